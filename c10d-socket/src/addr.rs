@@ -1,0 +1,216 @@
+//! A host and a port, as people write them.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv6Addr};
+use std::str::FromStr;
+
+/// Where a server is: a host (a name or a literal address) and a port.
+///
+/// Written `host:port`; an IPv6 address stands in brackets. Nothing is looked up here.
+///
+/// ```
+/// use c10d_socket::HostPort;
+///
+/// let target: HostPort = "[::1]:29500".parse()?;
+/// assert_eq!((target.host(), target.port()), ("::1", 29500));
+/// assert_eq!(HostPort::new("node0", 29500).to_string(), "node0:29500");
+/// assert!("::1".parse::<HostPort>().is_err());
+/// # Ok::<(), c10d_socket::HostPortError>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct HostPort {
+    host: String,
+    port: u16,
+}
+
+impl HostPort {
+    /// A host without brackets, and a port. Any text is taken: a name that does not exist is found
+    /// out when it is looked up.
+    #[must_use]
+    pub fn new(host: impl Into<String>, port: u16) -> Self {
+        Self {
+            host: host.into(),
+            port,
+        }
+    }
+
+    /// The host, without brackets.
+    #[must_use]
+    pub fn host(&self) -> &str {
+        &self.host
+    }
+
+    /// The port.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// The host as an address, when it is one; a name, and an IPv6 address with a zone
+    /// (`fe80::1%eth0`), have to be looked up.
+    pub(crate) fn literal(&self) -> Option<IpAddr> {
+        self.host.parse().ok()
+    }
+}
+
+impl fmt::Display for HostPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.host.contains(':') {
+            write!(f, "[{}]:{}", self.host, self.port)
+        } else {
+            write!(f, "{}:{}", self.host, self.port)
+        }
+    }
+}
+
+impl FromStr for HostPort {
+    type Err = HostPortError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let fail = |reason| HostPortError {
+            text: text.to_owned(),
+            reason,
+        };
+        let (host, port) = if let Some(rest) = text.strip_prefix('[') {
+            let (host, rest) = rest
+                .split_once(']')
+                .ok_or(fail(Reason::UnclosedBracket))?;
+            if !is_ipv6(host) {
+                return Err(fail(Reason::NotIpv6));
+            }
+            let port = rest.strip_prefix(':').ok_or(fail(Reason::NoPort))?;
+            (host, port)
+        } else {
+            let (host, port) = text.rsplit_once(':').ok_or(fail(Reason::NoPort))?;
+            if host.contains(':') {
+                return Err(fail(Reason::BareIpv6));
+            }
+            (host, port)
+        };
+        if host.is_empty() {
+            return Err(fail(Reason::NoHost));
+        }
+        if host.contains(|c: char| c.is_whitespace() || c.is_control() || "[]/".contains(c)) {
+            return Err(fail(Reason::BadHost));
+        }
+        // The integer parser would let "+80" through.
+        if port.is_empty() || !port.bytes().all(|byte| byte.is_ascii_digit()) {
+            return Err(fail(Reason::BadPort));
+        }
+        let port = port.parse().map_err(|_| fail(Reason::BadPort))?;
+        Ok(Self::new(host, port))
+    }
+}
+
+/// A text is not a `host:port`. Prints the text and what is wrong with it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is not host:port: {reason}")]
+pub struct HostPortError {
+    text: String,
+    reason: Reason,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+enum Reason {
+    #[error("the host holds a blank, a bracket, a slash or a control character")]
+    BadHost,
+    #[error("the port is not a number from 0 to 65535")]
+    BadPort,
+    #[error("an IPv6 address needs brackets, as in [::1]:29500")]
+    BareIpv6,
+    #[error("the host is missing")]
+    NoHost,
+    #[error("the port is missing")]
+    NoPort,
+    #[error("there is no IPv6 address between the brackets")]
+    NotIpv6,
+    #[error("the bracket is not closed")]
+    UnclosedBracket,
+}
+
+/// Whether `host` plainly means this machine's loopback interface: a literal loopback address
+/// (127.0.0.0/8, `::1`, or the former mapped into IPv6), or the name `localhost` in any case.
+///
+/// Decides by the text alone and looks nothing up, so `false` does not mean "another machine".
+///
+/// ```
+/// use c10d_socket::is_loopback_name;
+///
+/// assert!(is_loopback_name("LocalHost") && is_loopback_name("::ffff:127.0.0.1"));
+/// assert!(!is_loopback_name("node0") && !is_loopback_name("0.0.0.0"));
+/// ```
+#[must_use]
+pub fn is_loopback_name(host: &str) -> bool {
+    match host.parse::<IpAddr>() {
+        Ok(address) => address.to_canonical().is_loopback(),
+        Err(_) => is_localhost(host),
+    }
+}
+
+/// Whether `host` is the name `localhost`, in any case.
+pub(crate) fn is_localhost(host: &str) -> bool {
+    host.eq_ignore_ascii_case("localhost")
+}
+
+/// Whether `host` is an IPv6 address, a zone allowed.
+fn is_ipv6(host: &str) -> bool {
+    let address = host.split_once('%').map_or(host, |(address, _zone)| address);
+    address.parse::<Ipv6Addr>().is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_parses_prints_the_same() {
+        for text in [
+            "node0:29500",
+            "127.0.0.1:0",
+            "[::1]:65535",
+            "[fe80::1%eth0]:1",
+            "a.b-c.example:80",
+        ] {
+            let parsed: HostPort = text.parse().unwrap();
+            assert_eq!(parsed.to_string(), text);
+        }
+    }
+
+    #[test]
+    fn what_does_not_parse_says_why() {
+        for (text, reason) in [
+            ("", Reason::NoPort),
+            ("node0", Reason::NoPort),
+            ("[::1]", Reason::NoPort),
+            ("[::1]29500", Reason::NoPort),
+            (":29500", Reason::NoHost),
+            ("::1", Reason::BareIpv6),
+            ("::1:29500", Reason::BareIpv6),
+            ("[::1:29500", Reason::UnclosedBracket),
+            ("[node0]:29500", Reason::NotIpv6),
+            ("[]:29500", Reason::NotIpv6),
+            ("node0:", Reason::BadPort),
+            ("node0:+80", Reason::BadPort),
+            ("node0:65536", Reason::BadPort),
+            ("node0:http", Reason::BadPort),
+            ("node 0:80", Reason::BadHost),
+            ("tcp//node0:80", Reason::BadHost),
+        ] {
+            assert_eq!(text.parse::<HostPort>().unwrap_err().reason, reason, "{text}");
+        }
+        assert_eq!(
+            "::1".parse::<HostPort>().unwrap_err().to_string(),
+            "\"::1\" is not host:port: an IPv6 address needs brackets, as in [::1]:29500"
+        );
+    }
+
+    #[test]
+    fn loopback_is_told_by_the_text() {
+        for host in ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1", "LOCALHOST"] {
+            assert!(is_loopback_name(host), "{host}");
+        }
+        for host in ["", "::", "0.0.0.0", "10.0.0.1", "localhost.example", "[::1]"] {
+            assert!(!is_loopback_name(host), "{host}");
+        }
+    }
+}

@@ -1,0 +1,293 @@
+//! Bytes that wait to be sent on a non-blocking socket.
+//!
+//! Knows no socket: [`SendBuf::flush`] takes anything that implements [`Write`]. There is no
+//! receive buffer here, as what to keep of received bytes is the protocol's decision.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice, Write};
+use std::sync::Arc;
+
+/// Pieces handed to the system in one vectored write.
+const SLICES_PER_WRITE_MAX: usize = 64;
+
+/// The capacity that an emptied buffer keeps, so that an idle connection stays small while a busy
+/// one with short replies does not allocate for each.
+const CAPACITY_KEPT_MAX: usize = 512;
+
+/// An outgoing byte sequence: short pieces are copied into one allocation, long ones can be shared
+/// with their owner and are never copied.
+///
+/// ```
+/// use c10d_socket::SendBuf;
+/// use std::sync::Arc;
+///
+/// let mut out = SendBuf::new();
+/// out.push(b"length");
+/// out.push_shared(Arc::new(b"xxvalue".to_vec()), 2);
+/// assert_eq!(out.unsent_bytes(), 11);
+///
+/// let mut wire = Vec::new();
+/// out.flush(&mut wire)?;
+/// assert_eq!(wire, b"lengthvalue");
+/// assert!(out.is_empty());
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Debug, Default)]
+pub struct SendBuf {
+    /// Sent before `rest`. Invariant: `head_sent <= head.len()`, and both are 0 when the buffer is
+    /// empty.
+    head: Vec<u8>,
+    head_sent: usize,
+    /// What follows a shared piece; empty, and without an allocation, for most connections ever.
+    rest: VecDeque<Piece>,
+    /// Unsent bytes in `rest`.
+    rest_unsent: usize,
+}
+
+#[derive(Debug)]
+enum Piece {
+    Copied { bytes: Vec<u8>, sent: usize },
+    Shared { bytes: Arc<Vec<u8>>, sent: usize },
+}
+
+impl Piece {
+    fn unsent(&self) -> &[u8] {
+        match self {
+            Self::Copied { bytes, sent } => &bytes[*sent..],
+            Self::Shared { bytes, sent } => &bytes[*sent..],
+        }
+    }
+
+    fn advance(&mut self, count: usize) {
+        match self {
+            Self::Copied { sent, .. } | Self::Shared { sent, .. } => *sent += count,
+        }
+    }
+}
+
+impl SendBuf {
+    /// An empty buffer. Allocates nothing.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Whether nothing waits to be sent.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.unsent_bytes() == 0
+    }
+
+    /// How many bytes wait to be sent, shared ones included.
+    #[must_use]
+    pub fn unsent_bytes(&self) -> usize {
+        self.head.len() - self.head_sent + self.rest_unsent
+    }
+
+    /// Appends a copy of `bytes`.
+    pub fn push(&mut self, bytes: &[u8]) {
+        if self.rest.is_empty() {
+            self.head.extend_from_slice(bytes);
+            return;
+        }
+        self.rest_unsent += bytes.len();
+        if let Some(Piece::Copied { bytes: last, .. }) = self.rest.back_mut() {
+            last.extend_from_slice(bytes);
+        } else {
+            self.rest.push_back(Piece::Copied {
+                bytes: bytes.to_vec(),
+                sent: 0,
+            });
+        }
+    }
+
+    /// Appends `bytes[start..]` without copying; the allocation is released once it is sent.
+    ///
+    /// # Panics
+    /// When `start` lies beyond the end of `bytes`.
+    pub fn push_shared(&mut self, bytes: Arc<Vec<u8>>, start: usize) {
+        assert!(start <= bytes.len(), "start lies within the bytes");
+        self.rest_unsent += bytes.len() - start;
+        self.rest.push_back(Piece::Shared { bytes, sent: start });
+    }
+
+    /// Writes until everything is sent or the writer takes no more. Returns whether the buffer is
+    /// empty now; a writer that would block is no error.
+    ///
+    /// # Errors
+    /// What the writer reports, besides `WouldBlock` and `Interrupted`; [`io::ErrorKind::WriteZero`]
+    /// when it takes nothing.
+    pub fn flush<W: Write>(&mut self, writer: &mut W) -> io::Result<bool> {
+        while !self.is_empty() {
+            let written = if self.rest.is_empty() {
+                writer.write(&self.head[self.head_sent..])
+            } else {
+                self.write_vectored(writer)
+            };
+            match written {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(count) => self.advance(count),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        self.release();
+        Ok(true)
+    }
+
+    fn write_vectored<W: Write>(&self, writer: &mut W) -> io::Result<usize> {
+        let mut slices = [IoSlice::new(&[]); SLICES_PER_WRITE_MAX];
+        let mut used = 0;
+        let head = &self.head[self.head_sent..];
+        let pieces = self.rest.iter().map(Piece::unsent);
+        for bytes in std::iter::once(head).chain(pieces) {
+            if used == SLICES_PER_WRITE_MAX {
+                break;
+            }
+            if !bytes.is_empty() {
+                slices[used] = IoSlice::new(bytes);
+                used += 1;
+            }
+        }
+        writer.write_vectored(&slices[..used])
+    }
+
+    fn advance(&mut self, mut count: usize) {
+        let of_head = count.min(self.head.len() - self.head_sent);
+        self.head_sent += of_head;
+        count -= of_head;
+        self.rest_unsent -= count;
+        while let Some(piece) = self.rest.front_mut() {
+            let unsent = piece.unsent().len();
+            if count < unsent {
+                piece.advance(count);
+                break;
+            }
+            count -= unsent;
+            self.rest.pop_front();
+        }
+    }
+
+    fn release(&mut self) {
+        self.head.clear();
+        self.head_sent = 0;
+        if self.head.capacity() > CAPACITY_KEPT_MAX {
+            self.head = Vec::new();
+        }
+        if self.rest.capacity() > 0 {
+            self.rest = VecDeque::new();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Takes `step` bytes a call and would block every second time.
+    struct Trickle {
+        taken: Vec<u8>,
+        step: usize,
+        ready: bool,
+    }
+
+    impl Write for Trickle {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.write_vectored(&[IoSlice::new(bytes)])
+        }
+
+        fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+            self.ready = !self.ready;
+            if !self.ready {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            let before = self.taken.len();
+            for slice in slices {
+                let room = self.step - (self.taken.len() - before);
+                self.taken.extend_from_slice(&slice[..slice.len().min(room)]);
+            }
+            Ok(self.taken.len() - before)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn any_partial_write_resumes_where_it_stopped() {
+        for step in 1..40 {
+            let mut out = SendBuf::new();
+            let mut expected = Vec::new();
+            for round in 0..5_u8 {
+                let small = vec![round; usize::from(round)];
+                out.push(&small);
+                expected.extend_from_slice(&small);
+                let shared: Vec<u8> = (0..20).map(|i| i + 10 * round).collect();
+                expected.extend_from_slice(&shared[usize::from(round)..]);
+                out.push_shared(Arc::new(shared), usize::from(round));
+            }
+            out.push(b"end");
+            expected.extend_from_slice(b"end");
+
+            let mut writer = Trickle {
+                taken: Vec::new(),
+                step,
+                ready: false,
+            };
+            let mut left = out.unsent_bytes();
+            assert_eq!(left, expected.len());
+            while !out.flush(&mut writer).expect("a trickle never fails") {
+                assert_eq!(out.unsent_bytes(), expected.len() - writer.taken.len());
+                assert!(out.unsent_bytes() < left, "step {step}: no progress");
+                left = out.unsent_bytes();
+                // One round of the writer's refusal lies between two flushes.
+            }
+            assert_eq!(writer.taken, expected, "step {step}");
+            assert!(out.is_empty());
+        }
+    }
+
+    #[test]
+    fn an_emptied_buffer_gives_its_memory_back() {
+        let mut out = SendBuf::new();
+        out.push(&[7; 100_000]);
+        out.push_shared(Arc::new(vec![8; 10]), 0);
+        out.push(b"tail");
+        assert!(out.flush(&mut io::sink()).expect("a sink takes all"));
+        assert_eq!(out.head.capacity(), 0);
+        assert_eq!(out.rest.capacity(), 0);
+
+        out.push(&[7; 100]);
+        assert!(out.flush(&mut io::sink()).expect("a sink takes all"));
+        assert!(out.head.capacity() >= 100, "a short reply's room is kept");
+    }
+
+    #[test]
+    fn shared_bytes_are_dropped_once_sent() {
+        let value = Arc::new(vec![1; 10]);
+        let mut out = SendBuf::new();
+        out.push_shared(Arc::clone(&value), 0);
+        assert_eq!(Arc::strong_count(&value), 2);
+        assert!(out.flush(&mut Vec::new()).expect("a vector takes all"));
+        assert_eq!(Arc::strong_count(&value), 1);
+    }
+
+    #[test]
+    fn a_writer_that_takes_nothing_is_an_error() {
+        struct Full;
+        impl Write for Full {
+            fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+                Ok(0)
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let mut out = SendBuf::new();
+        out.push(b"x");
+        let error = out.flush(&mut Full).expect_err("nothing was taken");
+        assert_eq!(error.kind(), io::ErrorKind::WriteZero);
+    }
+}

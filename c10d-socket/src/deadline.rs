@@ -1,0 +1,100 @@
+//! A point in time by which a blocking call must be over.
+//!
+//! Knows no clock: the present is always an argument.
+
+use std::time::{Duration, Instant};
+
+/// The moment at which a blocking call gives up, or never.
+///
+/// A caller's [`Duration`] becomes a deadline once, at the public edge; what lies below passes the
+/// deadline on, so that nested waits cannot add up to more than the caller asked for.
+///
+/// ```
+/// use c10d_socket::Deadline;
+/// use std::time::{Duration, Instant};
+///
+/// let now = Instant::now();
+/// let deadline = Deadline::after(now, Duration::from_secs(5));
+/// assert_eq!(deadline.remaining(now + Duration::from_secs(2)), Some(Duration::from_secs(3)));
+/// assert!(deadline.has_passed(now + Duration::from_secs(5)));
+/// assert_eq!(Deadline::after(now, Duration::MAX), Deadline::NEVER);
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Deadline(Option<Instant>);
+
+impl Deadline {
+    /// No deadline at all.
+    pub const NEVER: Self = Self(None);
+
+    /// The moment `timeout` after `now`; [`Deadline::NEVER`] when that is beyond what the clock can
+    /// express, so that [`Duration::MAX`] means "wait for ever".
+    #[must_use]
+    pub fn after(now: Instant, timeout: Duration) -> Self {
+        Self(now.checked_add(timeout))
+    }
+
+    /// A deadline at a known moment.
+    #[must_use]
+    pub const fn at(instant: Instant) -> Self {
+        Self(Some(instant))
+    }
+
+    /// The moment itself; `None` for [`Deadline::NEVER`].
+    #[must_use]
+    pub const fn instant(self) -> Option<Instant> {
+        self.0
+    }
+
+    /// The time left: zero once it has passed, `None` for [`Deadline::NEVER`].
+    #[must_use]
+    pub fn remaining(self, now: Instant) -> Option<Duration> {
+        self.0.map(|at| at.saturating_duration_since(now))
+    }
+
+    /// Whether the deadline lies at or before `now`.
+    #[must_use]
+    pub fn has_passed(self, now: Instant) -> bool {
+        self.0.is_some_and(|at| at <= now)
+    }
+
+    /// The earlier of two deadlines.
+    #[must_use]
+    pub fn min(self, other: Self) -> Self {
+        match (self.0, other.0) {
+            (Some(a), Some(b)) => Self(Some(a.min(b))),
+            (a, b) => Self(a.or(b)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_earlier_deadline_wins_and_never_loses() {
+        let now = Instant::now();
+        let soon = Deadline::after(now, Duration::from_millis(1));
+        let late = Deadline::after(now, Duration::from_secs(1));
+        assert_eq!(soon.min(late), soon);
+        assert_eq!(late.min(soon), soon);
+        assert_eq!(Deadline::NEVER.min(late), late);
+        assert_eq!(late.min(Deadline::NEVER), late);
+        assert_eq!(Deadline::NEVER.min(Deadline::NEVER), Deadline::NEVER);
+    }
+
+    #[test]
+    fn a_zero_timeout_has_passed_at_once() {
+        let now = Instant::now();
+        let deadline = Deadline::after(now, Duration::ZERO);
+        assert!(deadline.has_passed(now));
+        assert_eq!(deadline.remaining(now), Some(Duration::ZERO));
+    }
+
+    #[test]
+    fn never_never_passes() {
+        let far = Instant::now() + Duration::from_secs(1 << 30);
+        assert!(!Deadline::NEVER.has_passed(far));
+        assert_eq!(Deadline::NEVER.remaining(far), None);
+    }
+}

@@ -1,0 +1,403 @@
+//! Why a connection could not be made or a port not be listened on.
+
+use std::error::Error;
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::HostPort;
+
+/// A connection could not be made. Nothing was sent, or, if the caller reported failed handshakes,
+/// nothing after them.
+///
+/// Prints the target, the time taken and what was tried with which outcome; [`Error::source`] is the
+/// last cause.
+#[derive(Debug, Clone)]
+pub struct ConnectError(Box<ConnectErrorParts>);
+
+#[derive(Debug, Clone)]
+pub(crate) struct ConnectErrorParts {
+    pub(crate) target: HostPort,
+    pub(crate) timed_out: bool,
+    pub(crate) elapsed: Duration,
+    pub(crate) limit: Option<Duration>,
+    pub(crate) rounds: u64,
+    pub(crate) failures: Vec<DialFailure>,
+    pub(crate) forgotten: u64,
+}
+
+impl ConnectError {
+    pub(crate) fn new(parts: ConnectErrorParts) -> Self {
+        Self(Box::new(parts))
+    }
+
+    /// Whether the deadline ended the attempts, and trying for longer might have helped. Otherwise no
+    /// address was usable at all, and trying again at once will not help.
+    #[must_use]
+    pub fn is_timeout(&self) -> bool {
+        self.0.timed_out
+    }
+
+    /// What was to be connected to.
+    #[must_use]
+    pub fn target(&self) -> &HostPort {
+        &self.0.target
+    }
+
+    /// The time from the start until giving up.
+    #[must_use]
+    pub fn elapsed(&self) -> Duration {
+        self.0.elapsed
+    }
+
+    /// The time there was from the start to the deadline; `None` without a deadline.
+    #[must_use]
+    pub fn limit(&self) -> Option<Duration> {
+        self.0.limit
+    }
+
+    /// How many rounds there were; a round is a name lookup and a try of each address.
+    #[must_use]
+    pub fn rounds(&self) -> u64 {
+        self.0.rounds
+    }
+
+    /// What failed, and how often; the one that failed last is last. Only the latest sixteen
+    /// different ones are kept.
+    #[must_use]
+    pub fn failures(&self) -> &[DialFailure] {
+        &self.0.failures
+    }
+}
+
+impl fmt::Display for ConnectError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let parts = &*self.0;
+        write!(f, "cannot connect to {}: ", parts.target)?;
+        if parts.timed_out {
+            write!(f, "gave up after {:.3}s", parts.elapsed.as_secs_f64())?;
+            if let Some(limit) = parts.limit {
+                write!(f, " (limit {:.3}s)", limit.as_secs_f64())?;
+            }
+        } else {
+            f.write_str("no address is usable")?;
+        }
+        let attempts = parts.forgotten + parts.failures.iter().map(|each| each.count).sum::<u64>();
+        let plural = if attempts == 1 { "" } else { "s" };
+        write!(f, ", {attempts} attempt{plural}: ")?;
+        for failure in &parts.failures {
+            write!(f, "{failure}; ")?;
+        }
+        if parts.forgotten > 0 {
+            write!(f, "{} older failures elsewhere; ", parts.forgotten)?;
+        }
+        f.write_str("is the server running there?")
+    }
+}
+
+impl Error for ConnectError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        let last = self.0.failures.last()?;
+        Some(&*last.error)
+    }
+}
+
+/// One thing that failed while connecting, how often, and with which last cause.
+#[derive(Debug, Clone)]
+pub struct DialFailure {
+    pub(crate) stage: DialStage,
+    pub(crate) count: u64,
+    pub(crate) error: Arc<io::Error>,
+}
+
+impl DialFailure {
+    /// What failed.
+    #[must_use]
+    pub fn stage(&self) -> DialStage {
+        self.stage
+    }
+
+    /// How often it failed.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// Its last cause.
+    #[must_use]
+    pub fn error(&self) -> &io::Error {
+        &self.error
+    }
+}
+
+impl fmt::Display for DialFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.stage {
+            DialStage::Lookup => f.write_str("name lookup failed")?,
+            DialStage::Connect(address) => write!(f, "{address} failed")?,
+            DialStage::Handshake(address) => write!(f, "{address} failed after connecting")?,
+        }
+        match self.count {
+            1 => f.write_str(" once")?,
+            count => write!(f, " {count} times")?,
+        }
+        write!(f, " ({})", self.error)
+    }
+}
+
+/// The steps on the way to a usable connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum DialStage {
+    /// The TCP connection to this address.
+    Connect(SocketAddr),
+    /// What the caller does first on a connection to this address.
+    Handshake(SocketAddr),
+    /// The name lookup.
+    Lookup,
+}
+
+/// A port could not be listened on. Nothing stays bound.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ListenError {
+    /// The address cannot be bound or listened on.
+    #[error("cannot listen on {address}: {source}{}", hint(source))]
+    Address {
+        /// What was to be listened on; port 0 stands for any.
+        address: SocketAddr,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The descriptor handed over is not a bound TCP socket that can listen. It has been closed,
+    /// unless it was given as a bare number.
+    #[error("cannot listen on file descriptor {fd}: {source}")]
+    Descriptor {
+        /// The number of the descriptor.
+        fd: RawFd,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The name of the host cannot be looked up.
+    #[error("cannot look up {host} to listen on it: {source}")]
+    Lookup {
+        /// The name.
+        host: String,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The descriptor handed over is bound to another port than it should be. It has been closed,
+    /// unless it was given as a bare number.
+    // The text is PyTorch's, store.md section 11.
+    #[error("listen fd {fd} is bound to port {actual}, expected to be bound to port {expected}")]
+    WrongPort {
+        /// The number of the descriptor.
+        fd: RawFd,
+        /// The port it is bound to.
+        actual: u16,
+        /// The port asked for.
+        expected: u16,
+    },
+}
+
+impl ListenError {
+    /// Whether another socket has the port.
+    #[must_use]
+    pub fn is_address_in_use(&self) -> bool {
+        match self {
+            Self::Address { source, .. } | Self::Descriptor { source, .. } => {
+                source.kind() == io::ErrorKind::AddrInUse
+            }
+            Self::Lookup { .. } | Self::WrongPort { .. } => false,
+        }
+    }
+}
+
+/// A write did not finish. Prints how far it came and why it ended.
+///
+/// When fewer bytes were written than the message has, the peer cannot have got the whole message
+/// and so has not acted on it. When none were, the connection is still between two messages. Once
+/// all have been written no error can tell any more whether the peer acted.
+#[derive(Debug, thiserror::Error)]
+#[error("write failed after {written} bytes: {source}")]
+pub struct WriteError {
+    written: usize,
+    source: io::Error,
+}
+
+impl WriteError {
+    pub(crate) fn new(written: usize, source: io::Error) -> Self {
+        Self { written, source }
+    }
+
+    /// How many bytes the system had taken before the failure; always fewer than there were.
+    #[must_use]
+    pub fn written(&self) -> usize {
+        self.written
+    }
+
+    /// Why the write ended; [`io::ErrorKind::TimedOut`] at the deadline.
+    #[must_use]
+    pub fn kind(&self) -> io::ErrorKind {
+        self.source.kind()
+    }
+
+    /// The cause alone.
+    #[must_use]
+    pub fn into_source(self) -> io::Error {
+        self.source
+    }
+}
+
+impl From<WriteError> for io::Error {
+    /// Of the same kind, with the whole text.
+    fn from(error: WriteError) -> Self {
+        Self::new(error.kind(), error)
+    }
+}
+
+/// What an operator can do about the commonest causes.
+fn hint(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => "; another process has the port",
+        io::ErrorKind::AddrNotAvailable => "; the address is not one of this machine",
+        _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn os_error(code: i32) -> io::Error {
+        io::Error::from_raw_os_error(code)
+    }
+
+    fn failure(stage: DialStage, count: u64, code: i32) -> DialFailure {
+        DialFailure {
+            stage,
+            count,
+            error: Arc::new(os_error(code)),
+        }
+    }
+
+    fn address(text: &str) -> SocketAddr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn a_failed_connect_tells_the_whole_story() {
+        let parts = ConnectErrorParts {
+            target: HostPort::new("node0", 29500),
+            timed_out: true,
+            elapsed: Duration::from_millis(4_901),
+            limit: Some(Duration::from_secs(5)),
+            rounds: 8,
+            failures: vec![
+                failure(DialStage::Lookup, 1, libc::EAGAIN),
+                failure(DialStage::Connect(address("[::1]:29500")), 7, libc::ECONNREFUSED),
+                failure(DialStage::Handshake(address("127.0.0.1:29500")), 2, libc::ECONNRESET),
+            ],
+            forgotten: 3,
+        };
+        let errno = |code| os_error(code).to_string();
+        let error = ConnectError::new(parts.clone());
+        assert_eq!(
+            error.to_string(),
+            format!(
+                "cannot connect to node0:29500: gave up after 4.901s (limit 5.000s), 13 attempts: \
+                 name lookup failed once ({}); [::1]:29500 failed 7 times ({}); \
+                 127.0.0.1:29500 failed after connecting 2 times ({}); \
+                 3 older failures elsewhere; is the server running there?",
+                errno(libc::EAGAIN),
+                errno(libc::ECONNREFUSED),
+                errno(libc::ECONNRESET),
+            )
+        );
+        assert_eq!(error.source().unwrap().to_string(), errno(libc::ECONNRESET));
+
+        let error = ConnectError::new(ConnectErrorParts {
+            timed_out: false,
+            failures: vec![failure(
+                DialStage::Connect(address("10.0.0.1:29500")),
+                1,
+                libc::ENETUNREACH,
+            )],
+            forgotten: 0,
+            ..parts
+        });
+        assert_eq!(
+            error.to_string(),
+            format!(
+                "cannot connect to node0:29500: no address is usable, 1 attempt: \
+                 10.0.0.1:29500 failed once ({}); is the server running there?",
+                errno(libc::ENETUNREACH)
+            )
+        );
+    }
+
+    #[test]
+    fn a_failed_write_says_how_far_it_came() {
+        let error = WriteError::new(5, io::ErrorKind::TimedOut.into());
+        assert_eq!((error.written(), error.kind()), (5, io::ErrorKind::TimedOut));
+        assert_eq!(error.to_string(), "write failed after 5 bytes: timed out");
+        let error = io::Error::from(error);
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert_eq!(error.to_string(), "write failed after 5 bytes: timed out");
+    }
+
+    #[test]
+    fn every_listen_error_has_its_text() {
+        let in_use = os_error(libc::EADDRINUSE);
+        let foreign = os_error(libc::EADDRNOTAVAIL);
+        let bad_fd = os_error(libc::EBADF);
+        let table = [
+            (
+                format!("cannot listen on [::]:29500: {in_use}; another process has the port"),
+                ListenError::Address {
+                    address: address("[::]:29500"),
+                    source: in_use,
+                },
+            ),
+            (
+                format!(
+                    "cannot listen on 10.0.0.1:80: {foreign}; the address is not one of this machine"
+                ),
+                ListenError::Address {
+                    address: address("10.0.0.1:80"),
+                    source: foreign,
+                },
+            ),
+            (
+                format!("cannot listen on file descriptor 7: {bad_fd}"),
+                ListenError::Descriptor {
+                    fd: 7,
+                    source: bad_fd,
+                },
+            ),
+            (
+                "cannot look up node0 to listen on it: no such name".to_owned(),
+                ListenError::Lookup {
+                    host: "node0".to_owned(),
+                    source: io::Error::other("no such name"),
+                },
+            ),
+            (
+                "listen fd 7 is bound to port 1, expected to be bound to port 2".to_owned(),
+                ListenError::WrongPort {
+                    fd: 7,
+                    actual: 1,
+                    expected: 2,
+                },
+            ),
+        ];
+        for (text, error) in table {
+            assert_eq!(error.to_string(), text);
+            let in_use = text.contains("another process");
+            assert_eq!(error.is_address_in_use(), in_use, "{text}");
+        }
+    }
+}

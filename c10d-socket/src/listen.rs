@@ -1,0 +1,327 @@
+//! Listening on all interfaces, on one address, on a name, or on a socket handed over.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::time::{Duration, Instant};
+
+use socket2::{Domain, Socket, Type};
+
+use crate::addr::is_localhost;
+use crate::resolve::Resolver;
+use crate::{Deadline, HostPort, ListenError, SocketOptions, sys};
+
+/// Where to listen and how. By default: on all interfaces, IPv6 and IPv4, on a port the system picks.
+///
+/// ```
+/// use c10d_socket::ListenOptions;
+///
+/// let options = ListenOptions::default().with_host("localhost").with_port(29500);
+/// # let _ = options;
+/// ```
+#[derive(Debug, Clone)]
+pub struct ListenOptions {
+    host: Option<String>,
+    port: u16,
+    backlog: u32,
+    lookup_timeout: Duration,
+    socket: SocketOptions,
+}
+
+impl ListenOptions {
+    /// Listens on this host alone: a literal address, or a name, which stands for all its addresses
+    /// that this machine has. `localhost` is `::1` and 127.0.0.1, whatever the hosts file says, so
+    /// that a client finds the server by either.
+    ///
+    /// Without this, on all interfaces, as PyTorch does. There is no password on this wire, so a
+    /// machine that strangers can reach should name the interface of its own cluster.
+    #[must_use]
+    pub fn with_host(mut self, host: impl Into<String>) -> Self {
+        self.host = Some(host.into());
+        self
+    }
+
+    /// The port. Default 0: the system picks one, the same for all addresses.
+    #[must_use]
+    pub fn with_port(mut self, port: u16) -> Self {
+        self.port = port;
+        self
+    }
+
+    /// How many connections may wait to be accepted. Default: as many as the system allows (`somaxconn`
+    /// on Linux), as a whole job connects at once, and a connection that finds no room is delayed by
+    /// a second or more.
+    #[must_use]
+    pub fn with_backlog(mut self, backlog: u32) -> Self {
+        self.backlog = backlog;
+        self
+    }
+
+    /// How long the lookup of the host may take, when it is a name. Default 10 s: a resolver that
+    /// needs longer is broken, and a start-up that hangs is worse than one that fails.
+    #[must_use]
+    pub fn with_lookup_timeout(mut self, timeout: Duration) -> Self {
+        self.lookup_timeout = timeout;
+        self
+    }
+
+    /// The TCP options of accepted connections; see [`configure_accepted`](crate::configure_accepted).
+    #[must_use]
+    pub fn with_socket_options(mut self, socket: SocketOptions) -> Self {
+        self.socket = socket;
+        self
+    }
+}
+
+impl Default for ListenOptions {
+    fn default() -> Self {
+        Self {
+            host: None,
+            port: 0,
+            backlog: u32::MAX,
+            lookup_timeout: Duration::from_secs(10),
+            socket: SocketOptions::default(),
+        }
+    }
+}
+
+/// Listens: one listener for each address, at least one, all on the same port and non-blocking.
+///
+/// All interfaces need one listener (`[::]`, which takes IPv4 too), or 0.0.0.0 on a machine without
+/// IPv6. SO_REUSEADDR is set, so a port can be had again right after its server ended. Blocks only to
+/// look up a name, for at most the lookup timeout.
+///
+/// ```
+/// use c10d_socket::{ListenOptions, listen};
+///
+/// let listeners = listen(&ListenOptions::default().with_host("127.0.0.1"))?;
+/// assert_ne!(listeners[0].local_addr()?.port(), 0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// A [`ListenError`]: the port is taken, no address is of this machine, or the name has no address.
+/// An address of a name that this machine does not have is left out, unless it has none of them.
+pub fn listen(options: &ListenOptions) -> Result<Vec<TcpListener>, ListenError> {
+    let Some(host) = &options.host else {
+        return Ok(vec![listen_on_all(options)?]);
+    };
+    let addresses = if is_localhost(host) {
+        [IpAddr::V6(Ipv6Addr::LOCALHOST), IpAddr::V4(Ipv4Addr::LOCALHOST)]
+            .map(|ip| SocketAddr::new(ip, options.port))
+            .to_vec()
+    } else {
+        let deadline = Deadline::after(Instant::now(), options.lookup_timeout);
+        lookup(&HostPort::new(host.as_str(), options.port), deadline)?
+    };
+    listen_on_each(&addresses, options)
+}
+
+/// Takes over a bound TCP socket, listening already or not, and listens on it. The listener that
+/// comes back is non-blocking and has the default [`SocketOptions`]; it owns the descriptor, which is
+/// closed on failure.
+///
+/// The socket must be bound to `expected_port`; 0 allows any. This is how a parent process that
+/// picked the port hands it on without a moment in which another could take it.
+///
+/// ```
+/// use c10d_socket::adopt_listener;
+/// use std::net::TcpListener;
+///
+/// let bound = TcpListener::bind("127.0.0.1:0")?;
+/// let port = bound.local_addr()?.port();
+/// let listener = adopt_listener(bound.into(), port)?;
+/// assert_eq!(listener.local_addr()?.port(), port);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// [`ListenError::Descriptor`] when this is not a bound TCP socket that can listen,
+/// [`ListenError::WrongPort`] when it is bound to another port.
+pub fn adopt_listener(fd: OwnedFd, expected_port: u16) -> Result<TcpListener, ListenError> {
+    let number = fd.as_raw_fd();
+    adopt(Socket::from(fd), number, expected_port)
+}
+
+/// [`adopt_listener`] for a descriptor that is known by its number alone, as from a command line.
+///
+/// A number proves nothing about who owns the descriptor, so this listens on a duplicate and leaves
+/// the original as it is, open and inheritable as before. Both keep the port: it is free again when
+/// both are closed. For a program that was handed the descriptor by its parent that is when it ends;
+/// a caller that owns the descriptor gives it to [`adopt_listener`] instead.
+///
+/// # Errors
+/// As [`adopt_listener`]; [`ListenError::Descriptor`] too when the number is not open.
+pub fn adopt_listener_raw(fd: RawFd, expected_port: u16) -> Result<TcpListener, ListenError> {
+    let copy = sys::duplicate(fd).map_err(|source| ListenError::Descriptor { fd, source })?;
+    adopt(Socket::from(copy), fd, expected_port)
+}
+
+/// The addresses of a host that are addresses of this machine, with the host's port; empty when the
+/// host is another machine. It decides whether a server for that host can run here.
+///
+/// An address counts as local when a socket can be bound to it. The unspecified address (0.0.0.0,
+/// `::`) can always be; so can any, on a machine set up for non-local binding. Blocks only to look up
+/// a name, until the deadline.
+///
+/// ```
+/// use c10d_socket::{Deadline, HostPort, resolve_local};
+///
+/// let here = resolve_local(&HostPort::new("127.0.0.1", 29500), Deadline::NEVER)?;
+/// assert_eq!(here, ["127.0.0.1:29500".parse().unwrap()]);
+/// let documentation = HostPort::new("198.51.100.1", 29500);
+/// assert!(resolve_local(&documentation, Deadline::NEVER)?.is_empty());
+/// # Ok::<(), c10d_socket::ListenError>(())
+/// ```
+///
+/// # Errors
+/// [`ListenError::Lookup`] when the name has no address or is not looked up in time.
+pub fn resolve_local(
+    target: &HostPort,
+    deadline: Deadline,
+) -> Result<Vec<SocketAddr>, ListenError> {
+    let mut addresses = lookup(target, deadline)?;
+    addresses.retain(|address| {
+        let mut any_port = *address;
+        any_port.set_port(0);
+        let bound = Socket::new(Domain::for_address(any_port), Type::STREAM, None)
+            .and_then(|socket| socket.bind(&any_port.into()));
+        bound.is_ok()
+    });
+    Ok(addresses)
+}
+
+/// How often to let the system pick another port, when the one it picked for the first address is
+/// taken on the second. Ports in use are a small part of them all, so two tries nearly always do.
+const PORT_PICKS_MAX: usize = 16;
+
+fn lookup(target: &HostPort, deadline: Deadline) -> Result<Vec<SocketAddr>, ListenError> {
+    Resolver::new(target.clone())
+        .lookup(deadline)
+        .map_err(|source| ListenError::Lookup {
+            host: target.host().to_owned(),
+            source,
+        })
+}
+
+fn listen_on_all(options: &ListenOptions) -> Result<TcpListener, ListenError> {
+    let v6 = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), options.port);
+    match listen_on(v6, options) {
+        Err(ListenError::Address { source, .. }) if is_absent(&source) => {
+            log::debug!("no IPv6 here ({source}), listening on IPv4 only");
+            let v4 = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), options.port);
+            listen_on(v4, options)
+        }
+        result => result,
+    }
+}
+
+fn listen_on_each(
+    addresses: &[SocketAddr],
+    options: &ListenOptions,
+) -> Result<Vec<TcpListener>, ListenError> {
+    let mut picks_left = PORT_PICKS_MAX;
+    loop {
+        picks_left -= 1;
+        match listen_on_one_port(addresses, options) {
+            Err(error) if options.port == 0 && picks_left > 0 && error.is_address_in_use() => {
+                log::debug!("{error}; letting the system pick another port");
+            }
+            result => return result,
+        }
+    }
+}
+
+/// Listens on each address this machine has; if the port is 0, all on the one the first was given.
+fn listen_on_one_port(
+    addresses: &[SocketAddr],
+    options: &ListenOptions,
+) -> Result<Vec<TcpListener>, ListenError> {
+    let mut port = options.port;
+    let mut listeners = Vec::with_capacity(addresses.len());
+    let mut absent = None;
+    for &address in addresses {
+        let mut address = address;
+        address.set_port(port);
+        match listen_on(address, options) {
+            Ok(listener) => {
+                port = bound_port(&listener, address)?;
+                listeners.push(listener);
+            }
+            Err(ListenError::Address { address, source }) if is_absent(&source) => {
+                log::debug!("not listening on {address}: {source}");
+                absent = Some(ListenError::Address { address, source });
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    match absent {
+        Some(error) if listeners.is_empty() => Err(error),
+        _ => Ok(listeners),
+    }
+}
+
+fn listen_on(address: SocketAddr, options: &ListenOptions) -> Result<TcpListener, ListenError> {
+    let bind = || {
+        let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+        if let SocketAddr::V6(v6) = address {
+            // A literal address means itself alone; the unspecified one means all there are.
+            socket.set_only_v6(!v6.ip().is_unspecified())?;
+        }
+        socket.set_reuse_address(true)?;
+        socket.bind(&address.into())?;
+        start_listening(socket, options.backlog, &options.socket)
+    };
+    bind().map_err(|source| ListenError::Address { address, source })
+}
+
+fn start_listening(
+    socket: Socket,
+    backlog: u32,
+    options: &SocketOptions,
+) -> io::Result<TcpListener> {
+    options.apply(&socket)?;
+    socket.set_nonblocking(true)?;
+    // The system cuts the number to what it allows.
+    socket.listen(i32::try_from(backlog).unwrap_or(i32::MAX))?;
+    Ok(socket.into())
+}
+
+fn bound_port(listener: &TcpListener, address: SocketAddr) -> Result<u16, ListenError> {
+    match listener.local_addr() {
+        Ok(bound) => Ok(bound.port()),
+        Err(source) => Err(ListenError::Address { address, source }),
+    }
+}
+
+/// Whether the machine does not have the address or its whole family.
+fn is_absent(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::EAFNOSUPPORT | libc::EADDRNOTAVAIL)
+    )
+}
+
+fn adopt(socket: Socket, fd: RawFd, expected: u16) -> Result<TcpListener, ListenError> {
+    let failed = |source| ListenError::Descriptor { fd, source };
+    let refused = |what: &str| failed(io::Error::new(io::ErrorKind::InvalidInput, what));
+
+    let kind = socket.r#type().map_err(failed)?;
+    let address = socket.local_addr().map_err(failed)?.as_socket();
+    let (Type::STREAM, Some(address)) = (kind, address) else {
+        return Err(refused("it is not a TCP socket"));
+    };
+    let actual = address.port();
+    if actual == 0 {
+        return Err(refused("it is not bound to a port"));
+    }
+    if expected != 0 && actual != expected {
+        return Err(ListenError::WrongPort {
+            fd,
+            actual,
+            expected,
+        });
+    }
+    socket.set_cloexec(true).map_err(failed)?;
+    start_listening(socket, u32::MAX, &SocketOptions::default()).map_err(failed)
+}

@@ -1,0 +1,136 @@
+//! The decimal text in which a store keeps the numbers of `add`.
+//!
+//! The only parser and the only formatter of the crate, so that no two stores disagree about a
+//! number. Pure.
+
+/// Reads the number at the start of `text` the way C's `strtoll` in base 10 does, as PyTorch's
+/// stores do (docs/wire.md, ADD): leading white space, an optional sign, then digits up to the
+/// first other byte. `None` when there are no digits or the number is no `i64`.
+///
+/// C also stops at a NUL, which needs no rule of its own here: it is neither white space, nor a
+/// sign, nor a digit.
+pub(crate) fn parse_decimal(text: &[u8]) -> Option<i64> {
+    let start = text.iter().position(|byte| !is_c_space(*byte))?;
+    let (is_negative, digits) = match &text[start..] {
+        [b'-', digits @ ..] => (true, digits),
+        [b'+', digits @ ..] => (false, digits),
+        digits => (false, digits),
+    };
+    // Counting downwards, because the smallest number has no positive counterpart.
+    let mut negated: i64 = 0;
+    let mut digit_count = 0;
+    for byte in digits.iter().take_while(|byte| byte.is_ascii_digit()) {
+        negated = negated
+            .checked_mul(10)?
+            .checked_sub(i64::from(byte - b'0'))?;
+        digit_count += 1;
+    }
+    match digit_count {
+        0 => None,
+        _ if is_negative => Some(negated),
+        _ => negated.checked_neg(),
+    }
+}
+
+/// Replaces the content of `text` by `number` in decimal. Allocates nothing when the capacity
+/// suffices; 20 bytes always do.
+pub(crate) fn write_decimal(number: i64, text: &mut Vec<u8>) {
+    // As long as the longest, "-9223372036854775808".
+    let mut digits = [0; 20];
+    let mut start = digits.len();
+    let mut rest = number.unsigned_abs();
+    loop {
+        start -= 1;
+        digits[start] = b'0' + (rest % 10) as u8;
+        rest /= 10;
+        if rest == 0 {
+            break;
+        }
+    }
+    if number < 0 {
+        start -= 1;
+        digits[start] = b'-';
+    }
+    text.clear();
+    text.extend_from_slice(&digits[start..]);
+}
+
+/// C's `isspace`; unlike `u8::is_ascii_whitespace` it takes the vertical tab.
+const fn is_c_space(byte: u8) -> bool {
+    matches!(byte, b' ' | b'\t' | b'\n' | 0x0b | 0x0c | b'\r')
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// docs/wire.md, ADD: what each present value counts as.
+    #[test]
+    fn add_reads_values_like_strtoll() {
+        let table: &[(&[u8], Option<i64>)] = &[
+            (b"0", Some(0)),
+            (b"-0", Some(0)),
+            (b"7", Some(7)),
+            (b" 12", Some(12)),
+            (b"\n\t 4", Some(4)),
+            (b"\x0b\x0c\r4", Some(4)),
+            (b"+5", Some(5)),
+            (b"-3", Some(-3)),
+            (b"010", Some(10)),
+            (b"0x10", Some(0)),
+            (b"12abc", Some(12)),
+            (b"12 34", Some(12)),
+            (b"1.5", Some(1)),
+            (b"1e3", Some(1)),
+            (b"5\x006", Some(5)),
+            (b"00000000000000000000000000005", Some(5)),
+            (b"9223372036854775807", Some(i64::MAX)),
+            (b"9223372036854775807xyz", Some(i64::MAX)),
+            (b"-9223372036854775808", Some(i64::MIN)),
+            (b"9223372036854775808", None),
+            (b"-9223372036854775809", None),
+            (b"99999999999999999999999999", None),
+            (b"", None),
+            (b" ", None),
+            (b"abc", None),
+            (b"-", None),
+            (b"+", None),
+            (b"--1", None),
+            (b"+-1", None),
+            (b"- 1", None),
+            (b"\x005", None),
+            (b"\xff5", None),
+        ];
+        for (text, number) in table {
+            assert_eq!(parse_decimal(text), *number, "{:?}", text.escape_ascii());
+        }
+    }
+
+    #[test]
+    fn a_number_is_written_without_padding_and_replaces_what_was_there() {
+        let mut text = b"something longer than any number".to_vec();
+        let capacity = text.capacity();
+        for number in [0, 1, -1, 9, 10, -10, 99, 100, 12345, i64::MAX, i64::MIN] {
+            write_decimal(number, &mut text);
+            assert_eq!(text, number.to_string().as_bytes());
+            assert_eq!(text.capacity(), capacity);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_reads_back(number: i64) {
+            let mut text = Vec::new();
+            write_decimal(number, &mut text);
+            prop_assert_eq!(String::from_utf8_lossy(&text), number.to_string());
+            prop_assert_eq!(parse_decimal(&text), Some(number));
+        }
+
+        #[test]
+        fn any_bytes_are_a_number_or_none(text: Vec<u8>) {
+            parse_decimal(&text);
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! What one store object has read of its file so far.
+
+use std::fs::{File, Metadata};
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use super::locked_file::{Identity, LockedFile};
+use super::record::{Entries, RECORD_HEAD_BYTES, can_start_record};
+
+/// How much is read at once, unless a single record is longer.
+const CHUNK_BYTES: u64 = 64 << 10;
+
+/// A copy of the file's contents, brought up to date by reading what was appended since.
+#[derive(Debug, Default)]
+pub(super) struct Replica {
+    source: Option<Source>,
+    entries: Entries,
+    /// End of the last whole record that was read.
+    offset: u64,
+}
+
+/// The file that was read. Kept open, because while it is, no new file at the same path can get the
+/// same inode number and so pass for this one.
+#[derive(Debug)]
+struct Source {
+    identity: Identity,
+    _file: File,
+}
+
+/// What lies behind the last whole record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Tail {
+    /// Nothing.
+    Whole,
+    /// The start of a record whose writer died.
+    Torn { offset: u64, bytes: u64 },
+    /// Bytes that no writer of this format wrote.
+    Foreign { offset: u64 },
+}
+
+impl Replica {
+    pub(super) fn entries(&self) -> &Entries {
+        &self.entries
+    }
+
+    /// Whether a file with this metadata holds exactly what has been read.
+    pub(super) fn is_current(&self, metadata: &Metadata) -> bool {
+        self.is_of(metadata) && metadata.len() == self.offset
+    }
+
+    /// Forgets everything: the file is gone.
+    pub(super) fn clear(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Reads what was appended since the last time; everything when the file is another one, or
+    /// shorter than what was read.
+    pub(super) fn refresh(&mut self, file: &LockedFile) -> io::Result<Tail> {
+        let metadata = file.metadata()?;
+        if !self.is_of(&metadata) || metadata.len() < self.offset {
+            *self = Self {
+                source: Some(Source {
+                    identity: Identity::of(&metadata),
+                    _file: file.try_clone()?,
+                }),
+                ..Self::default()
+            };
+        }
+        self.read(file, metadata.len())
+    }
+
+    /// Writes whole records behind the last one. When that fails, what was written of them is cut
+    /// off again.
+    ///
+    /// The file must be locked exclusively, refreshed, and without a torn tail.
+    pub(super) fn append(&mut self, file: &LockedFile, records: &[u8]) -> io::Result<()> {
+        // One system call in practice, so that a writer that is killed leaves all or nothing; and
+        // whatever it leaves, the next writer repairs.
+        if let Err(error) = file.write_all_at(records, self.offset) {
+            if let Err(error) = file.set_len(self.offset) {
+                log::warn!("cannot cut off a record that was not written to its end: {error}");
+            }
+            return Err(error);
+        }
+        let replayed = self.entries.replay(records);
+        debug_assert_eq!(
+            replayed.bytes,
+            records.len(),
+            "only whole records are written"
+        );
+        self.offset += records.len() as u64;
+        Ok(())
+    }
+
+    fn is_of(&self, metadata: &Metadata) -> bool {
+        let identity = Identity::of(metadata);
+        self.source
+            .as_ref()
+            .is_some_and(|source| source.identity == identity)
+    }
+
+    /// Applies the records between `offset` and `end`.
+    fn read(&mut self, file: &File, end: u64) -> io::Result<Tail> {
+        let mut unread = self.offset;
+        let mut buffer = Vec::new();
+        loop {
+            let replayed = self.entries.replay(&buffer);
+            buffer.drain(..replayed.bytes);
+            self.offset += replayed.bytes as u64;
+            let left = end - self.offset;
+            if left == 0 {
+                return Ok(Tail::Whole);
+            }
+            // Memory follows what the file holds, never what a length claims.
+            if replayed.next_bytes_min > left {
+                return self.classify(file, left);
+            }
+            let missing = replayed.next_bytes_min - buffer.len() as u64;
+            let chunk = missing.max(CHUNK_BYTES).min(end - unread);
+            let start = buffer.len();
+            buffer.resize(start + chunk as usize, 0);
+            file.read_exact_at(&mut buffer[start..], unread)?;
+            unread += chunk;
+        }
+    }
+
+    fn classify(&self, file: &File, bytes: u64) -> io::Result<Tail> {
+        let mut head = [0; RECORD_HEAD_BYTES];
+        let head = &mut head[..bytes.min(RECORD_HEAD_BYTES as u64) as usize];
+        file.read_exact_at(head, self.offset)?;
+        let offset = self.offset;
+        Ok(if can_start_record(head) {
+            Tail::Torn { offset, bytes }
+        } else {
+            Tail::Foreign { offset }
+        })
+    }
+}

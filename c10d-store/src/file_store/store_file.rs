@@ -1,0 +1,260 @@
+//! One store object's access to its file: each read and each change of the file as a whole.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use c10d_socket::Deadline;
+
+use super::locked_file::{LockError, LockedFile, open_to_read};
+use super::record::{Entries, TooLong};
+use super::replica::{Replica, Tail};
+use crate::error::{ErrorContext, Operation, StoreError};
+
+/// The least that an operation waits for the file's lock, whatever its timeout. Others hold the
+/// lock for microseconds all the time, so giving up at the first sight of it would make a zero
+/// timeout fail at random.
+const LOCK_TIMEOUT_MIN: Duration = Duration::from_secs(1);
+
+/// A call on a file store, for its deadline and its errors.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Call<'a> {
+    operation: Operation,
+    keys: &'a [&'a str],
+    started: Instant,
+    timeout: Duration,
+}
+
+/// A store file and what has been read of it.
+#[derive(Debug)]
+pub(super) struct StoreFile {
+    path: PathBuf,
+    /// Locked after the file's lock, never while waiting for that: a thread that does wait holds up
+    /// nobody who needs only the replica.
+    replica: Mutex<Replica>,
+}
+
+/// The file in the hands of its only writer, with all its records read.
+#[derive(Debug)]
+pub(super) struct Writer<'a> {
+    store_file: &'a StoreFile,
+    call: &'a Call<'a>,
+    replica: MutexGuard<'a, Replica>,
+    file: LockedFile,
+}
+
+impl StoreFile {
+    pub(super) fn new(path: PathBuf) -> Self {
+        Self {
+            path,
+            replica: Mutex::new(Replica::default()),
+        }
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What the store is called in errors.
+    pub(super) fn label(&self) -> String {
+        format!("file store {}", self.path.display())
+    }
+
+    /// Shows `look` what the file holds now. A missing file holds nothing.
+    pub(super) fn read<T>(
+        &self,
+        call: &Call<'_>,
+        look: impl FnOnce(&Entries) -> T,
+    ) -> Result<T, StoreError> {
+        // Opened each time, because on a network file system that is what makes the length current.
+        let opened = open_to_read(&self.path).map_err(|error| self.file_error(call, error))?;
+        let Some((file, metadata)) = opened else {
+            let mut replica = self.replica();
+            replica.clear();
+            return Ok(look(replica.entries()));
+        };
+        {
+            // A file that has not grown needs no lock: its last change was read whole.
+            let replica = self.replica();
+            if replica.is_current(&metadata) {
+                return Ok(look(replica.entries()));
+            }
+        }
+        let file = LockedFile::shared(file, call.lock_deadline())
+            .map_err(|error| self.lock_error(call, error))?;
+        let mut replica = self.replica();
+        let tail = replica
+            .refresh(&file)
+            .map_err(|error| self.file_error(call, error))?;
+        match tail {
+            // A torn record was never written as far as anybody can tell; the next writer cuts it.
+            Tail::Whole | Tail::Torn { .. } => Ok(look(replica.entries())),
+            Tail::Foreign { offset } => Err(self.corrupt(call, offset)),
+        }
+    }
+
+    /// Lets `change` read and write the file while nobody else does, creating it if it is missing.
+    pub(super) fn write<T>(
+        &self,
+        call: &Call<'_>,
+        change: impl FnOnce(&mut Writer<'_>) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let file = LockedFile::exclusive(&self.path, true, call.lock_deadline())
+            .map_err(|error| self.lock_error(call, error))?
+            .expect("the file is created when it is missing");
+        change(&mut self.writer(call, file)?)
+    }
+
+    /// As [`write`](Self::write), but leaves a missing file missing and returns `None`.
+    pub(super) fn write_if_present<T>(
+        &self,
+        call: &Call<'_>,
+        change: impl FnOnce(&mut Writer<'_>) -> Result<T, StoreError>,
+    ) -> Result<Option<T>, StoreError> {
+        let file = LockedFile::exclusive(&self.path, false, call.lock_deadline())
+            .map_err(|error| self.lock_error(call, error))?;
+        match file {
+            None => Ok(None),
+            Some(file) => change(&mut self.writer(call, file)?).map(Some),
+        }
+    }
+
+    fn writer<'a>(
+        &'a self,
+        call: &'a Call<'a>,
+        file: LockedFile,
+    ) -> Result<Writer<'a>, StoreError> {
+        let mut replica = self.replica();
+        let tail = replica
+            .refresh(&file)
+            .map_err(|error| self.file_error(call, error))?;
+        match tail {
+            Tail::Whole => {}
+            Tail::Torn { offset, bytes } => {
+                // Every writer holds the lock that we hold, so the one of this record is dead. To be
+                // done before anything else: PyTorch's readers spin on a torn record for ever.
+                log::warn!(
+                    "{}: cutting off {bytes} bytes at byte {offset}, the start of a record whose \
+                     writer died",
+                    self.label()
+                );
+                file.set_len(offset)
+                    .map_err(|error| self.file_error(call, error))?;
+            }
+            Tail::Foreign { offset } => return Err(self.corrupt(call, offset)),
+        }
+        Ok(Writer {
+            store_file: self,
+            call,
+            replica,
+            file,
+        })
+    }
+
+    fn replica(&self) -> MutexGuard<'_, Replica> {
+        // A replica is a whole number of records at any time, also when a thread panicked meanwhile
+        // (for want of memory).
+        self.replica.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn context<'a>(
+        &self,
+        call: &Call<'_>,
+        keys: impl IntoIterator<Item = &'a str>,
+    ) -> ErrorContext {
+        let elapsed = call.started.elapsed();
+        ErrorContext::new(call.operation, keys, self.label(), elapsed)
+    }
+
+    fn lock_error(&self, call: &Call<'_>, error: LockError) -> StoreError {
+        match error {
+            LockError::Io(error) => self.file_error(call, error),
+            LockError::Busy => {
+                let mut context = self.context(call, call.keys.iter().copied());
+                context.store.push_str(" (locked by another worker)");
+                StoreError::Timeout {
+                    context,
+                    timeout: call.lock_timeout(),
+                }
+            }
+        }
+    }
+
+    fn file_error(&self, call: &Call<'_>, source: io::Error) -> StoreError {
+        StoreError::File {
+            context: self.context(call, call.keys.iter().copied()),
+            path: self.path.clone(),
+            source,
+        }
+    }
+
+    fn corrupt(&self, call: &Call<'_>, offset: u64) -> StoreError {
+        StoreError::CorruptFile {
+            context: self.context(call, call.keys.iter().copied()),
+            path: self.path.clone(),
+            offset,
+            detail: "no record of a store starts like this",
+        }
+    }
+
+    pub(super) fn too_long(&self, call: &Call<'_>, too_long: &TooLong) -> StoreError {
+        StoreError::LimitExceeded {
+            context: self.context(call, call.keys.iter().copied()),
+            what: too_long.what,
+            actual: too_long.actual,
+            limit: too_long.limit,
+        }
+    }
+}
+
+impl Writer<'_> {
+    pub(super) fn entries(&self) -> &Entries {
+        self.replica.entries()
+    }
+
+    /// Appends whole records, all or none.
+    pub(super) fn append(&mut self, records: &[u8]) -> Result<(), StoreError> {
+        self.replica
+            .append(&self.file, records)
+            .map_err(|error| self.store_file.file_error(self.call, error))
+    }
+
+    /// Removes the file. Whoever waits for its lock notices and starts a new one.
+    pub(super) fn remove_file(&self) -> Result<(), StoreError> {
+        fs::remove_file(&self.store_file.path)
+            .map_err(|error| self.store_file.file_error(self.call, error))
+    }
+}
+
+impl<'a> Call<'a> {
+    pub(super) fn begin(operation: Operation, keys: &'a [&'a str], timeout: Duration) -> Self {
+        Self {
+            operation,
+            keys,
+            started: Instant::now(),
+            timeout,
+        }
+    }
+
+    pub(super) const fn keys(&self) -> &'a [&'a str] {
+        self.keys
+    }
+
+    pub(super) const fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    pub(super) fn deadline(&self) -> Deadline {
+        Deadline::after(self.started, self.timeout)
+    }
+
+    fn lock_timeout(&self) -> Duration {
+        self.timeout.max(LOCK_TIMEOUT_MIN)
+    }
+
+    fn lock_deadline(&self) -> Deadline {
+        Deadline::after(self.started, self.lock_timeout())
+    }
+}

@@ -1,0 +1,365 @@
+//! The store of one process: a map behind a lock.
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use c10d_socket::Deadline;
+
+use crate::decimal::write_decimal;
+use crate::error::{ErrorContext, Operation, StoreError};
+use crate::store::{DEFAULT_TIMEOUT, Store, generic_barrier};
+use crate::value;
+
+/// A store that lives in this process, for jobs of one process and for tests.
+///
+/// A clone is a second handle to the same contents, with a default timeout of its own. The contents
+/// live as long as the last handle.
+///
+/// Every operation is atomic. `get` and `multi_get` look at values only; `check` and `wait` are
+/// satisfied by a queue with elements as well, as in PyTorch. Unlike PyTorch's `HashStore`, every
+/// write wakes those who wait for it (there, `add` wakes nobody, and `queue_push` may wake the wrong
+/// thread), and `multi_get` returns values that were all present at one moment.
+///
+/// ```
+/// use std::thread;
+///
+/// use c10d_store::{HashStore, Store};
+///
+/// # fn main() -> Result<(), c10d_store::StoreError> {
+/// let store = HashStore::new();
+/// let worker = store.clone();
+/// let worker = thread::spawn(move || worker.set("address", b"10.0.0.1"));
+/// assert_eq!(store.get("address")?, b"10.0.0.1"); // waits for the worker
+/// worker.join().expect("the worker does not panic")?;
+/// # Ok(())
+/// # }
+/// ```
+pub struct HashStore {
+    shared: Arc<Shared>,
+    timeout: Mutex<Duration>,
+}
+
+struct Shared {
+    contents: Mutex<Contents>,
+    /// Tells every sleeper that something was written. One condition for all keys: a sleeper looks
+    /// again and goes back to sleep, which costs little and can lose no wake.
+    written: Condvar,
+}
+
+#[derive(Default)]
+struct Contents {
+    values: HashMap<String, Vec<u8>>,
+    /// Holds no empty queue: one that runs empty is removed.
+    queues: HashMap<String, VecDeque<Vec<u8>>>,
+    /// How many threads sleep on `written`. Without sleepers a write makes no system call.
+    sleepers: usize,
+}
+
+impl HashStore {
+    /// A new, empty store with the [default timeout](DEFAULT_TIMEOUT).
+    #[must_use]
+    pub fn new() -> Self {
+        let shared = Shared {
+            contents: Mutex::new(Contents::default()),
+            written: Condvar::new(),
+        };
+        Self {
+            shared: Arc::new(shared),
+            timeout: Mutex::new(DEFAULT_TIMEOUT),
+        }
+    }
+
+    fn contents(&self) -> MutexGuard<'_, Contents> {
+        self.shared.contents()
+    }
+
+    /// Runs `change` on the contents and wakes the sleepers.
+    fn write<T>(&self, change: impl FnOnce(&mut Contents) -> T) -> T {
+        let mut contents = self.contents();
+        let result = change(&mut contents);
+        let is_awaited = contents.sleepers > 0;
+        drop(contents);
+        if is_awaited {
+            self.shared.written.notify_all();
+        }
+        result
+    }
+
+    /// Sleeps until `is_there` holds for every key, and returns the contents still locked, so that
+    /// the caller sees them as they were at that moment.
+    fn wait_for(
+        &self,
+        operation: Operation,
+        keys: &[&str],
+        timeout: Duration,
+        is_there: impl Fn(&Contents, &str) -> bool,
+    ) -> Result<MutexGuard<'_, Contents>, StoreError> {
+        let started = Instant::now();
+        let deadline = Deadline::after(started, timeout);
+        let mut contents = self.contents();
+        while !keys.iter().all(|key| is_there(&contents, key)) {
+            let now = Instant::now();
+            if deadline.has_passed(now) {
+                let missing = keys.iter().filter(|key| !is_there(&contents, key)).copied();
+                let context = ErrorContext::new(operation, missing, self.label(), now - started);
+                return Err(StoreError::Timeout { context, timeout });
+            }
+            contents = self.shared.sleep(contents, deadline.remaining(now));
+        }
+        Ok(contents)
+    }
+}
+
+impl Shared {
+    fn contents(&self) -> MutexGuard<'_, Contents> {
+        // Each change under the lock is one call on a map, so the contents are whole even when a
+        // thread panicked meanwhile (for want of memory).
+        self.contents.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sleeps until something is written, the time is over, or for no reason at all.
+    fn sleep<'a>(
+        &self,
+        mut contents: MutexGuard<'a, Contents>,
+        time_left: Option<Duration>,
+    ) -> MutexGuard<'a, Contents> {
+        contents.sleepers += 1;
+        let mut contents = match time_left {
+            None => self
+                .written
+                .wait(contents)
+                .unwrap_or_else(PoisonError::into_inner),
+            Some(time_left) => {
+                self.written
+                    .wait_timeout(contents, time_left)
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .0
+            }
+        };
+        contents.sleepers -= 1;
+        contents
+    }
+}
+
+impl Contents {
+    fn value(&self, key: &str) -> Option<&[u8]> {
+        self.values.get(key).map(Vec::as_slice)
+    }
+
+    fn has_value(&self, key: &str) -> bool {
+        self.values.contains_key(key)
+    }
+
+    fn has_queue(&self, key: &str) -> bool {
+        self.queues.contains_key(key)
+    }
+
+    fn has_value_or_queue(&self, key: &str) -> bool {
+        self.has_value(key) || self.has_queue(key)
+    }
+
+    fn set(&mut self, key: &str, value: &[u8]) {
+        if let Some(present) = self.values.get_mut(key) {
+            *present = value.to_vec();
+        } else {
+            self.values.insert(key.to_owned(), value.to_vec());
+        }
+    }
+
+    fn append(&mut self, key: &str, value: &[u8]) {
+        if let Some(present) = self.values.get_mut(key) {
+            present.extend_from_slice(value);
+        } else {
+            self.values.insert(key.to_owned(), value.to_vec());
+        }
+    }
+
+    fn pop(&mut self, key: &str) -> Option<Vec<u8>> {
+        let queue = self.queues.get_mut(key)?;
+        let element = queue.pop_front();
+        if queue.is_empty() {
+            self.queues.remove(key);
+        }
+        element
+    }
+}
+
+impl Default for HashStore {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Clone for HashStore {
+    fn clone(&self) -> Self {
+        Self {
+            shared: Arc::clone(&self.shared),
+            timeout: Mutex::new(self.timeout()),
+        }
+    }
+}
+
+impl fmt::Debug for HashStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HashStore")
+            .field("timeout", &self.timeout())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Store for HashStore {
+    fn set(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
+        self.write(|contents| contents.set(key, value));
+        Ok(())
+    }
+
+    fn get(&self, key: &str) -> Result<Vec<u8>, StoreError> {
+        let timeout = self.timeout();
+        let contents = self.wait_for(Operation::Get, &[key], timeout, Contents::has_value)?;
+        Ok(contents.values[key].clone())
+    }
+
+    fn add(&self, key: &str, delta: i64) -> Result<i64, StoreError> {
+        self.write(|contents| {
+            let present = contents.value(key);
+            let sum = value::sum(present, delta).ok_or_else(|| StoreError::NotANumber {
+                context: ErrorContext::new(Operation::Add, [key], self.label(), Duration::ZERO),
+                value: value::shorten(present.unwrap_or_default()),
+            })?;
+            if let Some(text) = contents.values.get_mut(key) {
+                write_decimal(sum, text);
+            } else {
+                let mut text = Vec::new();
+                write_decimal(sum, &mut text);
+                contents.values.insert(key.to_owned(), text);
+            }
+            Ok(sum)
+        })
+    }
+
+    fn compare_set(
+        &self,
+        key: &str,
+        expected: &[u8],
+        desired: &[u8],
+    ) -> Result<Vec<u8>, StoreError> {
+        Ok(self.write(|contents| {
+            let present = contents.value(key);
+            if value::is_expected(present, expected) {
+                contents.set(key, desired);
+                desired.to_vec()
+            } else {
+                value::refusal(present, expected).to_vec()
+            }
+        }))
+    }
+
+    fn check(&self, keys: &[&str]) -> Result<bool, StoreError> {
+        let contents = self.contents();
+        Ok(keys.iter().all(|key| contents.has_value_or_queue(key)))
+    }
+
+    fn wait_timeout(&self, keys: &[&str], timeout: Duration) -> Result<(), StoreError> {
+        let is_there = Contents::has_value_or_queue;
+        drop(self.wait_for(Operation::Wait, keys, timeout, is_there)?);
+        Ok(())
+    }
+
+    fn delete_key(&self, key: &str) -> Result<bool, StoreError> {
+        Ok(self.contents().values.remove(key).is_some())
+    }
+
+    /// The number of values; queues are not counted.
+    fn num_keys(&self) -> Result<u64, StoreError> {
+        Ok(self.contents().values.len() as u64)
+    }
+
+    fn append(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
+        self.write(|contents| contents.append(key, value));
+        Ok(())
+    }
+
+    /// The values were all present at one moment.
+    fn multi_get(&self, keys: &[&str]) -> Result<Vec<Vec<u8>>, StoreError> {
+        let timeout = self.timeout();
+        let contents = self.wait_for(Operation::MultiGet, keys, timeout, Contents::has_value)?;
+        Ok(keys
+            .iter()
+            .map(|key| contents.values[*key].clone())
+            .collect())
+    }
+
+    /// The pairs become visible together.
+    fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<(), StoreError> {
+        self.write(|contents| {
+            for (key, value) in pairs {
+                contents.set(key, value);
+            }
+        });
+        Ok(())
+    }
+
+    fn queue_push(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
+        self.write(|contents| {
+            let queue = contents.queues.entry(key.to_owned()).or_default();
+            queue.push_back(value.to_vec());
+        });
+        Ok(())
+    }
+
+    fn queue_pop(&self, key: &str) -> Result<Vec<u8>, StoreError> {
+        let timeout = self.timeout();
+        let mut contents =
+            self.wait_for(Operation::QueuePop, &[key], timeout, Contents::has_queue)?;
+        Ok(contents
+            .pop(key)
+            .expect("has_queue was true under this lock"))
+    }
+
+    fn try_queue_pop(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
+        Ok(self.contents().pop(key))
+    }
+
+    fn queue_len(&self, key: &str) -> Result<u64, StoreError> {
+        let contents = self.contents();
+        Ok(contents
+            .queues
+            .get(key)
+            .map_or(0, |queue| queue.len() as u64))
+    }
+
+    fn list_keys(&self) -> Result<Vec<String>, StoreError> {
+        Ok(self.contents().values.keys().cloned().collect())
+    }
+
+    fn barrier(
+        &self,
+        key: &str,
+        world_size: usize,
+        timeout: Option<Duration>,
+    ) -> Result<(), StoreError> {
+        generic_barrier(self, key, world_size, timeout)
+    }
+
+    fn timeout(&self) -> Duration {
+        *self.timeout.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set_timeout(&self, timeout: Duration) {
+        *self.timeout.lock().unwrap_or_else(PoisonError::into_inner) = timeout;
+    }
+
+    fn clone_store(&self) -> Result<Arc<dyn Store>, StoreError> {
+        Ok(Arc::new(self.clone()))
+    }
+
+    fn has_extended_api(&self) -> bool {
+        true
+    }
+
+    fn label(&self) -> String {
+        "hash store".to_owned()
+    }
+}

@@ -1,0 +1,25 @@
+//! PyTorch's c10d stores.
+#![forbid(unsafe_code)]
+
+mod decimal;
+mod error;
+mod file_store;
+mod hash_store;
+mod limits;
+mod message;
+mod prefix_store;
+mod server;
+mod session;
+mod state;
+mod store;
+mod stored_value;
+mod value;
+pub mod wire;
+
+pub use error::{ErrorContext, Operation, Outcome, StoreError};
+pub use file_store::{FileStore, FileStoreOptions};
+pub use hash_store::HashStore;
+pub use limits::WireLimits;
+pub use prefix_store::PrefixStore;
+pub use server::{ServerOptions, TcpStoreServer};
+pub use store::{DEFAULT_TIMEOUT, Store};

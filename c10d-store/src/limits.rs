@@ -1,0 +1,88 @@
+//! How much one request may hold.
+
+/// Limits on what a peer may send, each checked as soon as the length word has been read and before
+/// any memory is reserved for what it announces.
+///
+/// The defaults for keys, values and key counts are those of PyTorch's libuv server; a request that
+/// its client considers legal is legal here.
+///
+/// ```
+/// use c10d_store::WireLimits;
+///
+/// let limits = WireLimits::default().with_value_bytes_max(64 << 20);
+/// assert_eq!(limits.key_bytes_max(), 8192);
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WireLimits {
+    key_bytes_max: usize,
+    value_bytes_max: usize,
+    keys_per_request_max: usize,
+    request_bytes_max: usize,
+}
+
+impl Default for WireLimits {
+    fn default() -> Self {
+        Self {
+            key_bytes_max: 8192,
+            value_bytes_max: 8 << 20,
+            keys_per_request_max: 131_072,
+            request_bytes_max: 1 << 30,
+        }
+    }
+}
+
+impl WireLimits {
+    /// The longest key, in bytes, the `/` that clients put before it included. PyTorch: 8192.
+    #[must_use]
+    pub const fn key_bytes_max(&self) -> usize {
+        self.key_bytes_max
+    }
+
+    /// The longest value, expected value or queue element that one request may bring, in bytes.
+    /// APPEND can still make a stored value longer. PyTorch: 8 MiB.
+    #[must_use]
+    pub const fn value_bytes_max(&self) -> usize {
+        self.value_bytes_max
+    }
+
+    /// The most keys in one CHECK, WAIT, MULTI_GET or MULTI_SET. PyTorch: 131,072.
+    #[must_use]
+    pub const fn keys_per_request_max(&self) -> usize {
+        self.keys_per_request_max
+    }
+
+    /// The longest request as a whole, in bytes. PyTorch has no such limit, which lets one
+    /// MULTI_SET announce a tebibyte; the default of 1 GiB is far above any use seen.
+    #[must_use]
+    pub const fn request_bytes_max(&self) -> usize {
+        self.request_bytes_max
+    }
+
+    /// Changes [`key_bytes_max`](Self::key_bytes_max).
+    #[must_use]
+    pub const fn with_key_bytes_max(mut self, bytes: usize) -> Self {
+        self.key_bytes_max = bytes;
+        self
+    }
+
+    /// Changes [`value_bytes_max`](Self::value_bytes_max).
+    #[must_use]
+    pub const fn with_value_bytes_max(mut self, bytes: usize) -> Self {
+        self.value_bytes_max = bytes;
+        self
+    }
+
+    /// Changes [`keys_per_request_max`](Self::keys_per_request_max).
+    #[must_use]
+    pub const fn with_keys_per_request_max(mut self, keys: usize) -> Self {
+        self.keys_per_request_max = keys;
+        self
+    }
+
+    /// Changes [`request_bytes_max`](Self::request_bytes_max).
+    #[must_use]
+    pub const fn with_request_bytes_max(mut self, bytes: usize) -> Self {
+        self.request_bytes_max = bytes;
+        self
+    }
+}

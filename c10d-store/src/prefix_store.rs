@@ -1,0 +1,193 @@
+//! A part of another store's key space.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::error::StoreError;
+use crate::store::{Store, generic_barrier};
+
+/// A view of another store in which every key is put below a prefix: `k` stands for `prefix/k`.
+///
+/// Wraps any store, a shared `Arc<dyn Store>` and another `PrefixStore` included; nested prefixes
+/// join from the outermost store inwards. Errors name the full keys. The default timeout is the
+/// wrapped store's, and setting it here sets it there.
+///
+/// As in PyTorch, [`num_keys`](Store::num_keys) counts the whole underlying store, and
+/// [`barrier`](Store::barrier) is made of `add`, `set` and `wait` even where the underlying store
+/// has a barrier of its own. Unlike in PyTorch, [`list_keys`](Store::list_keys) shows only what lies
+/// below `prefix/`; there, the prefix `a` also shows (and mutilates) the keys of its neighbour `ab`.
+///
+/// ```
+/// use c10d_store::{HashStore, PrefixStore, Store};
+///
+/// # fn main() -> Result<(), c10d_store::StoreError> {
+/// let store = HashStore::new();
+/// let model = PrefixStore::new("model", store.clone());
+/// model.set("epoch", b"3")?;
+/// assert_eq!(store.get("model/epoch")?, b"3");
+/// assert_eq!(model.list_keys()?, ["epoch"]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+pub struct PrefixStore<S> {
+    prefix: String,
+    underlying: S,
+}
+
+impl<S: Store> PrefixStore<S> {
+    /// The keys of `underlying` below `prefix`. An empty prefix is one as well: `k` stands for `/k`.
+    pub fn new(prefix: impl Into<String>, underlying: S) -> Self {
+        Self {
+            prefix: prefix.into(),
+            underlying,
+        }
+    }
+
+    /// The prefix, without the separator.
+    pub fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    /// The store one layer down.
+    pub const fn underlying(&self) -> &S {
+        &self.underlying
+    }
+
+    fn join(&self, key: &str) -> String {
+        format!("{}/{key}", self.prefix)
+    }
+
+    fn join_all(&self, keys: &[&str]) -> Vec<String> {
+        keys.iter().map(|key| self.join(key)).collect()
+    }
+}
+
+fn as_strs(keys: &[String]) -> Vec<&str> {
+    keys.iter().map(String::as_str).collect()
+}
+
+impl<S: Store> Store for PrefixStore<S> {
+    fn set(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
+        self.underlying.set(&self.join(key), value)
+    }
+
+    fn get(&self, key: &str) -> Result<Vec<u8>, StoreError> {
+        self.underlying.get(&self.join(key))
+    }
+
+    fn add(&self, key: &str, delta: i64) -> Result<i64, StoreError> {
+        self.underlying.add(&self.join(key), delta)
+    }
+
+    fn compare_set(
+        &self,
+        key: &str,
+        expected: &[u8],
+        desired: &[u8],
+    ) -> Result<Vec<u8>, StoreError> {
+        self.underlying
+            .compare_set(&self.join(key), expected, desired)
+    }
+
+    fn check(&self, keys: &[&str]) -> Result<bool, StoreError> {
+        self.underlying.check(&as_strs(&self.join_all(keys)))
+    }
+
+    fn wait(&self, keys: &[&str]) -> Result<(), StoreError> {
+        self.underlying.wait(&as_strs(&self.join_all(keys)))
+    }
+
+    fn wait_timeout(&self, keys: &[&str], timeout: Duration) -> Result<(), StoreError> {
+        let keys = self.join_all(keys);
+        self.underlying.wait_timeout(&as_strs(&keys), timeout)
+    }
+
+    fn delete_key(&self, key: &str) -> Result<bool, StoreError> {
+        self.underlying.delete_key(&self.join(key))
+    }
+
+    /// Counts the keys of the whole underlying store.
+    fn num_keys(&self) -> Result<u64, StoreError> {
+        self.underlying.num_keys()
+    }
+
+    fn append(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
+        self.underlying.append(&self.join(key), value)
+    }
+
+    fn multi_get(&self, keys: &[&str]) -> Result<Vec<Vec<u8>>, StoreError> {
+        self.underlying.multi_get(&as_strs(&self.join_all(keys)))
+    }
+
+    fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<(), StoreError> {
+        let keys: Vec<String> = pairs.iter().map(|(key, _)| self.join(key)).collect();
+        let pairs: Vec<(&str, &[u8])> = keys
+            .iter()
+            .zip(pairs)
+            .map(|(key, (_, value))| (key.as_str(), *value))
+            .collect();
+        self.underlying.multi_set(&pairs)
+    }
+
+    fn queue_push(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
+        self.underlying.queue_push(&self.join(key), value)
+    }
+
+    fn queue_pop(&self, key: &str) -> Result<Vec<u8>, StoreError> {
+        self.underlying.queue_pop(&self.join(key))
+    }
+
+    fn try_queue_pop(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
+        self.underlying.try_queue_pop(&self.join(key))
+    }
+
+    fn queue_len(&self, key: &str) -> Result<u64, StoreError> {
+        self.underlying.queue_len(&self.join(key))
+    }
+
+    /// The keys below the prefix, without it.
+    fn list_keys(&self) -> Result<Vec<String>, StoreError> {
+        let start = self.join("");
+        let mut keys = self.underlying.list_keys()?;
+        keys.retain_mut(|key| {
+            let is_below = key.starts_with(&start);
+            if is_below {
+                key.drain(..start.len());
+            }
+            is_below
+        });
+        Ok(keys)
+    }
+
+    /// Not forwarded, as in PyTorch: workers on both libraries must write the same keys to meet.
+    fn barrier(
+        &self,
+        key: &str,
+        world_size: usize,
+        timeout: Option<Duration>,
+    ) -> Result<(), StoreError> {
+        generic_barrier(&self.underlying, &self.join(key), world_size, timeout)
+    }
+
+    fn timeout(&self) -> Duration {
+        self.underlying.timeout()
+    }
+
+    fn set_timeout(&self, timeout: Duration) {
+        self.underlying.set_timeout(timeout);
+    }
+
+    fn clone_store(&self) -> Result<Arc<dyn Store>, StoreError> {
+        let underlying = self.underlying.clone_store()?;
+        Ok(Arc::new(PrefixStore::new(self.prefix.clone(), underlying)))
+    }
+
+    fn has_extended_api(&self) -> bool {
+        self.underlying.has_extended_api()
+    }
+
+    fn label(&self) -> String {
+        self.underlying.label()
+    }
+}

@@ -1,0 +1,73 @@
+//! When which connection has run out of time.
+//!
+//! Knows no clock: the present is an argument.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::time::{Duration, Instant};
+
+use mio::Token;
+
+/// Deadlines of connections. One that was changed or withdrawn stays in the heap until its time
+/// comes; whether it still holds is the connection's to say.
+#[derive(Debug, Default)]
+pub(super) struct Timers {
+    heap: BinaryHeap<Reverse<(Instant, usize)>>,
+}
+
+impl Timers {
+    pub(super) fn add(&mut self, at: Instant, token: Token) {
+        self.heap.push(Reverse((at, token.0)));
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.heap.is_empty()
+    }
+
+    /// The next deadline that has come, if any.
+    pub(super) fn pop_due(&mut self, now: Instant) -> Option<(Instant, Token)> {
+        let Reverse((at, token)) = *self.heap.peek()?;
+        if at > now {
+            return None;
+        }
+        self.heap.pop();
+        Some((at, Token(token)))
+    }
+
+    /// How long until a deadline that `holds`; those that hold no more are dropped on the way.
+    pub(super) fn time_left(
+        &mut self,
+        now: impl FnOnce() -> Instant,
+        mut holds: impl FnMut(Instant, Token) -> bool,
+    ) -> Option<Duration> {
+        while let Some(Reverse((at, token))) = self.heap.peek() {
+            if holds(*at, Token(*token)) {
+                return Some(at.saturating_duration_since(now()));
+            }
+            self.heap.pop();
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn deadlines_come_in_order_and_withdrawn_ones_are_skipped() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut timers = Timers::default();
+        for seconds in [3, 1, 2] {
+            timers.add(at(seconds), Token(seconds as usize));
+        }
+        assert_eq!(timers.pop_due(start), None);
+        assert_eq!(timers.pop_due(at(1)), Some((at(1), Token(1))));
+        assert_eq!(timers.pop_due(at(1)), None);
+        let left = timers.time_left(|| at(1), |_, token| token == Token(3));
+        assert_eq!(left, Some(Duration::from_secs(2)), "the second one is withdrawn");
+        assert_eq!(timers.pop_due(at(9)), Some((at(3), Token(3))));
+        assert_eq!(timers.time_left(|| at(9), |_, _| true), None);
+    }
+}

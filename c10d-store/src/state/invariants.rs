@@ -1,0 +1,66 @@
+//! What must hold between any two requests, as code.
+
+use super::StoreState;
+use super::waiters::Wants;
+
+/// In debug builds the invariants are checked after each request while the store is small, as a
+/// check costs the size of the store.
+#[cfg(debug_assertions)]
+const CHECKED_ITEMS_MAX: usize = 64;
+
+impl StoreState {
+    /// Panics when the state contradicts itself, which only a bug in this module can bring about.
+    ///
+    /// - No slot is empty, no queue is empty, and the values are counted right.
+    /// - A name and its list of waiters know each other; the chains are whole.
+    /// - Nobody sleeps beside what they wait for: a present value has no waiter of WAIT_GET, and a
+    ///   queue with more elements than woken connections has no waiter of WAIT or WAIT_POP.
+    ///   docs/wire.md, BARRIER bends this for values: an unfinished arrival creates the counter and
+    ///   wakes nobody, so a present value can have waiters of all kinds.
+    pub(crate) fn check_invariants(&self) {
+        let mut values = 0;
+        let mut lists = 0;
+        for slot in self.slots.values() {
+            assert!(!slot.is_empty(), "no slot is empty");
+            assert!(
+                slot.queue.as_ref().is_none_or(|queue| !queue.is_empty()),
+                "no queue is empty"
+            );
+            values += usize::from(slot.value.is_some());
+            lists += usize::from(slot.waiters.is_some());
+        }
+        assert_eq!(values, self.value_count, "the values are counted");
+        assert!(self.woken.is_empty() && self.emptied.is_empty());
+
+        self.waiters.check_invariants(|list, name, wants| {
+            lists -= 1;
+            let slot = self.slots.get(name).expect("a list's name has a slot");
+            assert_eq!(slot.waiters, Some(list), "a slot knows its list");
+            let elements = slot.queue.as_ref().map_or(0, |queue| queue.len());
+            let pledged = self.pledges.values().filter(|key| ***key == *name).count();
+            if elements > pledged {
+                let sleeper = |wants: &Wants| {
+                    matches!(wants, Wants::ValueOrElement | Wants::Element)
+                };
+                assert!(
+                    !wants.iter().any(sleeper),
+                    "nobody sleeps beside an element"
+                );
+            }
+        });
+        assert_eq!(lists, 0, "every slot's list exists");
+        for conn in self.pledges.keys() {
+            assert!(
+                !self.waiters.is_waiting(*conn),
+                "a woken connection does not wait"
+            );
+        }
+    }
+
+    #[cfg(debug_assertions)]
+    pub(super) fn check_invariants_sometimes(&self) {
+        if self.slots.len().max(self.waiters.len()) <= CHECKED_ITEMS_MAX {
+            self.check_invariants();
+        }
+    }
+}

@@ -1,0 +1,503 @@
+//! The store itself: every request answered, in memory, without a socket, a clock or a thread.
+//!
+//! Give it requests one at a time with [`StoreState::handle`], and tell it of every connection that
+//! ends with [`StoreState::disconnect`]; replies go to the caller's [`Replies`] in the order in
+//! which they must leave. The behaviour is that of docs/wire.md, section 5.
+
+mod invariants;
+#[cfg(test)]
+mod model_tests;
+#[cfg(test)]
+mod tests;
+mod waiters;
+
+use std::collections::{HashMap, VecDeque};
+
+use crate::decimal::{parse_decimal, write_decimal};
+use crate::message::{ConnId, Keys, Payload, Replies, Reply, Request};
+use crate::stored_value::Value;
+use crate::wire::answer_to_ping;
+use waiters::{Answer, ListId, Waiters, Wants, Woken};
+
+/// Why a request cannot be answered. The wire has no error replies, so the connection is closed
+/// after the replies that came before; nothing else has changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Refusal {
+    /// ADD or BARRIER on a value that is not a number.
+    #[error("the value is not a decimal number")]
+    NotANumber,
+    /// VALIDATE is the session's matter and never reaches the state.
+    #[error("unexpected VALIDATE")]
+    UnexpectedValidate,
+}
+
+/// All names of the store with their values, queues and waiters.
+#[derive(Debug, Default)]
+pub(crate) struct StoreState {
+    slots: HashMap<Box<[u8]>, Slot>,
+    /// How many slots have a value.
+    value_count: usize,
+    waiters: Waiters,
+    /// Connections that were woken by a push and have not yet said what they do about it, each with
+    /// the queue's name. A connection that does anything but pop passes the wake on, so that no
+    /// element lies beside a sleeping waiter.
+    pledges: HashMap<ConnId, Box<[u8]>>,
+    /// Scratch space, empty between calls.
+    woken: Vec<Woken>,
+    emptied: Vec<Box<[u8]>>,
+}
+
+/// Everything under one name. Invariant: never entirely empty.
+#[derive(Debug, Default)]
+struct Slot {
+    value: Option<Value>,
+    /// Invariant: not empty.
+    queue: Option<Box<VecDeque<Value>>>,
+    waiters: Option<ListId>,
+}
+
+impl Slot {
+    const fn is_there(&self) -> bool {
+        self.value.is_some() || self.queue.is_some()
+    }
+
+    const fn is_empty(&self) -> bool {
+        !self.is_there() && self.waiters.is_none()
+    }
+}
+
+impl StoreState {
+    /// An empty store.
+    pub(crate) fn new() -> Self {
+        Self::default()
+    }
+
+    /// Carries out one request of `conn`.
+    ///
+    /// # Errors
+    /// [`Refusal`] when nothing can be answered: close the connection.
+    pub(crate) fn handle(
+        &mut self,
+        conn: ConnId,
+        request: Request<'_>,
+        replies: &mut impl Replies,
+    ) -> Result<(), Refusal> {
+        if !self.pledges.is_empty() {
+            self.settle_pledge(conn, Some(&request), replies);
+        }
+        match request {
+            Request::Validate { .. } => return Err(Refusal::UnexpectedValidate),
+            Request::Ping { nonce } => replies.reply(conn, Reply::Nonce(answer_to_ping(nonce))),
+            Request::Set { key, value } => self.set(key, value, replies),
+            Request::Get { key } => {
+                let value = self.slots.get(key).and_then(|slot| slot.value.as_ref());
+                replies.reply(conn, Reply::Value(value));
+            }
+            Request::Add { key, delta } => {
+                let sum = self.add(key, delta)?;
+                self.wake_for_value(key, replies);
+                replies.reply(conn, Reply::Integer(sum));
+            }
+            Request::CompareSet {
+                key,
+                expected,
+                desired,
+            } => self.compare_set(conn, key, expected, desired, replies),
+            Request::Check { keys } => {
+                let ready = keys.iter().all(|key| self.is_there(key));
+                replies.reply(conn, Reply::Ready(ready));
+            }
+            Request::Wait { keys } => self.wait(conn, keys, replies),
+            Request::WaitGet { keys } => {
+                self.cancel(conn);
+                self.wait_get(conn, keys, replies);
+            }
+            Request::WaitPop { key } => self.wait_pop(conn, key, replies),
+            Request::CancelWait => {
+                self.cancel(conn);
+                replies.reply(conn, Reply::WaitCanceled);
+            }
+            Request::Barrier { key, world_size } => {
+                self.barrier(conn, key, world_size, replies)?;
+            }
+            Request::GetNumKeys => replies.reply(conn, Reply::Integer(count(self.value_count))),
+            Request::DeleteKey { key } => {
+                let deleted = self.delete(key);
+                replies.reply(conn, Reply::Integer(i64::from(deleted)));
+            }
+            Request::Append { key, value } => self.append(key, value, replies),
+            Request::MultiGet { keys } => self.reply_values(conn, keys.iter(), replies),
+            Request::MultiSet { pairs } => {
+                let mut blobs = pairs.iter();
+                while let (Some(key), Some(value)) = (blobs.next(), blobs.next()) {
+                    self.set(key, Payload::Borrowed(value), replies);
+                }
+            }
+            Request::QueuePush { key, value } => self.queue_push(key, value.into_value(), replies),
+            Request::QueuePop { key } => self.queue_pop(conn, key, replies),
+            Request::QueueLen { key } => {
+                let length = self.queue(key).map_or(0, VecDeque::len);
+                replies.reply(conn, Reply::Integer(count(length)));
+            }
+            Request::ListKeys => {
+                replies.reply(conn, Reply::Integer(count(self.value_count)));
+                for (key, slot) in &self.slots {
+                    if slot.value.is_some() {
+                        replies.reply(conn, Reply::Bytes(key));
+                    }
+                }
+            }
+        }
+        #[cfg(debug_assertions)]
+        self.check_invariants_sometimes();
+        Ok(())
+    }
+
+    /// Forgets a connection: its pending wait, and a wake that it can no longer make use of.
+    pub(crate) fn disconnect(&mut self, conn: ConnId, replies: &mut impl Replies) {
+        self.cancel(conn);
+        if !self.pledges.is_empty() {
+            self.settle_pledge(conn, None, replies);
+        }
+    }
+
+    /// How many keys have a value.
+    pub(crate) const fn num_keys(&self) -> usize {
+        self.value_count
+    }
+
+    /// docs/wire.md, CHECK: a value, or a queue that is not empty.
+    fn is_there(&self, key: &[u8]) -> bool {
+        self.slots.get(key).is_some_and(Slot::is_there)
+    }
+
+    fn queue(&self, key: &[u8]) -> Option<&VecDeque<Value>> {
+        self.slots.get(key)?.queue.as_deref()
+    }
+
+    fn set(&mut self, key: &[u8], new: Payload<'_>, replies: &mut impl Replies) {
+        let Some(slot) = self.slots.get_mut(key) else {
+            let value = Some(new.into_value());
+            self.value_count += 1;
+            self.slots.insert(
+                key.into(),
+                Slot {
+                    value,
+                    ..Slot::default()
+                },
+            );
+            return;
+        };
+        match (&mut slot.value, new) {
+            (Some(value), Payload::Borrowed(bytes)) => value.assign(bytes),
+            (value, new) => {
+                self.value_count += usize::from(value.is_none());
+                *value = Some(new.into_value());
+            }
+        }
+        if let Some(list) = slot.waiters {
+            self.wake_list_for_value(list, replies);
+        }
+    }
+
+    /// docs/wire.md, ADD and BARRIER: adds to the number under `key` and wakes nobody.
+    fn add(&mut self, key: &[u8], delta: i64) -> Result<i64, Refusal> {
+        let slot = match self.slots.get_mut(key) {
+            Some(slot) => slot,
+            None => self.slots.entry(key.into()).or_default(),
+        };
+        let current = match &slot.value {
+            None => 0,
+            Some(value) => parse_decimal(value.as_bytes()).ok_or(Refusal::NotANumber)?,
+        };
+        let sum = current.wrapping_add(delta);
+        let value = slot.value.get_or_insert_with(|| {
+            self.value_count += 1;
+            Value::from(&[][..])
+        });
+        write_decimal(sum, value.make_short());
+        Ok(sum)
+    }
+
+    fn append(&mut self, key: &[u8], more: Payload<'_>, replies: &mut impl Replies) {
+        match self.slots.get_mut(key) {
+            Some(Slot {
+                value: Some(value),
+                waiters,
+                ..
+            }) => {
+                value.append(more.as_bytes());
+                if let Some(list) = *waiters {
+                    self.wake_list_for_value(list, replies);
+                }
+            }
+            _ => self.set(key, more, replies),
+        }
+    }
+
+    /// docs/wire.md, COMPARE_SET. Wakes exactly when the value was written (PyTorch's server wakes
+    /// always, its older one never).
+    fn compare_set(
+        &mut self,
+        conn: ConnId,
+        key: &[u8],
+        expected: &[u8],
+        desired: Payload<'_>,
+        replies: &mut impl Replies,
+    ) {
+        let current = self.slots.get(key).and_then(|slot| slot.value.as_ref());
+        match current {
+            Some(current) if current.as_bytes() != expected => {
+                replies.reply(conn, Reply::Value(Some(current)));
+                return;
+            }
+            None if !expected.is_empty() => {
+                replies.reply(conn, Reply::Bytes(expected));
+                return;
+            }
+            Some(_) | None => {}
+        }
+        self.set(key, desired, replies);
+        let current = self.slots.get(key).and_then(|slot| slot.value.as_ref());
+        replies.reply(conn, Reply::Value(current));
+    }
+
+    fn delete(&mut self, key: &[u8]) -> bool {
+        let Some(slot) = self.slots.get_mut(key) else {
+            return false;
+        };
+        let deleted = slot.value.take().is_some();
+        if deleted {
+            self.value_count -= 1;
+            if slot.is_empty() {
+                self.slots.remove(key);
+            }
+        }
+        deleted
+    }
+
+    fn wait(&mut self, conn: ConnId, keys: Keys<'_>, replies: &mut impl Replies) {
+        self.cancel(conn);
+        if keys.iter().all(|key| self.is_there(key)) {
+            replies.reply(conn, Reply::StopWaiting);
+            return;
+        }
+        self.waiters.open(conn, Answer::Stop);
+        for key in keys.iter() {
+            if !self.is_there(key) {
+                self.miss(conn, key, Wants::ValueOrElement);
+            }
+        }
+    }
+
+    /// docs/wire.md, WAIT_GET: answered at the first moment at which all values are there.
+    fn wait_get(&mut self, conn: ConnId, keys: Keys<'_>, replies: &mut impl Replies) {
+        let has_value =
+            |state: &Self, key: &[u8]| state.slots.get(key).is_some_and(|s| s.value.is_some());
+        if keys.iter().all(|key| has_value(self, key)) {
+            replies.reply(conn, Reply::StopWaiting);
+            self.reply_values(conn, keys.iter(), replies);
+            return;
+        }
+        let wanted = keys.iter().map(Box::from).collect();
+        self.waiters.open(conn, Answer::Values(wanted));
+        for key in keys.iter() {
+            if !has_value(self, key) {
+                self.miss(conn, key, Wants::Value);
+            }
+        }
+    }
+
+    /// docs/wire.md, WAIT_POP: answered with an element, which is taken at that moment.
+    fn wait_pop(&mut self, conn: ConnId, key: &[u8], replies: &mut impl Replies) {
+        self.cancel(conn);
+        if self.queue(key).is_some() {
+            self.reply_element(conn, key, replies);
+        } else {
+            self.waiters.open(conn, Answer::Element);
+            self.miss(conn, key, Wants::Element);
+        }
+    }
+
+    /// docs/wire.md, BARRIER: an ordinary counter, which an unfinished arrival creates without
+    /// waking those who wait for the key.
+    fn barrier(
+        &mut self,
+        conn: ConnId,
+        key: &[u8],
+        world_size: i64,
+        replies: &mut impl Replies,
+    ) -> Result<(), Refusal> {
+        let arrived = self.add(key, 1)?;
+        if arrived >= world_size {
+            // An earlier arrival of the same connection is answered too; any other wait of it is
+            // replaced by this one.
+            self.wake_for_value(key, replies);
+            self.cancel(conn);
+            replies.reply(conn, Reply::StopWaiting);
+        } else {
+            self.cancel(conn);
+            self.waiters.open(conn, Answer::Stop);
+            self.miss(conn, key, Wants::Barrier);
+        }
+        Ok(())
+    }
+
+    fn queue_push(&mut self, key: &[u8], element: Value, replies: &mut impl Replies) {
+        let slot = match self.slots.get_mut(key) {
+            Some(slot) => slot,
+            None => self.slots.entry(key.into()).or_default(),
+        };
+        slot.queue.get_or_insert_default().push_back(element);
+        if slot.waiters.is_some() {
+            self.offer_element(key, replies);
+        }
+    }
+
+    fn queue_pop(&mut self, conn: ConnId, key: &[u8], replies: &mut impl Replies) {
+        let length = self.queue(key).map_or(0, VecDeque::len);
+        replies.reply(conn, Reply::Integer(count(length)));
+        if let Some(element) = self.take_element(key) {
+            replies.reply(conn, Reply::Value(Some(&element)));
+        }
+    }
+
+    fn take_element(&mut self, key: &[u8]) -> Option<Value> {
+        let slot = self.slots.get_mut(key)?;
+        let queue = slot.queue.as_mut()?;
+        let element = queue.pop_front();
+        if queue.is_empty() {
+            slot.queue = None;
+            if slot.is_empty() {
+                self.slots.remove(key);
+            }
+        }
+        element
+    }
+
+    fn reply_element(&mut self, conn: ConnId, key: &[u8], replies: &mut impl Replies) {
+        if let Some(element) = self.take_element(key) {
+            replies.reply(conn, Reply::StopWaiting);
+            replies.reply(conn, Reply::Value(Some(&element)));
+        }
+    }
+
+    fn reply_values<'k>(
+        &self,
+        conn: ConnId,
+        keys: impl Iterator<Item = &'k [u8]>,
+        replies: &mut impl Replies,
+    ) {
+        for key in keys {
+            let value = self.slots.get(key).and_then(|slot| slot.value.as_ref());
+            replies.reply(conn, Reply::Value(value));
+        }
+    }
+
+    fn miss(&mut self, conn: ConnId, key: &[u8], wants: Wants) {
+        let slot = match self.slots.get_mut(key) {
+            Some(slot) => slot,
+            None => self.slots.entry(key.into()).or_default(),
+        };
+        let list = *slot
+            .waiters
+            .get_or_insert_with(|| self.waiters.new_list(key));
+        self.waiters.miss(conn, list, wants);
+    }
+
+    fn wake_for_value(&mut self, key: &[u8], replies: &mut impl Replies) {
+        if let Some(list) = self.slots.get(key).and_then(|slot| slot.waiters) {
+            self.wake_list_for_value(list, replies);
+        }
+    }
+
+    fn wake_list_for_value(&mut self, list: ListId, replies: &mut impl Replies) {
+        let mut woken = std::mem::take(&mut self.woken);
+        if let Some(name) = self.waiters.value_written(list, &mut woken) {
+            self.forget_list(&name);
+        }
+        for Woken { conn, answer } in woken.drain(..) {
+            match answer {
+                Answer::Stop => replies.reply(conn, Reply::StopWaiting),
+                Answer::Values(keys) => {
+                    // A key that came first may be deleted again by now: then the wait goes on.
+                    let keys: Vec<&[u8]> = keys.iter().map(|key| &**key).collect();
+                    self.wait_get(conn, Keys::from(&keys[..]), replies);
+                }
+                Answer::Element => unreachable!("a value never ends a wait for an element"),
+            }
+        }
+        self.woken = woken;
+    }
+
+    /// Lets the first waiter of a queue know that there is an element, or gives it the element.
+    fn offer_element(&mut self, key: &[u8], replies: &mut impl Replies) {
+        let Some(Slot {
+            queue: Some(_),
+            waiters: Some(list),
+            ..
+        }) = self.slots.get(key)
+        else {
+            return;
+        };
+        let mut woken = std::mem::take(&mut self.woken);
+        if let Some(name) = self.waiters.element_pushed(*list, &mut woken) {
+            self.forget_list(&name);
+        }
+        for Woken { conn, answer } in woken.drain(..) {
+            match answer {
+                Answer::Stop => {
+                    self.pledges.insert(conn, key.into());
+                    replies.reply(conn, Reply::StopWaiting);
+                }
+                Answer::Element => self.reply_element(conn, key, replies),
+                Answer::Values(_) => unreachable!("an element never ends a wait for values"),
+            }
+        }
+        self.woken = woken;
+    }
+
+    /// A connection that was woken by a push says what it does next (`None`: it is gone). Popping
+    /// uses the wake up, a PING leaves it open, and anything else passes it on.
+    fn settle_pledge(
+        &mut self,
+        conn: ConnId,
+        next: Option<&Request<'_>>,
+        replies: &mut impl Replies,
+    ) {
+        if matches!(next, Some(Request::Ping { .. })) {
+            return;
+        }
+        let Some(queue) = self.pledges.remove(&conn) else {
+            return;
+        };
+        match next {
+            Some(Request::QueuePop { key } | Request::WaitPop { key }) if **key == *queue => {}
+            _ => self.offer_element(&queue, replies),
+        }
+    }
+
+    fn cancel(&mut self, conn: ConnId) {
+        let mut emptied = std::mem::take(&mut self.emptied);
+        self.waiters.cancel(conn, &mut emptied);
+        for name in emptied.drain(..) {
+            self.forget_list(&name);
+        }
+        self.emptied = emptied;
+    }
+
+    /// The last waiter of a name is gone.
+    fn forget_list(&mut self, name: &[u8]) {
+        if let Some(slot) = self.slots.get_mut(name) {
+            slot.waiters = None;
+            if slot.is_empty() {
+                self.slots.remove(name);
+            }
+        }
+    }
+}
+
+/// Counts go over the wire as `i64`; memory ends long before that does.
+fn count(count: usize) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}

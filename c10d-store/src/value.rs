@@ -1,0 +1,61 @@
+//! What `add` and `compare_set` make of the value that is there: the rules that the in-process
+//! store and the file store have in common. Pure.
+
+use crate::decimal::parse_decimal;
+
+/// The sum that `add` leaves behind, or `None` when the present value is not a number.
+///
+/// A missing and an empty value count as 0. (The TCP server refuses an empty one, as PyTorch's
+/// does; PyTorch's local stores take it.) Overflow wraps.
+pub(crate) fn sum(present: Option<&[u8]>, delta: i64) -> Option<i64> {
+    let present = match present {
+        None | Some([]) => 0,
+        Some(text) => parse_decimal(text)?,
+    };
+    Some(present.wrapping_add(delta))
+}
+
+/// Whether `compare_set` writes: the present value is the expected one, or there is none and an
+/// empty one is expected. (An empty expectation does match an empty value, and no other.)
+pub(crate) fn is_expected(present: Option<&[u8]>, expected: &[u8]) -> bool {
+    present.unwrap_or_default() == expected
+}
+
+/// What `compare_set` answers when it did not write: the present value; for a missing key the
+/// expected one, by which PyTorch's callers cannot tell.
+pub(crate) fn refusal<'a>(present: Option<&'a [u8]>, expected: &'a [u8]) -> &'a [u8] {
+    present.unwrap_or(expected)
+}
+
+/// A value as an error message shows it.
+pub(crate) fn shorten(value: &[u8]) -> String {
+    const BYTES_SHOWN_MAX: usize = 40;
+    let shown = &value[..value.len().min(BYTES_SHOWN_MAX)];
+    let mut text = String::from_utf8_lossy(shown).into_owned();
+    if shown.len() < value.len() {
+        text.push_str(&format!("... ({} bytes)", value.len()));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sum_starts_from_nothing_or_a_number() {
+        assert_eq!(sum(None, 5), Some(5));
+        assert_eq!(sum(Some(b""), 5), Some(5));
+        assert_eq!(sum(Some(b" 12abc"), 1), Some(13));
+        assert_eq!(sum(Some(b"abc"), 1), None);
+        assert_eq!(sum(Some(b"9223372036854775807"), 1), Some(i64::MIN));
+        assert_eq!(sum(Some(b"-9223372036854775808"), -1), Some(i64::MAX));
+    }
+
+    #[test]
+    fn an_error_shows_the_head_of_a_long_value() {
+        assert_eq!(shorten(b"12x"), "12x");
+        let shown = shorten(&[b'a'; 1 << 20]);
+        assert_eq!(shown, format!("{}... (1048576 bytes)", "a".repeat(40)));
+    }
+}

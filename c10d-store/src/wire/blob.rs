@@ -1,0 +1,42 @@
+//! Runs of length-prefixed byte strings.
+
+use byteorder::{ByteOrder, LittleEndian};
+
+/// Bytes of a length word.
+pub(super) const LENGTH_BYTES: usize = 8;
+
+/// An iterator over a run of blobs (`u64` length, then the bytes) whose lengths have been checked.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Blobs<'a> {
+    /// Invariant: holds exactly `count` whole blobs.
+    bytes: &'a [u8],
+    count: usize,
+}
+
+impl<'a> Blobs<'a> {
+    /// `bytes` has been found to hold `count` blobs by a [`FrameScan`](super::FrameScan).
+    pub(super) const fn checked(bytes: &'a [u8], count: usize) -> Self {
+        Self { bytes, count }
+    }
+
+    /// How many are left.
+    pub(crate) const fn len(&self) -> usize {
+        self.count
+    }
+}
+
+impl<'a> Iterator for Blobs<'a> {
+    type Item = &'a [u8];
+
+    fn next(&mut self) -> Option<&'a [u8]> {
+        self.count = self.count.checked_sub(1)?;
+        let length = usize::try_from(LittleEndian::read_u64(self.bytes)).ok()?;
+        let (blob, rest) = self.bytes[LENGTH_BYTES..].split_at(length);
+        self.bytes = rest;
+        Some(blob)
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (self.count, Some(self.count))
+    }
+}

@@ -1,0 +1,320 @@
+//! Where one request ends, found without ever looking at a byte twice.
+//!
+//! PyTorch's server restarts the parse of an unfinished request with every 4096 bytes that arrive,
+//! which makes long lists cost quadratic time; a [`FrameScan`] remembers how far it got.
+
+use byteorder::{ByteOrder, LittleEndian};
+
+use super::blob::{Blobs, LENGTH_BYTES};
+use super::error::{WireError, WireErrorKind};
+use super::opcode::{Field, Opcode};
+use crate::limits::WireLimits;
+use crate::message::{Keys, Payload, Request};
+use crate::stored_value::{SHARED_VALUE_BYTES_MIN, Value};
+
+/// How far a request has been seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Progress {
+    /// The request is whole; it is this many bytes long.
+    Complete(usize),
+    /// At least this many bytes, counted from the request's start, are needed to get on.
+    NeedAtLeast(usize),
+}
+
+/// A resumable scan of one request.
+///
+/// Feed it the request's bytes from their start, ever more of them, until it says
+/// [`Progress::Complete`]; then take the request with [`frame`](Self::frame). Each byte costs
+/// constant time, however the bytes are cut.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct FrameScan {
+    /// Bytes checked so far. Invariant: never beyond what has been fed.
+    checked: usize,
+    opcode: Option<Opcode>,
+    /// The argument being scanned.
+    field: usize,
+    /// Blobs still to come in the list being scanned; `None` before its count was read.
+    list_left: Option<usize>,
+    list_len: usize,
+    /// Start of each argument that has been scanned, and its end. For blobs and lists without the
+    /// length or count word.
+    spans: [Span; FIELDS_MAX],
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Span {
+    start: usize,
+    end: usize,
+}
+
+const FIELDS_MAX: usize = 3;
+
+impl FrameScan {
+    /// Looks at what has arrived of the request; `bytes` starts at the request's first byte and is
+    /// never shorter than in an earlier call.
+    ///
+    /// # Errors
+    /// When the bytes can never become a request within the limits. No memory has been reserved
+    /// for what they announce.
+    pub(crate) fn advance(&mut self, bytes: &[u8], limits: &WireLimits) -> Result<Progress, WireError> {
+        let opcode = match self.opcode {
+            Some(opcode) => opcode,
+            None => {
+                let Some(&byte) = bytes.first() else {
+                    return Ok(Progress::NeedAtLeast(1));
+                };
+                let opcode = Opcode::from_byte(byte)
+                    .ok_or_else(|| self.error(WireErrorKind::UnknownOpcode(byte)))?;
+                self.opcode = Some(opcode);
+                self.checked = 1;
+                opcode
+            }
+        };
+        let fields = opcode.fields();
+        while let Some(field) = fields.get(self.field) {
+            let start = self.checked;
+            let (start, end) = match field {
+                Field::U32 => (start, start + 4),
+                Field::I64 => (start, start + 8),
+                Field::Key | Field::Value => match self.blob_end(bytes, start, *field, limits)? {
+                    Ok(end) => (start + LENGTH_BYTES, end),
+                    Err(need) => return Ok(need),
+                },
+                Field::Keys | Field::Pairs => {
+                    if let Some(need) = self.scan_list(bytes, *field, limits)? {
+                        return Ok(need);
+                    }
+                    (self.spans[self.field].start, self.checked)
+                }
+            };
+            if end > bytes.len() {
+                return Ok(Progress::NeedAtLeast(end));
+            }
+            self.spans[self.field] = Span { start, end };
+            self.checked = end;
+            self.field += 1;
+        }
+        Ok(Progress::Complete(self.checked))
+    }
+
+    /// Forgets everything, for the next request.
+    pub(crate) fn reset(&mut self) {
+        *self = Self::default();
+    }
+
+    /// The request that has been found complete in `bytes`, the same bytes as scanned.
+    pub(crate) fn frame<'a>(&self, bytes: &'a [u8]) -> Frame<'a> {
+        Frame {
+            opcode: self.opcode.unwrap_or(Opcode::Validate),
+            spans: self.spans,
+            list_len: self.list_len,
+            bytes: &bytes[..self.checked],
+        }
+    }
+
+    /// The request that has been found complete and whose last argument is the long `value`, taken
+    /// out of the frame; `head` is what stands in front of it. `None` when the command has no value
+    /// at its end.
+    pub(crate) fn request_with_value<'a>(&self, head: &'a [u8], value: Value) -> Option<Request<'a>> {
+        let arg = |index: usize| &head[self.spans[index].start..self.spans[index].end];
+        let value = Payload::Owned(value);
+        Some(match self.opcode? {
+            Opcode::Set => Request::Set { key: arg(0), value },
+            Opcode::Append => Request::Append { key: arg(0), value },
+            Opcode::QueuePush => Request::QueuePush { key: arg(0), value },
+            Opcode::CompareSet => Request::CompareSet {
+                key: arg(0),
+                expected: arg(1),
+                desired: value,
+            },
+            _ => return None,
+        })
+    }
+
+    /// The end of the blob whose length word stands at `start`, or how many bytes are needed.
+    #[inline]
+    fn blob_end(
+        &self,
+        bytes: &[u8],
+        start: usize,
+        field: Field,
+        limits: &WireLimits,
+    ) -> Result<Result<usize, Progress>, WireError> {
+        let Some(word) = bytes.get(start..start + LENGTH_BYTES) else {
+            return Ok(Err(Progress::NeedAtLeast(start + LENGTH_BYTES)));
+        };
+        let announced = LittleEndian::read_u64(word);
+        let bytes_max = match field {
+            Field::Key => limits.key_bytes_max(),
+            _ => limits.value_bytes_max(),
+        };
+        let length = match usize::try_from(announced) {
+            Ok(length) if length <= bytes_max => length,
+            _ => {
+                let bytes = announced;
+                return Err(self.error(if field == Field::Key {
+                    WireErrorKind::KeyTooLong { bytes, bytes_max }
+                } else {
+                    WireErrorKind::ValueTooLong { bytes, bytes_max }
+                }));
+            }
+        };
+        let end = start + LENGTH_BYTES + length;
+        if end > limits.request_bytes_max() {
+            return Err(self.error(WireErrorKind::RequestTooLong {
+                bytes: end,
+                bytes_max: limits.request_bytes_max(),
+            }));
+        }
+        if end > bytes.len() {
+            return Ok(Err(Progress::NeedAtLeast(end)));
+        }
+        Ok(Ok(end))
+    }
+
+    /// Scans a list as far as the bytes go. `None` when it is whole.
+    fn scan_list(
+        &mut self,
+        bytes: &[u8],
+        field: Field,
+        limits: &WireLimits,
+    ) -> Result<Option<Progress>, WireError> {
+        let mut left = match self.list_left {
+            Some(left) => left,
+            None => {
+                let Some(word) = bytes.get(self.checked..self.checked + LENGTH_BYTES) else {
+                    return Ok(Some(Progress::NeedAtLeast(self.checked + LENGTH_BYTES)));
+                };
+                let announced = LittleEndian::read_u64(word);
+                let keys_max = limits.keys_per_request_max();
+                let count = match usize::try_from(announced) {
+                    Ok(count) if count <= keys_max => count,
+                    _ => {
+                        return Err(self.error(WireErrorKind::TooManyKeys {
+                            keys: announced,
+                            keys_max,
+                        }));
+                    }
+                };
+                self.checked += LENGTH_BYTES;
+                self.spans[self.field].start = self.checked;
+                self.list_len = if field == Field::Pairs {
+                    2 * count
+                } else {
+                    count
+                };
+                self.list_len
+            }
+        };
+        while left > 0 {
+            // In a list of pairs an odd number left means that a value comes next.
+            let kind = if field == Field::Pairs && left % 2 == 1 {
+                Field::Value
+            } else {
+                Field::Key
+            };
+            match self.blob_end(bytes, self.checked, kind, limits)? {
+                Ok(end) => self.checked = end,
+                Err(need) => {
+                    self.list_left = Some(left);
+                    return Ok(Some(need));
+                }
+            }
+            left -= 1;
+        }
+        self.list_left = Some(0);
+        Ok(None)
+    }
+
+    fn error(&self, kind: WireErrorKind) -> WireError {
+        WireError {
+            opcode: self.opcode,
+            offset: self.checked,
+            kind,
+        }
+    }
+}
+
+/// One whole request, still as bytes.
+#[derive(Debug)]
+pub(crate) struct Frame<'a> {
+    opcode: Opcode,
+    spans: [Span; FIELDS_MAX],
+    list_len: usize,
+    bytes: &'a [u8],
+}
+
+impl<'a> Frame<'a> {
+    /// The request, borrowing from the frame's bytes.
+    #[inline]
+    pub(crate) fn request(&self) -> Request<'a> {
+        match self.opcode {
+            Opcode::Validate => Request::Validate {
+                magic: LittleEndian::read_u32(self.arg(0)),
+            },
+            Opcode::Set => Request::Set {
+                key: self.arg(0),
+                value: Payload::Borrowed(self.arg(1)),
+            },
+            Opcode::CompareSet => Request::CompareSet {
+                key: self.arg(0),
+                expected: self.arg(1),
+                desired: Payload::Borrowed(self.arg(2)),
+            },
+            Opcode::Get => Request::Get { key: self.arg(0) },
+            Opcode::Add => Request::Add {
+                key: self.arg(0),
+                delta: LittleEndian::read_i64(self.arg(1)),
+            },
+            Opcode::Check => Request::Check { keys: self.list() },
+            Opcode::Wait => Request::Wait { keys: self.list() },
+            Opcode::GetNumKeys => Request::GetNumKeys,
+            Opcode::DeleteKey => Request::DeleteKey { key: self.arg(0) },
+            Opcode::Append => Request::Append {
+                key: self.arg(0),
+                value: Payload::Borrowed(self.arg(1)),
+            },
+            Opcode::MultiGet => Request::MultiGet { keys: self.list() },
+            Opcode::MultiSet => Request::MultiSet { pairs: self.list() },
+            Opcode::CancelWait => Request::CancelWait,
+            Opcode::Ping => Request::Ping {
+                nonce: LittleEndian::read_u32(self.arg(0)),
+            },
+            Opcode::QueuePush => Request::QueuePush {
+                key: self.arg(0),
+                value: Payload::Borrowed(self.arg(1)),
+            },
+            Opcode::QueuePop => Request::QueuePop { key: self.arg(0) },
+            Opcode::QueueLen => Request::QueueLen { key: self.arg(0) },
+            Opcode::ListKeys => Request::ListKeys,
+            Opcode::Barrier => Request::Barrier {
+                key: self.arg(0),
+                world_size: LittleEndian::read_i64(self.arg(1)),
+            },
+            Opcode::WaitGet => Request::WaitGet { keys: self.list() },
+            Opcode::WaitPop => Request::WaitPop { key: self.arg(0) },
+        }
+    }
+
+    /// Where the frame's last argument starts, if that is a value long enough to be stored in the
+    /// buffer it was received into.
+    pub(crate) fn long_value_start(&self) -> Option<usize> {
+        let last = match self.opcode {
+            Opcode::Set | Opcode::Append | Opcode::QueuePush => 1,
+            Opcode::CompareSet => 2,
+            _ => return None,
+        };
+        let span = self.spans[last];
+        (span.end - span.start >= SHARED_VALUE_BYTES_MIN).then_some(span.start)
+    }
+
+    #[inline]
+    fn arg(&self, index: usize) -> &'a [u8] {
+        let span = self.spans[index];
+        &self.bytes[span.start..span.end]
+    }
+
+    fn list(&self) -> Keys<'a> {
+        Keys::encoded(Blobs::checked(self.arg(0), self.list_len))
+    }
+}

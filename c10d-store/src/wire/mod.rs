@@ -1,0 +1,49 @@
+//! The bytes of the protocol, and the only place that knows their order. See docs/wire.md.
+//!
+//! Knows neither sockets nor the store's state.
+
+mod blob;
+mod error;
+mod frame;
+mod opcode;
+mod reply;
+mod request;
+
+pub(crate) use blob::Blobs;
+pub use error::{WireError, WireErrorKind};
+pub(crate) use frame::{FrameScan, Progress};
+pub use opcode::Opcode;
+pub(crate) use reply::{
+    CHECK_NOT_READY, CHECK_READY, STOP_WAITING, WAIT_CANCELED, encode_reply, read_i64, read_u32,
+    read_u64,
+};
+pub use request::RequestBuf;
+
+/// The word that VALIDATE carries (docs/wire.md, section 1).
+pub const VALIDATION_MAGIC: u32 = 0x3C85_F7CE;
+
+/// The nonce by which a client asks for the server's capabilities in its PING (docs/wire.md,
+/// section 9). A PyTorch server echoes it, which reads as "none". PyTorch's clients send their
+/// process id, which on Linux is below 2^22.
+pub const CAPABILITY_NONCE: u32 = 0xC10D_0000;
+
+/// The bits of a PING answer to [`CAPABILITY_NONCE`] that hold capabilities.
+pub const CAPABILITY_MASK: u32 = 0x0000_FFFF;
+
+/// The server knows WAIT_GET (0x80) and answers a GET of a missing key.
+pub const CAPABILITY_WAIT_GET: u32 = 1 << 0;
+
+/// The server knows WAIT_POP (0x81).
+pub const CAPABILITY_WAIT_POP: u32 = 1 << 1;
+
+/// All that this crate's server can do.
+pub const CAPABILITIES: u32 = CAPABILITY_WAIT_GET | CAPABILITY_WAIT_POP;
+
+/// What this crate's server answers to a PING.
+pub(crate) const fn answer_to_ping(nonce: u32) -> u32 {
+    if nonce == CAPABILITY_NONCE {
+        CAPABILITY_NONCE | CAPABILITIES
+    } else {
+        nonce
+    }
+}

@@ -1,0 +1,73 @@
+//! Replies: their bytes, and the words that a client reads.
+
+use byteorder::{ByteOrder, LittleEndian};
+use c10d_socket::SendBuf;
+
+use crate::message::Reply;
+use crate::stored_value::Value;
+
+/// CHECK: all keys are there.
+pub(crate) const CHECK_READY: u8 = 0;
+/// CHECK: a key is missing.
+pub(crate) const CHECK_NOT_READY: u8 = 1;
+/// A wait or a barrier is over.
+pub(crate) const STOP_WAITING: u8 = 0;
+/// A cancel has taken effect.
+pub(crate) const WAIT_CANCELED: u8 = 1;
+
+/// Appends a piece of a reply to what a connection sends.
+#[inline]
+pub(crate) fn encode_reply(reply: Reply<'_>, out: &mut SendBuf) {
+    match reply {
+        Reply::Nonce(nonce) => {
+            let mut word = [0; 4];
+            LittleEndian::write_u32(&mut word, nonce);
+            out.push(&word);
+        }
+        Reply::Integer(number) => {
+            let mut word = [0; 8];
+            LittleEndian::write_i64(&mut word, number);
+            out.push(&word);
+        }
+        Reply::Ready(true) => out.push(&[CHECK_READY]),
+        Reply::Ready(false) => out.push(&[CHECK_NOT_READY]),
+        Reply::StopWaiting => out.push(&[STOP_WAITING]),
+        Reply::WaitCanceled => out.push(&[WAIT_CANCELED]),
+        Reply::Value(None) => push_length(0, out),
+        Reply::Value(Some(value)) => push_value(value, out),
+        Reply::Bytes(bytes) => {
+            push_length(bytes.len(), out);
+            out.push(bytes);
+        }
+    }
+}
+
+/// A count or length of a reply.
+pub(crate) fn read_u64(word: [u8; 8]) -> u64 {
+    LittleEndian::read_u64(&word)
+}
+
+/// A number of a reply.
+pub(crate) fn read_i64(word: [u8; 8]) -> i64 {
+    LittleEndian::read_i64(&word)
+}
+
+/// A nonce of a reply.
+pub(crate) fn read_u32(word: [u8; 4]) -> u32 {
+    LittleEndian::read_u32(&word)
+}
+
+fn push_value(value: &Value, out: &mut SendBuf) {
+    let bytes = value.as_bytes();
+    push_length(bytes.len(), out);
+    match value.shared() {
+        Some((shared, start)) => out.push_shared(shared.clone(), start),
+        None => out.push(bytes),
+    }
+}
+
+fn push_length(length: usize, out: &mut SendBuf) {
+    let mut word = [0; 8];
+    LittleEndian::write_u64(&mut word, length as u64);
+    out.push(&word);
+}

@@ -1,0 +1,189 @@
+//! Building requests, for clients.
+
+use std::io::IoSlice;
+
+use byteorder::{ByteOrder, LittleEndian};
+
+use super::opcode::Opcode;
+use super::{CAPABILITY_NONCE, VALIDATION_MAGIC};
+
+/// The byte that clients put before every user key; the server knows nothing of it
+/// (docs/wire.md, section 4.1).
+pub const PAYLOAD_KEY_PREFIX: u8 = b'/';
+
+/// Values from this length on are sent from the caller's memory instead of being copied.
+const BORROWED_VALUE_BYTES_MIN: usize = 4096;
+
+/// One or more requests in the making.
+///
+/// Long values are borrowed, so that sending one copies it only once, into the socket.
+///
+/// ```
+/// use c10d_store::wire::{Opcode, RequestBuf};
+///
+/// let mut request = RequestBuf::new();
+/// request.opcode(Opcode::Add).user_key("step").i64(1);
+/// let bytes = request.to_bytes();
+/// assert_eq!(bytes[..9], [4, 5, 0, 0, 0, 0, 0, 0, 0]);
+/// assert_eq!(&bytes[9..14], b"/step");
+/// ```
+#[derive(Debug, Default)]
+pub struct RequestBuf<'v> {
+    copied: Vec<u8>,
+    /// Borrowed values, each with the length of `copied` at the place where it belongs.
+    borrowed: Vec<(usize, &'v [u8])>,
+}
+
+impl<'v> RequestBuf<'v> {
+    /// No request yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A buffer that reuses `memory`, whose content is dropped.
+    #[must_use]
+    pub fn reusing(mut memory: Vec<u8>) -> Self {
+        memory.clear();
+        Self {
+            copied: memory,
+            borrowed: Vec::new(),
+        }
+    }
+
+    /// The memory, for the next request.
+    #[must_use]
+    pub fn into_memory(self) -> Vec<u8> {
+        self.copied
+    }
+
+    /// The handshake: VALIDATE and a PING that asks for the server's capabilities.
+    pub fn hello(&mut self) -> &mut Self {
+        self.opcode(Opcode::Validate).u32(VALIDATION_MAGIC);
+        self.opcode(Opcode::Ping).u32(CAPABILITY_NONCE)
+    }
+
+    /// Starts a request.
+    pub fn opcode(&mut self, opcode: Opcode) -> &mut Self {
+        self.copied.push(opcode as u8);
+        self
+    }
+
+    /// A user's key: the `/` is added here.
+    pub fn user_key(&mut self, key: &str) -> &mut Self {
+        self.count(key.len() + 1);
+        self.copied.push(PAYLOAD_KEY_PREFIX);
+        self.copied.extend_from_slice(key.as_bytes());
+        self
+    }
+
+    /// A count and so many users' keys.
+    pub fn user_keys(&mut self, keys: &[&str]) -> &mut Self {
+        self.count(keys.len());
+        for key in keys {
+            self.user_key(key);
+        }
+        self
+    }
+
+    /// A key as it is: `init/` is the only one without the `/` before it.
+    pub fn raw_key(&mut self, key: &[u8]) -> &mut Self {
+        self.count(key.len());
+        self.copied.extend_from_slice(key);
+        self
+    }
+
+    /// A value.
+    pub fn value(&mut self, value: &'v [u8]) -> &mut Self {
+        self.count(value.len());
+        if value.len() < BORROWED_VALUE_BYTES_MIN {
+            self.copied.extend_from_slice(value);
+        } else {
+            self.borrowed.push((self.copied.len(), value));
+        }
+        self
+    }
+
+    /// A count of what follows.
+    pub fn count(&mut self, count: usize) -> &mut Self {
+        let mut word = [0; 8];
+        LittleEndian::write_u64(&mut word, count as u64);
+        self.copied.extend_from_slice(&word);
+        self
+    }
+
+    /// A number.
+    pub fn i64(&mut self, number: i64) -> &mut Self {
+        let mut word = [0; 8];
+        LittleEndian::write_i64(&mut word, number);
+        self.copied.extend_from_slice(&word);
+        self
+    }
+
+    /// A nonce or the validation word.
+    pub fn u32(&mut self, number: u32) -> &mut Self {
+        let mut word = [0; 4];
+        LittleEndian::write_u32(&mut word, number);
+        self.copied.extend_from_slice(&word);
+        self
+    }
+
+    /// The bytes in order, for a vectored write.
+    pub fn io_slices(&self) -> Vec<IoSlice<'_>> {
+        let mut slices = Vec::with_capacity(2 * self.borrowed.len() + 1);
+        let mut from = 0;
+        for &(position, value) in &self.borrowed {
+            slices.push(IoSlice::new(&self.copied[from..position]));
+            slices.push(IoSlice::new(value));
+            from = position;
+        }
+        if from < self.copied.len() {
+            slices.push(IoSlice::new(&self.copied[from..]));
+        }
+        slices
+    }
+
+    /// The bytes in one piece, if no value is borrowed.
+    #[must_use]
+    pub fn contiguous(&self) -> Option<&[u8]> {
+        self.borrowed.is_empty().then_some(&self.copied)
+    }
+
+    /// All bytes, copied.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        self.io_slices().iter().flat_map(|slice| slice.iter().copied()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn borrowed_and_copied_values_make_the_same_bytes() {
+        let long = vec![7; BORROWED_VALUE_BYTES_MIN];
+        let mut request = RequestBuf::new();
+        request.opcode(Opcode::MultiSet).count(2);
+        request.user_key("a").value(&long).user_key("b").value(b"x");
+        assert!(request.contiguous().is_none());
+
+        let mut expected = vec![11, 2, 0, 0, 0, 0, 0, 0, 0];
+        expected.extend_from_slice(&[2, 0, 0, 0, 0, 0, 0, 0, b'/', b'a']);
+        expected.extend_from_slice(&[0, 16, 0, 0, 0, 0, 0, 0]);
+        expected.extend_from_slice(&long);
+        expected.extend_from_slice(&[2, 0, 0, 0, 0, 0, 0, 0, b'/', b'b']);
+        expected.extend_from_slice(&[1, 0, 0, 0, 0, 0, 0, 0, b'x']);
+        assert_eq!(request.to_bytes(), expected);
+    }
+
+    #[test]
+    fn the_handshake_is_the_documented_one() {
+        let mut request = RequestBuf::new();
+        request.hello();
+        assert_eq!(
+            request.to_bytes(),
+            [0, 0xce, 0xf7, 0x85, 0x3c, 0x0d, 0, 0, 0x0d, 0xc1]
+        );
+    }
+}
