@@ -72,9 +72,7 @@ impl FromStr for HostPort {
             reason,
         };
         let (host, port) = if let Some(rest) = text.strip_prefix('[') {
-            let (host, rest) = rest
-                .split_once(']')
-                .ok_or(fail(Reason::UnclosedBracket))?;
+            let (host, rest) = rest.split_once(']').ok_or(fail(Reason::UnclosedBracket))?;
             if !is_ipv6(host) {
                 return Err(fail(Reason::NotIpv6));
             }
@@ -154,7 +152,9 @@ pub(crate) fn is_localhost(host: &str) -> bool {
 
 /// Whether `host` is an IPv6 address, a zone allowed.
 fn is_ipv6(host: &str) -> bool {
-    let address = host.split_once('%').map_or(host, |(address, _zone)| address);
+    let address = host
+        .split_once('%')
+        .map_or(host, |(address, _zone)| address);
     address.parse::<Ipv6Addr>().is_ok()
 }
 
@@ -196,7 +196,11 @@ mod tests {
             ("node 0:80", Reason::BadHost),
             ("tcp//node0:80", Reason::BadHost),
         ] {
-            assert_eq!(text.parse::<HostPort>().unwrap_err().reason, reason, "{text}");
+            assert_eq!(
+                text.parse::<HostPort>().unwrap_err().reason,
+                reason,
+                "{text}"
+            );
         }
         assert_eq!(
             "::1".parse::<HostPort>().unwrap_err().to_string(),
@@ -206,10 +210,23 @@ mod tests {
 
     #[test]
     fn loopback_is_told_by_the_text() {
-        for host in ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1", "LOCALHOST"] {
+        for host in [
+            "127.0.0.1",
+            "127.9.9.9",
+            "::1",
+            "::ffff:127.0.0.1",
+            "LOCALHOST",
+        ] {
             assert!(is_loopback_name(host), "{host}");
         }
-        for host in ["", "::", "0.0.0.0", "10.0.0.1", "localhost.example", "[::1]"] {
+        for host in [
+            "",
+            "::",
+            "0.0.0.0",
+            "10.0.0.1",
+            "localhost.example",
+            "[::1]",
+        ] {
             assert!(!is_loopback_name(host), "{host}");
         }
     }

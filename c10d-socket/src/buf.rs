@@ -205,7 +205,8 @@ mod tests {
             let before = self.taken.len();
             for slice in slices {
                 let room = self.step - (self.taken.len() - before);
-                self.taken.extend_from_slice(&slice[..slice.len().min(room)]);
+                self.taken
+                    .extend_from_slice(&slice[..slice.len().min(room)]);
             }
             Ok(self.taken.len() - before)
         }

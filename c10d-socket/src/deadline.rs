@@ -57,6 +57,15 @@ impl Deadline {
         self.0.is_some_and(|at| at <= now)
     }
 
+    /// The later of two deadlines.
+    #[must_use]
+    pub fn at_least(self, other: Self) -> Self {
+        match (self.0, other.0) {
+            (Some(a), Some(b)) => Self(Some(a.max(b))),
+            _ => Self::NEVER,
+        }
+    }
+
     /// The earlier of two deadlines.
     #[must_use]
     pub fn min(self, other: Self) -> Self {
@@ -78,6 +87,9 @@ mod tests {
         let late = Deadline::after(now, Duration::from_secs(1));
         assert_eq!(soon.min(late), soon);
         assert_eq!(late.min(soon), soon);
+        assert_eq!(late.at_least(soon), late);
+        assert_eq!(soon.at_least(late), late);
+        assert_eq!(soon.at_least(Deadline::NEVER), Deadline::NEVER);
         assert_eq!(Deadline::NEVER.min(late), late);
         assert_eq!(late.min(Deadline::NEVER), late);
         assert_eq!(Deadline::NEVER.min(Deadline::NEVER), Deadline::NEVER);

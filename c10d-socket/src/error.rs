@@ -298,8 +298,16 @@ mod tests {
             rounds: 8,
             failures: vec![
                 failure(DialStage::Lookup, 1, libc::EAGAIN),
-                failure(DialStage::Connect(address("[::1]:29500")), 7, libc::ECONNREFUSED),
-                failure(DialStage::Handshake(address("127.0.0.1:29500")), 2, libc::ECONNRESET),
+                failure(
+                    DialStage::Connect(address("[::1]:29500")),
+                    7,
+                    libc::ECONNREFUSED,
+                ),
+                failure(
+                    DialStage::Handshake(address("127.0.0.1:29500")),
+                    2,
+                    libc::ECONNRESET,
+                ),
             ],
             forgotten: 3,
         };
@@ -342,7 +350,10 @@ mod tests {
     #[test]
     fn a_failed_write_says_how_far_it_came() {
         let error = WriteError::new(5, io::ErrorKind::TimedOut.into());
-        assert_eq!((error.written(), error.kind()), (5, io::ErrorKind::TimedOut));
+        assert_eq!(
+            (error.written(), error.kind()),
+            (5, io::ErrorKind::TimedOut)
+        );
         assert_eq!(error.to_string(), "write failed after 5 bytes: timed out");
         let error = io::Error::from(error);
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);

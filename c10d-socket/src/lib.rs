@@ -1,10 +1,39 @@
-//! Sockets for the control plane of distributed training.
+//! Sockets for the control plane of distributed training: connect to a server that may not be up yet,
+//! listen on the right addresses, and read and write with a deadline for every call.
+//!
+//! - [`connect`](fn@connect) tries all addresses of a [`HostPort`] again and again until a
+//!   [`Deadline`]; a [`Dialer`] goes on where it stopped when the first exchange fails. [`Backoff`]
+//!   gives the pauses, here and elsewhere.
+//! - [`listen`](fn@listen) opens a port on all interfaces or on one host, [`adopt_listener`] takes
+//!   over one that a parent process has opened.
+//! - [`DeadlineStream`] is a blocking connection for a client that sends a request and reads a reply.
+//!   [`wait_for_input`], [`recv_into_spare`] and [`SendBuf`] are for those who run a loop of their own.
+//!
+//! There is no event loop, no framing, no encryption and no reconnecting of a connection in use, and
+//! an address is never looked up backwards to a name. Unix only.
+//!
+//! ```
+//! use c10d_socket::{
+//!     ConnectOptions, Deadline, DeadlineStream, HostPort, ListenOptions, connect, listen,
+//! };
+//! use std::time::{Duration, Instant};
+//!
+//! let listeners = listen(&ListenOptions::default().with_host("localhost"))?;
+//! let target = HostPort::new("localhost", listeners[0].local_addr()?.port());
+//!
+//! let deadline = Deadline::after(Instant::now(), Duration::from_secs(5));
+//! let stream = DeadlineStream::new(connect(&target, &ConnectOptions::default(), deadline)?)?;
+//! stream.write_all_by(b"hello", deadline)?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 #![deny(unsafe_code)]
 
 mod addr;
 mod backoff;
 mod buf;
+mod connect;
 mod deadline;
+mod dial;
 mod error;
 mod listen;
 mod options;
@@ -16,6 +45,7 @@ mod wait;
 pub use addr::{HostPort, HostPortError, is_loopback_name};
 pub use backoff::{Backoff, BackoffOptions};
 pub use buf::SendBuf;
+pub use connect::{ConnectOptions, Dialer, connect};
 pub use deadline::Deadline;
 pub use error::{ConnectError, DialFailure, DialStage, ListenError, WriteError};
 pub use listen::{ListenOptions, adopt_listener, adopt_listener_raw, listen, resolve_local};

@@ -29,8 +29,8 @@ pub struct ListenOptions {
 }
 
 impl ListenOptions {
-    /// Listens on this host alone: a literal address, or a name, which stands for all its addresses
-    /// that this machine has. `localhost` is `::1` and 127.0.0.1, whatever the hosts file says, so
+    /// Listens on this host alone: a literal address (`::` takes IPv4 too), or a name, which stands for
+    /// all its addresses that this machine has. `localhost` is `::1` and 127.0.0.1, whatever the hosts file says, so
     /// that a client finds the server by either.
     ///
     /// Without this, on all interfaces, as PyTorch does. There is no password on this wire, so a
@@ -107,9 +107,12 @@ pub fn listen(options: &ListenOptions) -> Result<Vec<TcpListener>, ListenError> 
         return Ok(vec![listen_on_all(options)?]);
     };
     let addresses = if is_localhost(host) {
-        [IpAddr::V6(Ipv6Addr::LOCALHOST), IpAddr::V4(Ipv4Addr::LOCALHOST)]
-            .map(|ip| SocketAddr::new(ip, options.port))
-            .to_vec()
+        [
+            IpAddr::V6(Ipv6Addr::LOCALHOST),
+            IpAddr::V4(Ipv4Addr::LOCALHOST),
+        ]
+        .map(|ip| SocketAddr::new(ip, options.port))
+        .to_vec()
     } else {
         let deadline = Deadline::after(Instant::now(), options.lookup_timeout);
         lookup(&HostPort::new(host.as_str(), options.port), deadline)?
@@ -118,7 +121,8 @@ pub fn listen(options: &ListenOptions) -> Result<Vec<TcpListener>, ListenError> 
 }
 
 /// Takes over a bound TCP socket, listening already or not, and listens on it. The listener that
-/// comes back is non-blocking and has the default [`SocketOptions`]; it owns the descriptor, which is
+/// comes back is non-blocking and has the default [`SocketOptions`], to change with
+/// [`SocketOptions::apply`]; it owns the descriptor, which is
 /// closed on failure.
 ///
 /// The socket must be bound to `expected_port`; 0 allows any. This is how a parent process that

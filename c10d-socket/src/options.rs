@@ -40,19 +40,18 @@ impl SocketOptions {
         self
     }
 
-    /// Sets the options on a connection, or on a listener to be inherited from.
+    /// Sets the options on a connection, or on a listener for what it accepts to inherit (see
+    /// [`configure_accepted`]). What this crate makes has them already.
     ///
     /// # Errors
     /// What setsockopt(2) reports.
-    pub(crate) fn apply(&self, socket: &impl AsFd) -> io::Result<()> {
+    pub fn apply(&self, socket: &impl AsFd) -> io::Result<()> {
         let socket = SockRef::from(socket);
-        if self.nodelay {
-            socket.set_tcp_nodelay(true)?;
+        socket.set_tcp_nodelay(self.nodelay)?;
+        match &self.keep_alive {
+            Some(keep_alive) => socket.set_tcp_keepalive(&keep_alive.to_tcp()),
+            None => socket.set_keepalive(false),
         }
-        if let Some(keep_alive) = &self.keep_alive {
-            socket.set_tcp_keepalive(&keep_alive.to_tcp())?;
-        }
-        Ok(())
     }
 }
 
@@ -149,7 +148,9 @@ pub fn configure_accepted(socket: &impl AsFd, options: &SocketOptions) -> io::Re
 }
 
 fn whole_seconds(time: Duration) -> Duration {
-    let rounded_up = time.as_secs().saturating_add(u64::from(time.subsec_nanos() > 0));
+    let rounded_up = time
+        .as_secs()
+        .saturating_add(u64::from(time.subsec_nanos() > 0));
     Duration::from_secs(rounded_up.clamp(1, 32_767))
 }
 
@@ -167,13 +168,18 @@ mod tests {
             (Duration::MAX, 32_767),
         ];
         for (time, seconds) in table {
-            assert_eq!(whole_seconds(time), Duration::from_secs(seconds), "{time:?}");
+            assert_eq!(
+                whole_seconds(time),
+                Duration::from_secs(seconds),
+                "{time:?}"
+            );
         }
     }
 
     #[test]
     fn the_options_reach_the_socket() {
-        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        let socket =
+            socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
         let keep_alive = KeepAlive::default()
             .with_idle(Duration::MAX)
             .with_interval(Duration::ZERO)
@@ -184,6 +190,9 @@ mod tests {
             .unwrap();
         assert!(socket.tcp_nodelay().unwrap());
         assert!(socket.keepalive().unwrap());
-        assert_eq!(socket.tcp_keepalive_interval().unwrap(), Duration::from_secs(1));
+        assert_eq!(
+            socket.tcp_keepalive_interval().unwrap(),
+            Duration::from_secs(1)
+        );
     }
 }

@@ -107,7 +107,10 @@ mod tests {
     fn a_literal_address_needs_no_lookup() {
         let mut resolver = Resolver::new(HostPort::new("::1", 80));
         let past = Deadline::at(Instant::now());
-        assert_eq!(resolver.lookup(past).unwrap(), ["[::1]:80".parse().unwrap()]);
+        assert_eq!(
+            resolver.lookup(past).unwrap(),
+            ["[::1]:80".parse().unwrap()]
+        );
     }
 
     #[test]

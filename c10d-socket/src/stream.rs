@@ -4,7 +4,6 @@ use std::io::{self, IoSlice, Read};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
 
 use socket2::SockRef;
 
@@ -155,7 +154,11 @@ impl DeadlineStream {
         IoSlice::advance_slices(&mut pieces, 0);
         while !pieces.is_empty() {
             let batch = &pieces[..pieces.len().min(PIECES_MAX)];
-            let error = match socket.send_vectored_with_flags(batch, SEND_FLAGS) {
+            let sent = match batch {
+                [piece] => socket.send_with_flags(piece, SEND_FLAGS),
+                _ => socket.send_vectored_with_flags(batch, SEND_FLAGS),
+            };
+            let error = match sent {
                 Ok(0) => io::ErrorKind::WriteZero.into(),
                 Ok(count) => {
                     written += count;

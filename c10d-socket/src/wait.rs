@@ -66,7 +66,7 @@ fn wait(fd: &impl AsFd, events: libc::c_short, deadline: Deadline) -> io::Result
             Ok(false) if deadline.has_passed(Instant::now()) => return Ok(false),
             // The wait was longer than one poll can be told.
             Ok(false) => {}
-            // The signal took none of the time away from the wait, nor adds any.
+            // A signal: only what remains of the time is waited again.
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
         }

@@ -3,7 +3,7 @@
 
 use c10d_store::{ServerOptions, TcpStoreServer};
 
-fn main() -> std::io::Result<()> {
+fn main() -> Result<(), Box<dyn std::error::Error>> {
     let address = std::env::args().nth(1);
     let address = address.as_deref().unwrap_or("127.0.0.1:29500");
     let server = TcpStoreServer::bind(address, ServerOptions::default())?;

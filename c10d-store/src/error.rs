@@ -179,6 +179,13 @@ pub enum StoreError {
     #[error(transparent)]
     Listen(#[from] ListenError),
 
+    /// The server could not be started.
+    #[error("cannot start the store's server: {source}")]
+    Server {
+        /// What the system said.
+        source: io::Error,
+    },
+
     /// The connection broke during the call, or had broken before it. The handle is of no further
     /// use: a server that comes back is a new, empty store.
     #[error("{context}: the connection to the server was lost ({source}); {outcome}")]
@@ -324,6 +331,7 @@ impl StoreError {
             Self::Timeout { .. }
             | Self::Connect(_)
             | Self::Listen(_)
+            | Self::Server { .. }
             | Self::LimitExceeded { .. }
             | Self::InvalidArgument { .. }
             | Self::QueueEmpty { .. }

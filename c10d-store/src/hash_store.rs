@@ -10,7 +10,7 @@ use c10d_socket::Deadline;
 use crate::decimal::write_decimal;
 use crate::error::{ErrorContext, Operation, StoreError};
 use crate::store::{DEFAULT_TIMEOUT, Store, generic_barrier};
-use crate::value;
+use crate::value_rules;
 
 /// A store that lives in this process, for jobs of one process and for tests.
 ///
@@ -224,9 +224,9 @@ impl Store for HashStore {
     fn add(&self, key: &str, delta: i64) -> Result<i64, StoreError> {
         self.write(|contents| {
             let present = contents.value(key);
-            let sum = value::sum(present, delta).ok_or_else(|| StoreError::NotANumber {
+            let sum = value_rules::sum(present, delta).ok_or_else(|| StoreError::NotANumber {
                 context: ErrorContext::new(Operation::Add, [key], self.label(), Duration::ZERO),
-                value: value::shorten(present.unwrap_or_default()),
+                value: value_rules::shorten(present.unwrap_or_default()),
             })?;
             if let Some(text) = contents.values.get_mut(key) {
                 write_decimal(sum, text);
@@ -247,11 +247,11 @@ impl Store for HashStore {
     ) -> Result<Vec<u8>, StoreError> {
         Ok(self.write(|contents| {
             let present = contents.value(key);
-            if value::is_expected(present, expected) {
+            if value_rules::is_expected(present, expected) {
                 contents.set(key, desired);
                 desired.to_vec()
             } else {
-                value::refusal(present, expected).to_vec()
+                value_rules::refusal(present, expected).to_vec()
             }
         }))
     }

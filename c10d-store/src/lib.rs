@@ -1,6 +1,7 @@
 //! PyTorch's c10d stores.
 #![forbid(unsafe_code)]
 
+mod client;
 mod decimal;
 mod error;
 mod file_store;
@@ -13,9 +14,10 @@ mod session;
 mod state;
 mod store;
 mod stored_value;
-mod value;
+mod value_rules;
 pub mod wire;
 
+pub use client::{ListenOn, TcpStore, TcpStoreOptions};
 pub use error::{ErrorContext, Operation, Outcome, StoreError};
 pub use file_store::{FileStore, FileStoreOptions};
 pub use hash_store::HashStore;

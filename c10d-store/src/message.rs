@@ -159,10 +159,6 @@ pub(crate) enum Request<'a> {
     WaitGet {
         keys: Keys<'a>,
     },
-    /// Extension: docs/wire.md, section 9.
-    WaitPop {
-        key: &'a [u8],
-    },
 }
 
 /// One piece of a reply. Some replies have several, in order: a count and its blobs, say.

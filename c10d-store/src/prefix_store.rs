@@ -167,7 +167,7 @@ impl<S: Store> Store for PrefixStore<S> {
         world_size: usize,
         timeout: Option<Duration>,
     ) -> Result<(), StoreError> {
-        generic_barrier(&self.underlying, &self.join(key), world_size, timeout)
+        generic_barrier(self, key, world_size, timeout)
     }
 
     fn timeout(&self) -> Duration {
@@ -189,5 +189,9 @@ impl<S: Store> Store for PrefixStore<S> {
 
     fn label(&self) -> String {
         self.underlying.label()
+    }
+
+    fn full_key(&self, key: &str) -> String {
+        self.underlying.full_key(&self.join(key))
     }
 }

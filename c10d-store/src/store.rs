@@ -194,10 +194,15 @@ pub trait Store: Debug + Send + Sync {
 
     /// What this store is, for error messages: `TCP store 10.0.0.1:29500`, `hash store`.
     fn label(&self) -> String;
+
+    /// What errors call `key`: the key below all the prefixes that wrappers put before it.
+    fn full_key(&self, key: &str) -> String {
+        key.to_owned()
+    }
 }
 
 /// PyTorch's generic barrier, for stores without one of their own
-/// (`Store::barrier`, store.md section 14): other keys than the TCP server's command, and
+/// (`Store::barrier`): other keys than the TCP server's command, and
 /// "arrived last" is an equality, so a world size of 0 never completes there. Here it is refused.
 pub(crate) fn generic_barrier<S: Store + ?Sized>(
     store: &S,
@@ -208,7 +213,7 @@ pub(crate) fn generic_barrier<S: Store + ?Sized>(
     if world_size == 0 {
         return Err(StoreError::invalid_argument(
             Operation::Barrier,
-            key,
+            &store.full_key(key),
             store,
             "the world size of a barrier must be at least 1",
         ));
@@ -221,7 +226,7 @@ pub(crate) fn generic_barrier<S: Store + ?Sized>(
     }
     match store.wait_timeout(&[&last_member], timeout) {
         Err(StoreError::Timeout { context, timeout }) => Err(StoreError::BarrierTimeout {
-            context: context.for_operation(Operation::Barrier, key),
+            context: context.for_operation(Operation::Barrier, &store.full_key(key)),
             timeout,
             world_size,
         }),
@@ -308,5 +313,8 @@ impl<S: Store + ?Sized> Store for Arc<S> {
     }
     fn label(&self) -> String {
         (**self).label()
+    }
+    fn full_key(&self, key: &str) -> String {
+        (**self).full_key(key)
     }
 }

@@ -18,7 +18,7 @@ use self::store_file::{Call, StoreFile, Writer};
 use crate::decimal::write_decimal;
 use crate::error::{Operation, StoreError};
 use crate::store::{DEFAULT_TIMEOUT, Store, generic_barrier};
-use crate::value;
+use crate::value_rules;
 
 /// How often a waiting call looks at the file: soon at first, as what is waited for is often about
 /// to come; later as rarely as PyTorch, whose 10 ms cost next to nothing.
@@ -128,7 +128,7 @@ impl FileStore {
     ) -> Result<Self, StoreError> {
         let path = path.as_ref();
         // The file is opened anew by each operation, and a process may change its folder meanwhile.
-        // Only an empty path cannot be made absolute; opening it fails below.
+        // Where that cannot be helped, because the path is empty or the folder is gone, opening fails.
         let file = StoreFile::new(path::absolute(path).unwrap_or_else(|_| path.to_owned()));
         let call = Call::begin(Operation::Open, &[], options.timeout);
         file.write(&call, |writer| {
@@ -264,9 +264,9 @@ fn count(
     records: &mut Vec<u8>,
 ) -> Result<i64, StoreError> {
     let present = writer.entries().bookkeeping(name);
-    let sum = value::sum(present, delta).ok_or_else(|| StoreError::NotANumber {
+    let sum = value_rules::sum(present, delta).ok_or_else(|| StoreError::NotANumber {
         context: file.context(call, [String::from_utf8_lossy(name).as_ref()]),
-        value: value::shorten(present.unwrap_or_default()),
+        value: value_rules::shorten(present.unwrap_or_default()),
     })?;
     let mut text = Vec::new();
     write_decimal(sum, &mut text);
@@ -308,9 +308,9 @@ impl Store for FileStore {
 
     fn add(&self, key: &str, delta: i64) -> Result<i64, StoreError> {
         self.update(Operation::Add, key, |call, present| {
-            let sum = value::sum(present, delta).ok_or_else(|| StoreError::NotANumber {
+            let sum = value_rules::sum(present, delta).ok_or_else(|| StoreError::NotANumber {
                 context: self.file.context(call, [key]),
-                value: value::shorten(present.unwrap_or_default()),
+                value: value_rules::shorten(present.unwrap_or_default()),
             })?;
             let mut text = Vec::new();
             write_decimal(sum, &mut text);
@@ -325,16 +325,17 @@ impl Store for FileStore {
         desired: &[u8],
     ) -> Result<Vec<u8>, StoreError> {
         self.update(Operation::CompareSet, key, |_, present| {
-            Ok(if value::is_expected(present, expected) {
+            Ok(if value_rules::is_expected(present, expected) {
                 (Some(desired.to_vec()), desired.to_vec())
             } else {
-                (None, value::refusal(present, expected).to_vec())
+                (None, value_rules::refusal(present, expected).to_vec())
             })
         })
     }
 
     fn check(&self, keys: &[&str]) -> Result<bool, StoreError> {
-        self.read(Operation::Check, |entries| {
+        let call = self.call(Operation::Check, keys);
+        self.file.read(&call, |entries| {
             keys.iter().all(|key| entries.user(key).is_some())
         })
     }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use c10d_socket::recv_into_spare;
+use c10d_socket::{SocketOptions, configure_accepted, recv_into_spare};
 use mio::event::Event;
 use mio::net::TcpListener;
 use mio::{Events, Interest, Poll, Token, Waker};
@@ -245,8 +245,9 @@ impl EventLoop {
             );
             return;
         }
-        // TODO configure_accepted
-        let _ = stream.set_nodelay(true);
+        if let Err(error) = configure_accepted(&stream, &SocketOptions::default()) {
+            log::debug!("{peer}: socket options: {error}");
+        }
         let deadline = now.checked_add(self.options.hello_timeout());
         let token = self.connections.insert(stream, peer, deadline);
         if let Some(deadline) = deadline {

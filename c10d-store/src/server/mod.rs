@@ -11,6 +11,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
+use c10d_socket::{ListenOptions, adopt_listener, listen};
+
+use crate::error::StoreError;
 use event_loop::EventLoop;
 pub use options::ServerOptions;
 
@@ -28,7 +31,7 @@ pub use options::ServerOptions;
 /// ```
 /// use c10d_store::{ServerOptions, TcpStoreServer};
 ///
-/// # fn main() -> std::io::Result<()> {
+/// # fn main() -> Result<(), c10d_store::StoreError> {
 /// let server = TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default())?;
 /// println!("listening on {}", server.local_addr());
 /// server.shutdown();
@@ -39,38 +42,50 @@ pub use options::ServerOptions;
 pub struct TcpStoreServer {
     local_addrs: Vec<SocketAddr>,
     stop: Arc<AtomicBool>,
-    waker: Arc<mio::Waker>,
+    waker: mio::Waker,
     thread: Option<JoinHandle<()>>,
 }
 
 impl TcpStoreServer {
-    /// Listens on an address and serves it. Port 0 lets the system choose.
+    /// Listens on an address and serves it. Port 0 lets the system choose. For a name, or for all
+    /// interfaces, see [`c10d_socket::listen`] and [`serve`](Self::serve).
     ///
     /// # Errors
-    /// When the address cannot be listened on, or the system has no thread or poll descriptor left.
-    pub fn bind(address: impl ToSocketAddrs, options: ServerOptions) -> io::Result<Self> {
-        let mut listen_options = None;
-        let mut last_error = io::Error::new(io::ErrorKind::InvalidInput, "no address to listen on");
-        for address in address.to_socket_addrs()? {
-            match TcpListener::bind(address) {
-                Ok(listener) => {
-                    listen_options = Some(listener);
-                    break;
-                }
-                Err(error) => last_error = error,
+    /// [`StoreError::Listen`] when the address cannot be listened on, [`StoreError::Server`] when the
+    /// system has no thread or descriptor left.
+    pub fn bind(address: impl ToSocketAddrs, options: ServerOptions) -> Result<Self, StoreError> {
+        let addresses = address.to_socket_addrs().map_err(server_error)?;
+        let mut result = Err(server_error(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "no address to listen on",
+        )));
+        for address in addresses {
+            let listen_options = ListenOptions::default()
+                .with_host(address.ip().to_string())
+                .with_port(address.port());
+            result = listen(&listen_options).map_err(StoreError::from);
+            if result.is_ok() {
+                break;
             }
         }
-        match listen_options {
-            Some(listener) => Self::serve(vec![listener], options),
-            None => Err(last_error),
-        }
+        Self::serve(result?, options)
     }
 
-    /// Serves sockets that are listening already, all of them with one store.
+    /// Serves bound sockets, all of them with one store. They are set up as
+    /// [`c10d_socket::adopt_listener`] does.
     ///
     /// # Errors
-    /// When there is no listener, or the system has no thread or poll descriptor left.
-    pub fn serve(listeners: Vec<TcpListener>, options: ServerOptions) -> io::Result<Self> {
+    /// [`StoreError::Listen`] when one cannot listen, [`StoreError::Server`] when there is none or
+    /// the system has no thread or descriptor left.
+    pub fn serve(listeners: Vec<TcpListener>, options: ServerOptions) -> Result<Self, StoreError> {
+        let listeners = listeners
+            .into_iter()
+            .map(|listener| adopt_listener(listener.into(), 0))
+            .collect::<Result<Vec<_>, _>>()?;
+        Self::start(listeners, options).map_err(server_error)
+    }
+
+    fn start(listeners: Vec<TcpListener>, options: ServerOptions) -> io::Result<Self> {
         let local_addrs = listeners
             .iter()
             .map(TcpListener::local_addr)
@@ -89,7 +104,7 @@ impl TcpStoreServer {
         Ok(Self {
             local_addrs,
             stop,
-            waker: Arc::new(waker),
+            waker,
             thread: Some(thread),
         })
     }
@@ -132,4 +147,8 @@ impl Drop for TcpStoreServer {
     fn drop(&mut self) {
         self.end();
     }
+}
+
+fn server_error(source: io::Error) -> StoreError {
+    StoreError::Server { source }
 }

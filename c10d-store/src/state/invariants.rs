@@ -14,7 +14,7 @@ impl StoreState {
     /// - No slot is empty, no queue is empty, and the values are counted right.
     /// - A name and its list of waiters know each other; the chains are whole.
     /// - Nobody sleeps beside what they wait for: a present value has no waiter of WAIT_GET, and a
-    ///   queue with more elements than woken connections has no waiter of WAIT or WAIT_POP.
+    ///   queue with more elements than woken connections has no waiter of WAIT.
     ///   docs/wire.md, BARRIER bends this for values: an unfinished arrival creates the counter and
     ///   wakes nobody, so a present value can have waiters of all kinds.
     pub(crate) fn check_invariants(&self) {
@@ -39,11 +39,8 @@ impl StoreState {
             let elements = slot.queue.as_ref().map_or(0, |queue| queue.len());
             let pledged = self.pledges.values().filter(|key| ***key == *name).count();
             if elements > pledged {
-                let sleeper = |wants: &Wants| {
-                    matches!(wants, Wants::ValueOrElement | Wants::Element)
-                };
                 assert!(
-                    !wants.iter().any(sleeper),
+                    !wants.contains(&Wants::ValueOrElement),
                     "nobody sleeps beside an element"
                 );
             }

@@ -112,7 +112,6 @@ impl StoreState {
                 self.cancel(conn);
                 self.wait_get(conn, keys, replies);
             }
-            Request::WaitPop { key } => self.wait_pop(conn, key, replies),
             Request::CancelWait => {
                 self.cancel(conn);
                 replies.reply(conn, Reply::WaitCanceled);
@@ -308,17 +307,6 @@ impl StoreState {
         }
     }
 
-    /// docs/wire.md, WAIT_POP: answered with an element, which is taken at that moment.
-    fn wait_pop(&mut self, conn: ConnId, key: &[u8], replies: &mut impl Replies) {
-        self.cancel(conn);
-        if self.queue(key).is_some() {
-            self.reply_element(conn, key, replies);
-        } else {
-            self.waiters.open(conn, Answer::Element);
-            self.miss(conn, key, Wants::Element);
-        }
-    }
-
     /// docs/wire.md, BARRIER: an ordinary counter, which an unfinished arrival creates without
     /// waking those who wait for the key.
     fn barrier(
@@ -375,13 +363,6 @@ impl StoreState {
         element
     }
 
-    fn reply_element(&mut self, conn: ConnId, key: &[u8], replies: &mut impl Replies) {
-        if let Some(element) = self.take_element(key) {
-            replies.reply(conn, Reply::StopWaiting);
-            replies.reply(conn, Reply::Value(Some(&element)));
-        }
-    }
-
     fn reply_values<'k>(
         &self,
         conn: ConnId,
@@ -424,13 +405,12 @@ impl StoreState {
                     let keys: Vec<&[u8]> = keys.iter().map(|key| &**key).collect();
                     self.wait_get(conn, Keys::from(&keys[..]), replies);
                 }
-                Answer::Element => unreachable!("a value never ends a wait for an element"),
             }
         }
         self.woken = woken;
     }
 
-    /// Lets the first waiter of a queue know that there is an element, or gives it the element.
+    /// Lets the first waiter of a queue know that there is an element.
     fn offer_element(&mut self, key: &[u8], replies: &mut impl Replies) {
         let Some(Slot {
             queue: Some(_),
@@ -450,7 +430,6 @@ impl StoreState {
                     self.pledges.insert(conn, key.into());
                     replies.reply(conn, Reply::StopWaiting);
                 }
-                Answer::Element => self.reply_element(conn, key, replies),
                 Answer::Values(_) => unreachable!("an element never ends a wait for values"),
             }
         }
@@ -472,7 +451,7 @@ impl StoreState {
             return;
         };
         match next {
-            Some(Request::QueuePop { key } | Request::WaitPop { key }) if **key == *queue => {}
+            Some(Request::QueuePop { key }) if **key == *queue => {}
             _ => self.offer_element(&queue, replies),
         }
     }

@@ -22,15 +22,9 @@ pub(super) enum Wants {
     Barrier,
     /// A value only: WAIT_GET.
     Value,
-    /// An element only: WAIT_POP.
-    Element,
 }
 
 impl Wants {
-    const fn takes_value(self) -> bool {
-        !matches!(self, Self::Element)
-    }
-
     const fn takes_element(self) -> bool {
         !matches!(self, Self::Value)
     }
@@ -42,8 +36,6 @@ pub(super) enum Answer {
     Stop,
     /// The values of these keys, all present at the same moment.
     Values(Box<[Box<[u8]>]>),
-    /// The head of the queue.
-    Element,
 }
 
 /// A wait that is over.
@@ -151,8 +143,8 @@ impl Waiters {
         wait.missing += 1;
     }
 
-    /// A value has been written under the list's name: everyone who wants one has it. Those who
-    /// miss nothing any more are added to `woken`, in order of arrival. Returns the name when the
+    /// A value has been written under the list's name: nobody misses it any more. Those who now miss
+    /// nothing are added to `woken`, in order of arrival. Returns the name when the
     /// list is empty and gone.
     pub(super) fn value_written(
         &mut self,
@@ -163,9 +155,7 @@ impl Waiters {
         while at != NONE {
             let entry = &self.entries[at as usize];
             let next = entry.next_in_list;
-            if entry.wants.takes_value() {
-                self.count_down(at, woken);
-            }
+            self.count_down(at, woken);
             at = next;
         }
         self.drop_if_empty(list)

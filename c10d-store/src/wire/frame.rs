@@ -292,7 +292,6 @@ impl<'a> Frame<'a> {
                 world_size: LittleEndian::read_i64(self.arg(1)),
             },
             Opcode::WaitGet => Request::WaitGet { keys: self.list() },
-            Opcode::WaitPop => Request::WaitPop { key: self.arg(0) },
         }
     }
 

@@ -30,14 +30,11 @@ pub const CAPABILITY_NONCE: u32 = 0xC10D_0000;
 /// The bits of a PING answer to [`CAPABILITY_NONCE`] that hold capabilities.
 pub const CAPABILITY_MASK: u32 = 0x0000_FFFF;
 
-/// The server knows WAIT_GET (0x80) and answers a GET of a missing key.
+/// The server knows WAIT_GET (0x80).
 pub const CAPABILITY_WAIT_GET: u32 = 1 << 0;
 
-/// The server knows WAIT_POP (0x81).
-pub const CAPABILITY_WAIT_POP: u32 = 1 << 1;
-
 /// All that this crate's server can do.
-pub const CAPABILITIES: u32 = CAPABILITY_WAIT_GET | CAPABILITY_WAIT_POP;
+pub const CAPABILITIES: u32 = CAPABILITY_WAIT_GET;
 
 /// What this crate's server answers to a PING.
 pub(crate) const fn answer_to_ping(nonce: u32) -> u32 {

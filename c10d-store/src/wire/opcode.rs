@@ -25,7 +25,6 @@ pub enum Opcode {
     ListKeys = 17,
     Barrier = 18,
     WaitGet = 0x80,
-    WaitPop = 0x81,
 }
 
 /// One argument of a request.
@@ -65,7 +64,6 @@ impl Opcode {
             17 => Self::ListKeys,
             18 => Self::Barrier,
             0x80 => Self::WaitGet,
-            0x81 => Self::WaitPop,
             _ => return None,
         })
     }
@@ -77,7 +75,7 @@ impl Opcode {
             Self::Validate | Self::Ping => &[U32],
             Self::Set | Self::Append | Self::QueuePush => &[Key, Value],
             Self::CompareSet => &[Key, Value, Value],
-            Self::Get | Self::DeleteKey | Self::QueuePop | Self::QueueLen | Self::WaitPop => &[Key],
+            Self::Get | Self::DeleteKey | Self::QueuePop | Self::QueueLen => &[Key],
             Self::Add | Self::Barrier => &[Key, I64],
             Self::Check | Self::Wait | Self::MultiGet | Self::WaitGet => &[Keys],
             Self::MultiSet => &[Pairs],

@@ -1,0 +1,296 @@
+//! The plan in virtual time: a second takes no time at all.
+
+use std::error::Error;
+
+use super::*;
+use crate::BackoffOptions;
+
+const REFUSED: io::ErrorKind = io::ErrorKind::ConnectionRefused;
+
+/// A plan, the present, and what was done when.
+struct World {
+    plan: DialPlan,
+    started: Instant,
+    now: Instant,
+    tries: Vec<(SocketAddr, Duration)>,
+}
+
+impl World {
+    fn new(limit: Duration, seed: u64) -> Self {
+        let now = Instant::now();
+        let backoff = Backoff::new(BackoffOptions::default(), seed);
+        let target = HostPort::new("node0", 29500);
+        let deadline = Deadline::after(now, limit);
+        Self {
+            plan: DialPlan::new(target, backoff, now, deadline),
+            started: now,
+            now,
+            tries: Vec::new(),
+        }
+    }
+
+    fn elapsed(&self) -> Duration {
+        self.now - self.started
+    }
+
+    /// Runs on until `outcome` lets a connection through or the plan gives up. `outcome` says how
+    /// long a try takes of the time it has, and how it fails; `None` for success.
+    fn run(
+        &mut self,
+        addresses: &[SocketAddr],
+        mut outcome: impl FnMut(SocketAddr, Duration) -> Option<(Duration, io::ErrorKind)>,
+    ) -> Result<SocketAddr, ConnectError> {
+        loop {
+            match self.plan.step(self.now) {
+                Step::LookUp { .. } => self.plan.looked_up(addresses.to_vec()),
+                Step::Connect { address, by } => {
+                    let time = by.remaining(self.now).unwrap();
+                    self.tries.push((address, self.elapsed()));
+                    let Some((taken, kind)) = outcome(address, time) else {
+                        self.plan.connected();
+                        return Ok(address);
+                    };
+                    assert!(taken <= time);
+                    self.now += taken;
+                    self.plan.connect_failed(self.now, kind.into());
+                }
+                Step::Pause { until } => {
+                    assert!(until > self.now, "a pause goes forward");
+                    self.now = until;
+                }
+                Step::GiveUp(error) => return Err(error),
+            }
+        }
+    }
+}
+
+fn address(host: u8) -> SocketAddr {
+    SocketAddr::from(([10, 0, 0, host], 29500))
+}
+
+#[test]
+fn a_refusing_server_is_tried_until_the_deadline_and_not_beyond() {
+    for seed in 0..100 {
+        for limit_ms in [1, 50, 500, 5_000, 60_000] {
+            let limit = Duration::from_millis(limit_ms);
+            let mut world = World::new(limit, seed);
+            let error = world
+                .run(&[address(1)], |_, _| Some((Duration::ZERO, REFUSED)))
+                .unwrap_err();
+            let story = format!("seed {seed}, limit {limit:?}: {error}");
+            assert!(error.is_timeout(), "{story}");
+            assert!(error.elapsed() <= limit, "{story}");
+            assert!(error.elapsed() >= limit * 9 / 10, "{story}");
+            let (_, last_try) = world.tries[world.tries.len() - 1];
+            assert_eq!(error.elapsed(), last_try, "the end is a try: {story}");
+            assert_eq!(error.rounds(), world.tries.len() as u64, "{story}");
+            assert_eq!(error.failures()[0].count(), error.rounds(), "{story}");
+        }
+    }
+}
+
+#[test]
+fn a_server_that_comes_up_late_is_found_soon() {
+    for seed in 0..100 {
+        for up_ms in [1, 30, 300, 3_000, 30_000] {
+            let up = Duration::from_millis(up_ms);
+            let mut world = World::new(Duration::from_secs(300), seed);
+            let started = world.started;
+            let mut found = None;
+            while found.is_none() {
+                match world.plan.step(world.now) {
+                    Step::LookUp { .. } => world.plan.looked_up(vec![address(1)]),
+                    Step::Connect { .. } if world.now - started >= up => found = Some(world.now),
+                    Step::Connect { .. } => world.plan.connect_failed(world.now, REFUSED.into()),
+                    Step::Pause { until } => world.now = until,
+                    Step::GiveUp(error) => panic!("seed {seed}: {error}"),
+                }
+            }
+            let late = world.elapsed() - up;
+            // A delay is at most 1.5 intervals, and the intervals before it add up to twice it.
+            let allowed =
+                (up * 3 / 2).min(Duration::from_millis(7_500)) + Duration::from_millis(30);
+            assert!(
+                late <= allowed,
+                "seed {seed}: up at {up:?}, found {late:?} late"
+            );
+        }
+    }
+}
+
+#[test]
+fn errors_that_do_not_pass_fail_at_once() {
+    let mut world = World::new(Duration::from_secs(60), 1);
+    let error = world
+        .run(&[address(1), address(2)], |_, _| {
+            Some((Duration::ZERO, io::ErrorKind::PermissionDenied))
+        })
+        .unwrap_err();
+    assert!(!error.is_timeout());
+    assert_eq!((error.rounds(), error.elapsed()), (1, Duration::ZERO));
+    let stages: Vec<_> = error.failures().iter().map(DialFailure::stage).collect();
+    let expected = [address(1), address(2)].map(DialStage::Connect);
+    assert_eq!(stages, expected);
+    assert!(error.source().is_some());
+}
+
+#[test]
+fn one_address_that_may_come_back_keeps_the_round_alive() {
+    let mut world = World::new(Duration::from_secs(60), 1);
+    let found = world.run(&[address(1), address(2)], {
+        let mut tries = 0;
+        move |to, _| {
+            tries += 1;
+            match to {
+                _ if to == address(1) => Some((Duration::ZERO, io::ErrorKind::NetworkUnreachable)),
+                _ if tries < 6 => Some((Duration::ZERO, REFUSED)),
+                _ => None,
+            }
+        }
+    });
+    assert_eq!(found.unwrap(), address(2));
+    let order: Vec<_> = world.tries.iter().map(|(to, _)| *to).collect();
+    assert_eq!(order, [address(1), address(2)].repeat(3));
+}
+
+#[test]
+fn a_silent_address_leaves_time_for_the_others() {
+    let limit = Duration::from_secs(6);
+    let mut world = World::new(limit, 1);
+    let addresses = [address(1), address(2), address(3)];
+    let found = world.run(&addresses, |to, time| {
+        (to != address(3)).then_some((time, io::ErrorKind::TimedOut))
+    });
+    assert_eq!(found.unwrap(), address(3));
+    let starts: Vec<_> = world.tries.iter().map(|(_, at)| at.as_secs()).collect();
+    assert_eq!(starts, [0, 2, 4]);
+}
+
+#[test]
+fn silent_addresses_use_the_time_up_and_no_more() {
+    let limit = Duration::from_secs(25);
+    let mut world = World::new(limit, 1);
+    let error = world
+        .run(&[address(1)], |_, time| {
+            Some((time, io::ErrorKind::TimedOut))
+        })
+        .unwrap_err();
+    assert!(error.is_timeout());
+    assert_eq!(error.elapsed(), limit, "the last try has all the time left");
+    assert_eq!(error.rounds(), 3, "no try is longer than 10 s");
+}
+
+#[test]
+fn a_deadline_in_the_past_still_gets_one_round() {
+    let mut world = World::new(Duration::ZERO, 1);
+    let error = world
+        .run(&[address(1), address(2)], |_, time| {
+            assert_eq!(time, Duration::ZERO);
+            Some((Duration::ZERO, REFUSED))
+        })
+        .unwrap_err();
+    assert!(error.is_timeout());
+    assert_eq!(world.tries.len(), 2, "each address once");
+}
+
+#[test]
+fn a_failed_lookup_is_tried_again() {
+    let mut world = World::new(Duration::from_secs(1), 1);
+    let mut lookups = 0;
+    let error = loop {
+        match world.plan.step(world.now) {
+            Step::LookUp { .. } => {
+                lookups += 1;
+                let error = io::Error::other("no such name");
+                world.plan.lookup_failed(world.now, error);
+            }
+            Step::Pause { until } => world.now = until,
+            Step::GiveUp(error) => break error,
+            Step::Connect { .. } => panic!("there is no address"),
+        }
+    };
+    assert!(error.is_timeout());
+    assert!(lookups > 3);
+    assert_eq!(error.failures()[0].stage(), DialStage::Lookup);
+    assert_eq!(error.failures()[0].count(), lookups);
+}
+
+#[test]
+fn a_failed_handshake_goes_on_with_the_next_address_and_then_the_backoff() {
+    let mut world = World::new(Duration::from_secs(10), 1);
+    let addresses = [address(1), address(2)];
+    for expected in [address(1), address(2), address(1)] {
+        assert_eq!(world.run(&addresses, |_, _| None).unwrap(), expected);
+        let error = io::ErrorKind::UnexpectedEof.into();
+        world.plan.handshake_failed(world.now, error);
+    }
+    let times: Vec<_> = world.tries.iter().map(|(_, at)| at.is_zero()).collect();
+    assert_eq!(
+        times,
+        [true, true, false],
+        "a pause comes between rounds only"
+    );
+
+    let error = loop {
+        match world.run(&addresses, |_, _| None) {
+            Ok(_) => {
+                let error = io::ErrorKind::UnexpectedEof.into();
+                world.plan.handshake_failed(world.now, error);
+            }
+            Err(error) => break error,
+        }
+    };
+    assert!(error.is_timeout());
+    assert!(error.elapsed() <= Duration::from_secs(10));
+    assert!(matches!(
+        error.failures(),
+        [first, second] if matches!(first.stage(), DialStage::Handshake(_))
+            && matches!(second.stage(), DialStage::Handshake(_))
+    ));
+}
+
+#[test]
+fn giving_up_is_final() {
+    let mut world = World::new(Duration::from_secs(60), 1);
+    let denied = |_, _| Some((Duration::ZERO, io::ErrorKind::PermissionDenied));
+    world.run(&[address(1)], denied).unwrap_err();
+    world.now += Duration::from_secs(100);
+    let again = world.run(&[address(1)], |_, _| None).unwrap_err();
+    assert!(!again.is_timeout(), "the reason stays the first one");
+    assert_eq!(world.tries.len(), 1);
+}
+
+#[test]
+fn without_a_deadline_it_goes_on() {
+    let mut world = World::new(Duration::MAX, 1);
+    let mut tries = 0;
+    let found = world.run(&[address(1)], |_, time| {
+        assert_eq!(time, TRY_TIME_MAX);
+        tries += 1;
+        (tries < 10_000).then_some((time, REFUSED))
+    });
+    assert!(found.is_ok());
+}
+
+#[test]
+fn the_ledger_is_bounded_and_counts_what_it_forgot() {
+    let mut ledger = Ledger::default();
+    for host in 0..20 {
+        ledger.record(DialStage::Connect(address(host)), REFUSED.into());
+        ledger.record(DialStage::Connect(address(host)), REFUSED.into());
+    }
+    assert_eq!(ledger.failures.len(), FAILURES_MAX);
+    assert_eq!(ledger.forgotten, 8);
+    let kept: u64 = ledger.failures.iter().map(|each| each.count).sum();
+    assert_eq!(kept + ledger.forgotten, 40);
+}
+
+#[test]
+fn notices_come_less_and_less_often() {
+    let start = Instant::now();
+    let mut notice = Notice::new(start);
+    let taken: Vec<u64> = (0..300)
+        .filter(|second| notice.take(start + Duration::from_secs(*second)))
+        .collect();
+    assert_eq!(taken, [5, 15, 35, 75, 135, 195, 255]);
+}

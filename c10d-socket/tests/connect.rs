@@ -1,0 +1,183 @@
+//! Connecting over loopback: late, absent, silent and unfaithful servers.
+
+mod util;
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use c10d_socket::{
+    ConnectError, ConnectOptions, Deadline, DialStage, Dialer, HostPort, connect, wait_for_input,
+};
+use socket2::{Domain, SockRef, Socket, Type};
+use util::{LONG, bound, no_hang, server, skipped, within};
+
+fn dial(address: SocketAddr, time: Duration) -> Result<TcpStream, ConnectError> {
+    let target = HostPort::new(address.ip().to_string(), address.port());
+    no_hang(move || connect(&target, &ConnectOptions::default(), within(time)))
+}
+
+#[test]
+fn a_connection_is_blocking_and_has_its_options() {
+    let (address, server) = server(|_| false);
+    let stream = dial(address, LONG).unwrap();
+    let socket = SockRef::from(&stream);
+    assert!(!socket.nonblocking().unwrap());
+    assert!(socket.tcp_nodelay().unwrap());
+    assert!(socket.keepalive().unwrap());
+    server.join().unwrap();
+}
+
+#[test]
+fn a_server_that_comes_up_late_is_found() {
+    let (socket, address) = bound();
+    let late = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(200));
+        socket.listen(8).unwrap();
+        socket
+    });
+    let started = Instant::now();
+    dial(address, LONG).unwrap();
+    // Within the longest pause that can have begun by then; the bound is wide for a loaded machine.
+    assert!(started.elapsed() < Duration::from_secs(5));
+    late.join().unwrap();
+}
+
+#[test]
+fn a_closed_port_is_given_up_by_the_deadline() {
+    let (_socket, address) = bound();
+    let limit = Duration::from_millis(500);
+    let started = Instant::now();
+    let error = dial(address, limit).unwrap_err();
+    let taken = started.elapsed();
+    assert!(taken < 2 * limit, "{taken:?}");
+    assert!(error.is_timeout());
+    assert!(error.elapsed() >= limit * 9 / 10, "{error}");
+    assert!(error.rounds() > 2, "{error}");
+    let text = error.to_string();
+    for part in [
+        &format!("cannot connect to {address}: gave up after "),
+        &format!(
+            "{address} failed {} times (Connection refused",
+            error.rounds()
+        ),
+        "is the server running there?",
+    ] {
+        assert!(text.contains(part), "{text:?} has no {part:?}");
+    }
+}
+
+#[test]
+fn no_time_at_all_is_one_look() {
+    let (socket, address) = bound();
+    let error = dial(address, Duration::ZERO).unwrap_err();
+    assert_eq!((error.is_timeout(), error.rounds()), (true, 1), "{error}");
+    socket.listen(8).unwrap();
+    dial(address, Duration::ZERO).unwrap();
+}
+
+#[test]
+fn a_silent_server_is_given_up_by_the_deadline() {
+    // Linux drops what comes when the queue of connections to accept is full.
+    let (socket, address) = bound();
+    socket.listen(0).unwrap();
+    let mut queue = Vec::new();
+    let error = loop {
+        let started = Instant::now();
+        match dial(address, Duration::from_millis(300)) {
+            Ok(stream) if queue.len() < 64 => queue.push(stream),
+            Ok(_) => return skipped("the queue does not fill up here"),
+            Err(error) => {
+                assert!(started.elapsed() < Duration::from_millis(600), "{error}");
+                break error;
+            }
+        }
+    };
+    assert!(error.is_timeout(), "{error}");
+    assert!(
+        error.failures()[0].stage() == DialStage::Connect(address),
+        "{error}"
+    );
+}
+
+#[test]
+fn an_address_without_a_route_fails_at_once() {
+    // A datagram socket's way to ask whether there is one, without sending anything.
+    let target: SocketAddr = "[100::1]:29500".parse().unwrap();
+    let probe =
+        Socket::new(Domain::IPV6, Type::DGRAM, None).and_then(|it| it.connect(&target.into()));
+    if probe.is_ok() {
+        return skipped("this machine has a route to everywhere");
+    }
+    let error = dial(target, LONG).unwrap_err();
+    assert!(!error.is_timeout(), "{error}");
+    assert_eq!(error.rounds(), 1);
+}
+
+#[test]
+fn a_name_is_looked_up() {
+    let (address, server) = server(|_| false);
+    let target = HostPort::new("localhost", address.port());
+    no_hang(move || connect(&target, &ConnectOptions::default(), within(LONG))).unwrap();
+    server.join().unwrap();
+}
+
+#[test]
+fn a_name_that_does_not_exist_is_given_up_by_the_deadline() {
+    // A label of more than 63 bytes is in no name service, so none is asked.
+    let target = HostPort::new("x".repeat(64), 1);
+    let limit = Duration::from_millis(200);
+    let error = no_hang(move || connect(&target, &ConnectOptions::default(), within(limit)));
+    let error = error.unwrap_err();
+    assert!(error.is_timeout(), "{error}");
+    assert_eq!(error.failures()[0].stage(), DialStage::Lookup, "{error}");
+    assert!(error.elapsed() < 2 * limit, "{error}");
+}
+
+/// A client to which a connection is good once the server has said a byte.
+fn dial_and_greet(address: SocketAddr, deadline: Deadline) -> Result<u8, ConnectError> {
+    let target = HostPort::new(address.ip().to_string(), address.port());
+    let mut dialer = Dialer::new(&target, &ConnectOptions::default(), deadline);
+    loop {
+        let mut stream = dialer.connect()?;
+        wait_for_input(&stream, deadline.remaining(Instant::now())).unwrap();
+        let mut byte = [0];
+        match stream.read_exact(&mut byte) {
+            Ok(()) => return Ok(byte[0]),
+            Err(error) => dialer.handshake_failed(error)?,
+        }
+    }
+}
+
+#[test]
+fn a_server_that_closes_at_first_is_tried_again() {
+    let mut connections = 0;
+    let (address, server) = server(move |mut stream| {
+        connections += 1;
+        if connections == 4 {
+            stream.write_all(&[connections]).unwrap();
+        }
+        connections < 4
+    });
+    let byte = no_hang(move || dial_and_greet(address, within(LONG)));
+    assert_eq!(byte.unwrap(), 4);
+    server.join().unwrap();
+}
+
+#[test]
+fn a_server_that_always_closes_is_given_up_by_the_deadline() {
+    // The listener outlives the test on its thread, waiting for a connection that does not come.
+    let (address, _server) = server(|_| true);
+    let limit = Duration::from_millis(500);
+    let started = Instant::now();
+    let error = no_hang(move || dial_and_greet(address, within(limit))).unwrap_err();
+    assert!(started.elapsed() < 2 * limit, "{error}");
+    assert!(error.is_timeout(), "{error}");
+    let stages: Vec<_> = error.failures().iter().map(|it| it.stage()).collect();
+    assert_eq!(stages, [DialStage::Handshake(address)]);
+    assert!(
+        error.to_string().contains("failed after connecting"),
+        "{error}"
+    );
+}

@@ -1,0 +1,94 @@
+//! Ends of connections, and peers that behave badly.
+#![allow(dead_code, reason = "each test file uses its own part")]
+
+use std::io::Write;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::mpsc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use c10d_socket::{Deadline, DeadlineStream};
+use socket2::{Domain, Socket, Type};
+
+/// Time enough for anything that does not hang, on a machine however loaded.
+pub(crate) const LONG: Duration = Duration::from_secs(60);
+
+pub(crate) fn within(time: Duration) -> Deadline {
+    Deadline::after(Instant::now(), time)
+}
+
+/// Runs `work` on a thread of its own and fails the test if it hangs.
+pub(crate) fn no_hang<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    let (sender, receiver) = mpsc::channel();
+    let thread = thread::spawn(move || {
+        let _ = sender.send(work());
+    });
+    match receiver.recv_timeout(LONG) {
+        Ok(result) => result,
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("hangs"),
+        Err(mpsc::RecvTimeoutError::Disconnected) => match thread.join() {
+            Err(panic) => std::panic::resume_unwind(panic),
+            Ok(()) => unreachable!("the result was sent before the thread ended"),
+        },
+    }
+}
+
+/// Two ends of a connection: the one under test, and the peer's.
+pub(crate) fn pair() -> (DeadlineStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (far, _) = listener.accept().unwrap();
+    (DeadlineStream::new(near).unwrap(), far)
+}
+
+/// A socket that has a port of 127.0.0.1 and does not listen: connections to it are refused, and
+/// nobody else gets the port.
+pub(crate) fn bound() -> (Socket, SocketAddr) {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
+    socket.bind(&any.into()).unwrap();
+    let address = socket.local_addr().unwrap().as_socket().unwrap();
+    (socket, address)
+}
+
+/// A peer that runs `behave` on each connection, one after the other, until it returns `false`.
+pub(crate) fn server(
+    mut behave: impl FnMut(TcpStream) -> bool + Send + 'static,
+) -> (SocketAddr, JoinHandle<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let thread = thread::spawn(move || while behave(listener.accept().unwrap().0) {});
+    (address, thread)
+}
+
+/// Sends a byte every few milliseconds until the other end has gone.
+pub(crate) fn trickle(mut peer: TcpStream) -> JoinHandle<()> {
+    thread::spawn(move || {
+        while peer.write_all(b".").is_ok() {
+            thread::sleep(Duration::from_millis(5));
+        }
+    })
+}
+
+/// Ends a connection with a reset instead of a goodbye.
+pub(crate) fn reset(peer: TcpStream) {
+    socket2::SockRef::from(&peer)
+        .set_linger(Some(Duration::ZERO))
+        .unwrap();
+    drop(peer);
+}
+
+/// Whether this machine has `::1`; says so when a test is cut short for the want of it.
+pub(crate) fn has_ipv6() -> bool {
+    let has = TcpListener::bind((IpAddr::V6(Ipv6Addr::LOCALHOST), 0)).is_ok();
+    if !has {
+        skipped("this machine has no IPv6");
+    }
+    has
+}
+
+/// Says why a test, or a part of it, proves nothing on this machine.
+#[expect(clippy::print_stderr, reason = "what was not tested has to be seen")]
+pub(crate) fn skipped(reason: &str) {
+    eprintln!("skipped: {reason}");
+}

@@ -1,0 +1,187 @@
+//! The server that a master store hosts: where it listens, and who shares it.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use c10d_socket::{
+    Deadline, HostPort, ListenError, ListenOptions, adopt_listener, is_loopback_name, listen,
+    resolve_local,
+};
+
+use super::options::{ListenOn, TcpStoreOptions};
+use crate::error::StoreError;
+use crate::server::TcpStoreServer;
+
+/// Servers of this process that were started as multi-tenant, by port.
+static TENANTS: Mutex<Option<HashMap<u16, Weak<TcpStoreServer>>>> = Mutex::new(None);
+
+/// Starts the server of a master, or joins one that it may share (docs/wire.md, section 8).
+pub(super) fn start(
+    target: &HostPort,
+    options: &mut TcpStoreOptions,
+    deadline: Deadline,
+) -> Result<Arc<TcpStoreServer>, StoreError> {
+    if !options.multi_tenant || target.port() == 0 {
+        return Ok(Arc::new(start_new(target, options, deadline)?));
+    }
+    // Held while the server starts, so that two masters of one port cannot both start one. Starting
+    // takes a bind and a thread; only a name that has to be looked up can make it long.
+    let mut tenants = TENANTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let tenants = tenants.get_or_insert_default();
+    if let Some(server) = tenants.get(&target.port()).and_then(Weak::upgrade) {
+        return Ok(server);
+    }
+    let server = Arc::new(start_new(target, options, deadline)?);
+    tenants.retain(|_, server| server.strong_count() > 0);
+    tenants.insert(target.port(), Arc::downgrade(&server));
+    Ok(server)
+}
+
+/// Where a client in the same process reaches a server.
+pub(super) fn address_from_here(server: &TcpStoreServer) -> SocketAddr {
+    let mut address = server.local_addr();
+    match address.ip() {
+        // Dual stack: IPv4 reaches it, and is there on every machine.
+        IpAddr::V6(ip) if ip.is_unspecified() => address.set_ip(Ipv4Addr::LOCALHOST.into()),
+        IpAddr::V4(ip) if ip.is_unspecified() => address.set_ip(Ipv4Addr::LOCALHOST.into()),
+        _ => {}
+    }
+    address
+}
+
+fn start_new(
+    target: &HostPort,
+    options: &mut TcpStoreOptions,
+    deadline: Deadline,
+) -> Result<TcpStoreServer, StoreError> {
+    let listeners = match options.listener.take() {
+        Some(listener) => vec![adopt_listener(listener.into(), target.port())?],
+        None => listen_for(target, options.listen_on, deadline)?,
+    };
+    TcpStoreServer::serve(listeners, options.server_options.clone())
+}
+
+fn listen_for(
+    target: &HostPort,
+    listen_on: ListenOn,
+    deadline: Deadline,
+) -> Result<Vec<TcpListener>, ListenError> {
+    let on_port = |port: u16| ListenOptions::default().with_port(port);
+    match listen_on {
+        ListenOn::AllInterfaces => return listen(&on_port(target.port())),
+        ListenOn::Address(ip) => {
+            return listen(&on_port(target.port()).with_host(ip.to_string()));
+        }
+        ListenOn::Host if is_loopback_name(target.host()) => {
+            return listen(&on_port(target.port()).with_host(target.host()));
+        }
+        ListenOn::Host => {}
+    }
+    let local = match resolve_local(target, deadline) {
+        Ok(local) => local,
+        Err(error) => {
+            log::warn!("{error}; listening on all interfaces");
+            Vec::new()
+        }
+    };
+    match choose_addresses(&local) {
+        Choice::These(addresses) => listen_on_each(&addresses, target.port()),
+        Choice::AllInterfaces(reason) => {
+            log::warn!(
+                "the store for {target} listens on all interfaces, as {} {reason}: \
+                 whoever reaches this machine can read and change it",
+                target.host()
+            );
+            listen(&on_port(target.port()))
+        }
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Choice {
+    These(Vec<IpAddr>),
+    AllInterfaces(&'static str),
+}
+
+/// Decides where to listen, given those addresses of a name which are this machine's.
+fn choose_addresses(local: &[SocketAddr]) -> Choice {
+    let reachable: Vec<IpAddr> = local
+        .iter()
+        .map(SocketAddr::ip)
+        .filter(|ip| !is_link_local(*ip))
+        .collect();
+    if reachable.is_empty() {
+        return Choice::AllInterfaces("is no address of this machine");
+    }
+    if reachable.iter().all(IpAddr::is_loopback) {
+        // Many distributions map a machine's own name to 127.0.1.1, while the other nodes resolve
+        // it to the real address: listening on the loopback alone would make them all wait in vain.
+        return Choice::AllInterfaces("means a loopback address here, and may mean another elsewhere");
+    }
+    Choice::These(reachable)
+}
+
+/// Such an address needs an interface beside it, which a list of addresses does not tell.
+const fn is_link_local(ip: IpAddr) -> bool {
+    matches!(ip, IpAddr::V6(ip) if is_link_local_v6(ip))
+}
+
+const fn is_link_local_v6(ip: Ipv6Addr) -> bool {
+    ip.segments()[0] & 0xffc0 == 0xfe80
+}
+
+fn listen_on_each(addresses: &[IpAddr], port: u16) -> Result<Vec<TcpListener>, ListenError> {
+    let mut listeners: Vec<TcpListener> = Vec::new();
+    for ip in addresses {
+        let port = match listeners.first().map(TcpListener::local_addr) {
+            Some(Ok(first)) => first.port(),
+            Some(Err(source)) => return Err(no_address(*ip, port, source)),
+            None => port,
+        };
+        let options = ListenOptions::default()
+            .with_host(ip.to_string())
+            .with_port(port);
+        listeners.extend(listen(&options)?);
+    }
+    Ok(listeners)
+}
+
+fn no_address(ip: IpAddr, port: u16, source: io::Error) -> ListenError {
+    ListenError::Address {
+        address: SocketAddr::new(ip, port),
+        source,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn choose(local: &[&str]) -> Choice {
+        let local: Vec<SocketAddr> = local
+            .iter()
+            .map(|text| SocketAddr::new(text.parse().expect("an address"), 1))
+            .collect();
+        choose_addresses(&local)
+    }
+
+    #[test]
+    fn a_master_listens_where_its_name_points_and_nowhere_else_if_it_can() {
+        let these = |ips: &[&str]| {
+            Choice::These(ips.iter().map(|ip| ip.parse().expect("an address")).collect())
+        };
+        assert_eq!(choose(&["10.0.0.5"]), these(&["10.0.0.5"]));
+        assert_eq!(
+            choose(&["fe80::1", "fd00::5", "10.0.0.5"]),
+            these(&["fd00::5", "10.0.0.5"])
+        );
+        assert!(matches!(choose(&[]), Choice::AllInterfaces(_)));
+        assert!(matches!(choose(&["fe80::1"]), Choice::AllInterfaces(_)));
+        assert!(
+            matches!(choose(&["127.0.1.1"]), Choice::AllInterfaces(_)),
+            "a host name in the hosts file"
+        );
+    }
+}

@@ -1,0 +1,282 @@
+//! The connections of one store, shared by its threads.
+//!
+//! The shell around [`Lanes`]: locks, wakes and connects. The lock is held for bookkeeping only,
+//! never across a system call.
+
+use std::io;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use c10d_socket::{ConnectError, ConnectOptions, Deadline, DeadlineStream, Dialer, HostPort};
+
+use super::connection::{Connection, Failure};
+use super::lanes::{Lanes, Take};
+
+#[derive(Debug)]
+pub(super) struct Pool {
+    target: HostPort,
+    connect_options: ConnectOptions,
+    reply_bytes_max: usize,
+    shared: Mutex<Shared>,
+    lane_changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    lanes: Lanes,
+    /// The connection of each lane while no call uses it; `None` when there is none yet.
+    idle: Vec<Option<Connection>>,
+    /// The stream of each lane's connection, in use or not, for closing.
+    streams: Vec<Option<Arc<DeadlineStream>>>,
+    /// Why no call can succeed any more.
+    ended: Option<Ended>,
+}
+
+/// Why a pool is of no more use.
+#[derive(Debug, Clone)]
+pub(super) enum Ended {
+    /// The process closed the store.
+    Closed,
+    /// The server is gone.
+    Lost { kind: io::ErrorKind, text: String },
+}
+
+/// Why a lane could not be had.
+#[derive(Debug)]
+pub(super) enum PoolError {
+    Ended(Ended),
+    Connect(ConnectError),
+    Failure(Failure),
+    /// Other calls held every lane until the deadline.
+    TimedOut,
+}
+
+impl Pool {
+    /// Connects the first lane.
+    pub(super) fn open(
+        target: HostPort,
+        connect_options: ConnectOptions,
+        reply_bytes_max: usize,
+        deadline: Deadline,
+    ) -> Result<Self, PoolError> {
+        let pool = Self {
+            target,
+            connect_options,
+            reply_bytes_max,
+            shared: Mutex::default(),
+            lane_changed: Condvar::new(),
+        };
+        drop(pool.take(deadline)?);
+        Ok(pool)
+    }
+
+    /// Where the server is.
+    pub(super) const fn target(&self) -> &HostPort {
+        &self.target
+    }
+
+    /// Takes a connection for one call, waiting for one or making one until the deadline.
+    pub(super) fn take(&self, deadline: Deadline) -> Result<Lease<'_>, PoolError> {
+        let (lane, connection) = self.take_lane(deadline)?;
+        let mut lease = Lease {
+            pool: self,
+            lane,
+            connection: None,
+        };
+        let connection = match connection {
+            Some(connection) => connection,
+            None => self.connect(deadline)?,
+        };
+        {
+            let mut shared = self.lock();
+            if let Some(ended) = &shared.ended {
+                return Err(PoolError::Ended(ended.clone()));
+            }
+            shared.streams[lane] = Some(connection.stream());
+        }
+        lease.connection = Some(connection);
+        lease.exchange(|connection| connection.settle(deadline))?;
+        Ok(lease)
+    }
+
+    /// Ends every call that is under way and all later ones.
+    pub(super) fn close(&self) {
+        self.end(Ended::Closed);
+    }
+
+    fn take_lane(&self, deadline: Deadline) -> Result<(usize, Option<Connection>), PoolError> {
+        let mut shared = self.lock();
+        loop {
+            if let Some(ended) = &shared.ended {
+                return Err(PoolError::Ended(ended.clone()));
+            }
+            let now = Instant::now();
+            match shared.lanes.take(now) {
+                Take::Lane(lane) => {
+                    if lane == shared.idle.len() {
+                        shared.idle.push(None);
+                        shared.streams.push(None);
+                    }
+                    let connection = shared.idle[lane].take();
+                    return Ok((lane, connection));
+                }
+                Take::WaitUntil(_) if deadline.has_passed(now) => return Err(PoolError::TimedOut),
+                Take::WaitUntil(until) => {
+                    let until = until.map_or(Deadline::NEVER, Deadline::at).min(deadline);
+                    shared = match until.remaining(now) {
+                        Some(left) => {
+                            let result = self.lane_changed.wait_timeout(shared, left);
+                            result.unwrap_or_else(PoisonError::into_inner).0
+                        }
+                        None => {
+                            let result = self.lane_changed.wait(shared);
+                            result.unwrap_or_else(PoisonError::into_inner)
+                        }
+                    };
+                }
+            }
+        }
+    }
+
+    fn connect(&self, deadline: Deadline) -> Result<Connection, PoolError> {
+        let mut dialer = Dialer::new(&self.target, &self.connect_options, deadline);
+        loop {
+            let stream = dialer.connect().map_err(PoolError::Connect)?;
+            let greeted = DeadlineStream::new(stream)
+                .map_err(Failure::Lost)
+                .and_then(|stream| Connection::greet(stream, self.reply_bytes_max, deadline));
+            let error = match greeted {
+                Ok(connection) => return Ok(connection),
+                Err(Failure::Lost(error) | Failure::NotSent(error)) => error,
+                Err(Failure::NoReply) => io::Error::new(
+                    io::ErrorKind::TimedOut,
+                    "connected, but the server does not answer the hello",
+                ),
+                Err(failure @ Failure::Protocol(_)) => return Err(PoolError::Failure(failure)),
+            };
+            dialer.handshake_failed(error).map_err(PoolError::Connect)?;
+        }
+    }
+
+    /// Marks the pool as ended, once, and wakes every thread that uses it.
+    fn end(&self, ended: Ended) {
+        let streams = {
+            let mut shared = self.lock();
+            if shared.ended.is_some() {
+                return;
+            }
+            shared.ended = Some(ended);
+            for idle in &mut shared.idle {
+                *idle = None;
+            }
+            shared.streams.iter_mut().map(Option::take).collect::<Vec<_>>()
+        };
+        self.lane_changed.notify_all();
+        for stream in streams.into_iter().flatten() {
+            if let Err(error) = stream.shutdown() {
+                log::debug!("{}: shutting down a connection: {error}", self.target);
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shared> {
+        // Nothing panics while it holds the lock, and no invariant spans two acquisitions.
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The use of one connection for one call.
+#[derive(Debug)]
+pub(super) struct Lease<'p> {
+    pool: &'p Pool,
+    lane: usize,
+    /// `None` once the connection is out of step.
+    connection: Option<Connection>,
+}
+
+impl Lease<'_> {
+    /// Whether writes that nobody answers may stay unacknowledged when the call returns.
+    pub(super) const fn is_first_lane(&self) -> bool {
+        self.lane == 0
+    }
+
+    /// Whether the server has WAIT_GET.
+    pub(super) fn has_wait_get(&self) -> bool {
+        self.connection.as_ref().is_some_and(Connection::has_wait_get)
+    }
+
+    /// Runs one exchange. A failure drops the connection, as it may be out of step; a connection
+    /// that the server has closed ends the whole pool, for a server that comes back is another,
+    /// empty store.
+    pub(super) fn exchange<T>(
+        &mut self,
+        exchange: impl FnOnce(&mut Connection) -> Result<T, Failure>,
+    ) -> Result<T, PoolError> {
+        let Some(connection) = &mut self.connection else {
+            return Err(PoolError::Failure(Failure::NotSent(
+                io::ErrorKind::NotConnected.into(),
+            )));
+        };
+        let failure = match exchange(connection) {
+            Ok(value) => return Ok(value),
+            Err(failure) => failure,
+        };
+        self.connection = None;
+        match &failure {
+            Failure::Lost(error) | Failure::NotSent(error)
+                if error.kind() != io::ErrorKind::TimedOut =>
+            {
+                let already_ended = self.pool.lock().ended.clone();
+                if let Some(Ended::Closed) = already_ended {
+                    return Err(PoolError::Ended(Ended::Closed));
+                }
+                self.pool.end(Ended::Lost {
+                    kind: error.kind(),
+                    text: error.to_string(),
+                });
+            }
+            Failure::Lost(_) | Failure::NotSent(_) | Failure::NoReply | Failure::Protocol(_) => {}
+        }
+        Err(PoolError::Failure(failure))
+    }
+
+    /// Runs one exchange that may wait for long, during which other calls take other lanes.
+    pub(super) fn exchange_blocking<T>(
+        &mut self,
+        exchange: impl FnOnce(&mut Connection, &mut dyn FnMut()) -> Result<T, Failure>,
+    ) -> Result<T, PoolError> {
+        let (pool, lane) = (self.pool, self.lane);
+        let settled = self
+            .connection
+            .as_ref()
+            .is_none_or(Connection::is_acknowledged);
+        pool.lock()
+            .lanes
+            .begins_to_block(lane, Instant::now(), settled);
+        pool.lane_changed.notify_all();
+        let mut acknowledged = || {
+            pool.lock().lanes.settled(lane);
+            pool.lane_changed.notify_all();
+        };
+        let result = self.exchange(|connection| exchange(connection, &mut acknowledged));
+        pool.lock().lanes.blocks_no_more(lane);
+        result
+    }
+}
+
+impl Drop for Lease<'_> {
+    fn drop(&mut self) {
+        let connection = self.connection.take();
+        let mut shared = self.pool.lock();
+        if shared.ended.is_none() {
+            if connection.is_none() {
+                shared.streams[self.lane] = None;
+            }
+            shared.idle[self.lane] = connection;
+        }
+        shared.lanes.give_back(self.lane);
+        drop(shared);
+        // All, because one that is woken at its own deadline would not use the lane.
+        self.pool.lane_changed.notify_all();
+    }
+}

@@ -1,0 +1,84 @@
+//! The store of one process.
+
+mod store_contract;
+
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use c10d_store::{DEFAULT_TIMEOUT, HashStore, Store};
+
+use store_contract::{Features, LONG};
+
+#[test]
+fn it_keeps_the_contract() {
+    store_contract::all(&|| Arc::new(HashStore::new()), Features::LOCAL);
+}
+
+#[test]
+fn handles_share_the_contents_but_not_the_timeout() {
+    let store = HashStore::new();
+    assert_eq!(store.timeout(), DEFAULT_TIMEOUT);
+    let clone = store.clone();
+    clone.set_timeout(Duration::from_secs(1));
+    assert_eq!(store.timeout(), DEFAULT_TIMEOUT);
+    clone.set("k", b"1").unwrap();
+    drop(clone);
+    assert_eq!(store.get("k").unwrap(), b"1");
+    assert!(store.has_extended_api());
+    assert!(
+        !format!("{store:?}").contains('k'),
+        "contents can be long and secret"
+    );
+}
+
+/// PyTorch's raises "queue is empty" at once.
+#[test]
+fn a_pop_waits_for_an_element_even_if_the_name_has_a_value() {
+    let store = HashStore::new();
+    store.set("q", b"value").unwrap();
+    store.set_timeout(Duration::from_millis(20));
+    let started = Instant::now();
+    assert!(store.queue_pop("q").unwrap_err().is_timeout());
+    assert!(started.elapsed() >= Duration::from_millis(20));
+
+    store.set_timeout(LONG);
+    thread::scope(|scope| {
+        scope.spawn(|| assert_eq!(store.queue_pop("q").unwrap(), b"element"));
+        store.queue_push("q", b"element").unwrap();
+    });
+}
+
+/// Two keys that are swapped together are never seen as a mixture.
+#[test]
+fn multi_get_is_a_snapshot() {
+    let store = HashStore::new();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for round in 0..2000_u32 {
+                let value = round.to_string();
+                let pairs = [("a", value.as_bytes()), ("b", value.as_bytes())];
+                store.multi_set(&pairs).unwrap();
+            }
+        });
+        for _ in 0..2000 {
+            let values = store.multi_get(&["a", "b"]).unwrap();
+            assert_eq!(values[0], values[1]);
+        }
+    });
+}
+
+#[test]
+fn a_thousand_sleepers_are_all_woken() {
+    let store = HashStore::new();
+    store.set_timeout(LONG);
+    thread::scope(|scope| {
+        for i in 0..1000 {
+            let store = &store;
+            scope.spawn(move || store.get(&format!("k{}", i % 10)).unwrap());
+        }
+        for key in 0..10 {
+            store.set(&format!("k{key}"), b"1").unwrap();
+        }
+    });
+}

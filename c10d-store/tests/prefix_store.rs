@@ -1,0 +1,144 @@
+//! A part of another store's key space.
+
+mod store_contract;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use c10d_store::{FileStore, HashStore, PrefixStore, Store, StoreError};
+
+use store_contract::Features;
+
+#[test]
+fn it_keeps_the_contract_over_a_hash_store() {
+    let make = || -> Arc<dyn Store> { Arc::new(PrefixStore::new("p", HashStore::new())) };
+    store_contract::all(&make, Features::LOCAL);
+}
+
+#[test]
+fn it_keeps_the_contract_over_a_shared_store_and_nested() {
+    let make = || -> Arc<dyn Store> {
+        let shared: Arc<dyn Store> = Arc::new(HashStore::new());
+        Arc::new(PrefixStore::new("", PrefixStore::new("a/b", shared)))
+    };
+    store_contract::all(&make, Features::LOCAL);
+}
+
+#[test]
+fn it_keeps_the_contract_over_a_file_store() {
+    let folder = tempfile::tempdir().unwrap();
+    let files = std::cell::Cell::new(0);
+    let make = || -> Arc<dyn Store> {
+        files.set(files.get() + 1);
+        let path = folder.path().join(files.get().to_string());
+        Arc::new(PrefixStore::new("p", FileStore::open(path, None).unwrap()))
+    };
+    let features = Features {
+        queues: false,
+        ..Features::LOCAL
+    };
+    store_contract::all(&make, features);
+}
+
+#[test]
+fn keys_are_joined_from_the_outermost_store_inwards() {
+    let base = HashStore::new();
+    let a = PrefixStore::new("a", base.clone());
+    let ab = PrefixStore::new("b", a.clone());
+    let empty = PrefixStore::new("", base.clone());
+    assert_eq!((ab.prefix(), ab.underlying().prefix()), ("b", "a"));
+
+    ab.set("k", b"1").unwrap();
+    ab.add("n", 2).unwrap();
+    ab.append("log", b"x").unwrap();
+    ab.compare_set("c", b"", b"y").unwrap();
+    ab.multi_set(&[("m1", b"1"), ("m2", b"2")]).unwrap();
+    ab.queue_push("q", b"e").unwrap();
+    empty.set("k", b"2").unwrap();
+
+    let mut keys = base.list_keys().unwrap();
+    keys.sort();
+    assert_eq!(
+        keys,
+        [
+            "/k", "a/b/c", "a/b/k", "a/b/log", "a/b/m1", "a/b/m2", "a/b/n"
+        ]
+    );
+    assert_eq!(base.queue_len("a/b/q").unwrap(), 1);
+    assert_eq!(a.multi_get(&["b/m2", "b/k"]).unwrap(), [b"2", b"1"]);
+    assert!(ab.delete_key("k").unwrap());
+    assert!(!base.check(&["a/b/k"]).unwrap());
+    assert_eq!(ab.num_keys().unwrap(), base.num_keys().unwrap());
+}
+
+/// PyTorch's compares the prefix without the separator: `ab` would show up as an empty key.
+#[test]
+fn only_keys_below_the_prefix_are_listed() {
+    let base = HashStore::new();
+    for key in ["a", "a/", "a/k", "a/k/l", "ab", "abc/d", "/a/k", "b/a/k"] {
+        base.set(key, b"").unwrap();
+    }
+    let mut keys = PrefixStore::new("a", base).list_keys().unwrap();
+    keys.sort();
+    assert_eq!(keys, ["", "k", "k/l"]);
+}
+
+#[test]
+fn errors_name_the_full_key() {
+    let base: Arc<dyn Store> = Arc::new(HashStore::new());
+    let store = PrefixStore::new("b", PrefixStore::new("a", base));
+    store.set_timeout(Duration::ZERO);
+    store.set("n", b"x").unwrap();
+    let errors = [
+        store.get("k").unwrap_err(),
+        store.wait(&["k"]).unwrap_err(),
+        store.barrier("k", 2, None).unwrap_err(),
+        store.barrier("k", 0, None).unwrap_err(),
+        store.add("n", 1).unwrap_err(),
+    ];
+    for error in errors {
+        assert!(error.to_string().contains("\"a/b/"), "{error}");
+    }
+    let StoreError::BarrierTimeout { context, .. } = store.barrier("m", 2, None).unwrap_err()
+    else {
+        panic!("a barrier of two with one worker times out");
+    };
+    assert_eq!(context.keys, "\"a/b/m\"");
+}
+
+#[test]
+fn the_timeout_is_that_of_the_wrapped_store() {
+    let base: Arc<dyn Store> = Arc::new(HashStore::new());
+    let inner = PrefixStore::new("a", Arc::clone(&base));
+    let outer = PrefixStore::new("b", inner.clone());
+    outer.set_timeout(Duration::from_millis(7));
+    assert_eq!(base.timeout(), Duration::from_millis(7));
+    assert_eq!(inner.timeout(), Duration::from_millis(7));
+    assert_eq!(outer.has_extended_api(), base.has_extended_api());
+    assert_eq!(outer.label(), base.label());
+}
+
+/// Members meet under the keys that PyTorch's generic barrier writes.
+#[test]
+fn the_barrier_is_made_of_ordinary_keys() {
+    let base = HashStore::new();
+    PrefixStore::new("p", base.clone())
+        .barrier("b", 1, None)
+        .unwrap();
+    let mut keys = base.list_keys().unwrap();
+    keys.sort();
+    assert_eq!(keys, ["p/b/last_member", "p/b/num_members"]);
+    assert_eq!(base.get("p/b/num_members").unwrap(), b"1");
+    assert_eq!(base.get("p/b/last_member").unwrap(), b"1");
+}
+
+#[test]
+fn a_clone_wraps_a_clone() {
+    let base = HashStore::new();
+    let store = PrefixStore::new("p", base.clone());
+    let clone = store.clone_store().unwrap();
+    clone.set("k", b"1").unwrap();
+    assert_eq!(base.get("p/k").unwrap(), b"1");
+    clone.set_timeout(Duration::ZERO);
+    assert_ne!(store.timeout(), Duration::ZERO);
+}

@@ -1,0 +1,755 @@
+//! What every store has to do, as checks that run over any of them.
+//!
+//! A check gets a new, empty store. Threads share that handle or take clones of it. Between two
+//! handles of a TCP store a write is seen only after a later answer on the writing handle, so the
+//! checks ask for one ([`settle`]) before they look through another handle.
+#![allow(dead_code, reason = "each test binary uses a part")]
+
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use c10d_store::{Operation, Store, StoreError};
+
+/// Where stores may differ.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Features {
+    /// Has `queue_push` and its like.
+    pub(crate) queues: bool,
+    /// `add` takes an existing empty value for 0 (PyTorch's local stores do, its server does not).
+    pub(crate) adds_to_empty: bool,
+    /// A failed `add` says [`StoreError::NotANumber`]; otherwise the connection is lost.
+    pub(crate) reports_not_a_number: bool,
+    /// A barrier of no workers is refused as meaningless.
+    pub(crate) refuses_empty_barrier: bool,
+}
+
+impl Features {
+    /// A store in this process.
+    pub(crate) const LOCAL: Self = Self {
+        queues: true,
+        adds_to_empty: true,
+        reports_not_a_number: true,
+        refuses_empty_barrier: true,
+    };
+}
+
+/// Longer than any check takes on a loaded machine: only a lost wake lasts as long.
+pub(crate) const LONG: Duration = Duration::from_secs(60);
+
+type Check = fn(&Arc<dyn Store>, Features);
+
+/// Runs every check, each on a store of its own.
+#[expect(
+    clippy::print_stdout,
+    reason = "the output of a test that fails ends with the check that failed"
+)]
+pub(crate) fn all(make: &dyn Fn() -> Arc<dyn Store>, features: Features) {
+    let checks: &[(&str, Check)] = &[
+        ("values_are_set_and_read", values_are_set_and_read),
+        ("any_bytes_are_values", any_bytes_are_values),
+        ("odd_keys_are_keys", odd_keys_are_keys),
+        ("keys_are_deleted", keys_are_deleted),
+        (
+            "compare_set_follows_its_table",
+            compare_set_follows_its_table,
+        ),
+        ("add_follows_its_table", add_follows_its_table),
+        (
+            "add_refuses_what_is_no_number",
+            add_refuses_what_is_no_number,
+        ),
+        ("append_joins", append_joins),
+        (
+            "many_are_set_and_read_at_once",
+            many_are_set_and_read_at_once,
+        ),
+        ("keys_are_counted_and_listed", keys_are_counted_and_listed),
+        ("check_does_not_wait", check_does_not_wait),
+        (
+            "every_write_wakes_wait_and_get",
+            every_write_wakes_wait_and_get,
+        ),
+        (
+            "a_wait_lasts_until_its_last_key",
+            a_wait_lasts_until_its_last_key,
+        ),
+        ("waits_time_out", waits_time_out),
+        ("a_zero_timeout_looks_once", a_zero_timeout_looks_once),
+        ("a_wait_can_last_for_ever", a_wait_can_last_for_ever),
+        (
+            "a_timeout_leaves_the_store_usable",
+            a_timeout_leaves_the_store_usable,
+        ),
+        (
+            "a_blocked_call_blocks_nobody_else",
+            a_blocked_call_blocks_nobody_else,
+        ),
+        (
+            "the_default_timeout_can_be_set",
+            the_default_timeout_can_be_set,
+        ),
+        ("concurrent_adds_sum_up", concurrent_adds_sum_up),
+        (
+            "one_of_many_compare_sets_wins",
+            one_of_many_compare_sets_wins,
+        ),
+        (
+            "concurrent_appends_lose_nothing",
+            concurrent_appends_lose_nothing,
+        ),
+        (
+            "a_barrier_gathers_all_workers",
+            a_barrier_gathers_all_workers,
+        ),
+        ("a_barrier_times_out", a_barrier_times_out),
+        (
+            "queues_are_first_in_first_out",
+            queues_are_first_in_first_out,
+        ),
+        ("queues_and_values_are_apart", queues_and_values_are_apart),
+        ("a_pop_waits_for_a_push", a_pop_waits_for_a_push),
+        ("each_element_is_popped_once", each_element_is_popped_once),
+    ];
+    for (name, check) in checks {
+        println!("store contract: {name}");
+        check(&make(), features);
+    }
+}
+
+/// Gets an answer from the store, so that what was written before is visible everywhere.
+fn settle(store: &dyn Store) {
+    store.check(&[]).expect("check without keys");
+}
+
+fn clone_of(store: &Arc<dyn Store>) -> Arc<dyn Store> {
+    store.clone_store().expect("clone")
+}
+
+fn sorted(mut keys: Vec<String>) -> Vec<String> {
+    keys.sort();
+    keys
+}
+
+fn values_are_set_and_read(store: &Arc<dyn Store>, _: Features) {
+    store.set("k", b"1").unwrap();
+    assert_eq!(store.get("k").unwrap(), b"1");
+    store.set("k", b"2").unwrap();
+    assert_eq!(store.get("k").unwrap(), b"2");
+    assert_eq!(clone_of(store).get("k").unwrap(), b"2");
+}
+
+fn any_bytes_are_values(store: &Arc<dyn Store>, _: Features) {
+    let every_byte: Vec<u8> = (0..=255).collect();
+    let long: Vec<u8> = (0..1 << 20).map(|i| (i % 251) as u8).collect();
+    for value in [&b""[..], b"\0", b"\xff\xfe\x00\x80", &every_byte, &long] {
+        store.set("k", value).unwrap();
+        assert!(store.get("k").unwrap() == value);
+    }
+}
+
+fn odd_keys_are_keys(store: &Arc<dyn Store>, _: Features) {
+    let keys = [
+        "",
+        "/",
+        "-",
+        "-/k",
+        "k/",
+        "//k",
+        "a b\n\0c",
+        "schlüssel/鍵",
+        "refcount/",
+        "init/",
+    ];
+    for (i, key) in keys.iter().enumerate() {
+        assert!(!store.check(&[key]).unwrap(), "{key:?}");
+        store.set(key, &[i as u8]).unwrap();
+    }
+    for (i, key) in keys.iter().enumerate() {
+        assert_eq!(store.get(key).unwrap(), [i as u8], "{key:?}");
+    }
+    assert!(store.check(&keys).unwrap());
+    for key in keys {
+        assert!(store.delete_key(key).unwrap(), "{key:?}");
+        assert!(!store.check(&[key]).unwrap(), "{key:?}");
+    }
+}
+
+fn keys_are_deleted(store: &Arc<dyn Store>, _: Features) {
+    assert!(!store.delete_key("k").unwrap());
+    store.set("k", b"1").unwrap();
+    assert!(store.delete_key("k").unwrap());
+    assert!(!store.delete_key("k").unwrap());
+    assert!(!store.check(&["k"]).unwrap());
+    store.set("k", b"2").unwrap();
+    assert_eq!(store.get("k").unwrap(), b"2");
+}
+
+/// docs/wire.md, COMPARE_SET: every row.
+fn compare_set_follows_its_table(store: &Arc<dyn Store>, _: Features) {
+    struct Row {
+        present: Option<&'static [u8]>,
+        expected: &'static [u8],
+        desired: &'static [u8],
+        answer: &'static [u8],
+        left: Option<&'static [u8]>,
+    }
+    #[rustfmt::skip]
+    let table = [
+        Row { present: None, expected: b"", desired: b"new", answer: b"new", left: Some(b"new") },
+        Row { present: None, expected: b"", desired: b"", answer: b"", left: Some(b"") },
+        Row { present: None, expected: b"old", desired: b"new", answer: b"old", left: None },
+        Row { present: Some(b"old"), expected: b"old", desired: b"new", answer: b"new", left: Some(b"new") },
+        Row { present: Some(b"old"), expected: b"old", desired: b"", answer: b"", left: Some(b"") },
+        Row { present: Some(b"old"), expected: b"other", desired: b"new", answer: b"old", left: Some(b"old") },
+        Row { present: Some(b"old"), expected: b"", desired: b"new", answer: b"old", left: Some(b"old") },
+        Row { present: Some(b""), expected: b"", desired: b"new", answer: b"new", left: Some(b"new") },
+        Row { present: Some(b""), expected: b"old", desired: b"new", answer: b"", left: Some(b"") },
+    ];
+    for (i, row) in table.iter().enumerate() {
+        let key = format!("row{i}");
+        if let Some(present) = row.present {
+            store.set(&key, present).unwrap();
+        }
+        let answer = store.compare_set(&key, row.expected, row.desired).unwrap();
+        assert_eq!(answer, row.answer, "row {i}");
+        assert_eq!(store.check(&[&key]).unwrap(), row.left.is_some(), "row {i}");
+        if let Some(left) = row.left {
+            assert_eq!(store.get(&key).unwrap(), left, "row {i}");
+        }
+    }
+}
+
+/// docs/wire.md, ADD: values that count as numbers.
+fn add_follows_its_table(store: &Arc<dyn Store>, features: Features) {
+    let table: &[(&[u8], i64, i64)] = &[
+        (b"5", 1, 6),
+        (b" 12", 1, 13),
+        (b"\n\t 4", 1, 5),
+        (b"+5", 1, 6),
+        (b"-3", 1, -2),
+        (b"010", 1, 11),
+        (b"0x10", 1, 1),
+        (b"12abc", 1, 13),
+        (b"1.5", 1, 2),
+        (b"1e3", 1, 2),
+        (b"5\x006", 1, 6),
+        (b"5", -12, -7),
+        (b"9223372036854775807", 1, i64::MIN),
+        (b"-9223372036854775808", -1, i64::MAX),
+        (b"0", i64::MIN, i64::MIN),
+    ];
+    for (present, delta, sum) in table {
+        let row = present.escape_ascii();
+        store.set("n", present).unwrap();
+        assert_eq!(store.add("n", *delta).unwrap(), *sum, "{row}");
+        assert_eq!(store.get("n").unwrap(), sum.to_string().as_bytes(), "{row}");
+    }
+    assert_eq!(store.add("missing", 0).unwrap(), 0);
+    assert_eq!(store.get("missing").unwrap(), b"0");
+    assert_eq!(store.add("below", -4).unwrap(), -4);
+    if features.adds_to_empty {
+        store.set("n", b"").unwrap();
+        assert_eq!(store.add("n", 3).unwrap(), 3);
+    }
+}
+
+fn add_refuses_what_is_no_number(store: &Arc<dyn Store>, features: Features) {
+    let mut table: Vec<&[u8]> = vec![
+        b"abc",
+        b"--1",
+        b"\x005",
+        b"9223372036854775808",
+        b"-9223372036854775809",
+        b" ",
+    ];
+    if !features.adds_to_empty {
+        table.push(b"");
+    }
+    for present in table {
+        let row = present.escape_ascii();
+        store.set("n", present).unwrap();
+        settle(store);
+        // The handle may be lost by this.
+        let error = clone_of(store).add("n", 1).unwrap_err();
+        if features.reports_not_a_number {
+            assert!(
+                matches!(error, StoreError::NotANumber { .. }),
+                "{row}: {error}"
+            );
+        } else {
+            assert!(
+                matches!(error, StoreError::ConnectionLost { .. }),
+                "{row}: {error}"
+            );
+        }
+        assert_eq!(store.get("n").unwrap(), present, "{row}");
+    }
+}
+
+fn append_joins(store: &Arc<dyn Store>, _: Features) {
+    store.append("k", b"ab").unwrap();
+    store.append("k", b"").unwrap();
+    store.append("k", b"\0c").unwrap();
+    assert_eq!(store.get("k").unwrap(), b"ab\0c");
+    store.append("empty", b"").unwrap();
+    assert_eq!(store.get("empty").unwrap(), b"");
+    // PyTorch's generic form loses an append of what is already there.
+    store.append("same", b"x").unwrap();
+    store.append("same", b"x").unwrap();
+    assert_eq!(store.get("same").unwrap(), b"xx");
+}
+
+fn many_are_set_and_read_at_once(store: &Arc<dyn Store>, _: Features) {
+    assert_eq!(store.multi_get(&[]).unwrap(), Vec::<Vec<u8>>::new());
+    store.multi_set(&[]).unwrap();
+    store
+        .multi_set(&[("a", b"1"), ("b", b""), ("", b"3"), ("a", b"4")])
+        .unwrap();
+    let values = store.multi_get(&["", "a", "b", "a"]).unwrap();
+    assert_eq!(values, [&b"3"[..], b"4", b"", b"4"]);
+
+    let keys: Vec<String> = (0..1000).map(|i| format!("key{i}")).collect();
+    let pairs: Vec<(&str, &[u8])> = keys.iter().map(|k| (k.as_str(), k.as_bytes())).collect();
+    store.multi_set(&pairs).unwrap();
+    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+    let values = store.multi_get(&keys).unwrap();
+    assert!(
+        values
+            .iter()
+            .zip(&keys)
+            .all(|(value, key)| value == key.as_bytes())
+    );
+}
+
+fn keys_are_counted_and_listed(store: &Arc<dyn Store>, _: Features) {
+    let bookkeeping = store.num_keys().unwrap();
+    assert_eq!(store.list_keys().unwrap(), Vec::<String>::new());
+    store.set("b", b"1").unwrap();
+    store.set("a/x", b"1").unwrap();
+    store.add("n", 1).unwrap();
+    store.set("b", b"2").unwrap();
+    assert_eq!(store.num_keys().unwrap(), bookkeeping + 3);
+    assert_eq!(sorted(store.list_keys().unwrap()), ["a/x", "b", "n"]);
+    store.delete_key("b").unwrap();
+    assert_eq!(store.num_keys().unwrap(), bookkeeping + 2);
+    assert_eq!(sorted(store.list_keys().unwrap()), ["a/x", "n"]);
+}
+
+fn check_does_not_wait(store: &Arc<dyn Store>, _: Features) {
+    assert!(store.check(&[]).unwrap());
+    assert!(!store.check(&["a"]).unwrap());
+    store.set("a", b"").unwrap();
+    assert!(store.check(&["a", "a"]).unwrap());
+    assert!(!store.check(&["a", "b"]).unwrap());
+    store.wait(&[]).unwrap();
+    store.wait(&["a", "a"]).unwrap();
+}
+
+type Write = fn(&dyn Store, &str);
+
+fn every_write_wakes_wait_and_get(store: &Arc<dyn Store>, _: Features) {
+    let writes: &[(&str, Write)] = &[
+        ("set", |store, key| store.set(key, b"1").unwrap()),
+        ("add", |store, key| {
+            assert_eq!(store.add(key, 1).unwrap(), 1)
+        }),
+        ("compare_set", |store, key| {
+            assert_eq!(store.compare_set(key, b"", b"1").unwrap(), b"1");
+        }),
+        ("append", |store, key| store.append(key, b"1").unwrap()),
+        ("multi_set", |store, key| {
+            store.multi_set(&[("other", b""), (key, b"1")]).unwrap();
+        }),
+    ];
+    store.set_timeout(LONG);
+    for (name, write) in writes {
+        let key = &format!("{name}/key");
+        let waiters: [fn(&dyn Store, &str); 3] = [
+            |store, key| store.wait(&[key]).unwrap(),
+            |store, key| assert_eq!(store.get(key).unwrap(), b"1"),
+            |store, key| assert_eq!(store.multi_get(&[key]).unwrap(), [b"1"]),
+        ];
+        let started = Instant::now();
+        while_blocked(
+            waiters.map(|waiter| {
+                let (store, key) = (clone_of(store), key.clone());
+                move || waiter(&store, &key)
+            }),
+            || write(store, key),
+        );
+        // A wait that is not woken but looks when its time is over succeeds as well, too late.
+        assert!(started.elapsed() < LONG / 2, "{name} does not wake");
+    }
+}
+
+/// Runs `act` when the waiters are running and probably blocked, and joins them. Nothing depends on
+/// their being blocked, but a check is sharper when they are.
+fn while_blocked<const N: usize>(waiters: [impl FnOnce() + Send; N], act: impl FnOnce()) {
+    thread::scope(|scope| {
+        let (started, all_started) = mpsc::channel();
+        let waiters = waiters.map(|waiter| {
+            let started = started.clone();
+            scope.spawn(move || {
+                started.send(()).expect("the checking thread listens");
+                waiter();
+            })
+        });
+        for _ in 0..N {
+            all_started.recv_timeout(LONG).expect("every waiter starts");
+        }
+        thread::sleep(Duration::from_millis(30));
+        act();
+        for waiter in waiters {
+            waiter.join().expect("the waiter ends well");
+        }
+    });
+}
+
+fn a_wait_lasts_until_its_last_key(store: &Arc<dyn Store>, _: Features) {
+    store.set("present", b"0").unwrap();
+    settle(store);
+    let (done, is_done) = mpsc::channel();
+    let waiter = clone_of(store);
+    while_blocked(
+        [move || {
+            waiter
+                .wait_timeout(&["present", "first", "second"], LONG)
+                .unwrap();
+            done.send(()).expect("the checking thread listens");
+        }],
+        || {
+            store.set("first", b"1").unwrap();
+            settle(store);
+            let early = is_done.recv_timeout(Duration::from_millis(50));
+            assert_eq!(early, Err(mpsc::RecvTimeoutError::Timeout));
+            store.set("second", b"2").unwrap();
+        },
+    );
+    assert_eq!(is_done.recv(), Ok(()));
+
+    // multi_get as well, in the order asked for.
+    store.set_timeout(LONG);
+    let reader = clone_of(store);
+    while_blocked(
+        [move || {
+            let values = reader.multi_get(&["third", "first"]).unwrap();
+            assert_eq!(values, [b"3", b"1"]);
+        }],
+        || store.set("third", b"3").unwrap(),
+    );
+}
+
+fn waits_time_out(store: &Arc<dyn Store>, features: Features) {
+    let timeout = Duration::from_millis(80);
+    store.set_timeout(timeout);
+    store.set("present", b"1").unwrap();
+    let expect_timeout = |operation, missing: &str, call: &dyn Fn() -> Result<(), StoreError>| {
+        let started = Instant::now();
+        let error = call().unwrap_err();
+        let elapsed = started.elapsed();
+        assert!(elapsed >= timeout, "{error}: gave up after {elapsed:?}");
+        assert!(elapsed < LONG / 2, "{error}: gave up after {elapsed:?}");
+        assert!(error.is_timeout() && !error.outcome_is_unknown(), "{error}");
+        let StoreError::Timeout {
+            context,
+            timeout: limit,
+        } = error
+        else {
+            panic!("unexpected: {error}");
+        };
+        assert_eq!(limit, timeout);
+        assert_eq!(context.operation, operation);
+        assert!(context.elapsed >= timeout);
+        assert!(context.keys.contains(missing), "{context}");
+        assert_eq!(context.store, store.label());
+        // Whoever reads this wants to know who did not come, not who did.
+        if operation == Operation::Wait {
+            assert!(!context.keys.contains("present"), "{context}");
+        }
+    };
+    expect_timeout(Operation::Get, "late", &|| store.get("late").map(drop));
+    expect_timeout(Operation::Wait, "late", &|| {
+        store.wait(&["present", "late"])
+    });
+    expect_timeout(Operation::Wait, "late", &|| {
+        store.wait_timeout(&["late"], timeout)
+    });
+    expect_timeout(Operation::MultiGet, "late", &|| {
+        store.multi_get(&["present", "late"]).map(drop)
+    });
+    if features.queues {
+        expect_timeout(Operation::QueuePop, "late", &|| {
+            store.queue_pop("late").map(drop)
+        });
+    }
+}
+
+fn a_zero_timeout_looks_once(store: &Arc<dyn Store>, features: Features) {
+    store.set_timeout(Duration::ZERO);
+    store.set("k", b"1").unwrap();
+    assert_eq!(store.get("k").unwrap(), b"1");
+    store.wait(&["k"]).unwrap();
+    assert_eq!(store.multi_get(&["k"]).unwrap(), [b"1"]);
+    assert!(store.get("late").unwrap_err().is_timeout());
+    assert!(store.wait(&["k", "late"]).unwrap_err().is_timeout());
+    assert!(store.multi_get(&["k", "late"]).unwrap_err().is_timeout());
+    if features.queues {
+        assert!(store.queue_pop("q").unwrap_err().is_timeout());
+        store.queue_push("q", b"1").unwrap();
+        assert_eq!(store.queue_pop("q").unwrap(), b"1");
+    }
+}
+
+fn a_wait_can_last_for_ever(store: &Arc<dyn Store>, _: Features) {
+    let waiter = clone_of(store);
+    while_blocked(
+        [move || waiter.wait_timeout(&["k"], Duration::MAX).unwrap()],
+        || store.set("k", b"1").unwrap(),
+    );
+}
+
+fn a_timeout_leaves_the_store_usable(store: &Arc<dyn Store>, _: Features) {
+    for round in 0..3 {
+        let key = format!("k{round}");
+        let error = store.wait_timeout(&[&key], Duration::from_millis(5));
+        assert!(error.unwrap_err().is_timeout());
+        store.set(&key, b"1").unwrap();
+        store.wait_timeout(&[&key], LONG).unwrap();
+        assert_eq!(store.get(&key).unwrap(), b"1");
+    }
+}
+
+/// One handle, several threads: also a TCP store may not keep its connection to a waiting thread.
+fn a_blocked_call_blocks_nobody_else(store: &Arc<dyn Store>, _: Features) {
+    while_blocked(
+        ["a", "b"].map(|key| move || store.wait_timeout(&[key], LONG).unwrap()),
+        || {
+            assert_eq!(store.add("n", 1).unwrap(), 1);
+            store.set("b", b"1").unwrap();
+            store.set("a", b"1").unwrap();
+        },
+    );
+}
+
+fn the_default_timeout_can_be_set(store: &Arc<dyn Store>, _: Features) {
+    for timeout in [Duration::from_millis(1500), Duration::ZERO, Duration::MAX] {
+        store.set_timeout(timeout);
+        assert_eq!(store.timeout(), timeout);
+        assert_eq!(clone_of(store).timeout(), timeout);
+    }
+}
+
+fn concurrent_adds_sum_up(store: &Arc<dyn Store>, _: Features) {
+    const THREADS: i64 = 4;
+    const ADDS: i64 = 50;
+    let answers: Vec<i64> = thread::scope(|scope| {
+        let adders: Vec<_> = (0..THREADS)
+            .map(|i| {
+                // Half of the threads share a handle.
+                let store = if i % 2 == 0 {
+                    Arc::clone(store)
+                } else {
+                    clone_of(store)
+                };
+                scope.spawn(move || -> Vec<i64> {
+                    (0..ADDS).map(|_| store.add("n", 1).unwrap()).collect()
+                })
+            })
+            .collect();
+        let answers = adders
+            .into_iter()
+            .map(|adder| adder.join().expect("no panic"));
+        answers.flatten().collect()
+    });
+    let mut answers = answers;
+    answers.sort_unstable();
+    assert!(answers.into_iter().eq(1..=THREADS * ADDS));
+    assert_eq!(
+        store.get("n").unwrap(),
+        (THREADS * ADDS).to_string().as_bytes()
+    );
+}
+
+fn one_of_many_compare_sets_wins(store: &Arc<dyn Store>, _: Features) {
+    for round in 0..10 {
+        let key = &format!("leader{round}");
+        let answers: Vec<Vec<u8>> = thread::scope(|scope| {
+            let rivals: Vec<_> = (0..4_u8)
+                .map(|i| scope.spawn(move || store.compare_set(key, b"", &[i]).unwrap()))
+                .collect();
+            rivals
+                .into_iter()
+                .map(|rival| rival.join().expect("no panic"))
+                .collect()
+        });
+        let leader = store.get(key).unwrap();
+        assert!(
+            answers.iter().all(|answer| *answer == leader),
+            "{answers:?}"
+        );
+    }
+}
+
+fn concurrent_appends_lose_nothing(store: &Arc<dyn Store>, _: Features) {
+    thread::scope(|scope| {
+        for letter in *b"xy" {
+            let store = clone_of(store);
+            scope.spawn(move || {
+                for _ in 0..50 {
+                    store.append("log", &[letter]).unwrap();
+                }
+                settle(&store);
+            });
+        }
+    });
+    let log = store.get("log").unwrap();
+    let count = |letter| log.iter().filter(|byte| **byte == letter).count();
+    assert_eq!((log.len(), count(b'x'), count(b'y')), (100, 50, 50));
+}
+
+fn a_barrier_gathers_all_workers(store: &Arc<dyn Store>, features: Features) {
+    const WORKERS: usize = 4;
+    for round in 0..3 {
+        let key = &format!("barrier{round}");
+        let arrivals = &format!("arrivals{round}");
+        thread::scope(|scope| {
+            for _ in 0..WORKERS {
+                let store = clone_of(store);
+                scope.spawn(move || {
+                    store.add(arrivals, 1).unwrap();
+                    store.barrier(key, WORKERS, Some(LONG)).unwrap();
+                    // Nobody gets through before all have come.
+                    assert_eq!(store.add(arrivals, 0).unwrap(), WORKERS as i64);
+                });
+            }
+        });
+        // A completed barrier stays open.
+        store.barrier(key, WORKERS, Some(Duration::ZERO)).unwrap();
+    }
+    store.barrier("alone", 1, None).unwrap();
+    let empty = store.barrier("empty", 0, Some(Duration::ZERO));
+    if features.refuses_empty_barrier {
+        assert!(matches!(empty, Err(StoreError::InvalidArgument { .. })));
+    }
+}
+
+fn a_barrier_times_out(store: &Arc<dyn Store>, _: Features) {
+    let timeout = Duration::from_millis(50);
+    let started = Instant::now();
+    let error = store.barrier("meet", 2, Some(timeout)).unwrap_err();
+    assert!(started.elapsed() >= timeout);
+    assert!(started.elapsed() < LONG / 2);
+    let StoreError::BarrierTimeout {
+        context,
+        world_size,
+        ..
+    } = error
+    else {
+        panic!("unexpected: {error}");
+    };
+    assert_eq!((context.operation, world_size), (Operation::Barrier, 2));
+    assert!(context.keys.contains("meet"), "{context}");
+    // The arrival was counted, so the next one completes the barrier.
+    store.barrier("meet", 2, Some(Duration::ZERO)).unwrap();
+}
+
+fn queues_are_first_in_first_out(store: &Arc<dyn Store>, features: Features) {
+    if !features.queues {
+        let unsupported = |result: Result<(), StoreError>| {
+            let error = result.unwrap_err();
+            assert!(matches!(error, StoreError::Unsupported { .. }), "{error}");
+        };
+        unsupported(store.queue_push("q", b"1"));
+        unsupported(store.queue_pop("q").map(drop));
+        unsupported(store.try_queue_pop("q").map(drop));
+        unsupported(store.queue_len("q").map(drop));
+        return;
+    }
+    assert_eq!(store.queue_len("q").unwrap(), 0);
+    assert_eq!(store.try_queue_pop("q").unwrap(), None);
+    for element in [&b"1"[..], b"", b"\0\xff"] {
+        store.queue_push("q", element).unwrap();
+    }
+    assert_eq!(store.queue_len("q").unwrap(), 3);
+    assert_eq!(store.queue_pop("q").unwrap(), b"1");
+    assert_eq!(store.try_queue_pop("q").unwrap(), Some(vec![]));
+    assert_eq!(store.queue_pop("q").unwrap(), b"\0\xff");
+    assert_eq!(store.queue_len("q").unwrap(), 0);
+    assert_eq!(store.try_queue_pop("q").unwrap(), None);
+}
+
+fn queues_and_values_are_apart(store: &Arc<dyn Store>, features: Features) {
+    if !features.queues {
+        return;
+    }
+    let bookkeeping = store.num_keys().unwrap();
+    store.queue_push("q", b"element").unwrap();
+    // A queue satisfies check and wait, and is otherwise no key.
+    assert!(store.check(&["q"]).unwrap());
+    store.wait_timeout(&["q"], Duration::ZERO).unwrap();
+    assert_eq!(store.num_keys().unwrap(), bookkeeping);
+    assert_eq!(store.list_keys().unwrap(), Vec::<String>::new());
+    assert!(!store.delete_key("q").unwrap());
+    // A value of the same name neither hides nor changes the queue.
+    store.set("q", b"value").unwrap();
+    assert_eq!(store.get("q").unwrap(), b"value");
+    assert_eq!(store.queue_pop("q").unwrap(), b"element");
+    assert_eq!(store.try_queue_pop("q").unwrap(), None);
+    assert!(store.delete_key("q").unwrap());
+    assert!(!store.check(&["q"]).unwrap());
+}
+
+fn a_pop_waits_for_a_push(store: &Arc<dyn Store>, features: Features) {
+    if !features.queues {
+        return;
+    }
+    store.set_timeout(LONG);
+    let started = Instant::now();
+    let (popper, waiter, other) = (clone_of(store), clone_of(store), clone_of(store));
+    let waiters: [Box<dyn FnOnce() + Send>; 2] = [
+        // First in line, for something else: a single wake must not be spent on it.
+        Box::new(move || other.wait(&["other"]).unwrap()),
+        Box::new(move || assert_eq!(popper.queue_pop("q").unwrap(), b"1")),
+    ];
+    while_blocked(waiters, || {
+        store.queue_push("q", b"1").unwrap();
+        store.set("other", b"").unwrap();
+    });
+    let push_and_wait: [Box<dyn FnOnce() + Send>; 1] =
+        [Box::new(move || waiter.wait(&["p"]).unwrap())];
+    while_blocked(push_and_wait, || store.queue_push("p", b"2").unwrap());
+    assert!(started.elapsed() < LONG / 2);
+}
+
+fn each_element_is_popped_once(store: &Arc<dyn Store>, features: Features) {
+    const POPPERS: u8 = 4;
+    const POPS: u8 = 10;
+    if !features.queues {
+        return;
+    }
+    store.set_timeout(LONG);
+    let mut popped: Vec<u8> = thread::scope(|scope| {
+        let poppers: Vec<_> = (0..POPPERS)
+            .map(|_| {
+                let store = clone_of(store);
+                scope.spawn(move || -> Vec<u8> {
+                    (0..POPS)
+                        .flat_map(|_| store.queue_pop("q").unwrap())
+                        .collect()
+                })
+            })
+            .collect();
+        for element in 0..POPPERS * POPS {
+            store.queue_push("q", &[element]).unwrap();
+        }
+        let popped = poppers
+            .into_iter()
+            .map(|popper| popper.join().expect("no panic"));
+        popped.flatten().collect()
+    });
+    popped.sort_unstable();
+    assert!(popped.into_iter().eq(0..POPPERS * POPS));
+    assert_eq!(store.queue_len("q").unwrap(), 0);
+}
