@@ -95,6 +95,15 @@ impl ErrorContext {
         }
     }
 
+    /// The same call, told as being about these keys only.
+    #[must_use]
+    pub fn with_keys<'a>(self, keys: impl IntoIterator<Item = &'a str>) -> Self {
+        Self {
+            keys: summarize_keys(keys),
+            ..self
+        }
+    }
+
     /// The same place and time, told as another operation on another key: for an operation that is
     /// built from simpler ones.
     #[must_use]
@@ -158,9 +167,10 @@ pub enum StoreError {
     /// Not all workers arrived at the barrier in time. The arrival has been counted by the store,
     /// so a second try under the same key counts twice: use another key.
     #[error(
-        "{context}: timed out (limit {:.3}s) before all {world_size} workers arrived; \
-         this arrival has been counted",
-        timeout.as_secs_f64()
+        "{context}: timed out (limit {:.3}s) with {} of {world_size} workers arrived, this one \
+         included",
+        timeout.as_secs_f64(),
+        OrUnknown(*arrived)
     )]
     BarrierTimeout {
         /// The call.
@@ -169,6 +179,8 @@ pub enum StoreError {
         timeout: Duration,
         /// How many workers the barrier waits for.
         world_size: usize,
+        /// How many had arrived, repeated tries included; `None` when that could not be found out.
+        arrived: Option<i64>,
     },
 
     /// The store's server could not be reached. Nothing was sent.
@@ -361,6 +373,18 @@ impl StoreError {
         Self::InvalidArgument {
             context: ErrorContext::new(operation, [key], store.label(), Duration::ZERO),
             detail: detail.into(),
+        }
+    }
+}
+
+/// A number, or that it is not known.
+struct OrUnknown(Option<i64>);
+
+impl fmt::Display for OrUnknown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(number) => write!(f, "{number}"),
+            None => f.write_str("an unknown number"),
         }
     }
 }

@@ -11,6 +11,8 @@ mod message;
 mod prefix_store;
 mod server;
 mod session;
+#[cfg(test)]
+mod sim;
 mod state;
 mod store;
 mod stored_value;

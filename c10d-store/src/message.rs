@@ -33,14 +33,6 @@ impl<'a> Keys<'a> {
         Self(KeysRepr::Encoded(blobs))
     }
 
-    /// How many there are, repeats included.
-    pub(crate) fn len(&self) -> usize {
-        match self.0 {
-            KeysRepr::Encoded(blobs) => blobs.len(),
-            KeysRepr::Listed(keys) => keys.len(),
-        }
-    }
-
     /// Each key in the request's order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &'a [u8]> + use<'a> {
         // One of the two is always empty: two iterator types without an allocation.

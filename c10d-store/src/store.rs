@@ -229,6 +229,7 @@ pub(crate) fn generic_barrier<S: Store + ?Sized>(
             context: context.for_operation(Operation::Barrier, &store.full_key(key)),
             timeout,
             world_size,
+            arrived: store.add(&format!("{key}/num_members"), 0).ok(),
         }),
         other => other,
     }

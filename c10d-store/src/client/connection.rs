@@ -128,6 +128,12 @@ impl Connection {
         !self.unacknowledged
     }
 
+    /// Whether the answers to everything asked have been read, so that something else can be asked
+    /// at once.
+    pub(super) const fn is_in_step(&self) -> bool {
+        self.pending.is_none()
+    }
+
     /// A request in memory of earlier ones.
     pub(super) fn new_request<'v>(&mut self) -> RequestBuf<'v> {
         RequestBuf::reusing(std::mem::take(&mut self.request_memory))

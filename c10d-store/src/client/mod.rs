@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use c10d_socket::{ConnectOptions, Deadline, HostPort};
 
+use crate::decimal::parse_decimal;
 use crate::error::{ErrorContext, Operation, Outcome, StoreError};
 use crate::limits::WireLimits;
 use crate::server::TcpStoreServer;
@@ -31,13 +32,18 @@ const WORKER_COUNT_INTERVAL: Duration = Duration::from_millis(10);
 /// What an operation gets that the server answers at once, even if the timeout is shorter.
 const ANSWER_TIMEOUT_MIN: Duration = Duration::from_millis(250);
 
+/// After a timeout so long is spent at most on finding out what was missing, and for so many keys.
+const DIAGNOSIS_TIMEOUT: Duration = Duration::from_millis(100);
+const DIAGNOSED_KEYS_MAX: usize = 1024;
+
 /// A client of a TCPStore server, PyTorch's or this crate's, and optionally its host.
 ///
 /// Any number of threads may use one store: a call that waits for a key holds up no other call, for
 /// which a further connection is opened when it is needed. What a thread has written, its next call
 /// sees.
 ///
-/// No call outlives its timeout by more than the 0.1 s in which a wait is cancelled, also when the
+/// No call outlives its timeout by more than the 0.2 s in which a wait is cancelled and its missing
+/// keys are found out, also when the
 /// server is stopped or cut off; a store stays usable after a timeout. When the server closes the
 /// connection (it died, or it refused a request, for which the wire has no other answer) every call
 /// fails at once, and so do all later ones: a server that comes back is another, empty store.
@@ -336,12 +342,13 @@ impl Store for TcpStore {
 
     fn wait_timeout(&self, keys: &[&str], timeout: Duration) -> Result<(), StoreError> {
         let call = self.call(Operation::Wait, keys, &[])?;
-        let waited = call.wait(timeout, Follows::Nothing, |request| {
+        let mut lease = call.lease()?;
+        let waited = call.wait_on(&mut lease, timeout, Follows::Nothing, |request| {
             request.opcode(Opcode::Wait).user_keys(keys);
         })?;
         match waited {
             Waited::Done(_) => Ok(()),
-            Waited::TimedOut => Err(call.timed_out(timeout)),
+            Waited::TimedOut => Err(call.timed_out(lease, timeout)),
         }
     }
 
@@ -411,7 +418,7 @@ impl Store for TcpStore {
             let popped = call.pop_on(&mut lease, key)?;
             match (popped, waited) {
                 (Some(element), _) => return Ok(element),
-                (None, Waited::TimedOut) => return Err(call.timed_out(timeout)),
+                (None, Waited::TimedOut) => return Err(call.timed_out(lease, timeout)),
                 (None, Waited::Done(_)) if call.deadline(timeout).has_passed(Instant::now()) => {
                     return Err(StoreError::QueueEmpty {
                         context: call.context(),
@@ -471,13 +478,15 @@ impl Store for TcpStore {
         let keys = [key];
         let call = self.call(Operation::Barrier, &keys, &[])?;
         let world_size_on_wire = i64::try_from(world_size).unwrap_or(i64::MAX);
-        let waited = call.wait(timeout, Follows::Nothing, |request| {
+        let mut lease = call.lease()?;
+        let waited = call.wait_on(&mut lease, timeout, Follows::Nothing, |request| {
             request.opcode(Opcode::Barrier).user_key(key);
             request.i64(world_size_on_wire);
         })?;
         match waited {
             Waited::Done(_) => Ok(()),
             Waited::TimedOut => Err(StoreError::BarrierTimeout {
+                arrived: call.arrived_at_barrier(lease, key),
                 context: call.context(),
                 timeout,
                 world_size,
@@ -612,15 +621,6 @@ impl<'c> Call<'c> {
     }
 
     /// Sends a request that the server answers when it is time, and waits for that.
-    fn wait(
-        &self,
-        timeout: Duration,
-        follows: Follows,
-        build: impl FnOnce(&mut RequestBuf<'_>),
-    ) -> Result<Waited, StoreError> {
-        self.wait_on(&mut self.lease()?, timeout, follows, build)
-    }
-
     fn wait_on(
         &self,
         lease: &mut Lease<'_>,
@@ -648,14 +648,14 @@ impl<'c> Call<'c> {
             })?;
             return match waited {
                 Waited::Done(values) => Ok(values),
-                Waited::TimedOut => Err(self.timed_out(timeout)),
+                Waited::TimedOut => Err(self.timed_out(lease, timeout)),
             };
         }
         let waited = self.wait_on(&mut lease, timeout, Follows::Nothing, |request| {
             request.opcode(Opcode::Wait).user_keys(keys);
         })?;
         if waited == Waited::TimedOut {
-            return Err(self.timed_out(timeout));
+            return Err(self.timed_out(lease, timeout));
         }
         self.ask_on(
             &mut lease,
@@ -688,11 +688,72 @@ impl<'c> Call<'c> {
         u64::try_from(count).map_err(|_| self.protocol_error(format!("a count of {count}")))
     }
 
-    fn timed_out(&self, timeout: Duration) -> StoreError {
-        StoreError::Timeout {
-            context: self.context(),
-            timeout,
+    /// A timeout that names the keys which are still missing, if the server says so at once.
+    fn timed_out(&self, lease: Lease<'_>, timeout: Duration) -> StoreError {
+        let mut context = self.context();
+        if let Some(missing) = self.missing_keys(lease) {
+            context = context.with_keys(missing);
         }
+        StoreError::Timeout { context, timeout }
+    }
+
+    /// Which of several keys are missing, found out on the side after a timeout.
+    fn missing_keys(&self, lease: Lease<'_>) -> Option<Vec<&'c str>> {
+        if !(2..=DIAGNOSED_KEYS_MAX).contains(&self.keys.len()) {
+            return None;
+        }
+        let answers = self.diagnose(
+            lease,
+            |request| {
+                for key in self.keys {
+                    request.opcode(Opcode::Check).user_keys(&[key]);
+                }
+            },
+            |connection, deadline| {
+                let count = self.keys.len();
+                (0..count).map(|_| connection.read_u8(deadline)).collect::<Result<Vec<_>, _>>()
+            },
+        )?;
+        let pairs = self.keys.iter().zip(answers);
+        let missing: Vec<&str> = pairs
+            .filter(|(_, answer)| *answer != CHECK_READY)
+            .map(|(key, _)| *key)
+            .collect();
+        // All there by now: then the list as a whole says more than an empty one.
+        (!missing.is_empty()).then_some(missing)
+    }
+
+    /// How far a barrier got, found out on the side after a timeout.
+    fn arrived_at_barrier(&self, lease: Lease<'_>, key: &str) -> Option<i64> {
+        let count = self.diagnose(
+            lease,
+            |request| {
+                request.opcode(Opcode::Get).user_key(key);
+            },
+            Connection::read_blob,
+        )?;
+        parse_decimal(&count)
+    }
+
+    /// Asks something that only makes an error clearer, and only for a moment.
+    fn diagnose<T>(
+        &self,
+        mut lease: Lease<'_>,
+        build: impl FnOnce(&mut RequestBuf<'_>),
+        read: impl FnOnce(&mut Connection, Deadline) -> Result<T, Failure>,
+    ) -> Option<T> {
+        if !lease.is_in_step() {
+            return None;
+        }
+        let deadline = Deadline::after(Instant::now(), DIAGNOSIS_TIMEOUT);
+        lease
+            .exchange(|connection| {
+                let mut request = connection.new_request();
+                build(&mut request);
+                connection.ask(request, deadline)?;
+                read(connection, deadline)
+            })
+            .ok()
     }
 
     fn protocol_error(&self, detail: String) -> StoreError {

@@ -205,6 +205,11 @@ impl Lease<'_> {
         self.connection.as_ref().is_some_and(Connection::has_wait_get)
     }
 
+    /// Whether the connection is good for another exchange at once.
+    pub(super) fn is_in_step(&self) -> bool {
+        self.connection.as_ref().is_some_and(Connection::is_in_step)
+    }
+
     /// Runs one exchange. A failure drops the connection, as it may be out of step; a connection
     /// that the server has closed ends the whole pool, for a server that comes back is another,
     /// empty store.

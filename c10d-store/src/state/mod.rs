@@ -160,11 +160,6 @@ impl StoreState {
         }
     }
 
-    /// How many keys have a value.
-    pub(crate) const fn num_keys(&self) -> usize {
-        self.value_count
-    }
-
     /// docs/wire.md, CHECK: a value, or a queue that is not empty.
     fn is_there(&self, key: &[u8]) -> bool {
         self.slots.get(key).is_some_and(Slot::is_there)

@@ -1,1 +1,474 @@
-//! placeholder
+//! Every command's replies as whole lists, and what ours does where PyTorch's server has a bug.
+
+use super::{Refusal, StoreState};
+use crate::message::{ConnId, Keys, Payload, Replies, Reply, Request};
+
+/// A reply that owns its bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Said {
+    Nonce(u32),
+    Integer(i64),
+    Ready(bool),
+    Stop,
+    Canceled,
+    Bytes(Vec<u8>),
+}
+
+/// Collects replies in order.
+#[derive(Debug, Default)]
+pub(super) struct Recorder(pub(super) Vec<(u64, Said)>);
+
+impl Replies for Recorder {
+    fn reply(&mut self, conn: ConnId, reply: Reply<'_>) {
+        let said = match reply {
+            Reply::Nonce(nonce) => Said::Nonce(nonce),
+            Reply::Integer(number) => Said::Integer(number),
+            Reply::Ready(ready) => Said::Ready(ready),
+            Reply::StopWaiting => Said::Stop,
+            Reply::WaitCanceled => Said::Canceled,
+            Reply::Value(None) => Said::Bytes(Vec::new()),
+            Reply::Value(Some(value)) => Said::Bytes(value.as_bytes().to_vec()),
+            Reply::Bytes(bytes) => Said::Bytes(bytes.to_vec()),
+        };
+        self.0.push((conn.0, said));
+    }
+}
+
+/// A state and a way to talk to it in one line.
+#[derive(Debug, Default)]
+struct Store {
+    state: StoreState,
+}
+
+const A: u64 = 1;
+const B: u64 = 2;
+const C: u64 = 3;
+
+impl Store {
+    fn on(&mut self, conn: u64, request: Request<'_>) -> Vec<(u64, Said)> {
+        let mut recorder = Recorder::default();
+        self.state
+            .handle(ConnId(conn), request, &mut recorder)
+            .expect("a request that can be answered");
+        self.state.check_invariants();
+        recorder.0
+    }
+
+    fn refused(&mut self, conn: u64, request: Request<'_>) -> Refusal {
+        let mut recorder = Recorder::default();
+        let result = self.state.handle(ConnId(conn), request, &mut recorder);
+        assert_eq!(recorder.0, [], "a refusal says nothing");
+        self.state.check_invariants();
+        result.expect_err("a request that cannot be answered")
+    }
+
+    fn disconnect(&mut self, conn: u64) -> Vec<(u64, Said)> {
+        let mut recorder = Recorder::default();
+        self.state.disconnect(ConnId(conn), &mut recorder);
+        self.state.check_invariants();
+        recorder.0
+    }
+
+    fn set(&mut self, key: &str, value: &str) -> Vec<(u64, Said)> {
+        self.on(C, set(key, value))
+    }
+
+    fn get(&mut self, key: &str) -> Vec<u8> {
+        match &self.on(C, Request::Get { key: key.as_bytes() })[..] {
+            [(C, Said::Bytes(bytes))] => bytes.clone(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn wait(&mut self, conn: u64, keys: &[&str]) -> Vec<(u64, Said)> {
+        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_bytes()).collect();
+        let keys = Keys::from(&keys[..]);
+        self.on(conn, Request::Wait { keys })
+    }
+
+    fn wait_get(&mut self, conn: u64, keys: &[&str]) -> Vec<(u64, Said)> {
+        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_bytes()).collect();
+        let keys = Keys::from(&keys[..]);
+        self.on(conn, Request::WaitGet { keys })
+    }
+}
+
+fn set<'a>(key: &'a str, value: &'a str) -> Request<'a> {
+    Request::Set {
+        key: key.as_bytes(),
+        value: Payload::Borrowed(value.as_bytes()),
+    }
+}
+
+fn add(key: &str, delta: i64) -> Request<'_> {
+    Request::Add {
+        key: key.as_bytes(),
+        delta,
+    }
+}
+
+fn compare_set<'a>(key: &'a str, expected: &'a str, desired: &'a str) -> Request<'a> {
+    Request::CompareSet {
+        key: key.as_bytes(),
+        expected: expected.as_bytes(),
+        desired: Payload::Borrowed(desired.as_bytes()),
+    }
+}
+
+fn barrier(key: &str, world_size: i64) -> Request<'_> {
+    Request::Barrier {
+        key: key.as_bytes(),
+        world_size,
+    }
+}
+
+fn push<'a>(key: &'a str, element: &'a str) -> Request<'a> {
+    Request::QueuePush {
+        key: key.as_bytes(),
+        value: Payload::Borrowed(element.as_bytes()),
+    }
+}
+
+fn pop(key: &str) -> Request<'_> {
+    Request::QueuePop {
+        key: key.as_bytes(),
+    }
+}
+
+fn delete(key: &str) -> Request<'_> {
+    Request::DeleteKey {
+        key: key.as_bytes(),
+    }
+}
+
+fn stop(conn: u64) -> (u64, Said) {
+    (conn, Said::Stop)
+}
+
+fn bytes(conn: u64, text: &str) -> (u64, Said) {
+    (conn, Said::Bytes(text.as_bytes().to_vec()))
+}
+
+#[test]
+fn compare_set_writes_on_a_match_and_answers_with_what_is_there() {
+    // docs/wire.md, COMPARE_SET: present value (if any), expected, answer, value afterwards.
+    let table = [
+        (None, "", "new", Some("new")),
+        (None, "x", "x", None),
+        (Some("old"), "old", "new", Some("new")),
+        (Some("old"), "x", "old", Some("old")),
+        (Some("old"), "", "old", Some("old")),
+        (Some(""), "", "new", Some("new")),
+    ];
+    for (present, expected, answer, after) in table {
+        let mut store = Store::default();
+        if let Some(value) = present {
+            store.set("k", value);
+        }
+        let said = store.on(A, compare_set("k", expected, "new"));
+        assert_eq!(said, [bytes(A, answer)], "{present:?} {expected:?}");
+        let key: &[&[u8]] = &[b"k"];
+        let keys = Keys::from(key);
+        assert_eq!(
+            store.on(A, Request::Check { keys }),
+            [(A, Said::Ready(after.is_some()))]
+        );
+        assert_eq!(store.get("k"), after.unwrap_or_default().as_bytes());
+    }
+}
+
+#[test]
+fn compare_set_wakes_exactly_when_it_wrote() {
+    let mut store = Store::default();
+    assert_eq!(store.wait(A, &["k"]), []);
+    assert_eq!(store.on(B, compare_set("k", "x", "v")), [bytes(B, "x")]);
+    assert_eq!(
+        store.on(B, compare_set("k", "", "v")),
+        [stop(A), bytes(B, "v")]
+    );
+}
+
+#[test]
+fn add_refuses_what_is_no_number_and_changes_nothing() {
+    let mut store = Store::default();
+    for text in ["", "abc", "--1", "9223372036854775808"] {
+        store.set("k", text);
+        assert_eq!(store.refused(A, add("k", 1)), Refusal::NotANumber);
+        assert_eq!(store.refused(A, barrier("k", 1)), Refusal::NotANumber);
+        assert_eq!(store.get("k"), text.as_bytes());
+    }
+    store.set("k", "9223372036854775807");
+    assert_eq!(
+        store.on(A, add("k", 1)),
+        [(A, Said::Integer(i64::MIN))],
+        "overflow wraps"
+    );
+    assert_eq!(store.get("k"), b"-9223372036854775808");
+}
+
+#[test]
+fn a_wait_ends_when_each_key_has_been_there_once() {
+    let mut store = Store::default();
+    store.set("a", "1");
+    assert_eq!(store.wait(A, &["a", "b", "c", "b"]), []);
+    assert_eq!(store.set("b", "1"), []);
+    store.on(C, delete("b"));
+    assert_eq!(store.set("c", "1"), [stop(A)]);
+    assert_eq!(store.set("c", "2"), [], "one answer for one wait");
+}
+
+#[test]
+fn waiters_are_served_in_order_of_arrival() {
+    let mut store = Store::default();
+    for conn in [B, A, 9, 4] {
+        assert_eq!(store.wait(conn, &["k"]), []);
+    }
+    assert_eq!(
+        store.set("k", "v"),
+        [stop(B), stop(A), stop(9), stop(4)]
+    );
+}
+
+#[test]
+fn a_second_wait_replaces_the_first() {
+    let mut store = Store::default();
+    store.wait(A, &["old"]);
+    store.wait(A, &["new"]);
+    assert_eq!(store.set("old", "1"), []);
+    assert_eq!(store.set("new", "1"), [stop(A)]);
+}
+
+#[test]
+fn after_a_cancel_nothing_more_comes() {
+    let mut store = Store::default();
+    store.wait(A, &["k", "l"]);
+    assert_eq!(store.set("k", "1"), []);
+    assert_eq!(store.on(A, Request::CancelWait), [(A, Said::Canceled)]);
+    assert_eq!(store.set("l", "1"), []);
+    assert_eq!(
+        store.on(A, Request::CancelWait),
+        [(A, Said::Canceled)],
+        "one answer for each cancel, pending or not"
+    );
+}
+
+#[test]
+fn wait_get_answers_with_the_values_of_one_moment() {
+    let mut store = Store::default();
+    store.set("a", "1");
+    assert_eq!(
+        store.wait_get(A, &["a", "a"]),
+        [stop(A), bytes(A, "1"), bytes(A, "1")]
+    );
+    assert_eq!(store.wait_get(A, &[]), [stop(A)]);
+
+    assert_eq!(store.wait_get(A, &["b", "a"]), []);
+    assert_eq!(
+        store.set("b", "2"),
+        [stop(A), bytes(A, "2"), bytes(A, "1")]
+    );
+
+    // A key that came first and is gone when the last one comes is waited for again.
+    assert_eq!(store.wait_get(A, &["x", "y"]), []);
+    store.set("x", "1");
+    store.on(C, delete("x"));
+    assert_eq!(store.set("y", "2"), []);
+    assert_eq!(
+        store.set("x", "3"),
+        [stop(A), bytes(A, "3"), bytes(A, "2")]
+    );
+}
+
+#[test]
+fn wait_get_does_not_take_a_queue_for_a_value() {
+    let mut store = Store::default();
+    assert_eq!(store.wait_get(A, &["k"]), []);
+    assert_eq!(store.wait(B, &["k"]), []);
+    assert_eq!(store.on(C, push("k", "e")), [stop(B)]);
+    assert_eq!(store.set("k", "v"), [stop(A), bytes(A, "v")]);
+}
+
+#[test]
+fn wait_get_can_be_cancelled() {
+    let mut store = Store::default();
+    store.wait_get(A, &["k"]);
+    assert_eq!(store.on(A, Request::CancelWait), [(A, Said::Canceled)]);
+    assert_eq!(store.set("k", "v"), []);
+}
+
+#[test]
+fn a_push_wakes_one_waiter_and_an_unused_wake_goes_to_the_next() {
+    let mut store = Store::default();
+    store.wait(A, &["q"]);
+    store.wait(B, &["q"]);
+    assert_eq!(store.on(C, push("q", "e")), [stop(A)]);
+    // Dying, cancelling (a timeout that crosses the wake) and turning to something else all leave
+    // the element to B.
+    assert_eq!(store.disconnect(A), [stop(B)]);
+    assert_eq!(
+        store.on(B, pop("q")),
+        [(B, Said::Integer(1)), bytes(B, "e")]
+    );
+
+    store.wait(A, &["q"]);
+    store.wait(B, &["q"]);
+    assert_eq!(store.on(C, push("q", "e")), [stop(A)]);
+    assert_eq!(
+        store.on(A, Request::CancelWait),
+        [stop(B), (A, Said::Canceled)]
+    );
+    store.on(B, pop("q"));
+
+    store.wait(A, &["q"]);
+    store.wait(B, &["q"]);
+    assert_eq!(store.on(C, push("q", "e")), [stop(A)]);
+    assert_eq!(
+        store.on(A, Request::Ping { nonce: 5 }),
+        [(A, Said::Nonce(5))],
+        "a PING decides nothing"
+    );
+    assert_eq!(
+        store.on(A, pop("q")),
+        [(A, Said::Integer(1)), bytes(A, "e")]
+    );
+    assert_eq!(store.on(C, push("q", "f")), [stop(B)]);
+}
+
+#[test]
+fn a_waiter_of_a_queue_and_a_key_needs_both_once() {
+    // PyTorch hangs on the first order and counts two pushes as two keys.
+    let mut store = Store::default();
+    store.on(C, push("q", "e"));
+    assert_eq!(store.wait(A, &["q", "x"]), []);
+    assert_eq!(store.set("x", "1"), [stop(A)]);
+
+    let mut store = Store::default();
+    assert_eq!(store.wait(A, &["q", "x"]), []);
+    assert_eq!(store.on(C, push("q", "e")), []);
+    assert_eq!(store.on(C, push("q", "f")), []);
+    assert_eq!(store.set("x", "1"), [stop(A)]);
+}
+
+#[test]
+fn a_woken_waiter_is_off_the_queues_list() {
+    // In PyTorch the second push releases the wait on another key.
+    let mut store = Store::default();
+    store.wait(A, &["q"]);
+    assert_eq!(store.on(C, push("q", "e")), [stop(A)]);
+    store.on(A, pop("q"));
+    store.wait(A, &["other"]);
+    assert_eq!(store.on(C, push("q", "f")), []);
+    assert_eq!(store.set("other", "1"), [stop(A)]);
+}
+
+#[test]
+fn an_emptied_queue_leaves_nothing_behind() {
+    let mut store = Store::default();
+    for name in ["p", "q", "r"] {
+        assert_eq!(store.on(A, pop(name)), [(A, Said::Integer(0))]);
+        store.on(A, push(name, "e"));
+        store.on(A, pop(name));
+        store.wait(A, &[name]);
+        store.on(A, Request::CancelWait);
+    }
+    assert!(store.state.slots.is_empty());
+}
+
+#[test]
+fn barrier_rows_of_the_document() {
+    let mut store = Store::default();
+    assert_eq!(store.on(A, barrier("one", 1)), [stop(A)]);
+    assert_eq!(store.on(A, barrier("none", 0)), [stop(A)]);
+    assert_eq!(store.on(A, barrier("less", -5)), [stop(A)]);
+
+    assert_eq!(store.on(A, barrier("two", 2)), []);
+    assert_eq!(store.get("two"), b"1", "an unfinished arrival is there already");
+    assert_eq!(store.on(B, barrier("two", 2)), [stop(A), stop(B)]);
+    assert_eq!(store.on(C, barrier("two", 2)), [stop(C)], "stays open");
+    store.on(C, delete("two"));
+    assert_eq!(store.on(A, barrier("two", 2)), [], "fresh after a delete");
+
+    assert_eq!(store.on(B, barrier("same", 2)), []);
+    assert_eq!(store.on(B, barrier("same", 2)), [stop(B), stop(B)]);
+
+    store.on(A, barrier("mixed", 2));
+    assert_eq!(store.on(B, barrier("mixed", 3)), [], "2 < 3: both wait");
+    assert_eq!(
+        store.on(C, barrier("mixed", 3)),
+        [stop(A), stop(B), stop(C)]
+    );
+}
+
+#[test]
+fn a_barrier_arrival_counts_even_when_it_is_given_up() {
+    let mut store = Store::default();
+    store.on(A, barrier("k", 2));
+    assert_eq!(store.on(A, Request::CancelWait), [(A, Said::Canceled)]);
+    assert_eq!(store.on(B, barrier("k", 2)), [stop(B)]);
+
+    store.on(A, barrier("l", 2));
+    store.disconnect(A);
+    assert_eq!(store.on(B, barrier("l", 2)), [stop(B)]);
+}
+
+#[test]
+fn an_unfinished_barrier_wakes_nobody_and_any_write_releases_it() {
+    let mut store = Store::default();
+    store.wait(C, &["k"]);
+    assert_eq!(store.on(A, barrier("k", 2)), []);
+    assert_eq!(
+        store.on(B, barrier("k", 2)),
+        [stop(C), stop(A), stop(B)]
+    );
+
+    store.on(A, barrier("l", 9));
+    assert_eq!(store.set("l", "x"), [stop(A)]);
+    store.on(C, delete("l"));
+    store.on(A, barrier("l", 9));
+    store.on(B, barrier("l", 9));
+    assert_eq!(store.on(C, push("l", "e")), [stop(A)], "a push releases one");
+}
+
+#[test]
+fn a_disconnect_forgets_the_wait() {
+    let mut store = Store::default();
+    store.wait(A, &["k", "l"]);
+    store.wait(B, &["k"]);
+    assert_eq!(store.disconnect(A), []);
+    assert_eq!(store.set("k", "v"), [stop(B)]);
+}
+
+#[test]
+fn the_capability_nonce_is_answered_with_capabilities_and_others_echoed() {
+    let mut store = Store::default();
+    let mut ping = |nonce| store.on(A, Request::Ping { nonce });
+    assert_eq!(ping(0xC10D_0000), [(A, Said::Nonce(0xC10D_0001))]);
+    for nonce in [0, 1, 0xC10D_0001, 0xC10D_FFFF, u32::MAX] {
+        assert_eq!(ping(nonce), [(A, Said::Nonce(nonce))]);
+    }
+}
+
+/// A cancel must cost the canceller's entries, not everybody's; counted, not timed.
+#[test]
+fn a_cancel_touches_only_its_own_entries() {
+    let mut store = StoreState::new();
+    let mut sink = Recorder::default();
+    let waiters = 2_000_u64;
+    for conn in 0..waiters {
+        let own = conn.to_string();
+        let keys: &[&[u8]] = &[b"shared", own.as_bytes()];
+        let keys = Keys::from(keys);
+        store
+            .handle(ConnId(conn), Request::Wait { keys }, &mut sink)
+            .expect("a wait");
+    }
+    let before = store.waiters.steps();
+    for conn in 0..waiters {
+        store
+            .handle(ConnId(conn), Request::CancelWait, &mut sink)
+            .expect("a cancel");
+    }
+    assert_eq!(store.waiters.steps() - before, 2 * waiters);
+    store.check_invariants();
+    assert!(store.slots.is_empty());
+}

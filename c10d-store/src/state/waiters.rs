@@ -54,6 +54,9 @@ pub(super) struct Waiters {
     entries: Slab<Entry>,
     lists: Slab<List>,
     waits: HashMap<ConnId, Wait>,
+    /// Entries taken off so far, for the test that a cancel costs its own only.
+    #[cfg(test)]
+    steps: u64,
 }
 
 #[derive(Debug)]
@@ -219,7 +222,16 @@ impl Waiters {
         }
     }
 
+    #[cfg(test)]
+    pub(super) const fn steps(&self) -> u64 {
+        self.steps
+    }
+
     fn unlink_from_list(&mut self, entry: &Entry) {
+        #[cfg(test)]
+        {
+            self.steps += 1;
+        }
         let list = &mut self.lists[entry.list.0 as usize];
         match entry.prev_in_list {
             NONE => list.first = entry.next_in_list,

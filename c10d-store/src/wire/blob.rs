@@ -18,11 +18,6 @@ impl<'a> Blobs<'a> {
     pub(super) const fn checked(bytes: &'a [u8], count: usize) -> Self {
         Self { bytes, count }
     }
-
-    /// How many are left.
-    pub(crate) const fn len(&self) -> usize {
-        self.count
-    }
 }
 
 impl<'a> Iterator for Blobs<'a> {

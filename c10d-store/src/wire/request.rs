@@ -9,7 +9,7 @@ use super::{CAPABILITY_NONCE, VALIDATION_MAGIC};
 
 /// The byte that clients put before every user key; the server knows nothing of it
 /// (docs/wire.md, section 4.1).
-pub const PAYLOAD_KEY_PREFIX: u8 = b'/';
+const PAYLOAD_KEY_PREFIX: u8 = b'/';
 
 /// Values from this length on are sent from the caller's memory instead of being copied.
 const BORROWED_VALUE_BYTES_MIN: usize = 4096;

@@ -1,0 +1,97 @@
+//! The server without sockets: sessions and state joined in memory, for tests.
+
+mod splits;
+mod vectors;
+
+use std::collections::BTreeMap;
+
+use c10d_socket::SendBuf;
+
+use crate::limits::WireLimits;
+use crate::message::{ConnId, Replies, Reply};
+use crate::session::{Flow, NextRead, Session, SessionError};
+use crate::state::{Refusal, StoreState};
+use crate::wire::{RequestBuf, encode_reply};
+
+/// A server that is driven by hand. A connection exists from the first time it is named.
+#[derive(Debug, Default)]
+pub(crate) struct SimServer {
+    pub(crate) state: StoreState,
+    limits: WireLimits,
+    sessions: BTreeMap<u64, Session>,
+    outputs: Outputs,
+}
+
+#[derive(Debug, Default)]
+struct Outputs(BTreeMap<u64, Output>);
+
+#[derive(Debug, Default)]
+struct Output {
+    bytes: SendBuf,
+    closed: bool,
+}
+
+impl Replies for Outputs {
+    fn reply(&mut self, conn: ConnId, reply: Reply<'_>) {
+        encode_reply(reply, &mut self.0.entry(conn.0).or_default().bytes);
+    }
+}
+
+impl SimServer {
+    /// Delivers bytes to the server as one piece.
+    pub(crate) fn send(&mut self, conn: u64, bytes: &[u8]) {
+        let output = self.outputs.0.entry(conn).or_default();
+        if output.closed {
+            return;
+        }
+        let mut session = self.sessions.remove(&conn).unwrap_or_default();
+        let (state, outputs) = (&mut self.state, &mut self.outputs);
+        let handle = |request: crate::message::Request<'_>| {
+            state.handle(ConnId(conn), request, outputs)?;
+            Ok::<_, Refusal>(Flow::Continue)
+        };
+        // As the event loop does it: a long request is continued in the session's own buffer.
+        let outcome = match session.next_read() {
+            NextRead::Direct { bytes_max } if bytes.len() <= bytes_max => {
+                session.direct_buffer().extend_from_slice(bytes);
+                session.resume(&self.limits, handle)
+            }
+            _ => session.receive(bytes, &self.limits, handle),
+        };
+        self.sessions.insert(conn, session);
+        match outcome {
+            Ok(flow) => assert_eq!(flow, Flow::Continue),
+            Err(SessionError::Wire(_) | SessionError::Refused(_)) => self.close(conn),
+        }
+        self.state.check_invariants();
+    }
+
+    /// The handshake, its answer taken off.
+    pub(crate) fn greet(&mut self, conn: u64) {
+        let mut hello = RequestBuf::new();
+        hello.hello();
+        self.send(conn, &hello.to_bytes());
+        assert_eq!(self.take(conn), [1, 0, 0x0d, 0xc1], "the capabilities");
+    }
+
+    /// What the server has sent to a connection since the last call.
+    pub(crate) fn take(&mut self, conn: u64) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let output = self.outputs.0.entry(conn).or_default();
+        output.bytes.flush(&mut bytes).expect("a vector takes all");
+        bytes
+    }
+
+    /// Whether the server has closed a connection.
+    pub(crate) fn is_closed(&self, conn: u64) -> bool {
+        self.outputs.0.get(&conn).is_some_and(|output| output.closed)
+    }
+
+    /// Ends a connection, from either side.
+    pub(crate) fn close(&mut self, conn: u64) {
+        self.outputs.0.entry(conn).or_default().closed = true;
+        self.sessions.remove(&conn);
+        self.state.disconnect(ConnId(conn), &mut self.outputs);
+        self.state.check_invariants();
+    }
+}

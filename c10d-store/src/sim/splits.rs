@@ -1,0 +1,164 @@
+//! Whatever way the bytes are cut, the same requests come out; whatever the bytes are, nothing
+//! panics and memory follows what has arrived, not what is announced.
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use super::SimServer;
+use crate::limits::WireLimits;
+use crate::message::Request;
+use crate::session::{Flow, NextRead, Session};
+use crate::wire::{Opcode, RequestBuf};
+
+const CONN: u64 = 7;
+
+fn key() -> impl Strategy<Value = Vec<u8>> {
+    vec(prop_oneof![Just(b'a'), Just(b'b')], 0..3)
+}
+
+fn value() -> impl Strategy<Value = Vec<u8>> {
+    prop_oneof![
+        4 => vec(any::<u8>(), 0..20),
+        2 => (0..200_i64).prop_map(|n| n.to_string().into_bytes()),
+        1 => (20_000..80_000_usize).prop_map(|n| vec![7; n]),
+    ]
+}
+
+fn request() -> impl Strategy<Value = Vec<u8>> {
+    let opcode = (0..20_u8).prop_map(|n| if n == 19 { 0x80 } else { n });
+    (opcode, vec((key(), value()), 1..5), any::<i64>()).prop_map(|(byte, pairs, number)| {
+        let mut request = RequestBuf::new();
+        let opcode = Opcode::from_byte(byte).unwrap_or(Opcode::Ping);
+        let (key, value) = &pairs[0];
+        match opcode {
+            Opcode::Set | Opcode::Append | Opcode::QueuePush => {
+                request.opcode(opcode).raw_key(key).value(value);
+            }
+            Opcode::CompareSet => {
+                let expected = &pairs[pairs.len() - 1].1;
+                request.opcode(opcode).raw_key(key).value(expected).value(value);
+            }
+            Opcode::Get | Opcode::DeleteKey | Opcode::QueuePop | Opcode::QueueLen => {
+                request.opcode(opcode).raw_key(key);
+            }
+            Opcode::Add | Opcode::Barrier => {
+                request.opcode(opcode).raw_key(key).i64(number % 4);
+            }
+            Opcode::Check | Opcode::Wait | Opcode::MultiGet | Opcode::WaitGet => {
+                request.opcode(opcode).count(pairs.len());
+                for (key, _) in &pairs {
+                    request.raw_key(key);
+                }
+            }
+            Opcode::MultiSet => {
+                request.opcode(opcode).count(pairs.len());
+                for (key, value) in &pairs {
+                    request.raw_key(key).value(value);
+                }
+            }
+            Opcode::GetNumKeys | Opcode::CancelWait | Opcode::ListKeys => {
+                // A listing's order is not fixed, so it is left out.
+                request.opcode(Opcode::GetNumKeys);
+            }
+            Opcode::Validate | Opcode::Ping => {
+                request.opcode(Opcode::Ping).u32(number as u32 & 0xffff);
+            }
+        }
+        request.to_bytes()
+    })
+}
+
+fn run(pieces: impl IntoIterator<Item = Vec<u8>>) -> (Vec<u8>, bool) {
+    let mut server = SimServer::default();
+    server.greet(CONN);
+    for piece in pieces {
+        server.send(CONN, &piece);
+    }
+    (server.take(CONN), server.is_closed(CONN))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn any_cut_gives_the_same_replies(
+        requests in vec(request(), 1..8),
+        cuts in vec(any::<prop::sample::Index>(), 0..12),
+    ) {
+        let stream = requests.concat();
+        let mut positions: Vec<usize> = cuts.iter().map(|cut| cut.index(stream.len())).collect();
+        positions.sort_unstable();
+        let mut pieces = Vec::new();
+        let mut from = 0;
+        for position in positions {
+            pieces.push(stream[from..position].to_vec());
+            from = position;
+        }
+        pieces.push(stream[from..].to_vec());
+        prop_assert_eq!(run(pieces), run([stream]));
+    }
+
+    #[test]
+    fn random_bytes_never_panic(bytes in vec(any::<u8>(), 0..400)) {
+        let mut raw = SimServer::default();
+        raw.send(CONN, &bytes);
+        run([bytes]);
+    }
+
+    #[test]
+    fn damaged_requests_never_panic(
+        requests in vec(request(), 1..4),
+        damage in vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
+    ) {
+        let mut stream = requests.concat();
+        for (position, byte) in damage {
+            let position = position.index(stream.len());
+            stream[position] = byte;
+        }
+        run([stream]);
+    }
+}
+
+/// An announced length reserves memory only as its bytes arrive.
+#[test]
+fn memory_follows_what_has_arrived() {
+    let limits = WireLimits::default();
+    let mut session = Session::default();
+    let ignore = |_: Request<'_>| Ok::<_, ()>(Flow::Continue);
+    let mut hello = RequestBuf::new();
+    hello.hello();
+    session
+        .receive(&hello.to_bytes(), &limits, ignore)
+        .expect("a hello");
+
+    let length = limits.value_bytes_max();
+    let mut head = RequestBuf::new();
+    head.opcode(Opcode::Set).raw_key(b"k").count(length);
+    session
+        .receive(&head.to_bytes(), &limits, ignore)
+        .expect("the start of a SET");
+    let mut arrived = 0;
+    let mut calls = 0;
+    while arrived < length {
+        let NextRead::Direct { bytes_max } = session.next_read() else {
+            assert!(length - arrived < 64 << 10, "a long rest is read directly");
+            session
+                .receive(&vec![1; length - arrived], &limits, ignore)
+                .expect("the rest");
+            break;
+        };
+        let capacity = session.direct_buffer().capacity();
+        assert!(
+            capacity <= (64 << 10) + 8 * (arrived + 64),
+            "{capacity} bytes reserved for {arrived} that arrived"
+        );
+        // A peer that trickles: 48 KiB at a time.
+        let piece = bytes_max.min(48 << 10);
+        let buffer = session.direct_buffer();
+        buffer.resize(buffer.len() + piece, 1);
+        arrived += piece;
+        session.resume(&limits, ignore).expect("more of the value");
+        calls += 1;
+    }
+    assert!(calls > 100);
+}

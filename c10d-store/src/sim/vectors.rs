@@ -1,0 +1,179 @@
+//! The golden vectors, recorded from PyTorch 2.15.0's libuv server, replayed byte for byte: whole,
+//! one byte at a time, cut in two at every position, and with the set-up in the same piece.
+
+use serde_json::Value as Json;
+
+use super::SimServer;
+
+const SINGLE: &str = include_str!("../../testdata/store-wire.jsonl");
+const MULTI: &str = include_str!("../../testdata/store-wire-multi.jsonl");
+const QUIRKS: &str = include_str!("../../testdata/store-wire-quirks.jsonl");
+
+fn vectors(text: &str) -> impl Iterator<Item = Json> + '_ {
+    text.lines()
+        .map(|line| serde_json::from_str(line).expect("a vector is one line of JSON"))
+}
+
+fn bytes(hex: &Json) -> Vec<u8> {
+    let hex = hex.as_str().expect("hex text").as_bytes();
+    hex.chunks(2)
+        .map(|pair| {
+            let pair = std::str::from_utf8(pair).expect("ASCII");
+            u8::from_str_radix(pair, 16).expect("hex digits")
+        })
+        .collect()
+}
+
+/// How the bytes of a vector reach the server.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Delivery {
+    Whole,
+    /// Set-up and request in one piece.
+    Coalesced,
+    ByteByByte,
+    CutAt(usize),
+}
+
+const CONN: u64 = 1;
+
+/// Replays a vector of one connection and says what is wrong, if anything.
+fn replay(vector: &Json, delivery: Delivery) -> Result<(), String> {
+    let mut server = SimServer::default();
+    if vector["handshake"].as_bool().unwrap_or(true) {
+        server.greet(CONN);
+    }
+    let mut setup = Vec::new();
+    for request in vector["setup"].as_array().into_iter().flatten() {
+        setup.extend(bytes(request));
+    }
+    let request = bytes(&vector["request_hex"]);
+    match delivery {
+        Delivery::Coalesced => server.send(CONN, &[setup, request].concat()),
+        delivery => {
+            server.send(CONN, &setup);
+            match delivery {
+                Delivery::ByteByByte => {
+                    for byte in request {
+                        server.send(CONN, &[byte]);
+                    }
+                }
+                Delivery::CutAt(position) => {
+                    server.send(CONN, &request[..position]);
+                    server.send(CONN, &request[position..]);
+                }
+                Delivery::Whole | Delivery::Coalesced => server.send(CONN, &request),
+            }
+        }
+    }
+    let got = server.take(CONN);
+    let want = bytes(&vector["response_hex"]);
+    if got != want {
+        return Err(format!("want {want:02x?}, got {got:02x?}"));
+    }
+    let closes = vector["closes"].as_bool().unwrap_or(false);
+    if server.is_closed(CONN) != closes {
+        return Err(format!("closed: want {closes}"));
+    }
+    Ok(())
+}
+
+#[test]
+fn single_connection_vectors_hold_whole_coalesced_and_byte_by_byte() {
+    let mut count = 0;
+    for vector in vectors(SINGLE) {
+        for delivery in [Delivery::Whole, Delivery::Coalesced, Delivery::ByteByByte] {
+            replay(&vector, delivery)
+                .unwrap_or_else(|error| panic!("{} {delivery:?}: {error}", vector["name"]));
+        }
+        count += 1;
+    }
+    assert_eq!(count, 126);
+}
+
+#[test]
+fn single_connection_vectors_hold_when_cut_at_every_position() {
+    for vector in vectors(SINGLE) {
+        let length = bytes(&vector["request_hex"]).len();
+        // A request of kilobytes is mostly value: its inside is cut at a few places only.
+        let step = (length / 600).max(1);
+        for position in (1..length.min(64)).chain((64..length).step_by(step)) {
+            replay(&vector, Delivery::CutAt(position))
+                .unwrap_or_else(|error| panic!("{} cut at {position}: {error}", vector["name"]));
+        }
+    }
+}
+
+#[test]
+fn vectors_of_several_connections_hold() {
+    let mut count = 0;
+    for vector in vectors(MULTI) {
+        replay_steps(&vector).unwrap_or_else(|error| panic!("{}: {error}", vector["name"]));
+        count += 1;
+    }
+    assert_eq!(count, 26);
+}
+
+fn replay_steps(vector: &Json) -> Result<(), String> {
+    let mut server = SimServer::default();
+    let mut unread: [Vec<u8>; 256] = std::array::from_fn(|_| Vec::new());
+    let mut greeted = [false; 256];
+    for (index, step) in vector["steps"].as_array().expect("steps").iter().enumerate() {
+        let name = step["c"].as_str().expect("a connection").as_bytes()[0];
+        let (conn, slot) = (u64::from(name), usize::from(name));
+        if !greeted[slot] {
+            greeted[slot] = true;
+            server.greet(conn);
+        }
+        if let Some(request) = step.get("send") {
+            server.send(conn, &bytes(request));
+        }
+        unread[slot].extend(server.take(conn));
+        if let Some(want) = step.get("recv") {
+            let want = bytes(want);
+            let at_hand = unread[slot].len().min(want.len());
+            let got: Vec<u8> = unread[slot].drain(..at_hand).collect();
+            if got != want {
+                return Err(format!("step {index}: want {want:02x?}, got {got:02x?}"));
+            }
+        }
+        if step.get("fence").is_some() && !unread[slot].is_empty() {
+            return Err(format!("step {index}: extra bytes {:02x?}", unread[slot]));
+        }
+        if step.get("eof").is_some() && !server.is_closed(conn) {
+            return Err(format!("step {index}: not closed"));
+        }
+        if step.get("close").is_some() {
+            server.close(conn);
+        }
+    }
+    Ok(())
+}
+
+/// PyTorch's bugs, as recorded. What ours does instead is tested in `state::tests`; here it is only
+/// made sure that none of them has come in unnoticed.
+#[test]
+fn quirks_of_pytorch_are_not_reproduced() {
+    let reproduced: Vec<String> = vectors(QUIRKS)
+        .filter(|vector| {
+            if vector.get("steps").is_some() {
+                replay_steps(vector).is_ok()
+            } else {
+                let cut = vector["split"][0].as_u64();
+                let delivery = cut.map_or(Delivery::Whole, |at| Delivery::CutAt(at as usize));
+                replay(vector, delivery).is_ok()
+            }
+        })
+        .map(|vector| vector["name"].to_string())
+        .collect();
+    // Three records cannot tell the right behaviour from the wrong one: a second wait gets one answer
+    // also when it replaces the first properly, a wrong magic ends closed at once as well as later,
+    // and a MULTI_SET that is completed after another's SET wins in either order of events.
+    assert_eq!(
+        reproduced,
+        [
+            "\"q_second_wait_replaces_count\"",
+            "\"q_bad_magic_closed_only_on_next_bytes\"",
+            "\"q_partial_multi_set_applied_twice\"",
+        ]
+    );
+}

@@ -1,0 +1,410 @@
+//! The server over real sockets: its limits, and peers that do wrong.
+
+mod raw;
+
+use std::net::TcpStream;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use c10d_store::wire::{Opcode, RequestBuf};
+use c10d_store::{ServerOptions, Store, TcpStore, TcpStoreOptions, TcpStoreServer, WireLimits};
+use raw::{LONG, Raw};
+use serde_json::Value as Json;
+
+fn serve(options: ServerOptions) -> TcpStoreServer {
+    TcpStoreServer::bind("127.0.0.1:0", options).expect("a free port")
+}
+
+fn with_limits(limits: WireLimits) -> TcpStoreServer {
+    serve(ServerOptions::default().with_limits(limits))
+}
+
+fn blob(bytes: &[u8]) -> Vec<u8> {
+    let mut blob = (bytes.len() as u64).to_le_bytes_of_wire();
+    blob.extend_from_slice(bytes);
+    blob
+}
+
+/// The wire's length word; the lint against byte orders outside of `wire` is right elsewhere.
+trait LengthWord {
+    fn to_le_bytes_of_wire(self) -> Vec<u8>;
+}
+
+impl LengthWord for u64 {
+    fn to_le_bytes_of_wire(self) -> Vec<u8> {
+        (0..8).map(|byte| (self >> (8 * byte)) as u8).collect()
+    }
+}
+
+/// The store still serves, and the key "k" has this value.
+fn assert_served(server: &TcpStoreServer, value: &[u8]) {
+    let mut witness = Raw::greeted(server.local_addr());
+    witness.request(|request| {
+        request.opcode(Opcode::Get).raw_key(b"k");
+    });
+    witness.expect(&blob(value));
+}
+
+// --- the golden vectors over TCP -------------------------------------------------------------
+
+fn bytes(hex: &Json) -> Vec<u8> {
+    let hex = hex.as_str().expect("hex text");
+    (0..hex.len())
+        .step_by(2)
+        .map(|at| u8::from_str_radix(&hex[at..at + 2], 16).expect("hex digits"))
+        .collect()
+}
+
+#[test]
+fn golden_vectors_of_one_connection_hold_over_tcp() {
+    for line in include_str!("../testdata/store-wire.jsonl").lines() {
+        let vector: Json = serde_json::from_str(line).expect("a line of JSON");
+        let server = serve(ServerOptions::default());
+        let handshake = vector["handshake"].as_bool().unwrap_or(true);
+        let mut peer = if handshake {
+            Raw::greeted(server.local_addr())
+        } else {
+            Raw::connect(server.local_addr())
+        };
+        for setup in vector["setup"].as_array().into_iter().flatten() {
+            peer.send(&bytes(setup));
+        }
+        let request = bytes(&vector["request_hex"]);
+        let mut from = 0;
+        for cut in vector["split"].as_array().into_iter().flatten() {
+            let to = cut.as_u64().expect("an offset") as usize;
+            peer.send(&request[from..to]);
+            from = to;
+        }
+        if vector["split"] == "bytes" {
+            for byte in &request {
+                peer.send(&[*byte]);
+            }
+        } else {
+            peer.send(&request[from..]);
+        }
+        let want = bytes(&vector["response_hex"]);
+        let name = &vector["name"];
+        if vector["closes"].as_bool().unwrap_or(false) {
+            assert_eq!(peer.read_to_close(), want, "{name}");
+        } else {
+            assert_eq!(peer.read(want.len()), want, "{name}");
+            peer.fence();
+        }
+    }
+}
+
+// --- limits ----------------------------------------------------------------------------------
+
+#[test]
+fn each_wire_limit_costs_the_connection_and_nothing_else() {
+    let limits = WireLimits::default()
+        .with_key_bytes_max(10)
+        .with_value_bytes_max(20)
+        .with_keys_per_request_max(3)
+        .with_request_bytes_max(60);
+    let server = with_limits(limits);
+    let store = TcpStore::connect("127.0.0.1", server.local_addr().port()).expect("a client");
+    store.set("unused", b"").expect("a client");
+    let mut setter = Raw::greeted(server.local_addr());
+    setter.request(|request| {
+        request.opcode(Opcode::Set).raw_key(b"k").value(b"safe");
+    });
+    setter.fence();
+
+    let refused: [&dyn Fn(&mut Raw); 6] = [
+        &|peer| {
+            peer.request(|r| {
+                r.opcode(Opcode::Set).count(11);
+            });
+        },
+        &|peer| {
+            peer.request(|r| {
+                r.opcode(Opcode::Set).raw_key(b"k").count(21);
+            });
+        },
+        &|peer| {
+            peer.request(|r| {
+                r.opcode(Opcode::CompareSet).raw_key(b"k").count(21);
+            });
+        },
+        &|peer| {
+            peer.request(|r| {
+                r.opcode(Opcode::Check).count(4);
+            });
+        },
+        &|peer| {
+            peer.request(|r| {
+                r.opcode(Opcode::MultiSet).count(usize::MAX);
+            });
+        },
+        // Every part within its limit, the whole not.
+        &|peer| {
+            peer.request(|r| {
+                r.opcode(Opcode::MultiSet).count(3);
+                r.raw_key(b"k").value(&[1; 20]).raw_key(b"k").count(20);
+            });
+        },
+    ];
+    for (index, send) in refused.iter().enumerate() {
+        let mut peer = Raw::greeted(server.local_addr());
+        // The answer to what came before is still delivered.
+        peer.send(&[0x0d, 9, 9, 9, 9]);
+        send(&mut peer);
+        assert_eq!(peer.read_to_close(), [9, 9, 9, 9], "case {index}");
+        assert_served(&server, b"safe");
+    }
+
+    // What is just within the limits is served.
+    let mut peer = Raw::greeted(server.local_addr());
+    peer.request(|r| {
+        r.opcode(Opcode::Set).raw_key(&[b'x'; 10]).value(&[1; 20]);
+    });
+    peer.fence();
+}
+
+#[test]
+fn raised_limits_let_large_values_through() {
+    let limits = WireLimits::default().with_value_bytes_max(64 << 20);
+    let server = with_limits(limits);
+    let options = TcpStoreOptions::default()
+        .with_limits(limits)
+        .with_timeout(LONG);
+    let store = TcpStore::open("127.0.0.1", server.local_addr().port(), options).expect("a client");
+    let large: Vec<u8> = (0..40_u32 << 20).map(|i| (i % 251) as u8).collect();
+    store.set("large", &large).expect("within the limits");
+    assert!(store.get("large").expect("it is there") == large);
+    store.append("large", b"tail").expect("appended");
+    let longer = store.get("large").expect("it is there");
+    assert!(longer[..large.len()] == large && longer.ends_with(b"tail"));
+    assert_eq!(
+        store.compare_set("large", b"x", b"y").expect("an answer").len(),
+        large.len() + 4
+    );
+}
+
+#[test]
+fn one_connection_too_many_is_closed_at_once_and_others_stay() {
+    let server = serve(ServerOptions::default().with_connections_max(2));
+    let mut first = Raw::greeted(server.local_addr());
+    let mut second = Raw::greeted(server.local_addr());
+    let mut third = Raw::connect(server.local_addr());
+    assert_eq!(third.read_to_close(), b"");
+    first.fence();
+    second.fence();
+
+    // A place that becomes free can be taken; the server learns of it a moment later.
+    drop(first);
+    let started = Instant::now();
+    loop {
+        let mut fourth = Raw::connect(server.local_addr());
+        if fourth.try_greet() {
+            break;
+        }
+        assert!(started.elapsed() < LONG, "the place never became free");
+    }
+}
+
+#[test]
+fn a_peer_that_says_no_hello_in_time_is_closed() {
+    let timeout = Duration::from_millis(150);
+    let server = serve(ServerOptions::default().with_hello_timeout(timeout));
+    let mut greeted = Raw::greeted(server.local_addr());
+    let started = Instant::now();
+    let mut silent = Raw::connect(server.local_addr());
+    let mut halfway = Raw::connect(server.local_addr());
+    halfway.send(&[0, 0xce, 0xf7]);
+    assert_eq!(silent.read_to_close(), b"");
+    assert_eq!(halfway.read_to_close(), b"");
+    assert!(started.elapsed() >= timeout);
+    greeted.fence();
+}
+
+#[test]
+fn a_reader_that_stops_reading_is_held_back_and_gets_everything_later() {
+    let server = serve(ServerOptions::default());
+    let value = vec![5; 1 << 20];
+    let mut reader = Raw::greeted(server.local_addr());
+    reader.request(|r| {
+        r.opcode(Opcode::Set).raw_key(b"k").value(&value);
+    });
+    // 400 MiB of answers, were they all made at once: above the limit on unsent bytes.
+    const GETS: usize = 400;
+    for _ in 0..GETS {
+        reader.request(|r| {
+            r.opcode(Opcode::Get).raw_key(b"k");
+        });
+    }
+    reader.send(&[0x0d, 1, 1, 1, 1]);
+    // Another client is served meanwhile.
+    assert_served(&server, &value);
+    let answer = blob(&value);
+    for _ in 0..GETS {
+        assert!(reader.read(answer.len()) == answer);
+    }
+    reader.expect(&[1, 1, 1, 1]);
+}
+
+#[test]
+fn one_answer_above_the_limit_on_unsent_bytes_closes_the_connection() {
+    let server = serve(ServerOptions::default().with_unsent_bytes_max(10_000));
+    let mut peer = Raw::greeted(server.local_addr());
+    peer.request(|r| {
+        r.opcode(Opcode::Set).raw_key(b"k").value(&[7; 4000]);
+        r.opcode(Opcode::MultiGet).count(4);
+        for _ in 0..4 {
+            r.raw_key(b"k");
+        }
+    });
+    assert_eq!(peer.read_to_close(), b"");
+    assert_served(&server, &[7; 4000]);
+}
+
+// --- peers that do wrong ---------------------------------------------------------------------
+
+#[test]
+fn bytes_that_are_not_the_protocol_cost_their_connection_only() {
+    let server = serve(ServerOptions::default());
+    let mut setter = Raw::greeted(server.local_addr());
+    setter.request(|r| {
+        r.opcode(Opcode::Set).raw_key(b"k").value(b"safe");
+    });
+    setter.fence();
+    let http = b"GET / HTTP/1.1\r\nHost: store\r\n\r\n";
+    let tls = [0x16, 0x03, 0x01, 0x02, 0x00, 0x01, 0x00, 0x01, 0xfc, 0x03];
+    let wrong_magic = [0, 1, 2, 3, 4, 0x0d, 1, 1, 1, 1];
+    let no_validate = [0x0d, 1, 1, 1, 1];
+    let long_noise: Vec<u8> = (0..300_000_u32).map(|i| (i * 7 + 1) as u8).collect();
+    let all: [&[u8]; 5] = [http, &tls, &wrong_magic, &no_validate, &long_noise];
+    for noise in all {
+        let mut peer = Raw::connect(server.local_addr());
+        // The server may close in the middle of long noise.
+        let _ = std::io::Write::write_all(&mut peer.0, noise);
+        assert_eq!(peer.read_to_close(), b"");
+        assert_served(&server, b"safe");
+    }
+    setter.fence();
+}
+
+#[test]
+fn a_half_request_holds_up_nobody_and_is_dropped_with_its_connection() {
+    let server = serve(ServerOptions::default());
+    let mut half = Raw::greeted(server.local_addr());
+    half.request(|r| {
+        r.opcode(Opcode::MultiSet).count(2).raw_key(b"k").value(b"1");
+    });
+    assert_served(&server, b"");
+    drop(half);
+    assert_served(&server, b"");
+}
+
+#[test]
+fn a_peer_that_half_closes_gets_all_that_it_asked_for() {
+    let server = serve(ServerOptions::default());
+    let value = vec![3; 8 << 20];
+    let mut peer = Raw::greeted(server.local_addr());
+    peer.request(|r| {
+        r.opcode(Opcode::Set).raw_key(b"k").value(&value);
+        r.opcode(Opcode::Get).raw_key(b"k");
+    });
+    peer.close_sending();
+    assert!(peer.read_to_close() == blob(&value), "PyTorch's server cuts it off");
+}
+
+#[test]
+fn requests_sent_before_a_close_are_all_carried_out() {
+    let server = serve(ServerOptions::default());
+    let mut peer = Raw::greeted(server.local_addr());
+    let all: Vec<u8> = (0..100).collect();
+    for number in 0..100 {
+        peer.request(|r| {
+            r.opcode(Opcode::Append).raw_key(b"k").value(&all[number..=number]);
+        });
+    }
+    drop(peer);
+    let store = TcpStore::connect("127.0.0.1", server.local_addr().port()).expect("a client");
+    let mut witness = Raw::greeted(server.local_addr());
+    let started = Instant::now();
+    // The order between connections is the server's.
+    loop {
+        witness.request(|r| {
+            r.opcode(Opcode::WaitGet).count(1).raw_key(b"k");
+        });
+        witness.expect(&[0]);
+        let length = witness.read(8)[0];
+        if witness.read(usize::from(length)) == all {
+            break;
+        }
+        assert!(started.elapsed() < LONG, "some were lost");
+    }
+    store.ping().expect("served");
+}
+
+#[test]
+fn pipelined_requests_are_answered_in_order_whatever_their_number() {
+    let server = serve(ServerOptions::default());
+    let mut peer = Raw::greeted(server.local_addr());
+    let count = 20_000_i64;
+    let mut burst = RequestBuf::new();
+    for _ in 0..count {
+        burst.opcode(Opcode::Add).raw_key(b"k").i64(1);
+    }
+    let bytes = burst.to_bytes();
+    let mut writer = peer.0.try_clone().expect("a second handle");
+    let sending = thread::spawn(move || std::io::Write::write_all(&mut writer, &bytes));
+    for number in 1..=count {
+        let want: Vec<u8> = (number as u64).to_le_bytes_of_wire();
+        peer.expect(&want);
+    }
+    sending.join().expect("no panic").expect("all sent");
+}
+
+// --- the end of a server ---------------------------------------------------------------------
+
+#[test]
+fn shutdown_ends_blocked_clients_at_once_and_frees_the_port() {
+    let server = serve(ServerOptions::default());
+    let address = server.local_addr();
+    let mut waiting: Vec<Raw> = (0..20).map(|_| Raw::greeted(address)).collect();
+    for peer in &mut waiting {
+        peer.request(|r| {
+            r.opcode(Opcode::Wait).count(1).raw_key(b"never");
+        });
+        peer.fence();
+    }
+    let started = Instant::now();
+    server.shutdown();
+    for peer in &mut waiting {
+        assert_eq!(peer.read_to_close(), b"");
+    }
+    assert!(started.elapsed() < LONG / 2);
+    assert!(TcpStream::connect(address).is_err());
+    TcpStoreServer::bind(address, ServerOptions::default()).expect("the port is free again");
+}
+
+#[test]
+fn dropping_a_server_ends_it() {
+    let server = serve(ServerOptions::default());
+    let mut peer = Raw::greeted(server.local_addr());
+    drop(server);
+    assert_eq!(peer.read_to_close(), b"");
+}
+
+#[test]
+fn one_store_can_be_served_on_several_addresses() {
+    let options = c10d_socket::ListenOptions::default().with_host("localhost");
+    let listeners = c10d_socket::listen(&options).expect("a free port");
+    let addresses: Vec<_> = listeners
+        .iter()
+        .map(|listener| listener.local_addr().expect("bound"))
+        .collect();
+    let server = TcpStoreServer::serve(listeners, ServerOptions::default()).expect("served");
+    assert_eq!(server.local_addrs(), addresses);
+    for (index, address) in addresses.iter().enumerate() {
+        let mut peer = Raw::greeted(*address);
+        peer.request(|r| {
+            r.opcode(Opcode::Add).raw_key(b"k").i64(1);
+        });
+        peer.expect(&(index as u64 + 1).to_le_bytes_of_wire());
+    }
+}
