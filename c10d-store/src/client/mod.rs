@@ -511,7 +511,8 @@ impl Store for TcpStore {
             .with_limits(self.limits)
             .with_connect_options(self.connect_options.clone())
             .with_reply_bytes_max(self.reply_bytes_max);
-        let deadline = Deadline::after(Instant::now(), timeout);
+        let connect_timeout = timeout.max(ANSWER_TIMEOUT_MIN);
+        let deadline = Deadline::after(Instant::now(), connect_timeout);
         let address = self.pool.target().clone();
         let clone = Self::connect_to(self.label(), address, &options, deadline, None)?;
         Ok(Arc::new(clone))

@@ -1,0 +1,618 @@
+//! The client: against our server, and against peers that a test plays by hand.
+
+mod raw;
+mod store_contract;
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use c10d_store::{
+    ListenOn, Operation, Outcome, PrefixStore, ServerOptions, Store, StoreError, TcpStore,
+    TcpStoreOptions, TcpStoreServer,
+};
+use raw::LONG;
+use store_contract::Features;
+
+fn serve() -> TcpStoreServer {
+    TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).expect("a free port")
+}
+
+fn client(server: &TcpStoreServer) -> TcpStore {
+    let options = TcpStoreOptions::default().with_timeout(LONG);
+    TcpStore::open("127.0.0.1", server.local_addr().port(), options).expect("the server is there")
+}
+
+fn ms(milliseconds: u64) -> Duration {
+    Duration::from_millis(milliseconds)
+}
+
+const TCP: Features = Features {
+    adds_to_empty: false,
+    reports_not_a_number: false,
+    refuses_empty_barrier: false,
+    ..Features::LOCAL
+};
+
+#[test]
+fn it_keeps_the_contract() {
+    let make = || -> Arc<dyn Store> {
+        let options = TcpStoreOptions::default().with_master(true);
+        Arc::new(TcpStore::open("127.0.0.1", 0, options).expect("a free port"))
+    };
+    store_contract::all(&make, TCP);
+}
+
+#[test]
+fn it_keeps_the_contract_under_a_prefix() {
+    let make = || -> Arc<dyn Store> {
+        let options = TcpStoreOptions::default().with_master(true);
+        let store = TcpStore::open("127.0.0.1", 0, options).expect("a free port");
+        Arc::new(PrefixStore::new("outer", PrefixStore::new("inner", store)))
+    };
+    // The generic barrier is the prefixed store's.
+    let features = Features {
+        refuses_empty_barrier: true,
+        ..TCP
+    };
+    store_contract::all(&make, features);
+}
+
+// --- waiting ---------------------------------------------------------------------------------
+
+#[test]
+fn two_keys_of_which_one_comes_late() {
+    let server = serve();
+    let (waiter, setter) = (client(&server), client(&server));
+    setter.set("early", b"1").unwrap();
+    let waiting = thread::spawn(move || waiter.multi_get(&["early", "late"]));
+    setter.set("late", b"2").unwrap();
+    assert_eq!(
+        waiting.join().unwrap().unwrap(),
+        [b"1".to_vec(), b"2".to_vec()]
+    );
+}
+
+#[test]
+fn a_timeout_leaves_the_store_usable_and_names_what_is_missing() {
+    let server = serve();
+    let store = client(&server);
+    store.set("there", b"1").unwrap();
+    for _ in 0..5 {
+        let started = Instant::now();
+        let error = store
+            .wait_timeout(&["there", "absent"], ms(30))
+            .unwrap_err();
+        assert!(started.elapsed() >= ms(30));
+        let StoreError::Timeout { context, timeout } = &error else {
+            panic!("unexpected: {error}");
+        };
+        assert_eq!((context.operation, *timeout), (Operation::Wait, ms(30)));
+        assert_eq!(context.keys, "\"absent\"");
+        let place = format!("TCP store 127.0.0.1:{}", server.local_addr().port());
+        assert!(error.to_string().contains(&place), "{error}");
+        assert_eq!(store.get("there").unwrap(), b"1");
+    }
+    store.set_timeout(ms(20));
+    assert!(store.get("absent").unwrap_err().is_timeout());
+    assert!(store.queue_pop("absent").unwrap_err().is_timeout());
+    assert!(store.multi_get(&["there", "absent"]).unwrap_err().is_timeout());
+    store.set("absent", b"2").unwrap();
+    assert_eq!(store.get("absent").unwrap(), b"2");
+}
+
+#[test]
+fn a_timeout_of_zero_looks_once() {
+    let server = serve();
+    let store = client(&server);
+    store.set("there", b"1").unwrap();
+    store.wait_timeout(&["there"], Duration::ZERO).unwrap();
+    assert!(
+        store
+            .wait_timeout(&["absent"], Duration::ZERO)
+            .unwrap_err()
+            .is_timeout()
+    );
+    store.set_timeout(Duration::ZERO);
+    assert_eq!(store.get("there").unwrap(), b"1");
+    assert_eq!(store.add("counter", 1).unwrap(), 1);
+}
+
+#[test]
+fn a_barrier_that_times_out_says_how_many_came() {
+    let server = serve();
+    let store = client(&server);
+    let error = store.barrier("start", 3, Some(ms(20))).unwrap_err();
+    assert!(
+        error.to_string().contains("with 1 of 3 workers arrived"),
+        "{error}"
+    );
+    assert!(error.outcome_is_unknown() && error.is_timeout());
+}
+
+#[test]
+fn a_wait_in_one_thread_holds_up_no_other_and_uses_a_second_connection_only_then() {
+    let server = serve();
+    let store = Arc::new(client(&server));
+    let waiting = {
+        let store = Arc::clone(&store);
+        thread::spawn(move || store.get("late"))
+    };
+    // Each of these has 30 s; with one connection they would need the wait to end first.
+    let started = Instant::now();
+    for round in 1..=50 {
+        store.set("k", b"v").unwrap();
+        assert_eq!(store.get("k").unwrap(), b"v", "round {round}");
+        assert_eq!(store.add("n", 1).unwrap(), round);
+    }
+    let second = {
+        let store = Arc::clone(&store);
+        thread::spawn(move || store.barrier("b", 2, None))
+    };
+    store.barrier("b", 2, None).unwrap();
+    second.join().unwrap().unwrap();
+    assert!(started.elapsed() < LONG);
+    store.set("late", b"x").unwrap();
+    assert_eq!(waiting.join().unwrap().unwrap(), b"x");
+}
+
+/// A thread sees its own writes, whichever connections its calls use.
+#[test]
+fn a_thread_sees_what_it_wrote_while_others_block() {
+    let server = serve();
+    let store = Arc::new(client(&server));
+    let threads: Vec<JoinHandle<()>> = (0..4)
+        .map(|thread| {
+            let store = Arc::clone(&store);
+            thread::spawn(move || {
+                let key = format!("key{thread}");
+                for round in 0..200_u32 {
+                    let value = round.to_string();
+                    store.set(&key, value.as_bytes()).unwrap();
+                    if thread % 2 == 0 {
+                        // Blocks for a moment on the connection that others would use.
+                        let _ = store.wait_timeout(&["never"], Duration::from_micros(500));
+                    }
+                    assert_eq!(store.get(&key).unwrap(), value.as_bytes());
+                    store.set(&key, b"x").unwrap();
+                    assert!(store.check(&[&key]).unwrap());
+                    assert!(store.delete_key(&key).unwrap());
+                    store.append(&key, b"a").unwrap();
+                    assert_eq!(store.compare_set(&key, b"a", b"b").unwrap(), b"b");
+                }
+            })
+        })
+        .collect();
+    for thread in threads {
+        thread.join().unwrap();
+    }
+}
+
+/// Keys that arrive around the deadline: whatever the outcome, the connection stays in step.
+#[test]
+fn the_cancel_race_is_survived_whoever_wins() {
+    let server = serve();
+    let (waiter, setter) = (client(&server), client(&server));
+    let (mut won, mut lost) = (0, 0);
+    for round in 0..300_u64 {
+        let key = format!("race{round}");
+        let delay = Duration::from_micros(1_000 + (round * 37) % 400);
+        let setting = {
+            let key = key.clone();
+            let setter = setter.clone_store().unwrap();
+            thread::spawn(move || {
+                thread::sleep(delay);
+                setter.set(&key, b"v").unwrap();
+            })
+        };
+        match waiter.wait_timeout(&[&key], ms(1)) {
+            Ok(()) => won += 1,
+            Err(error) if error.is_timeout() => lost += 1,
+            Err(error) => panic!("round {round}: {error}"),
+        }
+        // The next answer is the right one only if no byte was left over or taken too many.
+        assert_eq!(waiter.add("step", 1).unwrap(), round as i64 + 1);
+        setting.join().unwrap();
+    }
+    assert_eq!(won + lost, 300);
+}
+
+// --- a server played by hand -----------------------------------------------------------------
+
+/// A server that plays one connection as the test says.
+fn play<T: Send + 'static>(
+    capabilities: [u8; 4],
+    script: impl FnOnce(TcpStream) -> T + Send + 'static,
+) -> (u16, JoinHandle<T>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let playing = thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        expect(&mut stream, &[0, 0xce, 0xf7, 0x85, 0x3c, 0x0d, 0, 0, 0x0d, 0xc1]);
+        stream.write_all(&capabilities).unwrap();
+        script(stream)
+    });
+    (port, playing)
+}
+
+/// What PyTorch's server answers: the nonce.
+const ECHO: [u8; 4] = [0, 0, 0x0d, 0xc1];
+const WAIT_GET: [u8; 4] = [1, 0, 0x0d, 0xc1];
+
+fn expect(stream: &mut TcpStream, want: &[u8]) {
+    let mut got = vec![0; want.len()];
+    stream.read_exact(&mut got).unwrap();
+    assert_eq!(got, want);
+}
+
+/// The bytes of one request about the key "k": the command, and "/k" as a blob.
+fn about_k(opcode: u8) -> Vec<u8> {
+    let mut bytes = vec![opcode];
+    if matches!(opcode, 6 | 0x80) {
+        bytes.extend_from_slice(&[1, 0, 0, 0, 0, 0, 0, 0]);
+    }
+    bytes.extend_from_slice(&[2, 0, 0, 0, 0, 0, 0, 0, b'/', b'k']);
+    bytes
+}
+
+fn open(port: u16, timeout: Duration) -> TcpStore {
+    let options = TcpStoreOptions::default().with_timeout(timeout);
+    TcpStore::open("127.0.0.1", port, options).unwrap()
+}
+
+#[test]
+fn get_takes_two_requests_where_the_server_has_no_wait_get_and_one_where_it_has() {
+    let (port, playing) = play(ECHO, |mut stream| {
+        expect(&mut stream, &about_k(6));
+        stream.write_all(&[0]).unwrap();
+        expect(&mut stream, &about_k(3));
+        stream.write_all(&[1, 0, 0, 0, 0, 0, 0, 0, b'v']).unwrap();
+    });
+    assert_eq!(open(port, LONG).get("k").unwrap(), b"v");
+    playing.join().unwrap();
+
+    let (port, playing) = play(WAIT_GET, |mut stream| {
+        expect(&mut stream, &about_k(0x80));
+        // In pieces, as the network may deliver it.
+        for byte in [0, 1, 0, 0, 0, 0, 0, 0, 0, b'v'] {
+            stream.write_all(&[byte]).unwrap();
+        }
+    });
+    assert_eq!(open(port, LONG).get("k").unwrap(), b"v");
+    playing.join().unwrap();
+}
+
+/// The race of the specification, forced: the wake is on its way when the cancel arrives.
+#[test]
+fn a_key_that_comes_while_the_cancel_is_under_way_counts_as_there() {
+    let (port, playing) = play(ECHO, |mut stream| {
+        expect(&mut stream, &about_k(6));
+        expect(&mut stream, &[12]);
+        stream.write_all(&[0, 1]).unwrap();
+        expect(&mut stream, &[7]);
+        stream.write_all(&[5, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+    });
+    let store = open(port, LONG);
+    store.wait_timeout(&["k"], ms(20)).unwrap();
+    assert_eq!(store.num_keys().unwrap(), 5, "still in step");
+    playing.join().unwrap();
+
+    let (port, playing) = play(WAIT_GET, |mut stream| {
+        expect(&mut stream, &about_k(0x80));
+        expect(&mut stream, &[12]);
+        stream.write_all(&[0, 1, 0, 0, 0, 0, 0, 0, 0, b'v', 1]).unwrap();
+        expect(&mut stream, &[7]);
+        stream.write_all(&[5, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+    });
+    let store = open(port, ms(20));
+    assert_eq!(store.get("k").unwrap(), b"v");
+    assert_eq!(store.num_keys().unwrap(), 5, "still in step");
+    playing.join().unwrap();
+}
+
+/// The answer to a cancel that is late is taken in by the next call, on the same connection.
+#[test]
+fn a_server_that_is_slow_to_confirm_a_cancel_delays_nobody_and_stays_in_step() {
+    let (go, gone) = std::sync::mpsc::channel::<()>();
+    let (port, playing) = play(ECHO, move |mut stream| {
+        expect(&mut stream, &about_k(6));
+        expect(&mut stream, &[12]);
+        gone.recv().unwrap();
+        stream.write_all(&[0, 1]).unwrap();
+        expect(&mut stream, &[7]);
+        stream.write_all(&[5, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+    });
+    let store = open(port, LONG);
+    let started = Instant::now();
+    assert!(store.wait_timeout(&["k"], ms(20)).unwrap_err().is_timeout());
+    assert!(started.elapsed() < LONG / 2);
+    go.send(()).unwrap();
+    assert_eq!(store.num_keys().unwrap(), 5);
+    playing.join().unwrap();
+}
+
+#[test]
+fn a_server_that_stops_answering_costs_a_call_its_deadline_and_no_more() {
+    let (port, playing) = play(ECHO, |mut stream| {
+        let mut rest = Vec::new();
+        let _ = stream.read_to_end(&mut rest);
+        rest
+    });
+    let store = open(port, ms(300));
+    let started = Instant::now();
+    let error = store.add("k", 1).unwrap_err();
+    assert!(started.elapsed() >= ms(300));
+    assert!(started.elapsed() < LONG / 2);
+    assert!(matches!(error, StoreError::NoReply { .. }), "{error}");
+    assert!(error.outcome_is_unknown());
+    assert!(error.to_string().contains("add \"k\" at TCP store 127.0.0.1:"));
+    drop(store);
+    assert_eq!(playing.join().unwrap()[0], 4);
+}
+
+#[test]
+fn a_server_that_closes_in_the_middle_ends_calls_at_once_and_for_good() {
+    let (port, playing) = play(ECHO, |mut stream| {
+        expect(&mut stream, &about_k(6));
+    });
+    let store = open(port, LONG);
+    let started = Instant::now();
+    let error = store.get("k").unwrap_err();
+    assert!(started.elapsed() < LONG / 2);
+    playing.join().unwrap();
+    let StoreError::ConnectionLost { context, outcome, .. } = &error else {
+        panic!("unexpected: {error}");
+    };
+    assert_eq!((context.operation, *outcome), (Operation::Get, Outcome::Unknown));
+
+    let error = store.set("k", b"v").unwrap_err();
+    let StoreError::ConnectionLost { outcome, .. } = &error else {
+        panic!("unexpected: {error}");
+    };
+    assert_eq!(*outcome, Outcome::NotSent);
+    assert!(error.to_string().contains("earlier: "), "{error}");
+}
+
+/// PyTorch's client lets the first `set` after the server's death pass.
+#[test]
+fn a_set_after_the_servers_death_fails() {
+    let server = serve();
+    let store = client(&server);
+    store.set("k", b"1").unwrap();
+    store.ping().unwrap();
+    server.shutdown();
+    let error = store.set("k", b"2").unwrap_err();
+    assert!(!error.outcome_is_unknown(), "{error}");
+}
+
+#[test]
+fn a_killed_server_ends_every_blocked_call() {
+    let server = serve();
+    let store = Arc::new(client(&server));
+    let blocked: Vec<JoinHandle<StoreError>> = (0..3)
+        .map(|index| {
+            let store = Arc::clone(&store);
+            thread::spawn(move || match index {
+                0 => store.get("never").unwrap_err(),
+                1 => store.wait(&["never"]).unwrap_err(),
+                _ => store.barrier("never", 2, None).unwrap_err(),
+            })
+        })
+        .collect();
+    // All three are known to be waiting once the barrier's counter and the time for the others are
+    // there; should one be late, it fails all the same, which is the point.
+    while !store.check(&["never"]).unwrap() {
+        thread::yield_now();
+    }
+    server.shutdown();
+    for call in blocked {
+        let error = call.join().unwrap();
+        assert!(
+            matches!(
+                error,
+                StoreError::ConnectionLost { .. } | StoreError::Connect(_)
+            ),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn nonsense_for_an_answer_is_an_error_that_shows_it() {
+    let answers: [(&[u8], &str); 3] = [
+        (&[0x48, 0x54], "a wait was answered by 0x48"),
+        (&[0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff], "bytes is announced"),
+        (&[0, 0, 0, 0, 0x80, 0, 0, 0, 0], "the limit is"),
+    ];
+    for (answer, text) in answers {
+        let (port, playing) = play(WAIT_GET, move |mut stream| {
+            expect(&mut stream, &about_k(0x80));
+            stream.write_all(answer).unwrap();
+        });
+        let error = open(port, LONG).get("k").unwrap_err();
+        assert!(matches!(error, StoreError::Protocol { .. }), "{error}");
+        assert!(error.to_string().contains(text), "{error}");
+        playing.join().unwrap();
+    }
+}
+
+#[test]
+fn what_is_no_store_is_told_at_once() {
+    let (port, playing) = play(*b"HTTP", |_| ());
+    let options = TcpStoreOptions::default().with_timeout(LONG);
+    let started = Instant::now();
+    let error = TcpStore::open("127.0.0.1", port, options).unwrap_err();
+    assert!(started.elapsed() < LONG / 2);
+    assert!(error.to_string().contains("not a TCPStore server"), "{error}");
+    playing.join().unwrap();
+}
+
+#[test]
+fn a_server_that_accepts_and_says_nothing_is_given_up_at_the_deadline() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let options = TcpStoreOptions::default().with_timeout(ms(200));
+    let started = Instant::now();
+    let error = TcpStore::open("127.0.0.1", port, options).unwrap_err();
+    assert!(started.elapsed() < LONG / 2);
+    assert!(matches!(error, StoreError::Connect(_)), "{error}");
+    assert!(error.to_string().contains("does not answer the hello"), "{error}");
+    drop(listener);
+}
+
+#[test]
+fn limits_are_checked_before_anything_is_sent() {
+    let server = serve();
+    let store = client(&server);
+    let long_key = "k".repeat(8192);
+    let long_value = vec![0; (8 << 20) + 1];
+    for error in [
+        store.set(&long_key, b"").unwrap_err(),
+        store.set("k", &long_value).unwrap_err(),
+        store.compare_set("k", &long_value, b"").unwrap_err(),
+        store.multi_set(&[("k", &long_value)]).unwrap_err(),
+        store.check(&vec!["k"; 131_073]).unwrap_err(),
+    ] {
+        assert!(matches!(error, StoreError::LimitExceeded { .. }), "{error}");
+        assert!(!error.outcome_is_unknown());
+    }
+    store.set(&long_key[1..], b"as long as it may be").unwrap();
+    assert_eq!(store.get(&long_key[1..]).unwrap(), b"as long as it may be");
+}
+
+// --- hosting ---------------------------------------------------------------------------------
+
+fn master() -> TcpStoreOptions {
+    TcpStoreOptions::default().with_master(true).with_timeout(LONG)
+}
+
+#[test]
+fn a_master_listens_on_its_hosts_address_only() {
+    let store = TcpStore::open("127.0.0.1", 0, master()).unwrap();
+    let address = store.server().unwrap().local_addr();
+    assert_eq!(address.ip(), IpAddr::V4(Ipv4Addr::LOCALHOST));
+    assert_eq!(store.port(), address.port());
+    assert_ne!(store.port(), 0);
+
+    let store = TcpStore::open("localhost", 0, master()).unwrap();
+    let addresses = store.server().unwrap().local_addrs();
+    assert!(addresses.iter().all(|address| address.ip().is_loopback()));
+
+    let everywhere = master().with_listen_on(ListenOn::AllInterfaces);
+    let store = TcpStore::open("127.0.0.1", 0, everywhere).unwrap();
+    assert!(store.server().unwrap().local_addr().ip().is_unspecified());
+    store.set("k", b"v").unwrap();
+
+    let here = ListenOn::Address(IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2)));
+    let store = TcpStore::open("127.0.0.1", 0, master().with_listen_on(here)).unwrap();
+    assert_eq!(store.server().unwrap().local_addr().ip().to_string(), "127.0.0.2");
+    store.set("k", b"v").unwrap();
+}
+
+#[test]
+fn a_master_takes_over_a_bound_socket() {
+    let bound = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = bound.local_addr().unwrap().port();
+    let store = TcpStore::open("127.0.0.1", port, master().with_listener(bound)).unwrap();
+    assert_eq!(store.port(), port);
+    TcpStore::connect("127.0.0.1", port).unwrap().set("k", b"v").unwrap();
+    assert_eq!(store.get("k").unwrap(), b"v");
+
+    let bound = TcpListener::bind("127.0.0.1:0").unwrap();
+    let error = TcpStore::open("127.0.0.1", 1, master().with_listener(bound)).unwrap_err();
+    assert!(error.to_string().contains("expected to be bound to port 1"), "{error}");
+}
+
+#[test]
+fn a_taken_port_is_told() {
+    let server = serve();
+    let port = server.local_addr().port();
+    let error = TcpStore::open("127.0.0.1", port, master()).unwrap_err();
+    assert!(matches!(&error, StoreError::Listen(error) if error.is_address_in_use()), "{error}");
+}
+
+#[test]
+fn tenants_of_one_port_share_a_server_which_ends_with_the_last() {
+    let port = serve().local_addr().port();
+    let tenant = || TcpStore::open("127.0.0.1", port, master().with_multi_tenant(true));
+    let first = tenant().unwrap();
+    first.set("k", b"v").unwrap();
+    first.ping().unwrap();
+    let second = tenant().unwrap();
+    assert_eq!(second.get("k").unwrap(), b"v");
+    drop(first);
+    assert_eq!(second.get("k").unwrap(), b"v");
+    drop(second);
+    let third = tenant().unwrap();
+    assert!(!third.check(&["k"]).unwrap(), "a new server");
+}
+
+#[test]
+fn the_host_waits_for_all_workers() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let hosting = thread::spawn(move || {
+        let options = master().with_world_size(3).with_listener(listener);
+        TcpStore::open("127.0.0.1", port, options)
+    });
+    let worker = || {
+        let options = TcpStoreOptions::default().with_world_size(3).with_timeout(LONG);
+        TcpStore::open("127.0.0.1", port, options).unwrap()
+    };
+    let first = worker();
+    first.set("k", b"v").unwrap();
+    first.ping().unwrap();
+    assert!(!hosting.is_finished(), "two of three");
+    let _second = worker();
+    let host = hosting.join().unwrap().unwrap();
+    assert_eq!(host.get("k").unwrap(), b"v");
+    assert_eq!(host.num_keys().unwrap(), 2, "the count of workers is a key");
+    assert_eq!(host.list_keys().unwrap(), ["k"], "but not a user's");
+}
+
+#[test]
+fn missing_workers_are_counted_in_the_error() {
+    let options = master().with_world_size(3).with_timeout(ms(200));
+    let started = Instant::now();
+    let error = TcpStore::open("127.0.0.1", 0, options).unwrap_err();
+    assert!(started.elapsed() >= ms(200));
+    assert!(matches!(error, StoreError::WorkersMissing { joined: 1, world_size: 3, .. }), "{error}");
+    assert!(error.to_string().contains("1 of 3 workers joined"), "{error}");
+    let error = TcpStore::open("127.0.0.1", 1, master().with_world_size(0)).unwrap_err();
+    assert!(matches!(error, StoreError::InvalidArgument { .. }), "{error}");
+}
+
+#[test]
+fn close_ends_calls_in_other_threads() {
+    let server = serve();
+    let store = Arc::new(client(&server));
+    let blocked = {
+        let store = Arc::clone(&store);
+        thread::spawn(move || store.barrier("never", 2, None))
+    };
+    let observer = client(&server);
+    while !observer.check(&["never"]).unwrap() {
+        thread::yield_now();
+    }
+    store.close();
+    let error = blocked.join().unwrap().unwrap_err();
+    assert!(matches!(error, StoreError::Closed { .. }), "{error}");
+    let error = store.set("k", b"v").unwrap_err();
+    assert!(matches!(error, StoreError::Closed { .. }), "{error}");
+    observer.set("k", b"v").unwrap();
+}
+
+#[test]
+fn a_clone_is_independent() {
+    let server = serve();
+    let store = client(&server);
+    let clone = store.clone_store().unwrap();
+    clone.set_timeout(ms(10));
+    assert_eq!(store.timeout(), LONG);
+    store.close();
+    clone.set("k", b"v").unwrap();
+    assert_eq!(clone.get("k").unwrap(), b"v");
+}
