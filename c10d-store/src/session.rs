@@ -16,9 +16,6 @@ const DIRECT_READ_BYTES_MIN: usize = 32 << 10;
 const RESERVE_BYTES_MIN: usize = 64 << 10;
 const GROWTH: usize = 7;
 
-/// The room that an emptied buffer keeps.
-const CAPACITY_KEPT_MAX: usize = 256;
-
 /// Where the shell should put the next bytes of this peer.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum NextRead {
@@ -51,15 +48,30 @@ impl<E> From<WireError> for SessionError<E> {
     }
 }
 
-/// The receiving side of one connection. Empty and without an allocation between requests.
+/// The receiving side of one connection: two words between requests, as a server has thousands of
+/// them that are idle.
 #[derive(Debug, Default)]
 pub(crate) struct Session {
     greeted: bool,
-    /// The start of an unfinished request (or, after a pause, whole ones too).
-    partial: Vec<u8>,
-    /// How far `partial` has been scanned.
+    partial: Option<Box<Partial>>,
+}
+
+/// The start of an unfinished request (or, after a pause, whole ones too).
+#[derive(Debug, Default)]
+struct Partial {
+    bytes: Vec<u8>,
+    /// How far the bytes have been scanned.
     scan: FrameScan,
-    /// Bytes that `partial` needs at least before there is anything to do.
+    /// Bytes needed at least before there is anything to do.
+    needed: usize,
+}
+
+/// How far a run over some bytes came.
+struct Run {
+    used: usize,
+    flow: Flow,
+    /// How far the request after the used bytes has been scanned, and what it needs.
+    scan: FrameScan,
     needed: usize,
 }
 
@@ -71,24 +83,27 @@ impl Session {
 
     /// How to read next; reserves the room for a direct read.
     pub(crate) fn next_read(&mut self) -> NextRead {
-        let have = self.partial.len();
-        let missing = self.needed.saturating_sub(have);
-        if have == 0 || missing < DIRECT_READ_BYTES_MIN {
+        let Some(partial) = &mut self.partial else {
+            return NextRead::Anywhere;
+        };
+        let have = partial.bytes.len();
+        let missing = partial.needed.saturating_sub(have);
+        if missing < DIRECT_READ_BYTES_MIN {
             return NextRead::Anywhere;
         }
-        if self.partial.capacity() - have < DIRECT_READ_BYTES_MIN.min(missing) {
+        if partial.bytes.capacity() - have < DIRECT_READ_BYTES_MIN {
             let more = missing.min(RESERVE_BYTES_MIN.max(GROWTH * have));
-            self.partial.reserve_exact(more);
+            partial.bytes.reserve_exact(more);
         }
-        let room = self.partial.capacity() - have;
+        let room = partial.bytes.capacity() - have;
         NextRead::Direct {
             bytes_max: room.min(missing),
         }
     }
 
     /// Where a direct read appends its bytes.
-    pub(crate) const fn direct_buffer(&mut self) -> &mut Vec<u8> {
-        &mut self.partial
+    pub(crate) fn direct_buffer(&mut self) -> &mut Vec<u8> {
+        &mut self.partial.get_or_insert_default().bytes
     }
 
     /// Takes bytes that were read into a buffer of the shell.
@@ -98,13 +113,19 @@ impl Session {
         limits: &WireLimits,
         handle: impl FnMut(Request<'_>) -> Result<Flow, E>,
     ) -> Result<Flow, SessionError<E>> {
-        if self.partial.is_empty() {
-            let (used, flow) = self.run(bytes, limits, handle)?;
-            self.partial.extend_from_slice(&bytes[used..]);
-            return Ok(flow);
+        if let Some(partial) = &mut self.partial {
+            partial.bytes.extend_from_slice(bytes);
+            return self.resume(limits, handle);
         }
-        self.partial.extend_from_slice(bytes);
-        self.run_partial(limits, handle)
+        let run = self.run(FrameScan::default(), bytes, limits, handle)?;
+        if run.used < bytes.len() {
+            self.partial = Some(Box::new(Partial {
+                bytes: bytes[run.used..].to_vec(),
+                scan: run.scan,
+                needed: run.needed,
+            }));
+        }
+        Ok(run.flow)
     }
 
     /// Goes on after a pause, or after bytes were read onto the end of
@@ -112,73 +133,84 @@ impl Session {
     pub(crate) fn resume<E>(
         &mut self,
         limits: &WireLimits,
-        handle: impl FnMut(Request<'_>) -> Result<Flow, E>,
-    ) -> Result<Flow, SessionError<E>> {
-        self.run_partial(limits, handle)
-    }
-
-    fn run_partial<E>(
-        &mut self,
-        limits: &WireLimits,
         mut handle: impl FnMut(Request<'_>) -> Result<Flow, E>,
     ) -> Result<Flow, SessionError<E>> {
-        if self.partial.len() < self.needed {
+        let Some(partial) = &mut self.partial else {
+            return Ok(Flow::Continue);
+        };
+        if partial.bytes.len() < partial.needed {
             return Ok(Flow::Continue);
         }
-        let mut bytes = std::mem::take(&mut self.partial);
-        if self.greeted && self.scan.advance(&bytes, limits)? == Progress::Complete(bytes.len()) {
-            if let Some(start) = self.scan.frame(&bytes).long_value_start() {
+        let Partial {
+            mut bytes,
+            mut scan,
+            ..
+        } = std::mem::take(&mut **partial);
+        if self.greeted && scan.advance(&bytes, limits)? == Progress::Complete(bytes.len()) {
+            if let Some(start) = scan.frame(&bytes).long_value_start() {
+                self.partial = None;
                 let head = bytes[..start].to_vec();
                 let value = Value::from_tail(bytes, start);
-                let scan = std::mem::take(&mut self.scan);
-                self.needed = 0;
                 return match scan.request_with_value(&head, value) {
                     Some(request) => handle(request).map_err(SessionError::Refused),
                     None => unreachable!("only commands that end with a value have a long one"),
                 };
             }
         }
-        let (used, flow) = self.run(&bytes, limits, handle)?;
-        bytes.drain(..used);
-        if !bytes.is_empty() || bytes.capacity() <= CAPACITY_KEPT_MAX {
-            self.partial = bytes;
+        let run = self.run(scan, &bytes, limits, handle)?;
+        if run.used == bytes.len() {
+            self.partial = None;
+        } else if let Some(partial) = &mut self.partial {
+            bytes.drain(..run.used);
+            **partial = Partial {
+                bytes,
+                scan: run.scan,
+                needed: run.needed,
+            };
         }
-        Ok(flow)
+        Ok(run.flow)
     }
 
-    /// Hands out the whole requests in `bytes`, which start where the scan's request starts.
-    /// Returns how many bytes they took.
+    /// Hands out the whole requests in `bytes`, the first of which has been scanned as far as `scan`
+    /// says.
     fn run<E>(
         &mut self,
+        mut scan: FrameScan,
         bytes: &[u8],
         limits: &WireLimits,
         mut handle: impl FnMut(Request<'_>) -> Result<Flow, E>,
-    ) -> Result<(usize, Flow), SessionError<E>> {
+    ) -> Result<Run, SessionError<E>> {
         let mut used = 0;
-        self.needed = 0;
-        while used < bytes.len() {
+        let mut needed = 0;
+        let mut flow = Flow::Continue;
+        while used < bytes.len() && flow == Flow::Continue {
             let rest = &bytes[used..];
             if !self.greeted && rest[0] != 0 {
                 return Err(refuse(WireErrorKind::NotGreeted(rest[0])).into());
             }
-            match self.scan.advance(rest, limits)? {
-                Progress::NeedAtLeast(needed) => {
-                    self.needed = needed;
+            match scan.advance(rest, limits)? {
+                Progress::NeedAtLeast(bytes_min) => {
+                    needed = bytes_min;
                     break;
                 }
                 Progress::Complete(length) => {
-                    let request = self.scan.frame(rest).request();
-                    self.scan.reset();
+                    let request = scan.frame(rest).request();
+                    scan.reset();
                     used += length;
                     if let Request::Validate { magic } = request {
                         self.greet(magic)?;
-                    } else if handle(request).map_err(SessionError::Refused)? == Flow::Pause {
-                        return Ok((used, Flow::Pause));
+                    } else {
+                        flow = handle(request).map_err(SessionError::Refused)?;
                     }
                 }
             }
         }
-        Ok((used, Flow::Continue))
+        Ok(Run {
+            used,
+            flow,
+            scan,
+            needed,
+        })
     }
 
     /// docs/wire.md, section 3: VALIDATE is legal once, as the first command.

@@ -483,21 +483,30 @@ fn dropping_waits_for_the_lock_but_not_for_ever() {
     assert_eq!(fs::read(&path).unwrap(), record("refcount/", b"1"));
 }
 
-/// Writers that wait for the lock while the file is removed do not write into the void.
+/// Writers that wait for the lock while the file is removed, and perhaps created anew, do not write
+/// into the void.
 #[test]
 fn nothing_is_written_to_a_removed_file() {
-    for _ in 0..20 {
+    for round in 0..20 {
         let (_folder, path) = store_path();
         let store = FileStore::open(&path, None).unwrap();
         let holder = File::open(&path).unwrap();
         holder.lock().unwrap();
+        let is_replaced = round % 2 == 0;
         thread::scope(|scope| {
             let writer = scope.spawn(|| store.set("k", b"1"));
+            // Probably enough for the writer to have opened the file; right in any case.
+            thread::sleep(Duration::from_millis(10));
             fs::remove_file(&path).unwrap();
+            if is_replaced {
+                fs::write(&path, record("/new", b"2")).unwrap();
+            }
             holder.unlock().unwrap();
             writer.join().expect("no panic").unwrap();
         });
-        assert_eq!(fs::read(&path).unwrap(), record("/k", b"1"));
+        let other = FileStore::open(&path, None).unwrap();
+        assert!(other.check(&["k"]).unwrap());
+        assert_eq!(other.check(&["new"]).unwrap(), is_replaced);
     }
 }
 

@@ -398,13 +398,13 @@ fn a_killed_server_ends_every_blocked_call() {
             thread::spawn(move || match index {
                 0 => store.get("never").unwrap_err(),
                 1 => store.wait(&["never"]).unwrap_err(),
-                _ => store.barrier("never", 2, None).unwrap_err(),
+                _ => store.barrier("meet", 2, None).unwrap_err(),
             })
         })
         .collect();
     // All three are known to be waiting once the barrier's counter and the time for the others are
     // there; should one be late, it fails all the same, which is the point.
-    while !store.check(&["never"]).unwrap() {
+    while !store.check(&["meet"]).unwrap() {
         thread::yield_now();
     }
     server.shutdown();

@@ -94,8 +94,8 @@ impl StoreState {
                 replies.reply(conn, Reply::Value(value));
             }
             Request::Add { key, delta } => {
-                let sum = self.add(key, delta)?;
-                self.wake_for_value(key, replies);
+                let (sum, waiters) = self.add(key, delta)?;
+                self.wake_for_value(waiters, replies);
                 replies.reply(conn, Reply::Integer(sum));
             }
             Request::CompareSet {
@@ -189,13 +189,13 @@ impl StoreState {
                 *value = Some(new.into_value());
             }
         }
-        if let Some(list) = slot.waiters {
-            self.wake_list_for_value(list, replies);
-        }
+        let waiters = slot.waiters;
+        self.wake_for_value(waiters, replies);
     }
 
-    /// docs/wire.md, ADD and BARRIER: adds to the number under `key` and wakes nobody.
-    fn add(&mut self, key: &[u8], delta: i64) -> Result<i64, Refusal> {
+    /// docs/wire.md, ADD and BARRIER: adds to the number under `key`. Wakes nobody, but says who
+    /// waits.
+    fn add(&mut self, key: &[u8], delta: i64) -> Result<(i64, Option<ListId>), Refusal> {
         let slot = match self.slots.get_mut(key) {
             Some(slot) => slot,
             None => self.slots.entry(key.into()).or_default(),
@@ -210,7 +210,7 @@ impl StoreState {
             Value::from(&[][..])
         });
         write_decimal(sum, value.make_short());
-        Ok(sum)
+        Ok((sum, slot.waiters))
     }
 
     fn append(&mut self, key: &[u8], more: Payload<'_>, replies: &mut impl Replies) {
@@ -221,9 +221,8 @@ impl StoreState {
                 ..
             }) => {
                 value.append(more.as_bytes());
-                if let Some(list) = *waiters {
-                    self.wake_list_for_value(list, replies);
-                }
+                let waiters = *waiters;
+                self.wake_for_value(waiters, replies);
             }
             _ => self.set(key, more, replies),
         }
@@ -311,11 +310,11 @@ impl StoreState {
         world_size: i64,
         replies: &mut impl Replies,
     ) -> Result<(), Refusal> {
-        let arrived = self.add(key, 1)?;
+        let (arrived, waiters) = self.add(key, 1)?;
         if arrived >= world_size {
             // An earlier arrival of the same connection is answered too; any other wait of it is
             // replaced by this one.
-            self.wake_for_value(key, replies);
+            self.wake_for_value(waiters, replies);
             self.cancel(conn);
             replies.reply(conn, Reply::StopWaiting);
         } else {
@@ -381,13 +380,11 @@ impl StoreState {
         self.waiters.miss(conn, list, wants);
     }
 
-    fn wake_for_value(&mut self, key: &[u8], replies: &mut impl Replies) {
-        if let Some(list) = self.slots.get(key).and_then(|slot| slot.waiters) {
-            self.wake_list_for_value(list, replies);
-        }
-    }
-
-    fn wake_list_for_value(&mut self, list: ListId, replies: &mut impl Replies) {
+    /// A value has been written where these wait.
+    fn wake_for_value(&mut self, waiters: Option<ListId>, replies: &mut impl Replies) {
+        let Some(list) = waiters else {
+            return;
+        };
         let mut woken = std::mem::take(&mut self.woken);
         if let Some(name) = self.waiters.value_written(list, &mut woken) {
             self.forget_list(&name);
