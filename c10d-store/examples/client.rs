@@ -12,7 +12,10 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let store = TcpStore::connect(&host, port)?;
     let visits = store.add("visits", 1)?;
-    store.set("last_visitor", format!("process {}", std::process::id()).as_bytes())?;
+    store.set(
+        "last_visitor",
+        format!("process {}", std::process::id()).as_bytes(),
+    )?;
     let last = store.get("last_visitor")?;
     println!("visit {visits}, by {}", String::from_utf8_lossy(&last));
     Ok(())

@@ -184,8 +184,13 @@ pub enum StoreError {
     },
 
     /// The store's server could not be reached. Nothing was sent.
-    #[error(transparent)]
-    Connect(#[from] ConnectError),
+    #[error("{context}: {source}")]
+    Connect {
+        /// The call; a later call than the opening one connects when it needs a further connection.
+        context: ErrorContext,
+        /// What was tried.
+        source: ConnectError,
+    },
 
     /// The server could not listen.
     #[error(transparent)]
@@ -341,7 +346,7 @@ impl StoreError {
             | Self::File { .. }
             | Self::WorkersMissing { .. } => true,
             Self::Timeout { .. }
-            | Self::Connect(_)
+            | Self::Connect { .. }
             | Self::Listen(_)
             | Self::Server { .. }
             | Self::LimitExceeded { .. }

@@ -146,16 +146,17 @@ impl Session {
             mut scan,
             ..
         } = std::mem::take(&mut **partial);
-        if self.greeted && scan.advance(&bytes, limits)? == Progress::Complete(bytes.len()) {
-            if let Some(start) = scan.frame(&bytes).long_value_start() {
-                self.partial = None;
-                let head = bytes[..start].to_vec();
-                let value = Value::from_tail(bytes, start);
-                return match scan.request_with_value(&head, value) {
-                    Some(request) => handle(request).map_err(SessionError::Refused),
-                    None => unreachable!("only commands that end with a value have a long one"),
-                };
-            }
+        if self.greeted
+            && scan.advance(&bytes, limits)? == Progress::Complete(bytes.len())
+            && let Some(start) = scan.frame(&bytes).long_value_start()
+        {
+            self.partial = None;
+            let head = bytes[..start].to_vec();
+            let value = Value::from_tail(bytes, start);
+            return match scan.request_with_value(&head, value) {
+                Some(request) => handle(request).map_err(SessionError::Refused),
+                None => unreachable!("only commands that end with a value have a long one"),
+            };
         }
         let run = self.run(scan, &bytes, limits, handle)?;
         if run.used == bytes.len() {

@@ -65,8 +65,12 @@ pub trait Store: Debug + Send + Sync {
     ///
     /// # Errors
     /// As [`set`](Self::set).
-    fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8])
-    -> Result<Vec<u8>, StoreError>;
+    fn compare_set(
+        &self,
+        key: &str,
+        expected: &[u8],
+        desired: &[u8],
+    ) -> Result<Vec<u8>, StoreError>;
 
     /// Whether every key is present, without waiting. True for no keys.
     ///

@@ -178,7 +178,10 @@ fn raised_limits_let_large_values_through() {
     let longer = store.get("large").expect("it is there");
     assert!(longer[..large.len()] == large && longer.ends_with(b"tail"));
     assert_eq!(
-        store.compare_set("large", b"x", b"y").expect("an answer").len(),
+        store
+            .compare_set("large", b"x", b"y")
+            .expect("an answer")
+            .len(),
         large.len() + 4
     );
 }
@@ -291,7 +294,10 @@ fn a_half_request_holds_up_nobody_and_is_dropped_with_its_connection() {
     let server = serve(ServerOptions::default());
     let mut half = Raw::greeted(server.local_addr());
     half.request(|r| {
-        r.opcode(Opcode::MultiSet).count(2).raw_key(b"k").value(b"1");
+        r.opcode(Opcode::MultiSet)
+            .count(2)
+            .raw_key(b"k")
+            .value(b"1");
     });
     assert_served(&server, b"");
     drop(half);
@@ -308,7 +314,10 @@ fn a_peer_that_half_closes_gets_all_that_it_asked_for() {
         r.opcode(Opcode::Get).raw_key(b"k");
     });
     peer.close_sending();
-    assert!(peer.read_to_close() == blob(&value), "PyTorch's server cuts it off");
+    assert!(
+        peer.read_to_close() == blob(&value),
+        "PyTorch's server cuts it off"
+    );
 }
 
 #[test]
@@ -318,7 +327,9 @@ fn requests_sent_before_a_close_are_all_carried_out() {
     let all: Vec<u8> = (0..100).collect();
     for number in 0..100 {
         peer.request(|r| {
-            r.opcode(Opcode::Append).raw_key(b"k").value(&all[number..=number]);
+            r.opcode(Opcode::Append)
+                .raw_key(b"k")
+                .value(&all[number..=number]);
         });
     }
     drop(peer);

@@ -306,7 +306,7 @@ impl Connection {
         }
     }
 
-    fn send(&mut self, request: &RequestBuf<'_>, deadline: Deadline) -> Result<(), Failure> {
+    fn send(&self, request: &RequestBuf<'_>, deadline: Deadline) -> Result<(), Failure> {
         let result = match request.contiguous() {
             Some(bytes) => self.stream.write_all_by(bytes, deadline),
             None => self

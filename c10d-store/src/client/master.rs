@@ -118,7 +118,9 @@ fn choose_addresses(local: &[SocketAddr]) -> Choice {
     if reachable.iter().all(IpAddr::is_loopback) {
         // Many distributions map a machine's own name to 127.0.1.1, while the other nodes resolve
         // it to the real address: listening on the loopback alone would make them all wait in vain.
-        return Choice::AllInterfaces("means a loopback address here, and may mean another elsewhere");
+        return Choice::AllInterfaces(
+            "means a loopback address here, and may mean another elsewhere",
+        );
     }
     Choice::These(reachable)
 }
@@ -170,7 +172,11 @@ mod tests {
     #[test]
     fn a_master_listens_where_its_name_points_and_nowhere_else_if_it_can() {
         let these = |ips: &[&str]| {
-            Choice::These(ips.iter().map(|ip| ip.parse().expect("an address")).collect())
+            Choice::These(
+                ips.iter()
+                    .map(|ip| ip.parse().expect("an address"))
+                    .collect(),
+            )
         };
         assert_eq!(choose(&["10.0.0.5"]), these(&["10.0.0.5"]));
         assert_eq!(

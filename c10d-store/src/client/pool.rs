@@ -169,7 +169,11 @@ impl Pool {
             for idle in &mut shared.idle {
                 *idle = None;
             }
-            shared.streams.iter_mut().map(Option::take).collect::<Vec<_>>()
+            shared
+                .streams
+                .iter_mut()
+                .map(Option::take)
+                .collect::<Vec<_>>()
         };
         self.lane_changed.notify_all();
         for stream in streams.into_iter().flatten() {
@@ -202,7 +206,9 @@ impl Lease<'_> {
 
     /// Whether the server has WAIT_GET.
     pub(super) fn has_wait_get(&self) -> bool {
-        self.connection.as_ref().is_some_and(Connection::has_wait_get)
+        self.connection
+            .as_ref()
+            .is_some_and(Connection::has_wait_get)
     }
 
     /// Whether the connection is good for another exchange at once.

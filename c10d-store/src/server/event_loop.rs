@@ -123,7 +123,10 @@ impl EventLoop {
             }
             self.turn(&events);
         }
-        log::debug!("store server stops with {} connections", self.connections.len());
+        log::debug!(
+            "store server stops with {} connections",
+            self.connections.len()
+        );
     }
 
     fn time_to_sleep(&mut self) -> Option<Duration> {

@@ -66,7 +66,11 @@ mod tests {
         assert_eq!(timers.pop_due(at(1)), Some((at(1), Token(1))));
         assert_eq!(timers.pop_due(at(1)), None);
         let left = timers.time_left(|| at(1), |_, token| token == Token(3));
-        assert_eq!(left, Some(Duration::from_secs(2)), "the second one is withdrawn");
+        assert_eq!(
+            left,
+            Some(Duration::from_secs(2)),
+            "the second one is withdrawn"
+        );
         assert_eq!(timers.pop_due(at(9)), Some((at(3), Token(3))));
         assert_eq!(timers.time_left(|| at(9), |_, _| true), None);
     }

@@ -84,7 +84,10 @@ impl SimServer {
 
     /// Whether the server has closed a connection.
     pub(crate) fn is_closed(&self, conn: u64) -> bool {
-        self.outputs.0.get(&conn).is_some_and(|output| output.closed)
+        self.outputs
+            .0
+            .get(&conn)
+            .is_some_and(|output| output.closed)
     }
 
     /// Ends a connection, from either side.

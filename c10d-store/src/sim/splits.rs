@@ -36,7 +36,11 @@ fn request() -> impl Strategy<Value = Vec<u8>> {
             }
             Opcode::CompareSet => {
                 let expected = &pairs[pairs.len() - 1].1;
-                request.opcode(opcode).raw_key(key).value(expected).value(value);
+                request
+                    .opcode(opcode)
+                    .raw_key(key)
+                    .value(expected)
+                    .value(value);
             }
             Opcode::Get | Opcode::DeleteKey | Opcode::QueuePop | Opcode::QueueLen => {
                 request.opcode(opcode).raw_key(key);

@@ -117,7 +117,12 @@ fn replay_steps(vector: &Json) -> Result<(), String> {
     let mut server = SimServer::default();
     let mut unread: [Vec<u8>; 256] = std::array::from_fn(|_| Vec::new());
     let mut greeted = [false; 256];
-    for (index, step) in vector["steps"].as_array().expect("steps").iter().enumerate() {
+    for (index, step) in vector["steps"]
+        .as_array()
+        .expect("steps")
+        .iter()
+        .enumerate()
+    {
         let name = step["c"].as_str().expect("a connection").as_bytes()[0];
         let (conn, slot) = (u64::from(name), usize::from(name));
         if !greeted[slot] {

@@ -52,6 +52,10 @@ pub(crate) struct StoreState {
 struct Slot {
     value: Option<Value>,
     /// Invariant: not empty.
+    #[expect(
+        clippy::box_collection,
+        reason = "few names have a queue, so the slots of all others stay small"
+    )]
     queue: Option<Box<VecDeque<Value>>>,
     waiters: Option<ListId>,
 }

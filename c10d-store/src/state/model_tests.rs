@@ -226,17 +226,14 @@ impl Model {
 
     /// Carries out an operation; `false` when the connection is to be closed.
     fn step(&mut self, conn: u64, operation: &Operation) -> bool {
-        if let Some(queue) = self.pledges.get(&conn).copied() {
-            if !matches!(operation, Operation::Ping) {
-                self.pledges.remove(&conn);
-                let pops_it = matches!(operation, Operation::Pop(key) if *key == queue);
-                if !pops_it {
-                    if matches!(operation, Operation::Disconnect) {
-                        self.cancel(conn);
-                    }
-                    self.offer(queue);
-                }
+        if !matches!(operation, Operation::Ping)
+            && let Some(queue) = self.pledges.remove(&conn)
+            && !matches!(operation, Operation::Pop(key) if *key == queue)
+        {
+            if matches!(operation, Operation::Disconnect) {
+                self.cancel(conn);
             }
+            self.offer(queue);
         }
         match operation.clone() {
             Operation::Set(key, value) => self.write(key, value),
@@ -268,8 +265,11 @@ impl Model {
             }
             Operation::Wait(keys) => {
                 self.cancel(conn);
-                let missing: Vec<u8> =
-                    keys.iter().copied().filter(|key| !self.is_there(*key)).collect();
+                let missing: Vec<u8> = keys
+                    .iter()
+                    .copied()
+                    .filter(|key| !self.is_there(*key))
+                    .collect();
                 if missing.is_empty() {
                     self.say(conn, Said::Stop);
                 } else {

@@ -74,7 +74,13 @@ impl Store {
     }
 
     fn get(&mut self, key: &str) -> Vec<u8> {
-        match &self.on(C, Request::Get { key: key.as_bytes() })[..] {
+        match &self.on(
+            C,
+            Request::Get {
+                key: key.as_bytes(),
+            },
+        )[..]
+        {
             [(C, Said::Bytes(bytes))] => bytes.clone(),
             other => panic!("{other:?}"),
         }
@@ -223,10 +229,7 @@ fn waiters_are_served_in_order_of_arrival() {
     for conn in [B, A, 9, 4] {
         assert_eq!(store.wait(conn, &["k"]), []);
     }
-    assert_eq!(
-        store.set("k", "v"),
-        [stop(B), stop(A), stop(9), stop(4)]
-    );
+    assert_eq!(store.set("k", "v"), [stop(B), stop(A), stop(9), stop(4)]);
 }
 
 #[test]
@@ -263,20 +266,14 @@ fn wait_get_answers_with_the_values_of_one_moment() {
     assert_eq!(store.wait_get(A, &[]), [stop(A)]);
 
     assert_eq!(store.wait_get(A, &["b", "a"]), []);
-    assert_eq!(
-        store.set("b", "2"),
-        [stop(A), bytes(A, "2"), bytes(A, "1")]
-    );
+    assert_eq!(store.set("b", "2"), [stop(A), bytes(A, "2"), bytes(A, "1")]);
 
     // A key that came first and is gone when the last one comes is waited for again.
     assert_eq!(store.wait_get(A, &["x", "y"]), []);
     store.set("x", "1");
     store.on(C, delete("x"));
     assert_eq!(store.set("y", "2"), []);
-    assert_eq!(
-        store.set("x", "3"),
-        [stop(A), bytes(A, "3"), bytes(A, "2")]
-    );
+    assert_eq!(store.set("x", "3"), [stop(A), bytes(A, "3"), bytes(A, "2")]);
 }
 
 #[test]
@@ -382,7 +379,11 @@ fn barrier_rows_of_the_document() {
     assert_eq!(store.on(A, barrier("less", -5)), [stop(A)]);
 
     assert_eq!(store.on(A, barrier("two", 2)), []);
-    assert_eq!(store.get("two"), b"1", "an unfinished arrival is there already");
+    assert_eq!(
+        store.get("two"),
+        b"1",
+        "an unfinished arrival is there already"
+    );
     assert_eq!(store.on(B, barrier("two", 2)), [stop(A), stop(B)]);
     assert_eq!(store.on(C, barrier("two", 2)), [stop(C)], "stays open");
     store.on(C, delete("two"));
@@ -416,17 +417,18 @@ fn an_unfinished_barrier_wakes_nobody_and_any_write_releases_it() {
     let mut store = Store::default();
     store.wait(C, &["k"]);
     assert_eq!(store.on(A, barrier("k", 2)), []);
-    assert_eq!(
-        store.on(B, barrier("k", 2)),
-        [stop(C), stop(A), stop(B)]
-    );
+    assert_eq!(store.on(B, barrier("k", 2)), [stop(C), stop(A), stop(B)]);
 
     store.on(A, barrier("l", 9));
     assert_eq!(store.set("l", "x"), [stop(A)]);
     store.on(C, delete("l"));
     store.on(A, barrier("l", 9));
     store.on(B, barrier("l", 9));
-    assert_eq!(store.on(C, push("l", "e")), [stop(A)], "a push releases one");
+    assert_eq!(
+        store.on(C, push("l", "e")),
+        [stop(A)],
+        "a push releases one"
+    );
 }
 
 #[test]

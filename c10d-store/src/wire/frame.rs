@@ -56,7 +56,11 @@ impl FrameScan {
     /// # Errors
     /// When the bytes can never become a request within the limits. No memory has been reserved
     /// for what they announce.
-    pub(crate) fn advance(&mut self, bytes: &[u8], limits: &WireLimits) -> Result<Progress, WireError> {
+    pub(crate) fn advance(
+        &mut self,
+        bytes: &[u8],
+        limits: &WireLimits,
+    ) -> Result<Progress, WireError> {
         let opcode = match self.opcode {
             Some(opcode) => opcode,
             None => {
@@ -115,7 +119,11 @@ impl FrameScan {
     /// The request that has been found complete and whose last argument is the long `value`, taken
     /// out of the frame; `head` is what stands in front of it. `None` when the command has no value
     /// at its end.
-    pub(crate) fn request_with_value<'a>(&self, head: &'a [u8], value: Value) -> Option<Request<'a>> {
+    pub(crate) fn request_with_value<'a>(
+        &self,
+        head: &'a [u8],
+        value: Value,
+    ) -> Option<Request<'a>> {
         let arg = |index: usize| &head[self.spans[index].start..self.spans[index].end];
         let value = Payload::Owned(value);
         Some(match self.opcode? {

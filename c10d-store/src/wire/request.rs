@@ -152,7 +152,10 @@ impl<'v> RequestBuf<'v> {
     /// All bytes, copied.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
-        self.io_slices().iter().flat_map(|slice| slice.iter().copied()).collect()
+        self.io_slices()
+            .iter()
+            .flat_map(|slice| slice.iter().copied())
+            .collect()
     }
 }
 

@@ -1,0 +1,317 @@
+//! One call of a store: its time, its connection, and the error it ends with.
+
+use std::time::{Duration, Instant};
+
+use c10d_socket::Deadline;
+
+use super::connection::{Connection, Failure, Follows, Waited};
+use super::explain::explain;
+use super::pool::{Lease, PoolError};
+use super::{ANSWER_TIMEOUT_MIN, TcpStore};
+use crate::decimal::parse_decimal;
+use crate::error::{ErrorContext, Operation, StoreError};
+use crate::store::Store;
+use crate::wire::{CHECK_READY, Opcode, RequestBuf};
+
+/// After a timeout so long is spent at most on finding out what was missing, and for so many keys.
+const DIAGNOSIS_TIMEOUT: Duration = Duration::from_millis(100);
+const DIAGNOSED_KEYS_MAX: usize = 1024;
+
+impl TcpStore {
+    /// A call about some keys and values, the limits checked.
+    pub(super) fn call<'c>(
+        &'c self,
+        operation: Operation,
+        keys: &'c [&'c str],
+        values: &[&[u8]],
+    ) -> Result<Call<'c>, StoreError> {
+        let call = Call::new(self, operation, keys);
+        call.check_limits(values)?;
+        Ok(call)
+    }
+}
+
+/// One call: what it is about and since when it goes on.
+#[derive(Debug)]
+pub(super) struct Call<'c> {
+    store: &'c TcpStore,
+    operation: Operation,
+    keys: &'c [&'c str],
+    started: Instant,
+}
+
+impl<'c> Call<'c> {
+    pub(super) fn new(store: &'c TcpStore, operation: Operation, keys: &'c [&'c str]) -> Self {
+        Self {
+            store,
+            operation,
+            keys,
+            started: Instant::now(),
+        }
+    }
+
+    pub(super) fn context(&self) -> ErrorContext {
+        ErrorContext::new(
+            self.operation,
+            self.keys.iter().copied(),
+            self.store.label(),
+            self.started.elapsed(),
+        )
+    }
+
+    pub(super) fn deadline(&self, timeout: Duration) -> Deadline {
+        Deadline::after(self.started, timeout)
+    }
+
+    /// The limit of what the server answers at once.
+    fn answer_timeout(&self) -> Duration {
+        self.store.timeout().max(ANSWER_TIMEOUT_MIN)
+    }
+
+    /// A connection for this call, to be had within `timeout`, or a moment if that is shorter.
+    pub(super) fn lease(&self, timeout: Duration) -> Result<Lease<'c>, StoreError> {
+        let timeout = timeout.max(ANSWER_TIMEOUT_MIN);
+        self.store
+            .pool
+            .take(self.deadline(timeout))
+            .map_err(|error| self.explain(error, timeout))
+    }
+
+    /// Sends a request that the server does not answer.
+    pub(super) fn tell<'v>(
+        &self,
+        build: impl FnOnce(&mut RequestBuf<'v>),
+    ) -> Result<(), StoreError> {
+        let timeout = self.answer_timeout();
+        let deadline = self.deadline(timeout);
+        let mut lease = self.lease(self.store.timeout())?;
+        let is_first_lane = lease.is_first_lane();
+        lease
+            .exchange(|connection| {
+                let mut request = connection.new_request();
+                build(&mut request);
+                connection.tell(request, deadline)?;
+                if is_first_lane {
+                    Ok(())
+                } else {
+                    connection.acknowledge(deadline)
+                }
+            })
+            .map_err(|error| self.explain(error, timeout))
+    }
+
+    /// Sends a request that the server answers at once, and reads the answer.
+    pub(super) fn ask<'v, T>(
+        &self,
+        build: impl FnOnce(&mut RequestBuf<'v>),
+        read: impl FnOnce(&mut Connection, Deadline) -> Result<T, Failure>,
+    ) -> Result<T, StoreError> {
+        self.ask_on(&mut self.lease(self.store.timeout())?, build, read)
+    }
+
+    pub(super) fn ask_on<'v, T>(
+        &self,
+        lease: &mut Lease<'_>,
+        build: impl FnOnce(&mut RequestBuf<'v>),
+        read: impl FnOnce(&mut Connection, Deadline) -> Result<T, Failure>,
+    ) -> Result<T, StoreError> {
+        let timeout = self.answer_timeout();
+        // From now: a wait before it on the same lease has used up the call's own time.
+        let deadline =
+            Deadline::after(Instant::now(), ANSWER_TIMEOUT_MIN).at_least(self.deadline(timeout));
+        lease
+            .exchange(|connection| {
+                let mut request = connection.new_request();
+                build(&mut request);
+                connection.ask(request, deadline)?;
+                read(connection, deadline)
+            })
+            .map_err(|error| self.explain(error, timeout))
+    }
+
+    /// Sends a request that the server answers when it is time, and waits for that.
+    pub(super) fn wait_on(
+        &self,
+        lease: &mut Lease<'_>,
+        timeout: Duration,
+        follows: Follows,
+        build: impl FnOnce(&mut RequestBuf<'_>),
+    ) -> Result<Waited, StoreError> {
+        let deadline = self.deadline(timeout);
+        lease
+            .exchange_blocking(|connection, acknowledged| {
+                connection.wait(build, follows, deadline, acknowledged)
+            })
+            .map_err(|error| self.explain(error, timeout))
+    }
+
+    /// The values of the call's keys, as soon as all are there: one round trip where the server
+    /// knows how, else two.
+    pub(super) fn get_when_there(&self, timeout: Duration) -> Result<Vec<Vec<u8>>, StoreError> {
+        let keys = self.keys;
+        let mut lease = self.lease(timeout)?;
+        if lease.has_wait_get() {
+            let follows = Follows::Values(keys.len());
+            let waited = self.wait_on(&mut lease, timeout, follows, |request| {
+                request.opcode(Opcode::WaitGet).user_keys(keys);
+            })?;
+            return match waited {
+                Waited::Done(values) => Ok(values),
+                Waited::TimedOut => Err(self.timed_out(lease, timeout)),
+            };
+        }
+        let waited = self.wait_on(&mut lease, timeout, Follows::Nothing, |request| {
+            request.opcode(Opcode::Wait).user_keys(keys);
+        })?;
+        if waited == Waited::TimedOut {
+            return Err(self.timed_out(lease, timeout));
+        }
+        self.ask_on(
+            &mut lease,
+            |request| {
+                if let [key] = keys {
+                    request.opcode(Opcode::Get).user_key(key);
+                } else {
+                    request.opcode(Opcode::MultiGet).user_keys(keys);
+                }
+            },
+            |connection, deadline| connection.read_blobs(keys.len(), deadline),
+        )
+    }
+
+    pub(super) fn pop_on(
+        &self,
+        lease: &mut Lease<'_>,
+        key: &str,
+    ) -> Result<Option<Vec<u8>>, StoreError> {
+        self.ask_on(
+            lease,
+            |request| {
+                request.opcode(Opcode::QueuePop).user_key(key);
+            },
+            |connection, deadline| match connection.read_i64(deadline)? {
+                0 => Ok(None),
+                1.. => connection.read_blob(deadline).map(Some),
+                count => Err(negative_count(count)),
+            },
+        )
+    }
+
+    pub(super) fn as_count(&self, count: i64) -> Result<u64, StoreError> {
+        u64::try_from(count).map_err(|_| self.protocol_error(format!("a count of {count}")))
+    }
+
+    /// A timeout that names the keys which are still missing, if the server says so at once.
+    pub(super) fn timed_out(&self, lease: Lease<'_>, timeout: Duration) -> StoreError {
+        let mut context = self.context();
+        if let Some(missing) = self.missing_keys(lease) {
+            context = context.with_keys(missing);
+        }
+        StoreError::Timeout { context, timeout }
+    }
+
+    /// Which of several keys are missing, found out on the side after a timeout.
+    fn missing_keys(&self, lease: Lease<'_>) -> Option<Vec<&'c str>> {
+        if !(2..=DIAGNOSED_KEYS_MAX).contains(&self.keys.len()) {
+            return None;
+        }
+        let answers = self.diagnose(
+            lease,
+            |request| {
+                for key in self.keys {
+                    request.opcode(Opcode::Check).user_keys(&[key]);
+                }
+            },
+            |connection, deadline| {
+                let count = self.keys.len();
+                (0..count)
+                    .map(|_| connection.read_u8(deadline))
+                    .collect::<Result<Vec<_>, _>>()
+            },
+        )?;
+        let pairs = self.keys.iter().zip(answers);
+        let missing: Vec<&str> = pairs
+            .filter(|(_, answer)| *answer != CHECK_READY)
+            .map(|(key, _)| *key)
+            .collect();
+        // All there by now: then the list as a whole says more than an empty one.
+        (!missing.is_empty()).then_some(missing)
+    }
+
+    /// How far a barrier got, found out on the side after a timeout.
+    pub(super) fn arrived_at_barrier(&self, lease: Lease<'_>, key: &str) -> Option<i64> {
+        let count = self.diagnose(
+            lease,
+            |request| {
+                request.opcode(Opcode::Get).user_key(key);
+            },
+            Connection::read_blob,
+        )?;
+        parse_decimal(&count)
+    }
+
+    /// Asks something that only makes an error clearer, and only for a moment.
+    fn diagnose<T>(
+        &self,
+        mut lease: Lease<'_>,
+        build: impl FnOnce(&mut RequestBuf<'_>),
+        read: impl FnOnce(&mut Connection, Deadline) -> Result<T, Failure>,
+    ) -> Option<T> {
+        if !lease.is_in_step() {
+            return None;
+        }
+        let deadline = Deadline::after(Instant::now(), DIAGNOSIS_TIMEOUT);
+        lease
+            .exchange(|connection| {
+                let mut request = connection.new_request();
+                build(&mut request);
+                connection.ask(request, deadline)?;
+                read(connection, deadline)
+            })
+            .ok()
+    }
+
+    pub(super) fn protocol_error(&self, detail: String) -> StoreError {
+        StoreError::Protocol {
+            context: self.context(),
+            detail,
+        }
+    }
+
+    fn explain(&self, error: PoolError, timeout: Duration) -> StoreError {
+        explain(error, self.context(), timeout)
+    }
+
+    /// Refuses what the server would close the connection for.
+    fn check_limits(&self, values: &[&[u8]]) -> Result<(), StoreError> {
+        let limits = self.store.limits;
+        let too_long = |what, actual, limit| StoreError::LimitExceeded {
+            context: self.context(),
+            what,
+            actual,
+            limit,
+        };
+        for key in self.keys {
+            // The `/` counts.
+            let limit = limits.key_bytes_max().saturating_sub(1);
+            if key.len() > limit {
+                return Err(too_long("key bytes", key.len(), limit));
+            }
+        }
+        let limit = limits.keys_per_request_max();
+        if self.keys.len() > limit {
+            return Err(too_long("keys in one request", self.keys.len(), limit));
+        }
+        for value in values {
+            let limit = limits.value_bytes_max();
+            if value.len() > limit {
+                return Err(too_long("value bytes", value.len(), limit));
+            }
+        }
+        Ok(())
+    }
+}
+
+pub(super) fn negative_count(count: i64) -> Failure {
+    Failure::Protocol(format!("a count of {count}"))
+}

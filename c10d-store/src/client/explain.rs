@@ -1,0 +1,68 @@
+//! What happened to a connection, told as what happened to a call.
+
+use std::io;
+use std::time::Duration;
+
+use super::connection::Failure;
+use super::pool::{Ended, PoolError};
+use crate::error::{ErrorContext, Operation, Outcome, StoreError};
+
+/// Turns what happened to a connection into what happened to a call.
+pub(super) fn explain(error: PoolError, context: ErrorContext, timeout: Duration) -> StoreError {
+    let failure = match error {
+        PoolError::Connect(source) => return StoreError::Connect { context, source },
+        PoolError::Ended(Ended::Closed) => return StoreError::Closed { context },
+        PoolError::Ended(Ended::Lost { kind, text }) => {
+            let source = io::Error::new(kind, format!("earlier: {text}"));
+            return StoreError::ConnectionLost {
+                context,
+                outcome: Outcome::NotSent,
+                source,
+            };
+        }
+        PoolError::TimedOut => return StoreError::Timeout { context, timeout },
+        PoolError::Failure(failure) => failure,
+    };
+    match failure {
+        Failure::NotSent(source) => StoreError::ConnectionLost {
+            context,
+            outcome: Outcome::NotSent,
+            source,
+        },
+        Failure::Lost(source) => {
+            let source = match hint(context.operation) {
+                Some(hint) if source.kind() == io::ErrorKind::UnexpectedEof => {
+                    io::Error::new(source.kind(), format!("{source} {hint}"))
+                }
+                _ => source,
+            };
+            StoreError::ConnectionLost {
+                context,
+                outcome: Outcome::Unknown,
+                source,
+            }
+        }
+        Failure::NoReply => StoreError::NoReply { context, timeout },
+        Failure::Protocol(detail) => StoreError::Protocol { context, detail },
+    }
+}
+
+/// What else than its death can make a server close the connection in answer to a request: the wire
+/// has no error replies.
+const fn hint(operation: Operation) -> Option<&'static str> {
+    match operation {
+        Operation::Add => Some("A server also closes when the present value is not a number."),
+        Operation::Barrier => Some(
+            "A server also closes when the present value is not a number, and PyTorch's before 2.10 \
+             do not know the operation.",
+        ),
+        Operation::ListKeys => Some("PyTorch's servers before 2.10 do not know the operation."),
+        Operation::QueuePush | Operation::QueuePop | Operation::QueueLen => {
+            Some("PyTorch's older server back end (use_libuv=False) has no queues.")
+        }
+        Operation::Get | Operation::MultiGet => {
+            Some("PyTorch's older server back end also closes when the key is deleted meanwhile.")
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,256 @@
+//! The store's operations as requests: one round trip each, but for the waits of PyTorch's servers.
+
+use std::sync::{Arc, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use c10d_socket::Deadline;
+
+use super::call::{Call, negative_count};
+use super::connection::{Connection, Follows, Waited};
+use super::{ANSWER_TIMEOUT_MIN, TcpStore, TcpStoreOptions};
+use crate::error::{Operation, StoreError};
+use crate::store::Store;
+use crate::wire::{CHECK_NOT_READY, CHECK_READY, Opcode};
+
+impl Store for TcpStore {
+    fn set(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
+        self.call(Operation::Set, &[key], &[value])?
+            .tell(|request| {
+                request.opcode(Opcode::Set).user_key(key).value(value);
+            })
+    }
+
+    fn get(&self, key: &str) -> Result<Vec<u8>, StoreError> {
+        let mut values = self
+            .call(Operation::Get, &[key], &[])?
+            .get_when_there(self.timeout())?;
+        Ok(values.pop().unwrap_or_default())
+    }
+
+    fn add(&self, key: &str, delta: i64) -> Result<i64, StoreError> {
+        self.call(Operation::Add, &[key], &[])?.ask(
+            |request| {
+                request.opcode(Opcode::Add).user_key(key).i64(delta);
+            },
+            Connection::read_i64,
+        )
+    }
+
+    fn compare_set(
+        &self,
+        key: &str,
+        expected: &[u8],
+        desired: &[u8],
+    ) -> Result<Vec<u8>, StoreError> {
+        self.call(Operation::CompareSet, &[key], &[expected, desired])?
+            .ask(
+                |request| {
+                    request.opcode(Opcode::CompareSet).user_key(key);
+                    request.value(expected).value(desired);
+                },
+                Connection::read_blob,
+            )
+    }
+
+    fn check(&self, keys: &[&str]) -> Result<bool, StoreError> {
+        let call = self.call(Operation::Check, keys, &[])?;
+        let answer = call.ask(
+            |request| {
+                request.opcode(Opcode::Check).user_keys(keys);
+            },
+            Connection::read_u8,
+        )?;
+        match answer {
+            CHECK_READY => Ok(true),
+            CHECK_NOT_READY => Ok(false),
+            other => Err(call.protocol_error(format!("CHECK was answered by 0x{other:02x}"))),
+        }
+    }
+
+    fn wait_timeout(&self, keys: &[&str], timeout: Duration) -> Result<(), StoreError> {
+        let call = self.call(Operation::Wait, keys, &[])?;
+        let mut lease = call.lease(timeout)?;
+        let waited = call.wait_on(&mut lease, timeout, Follows::Nothing, |request| {
+            request.opcode(Opcode::Wait).user_keys(keys);
+        })?;
+        match waited {
+            Waited::Done(_) => Ok(()),
+            Waited::TimedOut => Err(call.timed_out(lease, timeout)),
+        }
+    }
+
+    fn delete_key(&self, key: &str) -> Result<bool, StoreError> {
+        let deleted = self.call(Operation::DeleteKey, &[key], &[])?.ask(
+            |request| {
+                request.opcode(Opcode::DeleteKey).user_key(key);
+            },
+            Connection::read_i64,
+        )?;
+        Ok(deleted == 1)
+    }
+
+    fn num_keys(&self) -> Result<u64, StoreError> {
+        let call = Call::new(self, Operation::NumKeys, &[]);
+        let count = call.ask(
+            |request| {
+                request.opcode(Opcode::GetNumKeys);
+            },
+            Connection::read_i64,
+        )?;
+        call.as_count(count)
+    }
+
+    fn append(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
+        self.call(Operation::Append, &[key], &[value])?
+            .tell(|request| {
+                request.opcode(Opcode::Append).user_key(key).value(value);
+            })
+    }
+
+    fn multi_get(&self, keys: &[&str]) -> Result<Vec<Vec<u8>>, StoreError> {
+        self.call(Operation::MultiGet, keys, &[])?
+            .get_when_there(self.timeout())
+    }
+
+    fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<(), StoreError> {
+        let keys: Vec<&str> = pairs.iter().map(|(key, _)| *key).collect();
+        let values: Vec<&[u8]> = pairs.iter().map(|(_, value)| *value).collect();
+        self.call(Operation::MultiSet, &keys, &values)?
+            .tell(|request| {
+                request.opcode(Opcode::MultiSet).count(pairs.len());
+                for (key, value) in pairs {
+                    request.user_key(key).value(value);
+                }
+            })
+    }
+
+    fn queue_push(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
+        self.call(Operation::QueuePush, &[key], &[value])?
+            .tell(|request| {
+                request.opcode(Opcode::QueuePush).user_key(key).value(value);
+            })
+    }
+
+    fn queue_pop(&self, key: &str) -> Result<Vec<u8>, StoreError> {
+        let timeout = self.timeout();
+        let keys = [key];
+        let call = self.call(Operation::QueuePop, &keys, &[])?;
+        // Another worker can take the element between the two requests (and a value of the same name
+        // ends the wait without any): then the wait goes on.
+        let mut lease = call.lease(timeout)?;
+        loop {
+            let waited = call.wait_on(&mut lease, timeout, Follows::Nothing, |request| {
+                request.opcode(Opcode::Wait).user_keys(&[key]);
+            })?;
+            let popped = call.pop_on(&mut lease, key)?;
+            match (popped, waited) {
+                (Some(element), _) => return Ok(element),
+                (None, Waited::TimedOut) => return Err(call.timed_out(lease, timeout)),
+                (None, Waited::Done(_)) if call.deadline(timeout).has_passed(Instant::now()) => {
+                    return Err(StoreError::QueueEmpty {
+                        context: call.context(),
+                    });
+                }
+                // A value of that name makes every wait end at once: look again at leisure.
+                (None, Waited::Done(_)) => thread::sleep(Duration::from_millis(1)),
+            }
+        }
+    }
+
+    fn try_queue_pop(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
+        let keys = [key];
+        let call = self.call(Operation::QueuePop, &keys, &[])?;
+        let mut lease = call.lease(self.timeout())?;
+        call.pop_on(&mut lease, key)
+    }
+
+    fn queue_len(&self, key: &str) -> Result<u64, StoreError> {
+        let keys = [key];
+        let call = self.call(Operation::QueueLen, &keys, &[])?;
+        let length = call.ask(
+            |request| {
+                request.opcode(Opcode::QueueLen).user_key(key);
+            },
+            Connection::read_i64,
+        )?;
+        call.as_count(length)
+    }
+
+    fn list_keys(&self) -> Result<Vec<String>, StoreError> {
+        let call = Call::new(self, Operation::ListKeys, &[]);
+        let keys = call.ask(
+            |request| {
+                request.opcode(Opcode::ListKeys);
+            },
+            |connection, deadline| {
+                let count = connection.read_i64(deadline)?;
+                let count = usize::try_from(count).map_err(|_| negative_count(count))?;
+                connection.read_blobs(count, deadline)
+            },
+        )?;
+        // docs/wire.md, 4.1: only users' keys start with the slash.
+        let users = keys.iter().filter_map(|key| key.strip_prefix(b"/"));
+        Ok(users
+            .map(|key| String::from_utf8_lossy(key).into_owned())
+            .collect())
+    }
+
+    fn barrier(
+        &self,
+        key: &str,
+        world_size: usize,
+        timeout: Option<Duration>,
+    ) -> Result<(), StoreError> {
+        let timeout = timeout.unwrap_or_else(|| self.timeout());
+        let keys = [key];
+        let call = self.call(Operation::Barrier, &keys, &[])?;
+        let world_size_on_wire = i64::try_from(world_size).unwrap_or(i64::MAX);
+        let mut lease = call.lease(timeout)?;
+        let waited = call.wait_on(&mut lease, timeout, Follows::Nothing, |request| {
+            request.opcode(Opcode::Barrier).user_key(key);
+            request.i64(world_size_on_wire);
+        })?;
+        match waited {
+            Waited::Done(_) => Ok(()),
+            Waited::TimedOut => Err(StoreError::BarrierTimeout {
+                arrived: call.arrived_at_barrier(lease, key),
+                context: call.context(),
+                timeout,
+                world_size,
+            }),
+        }
+    }
+
+    fn timeout(&self) -> Duration {
+        *self.timeout.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set_timeout(&self, timeout: Duration) {
+        *self.timeout.lock().unwrap_or_else(PoisonError::into_inner) = timeout;
+    }
+
+    /// A new connection to the same server, with this store's present timeout. Does not keep a
+    /// hosted server alive.
+    fn clone_store(&self) -> Result<Arc<dyn Store>, StoreError> {
+        let timeout = self.timeout();
+        let options = TcpStoreOptions::default()
+            .with_timeout(timeout)
+            .with_limits(self.limits)
+            .with_connect_options(self.connect_options.clone())
+            .with_reply_bytes_max(self.reply_bytes_max);
+        let connect_timeout = timeout.max(ANSWER_TIMEOUT_MIN);
+        let deadline = Deadline::after(Instant::now(), connect_timeout);
+        let address = self.pool.target().clone();
+        let clone = Self::connect_to(self.label(), address, &options, deadline, None)?;
+        Ok(Arc::new(clone))
+    }
+
+    fn has_extended_api(&self) -> bool {
+        true
+    }
+
+    fn label(&self) -> String {
+        self.label.clone()
+    }
+}
