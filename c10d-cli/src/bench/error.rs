@@ -1,0 +1,48 @@
+//! Why a measurement could not be finished.
+
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum BenchError {
+    #[error("cannot connect to {address}: {source}")]
+    Connect {
+        address: SocketAddr,
+        source: io::Error,
+    },
+
+    #[error("the server at {address} closed connection {link}: {source}")]
+    ConnectionLost {
+        address: SocketAddr,
+        link: usize,
+        source: io::Error,
+    },
+
+    #[error("the server at {address} is silent for {silence:?}; {missing} replies are missing")]
+    Stalled {
+        address: SocketAddr,
+        silence: Duration,
+        missing: usize,
+    },
+
+    /// A figure for wrong answers would be worthless.
+    #[error("the server at {address} answers {request} wrongly: {detail}")]
+    WrongAnswer {
+        address: SocketAddr,
+        request: &'static str,
+        detail: String,
+    },
+
+    #[error("{what}: {source}")]
+    System {
+        what: &'static str,
+        source: io::Error,
+    },
+}
+
+impl BenchError {
+    pub(crate) fn system(what: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::System { what, source }
+    }
+}

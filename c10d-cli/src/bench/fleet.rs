@@ -1,0 +1,399 @@
+//! The generator: many connections, one thread, one poll.
+//!
+//! Knows how to send bytes and to count replies; what they mean is the workload's matter. Replies
+//! have a length known beforehand, so nothing is parsed while the clock runs.
+
+use std::io::{self, Read, Write};
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use mio::net::TcpStream;
+use mio::{Events, Interest, Poll, Registry, Token};
+use rustix::io::Errno;
+use socket2::{Domain, SockRef, Socket, Type};
+
+use super::error::BenchError;
+
+/// Events taken at a time.
+const EVENTS_PER_TURN: usize = 1024;
+
+/// As large as the server's own.
+const READ_BYTES: usize = 64 << 10;
+
+/// Longer silence than any healthy server shows, even while it lets go of thousands of waits one by
+/// one.
+const SILENCE_MAX: Duration = Duration::from_secs(30);
+
+/// Connections to one server.
+#[derive(Debug)]
+pub(super) struct Fleet {
+    poll: Poll,
+    events: Events,
+    read_buffer: Box<[u8]>,
+    links: Links,
+}
+
+/// The sending half of a [`Fleet`], for use while its replies are being handled.
+#[derive(Debug)]
+pub(super) struct Links {
+    address: SocketAddr,
+    registry: Registry,
+    links: Vec<Link>,
+    /// Links that still wait for a reply.
+    waiting: usize,
+}
+
+#[derive(Debug)]
+struct Link {
+    stream: TcpStream,
+    /// What the socket did not take at once; empty nearly always.
+    unsent: Vec<u8>,
+    /// The reply as far as it has come.
+    reply: Vec<u8>,
+    /// The length of the reply waited for; 0 when none is.
+    reply_bytes: usize,
+}
+
+/// One kind of request, sent over and over.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Flood<'a> {
+    /// For each link, at least `depth` equal units in a row.
+    pub(super) batches: &'a [Vec<u8>],
+    /// A unit is one request, or several of which the last is answered.
+    pub(super) unit_bytes: usize,
+    /// The answer to one unit.
+    pub(super) reply_bytes: usize,
+    /// Units in flight on each link.
+    pub(super) depth: usize,
+}
+
+/// What came of a [`Flood`].
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Flooded {
+    /// Units answered until time was up.
+    pub(super) answered: u64,
+    /// How long that was.
+    pub(super) elapsed: Duration,
+    /// All units sent, those answered afterwards included.
+    pub(super) sent: u64,
+}
+
+impl Fleet {
+    /// No connection yet.
+    pub(super) fn new(address: SocketAddr) -> Result<Self, BenchError> {
+        let failed = "cannot poll";
+        let poll = Poll::new().map_err(BenchError::system(failed))?;
+        let registry = poll
+            .registry()
+            .try_clone()
+            .map_err(BenchError::system(failed))?;
+        Ok(Self {
+            poll,
+            events: Events::with_capacity(EVENTS_PER_TURN),
+            read_buffer: vec![0; READ_BYTES].into_boxed_slice(),
+            links: Links {
+                address,
+                registry,
+                links: Vec::new(),
+                waiting: 0,
+            },
+        })
+    }
+
+    pub(super) fn links(&mut self) -> &mut Links {
+        &mut self.links
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.links.links.len()
+    }
+
+    /// Connects until there are `count` links, sends `greeting` on each and checks its reply.
+    ///
+    /// At most `window` connections wait for their reply at a time. Kept well below the listener's
+    /// backlog: a connection that finds it full is tried again by the system only after a second.
+    pub(super) fn connect(
+        &mut self,
+        count: usize,
+        window: usize,
+        greeting: &[u8],
+        reply_bytes: usize,
+        mut check: impl FnMut(&mut Links, &[u8]) -> Result<(), BenchError>,
+    ) -> Result<(), BenchError> {
+        for _ in self.len()..count.min(self.len() + window) {
+            self.links.open(greeting, reply_bytes)?;
+        }
+        self.run(|links, _, reply| {
+            check(links, reply)?;
+            if links.links.len() < count {
+                links.open(greeting, reply_bytes)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Hands every reply that was [asked for](Links::ask) to `on_reply`, which may ask for more,
+    /// until none is missing.
+    pub(super) fn run(
+        &mut self,
+        mut on_reply: impl FnMut(&mut Links, usize, &[u8]) -> Result<(), BenchError>,
+    ) -> Result<(), BenchError> {
+        while self.links.waiting > 0 {
+            self.turn(|links, index, bytes| {
+                let Some(reply) = links.take_in(index, bytes)? else {
+                    return Ok(());
+                };
+                on_reply(links, index, &reply)?;
+                links.give_back(index, reply);
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Asks one link and returns the reply.
+    pub(super) fn call(
+        &mut self,
+        link: usize,
+        request: &[u8],
+        reply_bytes: usize,
+    ) -> Result<Vec<u8>, BenchError> {
+        let mut answer = Vec::new();
+        self.links.ask(link, request, reply_bytes)?;
+        self.run(|_, _, reply| {
+            answer.extend_from_slice(reply);
+            Ok(())
+        })?;
+        Ok(answer)
+    }
+
+    /// Keeps `depth` units in flight on every link for `time`, then lets all answers come in.
+    pub(super) fn flood(
+        &mut self,
+        flood: Flood<'_>,
+        time: Duration,
+    ) -> Result<Flooded, BenchError> {
+        let mut remainders = vec![0; flood.batches.len()];
+        let start = Instant::now();
+        for (index, batch) in flood.batches.iter().enumerate() {
+            self.links
+                .send(index, &batch[..flood.depth * flood.unit_bytes])?;
+        }
+        let mut sent = (flood.batches.len() * flood.depth) as u64;
+        let mut answered = 0;
+        let mut in_time = None;
+        while answered < sent {
+            let open = in_time.is_none();
+            self.links.waiting = usize::try_from(sent - answered).unwrap_or(usize::MAX);
+            self.turn(|links, index, bytes| {
+                let received: usize = remainders[index] + bytes.len();
+                let units = received / flood.reply_bytes;
+                remainders[index] = received % flood.reply_bytes;
+                answered += units as u64;
+                if open && units > 0 {
+                    links.send(index, &flood.batches[index][..units * flood.unit_bytes])?;
+                    sent += units as u64;
+                }
+                Ok(())
+            })?;
+            if open && start.elapsed() >= time {
+                in_time = Some((answered, start.elapsed()));
+            }
+        }
+        self.links.waiting = 0;
+        let (answered, elapsed) = in_time.unwrap_or((answered, start.elapsed()));
+        Ok(Flooded {
+            answered,
+            elapsed,
+            sent,
+        })
+    }
+
+    /// Waits once, and hands over what each link has got.
+    fn turn(
+        &mut self,
+        mut on_bytes: impl FnMut(&mut Links, usize, &[u8]) -> Result<(), BenchError>,
+    ) -> Result<(), BenchError> {
+        let links = &mut self.links;
+        match self.poll.poll(&mut self.events, Some(SILENCE_MAX)) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
+            Err(error) => return Err(BenchError::system("cannot poll")(error)),
+        }
+        if self.events.is_empty() {
+            return Err(BenchError::Stalled {
+                address: links.address,
+                silence: SILENCE_MAX,
+                missing: links.waiting,
+            });
+        }
+        for event in &self.events {
+            let index = event.token().0;
+            if event.is_writable() && !links.links[index].unsent.is_empty() {
+                links.flush(index)?;
+            }
+            // Readable or broken: reading tells which. A short read was the last one for now.
+            while event.is_readable() || event.is_error() {
+                match links.links[index].stream.read(&mut self.read_buffer) {
+                    Ok(0) => return Err(links.lost(index, io::ErrorKind::UnexpectedEof.into())),
+                    Ok(count) => {
+                        on_bytes(links, index, &self.read_buffer[..count])?;
+                        if count < self.read_buffer.len() {
+                            break;
+                        }
+                    }
+                    Err(error) => match error.kind() {
+                        io::ErrorKind::WouldBlock => break,
+                        io::ErrorKind::Interrupted => {}
+                        _ => return Err(links.lost(index, error)),
+                    },
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Connections from one address to a local server. A real job has an address for each machine. From
+/// one for all, once half the system's range of ports is taken (14,116 of 28,232 by default), each
+/// connect searches many times longer for a free port, and that would be what is measured.
+const LINKS_PER_SOURCE: usize = 8000;
+
+/// The address for link `index` to come from, when it matters: 127.0.0.1, then 127.0.0.2 and so on.
+fn source_of(target: SocketAddr, index: usize) -> Option<SocketAddr> {
+    let host = u8::try_from(index / LINKS_PER_SOURCE + 1).ok()?;
+    let local = host > 1 && target.ip().is_loopback() && target.is_ipv4();
+    local.then(|| SocketAddr::from(([127, 0, 0, host], 0)))
+}
+
+fn start_connect(target: SocketAddr, source: Option<SocketAddr>) -> io::Result<TcpStream> {
+    let Some(source) = source else {
+        return TcpStream::connect(target);
+    };
+    let socket = Socket::new(Domain::for_address(target), Type::STREAM, None)?;
+    socket.set_nonblocking(true)?;
+    socket.bind(&source.into())?;
+    match socket.connect(&target.into()) {
+        Err(error) if error.raw_os_error() != Some(Errno::INPROGRESS.raw_os_error()) => Err(error),
+        _ => Ok(TcpStream::from_std(socket.into())),
+    }
+}
+
+impl Links {
+    /// Sends `request` on a link, and expects a reply of so many bytes.
+    pub(super) fn ask(
+        &mut self,
+        link: usize,
+        request: &[u8],
+        reply_bytes: usize,
+    ) -> Result<(), BenchError> {
+        debug_assert_eq!(self.links[link].reply_bytes, 0, "one reply at a time");
+        self.links[link].reply_bytes = reply_bytes;
+        self.waiting += 1;
+        self.send(link, request)
+    }
+
+    /// Sends what has no reply, or one that was [announced](Self::expect) before.
+    pub(super) fn send(&mut self, link: usize, bytes: &[u8]) -> Result<(), BenchError> {
+        let taken = if self.links[link].unsent.is_empty() {
+            match self.links[link].stream.write(bytes) {
+                Ok(count) => count,
+                Err(error) => match error.kind() {
+                    // Not connected yet is told either way.
+                    io::ErrorKind::WouldBlock | io::ErrorKind::NotConnected => 0,
+                    _ => return Err(self.lost(link, error)),
+                },
+            }
+        } else {
+            0
+        };
+        self.links[link].unsent.extend_from_slice(&bytes[taken..]);
+        Ok(())
+    }
+
+    /// Expects another reply on a link, to something sent before.
+    pub(super) fn expect(&mut self, link: usize, reply_bytes: usize) {
+        debug_assert_eq!(self.links[link].reply_bytes, 0, "one reply at a time");
+        self.links[link].reply_bytes = reply_bytes;
+        self.waiting += 1;
+    }
+
+    fn open(&mut self, greeting: &[u8], reply_bytes: usize) -> Result<(), BenchError> {
+        let address = self.address;
+        let failed = |source| BenchError::Connect { address, source };
+        let index = self.links.len();
+        let mut stream = start_connect(address, source_of(address, index)).map_err(failed)?;
+        stream.set_nodelay(true).map_err(failed)?;
+        // Closing resets the connection, so that its port is free for the next round at once.
+        SockRef::from(&stream)
+            .set_linger(Some(Duration::ZERO))
+            .map_err(failed)?;
+        self.registry
+            .register(
+                &mut stream,
+                Token(index),
+                Interest::READABLE | Interest::WRITABLE,
+            )
+            .map_err(failed)?;
+        self.links.push(Link {
+            stream,
+            unsent: Vec::new(),
+            reply: Vec::new(),
+            reply_bytes: 0,
+        });
+        self.ask(index, greeting, reply_bytes)
+    }
+
+    fn flush(&mut self, index: usize) -> Result<(), BenchError> {
+        let link = &mut self.links[index];
+        while !link.unsent.is_empty() {
+            match link.stream.write(&link.unsent) {
+                Ok(count) => drop(link.unsent.drain(..count)),
+                Err(error) => match error.kind() {
+                    io::ErrorKind::WouldBlock | io::ErrorKind::NotConnected => break,
+                    io::ErrorKind::Interrupted => {}
+                    _ => return Err(self.lost(index, error)),
+                },
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds bytes to the reply of a link; returns it when it is whole.
+    fn take_in(&mut self, index: usize, bytes: &[u8]) -> Result<Option<Vec<u8>>, BenchError> {
+        let link = &mut self.links[index];
+        link.reply.extend_from_slice(bytes);
+        if link.reply.len() > link.reply_bytes {
+            let detail = format!("{} bytes instead of {}", link.reply.len(), link.reply_bytes);
+            return Err(self.wrong_answer("a request", detail));
+        }
+        if link.reply.len() < link.reply_bytes {
+            return Ok(None);
+        }
+        link.reply_bytes = 0;
+        self.waiting -= 1;
+        Ok(Some(std::mem::take(&mut link.reply)))
+    }
+
+    /// The memory of a reply, for the next one.
+    fn give_back(&mut self, index: usize, mut reply: Vec<u8>) {
+        reply.clear();
+        self.links[index].reply = reply;
+    }
+
+    pub(super) fn wrong_answer(&self, request: &'static str, detail: String) -> BenchError {
+        BenchError::WrongAnswer {
+            address: self.address,
+            request,
+            detail,
+        }
+    }
+
+    fn lost(&self, link: usize, source: io::Error) -> BenchError {
+        BenchError::ConnectionLost {
+            address: self.address,
+            link,
+            source,
+        }
+    }
+}

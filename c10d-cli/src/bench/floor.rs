@@ -1,0 +1,185 @@
+//! The floor: a server with the event loop of a store's server, and no store in it.
+//!
+//! For each event it reads once and writes once, with one connection's table look-up in between;
+//! nothing that serves requests one read and one write at a time can be faster.
+
+use std::io::{self, Read, Write};
+
+use c10d_socket::{ListenOptions, listen};
+use clap::{Args, ValueEnum};
+use mio::net::{TcpListener, TcpStream};
+use mio::{Events, Interest, Poll, Token};
+use slab::Slab;
+
+use crate::failure::Failure;
+use crate::open_files;
+use crate::parent::end_with_parent;
+use crate::quantity::at_least_one;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum FloorMode {
+    /// Answers every so many bytes with so many bytes.
+    Fixed,
+    /// Sends back what it has read.
+    Echo,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct FloorArgs {
+    /// The port on 127.0.0.1; 0 lets the system choose.
+    #[arg(long, default_value_t = 0)]
+    port: u16,
+
+    #[arg(long, value_enum, default_value = "fixed")]
+    mode: FloorMode,
+
+    /// The length of a request, in `fixed` mode.
+    #[arg(long, default_value_t = 1, value_parser = at_least_one)]
+    request_bytes: usize,
+
+    /// The length of the reply to it.
+    #[arg(long, default_value_t = 8)]
+    reply_bytes: usize,
+}
+
+impl FloorArgs {
+    /// What [`child`](super::child) starts.
+    pub(super) fn command_line(
+        mode: FloorMode,
+        request_bytes: usize,
+        reply_bytes: usize,
+    ) -> Vec<String> {
+        let mode = match mode {
+            FloorMode::Fixed => "fixed",
+            FloorMode::Echo => "echo",
+        };
+        let words = [
+            "bench",
+            "floor",
+            "--mode",
+            mode,
+            "--request-bytes",
+            &request_bytes.to_string(),
+            "--reply-bytes",
+            &reply_bytes.to_string(),
+        ];
+        words.map(str::to_owned).to_vec()
+    }
+}
+
+/// Serves until it is killed.
+pub(super) fn run(args: &FloorArgs) -> Result<(), Failure> {
+    // It ends with the measurement that started it.
+    if let Err(error) = end_with_parent() {
+        log::debug!("cannot watch the parent process: {error}");
+    }
+    open_files::raise_limit();
+    let options = ListenOptions::default()
+        .with_host("127.0.0.1")
+        .with_port(args.port);
+    // A literal address has one listener.
+    let listener = listen(&options)?.remove(0);
+    let mut stdout = io::stdout();
+    listener
+        .local_addr()
+        .and_then(|address| writeln!(stdout, "listening on {address}"))
+        .and_then(|()| stdout.flush())
+        .map_err(Failure::system("cannot write to standard output"))?;
+    serve(TcpListener::from_std(listener), args).map_err(Failure::system("cannot poll"))
+}
+
+const LISTENER: Token = Token(usize::MAX);
+const EVENTS_PER_TURN: usize = 1024;
+const READ_BYTES: usize = 64 << 10;
+
+#[derive(Debug)]
+struct Peer {
+    stream: TcpStream,
+    /// Bytes of a request that is not complete.
+    remainder: usize,
+}
+
+fn serve(mut listener: TcpListener, args: &FloorArgs) -> io::Result<()> {
+    let mut poll = Poll::new()?;
+    poll.registry()
+        .register(&mut listener, LISTENER, Interest::READABLE)?;
+    let mut events = Events::with_capacity(EVENTS_PER_TURN);
+    let mut peers: Slab<Peer> = Slab::new();
+    let mut buffer = vec![0; READ_BYTES];
+    let replies = vec![0; READ_BYTES / args.request_bytes * args.reply_bytes + args.reply_bytes];
+    loop {
+        match poll.poll(&mut events, None) {
+            Err(error) if error.kind() != io::ErrorKind::Interrupted => return Err(error),
+            _ => {}
+        }
+        for event in &events {
+            let token = event.token();
+            if token == LISTENER {
+                accept(&listener, &poll, &mut peers)?;
+            } else if let Some(peer) = peers.get_mut(token.0) {
+                let served = match args.mode {
+                    FloorMode::Fixed => answer(peer, &mut buffer, &replies, args),
+                    FloorMode::Echo => echo(peer, &mut buffer),
+                };
+                if !served {
+                    peers.remove(token.0);
+                }
+            }
+        }
+    }
+}
+
+fn accept(listener: &TcpListener, poll: &Poll, peers: &mut Slab<Peer>) -> io::Result<()> {
+    loop {
+        let mut stream = match listener.accept() {
+            Ok((stream, _)) => stream,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        let slot = peers.vacant_entry();
+        poll.registry()
+            .register(&mut stream, Token(slot.key()), Interest::READABLE)?;
+        slot.insert(Peer {
+            stream,
+            remainder: 0,
+        });
+    }
+}
+
+/// Whether the peer is still there. A socket that does not take a reply whole has a peer that does
+/// not read: not what is measured here, so it is closed too.
+fn answer(peer: &mut Peer, buffer: &mut [u8], replies: &[u8], args: &FloorArgs) -> bool {
+    loop {
+        let count = match peer.stream.read(buffer) {
+            Ok(0) => return false,
+            Ok(count) => count,
+            Err(error) => return error.kind() == io::ErrorKind::WouldBlock,
+        };
+        let received = peer.remainder + count;
+        peer.remainder = received % args.request_bytes;
+        let reply = &replies[..received / args.request_bytes * args.reply_bytes];
+        if !reply.is_empty() && !matches!(peer.stream.write(reply), Ok(sent) if sent == reply.len())
+        {
+            return false;
+        }
+        if count < buffer.len() {
+            return true;
+        }
+    }
+}
+
+fn echo(peer: &mut Peer, buffer: &mut [u8]) -> bool {
+    loop {
+        let count = match peer.stream.read(buffer) {
+            Ok(0) => return false,
+            Ok(count) => count,
+            Err(error) => return error.kind() == io::ErrorKind::WouldBlock,
+        };
+        if !matches!(peer.stream.write(&buffer[..count]), Ok(sent) if sent == count) {
+            return false;
+        }
+        if count < buffer.len() {
+            return true;
+        }
+    }
+}

@@ -1,0 +1,278 @@
+//! `c10d bench store`: which server, which workloads, in which order.
+
+use std::io::{self, Write};
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::time::Duration;
+
+use c10d_socket::HostPort;
+use clap::{Args, ValueEnum};
+
+use super::affinity::Cores;
+use super::child::ServerChild;
+use super::process::Process;
+use super::report::{Goal, Report};
+use super::workload::{Kind, RanksShape, Setting, Throughput, large_values, ping, ranks};
+use crate::failure::Failure;
+use crate::open_files;
+use crate::quantity::at_least_one;
+
+/// Measures a server from one thread. Without --connect that is a server of its own, on a core of
+/// its own.
+///
+/// Writes keys that begin with `bench/`, and `init/`: never point it at the store of a running job.
+#[derive(Debug, Args)]
+pub(crate) struct StoreBenchArgs {
+    /// Measures this server instead of one of its own.
+    #[arg(long, value_name = "HOST:PORT")]
+    connect: Option<HostPort>,
+
+    /// The process of that server, to read its memory and processor time.
+    #[arg(long, value_name = "PID", requires = "connect")]
+    server_pid: Option<u32>,
+
+    /// Prints one JSON object instead of a table.
+    #[arg(long)]
+    json: bool,
+
+    /// Only this one; may be given several times.
+    #[arg(long, value_enum)]
+    only: Vec<Workload>,
+
+    /// How many ranks `ranks` has.
+    #[arg(long, value_name = "N", default_value_t = 16_000, value_parser = at_least_one)]
+    ranks: usize,
+
+    /// How long a round is.
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.5, value_parser = round_seconds)]
+    seconds: f64,
+
+    /// How many rounds there are, after a warm-up; figures are their medians. `sweep` and `ranks`
+    /// have three at most.
+    #[arg(long, default_value_t = 5, value_parser = at_least_one)]
+    rounds: usize,
+
+    /// The connection counts of `sweep`.
+    #[arg(long, value_name = "N,..", value_delimiter = ',', default_values_t = [1, 16, 256], value_parser = at_least_one)]
+    connections: Vec<usize>,
+
+    /// The requests in flight on each connection of `sweep`.
+    #[arg(long, value_name = "N,..", value_delimiter = ',', default_values_t = [1, 16], value_parser = at_least_one)]
+    depth: Vec<usize>,
+
+    /// The length of the values of `set-get`.
+    #[arg(long, value_name = "BYTES", default_value_t = 64)]
+    value_bytes: usize,
+
+    /// How many connections may be on their way at a time. Keep it well below the server's backlog.
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = at_least_one)]
+    connect_window: usize,
+
+    /// Does not measure the floor.
+    #[arg(long)]
+    no_floor: bool,
+
+    /// Leaves it to the system on which core each process runs.
+    #[arg(long)]
+    no_pin: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Workload {
+    /// A round trip on one connection, and one through a bare echo server.
+    Ping,
+    /// 64 connections, one ADD in flight on each.
+    Add,
+    /// 64 connections, 16 pairs of SET and GET in flight on each.
+    SetGet,
+    /// ADD with other numbers of connections and requests in flight.
+    Sweep,
+    /// Thousands of ranks that connect, meet, wait and give up.
+    Ranks,
+    /// A 4 MiB value, written and read.
+    Large,
+}
+
+const ALL: [Workload; 6] = [
+    Workload::Ping,
+    Workload::Add,
+    Workload::SetGet,
+    Workload::Sweep,
+    // Before the large values: their memory, once freed, would hide what the ranks take.
+    Workload::Ranks,
+    Workload::Large,
+];
+
+/// Rounds of the workloads that take longest, so that a whole run takes less than a minute.
+const LONG_WORKLOAD_ROUNDS_MAX: usize = 3;
+
+/// The cores that are used where there are two.
+const CORES: Cores = Cores {
+    server: 0,
+    generator: 1,
+};
+
+pub(super) fn run(args: &StoreBenchArgs) -> Result<(), Failure> {
+    let report = measure(args)?;
+    let mut stdout = io::stdout();
+    let written = if args.json {
+        writeln!(stdout, "{}", report.json())
+    } else {
+        write!(stdout, "{}", report.table())
+    };
+    written
+        .and_then(|()| stdout.flush())
+        .map_err(Failure::system("cannot write to standard output"))
+}
+
+fn measure(args: &StoreBenchArgs) -> Result<Report, Failure> {
+    let mut notes = Vec::new();
+    // Before a server is started, which inherits it.
+    let files_left = open_files::raise_limit();
+    let cores = cores(args, &mut notes);
+    // The child lives as long as the measurement.
+    let (subject, server, process, _child) = match &args.connect {
+        Some(target) => {
+            let subject = format!("the server at {target}");
+            (
+                subject,
+                resolve(target)?,
+                args.server_pid.map(Process),
+                None,
+            )
+        }
+        None => {
+            let mut command = ["store", "serve", "--port", "0"]
+                .map(str::to_owned)
+                .to_vec();
+            if cfg!(target_os = "linux") {
+                command.push("--end-with-parent".to_owned());
+            }
+            let child = ServerChild::start(&command, cores)?;
+            let subject = "a server of its own".to_owned();
+            (subject, child.address(), Some(child.process()), Some(child))
+        }
+    };
+    let setting = Setting {
+        server,
+        process,
+        cores,
+        floor: !args.no_floor && server.ip().is_loopback(),
+        rounds: args.rounds,
+        round_time: Duration::from_secs_f64(args.seconds),
+        connect_window: args.connect_window,
+    };
+    if !setting.floor {
+        notes.push("no floor was measured".to_owned());
+    }
+
+    let mut rows = Vec::new();
+    for workload in ALL {
+        if !args.only.is_empty() && !args.only.contains(&workload) {
+            continue;
+        }
+        match workload {
+            Workload::Ping => rows.extend(ping(&setting)?),
+            Workload::Add => rows.push(add_64().measure(&setting)?),
+            Workload::SetGet => rows.push(set_get_64(args.value_bytes).measure(&setting)?),
+            Workload::Sweep => {
+                let setting = Setting {
+                    rounds: args.rounds.min(LONG_WORKLOAD_ROUNDS_MAX),
+                    ..setting
+                };
+                for point in sweep(args) {
+                    rows.push(point.measure(&setting)?);
+                }
+            }
+            Workload::Large => rows.extend(large_values(&setting)?),
+            Workload::Ranks => {
+                let shape = RanksShape {
+                    ranks: ranks_that_fit(args.ranks, files_left, &mut notes),
+                    rounds: args.rounds.min(LONG_WORKLOAD_ROUNDS_MAX),
+                };
+                rows.extend(ranks(shape, &setting)?);
+            }
+        }
+    }
+    Ok(Report {
+        subject,
+        notes,
+        rows,
+    })
+}
+
+fn add_64() -> Throughput {
+    Throughput {
+        name: "add".to_owned(),
+        kind: Kind::Add,
+        connections: 64,
+        depth: 1,
+        goal: Some(Goal::RatioAtLeast(0.93)),
+    }
+}
+
+fn set_get_64(value_bytes: usize) -> Throughput {
+    Throughput {
+        name: "set-get".to_owned(),
+        kind: Kind::SetGet { value_bytes },
+        connections: 64,
+        depth: 16,
+        // The goal was set for values of 64 bytes.
+        goal: (value_bytes == 64).then_some(Goal::AtLeast(1.5e6)),
+    }
+}
+
+fn sweep(args: &StoreBenchArgs) -> impl Iterator<Item = Throughput> {
+    args.connections.iter().flat_map(|&connections| {
+        args.depth.iter().map(move |&depth| Throughput {
+            name: format!("add {connections} x {depth}"),
+            kind: Kind::Add,
+            connections,
+            depth,
+            goal: None,
+        })
+    })
+}
+
+fn cores(args: &StoreBenchArgs, notes: &mut Vec<String>) -> Option<Cores> {
+    if args.no_pin {
+        return None;
+    }
+    match CORES.try_out() {
+        Ok(()) => Some(CORES),
+        Err(error) => {
+            notes.push(format!("server and generator share their cores: {error}"));
+            None
+        }
+    }
+}
+
+fn ranks_that_fit(wanted: usize, files_left: Option<u64>, notes: &mut Vec<String>) -> usize {
+    /// Poll descriptors, pipes to child processes, and the like.
+    const OTHER_FILES: u64 = 64;
+    let room = files_left.map_or(u64::MAX, |left| left.saturating_sub(OTHER_FILES).max(1));
+    if wanted as u64 <= room {
+        return wanted;
+    }
+    notes.push(format!(
+        "{room} ranks instead of {wanted}: that is the limit on open files (ulimit -Hn)"
+    ));
+    usize::try_from(room).unwrap_or(wanted)
+}
+
+fn resolve(target: &HostPort) -> Result<SocketAddr, Failure> {
+    let failed = || format!("cannot look up {target}");
+    let mut addresses = (target.host(), target.port())
+        .to_socket_addrs()
+        .map_err(Failure::system(failed()))?;
+    addresses
+        .next()
+        .ok_or_else(|| Failure::system(failed())(io::ErrorKind::NotFound.into()))
+}
+
+fn round_seconds(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(seconds) if (0.001..=3600.0).contains(&seconds) => Ok(seconds),
+        Ok(_) => Err("must be from 0.001 to 3600".to_owned()),
+        Err(error) => Err(format!("{error}")),
+    }
+}

@@ -1,0 +1,235 @@
+//! A whole job at its start: thousands of ranks that connect, meet and wait.
+
+use std::time::{Duration, Instant};
+
+use super::super::error::BenchError;
+use super::super::fleet::{Fleet, Links};
+use super::super::report::{Row, Unit};
+use super::{Setting, requests};
+
+/// How many ranks, how often.
+#[derive(Debug, Clone, Copy)]
+pub(in super::super) struct RanksShape {
+    pub(in super::super) ranks: usize,
+    pub(in super::super) rounds: usize,
+}
+
+/// All figures of a job of so many ranks, one connection each.
+pub(in super::super) fn ranks(
+    shape: RanksShape,
+    setting: &Setting,
+) -> Result<Vec<Row>, BenchError> {
+    let mut rows = [
+        "ranks connect",
+        "ranks barrier add+wait",
+        "ranks barrier command",
+        "ranks one key wakes all",
+        "ranks wait apart",
+        "ranks cancel",
+        "ranks wait apart + cancel",
+    ]
+    .map(|name| Row::new(name, Unit::Milliseconds));
+    let mut memory = Row::new("memory per connection", Unit::Bytes);
+    for round in 0..shape.rounds {
+        // The first round finds the server's tables empty, so it alone shows what they take.
+        let before = setting
+            .process
+            .and_then(|process| process.anonymous_bytes());
+        let (mut job, connect_time) = Job::connect(shape.ranks, round, setting)?;
+        let after = setting
+            .process
+            .and_then(|process| process.anonymous_bytes());
+        if let (0, Some(before), Some(after)) = (round, before, after) {
+            let grown = after.saturating_sub(before) as f64;
+            memory.samples.push(grown / shape.ranks as f64);
+        }
+        let add_wait = job.barrier_by_add_and_wait()?;
+        let command = job.barrier_by_command()?;
+        let wake_all = job.one_key_wakes_all()?;
+        let (wait_apart, cancel) = job.wait_apart_then_cancel()?;
+        let times = [
+            connect_time,
+            add_wait,
+            command,
+            wake_all,
+            wait_apart,
+            cancel,
+            wait_apart + cancel,
+        ];
+        for (row, time) in rows.iter_mut().zip(times) {
+            row.samples.push(time.as_secs_f64() * 1e3);
+        }
+        job.leave(setting)?;
+    }
+    let mut rows = Vec::from(rows);
+    if memory.samples.median().is_some() {
+        rows.push(memory);
+    }
+    Ok(rows)
+}
+
+/// The ranks of one round, connected. Its keys are its own, as a barrier's key serves once.
+#[derive(Debug)]
+struct Job {
+    fleet: Fleet,
+    round: usize,
+    /// Keys to delete at the end.
+    keys: Vec<String>,
+}
+
+impl Job {
+    /// Connect, VALIDATE, PING and ADD to `init/`, until the last answer.
+    fn connect(
+        ranks: usize,
+        round: usize,
+        setting: &Setting,
+    ) -> Result<(Self, Duration), BenchError> {
+        let mut fleet = Fleet::new(setting.server)?;
+        let join = requests::join();
+        let mut joined = Vec::with_capacity(ranks);
+        let start = Instant::now();
+        fleet.connect(
+            ranks,
+            setting.connect_window,
+            &join,
+            4 + 8,
+            |links, reply| {
+                let (nonce, count) = reply.split_at(4);
+                joined.extend(requests::number(count));
+                if nonce == requests::HELLO_REPLY {
+                    Ok(())
+                } else {
+                    Err(links.wrong_answer("PING", format!("{nonce:02x?}")))
+                }
+            },
+        )?;
+        let time = start.elapsed();
+        // One connection at a time joins, so the counts are some n + 1 to n + ranks, each once.
+        joined.sort_unstable();
+        let consecutive = joined.windows(2).all(|pair| pair[0] + 1 == pair[1]);
+        if joined.len() != ranks || !consecutive {
+            let detail = "the counts are not consecutive".to_owned();
+            return Err(fleet.links().wrong_answer("ADD", detail));
+        }
+        let job = Self {
+            fleet,
+            round,
+            keys: Vec::new(),
+        };
+        Ok((job, time))
+    }
+
+    /// ADD, then WAIT on one key, which the last one to arrive SETs. From the first request to the
+    /// last wake.
+    fn barrier_by_add_and_wait(&mut self) -> Result<Duration, BenchError> {
+        let ranks = self.fleet.len();
+        let arrivals = self.key("arrivals");
+        let done = self.key("done");
+        let arrive = requests::add(&arrivals, 1);
+        let wait = requests::wait(&done);
+        let release = [requests::set(&done, b"1"), wait.clone()].concat();
+        let start = Instant::now();
+        for rank in 0..ranks {
+            self.fleet.links().ask(rank, &arrive, 8)?;
+        }
+        self.fleet.run(|links, rank, reply| {
+            if let Some(arrived) = requests::number(reply) {
+                let last = usize::try_from(arrived) == Ok(ranks);
+                links.ask(rank, if last { &release } else { &wait }, 1)
+            } else {
+                expect(links, "WAIT", reply, requests::STOP_WAITING)
+            }
+        })?;
+        Ok(start.elapsed())
+    }
+
+    /// The same with the command of that name.
+    fn barrier_by_command(&mut self) -> Result<Duration, BenchError> {
+        let ranks = self.fleet.len();
+        let world_size = i64::try_from(ranks).unwrap_or(i64::MAX);
+        let barrier = requests::barrier(&self.key("barrier"), world_size);
+        let start = Instant::now();
+        for rank in 0..ranks {
+            self.fleet.links().ask(rank, &barrier, 1)?;
+        }
+        self.fleet
+            .run(|links, _, reply| expect(links, "BARRIER", reply, requests::STOP_WAITING))?;
+        Ok(start.elapsed())
+    }
+
+    /// All wait on one key; from its SET to the last wake.
+    fn one_key_wakes_all(&mut self) -> Result<Duration, BenchError> {
+        let ranks = self.fleet.len();
+        let key = self.key("go");
+        self.wait_and_make_sure(|_| requests::wait(&key))?;
+        for rank in 0..ranks {
+            self.fleet.links().expect(rank, 1);
+        }
+        let set = requests::set(&key, b"1");
+        let start = Instant::now();
+        self.fleet.links().send(0, &set)?;
+        self.fleet
+            .run(|links, _, reply| expect(links, "WAIT", reply, requests::STOP_WAITING))?;
+        Ok(start.elapsed())
+    }
+
+    /// Each waits on a key of its own, then each gives up: from the first WAIT until all are known
+    /// to wait, and from the first cancel to the last answer.
+    fn wait_apart_then_cancel(&mut self) -> Result<(Duration, Duration), BenchError> {
+        let round = self.round;
+        let start = Instant::now();
+        self.wait_and_make_sure(|rank| requests::wait(&format!("bench/{round}/never/{rank}")))?;
+        let waiting = start.elapsed();
+        let cancel = requests::cancel();
+        let start = Instant::now();
+        for rank in 0..self.fleet.len() {
+            self.fleet.links().ask(rank, &cancel, 1)?;
+        }
+        self.fleet
+            .run(|links, _, reply| expect(links, "CANCEL_WAIT", reply, requests::WAIT_CANCELED))?;
+        Ok((waiting, start.elapsed()))
+    }
+
+    /// A wait on every link, with a PING behind it whose answer proves that the wait has begun.
+    fn wait_and_make_sure(&mut self, wait: impl Fn(usize) -> Vec<u8>) -> Result<(), BenchError> {
+        let ping = requests::ping();
+        for rank in 0..self.fleet.len() {
+            let request = [wait(rank).as_slice(), &ping].concat();
+            self.fleet
+                .links()
+                .ask(rank, &request, requests::HELLO_REPLY.len())?;
+        }
+        self.fleet
+            .run(|links, _, reply| expect(links, "PING", reply, requests::HELLO_REPLY))
+    }
+
+    /// Deletes the round's keys and closes all connections. Returns when the server has noticed:
+    /// it answers a newcomer only after what it had to do before.
+    fn leave(mut self, setting: &Setting) -> Result<(), BenchError> {
+        for key in &self.keys {
+            self.fleet.call(0, &requests::delete(key), 8)?;
+        }
+        drop(self.fleet);
+        let mut newcomer = setting.fleet(1)?;
+        newcomer.call(0, &requests::ping(), requests::HELLO_REPLY.len())?;
+        Ok(())
+    }
+
+    fn key(&mut self, name: &str) -> String {
+        let key = format!("bench/{}/{name}", self.round);
+        self.keys.push(key.clone());
+        key
+    }
+}
+
+fn expect<const N: usize>(
+    links: &Links,
+    request: &'static str,
+    reply: &[u8],
+    expected: [u8; N],
+) -> Result<(), BenchError> {
+    if reply == expected {
+        return Ok(());
+    }
+    Err(links.wrong_answer(request, format!("{reply:02x?}")))
+}

@@ -1,0 +1,95 @@
+//! The bytes of the requests. All keys begin with `bench/`, but for `init/`.
+
+use byteorder::{ByteOrder, LittleEndian};
+use c10d_store::wire::{Opcode, RequestBuf, VALIDATION_MAGIC};
+
+/// Like a process id, which is what PyTorch's clients send; below 2^16.
+const NONCE: u32 = 4242;
+
+/// The answer to [`hello`] and to [`ping`].
+pub(super) const HELLO_REPLY: [u8; 4] = [NONCE as u8, (NONCE >> 8) as u8, 0, 0];
+
+/// The wake of a wait or a barrier.
+pub(super) const STOP_WAITING: [u8; 1] = [0];
+
+/// The answer to a cancel.
+pub(super) const WAIT_CANCELED: [u8; 1] = [1];
+
+/// VALIDATE and PING, as PyTorch's clients say hello.
+pub(super) fn hello() -> Vec<u8> {
+    let mut request = RequestBuf::new();
+    request.opcode(Opcode::Validate).u32(VALIDATION_MAGIC);
+    request.opcode(Opcode::Ping).u32(NONCE);
+    request.to_bytes()
+}
+
+/// The hello of a worker: counted under `init/`, too.
+pub(super) fn join() -> Vec<u8> {
+    let mut request = RequestBuf::new();
+    request.opcode(Opcode::Add).raw_key(b"init/").i64(1);
+    [hello(), request.to_bytes()].concat()
+}
+
+pub(super) fn ping() -> Vec<u8> {
+    let mut request = RequestBuf::new();
+    request.opcode(Opcode::Ping).u32(NONCE);
+    request.to_bytes()
+}
+
+pub(super) fn add(key: &str, delta: i64) -> Vec<u8> {
+    let mut request = RequestBuf::new();
+    request.opcode(Opcode::Add).user_key(key).i64(delta);
+    request.to_bytes()
+}
+
+pub(super) fn set(key: &str, value: &[u8]) -> Vec<u8> {
+    let mut request = RequestBuf::new();
+    request.opcode(Opcode::Set).user_key(key).value(value);
+    request.to_bytes()
+}
+
+pub(super) fn get(key: &str) -> Vec<u8> {
+    let mut request = RequestBuf::new();
+    request.opcode(Opcode::Get).user_key(key);
+    request.to_bytes()
+}
+
+pub(super) fn wait(key: &str) -> Vec<u8> {
+    let mut request = RequestBuf::new();
+    request.opcode(Opcode::Wait).user_keys(&[key]);
+    request.to_bytes()
+}
+
+pub(super) fn cancel() -> Vec<u8> {
+    let mut request = RequestBuf::new();
+    request.opcode(Opcode::CancelWait);
+    request.to_bytes()
+}
+
+pub(super) fn barrier(key: &str, world_size: i64) -> Vec<u8> {
+    let mut request = RequestBuf::new();
+    request
+        .opcode(Opcode::Barrier)
+        .user_key(key)
+        .i64(world_size);
+    request.to_bytes()
+}
+
+pub(super) fn delete(key: &str) -> Vec<u8> {
+    let mut request = RequestBuf::new();
+    request.opcode(Opcode::DeleteKey).user_key(key);
+    request.to_bytes()
+}
+
+/// The answer to a GET of a value.
+pub(super) fn blob(value: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![0; 8];
+    LittleEndian::write_u64(&mut bytes, value.len() as u64);
+    bytes.extend_from_slice(value);
+    bytes
+}
+
+/// The answer to an ADD, when it has the right length.
+pub(super) fn number(reply: &[u8]) -> Option<i64> {
+    (reply.len() == 8).then(|| LittleEndian::read_i64(reply))
+}

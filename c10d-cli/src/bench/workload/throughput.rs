@@ -1,0 +1,216 @@
+//! Requests answered per second, with so many connections and so many requests in flight on each.
+
+use super::super::child::ServerChild;
+use super::super::error::BenchError;
+use super::super::fleet::{Fleet, Flood};
+use super::super::floor::{FloorArgs, FloorMode};
+use super::super::process::Process;
+use super::super::report::{Goal, Row, Unit};
+use super::{Setting, requests};
+
+#[derive(Debug, Clone, Copy)]
+pub(in super::super) enum Kind {
+    /// An ADD of 1, each connection to a key of its own.
+    Add,
+    /// A SET and a GET of the same key, each connection its own. Two operations.
+    SetGet { value_bytes: usize },
+}
+
+#[derive(Debug, Clone)]
+pub(in super::super) struct Throughput {
+    pub(in super::super) name: String,
+    pub(in super::super) kind: Kind,
+    pub(in super::super) connections: usize,
+    /// Requests (ADD) or pairs of them (SET and GET) in flight on each connection.
+    pub(in super::super) depth: usize,
+    pub(in super::super) goal: Option<Goal>,
+}
+
+/// The requests of a workload, encoded once.
+#[derive(Debug)]
+struct Batches {
+    batches: Vec<Vec<u8>>,
+    unit_bytes: usize,
+    reply_bytes: usize,
+    operations_per_unit: u64,
+}
+
+impl Throughput {
+    /// Measures server and floor by turns, so that what else the machine does hits both.
+    pub(in super::super) fn measure(&self, setting: &Setting) -> Result<Row, BenchError> {
+        let batches = self.batches();
+        let mut server = setting.fleet(self.connections)?;
+        let mut sent = self.warm_up(&mut server)?;
+        sent += batches
+            .measure(&mut server, self.depth, setting, None)?
+            .sent;
+
+        let floor_child = if setting.floor {
+            let command =
+                FloorArgs::command_line(FloorMode::Fixed, batches.unit_bytes, batches.reply_bytes);
+            Some(ServerChild::start(&command, setting.cores)?)
+        } else {
+            None
+        };
+        let mut floor = match &floor_child {
+            Some(child) => Some((self.floor_fleet(child, &batches, setting)?, child.process())),
+            None => None,
+        };
+
+        let mut row = Row::new(&self.name, Unit::OperationsPerSecond);
+        row.goal = self.goal;
+        for _ in 0..setting.rounds {
+            let measured = batches.measure(&mut server, self.depth, setting, setting.process)?;
+            sent += measured.sent;
+            row.samples.push(measured.operations_per_second);
+            row.server_cpu.extend(measured.cpu_us_per_operation);
+            row.server_busy.extend(measured.busy);
+            if let Some((fleet, process)) = &mut floor {
+                let measured = batches.measure(fleet, self.depth, setting, Some(*process))?;
+                row.floor.push(measured.operations_per_second);
+                row.floor_cpu.extend(measured.cpu_us_per_operation);
+            }
+        }
+        self.check_totals(&mut server, sent)?;
+        Ok(row)
+    }
+
+    fn key(&self, connection: usize) -> String {
+        match self.kind {
+            Kind::Add => format!("bench/add/{connection:05}"),
+            Kind::SetGet { .. } => format!("bench/set/{connection:05}"),
+        }
+    }
+
+    fn value(&self) -> Vec<u8> {
+        match self.kind {
+            Kind::Add => Vec::new(),
+            Kind::SetGet { value_bytes } => vec![b'v'; value_bytes],
+        }
+    }
+
+    fn batches(&self) -> Batches {
+        let value = self.value();
+        let unit = |connection| {
+            let key = self.key(connection);
+            match self.kind {
+                Kind::Add => requests::add(&key, 1),
+                Kind::SetGet { .. } => [requests::set(&key, &value), requests::get(&key)].concat(),
+            }
+        };
+        let (reply_bytes, operations_per_unit) = match self.kind {
+            Kind::Add => (8, 1),
+            Kind::SetGet { .. } => (requests::blob(&value).len(), 2),
+        };
+        Batches {
+            unit_bytes: unit(0).len(),
+            batches: (0..self.connections)
+                .map(|connection| unit(connection).repeat(self.depth))
+                .collect(),
+            reply_bytes,
+            operations_per_unit,
+        }
+    }
+
+    /// One request on each connection, the replies compared in full: later ones are only counted.
+    /// Returns how many units were sent.
+    fn warm_up(&self, fleet: &mut Fleet) -> Result<u64, BenchError> {
+        let value = self.value();
+        for connection in 0..self.connections {
+            let key = self.key(connection);
+            // Another run's count would be in the way.
+            fleet.call(connection, &requests::delete(&key), 8)?;
+            let (request, expected) = match self.kind {
+                Kind::Add => (requests::add(&key, 1), vec![1, 0, 0, 0, 0, 0, 0, 0]),
+                Kind::SetGet { .. } => (
+                    [requests::set(&key, &value), requests::get(&key)].concat(),
+                    requests::blob(&value),
+                ),
+            };
+            let reply = fleet.call(connection, &request, expected.len())?;
+            if reply != expected {
+                let detail = format!("{reply:02x?} instead of {expected:02x?}");
+                return Err(fleet.links().wrong_answer("the first request", detail));
+            }
+        }
+        Ok(self.connections as u64)
+    }
+
+    /// The counters tell whether every ADD was carried out once.
+    fn check_totals(&self, fleet: &mut Fleet, sent: u64) -> Result<(), BenchError> {
+        if !matches!(self.kind, Kind::Add) {
+            return Ok(());
+        }
+        let mut total = 0;
+        for connection in 0..self.connections {
+            let request = requests::add(&self.key(connection), 0);
+            let reply = fleet.call(connection, &request, 8)?;
+            total += requests::number(&reply).unwrap_or(0);
+        }
+        if u64::try_from(total) == Ok(sent) {
+            return Ok(());
+        }
+        let detail = format!("the keys add up to {total} after {sent} ADDs of 1");
+        Err(fleet.links().wrong_answer("ADD", detail))
+    }
+
+    fn floor_fleet(
+        &self,
+        child: &ServerChild,
+        batches: &Batches,
+        setting: &Setting,
+    ) -> Result<Fleet, BenchError> {
+        let mut fleet = Fleet::new(child.address())?;
+        fleet.connect(
+            self.connections,
+            setting.connect_window,
+            &batches.batches[0][..batches.unit_bytes],
+            batches.reply_bytes,
+            |_, _| Ok(()),
+        )?;
+        batches.measure(&mut fleet, self.depth, setting, None)?;
+        Ok(fleet)
+    }
+}
+
+#[derive(Debug)]
+struct Measured {
+    operations_per_second: f64,
+    sent: u64,
+    /// Processor time of the server for an operation.
+    cpu_us_per_operation: Option<f64>,
+    /// The part of the time in which the server had a processor.
+    busy: Option<f64>,
+}
+
+impl Batches {
+    fn measure(
+        &self,
+        fleet: &mut Fleet,
+        depth: usize,
+        setting: &Setting,
+        process: Option<Process>,
+    ) -> Result<Measured, BenchError> {
+        let flood = Flood {
+            batches: &self.batches,
+            unit_bytes: self.unit_bytes,
+            reply_bytes: self.reply_bytes,
+            depth,
+        };
+        let cpu_before = process.and_then(Process::cpu_time);
+        let flooded = fleet.flood(flood, setting.round_time)?;
+        let cpu_after = process.and_then(Process::cpu_time);
+        let seconds = flooded.elapsed.as_secs_f64();
+        let operations = (flooded.answered * self.operations_per_unit) as f64;
+        let cpu_seconds = match (cpu_before, cpu_after) {
+            (Some(before), Some(after)) => Some(after.saturating_sub(before).as_secs_f64()),
+            _ => None,
+        };
+        Ok(Measured {
+            operations_per_second: operations / seconds,
+            sent: flooded.sent,
+            cpu_us_per_operation: cpu_seconds.map(|cpu| cpu * 1e6 / operations),
+            busy: cpu_seconds.map(|cpu| cpu / seconds),
+        })
+    }
+}

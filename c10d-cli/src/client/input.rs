@@ -1,0 +1,55 @@
+//! Where a value comes from: an argument, a file, or standard input.
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::io::{self, Read};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+
+use crate::failure::Failure;
+
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+pub(super) struct ValueArgs {
+    /// The value; `-` reads it from standard input.
+    #[arg(allow_negative_numbers = true)]
+    value: Option<OsString>,
+    /// The file that holds the value.
+    #[arg(long)]
+    file: Option<PathBuf>,
+}
+
+impl ValueArgs {
+    /// The whole value. Not part of the timeout: a slow pipe is not the server's fault.
+    pub(super) fn read(&self) -> Result<Vec<u8>, Failure> {
+        match (&self.value, &self.file) {
+            (Some(value), _) => argument(value),
+            (None, Some(path)) => file(path),
+            (None, None) => Err(Failure::Usage("a value is missing".to_owned())),
+        }
+    }
+}
+
+/// A value that was given on the command line, or `-`.
+pub(super) fn argument(value: &OsStr) -> Result<Vec<u8>, Failure> {
+    if value != "-" {
+        return Ok(bytes_of(value).to_vec());
+    }
+    let mut bytes = Vec::new();
+    io::stdin()
+        .read_to_end(&mut bytes)
+        .map_err(|error| Failure::Usage(format!("cannot read standard input: {error}")))?;
+    Ok(bytes)
+}
+
+pub(super) fn file(path: &Path) -> Result<Vec<u8>, Failure> {
+    fs::read(path)
+        .map_err(|error| Failure::Usage(format!("cannot read {}: {error}", path.display())))
+}
+
+/// An argument as it was given, UTF-8 or not.
+pub(super) fn bytes_of(argument: &OsStr) -> &[u8] {
+    argument.as_bytes()
+}

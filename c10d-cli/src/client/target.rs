@@ -1,0 +1,142 @@
+//! Which store, and how long it may take.
+
+use std::env;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use c10d_socket::HostPort;
+use c10d_store::{PrefixStore, Store, StoreError, TcpStore, TcpStoreOptions};
+use clap::Args;
+
+use crate::failure::Failure;
+use crate::quantity::parse_duration;
+use crate::serve::DEFAULT_PORT;
+
+#[derive(Debug, Args)]
+pub(crate) struct TargetArgs {
+    /// The store's server. [default: $MASTER_ADDR:$MASTER_PORT]
+    #[arg(long, value_name = "HOST:PORT")]
+    connect: Option<HostPort>,
+
+    /// How long connecting and the operation may take together: 5s, 250ms, 2m. What needs no waiting
+    /// gets 250ms at least, so that 0 looks once.
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "5s")]
+    timeout: Duration,
+
+    /// Puts every key below this prefix: `k` stands for `PREFIX/k`, as with PyTorch's PrefixStore.
+    #[arg(long)]
+    prefix: Option<String>,
+}
+
+/// Enough for a server that is there, and what the store gives any operation that needs no waiting.
+const CONNECT_TIMEOUT_MIN: Duration = Duration::from_millis(250);
+
+/// A connected store.
+#[derive(Debug)]
+pub(super) struct Client {
+    tcp: Arc<TcpStore>,
+    prefixed: Option<PrefixStore<Arc<TcpStore>>>,
+}
+
+impl TargetArgs {
+    pub(super) fn connect(&self) -> Result<Client, Failure> {
+        let started = Instant::now();
+        let target = self.target(|name| env::var(name).ok())?;
+        let options =
+            TcpStoreOptions::default().with_timeout(self.timeout.max(CONNECT_TIMEOUT_MIN));
+        let tcp = TcpStore::open(target.host(), target.port(), options)?;
+        tcp.set_timeout(self.timeout.saturating_sub(started.elapsed()));
+        let tcp = Arc::new(tcp);
+        let prefixed = self
+            .prefix
+            .as_ref()
+            .map(|prefix| PrefixStore::new(prefix.as_str(), Arc::clone(&tcp)));
+        Ok(Client { tcp, prefixed })
+    }
+
+    fn target(&self, variable: impl Fn(&str) -> Option<String>) -> Result<HostPort, Failure> {
+        if let Some(target) = &self.connect {
+            return Ok(target.clone());
+        }
+        let Some(host) = variable("MASTER_ADDR").filter(|host| !host.is_empty()) else {
+            let text = "which store? Give --connect HOST:PORT, or set MASTER_ADDR and MASTER_PORT";
+            return Err(Failure::Usage(text.to_owned()));
+        };
+        let port = match variable("MASTER_PORT") {
+            None => DEFAULT_PORT,
+            Some(port) => port
+                .parse()
+                .map_err(|_| Failure::Usage(format!("MASTER_PORT is {port:?}, not a port")))?,
+        };
+        Ok(HostPort::new(host, port))
+    }
+}
+
+impl Client {
+    pub(super) fn store(&self) -> &dyn Store {
+        match &self.prefixed {
+            Some(prefixed) => prefixed,
+            None => &*self.tcp,
+        }
+    }
+
+    /// Does what nothing answers on this wire, and then makes sure: the answer to a later PING on
+    /// the same connection proves that the server has carried it out and not refused it.
+    pub(super) fn write(
+        &self,
+        what: String,
+        write: impl FnOnce(&dyn Store) -> Result<(), StoreError>,
+    ) -> Result<(), Failure> {
+        write(self.store())?;
+        match self.tcp.ping() {
+            Ok(_) => Ok(()),
+            Err(error) => Err(Failure::Unconfirmed {
+                what,
+                source: Box::new(error),
+            }),
+        }
+    }
+
+    pub(super) fn ping(&self) -> Result<Duration, Failure> {
+        Ok(self.tcp.ping()?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn target(connect: Option<&str>, variables: &[(&str, &str)]) -> Result<String, Failure> {
+        let args = TargetArgs {
+            connect: connect.map(|text| text.parse().unwrap()),
+            timeout: Duration::ZERO,
+            prefix: None,
+        };
+        let variable = |name: &str| {
+            let found = variables.iter().find(|(known, _)| *known == name);
+            found.map(|(_, value)| (*value).to_owned())
+        };
+        Ok(args.target(variable)?.to_string())
+    }
+
+    #[test]
+    fn the_argument_comes_before_the_environment() {
+        let both = [("MASTER_ADDR", "::1"), ("MASTER_PORT", "1234")];
+        assert_eq!(target(Some("a:1"), &both).unwrap(), "a:1");
+        assert_eq!(target(None, &both).unwrap(), "[::1]:1234");
+        assert_eq!(target(None, &both[..1]).unwrap(), "[::1]:29500");
+    }
+
+    #[test]
+    fn a_missing_or_bad_target_is_wrong_usage() {
+        for variables in [
+            &[][..],
+            &[("MASTER_ADDR", "")],
+            &[("MASTER_PORT", "1")],
+            &[("MASTER_ADDR", "a"), ("MASTER_PORT", "65536")],
+        ] {
+            let failure = target(None, variables).unwrap_err();
+            assert!(matches!(failure, Failure::Usage(_)), "{failure}");
+        }
+    }
+}

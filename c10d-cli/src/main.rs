@@ -1,0 +1,93 @@
+//! `c10d`: serves a TCPStore, talks to one, and measures one.
+//!
+//! Holds no protocol and no server of its own: those are `c10d-store`'s. What is here is what a
+//! shell user sees: arguments, bytes in and out, exit codes; and the load generator of `c10d bench`.
+#![forbid(unsafe_code)]
+
+mod bench;
+mod client;
+mod failure;
+mod open_files;
+mod parent;
+mod quantity;
+mod serve;
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::failure::Failure;
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0  done
+  1  the answer is no: not there in time, not written, queue empty
+  2  wrong usage, or more than the store takes
+  3  no connection, or it was lost, as when the server refuses a request";
+
+/// Serves, uses and measures PyTorch's TCPStore.
+#[derive(Debug, Parser)]
+#[command(name = "c10d", bin_name = "c10d", version, after_help = EXIT_CODES)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// A store: serve one, or use one.
+    #[command(subcommand, after_help = EXIT_CODES)]
+    Store(StoreCommand),
+    /// Measures a store's server.
+    #[command(subcommand)]
+    Bench(bench::BenchCommand),
+}
+
+#[derive(Debug, Subcommand)]
+enum StoreCommand {
+    /// Serves a store until SIGINT or SIGTERM.
+    Serve(serve::ServeArgs),
+    #[command(flatten)]
+    Client(client::ClientCommand),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let serves = matches!(cli.command, Command::Store(StoreCommand::Serve(_)));
+    // A server's log tells its own story; a client's output should be its answer alone.
+    let default_level = if serves { "info" } else { "warn" };
+    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or(default_level))
+        .init();
+    let result = match cli.command {
+        Command::Store(StoreCommand::Serve(args)) => serve::run(&args),
+        Command::Store(StoreCommand::Client(command)) => client::run(&command),
+        Command::Bench(command) => bench::run(&command),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => report(&failure),
+    }
+}
+
+/// One line on standard error. When that is closed there is nobody left to tell.
+fn report(failure: &Failure) -> ExitCode {
+    let text = failure.to_string();
+    if !text.is_empty() {
+        let one_line = text.lines().collect::<Vec<_>>().join(" ");
+        let _ = writeln!(std::io::stderr(), "c10d: {one_line}");
+    }
+    ExitCode::from(failure.exit_code())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_arguments_do_not_contradict_each_other() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,210 @@
+//! `c10d store serve`: a server in the foreground.
+
+use std::fs;
+use std::io::{self, Write};
+use std::net::TcpListener;
+use std::os::fd::RawFd;
+use std::time::Duration;
+
+use c10d_socket::{ListenError, ListenOptions, adopt_listener_raw, listen};
+use c10d_store::{ServerOptions, TcpStoreServer, WireLimits};
+use clap::Args;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use crate::failure::Failure;
+use crate::open_files;
+use crate::parent::end_with_parent;
+use crate::quantity::{ByteCount, parse_duration};
+
+/// PyTorch's default port.
+pub(crate) const DEFAULT_PORT: u16 = 29500;
+
+/// There is no password and no encryption: whoever reaches the port can read and write everything.
+/// So it listens on this machine alone, unless told otherwise.
+#[derive(Debug, Args)]
+pub(crate) struct ServeArgs {
+    /// The address or name to listen on; `::` for all interfaces, IPv6 and IPv4.
+    #[arg(long, default_value = "127.0.0.1")]
+    host: String,
+
+    /// The port; 0 lets the system choose. [default: 29500, or that of --listen-fd]
+    #[arg(long)]
+    port: Option<u16>,
+
+    /// Serves a socket that was bound by the parent process, by its descriptor number. With --port
+    /// as well, it must be bound to that port.
+    #[arg(long, value_name = "FD", conflicts_with = "host", value_parser = clap::value_parser!(i32).range(0..))]
+    listen_fd: Option<RawFd>,
+
+    /// How many workers will connect; warns at the start when the system cannot take so many.
+    #[arg(long, value_name = "N")]
+    world_size: Option<u64>,
+
+    /// The longest key, the `/` that clients put before it included.
+    #[arg(long, value_name = "BYTES", default_value_t = ByteCount(defaults().limits().key_bytes_max()))]
+    key_bytes_max: ByteCount,
+
+    /// The longest value that one request may bring.
+    #[arg(long, value_name = "BYTES", default_value_t = ByteCount(defaults().limits().value_bytes_max()))]
+    value_bytes_max: ByteCount,
+
+    /// The most keys in one request.
+    #[arg(long, value_name = "N", default_value_t = defaults().limits().keys_per_request_max())]
+    keys_per_request_max: usize,
+
+    /// The longest request as a whole.
+    #[arg(long, value_name = "BYTES", default_value_t = ByteCount(defaults().limits().request_bytes_max()))]
+    request_bytes_max: ByteCount,
+
+    /// The most reply bytes kept for a peer that does not read them.
+    #[arg(long, value_name = "BYTES", default_value_t = ByteCount(defaults().unsent_bytes_max()))]
+    unsent_bytes_max: ByteCount,
+
+    /// The most connections at a time.
+    #[arg(long, value_name = "N", default_value_t = defaults().connections_max())]
+    connections_max: usize,
+
+    /// How long a new connection may take to say a correct hello.
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "60s")]
+    hello_timeout: Duration,
+
+    /// Ends when the parent process does, so that a script which is killed leaves no server behind.
+    #[arg(long)]
+    end_with_parent: bool,
+}
+
+impl ServeArgs {
+    fn options(&self) -> ServerOptions {
+        let limits = WireLimits::default()
+            .with_key_bytes_max(self.key_bytes_max.0)
+            .with_value_bytes_max(self.value_bytes_max.0)
+            .with_keys_per_request_max(self.keys_per_request_max)
+            .with_request_bytes_max(self.request_bytes_max.0);
+        defaults()
+            .with_limits(limits)
+            .with_unsent_bytes_max(self.unsent_bytes_max.0)
+            .with_connections_max(self.connections_max)
+            .with_hello_timeout(self.hello_timeout)
+    }
+
+    fn listen(&self) -> Result<Vec<TcpListener>, ListenError> {
+        if let Some(fd) = self.listen_fd {
+            return Ok(vec![adopt_listener_raw(fd, self.port.unwrap_or(0))?]);
+        }
+        let options = ListenOptions::default()
+            .with_host(self.host.as_str())
+            .with_port(self.port.unwrap_or(DEFAULT_PORT));
+        listen(&options)
+    }
+}
+
+fn defaults() -> ServerOptions {
+    ServerOptions::default()
+}
+
+/// Serves until SIGINT or SIGTERM. The line on standard output is written once, when connections are
+/// accepted, so that a script can wait for it and read the port from it.
+pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
+    if args.end_with_parent {
+        end_with_parent().map_err(Failure::system("cannot watch the parent process"))?;
+    }
+    // Before anything is announced: a signal that comes right after the line must not be missed.
+    let mut signals = Signals::new([SIGINT, SIGTERM])
+        .map_err(Failure::system("cannot catch SIGINT and SIGTERM"))?;
+    log_capacity(args, open_files::raise_limit());
+
+    let listeners = args.listen()?;
+    let server = TcpStoreServer::serve(listeners, args.options())?;
+    for address in server.local_addrs() {
+        log::info!("listening on {address}");
+    }
+    let mut stdout = io::stdout();
+    writeln!(stdout, "listening on {}", server.local_addr())
+        .and_then(|()| stdout.flush())
+        .map_err(Failure::system("cannot write to standard output"))?;
+
+    if let Some(signal) = signals.forever().next() {
+        let name = signal_hook::low_level::signal_name(signal).unwrap_or("a signal");
+        log::info!("stopping on {name}; what the store holds is gone with it");
+    }
+    server.shutdown();
+    Ok(())
+}
+
+/// Says how many workers fit, and warns about what will bite a job of `--world-size` at its start,
+/// when everybody connects at once.
+fn log_capacity(args: &ServeArgs, files_left: Option<u64>) {
+    /// The listener, the poll descriptor, the waker, the spare one, and a few to look around with.
+    const OWN_FILES: u64 = 16;
+    let by_option = args.connections_max as u64;
+    let by_system = files_left.map(|left| left.saturating_sub(OWN_FILES));
+    let room = by_system.map_or(by_option, |by_system| by_system.min(by_option));
+    let reason = if room == by_option {
+        "--connections-max"
+    } else {
+        "the system's limit on open files, ulimit -Hn"
+    };
+    log::info!("room for {room} connections ({reason})");
+    let Some(world_size) = args.world_size else {
+        return;
+    };
+    if world_size > room {
+        log::warn!(
+            "{world_size} workers do not fit: there is room for {room} connections ({reason})"
+        );
+    }
+    if let Some(backlog) = backlog_max().filter(|backlog| world_size > *backlog) {
+        log::warn!(
+            "{world_size} workers may connect at once, but the system keeps only {backlog} waiting; \
+             the rest try again after a second or more (sysctl net.core.somaxconn)"
+        );
+    }
+}
+
+fn backlog_max() -> Option<u64> {
+    let text = fs::read_to_string("/proc/sys/net/core/somaxconn").ok()?;
+    text.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Command {
+        #[command(flatten)]
+        serve: ServeArgs,
+    }
+
+    #[test]
+    fn without_flags_the_limits_are_those_of_the_library() {
+        let args = Command::parse_from(["serve"]).serve;
+        assert_eq!(format!("{:?}", args.options()), format!("{:?}", defaults()));
+    }
+
+    #[test]
+    fn every_limit_has_its_flag() {
+        let args = Command::parse_from([
+            "serve",
+            "--key-bytes-max=1",
+            "--value-bytes-max=2KiB",
+            "--keys-per-request-max=3",
+            "--request-bytes-max=4",
+            "--unsent-bytes-max=5",
+            "--connections-max=6",
+            "--hello-timeout=7s",
+        ]);
+        let options = args.serve.options();
+        let limits = options.limits();
+        assert_eq!(limits.key_bytes_max(), 1);
+        assert_eq!(limits.value_bytes_max(), 2048);
+        assert_eq!(limits.keys_per_request_max(), 3);
+        assert_eq!(limits.request_bytes_max(), 4);
+        assert_eq!(options.unsent_bytes_max(), 5);
+        assert_eq!(options.connections_max(), 6);
+        assert_eq!(options.hello_timeout(), Duration::from_secs(7));
+    }
+}

@@ -1,0 +1,376 @@
+//! The client commands: each one's answer and each exit code.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::Write;
+use std::net::TcpListener;
+use std::os::unix::ffi::OsStrExt;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use crate::process::{PATIENCE, Running, Server, command, run, run_with_input, until};
+
+/// Neither UTF-8 nor without zeros and newlines.
+const BINARY: &[u8] = b"\x00\xff\n\r\x80\n";
+
+#[test]
+fn values_come_from_an_argument_a_file_or_standard_input() {
+    let server = Server::start();
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(BINARY).unwrap();
+    let path = file.path().to_str().unwrap();
+
+    server
+        .store(&["set", "argument", "a value"])
+        .assert_prints("");
+    server.store(&["get", "argument"]).assert_prints("a value");
+    server.store(&["set", "negative", "-5"]).assert_prints("");
+    server.store(&["get", "negative"]).assert_prints("-5");
+    server
+        .store(&["set", "dash", "--", "--file"])
+        .assert_prints("");
+    server.store(&["get", "dash"]).assert_prints("--file");
+    server.store(&["set", "empty", ""]).assert_prints("");
+    server.store(&["get", "empty"]).assert_prints("");
+    server
+        .store(&["set", "file", "--file", path])
+        .assert_prints("");
+    server.store(&["get", "file"]).assert_prints(BINARY);
+    run_with_input(server.arguments(&["set", "input", "-"]), BINARY).assert_prints("");
+    server.store(&["get", "input"]).assert_prints(BINARY);
+
+    let words = server.arguments(&["set", "raw"]);
+    let binary = OsStr::from_bytes(b"\xff\xfe");
+    run(words.iter().map(OsStr::new).chain([binary])).assert_prints("");
+    server.store(&["get", "raw"]).assert_prints(b"\xff\xfe");
+}
+
+#[test]
+fn a_value_as_long_as_pytorch_takes_goes_both_ways() {
+    let server = Server::start();
+    let value: Vec<u8> = (0..8 << 20).map(|index| (index % 253) as u8).collect();
+    run_with_input(server.arguments(&["set", "long", "-"]), &value).assert_prints("");
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let mut get = command(server.arguments(&["get", "long", "--timeout=60s"]));
+    get.stdout(file.reopen().unwrap());
+    Running::start(get).end().assert_prints("");
+    assert!(
+        fs::read(file.path()).unwrap() == value,
+        "another value came back"
+    );
+}
+
+#[test]
+fn numbers() {
+    let server = Server::start();
+    server.store(&["add", "n"]).assert_prints("1\n");
+    server.store(&["add", "n", "41"]).assert_prints("42\n");
+    server.store(&["add", "n", "-50"]).assert_prints("-8\n");
+    server.store(&["get", "n"]).assert_prints("-8");
+    server.store(&["set", "text", "abc"]).assert_prints("");
+    // On this wire a refusal is a closed connection.
+    server.store(&["add", "text", "1"]).assert_fails(3, "lost");
+    server.store(&["get", "text"]).assert_prints("abc");
+}
+
+#[test]
+fn compare_set_tells_whether_it_wrote() {
+    let server = Server::start();
+    server
+        .store(&["compare-set", "k", "", "one"])
+        .assert_prints("one");
+    server
+        .store(&["compare-set", "k", "one", "two"])
+        .assert_prints("two");
+    server
+        .store(&["compare-set", "k", "two", "two"])
+        .assert_prints("two");
+    run_with_input(server.arguments(&["compare-set", "k", "two", "-"]), BINARY)
+        .assert_prints(BINARY);
+
+    let refused = server.store(&["compare-set", "k", "one", "three"]);
+    refused.assert_fails(1, "nothing written");
+    assert_eq!(refused.stdout, BINARY);
+    // A missing key is answered with the expected value, whatever that is.
+    server
+        .store(&["compare-set", "missing", "old", "new"])
+        .assert_fails(1, "nothing written");
+    server
+        .store(&["compare-set", "missing", "same", "same"])
+        .assert_fails(1, "nothing written");
+    assert_eq!(server.store(&["check", "missing"]).code, Some(1));
+}
+
+#[test]
+fn check_wait_delete() {
+    let server = Server::start();
+    let no = server.store(&["check", "a"]);
+    assert_eq!(
+        (no.code, no.stdout_text(), no.stderr.as_str()),
+        (Some(1), "false\n", "")
+    );
+    server.store(&["set", "a", "1"]).assert_prints("");
+    server.store(&["check", "a"]).assert_prints("true\n");
+    assert_eq!(server.store(&["check", "a", "b"]).code, Some(1));
+
+    let mut waiting = Running::start(command(server.arguments(&[
+        "wait",
+        "a",
+        "b",
+        "--timeout=1m",
+    ])));
+    assert!(!waiting.has_ended());
+    server.store(&["set", "b", ""]).assert_prints("");
+    waiting.end().assert_prints("");
+
+    server.store(&["delete", "a"]).assert_prints("");
+    server
+        .store(&["delete", "a"])
+        .assert_fails(1, "delete \"a\": not there");
+}
+
+#[test]
+fn keys_and_their_number() {
+    let server = Server::start();
+    server.store(&["keys"]).assert_prints("");
+    server.store(&["keys", "--json"]).assert_prints("[]\n");
+    server.store(&["set", "b/2", "x"]).assert_prints("");
+    server.store(&["set", "a\n1", "x"]).assert_prints("");
+    server.store(&["keys"]).assert_prints("a\n1\nb/2\n");
+    server
+        .store(&["keys", "--json"])
+        .assert_prints("[\"a\\n1\",\"b/2\"]\n");
+    server.store(&["count"]).assert_prints("2\n");
+}
+
+#[test]
+fn several_keys_at_once() {
+    let server = Server::start();
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(BINARY).unwrap();
+    let path = file.path().to_str().unwrap();
+    let words = [
+        "multi-set",
+        "a",
+        "1",
+        "b",
+        "-",
+        "--file",
+        "c",
+        path,
+        "--file",
+        "d",
+        path,
+    ];
+    run_with_input(server.arguments(&words), "é".as_bytes()).assert_prints("");
+
+    server.store(&["multi-get", "b", "a"]).assert_prints("é1");
+    server
+        .store(&["multi-get", "c", "a"])
+        .assert_prints([BINARY, b"1"].concat());
+    let ended = server.store(&["multi-get", "--json", "a", "b", "c"]);
+    let json: Value = serde_json::from_slice(&ended.stdout).unwrap();
+    let expected = json!([
+        { "key": "a", "value": "1" },
+        { "key": "b", "value": "é" },
+        { "key": "c", "base64": "AP8KDYAK" },
+    ]);
+    assert_eq!((ended.code, json), (Some(0), expected));
+    server
+        .store(&["multi-get", "a", "missing", "--timeout=0"])
+        .assert_fails(1, "timed out");
+
+    server
+        .store(&["multi-set", "a", "1", "b"])
+        .assert_fails(2, "\"b\" has no value");
+    server
+        .store(&["multi-set", "a", "-", "b", "-"])
+        .assert_fails(2, "only once");
+}
+
+#[test]
+fn append_creates_and_grows() {
+    let server = Server::start();
+    server.store(&["append", "log", "one"]).assert_prints("");
+    run_with_input(server.arguments(&["append", "log", "-"]), b"\ntwo").assert_prints("");
+    server.store(&["get", "log"]).assert_prints("one\ntwo");
+}
+
+#[test]
+fn queues() {
+    let server = Server::start();
+    server.store(&["len", "q"]).assert_prints("0\n");
+    server
+        .store(&["pop", "q", "--no-wait"])
+        .assert_fails(1, "pop \"q\": the queue is empty");
+    server
+        .store(&["pop", "q", "--timeout=0"])
+        .assert_fails(1, "timed out");
+
+    let waiting = Running::start(command(server.arguments(&["pop", "q", "--timeout=1m"])));
+    run_with_input(server.arguments(&["push", "q", "-"]), BINARY).assert_prints("");
+    waiting.end().assert_prints(BINARY);
+
+    server.store(&["push", "q", "one"]).assert_prints("");
+    server.store(&["push", "q", "two"]).assert_prints("");
+    server.store(&["len", "q"]).assert_prints("2\n");
+    server.store(&["pop", "q"]).assert_prints("one");
+    server
+        .store(&["pop", "q", "--no-wait"])
+        .assert_prints("two");
+}
+
+#[test]
+fn workers_meet_at_a_barrier() {
+    let server = Server::start();
+    for prefix in [&[][..], &["--prefix", "p"]] {
+        let arrive = |name: &str| {
+            let words = ["barrier", name, "--world-size", "2", "--timeout", "1m"];
+            let words = [&words[..], prefix].concat();
+            Running::start(command(server.arguments(&words)))
+        };
+        let first = arrive("b");
+        let second = arrive("b");
+        first.end().assert_prints("");
+        second.end().assert_prints("");
+    }
+    server
+        .store(&["barrier", "alone", "--world-size=2", "--timeout=10ms"])
+        .assert_fails(1, "timed out");
+}
+
+#[test]
+fn a_prefix_is_a_store_of_its_own() {
+    let server = Server::start();
+    let with_prefix = |words: &[&str]| server.store(&[words, &["--prefix", "job/1"]].concat());
+    server.store(&["set", "outside", "0"]).assert_prints("");
+    with_prefix(&["set", "k", "1"]).assert_prints("");
+    with_prefix(&["get", "k"]).assert_prints("1");
+    with_prefix(&["keys"]).assert_prints("k\n");
+    with_prefix(&["push", "q", "2"]).assert_prints("");
+    with_prefix(&["len", "q"]).assert_prints("1\n");
+    server.store(&["keys"]).assert_prints("job/1/k\noutside\n");
+    server.store(&["get", "job/1/k"]).assert_prints("1");
+}
+
+#[test]
+fn ping_prints_a_time() {
+    let ended = Server::start().store(&["ping"]);
+    let milliseconds = ended.stdout_text().strip_suffix(" ms\n").unwrap();
+    assert!(milliseconds.parse::<f64>().unwrap() > 0.0, "{ended:?}");
+}
+
+#[test]
+fn the_environment_names_the_server() {
+    let server = Server::start();
+    let mut get = command(["store", "add", "k"]);
+    get.env("MASTER_ADDR", server.address.ip().to_string())
+        .env("MASTER_PORT", server.address.port().to_string());
+    Running::start(get).end().assert_prints("1\n");
+}
+
+#[test]
+fn what_is_not_there_in_time_has_exit_code_1() {
+    let server = Server::start();
+    server
+        .store(&["get", "k", "--timeout=50ms"])
+        .assert_fails(1, "get \"k\" at TCP store");
+    server
+        .store(&["get", "k", "--timeout=0"])
+        .assert_fails(1, "timed out");
+    server
+        .store(&["wait", "k", "l", "--timeout=0.05s"])
+        .assert_fails(1, "timed out");
+    let start = Instant::now();
+    server
+        .store(&["pop", "k", "--timeout=100ms"])
+        .assert_fails(1, "timed out");
+    assert!(start.elapsed() >= Duration::from_millis(90));
+}
+
+#[test]
+fn wrong_usage_has_exit_code_2() {
+    let server = Server::start();
+    let long_key = "k".repeat(8192);
+    server
+        .store(&["set", &long_key, "v"])
+        .assert_fails(2, "the limit is 8191");
+    server
+        .store(&["set", "k", "--file", "/no/such/file"])
+        .assert_fails(2, "cannot read /no/such/file");
+    run(["store", "get", "k"]).assert_fails(2, "which store?");
+    for words in [
+        &["get"][..],
+        &["set", "k"],
+        &["set", "k", "v", "--file", "f"],
+        &["add", "k", "one"],
+        &["wait"],
+        &["multi-set"],
+        &["barrier", "k"],
+        &["barrier", "k", "--world-size=0"],
+        &["get", "k", "--timeout=-1s"],
+        &["get", "k", "--connect=nowhere"],
+        &["no-such-command"],
+    ] {
+        let ended = run(["store"].iter().chain(words));
+        assert_eq!(
+            (ended.code, ended.stdout.as_slice()),
+            (Some(2), &b""[..]),
+            "{words:?}"
+        );
+    }
+}
+
+#[test]
+fn no_server_has_exit_code_3_when_the_timeout_is_over() {
+    let closed = TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap();
+    let start = Instant::now();
+    run([
+        "store",
+        "get",
+        "k",
+        "--timeout=300ms",
+        "--connect",
+        &closed.to_string(),
+    ])
+    .assert_fails(3, "cannot connect to 127.0.0.1");
+    assert!(start.elapsed() < PATIENCE / 2, "{:?}", start.elapsed());
+}
+
+#[test]
+fn a_server_that_never_answers_has_exit_code_3() {
+    // The system accepts for it, nobody reads.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = silent.local_addr().unwrap().to_string();
+    let start = Instant::now();
+    run([
+        "store",
+        "get",
+        "k",
+        "--timeout=200ms",
+        "--connect",
+        &address,
+    ])
+    .assert_fails(3, "c10d: ");
+    assert!(start.elapsed() < PATIENCE / 2, "{:?}", start.elapsed());
+}
+
+#[test]
+fn a_server_that_goes_away_has_exit_code_3() {
+    let server = Server::start();
+    let words = ["barrier", "b", "--world-size=2", "--timeout=1m"];
+    let waiting = Running::start(command(server.arguments(&words)));
+    until("the barrier has its first arrival", || {
+        server.store(&["check", "b"]).code == Some(0)
+    });
+    server.running.signal(Signal::TERM);
+    assert_eq!(server.end().code, Some(0));
+    waiting
+        .end()
+        .assert_fails(3, "the connection to the server was lost");
+}

@@ -1,0 +1,200 @@
+//! Child processes that never outlive their test.
+
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+/// Far longer than anything takes here; ends a test that would hang.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+pub(crate) fn command<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_c10d"));
+    command
+        .args(arguments)
+        .env_remove("MASTER_ADDR")
+        .env_remove("MASTER_PORT")
+        .env_remove("RUST_LOG")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+/// A command's end: its exit code and what it wrote.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Ended {
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: Vec<u8>,
+    pub(crate) stderr: String,
+}
+
+impl Ended {
+    #[track_caller]
+    pub(crate) fn assert_prints(&self, stdout: impl AsRef<[u8]>) {
+        let expected = stdout.as_ref().to_vec();
+        assert_eq!((self.code, self.stderr.as_str()), (Some(0), ""), "{self:?}");
+        assert_eq!(self.stdout, expected, "{self:?}");
+    }
+
+    /// One line on standard error that begins with the command's name and holds `text`.
+    #[track_caller]
+    pub(crate) fn assert_fails(&self, code: i32, text: &str) {
+        assert_eq!(self.code, Some(code), "{self:?}");
+        assert!(self.stderr.starts_with("c10d: "), "{self:?}");
+        assert_eq!(self.stderr.matches('\n').count(), 1, "{self:?}");
+        assert!(self.stderr.contains(text), "{self:?}");
+    }
+
+    pub(crate) fn stdout_text(&self) -> &str {
+        std::str::from_utf8(&self.stdout).unwrap()
+    }
+}
+
+/// A running process; killed on drop.
+#[derive(Debug)]
+pub(crate) struct Running(Child);
+
+impl Running {
+    pub(crate) fn start(mut command: Command) -> Self {
+        Self(command.spawn().unwrap())
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.0.id()
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.0), signal).unwrap();
+    }
+
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.0.try_wait().unwrap().is_some()
+    }
+
+    pub(crate) fn end(mut self) -> Ended {
+        let status = self.exit_status();
+        let mut stdout = Vec::new();
+        if let Some(mut pipe) = self.0.stdout.take() {
+            pipe.read_to_end(&mut stdout).unwrap();
+        }
+        let mut stderr = String::new();
+        if let Some(mut pipe) = self.0.stderr.take() {
+            pipe.read_to_string(&mut stderr).unwrap();
+        }
+        Ended {
+            code: status.code(),
+            stdout,
+            stderr,
+        }
+    }
+
+    fn exit_status(&mut self) -> ExitStatus {
+        let mut status = None;
+        until("the process ends", || {
+            status = self.0.try_wait().unwrap();
+            status.is_some()
+        });
+        status.unwrap()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Runs to the end. Only for commands with output that fits a pipe.
+pub(crate) fn run<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Ended {
+    Running::start(command(arguments)).end()
+}
+
+pub(crate) fn run_with_input<S: AsRef<OsStr>>(
+    arguments: impl IntoIterator<Item = S>,
+    input: &[u8],
+) -> Ended {
+    let mut command = command(arguments);
+    command.stdin(Stdio::piped());
+    let mut running = Running::start(command);
+    let mut stdin = running.0.stdin.take().unwrap();
+    stdin.write_all(input).unwrap();
+    drop(stdin);
+    running.end()
+}
+
+/// A server that has said where it listens.
+#[derive(Debug)]
+pub(crate) struct Server {
+    pub(crate) running: Running,
+    pub(crate) address: SocketAddr,
+    stdout: BufReader<ChildStdout>,
+}
+
+impl Server {
+    /// `c10d store serve` on a port of its own.
+    pub(crate) fn start() -> Self {
+        Self::start_with(["store", "serve", "--port", "0"])
+    }
+
+    pub(crate) fn start_with<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Self {
+        Self::start_command(command(arguments))
+    }
+
+    pub(crate) fn start_command(command: Command) -> Self {
+        let mut running = Running::start(command);
+        let mut stdout = BufReader::new(running.0.stdout.take().unwrap());
+        let mut line = String::new();
+        stdout.read_line(&mut line).unwrap();
+        let address = line
+            .strip_prefix("listening on ")
+            .and_then(|rest| rest.strip_suffix('\n'))
+            .unwrap_or_else(|| panic!("the server wrote {line:?}"));
+        Self {
+            address: address.parse().unwrap(),
+            running,
+            stdout,
+        }
+    }
+
+    pub(crate) fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(self.address).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream
+    }
+
+    /// `c10d store WORD --connect ADDRESS WORDS`.
+    pub(crate) fn store(&self, words: &[&str]) -> Ended {
+        run(self.arguments(words))
+    }
+
+    pub(crate) fn arguments(&self, words: &[&str]) -> Vec<String> {
+        let address = self.address.to_string();
+        let words = [&["store", words[0], "--connect", &address], &words[1..]].concat();
+        words.into_iter().map(str::to_owned).collect()
+    }
+
+    /// What it wrote after its line, and how it ended.
+    pub(crate) fn end(mut self) -> Ended {
+        let mut rest = Vec::new();
+        let mut ended = self.running.end();
+        self.stdout.read_to_end(&mut rest).unwrap();
+        ended.stdout = rest;
+        ended
+    }
+}
+
+/// Waits for a condition.
+#[track_caller]
+pub(crate) fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < PATIENCE, "in vain: {what}");
+        thread::sleep(Duration::from_millis(2));
+    }
+}

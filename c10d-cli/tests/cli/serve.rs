@@ -1,0 +1,169 @@
+//! `c10d store serve`: its line, its limits, its end.
+
+use std::io::Read;
+use std::net::TcpListener;
+use std::os::fd::AsRawFd;
+
+use rustix::io::{FdFlags, fcntl_setfd};
+use rustix::process::Signal;
+
+use crate::process::{Server, command, run, until};
+
+#[test]
+fn it_serves_until_sigterm_or_sigint_and_says_one_line() {
+    for (signal, name) in [(Signal::TERM, "SIGTERM"), (Signal::INT, "SIGINT")] {
+        let server = Server::start();
+        assert!(server.address.ip().is_loopback());
+        server.store(&["set", "k", "v"]).assert_prints("");
+        server.store(&["get", "k"]).assert_prints("v");
+        // A client that waits does not hold up the end.
+        let mut idle = server.connect();
+        server.running.signal(signal);
+        let ended = server.end();
+        assert_eq!(
+            (ended.code, ended.stdout.as_slice()),
+            (Some(0), &b""[..]),
+            "{ended:?}"
+        );
+        assert!(
+            ended.stderr.contains(&format!("stopping on {name}")),
+            "{ended:?}"
+        );
+        assert_eq!(idle.read(&mut [0]).unwrap(), 0, "the connection is closed");
+    }
+}
+
+#[test]
+fn the_log_says_how_many_connections_fit() {
+    let server = Server::start_with(["store", "serve", "--port=0", "--connections-max=7"]);
+    server.running.signal(Signal::TERM);
+    let log = server.end().stderr;
+    assert!(
+        log.contains("room for 7 connections (--connections-max)"),
+        "{log}"
+    );
+    assert!(!log.contains("WARN"), "{log}");
+}
+
+#[test]
+fn a_world_that_does_not_fit_is_warned_of() {
+    let server = Server::start_with(["store", "serve", "--port=0", "--world-size=1000000000"]);
+    server.running.signal(Signal::TERM);
+    let log = server.end().stderr;
+    assert!(log.contains("1000000000 workers do not fit"), "{log}");
+    if cfg!(target_os = "linux") {
+        assert!(log.contains("net.core.somaxconn"), "{log}");
+    }
+}
+
+#[test]
+fn rust_log_decides_what_is_logged() {
+    let mut quiet = command(["store", "serve", "--port=0"]);
+    quiet.env("RUST_LOG", "error");
+    let server = Server::start_command(quiet);
+    server.running.signal(Signal::TERM);
+    assert_eq!(server.end().stderr, "");
+}
+
+#[test]
+fn a_taken_port_is_told() {
+    let server = Server::start();
+    let port = format!("--port={}", server.address.port());
+    let second = run(["store", "serve", &port]);
+    assert_eq!(
+        (second.code, second.stdout.as_slice()),
+        (Some(3), &b""[..]),
+        "{second:?}"
+    );
+    let last_line = second.stderr.lines().last().unwrap();
+    assert!(
+        last_line.starts_with("c10d: cannot listen on"),
+        "{second:?}"
+    );
+    assert!(
+        last_line.contains("another process has the port"),
+        "{second:?}"
+    );
+}
+
+#[test]
+fn a_limit_given_is_a_limit_kept() {
+    let server = Server::start_with(["store", "serve", "--port=0", "--value-bytes-max=4"]);
+    server.store(&["set", "k", "1234"]).assert_prints("");
+    server
+        .store(&["set", "k", "12345"])
+        .assert_fails(3, "set \"k\": sent, but perhaps refused: ");
+    server.store(&["get", "k"]).assert_prints("1234");
+}
+
+#[test]
+fn a_peer_that_says_nothing_is_sent_away() {
+    let server = Server::start_with(["store", "serve", "--port=0", "--hello-timeout=1ms"]);
+    let mut silent = server.connect();
+    assert_eq!(silent.read(&mut [0]).unwrap(), 0);
+}
+
+#[test]
+fn a_socket_of_the_parent_can_be_served() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    fcntl_setfd(&listener, FdFlags::empty()).unwrap();
+    let fd = format!("--listen-fd={}", listener.as_raw_fd());
+    let address = listener.local_addr().unwrap();
+
+    let port = format!("--port={}", address.port());
+    let wrong_port = format!("--port={}", address.port() ^ 1);
+    for arguments in [vec![&fd], vec![&fd, &port]] {
+        let words = ["store", "serve"].into_iter();
+        let server = Server::start_with(words.chain(arguments.iter().map(|text| text.as_str())));
+        assert_eq!(server.address, address);
+        server.store(&["add", "k", "2"]).assert_prints("2\n");
+    }
+
+    let ended = run(["store", "serve", &fd, &wrong_port]);
+    assert_eq!(ended.code, Some(3));
+    assert!(
+        ended.stderr.contains("expected to be bound to port"),
+        "{ended:?}"
+    );
+}
+
+#[test]
+fn wrong_usage_has_exit_code_2() {
+    for arguments in [
+        &["--no-such-flag"][..],
+        &["--port=65536"],
+        &["--value-bytes-max=lots"],
+        &["--hello-timeout=soon"],
+        &["--listen-fd=3", "--host=::1"],
+        &["--listen-fd=-1"],
+    ] {
+        let ended = run(["store", "serve"].iter().chain(arguments));
+        assert_eq!(
+            (ended.code, ended.stdout.as_slice()),
+            (Some(2), &b""[..]),
+            "{arguments:?}"
+        );
+        assert!(!ended.stderr.is_empty());
+    }
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn it_can_end_with_its_parent() {
+    use std::net::TcpStream;
+    use std::process::{Command, Stdio};
+
+    let script = "\"$0\" store serve --port 0 --end-with-parent & wait";
+    let mut shell = Command::new("sh");
+    shell
+        .args(["-c", script, env!("CARGO_BIN_EXE_c10d")])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null());
+    let server = Server::start_command(shell);
+    assert!(TcpStream::connect(server.address).is_ok());
+    server.running.signal(Signal::KILL);
+    until("the server is gone", || {
+        TcpStream::connect(server.address).is_err()
+    });
+}
