@@ -42,6 +42,8 @@ pub struct SendBuf {
     rest: VecDeque<Piece>,
     /// Unsent bytes in `rest`.
     rest_unsent: usize,
+    /// Those of them that are shared.
+    shared_unsent: usize,
 }
 
 #[derive(Debug)]
@@ -84,6 +86,13 @@ impl SendBuf {
         self.head.len() - self.head_sent + self.rest_unsent
     }
 
+    /// How many bytes of memory the unsent bytes hold: those that were copied. A shared piece costs
+    /// nothing here, as its owner keeps it anyway.
+    #[must_use]
+    pub fn copied_bytes(&self) -> usize {
+        self.unsent_bytes() - self.shared_unsent
+    }
+
     /// Appends a copy of `bytes`.
     pub fn push(&mut self, bytes: &[u8]) {
         if self.rest.is_empty() {
@@ -108,6 +117,7 @@ impl SendBuf {
     pub fn push_shared(&mut self, bytes: Arc<Vec<u8>>, start: usize) {
         assert!(start <= bytes.len(), "start lies within the bytes");
         self.rest_unsent += bytes.len() - start;
+        self.shared_unsent += bytes.len() - start;
         self.rest.push_back(Piece::Shared { bytes, sent: start });
     }
 
@@ -160,6 +170,10 @@ impl SendBuf {
         self.rest_unsent -= count;
         while let Some(piece) = self.rest.front_mut() {
             let unsent = piece.unsent().len();
+            let of_piece = count.min(unsent);
+            if matches!(piece, Piece::Shared { .. }) {
+                self.shared_unsent -= of_piece;
+            }
             if count < unsent {
                 piece.advance(count);
                 break;
@@ -247,6 +261,7 @@ mod tests {
             }
             assert_eq!(writer.taken, expected, "step {step}");
             assert!(out.is_empty());
+            assert_eq!(out.copied_bytes(), 0);
         }
     }
 
@@ -271,6 +286,7 @@ mod tests {
         let mut out = SendBuf::new();
         out.push_shared(Arc::clone(&value), 0);
         assert_eq!(Arc::strong_count(&value), 2);
+        assert_eq!((out.unsent_bytes(), out.copied_bytes()), (10, 0));
         assert!(out.flush(&mut Vec::new()).expect("a vector takes all"));
         assert_eq!(Arc::strong_count(&value), 1);
     }

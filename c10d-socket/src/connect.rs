@@ -28,10 +28,20 @@ use crate::{Backoff, BackoffOptions, ConnectError, Deadline, HostPort, SocketOpt
 pub struct ConnectOptions {
     backoff: BackoffOptions,
     jitter_seed: Option<u64>,
+    rounds_max: Option<u64>,
     socket: SocketOptions,
 }
 
 impl ConnectOptions {
+    /// Gives up after so many rounds, at least 1, though there be time left. Default: no limit. One
+    /// round is for those who know that the server was there a moment ago: if it refuses now, it is
+    /// gone.
+    #[must_use]
+    pub fn with_rounds_max(mut self, rounds: u64) -> Self {
+        self.rounds_max = Some(rounds.max(1));
+        self
+    }
+
     /// The pauses between rounds of attempts; see [`BackoffOptions`] for the defaults.
     #[must_use]
     pub fn with_backoff(mut self, backoff: BackoffOptions) -> Self {
@@ -131,7 +141,8 @@ impl Dialer {
             .unwrap_or_else(|| RandomState::new().hash_one(()));
         let backoff = Backoff::new(options.backoff.clone(), seed);
         Self {
-            plan: DialPlan::new(target.clone(), backoff, Instant::now(), deadline),
+            plan: DialPlan::new(target.clone(), backoff, Instant::now(), deadline)
+                .with_rounds_max(options.rounds_max.unwrap_or(u64::MAX)),
             resolver: Resolver::new(target.clone()),
             socket: options.socket.clone(),
         }

@@ -24,6 +24,7 @@ pub(crate) struct DialPlan {
     backoff: Backoff,
     phase: Phase,
     rounds: u64,
+    rounds_max: u64,
     /// The pause before this round was cut short by the deadline, so that no other follows.
     is_last_round: bool,
     ledger: Ledger,
@@ -89,10 +90,17 @@ impl DialPlan {
             backoff,
             phase: Phase::LookUp,
             rounds: 1,
+            rounds_max: u64::MAX,
             is_last_round: false,
             ledger: Ledger::default(),
             notice: Notice::new(now),
         }
+    }
+
+    /// Gives up after so many rounds, also when there is time left.
+    pub(crate) fn with_rounds_max(mut self, rounds: u64) -> Self {
+        self.rounds_max = rounds;
+        self
     }
 
     /// What to do now. In the first round a deadline that has passed does not keep an address from
@@ -213,7 +221,7 @@ impl DialPlan {
     }
 
     fn end_round(&mut self, now: Instant, retry: bool) {
-        self.phase = if !retry {
+        self.phase = if !retry || self.rounds >= self.rounds_max {
             Phase::Failed { timed_out: false }
         } else if let Some(until) = self.pause_end(now) {
             Phase::Pause { until }
@@ -259,7 +267,7 @@ impl DialPlan {
 /// Whether a connection that failed like this may succeed a moment later: the server does not listen
 /// yet, or its machine does not answer yet.
 ///
-/// PyTorch's list (store.md 10.2), and "no route to host": what a machine of the same network gives
+/// PyTorch's list (torch/csrc/distributed/c10d/socket.cpp), and "no route to host": what a machine of the same network gives
 /// while it boots. The others (no permission, no network, no such local address) do not pass by
 /// waiting for the server.
 fn may_pass(error: &io::Error) -> bool {

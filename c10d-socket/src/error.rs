@@ -41,6 +41,20 @@ impl ConnectError {
         self.0.timed_out
     }
 
+    /// Whether the machine answered and refused, or closed what it had accepted: nothing serves there
+    /// at this moment.
+    #[must_use]
+    pub fn is_refused(&self) -> bool {
+        self.0.failures.iter().any(|failure| {
+            matches!(
+                failure.error().kind(),
+                io::ErrorKind::ConnectionRefused
+                    | io::ErrorKind::ConnectionReset
+                    | io::ErrorKind::UnexpectedEof
+            )
+        })
+    }
+
     /// What was to be connected to.
     #[must_use]
     pub fn target(&self) -> &HostPort {
@@ -191,7 +205,7 @@ pub enum ListenError {
     },
     /// The descriptor handed over is bound to another port than it should be. It has been closed,
     /// unless it was given as a bare number.
-    // The text is PyTorch's, store.md section 11.
+    // The text is PyTorch's (torch/csrc/distributed/c10d/TCPStoreLibUvBackend.cpp).
     #[error("listen fd {fd} is bound to port {actual}, expected to be bound to port {expected}")]
     WrongPort {
         /// The number of the descriptor.

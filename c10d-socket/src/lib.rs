@@ -23,6 +23,7 @@
 //!
 //! let deadline = Deadline::after(Instant::now(), Duration::from_secs(5));
 //! let stream = DeadlineStream::new(connect(&target, &ConnectOptions::default(), deadline)?)?;
+//! assert_eq!(stream.peer_addr()?.port(), target.port());
 //! stream.write_all_by(b"hello", deadline)?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```

@@ -80,10 +80,17 @@ fn start_lookup(target: HostPort) -> io::Result<Receiver<Answer>> {
     Ok(receiver)
 }
 
-/// Leaves out repetitions, as from two lines of a hosts file, and refuses an empty answer.
+/// Leaves out repetitions, as from two lines of a hosts file, and refuses an empty answer. An IPv4
+/// address in its IPv6 form (`::ffff:127.0.0.1`, as hosts files for PyTorch have it) is the same
+/// address, and is used as IPv4, which also tells a loopback address for what it is.
 fn each_once(found: Vec<SocketAddr>) -> Answer {
     let mut addresses: Vec<SocketAddr> = Vec::with_capacity(found.len());
-    for address in found {
+    for mut address in found {
+        if let SocketAddr::V6(v6) = address
+            && let Some(v4) = v6.ip().to_ipv4_mapped()
+        {
+            address = SocketAddr::new(v4.into(), v6.port());
+        }
         if !addresses.contains(&address) {
             addresses.push(address);
         }
@@ -127,6 +134,15 @@ mod tests {
         sender.send(Ok(vec![address, address])).unwrap();
         assert_eq!(resolver.lookup(Deadline::NEVER).unwrap(), [address]);
         assert!(resolver.unanswered.is_none());
+    }
+
+    #[test]
+    fn mapped_addresses_are_ipv4_addresses() {
+        let found = ["[::ffff:127.0.0.1]:80", "127.0.0.1:80", "[::1]:80"];
+        let found = found.map(|text| text.parse().unwrap()).to_vec();
+        let v4: SocketAddr = "127.0.0.1:80".parse().unwrap();
+        let v6: SocketAddr = "[::1]:80".parse().unwrap();
+        assert_eq!(each_once(found).unwrap(), [v4, v6]);
     }
 
     #[test]

@@ -164,7 +164,7 @@ fn what_cannot_listen_is_refused() {
     let (socket, address) = bound();
     let fd = socket.as_raw_fd();
     let other = address.port().wrapping_add(1).max(1);
-    // store.md, section 11: listen fd has another port.
+    // The text is PyTorch's.
     assert_eq!(
         adopt_listener(socket.into(), other)
             .unwrap_err()

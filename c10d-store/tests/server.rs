@@ -263,6 +263,26 @@ fn one_answer_above_the_limit_on_unsent_bytes_closes_the_connection() {
     assert_served(&server, &[7; 4000]);
 }
 
+/// Long values are sent from where they are stored, so they do not count towards the limit.
+#[test]
+fn a_reply_of_many_long_values_is_no_overflow() {
+    let server = serve(ServerOptions::default().with_unsent_bytes_max(10_000));
+    let value = vec![7; 1 << 20];
+    let mut peer = Raw::greeted(server.local_addr());
+    peer.request(|r| {
+        r.opcode(Opcode::Set).raw_key(b"k").value(&value);
+        r.opcode(Opcode::MultiGet).count(100);
+        for _ in 0..100 {
+            r.raw_key(b"k");
+        }
+    });
+    let answer = blob(&value);
+    for _ in 0..100 {
+        assert!(peer.read(answer.len()) == answer);
+    }
+    peer.fence();
+}
+
 // --- peers that do wrong ---------------------------------------------------------------------
 
 #[test]

@@ -440,6 +440,74 @@ fn a_killed_server_ends_every_blocked_call() {
     }
 }
 
+/// A call that needs a further connection while the server dies must not dial a dead port until its
+/// deadline.
+#[test]
+fn a_call_that_dials_a_dead_server_fails_at_once() {
+    for _ in 0..20 {
+        let server = serve();
+        let store = Arc::new(client(&server));
+        let calls: Vec<JoinHandle<StoreError>> = (0..4)
+            .map(|_| {
+                let store = Arc::clone(&store);
+                thread::spawn(move || store.get("never").unwrap_err())
+            })
+            .collect();
+        let started = Instant::now();
+        server.shutdown();
+        for call in calls {
+            let error = call.join().unwrap();
+            assert!(!error.is_timeout(), "{error}");
+        }
+        assert!(started.elapsed() < LONG / 2);
+        assert!(matches!(
+            store.add("k", 1).unwrap_err(),
+            StoreError::ConnectionLost { .. }
+        ));
+    }
+}
+
+/// The answer to the cancel comes late: a pop sent then would take it for its own.
+#[test]
+fn a_blocking_pop_stays_in_step_when_the_cancel_is_confirmed_late() {
+    let (go, gone) = std::sync::mpsc::channel::<()>();
+    let (port, playing) = play(ECHO, move |mut stream| {
+        expect(&mut stream, &about_k(15));
+        stream.write_all(&[0; 8]).unwrap();
+        expect(&mut stream, &about_k(6));
+        expect(&mut stream, &[12]);
+        gone.recv().unwrap();
+        stream.write_all(&[1]).unwrap();
+        expect(&mut stream, &[7]);
+        stream.write_all(&[5, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+    });
+    let store = open(port, ms(300));
+    let error = store.queue_pop("k").unwrap_err();
+    assert!(matches!(error, StoreError::Timeout { .. }), "{error}");
+    go.send(()).unwrap();
+    assert_eq!(store.num_keys().unwrap(), 5);
+    playing.join().unwrap();
+}
+
+#[test]
+fn a_pop_whose_element_is_taken_by_another_waits_on() {
+    let (port, playing) = play(ECHO, |mut stream| {
+        expect(&mut stream, &about_k(15));
+        stream.write_all(&[0; 8]).unwrap();
+        expect(&mut stream, &about_k(6));
+        stream.write_all(&[0]).unwrap();
+        expect(&mut stream, &about_k(15));
+        stream.write_all(&[0; 8]).unwrap();
+        expect(&mut stream, &about_k(6));
+        stream.write_all(&[0]).unwrap();
+        expect(&mut stream, &about_k(15));
+        stream.write_all(&[1, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+        stream.write_all(&[1, 0, 0, 0, 0, 0, 0, 0, b'e']).unwrap();
+    });
+    assert_eq!(open(port, LONG).queue_pop("k").unwrap(), b"e");
+    playing.join().unwrap();
+}
+
 #[test]
 fn nonsense_for_an_answer_is_an_error_that_shows_it() {
     let answers: [(&[u8], &str); 3] = [

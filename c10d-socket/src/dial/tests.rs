@@ -294,3 +294,14 @@ fn notices_come_less_and_less_often() {
         .collect();
     assert_eq!(taken, [5, 15, 35, 75, 135, 195, 255]);
 }
+
+#[test]
+fn one_round_tries_each_address_once_and_gives_up_at_once() {
+    let addresses = ["10.0.0.1:1", "10.0.0.2:1"].map(|text| text.parse().unwrap());
+    let mut world = World::new(Duration::from_secs(60), 1);
+    world.plan = world.plan.with_rounds_max(1);
+    let result = world.run(&addresses, |_, _| Some((Duration::ZERO, REFUSED)));
+    let error = result.unwrap_err();
+    assert_eq!((world.tries.len(), world.elapsed()), (2, Duration::ZERO));
+    assert!(error.is_refused() && !error.is_timeout());
+}

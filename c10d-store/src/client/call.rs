@@ -302,6 +302,14 @@ impl<'c> Call<'c> {
         if self.keys.len() > limit {
             return Err(too_long("keys in one request", self.keys.len(), limit));
         }
+        let length_words = 8 * (1 + self.keys.len() + values.len());
+        let of_keys: usize = self.keys.iter().map(|key| key.len() + 1).sum();
+        let of_values: usize = values.iter().map(|value| value.len()).sum();
+        let request_bytes = 1 + length_words + of_keys + of_values;
+        let limit = limits.request_bytes_max();
+        if request_bytes > limit {
+            return Err(too_long("request bytes", request_bytes, limit));
+        }
         for value in values {
             let limit = limits.value_bytes_max();
             if value.len() > limit {

@@ -24,6 +24,11 @@ pub(super) fn explain(error: PoolError, context: ErrorContext, timeout: Duration
         PoolError::Failure(failure) => failure,
     };
     match failure {
+        // Part of it may be there: a request of several parts takes effect part by part on PyTorch's
+        // server.
+        Failure::NotSent(source) if source.kind() == io::ErrorKind::TimedOut => {
+            StoreError::NoReply { context, timeout }
+        }
         Failure::NotSent(source) => StoreError::ConnectionLost {
             context,
             outcome: Outcome::NotSent,

@@ -41,9 +41,9 @@ const ANSWER_TIMEOUT_MIN: Duration = Duration::from_millis(250);
 /// which a further connection is opened when it is needed. What a thread has written, its next call
 /// sees.
 ///
-/// No call outlives its timeout by more than the 0.2 s in which a wait is cancelled and its missing
-/// keys are found out, also when the server is stopped or cut off; a store stays usable after a
-/// timeout. When the server closes the connection (it died, or it refused a request, for which the
+/// A call has its timeout, or 250 ms if that is longer, and at most 0.2 s more in which a wait is
+/// cancelled and its missing keys are found out, also when the server is stopped or cut off; a store
+/// stays usable after a timeout. When the server closes the connection (it died, or it refused a request, for which the
 /// wire has no other answer) every call fails at once, and so do all later ones: a server that comes
 /// back is another, empty store.
 ///

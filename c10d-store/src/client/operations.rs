@@ -13,6 +13,9 @@ use crate::error::{Operation, StoreError};
 use crate::store::Store;
 use crate::wire::{CHECK_NOT_READY, CHECK_READY, Opcode};
 
+/// The pause before a queue is waited for again whose element another worker has taken.
+const LOST_RACE_PAUSE: Duration = Duration::from_millis(1);
+
 impl Store for TcpStore {
     fn set(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
         self.call(Operation::Set, &[key], &[value])?
@@ -136,25 +139,32 @@ impl Store for TcpStore {
         let timeout = self.timeout();
         let keys = [key];
         let call = self.call(Operation::QueuePop, &keys, &[])?;
-        // Another worker can take the element between the two requests (and a value of the same name
-        // ends the wait without any): then the wait goes on.
+        // Look first: an element that is there costs one round trip, and a server without queues
+        // says so at once instead of letting the wait run out. Another worker can take the element
+        // between a wake and the pop (and a value of the same name ends the wait without any): then
+        // the wait goes on.
         let mut lease = call.lease(timeout)?;
+        let mut lost_races = 0;
         loop {
-            let waited = call.wait_on(&mut lease, timeout, Follows::Nothing, |request| {
-                request.opcode(Opcode::Wait).user_keys(&[key]);
-            })?;
-            let popped = call.pop_on(&mut lease, key)?;
-            match (popped, waited) {
-                (Some(element), _) => return Ok(element),
-                (None, Waited::TimedOut) => return Err(call.timed_out(lease, timeout)),
-                (None, Waited::Done(_)) if call.deadline(timeout).has_passed(Instant::now()) => {
+            if let Some(element) = call.pop_on(&mut lease, key)? {
+                return Ok(element);
+            }
+            if lost_races > 0 {
+                if call.deadline(timeout).has_passed(Instant::now()) {
                     return Err(StoreError::QueueEmpty {
                         context: call.context(),
                     });
                 }
-                // A value of that name makes every wait end at once: look again at leisure.
-                (None, Waited::Done(_)) => thread::sleep(Duration::from_millis(1)),
+                // Most likely the value of that name, which will end the next wait at once too.
+                thread::sleep(LOST_RACE_PAUSE);
             }
+            let waited = call.wait_on(&mut lease, timeout, Follows::Nothing, |request| {
+                request.opcode(Opcode::Wait).user_keys(&keys);
+            })?;
+            if waited == Waited::TimedOut {
+                return Err(call.timed_out(lease, timeout));
+            }
+            lost_races += 1;
         }
     }
 

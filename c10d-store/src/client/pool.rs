@@ -28,6 +28,8 @@ struct Shared {
     idle: Vec<Option<Connection>>,
     /// The stream of each lane's connection, in use or not, for closing.
     streams: Vec<Option<Arc<DeadlineStream>>>,
+    /// There has been a connection, so the server was there.
+    was_connected: bool,
     /// Why no call can succeed any more.
     ended: Option<Ended>,
 }
@@ -92,6 +94,7 @@ impl Pool {
             if let Some(ended) = &shared.ended {
                 return Err(PoolError::Ended(ended.clone()));
             }
+            shared.was_connected = true;
             shared.streams[lane] = Some(connection.stream());
         }
         lease.connection = Some(connection);
@@ -138,8 +141,27 @@ impl Pool {
         }
     }
 
+    /// Connects. The first time it is tried until the deadline, as the server may not be up yet; later
+    /// once, as a server that refuses then is gone, and one that comes back is another, empty store.
     fn connect(&self, deadline: Deadline) -> Result<Connection, PoolError> {
-        let mut dialer = Dialer::new(&self.target, &self.connect_options, deadline);
+        if !self.lock().was_connected {
+            return self.dial(&self.connect_options, deadline);
+        }
+        let once = self.connect_options.clone().with_rounds_max(1);
+        let result = self.dial(&once, deadline);
+        if let Err(PoolError::Connect(error)) = &result
+            && error.is_refused()
+        {
+            self.end(Ended::Lost {
+                kind: io::ErrorKind::ConnectionRefused,
+                text: error.to_string(),
+            });
+        }
+        result
+    }
+
+    fn dial(&self, options: &ConnectOptions, deadline: Deadline) -> Result<Connection, PoolError> {
+        let mut dialer = Dialer::new(&self.target, options, deadline);
         loop {
             let stream = dialer.connect().map_err(PoolError::Connect)?;
             let greeted = DeadlineStream::new(stream)

@@ -173,7 +173,7 @@ impl Replies for Connections {
             return;
         }
         encode_reply(reply, &mut connection.out);
-        connection.overflowed = connection.out.unsent_bytes() > unsent_bytes_max;
+        connection.overflowed = connection.out.copied_bytes() > unsent_bytes_max;
         if !connection.touched {
             connection.touched = true;
             self.touched.push(token);

@@ -273,6 +273,11 @@ impl EventLoop {
             }
             if std::mem::take(&mut connection.resume) {
                 self.process(token, Input::InSession);
+                budget = budget.saturating_sub(PAUSE_UNSENT_BYTES);
+                if budget == 0 {
+                    self.ready.push_back(token);
+                    return;
+                }
                 continue;
             }
             let next_read = connection.session.next_read();

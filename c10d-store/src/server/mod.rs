@@ -121,6 +121,13 @@ impl TcpStoreServer {
         &self.local_addrs
     }
 
+    /// Whether the server still serves. It does until it is dropped, unless the system failed it
+    /// (which the log tells): a host that lives long may want to look now and then.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
+    }
+
     /// Closes every connection and ends the thread. Blocks until it has ended, which takes as long
     /// as the request that is being carried out: microseconds.
     pub fn shutdown(mut self) {

@@ -42,10 +42,11 @@ impl ServerOptions {
         &self.limits
     }
 
-    /// The most reply bytes that may wait for a peer which does not read them; the connection is
-    /// closed at that point. Long before it, from 1 MiB on, the server stops carrying out the
-    /// peer's further requests until it reads, so only one single reply can be that long.
-    /// Default 256 MiB; PyTorch: no limit.
+    /// The most memory for reply bytes that wait for a peer which does not read them; the connection
+    /// is closed at that point. Long before it, from 1 MiB on, the server stops carrying out the
+    /// peer's further requests until it reads, so only one single reply can be that long. Values of
+    /// 16 KiB and more are sent from where they are stored and do not count, so this is reached only
+    /// by a listing or a MULTI_GET of very many short values. Default 256 MiB; PyTorch: no limit.
     #[must_use]
     pub const fn unsent_bytes_max(&self) -> usize {
         self.unsent_bytes_max

@@ -13,10 +13,9 @@ impl StoreState {
     ///
     /// - No slot is empty, no queue is empty, and the values are counted right.
     /// - A name and its list of waiters know each other; the chains are whole.
-    /// - Nobody sleeps beside what they wait for: a present value has no waiter of WAIT_GET, and a
-    ///   queue with more elements than woken connections has no waiter of WAIT.
-    ///   docs/wire.md, BARRIER bends this for values: an unfinished arrival creates the counter and
-    ///   wakes nobody, so a present value can have waiters of all kinds.
+    /// - Nobody sleeps beside an element: a queue with more elements than woken connections has no
+    ///   waiter of WAIT. For values there is no such sentence: docs/wire.md, BARRIER lets an unfinished
+    ///   arrival create its counter and wake nobody.
     pub(crate) fn check_invariants(&self) {
         let mut values = 0;
         let mut lists = 0;

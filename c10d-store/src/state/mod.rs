@@ -130,12 +130,7 @@ impl StoreState {
             }
             Request::Append { key, value } => self.append(key, value, replies),
             Request::MultiGet { keys } => self.reply_values(conn, keys.iter(), replies),
-            Request::MultiSet { pairs } => {
-                let mut blobs = pairs.iter();
-                while let (Some(key), Some(value)) = (blobs.next(), blobs.next()) {
-                    self.set(key, Payload::Borrowed(value), replies);
-                }
-            }
+            Request::MultiSet { pairs } => self.multi_set(pairs, replies),
             Request::QueuePush { key, value } => self.queue_push(key, value.into_value(), replies),
             Request::QueuePop { key } => self.queue_pop(conn, key, replies),
             Request::QueueLen { key } => {
@@ -174,6 +169,27 @@ impl StoreState {
     }
 
     fn set(&mut self, key: &[u8], new: Payload<'_>, replies: &mut impl Replies) {
+        let waiters = self.write(key, new);
+        self.wake_for_value(waiters, replies);
+    }
+
+    /// docs/wire.md, MULTI_SET: all pairs are there before anyone is woken.
+    fn multi_set(&mut self, pairs: Keys<'_>, replies: &mut impl Replies) {
+        let mut blobs = pairs.iter();
+        let mut anyone_waits = false;
+        while let (Some(key), Some(value)) = (blobs.next(), blobs.next()) {
+            anyone_waits |= self.write(key, Payload::Borrowed(value)).is_some();
+        }
+        if anyone_waits {
+            for key in pairs.iter().step_by(2) {
+                let waiters = self.slots.get(key).and_then(|slot| slot.waiters);
+                self.wake_for_value(waiters, replies);
+            }
+        }
+    }
+
+    /// Writes a value. Wakes nobody, but says who waits.
+    fn write(&mut self, key: &[u8], new: Payload<'_>) -> Option<ListId> {
         let Some(slot) = self.slots.get_mut(key) else {
             let value = Some(new.into_value());
             self.value_count += 1;
@@ -184,7 +200,7 @@ impl StoreState {
                     ..Slot::default()
                 },
             );
-            return;
+            return None;
         };
         match (&mut slot.value, new) {
             (Some(value), Payload::Borrowed(bytes)) => value.assign(bytes),
@@ -193,8 +209,7 @@ impl StoreState {
                 *value = Some(new.into_value());
             }
         }
-        let waiters = slot.waiters;
-        self.wake_for_value(waiters, replies);
+        slot.waiters
     }
 
     /// docs/wire.md, ADD and BARRIER: adds to the number under `key`. Wakes nobody, but says who

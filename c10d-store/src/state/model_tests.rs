@@ -301,8 +301,11 @@ impl Model {
                 }
             }
             Operation::MultiSet(pairs) => {
-                for (key, value) in pairs {
-                    self.write(key, value);
+                for (key, value) in &pairs {
+                    self.values.insert(*key, value.clone());
+                }
+                for (key, _) in pairs {
+                    self.wake(key);
                 }
             }
             Operation::Push(key, element) => {

@@ -277,6 +277,19 @@ fn wait_get_answers_with_the_values_of_one_moment() {
 }
 
 #[test]
+fn multi_set_writes_all_before_it_wakes_anyone() {
+    let mut store = Store::default();
+    store.set("a", "old");
+    store.wait_get(A, &["a", "b"]);
+    let pairs: &[&[u8]] = &[b"b", b"1", b"a", b"new", b"b", b"2"];
+    let pairs = Keys::from(pairs);
+    assert_eq!(
+        store.on(C, Request::MultiSet { pairs }),
+        [stop(A), bytes(A, "new"), bytes(A, "2")]
+    );
+}
+
+#[test]
 fn wait_get_does_not_take_a_queue_for_a_value() {
     let mut store = Store::default();
     assert_eq!(store.wait_get(A, &["k"]), []);
