@@ -4,13 +4,15 @@ use std::fs;
 use std::io::{self, Write};
 use std::net::TcpListener;
 use std::os::fd::RawFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use c10d_socket::{ListenError, ListenOptions, adopt_listener_raw, listen};
+use c10d_socket::{ListenError, ListenOptions, adopt_listener_raw, listen, wait_for_input};
 use c10d_store::{ServerOptions, TcpStoreServer, WireLimits};
 use clap::Args;
 use signal_hook::consts::{SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
 
 use crate::failure::Failure;
 use crate::open_files;
@@ -110,8 +112,8 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
         end_with_parent().map_err(Failure::system("cannot watch the parent process"))?;
     }
     // Before anything is announced: a signal that comes right after the line must not be missed.
-    let mut signals = Signals::new([SIGINT, SIGTERM])
-        .map_err(Failure::system("cannot catch SIGINT and SIGTERM"))?;
+    let signals =
+        EndSignals::catch().map_err(Failure::system("cannot catch SIGINT and SIGTERM"))?;
     log_capacity(args, open_files::raise_limit());
 
     let listeners = args.listen()?;
@@ -124,12 +126,59 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
         .and_then(|()| stdout.flush())
         .map_err(Failure::system("cannot write to standard output"))?;
 
-    if let Some(signal) = signals.forever().next() {
-        let name = signal_hook::low_level::signal_name(signal).unwrap_or("a signal");
-        log::info!("stopping on {name}; what the store holds is gone with it");
+    while !signals
+        .wait(LOOK_INTERVAL)
+        .map_err(Failure::system("cannot wait for signals"))?
+    {
+        if !server.is_running() {
+            let error = io::Error::other("its thread has ended, see the log");
+            return Err(Failure::system("the server does not serve any more")(error));
+        }
     }
+    let name = signals.name();
+    log::info!("stopping on {name}; what the store holds is gone with it");
     server.shutdown();
     Ok(())
+}
+
+/// How often to look whether the server still serves, so that one that the system failed does not
+/// leave a process behind that looks alive.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// SIGINT and SIGTERM, caught and told through a descriptor that can be waited for.
+#[derive(Debug)]
+struct EndSignals {
+    caught: UnixStream,
+    is_interrupt: Arc<AtomicBool>,
+}
+
+impl EndSignals {
+    fn catch() -> io::Result<Self> {
+        let (caught, teller) = UnixStream::pair()?;
+        let is_interrupt = Arc::new(AtomicBool::new(false));
+        // Actions run in the order of their registration: the flag is up before the pipe tells.
+        signal_hook::flag::register(SIGINT, Arc::clone(&is_interrupt))?;
+        signal_hook::low_level::pipe::register(SIGINT, teller.try_clone()?)?;
+        signal_hook::low_level::pipe::register(SIGTERM, teller)?;
+        Ok(Self {
+            caught,
+            is_interrupt,
+        })
+    }
+
+    /// The name of the one that has come.
+    fn name(&self) -> &'static str {
+        if self.is_interrupt.load(Ordering::SeqCst) {
+            "SIGINT"
+        } else {
+            "SIGTERM"
+        }
+    }
+
+    /// Whether one has come, waiting for it for so long.
+    fn wait(&self, timeout: Duration) -> io::Result<bool> {
+        wait_for_input(&self.caught, Some(timeout))
+    }
 }
 
 /// Says how many workers fit, and warns about what will bite a job of `--world-size` at its start,

@@ -125,7 +125,9 @@ impl TcpStoreServer {
     /// (which the log tells): a host that lives long may want to look now and then.
     #[must_use]
     pub fn is_running(&self) -> bool {
-        self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
+        self.thread
+            .as_ref()
+            .is_some_and(|thread| !thread.is_finished())
     }
 
     /// Closes every connection and ends the thread. Blocks until it has ended, which takes as long
