@@ -39,6 +39,9 @@ pub(crate) struct FrameScan {
     /// Start of each argument that has been scanned, and its end. For blobs and lists without the
     /// length or count word.
     spans: [Span; FIELDS_MAX],
+    /// Length words looked at, for the test that the cost is linear.
+    #[cfg(test)]
+    looks: std::cell::Cell<usize>,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -148,6 +151,10 @@ impl FrameScan {
         field: Field,
         limits: &WireLimits,
     ) -> Result<Result<usize, Progress>, WireError> {
+        #[cfg(test)]
+        {
+            self.looks.set(self.looks.get() + 1);
+        }
         let Some(word) = bytes.get(start..start + LENGTH_BYTES) else {
             return Ok(Err(Progress::NeedAtLeast(start + LENGTH_BYTES)));
         };
@@ -323,5 +330,70 @@ impl<'a> Frame<'a> {
 
     fn list(&self) -> Keys<'a> {
         Keys::encoded(Blobs::checked(self.arg(0), self.list_len))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::RequestBuf;
+
+    /// Long lists in small pieces: each piece may look again at the one length word that it left
+    /// unfinished, and at no other. (PyTorch's server looks at all of them again.)
+    #[test]
+    fn the_cost_is_that_of_the_pieces_and_the_blobs() {
+        let count = 5_000;
+        let mut request = RequestBuf::new();
+        request.opcode(Opcode::MultiSet).count(count);
+        for _ in 0..count {
+            request.raw_key(b"key").value(b"some value");
+        }
+        let bytes = request.to_bytes();
+        let limits = WireLimits::default();
+        for piece in [1, 7, 100, 4096, bytes.len()] {
+            let mut scan = FrameScan::default();
+            let mut pieces = 0;
+            let mut seen = 0;
+            while seen < bytes.len() {
+                seen = (seen + piece).min(bytes.len());
+                pieces += 1;
+                let progress = scan.advance(&bytes[..seen], &limits).expect("legal bytes");
+                let is_complete = progress == Progress::Complete(bytes.len());
+                assert_eq!(is_complete, seen == bytes.len());
+            }
+            assert!(scan.looks.get() <= 2 * count + pieces, "pieces of {piece}");
+        }
+    }
+
+    #[test]
+    fn what_is_too_long_is_refused_by_its_length_word_alone() {
+        let limits = WireLimits::default();
+        let refused = |build: &dyn Fn(&mut RequestBuf<'_>)| {
+            let mut request = RequestBuf::new();
+            build(&mut request);
+            FrameScan::default()
+                .advance(&request.to_bytes(), &limits)
+                .expect_err("too long")
+        };
+        let error = refused(&|r| {
+            r.opcode(Opcode::Set).count(8193);
+        });
+        let (bytes, bytes_max) = (8193, 8192);
+        assert_eq!(error.kind, WireErrorKind::KeyTooLong { bytes, bytes_max });
+        assert_eq!((error.opcode, error.offset), (Some(Opcode::Set), 1));
+        let error = refused(&|r| {
+            r.opcode(Opcode::Append).raw_key(b"k").count((8 << 20) + 1);
+        });
+        let (bytes, bytes_max) = ((8 << 20) + 1, 8 << 20);
+        assert_eq!(error.kind, WireErrorKind::ValueTooLong { bytes, bytes_max });
+        let error = refused(&|r| {
+            r.opcode(Opcode::Wait).count(usize::MAX);
+        });
+        let (keys, keys_max) = (u64::MAX, 131_072);
+        assert_eq!(error.kind, WireErrorKind::TooManyKeys { keys, keys_max });
+        assert_eq!(
+            error.to_string(),
+            "Wait, byte 1: 18446744073709551615 keys, limit 131072"
+        );
     }
 }
