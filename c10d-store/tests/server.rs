@@ -390,6 +390,62 @@ fn pipelined_requests_are_answered_in_order_whatever_their_number() {
     sending.join().expect("no panic").expect("all sent");
 }
 
+/// A push wakes the first waiter; if that one turns out to be dead the next, and so on through a long
+/// line of dead ones. One call from within the other would end the server's stack here.
+#[test]
+fn a_push_into_a_long_line_of_dead_waiters_reaches_the_living_one() {
+    let server = serve(ServerOptions::default());
+    let wait = |peer: &mut Raw| {
+        peer.request(|r| {
+            r.opcode(Opcode::Wait).count(1).raw_key(b"q");
+        });
+    };
+    let mut doomed: Vec<Raw> = (0..3_000)
+        .map(|_| Raw::greeted(server.local_addr()))
+        .collect();
+    for peer in &mut doomed {
+        wait(peer);
+    }
+    for peer in &mut doomed {
+        peer.fence();
+        let socket = socket2::SockRef::from(&peer.0);
+        socket.set_linger(Some(Duration::ZERO)).expect("an option");
+    }
+    let mut living = Raw::greeted(server.local_addr());
+    wait(&mut living);
+    living.fence();
+
+    // The push stands behind a request that keeps the server busy while the waiters die.
+    let mut busy = Raw::greeted(server.local_addr());
+    let mut burst = RequestBuf::new();
+    burst.opcode(Opcode::Check).count(131_072);
+    for _ in 0..131_071 {
+        burst.raw_key(b"q2");
+    }
+    burst
+        .raw_key(b"q2")
+        .opcode(Opcode::QueuePush)
+        .raw_key(b"q")
+        .value(b"e");
+    let bytes = burst.to_bytes();
+    let (most, last) = bytes.split_at(bytes.len() - 10);
+    let mut setter = Raw::greeted(server.local_addr());
+    setter.request(|r| {
+        r.opcode(Opcode::Set).raw_key(b"q2").value(b"");
+    });
+    setter.fence();
+    busy.send(most);
+    busy.send(last);
+    drop(doomed);
+    busy.expect(&[0]);
+    living.expect(&[0]);
+    living.request(|r| {
+        r.opcode(Opcode::QueuePop).raw_key(b"q");
+    });
+    living.expect(&1_u64.to_le_bytes_of_wire());
+    living.expect(&blob(b"e"));
+}
+
 // --- the end of a server ---------------------------------------------------------------------
 
 #[test]

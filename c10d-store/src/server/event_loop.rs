@@ -162,6 +162,7 @@ impl EventLoop {
             }
         }
         self.expire();
+        self.flush_touched();
     }
 
     fn on_event(&mut self, event: &Event) {
@@ -351,12 +352,15 @@ impl EventLoop {
         self.flush_touched();
     }
 
+    /// Sends what connections have got, and what they get from others that turn out to be dead.
     fn flush_touched(&mut self) {
-        let touched = self.connections.take_touched();
-        for token in &touched {
-            self.flush(*token);
+        while self.connections.has_touched() {
+            let touched = self.connections.take_touched();
+            for token in &touched {
+                self.flush(*token);
+            }
+            self.connections.reuse_touched(touched);
         }
-        self.connections.reuse_touched(touched);
     }
 
     fn flush(&mut self, token: Token) {
@@ -525,13 +529,12 @@ impl EventLoop {
         }
     }
 
-    /// Takes a connection out of the store: its wait, and a wake that another can use.
+    /// Takes a connection out of the store: its wait, and a wake that another can use. The other is
+    /// told by the next [`flush_touched`](Self::flush_touched) and not from here: thousands of dead
+    /// peers in one queue's line would each call for the next one from within the last.
     fn forget(&mut self, token: Token) {
         self.state
             .disconnect(conn_id_of(token), &mut self.connections);
-        if self.connections.has_touched() {
-            self.flush_touched();
-        }
     }
 }
 

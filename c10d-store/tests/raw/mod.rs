@@ -6,9 +6,24 @@ use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::Duration;
 
 use c10d_store::wire::RequestBuf;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Longer than anything takes on a loaded machine: only a hang lasts as long.
 pub(crate) const LONG: Duration = Duration::from_secs(30);
+
+/// How many files this process may have open, after asking the system for as many as it allows.
+pub(crate) fn open_files_limit() -> u64 {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        maximum: limit.maximum,
+    };
+    let limit = match setrlimit(Resource::Nofile, raised) {
+        Ok(()) => limit.maximum,
+        Err(_) => limit.current,
+    };
+    limit.unwrap_or(u64::MAX)
+}
 
 pub(crate) struct Raw(pub(crate) TcpStream);
 
