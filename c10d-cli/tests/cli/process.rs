@@ -14,8 +14,13 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) fn command<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_c10d"));
+    command.args(arguments);
+    prepared(command)
+}
+
+/// A command whose surroundings do not matter and whose output can be read.
+pub(crate) fn prepared(mut command: Command) -> Command {
     command
-        .args(arguments)
         .env_remove("MASTER_ADDR")
         .env_remove("MASTER_PORT")
         .env_remove("RUST_LOG")

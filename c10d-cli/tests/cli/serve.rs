@@ -1,13 +1,14 @@
 //! `c10d store serve`: its line, its limits, its end.
 
-use std::io::Read;
-use std::net::TcpListener;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
+use std::process::Command;
 
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::Signal;
 
-use crate::process::{Server, command, run, until};
+use crate::process::{Server, command, prepared, run, until};
 
 #[test]
 fn it_serves_until_sigterm_or_sigint_and_says_one_line() {
@@ -54,6 +55,50 @@ fn a_world_that_does_not_fit_is_warned_of() {
     if cfg!(target_os = "linux") {
         assert!(log.contains("net.core.somaxconn"), "{log}");
     }
+}
+
+/// With no descriptor left, newcomers are turned away at once, those who are served stay, and there is
+/// room again as soon as one leaves. (PyTorch's older server aborts here.)
+#[test]
+fn without_a_descriptor_left_newcomers_are_turned_away_and_the_rest_is_served() {
+    let mut limited = Command::new("sh");
+    let program = env!("CARGO_BIN_EXE_c10d");
+    limited.args([
+        "-c",
+        "ulimit -n 40 && exec \"$0\" store serve --port 0",
+        program,
+    ]);
+    let server = Server::start_command(prepared(limited));
+    let hello = [0, 0xce, 0xf7, 0x85, 0x3c, 0x0d, 1, 2, 3, 4];
+    let greet = |stream: &mut TcpStream| {
+        let mut answer = [0; 4];
+        let result = stream
+            .write_all(&hello)
+            .and_then(|()| stream.read_exact(&mut answer));
+        result.is_ok() && answer == [1, 2, 3, 4]
+    };
+    let mut served = Vec::new();
+    let mut turned_away = 0;
+    for _ in 0..60 {
+        let mut stream = server.connect();
+        if greet(&mut stream) {
+            served.push(stream);
+        } else {
+            turned_away += 1;
+        }
+    }
+    assert!(served.len() >= 20 && turned_away >= 20, "{turned_away}");
+    for stream in &mut served {
+        stream.write_all(&[0x0d, 5, 6, 7, 8]).unwrap();
+        let mut answer = [0; 4];
+        stream.read_exact(&mut answer).unwrap();
+        assert_eq!(answer, [5, 6, 7, 8]);
+    }
+    drop(served);
+    until("there is room again", || greet(&mut server.connect()));
+    server.running.signal(Signal::TERM);
+    let log = server.end().stderr;
+    assert!(log.contains("no file descriptor left"), "{log}");
 }
 
 #[test]
