@@ -1,0 +1,14 @@
+//! Support for whole-system tests: real processes, real faults, and real PyTorch on the other end.
+//!
+//! The tests themselves are in `tests/`. Those that need PyTorch are ignored unless asked for, see
+//! README.md. Nothing here is published, and nothing outside this folder depends on it.
+#![forbid(unsafe_code)]
+
+pub mod contract;
+pub mod eventually;
+pub mod peer;
+pub mod process;
+pub mod raw_client;
+pub mod relay;
+pub mod torch;
+pub mod watchdog;

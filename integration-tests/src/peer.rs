@@ -1,0 +1,315 @@
+//! A store's user, PyTorch's or ours: the same tests are run with both.
+
+use std::fmt;
+use std::time::Duration;
+
+use c10d_store::{Store, StoreError};
+use serde_json::{Value, json};
+
+use crate::torch::{TorchError, TorchStore, from_hex, milliseconds, strings, to_hex};
+
+/// Why an operation failed, as far as both sides can tell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Failure {
+    /// It ran out of time; nothing is broken.
+    Timeout,
+    /// The queue had nothing.
+    QueueEmpty,
+    /// The store does not have the operation.
+    Unsupported,
+    /// The connection is gone.
+    Lost,
+    /// The present value is not a number, as a store in the same process says it.
+    NotANumber,
+    /// Anything else.
+    Other,
+}
+
+/// An operation's failure, with the words that came with it.
+#[derive(Debug, Clone)]
+pub struct PeerError {
+    /// What kind it is.
+    pub failure: Failure,
+    /// The error's text.
+    pub text: String,
+}
+
+/// The result of an operation.
+pub type PeerResult<T> = Result<T, PeerError>;
+
+/// The operations of a store, whoever carries them out. They mean what those of
+/// [`Store`] mean.
+#[expect(missing_docs, reason = "each method is the operation of the same name")]
+pub trait Peer: Send + Sync {
+    /// Who it is, for messages.
+    fn name(&self) -> String;
+    fn set(&self, key: &str, value: &[u8]) -> PeerResult<()>;
+    fn get(&self, key: &str) -> PeerResult<Vec<u8>>;
+    fn add(&self, key: &str, delta: i64) -> PeerResult<i64>;
+    fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> PeerResult<Vec<u8>>;
+    fn check(&self, keys: &[&str]) -> PeerResult<bool>;
+    fn wait(&self, keys: &[&str], timeout: Option<Duration>) -> PeerResult<()>;
+    fn delete_key(&self, key: &str) -> PeerResult<bool>;
+    fn num_keys(&self) -> PeerResult<u64>;
+    fn append(&self, key: &str, value: &[u8]) -> PeerResult<()>;
+    fn multi_get(&self, keys: &[&str]) -> PeerResult<Vec<Vec<u8>>>;
+    fn multi_set(&self, pairs: &[(&str, &[u8])]) -> PeerResult<()>;
+    fn queue_push(&self, key: &str, value: &[u8]) -> PeerResult<()>;
+    fn queue_pop(&self, key: &str) -> PeerResult<Vec<u8>>;
+    /// Fails with [`Failure::QueueEmpty`] when there is nothing.
+    fn try_queue_pop(&self, key: &str) -> PeerResult<Vec<u8>>;
+    fn queue_len(&self, key: &str) -> PeerResult<u64>;
+    /// In alphabetical order.
+    fn list_keys(&self) -> PeerResult<Vec<String>>;
+    fn barrier(&self, key: &str, world_size: usize, timeout: Option<Duration>) -> PeerResult<()>;
+    fn timeout(&self) -> PeerResult<Duration>;
+    fn set_timeout(&self, timeout: Duration) -> PeerResult<()>;
+    fn clone_store(&self) -> PeerResult<Box<dyn Peer>>;
+    fn has_extended_api(&self) -> PeerResult<bool>;
+}
+
+/// One of our stores as a [`Peer`].
+#[derive(Debug)]
+pub struct Ours<S>(pub S);
+
+impl From<StoreError> for PeerError {
+    fn from(error: StoreError) -> Self {
+        let failure = match &error {
+            StoreError::Timeout { .. } | StoreError::BarrierTimeout { .. } => Failure::Timeout,
+            StoreError::QueueEmpty { .. } => Failure::QueueEmpty,
+            StoreError::Unsupported { .. } => Failure::Unsupported,
+            StoreError::ConnectionLost { .. } => Failure::Lost,
+            StoreError::NotANumber { .. } => Failure::NotANumber,
+            _ => Failure::Other,
+        };
+        Self {
+            failure,
+            text: error.to_string(),
+        }
+    }
+}
+
+impl From<TorchError> for PeerError {
+    fn from(error: TorchError) -> Self {
+        let message = error.message.to_lowercase();
+        let failure = match error.class.as_str() {
+            "QueueEmptyError" => Failure::QueueEmpty,
+            "NotImplementedError" => Failure::Unsupported,
+            "DistNetworkError" => Failure::Lost,
+            "ValueError" | "IndexError" => Failure::NotANumber,
+            _ if message.contains("timeout") => Failure::Timeout,
+            _ => Failure::Other,
+        };
+        Self {
+            failure,
+            text: error.to_string(),
+        }
+    }
+}
+
+impl fmt::Display for PeerError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}: {}", self.failure, self.text)
+    }
+}
+
+impl std::error::Error for PeerError {}
+
+impl<S: Store> Peer for Ours<S> {
+    fn name(&self) -> String {
+        format!("our {}", self.0.label())
+    }
+    fn set(&self, key: &str, value: &[u8]) -> PeerResult<()> {
+        Ok(self.0.set(key, value)?)
+    }
+    fn get(&self, key: &str) -> PeerResult<Vec<u8>> {
+        Ok(self.0.get(key)?)
+    }
+    fn add(&self, key: &str, delta: i64) -> PeerResult<i64> {
+        Ok(self.0.add(key, delta)?)
+    }
+    fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> PeerResult<Vec<u8>> {
+        Ok(self.0.compare_set(key, expected, desired)?)
+    }
+    fn check(&self, keys: &[&str]) -> PeerResult<bool> {
+        Ok(self.0.check(keys)?)
+    }
+    fn wait(&self, keys: &[&str], timeout: Option<Duration>) -> PeerResult<()> {
+        match timeout {
+            None => self.0.wait(keys)?,
+            Some(timeout) => self.0.wait_timeout(keys, timeout)?,
+        }
+        Ok(())
+    }
+    fn delete_key(&self, key: &str) -> PeerResult<bool> {
+        Ok(self.0.delete_key(key)?)
+    }
+    fn num_keys(&self) -> PeerResult<u64> {
+        Ok(self.0.num_keys()?)
+    }
+    fn append(&self, key: &str, value: &[u8]) -> PeerResult<()> {
+        Ok(self.0.append(key, value)?)
+    }
+    fn multi_get(&self, keys: &[&str]) -> PeerResult<Vec<Vec<u8>>> {
+        Ok(self.0.multi_get(keys)?)
+    }
+    fn multi_set(&self, pairs: &[(&str, &[u8])]) -> PeerResult<()> {
+        Ok(self.0.multi_set(pairs)?)
+    }
+    fn queue_push(&self, key: &str, value: &[u8]) -> PeerResult<()> {
+        Ok(self.0.queue_push(key, value)?)
+    }
+    fn queue_pop(&self, key: &str) -> PeerResult<Vec<u8>> {
+        Ok(self.0.queue_pop(key)?)
+    }
+    fn try_queue_pop(&self, key: &str) -> PeerResult<Vec<u8>> {
+        self.0.try_queue_pop(key)?.ok_or_else(|| PeerError {
+            failure: Failure::QueueEmpty,
+            text: String::new(),
+        })
+    }
+    fn queue_len(&self, key: &str) -> PeerResult<u64> {
+        Ok(self.0.queue_len(key)?)
+    }
+    fn list_keys(&self) -> PeerResult<Vec<String>> {
+        let mut keys = self.0.list_keys()?;
+        keys.sort();
+        Ok(keys)
+    }
+    fn barrier(&self, key: &str, world_size: usize, timeout: Option<Duration>) -> PeerResult<()> {
+        Ok(self.0.barrier(key, world_size, timeout)?)
+    }
+    fn timeout(&self) -> PeerResult<Duration> {
+        Ok(self.0.timeout())
+    }
+    fn set_timeout(&self, timeout: Duration) -> PeerResult<()> {
+        self.0.set_timeout(timeout);
+        Ok(())
+    }
+    fn clone_store(&self) -> PeerResult<Box<dyn Peer>> {
+        Ok(Box::new(Ours(self.0.clone_store()?)))
+    }
+    fn has_extended_api(&self) -> PeerResult<bool> {
+        Ok(self.0.has_extended_api())
+    }
+}
+
+impl Peer for TorchStore {
+    fn name(&self) -> String {
+        format!("PyTorch's {self:?}")
+    }
+    fn set(&self, key: &str, value: &[u8]) -> PeerResult<()> {
+        nothing(self.call("set", json!({"key": key, "value": to_hex(value)}))?)
+    }
+    fn get(&self, key: &str) -> PeerResult<Vec<u8>> {
+        bytes(&self.call("get", json!({"key": key}))?)
+    }
+    fn add(&self, key: &str, delta: i64) -> PeerResult<i64> {
+        let sum = self.call("add", json!({"key": key, "delta": delta}))?;
+        sum.as_i64().ok_or_else(|| unexpected(&sum))
+    }
+    fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> PeerResult<Vec<u8>> {
+        bytes(&self.call(
+            "compare_set",
+            json!({"key": key, "expected": to_hex(expected), "desired": to_hex(desired)}),
+        )?)
+    }
+    fn check(&self, keys: &[&str]) -> PeerResult<bool> {
+        boolean(&self.call("check", json!({"keys": keys}))?)
+    }
+    fn wait(&self, keys: &[&str], timeout: Option<Duration>) -> PeerResult<()> {
+        nothing(self.call(
+            "wait",
+            json!({"keys": keys, "timeout_ms": timeout.map(milliseconds)}),
+        )?)
+    }
+    fn delete_key(&self, key: &str) -> PeerResult<bool> {
+        boolean(&self.call("delete_key", json!({"key": key}))?)
+    }
+    fn num_keys(&self) -> PeerResult<u64> {
+        count(&self.call("num_keys", json!({}))?)
+    }
+    fn append(&self, key: &str, value: &[u8]) -> PeerResult<()> {
+        nothing(self.call("append", json!({"key": key, "value": to_hex(value)}))?)
+    }
+    fn multi_get(&self, keys: &[&str]) -> PeerResult<Vec<Vec<u8>>> {
+        let values = self.call("multi_get", json!({"keys": keys}))?;
+        let values = values.as_array().ok_or_else(|| unexpected(&values))?;
+        values.iter().map(bytes).collect()
+    }
+    fn multi_set(&self, pairs: &[(&str, &[u8])]) -> PeerResult<()> {
+        let keys: Vec<&str> = pairs.iter().map(|(key, _)| *key).collect();
+        let values: Vec<String> = pairs.iter().map(|(_, value)| to_hex(value)).collect();
+        nothing(self.call("multi_set", json!({"keys": keys, "values": values}))?)
+    }
+    fn queue_push(&self, key: &str, value: &[u8]) -> PeerResult<()> {
+        nothing(self.call("queue_push", json!({"key": key, "value": to_hex(value)}))?)
+    }
+    fn queue_pop(&self, key: &str) -> PeerResult<Vec<u8>> {
+        bytes(&self.call("queue_pop", json!({"key": key, "block": true}))?)
+    }
+    fn try_queue_pop(&self, key: &str) -> PeerResult<Vec<u8>> {
+        bytes(&self.call("queue_pop", json!({"key": key, "block": false}))?)
+    }
+    fn queue_len(&self, key: &str) -> PeerResult<u64> {
+        count(&self.call("queue_len", json!({"key": key}))?)
+    }
+    fn list_keys(&self) -> PeerResult<Vec<String>> {
+        let mut keys = strings(&self.call("list_keys", json!({}))?);
+        keys.sort();
+        Ok(keys)
+    }
+    fn barrier(&self, key: &str, world_size: usize, timeout: Option<Duration>) -> PeerResult<()> {
+        nothing(self.call(
+            "barrier",
+            json!({
+                "key": key,
+                "world_size": world_size,
+                "timeout_ms": timeout.map(milliseconds),
+            }),
+        )?)
+    }
+    fn timeout(&self) -> PeerResult<Duration> {
+        Ok(Duration::from_millis(count(
+            &self.call("timeout", json!({}))?,
+        )?))
+    }
+    fn set_timeout(&self, timeout: Duration) -> PeerResult<()> {
+        nothing(self.call("set_timeout", json!({"timeout_ms": milliseconds(timeout)}))?)
+    }
+    fn clone_store(&self) -> PeerResult<Box<dyn Peer>> {
+        Ok(Box::new(self.cloned()))
+    }
+    fn has_extended_api(&self) -> PeerResult<bool> {
+        boolean(&self.call("has_extended_api", json!({}))?)
+    }
+}
+
+fn nothing(value: Value) -> PeerResult<()> {
+    match value {
+        Value::Null => Ok(()),
+        other => Err(unexpected(&other)),
+    }
+}
+
+fn bytes(value: &Value) -> PeerResult<Vec<u8>> {
+    value
+        .as_str()
+        .map(from_hex)
+        .ok_or_else(|| unexpected(value))
+}
+
+fn boolean(value: &Value) -> PeerResult<bool> {
+    value.as_bool().ok_or_else(|| unexpected(value))
+}
+
+fn count(value: &Value) -> PeerResult<u64> {
+    value.as_u64().ok_or_else(|| unexpected(value))
+}
+
+fn unexpected(value: &Value) -> PeerError {
+    PeerError {
+        failure: Failure::Other,
+        text: format!("PyTorch gave {value}"),
+    }
+}

@@ -1,0 +1,177 @@
+//! A relay between a client and a server that can hold back the server's replies: it makes a reply
+//! cross a request on the way, every time.
+
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+/// Passes one connection on to a server; a second one is refused.
+#[derive(Debug)]
+pub struct Relay {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    holding: bool,
+    held: Vec<u8>,
+    closed: bool,
+    streams: Vec<TcpStream>,
+}
+
+impl Relay {
+    /// Listens on loopback and passes the first connection on to `server`.
+    ///
+    /// # Errors
+    /// When the system says so.
+    pub fn start(server: SocketAddr) -> io::Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let address = listener.local_addr()?;
+        let shared = Arc::new(Shared::default());
+        let for_thread = Arc::clone(&shared);
+        let thread = thread::Builder::new()
+            .name("relay".to_owned())
+            .spawn(move || {
+                // An error here shows as a closed connection at the client.
+                let _ = run(listener, server, &for_thread);
+                for_thread.close();
+            })?;
+        Ok(Self {
+            address,
+            shared,
+            thread: Some(thread),
+        })
+    }
+
+    /// Where the client is to connect.
+    #[must_use]
+    pub const fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Keeps back what the server sends from now on.
+    pub fn hold(&self) {
+        self.shared.lock().holding = true;
+    }
+
+    /// Waits until at least `bytes` are kept back.
+    ///
+    /// # Panics
+    /// When that takes longer than `limit`.
+    pub fn wait_held(&self, bytes: usize, limit: Duration) {
+        let started = Instant::now();
+        let mut state = self.shared.lock();
+        while state.held.len() < bytes {
+            let left = limit.saturating_sub(started.elapsed());
+            assert!(
+                !left.is_zero() && !state.closed,
+                "{bytes} bytes of reply expected, {:?} came",
+                state.held
+            );
+            state = self
+                .shared
+                .changed
+                .wait_timeout(state, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+    }
+
+    /// Passes on what was kept back, and everything after it; the bytes that were kept back.
+    ///
+    /// # Errors
+    /// When the client is gone.
+    pub fn release(&self) -> io::Result<Vec<u8>> {
+        let mut state = self.shared.lock();
+        state.holding = false;
+        let held = std::mem::take(&mut state.held);
+        match state.streams.first_mut() {
+            Some(client) => client.write_all(&held)?,
+            None => return Err(io::ErrorKind::NotConnected.into()),
+        }
+        Ok(held)
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.shared.close();
+        // Ends the accept when nobody ever came.
+        drop(TcpStream::connect(self.address));
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn close(&self) {
+        let mut state = self.lock();
+        state.closed = true;
+        for stream in &state.streams {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+        self.changed.notify_all();
+    }
+}
+
+fn run(listener: TcpListener, server: SocketAddr, shared: &Arc<Shared>) -> io::Result<()> {
+    let (client, _) = listener.accept()?;
+    drop(listener);
+    let mut server = TcpStream::connect(server)?;
+    client.set_nodelay(true)?;
+    server.set_nodelay(true)?;
+    {
+        let mut state = shared.lock();
+        if state.closed {
+            return Ok(());
+        }
+        state.streams = vec![client.try_clone()?, server.try_clone()?];
+    }
+    let requests = {
+        let (mut from, mut to) = (client, server.try_clone()?);
+        thread::Builder::new()
+            .name("relay-requests".to_owned())
+            .spawn(move || {
+                let _ = io::copy(&mut from, &mut to);
+                let _ = to.shutdown(Shutdown::Write);
+            })?
+    };
+    let result = pass_replies(&mut server, shared);
+    shared.close();
+    let _ = requests.join();
+    result
+}
+
+fn pass_replies(server: &mut TcpStream, shared: &Shared) -> io::Result<()> {
+    let mut buffer = [0; 4096];
+    loop {
+        let count = server.read(&mut buffer)?;
+        if count == 0 {
+            return Ok(());
+        }
+        let mut state = shared.lock();
+        if state.holding {
+            state.held.extend_from_slice(&buffer[..count]);
+            shared.changed.notify_all();
+        } else if let Some(client) = state.streams.first_mut() {
+            // Under the lock, so that nothing overtakes what `release` writes. Replies in these
+            // tests are a few bytes: the system's buffer takes them.
+            client.write_all(&buffer[..count])?;
+        }
+    }
+}

@@ -1,0 +1,587 @@
+//! Real PyTorch processes, driven step by step.
+//!
+//! [`Torch`] runs `python/puppet.py`, which opens PyTorch's stores and carries out operations on
+//! them. Every store has a thread of its own over there, so any number of them can block at the same
+//! time, and a test decides what happens in which order.
+
+use std::collections::HashMap;
+use std::env;
+use std::fmt;
+use std::io::{BufRead, BufReader, Write};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{ChildStdin, ChildStdout, Command, ExitStatus};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::process::ChildProcess;
+
+/// The environment variable that names the Python interpreter with PyTorch.
+pub const PYTHON_VARIABLE: &str = "C10D_TORCH_PYTHON";
+
+/// How long a test waits for an answer that has no shorter limit of its own.
+const REPLY_LIMIT: Duration = Duration::from_secs(60);
+
+/// How long Python and PyTorch may take to start, on a machine that is busy.
+const START_LIMIT: Duration = Duration::from_secs(180);
+
+type Replies = Arc<Mutex<HashMap<u64, Sender<Value>>>>;
+
+/// A Python process with PyTorch in it, killed when dropped.
+#[derive(Debug)]
+pub struct Torch {
+    process: Mutex<ChildProcess>,
+    stdin: Mutex<Option<ChildStdin>>,
+    replies: Replies,
+    next_id: AtomicU64,
+    next_name: AtomicU64,
+    version: String,
+}
+
+/// A store inside a [`Torch`] process.
+#[derive(Debug, Clone)]
+pub struct TorchStore {
+    torch: Arc<Torch>,
+    name: String,
+    thread: String,
+    port: u16,
+}
+
+/// An operation under way in PyTorch.
+#[derive(Debug)]
+#[must_use = "an operation that nobody waits for proves nothing"]
+pub struct Pending {
+    torch: Arc<Torch>,
+    id: u64,
+    what: String,
+    reply: Receiver<Value>,
+}
+
+/// A constructor under way in PyTorch.
+#[derive(Debug)]
+#[must_use = "a constructor that nobody waits for proves nothing"]
+pub struct PendingStore {
+    pending: Pending,
+    name: String,
+}
+
+/// What PyTorch answered, and after how long.
+#[derive(Debug, Clone)]
+pub struct Reply {
+    /// The result or the exception.
+    pub result: Result<Value, TorchError>,
+    /// How long the operation took over there.
+    pub elapsed: Duration,
+}
+
+/// A Python exception.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TorchError {
+    /// Its class, without the module.
+    pub class: String,
+    /// The classes it derives from, nearest first.
+    pub bases: Vec<String>,
+    /// Its text.
+    pub message: String,
+}
+
+/// How to open a PyTorch `TCPStore`. `None` leaves an argument out.
+#[derive(Debug, Clone, Default)]
+#[expect(missing_docs, reason = "each field is the argument of the same name")]
+pub struct TcpArguments {
+    pub world_size: Option<i64>,
+    pub is_master: Option<bool>,
+    pub wait_for_workers: Option<bool>,
+    pub multi_tenant: Option<bool>,
+    pub use_libuv: Option<bool>,
+    pub timeout: Option<Duration>,
+}
+
+impl Torch {
+    /// Starts Python and waits until PyTorch is loaded.
+    ///
+    /// # Panics
+    /// When the variable [`PYTHON_VARIABLE`] is not set or PyTorch does not start.
+    #[must_use]
+    pub fn start() -> Arc<Self> {
+        let mut process = ChildProcess::start("PyTorch", python().arg(script("puppet.py")));
+        let stdin = process.take_stdin();
+        let stdout = process.take_stdout();
+        let replies = Replies::default();
+        let (hello, on_hello) = mpsc::channel();
+        lock(&replies).insert(0, hello);
+        let to = Arc::clone(&replies);
+        thread::Builder::new()
+            .name("torch-replies".to_owned())
+            .spawn(move || dispatch(stdout, &to))
+            .expect("a thread for PyTorch's replies");
+        let version = match on_hello.recv_timeout(START_LIMIT) {
+            Ok(hello) => hello["value"].as_str().unwrap_or_default().to_owned(),
+            Err(error) => panic!("PyTorch did not start ({error}):\n{}", process.stderr()),
+        };
+        Arc::new(Self {
+            process: Mutex::new(process),
+            stdin: Mutex::new(Some(stdin)),
+            replies,
+            next_id: AtomicU64::new(1),
+            next_name: AtomicU64::new(1),
+            version,
+        })
+    }
+
+    /// One process for all tests of a test program, started by the first that asks for it: loading
+    /// PyTorch takes seconds. It ends with the test program. For tests that kill or stop their
+    /// PyTorch, use [`start`](Self::start).
+    #[must_use]
+    pub fn shared() -> Arc<Self> {
+        static SHARED: LazyLock<Arc<Torch>> = LazyLock::new(Torch::start);
+        Arc::clone(&SHARED)
+    }
+
+    /// `torch.__version__`.
+    #[must_use]
+    pub fn version(&self) -> &str {
+        &self.version
+    }
+
+    /// A `TCPStore` that is a client of the server at `address`.
+    ///
+    /// # Panics
+    /// When it cannot be opened.
+    #[must_use]
+    pub fn tcp_client(self: &Arc<Self>, address: SocketAddr) -> TorchStore {
+        self.open_tcp(address, &TcpArguments::default())
+            .unwrap_or_else(|error| panic!("cannot open a TCPStore at {address}: {error}"))
+    }
+
+    /// A `TCPStore` that hosts its server, with the libuv back end or the older one.
+    ///
+    /// # Panics
+    /// When it cannot be opened.
+    #[must_use]
+    pub fn tcp_server(self: &Arc<Self>, use_libuv: bool) -> TorchStore {
+        let arguments = TcpArguments {
+            is_master: Some(true),
+            use_libuv: Some(use_libuv),
+            ..TcpArguments::default()
+        };
+        self.open_tcp(SocketAddr::from(([127, 0, 0, 1], 0)), &arguments)
+            .unwrap_or_else(|error| panic!("cannot open a TCPStore as server: {error}"))
+    }
+
+    /// A `TCPStore`; port 0 lets a server choose.
+    ///
+    /// # Errors
+    /// When the constructor raises.
+    pub fn open_tcp(
+        self: &Arc<Self>,
+        address: SocketAddr,
+        arguments: &TcpArguments,
+    ) -> Result<TorchStore, TorchError> {
+        self.begin_open_tcp(address, arguments).finish()
+    }
+
+    /// As [`open_tcp`](Self::open_tcp), without waiting for the constructor.
+    pub fn begin_open_tcp(
+        self: &Arc<Self>,
+        address: SocketAddr,
+        arguments: &TcpArguments,
+    ) -> PendingStore {
+        let name = self.new_name();
+        let pending = self.begin(
+            &name,
+            json!({
+                "op": "open",
+                "kind": "tcp",
+                "store": name,
+                "host": address.ip().to_string(),
+                "port": address.port(),
+                "world_size": arguments.world_size,
+                "is_master": arguments.is_master,
+                "wait_for_workers": arguments.wait_for_workers,
+                "multi_tenant": arguments.multi_tenant,
+                "use_libuv": arguments.use_libuv,
+                "timeout_ms": arguments.timeout.map(milliseconds),
+            }),
+        );
+        PendingStore { pending, name }
+    }
+
+    /// A `FileStore` on `path`; without a world size the file is never removed.
+    ///
+    /// # Panics
+    /// When it cannot be opened.
+    #[must_use]
+    pub fn file_store(self: &Arc<Self>, path: &Path, world_size: Option<usize>) -> TorchStore {
+        self.open(json!({
+            "kind": "file",
+            "path": path.to_str().expect("a test's path is UTF-8"),
+            "world_size": world_size.map_or(-1, |size| i64::try_from(size).unwrap_or(i64::MAX)),
+        }))
+    }
+
+    /// A new `HashStore`.
+    ///
+    /// # Panics
+    /// When it cannot be opened.
+    #[must_use]
+    pub fn hash_store(self: &Arc<Self>) -> TorchStore {
+        self.open(json!({"kind": "hash"}))
+    }
+
+    /// Ends the process at once, as a crash would, and waits for its end.
+    ///
+    /// # Panics
+    /// When it does not end.
+    pub fn kill(&self) -> ExitStatus {
+        let mut process = lock(&self.process);
+        process.kill();
+        process.wait(REPLY_LIMIT)
+    }
+
+    /// Stops the process as if it were stuck; its connections stay open.
+    pub fn pause(&self) {
+        lock(&self.process).pause();
+    }
+
+    /// Lets it go on after [`pause`](Self::pause).
+    pub fn resume(&self) {
+        lock(&self.process).resume();
+    }
+
+    fn open(self: &Arc<Self>, mut request: Value) -> TorchStore {
+        let name = self.new_name();
+        request["op"] = json!("open");
+        request["store"] = json!(name);
+        let what = request.to_string();
+        self.begin(&name, request)
+            .wait()
+            .result
+            .unwrap_or_else(|error| panic!("{what}: {error}"));
+        TorchStore {
+            torch: Arc::clone(self),
+            thread: name.clone(),
+            name,
+            port: 0,
+        }
+    }
+
+    fn new_name(&self) -> String {
+        format!("store-{}", self.next_name.fetch_add(1, Ordering::Relaxed))
+    }
+
+    fn begin(self: &Arc<Self>, thread: &str, mut request: Value) -> Pending {
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let what = format!("{} on {}", request["op"], request["store"]);
+        request["id"] = json!(id);
+        request["thread"] = json!(thread);
+        let (sender, reply) = mpsc::channel();
+        lock(&self.replies).insert(id, sender);
+        let mut line = request.to_string();
+        line.push('\n');
+        let mut stdin = lock(&self.stdin);
+        let pipe = stdin.as_mut().expect("the pipe is open until the drop");
+        if let Err(error) = pipe.write_all(line.as_bytes()) {
+            panic!("{what}: PyTorch has ended ({error}):\n{}", self.stderr());
+        }
+        drop(stdin);
+        Pending {
+            torch: Arc::clone(self),
+            id,
+            what,
+            reply,
+        }
+    }
+
+    fn stderr(&self) -> String {
+        lock(&self.process).stderr()
+    }
+}
+
+impl TorchStore {
+    /// The server's port; 0 for a store that has none.
+    #[must_use]
+    pub const fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// The server's address on loopback.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        SocketAddr::from(([127, 0, 0, 1], self.port))
+    }
+
+    /// The process it lives in.
+    #[must_use]
+    pub const fn torch(&self) -> &Arc<Torch> {
+        &self.torch
+    }
+
+    /// Starts operation `op` with these arguments, without waiting for it.
+    pub fn begin(&self, op: &str, arguments: Value) -> Pending {
+        let mut request = arguments;
+        request["op"] = json!(op);
+        request["store"] = json!(self.name);
+        self.torch.begin(&self.thread, request)
+    }
+
+    /// Carries out operation `op` with these arguments.
+    ///
+    /// # Errors
+    /// When it raises.
+    pub fn call(&self, op: &str, arguments: Value) -> Result<Value, TorchError> {
+        self.begin(op, arguments).wait().result
+    }
+
+    /// The same Python object, used from another thread over there.
+    #[must_use]
+    pub fn on_another_thread(&self) -> Self {
+        Self {
+            thread: self.torch.new_name(),
+            ..self.clone()
+        }
+    }
+
+    /// A `PrefixStore` around it.
+    ///
+    /// # Panics
+    /// When it cannot be opened.
+    #[must_use]
+    pub fn prefixed(&self, prefix: &str) -> Self {
+        let wrapper = self
+            .torch
+            .open(json!({"kind": "prefix", "prefix": prefix, "base": self.name}));
+        Self {
+            port: self.port,
+            ..wrapper
+        }
+    }
+
+    /// What `clone` gives.
+    ///
+    /// # Panics
+    /// When it raises.
+    #[must_use]
+    pub fn cloned(&self) -> Self {
+        let clone = self.torch.open(json!({"kind": "clone", "base": self.name}));
+        Self {
+            port: self.port,
+            ..clone
+        }
+    }
+
+    /// Lets go of the object over there: its destructor runs, a server ends.
+    ///
+    /// # Panics
+    /// When it raises.
+    pub fn close(self) {
+        self.call("close", json!({}))
+            .unwrap_or_else(|error| panic!("close: {error}"));
+    }
+}
+
+impl Pending {
+    /// Waits for the answer.
+    ///
+    /// # Panics
+    /// When it does not come within a minute, or the process has ended.
+    #[must_use]
+    pub fn wait(self) -> Reply {
+        self.wait_at_most(REPLY_LIMIT)
+    }
+
+    /// Waits for the answer, for at most `limit`.
+    ///
+    /// # Panics
+    /// When it does not come in time, or the process has ended.
+    #[must_use]
+    pub fn wait_at_most(self, limit: Duration) -> Reply {
+        let reply = match self.reply.recv_timeout(limit) {
+            Ok(reply) => reply,
+            Err(RecvTimeoutError::Timeout) => panic!(
+                "{}: no answer from PyTorch within {limit:?}; its stderr:\n{}",
+                self.what,
+                self.torch.stderr()
+            ),
+            Err(RecvTimeoutError::Disconnected) => {
+                panic!("{}: PyTorch has ended:\n{}", self.what, self.torch.stderr())
+            }
+        };
+        let elapsed = Duration::from_secs_f64(reply["elapsed"].as_f64().unwrap_or_default());
+        let result = match reply["error"].as_str() {
+            None => Ok(reply["value"].clone()),
+            Some(class) => Err(TorchError {
+                class: class.to_owned(),
+                bases: strings(&reply["bases"]),
+                message: reply["message"].as_str().unwrap_or_default().to_owned(),
+            }),
+        };
+        Reply { result, elapsed }
+    }
+
+    /// Whether the answer is still out.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        lock(&self.torch.replies).contains_key(&self.id)
+    }
+}
+
+impl PendingStore {
+    /// Whether the constructor still runs.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.pending.is_open()
+    }
+
+    /// Waits for the constructor.
+    ///
+    /// # Errors
+    /// When it raises.
+    ///
+    /// # Panics
+    /// When it does not return within a minute, or the process has ended.
+    pub fn finish(self) -> Result<TorchStore, TorchError> {
+        let torch = Arc::clone(&self.pending.torch);
+        let value = self.pending.wait().result?;
+        let port = value["port"].as_u64().and_then(|p| u16::try_from(p).ok());
+        Ok(TorchStore {
+            torch,
+            thread: self.name.clone(),
+            name: self.name,
+            port: port.expect("an open TCPStore has a port"),
+        })
+    }
+}
+
+impl TorchError {
+    /// Whether it is a `class`, itself or by derivation.
+    #[must_use]
+    pub fn is_a(&self, class: &str) -> bool {
+        self.class == class || self.bases.iter().any(|base| base == class)
+    }
+
+    /// Its text up to the first line end: PyTorch may append a stack trace.
+    #[must_use]
+    pub fn first_line(&self) -> &str {
+        self.message.lines().next().unwrap_or_default()
+    }
+}
+
+impl fmt::Display for TorchError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.class, self.message)
+    }
+}
+
+impl std::error::Error for TorchError {}
+
+/// The command that runs Python, with the environment that PyTorch is tested in.
+///
+/// # Panics
+/// When the variable [`PYTHON_VARIABLE`] is not set.
+#[must_use]
+pub fn python() -> Command {
+    let Some(python) = env::var_os(PYTHON_VARIABLE) else {
+        panic!("set {PYTHON_VARIABLE} to a Python that has torch, see integration-tests/README.md");
+    };
+    let mut command = Command::new(python);
+    command
+        .env("PYTHONUNBUFFERED", "1")
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .env("TORCH_CPP_LOG_LEVEL", "ERROR")
+        .env("OMP_NUM_THREADS", "1");
+    command
+}
+
+/// The path of a script in `python/`.
+#[must_use]
+pub fn script(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("python")
+        .join(name)
+}
+
+/// Bytes as the scripts want them.
+#[must_use]
+pub fn to_hex(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let digit = |nibble: u8| char::from(DIGITS[usize::from(nibble)]);
+    let mut text = String::with_capacity(bytes.len() * 2);
+    for byte in bytes {
+        text.push(digit(byte >> 4));
+        text.push(digit(byte & 15));
+    }
+    text
+}
+
+/// Bytes as the scripts give them.
+///
+/// # Panics
+/// When `text` is not hexadecimal: the script is broken.
+#[must_use]
+pub fn from_hex(text: &str) -> Vec<u8> {
+    let nibble = |digit: u8| match digit {
+        b'0'..=b'9' => digit - b'0',
+        b'a'..=b'f' => digit - b'a' + 10,
+        _ => panic!("not a hexadecimal digit: {digit:#04x}"),
+    };
+    let pairs = text.as_bytes().chunks_exact(2);
+    assert!(pairs.remainder().is_empty(), "half a byte");
+    pairs
+        .map(|pair| nibble(pair[0]) << 4 | nibble(pair[1]))
+        .collect()
+}
+
+/// The strings of a JSON array.
+pub(crate) fn strings(value: &Value) -> Vec<String> {
+    value
+        .as_array()
+        .into_iter()
+        .flatten()
+        .map(|item| item.as_str().unwrap_or_default().to_owned())
+        .collect()
+}
+
+/// A duration as the scripts want it.
+pub(crate) fn milliseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn dispatch(stdout: BufReader<ChildStdout>, replies: &Replies) {
+    for line in stdout.lines() {
+        let Ok(line) = line else { break };
+        // Whatever else prints to standard output is not for us.
+        let Ok(reply) = serde_json::from_str::<Value>(&line) else {
+            continue;
+        };
+        let sender = reply["id"]
+            .as_u64()
+            .and_then(|id| lock(replies).remove(&id));
+        if let Some(sender) = sender {
+            let _ = sender.send(reply);
+        }
+    }
+    // Without their senders, all that wait learn that nothing will come.
+    lock(replies).clear();
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{from_hex, to_hex};
+
+    #[test]
+    fn hexadecimal_comes_back_unchanged() {
+        let all: Vec<u8> = (0..=u8::MAX).collect();
+        assert_eq!(to_hex(&[0, 0x1f, 0xff]), "001fff");
+        assert_eq!(from_hex(&to_hex(&all)), all);
+    }
+}

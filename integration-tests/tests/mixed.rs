@@ -1,0 +1,406 @@
+//! PyTorch's clients and ours on one store, on our server and on both of PyTorch's.
+
+use std::net::SocketAddr;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use c10d_store::{
+    PrefixStore, ServerOptions, Store, StoreError, TcpStore, TcpStoreOptions, TcpStoreServer,
+};
+use integration_tests::contract::{self, TCP, Traits};
+use integration_tests::peer::{Failure, Ours, Peer};
+use integration_tests::torch::{TcpArguments, Torch, TorchStore};
+use integration_tests::watchdog::Watchdog;
+use serde_json::json;
+
+const LIMIT: Duration = Duration::from_secs(120);
+const LONG: Duration = Duration::from_secs(30);
+
+/// A server of any kind; it ends when dropped.
+struct AnyServer {
+    name: &'static str,
+    address: SocketAddr,
+    traits: Traits,
+    ours: Option<TcpStoreServer>,
+    torch: Option<TorchStore>,
+}
+
+impl AnyServer {
+    fn all() -> Vec<Self> {
+        vec![Self::ours(), Self::torch(true), Self::torch(false)]
+    }
+
+    fn ours() -> Self {
+        let server =
+            TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).expect("our server");
+        Self {
+            name: "our server",
+            address: server.local_addr(),
+            traits: TCP,
+            ours: Some(server),
+            torch: None,
+        }
+    }
+
+    fn torch(use_libuv: bool) -> Self {
+        let server = Torch::shared().tcp_server(use_libuv);
+        let name = if use_libuv {
+            "PyTorch's libuv server"
+        } else {
+            "PyTorch's older server"
+        };
+        Self {
+            name,
+            address: server.address(),
+            traits: Traits {
+                queues: use_libuv,
+                compare_set_wakes: use_libuv,
+                ..TCP
+            },
+            ours: None,
+            torch: Some(server),
+        }
+    }
+
+    fn connect(&self) -> TcpStore {
+        TcpStore::connect("127.0.0.1", self.address.port())
+            .unwrap_or_else(|error| panic!("{}: {error}", self.name))
+    }
+
+    fn connect_torch(&self) -> TorchStore {
+        Torch::shared().tcp_client(self.address)
+    }
+}
+
+impl Drop for AnyServer {
+    fn drop(&mut self) {
+        if let Some(server) = self.ours.take() {
+            server.shutdown();
+        }
+        if let Some(server) = self.torch.take()
+            && !thread::panicking()
+        {
+            server.close();
+        }
+    }
+}
+
+/// The contract itself is checked: PyTorch's own two ends, and its store in one process, keep it.
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn pytorch_by_itself_keeps_the_same_contract() {
+    let _watchdog = Watchdog::start("pytorch_by_itself_keeps_the_same_contract", LIMIT);
+    for server in [AnyServer::torch(true), AnyServer::torch(false)] {
+        let client = server.connect_torch();
+        contract::every_operation(&client, &server.traits);
+        contract::add_to_text(&client, &server.connect_torch(), &server.traits);
+    }
+    let hash_store = Torch::shared().hash_store();
+    let traits = Traits {
+        add_to_text: Failure::NotANumber,
+        ..TCP
+    };
+    contract::every_operation(&hash_store, &traits);
+    contract::add_to_text(&hash_store, &hash_store, &traits);
+}
+
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn they_see_and_wake_each_other() {
+    let _watchdog = Watchdog::start("they_see_and_wake_each_other", LIMIT);
+    for server in AnyServer::all() {
+        let ours = Ours(server.connect());
+        contract::two_users(&ours, &server.connect_torch(), &server.traits);
+    }
+}
+
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn they_meet_below_a_prefix() {
+    let _watchdog = Watchdog::start("they_meet_below_a_prefix", LIMIT);
+    for server in AnyServer::all() {
+        let ours = Ours(PrefixStore::new(
+            "inner",
+            PrefixStore::new("outer", server.connect()),
+        ));
+        let torchs = server.connect_torch().prefixed("outer").prefixed("inner");
+        contract::two_users(&ours, &torchs, &server.traits);
+
+        let plain = server.connect_torch();
+        ours.set("whole name", b"1").expect("set");
+        assert!(ours.check(&["whole name"]).expect("check"));
+        assert_eq!(plain.get("outer/inner/whole name").expect("get"), b"1");
+        let listed = torchs.list_keys().expect("list_keys");
+        assert_eq!(
+            listed,
+            ours.list_keys().expect("list_keys"),
+            "{}",
+            server.name
+        );
+    }
+}
+
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn eight_of_both_kinds_meet_at_barriers() {
+    let _watchdog = Watchdog::start("eight_of_both_kinds_meet_at_barriers", LIMIT);
+    for server in AnyServer::all() {
+        let ranks: Vec<Box<dyn Peer>> = (0..8)
+            .map(|rank| -> Box<dyn Peer> {
+                if rank % 2 == 0 {
+                    Box::new(Ours(server.connect()))
+                } else {
+                    Box::new(server.connect_torch())
+                }
+            })
+            .collect();
+        let observer = server.connect();
+        thread::scope(|scope| {
+            for rank in &ranks {
+                let observer = &observer;
+                scope.spawn(move || {
+                    for round in 0..10 {
+                        let before = format!("before-{round}");
+                        observer.add(&before, 1).expect("add");
+                        rank.barrier(&format!("round-{round}"), 8, Some(LONG))
+                            .unwrap_or_else(|e| panic!("{}: {e}", rank.name()));
+                        // Nobody gets through before the last one has come.
+                        assert_eq!(observer.get(&before).expect("get"), b"8");
+                    }
+                });
+            }
+        });
+    }
+}
+
+/// Elements of one queue, pushed and popped by both kinds: each comes out once.
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn a_queue_between_them_loses_and_doubles_nothing() {
+    let _watchdog = Watchdog::start("a_queue_between_them", LIMIT);
+    const EACH: usize = 50;
+    for server in [AnyServer::ours(), AnyServer::torch(true)] {
+        let peers = || -> [Box<dyn Peer>; 4] {
+            [
+                Box::new(Ours(server.connect())),
+                Box::new(server.connect_torch()),
+                Box::new(Ours(server.connect())),
+                Box::new(server.connect_torch()),
+            ]
+        };
+        let (pushers, poppers) = (peers(), peers());
+        let mut popped: Vec<Vec<u8>> = thread::scope(|scope| {
+            let popping: Vec<_> = poppers
+                .iter()
+                .map(|popper| {
+                    scope.spawn(move || {
+                        let mut got = Vec::new();
+                        while got.len() < EACH {
+                            match popper.queue_pop("jobs") {
+                                Ok(element) => got.push(element),
+                                // docs/wire.md, 4.2: somebody was faster.
+                                Err(e) if e.failure == Failure::QueueEmpty => {}
+                                Err(e) => panic!("{}: {e}", popper.name()),
+                            }
+                        }
+                        got
+                    })
+                })
+                .collect();
+            for (number, pusher) in pushers.iter().enumerate() {
+                scope.spawn(move || {
+                    for i in 0..EACH {
+                        let element = format!("{number}/{i}");
+                        pusher
+                            .queue_push("jobs", element.as_bytes())
+                            .expect("queue_push");
+                    }
+                });
+            }
+            let popping = popping.into_iter().flat_map(|p| p.join().expect("pop"));
+            popping.collect()
+        });
+        popped.sort();
+        let mut pushed: Vec<Vec<u8>> = (0..pushers.len())
+            .flat_map(|number| (0..EACH).map(move |i| format!("{number}/{i}").into_bytes()))
+            .collect();
+        pushed.sort();
+        assert_eq!(popped, pushed, "{}", server.name);
+    }
+}
+
+/// `compare_set` from both sides at once: all are told of the same winner.
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn compare_set_has_one_winner() {
+    let _watchdog = Watchdog::start("compare_set_has_one_winner", LIMIT);
+    for server in AnyServer::all() {
+        let peers: [Box<dyn Peer>; 4] = [
+            Box::new(Ours(server.connect())),
+            Box::new(server.connect_torch()),
+            Box::new(Ours(server.connect())),
+            Box::new(server.connect_torch()),
+        ];
+        for round in 0..20 {
+            let key = format!("leader-{round}");
+            let answers: Vec<Vec<u8>> = thread::scope(|scope| {
+                let asking: Vec<_> = peers
+                    .iter()
+                    .enumerate()
+                    .map(|(number, peer)| {
+                        let key = &key;
+                        scope.spawn(move || {
+                            peer.compare_set(key, b"", number.to_string().as_bytes())
+                                .expect("compare_set")
+                        })
+                    })
+                    .collect();
+                asking
+                    .into_iter()
+                    .map(|a| a.join().expect("compare_set"))
+                    .collect()
+            });
+            let winner = server.connect().get(&key).expect("get");
+            assert!(
+                answers.iter().all(|a| *a == winner),
+                "{}: {answers:?}",
+                server.name
+            );
+        }
+    }
+}
+
+/// docs/wire.md, 7.2, our host: it waits until PyTorch's workers have counted themselves.
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn our_host_waits_for_pytorchs_workers() {
+    let _watchdog = Watchdog::start("our_host_waits_for_pytorchs_workers", LIMIT);
+    let torch = Torch::shared();
+    // The port must be known before the host is up, as it is in a job: the workers dial until then.
+    let port = free_port();
+    let arguments = TcpArguments {
+        world_size: Some(3),
+        is_master: Some(false),
+        timeout: Some(LONG),
+        ..TcpArguments::default()
+    };
+    let address = SocketAddr::from(([127, 0, 0, 1], port));
+    let workers = [
+        torch.begin_open_tcp(address, &arguments),
+        torch.begin_open_tcp(address, &arguments),
+    ];
+    let options = TcpStoreOptions::default()
+        .with_master(true)
+        .with_world_size(3)
+        .with_timeout(LONG);
+    let host = TcpStore::open("127.0.0.1", port, options).expect("all three come");
+    host.set("from the host", b"hello").expect("set");
+    for worker in workers {
+        let worker = worker.finish().expect("a client");
+        assert_eq!(worker.get("from the host").expect("get"), b"hello");
+    }
+}
+
+/// And the other way round.
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn pytorchs_host_waits_for_our_workers() {
+    let _watchdog = Watchdog::start("pytorchs_host_waits_for_our_workers", LIMIT);
+    for use_libuv in [true, false] {
+        let port = free_port();
+        let arguments = TcpArguments {
+            world_size: Some(3),
+            is_master: Some(true),
+            use_libuv: Some(use_libuv),
+            timeout: Some(LONG),
+            ..TcpArguments::default()
+        };
+        let address = SocketAddr::from(([127, 0, 0, 1], port));
+        let host = Torch::shared().begin_open_tcp(address, &arguments);
+        let options = || {
+            TcpStoreOptions::default()
+                .with_world_size(3)
+                .with_timeout(LONG)
+        };
+        let first = TcpStore::open("127.0.0.1", port, options()).expect("a client");
+        assert!(host.is_open(), "one is missing");
+        let second = TcpStore::open("127.0.0.1", port, options()).expect("a client");
+        let host = host.finish().expect("all three came");
+        host.set("from the host", b"hello").expect("set");
+        for worker in [first, second] {
+            assert_eq!(worker.get("from the host").expect("get"), b"hello");
+        }
+        host.close();
+    }
+}
+
+/// docs/wire.md, 7.2: a missing worker is an error that counts those who came.
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn a_missing_worker_is_reported_by_our_host() {
+    let _watchdog = Watchdog::start("a_missing_worker_is_reported_by_our_host", LIMIT);
+    let port = free_port();
+    let arguments = TcpArguments {
+        world_size: Some(3),
+        timeout: Some(LONG),
+        ..TcpArguments::default()
+    };
+    let address = SocketAddr::from(([127, 0, 0, 1], port));
+    let worker = Torch::shared().begin_open_tcp(address, &arguments);
+    let options = TcpStoreOptions::default()
+        .with_master(true)
+        .with_world_size(3)
+        .with_timeout(Duration::from_secs(3));
+    let started = Instant::now();
+    let error = TcpStore::open("127.0.0.1", port, options).expect_err("the third never comes");
+    assert!(started.elapsed() < Duration::from_secs(8));
+    assert!(
+        matches!(
+            error,
+            StoreError::WorkersMissing {
+                joined: 2,
+                world_size: 3,
+                ..
+            }
+        ),
+        "{error:?}"
+    );
+    let _ = worker.finish();
+}
+
+/// A wait that one kind gives up leaves those of the other kind alone.
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn cancelled_waits_leave_the_others_waiting() {
+    let _watchdog = Watchdog::start("cancelled_waits_leave_the_others_waiting", LIMIT);
+    for server in AnyServer::all() {
+        let (ours, torchs) = (server.connect(), server.connect_torch());
+        let (our_quitter, torch_quitter) = (server.connect(), server.connect_torch());
+        thread::scope(|scope| {
+            let patient = torchs.begin("get", json!({"key": "k"}));
+            let ours_waiting = scope.spawn(|| ours.get("k"));
+            for _ in 0..5 {
+                let quit = Duration::from_millis(20);
+                our_quitter
+                    .wait_timeout(&["k"], quit)
+                    .expect_err("not there yet");
+                torch_quitter
+                    .wait(&["k"], Some(quit))
+                    .expect_err("not there yet");
+            }
+            assert!(patient.is_open(), "{}", server.name);
+            our_quitter.set("k", b"v").expect("set");
+            assert_eq!(ours_waiting.join().expect("get").expect("get"), b"v");
+            assert_eq!(patient.wait().result.expect("get"), json!("76"));
+        });
+        assert_eq!(our_quitter.get("k").expect("get"), b"v");
+        assert_eq!(torch_quitter.get("k").expect("get"), b"v");
+    }
+}
+
+/// A port that nobody listens on at the moment. Nothing else in this test program binds fixed
+/// ports, and the system hands out others first.
+fn free_port() -> u16 {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.local_addr().expect("its number").port()
+}

@@ -1,0 +1,234 @@
+//! Real processes that die or get stuck, without PyTorch: what the others notice, and when.
+
+use std::net::SocketAddr;
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use c10d_store::{ServerOptions, Store, StoreError, TcpStore, TcpStoreOptions, TcpStoreServer};
+use integration_tests::eventually::eventually;
+use integration_tests::process::ChildProcess;
+use integration_tests::watchdog::Watchdog;
+
+const LIMIT: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_secs(30);
+
+/// How long "at once" may take on a busy machine; far below the 300 s that the operations have.
+const AT_ONCE: Duration = Duration::from_secs(10);
+
+fn store_process(arguments: &[&str]) -> ChildProcess {
+    let what = format!("store-process {}", arguments.join(" "));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_store-process"));
+    ChildProcess::start(what, command.args(arguments))
+}
+
+fn server_process() -> (ChildProcess, SocketAddr) {
+    let mut server = store_process(&["serve"]);
+    let address = server.read_line().parse().expect("it prints its address");
+    (server, address)
+}
+
+fn connect(address: SocketAddr) -> TcpStore {
+    TcpStore::connect("127.0.0.1", address.port()).expect("a client")
+}
+
+fn serve() -> TcpStoreServer {
+    TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).expect("a server")
+}
+
+#[test]
+fn a_killed_server_ends_every_call_at_once() {
+    let _watchdog = Watchdog::start("a_killed_server_ends_every_call_at_once", LIMIT);
+    let (mut server, address) = server_process();
+    let client = connect(address);
+    thread::scope(|scope| {
+        let calls = [
+            scope.spawn(|| client.get("never").map(drop)),
+            scope.spawn(|| client.wait(&["never"])),
+            scope.spawn(|| client.multi_get(&["never"]).map(drop)),
+            scope.spawn(|| client.queue_pop("never").map(drop)),
+            scope.spawn(|| client.barrier("b", 2, None)),
+        ];
+        let observer = connect(address);
+        eventually("one has arrived", || observer.check(&["b"]).expect("check"));
+        server.kill();
+        let killed = Instant::now();
+        for call in calls {
+            let error = call.join().expect("no panic").expect_err("it was killed");
+            // Lost, or never had: a call may just have been dialling a connection of its own.
+            assert!(
+                matches!(
+                    error,
+                    StoreError::ConnectionLost { .. } | StoreError::Connect { .. }
+                ),
+                "{error:?}"
+            );
+            assert!(error.to_string().contains(&address.to_string()), "{error}");
+        }
+        assert!(killed.elapsed() < AT_ONCE, "{:?}", killed.elapsed());
+    });
+    server.wait(LONG);
+}
+
+#[test]
+fn a_server_killed_under_load_fails_all_of_it_at_once() {
+    let _watchdog = Watchdog::start("a_server_killed_under_load", LIMIT);
+    let (mut server, address) = server_process();
+    let value = vec![7; 256 << 10];
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..8)
+            .map(|number| {
+                let (client, value) = (connect(address), &value);
+                scope.spawn(move || {
+                    let key = format!("k{number}");
+                    loop {
+                        let result = client
+                            .set(&key, value)
+                            .and_then(|()| client.get(&key))
+                            .and_then(|got| {
+                                assert!(got == *value, "never half a value");
+                                client.add("rounds", 1)
+                            });
+                        if let Err(error) = result {
+                            return (error, Instant::now());
+                        }
+                    }
+                })
+            })
+            .collect();
+        let observer = connect(address);
+        while observer.add("rounds", 0).expect("add") < 100 {
+            thread::sleep(Duration::from_millis(1));
+        }
+        server.kill();
+        let killed = Instant::now();
+        for worker in workers {
+            let (error, when) = worker.join().expect("no panic");
+            assert!(
+                matches!(error, StoreError::ConnectionLost { .. }),
+                "{error:?}"
+            );
+            assert!(when < killed + AT_ONCE);
+        }
+    });
+    server.wait(LONG);
+}
+
+#[test]
+fn a_stuck_server_holds_no_call_past_its_deadline() {
+    let _watchdog = Watchdog::start("a_stuck_server_holds_no_call_past_its_deadline", LIMIT);
+    let (server, address) = server_process();
+    let timeout = Duration::from_millis(500);
+    let options = TcpStoreOptions::default().with_timeout(timeout);
+    let client = TcpStore::open("127.0.0.1", address.port(), options).expect("a client");
+    client.set("k", b"v").expect("set");
+    assert_eq!(client.get("k").expect("get"), b"v");
+    server.pause();
+    type Call = fn(&TcpStore) -> Result<(), StoreError>;
+    let calls: [(&str, Call); 5] = [
+        ("get", |s| s.get("k").map(drop)),
+        ("add", |s| s.add("n", 1).map(drop)),
+        ("check", |s| s.check(&["k"]).map(drop)),
+        ("barrier", |s| s.barrier("b", 1, None)),
+        ("set", |s| s.set("large", &vec![0; 8 << 20])),
+    ];
+    for (name, call) in calls {
+        let started = Instant::now();
+        let error = call(&client).expect_err(name);
+        assert!(started.elapsed() < timeout + AT_ONCE, "{name}: {error}");
+        expect_named(&error, name, address.port());
+    }
+    server.resume();
+    client.set_timeout(LONG);
+    assert_eq!(client.get("k").expect("the server goes on"), b"v");
+}
+
+#[test]
+fn a_client_killed_in_a_wait_disturbs_nobody() {
+    let _watchdog = Watchdog::start("a_client_killed_in_a_wait_disturbs_nobody", LIMIT);
+    let server = serve();
+    let port = server.local_addr().port().to_string();
+    let client = connect(server.local_addr());
+    let mut doomed: Vec<ChildProcess> = [
+        &["get", &port, "k"][..],
+        &["queue-pop", &port, "q"],
+        &["barrier", &port, "b", "2"],
+    ]
+    .into_iter()
+    .map(store_process)
+    .collect();
+    eventually("one has arrived", || client.check(&["b"]).expect("check"));
+    for process in &mut doomed {
+        process.kill();
+        process.wait(LONG);
+    }
+    // What the dead waited for goes to the living.
+    client.queue_push("q", b"element").expect("queue_push");
+    assert_eq!(client.queue_pop("q").expect("queue_pop"), b"element");
+    client.set("k", b"v").expect("set");
+    assert_eq!(client.get("k").expect("get"), b"v");
+    client
+        .barrier("b", 2, Some(LONG))
+        .expect("the arrival of the dead counts");
+}
+
+#[test]
+fn waiting_processes_are_released() {
+    let _watchdog = Watchdog::start("waiting_processes_are_released", LIMIT);
+    let server = serve();
+    let port = server.local_addr().port().to_string();
+    let client = connect(server.local_addr());
+    let mut waiting = [
+        store_process(&["get", &port, "k"]),
+        store_process(&["queue-pop", &port, "q"]),
+        store_process(&["barrier", &port, "b", "2"]),
+    ];
+    client.set("k", b"value").expect("set");
+    client.queue_push("q", b"element").expect("queue_push");
+    client.barrier("b", 2, Some(LONG)).expect("barrier");
+    let lines = waiting.each_mut().map(ChildProcess::read_line);
+    assert_eq!(lines, ["value", "element", "met"]);
+    for process in &mut waiting {
+        assert!(process.wait(LONG).success());
+    }
+}
+
+/// Additions of several processes come together, none lost and none doubled.
+#[test]
+fn additions_of_processes_sum_up() {
+    let _watchdog = Watchdog::start("additions_of_processes_sum_up", LIMIT);
+    let (_server, address) = server_process();
+    let port = address.port().to_string();
+    let mut adders: Vec<ChildProcess> = (0..4)
+        .map(|_| store_process(&["add", &port, "sum", "500"]))
+        .collect();
+    for adder in &mut adders {
+        assert!(adder.wait(LONG).success(), "{}", adder.stderr());
+    }
+    assert_eq!(connect(address).get("sum").expect("get"), b"2000");
+}
+
+#[test]
+fn a_server_whose_input_ends_says_goodbye() {
+    let _watchdog = Watchdog::start("a_server_whose_input_ends_says_goodbye", LIMIT);
+    let (mut server, address) = server_process();
+    let client = connect(address);
+    thread::scope(|scope| {
+        let getting = scope.spawn(|| client.get("never"));
+        let meeting = connect(address);
+        let meeting = scope.spawn(move || meeting.barrier("b", 2, None));
+        let observer = connect(address);
+        eventually("one has arrived", || observer.check(&["b"]).expect("check"));
+        drop(server.take_stdin());
+        getting.join().expect("no panic").expect_err("it has gone");
+        meeting.join().expect("no panic").expect_err("it has gone");
+    });
+    assert!(server.wait(LONG).success());
+}
+
+/// The error says what failed and where.
+fn expect_named(error: &StoreError, operation: &str, port: u16) {
+    let text = error.to_string();
+    assert!(text.contains(&format!("127.0.0.1:{port}")), "{text}");
+    assert!(text.contains(operation), "{text}");
+}

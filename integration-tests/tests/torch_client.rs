@@ -1,0 +1,515 @@
+//! PyTorch's clients on our server.
+
+use std::net::{SocketAddr, TcpListener};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use c10d_store::{ServerOptions, TcpStoreServer};
+use integration_tests::contract::{self, TCP, Traits};
+use integration_tests::eventually::eventually;
+use integration_tests::peer::{Failure, Peer};
+use integration_tests::raw_client::{CANCELLED, READY, RawClient, Request, command};
+use integration_tests::relay::Relay;
+use integration_tests::torch::{TcpArguments, Torch, TorchError, TorchStore, to_hex};
+use integration_tests::watchdog::Watchdog;
+use serde_json::json;
+
+const LIMIT: Duration = Duration::from_secs(120);
+
+fn serve() -> TcpStoreServer {
+    TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).expect("a server on loopback")
+}
+
+/// A server and a PyTorch client of it.
+fn pair() -> (TcpStoreServer, TorchStore) {
+    let server = serve();
+    let client = Torch::shared().tcp_client(server.local_addr());
+    (server, client)
+}
+
+fn expect_error(error: &TorchError, class: &str, first_line: &str) {
+    assert_eq!(error.class, class, "{error}");
+    assert_eq!(error.first_line(), first_line, "{error}");
+    assert!(error.is_a("RuntimeError"), "{error:?}");
+}
+
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn the_version_is_the_one_we_claim() {
+    let version = Torch::shared().version().to_owned();
+    assert!(version.starts_with("2.15."), "{version}");
+}
+
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn every_operation() {
+    let _watchdog = Watchdog::start("every_operation", LIMIT);
+    let (server, client) = pair();
+    contract::every_operation(&client, &TCP);
+    let other = Torch::shared().tcp_client(server.local_addr());
+    contract::add_to_text(&client, &other, &TCP);
+}
+
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn every_operation_through_the_older_client() {
+    let _watchdog = Watchdog::start("every_operation_through_the_older_client", LIMIT);
+    let server = serve();
+    let without_queues = TcpArguments {
+        use_libuv: Some(false),
+        ..TcpArguments::default()
+    };
+    let client = Torch::shared()
+        .open_tcp(server.local_addr(), &without_queues)
+        .expect("a client");
+    let traits = Traits {
+        queues: false,
+        ..TCP
+    };
+    contract::every_operation(&client, &traits);
+    // It refuses by itself, whatever the server can do.
+    let error = client
+        .call("queue_len", json!({"key": "q"}))
+        .expect_err("no queues");
+    assert_eq!(error.class, "NotImplementedError", "{error}");
+}
+
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn every_operation_below_a_prefix() {
+    let _watchdog = Watchdog::start("every_operation_below_a_prefix", LIMIT);
+    let (_server, client) = pair();
+    let nested = client.prefixed("outer").prefixed("inner");
+    let traits = Traits {
+        barrier_has_default_timeout: false,
+        ..TCP
+    };
+    contract::every_operation(&nested, &traits);
+    assert_eq!(
+        client.get("outer/inner/cas").expect("get"),
+        nested.get("cas").expect("get")
+    );
+}
+
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn two_clients_see_and_wake_each_other() {
+    let _watchdog = Watchdog::start("two_clients_see_and_wake_each_other", LIMIT);
+    let (server, first) = pair();
+    let second = Torch::shared().tcp_client(server.local_addr());
+    contract::two_users(&first, &second, &TCP);
+    contract::two_users(&first.prefixed("p"), &second.prefixed("p"), &TCP);
+}
+
+/// The texts that PyTorch users match on.
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn errors_read_as_with_pytorchs_server() {
+    let _watchdog = Watchdog::start("errors_read_as_with_pytorchs_server", LIMIT);
+    let (server, client) = pair();
+    let call = |op: &str, arguments| client.call(op, arguments).expect_err(op);
+
+    let error = call("wait", json!({"keys": ["a", "b"], "timeout_ms": 120}));
+    expect_error(
+        &error,
+        "DistStoreError",
+        "wait timeout after 120ms, keys: /a, /b",
+    );
+    let error = call("wait", json!({"keys": ["a"], "timeout_ms": 0}));
+    expect_error(&error, "DistStoreError", "wait timeout after 0ms, keys: /a");
+    let error = call(
+        "barrier",
+        json!({"key": "b", "world_size": 2, "timeout_ms": 110}),
+    );
+    expect_error(
+        &error,
+        "DistStoreError",
+        "barrier timeout after 110ms, key: b",
+    );
+    let error = call("queue_pop", json!({"key": "q", "block": false}));
+    expect_error(&error, "QueueEmptyError", "queue is empty");
+    assert!(error.is_a("DistStoreError"), "{error:?}");
+    client
+        .set_timeout(Duration::from_millis(130))
+        .expect("set_timeout");
+    for (op, arguments) in [
+        ("get", json!({"key": "a"})),
+        ("multi_get", json!({"keys": ["a"]})),
+        ("queue_pop", json!({"key": "a", "block": true})),
+    ] {
+        expect_error(
+            &call(op, arguments),
+            "DistStoreError",
+            "wait timeout after 130ms, keys: /a",
+        );
+    }
+    let error = client
+        .prefixed("p")
+        .call("get", json!({"key": "a"}))
+        .expect_err("get");
+    expect_error(
+        &error,
+        "DistStoreError",
+        "wait timeout after 130ms, keys: /p/a",
+    );
+
+    // Only this costs the connection.
+    client.set("text", b"abc").expect("set");
+    let error = call("add", json!({"key": "text", "delta": 1}));
+    assert!(error.is_a("DistNetworkError"), "{error}");
+    assert!(
+        error
+            .first_line()
+            .starts_with("Failed to recv, got 0 bytes")
+            || error.first_line().contains("Connection reset by peer"),
+        "{error}"
+    );
+    let address = server.local_addr();
+    server.shutdown();
+    let arguments = TcpArguments {
+        timeout: Some(Duration::from_millis(300)),
+        ..TcpArguments::default()
+    };
+    let error = Torch::shared()
+        .open_tcp(address, &arguments)
+        .expect_err("nobody is there");
+    assert!(error.is_a("DistNetworkError"), "{error}");
+    assert!(
+        error
+            .first_line()
+            .starts_with("The client socket has timed out after"),
+        "{error}"
+    );
+}
+
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn a_wait_that_timed_out_leaves_the_store_in_step() {
+    let _watchdog = Watchdog::start("a_wait_that_timed_out_leaves_the_store_in_step", LIMIT);
+    let (_server, client) = pair();
+    for round in 1..=20 {
+        let error = client
+            .wait(&["never"], Some(Duration::from_millis(5)))
+            .expect_err("nobody sets it");
+        assert!(error.text.contains("wait timeout after 5ms"), "{error}");
+        assert_eq!(client.add("rounds", 1).expect("add"), round);
+    }
+}
+
+/// docs/wire.md, 5.6: the wake is on its way when the cancel is sent. Here it always is.
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn a_wake_that_crosses_the_cancel_is_taken_off_the_wire() {
+    let _watchdog = Watchdog::start("a_wake_that_crosses_the_cancel", LIMIT);
+    let server = serve();
+    let relay = Relay::start(server.local_addr()).expect("a relay");
+    let client = Torch::shared().tcp_client(relay.address());
+    let mut writer = RawClient::join(server.local_addr()).expect("a connection");
+    let within = Duration::from_secs(30);
+    for round in 1..=20 {
+        let key = format!("crossing-{round}");
+        relay.hold();
+        let waiting = client.begin("wait", json!({"keys": [key], "timeout_ms": 100}));
+        let set = Request::new(command::SET)
+            .blob(format!("/{key}").as_bytes())
+            .blob(b"set");
+        thread::sleep(Duration::from_millis(20));
+        writer.send(&set).expect("set");
+        writer.fence().expect("the set is carried out");
+        // The wake is held; the reply to the cancel joins it.
+        relay.wait_held(2, within);
+        let held = relay.release().expect("the client is there");
+        assert_eq!(held, [READY, CANCELLED]);
+        let error = waiting.wait().result.expect_err("it had timed out");
+        assert!(
+            error.message.contains("wait timeout after 100ms"),
+            "{error}"
+        );
+        assert_eq!(client.get(&key).expect("get"), b"set");
+        assert_eq!(client.add("rounds", 1).expect("add"), round);
+    }
+}
+
+/// The same without help: whichever comes first, the connection stays in step.
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn sets_around_the_timeout_of_a_wait() {
+    let _watchdog = Watchdog::start("sets_around_the_timeout_of_a_wait", LIMIT);
+    let (server, client) = pair();
+    let mut writer = RawClient::join(server.local_addr()).expect("a connection");
+    let timeout = Duration::from_millis(20);
+    let (mut in_time, mut too_late) = (0, 0);
+    for round in 1..=300u64 {
+        let key = format!("race-{round}");
+        let set = Request::new(command::SET)
+            .blob(format!("/{key}").as_bytes())
+            .blob(b"set");
+        let waiting = client.begin("wait", json!({"keys": [key], "timeout_ms": 20}));
+        // From 5 ms before the timeout to 5 ms after it, and at the ends well beyond.
+        let offset = match round {
+            1..=5 => Duration::ZERO,
+            296..=300 => timeout * 10,
+            _ => timeout - Duration::from_millis(5) + Duration::from_micros(round * 33),
+        };
+        thread::sleep(offset);
+        writer.send(&set).expect("set");
+        match waiting.wait().result {
+            Ok(_) => in_time += 1,
+            Err(error) => {
+                assert!(error.message.contains("wait timeout after 20ms"), "{error}");
+                too_late += 1;
+            }
+        }
+        assert_eq!(client.get(&key).expect("get"), b"set");
+        assert_eq!(client.add("rounds", 1).expect("add"), round as i64);
+    }
+    assert!(
+        in_time > 0 && too_late > 0,
+        "{in_time} in time, {too_late} too late"
+    );
+}
+
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn a_server_that_shuts_down_ends_every_wait_at_once() {
+    let _watchdog = Watchdog::start("a_server_that_shuts_down_ends_every_wait_at_once", LIMIT);
+    let server = serve();
+    let torch = Torch::shared();
+    let clients: Vec<_> = (0..4)
+        .map(|_| torch.tcp_client(server.local_addr()))
+        .collect();
+    let waits = [
+        clients[0].begin("get", json!({"key": "never"})),
+        clients[1].begin("wait", json!({"keys": ["never"]})),
+        clients[2].begin("queue_pop", json!({"key": "never", "block": true})),
+        clients[3].begin("barrier", json!({"key": "b", "world_size": 2})),
+    ];
+    // The barrier is the last to have been asked for: once it shows, the server knows them all,
+    // or will find their requests when it closes.
+    let observer = torch.tcp_client(server.local_addr());
+    eventually("the first has arrived", || {
+        observer.check(&["b"]).expect("check")
+    });
+    assert!(waits.iter().all(|wait| wait.is_open()));
+    let started = Instant::now();
+    server.shutdown();
+    for wait in waits {
+        let error = wait.wait().result.expect_err("the server has gone");
+        assert_eq!(error.class, "DistNetworkError", "{error}");
+    }
+    assert!(started.elapsed() < Duration::from_secs(10));
+}
+
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn the_largest_values_and_requests() {
+    let _watchdog = Watchdog::start("the_largest_values_and_requests", LIMIT);
+    let (_server, client) = pair();
+    let largest: Vec<u8> = (0..=250).cycle().take(8 << 20).collect();
+    let pairs: Vec<(&str, &[u8])> = ["a", "b", "c"].map(|key| (key, &largest[..])).to_vec();
+    client.multi_set(&pairs).expect("multi_set");
+    let values = client.multi_get(&["c", "a"]).expect("multi_get");
+    assert!(values.iter().all(|value| *value == largest));
+    let swapped = client.compare_set("b", &largest, b"small").expect("cas");
+    assert_eq!(swapped, b"small");
+    client.queue_push("q", &largest).expect("queue_push");
+    assert!(client.queue_pop("q").expect("queue_pop") == largest);
+    // Appended to, a value may pass the limit.
+    client.append("a", b"!").expect("append");
+    let value = client.get("a").expect("get");
+    assert_eq!((value.len(), value.last()), ((8 << 20) + 1, Some(&b'!')));
+
+    let names: Vec<String> = (0..20_000).map(|i| format!("key-{i}")).collect();
+    let keys: Vec<&str> = names.iter().map(String::as_str).collect();
+    let pairs: Vec<(&str, &[u8])> = keys.iter().map(|key| (*key, key.as_bytes())).collect();
+    client.multi_set(&pairs).expect("multi_set");
+    assert!(client.check(&keys).expect("check"));
+    let values = client.multi_get(&keys).expect("multi_get");
+    assert!(values.iter().zip(&keys).all(|(v, k)| v == k.as_bytes()));
+    let longest_key = "k".repeat(8191);
+    assert_eq!(client.add(&longest_key, 1).expect("add"), 1);
+    // One byte more ends the connection: the next call says so (docs/wire.md, 6.1).
+    let _ = client.set(&"k".repeat(8192), b"v");
+    let error = client.check(&["a"]).expect_err("the connection is closed");
+    assert!(error.text.contains("DistNetworkError"), "{error}");
+}
+
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn many_python_threads_and_clones() {
+    let _watchdog = Watchdog::start("many_python_threads_and_clones", LIMIT);
+    let (server, client) = pair();
+    let torch = Torch::shared();
+    // One object on several threads, a clone each, and a connection each.
+    let mut stores = vec![client.clone()];
+    for _ in 0..3 {
+        stores.push(client.on_another_thread());
+        stores.push(client.cloned());
+        stores.push(torch.tcp_client(server.local_addr()));
+    }
+    let adding: Vec<_> = stores
+        .iter()
+        .map(|store| store.begin("add_many", json!({"key": "sum", "delta": 1, "times": 200})))
+        .collect();
+    let mut sums: Vec<i64> = Vec::new();
+    for pending in adding {
+        let sum = pending.wait().result.expect("add");
+        sums.push(sum.as_i64().expect("a number"));
+    }
+    assert_eq!(sums.iter().max(), Some(&2000));
+    assert_eq!(client.get("sum").expect("get"), b"2000");
+
+    // A wait in one thread of a clone leaves the original free.
+    let clone = client.cloned();
+    let waiting = clone.begin("get", json!({"key": "later"}));
+    assert_eq!(client.add("free", 1).expect("add"), 1);
+    client.set("later", b"now").expect("set");
+    let got = waiting.wait().result.expect("get");
+    assert_eq!(got, json!(to_hex(b"now")));
+}
+
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn every_element_of_a_queue_goes_to_one_of_those_who_wait() {
+    let _watchdog = Watchdog::start("every_element_goes_to_one", LIMIT);
+    let (server, client) = pair();
+    let torch = Torch::shared();
+    let poppers: Vec<_> = (0..5)
+        .map(|_| torch.tcp_client(server.local_addr()))
+        .collect();
+    for round in 0..20u8 {
+        let (pushed, mut popped) = thread::scope(|scope| {
+            let popping: Vec<_> = poppers
+                .iter()
+                .map(|popper| scope.spawn(|| pop_in_the_end(popper, "q")))
+                .collect();
+            let pushed = [0, 1, 2, 3, 4].map(|i| vec![round, i]);
+            for element in &pushed {
+                client.queue_push("q", element).expect("queue_push");
+            }
+            let popped: Vec<_> = popping
+                .into_iter()
+                .map(|p| p.join().expect("pop"))
+                .collect();
+            (pushed, popped)
+        });
+        popped.sort();
+        assert_eq!(popped, pushed);
+        assert_eq!(client.queue_len("q").expect("queue_len"), 0);
+    }
+}
+
+/// docs/wire.md, 4.2: PyTorch's blocking pop is two steps, and somebody else can be faster in between.
+fn pop_in_the_end(popper: &TorchStore, queue: &str) -> Vec<u8> {
+    loop {
+        match popper.queue_pop(queue) {
+            Ok(element) => return element,
+            Err(error) if error.failure == Failure::QueueEmpty => {}
+            Err(error) => panic!("queue_pop: {error}"),
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn a_barrier_of_eight_over_and_over() {
+    let _watchdog = Watchdog::start("a_barrier_of_eight_over_and_over", LIMIT);
+    let (server, first) = pair();
+    let torch = Torch::shared();
+    let mut ranks = vec![first];
+    ranks.extend((1..8).map(|_| torch.tcp_client(server.local_addr())));
+    for round in 0..20 {
+        let key = format!("round-{round}");
+        let arrive = |rank: &TorchStore| {
+            rank.begin(
+                "barrier",
+                json!({"key": key, "world_size": 8, "timeout_ms": 30_000}),
+            )
+        };
+        let (last, others) = ranks.split_last().expect("eight of them");
+        let waiting: Vec<_> = others.iter().map(arrive).collect();
+        assert!(waiting.iter().all(|rank| rank.is_open()), "one is missing");
+        arrive(last).wait().result.expect("the last arrives");
+        for rank in waiting {
+            rank.wait().result.expect("released");
+        }
+    }
+}
+
+/// docs/wire.md, 7.2: every participant counts itself, and a client does not wait for the others.
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn workers_are_counted() {
+    let _watchdog = Watchdog::start("workers_are_counted", LIMIT);
+    let server = serve();
+    let arguments = TcpArguments {
+        world_size: Some(3),
+        is_master: Some(false),
+        ..TcpArguments::default()
+    };
+    let uncounted = TcpArguments {
+        wait_for_workers: Some(false),
+        ..arguments.clone()
+    };
+    let torch = Torch::shared();
+    let open = |arguments| {
+        torch
+            .open_tcp(server.local_addr(), arguments)
+            .expect("a client")
+    };
+    let workers = [open(&arguments), open(&arguments), open(&uncounted)];
+    assert_eq!(count_of_workers(server.local_addr()), b"2");
+    let third = open(&arguments);
+    assert_eq!(count_of_workers(server.local_addr()), b"3");
+    assert_eq!(third.num_keys().expect("num_keys"), 1);
+    assert_eq!(workers[0].list_keys().expect("list_keys"), [""; 0]);
+    assert!(!workers[2].check(&["init/"]).expect("check"));
+}
+
+fn count_of_workers(server: SocketAddr) -> Vec<u8> {
+    let mut client = RawClient::join(server).expect("a connection");
+    client
+        .send(&Request::new(command::GET).blob(b"init/"))
+        .expect("get");
+    client.read_blob().expect("a value")
+}
+
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn a_client_killed_in_a_wait_disturbs_nobody() {
+    let _watchdog = Watchdog::start("a_client_killed_in_a_wait_disturbs_nobody", LIMIT);
+    let (server, client) = pair();
+    let doomed = Torch::start();
+    let popper = doomed.tcp_client(server.local_addr());
+    let arrived = doomed.tcp_client(server.local_addr());
+    let pending = [
+        popper.begin("queue_pop", json!({"key": "q", "block": true})),
+        arrived.begin("barrier", json!({"key": "b", "world_size": 2})),
+    ];
+    eventually("the doomed has arrived", || {
+        client.check(&["b"]).expect("check")
+    });
+    assert!(pending.iter().all(|wait| wait.is_open()));
+    doomed.kill();
+    drop(pending);
+    // Its arrival counts on (docs/wire.md, 5.8); its wait takes no element with it.
+    client
+        .barrier("b", 2, Some(Duration::from_secs(30)))
+        .expect("barrier");
+    client.queue_push("q", b"element").expect("queue_push");
+    assert_eq!(client.queue_pop("q").expect("queue_pop"), b"element");
+}
+
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn over_ipv6() {
+    let _watchdog = Watchdog::start("over_ipv6", LIMIT);
+    if TcpListener::bind("[::1]:0").is_err() {
+        // A machine without IPv6 has nothing to show here.
+        return;
+    }
+    let server = TcpStoreServer::bind("[::1]:0", ServerOptions::default()).expect("a server");
+    let client = Torch::shared().tcp_client(server.local_addr());
+    client.set("k", b"v").expect("set");
+    assert_eq!(client.get("k").expect("get"), b"v");
+}

@@ -1,0 +1,301 @@
+//! Our client on PyTorch's servers, both back ends.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use c10d_store::{PrefixStore, Store, StoreError, TcpStore, TcpStoreOptions};
+use integration_tests::contract::{self, TCP, Traits};
+use integration_tests::eventually::eventually;
+use integration_tests::peer::Ours;
+use integration_tests::raw_client::{CANCELLED, READY, RawClient, Request, command};
+use integration_tests::relay::Relay;
+use integration_tests::torch::{Torch, TorchStore};
+use integration_tests::watchdog::Watchdog;
+
+const LIMIT: Duration = Duration::from_secs(90);
+
+/// PyTorch's older back end (docs/wire.md, 11).
+const POLL: Traits = Traits {
+    queues: false,
+    compare_set_wakes: false,
+    ..TCP
+};
+
+fn connect(server: &TorchStore) -> TcpStore {
+    TcpStore::connect("127.0.0.1", server.port()).expect("PyTorch's server listens")
+}
+
+fn servers() -> [(TorchStore, Traits); 2] {
+    let torch = Torch::shared();
+    [
+        (torch.tcp_server(true), TCP),
+        (torch.tcp_server(false), POLL),
+    ]
+}
+
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn every_operation() {
+    let _watchdog = Watchdog::start("every_operation", LIMIT);
+    for (server, traits) in servers() {
+        let client = Ours(connect(&server));
+        contract::every_operation(&client, &traits);
+        contract::add_to_text(&client, &Ours(connect(&server)), &traits);
+        server.close();
+    }
+}
+
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn every_operation_below_a_prefix() {
+    let _watchdog = Watchdog::start("every_operation_below_a_prefix", LIMIT);
+    for (server, mut traits) in servers() {
+        let client = PrefixStore::new("outer", connect(&server));
+        // Its view does not show what others have.
+        traits.lists_only_users_keys = false;
+        contract::every_operation(&Ours(PrefixStore::new("inner", client)), &traits);
+        assert!(connect(&server).check(&["outer/inner/cas"]).expect("check"));
+        server.close();
+    }
+}
+
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn two_clients_see_and_wake_each_other() {
+    let _watchdog = Watchdog::start("two_clients_see_and_wake_each_other", LIMIT);
+    for (server, traits) in servers() {
+        let (first, second) = (connect(&server), connect(&server));
+        contract::two_users(&Ours(first), &Ours(second), &traits);
+        server.close();
+    }
+}
+
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn queues_on_the_older_server_fail_clearly() {
+    let _watchdog = Watchdog::start("queues_on_the_older_server_fail_clearly", LIMIT);
+    let server = Torch::shared().tcp_server(false);
+    type Call = fn(&TcpStore) -> Result<(), StoreError>;
+    let calls: [(&str, Call); 2] = [
+        ("queue_len", |s| s.queue_len("jobs").map(drop)),
+        ("queue_pop", |s| s.try_queue_pop("jobs").map(drop)),
+    ];
+    for (name, call) in calls {
+        // The server closes the connection, which is all that the wire has to say no.
+        let error = call(&connect(&server)).expect_err(name);
+        assert!(
+            matches!(
+                error,
+                StoreError::ConnectionLost { .. } | StoreError::Unsupported { .. }
+            ),
+            "{error:?}"
+        );
+        let text = error.to_string();
+        assert!(text.contains(name) && text.contains("jobs"), "{text}");
+    }
+    // A push has no reply; the operation after it tells.
+    let client = connect(&server);
+    let _ = client.queue_push("jobs", b"x");
+    client.check(&["x"]).expect_err("the connection is gone");
+    server.close();
+}
+
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn a_wait_that_timed_out_leaves_the_store_usable() {
+    let _watchdog = Watchdog::start("a_wait_that_timed_out_leaves_the_store_usable", LIMIT);
+    for (server, _) in servers() {
+        let client = connect(&server);
+        for round in 1..=20 {
+            let error = client
+                .wait_timeout(&["never"], Duration::from_millis(5))
+                .expect_err("nobody sets it");
+            assert!(matches!(error, StoreError::Timeout { .. }), "{error:?}");
+            assert_eq!(client.add("rounds", 1).expect("add"), round);
+        }
+        server.close();
+    }
+}
+
+/// docs/wire.md, 5.6: the wake is on its way when the cancel is sent. Here it always is.
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn a_wake_that_crosses_the_cancel_is_taken_off_the_wire() {
+    let _watchdog = Watchdog::start("a_wake_that_crosses_the_cancel", LIMIT);
+    for (server, _) in servers() {
+        let relay = Relay::start(server.address()).expect("a relay");
+        let client =
+            TcpStore::connect("127.0.0.1", relay.address().port()).expect("through the relay");
+        let mut writer = RawClient::join(server.address()).expect("a connection");
+        let mut succeeded = 0;
+        for round in 1..=20 {
+            let key = format!("crossing-{round}");
+            relay.hold();
+            thread::scope(|scope| {
+                let waiting = scope
+                    .spawn(|| client.wait_timeout(&[key.as_str()], Duration::from_millis(100)));
+                thread::sleep(Duration::from_millis(20));
+                let set = Request::new(command::SET)
+                    .blob(format!("/{key}").as_bytes())
+                    .blob(b"set");
+                writer.send(&set).expect("set");
+                writer.fence().expect("the set is carried out");
+                relay.wait_held(2, Duration::from_secs(30));
+                let held = relay.release().expect("the client is there");
+                assert_eq!(held, [READY, CANCELLED]);
+                // docs/wire.md, 7.5: a success, if the answers took less than 0.1 s.
+                match waiting.join().expect("wait") {
+                    Ok(()) => succeeded += 1,
+                    Err(StoreError::Timeout { .. }) => {}
+                    Err(error) => panic!("{error}"),
+                }
+            });
+            assert_eq!(client.get(&key).expect("get"), b"set");
+            assert_eq!(client.add("rounds", 1).expect("add"), round);
+        }
+        assert!(succeeded > 0, "the answer is used");
+        server.close();
+    }
+}
+
+/// The same without help: whichever comes first, the store stays in step.
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn sets_around_the_timeout_of_a_wait() {
+    let _watchdog = Watchdog::start("sets_around_the_timeout_of_a_wait", LIMIT);
+    for (server, _) in servers() {
+        let client = connect(&server);
+        let mut writer = RawClient::join(server.address()).expect("a connection");
+        let timeout = Duration::from_millis(20);
+        let (mut in_time, mut too_late) = (0, 0);
+        for round in 1..=300u64 {
+            let key = format!("race-{round}");
+            let set = Request::new(command::SET)
+                .blob(format!("/{key}").as_bytes())
+                .blob(b"set");
+            // From 2 ms before the timeout to 2 ms after it, and at the ends well beyond.
+            let offset = match round {
+                1..=5 => Duration::ZERO,
+                296..=300 => timeout * 10,
+                _ => timeout - Duration::from_millis(2) + Duration::from_micros(round * 13),
+            };
+            let waited = thread::scope(|scope| {
+                let waiting = scope.spawn(|| client.wait_timeout(&[key.as_str()], timeout));
+                thread::sleep(offset);
+                writer.send(&set).expect("set");
+                waiting.join().expect("wait")
+            });
+            match waited {
+                Ok(()) => in_time += 1,
+                Err(StoreError::Timeout { .. }) => too_late += 1,
+                Err(error) => panic!("round {round}: {error}"),
+            }
+            assert_eq!(client.get(&key).expect("get"), b"set");
+            assert_eq!(client.add("rounds", 1).expect("add"), round as i64);
+        }
+        assert!(
+            in_time > 0 && too_late > 0,
+            "{in_time} in time, {too_late} too late"
+        );
+        server.close();
+    }
+}
+
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn a_killed_server_ends_every_call_at_once() {
+    let _watchdog = Watchdog::start("a_killed_server_ends_every_call_at_once", LIMIT);
+    for use_libuv in [true, false] {
+        let torch = Torch::start();
+        let server = torch.tcp_server(use_libuv);
+        let client = connect(&server);
+        let barrier_client = connect(&server);
+        let killed = thread::scope(|scope| {
+            let getting = scope.spawn(|| client.get("never"));
+            let waiting = scope.spawn(|| client.wait(&["never", "ever"]));
+            let meeting = scope.spawn(|| barrier_client.barrier("b", 2, None));
+            let observer = connect(&server);
+            eventually("one has arrived", || observer.check(&["b"]).expect("check"));
+            torch.kill();
+            let killed = Instant::now();
+            let get = getting.join().expect("get").map(drop);
+            expect_lost(get, server.port(), &["get", "never"]);
+            let wait = waiting.join().expect("wait");
+            expect_lost(wait, server.port(), &["wait", "never", "ever"]);
+            let met = meeting.join().expect("barrier");
+            expect_lost(met, server.port(), &["barrier", "\"b\""]);
+            killed
+        });
+        assert!(killed.elapsed() < Duration::from_secs(10));
+        // And it stays that way: nothing hangs on a dead server.
+        client.add("x", 1).expect_err("the server is dead");
+        assert!(killed.elapsed() < Duration::from_secs(20));
+    }
+}
+
+fn expect_lost(result: Result<(), StoreError>, port: u16, words: &[&str]) {
+    let error = result.expect_err("the server was killed");
+    // Lost, or never had: a call may just have been dialling a connection of its own.
+    assert!(
+        matches!(
+            error,
+            StoreError::ConnectionLost { .. } | StoreError::Connect { .. }
+        ),
+        "{error:?}"
+    );
+    let text = error.to_string();
+    assert!(text.contains(&format!("127.0.0.1:{port}")), "{text}");
+    for word in words {
+        assert!(text.contains(word), "{word:?} in {text:?}");
+    }
+}
+
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn a_stopped_server_holds_no_call_past_its_deadline() {
+    let _watchdog = Watchdog::start("a_stopped_server_holds_no_call_past_its_deadline", LIMIT);
+    for use_libuv in [true, false] {
+        let torch = Torch::start();
+        let server = torch.tcp_server(use_libuv);
+        let timeout = Duration::from_millis(500);
+        let options = TcpStoreOptions::default().with_timeout(timeout);
+        let client = TcpStore::open("127.0.0.1", server.port(), options).expect("a client");
+        client.set("k", b"v").expect("set");
+        assert_eq!(client.get("k").expect("get"), b"v");
+        torch.pause();
+        type Call = fn(&TcpStore) -> Result<(), StoreError>;
+        let calls: [(&str, Call); 8] = [
+            ("get", |s| s.get("k").map(drop)),
+            ("wait", |s| s.wait(&["k"])),
+            ("add", |s| s.add("n", 1).map(drop)),
+            ("check", |s| s.check(&["k"]).map(drop)),
+            ("num_keys", |s| s.num_keys().map(drop)),
+            ("list_keys", |s| s.list_keys().map(drop)),
+            ("multi_get", |s| s.multi_get(&["k"]).map(drop)),
+            ("barrier", |s| s.barrier("b", 1, None)),
+        ];
+        for (name, call) in calls {
+            let started = Instant::now();
+            let error = call(&client).expect_err(name);
+            let elapsed = started.elapsed();
+            assert!(
+                elapsed > timeout / 2 && elapsed < timeout + Duration::from_secs(3),
+                "{name}: {elapsed:?}: {error}"
+            );
+            expect_named(&error, name, server.port());
+        }
+        torch.resume();
+        // The server goes on, and so does the client.
+        client.set_timeout(Duration::from_secs(30));
+        assert_eq!(client.get("k").expect("get"), b"v");
+        client.set("after", b"pause").expect("set");
+        assert_eq!(client.get("after").expect("get"), b"pause");
+    }
+}
+
+/// The error says what failed and where.
+fn expect_named(error: &StoreError, operation: &str, port: u16) {
+    let text = error.to_string();
+    assert!(text.contains(&format!("127.0.0.1:{port}")), "{text}");
+    assert!(text.contains(operation), "{text}");
+}
