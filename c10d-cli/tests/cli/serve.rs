@@ -57,6 +57,108 @@ fn a_world_that_does_not_fit_is_warned_of() {
     }
 }
 
+/// Every limit, and who ran into it.
+#[test]
+fn each_refusal_is_logged_with_the_peers_address() {
+    let server = Server::start_with([
+        "store",
+        "serve",
+        "--port=0",
+        "--key-bytes-max=10",
+        "--value-bytes-max=2000",
+        "--keys-per-request-max=100",
+        "--request-bytes-max=3000",
+        "--unsent-bytes-max=50000",
+        "--hello-timeout=200ms",
+    ]);
+    let hello = [0, 0xce, 0xf7, 0x85, 0x3c];
+    let word = |number: u64| -> Vec<u8> { (0..8).map(|at| (number >> (8 * at)) as u8).collect() };
+    let set = |value: usize| [&[1][..], &word(1), b"k", &word(value as u64)].concat();
+    // MULTI_GET of a value of 2,000 bytes, 50 times.
+    let many = [
+        &[10][..],
+        &word(50),
+        &[word(1), b"k".to_vec()].concat().repeat(50),
+    ]
+    .concat();
+    let cases: Vec<(Vec<u8>, &str)> = vec![
+        (
+            [&hello[..], &[3], &word(11)].concat(),
+            "Get, byte 1: key of 11 bytes, limit 10",
+        ),
+        (
+            [&hello[..], &set(2001)].concat(),
+            "value of 2001 bytes, limit 2000",
+        ),
+        (
+            [&hello[..], &[5], &word(101)].concat(),
+            "101 keys, limit 100",
+        ),
+        (
+            [
+                &hello[..],
+                &[2],
+                &word(1),
+                b"k",
+                &word(2000),
+                &[7; 2000],
+                &word(1500),
+            ]
+            .concat(),
+            "request of at least",
+        ),
+        (
+            [&hello[..], &set(2000), &[7; 2000], &many].concat(),
+            "exceed the limit of 50000 bytes",
+        ),
+        (
+            b"GET / HTTP/1.1\r\n\r\n".to_vec(),
+            "first byte 0x47 where VALIDATE (0x00) belongs",
+        ),
+        (vec![0, 1, 2, 3, 4], "wrong validation word 0x04030201"),
+        ([hello, hello].concat(), "second VALIDATE"),
+        ([&hello[..], &[19]].concat(), "unknown command 0x13"),
+        (
+            [&hello[..], &set(1), b"x", &[4], &word(1), b"k", &word(1)].concat(),
+            "not a decimal number",
+        ),
+        (vec![], "no hello within 200ms"),
+    ];
+    let mut expected = Vec::new();
+    for (bytes, reason) in cases {
+        let mut stream = server.connect();
+        stream.write_all(&bytes).unwrap();
+        let mut rest = Vec::new();
+        // The end may be a reset.
+        let _ = stream.read_to_end(&mut rest);
+        expected.push((stream.local_addr().unwrap(), reason));
+    }
+    server.running.signal(Signal::TERM);
+    let log = server.end().stderr;
+    for (address, reason) in expected {
+        let about_it =
+            |line: &&str| line.contains("refused") && line.contains(&address.to_string());
+        let lines: Vec<&str> = log.lines().filter(about_it).collect();
+        assert_eq!(lines.len(), 1, "{address}, {reason}: {log}");
+        assert!(lines[0].contains(reason), "{reason}: {}", lines[0]);
+    }
+}
+
+#[test]
+fn one_connection_too_many_is_logged_with_its_address() {
+    let server = Server::start_with(["store", "serve", "--port=0", "--connections-max=1"]);
+    let _first = server.connect();
+    let mut second = server.connect();
+    let address = second.local_addr().unwrap();
+    assert_eq!(second.read(&mut [0]).unwrap_or(0), 0);
+    server.running.signal(Signal::TERM);
+    let log = server.end().stderr;
+    assert!(
+        log.contains(&format!("refused {address}: 1 connections are the limit")),
+        "{log}"
+    );
+}
+
 /// With no descriptor left, newcomers are turned away at once, those who are served stay, and there is
 /// room again as soon as one leaves. (PyTorch's older server aborts here.)
 #[test]

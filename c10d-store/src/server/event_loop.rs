@@ -372,7 +372,7 @@ impl EventLoop {
                 "its unread replies exceed the limit of {} bytes",
                 self.options.unsent_bytes_max()
             ));
-            log::warn!("{}: {error}; closing the connection", connection.peer);
+            log::warn!("refused {}: {error}", connection.peer);
             return self.close(token, &error);
         }
         let drained = match connection.out.flush(&mut connection.stream) {
@@ -440,7 +440,7 @@ impl EventLoop {
         };
         match error {
             SessionError::Wire(error) => {
-                log::warn!("refused {}: not the protocol: {error}", connection.peer);
+                log::warn!("refused {}: {error}", connection.peer);
             }
             SessionError::Refused(error) => {
                 log::warn!("refused a request of {}: {error}", connection.peer);
