@@ -1,9 +1,12 @@
 //! `c10d store serve`: its line, its limits, its end.
 
+use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::process::Command;
+use std::thread;
+use std::time::Duration;
 
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::Signal;
@@ -195,6 +198,19 @@ fn without_a_descriptor_left_newcomers_are_turned_away_and_the_rest_is_served() 
         let mut answer = [0; 4];
         stream.read_exact(&mut answer).unwrap();
         assert_eq!(answer, [5, 6, 7, 8]);
+    }
+    if cfg!(target_os = "linux") {
+        // A server that kept asking for the descriptor that it does not get would never rest.
+        let processor_time = || {
+            let stat = fs::read_to_string(format!("/proc/{}/stat", server.running.id())).unwrap();
+            let fields: Vec<&str> = stat.rsplit(") ").next().unwrap().split(' ').collect();
+            [fields[11], fields[12]].map(|ticks| ticks.parse::<u64>().unwrap())
+        };
+        until("the server rests", || {
+            let before = processor_time();
+            thread::sleep(Duration::from_millis(100));
+            processor_time() == before
+        });
     }
     drop(served);
     until("there is room again", || greet(&mut server.connect()));

@@ -207,12 +207,17 @@ impl EventLoop {
                     io::ErrorKind::ConnectionAborted
                     | io::ErrorKind::ConnectionReset
                     | io::ErrorKind::Interrupted => {}
-                    _ if self.turn_away(listener, &error) => {}
-                    _ => {
-                        log::warn!("cannot accept a connection, trying again soon: {error}");
-                        self.accept_retry_at = Some(now + ACCEPT_RETRY);
-                        return;
-                    }
+                    _ => match self.turn_away(listener, &error) {
+                        TurnedAway::One => {}
+                        // The system asks for a free descriptor before it looks whether anybody
+                        // waits, so the error alone does not say that somebody does.
+                        TurnedAway::NobodyWaits => return,
+                        TurnedAway::Impossible => {
+                            log::warn!("cannot accept a connection, trying again soon: {error}");
+                            self.accept_retry_at = Some(now + ACCEPT_RETRY);
+                            return;
+                        }
+                    },
                 },
             }
         }
@@ -220,14 +225,14 @@ impl EventLoop {
     }
 
     /// Out of descriptors: gives up the spare one to accept a connection and close it, which its
-    /// peer sees at once. Whether that worked.
-    fn turn_away(&mut self, listener: usize, error: &io::Error) -> bool {
+    /// peer sees at once.
+    fn turn_away(&mut self, listener: usize, error: &io::Error) -> TurnedAway {
         if !matches!(error.raw_os_error(), Some(EMFILE | ENFILE)) {
-            return false;
+            return TurnedAway::Impossible;
         }
         let Some(spare_file) = self.spare_file.take() else {
             self.spare_file = open_spare_file();
-            return false;
+            return TurnedAway::Impossible;
         };
         drop(spare_file);
         let refused = self.listeners[listener].accept().map(|(_, peer)| peer);
@@ -235,9 +240,10 @@ impl EventLoop {
         match refused {
             Ok(peer) => {
                 log::warn!("refused {peer}: this process has no file descriptor left ({error})");
-                true
+                TurnedAway::One
             }
-            Err(error) => error.kind() == io::ErrorKind::WouldBlock,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => TurnedAway::NobodyWaits,
+            Err(_) => TurnedAway::Impossible,
         }
     }
 
@@ -536,6 +542,14 @@ impl EventLoop {
         self.state
             .disconnect(conn_id_of(token), &mut self.connections);
     }
+}
+
+/// What came of turning a peer away.
+#[derive(Debug, Clone, Copy)]
+enum TurnedAway {
+    One,
+    NobodyWaits,
+    Impossible,
 }
 
 /// Where a piece of input is.
