@@ -661,6 +661,22 @@ fn tenants_of_one_port_share_a_server_which_ends_with_the_last() {
     assert!(!third.check(&["k"]).unwrap(), "a new server");
 }
 
+/// One tenant goes while the next one comes, in another thread.
+#[test]
+fn a_tenant_may_come_while_the_last_one_goes() {
+    let port = serve().local_addr().port();
+    let tenant = || TcpStore::open("127.0.0.1", port, master().with_multi_tenant(true));
+    let mut last = tenant().unwrap();
+    for _ in 0..50 {
+        let leaving = thread::spawn(move || drop(last));
+        // Either the same server, which then goes on, or a new one on the port just left.
+        last = tenant().unwrap();
+        leaving.join().unwrap();
+        last.set("k", b"v").unwrap();
+        assert_eq!(last.get("k").unwrap(), b"v");
+    }
+}
+
 #[test]
 fn the_host_waits_for_all_workers() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

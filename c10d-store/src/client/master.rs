@@ -4,6 +4,8 @@ use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use c10d_socket::{
     Deadline, HostPort, ListenError, ListenOptions, adopt_listener, is_loopback_name, listen,
@@ -16,6 +18,10 @@ use crate::server::TcpStoreServer;
 
 /// Servers of this process that were started as multi-tenant, by port.
 static TENANTS: Mutex<Option<HashMap<u16, Weak<TcpStoreServer>>>> = Mutex::new(None);
+
+/// How long a server that its last tenant has dropped may take to end: it takes well under a
+/// millisecond, but its thread has to be scheduled.
+const CLOSING_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// Starts the server of a master, or joins one that it may share (docs/wire.md, section 8).
 pub(super) fn start(
@@ -33,7 +39,21 @@ pub(super) fn start(
     if let Some(server) = tenants.get(&target.port()).and_then(Weak::upgrade) {
         return Ok(server);
     }
-    let server = Arc::new(start_new(target, options, deadline)?);
+    // The last tenant may have let go of a server whose thread still closes the port.
+    let may_be_closing = tenants.contains_key(&target.port());
+    let patience = Deadline::after(Instant::now(), CLOSING_TIME_MAX).min(deadline);
+    let server = loop {
+        match start_new(target, options, deadline) {
+            Err(StoreError::Listen(error))
+                if error.is_address_in_use()
+                    && may_be_closing
+                    && !patience.has_passed(Instant::now()) =>
+            {
+                thread::sleep(Duration::from_millis(1));
+            }
+            result => break Arc::new(result?),
+        }
+    };
     tenants.retain(|_, server| server.strong_count() > 0);
     tenants.insert(target.port(), Arc::downgrade(&server));
     Ok(server)
