@@ -293,6 +293,33 @@ fn get_takes_two_requests_where_the_server_has_no_wait_get_and_one_where_it_has(
     playing.join().unwrap();
 }
 
+/// PyTorch's servers up to 2.4 do not know PING and close on it.
+#[test]
+fn a_server_without_ping_is_greeted_without_it() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let playing = thread::spawn(move || {
+        let (mut first, _) = listener.accept().unwrap();
+        expect(&mut first, &[0, 0xce, 0xf7, 0x85, 0x3c, 0x0d]);
+        drop(first);
+        let (mut second, _) = listener.accept().unwrap();
+        expect(&mut second, &[0, 0xce, 0xf7, 0x85, 0x3c]);
+        let check_of_nothing = [5, 0, 0, 0, 0, 0, 0, 0, 0];
+        expect(&mut second, &check_of_nothing);
+        second.write_all(&[0]).unwrap();
+        expect(&mut second, &about_k(6));
+        second.write_all(&[0]).unwrap();
+        expect(&mut second, &about_k(3));
+        second.write_all(&[1, 0, 0, 0, 0, 0, 0, 0, b'v']).unwrap();
+        expect(&mut second, &check_of_nothing);
+        second.write_all(&[0]).unwrap();
+    });
+    let store = open(port, LONG);
+    assert_eq!(store.get("k").unwrap(), b"v");
+    store.ping().unwrap();
+    playing.join().unwrap();
+}
+
 /// The race of the specification, forced: the wake is on its way when the cancel arrives.
 #[test]
 fn a_key_that_comes_while_the_cancel_is_under_way_counts_as_there() {

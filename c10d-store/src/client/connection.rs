@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use c10d_socket::{Deadline, DeadlineStream};
 
 use crate::wire::{
-    CAPABILITY_MASK, CAPABILITY_NONCE, CAPABILITY_WAIT_GET, Opcode, RequestBuf, STOP_WAITING,
-    WAIT_CANCELED, read_i64, read_u32, read_u64,
+    CAPABILITY_MASK, CAPABILITY_NONCE, CAPABILITY_WAIT_GET, CHECK_READY, Opcode, RequestBuf,
+    STOP_WAITING, WAIT_CANCELED, read_i64, read_u32, read_u64,
 };
 
 /// Bytes received ahead. Short replies then cost one receive; long ones bypass the buffer.
@@ -24,8 +24,14 @@ const CANCEL_GRACE: Duration = Duration::from_millis(100);
 /// Once an answer has begun to arrive, its rest gets at least so long.
 const REST_GRACE: Duration = Duration::from_secs(1);
 
-/// The nonce of a PING that only marks a place in the stream of replies.
-const MARK_NONCE: u32 = 0;
+/// How to begin a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Hello {
+    /// With a PING that asks for the server's capabilities.
+    Ping,
+    /// Without one: PyTorch's servers up to 2.4 close on it.
+    Plain,
+}
 
 /// How an exchange failed.
 #[derive(Debug)]
@@ -59,7 +65,7 @@ pub(super) enum Waited {
 /// A wait whose answer has not been read.
 #[derive(Debug, Clone, Copy)]
 struct Pending {
-    /// The answer to a PING comes first.
+    /// The answer to a mark comes first.
     mark_due: bool,
     cancelled: bool,
     follows: Follows,
@@ -85,6 +91,7 @@ impl Connection {
     /// Says hello on a new connection.
     pub(super) fn greet(
         stream: DeadlineStream,
+        hello: Hello,
         reply_bytes_max: usize,
         deadline: Deadline,
     ) -> Result<Self, Failure> {
@@ -99,17 +106,26 @@ impl Connection {
             reply_bytes_max,
             request_memory: Vec::new(),
         };
-        let mut hello = RequestBuf::new();
-        hello.hello();
-        connection.send(&hello, deadline)?;
-        let answer = connection.read_u32(deadline)?;
-        if answer & !CAPABILITY_MASK != CAPABILITY_NONCE {
-            return Err(Failure::Protocol(format!(
-                "PING was answered by 0x{answer:08x} instead of 0x{CAPABILITY_NONCE:08x}: \
-                 not a TCPStore server"
-            )));
+        let mut request = RequestBuf::new();
+        match hello {
+            Hello::Ping => {
+                request.hello();
+                connection.send(&request, deadline)?;
+                let answer = connection.read_u32(deadline)?;
+                if answer & !CAPABILITY_MASK != CAPABILITY_NONCE {
+                    return Err(Failure::Protocol(format!(
+                        "PING was answered by 0x{answer:08x} instead of 0x{CAPABILITY_NONCE:08x}: \
+                         not a TCPStore server"
+                    )));
+                }
+                connection.capabilities = answer & CAPABILITY_MASK;
+            }
+            Hello::Plain => {
+                request.plain_hello();
+                connection.send(&request, deadline)?;
+                connection.read_mark(deadline)?;
+            }
         }
-        connection.capabilities = answer & CAPABILITY_MASK;
         Ok(connection)
     }
 
@@ -165,7 +181,7 @@ impl Connection {
     pub(super) fn acknowledge(&mut self, deadline: Deadline) -> Result<(), Failure> {
         if self.unacknowledged {
             let mut mark = self.new_request();
-            mark.opcode(Opcode::Ping).u32(MARK_NONCE);
+            mark.mark();
             self.ask(mark, deadline)?;
             self.read_mark(deadline)?;
         }
@@ -199,7 +215,7 @@ impl Connection {
         let mut request = self.new_request();
         let mark_due = self.unacknowledged;
         if mark_due {
-            request.opcode(Opcode::Ping).u32(MARK_NONCE);
+            request.mark();
         }
         build(&mut request);
         self.send(&request, deadline)?;
@@ -295,14 +311,13 @@ impl Connection {
         Ok(values)
     }
 
-    fn read_mark(&mut self, deadline: Deadline) -> Result<(), Failure> {
-        let nonce = self.read_u32(deadline)?;
-        if nonce == MARK_NONCE {
-            Ok(())
-        } else {
-            Err(Failure::Protocol(format!(
-                "PING was answered by 0x{nonce:08x} instead of 0x{MARK_NONCE:08x}"
-            )))
+    /// The answer to a mark.
+    pub(super) fn read_mark(&mut self, deadline: Deadline) -> Result<(), Failure> {
+        match self.read_u8(deadline)? {
+            CHECK_READY => Ok(()),
+            other => Err(Failure::Protocol(format!(
+                "a CHECK of no keys was answered by 0x{other:02x}"
+            ))),
         }
     }
 

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use c10d_socket::{ConnectError, ConnectOptions, Deadline, DeadlineStream, Dialer, HostPort};
 
-use super::connection::{Connection, Failure};
+use super::connection::{Connection, Failure, Hello};
 use super::lanes::{Lanes, Take};
 
 #[derive(Debug)]
@@ -30,6 +30,8 @@ struct Shared {
     streams: Vec<Option<Arc<DeadlineStream>>>,
     /// There has been a connection, so the server was there.
     was_connected: bool,
+    /// The server does not know the hello with a PING.
+    wants_plain_hello: bool,
     /// Why no call can succeed any more.
     ended: Option<Ended>,
 }
@@ -162,13 +164,23 @@ impl Pool {
 
     fn dial(&self, options: &ConnectOptions, deadline: Deadline) -> Result<Connection, PoolError> {
         let mut dialer = Dialer::new(&self.target, options, deadline);
+        let mut hello = if self.lock().wants_plain_hello {
+            Hello::Plain
+        } else {
+            Hello::Ping
+        };
         loop {
             let stream = dialer.connect().map_err(PoolError::Connect)?;
             let greeted = DeadlineStream::new(stream)
                 .map_err(Failure::Lost)
-                .and_then(|stream| Connection::greet(stream, self.reply_bytes_max, deadline));
+                .and_then(|stream| {
+                    Connection::greet(stream, hello, self.reply_bytes_max, deadline)
+                });
             let error = match greeted {
-                Ok(connection) => return Ok(connection),
+                Ok(connection) => {
+                    self.lock().wants_plain_hello = hello == Hello::Plain;
+                    return Ok(connection);
+                }
                 Err(Failure::Lost(error) | Failure::NotSent(error)) => error,
                 Err(Failure::NoReply) => io::Error::new(
                     io::ErrorKind::TimedOut,
@@ -176,7 +188,15 @@ impl Pool {
                 ),
                 Err(failure @ Failure::Protocol(_)) => return Err(PoolError::Failure(failure)),
             };
-            dialer.handshake_failed(error).map_err(PoolError::Connect)?;
+            // A server that closes may be of a version without PING, or not be up yet behind a
+            // proxy that is: both hellos in turn, the second one at once.
+            match hello {
+                Hello::Ping if error.kind() != io::ErrorKind::TimedOut => hello = Hello::Plain,
+                _ => {
+                    hello = Hello::Ping;
+                    dialer.handshake_failed(error).map_err(PoolError::Connect)?;
+                }
+            }
         }
     }
 

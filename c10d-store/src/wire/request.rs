@@ -63,6 +63,18 @@ impl<'v> RequestBuf<'v> {
         self.opcode(Opcode::Ping).u32(CAPABILITY_NONCE)
     }
 
+    /// The handshake for a server that does not know PING (PyTorch's up to 2.4): VALIDATE and, as
+    /// nothing answers that, a [`mark`](Self::mark).
+    pub fn plain_hello(&mut self) -> &mut Self {
+        self.opcode(Opcode::Validate).u32(VALIDATION_MAGIC).mark()
+    }
+
+    /// A CHECK of no keys: changes nothing, is known to every server, and its answer of one zero byte
+    /// shows that everything before it has been carried out.
+    pub fn mark(&mut self) -> &mut Self {
+        self.opcode(Opcode::Check).count(0)
+    }
+
     /// Starts a request.
     pub fn opcode(&mut self, opcode: Opcode) -> &mut Self {
         self.copied.push(opcode as u8);
@@ -187,6 +199,12 @@ mod tests {
         assert_eq!(
             request.to_bytes(),
             [0, 0xce, 0xf7, 0x85, 0x3c, 0x0d, 0, 0, 0x0d, 0xc1]
+        );
+        let mut request = RequestBuf::new();
+        request.plain_hello();
+        assert_eq!(
+            request.to_bytes(),
+            [0, 0xce, 0xf7, 0x85, 0x3c, 5, 0, 0, 0, 0, 0, 0, 0, 0]
         );
     }
 }
