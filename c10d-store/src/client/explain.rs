@@ -36,7 +36,7 @@ pub(super) fn explain(error: PoolError, context: ErrorContext, timeout: Duration
         },
         Failure::Lost(source) => {
             let source = match hint(context.operation) {
-                Some(hint) if source.kind() == io::ErrorKind::UnexpectedEof => {
+                Some(hint) if is_closed_by_peer(&source) => {
                     io::Error::new(source.kind(), format!("{source} {hint}"))
                 }
                 _ => source,
@@ -52,6 +52,14 @@ pub(super) fn explain(error: PoolError, context: ErrorContext, timeout: Duration
     }
 }
 
+/// Whether the peer ended the connection: with a FIN or, when it left something unread, an RST.
+fn is_closed_by_peer(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset
+    )
+}
+
 /// What else than its death can make a server close the connection in answer to a request: the wire
 /// has no error replies.
 const fn hint(operation: Operation) -> Option<&'static str> {
@@ -62,9 +70,9 @@ const fn hint(operation: Operation) -> Option<&'static str> {
              do not know the operation.",
         ),
         Operation::ListKeys => Some("PyTorch's servers before 2.10 do not know the operation."),
-        Operation::QueuePush | Operation::QueuePop | Operation::QueueLen => {
-            Some("PyTorch's older server back end (use_libuv=False) has no queues.")
-        }
+        Operation::QueuePush | Operation::QueuePop | Operation::QueueLen => Some(
+            "PyTorch's older server back end (use_libuv=False) and early releases have no queues.",
+        ),
         Operation::Get | Operation::MultiGet => {
             Some("PyTorch's older server back end also closes when the key is deleted meanwhile.")
         }
