@@ -22,6 +22,9 @@ pub(super) enum FloorMode {
     Fixed,
     /// Sends back what it has read.
     Echo,
+    /// Answers the first request of each connection as `fixed` does, and anything later with one
+    /// byte to every connection.
+    WakeAll,
 }
 
 #[derive(Debug, Args)]
@@ -52,6 +55,7 @@ impl FloorArgs {
         let mode = match mode {
             FloorMode::Fixed => "fixed",
             FloorMode::Echo => "echo",
+            FloorMode::WakeAll => "wake-all",
         };
         let words = [
             "bench",
@@ -97,6 +101,8 @@ struct Peer {
     stream: TcpStream,
     /// Bytes of a request that is not complete.
     remainder: usize,
+    /// Has had its first answer, in `wake-all` mode.
+    greeted: bool,
 }
 
 fn serve(mut listener: TcpListener, args: &FloorArgs) -> io::Result<()> {
@@ -118,7 +124,12 @@ fn serve(mut listener: TcpListener, args: &FloorArgs) -> io::Result<()> {
                 accept(&listener, &poll, &mut peers)?;
             } else if let Some(peer) = peers.get_mut(token.0) {
                 let served = match args.mode {
-                    FloorMode::Fixed => answer(peer, &mut buffer, &replies, args),
+                    FloorMode::WakeAll if peer.greeted => wake_all(&mut peers, token, &mut buffer),
+                    FloorMode::Fixed | FloorMode::WakeAll => {
+                        let served = answer(peer, &mut buffer, &replies, args);
+                        peer.greeted = peer.remainder == 0;
+                        served
+                    }
                     FloorMode::Echo => echo(peer, &mut buffer),
                 };
                 if !served {
@@ -142,6 +153,7 @@ fn accept(listener: &TcpListener, poll: &Poll, peers: &mut Slab<Peer>) -> io::Re
         slot.insert(Peer {
             stream,
             remainder: 0,
+            greeted: false,
         });
     }
 }
@@ -166,6 +178,21 @@ fn answer(peer: &mut Peer, buffer: &mut [u8], replies: &[u8], args: &FloorArgs) 
             return true;
         }
     }
+}
+
+/// Whether the peer that said so is still there.
+fn wake_all(peers: &mut Slab<Peer>, token: Token, buffer: &mut [u8]) -> bool {
+    let count = match peers[token.0].stream.read(buffer) {
+        Ok(count) => count,
+        Err(error) => return error.kind() == io::ErrorKind::WouldBlock,
+    };
+    if count > 0 {
+        for (_, peer) in peers.iter_mut() {
+            // One that is gone is noticed when its own event comes.
+            let _ = peer.stream.write(&[0]);
+        }
+    }
+    count > 0
 }
 
 fn echo(peer: &mut Peer, buffer: &mut [u8]) -> bool {

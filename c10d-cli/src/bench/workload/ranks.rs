@@ -2,8 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use super::super::child::ServerChild;
 use super::super::error::BenchError;
 use super::super::fleet::{Fleet, Links};
+use super::super::floor::{FloorArgs, FloorMode};
 use super::super::report::{Row, Unit};
 use super::{Setting, requests};
 
@@ -30,6 +32,13 @@ pub(in super::super) fn ranks(
     ]
     .map(|name| Row::new(name, Unit::Milliseconds));
     let mut memory = Row::new("memory per connection", Unit::Bytes);
+    let floor_child = if setting.floor {
+        let command =
+            FloorArgs::command_line(FloorMode::WakeAll, requests::join().len(), JOINED_BYTES);
+        Some(ServerChild::start(&command, setting.cores)?)
+    } else {
+        None
+    };
     for round in 0..shape.rounds {
         // The first round finds the server's tables empty, so it alone shows what they take.
         let before = setting
@@ -60,12 +69,48 @@ pub(in super::super) fn ranks(
             row.samples.push(time.as_secs_f64() * 1e3);
         }
         job.leave(setting)?;
+        if let Some(child) = &floor_child {
+            let (connect_time, wake_all) = floor(shape.ranks, child, setting)?;
+            rows[CONNECT].floor.push(connect_time.as_secs_f64() * 1e3);
+            rows[WAKE_ALL].floor.push(wake_all.as_secs_f64() * 1e3);
+        }
     }
     let mut rows = Vec::from(rows);
     if memory.samples.median().is_some() {
         rows.push(memory);
     }
     Ok(rows)
+}
+
+/// The rows that have a floor, and the answer to what a rank says first.
+const CONNECT: usize = 0;
+const WAKE_ALL: usize = 3;
+const JOINED_BYTES: usize = 4 + 8;
+
+/// The same two phases without a store: as many connects, each with one exchange, and one byte to
+/// each in a row.
+fn floor(
+    ranks: usize,
+    child: &ServerChild,
+    setting: &Setting,
+) -> Result<(Duration, Duration), BenchError> {
+    let mut fleet = Fleet::new(child.address())?;
+    let start = Instant::now();
+    fleet.connect(
+        ranks,
+        setting.connect_window,
+        &requests::join(),
+        JOINED_BYTES,
+        |_, _| Ok(()),
+    )?;
+    let connect_time = start.elapsed();
+    for rank in 0..ranks {
+        fleet.links().expect(rank, 1);
+    }
+    let start = Instant::now();
+    fleet.links().send(0, &[1])?;
+    fleet.run(|_, _, _| Ok(()))?;
+    Ok((connect_time, start.elapsed()))
 }
 
 /// The ranks of one round, connected. Its keys are its own, as a barrier's key serves once.
@@ -92,7 +137,7 @@ impl Job {
             ranks,
             setting.connect_window,
             &join,
-            4 + 8,
+            JOINED_BYTES,
             |links, reply| {
                 let (nonce, count) = reply.split_at(4);
                 joined.extend(requests::number(count));
