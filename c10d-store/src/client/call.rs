@@ -120,12 +120,7 @@ impl<'c> Call<'c> {
         let deadline =
             Deadline::after(Instant::now(), ANSWER_TIMEOUT_MIN).at_least(self.deadline(timeout));
         lease
-            .exchange(|connection| {
-                let mut request = connection.new_request();
-                build(&mut request);
-                connection.ask(request, deadline)?;
-                read(connection, deadline)
-            })
+            .exchange(|connection| connection.ask(build, read, deadline))
             .map_err(|error| self.explain(error, timeout))
     }
 
@@ -262,12 +257,7 @@ impl<'c> Call<'c> {
         }
         let deadline = Deadline::after(Instant::now(), DIAGNOSIS_TIMEOUT);
         lease
-            .exchange(|connection| {
-                let mut request = connection.new_request();
-                build(&mut request);
-                connection.ask(request, deadline)?;
-                read(connection, deadline)
-            })
+            .exchange(|connection| connection.ask(build, read, deadline))
             .ok()
     }
 

@@ -180,25 +180,29 @@ impl Connection {
     /// Has everything sent so far acknowledged.
     pub(super) fn acknowledge(&mut self, deadline: Deadline) -> Result<(), Failure> {
         if self.unacknowledged {
-            let mut mark = self.new_request();
-            mark.mark();
-            self.ask(mark, deadline)?;
-            self.read_mark(deadline)?;
+            let mark = |request: &mut RequestBuf<'_>| {
+                request.mark();
+            };
+            self.ask(mark, Self::read_mark, deadline)?;
         }
         Ok(())
     }
 
-    /// Sends a request whose answer is to be read next. Reading the answer acknowledges whatever
-    /// was sent before.
-    pub(super) fn ask(
+    /// Sends a request that the server answers at once, and reads the answer, which acknowledges
+    /// whatever was sent before.
+    pub(super) fn ask<'v, T>(
         &mut self,
-        request: RequestBuf<'_>,
+        build: impl FnOnce(&mut RequestBuf<'v>),
+        read: impl FnOnce(&mut Self, Deadline) -> Result<T, Failure>,
         deadline: Deadline,
-    ) -> Result<(), Failure> {
+    ) -> Result<T, Failure> {
+        let mut request = self.new_request();
+        build(&mut request);
         self.send(&request, deadline)?;
         self.request_memory = request.into_memory();
+        let answer = read(self, deadline)?;
         self.unacknowledged = false;
-        Ok(())
+        Ok(answer)
     }
 
     /// Sends a request that the server answers when it is time, and waits for the answer until the

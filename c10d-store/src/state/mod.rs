@@ -4,6 +4,7 @@
 //! ends with [`StoreState::disconnect`]; replies go to the caller's [`Replies`] in the order in
 //! which they must leave. The behaviour is that of docs/wire.md, section 5.
 
+#[cfg(any(test, debug_assertions))]
 mod invariants;
 #[cfg(test)]
 mod model_tests;

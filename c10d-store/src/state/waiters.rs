@@ -90,6 +90,7 @@ const NONE: u32 = u32::MAX;
 
 impl Waiters {
     /// Whether this connection has a pending wait.
+    #[cfg(any(test, debug_assertions))]
     pub(super) fn is_waiting(&self, conn: ConnId) -> bool {
         self.waits.contains_key(&conn)
     }
@@ -250,6 +251,7 @@ impl Waiters {
 
     /// The sentences of this module as code. `wanted` is called for each list with its name and
     /// what its entries want.
+    #[cfg(any(test, debug_assertions))]
     pub(super) fn check_invariants(&self, mut wanted: impl FnMut(ListId, &[u8], &[Wants])) {
         let mut entries_in_lists = 0;
         for (id, list) in &self.lists {
