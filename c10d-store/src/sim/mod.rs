@@ -6,12 +6,22 @@ mod vectors;
 use std::collections::BTreeMap;
 
 use c10d_socket::SendBuf;
+use proptest::test_runner::Config as ProptestConfig;
 
 use crate::limits::WireLimits;
 use crate::message::{ConnId, Replies, Reply};
 use crate::session::{Flow, NextRead, Session, SessionError};
 use crate::state::{Refusal, StoreState};
 use crate::wire::{RequestBuf, encode_reply};
+
+/// As many random cases as PROPTEST_CASES says, or else `default`. A failing case is printed, made
+/// small, and kept in a file of regressions that later runs replay first.
+pub(crate) fn cases(default: u32) -> ProptestConfig {
+    match std::env::var_os("PROPTEST_CASES") {
+        Some(_) => ProptestConfig::default(),
+        None => ProptestConfig::with_cases(default),
+    }
+}
 
 /// A server that is driven by hand. A connection exists from the first time it is named.
 #[derive(Debug, Default)]

@@ -4,7 +4,7 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use super::SimServer;
+use super::{SimServer, cases};
 use crate::limits::WireLimits;
 use crate::message::Request;
 use crate::session::{Flow, NextRead, Session};
@@ -82,7 +82,7 @@ fn run(pieces: impl IntoIterator<Item = Vec<u8>>) -> (Vec<u8>, bool) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(200))]
+    #![proptest_config(cases(200))]
 
     #[test]
     fn any_cut_gives_the_same_replies(

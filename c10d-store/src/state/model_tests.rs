@@ -10,6 +10,7 @@ use super::StoreState;
 use super::tests::{Recorder, Said};
 use crate::decimal::parse_decimal;
 use crate::message::{ConnId, Keys, Payload, Request};
+use crate::sim::cases;
 
 /// A request, or the end of a connection.
 #[derive(Debug, Clone)]
@@ -413,14 +414,6 @@ fn step(state: &mut StoreState, conn: u64, operation: &Operation, out: &mut Reco
             state.disconnect(conn, out);
             true
         }
-    }
-}
-
-/// As many cases as PROPTEST_CASES says, or else `default`.
-fn cases(default: u32) -> ProptestConfig {
-    match std::env::var_os("PROPTEST_CASES") {
-        Some(_) => ProptestConfig::default(),
-        None => ProptestConfig::with_cases(default),
     }
 }
 
