@@ -4,6 +4,7 @@
 //! never across a system call.
 
 use std::io;
+use std::net::SocketAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -28,8 +29,9 @@ struct Shared {
     idle: Vec<Option<Connection>>,
     /// The stream of each lane's connection, in use or not, for closing.
     streams: Vec<Option<Arc<DeadlineStream>>>,
-    /// There has been a connection, so the server was there.
-    was_connected: bool,
+    /// Where the server was reached. Once it is known, every further connection goes there: a name can
+    /// stand for several addresses, and what answers or refuses at another one is another server.
+    server: Option<HostPort>,
     /// The server does not know the hello with a PING.
     wants_plain_hello: bool,
     /// Why no call can succeed any more.
@@ -96,7 +98,9 @@ impl Pool {
             if let Some(ended) = &shared.ended {
                 return Err(PoolError::Ended(ended.clone()));
             }
-            shared.was_connected = true;
+            if shared.server.is_none() {
+                shared.server = peer_of(&connection).or_else(|| Some(self.target.clone()));
+            }
             shared.streams[lane] = Some(connection.stream());
         }
         lease.connection = Some(connection);
@@ -146,11 +150,11 @@ impl Pool {
     /// Connects. The first time it is tried until the deadline, as the server may not be up yet; later
     /// once, as a server that refuses then is gone, and one that comes back is another, empty store.
     fn connect(&self, deadline: Deadline) -> Result<Connection, PoolError> {
-        if !self.lock().was_connected {
-            return self.dial(&self.connect_options, deadline);
-        }
+        let Some(server) = self.lock().server.clone() else {
+            return self.dial(&self.target, &self.connect_options, deadline);
+        };
         let once = self.connect_options.clone().with_rounds_max(1);
-        let result = self.dial(&once, deadline);
+        let result = self.dial(&server, &once, deadline);
         if let Err(PoolError::Connect(error)) = &result
             && error.is_refused()
         {
@@ -162,8 +166,13 @@ impl Pool {
         result
     }
 
-    fn dial(&self, options: &ConnectOptions, deadline: Deadline) -> Result<Connection, PoolError> {
-        let mut dialer = Dialer::new(&self.target, options, deadline);
+    fn dial(
+        &self,
+        target: &HostPort,
+        options: &ConnectOptions,
+        deadline: Deadline,
+    ) -> Result<Connection, PoolError> {
+        let mut dialer = Dialer::new(target, options, deadline);
         let mut hello = if self.lock().wants_plain_hello {
             Hello::Plain
         } else {
@@ -228,6 +237,16 @@ impl Pool {
     fn lock(&self) -> MutexGuard<'_, Shared> {
         // Nothing panics while it holds the lock, and no invariant spans two acquisitions.
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The address of the server; `None` for one that needs an interface beside it, which a host and a
+/// port do not hold.
+fn peer_of(connection: &Connection) -> Option<HostPort> {
+    match connection.stream().peer_addr() {
+        Ok(SocketAddr::V6(address)) if address.scope_id() != 0 => None,
+        Ok(address) => Some(HostPort::new(address.ip().to_string(), address.port())),
+        Err(_) => None,
     }
 }
 
