@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -9,13 +10,14 @@ use c10d_socket::Deadline;
 
 use crate::decimal::write_decimal;
 use crate::error::{ErrorContext, Operation, StoreError};
+use crate::known::Known;
 use crate::store::{DEFAULT_TIMEOUT, Store, generic_barrier};
 use crate::value_rules;
 
 /// A store that lives in this process, for jobs of one process and for tests.
 ///
-/// A clone is a second handle to the same contents, with a default timeout of its own. The contents
-/// live as long as the last handle.
+/// A clone is a second handle to the same contents, with a default timeout of its own, and open also
+/// if the original is closed. The contents live as long as the last handle.
 ///
 /// Every operation is atomic. `get` and `multi_get` look at values only; `check` and `wait` are
 /// satisfied by a queue with elements as well, as in PyTorch. Unlike PyTorch's `HashStore`, every
@@ -39,12 +41,15 @@ use crate::value_rules;
 pub struct HashStore {
     shared: Arc<Shared>,
     timeout: Mutex<Duration>,
+    /// Set under the lock of the contents, so that no sleeper can miss it.
+    closed: AtomicBool,
 }
 
 struct Shared {
     contents: Mutex<Contents>,
-    /// Tells every sleeper that something was written. One condition for all keys: a sleeper looks
-    /// again and goes back to sleep, which costs little and can lose no wake.
+    /// Tells every sleeper that something was written, or a handle closed. One condition for all keys
+    /// and handles: a sleeper looks again and goes back to sleep, which costs little and can lose no
+    /// wake.
     written: Condvar,
 }
 
@@ -68,23 +73,51 @@ impl HashStore {
         Self {
             shared: Arc::new(shared),
             timeout: Mutex::new(DEFAULT_TIMEOUT),
+            closed: AtomicBool::new(false),
         }
     }
 
-    fn contents(&self) -> MutexGuard<'_, Contents> {
-        self.shared.contents()
+    /// The contents, for a call on this handle.
+    fn contents(
+        &self,
+        operation: Operation,
+        keys: &[&str],
+    ) -> Result<MutexGuard<'_, Contents>, StoreError> {
+        let contents = self.shared.contents();
+        self.check_not_closed(operation, keys, Duration::ZERO)?;
+        Ok(contents)
+    }
+
+    fn check_not_closed(
+        &self,
+        operation: Operation,
+        keys: &[&str],
+        elapsed: Duration,
+    ) -> Result<(), StoreError> {
+        // Written and read under the lock, which makes the order.
+        if self.closed.load(Ordering::Relaxed) {
+            let keys = keys.iter().copied();
+            let context = ErrorContext::new(operation, keys, self.label(), elapsed);
+            return Err(StoreError::Closed { context });
+        }
+        Ok(())
     }
 
     /// Runs `change` on the contents and wakes the sleepers.
-    fn write<T>(&self, change: impl FnOnce(&mut Contents) -> T) -> T {
-        let mut contents = self.contents();
+    fn write<T>(
+        &self,
+        operation: Operation,
+        keys: &[&str],
+        change: impl FnOnce(&mut Contents) -> T,
+    ) -> Result<T, StoreError> {
+        let mut contents = self.contents(operation, keys)?;
         let result = change(&mut contents);
         let is_awaited = contents.sleepers > 0;
         drop(contents);
         if is_awaited {
             self.shared.written.notify_all();
         }
-        result
+        Ok(result)
     }
 
     /// Sleeps until `is_there` holds for every key, and returns the contents still locked, so that
@@ -98,7 +131,7 @@ impl HashStore {
     ) -> Result<MutexGuard<'_, Contents>, StoreError> {
         let started = Instant::now();
         let deadline = Deadline::after(started, timeout);
-        let mut contents = self.contents();
+        let mut contents = self.contents(operation, keys)?;
         while !keys.iter().all(|key| is_there(&contents, key)) {
             let now = Instant::now();
             if deadline.has_passed(now) {
@@ -107,6 +140,7 @@ impl HashStore {
                 return Err(StoreError::Timeout { context, timeout });
             }
             contents = self.shared.sleep(contents, deadline.remaining(now));
+            self.check_not_closed(operation, keys, started.elapsed())?;
         }
         Ok(contents)
     }
@@ -119,7 +153,7 @@ impl Shared {
         self.contents.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sleeps until something is written, the time is over, or for no reason at all.
+    /// Sleeps until something is written, a handle closed, the time over, or for no reason at all.
     fn sleep<'a>(
         &self,
         mut contents: MutexGuard<'a, Contents>,
@@ -197,6 +231,7 @@ impl Clone for HashStore {
         Self {
             shared: Arc::clone(&self.shared),
             timeout: Mutex::new(self.timeout()),
+            closed: AtomicBool::new(false),
         }
     }
 }
@@ -211,8 +246,7 @@ impl fmt::Debug for HashStore {
 
 impl Store for HashStore {
     fn set(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
-        self.write(|contents| contents.set(key, value));
-        Ok(())
+        self.write(Operation::Set, &[key], |contents| contents.set(key, value))
     }
 
     fn get(&self, key: &str) -> Result<Vec<u8>, StoreError> {
@@ -222,7 +256,7 @@ impl Store for HashStore {
     }
 
     fn add(&self, key: &str, delta: i64) -> Result<i64, StoreError> {
-        self.write(|contents| {
+        self.write(Operation::Add, &[key], |contents| {
             let present = contents.value(key);
             let sum = value_rules::sum(present, delta).ok_or_else(|| StoreError::NotANumber {
                 context: ErrorContext::new(Operation::Add, [key], self.label(), Duration::ZERO),
@@ -236,7 +270,7 @@ impl Store for HashStore {
                 contents.values.insert(key.to_owned(), text);
             }
             Ok(sum)
-        })
+        })?
     }
 
     fn compare_set(
@@ -245,7 +279,7 @@ impl Store for HashStore {
         expected: &[u8],
         desired: &[u8],
     ) -> Result<Vec<u8>, StoreError> {
-        Ok(self.write(|contents| {
+        self.write(Operation::CompareSet, &[key], |contents| {
             let present = contents.value(key);
             if value_rules::is_expected(present, expected) {
                 contents.set(key, desired);
@@ -253,11 +287,11 @@ impl Store for HashStore {
             } else {
                 value_rules::refusal(present, expected).to_vec()
             }
-        }))
+        })
     }
 
     fn check(&self, keys: &[&str]) -> Result<bool, StoreError> {
-        let contents = self.contents();
+        let contents = self.contents(Operation::Check, keys)?;
         Ok(keys.iter().all(|key| contents.has_value_or_queue(key)))
     }
 
@@ -267,18 +301,38 @@ impl Store for HashStore {
         Ok(())
     }
 
+    fn wait_change(
+        &self,
+        key: &str,
+        known: Known<'_>,
+        timeout: Duration,
+    ) -> Result<Vec<u8>, StoreError> {
+        let differs = |contents: &Contents, key: &str| {
+            let value = contents.value(key);
+            value.is_some_and(|value| known.differs_from(value))
+        };
+        let contents = self.wait_for(Operation::WaitChange, &[key], timeout, differs)?;
+        Ok(contents.values[key].clone())
+    }
+
+    fn wakes_on_change(&self) -> bool {
+        true
+    }
+
     fn delete_key(&self, key: &str) -> Result<bool, StoreError> {
-        Ok(self.contents().values.remove(key).is_some())
+        let mut contents = self.contents(Operation::DeleteKey, &[key])?;
+        Ok(contents.values.remove(key).is_some())
     }
 
     /// The number of values; queues are not counted.
     fn num_keys(&self) -> Result<u64, StoreError> {
-        Ok(self.contents().values.len() as u64)
+        Ok(self.contents(Operation::NumKeys, &[])?.values.len() as u64)
     }
 
     fn append(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
-        self.write(|contents| contents.append(key, value));
-        Ok(())
+        self.write(Operation::Append, &[key], |contents| {
+            contents.append(key, value);
+        })
     }
 
     /// The values were all present at one moment.
@@ -293,20 +347,19 @@ impl Store for HashStore {
 
     /// The pairs become visible together.
     fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<(), StoreError> {
-        self.write(|contents| {
+        let keys: Vec<&str> = pairs.iter().map(|(key, _)| *key).collect();
+        self.write(Operation::MultiSet, &keys, |contents| {
             for (key, value) in pairs {
                 contents.set(key, value);
             }
-        });
-        Ok(())
+        })
     }
 
     fn queue_push(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
-        self.write(|contents| {
+        self.write(Operation::QueuePush, &[key], |contents| {
             let queue = contents.queues.entry(key.to_owned()).or_default();
             queue.push_back(value.to_vec());
-        });
-        Ok(())
+        })
     }
 
     fn queue_pop(&self, key: &str) -> Result<Vec<u8>, StoreError> {
@@ -319,11 +372,11 @@ impl Store for HashStore {
     }
 
     fn try_queue_pop(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
-        Ok(self.contents().pop(key))
+        Ok(self.contents(Operation::QueuePop, &[key])?.pop(key))
     }
 
     fn queue_len(&self, key: &str) -> Result<u64, StoreError> {
-        let contents = self.contents();
+        let contents = self.contents(Operation::QueueLen, &[key])?;
         Ok(contents
             .queues
             .get(key)
@@ -331,7 +384,8 @@ impl Store for HashStore {
     }
 
     fn list_keys(&self) -> Result<Vec<String>, StoreError> {
-        Ok(self.contents().values.keys().cloned().collect())
+        let contents = self.contents(Operation::ListKeys, &[])?;
+        Ok(contents.values.keys().cloned().collect())
     }
 
     fn barrier(
@@ -352,7 +406,16 @@ impl Store for HashStore {
     }
 
     fn clone_store(&self) -> Result<Arc<dyn Store>, StoreError> {
+        drop(self.contents(Operation::Open, &[])?);
         Ok(Arc::new(self.clone()))
+    }
+
+    fn close(&self) {
+        let contents = self.shared.contents();
+        self.closed.store(true, Ordering::Relaxed);
+        drop(contents);
+        // Those of other handles look and go back to sleep.
+        self.shared.written.notify_all();
     }
 
     fn has_extended_api(&self) -> bool {

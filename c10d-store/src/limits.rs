@@ -38,14 +38,14 @@ impl WireLimits {
         self.key_bytes_max
     }
 
-    /// The longest value, expected value or queue element that one request may bring, in bytes.
-    /// APPEND can still make a stored value longer. PyTorch: 8 MiB.
+    /// The longest value, expected value, queue element or known bytes (of a WAIT_CHANGE) that one
+    /// request may bring, in bytes. APPEND can still make a stored value longer. PyTorch: 8 MiB.
     #[must_use]
     pub const fn value_bytes_max(&self) -> usize {
         self.value_bytes_max
     }
 
-    /// The most keys in one CHECK, WAIT, MULTI_GET or MULTI_SET. PyTorch: 131,072.
+    /// The most keys in one CHECK, WAIT, MULTI_GET, MULTI_SET or WAIT_GET. PyTorch: 131,072.
     #[must_use]
     pub const fn keys_per_request_max(&self) -> usize {
         self.keys_per_request_max

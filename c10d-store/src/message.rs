@@ -151,6 +151,15 @@ pub(crate) enum Request<'a> {
     WaitGet {
         keys: Keys<'a>,
     },
+    /// Extension, too.
+    WaitChange {
+        key: &'a [u8],
+        /// Where in the value the known bytes stand.
+        offset: usize,
+        /// How long the value is known to be, if that matters.
+        length: Option<usize>,
+        known: Payload<'a>,
+    },
 }
 
 /// One piece of a reply. Some replies have several, in order: a count and its blobs, say.

@@ -4,13 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::StoreError;
+use crate::known::Known;
 use crate::store::{Store, generic_barrier};
 
 /// A view of another store in which every key is put below a prefix: `k` stands for `prefix/k`.
 ///
 /// Wraps any store, a shared `Arc<dyn Store>` and another `PrefixStore` included; nested prefixes
 /// join from the outermost store inwards. Errors name the full keys. The default timeout is the
-/// wrapped store's, and setting it here sets it there.
+/// wrapped store's, and setting it here sets it there; closing it here closes it there.
 ///
 /// As in PyTorch, [`num_keys`](Store::num_keys) counts the whole underlying store, and
 /// [`barrier`](Store::barrier) is made of `add`, `set` and `wait` even where the underlying store
@@ -103,6 +104,19 @@ impl<S: Store> Store for PrefixStore<S> {
         self.underlying.wait_timeout(&as_strs(&keys), timeout)
     }
 
+    fn wait_change(
+        &self,
+        key: &str,
+        known: Known<'_>,
+        timeout: Duration,
+    ) -> Result<Vec<u8>, StoreError> {
+        self.underlying.wait_change(&self.join(key), known, timeout)
+    }
+
+    fn wakes_on_change(&self) -> bool {
+        self.underlying.wakes_on_change()
+    }
+
     fn delete_key(&self, key: &str) -> Result<bool, StoreError> {
         self.underlying.delete_key(&self.join(key))
     }
@@ -181,6 +195,10 @@ impl<S: Store> Store for PrefixStore<S> {
     fn clone_store(&self) -> Result<Arc<dyn Store>, StoreError> {
         let underlying = self.underlying.clone_store()?;
         Ok(Arc::new(PrefixStore::new(self.prefix.clone(), underlying)))
+    }
+
+    fn close(&self) {
+        self.underlying.close();
     }
 
     fn has_extended_api(&self) -> bool {

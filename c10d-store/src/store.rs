@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::{Operation, StoreError};
+use crate::known::Known;
 
 /// The default timeout of a store, 300 s, as in PyTorch.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
@@ -91,6 +92,47 @@ pub trait Store: Debug + Send + Sync {
     /// # Errors
     /// [`StoreError::Timeout`] when one did not appear.
     fn wait_timeout(&self, keys: &[&str], timeout: Duration) -> Result<(), StoreError>;
+
+    /// Waits until `key` has a value that differs from what is `known` of it, and returns that value,
+    /// for at most `timeout`. At once if it differs already. A missing key is waited for.
+    ///
+    /// What counts is the value as it is when the store looks. One that changes and changes back
+    /// between two looks can pass unseen, more so where [`wakes_on_change`](Self::wakes_on_change) is
+    /// false.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use c10d_store::{HashStore, Known, Store};
+    ///
+    /// # fn main() -> Result<(), c10d_store::StoreError> {
+    /// let store = HashStore::new();
+    /// store.set("state", b"round 7, beat 1")?;
+    /// let seen = store.wait_change("state", Known::nothing(), Duration::ZERO)?;
+    /// assert_eq!(seen, b"round 7, beat 1");
+    ///
+    /// store.set("state", b"round 7, beat 2")?; // of no interest to who looks at the round only
+    /// let round = Known::part(&seen, 0..7);
+    /// let unchanged = store.wait_change("state", round, Duration::from_millis(1));
+    /// assert!(unchanged.unwrap_err().is_timeout());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`StoreError::Timeout`] when no such value was seen in time; otherwise as [`set`](Self::set),
+    /// the known bytes being the value.
+    fn wait_change(
+        &self,
+        key: &str,
+        known: Known<'_>,
+        timeout: Duration,
+    ) -> Result<Vec<u8>, StoreError>;
+
+    /// Whether [`wait_change`](Self::wait_change) returns as soon as the value differs, or some
+    /// milliseconds later. If not, it asks once a second, as a PyTorch server leaves nothing else to
+    /// do.
+    fn wakes_on_change(&self) -> bool;
 
     /// Removes `key`; whether it was there ([`FileStore`](crate::FileStore) too, unlike PyTorch's,
     /// which always says yes).
@@ -190,8 +232,14 @@ pub trait Store: Debug + Send + Sync {
     /// A second, independent handle to the same store.
     ///
     /// # Errors
-    /// When the store cannot be reached.
+    /// When the store cannot be reached, or this handle has been [closed](Self::close).
     fn clone_store(&self) -> Result<Arc<dyn Store>, StoreError>;
+
+    /// Ends this handle: calls of it that are under way in other threads fail at once with
+    /// [`StoreError::Closed`], and so do all later ones. The store itself and other handles of it,
+    /// [clones](Self::clone_store) included, go on. A wrapper closes the handle that it wraps. Does
+    /// not block.
+    fn close(&self);
 
     /// Whether `append`, `multi_get` and `multi_set` are single operations of the store itself.
     fn has_extended_api(&self) -> bool;
@@ -266,6 +314,17 @@ impl<S: Store + ?Sized> Store for Arc<S> {
     fn wait_timeout(&self, keys: &[&str], timeout: Duration) -> Result<(), StoreError> {
         (**self).wait_timeout(keys, timeout)
     }
+    fn wait_change(
+        &self,
+        key: &str,
+        known: Known<'_>,
+        timeout: Duration,
+    ) -> Result<Vec<u8>, StoreError> {
+        (**self).wait_change(key, known, timeout)
+    }
+    fn wakes_on_change(&self) -> bool {
+        (**self).wakes_on_change()
+    }
     fn delete_key(&self, key: &str) -> Result<bool, StoreError> {
         (**self).delete_key(key)
     }
@@ -312,6 +371,9 @@ impl<S: Store + ?Sized> Store for Arc<S> {
     }
     fn clone_store(&self) -> Result<Arc<dyn Store>, StoreError> {
         (**self).clone_store()
+    }
+    fn close(&self) {
+        (**self).close();
     }
     fn has_extended_api(&self) -> bool {
         (**self).has_extended_api()

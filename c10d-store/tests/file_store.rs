@@ -445,6 +445,41 @@ fn a_lock_that_is_never_released_is_a_timeout() {
     assert_eq!(store.add("n", 1).unwrap(), 2);
 }
 
+/// Closing does not wait for the lock, and whoever does wait for it waits no longer.
+#[test]
+fn closing_ends_a_wait_for_the_lock_and_leaves_the_bookkeeping_to_the_drop() {
+    type Call = fn(&FileStore) -> Result<(), StoreError>;
+    let (_folder, path) = store_path();
+    let store = FileStore::open(&path, Some(1)).unwrap();
+    store.set_timeout(Duration::MAX);
+    let holder = File::open(&path).unwrap();
+    holder.lock().unwrap();
+    // Unread changes, so that readers need the lock as well.
+    append_to_file(&path, &record("/late", b"1"));
+    let before = fs::read(&path).unwrap();
+
+    thread::scope(|scope| {
+        let calls: [Call; 3] = [
+            |store| store.set("k", b""),
+            |store| store.delete_key("k").map(drop),
+            |store| store.get("late").map(drop),
+        ];
+        let waiting = calls.map(|call| {
+            let store = &store;
+            scope.spawn(move || call(store))
+        });
+        store.close();
+        for call in waiting {
+            let error = call.join().unwrap().unwrap_err();
+            assert!(matches!(error, StoreError::Closed { .. }), "{error}");
+        }
+    });
+    assert_eq!(fs::read(&path).unwrap(), before);
+    holder.unlock().unwrap();
+    drop(store);
+    assert!(!path.exists(), "the last one removes the file");
+}
+
 /// One thread of an object waits for the lock; another one can still read what is known.
 #[test]
 fn readers_of_an_unchanged_file_need_no_lock() {

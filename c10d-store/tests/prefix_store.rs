@@ -5,7 +5,7 @@ mod store_contract;
 use std::sync::Arc;
 use std::time::Duration;
 
-use c10d_store::{FileStore, HashStore, PrefixStore, Store, StoreError};
+use c10d_store::{FileStore, HashStore, Known, PrefixStore, Store, StoreError};
 
 use store_contract::Features;
 
@@ -92,6 +92,9 @@ fn errors_name_the_full_key() {
     let errors = [
         store.get("k").unwrap_err(),
         store.wait(&["k"]).unwrap_err(),
+        store
+            .wait_change("k", Known::nothing(), Duration::ZERO)
+            .unwrap_err(),
         store.barrier("k", 2, None).unwrap_err(),
         store.barrier("k", 0, None).unwrap_err(),
         store.add("n", 1).unwrap_err(),
@@ -116,6 +119,22 @@ fn the_timeout_is_that_of_the_wrapped_store() {
     assert_eq!(inner.timeout(), Duration::from_millis(7));
     assert_eq!(outer.has_extended_api(), base.has_extended_api());
     assert_eq!(outer.label(), base.label());
+    assert_eq!(outer.wakes_on_change(), base.wakes_on_change());
+}
+
+#[test]
+fn closing_it_closes_the_wrapped_handle() {
+    let other = HashStore::new();
+    let base: Arc<dyn Store> = Arc::new(other.clone());
+    let store = PrefixStore::new("b", PrefixStore::new("a", Arc::clone(&base)));
+    let clone = store.clone_store().unwrap();
+    store.close();
+    let error = base.get("k").unwrap_err();
+    assert!(matches!(error, StoreError::Closed { .. }), "{error}");
+    let error = store.get("k").unwrap_err();
+    assert!(error.to_string().contains("\"a/b/k\""), "{error}");
+    clone.set("k", b"1").unwrap();
+    assert_eq!(other.get("a/b/k").unwrap(), b"1");
 }
 
 /// Members meet under the keys that PyTorch's generic barrier writes.

@@ -7,7 +7,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use c10d_store::wire::{Opcode, RequestBuf};
-use c10d_store::{ServerOptions, Store, TcpStore, TcpStoreOptions, TcpStoreServer, WireLimits};
+use c10d_store::{
+    Known, ServerOptions, Store, TcpStore, TcpStoreOptions, TcpStoreServer, WireLimits,
+};
 use raw::{LONG, Raw};
 use serde_json::Value as Json;
 
@@ -112,7 +114,7 @@ fn each_wire_limit_costs_the_connection_and_nothing_else() {
     });
     setter.fence();
 
-    let refused: [&dyn Fn(&mut Raw); 6] = [
+    let refused: [&dyn Fn(&mut Raw); 7] = [
         &|peer| {
             peer.request(|r| {
                 r.opcode(Opcode::Set).count(11);
@@ -126,6 +128,12 @@ fn each_wire_limit_costs_the_connection_and_nothing_else() {
         &|peer| {
             peer.request(|r| {
                 r.opcode(Opcode::CompareSet).raw_key(b"k").count(21);
+            });
+        },
+        &|peer| {
+            peer.request(|r| {
+                r.opcode(Opcode::WaitChange).raw_key(b"k");
+                r.u64(0).u64(u64::MAX).count(21);
             });
         },
         &|peer| {
@@ -400,9 +408,7 @@ fn a_push_into_a_long_line_of_dead_waiters_reaches_the_living_one() {
             r.opcode(Opcode::Wait).count(1).raw_key(b"q");
         });
     };
-    // Both ends are in this process, and other tests run beside this one.
-    let doomed_max = raw::open_files_limit().saturating_sub(400) / 2;
-    let mut doomed: Vec<Raw> = (0..doomed_max.min(3_000))
+    let mut doomed: Vec<Raw> = (0..raw::connections_possible().min(3_000))
         .map(|_| Raw::greeted(server.local_addr()))
         .collect();
     for peer in &mut doomed {
@@ -446,6 +452,137 @@ fn a_push_into_a_long_line_of_dead_waiters_reaches_the_living_one() {
     });
     living.expect(&1_u64.to_le_bytes_of_wire());
     living.expect(&blob(b"e"));
+}
+
+// --- waiting for a change --------------------------------------------------------------------
+
+fn set(peer: &mut Raw, value: &[u8]) {
+    peer.request(|r| {
+        r.opcode(Opcode::Set).raw_key(b"/k").value(value);
+    });
+}
+
+fn wait_change(peer: &mut Raw, known: Known<'_>) {
+    peer.request(|r| {
+        r.opcode(Opcode::WaitChange).raw_key(b"/k").known(known);
+    });
+}
+
+fn changed(value: &[u8]) -> Vec<u8> {
+    [&[0], &blob(value)[..]].concat()
+}
+
+/// docs/wire.md, 9.3: its example.
+#[test]
+fn a_change_of_the_known_part_is_told_and_no_other() {
+    let server = serve(ServerOptions::default());
+    let (mut waiter, mut writer) = (
+        Raw::greeted(server.local_addr()),
+        Raw::greeted(server.local_addr()),
+    );
+    writer.send(&[
+        1, 2, 0, 0, 0, 0, 0, 0, 0, b'/', b'k', 2, 0, 0, 0, 0, 0, 0, 0, b'a', b'1',
+    ]);
+    writer.fence();
+    waiter.send(&[0x81, 2, 0, 0, 0, 0, 0, 0, 0, b'/', b'k']);
+    waiter.send(&[
+        0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff,
+    ]);
+    waiter.send(&[1, 0, 0, 0, 0, 0, 0, 0, b'a']);
+    waiter.fence();
+    set(&mut writer, b"a2");
+    writer.fence();
+    waiter.fence();
+    set(&mut writer, b"b2");
+    waiter.expect(&changed(b"b2"));
+    waiter.fence();
+}
+
+/// docs/wire.md, WAIT_CHANGE 5 and the race of 5.6.
+#[test]
+fn a_wait_for_a_change_is_cancelled_replaced_and_ended_as_any_wait() {
+    let server = serve(ServerOptions::default());
+    let (mut waiter, mut writer) = (
+        Raw::greeted(server.local_addr()),
+        Raw::greeted(server.local_addr()),
+    );
+    set(&mut writer, b"1");
+    writer.fence();
+
+    wait_change(&mut waiter, Known::whole(b"1"));
+    waiter.send(&[0x0c]);
+    waiter.expect(&[1]);
+    set(&mut writer, b"2");
+    writer.fence();
+    waiter.fence();
+
+    // The change crosses the cancel.
+    wait_change(&mut waiter, Known::whole(b"2"));
+    waiter.fence();
+    set(&mut writer, b"3");
+    writer.fence();
+    waiter.send(&[0x0c]);
+    waiter.expect(&changed(b"3"));
+    waiter.expect(&[1]);
+
+    // Replaced, by another of its kind and by a WAIT.
+    wait_change(&mut waiter, Known::whole(b"3"));
+    wait_change(&mut waiter, Known::part(b"3", 0..0));
+    waiter.fence();
+    set(&mut writer, b"4");
+    writer.fence();
+    waiter.fence();
+    waiter.request(|r| {
+        r.opcode(Opcode::Wait).count(1).raw_key(b"/later");
+    });
+    waiter.fence();
+    set(&mut writer, b"");
+    writer.request(|r| {
+        r.opcode(Opcode::Set).raw_key(b"/later").value(b"");
+    });
+    waiter.expect(&[0]);
+    waiter.fence();
+
+    // Ended with its connection: the write finds nobody, and the server goes on.
+    wait_change(&mut waiter, Known::whole(b""));
+    waiter.fence();
+    drop(waiter);
+    set(&mut writer, b"5");
+    writer.fence();
+}
+
+/// The value is sent to all of them from where it is stored: a copy each would exceed the limit on
+/// unsent bytes and cost them their connections.
+#[test]
+fn a_thousand_waiters_are_woken_by_one_write_and_share_its_bytes() {
+    let server = serve(ServerOptions::default().with_unsent_bytes_max(10_000));
+    let mut writer = Raw::greeted(server.local_addr());
+    let value = |round: u8, beat: u8| [&[round; 200][..], &[beat; 64 << 10]].concat();
+    let first = value(7, 0);
+    set(&mut writer, &first);
+    writer.fence();
+
+    let mut waiters: Vec<Raw> = (0..raw::connections_possible().min(1_000))
+        .map(|_| Raw::greeted(server.local_addr()))
+        .collect();
+    for waiter in &mut waiters {
+        wait_change(waiter, Known::part(&first, 0..200));
+        waiter.fence();
+    }
+    for beat in 1..=50 {
+        set(&mut writer, &value(7, beat));
+    }
+    writer.fence();
+    for waiter in &mut waiters {
+        waiter.fence();
+    }
+    let next = value(8, 0);
+    set(&mut writer, &next);
+    let answer = changed(&next);
+    for waiter in &mut waiters {
+        assert!(waiter.read(answer.len()) == answer);
+        waiter.fence();
+    }
 }
 
 // --- the end of a server ---------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 mod raw;
 mod store_contract;
+mod without_extensions;
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
@@ -10,11 +11,12 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use c10d_store::{
-    ListenOn, Operation, Outcome, PrefixStore, ServerOptions, Store, StoreError, TcpStore,
+    Known, ListenOn, Operation, Outcome, PrefixStore, ServerOptions, Store, StoreError, TcpStore,
     TcpStoreOptions, TcpStoreServer,
 };
 use raw::LONG;
 use store_contract::Features;
+use without_extensions::WithoutExtensions;
 
 fn serve() -> TcpStoreServer {
     TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).expect("a free port")
@@ -55,6 +57,26 @@ fn it_keeps_the_contract_under_a_prefix() {
     // The generic barrier is the prefixed store's.
     let features = Features {
         refuses_empty_barrier: true,
+        ..TCP
+    };
+    store_contract::all(&make, features);
+}
+
+/// As PyTorch's server is: what the extensions do is done without them.
+#[test]
+fn it_keeps_the_contract_without_extensions() {
+    let server = serve();
+    let front = WithoutExtensions::of(server.local_addr());
+    let round = std::cell::Cell::new(0);
+    let make = || -> Arc<dyn Store> {
+        // One server for all stores, each with keys of its own.
+        round.set(round.get() + 1);
+        let store = TcpStore::connect("127.0.0.1", front.port()).expect("the server is there");
+        Arc::new(PrefixStore::new(round.get().to_string(), store))
+    };
+    let features = Features {
+        refuses_empty_barrier: true,
+        wakes_on_change: false,
         ..TCP
     };
     store_contract::all(&make, features);
@@ -224,6 +246,34 @@ fn the_cancel_race_is_survived_whoever_wins() {
     assert_eq!(won + lost, 300);
 }
 
+/// The same for a wait for a change, whose answer brings a value along.
+#[test]
+fn the_cancel_race_of_a_wait_for_a_change_is_survived_whoever_wins() {
+    let server = serve();
+    let (waiter, setter) = (client(&server), client(&server));
+    let mut known = b"0".to_vec();
+    setter.set("k", &known).unwrap();
+    setter.ping().unwrap();
+    for round in 1..=300_u64 {
+        let delay = Duration::from_micros(800 + (round * 37) % 600);
+        let next = round.to_string().into_bytes();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                thread::sleep(delay);
+                setter.set("k", &next).unwrap();
+                setter.ping().unwrap();
+            });
+            match waiter.wait_change("k", Known::whole(&known), ms(1)) {
+                Ok(seen) => assert_eq!(seen, next),
+                Err(error) => assert!(error.is_timeout(), "round {round}: {error}"),
+            }
+            // The next answer is the right one only if no byte was left over or taken too many.
+            assert_eq!(waiter.add("step", 1).unwrap(), round as i64);
+        });
+        known = next;
+    }
+}
+
 // --- a server played by hand -----------------------------------------------------------------
 
 /// A server that plays one connection as the test says.
@@ -249,6 +299,7 @@ fn play<T: Send + 'static>(
 /// What PyTorch's server answers: the nonce.
 const ECHO: [u8; 4] = [0, 0, 0x0d, 0xc1];
 const WAIT_GET: [u8; 4] = [1, 0, 0x0d, 0xc1];
+const WAIT_CHANGE: [u8; 4] = [2, 0, 0x0d, 0xc1];
 
 fn expect(stream: &mut TcpStream, want: &[u8]) {
     let mut got = vec![0; want.len()];
@@ -291,6 +342,122 @@ fn get_takes_two_requests_where_the_server_has_no_wait_get_and_one_where_it_has(
     });
     assert_eq!(open(port, LONG).get("k").unwrap(), b"v");
     playing.join().unwrap();
+}
+
+/// docs/wire.md, 9.3: the offset, the length of the value (or that it does not matter), the bytes.
+#[test]
+fn a_wait_for_a_change_is_one_request_where_the_server_has_it() {
+    let any_length = [0xff; 8];
+    let (port, playing) = play(WAIT_CHANGE, move |mut stream| {
+        let requests: [&[u8]; 3] = [
+            &[
+                &[0; 8][..],
+                &[2, 0, 0, 0, 0, 0, 0, 0],
+                &[2, 0, 0, 0, 0, 0, 0, 0],
+                b"ab",
+            ]
+            .concat(),
+            &[
+                &[1, 0, 0, 0, 0, 0, 0, 0],
+                &any_length[..],
+                &[2, 0, 0, 0, 0, 0, 0, 0],
+                b"bc",
+            ]
+            .concat(),
+            &[&[0xff; 8][..], &any_length, &[0; 8]].concat(),
+        ];
+        for known in requests {
+            expect(&mut stream, &[&about_k(0x81), known].concat());
+            for byte in [0, 1, 0, 0, 0, 0, 0, 0, 0, b'v'] {
+                stream.write_all(&[byte]).unwrap();
+            }
+        }
+    });
+    let store = open(port, ms(300));
+    assert!(store.wakes_on_change());
+    for known in [
+        Known::whole(b"ab"),
+        Known::part(b"abcd", 1..3),
+        Known::nothing(),
+    ] {
+        assert_eq!(store.wait_change("k", known, LONG).unwrap(), b"v");
+    }
+    playing.join().unwrap();
+}
+
+/// Also one that has the other extension. A look is a WAIT, as the key may be missing, and a GET.
+#[test]
+fn a_wait_for_a_change_looks_once_a_second_where_the_server_does_not_have_it() {
+    for capabilities in [ECHO, WAIT_GET] {
+        let (port, playing) = play(capabilities, |mut stream| {
+            for value in [b'1', b'1', b'2'] {
+                expect(&mut stream, &about_k(6));
+                stream.write_all(&[0]).unwrap();
+                expect(&mut stream, &about_k(3));
+                stream.write_all(&[1, 0, 0, 0, 0, 0, 0, 0, value]).unwrap();
+            }
+        });
+        // The time of the store is that of one look, not of the whole wait.
+        let store = open(port, ms(300));
+        assert!(!store.wakes_on_change());
+        let started = Instant::now();
+        let seen = store.wait_change("k", Known::whole(b"1"), Duration::MAX);
+        assert_eq!(seen.unwrap(), b"2");
+        assert!(started.elapsed() >= Duration::from_secs(2), "two pauses");
+        assert!(started.elapsed() < LONG / 2);
+        playing.join().unwrap();
+    }
+}
+
+/// Neither the store's timeout nor the interval of looks makes such a wait last longer than it may.
+#[test]
+fn a_server_that_stops_answering_looks_costs_the_wait_its_deadline_and_no_more() {
+    let (port, playing) = play(ECHO, |mut stream| {
+        expect(&mut stream, &about_k(6));
+        stream.write_all(&[0]).unwrap();
+        expect(&mut stream, &about_k(3));
+        let mut rest = Vec::new();
+        let _ = stream.read_to_end(&mut rest);
+    });
+    let store = open(port, LONG);
+    let started = Instant::now();
+    let waited = store.wait_change("k", Known::nothing(), ms(300));
+    let error = waited.unwrap_err();
+    assert!(started.elapsed() >= ms(300));
+    assert!(started.elapsed() < LONG / 2);
+    assert!(matches!(error, StoreError::NoReply { .. }), "{error}");
+    drop(store);
+    playing.join().unwrap();
+}
+
+/// Between two looks the connection is free for others.
+#[test]
+fn a_wait_for_a_change_that_only_looks_keeps_no_connection() {
+    let (tell, told) = std::sync::mpsc::channel::<()>();
+    let (port, playing) = play(ECHO, move |mut stream| {
+        expect(&mut stream, &about_k(6));
+        stream.write_all(&[0]).unwrap();
+        expect(&mut stream, &about_k(3));
+        stream.write_all(&[1, 0, 0, 0, 0, 0, 0, 0, b'1']).unwrap();
+        tell.send(()).unwrap();
+        expect(&mut stream, &[7]);
+        stream.write_all(&[5, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+        // The next look, during which the connection ends.
+        expect(&mut stream, &about_k(6));
+    });
+    let store = Arc::new(open(port, LONG));
+    let waiting = {
+        let store = Arc::clone(&store);
+        thread::spawn(move || store.wait_change("k", Known::whole(b"1"), LONG))
+    };
+    told.recv().unwrap();
+    assert_eq!(store.num_keys().unwrap(), 5);
+    playing.join().unwrap();
+    let error = waiting.join().unwrap().unwrap_err();
+    assert!(
+        matches!(error, StoreError::ConnectionLost { .. }),
+        "{error}"
+    );
 }
 
 /// PyTorch's servers up to 2.4 do not know PING and close on it.
@@ -346,6 +513,23 @@ fn a_key_that_comes_while_the_cancel_is_under_way_counts_as_there() {
     });
     let store = open(port, ms(20));
     assert_eq!(store.get("k").unwrap(), b"v");
+    assert_eq!(store.num_keys().unwrap(), 5, "still in step");
+    playing.join().unwrap();
+
+    let (port, playing) = play(WAIT_CHANGE, |mut stream| {
+        expect(&mut stream, &about_k(0x81));
+        expect(&mut stream, &[0xff; 16]);
+        expect(&mut stream, &[0; 8]);
+        expect(&mut stream, &[12]);
+        stream
+            .write_all(&[0, 1, 0, 0, 0, 0, 0, 0, 0, b'v', 1])
+            .unwrap();
+        expect(&mut stream, &[7]);
+        stream.write_all(&[5, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+    });
+    let store = open(port, LONG);
+    let seen = store.wait_change("k", Known::nothing(), ms(20));
+    assert_eq!(seen.unwrap(), b"v");
     assert_eq!(store.num_keys().unwrap(), 5, "still in step");
     playing.join().unwrap();
 }
@@ -616,6 +800,9 @@ fn limits_are_checked_before_anything_is_sent() {
         store.compare_set("k", &long_value, b"").unwrap_err(),
         store.multi_set(&[("k", &long_value)]).unwrap_err(),
         store.check(&vec!["k"; 131_073]).unwrap_err(),
+        store
+            .wait_change("k", Known::whole(&long_value), LONG)
+            .unwrap_err(),
     ] {
         assert!(matches!(error, StoreError::LimitExceeded { .. }), "{error}");
         assert!(!error.outcome_is_unknown());

@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use c10d_store::{PrefixStore, Store, StoreError, TcpStore, TcpStoreOptions};
+use c10d_store::{Known, PrefixStore, Store, StoreError, TcpStore, TcpStoreOptions};
 use integration_tests::contract::{self, TCP, Traits};
 use integration_tests::eventually::eventually;
 use integration_tests::peer::Ours;
@@ -113,6 +113,46 @@ fn a_wait_that_timed_out_leaves_the_store_usable() {
             assert!(matches!(error, StoreError::Timeout { .. }), "{error:?}");
             assert_eq!(client.add("rounds", 1).expect("add"), round);
         }
+        server.close();
+    }
+}
+
+/// docs/wire.md, 4.2: neither of its servers can tell of a change, so the client looks.
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn a_wait_for_a_change_sees_it_at_the_next_look() {
+    let _watchdog = Watchdog::start("a_wait_for_a_change_sees_it_at_the_next_look", LIMIT);
+    for (server, _) in servers() {
+        let (waiter, writer) = (connect(&server), connect(&server));
+        assert!(!waiter.wakes_on_change());
+        let error = waiter
+            .wait_change("state", Known::nothing(), Duration::from_millis(5))
+            .expect_err("nobody has set it");
+        assert!(matches!(error, StoreError::Timeout { .. }), "{error:?}");
+        writer.set("state", b"round 7, beat 1").expect("set");
+        let seen = waiter
+            .wait_change("state", Known::nothing(), LIMIT)
+            .expect("it is there");
+        assert_eq!(seen, b"round 7, beat 1");
+
+        let round = Known::part(&seen, 0..7);
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| waiter.wait_change("state", round, LIMIT));
+            // In the same store meanwhile, which another thread keeps waiting.
+            for beat in 2..=20 {
+                let value = format!("round 7, beat {beat}");
+                waiter.set("state", value.as_bytes()).expect("set");
+                assert_eq!(waiter.get("state").expect("get"), value.as_bytes());
+            }
+            // On the older server a compare_set wakes nobody, and a look finds it all the same.
+            let next = b"round 8, beat 0";
+            let written = writer
+                .compare_set("state", b"round 7, beat 20", next)
+                .expect("compare_set");
+            assert_eq!(written, next);
+            let seen = waiting.join().expect("no panic").expect("it changed");
+            assert_eq!(seen, next);
+        });
         server.close();
     }
 }

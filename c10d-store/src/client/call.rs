@@ -64,17 +64,34 @@ impl<'c> Call<'c> {
     }
 
     /// The limit of what the server answers at once.
-    fn answer_timeout(&self) -> Duration {
+    pub(super) fn answer_timeout(&self) -> Duration {
         self.store.timeout().max(ANSWER_TIMEOUT_MIN)
     }
 
     /// A connection for this call, to be had within `timeout`, or a moment if that is shorter.
     pub(super) fn lease(&self, timeout: Duration) -> Result<Lease<'c>, StoreError> {
         let timeout = timeout.max(ANSWER_TIMEOUT_MIN);
-        self.store
-            .pool
-            .take(self.deadline(timeout))
-            .map_err(|error| self.explain(error, timeout))
+        self.lease_by(self.deadline(timeout), timeout)
+    }
+
+    /// A connection for this call, to be had by `deadline`; errors tell of `timeout`.
+    pub(super) fn lease_by(
+        &self,
+        deadline: Deadline,
+        timeout: Duration,
+    ) -> Result<Lease<'c>, StoreError> {
+        let lease = self.store.pool.take(deadline);
+        lease.map_err(|error| self.explain(error, timeout))
+    }
+
+    /// Sleeps until the deadline, unless the store is closed before, or turns out to be lost.
+    pub(super) fn sleep_until(
+        &self,
+        deadline: Deadline,
+        timeout: Duration,
+    ) -> Result<(), StoreError> {
+        let slept = self.store.pool.sleep_until(deadline);
+        slept.map_err(|error| self.explain(error, timeout))
     }
 
     /// Sends a request that the server does not answer.
@@ -119,20 +136,43 @@ impl<'c> Call<'c> {
         // From now: a wait before it on the same lease has used up the call's own time.
         let deadline =
             Deadline::after(Instant::now(), ANSWER_TIMEOUT_MIN).at_least(self.deadline(timeout));
+        self.ask_by(lease, deadline, timeout, build, read)
+    }
+
+    /// As [`ask_on`](Self::ask_on), by a deadline of its own; errors tell of `timeout`.
+    pub(super) fn ask_by<'v, T>(
+        &self,
+        lease: &mut Lease<'_>,
+        deadline: Deadline,
+        timeout: Duration,
+        build: impl FnOnce(&mut RequestBuf<'v>),
+        read: impl FnOnce(&mut Connection, Deadline) -> Result<T, Failure>,
+    ) -> Result<T, StoreError> {
         lease
             .exchange(|connection| connection.ask(build, read, deadline))
             .map_err(|error| self.explain(error, timeout))
     }
 
     /// Sends a request that the server answers when it is time, and waits for that.
-    pub(super) fn wait_on(
+    pub(super) fn wait_on<'v>(
         &self,
         lease: &mut Lease<'_>,
         timeout: Duration,
         follows: Follows,
-        build: impl FnOnce(&mut RequestBuf<'_>),
+        build: impl FnOnce(&mut RequestBuf<'v>),
     ) -> Result<Waited, StoreError> {
-        let deadline = self.deadline(timeout);
+        self.wait_by(lease, self.deadline(timeout), timeout, follows, build)
+    }
+
+    /// As [`wait_on`](Self::wait_on), by a deadline of its own; errors tell of `timeout`.
+    pub(super) fn wait_by<'v>(
+        &self,
+        lease: &mut Lease<'_>,
+        deadline: Deadline,
+        timeout: Duration,
+        follows: Follows,
+        build: impl FnOnce(&mut RequestBuf<'v>),
+    ) -> Result<Waited, StoreError> {
         lease
             .exchange_blocking(|connection, acknowledged| {
                 connection.wait(build, follows, deadline, acknowledged)
@@ -292,7 +332,8 @@ impl<'c> Call<'c> {
         if self.keys.len() > limit {
             return Err(too_long("keys in one request", self.keys.len(), limit));
         }
-        let length_words = 8 * (1 + self.keys.len() + values.len());
+        // Two words for a count, or what else stands beside keys and values.
+        let length_words = 8 * (2 + self.keys.len() + values.len());
         let of_keys: usize = self.keys.iter().map(|key| key.len() + 1).sum();
         let of_values: usize = values.iter().map(|value| value.len()).sum();
         let request_bytes = 1 + length_words + of_keys + of_values;

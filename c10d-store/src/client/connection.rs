@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use c10d_socket::{Deadline, DeadlineStream};
 
 use crate::wire::{
-    CAPABILITY_MASK, CAPABILITY_NONCE, CAPABILITY_WAIT_GET, CHECK_READY, Opcode, RequestBuf,
-    STOP_WAITING, WAIT_CANCELED, read_i64, read_u32, read_u64,
+    CAPABILITY_MASK, CAPABILITY_NONCE, CAPABILITY_WAIT_CHANGE, CAPABILITY_WAIT_GET, CHECK_READY,
+    Opcode, RequestBuf, STOP_WAITING, WAIT_CANCELED, read_i64, read_u32, read_u64,
 };
 
 /// Bytes received ahead. Short replies then cost one receive; long ones bypass the buffer.
@@ -139,6 +139,11 @@ impl Connection {
         self.capabilities & CAPABILITY_WAIT_GET != 0
     }
 
+    /// Whether the server has WAIT_CHANGE.
+    pub(super) const fn has_wait_change(&self) -> bool {
+        self.capabilities & CAPABILITY_WAIT_CHANGE != 0
+    }
+
     /// Whether everything sent has been acknowledged by an answer.
     pub(super) const fn is_acknowledged(&self) -> bool {
         !self.unacknowledged
@@ -209,9 +214,9 @@ impl Connection {
     /// deadline; then cancels it, which leaves the connection in step. An answer that crosses the
     /// cancel counts as an answer. `acknowledged` is called once everything sent earlier is known to
     /// have been carried out.
-    pub(super) fn wait(
+    pub(super) fn wait<'v>(
         &mut self,
-        build: impl FnOnce(&mut RequestBuf<'_>),
+        build: impl FnOnce(&mut RequestBuf<'v>),
         follows: Follows,
         deadline: Deadline,
         mut acknowledged: impl FnMut(),

@@ -73,7 +73,7 @@ const fn hint(operation: Operation) -> Option<&'static str> {
         Operation::QueuePush | Operation::QueuePop | Operation::QueueLen => Some(
             "PyTorch's older server back end (use_libuv=False) and early releases have no queues.",
         ),
-        Operation::Get | Operation::MultiGet => {
+        Operation::Get | Operation::MultiGet | Operation::WaitChange => {
             Some("PyTorch's older server back end also closes when the key is deleted meanwhile.")
         }
         _ => None,

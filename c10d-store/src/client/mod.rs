@@ -1,6 +1,7 @@
 //! The TCPStore client.
 
 mod call;
+mod change;
 mod connection;
 mod explain;
 mod lanes;
@@ -157,10 +158,16 @@ impl TcpStore {
     }
 
     /// Ends the store's connections: calls that are under way in other threads fail at once with
-    /// [`StoreError::Closed`], and so do all later ones. A hosted server goes on until the store is
-    /// dropped.
+    /// [`StoreError::Closed`], and so do all later ones. Clones go on, and so does a hosted server until
+    /// the store is dropped.
     pub fn close(&self) {
         self.pool.close();
+    }
+
+    fn check_not_closed(&self) -> Result<(), StoreError> {
+        let context = || ErrorContext::new(Operation::Open, [], self.label(), Duration::ZERO);
+        let result = self.pool.check_not_closed();
+        result.map_err(|error| explain(error, context(), self.timeout()))
     }
 
     fn connect_to(

@@ -10,6 +10,7 @@ use super::call::{Call, negative_count};
 use super::connection::{Connection, Follows, Waited};
 use super::{ANSWER_TIMEOUT_MIN, TcpStore, TcpStoreOptions};
 use crate::error::{Operation, StoreError};
+use crate::known::Known;
 use crate::store::Store;
 use crate::wire::{CHECK_NOT_READY, CHECK_READY, Opcode};
 
@@ -81,6 +82,21 @@ impl Store for TcpStore {
             Waited::Done(_) => Ok(()),
             Waited::TimedOut => Err(call.timed_out(lease, timeout)),
         }
+    }
+
+    fn wait_change(
+        &self,
+        key: &str,
+        known: Known<'_>,
+        timeout: Duration,
+    ) -> Result<Vec<u8>, StoreError> {
+        self.call(Operation::WaitChange, &[key], &[known.bytes()])?
+            .wait_for_change(key, known, timeout)
+    }
+
+    /// True on this crate's server, false on PyTorch's.
+    fn wakes_on_change(&self) -> bool {
+        self.pool.has_wait_change()
     }
 
     fn delete_key(&self, key: &str) -> Result<bool, StoreError> {
@@ -243,6 +259,7 @@ impl Store for TcpStore {
     /// A new connection to the same server, with this store's present timeout. Does not keep a
     /// hosted server alive.
     fn clone_store(&self) -> Result<Arc<dyn Store>, StoreError> {
+        self.check_not_closed()?;
         let timeout = self.timeout();
         let options = TcpStoreOptions::default()
             .with_timeout(timeout)
@@ -254,6 +271,10 @@ impl Store for TcpStore {
         let address = self.pool.target().clone();
         let clone = Self::connect_to(self.label(), address, &options, deadline, None)?;
         Ok(Arc::new(clone))
+    }
+
+    fn close(&self) {
+        Self::close(self);
     }
 
     fn has_extended_api(&self) -> bool {

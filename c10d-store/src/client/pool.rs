@@ -20,6 +20,7 @@ pub(super) struct Pool {
     reply_bytes_max: usize,
     shared: Mutex<Shared>,
     lane_changed: Condvar,
+    has_ended: Condvar,
 }
 
 #[derive(Debug, Default)]
@@ -34,6 +35,8 @@ struct Shared {
     server: Option<HostPort>,
     /// The server does not know the hello with a PING.
     wants_plain_hello: bool,
+    /// The server has WAIT_CHANGE, as its latest hello said.
+    has_wait_change: bool,
     /// Why no call can succeed any more.
     ended: Option<Ended>,
 }
@@ -71,6 +74,7 @@ impl Pool {
             reply_bytes_max,
             shared: Mutex::default(),
             lane_changed: Condvar::new(),
+            has_ended: Condvar::new(),
         };
         drop(pool.take(deadline)?);
         Ok(pool)
@@ -101,11 +105,40 @@ impl Pool {
             if shared.server.is_none() {
                 shared.server = peer_of(&connection).or_else(|| Some(self.target.clone()));
             }
+            shared.has_wait_change = connection.has_wait_change();
             shared.streams[lane] = Some(connection.stream());
         }
         lease.connection = Some(connection);
         lease.exchange(|connection| connection.settle(deadline))?;
         Ok(lease)
+    }
+
+    /// Whether the server has WAIT_CHANGE.
+    pub(super) fn has_wait_change(&self) -> bool {
+        self.lock().has_wait_change
+    }
+
+    /// Fails when the process has closed the store.
+    pub(super) fn check_not_closed(&self) -> Result<(), PoolError> {
+        match self.lock().ended {
+            Some(Ended::Closed) => Err(PoolError::Ended(Ended::Closed)),
+            Some(Ended::Lost { .. }) | None => Ok(()),
+        }
+    }
+
+    /// Sleeps until the deadline. Fails early when the pool ends.
+    pub(super) fn sleep_until(&self, deadline: Deadline) -> Result<(), PoolError> {
+        let mut shared = self.lock();
+        loop {
+            if let Some(ended) = &shared.ended {
+                return Err(PoolError::Ended(ended.clone()));
+            }
+            let now = Instant::now();
+            if deadline.has_passed(now) {
+                return Ok(());
+            }
+            shared = wait_by(&self.has_ended, shared, deadline, now);
+        }
     }
 
     /// Ends every call that is under way and all later ones.
@@ -132,16 +165,7 @@ impl Pool {
                 Take::WaitUntil(_) if deadline.has_passed(now) => return Err(PoolError::TimedOut),
                 Take::WaitUntil(until) => {
                     let until = until.map_or(Deadline::NEVER, Deadline::at).min(deadline);
-                    shared = match until.remaining(now) {
-                        Some(left) => {
-                            let result = self.lane_changed.wait_timeout(shared, left);
-                            result.unwrap_or_else(PoisonError::into_inner).0
-                        }
-                        None => {
-                            let result = self.lane_changed.wait(shared);
-                            result.unwrap_or_else(PoisonError::into_inner)
-                        }
-                    };
+                    shared = wait_by(&self.lane_changed, shared, until, now);
                 }
             }
         }
@@ -227,6 +251,7 @@ impl Pool {
                 .collect::<Vec<_>>()
         };
         self.lane_changed.notify_all();
+        self.has_ended.notify_all();
         for stream in streams.into_iter().flatten() {
             if let Err(error) = stream.shutdown() {
                 log::debug!("{}: shutting down a connection: {error}", self.target);
@@ -237,6 +262,25 @@ impl Pool {
     fn lock(&self) -> MutexGuard<'_, Shared> {
         // Nothing panics while it holds the lock, and no invariant spans two acquisitions.
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Waits for a condition until the deadline, or for no reason at all.
+fn wait_by<'s>(
+    condition: &Condvar,
+    shared: MutexGuard<'s, Shared>,
+    deadline: Deadline,
+    now: Instant,
+) -> MutexGuard<'s, Shared> {
+    match deadline.remaining(now) {
+        Some(left) => {
+            let result = condition.wait_timeout(shared, left);
+            result.unwrap_or_else(PoisonError::into_inner).0
+        }
+        None => {
+            let result = condition.wait(shared);
+            result.unwrap_or_else(PoisonError::into_inner)
+        }
     }
 }
 
@@ -270,6 +314,13 @@ impl Lease<'_> {
         self.connection
             .as_ref()
             .is_some_and(Connection::has_wait_get)
+    }
+
+    /// Whether the server has WAIT_CHANGE.
+    pub(super) fn has_wait_change(&self) -> bool {
+        self.connection
+            .as_ref()
+            .is_some_and(Connection::has_wait_change)
     }
 
     /// Whether the connection is good for another exchange at once.
@@ -350,5 +401,52 @@ impl Drop for Lease<'_> {
         drop(shared);
         // All, because one that is woken at its own deadline would not use the lane.
         self.pool.lane_changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::server::{ServerOptions, TcpStoreServer};
+
+    fn open(server: &TcpStoreServer) -> Pool {
+        let target = HostPort::new("127.0.0.1", server.local_addr().port());
+        let deadline = Deadline::after(Instant::now(), Duration::from_secs(30));
+        Pool::open(target, ConnectOptions::default(), 1 << 20, deadline).expect("a server")
+    }
+
+    fn serve() -> TcpStoreServer {
+        TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).expect("a free port")
+    }
+
+    #[test]
+    fn closing_ends_a_sleep_that_has_no_end_of_its_own() {
+        let server = serve();
+        let pool = open(&server);
+        thread::scope(|scope| {
+            let sleeping = scope.spawn(|| pool.sleep_until(Deadline::NEVER));
+            pool.close();
+            let slept = sleeping.join().expect("no panic");
+            assert!(matches!(slept, Err(PoolError::Ended(Ended::Closed))));
+        });
+        let slept = pool.sleep_until(Deadline::at(Instant::now()));
+        assert!(matches!(slept, Err(PoolError::Ended(Ended::Closed))));
+    }
+
+    #[test]
+    fn a_sleep_lasts_its_time_while_others_use_the_store() {
+        let server = serve();
+        let pool = open(&server);
+        let deadline = Deadline::after(Instant::now(), Duration::from_millis(5));
+        thread::scope(|scope| {
+            let sleeping = scope.spawn(|| pool.sleep_until(deadline));
+            drop(pool.take(Deadline::NEVER).expect("an idle lane"));
+            let slept = sleeping.join().expect("no panic");
+            assert!(slept.is_ok());
+        });
+        assert!(deadline.has_passed(Instant::now()));
     }
 }

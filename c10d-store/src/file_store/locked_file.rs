@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 
 use c10d_socket::Deadline;
 
+use super::close_flag::CloseFlag;
+
 /// How long a thread that found the lock taken sleeps: at first about as long as an operation holds
 /// it, then longer, so that a lock which is held for long costs no CPU.
 const LOCK_PAUSE_MIN: Duration = Duration::from_micros(50);
@@ -33,6 +35,8 @@ pub(super) struct LockedFile {
 pub(super) enum LockError {
     /// Others held it until the deadline.
     Busy,
+    /// The store object was closed meanwhile.
+    Closed,
     Io(io::Error),
 }
 
@@ -40,6 +44,14 @@ impl From<io::Error> for LockError {
     fn from(error: io::Error) -> Self {
         Self::Io(error)
     }
+}
+
+/// For how long a lock is asked for.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Patience<'a> {
+    pub(super) deadline: Deadline,
+    /// Ends the wait early; `None` when nothing does.
+    pub(super) closed: Option<&'a CloseFlag>,
 }
 
 /// Which file a path leads to, whatever its name.
@@ -69,8 +81,8 @@ pub(super) fn open_to_read(path: &Path) -> io::Result<Option<(File, Metadata)>> 
 
 impl LockedFile {
     /// Locks a file so that nobody writes while it is read.
-    pub(super) fn shared(file: File, deadline: Deadline) -> Result<Self, LockError> {
-        lock(&file, File::try_lock_shared, deadline)?;
+    pub(super) fn shared(file: File, patience: Patience<'_>) -> Result<Self, LockError> {
+        lock(&file, File::try_lock_shared, patience)?;
         Ok(Self { file })
     }
 
@@ -79,7 +91,7 @@ impl LockedFile {
     pub(super) fn exclusive(
         path: &Path,
         create: bool,
-        deadline: Deadline,
+        patience: Patience<'_>,
     ) -> Result<Option<Self>, LockError> {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(create).mode(MODE);
@@ -93,7 +105,7 @@ impl LockedFile {
                 Err(error) => return Err(error.into()),
             };
             let opened = regular(&file)?;
-            lock(&file, File::try_lock, deadline)?;
+            lock(&file, File::try_lock, patience)?;
             let locked = Self { file };
             // Whoever held the lock may have removed the file; what is written to it now, nobody
             // would ever read.
@@ -101,7 +113,7 @@ impl LockedFile {
             if at_path.is_some_and(|at_path| Identity::of(&at_path) == Identity::of(&opened)) {
                 return Ok(Some(locked));
             }
-            if deadline.has_passed(Instant::now()) {
+            if patience.deadline.has_passed(Instant::now()) {
                 return Err(LockError::Busy);
             }
         }
@@ -129,7 +141,7 @@ impl Drop for LockedFile {
 fn lock(
     file: &File,
     try_lock: impl Fn(&File) -> Result<(), TryLockError>,
-    deadline: Deadline,
+    Patience { deadline, closed }: Patience<'_>,
 ) -> Result<(), LockError> {
     let mut pause = LOCK_PAUSE_MIN;
     loop {
@@ -138,15 +150,20 @@ fn lock(
             Err(TryLockError::Error(error)) => return Err(LockError::Io(error)),
             Err(TryLockError::WouldBlock) => {}
         }
+        if closed.is_some_and(CloseFlag::is_set) {
+            return Err(LockError::Closed);
+        }
         let now = Instant::now();
         if deadline.has_passed(now) {
             return Err(LockError::Busy);
         }
-        thread::sleep(
-            deadline
-                .remaining(now)
-                .map_or(pause, |left| pause.min(left)),
-        );
+        let sleep = deadline
+            .remaining(now)
+            .map_or(pause, |left| pause.min(left));
+        match closed {
+            Some(closed) => closed.pause(sleep),
+            None => thread::sleep(sleep),
+        }
         pause = (pause * 2).min(LOCK_PAUSE_MAX);
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! The format, the locking and the differences from PyTorch are in docs/file-store.md.
 
+mod close_flag;
 mod locked_file;
 mod record;
 mod replica;
@@ -10,13 +11,13 @@ mod store_file;
 use std::fmt;
 use std::path::{self, Path};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use self::record::{CLEANUP, DELETED_USER, Entries, REFCOUNT, TooLong, USER};
 use self::store_file::{Call, StoreFile, Writer};
 use crate::decimal::write_decimal;
 use crate::error::{Operation, StoreError};
+use crate::known::Known;
 use crate::store::{DEFAULT_TIMEOUT, Store, generic_barrier};
 use crate::value_rules;
 
@@ -45,7 +46,8 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// **Dropping** a store counts it as closed in the file, and removes the file when it was the last
 /// one open and at least `world_size` have been closed. Without a world size it is never removed. A
 /// file that is left over from an earlier run is read as if it were of this one. Dropping waits for
-/// the file's lock for at most 5 s; what goes wrong is logged.
+/// the file's lock for at most 5 s; what goes wrong is logged. [Closing](Store::close) a store ends its
+/// calls, but counts for the file only once the store is dropped.
 ///
 /// ```
 /// use c10d_store::{FileStore, Store};
@@ -149,7 +151,7 @@ impl FileStore {
     }
 
     /// docs/file-store.md, Bookkeeping.
-    fn close(&self) -> Result<(), StoreError> {
+    fn count_as_closed(&self) -> Result<(), StoreError> {
         let call = Call::begin(Operation::Close, &[], CLOSE_TIMEOUT);
         self.file.write_if_present(&call, |writer| {
             let mut records = Vec::new();
@@ -186,20 +188,29 @@ impl FileStore {
         call: &Call<'_>,
         take: impl Fn(&Entries) -> T,
     ) -> Result<T, StoreError> {
+        self.read_when(call, |entries| {
+            let is_missing = |key: &&str| entries.user(key).is_none();
+            let missing: Vec<&str> = call.keys().iter().copied().filter(is_missing).collect();
+            if missing.is_empty() {
+                Ok(take(entries))
+            } else {
+                Err(missing)
+            }
+        })
+    }
+
+    /// Looks at the file again and again until `look` takes something from it. What `look` says
+    /// instead is which keys keep the call waiting.
+    fn read_when<'k, T>(
+        &self,
+        call: &Call<'k>,
+        look: impl Fn(&Entries) -> Result<T, Vec<&'k str>>,
+    ) -> Result<T, StoreError> {
         let deadline = call.deadline();
         let mut pause = POLL_PAUSE_MIN;
         loop {
             let is_last_look = deadline.has_passed(Instant::now());
-            let looked = self.file.read(call, |entries| {
-                let is_missing = |key: &&str| entries.user(key).is_none();
-                let missing: Vec<&str> = call.keys().iter().copied().filter(is_missing).collect();
-                if missing.is_empty() {
-                    Ok(take(entries))
-                } else {
-                    Err(missing)
-                }
-            })?;
-            let missing = match looked {
+            let missing = match self.file.read(call, &look)? {
                 Ok(taken) => return Ok(taken),
                 Err(missing) => missing,
             };
@@ -210,7 +221,8 @@ impl FileStore {
                 });
             }
             let time_left = deadline.remaining(Instant::now());
-            thread::sleep(time_left.map_or(pause, |time_left| pause.min(time_left)));
+            self.file
+                .pause(time_left.map_or(pause, |time_left| pause.min(time_left)));
             pause = (pause * 2).min(POLL_PAUSE_MAX);
         }
     }
@@ -277,7 +289,7 @@ fn count(
 
 impl Drop for FileStore {
     fn drop(&mut self) {
-        if let Err(error) = self.close() {
+        if let Err(error) = self.count_as_closed() {
             log::warn!("a file store was not counted as closed: {error}");
         }
     }
@@ -343,6 +355,25 @@ impl Store for FileStore {
     fn wait_timeout(&self, keys: &[&str], timeout: Duration) -> Result<(), StoreError> {
         let call = Call::begin(Operation::Wait, keys, timeout);
         self.read_when_there(&call, |_| ())
+    }
+
+    fn wait_change(
+        &self,
+        key: &str,
+        known: Known<'_>,
+        timeout: Duration,
+    ) -> Result<Vec<u8>, StoreError> {
+        let keys = [key];
+        let call = Call::begin(Operation::WaitChange, &keys, timeout);
+        self.read_when(&call, |entries| match entries.user(key) {
+            Some(value) if known.differs_from(value) => Ok(value.to_vec()),
+            Some(_) | None => Err(vec![key]),
+        })
+    }
+
+    /// True: a change is noticed up to 10 ms after it was written.
+    fn wakes_on_change(&self) -> bool {
+        true
     }
 
     fn delete_key(&self, key: &str) -> Result<bool, StoreError> {
@@ -416,11 +447,17 @@ impl Store for FileStore {
 
     /// Opens the file a second time: the clone counts as one more open store.
     fn clone_store(&self) -> Result<Arc<dyn Store>, StoreError> {
+        self.file
+            .check_not_closed(&self.call(Operation::Open, &[]))?;
         let options = FileStoreOptions {
             world_size: self.world_size,
             timeout: self.timeout(),
         };
         Ok(Arc::new(Self::open_with(self.path(), &options)?))
+    }
+
+    fn close(&self) {
+        self.file.close();
     }
 
     /// True, as these operations are atomic here; PyTorch's says false.

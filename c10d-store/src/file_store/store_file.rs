@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use c10d_socket::Deadline;
 
-use super::locked_file::{LockError, LockedFile, open_to_read};
+use super::close_flag::CloseFlag;
+use super::locked_file::{LockError, LockedFile, Patience, open_to_read};
 use super::record::{Entries, TooLong};
 use super::replica::{Replica, Tail};
 use crate::error::{ErrorContext, Operation, StoreError};
@@ -34,6 +35,7 @@ pub(super) struct StoreFile {
     /// Locked after the file's lock, never while waiting for that: a thread that does wait holds up
     /// nobody who needs only the replica.
     replica: Mutex<Replica>,
+    closed: CloseFlag,
 }
 
 /// The file in the hands of its only writer, with all its records read.
@@ -50,6 +52,7 @@ impl StoreFile {
         Self {
             path,
             replica: Mutex::new(Replica::default()),
+            closed: CloseFlag::default(),
         }
     }
 
@@ -62,12 +65,32 @@ impl StoreFile {
         format!("file store {}", self.path.display())
     }
 
+    /// Ends every call that is under way and all later ones but [`Operation::Close`], which is what
+    /// dropping the store object still has to do.
+    pub(super) fn close(&self) {
+        self.closed.set();
+    }
+
+    /// Fails when the store object has been closed.
+    pub(super) fn check_not_closed(&self, call: &Call<'_>) -> Result<(), StoreError> {
+        if call.ends_with(&self.closed).is_some_and(CloseFlag::is_set) {
+            return Err(self.closed_error(call));
+        }
+        Ok(())
+    }
+
+    /// Sleeps between two looks at the file, unless the store object is closed.
+    pub(super) fn pause(&self, duration: Duration) {
+        self.closed.pause(duration);
+    }
+
     /// Shows `look` what the file holds now. A missing file holds nothing.
     pub(super) fn read<T>(
         &self,
         call: &Call<'_>,
         look: impl FnOnce(&Entries) -> T,
     ) -> Result<T, StoreError> {
+        self.check_not_closed(call)?;
         // Opened each time, because on a network file system that is what makes the length current.
         let opened = open_to_read(&self.path).map_err(|error| self.file_error(call, error))?;
         let Some((file, metadata)) = opened else {
@@ -82,7 +105,7 @@ impl StoreFile {
                 return Ok(look(replica.entries()));
             }
         }
-        let file = LockedFile::shared(file, call.lock_deadline())
+        let file = LockedFile::shared(file, self.patience(call))
             .map_err(|error| self.lock_error(call, error))?;
         let mut replica = self.replica();
         let tail = replica
@@ -101,7 +124,8 @@ impl StoreFile {
         call: &Call<'_>,
         change: impl FnOnce(&mut Writer<'_>) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
-        let file = LockedFile::exclusive(&self.path, true, call.lock_deadline())
+        self.check_not_closed(call)?;
+        let file = LockedFile::exclusive(&self.path, true, self.patience(call))
             .map_err(|error| self.lock_error(call, error))?
             .expect("the file is created when it is missing");
         change(&mut self.writer(call, file)?)
@@ -113,7 +137,8 @@ impl StoreFile {
         call: &Call<'_>,
         change: impl FnOnce(&mut Writer<'_>) -> Result<T, StoreError>,
     ) -> Result<Option<T>, StoreError> {
-        let file = LockedFile::exclusive(&self.path, false, call.lock_deadline())
+        self.check_not_closed(call)?;
+        let file = LockedFile::exclusive(&self.path, false, self.patience(call))
             .map_err(|error| self.lock_error(call, error))?;
         match file {
             None => Ok(None),
@@ -159,6 +184,13 @@ impl StoreFile {
         self.replica.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn patience(&self, call: &Call<'_>) -> Patience<'_> {
+        Patience {
+            deadline: call.lock_deadline(),
+            closed: call.ends_with(&self.closed),
+        }
+    }
+
     pub(super) fn context<'a>(
         &self,
         call: &Call<'_>,
@@ -171,6 +203,7 @@ impl StoreFile {
     fn lock_error(&self, call: &Call<'_>, error: LockError) -> StoreError {
         match error {
             LockError::Io(error) => self.file_error(call, error),
+            LockError::Closed => self.closed_error(call),
             LockError::Busy => {
                 let mut context = self.context(call, call.keys.iter().copied());
                 context.store.push_str(" (locked by another worker)");
@@ -187,6 +220,12 @@ impl StoreFile {
             context: self.context(call, call.keys.iter().copied()),
             path: self.path.clone(),
             source,
+        }
+    }
+
+    fn closed_error(&self, call: &Call<'_>) -> StoreError {
+        StoreError::Closed {
+            context: self.context(call, call.keys.iter().copied()),
         }
     }
 
@@ -248,6 +287,11 @@ impl<'a> Call<'a> {
 
     pub(super) fn deadline(&self) -> Deadline {
         Deadline::after(self.started, self.timeout)
+    }
+
+    /// The flag that ends this call early, if it is one that the flag ends.
+    fn ends_with<'f>(&self, closed: &'f CloseFlag) -> Option<&'f CloseFlag> {
+        (self.operation != Operation::Close).then_some(closed)
     }
 
     fn lock_timeout(&self) -> Duration {

@@ -5,6 +5,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::{SimServer, cases};
+use crate::known::Known;
 use crate::limits::WireLimits;
 use crate::message::Request;
 use crate::session::{Flow, NextRead, Session};
@@ -25,7 +26,7 @@ fn value() -> impl Strategy<Value = Vec<u8>> {
 }
 
 fn request() -> impl Strategy<Value = Vec<u8>> {
-    let opcode = (0..20_u8).prop_map(|n| if n == 19 { 0x80 } else { n });
+    let opcode = (0..21_u8).prop_map(|n| if n < 19 { n } else { n - 19 + 0x80 });
     (opcode, vec((key(), value()), 1..5), any::<i64>()).prop_map(|(byte, pairs, number)| {
         let mut request = RequestBuf::new();
         let opcode = Opcode::from_byte(byte).unwrap_or(Opcode::Ping);
@@ -53,6 +54,15 @@ fn request() -> impl Strategy<Value = Vec<u8>> {
                 for (key, _) in &pairs {
                     request.raw_key(key);
                 }
+            }
+            Opcode::WaitChange => {
+                // About as often as not in the state in which the key is.
+                let known = &pairs[pairs.len() - 1].1;
+                request.opcode(opcode).raw_key(key).known(match number % 3 {
+                    0 => Known::whole(known),
+                    1 => Known::part(known, 0..known.len() / 2),
+                    _ => Known::nothing(),
+                });
             }
             Opcode::MultiSet => {
                 request.opcode(opcode).count(pairs.len());
@@ -120,6 +130,37 @@ proptest! {
             stream[position] = byte;
         }
         run([stream]);
+    }
+}
+
+/// docs/wire.md, 6.1: what a waiter knows is a value like any other. A long one is kept in the buffer
+/// it came in, whatever pieces it came in.
+#[test]
+fn a_long_known_value_arrives_whole_however_it_is_cut() {
+    let value = vec![7; 100_000];
+    let mut set = RequestBuf::new();
+    set.opcode(Opcode::Set).raw_key(b"k").value(&value);
+    let mut wait_change = RequestBuf::new();
+    wait_change.opcode(Opcode::WaitChange).raw_key(b"k");
+    wait_change.known(Known::whole(&value));
+    let mut append = RequestBuf::new();
+    append.opcode(Opcode::Append).raw_key(b"k").value(b"!");
+    let requests = [set, wait_change, append].map(|request| request.to_bytes());
+
+    let mut answer = vec![0];
+    let mut length = RequestBuf::new();
+    length.count(value.len() + 1);
+    answer.extend(length.to_bytes());
+    answer.extend(&value);
+    answer.push(b'!');
+    let whole = requests.concat();
+    for piece in [1_000, 40_000, 70_001, whole.len()] {
+        let joined = whole.chunks(piece).map(<[u8]>::to_vec);
+        let apart = requests.iter().flat_map(|request| request.chunks(piece));
+        let apart = apart.map(<[u8]>::to_vec);
+        for (replies, is_closed) in [run(joined), run(apart)] {
+            assert!(replies == answer && !is_closed, "pieces of {piece}");
+        }
     }
 }
 

@@ -38,8 +38,9 @@ impl StoreState {
             let elements = slot.queue.as_ref().map_or(0, |queue| queue.len());
             let pledged = self.pledges.values().filter(|key| ***key == *name).count();
             if elements > pledged {
+                let wants_one = |wants: &&Wants| matches!(wants, Wants::ValueOrElement);
                 assert!(
-                    !wants.contains(&Wants::ValueOrElement),
+                    !wants.iter().any(wants_one),
                     "nobody sleeps beside an element"
                 );
             }

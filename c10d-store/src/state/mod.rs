@@ -6,6 +6,7 @@
 
 #[cfg(any(test, debug_assertions))]
 mod invariants;
+mod known_value;
 #[cfg(test)]
 mod model_tests;
 #[cfg(test)]
@@ -13,11 +14,14 @@ mod tests;
 mod waiters;
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 
 use crate::decimal::{parse_decimal, write_decimal};
+use crate::known::Known;
 use crate::message::{ConnId, Keys, Payload, Replies, Reply, Request};
 use crate::stored_value::Value;
 use crate::wire::answer_to_ping;
+use known_value::KnownValue;
 use waiters::{Answer, ListId, Waiters, Wants, Woken};
 
 /// Why a request cannot be answered. The wire has no error replies, so the connection is closed
@@ -46,6 +50,9 @@ pub(crate) struct StoreState {
     /// Scratch space, empty between calls.
     woken: Vec<Woken>,
     emptied: Vec<Box<[u8]>>,
+    /// Values compared with what waiters know, for the test that those who know the same cost one.
+    #[cfg(test)]
+    comparisons: u64,
 }
 
 /// Everything under one name. Invariant: never entirely empty.
@@ -116,6 +123,15 @@ impl StoreState {
             Request::WaitGet { keys } => {
                 self.cancel(conn);
                 self.wait_get(conn, keys, replies);
+            }
+            Request::WaitChange {
+                key,
+                offset,
+                length,
+                known,
+            } => {
+                self.cancel(conn);
+                self.wait_change(conn, key, offset, length, known, replies);
             }
             Request::CancelWait => {
                 self.cancel(conn);
@@ -321,6 +337,38 @@ impl StoreState {
         }
     }
 
+    /// docs/wire.md, WAIT_CHANGE: answered at the first moment at which there is a value that is not as
+    /// known.
+    fn wait_change(
+        &mut self,
+        conn: ConnId,
+        key: &[u8],
+        offset: usize,
+        length: Option<usize>,
+        bytes: Payload<'_>,
+        replies: &mut impl Replies,
+    ) {
+        let known = Known::new(offset, bytes.as_bytes(), length);
+        let slot = self.slots.get(key);
+        if let Some(value) = slot.and_then(|slot| slot.value.as_ref())
+            && known.differs_from(value.as_bytes())
+        {
+            replies.reply(conn, Reply::StopWaiting);
+            replies.reply(conn, Reply::Value(Some(value)));
+            return;
+        }
+        // All who have seen the present value know the same, if they look at the same part of it.
+        let known_to_last = slot
+            .and_then(|slot| slot.waiters)
+            .and_then(|list| self.waiters.last_known(list));
+        let known = match known_to_last {
+            Some(shared) if shared.as_known() == known => Arc::clone(shared),
+            _ => Arc::new(KnownValue::new(offset, bytes, length)),
+        };
+        self.waiters.open(conn, Answer::Values([key.into()].into()));
+        self.miss(conn, key, Wants::Change(known));
+    }
+
     /// docs/wire.md, BARRIER: an ordinary counter, which an unfinished arrival creates without
     /// waking those who wait for the key.
     fn barrier(
@@ -405,8 +453,26 @@ impl StoreState {
         let Some(list) = waiters else {
             return;
         };
+        let slot = self.slots.get(self.waiters.name(list));
+        let value = slot.and_then(|slot| slot.value.as_ref());
+        // Waiters that know the same stand behind each other, and are asked for one answer.
+        let mut compared: Option<(Arc<KnownValue>, bool)> = None;
+        let differs = |known: &Arc<KnownValue>| match &compared {
+            Some((last, differs)) if Arc::ptr_eq(last, known) => *differs,
+            _ => {
+                #[cfg(test)]
+                {
+                    self.comparisons += 1;
+                }
+                let differs =
+                    value.is_some_and(|value| known.as_known().differs_from(value.as_bytes()));
+                compared = Some((Arc::clone(known), differs));
+                differs
+            }
+        };
         let mut woken = std::mem::take(&mut self.woken);
-        if let Some(name) = self.waiters.value_written(list, &mut woken) {
+        let emptied = self.waiters.value_written(list, differs, &mut woken);
+        if let Some(name) = emptied {
             self.forget_list(&name);
         }
         for Woken { conn, answer } in woken.drain(..) {

@@ -22,6 +22,7 @@ enum Operation {
     Check(Vec<u8>),
     Wait(Vec<u8>),
     WaitGet(Vec<u8>),
+    WaitChange(u8, Knows),
     Cancel,
     NumKeys,
     Delete(u8),
@@ -34,6 +35,24 @@ enum Operation {
     Barrier(u8, i64),
     Ping,
     Disconnect,
+}
+
+/// What a waiter knows: the bytes at an offset, and perhaps the length.
+#[derive(Debug, Clone)]
+struct Knows {
+    offset: usize,
+    bytes: Vec<u8>,
+    length: Option<usize>,
+}
+
+impl Knows {
+    /// The document's sentence, byte by byte.
+    fn is_true_of(&self, value: &[u8]) -> bool {
+        let is_there = |(index, byte): (usize, &u8)| value.get(self.offset + index) == Some(byte);
+        value.len() >= self.offset
+            && self.bytes.iter().enumerate().all(is_there)
+            && self.length.is_none_or(|length| value.len() == length)
+    }
 }
 
 /// The keys are single bytes, few enough to collide.
@@ -49,6 +68,29 @@ fn value() -> impl Strategy<Value = Vec<u8>> {
     ]
 }
 
+/// Mostly a value that may well be there, or its first byte: else no wait would last.
+fn knows() -> impl Strategy<Value = Knows> {
+    let whole = |bytes: Vec<u8>| Knows {
+        offset: 0,
+        length: Some(bytes.len()),
+        bytes,
+    };
+    let head = |bytes: Vec<u8>| Knows {
+        offset: 0,
+        length: None,
+        bytes: bytes[..bytes.len().min(1)].to_vec(),
+    };
+    let small = (0..4_i64).prop_map(|number| number.to_string().into_bytes());
+    prop_oneof![
+        3 => value().prop_map(whole),
+        3 => small.prop_map(whole),
+        3 => value().prop_map(head),
+        1 => (0..4_usize, value(), prop::option::of(0..4_usize)).prop_map(
+            |(offset, bytes, length)| Knows { offset, bytes, length }
+        ),
+    ]
+}
+
 fn operation() -> impl Strategy<Value = Operation> {
     prop_oneof![
         4 => (key(), value()).prop_map(|(k, v)| Operation::Set(k, v)),
@@ -58,6 +100,7 @@ fn operation() -> impl Strategy<Value = Operation> {
         1 => vec(key(), 0..4).prop_map(Operation::Check),
         6 => vec(key(), 0..4).prop_map(Operation::Wait),
         4 => vec(key(), 0..4).prop_map(Operation::WaitGet),
+        6 => (key(), knows()).prop_map(|(k, knows)| Operation::WaitChange(k, knows)),
         3 => Just(Operation::Cancel),
         1 => Just(Operation::NumKeys),
         4 => key().prop_map(Operation::Delete),
@@ -73,11 +116,12 @@ fn operation() -> impl Strategy<Value = Operation> {
     ]
 }
 
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone)]
 enum Kind {
     Wait,
     Barrier,
     WaitGet,
+    WaitChange(Knows),
 }
 
 #[derive(Debug)]
@@ -145,13 +189,20 @@ impl Model {
     fn wake(&mut self, key: u8) {
         let mut over = Vec::new();
         for (since, conn) in self.waiting_for(key) {
-            over.extend(self.count_down(conn, since));
+            let value = &self.values[&key];
+            let knows_it = |p: &Pending| match &p.kind {
+                Kind::WaitChange(knows) => p.conn == conn && knows.is_true_of(value),
+                Kind::Wait | Kind::Barrier | Kind::WaitGet => false,
+            };
+            if !self.pending.iter().any(knows_it) {
+                over.extend(self.count_down(conn, since));
+            }
         }
         for pending in over {
-            if pending.kind == Kind::WaitGet {
-                self.wait_get(pending.conn, &pending.wanted);
-            } else {
-                self.say(pending.conn, Said::Stop);
+            match pending.kind {
+                Kind::WaitGet => self.wait_get(pending.conn, &pending.wanted),
+                Kind::WaitChange(_) => self.say_changed(pending.conn, key),
+                Kind::Wait | Kind::Barrier => self.say(pending.conn, Said::Stop),
             }
         }
     }
@@ -161,8 +212,10 @@ impl Model {
             return;
         }
         for (since, conn) in self.waiting_for(key) {
-            let is_get = |p: &Pending| p.conn == conn && p.kind == Kind::WaitGet;
-            if self.pending.iter().any(is_get) {
+            let wants_value = |p: &Pending| {
+                p.conn == conn && matches!(p.kind, Kind::WaitGet | Kind::WaitChange(_))
+            };
+            if self.pending.iter().any(wants_value) {
                 continue;
             }
             if self.count_down(conn, since).is_some() {
@@ -213,6 +266,19 @@ impl Model {
         } else {
             self.miss(conn, Kind::WaitGet, missing, keys);
         }
+    }
+
+    fn wait_change(&mut self, conn: u64, key: u8, knows: Knows) {
+        match self.values.get(&key) {
+            Some(value) if !knows.is_true_of(value) => self.say_changed(conn, key),
+            _ => self.miss(conn, Kind::WaitChange(knows), vec![key], &[]),
+        }
+    }
+
+    fn say_changed(&mut self, conn: u64, key: u8) {
+        self.say(conn, Said::Stop);
+        let value = self.value(key);
+        self.say(conn, value);
     }
 
     fn add(&mut self, key: u8, delta: i64) -> Option<i64> {
@@ -280,6 +346,10 @@ impl Model {
             Operation::WaitGet(keys) => {
                 self.cancel(conn);
                 self.wait_get(conn, &keys);
+            }
+            Operation::WaitChange(key, knows) => {
+                self.cancel(conn);
+                self.wait_change(conn, key, knows);
             }
             Operation::Cancel => {
                 self.cancel(conn);
@@ -380,6 +450,12 @@ fn step(state: &mut StoreState, conn: u64, operation: &Operation, out: &mut Reco
         Operation::Check(keys) => with_keys!(keys, |keys| Request::Check { keys }),
         Operation::Wait(keys) => with_keys!(keys, |keys| Request::Wait { keys }),
         Operation::WaitGet(keys) => with_keys!(keys, |keys| Request::WaitGet { keys }),
+        Operation::WaitChange(key, knows) => handle!(Request::WaitChange {
+            key: &one(key),
+            offset: knows.offset,
+            length: knows.length,
+            known: Payload::Borrowed(&knows.bytes)
+        }),
         Operation::Cancel => handle!(Request::CancelWait),
         Operation::NumKeys => handle!(Request::GetNumKeys),
         Operation::Delete(key) => handle!(Request::DeleteKey { key: &one(key) }),

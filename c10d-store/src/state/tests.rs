@@ -1,6 +1,7 @@
 //! Every command's replies as whole lists, and what ours does where PyTorch's server has a bug.
 
 use super::{Refusal, StoreState};
+use crate::known::Known;
 use crate::message::{ConnId, Keys, Payload, Replies, Reply, Request};
 
 /// A reply that owns its bytes.
@@ -97,12 +98,32 @@ impl Store {
         let keys = Keys::from(&keys[..]);
         self.on(conn, Request::WaitGet { keys })
     }
+
+    fn wait_change(&mut self, conn: u64, key: &str, known: Known<'_>) -> Vec<(u64, Said)> {
+        self.on(conn, wait_change(key, known))
+    }
 }
 
 fn set<'a>(key: &'a str, value: &'a str) -> Request<'a> {
     Request::Set {
         key: key.as_bytes(),
         value: Payload::Borrowed(value.as_bytes()),
+    }
+}
+
+fn wait_change<'a>(key: &'a str, known: Known<'a>) -> Request<'a> {
+    Request::WaitChange {
+        key: key.as_bytes(),
+        offset: known.offset(),
+        length: known.len(),
+        known: Payload::Borrowed(known.bytes()),
+    }
+}
+
+fn append<'a>(key: &'a str, more: &'a str) -> Request<'a> {
+    Request::Append {
+        key: key.as_bytes(),
+        value: Payload::Borrowed(more.as_bytes()),
     }
 }
 
@@ -306,6 +327,189 @@ fn wait_get_can_be_cancelled() {
     assert_eq!(store.set("k", "v"), []);
 }
 
+/// docs/wire.md, WAIT_CHANGE 1.
+#[test]
+fn wait_change_answers_at_once_what_differs_already() {
+    let mut store = Store::default();
+    store.set("k", "round 7, beat 1");
+    let differs = [
+        Known::nothing(),
+        Known::whole(b""),
+        Known::whole(b"round 7, beat 2"),
+        Known::whole(b"round 7"),
+        Known::whole(b"round 7, beat 1."),
+        Known::part(b"round 6", 0..7),
+        Known::part(b"round 7, beat 1.", 0..16),
+    ];
+    for known in differs {
+        let said = store.wait_change(A, "k", known);
+        assert_eq!(said, [stop(A), bytes(A, "round 7, beat 1")], "{known:?}");
+    }
+    let same = [
+        Known::whole(b"round 7, beat 1"),
+        Known::part(b"round 7", 0..7),
+        Known::part(b"", 0..0),
+        Known::part(b"round 7, beat 1", 15..15),
+    ];
+    for known in same {
+        assert_eq!(store.wait_change(A, "k", known), [], "{known:?}");
+    }
+}
+
+/// docs/wire.md, WAIT_CHANGE 2: the first write after which it differs, whatever writes.
+#[test]
+fn wait_change_answers_the_first_write_that_makes_a_difference() {
+    let mut store = Store::default();
+    let writes: [(Request<'_>, &str); 5] = [
+        (set("k", "6"), "6"),
+        (append("k", "0"), "50"),
+        (compare_set("k", "5", "7"), "7"),
+        (add("k", -9), "-4"),
+        (barrier("k", 6), "6"),
+    ];
+    for (write, after) in writes {
+        store.set("k", "5");
+        assert_eq!(store.wait_change(A, "k", Known::whole(b"5")), []);
+        assert_eq!(store.set("k", "5"), [], "a write of the same");
+        assert_eq!(
+            store.on(B, compare_set("k", "x", "6")),
+            [bytes(B, "5")],
+            "no write"
+        );
+        assert_eq!(store.set("other", "6"), []);
+        let said = store.on(B, write);
+        assert_eq!(said[..2], [stop(A), bytes(A, after)]);
+        assert_eq!(store.set("k", "8"), [], "one answer for one wait");
+    }
+
+    // The part only, and the whole value in the answer.
+    store.set("k", "round 7, beat 1");
+    store.wait_change(A, "k", Known::part(b"round 7", 0..7));
+    assert_eq!(store.set("k", "round 7, beat 2"), []);
+    assert_eq!(store.on(B, append("k", "!")), []);
+    assert_eq!(
+        store.set("k", "round 8, beat 1"),
+        [stop(A), bytes(A, "round 8, beat 1")]
+    );
+    store.wait_change(A, "k", Known::part(b"round 8", 0..7));
+    assert_eq!(
+        store.set("k", "round"),
+        [stop(A), bytes(A, "round")],
+        "too short to hold the part"
+    );
+}
+
+/// docs/wire.md, WAIT_CHANGE 3.
+#[test]
+fn wait_change_waits_for_a_missing_key_and_compares_what_comes() {
+    let mut store = Store::default();
+    assert_eq!(store.wait_change(A, "k", Known::whole(b"1")), []);
+    assert_eq!(store.wait_change(B, "k", Known::nothing()), []);
+    assert_eq!(store.set("k", "1"), [stop(B), bytes(B, "1")]);
+    store.on(C, delete("k"));
+    assert_eq!(store.set("k", "1"), [], "deleted and back: no difference");
+    store.on(C, delete("k"));
+    assert_eq!(store.set("k", ""), [stop(A), bytes(A, "")]);
+    store.on(C, delete("k"));
+    assert!(store.state.slots.is_empty());
+}
+
+/// docs/wire.md, WAIT_CHANGE 4.
+#[test]
+fn wait_change_takes_no_queue_for_a_value_and_no_unfinished_barrier_for_a_write() {
+    let mut store = Store::default();
+    assert_eq!(store.wait_change(A, "k", Known::nothing()), []);
+    assert_eq!(store.wait(B, &["k"]), []);
+    assert_eq!(store.on(C, push("k", "e")), [stop(B)]);
+    assert_eq!(store.on(B, pop("k")).len(), 2);
+
+    assert_eq!(store.on(B, barrier("k", 3)), []);
+    assert_eq!(store.on(C, barrier("k", 3)), []);
+    assert_eq!(
+        store.on(4, barrier("k", 3)),
+        [stop(A), bytes(A, "3"), stop(B), stop(C), stop(4)]
+    );
+
+    // Who knows what an unfinished arrival wrote waits on when the next write brings it again.
+    store.set("n", "1");
+    assert_eq!(store.wait_change(A, "n", Known::whole(b"1")), []);
+    assert_eq!(store.on(B, barrier("n", 9)), []);
+    assert_eq!(store.set("n", "1"), [stop(B)]);
+    assert_eq!(store.set("n", "2"), [stop(A), bytes(A, "2")]);
+}
+
+/// docs/wire.md, WAIT_CHANGE 5.
+#[test]
+fn wait_change_is_replaced_cancelled_and_forgotten_as_any_wait() {
+    let mut store = Store::default();
+    store.set("k", "1");
+    let known = Known::whole(b"1");
+    store.wait_change(A, "k", known);
+    assert_eq!(store.on(A, Request::CancelWait), [(A, Said::Canceled)]);
+    assert_eq!(store.set("k", "2"), []);
+
+    store.set("k", "1");
+    store.wait_change(A, "k", known);
+    store.wait(A, &["other"]);
+    assert_eq!(store.set("k", "2"), []);
+    store.wait_change(A, "k", Known::whole(b"2"));
+    assert_eq!(store.set("other", ""), []);
+    assert_eq!(store.set("k", "3"), [stop(A), bytes(A, "3")]);
+
+    store.wait_change(A, "k", Known::whole(b"3"));
+    store.wait_change(B, "k", Known::whole(b"3"));
+    assert_eq!(store.disconnect(A), []);
+    assert_eq!(store.set("k", "4"), [stop(B), bytes(B, "4")]);
+    store.on(C, delete("k"));
+    store.on(C, delete("other"));
+    assert!(store.state.slots.is_empty());
+}
+
+#[test]
+fn multi_set_compares_once_all_pairs_are_written() {
+    let mut store = Store::default();
+    store.set("k", "1");
+    store.wait_change(A, "k", Known::whole(b"1"));
+    let there_and_back: &[&[u8]] = &[b"k", b"2", b"k", b"1"];
+    let pairs = Keys::from(there_and_back);
+    assert_eq!(store.on(C, Request::MultiSet { pairs }), []);
+    let twice: &[&[u8]] = &[b"k", b"2", b"k", b"3"];
+    let pairs = Keys::from(twice);
+    let said = store.on(C, Request::MultiSet { pairs });
+    assert_eq!(said, [stop(A), bytes(A, "3")]);
+}
+
+/// Counted, not timed: heartbeats behind a part that thousands wait for must stay cheap.
+#[test]
+fn a_write_is_compared_once_for_all_who_know_the_same() {
+    let mut store = StoreState::new();
+    let mut sink = Recorder::default();
+    let mut handle = |store: &mut StoreState, conn: u64, request: Request<'_>| {
+        store
+            .handle(ConnId(conn), request, &mut sink)
+            .expect("a request that can be answered");
+        std::mem::take(&mut sink.0)
+    };
+    handle(&mut store, 0, set("k", "round 7, beat 0"));
+    let round = Known::part(b"round 7, beat 0", 0..7);
+    let waiters = 1_000;
+    for conn in 1..=waiters {
+        assert_eq!(handle(&mut store, conn, wait_change("k", round)), []);
+    }
+    for beat in 1..=9 {
+        let said = handle(&mut store, 0, set("k", &format!("round 7, beat {beat}")));
+        assert_eq!(said, []);
+    }
+    assert_eq!(store.comparisons, 9);
+    let said = handle(&mut store, 0, set("k", "round 8"));
+    assert_eq!(store.comparisons, 10);
+    let want: Vec<_> = (1..=waiters)
+        .flat_map(|conn| [stop(conn), bytes(conn, "round 8")])
+        .collect();
+    assert!(said == want, "everybody, in order of arrival");
+    store.check_invariants();
+}
+
 #[test]
 fn a_push_wakes_one_waiter_and_an_unused_wake_goes_to_the_next() {
     let mut store = Store::default();
@@ -457,7 +661,7 @@ fn a_disconnect_forgets_the_wait() {
 fn the_capability_nonce_is_answered_with_capabilities_and_others_echoed() {
     let mut store = Store::default();
     let mut ping = |nonce| store.on(A, Request::Ping { nonce });
-    assert_eq!(ping(0xC10D_0000), [(A, Said::Nonce(0xC10D_0001))]);
+    assert_eq!(ping(0xC10D_0000), [(A, Said::Nonce(0xC10D_0003))]);
     for nonce in [0, 1, 0xC10D_0001, 0xC10D_FFFF, u32::MAX] {
         assert_eq!(ping(nonce), [(A, Said::Nonce(nonce))]);
     }

@@ -5,16 +5,18 @@
 //! reaches and a cancel costs the entries of its own wait, however many others there are. (PyTorch's
 //! server scans all waits of the server for both.)
 //!
-//! Knows nothing of values and queues.
+//! Knows nothing of values and queues: whether a value is what a waiter knows already, the caller says.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use slab::Slab;
 
+use super::known_value::KnownValue;
 use crate::message::ConnId;
 
 /// What makes an entry count as there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug)]
 pub(super) enum Wants {
     /// A value, or an element of a queue: WAIT.
     ValueOrElement,
@@ -22,11 +24,13 @@ pub(super) enum Wants {
     Barrier,
     /// A value only: WAIT_GET.
     Value,
+    /// A value that is not the known one: WAIT_CHANGE.
+    Change(Arc<KnownValue>),
 }
 
 impl Wants {
-    const fn takes_element(self) -> bool {
-        !matches!(self, Self::Value)
+    const fn takes_element(&self) -> bool {
+        matches!(self, Self::ValueOrElement | Self::Barrier)
     }
 }
 
@@ -101,6 +105,20 @@ impl Waiters {
         self.entries.len()
     }
 
+    /// The name for which these wait.
+    pub(super) fn name(&self, list: ListId) -> &[u8] {
+        &self.lists[list.0 as usize].name
+    }
+
+    /// What the last one in the list knows, if it waits for a change.
+    pub(super) fn last_known(&self, list: ListId) -> Option<&Arc<KnownValue>> {
+        let last = self.lists[list.0 as usize].last;
+        match &self.entries.get(last as usize)?.wants {
+            Wants::Change(known) => Some(known),
+            Wants::ValueOrElement | Wants::Barrier | Wants::Value => None,
+        }
+    }
+
     /// Makes a list for `name`, which has none. It must get an entry before anything else happens.
     pub(super) fn new_list(&mut self, name: &[u8]) -> ListId {
         ListId(index(self.lists.insert(List {
@@ -147,19 +165,27 @@ impl Waiters {
         wait.missing += 1;
     }
 
-    /// A value has been written under the list's name: nobody misses it any more. Those who now miss
-    /// nothing are added to `woken`, in order of arrival. Returns the name when the
-    /// list is empty and gone.
+    /// A value has been written under the list's name: nobody misses it any more, but for those who
+    /// wait for a change and for whom it does not differ from what they know. Those who now miss
+    /// nothing are added to `woken`, in order of arrival. Returns the name when the list is empty and
+    /// gone.
     pub(super) fn value_written(
         &mut self,
         list: ListId,
+        mut differs: impl FnMut(&Arc<KnownValue>) -> bool,
         woken: &mut Vec<Woken>,
     ) -> Option<Box<[u8]>> {
         let mut at = self.lists[list.0 as usize].first;
         while at != NONE {
             let entry = &self.entries[at as usize];
             let next = entry.next_in_list;
-            self.count_down(at, woken);
+            let is_settled = match &entry.wants {
+                Wants::ValueOrElement | Wants::Barrier | Wants::Value => true,
+                Wants::Change(known) => differs(known),
+            };
+            if is_settled {
+                self.count_down(at, woken);
+            }
             at = next;
         }
         self.drop_if_empty(list)
@@ -252,7 +278,7 @@ impl Waiters {
     /// The sentences of this module as code. `wanted` is called for each list with its name and
     /// what its entries want.
     #[cfg(any(test, debug_assertions))]
-    pub(super) fn check_invariants(&self, mut wanted: impl FnMut(ListId, &[u8], &[Wants])) {
+    pub(super) fn check_invariants(&self, mut wanted: impl FnMut(ListId, &[u8], &[&Wants])) {
         let mut entries_in_lists = 0;
         for (id, list) in &self.lists {
             let mut wants = Vec::new();
@@ -261,7 +287,7 @@ impl Waiters {
                 let entry = &self.entries[at as usize];
                 assert_eq!(entry.prev_in_list, prev, "a list's chain is whole");
                 assert_eq!(entry.list.0 as usize, id, "an entry knows its list");
-                wants.push(entry.wants);
+                wants.push(&entry.wants);
                 (prev, at) = (at, entry.next_in_list);
             }
             assert_eq!(list.last, prev, "a list knows its last entry");
@@ -288,7 +314,7 @@ impl Waiters {
     }
 }
 
-/// Slab keys are dense, so a `u32` overflows only with 2^32 entries: 128 GiB of them.
+/// Slab keys are dense, so a `u32` overflows only with 2^32 entries: 192 GiB of them.
 fn index(key: usize) -> u32 {
     u32::try_from(key).expect("fewer than 2^32 entries")
 }

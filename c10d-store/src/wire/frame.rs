@@ -5,6 +5,7 @@
 
 use byteorder::{ByteOrder, LittleEndian};
 
+use super::ANY_LENGTH;
 use super::blob::{Blobs, LENGTH_BYTES};
 use super::error::{WireError, WireErrorKind};
 use super::opcode::{Field, Opcode};
@@ -50,7 +51,7 @@ struct Span {
     end: usize,
 }
 
-const FIELDS_MAX: usize = 3;
+const FIELDS_MAX: usize = 4;
 
 impl FrameScan {
     /// Looks at what has arrived of the request; `bytes` starts at the request's first byte and is
@@ -82,7 +83,7 @@ impl FrameScan {
             let start = self.checked;
             let (start, end) = match field {
                 Field::U32 => (start, start + 4),
-                Field::I64 => (start, start + 8),
+                Field::I64 | Field::U64 => (start, start + 8),
                 Field::Key | Field::Value => match self.blob_end(bytes, start, *field, limits)? {
                     Ok(end) => (start + LENGTH_BYTES, end),
                     Err(need) => return Ok(need),
@@ -137,6 +138,12 @@ impl FrameScan {
                 key: arg(0),
                 expected: arg(1),
                 desired: value,
+            },
+            Opcode::WaitChange => Request::WaitChange {
+                key: arg(0),
+                offset: read_position(arg(1)),
+                length: read_known_length(arg(2)),
+                known: value,
             },
             _ => return None,
         })
@@ -307,15 +314,22 @@ impl<'a> Frame<'a> {
                 world_size: LittleEndian::read_i64(self.arg(1)),
             },
             Opcode::WaitGet => Request::WaitGet { keys: self.list() },
+            Opcode::WaitChange => Request::WaitChange {
+                key: self.arg(0),
+                offset: read_position(self.arg(1)),
+                length: read_known_length(self.arg(2)),
+                known: Payload::Borrowed(self.arg(3)),
+            },
         }
     }
 
-    /// Where the frame's last argument starts, if that is a value long enough to be stored in the
-    /// buffer it was received into.
+    /// Where the frame's last argument starts, if that is a value long enough to be kept in the buffer
+    /// it was received into.
     pub(crate) fn long_value_start(&self) -> Option<usize> {
         let last = match self.opcode {
             Opcode::Set | Opcode::Append | Opcode::QueuePush => 1,
             Opcode::CompareSet => 2,
+            Opcode::WaitChange => 3,
             _ => return None,
         };
         let span = self.spans[last];
@@ -331,6 +345,17 @@ impl<'a> Frame<'a> {
     fn list(&self) -> Keys<'a> {
         Keys::encoded(Blobs::checked(self.arg(0), self.list_len))
     }
+}
+
+/// A place in a value, or its length. What does not fit into memory lies behind the end of every
+/// value, as the largest `usize` does.
+fn read_position(word: &[u8]) -> usize {
+    usize::try_from(LittleEndian::read_u64(word)).unwrap_or(usize::MAX)
+}
+
+/// docs/wire.md, WAIT_CHANGE: the known length, if it matters.
+fn read_known_length(word: &[u8]) -> Option<usize> {
+    (LittleEndian::read_u64(word) != ANY_LENGTH).then(|| read_position(word))
 }
 
 #[cfg(test)]
@@ -385,6 +410,11 @@ mod tests {
             r.opcode(Opcode::Append).raw_key(b"k").count((8 << 20) + 1);
         });
         let (bytes, bytes_max) = ((8 << 20) + 1, 8 << 20);
+        assert_eq!(error.kind, WireErrorKind::ValueTooLong { bytes, bytes_max });
+        let error = refused(&|r| {
+            r.opcode(Opcode::WaitChange).raw_key(b"k");
+            r.u64(0).u64(ANY_LENGTH).count((8 << 20) + 1);
+        });
         assert_eq!(error.kind, WireErrorKind::ValueTooLong { bytes, bytes_max });
         let error = refused(&|r| {
             r.opcode(Opcode::Wait).count(usize::MAX);

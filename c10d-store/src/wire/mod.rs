@@ -33,8 +33,14 @@ pub const CAPABILITY_MASK: u32 = 0x0000_FFFF;
 /// The server knows WAIT_GET (0x80).
 pub const CAPABILITY_WAIT_GET: u32 = 1 << 0;
 
+/// The server knows WAIT_CHANGE (0x81).
+pub const CAPABILITY_WAIT_CHANGE: u32 = 1 << 1;
+
 /// All that this crate's server can do.
-pub const CAPABILITIES: u32 = CAPABILITY_WAIT_GET;
+pub const CAPABILITIES: u32 = CAPABILITY_WAIT_GET | CAPABILITY_WAIT_CHANGE;
+
+/// The known length of a WAIT_CHANGE to which the length of the value does not matter.
+pub(crate) const ANY_LENGTH: u64 = u64::MAX;
 
 /// What this crate's server answers to a PING.
 pub(crate) const fn answer_to_ping(nonce: u32) -> u32 {

@@ -25,6 +25,7 @@ pub enum Opcode {
     ListKeys = 17,
     Barrier = 18,
     WaitGet = 0x80,
+    WaitChange = 0x81,
 }
 
 /// One argument of a request.
@@ -32,6 +33,7 @@ pub enum Opcode {
 pub(super) enum Field {
     U32,
     I64,
+    U64,
     Key,
     Value,
     /// A count, then so many keys.
@@ -64,13 +66,14 @@ impl Opcode {
             17 => Self::ListKeys,
             18 => Self::Barrier,
             0x80 => Self::WaitGet,
+            0x81 => Self::WaitChange,
             _ => return None,
         })
     }
 
     /// The arguments, in order.
     pub(super) const fn fields(self) -> &'static [Field] {
-        use Field::{I64, Key, Keys, Pairs, U32, Value};
+        use Field::{I64, Key, Keys, Pairs, U32, U64, Value};
         match self {
             Self::Validate | Self::Ping => &[U32],
             Self::Set | Self::Append | Self::QueuePush => &[Key, Value],
@@ -79,6 +82,7 @@ impl Opcode {
             Self::Add | Self::Barrier => &[Key, I64],
             Self::Check | Self::Wait | Self::MultiGet | Self::WaitGet => &[Keys],
             Self::MultiSet => &[Pairs],
+            Self::WaitChange => &[Key, U64, U64, Value],
             Self::GetNumKeys | Self::CancelWait | Self::ListKeys => &[],
         }
     }

@@ -5,7 +5,8 @@ use std::io::IoSlice;
 use byteorder::{ByteOrder, LittleEndian};
 
 use super::opcode::Opcode;
-use super::{CAPABILITY_NONCE, VALIDATION_MAGIC};
+use super::{ANY_LENGTH, CAPABILITY_NONCE, VALIDATION_MAGIC};
+use crate::known::Known;
 
 /// The byte that clients put before every user key; the server knows nothing of it
 /// (docs/wire.md, section 4.1).
@@ -116,18 +117,30 @@ impl<'v> RequestBuf<'v> {
         self
     }
 
+    /// What is known of a value, as WAIT_CHANGE's last three arguments.
+    pub fn known(&mut self, known: Known<'v>) -> &mut Self {
+        self.u64(known.offset() as u64);
+        self.u64(known.len().map_or(ANY_LENGTH, |len| len as u64));
+        self.value(known.bytes())
+    }
+
     /// A count of what follows.
     pub fn count(&mut self, count: usize) -> &mut Self {
-        let mut word = [0; 8];
-        LittleEndian::write_u64(&mut word, count as u64);
-        self.copied.extend_from_slice(&word);
-        self
+        self.u64(count as u64)
     }
 
     /// A number.
     pub fn i64(&mut self, number: i64) -> &mut Self {
         let mut word = [0; 8];
         LittleEndian::write_i64(&mut word, number);
+        self.copied.extend_from_slice(&word);
+        self
+    }
+
+    /// A number that is never negative.
+    pub fn u64(&mut self, number: u64) -> &mut Self {
+        let mut word = [0; 8];
+        LittleEndian::write_u64(&mut word, number);
         self.copied.extend_from_slice(&word);
         self
     }

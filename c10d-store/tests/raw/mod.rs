@@ -11,8 +11,14 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 /// Longer than anything takes on a loaded machine: only a hang lasts as long.
 pub(crate) const LONG: Duration = Duration::from_secs(30);
 
+/// How many connections one test may have, so that two that want many can run beside each other and
+/// beside all that want few. Both ends of each are in this process.
+pub(crate) fn connections_possible() -> u64 {
+    open_files_limit().saturating_sub(400) / 4
+}
+
 /// How many files this process may have open, after asking the system for as many as it allows.
-pub(crate) fn open_files_limit() -> u64 {
+fn open_files_limit() -> u64 {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {
         current: limit.maximum,

@@ -10,7 +10,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use c10d_store::{Operation, Store, StoreError};
+use c10d_store::{Known, Operation, Store, StoreError};
 
 /// Where stores may differ.
 #[derive(Debug, Clone, Copy)]
@@ -26,6 +26,8 @@ pub(crate) struct Features {
     pub(crate) names_missing_keys: bool,
     /// A barrier of no workers is refused as meaningless.
     pub(crate) refuses_empty_barrier: bool,
+    /// A wait for a change is woken, as [`Store::wakes_on_change`] says.
+    pub(crate) wakes_on_change: bool,
 }
 
 impl Features {
@@ -36,6 +38,7 @@ impl Features {
         reports_not_a_number: true,
         names_missing_keys: true,
         refuses_empty_barrier: true,
+        wakes_on_change: true,
     };
 }
 
@@ -89,6 +92,30 @@ pub(crate) fn all(make: &dyn Fn() -> Arc<dyn Store>, features: Features) {
         (
             "a_blocked_call_blocks_nobody_else",
             a_blocked_call_blocks_nobody_else,
+        ),
+        (
+            "what_differs_is_answered_at_once",
+            what_differs_is_answered_at_once,
+        ),
+        (
+            "every_write_ends_a_wait_for_a_change",
+            every_write_ends_a_wait_for_a_change,
+        ),
+        (
+            "a_wait_for_a_change_sees_its_part_only",
+            a_wait_for_a_change_sees_its_part_only,
+        ),
+        (
+            "a_missing_key_is_waited_for_and_compared",
+            a_missing_key_is_waited_for_and_compared,
+        ),
+        (
+            "a_wait_for_a_change_times_out",
+            a_wait_for_a_change_times_out,
+        ),
+        (
+            "closing_ends_calls_under_way_and_all_later_ones",
+            closing_ends_calls_under_way_and_all_later_ones,
         ),
         (
             "the_default_timeout_can_be_set",
@@ -534,6 +561,244 @@ fn a_blocked_call_blocks_nobody_else(store: &Arc<dyn Store>, _: Features) {
             store.set("a", b"1").unwrap();
         },
     );
+}
+
+fn what_differs_is_answered_at_once(store: &Arc<dyn Store>, features: Features) {
+    assert_eq!(store.wakes_on_change(), features.wakes_on_change);
+    assert_eq!(clone_of(store).wakes_on_change(), features.wakes_on_change);
+    let long = vec![b'x'; 1 << 20];
+    for value in [&b""[..], b"round 7, beat 1", &long] {
+        store.set("k", value).unwrap();
+        let differs = [
+            Known::nothing(),
+            Known::whole(b"round 7, beat 2"),
+            Known::whole(b"round 7, beat"),
+            Known::part(b"round 6", 0..7),
+            Known::part(&long, long.len()..long.len() + 1),
+        ];
+        for known in differs {
+            let seen = store.wait_change("k", known, Duration::ZERO).unwrap();
+            assert!(seen == value, "{known:?}");
+        }
+        let same = [
+            Known::whole(value),
+            Known::part(value, 0..value.len() / 2),
+            Known::part(value, value.len()..value.len()),
+        ];
+        for known in same {
+            let error = store.wait_change("k", known, Duration::ZERO).unwrap_err();
+            assert!(error.is_timeout(), "{known:?}: {error}");
+        }
+    }
+}
+
+fn every_write_ends_a_wait_for_a_change(store: &Arc<dyn Store>, features: Features) {
+    let writes: [(&str, Write, &[u8]); 5] = [
+        ("set", |store, key| store.set(key, b"6").unwrap(), b"6"),
+        (
+            "add",
+            |store, key| assert_eq!(store.add(key, -9).unwrap(), -4),
+            b"-4",
+        ),
+        (
+            "compare_set",
+            |store, key| assert_eq!(store.compare_set(key, b"5", b"").unwrap(), b""),
+            b"",
+        ),
+        (
+            "append",
+            |store, key| store.append(key, b"0").unwrap(),
+            b"50",
+        ),
+        (
+            "multi_set",
+            |store, key| store.multi_set(&[("other", b""), (key, b"7")]).unwrap(),
+            b"7",
+        ),
+    ];
+    for (name, ..) in writes {
+        store.set(name, b"5").unwrap();
+    }
+    settle(store);
+    let started = Instant::now();
+    while_blocked(
+        writes.map(|(name, _, after)| {
+            let store = clone_of(store);
+            move || {
+                let seen = store.wait_change(name, Known::whole(b"5"), LONG).unwrap();
+                assert_eq!(seen, after, "{name}");
+            }
+        }),
+        || {
+            for (name, write, _) in writes {
+                // What is not stored, and a write of the same, end nothing.
+                assert_eq!(store.compare_set(name, b"x", b"y").unwrap(), b"5");
+                store.set(name, b"5").unwrap();
+                write(store, name);
+            }
+            settle(store);
+        },
+    );
+    assert!(started.elapsed() < LONG / 2, "a wait was not woken");
+    if features.queues {
+        // A queue of the name is no value.
+        store.queue_push("set", b"e").unwrap();
+        let timeout = Duration::from_millis(5);
+        let waited = store.wait_change("set", Known::whole(b"6"), timeout);
+        assert!(waited.unwrap_err().is_timeout());
+    }
+}
+
+/// One handle for all: a wait in one thread holds up no other.
+fn a_wait_for_a_change_sees_its_part_only(store: &Arc<dyn Store>, _: Features) {
+    store.set("k", b"round 7, beat 0").unwrap();
+    let (done, is_done) = mpsc::channel();
+    while_blocked(
+        [move || {
+            let round = Known::part(b"round 7, beat 0", 0..7);
+            let seen = store.wait_change("k", round, Duration::MAX).unwrap();
+            assert_eq!(seen, b"round 8, beat 0");
+            done.send(()).expect("the checking thread listens");
+        }],
+        || {
+            for beat in 1..=20 {
+                let value = format!("round 7, beat {beat}");
+                store.set("k", value.as_bytes()).unwrap();
+            }
+            settle(store);
+            let early = is_done.recv_timeout(Duration::from_millis(30));
+            assert_eq!(early, Err(mpsc::RecvTimeoutError::Timeout));
+            store.set("k", b"round 8, beat 0").unwrap();
+        },
+    );
+    assert_eq!(is_done.recv(), Ok(()));
+}
+
+fn a_missing_key_is_waited_for_and_compared(store: &Arc<dyn Store>, _: Features) {
+    store.set("deleted", b"1").unwrap();
+    assert!(store.delete_key("deleted").unwrap());
+    let waiter = clone_of(store);
+    let (done, is_done) = mpsc::channel();
+    while_blocked(
+        ["missing", "deleted"].map(|key| {
+            let (waiter, done) = (Arc::clone(&waiter), done.clone());
+            move || {
+                let seen = waiter.wait_change(key, Known::whole(b"1"), LONG).unwrap();
+                assert_eq!(seen, b"2", "{key}");
+                done.send(()).expect("the checking thread listens");
+            }
+        }),
+        || {
+            store.set("missing", b"1").unwrap();
+            store.set("deleted", b"1").unwrap();
+            settle(store);
+            let early = is_done.recv_timeout(Duration::from_millis(30));
+            assert_eq!(early, Err(mpsc::RecvTimeoutError::Timeout));
+            store.set("missing", b"2").unwrap();
+            store.set("deleted", b"2").unwrap();
+            settle(store);
+        },
+    );
+}
+
+fn a_wait_for_a_change_times_out(store: &Arc<dyn Store>, _: Features) {
+    store.set("present", b"1").unwrap();
+    // The default timeout has no part in it.
+    store.set_timeout(LONG);
+    let timeout = Duration::from_millis(80);
+    for (key, known) in [
+        ("present", Known::whole(b"1")),
+        ("missing", Known::nothing()),
+    ] {
+        let started = Instant::now();
+        let error = store.wait_change(key, known, timeout).unwrap_err();
+        assert!(started.elapsed() >= timeout, "{error}");
+        assert!(started.elapsed() < LONG / 2, "{error}");
+        let StoreError::Timeout {
+            context,
+            timeout: limit,
+        } = error
+        else {
+            panic!("unexpected: {error}");
+        };
+        assert_eq!((context.operation, limit), (Operation::WaitChange, timeout));
+        assert!(context.keys.contains(key), "{context}");
+    }
+    let seen = store.wait_change("present", Known::whole(b"2"), timeout);
+    assert_eq!(seen.unwrap(), b"1", "the store is usable afterwards");
+}
+
+fn closing_ends_calls_under_way_and_all_later_ones(store: &Arc<dyn Store>, features: Features) {
+    type Call = fn(&dyn Store) -> Result<(), StoreError>;
+    let blocking: [Call; 6] = [
+        |store| store.get("late").map(drop),
+        |store| store.wait_timeout(&["present", "late"], Duration::MAX),
+        |store| store.multi_get(&["late", "later"]).map(drop),
+        |store| {
+            let known = Known::whole(b"1");
+            store.wait_change("present", known, LONG).map(drop)
+        },
+        |store| {
+            let waited = store.wait_change("late", Known::nothing(), Duration::MAX);
+            waited.map(drop)
+        },
+        |store| store.barrier("meet", 9, Some(LONG)),
+    ];
+    let at_once: [Call; 9] = [
+        |store| store.set("k", b"1"),
+        |store| store.get("present").map(drop),
+        |store| store.add("n", 1).map(drop),
+        |store| store.compare_set("k", b"", b"1").map(drop),
+        |store| store.check(&["present"]).map(drop),
+        |store| store.delete_key("present").map(drop),
+        |store| store.append("k", b"1"),
+        |store| store.multi_set(&[("k", b"1")]),
+        |store| store.list_keys().map(drop),
+    ];
+    let of_queues: [Call; 4] = [
+        |store| store.queue_push("q", b"1"),
+        |store| store.queue_pop("q").map(drop),
+        |store| store.try_queue_pop("q").map(drop),
+        |store| store.queue_len("q").map(drop),
+    ];
+    let expect_closed = |index: usize, result: Result<(), StoreError>| {
+        let error = result.expect_err("the handle is closed");
+        assert!(
+            matches!(error, StoreError::Closed { .. }),
+            "{index}: {error}"
+        );
+    };
+    store.set("present", b"1").unwrap();
+    settle(store);
+    let closing = clone_of(store);
+    let other = closing.clone_store().unwrap();
+    closing.set_timeout(LONG);
+    let started = Instant::now();
+    let mut index = 0;
+    while_blocked(
+        blocking.map(|call| {
+            index += 1;
+            let (index, closing) = (index, Arc::clone(&closing));
+            move || expect_closed(index, call(&closing))
+        }),
+        || closing.close(),
+    );
+    assert!(started.elapsed() < LONG / 2, "a call was not ended");
+    closing.close();
+    let queue_calls = of_queues.iter().filter(|_| features.queues);
+    let calls = blocking.iter().chain(&at_once).chain(queue_calls);
+    for (index, call) in calls.enumerate() {
+        expect_closed(index, call(&closing));
+    }
+    expect_closed(0, closing.clone_store().map(drop));
+
+    // The store and its other handles, made from the closed one included, go on; nothing was written.
+    for open in [store, &other] {
+        assert_eq!(open.get("present").unwrap(), b"1");
+        assert!(!open.check(&["k"]).unwrap());
+        assert!(!open.check(&["n"]).unwrap());
+        open.clone_store().unwrap().set("open", b"1").unwrap();
+    }
 }
 
 fn the_default_timeout_can_be_set(store: &Arc<dyn Store>, _: Features) {

@@ -1,0 +1,162 @@
+//! What a caller knows of a value, and whether a value is something else.
+//!
+//! Knows nothing of keys, stores and waiting: see [`Store::wait_change`](crate::Store::wait_change).
+
+use std::fmt;
+use std::ops::Range;
+
+/// What the caller of [`Store::wait_change`](crate::Store::wait_change) knows of a value: all of it,
+/// the bytes of one part, or nothing. A value *differs* when it is not as known.
+///
+/// ```
+/// use c10d_store::Known;
+///
+/// let whole = Known::whole(b"round 7, beat 1");
+/// assert!(whole.differs_from(b"round 7, beat 2"));
+///
+/// // Only the round matters, whatever comes behind it.
+/// let round = Known::part(b"round 7, beat 1", 0..7);
+/// assert!(!round.differs_from(b"round 7, beat 23"));
+/// assert!(round.differs_from(b"round 8, beat 1"));
+/// assert!(round.differs_from(b"round"));
+///
+/// assert!(Known::nothing().differs_from(b""));
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Known<'a> {
+    offset: usize,
+    bytes: &'a [u8],
+    /// Of the whole value; `None` when it does not matter.
+    len: Option<usize>,
+}
+
+impl<'a> Known<'a> {
+    /// All of a value: one that is longer, shorter or has another byte differs.
+    #[must_use]
+    pub const fn whole(value: &'a [u8]) -> Self {
+        Self::new(0, value, Some(value.len()))
+    }
+
+    /// The bytes of `value` in `range`. What lies outside of it, and how long a value is, does not
+    /// matter, but one that ends before the range does differs.
+    ///
+    /// A range that is not within `value` says nothing about it, and is as [`nothing`](Self::nothing):
+    /// so a mistake makes a wait return early, and not hang.
+    #[must_use]
+    pub fn part(value: &'a [u8], range: Range<usize>) -> Self {
+        let offset = range.start;
+        match value.get(range) {
+            Some(bytes) => Self::new(offset, bytes, None),
+            None => Self::nothing(),
+        }
+    }
+
+    /// Nothing: any value differs, also an empty one.
+    #[must_use]
+    pub const fn nothing() -> Self {
+        // No value reaches that far.
+        Self::new(usize::MAX, &[], None)
+    }
+
+    pub(crate) const fn new(offset: usize, bytes: &'a [u8], len: Option<usize>) -> Self {
+        Self { offset, bytes, len }
+    }
+
+    /// Bytes of a value before the known ones; [`usize::MAX`] when nothing is known.
+    #[must_use]
+    pub const fn offset(&self) -> usize {
+        self.offset
+    }
+
+    /// The known bytes.
+    #[must_use]
+    pub const fn bytes(&self) -> &'a [u8] {
+        self.bytes
+    }
+
+    /// How many bytes the whole value has; `None` when its length does not matter.
+    #[must_use]
+    #[expect(
+        clippy::len_without_is_empty,
+        reason = "the length of the value, not of what is known of it"
+    )]
+    pub const fn len(&self) -> Option<usize> {
+        self.len
+    }
+
+    /// Whether `value` is not as known. Costs the known bytes up to the first difference.
+    #[must_use]
+    pub fn differs_from(&self, value: &[u8]) -> bool {
+        let same_length = self.len.is_none_or(|len| len == value.len());
+        let same_bytes = || {
+            let rest = value.get(self.offset..);
+            rest.is_some_and(|rest| rest.starts_with(self.bytes))
+        };
+        !(same_length && same_bytes())
+    }
+}
+
+/// Lengths only: values can be long and secret.
+impl fmt::Debug for Known<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Known")
+            .field("offset", &self.offset)
+            .field("byte_count", &self.bytes.len())
+            .field("len", &self.len)
+            .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// docs/wire.md, WAIT_CHANGE 1.
+    #[test]
+    fn a_value_differs_where_the_known_bytes_or_the_known_length_do() {
+        let value = b"abcdef";
+        #[rustfmt::skip]
+        let table: [(&str, Known<'_>, &[u8], bool); 17] = [
+            ("the same", Known::whole(value), b"abcdef", false),
+            ("another byte", Known::whole(value), b"abcdeg", true),
+            ("longer", Known::whole(value), b"abcdefg", true),
+            ("shorter", Known::whole(value), b"abcde", true),
+            ("empty, known as such", Known::whole(b""), b"", false),
+            ("no longer empty", Known::whole(b""), b"x", true),
+            ("the part is the same", Known::part(value, 2..4), b"..cd..", false),
+            ("longer behind the part", Known::part(value, 2..4), b"..cd......", false),
+            ("ends with the part", Known::part(value, 2..4), b"..cd", false),
+            ("another byte in the part", Known::part(value, 2..4), b"abce", true),
+            ("ends within the part", Known::part(value, 2..4), b"abc", true),
+            ("ends before the part", Known::part(value, 2..4), b"a", true),
+            ("an empty part that is there", Known::part(value, 6..6), b"......", false),
+            ("an empty part that is not", Known::part(value, 6..6), b".....", true),
+            ("a part of something shorter", Known::part(value, 4..7), value, true),
+            ("nothing, and a value", Known::nothing(), value, true),
+            ("nothing, and an empty value", Known::nothing(), b"", true),
+        ];
+        for (what, known, value, differs) in table {
+            assert_eq!(known.differs_from(value), differs, "{what}");
+        }
+    }
+
+    #[test]
+    fn an_offset_at_the_end_of_the_address_space_is_beyond_every_value() {
+        assert!(Known::new(usize::MAX, b"x", None).differs_from(b"x"));
+        assert!(Known::new(usize::MAX - 1, b"xyz", Some(3)).differs_from(b"xyz"));
+    }
+
+    #[test]
+    fn a_range_that_runs_backwards_is_knowledge_of_nothing() {
+        #[expect(clippy::reversed_empty_ranges, reason = "that is the mistake")]
+        let known = Known::part(b"abc", 2..1);
+        assert_eq!(known, Known::nothing());
+    }
+
+    #[test]
+    fn debug_output_shows_no_value() {
+        let shown = format!("{:?}", Known::whole(b"secret"));
+        assert!(!shown.contains("115"), "the code of an s: {shown}");
+        assert!(shown.contains("byte_count: 6"), "{shown}");
+    }
+}
