@@ -1,0 +1,319 @@
+//! The state of a rendezvous under one key of a c10d store, as PyTorch keeps it.
+//!
+//! Knows how the value is wrapped (base64, a sentinel for "none yet"), not what it says (`codec`).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use c10d_store::{Known, Store, StoreError};
+
+use crate::backend::{Part, RendezvousBackend, SetState, StateWatch, Stored, Token, Watched};
+use crate::codec::{self, CodecLimits, CorruptState};
+use crate::error::RendezvousError;
+
+/// The name under which this backend is registered.
+pub const C10D_BACKEND: &str = "c10d";
+
+/// What the key holds while there is no state: base64 of `canimadam`, PyTorch's
+/// (`torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py`).
+const SENTINEL: &[u8] = codec::SENTINEL;
+
+/// The longest that one waits for its turn. Longer than a thousand nodes need to take theirs; a turn
+/// whose owner died is replaced after that time.
+const TURN_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Keeps the state in any [`Store`].
+///
+/// PyTorch's nodes may use the same rendezvous. Where the store wakes those who wait for a change
+/// ([`Store::wakes_on_change`]), so does this backend, and nodes take turns in writing; otherwise it
+/// can only be asked.
+#[derive(Debug)]
+pub struct C10dBackend {
+    store: Arc<dyn Store>,
+    run_id: String,
+    key: String,
+    limits: CodecLimits,
+    traffic: Arc<Traffic>,
+    turns: Option<Turns>,
+}
+
+/// What a backend has moved so far.
+#[derive(Debug, Default)]
+pub struct Traffic {
+    writes_tried: AtomicU64,
+    writes_done: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl Traffic {
+    /// How often a state was to be written.
+    #[must_use]
+    pub fn writes_tried(&self) -> u64 {
+        self.writes_tried.load(Ordering::Relaxed)
+    }
+
+    /// How often that succeeded, no other node having been faster.
+    #[must_use]
+    pub fn writes_done(&self) -> u64 {
+        self.writes_done.load(Ordering::Relaxed)
+    }
+
+    /// How many bytes of states went over the wire, both ways.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    fn moved(&self, bytes: usize) {
+        self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+}
+
+/// A queue with one element: who has taken it may write.
+#[derive(Debug)]
+struct Turns {
+    /// Its own handle, for its own timeout.
+    store: Arc<dyn Store>,
+    queue: String,
+}
+
+impl C10dBackend {
+    /// A backend in `store` for the job `run_id`. Creates the key if it is not there; blocks for at
+    /// most the store's timeout.
+    ///
+    /// # Errors
+    /// [`RendezvousError::Connection`] when the store fails, [`RendezvousError::Parameters`] for an
+    /// empty run id.
+    pub fn new(store: Arc<dyn Store>, run_id: &str) -> Result<Self, RendezvousError> {
+        crate::c10d_rendezvous::check_run_id(run_id)?;
+        let key = format!("torch.rendezvous.{run_id}");
+        let failed = |error| RendezvousError::connection(run_id, error);
+        // A get would block while the key is missing.
+        store.compare_set(&key, b"", SENTINEL).map_err(failed)?;
+        Ok(Self {
+            store,
+            run_id: run_id.to_owned(),
+            key,
+            limits: CodecLimits::default(),
+            traffic: Arc::default(),
+            turns: None,
+        })
+    }
+
+    /// Lets nodes write one after the other instead of at the same time, of whom all but one would
+    /// have to try again. Worth its two more requests for each write from some ten nodes on. Does
+    /// nothing where the store has no queues or is not one of this workspace's.
+    ///
+    /// # Errors
+    /// [`RendezvousError::Connection`] when the store fails.
+    pub fn with_turns(mut self) -> Result<Self, RendezvousError> {
+        if !self.store.wakes_on_change() {
+            return Ok(self);
+        }
+        let failed = |error| RendezvousError::connection(&self.run_id, error);
+        let store = self.store.clone_store().map_err(failed)?;
+        store.set_timeout(TURN_TIMEOUT);
+        let queue = format!("{}/turn", self.key);
+        match store.queue_len(&queue) {
+            Err(StoreError::Unsupported { .. }) => return Ok(self),
+            Err(error) => return Err(failed(error)),
+            Ok(_) => {}
+        }
+        if store.add(&format!("{queue}/made"), 1).map_err(failed)? == 1 {
+            store.queue_push(&queue, b"").map_err(failed)?;
+        }
+        self.turns = Some(Turns { store, queue });
+        Ok(self)
+    }
+
+    /// What has been moved so far.
+    #[must_use]
+    pub fn traffic(&self) -> Arc<Traffic> {
+        Arc::clone(&self.traffic)
+    }
+
+    fn failed(&self, error: StoreError) -> RendezvousError {
+        RendezvousError::connection(&self.run_id, error)
+    }
+
+    fn unwrap(&self, text: Vec<u8>) -> Result<Option<Stored>, RendezvousError> {
+        self.traffic.moved(text.len());
+        unwrap(text, &self.limits).map_err(|source| RendezvousError::CorruptState {
+            store: self.store.label(),
+            key: self.store.full_key(&self.key),
+            source,
+        })
+    }
+}
+
+impl RendezvousBackend for C10dBackend {
+    fn name(&self) -> &str {
+        C10D_BACKEND
+    }
+
+    fn get_state(&self) -> Result<Option<Stored>, RendezvousError> {
+        let text = self
+            .store
+            .get(&self.key)
+            .map_err(|error| self.failed(error))?;
+        self.unwrap(text)
+    }
+
+    fn set_state(
+        &self,
+        state: &[u8],
+        token: Option<&Token>,
+    ) -> Result<Option<SetState>, RendezvousError> {
+        let expected = token.map_or(SENTINEL, Token::as_bytes);
+        let desired = STANDARD.encode(state).into_bytes();
+        self.traffic.writes_tried.fetch_add(1, Ordering::Relaxed);
+        self.traffic.moved(expected.len() + desired.len());
+        let present = self
+            .store
+            .compare_set(&self.key, expected, &desired)
+            .map_err(|error| self.failed(error))?;
+        if present == desired {
+            self.traffic.writes_done.fetch_add(1, Ordering::Relaxed);
+            self.traffic.moved(present.len());
+            return Ok(Some(SetState {
+                stored: Stored {
+                    state: state.to_vec(),
+                    token: Token::new(present),
+                },
+                is_ours: true,
+            }));
+        }
+        // What was expected is there, and yet nothing was written: the store answers so when the key
+        // is missing (docs/wire.md, COMPARE_SET 4).
+        if present == expected {
+            return Err(RendezvousError::StateLost {
+                run_id: self.run_id.clone(),
+                store: self.store.label(),
+            });
+        }
+        let stored = self.unwrap(present)?;
+        Ok(stored.map(|stored| SetState {
+            stored,
+            is_ours: false,
+        }))
+    }
+
+    fn watch(&self) -> Result<Option<Arc<dyn StateWatch>>, RendezvousError> {
+        if !self.store.wakes_on_change() {
+            return Ok(None);
+        }
+        let store = self
+            .store
+            .clone_store()
+            .map_err(|error| self.failed(error))?;
+        Ok(Some(Arc::new(C10dWatch {
+            store,
+            run_id: self.run_id.clone(),
+            key: self.key.clone(),
+            limits: self.limits,
+            traffic: self.traffic(),
+        })))
+    }
+
+    fn take_turn(&self) -> bool {
+        let Some(turns) = &self.turns else {
+            return false;
+        };
+        // A turn that does not come in time is lost, with whoever had it: this node goes ahead, and
+        // ends a turn that it has not had, which replaces the lost one.
+        if let Err(error) = turns.store.queue_pop(&turns.queue) {
+            log::debug!("no turn to write for run {:?}: {error}", self.run_id);
+        }
+        true
+    }
+
+    fn end_turn(&self) {
+        let Some(turns) = &self.turns else { return };
+        let ended = match turns.store.queue_len(&turns.queue) {
+            Ok(0) => turns.store.queue_push(&turns.queue, b""),
+            // Of two, after one was replaced that was only late, this one goes.
+            Ok(_) => Ok(()),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = ended {
+            log::debug!(
+                "cannot end a turn to write for run {:?}: {error}",
+                self.run_id
+            );
+        }
+    }
+
+    fn label(&self) -> String {
+        self.store.label()
+    }
+
+    fn close(&self) {
+        if let Some(turns) = &self.turns {
+            turns.store.close();
+        }
+    }
+}
+
+#[derive(Debug)]
+struct C10dWatch {
+    store: Arc<dyn Store>,
+    run_id: String,
+    key: String,
+    limits: CodecLimits,
+    traffic: Arc<Traffic>,
+}
+
+impl StateWatch for C10dWatch {
+    fn wait(
+        &self,
+        known: Option<&Token>,
+        part: Part,
+        timeout: Duration,
+    ) -> Result<Watched, RendezvousError> {
+        let text = known.map_or(SENTINEL, Token::as_bytes);
+        // A state that is laid out otherwise than PyTorch's is watched as a whole.
+        let known = match codec::watch_ranges(text).filter(|_| known.is_some()) {
+            None => Known::whole(text),
+            Some(ranges) => Known::part(
+                text,
+                match part {
+                    Part::Round => ranges.header,
+                    Part::Members => ranges.members,
+                },
+            ),
+        };
+        let text = match self.store.wait_change(&self.key, known, timeout) {
+            Ok(text) => text,
+            Err(StoreError::Timeout { .. }) => return Ok(Watched::Unchanged),
+            Err(error) => return Err(RendezvousError::connection(&self.run_id, error)),
+        };
+        self.traffic.moved(text.len());
+        match unwrap(text, &self.limits) {
+            Ok(stored) => Ok(Watched::Changed(stored)),
+            Err(source) => Err(RendezvousError::CorruptState {
+                store: self.store.label(),
+                key: self.store.full_key(&self.key),
+                source,
+            }),
+        }
+    }
+
+    fn close(&self) {
+        self.store.close();
+    }
+}
+
+/// The pickle in a stored text, `None` for the sentinel.
+fn unwrap(text: Vec<u8>, limits: &CodecLimits) -> Result<Option<Stored>, CorruptState> {
+    if text == SENTINEL {
+        return Ok(None);
+    }
+    let state = codec::from_base64(&text, limits)?;
+    Ok(Some(Stored {
+        state,
+        token: Token::new(text),
+    }))
+}

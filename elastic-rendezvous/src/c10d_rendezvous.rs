@@ -1,0 +1,257 @@
+//! Creates a dynamic rendezvous over a c10d store from parameters: who serves the store, who connects.
+//!
+//! Decides nothing about rounds; the store is `c10d-store`'s, the handler is `dynamic`.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use c10d_socket::{Deadline, HostPort, is_loopback_name, resolve_local};
+use c10d_store::{FileStore, Store, StoreError, TcpStore, TcpStoreOptions};
+
+use crate::c10d_backend::C10dBackend;
+use crate::dynamic::{DynamicRendezvous, DynamicRendezvousOptions};
+use crate::endpoint::{DEFAULT_PORT, Endpoint};
+use crate::error::RendezvousError;
+use crate::parameters::{ParametersError, RendezvousParameters};
+use crate::settings::RendezvousSettings;
+use crate::this_host::{self, SystemResolver, names_this_host};
+
+/// How long one call of the store may take, as in PyTorch.
+const READ_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How long finding out who this machine is may take.
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// One attempt to connect to a host that is not there yet, and how often the log says so.
+const CONNECT_SLICE: Duration = Duration::from_secs(5);
+const CONNECT_LOG_INTERVAL: Duration = Duration::from_secs(30);
+
+/// From so many nodes on they take turns in writing.
+const TURNS_FROM_NODES: usize = 9;
+
+/// The settings that a `c10d` rendezvous reads, all of PyTorch's and `share_store`
+/// ([`DynamicRendezvousOptions::with_shared_store`]).
+pub const C10D_SETTINGS: &[&str] = &[
+    "store_type",
+    "read_timeout",
+    "is_host",
+    "join_timeout",
+    "last_call_timeout",
+    "close_timeout",
+    "heartbeat_timeout",
+    "keep_alive_interval",
+    "keep_alive_max_attempt",
+    "cas_backoff_max_seconds",
+    "share_store",
+    // The launcher gives it always; only the static rendezvous reads it.
+    "timeout",
+];
+
+impl RendezvousSettings {
+    /// The settings in `parameters`, PyTorch's defaults where there are none.
+    ///
+    /// # Errors
+    /// [`RendezvousError::Parameters`] for an empty run id and for a setting that is not of its kind.
+    pub fn from_parameters(parameters: &RendezvousParameters) -> Result<Self, RendezvousError> {
+        check_run_id(parameters.run_id())?;
+        let defaults = Self::new(
+            parameters.run_id(),
+            parameters.min_nodes(),
+            parameters.max_nodes(),
+        );
+        let seconds = |key, default| parameters.get_as_duration(key, default);
+        let attempts = "keep_alive_max_attempt";
+        let keep_alive_max_attempt = match parameters.get_as_int(attempts)? {
+            None => defaults.keep_alive_max_attempt,
+            Some(count) => u32::try_from(count)
+                .ok()
+                .filter(|count| *count > 0)
+                .ok_or_else(|| ParametersError::Setting {
+                    key: attempts.to_owned(),
+                    value: count.to_string(),
+                    expected: "a number of attempts, at least 1",
+                })?,
+        };
+        let backoff = parameters.get_as_float("cas_backoff_max_seconds")?;
+        Ok(Self {
+            join_timeout: seconds("join_timeout", defaults.join_timeout)?,
+            last_call_timeout: seconds("last_call_timeout", defaults.last_call_timeout)?,
+            close_timeout: seconds("close_timeout", defaults.close_timeout)?,
+            heartbeat_timeout: seconds("heartbeat_timeout", defaults.heartbeat_timeout)?,
+            keep_alive_interval: seconds("keep_alive_interval", defaults.keep_alive_interval)?,
+            keep_alive_max_attempt,
+            cas_backoff_max: backoff
+                .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+                .unwrap_or(defaults.cas_backoff_max),
+            ..defaults
+        })
+    }
+}
+
+/// Opens the store of a rendezvous and makes a handler for this node. Blocks until the store is there,
+/// for at most the join timeout (a host may come up later than its clients).
+///
+/// # Errors
+/// See [`RendezvousError`].
+pub fn create_c10d(
+    parameters: &RendezvousParameters,
+) -> Result<DynamicRendezvous, RendezvousError> {
+    let settings = RendezvousSettings::from_parameters(parameters)?;
+    for key in parameters.unknown_keys(C10D_SETTINGS) {
+        log::warn!("the rendezvous setting {key:?} is unknown and has no effect");
+    }
+    let store_type = parameters.get("store_type").unwrap_or("tcp").trim();
+    let (store, workers_host) = match store_type.to_lowercase().as_str() {
+        "tcp" => open_tcp(parameters, &settings)?,
+        "file" => (open_file(parameters)?, None),
+        _ => {
+            return Err(RendezvousError::Parameters(ParametersError::Setting {
+                key: "store_type".to_owned(),
+                value: store_type.to_owned(),
+                expected: "tcp or file",
+            }));
+        }
+    };
+    let mut backend = C10dBackend::new(Arc::clone(&store), &settings.run_id)?;
+    if settings.max_nodes >= TURNS_FROM_NODES {
+        backend = backend.with_turns()?;
+    }
+    let shares_store = parameters.get_as_bool("share_store")?.unwrap_or(true);
+    let mut options = DynamicRendezvousOptions::default().with_shared_store(shares_store);
+    if let Some(addr) = parameters.local_addr() {
+        options = options.with_local_addr(addr);
+    } else if let Some(host) = workers_host {
+        options = options.with_workers_host(host);
+    }
+    DynamicRendezvous::new(Arc::new(backend), store, settings, options)
+}
+
+pub(crate) fn check_run_id(run_id: &str) -> Result<(), RendezvousError> {
+    if run_id.is_empty() {
+        return Err(RendezvousError::Parameters(ParametersError::NoRunId));
+    }
+    Ok(())
+}
+
+fn open_file(parameters: &RendezvousParameters) -> Result<Arc<dyn Store>, RendezvousError> {
+    let endpoint = parameters.endpoint().trim();
+    let path = if endpoint.is_empty() {
+        let name = format!("c10d-rendezvous-{:016x}", fastrand::u64(..));
+        std::env::temp_dir().join(name)
+    } else {
+        PathBuf::from(endpoint)
+    };
+    let store = FileStore::open(path, None)
+        .map_err(|error| RendezvousError::connection(parameters.run_id(), error))?;
+    Ok(Arc::new(store))
+}
+
+/// The store, and the host under which other nodes find this one, if its name does not tell.
+fn open_tcp(
+    parameters: &RendezvousParameters,
+    settings: &RendezvousSettings,
+) -> Result<(Arc<dyn Store>, Option<String>), RendezvousError> {
+    let endpoint: Endpoint = parameters
+        .endpoint()
+        .parse()
+        .map_err(ParametersError::from)?;
+    let target = endpoint.with_default_port(DEFAULT_PORT);
+    let read_timeout = parameters.get_as_duration("read_timeout", READ_TIMEOUT)?;
+    let is_given = parameters.get_as_bool("is_host")?;
+    let lookup = || Deadline::after(Instant::now(), LOOKUP_TIMEOUT);
+    let is_host = match is_given {
+        Some(is_host) => is_host,
+        None => names_this_host(endpoint.host(), &SystemResolver::new(lookup())),
+    };
+    let failed = |error| RendezvousError::connection(&settings.run_id, error);
+    let served = if is_host {
+        let options = TcpStoreOptions::default()
+            .with_master(true)
+            .with_multi_tenant(true)
+            .with_timeout(read_timeout);
+        match TcpStore::open(target.host(), target.port(), options) {
+            Ok(store) => Some(store),
+            Err(error) if is_given.is_none() => {
+                log::debug!("another process serves the rendezvous, it seems: {error}");
+                None
+            }
+            Err(error) => return Err(failed(error)),
+        }
+    } else {
+        None
+    };
+    let store = match served {
+        Some(store) => store,
+        // A host of our own that we cannot serve is served by another, or never will be.
+        None if is_host => connect(&target, read_timeout, read_timeout).map_err(failed)?,
+        None => connect(&target, settings.join_timeout, read_timeout).map_err(failed)?,
+    };
+    let workers_host = if settings.max_nodes == 1 {
+        Some("127.0.0.1".to_owned())
+    } else {
+        other_host(&target, lookup())
+    };
+    Ok((Arc::new(store), workers_host))
+}
+
+/// Connects to a store whose host may not be up yet.
+fn connect(
+    target: &HostPort,
+    patience: Duration,
+    read_timeout: Duration,
+) -> Result<TcpStore, StoreError> {
+    let started = Instant::now();
+    let deadline = Deadline::after(started, patience);
+    let mut logged = started;
+    loop {
+        let left = deadline.remaining(Instant::now()).unwrap_or(CONNECT_SLICE);
+        let options = TcpStoreOptions::default().with_timeout(left.min(CONNECT_SLICE));
+        match TcpStore::open(target.host(), target.port(), options) {
+            Ok(store) => {
+                store.set_timeout(read_timeout);
+                return Ok(store);
+            }
+            Err(error @ StoreError::Connect { .. }) if left > CONNECT_SLICE => {
+                if logged.elapsed() >= CONNECT_LOG_INTERVAL {
+                    logged = Instant::now();
+                    log::warn!(
+                        "no rendezvous store yet after {} s, trying for {} s more: {error}",
+                        started.elapsed().as_secs(),
+                        left.as_secs(),
+                    );
+                }
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// The host to tell others when this machine's full name leads nowhere, as in many containers:
+/// PyTorch tells them that name all the same, and then even its owner hangs.
+fn other_host(target: &HostPort, deadline: Deadline) -> Option<String> {
+    let name = this_host::full_name();
+    if resolve_local(&HostPort::new(name.as_str(), 0), deadline).is_ok_and(|ips| !ips.is_empty()) {
+        return None;
+    }
+    let host = if is_loopback_name(target.host()) {
+        "127.0.0.1".to_owned()
+    } else {
+        address_towards(target)?
+    };
+    log::warn!(
+        "this machine's name {name:?} is not one of its addresses; other nodes are told {host} \
+         (--local-addr says otherwise)"
+    );
+    Some(host)
+}
+
+/// The address of this machine that a connection to `target` starts from. Sends nothing.
+fn address_towards(target: &HostPort) -> Option<String> {
+    let socket = std::net::UdpSocket::bind("[::]:0")
+        .or_else(|_| std::net::UdpSocket::bind("0.0.0.0:0"))
+        .ok()?;
+    socket.connect((target.host(), target.port())).ok()?;
+    let address = socket.local_addr().ok()?;
+    Some(address.ip().to_canonical().to_string())
+}

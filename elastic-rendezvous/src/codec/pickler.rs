@@ -1,0 +1,240 @@
+//! The bytes of a pickle, object by object, as Python's C pickler would write them.
+//!
+//! Knows opcodes, memo slots and frames. What a state consists of is the encoder's business.
+
+use byteorder::{ByteOrder, LittleEndian};
+
+use super::opcode as op;
+
+/// A frame ends with the first object that begins this far into it (`_pickle.c`).
+const FRAME_BYTES_TARGET: usize = 64 * 1024;
+
+const FRAME_HEADER_BYTES: usize = 9;
+
+/// The most entries of a map or set between a MARK and its end (`_pickle.c`).
+pub(super) const BATCH: usize = 1000;
+
+/// Where an object is kept so that it can be asked for again.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Slot(u32);
+
+/// A pickle under construction.
+///
+/// Begin each object with a method that says so, or with [`begin_object`](Self::begin_object):
+/// frames end there.
+#[derive(Debug)]
+pub(super) struct Pickler {
+    bytes: Vec<u8>,
+    /// Where the header of the present frame is.
+    frame: usize,
+    /// How many slots of the memo are taken.
+    slots: u32,
+}
+
+impl Pickler {
+    /// The head of a pickle, with room for about `capacity` bytes.
+    pub(super) fn new(capacity: usize) -> Self {
+        let mut pickler = Self {
+            bytes: Vec::with_capacity(capacity),
+            frame: 0,
+            slots: 0,
+        };
+        pickler.bytes.extend_from_slice(&[op::PROTO, op::PROTOCOL]);
+        pickler.begin_frame();
+        pickler
+    }
+
+    /// The whole pickle.
+    pub(super) fn finish(mut self) -> Vec<u8> {
+        self.opcode(op::STOP);
+        self.end_frame();
+        self.bytes
+    }
+
+    /// Says that what follows is a new object.
+    pub(super) fn begin_object(&mut self) {
+        if self.bytes.len() - self.frame >= FRAME_HEADER_BYTES + FRAME_BYTES_TARGET {
+            self.end_frame();
+            self.begin_frame();
+        }
+    }
+
+    /// One opcode without an operand.
+    pub(super) fn opcode(&mut self, opcode: u8) {
+        self.bytes.push(opcode);
+    }
+
+    /// Gives the object just written the next slot.
+    pub(super) fn memoize(&mut self) -> Slot {
+        self.opcode(op::MEMOIZE);
+        let slot = Slot(self.slots);
+        self.slots += 1;
+        slot
+    }
+
+    /// An object without an operand.
+    pub(super) fn object(&mut self, opcode: u8) {
+        self.begin_object();
+        self.opcode(opcode);
+    }
+
+    /// The object of this slot once more.
+    pub(super) fn get(&mut self, slot: Slot) {
+        self.begin_object();
+        match u8::try_from(slot.0) {
+            Ok(short) => self.bytes.extend_from_slice(&[op::BINGET, short]),
+            Err(_) => {
+                self.opcode(op::LONG_BINGET);
+                self.u32(slot.0);
+            }
+        }
+    }
+
+    /// A bool.
+    pub(super) fn bool(&mut self, value: bool) {
+        self.object(if value { op::NEWTRUE } else { op::NEWFALSE });
+    }
+
+    /// An integer, in the shortest form.
+    pub(super) fn int(&mut self, value: i64) {
+        self.begin_object();
+        if let Ok(byte) = u8::try_from(value) {
+            self.bytes.extend_from_slice(&[op::BININT1, byte]);
+        } else if let Ok(short) = u16::try_from(value) {
+            let mut operand = [0; 2];
+            LittleEndian::write_u16(&mut operand, short);
+            self.opcode(op::BININT2);
+            self.bytes.extend_from_slice(&operand);
+        } else if let Ok(word) = i32::try_from(value) {
+            let mut operand = [0; 4];
+            LittleEndian::write_i32(&mut operand, word);
+            self.opcode(op::BININT);
+            self.bytes.extend_from_slice(&operand);
+        } else {
+            let magnitude = if value < 0 { !value } else { value };
+            // One bit more, for the sign.
+            let bits = i64::BITS - magnitude.leading_zeros() + 1;
+            let len = bits.div_ceil(8) as usize;
+            let mut operand = [0; 8];
+            LittleEndian::write_i64(&mut operand, value);
+            self.bytes.extend_from_slice(&[op::LONG1, len as u8]);
+            self.bytes.extend_from_slice(&operand[..len]);
+        }
+    }
+
+    /// A new string.
+    pub(super) fn str(&mut self, text: &str) -> Slot {
+        self.begin_object();
+        if let Ok(len) = u8::try_from(text.len()) {
+            self.bytes.extend_from_slice(&[op::SHORT_BINUNICODE, len]);
+        } else {
+            // Longer than 4 GiB the length would be cut, and no reader would take the state.
+            let len = u32::try_from(text.len()).unwrap_or(u32::MAX);
+            self.opcode(op::BINUNICODE);
+            self.u32(len);
+        }
+        self.bytes.extend_from_slice(text.as_bytes());
+        self.memoize()
+    }
+
+    /// New bytes; there are only short ones.
+    pub(super) fn short_bytes(&mut self, bytes: &[u8; 10]) {
+        self.begin_object();
+        self.bytes
+            .extend_from_slice(&[op::SHORT_BINBYTES, bytes.len() as u8]);
+        self.bytes.extend_from_slice(bytes);
+        self.memoize();
+    }
+
+    fn u32(&mut self, value: u32) {
+        let mut operand = [0; 4];
+        LittleEndian::write_u32(&mut operand, value);
+        self.bytes.extend_from_slice(&operand);
+    }
+
+    fn begin_frame(&mut self) {
+        self.frame = self.bytes.len();
+        self.bytes.push(op::FRAME);
+        self.bytes.extend_from_slice(&[0; FRAME_HEADER_BYTES - 1]);
+    }
+
+    fn end_frame(&mut self) {
+        let content = self.frame + FRAME_HEADER_BYTES;
+        let len = (self.bytes.len() - content) as u64;
+        LittleEndian::write_u64(&mut self.bytes[self.frame + 1..content], len);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What `write` writes, without the head and the STOP.
+    fn written(write: impl FnOnce(&mut Pickler)) -> Vec<u8> {
+        let mut pickler = Pickler::new(0);
+        write(&mut pickler);
+        let bytes = pickler.finish();
+        bytes[11..bytes.len() - 1].to_vec()
+    }
+
+    #[test]
+    fn integers_take_the_shortest_form() {
+        let table: &[(i64, &[u8])] = &[
+            (0, b"K\x00"),
+            (255, b"K\xff"),
+            (256, b"M\x00\x01"),
+            (65_535, b"M\xff\xff"),
+            (65_536, b"J\x00\x00\x01\x00"),
+            (-1, b"J\xff\xff\xff\xff"),
+            (i64::from(i32::MAX), b"J\xff\xff\xff\x7f"),
+            (i64::from(i32::MIN), b"J\x00\x00\x00\x80"),
+            (1 << 31, b"\x8a\x05\x00\x00\x00\x80\x00"),
+            ((1 << 39) - 1, b"\x8a\x05\xff\xff\xff\xff\x7f"),
+            (1 << 39, b"\x8a\x06\x00\x00\x00\x00\x80\x00"),
+            (-(1 << 39), b"\x8a\x05\x00\x00\x00\x00\x80"),
+            (-(1 << 31) - 1, b"\x8a\x05\xff\xff\xff\x7f\xff"),
+            (i64::MAX, b"\x8a\x08\xff\xff\xff\xff\xff\xff\xff\x7f"),
+            (i64::MIN, b"\x8a\x08\x00\x00\x00\x00\x00\x00\x00\x80"),
+        ];
+        for (value, expected) in table {
+            assert_eq!(&written(|pickler| pickler.int(*value)), expected, "{value}");
+        }
+    }
+
+    #[test]
+    fn strings_of_256_bytes_have_long_lengths() {
+        let short = "x".repeat(255);
+        let long = "x".repeat(256);
+        let short = written(|pickler| _ = pickler.str(&short));
+        let long = written(|pickler| _ = pickler.str(&long));
+        assert_eq!(&short[..3], b"\x8c\xffx");
+        assert_eq!(&long[..6], b"X\x00\x01\x00\x00x");
+    }
+
+    #[test]
+    fn memo_slots_from_256_on_have_long_numbers() {
+        let bytes = written(|pickler| {
+            let slots: Vec<Slot> = (0..257).map(|_| pickler.memoize()).collect();
+            pickler.get(slots[255]);
+            pickler.get(slots[256]);
+        });
+        assert_eq!(&bytes[257..], b"h\xffj\x00\x01\x00\x00");
+    }
+
+    #[test]
+    fn a_frame_ends_at_the_first_object_after_64_kib() {
+        let mut pickler = Pickler::new(0);
+        let filler = "x".repeat(FRAME_BYTES_TARGET - 6);
+        // The opcode, four bytes of length, the text, MEMOIZE: the target exactly.
+        pickler.str(&filler);
+        pickler.opcode(op::MARK);
+        pickler.bool(true);
+        let bytes = pickler.finish();
+        let second = 11 + FRAME_BYTES_TARGET + 1;
+        assert_eq!(bytes[2..11], *b"\x95\x01\x00\x01\x00\x00\x00\x00\x00");
+        assert_eq!(
+            bytes[second..],
+            *b"\x95\x02\x00\x00\x00\x00\x00\x00\x00\x88."
+        );
+    }
+}

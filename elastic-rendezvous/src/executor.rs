@@ -1,0 +1,400 @@
+//! One node's part in a rendezvous, step by step: read, expire, decide, apply, write, again.
+//!
+//! A state machine without I/O: it says what it needs ([`Need`]), and is told what came of it. It
+//! knows no store, no bytes, no thread, and the time only as an argument. The shell is `node_loop`;
+//! tests step any number of executors in any order.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::apply::{apply, make_spares, remove_dead};
+use crate::backend::Token;
+use crate::clock::Now;
+use crate::decide::{self, Action, Context, Decision};
+use crate::node::NodeId;
+use crate::observations::Observations;
+use crate::report::{DroppedNode, WaitReport};
+use crate::settings::{ROLLBACK_WINDOW, RendezvousSettings};
+use crate::state::RendezvousState;
+
+/// So many dropped nodes are remembered for reports.
+const DROPPED_MAX: usize = 256;
+
+/// What a node can want.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Operation {
+    /// To leave the present round, if it is in it.
+    Exit,
+    /// To be in the next round that completes.
+    Join,
+    /// To end the rendezvous for everyone.
+    Close,
+    /// To give a sign of life if one is due.
+    KeepAlive,
+    /// To be on no list any more.
+    Leave,
+}
+
+/// What the executor needs before it can go on.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Need {
+    /// The stored state: [`Executor::on_read`].
+    Read,
+    /// [`Executor::to_write`] to be stored if the token is still current: [`Executor::on_written`].
+    Write,
+    /// Nothing, until the stored state changes or this moment has come: then [`Executor::step`], or
+    /// first [`Executor::on_read`] when the new state is at hand.
+    Wait { until: Duration },
+    /// Nothing: the operation is over.
+    Done(Result<(), Ending>),
+}
+
+/// How an operation ends that does not reach its aim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ending {
+    Closed,
+    Timeout,
+    GracefulExit,
+}
+
+/// What came of a write.
+#[derive(Debug)]
+pub(crate) enum Written {
+    /// What was to be written is stored, under this token.
+    Ours(Token),
+    /// Others were faster: this is stored.
+    Theirs(Box<RendezvousState>, Token),
+    /// There is suddenly no state any more.
+    Nothing,
+}
+
+/// When a node was taken for dead, and how long it had been silent.
+#[derive(Debug, Clone, Copy)]
+struct Dropped {
+    at: Duration,
+    silence: Duration,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// The stored state must be read, or the changed one written.
+    Sync,
+    Decide,
+}
+
+#[derive(Debug)]
+pub(crate) struct Executor {
+    me: NodeId,
+    settings: RendezvousSettings,
+    state: RendezvousState,
+    token: Option<Token>,
+    /// Whether the state was changed here and is to be written.
+    is_dirty: bool,
+    phase: Phase,
+    operation: Operation,
+    deadline: Duration,
+    /// When the operation began.
+    since: Duration,
+    /// A moment before the present state was asked for, or before the next one will be.
+    asked_at: Duration,
+    conflicts: u32,
+    observations: Observations,
+    dropped: BTreeMap<NodeId, Dropped>,
+    /// The other nodes of the complete round that this node has left to join the next one, and those
+    /// that waited for that: when all are back, nobody else need be waited for.
+    expected: Option<Vec<NodeId>>,
+    last_decision: Option<Decision>,
+}
+
+impl Executor {
+    pub(crate) fn new(me: NodeId, settings: RendezvousSettings, now: Now) -> Self {
+        Self {
+            me,
+            settings,
+            state: RendezvousState::default(),
+            token: None,
+            is_dirty: false,
+            phase: Phase::Decide,
+            operation: Operation::KeepAlive,
+            deadline: now.monotonic,
+            since: now.monotonic,
+            asked_at: now.monotonic,
+            conflicts: 0,
+            observations: Observations::new(now),
+            dropped: BTreeMap::new(),
+            expected: None,
+            last_decision: None,
+        }
+    }
+
+    pub(crate) fn me(&self) -> &NodeId {
+        &self.me
+    }
+
+    pub(crate) fn settings(&self) -> &RendezvousSettings {
+        &self.settings
+    }
+
+    /// The state as last read, without the nodes that are taken for dead.
+    pub(crate) fn state(&self) -> &RendezvousState {
+        &self.state
+    }
+
+    /// The state to be written and the token it is based on, after [`Need::Write`].
+    pub(crate) fn to_write(&self) -> (&RendezvousState, Option<&Token>) {
+        (&self.state, self.token.as_ref())
+    }
+
+    /// How often in a row others were faster in writing.
+    pub(crate) fn conflicts(&self) -> u32 {
+        self.conflicts
+    }
+
+    pub(crate) fn last_decision(&self) -> Option<Decision> {
+        self.last_decision
+    }
+
+    /// Begins an operation, which should be over at `deadline`.
+    pub(crate) fn begin(&mut self, operation: Operation, deadline: Duration, now: Now) {
+        self.operation = operation;
+        self.deadline = deadline;
+        self.since = now.monotonic;
+        self.conflicts = 0;
+        self.is_dirty = false;
+        self.phase = Phase::Sync;
+    }
+
+    /// Goes on until something is needed.
+    pub(crate) fn step(&mut self, now: Now) -> Need {
+        loop {
+            if self.phase == Phase::Sync {
+                self.asked_at = now.monotonic;
+                return if self.is_dirty {
+                    Need::Write
+                } else {
+                    Need::Read
+                };
+            }
+            let decision = self.decide(now);
+            self.last_decision = Some(decision);
+            let done = match decision.action {
+                Action::Finish => Ok(()),
+                Action::ErrorClosed => Err(Ending::Closed),
+                Action::ErrorTimeout => Err(Ending::Timeout),
+                Action::GracefulExit => Err(Ending::GracefulExit),
+                Action::Sync => {
+                    let until = self.wake_at(now);
+                    self.phase = Phase::Sync;
+                    // Whatever is read while it waits is asked for from now on.
+                    self.asked_at = now.monotonic;
+                    return Need::Wait { until };
+                }
+                action => {
+                    self.apply(action, now);
+                    continue;
+                }
+            };
+            return Need::Done(done);
+        }
+    }
+
+    /// Makes the next step begin with a look, without a wait before it.
+    #[cfg(test)]
+    pub(crate) fn wake(&mut self) {
+        self.phase = Phase::Sync;
+    }
+
+    /// The stored state, or that there is none yet. What was changed here and not written is gone.
+    pub(crate) fn on_read(&mut self, stored: Option<(RendezvousState, Token)>, now: Now) {
+        let (state, token) = match stored {
+            Some((state, token)) => (state, Some(token)),
+            None => (RendezvousState::default(), None),
+        };
+        self.adopt(state, token, now);
+    }
+
+    /// What came of a write.
+    pub(crate) fn on_written(&mut self, written: Written, now: Now) {
+        match written {
+            Written::Ours(token) => {
+                self.conflicts = 0;
+                let state = std::mem::take(&mut self.state);
+                self.adopt(state, Some(token), now);
+            }
+            Written::Theirs(state, token) => {
+                self.conflicts = self.conflicts.saturating_add(1);
+                self.adopt(*state, Some(token), now);
+            }
+            Written::Nothing => {
+                self.conflicts = self.conflicts.saturating_add(1);
+                self.on_read(None, now);
+            }
+        }
+    }
+
+    /// When the next sign of life of this node is due, if it is listed.
+    pub(crate) fn heartbeat_due_at(&self) -> Option<Duration> {
+        self.observations.heartbeat_due_at(&self.me, &self.settings)
+    }
+
+    /// The rank of this node and the number of nodes, when the round is complete and it is in it.
+    pub(crate) fn rank(&self) -> Option<(i64, usize)> {
+        if !self.state.complete {
+            return None;
+        }
+        let rank = *self.state.participants.get(&self.me)?;
+        Some((rank, self.state.participants.len()))
+    }
+
+    /// Who is there and who is not, for people.
+    pub(crate) fn report(&self, now: Now) -> WaitReport {
+        WaitReport {
+            run_id: self.settings.run_id.clone(),
+            round: self.state.round,
+            is_complete: self.state.complete,
+            min_nodes: self.settings.min_nodes,
+            max_nodes: self.settings.max_nodes,
+            waited: now.monotonic.saturating_sub(self.since),
+            time_left: self.deadline.saturating_sub(now.monotonic),
+            participants: self.state.participants.keys().cloned().collect(),
+            waiting: self.state.wait_list.iter().cloned().collect(),
+            redundant: self.state.redundancy_list.iter().cloned().collect(),
+            suspects: self
+                .observations
+                .suspects(&self.state, &self.me)
+                .cloned()
+                .collect(),
+            dropped: self
+                .dropped
+                .iter()
+                .map(|(node, dropped)| DroppedNode {
+                    node: node.clone(),
+                    silence: dropped.silence,
+                    ago: now.monotonic.saturating_sub(dropped.at),
+                })
+                .collect(),
+        }
+    }
+
+    fn decide(&self, now: Now) -> Decision {
+        let ends_at = self.observations.last_call_ends_at(&self.settings);
+        let ctx = Context {
+            state: &self.state,
+            me: &self.me,
+            settings: &self.settings,
+            now: now.monotonic,
+            deadline: self.deadline,
+            heartbeat_due: self
+                .observations
+                .heartbeat_due(&self.me, &self.settings, now),
+            last_call_over: self.state.deadline.is_some()
+                && (ends_at.is_some_and(|ends_at| ends_at < now.monotonic) || self.all_are_back()),
+        };
+        match self.operation {
+            Operation::Exit => decide::exit(&ctx),
+            Operation::Join => {
+                let mut suspects = self.observations.suspects(&self.state, &self.me);
+                decide::amend(decide::join(&ctx), &ctx, suspects.next().is_some())
+            }
+            Operation::Close => decide::close(&ctx),
+            Operation::KeepAlive => decide::keep_alive(&ctx),
+            Operation::Leave => decide::leave(&ctx),
+        }
+    }
+
+    /// Whether all nodes are in the round that were when this node left the one before. A last call is
+    /// for nodes that come up slowly: in a restart of nodes that are up there is nobody to wait for, and
+    /// who comes later joins through the wait list. PyTorch waits in full each time.
+    fn all_are_back(&self) -> bool {
+        self.expected.as_ref().is_some_and(|expected| {
+            expected.iter().all(|node| {
+                self.state.participants.contains_key(node) || self.dropped.contains_key(node)
+            })
+        })
+    }
+
+    fn apply(&mut self, action: Action, now: Now) {
+        if action == Action::RemoveFromParticipants {
+            let nodes = self.state.participants.keys().chain(&self.state.wait_list);
+            let others = nodes.filter(|node| **node != self.me).cloned();
+            self.expected = (self.operation == Operation::Exit && self.state.complete)
+                .then(|| others.collect());
+        }
+        if action == Action::RemoveFromRedundancyList && self.operation == Operation::Join {
+            self.deadline = now.monotonic.saturating_add(self.settings.join_timeout);
+        }
+        let time = self.observations.time_to_write(now);
+        let was_complete = self.state.complete;
+        apply(&mut self.state, action, &self.me, &self.settings, time);
+        if !was_complete {
+            make_spares(&mut self.state, &self.settings);
+        }
+        self.is_dirty = true;
+        self.phase = Phase::Sync;
+    }
+
+    fn adopt(&mut self, state: RendezvousState, token: Option<Token>, now: Now) {
+        self.observations.observe(&state, &self.settings, now);
+        self.state = state;
+        self.token = token;
+        self.is_dirty = false;
+        self.phase = Phase::Decide;
+        let silent = self
+            .observations
+            .silent(&self.me, &self.settings, self.asked_at);
+        let dead = silent.iter().map(|silent| &silent.node);
+        remove_dead(&mut self.state, dead, &self.settings);
+        for silent in silent {
+            if self.dropped.contains_key(&silent.node) {
+                continue;
+            }
+            if self.dropped.len() == DROPPED_MAX {
+                self.dropped.pop_first();
+            }
+            let dropped = Dropped {
+                silence: silent.silence,
+                at: now.monotonic,
+            };
+            self.dropped.insert(silent.node, dropped);
+        }
+        let state = &self.state;
+        self.dropped
+            .retain(|node, _| !state.last_heartbeats.contains_key(node));
+    }
+
+    /// The next moment at which a decision may change without a change of the state.
+    fn wake_at(&self, now: Now) -> Duration {
+        let soon = Duration::from_millis(1);
+        let is_spare = self.state.redundancy_list.contains(&self.me);
+        let give_up = (!is_spare).then(|| {
+            let limit = if now.monotonic > self.deadline {
+                self.deadline.saturating_add(ROLLBACK_WINDOW)
+            } else {
+                self.deadline
+            };
+            limit.saturating_add(soon)
+        });
+        let last_call = self
+            .observations
+            .last_call_ends_at(&self.settings)
+            .filter(|&ends_at| {
+                ends_at >= now.monotonic && self.state.participants.contains_key(&self.me)
+            })
+            .map(|ends_at| ends_at.saturating_add(soon));
+        let silence = self
+            .observations
+            .next_silence_at(&self.me, &self.settings, self.asked_at)
+            .map(|at| at.saturating_add(soon));
+        let heartbeat = self.observations.heartbeat_due_at(&self.me, &self.settings);
+        [give_up, last_call, silence, heartbeat]
+            .into_iter()
+            .flatten()
+            // Also without anything to wait for, now and then a look does no harm.
+            .fold(
+                now.monotonic
+                    .saturating_add(self.settings.keep_alive_interval),
+                Duration::min,
+            )
+            .max(now.monotonic.saturating_add(soon))
+    }
+}

@@ -1,0 +1,180 @@
+//! What every rendezvous offers, whatever keeps its state.
+
+use std::fmt;
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use c10d_socket::HostPort;
+use c10d_store::Store;
+
+use crate::error::RendezvousError;
+use crate::node::NodeId;
+use crate::report::WaitReport;
+
+/// One node's part in a rendezvous.
+///
+/// All methods may be called from any thread. The contract is PyTorch's `RendezvousHandler`
+/// (`torch/distributed/elastic/rendezvous/api.py`), with what a supervisor needs besides: to be told
+/// of changes, to give up a join, to leave without ending the job for the others.
+pub trait RendezvousHandler: Debug + Send + Sync {
+    /// The name of the backend: `c10d`, `static`.
+    fn backend(&self) -> &str;
+
+    /// Whether the workers' store is a server that agents keep alive, so that no worker need host it.
+    fn uses_agent_store(&self) -> bool;
+
+    /// Leaves the present round if this node is in it, and joins the next one. Blocks until that is
+    /// complete, for at most the join timeout.
+    ///
+    /// # Errors
+    /// See [`RendezvousError`]; [`RendezvousError::Interrupted`] after [`interrupt`](Self::interrupt).
+    fn next_rendezvous(&self) -> Result<RendezvousInfo, RendezvousError>;
+
+    /// Whether the rendezvous is closed, asked of the store.
+    ///
+    /// # Errors
+    /// When the store fails.
+    fn is_closed(&self) -> Result<bool, RendezvousError>;
+
+    /// Closes the rendezvous: there will be no more rounds, for any node.
+    ///
+    /// # Errors
+    /// When the store fails or it takes longer than the close timeout.
+    fn set_closed(&self) -> Result<(), RendezvousError>;
+
+    /// How many nodes wait for the next round, spares not counted. At most a second old.
+    ///
+    /// # Errors
+    /// When the store has failed.
+    fn num_nodes_waiting(&self) -> Result<usize, RendezvousError> {
+        Ok(self.membership()?.waiting)
+    }
+
+    /// What has become of the round that this node is in. Never blocks; at most a second old (nodes
+    /// that died without a word are noticed when they have been silent for too long).
+    ///
+    /// # Errors
+    /// When the store has failed.
+    fn membership(&self) -> Result<Membership, RendezvousError>;
+
+    /// Asks to be told: `listener` is called, on a thread of the handler's, when the membership may
+    /// have changed or while a join waits. It must not block and not call the handler.
+    fn add_listener(&self, listener: Listener);
+
+    /// Makes a [`next_rendezvous`](Self::next_rendezvous) that is under way in another thread leave
+    /// the rendezvous and return [`RendezvousError::Interrupted`], and later ones return it at once.
+    fn interrupt(&self);
+
+    /// Takes this node off every list, without closing the rendezvous: the others go on.
+    ///
+    /// # Errors
+    /// When the store fails.
+    fn leave(&self) -> Result<(), RendezvousError>;
+
+    /// The job.
+    fn run_id(&self) -> &str;
+
+    /// Ends the handler: closes the rendezvous and stops giving signs of life. Whether the closing
+    /// succeeded; the log says why not. Blocks for at most the close timeout.
+    fn shutdown(&self) -> bool;
+}
+
+/// Is told what happens in a rendezvous.
+pub type Listener = Arc<dyn Fn(&RendezvousEvent<'_>) + Send + Sync>;
+
+/// Something that happened in a rendezvous.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum RendezvousEvent<'e> {
+    /// A join goes on waiting: about once a second, and when somebody comes or goes.
+    Waiting(&'e WaitReport),
+    /// [`RendezvousHandler::membership`] may have something new.
+    MembershipChanged,
+}
+
+/// A complete round, as one of its nodes sees it.
+#[derive(Clone)]
+#[non_exhaustive]
+pub struct RendezvousInfo {
+    /// The number of the round.
+    pub round: i64,
+    /// The part of the rendezvous' store that belongs to this round.
+    pub store: Arc<dyn Store>,
+    /// This node's rank, from 0.
+    pub rank: usize,
+    /// The number of nodes.
+    pub world_size: usize,
+    /// Where the workers find their store.
+    pub bootstrap: BootstrapInfo,
+}
+
+impl Debug for RendezvousInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RendezvousInfo")
+            .field("round", &self.round)
+            .field("store", &self.store.label())
+            .field("rank", &self.rank)
+            .field("world_size", &self.world_size)
+            .field("bootstrap", &self.bootstrap)
+            .finish()
+    }
+}
+
+impl RendezvousInfo {
+    /// A round by its parts, for handlers of other crates.
+    #[must_use]
+    pub fn new(
+        round: i64,
+        store: Arc<dyn Store>,
+        rank: usize,
+        world_size: usize,
+        bootstrap: BootstrapInfo,
+    ) -> Self {
+        Self {
+            round,
+            store,
+            rank,
+            world_size,
+            bootstrap,
+        }
+    }
+}
+
+/// Where the workers of a round find their store: what they get as MASTER_ADDR and MASTER_PORT.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BootstrapInfo {
+    /// Host and port.
+    pub master: HostPort,
+    /// Whether an agent serves there already; otherwise the worker with rank 0 will.
+    pub is_agent_store: bool,
+    /// Whether the store holds nothing but what workers have put there, so that it may be emptied
+    /// before they start again.
+    pub is_workers_own: bool,
+}
+
+impl BootstrapInfo {
+    /// An address for the workers, by its parts.
+    #[must_use]
+    pub fn new(master: HostPort, is_agent_store: bool, is_workers_own: bool) -> Self {
+        Self {
+            master,
+            is_agent_store,
+            is_workers_own,
+        }
+    }
+}
+
+/// What has become of the round that a node is in.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Membership {
+    /// How many nodes wait for the next round.
+    pub waiting: usize,
+    /// Nodes of the round that are in it no more: they left, or were taken for dead.
+    pub lost: Vec<NodeId>,
+    /// Whether this node is no longer in its round: the others took it for dead, or have gone on.
+    pub is_evicted: bool,
+    /// Whether the rendezvous is closed.
+    pub is_closed: bool,
+}

@@ -1,0 +1,520 @@
+//! What a rendezvous is told from outside: which backend, where, which job, how many nodes, and
+//! settings as text.
+//!
+//! Knows no command line and no backend: which settings exist, and what they mean, is the backend's.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::endpoint::EndpointError;
+
+/// The parameters of a rendezvous, checked as far as that can be done without knowing the backend.
+///
+/// In PyTorch: `RendezvousParameters` (`torch/distributed/elastic/rendezvous/api.py`).
+///
+/// ```
+/// use elastic_rendezvous::{RendezvousParameters, parse_config};
+/// use std::time::Duration;
+///
+/// let parameters = RendezvousParameters::new("c10d", "node0:29400", "job7", 1, 4)?
+///     .with_config(parse_config("is_host=no, join_timeout=60, jion=1")?);
+/// assert_eq!(parameters.get_as_bool("is_host")?, Some(false));
+/// let join_timeout = parameters.get_as_duration("join_timeout", Duration::from_secs(600))?;
+/// assert_eq!(join_timeout, Duration::from_secs(60));
+/// assert_eq!(parameters.unknown_keys(&["is_host", "join_timeout"]), ["jion"]);
+/// # Ok::<(), elastic_rendezvous::ParametersError>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RendezvousParameters {
+    backend: String,
+    endpoint: String,
+    run_id: String,
+    min_nodes: usize,
+    max_nodes: usize,
+    local_addr: Option<String>,
+    config: BTreeMap<String, String>,
+}
+
+impl RendezvousParameters {
+    /// A rendezvous of `min_nodes` to `max_nodes` nodes, without settings. The endpoint is text that
+    /// the backend reads; the run id may be empty where the backend needs none.
+    ///
+    /// # Errors
+    /// A [`ParametersError`]: no backend, no nodes, or a maximum below the minimum.
+    pub fn new(
+        backend: impl Into<String>,
+        endpoint: impl Into<String>,
+        run_id: impl Into<String>,
+        min_nodes: usize,
+        max_nodes: usize,
+    ) -> Result<Self, ParametersError> {
+        let backend = backend.into();
+        if backend.is_empty() {
+            return Err(ParametersError::NoBackend);
+        }
+        if min_nodes < 1 {
+            return Err(ParametersError::NoNodes { min_nodes });
+        }
+        if max_nodes < min_nodes {
+            return Err(ParametersError::NodesReversed {
+                min_nodes,
+                max_nodes,
+            });
+        }
+        Ok(Self {
+            backend,
+            endpoint: endpoint.into(),
+            run_id: run_id.into(),
+            min_nodes,
+            max_nodes,
+            local_addr: None,
+            config: BTreeMap::new(),
+        })
+    }
+
+    /// The address that this node gives itself, in place of its full host name. Empty is none.
+    #[must_use]
+    pub fn with_local_addr(mut self, local_addr: impl Into<String>) -> Self {
+        self.local_addr = Some(local_addr.into()).filter(|addr| !addr.is_empty());
+        self
+    }
+
+    /// The settings, as from [`parse_config`].
+    #[must_use]
+    pub fn with_config(mut self, config: BTreeMap<String, String>) -> Self {
+        self.config = config;
+        self
+    }
+
+    /// The name of the backend: `c10d`, `static`. Never empty.
+    #[must_use]
+    pub fn backend(&self) -> &str {
+        &self.backend
+    }
+
+    /// The endpoint, as given: [`Endpoint`](crate::Endpoint) reads it, unless it is a path.
+    #[must_use]
+    pub fn endpoint(&self) -> &str {
+        &self.endpoint
+    }
+
+    /// Which job this is.
+    #[must_use]
+    pub fn run_id(&self) -> &str {
+        &self.run_id
+    }
+
+    /// So many nodes suffice; at least 1.
+    #[must_use]
+    pub fn min_nodes(&self) -> usize {
+        self.min_nodes
+    }
+
+    /// So many nodes have room; at least [`min_nodes`](Self::min_nodes).
+    #[must_use]
+    pub fn max_nodes(&self) -> usize {
+        self.max_nodes
+    }
+
+    /// The address that this node was told to give itself.
+    #[must_use]
+    pub fn local_addr(&self) -> Option<&str> {
+        self.local_addr.as_deref()
+    }
+
+    /// All settings.
+    #[must_use]
+    pub fn config(&self) -> &BTreeMap<String, String> {
+        &self.config
+    }
+
+    /// The setting `key`, as written.
+    #[must_use]
+    pub fn get(&self, key: &str) -> Option<&str> {
+        self.config.get(key).map(String::as_str)
+    }
+
+    /// The setting `key` as yes or no: `1`, `true`, `t`, `yes`, `y` or `0`, `false`, `f`, `no`, `n`, in
+    /// any case. `None` when it is not set.
+    ///
+    /// # Errors
+    /// [`ParametersError::Setting`] for any other text, `on`, `off` and padded ones among them.
+    pub fn get_as_bool(&self, key: &str) -> Result<Option<bool>, ParametersError> {
+        self.read(
+            key,
+            "yes or no (1, true, t, yes, y; 0, false, f, no, n)",
+            |text| match text.to_lowercase().as_str() {
+                "1" | "true" | "t" | "yes" | "y" => Some(true),
+                "0" | "false" | "f" | "no" | "n" => Some(false),
+                _ => None,
+            },
+        )
+    }
+
+    /// The setting `key` as a whole number, in the syntax of Python's `int`: blanks around it, a sign,
+    /// and single underscores between the digits are fine (`" +1_000 "`). `None` when it is not set.
+    ///
+    /// # Errors
+    /// [`ParametersError::Setting`] when it is not one, or does not fit. Digits of other scripts,
+    /// which Python takes, are refused.
+    pub fn get_as_int(&self, key: &str) -> Result<Option<i64>, ParametersError> {
+        self.read(key, "a whole number", |text| {
+            without_underscores(text.trim())?.parse().ok()
+        })
+    }
+
+    /// The setting `key` as a number with a fraction, finite and not negative, in the syntax of
+    /// Python's `float`. `None` when it is not set.
+    ///
+    /// # Errors
+    /// [`ParametersError::Setting`] when it is not one.
+    pub fn get_as_float(&self, key: &str) -> Result<Option<f64>, ParametersError> {
+        self.read(key, "a finite number that is not negative", |text| {
+            let number: f64 = without_underscores(text.trim())?.parse().ok()?;
+            (number.is_finite() && number >= 0.0).then_some(number)
+        })
+    }
+
+    /// The setting `key` as a time: a whole number of seconds, greater than 0. `default` when it is
+    /// not set.
+    ///
+    /// # Errors
+    /// [`ParametersError::Setting`] when it is not one.
+    pub fn get_as_duration(
+        &self,
+        key: &str,
+        default: Duration,
+    ) -> Result<Duration, ParametersError> {
+        let duration = self.read(key, "a whole number of seconds above 0", |text| {
+            let seconds: u64 = without_underscores(text.trim())?.parse().ok()?;
+            (seconds > 0).then_some(Duration::from_secs(seconds))
+        })?;
+        Ok(duration.unwrap_or(default))
+    }
+
+    /// The settings that are not among `known`, in order. PyTorch ignores them in silence, so they
+    /// are no error, but most likely a typing mistake.
+    #[must_use]
+    pub fn unknown_keys(&self, known: &[&str]) -> Vec<&str> {
+        let keys = self.config.keys().map(String::as_str);
+        keys.filter(|key| !known.contains(key)).collect()
+    }
+
+    fn read<T>(
+        &self,
+        key: &str,
+        expected: &'static str,
+        read: impl FnOnce(&str) -> Option<T>,
+    ) -> Result<Option<T>, ParametersError> {
+        let Some(value) = self.get(key) else {
+            return Ok(None);
+        };
+        match read(value) {
+            Some(value) => Ok(Some(value)),
+            None => Err(ParametersError::Setting {
+                key: key.to_owned(),
+                value: value.to_owned(),
+                expected,
+            }),
+        }
+    }
+}
+
+/// Reads settings as they stand on a command line, `key=value,key=value`. Each pair is split at its
+/// first `=`; blanks around keys and values fall off; of two with one key the later one counts.
+///
+/// ```
+/// let config = elastic_rendezvous::parse_config(" a = 1 , b = x=y ")?;
+/// assert_eq!((config["a"].as_str(), config["b"].as_str()), ("1", "x=y"));
+/// # Ok::<(), elastic_rendezvous::ParametersError>(())
+/// ```
+///
+/// # Errors
+/// [`ParametersError::NoKey`], as a comma too many gives it, and [`ParametersError::NoValue`].
+pub fn parse_config(text: &str) -> Result<BTreeMap<String, String>, ParametersError> {
+    let text = text.trim();
+    let mut config = BTreeMap::new();
+    if text.is_empty() {
+        return Ok(config);
+    }
+    for pair in text.split(',') {
+        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+        let (key, value) = (key.trim(), value.trim());
+        if key.is_empty() {
+            return Err(ParametersError::NoKey {
+                config: text.to_owned(),
+            });
+        }
+        if value.is_empty() {
+            return Err(ParametersError::NoValue {
+                key: key.to_owned(),
+            });
+        }
+        config.insert(key.to_owned(), value.to_owned());
+    }
+    Ok(config)
+}
+
+/// A parameter of a rendezvous is wrong.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ParametersError {
+    /// The name of the backend is empty.
+    #[error("the name of the rendezvous backend is empty")]
+    NoBackend,
+
+    /// The run id is empty, but the backend needs one.
+    #[error("the run id is empty")]
+    NoRunId,
+
+    /// The endpoint is not one.
+    #[error(transparent)]
+    Endpoint(#[from] EndpointError),
+
+    /// The endpoint names no port, but the backend has no default.
+    #[error("the endpoint {endpoint:?} names no port")]
+    NoPort {
+        /// The endpoint.
+        endpoint: String,
+    },
+
+    /// A rendezvous of no nodes.
+    #[error("the least number of nodes is {min_nodes}, it must be at least 1")]
+    NoNodes {
+        /// What was given.
+        min_nodes: usize,
+    },
+
+    /// The most nodes are fewer than the least.
+    #[error("the greatest number of nodes is {max_nodes}, less than the least, {min_nodes}")]
+    NodesReversed {
+        /// The least that was given.
+        min_nodes: usize,
+        /// The most that was given.
+        max_nodes: usize,
+    },
+
+    /// A setting without a name.
+    #[error(
+        "the rendezvous settings {config:?} have one without a key; they look like key=value,key=value"
+    )]
+    NoKey {
+        /// The settings as a whole.
+        config: String,
+    },
+
+    /// A setting without a value.
+    #[error("the rendezvous setting {key:?} has no value; settings look like key=value,key=value")]
+    NoValue {
+        /// The setting's key.
+        key: String,
+    },
+
+    /// A setting's value is of the wrong kind.
+    #[error("the rendezvous setting {key} is {value:?}, which is not {expected}")]
+    Setting {
+        /// The setting's key.
+        key: String,
+        /// What was given.
+        value: String,
+        /// What would do.
+        expected: &'static str,
+    },
+}
+
+/// A number as Python reads it, as Rust does: without the underscores, each of which must stand
+/// between two digits.
+fn without_underscores(text: &str) -> Option<String> {
+    let bytes = text.as_bytes();
+    let is_digit = |index: Option<usize>| {
+        let byte = index.and_then(|index| bytes.get(index));
+        byte.is_some_and(u8::is_ascii_digit)
+    };
+    let all_between_digits = bytes.iter().enumerate().all(|(index, &byte)| {
+        byte != b'_' || (is_digit(index.checked_sub(1)) && is_digit(Some(index + 1)))
+    });
+    all_between_digits.then(|| text.replace('_', ""))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with_setting(value: &str) -> RendezvousParameters {
+        let config = BTreeMap::from([("key".to_owned(), value.to_owned())]);
+        RendezvousParameters::new("c10d", "", "job", 1, 1)
+            .unwrap()
+            .with_config(config)
+    }
+
+    #[test]
+    fn wrong_parameters_are_refused_with_the_value() {
+        for (backend, min_nodes, max_nodes, message) in [
+            ("", 1, 1, "the name of the rendezvous backend is empty"),
+            (
+                "c10d",
+                0,
+                1,
+                "the least number of nodes is 0, it must be at least 1",
+            ),
+            (
+                "c10d",
+                3,
+                2,
+                "the greatest number of nodes is 2, less than the least, 3",
+            ),
+        ] {
+            let error = RendezvousParameters::new(backend, "", "", min_nodes, max_nodes);
+            assert_eq!(error.unwrap_err().to_string(), message);
+        }
+        assert!(RendezvousParameters::new("c10d", "", "", 2, 2).is_ok());
+    }
+
+    #[test]
+    fn an_empty_local_address_is_none() {
+        let parameters = RendezvousParameters::new("c10d", "", "", 1, 1).unwrap();
+        assert_eq!(parameters.clone().with_local_addr("").local_addr(), None);
+        assert_eq!(parameters.with_local_addr("::1").local_addr(), Some("::1"));
+    }
+
+    #[test]
+    fn yes_and_no_are_read_as_pytorch_reads_them() {
+        for text in ["1", "TRUE", "true", "t", "Yes", "y"] {
+            assert_eq!(
+                with_setting(text).get_as_bool("key"),
+                Ok(Some(true)),
+                "{text:?}"
+            );
+        }
+        for text in ["0", "False", "F", "no", "N"] {
+            assert_eq!(
+                with_setting(text).get_as_bool("key"),
+                Ok(Some(false)),
+                "{text:?}"
+            );
+        }
+        for text in ["on", "off", "", " 1", "1.0", "12", "-3"] {
+            assert!(with_setting(text).get_as_bool("key").is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn whole_numbers_are_read_as_python_reads_them() {
+        for (text, number) in [
+            ("1", 1),
+            (" 12 ", 12),
+            ("1_0", 10),
+            ("+4", 4),
+            ("-3", -3),
+            ("0_7", 7),
+            ("007", 7),
+            ("\u{a0}12\u{2003}", 12),
+        ] {
+            assert_eq!(
+                with_setting(text).get_as_int("key"),
+                Ok(Some(number)),
+                "{text:?}"
+            );
+        }
+        for text in [
+            "TRUE",
+            "on",
+            "",
+            "1.0",
+            "- 3",
+            "0x10",
+            "1.5",
+            "1__0",
+            "_1",
+            "1_",
+            "+_1",
+            "+",
+            "²",
+            "99999999999999999999",
+        ] {
+            assert!(with_setting(text).get_as_int("key").is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn fractions_are_finite_and_not_negative() {
+        for (text, number) in [
+            ("0", 0.0),
+            (" 1.5 ", 1.5),
+            ("1e2", 100.0),
+            (".5", 0.5),
+            ("1_0.5", 10.5),
+        ] {
+            assert_eq!(
+                with_setting(text).get_as_float("key"),
+                Ok(Some(number)),
+                "{text:?}"
+            );
+        }
+        for text in ["", "inf", "nan", "-0.1", "1e999", "1,5", "1_.5", "half"] {
+            assert!(with_setting(text).get_as_float("key").is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn times_are_whole_seconds_above_zero() {
+        let second = Duration::from_secs(1);
+        let read = |text| with_setting(text).get_as_duration("key", second);
+        assert_eq!(read(" 1_0 "), Ok(Duration::from_secs(10)));
+        for text in ["0", "-1", "1.5", "5s", ""] {
+            assert!(read(text).is_err(), "{text:?}");
+        }
+        assert_eq!(
+            with_setting("5").get_as_duration("other", second),
+            Ok(second)
+        );
+        assert_eq!(
+            read("0").unwrap_err().to_string(),
+            "the rendezvous setting key is \"0\", which is not a whole number of seconds above 0"
+        );
+    }
+
+    #[test]
+    fn what_is_not_set_is_none() {
+        let parameters = with_setting("1");
+        assert_eq!(parameters.get("other"), None);
+        assert_eq!(parameters.get_as_bool("other"), Ok(None));
+        assert_eq!(parameters.get_as_int("other"), Ok(None));
+        assert_eq!(parameters.get_as_float("other"), Ok(None));
+    }
+
+    #[test]
+    fn settings_are_split_as_pytorch_splits_them() {
+        for (text, pairs) in [
+            ("", &[][..]),
+            (" ", &[]),
+            (" a = 1 , b = x=y ", &[("a", "1"), ("b", "x=y")]),
+            ("a=1,a=2", &[("a", "2")]),
+            ("a==", &[("a", "=")]),
+            ("a=1;b=2", &[("a", "1;b=2")]),
+            ("\ta=1\n", &[("a", "1")]),
+        ] {
+            let expected = pairs
+                .iter()
+                .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()));
+            assert_eq!(parse_config(text), Ok(expected.collect()), "{text:?}");
+        }
+        for text in ["a=1,", "a=1,,b=2", ",", "=1"] {
+            let error = parse_config(text).unwrap_err();
+            assert!(
+                matches!(error, ParametersError::NoKey { .. }),
+                "{text:?}: {error}"
+            );
+        }
+        for text in ["a", "a=", "a= ", "b=1,a"] {
+            let error = parse_config(text).unwrap_err();
+            assert_eq!(
+                error,
+                ParametersError::NoValue {
+                    key: "a".to_owned()
+                },
+                "{text:?}"
+            );
+        }
+    }
+}

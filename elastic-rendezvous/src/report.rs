@@ -1,0 +1,200 @@
+//! Who is there and who is not: for logs, errors and progress displays.
+//!
+//! Plain values and their text; decides nothing.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::node::NodeId;
+
+/// A text names so many nodes of each kind at most.
+const NODES_SHOWN_MAX: usize = 16;
+
+/// Where a join stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct WaitReport {
+    /// The job.
+    pub run_id: String,
+    /// The round that is the present one.
+    pub round: i64,
+    /// Whether that round is complete: then a node that is not in it waits for the next.
+    pub is_complete: bool,
+    /// So many nodes suffice, after the last call.
+    pub min_nodes: usize,
+    /// So many nodes complete a round at once.
+    pub max_nodes: usize,
+    /// How long this node has waited.
+    pub waited: Duration,
+    /// How long it will go on.
+    pub time_left: Duration,
+    /// The nodes of the round.
+    pub participants: Vec<NodeId>,
+    /// The nodes that wait for the next one.
+    pub waiting: Vec<NodeId>,
+    /// The spare nodes.
+    pub redundant: Vec<NodeId>,
+    /// Participants that were there before this node, with a time so old that it waits to see whether
+    /// they live.
+    pub suspects: Vec<NodeId>,
+    /// The nodes that this node took for dead and dropped.
+    pub dropped: Vec<DroppedNode>,
+}
+
+/// A node that was taken for dead.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DroppedNode {
+    /// Which.
+    pub node: NodeId,
+    /// For how long it had given no sign of life.
+    pub silence: Duration,
+    /// How long ago that was noticed.
+    pub ago: Duration,
+}
+
+impl WaitReport {
+    /// How many nodes are still needed before the round can complete.
+    #[must_use]
+    pub fn missing(&self) -> usize {
+        self.min_nodes.saturating_sub(self.participants.len())
+    }
+}
+
+/// One line: `2 nodes are in round 0 of run "job", 4 needed: a (pid 1), b (pid 2)`.
+impl fmt::Display for WaitReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let present = self.participants.len();
+        write!(
+            f,
+            "{present} {} in round {} of run {:?}",
+            if present == 1 { "node is" } else { "nodes are" },
+            self.round,
+            self.run_id,
+        )?;
+        if self.is_complete {
+            f.write_str(", which is complete")?;
+        }
+        if self.min_nodes == self.max_nodes {
+            write!(f, ", {} needed", self.min_nodes)?;
+        } else {
+            write!(f, ", {} to {} needed", self.min_nodes, self.max_nodes)?;
+        }
+        list(f, ": ", &self.participants)?;
+        list(f, "; waiting for the next round: ", &self.waiting)?;
+        list(f, "; spare: ", &self.redundant)?;
+        list(f, "; perhaps dead, as their time is old: ", &self.suspects)?;
+        if !self.dropped.is_empty() {
+            f.write_str("; dropped as dead: ")?;
+            for (index, dropped) in self.dropped.iter().take(NODES_SHOWN_MAX).enumerate() {
+                if index > 0 {
+                    f.write_str(", ")?;
+                }
+                write!(
+                    f,
+                    "{} {} s ago after {} s of silence",
+                    Named(&dropped.node),
+                    dropped.ago.as_secs(),
+                    dropped.silence.as_secs(),
+                )?;
+            }
+            rest(f, self.dropped.len())?;
+        }
+        Ok(())
+    }
+}
+
+fn list(f: &mut fmt::Formatter<'_>, intro: &str, nodes: &[NodeId]) -> fmt::Result {
+    for (index, node) in nodes.iter().take(NODES_SHOWN_MAX).enumerate() {
+        f.write_str(if index == 0 { intro } else { ", " })?;
+        write!(f, "{}", Named(node))?;
+    }
+    rest(f, nodes.len())
+}
+
+fn rest(f: &mut fmt::Formatter<'_>, count: usize) -> fmt::Result {
+    match count.saturating_sub(NODES_SHOWN_MAX) {
+        0 => Ok(()),
+        more => write!(f, " and {more} more"),
+    }
+}
+
+/// A node for people: its address comes from others, so what is not plain text is escaped.
+struct Named<'n>(&'n NodeId);
+
+impl fmt::Display for Named<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const ADDRESS_SHOWN_MAX: usize = 255;
+        let mut characters = self.0.addr.chars();
+        for character in characters.by_ref().take(ADDRESS_SHOWN_MAX) {
+            if character.is_control() {
+                write!(f, "{}", character.escape_default())?;
+            } else {
+                write!(f, "{character}")?;
+            }
+        }
+        if characters.next().is_some() {
+            f.write_str("...")?;
+        }
+        write!(f, " (pid {})", self.0.pid)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report() -> WaitReport {
+        WaitReport {
+            run_id: "job".to_owned(),
+            round: 3,
+            is_complete: false,
+            min_nodes: 2,
+            max_nodes: 4,
+            waited: Duration::from_secs(5),
+            time_left: Duration::from_secs(595),
+            participants: vec![NodeId::new("a", 1, 0)],
+            waiting: vec![],
+            redundant: vec![],
+            suspects: vec![],
+            dropped: vec![],
+        }
+    }
+
+    #[test]
+    fn the_text_names_who_is_there_and_how_many_are_needed() {
+        assert_eq!(
+            report().to_string(),
+            "1 node is in round 3 of run \"job\", 2 to 4 needed: a (pid 1)"
+        );
+    }
+
+    #[test]
+    fn the_text_names_the_dead_and_when_they_were_dropped() {
+        let report = WaitReport {
+            participants: vec![],
+            dropped: vec![DroppedNode {
+                node: NodeId::new("b\n", 7, 0),
+                silence: Duration::from_secs(15),
+                ago: Duration::from_millis(3600),
+            }],
+            ..report()
+        };
+        assert_eq!(
+            report.to_string(),
+            "0 nodes are in round 3 of run \"job\", 2 to 4 needed; \
+             dropped as dead: b\\n (pid 7) 3 s ago after 15 s of silence"
+        );
+    }
+
+    #[test]
+    fn a_text_about_a_thousand_nodes_stays_short() {
+        let report = WaitReport {
+            participants: (0..1000).map(|pid| NodeId::new("host", pid, 0)).collect(),
+            ..report()
+        };
+        let text = report.to_string();
+        assert!(text.ends_with("and 984 more"), "{text}");
+        assert!(text.len() < 600, "{text}");
+    }
+}

@@ -1,0 +1,370 @@
+//! One executor, stepped by hand: moments to the nanosecond, and what only happens once in a while.
+
+use std::time::Duration;
+
+use crate::backend::Token;
+use crate::clock::Now;
+use crate::executor::{Ending, Executor, Need, Operation, Written};
+use crate::node::NodeId;
+use crate::settings::RendezvousSettings;
+use crate::state::RendezvousState;
+use crate::timestamp::Timestamp;
+
+const SECOND: Duration = Duration::from_secs(1);
+const NANOSECOND: Duration = Duration::from_nanos(1);
+const MILLISECOND: Duration = Duration::from_millis(1);
+
+const START: Now = Now {
+    monotonic: Duration::from_secs(1000),
+    wall: Timestamp::from_micros(1_800_000_000_000_000),
+};
+
+fn node(name: &str) -> NodeId {
+    NodeId::new(name, 1, 0)
+}
+
+fn at(after_start: Duration) -> Now {
+    START.after(after_start)
+}
+
+fn token(number: u8) -> Token {
+    Token::new([number])
+}
+
+/// A state with these participants, who have written at that time.
+fn open(nodes: &[&str], heartbeat: Timestamp) -> RendezvousState {
+    let mut state = RendezvousState::default();
+    for name in nodes {
+        state.participants.insert(node(name), 0);
+        state.last_heartbeats.insert(node(name), heartbeat);
+    }
+    state
+}
+
+fn complete(nodes: &[(&str, i64)], heartbeat: Timestamp) -> RendezvousState {
+    let names: Vec<&str> = nodes.iter().map(|(name, _)| *name).collect();
+    let mut state = open(&names, heartbeat);
+    state.complete = true;
+    for (name, rank) in nodes {
+        state.participants.insert(node(name), *rank);
+    }
+    state
+}
+
+/// The executor of `me` in a job of 2 to 4 nodes, in the middle of an operation that it has begun at
+/// [`START`], with `state` as what it has read.
+fn executor(operation: Operation, state: RendezvousState) -> Executor {
+    let settings = RendezvousSettings::new("job", 2, 4);
+    let mut executor = Executor::new(node("me"), settings, START);
+    executor.begin(operation, START.monotonic + 600 * SECOND, START);
+    assert_eq!(executor.step(START), Need::Read);
+    executor.on_read(Some((state, token(1))), START);
+    executor
+}
+
+/// Asks for the state and gets it at once.
+fn read_again(executor: &mut Executor, state: &RendezvousState, now: Now) {
+    executor.wake();
+    assert_eq!(executor.step(now), Need::Read);
+    executor.on_read(Some((state.clone(), token(1))), now);
+}
+
+fn rule(executor: &Executor) -> &'static str {
+    executor.last_decision().expect("a decision").rule
+}
+
+#[test]
+fn a_sign_of_life_is_due_when_the_last_one_is_an_interval_old_and_not_before() {
+    let state = open(&["me"], START.wall);
+    let mut executor = executor(Operation::Join, state.clone());
+    let until = START.monotonic + 5 * SECOND;
+    assert_eq!(executor.step(START), Need::Wait { until });
+    let early = at(5 * SECOND - NANOSECOND);
+    read_again(&mut executor, &state, early);
+    executor.step(early);
+    assert_eq!(rule(&executor), "J15");
+    let due = at(5 * SECOND);
+    read_again(&mut executor, &state, due);
+    assert_eq!(executor.step(due), Need::Write);
+    assert_eq!(rule(&executor), "J14");
+    let written = executor.to_write().0.last_heartbeats[&node("me")];
+    assert_eq!(written, due.wall);
+}
+
+#[test]
+fn the_last_call_is_over_when_more_than_its_time_has_passed() {
+    let mut state = open(&["me", "peer"], START.wall);
+    // Whatever the writer's clock says.
+    state.deadline = Some(START.wall.before(3600 * SECOND));
+    let mut executor = executor(Operation::Join, state.clone());
+    for seconds in (5..=30).step_by(5) {
+        let now = at(seconds * SECOND);
+        for name in ["me", "peer"] {
+            state.last_heartbeats.insert(node(name), now.wall);
+        }
+        read_again(&mut executor, &state, now);
+        executor.step(now);
+        assert_eq!(rule(&executor), "J15", "{seconds} s");
+    }
+    let over = at(30 * SECOND + NANOSECOND);
+    read_again(&mut executor, &state, over);
+    assert_eq!(executor.step(over), Need::Write);
+    assert_eq!(rule(&executor), "J12");
+    assert!(executor.to_write().0.complete);
+}
+
+#[test]
+fn a_join_wakes_up_for_its_deadline() {
+    let settings = RendezvousSettings::new("job", 2, 4);
+    let mut executor = Executor::new(node("me"), settings, START);
+    let deadline = START.monotonic + 2 * SECOND;
+    executor.begin(Operation::Join, deadline, START);
+    assert_eq!(executor.step(START), Need::Read);
+    let state = open(&["me"], START.wall);
+    executor.on_read(Some((state.clone(), token(1))), START);
+    let until = deadline + MILLISECOND;
+    assert_eq!(executor.step(START), Need::Wait { until });
+    let late = at(2 * SECOND + MILLISECOND);
+    read_again(&mut executor, &state, late);
+    assert_eq!(executor.step(late), Need::Write);
+    assert_eq!(rule(&executor), "J7");
+    executor.on_written(Written::Ours(token(2)), late);
+    assert_eq!(executor.step(late), Need::Done(Err(Ending::Timeout)));
+}
+
+#[test]
+fn a_node_is_dropped_when_it_was_silent_for_more_than_its_time() {
+    let state = open(&["me", "peer"], START.wall);
+    let mut executor = executor(Operation::KeepAlive, state.clone());
+    read_again(&mut executor, &state, at(15 * SECOND));
+    assert!(executor.state().participants.contains_key(&node("peer")));
+    let late = at(15 * SECOND + NANOSECOND);
+    read_again(&mut executor, &state, late);
+    assert!(!executor.state().participants.contains_key(&node("peer")));
+    assert_eq!(executor.report(late).dropped.len(), 1);
+    // It goes from the store with the next change.
+    assert_eq!(executor.step(late), Need::Write);
+    assert!(
+        !executor
+            .to_write()
+            .0
+            .last_heartbeats
+            .contains_key(&node("peer"))
+    );
+    // When it comes back, it is dropped no more.
+    let state = open(&["me", "peer"], late.wall);
+    executor.on_written(Written::Theirs(Box::new(state), token(2)), late);
+    assert!(executor.state().participants.contains_key(&node("peer")));
+    assert_eq!(executor.report(late).dropped.len(), 0);
+}
+
+/// As after a SIGSTOP: what the others have written meanwhile is not in it.
+#[test]
+fn an_answer_that_lay_unread_for_long_makes_nobody_dead() {
+    let state = open(&["me", "peer"], START.wall);
+    let mut executor = executor(Operation::KeepAlive, state.clone());
+    let asked = at(4 * SECOND);
+    executor.begin(Operation::KeepAlive, asked.monotonic + 5 * SECOND, asked);
+    assert_eq!(executor.step(asked), Need::Read);
+    executor.on_read(Some((state, token(1))), at(60 * SECOND));
+    assert!(executor.state().participants.contains_key(&node("peer")));
+}
+
+/// Also a shell that hands in what it has read itself, while the executor waits, is judged by when it
+/// could have read that.
+#[test]
+fn states_read_during_waits_let_the_silent_be_dropped() {
+    let mut state = open(&["me", "peer"], START.wall);
+    state.round = 1;
+    let mut executor = executor(Operation::Join, state.clone());
+    for seconds in 1..=17 {
+        let now = at(seconds * SECOND);
+        if let Need::Write = executor.step(now) {
+            let (written, _) = executor.to_write();
+            state = written.clone();
+            executor.on_written(Written::Ours(token(2)), now);
+            assert!(matches!(executor.step(now), Need::Wait { .. }));
+        }
+        executor.on_read(Some((state.clone(), token(1))), now);
+    }
+    assert!(!executor.state().participants.contains_key(&node("peer")));
+}
+
+/// The others may not have seen it complete: they must find it whole.
+#[test]
+fn a_complete_round_keeps_its_silent_members_until_all_have_had_time_to_see_it() {
+    let open = open(&["a", "b", "me"], START.wall);
+    let mut executor = executor(Operation::KeepAlive, open);
+    let mut state = complete(&[("a", 0), ("b", 1), ("me", 2)], START.wall);
+    let completed = at(14 * SECOND);
+    read_again(&mut executor, &state, completed);
+    let later = at(29 * SECOND);
+    state.last_heartbeats.insert(node("a"), later.wall);
+    read_again(&mut executor, &state, later);
+    assert_eq!(executor.state().participants.len(), 3);
+    let late = at(29 * SECOND + NANOSECOND);
+    read_again(&mut executor, &state, late);
+    assert_eq!(executor.state().participants.len(), 2);
+    assert!(!executor.state().participants.contains_key(&node("b")));
+}
+
+#[test]
+fn a_round_that_has_lost_a_member_is_left_for_the_next_one() {
+    let mut executor = executor(Operation::Join, open(&["a", "b"], START.wall));
+    assert_eq!(executor.step(START), Need::Write);
+    // The write went through and its answer was lost; b has come and gone.
+    let state = complete(&[("a", 0), ("me", 2)], START.wall);
+    executor.on_read(Some((state, token(2))), START);
+    assert_eq!(executor.step(START), Need::Write);
+    assert_eq!(rule(&executor), "H3");
+    executor.on_written(Written::Ours(token(3)), START);
+    assert_eq!(executor.step(START), Need::Write);
+    assert_eq!(rule(&executor), "J10");
+    assert!(executor.to_write().0.wait_list.contains(&node("me")));
+}
+
+#[test]
+fn a_node_that_holds_back_sleeps_until_the_suspect_must_have_written() {
+    let state = open(&["a", "b", "c"], START.wall.before(60 * SECOND));
+    let mut executor = executor(Operation::Join, state.clone());
+    let until = START.monotonic + 5 * SECOND;
+    assert_eq!(executor.step(START), Need::Wait { until });
+    assert_eq!(rule(&executor), "H2");
+    assert_eq!(executor.report(START).suspects.len(), 3);
+    // Two have written. The third is dead; the node does not ask for it without end.
+    let mut state = state;
+    for name in ["a", "b"] {
+        state
+            .last_heartbeats
+            .insert(node(name), START.wall.before(55 * SECOND));
+    }
+    let now = at(11 * SECOND);
+    read_again(&mut executor, &state, now);
+    let until = START.monotonic + 15 * SECOND + MILLISECOND;
+    assert_eq!(executor.step(now), Need::Wait { until });
+    let now = at(15 * SECOND + MILLISECOND);
+    read_again(&mut executor, &state, now);
+    assert_eq!(executor.step(now), Need::Write);
+    assert_eq!(rule(&executor), "J13");
+    let names: Vec<NodeId> = executor.to_write().0.participants.keys().cloned().collect();
+    assert_eq!(names, [node("a"), node("b"), node("me")]);
+}
+
+#[test]
+fn a_node_that_comes_while_we_look_is_no_suspect_whatever_its_clock_says() {
+    let mut executor = executor(Operation::Join, open(&["me"], START.wall));
+    executor.step(START);
+    let mut state = open(&["me", "a", "b"], START.wall.before(900 * SECOND));
+    state.last_heartbeats.insert(node("me"), START.wall);
+    state.deadline = Some(START.wall);
+    let now = at(SECOND);
+    read_again(&mut executor, &state, now);
+    assert_eq!(executor.report(now).suspects, []);
+    // A node that has not looked for so long cannot know when they came.
+    let mut executor = self::executor(Operation::Join, open(&["me"], START.wall));
+    executor.step(START);
+    let now = at(16 * SECOND);
+    read_again(&mut executor, &state, now);
+    assert_eq!(executor.report(now).suspects, [node("a"), node("b")]);
+}
+
+#[test]
+fn the_first_heartbeat_of_a_node_that_comes_while_we_look_tells_its_clock() {
+    let mut executor = executor(Operation::Join, open(&["me"], START.wall));
+    executor.step(START);
+    // It has dropped us, as its clock is a minute ahead.
+    let state = open(&["ahead"], START.wall.after(60 * SECOND));
+    read_again(&mut executor, &state, START);
+    assert_eq!(executor.step(START), Need::Write);
+    let written = executor.to_write().0.last_heartbeats[&node("me")];
+    assert_eq!(written, START.wall.after(60 * SECOND));
+}
+
+#[test]
+fn a_last_call_that_is_over_for_others_only_keeps_nobody_busy() {
+    let mut state = open(&["me", "a"], START.wall);
+    state
+        .last_heartbeats
+        .insert(node("a"), START.wall.before(60 * SECOND));
+    state.deadline = Some(START.wall);
+    let mut settings = RendezvousSettings::new("job", 2, 4);
+    settings.last_call_timeout = SECOND;
+    let mut executor = Executor::new(node("me"), settings, START);
+    executor.begin(Operation::Join, START.monotonic + 600 * SECOND, START);
+    executor.step(START);
+    executor.on_read(Some((state.clone(), token(1))), START);
+    let now = at(2 * SECOND);
+    read_again(&mut executor, &state, now);
+    // Until its own sign of life is due, three seconds from now.
+    let until = START.monotonic + 5 * SECOND;
+    assert_eq!(executor.step(now), Need::Wait { until });
+    assert_eq!(rule(&executor), "H2");
+}
+
+#[test]
+fn a_spare_that_is_needed_has_all_the_time_for_joining() {
+    let mut state = complete(&[("a", 0), ("b", 1), ("c", 2)], START.wall);
+    state.redundancy_list.insert(node("me"));
+    state.last_heartbeats.insert(node("me"), START.wall);
+    let mut executor = executor(Operation::Join, state.clone());
+    let now = at(3600 * SECOND);
+    for name in ["a", "b", "c"] {
+        state.last_heartbeats.insert(node(name), now.wall);
+    }
+    read_again(&mut executor, &state, now);
+    assert_eq!(executor.step(now), Need::Write);
+    assert_eq!(rule(&executor), "J5");
+    executor.on_written(Written::Ours(token(2)), now);
+    assert_eq!(executor.step(now), Need::Write);
+    assert_eq!(rule(&executor), "J10");
+    assert_eq!(executor.report(now).time_left, 600 * SECOND);
+}
+
+#[test]
+fn when_the_state_has_vanished_a_join_begins_anew_without_a_token() {
+    let mut executor = executor(Operation::Join, open(&["a"], START.wall));
+    assert_eq!(executor.step(START), Need::Write);
+    assert_eq!(executor.to_write().1, Some(&token(1)));
+    executor.on_written(Written::Nothing, START);
+    assert_eq!(executor.step(START), Need::Write);
+    let (state, token) = executor.to_write();
+    assert_eq!(token, None);
+    assert_eq!(*state, open(&["me"], START.wall));
+    assert_eq!(executor.conflicts(), 1);
+}
+
+#[test]
+fn a_participant_wakes_up_for_the_end_of_the_last_call() {
+    let mut state = open(&["me", "a"], START.wall);
+    state.deadline = Some(START.wall);
+    let mut settings = RendezvousSettings::new("job", 2, 4);
+    settings.last_call_timeout = 2 * SECOND;
+    let mut executor = Executor::new(node("me"), settings, START);
+    executor.begin(Operation::Join, START.monotonic + 600 * SECOND, START);
+    executor.step(START);
+    executor.on_read(Some((state, token(1))), START);
+    let until = START.monotonic + 2 * SECOND + MILLISECOND;
+    assert_eq!(executor.step(START), Need::Wait { until });
+}
+
+#[test]
+fn when_others_were_faster_their_state_counts_and_ours_is_forgotten() {
+    let mut executor = executor(Operation::Join, open(&["a"], START.wall));
+    assert_eq!(executor.step(START), Need::Write);
+    assert!(executor.to_write().0.participants.contains_key(&node("me")));
+    // Full meanwhile: there is nothing to write but that this node is a spare.
+    let full = complete(&[("a", 0), ("b", 1), ("c", 2), ("d", 3)], START.wall);
+    executor.on_written(Written::Theirs(Box::new(full.clone()), token(2)), START);
+    assert_eq!(*executor.state(), full);
+    assert_eq!(executor.step(START), Need::Write);
+    assert_eq!(rule(&executor), "J11");
+    // And now it is one, by a write whose answer was lost.
+    let mut listed = executor.to_write().0.clone();
+    listed
+        .last_heartbeats
+        .insert(node("a"), START.wall.after(SECOND));
+    executor.on_written(Written::Theirs(Box::new(listed), token(3)), START);
+    assert!(matches!(executor.step(START), Need::Wait { .. }));
+    executor.wake();
+    assert_eq!(executor.step(START), Need::Read);
+}

@@ -1,0 +1,547 @@
+//! Whole rendezvous in memory and in made-up time, for tests.
+//!
+//! Any number of executors, each with clocks of its own, over one value with a fencing token. All that
+//! happens is drawn from a seed: how long a message takes, what comes first, what is lost. Here is what
+//! the shell does in `node_loop` and the launcher above it, without threads.
+
+mod by_hand;
+mod laws;
+mod node;
+mod random;
+mod scenarios;
+mod store;
+mod torch;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+use std::time::Duration;
+
+use self::laws::Laws;
+use self::node::{Command, Joined, Outcome, Player, SimNode, Stage, Watching};
+use self::store::{Answer, SimStore, Version};
+use self::torch::{POLL_INTERVAL, TorchNode};
+use crate::backend::{Part, Token};
+use crate::clock::Now;
+use crate::executor::{Executor, Need, Operation};
+use crate::node::NodeId;
+use crate::settings::RendezvousSettings;
+use crate::state::RendezvousState;
+use crate::timestamp::Timestamp;
+
+/// After so long, a request without an answer is asked anew.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// A node that waits for less than [`SHORT`] so often in a row, with nothing new, runs hot.
+const SHORT: Duration = Duration::from_millis(2);
+const SHORT_WAITS_MAX: u32 = 8;
+
+/// How bad the network is.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Network {
+    /// Of so many messages, one takes up to a second and a half.
+    slow: f64,
+    /// Of so many writes, one is refused though the token is the present one.
+    refused: f64,
+    /// Of so many writes, the answer to one is lost.
+    lost: f64,
+}
+
+impl Network {
+    const CALM: Self = Self {
+        slow: 0.0,
+        refused: 0.0,
+        lost: 0.0,
+    };
+    const ROUGH: Self = Self {
+        slow: 0.05,
+        refused: 0.1,
+        lost: 0.05,
+    };
+}
+
+#[derive(Debug)]
+enum Request {
+    Read,
+    Write(Box<RendezvousState>, Option<Token>),
+    Watch(Option<Rc<Version>>, Part),
+}
+
+#[derive(Debug)]
+enum Event {
+    /// A request has come to the store.
+    Request(u64, Request),
+    /// An answer has come to the node; whether to a write.
+    Answer(u64, Answer, bool),
+    /// No answer has come.
+    NoAnswer(u64),
+    /// The time is over for which the node wanted to wait.
+    Wake(u64),
+    /// A node that cannot be woken asks.
+    Poll(u64),
+    /// The pause after a conflict is over.
+    Retry(u64),
+    Command(Command),
+}
+
+#[derive(Debug)]
+struct Watch {
+    node: usize,
+    ask: u64,
+    known: Option<Rc<Version>>,
+    part: Part,
+}
+
+#[derive(Debug)]
+pub(crate) struct World {
+    now: Duration,
+    settings: RendezvousSettings,
+    network: Network,
+    /// When the network last became as it is.
+    network_since: Duration,
+    random: fastrand::Rng,
+    /// By time; at the same time in random order.
+    events: BTreeMap<(Duration, u32, u64), (usize, Event)>,
+    events_made: u64,
+    store: SimStore,
+    watches: Vec<Watch>,
+    nodes: Vec<SimNode>,
+    laws: Laws,
+    writes_tried: u64,
+}
+
+impl World {
+    fn new(seed: u64, settings: RendezvousSettings) -> Self {
+        Self {
+            now: Duration::ZERO,
+            laws: Laws::new(settings.clone()),
+            settings,
+            network: Network::CALM,
+            network_since: Duration::ZERO,
+            random: fastrand::Rng::with_seed(seed),
+            events: BTreeMap::new(),
+            events_made: 0,
+            store: SimStore::default(),
+            watches: Vec::new(),
+            nodes: Vec::new(),
+            writes_tried: 0,
+        }
+    }
+
+    /// A node of ours that is yet to start; its number.
+    fn add(&mut self, name: &str) -> usize {
+        let me = NodeId::new(name, 1 + self.nodes.len() as i64, 0);
+        let never = Now {
+            monotonic: Duration::ZERO,
+            wall: Timestamp::MIN,
+        };
+        let executor = Executor::new(me, self.settings.clone(), never);
+        self.nodes
+            .push(SimNode::new(Player::Ours(Box::new(executor))));
+        self.nodes.len() - 1
+    }
+
+    /// A node of PyTorch's.
+    fn add_torch(&mut self, name: &str) -> usize {
+        let me = NodeId::new(name, 1 + self.nodes.len() as i64, 0);
+        let torch = TorchNode::new(me, self.settings.clone());
+        self.nodes
+            .push(SimNode::new(Player::Torch(Box::new(torch))));
+        self.nodes.len() - 1
+    }
+
+    fn set_network(&mut self, network: Network) {
+        self.network = network;
+        self.network_since = self.now;
+    }
+
+    /// Has something happen to a node so many milliseconds from now.
+    fn command_in(&mut self, millis: u64, node: usize, command: Command) {
+        let at = self.now + Duration::from_millis(millis);
+        self.schedule(at, node, Event::Command(command));
+    }
+
+    fn command(&mut self, node: usize, command: Command) {
+        self.command_in(0, node, command);
+    }
+
+    fn run_for(&mut self, duration: Duration) {
+        let end = self.now + duration;
+        self.run_until(end, |_| false);
+    }
+
+    /// Runs until `is_done`, or until `end`; whether it was done.
+    fn run_until(&mut self, end: Duration, is_done: impl Fn(&Self) -> bool) -> bool {
+        loop {
+            if is_done(self) {
+                return true;
+            }
+            match self.events.first_key_value() {
+                Some((&(at, ..), _)) if at <= end => {
+                    let Some((_, (node, event))) = self.events.pop_first() else {
+                        return false;
+                    };
+                    self.now = at;
+                    self.handle(node, event);
+                }
+                _ => {
+                    self.now = end;
+                    return is_done(self);
+                }
+            }
+        }
+    }
+
+    fn alive(&self) -> usize {
+        self.nodes.iter().filter(|node| node.is_alive()).count()
+    }
+
+    /// Whether all nodes that live and fit are in the present round and know it, the others are
+    /// spares, and nobody else is listed.
+    fn is_settled(&self) -> bool {
+        let state = self.store.state();
+        let alive = self.alive();
+        if !state.complete
+            || state.participants.len() != alive.min(self.settings.max_nodes)
+            || state.last_heartbeats.len() != alive
+            || !state.wait_list.is_empty()
+        {
+            return false;
+        }
+        let members: BTreeSet<NodeId> = state.participants.keys().cloned().collect();
+        self.nodes
+            .iter()
+            .filter(|node| node.is_alive())
+            .all(|node| {
+                if !members.contains(node.me()) {
+                    return state.redundancy_list.contains(node.me());
+                }
+                let is_joining = matches!(
+                    node.stage,
+                    Stage::Busy(Operation::Join | Operation::Exit | Operation::Leave)
+                );
+                let joined = node.joins.last();
+                !is_joining
+                    && !node.plans_rejoin
+                    && joined.is_some_and(|it| it.round == state.round && it.nodes == members)
+            })
+    }
+
+    fn schedule(&mut self, at: Duration, node: usize, event: Event) {
+        self.events_made += 1;
+        let key = (at, self.random.u32(..), self.events_made);
+        self.events.insert(key, (node, event));
+    }
+
+    fn latency(&mut self) -> Duration {
+        if self.random.f64() < self.network.slow {
+            return Duration::from_micros(self.random.u64(2_000..1_500_000));
+        }
+        Duration::from_micros(self.random.u64(50..2_000))
+    }
+
+    fn handle(&mut self, index: usize, event: Event) {
+        if let Event::Request(ask, request) = event {
+            return self.serve(index, ask, request);
+        }
+        let node = &mut self.nodes[index];
+        let reaches_stopped = matches!(
+            event,
+            Event::Command(Command::Crash | Command::Pause(_) | Command::Jump(_))
+        );
+        if self.now < node.paused_until && !reaches_stopped {
+            let at = node.paused_until;
+            return self.schedule(at, index, event);
+        }
+        match event {
+            Event::Request(..) => {}
+            Event::Command(command) => self.on_command(index, command),
+            Event::Answer(ask, answer, was_write) if ask == node.ask => {
+                self.on_answer(index, &answer, was_write);
+            }
+            Event::NoAnswer(ask) if ask == node.ask => self.send(index, Request::Read),
+            Event::Retry(ask) if ask == node.ask => self.drive(index),
+            Event::Poll(ask) if ask == node.ask => self.send(index, Request::Read),
+            Event::Wake(ask) if ask == node.ask => match node.stage {
+                Stage::Member => self.keep_alive(index),
+                _ => self.drive(index),
+            },
+            // Too late: the node has gone on.
+            _ => {}
+        }
+    }
+
+    /// What the store does.
+    fn serve(&mut self, index: usize, ask: u64, request: Request) {
+        let mut is_ours = false;
+        let was_write = matches!(request, Request::Write(..));
+        match request {
+            Request::Read => {}
+            Request::Watch(known, part) => {
+                self.watches.retain(|watch| watch.node != index);
+                if !self.store.differs(known.as_ref(), part) {
+                    let node = index;
+                    return self.watches.push(Watch {
+                        node,
+                        ask,
+                        known,
+                        part,
+                    });
+                }
+            }
+            Request::Write(state, token) => {
+                self.writes_tried += 1;
+                let is_refused = self.random.f64() < self.network.refused;
+                if self.store.admits(token.as_ref()) && !is_refused {
+                    self.put(index, &state);
+                    is_ours = true;
+                }
+            }
+        }
+        let answer = Answer {
+            version: self.store.present().cloned(),
+            is_ours,
+            at: self.now,
+        };
+        if was_write && self.random.f64() < self.network.lost {
+            let at = self.now + REPLY_TIMEOUT;
+            return self.schedule(at, index, Event::NoAnswer(ask));
+        }
+        let at = self.now + self.latency();
+        self.schedule(at, index, Event::Answer(ask, answer, was_write));
+    }
+
+    fn put(&mut self, writer: usize, state: &RendezvousState) {
+        let node = &self.nodes[writer];
+        let before = self.store.present().cloned();
+        let (me, is_torch) = (node.me().clone(), node.is_torch());
+        self.laws
+            .on_write(&me, is_torch, before.as_deref(), state, self.now);
+        self.store.put(state, self.now);
+        self.check_punctual(writer, before.as_deref());
+        for watch in std::mem::take(&mut self.watches) {
+            if !self.store.differs(watch.known.as_ref(), watch.part) {
+                self.watches.push(watch);
+                continue;
+            }
+            let answer = Answer {
+                version: self.store.present().cloned(),
+                is_ours: false,
+                at: self.now,
+            };
+            let at = self.now + self.latency();
+            self.schedule(at, watch.node, Event::Answer(watch.ask, answer, false));
+        }
+    }
+
+    /// A node of ours that nothing hinders gives its signs of life in time.
+    fn check_punctual(&self, writer: usize, before: Option<&Version>) {
+        let node = &self.nodes[writer];
+        if self.network != Network::CALM || node.was_paused || node.is_torch() {
+            return;
+        }
+        let written_at = before.and_then(|version| version.written_at.get(node.me()));
+        let when_calm = self.network_since + self.settings.keep_alive_interval;
+        if let Some(at) = written_at.filter(|at| **at >= when_calm) {
+            let pause = self.now - *at;
+            // Many that write at once hold each other up; one interval must remain to spare.
+            let pause_max = self.settings.dead_after() - self.settings.keep_alive_interval;
+            assert!(pause <= pause_max, "{} wrote {pause:?} ago", node.me());
+        }
+    }
+
+    fn send(&mut self, index: usize, request: Request) {
+        let node = &mut self.nodes[index];
+        node.ask += 1;
+        let ask = node.ask;
+        let at = self.now + self.latency();
+        self.schedule(at, index, Event::Request(ask, request));
+    }
+
+    fn drive(&mut self, index: usize) {
+        let node = &mut self.nodes[index];
+        match node.step(self.now) {
+            Need::Read => self.send(index, Request::Read),
+            Need::Write => {
+                let (state, token) = node.to_write();
+                self.send(index, Request::Write(Box::new(state), token));
+            }
+            Need::Wait { until } => {
+                let until = until.saturating_sub(node.boot);
+                if matches!(node.commands.front(), Some(Command::Leave)) {
+                    self.next_command(index);
+                } else {
+                    self.wait(index, until);
+                }
+            }
+            Need::Done(result) => {
+                let Stage::Busy(operation) = node.stage else {
+                    panic!("{} has done something unasked", node.me());
+                };
+                match (operation, result) {
+                    (Operation::Exit, Ok(())) => {
+                        node.begin(Operation::Join, self.now);
+                        self.drive(index);
+                    }
+                    (Operation::Join, Ok(())) => self.on_joined(index),
+                    (Operation::Exit | Operation::Join, Err(ending)) => {
+                        node.stage = Stage::Over(Outcome::Failed(ending));
+                    }
+                    (Operation::KeepAlive, result) => {
+                        node.stage = Stage::Member;
+                        node.idle_until = match result {
+                            Ok(()) => node.next_heartbeat(&self.settings, self.now),
+                            Err(_) => self.now + self.settings.keep_alive_interval,
+                        };
+                        self.rest(index);
+                    }
+                    (Operation::Leave, _) => node.stage = Stage::Over(Outcome::Left),
+                    (Operation::Close, _) => node.stage = Stage::Over(Outcome::Closed),
+                }
+            }
+        }
+    }
+
+    fn on_joined(&mut self, index: usize) {
+        let node = &mut self.nodes[index];
+        let (me, state) = (node.me().clone(), node.state().clone());
+        node.joins.push(Joined {
+            at: self.now,
+            round: state.round,
+            rank: state.participants.get(&me).copied().unwrap_or(-1),
+            nodes: state.participants.keys().cloned().collect(),
+        });
+        let is_torch = node.is_torch();
+        self.laws.on_joined(&me, is_torch, &state);
+        self.keep_alive(index);
+    }
+
+    fn keep_alive(&mut self, index: usize) {
+        let node = &mut self.nodes[index];
+        node.deadline = node.clock(self.now).monotonic + self.settings.heartbeat_timeout;
+        node.begin(Operation::KeepAlive, self.now);
+        self.drive(index);
+    }
+
+    /// A member has nothing to do until its next sign of life.
+    fn rest(&mut self, index: usize) {
+        let node = &mut self.nodes[index];
+        if node.restarts && !node.plans_rejoin && node.wants_restart() {
+            node.plans_rejoin = true;
+            // So long it takes to stop the workers.
+            let millis = self.random.u64(0..2_000);
+            self.command_in(millis, index, Command::Rejoin);
+        }
+        let node = &mut self.nodes[index];
+        if !node.commands.is_empty() {
+            self.next_command(index);
+        } else if self.now >= node.idle_until {
+            self.keep_alive(index);
+        } else {
+            let until = node.idle_until;
+            self.wait(index, until);
+        }
+    }
+
+    /// Waits as the shell does, and wakes the node when `until` has come.
+    fn wait(&mut self, index: usize, until: Duration) {
+        let node = &mut self.nodes[index];
+        node.ask += 1;
+        if until.saturating_sub(self.now) <= SHORT {
+            node.short_waits += 1;
+            let is_hot = node.short_waits > SHORT_WAITS_MAX;
+            assert!(!is_hot, "{} asks without end", node.me());
+        }
+        let ask = node.ask;
+        let is_member = node.stage == Stage::Member;
+        let until = until.max(self.now);
+        if (node.is_torch() && is_member) || (!node.is_torch() && node.watching == Watching::Polls)
+        {
+            let at = until.min(self.now + POLL_INTERVAL);
+            return self.schedule(at, index, Event::Poll(ask));
+        }
+        if !node.is_torch() {
+            let is_participant = node.state().participants.contains_key(node.me());
+            let by_round = node.watching == Watching::Round && !is_member && is_participant;
+            let part = if by_round { Part::Round } else { Part::Members };
+            let watch = Request::Watch(node.known.clone(), part);
+            let at = self.now + self.latency();
+            self.schedule(at, index, Event::Request(ask, watch));
+        }
+        self.schedule(until, index, Event::Wake(ask));
+    }
+
+    fn on_answer(&mut self, index: usize, answer: &Answer, was_write: bool) {
+        let node = &mut self.nodes[index];
+        node.on_answer(answer, was_write, self.now);
+        node.ask += 1;
+        let ask = node.ask;
+        if let Some(version) = answer.version.as_deref().filter(|_| !node.is_torch()) {
+            self.laws
+                .on_adopt(node.me(), version, answer.at, node.state());
+        }
+        if node.stage == Stage::Member {
+            return self.rest(index);
+        }
+        let conflicts = node.conflicts();
+        if was_write && !answer.is_ours && conflicts > 1 {
+            let longest = 4_000_u64 << conflicts.min(7);
+            let pause = Duration::from_micros(self.random.u64(0..longest));
+            let at = self.now + pause;
+            return self.schedule(at, index, Event::Retry(ask));
+        }
+        self.drive(index);
+    }
+
+    fn on_command(&mut self, index: usize, command: Command) {
+        let node = &mut self.nodes[index];
+        match command {
+            Command::Crash => {
+                node.ask += 1;
+                node.stage = Stage::Over(Outcome::Crashed);
+            }
+            Command::Pause(duration) => {
+                node.was_paused = true;
+                node.paused_until = node.paused_until.max(self.now + duration);
+            }
+            Command::Jump(seconds) => node.skew += seconds,
+            Command::Start if node.stage == Stage::Absent => {
+                node.start(self.now);
+                node.commands.push_back(Command::Rejoin);
+                self.next_command(index);
+            }
+            Command::Start => {}
+            Command::Rejoin | Command::Leave | Command::Close => {
+                let is_joining =
+                    matches!(node.stage, Stage::Busy(Operation::Exit | Operation::Join));
+                let is_vain = is_joining && matches!(command, Command::Rejoin);
+                if !node.is_alive() || is_vain {
+                    return;
+                }
+                node.commands.push_back(command);
+                if node.stage == Stage::Member {
+                    self.next_command(index);
+                }
+            }
+        }
+    }
+
+    /// Begins what was asked of a node next.
+    fn next_command(&mut self, index: usize) {
+        let node = &mut self.nodes[index];
+        let monotonic = node.clock(self.now).monotonic;
+        let (operation, timeout) = match node.commands.pop_front() {
+            Some(Command::Leave) => (Operation::Leave, self.settings.close_timeout),
+            Some(Command::Close) => (Operation::Close, self.settings.close_timeout),
+            _ => {
+                node.plans_rejoin = false;
+                // One is as good as several.
+                node.commands
+                    .retain(|command| !matches!(command, Command::Rejoin));
+                (Operation::Exit, self.settings.join_timeout)
+            }
+        };
+        node.deadline = monotonic + timeout;
+        node.begin(operation, self.now);
+        self.drive(index);
+    }
+}

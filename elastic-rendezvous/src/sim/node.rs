@@ -1,0 +1,274 @@
+//! A simulated node: an executor, a clock of its own, and what it is doing at the moment.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::rc::Rc;
+use std::time::Duration;
+
+use super::store::{Answer, Version};
+use super::torch::TorchNode;
+use crate::backend::Token;
+use crate::clock::Now;
+use crate::executor::{Ending, Executor, Need, Operation, Written};
+use crate::node::NodeId;
+use crate::settings::RendezvousSettings;
+use crate::state::RendezvousState;
+use crate::timestamp::Timestamp;
+
+/// What the right clock on the wall says when the simulation begins.
+const WALL: Timestamp = Timestamp::from_micros(1_800_000_000_000_000);
+
+/// Who plays a node.
+#[derive(Debug)]
+pub(super) enum Player {
+    Ours(Box<Executor>),
+    Torch(Box<TorchNode>),
+}
+
+/// How a node of ours learns of changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Watching {
+    /// It asks once a second.
+    Polls,
+    /// It is woken when somebody comes or goes.
+    Members,
+    /// It is woken, while it is in an open round, by what concerns the whole round only.
+    Round,
+}
+
+/// What is asked of a node from outside, or happens to it.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Command {
+    /// Its process begins, and joins.
+    Start,
+    /// It leaves its round and joins the next one.
+    Rejoin,
+    Leave,
+    Close,
+    /// It stops for ever.
+    Crash,
+    /// It stops for a while: nothing reaches it, its clocks go on.
+    Pause(Duration),
+    /// Its clock on the wall is set by so many seconds.
+    Jump(i64),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stage {
+    Absent,
+    Busy(Operation),
+    /// In a complete round, between two signs of life.
+    Member,
+    Over(Outcome),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Outcome {
+    Crashed,
+    Left,
+    Closed,
+    Failed(Ending),
+}
+
+/// A complete round, as the node saw it when it had joined.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Joined {
+    pub(super) at: Duration,
+    pub(super) round: i64,
+    pub(super) rank: i64,
+    pub(super) nodes: BTreeSet<NodeId>,
+}
+
+#[derive(Debug)]
+pub(super) struct SimNode {
+    pub(super) player: Player,
+    pub(super) watching: Watching,
+    /// Whether it joins again when somebody waits, or is lost.
+    pub(super) restarts: bool,
+    pub(super) stage: Stage,
+    /// By how many seconds its clock on the wall is wrong.
+    pub(super) skew: i64,
+    /// What its monotonic clock said when the simulation began.
+    pub(super) boot: Duration,
+    /// The number of what it waits for: what comes for another number comes too late.
+    pub(super) ask: u64,
+    pub(super) paused_until: Duration,
+    pub(super) was_paused: bool,
+    pub(super) commands: VecDeque<Command>,
+    pub(super) plans_rejoin: bool,
+    /// Until when a member waits before it looks whether a sign of life is due.
+    pub(super) idle_until: Duration,
+    pub(super) deadline: Duration,
+    /// What it has read last.
+    pub(super) known: Option<Rc<Version>>,
+    pub(super) joins: Vec<Joined>,
+    /// How often in a row it has waited for next to nothing.
+    pub(super) short_waits: u32,
+    pub(super) round: i64,
+}
+
+impl SimNode {
+    pub(super) fn new(player: Player) -> Self {
+        Self {
+            player,
+            watching: Watching::Members,
+            restarts: true,
+            stage: Stage::Absent,
+            skew: 0,
+            boot: Duration::from_secs(1000),
+            ask: 0,
+            paused_until: Duration::ZERO,
+            was_paused: false,
+            commands: VecDeque::new(),
+            plans_rejoin: false,
+            idle_until: Duration::ZERO,
+            deadline: Duration::ZERO,
+            known: None,
+            joins: Vec::new(),
+            short_waits: 0,
+            round: 0,
+        }
+    }
+
+    pub(super) fn is_torch(&self) -> bool {
+        matches!(self.player, Player::Torch(_))
+    }
+
+    pub(super) fn is_alive(&self) -> bool {
+        matches!(self.stage, Stage::Busy(_) | Stage::Member)
+    }
+
+    pub(super) fn clock(&self, now: Duration) -> Now {
+        let skew = Duration::from_secs(self.skew.unsigned_abs());
+        let right = WALL.after(now);
+        Now {
+            monotonic: self.boot + now,
+            wall: if self.skew < 0 {
+                right.before(skew)
+            } else {
+                right.after(skew)
+            },
+        }
+    }
+
+    pub(super) fn me(&self) -> &NodeId {
+        match &self.player {
+            Player::Ours(executor) => executor.me(),
+            Player::Torch(torch) => &torch.me,
+        }
+    }
+
+    pub(super) fn state(&self) -> &RendezvousState {
+        match &self.player {
+            Player::Ours(executor) => executor.state(),
+            Player::Torch(torch) => &torch.state,
+        }
+    }
+
+    pub(super) fn to_write(&self) -> (RendezvousState, Option<Token>) {
+        match &self.player {
+            Player::Ours(executor) => {
+                let (state, token) = executor.to_write();
+                (state.clone(), token.cloned())
+            }
+            Player::Torch(torch) => (torch.state.clone(), torch.token.clone()),
+        }
+    }
+
+    /// The process begins: so does what it observes.
+    pub(super) fn start(&mut self, now: Duration) {
+        let clock = self.clock(now);
+        if let Player::Ours(executor) = &mut self.player {
+            let settings = executor.settings().clone();
+            **executor = Executor::new(executor.me().clone(), settings, clock);
+        }
+    }
+
+    pub(super) fn begin(&mut self, operation: Operation, now: Duration) {
+        let clock = self.clock(now);
+        match &mut self.player {
+            Player::Ours(executor) => executor.begin(operation, self.deadline, clock),
+            Player::Torch(torch) => torch.begin(operation, self.deadline),
+        }
+        self.stage = Stage::Busy(operation);
+    }
+
+    pub(super) fn step(&mut self, now: Duration) -> Need {
+        let clock = self.clock(now);
+        match &mut self.player {
+            Player::Ours(executor) => executor.step(clock),
+            Player::Torch(torch) => torch.step(clock),
+        }
+    }
+
+    pub(super) fn on_answer(&mut self, answer: &Answer, was_write: bool, now: Duration) {
+        let clock = self.clock(now);
+        let version = answer.version.as_ref();
+        let stored = version.map(|version| (version.state.clone(), version.token.clone()));
+        match &mut self.player {
+            Player::Torch(torch) => torch.adopt(stored, clock),
+            Player::Ours(executor) if was_write => {
+                let written = match stored {
+                    Some((_, token)) if answer.is_ours => Written::Ours(token),
+                    Some((state, token)) => Written::Theirs(Box::new(state), token),
+                    None => Written::Nothing,
+                };
+                executor.on_written(written, clock);
+            }
+            Player::Ours(executor) => executor.on_read(stored, clock),
+        }
+        let is_new = match (&self.known, version) {
+            (Some(known), Some(version)) => !Rc::ptr_eq(known, version),
+            (known, version) => known.is_some() != version.is_some(),
+        };
+        if is_new {
+            self.short_waits = 0;
+        }
+        self.known = version.cloned();
+        let round = self.state().round;
+        assert!(
+            self.round <= round,
+            "{} has gone back to round {round}",
+            self.me()
+        );
+        self.round = round;
+    }
+
+    /// How often in a row others were faster.
+    pub(super) fn conflicts(&self) -> u32 {
+        match &self.player {
+            Player::Ours(executor) => executor.conflicts(),
+            Player::Torch(_) => 0,
+        }
+    }
+
+    /// When it looks again whether a sign of life is due.
+    pub(super) fn next_heartbeat(&self, settings: &RendezvousSettings, now: Duration) -> Duration {
+        let due = match &self.player {
+            Player::Ours(executor) => executor.heartbeat_due_at(),
+            Player::Torch(_) => None,
+        };
+        due.map_or(now + settings.keep_alive_interval, |due| {
+            due.saturating_sub(self.boot).max(now)
+        })
+    }
+
+    /// Whether a launcher would stop its workers and join again.
+    pub(super) fn wants_restart(&self) -> bool {
+        let state = self.state();
+        if state.closed {
+            return false;
+        }
+        if !state.wait_list.is_empty() {
+            return true;
+        }
+        let Some(joined) = self.joins.last().filter(|_| !self.is_torch()) else {
+            return false;
+        };
+        !state.complete
+            || state.round != joined.round
+            || joined
+                .nodes
+                .iter()
+                .any(|node| !state.participants.contains_key(node))
+    }
+}

@@ -1,0 +1,257 @@
+//! Random histories. Each is drawn from a seed; `SEED=n` repeats one, `ROUNDS=n` tries so many.
+
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use super::node::{Command, Watching};
+use super::{Network, World};
+use crate::settings::RendezvousSettings;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Clocks are wrong by up to a quarter of an hour.
+const SKEW_MAX: i64 = 900;
+
+/// Carries out `history` for one seed after the other.
+fn for_seeds(rounds: u64, history: impl Fn(u64) + std::panic::RefUnwindSafe) {
+    let number = |name| {
+        let text = std::env::var(name).ok()?;
+        Some(text.parse::<u64>().expect("SEED and ROUNDS are numbers"))
+    };
+    let seeds: Vec<u64> = match number("SEED") {
+        Some(seed) => vec![seed],
+        None => (0..number("ROUNDS").unwrap_or(rounds))
+            .map(|_| fastrand::u64(..))
+            .collect(),
+    };
+    for seed in seeds {
+        let outcome = std::panic::catch_unwind(|| history(seed));
+        assert!(outcome.is_ok(), "to repeat this history: SEED={seed}");
+    }
+}
+
+/// A world of `count` nodes, each with clocks and a way of watching of its own.
+fn world(seed: u64, settings: RendezvousSettings, count: usize) -> (World, fastrand::Rng) {
+    let mut random = fastrand::Rng::with_seed(seed ^ 0x5eed);
+    let mut world = World::new(seed, settings);
+    for _ in 0..count {
+        add(&mut world, &mut random);
+    }
+    (world, random)
+}
+
+fn add(world: &mut World, random: &mut fastrand::Rng) -> usize {
+    // Names in another order than that of the starts.
+    let index = world.add(&format!("node{}", random.u32(..)));
+    let node = &mut world.nodes[index];
+    if random.bool() {
+        node.skew = random.i64(-SKEW_MAX..=SKEW_MAX);
+    }
+    node.boot = Duration::from_millis(random.u64(..10_000_000));
+    node.watching = match random.u8(0..3) {
+        0 => Watching::Polls,
+        1 => Watching::Members,
+        _ => Watching::Round,
+    };
+    index
+}
+
+/// Runs until all is well and then some, in which nothing may change.
+fn settle(world: &mut World, limit: Duration) {
+    let end = world.now + limit;
+    let is_settled = world.run_until(end, World::is_settled);
+    assert!(is_settled, "not settled after {limit:?}: {}", tell(world));
+    let joins: usize = world.nodes.iter().map(|node| node.joins.len()).sum();
+    world.run_for(20 * SECOND);
+    assert!(world.is_settled(), "settled no more: {}", tell(world));
+    let later: usize = world.nodes.iter().map(|node| node.joins.len()).sum();
+    assert_eq!(joins, later, "restarts without a reason");
+}
+
+/// What to look at when a history has failed.
+fn tell(world: &World) -> String {
+    let mut text = format!("at {:?}, {:#?}", world.now, world.store.state());
+    for node in &world.nodes {
+        let (me, stage) = (node.me(), node.stage);
+        text += &format!("\n{me}: {stage:?}, {:?}, {:?}", node.watching, node.joins);
+    }
+    text
+}
+
+fn between(random: &mut fastrand::Rng, millis: RangeInclusive<u64>) -> u64 {
+    random.u64(millis)
+}
+
+#[test]
+fn when_all_must_come_the_last_one_completes_the_round_at_once() {
+    for_seeds(60, |seed| {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let count = random.usize(2..=12);
+        let settings = RendezvousSettings::new("job", count, count);
+        let (mut world, mut random) = world(seed, settings, count);
+        let mut last = 0;
+        for node in 0..count {
+            let millis = between(&mut random, 0..=20_000);
+            world.command_in(millis, node, Command::Start);
+            last = last.max(millis);
+        }
+        world.run_for(Duration::from_millis(last));
+        // A node whose clock is behind looks dead until it is seen to write.
+        let limit = world.settings.keep_alive_interval + 2 * SECOND;
+        settle(&mut world, limit);
+        assert!(world.nodes.iter().all(|node| node.joins.len() == 1));
+    });
+}
+
+#[test]
+fn when_enough_have_come_the_round_is_complete_after_the_last_call() {
+    for_seeds(60, |seed| {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let count = random.usize(1..=11);
+        let mut settings = RendezvousSettings::new("job", random.usize(1..=count), count + 1);
+        settings.last_call_timeout = random.u32(1..=30) * SECOND;
+        let (mut world, mut random) = world(seed, settings, count);
+        // All come before the first could have ended the last call.
+        let longest = world.settings.last_call_timeout.as_millis() as u64 - 500;
+        for node in 0..count {
+            let millis = between(&mut random, 0..=longest);
+            world.command_in(millis, node, Command::Start);
+        }
+        world.run_for(Duration::from_millis(longest));
+        let limit = world.settings.last_call_timeout + 7 * SECOND;
+        settle(&mut world, limit);
+        assert!(world.nodes.iter().all(|node| node.joins.len() == 1));
+    });
+}
+
+#[test]
+fn more_nodes_than_there_are_places_become_spares() {
+    for_seeds(30, |seed| {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let count = random.usize(2..=12);
+        let max = random.usize(1..count);
+        let settings = RendezvousSettings::new("job", random.usize(1..=max), max);
+        let (mut world, mut random) = world(seed, settings, count);
+        for node in 0..count {
+            world.command_in(between(&mut random, 0..=60_000), node, Command::Start);
+        }
+        world.run_for(60 * SECOND);
+        settle(&mut world, 120 * SECOND);
+    });
+}
+
+#[test]
+fn after_all_that_can_happen_the_survivors_complete_a_round() {
+    for_seeds(60, |seed| faults(seed, 12));
+}
+
+fn faults(seed: u64, nodes_max: usize) {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let count = random.usize(2..=nodes_max);
+    let max = random.usize(1..=count + 1);
+    let mut settings = RendezvousSettings::new("job", random.usize(1..=max), max);
+    settings.last_call_timeout = random.u32(1..=30) * SECOND;
+    let (mut world, mut random) = world(seed, settings, count);
+    let horizon = random.u64(1..=90_000);
+    for node in 0..count {
+        world.command_in(between(&mut random, 0..=horizon / 2), node, Command::Start);
+    }
+    if random.bool() {
+        world.set_network(Network::ROUGH);
+    }
+    let mut ends = horizon;
+    for _ in 0..random.usize(0..=2 * count) {
+        let at = between(&mut random, 0..=horizon);
+        let node = random.usize(0..count);
+        let pause = between(&mut random, 0..=40_000);
+        match random.u8(0..12) {
+            0 => world.command_in(at, node, Command::Crash),
+            1 => {
+                world.command_in(at, node, Command::Crash);
+                let next = add(&mut world, &mut random);
+                world.command_in(at + pause, next, Command::Start);
+                ends = ends.max(at + pause);
+            }
+            2 => world.command_in(at, node, Command::Leave),
+            3..6 => {
+                let pause_length = Duration::from_millis(pause);
+                world.command_in(at, node, Command::Pause(pause_length));
+                ends = ends.max(at + pause);
+            }
+            6..8 => {
+                let seconds = random.i64(-SKEW_MAX..=SKEW_MAX);
+                world.command_in(at, node, Command::Jump(seconds));
+            }
+            _ => world.command_in(at, node, Command::Rejoin),
+        }
+    }
+    world.run_for(Duration::from_millis(horizon));
+    world.set_network(Network::CALM);
+    world.run_for(Duration::from_millis(ends - horizon));
+    // What was on its way when the network became calm.
+    world.run_for(5 * SECOND);
+    if world.alive() < world.settings.min_nodes {
+        // Nothing can be completed; nothing may break either.
+        return world.run_for(60 * SECOND);
+    }
+    // The dead are noticed, their round is left, and the next one has its last call: at worst twice.
+    let limit = 2 * (2 * world.settings.dead_after() + world.settings.last_call_timeout);
+    settle(&mut world, limit + 20 * SECOND);
+}
+
+#[test]
+fn forty_nodes_survive_what_twelve_do() {
+    for_seeds(4, |seed| faults(seed, 40));
+}
+
+#[test]
+fn nodes_of_both_kinds_complete_rounds_together_in_any_order() {
+    for_seeds(30, |seed| {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let count = random.usize(2..=8);
+        // With places for all: PyTorch's nodes alone do not come to rest otherwise.
+        let mut settings = RendezvousSettings::new("job", random.usize(1..=count), count);
+        settings.last_call_timeout = random.u32(2..=30) * SECOND;
+        let mut world = World::new(seed, settings);
+        for number in 0..count {
+            let node = if number == 0 || random.bool() {
+                world.add(&format!("ours{number}"))
+            } else {
+                world.add_torch(&format!("theirs{number}"))
+            };
+            world.nodes[node].watching = Watching::Members;
+            world.command_in(between(&mut random, 0..=20_000), node, Command::Start);
+        }
+        for _ in 0..random.usize(0..=4) {
+            let at = between(&mut random, 20_000..=80_000);
+            world.command_in(at, random.usize(0..count), Command::Rejoin);
+        }
+        // Nobody of theirs would notice that the last one of ours is gone.
+        if random.bool() && count > world.settings.min_nodes {
+            let at = between(&mut random, 20_000..=80_000);
+            world.command_in(at, random.usize(1..count), Command::Crash);
+        }
+        world.run_for(80 * SECOND);
+        let limit = 2 * (2 * world.settings.dead_after() + world.settings.last_call_timeout);
+        settle(&mut world, limit + 30 * SECOND);
+    });
+}
+
+#[test]
+fn a_restart_of_nodes_that_are_up_needs_no_last_call() {
+    for_seeds(60, |seed| {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let count = random.usize(1..=11);
+        let settings = RendezvousSettings::new("job", random.usize(1..=count), count + 1);
+        let (mut world, mut random) = world(seed, settings, count);
+        for node in 0..count {
+            world.command(node, Command::Start);
+        }
+        settle(&mut world, 38 * SECOND);
+        let round = world.store.state().round;
+        world.command(random.usize(0..count), Command::Rejoin);
+        world.run_for(SECOND / 10);
+        settle(&mut world, 5 * SECOND);
+        assert_eq!(world.store.state().round, round + 1, "one restart is enough");
+    });
+}

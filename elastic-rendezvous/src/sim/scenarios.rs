@@ -1,0 +1,501 @@
+//! Histories with a name: what a job goes through, and where PyTorch's nodes go wrong.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use super::node::{Command, Outcome, Stage, Watching};
+use super::{Network, World};
+use crate::executor::{Ending, Operation};
+use crate::node::NodeId;
+use crate::settings::RendezvousSettings;
+use crate::state::RendezvousState;
+use crate::timestamp::Timestamp;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// The right time when a simulation begins.
+const START: Timestamp = Timestamp::from_micros(1_800_000_000_000_000);
+
+fn settings(min_nodes: usize, max_nodes: usize) -> RendezvousSettings {
+    RendezvousSettings::new("job", min_nodes, max_nodes)
+}
+
+/// `count` nodes of ours that start at once.
+fn started(settings: RendezvousSettings, count: usize) -> World {
+    let mut world = World::new(7, settings);
+    for number in 0..count {
+        let node = world.add(&format!("node{number}"));
+        world.command(node, Command::Start);
+    }
+    world
+}
+
+#[track_caller]
+fn settle(world: &mut World, limit: Duration) {
+    let end = world.now + limit;
+    let is_settled = world.run_until(end, World::is_settled);
+    assert!(is_settled, "{:#?}", world.store.state());
+}
+
+#[track_caller]
+fn settled(settings: RendezvousSettings, count: usize) -> World {
+    let limit = settings.last_call_timeout + 8 * SECOND;
+    let mut world = started(settings, count);
+    settle(&mut world, limit);
+    world
+}
+
+fn outcome(world: &World, node: usize) -> Stage {
+    world.nodes[node].stage
+}
+
+fn is_spare(world: &World, node: usize) -> bool {
+    let me = world.nodes[node].me();
+    world.store.state().redundancy_list.contains(me)
+}
+
+/// How often a node has seen itself off every list while it thought it was in a round.
+fn joins(world: &World, node: usize) -> usize {
+    world.nodes[node].joins.len()
+}
+
+#[test]
+fn a_member_that_restarts_takes_the_others_with_it_into_the_next_round() {
+    let mut world = settled(settings(3, 3), 3);
+    assert_eq!(world.store.state().round, 0);
+    world.command(1, Command::Rejoin);
+    world.run_for(SECOND / 10);
+    settle(&mut world, 5 * SECOND);
+    let state = world.store.state();
+    assert_eq!((state.round, state.participants.len()), (1, 3));
+    assert!(world.nodes.iter().all(|node| node.joins.len() == 2));
+}
+
+#[test]
+fn a_node_that_comes_later_is_in_the_next_round() {
+    let mut world = settled(settings(2, 4), 2);
+    let late = world.add("late");
+    world.command(late, Command::Start);
+    world.run_for(SECOND);
+    assert!(!world.is_settled());
+    let limit = world.settings.last_call_timeout + 5 * SECOND;
+    settle(&mut world, limit);
+    let state = world.store.state();
+    assert_eq!((state.round, state.participants.len()), (1, 3));
+}
+
+#[test]
+fn the_last_place_ends_the_last_call() {
+    let mut world = settled(settings(2, 3), 2);
+    let late = world.add("late");
+    world.command(late, Command::Start);
+    world.run_for(SECOND / 10);
+    settle(&mut world, 5 * SECOND);
+    assert_eq!(world.store.state().participants.len(), 3);
+}
+
+#[test]
+fn when_a_node_leaves_the_others_go_on_without_it() {
+    let mut world = settled(settings(2, 4), 3);
+    world.command(0, Command::Leave);
+    world.run_for(SECOND / 10);
+    assert_eq!(outcome(&world, 0), Stage::Over(Outcome::Left));
+    // Nobody had to find out that it is silent.
+    let limit = world.settings.last_call_timeout + 8 * SECOND;
+    settle(&mut world, limit);
+    assert_eq!(world.store.state().participants.len(), 2);
+}
+
+#[test]
+fn when_a_node_crashes_the_others_notice_and_go_on_without_it() {
+    let mut world = settled(settings(2, 4), 3);
+    world.command(0, Command::Crash);
+    world.run_for(SECOND / 10);
+    let limit = world.settings.dead_after() + world.settings.last_call_timeout + 15 * SECOND;
+    settle(&mut world, limit);
+    assert_eq!(world.store.state().participants.len(), 2);
+}
+
+#[test]
+fn a_spare_takes_the_place_of_a_member_that_crashes() {
+    let mut world = settled(settings(2, 2), 3);
+    let spare = (0..3).find(|node| is_spare(&world, *node)).expect("one");
+    let member = (spare + 1) % 3;
+    world.command(member, Command::Crash);
+    world.run_for(SECOND / 10);
+    let limit = world.settings.dead_after() + 15 * SECOND;
+    settle(&mut world, limit);
+    assert_eq!(joins(&world, spare), 1);
+    assert_eq!(world.store.state().redundancy_list, BTreeSet::new());
+}
+
+#[test]
+fn of_two_nodes_for_one_place_one_becomes_a_spare_and_the_members_stay() {
+    let mut world = settled(settings(2, 3), 5);
+    world.command(0, Command::Rejoin);
+    world.command(1, Command::Rejoin);
+    world.command(2, Command::Rejoin);
+    world.run_for(SECOND / 10);
+    settle(&mut world, 30 * SECOND);
+    let round = world.store.state().round;
+    world.run_for(60 * SECOND);
+    assert!(world.is_settled());
+    assert_eq!(world.store.state().round, round);
+}
+
+#[test]
+fn spares_may_go_when_the_job_is_over() {
+    let mut world = settled(settings(2, 2), 4);
+    let spares: Vec<usize> = (0..4).filter(|node| is_spare(&world, *node)).collect();
+    assert_eq!(spares.len(), 2);
+    let member = (0..4).find(|node| !spares.contains(node)).expect("one");
+    world.command(member, Command::Close);
+    world.run_for(3 * SECOND);
+    assert_eq!(outcome(&world, member), Stage::Over(Outcome::Closed));
+    for spare in spares {
+        let expected = Stage::Over(Outcome::Failed(Ending::GracefulExit));
+        assert_eq!(outcome(&world, spare), expected);
+    }
+    // Who comes later is told that it is closed.
+    let late = world.add("late");
+    world.command(late, Command::Start);
+    world.run_for(SECOND);
+    let expected = Stage::Over(Outcome::Failed(Ending::Closed));
+    assert_eq!(outcome(&world, late), expected);
+}
+
+#[test]
+fn a_join_that_times_out_leaves_nothing_behind() {
+    let mut settings = settings(3, 3);
+    settings.join_timeout = 20 * SECOND;
+    let mut world = started(settings, 2);
+    world.run_for(20 * SECOND);
+    assert_eq!(world.store.state().participants.len(), 2);
+    world.run_for(SECOND);
+    for node in 0..2 {
+        let expected = Stage::Over(Outcome::Failed(Ending::Timeout));
+        assert_eq!(outcome(&world, node), expected);
+    }
+    assert_eq!(world.store.state(), RendezvousState::default());
+}
+
+#[test]
+fn a_place_on_the_wait_list_is_given_back_in_time() {
+    let mut settings = settings(1, 2);
+    settings.join_timeout = 20 * SECOND;
+    settings.last_call_timeout = SECOND;
+    let mut world = settled(settings, 1);
+    // Its workers never stop.
+    world.nodes[0].restarts = false;
+    let late = world.add("late");
+    world.command(late, Command::Start);
+    world.run_for(19 * SECOND);
+    assert_eq!(world.store.state().wait_list.len(), 1);
+    world.run_for(2 * SECOND);
+    let expected = Stage::Over(Outcome::Failed(Ending::Timeout));
+    assert_eq!(outcome(&world, late), expected);
+    assert_eq!(world.store.state().wait_list, BTreeSet::new());
+}
+
+#[test]
+fn a_spare_does_not_time_out_and_joins_with_all_its_time_when_it_is_needed() {
+    let mut settings = settings(2, 2);
+    settings.join_timeout = 20 * SECOND;
+    let mut world = settled(settings, 3);
+    let spare = (0..3).find(|node| is_spare(&world, *node)).expect("one");
+    world.run_for(300 * SECOND);
+    assert!(is_spare(&world, spare));
+    world.command((spare + 1) % 3, Command::Crash);
+    let limit = world.settings.dead_after() + 15 * SECOND;
+    world.run_for(SECOND);
+    settle(&mut world, limit);
+    assert_eq!(joins(&world, spare), 1);
+}
+
+/// A state that an earlier job has left behind; its nodes are long dead.
+fn stale(participants: usize, is_complete: bool, heartbeat: Timestamp) -> RendezvousState {
+    let mut state = RendezvousState {
+        round: 5,
+        complete: is_complete,
+        ..RendezvousState::default()
+    };
+    for number in 0..participants {
+        let node = NodeId::new(format!("dead{number}"), 1, 0);
+        let rank = if is_complete { number as i64 } else { 0 };
+        state.participants.insert(node.clone(), rank);
+        state.last_heartbeats.insert(node, heartbeat);
+    }
+    state
+}
+
+fn completes_without_the_dead(stale: &RendezvousState, min_nodes: usize, max_nodes: usize) {
+    for watching in [Watching::Polls, Watching::Members, Watching::Round] {
+        let mut world = started(settings(min_nodes, max_nodes), 3);
+        for node in &mut world.nodes {
+            node.watching = watching;
+        }
+        world.store.put(stale, Duration::ZERO);
+        world.run_for(SECOND);
+        assert_eq!(world.store.state().round, 5);
+        let limit = world.settings.dead_after() + 10 * SECOND;
+        settle(&mut world, limit);
+        for node in &world.nodes {
+            let nodes: Vec<usize> = node.joins.iter().map(|join| join.nodes.len()).collect();
+            assert_eq!(nodes, [3], "nobody was ever in a round with the dead");
+        }
+    }
+}
+
+#[test]
+fn a_complete_round_of_the_dead_is_followed_by_one_of_the_living() {
+    let long_ago = START.before(3600 * SECOND);
+    completes_without_the_dead(&stale(2, true, long_ago), 3, 3);
+    // Also when there is no place: then all begin as spares.
+    completes_without_the_dead(&stale(3, true, long_ago), 2, 3);
+}
+
+#[test]
+fn an_open_round_of_the_dead_is_not_completed_with_them() {
+    let long_ago = START.before(3600 * SECOND);
+    completes_without_the_dead(&stale(2, false, long_ago), 3, 3);
+    let mut state = stale(2, false, long_ago);
+    state.deadline = Some(long_ago.after(30 * SECOND));
+    completes_without_the_dead(&state, 2, 3);
+}
+
+/// PyTorch's nodes wait until that time has come.
+#[test]
+fn the_dead_whose_clocks_were_ahead_are_as_dead() {
+    let ahead = START.after(3600 * SECOND);
+    completes_without_the_dead(&stale(2, true, ahead), 3, 3);
+}
+
+#[test]
+fn a_node_that_stops_for_less_than_its_time_is_kept() {
+    let mut world = settled(settings(3, 3), 3);
+    world.command(0, Command::Pause(9 * SECOND));
+    world.run_for(60 * SECOND);
+    assert!(world.is_settled());
+    assert_eq!(world.store.state().round, 0);
+}
+
+#[test]
+fn a_node_that_stopped_for_too_long_notices_and_comes_back() {
+    let mut world = settled(settings(3, 3), 3);
+    world.command(0, Command::Pause(30 * SECOND));
+    world.run_for(29 * SECOND);
+    assert!(
+        !world
+            .store
+            .state()
+            .participants
+            .contains_key(world.nodes[0].me())
+    );
+    world.run_for(SECOND);
+    settle(&mut world, 10 * SECOND);
+    assert_eq!(world.store.state().participants.len(), 3);
+}
+
+#[test]
+fn clocks_that_are_wrong_or_set_are_no_reason_to_restart() {
+    let mut world = World::new(11, settings(4, 4));
+    for (number, skew) in [0, 900, -900, 61].into_iter().enumerate() {
+        let node = world.add(&format!("node{number}"));
+        world.nodes[node].skew = skew;
+        world.command(node, Command::Start);
+        world.command_in(20_000, node, Command::Jump(-skew * 2));
+        world.command_in(40_000, node, Command::Jump(86_400));
+    }
+    settle(&mut world, 8 * SECOND);
+    world.run_for(120 * SECOND);
+    assert!(world.is_settled());
+    assert_eq!(world.store.state().round, 0);
+}
+
+#[test]
+fn clocks_that_are_wrong_do_not_slow_a_restart_down() {
+    let mut world = World::new(12, settings(3, 3));
+    for (number, skew) in [0, 900, -900].into_iter().enumerate() {
+        let node = world.add(&format!("node{number}"));
+        world.nodes[node].skew = skew;
+        world.command(node, Command::Start);
+    }
+    settle(&mut world, 8 * SECOND);
+    world.run_for(10 * SECOND);
+    // They have seen each other write: nobody looks dead, though all heartbeats are new again.
+    world.command(0, Command::Rejoin);
+    world.run_for(SECOND / 10);
+    let limit = 2 * SECOND + SECOND / 2;
+    settle(&mut world, limit);
+    assert_eq!(world.store.state().round, 1);
+}
+
+#[test]
+fn forty_nodes_complete_a_round_with_a_bounded_number_of_writes() {
+    for watching in [Watching::Polls, Watching::Members, Watching::Round] {
+        let mut world = started(settings(40, 40), 40);
+        for node in &mut world.nodes {
+            node.watching = watching;
+        }
+        settle(&mut world, 10 * SECOND);
+        // All want to write at the same time: at worst each of 40 waits for all before it.
+        assert!(world.writes_tried < 40 * 40, "{}", world.writes_tried);
+        world.command(17, Command::Rejoin);
+        world.command(23, Command::Crash);
+        let replacement = world.add("replacement");
+        world.command_in(5_000, replacement, Command::Start);
+        world.run_for(10 * SECOND);
+        let limit = 2 * world.settings.dead_after();
+        settle(&mut world, limit);
+    }
+}
+
+#[test]
+fn what_others_write_only_for_their_signs_of_life_wakes_nobody() {
+    let mut world = settled(settings(12, 12), 12);
+    world.run_for(10 * SECOND);
+    let before = (world.writes_tried, world.events_made);
+    world.run_for(100 * SECOND);
+    let writes = world.writes_tried - before.0;
+    // 12 nodes, one write each in 5 s; hardly one is in vain.
+    assert!((230..=300).contains(&writes), "{writes}");
+    let events_by_write = (world.events_made - before.1) / writes;
+    assert!(events_by_write <= 10, "{events_by_write}");
+}
+
+#[test]
+fn a_write_whose_answer_is_lost_is_not_made_twice() {
+    let mut world = World::new(3, settings(2, 2));
+    world.set_network(Network {
+        slow: 0.0,
+        refused: 0.0,
+        lost: 1.0,
+    });
+    for number in 0..2 {
+        let node = world.add(&format!("node{number}"));
+        world.command(node, Command::Start);
+    }
+    world.run_for(10 * SECOND);
+    assert!(world.is_settled());
+    assert_eq!(world.nodes[0].joins.len(), 1);
+    assert_eq!(world.nodes[1].joins.len(), 1);
+}
+
+#[test]
+fn nodes_of_both_kinds_complete_rounds_together() {
+    let mut world = World::new(5, settings(2, 4));
+    let ours = world.add("ours");
+    let theirs = world.add_torch("theirs");
+    world.command(ours, Command::Start);
+    world.command_in(500, theirs, Command::Start);
+    settle(&mut world, 33 * SECOND);
+    assert_eq!(world.store.state().round, 0);
+    // One of theirs comes: ours makes room, and so does theirs.
+    let late = world.add_torch("late");
+    world.command(late, Command::Start);
+    world.run_for(SECOND);
+    settle(&mut world, 38 * SECOND);
+    assert_eq!(world.store.state().participants.len(), 3);
+    // Ours restarts: theirs see it on the wait list.
+    let round = world.store.state().round;
+    world.command(ours, Command::Rejoin);
+    world.run_for(SECOND);
+    settle(&mut world, 38 * SECOND);
+    assert_eq!(world.store.state().round, round + 1);
+    // Theirs restarts: ours sees it.
+    world.command(theirs, Command::Rejoin);
+    world.run_for(SECOND);
+    settle(&mut world, 38 * SECOND);
+    assert_eq!(world.store.state().round, round + 2);
+    // Theirs dies: theirs would not notice, ours does and takes the other one along.
+    world.command(theirs, Command::Crash);
+    world.run_for(SECOND);
+    settle(&mut world, 65 * SECOND);
+    assert_eq!(world.store.state().participants.len(), 2);
+}
+
+/// Whether node is in the round, in the eyes of a node of PyTorch's.
+fn is_seen(world: &World, by: usize, node: usize) -> bool {
+    let me = world.nodes[node].me();
+    world.nodes[by].state().last_heartbeats.contains_key(me)
+}
+
+#[test]
+fn pytorchs_node_that_we_have_seen_write_does_not_take_us_for_dead_though_our_clock_is_behind() {
+    for watching in [Watching::Polls, Watching::Members] {
+        let mut world = World::new(9, settings(2, 2));
+        let (ours, theirs) = (world.add("ours"), world.add_torch("theirs"));
+        world.nodes[ours].skew = -60;
+        world.nodes[ours].watching = watching;
+        // Ours is there, and theirs comes.
+        world.command(theirs, Command::Start);
+        world.command_in(10_000, ours, Command::Start);
+        world.run_for(11 * SECOND);
+        settle(&mut world, 20 * SECOND);
+        let (round, joins_of_ours) = (world.store.state().round, joins(&world, ours));
+        for _ in 0..300 {
+            world.run_for(SECOND);
+            assert!(is_seen(&world, theirs, ours), "{:?}", world.now);
+        }
+        assert_eq!(world.store.state().round, round);
+        assert_eq!(joins(&world, ours), joins_of_ours);
+    }
+}
+
+/// What cannot be cured: a heartbeat of ours that was written before we could know the other's clock.
+#[test]
+fn pytorchs_node_that_comes_takes_us_for_dead_once_when_our_clock_is_behind() {
+    let mut world = World::new(10, settings(2, 2));
+    let (ours, theirs) = (world.add("ours"), world.add_torch("theirs"));
+    world.nodes[ours].skew = -60;
+    world.command(ours, Command::Start);
+    world.command_in(7_000, theirs, Command::Start);
+    world.run_for(7 * SECOND + SECOND / 2);
+    // Ours was dropped, has seen theirs write, and has joined anew with its time.
+    settle(&mut world, 10 * SECOND);
+    let round = world.store.state().round;
+    for _ in 0..100 {
+        world.run_for(SECOND);
+        assert!(is_seen(&world, theirs, ours), "{:?}", world.now);
+    }
+    assert_eq!(world.store.state().round, round);
+}
+
+#[test]
+fn pytorchs_node_whose_clock_is_behind_is_not_taken_for_dead() {
+    let mut world = World::new(13, settings(2, 2));
+    let (ours, theirs) = (world.add("ours"), world.add_torch("theirs"));
+    world.nodes[theirs].skew = -60;
+    world.command(theirs, Command::Start);
+    world.command_in(2_000, ours, Command::Start);
+    world.run_for(2 * SECOND);
+    // It looks dead until it has given a sign of life.
+    settle(&mut world, 8 * SECOND);
+    world.run_for(120 * SECOND);
+    assert!(world.is_settled());
+    assert_eq!(world.store.state().round, 0);
+}
+
+/// The model is right about PyTorch's nodes: among themselves they do what they are known for.
+#[test]
+fn pytorchs_nodes_alone_drop_each_other_when_a_clock_is_ahead() {
+    let mut world = World::new(14, settings(2, 2));
+    let (right, ahead) = (world.add_torch("right"), world.add_torch("ahead"));
+    world.nodes[ahead].skew = 20;
+    world.command(right, Command::Start);
+    world.command_in(3_000, ahead, Command::Start);
+    world.run_for(2 * SECOND);
+    assert!(
+        world
+            .store
+            .state()
+            .participants
+            .contains_key(world.nodes[right].me())
+    );
+    let has_dropped = |world: &World| {
+        let state = world.store.state();
+        !state.participants.contains_key(world.nodes[right].me())
+    };
+    assert!(world.run_until(5 * SECOND, has_dropped));
+    assert_eq!(outcome(&world, ahead), Stage::Busy(Operation::Join));
+}

@@ -1,0 +1,92 @@
+//! The store of a simulated rendezvous: one value with a fencing token, and who waits for it to change.
+//!
+//! The value is the text that a real store would hold, so everything here went through the codec.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+use crate::backend::{Part, Token};
+use crate::codec::{self, CodecLimits, WatchRanges};
+use crate::node::NodeId;
+use crate::state::RendezvousState;
+
+/// One stored state.
+#[derive(Debug)]
+pub(super) struct Version {
+    pub(super) token: Token,
+    pub(super) state: RendezvousState,
+    ranges: Option<WatchRanges>,
+    /// When each listed node has really written its heartbeat.
+    pub(super) written_at: BTreeMap<NodeId, Duration>,
+}
+
+/// What a node has read, or what came of its write.
+#[derive(Debug, Clone)]
+pub(super) struct Answer {
+    pub(super) version: Option<Rc<Version>>,
+    /// Whether it is what the node has just written.
+    pub(super) is_ours: bool,
+    /// When the store answered.
+    pub(super) at: Duration,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct SimStore {
+    present: Option<Rc<Version>>,
+}
+
+impl SimStore {
+    pub(super) fn present(&self) -> Option<&Rc<Version>> {
+        self.present.as_ref()
+    }
+
+    /// The stored state; an empty one while there is none.
+    pub(super) fn state(&self) -> RendezvousState {
+        self.present
+            .as_ref()
+            .map(|version| version.state.clone())
+            .unwrap_or_default()
+    }
+
+    /// Whether a writer that knows `token` may write.
+    pub(super) fn admits(&self, token: Option<&Token>) -> bool {
+        self.present.as_ref().map(|version| &version.token) == token
+    }
+
+    pub(super) fn put(&mut self, state: &RendezvousState, now: Duration) {
+        let text = codec::to_text(state);
+        let limits = CodecLimits::default();
+        let state = codec::from_text(&text, &limits).expect("what we have encoded");
+        let before = self.present.as_ref();
+        let written_at = state.last_heartbeats.iter().map(|(node, heartbeat)| {
+            let is_old =
+                |version: &&Rc<Version>| version.state.last_heartbeats.get(node) == Some(heartbeat);
+            let at = before
+                .filter(is_old)
+                .and_then(|version| version.written_at.get(node));
+            (node.clone(), at.copied().unwrap_or(now))
+        });
+        self.present = Some(Rc::new(Version {
+            written_at: written_at.collect(),
+            ranges: codec::watch_ranges(&text),
+            token: Token::new(text),
+            state,
+        }));
+    }
+
+    /// Whether `part` differs from what a waiting node knows, as a real store decides it: by the
+    /// characters of that part.
+    pub(super) fn differs(&self, known: Option<&Rc<Version>>, part: Part) -> bool {
+        let (Some(known), Some(present)) = (known, &self.present) else {
+            return known.is_some() != self.present.is_some();
+        };
+        let (old, new) = (known.token.as_bytes(), present.token.as_bytes());
+        let ranges = known.ranges.as_ref().expect("our own layout");
+        let range = match part {
+            Part::Round => ranges.header.clone(),
+            Part::Members => ranges.members.clone(),
+        };
+        new.get(range.clone()) != old.get(range)
+    }
+}

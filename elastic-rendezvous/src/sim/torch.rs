@@ -1,0 +1,135 @@
+//! A node of PyTorch's, as far as others notice: the same tables, but judged by the clock on the wall.
+//!
+//! In PyTorch: `_RendezvousStateHolder`, `_DistributedRendezvousOpExecutor`
+//! (`torch/distributed/elastic/rendezvous/dynamic_rendezvous.py`).
+
+use std::time::Duration;
+
+use crate::apply::{apply, remove_dead};
+use crate::backend::Token;
+use crate::clock::Now;
+use crate::decide::{self, Action, Context};
+use crate::executor::{Ending, Need, Operation};
+use crate::node::NodeId;
+use crate::settings::RendezvousSettings;
+use crate::state::RendezvousState;
+
+/// How long it trusts what it has read, and sleeps while it waits.
+pub(super) const POLL_INTERVAL: Duration = Duration::from_secs(1);
+
+#[derive(Debug)]
+pub(super) struct TorchNode {
+    pub(super) me: NodeId,
+    settings: RendezvousSettings,
+    pub(super) state: RendezvousState,
+    pub(super) token: Option<Token>,
+    is_dirty: bool,
+    is_synced: bool,
+    synced_at: Option<Duration>,
+    operation: Operation,
+    deadline: Duration,
+}
+
+impl TorchNode {
+    pub(super) fn new(me: NodeId, settings: RendezvousSettings) -> Self {
+        Self {
+            me,
+            settings,
+            state: RendezvousState::default(),
+            token: None,
+            is_dirty: false,
+            is_synced: false,
+            synced_at: None,
+            operation: Operation::KeepAlive,
+            deadline: Duration::ZERO,
+        }
+    }
+
+    pub(super) fn begin(&mut self, operation: Operation, deadline: Duration) {
+        self.operation = operation;
+        self.deadline = deadline;
+        self.is_dirty = false;
+        self.is_synced = false;
+    }
+
+    pub(super) fn step(&mut self, now: Now) -> Need {
+        loop {
+            if !self.is_synced {
+                if self.is_dirty {
+                    return Need::Write;
+                }
+                let is_fresh = self
+                    .synced_at
+                    .is_some_and(|at| now.monotonic.saturating_sub(at) < POLL_INTERVAL);
+                if !is_fresh {
+                    return Need::Read;
+                }
+            }
+            self.is_synced = false;
+            let action = self.decide(now);
+            match action {
+                Action::Finish => return Need::Done(Ok(())),
+                Action::ErrorClosed => return Need::Done(Err(Ending::Closed)),
+                Action::ErrorTimeout => return Need::Done(Err(Ending::Timeout)),
+                Action::GracefulExit => return Need::Done(Err(Ending::GracefulExit)),
+                Action::Sync => {
+                    return Need::Wait {
+                        until: now.monotonic + POLL_INTERVAL,
+                    };
+                }
+                _ => {
+                    if action == Action::RemoveFromRedundancyList {
+                        self.deadline = now.monotonic + self.settings.join_timeout;
+                    }
+                    let (state, settings) = (&mut self.state, &self.settings);
+                    apply(state, action, &self.me, settings, now.wall);
+                    self.is_dirty = true;
+                }
+            }
+        }
+    }
+
+    /// What it has read, or what its write has come to.
+    pub(super) fn adopt(&mut self, stored: Option<(RendezvousState, Token)>, now: Now) {
+        let (state, token) = stored.unzip();
+        self.state = state.unwrap_or_default();
+        self.token = token;
+        self.is_dirty = false;
+        self.is_synced = true;
+        self.synced_at = Some(now.monotonic);
+        let oldest = now.wall.before(self.settings.dead_after());
+        let dead: Vec<NodeId> = self
+            .state
+            .last_heartbeats
+            .iter()
+            .filter(|(_, heartbeat)| **heartbeat < oldest)
+            .map(|(node, _)| node.clone())
+            .collect();
+        remove_dead(&mut self.state, &dead, &self.settings);
+    }
+
+    fn decide(&self, now: Now) -> Action {
+        let state = &self.state;
+        let due_from = now.wall.before(self.settings.keep_alive_interval);
+        let ctx = Context {
+            state,
+            me: &self.me,
+            settings: &self.settings,
+            now: now.monotonic,
+            deadline: self.deadline,
+            heartbeat_due: state
+                .last_heartbeats
+                .get(&self.me)
+                .is_some_and(|heartbeat| *heartbeat <= due_from),
+            last_call_over: state.deadline.is_some_and(|deadline| deadline < now.wall),
+        };
+        let decision = match self.operation {
+            Operation::Exit => decide::exit(&ctx),
+            Operation::Join => decide::join(&ctx),
+            Operation::Close => decide::close(&ctx),
+            Operation::KeepAlive => decide::keep_alive(&ctx),
+            Operation::Leave => unreachable!("PyTorch's nodes do not leave, they vanish"),
+        };
+        decision.action
+    }
+}

@@ -1,0 +1,468 @@
+//! Whether a host name means this machine, and what this machine is called.
+//!
+//! Decides who serves the store of a rendezvous when nobody was told to. Opens no store and no
+//! connection. The decisions are pure over a [`Resolver`]; [`SystemResolver`] asks the system.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, ToSocketAddrs, UdpSocket};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use c10d_socket::Deadline;
+
+/// What is to be known about names and addresses to tell whether a host is this machine.
+pub trait Resolver {
+    /// The name that the system gives this machine, often without a domain. Empty when it has none.
+    fn host_name(&self) -> String;
+
+    /// The full name of this machine, as other machines know it, or else its host name.
+    fn full_name(&self) -> String;
+
+    /// The addresses of a host, IPv4 addresses in their own form; none when the name is unknown or not
+    /// looked up in time.
+    fn addresses(&self, host: &str) -> Vec<IpAddr>;
+
+    /// Whether an interface of this machine has the address.
+    fn has_address(&self, address: IpAddr) -> bool;
+}
+
+/// Whether `host`, without brackets, is this machine: then a server for it can run here.
+///
+/// True for `localhost`, a loopback address, this machine's host name or full name, an address of its
+/// name, and a name that shares an address with its name, all as with PyTorch
+/// (`_matches_machine_hostname` in `torch/distributed/elastic/rendezvous/utils.py`).
+///
+/// Beyond PyTorch it is true for any address of any of this machine's interfaces, and for names of
+/// one, so that a second network or an alias needs no `is_host` setting. The unspecified addresses
+/// (0.0.0.0, `::`) are no machine's. That a name cannot be looked up makes it no name of this machine,
+/// and is no error.
+///
+/// An address that several machines have, as that of a virtual server or of a container bridge, is each
+/// one's own; there `is_host` must say who serves. Blocks as long as the resolver does.
+///
+/// ```
+/// use c10d_socket::Deadline;
+/// use elastic_rendezvous::this_host::{SystemResolver, names_this_host};
+/// use std::time::{Duration, Instant};
+///
+/// let deadline = Deadline::after(Instant::now(), Duration::from_secs(5));
+/// let resolver = SystemResolver::new(deadline);
+/// assert!(names_this_host("localhost", &resolver));
+/// assert!(!names_this_host("198.51.100.1", &resolver));
+/// ```
+pub fn names_this_host(host: &str, resolver: &impl Resolver) -> bool {
+    let literal = host
+        .parse()
+        .ok()
+        .map(|address: IpAddr| address.to_canonical());
+    if host == "localhost" || literal.is_some_and(|address| address.is_loopback()) {
+        return true;
+    }
+    if host.is_empty() {
+        return false;
+    }
+    let own_name = resolver.host_name();
+    if host == own_name {
+        return true;
+    }
+    let mut theirs = literal.map_or_else(|| resolver.addresses(host), |address| vec![address]);
+    theirs.retain(|address| !address.is_unspecified());
+    if theirs.iter().any(|&address| resolver.has_address(address)) {
+        return true;
+    }
+    // What is left are addresses that stand for this machine without being on an interface of it,
+    // as behind address translation.
+    let own = resolver.addresses(&own_name);
+    theirs.iter().any(|address| own.contains(address))
+        || (literal.is_none() && host == resolver.full_name())
+}
+
+/// The full name of this machine, which it gives as its address in a rendezvous: other nodes connect
+/// to it.
+///
+/// The first of these:
+/// 1. the host name, if it has a domain;
+/// 2. the name with a domain that stands in a line of `/etc/hosts` together with the host name;
+/// 3. the host name in a search domain of `/etc/resolv.conf`, if that is the name of an address which
+///    this machine has or which its host name has;
+/// 4. the host name; `localhost` if the machine has none.
+///
+/// That is what Python's `socket.getfqdn` finds, but for one case: where the hosts file gives the
+/// host name the address 127.0.0.1, Python answers `localhost`, with which every other node would
+/// connect to itself. Here it is never a name of the loopback interface, if there is any other. Blocks
+/// for at most 2 s: a name server that needs longer counts as one that does not know.
+///
+/// ```
+/// assert!(!elastic_rendezvous::this_host::full_name().is_empty());
+/// ```
+#[must_use]
+pub fn full_name() -> String {
+    const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
+    let deadline = Deadline::after(Instant::now(), LOOKUP_TIMEOUT);
+    SystemResolver::new(deadline).full_name()
+}
+
+/// The system's names, interfaces and resolver.
+///
+/// getaddrinfo(3) knows no deadline and cannot be stopped, so each lookup of a name runs on a thread of its
+/// own, `rdzv-resolve`, which is left behind when it does not answer in time: it owns a copy of the
+/// name and one end of a channel, and ends when the system's resolver answers.
+#[derive(Debug, Clone, Copy)]
+pub struct SystemResolver {
+    deadline: Deadline,
+}
+
+impl SystemResolver {
+    /// All lookups together take until `deadline` at most.
+    #[must_use]
+    pub fn new(deadline: Deadline) -> Self {
+        Self { deadline }
+    }
+
+    fn lookup(&self, host: &str) -> io::Result<Vec<IpAddr>> {
+        let (sender, answer) = channel();
+        let target = (host.to_owned(), 0);
+        thread::Builder::new()
+            .name("rdzv-resolve".to_owned())
+            .spawn(move || {
+                let found = target.to_socket_addrs();
+                let addresses = found.map(|found| found.map(|address| address.ip().to_canonical()));
+                // Nobody listens any more when the caller has given up, which is fine.
+                let _ = sender.send(addresses.map(Iterator::collect));
+            })?;
+        let received = match self.deadline.remaining(Instant::now()) {
+            Some(left) => answer.recv_timeout(left),
+            None => answer.recv().map_err(RecvTimeoutError::from),
+        };
+        match received {
+            Ok(found) => found,
+            Err(RecvTimeoutError::Timeout) => Err(io::ErrorKind::TimedOut.into()),
+            Err(RecvTimeoutError::Disconnected) => Err(io::Error::other("the resolver panicked")),
+        }
+    }
+}
+
+impl Resolver for SystemResolver {
+    fn host_name(&self) -> String {
+        let uname = rustix::system::uname();
+        uname.nodename().to_string_lossy().into_owned()
+    }
+
+    fn full_name(&self) -> String {
+        let hosts = read_start("/etc/hosts");
+        let resolver_settings = read_start("/etc/resolv.conf");
+        choose_full_name(&self.host_name(), &hosts, &resolver_settings, self)
+    }
+
+    fn addresses(&self, host: &str) -> Vec<IpAddr> {
+        if let Ok(address) = host.parse::<IpAddr>() {
+            return vec![address.to_canonical()];
+        }
+        if host.is_empty() {
+            return Vec::new();
+        }
+        self.lookup(host).unwrap_or_else(|error| {
+            log::debug!("cannot look up {host}: {error}");
+            Vec::new()
+        })
+    }
+
+    /// Tries to bind a socket to the address, which only an address of this machine allows. On a
+    /// machine that is set up to bind to any address that shows nothing, and the answer is `false`.
+    fn has_address(&self, address: IpAddr) -> bool {
+        /// Addresses for examples, which no machine has (RFC 5737, RFC 3849).
+        const NOBODYS: (Ipv4Addr, Ipv6Addr) = (
+            Ipv4Addr::new(198, 51, 100, 1),
+            Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1),
+        );
+        let nobodys = match address {
+            IpAddr::V4(_) => IpAddr::V4(NOBODYS.0),
+            IpAddr::V6(_) => IpAddr::V6(NOBODYS.1),
+        };
+        can_bind(address) && !can_bind(nobodys)
+    }
+}
+
+fn can_bind(address: IpAddr) -> bool {
+    UdpSocket::bind((address, 0)).is_ok()
+}
+
+/// The start of a file of the system, far more than it has in earnest; empty when there is none.
+fn read_start(path: &str) -> String {
+    const BYTES_MAX: u64 = 256 << 10;
+    let mut start = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(BYTES_MAX).read_to_end(&mut start));
+    if let Err(error) = read {
+        log::debug!("cannot read {path}: {error}");
+    }
+    String::from_utf8_lossy(&start).into_owned()
+}
+
+fn choose_full_name(
+    host_name: &str,
+    hosts: &str,
+    resolver_settings: &str,
+    resolver: &impl Resolver,
+) -> String {
+    if host_name.is_empty() {
+        return "localhost".to_owned();
+    }
+    if host_name.contains('.') {
+        return host_name.to_owned();
+    }
+    if let Some(name) = full_name_in_hosts(host_name, hosts) {
+        return name.to_owned();
+    }
+    let domains = search_domains(resolver_settings);
+    let own = if domains.is_empty() {
+        Vec::new()
+    } else {
+        resolver.addresses(host_name)
+    };
+    let is_own = |address: &IpAddr| own.contains(address) || resolver.has_address(*address);
+    domains
+        .iter()
+        .map(|domain| format!("{host_name}.{domain}"))
+        .find(|name| {
+            // The dot at the end keeps the resolver from adding a search domain once more.
+            let found = resolver.addresses(&format!("{name}."));
+            found.iter().any(is_own)
+        })
+        .unwrap_or_else(|| host_name.to_owned())
+}
+
+/// The first name with a domain that shares a line with `host_name`.
+fn full_name_in_hosts<'a>(host_name: &str, hosts: &'a str) -> Option<&'a str> {
+    hosts
+        .lines()
+        .filter_map(|line| {
+            let line = line.split_once('#').map_or(line, |(line, _comment)| line);
+            let names = line.split_ascii_whitespace().skip(1);
+            names
+                .clone()
+                .any(|name| name.eq_ignore_ascii_case(host_name))
+                .then_some(names)
+        })
+        .flatten()
+        .find(|name| name.contains('.') && !name.to_ascii_lowercase().starts_with("localhost."))
+}
+
+/// The domains in which short names are looked up. The last line that gives any counts, and no more
+/// of them than resolvers have always taken.
+fn search_domains(resolver_settings: &str) -> Vec<&str> {
+    const DOMAINS_MAX: usize = 6;
+    let given = resolver_settings.lines().rev().find_map(|line| {
+        let mut words = line.split_ascii_whitespace();
+        matches!(words.next(), Some("search" | "domain")).then_some(words)
+    });
+    given
+        .into_iter()
+        .flatten()
+        .map(|domain| domain.trim_end_matches('.'))
+        .filter(|domain| !domain.is_empty())
+        .take(DOMAINS_MAX)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A made-up machine.
+    struct Machine {
+        host_name: &'static str,
+        full_name: &'static str,
+        names: &'static [(&'static str, &'static [&'static str])],
+        interfaces: &'static [&'static str],
+    }
+
+    const NODE: Machine = Machine {
+        host_name: "node0",
+        full_name: "node0.example",
+        names: &[
+            ("node0", &["10.0.0.1", "fd00::1"]),
+            ("alias.example", &["10.0.0.1"]),
+            ("ib0.example", &["10.9.0.1"]),
+            ("public.example", &["203.0.113.7"]),
+            ("node1", &["10.0.0.2"]),
+            ("nowhere", &["0.0.0.0"]),
+        ],
+        interfaces: &[
+            "127.0.0.1",
+            "::1",
+            "10.0.0.1",
+            "fd00::1",
+            "10.9.0.1",
+            "0.0.0.0",
+            "::",
+        ],
+    };
+
+    impl Resolver for Machine {
+        fn host_name(&self) -> String {
+            self.host_name.to_owned()
+        }
+
+        fn full_name(&self) -> String {
+            self.full_name.to_owned()
+        }
+
+        fn addresses(&self, host: &str) -> Vec<IpAddr> {
+            let found = self.names.iter().find(|(name, _)| *name == host);
+            let addresses = found.map_or(&[][..], |(_, addresses)| addresses);
+            addresses.iter().map(|text| text.parse().unwrap()).collect()
+        }
+
+        fn has_address(&self, address: IpAddr) -> bool {
+            self.interfaces.contains(&address.to_string().as_str())
+        }
+    }
+
+    #[test]
+    fn what_pytorch_takes_for_this_host_is_this_host() {
+        for host in [
+            "localhost",
+            "127.0.0.1",
+            "127.9.9.9",
+            "::1",
+            "node0",
+            "node0.example",
+            "10.0.0.1",
+            "fd00::1",
+            "alias.example",
+        ] {
+            assert!(names_this_host(host, &NODE), "{host}");
+        }
+    }
+
+    #[test]
+    fn every_interface_is_this_host() {
+        for host in [
+            "10.9.0.1",
+            "ib0.example",
+            "::ffff:10.9.0.1",
+            "::ffff:127.0.0.1",
+        ] {
+            assert!(names_this_host(host, &NODE), "{host}");
+        }
+    }
+
+    #[test]
+    fn others_and_nobody_are_not_this_host() {
+        for host in [
+            "",
+            "node1",
+            "10.0.0.2",
+            "fd00::2",
+            "unknown",
+            "nowhere",
+            "0.0.0.0",
+            "::",
+            "[::1]",
+            "public.example",
+        ] {
+            assert!(!names_this_host(host, &NODE), "{host}");
+        }
+    }
+
+    #[test]
+    fn an_address_that_only_the_own_name_has_is_this_host() {
+        let translated = Machine {
+            names: &[
+                ("node0", &["203.0.113.7"]),
+                ("public.example", &["203.0.113.7"]),
+            ],
+            ..NODE
+        };
+        assert!(names_this_host("203.0.113.7", &translated));
+        assert!(names_this_host("public.example", &translated));
+    }
+
+    #[test]
+    fn a_machine_that_does_not_know_its_own_name_is_told_by_its_interfaces() {
+        let nameless = Machine {
+            host_name: "",
+            full_name: "localhost",
+            names: &[("alias.example", &["10.0.0.1"])],
+            ..NODE
+        };
+        assert!(names_this_host("alias.example", &nameless));
+        assert!(!names_this_host("", &nameless));
+        assert!(!names_this_host("node0", &nameless));
+    }
+
+    #[test]
+    fn the_full_name_comes_from_the_hosts_file() {
+        let hosts = "\
+            127.0.0.1 localhost localhost.localdomain\n\
+            # 10.0.0.1 node0.commented node0\n\
+            10.0.0.1\tNode0  node0.example # node0.comment\n\
+            10.0.0.2 node1.example node1\n\
+            10.0.0.3 node2.first node2.second node2\n\
+            127.0.0.1 localhost.localdomain node3\n";
+        for (host_name, full_name) in [
+            ("node0", "node0.example"),
+            ("node1", "node1.example"),
+            ("node2", "node2.first"),
+            ("node3", "node3"),
+            ("node4", "node4"),
+            ("node5.dotted", "node5.dotted"),
+            ("", "localhost"),
+        ] {
+            assert_eq!(choose_full_name(host_name, hosts, "", &NODE), full_name);
+        }
+    }
+
+    #[test]
+    fn the_full_name_comes_from_the_search_domain_that_knows_this_machine() {
+        let machine = Machine {
+            names: &[
+                ("node0", &["127.0.1.1"]),
+                ("node0.other.example.", &["10.0.0.2"]),
+                ("node0.own.example.", &["10.0.0.1"]),
+            ],
+            ..NODE
+        };
+        for (settings, full_name) in [
+            (
+                "nameserver 10.0.0.9\nsearch other.example own.example\n",
+                "node0.own.example",
+            ),
+            (
+                "search other.example\ndomain own.example.\n",
+                "node0.own.example",
+            ),
+            ("search own.example\nsearch other.example\n", "node0"),
+            ("search .\n", "node0"),
+            ("#search own.example\n", "node0"),
+        ] {
+            assert_eq!(choose_full_name("node0", "", settings, &machine), full_name);
+        }
+    }
+
+    #[test]
+    fn the_system_knows_its_loopback_addresses_and_not_those_of_others() {
+        let resolver =
+            SystemResolver::new(Deadline::after(Instant::now(), Duration::from_secs(60)));
+        assert!(resolver.has_address(Ipv4Addr::LOCALHOST.into()));
+        assert!(!resolver.has_address(Ipv4Addr::new(198, 51, 100, 1).into()));
+        assert!(!resolver.has_address(Ipv4Addr::new(203, 0, 113, 9).into()));
+        let found = resolver.addresses("localhost");
+        assert!(found.iter().any(IpAddr::is_loopback), "{found:?}");
+        assert!(names_this_host(&resolver.host_name(), &resolver));
+    }
+
+    #[test]
+    fn a_lookup_out_of_time_finds_nothing() {
+        let resolver = SystemResolver::new(Deadline::at(Instant::now()));
+        let error = resolver.lookup("name.invalid").unwrap_err();
+        assert!(!error.to_string().is_empty());
+        assert_eq!(resolver.addresses("name.invalid"), Vec::<IpAddr>::new());
+        assert_eq!(
+            resolver.addresses("::ffff:10.0.0.1"),
+            [IpAddr::from([10, 0, 0, 1])]
+        );
+    }
+}

@@ -1,0 +1,449 @@
+//! Bytes that somebody has tampered with: an error or a state, never a panic.
+
+use elastic_rendezvous::codec::{self, CodecLimits, CorruptState, CorruptStateKind};
+use elastic_rendezvous::{NodeId, RendezvousState, Timestamp};
+use proptest::prelude::*;
+
+use super::states::state_of;
+use super::vectors;
+
+fn decode(bytes: &[u8]) -> Result<RendezvousState, CorruptState> {
+    codec::decode(bytes, &CodecLimits::default())
+}
+
+/// Whatever is accepted can be written and read again.
+fn look_at(bytes: &[u8]) {
+    match decode(bytes) {
+        Ok(state) => assert_eq!(decode(&codec::encode(&state)), Ok(state)),
+        Err(error) => {
+            assert!(error.offset <= bytes.len(), "{error}");
+            assert!(error.to_string().len() < 700, "{error}");
+        }
+    }
+}
+
+/// Two nodes in each collection, and a deadline.
+fn small_state() -> RendezvousState {
+    let mut state = state_of(2);
+    let nodes: Vec<NodeId> = state.participants.keys().cloned().collect();
+    state.deadline = Some(Timestamp::from_micros(1_767_323_045_678_901));
+    state.wait_list = nodes.iter().cloned().collect();
+    state
+        .redundancy_list
+        .insert(NodeId::new("spare", 1 << 40, -1));
+    state
+}
+
+/// States of one PyTorch; the other's are the same but for the order of sets.
+fn small_vectors() -> impl Iterator<Item = vectors::Vector> {
+    vectors::states()
+        .into_iter()
+        .filter(|vector| vector.name.starts_with("2.15.0") && vector.pickle.len() < 1000)
+}
+
+#[test]
+fn a_state_cut_anywhere_is_refused() {
+    for vector in small_vectors() {
+        for cut in 0..vector.pickle.len() {
+            let error = decode(&vector.pickle[..cut]).expect_err(&vector.name);
+            let kind = CorruptStateKind::Truncated;
+            assert_eq!(error.kind, kind, "{} cut at {cut}", vector.name);
+            assert!(error.offset <= cut);
+        }
+    }
+}
+
+#[test]
+fn a_text_cut_anywhere_is_refused() {
+    let text = codec::to_text(&small_state());
+    for cut in 0..text.len() {
+        let error = codec::from_text(&text[..cut], &CodecLimits::default());
+        assert!(error.is_err(), "cut at {cut}");
+    }
+}
+
+#[test]
+fn any_byte_may_have_any_other_value() {
+    for pickle in [
+        codec::encode(&RendezvousState::default()),
+        codec::encode(&small_state()),
+    ] {
+        let mut changed = pickle.clone();
+        for position in 0..pickle.len() {
+            for value in 0..=u8::MAX {
+                changed[position] = value;
+                look_at(&changed);
+            }
+            changed[position] = pickle[position];
+        }
+    }
+}
+
+#[test]
+fn any_bit_of_a_vector_may_be_the_other() {
+    for vector in small_vectors().chain(vectors::extra()) {
+        let len = vector.pickle.len();
+        if len > 500 {
+            continue;
+        }
+        let mut changed = vector.pickle.clone();
+        for position in 0..len {
+            for bit in 0..8 {
+                changed[position] ^= 1 << bit;
+                look_at(&changed);
+                changed[position] ^= 1 << bit;
+            }
+        }
+    }
+}
+
+/// The opcodes of a pickle that consists of known ones, with their operands.
+fn opcodes(pickle: &[u8]) -> Vec<&[u8]> {
+    let mut rest = pickle;
+    let mut opcodes = Vec::new();
+    while let Some(&opcode) = rest.first() {
+        let operand = match opcode {
+            0x80 | b'K' | b'h' => 1,
+            b'M' => 2,
+            b'J' | b'j' => 4,
+            0x95 => 8,
+            0x8a | 0x8c | b'C' => 1 + usize::from(rest[1]),
+            _ => 0,
+        };
+        let (first, others) = rest.split_at(1 + operand);
+        opcodes.push(first);
+        rest = others;
+    }
+    opcodes
+}
+
+#[test]
+fn any_opcode_may_be_missing_doubled_or_swapped_with_the_next() {
+    let pickle = codec::encode(&small_state());
+    let opcodes = opcodes(&pickle);
+    assert_eq!(opcodes.concat(), pickle);
+    for index in 0..opcodes.len() {
+        let mut without = opcodes.clone();
+        without.remove(index);
+        look_at(&without.concat());
+        let mut doubled = opcodes.clone();
+        doubled.insert(index, opcodes[index]);
+        look_at(&doubled.concat());
+        let mut swapped = opcodes.clone();
+        swapped.swap(index, (index + 1) % opcodes.len());
+        look_at(&swapped.concat());
+    }
+}
+
+/// Pieces of pickles: the opcodes of a state and all others.
+fn pieces() -> impl Strategy<Value = Vec<u8>> {
+    let pickle = codec::encode(&small_state());
+    let known: Vec<Vec<u8>> = opcodes(&pickle).into_iter().map(<[u8]>::to_vec).collect();
+    prop_oneof![
+        8 => prop::sample::select(known),
+        2 => (0..60_u8).prop_map(|slot| vec![b'h', slot]),
+        1 => prop::collection::vec(any::<u8>(), 1..4),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn random_bytes_do_no_harm(bytes: Vec<u8>) {
+        look_at(&bytes);
+    }
+
+    #[test]
+    fn random_texts_do_no_harm(text: Vec<u8>) {
+        let _ = codec::from_text(&text, &CodecLimits::default());
+        let _ = codec::watch_ranges(&text);
+    }
+
+    #[test]
+    fn opcodes_in_random_order_do_no_harm(
+        pieces in prop::collection::vec(pieces(), 0..200),
+        ending: bool,
+    ) {
+        let mut bytes = pieces.concat();
+        if ending {
+            bytes.push(b'.');
+        }
+        look_at(&bytes);
+    }
+
+    /// Deeper than random opcodes get: a state in which some have been exchanged.
+    #[test]
+    fn a_state_with_exchanged_opcodes_does_no_harm(
+        changes in prop::collection::vec((any::<prop::sample::Index>(), pieces()), 1..6),
+    ) {
+        let pickle = codec::encode(&small_state());
+        let mut opcodes = opcodes(&pickle);
+        for (index, piece) in &changes {
+            let index = index.index(opcodes.len());
+            opcodes[index] = piece;
+        }
+        look_at(&opcodes.concat());
+    }
+}
+
+/// A whole state whose map of attributes is filled by `attributes`, after the state's
+/// class was put into memo slot 0.
+fn pickle(attributes: &[u8]) -> Vec<u8> {
+    const MODULE: &[u8] = b"\x8c\x37torch.distributed.elastic.rendezvous.dynamic_rendezvous";
+    [
+        b"\x80\x04",
+        MODULE,
+        b"\x8c\x10_RendezvousState\x93\x94)\x81}(",
+        attributes,
+        b"ub.",
+    ]
+    .concat()
+}
+
+const ROUND: &[u8] = b"\x8c\x05roundK\x07";
+const FLAGS: &[u8] = b"\x8c\x08complete\x89\x8c\x08deadlineN\x8c\x06closed\x89";
+const PARTICIPANTS: &[u8] = b"\x8c\x0cparticipants}";
+const WAIT_LIST: &[u8] = b"\x8c\x09wait_list\x8f";
+const HEARTBEATS: &[u8] = b"\x8c\x0flast_heartbeats}";
+const NODE_CLASS: &[u8] =
+    b"\x8c\x37torch.distributed.elastic.rendezvous.dynamic_rendezvous\x8c\x09_NodeDesc\x93";
+/// One of that class: `a`, 1, 0. The last byte gives it its attributes.
+const NODE: &[u8] = b")\x81}(\x8c\x04addr\x8c\x01a\x8c\x03pidK\x01\x8c\x08local_idK\x00ub";
+
+fn kind(bytes: &[u8]) -> CorruptStateKind {
+    decode(bytes).expect_err("refused").kind
+}
+
+#[test]
+fn the_least_state_by_hand_is_accepted() {
+    let bytes = pickle(&[ROUND, FLAGS, PARTICIPANTS, WAIT_LIST, HEARTBEATS].concat());
+    let state = decode(&bytes).expect("a state");
+    assert_eq!(state.round, 7);
+    let round = ROUND;
+    let in_another_order = [HEARTBEATS, WAIT_LIST, PARTICIPANTS, FLAGS, round].concat();
+    assert_eq!(decode(&pickle(&in_another_order)), Ok(state));
+}
+
+#[test]
+fn attributes_that_are_missing_doubled_or_of_a_wrong_type_are_named() {
+    let table: &[(&[&[u8]], &str)] = &[
+        (
+            &[FLAGS, PARTICIPANTS, WAIT_LIST, HEARTBEATS],
+            "attribute round is missing",
+        ),
+        (
+            &[ROUND, PARTICIPANTS, WAIT_LIST, HEARTBEATS],
+            "attribute complete is missing",
+        ),
+        (
+            &[ROUND, FLAGS, PARTICIPANTS, HEARTBEATS],
+            "attribute wait_list is missing",
+        ),
+        (
+            &[ROUND, FLAGS, PARTICIPANTS, WAIT_LIST],
+            "attribute last_heartbeats is missing",
+        ),
+        (&[ROUND, ROUND], "attribute round is there twice"),
+        (
+            &[b"\x8c\x05roundN", FLAGS],
+            "attribute round is None, not an integer",
+        ),
+        (
+            &[b"\x8c\x05round\x8a\x09\x01\x02\x03\x04\x05\x06\x07\x08\x09"],
+            "integer of 9 bytes",
+        ),
+        (
+            &[
+                ROUND,
+                b"\x8c\x08completeK\x01\x8c\x08deadlineN\x8c\x06closed\x89",
+            ],
+            "attribute complete is an integer, not a bool",
+        ),
+        (
+            &[
+                ROUND,
+                FLAGS,
+                b"\x8c\x0cparticipants}",
+                b"\x8c\x01xK\x00s",
+                WAIT_LIST,
+                HEARTBEATS,
+            ],
+            "a key or member is a string, not a node",
+        ),
+        (
+            &[
+                ROUND,
+                FLAGS,
+                PARTICIPANTS,
+                NODE_CLASS,
+                NODE,
+                b"\x88s",
+                WAIT_LIST,
+                HEARTBEATS,
+            ],
+            "a rank is a bool, not an integer",
+        ),
+        (
+            &[
+                ROUND,
+                FLAGS,
+                PARTICIPANTS,
+                WAIT_LIST,
+                HEARTBEATS,
+                NODE_CLASS,
+                NODE,
+                b"Ns",
+            ],
+            "a heartbeat is None, not a datetime",
+        ),
+        (
+            &[b"K\x01K\x02"],
+            "the name of an attribute is an integer, not a string",
+        ),
+        (&[b"\x8c\x02\xff\xfe"], "text that is not UTF-8"),
+        (&[b"N"], "a key without a value"),
+        (&[b"}N"], "a key or member is a map"),
+    ];
+    for (attributes, expected) in table {
+        let error = decode(&pickle(&attributes.concat())).expect_err(expected);
+        assert!(
+            error.to_string().contains(expected),
+            "{error}, not {expected}"
+        );
+    }
+}
+
+#[test]
+fn objects_are_made_and_filled_once() {
+    let state_again = b"h\x00)\x81";
+    assert_eq!(
+        kind(&pickle(state_again)),
+        CorruptStateKind::Again("a state")
+    );
+    let node_again = [NODE_CLASS, NODE, b"}b"].concat();
+    let expected = CorruptStateKind::Again("a node's attributes");
+    assert_eq!(kind(&pickle(&node_again)), expected);
+    // As a key it would need a hash, which it does not have yet.
+    let unbuilt = [PARTICIPANTS, NODE_CLASS, b")\x81K\x00s"].concat();
+    let error = decode(&pickle(&unbuilt)).expect_err("refused");
+    assert!(
+        error
+            .to_string()
+            .contains("a key or member is a node, not a value"),
+        "{error}"
+    );
+}
+
+#[test]
+fn nothing_below_an_open_mark_is_touched() {
+    for bytes in [
+        &b"N(\x85."[..],
+        b"NN(\x86.",
+        b"}N(s.",
+        b"N(.",
+        b"N(\x94.",
+        b"}(b.",
+        b"u.",
+        b"(u.",
+    ] {
+        let kind = kind(bytes);
+        assert_eq!(
+            kind,
+            CorruptStateKind::StackUnderflow,
+            "{}",
+            bytes.escape_ascii()
+        );
+    }
+}
+
+#[test]
+fn each_limit_holds() {
+    let state = small_state();
+    let bytes = codec::encode(&state);
+    let limits = CodecLimits::default();
+    let few = |limits: CodecLimits| codec::decode(&bytes, &limits).expect_err("refused").kind;
+    let too_many = |what, max| CorruptStateKind::TooMany { what, max };
+    assert_eq!(few(limits.with_nodes_max(2)), too_many("nodes", 2));
+    assert!(codec::decode(&bytes, &limits.with_nodes_max(3)).is_ok());
+    let stack = few(limits.with_stack_max(5));
+    assert_eq!(stack, too_many("values on the stack", 5));
+    let objects = few(limits.with_objects_max(20));
+    assert_eq!(objects, too_many("memo slots", 20));
+    let bytes_max = bytes.len() / 3 * 3;
+    assert_eq!(
+        few(limits.with_text_bytes_max(bytes_max / 3 * 4)),
+        CorruptStateKind::TooLong {
+            bytes: bytes.len(),
+            bytes_max,
+        }
+    );
+}
+
+/// Each of these would take gigabytes, or a deep stack, from a reader that believes it.
+#[test]
+fn floods_end_at_a_limit() {
+    let mebibytes = 6 << 20;
+    let limits = CodecLimits::default();
+    let flood = |head: &[u8], piece: &[u8]| {
+        let mut bytes = head.to_vec();
+        while bytes.len() < mebibytes {
+            bytes.extend_from_slice(piece);
+        }
+        bytes.truncate(mebibytes);
+        codec::decode(&bytes, &limits).expect_err("refused").kind
+    };
+    let too_many = |what, max| CorruptStateKind::TooMany { what, max };
+    let stack = || too_many("values on the stack", limits.stack_max());
+    let of_objects = |what| too_many(what, limits.objects_max());
+    assert_eq!(flood(b"", b"N"), stack());
+    assert_eq!(flood(b"", b"("), stack());
+    assert_eq!(flood(b"", b"\x8c\x00"), stack());
+    assert_eq!(flood(b"N", b"\x94"), of_objects("memo slots"));
+    let containers = of_objects("maps and sets");
+    assert_eq!(flood(b"", b"}\x8f}\x87\x85"), containers);
+    assert_eq!(flood(b"}", b"NNs"), of_objects("entries of maps and sets"));
+    assert_eq!(flood(b"N", b"\x85"), CorruptStateKind::Truncated);
+    let class = [NODE_CLASS, b"\x94"].concat();
+    let nodes = flood(&class, b"h\x00)\x81\x85\x86");
+    assert_eq!(nodes, too_many("nodes", limits.nodes_max()));
+    for length in [
+        b"X\xff\xff\xff\xffabc".as_slice(),
+        b"\x8c\xffabc",
+        b"C\xffabc",
+        b"\x8a\xffabc",
+    ] {
+        assert_eq!(kind(length), CorruptStateKind::Truncated);
+    }
+}
+
+#[test]
+fn time_zones_a_day_off_and_beyond_are_refused() {
+    let zone = |days: &[u8], seconds: &[u8]| {
+        [
+            b"\x80\x04\x8c\x08datetime\x8c\x08timezone\x93\x8c\x08datetime\x8c\x09timedelta\x93",
+            days,
+            seconds,
+            b"K\x00\x87R\x85R.",
+        ]
+        .concat()
+    };
+    let refused = CorruptStateKind::ImpossibleTimezone;
+    assert_eq!(kind(&zone(b"K\x01", b"K\x00")), refused);
+    assert_eq!(kind(&zone(b"J\xff\xff\xff\xff", b"K\x00")), refused);
+    let almost = kind(&zone(b"J\xff\xff\xff\xff", b"K\x01"));
+    assert!(matches!(
+        almost,
+        CorruptStateKind::WrongType {
+            what: "the whole",
+            ..
+        }
+    ));
+    // More microseconds than 64 bits hold.
+    let endless = kind(&zone(b"\x8a\x08\xff\xff\xff\xff\xff\xff\xff\x7f", b"K\x00"));
+    assert!(matches!(
+        endless,
+        CorruptStateKind::WrongType {
+            what: "what REDUCE takes",
+            ..
+        }
+    ));
+}

@@ -1,0 +1,82 @@
+//! Whatever a state says, it comes back.
+
+use elastic_rendezvous::codec::{self, CodecLimits};
+use elastic_rendezvous::{DatetimeStyle, NodeId, RendezvousState, Timestamp};
+use proptest::prelude::*;
+
+use super::states::{state_of, states};
+
+fn comes_back(state: &RendezvousState) -> Result<(), TestCaseError> {
+    let limits = CodecLimits::default();
+    let bytes = codec::encode(state);
+    let decoded = codec::decode(&bytes, &limits);
+    prop_assert_eq!(decoded.as_ref(), Ok(state));
+    let decoded = decoded.expect("just compared");
+    prop_assert!(decoded.participants.keys().eq(state.participants.keys()));
+    prop_assert!(
+        decoded
+            .last_heartbeats
+            .keys()
+            .eq(state.last_heartbeats.keys())
+    );
+    // What shares memory there shares it here, so the bytes are the same.
+    prop_assert_eq!(codec::encode(&decoded), bytes);
+    let text = codec::to_text(state);
+    let from_text = codec::from_text(&text, &limits);
+    prop_assert_eq!(from_text.as_ref(), Ok(state));
+    Ok(())
+}
+
+proptest! {
+    #[test]
+    fn states_come_back_unchanged(state in states(40)) {
+        comes_back(&state)?;
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(20))]
+
+    #[test]
+    fn states_of_many_nodes_come_back_unchanged(state in states(2100)) {
+        comes_back(&state)?;
+    }
+}
+
+#[test]
+fn sizes_around_the_edges_of_batches_and_frames_come_back_unchanged() {
+    let sizes = [
+        0, 1, 2, 256, 700, 770, 999, 1000, 1001, 1999, 2000, 2001, 2100,
+    ];
+    for nodes in sizes {
+        let mut state = state_of(nodes);
+        comes_back(&state).unwrap_or_else(|error| panic!("{nodes} nodes: {error}"));
+        state.wait_list = state.participants.drain(..).map(|(node, _)| node).collect();
+        comes_back(&state).unwrap_or_else(|error| panic!("{nodes} nodes wait: {error}"));
+    }
+}
+
+#[test]
+fn times_that_python_does_not_have_become_the_nearest() {
+    let mut state = RendezvousState {
+        deadline: Some(Timestamp::from_micros(i64::MAX)),
+        ..RendezvousState::default()
+    };
+    let node = NodeId::new("a", 1, 0);
+    let never = Timestamp::from_micros(i64::MIN);
+    state.last_heartbeats.insert(node.clone(), never);
+    let limits = CodecLimits::default();
+    let decoded = codec::decode(&codec::encode(&state), &limits).expect("a state");
+    assert_eq!(decoded.deadline, Some(Timestamp::MAX));
+    assert_eq!(decoded.last_heartbeats[&node], Timestamp::MIN);
+}
+
+#[test]
+fn the_style_of_times_is_kept_while_there_are_times() {
+    let limits = CodecLimits::default();
+    for style in [DatetimeStyle::Aware, DatetimeStyle::Naive] {
+        let mut state = state_of(2);
+        state.datetime_style = style;
+        assert_eq!(codec::decode(&codec::encode(&state), &limits), Ok(state));
+    }
+}
