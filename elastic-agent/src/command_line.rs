@@ -1,0 +1,146 @@
+//! What is executed as a worker: a program and its arguments.
+//!
+//! Does not start it, and does not look the program up.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+
+use crate::template::substitute;
+
+/// What the user asked to be run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Entrypoint {
+    /// A Python script, by its path.
+    Script(OsString),
+    /// A Python module, by its name (`--module`).
+    Module(OsString),
+    /// A program, by its path or its name (`--no-python`).
+    Program(OsString),
+}
+
+impl Entrypoint {
+    /// What the user knows it by: the title of the final report.
+    #[must_use]
+    pub fn name(&self) -> &OsStr {
+        match self {
+            Self::Script(name) | Self::Module(name) | Self::Program(name) => name,
+        }
+    }
+}
+
+/// A program with its arguments, which are passed on byte for byte, without a shell.
+///
+/// ```
+/// use elastic_agent::{CommandLine, Entrypoint};
+///
+/// let script = Entrypoint::Script("train.py".into());
+/// let command = CommandLine::of(&script, "python3", ["--shard=${local_rank}"]);
+/// let command = command.for_local_rank(2);
+/// assert_eq!(command.to_string(), "python3 -u train.py --shard=2");
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CommandLine {
+    program: OsString,
+    arguments: Vec<OsString>,
+}
+
+impl CommandLine {
+    /// A program, by its path or by a name to be looked up in the worker's `PATH`.
+    #[must_use]
+    pub fn new<A: Into<OsString>>(
+        program: impl Into<OsString>,
+        arguments: impl IntoIterator<Item = A>,
+    ) -> Self {
+        Self {
+            program: program.into(),
+            arguments: arguments.into_iter().map(Into::into).collect(),
+        }
+    }
+
+    /// The command that runs `entrypoint` with the user's arguments. Scripts and modules are run by
+    /// `python` without buffering of its output (`-u`), so that a worker's last words are not lost.
+    #[must_use]
+    pub fn of<A: Into<OsString>>(
+        entrypoint: &Entrypoint,
+        python: impl Into<OsString>,
+        arguments: impl IntoIterator<Item = A>,
+    ) -> Self {
+        let (program, mut all) = match entrypoint {
+            Entrypoint::Script(path) => (python.into(), vec!["-u".into(), path.clone()]),
+            Entrypoint::Module(name) => {
+                let before = vec!["-u".into(), "-m".into(), name.clone()];
+                (python.into(), before)
+            }
+            Entrypoint::Program(program) => (program.clone(), Vec::new()),
+        };
+        all.extend(arguments.into_iter().map(Into::into));
+        Self {
+            program,
+            arguments: all,
+        }
+    }
+
+    /// The command of one worker: `$local_rank` and `${local_rank}` in arguments are replaced, and
+    /// `$$` is a `$`. Any other `$` stays as it is; so does the program.
+    #[must_use]
+    pub fn for_local_rank(&self, local_rank: usize) -> Self {
+        let value = |name: &str| (name == "local_rank").then(|| local_rank.to_string());
+        let arguments = self
+            .arguments
+            .iter()
+            .map(|argument| OsString::from_vec(substitute(argument.as_bytes(), value)))
+            .collect();
+        Self {
+            program: self.program.clone(),
+            arguments,
+        }
+    }
+
+    /// The program.
+    #[must_use]
+    pub fn program(&self) -> &OsStr {
+        &self.program
+    }
+
+    /// The arguments, the program's own name not among them.
+    #[must_use]
+    pub fn arguments(&self) -> &[OsString] {
+        &self.arguments
+    }
+}
+
+/// Program and arguments with spaces between, for messages: nothing is quoted.
+impl std::fmt::Display for CommandLine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.program.display())?;
+        for argument in &self.arguments {
+            write!(f, " {}", argument.display())?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scripts_and_modules_run_in_python_and_programs_by_themselves() {
+        let table = [
+            (Entrypoint::Script("a.py".into()), "py -u a.py -x 1"),
+            (Entrypoint::Module("a.b".into()), "py -u -m a.b -x 1"),
+            (Entrypoint::Program("./a".into()), "./a -x 1"),
+        ];
+        for (entrypoint, expected) in table {
+            let command = CommandLine::of(&entrypoint, "py", ["-x", "1"]);
+            assert_eq!(command.to_string(), expected);
+        }
+    }
+
+    #[test]
+    fn the_local_rank_is_put_into_arguments_but_not_into_the_program() {
+        let command = CommandLine::new("$local_rank", ["$local_rank", "${x}", "$$"]);
+        let expected = CommandLine::new("$local_rank", ["7", "${x}", "$"]);
+        assert_eq!(command.for_local_rank(7), expected);
+    }
+}

@@ -1,0 +1,177 @@
+//! Why workers failed, told to people and to those who started the launcher.
+//!
+//! Does not decide what follows from a failure. In PyTorch:
+//! `torch/distributed/elastic/multiprocessing/errors/__init__.py`.
+
+mod error_file;
+mod local_time;
+mod signal_name;
+mod summary;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use self::error_file::{ERROR_FILE_BYTES_MAX, ErrorFile};
+pub use self::error_file::{ErrorFileError, write_error_file};
+pub use self::local_time::local_time_text;
+pub(crate) use self::signal_name::signal_name;
+use crate::regular_file;
+use crate::worker::{ExitKind, WorkerOutcome};
+
+/// Said when nothing tells why a worker failed.
+const HINT: &str = "no error file; for a traceback decorate the worker's main function, see \
+                    https://pytorch.org/docs/stable/elastic/errors.html";
+
+/// One worker that failed.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct ProcessFailure {
+    /// Its rank on this node.
+    pub local_rank: usize,
+    /// Its rank among all.
+    pub rank: usize,
+    /// Its process.
+    pub pid: u32,
+    /// How it ended.
+    pub exit: ExitKind,
+    /// The file that it left, if it left one.
+    pub error_file: Option<PathBuf>,
+    /// What is known of the reason: the traceback or the message of its error file, else the signal
+    /// that ended it, else how to get to know more.
+    pub message: String,
+    /// Why its error file could not be read, if that is so.
+    pub note: Option<String>,
+    /// When it failed: as its error file says, else when its end was noticed. Seconds since the epoch.
+    pub timestamp: i64,
+    /// The last bytes that it wrote to standard error, 4 KiB at most.
+    pub stderr_tail: Vec<u8>,
+    content: Option<ErrorFile>,
+}
+
+impl ProcessFailure {
+    /// Tells of a worker that has ended, with the error file that it may have left. Reads up to 1 MiB
+    /// of that file; one that cannot be read becomes a note, not an error.
+    ///
+    /// A file that names no time is taken to be as old as the worker's end. (PyTorch takes it to be
+    /// of 1970, so that it would always be the first failure.)
+    #[must_use]
+    pub fn of(outcome: &WorkerOutcome) -> Self {
+        let mut failure = Self {
+            local_rank: outcome.local_rank,
+            rank: outcome.rank,
+            pid: outcome.pid,
+            exit: outcome.exit,
+            error_file: None,
+            message: String::new(),
+            note: None,
+            timestamp: epoch_seconds(outcome.ended_at),
+            stderr_tail: outcome.stderr_tail.clone(),
+            content: None,
+        };
+        if let Some(path) = &outcome.error_file {
+            failure.read_error_file(path);
+        }
+        if failure.message.is_empty() {
+            failure.message = fallback_message(outcome.exit, outcome.pid);
+        }
+        failure
+    }
+
+    /// The JSON text of its error file, if it left one that could be read.
+    #[must_use]
+    pub fn error_json(&self) -> Option<String> {
+        self.content
+            .as_ref()
+            .map(|content| content.json.to_string())
+    }
+
+    /// Copies its error file to `path`, with the exit code added, so that who started the launcher
+    /// finds there why the job failed. Says whether there was anything to copy.
+    ///
+    /// # Errors
+    /// [`ErrorFileError`] with what the system said.
+    pub fn copy_error_file(&self, path: &Path) -> Result<bool, ErrorFileError> {
+        let Some(content) = &self.content else {
+            return Ok(false);
+        };
+        error_file::write(path, &content.with_error_code(self.exit.code()))?;
+        Ok(true)
+    }
+
+    fn read_error_file(&mut self, path: &Path) {
+        let read = match regular_file::read(path, ERROR_FILE_BYTES_MAX) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return,
+            Err(error) => Err(error.to_string()),
+            Ok(bytes) => ErrorFile::parse(&bytes),
+        };
+        self.error_file = Some(path.to_owned());
+        match read {
+            Err(reason) => self.note = Some(format!("the error file cannot be used: {reason}")),
+            Ok(content) => {
+                self.message.clone_from(&content.message);
+                self.timestamp = content.timestamp.unwrap_or(self.timestamp);
+                self.content = Some(content);
+            }
+        }
+    }
+}
+
+/// The workers that failed, one at least, in the order in which that was noticed.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Failures(Vec<ProcessFailure>);
+
+impl Failures {
+    /// Takes over the failures; `None` when there are none.
+    #[must_use]
+    pub fn new(failures: Vec<ProcessFailure>) -> Option<Self> {
+        (!failures.is_empty()).then_some(Self(failures))
+    }
+
+    /// All of them.
+    #[must_use]
+    pub fn all(&self) -> &[ProcessFailure] {
+        &self.0
+    }
+
+    /// The one that was first by its timestamp, which is taken for the cause of the others; of those
+    /// of the same second the one that was noticed first.
+    #[must_use]
+    pub fn first(&self) -> &ProcessFailure {
+        &self.0[self.first_index()]
+    }
+
+    /// The report on all of them in PyTorch's layout, with the last lines that the first one wrote to
+    /// standard error. `name` is what was run, `host` this host, and `local_time` writes a moment in
+    /// seconds since the epoch ([`local_time_text`] does). Ends without a newline.
+    #[must_use]
+    pub fn summary(&self, name: &str, host: &str, local_time: impl Fn(i64) -> String) -> String {
+        summary::summary(self, name, host, &local_time)
+    }
+
+    fn first_index(&self) -> usize {
+        let times = self.0.iter().enumerate();
+        let first = times.min_by_key(|(index, failure)| (failure.timestamp, *index));
+        // There is one at least.
+        first.map_or(0, |(index, _)| index)
+    }
+}
+
+fn fallback_message(exit: ExitKind, pid: u32) -> String {
+    match exit {
+        ExitKind::Signal { number, .. } => {
+            let name = signal_name(number).unwrap_or("<N/A>");
+            format!("Signal {number} ({name}) received by PID {pid}")
+        }
+        ExitKind::Code(_) => HINT.to_owned(),
+        ExitKind::Unknown => "its exit status is lost: something else has waited for it".to_owned(),
+    }
+}
+
+fn epoch_seconds(time: SystemTime) -> i64 {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests;

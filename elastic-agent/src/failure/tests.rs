@@ -1,0 +1,212 @@
+use std::fs;
+use std::time::Duration;
+
+use super::summary::STDERR_LINES_MAX;
+use super::*;
+
+fn outcome(local_rank: usize, exit: ExitKind, ended_at_s: u64) -> WorkerOutcome {
+    WorkerOutcome {
+        local_rank,
+        rank: 10 + local_rank,
+        pid: 1000,
+        exit,
+        ended_at: UNIX_EPOCH + Duration::from_secs(ended_at_s),
+        was_stopped: false,
+        error_file: None,
+        stderr_tail: Vec::new(),
+    }
+}
+
+const TERM: ExitKind = ExitKind::Signal {
+    number: 15,
+    has_dumped_core: false,
+};
+
+fn failures(outcomes: &[WorkerOutcome]) -> Failures {
+    Failures::new(outcomes.iter().map(ProcessFailure::of).collect()).unwrap()
+}
+
+fn time(epoch_s: i64) -> String {
+    format!("2026-11-21_04:42:{epoch_s}")
+}
+
+/// Recorded from torchrun 2.15.0, but for the error file's path.
+#[test]
+fn the_summary_is_laid_out_like_pytorchs() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("error.json");
+    let traceback = "Traceback (most recent call last):\\n  File \\\"/opt/venv/lib/python3.11/site-\
+                     packages/torch/distributed/elastic/errors.py\\\", line 384, in wrapper\\n    \
+                     result = f()\\nRuntimeError: boom\\n";
+    let json = format!(
+        r#"{{"message": {{"message": "RuntimeError: boom",
+            "extraInfo": {{"py_callstack": "{traceback}", "timestamp": "50"}}}}}}"#
+    );
+    fs::write(&path, json).unwrap();
+    let failed = WorkerOutcome {
+        rank: 1,
+        pid: 17322,
+        error_file: Some(path.clone()),
+        ..outcome(1, ExitKind::Code(1), 51)
+    };
+    let stopped = WorkerOutcome {
+        rank: 0,
+        pid: 17321,
+        ..outcome(0, TERM, 51)
+    };
+    let summary = failures(&[failed, stopped]).summary("f.py", "localhost", time);
+    let expected = "\
+============================================================
+f.py FAILED
+------------------------------------------------------------
+Failures:
+[1]:
+  time      : 2026-11-21_04:42:51
+  host      : localhost
+  rank      : 0 (local_rank: 0)
+  exitcode  : -15 (pid: 17321)  (SIGTERM)
+  error_file: <N/A>
+  traceback : Signal 15 (SIGTERM) received by PID 17321
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-21_04:42:50
+  host      : localhost
+  rank      : 1 (local_rank: 1)
+  exitcode  : 1 (pid: 17322) 
+  error_file: {path}
+  traceback : Traceback (most recent call last):
+    File \"/opt/venv/lib/python3.11/site-packages/torch/distributed/elastic/errors.py\", line 384, in wrapper
+      result = f()
+  RuntimeError: boom
+  
+============================================================";
+    assert_eq!(summary, expected.replace("{path}", path.to_str().unwrap()));
+}
+
+/// A single failure without error file, with what it wrote last.
+#[test]
+fn the_summary_ends_with_the_last_lines_of_the_first_failure() {
+    let mut tail = String::from("cut line");
+    for line in 0..30 {
+        tail.push_str(&format!("\nline {line}"));
+    }
+    tail.push_str("\r\n 10%\r 20%\n\n");
+    let failed = WorkerOutcome {
+        stderr_tail: tail.into(),
+        ..outcome(0, ExitKind::Code(3), 53)
+    };
+    let summary = failures(&[failed]).summary("sh", "h", time);
+    let (head, last) = summary.split_once("\n  stderr    : ").unwrap();
+    let rule = "=".repeat(60);
+    let thin = "-".repeat(60);
+    let expected = format!(
+        "{rule}\nsh FAILED\n{thin}\nFailures:\n  <NO_OTHER_FAILURES>\n{thin}\n\
+         Root Cause (first observed failure):\n[0]:\n  time      : 2026-11-21_04:42:53\n  \
+         host      : h\n  rank      : 10 (local_rank: 0)\n  exitcode  : 3 (pid: 1000) \n  \
+         error_file: <N/A>\n  traceback : {HINT}"
+    );
+    assert_eq!(head, expected);
+    let lines: Vec<&str> = last.lines().collect();
+    assert_eq!(lines.len(), 1 + STDERR_LINES_MAX + 1);
+    assert_eq!(lines[1], "    line 12");
+    assert_eq!(lines[19..], ["     10%", "     20%", &rule]);
+}
+
+#[test]
+fn the_first_failure_is_the_oldest_and_then_the_one_noticed_first() {
+    let by_times = |times: &[u64]| {
+        let outcomes: Vec<_> = times
+            .iter()
+            .enumerate()
+            .map(|(rank, &at)| outcome(rank, ExitKind::Code(1), at))
+            .collect();
+        failures(&outcomes).first().local_rank
+    };
+    assert_eq!(by_times(&[5]), 0);
+    assert_eq!(by_times(&[5, 4, 4, 9]), 1);
+    assert_eq!(Failures::new(Vec::new()), None);
+}
+
+#[test]
+fn an_error_file_that_cannot_be_used_is_a_note() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("error.json");
+    let with_file = |content: &[u8]| {
+        fs::write(&path, content).unwrap();
+        ProcessFailure::of(&WorkerOutcome {
+            error_file: Some(path.clone()),
+            ..outcome(0, TERM, 7)
+        })
+    };
+    let long = vec![b' '; usize::try_from(ERROR_FILE_BYTES_MAX).unwrap() + 1];
+    for (content, reason) in [
+        (b"no json".as_slice(), "expected"),
+        (b"", "EOF"),
+        (&long, "longer than 1048576 bytes"),
+    ] {
+        let failure = with_file(content);
+        assert_eq!(failure.error_file.as_ref(), Some(&path));
+        assert_eq!(failure.timestamp, 7);
+        assert!(failure.message.starts_with("Signal 15 (SIGTERM)"));
+        assert!(
+            failure.note.as_ref().unwrap().contains(reason),
+            "{failure:?}"
+        );
+        assert_eq!(failure.error_json(), None);
+        let summary = failures(&[outcome(1, TERM, 8)]);
+        assert!(!summary.summary("n", "h", time).contains("note"));
+        let failed = Failures::new(vec![failure]).unwrap();
+        assert!(failed.summary("n", "h", time).contains("\n  note      : "));
+    }
+    let empty = with_file(br#"{"message": "", "timestamp": 3}"#);
+    assert_eq!((empty.timestamp, empty.note), (3, None));
+    assert!(empty.message.starts_with("Signal 15"));
+}
+
+#[test]
+fn the_first_failures_file_is_handed_on_with_its_exit_code() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("error.json");
+    let copy = folder.path().join("copy.json");
+    let failure = |content: &str, exit| {
+        fs::write(&path, content).unwrap();
+        ProcessFailure::of(&WorkerOutcome {
+            error_file: Some(path.clone()),
+            ..outcome(0, exit, 7)
+        })
+    };
+    let object = r#"{"message":{"message":"E: x"}}"#;
+    assert!(failure(object, TERM).copy_error_file(&copy).unwrap());
+    let copied = fs::read_to_string(&copy).unwrap();
+    assert_eq!(copied, r#"{"message":{"errorCode":-15,"message":"E: x"}}"#);
+
+    let text = r#"{"message":"plain"}"#;
+    let plain = failure(text, ExitKind::Code(1));
+    assert!(plain.copy_error_file(&copy).unwrap());
+    assert_eq!(fs::read_to_string(&copy).unwrap(), text);
+    assert_eq!(plain.error_json().as_deref(), Some(text));
+
+    let without = ProcessFailure::of(&outcome(0, TERM, 7));
+    assert!(
+        !without
+            .copy_error_file(&folder.path().join("none"))
+            .unwrap()
+    );
+    assert!(!folder.path().join("none").exists());
+    let error = plain.copy_error_file(folder.path()).unwrap_err();
+    assert_eq!(error.path, folder.path());
+}
+
+#[test]
+fn a_failure_without_a_file_says_what_is_known() {
+    let message = |exit| ProcessFailure::of(&outcome(0, exit, 0)).message;
+    let unnamed = ExitKind::Signal {
+        number: 40,
+        has_dumped_core: false,
+    };
+    assert_eq!(message(TERM), "Signal 15 (SIGTERM) received by PID 1000");
+    assert_eq!(message(unnamed), "Signal 40 (<N/A>) received by PID 1000");
+    assert_eq!(message(ExitKind::Code(1)), HINT);
+    assert!(message(ExitKind::Unknown).contains("lost"));
+}

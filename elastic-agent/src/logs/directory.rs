@@ -1,0 +1,319 @@
+//! The directories of a job's logs.
+//!
+//! ```text
+//! <log_dir>/<run id>_<8 random characters>/attempt_<restart count>/<local rank>/stdout.log
+//!                                                                              /stderr.log
+//!                                                                              /error.json
+//!                                                                 /filtered_stdout.log
+//!                                                                 /filtered_stderr.log
+//! ```
+//!
+//! The files themselves are made by who starts the workers, and by the workers. Nothing is ever
+//! removed.
+
+use std::fs::DirBuilder;
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::{env, iter};
+
+use super::routing::{LogOptions, WorkerLogs};
+
+/// Logs may hold what nobody else is to read, and PyTorch's are private too.
+const PRIVATE: u32 = 0o700;
+
+const RANDOM_CHARS: usize = 8;
+
+/// How often a random name is tried. The second one is hardly ever needed.
+const RANDOM_TRIES_MAX: usize = 100;
+
+/// The longest run id that is part of a file's name, which may have 255 bytes on most systems.
+const RUN_ID_BYTES_MAX: usize = 100;
+
+/// The log directory of one job on this node, which has a directory for each round in it.
+///
+/// Made when the first round begins. Files of earlier rounds are kept: PyTorch erases those of a
+/// round that ended because nodes came or went, not because a worker failed, as the next one has the
+/// same restart count. Here it gets a directory of its own, `attempt_0.1` after `attempt_0`.
+#[derive(Debug)]
+pub struct LogDirectory {
+    options: LogOptions,
+    run_id: String,
+    /// The job's own directory, once it is made.
+    path: Option<PathBuf>,
+}
+
+/// Where the output of the workers of one round goes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RoundLogs {
+    /// The round's directory; none when nothing is written to files.
+    pub directory: Option<PathBuf>,
+    /// By local rank.
+    pub workers: Vec<WorkerLogs>,
+    /// The chosen lines of tee'd standard output.
+    pub filtered_stdout: Option<FilteredLog>,
+    /// The chosen lines of tee'd standard error.
+    pub filtered_stderr: Option<FilteredLog>,
+}
+
+/// A file for the lines that contain one of some texts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FilteredLog {
+    /// The file.
+    pub path: PathBuf,
+    /// The texts.
+    pub filters: Vec<String>,
+}
+
+/// A directory for logs could not be made.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot make the log directory {}: {source}", path.display())]
+pub struct LogDirectoryError {
+    /// The directory.
+    pub path: PathBuf,
+    /// What the system said.
+    pub source: io::Error,
+}
+
+impl LogDirectory {
+    /// The logs of a job. Makes nothing yet.
+    #[must_use]
+    pub fn new(options: LogOptions, run_id: &str) -> Self {
+        Self {
+            options,
+            run_id: file_name(run_id),
+            path: None,
+        }
+    }
+
+    /// The job's own directory; none before the first round, or when nothing is written to files.
+    #[must_use]
+    pub fn path(&self) -> Option<&Path> {
+        self.path.as_deref()
+    }
+
+    /// Makes the directories of a round with `local_world_size` workers. Blocks for the file system.
+    ///
+    /// # Errors
+    /// [`LogDirectoryError`]; what was made stays.
+    pub fn begin_round(
+        &mut self,
+        restart_count: usize,
+        local_world_size: usize,
+    ) -> Result<RoundLogs, LogDirectoryError> {
+        let directory = if self.is_off() {
+            None
+        } else {
+            Some(make_round(self.made()?, restart_count)?)
+        };
+        let mut workers = Vec::new();
+        for local_rank in 0..local_world_size {
+            let directory = directory
+                .as_ref()
+                .map(|directory| directory.join(local_rank.to_string()));
+            if let Some(directory) = &directory {
+                make(directory)?;
+            }
+            workers.push(self.options.route(local_rank, directory.as_deref()));
+        }
+        let filtered = |name, filters: &Vec<String>| {
+            let directory = directory.as_ref().filter(|_| !filters.is_empty())?;
+            Some(FilteredLog {
+                path: directory.join(name),
+                filters: filters.clone(),
+            })
+        };
+        Ok(RoundLogs {
+            workers,
+            filtered_stdout: filtered("filtered_stdout.log", &self.options.stdout_filters),
+            filtered_stderr: filtered("filtered_stderr.log", &self.options.stderr_filters),
+            directory,
+        })
+    }
+
+    fn is_off(&self) -> bool {
+        self.options.log_dir.as_deref() == Some(Path::new("/dev/null"))
+    }
+
+    /// The job's own directory, made if it is not there yet.
+    fn made(&mut self) -> Result<&Path, LogDirectoryError> {
+        let path = match self.path.take() {
+            Some(path) => path,
+            None => {
+                let parent = match &self.options.log_dir {
+                    Some(parent) => make_parents(parent)?,
+                    None => make_random(&env::temp_dir(), "torchelastic")?,
+                };
+                let path = make_random(&parent, &self.run_id)?;
+                log::info!("logs are in {}", path.display());
+                path
+            }
+        };
+        Ok(self.path.insert(path))
+    }
+}
+
+/// The name of the round's directory: the first one that is not there yet.
+fn make_round(parent: &Path, restart_count: usize) -> Result<PathBuf, LogDirectoryError> {
+    let first = format!("attempt_{restart_count}");
+    let later = (1_u64..).map(|round| format!("attempt_{restart_count}.{round}"));
+    make_first(parent, iter::once(first).chain(later))
+}
+
+fn make_random(parent: &Path, name: &str) -> Result<PathBuf, LogDirectoryError> {
+    let names = iter::repeat_with(|| {
+        let random =
+            iter::repeat_with(fastrand::alphanumeric).map(|char| char.to_ascii_lowercase());
+        let random: String = random.take(RANDOM_CHARS).collect();
+        format!("{name}_{random}")
+    });
+    make_first(parent, names.take(RANDOM_TRIES_MAX))
+}
+
+/// Makes the first directory of these names that does not exist.
+fn make_first(
+    parent: &Path,
+    names: impl Iterator<Item = String>,
+) -> Result<PathBuf, LogDirectoryError> {
+    let mut result = Err(LogDirectoryError {
+        path: parent.to_owned(),
+        source: io::ErrorKind::AlreadyExists.into(),
+    });
+    for name in names {
+        let path = parent.join(name);
+        result = make(&path).map(|()| path);
+        match &result {
+            Err(error) if error.source.kind() == io::ErrorKind::AlreadyExists => {}
+            _ => break,
+        }
+    }
+    result
+}
+
+/// Makes the directory that the user named, which may be there. Absolute, as workers that change
+/// their directory must still find their files.
+fn make_parents(path: &Path) -> Result<PathBuf, LogDirectoryError> {
+    let made = std::path::absolute(path).and_then(|absolute| {
+        DirBuilder::new().recursive(true).create(&absolute)?;
+        Ok(absolute)
+    });
+    made.map_err(|source| LogDirectoryError {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+fn make(path: &Path) -> Result<(), LogDirectoryError> {
+    let made = DirBuilder::new().mode(PRIVATE).create(path);
+    made.map_err(|source| LogDirectoryError {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+/// A run id as part of a file's name: other characters than letters, digits, `.`, `-` and `_` are
+/// replaced, and a long one is cut.
+fn file_name(run_id: &str) -> String {
+    let mut name = String::new();
+    for char in run_id.chars() {
+        let is_harmless = char.is_alphanumeric() || matches!(char, '.' | '-' | '_');
+        let char = if is_harmless { char } else { '_' };
+        if name.len() + char.len_utf8() > RUN_ID_BYTES_MAX {
+            break;
+        }
+        name.push(char);
+    }
+    name
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+    use crate::logs::{StreamMap, Streams};
+
+    fn options(log_dir: &Path) -> LogOptions {
+        LogOptions {
+            log_dir: Some(log_dir.to_owned()),
+            tee: StreamMap::All(Streams::BOTH),
+            stdout_filters: vec!["loss".to_owned()],
+            ..LogOptions::default()
+        }
+    }
+
+    #[test]
+    fn each_round_has_a_directory_of_its_own() {
+        let folder = tempfile::tempdir().unwrap();
+        let parent = folder.path().join("a/b");
+        let mut logs = LogDirectory::new(options(&parent), "job 1/x");
+        assert_eq!(logs.path(), None);
+        let mut names = Vec::new();
+        for restart_count in [0, 0, 0, 1, 1, 0] {
+            let round = logs.begin_round(restart_count, 2).unwrap();
+            let directory = round.directory.unwrap();
+            assert_eq!(directory.parent(), logs.path());
+            let error_file = round.workers[1].error_file.clone().unwrap();
+            assert_eq!(error_file, directory.join("1/error.json"));
+            fs::write(error_file, "kept").unwrap();
+            let filtered = round.filtered_stdout.unwrap();
+            assert_eq!(filtered.path, directory.join("filtered_stdout.log"));
+            assert_eq!(round.filtered_stderr, None);
+            names.push(directory.file_name().unwrap().to_owned());
+        }
+        let expected = [
+            "attempt_0",
+            "attempt_0.1",
+            "attempt_0.2",
+            "attempt_1",
+            "attempt_1.1",
+            "attempt_0.3",
+        ];
+        assert_eq!(names, expected);
+        let job = logs.path().unwrap();
+        for name in expected {
+            let kept = fs::read(job.join(name).join("1/error.json")).unwrap();
+            assert_eq!(kept, b"kept");
+        }
+        let name = job.file_name().unwrap().to_str().unwrap();
+        let random = name.strip_prefix("job_1_x_").unwrap();
+        assert_eq!(random.len(), RANDOM_CHARS);
+        assert_eq!(
+            fs::metadata(job).unwrap().permissions().mode() & 0o777,
+            PRIVATE
+        );
+    }
+
+    #[test]
+    fn the_null_device_means_no_files() {
+        let mut logs = LogDirectory::new(options(Path::new("/dev/null")), "job");
+        let round = logs.begin_round(0, 1).unwrap();
+        assert_eq!((round.directory, round.filtered_stdout), (None, None));
+        assert_eq!(round.workers[0].error_file, None);
+        assert_eq!(logs.path(), None);
+    }
+
+    #[test]
+    fn a_file_in_the_way_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        fs::write(&path, "").unwrap();
+        let error = LogDirectory::new(options(&path), "job").begin_round(0, 1);
+        assert_eq!(error.unwrap_err().path, path);
+    }
+
+    #[test]
+    fn any_run_id_makes_a_name_of_a_file() {
+        let table = [
+            ("../../etc", ".._.._etc"),
+            ("", ""),
+            ("a\0b\nc", "a_b_c"),
+            ("J\u{f6}b-1.2_3", "J\u{f6}b-1.2_3"),
+        ];
+        for (run_id, name) in table {
+            assert_eq!(file_name(run_id), name);
+        }
+        assert_eq!(file_name(&"\u{20ac}x\u{f6}".repeat(1000)).len(), 100);
+    }
+}

@@ -1,0 +1,153 @@
+//! Which output streams of which workers: the values of `--redirects` and `--tee`.
+
+use std::collections::BTreeMap;
+use std::str::FromStr;
+
+/// None, one or both of the two output streams of a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Streams {
+    /// Standard output.
+    pub stdout: bool,
+    /// Standard error.
+    pub stderr: bool,
+}
+
+impl Streams {
+    /// Neither.
+    pub const NONE: Self = Self {
+        stdout: false,
+        stderr: false,
+    };
+
+    /// Both.
+    pub const BOTH: Self = Self {
+        stdout: true,
+        stderr: true,
+    };
+
+    /// PyTorch's numbers: 0 for none, 1 for standard output, 2 for standard error, 3 for both.
+    fn from_number(text: &str) -> Option<Self> {
+        let (stdout, stderr) = match text {
+            "0" => (false, false),
+            "1" => (true, false),
+            "2" => (false, true),
+            "3" => (true, true),
+            _ => return None,
+        };
+        Some(Self { stdout, stderr })
+    }
+}
+
+/// Streams of the workers of one node.
+///
+/// ```
+/// use elastic_agent::{StreamMap, Streams};
+///
+/// let map: StreamMap = "0:1,12:3".parse()?;
+/// assert_eq!(map.of(12), Streams::BOTH);
+/// assert_eq!(map.of(7), Streams::NONE);
+/// # Ok::<(), elastic_agent::StreamMapError>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StreamMap {
+    /// The same for every worker.
+    All(Streams),
+    /// By local rank; none for those not named.
+    ByLocalRank(BTreeMap<usize, Streams>),
+}
+
+impl StreamMap {
+    /// The streams of one worker.
+    #[must_use]
+    pub fn of(&self, local_rank: usize) -> Streams {
+        match self {
+            Self::All(streams) => *streams,
+            Self::ByLocalRank(map) => map.get(&local_rank).copied().unwrap_or_default(),
+        }
+    }
+}
+
+/// No stream of any worker.
+impl Default for StreamMap {
+    fn default() -> Self {
+        Self::All(Streams::NONE)
+    }
+}
+
+/// A number, or pairs of a local rank and a number: `3`, or `0:1,1:2`. Unlike in PyTorch, local ranks
+/// may have any number of digits. Of a rank that is named twice the last one counts.
+impl FromStr for StreamMap {
+    type Err = StreamMapError;
+
+    fn from_str(text: &str) -> Result<Self, StreamMapError> {
+        let error = || StreamMapError {
+            text: text.to_owned(),
+        };
+        if let Some(streams) = Streams::from_number(text) {
+            return Ok(Self::All(streams));
+        }
+        let mut map = BTreeMap::new();
+        for pair in text.split(',') {
+            let (local_rank, number) = pair.split_once(':').ok_or_else(error)?;
+            let is_number = local_rank.bytes().all(|byte| byte.is_ascii_digit());
+            let local_rank = local_rank.parse().ok().filter(|_| is_number);
+            let streams = Streams::from_number(number);
+            map.insert(local_rank.ok_or_else(error)?, streams.ok_or_else(error)?);
+        }
+        Ok(Self::ByLocalRank(map))
+    }
+}
+
+/// A text that names no streams.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is neither a number from 0 to 3 nor a list such as 0:1,1:2 (local rank:number)")]
+pub struct StreamMapError {
+    /// The text.
+    pub text: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_is_for_all_and_a_list_for_those_named() {
+        let out: StreamMap = "1".parse().unwrap();
+        assert!(out.of(0).stdout && out.of(99).stdout && !out.of(99).stderr);
+        let map: StreamMap = "0:3,1:0,2:1,10:2".parse().unwrap();
+        let streams: Vec<_> = [0, 1, 2, 10, 3].map(|rank| map.of(rank)).into();
+        let stream = |stdout, stderr| Streams { stdout, stderr };
+        let expected = [
+            Streams::BOTH,
+            Streams::NONE,
+            stream(true, false),
+            stream(false, true),
+            Streams::NONE,
+        ];
+        assert_eq!(streams, expected);
+    }
+
+    #[test]
+    fn anything_else_is_refused_with_its_text() {
+        let table = [
+            "",
+            "4",
+            "-1",
+            "01",
+            "a",
+            "0:4",
+            "0:1,",
+            ",0:1",
+            "0:",
+            ":1",
+            "+1:1",
+            "0:1:2",
+            "0 :1",
+            "99999999999999999999999:1",
+        ];
+        for text in table {
+            let error = text.parse::<StreamMap>().unwrap_err();
+            assert_eq!(error.text, text);
+        }
+    }
+}

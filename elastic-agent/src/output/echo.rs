@@ -1,0 +1,203 @@
+//! The thread that shows what workers write, on one stream of the console.
+//!
+//! It owns the stream. Workers never wait for it where they write to files; where they write to a
+//! pipe, they wait for the console, as they would without it.
+
+use std::convert::Infallible;
+use std::io::{self, PipeReader, PipeWriter, Write};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::console::{Progress, Sink};
+use super::source::{CapturedPipe, FollowedFile, LineCopy, PipeState};
+
+/// How often files are looked at: often enough to look live, and 20 reads a second cost nothing.
+const FOLLOW_INTERVAL: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 50_000_000,
+};
+
+const AT_ONCE: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 0,
+};
+
+/// How much is read at a time from one worker before the next one has its turn.
+const READ_BYTES_MAX: usize = 64 << 10;
+
+/// How long a console may take nothing before the end of a group does not wait for it any more.
+const STALL_MAX: Duration = Duration::from_secs(10);
+
+/// The same for who is in a hurry.
+const STALL_HURRIED_MAX: Duration = Duration::from_secs(1);
+
+/// How often the console's progress is looked at while waiting for its end.
+const STALL_LOOK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// What is shown on one stream.
+#[derive(Debug, Default)]
+pub(crate) struct Sources {
+    pub(crate) files: Vec<FollowedFile>,
+    pub(crate) pipes: Vec<CapturedPipe>,
+    pub(crate) copy: Option<LineCopy>,
+}
+
+impl Sources {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.files.is_empty() && self.pipes.is_empty()
+    }
+}
+
+/// A running echo thread. Dropping it finishes it, in a hurry.
+#[derive(Debug)]
+pub(crate) struct Echo {
+    name: &'static str,
+    /// Closing it tells the thread to finish.
+    finish: Option<PipeWriter>,
+    /// Closed when the thread has ended.
+    ended: Receiver<Infallible>,
+    progress: Arc<Progress>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Echo {
+    /// Starts a thread of this name that shows `sources` on `writer`.
+    ///
+    /// # Errors
+    /// The system has no thread or descriptor left.
+    pub(crate) fn start(
+        name: &'static str,
+        writer: Box<dyn Write + Send>,
+        sources: Sources,
+    ) -> io::Result<Self> {
+        let (finish_seen, finish) = io::pipe()?;
+        let (ending, ended) = bounded(0);
+        let progress = Arc::new(Progress::default());
+        let sink = Sink::new(name, writer, Arc::clone(&progress));
+        let thread = thread::Builder::new()
+            .name(name.to_owned())
+            .spawn(move || {
+                run(sources, sink, &finish_seen);
+                drop(ending);
+            })?;
+        Ok(Self {
+            name,
+            finish: Some(finish),
+            ended,
+            progress,
+            thread: Some(thread),
+        })
+    }
+
+    /// Shows everything that the workers have written up to now, and ends the thread. Blocks while
+    /// the console takes bytes, and then for 10 s at most; 1 s once `is_hurried` says so.
+    pub(crate) fn finish(mut self, is_hurried: impl Fn() -> bool) {
+        self.end(is_hurried);
+    }
+
+    fn end(&mut self, is_hurried: impl Fn() -> bool) {
+        let Some(thread) = self.thread.take() else {
+            return;
+        };
+        self.finish = None;
+        let mut bytes_written = self.progress.bytes_written.load(Ordering::Relaxed);
+        let mut stalled = Duration::ZERO;
+        while self.ended.recv_timeout(STALL_LOOK_INTERVAL) == Err(RecvTimeoutError::Timeout) {
+            stalled += STALL_LOOK_INTERVAL;
+            let now_written = self.progress.bytes_written.load(Ordering::Relaxed);
+            let limit = if is_hurried() {
+                STALL_HURRIED_MAX
+            } else {
+                if now_written != bytes_written {
+                    stalled = Duration::ZERO;
+                }
+                STALL_MAX
+            };
+            bytes_written = now_written;
+            if stalled >= limit {
+                // A write that blocks cannot be stopped. The thread ends when the console goes on.
+                self.progress.is_abandoned.store(true, Ordering::Relaxed);
+                log::error!(
+                    "the console has taken nothing for {stalled:?}; the rest of the workers' \
+                     output is not waited for ({})",
+                    self.name
+                );
+                return;
+            }
+        }
+        if thread.join().is_err() {
+            log::error!("the thread {} ended by a panic", self.name);
+        }
+    }
+}
+
+impl Drop for Echo {
+    fn drop(&mut self) {
+        self.end(|| true);
+    }
+}
+
+fn run(mut sources: Sources, mut sink: Sink, finish_seen: &PipeReader) {
+    let mut buffer = vec![0; READ_BYTES_MAX];
+    let mut is_finishing = false;
+    loop {
+        let mut may_have_more = false;
+        for file in &mut sources.files {
+            may_have_more |= file.turn(&mut buffer, &mut sink, &mut sources.copy);
+        }
+        sources
+            .pipes
+            .retain_mut(|pipe| match pipe.turn(&mut buffer, &mut sink) {
+                PipeState::MayHaveMore => {
+                    may_have_more = true;
+                    true
+                }
+                PipeState::Empty => true,
+                PipeState::Ended => false,
+            });
+        if is_finishing {
+            if may_have_more {
+                continue;
+            }
+            break;
+        }
+        // Asked in every turn, as a worker's output may never pause.
+        if wait(&sources, finish_seen, may_have_more) {
+            is_finishing = true;
+            sources.files.iter_mut().for_each(FollowedFile::finish);
+            sources.pipes.iter_mut().for_each(CapturedPipe::finish);
+        }
+    }
+    for file in &mut sources.files {
+        file.end(&mut sink, &mut sources.copy);
+    }
+}
+
+/// Waits until there is something to read or it is time to look, unless there `is_more` already; says
+/// whether it is time to finish.
+fn wait(sources: &Sources, finish_seen: &PipeReader, is_more: bool) -> bool {
+    let mut entries = vec![PollFd::from_borrowed_fd(finish_seen.as_fd(), PollFlags::IN)];
+    let pipes = sources.pipes.iter();
+    entries.extend(pipes.map(|pipe| PollFd::from_borrowed_fd(pipe.descriptor(), PollFlags::IN)));
+    let timeout = if is_more {
+        Some(&AT_ONCE)
+    } else {
+        (!sources.files.is_empty()).then_some(&FOLLOW_INTERVAL)
+    };
+    match poll(&mut entries, timeout) {
+        Ok(_) => !entries[0].revents().is_empty(),
+        Err(rustix::io::Errno::INTR) => false,
+        Err(error) => {
+            // The system is out of memory. It may recover, and must not be asked without a pause.
+            log::warn!("cannot wait for workers' output: {error}");
+            thread::sleep(Duration::from_millis(50));
+            false
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! The end of a stream, of bounded length.
+
+/// How much of a worker's standard error is kept for the final report: a screen of text.
+pub(crate) const LAST_BYTES_MAX: usize = 4 << 10;
+
+/// Keeps the last [`LAST_BYTES_MAX`] bytes of all that was pushed.
+#[derive(Debug, Default)]
+pub(crate) struct LastBytes {
+    bytes: Vec<u8>,
+}
+
+impl LastBytes {
+    pub(crate) fn push(&mut self, bytes: &[u8]) {
+        let bytes = &bytes[bytes.len().saturating_sub(LAST_BYTES_MAX)..];
+        let surplus = (self.bytes.len() + bytes.len()).saturating_sub(LAST_BYTES_MAX);
+        self.bytes.drain(..surplus);
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    pub(crate) fn to_vec(&self) -> Vec<u8> {
+        self.bytes.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_bytes_stay_however_they_come() {
+        let all: Vec<u8> = (0..=u8::MAX).cycle().take(3 * LAST_BYTES_MAX + 7).collect();
+        for size in [1, 100, LAST_BYTES_MAX, LAST_BYTES_MAX + 1, all.len()] {
+            let mut last = LastBytes::default();
+            for chunk in all.chunks(size) {
+                last.push(chunk);
+            }
+            assert_eq!(last.to_vec(), all[all.len() - LAST_BYTES_MAX..], "{size}");
+        }
+    }
+
+    #[test]
+    fn a_short_stream_stays_whole() {
+        let mut last = LastBytes::default();
+        last.push(b"ab");
+        last.push(b"");
+        last.push(b"c");
+        assert_eq!(last.to_vec(), b"abc");
+    }
+}

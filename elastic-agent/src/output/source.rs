@@ -1,0 +1,242 @@
+//! One worker's output, as the echo thread reads it: a log file that grows, or a pipe.
+
+use std::fs::File;
+use std::io::{self, PipeReader, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::io::{ioctl_fionbio, ioctl_fionread};
+
+use super::console::Sink;
+use super::last_bytes::LastBytes;
+use super::lines::LineSplitter;
+
+/// Where lines that contain one of some texts are written once more.
+#[derive(Debug)]
+pub(crate) struct LineCopy {
+    pub(crate) path: PathBuf,
+    pub(crate) file: File,
+    pub(crate) filters: Vec<String>,
+}
+
+impl LineCopy {
+    fn take(&mut self, prefix: &str, line: &str, end: &str) {
+        if !self.filters.iter().any(|filter| line.contains(filter)) {
+            return;
+        }
+        if let Err(error) = self
+            .file
+            .write_all(format!("{prefix}{line}{end}").as_bytes())
+        {
+            log::warn!("cannot write to {}: {error}", self.path.display());
+        }
+    }
+}
+
+/// A log file that is shown line by line while its worker writes it.
+#[derive(Debug)]
+pub(crate) struct FollowedFile {
+    path: PathBuf,
+    file: File,
+    prefix: String,
+    lines: LineSplitter,
+    bytes_read: u64,
+    /// How much to read yet, once no more is to come.
+    bytes_left: Option<u64>,
+}
+
+impl FollowedFile {
+    /// Opens the file, from its start.
+    ///
+    /// # Errors
+    /// Those of the system: there is no such file.
+    pub(crate) fn open(path: PathBuf, prefix: String) -> io::Result<Self> {
+        Ok(Self {
+            file: File::open(&path)?,
+            path,
+            prefix,
+            lines: LineSplitter::default(),
+            bytes_read: 0,
+            bytes_left: None,
+        })
+    }
+
+    /// From now on reads only what is there already, though somebody may go on writing.
+    pub(super) fn finish(&mut self) {
+        let length = self.file.metadata().map_or(0, |metadata| metadata.len());
+        self.bytes_left = Some(length.saturating_sub(self.bytes_read));
+    }
+
+    /// Reads once; says whether there may be more.
+    pub(super) fn turn(
+        &mut self,
+        buffer: &mut [u8],
+        sink: &mut Sink,
+        copy: &mut Option<LineCopy>,
+    ) -> bool {
+        let room = room(buffer, self.bytes_left);
+        let count = match self.file.read(&mut buffer[..room]) {
+            Ok(count) => count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => return true,
+            Err(error) => {
+                log::warn!("cannot read {}: {error}", self.path.display());
+                0
+            }
+        };
+        self.bytes_read += count as u64;
+        if let Some(left) = &mut self.bytes_left {
+            *left -= count as u64;
+        }
+        let prefix = &self.prefix;
+        self.lines.push(&buffer[..count], |line| {
+            sink.line(prefix, line);
+            if let Some(copy) = copy {
+                copy.take(prefix, line, "\n");
+            }
+        });
+        sink.flush();
+        count > 0
+    }
+
+    /// Shows the last line, if its end never came.
+    pub(super) fn end(&mut self, sink: &mut Sink, copy: &mut Option<LineCopy>) {
+        if let Some(line) = self.lines.finish() {
+            sink.unfinished_line(&self.prefix, &line);
+            if let Some(copy) = copy {
+                copy.take(&self.prefix, &line, "\n");
+            }
+            sink.flush();
+        }
+    }
+}
+
+/// The standard error of a worker, which is passed on unchanged, or not at all, and whose end is
+/// kept.
+#[derive(Debug)]
+pub(crate) struct CapturedPipe {
+    pipe: PipeReader,
+    is_shown: bool,
+    last: Arc<Mutex<LastBytes>>,
+    bytes_left: Option<u64>,
+}
+
+impl CapturedPipe {
+    /// Takes over the reading end.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub(crate) fn new(
+        pipe: PipeReader,
+        is_shown: bool,
+        last: Arc<Mutex<LastBytes>>,
+    ) -> io::Result<Self> {
+        // This end only: the worker's own must block, or it would lose output.
+        ioctl_fionbio(&pipe, true)?;
+        Ok(Self {
+            pipe,
+            is_shown,
+            last,
+            bytes_left: None,
+        })
+    }
+
+    pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.pipe.as_fd()
+    }
+
+    /// From now on reads only what is in the pipe already: some process that the worker left behind
+    /// may hold it open, and go on writing.
+    pub(super) fn finish(&mut self) {
+        self.bytes_left = Some(ioctl_fionread(&self.pipe).unwrap_or(0));
+    }
+
+    /// Reads once, without waiting.
+    pub(super) fn turn(&mut self, buffer: &mut [u8], sink: &mut Sink) -> PipeState {
+        let room = room(buffer, self.bytes_left);
+        let count = match self.pipe.read(&mut buffer[..room]) {
+            Ok(0) => return PipeState::Ended,
+            Ok(count) => count,
+            Err(error) => match error.kind() {
+                io::ErrorKind::WouldBlock => return PipeState::Empty,
+                io::ErrorKind::Interrupted => return PipeState::MayHaveMore,
+                _ => {
+                    log::warn!("cannot read a worker's standard error: {error}");
+                    return PipeState::Ended;
+                }
+            },
+        };
+        if let Some(left) = &mut self.bytes_left {
+            *left -= count as u64;
+        }
+        // A push leaves the bytes whole, whoever panicked.
+        self.last
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(&buffer[..count]);
+        if self.is_shown {
+            sink.raw(&buffer[..count]);
+            sink.flush();
+        }
+        PipeState::MayHaveMore
+    }
+}
+
+/// What a read from a pipe has shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum PipeState {
+    MayHaveMore,
+    Empty,
+    Ended,
+}
+
+/// How much of the buffer may be filled.
+fn room(buffer: &[u8], bytes_left: Option<u64>) -> usize {
+    let left = bytes_left.map_or(usize::MAX, |left| {
+        usize::try_from(left).unwrap_or(usize::MAX)
+    });
+    buffer.len().min(left)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::OpenOptions;
+
+    use super::*;
+
+    #[test]
+    fn a_file_that_goes_on_growing_is_read_up_to_where_it_was() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("log");
+        let mut options = OpenOptions::new();
+        let mut log = options.create(true).append(true).open(&path).unwrap();
+        let mut followed = FollowedFile::open(path, String::new()).unwrap();
+        let mut sink = Sink::new("test", Box::new(io::sink()), Arc::default());
+        let mut buffer = [0; 4];
+        log.write_all(b"123456").unwrap();
+        assert!(followed.turn(&mut buffer, &mut sink, &mut None));
+        log.write_all(b"789").unwrap();
+        followed.finish();
+        while followed.turn(&mut buffer, &mut sink, &mut None) {
+            log.write_all(b"more").unwrap();
+        }
+        assert_eq!(followed.bytes_read, 9);
+        assert_eq!(followed.lines.finish().as_deref(), Some("123456789"));
+    }
+
+    #[test]
+    fn a_pipe_that_stays_open_is_read_up_to_where_it_was() {
+        let (near, mut far) = io::pipe().unwrap();
+        let last = Arc::default();
+        let mut pipe = CapturedPipe::new(near, false, Arc::clone(&last)).unwrap();
+        let mut sink = Sink::new("test", Box::new(io::sink()), Arc::default());
+        let mut buffer = [0; 4];
+        assert_eq!(pipe.turn(&mut buffer, &mut sink), PipeState::Empty);
+        far.write_all(b"1234567").unwrap();
+        pipe.finish();
+        while pipe.turn(&mut buffer, &mut sink) != PipeState::Ended {
+            far.write_all(b"more").unwrap();
+        }
+        assert_eq!(last.lock().unwrap().to_vec(), b"1234567");
+    }
+}

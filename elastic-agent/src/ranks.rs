@@ -1,0 +1,465 @@
+//! Who gets which ranks: the nodes of a round tell each other how many workers they have, and the first
+//! one hands out the ranks.
+//!
+//! The rule is a pure function; the exchange goes through the round's store, with PyTorch's keys and
+//! JSON (`torch/distributed/elastic/agent/server/api.py`). Knows nothing about how the round came about.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use c10d_socket::Deadline;
+use c10d_store::{Store, StoreError};
+use serde_json::{Value, json};
+
+use crate::assignment::Assignment;
+
+/// How long one wait lasts before it is asked whether to give up.
+const SLICE: Duration = Duration::from_millis(250);
+
+/// The longest description of a node that is read.
+const ROLE_INFO_BYTES_MAX: usize = 64 << 10;
+
+/// What a node tells the others about its workers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RoleInfo {
+    /// What its workers do.
+    pub role: String,
+    /// How many it has.
+    pub local_world_size: usize,
+}
+
+/// The ranks of one node's workers: each pair is the first of them and the number of all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RankBlock {
+    /// The rank of the node's first worker among all.
+    pub first_rank: usize,
+    /// How many workers there are in all.
+    pub world_size: usize,
+    /// The rank of the node's first worker within its role.
+    pub first_role_rank: usize,
+    /// How many workers have that role.
+    pub role_world_size: usize,
+}
+
+/// Why ranks were not given.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RanksError {
+    /// Nodes of the round did not say in time how many workers they have.
+    #[error(
+        "{} of {group_world_size} nodes have not told their workers within {:.1} s: group rank {}",
+        missing.len(),
+        timeout.as_secs_f64(),
+        list(missing)
+    )]
+    Missing {
+        /// The nodes' ranks.
+        missing: Vec<usize>,
+        /// How many nodes there are.
+        group_world_size: usize,
+        /// The time they had.
+        timeout: Duration,
+    },
+
+    /// The node with group rank 0 has not handed out the ranks in time.
+    #[error(
+        "the node with group rank 0 has not handed out ranks within {:.1} s; it waits for all {group_world_size} \
+         nodes of the round to tell their workers",
+        timeout.as_secs_f64()
+    )]
+    NotGiven {
+        /// How many nodes there are.
+        group_world_size: usize,
+        /// The time it had.
+        timeout: Duration,
+    },
+
+    /// What another node has written makes no sense.
+    #[error("{key:?} in the {store} holds {value:?}, which is not {expected}")]
+    Nonsense {
+        /// The store.
+        store: String,
+        /// The key.
+        key: String,
+        /// The start of what it holds.
+        value: String,
+        /// What it should be.
+        expected: &'static str,
+    },
+
+    /// The store failed.
+    #[error("cannot exchange ranks: {0}")]
+    Store(#[from] StoreError),
+
+    /// It was given up because its owner wanted so.
+    #[error("the exchange of ranks was interrupted")]
+    Interrupted,
+}
+
+impl RankBlock {
+    /// The assignment of the worker `local_rank` of the node `group_rank`.
+    #[must_use]
+    pub fn assignment(
+        &self,
+        group_rank: usize,
+        group_world_size: usize,
+        local_world_size: usize,
+        local_rank: usize,
+    ) -> Assignment {
+        Assignment {
+            rank: self.first_rank + local_rank,
+            local_rank,
+            group_rank,
+            role_rank: self.first_role_rank + local_rank,
+            local_world_size,
+            world_size: self.world_size,
+            group_world_size,
+            role_world_size: self.role_world_size,
+        }
+    }
+
+    /// The ranks when all nodes have as many workers of one role: then nobody need ask anybody
+    /// (`TORCH_ELASTIC_WORKER_IDENTICAL` in PyTorch, on which all nodes must agree).
+    #[must_use]
+    pub fn identical(group_rank: usize, group_world_size: usize, local_world_size: usize) -> Self {
+        let first_rank = group_rank.saturating_mul(local_world_size);
+        let world_size = group_world_size.saturating_mul(local_world_size);
+        Self {
+            first_rank,
+            world_size,
+            first_role_rank: first_rank,
+            role_world_size: world_size,
+        }
+    }
+}
+
+/// Hands out ranks, in the order of the nodes' group ranks.
+///
+/// ```
+/// use elastic_agent::{RoleInfo, assign_ranks};
+///
+/// let node = |role: &str, local_world_size| RoleInfo { role: role.to_owned(), local_world_size };
+/// let blocks = assign_ranks(&[node("trainer", 2), node("eval", 1), node("trainer", 1)]);
+/// assert_eq!((blocks[2].first_rank, blocks[2].world_size), (3, 4));
+/// assert_eq!((blocks[2].first_role_rank, blocks[2].role_world_size), (2, 3));
+/// ```
+#[must_use]
+pub fn assign_ranks(nodes: &[RoleInfo]) -> Vec<RankBlock> {
+    let mut world_size: usize = 0;
+    let mut role_sizes: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut firsts = Vec::with_capacity(nodes.len());
+    for node in nodes {
+        let role_size = role_sizes.entry(&node.role).or_default();
+        firsts.push((world_size, *role_size));
+        world_size = world_size.saturating_add(node.local_world_size);
+        *role_size = role_size.saturating_add(node.local_world_size);
+    }
+    let blocks = nodes.iter().zip(firsts);
+    blocks
+        .map(|(node, (first_rank, first_role_rank))| RankBlock {
+            first_rank,
+            world_size,
+            first_role_rank,
+            role_world_size: role_sizes.get(node.role.as_str()).copied().unwrap_or(0),
+        })
+        .collect()
+}
+
+/// Tells the other nodes of a round about this one's workers, and returns their ranks. `store` is the
+/// round's. Blocks until all nodes have told theirs, for at most `timeout`; `is_interrupted` is asked
+/// now and then.
+///
+/// # Errors
+/// See [`RanksError`].
+pub fn exchange_ranks(
+    store: &dyn Store,
+    group_rank: usize,
+    group_world_size: usize,
+    own: &RoleInfo,
+    timeout: Duration,
+    is_interrupted: &dyn Fn() -> bool,
+) -> Result<RankBlock, RanksError> {
+    let deadline = Deadline::after(Instant::now(), timeout);
+    let info = json!({
+        "role": own.role,
+        "rank": group_rank,
+        "local_world_size": own.local_world_size,
+    });
+    store.set(&role_info_key(group_rank), info.to_string().as_bytes())?;
+    if group_rank == 0 {
+        hand_out(store, group_world_size, timeout, deadline, is_interrupted)?;
+    }
+    let key = format!("torchelastic/assigned_ranks/{group_rank}");
+    match wait(store, &[&key], deadline, is_interrupted)? {
+        Arrival::There => {}
+        Arrival::Late => {
+            return Err(RanksError::NotGiven {
+                group_world_size,
+                timeout,
+            });
+        }
+    }
+    let value = store.get(&key)?;
+    parse_block(&value).ok_or_else(|| {
+        let expected =
+            "the ranks of this node's workers, as [first, all, first of role, all of role]";
+        nonsense(store, &key, &value, expected)
+    })
+}
+
+fn hand_out(
+    store: &dyn Store,
+    group_world_size: usize,
+    timeout: Duration,
+    deadline: Deadline,
+    is_interrupted: &dyn Fn() -> bool,
+) -> Result<(), RanksError> {
+    let keys: Vec<String> = (0..group_world_size).map(role_info_key).collect();
+    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+    match wait(store, &keys, deadline, is_interrupted)? {
+        Arrival::There => {}
+        Arrival::Late => {
+            let mut missing = Vec::new();
+            for (rank, key) in keys.iter().enumerate() {
+                if !store.check(&[key])? {
+                    missing.push(rank);
+                }
+            }
+            return Err(RanksError::Missing {
+                missing,
+                group_world_size,
+                timeout,
+            });
+        }
+    }
+    let mut nodes = Vec::with_capacity(group_world_size);
+    for (key, value) in keys.iter().zip(store.multi_get(&keys)?) {
+        nodes.push(
+            parse_role_info(&value).ok_or_else(|| {
+                nonsense(store, key, &value, "a node's role and number of workers")
+            })?,
+        );
+    }
+    let assigned: Vec<(String, String)> = assign_ranks(&nodes)
+        .iter()
+        .enumerate()
+        .map(|(rank, block)| {
+            let key = format!("torchelastic/assigned_ranks/{rank}");
+            let numbers = json!([
+                block.first_rank,
+                block.world_size,
+                block.first_role_rank,
+                block.role_world_size
+            ]);
+            (key, numbers.to_string())
+        })
+        .collect();
+    let pairs: Vec<(&str, &[u8])> = assigned
+        .iter()
+        .map(|(key, value)| (key.as_str(), value.as_bytes()))
+        .collect();
+    Ok(store.multi_set(&pairs)?)
+}
+
+fn role_info_key(group_rank: usize) -> String {
+    format!("torchelastic/role_info/{group_rank}")
+}
+
+/// Any JSON object with the right fields: Python's has blanks where ours has none.
+fn parse_role_info(value: &[u8]) -> Option<RoleInfo> {
+    if value.len() > ROLE_INFO_BYTES_MAX {
+        return None;
+    }
+    let json: Value = serde_json::from_slice(value).ok()?;
+    let local_world_size = usize::try_from(json.get("local_world_size")?.as_u64()?).ok()?;
+    Some(RoleInfo {
+        role: json.get("role")?.as_str()?.to_owned(),
+        // No machine has more, and sums stay far from overflow.
+        local_world_size: Some(local_world_size).filter(|size| *size <= 1 << 24)?,
+    })
+}
+
+fn parse_block(value: &[u8]) -> Option<RankBlock> {
+    if value.len() > ROLE_INFO_BYTES_MAX {
+        return None;
+    }
+    let [first_rank, world_size, first_role_rank, role_world_size]: [u64; 4] =
+        serde_json::from_slice(value).ok()?;
+    let number = |number: u64| usize::try_from(number).ok().filter(|it| *it <= 1 << 48);
+    Some(RankBlock {
+        first_rank: number(first_rank)?,
+        world_size: number(world_size)?,
+        first_role_rank: number(first_role_rank)?,
+        role_world_size: number(role_world_size)?,
+    })
+}
+
+fn nonsense(store: &dyn Store, key: &str, value: &[u8], expected: &'static str) -> RanksError {
+    const SHOWN_BYTES_MAX: usize = 120;
+    let shown = &value[..value.len().min(SHOWN_BYTES_MAX)];
+    RanksError::Nonsense {
+        store: store.label(),
+        key: store.full_key(key),
+        value: String::from_utf8_lossy(shown).into_owned(),
+        expected,
+    }
+}
+
+enum Arrival {
+    There,
+    Late,
+}
+
+fn wait(
+    store: &dyn Store,
+    keys: &[&str],
+    deadline: Deadline,
+    is_interrupted: &dyn Fn() -> bool,
+) -> Result<Arrival, RanksError> {
+    loop {
+        if is_interrupted() {
+            return Err(RanksError::Interrupted);
+        }
+        let left = deadline.remaining(Instant::now()).unwrap_or(SLICE);
+        match store.wait_timeout(keys, left.min(SLICE)) {
+            Ok(()) => return Ok(Arrival::There),
+            Err(StoreError::Timeout { .. }) if left > SLICE => {}
+            Err(StoreError::Timeout { .. }) => return Ok(Arrival::Late),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+fn list(ranks: &[usize]) -> String {
+    const SHOWN_MAX: usize = 32;
+    let mut text = ranks
+        .iter()
+        .take(SHOWN_MAX)
+        .map(ToString::to_string)
+        .collect::<Vec<_>>()
+        .join(", ");
+    if ranks.len() > SHOWN_MAX {
+        text.push_str(&format!(" and {} more", ranks.len() - SHOWN_MAX));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::thread;
+
+    use c10d_store::HashStore;
+
+    use super::*;
+
+    const TIMEOUT: Duration = Duration::from_secs(20);
+
+    fn node(role: &str, local_world_size: usize) -> RoleInfo {
+        RoleInfo {
+            role: role.to_owned(),
+            local_world_size,
+        }
+    }
+
+    #[test]
+    fn nodes_of_unlike_sizes_and_roles_get_their_ranks_in_order() {
+        let store = Arc::new(HashStore::new());
+        let nodes = [node("trainer", 2), node("eval", 1), node("trainer", 3)];
+        let threads: Vec<_> = nodes
+            .into_iter()
+            .enumerate()
+            .map(|(rank, own)| {
+                let store = Arc::clone(&store);
+                thread::spawn(move || exchange_ranks(&*store, rank, 3, &own, TIMEOUT, &|| false))
+            })
+            .collect();
+        let blocks: Vec<RankBlock> = threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap().unwrap())
+            .collect();
+        let block = |first_rank, first_role_rank, role_world_size| RankBlock {
+            first_rank,
+            world_size: 6,
+            first_role_rank,
+            role_world_size,
+        };
+        assert_eq!(blocks, [block(0, 0, 5), block(2, 0, 1), block(3, 2, 5)]);
+        assert_eq!(
+            store.get("torchelastic/assigned_ranks/1").unwrap(),
+            b"[2,6,0,1]"
+        );
+    }
+
+    #[test]
+    fn what_pythons_json_writes_is_read() {
+        let store = HashStore::new();
+        let text = br#"{"role": "trainer", "rank": 1, "local_world_size": 2}"#;
+        store.set("torchelastic/role_info/1", text).unwrap();
+        let block = exchange_ranks(&store, 0, 2, &node("trainer", 1), TIMEOUT, &|| false).unwrap();
+        assert_eq!(
+            block,
+            RankBlock {
+                first_rank: 0,
+                world_size: 3,
+                first_role_rank: 0,
+                role_world_size: 3
+            }
+        );
+        let text = b"[1, 3, 1, 3]";
+        store.set("torchelastic/assigned_ranks/1", text).unwrap();
+        let block = exchange_ranks(&store, 1, 2, &node("trainer", 2), TIMEOUT, &|| false).unwrap();
+        assert_eq!(block.first_rank, 1);
+    }
+
+    #[test]
+    fn nodes_that_say_nothing_are_named() {
+        let store = HashStore::new();
+        let timeout = Duration::from_millis(10);
+        store.set("torchelastic/role_info/2", b"{}").unwrap();
+        let error = exchange_ranks(&store, 0, 4, &node("a", 1), timeout, &|| false).unwrap_err();
+        assert!(
+            matches!(&error, RanksError::Missing { missing, .. } if missing == &[1, 3]),
+            "{error}"
+        );
+        let error = exchange_ranks(&store, 1, 4, &node("a", 1), timeout, &|| false).unwrap_err();
+        assert!(matches!(error, RanksError::NotGiven { .. }), "{error}");
+    }
+
+    #[test]
+    fn nonsense_of_another_node_is_an_error_that_shows_it() {
+        let store = HashStore::new();
+        for text in [
+            "",
+            "{}",
+            "[]",
+            r#"{"role": 1, "local_world_size": 1}"#,
+            r#"{"role": "a", "local_world_size": -1}"#,
+        ] {
+            store
+                .set("torchelastic/role_info/1", text.as_bytes())
+                .unwrap();
+            let error =
+                exchange_ranks(&store, 0, 2, &node("a", 1), TIMEOUT, &|| false).unwrap_err();
+            assert!(
+                matches!(error, RanksError::Nonsense { .. }),
+                "{text}: {error}"
+            );
+        }
+    }
+
+    #[test]
+    fn an_interrupted_exchange_ends() {
+        let store = HashStore::new();
+        let error = exchange_ranks(&store, 1, 2, &node("a", 1), TIMEOUT, &|| true).unwrap_err();
+        assert!(matches!(error, RanksError::Interrupted), "{error}");
+    }
+
+    #[test]
+    fn identical_nodes_need_no_exchange() {
+        let exchanged = assign_ranks(&[node("a", 4), node("a", 4), node("a", 4)]);
+        for (rank, block) in exchanged.iter().enumerate() {
+            assert_eq!(*block, RankBlock::identical(rank, 3, 4));
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! Reading files that a worker may have written, or replaced by anything else.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+/// Reads a whole file of at most `bytes_max`.
+///
+/// # Errors
+/// Those of the system; [`io::ErrorKind::FileTooLarge`] when it is longer, and
+/// [`io::ErrorKind::InvalidInput`] when it is no regular file (a pipe could keep the reader for ever).
+pub(crate) fn read(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
+    let file = open(path)?;
+    let mut bytes = Vec::new();
+    // One more than allowed tells a file that is too long from one that just fits.
+    file.take(bytes_max.saturating_add(1))
+        .read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > bytes_max {
+        return Err(io::Error::new(
+            io::ErrorKind::FileTooLarge,
+            format!("longer than {bytes_max} bytes"),
+        ));
+    }
+    Ok(bytes)
+}
+
+/// Reads the last `bytes_max` bytes of a file, or all of a shorter one.
+///
+/// # Errors
+/// As [`read`], but that no file is too long.
+pub(crate) fn read_end(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
+    let mut file = open(path)?;
+    let length = file.metadata()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(bytes_max)))?;
+    let mut bytes = Vec::new();
+    file.take(bytes_max).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    // Opening a pipe would wait for somebody to write to it.
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "not a regular file",
+        ));
+    }
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn a_file_that_is_too_long_is_refused_and_its_end_can_be_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        fs::write(&path, "0123456789").unwrap();
+        assert_eq!(read(&path, 10).unwrap(), b"0123456789");
+        let error = read(&path, 9).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::FileTooLarge);
+        assert_eq!(read_end(&path, 3).unwrap(), b"789");
+        assert_eq!(read_end(&path, 99).unwrap(), b"0123456789");
+    }
+
+    #[test]
+    fn a_pipe_or_a_directory_keeps_nobody() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("pipe");
+        let made = Command::new("mkfifo").arg(&pipe).status().unwrap();
+        assert!(made.success());
+        for path in [&pipe, folder.path()] {
+            let error = read(path, 10).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{path:?}");
+        }
+        let error = read_end(&folder.path().join("none"), 1).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::NotFound);
+    }
+}

@@ -1,0 +1,139 @@
+//! The output streams of workers that are about to be started.
+//!
+//! Opens files and pipes; what is read from them is for `output`.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::logs::{Destination, FilteredLog};
+use crate::output::{CapturedPipe, FollowedFile, LAST_BYTES_MAX, LastBytes, LineCopy, Sources};
+use crate::regular_file;
+
+use super::error::StartError;
+use super::plan::{GroupPlan, WorkerPlan};
+
+/// Where the last bytes of a worker's standard error are.
+#[derive(Debug)]
+pub(super) enum StderrEnd {
+    /// On a terminal.
+    Unknown,
+    /// In a log file.
+    File(PathBuf),
+    /// Kept from a pipe.
+    Kept(Arc<Mutex<LastBytes>>),
+}
+
+impl StderrEnd {
+    pub(super) fn bytes(&self) -> Vec<u8> {
+        match self {
+            Self::Unknown => Vec::new(),
+            Self::File(path) => {
+                regular_file::read_end(path, LAST_BYTES_MAX as u64).unwrap_or_else(|error| {
+                    log::warn!("cannot read {}: {error}", path.display());
+                    Vec::new()
+                })
+            }
+            Self::Kept(last) => {
+                // A push leaves the bytes whole, whoever panicked.
+                last.lock().unwrap_or_else(PoisonError::into_inner).to_vec()
+            }
+        }
+    }
+}
+
+/// What the echo threads are to show.
+#[derive(Debug, Default)]
+pub(super) struct GroupSources {
+    pub(super) stdout: Sources,
+    pub(super) stderr: Sources,
+}
+
+impl GroupSources {
+    /// Opens what concerns no single worker.
+    pub(super) fn open(plan: &GroupPlan) -> Result<Self, StartError> {
+        let mut sources = Self::default();
+        sources.stdout.copy = plan.filtered_stdout.as_ref().map(open_copy).transpose()?;
+        sources.stderr.copy = plan.filtered_stderr.as_ref().map(open_copy).transpose()?;
+        Ok(sources)
+    }
+
+    /// Gives `command` the streams of a worker. Standard input is the agent's own, as in PyTorch.
+    pub(super) fn connect(
+        &mut self,
+        worker: &WorkerPlan,
+        stderr_is_terminal: bool,
+        command: &mut Command,
+    ) -> Result<StderrEnd, StartError> {
+        let prefix = &worker.line_prefix;
+        match &worker.logs.stdout {
+            Destination::Console => {}
+            Destination::Discard => {
+                command.stdout(Stdio::null());
+            }
+            Destination::File { path, is_shown } => {
+                let file = open_log(path, *is_shown, prefix, &mut self.stdout)?;
+                command.stdout(file);
+            }
+        }
+        match &worker.logs.stderr {
+            Destination::Console if stderr_is_terminal => Ok(StderrEnd::Unknown),
+            Destination::File { path, is_shown } => {
+                let file = open_log(path, *is_shown, prefix, &mut self.stderr)?;
+                command.stderr(file);
+                Ok(StderrEnd::File(path.clone()))
+            }
+            // A pipe even for what is not shown: its end tells why the worker failed.
+            Destination::Console | Destination::Discard => {
+                let is_shown = worker.logs.stderr == Destination::Console;
+                let last = Arc::default();
+                let connected = io::pipe().and_then(|(near, far)| {
+                    let captured = CapturedPipe::new(near, is_shown, Arc::clone(&last))?;
+                    self.stderr.pipes.push(captured);
+                    command.stderr(far);
+                    Ok(())
+                });
+                connected.map_err(|source| StartError::System { source })?;
+                Ok(StderrEnd::Kept(last))
+            }
+        }
+    }
+}
+
+/// Makes a worker's log file, and opens it once more to be shown. It is written at its end, so that
+/// one that is emptied by a log rotation stays compact.
+fn open_log(
+    path: &Path,
+    is_shown: bool,
+    prefix: &str,
+    sources: &mut Sources,
+) -> Result<File, StartError> {
+    let file = create(path)?;
+    if is_shown {
+        let followed = FollowedFile::open(path.to_owned(), prefix.to_owned());
+        sources.files.push(followed.map_err(log_file_error(path))?);
+    }
+    Ok(file)
+}
+
+fn open_copy(log: &FilteredLog) -> Result<LineCopy, StartError> {
+    Ok(LineCopy {
+        path: log.path.clone(),
+        file: create(&log.path)?,
+        filters: log.filters.clone(),
+    })
+}
+
+fn create(path: &Path) -> Result<File, StartError> {
+    let options = OpenOptions::new().create(true).append(true).clone();
+    options.open(path).map_err(log_file_error(path))
+}
+
+fn log_file_error(path: &Path) -> impl FnOnce(io::Error) -> StartError {
+    move |source| StartError::LogFile {
+        path: path.to_owned(),
+        source,
+    }
+}
