@@ -1,4 +1,4 @@
-//! `c10d`: serves a TCPStore, talks to one, and measures one.
+//! `c10d`: serves a TCPStore, talks to one, launches workers, and measures.
 //!
 //! Holds no protocol and no server of its own: those are `c10d-store`'s. What is here is what a
 //! shell user sees: arguments, bytes in and out, exit codes; and the load generator of `c10d bench`.
@@ -10,6 +10,7 @@ mod failure;
 mod open_files;
 mod parent;
 mod quantity;
+mod run;
 mod serve;
 
 use std::io::Write;
@@ -26,7 +27,7 @@ Exit codes:
   2  wrong usage, or more than the store takes
   3  no connection, or it was lost, as when the server refuses a request";
 
-/// Serves, uses and measures PyTorch's TCPStore.
+/// PyTorch's TCPStore and torchrun, without Python.
 #[derive(Debug, Parser)]
 #[command(name = "c10d", bin_name = "c10d", version, after_help = EXIT_CODES)]
 struct Cli {
@@ -39,6 +40,8 @@ enum Command {
     /// A store: serve one, or use one.
     #[command(subcommand, after_help = EXIT_CODES)]
     Store(StoreCommand),
+    /// Launches the workers of this node, as torchrun does.
+    Run(Box<run::options::RunOptions>),
     /// Measures a store's server.
     #[command(subcommand)]
     Bench(bench::BenchCommand),
@@ -54,14 +57,22 @@ enum StoreCommand {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let serves = matches!(cli.command, Command::Store(StoreCommand::Serve(_)));
-    // A server's log tells its own story; a client's output should be its answer alone.
-    let default_level = if serves { "info" } else { "warn" };
+    // A server's and a launcher's log tells their own story; a client's output should be its answer
+    // alone.
+    let default_level = match cli.command {
+        Command::Store(StoreCommand::Serve(_)) => "info",
+        Command::Run(_) => run::LOG_LEVELS,
+        _ => "warn",
+    };
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or(default_level))
         .init();
     let result = match cli.command {
         Command::Store(StoreCommand::Serve(args)) => serve::run(&args),
         Command::Store(StoreCommand::Client(command)) => client::run(&command),
+        Command::Run(options) => match run::run(*options) {
+            Ok(code) => return ExitCode::from(code),
+            Err(failure) => Err(failure),
+        },
         Command::Bench(command) => bench::run(&command),
     };
     match result {

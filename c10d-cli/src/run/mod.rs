@@ -1,0 +1,207 @@
+//! `c10d run`: launches the workers of one node, as torchrun does.
+//!
+//! Puts together what others do: options (`options`), rendezvous (`elastic-rendezvous`), workers
+//! (`elastic-agent`). What is here is what the launcher's user sees: signals, progress, the report at
+//! the end, exit codes.
+
+pub(crate) mod devices;
+pub(crate) mod options;
+mod progress;
+mod signals;
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use elastic_agent::{
+    AgentError, AgentOptions, AgentOutcome, CommandLine, EXIT_BARRIER_TIMEOUT, ElasticAgent,
+    Failures, LogOptions, StreamMap, write_error_file,
+};
+use elastic_rendezvous::{RendezvousHandler, RendezvousParameters, RendezvousRegistry, this_host};
+
+use crate::failure::Failure;
+use options::{RunOptions, RunPlan, Surroundings};
+use signals::Signals;
+
+/// What is logged unless RUST_LOG says otherwise: what concerns the job as a whole.
+pub(crate) const LOG_LEVELS: &str =
+    "warn,c10d::run=info,elastic_agent::agent=info,elastic_rendezvous=info";
+
+/// Where whoever started this launcher wants to read why it failed, as in PyTorch.
+const ERROR_FILE: &str = "TORCHELASTIC_ERROR_FILE";
+
+/// Set to `1` on all nodes: the worker with rank 0 serves the workers' store, not an agent.
+const DISABLE_SHARED_STORE: &str = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE";
+
+/// Set to `1` on all nodes: all nodes have as many workers, so that ranks need no exchange.
+const IDENTICAL_WORKERS: &str = "TORCH_ELASTIC_WORKER_IDENTICAL";
+
+/// Runs the workers of this node to their end; what the command exits with.
+pub(crate) fn run(options: RunOptions) -> Result<u8, Failure> {
+    let variable = |name: &str| std::env::var(name).ok();
+    let surroundings = Surroundings {
+        variable: &variable,
+        count_devices: &|kind| devices::count(kind, Path::new("/"), &variable),
+        seed: fastrand::u64(..),
+    };
+    let plan = options
+        .resolve(&surroundings)
+        .map_err(|error| Failure::Usage(error.to_string()))?;
+    for warning in &plan.warnings {
+        log::warn!("{warning}");
+    }
+    let is_on = |name: &str| variable(name).is_some_and(|value| value == "1");
+    let agent_options = agent_options(&plan, is_on(IDENTICAL_WORKERS))?;
+    let parameters = with_shared_store(plan.rendezvous.clone(), !is_on(DISABLE_SHARED_STORE));
+    let handler =
+        RendezvousRegistry::default()
+            .create(&parameters)
+            .map_err(|error| match error {
+                elastic_rendezvous::RendezvousError::Parameters(_)
+                | elastic_rendezvous::RendezvousError::UnknownBackend { .. } => {
+                    Failure::Usage(error.to_string())
+                }
+                error => Failure::No(error.to_string()),
+            })?;
+    progress::show(&*handler);
+    let mut agent = ElasticAgent::new(agent_options, Arc::clone(&handler));
+    let signals = Signals::pass_on(&plan.signals, agent.handle())
+        .map_err(Failure::system("cannot handle signals"))?;
+    let result = agent.run();
+    progress::end();
+    let exit = conclude(&agent, &*handler, result);
+    // Until the very end: the first signal must not end this process before its workers.
+    drop(signals);
+    exit
+}
+
+fn agent_options(plan: &RunPlan, are_nodes_identical: bool) -> Result<AgentOptions, Failure> {
+    let streams = |option: &str, text: &str| -> Result<StreamMap, Failure> {
+        text.parse()
+            .map_err(|error| Failure::Usage(format!("--{option}: {error}")))
+    };
+    let ranks = plan.local_ranks_filter.iter().flatten();
+    let logs = LogOptions {
+        log_dir: plan.log_dir.clone(),
+        redirects: streams("redirects", &plan.redirects)?,
+        tee: streams("tee", &plan.tee)?,
+        local_ranks_filter: ranks
+            .filter_map(|rank| usize::try_from(*rank).ok())
+            .collect(),
+        stdout_filters: plan.duplicate_stdout_filters.clone(),
+        stderr_filters: plan.duplicate_stderr_filters.clone(),
+    };
+    let mut environment: BTreeMap<OsString, OsString> = std::env::vars_os().collect();
+    for (name, value) in &plan.environment {
+        environment.insert((*name).into(), value.into());
+    }
+    Ok(AgentOptions {
+        command: CommandLine::new(plan.program.clone(), plan.args.iter().cloned()),
+        name: plan.script.to_string_lossy().into_owned(),
+        local_world_size: plan.worker_count,
+        role: plan.role.clone(),
+        max_restarts: usize::try_from(plan.max_restarts).unwrap_or(usize::MAX),
+        shutdown_timeout: plan.shutdown_timeout,
+        exit_barrier_timeout: EXIT_BARRIER_TIMEOUT,
+        logs,
+        line_prefix_template: plan.log_line_prefix_template.clone(),
+        virtual_local_rank: plan.virtual_local_rank,
+        are_nodes_identical,
+        environment: environment.into_iter().collect(),
+        host: this_host::full_name(),
+    })
+}
+
+fn with_shared_store(parameters: RendezvousParameters, is_shared: bool) -> RendezvousParameters {
+    if is_shared || parameters.backend() != elastic_rendezvous::C10D_BACKEND {
+        return parameters;
+    }
+    let mut config = parameters.config().clone();
+    config.insert("share_store".to_owned(), "0".to_owned());
+    parameters.with_config(config)
+}
+
+/// Tells people, other nodes and whoever started this command how it ended.
+fn conclude(
+    agent: &ElasticAgent,
+    handler: &dyn RendezvousHandler,
+    result: Result<AgentOutcome, AgentError>,
+) -> Result<u8, Failure> {
+    match result {
+        Ok(AgentOutcome::Succeeded) => {
+            handler.shutdown();
+            Ok(0)
+        }
+        Ok(AgentOutcome::NotNeeded) => {
+            log::info!("the job has ended; this node was a spare that was not needed");
+            Ok(0)
+        }
+        Ok(AgentOutcome::Failed(failures)) => {
+            report(agent, &failures);
+            handler.shutdown();
+            Ok(1)
+        }
+        Ok(AgentOutcome::Signalled {
+            signal,
+            had_workers,
+        }) => {
+            // The others may go on without this node.
+            if let Err(error) = handler.leave() {
+                log::warn!("{error}");
+            }
+            let by_signal = u8::try_from(signal).map_or(1, |signal| signal.saturating_add(128));
+            Ok(if had_workers { 1 } else { by_signal })
+        }
+        Ok(_) => Ok(1),
+        Err(error) => {
+            match &error {
+                // The others know, or cannot be told.
+                AgentError::Rendezvous(_) => {}
+                AgentError::Ranks(_) => {
+                    if let Err(error) = handler.leave() {
+                        log::warn!("{error}");
+                    }
+                }
+                // Without this node there is no job.
+                _ => {
+                    handler.shutdown();
+                }
+            }
+            leave_error_file(&error);
+            Err(Failure::No(error.to_string()))
+        }
+    }
+}
+
+/// The report on failed workers, on standard error: when that is closed there is nobody to tell.
+fn report(agent: &ElasticAgent, failures: &Failures) {
+    let _ = writeln!(std::io::stderr(), "{}", agent.summary(failures));
+    if let Some(directory) = agent.log_directory() {
+        log::info!("the logs of the workers are in {}", directory.display());
+    }
+    if let Some(path) = error_file_path()
+        && let Err(error) = failures.first().copy_error_file(&path)
+    {
+        log::warn!("{error}");
+    }
+}
+
+fn leave_error_file(error: &AgentError) {
+    let Some(path) = error_file_path() else {
+        return;
+    };
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let seconds = now.map_or(0, |since| i64::try_from(since.as_secs()).unwrap_or(0));
+    let text = error.to_string();
+    if let Err(error) = write_error_file(&path, &text, &text, seconds) {
+        log::warn!("{error}");
+    }
+}
+
+fn error_file_path() -> Option<PathBuf> {
+    let path = std::env::var_os(ERROR_FILE)?;
+    (!path.is_empty()).then(|| PathBuf::from(path))
+}

@@ -1,0 +1,837 @@
+//! The options of `c10d run`, and what they come to.
+//!
+//! Reads no environment, counts no device and picks no random number: [`Surroundings`] brings those.
+//! What `--redirects` and `--tee` mean, and which signals exist, is the agent's to say.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use elastic_rendezvous::{
+    Endpoint, EndpointError, ParametersError, RendezvousParameters, parse_config,
+};
+
+use super::devices::{DeviceKind, DevicesError};
+use crate::serve::DEFAULT_PORT;
+
+const AFTER_HELP: &str = "\
+Each worker runs SCRIPT with the arguments after it, whatever they look like. One whose name ends with .py
+is run by python3, or by $PYTHON_EXEC; any other is a program.
+
+Each option can be written with underscores too, as in --nproc_per_node, and cut short as long as it is
+clear. One that is not given has its value from the environment: --nproc-per-node from
+PET_NPROC_PER_NODE, and so on; a flag is on when its variable is a number other than 0.
+
+Without --rdzv-backend, --rdzv-endpoint and --master-port, a job of one node is a --standalone one.";
+
+/// torchrun's options, as text: [`resolve`](Self::resolve) reads them, so that a value from the
+/// environment and one from the command line are read alike.
+#[derive(Debug, Clone, Args)]
+#[command(
+    after_help = AFTER_HELP,
+    args_override_self = true,
+    infer_long_args = true,
+    disable_help_subcommand = true,
+    subcommand_value_name = "SCRIPT [ARGUMENT]..."
+)]
+pub(crate) struct RunOptions {
+    /// How many nodes: N, or MIN:MAX for a job that can grow and shrink. [default: 1:1]
+    #[arg(long, value_name = "N|MIN:MAX", allow_negative_numbers = true)]
+    nnodes: Option<String>,
+
+    /// How many workers on this node: a number, or the processors (cpu), NVIDIA's or AMD's GPUs (gpu),
+    /// Intel's (xpu), or the GPUs if there are any and else the processors (auto). [default: 1]
+    #[arg(
+        long,
+        alias = "nproc_per_node",
+        value_name = "N|cpu|gpu|xpu|auto",
+        allow_negative_numbers = true
+    )]
+    nproc_per_node: Option<String>,
+
+    /// How the nodes find each other: c10d or static. [default: static]
+    #[arg(long, alias = "rdzv_backend", value_name = "NAME")]
+    rdzv_backend: Option<String>,
+
+    /// Where: HOST or HOST:PORT. A c10d rendezvous on a shared file has a path here.
+    #[arg(long, alias = "rdzv_endpoint", value_name = "HOST[:PORT]")]
+    rdzv_endpoint: Option<String>,
+
+    /// Which job; the same on all nodes, and another for another run. [default: none]
+    #[arg(long, alias = "rdzv_id", value_name = "ID")]
+    rdzv_id: Option<String>,
+
+    /// Settings of the rendezvous, as in join_timeout=60,is_host=1.
+    #[arg(long, alias = "rdzv_conf", value_name = "KEY=VALUE,...")]
+    rdzv_conf: Option<String>,
+
+    /// A job of its own on a free port of this machine; takes the place of --rdzv-backend,
+    /// --rdzv-endpoint and --rdzv-id.
+    #[arg(long)]
+    standalone: bool,
+
+    /// How often the workers are started again after a failure. [default: 0]
+    #[arg(
+        long,
+        alias = "max_restarts",
+        value_name = "N",
+        allow_negative_numbers = true
+    )]
+    max_restarts: Option<String>,
+
+    /// How often to look after the workers. [default: 0.1]
+    #[arg(
+        long,
+        alias = "monitor_interval",
+        value_name = "SECONDS",
+        allow_negative_numbers = true
+    )]
+    monitor_interval: Option<String>,
+
+    /// spawn, fork or forkserver; for torchrun's sake, has no effect: workers are programs.
+    #[arg(long, alias = "start_method", value_name = "METHOD")]
+    start_method: Option<String>,
+
+    /// For torchrun's sake, has no effect: there are no event handlers.
+    #[arg(long, alias = "event_log_handler", value_name = "NAME")]
+    event_log_handler: Option<String>,
+
+    /// What the workers of this node are for; ranks are counted within a role too. [default: default]
+    #[arg(long, value_name = "NAME")]
+    role: Option<String>,
+
+    /// SCRIPT is the name of a Python module, as with `python -m`.
+    #[arg(short, long)]
+    module: bool,
+
+    /// SCRIPT is a program, even if its name ends with .py.
+    #[arg(long, alias = "no_python")]
+    no_python: bool,
+
+    /// Not supported.
+    #[arg(long, alias = "run_path", hide = true)]
+    run_path: bool,
+
+    /// Where the log files go, into a directory of this run. [default: a new temporary directory]
+    #[arg(long, alias = "log_dir", value_name = "DIR")]
+    log_dir: Option<String>,
+
+    /// Writes output to files in place of the console: 0 none, 1 stdout, 2 stderr, 3 both; or for
+    /// some local ranks, as in 0:1,1:2. [default: 0]
+    #[arg(short, long, value_name = "STREAMS")]
+    redirects: Option<String>,
+
+    /// Writes output to files and to the console, in the notation of --redirects. [default: 0]
+    #[arg(short, long, value_name = "STREAMS")]
+    tee: Option<String>,
+
+    /// What to put before each line of a --tee: text with ${role_name}, ${local_rank}, ${rank} and
+    /// ${hostname}. [default: $TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE, or
+    /// [${role_name}${local_rank}]:]
+    #[arg(
+        long,
+        alias = "log_line_prefix_template",
+        value_name = "TEMPLATE",
+        allow_hyphen_values = true
+    )]
+    log_line_prefix_template: Option<String>,
+
+    /// Shows the output of these local ranks alone, as in 0,2.
+    #[arg(long, alias = "local_ranks_filter", value_name = "RANKS")]
+    local_ranks_filter: Option<String>,
+
+    /// Collects the lines of a stdout --tee that hold one of these texts in a file; `,,` is a comma.
+    #[arg(
+        long,
+        alias = "duplicate_stdout_filters",
+        value_name = "TEXT,...",
+        allow_hyphen_values = true
+    )]
+    duplicate_stdout_filters: Option<String>,
+
+    /// The same for stderr.
+    #[arg(
+        long,
+        alias = "duplicate_stderr_filters",
+        value_name = "TEXT,...",
+        allow_hyphen_values = true
+    )]
+    duplicate_stderr_filters: Option<String>,
+
+    /// Which node this is, from 0; for the static backend alone. [default: 0]
+    #[arg(
+        long,
+        alias = "node_rank",
+        value_name = "N",
+        allow_negative_numbers = true
+    )]
+    node_rank: Option<String>,
+
+    /// The host of node 0; for the static backend without --rdzv-endpoint. [default: 127.0.0.1]
+    #[arg(long, alias = "master_addr", value_name = "HOST")]
+    master_addr: Option<String>,
+
+    /// The port of node 0; for the static backend without --rdzv-endpoint. [default: 29500]
+    #[arg(
+        long,
+        alias = "master_port",
+        value_name = "PORT",
+        allow_negative_numbers = true
+    )]
+    master_port: Option<String>,
+
+    /// The address that this node gives to the others. [default: the full name of this machine]
+    #[arg(long, alias = "local_addr", value_name = "HOST")]
+    local_addr: Option<String>,
+
+    /// Not supported.
+    #[arg(long, alias = "logs_specs", hide = true)]
+    logs_specs: Option<String>,
+
+    /// Only `none`: workers are not bound to processors.
+    #[arg(long, alias = "numa_binding", value_name = "MODE")]
+    numa_binding: Option<String>,
+
+    /// The signals that end the workers before this command. [default: SIGTERM,SIGINT,SIGHUP,SIGQUIT]
+    #[arg(long, alias = "signals_to_handle", value_name = "NAME,...")]
+    signals_to_handle: Option<String>,
+
+    /// How long workers may take to end before they are killed.
+    /// [default: $TORCH_ELASTIC_SHUTDOWN_TIMEOUT, or 30]
+    #[arg(
+        long,
+        alias = "shutdown_timeout",
+        value_name = "SECONDS",
+        allow_negative_numbers = true
+    )]
+    shutdown_timeout: Option<String>,
+
+    /// Shows each worker one GPU, which is its first, and tells it that its local rank is 0.
+    #[arg(long, alias = "virtual_local_rank")]
+    virtual_local_rank: bool,
+
+    /// Not supported.
+    #[arg(long, alias = "print_completion", hide = true)]
+    print_completion: Option<String>,
+
+    #[command(subcommand)]
+    script: Option<Script>,
+}
+
+/// What each worker runs, and its arguments.
+///
+/// For clap this is a subcommand that it does not know: the one thing after whose name it leaves
+/// everything alone, `--help` and `--nnodes` too, without taking a mistyped option for the name.
+#[derive(Debug, Clone, Subcommand)]
+enum Script {
+    #[command(external_subcommand)]
+    Command(Vec<OsString>),
+}
+
+/// What the options alone do not tell.
+pub(crate) struct Surroundings<'a> {
+    /// The environment.
+    pub(crate) variable: &'a dyn Fn(&str) -> Option<String>,
+    /// Counts devices, at least one.
+    pub(crate) count_devices: &'a dyn Fn(DeviceKind) -> Result<usize, DevicesError>,
+    /// A random number, from which the id of a standalone run is made.
+    pub(crate) seed: u64,
+}
+
+/// What `c10d run` is to do.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct RunPlan {
+    /// The nodes, and how they find each other. The endpoint has been read once, so it is well-formed
+    /// unless it is a path. The settings hold `timeout`, and with the static backend `rank`.
+    pub(crate) rendezvous: RendezvousParameters,
+    /// How many workers this node starts, at least one.
+    pub(crate) worker_count: usize,
+    /// The role of this node's workers.
+    pub(crate) role: String,
+    /// How often the workers may fail before this node does.
+    pub(crate) max_restarts: u32,
+    /// The pause between two looks at the workers, greater than zero.
+    pub(crate) monitor_interval: Duration,
+    /// How long workers may take to end when this command is told to end; zero kills them at once.
+    pub(crate) shutdown_timeout: Duration,
+    /// The names of the signals to pass on, not checked: one that does not exist deserves a warning.
+    pub(crate) signals: Vec<String>,
+    /// Where this run makes its directory of logs. None is a new temporary directory.
+    pub(crate) log_dir: Option<PathBuf>,
+    /// Which streams go to files, in torchrun's notation, not read yet.
+    pub(crate) redirects: String,
+    /// Which streams go to files and to the console, in the same notation, not read yet.
+    pub(crate) tee: String,
+    /// What stands before each line of a tee, if not the usual.
+    pub(crate) log_line_prefix_template: Option<String>,
+    /// The local ranks whose output is shown, in order and each once. None is all.
+    pub(crate) local_ranks_filter: Option<Vec<u64>>,
+    /// Texts that mark a line of stdout as one to collect. None of them is empty, as such a one
+    /// would mark every line.
+    pub(crate) duplicate_stdout_filters: Vec<String>,
+    /// The same for stderr.
+    pub(crate) duplicate_stderr_filters: Vec<String>,
+    /// Whether each worker sees one GPU alone and 0 for its local rank.
+    pub(crate) virtual_local_rank: bool,
+    /// The program that each worker runs.
+    pub(crate) program: OsString,
+    /// Its arguments, in which `${local_rank}` is still to be replaced.
+    pub(crate) args: Vec<OsString>,
+    /// What people call it: the script, the module or the program.
+    pub(crate) script: OsString,
+    /// What the workers' environment has beyond this command's own.
+    pub(crate) environment: Vec<(&'static str, String)>,
+    /// What to tell people before the start, one line each.
+    pub(crate) warnings: Vec<String>,
+}
+
+/// The options make no sense. One line, which names the option, or the variable, and its value.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub(crate) enum UsageError {
+    #[error("{name} is {value:?}, which is not {expected}")]
+    Value {
+        /// The option or the variable.
+        name: String,
+        /// What it was given.
+        value: String,
+        /// What would do.
+        expected: &'static str,
+    },
+    #[error("{name} is {word:?}, but {source}")]
+    Devices {
+        /// The option or the variable.
+        name: String,
+        /// The word for the devices.
+        word: String,
+        /// Why there is no number.
+        source: DevicesError,
+    },
+    #[error("{name}: {source}")]
+    Rendezvous {
+        /// The option or the variable.
+        name: String,
+        /// What is wrong with its value.
+        source: ParametersError,
+    },
+    #[error("{name}: {source}")]
+    Endpoint {
+        /// The option or the variable.
+        name: String,
+        /// What is wrong with its value.
+        source: EndpointError,
+    },
+    #[error("{name} is {node_rank}, but the ranks of {max_nodes} nodes end at {}", max_nodes - 1)]
+    NodeRank {
+        /// The option or the variable.
+        name: String,
+        /// The rank.
+        node_rank: usize,
+        /// The number of nodes.
+        max_nodes: usize,
+    },
+    #[error("--module and --no-python do not go together")]
+    ModuleWithoutPython,
+    #[error("{name} is not supported: {why}")]
+    Unsupported {
+        /// The option or the variable, and its value.
+        name: String,
+        /// What makes it so, or what to do instead.
+        why: &'static str,
+    },
+    #[error("there is no script to run")]
+    NoScript,
+}
+
+/// The value of an option, and where it comes from.
+#[derive(Debug, Clone)]
+struct Given {
+    name: String,
+    value: String,
+}
+
+impl Given {
+    fn refused(self, expected: &'static str) -> UsageError {
+        UsageError::Value {
+            name: self.name,
+            value: self.value,
+            expected,
+        }
+    }
+
+    fn has_no_effect(&self, why: &str) -> String {
+        format!(
+            "{} is {:?}, which has no effect: {why}",
+            self.name, self.value
+        )
+    }
+
+    /// A number, blanks around it allowed.
+    fn number<T: FromStr>(self, expected: &'static str) -> Result<T, UsageError> {
+        self.value
+            .trim()
+            .parse()
+            .map_err(|_| self.refused(expected))
+    }
+}
+
+impl Surroundings<'_> {
+    /// What the command line gives, or else the environment. An empty variable is a value too, as with
+    /// torchrun (`torch/distributed/argparse_util.py`).
+    fn given(&self, option: &str, on_command_line: Option<String>) -> Option<Given> {
+        if let Some(value) = on_command_line {
+            let name = format!("--{option}");
+            return Some(Given { name, value });
+        }
+        self.variable(&format!("PET_{}", option.to_uppercase().replace('-', "_")))
+    }
+
+    fn variable(&self, name: &str) -> Option<Given> {
+        let name = name.to_owned();
+        (self.variable)(&name).map(|value| Given { name, value })
+    }
+
+    fn text(&self, option: &str, on_command_line: Option<String>, default: &str) -> String {
+        self.given(option, on_command_line)
+            .map_or_else(|| default.to_owned(), |given| given.value)
+    }
+
+    /// A flag's variable has to be a number even when the flag is given: what is wrong should not come
+    /// out only when the flag is left away.
+    fn flag(&self, option: &str, on_command_line: bool) -> Result<bool, UsageError> {
+        let Some(given) = self.given(option, None) else {
+            return Ok(on_command_line);
+        };
+        let number: i64 = given.number("a number, 0 for off and another for on")?;
+        Ok(on_command_line || number != 0)
+    }
+}
+
+impl RunOptions {
+    /// Reads the options, fills in what is not given, and settles what follows from what.
+    ///
+    /// # Errors
+    /// A [`UsageError`]; nothing has been done then.
+    pub(crate) fn resolve(
+        mut self,
+        surroundings: &Surroundings<'_>,
+    ) -> Result<RunPlan, UsageError> {
+        let mut warnings = Vec::new();
+        self.refuse_unsupported(surroundings)?;
+        self.warn_of_ignored(surroundings, &mut warnings)?;
+        let (script, program, args) = self.command(surroundings)?;
+        let rendezvous = self.rendezvous(surroundings, &mut warnings)?;
+        let worker_count = match surroundings.given("nproc-per-node", self.nproc_per_node) {
+            Some(given) => worker_count(surroundings, given)?,
+            None => 1,
+        };
+        let signals = surroundings.text(
+            "signals-to-handle",
+            self.signals_to_handle,
+            "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+        );
+        // Workers that launch others pass this on (`torch/distributed/launcher/api.py`).
+        let mut environment = vec![("TORCHELASTIC_SIGNALS_TO_HANDLE", signals.clone())];
+        if worker_count > 1 && surroundings.variable("OMP_NUM_THREADS").is_none() {
+            warnings.push(format!(
+                "OMP_NUM_THREADS is not set, so each of the {worker_count} workers is given 1, not to \
+                 overload this machine; set it to what suits them"
+            ));
+            environment.push(("OMP_NUM_THREADS", "1".to_owned()));
+        }
+        Ok(RunPlan {
+            rendezvous,
+            worker_count,
+            role: surroundings.text("role", self.role, "default"),
+            max_restarts: match surroundings.given("max-restarts", self.max_restarts) {
+                Some(given) => given.number("a whole number, 0 or more")?,
+                None => 0,
+            },
+            monitor_interval: match surroundings.given("monitor-interval", self.monitor_interval) {
+                Some(given) => monitor_interval(given)?,
+                None => Duration::from_millis(100),
+            },
+            shutdown_timeout: match surroundings
+                .given("shutdown-timeout", self.shutdown_timeout)
+                .or_else(|| surroundings.variable("TORCH_ELASTIC_SHUTDOWN_TIMEOUT"))
+            {
+                Some(given) => {
+                    Duration::from_secs(given.number("a whole number of seconds, 0 or more")?)
+                }
+                None => Duration::from_secs(30),
+            },
+            signals: listed(&signals),
+            log_dir: surroundings
+                .given("log-dir", self.log_dir)
+                .filter(|given| !given.value.is_empty())
+                .map(|given| given.value.into()),
+            redirects: surroundings.text("redirects", self.redirects, "0"),
+            tee: surroundings.text("tee", self.tee, "0"),
+            log_line_prefix_template: surroundings
+                .given("log-line-prefix-template", self.log_line_prefix_template)
+                .filter(|given| !given.value.is_empty())
+                .or_else(|| surroundings.variable("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"))
+                .map(|given| given.value)
+                .filter(|template| !template.is_empty()),
+            local_ranks_filter: match surroundings
+                .given("local-ranks-filter", self.local_ranks_filter)
+            {
+                Some(given) => local_ranks(given)?,
+                None => None,
+            },
+            duplicate_stdout_filters: filters(&surroundings.text(
+                "duplicate-stdout-filters",
+                self.duplicate_stdout_filters,
+                "",
+            )),
+            duplicate_stderr_filters: filters(&surroundings.text(
+                "duplicate-stderr-filters",
+                self.duplicate_stderr_filters,
+                "",
+            )),
+            virtual_local_rank: surroundings.flag("virtual-local-rank", self.virtual_local_rank)?,
+            program,
+            args,
+            script,
+            environment,
+            warnings,
+        })
+    }
+
+    /// An option whose absence would change what the job does is refused.
+    fn refuse_unsupported(&mut self, surroundings: &Surroundings<'_>) -> Result<(), UsageError> {
+        let refuse = |name: String, why| Err(UsageError::Unsupported { name, why });
+        if let Some(mode) = self.numa_binding.take().filter(|mode| mode != "none") {
+            let why = "workers are not bound to processors; a script can call numactl";
+            return refuse(format!("--numa-binding {mode}"), why);
+        }
+        if let Some(name) = self.logs_specs.take() {
+            let why = "it names a Python class, and there is no Python here";
+            return refuse(format!("--logs-specs {name}"), why);
+        }
+        if surroundings.flag("run-path", self.run_path)? {
+            let why = "there is no interpreter here to run the script in; leave it away, and python \
+                       runs the script";
+            return refuse("--run-path".to_owned(), why);
+        }
+        if let Some(shell) = self.print_completion.take() {
+            return refuse(
+                format!("--print-completion {shell}"),
+                "there is no completion for this command",
+            );
+        }
+        Ok(())
+    }
+
+    fn warn_of_ignored(
+        &mut self,
+        surroundings: &Surroundings<'_>,
+        warnings: &mut Vec<String>,
+    ) -> Result<(), UsageError> {
+        if let Some(given) = surroundings.given("start-method", self.start_method.take())
+            && !["spawn", "fork", "forkserver"].contains(&given.value.as_str())
+        {
+            return Err(given.refused("spawn, fork or forkserver"));
+        }
+        let handler = surroundings.given("event-log-handler", self.event_log_handler.take());
+        if let Some(given) = handler.filter(|given| given.value != "null") {
+            warnings.push(given.has_no_effect("there are no event handlers"));
+        }
+        Ok(())
+    }
+
+    /// What people call the command, the program that it takes, and the program's arguments.
+    fn command(
+        &mut self,
+        surroundings: &Surroundings<'_>,
+    ) -> Result<(OsString, OsString, Vec<OsString>), UsageError> {
+        let Some(Script::Command(words)) = self.script.take() else {
+            return Err(UsageError::NoScript);
+        };
+        let mut words = words.into_iter();
+        let script = words.next().ok_or(UsageError::NoScript)?;
+        let is_module = surroundings.flag("module", self.module)?;
+        let no_python = surroundings.flag("no-python", self.no_python)?;
+        if is_module && no_python {
+            return Err(UsageError::ModuleWithoutPython);
+        }
+        let is_python = is_module || (!no_python && is_python_file(&script));
+        if !is_python {
+            return Ok((script.clone(), script, words.collect()));
+        }
+        let interpreter = surroundings
+            .variable("PYTHON_EXEC")
+            .map(|given| given.value)
+            .filter(|path| !path.is_empty())
+            .unwrap_or_else(|| "python3".to_owned());
+        // Unbuffered, so that what a worker prints is not lost with it.
+        let mut args: Vec<OsString> = vec!["-u".into()];
+        if is_module {
+            args.push("-m".into());
+        }
+        args.push(script.clone());
+        args.extend(words);
+        Ok((script, interpreter.into(), args))
+    }
+
+    /// The nodes and how they find each other, with torchrun 2.15's defaults
+    /// (`torch/distributed/run.py`).
+    fn rendezvous(
+        &mut self,
+        surroundings: &Surroundings<'_>,
+        warnings: &mut Vec<String>,
+    ) -> Result<RendezvousParameters, UsageError> {
+        let nnodes = surroundings.given("nnodes", self.nnodes.take());
+        let (min_nodes, max_nodes) = nnodes.map_or(Ok((1, 1)), node_counts)?;
+        let conf = surroundings.given("rdzv-conf", self.rdzv_conf.take());
+        let mut config = conf.map_or(Ok(BTreeMap::new()), read_config)?;
+        let run_id = surroundings.given("rdzv-id", self.rdzv_id.take());
+        let node_rank = surroundings.given("node-rank", self.node_rank.take());
+        let local_addr = surroundings.text("local-addr", self.local_addr.take(), "");
+
+        let meeting = self.meeting(surroundings, max_nodes, warnings)?;
+        let run_id = match (&meeting, run_id) {
+            (Meeting::Alone { asked_for }, given) => {
+                if let Some(given) = given.filter(|_| !asked_for) {
+                    warnings
+                        .push(given.has_no_effect("a job of one node makes up an id of its own"));
+                }
+                random_id(surroundings.seed)
+            }
+            (_, given) => given.map_or_else(|| "none".to_owned(), |given| given.value),
+        };
+        match (&meeting, node_rank) {
+            (Meeting::Static(_), given) => {
+                let rank = given.map_or(Ok(0), |given| rank_among(given, max_nodes))?;
+                config.insert("rank".to_owned(), rank.to_string());
+            }
+            (_, Some(given)) => {
+                let rank: usize = given.clone().number("a whole number, 0 or more")?;
+                if rank != 0 {
+                    warnings.push(given.has_no_effect("only the static backend is told ranks"));
+                }
+            }
+            (_, None) => {}
+        }
+        let is_file = config
+            .get("store_type")
+            .is_some_and(|store| store.eq_ignore_ascii_case("file"));
+        let (backend, endpoint) = match meeting {
+            Meeting::Alone { .. } => ("c10d", "localhost:0".to_owned()),
+            Meeting::C10d(None) => ("c10d", String::new()),
+            Meeting::C10d(Some(given)) => {
+                if !is_file {
+                    read_endpoint(&given)?;
+                }
+                ("c10d", given.value)
+            }
+            Meeting::Static(given) => {
+                if read_endpoint(&given)?.port().is_none() {
+                    return Err(given.refused("a host and a port, as in node0:29500"));
+                }
+                ("static", given.value)
+            }
+        };
+        // PyTorch's launcher always adds it; its static backend reads it.
+        config
+            .entry("timeout".to_owned())
+            .or_insert_with(|| "900".to_owned());
+        match RendezvousParameters::new(backend, endpoint, run_id, min_nodes, max_nodes) {
+            Ok(parameters) => Ok(parameters.with_local_addr(local_addr).with_config(config)),
+            Err(source) => Err(UsageError::Rendezvous {
+                name: "--nnodes".to_owned(),
+                source,
+            }),
+        }
+    }
+
+    fn meeting(
+        &mut self,
+        surroundings: &Surroundings<'_>,
+        max_nodes: usize,
+        warnings: &mut Vec<String>,
+    ) -> Result<Meeting, UsageError> {
+        let standalone = surroundings.flag("standalone", self.standalone)?;
+        let backend = surroundings.given("rdzv-backend", self.rdzv_backend.take());
+        let endpoint = surroundings
+            .given("rdzv-endpoint", self.rdzv_endpoint.take())
+            .filter(|given| !given.value.is_empty());
+        let master_addr = surroundings.given("master-addr", self.master_addr.take());
+        let master_port = surroundings.given("master-port", self.master_port.take());
+        let port = match master_port.clone() {
+            Some(given) => given.number("a port, 0 to 65535")?,
+            None => DEFAULT_PORT,
+        };
+        let is_static = match backend {
+            None => true,
+            Some(given) => match given.value.as_str() {
+                "static" => true,
+                "c10d" => false,
+                _ if standalone => false,
+                _ => return Err(given.refused("c10d or static")),
+            },
+        };
+
+        let is_one_node = max_nodes == 1 && master_port.is_none();
+        let meeting = match endpoint {
+            _ if standalone => Meeting::Alone { asked_for: true },
+            endpoint if !is_static => Meeting::C10d(endpoint),
+            Some(endpoint) => Meeting::Static(endpoint),
+            None if is_one_node => Meeting::Alone { asked_for: false },
+            None => {
+                let host = master_addr.unwrap_or_else(|| Given {
+                    name: "--master-addr".to_owned(),
+                    value: "127.0.0.1".to_owned(),
+                });
+                return Ok(Meeting::Static(Given {
+                    value: format!("{}:{port}", host.value),
+                    name: host.name,
+                }));
+            }
+        };
+        for given in [master_addr, master_port].into_iter().flatten() {
+            warnings
+                .push(given.has_no_effect("only the static backend without an endpoint uses it"));
+        }
+        Ok(meeting)
+    }
+}
+
+/// How the nodes find each other.
+#[derive(Debug)]
+enum Meeting {
+    /// There is one machine, and nobody to find.
+    Alone {
+        /// Whether that was said, or follows from what was not.
+        asked_for: bool,
+    },
+    /// At a store, if one is named, which any node may serve.
+    C10d(Option<Given>),
+    /// At a store that node 0 serves; every node is told its rank.
+    Static(Given),
+}
+
+fn node_counts(given: Given) -> Result<(usize, usize), UsageError> {
+    let (min, max) = match given.value.split_once(':') {
+        Some(range) => range,
+        None => (given.value.as_str(), given.value.as_str()),
+    };
+    match (min.trim().parse(), max.trim().parse()) {
+        (Ok(min), Ok(max)) if 1 <= min && min <= max => Ok((min, max)),
+        _ => Err(given.refused("N or MIN:MAX with 1 <= MIN <= MAX")),
+    }
+}
+
+fn read_config(given: Given) -> Result<BTreeMap<String, String>, UsageError> {
+    parse_config(&given.value).map_err(|source| UsageError::Rendezvous {
+        name: given.name,
+        source,
+    })
+}
+
+fn read_endpoint(given: &Given) -> Result<Endpoint, UsageError> {
+    given.value.parse().map_err(|source| UsageError::Endpoint {
+        name: given.name.clone(),
+        source,
+    })
+}
+
+fn rank_among(given: Given, max_nodes: usize) -> Result<usize, UsageError> {
+    let node_rank = given.clone().number("a whole number, 0 or more")?;
+    if node_rank < max_nodes {
+        return Ok(node_rank);
+    }
+    Err(UsageError::NodeRank {
+        name: given.name,
+        node_rank,
+        max_nodes,
+    })
+}
+
+fn worker_count(surroundings: &Surroundings<'_>, given: Given) -> Result<usize, UsageError> {
+    if let Some(kind) = DeviceKind::from_word(&given.value) {
+        return (surroundings.count_devices)(kind).map_err(|source| UsageError::Devices {
+            name: given.name,
+            word: given.value,
+            source,
+        });
+    }
+    match given.value.trim().parse() {
+        Ok(number) if number > 0 => Ok(number),
+        _ => Err(given.refused("a number above 0, cpu, gpu, xpu or auto")),
+    }
+}
+
+fn monitor_interval(given: Given) -> Result<Duration, UsageError> {
+    let read = given.value.trim().parse().ok();
+    let interval = read.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    interval
+        .filter(|interval| !interval.is_zero())
+        .ok_or_else(|| given.refused("a number of seconds above 0"))
+}
+
+fn local_ranks(given: Given) -> Result<Option<Vec<u64>>, UsageError> {
+    if given.value.is_empty() {
+        return Ok(None);
+    }
+    let ranks: Result<BTreeSet<u64>, _> = given
+        .value
+        .split(',')
+        .map(|rank| rank.trim().parse())
+        .collect();
+    match ranks {
+        Ok(ranks) => Ok(Some(ranks.into_iter().collect())),
+        Err(_) => Err(given.refused("local ranks separated by commas, as in 0,2")),
+    }
+}
+
+/// What stands between commas, blanks around it and empty ones left out.
+fn listed(text: &str) -> Vec<String> {
+    let names = text.split(',').map(str::trim);
+    names
+        .filter(|name| !name.is_empty())
+        .map(str::to_owned)
+        .collect()
+}
+
+/// What stands between single commas, blanks kept and empty ones left out; a double comma is a comma.
+fn filters(text: &str) -> Vec<String> {
+    let mut found = vec![String::new()];
+    let mut chars = text.chars().peekable();
+    while let Some(c) = chars.next() {
+        if c == ',' && chars.next_if_eq(&',').is_none() {
+            found.push(String::new());
+        } else if let Some(last) = found.last_mut() {
+            last.push(c);
+        }
+    }
+    found.retain(|filter| !filter.is_empty());
+    found
+}
+
+fn is_python_file(script: &OsStr) -> bool {
+    script.as_encoded_bytes().ends_with(b".py")
+}
+
+/// A random UUID (RFC 9562, version 4), the run id of a job that nobody else is to join.
+fn random_id(seed: u64) -> String {
+    let random = fastrand::Rng::with_seed(seed).u128(..);
+    let digits = format!(
+        "{:032x}",
+        random & !VERSION_AND_VARIANT.0 | VERSION_AND_VARIANT.1
+    );
+    let parts = [0..8, 8..12, 12..16, 16..20, 20..32].map(|part| &digits[part]);
+    parts.join("-")
+}
+
+/// The bits of a UUID that are not random, and what they are.
+const VERSION_AND_VARIANT: (u128, u128) = (
+    0x0000_0000_0000_f000_c000_0000_0000_0000,
+    0x0000_0000_0000_4000_8000_0000_0000_0000,
+);
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,646 @@
+//! What torchrun 2.15 makes of the same command lines and variables is in the tables, but for what
+//! the comments say.
+
+use clap::{CommandFactory, Parser};
+
+use super::*;
+
+#[derive(Debug, Parser)]
+#[command(name = "run")]
+struct CommandLine {
+    #[command(flatten)]
+    options: RunOptions,
+}
+
+type Variables<'a> = &'a [(&'a str, &'a str)];
+
+/// The plan for a command line, or one line about what is wrong with it.
+fn plan_of<'a>(
+    words: impl IntoIterator<Item = &'a str>,
+    variables: Variables<'_>,
+) -> Result<RunPlan, String> {
+    let words = ["run"].into_iter().chain(words);
+    let line = CommandLine::try_parse_from(words).map_err(|error| {
+        let text = error.to_string();
+        text.lines().next().unwrap_or_default().to_owned()
+    })?;
+    let surroundings = Surroundings {
+        variable: &|name| {
+            let found = variables.iter().find(|(known, _)| *known == name);
+            found.map(|(_, value)| (*value).to_owned())
+        },
+        count_devices: &|kind| match kind {
+            DeviceKind::Cpu | DeviceKind::Auto => Ok(6),
+            DeviceKind::Gpu => Err(DevicesError::NoGpu {
+                variables: Vec::new(),
+            }),
+            DeviceKind::Xpu => Err(DevicesError::NoXpu {
+                variables: Vec::new(),
+            }),
+        },
+        seed: 1,
+    };
+    line.options
+        .resolve(&surroundings)
+        .map_err(|error| error.to_string())
+}
+
+fn plan(line: &str, variables: Variables<'_>) -> RunPlan {
+    plan_of(line.split(' '), variables).unwrap_or_else(|error| panic!("{line}: {error}"))
+}
+
+fn refusal(line: &str, variables: Variables<'_>) -> String {
+    match plan_of(line.split(' '), variables) {
+        Ok(plan) => panic!("{line} was taken: {plan:?}"),
+        Err(error) => error,
+    }
+}
+
+fn rendezvous(line: &str, variables: Variables<'_>) -> String {
+    let plan = plan(line, variables).rendezvous;
+    let config = plan
+        .config()
+        .iter()
+        .map(|(key, value)| format!("{key}={value}"));
+    format!(
+        "{}:{} {} {:?} {} {}",
+        plan.min_nodes(),
+        plan.max_nodes(),
+        plan.backend(),
+        plan.endpoint(),
+        if plan.run_id() == random_id(1) {
+            "random"
+        } else {
+            plan.run_id()
+        },
+        config.collect::<Vec<_>>().join(",")
+    )
+}
+
+/// The program and its arguments.
+fn command(line: &str, variables: Variables<'_>) -> Vec<String> {
+    let plan = plan(line, variables);
+    let words = std::iter::once(plan.program).chain(plan.args);
+    words.map(|word| word.into_string().unwrap()).collect()
+}
+
+#[test]
+fn the_options_do_not_contradict_each_other() {
+    CommandLine::command().debug_assert();
+}
+
+#[test]
+fn a_script_alone_has_torchruns_defaults() {
+    assert_eq!(
+        plan("s.py", &[]),
+        RunPlan {
+            rendezvous: RendezvousParameters::new("c10d", "localhost:0", random_id(1), 1, 1)
+                .unwrap()
+                .with_config(parse_config("timeout=900").unwrap()),
+            worker_count: 1,
+            role: "default".to_owned(),
+            max_restarts: 0,
+            monitor_interval: Duration::from_millis(100),
+            shutdown_timeout: Duration::from_secs(30),
+            signals: ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"]
+                .map(str::to_owned)
+                .to_vec(),
+            log_dir: None,
+            redirects: "0".to_owned(),
+            tee: "0".to_owned(),
+            log_line_prefix_template: None,
+            local_ranks_filter: None,
+            duplicate_stdout_filters: Vec::new(),
+            duplicate_stderr_filters: Vec::new(),
+            virtual_local_rank: false,
+            program: "python3".into(),
+            args: vec!["-u".into(), "s.py".into()],
+            script: "s.py".into(),
+            environment: vec![(
+                "TORCHELASTIC_SIGNALS_TO_HANDLE",
+                "SIGTERM,SIGINT,SIGHUP,SIGQUIT".to_owned()
+            )],
+            warnings: Vec::new(),
+        }
+    );
+}
+
+#[test]
+fn the_nodes_meet_where_torchrun_would_have_them() {
+    let alone = "1:1 c10d \"localhost:0\" random timeout=900";
+    for (line, expected) in [
+        ("s.py", alone),
+        ("--master-addr=h s.py", alone),
+        ("--rdzv-id=j s.py", alone),
+        ("--rdzv-backend=static s.py", alone),
+        (
+            "--standalone --rdzv-backend=static --rdzv-endpoint=q:1 s.py",
+            alone,
+        ),
+        ("--standalone --rdzv-backend=etcd s.py", alone),
+        ("--standalone --standalone s.py", alone),
+        ("--stand s.py", alone),
+        (
+            "--standalone --rdzv-id=j --nnodes=2 s.py",
+            "2:2 c10d \"localhost:0\" random timeout=900",
+        ),
+        (
+            "--nnodes=2 s.py",
+            "2:2 static \"127.0.0.1:29500\" none rank=0,timeout=900",
+        ),
+        (
+            "--nnodes 1:3 s.py",
+            "1:3 static \"127.0.0.1:29500\" none rank=0,timeout=900",
+        ),
+        (
+            "--nnodes=2 --node-rank=1 --master_addr h s.py",
+            "2:2 static \"h:29500\" none rank=1,timeout=900",
+        ),
+        (
+            "--nnodes=2 --master-addr=::1 s.py",
+            "2:2 static \"::1:29500\" none rank=0,timeout=900",
+        ),
+        (
+            "--nnodes=1:2 --master-port=5 s.py",
+            "1:2 static \"127.0.0.1:5\" none rank=0,timeout=900",
+        ),
+        (
+            "--rdzv-id=j --master-port=0 s.py",
+            "1:1 static \"127.0.0.1:0\" j rank=0,timeout=900",
+        ),
+        (
+            "--rdzv-endpoint=h:5 --rdzv-conf=rank=7 s.py",
+            "1:1 static \"h:5\" none rank=0,timeout=900",
+        ),
+        (
+            "--nnodes 2 --nnodes 3 --rdzv-endpoint=h:1 s.py",
+            "3:3 static \"h:1\" none rank=0,timeout=900",
+        ),
+        ("--rdzv-backend=c10d s.py", "1:1 c10d \"\" none timeout=900"),
+        (
+            "--rdzv-backend=c10d --rdzv-endpoint=h:1 --rdzv-id=j s.py",
+            "1:1 c10d \"h:1\" j timeout=900",
+        ),
+        (
+            "--rdzv_backend c10d --rdzv_endpoint h --rdzv_id j --rdzv_conf a=1,timeout=5 s.py",
+            "1:1 c10d \"h\" j a=1,timeout=5",
+        ),
+        (
+            "--rdzv-backend=c10d --rdzv-endpoint=/tmp/f --rdzv-conf=store_type=File s.py",
+            "1:1 c10d \"/tmp/f\" none store_type=File,timeout=900",
+        ),
+    ] {
+        assert_eq!(rendezvous(line, &[]), expected, "{line}");
+    }
+}
+
+#[test]
+fn a_script_is_run_as_its_name_says() {
+    // torchrun gives python all scripts without --no-python, x.sh too; and PYTHON_EXEC= runs "".
+    let python_exec = [("PYTHON_EXEC", "/opt/py")];
+    for (line, variables, expected) in [
+        ("s.py --x", &[][..], &["python3", "-u", "s.py", "--x"][..]),
+        ("s.py", &python_exec, &["/opt/py", "-u", "s.py"]),
+        ("s.py", &[("PYTHON_EXEC", "")], &["python3", "-u", "s.py"]),
+        ("-m mod --a", &[], &["python3", "-u", "-m", "mod", "--a"]),
+        (
+            "--module mod",
+            &python_exec,
+            &["/opt/py", "-u", "-m", "mod"],
+        ),
+        ("-mr3 -t=1 mod", &[], &["python3", "-u", "-m", "mod"]),
+        ("--nnodes=1 help x", &[], &["help", "x"]),
+        ("--no-python ./x.py a", &python_exec, &["./x.py", "a"]),
+        ("--no_python ./x", &[], &["./x"]),
+        ("./x.sh a", &[], &["./x.sh", "a"]),
+        (
+            "s.py",
+            &[("PET_MODULE", "1")],
+            &["python3", "-u", "-m", "s.py"],
+        ),
+        ("s.py", &[("PET_NO_PYTHON", "1")], &["s.py"]),
+    ] {
+        assert_eq!(command(line, variables), expected, "{line}");
+    }
+    assert_eq!(plan("-m mod --a", &[]).script, "mod");
+}
+
+#[test]
+fn what_follows_the_script_is_the_scripts() {
+    // The Python of torchrun decides whether `--` comes through; here all does.
+    for line in [
+        "s.py -m --help --nnodes=3 --standalone -h --version --unknown",
+        "s.py --",
+        "s.py -- a --nnodes 2 -- b",
+        "s.py ${local_rank} --lr -1",
+    ] {
+        let words: Vec<&str> = ["python3", "-u"]
+            .into_iter()
+            .chain(line.split(' '))
+            .collect();
+        assert_eq!(command(line, &[]), words);
+        assert_eq!(command(&format!("-- {line}"), &[]), words);
+    }
+    let empty = plan_of(["", "a"], &[]).unwrap();
+    assert_eq!((empty.program, empty.args), ("".into(), vec!["a".into()]));
+}
+
+#[test]
+fn every_option_has_an_underscored_form() {
+    for argument in CommandLine::command().get_arguments() {
+        let Some(name) = argument.get_long().filter(|name| name.contains('-')) else {
+            continue;
+        };
+        let aliases = argument.get_all_aliases().unwrap_or_default();
+        assert!(aliases.contains(&name.replace('-', "_").as_str()), "{name}");
+    }
+}
+
+#[test]
+fn other_options_are_read_as_torchrun_reads_them() {
+    let given = plan(
+        "--nproc_per_node 2 --max-r=3 --monitor-interval=1e-2 --rol=eval -r 3 -t 0:1 --log-dir=/l \
+         --log-line-prefix-template=[${rank}] --local-ranks-filter=2,0,2 --local-addr=1.2.3.4 \
+         --duplicate-stdout-filters=a,,b,c --duplicate-stderr-filters=-e \
+         --signals-to-handle=SIGTERM,SIGUSR1 --shutdown-timeout=0 --virtual-local-rank \
+         --start-method=fork --numa-binding=none --event-log-handler=null s.py",
+        &[("OMP_NUM_THREADS", "")],
+    );
+    assert_eq!(given.worker_count, 2);
+    assert_eq!(given.max_restarts, 3);
+    assert_eq!(given.monitor_interval, Duration::from_millis(10));
+    assert_eq!(given.role, "eval");
+    assert_eq!((given.redirects.as_str(), given.tee.as_str()), ("3", "0:1"));
+    assert_eq!(given.log_dir, Some("/l".into()));
+    assert_eq!(given.log_line_prefix_template.as_deref(), Some("[${rank}]"));
+    assert_eq!(given.local_ranks_filter, Some(vec![0, 2]));
+    assert_eq!(given.rendezvous.local_addr(), Some("1.2.3.4"));
+    assert_eq!(given.duplicate_stdout_filters, ["a,b", "c"]);
+    assert_eq!(given.duplicate_stderr_filters, ["-e"]);
+    assert_eq!(given.signals, ["SIGTERM", "SIGUSR1"]);
+    assert_eq!(given.shutdown_timeout, Duration::ZERO);
+    assert!(given.virtual_local_rank);
+    let exported = (
+        "TORCHELASTIC_SIGNALS_TO_HANDLE",
+        "SIGTERM,SIGUSR1".to_owned(),
+    );
+    assert_eq!(given.environment, [exported]);
+    assert_eq!(given.warnings, Vec::<String>::new());
+
+    let short = plan("-r3 -t=1 s.py", &[]);
+    assert_eq!((short.redirects.as_str(), short.tee.as_str()), ("3", "1"));
+    let empty = plan(
+        "--local-addr= --local-ranks-filter= --log-dir= --signals-to-handle= \
+         --log-line-prefix-template= s.py",
+        &[],
+    );
+    assert_eq!(empty.rendezvous.local_addr(), None);
+    assert_eq!(empty.local_ranks_filter, None);
+    assert_eq!(empty.log_dir, None);
+    assert_eq!(empty.signals, Vec::<String>::new());
+    assert_eq!(empty.log_line_prefix_template, None);
+}
+
+#[test]
+fn filters_are_split_at_single_commas() {
+    // torchrun keeps empty ones, which match every line.
+    for (text, expected) in [
+        ("", &[][..]),
+        ("a,b", &["a", "b"]),
+        ("a,,b,c", &["a,b", "c"]),
+        (",,,", &[","]),
+        ("a,", &["a"]),
+        (" a , b", &[" a ", " b"]),
+    ] {
+        assert_eq!(filters(text), expected, "{text:?}");
+    }
+}
+
+#[test]
+fn workers_are_counted_by_number_or_by_device() {
+    for (line, count) in [
+        ("--nproc-per-node=4 s.py", 4),
+        ("--nproc-per-node=cpu s.py", 6),
+        ("--nproc-per-node=auto s.py", 6),
+    ] {
+        assert_eq!(plan(line, &[]).worker_count, count, "{line}");
+    }
+    assert_eq!(
+        refusal("--nproc-per-node=gpu s.py", &[]),
+        "--nproc-per-node is \"gpu\", but there is no GPU of NVIDIA or AMD here, or none is visible"
+    );
+}
+
+#[test]
+fn several_workers_get_one_thread_each_unless_told_otherwise() {
+    let threads = |line, variables: Variables<'_>| {
+        let environment = plan(line, variables).environment;
+        let found = environment
+            .into_iter()
+            .find(|(name, _)| *name == "OMP_NUM_THREADS");
+        found.map(|(_, value)| value)
+    };
+    assert_eq!(threads("s.py", &[]), None);
+    assert_eq!(
+        threads("--nproc-per-node=2 s.py", &[]).as_deref(),
+        Some("1")
+    );
+    assert_eq!(
+        threads("--nproc-per-node=2 s.py", &[("OMP_NUM_THREADS", "4")]),
+        None
+    );
+    assert_eq!(
+        threads("--nproc-per-node=2 s.py", &[("OMP_NUM_THREADS", "")]),
+        None
+    );
+    let warnings = plan("--nproc-per-node=2 s.py", &[]).warnings;
+    assert_eq!(warnings.len(), 1);
+    assert!(
+        warnings[0].starts_with("OMP_NUM_THREADS is not set"),
+        "{warnings:?}"
+    );
+}
+
+#[test]
+fn the_environment_stands_in_for_what_is_not_given() {
+    let static_pair = "2:3 static \"127.0.0.1:29500\" none rank=0,timeout=900";
+    let standalone_pair = "2:2 c10d \"localhost:0\" random timeout=900";
+    for (line, variables, expected) in [
+        ("s.py", &[("PET_NNODES", "2:3")][..], static_pair),
+        ("--nnodes=2:3 s.py", &[("PET_NNODES", "5")], static_pair),
+        (
+            "s.py",
+            &[("PET_STANDALONE", "1"), ("PET_NNODES", "2")],
+            standalone_pair,
+        ),
+        (
+            "s.py",
+            &[("PET_STANDALONE", "-1"), ("PET_NNODES", "2")],
+            standalone_pair,
+        ),
+        ("--nnodes=2:3 s.py", &[("PET_STANDALONE", "0")], static_pair),
+        (
+            "--nnodes=2 --standalone s.py",
+            &[("PET_STANDALONE", "0")],
+            standalone_pair,
+        ),
+        (
+            "s.py",
+            &[("PET_MASTER_PORT", "5")],
+            "1:1 static \"127.0.0.1:5\" none rank=0,timeout=900",
+        ),
+    ] {
+        assert_eq!(
+            rendezvous(line, variables),
+            expected,
+            "{line} {variables:?}"
+        );
+    }
+    let variables = [
+        ("PET_MAX_RESTARTS", "2"),
+        ("PET_ROLE", "z"),
+        ("PET_TEE", "3"),
+        ("PET_VIRTUAL_LOCAL_RANK", " 1 "),
+        ("PET_LOCAL_ADDR", "q"),
+        ("PET_LOGS_SPECS", "ignored"),
+        ("PET_NUMA_BINDING", "ignored"),
+    ];
+    let from_environment = plan("s.py", &variables);
+    assert_eq!(from_environment.max_restarts, 2);
+    assert_eq!(from_environment.role, "z");
+    assert_eq!(from_environment.tee, "3");
+    assert!(from_environment.virtual_local_rank);
+    assert_eq!(from_environment.rendezvous.local_addr(), Some("q"));
+}
+
+#[test]
+fn some_options_have_a_second_variable() {
+    let timeout = |line, variables: Variables<'_>| plan(line, variables).shutdown_timeout.as_secs();
+    let second = ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "8");
+    assert_eq!(timeout("s.py", &[second]), 8);
+    assert_eq!(timeout("s.py", &[("PET_SHUTDOWN_TIMEOUT", "7"), second]), 7);
+    let broken = ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "x");
+    assert_eq!(timeout("--shutdown-timeout=4 s.py", &[broken]), 4);
+
+    let second = ("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "t");
+    for (line, template) in [
+        ("s.py", "t"),
+        ("--log-line-prefix-template=o s.py", "o"),
+        ("--log-line-prefix-template= s.py", "t"),
+    ] {
+        let plan = plan(line, &[second]);
+        assert_eq!(
+            plan.log_line_prefix_template.as_deref(),
+            Some(template),
+            "{line}"
+        );
+    }
+}
+
+#[test]
+fn wrong_values_are_named_with_their_option() {
+    for (line, message) in [
+        (
+            "--nnodes=0 s.py",
+            "--nnodes is \"0\", which is not N or MIN:MAX with 1 <= MIN <= MAX",
+        ),
+        ("--nnodes=3:1 s.py", "--nnodes is \"3:1\""),
+        ("--nnodes=1:2:3 s.py", "--nnodes is \"1:2:3\""),
+        ("--nnodes=x s.py", "--nnodes is \"x\""),
+        ("--nnodes= s.py", "--nnodes is \"\""),
+        ("--nnodes=:2 s.py", "--nnodes is \":2\""),
+        ("--nnodes -1 s.py", "--nnodes is \"-1\""),
+        // torchrun goes on with no worker, or fewer.
+        ("--nproc-per-node=0 s.py", "--nproc-per-node is \"0\""),
+        ("--nproc-per-node -1 s.py", "--nproc-per-node is \"-1\""),
+        ("--nproc-per-node=CPU s.py", "--nproc-per-node is \"CPU\""),
+        ("--nproc-per-node= s.py", "--nproc-per-node is \"\""),
+        ("--max-restarts -1 s.py", "--max-restarts is \"-1\""),
+        (
+            "--max_restarts=x s.py",
+            "--max-restarts is \"x\", which is not a whole number, 0 or more",
+        ),
+        // torchrun spins, or sleeps for no time.
+        ("--monitor-interval=0 s.py", "--monitor-interval is \"0\""),
+        ("--monitor-interval=-1 s.py", "--monitor-interval is \"-1\""),
+        (
+            "--monitor-interval=nan s.py",
+            "--monitor-interval is \"nan\"",
+        ),
+        (
+            "--monitor-interval=1e99 s.py",
+            "--monitor-interval is \"1e99\"",
+        ),
+        ("--shutdown-timeout -1 s.py", "--shutdown-timeout is \"-1\""),
+        (
+            "--shutdown-timeout=1.5 s.py",
+            "--shutdown-timeout is \"1.5\"",
+        ),
+        (
+            "--local-ranks-filter=0, s.py",
+            "--local-ranks-filter is \"0,\"",
+        ),
+        (
+            "--local-ranks-filter=-1 s.py",
+            "--local-ranks-filter is \"-1\"",
+        ),
+        (
+            "--master-port=x s.py",
+            "--master-port is \"x\", which is not a port, 0 to 65535",
+        ),
+        ("--master-port=70000 s.py", "--master-port is \"70000\""),
+        ("--node-rank=-1 s.py", "--node-rank is \"-1\""),
+        (
+            "--nnodes=2 --node-rank=2 s.py",
+            "--node-rank is 2, but the ranks of 2 nodes end at 1",
+        ),
+        (
+            "--rdzv-backend=etcd s.py",
+            "--rdzv-backend is \"etcd\", which is not c10d or static",
+        ),
+        ("--rdzv-backend= s.py", "--rdzv-backend is \"\""),
+        (
+            "--rdzv-conf=a s.py",
+            "--rdzv-conf: the rendezvous setting \"a\" has no value",
+        ),
+        (
+            "--rdzv-endpoint=h s.py",
+            "--rdzv-endpoint is \"h\", which is not a host and a port",
+        ),
+        (
+            "--rdzv-backend=c10d --rdzv-endpoint=::1 s.py",
+            "--rdzv-endpoint: the endpoint \"::1\" needs brackets, as in [::1]:29400",
+        ),
+        (
+            "--nnodes=2 --master-addr=a/b s.py",
+            "--master-addr: the endpoint \"a/b:29500\" has",
+        ),
+        ("--start-method=x s.py", "--start-method is \"x\""),
+        (
+            "-m --no-python x",
+            "--module and --no-python do not go together",
+        ),
+        (
+            "--numa-binding=node s.py",
+            "--numa-binding node is not supported: ",
+        ),
+        ("--logs-specs=x s.py", "--logs-specs x is not supported: "),
+        ("--run-path s.py", "--run-path is not supported: "),
+        (
+            "--print-completion=bash s.py",
+            "--print-completion bash is not supported: ",
+        ),
+    ] {
+        let error = refusal(line, &[]);
+        assert!(error.starts_with(message), "{line}: {error}");
+        assert!(!error.contains('\n'), "{line}: {error}");
+    }
+    assert_eq!(refusal("--nnodes=2", &[]), "there is no script to run");
+    assert_eq!(plan_of([], &[]).unwrap_err(), "there is no script to run");
+}
+
+#[test]
+fn what_is_no_option_is_not_taken_for_a_script_or_a_value() {
+    for (line, word) in [
+        ("--foo s.py", "--foo"),
+        ("-x s.py", "-x"),
+        ("--foo --nnodes=2 s.py", "--foo"),
+        ("--rdzv-id -j s.py", "-j"),
+        ("--standalone=1 s.py", "--standalone"),
+        ("--rdzv s.py", "--rdzv"),
+        ("-mmod", "-o"),
+        ("--nnodes", "--nnodes"),
+    ] {
+        let error = refusal(line, &[]);
+        assert!(
+            error.starts_with("error: ") && error.contains(word),
+            "{line}: {error}"
+        );
+    }
+}
+
+#[test]
+fn wrong_variables_are_named() {
+    for (name, value, message) in [
+        ("PET_NNODES", "", "PET_NNODES is \"\""),
+        ("PET_STANDALONE", "true", "PET_STANDALONE is \"true\""),
+        ("PET_STANDALONE", "", "PET_STANDALONE is \"\""),
+        ("PET_MASTER_PORT", "", "PET_MASTER_PORT is \"\""),
+        ("PET_RUN_PATH", "1", "--run-path is not supported"),
+        (
+            "TORCH_ELASTIC_SHUTDOWN_TIMEOUT",
+            "-8",
+            "TORCH_ELASTIC_SHUTDOWN_TIMEOUT is \"-8\"",
+        ),
+    ] {
+        for line in ["s.py", "-r 3 s.py"] {
+            let error = refusal(line, &[(name, value)]);
+            assert!(error.starts_with(message), "{name}={value}: {error}");
+        }
+    }
+    let broken = [("PET_STANDALONE", "x")];
+    assert!(refusal("--standalone s.py", &broken).starts_with("PET_STANDALONE is"));
+    let both = [("PET_MODULE", "1"), ("PET_NO_PYTHON", "1")];
+    assert!(refusal("s.py", &both).starts_with("--module and --no-python"));
+}
+
+#[test]
+fn what_has_no_effect_is_told() {
+    for (line, variables, warning) in [
+        (
+            "--rdzv-id=j s.py",
+            &[][..],
+            "--rdzv-id is \"j\", which has no effect",
+        ),
+        (
+            "s.py",
+            &[("PET_RDZV_ID", "j")],
+            "PET_RDZV_ID is \"j\", which has no effect",
+        ),
+        (
+            "--master-addr=h s.py",
+            &[],
+            "--master-addr is \"h\", which has no effect",
+        ),
+        (
+            "--rdzv-endpoint=h:1 --master-port=5 s.py",
+            &[],
+            "--master-port is \"5\", which has no effect",
+        ),
+        (
+            "--rdzv-backend=c10d --node-rank=1 s.py",
+            &[],
+            "--node-rank is \"1\", which has no effect",
+        ),
+        (
+            "--event-log-handler=console s.py",
+            &[],
+            "--event-log-handler is \"console\", which has no effect",
+        ),
+    ] {
+        let warnings = plan(line, variables).warnings;
+        assert_eq!(warnings.len(), 1, "{line}: {warnings:?}");
+        assert!(warnings[0].starts_with(warning), "{line}: {warnings:?}");
+    }
+    for line in [
+        "--standalone --rdzv-id=j s.py",
+        "--nnodes=2 --node-rank=1 --master-addr=h --master-port=5 s.py",
+        "--rdzv-backend=c10d --node-rank=0 s.py",
+    ] {
+        assert_eq!(plan(line, &[]).warnings, Vec::<String>::new(), "{line}");
+    }
+}
+
+#[test]
+fn a_random_id_is_a_uuid_of_version_4() {
+    for seed in 0..64 {
+        let id = random_id(seed);
+        let groups: Vec<usize> = id.split('-').map(str::len).collect();
+        assert_eq!(groups, [8, 4, 4, 4, 12], "{id}");
+        let is_hex = |c: char| c == '-' || c.is_ascii_digit() || ('a'..='f').contains(&c);
+        assert!(id.chars().all(is_hex), "{id}");
+        assert_eq!(&id[14..15], "4", "{id}");
+        assert!("89ab".contains(&id[19..20]), "{id}");
+    }
+    assert_ne!(random_id(1), random_id(2));
+}
