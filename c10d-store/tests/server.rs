@@ -634,3 +634,19 @@ fn one_store_can_be_served_on_several_addresses() {
         peer.expect(&(index as u64 + 1).to_le_bytes_of_wire());
     }
 }
+
+#[test]
+fn a_host_can_see_when_the_last_peer_has_gone() {
+    let server = serve(ServerOptions::default());
+    assert_eq!(server.connection_count(), 0);
+    let peer = Raw::greeted(server.local_addr());
+    let other = Raw::greeted(server.local_addr());
+    assert_eq!(server.connection_count(), 2);
+    drop(peer);
+    drop(other);
+    let deadline = Instant::now() + LONG;
+    while server.connection_count() > 0 {
+        assert!(Instant::now() < deadline, "still counted");
+        thread::yield_now();
+    }
+}

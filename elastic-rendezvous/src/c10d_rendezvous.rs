@@ -102,9 +102,9 @@ pub fn create_c10d(
         log::warn!("the rendezvous setting {key:?} is unknown and has no effect");
     }
     let store_type = parameters.get("store_type").unwrap_or("tcp").trim();
-    let (store, workers_host) = match store_type.to_lowercase().as_str() {
+    let (store, hosted, workers_host) = match store_type.to_lowercase().as_str() {
         "tcp" => open_tcp(parameters, &settings)?,
-        "file" => (open_file(parameters)?, None),
+        "file" => (open_file(parameters)?, None, None),
         _ => {
             return Err(RendezvousError::Parameters(ParametersError::Setting {
                 key: "store_type".to_owned(),
@@ -124,7 +124,11 @@ pub fn create_c10d(
     } else if let Some(host) = workers_host {
         options = options.with_workers_host(host);
     }
-    DynamicRendezvous::new(Arc::new(backend), store, settings, options)
+    let node = DynamicRendezvous::new(Arc::new(backend), store, settings, options)?;
+    Ok(match hosted {
+        Some(hosted) => node.with_hosted_store(hosted),
+        None => node,
+    })
 }
 
 pub(crate) fn check_run_id(run_id: &str) -> Result<(), RendezvousError> {
@@ -147,11 +151,14 @@ fn open_file(parameters: &RendezvousParameters) -> Result<Arc<dyn Store>, Rendez
     Ok(Arc::new(store))
 }
 
-/// The store, and the host under which other nodes find this one, if its name does not tell.
+/// The store; the same if this process serves it; and the host under which other nodes find this one,
+/// if its name does not tell.
+type OpenStore = (Arc<dyn Store>, Option<Arc<TcpStore>>, Option<String>);
+
 fn open_tcp(
     parameters: &RendezvousParameters,
     settings: &RendezvousSettings,
-) -> Result<(Arc<dyn Store>, Option<String>), RendezvousError> {
+) -> Result<OpenStore, RendezvousError> {
     let endpoint: Endpoint = parameters
         .endpoint()
         .parse()
@@ -192,7 +199,9 @@ fn open_tcp(
     } else {
         other_host(&target, lookup())
     };
-    Ok((Arc::new(store), workers_host))
+    let store = Arc::new(store);
+    let hosted = store.server().is_some().then(|| Arc::clone(&store));
+    Ok((store, hosted, workers_host))
 }
 
 /// Connects to a store whose host may not be up yet.

@@ -4,9 +4,10 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use c10d_store::Store;
+use c10d_socket::Deadline;
+use c10d_store::{Store, TcpStore};
 
 use crate::backend::RendezvousBackend;
 use crate::bootstrap::{Bootstrap, NotFound, Round};
@@ -19,6 +20,11 @@ use crate::report::WaitReport;
 use crate::settings::RendezvousSettings;
 
 const THREAD: &str = "rendezvous";
+
+/// How long other nodes have to let go of a store that this process serves, once the rendezvous is
+/// closed, and how often it is looked whether they have.
+const OTHERS_FINISH_TIMEOUT: Duration = Duration::from_secs(3);
+const OTHERS_FINISH_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Counts the handlers of this process.
 static NEXT_LOCAL_ID: AtomicI64 = AtomicI64::new(0);
@@ -65,6 +71,8 @@ pub struct DynamicRendezvous {
     thread: Mutex<Option<JoinHandle<()>>>,
     /// Taken out while a join is under way.
     bootstrap: Mutex<Bootstrap>,
+    /// The same store as `store`, if its server runs here.
+    hosted: Option<Arc<TcpStore>>,
 }
 
 /// How a node takes part in a dynamic rendezvous.
@@ -161,6 +169,7 @@ impl DynamicRendezvous {
             to_loop,
             thread: Mutex::new(Some(thread)),
             bootstrap: Mutex::default(),
+            hosted: None,
         })
     }
 
@@ -168,6 +177,31 @@ impl DynamicRendezvous {
     #[must_use]
     pub fn node(&self) -> &NodeId {
         &self.node
+    }
+
+    /// Tells that the rendezvous' store is served by this process, and by which client of it.
+    /// [`shutdown`](RendezvousHandler::shutdown) then gives other nodes a moment to finish what they do
+    /// with it.
+    #[must_use]
+    pub fn with_hosted_store(mut self, store: Arc<TcpStore>) -> Self {
+        self.hosted = Some(store);
+        self
+    }
+
+    /// Waits until nobody else uses the store that this process serves, for a moment at most. PyTorch's
+    /// nodes close the rendezvous as well before they go, and 2.9 fails when it is not there any more.
+    fn let_others_finish(&self) {
+        let Some(hosted) = &self.hosted else { return };
+        hosted.close();
+        let deadline = Deadline::after(Instant::now(), OTHERS_FINISH_TIMEOUT);
+        let others_are_there = || {
+            hosted
+                .server()
+                .is_some_and(|server| server.is_running() && server.connection_count() > 0)
+        };
+        while others_are_there() && !deadline.has_passed(Instant::now()) {
+            std::thread::sleep(OTHERS_FINISH_INTERVAL);
+        }
     }
 
     fn ask(&self, goal: Goal) -> Result<Answer, RendezvousError> {
@@ -333,6 +367,9 @@ impl RendezvousHandler for DynamicRendezvous {
             log::warn!("cannot close the rendezvous: {error}");
         }
         self.stop();
+        if closed.is_ok() {
+            self.let_others_finish();
+        }
         closed.is_ok()
     }
 }

@@ -4,7 +4,7 @@
 //! knows no store, no bytes, no thread, and the time only as an argument. The shell is `node_loop`;
 //! tests step any number of executors in any order.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::apply::{apply, make_spares, remove_dead};
@@ -19,6 +19,10 @@ use crate::state::RendezvousState;
 
 /// So many dropped nodes are remembered for reports.
 const DROPPED_MAX: usize = 256;
+
+/// A node that is on no list when it has left a round is back after one exchange with the store; after so
+/// long it has left for good.
+const BACK_WITHIN: Duration = Duration::from_secs(2);
 
 /// What a node can want.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -100,9 +104,11 @@ pub(crate) struct Executor {
     conflicts: u32,
     observations: Observations,
     dropped: BTreeMap<NodeId, Dropped>,
+    /// The nodes of the complete round that this node has joined last.
+    world: BTreeSet<NodeId>,
     /// The other nodes of the complete round that this node has left to join the next one, and those
     /// that waited for that: when all are back, nobody else need be waited for.
-    expected: Option<Vec<NodeId>>,
+    expected: Option<BTreeSet<NodeId>>,
     last_decision: Option<Decision>,
 }
 
@@ -122,6 +128,7 @@ impl Executor {
             conflicts: 0,
             observations: Observations::new(now),
             dropped: BTreeMap::new(),
+            world: BTreeSet::new(),
             expected: None,
             last_decision: None,
         }
@@ -162,6 +169,9 @@ impl Executor {
         self.conflicts = 0;
         self.is_dirty = false;
         self.phase = Phase::Sync;
+        if operation == Operation::Exit {
+            self.expected = None;
+        }
     }
 
     /// Goes on until something is needed.
@@ -178,7 +188,12 @@ impl Executor {
             let decision = self.decide(now);
             self.last_decision = Some(decision);
             let done = match decision.action {
-                Action::Finish => Ok(()),
+                Action::Finish => {
+                    if self.operation == Operation::Join {
+                        self.world = self.state.participants.keys().cloned().collect();
+                    }
+                    Ok(())
+                }
                 Action::ErrorClosed => Err(Ending::Closed),
                 Action::ErrorTimeout => Err(Ending::Timeout),
                 Action::GracefulExit => Err(Ending::GracefulExit),
@@ -288,7 +303,8 @@ impl Executor {
                 .observations
                 .heartbeat_due(&self.me, &self.settings, now),
             last_call_over: self.state.deadline.is_some()
-                && (ends_at.is_some_and(|ends_at| ends_at < now.monotonic) || self.all_are_back()),
+                && (ends_at.is_some_and(|ends_at| ends_at < now.monotonic)
+                    || self.all_are_back(now)),
         };
         match self.operation {
             Operation::Exit => decide::exit(&ctx),
@@ -305,20 +321,35 @@ impl Executor {
     /// Whether all nodes are in the round that were when this node left the one before. A last call is
     /// for nodes that come up slowly: in a restart of nodes that are up there is nobody to wait for, and
     /// who comes later joins through the wait list. PyTorch waits in full each time.
-    fn all_are_back(&self) -> bool {
-        self.expected.as_ref().is_some_and(|expected| {
-            expected.iter().all(|node| {
-                self.state.participants.contains_key(node) || self.dropped.contains_key(node)
-            })
+    fn all_are_back(&self, now: Now) -> bool {
+        let Some(expected) = &self.expected else {
+            return false;
+        };
+        let state = &self.state;
+        let all_had_time = self.all_had_time_at().is_some_and(|at| at < now.monotonic);
+        expected.iter().all(|node| {
+            let is_elsewhere =
+                state.wait_list.contains(node) || state.redundancy_list.contains(node);
+            state.participants.contains_key(node)
+                || self.dropped.contains_key(node)
+                || (all_had_time && !is_elsewhere)
         })
+    }
+
+    /// When, in this last call, a node that has just left the round before must be listed again.
+    fn all_had_time_at(&self) -> Option<Duration> {
+        let begun_at = self.observations.last_call_begun_at()?;
+        Some(begun_at.saturating_add(BACK_WITHIN))
     }
 
     fn apply(&mut self, action: Action, now: Now) {
         if action == Action::RemoveFromParticipants {
+            // Members that have left before us are on their way back too, but for those that will not
+            // come: hence the world as it was.
             let nodes = self.state.participants.keys().chain(&self.state.wait_list);
-            let others = nodes.filter(|node| **node != self.me).cloned();
+            let others = nodes.chain(&self.world).filter(|node| **node != self.me);
             self.expected = (self.operation == Operation::Exit && self.state.complete)
-                .then(|| others.collect());
+                .then(|| others.cloned().collect());
         }
         if action == Action::RemoveFromRedundancyList && self.operation == Operation::Join {
             self.deadline = now.monotonic.saturating_add(self.settings.join_timeout);
@@ -374,13 +405,16 @@ impl Executor {
             };
             limit.saturating_add(soon)
         });
-        let last_call = self
-            .observations
-            .last_call_ends_at(&self.settings)
-            .filter(|&ends_at| {
-                ends_at >= now.monotonic && self.state.participants.contains_key(&self.me)
-            })
-            .map(|ends_at| ends_at.saturating_add(soon));
+        let is_participant = self.state.participants.contains_key(&self.me);
+        let last_call = [
+            self.observations.last_call_ends_at(&self.settings),
+            self.all_had_time_at().filter(|_| self.expected.is_some()),
+        ]
+        .into_iter()
+        .flatten()
+        .filter(|&at| is_participant && at >= now.monotonic)
+        .min()
+        .map(|at| at.saturating_add(soon));
         let silence = self
             .observations
             .next_silence_at(&self.me, &self.settings, self.asked_at)

@@ -407,23 +407,13 @@ impl NodeLoop {
 
     /// One turn of watching over a complete round: a sign of life if it is due, else a wait.
     fn monitor(&mut self) {
-        let now = self.clock.now();
-        let limit = self.executor.settings().heartbeat_timeout;
-        let deadline = now.monotonic.saturating_add(limit);
-        // Reads the state, and writes only if a sign of life is due.
-        let watched = self.operate(Operation::KeepAlive, deadline);
-        let interval = self.executor.settings().keep_alive_interval;
-        let until = match watched {
-            Ok(()) => {
-                self.publish();
-                self.executor
-                    .heartbeat_due_at()
-                    .unwrap_or(now.monotonic.saturating_add(interval))
-            }
-            Err(error) => {
-                self.publish_failure(&error);
-                now.monotonic.saturating_add(interval)
-            }
+        let now = self.clock.now().monotonic;
+        let due = self.executor.heartbeat_due_at();
+        let until = match due.filter(|&due| due > now) {
+            // Whoever has just joined knows the state: that all nodes of a large round read it again
+            // at the same moment would hold them all up.
+            Some(due) => due,
+            None => self.keep_alive(now),
         };
         while !self.is_stopping
             && self.jobs.is_empty()
@@ -432,6 +422,24 @@ impl NodeLoop {
         {
             self.wait(Part::Members, until);
             self.publish();
+        }
+    }
+
+    /// Reads the state, and writes only if a sign of life is due. Returns when the next one is.
+    fn keep_alive(&mut self, now: Duration) -> Duration {
+        let limit = self.executor.settings().heartbeat_timeout;
+        let interval = self.executor.settings().keep_alive_interval;
+        match self.operate(Operation::KeepAlive, now.saturating_add(limit)) {
+            Ok(()) => {
+                self.publish();
+                self.executor
+                    .heartbeat_due_at()
+                    .unwrap_or(now.saturating_add(interval))
+            }
+            Err(error) => {
+                self.publish_failure(&error);
+                now.saturating_add(interval)
+            }
         }
     }
 

@@ -187,8 +187,13 @@ impl Observations {
 
     /// When the last call ends: as long after we first saw it as we would let it last.
     pub(crate) fn last_call_ends_at(&self, settings: &RendezvousSettings) -> Option<Duration> {
-        let (_, seen_at) = self.deadline?;
-        Some(seen_at.saturating_add(settings.last_call_timeout))
+        let begun_at = self.last_call_begun_at()?;
+        Some(begun_at.saturating_add(settings.last_call_timeout))
+    }
+
+    /// When we first saw the present last call.
+    pub(crate) fn last_call_begun_at(&self) -> Option<Duration> {
+        self.deadline.map(|(_, seen_at)| seen_at)
     }
 
     /// When the next of the others will have been silent for too long, if it stays so. Those that are

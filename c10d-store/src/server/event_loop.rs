@@ -9,7 +9,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::net::{Shutdown, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use c10d_socket::{SocketOptions, configure_accepted, recv_into_spare};
@@ -63,6 +63,8 @@ pub(super) struct EventLoop {
     state: StoreState,
     options: ServerOptions,
     stop: Arc<AtomicBool>,
+    /// How many connections there are, for other threads to read.
+    connection_count: Arc<AtomicUsize>,
     read_buffer: Box<[u8]>,
     /// Connections with work left from this turn; no event will come for it.
     ready: VecDeque<Token>,
@@ -80,6 +82,7 @@ impl EventLoop {
         listeners: Vec<std::net::TcpListener>,
         options: ServerOptions,
         stop: Arc<AtomicBool>,
+        connection_count: Arc<AtomicUsize>,
     ) -> io::Result<(Self, Waker)> {
         let poll = Poll::new()?;
         let waker = Waker::new(poll.registry(), WAKER)?;
@@ -99,6 +102,7 @@ impl EventLoop {
             state: StoreState::new(),
             options,
             stop,
+            connection_count,
             read_buffer: vec![0; READ_BYTES].into_boxed_slice(),
             ready: VecDeque::new(),
             accept_more: Vec::new(),
@@ -260,6 +264,7 @@ impl EventLoop {
         }
         let deadline = now.checked_add(self.options.hello_timeout());
         let token = self.connections.insert(stream, peer, deadline);
+        self.publish_count();
         if let Some(deadline) = deadline {
             self.timers.add(deadline, token);
         }
@@ -531,8 +536,14 @@ impl EventLoop {
             log::debug!("closed {} ({:?})", connection.peer, conn_id_of(token));
             // The socket is closed before anyone is woken by its end.
             drop(connection);
+            self.publish_count();
             self.forget(token);
         }
+    }
+
+    fn publish_count(&self) {
+        self.connection_count
+            .store(self.connections.len(), Ordering::Release);
     }
 
     /// Takes a connection out of the store: its wait, and a wake that another can use. The other is

@@ -8,7 +8,7 @@ mod timers;
 use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 
 use c10d_socket::{ListenOptions, adopt_listener, listen};
@@ -42,6 +42,7 @@ pub use options::ServerOptions;
 pub struct TcpStoreServer {
     local_addrs: Vec<SocketAddr>,
     stop: Arc<AtomicBool>,
+    connection_count: Arc<AtomicUsize>,
     waker: mio::Waker,
     thread: Option<JoinHandle<()>>,
 }
@@ -97,13 +98,20 @@ impl TcpStoreServer {
             ));
         }
         let stop = Arc::new(AtomicBool::new(false));
-        let (event_loop, waker) = EventLoop::new(listeners, options, Arc::clone(&stop))?;
+        let connection_count = Arc::new(AtomicUsize::new(0));
+        let (event_loop, waker) = EventLoop::new(
+            listeners,
+            options,
+            Arc::clone(&stop),
+            Arc::clone(&connection_count),
+        )?;
         let thread = thread::Builder::new()
             .name("c10d-store".to_owned())
             .spawn(move || event_loop.run())?;
         Ok(Self {
             local_addrs,
             stop,
+            connection_count,
             waker,
             thread: Some(thread),
         })
@@ -128,6 +136,13 @@ impl TcpStoreServer {
         self.thread
             .as_ref()
             .is_some_and(|thread| !thread.is_finished())
+    }
+
+    /// How many connections it has, those that have not said who they are included. A host that
+    /// wants to end waits for the others' to go.
+    #[must_use]
+    pub fn connection_count(&self) -> usize {
+        self.connection_count.load(Ordering::Acquire)
     }
 
     /// Closes every connection and ends the thread. Blocks until it has ended, which takes as long

@@ -252,6 +252,10 @@ fn a_restart_of_nodes_that_are_up_needs_no_last_call() {
         world.command(random.usize(0..count), Command::Rejoin);
         world.run_for(SECOND / 10);
         settle(&mut world, 5 * SECOND);
-        assert_eq!(world.store.state().round, round + 1, "one restart is enough");
+        assert_eq!(
+            world.store.state().round,
+            round + 1,
+            "one restart is enough"
+        );
     });
 }
