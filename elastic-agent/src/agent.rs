@@ -459,7 +459,10 @@ impl ElasticAgent {
             return None;
         }
         if membership.waiting > 0 {
-            return Some(format!("{} nodes wait to join", membership.waiting));
+            return Some(match membership.waiting {
+                1 => "a node waits to join".to_owned(),
+                waiting => format!("{waiting} nodes wait to join"),
+            });
         }
         if membership.is_evicted {
             return Some("the other nodes have gone on without this one".to_owned());

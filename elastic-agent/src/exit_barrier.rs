@@ -13,7 +13,7 @@ const COUNT_KEY: &str = "torchelastic/agent/terminal_state/num_members";
 const LAST_KEY: &str = "torchelastic/agent/terminal_state/last_member";
 
 /// How long one wait lasts before it is asked whether to give up.
-const SLICE: Duration = Duration::from_millis(250);
+const SLICE: Duration = Duration::from_secs(1);
 
 /// How the wait ended.
 #[derive(Debug)]

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::assignment::Assignment;
 
 /// How long one wait lasts before it is asked whether to give up.
-const SLICE: Duration = Duration::from_millis(250);
+const SLICE: Duration = Duration::from_secs(1);
 
 /// The longest description of a node that is read.
 const ROLE_INFO_BYTES_MAX: usize = 64 << 10;

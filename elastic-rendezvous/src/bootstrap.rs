@@ -27,7 +27,7 @@ const PORT_KEY: &str = "MASTER_PORT";
 const GRACE: Duration = Duration::from_secs(3);
 
 /// How long one wait lasts before it is asked whether to give up.
-const SLICE: Duration = Duration::from_millis(250);
+const SLICE: Duration = Duration::from_secs(1);
 
 /// So many earlier rounds are searched for an address.
 const EARLIER_ROUNDS_MAX: i64 = 64;
@@ -98,22 +98,27 @@ impl Round<'_> {
 
     /// The address that is published for a round, if one is.
     fn published(&self, number: i64) -> Result<Option<HostPort>, RendezvousError> {
-        let store = self.prefix(number);
-        // The port is written last (PyTorch reads in the same order).
-        if !store
+        // PyTorch writes the port last.
+        let is_there = self
+            .prefix(number)
             .check(&[PORT_KEY, ADDR_KEY])
-            .map_err(|error| self.failed(error))?
-        {
-            return Ok(None);
-        }
-        let read = |key: &str| -> Result<String, RendezvousError> {
-            let value = store.get(key).map_err(|error| self.failed(error))?;
-            let text = String::from_utf8_lossy(&value[..value.len().min(ADDR_BYTES_MAX)]);
-            Ok(text.into_owned())
+            .map_err(|error| self.failed(error))?;
+        is_there.then(|| self.read_published(number)).transpose()
+    }
+
+    /// The address that is published for a round, where it is known to be.
+    fn read_published(&self, number: i64) -> Result<HostPort, RendezvousError> {
+        let store = self.prefix(number);
+        let values = store
+            .multi_get(&[ADDR_KEY, PORT_KEY])
+            .map_err(|error| self.failed(error))?;
+        let text = |index: usize| {
+            let value = values.get(index).map_or(&[][..], Vec::as_slice);
+            String::from_utf8_lossy(&value[..value.len().min(ADDR_BYTES_MAX)]).into_owned()
         };
-        let (addr, port) = (read(ADDR_KEY)?, read(PORT_KEY)?);
+        let (addr, port) = (text(0), text(1));
         match port.parse::<u16>() {
-            Ok(port) if port > 0 => Ok(Some(HostPort::new(addr, port))),
+            Ok(port) if port > 0 => Ok(HostPort::new(addr, port)),
             _ => Err(RendezvousError::BadBootstrap {
                 store: self.store.label(),
                 key: store.full_key(PORT_KEY),
@@ -315,7 +320,7 @@ fn await_published(
         }
         let left = deadline.remaining(Instant::now()).unwrap_or(SLICE);
         match store.wait_timeout(&[PORT_KEY, ADDR_KEY], left.min(SLICE)) {
-            Ok(()) => return Ok(round.published(round.number)?),
+            Ok(()) => return Ok(Some(round.read_published(round.number)?)),
             Err(StoreError::Timeout { .. }) if left > SLICE => {}
             Err(StoreError::Timeout { .. }) => return Ok(None),
             Err(error) => return Err(round.failed(error).into()),

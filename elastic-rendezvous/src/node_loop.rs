@@ -24,8 +24,10 @@ use crate::watcher::{Found, Watcher};
 /// How often a store is asked that cannot wake us, as in PyTorch.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How often a join that waits tells its listener.
+/// How often a join that waits looks who is there and tells its listener; with many nodes, whose state
+/// is long, more rarely.
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
+const REPORT_INTERVAL_OF_MANY: Duration = Duration::from_secs(10);
 
 /// How often a join that waits writes a line to the log.
 const LOG_INTERVAL: Duration = Duration::from_secs(30);
@@ -313,10 +315,10 @@ impl NodeLoop {
                 Need::Wait { until } => {
                     self.end_turn();
                     self.tell(&mut telling, now);
-                    let until = telling
-                        .reported
-                        .map_or(until, |at| until.min(at.saturating_add(REPORT_INTERVAL)));
-                    let part = if self.executor.settings().max_nodes > WOKEN_BY_EACH_JOIN_MAX
+                    let until = telling.reported.map_or(until, |at| {
+                        until.min(at.saturating_add(self.report_interval()))
+                    });
+                    let part = if self.are_many()
                         && self
                             .executor
                             .state()
@@ -582,6 +584,18 @@ impl NodeLoop {
         }
     }
 
+    fn are_many(&self) -> bool {
+        self.executor.settings().max_nodes > WOKEN_BY_EACH_JOIN_MAX
+    }
+
+    fn report_interval(&self) -> Duration {
+        if self.are_many() {
+            REPORT_INTERVAL_OF_MANY
+        } else {
+            REPORT_INTERVAL
+        }
+    }
+
     /// Tells the listener and the log about a join that waits.
     fn tell(&self, telling: &mut Telling, now: Now) {
         let state = self.executor.state();
@@ -590,7 +604,7 @@ impl NodeLoop {
         let is_time = |last: Option<Duration>, interval: Duration| {
             last.is_none_or(|last| now.monotonic.saturating_sub(last) >= interval)
         };
-        if has_changed || is_time(telling.reported, REPORT_INTERVAL) {
+        if has_changed || is_time(telling.reported, self.report_interval()) {
             telling.reported = Some(now.monotonic);
             let report = self.executor.report(now);
             if is_time(telling.logged, LOG_INTERVAL) {

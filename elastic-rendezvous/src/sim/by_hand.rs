@@ -368,3 +368,92 @@ fn when_others_were_faster_their_state_counts_and_ours_is_forgotten() {
     executor.wake();
     assert_eq!(executor.step(START), Need::Read);
 }
+
+/// An executor that has left a complete round of `me`, `a` and `b`, while `late` was waiting, and now
+/// finds a round open: what it does when that is `state`, whose last call has just begun.
+fn after_a_restart(state: &RendezvousState) -> Executor {
+    let mut executor = executor(
+        Operation::Join,
+        complete(&[("a", 0), ("b", 1), ("me", 2)], START.wall),
+    );
+    assert_eq!(executor.step(START), Need::Done(Ok(())));
+    executor.begin(Operation::Exit, START.monotonic + 600 * SECOND, START);
+    assert_eq!(executor.step(START), Need::Read);
+    // b has left already, and is on its way to the wait list.
+    let mut left = complete(&[("a", 0), ("me", 2)], START.wall);
+    left.wait_list.insert(node("late"));
+    left.last_heartbeats.insert(node("late"), START.wall);
+    executor.on_read(Some((left, token(2))), START);
+    assert_eq!(executor.step(START), Need::Write);
+    executor.on_written(Written::Ours(token(3)), START);
+    assert_eq!(executor.step(START), Need::Done(Ok(())));
+    executor.begin(Operation::Join, START.monotonic + 600 * SECOND, START);
+    read_again(&mut executor, state, START);
+    executor
+}
+
+fn reopened(nodes: &[&str]) -> RendezvousState {
+    let mut state = open(nodes, START.wall);
+    state.round = 1;
+    state.deadline = Some(START.wall.after(30 * SECOND));
+    state
+}
+
+#[test]
+fn when_all_are_back_nobody_else_is_waited_for() {
+    let mut executor = after_a_restart(&reopened(&["me", "a", "b"]));
+    let waits = matches!(executor.step(START), Need::Wait { .. });
+    assert!(waits, "the node that had waited is expected too");
+    let all = reopened(&["me", "a", "b", "late"]);
+    let mut executor = after_a_restart(&all);
+    assert_eq!(executor.step(START), Need::Write);
+    assert_eq!(rule(&executor), "J12");
+}
+
+#[test]
+fn a_node_that_does_not_come_back_is_waited_for_as_long_as_its_way_can_take() {
+    let state = reopened(&["me", "a", "late"]);
+    let mut executor = after_a_restart(&state);
+    let until = START.monotonic + 2 * SECOND + MILLISECOND;
+    assert_eq!(executor.step(START), Need::Wait { until });
+    let now = at(2 * SECOND);
+    read_again(&mut executor, &state, now);
+    assert!(matches!(executor.step(now), Need::Wait { .. }));
+    let now = at(2 * SECOND + MILLISECOND);
+    read_again(&mut executor, &state, now);
+    assert_eq!(executor.step(now), Need::Write);
+    assert_eq!(rule(&executor), "J12");
+}
+
+#[test]
+fn a_node_that_still_waits_is_expected_until_the_last_call_is_over() {
+    let mut state = reopened(&["me", "a", "late"]);
+    state.wait_list.insert(node("b"));
+    state.last_heartbeats.insert(node("b"), START.wall);
+    let mut executor = after_a_restart(&state);
+    let now = at(4 * SECOND);
+    read_again(&mut executor, &state, now);
+    assert!(matches!(executor.step(now), Need::Wait { .. }));
+}
+
+#[test]
+fn who_joins_for_the_first_time_or_after_an_eviction_hears_the_whole_last_call() {
+    let mut executor = after_a_restart(&reopened(&["me", "a", "b", "late"]));
+    assert_eq!(executor.step(START), Need::Write);
+    executor.on_written(Written::Ours(token(4)), START);
+    assert_eq!(executor.step(START), Need::Done(Ok(())));
+    // The others have dropped it and go on in another round: it has nothing to leave.
+    let mut state = reopened(&["a", "b", "late"]);
+    state.round = 2;
+    executor.begin(Operation::Exit, START.monotonic + 600 * SECOND, START);
+    read_again(&mut executor, &state, START);
+    assert_eq!(executor.step(START), Need::Done(Ok(())));
+    executor.begin(Operation::Join, START.monotonic + 600 * SECOND, START);
+    let mut state = reopened(&["a", "b", "late", "me"]);
+    state.round = 2;
+    state.participants.shift_remove(&node("late"));
+    state.last_heartbeats.shift_remove(&node("late"));
+    let now = at(3 * SECOND);
+    read_again(&mut executor, &state, now);
+    assert!(matches!(executor.step(now), Need::Wait { .. }));
+}

@@ -222,6 +222,7 @@ impl World {
                 let joined = node.joins.last();
                 !is_joining
                     && !node.plans_rejoin
+                    && node.commands.is_empty()
                     && joined.is_some_and(|it| it.round == state.round && it.nodes == members)
             })
     }
