@@ -29,7 +29,7 @@ Exit codes:
 
 /// PyTorch's TCPStore and torchrun, without Python.
 #[derive(Debug, Parser)]
-#[command(name = "c10d", bin_name = "c10d", version, after_help = EXIT_CODES)]
+#[command(name = "c10d", bin_name = "c10d", version)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -41,8 +41,9 @@ enum Command {
     #[command(subcommand, after_help = EXIT_CODES)]
     Store(StoreCommand),
     /// Launches the workers of this node, as torchrun does.
+    #[command(after_help = run::EXIT_CODES)]
     Run(Box<run::options::RunOptions>),
-    /// Measures a store's server.
+    /// Measures a store's server, or a rendezvous.
     #[command(subcommand)]
     Bench(bench::BenchCommand),
 }

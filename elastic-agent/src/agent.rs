@@ -573,9 +573,8 @@ impl ElasticAgent {
         let report = group.stop(signal, grace, &self.shared.hurry);
         if !report.killed.is_empty() {
             log::warn!(
-                "workers with local rank {:?} did not end within {} s and were killed",
+                "workers with local rank {:?} did not end in time and were killed",
                 report.killed,
-                grace.as_secs(),
             );
         }
         report

@@ -109,6 +109,8 @@ pub(crate) struct Executor {
     /// The other nodes of the complete round that this node has left to join the next one, and those
     /// that waited for that: when all are back, nobody else need be waited for.
     expected: Option<BTreeSet<NodeId>>,
+    /// How things stood when this node ran out of time and began to take back what it had written.
+    at_timeout: Option<WaitReport>,
     last_decision: Option<Decision>,
 }
 
@@ -130,6 +132,7 @@ impl Executor {
             dropped: BTreeMap::new(),
             world: BTreeSet::new(),
             expected: None,
+            at_timeout: None,
             last_decision: None,
         }
     }
@@ -168,6 +171,7 @@ impl Executor {
         self.since = now.monotonic;
         self.conflicts = 0;
         self.is_dirty = false;
+        self.at_timeout = None;
         self.phase = Phase::Sync;
         if operation == Operation::Exit {
             self.expected = None;
@@ -205,6 +209,9 @@ impl Executor {
                     return Need::Wait { until };
                 }
                 action => {
+                    if matches!(decision.rule, "J7" | "J8") && self.at_timeout.is_none() {
+                        self.at_timeout = Some(self.report(now));
+                    }
                     self.apply(action, now);
                     continue;
                 }
@@ -259,6 +266,12 @@ impl Executor {
         }
         let rank = *self.state.participants.get(&self.me)?;
         Some((rank, self.state.participants.len()))
+    }
+
+    /// Who was there and who was not when the time of a join was up.
+    pub(crate) fn report_of_timeout(&mut self, now: Now) -> WaitReport {
+        let taken = self.at_timeout.take();
+        taken.unwrap_or_else(|| self.report(now))
     }
 
     /// Who is there and who is not, for people.

@@ -346,14 +346,14 @@ impl NodeLoop {
         result.map_err(|ending| self.error_of(ending, operation, begun))
     }
 
-    fn error_of(&self, ending: Ending, operation: Operation, begun: Now) -> RendezvousError {
+    fn error_of(&mut self, ending: Ending, operation: Operation, begun: Now) -> RendezvousError {
         let run_id = self.executor.settings().run_id.clone();
         let now = self.clock.now();
         match (ending, operation) {
             (Ending::Closed, _) => RendezvousError::Closed { run_id },
             (Ending::GracefulExit, _) => RendezvousError::GracefulExit { run_id },
             (Ending::Timeout, Operation::Join | Operation::Exit) => RendezvousError::Timeout {
-                report: Box::new(self.executor.report(now)),
+                report: Box::new(self.executor.report_of_timeout(now)),
             },
             (Ending::Timeout, operation) => RendezvousError::TooSlow {
                 run_id,

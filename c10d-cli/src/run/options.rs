@@ -10,6 +10,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
+use elastic_agent::parse_line_filters;
 use elastic_rendezvous::{
     Endpoint, EndpointError, ParametersError, RendezvousParameters, parse_config,
 };
@@ -482,12 +483,12 @@ impl RunOptions {
                 Some(given) => local_ranks(given)?,
                 None => None,
             },
-            duplicate_stdout_filters: filters(&surroundings.text(
+            duplicate_stdout_filters: parse_line_filters(&surroundings.text(
                 "duplicate-stdout-filters",
                 self.duplicate_stdout_filters,
                 "",
             )),
-            duplicate_stderr_filters: filters(&surroundings.text(
+            duplicate_stderr_filters: parse_line_filters(&surroundings.text(
                 "duplicate-stderr-filters",
                 self.duplicate_stderr_filters,
                 "",
@@ -795,21 +796,6 @@ fn listed(text: &str) -> Vec<String> {
         .filter(|name| !name.is_empty())
         .map(str::to_owned)
         .collect()
-}
-
-/// What stands between single commas, blanks kept and empty ones left out; a double comma is a comma.
-fn filters(text: &str) -> Vec<String> {
-    let mut found = vec![String::new()];
-    let mut chars = text.chars().peekable();
-    while let Some(c) = chars.next() {
-        if c == ',' && chars.next_if_eq(&',').is_none() {
-            found.push(String::new());
-        } else if let Some(last) = found.last_mut() {
-            last.push(c);
-        }
-    }
-    found.retain(|filter| !filter.is_empty());
-    found
 }
 
 fn is_python_file(script: &OsStr) -> bool {

@@ -500,3 +500,19 @@ fn pytorchs_nodes_alone_drop_each_other_when_a_clock_is_ahead() {
     assert!(world.run_until(5 * SECOND, has_dropped));
     assert_eq!(outcome(&world, ahead), Stage::Busy(Operation::Join));
 }
+
+/// Measured: three handlers of PyTorch 2.15 with two places, of which one restarted once, went on to
+/// restart about once a second.
+#[test]
+fn pytorchs_nodes_alone_restart_for_ever_where_one_more_waits_than_there_are_places() {
+    let mut world = World::new(15, settings(2, 2));
+    for number in 0..3 {
+        let node = world.add_torch(&format!("node{number}"));
+        world.command_in(1_300 * number, node, Command::Start);
+    }
+    settle(&mut world, 8 * SECOND);
+    world.command(0, Command::Rejoin);
+    world.run_for(60 * SECOND);
+    let rounds = world.store.state().round;
+    assert!(rounds > 10, "{rounds}");
+}

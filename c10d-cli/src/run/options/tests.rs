@@ -312,7 +312,7 @@ fn filters_are_split_at_single_commas() {
         ("a,", &["a"]),
         (" a , b", &[" a ", " b"]),
     ] {
-        assert_eq!(filters(text), expected, "{text:?}");
+        assert_eq!(parse_line_filters(text), expected, "{text:?}");
     }
 }
 

@@ -1,0 +1,338 @@
+//! Handlers over real stores: threads, clocks and all. What is decided is tested in the crate itself.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use c10d_store::{FileStore, HashStore, Store, TcpStore, TcpStoreOptions};
+use elastic_rendezvous::{
+    C10dBackend, DynamicRendezvous, DynamicRendezvousOptions, Membership, RendezvousError,
+    RendezvousEvent, RendezvousHandler, RendezvousInfo, RendezvousParameters, RendezvousRegistry,
+    RendezvousSettings, clear_workers_store, parse_config,
+};
+
+/// Far more than anything here takes.
+const LONG: Duration = Duration::from_secs(60);
+
+fn node_with(store: &Arc<dyn Store>, settings: RendezvousSettings) -> Arc<DynamicRendezvous> {
+    let backend = C10dBackend::new(Arc::clone(store), &settings.run_id).expect("a backend");
+    let options = DynamicRendezvousOptions::default().with_local_addr("127.0.0.1");
+    let node = DynamicRendezvous::new(Arc::new(backend), Arc::clone(store), settings, options);
+    Arc::new(node.expect("a handler"))
+}
+
+fn node(store: &Arc<dyn Store>, min_nodes: usize, max_nodes: usize) -> Arc<DynamicRendezvous> {
+    let settings = RendezvousSettings {
+        // Long enough for a node that is up already.
+        last_call_timeout: Duration::from_millis(500),
+        ..RendezvousSettings::new("job", min_nodes, max_nodes)
+    };
+    node_with(store, settings)
+}
+
+type Joining = thread::JoinHandle<Result<RendezvousInfo, RendezvousError>>;
+
+fn join(node: &Arc<DynamicRendezvous>) -> Joining {
+    let node = Arc::clone(node);
+    thread::spawn(move || node.next_rendezvous())
+}
+
+fn joined(joining: Joining) -> RendezvousInfo {
+    joining.join().expect("no panic").expect("a round")
+}
+
+fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + LONG;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "not in time: {what}");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn membership(node: &DynamicRendezvous) -> Membership {
+    node.membership().expect("a membership")
+}
+
+fn tcp() -> (TcpStore, Arc<dyn Store>) {
+    let options = TcpStoreOptions::default().with_master(true);
+    let host = TcpStore::open("127.0.0.1", 0, options).expect("a free port");
+    let client = host.clone_store().expect("a connection");
+    (host, client)
+}
+
+#[test]
+fn nodes_over_each_kind_of_store_get_ranks_and_one_workers_store() {
+    let path = std::env::temp_dir().join(format!("handlers-{}", std::process::id()));
+    let (_host, tcp) = tcp();
+    let stores: [Arc<dyn Store>; 3] = [
+        Arc::new(HashStore::new()),
+        tcp,
+        Arc::new(FileStore::open(&path, None).expect("a file")),
+    ];
+    for store in &stores {
+        let nodes: Vec<_> = (0..3).map(|_| node(store, 3, 3)).collect();
+        let joining: Vec<_> = nodes.iter().map(join).collect();
+        let rounds: Vec<_> = joining.into_iter().map(joined).collect();
+        let ranks: BTreeSet<usize> = rounds.iter().map(|round| round.rank).collect();
+        assert_eq!(ranks, BTreeSet::from([0, 1, 2]), "{}", store.label());
+        for round in &rounds {
+            assert_eq!((round.round, round.world_size), (0, 3));
+            assert_eq!(round.bootstrap, rounds[0].bootstrap);
+            assert!(round.bootstrap.is_agent_store);
+        }
+        let master = &rounds[0].bootstrap.master;
+        let workers = TcpStore::connect(master.host(), master.port()).expect("the workers' store");
+        workers.set("left by a worker", b"1").expect("set");
+        clear_workers_store(&rounds[1].bootstrap);
+        assert_eq!(workers.num_keys().expect("a number"), 0);
+        rounds[0].store.set("role", b"x").expect("set");
+        assert_eq!(rounds[2].store.get("role").expect("a value"), b"x");
+    }
+    let _ = std::fs::remove_file(path);
+}
+
+#[test]
+fn a_newcomer_makes_members_join_again_and_finds_the_same_workers_store() {
+    let (_host, store) = tcp();
+    let (a, b) = (node(&store, 2, 3), node(&store, 2, 3));
+    let (joining_a, joining_b) = (join(&a), join(&b));
+    let (first, _) = (joined(joining_a), joined(joining_b));
+    let (changed, changes) = channel();
+    a.add_listener(Arc::new(move |event: &RendezvousEvent<'_>| {
+        if matches!(event, RendezvousEvent::MembershipChanged) {
+            let _ = changed.send(());
+        }
+    }));
+    assert_eq!(a.num_nodes_waiting().expect("a number"), 0);
+    let c = node(&store, 2, 3);
+    let joining_c = join(&c);
+    changes.recv_timeout(LONG).expect("to be told");
+    eventually("one waits", || membership(&a).waiting == 1);
+    let (joining_a, joining_b) = (join(&a), join(&b));
+    for round in [joined(joining_a), joined(joining_b), joined(joining_c)] {
+        assert_eq!((round.round, round.world_size), (1, 3));
+        assert_eq!(round.bootstrap, first.bootstrap);
+    }
+}
+
+#[test]
+fn a_node_that_leaves_is_missed_at_once() {
+    let (_host, store) = tcp();
+    // The round completes when it is full. The last call would take longer than this test may.
+    let settings = RendezvousSettings {
+        last_call_timeout: LONG * 2,
+        ..RendezvousSettings::new("job", 2, 3)
+    };
+    let nodes: Vec<_> = (0..3)
+        .map(|_| node_with(&store, settings.clone()))
+        .collect();
+    let joining: Vec<_> = nodes.iter().map(join).collect();
+    for joining in joining {
+        assert_eq!(joined(joining).world_size, 3);
+    }
+    let [a, b, c] = &nodes[..] else {
+        unreachable!("three nodes")
+    };
+    c.leave().expect("to leave");
+    eventually("the loss is seen", || {
+        membership(a).lost == [c.node().clone()]
+    });
+    eventually("the loss is seen", || {
+        membership(b).lost == [c.node().clone()]
+    });
+    assert!(!membership(a).is_evicted);
+    // All that are left are back: there is nobody to wait for.
+    let (joining_a, joining_b) = (join(a), join(b));
+    assert_eq!(joined(joining_a).world_size, 2);
+    assert_eq!(joined(joining_b).world_size, 2);
+}
+
+#[test]
+fn a_node_that_dies_is_missed_when_it_was_silent_for_too_long() {
+    let (_host, store) = tcp();
+    let settings = RendezvousSettings {
+        keep_alive_interval: Duration::from_millis(100),
+        ..RendezvousSettings::new("job", 2, 2)
+    };
+    let (a, b) = (
+        node_with(&store, settings.clone()),
+        node_with(&store, settings),
+    );
+    let (joining_a, joining_b) = (join(&a), join(&b));
+    joined(joining_a);
+    joined(joining_b);
+    let gone = b.node().clone();
+    // Its threads end, and nothing is written.
+    drop(b);
+    eventually("the loss is seen", || membership(&a).lost == [gone.clone()]);
+}
+
+#[test]
+fn a_join_that_times_out_says_who_was_there_and_leaves_nothing_behind() {
+    let store: Arc<dyn Store> = Arc::new(HashStore::new());
+    let settings = RendezvousSettings {
+        join_timeout: Duration::from_millis(50),
+        ..RendezvousSettings::new("job", 2, 2)
+    };
+    let lonely = node_with(&store, settings);
+    let error = lonely.next_rendezvous().expect_err("nobody came");
+    let RendezvousError::Timeout { report } = &error else {
+        panic!("{error}");
+    };
+    assert_eq!((report.min_nodes, report.participants.len()), (2, 1));
+    let text = error.to_string();
+    assert!(text.contains("round 0 of run \"job\", 2 needed"), "{text}");
+    let other = node(&store, 1, 1);
+    assert_eq!(other.next_rendezvous().expect("a round").world_size, 1);
+}
+
+#[test]
+fn an_interrupted_join_leaves_and_so_do_later_ones() {
+    let store: Arc<dyn Store> = Arc::new(HashStore::new());
+    let lonely = node(&store, 2, 2);
+    let (told, waiting) = channel();
+    lonely.add_listener(Arc::new(move |event: &RendezvousEvent<'_>| {
+        if matches!(event, RendezvousEvent::Waiting(report) if report.participants.len() == 1) {
+            let _ = told.send(());
+        }
+    }));
+    let joining = join(&lonely);
+    waiting.recv_timeout(LONG).expect("to wait");
+    lonely.interrupt();
+    let error = joining.join().expect("no panic").expect_err("interrupted");
+    assert!(
+        matches!(error, RendezvousError::Interrupted { .. }),
+        "{error}"
+    );
+    let error = lonely.next_rendezvous().expect_err("interrupted");
+    assert!(
+        matches!(error, RendezvousError::Interrupted { .. }),
+        "{error}"
+    );
+    let (a, b) = (node(&store, 2, 2), node(&store, 2, 2));
+    let (joining_a, joining_b) = (join(&a), join(&b));
+    assert_eq!(joined(joining_a).world_size, 2);
+    joined(joining_b);
+}
+
+#[test]
+fn closing_ends_joins_and_lets_spares_go() {
+    let (_host, store) = tcp();
+    let member = node(&store, 1, 1);
+    joined(join(&member));
+    let spare = node(&store, 1, 1);
+    let (told, waiting) = channel();
+    spare.add_listener(Arc::new(move |event: &RendezvousEvent<'_>| {
+        if matches!(event, RendezvousEvent::Waiting(report) if report.redundant.len() == 1) {
+            let _ = told.send(());
+        }
+    }));
+    let joining = join(&spare);
+    waiting.recv_timeout(LONG).expect("to be a spare");
+    assert!(!member.is_closed().expect("an answer"));
+    assert!(member.shutdown());
+    let error = joining.join().expect("no panic").expect_err("closed");
+    assert!(
+        matches!(error, RendezvousError::GracefulExit { .. }),
+        "{error}"
+    );
+    let late = node(&store, 1, 1);
+    let error = late.next_rendezvous().expect_err("closed");
+    assert!(matches!(error, RendezvousError::Closed { .. }), "{error}");
+    let error = member.next_rendezvous().expect_err("shut down");
+    assert!(matches!(error, RendezvousError::ShutDown { .. }), "{error}");
+}
+
+#[test]
+fn a_value_that_is_no_state_is_an_error_and_is_left_alone() {
+    let store: Arc<dyn Store> = Arc::new(HashStore::new());
+    let garbage = b"Y29zCnN5c3RlbQ==";
+    store.set("torch.rendezvous.job", garbage).expect("set");
+    let error = node(&store, 1, 1).next_rendezvous().expect_err("garbage");
+    assert!(
+        matches!(error, RendezvousError::CorruptState { .. }),
+        "{error}"
+    );
+    assert!(
+        error.to_string().contains("torch.rendezvous.job"),
+        "{error}"
+    );
+    assert_eq!(store.get("torch.rendezvous.job").expect("a value"), garbage);
+}
+
+#[test]
+fn the_registry_makes_handlers_by_name_and_names_those_that_it_knows() {
+    let parameters = |backend: &str, endpoint: &str| {
+        RendezvousParameters::new(backend, endpoint, "job", 1, 1).expect("parameters")
+    };
+    let mut registry = RendezvousRegistry::default();
+    let error = registry
+        .create(&parameters("etcd", ""))
+        .expect_err("unknown");
+    assert_eq!(
+        error.to_string(),
+        "unknown rendezvous backend \"etcd\"; known are c10d, static"
+    );
+    for name in ["", "c10d"] {
+        let error = registry
+            .register(name, Box::new(|_| unreachable!()))
+            .expect_err("refused");
+        assert!(
+            matches!(error, RendezvousError::BadBackend { .. }),
+            "{error}"
+        );
+    }
+    let misnamed =
+        |parameters: &RendezvousParameters| -> Result<Arc<dyn RendezvousHandler>, RendezvousError> {
+            let config = parse_config("rank=0")?;
+            let parameters = parameters.clone().with_config(config);
+            Ok(Arc::new(elastic_rendezvous::StaticRendezvous::new(
+                &parameters,
+            )?))
+        };
+    registry
+        .register("mine", Box::new(misnamed))
+        .expect("a new name");
+    let error = registry
+        .create(&parameters("mine", "localhost:1"))
+        .expect_err("misnamed");
+    assert!(
+        matches!(error, RendezvousError::BadBackend { .. }),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_static_rendezvous_gives_each_node_the_rank_it_was_told() {
+    let node = |rank: usize, port: u16| {
+        let parameters =
+            RendezvousParameters::new("static", format!("127.0.0.1:{port}"), "job", 1, 2)
+                .expect("parameters")
+                .with_config(parse_config(&format!("rank={rank},timeout=30")).expect("settings"));
+        RendezvousRegistry::default()
+            .create(&parameters)
+            .expect("a handler")
+    };
+    // The port must be known beforehand. Whoever takes it meanwhile costs another try.
+    for attempt in 0.. {
+        let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let port = free.local_addr().expect("an address").port();
+        drop(free);
+        let (first, second) = (node(0, port), node(1, port));
+        let other = thread::spawn(move || second.next_rendezvous());
+        let round = match first.next_rendezvous() {
+            Ok(round) => round,
+            Err(_) if attempt < 5 => continue,
+            Err(error) => panic!("{error}"),
+        };
+        let other = other.join().expect("no panic").expect("a round");
+        assert_eq!((round.rank, round.world_size), (0, 2));
+        assert_eq!((other.rank, other.world_size), (1, 2));
+        assert_eq!(round.bootstrap.master.port(), port);
+        round.store.set("key", b"value").expect("set");
+        assert_eq!(other.store.get("key").expect("a value"), b"value");
+        return;
+    }
+}
