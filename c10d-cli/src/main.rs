@@ -41,7 +41,6 @@ enum Command {
     #[command(subcommand, after_help = EXIT_CODES)]
     Store(StoreCommand),
     /// Launches the workers of this node, as torchrun does.
-    #[command(after_help = run::EXIT_CODES)]
     Run(Box<run::options::RunOptions>),
     /// Measures a store's server, or a rendezvous.
     #[command(subcommand)]

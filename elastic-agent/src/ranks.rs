@@ -323,7 +323,8 @@ fn wait(
         let left = deadline.remaining(Instant::now()).unwrap_or(SLICE);
         match store.wait_timeout(keys, left.min(SLICE)) {
             Ok(()) => return Ok(Arrival::There),
-            Err(StoreError::Timeout { .. }) if left > SLICE => {}
+            // A busy server may be late with its answer that the time is up.
+            Err(StoreError::Timeout { .. } | StoreError::NoReply { .. }) if left > SLICE => {}
             Err(StoreError::Timeout { .. }) => return Ok(Arrival::Late),
             Err(error) => return Err(error.into()),
         }

@@ -21,13 +21,9 @@ pub const C10D_BACKEND: &str = "c10d";
 /// (`torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py`).
 const SENTINEL: &[u8] = codec::SENTINEL;
 
-/// How long one waits for its turn before it looks whether turns still go round. Far longer than one
-/// takes: when none has ended for so long, its owner has died with it.
-const TURN_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// How often one looks. More than a thousand nodes need to take their turns, and well below the
-/// 15 s after which whoever has given no sign of life is taken for dead.
-const TURN_WAITS_MAX: u32 = 8;
+/// The longest that one waits for its turn. Longer than a thousand nodes need to take theirs; a turn
+/// whose owner died is replaced after that time.
+const TURN_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Keeps the state in any [`Store`].
 ///
@@ -82,38 +78,6 @@ struct Turns {
     /// Its own handle, for its own timeout.
     store: Arc<dyn Store>,
     queue: String,
-    /// A key that counts the turns that have ended.
-    ended: String,
-}
-
-impl Turns {
-    /// Blocks until the turn has come, as long as others have theirs meanwhile.
-    fn await_own(&self) -> Result<(), StoreError> {
-        let mut ended_before = None;
-        let mut waits = 1;
-        loop {
-            match self.store.queue_pop(&self.queue) {
-                Ok(_) => return Ok(()),
-                Err(error @ StoreError::Timeout { .. }) => {
-                    let ended = Some(self.store.add(&self.ended, 0)?);
-                    if ended == ended_before || waits >= TURN_WAITS_MAX {
-                        return Err(error);
-                    }
-                    ended_before = ended;
-                    waits += 1;
-                }
-                Err(error) => return Err(error),
-            }
-        }
-    }
-
-    fn pass_on(&self) -> Result<(), StoreError> {
-        // Of two, after one was replaced that was only late, this one goes.
-        if self.store.queue_len(&self.queue)? == 0 {
-            self.store.queue_push(&self.queue, b"")?;
-        }
-        self.store.add(&self.ended, 1).map(drop)
-    }
 }
 
 impl C10dBackend {
@@ -140,7 +104,7 @@ impl C10dBackend {
     }
 
     /// Lets nodes write one after the other instead of at the same time, of whom all but one would
-    /// have to try again. Worth its four more requests for each write from some ten nodes on. Does
+    /// have to try again. Worth its two more requests for each write from some ten nodes on. Does
     /// nothing where the store has no queues or is not one of this workspace's.
     ///
     /// # Errors
@@ -161,12 +125,7 @@ impl C10dBackend {
         if store.add(&format!("{queue}/made"), 1).map_err(failed)? == 1 {
             store.queue_push(&queue, b"").map_err(failed)?;
         }
-        let ended = format!("{queue}/ended");
-        self.turns = Some(Turns {
-            store,
-            queue,
-            ended,
-        });
+        self.turns = Some(Turns { store, queue });
         Ok(self)
     }
 
@@ -263,9 +222,9 @@ impl RendezvousBackend for C10dBackend {
         let Some(turns) = &self.turns else {
             return false;
         };
-        // A turn that is lost, with whoever had it, never comes: this node goes ahead, and ends a turn
-        // that it has not had, which replaces the lost one.
-        if let Err(error) = turns.await_own() {
+        // A turn that does not come in time is lost, with whoever had it: this node goes ahead, and
+        // ends a turn that it has not had, which replaces the lost one.
+        if let Err(error) = turns.store.queue_pop(&turns.queue) {
             log::debug!("no turn to write for run {:?}: {error}", self.run_id);
         }
         true
@@ -273,7 +232,13 @@ impl RendezvousBackend for C10dBackend {
 
     fn end_turn(&self) {
         let Some(turns) = &self.turns else { return };
-        if let Err(error) = turns.pass_on() {
+        let ended = match turns.store.queue_len(&turns.queue) {
+            Ok(0) => turns.store.queue_push(&turns.queue, b""),
+            // Of two, after one was replaced that was only late, this one goes.
+            Ok(_) => Ok(()),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = ended {
             log::debug!(
                 "cannot end a turn to write for run {:?}: {error}",
                 self.run_id

@@ -6,6 +6,7 @@
 
 pub mod contract;
 pub mod eventually;
+pub mod launcher;
 pub mod peer;
 pub mod process;
 pub mod raw_client;

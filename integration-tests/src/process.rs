@@ -158,7 +158,11 @@ impl ChildProcess {
             .expect("a child has a process id")
     }
 
-    fn signal(&self, signal: Signal) {
+    /// Sends it a signal.
+    ///
+    /// # Panics
+    /// When it has ended.
+    pub fn signal(&self, signal: Signal) {
         kill_process(self.pid(), signal)
             .unwrap_or_else(|error| panic!("cannot signal {}: {error}", self.what));
     }

@@ -1,7 +1,8 @@
-//! `c10d bench`: a load generator for any TCPStore server, and a floor to compare with.
+//! `c10d bench`: a load generator for any TCPStore server, with a floor to compare with; and a
+//! rendezvous of many nodes.
 //!
-//! One thread drives everything, so that on two cores the server has one to itself. Speaks only the
-//! base protocol; a PyTorch server is measured with the same bytes.
+//! The load generator is one thread, so that on two cores the server has one to itself. It speaks
+//! only the base protocol; a PyTorch server is measured with the same bytes.
 
 mod affinity;
 mod child;
@@ -9,6 +10,7 @@ mod error;
 mod fleet;
 mod floor;
 mod process;
+mod rendezvous;
 mod report;
 mod store;
 mod workload;
@@ -23,6 +25,8 @@ use crate::failure::Failure;
 pub(crate) enum BenchCommand {
     /// Measures a store's server: a fresh one of its own, or a running one.
     Store(store::StoreBenchArgs),
+    /// Measures how long many nodes take to agree on their ranks.
+    Rendezvous(rendezvous::RendezvousBenchArgs),
     /// A server that parses nothing: what the same event loop costs without a store in it.
     #[command(hide = true)]
     Floor(floor::FloorArgs),
@@ -31,6 +35,7 @@ pub(crate) enum BenchCommand {
 pub(crate) fn run(command: &BenchCommand) -> Result<(), Failure> {
     match command {
         BenchCommand::Store(args) => store::run(args),
+        BenchCommand::Rendezvous(args) => rendezvous::run(args),
         BenchCommand::Floor(args) => floor::run(args),
     }
 }

@@ -30,14 +30,6 @@ use signals::Signals;
 pub(crate) const LOG_LEVELS: &str =
     "warn,c10d::run=info,elastic_agent::agent=info,elastic_rendezvous=info";
 
-/// What the command tells by its exit code.
-pub(crate) const EXIT_CODES: &str = "\
-Exit codes:
-  0    all workers of this node have succeeded, or it was a spare that was not needed
-  1    workers have failed, there was no rendezvous, or a signal has ended the workers
-  2    wrong usage
-  128+ that signal came before there were workers";
-
 /// Where whoever started this launcher wants to read why it failed, as in PyTorch.
 const ERROR_FILE: &str = "TORCHELASTIC_ERROR_FILE";
 

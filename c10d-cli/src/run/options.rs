@@ -26,7 +26,13 @@ Each option can be written with underscores too, as in --nproc_per_node, and cut
 clear. One that is not given has its value from the environment: --nproc-per-node from
 PET_NPROC_PER_NODE, and so on; a flag is on when its variable is a number other than 0.
 
-Without --rdzv-backend, --rdzv-endpoint and --master-port, a job of one node is a --standalone one.";
+Without --rdzv-backend, --rdzv-endpoint and --master-port, a job of one node is a --standalone one.
+
+Exit codes:
+  0    all workers of this node have succeeded, or it was a spare that was not needed
+  1    workers have failed, there was no rendezvous, or a signal has ended the workers
+  2    wrong usage
+  128+ that signal came before there were workers";
 
 /// torchrun's options, as text: [`resolve`](Self::resolve) reads them, so that a value from the
 /// environment and one from the command line are read alike.

@@ -196,3 +196,53 @@ fn wrong_usage_has_exit_code_2() {
         assert_eq!(ended.code, Some(2), "{words:?}");
     }
 }
+
+#[test]
+fn a_rendezvous_of_few_and_of_many_nodes_is_measured() {
+    // The second takes turns in writing, the first does not.
+    let words = ["bench", "rendezvous", "--nodes=2,12", "--rounds=2"];
+    let ended = run(words.iter().chain(&["--json"]));
+    assert_eq!(
+        (ended.code, ended.stderr.as_str()),
+        (Some(0), ""),
+        "{ended:?}"
+    );
+    let report: Value = serde_json::from_slice(&ended.stdout).unwrap();
+    let rows = report["rows"].as_array().unwrap();
+    let nodes: Vec<_> = rows.iter().map(|row| row["nodes"].as_u64()).collect();
+    assert_eq!(nodes, [Some(2), Some(12)]);
+    for row in rows {
+        let figure = |name: &str| row[name].as_f64().unwrap();
+        assert!(figure("agree_ms") > 0.0, "{row}");
+        assert_eq!(row["agree_ms_rounds"].as_array().unwrap().len(), 2);
+        // Each node has to write itself into the state.
+        assert!(figure("writes_done") >= figure("nodes"), "{row}");
+        assert!(figure("writes_tried") >= figure("writes_done"), "{row}");
+        assert!(figure("state_bytes") > 100.0 * figure("nodes"), "{row}");
+        if cfg!(target_os = "linux") {
+            assert!(figure("connections") >= figure("nodes"), "{row}");
+        }
+    }
+    let ended = run(words);
+    let table = ended.stdout_text();
+    let first_cells: Vec<_> = table
+        .lines()
+        .map(|line| line.split_whitespace().next().unwrap())
+        .collect();
+    assert_eq!(first_cells, ["nodes", "2", "12"], "{table}");
+}
+
+#[test]
+fn a_rendezvous_that_needs_more_files_than_there_can_be_is_refused() {
+    let limited = std::process::Command::new("sh")
+        .args([
+            "-c",
+            "ulimit -n 200 && exec \"$0\" bench rendezvous --nodes=100",
+            env!("CARGO_BIN_EXE_c10d"),
+        ])
+        .output()
+        .unwrap();
+    assert_eq!(limited.status.code(), Some(3), "{limited:?}");
+    let text = String::from_utf8(limited.stderr).unwrap();
+    assert!(text.contains("100 nodes need 864 open files"), "{text}");
+}

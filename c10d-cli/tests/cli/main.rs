@@ -4,4 +4,6 @@
 mod bench;
 mod client;
 mod process;
+mod run;
+mod run_options;
 mod serve;

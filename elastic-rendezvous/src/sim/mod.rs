@@ -38,11 +38,11 @@ const SHORT_WAITS_MAX: u32 = 8;
 /// How bad the network is.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Network {
-    /// Of so many messages, one takes up to a second and a half.
+    /// The share of messages that take up to a second and a half.
     slow: f64,
-    /// Of so many writes, one is refused though the token is the present one.
+    /// The share of writes that are refused though their token is the present one.
     refused: f64,
-    /// Of so many writes, the answer to one is lost.
+    /// The share of writes whose answer is lost.
     lost: f64,
 }
 

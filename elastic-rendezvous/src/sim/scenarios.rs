@@ -54,7 +54,7 @@ fn is_spare(world: &World, node: usize) -> bool {
     world.store.state().redundancy_list.contains(me)
 }
 
-/// How often a node has seen itself off every list while it thought it was in a round.
+/// How often a node has joined a round.
 fn joins(world: &World, node: usize) -> usize {
     world.nodes[node].joins.len()
 }
@@ -415,7 +415,7 @@ fn nodes_of_both_kinds_complete_rounds_together() {
     assert_eq!(world.store.state().participants.len(), 2);
 }
 
-/// Whether node is in the round, in the eyes of a node of PyTorch's.
+/// Whether `node` lives, in the eyes of the node `by`.
 fn is_seen(world: &World, by: usize, node: usize) -> bool {
     let me = world.nodes[node].me();
     world.nodes[by].state().last_heartbeats.contains_key(me)

@@ -1,0 +1,650 @@
+//! `c10d run`: whole jobs of shell scripts, on one node and on two, and how they end.
+//!
+//! That real PyTorch workers can live in such a job is shown in `integration-tests`.
+
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::fs;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+use crate::process::{Ended, Running, Server, command, until};
+
+/// Names the job's folder to everything that runs in it, so that a test finds what is left.
+const FOLDER: &str = "C10D_TEST_FOLDER";
+
+/// One job: a folder with its scripts and what they write. Whatever still runs is killed on drop.
+struct Job {
+    folder: TempDir,
+    /// The nodes' rendezvous, if they have one of their own.
+    server: Option<Server>,
+}
+
+impl Job {
+    fn new() -> Self {
+        Self {
+            folder: TempDir::new().unwrap(),
+            server: None,
+        }
+    }
+
+    /// With a store on a port of its own, which outlives every node.
+    fn with_server() -> Self {
+        let mut job = Self::new();
+        job.server = Some(Server::start());
+        job
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn exists(&self, name: &str) -> bool {
+        self.path(name).exists()
+    }
+
+    /// What a worker wrote, once it has written the line end.
+    fn line(&self, name: &str) -> String {
+        let mut text = String::new();
+        until(name, || {
+            text = fs::read_to_string(self.path(name)).unwrap_or_default();
+            text.ends_with('\n')
+        });
+        text.trim_end().to_owned()
+    }
+
+    /// `c10d run ARGUMENTS --no-python sh FILE`, where the file holds `script`.
+    fn command(&self, arguments: &[&str], script: &str) -> Command {
+        let file = self.path("worker.sh");
+        fs::write(&file, script).unwrap();
+        let mut command = command(["run"].iter().chain(arguments));
+        command
+            .args([
+                OsStr::new("--no-python"),
+                OsStr::new("sh"),
+                file.as_os_str(),
+            ])
+            .env(FOLDER, self.folder.path())
+            // Otherwise there is a warning whenever a node has several workers.
+            .env("OMP_NUM_THREADS", "1")
+            .env_remove("TORCHELASTIC_ERROR_FILE");
+        command
+    }
+
+    fn start(&self, arguments: &[&str], script: &str) -> Running {
+        Running::start(self.command(arguments, script))
+    }
+
+    fn run(&self, arguments: &[&str], script: &str) -> Ended {
+        self.start(arguments, script).end()
+    }
+
+    /// As [`start`](Self::start), one of two nodes that meet at the job's server.
+    fn start_node(&self, arguments: &[&str], script: &str) -> Running {
+        let endpoint = format!("--rdzv-endpoint={}", self.server().address);
+        let common = [
+            "--nnodes=2",
+            "--rdzv-backend=c10d",
+            "--rdzv-id=job",
+            "--rdzv-conf=is_host=0",
+            &endpoint,
+        ];
+        self.start(&[&common, arguments].concat(), script)
+    }
+
+    fn server(&self) -> &Server {
+        self.server.as_ref().unwrap()
+    }
+
+    /// The processes that have this job's folder in their environment: the agents, the workers and
+    /// whatever those have started. Empty where there is no /proc.
+    fn processes(&self) -> BTreeSet<i32> {
+        let wanted = format!("{FOLDER}={}", self.folder.path().display());
+        let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+        entries
+            .filter(|entry| {
+                let environment = fs::read(entry.path().join("environ")).unwrap_or_default();
+                let mut variables = environment.split(|byte| *byte == 0);
+                variables.any(|variable| variable == wanted.as_bytes())
+            })
+            .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+            .collect()
+    }
+
+    /// An agent that ends has waited for its workers.
+    #[track_caller]
+    fn assert_nothing_runs(&self) {
+        let processes = self.processes();
+        assert!(processes.is_empty(), "{processes:?} still run");
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        for pid in self.processes().into_iter().filter_map(Pid::from_raw) {
+            let _ = kill_process(pid, Signal::KILL);
+        }
+    }
+}
+
+/// A port that was free a moment ago, for a server that cannot say which one it was given.
+fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().port()
+}
+
+/// The lines of one or several nodes, sorted.
+fn lines<'a>(ended: impl IntoIterator<Item = &'a Ended>) -> Vec<&'a str> {
+    let mut lines: Vec<&str> = ended
+        .into_iter()
+        .flat_map(|ended| ended.stdout_text().lines())
+        .collect();
+    lines.sort_unstable();
+    lines
+}
+
+#[track_caller]
+fn assert_succeeded(ended: &Ended) {
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert!(!ended.stderr.contains("ERROR"), "{ended:?}");
+}
+
+const RANKS: &str =
+    "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $GROUP_RANK $GROUP_WORLD_SIZE";
+
+const RANKS_OF_2_NODES: [&str; 4] = ["0 4 0 2 0 2", "1 4 1 2 0 2", "2 4 0 2 1 2", "3 4 1 2 1 2"];
+
+#[test]
+fn a_node_on_its_own_starts_every_rank_and_ends_with_0() {
+    let job = Job::new();
+    let ended = job.run(&["--standalone", "--nproc-per-node=4"], RANKS);
+    ended.assert_prints(ended.stdout.clone());
+    assert_eq!(
+        lines([&ended]),
+        ["0 4 0 4 0 1", "1 4 1 4 0 1", "2 4 2 4 0 1", "3 4 3 4 0 1"]
+    );
+    job.assert_nothing_runs();
+}
+
+#[test]
+fn two_nodes_meet_at_a_served_store_and_agree_on_ranks_and_master() {
+    let job = Job::with_server();
+    let script = format!("{RANKS}; echo $MASTER_ADDR:$MASTER_PORT > $C10D_TEST_FOLDER/$RANK");
+    let options = ["--nproc-per-node=2", "--local-addr=127.0.0.1"];
+    let nodes = [(); 2].map(|()| job.start_node(&options, &script));
+    let ended = nodes.map(Running::end);
+    ended.iter().for_each(assert_succeeded);
+    assert_eq!(lines(&ended), RANKS_OF_2_NODES);
+    let master = job.line("0");
+    assert!(master.starts_with("127.0.0.1:"), "{master}");
+    for rank in ["1", "2", "3"] {
+        assert_eq!(job.line(rank), master);
+    }
+    job.assert_nothing_runs();
+}
+
+#[test]
+fn whichever_of_two_nodes_comes_first_serves_the_store() {
+    let job = Job::new();
+    let endpoint = format!("--rdzv-endpoint=127.0.0.1:{}", free_port());
+    let options = [
+        "--nnodes=2",
+        "--nproc-per-node=2",
+        "--rdzv-backend=c10d",
+        &endpoint,
+    ];
+    let nodes = [(); 2].map(|()| job.start(&options, RANKS));
+    let ended = nodes.map(Running::end);
+    ended.iter().for_each(assert_succeeded);
+    assert_eq!(lines(&ended), RANKS_OF_2_NODES);
+}
+
+#[test]
+fn two_nodes_meet_in_a_file() {
+    let job = Job::new();
+    let endpoint = format!("--rdzv-endpoint={}", job.path("store").display());
+    let options = [
+        "--nnodes=2",
+        "--nproc-per-node=2",
+        "--rdzv-backend=c10d",
+        "--rdzv-conf=store_type=file",
+        &endpoint,
+    ];
+    let nodes = [(); 2].map(|()| job.start(&options, RANKS));
+    let ended = nodes.map(Running::end);
+    ended.iter().for_each(assert_succeeded);
+    assert_eq!(lines(&ended), RANKS_OF_2_NODES);
+}
+
+#[test]
+fn nodes_that_are_told_their_ranks_need_no_rendezvous() {
+    let job = Job::new();
+    let port = free_port().to_string();
+    let nodes = ["1", "0"].map(|rank| {
+        let options = [
+            "--nnodes=2",
+            "--nproc-per-node=2",
+            "--node-rank",
+            rank,
+            "--master-addr=127.0.0.1",
+            "--master-port",
+            &port,
+        ];
+        let script = format!("{RANKS}; echo $MASTER_PORT > $C10D_TEST_FOLDER/$RANK");
+        job.start(&options, &script)
+    });
+    let ended = nodes.map(Running::end);
+    ended.iter().for_each(assert_succeeded);
+    assert_eq!(lines(&ended), RANKS_OF_2_NODES);
+    // The node with rank 1 was started first, and has its ranks all the same.
+    assert_eq!(lines([&ended[0]]), RANKS_OF_2_NODES[2..]);
+    assert_eq!(job.line("3"), port);
+}
+
+#[test]
+fn a_worker_that_fails_for_good_is_the_root_cause_in_the_report() {
+    let job = Job::new();
+    let script = "
+        [ $RANK = 1 ] || exec sleep 1000
+        echo the first line of rank $RANK >&2
+        echo the last line of rank $RANK >&2
+        exit 7";
+    let ended = job.run(&["--standalone", "--nproc-per-node=3"], script);
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    let (_, cause) = ended.stderr.split_once("Root Cause").unwrap();
+    for text in [
+        "rank      : 1 (local_rank: 1)",
+        "exitcode  : 7 (pid: ",
+        "    the first line of rank 1\n    the last line of rank 1\n",
+    ] {
+        assert!(cause.contains(text), "no {text:?} in {cause}");
+    }
+    assert!(!cause.contains("rank 0"), "{cause}");
+    job.assert_nothing_runs();
+}
+
+#[test]
+fn the_report_holds_what_the_worker_says_and_is_left_for_who_started_the_launcher() {
+    let job = Job::new();
+    let script = r#"
+        echo '{"message": {"message": "ValueError: 42 is too many", "extraInfo":
+            {"py_callstack": "a stack", "timestamp": "1700000000"}}}' > $TORCHELASTIC_ERROR_FILE
+        exit 3"#;
+    let error_file = job.path("error.json");
+    let mut command = job.command(&["--standalone"], script);
+    command.env("TORCHELASTIC_ERROR_FILE", &error_file);
+    let ended = Running::start(command).end();
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(ended.stderr.contains("a stack"), "{ended:?}");
+    let left: serde_json::Value = serde_json::from_slice(&fs::read(error_file).unwrap()).unwrap();
+    assert_eq!(left["message"]["message"], "ValueError: 42 is too many");
+    assert_eq!(left["message"]["errorCode"], 3);
+}
+
+#[test]
+fn failed_workers_are_started_again_as_often_as_allowed() {
+    let job = Job::new();
+    let script = "
+        echo $RANK: $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS
+        [ $TORCHELASTIC_RESTART_COUNT = 2 ] && exit 0
+        [ $RANK = 1 ] && exit 1
+        exec sleep 1000";
+    let options = ["--standalone", "--nproc-per-node=2", "--max-restarts=2"];
+    let ended = job.run(&options, script);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let of_rank_1 = ["1: 0 of 2", "1: 1 of 2", "1: 2 of 2"];
+    let lines = lines([&ended]);
+    assert_eq!(lines[lines.len() - 3..], of_rank_1, "{ended:?}");
+    assert!(lines.contains(&"0: 2 of 2"), "{ended:?}");
+    assert!(!ended.stderr.contains("FAILED"), "{ended:?}");
+
+    let ended = job.run(
+        &["--standalone", "--max-restarts=1"],
+        "echo $TORCHELASTIC_RESTART_COUNT; exit 1",
+    );
+    assert_eq!(
+        (ended.code, ended.stdout_text()),
+        (Some(1), "0\n1\n"),
+        "{ended:?}"
+    );
+}
+
+#[test]
+fn a_failure_on_one_of_two_nodes_restarts_the_workers_of_both() {
+    let job = Job::with_server();
+    let script = "
+        echo $TORCHELASTIC_RESTART_COUNT
+        [ -e $C10D_TEST_FOLDER/again ] && exit 0
+        [ $RANK = 0 ] || { touch $C10D_TEST_FOLDER/other; exec sleep 1000; }
+        until [ -e $C10D_TEST_FOLDER/other ]; do sleep 0.01; done
+        touch $C10D_TEST_FOLDER/again
+        exit 1";
+    let nodes = [(); 2].map(|()| job.start_node(&["--max-restarts=1"], script));
+    let ended = nodes.map(Running::end);
+    for ended in &ended {
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+    }
+    // Only the node whose worker failed counts a restart, as in torchrun.
+    assert_eq!(lines(&ended), ["0", "0", "0", "1"]);
+    job.assert_nothing_runs();
+}
+
+#[test]
+fn sigterm_ends_the_workers_and_what_they_have_started() {
+    let job = Job::new();
+    let script = "
+        trap 'echo TERM > $C10D_TEST_FOLDER/told.$RANK; exit 0' TERM
+        sh -c 'echo $$ > $C10D_TEST_FOLDER/child.$RANK; exec sleep 1000' &
+        wait";
+    let agent = job.start(&["--standalone", "--nproc-per-node=2"], script);
+    let children = ["child.0", "child.1"].map(|name| job.line(name));
+    agent.signal(Signal::TERM);
+    let ended = agent.end();
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(!ended.stderr.contains("were killed"), "{ended:?}");
+    assert_eq!(["told.0", "told.1"].map(|name| job.line(name)), ["TERM"; 2]);
+    for child in children {
+        assert!(is_gone(&child), "{child}");
+    }
+    job.assert_nothing_runs();
+}
+
+#[test]
+fn workers_that_do_not_mind_sigterm_are_killed_after_the_shutdown_timeout() {
+    let job = Job::new();
+    let script = "
+        trap 'echo > $C10D_TEST_FOLDER/told' TERM
+        echo > $C10D_TEST_FOLDER/ready
+        while :; do sleep 0.01; done";
+    let agent = job.start(&["--standalone", "--shutdown-timeout=1"], script);
+    job.line("ready");
+    agent.signal(Signal::TERM);
+    let ended = agent.end();
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(job.exists("told"), "{ended:?}");
+    assert!(ended.stderr.contains("were killed"), "{ended:?}");
+    job.assert_nothing_runs();
+}
+
+#[test]
+fn a_node_that_waits_for_others_leaves_at_sigterm_and_they_go_on_without_it() {
+    let job = Job::with_server();
+    let waiting = job.start_node(&[], RANKS);
+    let state = || {
+        let seconds = ["get", "torch.rendezvous.job", "--timeout=5s"];
+        job.server().store(&seconds).stdout
+    };
+    // Longer than the mark that stands there before anybody has joined.
+    until("the node has joined", || state().len() > 100);
+    waiting.signal(Signal::TERM);
+    let ended = waiting.end();
+    assert_eq!(
+        (ended.code, ended.stdout_text()),
+        (Some(143), ""),
+        "{ended:?}"
+    );
+
+    let nodes = [(); 2].map(|()| job.start_node(&[], RANKS));
+    let ended = nodes.map(Running::end);
+    ended.iter().for_each(assert_succeeded);
+    assert_eq!(lines(&ended), ["0 2 0 1 0 2", "1 2 0 1 1 2"]);
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn no_worker_outlives_an_agent_that_is_killed() {
+    let job = Job::new();
+    let script = "
+        trap '' HUP INT TERM
+        sleep 1000 &
+        echo $! > $C10D_TEST_FOLDER/child.$RANK
+        wait";
+    let agent = job.start(&["--standalone", "--nproc-per-node=2"], script);
+    for name in ["child.0", "child.1"] {
+        job.line(name);
+    }
+    // Started after the workers; what they start is its to end.
+    until("the guardian runs", || has_guardian(agent.id()));
+    agent.signal(Signal::KILL);
+    assert_eq!(agent.end().code, None);
+    until("nothing runs any more", || job.processes().is_empty());
+}
+
+#[test]
+fn sigusr1_reaches_the_workers_and_leaves_the_agent_alone() {
+    let job = Job::new();
+    let script = "
+        trap 'echo > $C10D_TEST_FOLDER/told.$RANK; exit 0' USR1
+        echo > $C10D_TEST_FOLDER/ready.$RANK
+        while :; do sleep 0.01; done";
+    let agent = job.start(&["--standalone", "--nproc-per-node=2"], script);
+    for name in ["ready.0", "ready.1"] {
+        job.line(name);
+    }
+    agent.signal(Signal::USR1);
+    let ended = agent.end();
+    // The shells tell that the signal has ended their `sleep`, which is in their process group.
+    assert_succeeded(&ended);
+    assert!(job.exists("told.0") && job.exists("told.1"));
+}
+
+#[test]
+fn a_spare_node_ends_with_0_when_the_job_is_done() {
+    let job = Job::with_server();
+    let endpoint = format!("--rdzv-endpoint={}", job.server().address);
+    let options = ["--rdzv-backend=c10d", "--rdzv-conf=is_host=0", &endpoint];
+    let script = "
+        echo > $C10D_TEST_FOLDER/ready
+        while ! [ -e $C10D_TEST_FOLDER/end ]; do sleep 0.01; done";
+    let member = job.start(&options, script);
+    job.line("ready");
+    let state = || {
+        let key = ["get", "torch.rendezvous.none", "--timeout=5s"];
+        job.server().store(&key).stdout
+    };
+    let alone = state().len();
+    let spare = job.start(&options, script);
+    until("the spare is listed", || state().len() > alone + 50);
+    fs::write(job.path("end"), "").unwrap();
+    assert_succeeded(&member.end());
+    let ended = spare.end();
+    assert_succeeded(&ended);
+    assert!(ended.stderr.contains("spare"), "{ended:?}");
+}
+
+#[test]
+fn bad_values_are_told_in_one_line_before_anything_starts() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = format!("127.0.0.1:{}", taken.local_addr().unwrap().port());
+    // Stays bound until the end of the test.
+    let holder = TcpListener::bind("127.0.0.1:0").unwrap();
+    let held = holder.local_addr().unwrap().to_string();
+    let job = Job::new();
+    for (options, code, text) in [
+        (&["--nnodes=3:2"][..], 2, "\"3:2\""),
+        (&["--rdzv-backend=zookeeper"], 2, "\"zookeeper\""),
+        (
+            &["--rdzv-backend=c10d", "--rdzv-endpoint=node:http"],
+            2,
+            "\"node:http\"",
+        ),
+        (
+            &[
+                "--rdzv-backend=c10d",
+                "--rdzv-endpoint",
+                &held,
+                "--rdzv-conf=is_host=maybe",
+            ],
+            2,
+            "maybe",
+        ),
+        (&["--standalone", "--redirects=7"], 2, "\"7\""),
+        (
+            &[
+                "--rdzv-backend=c10d",
+                "--rdzv-endpoint",
+                &held,
+                "--rdzv-conf=is_host=1",
+            ],
+            1,
+            &held,
+        ),
+        (
+            &[
+                "--rdzv-backend=c10d",
+                "--rdzv-endpoint",
+                &taken,
+                "--rdzv-conf=is_host=0,join_timeout=1",
+            ],
+            1,
+            &taken,
+        ),
+    ] {
+        job.run(options, "echo > $C10D_TEST_FOLDER/started")
+            .assert_fails(code, text);
+        assert!(!job.exists("started"), "{options:?}");
+    }
+    job.assert_nothing_runs();
+}
+
+#[test]
+fn a_program_that_cannot_be_started_is_named() {
+    let job = Job::new();
+    let program = job.path("nothing");
+    let mut command = command(["run", "--standalone", "--nproc-per-node=1", "--no-python"]);
+    command.arg(&program).env(FOLDER, job.folder.path());
+    let ended = Running::start(command).end();
+    ended.assert_fails(1, program.to_str().unwrap());
+    job.assert_nothing_runs();
+}
+
+#[test]
+fn what_is_no_state_of_a_rendezvous_is_an_error_and_stays_as_it_is() {
+    let job = Job::with_server();
+    for value in ["garbage!", "AAAA", "gASVBQAAAAAAAACMAWGULg=="] {
+        let key = "torch.rendezvous.job";
+        job.server().store(&["set", key, value]).assert_prints("");
+        let ended = job
+            .start_node(&[], "echo > $C10D_TEST_FOLDER/started")
+            .end();
+        ended.assert_fails(1, key);
+        assert!(
+            ended.stderr.contains(&job.server().address.to_string()),
+            "{ended:?}"
+        );
+        job.server().store(&["get", key]).assert_prints(value);
+    }
+    assert!(!job.exists("started"));
+    job.assert_nothing_runs();
+}
+
+#[test]
+fn lines_that_are_shown_as_well_as_logged_begin_with_role_and_rank() {
+    let job = Job::new();
+    let logs = format!("--log-dir={}", job.path("logs").display());
+    let script = "echo out $RANK; echo err $RANK >&2; printf 'no end %s' $RANK";
+    let options = [
+        "--standalone",
+        "--nproc-per-node=2",
+        "--role=trainer",
+        "--tee=3",
+        &logs,
+    ];
+    let ended = job.run(&options, script);
+    assert_succeeded(&ended);
+    let out = ended.stdout_text();
+    for text in ["out 0", "no end 0"] {
+        assert!(out.contains(&format!("[trainer0]:{text}")), "{ended:?}");
+    }
+    assert!(out.contains("[trainer1]:out 1\n"), "{ended:?}");
+    for text in ["[trainer0]:err 0\n", "[trainer1]:err 1\n"] {
+        assert!(ended.stderr.contains(text), "{ended:?}");
+    }
+}
+
+#[test]
+fn logs_have_a_folder_for_each_run_attempt_and_rank() {
+    let job = Job::new();
+    let log_dir = job.path("logs");
+    let logs = format!("--log-dir={}", log_dir.display());
+    let options = [
+        "--standalone",
+        "--nproc-per-node=2",
+        "--max-restarts=1",
+        "--redirects=0:1,1:3",
+        &logs,
+    ];
+    let script = "
+        echo out $RANK $TORCHELASTIC_RESTART_COUNT
+        echo err $RANK >&2
+        echo $TORCHELASTIC_ERROR_FILE > $C10D_TEST_FOLDER/error.$RANK
+        echo > $C10D_TEST_FOLDER/written.$RANK.$TORCHELASTIC_RESTART_COUNT
+        # No worker fails before all have written.
+        until [ -e $C10D_TEST_FOLDER/written.$((1 - RANK)).$TORCHELASTIC_RESTART_COUNT ]; do
+            sleep 0.01
+        done
+        exit $((1 - TORCHELASTIC_RESTART_COUNT))";
+    let ended = job.run(&options, script);
+    assert_eq!(
+        (ended.code, ended.stdout_text()),
+        (Some(0), ""),
+        "{ended:?}"
+    );
+    assert_eq!(ended.stderr.matches("err 0\n").count(), 2, "{ended:?}");
+    // "err 1" is in its file.
+    assert!(
+        !ended.stderr.lines().any(|line| line == "err 1"),
+        "{ended:?}"
+    );
+
+    let runs: Vec<PathBuf> = children(&log_dir);
+    let [run] = &runs[..] else { panic!("{runs:?}") };
+    for attempt in [0, 1] {
+        let attempt_dir = run.join(format!("attempt_{attempt}"));
+        let read = |name: &str| fs::read_to_string(attempt_dir.join(name)).unwrap();
+        assert_eq!(read("0/stdout.log"), format!("out 0 {attempt}\n"));
+        assert_eq!(read("1/stdout.log"), format!("out 1 {attempt}\n"));
+        assert_eq!(read("1/stderr.log"), "err 1\n");
+    }
+    assert_eq!(
+        job.line("error.1"),
+        run.join("attempt_1/1/error.json").display().to_string()
+    );
+}
+
+fn children(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).unwrap();
+    entries.map(|entry| entry.unwrap().path()).collect()
+}
+
+/// Whether an agent has the process that ends its workers' children if it is killed.
+#[cfg(target_os = "linux")]
+fn has_guardian(agent: u32) -> bool {
+    children(Path::new("/proc")).iter().any(|process| {
+        let command = fs::read(process.join("cmdline")).unwrap_or_default();
+        let stat = fs::read_to_string(process.join("stat")).unwrap_or_default();
+        // Behind the name, in parentheses, come the state and the parent.
+        let parent = stat
+            .rsplit(')')
+            .next()
+            .and_then(|rest| rest.split(' ').nth(2));
+        parent == Some(&agent.to_string())
+            && command
+                .windows(17)
+                .any(|word| word == b"elastic-guardian\0")
+    })
+}
+
+/// Whether this process has ended. One that nobody has waited for counts as ended.
+fn is_gone(pid: &str) -> bool {
+    let pid = Pid::from_raw(pid.parse().unwrap()).unwrap();
+    match fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())) {
+        // The state stands behind the name, which is in parentheses.
+        Ok(stat) => stat.rsplit(')').next().unwrap().starts_with(" Z"),
+        Err(_) => rustix::process::test_kill_process(pid).is_err() || cfg!(target_os = "linux"),
+    }
+}

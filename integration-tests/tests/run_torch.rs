@@ -1,0 +1,295 @@
+//! Jobs of real PyTorch workers under `c10d run`, alone and together with torchrun.
+//!
+//! The workers are `python/elastic_worker.py`: gloo groups that sum up.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use c10d_store::{ServerOptions, TcpStoreServer};
+use integration_tests::launcher::{Job, Kind, Launcher, free_address};
+use integration_tests::watchdog::Watchdog;
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+/// Ample for what a test waits for, the start of Python on a busy machine included.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+const LIMIT: Duration = Duration::from_secs(400);
+
+fn serve() -> TcpStoreServer {
+    TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).expect("a server")
+}
+
+/// The options of a node whose rendezvous is at `store`.
+fn options(store: SocketAddr, nodes: &str, more: &[&str]) -> Vec<String> {
+    let mut options = vec![
+        format!("--nnodes={nodes}"),
+        "--rdzv-backend=c10d".to_owned(),
+        "--rdzv-id=job".to_owned(),
+        format!("--rdzv-endpoint={store}"),
+    ];
+    if !more.iter().any(|option| option.starts_with("--local-addr")) {
+        options.push("--local-addr=127.0.0.1".to_owned());
+    }
+    options.extend(more.iter().map(|option| (*option).to_owned()));
+    options
+}
+
+/// All end well, and leave nothing.
+#[track_caller]
+fn expect_success(launchers: Vec<Launcher>) {
+    for mut launcher in launchers {
+        let code = launcher.end(PATIENCE);
+        assert_eq!(code, Some(0), "{}", launcher.process().stderr());
+        assert!(launcher.processes().is_empty(), "{launcher:?}");
+    }
+}
+
+/// What all workers of a job found in the end, by rank: the same sum, each from its place.
+#[track_caller]
+fn expect_done(job: &Job, world_size: usize) -> Vec<Value> {
+    let found: Vec<Value> = (0..world_size)
+        .map(|rank| {
+            let found = job.read(&format!("done.{rank}"));
+            found.unwrap_or_else(|| panic!("rank {rank} of {world_size} wrote nothing"))
+        })
+        .collect();
+    for (rank, worker) in found.iter().enumerate() {
+        assert_eq!(worker["rank"], json!(rank), "{worker}");
+        assert_eq!(worker["sum"], sum(world_size), "{worker}");
+        assert_eq!(worker["master"], found[0]["master"], "{worker}");
+    }
+    found
+}
+
+/// Of the ranks: how many, their sum, the sum of their squares.
+fn sum(world_size: usize) -> Value {
+    let squares: usize = (0..world_size).map(|rank| rank * rank).sum();
+    json!([world_size, (0..world_size).sum::<usize>(), squares])
+}
+
+/// Waits until so many workers sum up together, and gives what they found.
+#[track_caller]
+fn wait_for_world(job: &Job, launchers: &mut [Launcher], world_size: usize) -> Vec<Value> {
+    let started = Instant::now();
+    loop {
+        let now = job.now();
+        let ranks: Vec<usize> = (0..world_size)
+            .filter(|rank| {
+                now.iter()
+                    .any(|worker| worker["rank"] == json!(rank) && worker["sum"] == sum(world_size))
+            })
+            .collect();
+        if ranks.len() == world_size && now.len() == world_size {
+            return now;
+        }
+        if started.elapsed() > PATIENCE {
+            let texts = launchers.iter_mut().map(|it| it.process().stderr());
+            let texts: Vec<String> = texts.collect();
+            panic!(
+                "no world of {world_size} but {now:?}; the launchers say:\n{}",
+                texts.join("\n\n")
+            );
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn workers_of_two_nodes_are_one_gloo_group() {
+    let _watchdog = Watchdog::start("workers_of_two_nodes_are_one_gloo_group", LIMIT);
+    let folder = tempfile::tempdir().expect("a folder");
+    let job = Job::new(folder.path());
+    let store = free_address();
+    let options = options(store, "2", &["--nproc-per-node=2"]);
+    let nodes = ["a", "b"].map(|name| job.start(Kind::C10d, name, &options, &["sum"]));
+    expect_success(nodes.into());
+    let found = expect_done(&job, 4);
+    let groups: Vec<&Value> = found.iter().map(|worker| &worker["group_rank"]).collect();
+    assert_eq!(json!(groups), json!([0, 0, 1, 1]));
+}
+
+/// One job of a node of each kind, where `host` serves the rendezvous.
+fn mix(host: Kind) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let job = Job::new(folder.path());
+    let store = free_address();
+    let nodes = [Kind::C10d, Kind::Torchrun].map(|kind| {
+        let is_host = if kind == host { 1 } else { 0 };
+        let conf = format!("--rdzv-conf=is_host={is_host}");
+        let options = options(store, "2", &["--nproc-per-node=2", &conf]);
+        job.start(kind, &format!("{kind:?}"), options, &["sum"])
+    });
+    expect_success(nodes.into());
+    expect_done(&job, 4);
+}
+
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn torchrun_joins_a_job_that_c10d_hosts() {
+    let _watchdog = Watchdog::start("torchrun_joins_a_job_that_c10d_hosts", LIMIT);
+    mix(Kind::C10d);
+}
+
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn c10d_joins_a_job_that_torchrun_hosts() {
+    let _watchdog = Watchdog::start("c10d_joins_a_job_that_torchrun_hosts", LIMIT);
+    mix(Kind::Torchrun);
+}
+
+/// A worker that fails twice takes its job along both times, which then goes on.
+fn fail_twice(kinds: [Kind; 2]) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let job = Job::new(folder.path());
+    let server = serve();
+    let more = ["--max-restarts=2", "--rdzv-conf=is_host=0"];
+    let options = options(server.local_addr(), "2", &more);
+    let mut names = ["a", "b"].into_iter();
+    let nodes = kinds.map(|kind| {
+        let name = names.next().unwrap_or_default();
+        job.start(kind, name, &options, &["fail", "2"])
+    });
+    expect_success(nodes.into());
+    let found = expect_done(&job, 2);
+    assert_eq!(found[0]["restart_count"], json!(2), "{found:?}");
+}
+
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn a_worker_that_fails_twice_is_started_again_with_those_of_both_nodes() {
+    let _watchdog = Watchdog::start("a_worker_that_fails_twice_is_started_again", LIMIT);
+    fail_twice([Kind::C10d, Kind::C10d]);
+}
+
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn a_worker_that_fails_twice_is_started_again_with_that_of_torchrun() {
+    let _watchdog = Watchdog::start("a_worker_that_fails_twice_with_torchrun", LIMIT);
+    fail_twice([Kind::C10d, Kind::Torchrun]);
+}
+
+/// A third node joins two that work; then it is killed, and the two go on.
+fn grow_and_shrink(newcomer: &str, rank_of_newcomer: usize) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let job = Job::new(folder.path());
+    let server = serve();
+    let node = |name: &str, address: &str| {
+        let more = [
+            "--max-restarts=3",
+            "--rdzv-conf=is_host=0,last_call_timeout=1,keep_alive_interval=1",
+            &format!("--local-addr={address}"),
+        ];
+        let options = options(server.local_addr(), "2:4", &more);
+        job.start(Kind::C10d, name, options, &["loop"])
+    };
+    let mut nodes = vec![node("a", "127.0.0.2"), node("b", "127.0.0.2")];
+    wait_for_world(&job, &mut nodes, 2);
+
+    nodes.push(node("c", newcomer));
+    let found = wait_for_world(&job, &mut nodes, 3);
+    let of_newcomer = nodes[2].processes();
+    let mut of_newcomer = found.iter().filter(|worker| {
+        let pid = worker["pid"]
+            .as_i64()
+            .and_then(|pid| i32::try_from(pid).ok());
+        pid.is_some_and(|pid| of_newcomer.contains(&pid))
+    });
+    let worker = of_newcomer.next().expect("the newcomer has a worker");
+    assert_eq!(worker["rank"], json!(rank_of_newcomer), "{found:?}");
+    for other in &found {
+        assert_eq!(other["master"], found[0]["master"], "{found:?}");
+    }
+
+    nodes[2].signal(Signal::KILL);
+    wait_for_world(&job, &mut nodes, 2);
+    drop(nodes.pop());
+    job.stop();
+    expect_success(nodes);
+    expect_done(&job, 2);
+}
+
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn a_job_grows_by_a_node_and_outlives_its_death() {
+    let _watchdog = Watchdog::start("a_job_grows_by_a_node_and_outlives_its_death", LIMIT);
+    grow_and_shrink("127.0.0.3", 2);
+}
+
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn a_job_grows_by_a_node_that_becomes_the_first_and_outlives_its_death() {
+    let _watchdog = Watchdog::start("a_job_grows_by_a_node_that_becomes_the_first", LIMIT);
+    grow_and_shrink("127.0.0.1", 0);
+}
+
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn sigterm_ends_torch_workers_within_the_grace_period() {
+    let _watchdog = Watchdog::start("sigterm_ends_torch_workers", LIMIT);
+    let folder = tempfile::tempdir().expect("a folder");
+    let job = Job::new(folder.path());
+    let options = ["--standalone", "--nproc-per-node=2"];
+    let mut nodes = [job.start(Kind::C10d, "node", options, &["loop"])];
+    wait_for_world(&job, &mut nodes, 2);
+    let [mut node] = nodes;
+    let started = Instant::now();
+    node.signal(Signal::TERM);
+    assert_eq!(node.end(PATIENCE), Some(1));
+    let text = node.process().stderr();
+    // The grace period is 30 s, as nothing else was asked for.
+    assert!(started.elapsed() < Duration::from_secs(30), "{text}");
+    assert!(!text.contains("were killed"), "{text}");
+    assert!(node.processes().is_empty());
+    assert!(job.now().is_empty());
+}
+
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn workers_have_the_environment_that_torchrun_gives_them() {
+    let _watchdog = Watchdog::start("workers_have_the_environment_of_torchrun", LIMIT);
+    let environments = [Kind::C10d, Kind::Torchrun].map(|kind| {
+        let folder = tempfile::tempdir().expect("a folder");
+        let job = Job::new(folder.path());
+        let options = [
+            "--standalone",
+            "--nproc-per-node=2",
+            "--max-restarts=3",
+            "--role=trainer",
+        ];
+        expect_success(vec![job.start(kind, "node", options, &["env"])]);
+        ["env.0", "env.1"].map(|name| {
+            let found = job.read(name).expect("each worker wrote its environment");
+            let found: BTreeMap<String, String> = serde_json::from_value(found).expect("text");
+            found
+        })
+    });
+    let [of_c10d, of_torchrun] = environments;
+    for (mut c10d, mut torchrun) in of_c10d.into_iter().zip(of_torchrun) {
+        // The tests' own, and what torchrun itself was started with.
+        for name in [
+            "PYTHON_EXEC",
+            "PYTHONUNBUFFERED",
+            "C10D_TEST_LAUNCHER",
+            "C10D_TEST_DIE_WITH_LAUNCHER",
+        ] {
+            c10d.remove(name);
+            torchrun.remove(name);
+        }
+        // Of the run: there, and not empty.
+        for name in [
+            "MASTER_ADDR",
+            "MASTER_PORT",
+            "TORCHELASTIC_RUN_ID",
+            "TORCHELASTIC_ERROR_FILE",
+        ] {
+            for (kind, values) in [("c10d", &mut c10d), ("torchrun", &mut torchrun)] {
+                let value = values.remove(name).unwrap_or_default();
+                assert!(!value.is_empty(), "{kind}: {name}");
+            }
+        }
+        assert_eq!(c10d, torchrun);
+    }
+}
