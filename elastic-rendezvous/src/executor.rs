@@ -24,6 +24,9 @@ const DROPPED_MAX: usize = 256;
 /// long it has left for good.
 const BACK_WITHIN: Duration = Duration::from_secs(2);
 
+/// How often a node looks whether a suspect has written: a heartbeat wakes nobody.
+const SUSPECT_INTERVAL: Duration = Duration::from_secs(1);
+
 /// What a node can want.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Operation {
@@ -433,15 +436,16 @@ impl Executor {
             .next_silence_at(&self.me, &self.settings, self.asked_at)
             .map(|at| at.saturating_add(soon));
         let heartbeat = self.observations.heartbeat_due_at(&self.me, &self.settings);
+        // Also without anything to wait for, now and then a look does no harm.
+        let interval = self.settings.keep_alive_interval;
+        let longest = match self.last_decision {
+            Some(Decision { rule: "H2", .. }) => interval.min(SUSPECT_INTERVAL),
+            _ => interval,
+        };
         [give_up, last_call, silence, heartbeat]
             .into_iter()
             .flatten()
-            // Also without anything to wait for, now and then a look does no harm.
-            .fold(
-                now.monotonic
-                    .saturating_add(self.settings.keep_alive_interval),
-                Duration::min,
-            )
+            .fold(now.monotonic.saturating_add(longest), Duration::min)
             .max(now.monotonic.saturating_add(soon))
     }
 }

@@ -169,7 +169,8 @@ impl BootstrapInfo {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Membership {
-    /// How many nodes wait for the next round.
+    /// How many nodes wait for the next round; 0 while this one is full, as the next would have no room
+    /// for them either.
     pub waiting: usize,
     /// Nodes of the round that are in it no more: they left, or were taken for dead.
     pub lost: Vec<NodeId>,

@@ -440,7 +440,9 @@ impl NodeLoop {
             }
             Err(error) => {
                 self.publish_failure(&error);
-                now.saturating_add(interval)
+                // The others do not wait for long: three times the interval in all.
+                let failed_at = self.clock.now().monotonic;
+                failed_at.saturating_add(interval.min(POLL_INTERVAL))
             }
         }
     }
@@ -622,9 +624,15 @@ impl NodeLoop {
         let Some(world) = &self.world else { return };
         let state = self.executor.state();
         let me = self.executor.me();
+        let max_nodes = self.executor.settings().max_nodes;
         let is_same_round = state.complete && state.round == world.round;
         let membership = Membership {
-            waiting: state.wait_list.len(),
+            // Another round would have no room for them either.
+            waiting: if is_same_round && state.participants.len() >= max_nodes {
+                0
+            } else {
+                state.wait_list.len()
+            },
             lost: if is_same_round {
                 world
                     .nodes

@@ -12,7 +12,8 @@ const SECOND: Duration = Duration::from_secs(1);
 /// Clocks are wrong by up to a quarter of an hour.
 const SKEW_MAX: i64 = 900;
 
-/// Carries out `history` for one seed after the other.
+/// Carries out `history` for one seed after the other: the same few in every run, so that a run says
+/// something about a change; others, as many as `ROUNDS` asks for; or that of `SEED`.
 fn for_seeds(rounds: u64, history: impl Fn(u64) + std::panic::RefUnwindSafe) {
     let number = |name| {
         let text = std::env::var(name).ok()?;
@@ -20,9 +21,10 @@ fn for_seeds(rounds: u64, history: impl Fn(u64) + std::panic::RefUnwindSafe) {
     };
     let seeds: Vec<u64> = match number("SEED") {
         Some(seed) => vec![seed],
-        None => (0..number("ROUNDS").unwrap_or(rounds))
-            .map(|_| fastrand::u64(..))
-            .collect(),
+        None => match number("ROUNDS") {
+            Some(rounds) => (0..rounds).map(|_| fastrand::u64(..)).collect(),
+            None => (0..rounds).collect(),
+        },
     };
     for seed in seeds {
         let outcome = std::panic::catch_unwind(|| history(seed));
