@@ -5,19 +5,23 @@
               nothing else in the crate is allowed any"
 )]
 
-use std::io;
+use std::io::{self, PipeWriter};
 use std::mem::MaybeUninit;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::ptr;
+use std::sync::Arc;
 
-use rustix::process::{Pid, getppid, setsid};
+use rustix::process::{Pid, getpid, getppid, setsid};
 
 /// Has the process that `command` starts lead a session and a process group of its own, and, on
 /// Linux, be killed when the *thread* that starts it ends, be it with its whole process.
 ///
-/// `agent` is the process that will start it.
-pub(crate) fn lead_own_session(command: &mut Command, agent: Pid) {
+/// `agent` is the process that will start it. The group's id is written as a line into `names` before
+/// the program is executed, that is before there can be a second process in the group. The pipe must
+/// have a reader until then, as the process would die of SIGPIPE, and must not block. A line for which
+/// it has no room is lost.
+pub(crate) fn lead_own_session(command: &mut Command, agent: Pid, names: Option<Arc<PipeWriter>>) {
     let prepare = move || {
         setsid()?;
         #[cfg(target_os = "linux")]
@@ -26,12 +30,39 @@ pub(crate) fn lead_own_session(command: &mut Command, agent: Pid) {
         if getppid() != Some(agent) {
             return Err(io::Error::from_raw_os_error(libc::ESRCH));
         }
+        if let Some(names) = &names {
+            let mut line = [0; LINE_MAX_BYTES];
+            // A worker that nobody knows is better than none.
+            let _ = rustix::io::write(names, line_of(getpid(), &mut line));
+        }
         Ok(())
     };
     // SAFETY: between fork and exec of a process with threads only async-signal-safe calls are
-    // allowed. The closure makes three system calls, without locks and without memory from the heap;
-    // its errors are plain numbers.
+    // allowed. The closure makes system calls (setsid, prctl, getppid, getpid, write), without locks
+    // and without memory from the heap: the line is on the stack, and the pipe is only borrowed, so
+    // nothing is freed either. Errors are plain numbers.
     unsafe { command.pre_exec(prepare) };
+}
+
+/// The digits of the largest number of a process, and the end of the line.
+const LINE_MAX_BYTES: usize = 11;
+
+/// A process id in decimal digits, as a line. Needs no memory but the buffer's.
+fn line_of(pid: Pid, buffer: &mut [u8; LINE_MAX_BYTES]) -> &[u8] {
+    let mut rest = pid.as_raw_nonzero().get().unsigned_abs();
+    let mut start = LINE_MAX_BYTES;
+    for (position, byte) in buffer.iter_mut().enumerate().rev() {
+        if start == LINE_MAX_BYTES {
+            *byte = b'\n';
+        } else if rest > 0 {
+            *byte = b"0123456789"[(rest % 10) as usize];
+            rest /= 10;
+        } else {
+            break;
+        }
+        start = position;
+    }
+    &buffer[start..]
 }
 
 /// Undoes an ignored SIGCHLD, which some programs leave to those they start: with it the system
@@ -102,6 +133,15 @@ pub(crate) fn wall_time(epoch_s: i64) -> Option<WallTime> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_process_id_is_written_in_decimal_digits() {
+        for number in [1, 9, 10, 4_194_304, 1_000_000_000, i32::MAX] {
+            let pid = Pid::from_raw(number).unwrap();
+            let expected = format!("{number}\n");
+            assert_eq!(line_of(pid, &mut [0; LINE_MAX_BYTES]), expected.as_bytes());
+        }
+    }
 
     #[test]
     fn local_time_is_within_a_day_of_universal_time() {

@@ -16,6 +16,7 @@ use elastic_agent::{
     WorkerEnvironment, WorkerGroup, worker_environment,
 };
 use rustix::process::{Pid, kill_process, kill_process_group};
+use tempfile::TempDir;
 
 use util::{FOR_EVER, PATIENCE, eventually, line_of, lives, next, own_environment, shells, start};
 
@@ -290,63 +291,81 @@ fn a_log_file_that_cannot_be_made_is_named() {
 
 #[test]
 fn nothing_outlives_an_agent_that_is_killed() {
-    let folder = tempfile::tempdir().unwrap();
-    let Some(family) = Family::start("nothing_outlives_an_agent_that_is_killed", folder.path())
-    else {
+    let Some(family) = Family::start("nothing_outlives_an_agent_that_is_killed", 1) else {
         return;
     };
-    let Family { worker, child, .. } = &family;
+    assert!(lives(&family.worker) && lives(&family.child));
+    let guardian = guardian_of(&family.agent).unwrap();
     kill(&family.agent.id().to_string());
-    eventually("the worker is gone", || !lives(worker));
-    eventually("its child is gone", || !lives(child));
-    eventually("the guardian is gone", || guardian_of(worker).is_none());
+    family.assert_ends();
+    eventually("the guardian is gone", || !lives(&guardian));
+}
+
+#[test]
+fn nothing_outlives_an_agent_that_is_killed_while_it_starts_workers() {
+    let name = "nothing_outlives_an_agent_that_is_killed_while_it_starts_workers";
+    for _ in 0..20 {
+        // The first one is far ahead of the last.
+        let Some(family) = Family::start(name, 8) else {
+            return;
+        };
+        kill(&family.agent.id().to_string());
+        family.assert_ends();
+    }
 }
 
 #[test]
 fn no_worker_outlives_an_agent_that_is_killed_after_its_guardian() {
-    let folder = tempfile::tempdir().unwrap();
     let name = "no_worker_outlives_an_agent_that_is_killed_after_its_guardian";
-    let Some(family) = Family::start(name, folder.path()) else {
+    let Some(family) = Family::start(name, 1) else {
         return;
     };
-    kill(&guardian_of(&family.worker).unwrap());
+    kill(&guardian_of(&family.agent).unwrap());
     eventually("there is no guardian", || {
-        guardian_of(&family.worker).is_none()
+        guardian_of(&family.agent).is_none()
     });
     kill(&family.agent.id().to_string());
     eventually("the worker is gone", || !lives(&family.worker));
 }
 
-/// An agent in a process of its own, to be killed, with its worker and the worker's child, neither of
-/// which heeds SIGTERM.
+/// An agent in a process of its own, to be killed, with its first worker and the worker's child, neither
+/// of which heeds SIGTERM.
 struct Family {
     agent: Child,
     worker: String,
     child: String,
+    _folder: TempDir,
 }
 
 impl Family {
     /// Starts `test` in a second process, where this function plays the agent, gives `None` and
-    /// never comes so far before it is killed.
-    fn start(test: &str, directory: &Path) -> Option<Self> {
+    /// never comes so far before it is killed. Gives a family when its child is there; workers but the
+    /// first may be about to be started.
+    fn start(test: &str, workers: usize) -> Option<Self> {
         if let Some(directory) = env::var_os(ROLE) {
-            let script = "trap '' TERM; sleep 1000 & echo $! > $DIR/child; echo $$ > $DIR/worker
+            let mut scripts = vec!["exec sleep 1000"; workers];
+            scripts[0] = "trap '' TERM; sleep 1000 & echo $$ > $DIR/worker; echo $! > $DIR/child
                 while :; do sleep 1000; done";
-            let (_group, _exits) = start(shells(Path::new(&directory), &[script]));
+            let (_group, _exits) = start(shells(Path::new(&directory), &scripts));
             thread::sleep(PATIENCE);
             return None;
         }
-        let agent = itself(test, directory).spawn().unwrap();
-        let worker = line_of(&file(directory, "worker"));
-        let child = line_of(&file(directory, "child"));
-        // The last to start.
-        eventually("the guardian is there", || guardian_of(&worker).is_some());
-        assert!(lives(&worker) && lives(&child));
+        let folder = tempfile::tempdir().unwrap();
+        let agent = itself(test, folder.path()).spawn().unwrap();
+        let child = line_of(&file(folder.path(), "child"));
+        let worker = line_of(&file(folder.path(), "worker"));
         Some(Self {
             agent,
             worker,
             child,
+            _folder: folder,
         })
+    }
+
+    #[track_caller]
+    fn assert_ends(&self) {
+        eventually("the worker is gone", || !lives(&self.worker));
+        eventually("its child is gone", || !lives(&self.child));
     }
 }
 
@@ -367,14 +386,18 @@ fn kill(pid: &str) {
     kill_process(pid, Signal::KILL).unwrap();
 }
 
-/// The guardian that would end this process group.
-fn guardian_of(group: &str) -> Option<String> {
+/// The guardian that this agent has started.
+fn guardian_of(agent: &Child) -> Option<String> {
+    let agent = agent.id().to_string();
     let processes = fs::read_dir("/proc").unwrap();
     let mut names = processes.filter_map(|process| process.unwrap().file_name().into_string().ok());
     names.find(|pid| {
         let command = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        let mut words = command.split('\0');
-        words.any(|word| word == "elastic-guardian") && words.any(|word| word == group)
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        // Behind the name come the state and the parent.
+        let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+        command.split('\0').any(|word| word == "elastic-guardian")
+            && after_name.split_ascii_whitespace().nth(1) == Some(&agent)
     })
 }
 

@@ -407,8 +407,6 @@ fn no_worker_outlives_an_agent_that_is_killed() {
     for name in ["child.0", "child.1"] {
         job.line(name);
     }
-    // Started after the workers; what they start is its to end.
-    until("the guardian runs", || has_guardian(agent.id()));
     agent.signal(Signal::KILL);
     assert_eq!(agent.end().code, None);
     until("nothing runs any more", || job.processes().is_empty());
@@ -619,24 +617,6 @@ fn logs_have_a_folder_for_each_run_attempt_and_rank() {
 fn children(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).unwrap();
     entries.map(|entry| entry.unwrap().path()).collect()
-}
-
-/// Whether an agent has the process that ends its workers' children if it is killed.
-#[cfg(target_os = "linux")]
-fn has_guardian(agent: u32) -> bool {
-    children(Path::new("/proc")).iter().any(|process| {
-        let command = fs::read(process.join("cmdline")).unwrap_or_default();
-        let stat = fs::read_to_string(process.join("stat")).unwrap_or_default();
-        // Behind the name, in parentheses, come the state and the parent.
-        let parent = stat
-            .rsplit(')')
-            .next()
-            .and_then(|rest| rest.split(' ').nth(2));
-        parent == Some(&agent.to_string())
-            && command
-                .windows(17)
-                .any(|word| word == b"elastic-guardian\0")
-    })
 }
 
 /// Whether this process has ended. One that nobody has waited for counts as ended.

@@ -177,16 +177,27 @@ impl WorkerGroup {
             }
         }
         drop(ended);
+        let guardian = match Guardian::start() {
+            Ok(guardian) => Some(guardian),
+            Err(error) => {
+                log::warn!(
+                    "if this process is killed, processes that its workers start may stay: {error}"
+                );
+                None
+            }
+        };
 
         let mut workers = Vec::new();
         let mut failure = None;
-        for ((plan, (command, stderr_end)), waiter) in
+        for ((plan, (mut command, stderr_end)), waiter) in
             plan.workers.into_iter().zip(commands).zip(waiters)
         {
             if failure.is_some() {
                 waiter.join();
                 continue;
             }
+            let names = guardian.as_ref().map(Guardian::names);
+            sys::lead_own_session(&mut command, getpid(), names);
             match spawner.spawn(command) {
                 Ok(child) => workers.push(Worker {
                     pid: Pid::from_child(&child),
@@ -213,25 +224,19 @@ impl WorkerGroup {
         for worker in &workers {
             worker.assign_waiter(&on_exit);
         }
-        let mut group = Self {
+        let group = Self {
             workers,
             ended: ended_seen,
             order: Vec::new(),
             stopped_by: None,
             echoes,
-            guardian: None,
+            guardian,
             spawner: Some(spawner),
         };
-        if let Some(failure) = failure {
-            return Err(failure);
+        match failure {
+            None => Ok(group),
+            Some(failure) => Err(failure),
         }
-        match Guardian::start(group.workers.iter().map(|worker| worker.pid)) {
-            Ok(guardian) => group.guardian = Some(guardian),
-            Err(error) => log::warn!(
-                "if this process is killed, processes that its workers start may stay: {error}"
-            ),
-        }
-        Ok(group)
     }
 
     /// The process of each worker, in the order of the plan.
@@ -299,6 +304,11 @@ impl WorkerGroup {
         let mut killed = Vec::new();
         if !is_calm {
             killed = self.kill();
+        }
+        // All processes are gone, or going. Before group ids may be given to others; that of a worker
+        // whose program could not be executed may have been already.
+        self.guardian = None;
+        if !is_calm {
             let patient = patience.filter(|(_, _, hurry)| !hurry.is_hurried());
             let grace = patient.map_or(Duration::ZERO, |(_, grace, _)| grace);
             let deadline = Deadline::after(Instant::now(), grace.max(KILL_WAIT_MIN));
@@ -306,8 +316,6 @@ impl WorkerGroup {
                 self.tell_of_immortals();
             }
         }
-        // Before the group ids may be given to others.
-        self.guardian = None;
         for group in self.groups() {
             process_group::reap(group);
         }
@@ -507,7 +515,6 @@ fn prepare(worker: &WorkerPlan) -> Command {
         .args(worker.command.arguments())
         .env_clear()
         .envs(worker.environment.iter().map(|(name, value)| (name, value)));
-    sys::lead_own_session(&mut command, getpid());
     command
 }
 
