@@ -6,6 +6,7 @@
 //!   gives the pauses, here and elsewhere.
 //! - [`listen`](fn@listen) opens a port on all interfaces or on one host, [`adopt_listener`] takes
 //!   over one that a parent process has opened.
+//! - [`resolve`](fn@resolve) looks a name up until a deadline, as those two do.
 //! - [`DeadlineStream`] is a blocking connection for a client that sends a request and reads a reply.
 //!   [`wait_for_input`], [`recv_into_spare`] and [`SendBuf`] are for those who run a loop of their own.
 //!
@@ -51,6 +52,7 @@ pub use deadline::Deadline;
 pub use error::{ConnectError, DialFailure, DialStage, ListenError, WriteError};
 pub use listen::{ListenOptions, adopt_listener, adopt_listener_raw, listen, resolve_local};
 pub use options::{KeepAlive, SocketOptions, configure_accepted};
+pub use resolve::resolve;
 pub use stream::DeadlineStream;
 pub use sys::recv_into_spare;
 pub use wait::{wait_for_input, wait_for_output};

@@ -10,6 +10,29 @@ use crate::{Deadline, HostPort};
 
 type Answer = io::Result<Vec<SocketAddr>>;
 
+/// The addresses of a host, with its port, in the order to try them (RFC 6724) and each once. An IPv4
+/// address in its IPv6 form is given as IPv4. A literal address is its own answer.
+///
+/// Blocks until `deadline` at most. A lookup that is stuck in the system is left behind on its thread,
+/// `c10d-resolve`, which holds a copy of the name and ends when the system answers.
+///
+/// ```
+/// use c10d_socket::{Deadline, HostPort, resolve};
+/// use std::time::{Duration, Instant};
+///
+/// let deadline = Deadline::after(Instant::now(), Duration::from_secs(5));
+/// let addresses = resolve(&HostPort::new("localhost", 29500), deadline)?;
+/// assert!(addresses.iter().all(|address| address.ip().is_loopback()));
+/// # Ok::<(), std::io::Error>(())
+/// ```
+///
+/// # Errors
+/// What the system's resolver reports, [`io::ErrorKind::NotFound`] for a name without an address,
+/// [`io::ErrorKind::TimedOut`] when it does not answer in time.
+pub fn resolve(target: &HostPort, deadline: Deadline) -> io::Result<Vec<SocketAddr>> {
+    Resolver::new(target.clone()).lookup(deadline)
+}
+
 /// Looks up one target, any number of times, with at most one lookup under way.
 ///
 /// getaddrinfo(3) knows no deadline and cannot be stopped, so it runs on a thread of its own,
@@ -118,6 +141,17 @@ mod tests {
             resolver.lookup(past).unwrap(),
             ["[::1]:80".parse().unwrap()]
         );
+    }
+
+    #[test]
+    fn a_name_is_looked_up_in_time_or_not_at_all() {
+        let in_time = Deadline::after(Instant::now(), Duration::from_secs(60));
+        let found = resolve(&HostPort::new("localhost", 80), in_time).unwrap();
+        assert!(found.iter().all(|address| address.port() == 80));
+        assert!(found.iter().any(|address| address.ip().is_loopback()));
+        // No machine has this name (RFC 6761), however fast the answer.
+        let past = Deadline::at(Instant::now());
+        assert!(resolve(&HostPort::new("name.invalid.", 80), past).is_err());
     }
 
     #[test]

@@ -80,7 +80,7 @@ pub enum AgentOutcome {
     Signalled {
         /// Its number.
         signal: i32,
-        /// Whether workers were running.
+        /// Whether workers had been started before.
         had_workers: bool,
     },
 }
@@ -104,19 +104,25 @@ pub enum AgentError {
     /// There is no place for logs.
     #[error(transparent)]
     Logs(#[from] LogDirectoryError),
-    /// A worker has failed, and nodes of this round that would be needed for another one have
-    /// finished.
-    #[error(
-        "a worker has failed and cannot be restarted: {finished} of {world_size} nodes have finished \
-         already\n{summary}"
-    )]
+    /// Nodes of this round that would be needed for another one have finished.
+    #[error("{finished} of {world_size} nodes have finished already")]
     OthersFinished {
         /// So many nodes have succeeded.
         finished: usize,
         /// Of so many.
         world_size: usize,
-        /// The failures.
-        summary: String,
+    },
+    /// Workers have failed, and there are no others in their place.
+    #[error(
+        "the worker with rank {} has failed ({}), and the workers cannot be restarted: {source}",
+        failures.first().rank,
+        failures.first().exit
+    )]
+    NotRestarted {
+        /// Why there are none.
+        source: Box<Self>,
+        /// Why others were needed.
+        failures: Failures,
     },
 }
 
@@ -167,6 +173,8 @@ pub struct ElasticAgent {
     events: Receiver<Event>,
     logs: LogDirectory,
     remaining_restarts: usize,
+    /// Those after which workers have not started again yet.
+    failures: Option<Failures>,
     generation: u64,
     running: Option<WorkerGroup>,
 }
@@ -209,6 +217,7 @@ impl ElasticAgent {
         Self {
             logs: LogDirectory::new(options.logs.clone(), handler.run_id()),
             remaining_restarts: options.max_restarts,
+            failures: None,
             options,
             handler,
             shared,
@@ -249,7 +258,10 @@ impl ElasticAgent {
         self.handler.add_listener(Arc::new(listener));
         loop {
             let round = match self.begin_round() {
-                Ok(round) => round,
+                Ok(round) => {
+                    self.failures = None;
+                    round
+                }
                 Err(AgentError::Rendezvous(RendezvousError::GracefulExit { .. })) => {
                     return Ok(AgentOutcome::NotNeeded);
                 }
@@ -259,10 +271,10 @@ impl ElasticAgent {
                 ) => {
                     return Ok(AgentOutcome::Signalled {
                         signal: self.shared.ending_signal.load(Ordering::Acquire),
-                        had_workers: false,
+                        had_workers: self.generation > 0,
                     });
                 }
-                Err(error) => return Err(error),
+                Err(error) => return Err(self.with_failures(error)),
             };
             match self.watch(&round) {
                 Watched::Succeeded => {
@@ -490,16 +502,14 @@ impl ElasticAgent {
     ) -> Result<Option<AgentOutcome>, AgentError> {
         let failures = report.failures();
         if self.remaining_restarts > 0 && report.abandoned.is_empty() {
+            self.failures = failures;
             let finished = exit_barrier::checked_in(&*round.store).unwrap_or(0);
-            if let Some(failures) = &failures
-                && finished > 0
-            {
+            if self.failures.is_some() && finished > 0 {
                 // They wait in the exit barrier of this round and join no other.
-                return Err(AgentError::OthersFinished {
+                return Err(self.with_failures(AgentError::OthersFinished {
                     finished: usize::try_from(finished).unwrap_or(usize::MAX),
                     world_size: round.world_size,
-                    summary: self.summary(failures),
-                });
+                }));
             }
             self.remaining_restarts -= 1;
             log::warn!(
@@ -510,6 +520,17 @@ impl ElasticAgent {
             return Ok(None);
         }
         Ok(failures.map(AgentOutcome::Failed))
+    }
+
+    /// Why there are no other workers, with what made others necessary.
+    fn with_failures(&mut self, error: AgentError) -> AgentError {
+        match self.failures.take() {
+            None => error,
+            Some(failures) => AgentError::NotRestarted {
+                source: Box::new(error),
+                failures,
+            },
+        }
     }
 
     /// The report on failures, as PyTorch's launcher writes it.

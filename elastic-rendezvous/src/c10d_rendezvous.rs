@@ -23,8 +23,12 @@ const READ_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long finding out who this machine is may take.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// One attempt to connect to a host that is not there yet, and how often the log says so.
+/// How long one attempt to connect to a host that is not there yet takes. The first one is short, as
+/// its failure is told: whoever has mistyped an endpoint is to know at once.
+const FIRST_CONNECT_SLICE: Duration = Duration::from_secs(1);
 const CONNECT_SLICE: Duration = Duration::from_secs(5);
+
+/// How often the log says so after that.
 const CONNECT_LOG_INTERVAL: Duration = Duration::from_secs(30);
 
 /// From so many nodes on they take turns in writing. Of two, one is right at its second try.
@@ -90,7 +94,8 @@ impl RendezvousSettings {
 }
 
 /// Opens the store of a rendezvous and makes a handler for this node. Blocks until the store is there,
-/// for at most the join timeout (a host may come up later than its clients).
+/// for at most the join timeout (a host may come up later than its clients, which is logged after a second
+/// and then every 30 s).
 ///
 /// # Errors
 /// See [`RendezvousError`].
@@ -210,26 +215,26 @@ fn connect(
     patience: Duration,
     read_timeout: Duration,
 ) -> Result<TcpStore, StoreError> {
-    let started = Instant::now();
-    let deadline = Deadline::after(started, patience);
-    let mut logged = started;
+    let deadline = Deadline::after(Instant::now(), patience);
+    let mut slice = FIRST_CONNECT_SLICE;
+    let mut told: Option<Instant> = None;
     loop {
-        let left = deadline.remaining(Instant::now()).unwrap_or(CONNECT_SLICE);
-        let options = TcpStoreOptions::default().with_timeout(left.min(CONNECT_SLICE));
+        let left = deadline.remaining(Instant::now()).unwrap_or(Duration::MAX);
+        let options = TcpStoreOptions::default().with_timeout(left.min(slice));
         match TcpStore::open(target.host(), target.port(), options) {
             Ok(store) => {
                 store.set_timeout(read_timeout);
                 return Ok(store);
             }
-            Err(error @ StoreError::Connect { .. }) if left > CONNECT_SLICE => {
-                if logged.elapsed() >= CONNECT_LOG_INTERVAL {
-                    logged = Instant::now();
+            Err(error @ StoreError::Connect { .. }) if left > slice => {
+                if told.is_none_or(|at| at.elapsed() >= CONNECT_LOG_INTERVAL) {
+                    told = Some(Instant::now());
                     log::warn!(
-                        "no rendezvous store yet after {} s, trying for {} s more: {error}",
-                        started.elapsed().as_secs(),
-                        left.as_secs(),
+                        "no rendezvous store yet, trying for {:.0} s more: {error}",
+                        (left - slice).as_secs_f64(),
                     );
                 }
+                slice = CONNECT_SLICE;
             }
             Err(error) => return Err(error),
         }

@@ -292,12 +292,23 @@ impl NodeLoop {
         }
     }
 
-    /// One operation from begin to end.
+    /// One operation from begin to end. However it ends, this node's turn to write ends with it.
     fn operate(&mut self, operation: Operation, deadline: Duration) -> Result<(), RendezvousError> {
         let begun = self.clock.now();
+        let result = self.step_through(operation, deadline, begun);
+        self.end_turn();
+        result?.map_err(|ending| self.error_of(ending, operation, begun))
+    }
+
+    fn step_through(
+        &mut self,
+        operation: Operation,
+        deadline: Duration,
+        begun: Now,
+    ) -> Result<Result<(), Ending>, RendezvousError> {
         self.executor.begin(operation, deadline, begun);
         let mut telling = Telling::default();
-        let result = loop {
+        loop {
             let now = self.clock.now();
             let need = self.executor.step(now);
             if let Some(decision) = self.executor.last_decision() {
@@ -339,11 +350,9 @@ impl NodeLoop {
                         self.refuse_if_interrupted()?;
                     }
                 }
-                Need::Done(result) => break result,
+                Need::Done(result) => return Ok(result),
             }
-        };
-        self.end_turn();
-        result.map_err(|ending| self.error_of(ending, operation, begun))
+        }
     }
 
     fn error_of(&mut self, ending: Ending, operation: Operation, begun: Now) -> RendezvousError {
@@ -491,17 +500,19 @@ impl NodeLoop {
 
     fn on_found(&mut self, order: u64, found: Found) {
         let Some(watch) = &mut self.watch else { return };
-        if watch.order == order {
-            let is_new = watch.present.take().is_some();
-            match found {
-                Ok(stored) if is_new => {
-                    if let Err(error) = self.take_in(stored) {
-                        self.publish_failure(&error);
-                    }
+        match found {
+            Err(error) => {
+                // A watch that has failed would fail again at once. What the store itself has to say
+                // comes out when it is asked.
+                log::warn!("cannot wait for changes, asking once a second instead: {error}");
+                self.watch = None;
+            }
+            // The state was read or written since: what was found may be older.
+            Ok(_) if watch.order != order || watch.present.take().is_none() => {}
+            Ok(stored) => {
+                if let Err(error) = self.take_in(stored) {
+                    self.publish_failure(&error);
                 }
-                // The state was read or written since: what was found may be older.
-                Ok(_) => {}
-                Err(error) => self.publish_failure(&error),
             }
         }
     }

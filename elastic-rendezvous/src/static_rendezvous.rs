@@ -2,13 +2,16 @@
 //!
 //! One round, no comings and goings: nodes only meet at a store.
 
+use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use c10d_socket::{Deadline, HostPort};
-use c10d_store::{PrefixStore, Store, StoreError, TcpStore, TcpStoreOptions};
+use c10d_store::{
+    ErrorContext, Operation, PrefixStore, Store, StoreError, TcpStore, TcpStoreOptions,
+};
 
 use crate::endpoint::Endpoint;
 use crate::error::RendezvousError;
@@ -23,6 +26,9 @@ const TIMEOUT: Duration = Duration::from_secs(600);
 
 const THREAD: &str = "rendezvous-static";
 const SLICE: Duration = Duration::from_millis(100);
+
+/// What an opening store gets beyond the timeout to say itself why it took so long.
+const GRACE: Duration = Duration::from_secs(2);
 
 /// A node's part in a rendezvous of nodes that are known beforehand.
 ///
@@ -90,8 +96,9 @@ impl StaticRendezvous {
         }
     }
 
-    /// The store opens on a thread of its own, as nothing can interrupt that. When it is interrupted
-    /// the thread is left behind; it ends at the timeout, with the store that it may have opened.
+    /// The store opens on a thread of its own, as nothing can interrupt that. When it is interrupted or
+    /// too late the thread is left behind; it ends within twice the timeout (a connection and one request
+    /// have it each), with the store that it may have opened.
     fn open(&self) -> Result<Arc<TcpStore>, RendezvousError> {
         let options = TcpStoreOptions::default()
             .with_master(self.rank == 0)
@@ -110,20 +117,44 @@ impl StaticRendezvous {
                 name: THREAD,
                 source,
             })?;
+        self.await_opened(&opened, Instant::now())
+    }
+
+    fn await_opened(
+        &self,
+        opened: &Receiver<Result<TcpStore, StoreError>>,
+        started: Instant,
+    ) -> Result<Arc<TcpStore>, RendezvousError> {
         let failed = |error: StoreError| RendezvousError::connection(&self.run_id, error);
-        let deadline = Deadline::after(Instant::now(), self.timeout + SLICE * 20);
+        let deadline = Deadline::after(started, self.timeout.saturating_add(GRACE));
         loop {
             match opened.recv_timeout(SLICE) {
                 Ok(store) => return store.map(Arc::new).map_err(failed),
-                Err(RecvTimeoutError::Timeout)
-                    if self.is_interrupted.load(Ordering::Acquire)
-                        || deadline.has_passed(Instant::now()) =>
-                {
-                    return Err(self.interrupted());
+                Err(RecvTimeoutError::Timeout) => {
+                    if self.is_interrupted.load(Ordering::Acquire) {
+                        return Err(self.interrupted());
+                    }
+                    let now = Instant::now();
+                    if deadline.has_passed(now) {
+                        // A server that was slow to greet this node, and then fell silent.
+                        return Err(failed(self.no_reply(now.duration_since(started))));
+                    }
                 }
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return Err(self.interrupted()),
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(RendezvousError::Thread {
+                        name: THREAD,
+                        source: io::Error::other("it panicked"),
+                    });
+                }
             }
+        }
+    }
+
+    fn no_reply(&self, elapsed: Duration) -> StoreError {
+        let label = format!("TCP store {}", self.target);
+        StoreError::NoReply {
+            context: ErrorContext::new(Operation::Open, [], label, elapsed),
+            timeout: self.timeout,
         }
     }
 }
@@ -191,5 +222,51 @@ impl RendezvousHandler for StaticRendezvous {
 
     fn shutdown(&self) -> bool {
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::parameters::parse_config;
+
+    fn node() -> StaticRendezvous {
+        let config = parse_config("rank=1,timeout=1").unwrap();
+        let parameters = RendezvousParameters::new("static", "node0:29500", "job", 2, 2).unwrap();
+        StaticRendezvous::new(&parameters.with_config(config)).unwrap()
+    }
+
+    /// A moment at which the timeout of [`node`] and the grace have passed for one who began then.
+    fn long_ago() -> Instant {
+        Instant::now()
+            .checked_sub(Duration::from_secs(1) + GRACE)
+            .unwrap()
+    }
+
+    #[test]
+    fn a_store_that_does_not_open_in_time_is_a_timeout_with_its_address_and_limit() {
+        let (_still_opening, opened) = channel();
+        let error = node().await_opened(&opened, long_ago()).unwrap_err();
+        let RendezvousError::Connection { source, .. } = &error else {
+            panic!("{error}");
+        };
+        let StoreError::NoReply { context, timeout } = &**source else {
+            panic!("{error}");
+        };
+        assert_eq!(*timeout, Duration::from_secs(1));
+        assert!(context.elapsed >= *timeout + GRACE, "{error}");
+        assert!(error.to_string().contains("node0:29500"), "{error}");
+    }
+
+    #[test]
+    fn an_interrupted_node_waits_for_its_store_no_longer() {
+        let (_still_opening, opened) = channel();
+        let node = node();
+        node.interrupt();
+        let error = node.await_opened(&opened, Instant::now()).unwrap_err();
+        assert!(
+            matches!(error, RendezvousError::Interrupted { .. }),
+            "{error}"
+        );
     }
 }

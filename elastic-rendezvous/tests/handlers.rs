@@ -2,15 +2,17 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use c10d_store::{FileStore, HashStore, Store, TcpStore, TcpStoreOptions};
 use elastic_rendezvous::{
-    C10dBackend, DynamicRendezvous, DynamicRendezvousOptions, Membership, RendezvousError,
-    RendezvousEvent, RendezvousHandler, RendezvousInfo, RendezvousParameters, RendezvousRegistry,
-    RendezvousSettings, clear_workers_store, parse_config,
+    C10dBackend, DynamicRendezvous, DynamicRendezvousOptions, Membership, Part, RendezvousBackend,
+    RendezvousError, RendezvousEvent, RendezvousHandler, RendezvousInfo, RendezvousParameters,
+    RendezvousRegistry, RendezvousSettings, SetState, StateWatch, Stored, Token, Watched,
+    clear_workers_store, parse_config,
 };
 
 /// Far more than anything here takes.
@@ -18,8 +20,16 @@ const LONG: Duration = Duration::from_secs(60);
 
 fn node_with(store: &Arc<dyn Store>, settings: RendezvousSettings) -> Arc<DynamicRendezvous> {
     let backend = C10dBackend::new(Arc::clone(store), &settings.run_id).expect("a backend");
+    node_over(Arc::new(backend), store, settings)
+}
+
+fn node_over(
+    backend: Arc<dyn RendezvousBackend>,
+    store: &Arc<dyn Store>,
+    settings: RendezvousSettings,
+) -> Arc<DynamicRendezvous> {
     let options = DynamicRendezvousOptions::default().with_local_addr("127.0.0.1");
-    let node = DynamicRendezvous::new(Arc::new(backend), Arc::clone(store), settings, options);
+    let node = DynamicRendezvous::new(backend, Arc::clone(store), settings, options);
     Arc::new(node.expect("a handler"))
 }
 
@@ -260,6 +270,159 @@ fn a_value_that_is_no_state_is_an_error_and_is_left_alone() {
         "{error}"
     );
     assert_eq!(store.get("torch.rendezvous.job").expect("a value"), garbage);
+}
+
+/// A backend that cannot read the state when it has its first turn to write.
+#[derive(Debug)]
+struct FailsInItsFirstTurn {
+    backend: C10dBackend,
+    turns: AtomicUsize,
+    is_to_fail: AtomicBool,
+}
+
+impl RendezvousBackend for FailsInItsFirstTurn {
+    fn name(&self) -> &str {
+        "fails-in-its-first-turn"
+    }
+
+    fn get_state(&self) -> Result<Option<Stored>, RendezvousError> {
+        if self.is_to_fail.swap(false, Ordering::AcqRel) {
+            return Err(failure());
+        }
+        self.backend.get_state()
+    }
+
+    fn set_state(
+        &self,
+        state: &[u8],
+        token: Option<&Token>,
+    ) -> Result<Option<SetState>, RendezvousError> {
+        self.backend.set_state(state, token)
+    }
+
+    fn take_turn(&self) -> bool {
+        let is_taken = self.backend.take_turn();
+        if self.turns.fetch_add(1, Ordering::AcqRel) == 0 {
+            self.is_to_fail.store(true, Ordering::Release);
+        }
+        is_taken
+    }
+
+    fn end_turn(&self) {
+        self.backend.end_turn();
+    }
+
+    fn label(&self) -> String {
+        self.backend.label()
+    }
+}
+
+fn failure() -> RendezvousError {
+    RendezvousError::StateLost {
+        run_id: "job".to_owned(),
+        store: "store that fails".to_owned(),
+    }
+}
+
+#[test]
+fn a_turn_to_write_ends_when_the_store_fails_in_it() {
+    let (_host, store) = tcp();
+    let backend = C10dBackend::new(Arc::clone(&store), "job").expect("a backend");
+    let backend = FailsInItsFirstTurn {
+        backend: backend.with_turns().expect("turns"),
+        turns: AtomicUsize::new(0),
+        is_to_fail: AtomicBool::new(false),
+    };
+    let node = node_over(
+        Arc::new(backend),
+        &store,
+        RendezvousSettings::new("job", 1, 1),
+    );
+    let error = node.next_rendezvous().expect_err("the store has failed");
+    assert!(
+        matches!(error, RendezvousError::StateLost { .. }),
+        "{error}"
+    );
+    // The next node finds it at once, and need not wait until it counts as lost.
+    let turns = store.queue_len("torch.rendezvous.job/turn");
+    assert_eq!(turns.expect("a length"), 1);
+    assert_eq!(node.next_rendezvous().expect("a round").world_size, 1);
+}
+
+/// A backend whose watch fails at once, however often it is asked.
+#[derive(Debug)]
+struct CannotWatch {
+    backend: C10dBackend,
+    waits: Arc<AtomicUsize>,
+}
+
+impl RendezvousBackend for CannotWatch {
+    fn name(&self) -> &str {
+        "cannot-watch"
+    }
+
+    fn get_state(&self) -> Result<Option<Stored>, RendezvousError> {
+        self.backend.get_state()
+    }
+
+    fn set_state(
+        &self,
+        state: &[u8],
+        token: Option<&Token>,
+    ) -> Result<Option<SetState>, RendezvousError> {
+        self.backend.set_state(state, token)
+    }
+
+    fn watch(&self) -> Result<Option<Arc<dyn StateWatch>>, RendezvousError> {
+        Ok(Some(Arc::new(FailingWatch(Arc::clone(&self.waits)))))
+    }
+
+    fn label(&self) -> String {
+        self.backend.label()
+    }
+}
+
+#[derive(Debug)]
+struct FailingWatch(Arc<AtomicUsize>);
+
+impl StateWatch for FailingWatch {
+    fn wait(&self, _: Option<&Token>, _: Part, _: Duration) -> Result<Watched, RendezvousError> {
+        self.0.fetch_add(1, Ordering::AcqRel);
+        Err(failure())
+    }
+
+    fn close(&self) {}
+}
+
+#[test]
+fn a_watch_that_fails_is_not_asked_again_and_others_are_seen_all_the_same() {
+    let store: Arc<dyn Store> = Arc::new(HashStore::new());
+    let waits = Arc::default();
+    let backend = CannotWatch {
+        backend: C10dBackend::new(Arc::clone(&store), "job").expect("a backend"),
+        waits: Arc::clone(&waits),
+    };
+    let settings = RendezvousSettings::new("job", 2, 2);
+    let first = node_over(Arc::new(backend), &store, settings);
+    let (told, waiting) = channel();
+    first.add_listener(Arc::new(move |event: &RendezvousEvent<'_>| {
+        if matches!(event, RendezvousEvent::Waiting(_)) {
+            let _ = told.send(());
+        }
+    }));
+    let joining = join(&first);
+    // A second report comes when it has waited, and would have asked without end meanwhile.
+    for _ in 0..2 {
+        waiting.recv_timeout(LONG).expect("to wait");
+    }
+    let second = node(&store, 2, 2);
+    joined(join(&second));
+    assert_eq!(joined(joining).world_size, 2);
+    assert_eq!(waits.load(Ordering::Acquire), 1);
+    second.leave().expect("to leave");
+    eventually("the loss is seen", || {
+        membership(&first).lost == [second.node().clone()]
+    });
 }
 
 #[test]

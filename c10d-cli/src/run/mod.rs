@@ -157,7 +157,11 @@ fn conclude(
         }
         Ok(_) => Ok(1),
         Err(error) => {
-            match &error {
+            let (cause, failures) = match &error {
+                AgentError::NotRestarted { source, failures } => (&**source, Some(failures)),
+                error => (error, None),
+            };
+            match cause {
                 // The others know, or cannot be told.
                 AgentError::Rendezvous(_) => {}
                 AgentError::Ranks(_) => {
@@ -170,23 +174,29 @@ fn conclude(
                     handler.shutdown();
                 }
             }
-            leave_error_file(&error);
+            // What the worker says of itself tells more than what came of it.
+            if !failures.is_some_and(|failures| report(agent, failures)) {
+                leave_error_file(&error);
+            }
             Err(Failure::No(error.to_string()))
         }
     }
 }
 
-/// The report on failed workers, on standard error: when that is closed there is nobody to tell.
-fn report(agent: &ElasticAgent, failures: &Failures) {
+/// The report on failed workers, on standard error: when that is closed there is nobody to tell. Returns
+/// whether whoever started this command finds the error file of the first one.
+fn report(agent: &ElasticAgent, failures: &Failures) -> bool {
     let _ = writeln!(std::io::stderr(), "{}", agent.summary(failures));
     if let Some(directory) = agent.log_directory() {
         log::info!("the logs of the workers are in {}", directory.display());
     }
-    if let Some(path) = error_file_path()
-        && let Err(error) = failures.first().copy_error_file(&path)
-    {
-        log::warn!("{error}");
-    }
+    let copied = error_file_path().map(|path| failures.first().copy_error_file(&path));
+    copied.is_some_and(|copied| {
+        copied.unwrap_or_else(|error| {
+            log::warn!("{error}");
+            false
+        })
+    })
 }
 
 fn leave_error_file(error: &AgentError) {

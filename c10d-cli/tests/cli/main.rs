@@ -5,5 +5,6 @@ mod bench;
 mod client;
 mod process;
 mod run;
+mod run_failures;
 mod run_options;
 mod serve;
