@@ -55,4 +55,4 @@ pub use options::{KeepAlive, SocketOptions, configure_accepted};
 pub use resolve::resolve;
 pub use stream::DeadlineStream;
 pub use sys::recv_into_spare;
-pub use wait::{wait_for_input, wait_for_output};
+pub use wait::{wait_for_either, wait_for_input, wait_for_output};

@@ -42,6 +42,15 @@ pub fn wait_for_output(fd: &impl AsFd, timeout: Option<Duration>) -> io::Result<
     wait_for_output_by(fd, deadline_after(timeout))
 }
 
+/// Waits until a read from `fd` or a write to it would not block, whichever comes first; which of the two
+/// it is, the caller finds out by trying. Otherwise like [`wait_for_input`].
+///
+/// # Errors
+/// As [`wait_for_input`].
+pub fn wait_for_either(fd: &impl AsFd, timeout: Option<Duration>) -> io::Result<bool> {
+    wait(fd, libc::POLLIN | libc::POLLOUT, deadline_after(timeout))
+}
+
 /// [`wait_for_input`] up to a deadline; one that has passed looks once.
 pub(crate) fn wait_for_input_by(fd: &impl AsFd, deadline: Deadline) -> io::Result<bool> {
     wait(fd, libc::POLLIN, deadline)
