@@ -1,0 +1,86 @@
+//! Two workers of a group that call each other. Here both are in one process and meet in a store of this
+//! process; in a training job each is a process of its own, and the store is a `TcpStore`.
+#![expect(clippy::print_stdout, reason = "an example talks to its user")]
+
+use std::error::Error;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use c10d_store::{HashStore, Store};
+use rpc_agent::{Agent, AgentOptions, CallOptions, HandlerError, Registry, RetryOptions};
+
+/// How long a worker waits for the other one, at the start and at the end.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let store: Arc<dyn Store> = Arc::new(HashStore::new());
+    let its_store = Arc::clone(&store);
+    let server = thread::spawn(move || serve(its_store).map_err(|error| error.to_string()));
+    train(store)?;
+    server.join().map_err(|_| "the server panicked")??;
+    Ok(())
+}
+
+/// Worker 0 has a parameter, and functions that the others may call.
+fn serve(store: Arc<dyn Store>) -> Result<(), Box<dyn Error>> {
+    let parameter = Arc::new(AtomicI64::new(0));
+    let mut registry = Registry::new();
+
+    let read = Arc::clone(&parameter);
+    registry.register_typed("read", move |_, ()| Ok(read.load(Ordering::SeqCst)))?;
+
+    // Called with retries, so it may run twice: it says what the value becomes, not by how much it grows.
+    registry.register_typed("write", move |context, value: i64| {
+        if value < 0 {
+            return Err(HandlerError::new(format!("{value} is below zero")));
+        }
+        println!("{} writes {value}", context.caller());
+        parameter.store(value, Ordering::SeqCst);
+        Ok(())
+    })?;
+
+    let agent = Agent::start(options("server", 0), registry, store)?;
+    // Serves for as long as the other worker has anything under way.
+    agent.shutdown(PATIENCE)?;
+    Ok(())
+}
+
+/// Worker 1 calls worker 0.
+fn train(store: Arc<dyn Store>) -> Result<(), Box<dyn Error>> {
+    let agent = Agent::start(options("trainer", 1), Registry::new(), store)?;
+
+    // Arguments, a result: what a function takes and returns are its types on both sides.
+    let before: i64 = agent.call("server", "read", ())?;
+
+    // A call that may go wrong on its way is repeated: twice here, 100 ms and 150 ms after a failure.
+    let retries = RetryOptions::default()
+        .with_max_retries(2)
+        .with_retry_duration(Duration::from_millis(100));
+    let written = agent.call_with_retries::<i64, ()>("server", "write", before + 1, &retries);
+    written.wait()?;
+
+    // Calls can go on side by side, each with a timeout of its own.
+    let soon = CallOptions::default().with_timeout(Duration::from_secs(5));
+    let reads = [(); 3].map(|()| agent.call_async::<(), i64>("server", "read", (), soon));
+    for read in reads {
+        println!("read {}", read.wait()?);
+    }
+
+    // An error tells where it happened, and whether the function ran.
+    if let Err(error) = agent.call::<i64, ()>("server", "write", -1) {
+        println!("{error} ({:?})", error.outcome());
+    }
+
+    println!("{}", agent.metrics());
+    // Neither worker leaves while the other one still needs it.
+    agent.shutdown(PATIENCE)?;
+    Ok(())
+}
+
+fn options(name: &str, rank: u32) -> AgentOptions {
+    AgentOptions::new(name, rank)
+        .with_world_size(2)
+        .with_host("127.0.0.1")
+}

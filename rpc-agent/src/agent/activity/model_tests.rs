@@ -1,0 +1,77 @@
+//! Waiting for the end of all that is under way, under a model checker:
+//! `RUSTFLAGS='--cfg shuttle' cargo test --lib shuttle`.
+
+use c10d_socket::Deadline;
+
+use super::Activity;
+use crate::sync::{Arc, thread};
+
+#[test]
+fn a_wait_ends_with_the_last_thing_however_they_follow_from_each_other_under_shuttle() {
+    let model = || {
+        let activity = Arc::new(Activity::default());
+        activity.begin_call();
+        let ending = thread::spawn({
+            let activity = Arc::clone(&activity);
+            move || {
+                // A callback follows from the call, and runs on another thread.
+                activity.begin();
+                let calling_back = thread::spawn({
+                    let activity = Arc::clone(&activity);
+                    move || activity.end()
+                });
+                activity.end();
+                calling_back.join().unwrap();
+            }
+        });
+        // Nobody wakes who overlooks the end: a deadlock.
+        assert!(activity.wait_idle(Deadline::NEVER));
+        assert_eq!(activity.under_way(), 0);
+        ending.join().unwrap();
+    };
+    shuttle::check_dfs(model, Some(200_000));
+    shuttle::check_random(model, 2000);
+}
+
+#[test]
+fn every_one_of_two_waits_ends_under_shuttle() {
+    let model = || {
+        let activity = Arc::new(Activity::default());
+        activity.begin();
+        let other = thread::spawn({
+            let activity = Arc::clone(&activity);
+            move || activity.wait_idle(Deadline::NEVER)
+        });
+        let ending = thread::spawn({
+            let activity = Arc::clone(&activity);
+            move || activity.end()
+        });
+        assert!(activity.wait_idle(Deadline::NEVER));
+        assert!(other.join().unwrap());
+        ending.join().unwrap();
+    };
+    shuttle::check_dfs(model, Some(200_000));
+    shuttle::check_pct(model, 2000, 3);
+}
+
+#[test]
+fn a_wait_that_is_over_tells_the_truth_under_shuttle() {
+    shuttle::check_random(
+        || {
+            let activity = Arc::new(Activity::default());
+            activity.begin();
+            let ending = thread::spawn({
+                let activity = Arc::clone(&activity);
+                move || activity.end()
+            });
+            let later = std::time::Duration::from_secs(3600);
+            let deadline = Deadline::after(std::time::Instant::now(), later);
+            if activity.wait_idle(deadline) {
+                assert_eq!(activity.under_way(), 0);
+            }
+            ending.join().unwrap();
+            assert!(activity.wait_idle(deadline));
+        },
+        4000,
+    );
+}

@@ -1,0 +1,324 @@
+//! What a pool works for in its tests: a network that is a queue, and requests that are closures.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use c10d_socket::Deadline;
+
+use super::{Pool, Work};
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::{Arc, Monitor};
+
+/// Until a test that hangs fails.
+pub(super) const LONG: Duration = Duration::from_secs(30);
+
+pub(super) type Body = Box<dyn FnOnce(&Arc<FakeWork>) + Send>;
+
+pub(super) struct FakeWork {
+    pub(super) pool: Pool<Self>,
+    /// What became of the requests so far.
+    pub(super) fates: Arc<Monitor<Fates>>,
+    network: Monitor<Network>,
+    unsent: AtomicBool,
+    collected: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct Network {
+    came: VecDeque<FakeRequest>,
+    is_woken: bool,
+    polls: u64,
+    /// The thread of each poll is the only one.
+    is_polled: bool,
+}
+
+/// Numbers of requests, in the order in which it happened.
+#[derive(Debug, Default)]
+pub(super) struct Fates {
+    pub(super) ran: Vec<u32>,
+    pub(super) refused: Vec<u32>,
+    pub(super) dropped: Vec<u32>,
+    pub(super) called_back: Vec<u32>,
+    pub(super) flushed: u32,
+    pub(super) is_poller_dropped: bool,
+}
+
+impl Fates {
+    /// Every request that something became of.
+    pub(super) fn requests(&self) -> Vec<u32> {
+        let mut all = [&*self.ran, &self.refused, &self.dropped].concat();
+        all.sort_unstable();
+        all
+    }
+}
+
+pub(super) struct FakePoller(Arc<Monitor<Fates>>);
+
+impl Drop for FakePoller {
+    fn drop(&mut self) {
+        self.0.lock().is_poller_dropped = true;
+    }
+}
+
+/// A request with a number; how it ends is noted.
+pub(super) struct FakeRequest {
+    number: u32,
+    is_slow: bool,
+    came_at: Instant,
+    /// `None` once it was run or refused.
+    body: Option<Body>,
+    fates: Arc<Monitor<Fates>>,
+}
+
+impl std::fmt::Debug for FakeRequest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "FakeRequest({})", self.number)
+    }
+}
+
+impl Drop for FakeRequest {
+    fn drop(&mut self) {
+        if self.body.is_some() {
+            self.fates.lock().dropped.push(self.number);
+            self.fates.notify_all();
+        }
+    }
+}
+
+impl AsRef<Pool<Self>> for FakeWork {
+    fn as_ref(&self) -> &Pool<Self> {
+        &self.pool
+    }
+}
+
+impl Work for FakeWork {
+    type Poller = FakePoller;
+    type Request = FakeRequest;
+
+    fn flush(self: &Arc<Self>) {
+        if self.unsent.swap(false, Ordering::SeqCst) {
+            self.note(|fates| fates.flushed += 1);
+        }
+    }
+
+    fn has_unsent(&self) -> bool {
+        self.unsent.load(Ordering::SeqCst)
+    }
+
+    fn has_collected(&self) -> bool {
+        self.collected.swap(false, Ordering::SeqCst)
+    }
+
+    fn poll(self: &Arc<Self>, _: &mut FakePoller, found: &mut VecDeque<FakeRequest>) {
+        let mut network = self.network.lock();
+        assert!(
+            !std::mem::replace(&mut network.is_polled, true),
+            "two threads poll"
+        );
+        network.polls += 1;
+        while network.came.is_empty() && !network.is_woken {
+            (network, _) = self.network.wait_until(network, Deadline::NEVER);
+        }
+        network.is_woken = false;
+        network.is_polled = false;
+        found.append(&mut network.came);
+    }
+
+    fn wake_poller(&self) {
+        self.network.lock().is_woken = true;
+        self.network.notify_all();
+    }
+
+    fn run(self: &Arc<Self>, mut request: FakeRequest) {
+        let number = request.number;
+        let body = request.body.take();
+        body.expect("a request is run once")(self);
+        self.note(|fates| fates.ran.push(number));
+    }
+
+    fn refuse(self: &Arc<Self>, mut request: FakeRequest, _threads: usize) {
+        let number = request.number;
+        drop(request.body.take());
+        self.note(|fates| fates.refused.push(number));
+    }
+
+    fn is_slow(request: &FakeRequest) -> bool {
+        request.is_slow
+    }
+
+    fn arrived_at(request: &FakeRequest) -> Instant {
+        request.came_at
+    }
+}
+
+impl FakeWork {
+    /// A pool that runs.
+    pub(super) fn start(handlers_max: usize, threads_max: usize) -> Arc<Self> {
+        let work = Arc::new(Self {
+            pool: Pool::new("test", handlers_max, threads_max, Instant::now()),
+            fates: Arc::default(),
+            network: Monitor::default(),
+            unsent: AtomicBool::new(false),
+            collected: AtomicBool::new(false),
+        });
+        let poller = FakePoller(Arc::clone(&work.fates));
+        work.pool.start(&work, poller).expect("two threads");
+        work
+    }
+
+    pub(super) fn request(
+        &self,
+        number: u32,
+        body: impl FnOnce(&Arc<Self>) + Send + 'static,
+    ) -> FakeRequest {
+        FakeRequest {
+            number,
+            is_slow: false,
+            came_at: Instant::now(),
+            body: Some(Box::new(body)),
+            fates: Arc::clone(&self.fates),
+        }
+    }
+
+    /// A request comes in through the poller.
+    pub(super) fn arrive(&self, number: u32, body: impl FnOnce(&Arc<Self>) + Send + 'static) {
+        let request = self.request(number, body);
+        self.arrive_together([request]);
+    }
+
+    pub(super) fn arrive_together(&self, requests: impl IntoIterator<Item = FakeRequest>) {
+        self.network.lock().came.extend(requests);
+        self.network.notify_all();
+    }
+
+    /// A request comes otherwise.
+    pub(super) fn submit(
+        self: &Arc<Self>,
+        number: u32,
+        body: impl FnOnce(&Arc<Self>) + Send + 'static,
+    ) {
+        let request = self.request(number, body);
+        self.pool.submit(self, [request]);
+    }
+
+    pub(super) fn call_back(
+        self: &Arc<Self>,
+        number: u32,
+        callback: impl FnOnce() + Send + 'static,
+    ) {
+        let fates = Arc::clone(&self.fates);
+        let noted = move || {
+            callback();
+            fates.lock().called_back.push(number);
+            fates.notify_all();
+        };
+        self.pool.call_back(self, Box::new(noted));
+    }
+
+    /// Leaves something to be sent, as a function on a thread of the pool does.
+    pub(super) fn leave_unsent(self: &Arc<Self>) {
+        self.unsent.store(true, Ordering::SeqCst);
+        if !self.pool.is_own_thread() || !self.pool.is_watched() {
+            self.flush();
+        }
+    }
+
+    /// Waits at a gate in the way in which a function waits for a call of its own.
+    pub(super) fn wait_at(self: &Arc<Self>, gate: &Gate) {
+        let _waiting = self.pool.enter_wait(self);
+        gate.pass();
+    }
+
+    pub(super) fn note(&self, note: impl FnOnce(&mut Fates)) {
+        note(&mut self.fates.lock());
+        self.fates.notify_all();
+    }
+
+    /// Waits until it is so.
+    pub(super) fn until(&self, what: &str, is_so: impl Fn(&Fates) -> bool) {
+        let deadline = deadline();
+        let mut fates = self.fates.lock();
+        while !is_so(&fates) {
+            let has_passed;
+            (fates, has_passed) = self.fates.wait_until(fates, deadline);
+            assert!(
+                !has_passed,
+                "not within {LONG:?}: {what}: {fates:?} {:?}",
+                self.pool
+            );
+        }
+    }
+
+    /// Takes away what came and was not polled.
+    #[cfg(shuttle)]
+    pub(super) fn unread(&self) -> Vec<u32> {
+        let came = std::mem::take(&mut self.network.lock().came);
+        let numbers = came.iter().map(|request| request.number).collect();
+        // They were not the pool's to drop.
+        came.into_iter()
+            .for_each(|mut request| drop(request.body.take()));
+        numbers
+    }
+
+    #[cfg(not(shuttle))]
+    pub(super) fn polls(&self) -> u64 {
+        self.network.lock().polls
+    }
+}
+
+/// Where threads wait until it is opened.
+#[derive(Debug, Default)]
+pub(super) struct Gate(Monitor<GateState>);
+
+#[derive(Debug, Default)]
+struct GateState {
+    is_open: bool,
+    arrivals: usize,
+}
+
+impl Gate {
+    pub(super) fn pass(&self) {
+        let deadline = deadline();
+        let mut gate = self.0.lock();
+        gate.arrivals += 1;
+        self.0.notify_all();
+        while !gate.is_open {
+            let has_passed;
+            (gate, has_passed) = self.0.wait_until(gate, deadline);
+            assert!(!has_passed, "a gate was not opened within {LONG:?}");
+        }
+    }
+
+    pub(super) fn open(&self) {
+        self.0.lock().is_open = true;
+        self.0.notify_all();
+    }
+
+    /// Waits until so many have come in all.
+    pub(super) fn await_arrivals(&self, arrivals: usize) {
+        let deadline = deadline();
+        let mut gate = self.0.lock();
+        while gate.arrivals < arrivals {
+            let has_passed;
+            (gate, has_passed) = self.0.wait_until(gate, deadline);
+            assert!(
+                !has_passed,
+                "{arrivals} did not come within {LONG:?}: {gate:?}"
+            );
+        }
+    }
+
+    #[cfg(not(shuttle))]
+    pub(super) fn arrivals(&self) -> usize {
+        self.0.lock().arrivals
+    }
+}
+
+/// In a model whoever is not woken waits for ever, which is found out at once.
+fn deadline() -> Deadline {
+    if cfg!(shuttle) {
+        Deadline::NEVER
+    } else {
+        Deadline::after(Instant::now(), LONG)
+    }
+}

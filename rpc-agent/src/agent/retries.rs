@@ -1,0 +1,163 @@
+//! Calls with retries: attempts, and what happens between them.
+//!
+//! When the next attempt is due is [`crate::retry`]'s decision.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+
+use super::peer::{Peer, ServedCall};
+use super::shared::Shared;
+use crate::error::{Outcome, RpcError};
+use crate::future::{FutureMessage, Hint, Promise, RpcFuture};
+use crate::in_flight::CallId;
+use crate::retry::{RetryOptions, RetryPolicy, Verdict};
+use crate::worker::Destination;
+
+/// What is to be sent at a later time.
+pub(crate) enum Later {
+    /// The next attempt of a call.
+    Retry(Box<Retried>),
+    /// A request that a test's fault holds up.
+    Request {
+        peer: Arc<Peer>,
+        id: u64,
+        function: Arc<str>,
+        payload: Bytes,
+        /// What is left to the call when it is sent; zero: no limit.
+        timeout: Duration,
+    },
+    /// An answer that a test's fault holds up.
+    Answer { call: ServedCall, payload: Bytes },
+}
+
+/// A call with retries that is under way.
+pub(crate) struct Retried {
+    peer: Arc<Peer>,
+    function: Arc<str>,
+    payload: Bytes,
+    policy: RetryPolicy,
+    promise: Promise<Bytes>,
+    attempts: u32,
+    /// Of all attempts: one that was sent may have run.
+    outcome: Outcome,
+    began: Instant,
+}
+
+impl Shared {
+    pub(crate) fn call_with_retries(
+        self: &Arc<Self>,
+        to: Destination<'_>,
+        function: &str,
+        payload: Bytes,
+        options: &RetryOptions,
+    ) -> FutureMessage {
+        let policy = match options.checked() {
+            Ok(policy) => policy,
+            Err(error) => return self.failed(RpcError::RetryOptions(error)),
+        };
+        let peer = match self.find(to) {
+            Ok(peer) => peer,
+            Err(error) => return self.failed(error),
+        };
+        let (promise, future) = RpcFuture::with_executor(self.executor(), Hint::NONE);
+        self.activity.begin();
+        self.attempt(Box::new(Retried {
+            peer,
+            function: function.into(),
+            payload,
+            policy,
+            promise,
+            attempts: 0,
+            outcome: Outcome::NotExecuted,
+            began: Instant::now(),
+        }));
+        future
+    }
+
+    fn attempt(self: &Arc<Self>, mut call: Box<Retried>) {
+        call.attempts += 1;
+        let timeout = call.policy.attempt_timeout;
+        let attempt = self.call_peer(
+            &call.peer,
+            &call.function,
+            call.payload.clone(),
+            Some(timeout),
+        );
+        let shared = Arc::clone(self);
+        attempt.on_complete(move |result| shared.after_attempt(call, result));
+    }
+
+    fn after_attempt(self: &Arc<Self>, mut call: Box<Retried>, result: &Result<Bytes, RpcError>) {
+        let error = match result {
+            Ok(payload) => return self.end_retried(*call, Ok(payload.clone())),
+            Err(error) if !self.is_running() => return self.end_retried(*call, Err(error.clone())),
+            Err(error) => error,
+        };
+        if error.outcome() != Outcome::NotExecuted {
+            call.outcome = Outcome::Unknown;
+        }
+        log::debug!("{}: Send try {} failed: {error}", self.me, call.attempts);
+        let now = Instant::now();
+        match self
+            .later
+            .on_failure(&call.policy, call.attempts, call.began, now, error)
+        {
+            Verdict::GiveUp(error) => {
+                if matches!(error, RpcError::RetriesExhausted { .. }) {
+                    self.metrics.retries_exhausted();
+                }
+                self.end_retried(*call, Err(error));
+            }
+            Verdict::Again { at } => {
+                if let Err(Later::Retry(call)) = self.later.schedule(at, Later::Retry(call)) {
+                    self.give_up_at_end(*call);
+                }
+            }
+        }
+    }
+
+    fn end_retried(&self, call: Retried, result: Result<Bytes, RpcError>) {
+        call.promise.complete(result);
+        self.activity.end();
+    }
+
+    /// The agent ends before the next attempt.
+    fn give_up_at_end(&self, call: Retried) {
+        let error = self.shut_down(&call.peer, &call.function, call.outcome);
+        self.end_retried(call, Err(error));
+    }
+
+    /// Sends what is due. On the retry thread.
+    pub(crate) fn send_later(self: &Arc<Self>, later: Later) {
+        match later {
+            Later::Retry(call) => {
+                self.metrics.retry_sent();
+                self.attempt(call);
+            }
+            Later::Request {
+                peer,
+                id,
+                function,
+                payload,
+                timeout,
+            } => {
+                let state = peer.lock();
+                if state.in_flight.contains(CallId::from_wire(id)) {
+                    self.send_request(&peer, state, id, &function, &payload, timeout, 1);
+                }
+            }
+            Later::Answer { call, payload } => self.send_answer(&call, payload),
+        }
+    }
+
+    /// What was still to be sent when the agent ended.
+    pub(crate) fn drop_later(&self, later: Later) {
+        match later {
+            Later::Retry(call) => self.give_up_at_end(*call),
+            // The call fails with all others of its peer.
+            Later::Request { .. } | Later::Answer { .. } => {}
+        }
+    }
+}

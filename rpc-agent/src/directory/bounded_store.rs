@@ -1,0 +1,213 @@
+//! A store whose every operation is over by a deadline.
+//!
+//! Knows no keys, and does not retry.
+
+use std::iter;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use c10d_socket::Deadline;
+use c10d_store::{Known, Store, StoreError};
+
+/// What an operation gets that the store answers at once, even by a deadline that has passed: a
+/// server under load is not mistaken for a dead one, and a farewell can still be said.
+const ANSWER_TIMEOUT_MIN: Duration = Duration::from_secs(1);
+
+/// How long the search for missing keys goes on, after which the error says what it has found.
+const SEARCH: Duration = Duration::from_secs(2);
+
+/// A handle to a store of which nobody else uses the timeout.
+///
+/// The timeout is set before each operation that has none of its own. Threads with different
+/// deadlines may disturb each other there, which shows only when the store does not answer: then one
+/// may give up at the other's deadline, but no sooner than after [`ANSWER_TIMEOUT_MIN`].
+#[derive(Debug, Clone)]
+pub(crate) struct BoundedStore {
+    store: Arc<dyn Store>,
+}
+
+/// Which of some keys are missing.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Missing {
+    /// Where they are in the list, ascending.
+    pub(crate) positions: Vec<usize>,
+    /// Whether all of the list was searched.
+    pub(crate) is_complete: bool,
+}
+
+impl BoundedStore {
+    pub(crate) fn new(store: Arc<dyn Store>) -> Self {
+        Self { store }
+    }
+
+    pub(crate) fn label(&self) -> String {
+        self.store.label()
+    }
+
+    pub(crate) fn full_key(&self, key: &str) -> String {
+        self.store.full_key(key)
+    }
+
+    pub(crate) fn set(&self, key: &str, value: &[u8], by: Deadline) -> Result<(), StoreError> {
+        self.answered_by(by).set(key, value)
+    }
+
+    pub(crate) fn add(&self, key: &str, delta: i64, by: Deadline) -> Result<i64, StoreError> {
+        self.answered_by(by).add(key, delta)
+    }
+
+    /// Writes `desired` if the value is `expected` (empty: or missing). `Ok` if the value is now as
+    /// desired, else the present one.
+    pub(crate) fn replace(
+        &self,
+        key: &str,
+        expected: &[u8],
+        desired: &[u8],
+        by: Deadline,
+    ) -> Result<Result<(), Vec<u8>>, StoreError> {
+        let present = self.answered_by(by).compare_set(key, expected, desired)?;
+        Ok(if present == desired {
+            Ok(())
+        } else {
+            Err(present)
+        })
+    }
+
+    pub(crate) fn delete(&self, key: &str, by: Deadline) -> Result<bool, StoreError> {
+        self.answered_by(by).delete_key(key)
+    }
+
+    /// The value, if there is one now.
+    pub(crate) fn get_if_there(
+        &self,
+        key: &str,
+        by: Deadline,
+    ) -> Result<Option<Vec<u8>>, StoreError> {
+        if !self.answered_by(by).check(&[key])? {
+            return Ok(None);
+        }
+        // A plain `get` would wait for ever, had the key been deleted meanwhile.
+        in_time(
+            self.store
+                .wait_change(key, Known::nothing(), answer_timeout(by)),
+        )
+    }
+
+    /// Waits until the value is another one than `seen`, and returns it. `None` when it is not by the
+    /// deadline.
+    pub(crate) fn wait_change(
+        &self,
+        key: &str,
+        seen: &[u8],
+        by: Deadline,
+    ) -> Result<Option<Vec<u8>>, StoreError> {
+        in_time(self.store.wait_change(key, Known::whole(seen), timeout(by)))
+    }
+
+    /// Waits until all keys are there. `false` when they are not by the deadline.
+    pub(crate) fn wait(&self, keys: &[&str], by: Deadline) -> Result<bool, StoreError> {
+        Ok(in_time(self.store.wait_timeout(keys, timeout(by)))?.is_some())
+    }
+
+    /// The values of keys that are there.
+    pub(crate) fn get_all(&self, keys: &[&str], by: Deadline) -> Result<Vec<Vec<u8>>, StoreError> {
+        self.answered_by(by).multi_get(keys)
+    }
+
+    /// Which keys are missing, by halves: few requests when few are. Takes two seconds at most.
+    pub(crate) fn missing(&self, keys: &[&str]) -> Result<Missing, StoreError> {
+        let by = Deadline::after(Instant::now(), SEARCH);
+        let mut missing = Missing {
+            is_complete: true,
+            ..Missing::default()
+        };
+        let mut ranges: Vec<Range<usize>> = iter::once(0..keys.len()).collect();
+        while let Some(range) = ranges.pop() {
+            if by.has_passed(Instant::now()) {
+                missing.is_complete = false;
+                break;
+            }
+            if self.answered_by(by).check(&keys[range.clone()])? {
+                continue;
+            }
+            if range.len() == 1 {
+                missing.positions.push(range.start);
+                continue;
+            }
+            let middle = range.start + range.len() / 2;
+            // The lower half is on top.
+            ranges.push(middle..range.end);
+            ranges.push(range.start..middle);
+        }
+        Ok(missing)
+    }
+
+    fn answered_by(&self, by: Deadline) -> &dyn Store {
+        self.store.set_timeout(answer_timeout(by));
+        &*self.store
+    }
+}
+
+fn timeout(by: Deadline) -> Duration {
+    by.remaining(Instant::now()).unwrap_or(Duration::MAX)
+}
+
+fn answer_timeout(by: Deadline) -> Duration {
+    timeout(by).max(ANSWER_TIMEOUT_MIN)
+}
+
+/// A wait that ran out of time is an answer too.
+fn in_time<T>(result: Result<T, StoreError>) -> Result<Option<T>, StoreError> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if error.is_timeout() => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use c10d_store::HashStore;
+
+    use super::*;
+
+    #[test]
+    fn missing_keys_are_found_in_their_order() {
+        let store = HashStore::new();
+        let keys: Vec<String> = (0..100).map(|key| key.to_string()).collect();
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        for (position, key) in keys.iter().enumerate() {
+            if ![0, 17, 18, 99].contains(&position) {
+                store.set(key, b"").unwrap();
+            }
+        }
+        let missing = BoundedStore::new(Arc::new(store)).missing(&keys).unwrap();
+        assert_eq!(missing.positions, [0, 17, 18, 99]);
+        assert!(missing.is_complete);
+    }
+
+    #[test]
+    fn what_is_not_there_is_none_at_once() {
+        let store = BoundedStore::new(Arc::new(HashStore::new()));
+        assert_eq!(store.get_if_there("k", Deadline::NEVER).unwrap(), None);
+        store.set("k", b"", Deadline::NEVER).unwrap();
+        let there = store
+            .get_if_there("k", Deadline::at(Instant::now()))
+            .unwrap();
+        assert_eq!(there, Some(Vec::new()));
+    }
+
+    #[test]
+    fn a_value_is_replaced_only_if_it_is_as_expected() {
+        let store = BoundedStore::new(Arc::new(HashStore::new()));
+        let now = Deadline::at(Instant::now());
+        assert_eq!(store.replace("k", b"", b"a", now).unwrap(), Ok(()));
+        assert_eq!(
+            store.replace("k", b"", b"b", now).unwrap(),
+            Err(b"a".to_vec())
+        );
+        assert_eq!(store.replace("k", b"a", b"", now).unwrap(), Ok(()));
+        assert_eq!(store.replace("k", b"", b"b", now).unwrap(), Ok(()));
+    }
+}

@@ -1,0 +1,172 @@
+//! A group of known size: everyone says who it is, and reads who the others are.
+
+use std::time::{Duration, Instant};
+
+use c10d_socket::Deadline;
+
+use super::bounded_store::BoundedStore;
+use super::error::{DirectoryError, MissingRanks};
+use super::members::{Members, Taken};
+use super::record::Member;
+use crate::worker::{WORKER_ID_MAX, WorkerId};
+
+/// Where the workers that wait learn that one was refused, whom they would wait for in vain.
+const REFUSED_KEY: &str = "names/_REFUSED";
+
+/// How often those who wait look there.
+const SLICE: Duration = Duration::from_millis(500);
+
+/// What one worker says of itself: its name, its address, its incarnation.
+pub(super) fn claim_key(id: WorkerId) -> String {
+    format!("names/{id}")
+}
+
+/// Claims the rank and reads all others. Every worker finds the same faults in the same group, so
+/// either all go on or none.
+pub(super) fn join(
+    store: &BoundedStore,
+    me: &Member,
+    world_size: u32,
+    started: Instant,
+    by: Deadline,
+) -> Result<Members, DirectoryError> {
+    if me.info.id.get() >= world_size || world_size > WORKER_ID_MAX + 1 {
+        return Err(DirectoryError::Rank {
+            rank: me.info.id.get(),
+            world_size,
+        });
+    }
+    claim(store, me, by)?;
+    let keys: Vec<String> = (0..world_size)
+        .map(|rank| format!("names/{rank}"))
+        .collect();
+    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+    await_all(store, &keys, started, by)?;
+    let values = store
+        .get_all(&keys, by)
+        .map_err(DirectoryError::store("reading the names of all workers"))?;
+    let mut members = Members::default();
+    for (rank, value) in (0..world_size).zip(values) {
+        let member = WorkerId::new(rank)
+            .map_err(Into::into)
+            .and_then(|id| Member::parse(id, &value))
+            .map_err(|error| DirectoryError::corrupt(store, keys[rank as usize], &error))?;
+        // Ids differ, as the keys do.
+        if let Err(Taken::Name { holder } | Taken::Id { holder }) = members.add(member.clone()) {
+            return Err(DirectoryError::name_taken(&holder, &member));
+        }
+    }
+    Ok(members)
+}
+
+/// What the worker with this id says of itself now; `None` when it left.
+pub(super) fn read(
+    store: &BoundedStore,
+    id: WorkerId,
+    by: Deadline,
+) -> Result<Option<Member>, DirectoryError> {
+    let key = claim_key(id);
+    let value = store
+        .get_if_there(&key, by)
+        .map_err(DirectoryError::store("reading a worker's address"))?;
+    value
+        .map(|value| Member::parse(id, &value))
+        .transpose()
+        .map_err(|error| DirectoryError::corrupt(store, &key, &error))
+}
+
+/// Gives the rank up, so that the worker can come back under it.
+pub(super) fn leave(store: &BoundedStore, me: &Member, by: Deadline) -> Result<(), DirectoryError> {
+    // Nobody else writes under a rank that is claimed.
+    store
+        .delete(&claim_key(me.info.id), by)
+        .map_err(DirectoryError::store("leaving the group"))?;
+    Ok(())
+}
+
+fn claim(store: &BoundedStore, me: &Member, by: Deadline) -> Result<(), DirectoryError> {
+    let key = claim_key(me.info.id);
+    let claimed = store
+        .replace(&key, b"", me.to_string().as_bytes(), by)
+        .map_err(DirectoryError::store("claiming the own rank"))?;
+    let Err(present) = claimed else {
+        return Ok(());
+    };
+    let holder = Member::parse(me.info.id, &present)
+        .map_err(|error| DirectoryError::corrupt(store, &key, &error))?;
+    let refused = format!("{} {me}", me.info.id);
+    store
+        .set(REFUSED_KEY, refused.as_bytes(), by)
+        .map_err(DirectoryError::store(
+            "telling others of a rank claimed twice",
+        ))?;
+    Err(DirectoryError::id_taken(&holder, me))
+}
+
+fn await_all(
+    store: &BoundedStore,
+    keys: &[&str],
+    started: Instant,
+    by: Deadline,
+) -> Result<(), DirectoryError> {
+    let failed = |source| DirectoryError::Store {
+        doing: "waiting for the names of all workers",
+        source: Box::new(source),
+    };
+    loop {
+        let slice = Deadline::after(Instant::now(), SLICE).min(by);
+        if store.wait(keys, slice).map_err(failed)? {
+            return Ok(());
+        }
+        check_nobody_refused(store, by)?;
+        let now = Instant::now();
+        if by.has_passed(now) {
+            let missing = store.missing(keys).map_err(failed)?;
+            if missing.positions.is_empty() && missing.is_complete {
+                return Ok(());
+            }
+            return Err(DirectoryError::WorkersMissing {
+                present: keys.len() - missing.positions.len(),
+                world_size: keys.len(),
+                missing: MissingRanks::new(missing.positions, missing.is_complete),
+                key: store.full_key("names/<rank>"),
+                store: store.label(),
+                elapsed: now.duration_since(started),
+            });
+        }
+    }
+}
+
+fn check_nobody_refused(store: &BoundedStore, by: Deadline) -> Result<(), DirectoryError> {
+    let read = store
+        .get_if_there(REFUSED_KEY, by)
+        .map_err(DirectoryError::store("asking whether a worker was refused"))?;
+    let Some(refused) = read else {
+        return Ok(());
+    };
+    // The id, a blank, and then what the worker said of itself.
+    let blank = refused.iter().position(|byte| *byte == b' ');
+    let (id, rest) = refused.split_at(blank.unwrap_or(0));
+    let refused = std::str::from_utf8(id)
+        .ok()
+        .and_then(|id| WorkerId::new(id.parse().ok()?).ok())
+        .and_then(|id| Member::parse(id, rest.get(1..)?).ok());
+    // What nobody can have written about refusals refuses nobody.
+    let Some(refused) = refused else {
+        return Ok(());
+    };
+    match read_holder(store, &refused, by)? {
+        Some(holder) => Err(DirectoryError::id_taken(&holder, &refused)),
+        None => Ok(()),
+    }
+}
+
+/// Who has the rank for which another worker was refused.
+fn read_holder(
+    store: &BoundedStore,
+    refused: &Member,
+    by: Deadline,
+) -> Result<Option<Member>, DirectoryError> {
+    let holder = read(store, refused.info.id, by)?;
+    Ok(holder.filter(|holder| holder != refused))
+}

@@ -1,0 +1,435 @@
+//! Groups of several workers over real stores.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use c10d_store::{HashStore, PrefixStore, ServerOptions, TcpStore, TcpStoreServer};
+
+use super::*;
+use crate::worker::WorkerId;
+
+/// Long enough that only a hang reaches it.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn patience() -> Deadline {
+    Deadline::after(Instant::now(), PATIENCE)
+}
+
+fn over() -> Deadline {
+    Deadline::at(Instant::now())
+}
+
+/// A store that several workers share, each through a handle of its own.
+struct Shared {
+    stores: Box<dyn Fn() -> Arc<dyn Store>>,
+    _server: Option<TcpStoreServer>,
+}
+
+impl Shared {
+    fn hash() -> Self {
+        let store = HashStore::new();
+        Self {
+            stores: Box::new(move || Arc::new(store.clone())),
+            _server: None,
+        }
+    }
+
+    fn tcp() -> Self {
+        let server = TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).unwrap();
+        let port = server.local_addr().port();
+        Self {
+            stores: Box::new(move || Arc::new(TcpStore::connect("127.0.0.1", port).unwrap())),
+            _server: Some(server),
+        }
+    }
+
+    fn prefixed() -> Self {
+        let store = HashStore::new();
+        Self {
+            stores: Box::new(move || Arc::new(PrefixStore::new("rpc_prefix_0", store.clone()))),
+            _server: None,
+        }
+    }
+
+    fn all() -> [Self; 3] {
+        [Self::hash(), Self::tcp(), Self::prefixed()]
+    }
+
+    fn store(&self) -> Arc<dyn Store> {
+        (self.stores)()
+    }
+
+    /// A worker with the incarnation 100 + id and the port 4000 + id.
+    fn join(
+        &self,
+        name: &str,
+        id: u32,
+        group: Group,
+        by: Deadline,
+    ) -> Result<Directory, DirectoryError> {
+        join(self.store(), name, id, u64::from(id) + 100, group, by)
+    }
+
+    /// All at once, each in its thread.
+    fn join_all(
+        &self,
+        workers: &[(&str, u32)],
+        group: Group,
+        by: Deadline,
+    ) -> Vec<Result<Directory, DirectoryError>> {
+        let joining: Vec<_> = workers
+            .iter()
+            .map(|(name, id)| {
+                let (store, name, id) = (self.store(), (*name).to_owned(), *id);
+                thread::spawn(move || join(store, &name, id, u64::from(id) + 100, group, by))
+            })
+            .collect();
+        joining
+            .into_iter()
+            .map(|worker| worker.join().unwrap())
+            .collect()
+    }
+}
+
+fn join(
+    store: Arc<dyn Store>,
+    name: &str,
+    id: u32,
+    incarnation: u64,
+    group: Group,
+    by: Deadline,
+) -> Result<Directory, DirectoryError> {
+    let address = format!("127.0.0.1:{}", 4000 + id);
+    Directory::join(store, info(name, id), &address, incarnation, group, by)
+}
+
+fn info(name: &str, id: u32) -> WorkerInfo {
+    WorkerInfo::new(name, id).unwrap()
+}
+
+fn known(world_size: u32) -> Group {
+    Group::Static { world_size }
+}
+
+#[test]
+fn workers_of_a_group_of_known_size_find_each_other() {
+    for shared in Shared::all() {
+        let workers = [("ps:0", 0), ("trainer-a", 1), ("trainer-b", 2)];
+        let joined = shared.join_all(&workers, known(3), patience());
+        for (directory, (name, id)) in joined.into_iter().zip(workers) {
+            let directory = directory.unwrap();
+            assert_eq!(directory.me.info, info(name, id));
+            let all = workers.map(|(name, id)| info(name, id));
+            assert_eq!(directory.workers(), all);
+            for worker in &all {
+                let by_name = directory.find(&worker.name.as_str().into());
+                assert_eq!(by_name.as_ref(), Some(worker));
+                let by_id = directory.find(&worker.id.into());
+                assert_eq!(by_id.as_ref(), Some(worker));
+                let address = directory.address_of(worker, patience()).unwrap().unwrap();
+                let id = worker.id.get();
+                assert_eq!(
+                    address.host_port.to_string(),
+                    format!("127.0.0.1:{}", 4000 + id)
+                );
+                assert_eq!(address.incarnation, u64::from(id) + 100);
+            }
+            assert_eq!(directory.find(&"nobody".into()), None);
+            // All are known, so there is nothing to wait for.
+            let nobody = directory.find_or_wait(&3.into(), Deadline::NEVER).unwrap();
+            assert_eq!(nobody, None);
+        }
+    }
+}
+
+#[test]
+fn a_name_given_twice_is_an_error_on_every_rank_that_names_both() {
+    for shared in Shared::all() {
+        let workers = [("a", 0), ("same", 1), ("b", 2), ("same", 3)];
+        for joined in shared.join_all(&workers, known(4), patience()) {
+            assert_eq!(
+                joined.unwrap_err().to_string(),
+                "RPC worker name same is not unique. Workers 1 and 3 share the same name. \
+                 (1 is at 127.0.0.1:4001, 3 at 127.0.0.1:4003)"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_rank_claimed_twice_is_an_error_on_every_rank_that_still_waits() {
+    for shared in Shared::all() {
+        // Rank 2 of three never comes: two processes were given rank 1.
+        let joining = thread::scope(|scope| {
+            let joining: Vec<_> = [("a", 0, 1), ("b", 1, 2), ("b", 1, 3)]
+                .map(|(name, id, incarnation)| {
+                    let store = shared.store();
+                    scope.spawn(move || join(store, name, id, incarnation, known(3), patience()))
+                })
+                .into();
+            joining
+                .into_iter()
+                .map(|worker| worker.join().unwrap())
+                .collect::<Vec<_>>()
+        });
+        for joined in joining {
+            assert_eq!(
+                joined.unwrap_err().to_string(),
+                "RPC worker id 1 is not unique. Worker b and already has ID and b cannot be added. \
+                 (the former is at 127.0.0.1:4001, the latter at 127.0.0.1:4001)"
+            );
+        }
+    }
+}
+
+#[test]
+fn who_waits_in_vain_says_who_is_missing() {
+    for shared in Shared::all() {
+        let last = "b tcp://127.0.0.1:4019#0000000000000001";
+        shared.store().set("names/19", last.as_bytes()).unwrap();
+        let soon = Deadline::after(Instant::now(), Duration::from_millis(20));
+        let error = shared
+            .join("a", 0, known(20), soon)
+            .unwrap_err()
+            .to_string();
+        let missing = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16 and 2 more";
+        assert!(
+            error.starts_with("2 of 20 workers are there after "),
+            "{error}"
+        );
+        assert!(error.contains("names/<rank>"), "{error}");
+        assert!(error.ends_with(missing), "{error}");
+    }
+}
+
+#[test]
+fn a_rank_beyond_the_world_size_is_refused() {
+    let shared = Shared::hash();
+    for (rank, world_size) in [(3, 3), (0, 0), (0, 32_769)] {
+        let error = shared
+            .join("a", rank, known(world_size), over())
+            .unwrap_err();
+        assert!(matches!(error, DirectoryError::Rank { .. }), "{error}");
+    }
+}
+
+#[test]
+fn a_group_is_of_known_size_for_all_or_for_none() {
+    for (first, second, said) in [
+        (known(1), Group::Dynamic, "has no world size"),
+        (Group::Dynamic, known(2), "has a world size"),
+    ] {
+        let shared = Shared::prefixed();
+        shared.join("a", 0, first, patience()).unwrap();
+        let error = shared
+            .join("b", 1, second, patience())
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.starts_with(
+                "RPC group mixes statically and dynamically initialized members which is not \
+                 supported."
+            ),
+            "{error}"
+        );
+        assert!(error.contains(said), "{error}");
+        assert!(error.contains("rpc_prefix_0/rpcIsStaticGroup"), "{error}");
+    }
+}
+
+#[test]
+fn a_worker_that_left_can_come_back_elsewhere() {
+    for group in [known(2), Group::Dynamic] {
+        for shared in Shared::all() {
+            let mut joined = shared.join_all(&[("a", 0), ("b", 1)], group, patience());
+            let b = joined.pop().unwrap().unwrap();
+            let a = joined.pop().unwrap().unwrap();
+            b.leave(patience()).unwrap();
+            assert_eq!(a.address_of(&info("b", 1), patience()).unwrap(), None);
+
+            let back = Directory::join(
+                shared.store(),
+                info("b", 1),
+                "[::1]:5000",
+                7,
+                group,
+                patience(),
+            );
+            assert_eq!(back.unwrap().workers(), [info("a", 0), info("b", 1)]);
+            let address = a.address_of(&info("b", 1), patience()).unwrap();
+            assert_eq!(address, Some(Address::new("[::1]:5000", 7).unwrap()));
+            let other = info("c", 1);
+            assert_eq!(a.address_of(&other, patience()).unwrap(), None);
+        }
+    }
+}
+
+#[test]
+fn an_address_that_reaches_nobody_is_refused() {
+    for address in ["127.0.0.1:0", "127.0.0.1", "::1:5", ""] {
+        let store = Arc::new(HashStore::new());
+        let joined = Directory::join(store.clone(), info("a", 0), address, 1, known(1), over());
+        let error = joined.unwrap_err();
+        assert!(
+            matches!(error, DirectoryError::OwnAddress { .. }),
+            "{error}"
+        );
+        assert_eq!(store.num_keys().unwrap(), 0);
+    }
+}
+
+#[test]
+fn what_a_stranger_wrote_is_an_error_with_its_key() {
+    let shared = Shared::prefixed();
+    let store = shared.store();
+    store.set("names/1", b"\xff\xff").unwrap();
+    let error = shared
+        .join("a", 0, known(2), patience())
+        .unwrap_err()
+        .to_string();
+    assert_eq!(
+        error,
+        "\"rpc_prefix_0/names/1\" at hash store: it is not UTF-8"
+    );
+
+    let shared = Shared::prefixed();
+    let store = shared.store();
+    store.set("names/_ALL_WORKER_INFOS", b"a-0,b-1,").unwrap();
+    let error = shared
+        .join("a", 0, Group::Dynamic, patience())
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("rpc_prefix_0/names/_ALL_WORKER_INFOS"),
+        "{error}"
+    );
+    assert!(error.contains("line 1"), "{error}");
+    // The turn was given back all the same.
+    assert_eq!(store.get("RpcGroupManagementToken").unwrap(), b"");
+}
+
+#[test]
+fn many_join_a_dynamic_group_at_once() {
+    for shared in Shared::all() {
+        let names: Vec<String> = (0..12).map(|id| format!("w-{id}-")).collect();
+        let workers: Vec<(&str, u32)> = names.iter().map(String::as_str).zip(0..).collect();
+        let joined = shared.join_all(&workers, Group::Dynamic, patience());
+        for directory in joined {
+            let directory = directory.unwrap();
+            // Whoever came later is found all the same.
+            for (name, id) in &workers {
+                let found = directory.find_or_wait(&(*name).into(), over()).unwrap();
+                assert_eq!(found, Some(info(name, *id)));
+            }
+            assert_eq!(directory.workers().len(), 12);
+        }
+    }
+}
+
+#[test]
+fn some_leave_a_dynamic_group_while_others_join() {
+    for shared in Shared::all() {
+        let first = shared.join_all(&[("a", 0), ("b", 1), ("c", 2)], Group::Dynamic, patience());
+        let mut first: Vec<Directory> = first.into_iter().map(Result::unwrap).collect();
+        let a = first.remove(0);
+        let leaving: Vec<_> = first
+            .into_iter()
+            .map(|directory| thread::spawn(move || directory.leave(patience())))
+            .collect();
+        let joined = shared.join_all(&[("d", 3), ("e", 4)], Group::Dynamic, patience());
+        assert!(joined.iter().all(Result::is_ok), "{joined:?}");
+        for leaving in leaving {
+            leaving.join().unwrap().unwrap();
+        }
+        assert_eq!(a.address_of(&info("b", 1), patience()).unwrap(), None);
+        assert_eq!(a.workers(), [info("a", 0), info("d", 3), info("e", 4)]);
+        assert_eq!(a.find(&"b".into()), None);
+    }
+}
+
+#[test]
+fn a_worker_that_joins_later_is_waited_for() {
+    for shared in Shared::all() {
+        let a = shared.join("a", 0, Group::Dynamic, patience()).unwrap();
+        assert_eq!(a.find_or_wait(&"late".into(), over()).unwrap(), None);
+        thread::scope(|scope| {
+            let found = scope.spawn(|| a.find_or_wait(&"late".into(), patience()));
+            let late = shared.join("late", 1, Group::Dynamic, patience()).unwrap();
+            assert_eq!(found.join().unwrap().unwrap(), Some(late.me.info.clone()));
+        });
+    }
+}
+
+#[test]
+fn a_name_or_an_id_of_a_member_is_refused_and_both_are_the_member_after_a_crash() {
+    for shared in Shared::all() {
+        let a = shared.join("a", 0, Group::Dynamic, patience()).unwrap();
+        shared.join("b", 1, Group::Dynamic, patience()).unwrap();
+        let refused = |name, id| {
+            let joined = shared.join(name, id, Group::Dynamic, patience());
+            joined.unwrap_err().to_string()
+        };
+        assert_eq!(
+            refused("b", 2),
+            "RPC worker name b is not unique. Workers 1 and 2 share the same name. \
+             (1 is at 127.0.0.1:4001, 2 at 127.0.0.1:4002)"
+        );
+        assert_eq!(
+            refused("c", 1),
+            "RPC worker id 1 is not unique. Worker b and already has ID and c cannot be added. \
+             (the former is at 127.0.0.1:4001, the latter at 127.0.0.1:4001)"
+        );
+        let again = join(shared.store(), "b", 1, 9, Group::Dynamic, patience());
+        again.unwrap();
+        let address = a.address_of(&info("b", 1), patience()).unwrap().unwrap();
+        assert_eq!(address.incarnation, 9);
+        assert_eq!(a.workers().len(), 2);
+    }
+}
+
+#[test]
+fn a_crash_while_holding_the_turn_delays_others_but_stops_nobody() {
+    let shared = Shared::tcp();
+    let store = shared.store();
+    store
+        .set("RpcGroupManagementToken", b"crashed beat 0")
+        .unwrap();
+    let soon = Deadline::after(Instant::now(), Duration::from_millis(20));
+    let error = shared
+        .join("a", 0, Group::Dynamic, soon)
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("is held by crashed beat 0"), "{error}");
+    let a = shared.join("a", 0, Group::Dynamic, patience()).unwrap();
+    assert_eq!(a.workers(), [info("a", 0)]);
+}
+
+#[test]
+fn a_store_that_is_gone_is_an_error_with_its_key() {
+    let shared = Shared::tcp();
+    let store = shared.store();
+    let group = known(1);
+    let a = join(store.clone(), "a", 0, 1, group, patience()).unwrap();
+    store.close();
+    let error = a
+        .address_of(&info("a", 0), patience())
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.starts_with("reading a worker's address: check \"names/0\""),
+        "{error}"
+    );
+}
+
+#[test]
+fn an_old_list_does_not_replace_a_later_one() {
+    let shared = Shared::hash();
+    let a = shared.join("a", 0, Group::Dynamic, patience()).unwrap();
+    let old = a.view(Members::clone);
+    shared.join("b", 1, Group::Dynamic, patience()).unwrap();
+    let id: WorkerId = info("b", 1).id;
+    assert!(a.find_or_wait(&id.into(), over()).unwrap().is_some());
+    a.learn(old);
+    assert!(a.find(&id.into()).is_some());
+}

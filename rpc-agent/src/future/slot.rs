@@ -1,0 +1,219 @@
+//! The place where a result is put once, and what is to happen then.
+//!
+//! Does not know what a call is. No lock is held while anything runs that was handed in: callbacks,
+//! wakers, their destructors.
+
+use std::task::Waker;
+
+use c10d_socket::Deadline;
+
+use super::executor::{Executor, Hint, Job};
+use super::few::Few;
+use super::panic::contained;
+use crate::error::RpcError;
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::{Arc, Monitor};
+
+pub(super) struct Slot<T> {
+    state: Monitor<State<T>>,
+    /// Set along with the result, and never unset. It is for looking without the lock.
+    is_complete: AtomicBool,
+    executor: Option<Arc<dyn Executor>>,
+    hint: Hint,
+}
+
+struct State<T> {
+    result: Option<Result<T, RpcError>>,
+    /// Each holds the slot, which is a cycle until the completion takes them out.
+    jobs: Few<Job>,
+    wakers: Few<(WakerKey, Waker)>,
+    wakers_seen: u64,
+    /// How many threads wait. Waking nobody would cost a system call too.
+    waiting: usize,
+}
+
+/// Whose waker it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct WakerKey(u64);
+
+impl<T> Slot<T> {
+    pub(super) fn new(executor: Option<Arc<dyn Executor>>, hint: Hint) -> Self {
+        Self::with_result(None, executor, hint)
+    }
+
+    pub(super) fn complete_from_the_start(result: Result<T, RpcError>) -> Self {
+        Self::with_result(Some(result), None, Hint::NONE)
+    }
+
+    fn with_result(
+        result: Option<Result<T, RpcError>>,
+        executor: Option<Arc<dyn Executor>>,
+        hint: Hint,
+    ) -> Self {
+        Self {
+            is_complete: AtomicBool::new(result.is_some()),
+            state: Monitor::new(State {
+                result,
+                jobs: Few::None,
+                wakers: Few::None,
+                wakers_seen: 0,
+                waiting: 0,
+            }),
+            executor,
+            hint,
+        }
+    }
+
+    pub(super) fn executor(&self) -> Option<Arc<dyn Executor>> {
+        self.executor.clone()
+    }
+
+    pub(super) fn is_complete(&self) -> bool {
+        self.is_complete.load(Ordering::Acquire)
+    }
+
+    /// True for the first only; what others bring is dropped.
+    pub(super) fn complete(&self, result: Result<T, RpcError>) -> bool {
+        let mut state = self.state.lock();
+        if state.result.is_some() {
+            drop(state);
+            drop(result);
+            return false;
+        }
+        state.result = Some(result);
+        self.is_complete.store(true, Ordering::Release);
+        let jobs = std::mem::take(&mut state.jobs);
+        let wakers = std::mem::take(&mut state.wakers);
+        let is_awaited = state.waiting > 0;
+        drop(state);
+
+        if is_awaited {
+            self.state.notify_all();
+        }
+        wakers.for_each(|(_, waker)| contained("a waker", || waker.wake()));
+        let job = match jobs {
+            Few::None => return true,
+            Few::One(job) => job,
+            Few::Many(jobs) => Box::new(|| jobs.into_iter().for_each(|job| job())),
+        };
+        match &self.executor {
+            Some(executor) => executor.execute(job),
+            None => job(),
+        }
+        true
+    }
+
+    /// Forgets a waker, whose task is no longer interested.
+    pub(super) fn remove_waker(&self, key: WakerKey) {
+        let removed = self.state.lock().wakers.remove(|(of, _)| *of == key);
+        drop(removed);
+    }
+
+    #[cfg(test)]
+    pub(super) fn waiting(&self) -> usize {
+        self.state.lock().waiting
+    }
+
+    pub(super) fn describe(&self) -> &'static str {
+        match &self.state.lock().result {
+            None => "pending",
+            Some(Ok(_)) => "value",
+            Some(Err(_)) => "error",
+        }
+    }
+}
+
+impl<T: Clone + Send + 'static> Slot<T> {
+    pub(super) fn try_get(&self) -> Option<Result<T, RpcError>> {
+        if !self.is_complete() {
+            return None;
+        }
+        self.state.lock().result.clone()
+    }
+
+    /// `None` if the deadline passed first.
+    pub(super) fn wait_until(&self, deadline: Deadline) -> Option<Result<T, RpcError>> {
+        if self.is_complete() {
+            return self.try_get();
+        }
+        match &self.executor {
+            Some(executor) => {
+                executor.drive(&|| self.is_complete(), deadline, self.hint, &mut || {
+                    self.block(deadline)
+                })
+            }
+            None => self.block(deadline),
+        }
+        self.try_get()
+    }
+
+    fn block(&self, deadline: Deadline) {
+        let mut state = self.state.lock();
+        let mut has_passed = false;
+        state.waiting += 1;
+        while state.result.is_none() && !has_passed {
+            (state, has_passed) = self.state.wait_until(state, deadline);
+        }
+        state.waiting -= 1;
+    }
+
+    /// The result, or a promise to wake. `key` is the caller's, from one poll to the next, so that a
+    /// task that has moved gets its new waker called, and only that.
+    pub(super) fn poll(
+        &self,
+        key: &mut Option<WakerKey>,
+        waker: &Waker,
+    ) -> Option<Result<T, RpcError>> {
+        if let Some(result) = self.try_get() {
+            return Some(result);
+        }
+        let mut waker = waker.clone();
+        let mut state = self.state.lock();
+        if state.result.is_some() {
+            let result = state.result.clone();
+            drop(state);
+            return result;
+        }
+        let registered = key.and_then(|key| state.wakers.find_mut(|(of, _)| *of == key));
+        if let Some((_, registered)) = registered {
+            // The old one is dropped below, without the lock.
+            std::mem::swap(registered, &mut waker);
+        } else {
+            let new = WakerKey(state.wakers_seen);
+            state.wakers_seen += 1;
+            state.wakers.push((new, waker));
+            *key = Some(new);
+            return None;
+        }
+        drop(state);
+        drop(waker);
+        None
+    }
+
+    /// Runs `callback` with the result: at once if there is one, else when it comes, by the executor.
+    pub(super) fn when_complete(
+        self: &Arc<Self>,
+        callback: impl FnOnce(Result<T, RpcError>) + Send + 'static,
+    ) {
+        if self.is_complete() {
+            self.run(callback);
+            return;
+        }
+        // The slot goes in with the callback: so one allocation is both the callback and the job.
+        let slot = Arc::clone(self);
+        let job: Job = Box::new(move || slot.run(callback));
+        let mut state = self.state.lock();
+        if state.result.is_none() {
+            state.jobs.push(job);
+            return;
+        }
+        drop(state);
+        job();
+    }
+
+    fn run(&self, callback: impl FnOnce(Result<T, RpcError>)) {
+        if let Some(result) = self.try_get() {
+            contained("a callback of a future", || callback(result));
+        }
+    }
+}

@@ -1,0 +1,571 @@
+//! The rules one by one, then every order of events up to a number of losses.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+
+use super::*;
+use crate::worker::WorkerInfo;
+
+const ANY: u64 = 0;
+
+fn id(number: u32) -> WorkerId {
+    WorkerId::new(number).unwrap()
+}
+
+fn link(me: u32, peer: u32) -> Link {
+    Link::new(id(me), incarnation_of(me), id(peer))
+}
+
+fn incarnation_of(number: u32) -> u64 {
+    1000 + u64::from(number)
+}
+
+fn hello(from: u32, to: u32, links: u32) -> Hello {
+    Hello {
+        from: WorkerInfo::new("w", from).unwrap(),
+        to: id(to),
+        incarnation: incarnation_of(from),
+        incarnation_wanted: incarnation_of(to),
+        links,
+        message_bytes_max: 1,
+    }
+}
+
+fn welcome(from: u32, links: u32) -> Welcome {
+    Welcome {
+        incarnation: incarnation_of(from),
+        links,
+        message_bytes_max: 1,
+    }
+}
+
+fn refuse(reason: RefuseReason, links: u32) -> Refuse {
+    Refuse {
+        reason,
+        links,
+        text: String::new(),
+    }
+}
+
+fn refused(reason: RefuseReason, links: u32) -> Answer {
+    Answer::Refuse { reason, links }
+}
+
+#[test]
+fn the_first_hello_is_accepted_as_connection_1() {
+    let mut listener = link(2, 1);
+    let answer = listener.on_hello(&hello(1, 2, 0));
+    let instead_of = LinkState::Idle;
+    assert_eq!(
+        answer,
+        Answer::Accept {
+            links: 1,
+            instead_of
+        }
+    );
+
+    let mut dialer = link(1, 2);
+    assert_eq!(dialer.dial(ANY), Some(0));
+    assert_eq!(dialer.dial(ANY), None, "one dial at a time");
+    assert_eq!(dialer.on_welcome(&welcome(2, 1)), AfterWelcome::Established);
+    assert_eq!((dialer.state(), dialer.links), (LinkState::Established, 1));
+    assert_eq!(dialer.dial(ANY), None, "not beside a connection");
+}
+
+#[test]
+fn of_two_dials_that_of_the_lower_id_is_accepted() {
+    let (mut lower, mut higher) = (link(1, 2), link(2, 1));
+    lower.dial(ANY);
+    higher.dial(ANY);
+    assert_eq!(
+        lower.on_hello(&hello(2, 1, 0)),
+        refused(RefuseReason::UseOther, 0)
+    );
+    let instead_of = LinkState::Dialing {
+        incarnation_wanted: ANY,
+    };
+    let accepted = Answer::Accept {
+        links: 1,
+        instead_of,
+    };
+    assert_eq!(higher.on_hello(&hello(1, 2, 0)), accepted);
+}
+
+#[test]
+fn a_hello_that_knows_of_the_connection_replaces_it_and_an_older_one_does_not() {
+    let mut listener = link(1, 2);
+    listener.on_hello(&hello(2, 1, 0));
+    assert_eq!(
+        listener.on_hello(&hello(2, 1, 0)),
+        refused(RefuseReason::UseOther, 1)
+    );
+
+    let mut dialer = link(2, 1);
+    dialer.dial(ANY);
+    let refuse = refuse(RefuseReason::UseOther, 1);
+    assert_eq!(dialer.on_refuse(&refuse), AfterRefuse::AwaitPeer);
+    let links = dialer.dial(ANY).unwrap();
+    let instead_of = LinkState::Established;
+    let replaced = Answer::Accept {
+        links: 2,
+        instead_of,
+    };
+    assert_eq!(listener.on_hello(&hello(2, 1, links)), replaced);
+}
+
+#[test]
+fn a_hello_to_another_worker_or_process_is_refused() {
+    let mut listener = link(1, 2);
+    assert_eq!(
+        listener.on_hello(&hello(2, 3, 0)),
+        refused(RefuseReason::WrongWorker, 0)
+    );
+    assert_eq!(
+        listener.on_hello(&hello(3, 1, 0)),
+        refused(RefuseReason::WrongWorker, 0)
+    );
+    let other = Hello {
+        incarnation_wanted: 7,
+        ..hello(2, 1, 0)
+    };
+    assert_eq!(
+        listener.on_hello(&other),
+        refused(RefuseReason::WrongIncarnation, 0)
+    );
+    let any = Hello {
+        incarnation_wanted: ANY,
+        ..other
+    };
+    assert!(matches!(listener.on_hello(&any), Answer::Accept { .. }));
+    listener.on_lost();
+    listener.close();
+    assert_eq!(
+        listener.on_hello(&any),
+        refused(RefuseReason::ShuttingDown, 1)
+    );
+    assert_eq!(listener.dial(ANY), None);
+}
+
+#[test]
+fn a_restarted_process_replaces_the_connection_of_the_old_one_and_counts_from_0() {
+    let restarted = Hello {
+        incarnation: 77,
+        ..hello(2, 1, 0)
+    };
+    let mut listener = link(1, 2);
+    for _ in 0..3 {
+        listener.on_hello(&hello(2, 1, 9));
+        listener.on_lost();
+    }
+    listener.on_hello(&hello(2, 1, 9));
+    assert_eq!(listener.hello_links(77), 0);
+    let instead_of = LinkState::Established;
+    let replaced = Answer::Accept {
+        links: 1,
+        instead_of,
+    };
+    assert_eq!(listener.on_hello(&restarted), replaced);
+    assert_eq!(listener.peer_incarnation(), Some(77));
+
+    // A dial of the old process gives way, though the lower id's.
+    let mut dialer = link(1, 2);
+    dialer.dial(incarnation_of(2));
+    assert!(matches!(
+        dialer.on_hello(&restarted),
+        Answer::Accept { links: 1, .. }
+    ));
+}
+
+#[test]
+fn a_welcome_of_another_process_is_not_accepted() {
+    let mut dialer = link(1, 2);
+    dialer.dial(7);
+    assert_eq!(dialer.on_welcome(&welcome(2, 1)), AfterWelcome::ReadAddress);
+    assert_eq!((dialer.state(), dialer.links), (LinkState::Idle, 0));
+}
+
+#[test]
+fn a_refusal_says_whether_to_dial_again() {
+    let table = [
+        (RefuseReason::UseOther, AfterRefuse::AwaitPeer, 5),
+        (RefuseReason::WrongWorker, AfterRefuse::ReadAddress, 0),
+        (RefuseReason::WrongIncarnation, AfterRefuse::ReadAddress, 0),
+        (RefuseReason::ShuttingDown, AfterRefuse::GiveUp, 0),
+        (RefuseReason::Version, AfterRefuse::GiveUp, 0),
+    ];
+    for (reason, expected, links) in table {
+        let mut dialer = link(1, 2);
+        dialer.dial(ANY);
+        assert_eq!(dialer.on_refuse(&refuse(reason, 5)), expected);
+        assert_eq!(dialer.dial(ANY), Some(links));
+    }
+}
+
+/// Two sides and all that is under way between them.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct World {
+    sides: [Side; 2],
+    /// Connections of which something is still to be delivered, or that a side uses.
+    connections: Vec<Connection>,
+    /// How often the network may still break a connection.
+    losses_left: u32,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Side {
+    link: Link,
+    /// The connection that it dials or uses, by its place in the list.
+    uses: Option<usize>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Connection {
+    dialer: usize,
+    /// What is under way to each side.
+    to: [VecDeque<Packet>; 2],
+    /// Whether this side has closed it, or seen its end.
+    is_closed: [bool; 2],
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum Packet {
+    Hello { links: u32 },
+    Welcome { links: u32 },
+    Refuse { links: u32 },
+    End,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Event {
+    Dial(usize),
+    Deliver {
+        connection: usize,
+        to: usize,
+    },
+    /// The network breaks a connection; so many packets still arrive at each side.
+    Lose {
+        connection: usize,
+        arrive: [usize; 2],
+    },
+    /// This side's dial takes too long. Its Hello may still arrive.
+    GiveUp(usize),
+}
+
+impl World {
+    fn new(losses: u32) -> Self {
+        let side = |me, peer| Side {
+            link: link(me, peer),
+            uses: None,
+        };
+        Self {
+            sides: [side(0, 1), side(1, 0)],
+            connections: Vec::new(),
+            losses_left: losses,
+        }
+    }
+
+    fn deliveries(&self) -> Vec<Event> {
+        let mut events = Vec::new();
+        for (connection, it) in self.connections.iter().enumerate() {
+            for to in 0..2 {
+                if !it.to[to].is_empty() {
+                    events.push(Event::Deliver { connection, to });
+                }
+            }
+        }
+        events
+    }
+
+    fn dials(&self) -> Vec<Event> {
+        let idle = |side: &usize| self.sides[*side].uses.is_none();
+        (0..2).filter(idle).map(Event::Dial).collect()
+    }
+
+    fn losses(&self) -> Vec<Event> {
+        if self.losses_left == 0 {
+            return Vec::new();
+        }
+        let mut events = Vec::new();
+        for (connection, it) in self.connections.iter().enumerate() {
+            if it.is_closed != [false; 2] {
+                continue;
+            }
+            for first in 0..=it.to[0].len() {
+                for second in 0..=it.to[1].len() {
+                    let arrive = [first, second];
+                    events.push(Event::Lose { connection, arrive });
+                }
+            }
+        }
+        let dialing = |side: &usize| {
+            let state = self.sides[*side].link.state();
+            matches!(state, LinkState::Dialing { .. })
+        };
+        events.extend((0..2).filter(dialing).map(Event::GiveUp));
+        events
+    }
+
+    fn after(&self, event: Event) -> Self {
+        let mut world = self.clone();
+        match event {
+            Event::Dial(side) => world.dial(side),
+            Event::Deliver { connection, to } => world.deliver(connection, to),
+            Event::Lose { connection, arrive } => {
+                // Each side will see the end in its own time.
+                world.losses_left -= 1;
+                for (queue, arrive) in world.connections[connection].to.iter_mut().zip(arrive) {
+                    queue.truncate(arrive);
+                    if queue.back() != Some(&Packet::End) {
+                        queue.push_back(Packet::End);
+                    }
+                }
+            }
+            Event::GiveUp(side) => {
+                world.losses_left -= 1;
+                world.sides[side].link.on_dial_failed();
+                if let Some(connection) = world.sides[side].uses.take() {
+                    world.close(connection, side);
+                }
+            }
+        }
+        world.forget_finished();
+        world.check();
+        world
+    }
+
+    fn dial(&mut self, side: usize) {
+        let links = self.sides[side].link.dial(ANY).expect("it is idle");
+        self.sides[side].uses = Some(self.connections.len());
+        let mut to = [VecDeque::new(), VecDeque::new()];
+        to[1 - side].push_back(Packet::Hello { links });
+        self.connections.push(Connection {
+            dialer: side,
+            to,
+            is_closed: [false; 2],
+        });
+    }
+
+    fn close(&mut self, connection: usize, side: usize) {
+        let it = &mut self.connections[connection];
+        it.is_closed[side] = true;
+        it.to[side].clear();
+        if !it.is_closed[1 - side] && it.to[1 - side].back() != Some(&Packet::End) {
+            it.to[1 - side].push_back(Packet::End);
+        }
+    }
+
+    fn deliver(&mut self, connection: usize, to: usize) {
+        let packet = self.connections[connection].to[to].pop_front();
+        let from = 1 - to;
+        let is_used = self.sides[to].uses == Some(connection);
+        match packet.expect("something is under way") {
+            Packet::Hello { links } => {
+                let hello = hello(from as u32, to as u32, links);
+                let before = self.sides[to].uses;
+                let answer = match self.sides[to].link.on_hello(&hello) {
+                    Answer::Accept { links, instead_of } => {
+                        assert_eq!(before.is_none(), instead_of == LinkState::Idle);
+                        if let Some(old) = before {
+                            self.close(old, to);
+                        }
+                        self.sides[to].uses = Some(connection);
+                        Packet::Welcome { links }
+                    }
+                    Answer::Refuse { links, .. } => Packet::Refuse { links },
+                };
+                let is_refused = matches!(answer, Packet::Refuse { .. });
+                let it = &mut self.connections[connection];
+                // After a loss or a close by the dialer the answer reaches nobody.
+                if !it.is_closed[from] && it.to[from].back() != Some(&Packet::End) {
+                    it.to[from].push_back(answer);
+                }
+                if is_refused {
+                    self.close(connection, to);
+                }
+            }
+            Packet::Welcome { links } if is_used => {
+                let welcome = welcome(from as u32, links);
+                let after = self.sides[to].link.on_welcome(&welcome);
+                assert_eq!(after, AfterWelcome::Established);
+            }
+            Packet::Refuse { links } if is_used => {
+                let refuse = refuse(RefuseReason::UseOther, links);
+                let after = self.sides[to].link.on_refuse(&refuse);
+                assert_eq!(after, AfterRefuse::AwaitPeer);
+                self.sides[to].uses = None;
+                self.close(connection, to);
+            }
+            Packet::End if is_used => {
+                match self.sides[to].link.state() {
+                    LinkState::Established => self.sides[to].link.on_lost(),
+                    _ => self.sides[to].link.on_dial_failed(),
+                }
+                self.sides[to].uses = None;
+                self.close(connection, to);
+            }
+            Packet::End => self.close(connection, to),
+            Packet::Welcome { .. } | Packet::Refuse { .. } => {
+                unreachable!("who gives a dial up closes it, and gets nothing more")
+            }
+        }
+    }
+
+    /// Drops connections that are over, and lowers counts, so that equal situations are equal values.
+    fn forget_finished(&mut self) {
+        let mut at = 0;
+        while at < self.connections.len() {
+            let it = &self.connections[at];
+            let is_over = it.is_closed == [true; 2] && it.to.iter().all(VecDeque::is_empty);
+            if is_over {
+                self.connections.remove(at);
+                for side in &mut self.sides {
+                    side.uses = side
+                        .uses
+                        .map(|uses| if uses > at { uses - 1 } else { uses });
+                }
+            } else {
+                at += 1;
+            }
+        }
+        let mut counts: Vec<&mut u32> = Vec::new();
+        for side in &mut self.sides {
+            counts.push(&mut side.link.links);
+        }
+        for connection in &mut self.connections {
+            for packet in connection.to.iter_mut().flatten() {
+                match packet {
+                    Packet::Hello { links }
+                    | Packet::Welcome { links }
+                    | Packet::Refuse { links } => counts.push(links),
+                    Packet::End => {}
+                }
+            }
+        }
+        // The rules compare counts and add 1, so that only differences matter.
+        let least = counts.iter().map(|count| **count).min().unwrap_or(0);
+        for count in counts {
+            *count -= least;
+        }
+    }
+
+    fn is_established(&self, side: usize) -> bool {
+        self.sides[side].link.state() == LinkState::Established
+    }
+
+    /// Both use the same connection, and nothing is under way that could change it.
+    fn is_settled(&self) -> bool {
+        self.is_established(0)
+            && self.is_established(1)
+            && self.sides[0].uses == self.sides[1].uses
+            && self.deliveries().is_empty()
+    }
+
+    /// What must hold at every moment.
+    fn check(&self) {
+        let mut used_by_both = 0;
+        for (at, connection) in self.connections.iter().enumerate() {
+            let uses = |side: usize| self.sides[side].uses == Some(at) && self.is_established(side);
+            used_by_both += usize::from(uses(0) && uses(1));
+            for side in 0..2 {
+                // Who accepted did so once; who dialed has had the Welcome.
+                let is_open = !connection.is_closed[side];
+                assert!(
+                    is_open || !uses(side),
+                    "a closed connection is used: {self:?}"
+                );
+                let is_mine = self.sides[side].uses == Some(at);
+                let awaits = connection.to[side]
+                    .front()
+                    .is_some_and(|packet| matches!(packet, Packet::Hello { .. }));
+                assert!(
+                    !is_open
+                        || is_mine
+                        || awaits
+                        || connection.to[side].back() == Some(&Packet::End),
+                    "a connection that is open and used by nobody: {self:?}"
+                );
+            }
+        }
+        assert!(used_by_both <= 1, "{self:?}");
+        for side in &self.sides {
+            assert_eq!(side.uses.is_none(), side.link.state() == LinkState::Idle);
+        }
+    }
+}
+
+/// All situations that can be reached, each with those that follow without a loss.
+fn explore(losses: u32) -> HashMap<World, Vec<World>> {
+    let mut found = HashMap::new();
+    let mut open = vec![World::new(losses)];
+    while let Some(world) = open.pop() {
+        if found.contains_key(&world) {
+            continue;
+        }
+        let mut next = Vec::new();
+        for event in world.deliveries().into_iter().chain(world.dials()) {
+            next.push(world.after(event));
+        }
+        open.extend(next.iter().cloned());
+        open.extend(world.losses().into_iter().map(|event| world.after(event)));
+        found.insert(world, next);
+        assert!(found.len() < 200_000, "the situations do not end");
+    }
+    found
+}
+
+#[test]
+fn whatever_was_lost_both_sides_end_on_the_same_connection() {
+    let found = explore(2);
+
+    // Where nothing can happen without a loss, both use the same connection.
+    for (world, next) in &found {
+        assert_eq!(next.is_empty(), world.is_settled(), "{world:?}");
+    }
+
+    // From everywhere such a situation can be reached without a loss.
+    let mut before: HashMap<&World, Vec<&World>> = HashMap::new();
+    for (world, next) in &found {
+        for next in next {
+            before.entry(next).or_default().push(world);
+        }
+    }
+    let mut good: HashSet<&World> = found.keys().filter(|world| world.is_settled()).collect();
+    let mut open: Vec<&World> = good.iter().copied().collect();
+    while let Some(world) = open.pop() {
+        for before in before.get(world).into_iter().flatten() {
+            if good.insert(before) {
+                open.push(before);
+            }
+        }
+    }
+    assert_eq!(good.len(), found.len());
+
+    // And when pauses before dialing are longer than the way of a frame, it is reached in any order of
+    // events, within so many of them.
+    let mut steps_max = 0;
+    let mut longest: HashMap<World, Option<u32>> = HashMap::new();
+    for world in found.keys() {
+        steps_max = steps_max.max(steps_to_settle(world, &mut longest));
+    }
+    assert!(steps_max <= 30, "{steps_max}");
+}
+
+/// The most events until both are settled, when nobody dials while something is under way.
+fn steps_to_settle(world: &World, longest: &mut HashMap<World, Option<u32>>) -> u32 {
+    match longest.get(world) {
+        Some(Some(steps)) => return *steps,
+        Some(None) => panic!("it goes round in a circle: {world:?}"),
+        None => {}
+    }
+    longest.insert(world.clone(), None);
+    let mut events = world.deliveries();
+    if events.is_empty() {
+        events = world.dials();
+    }
+    let steps = events
+        .into_iter()
+        .map(|event| 1 + steps_to_settle(&world.after(event), longest))
+        .max()
+        .unwrap_or(0);
+    longest.insert(world.clone(), Some(steps));
+    steps
+}

@@ -1,0 +1,493 @@
+//! The calls of one peer that have no answer yet: by call id, and by deadline.
+//!
+//! Knows no clock: the present is an argument. What an expired call's error says is not decided here.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// Marks the end of a list.
+const NONE: u32 = u32::MAX;
+
+/// No deadline.
+const NEVER: u64 = u64::MAX;
+
+/// The number of a call on the wire. No two calls of one [`InFlight`] have the same, until one place was
+/// used 2^32 times.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct CallId(u64);
+
+impl CallId {
+    /// As it came from the wire.
+    pub(crate) const fn from_wire(number: u64) -> Self {
+        Self(number)
+    }
+
+    /// As it goes onto the wire.
+    pub(crate) const fn get(self) -> u64 {
+        self.0
+    }
+
+    const fn new(slot: u32, generation: u32) -> Self {
+        Self(((generation as u64) << 32) | slot as u64)
+    }
+
+    /// The low 32 bits.
+    const fn slot(self) -> u32 {
+        (self.0 & 0xFFFF_FFFF) as u32
+    }
+
+    /// The high 32 bits.
+    const fn generation(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+}
+
+impl fmt::Display for CallId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// What an answer is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Completed<T> {
+    /// A call that waited for it.
+    Call(T),
+    /// A call that has ended already: its deadline passed, or it was answered before.
+    Late,
+    /// No call ever had this id.
+    Unknown,
+}
+
+/// Calls without an answer, each with a value and perhaps a deadline in whole milliseconds of the
+/// caller's clock.
+///
+/// Adding and completing a call takes constant time but for the first and the last call of a deadline,
+/// and allocates nothing once there is room for as many calls.
+#[derive(Debug)]
+pub(crate) struct InFlight<T> {
+    slots: Vec<Slot<T>>,
+    /// The first of the list of free slots.
+    free: u32,
+    len: usize,
+    /// The first call of each deadline but `recent`. Calls with the same are a list, the newest first.
+    buckets: BTreeMap<u64, u32>,
+    /// The deadline that was added last: most calls have the same timeout, so the next call's is equal or
+    /// a little later, and the tree is touched once a millisecond only.
+    recent: Bucket,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Bucket {
+    deadline_ms: u64,
+    /// `NONE` when no call has this deadline any more.
+    first: u32,
+}
+
+#[derive(Debug)]
+struct Slot<T> {
+    /// Of the call in the slot, or of the next one when it is free.
+    generation: u32,
+    content: Content<T>,
+}
+
+#[derive(Debug)]
+enum Content<T> {
+    Free { next: u32 },
+    Call(Entry<T>),
+}
+
+#[derive(Debug)]
+struct Entry<T> {
+    value: T,
+    deadline_ms: u64,
+    /// Neighbours in the list of the deadline.
+    previous: u32,
+    next: u32,
+}
+
+impl<T> InFlight<T> {
+    /// No calls. Allocates nothing.
+    pub(crate) const fn new() -> Self {
+        Self {
+            slots: Vec::new(),
+            free: NONE,
+            len: 0,
+            buckets: BTreeMap::new(),
+            recent: Bucket {
+                deadline_ms: NEVER,
+                first: NONE,
+            },
+        }
+    }
+
+    /// How many calls wait.
+    pub(crate) const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Adds a call. Deadlines between milliseconds are to be rounded up; `None` is no deadline.
+    ///
+    /// # Panics
+    /// When 2^32 - 1 calls wait already.
+    pub(crate) fn insert(&mut self, deadline_ms: Option<u64>, value: T) -> CallId {
+        let deadline_ms = deadline_ms.unwrap_or(NEVER);
+        let next = if deadline_ms == NEVER {
+            NONE
+        } else {
+            self.make_recent(deadline_ms);
+            self.recent.first
+        };
+        let entry = Content::Call(Entry {
+            value,
+            deadline_ms,
+            previous: NONE,
+            next,
+        });
+        let index = self.free;
+        let (index, generation) = match self.slots.get_mut(index as usize) {
+            Some(slot) => {
+                if let Content::Free { next } = std::mem::replace(&mut slot.content, entry) {
+                    self.free = next;
+                }
+                (index, slot.generation)
+            }
+            None => {
+                let index = u32::try_from(self.slots.len()).unwrap_or(NONE);
+                assert!(index != NONE, "fewer than 2^32 calls wait for one peer");
+                self.slots.push(Slot {
+                    generation: 1,
+                    content: entry,
+                });
+                (index, 1)
+            }
+        };
+        if deadline_ms != NEVER {
+            if let Some(neighbour) = self.entry_mut(next) {
+                neighbour.previous = index;
+            }
+            self.recent.first = index;
+        }
+        self.len += 1;
+        CallId::new(index, generation)
+    }
+
+    /// The value of a call that waits.
+    pub(crate) fn get(&self, id: CallId) -> Option<&T> {
+        let slot = self.slots.get(id.slot() as usize)?;
+        match &slot.content {
+            Content::Call(entry) if slot.generation == id.generation() => Some(&entry.value),
+            _ => None,
+        }
+    }
+
+    /// Whether this call waits.
+    pub(crate) fn contains(&self, id: CallId) -> bool {
+        self.get(id).is_some()
+    }
+
+    /// Takes the call out that an answer is for.
+    pub(crate) fn complete(&mut self, id: CallId) -> Completed<T> {
+        let Some(slot) = self.slots.get(id.slot() as usize) else {
+            return Completed::Unknown;
+        };
+        // Before the numbers of a place wrap around, those it gave out are the lower ones.
+        if id.generation() == 0 || id.generation() > slot.generation {
+            return Completed::Unknown;
+        }
+        if id.generation() < slot.generation {
+            return Completed::Late;
+        }
+        match self.remove(id.slot()) {
+            Some(entry) => {
+                self.unlink(&entry);
+                Completed::Call(entry.value)
+            }
+            None => Completed::Unknown,
+        }
+    }
+
+    /// Takes out all calls whose deadline is `now_ms` or before, the earliest first, equal ones in the
+    /// order in which they were added.
+    pub(crate) fn expire(&mut self, now_ms: u64) -> Vec<(CallId, T)> {
+        let mut expired = Vec::new();
+        while let Some(deadline_ms) = self.next_deadline_ms()
+            && deadline_ms <= now_ms
+        {
+            let mut index = if self.recent.first != NONE && deadline_ms == self.recent.deadline_ms {
+                std::mem::replace(&mut self.recent.first, NONE)
+            } else {
+                self.buckets.remove(&deadline_ms).unwrap_or(NONE)
+            };
+            let start = expired.len();
+            while let Some(slot) = self.slots.get(index as usize) {
+                let id = CallId::new(index, slot.generation);
+                let Some(entry) = self.remove(index) else {
+                    break;
+                };
+                expired.push((id, entry.value));
+                index = entry.next;
+            }
+            expired[start..].reverse();
+        }
+        expired
+    }
+
+    /// The earliest deadline of a call that waits.
+    pub(crate) fn next_deadline_ms(&self) -> Option<u64> {
+        let recent = (self.recent.first != NONE).then_some(self.recent.deadline_ms);
+        let other = self
+            .buckets
+            .first_key_value()
+            .map(|(deadline, _)| *deadline);
+        match (recent, other) {
+            (Some(recent), Some(other)) => Some(recent.min(other)),
+            (recent, other) => recent.or(other),
+        }
+    }
+
+    /// Takes all calls out, in no particular order. Their answers are late from now on.
+    pub(crate) fn drain(&mut self) -> Vec<(CallId, T)> {
+        self.buckets.clear();
+        self.recent.first = NONE;
+        let mut drained = Vec::with_capacity(self.len);
+        for index in 0..self.slots.len() {
+            // There are fewer than 2^32 slots.
+            let index = index as u32;
+            let generation = self.slots[index as usize].generation;
+            if let Some(entry) = self.remove(index) {
+                drained.push((CallId::new(index, generation), entry.value));
+            }
+        }
+        drained
+    }
+
+    fn make_recent(&mut self, deadline_ms: u64) {
+        if self.recent.deadline_ms == deadline_ms {
+            return;
+        }
+        let Bucket {
+            deadline_ms: before,
+            first,
+        } = self.recent;
+        if first != NONE {
+            self.buckets.insert(before, first);
+        }
+        self.recent = Bucket {
+            deadline_ms,
+            first: self.buckets.remove(&deadline_ms).unwrap_or(NONE),
+        };
+    }
+
+    fn entry_mut(&mut self, index: u32) -> Option<&mut Entry<T>> {
+        match &mut self.slots.get_mut(index as usize)?.content {
+            Content::Call(entry) => Some(entry),
+            Content::Free { .. } => None,
+        }
+    }
+
+    /// Frees a slot; its entry is still in the list of its deadline.
+    fn remove(&mut self, index: u32) -> Option<Entry<T>> {
+        let slot = self.slots.get_mut(index as usize)?;
+        if let Content::Free { .. } = slot.content {
+            return None;
+        }
+        let free = Content::Free { next: self.free };
+        let Content::Call(entry) = std::mem::replace(&mut slot.content, free) else {
+            return None;
+        };
+        // 0 is no call's, so that a number made up by a peer is seldom one.
+        slot.generation = slot.generation.checked_add(1).unwrap_or(1);
+        self.free = index;
+        self.len -= 1;
+        Some(entry)
+    }
+
+    /// Takes a removed entry out of the list of its deadline.
+    fn unlink(&mut self, entry: &Entry<T>) {
+        if entry.deadline_ms == NEVER {
+            return;
+        }
+        if let Some(next) = self.entry_mut(entry.next) {
+            next.previous = entry.previous;
+        }
+        if let Some(previous) = self.entry_mut(entry.previous) {
+            previous.next = entry.next;
+        } else if entry.deadline_ms == self.recent.deadline_ms {
+            self.recent.first = entry.next;
+        } else if entry.next == NONE {
+            self.buckets.remove(&entry.deadline_ms);
+        } else if let Some(first) = self.buckets.get_mut(&entry.deadline_ms) {
+            *first = entry.next;
+        }
+    }
+
+    /// Every call with a deadline is in the list of this deadline once, and every other slot in the list
+    /// of free ones.
+    #[cfg(test)]
+    fn check_invariants(&self) {
+        let mut listed = 0;
+        let recent = (self.recent.deadline_ms, self.recent.first);
+        let buckets = self
+            .buckets
+            .iter()
+            .map(|(deadline, first)| (*deadline, *first));
+        assert!(!self.buckets.contains_key(&self.recent.deadline_ms));
+        for (deadline_ms, first) in buckets.clone().chain([recent]) {
+            let (mut index, mut before) = (first, NONE);
+            while index != NONE {
+                let Content::Call(entry) = &self.slots[index as usize].content else {
+                    panic!("a list of calls has a free slot");
+                };
+                assert_eq!((entry.deadline_ms, entry.previous), (deadline_ms, before));
+                (before, index) = (index, entry.next);
+                listed += 1;
+            }
+        }
+        assert!(buckets.clone().all(|(_, first)| first != NONE));
+        let calls = self.slots.iter().filter_map(|slot| match &slot.content {
+            Content::Call(entry) => Some(entry),
+            Content::Free { .. } => None,
+        });
+        assert_eq!(calls.clone().count(), self.len);
+        let with_deadline = calls.filter(|entry| entry.deadline_ms != NEVER).count();
+        assert_eq!(with_deadline, listed);
+        let (mut index, mut free) = (self.free, 0);
+        while index != NONE {
+            let Content::Free { next } = self.slots[index as usize].content else {
+                panic!("the list of free slots has a call");
+            };
+            index = next;
+            free += 1;
+        }
+        assert_eq!(free + self.len, self.slots.len());
+    }
+}
+
+impl<T> Default for InFlight<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn calls_expire_in_the_order_of_their_deadlines_then_as_they_were_added() {
+        let mut calls = InFlight::new();
+        for (name, deadline_ms) in [("a", 5), ("b", 3), ("c", 5), ("d", 9), ("e", 5), ("f", 3)] {
+            calls.insert(Some(deadline_ms), name);
+        }
+        calls.insert(None, "never");
+        let names = |expired: Vec<(CallId, &'static str)>| -> String {
+            expired.into_iter().map(|(_, name)| name).collect()
+        };
+        assert_eq!(calls.next_deadline_ms(), Some(3));
+        assert_eq!(names(calls.expire(2)), "");
+        assert_eq!(names(calls.expire(5)), "bface");
+        assert_eq!(calls.next_deadline_ms(), Some(9));
+        assert_eq!(names(calls.expire(u64::MAX - 1)), "d");
+        assert_eq!(calls.next_deadline_ms(), None);
+        assert_eq!((calls.len(), names(calls.drain())), (1, "never".to_owned()));
+    }
+
+    #[test]
+    fn a_late_answer_is_told_from_one_to_no_call_and_from_the_next_call_in_its_place() {
+        let mut calls = InFlight::new();
+        let first = calls.insert(Some(1), 'a');
+        assert_eq!(calls.expire(1), [(first, 'a')]);
+        let second = calls.insert(Some(2), 'b');
+        assert_eq!(second.slot(), first.slot());
+        assert_eq!(calls.complete(first), Completed::Late);
+        assert!(!calls.contains(first) && calls.contains(second));
+        assert_eq!(calls.complete(second), Completed::Call('b'));
+        assert_eq!(calls.complete(second), Completed::Late);
+        for id in [
+            CallId::new(0, 3),
+            CallId::new(0, 0),
+            CallId::new(1, 1),
+            CallId(u64::MAX),
+        ] {
+            assert_eq!(calls.complete(id), Completed::Unknown, "{id:?}");
+        }
+    }
+
+    #[derive(Debug, Clone)]
+    enum Step {
+        Insert(Option<u64>),
+        /// One of all ids ever given out.
+        Complete(prop::sample::Index),
+        Expire(u64),
+        Drain,
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let step = prop_oneof![
+            8 => prop::option::weighted(0.9, 0..30_u64).prop_map(Step::Insert),
+            6 => any::<prop::sample::Index>().prop_map(Step::Complete),
+            1 => (0..30_u64).prop_map(Step::Expire),
+            1 => Just(Step::Drain),
+        ];
+        prop::collection::vec(step, 1..200)
+    }
+
+    proptest! {
+        #[test]
+        fn behaves_like_a_map_that_is_searched(steps in steps()) {
+            let mut calls = InFlight::new();
+            let mut model: BTreeMap<usize, (CallId, Option<u64>)> = BTreeMap::new();
+            let mut given: Vec<CallId> = Vec::new();
+            for step in steps {
+                match step {
+                    Step::Insert(deadline_ms) => {
+                        let id = calls.insert(deadline_ms, given.len());
+                        prop_assert!(!given.contains(&id));
+                        model.insert(given.len(), (id, deadline_ms));
+                        given.push(id);
+                    }
+                    Step::Complete(index) if !given.is_empty() => {
+                        let number = index.index(given.len());
+                        let expected = match model.remove(&number) {
+                            Some(_) => Completed::Call(number),
+                            None => Completed::Late,
+                        };
+                        prop_assert_eq!(calls.complete(given[number]), expected);
+                    }
+                    Step::Complete(_) => {}
+                    Step::Expire(now_ms) => {
+                        let mut due: Vec<(u64, usize)> = model
+                            .iter()
+                            .filter_map(|(number, (_, deadline))| Some(((*deadline)?, *number)))
+                            .filter(|(deadline, _)| *deadline <= now_ms)
+                            .collect();
+                        due.sort_unstable();
+                        let expected: Vec<_> = due
+                            .into_iter()
+                            .map(|(_, number)| (given[number], number))
+                            .collect();
+                        model.retain(|_, (_, deadline)| deadline.is_none_or(|it| it > now_ms));
+                        prop_assert_eq!(calls.expire(now_ms), expected);
+                    }
+                    Step::Drain => {
+                        let mut drained = calls.drain();
+                        drained.sort_unstable_by_key(|(_, number)| *number);
+                        let expected: Vec<_> =
+                            model.iter().map(|(number, (id, _))| (*id, *number)).collect();
+                        model.clear();
+                        prop_assert_eq!(drained, expected);
+                    }
+                }
+                calls.check_invariants();
+                prop_assert_eq!(calls.len(), model.len());
+                let earliest = model.values().filter_map(|(_, deadline)| *deadline).min();
+                prop_assert_eq!(calls.next_deadline_ms(), earliest);
+            }
+        }
+    }
+}

@@ -1,0 +1,654 @@
+//! What comes out for which bytes, however they are cut.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::wire::PART_BYTES;
+use crate::worker::{WorkerId, WorkerInfo};
+
+#[derive(Debug, Default)]
+struct Inbox {
+    messages: Vec<Message>,
+    /// Answers to these calls are not wanted.
+    gone: Vec<u64>,
+}
+
+impl Recipient for Inbox {
+    fn wants_response(&mut self, id: u64) -> bool {
+        !self.gone.contains(&id)
+    }
+
+    fn take(&mut self, message: Message) {
+        self.messages.push(message);
+    }
+}
+
+fn opened(limits: IncomingLimits) -> Incoming {
+    let mut incoming = Incoming::new(Expects::Hello, limits);
+    incoming.stage = Stage::Messages;
+    incoming
+}
+
+/// Gives `bytes` to the receiver, each time at most `steps` many, in turn.
+fn feed(
+    incoming: &mut Incoming,
+    mut bytes: &[u8],
+    steps: &[usize],
+    inbox: &mut Inbox,
+) -> Result<(), WireError> {
+    let mut steps = steps.iter().cycle();
+    while !bytes.is_empty() {
+        let (buffer, bytes_max) = incoming.spare();
+        let room = buffer.capacity() - buffer.len();
+        assert!((1..=room).contains(&bytes_max), "{bytes_max} of {room}");
+        let step = steps.next().map_or(usize::MAX, |step| *step);
+        let count = bytes.len().min(bytes_max).min(step);
+        let (now, later) = bytes.split_at(count);
+        buffer.extend_from_slice(now);
+        bytes = later;
+        incoming.received(inbox)?;
+        incoming.check_invariants();
+    }
+    Ok(())
+}
+
+fn encode(frames: &[Frame<'_>]) -> Vec<u8> {
+    let mut out = Vec::new();
+    for frame in frames {
+        frame.encode(&mut out);
+    }
+    out
+}
+
+fn request<'a>(id: u64, payload: &'a [u8]) -> Frame<'a> {
+    Frame::Request {
+        id,
+        budget_ms: 5,
+        function: "f",
+        payload,
+    }
+}
+
+fn hello() -> Frame<'static> {
+    Frame::Hello(Hello {
+        from: WorkerInfo::new("a", 0).unwrap(),
+        to: WorkerId::new(1).unwrap(),
+        incarnation: 1,
+        incarnation_wanted: 0,
+        links: 0,
+        message_bytes_max: 1,
+    })
+}
+
+fn welcome() -> Frame<'static> {
+    Frame::Welcome(Welcome {
+        incarnation: 1,
+        links: 1,
+        message_bytes_max: 1,
+    })
+}
+
+fn refuse() -> Frame<'static> {
+    Frame::Refuse(Refuse {
+        reason: wire::RefuseReason::UseOther,
+        links: 0,
+        text: String::new(),
+    })
+}
+
+/// A large request or response in parts of so many bytes.
+fn large_frames(is_response: bool, id: u64, payload: &[u8], part_bytes: usize) -> Vec<Frame<'_>> {
+    let payload_bytes = payload.len() as u64;
+    let mut frames = vec![if is_response {
+        Frame::LargeResponse { id, payload_bytes }
+    } else {
+        Frame::LargeRequest {
+            id,
+            budget_ms: 7,
+            function: "large",
+            payload_bytes,
+        }
+    }];
+    frames.extend(payload.chunks(part_bytes).map(|payload| {
+        if is_response {
+            Frame::ResponsePart { id, payload }
+        } else {
+            Frame::RequestPart { id, payload }
+        }
+    }));
+    frames
+}
+
+fn numbered(bytes: usize) -> Vec<u8> {
+    (0..bytes).map(|at| (at % 251) as u8).collect()
+}
+
+#[test]
+fn before_the_handshake_is_done_only_its_own_frames_are_taken() {
+    let table: [(Expects, Vec<Frame<'_>>, usize, Option<&str>); 8] = [
+        (Expects::Hello, vec![hello()], 1, None),
+        (
+            Expects::Hello,
+            vec![welcome()],
+            0,
+            Some("Welcome frame while waiting for Hello"),
+        ),
+        (
+            Expects::Hello,
+            vec![request(1, b"")],
+            0,
+            Some("Request frame while waiting for Hello"),
+        ),
+        (
+            Expects::Hello,
+            vec![hello(), request(1, b"")],
+            1,
+            Some("Request frame while waiting for nothing"),
+        ),
+        (
+            Expects::WelcomeOrRefuse,
+            vec![welcome(), request(1, b"x")],
+            2,
+            None,
+        ),
+        (
+            Expects::WelcomeOrRefuse,
+            vec![hello()],
+            0,
+            Some("Hello frame while waiting for Welcome or Refuse"),
+        ),
+        (
+            Expects::WelcomeOrRefuse,
+            vec![refuse(), welcome()],
+            1,
+            Some("Welcome frame while waiting for nothing"),
+        ),
+        (
+            Expects::WelcomeOrRefuse,
+            vec![welcome(), welcome()],
+            1,
+            Some("Welcome frame while waiting for messages"),
+        ),
+    ];
+    for (expects, frames, taken, said) in table {
+        for step in [1, 7, 4096] {
+            let mut incoming = Incoming::new(expects, IncomingLimits::default());
+            let mut inbox = Inbox::default();
+            let result = feed(&mut incoming, &encode(&frames), &[step], &mut inbox);
+            let error = result.err().map(|error| error.to_string());
+            assert_eq!(error.as_deref(), said, "{frames:?}");
+            assert_eq!(inbox.messages.len(), taken, "{frames:?}");
+        }
+    }
+}
+
+#[test]
+fn after_an_accepted_hello_come_messages() {
+    let mut incoming = Incoming::new(Expects::Hello, IncomingLimits::default());
+    let mut inbox = Inbox::default();
+    feed(&mut incoming, &encode(&[hello()]), &[], &mut inbox).unwrap();
+    incoming.open();
+    feed(&mut incoming, &encode(&[request(1, b"x")]), &[], &mut inbox).unwrap();
+    assert_eq!(inbox.messages.len(), 2);
+}
+
+#[test]
+fn what_exceeds_a_limit_is_refused_before_memory_is_reserved() {
+    let limits = IncomingLimits {
+        message_bytes_max: 400_000,
+        assembling_bytes_max: 500_000,
+        assembling_messages_max: 2,
+    };
+    let begin = |id, payload_bytes| Frame::LargeRequest {
+        id,
+        budget_ms: 0,
+        function: "f",
+        payload_bytes,
+    };
+    let answer = |id, payload_bytes| Frame::LargeResponse { id, payload_bytes };
+    let table = [
+        (
+            vec![begin(1, 400_001)],
+            "message of 400001 bytes, limit 400000",
+        ),
+        (
+            vec![begin(1, u64::MAX)],
+            "message of 18446744073709551615 bytes, limit 400000",
+        ),
+        (
+            vec![begin(1, 300_000), answer(1, 300_000)],
+            "messages in parts of 600000 bytes at a time, limit 500000",
+        ),
+        (
+            vec![begin(1, 140_000), begin(2, 140_000), begin(3, 140_000)],
+            "3 messages in parts at a time, limit 2",
+        ),
+        (
+            vec![begin(1, 140_000), begin(1, 140_000)],
+            "Request with call id 1, of which one is under way in parts",
+        ),
+        (
+            vec![
+                answer(1, 140_000),
+                Frame::Response {
+                    id: 1,
+                    payload: b"",
+                },
+            ],
+            "Response with call id 1, of which one is under way in parts",
+        ),
+        (
+            vec![Frame::RequestPart {
+                id: 4,
+                payload: b"x",
+            }],
+            "RequestPart frame of call id 4, of which no message is under way",
+        ),
+        (
+            vec![
+                answer(1, 140_000),
+                Frame::RequestPart {
+                    id: 1,
+                    payload: b"x",
+                },
+            ],
+            "RequestPart frame of call id 1, of which no message is under way",
+        ),
+    ];
+    for (frames, said) in table {
+        let mut incoming = opened(limits);
+        let mut inbox = Inbox::default();
+        let error = feed(&mut incoming, &encode(&frames), &[], &mut inbox).unwrap_err();
+        assert_eq!(error.to_string(), said);
+        assert_eq!(incoming.received(&mut inbox), Err(error), "the error stays");
+        assert!(incoming.held_bytes() <= BUFFER_BYTES_MIN);
+    }
+}
+
+#[test]
+fn a_part_cannot_have_more_than_its_message_misses() {
+    let payload = numbered(PART_BYTES + 10);
+    let mut frames = large_frames(false, 1, &payload, PART_BYTES);
+    frames.pop();
+    frames.push(Frame::RequestPart {
+        id: 1,
+        payload: b"eleven byte",
+    });
+    let mut inbox = Inbox::default();
+    let mut incoming = opened(IncomingLimits::default());
+    let error = feed(&mut incoming, &encode(&frames), &[], &mut inbox).unwrap_err();
+    let said = "RequestPart frame with 11 bytes, of which the message misses 10";
+    assert_eq!(error.to_string(), said);
+    assert!(inbox.messages.is_empty());
+}
+
+#[test]
+fn one_message_may_have_more_than_the_limit_of_several() {
+    let limits = IncomingLimits {
+        assembling_bytes_max: 1,
+        ..IncomingLimits::default()
+    };
+    let payload = numbered(200_000);
+    let mut inbox = Inbox::default();
+    let bytes = encode(&large_frames(true, 1, &payload, PART_BYTES));
+    feed(&mut opened(limits), &bytes, &[], &mut inbox).unwrap();
+    assert_eq!(inbox.messages.len(), 1);
+}
+
+#[test]
+fn a_large_payload_is_received_into_the_memory_in_which_it_is_handed_out() {
+    let payload = numbered(8 << 20);
+    let bytes = encode(&large_frames(false, 1, &payload, PART_BYTES));
+    let mut incoming = opened(IncomingLimits::default());
+    let mut inbox = Inbox::default();
+    let mut rest = bytes.as_slice();
+    let mut receives = 0;
+    let mut last = std::ptr::null();
+    let mut by_way_of_the_buffer = 0;
+    while !rest.is_empty() {
+        let (buffer, bytes_max) = incoming.spare();
+        let (now, later) = rest.split_at(bytes_max.min(rest.len()));
+        buffer.extend_from_slice(now);
+        if buffer.capacity() > BUFFER_BYTES_MAX {
+            last = buffer.as_ptr();
+        } else {
+            by_way_of_the_buffer += now.len();
+        }
+        rest = later;
+        receives += 1;
+        incoming.received(&mut inbox).unwrap();
+    }
+    let [Message::Request { payload: got, .. }] = inbox.messages.as_slice() else {
+        panic!("one request, not {:?}", inbox.messages.len());
+    };
+    assert_eq!(got, &payload);
+    assert_eq!(got.as_ptr(), last);
+    // One for the start, and one for each part.
+    assert!(receives <= 64 + 2, "{receives} receives");
+    assert!(by_way_of_the_buffer <= BUFFER_BYTES_MIN);
+}
+
+#[test]
+fn memory_of_a_large_message_is_reserved_as_it_arrives() {
+    let mut incoming = opened(IncomingLimits::default());
+    let mut inbox = Inbox::default();
+    let payload = numbered(PART_BYTES);
+    let payload_bytes = 200 << 20;
+    let part = encode(&[Frame::ResponsePart {
+        id: 1,
+        payload: &payload,
+    }]);
+    let start = encode(&[Frame::LargeResponse {
+        id: 1,
+        payload_bytes,
+    }]);
+    feed(&mut incoming, &start, &[], &mut inbox).unwrap();
+    assert!(incoming.held_bytes() <= BUFFER_BYTES_MIN);
+    for _ in 0..8 {
+        feed(&mut incoming, &part, &[], &mut inbox).unwrap();
+        let held = incoming.held_bytes();
+        assert!(
+            held <= FIRST_RESERVE_BYTES + BUFFER_BYTES_MAX + HEADER_BYTES,
+            "{held}"
+        );
+    }
+    feed(&mut incoming, &part, &[], &mut inbox).unwrap();
+    assert!(incoming.held_bytes() >= payload_bytes as usize);
+}
+
+#[test]
+fn an_unwanted_large_answer_is_skipped_without_keeping_it() {
+    let payload = numbered(3 * PART_BYTES);
+    let frames = large_frames(true, 7, &payload, PART_BYTES);
+    for gone_after in 0..frames.len() {
+        for step in [1000, usize::MAX] {
+            let mut incoming = opened(IncomingLimits::default());
+            let mut inbox = Inbox::default();
+            feed(
+                &mut incoming,
+                &encode(&frames[..gone_after]),
+                &[step],
+                &mut inbox,
+            )
+            .unwrap();
+            inbox.gone.push(7);
+            feed(
+                &mut incoming,
+                &encode(&frames[gone_after..]),
+                &[step],
+                &mut inbox,
+            )
+            .unwrap();
+            feed(
+                &mut incoming,
+                &encode(&[request(1, b"x")]),
+                &[step],
+                &mut inbox,
+            )
+            .unwrap();
+            assert!(matches!(
+                inbox.messages[..],
+                [Message::Request { id: 1, .. }]
+            ));
+            assert!(incoming.held_bytes() <= BUFFER_BYTES_MAX);
+            assert!(incoming.assembling.is_empty());
+        }
+    }
+}
+
+#[test]
+fn requests_received_together_share_one_copy() {
+    let frames: Vec<_> = (0..10).map(|id| request(id, b"payload")).collect();
+    let mut inbox = Inbox::default();
+    let mut incoming = opened(IncomingLimits::default());
+    feed(&mut incoming, &encode(&frames), &[], &mut inbox).unwrap();
+    let addresses: Vec<usize> = inbox
+        .messages
+        .iter()
+        .map(|message| match message {
+            Message::Request {
+                payload, function, ..
+            } => {
+                assert_eq!((&payload[..], function.as_str()), (&b"payload"[..], "f"));
+                payload.as_ptr() as usize
+            }
+            other => panic!("a request, not {other:?}"),
+        })
+        .collect();
+    let frame_bytes = encode(&frames[..1]).len();
+    assert!(
+        addresses
+            .windows(2)
+            .all(|two| two[1] - two[0] == frame_bytes)
+    );
+}
+
+#[test]
+fn a_short_answer_among_others_is_cut_out_and_a_long_one_is_not() {
+    let long = numbered(3000);
+    let frames = [
+        Frame::Response {
+            id: 1,
+            payload: b"short",
+        },
+        Frame::Response {
+            id: 2,
+            payload: &long,
+        },
+    ];
+    let mut inbox = Inbox::default();
+    feed(
+        &mut opened(IncomingLimits::default()),
+        &encode(&frames),
+        &[],
+        &mut inbox,
+    )
+    .unwrap();
+    let [
+        Message::Response { payload: short, .. },
+        Message::Response { payload, .. },
+    ] = &mut inbox.messages[..]
+    else {
+        panic!("two answers");
+    };
+    assert!(
+        std::mem::take(short)
+            .try_into_mut()
+            .is_ok_and(|own| own.capacity() < 100)
+    );
+    assert!(
+        std::mem::take(payload)
+            .try_into_mut()
+            .is_ok_and(|own| own == long[..])
+    );
+}
+
+#[test]
+fn a_buffer_grows_when_it_is_filled_and_an_idle_connection_keeps_little() {
+    let frames: Vec<_> = (0..40_000).map(|id| request(id, b"payload")).collect();
+    let bytes = encode(&frames);
+    let mut incoming = opened(IncomingLimits::default());
+    let mut inbox = Inbox::default();
+    feed(&mut incoming, &bytes, &[], &mut inbox).unwrap();
+    assert_eq!(inbox.messages.len(), 40_000);
+    assert_eq!(incoming.spare().0.capacity(), BUFFER_BYTES_MAX);
+
+    feed(&mut incoming, &encode(&frames[..1]), &[], &mut inbox).unwrap();
+    assert!(incoming.held_bytes() <= BUFFER_BYTES_MIN);
+}
+
+/// What a peer sends, and what is to come out of it.
+#[derive(Debug, Clone)]
+enum Sent {
+    Request(Vec<u8>),
+    Response(Vec<u8>),
+    Error(String),
+    Goodbye,
+    /// Is a response, payload length, part length.
+    Large(bool, usize, usize),
+}
+
+fn sent() -> impl Strategy<Value = Sent> {
+    let short = || prop::collection::vec(any::<u8>(), 0..100);
+    let medium = (1..PART_BYTES).prop_map(numbered);
+    let large = (PART_BYTES + 1..3 * PART_BYTES, 20_000..=PART_BYTES);
+    prop_oneof![
+        6 => short().prop_map(Sent::Request),
+        6 => short().prop_map(Sent::Response),
+        1 => medium.clone().prop_map(Sent::Request),
+        1 => medium.prop_map(Sent::Response),
+        1 => "[a-zé]{0,40}".prop_map(Sent::Error),
+        1 => Just(Sent::Goodbye),
+        2 => (any::<bool>(), large).prop_map(|(is_response, (bytes, part))| {
+            Sent::Large(is_response, bytes, part)
+        }),
+    ]
+}
+
+/// The bytes of all, large ones interleaved as `turns` say, and the messages.
+fn expected(all: &[Sent], turns: &[usize]) -> (Vec<u8>, Vec<Message>) {
+    let content = numbered(3 * PART_BYTES);
+    let mut lanes: Vec<(Vec<Frame<'_>>, Message)> = Vec::new();
+    for (sent, id) in all.iter().zip(0_u64..) {
+        let (frames, message) = match sent {
+            Sent::Request(payload) => (
+                vec![request(id, payload)],
+                Message::Request {
+                    id,
+                    budget_ms: 5,
+                    function: FunctionName(Bytes::from_static(b"f")),
+                    payload: Bytes::copy_from_slice(payload),
+                },
+            ),
+            Sent::Response(payload) => (
+                vec![Frame::Response { id, payload }],
+                Message::Response {
+                    id,
+                    payload: Bytes::copy_from_slice(payload),
+                },
+            ),
+            Sent::Error(text) => (
+                vec![Frame::Error {
+                    id,
+                    kind: ErrorKind::Rejected,
+                    text: text.as_str().into(),
+                }],
+                Message::Error {
+                    id,
+                    kind: ErrorKind::Rejected,
+                    text: text.as_str().into(),
+                },
+            ),
+            Sent::Goodbye => (
+                vec![Frame::Goodbye { reason: 3 }],
+                Message::Goodbye { reason: 3 },
+            ),
+            Sent::Large(is_response, bytes, part_bytes) => {
+                let payload = &content[..*bytes];
+                let frames = large_frames(*is_response, id, payload, *part_bytes);
+                let payload = Bytes::copy_from_slice(payload);
+                let message = if *is_response {
+                    Message::Response { id, payload }
+                } else {
+                    Message::Request {
+                        id,
+                        budget_ms: 7,
+                        function: FunctionName(Bytes::from_static(b"large")),
+                        payload,
+                    }
+                };
+                (frames, message)
+            }
+        };
+        lanes.push((frames.into_iter().rev().collect(), message));
+    }
+    let mut bytes = Vec::new();
+    let mut messages = Vec::new();
+    let mut turns = turns.iter().cycle();
+    while !lanes.is_empty() {
+        let lane = turns.next().expect("a cycle does not end") % lanes.len().min(8);
+        let frame = lanes[lane]
+            .0
+            .pop()
+            .expect("a lane ends with its last frame");
+        frame.encode(&mut bytes);
+        if lanes[lane].0.is_empty() {
+            messages.push(lanes.remove(lane).1);
+        }
+    }
+    (bytes, messages)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(150))]
+
+    #[test]
+    fn the_same_messages_come_out_however_the_bytes_are_cut(
+        all in prop::collection::vec(sent(), 1..12),
+        turns in prop::collection::vec(any::<usize>(), 1..30),
+        steps in prop::collection::vec(
+            prop_oneof![1..40_usize, 1..5000_usize, 1..200_000_usize], 1..20
+        ),
+    ) {
+        let (bytes, messages) = expected(&all, &turns);
+        for steps in [&steps[..], &[]] {
+            let mut inbox = Inbox::default();
+            let mut incoming = opened(IncomingLimits::default());
+            feed(&mut incoming, &bytes, steps, &mut inbox).unwrap();
+            prop_assert!(inbox.messages == messages);
+            prop_assert!(incoming.assembling.is_empty());
+        }
+    }
+
+    #[test]
+    fn a_fault_is_found_and_what_came_before_it_handed_out_however_the_bytes_are_cut(
+        all in prop::collection::vec(sent(), 1..6),
+        turns in prop::collection::vec(any::<usize>(), 1..30),
+        at in any::<prop::sample::Index>(),
+        byte: u8,
+        steps in prop::collection::vec(prop_oneof![1..40_usize, 1..50_000_usize], 1..20),
+    ) {
+        let (mut bytes, _) = expected(&all, &turns);
+        // Mostly in a header, where a changed byte does harm.
+        let at = at.index(bytes.len().min(200));
+        bytes[at] = byte;
+        let mut seen = None;
+        for steps in [&steps[..], &[]] {
+            let mut inbox = Inbox::default();
+            let mut incoming = opened(IncomingLimits::default());
+            let result = feed(&mut incoming, &bytes, steps, &mut inbox);
+            let now = (result, inbox.messages);
+            prop_assert!(seen.as_ref().is_none_or(|before| *before == now));
+            seen = Some(now);
+        }
+    }
+
+    #[test]
+    fn random_bytes_do_no_harm_and_reserve_little(
+        frames in prop::collection::vec(
+            (wire::tests::any_frame(), 0..4_u64, any::<Option<(u16, u8)>>()), 0..20
+        ),
+        steps in prop::collection::vec(1..5000_usize, 1..20),
+    ) {
+        let mut bytes = Vec::new();
+        for (mut any, id, change) in frames {
+            any.id = id;
+            let start = bytes.len();
+            any.frame().encode(&mut bytes);
+            if let Some((at, byte)) = change {
+                let at = usize::from(at) % (bytes.len() - start);
+                bytes[start + at] = byte;
+            }
+        }
+        let limits = IncomingLimits {
+            message_bytes_max: 1 << 30,
+            assembling_bytes_max: 1 << 30,
+            assembling_messages_max: 2,
+        };
+        let mut incoming = opened(limits);
+        let mut inbox = Inbox::default();
+        let _ = feed(&mut incoming, &bytes, &steps, &mut inbox);
+        let held = incoming.held_bytes();
+        prop_assert!(held <= 2 * (FIRST_RESERVE_BYTES + HEADER_BYTES) + BUFFER_BYTES_MAX + (PART_BYTES * 2));
+    }
+}

@@ -1,0 +1,659 @@
+//! What an agent counts, and how it is read.
+//!
+//! Recording is a few relaxed additions and never blocks. A snapshot is taken while calls go on: its
+//! numbers are of nearly the same moment, not of the same one. Nothing here decides anything.
+
+mod histogram;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+pub use histogram::LatencySnapshot;
+
+use self::histogram::Histogram;
+use crate::error::RpcError;
+use crate::worker::WorkerInfo;
+
+/// An agent's counters at one moment. Counters start at 0 with the agent and only grow; gauges say how
+/// many there are now.
+///
+/// A retry is a call of its own here: a call that succeeds with its second retry is two failed calls and
+/// one that succeeded.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MetricsSnapshot {
+    /// Calls made by this worker.
+    pub calls_started: u64,
+    /// Of these, the ones that have their result.
+    pub calls_succeeded: u64,
+    /// Of these, the ones that ended with an error, whatever the error is.
+    pub calls_failed: u64,
+    /// Gauge: calls without an answer yet.
+    pub calls_in_flight: u64,
+    /// Calls that failed because their deadline passed.
+    pub timeouts: u64,
+    /// Answers that came after their calls had ended, and were dropped.
+    pub late_responses: u64,
+    /// From the start of a call to its result, of the calls that succeeded.
+    pub latency: LatencySnapshot,
+
+    /// Sends repeated by calls with retries.
+    pub retries_sent: u64,
+    /// Calls with retries that failed for good.
+    pub retries_exhausted: u64,
+    /// Gauge: retries that wait for their time.
+    pub retry_queue_len: u64,
+
+    /// Requests that came from other workers or this one.
+    pub requests_received: u64,
+    /// Of these, the ones that were answered, with a result or an error of the function.
+    pub requests_handled: u64,
+    /// Of these, the ones refused before a function ran: an unknown function, a full queue, a deadline
+    /// that had passed, a shutdown.
+    pub requests_refused: u64,
+    /// Gauge: requests received and not yet answered.
+    pub requests_active: u64,
+    /// Gauge: of these, the ones that are answered through a [`Reply`](crate::Reply).
+    pub requests_deferred: u64,
+    /// Functions that panicked.
+    pub handler_panics: u64,
+    /// Gauge: requests that wait for a thread.
+    pub handler_queue_len: u64,
+    /// The most that ever waited.
+    pub handler_queue_len_peak: u64,
+
+    /// Gauge: threads of the agent.
+    pub threads: u64,
+    /// Gauge: threads that have nothing to do.
+    pub threads_idle: u64,
+    /// Gauge: threads whose function waits for a call of its own.
+    pub threads_waiting: u64,
+
+    /// Connections opened, by either side.
+    pub connections_opened: u64,
+    /// Of these, the ones that replaced an earlier connection to the same worker.
+    pub reconnects: u64,
+    /// Connections that ended otherwise than by a goodbye.
+    pub connections_lost: u64,
+    /// Bytes given to the system to be sent, with all framing.
+    pub bytes_sent: u64,
+    /// Bytes received, with all framing.
+    pub bytes_received: u64,
+
+    /// The same for each worker there was a connection with, by id.
+    pub peers: Vec<PeerSnapshot>,
+}
+
+impl MetricsSnapshot {
+    /// The numbers under the names of PyTorch's debug information where it has one, and the others in the
+    /// same manner. Times are in microseconds.
+    ///
+    /// ```
+    /// use rpc_agent::MetricsSnapshot;
+    ///
+    /// let metrics = MetricsSnapshot::default();
+    /// assert_eq!(metrics.debug_info()["agent.client_active_calls"], 0);
+    /// ```
+    #[must_use]
+    pub fn debug_info(&self) -> BTreeMap<&'static str, u64> {
+        let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        BTreeMap::from([
+            // PyTorch's.
+            ("agent.thread_pool_size", self.threads),
+            ("agent.num_idle_threads", self.threads_idle),
+            ("agent.client_active_calls", self.calls_in_flight),
+            ("agent.server_active_calls", self.requests_active),
+            ("agent.server_active_async_calls", self.requests_deferred),
+            ("agent.num_pending_requests", self.calls_in_flight),
+            // Ours.
+            ("agent.calls_started", self.calls_started),
+            ("agent.calls_succeeded", self.calls_succeeded),
+            ("agent.calls_failed", self.calls_failed),
+            ("agent.timeouts", self.timeouts),
+            ("agent.late_responses", self.late_responses),
+            ("agent.latency_p50_us", us(self.latency.quantile(0.5))),
+            ("agent.latency_p99_us", us(self.latency.quantile(0.99))),
+            ("agent.latency_max_us", us(self.latency.max())),
+            ("agent.retries_sent", self.retries_sent),
+            ("agent.retries_exhausted", self.retries_exhausted),
+            ("agent.retry_queue_len", self.retry_queue_len),
+            ("agent.requests_received", self.requests_received),
+            ("agent.requests_handled", self.requests_handled),
+            ("agent.requests_refused", self.requests_refused),
+            ("agent.handler_panics", self.handler_panics),
+            ("agent.handler_queue_len", self.handler_queue_len),
+            ("agent.handler_queue_len_peak", self.handler_queue_len_peak),
+            ("agent.num_waiting_threads", self.threads_waiting),
+            ("agent.connections_opened", self.connections_opened),
+            ("agent.reconnects", self.reconnects),
+            ("agent.connections_lost", self.connections_lost),
+            ("agent.bytes_sent", self.bytes_sent),
+            ("agent.bytes_received", self.bytes_received),
+        ])
+    }
+}
+
+impl fmt::Display for MetricsSnapshot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "calls: {} started, {} succeeded, {} failed ({} timed out), {} in flight, {} late responses",
+            self.calls_started,
+            self.calls_succeeded,
+            self.calls_failed,
+            self.timeouts,
+            self.calls_in_flight,
+            self.late_responses,
+        )?;
+        writeln!(f, "latency: {}", self.latency)?;
+        writeln!(
+            f,
+            "retries: {} sent, {} exhausted, {} waiting",
+            self.retries_sent, self.retries_exhausted, self.retry_queue_len,
+        )?;
+        writeln!(
+            f,
+            "requests: {} received, {} handled ({} panicked), {} refused, {} active ({} deferred)",
+            self.requests_received,
+            self.requests_handled,
+            self.handler_panics,
+            self.requests_refused,
+            self.requests_active,
+            self.requests_deferred,
+        )?;
+        writeln!(
+            f,
+            "threads: {}, {} idle, {} waiting; queue: {}, peak {}",
+            self.threads,
+            self.threads_idle,
+            self.threads_waiting,
+            self.handler_queue_len,
+            self.handler_queue_len_peak,
+        )?;
+        write!(
+            f,
+            "connections: {} opened ({} again), {} lost; bytes: {} sent, {} received",
+            self.connections_opened,
+            self.reconnects,
+            self.connections_lost,
+            self.bytes_sent,
+            self.bytes_received,
+        )?;
+        for peer in &self.peers {
+            write!(f, "\n{peer}")?;
+        }
+        Ok(())
+    }
+}
+
+/// What was exchanged with one worker, at one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PeerSnapshot {
+    /// The worker.
+    pub worker: WorkerInfo,
+    /// Calls made to it.
+    pub calls_started: u64,
+    /// Of these, the ones that ended with an error, whatever the error is.
+    pub calls_failed: u64,
+    /// Bytes given to the system to be sent to it, with all framing.
+    pub bytes_sent: u64,
+    /// Bytes received from it, with all framing.
+    pub bytes_received: u64,
+    /// How long the last call to it took that succeeded: the way there and back, and its function.
+    pub last_round_trip: Option<Duration>,
+}
+
+impl fmt::Display for PeerSnapshot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "worker {} (id {}): {} calls, {} failed; bytes: {} sent, {} received",
+            self.worker.name,
+            self.worker.id,
+            self.calls_started,
+            self.calls_failed,
+            self.bytes_sent,
+            self.bytes_received,
+        )?;
+        match self.last_round_trip {
+            Some(time) => write!(f, "; last round trip {time:.1?}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The counters of an agent.
+#[derive(Debug, Default)]
+pub(crate) struct Metrics {
+    calls: OwnCacheLine<Calls>,
+    requests: OwnCacheLine<Requests>,
+    network: OwnCacheLine<Network>,
+    latency: Histogram,
+}
+
+/// Keeps the counters of callers, of handlers and of the network from invalidating each other's caches.
+/// 128 bytes: processors fetch lines of 64 bytes in pairs.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct OwnCacheLine<T>(T);
+
+#[derive(Debug, Default)]
+struct Calls {
+    started: Counter,
+    succeeded: Counter,
+    failed: Counter,
+    timeouts: Counter,
+    late_responses: Counter,
+    retries_sent: Counter,
+    retries_exhausted: Counter,
+}
+
+#[derive(Debug, Default)]
+struct Requests {
+    received: Counter,
+    handled: Counter,
+    refused: Counter,
+    deferred: Counter,
+    deferred_answered: Counter,
+    panics: Counter,
+    queue_len_peak: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Network {
+    connections_opened: Counter,
+    reconnects: Counter,
+    connections_lost: Counter,
+    bytes_sent: Counter,
+    bytes_received: Counter,
+}
+
+/// What the agent knows at the moment of a snapshot, and nobody counts.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Gauges {
+    pub(crate) handler_queue_len: usize,
+    pub(crate) threads: usize,
+    pub(crate) threads_idle: usize,
+    pub(crate) threads_waiting: usize,
+    pub(crate) retry_queue_len: usize,
+}
+
+impl Metrics {
+    /// Each call that is started ends with [`Metrics::call_succeeded`] or [`Metrics::call_failed`].
+    pub(crate) fn call_started(&self, peer: &PeerMetrics) {
+        self.calls.0.started.add(1);
+        peer.calls_started.add(1);
+    }
+
+    pub(crate) fn call_succeeded(&self, peer: &PeerMetrics, latency: Duration) {
+        self.calls.0.succeeded.add(1);
+        self.latency.record(latency);
+        // Zero stands for none.
+        let latency_ns = u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX).max(1);
+        peer.last_round_trip_ns.store(latency_ns, Ordering::Relaxed);
+    }
+
+    /// Counts timeouts as such, too.
+    pub(crate) fn call_failed(&self, peer: &PeerMetrics, error: &RpcError) {
+        self.calls.0.failed.add(1);
+        peer.calls_failed.add(1);
+        if matches!(error, RpcError::Timeout { .. }) {
+            self.calls.0.timeouts.add(1);
+        }
+    }
+
+    pub(crate) fn late_response(&self) {
+        self.calls.0.late_responses.add(1);
+    }
+
+    pub(crate) fn retry_sent(&self) {
+        self.calls.0.retries_sent.add(1);
+    }
+
+    pub(crate) fn retries_exhausted(&self) {
+        self.calls.0.retries_exhausted.add(1);
+    }
+
+    /// Each request received ends with [`Metrics::request_handled`] or [`Metrics::request_refused`].
+    pub(crate) fn requests_received(&self, requests: usize) {
+        self.requests.0.received.add(requests as u64);
+    }
+
+    pub(crate) fn request_handled(&self) {
+        self.requests.0.handled.add(1);
+    }
+
+    pub(crate) fn request_refused(&self) {
+        self.requests.0.refused.add(1);
+    }
+
+    /// A function that answers through a reply begins. Ends with [`Metrics::deferred_answered`], besides
+    /// [`Metrics::request_handled`].
+    pub(crate) fn request_deferred(&self) {
+        self.requests.0.deferred.add(1);
+    }
+
+    pub(crate) fn deferred_answered(&self) {
+        self.requests.0.deferred_answered.add(1);
+    }
+
+    pub(crate) fn handler_panicked(&self) {
+        self.requests.0.panics.add(1);
+    }
+
+    /// The handler queue was seen that long. Costs a read unless it is a new peak.
+    pub(crate) fn handler_queue_seen(&self, len: usize) {
+        raise(&self.requests.0.queue_len_peak, len as u64);
+    }
+
+    /// `again`: there was a connection to this worker before.
+    pub(crate) fn connection_opened(&self, again: bool) {
+        self.network.0.connections_opened.add(1);
+        if again {
+            self.network.0.reconnects.add(1);
+        }
+    }
+
+    pub(crate) fn connection_lost(&self) {
+        self.network.0.connections_lost.add(1);
+    }
+
+    pub(crate) fn sent(&self, peer: &PeerMetrics, bytes: usize) {
+        self.network.0.bytes_sent.add(bytes as u64);
+        peer.bytes_sent.add(bytes as u64);
+    }
+
+    pub(crate) fn received(&self, peer: &PeerMetrics, bytes: usize) {
+        self.network.0.bytes_received.add(bytes as u64);
+        peer.bytes_received.add(bytes as u64);
+    }
+
+    pub(crate) fn snapshot(&self, gauges: Gauges, mut peers: Vec<PeerSnapshot>) -> MetricsSnapshot {
+        let (calls, requests, network) = (&self.calls.0, &self.requests.0, &self.network.0);
+        peers.sort_unstable_by_key(|peer| peer.worker.id);
+        // Ends are read before beginnings, and the subtractions saturate: a call that begins and ends
+        // meanwhile makes a difference too great by one for a moment, never a huge number.
+        let calls_succeeded = calls.succeeded.read();
+        let calls_failed = calls.failed.read();
+        let calls_started = calls.started.read();
+        let requests_handled = requests.handled.read();
+        let requests_refused = requests.refused.read();
+        let requests_received = requests.received.read();
+        let deferred_answered = requests.deferred_answered.read();
+        let deferred = requests.deferred.read();
+        let handler_queue_len = gauges.handler_queue_len as u64;
+        MetricsSnapshot {
+            calls_started,
+            calls_succeeded,
+            calls_failed,
+            calls_in_flight: calls_started.saturating_sub(calls_succeeded + calls_failed),
+            timeouts: calls.timeouts.read(),
+            late_responses: calls.late_responses.read(),
+            latency: self.latency.snapshot(),
+            retries_sent: calls.retries_sent.read(),
+            retries_exhausted: calls.retries_exhausted.read(),
+            retry_queue_len: gauges.retry_queue_len as u64,
+            requests_received,
+            requests_handled,
+            requests_refused,
+            requests_active: requests_received.saturating_sub(requests_handled + requests_refused),
+            requests_deferred: deferred.saturating_sub(deferred_answered),
+            handler_panics: requests.panics.read(),
+            handler_queue_len,
+            handler_queue_len_peak: requests
+                .queue_len_peak
+                .load(Ordering::Relaxed)
+                .max(handler_queue_len),
+            threads: gauges.threads as u64,
+            threads_idle: gauges.threads_idle as u64,
+            threads_waiting: gauges.threads_waiting as u64,
+            connections_opened: network.connections_opened.read(),
+            reconnects: network.reconnects.read(),
+            connections_lost: network.connections_lost.read(),
+            bytes_sent: network.bytes_sent.read(),
+            bytes_received: network.bytes_received.read(),
+            peers,
+        }
+    }
+}
+
+/// The counters of one peer. Outlive its connections.
+#[derive(Debug, Default)]
+pub(crate) struct PeerMetrics {
+    calls_started: Counter,
+    calls_failed: Counter,
+    bytes_sent: Counter,
+    bytes_received: Counter,
+    /// 0: none yet.
+    last_round_trip_ns: AtomicU64,
+}
+
+impl PeerMetrics {
+    pub(crate) fn snapshot(&self, worker: WorkerInfo) -> PeerSnapshot {
+        let last_round_trip_ns = self.last_round_trip_ns.load(Ordering::Relaxed);
+        PeerSnapshot {
+            worker,
+            calls_started: self.calls_started.read(),
+            calls_failed: self.calls_failed.read(),
+            bytes_sent: self.bytes_sent.read(),
+            bytes_received: self.bytes_received.read(),
+            last_round_trip: (last_round_trip_ns > 0)
+                .then(|| Duration::from_nanos(last_round_trip_ns)),
+        }
+    }
+}
+
+/// A number that grows. Relaxed: it says nothing about other memory.
+#[derive(Debug, Default)]
+struct Counter(AtomicU64);
+
+impl Counter {
+    fn add(&self, amount: u64) {
+        self.0.fetch_add(amount, Ordering::Relaxed);
+    }
+
+    fn read(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Raises a maximum. Most values are none, and those cost a read of what other threads rarely write.
+fn raise(max: &AtomicU64, value: u64) {
+    if value > max.load(Ordering::Relaxed) {
+        max.fetch_max(value, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+    use crate::error::{CallSite, NotSent, Outcome};
+
+    fn call(worker: &WorkerInfo) -> Box<CallSite> {
+        Box::new(CallSite {
+            to: worker.clone(),
+            function: "f".into(),
+        })
+    }
+
+    #[test]
+    fn what_is_recorded_is_in_the_snapshot_and_nowhere_else() {
+        let worker = WorkerInfo::new("ps", 1).unwrap();
+        let (metrics, peer) = (Metrics::default(), PeerMetrics::default());
+        for _ in 0..5 {
+            metrics.call_started(&peer);
+        }
+        for _ in 0..2 {
+            metrics.call_succeeded(&peer, Duration::from_micros(100));
+        }
+        let timeout = RpcError::Timeout {
+            call: call(&worker),
+            after: Duration::from_secs(1),
+            outcome: Outcome::Unknown,
+            cause: None,
+        };
+        metrics.call_failed(&peer, &timeout);
+        let not_sent = RpcError::NotSent {
+            call: call(&worker),
+            cause: NotSent::Injected,
+        };
+        metrics.call_failed(&peer, &not_sent);
+        metrics.late_response();
+        metrics.retry_sent();
+        metrics.retries_exhausted();
+        metrics.requests_received(9);
+        for _ in 0..3 {
+            metrics.request_handled();
+        }
+        metrics.request_refused();
+        metrics.request_deferred();
+        metrics.request_deferred();
+        metrics.deferred_answered();
+        metrics.handler_panicked();
+        metrics.handler_queue_seen(7);
+        metrics.handler_queue_seen(6);
+        metrics.connection_opened(false);
+        metrics.connection_opened(true);
+        metrics.connection_lost();
+        metrics.sent(&peer, 1000);
+        metrics.received(&peer, 2000);
+        let gauges = Gauges {
+            handler_queue_len: 2,
+            threads: 16,
+            threads_idle: 10,
+            threads_waiting: 3,
+            retry_queue_len: 4,
+        };
+        let snapshot = metrics.snapshot(gauges, vec![peer.snapshot(worker.clone())]);
+        let expected = MetricsSnapshot {
+            calls_started: 5,
+            calls_succeeded: 2,
+            calls_failed: 2,
+            calls_in_flight: 1,
+            timeouts: 1,
+            late_responses: 1,
+            latency: snapshot.latency.clone(),
+            retries_sent: 1,
+            retries_exhausted: 1,
+            retry_queue_len: 4,
+            requests_received: 9,
+            requests_handled: 3,
+            requests_refused: 1,
+            requests_active: 5,
+            requests_deferred: 1,
+            handler_panics: 1,
+            handler_queue_len: 2,
+            handler_queue_len_peak: 7,
+            threads: 16,
+            threads_idle: 10,
+            threads_waiting: 3,
+            connections_opened: 2,
+            reconnects: 1,
+            connections_lost: 1,
+            bytes_sent: 1000,
+            bytes_received: 2000,
+            peers: vec![PeerSnapshot {
+                worker,
+                calls_started: 5,
+                calls_failed: 2,
+                bytes_sent: 1000,
+                bytes_received: 2000,
+                last_round_trip: Some(Duration::from_micros(100)),
+            }],
+        };
+        assert_eq!(snapshot, expected);
+        assert_eq!(snapshot.latency.count(), 2);
+    }
+
+    #[test]
+    fn a_snapshot_reads_as_lines_one_of_each_peer() {
+        let (metrics, peer) = (Metrics::default(), PeerMetrics::default());
+        metrics.call_started(&peer);
+        metrics.call_succeeded(&peer, Duration::from_micros(250));
+        metrics.sent(&peer, 90);
+        let peers = ["b", "a"].into_iter().zip([2, 1]).map(|(name, id)| {
+            let worker = WorkerInfo::new(name, id).unwrap();
+            if id == 1 {
+                peer.snapshot(worker)
+            } else {
+                PeerMetrics::default().snapshot(worker)
+            }
+        });
+        let said = metrics
+            .snapshot(Gauges::default(), peers.collect())
+            .to_string();
+        let lines: Vec<_> = said.lines().collect();
+        assert_eq!(
+            lines,
+            [
+                "calls: 1 started, 1 succeeded, 0 failed (0 timed out), 0 in flight, 0 late responses",
+                "latency: 1 measured, mean 250.0µs, p50 250.0µs, p99 250.0µs, max 250.0µs",
+                "retries: 0 sent, 0 exhausted, 0 waiting",
+                "requests: 0 received, 0 handled (0 panicked), 0 refused, 0 active (0 deferred)",
+                "threads: 0, 0 idle, 0 waiting; queue: 0, peak 0",
+                "connections: 0 opened (0 again), 0 lost; bytes: 90 sent, 0 received",
+                "worker a (id 1): 1 calls, 0 failed; bytes: 90 sent, 0 received; \
+                 last round trip 250.0µs",
+                "worker b (id 2): 0 calls, 0 failed; bytes: 0 sent, 0 received",
+            ]
+        );
+    }
+
+    #[test]
+    fn debug_info_has_pytorchs_names() {
+        let snapshot = MetricsSnapshot {
+            threads: 1,
+            threads_idle: 2,
+            calls_in_flight: 3,
+            requests_active: 4,
+            requests_deferred: 5,
+            retry_queue_len: 6,
+            ..MetricsSnapshot::default()
+        };
+        let info = snapshot.debug_info();
+        for (key, value) in [
+            ("agent.thread_pool_size", 1),
+            ("agent.num_idle_threads", 2),
+            ("agent.client_active_calls", 3),
+            ("agent.num_pending_requests", 3),
+            ("agent.server_active_calls", 4),
+            ("agent.server_active_async_calls", 5),
+            ("agent.retry_queue_len", 6),
+        ] {
+            assert_eq!(info[key], value, "{key}");
+        }
+        assert!(info.keys().all(|key| key.starts_with("agent.")));
+    }
+
+    #[test]
+    fn nothing_is_lost_when_many_threads_count() {
+        let (metrics, peer) = (Metrics::default(), PeerMetrics::default());
+        thread::scope(|scope| {
+            for thread in 1..=4 {
+                let (metrics, peer) = (&metrics, &peer);
+                scope.spawn(move || {
+                    for call in 0..10_000 {
+                        metrics.call_started(peer);
+                        metrics.call_succeeded(peer, Duration::from_nanos(thread * call));
+                        metrics.handler_queue_seen(call as usize);
+                    }
+                });
+            }
+            for _ in 0..100 {
+                let snapshot = metrics.snapshot(Gauges::default(), Vec::new());
+                assert!(snapshot.calls_in_flight <= 40_000, "{snapshot}");
+            }
+        });
+        let snapshot = metrics.snapshot(Gauges::default(), Vec::new());
+        assert_eq!(snapshot.calls_succeeded, 40_000);
+        assert_eq!(snapshot.calls_in_flight, 0);
+        assert_eq!(snapshot.latency.count(), 40_000);
+        assert_eq!(snapshot.latency.max(), Duration::from_nanos(4 * 9_999));
+        assert_eq!(snapshot.handler_queue_len_peak, 9_999);
+    }
+}

@@ -1,0 +1,295 @@
+//! How often, when, and after which errors a request is repeated.
+
+use std::time::Duration;
+
+/// How a call with retries is repeated.
+///
+/// Repeating is *at least once*: when an answer is lost the function has run, and runs again. Only what
+/// may be done twice should be called so.
+///
+/// The options are checked by the call that uses them, as PyTorch does.
+///
+/// ```
+/// use rpc_agent::RetryOptions;
+/// use std::time::Duration;
+///
+/// let patient = RetryOptions::default()
+///     .with_max_retries(20)
+///     .with_max_delay(Duration::from_secs(30));
+/// assert!(patient.validate().is_ok());
+///
+/// let wrong = RetryOptions::default().with_max_retries(-1);
+/// assert_eq!(wrong.validate().unwrap_err().to_string(), "maxRetries cannot be negative.");
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+#[must_use]
+pub struct RetryOptions {
+    max_retries: i64,
+    retry_duration_ms: i64,
+    backoff: f64,
+    max_delay: Duration,
+    total_time_max: Duration,
+    jitter: f64,
+    attempt_timeout: Duration,
+    retry_executed: bool,
+}
+
+impl RetryOptions {
+    /// How often at most the request is sent again; 0: never. Default 3, so that with the other defaults
+    /// a call gives up within five seconds when nobody is there (PyTorch began with 3, and has 5 today).
+    pub fn with_max_retries(mut self, max_retries: i64) -> Self {
+        self.max_retries = max_retries;
+        self
+    }
+
+    /// The pause between the first failure and the first retry, in whole milliseconds (a part of one
+    /// counts as one). Default 1 s, as PyTorch: what is repeated is not urgent, and a restarting peer
+    /// takes about that long.
+    pub fn with_retry_duration(self, pause: Duration) -> Self {
+        let ms = pause.as_nanos().div_ceil(1_000_000);
+        self.with_retry_duration_ms(i64::try_from(ms).unwrap_or(i64::MAX))
+    }
+
+    /// [`RetryOptions::with_retry_duration`], in milliseconds.
+    pub fn with_retry_duration_ms(mut self, pause_ms: i64) -> Self {
+        self.retry_duration_ms = pause_ms;
+        self
+    }
+
+    /// How much longer each pause is than the one before. Default 1.5, as PyTorch: the pauses are 1000,
+    /// 1500, 2250, 3375, 5062 ms. (PyTorch counts them from the sending and has the first one twice.)
+    pub fn with_backoff(mut self, factor: f64) -> Self {
+        self.backoff = factor;
+        self
+    }
+
+    /// The longest pause, jitter included. Default [`Duration::MAX`]: with few retries the factor alone
+    /// sets it.
+    pub fn with_max_delay(mut self, max: Duration) -> Self {
+        self.max_delay = max;
+        self
+    }
+
+    /// How long after the call began a retry may still begin; the attempts that began in time go on.
+    /// Default [`Duration::MAX`]: the number of retries alone ends it.
+    pub fn with_total_time_max(mut self, max: Duration) -> Self {
+        self.total_time_max = max;
+        self
+    }
+
+    /// How far a pause may be from its length, as a part of it, drawn evenly to both sides. Default 0:
+    /// the pauses are those above. Many workers that lose the same peer should not come back together:
+    /// give them some.
+    pub fn with_jitter(mut self, jitter: f64) -> Self {
+        self.jitter = jitter;
+        self
+    }
+
+    /// How long an attempt waits for its answer; [`Duration::MAX`] for ever. Default 10 s: with the 60 s
+    /// of an ordinary call, one lost answer would cost a minute (in PyTorch it does).
+    pub fn with_attempt_timeout(mut self, timeout: Duration) -> Self {
+        self.attempt_timeout = timeout;
+        self
+    }
+
+    /// Whether errors after which the same call would hardly fare better are answered by a retry too: the
+    /// function's own errors, an unknown function or worker. Default no: they end the call at once.
+    pub fn retry_executed(mut self, is_wanted: bool) -> Self {
+        self.retry_executed = is_wanted;
+        self
+    }
+
+    /// Checks the options, as each call that uses them does.
+    ///
+    /// # Errors
+    /// [`RetryOptionsError`], the first three in the order and in the words of PyTorch.
+    pub fn validate(&self) -> Result<(), RetryOptionsError> {
+        self.checked().map(drop)
+    }
+
+    /// What the options come to.
+    pub(crate) fn checked(&self) -> Result<RetryPolicy, RetryOptionsError> {
+        if self.max_retries < 0 {
+            return Err(RetryOptionsError::MaxRetries {
+                max_retries: self.max_retries,
+            });
+        }
+        if self.backoff < 1.0 {
+            return Err(RetryOptionsError::Backoff {
+                backoff: self.backoff,
+            });
+        }
+        let Ok(retry_duration_ms) = u64::try_from(self.retry_duration_ms) else {
+            return Err(RetryOptionsError::RetryDuration {
+                retry_duration_ms: self.retry_duration_ms,
+            });
+        };
+        if !self.backoff.is_finite() {
+            return Err(RetryOptionsError::BackoffNotFinite {
+                backoff: self.backoff,
+            });
+        }
+        if !(0.0..=1.0).contains(&self.jitter) {
+            return Err(RetryOptionsError::Jitter {
+                jitter: self.jitter,
+            });
+        }
+        if self.attempt_timeout.is_zero() {
+            return Err(RetryOptionsError::AttemptTimeout);
+        }
+        Ok(RetryPolicy {
+            max_retries: u32::try_from(self.max_retries).unwrap_or(u32::MAX),
+            retry_duration: Duration::from_millis(retry_duration_ms),
+            backoff: self.backoff,
+            max_delay: self.max_delay,
+            total_time_max: self.total_time_max,
+            jitter: self.jitter,
+            attempt_timeout: self.attempt_timeout,
+            retry_executed: self.retry_executed,
+        })
+    }
+}
+
+impl Default for RetryOptions {
+    fn default() -> Self {
+        Self {
+            max_retries: 3,
+            retry_duration_ms: 1000,
+            backoff: 1.5,
+            max_delay: Duration::MAX,
+            total_time_max: Duration::MAX,
+            jitter: 0.0,
+            attempt_timeout: Duration::from_secs(10),
+            retry_executed: false,
+        }
+    }
+}
+
+/// [`RetryOptions`] that have been checked.
+#[derive(Debug, Clone)]
+pub(crate) struct RetryPolicy {
+    pub(crate) max_retries: u32,
+    pub(crate) retry_duration: Duration,
+    /// Finite and at least 1.
+    pub(crate) backoff: f64,
+    pub(crate) max_delay: Duration,
+    pub(crate) total_time_max: Duration,
+    /// 0 to 1.
+    pub(crate) jitter: f64,
+    /// Not zero; `MAX` for none.
+    pub(crate) attempt_timeout: Duration,
+    pub(crate) retry_executed: bool,
+}
+
+/// Options that make no sense.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RetryOptionsError {
+    /// Fewer than no retries.
+    #[error("maxRetries cannot be negative.")]
+    MaxRetries {
+        /// What was given.
+        max_retries: i64,
+    },
+    /// Pauses that get shorter. PyTorch's text names the wrong option.
+    #[error("maxRetries cannot be exponentially decaying.")]
+    Backoff {
+        /// What was given.
+        backoff: f64,
+    },
+    /// A pause that would be over before it began.
+    #[error("rpcRetryDuration cannot be negative.")]
+    RetryDuration {
+        /// What was given.
+        retry_duration_ms: i64,
+    },
+    /// A factor that is no number.
+    #[error("retryBackoff must be finite, but is {backoff}")]
+    BackoffNotFinite {
+        /// What was given.
+        backoff: f64,
+    },
+    /// More jitter than pause, or less than none.
+    #[error("the jitter must be within 0 to 1, but is {jitter}")]
+    Jitter {
+        /// What was given.
+        jitter: f64,
+    },
+    /// No time for an answer.
+    #[error("the timeout of an attempt must not be zero")]
+    AttemptTimeout,
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    fn said(options: &RetryOptions) -> String {
+        options.validate().unwrap_err().to_string()
+    }
+
+    #[test]
+    fn the_defaults_are_those_of_the_first_pytorch_with_retries() {
+        let policy = RetryOptions::default().checked().unwrap();
+        assert_eq!(policy.max_retries, 3);
+        assert_eq!(policy.retry_duration, Duration::from_millis(1000));
+        assert_eq!(policy.backoff, 1.5);
+        assert_eq!(policy.jitter, 0.0);
+        assert_eq!(policy.attempt_timeout, Duration::from_secs(10));
+        assert!(!policy.retry_executed);
+    }
+
+    #[test]
+    fn options_are_refused_in_the_order_and_the_words_of_pytorch() {
+        let mut options = RetryOptions::default()
+            .with_max_retries(-1)
+            .with_backoff(0.99)
+            .with_retry_duration_ms(-1)
+            .with_jitter(1.5);
+        assert_eq!(said(&options), "maxRetries cannot be negative.");
+        options = options.with_max_retries(0);
+        assert_eq!(
+            said(&options),
+            "maxRetries cannot be exponentially decaying."
+        );
+        options = options.with_backoff(1.0);
+        assert_eq!(said(&options), "rpcRetryDuration cannot be negative.");
+        options = options.with_retry_duration_ms(0);
+        assert_eq!(
+            said(&options),
+            "the jitter must be within 0 to 1, but is 1.5"
+        );
+        options = options.with_jitter(1.0);
+        assert_eq!(options.validate(), Ok(()));
+    }
+
+    #[test]
+    fn what_is_no_number_is_refused() {
+        for backoff in [f64::NAN, f64::INFINITY] {
+            let options = RetryOptions::default().with_backoff(backoff);
+            assert!(said(&options).starts_with("retryBackoff must be finite"));
+        }
+        let options = RetryOptions::default().with_jitter(f64::NAN);
+        assert!(said(&options).starts_with("the jitter must be"));
+    }
+
+    #[test]
+    fn an_attempt_without_time_is_refused() {
+        let options = RetryOptions::default().with_attempt_timeout(Duration::ZERO);
+        assert_eq!(options.validate(), Err(RetryOptionsError::AttemptTimeout));
+    }
+
+    #[test]
+    fn a_part_of_a_millisecond_counts_as_one_and_nothing_overflows() {
+        let pause = |pause| {
+            let policy = RetryOptions::default().with_retry_duration(pause).checked();
+            policy.unwrap().retry_duration
+        };
+        assert_eq!(pause(Duration::ZERO), Duration::ZERO);
+        assert_eq!(pause(Duration::from_nanos(1)), Duration::from_millis(1));
+        assert_eq!(pause(Duration::from_millis(7)), Duration::from_millis(7));
+        assert_eq!(pause(Duration::MAX), Duration::from_millis(i64::MAX as u64));
+        let many = RetryOptions::default().with_max_retries(i64::MAX);
+        assert_eq!(many.checked().unwrap().max_retries, u32::MAX);
+    }
+}

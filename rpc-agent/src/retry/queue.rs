@@ -1,0 +1,227 @@
+//! What waits to be sent again, by the time at which it will be.
+//!
+//! Knows no clock and no thread, nor what it keeps. Due times are rounded up to milliseconds: what is due
+//! in the same one leaves together, and nothing leaves early.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use super::options::RetryPolicy;
+use super::verdict::{self, Verdict};
+use crate::error::RpcError;
+
+#[derive(Debug)]
+pub(super) struct RetryQueue<T> {
+    /// From which the milliseconds count.
+    epoch: Instant,
+    random: fastrand::Rng,
+    /// By due time in ms; none of the lists is empty.
+    records: BTreeMap<u64, Vec<T>>,
+    len: usize,
+}
+
+impl<T> RetryQueue<T> {
+    pub(super) fn new(now: Instant, seed: u64) -> Self {
+        Self {
+            epoch: now,
+            random: fastrand::Rng::with_seed(seed),
+            records: BTreeMap::new(),
+            len: 0,
+        }
+    }
+
+    /// What follows from the failure of an attempt: see [`verdict::on_failure`].
+    pub(super) fn on_failure(
+        &mut self,
+        policy: &RetryPolicy,
+        failed_attempts: u32,
+        began: Instant,
+        now: Instant,
+        error: &RpcError,
+    ) -> Verdict {
+        let draw = self.random.f64();
+        verdict::on_failure(policy, failed_attempts, began, now, error, draw)
+    }
+
+    /// Keeps a record until `at`. True if it is now due before all others.
+    pub(super) fn schedule(&mut self, at: Instant, record: T) -> bool {
+        let at_ms = whole_ms(
+            at.saturating_duration_since(self.epoch)
+                .as_nanos()
+                .div_ceil(1_000_000),
+        );
+        let is_first = self
+            .records
+            .first_key_value()
+            .is_none_or(|(first, _)| at_ms < *first);
+        self.records.entry(at_ms).or_default().push(record);
+        self.len += 1;
+        is_first
+    }
+
+    /// Takes out what is due, in the order of the due times, then of the insertion.
+    pub(super) fn due(&mut self, now: Instant) -> Vec<T> {
+        let now_ms = whole_ms(now.saturating_duration_since(self.epoch).as_millis());
+        let mut due = Vec::new();
+        while let Some(first) = self.records.first_entry()
+            && *first.key() <= now_ms
+        {
+            due.append(&mut first.remove());
+        }
+        self.len -= due.len();
+        due
+    }
+
+    /// The time until something is due; `None` when nothing waits.
+    pub(super) fn poll_timeout(&self, now: Instant) -> Option<Duration> {
+        let (at_ms, _) = self.records.first_key_value()?;
+        let present = now.saturating_duration_since(self.epoch);
+        Some(Duration::from_millis(*at_ms).saturating_sub(present))
+    }
+
+    /// Takes out everything, in the same order.
+    pub(super) fn drain(&mut self) -> Vec<T> {
+        self.len = 0;
+        std::mem::take(&mut self.records)
+            .into_values()
+            .flatten()
+            .collect()
+    }
+
+    pub(super) const fn len(&self) -> usize {
+        self.len
+    }
+}
+
+/// 2^64 ms are more than five hundred million years.
+fn whole_ms(ms: u128) -> u64 {
+    u64::try_from(ms).unwrap_or(u64::MAX)
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const SEED: u64 = 1;
+
+    #[test]
+    fn what_is_due_at_the_same_instant_leaves_together_and_in_order() {
+        let now = Instant::now();
+        let mut queue = RetryQueue::new(now, SEED);
+        let at = now + Duration::from_millis(10);
+        assert!(queue.schedule(at, "first"));
+        assert!(!queue.schedule(at, "second"));
+        assert!(!queue.schedule(at + Duration::from_millis(1), "later"));
+        assert!(queue.schedule(now + Duration::from_millis(5), "earlier"));
+        assert_eq!(queue.len(), 4);
+        assert_eq!(
+            queue.due(now + Duration::from_millis(4)),
+            Vec::<&str>::new()
+        );
+        assert_eq!(queue.due(at), ["earlier", "first", "second"]);
+        assert_eq!((queue.len(), queue.drain()), (1, vec!["later"]));
+        assert_eq!((queue.len(), queue.drain()), (0, vec![]));
+    }
+
+    #[test]
+    fn what_is_due_within_a_millisecond_leaves_together_at_its_end() {
+        let now = Instant::now();
+        let mut queue = RetryQueue::new(now, SEED);
+        queue.schedule(now + Duration::from_micros(9_999), 'b');
+        queue.schedule(now + Duration::from_micros(9_001), 'a');
+        assert_eq!(queue.poll_timeout(now), Some(Duration::from_millis(10)));
+        assert_eq!(
+            queue.due(now + Duration::from_micros(9_999)),
+            Vec::<char>::new()
+        );
+        assert_eq!(queue.due(now + Duration::from_millis(10)), ['b', 'a']);
+        assert_eq!(queue.poll_timeout(now), None);
+    }
+
+    #[test]
+    fn what_was_due_before_the_queue_began_is_due_at_once() {
+        let now = Instant::now();
+        let mut queue = RetryQueue::new(now + Duration::from_secs(1), SEED);
+        queue.schedule(now, ());
+        assert_eq!(queue.poll_timeout(now), Some(Duration::ZERO));
+        assert_eq!(queue.due(now), [()]);
+    }
+
+    #[test]
+    fn the_random_numbers_are_those_of_the_seed() {
+        let options = crate::RetryOptions::default().with_jitter(1.0);
+        let policy = options.checked().unwrap();
+        let error = RpcError::NotSent {
+            call: Box::new(crate::CallSite {
+                to: crate::WorkerInfo::new("ps", 1).unwrap(),
+                function: "push".into(),
+            }),
+            cause: crate::NotSent::Injected,
+        };
+        let now = Instant::now();
+        let delays = |seed| {
+            let mut queue = RetryQueue::<()>::new(now, seed);
+            let delay = |_| match queue.on_failure(&policy, 1, now, now, &error) {
+                Verdict::Again { at } => at - now,
+                Verdict::GiveUp(error) => panic!("{error}"),
+            };
+            (0..3).map(delay).collect::<Vec<_>>()
+        };
+        assert_eq!(delays(7), delays(7));
+        assert_ne!(delays(7), delays(8));
+        assert_ne!(delays(7)[0], delays(7)[1]);
+    }
+
+    /// Everything leaves once, not early, and in order; a thread that sleeps for `poll_timeout` wakes
+    /// when something is due.
+    #[derive(Debug, Clone)]
+    enum Step {
+        Schedule { after_us: u64 },
+        Pass { us: u64 },
+        Sleep,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            (0_u64..20_000).prop_map(|after_us| Step::Schedule { after_us }),
+            (0_u64..5_000).prop_map(|us| Step::Pass { us }),
+            Just(Step::Sleep),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn any_history_agrees_with_a_sorted_list(steps in prop::collection::vec(step(), 0..60)) {
+            let epoch = Instant::now();
+            let mut now = epoch;
+            let mut queue = RetryQueue::new(epoch, SEED);
+            let mut model: Vec<(Duration, usize)> = Vec::new();
+            for (number, step) in steps.into_iter().enumerate() {
+                match step {
+                    Step::Schedule { after_us } => {
+                        let at = now + Duration::from_micros(after_us);
+                        let due = (at - epoch).as_micros().div_ceil(1000) as u64;
+                        model.push((Duration::from_millis(due), number));
+                        model.sort();
+                        let is_first = model[0].1 == number;
+                        prop_assert_eq!(queue.schedule(at, number), is_first);
+                    }
+                    Step::Pass { us } => now += Duration::from_micros(us),
+                    Step::Sleep => {
+                        let timeout = queue.poll_timeout(now);
+                        prop_assert_eq!(timeout.is_some(), !model.is_empty());
+                        now += timeout.unwrap_or_default();
+                    }
+                }
+                let of_model = model.iter().take_while(|(at, _)| epoch + *at <= now).count();
+                let expected: Vec<usize> = model.drain(..of_model).map(|(_, number)| number).collect();
+                prop_assert_eq!(queue.due(now), expected);
+                prop_assert_eq!(queue.len(), model.len());
+            }
+            let left: Vec<usize> = model.into_iter().map(|(_, number)| number).collect();
+            prop_assert_eq!(queue.drain(), left);
+        }
+    }
+}

@@ -1,0 +1,338 @@
+//! Many workers that call each other in random order, over a store that is a few maps.
+//!
+//! Time does not exist here: in each step one thing happens that can happen, chosen at random. Messages,
+//! handlers and workers have speeds, or else a message would hardly ever be on its way while others go
+//! through whole rounds. `SEED=n` repeats one history, `ROUNDS=n` tries so many.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::env;
+
+use fastrand::Rng;
+
+use super::joint_end::{JointEnd, Step};
+
+#[derive(Debug)]
+struct Message {
+    speed: u8,
+    content: Content,
+}
+
+#[derive(Debug)]
+enum Content {
+    Request { call: u64, from: usize, to: usize },
+    Answer { call: u64, to: usize },
+}
+
+#[derive(Debug)]
+struct Handler {
+    call: u64,
+    caller: usize,
+    has_answered: bool,
+    speed: u8,
+}
+
+/// Where a worker is within [`Step::BecomeIdle`].
+#[derive(Debug, Clone, Copy)]
+enum Look {
+    Nothing,
+    Counted { before: u64 },
+    Idle { before: u64 },
+}
+
+#[derive(Debug)]
+struct Worker {
+    /// Of its callbacks and its way to the end; that of each of its handlers is another. Changes now
+    /// and then.
+    speed: u8,
+    started: u64,
+    out: BTreeSet<u64>,
+    /// Answered calls of its own whose callbacks have still to run; they are in `out` as well.
+    callbacks: Vec<u64>,
+    handlers: Vec<Handler>,
+    /// How many calls its program makes before it asks for the end.
+    own_calls: u32,
+    look: Look,
+    core: JointEnd,
+}
+
+impl Worker {
+    fn is_idle(&self) -> bool {
+        self.out.is_empty() && self.callbacks.is_empty() && self.handlers.is_empty()
+    }
+
+    fn is_certain(&self) -> bool {
+        use Step::{AwaitDepartures, Depart, Finished};
+        matches!(self.core.step(), Depart | AwaitDepartures | Finished)
+    }
+}
+
+#[derive(Debug, Default)]
+struct Round {
+    started: u64,
+    count: u64,
+    ready: Option<u64>,
+}
+
+#[derive(Debug)]
+struct World {
+    rng: Rng,
+    workers: Vec<Worker>,
+    network: Vec<Message>,
+    rounds: BTreeMap<u32, Round>,
+    left: u64,
+    next_call: u64,
+    /// Calls that handlers and callbacks may still make, all together.
+    nested_calls: u32,
+}
+
+/// Something that can happen.
+#[derive(Debug, Clone, Copy)]
+enum Event {
+    Deliver(usize),
+    Handler { worker: usize, handler: usize },
+    Callback { worker: usize, callback: usize },
+    OwnCall(usize),
+    End(usize),
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let mut rng = Rng::with_seed(seed);
+        let count = rng.usize(1..=7);
+        let busy = rng.u32(0..5);
+        let workers = (0..count)
+            .map(|id| Worker {
+                speed: rng.u8(..),
+                started: 0,
+                out: BTreeSet::new(),
+                callbacks: Vec::new(),
+                handlers: Vec::new(),
+                own_calls: if busy == 0 { 0 } else { rng.u32(0..busy) },
+                look: Look::Nothing,
+                core: JointEnd::new(count as u64, id == 0),
+            })
+            .collect();
+        let nested_calls = rng.u32(0..60);
+        Self {
+            rng,
+            workers,
+            network: Vec::new(),
+            rounds: BTreeMap::new(),
+            left: 0,
+            next_call: 0,
+            nested_calls,
+        }
+    }
+
+    fn events(&self) -> Vec<Event> {
+        let mut events: Vec<Event> = (0..self.network.len()).map(Event::Deliver).collect();
+        for (worker, state) in self.workers.iter().enumerate() {
+            let handlers = 0..state.handlers.len();
+            events.extend(handlers.map(|handler| Event::Handler { worker, handler }));
+            let callbacks = 0..state.callbacks.len();
+            events.extend(callbacks.map(|callback| Event::Callback { worker, callback }));
+            if state.own_calls > 0 {
+                events.push(Event::OwnCall(worker));
+            } else if self.can_end(state) {
+                events.push(Event::End(worker));
+            }
+        }
+        events
+    }
+
+    /// Whether a worker's next step towards the end would not block.
+    fn can_end(&self, worker: &Worker) -> bool {
+        match worker.core.step() {
+            Step::BecomeIdle => !matches!(worker.look, Look::Counted { .. }) || worker.is_idle(),
+            Step::AwaitSum => {
+                let round = self.rounds.get(&worker.core.round());
+                round.is_some_and(|round| round.ready.is_some())
+            }
+            Step::AwaitDepartures => self.left == self.workers.len() as u64,
+            Step::Finished => false,
+            Step::AddStarted { .. } | Step::Arrive | Step::Publish | Step::Depart => true,
+        }
+    }
+
+    /// The fastest thing most of the time, and anything at times. `None` when nothing can happen.
+    fn choose(&mut self) -> Option<Event> {
+        let events = self.events();
+        if self.rng.u32(0..8) == 0 {
+            return self.rng.choice(events);
+        }
+        events.into_iter().max_by_key(|event| match event {
+            Event::Deliver(at) => self.network[*at].speed,
+            Event::Handler { worker, handler } => self.workers[*worker].handlers[*handler].speed,
+            Event::Callback { worker, .. } | Event::OwnCall(worker) | Event::End(worker) => {
+                self.workers[*worker].speed
+            }
+        })
+    }
+
+    fn send(&mut self, content: Content) {
+        let speed = self.rng.u8(..);
+        self.network.push(Message { speed, content });
+    }
+
+    fn happen(&mut self, event: Event) {
+        match event {
+            Event::Deliver(at) => match self.network.swap_remove(at).content {
+                Content::Request { call, from, to } => self.workers[to].handlers.push(Handler {
+                    call,
+                    caller: from,
+                    has_answered: false,
+                    speed: self.rng.u8(..),
+                }),
+                Content::Answer { call, to } => self.workers[to].callbacks.push(call),
+            },
+            Event::Handler { worker, handler } => self.handle(worker, handler),
+            Event::Callback { worker, callback } => {
+                self.maybe_call(worker);
+                let call = self.workers[worker].callbacks.swap_remove(callback);
+                self.workers[worker].out.remove(&call);
+            }
+            Event::OwnCall(worker) => {
+                self.workers[worker].own_calls -= 1;
+                self.call(worker);
+            }
+            Event::End(worker) => self.approach_end(worker),
+        }
+    }
+
+    /// A handler calls somebody, answers, or returns; it may go on after its answer.
+    fn handle(&mut self, worker: usize, handler: usize) {
+        match self.rng.u32(0..3) {
+            0 => self.maybe_call(worker),
+            choice => {
+                let handlers = &mut self.workers[worker].handlers;
+                let (call, to) = (handlers[handler].call, handlers[handler].caller);
+                let had_answered = handlers[handler].has_answered;
+                handlers[handler].has_answered = true;
+                if choice == 2 {
+                    handlers.swap_remove(handler);
+                }
+                if !had_answered {
+                    self.send(Content::Answer { call, to });
+                }
+            }
+        }
+    }
+
+    fn maybe_call(&mut self, worker: usize) {
+        if self.nested_calls > 0 && self.rng.bool() {
+            self.nested_calls -= 1;
+            self.call(worker);
+        }
+    }
+
+    fn call(&mut self, from: usize) {
+        assert!(
+            !self.workers.iter().any(Worker::is_certain),
+            "a call is started after a worker found that all is over"
+        );
+        let call = self.next_call;
+        self.next_call += 1;
+        self.workers[from].started += 1;
+        self.workers[from].out.insert(call);
+        let to = self.rng.usize(0..self.workers.len());
+        self.send(Content::Request { call, from, to });
+    }
+
+    fn approach_end(&mut self, at: usize) {
+        if self.rng.u32(0..4) == 0 {
+            self.workers[at].speed = self.rng.u8(..);
+        }
+        let worker = &mut self.workers[at];
+        let round = self.rounds.entry(worker.core.round()).or_default();
+        match worker.core.step() {
+            Step::BecomeIdle => match worker.look {
+                Look::Nothing => {
+                    let before = worker.started;
+                    worker.look = Look::Counted { before };
+                }
+                Look::Counted { before } => worker.look = Look::Idle { before },
+                Look::Idle { before } => {
+                    worker.look = Look::Nothing;
+                    worker.core.was_idle(before, worker.started);
+                }
+            },
+            Step::AddStarted { started } => {
+                round.started += started;
+                worker.core.added();
+            }
+            Step::Arrive => {
+                round.count += 1;
+                worker.core.arrived(round.count);
+            }
+            Step::Publish => {
+                round.ready = Some(round.started);
+                worker.core.learned(round.started);
+            }
+            Step::AwaitSum => {
+                if let Some(sum) = round.ready {
+                    worker.core.learned(sum);
+                }
+            }
+            Step::Depart => {
+                self.left += 1;
+                worker.core.departed();
+            }
+            Step::AwaitDepartures => worker.core.others_departed(),
+            Step::Finished => {}
+        }
+        if self.workers[at].is_certain() {
+            assert!(self.network.is_empty(), "{:?}", self.network);
+            assert!(self.workers.iter().all(Worker::is_idle));
+        }
+    }
+}
+
+#[test]
+fn nobody_leaves_while_a_call_is_out_or_to_come_and_all_leave_in_the_end() {
+    let number = |name: &str| {
+        env::var(name)
+            .ok()
+            .and_then(|text| text.parse::<u64>().ok())
+    };
+    let seeds = match number("SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..number("ROUNDS").unwrap_or(3000),
+    };
+    for seed in seeds {
+        let history = std::panic::catch_unwind(|| {
+            let mut world = World::new(seed);
+            while let Some(event) = world.choose() {
+                world.happen(event);
+            }
+            for worker in &world.workers {
+                assert_eq!(worker.core.step(), Step::Finished, "{worker:?}");
+            }
+        });
+        assert!(history.is_ok(), "to repeat it: SEED={seed}");
+    }
+}
+
+#[test]
+fn an_idle_worker_needs_two_rounds() {
+    let mut alone = JointEnd::new(1, true);
+    for round in 1..=2 {
+        assert_eq!(alone.round(), round);
+        alone.was_idle(5, 5);
+        assert_eq!(alone.step(), Step::AddStarted { started: 5 });
+        alone.added();
+        alone.arrived(1);
+        assert_eq!(alone.step(), Step::Publish);
+        alone.learned(5);
+    }
+    alone.departed();
+    assert_eq!(alone.step(), Step::Finished);
+}
+
+#[test]
+fn a_call_started_while_one_looked_makes_one_look_again() {
+    let mut core = JointEnd::new(2, false);
+    core.was_idle(5, 6);
+    assert_eq!(core.step(), Step::BecomeIdle);
+    core.was_idle(6, 6);
+    assert_eq!(core.step(), Step::AddStarted { started: 6 });
+}

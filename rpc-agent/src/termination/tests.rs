@@ -1,0 +1,317 @@
+//! Workers as threads that end together over real stores.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex};
+use std::thread;
+
+use c10d_store::{HashStore, PrefixStore, ServerOptions, TcpStore, TcpStoreServer};
+
+use super::*;
+
+/// Long enough that only a hang reaches it.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn patience() -> Deadline {
+    Deadline::after(Instant::now(), PATIENCE)
+}
+
+fn soon() -> Deadline {
+    Deadline::after(Instant::now(), Duration::from_millis(20))
+}
+
+fn workers(count: u32) -> Vec<WorkerInfo> {
+    (0..count)
+        .map(|id| WorkerInfo::new(&format!("w{id}"), id).unwrap())
+        .collect()
+}
+
+fn termination(store: &Arc<dyn Store>, workers: &[WorkerInfo], id: usize) -> Termination {
+    let store = store.clone_store().unwrap();
+    Termination::new(store, 0, workers[id].clone(), workers.to_vec())
+}
+
+/// The stores to try, and the server that keeps one of them.
+fn stores() -> (Vec<Arc<dyn Store>>, TcpStoreServer) {
+    let server = TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).unwrap();
+    let tcp = TcpStore::connect("127.0.0.1", server.local_addr().port()).unwrap();
+    let prefixed = PrefixStore::new("rpc_prefix_0", HashStore::new());
+    let stores: Vec<Arc<dyn Store>> = vec![
+        Arc::new(HashStore::new()),
+        Arc::new(tcp),
+        Arc::new(prefixed),
+    ];
+    (stores, server)
+}
+
+/// A worker with a number of calls without an answer.
+#[derive(Debug, Default)]
+struct Calls {
+    out: Mutex<usize>,
+    changed: Condvar,
+    started: AtomicU64,
+    is_interrupted: AtomicBool,
+    dead: Mutex<Vec<WorkerInfo>>,
+    asked: AtomicUsize,
+}
+
+impl Calls {
+    fn start(&self) {
+        *self.out.lock().unwrap() += 1;
+        self.started.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn end(&self) {
+        *self.out.lock().unwrap() -= 1;
+        self.changed.notify_all();
+    }
+
+    fn interrupt(&self) {
+        let _out = self.out.lock().unwrap();
+        self.is_interrupted.store(true, Ordering::SeqCst);
+        self.changed.notify_all();
+    }
+}
+
+impl Activity for Calls {
+    fn wait_idle(&self, by: Deadline) -> bool {
+        self.asked.fetch_add(1, Ordering::SeqCst);
+        let mut out = self.out.lock().unwrap();
+        while *out > 0 {
+            let left = by.remaining(Instant::now()).unwrap_or(PATIENCE);
+            if left.is_zero() || self.is_interrupted() {
+                return false;
+            }
+            out = self.changed.wait_timeout(out, left).unwrap().0;
+        }
+        true
+    }
+
+    fn calls_started(&self) -> u64 {
+        self.started.load(Ordering::SeqCst)
+    }
+
+    fn calls_out(&self) -> usize {
+        *self.out.lock().unwrap()
+    }
+
+    fn is_interrupted(&self) -> bool {
+        self.is_interrupted.load(Ordering::SeqCst)
+    }
+
+    fn dead(&self) -> Vec<WorkerInfo> {
+        self.dead.lock().unwrap().clone()
+    }
+}
+
+#[test]
+fn an_idle_group_ends_in_two_rounds() {
+    let (stores, _server) = stores();
+    for store in &stores {
+        let workers = workers(5);
+        thread::scope(|scope| {
+            let ends: Vec<_> = (0..workers.len())
+                .map(|id| {
+                    let mut end = termination(store, &workers, id);
+                    scope.spawn(move || {
+                        end.run(&Calls::default(), patience())
+                            .map(|()| end.core.round())
+                    })
+                })
+                .collect();
+            for end in ends {
+                assert_eq!(end.join().unwrap().unwrap(), 2);
+            }
+        });
+        assert_eq!(store.get("shutdown/0/left").unwrap(), b"5");
+    }
+}
+
+#[test]
+fn nobody_leaves_before_the_last_call_is_answered() {
+    let (stores, _server) = stores();
+    for store in &stores {
+        let workers = workers(3);
+        let busy = Calls::default();
+        busy.start();
+        let left = AtomicUsize::new(0);
+        thread::scope(|scope| {
+            for id in 0..2 {
+                let mut end = termination(store, &workers, id);
+                let left = &left;
+                scope.spawn(move || {
+                    end.run(&Calls::default(), patience()).unwrap();
+                    left.fetch_add(1, Ordering::SeqCst);
+                });
+            }
+            let mut end = termination(store, &workers, 2);
+            let busy = &busy;
+            let busy_end = scope.spawn(move || end.run(busy, patience()));
+            let here = ["shutdown/0/1/here/0", "shutdown/0/1/here/1"];
+            store.wait_timeout(&here, PATIENCE).unwrap();
+            while busy.asked.load(Ordering::SeqCst) == 0 {
+                thread::yield_now();
+            }
+            // Its callback makes another call, which is begun before the first one is over.
+            busy.start();
+            busy.end();
+            assert_eq!(left.load(Ordering::SeqCst), 0);
+            busy.end();
+            busy_end.join().unwrap().unwrap();
+        });
+        assert_eq!(left.load(Ordering::SeqCst), 2);
+        assert_eq!(store.get("shutdown/0/1/ready").unwrap(), b"2");
+    }
+}
+
+#[test]
+fn who_waits_in_vain_says_for_whom_and_can_go_on_later() {
+    let (stores, _server) = stores();
+    for store in &stores {
+        let workers = workers(3);
+        let mut first = termination(store, &workers, 0);
+        let error = first
+            .run(&Calls::default(), soon())
+            .unwrap_err()
+            .to_string();
+        let said =
+            "in round 1, w1 (id 1), w2 (id 2) had not arrived (0 own calls without an answer)";
+        assert!(error.ends_with(said), "{error}");
+
+        thread::scope(|scope| {
+            let ends: Vec<_> = (1..3)
+                .map(|id| {
+                    let mut end = termination(store, &workers, id);
+                    scope.spawn(move || end.run(&Calls::default(), patience()))
+                })
+                .collect();
+            first.run(&Calls::default(), patience()).unwrap();
+            for end in ends {
+                end.join().unwrap().unwrap();
+            }
+        });
+        assert_eq!(first.core.round(), 2);
+    }
+}
+
+#[test]
+fn a_busy_worker_says_what_keeps_it() {
+    let (stores, _server) = stores();
+    let calls = Calls::default();
+    calls.start();
+    let mut end = termination(&stores[0], &workers(2), 1);
+    let error = end.run(&calls, soon()).unwrap_err().to_string();
+    assert!(
+        error.contains("WorkerInfo(id=1, name=w1) was still busy"),
+        "{error}"
+    );
+    assert!(
+        error.contains("1 of its calls without an answer"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_dead_worker_ends_the_wait_without_any_deadline() {
+    let (stores, _server) = stores();
+    for store in &stores {
+        let workers = workers(3);
+        let calls = Calls::default();
+        *calls.dead.lock().unwrap() = vec![workers[2].clone()];
+        let mut end = termination(store, &workers, 0);
+        let error = end.run(&calls, Deadline::NEVER).unwrap_err();
+        let said = "w2 (id 2) died before arriving in round 1";
+        assert!(error.to_string().contains(said), "{error}");
+    }
+}
+
+#[test]
+fn a_worker_that_is_gone_after_it_arrived_stops_nobody() {
+    let (stores, _server) = stores();
+    for store in &stores {
+        let workers = workers(2);
+        let calls = Calls::default();
+        *calls.dead.lock().unwrap() = vec![workers[1].clone()];
+        // It arrived in both rounds, and in the second it was the one who had to publish.
+        for round in 1..=2 {
+            store
+                .set(&format!("shutdown/0/{round}/here/1"), b"")
+                .unwrap();
+            store.add(&format!("shutdown/0/{round}/count"), 1).unwrap();
+        }
+        store.add("shutdown/0/left", 1).unwrap();
+        termination(store, &workers, 0)
+            .run(&calls, patience())
+            .unwrap();
+    }
+}
+
+#[test]
+fn a_wait_is_interrupted_in_either_phase() {
+    let (stores, _server) = stores();
+    for store in &stores {
+        let workers = workers(2);
+        for is_busy in [true, false] {
+            let calls = Calls::default();
+            if is_busy {
+                calls.start();
+            }
+            let mut end = termination(store, &workers, usize::from(is_busy));
+            thread::scope(|scope| {
+                let calls = &calls;
+                let end = scope.spawn(move || end.run(calls, Deadline::NEVER));
+                while calls.asked.load(Ordering::SeqCst) == 0 {
+                    thread::yield_now();
+                }
+                calls.interrupt();
+                let error = end.join().unwrap().unwrap_err();
+                assert!(
+                    matches!(error, TerminationError::Interrupted { .. }),
+                    "{error}"
+                );
+            });
+        }
+    }
+}
+
+#[test]
+fn a_worker_alone_ends_at_once() {
+    let (stores, _server) = stores();
+    for store in &stores {
+        let mut end = termination(store, &workers(1), 0);
+        end.run(&Calls::default(), patience()).unwrap();
+        // A second time there is nothing left to do.
+        end.run(&Calls::default(), patience()).unwrap();
+        assert_eq!(store.get("shutdown/0/left").unwrap(), b"1");
+    }
+}
+
+#[test]
+fn a_store_that_dies_is_an_error_at_once() {
+    let (stores, server) = stores();
+    let store = &stores[1];
+    let mut end = termination(store, &workers(2), 0);
+    thread::scope(|scope| {
+        let ended = scope.spawn(move || end.run(&Calls::default(), Deadline::NEVER));
+        store
+            .wait_timeout(&["shutdown/0/1/here/0"], PATIENCE)
+            .unwrap();
+        server.shutdown();
+        let error = ended.join().unwrap().unwrap_err();
+        assert!(matches!(error, TerminationError::Store { .. }), "{error}");
+    });
+}
+
+#[test]
+fn a_sum_that_is_no_number_is_an_error_with_its_key() {
+    let (stores, _server) = stores();
+    let store = &stores[2];
+    store.set("shutdown/0/1/ready", b"many").unwrap();
+    let mut end = termination(store, &workers(2), 0);
+    let error = end
+        .run(&Calls::default(), patience())
+        .unwrap_err()
+        .to_string();
+    let said = "graceful shutdown: \"rpc_prefix_0/shutdown/0/1/ready\" at hash store is no number: \
+                \"many\"";
+    assert_eq!(error, said);
+}

@@ -1,0 +1,353 @@
+//! Keeps a value that is being decoded from growing beyond what its bytes account for.
+//!
+//! The format bounds most by itself: it reserves no memory for announced lengths, and what is decoded ends
+//! with the bytes. It lets two things pass. Elements without any bytes, as those of `Vec<()>`, can be
+//! announced in any number; and a type that contains itself can be nested until the stack ends. This layer
+//! stands between the format and the type and counts both. It knows only what postcard can give, and no
+//! format that describes itself.
+
+use std::cell::Cell;
+
+use serde::de::{
+    DeserializeSeed, Deserializer, EnumAccess, Error, MapAccess, SeqAccess, VariantAccess, Visitor,
+};
+
+/// How deep a value may be nested. As in `serde_json`.
+const DEPTH_MAX: u32 = 128;
+
+/// How many elements a value may have that take no bytes.
+const EMPTY_ELEMENTS_MAX: usize = 65_536;
+
+/// What is left to one value.
+#[derive(Debug)]
+pub(super) struct Bounds {
+    depth_left: Cell<u32>,
+    elements_left: Cell<usize>,
+    exceeded: Cell<Option<&'static str>>,
+}
+
+impl Bounds {
+    /// For a value of so many bytes: each element that takes bytes has at least one of its own.
+    pub(super) fn of_bytes(bytes: usize) -> Self {
+        Self {
+            depth_left: Cell::new(DEPTH_MAX),
+            elements_left: Cell::new(bytes.saturating_add(EMPTY_ELEMENTS_MAX)),
+            exceeded: Cell::new(None),
+        }
+    }
+
+    /// Which bound the value exceeds, if that is why it was not decoded. The format does not keep texts.
+    pub(super) fn exceeded(&self) -> Option<&'static str> {
+        self.exceeded.get()
+    }
+
+    fn descend<E: Error>(&self) -> Result<Level<'_>, E> {
+        match self.depth_left.get().checked_sub(1) {
+            Some(left) => self.depth_left.set(left),
+            None => return Err(self.exceed("it is nested deeper than 128 levels")),
+        }
+        Ok(Level(self))
+    }
+
+    fn take_elements<E: Error>(&self, elements: usize) -> Result<(), E> {
+        match self.elements_left.get().checked_sub(elements) {
+            Some(left) => self.elements_left.set(left),
+            None => return Err(self.exceed("it has more elements than bytes")),
+        }
+        Ok(())
+    }
+
+    fn exceed<E: Error>(&self, what: &'static str) -> E {
+        self.exceeded.set(Some(what));
+        E::custom(what)
+    }
+}
+
+/// One level of nesting, while it is decoded.
+struct Level<'a>(&'a Bounds);
+
+impl Drop for Level<'_> {
+    fn drop(&mut self) {
+        self.0.depth_left.set(self.0.depth_left.get() + 1);
+    }
+}
+
+/// Something of serde's, with what is inside it bounded.
+pub(super) struct Bounded<'a, T> {
+    inner: T,
+    bounds: &'a Bounds,
+    /// Of sequences and maps: whether their lengths came with the bytes, and were not counted whole.
+    counts: bool,
+}
+
+impl<'a, T> Bounded<'a, T> {
+    pub(super) fn new(inner: T, bounds: &'a Bounds) -> Self {
+        Self {
+            inner,
+            bounds,
+            counts: false,
+        }
+    }
+
+    /// For a visitor of what has as many elements as its bytes say.
+    fn of_any_length(inner: T, bounds: &'a Bounds) -> Self {
+        Self {
+            inner,
+            bounds,
+            counts: true,
+        }
+    }
+}
+
+/// Values without values inside.
+macro_rules! leaves {
+    ($($method:ident),* $(,)?) => {
+        $(
+            fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
+                self.inner.$method(visitor)
+            }
+        )*
+    };
+}
+
+impl<'de, D: Deserializer<'de>> Deserializer<'de> for Bounded<'_, D> {
+    type Error = D::Error;
+
+    leaves! {
+        deserialize_any, deserialize_bool, deserialize_i8, deserialize_i16, deserialize_i32,
+        deserialize_i64, deserialize_i128, deserialize_u8, deserialize_u16, deserialize_u32,
+        deserialize_u64, deserialize_u128, deserialize_f32, deserialize_f64, deserialize_char,
+        deserialize_str, deserialize_string, deserialize_bytes, deserialize_byte_buf,
+        deserialize_unit, deserialize_identifier, deserialize_ignored_any,
+    }
+
+    fn is_human_readable(&self) -> bool {
+        self.inner.is_human_readable()
+    }
+
+    fn deserialize_unit_struct<V: Visitor<'de>>(
+        self,
+        name: &'static str,
+        visitor: V,
+    ) -> Result<V::Value, D::Error> {
+        self.inner.deserialize_unit_struct(name, visitor)
+    }
+
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
+        let _level = self.bounds.descend()?;
+        self.inner
+            .deserialize_option(Bounded::new(visitor, self.bounds))
+    }
+
+    fn deserialize_newtype_struct<V: Visitor<'de>>(
+        self,
+        name: &'static str,
+        visitor: V,
+    ) -> Result<V::Value, D::Error> {
+        let _level = self.bounds.descend()?;
+        self.inner
+            .deserialize_newtype_struct(name, Bounded::new(visitor, self.bounds))
+    }
+
+    fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
+        let _level = self.bounds.descend()?;
+        self.inner
+            .deserialize_seq(Bounded::of_any_length(visitor, self.bounds))
+    }
+
+    fn deserialize_tuple<V: Visitor<'de>>(
+        self,
+        len: usize,
+        visitor: V,
+    ) -> Result<V::Value, D::Error> {
+        let _level = self.bounds.descend()?;
+        self.inner
+            .deserialize_tuple(len, Bounded::new(visitor, self.bounds))
+    }
+
+    fn deserialize_tuple_struct<V: Visitor<'de>>(
+        self,
+        name: &'static str,
+        len: usize,
+        visitor: V,
+    ) -> Result<V::Value, D::Error> {
+        let _level = self.bounds.descend()?;
+        self.inner
+            .deserialize_tuple_struct(name, len, Bounded::new(visitor, self.bounds))
+    }
+
+    fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
+        let _level = self.bounds.descend()?;
+        self.inner
+            .deserialize_map(Bounded::of_any_length(visitor, self.bounds))
+    }
+
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        name: &'static str,
+        fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, D::Error> {
+        let _level = self.bounds.descend()?;
+        self.inner
+            .deserialize_struct(name, fields, Bounded::new(visitor, self.bounds))
+    }
+
+    fn deserialize_enum<V: Visitor<'de>>(
+        self,
+        name: &'static str,
+        variants: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, D::Error> {
+        let _level = self.bounds.descend()?;
+        self.inner
+            .deserialize_enum(name, variants, Bounded::new(visitor, self.bounds))
+    }
+}
+
+/// Of a value with values inside, so only what such values are made of. The rest stays with serde's
+/// refusals.
+impl<'de, V: Visitor<'de>> Visitor<'de> for Bounded<'_, V> {
+    type Value = V::Value;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.inner.expecting(f)
+    }
+
+    fn visit_none<E: Error>(self) -> Result<V::Value, E> {
+        self.inner.visit_none()
+    }
+
+    fn visit_some<D: Deserializer<'de>>(self, some: D) -> Result<V::Value, D::Error> {
+        self.inner.visit_some(Bounded::new(some, self.bounds))
+    }
+
+    fn visit_newtype_struct<D: Deserializer<'de>>(self, inside: D) -> Result<V::Value, D::Error> {
+        self.inner
+            .visit_newtype_struct(Bounded::new(inside, self.bounds))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, elements: A) -> Result<V::Value, A::Error> {
+        // The format gives the length unless it is greater than the number of bytes left.
+        let counts = match elements.size_hint() {
+            Some(len) if self.counts => {
+                self.bounds.take_elements(len)?;
+                false
+            }
+            _ => self.counts,
+        };
+        self.inner.visit_seq(Bounded {
+            inner: elements,
+            bounds: self.bounds,
+            counts,
+        })
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, entries: A) -> Result<V::Value, A::Error> {
+        let counts = match entries.size_hint() {
+            Some(len) if self.counts => {
+                self.bounds.take_elements(len)?;
+                false
+            }
+            _ => self.counts,
+        };
+        self.inner.visit_map(Bounded {
+            inner: entries,
+            bounds: self.bounds,
+            counts,
+        })
+    }
+
+    fn visit_enum<A: EnumAccess<'de>>(self, variant: A) -> Result<V::Value, A::Error> {
+        self.inner.visit_enum(Bounded::new(variant, self.bounds))
+    }
+}
+
+impl<'de, S: DeserializeSeed<'de>> DeserializeSeed<'de> for Bounded<'_, S> {
+    type Value = S::Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, value: D) -> Result<S::Value, D::Error> {
+        self.inner.deserialize(Bounded::new(value, self.bounds))
+    }
+}
+
+impl<'de, A: SeqAccess<'de>> SeqAccess<'de> for Bounded<'_, A> {
+    type Error = A::Error;
+
+    fn next_element_seed<S: DeserializeSeed<'de>>(
+        &mut self,
+        seed: S,
+    ) -> Result<Option<S::Value>, A::Error> {
+        if self.counts {
+            self.bounds.take_elements(1)?;
+        }
+        self.inner
+            .next_element_seed(Bounded::new(seed, self.bounds))
+    }
+
+    fn size_hint(&self) -> Option<usize> {
+        self.inner.size_hint()
+    }
+}
+
+impl<'de, A: MapAccess<'de>> MapAccess<'de> for Bounded<'_, A> {
+    type Error = A::Error;
+
+    fn next_key_seed<S: DeserializeSeed<'de>>(
+        &mut self,
+        seed: S,
+    ) -> Result<Option<S::Value>, A::Error> {
+        if self.counts {
+            self.bounds.take_elements(1)?;
+        }
+        self.inner.next_key_seed(Bounded::new(seed, self.bounds))
+    }
+
+    fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value, A::Error> {
+        self.inner.next_value_seed(Bounded::new(seed, self.bounds))
+    }
+
+    fn size_hint(&self) -> Option<usize> {
+        self.inner.size_hint()
+    }
+}
+
+impl<'de, 'a, A: EnumAccess<'de>> EnumAccess<'de> for Bounded<'a, A> {
+    type Error = A::Error;
+    type Variant = Bounded<'a, A::Variant>;
+
+    fn variant_seed<S: DeserializeSeed<'de>>(
+        self,
+        seed: S,
+    ) -> Result<(S::Value, Self::Variant), A::Error> {
+        let (which, inside) = self.inner.variant_seed(seed)?;
+        Ok((which, Bounded::new(inside, self.bounds)))
+    }
+}
+
+impl<'de, A: VariantAccess<'de>> VariantAccess<'de> for Bounded<'_, A> {
+    type Error = A::Error;
+
+    fn unit_variant(self) -> Result<(), A::Error> {
+        self.inner.unit_variant()
+    }
+
+    fn newtype_variant_seed<S: DeserializeSeed<'de>>(self, seed: S) -> Result<S::Value, A::Error> {
+        self.inner
+            .newtype_variant_seed(Bounded::new(seed, self.bounds))
+    }
+
+    fn tuple_variant<V: Visitor<'de>>(self, len: usize, visitor: V) -> Result<V::Value, A::Error> {
+        self.inner
+            .tuple_variant(len, Bounded::new(visitor, self.bounds))
+    }
+
+    fn struct_variant<V: Visitor<'de>>(
+        self,
+        fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, A::Error> {
+        self.inner
+            .struct_variant(fields, Bounded::new(visitor, self.bounds))
+    }
+}

@@ -1,0 +1,249 @@
+//! Calls whose arguments and results are values instead of bytes: serde types, as postcard.
+//!
+//! Built with the feature `typed`. Knows nothing of how calls are made: a typed call is a call with bytes
+//! around which values are encoded and decoded, so the two kinds can be mixed. Both sides must agree on
+//! the types; the format does not describe itself, and a wrong type is found out only if the bytes do not
+//! happen to fit it.
+//!
+//! ```
+//! use rpc_agent::Registry;
+//! use rpc_agent::typed::{decode, encode};
+//!
+//! let mut registry = Registry::new();
+//! registry.register_typed("add", |_, (a, b): (i64, i64)| Ok(a + b))?;
+//! // The same without this module's help:
+//! registry.register("sub", |_, payload| {
+//!     let (a, b): (i64, i64) = decode(payload)?;
+//!     Ok(encode(&(a - b))?)
+//! })?;
+//! # Ok::<(), rpc_agent::RegistryError>(())
+//! ```
+//!
+//! A `Vec<u8>` is encoded byte by byte. Types of the crate `serde_bytes` make that one copy, and
+//! [`AgentHandle::call_bytes`] none.
+
+mod bounded;
+mod codec;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+pub use self::codec::{CodecError, decode, encode};
+use crate::agent::{AgentHandle, CallOptions};
+use crate::context::{Context, Reply};
+use crate::error::{CallSite, Outcome, RpcError};
+use crate::future::{FutureMessage, RpcFuture};
+use crate::registry::{HandlerError, Registry, RegistryError};
+use crate::retry::RetryOptions;
+use crate::worker::{Destination, WorkerInfo};
+
+impl Registry {
+    /// Registers a function of values: [`Registry::register`], with the arguments decoded and the result
+    /// encoded. Several arguments are a tuple. Arguments that are no value of `A` are an error at the
+    /// caller that names the type; the function does not run.
+    ///
+    /// # Errors
+    /// As [`Registry::register`].
+    pub fn register_typed<A, R, F>(&mut self, name: &str, function: F) -> Result<(), RegistryError>
+    where
+        A: DeserializeOwned,
+        R: Serialize,
+        F: Fn(&Context, A) -> Result<R, HandlerError> + Send + Sync + 'static,
+    {
+        self.register(name, move |context, payload| {
+            let arguments = decode(payload).map_err(wrong_arguments)?;
+            let result = function(context, arguments)?;
+            encode(&result).map_err(HandlerError::from)
+        })
+    }
+
+    /// Registers a function of a value that answers later: [`Registry::register_deferred`], with the
+    /// arguments decoded and the result encoded.
+    ///
+    /// # Errors
+    /// As [`Registry::register`].
+    pub fn register_typed_deferred<A, R, F>(
+        &mut self,
+        name: &str,
+        function: F,
+    ) -> Result<(), RegistryError>
+    where
+        A: DeserializeOwned,
+        R: Serialize,
+        F: Fn(&Context, A, TypedReply<R>) + Send + Sync + 'static,
+    {
+        self.register_deferred(name, move |context, payload, reply| {
+            match decode(&payload).map_err(wrong_arguments) {
+                Ok(arguments) => function(context, arguments, TypedReply::new(reply)),
+                Err(error) => reply.send(Err::<Bytes, _>(error)),
+            }
+        })
+    }
+}
+
+/// Answers a call later with a value of type `R`: a [`Reply`] that encodes.
+pub struct TypedReply<R> {
+    reply: Reply,
+    /// Takes values of `R` and owns none.
+    takes: PhantomData<fn(R)>,
+}
+
+impl<R: Serialize> TypedReply<R> {
+    fn new(reply: Reply) -> Self {
+        Self {
+            reply,
+            takes: PhantomData,
+        }
+    }
+
+    /// Answers. Does not block; if the caller has gone meanwhile, nothing happens.
+    pub fn send(self, answer: Result<R, HandlerError>) {
+        let encoded = answer.and_then(|result| encode(&result).map_err(HandlerError::from));
+        self.reply.send(encoded);
+    }
+}
+
+impl<R> fmt::Debug for TypedReply<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("TypedReply").field(&self.reply).finish()
+    }
+}
+
+impl AgentHandle {
+    /// Calls a function with a value and waits for the value that it returns, for at most the agent's
+    /// timeout: [`AgentHandle::call_bytes`], with the arguments encoded and the result decoded.
+    ///
+    /// ```no_run
+    /// # fn f(agent: &rpc_agent::Agent) -> Result<(), rpc_agent::RpcError> {
+    /// let sum = agent.call::<(i64, i64), i64>("worker1", "add", (1, 2))?;
+    /// assert_eq!(sum, 3);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`AgentHandle::call_bytes`], and [`RpcError::Codec`].
+    pub fn call<'a, A: Serialize, R: DeserializeOwned>(
+        &self,
+        to: impl Into<Destination<'a>>,
+        function: &str,
+        arguments: A,
+    ) -> Result<R, RpcError> {
+        self.call_with(to, function, arguments, CallOptions::default())
+    }
+
+    /// [`AgentHandle::call`] with options.
+    ///
+    /// # Errors
+    /// As [`AgentHandle::call`].
+    pub fn call_with<'a, A: Serialize, R: DeserializeOwned>(
+        &self,
+        to: impl Into<Destination<'a>>,
+        function: &str,
+        arguments: A,
+        options: CallOptions,
+    ) -> Result<R, RpcError> {
+        let to = to.into();
+        // The worker is looked up for an error only: it costs.
+        let failed = |to, error, outcome| match self.worker(to) {
+            Ok(worker) => not_coded(worker, function.into(), &error, outcome),
+            Err(no_such_worker) => no_such_worker,
+        };
+        let payload = match encode(&arguments) {
+            Ok(payload) => payload,
+            Err(error) => return Err(failed(to, error, Outcome::NotExecuted)),
+        };
+        let answer = self.call_bytes_with(to.clone(), function, payload, options)?;
+        decode(&answer).map_err(|error| failed(to, error, Outcome::Executed))
+    }
+
+    /// Calls a function with a value and does not wait. What goes wrong is the future's result.
+    ///
+    /// ```no_run
+    /// # fn f(agent: &rpc_agent::Agent) -> Result<(), rpc_agent::RpcError> {
+    /// use rpc_agent::CallOptions;
+    ///
+    /// let options = CallOptions::default();
+    /// let sums = ["worker1", "worker2"]
+    ///     .map(|worker| agent.call_async::<(i64, i64), i64>(worker, "add", (1, 2), options));
+    /// for sum in sums {
+    ///     assert_eq!(sum.wait()?, 3);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn call_async<'a, A: Serialize, R: DeserializeOwned + Clone + Send + 'static>(
+        &self,
+        to: impl Into<Destination<'a>>,
+        function: &str,
+        arguments: A,
+        options: CallOptions,
+    ) -> RpcFuture<R> {
+        self.call_around(to.into(), function, &arguments, |worker, payload| {
+            self.call_bytes_async(worker, function, payload, options)
+        })
+    }
+
+    /// Calls a function with a value until it succeeds, at least once, and does not wait:
+    /// [`AgentHandle::call_bytes_with_retries`], with the arguments encoded and the result decoded. A
+    /// result that cannot be decoded is no reason for a retry.
+    pub fn call_with_retries<'a, A: Serialize, R: DeserializeOwned + Clone + Send + 'static>(
+        &self,
+        to: impl Into<Destination<'a>>,
+        function: &str,
+        arguments: A,
+        options: &RetryOptions,
+    ) -> RpcFuture<R> {
+        self.call_around(to.into(), function, &arguments, |worker, payload| {
+            self.call_bytes_with_retries(worker, function, payload, options)
+        })
+    }
+
+    /// What is done before and after a call that is not waited for.
+    fn call_around<A: Serialize, R: DeserializeOwned + Clone + Send + 'static>(
+        &self,
+        to: Destination<'_>,
+        function: &str,
+        arguments: &A,
+        call: impl FnOnce(&WorkerInfo, Vec<u8>) -> FutureMessage,
+    ) -> RpcFuture<R> {
+        let worker = match self.worker(to) {
+            Ok(worker) => worker,
+            Err(error) => return RpcFuture::ready(Err(error)),
+        };
+        let function: Arc<str> = function.into();
+        let payload = match encode(arguments) {
+            Ok(payload) => payload,
+            Err(error) => {
+                return RpcFuture::ready(Err(not_coded(
+                    worker,
+                    function,
+                    &error,
+                    Outcome::NotExecuted,
+                )));
+            }
+        };
+        call(&worker, payload).then(move |answer| {
+            decode(&answer?).map_err(|error| not_coded(worker, function, &error, Outcome::Executed))
+        })
+    }
+}
+
+fn wrong_arguments(error: CodecError) -> HandlerError {
+    HandlerError::new(format!("wrong arguments: {error}"))
+}
+
+fn not_coded(to: WorkerInfo, function: Arc<str>, error: &CodecError, outcome: Outcome) -> RpcError {
+    RpcError::Codec {
+        call: Box::new(CallSite { to, function }),
+        what: error.to_string().into(),
+        outcome,
+    }
+}

@@ -1,0 +1,144 @@
+//! Typed calls from one worker to itself and to another, over loopback.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use c10d_store::{HashStore, Store};
+
+use crate::error::{Outcome, RpcError};
+use crate::{Agent, AgentOptions, CallOptions, HandlerError, Registry, RetryOptions};
+
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+fn registry() -> Registry {
+    let mut registry = Registry::new();
+    registry
+        .register_typed("add", |_, (a, b): (i64, i64)| {
+            a.checked_add(b)
+                .ok_or_else(|| HandlerError::new("the sum is too great"))
+        })
+        .unwrap();
+    registry
+        .register_typed("caller", |context, ()| {
+            Ok(context.caller().name.to_string())
+        })
+        .unwrap();
+    registry
+        .register_typed_deferred("later", |_, number: u32, reply| {
+            thread::spawn(move || reply.send(Ok(number + 1)));
+        })
+        .unwrap();
+    registry
+}
+
+/// Runs `test` on worker `a`, with `b` at the other end.
+fn with_two_workers(test: impl FnOnce(&Agent)) {
+    let store: Arc<dyn Store> = Arc::new(HashStore::new());
+    let start = |name, rank, store| {
+        let options = AgentOptions::new(name, rank)
+            .with_world_size(2)
+            .with_host("127.0.0.1")
+            .with_timeout(TIMEOUT)
+            .with_start_timeout(TIMEOUT);
+        Agent::start(options, registry(), store).unwrap()
+    };
+    thread::scope(|scope| {
+        let its_store = Arc::clone(&store);
+        scope.spawn(move || start("b", 1, its_store).shutdown(TIMEOUT).unwrap());
+        let agent = start("a", 0, store);
+        test(&agent);
+        agent.shutdown(TIMEOUT).unwrap();
+    });
+}
+
+#[test]
+fn a_call_with_values_returns_a_value_from_this_worker_and_from_another() {
+    with_two_workers(|agent| {
+        for worker in ["a", "b"] {
+            assert_eq!(
+                agent
+                    .call::<(i64, i64), i64>(worker, "add", (1, 2))
+                    .unwrap(),
+                3
+            );
+            let caller: String = agent.call(worker, "caller", ()).unwrap();
+            assert_eq!(caller, "a");
+            let options = CallOptions::default();
+            let sum = agent.call_async::<(i64, i64), i64>(worker, "add", (-1, -2), options);
+            assert_eq!(sum.wait().unwrap(), -3);
+            let next: u32 = agent.call_with(worker, "later", 41_u32, options).unwrap();
+            assert_eq!(next, 42);
+            let retries = RetryOptions::default();
+            let sum = agent.call_with_retries::<_, i64>(worker, "add", (3_i64, 4_i64), &retries);
+            assert_eq!(sum.wait().unwrap(), 7);
+        }
+    });
+}
+
+#[test]
+fn a_function_that_fails_says_so_in_its_own_words() {
+    with_two_workers(|agent| {
+        let error = agent
+            .call::<_, i64>("b", "add", (i64::MAX, 1_i64))
+            .unwrap_err();
+        let RpcError::Remote { message, .. } = &error else {
+            panic!("{error}");
+        };
+        assert_eq!(&**message, "the sum is too great");
+    });
+}
+
+#[test]
+fn arguments_of_another_type_are_an_error_that_names_the_one_wanted() {
+    with_two_workers(|agent| {
+        for (function, type_name) in [("add", "(i64, i64)"), ("later", "u32")] {
+            let error = agent.call::<_, u32>("b", function, ()).unwrap_err();
+            let RpcError::Remote {
+                message, panicked, ..
+            } = &error
+            else {
+                panic!("{error}");
+            };
+            assert!(!panicked);
+            let expected = format!("wrong arguments: 0 bytes are no value of type `{type_name}`: ");
+            assert!(message.starts_with(&expected), "{message}");
+        }
+    });
+}
+
+#[test]
+fn a_result_of_another_type_is_an_error_of_the_caller_after_the_function_ran() {
+    with_two_workers(|agent| {
+        let options = CallOptions::default();
+        let errors = [
+            agent
+                .call::<_, String>("b", "add", (1_i64, 2_i64))
+                .unwrap_err(),
+            agent
+                .call_async::<_, String>("b", "add", (1_i64, 2_i64), options)
+                .wait()
+                .unwrap_err(),
+        ];
+        for error in errors {
+            assert!(matches!(error, RpcError::Codec { .. }), "{error}");
+            assert_eq!(error.outcome(), Outcome::Executed);
+            let said = error.to_string();
+            let expected = "call of `add` on worker b (id 1): 1 bytes are no value of type \
+                            `alloc::string::String`: ";
+            assert!(said.starts_with(expected), "{said}");
+        }
+    });
+}
+
+#[test]
+fn nobody_to_call_is_an_error_of_the_call_and_of_the_future() {
+    with_two_workers(|agent| {
+        let options = CallOptions::default();
+        let error = agent.call::<_, ()>("c", "add", ()).unwrap_err();
+        assert!(matches!(error, RpcError::NoSuchWorker { .. }), "{error}");
+        let future = agent.call_async::<_, ()>("c", "add", (), options);
+        let error = future.wait().unwrap_err();
+        assert!(matches!(error, RpcError::NoSuchWorker { .. }), "{error}");
+    });
+}

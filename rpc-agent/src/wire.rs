@@ -1,0 +1,737 @@
+//! The frames of a connection between two workers, and the only place that knows their bytes. See
+//! docs/rpc.md.
+//!
+//! A frame is a header of 16 bytes and a body: `u32` length of the body, `u8` kind, `u8` flags, `u16`
+//! more (its meaning depends on the kind), `u64` call. All numbers are little-endian. Every limit that
+//! follows from the header alone is checked with the header, before the body is there.
+//!
+//! Knows neither sockets nor which frame may come when; see [`crate::incoming`].
+
+use std::borrow::Cow;
+
+use byteorder::{ByteOrder, LittleEndian, WriteBytesExt};
+
+use crate::worker::{WORKER_NAME_BYTES_MAX, WorkerId, WorkerInfo, WorkerName};
+
+/// The length of a header.
+pub(crate) const HEADER_BYTES: usize = 16;
+
+/// The longest payload of one frame. Longer ones travel in parts, so that other messages go between
+/// them.
+pub(crate) const PART_BYTES: usize = 128 << 10;
+
+/// The longest name of a function.
+pub(crate) const FUNCTION_NAME_BYTES_MAX: usize = 1024;
+
+/// The longest text of an error. Longer ones are cut.
+pub(crate) const ERROR_TEXT_BYTES_MAX: usize = 64 << 10;
+
+/// The longest body of a frame of the handshake.
+pub(crate) const HANDSHAKE_BODY_BYTES_MAX: usize = 512;
+
+/// So many messages may be under way in parts at a time in one direction; a sender begins no other
+/// until one is complete.
+pub(crate) const LARGE_MESSAGES_MAX: usize = 16;
+
+/// Together they have at most so many bytes, unless there is only one.
+pub(crate) const LARGE_MESSAGES_BYTES_MAX: u64 = 1 << 30;
+
+const MAGIC: [u8; 8] = *b"C10DRPC\0";
+const VERSION: u16 = 1;
+const FLAG_LARGE: u8 = 1;
+
+const BUDGET_BYTES: usize = 4;
+const TOTAL_BYTES: usize = 8;
+const HELLO_FIXED_BYTES: usize = 43;
+const WELCOME_BYTES: usize = 20;
+const REFUSE_FIXED_BYTES: usize = 5;
+
+/// What a frame is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// The first frame of who dialed.
+    Hello = 1,
+    /// The connection is accepted.
+    Welcome = 2,
+    /// The connection is not accepted, and ends.
+    Refuse = 3,
+    /// A call.
+    Request = 4,
+    /// Its result.
+    Response = 5,
+    /// Its failure.
+    Error = 6,
+    /// A piece of a large request's payload.
+    RequestPart = 7,
+    /// A piece of a large response's payload.
+    ResponsePart = 8,
+    /// The sender leaves.
+    Goodbye = 9,
+}
+
+impl Kind {
+    const fn from_byte(byte: u8) -> Option<Self> {
+        Some(match byte {
+            1 => Self::Hello,
+            2 => Self::Welcome,
+            3 => Self::Refuse,
+            4 => Self::Request,
+            5 => Self::Response,
+            6 => Self::Error,
+            7 => Self::RequestPart,
+            8 => Self::ResponsePart,
+            9 => Self::Goodbye,
+            _ => return None,
+        })
+    }
+
+    const fn byte(self) -> u8 {
+        self as u8
+    }
+}
+
+/// The start of a frame, checked: the body has a length that this kind can have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Header {
+    pub(crate) kind: Kind,
+    /// The payload follows in parts.
+    pub(crate) is_large: bool,
+    pub(crate) body_bytes: usize,
+    /// The length of a name, the kind of an error, the reason of a goodbye.
+    aux: u16,
+    pub(crate) id: u64,
+}
+
+impl Header {
+    /// The header of a part with so many bytes of payload.
+    ///
+    /// # Panics
+    /// When a part cannot have so many.
+    pub(crate) fn part(is_response: bool, id: u64, payload_bytes: usize) -> Self {
+        assert!(
+            (1..=PART_BYTES).contains(&payload_bytes),
+            "a part has 1 to {PART_BYTES} bytes, not {payload_bytes}"
+        );
+        let kind = if is_response {
+            Kind::ResponsePart
+        } else {
+            Kind::RequestPart
+        };
+        Self {
+            kind,
+            is_large: false,
+            body_bytes: payload_bytes,
+            aux: 0,
+            id,
+        }
+    }
+
+    /// The length of header and body.
+    pub(crate) const fn frame_bytes(&self) -> usize {
+        HEADER_BYTES + self.body_bytes
+    }
+
+    /// The header at the start of `bytes`, once it is there.
+    ///
+    /// # Errors
+    /// [`WireError`] for a kind or a flag that is none, and for a length that this kind cannot have.
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Option<Self>, WireError> {
+        let Some(bytes) = bytes.first_chunk::<HEADER_BYTES>() else {
+            return Ok(None);
+        };
+        let kind = Kind::from_byte(bytes[4]).ok_or(WireError::Kind { byte: bytes[4] })?;
+        let flags = bytes[5];
+        let can_be_large = matches!(kind, Kind::Request | Kind::Response);
+        if flags & !FLAG_LARGE != 0 || (flags != 0 && !can_be_large) {
+            return Err(WireError::Flags { kind, flags });
+        }
+        let body = LittleEndian::read_u32(&bytes[..4]);
+        let header = Self {
+            kind,
+            is_large: flags != 0,
+            // What does not fit in a usize is beyond every limit.
+            body_bytes: usize::try_from(body).unwrap_or(usize::MAX),
+            aux: LittleEndian::read_u16(&bytes[6..8]),
+            id: LittleEndian::read_u64(&bytes[8..]),
+        };
+        header.check_length()?;
+        Ok(Some(header))
+    }
+
+    fn check_length(&self) -> Result<(), WireError> {
+        let name_bytes = usize::from(self.aux);
+        if self.kind == Kind::Request && name_bytes > FUNCTION_NAME_BYTES_MAX {
+            return Err(WireError::FunctionNameLength { bytes: name_bytes });
+        }
+        let (bytes_min, bytes_max) = match (self.kind, self.is_large) {
+            (Kind::Hello, _) => (HELLO_FIXED_BYTES, HANDSHAKE_BODY_BYTES_MAX),
+            (Kind::Welcome, _) => (WELCOME_BYTES, WELCOME_BYTES),
+            (Kind::Refuse, _) => (REFUSE_FIXED_BYTES, HANDSHAKE_BODY_BYTES_MAX),
+            (Kind::Request, false) => {
+                let least = BUDGET_BYTES + name_bytes;
+                (least, least + PART_BYTES)
+            }
+            (Kind::Request, true) => {
+                let exact = BUDGET_BYTES + TOTAL_BYTES + name_bytes;
+                (exact, exact)
+            }
+            (Kind::Response, false) => (0, PART_BYTES),
+            (Kind::Response, true) => (TOTAL_BYTES, TOTAL_BYTES),
+            (Kind::Error, _) => (0, ERROR_TEXT_BYTES_MAX),
+            (Kind::RequestPart | Kind::ResponsePart, _) => (1, PART_BYTES),
+            (Kind::Goodbye, _) => (0, 0),
+        };
+        if (bytes_min..=bytes_max).contains(&self.body_bytes) {
+            return Ok(());
+        }
+        Err(WireError::BodyLength {
+            kind: self.kind,
+            bytes: self.body_bytes,
+            bytes_min,
+            bytes_max,
+        })
+    }
+
+    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
+        let mut bytes = [0; HEADER_BYTES];
+        let body = u32::try_from(self.body_bytes).expect("limits of bodies are below 4 GiB");
+        LittleEndian::write_u32(&mut bytes[..4], body);
+        bytes[4] = self.kind.byte();
+        bytes[5] = if self.is_large { FLAG_LARGE } else { 0 };
+        LittleEndian::write_u16(&mut bytes[6..8], self.aux);
+        LittleEndian::write_u64(&mut bytes[8..], self.id);
+        out.extend_from_slice(&bytes);
+    }
+}
+
+/// Who dials, and whom.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Hello {
+    /// The sender.
+    pub(crate) from: WorkerInfo,
+    /// The worker that the sender expects at this address.
+    pub(crate) to: WorkerId,
+    /// Of the sender.
+    pub(crate) incarnation: u64,
+    /// The one of `to` that the sender has read of; 0 for any.
+    pub(crate) incarnation_wanted: u64,
+    /// See [`crate::handshake`].
+    pub(crate) links: u32,
+    /// The greatest payload that the sender accepts.
+    pub(crate) message_bytes_max: u64,
+}
+
+/// A connection is accepted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Welcome {
+    /// Of the sender.
+    pub(crate) incarnation: u64,
+    /// This connection's number.
+    pub(crate) links: u32,
+    /// The greatest payload that the sender accepts.
+    pub(crate) message_bytes_max: u64,
+}
+
+/// A connection is not accepted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Refuse {
+    pub(crate) reason: RefuseReason,
+    /// The sender's count of connections of this pair.
+    pub(crate) links: u32,
+    /// For logs. Cut to what the frame holds.
+    pub(crate) text: String,
+}
+
+/// Why a connection is not accepted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RefuseReason {
+    /// Another worker than the wanted one is here.
+    WrongWorker,
+    /// The wanted worker is here, but in another process than the wanted one.
+    WrongIncarnation,
+    /// There is a better connection of this pair, or one on its way.
+    UseOther,
+    /// The worker is about to end.
+    ShuttingDown,
+    /// The worker does not speak the dialer's version.
+    Version,
+}
+
+impl RefuseReason {
+    const ALL: [Self; 5] = [
+        Self::WrongWorker,
+        Self::WrongIncarnation,
+        Self::UseOther,
+        Self::ShuttingDown,
+        Self::Version,
+    ];
+
+    const fn byte(self) -> u8 {
+        match self {
+            Self::WrongWorker => 1,
+            Self::WrongIncarnation => 2,
+            Self::UseOther => 3,
+            Self::ShuttingDown => 4,
+            Self::Version => 5,
+        }
+    }
+}
+
+/// How a call failed at its callee.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ErrorKind {
+    /// The function returned an error.
+    Handler,
+    /// The function panicked.
+    Panicked,
+    /// There is no such function.
+    NoSuchFunction,
+    /// The request was not taken; the function did not run.
+    Rejected,
+    /// The answer is greater than the caller accepts.
+    TooLarge,
+    /// The time budget was used up before the function began; it did not run.
+    DeadlinePassed,
+}
+
+impl ErrorKind {
+    const ALL: [Self; 6] = [
+        Self::Handler,
+        Self::Panicked,
+        Self::NoSuchFunction,
+        Self::Rejected,
+        Self::TooLarge,
+        Self::DeadlinePassed,
+    ];
+
+    const fn number(self) -> u16 {
+        match self {
+            Self::Handler => 1,
+            Self::Panicked => 2,
+            Self::NoSuchFunction => 3,
+            Self::Rejected => 4,
+            Self::TooLarge => 5,
+            Self::DeadlinePassed => 6,
+        }
+    }
+}
+
+/// One frame. Payloads and names are slices of the bytes that it was decoded from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Frame<'a> {
+    Hello(Hello),
+    Welcome(Welcome),
+    Refuse(Refuse),
+    Request {
+        id: u64,
+        /// The time that the caller still waits; 0 for no limit.
+        budget_ms: u32,
+        function: &'a str,
+        payload: &'a [u8],
+    },
+    /// The payload follows in parts.
+    LargeRequest {
+        id: u64,
+        budget_ms: u32,
+        function: &'a str,
+        payload_bytes: u64,
+    },
+    Response {
+        id: u64,
+        payload: &'a [u8],
+    },
+    /// The payload follows in parts.
+    LargeResponse {
+        id: u64,
+        payload_bytes: u64,
+    },
+    Error {
+        id: u64,
+        kind: ErrorKind,
+        /// Cut to [`ERROR_TEXT_BYTES_MAX`].
+        text: Cow<'a, str>,
+    },
+    RequestPart {
+        id: u64,
+        payload: &'a [u8],
+    },
+    ResponsePart {
+        id: u64,
+        payload: &'a [u8],
+    },
+    Goodbye {
+        reason: u16,
+    },
+}
+
+impl Frame<'_> {
+    /// Appends the frame to `out`.
+    ///
+    /// # Panics
+    /// When a payload or a function's name is longer than a frame holds. Both are checked when a call
+    /// is made.
+    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
+        match self {
+            Self::Hello(hello) => encode_hello(hello, out),
+            Self::Welcome(welcome) => encode_welcome(*welcome, out),
+            Self::Refuse(refuse) => encode_refuse(refuse, out),
+            Self::Request {
+                id,
+                budget_ms,
+                function,
+                payload,
+            } => {
+                encode_request_head(*id, *budget_ms, function, payload.len(), out);
+                out.extend_from_slice(payload);
+            }
+            Self::LargeRequest {
+                id,
+                budget_ms,
+                function,
+                payload_bytes,
+            } => {
+                let body_bytes = BUDGET_BYTES + TOTAL_BYTES + function.len();
+                let header = Header {
+                    is_large: true,
+                    ..header(Kind::Request, body_bytes, name_length(function), *id)
+                };
+                header.encode(out);
+                write_u32(out, *budget_ms);
+                write_u64(out, *payload_bytes);
+                out.extend_from_slice(function.as_bytes());
+            }
+            Self::Response { id, payload } => {
+                encode_response_head(*id, payload.len(), out);
+                out.extend_from_slice(payload);
+            }
+            Self::LargeResponse { id, payload_bytes } => {
+                let header = Header {
+                    is_large: true,
+                    ..header(Kind::Response, TOTAL_BYTES, 0, *id)
+                };
+                header.encode(out);
+                write_u64(out, *payload_bytes);
+            }
+            Self::Error { id, kind, text } => {
+                let text = cut(text, ERROR_TEXT_BYTES_MAX);
+                header(Kind::Error, text.len(), kind.number(), *id).encode(out);
+                out.extend_from_slice(text.as_bytes());
+            }
+            Self::RequestPart { id, payload } => {
+                Header::part(false, *id, payload.len()).encode(out);
+                out.extend_from_slice(payload);
+            }
+            Self::ResponsePart { id, payload } => {
+                Header::part(true, *id, payload.len()).encode(out);
+                out.extend_from_slice(payload);
+            }
+            Self::Goodbye { reason } => header(Kind::Goodbye, 0, *reason, 0).encode(out),
+        }
+    }
+}
+
+/// Appends a request but for its payload.
+///
+/// # Panics
+/// When the payload or the name is longer than a frame holds.
+pub(crate) fn encode_request_head(
+    id: u64,
+    budget_ms: u32,
+    function: &str,
+    payload_bytes: usize,
+    out: &mut Vec<u8>,
+) {
+    assert!(payload_bytes <= PART_BYTES, "a long payload goes in parts");
+    let body_bytes = BUDGET_BYTES + function.len() + payload_bytes;
+    header(Kind::Request, body_bytes, name_length(function), id).encode(out);
+    write_u32(out, budget_ms);
+    out.extend_from_slice(function.as_bytes());
+}
+
+/// Appends a response but for its payload.
+///
+/// # Panics
+/// When the payload is longer than a frame holds.
+pub(crate) fn encode_response_head(id: u64, payload_bytes: usize, out: &mut Vec<u8>) {
+    assert!(payload_bytes <= PART_BYTES, "a long payload goes in parts");
+    header(Kind::Response, payload_bytes, 0, id).encode(out);
+}
+
+/// The first frame of `bytes` and its length, once it is there as a whole. A receiver takes headers and
+/// bodies apart, as parts are longer than its buffer.
+///
+/// # Errors
+/// [`WireError`] for anything that no sender of this version writes.
+#[cfg(test)]
+pub(crate) fn decode(bytes: &[u8]) -> Result<Option<(Frame<'_>, usize)>, WireError> {
+    let Some(header) = Header::decode(bytes)? else {
+        return Ok(None);
+    };
+    let Some(body) = bytes.get(HEADER_BYTES..header.frame_bytes()) else {
+        return Ok(None);
+    };
+    Ok(Some((decode_body(&header, body)?, header.frame_bytes())))
+}
+
+/// The frame of a header and all of its body.
+///
+/// # Errors
+/// [`WireError`] for what a body of this kind cannot be.
+pub(crate) fn decode_body<'a>(header: &Header, body: &'a [u8]) -> Result<Frame<'a>, WireError> {
+    debug_assert_eq!(body.len(), header.body_bytes);
+    let id = header.id;
+    Ok(match (header.kind, header.is_large) {
+        (Kind::Hello, _) => Frame::Hello(decode_hello(body)?),
+        (Kind::Welcome, _) => Frame::Welcome(Welcome {
+            incarnation: LittleEndian::read_u64(&body[..8]),
+            links: LittleEndian::read_u32(&body[8..12]),
+            message_bytes_max: LittleEndian::read_u64(&body[12..]),
+        }),
+        (Kind::Refuse, _) => Frame::Refuse(decode_refuse(body)?),
+        (Kind::Request, false) => {
+            let (function, payload) = body[BUDGET_BYTES..].split_at(usize::from(header.aux));
+            Frame::Request {
+                id,
+                budget_ms: LittleEndian::read_u32(body),
+                function: decode_function(function)?,
+                payload,
+            }
+        }
+        (Kind::Request, true) => Frame::LargeRequest {
+            id,
+            budget_ms: LittleEndian::read_u32(body),
+            payload_bytes: decode_total(header.kind, &body[BUDGET_BYTES..])?,
+            function: decode_function(&body[BUDGET_BYTES + TOTAL_BYTES..])?,
+        },
+        (Kind::Response, false) => Frame::Response { id, payload: body },
+        (Kind::Response, true) => Frame::LargeResponse {
+            id,
+            payload_bytes: decode_total(header.kind, body)?,
+        },
+        (Kind::Error, _) => {
+            let kind = ErrorKind::ALL
+                .into_iter()
+                .find(|kind| kind.number() == header.aux)
+                .ok_or(WireError::ErrorKind { number: header.aux })?;
+            Frame::Error {
+                id,
+                kind,
+                text: String::from_utf8_lossy(body),
+            }
+        }
+        (Kind::RequestPart, _) => Frame::RequestPart { id, payload: body },
+        (Kind::ResponsePart, _) => Frame::ResponsePart { id, payload: body },
+        (Kind::Goodbye, _) => Frame::Goodbye { reason: header.aux },
+    })
+}
+
+/// What a peer sent is not the protocol.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub(crate) enum WireError {
+    /// A frame of an unknown kind: another protocol, or a later version.
+    #[error("frame of unknown kind {byte}")]
+    Kind { byte: u8 },
+    /// A flag that this kind of frame does not have.
+    #[error("{kind:?} frame with flags {flags:#04x}")]
+    Flags { kind: Kind, flags: u8 },
+    /// A body longer or shorter than this kind of frame has.
+    #[error("{kind:?} frame with a body of {bytes} bytes, it has {bytes_min} to {bytes_max}")]
+    BodyLength {
+        kind: Kind,
+        bytes: usize,
+        bytes_min: usize,
+        bytes_max: usize,
+    },
+    /// The name of the function is too long.
+    #[error("function name of {bytes} bytes, limit {FUNCTION_NAME_BYTES_MAX}")]
+    FunctionNameLength { bytes: usize },
+    /// The name of the function is no text.
+    #[error("function name is not UTF-8 from byte {valid_bytes} on")]
+    FunctionNameText { valid_bytes: usize },
+    /// The handshake is that of another protocol.
+    #[error("Hello frame without the protocol's magic bytes")]
+    Magic,
+    /// The peer speaks another version of the protocol.
+    #[error("Hello frame of protocol version {version}, this is version {VERSION}")]
+    Version { version: u16 },
+    /// A worker id or name that no worker has.
+    #[error("Hello frame with a bad worker {field}")]
+    HelloWorker { field: &'static str },
+    /// A reason that is none.
+    #[error("Refuse frame with unknown reason {byte}")]
+    RefuseReason { byte: u8 },
+    /// An error kind that is none.
+    #[error("Error frame with unknown error kind {number}")]
+    ErrorKind { number: u16 },
+    /// A payload in parts that had to be in the frame.
+    #[error("{kind:?} with {bytes} bytes of payload in parts, these begin above {PART_BYTES}")]
+    NotLarge { kind: Kind, bytes: u64 },
+    /// A frame at a time when this kind cannot come.
+    #[error("{kind:?} frame while waiting for {expected}")]
+    Unexpected { kind: Kind, expected: &'static str },
+    /// A message is greater than accepted.
+    #[error("message of {bytes} bytes, limit {bytes_max}")]
+    MessageLength { bytes: u64, bytes_max: u64 },
+    /// Too many messages under way in parts.
+    #[error("{messages} messages in parts at a time, limit {messages_max}")]
+    Assembling {
+        messages: usize,
+        messages_max: usize,
+    },
+    /// Messages under way in parts are too long together.
+    #[error("messages in parts of {bytes} bytes at a time, limit {bytes_max}")]
+    AssemblingBytes { bytes: u64, bytes_max: u64 },
+    /// A second message with the call of one that is under way in parts.
+    #[error("{kind:?} with call id {id}, of which one is under way in parts")]
+    SameCall { kind: Kind, id: u64 },
+    /// A part of a message that did not begin.
+    #[error("{kind:?} frame of call id {id}, of which no message is under way")]
+    NoStart { kind: Kind, id: u64 },
+    /// A part has more bytes than its message misses.
+    #[error("{kind:?} frame with {bytes} bytes, of which the message misses {missing_bytes}")]
+    PartLength {
+        kind: Kind,
+        bytes: usize,
+        missing_bytes: u64,
+    },
+}
+
+const fn header(kind: Kind, body_bytes: usize, aux: u16, id: u64) -> Header {
+    Header {
+        kind,
+        is_large: false,
+        body_bytes,
+        aux,
+        id,
+    }
+}
+
+fn name_length(function: &str) -> u16 {
+    assert!(
+        function.len() <= FUNCTION_NAME_BYTES_MAX,
+        "a function's name has at most {FUNCTION_NAME_BYTES_MAX} bytes"
+    );
+    u16::try_from(function.len()).expect("the limit fits")
+}
+
+fn encode_hello(hello: &Hello, out: &mut Vec<u8>) {
+    let name = hello.from.name.as_str();
+    let name_bytes = u8::try_from(name.len()).expect("a worker's name has at most 127 bytes");
+    header(Kind::Hello, HELLO_FIXED_BYTES + name.len(), 0, 0).encode(out);
+    out.extend_from_slice(&MAGIC);
+    write_u16(out, VERSION);
+    write_u16(out, id_number(hello.from.id));
+    write_u16(out, id_number(hello.to));
+    write_u64(out, hello.incarnation);
+    write_u64(out, hello.incarnation_wanted);
+    write_u32(out, hello.links);
+    write_u64(out, hello.message_bytes_max);
+    out.push(name_bytes);
+    out.extend_from_slice(name.as_bytes());
+}
+
+fn decode_hello(body: &[u8]) -> Result<Hello, WireError> {
+    if body[..8] != MAGIC {
+        return Err(WireError::Magic);
+    }
+    let version = LittleEndian::read_u16(&body[8..10]);
+    if version != VERSION {
+        return Err(WireError::Version { version });
+    }
+    let worker_id = |bytes: &[u8], field| {
+        WorkerId::new(u32::from(LittleEndian::read_u16(bytes)))
+            .map_err(|_| WireError::HelloWorker { field })
+    };
+    let id = worker_id(&body[10..12], "id")?;
+    let to = worker_id(&body[12..14], "id wanted")?;
+    let (fixed, name) = body.split_at(HELLO_FIXED_BYTES);
+    let announced = usize::from(fixed[HELLO_FIXED_BYTES - 1]);
+    let name = std::str::from_utf8(name)
+        .ok()
+        .filter(|name| name.len() == announced)
+        .and_then(|name| WorkerName::new(name).ok())
+        .ok_or(WireError::HelloWorker { field: "name" })?;
+    Ok(Hello {
+        from: WorkerInfo { id, name },
+        to,
+        incarnation: LittleEndian::read_u64(&body[14..22]),
+        incarnation_wanted: LittleEndian::read_u64(&body[22..30]),
+        links: LittleEndian::read_u32(&body[30..34]),
+        message_bytes_max: LittleEndian::read_u64(&body[34..42]),
+    })
+}
+
+fn encode_welcome(welcome: Welcome, out: &mut Vec<u8>) {
+    header(Kind::Welcome, WELCOME_BYTES, 0, 0).encode(out);
+    write_u64(out, welcome.incarnation);
+    write_u32(out, welcome.links);
+    write_u64(out, welcome.message_bytes_max);
+}
+
+fn encode_refuse(refuse: &Refuse, out: &mut Vec<u8>) {
+    let text = cut(&refuse.text, HANDSHAKE_BODY_BYTES_MAX - REFUSE_FIXED_BYTES);
+    header(Kind::Refuse, REFUSE_FIXED_BYTES + text.len(), 0, 0).encode(out);
+    out.push(refuse.reason.byte());
+    write_u32(out, refuse.links);
+    out.extend_from_slice(text.as_bytes());
+}
+
+fn decode_refuse(body: &[u8]) -> Result<Refuse, WireError> {
+    let reason = RefuseReason::ALL
+        .into_iter()
+        .find(|reason| reason.byte() == body[0])
+        .ok_or(WireError::RefuseReason { byte: body[0] })?;
+    Ok(Refuse {
+        reason,
+        links: LittleEndian::read_u32(&body[1..REFUSE_FIXED_BYTES]),
+        text: String::from_utf8_lossy(&body[REFUSE_FIXED_BYTES..]).into_owned(),
+    })
+}
+
+fn decode_function(bytes: &[u8]) -> Result<&str, WireError> {
+    std::str::from_utf8(bytes).map_err(|error| WireError::FunctionNameText {
+        valid_bytes: error.valid_up_to(),
+    })
+}
+
+fn decode_total(kind: Kind, bytes: &[u8]) -> Result<u64, WireError> {
+    let bytes = LittleEndian::read_u64(&bytes[..TOTAL_BYTES]);
+    if bytes <= PART_BYTES as u64 {
+        return Err(WireError::NotLarge { kind, bytes });
+    }
+    Ok(bytes)
+}
+
+fn id_number(id: WorkerId) -> u16 {
+    u16::try_from(id.get()).expect("a worker's id fits in 16 bits with a sign")
+}
+
+/// The longest start of `text` that has at most `bytes_max` bytes and ends between characters.
+fn cut(text: &str, bytes_max: usize) -> &str {
+    let mut end = text.len().min(bytes_max);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
+
+fn write_u16(out: &mut Vec<u8>, value: u16) {
+    out.write_u16::<LittleEndian>(value)
+        .expect("a vector takes all");
+}
+
+fn write_u32(out: &mut Vec<u8>, value: u32) {
+    out.write_u32::<LittleEndian>(value)
+        .expect("a vector takes all");
+}
+
+fn write_u64(out: &mut Vec<u8>, value: u64) {
+    out.write_u64::<LittleEndian>(value)
+        .expect("a vector takes all");
+}
+
+const _: () = assert!(HELLO_FIXED_BYTES + WORKER_NAME_BYTES_MAX <= HANDSHAKE_BODY_BYTES_MAX);
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,302 @@
+//! The bytes of frames, and what is no frame.
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn hello() -> Hello {
+    Hello {
+        from: WorkerInfo::new("ps:0", 3).unwrap(),
+        to: WorkerId::new(4).unwrap(),
+        incarnation: 0x0102_0304_0506_0708,
+        incarnation_wanted: 9,
+        links: 5,
+        message_bytes_max: 6,
+    }
+}
+
+fn encoded(frame: &Frame<'_>) -> Vec<u8> {
+    let mut out = Vec::new();
+    frame.encode(&mut out);
+    out
+}
+
+fn error_of(bytes: &[u8]) -> String {
+    decode(bytes).unwrap_err().to_string()
+}
+
+/// A header with any numbers.
+fn raw(body: u32, kind: u8, flags: u8, aux: u16) -> Vec<u8> {
+    let mut out = Vec::new();
+    write_u32(&mut out, body);
+    out.extend_from_slice(&[kind, flags]);
+    write_u16(&mut out, aux);
+    write_u64(&mut out, 7);
+    out
+}
+
+#[test]
+fn a_request_has_these_bytes() {
+    let frame = Frame::Request {
+        id: 0x0102,
+        budget_ms: 1000,
+        function: "add",
+        payload: b"xy",
+    };
+    let mut expected = vec![9, 0, 0, 0, 4, 0, 3, 0, 2, 1, 0, 0, 0, 0, 0, 0];
+    expected.extend_from_slice(&[0xE8, 3, 0, 0]);
+    expected.extend_from_slice(b"addxy");
+    assert_eq!(encoded(&frame), expected);
+}
+
+#[test]
+fn a_hello_has_these_bytes() {
+    let mut expected = vec![47, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    expected.extend_from_slice(b"C10DRPC\0");
+    expected.extend_from_slice(&[1, 0, 3, 0, 4, 0, 8, 7, 6, 5, 4, 3, 2, 1]);
+    expected.extend_from_slice(&[9, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 6, 0, 0, 0, 0, 0, 0, 0]);
+    expected.extend_from_slice(b"\x04ps:0");
+    assert_eq!(encoded(&Frame::Hello(hello())), expected);
+}
+
+#[test]
+fn what_no_sender_writes_is_refused_by_its_header() {
+    let table = [
+        (raw(0, 0, 0, 0), "frame of unknown kind 0"),
+        (raw(0, 10, 0, 0), "frame of unknown kind 10"),
+        (b"GET / HTTP/1.1\r\n".to_vec(), "frame of unknown kind 47"),
+        (raw(4, 4, 2, 0), "Request frame with flags 0x02"),
+        (raw(4, 6, 1, 0), "Error frame with flags 0x01"),
+        (
+            raw(2000, 4, 0, 1025),
+            "function name of 1025 bytes, limit 1024",
+        ),
+        (
+            raw(3, 4, 0, 0),
+            "Request frame with a body of 3 bytes, it has 4 to 131076",
+        ),
+        (
+            raw(131_077, 4, 0, 0),
+            "Request frame with a body of 131077 bytes, it has 4 to 131076",
+        ),
+        (
+            raw(u32::MAX, 5, 0, 0),
+            "Response frame with a body of 4294967295 bytes, it has 0 to 131072",
+        ),
+        (
+            raw(13, 4, 1, 0),
+            "Request frame with a body of 13 bytes, it has 12 to 12",
+        ),
+        (
+            raw(0, 7, 0, 0),
+            "RequestPart frame with a body of 0 bytes, it has 1 to 131072",
+        ),
+        (
+            raw(65_537, 6, 0, 1),
+            "Error frame with a body of 65537 bytes, it has 0 to 65536",
+        ),
+        (
+            raw(513, 1, 0, 0),
+            "Hello frame with a body of 513 bytes, it has 43 to 512",
+        ),
+        (
+            raw(1, 9, 0, 0),
+            "Goodbye frame with a body of 1 bytes, it has 0 to 0",
+        ),
+    ];
+    for (bytes, said) in table {
+        assert_eq!(error_of(&bytes), said);
+    }
+}
+
+#[test]
+fn what_no_sender_writes_is_refused_in_the_body() {
+    let changed = |frame: Frame<'_>, at: usize, byte: u8| {
+        let mut bytes = encoded(&frame);
+        bytes[HEADER_BYTES + at] = byte;
+        bytes
+    };
+    let hello = || Frame::Hello(hello());
+    let request = Frame::Request {
+        id: 1,
+        budget_ms: 0,
+        function: "add",
+        payload: b"",
+    };
+    let refuse = Frame::Refuse(Refuse {
+        reason: RefuseReason::UseOther,
+        links: 0,
+        text: String::new(),
+    });
+    let large = Frame::LargeResponse {
+        id: 1,
+        payload_bytes: 131_073,
+    };
+    let table = [
+        (
+            changed(hello(), 0, b'X'),
+            "Hello frame without the protocol's magic bytes",
+        ),
+        (
+            changed(hello(), 8, 2),
+            "Hello frame of protocol version 2, this is version 1",
+        ),
+        (
+            changed(hello(), 11, 0x80),
+            "Hello frame with a bad worker id",
+        ),
+        (
+            changed(hello(), 13, 0x80),
+            "Hello frame with a bad worker id wanted",
+        ),
+        (
+            changed(hello(), 42, 3),
+            "Hello frame with a bad worker name",
+        ),
+        (
+            changed(hello(), 43, b' '),
+            "Hello frame with a bad worker name",
+        ),
+        (
+            changed(hello(), 43, 0xFF),
+            "Hello frame with a bad worker name",
+        ),
+        (
+            changed(request, 5, 0xFF),
+            "function name is not UTF-8 from byte 1 on",
+        ),
+        (changed(refuse, 0, 6), "Refuse frame with unknown reason 6"),
+        (
+            changed(large, 0, 0),
+            "Response with 131072 bytes of payload in parts, these begin above 131072",
+        ),
+        (raw(0, 6, 0, 7), "Error frame with unknown error kind 7"),
+    ];
+    for (bytes, said) in table {
+        assert_eq!(error_of(&bytes), said);
+    }
+}
+
+#[test]
+fn a_long_text_is_cut_between_characters_and_a_bad_one_mended() {
+    // 65,535 bytes, and a character of two.
+    let text = format!("{}é", "x".repeat(ERROR_TEXT_BYTES_MAX - 1));
+    let bytes = encoded(&Frame::Error {
+        id: 1,
+        kind: ErrorKind::Handler,
+        text: text.into(),
+    });
+    assert_eq!(bytes.len(), HEADER_BYTES + ERROR_TEXT_BYTES_MAX - 1);
+    assert!(decode(&bytes).unwrap().is_some());
+
+    let mut bytes = raw(2, 6, 0, 1);
+    bytes.extend_from_slice(b"a\xFF");
+    let Some((Frame::Error { text, .. }, _)) = decode(&bytes).unwrap() else {
+        panic!("an Error frame");
+    };
+    assert_eq!(text, "a\u{FFFD}");
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct AnyFrame {
+    pub(crate) pick: u8,
+    pub(crate) id: u64,
+    pub(crate) number: u32,
+    pub(crate) text: String,
+    pub(crate) payload: Vec<u8>,
+}
+
+impl AnyFrame {
+    pub(crate) fn frame(&self) -> Frame<'_> {
+        let Self { id, number, .. } = *self;
+        let (text, payload) = (self.text.as_str(), self.payload.as_slice());
+        let part: &[u8] = if payload.is_empty() { b"p" } else { payload };
+        match self.pick % 11 {
+            0 => Frame::Hello(Hello {
+                from: WorkerInfo::new("w-1", number % 32_768).unwrap(),
+                to: WorkerId::new((number >> 16) % 32_768).unwrap(),
+                incarnation: id,
+                incarnation_wanted: !id,
+                links: number,
+                message_bytes_max: id ^ 5,
+            }),
+            1 => Frame::Welcome(Welcome {
+                incarnation: id,
+                links: number,
+                message_bytes_max: !id,
+            }),
+            2 => Frame::Refuse(Refuse {
+                reason: RefuseReason::ALL[number as usize % 5],
+                links: number,
+                text: cut(text, 500).to_owned(),
+            }),
+            3 => Frame::Request {
+                id,
+                budget_ms: number,
+                function: text,
+                payload,
+            },
+            4 => Frame::LargeRequest {
+                id,
+                budget_ms: number,
+                function: text,
+                payload_bytes: PART_BYTES as u64 + 1 + u64::from(number),
+            },
+            5 => Frame::Response { id, payload },
+            6 => Frame::LargeResponse {
+                id,
+                payload_bytes: u64::MAX - u64::from(number),
+            },
+            7 => Frame::Error {
+                id,
+                kind: ErrorKind::ALL[number as usize % 6],
+                text: text.into(),
+            },
+            8 => Frame::RequestPart { id, payload: part },
+            9 => Frame::ResponsePart { id, payload: part },
+            _ => Frame::Goodbye {
+                reason: number as u16,
+            },
+        }
+    }
+}
+
+pub(crate) fn any_frame() -> impl Strategy<Value = AnyFrame> {
+    let text = "[a-zé.]{0,40}";
+    let payload = prop::collection::vec(any::<u8>(), 0..300);
+    (any::<u8>(), any::<u64>(), any::<u32>(), text, payload).prop_map(
+        |(pick, id, number, text, payload)| AnyFrame {
+            pick,
+            id,
+            number,
+            text,
+            payload,
+        },
+    )
+}
+
+proptest! {
+    #[test]
+    fn frames_come_back_unchanged_and_only_as_a_whole(any in any_frame()) {
+        let frame = any.frame();
+        let bytes = encoded(&frame);
+        prop_assert_eq!(decode(&bytes), Ok(Some((frame, bytes.len()))));
+        for end in 0..bytes.len() {
+            prop_assert_eq!(decode(&bytes[..end]), Ok(None));
+        }
+    }
+
+    #[test]
+    fn random_bytes_do_no_harm(bytes: Vec<u8>, kind in 0..11_u8, body in 0..200_u32) {
+        let _ = decode(&bytes);
+        let mut bytes = bytes;
+        if bytes.len() >= HEADER_BYTES {
+            LittleEndian::write_u32(&mut bytes[..4], body);
+            bytes[4] = kind;
+            bytes[5] &= 1;
+            let _ = decode(&bytes);
+            bytes[6..8].fill(0);
+            let _ = decode(&bytes);
+        }
+    }
+}

@@ -1,0 +1,655 @@
+//! Calls between agents over loopback: payloads, destinations, callbacks, and how they share a connection.
+
+mod common;
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier, Mutex, mpsc};
+use std::task::{self, Poll, Wake, Waker};
+use std::thread;
+use std::time::Duration;
+
+use bytes::Bytes;
+use rpc_agent::{
+    Agent, AgentHandle, CallOptions, Context, FUNCTION_NAME_BYTES_MAX, FutureMessage, HandlerError,
+    Outcome, RpcError, RpcFuture, WorkerInfo, join_all,
+};
+
+use common::{
+    Gate, OpenAtEnd, PATIENCE, group, group_with, noise, pair, pair_with, seed, until, within,
+};
+
+/// The most bytes of a payload in one frame.
+const PART_BYTES: usize = 128 << 10;
+
+const LARGE_BYTES: usize = 64 << 20;
+
+#[test]
+fn bytes_come_back_as_they_were_sent_whatever_their_number() {
+    let seed = seed();
+    let agents = group(2);
+    let around = |bytes: usize| [bytes - 1, bytes, bytes + 1];
+    let sizes = [
+        [0, 1, 4096],
+        around(64 << 10),
+        around(PART_BYTES),
+        around(1 << 20),
+    ];
+    for (from, to) in [(0, 1), (1, 0)] {
+        for bytes in sizes.into_iter().flatten() {
+            let sent = noise(seed ^ bytes as u64, bytes);
+            let answer = agents[from].call_bytes(to, "echo", sent.clone()).unwrap();
+            assert!(answer == sent, "{bytes} bytes from {from} to {to}");
+        }
+    }
+}
+
+#[test]
+fn sixty_four_mib_go_both_ways_at_the_same_time() {
+    let agents = group(2);
+    let sent = [noise(1, LARGE_BYTES), noise(2, LARGE_BYTES)];
+    let answers = [(0, 1), (1, 0)].map(|(from, to)| {
+        let payload = sent[from].clone();
+        agents[from].call_bytes_async(to as u32, "echo", payload, CallOptions::default())
+    });
+    for (sent, answer) in sent.iter().zip(answers) {
+        assert!(answer.wait().unwrap() == sent);
+    }
+}
+
+#[test]
+fn of_many_calls_at_once_each_gets_its_own_answer() {
+    let seed = seed();
+    let agents = group(3);
+    thread::scope(|scope| {
+        for from in 0..3_u64 {
+            let agents = &agents;
+            scope.spawn(move || {
+                let mut random = fastrand::Rng::with_seed(seed ^ from);
+                let calls: Vec<_> = (0..700)
+                    .map(|_| {
+                        // Small ones mostly, and some of several parts.
+                        let bits = random.u32(0..19);
+                        let sent = noise(random.u64(..), random.usize(0..1 << bits));
+                        let to = random.u32(0..3);
+                        let options = CallOptions::default();
+                        let answer = agents[from as usize].call_bytes_async(
+                            to,
+                            "echo",
+                            sent.clone(),
+                            options,
+                        );
+                        (sent, answer)
+                    })
+                    .collect();
+                for (sent, answer) in calls {
+                    assert!(answer.wait().unwrap() == sent, "{} bytes", sent.len());
+                }
+            });
+        }
+    });
+    for agent in &agents {
+        let metrics = agent.metrics();
+        assert_eq!((metrics.calls_succeeded, metrics.calls_in_flight), (700, 0));
+    }
+}
+
+#[test]
+fn a_worker_calls_itself() {
+    let (_, agent) = pair(|_| {});
+    for bytes in [0, 5, 2 * PART_BYTES] {
+        let sent = noise(7, bytes);
+        assert!(agent.call_bytes("worker1", "echo", sent.clone()).unwrap() == sent);
+    }
+    let error = agent.call_bytes(1, "ehco", "").unwrap_err();
+    assert!(matches!(error, RpcError::NoSuchFunction { .. }), "{error}");
+    assert_eq!(agent.metrics().connections_opened, 0);
+}
+
+#[test]
+fn a_worker_is_called_by_its_name_its_id_or_both() {
+    let (agent, other) = pair(|_| {});
+    let info = other.me().clone();
+    assert_eq!(info, WorkerInfo::new("worker1", 1).unwrap());
+    assert_eq!(agent.call_bytes("worker1", "echo", "name").unwrap(), "name");
+    assert_eq!(agent.call_bytes(1, "echo", "id").unwrap(), "id");
+    assert_eq!(agent.call_bytes(info.id, "echo", "id").unwrap(), "id");
+    assert_eq!(
+        agent.call_bytes(&info.name, "echo", "name").unwrap(),
+        "name"
+    );
+    assert_eq!(agent.call_bytes(&info, "echo", "both").unwrap(), "both");
+    assert_eq!(agent.worker("worker1").unwrap(), info);
+    assert_eq!(agent.workers(), [agent.me().clone(), info]);
+}
+
+#[test]
+fn who_is_not_in_the_group_cannot_be_called() {
+    let (agent, _other) = pair(|_| {});
+    let by_name = agent.call_bytes("nobody", "echo", "").unwrap_err();
+    assert_eq!(
+        by_name.to_string(),
+        "name:worker0,rank:0 could not find destination name nobody"
+    );
+    let by_id = agent.call_bytes(7, "echo", "").unwrap_err();
+    assert_eq!(
+        by_id.to_string(),
+        "name:worker0,rank:0 could not find destination id 7"
+    );
+    let wrong = WorkerInfo::new("worker0", 1).unwrap();
+    let by_both = agent.call_bytes(&wrong, "echo", "").unwrap_err();
+    for error in [by_name, by_id, by_both] {
+        assert!(matches!(error, RpcError::NoSuchWorker { .. }), "{error}");
+        assert_eq!(error.outcome(), Outcome::NotExecuted);
+        assert!(!error.is_transient());
+    }
+}
+
+#[test]
+fn a_function_that_is_not_registered_is_named_in_the_error() {
+    let (agent, _other) = pair(|_| {});
+    let longest = "f".repeat(FUNCTION_NAME_BYTES_MAX);
+    let too_long = "f".repeat(FUNCTION_NAME_BYTES_MAX + 1);
+    for function in ["ehco", "", &longest, &too_long] {
+        let error = agent.call_bytes("worker1", function, "").unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            format!(
+                "call of `{function}` on worker worker1 (id 1): no function of this name is \
+                 registered there"
+            )
+        );
+        assert!(matches!(error, RpcError::NoSuchFunction { .. }), "{error}");
+        assert_eq!(error.outcome(), Outcome::NotExecuted);
+    }
+    assert_eq!(agent.call_bytes("worker1", "echo", "on").unwrap(), "on");
+    assert_eq!(agent.metrics().connections_opened, 1);
+}
+
+fn double(_: &Context, payload: &[u8]) -> Result<Vec<u8>, HandlerError> {
+    Ok([payload, payload].concat())
+}
+
+#[test]
+fn a_message_beyond_the_limit_is_an_error_that_says_both_sizes_and_the_connection_stays() {
+    const BYTES_MAX: usize = 300_000;
+    let (agent, _other) = pair_with(
+        |_, options| options.with_message_bytes_max(BYTES_MAX as u64),
+        |registry| registry.register("double", double).unwrap(),
+    );
+    let most = noise(1, BYTES_MAX);
+    assert!(agent.call_bytes(1, "echo", most.clone()).unwrap() == most);
+
+    let request = agent
+        .call_bytes(1, "echo", noise(1, BYTES_MAX + 1))
+        .unwrap_err();
+    assert_eq!(
+        request.to_string(),
+        "call of `echo` on worker worker1 (id 1): request has 300001 bytes, the limit is 300000"
+    );
+    assert_eq!(request.outcome(), Outcome::NotExecuted);
+
+    let answer = agent
+        .call_bytes(1, "double", noise(1, BYTES_MAX / 2 + 1))
+        .unwrap_err();
+    assert_eq!(
+        answer.to_string(),
+        "call of `double` on worker worker1 (id 1): answer has 300002 bytes, the limit is 300000"
+    );
+    assert_eq!(answer.outcome(), Outcome::Executed);
+    assert!(!answer.is_transient());
+
+    assert_eq!(agent.call_bytes(1, "echo", "on").unwrap(), "on");
+    assert_eq!(agent.metrics().connections_opened, 1);
+}
+
+#[test]
+fn a_limit_of_the_other_worker_fails_the_call_alone() {
+    const BYTES_MAX: usize = 200_000;
+    let gate = Gate::new();
+    let agents = group_with(
+        2,
+        |rank, options| match rank {
+            0 => options,
+            _ => options.with_message_bytes_max(BYTES_MAX as u64),
+        },
+        |_, registry| {
+            registry.register("double", double).unwrap();
+            let gate = Arc::clone(&gate);
+            let hold = move |_: &Context, _: &[u8]| {
+                gate.pass();
+                Ok(Vec::new())
+            };
+            registry.register("hold", hold).unwrap();
+        },
+    );
+    let [agent, other] = &agents[..] else {
+        unreachable!()
+    };
+    let _end = OpenAtEnd(Arc::clone(&gate));
+    let before = agent.call_bytes_async(1, "hold", "", CallOptions::default());
+    gate.await_inside(1);
+    let error = agent
+        .call_bytes(1, "echo", noise(1, BYTES_MAX + 1))
+        .unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "call of `echo` on worker worker1 (id 1): request has 200001 bytes, the limit is 200000"
+    );
+    assert_eq!(error.outcome(), Outcome::NotExecuted);
+    // The other way it is the answer.
+    let error = other
+        .call_bytes(0, "double", noise(1, BYTES_MAX / 2 + 1))
+        .unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "call of `double` on worker worker0 (id 0): answer has 200002 bytes, the limit is 200000"
+    );
+    gate.open();
+    assert_eq!(before.wait().unwrap(), "");
+    assert_eq!(agent.metrics().connections_opened, 1);
+}
+
+/// Waits for a future with nothing but what the standard library has.
+fn block_on<F: Future>(future: F) -> F::Output {
+    struct Unpark(thread::Thread);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    let mut future = std::pin::pin!(future);
+    loop {
+        match future.as_mut().poll(&mut task::Context::from_waker(&waker)) {
+            Poll::Ready(output) => return output,
+            Poll::Pending => thread::park_timeout(PATIENCE),
+        }
+    }
+}
+
+#[test]
+fn calls_are_awaited_without_a_runtime() {
+    async fn chain(agent: &AgentHandle) -> Result<Bytes, RpcError> {
+        let options = CallOptions::default();
+        let first = agent
+            .call_bytes_async("worker1", "echo", "first", options)
+            .await?;
+        let second = agent.call_bytes_async("worker1", "echo", first, options);
+        // By reference, and again.
+        assert_eq!((&second).await?, "first");
+        second.await
+    }
+    let (agent, _other) = pair(|_| {});
+    assert_eq!(block_on(chain(&agent)).unwrap(), "first");
+    let missing = agent.call_bytes_async("worker1", "ehco", "", CallOptions::default());
+    assert!(matches!(
+        block_on(missing),
+        Err(RpcError::NoSuchFunction { .. })
+    ));
+}
+
+/// Two workers, the second of which answers `hold` when the gate opens.
+fn held_pair() -> (Agent, Agent, Arc<Gate>, OpenAtEnd) {
+    let gate = Gate::new();
+    let (agent, other) = pair(|registry| {
+        let gate = Arc::clone(&gate);
+        registry
+            .register("hold", move |_, payload| {
+                gate.pass();
+                Ok(payload.to_vec())
+            })
+            .unwrap();
+    });
+    let end = OpenAtEnd(Arc::clone(&gate));
+    (agent, other, gate, end)
+}
+
+fn thread_name() -> String {
+    thread::current().name().unwrap_or_default().to_owned()
+}
+
+/// Whether a thread runs functions and callbacks: not the ones that dial, or send retries.
+fn is_of_the_pool(name: &str) -> bool {
+    let number = name.strip_prefix("rpc-").unwrap_or_default();
+    number.parse::<u64>().is_ok()
+}
+
+#[test]
+fn a_callback_runs_at_once_when_the_answer_is_there() {
+    let (agent, _other) = pair(|_| {});
+    let answer = agent.call_bytes_async(1, "echo", "here", CallOptions::default());
+    answer.wait().unwrap();
+    let ran = Arc::new(Mutex::new(None));
+    let seen = Arc::clone(&ran);
+    answer.on_complete(move |result| {
+        *seen.lock().unwrap() = Some((thread::current().id(), result.clone().unwrap()));
+    });
+    let ran = ran.lock().unwrap().take();
+    assert_eq!(ran, Some((thread::current().id(), "here".into())));
+}
+
+#[test]
+fn a_callback_registered_before_runs_on_a_thread_of_the_pool() {
+    let (agent, _other, gate, _end) = held_pair();
+    let (sender, receiver) = mpsc::channel();
+    let register = |call: &FutureMessage| {
+        let sender = sender.clone();
+        call.on_complete(move |result| {
+            let is_ok = result.is_ok();
+            let name = thread_name();
+            sender.send((is_ok, name)).unwrap();
+        });
+    };
+    let held = agent.call_bytes_async(1, "hold", "", CallOptions::default());
+    // Its time passes, which the thread that polls finds out.
+    let expired = agent.call_bytes_async(1, "hold", "", within(Duration::from_millis(1)));
+    register(&held);
+    register(&expired);
+    let (is_ok, name) = receiver.recv_timeout(PATIENCE).unwrap();
+    assert!(!is_ok && is_of_the_pool(&name), "{name}");
+    gate.open();
+    // Who waits reads the answer itself, and yet leaves the callback to the pool.
+    held.wait().unwrap();
+    let (is_ok, name) = receiver.recv_timeout(PATIENCE).unwrap();
+    assert!(is_ok && is_of_the_pool(&name), "{name}");
+}
+
+#[test]
+fn a_callback_calls_and_waits_as_it_likes() {
+    let (agent, other, gate, _end) = held_pair();
+    let (sender, receiver) = mpsc::channel();
+    // Many more than there are threads that run functions, in callbacks of callbacks.
+    let callbacks = 50;
+    let calls: Vec<_> = (0..callbacks)
+        .map(|_| {
+            let call = agent.call_bytes_async(1, "hold", "a", CallOptions::default());
+            let handle = agent.handle();
+            let sender = sender.clone();
+            call.on_complete(move |result| {
+                let first = handle.call_bytes(1, "echo", result.clone().unwrap());
+                let next =
+                    handle.call_bytes_async(0, "echo", first.unwrap(), CallOptions::default());
+                next.on_complete(move |result| {
+                    let last = handle.call_bytes("worker1", "echo", result.clone().unwrap());
+                    sender.send(last.unwrap()).unwrap();
+                });
+            });
+            call
+        })
+        .collect();
+    gate.open();
+    for call in calls {
+        call.wait().unwrap();
+    }
+    for _ in 0..callbacks {
+        assert_eq!(receiver.recv_timeout(PATIENCE).unwrap(), "a");
+    }
+    drop(other);
+}
+
+#[test]
+#[expect(clippy::panic, reason = "that is what is tested")]
+fn a_callback_that_panics_harms_no_other() {
+    let (agent, _other, gate, _end) = held_pair();
+    let ran = Arc::new(AtomicUsize::new(0));
+    let call = agent.call_bytes_async(1, "hold", "", CallOptions::default());
+    for callback in 0..6 {
+        let ran = Arc::clone(&ran);
+        call.on_complete(move |_| {
+            ran.fetch_add(1, Ordering::SeqCst);
+            assert!(callback % 2 == 1, "callback {callback} panics");
+        });
+    }
+    let child = call.then(|_| -> Result<Bytes, RpcError> { panic!("on purpose") });
+    let after = call.then(|result| Ok(result?.len()));
+    gate.open();
+    call.wait().unwrap();
+    assert_eq!(after.wait().unwrap(), 0);
+    let broken = child.wait().unwrap_err();
+    assert_eq!(
+        broken.to_string(),
+        "a continuation of a future panicked: on purpose"
+    );
+    assert_eq!(ran.load(Ordering::SeqCst), 6);
+    // At once, too, on this very thread.
+    call.on_complete(|_| panic!("on purpose"));
+    assert_eq!(agent.call_bytes(1, "echo", "on").unwrap(), "on");
+}
+
+#[test]
+fn calls_are_chained_and_joined() {
+    let (agent, _other) = pair(|_| {});
+    let handle = agent.handle();
+    let options = CallOptions::default();
+    let twice = agent
+        .call_bytes_async(1, "echo", "abc", options)
+        .and_then(move |answer| {
+            handle.call_bytes_async(1, "echo", [answer.clone(), answer].concat(), options)
+        })
+        .then(|answer| Ok(answer?.len()));
+    assert_eq!(twice.wait().unwrap(), 6);
+
+    let calls = (0..100_u32).map(|n| agent.call_bytes_async(1, "echo", n.to_string(), options));
+    let all: RpcFuture<Vec<Bytes>> = join_all(calls.collect());
+    for (n, answer) in all.wait().unwrap().into_iter().enumerate() {
+        assert_eq!(answer, n.to_string());
+    }
+}
+
+#[test]
+fn a_future_that_is_dropped_cancels_nothing() {
+    let (sender, receiver) = mpsc::channel();
+    let (agent, _other) = pair(move |registry| {
+        let sender = Mutex::new(sender.clone());
+        registry
+            .register("tell", move |_, payload| {
+                sender.lock().unwrap().send(payload.to_vec()).unwrap();
+                Ok(Vec::new())
+            })
+            .unwrap();
+    });
+    drop(agent.call_bytes_async(1, "tell", "small", CallOptions::default()));
+    drop(agent.call_bytes_async(1, "tell", noise(1, 1 << 20), CallOptions::default()));
+    let mut told: Vec<_> = (0..2)
+        .map(|_| receiver.recv_timeout(PATIENCE).unwrap())
+        .collect();
+    told.sort_by_key(Vec::len);
+    assert_eq!(told[0], b"small");
+    assert!(told[1] == noise(1, 1 << 20));
+    until("both calls end", || agent.metrics().calls_succeeded == 2);
+    assert_eq!(agent.metrics().calls_in_flight, 0);
+}
+
+/// Keeps a payload under way until told to stop, and counts how often it came back.
+fn keep_streaming(
+    agent: AgentHandle,
+    to: u32,
+    payload: Bytes,
+    stop: Arc<AtomicBool>,
+    count: Arc<AtomicUsize>,
+) -> thread::JoinHandle<()> {
+    thread::spawn(move || {
+        while !stop.load(Ordering::SeqCst) {
+            let answer = agent.call_bytes(to, "echo", payload.clone()).unwrap();
+            assert!(answer == payload);
+            count.fetch_add(1, Ordering::SeqCst);
+        }
+    })
+}
+
+#[test]
+fn large_payloads_do_not_hold_up_small_ones() {
+    const SMALL_CALLS: usize = 64;
+    let agents = group(2);
+    let payload = noise(3, LARGE_BYTES);
+    let stop = Arc::new(AtomicBool::new(false));
+    let count = Arc::new(AtomicUsize::new(0));
+    let streams: Vec<_> = [(0, 1), (1, 0)]
+        .map(|(from, to): (usize, u32)| {
+            let handle = agents[from].handle();
+            let stop = Arc::clone(&stop);
+            keep_streaming(handle, to, payload.clone(), stop, Arc::clone(&count))
+        })
+        .into();
+    until("large payloads are under way", || {
+        agents
+            .iter()
+            .all(|agent| agent.metrics().bytes_sent > 1 << 20)
+    });
+    for n in 0..SMALL_CALLS {
+        let small = noise(n as u64, 64);
+        assert_eq!(
+            agents[n % 2]
+                .call_bytes(1 - n as u32 % 2, "echo", small.clone())
+                .unwrap(),
+            small
+        );
+    }
+    // Each would have waited for one of them at least, had it stood in their queue.
+    let large_calls = count.load(Ordering::SeqCst);
+    stop.store(true, Ordering::SeqCst);
+    assert!(
+        large_calls < SMALL_CALLS / 4,
+        "{large_calls} calls of 64 MiB ended during {SMALL_CALLS} of 64 bytes"
+    );
+    for stream in streams {
+        stream.join().unwrap();
+    }
+}
+
+#[test]
+fn small_payloads_do_not_hold_up_a_large_one() {
+    let (agent, _other) = pair(|_| {});
+    let payload = noise(4, 8 << 20);
+    let stop = Arc::new(AtomicBool::new(false));
+    let count = Arc::new(AtomicUsize::new(0));
+    let streams: Vec<_> = (0..16)
+        .map(|n| {
+            let stop = Arc::clone(&stop);
+            keep_streaming(agent.handle(), 1, noise(n, 1000), stop, Arc::clone(&count))
+        })
+        .collect();
+    until("small payloads are under way", || {
+        count.load(Ordering::SeqCst) > 0
+    });
+    assert!(agent.call_bytes(1, "echo", payload.clone()).unwrap() == payload);
+    stop.store(true, Ordering::SeqCst);
+    for stream in streams {
+        stream.join().unwrap();
+    }
+}
+
+#[test]
+fn two_workers_that_call_each_other_at_the_same_time_use_one_connection() {
+    for round in 0..50 {
+        let agents = group(2);
+        let barrier = Barrier::new(4);
+        thread::scope(|scope| {
+            for n in 0..4_usize {
+                let (agents, barrier) = (&agents, &barrier);
+                scope.spawn(move || {
+                    barrier.wait();
+                    let (from, to) = (n % 2, 1 - n as u32 % 2);
+                    for _ in 0..3 {
+                        let answer = agents[from].call_bytes(to, "echo", "first");
+                        assert_eq!(answer.unwrap(), "first", "in round {round}");
+                    }
+                });
+            }
+        });
+        for agent in &agents {
+            let metrics = agent.metrics();
+            assert_eq!(
+                (metrics.connections_opened, metrics.connections_lost),
+                (1, 0),
+                "{:?} in round {round}",
+                agent.me()
+            );
+        }
+    }
+}
+
+#[cfg(feature = "typed")]
+mod typed {
+    use rpc_agent::{CallOptions, HandlerError, Outcome, RetryOptions, RpcError};
+
+    use crate::common::{pair, until};
+
+    #[test]
+    fn values_are_called_with_and_returned() {
+        let (agent, _other) = pair(|registry| {
+            registry
+                .register_typed("add", |_, (a, b): (i64, i64)| Ok(a + b))
+                .unwrap();
+            registry
+                .register_typed_deferred("later", |_, words: Vec<String>, reply| {
+                    reply.send(Ok(words.concat()));
+                })
+                .unwrap();
+        });
+        assert_eq!(
+            agent
+                .call::<(i64, i64), i64>("worker1", "add", (1, 2))
+                .unwrap(),
+            3
+        );
+        let options = CallOptions::default();
+        let sum = agent.call_async::<(i64, i64), i64>(1, "add", (-5, 2), options);
+        assert_eq!(sum.wait().unwrap(), -3);
+        let words = vec!["a".to_owned(), "bc".to_owned()];
+        let retries = RetryOptions::default();
+        let joined = agent.call_with_retries::<_, String>(1, "later", words, &retries);
+        assert_eq!(joined.wait().unwrap(), "abc");
+    }
+
+    #[test]
+    fn a_value_of_another_type_is_an_error_that_names_the_type() {
+        let (agent, _other) = pair(|registry| {
+            registry
+                .register_typed("length", |_, text: String| Ok(text.len() as u64))
+                .unwrap();
+            registry
+                .register_typed("fail", |_, ()| -> Result<(), _> {
+                    Err(HandlerError::new("no"))
+                })
+                .unwrap();
+        });
+        // Seven bytes of text are announced, and none comes.
+        let arguments = agent.call::<u8, u64>(1, "length", 7).unwrap_err();
+        assert!(
+            matches!(
+                arguments,
+                RpcError::Remote {
+                    panicked: false,
+                    ..
+                }
+            ),
+            "{arguments}"
+        );
+        let said = arguments.to_string();
+        assert!(
+            said.contains("wrong arguments") && said.contains("String"),
+            "{said}"
+        );
+
+        let result = agent
+            .call::<&str, (u64, u64)>(1, "length", "abc")
+            .unwrap_err();
+        assert!(matches!(result, RpcError::Codec { .. }), "{result}");
+        assert_eq!(result.outcome(), Outcome::Executed);
+        let said = result.to_string();
+        assert!(
+            said.starts_with("call of `length` on worker worker1 (id 1): ")
+                && said.contains("(u64, u64)"),
+            "{said}"
+        );
+        let remote = agent.call::<(), ()>(1, "fail", ()).unwrap_err();
+        assert_eq!(
+            remote.to_string(),
+            "Error on Node 1: call of `fail` on worker worker1 (id 1): the function failed: no"
+        );
+        until("nothing is under way", || {
+            agent.metrics().calls_in_flight == 0
+        });
+    }
+}

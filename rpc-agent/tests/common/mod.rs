@@ -1,0 +1,239 @@
+//! Groups of agents in this process that meet in a shared store, and what makes their functions wait.
+#![allow(dead_code, reason = "each test binary uses some of it")]
+
+use std::panic::resume_unwind;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use c10d_store::{HashStore, Store};
+use rpc_agent::{Agent, AgentOptions, CallOptions, Registry, StartError};
+
+/// Far longer than anything takes here; ends a test that would hang.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The options of a worker named `worker<rank>` on loopback, in a group whose members come and go.
+pub(crate) fn options(rank: u32) -> AgentOptions {
+    named(&format!("worker{rank}"), rank)
+}
+
+/// [`options`] of a worker of another name.
+pub(crate) fn named(name: &str, rank: u32) -> AgentOptions {
+    AgentOptions::new(name, rank)
+        .with_host("127.0.0.1")
+        .with_start_timeout(PATIENCE)
+}
+
+/// A registry with the function `echo`, and what `fill` puts in.
+pub(crate) fn registry(fill: impl FnOnce(&mut Registry)) -> Registry {
+    let mut registry = Registry::new();
+    registry
+        .register_bytes("echo", |_, payload| Ok(payload))
+        .unwrap();
+    fill(&mut registry);
+    registry
+}
+
+/// A group of fixed size whose workers know `echo`.
+pub(crate) fn group(world_size: u32) -> Vec<Agent> {
+    group_with(world_size, |_, options| options, |_, _| {})
+}
+
+/// A group of fixed size: `adjust` and `fill` change the options and the registry of each rank.
+pub(crate) fn group_with(
+    world_size: u32,
+    adjust: impl Fn(u32, AgentOptions) -> AgentOptions,
+    fill: impl Fn(u32, &mut Registry),
+) -> Vec<Agent> {
+    let workers = (0..world_size).map(|rank| {
+        let options = options(rank).with_world_size(world_size);
+        (
+            adjust(rank, options),
+            registry(|registry| fill(rank, registry)),
+        )
+    });
+    start_all(&shared_store(), workers.collect())
+        .into_iter()
+        .map(|started| started.unwrap())
+        .collect()
+}
+
+/// [`group_with`] of two workers, the second of which has the functions.
+pub(crate) fn pair(fill: impl Fn(&mut Registry)) -> (Agent, Agent) {
+    pair_with(|_, options| options, fill)
+}
+
+/// [`pair`] with options.
+pub(crate) fn pair_with(
+    adjust: impl Fn(u32, AgentOptions) -> AgentOptions,
+    fill: impl Fn(&mut Registry),
+) -> (Agent, Agent) {
+    let mut agents = group_with(2, adjust, |rank, registry| {
+        if rank == 1 {
+            fill(registry);
+        }
+    })
+    .into_iter();
+    (agents.next().unwrap(), agents.next().unwrap())
+}
+
+/// Starts agents at the same time, as those of a group of fixed size wait for each other.
+#[allow(clippy::result_large_err, reason = "a start that fails is no hot path")]
+pub(crate) fn start_all(
+    store: &Arc<dyn Store>,
+    workers: Vec<(AgentOptions, Registry)>,
+) -> Vec<Result<Agent, StartError>> {
+    thread::scope(|scope| {
+        let starting: Vec<_> = workers
+            .into_iter()
+            .map(|(options, registry)| {
+                let store = store.clone_store().unwrap();
+                scope.spawn(move || Agent::start(options, registry, store))
+            })
+            .collect();
+        let started = starting.into_iter().map(|agent| agent.join());
+        started
+            .map(|agent| agent.unwrap_or_else(|panic| resume_unwind(panic)))
+            .collect()
+    })
+}
+
+/// A store of this process.
+pub(crate) fn shared_store() -> Arc<dyn Store> {
+    Arc::new(HashStore::new())
+}
+
+/// A call with this timeout; zero: none.
+pub(crate) fn within(timeout: Duration) -> CallOptions {
+    CallOptions::default().with_timeout(timeout)
+}
+
+/// Bytes that differ from place to place and from seed to seed.
+pub(crate) fn noise(seed: u64, bytes: usize) -> Bytes {
+    let mut noise = vec![0; bytes];
+    fastrand::Rng::with_seed(seed).fill(&mut noise);
+    noise.into()
+}
+
+/// The seed of a random test, shown when the test fails; `SEED=` in the environment repeats it.
+#[expect(clippy::print_stderr, reason = "shown when the test fails")]
+pub(crate) fn seed() -> u64 {
+    let given = std::env::var("SEED").ok();
+    let seed = given.map_or_else(|| fastrand::u64(..), |seed| seed.parse().unwrap());
+    eprintln!("to repeat, set SEED={seed}");
+    seed
+}
+
+/// Waits for a condition that others bring about.
+#[track_caller]
+pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !is_so() {
+        assert!(began.elapsed() < PATIENCE, "waited in vain: {what}");
+        thread::sleep(Duration::from_micros(200));
+    }
+}
+
+/// Holds functions up until the test lets them go.
+#[derive(Debug, Default)]
+pub(crate) struct Gate {
+    state: Mutex<GateState>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct GateState {
+    is_open: bool,
+    inside: usize,
+    inside_peak: usize,
+}
+
+impl Gate {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::default()
+    }
+
+    /// Waits until the gate is open.
+    #[track_caller]
+    pub(crate) fn pass(&self) {
+        self.wait_inside("the gate stays closed", |state| state.is_open);
+    }
+
+    /// Waits until so many are inside at the same time, or once were.
+    #[track_caller]
+    pub(crate) fn pass_with(&self, others: usize) {
+        self.wait_inside("the others do not come", |state| {
+            state.inside_peak >= others
+        });
+    }
+
+    /// Lets all go, now and later.
+    pub(crate) fn open(&self) {
+        self.lock().is_open = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits until so many wait at the gate.
+    #[track_caller]
+    pub(crate) fn await_inside(&self, count: usize) {
+        let state = self.lock();
+        drop(self.wait(state, "nobody comes to the gate", |state| {
+            state.inside >= count
+        }));
+    }
+
+    /// How many wait at the gate.
+    pub(crate) fn inside(&self) -> usize {
+        self.lock().inside
+    }
+
+    /// The most that were ever inside.
+    pub(crate) fn inside_peak(&self) -> usize {
+        self.lock().inside_peak
+    }
+
+    #[track_caller]
+    fn wait_inside(&self, what: &str, is_so: impl Fn(&GateState) -> bool) {
+        let mut state = self.lock();
+        state.inside += 1;
+        state.inside_peak = state.inside_peak.max(state.inside);
+        self.changed.notify_all();
+        let mut state = self.wait(state, what, is_so);
+        state.inside -= 1;
+    }
+
+    #[track_caller]
+    fn wait<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, GateState>,
+        what: &str,
+        is_so: impl Fn(&GateState) -> bool,
+    ) -> MutexGuard<'a, GateState> {
+        let began = Instant::now();
+        while !is_so(&state) {
+            let left = PATIENCE.saturating_sub(began.elapsed());
+            assert!(!left.is_zero(), "waited in vain: {what}");
+            state = self
+                .changed
+                .wait_timeout(state, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+        state
+    }
+
+    fn lock(&self) -> MutexGuard<'_, GateState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Opens a gate when a test ends, however it ends: an agent waits for its functions.
+#[derive(Debug)]
+pub(crate) struct OpenAtEnd(pub(crate) Arc<Gate>);
+
+impl Drop for OpenAtEnd {
+    fn drop(&mut self) {
+        self.0.open();
+    }
+}

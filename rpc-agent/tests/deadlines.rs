@@ -1,0 +1,390 @@
+//! When calls are given up, and what is known of them then, over loopback.
+
+mod common;
+
+use std::net::TcpListener;
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::{Duration, Instant};
+
+use rpc_agent::{Agent, CallOptions, FutureMessage, Outcome, Registry, Reply, RpcError};
+
+use common::{
+    Gate, OpenAtEnd, PATIENCE, options, pair, pair_with, registry, seed, shared_store, start_all,
+};
+use common::{until, within};
+
+/// Short, and long enough to be told from others.
+const SHORT: Duration = Duration::from_millis(20);
+
+fn call(agent: &Agent) -> FutureMessage {
+    agent.call_bytes_async(1, "hold", "", CallOptions::default())
+}
+
+fn call_within(agent: &Agent, timeout: Duration) -> FutureMessage {
+    agent.call_bytes_async(1, "hold", "", within(timeout))
+}
+
+/// The timeout of which a call says that it has passed.
+#[track_caller]
+fn expired_after(call: &FutureMessage) -> Duration {
+    match call.wait_timeout(PATIENCE).expect("the call ends") {
+        Err(RpcError::Timeout { after, .. }) => after,
+        other => unreachable!("{other:?}"),
+    }
+}
+
+/// Calls with ever longer timeouts, until a call has begun there by the time that it is given up here.
+/// On a busy machine the first ones do not get so far.
+fn expired_while_held(agent: &Agent, function: &str, gate: &Gate) -> (Duration, RpcError) {
+    let mut timeout = SHORT;
+    loop {
+        let call = agent.call_bytes_with(1, function, "", within(timeout));
+        let error = call.unwrap_err();
+        if gate.inside() > 0 {
+            return (timeout, error);
+        }
+        timeout *= 2;
+    }
+}
+
+/// Two workers whose timeout is this; the second answers `hold` when the gate opens.
+fn held_pair(timeout: Duration) -> (Agent, Agent, Arc<Gate>, OpenAtEnd) {
+    let gate = Gate::new();
+    let (agent, other) = pair_with(
+        |_, options| options.with_timeout(timeout),
+        |registry| {
+            let gate = Arc::clone(&gate);
+            registry
+                .register("hold", move |_, _| {
+                    gate.pass();
+                    Ok(b"held".to_vec())
+                })
+                .unwrap();
+        },
+    );
+    let end = OpenAtEnd(Arc::clone(&gate));
+    (agent, other, gate, end)
+}
+
+/// A function that never answers, and what it was to answer with.
+fn register_never(registry: &mut Registry, replies: &Arc<Mutex<Vec<Reply>>>) {
+    let replies = Arc::clone(replies);
+    registry
+        .register_deferred("never", move |_, _, reply| {
+            replies.lock().unwrap().push(reply);
+        })
+        .unwrap();
+}
+
+#[test]
+fn a_call_without_an_answer_ends_with_the_words_of_pytorch_at_its_deadline() {
+    let (agent, other, gate, _end) = held_pair(SHORT);
+    let began = Instant::now();
+    let (timeout, error) = expired_while_held(&agent, "hold", &gate);
+    assert!(began.elapsed() >= timeout, "{:?}", began.elapsed());
+    assert_eq!(
+        error.to_string(),
+        format!(
+            "RPC ran for more than set timeout ({} ms) and will now be marked with an error: call of \
+             `hold` on worker worker1 (id 1), the request had been sent, outcome unknown",
+            timeout.as_millis()
+        )
+    );
+    assert_eq!(error.outcome(), Outcome::Unknown);
+    assert!(error.is_transient());
+    let metrics = agent.metrics();
+    assert_eq!(
+        (metrics.timeouts, metrics.calls_in_flight),
+        (metrics.calls_failed, 0)
+    );
+    // A call to oneself as well.
+    assert_eq!(expired_after(&self::call(&other)), SHORT);
+}
+
+#[test]
+fn a_call_has_the_timeout_of_its_own_or_else_the_agents() {
+    let (agent, _other, gate, _end) = held_pair(SHORT);
+    let longer = 2 * SHORT;
+    let never = call_within(&agent, Duration::ZERO);
+    let long = call_within(&agent, PATIENCE);
+    for _ in 0..3 {
+        let (one, other) = (call(&agent), call_within(&agent, longer));
+        assert_eq!(expired_after(&one), SHORT);
+        assert_eq!(expired_after(&other), longer);
+    }
+    assert!(!never.is_complete() && !long.is_complete());
+    gate.open();
+    assert_eq!(never.wait().unwrap(), "held");
+    assert_eq!(long.wait().unwrap(), "held");
+}
+
+#[test]
+fn a_change_of_the_agents_timeout_is_for_later_calls() {
+    let (agent, _other, gate, _end) = held_pair(Duration::ZERO);
+    assert_eq!(agent.timeout(), Duration::ZERO);
+    let never = call(&agent);
+    agent.set_timeout(SHORT);
+    assert_eq!(agent.timeout(), SHORT);
+    let short = call(&agent);
+    agent.set_timeout(Duration::ZERO);
+    let later = call(&agent);
+    assert_eq!(expired_after(&short), SHORT);
+    assert!(!never.is_complete() && !later.is_complete());
+    gate.open();
+    assert_eq!(never.wait().unwrap(), "held");
+    assert_eq!(later.wait().unwrap(), "held");
+}
+
+#[test]
+fn a_timeout_below_a_millisecond_is_no_never() {
+    let (agent, _other, _, _end) = held_pair(PATIENCE);
+    for timeout in [Duration::from_nanos(1), Duration::from_micros(999)] {
+        assert_eq!(expired_after(&call_within(&agent, timeout)), timeout);
+        agent.set_timeout(timeout);
+        assert_eq!(expired_after(&call(&agent)), Duration::from_millis(1));
+    }
+    // Nor is one beyond all clocks.
+    let endless = call_within(&agent, Duration::MAX);
+    assert_eq!(expired_after(&call(&agent)), Duration::from_millis(1));
+    assert!(!endless.is_complete());
+}
+
+#[test]
+fn a_late_answer_is_dropped_and_counted_and_the_connection_goes_on() {
+    let (agent, other, gate, _end) = held_pair(PATIENCE);
+    let (_, error) = expired_while_held(&agent, "hold", &gate);
+    assert_eq!(error.outcome(), Outcome::Unknown);
+    let late = agent.metrics().late_responses;
+    let own = other.call_bytes_async(1, "hold", "", within(SHORT));
+    expired_after(&own);
+    assert_eq!(agent.metrics().calls_in_flight, 0);
+    gate.open();
+    until("the late answer comes", || {
+        agent.metrics().late_responses > late
+    });
+    until("the own one, too", || other.metrics().late_responses == 1);
+    for _ in 0..3 {
+        assert_eq!(agent.call_bytes(1, "echo", "next").unwrap(), "next");
+    }
+    let metrics = agent.metrics();
+    assert_eq!(
+        (metrics.connections_opened, metrics.connections_lost),
+        (1, 0)
+    );
+    assert_eq!((metrics.calls_succeeded, metrics.calls_in_flight), (3, 0));
+}
+
+#[test]
+fn a_large_late_answer_does_not_disturb_what_comes_behind_it() {
+    let gate = Gate::new();
+    let (agent, _other) = pair(|registry| {
+        let gate = Arc::clone(&gate);
+        registry
+            .register("large", move |_, _| {
+                gate.pass();
+                Ok(vec![7; 3 << 20])
+            })
+            .unwrap();
+    });
+    let _end = OpenAtEnd(Arc::clone(&gate));
+    let (_, error) = expired_while_held(&agent, "large", &gate);
+    assert_eq!(error.outcome(), Outcome::Unknown);
+    let late = agent.metrics().late_responses;
+    gate.open();
+    until("the late answer comes", || {
+        agent.metrics().late_responses > late
+    });
+    assert_eq!(agent.call_bytes(1, "large", "").unwrap().len(), 3 << 20);
+    let metrics = agent.metrics();
+    assert_eq!(
+        (metrics.connections_opened, metrics.connections_lost),
+        (1, 0)
+    );
+    assert_eq!(metrics.calls_in_flight, 0);
+}
+
+#[test]
+#[expect(
+    clippy::print_stderr,
+    reason = "shown when asked for: how late the calls were given up"
+)]
+fn ten_thousand_calls_without_an_answer_all_end_at_their_deadlines() {
+    const CALLS: usize = 10_000;
+    let seed = seed();
+    let mut random = fastrand::Rng::with_seed(seed);
+    let replies: Arc<Mutex<Vec<Reply>>> = Arc::default();
+    let (agent, other) = pair(|registry| register_never(registry, &replies));
+    let (sender, receiver) = mpsc::channel();
+    let mut calls = Vec::new();
+    for _ in 0..CALLS {
+        // In step with nothing, the last ones after all have been sent.
+        let timeout = Duration::from_micros(random.u64(300_000..1_500_000));
+        let began = Instant::now();
+        let call = agent.call_bytes_async(1, "never", &b""[..], within(timeout));
+        let sender = sender.clone();
+        call.on_complete(move |result| {
+            let early_or_late = began.elapsed().checked_sub(timeout);
+            // On a busy machine the other worker finds some so late that it does not begin with them.
+            let refused = "before the function could begin";
+            let was_refused = match result {
+                Err(RpcError::Timeout { after, cause, .. }) if *after == timeout => Some(
+                    cause
+                        .as_deref()
+                        .is_some_and(|cause| cause.contains(refused)),
+                ),
+                _ => None,
+            };
+            sender.send((was_refused, early_or_late)).unwrap();
+        });
+        calls.push(call);
+    }
+    let at_once = calls.iter().filter(|call| !call.is_complete()).count();
+    let mut refused_in_time = 0;
+    let mut lateness: Vec<Duration> = (0..CALLS)
+        .map(|_| {
+            let (was_refused, late) = receiver.recv_timeout(PATIENCE).unwrap();
+            let was_refused = was_refused.expect("a call without an answer ends by its timeout");
+            refused_in_time += u64::from(was_refused);
+            late.expect("no call ends before its deadline")
+        })
+        .collect();
+    lateness.sort_unstable();
+    let (median, most) = (lateness[CALLS / 2], lateness[CALLS - 1]);
+    eprintln!(
+        "{at_once} calls in flight at once, given up late by {median:?} at the median, {most:?} at most"
+    );
+    assert!(at_once > 0);
+    // A bound for machines that do other things, too; the measured time is shown.
+    assert!(most < Duration::from_secs(1), "{most:?}");
+
+    let metrics = agent.metrics();
+    assert_eq!(
+        (metrics.timeouts, metrics.calls_in_flight),
+        (CALLS as u64, 0)
+    );
+    // Behind all the others on the same connection.
+    assert_eq!(agent.call_bytes(1, "echo", "next").unwrap(), "next");
+    let received = other.metrics().requests_received - 1;
+    until("all that were sent have been looked at", || {
+        let refused = other.metrics().requests_refused;
+        replies.lock().unwrap().len() as u64 + refused == received
+    });
+    // The answers come now, and are one too many each.
+    let replies = std::mem::take(&mut *replies.lock().unwrap());
+    for reply in replies {
+        reply.send(Ok(&b"late"[..]));
+    }
+    until("all late answers come", || {
+        agent.metrics().late_responses == received - refused_in_time
+    });
+    assert_eq!(agent.call_bytes(1, "echo", "next").unwrap(), "next");
+    assert_eq!(agent.metrics().connections_opened, 1);
+}
+
+#[test]
+fn a_deadline_and_an_answer_at_the_same_time_give_one_of_the_two() {
+    let (agent, _other) = pair(|registry| {
+        registry
+            .register("after", |_, payload| {
+                let wait = Duration::from_micros(std::str::from_utf8(payload)?.parse()?);
+                let began = Instant::now();
+                while began.elapsed() < wait {
+                    std::hint::spin_loop();
+                }
+                Ok(payload.to_vec())
+            })
+            .unwrap();
+    });
+    let (mut answered, mut expired) = (0, 0);
+    let (sender, receiver) = mpsc::channel();
+    for round in 0..150_u64 {
+        let payload = (500 + 10 * round).to_string();
+        let call = agent.call_bytes_async(
+            1,
+            "after",
+            payload.clone(),
+            within(Duration::from_millis(1)),
+        );
+        let sender = sender.clone();
+        call.on_complete(move |result| sender.send(result.is_ok()).unwrap());
+        match call.wait() {
+            Ok(answer) => {
+                assert_eq!(answer, payload);
+                answered += 1;
+            }
+            Err(RpcError::Timeout { .. }) => expired += 1,
+            Err(error) => unreachable!("{error}"),
+        }
+    }
+    drop(sender);
+    let told: Vec<bool> = (0..150)
+        .map(|_| receiver.recv_timeout(PATIENCE).unwrap())
+        .collect();
+    assert_eq!(told.iter().filter(|is_ok| **is_ok).count(), answered);
+    assert!(
+        receiver.recv_timeout(PATIENCE).is_err(),
+        "each callback runs once"
+    );
+    let metrics = agent.metrics();
+    assert_eq!((metrics.timeouts, metrics.calls_in_flight), (expired, 0));
+}
+
+/// A port of 127.0.0.1 on which nobody says anything, and an agent that is told to be there.
+fn silent_worker(gate: &Arc<Gate>) -> (TcpListener, Vec<Agent>) {
+    let store = shared_store();
+    loop {
+        let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = silent.local_addr().unwrap().port();
+        // Where the agent really is, nobody is told.
+        let hidden = options(1)
+            .with_host("127.0.0.2")
+            .with_port(port)
+            .with_advertised_host("127.0.0.1");
+        let workers = [options(0), hidden].map(|options| {
+            let registry = registry(|registry| {
+                let gate = Arc::clone(gate);
+                registry
+                    .register("hold", move |_, _| {
+                        gate.pass();
+                        Ok(Vec::new())
+                    })
+                    .unwrap();
+            });
+            (options.with_world_size(2), registry)
+        });
+        let prefix = format!("{port}/");
+        let store = Arc::new(c10d_store::PrefixStore::new(
+            &prefix,
+            store.clone_store().unwrap(),
+        ));
+        let store: Arc<dyn c10d_store::Store> = store;
+        let agents = start_all(&store, workers.into());
+        if let Ok(agents) = agents.into_iter().collect() {
+            return (silent, agents);
+        }
+    }
+}
+
+#[test]
+fn a_call_that_was_never_sent_says_so_and_why() {
+    let gate = Gate::new();
+    let (silent, agents) = silent_worker(&gate);
+    let error = agents[0]
+        .call_bytes_with(1, "hold", "", within(SHORT))
+        .unwrap_err();
+    assert!(matches!(error, RpcError::Timeout { .. }), "{error}");
+    assert_eq!(error.outcome(), Outcome::NotExecuted);
+    assert_eq!(
+        error.to_string(),
+        "RPC ran for more than set timeout (20 ms) and will now be marked with an error: call of `hold` \
+         on worker worker1 (id 1), the request was never sent: no connection has been made yet"
+    );
+    // The other direction has an address where somebody is.
+    assert_eq!(agents[1].call_bytes(0, "echo", "here").unwrap(), "here");
+    // And the connection that it made serves both.
+    assert_eq!(agents[0].call_bytes(1, "echo", "there").unwrap(), "there");
+    let (_, error) = expired_while_held(&agents[0], "hold", &gate);
+    assert_eq!(error.outcome(), Outcome::Unknown);
+    gate.open();
+    drop(silent);
+}

@@ -1,0 +1,386 @@
+//! How workers come together, and come and go, over loopback and a store that they share.
+
+mod common;
+
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use c10d_store::Store;
+use rpc_agent::{
+    Agent, AgentOptions, CallOptions, DirectoryError, Outcome, Registry, Reply, RpcError,
+    StartError, WorkerInfo, join_all,
+};
+
+use common::{PATIENCE, named, options, registry, shared_store, start_all, until};
+
+/// Starts workers at the same time that know `echo`.
+fn start(store: &Arc<dyn Store>, options: impl IntoIterator<Item = AgentOptions>) -> Vec<Started> {
+    let workers = options.into_iter();
+    let workers = workers.map(|options| (options, registry(|_| {})));
+    start_all(store, workers.collect())
+}
+
+type Started = Result<Agent, StartError>;
+
+fn start_one(store: &Arc<dyn Store>, options: AgentOptions) -> Agent {
+    start_with(store, options, |_| {})
+}
+
+fn start_with(
+    store: &Arc<dyn Store>,
+    options: AgentOptions,
+    fill: impl FnOnce(&mut Registry),
+) -> Agent {
+    Agent::start(options, registry(fill), store.clone_store().unwrap()).unwrap()
+}
+
+#[test]
+fn workers_of_one_name_are_refused_on_every_rank_and_both_are_named() {
+    let same = ["same", "other", "same", "fourth"];
+    let options = (0..4).map(|rank| named(same[rank as usize], rank).with_world_size(4));
+    for started in start(&shared_store(), options) {
+        let error = started.unwrap_err();
+        assert!(
+            matches!(&error, StartError::Directory(DirectoryError::NameTaken { name, first, second })
+                if name == "same" && (first.0, second.0) == (0, 2)),
+            "{error:?}"
+        );
+        let said = error.to_string();
+        assert!(
+            said.starts_with(
+                "RPC worker name same is not unique. Workers 0 and 2 share the same name. \
+                 (0 is at 127.0.0.1:"
+            ),
+            "{said}"
+        );
+    }
+}
+
+#[test]
+fn workers_of_one_rank_are_refused_on_every_rank_and_both_are_named() {
+    // A mistake of who starts them: rank 2 was meant to be there.
+    let workers = [("a", 0), ("b", 1), ("c", 1)];
+    let options = workers.map(|(name, rank)| named(name, rank).with_world_size(3));
+    for started in start(&shared_store(), options) {
+        let error = started.unwrap_err();
+        let StartError::Directory(DirectoryError::IdTaken {
+            id: 1,
+            holder,
+            refused,
+        }) = &error
+        else {
+            unreachable!("{error:?}");
+        };
+        let mut both = [&*holder.0, &*refused.0];
+        let words = format!(
+            "RPC worker id 1 is not unique. Worker {} and already has ID and {} cannot be added.",
+            both[0], both[1]
+        );
+        let said = error.to_string();
+        assert!(said.starts_with(&words), "{said}");
+        both.sort_unstable();
+        assert_eq!(both, ["b", "c"]);
+    }
+}
+
+#[test]
+fn a_name_or_a_rank_that_no_worker_can_have_is_refused() {
+    let store = shared_store();
+    let refused = |options: AgentOptions| {
+        let started = Agent::start(options, Registry::new(), store.clone_store().unwrap());
+        started.unwrap_err().to_string()
+    };
+    assert_eq!(
+        refused(named("a b", 0)),
+        "Worker name must match ^[A-Za-z0-9-_:]*$, and must be non-empty and shorter than 128 chars, \
+         but got a b"
+    );
+    assert_eq!(
+        refused(named("a", 32_768)),
+        "RPC worker id 32768 out of bound of int16_t."
+    );
+    assert_eq!(
+        refused(named("a", 2).with_world_size(2)),
+        "rank 2 is not below the world size 2, or that is not in 1..=32768"
+    );
+}
+
+#[test]
+fn who_starts_first_waits_for_who_comes_late() {
+    let store = shared_store();
+    let in_group = |rank| options(rank).with_world_size(3);
+    thread::scope(|scope| {
+        let first = scope.spawn(|| start(&store, [in_group(2), in_group(0)]));
+        // They have said who they are, and wait.
+        store
+            .wait_timeout(&["names/0", "names/2"], PATIENCE)
+            .unwrap();
+        let late = start_one(&store, in_group(1));
+        let first = first.join().unwrap().into_iter();
+        let agents: Vec<Agent> = first.map(Result::unwrap).chain([late]).collect();
+        for agent in &agents {
+            let names: Vec<_> = agent.workers().iter().map(ToString::to_string).collect();
+            assert_eq!(
+                names,
+                [0, 1, 2].map(|rank| format!("WorkerInfo(id={rank}, name=worker{rank})"))
+            );
+            let answers = (0..3).map(|to| {
+                agent.call_bytes_async(to, "echo", to.to_string(), CallOptions::default())
+            });
+            assert_eq!(join_all(answers.collect()).wait().unwrap(), ["0", "1", "2"]);
+        }
+    });
+}
+
+#[test]
+fn a_start_that_takes_too_long_names_the_ranks_that_did_not_come() {
+    let store = shared_store();
+    let in_group = |rank| {
+        options(rank)
+            .with_world_size(20)
+            .with_start_timeout(Duration::from_millis(20))
+    };
+    let mut said = Vec::new();
+    for rank in [2, 0] {
+        let error = start(&store, [in_group(rank)]).remove(0).unwrap_err();
+        assert!(
+            matches!(
+                error,
+                StartError::Directory(DirectoryError::WorkersMissing { .. })
+            ),
+            "{error:?}"
+        );
+        said.push(error.to_string());
+    }
+    assert!(
+        said[0].starts_with("1 of 20 workers are there after "),
+        "{said:?}"
+    );
+    assert!(
+        said[1].starts_with("2 of 20 workers are there after "),
+        "{said:?}"
+    );
+    assert!(
+        said[0]
+            .ends_with("for rank 0, 1, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16 and 3 more"),
+        "{said:?}"
+    );
+    assert!(
+        said[1].ends_with(
+            "for rank 1, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17 and 2 more"
+        ),
+        "{said:?}"
+    );
+}
+
+#[test]
+fn a_group_has_a_fixed_size_or_none() {
+    let store = shared_store();
+    let _first = start_one(&store, options(0));
+    let error = start(&store, [options(1).with_world_size(2)])
+        .remove(0)
+        .unwrap_err();
+    assert!(
+        error.to_string().starts_with(
+            "RPC group mixes statically and dynamically initialized members which is not supported."
+        ),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_worker_finds_one_that_comes_later() {
+    let store = shared_store();
+    let first = start_one(&store, named("ps-0", 0));
+    for to_late in ["ps-1", "ps-2"] {
+        let error = first.call_bytes(to_late, "echo", "").unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            format!("name:ps-0,rank:0 could not find destination name {to_late}")
+        );
+    }
+    let second = start_one(&store, named("ps-1", 1));
+    assert_eq!(
+        first.call_bytes("ps-1", "echo", "by name").unwrap(),
+        "by name"
+    );
+    assert_eq!(second.call_bytes(0, "echo", "back").unwrap(), "back");
+    let third = start_one(&store, named("ps-2", 7));
+    assert_eq!(first.call_bytes(7, "echo", "by id").unwrap(), "by id");
+    assert_eq!(
+        second.call_bytes(third.me(), "echo", "by both").unwrap(),
+        "by both"
+    );
+    assert_eq!(third.call_bytes("ps-1", "echo", "back").unwrap(), "back");
+    assert_eq!(
+        first.worker("ps-2").unwrap(),
+        WorkerInfo::new("ps-2", 7).unwrap()
+    );
+}
+
+#[test]
+fn many_workers_that_join_at_the_same_time_all_find_each_other() {
+    const WORKERS: u32 = 12;
+    let started = start(&shared_store(), (0..WORKERS).map(options));
+    let agents: Vec<Agent> = started.into_iter().map(Result::unwrap).collect();
+    thread::scope(|scope| {
+        for agent in &agents {
+            scope.spawn(move || {
+                for to in 0..WORKERS {
+                    let name = format!("worker{to}");
+                    assert_eq!(agent.call_bytes(&name, "echo", name.clone()).unwrap(), name);
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn a_second_worker_of_a_name_or_an_id_is_refused_and_the_first_goes_on() {
+    let store = shared_store();
+    let agents = ["a", "b"].map(|name| start_one(&store, named(name, u32::from(name == "b"))));
+    let by_name = start(&store, [named("b", 2)]).remove(0).unwrap_err();
+    let said = by_name.to_string();
+    assert!(
+        said.starts_with("RPC worker name b is not unique. Workers 1 and 2 share the same name."),
+        "{said}"
+    );
+    let by_id = start(&store, [named("c", 1)]).remove(0).unwrap_err();
+    let said = by_id.to_string();
+    assert!(
+        said.starts_with(
+            "RPC worker id 1 is not unique. Worker b and already has ID and c cannot be added."
+        ),
+        "{said}"
+    );
+    assert_eq!(agents[0].call_bytes("b", "echo", "on").unwrap(), "on");
+}
+
+#[test]
+fn a_worker_that_left_is_not_found_any_more() {
+    let store = shared_store();
+    let agents = [0, 1, 2].map(|rank| start_one(&store, options(rank)));
+    let [first, second, third] = agents;
+    assert_eq!(first.call_bytes("worker1", "echo", "here").unwrap(), "here");
+    second.shutdown(PATIENCE).unwrap();
+    let words = "name:worker0,rank:0 could not find destination name worker1";
+    // Once it was found out, and once it is known.
+    for _ in 0..2 {
+        let error = first.call_bytes("worker1", "echo", "").unwrap_err();
+        assert!(error.to_string().contains(words), "{error}");
+        assert_eq!(error.outcome(), Outcome::NotExecuted);
+    }
+    let error = third.call_bytes(1, "echo", "").unwrap_err();
+    assert!(
+        error.to_string().contains("could not find destination"),
+        "{error}"
+    );
+    assert_eq!(first.call_bytes(2, "echo", "on").unwrap(), "on");
+
+    // Another one takes its name, and a third its id.
+    let again = start_one(&store, named("worker1", 5));
+    assert_eq!(
+        first.call_bytes("worker1", "echo", "moved").unwrap(),
+        "moved"
+    );
+    assert_eq!(first.worker("worker1").unwrap(), *again.me());
+    let other = start_one(&store, named("other", 1));
+    assert_eq!(first.call_bytes(1, "echo", "other").unwrap(), "other");
+    assert_eq!(first.worker(1).unwrap(), *other.me());
+    assert_eq!(
+        third.call_bytes("worker1", "echo", "moved").unwrap(),
+        "moved"
+    );
+}
+
+/// A worker with a function that answers with `life`, and one that is answered through `replies`.
+fn start_life(store: &Arc<dyn Store>, life: u32, replies: &Arc<Mutex<Vec<Reply>>>) -> Agent {
+    start_with(store, options(1), |registry| {
+        registry
+            .register("life", move |_, _| Ok(life.to_string().into_bytes()))
+            .unwrap();
+        let replies = Arc::clone(replies);
+        registry
+            .register_deferred("later", move |_, _, reply| {
+                replies.lock().unwrap().push(reply);
+            })
+            .unwrap();
+    })
+}
+
+#[test]
+fn a_worker_that_comes_back_is_another_one_with_a_connection_of_its_own() {
+    let store = shared_store();
+    let replies = Arc::default();
+    let first = start_one(&store, options(0));
+    for life in 1..=4 {
+        let agent = start_life(&store, life, &replies);
+        if life == 3 {
+            // It is the one that calls first.
+            assert_eq!(agent.call_bytes(0, "echo", "back").unwrap(), "back");
+        }
+        assert_eq!(
+            first.call_bytes("worker1", "life", "").unwrap(),
+            life.to_string()
+        );
+        let pending = first.call_bytes_async(1, "later", "", CallOptions::default());
+        until("the call is there", || replies.lock().unwrap().len() == 1);
+        if life % 2 == 0 {
+            // It ends without leaving the list.
+            agent.shutdown_now();
+        } else {
+            let reply = replies.lock().unwrap().pop().unwrap();
+            drop(reply);
+            assert!(matches!(pending.wait(), Err(RpcError::Remote { .. })));
+            agent.shutdown(PATIENCE).unwrap();
+            continue;
+        }
+        let error = pending.wait().unwrap_err();
+        assert!(
+            matches!(error, RpcError::ConnectionLost { .. }),
+            "{error:?}"
+        );
+        assert_eq!(error.outcome(), Outcome::Unknown);
+        // Nobody is there to take the answer of a former life.
+        let next = start_life(&store, life * 10, &replies);
+        let pending = first.call_bytes_async(1, "later", "", CallOptions::default());
+        until("the call is there", || replies.lock().unwrap().len() == 2);
+        let mut both = std::mem::take(&mut *replies.lock().unwrap()).into_iter();
+        both.next().unwrap().send(Ok(&b"former"[..]));
+        both.next().unwrap().send(Ok(&b"present"[..]));
+        assert_eq!(pending.wait().unwrap(), "present");
+        assert_eq!(
+            first.call_bytes(1, "life", "").unwrap(),
+            (life * 10).to_string()
+        );
+        next.shutdown(PATIENCE).unwrap();
+    }
+    let metrics = first.metrics();
+    assert_eq!((metrics.connections_opened, metrics.reconnects), (6, 5));
+    assert_eq!((metrics.late_responses, metrics.calls_in_flight), (0, 0));
+}
+
+#[test]
+fn a_call_to_a_worker_that_ended_without_leaving_fails_at_once() {
+    let store = shared_store();
+    let first = start_one(&store, options(0));
+    let second = start_one(&store, options(1));
+    let third = start_one(&store, options(2));
+    assert_eq!(first.call_bytes(1, "echo", "").unwrap(), "");
+    drop(second);
+    // With a connection that has just ended, and without any.
+    for caller in [&first, &third] {
+        until("the end is known", || {
+            let error = caller.call_bytes(1, "echo", "").unwrap_err();
+            assert!(
+                matches!(
+                    error,
+                    RpcError::NotSent { .. } | RpcError::ConnectionLost { .. }
+                ),
+                "{error:?}"
+            );
+            matches!(error, RpcError::NotSent { .. })
+        });
+    }
+}

@@ -1,0 +1,537 @@
+//! What functions may do while they run, and what becomes of their results, over loopback.
+
+mod common;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rpc_agent::{
+    Agent, CallOptions, Context, FutureMessage, HandlerError, Outcome, Registry, Reply, RpcError,
+    join_all,
+};
+
+use common::{Gate, OpenAtEnd, PATIENCE, group_with, noise, pair, pair_with, until, within};
+
+fn call(agent: &Agent, to: u32, function: &str, payload: &'static str) -> FutureMessage {
+    agent.call_bytes_async(to, function, payload, CallOptions::default())
+}
+
+fn calls(agent: &Agent, count: usize, function: &str) -> Vec<FutureMessage> {
+    (0..count).map(|_| call(agent, 1, function, "")).collect()
+}
+
+/// Two workers; the second has `hold`, which waits for the gate, and so many threads for functions.
+fn held_pair(handler_threads: usize) -> (Agent, Agent, Arc<Gate>, OpenAtEnd) {
+    let gate = Gate::new();
+    let (agent, other) = pair_with(
+        |_, options| options.with_handler_threads(handler_threads),
+        |registry| register_hold(registry, &gate),
+    );
+    let end = OpenAtEnd(Arc::clone(&gate));
+    (agent, other, gate, end)
+}
+
+fn register_hold(registry: &mut Registry, gate: &Arc<Gate>) {
+    let gate = Arc::clone(gate);
+    registry
+        .register("hold", move |_, payload| {
+            gate.pass();
+            Ok(payload.to_vec())
+        })
+        .unwrap();
+}
+
+#[test]
+fn as_many_functions_run_at_once_as_there_are_threads_for_them_and_no_more() {
+    for threads in [1, 2, 5, 16] {
+        let gate = Gate::new();
+        let (agent, other) = pair_with(
+            |_, options| options.with_handler_threads(threads),
+            |registry| {
+                let gate = Arc::clone(&gate);
+                registry
+                    .register("meet", move |_, _| {
+                        gate.pass_with(threads);
+                        Ok(Vec::new())
+                    })
+                    .unwrap();
+            },
+        );
+        join_all(calls(&agent, 4 * threads, "meet")).wait().unwrap();
+        assert_eq!(gate.inside_peak(), threads);
+        assert_eq!(other.metrics().requests_handled, 4 * threads as u64);
+    }
+}
+
+#[test]
+fn a_slow_function_does_not_hold_up_fast_ones() {
+    let (agent, _other, gate, _end) = held_pair(4);
+    // In the first round it is not known yet to be slow.
+    for round in 1..=3 {
+        let slow = call(&agent, 1, "hold", "slow");
+        for _ in 0..50 {
+            assert_eq!(agent.call_bytes(1, "echo", "fast").unwrap(), "fast");
+        }
+        join_all(calls(&agent, 200, "echo")).wait().unwrap();
+        assert!(!slow.is_complete(), "in round {round}");
+        if round == 3 {
+            gate.open();
+            assert_eq!(slow.wait().unwrap(), "slow");
+        }
+    }
+}
+
+#[test]
+fn slow_functions_hold_up_nobody_as_long_as_one_thread_for_functions_is_left() {
+    for round in 0..20 {
+        // Each time new, so that none is known to be slow.
+        let (agent, other, gate, _end) = held_pair(4);
+        let slow = calls(&agent, 3, "hold");
+        for _ in 0..20 {
+            assert_eq!(
+                agent.call_bytes(1, "echo", "fast").unwrap(),
+                "fast",
+                "in round {round}"
+            );
+        }
+        let last = call(&agent, 1, "hold", "");
+        gate.await_inside(4);
+        // Now none is left, and what it calls itself goes on still.
+        assert_eq!(
+            other.call_bytes(0, "echo", "mine").unwrap(),
+            "mine",
+            "in round {round}"
+        );
+        gate.open();
+        join_all(slow).wait().unwrap();
+        last.wait().unwrap();
+    }
+}
+
+#[test]
+fn a_worker_whose_only_thread_is_held_up_gets_its_own_answers_and_callbacks() {
+    let (agent, other, gate, _end) = held_pair(1);
+    let slow = call(&agent, 1, "hold", "");
+    gate.await_inside(1);
+    let waiting = call(&agent, 1, "echo", "");
+    let (sender, receiver) = mpsc::channel();
+    for n in 0..50 {
+        let answer = other.call_bytes_async(0, "echo", "mine", CallOptions::default());
+        let sender = sender.clone();
+        answer.on_complete(move |result| sender.send((n, result.clone().unwrap())).unwrap());
+    }
+    for _ in 0..50 {
+        let (_, answer) = receiver.recv_timeout(PATIENCE).unwrap();
+        assert_eq!(answer, "mine");
+    }
+    assert_eq!(
+        other.call_bytes(0, "echo", "waited for").unwrap(),
+        "waited for"
+    );
+    // There is one thread for functions, so this one has to wait.
+    until("the request waits", || {
+        other.metrics().handler_queue_len == 1
+    });
+    assert!(!waiting.is_complete());
+    gate.open();
+    slow.wait().unwrap();
+    waiting.wait().unwrap();
+}
+
+#[test]
+#[expect(clippy::panic, reason = "that is what is tested")]
+fn a_panic_is_an_error_that_names_worker_function_and_words() {
+    let (agent, other) = pair(|registry| {
+        registry
+            .register("say", |_, _| panic!("out of paper"))
+            .unwrap();
+        registry
+            .register("format", |_, payload| {
+                panic!("{} bytes are odd", payload.len())
+            })
+            .unwrap();
+        registry
+            .register("throw", |_, _| std::panic::panic_any(7_u8))
+            .unwrap();
+    });
+    let before = "Error on Node 1: call of ";
+    for (function, words) in [
+        ("say", "out of paper"),
+        ("format", "3 bytes are odd"),
+        ("throw", "something that is not text"),
+    ] {
+        for (caller, place) in [(&agent, "over the wire"), (&other, "at home")] {
+            let error = caller.call_bytes("worker1", function, "abc").unwrap_err();
+            assert_eq!(
+                error.to_string(),
+                format!(
+                    "{before}`{function}` on worker worker1 (id 1): the function panicked: {words}"
+                ),
+                "{place}"
+            );
+            assert!(
+                matches!(error, RpcError::Remote { panicked: true, .. }),
+                "{error:?}"
+            );
+            assert_eq!(error.outcome(), Outcome::Executed);
+            assert!(!error.is_transient());
+        }
+    }
+    assert_eq!(other.metrics().handler_panics, 6);
+    assert_eq!(agent.call_bytes(1, "echo", "on").unwrap(), "on");
+}
+
+#[test]
+fn an_error_of_a_function_arrives_in_its_words() {
+    let (agent, _other) = pair(|registry| {
+        registry
+            .register("fail", |_, payload| {
+                Err(HandlerError::new(String::from_utf8_lossy(payload)))
+            })
+            .unwrap();
+        registry
+            .register("parse", |_, payload| {
+                let number: u8 = std::str::from_utf8(payload)?.parse()?;
+                Ok(vec![number])
+            })
+            .unwrap();
+    });
+    let long = "é".repeat(100_000);
+    for words in ["", "no", "kein Blatt für é → ü", &long] {
+        let error = agent.call_bytes(1, "fail", words.to_owned()).unwrap_err();
+        let RpcError::Remote {
+            call,
+            message,
+            panicked: false,
+        } = &error
+        else {
+            unreachable!("{error:?}");
+        };
+        assert_eq!(
+            (&*call.to.name.to_string(), &*call.function),
+            ("worker1", "fail")
+        );
+        // At most 64 KiB arrive, of whole characters.
+        assert!(words.starts_with(&**message), "{} bytes", message.len());
+        assert!(message.len() == words.len() || message.len() > 60_000);
+        assert_eq!(error.outcome(), Outcome::Executed);
+    }
+    assert_eq!(&agent.call_bytes(1, "parse", "200").unwrap()[..], [200]);
+    assert_eq!(
+        agent.call_bytes(1, "parse", "300").unwrap_err().to_string(),
+        "Error on Node 1: call of `parse` on worker worker1 (id 1): the function failed: number too \
+         large to fit in target type"
+    );
+}
+
+/// Calls the other worker with one less, and returns the sum of what came back and one.
+fn register_down(registry: &mut Registry) {
+    registry
+        .register("down", |context, payload| {
+            let depth: u32 = std::str::from_utf8(payload)?.parse()?;
+            if depth == 0 {
+                return Ok(b"0".to_vec());
+            }
+            let other = context.caller();
+            let below = context
+                .agent()
+                .call_bytes(other, "down", (depth - 1).to_string())?;
+            let below: u32 = std::str::from_utf8(&below)?.parse()?;
+            Ok((below + 1).to_string().into_bytes())
+        })
+        .unwrap();
+}
+
+#[test]
+fn nested_calls_go_deeper_than_there_are_threads_for_functions() {
+    let agents = group_with(
+        2,
+        |_, options| options.with_handler_threads(2),
+        |_, registry| register_down(registry),
+    );
+    for _ in 0..3 {
+        assert_eq!(agents[0].call_bytes(1, "down", "40").unwrap(), "40");
+    }
+    let both: Vec<_> = (0..4)
+        .flat_map(|_| {
+            [
+                call(&agents[0], 1, "down", "40"),
+                call(&agents[1], 0, "down", "40"),
+            ]
+        })
+        .collect();
+    for answer in join_all(both).wait().unwrap() {
+        assert_eq!(answer, "40");
+    }
+    // To itself: its caller is itself.
+    assert_eq!(agents[0].call_bytes(0, "down", "40").unwrap(), "40");
+}
+
+#[test]
+fn nested_calls_beyond_the_limit_of_threads_end_with_an_error_and_the_workers_go_on() {
+    let agents = group_with(
+        2,
+        |_, options| {
+            options
+                .with_handler_threads(2)
+                .with_threads_max(8)
+                .with_timeout(Duration::ZERO)
+        },
+        |_, registry| register_down(registry),
+    );
+    for to in [1, 0, 1] {
+        let error = call(&agents[0], to, "down", "100")
+            .wait_timeout(PATIENCE)
+            .unwrap()
+            .unwrap_err();
+        let said = error.to_string();
+        assert!(
+            said.contains("was refused there: all 8 threads wait for nested calls"),
+            "{said}"
+        );
+        assert_eq!(agents[0].call_bytes(to, "down", "6").unwrap(), "6");
+    }
+    for agent in &agents {
+        until("no thread waits", || agent.metrics().threads_waiting == 0);
+        assert!(agent.metrics().threads <= 9, "{:?}", agent.metrics());
+    }
+}
+
+#[test]
+fn a_function_calls_its_own_worker() {
+    let (agent, other) = pair_with(
+        |_, options| options.with_handler_threads(1),
+        |registry| {
+            registry
+                .register("again", |context, payload| {
+                    let agent = context.agent();
+                    let by_name = agent.call_bytes("worker1", "echo", payload.to_vec())?;
+                    let answers = [0, 1].map(|to| {
+                        agent.call_bytes_async(to, "echo", by_name.clone(), CallOptions::default())
+                    });
+                    let answers = join_all(answers.into()).wait()?;
+                    Ok(answers.concat())
+                })
+                .unwrap();
+        },
+    );
+    assert_eq!(agent.call_bytes(1, "again", "ab").unwrap(), "abab");
+    assert_eq!(other.call_bytes(1, "again", "ab").unwrap(), "abab");
+}
+
+#[test]
+fn a_function_answers_later_from_another_thread_and_occupies_none_meanwhile() {
+    const CALLS: usize = 60;
+    type Taken = Vec<(Vec<u8>, Reply)>;
+    let replies: Arc<Mutex<Taken>> = Arc::default();
+    let (agent, other) = pair_with(
+        |_, options| options.with_handler_threads(1),
+        |registry| {
+            let replies = Arc::clone(&replies);
+            registry
+                .register_deferred("later", move |_, payload, reply| {
+                    replies.lock().unwrap().push((payload.to_vec(), reply));
+                })
+                .unwrap();
+        },
+    );
+    let waiting: Vec<_> = (0..CALLS)
+        .map(|n| agent.call_bytes_async(1, "later", n.to_string(), CallOptions::default()))
+        .collect();
+    until("all have been taken", || {
+        replies.lock().unwrap().len() == CALLS
+    });
+    assert_eq!(other.metrics().requests_deferred, CALLS as u64);
+    assert_eq!(
+        agent.call_bytes(1, "echo", "meanwhile").unwrap(),
+        "meanwhile"
+    );
+    assert!(waiting.iter().all(|call| !call.is_complete()));
+
+    let taken = std::mem::take(&mut *replies.lock().unwrap());
+    let answering = thread::spawn(move || {
+        for (n, (payload, reply)) in taken.into_iter().rev().enumerate() {
+            match n % 3 {
+                0 => reply.send(Ok(payload)),
+                1 => reply.send(Err::<Vec<u8>, _>(HandlerError::new("not today"))),
+                _ => drop(reply),
+            }
+        }
+    });
+    answering.join().unwrap();
+    let mut ends = [0; 3];
+    for (n, call) in waiting.into_iter().enumerate() {
+        match call.wait() {
+            Ok(answer) => {
+                assert_eq!(answer, n.to_string());
+                ends[0] += 1;
+            }
+            Err(error) => {
+                let said = error.to_string();
+                let expected = [
+                    "the function failed: not today",
+                    "the function failed: the function dropped its reply without an answer",
+                ];
+                let which = expected.iter().position(|words| said.ends_with(words));
+                ends[which.unwrap() + 1] += 1;
+            }
+        }
+    }
+    assert_eq!(ends, [CALLS / 3; 3]);
+    until("all are counted", || other.metrics().requests_deferred == 0);
+}
+
+#[test]
+#[expect(clippy::panic, reason = "that is what is tested")]
+fn a_function_that_panics_before_it_answers_later_fails_its_call() {
+    let (agent, other) = pair(|registry| {
+        registry
+            .register_deferred("later", |_, _, _reply| panic!("on purpose"))
+            .unwrap();
+    });
+    for caller in [&agent, &other] {
+        let error = caller.call_bytes(1, "later", "").unwrap_err();
+        assert!(matches!(error, RpcError::Remote { .. }), "{error:?}");
+    }
+    until("both are counted", || other.metrics().handler_panics == 2);
+}
+
+#[test]
+fn a_function_learns_who_calls_it_by_which_name_and_how_long_it_has() {
+    let (agent, other) = pair(|registry| {
+        let describe = |context: &Context, _: &[u8]| {
+            let left = context.deadline().remaining(Instant::now());
+            let left = left.map_or(u64::MAX, |left| left.as_millis() as u64);
+            let who = format!(
+                "{} {} {} {left}",
+                context.caller(),
+                context.function(),
+                context.agent().me(),
+            );
+            Ok(who.into_bytes())
+        };
+        registry.register("describe", describe).unwrap();
+        registry.register("also", describe).unwrap();
+    });
+    let ask = |agent: &Agent, function: &str, timeout| {
+        let answer = agent
+            .call_bytes_with(1, function, "", within(timeout))
+            .unwrap();
+        let answer = String::from_utf8(answer.to_vec()).unwrap();
+        let (who, left) = answer.rsplit_once(' ').unwrap();
+        (who.to_owned(), left.parse::<u64>().unwrap())
+    };
+    let (who, left) = ask(&agent, "describe", PATIENCE);
+    assert_eq!(
+        who,
+        "WorkerInfo(id=0, name=worker0) describe WorkerInfo(id=1, name=worker1)"
+    );
+    assert!(left > 0 && left <= PATIENCE.as_millis() as u64, "{left} ms");
+    let (who, left) = ask(&other, "also", Duration::ZERO);
+    assert_eq!(
+        who,
+        "WorkerInfo(id=1, name=worker1) also WorkerInfo(id=1, name=worker1)"
+    );
+    assert_eq!(left, u64::MAX);
+    let (_, left) = ask(&agent, "also", Duration::ZERO);
+    assert_eq!(left, u64::MAX);
+}
+
+#[test]
+fn requests_beyond_the_queue_are_refused() {
+    const QUEUED_MAX: usize = 3;
+    let gate = Gate::new();
+    let (agent, other) = pair_with(
+        |_, options| {
+            options
+                .with_handler_threads(1)
+                .with_requests_queued_max(QUEUED_MAX)
+        },
+        |registry| register_hold(registry, &gate),
+    );
+    let _end = OpenAtEnd(Arc::clone(&gate));
+    let first = call(&agent, 1, "hold", "");
+    gate.await_inside(1);
+    let queued = calls(&agent, QUEUED_MAX, "hold");
+    // It stands behind the others on the same connection.
+    let error = agent.call_bytes(1, "echo", "").unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "call of `echo` on worker worker1 (id 1) was refused there: 3 requests of this worker wait \
+         already"
+    );
+    assert_eq!(error.outcome(), Outcome::NotExecuted);
+    assert!(error.is_transient());
+    assert_eq!(other.metrics().requests_refused, 1);
+    // Each worker has a queue of its own.
+    let own = other.call_bytes_async(1, "hold", "", CallOptions::default());
+    gate.open();
+    first.wait().unwrap();
+    own.wait().unwrap();
+    join_all(queued).wait().unwrap();
+    assert_eq!(agent.call_bytes(1, "echo", "on").unwrap(), "on");
+}
+
+#[test]
+fn a_request_whose_deadline_passed_in_the_queue_is_not_run() {
+    const TIMEOUT: Duration = Duration::from_millis(20);
+    let gate = Gate::new();
+    let marks = Arc::new(AtomicUsize::new(0));
+    let (agent, other) = pair_with(
+        |_, options| options.with_handler_threads(1),
+        |registry| {
+            register_hold(registry, &gate);
+            let marks = Arc::clone(&marks);
+            registry
+                .register("mark", move |_, _| {
+                    marks.fetch_add(1, Ordering::SeqCst);
+                    Ok(Vec::new())
+                })
+                .unwrap();
+        },
+    );
+    let _end = OpenAtEnd(Arc::clone(&gate));
+    let first = call(&agent, 1, "hold", "");
+    gate.await_inside(1);
+    let late = agent.call_bytes_async(1, "mark", "", within(TIMEOUT));
+    until("the request is there", || {
+        other.metrics().requests_received == 2
+    });
+    let came_before = Instant::now();
+    assert!(matches!(late.wait(), Err(RpcError::Timeout { .. })));
+    until("its time is over there, too", || {
+        came_before.elapsed() > TIMEOUT
+    });
+    gate.open();
+    first.wait().unwrap();
+    // The queue is one: what came later has run, so the other one had its turn.
+    agent.call_bytes(1, "echo", "").unwrap();
+    assert_eq!(marks.load(Ordering::SeqCst), 0);
+    assert_eq!(other.metrics().requests_refused, 1);
+}
+
+#[test]
+fn a_function_keeps_what_it_was_sent_and_answers_with_it() {
+    let kept: Arc<Mutex<Vec<bytes::Bytes>>> = Arc::default();
+    let (agent, _other) = pair(|registry| {
+        let kept = Arc::clone(&kept);
+        registry
+            .register_bytes("keep", move |_, payload| {
+                kept.lock().unwrap().push(payload.clone());
+                Ok(payload)
+            })
+            .unwrap();
+    });
+    let sent: Vec<_> = (0..100).map(|n| noise(n, 37 * n as usize)).collect();
+    let answers: Vec<_> = sent
+        .iter()
+        .map(|sent| agent.call_bytes_async(1, "keep", sent.clone(), CallOptions::default()))
+        .collect();
+    let answers = join_all(answers).wait().unwrap();
+    assert!(answers == sent);
+    let mut kept = std::mem::take(&mut *kept.lock().unwrap());
+    kept.sort_by_key(|payload| payload.len());
+    assert!(kept == sent);
+}

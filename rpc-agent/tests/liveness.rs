@@ -1,0 +1,196 @@
+//! Nobody waits for ever for something that only the agent's own threads could do.
+
+mod common;
+
+use std::sync::{Arc, mpsc};
+use std::thread;
+
+use rpc_agent::{
+    Agent, AgentOptions, CallOptions, FaultPlan, HandlerError, RetryOptions, RpcError,
+};
+
+use common::{
+    Gate, OpenAtEnd, PATIENCE, group_with, noise, options, pair, pair_with, registry, shared_store,
+    until,
+};
+
+/// Ends a call that would hang, so that the test fails.
+fn soon() -> CallOptions {
+    common::within(PATIENCE / 3)
+}
+
+#[test]
+fn a_call_made_in_a_callback_leaves_though_the_callback_blocks() {
+    let (caller, _server) = pair(|_| {});
+    for _ in 0..50 {
+        let (sender, answers) = mpsc::channel();
+        let handle = caller.handle();
+        let first = caller.call_bytes_async(1, "echo", "first", soon());
+        first.on_complete(move |_| {
+            let (inner, answered) = mpsc::channel();
+            let second = handle.call_bytes_async(1, "echo", "second", soon());
+            second.on_complete(move |answer| inner.send(answer.clone()).unwrap());
+            // Not the future's own way to wait, of which the agent would know.
+            sender.send(answered.recv_timeout(PATIENCE)).unwrap();
+        });
+        // Who waits reads the answer itself: the callback runs on a thread that does not poll.
+        assert_eq!(first.wait().unwrap(), "first");
+        let answer = answers.recv_timeout(2 * PATIENCE).unwrap().unwrap();
+        assert_eq!(answer.unwrap(), "second");
+    }
+}
+
+#[test]
+fn a_call_made_in_a_function_leaves_though_the_function_blocks() {
+    let (caller, _server) = pair(|registry| {
+        registry
+            .register("blocks", |context, _| {
+                let (inner, answered) = mpsc::channel();
+                let call = context.agent().call_bytes_async(0, "echo", "x", soon());
+                call.on_complete(move |answer| inner.send(answer.clone()).unwrap());
+                let answer = answered.recv_timeout(PATIENCE).unwrap();
+                answer
+                    .map(Vec::from)
+                    .map_err(|error| HandlerError::new(error.to_string()))
+            })
+            .unwrap();
+    });
+    let calls = [(); 4].map(|()| caller.call_bytes_async(1, "blocks", "", soon()));
+    for call in calls {
+        assert_eq!(call.wait().unwrap(), "x");
+    }
+}
+
+#[test]
+fn with_one_thread_for_functions_a_function_can_wait_for_retries_and_continuations() {
+    let (caller, _server) = pair_with(
+        |_, options| options.with_threads_max(1),
+        |registry| {
+            registry
+                .register("nested", |context, payload| {
+                    let retries = RetryOptions::default();
+                    let agent = context.agent();
+                    let first =
+                        agent.call_bytes_with_retries(0, "echo", payload.to_vec(), &retries);
+                    let second = first.then(|answer| answer).wait_timeout(PATIENCE / 3);
+                    match second {
+                        Some(answer) => Ok(answer.unwrap().to_vec()),
+                        None => Err(HandlerError::new("its callback did not run")),
+                    }
+                })
+                .unwrap();
+        },
+    );
+    for _ in 0..10 {
+        let payload = noise(1, 100);
+        let answer = caller.call_bytes_with(1, "nested", payload.clone(), soon());
+        assert_eq!(answer.unwrap(), payload);
+    }
+}
+
+#[test]
+fn a_refusal_gets_through_to_a_function_that_waits_for_another() {
+    let agents = group_with(
+        2,
+        |_, options| options,
+        |_, registry| {
+            registry
+                .register("asks back", |context, _| {
+                    let caller = context.caller().id.get();
+                    match context
+                        .agent()
+                        .call_bytes_with(caller, "nothing", "", soon())
+                    {
+                        Err(RpcError::NoSuchFunction { .. }) => Ok(Vec::new()),
+                        other => Err(HandlerError::new(format!("{other:?}"))),
+                    }
+                })
+                .unwrap();
+            registry
+                .register("passes on", |context, _| {
+                    let answer = context.agent().call_bytes_with(1, "asks back", "", soon());
+                    answer
+                        .map(Vec::from)
+                        .map_err(|error| HandlerError::new(error.to_string()))
+                })
+                .unwrap();
+        },
+    );
+    // The function runs on the first worker, which the second one asks back.
+    assert_eq!(
+        agents[0]
+            .call_bytes_with(0, "passes on", "", soon())
+            .unwrap(),
+        ""
+    );
+}
+
+#[test]
+fn a_callback_about_a_lost_worker_that_panics_harms_nothing() {
+    // Every request that leaves takes its connection down.
+    let faults = FaultPlan::new(1).cut(1.0).unwrap();
+    let adjust = |rank, options: AgentOptions| match rank {
+        0 => options.with_faults(faults.clone()),
+        _ => options,
+    };
+    let (caller, server) = pair_with(adjust, |_| {});
+    let (sender, lost) = mpsc::channel();
+    caller.on_peer_lost(|_, _| panic!("a bad callback"));
+    caller.on_peer_lost(move |worker, _| sender.send(worker.clone()).unwrap());
+    // The first one is not cut, as it makes the connection.
+    until("the connection is lost", || {
+        let result = caller.call_bytes_with(1, "echo", "x", soon());
+        matches!(result, Err(RpcError::ConnectionLost { .. }))
+    });
+    assert_eq!(lost.recv_timeout(PATIENCE).unwrap(), *server.me());
+    // The end waits for all callbacks.
+    thread::scope(|scope| {
+        for agent in [&caller, &server] {
+            scope.spawn(|| agent.shutdown(PATIENCE / 3).unwrap());
+        }
+    });
+    assert_eq!(caller.metrics().threads, 0);
+}
+
+#[test]
+fn an_answer_to_an_earlier_life_of_a_worker_is_not_taken_for_one_to_the_present_life() {
+    let [first, second] = [Gate::new(), Gate::new()];
+    let gates = [
+        OpenAtEnd(Arc::clone(&first)),
+        OpenAtEnd(Arc::clone(&second)),
+    ];
+    let store = shared_store();
+    let server = Agent::start(
+        options(1),
+        registry(|registry| {
+            for (name, gate) in [("old", &first), ("new", &second)] {
+                let gate = Arc::clone(gate);
+                let held = move |_: &_, _: &[u8]| {
+                    gate.pass();
+                    Ok(name.into())
+                };
+                registry.register(name, held).unwrap();
+            }
+        }),
+        store.clone_store().unwrap(),
+    )
+    .unwrap();
+    let start =
+        || Agent::start(options(0), registry(|_| {}), store.clone_store().unwrap()).unwrap();
+    let caller = start();
+    let lost = caller.call_bytes_async(1, "old", "", soon());
+    first.await_inside(1);
+    drop(caller);
+    assert!(lost.wait().is_err());
+
+    // The calls of both lives have the same numbers.
+    let caller = start();
+    let answer = caller.call_bytes_async(1, "new", "", soon());
+    second.await_inside(1);
+    first.open();
+    until("the old call is answered", || {
+        server.metrics().requests_handled == 1
+    });
+    drop(gates);
+    assert_eq!(answer.wait().unwrap(), "new");
+}

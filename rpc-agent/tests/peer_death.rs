@@ -1,0 +1,430 @@
+//! Workers that die, and connections that end: what becomes of the calls, and what comes after.
+
+mod common;
+mod middle_man;
+mod raw;
+
+use std::env;
+use std::io::{self, BufRead, BufReader, Read};
+use std::net::TcpStream;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{self, Receiver};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use c10d_store::{ServerOptions, Store, TcpStore, TcpStoreServer};
+use rpc_agent::{
+    Agent, AgentHandle, FutureMessage, NotSent, Outcome, Registry, Reply, RpcError,
+    TerminationError, WorkerInfo,
+};
+
+use common::{PATIENCE, noise, registry, shared_store, start_all, until, within};
+use middle_man::MiddleMan;
+use raw::{REQUEST, RESPONSE, RawWorker, address_of, frame, publish, read_frame, send};
+
+/// The part that a process started by a test plays: its rank, the size of its group (0: none), and the
+/// port of the store.
+const PART: &str = "RPC_AGENT_TEST_WORKER";
+
+/// A worker in a process of its own.
+struct WorkerProcess {
+    child: Child,
+    /// Its end is the process's.
+    _stdin: ChildStdin,
+}
+
+impl WorkerProcess {
+    fn start(rank: u32, world_size: u32, store: &TcpStoreServer) -> Self {
+        let port = store.local_addr().port();
+        let mut child = Command::new(env::current_exe().unwrap())
+            .args(["--exact", "worker_process", "--nocapture"])
+            .env(PART, format!("{rank} {world_size} {port}"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let stdin = child.stdin.take().unwrap();
+        Self {
+            child,
+            _stdin: stdin,
+        }
+    }
+
+    /// Waits until its agent has started.
+    fn await_started(&mut self) {
+        let mut lines = BufReader::new(self.child.stdout.take().unwrap()).lines();
+        assert!(
+            lines.any(|line| line.unwrap().contains("worker started")),
+            "the process has ended"
+        );
+    }
+
+    /// The hard way: SIGKILL.
+    fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for WorkerProcess {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Not a test: what the processes run.
+#[test]
+#[expect(clippy::print_stdout, reason = "its parent reads it")]
+fn worker_process() {
+    let Ok(part) = env::var(PART) else { return };
+    let numbers: Vec<u32> = part.split(' ').map(|word| word.parse().unwrap()).collect();
+    let [rank, world_size, port] = numbers[..] else {
+        panic!("{part:?}");
+    };
+    let store = TcpStore::connect("127.0.0.1", u16::try_from(port).unwrap()).unwrap();
+    let mut options = common::options(rank);
+    if world_size > 0 {
+        options = options.with_world_size(world_size);
+    }
+    let held = Held::default();
+    let agent = Agent::start(options, held.registry(), Arc::new(store)).unwrap();
+    println!("worker started");
+    let _ = io::stdin().read_to_end(&mut Vec::new());
+    drop(agent);
+}
+
+/// The calls of the function `hold`, which nobody answers until the test does.
+#[derive(Debug, Clone, Default)]
+struct Held(Arc<Mutex<Vec<Reply>>>);
+
+impl Held {
+    fn registry(&self) -> Registry {
+        let held = self.clone();
+        registry(|registry| {
+            registry
+                .register_deferred("hold", move |_, _, reply| {
+                    held.0.lock().unwrap().push(reply);
+                })
+                .unwrap();
+        })
+    }
+
+    fn len(&self) -> usize {
+        self.0.lock().unwrap().len()
+    }
+
+    fn answer_all(&self) {
+        for reply in std::mem::take(&mut *self.0.lock().unwrap()) {
+            reply.send(Ok("answered"));
+        }
+    }
+}
+
+/// Calls of `hold`, without timeouts, that have arrived there.
+fn hold(agent: &AgentHandle, worker: &str, count: usize) -> Vec<FutureMessage> {
+    let never = within(Duration::ZERO);
+    let calls: Vec<_> = (0..count)
+        .map(|_| agent.call_bytes_async(worker, "hold", vec![], never))
+        .collect();
+    // Requests arrive in their order.
+    assert_eq!(echo(agent, worker).unwrap(), "here");
+    calls
+}
+
+fn echo(agent: &AgentHandle, worker: &str) -> Result<Bytes, RpcError> {
+    agent.call_bytes_with(worker, "echo", "here", within(PATIENCE))
+}
+
+#[track_caller]
+fn wait(future: &FutureMessage) -> Result<Bytes, RpcError> {
+    future.wait_timeout(PATIENCE).expect("it ends")
+}
+
+/// What the agent tells of lost peers.
+fn losses(agent: &AgentHandle) -> Receiver<(WorkerInfo, String)> {
+    let (tell, told) = mpsc::channel();
+    let tell = Mutex::new(tell);
+    agent.on_peer_lost(move |peer, cause| {
+        let _ = tell.lock().unwrap().send((peer.clone(), cause.to_owned()));
+    });
+    told
+}
+
+#[track_caller]
+fn assert_lost(error: &RpcError, worker: &str) {
+    assert!(
+        matches!(error, RpcError::ConnectionLost { .. }),
+        "{error:?}"
+    );
+    assert_eq!(error.outcome(), Outcome::Unknown);
+    assert_eq!(error.call().unwrap().to.name.as_str(), worker);
+    let said = error.to_string();
+    assert!(
+        said.contains(worker) && said.contains("outcome unknown"),
+        "{said}"
+    );
+}
+
+/// The error of a call to a worker whose process is gone.
+#[track_caller]
+fn assert_nobody_there(error: &RpcError) {
+    assert!(
+        matches!(
+            error,
+            RpcError::NotSent { cause: NotSent::Connect(cause), .. }
+                if cause.to_lowercase().contains("refused")
+        ),
+        "{error:?}"
+    );
+    assert_eq!(error.outcome(), Outcome::NotExecuted);
+}
+
+fn store_server() -> (TcpStoreServer, Arc<dyn Store>) {
+    let server = TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).unwrap();
+    let store = TcpStore::connect("127.0.0.1", server.local_addr().port()).unwrap();
+    (server, Arc::new(store))
+}
+
+/// Two agents here, with ranks 0 and 2, and between them a process, in a group of fixed size.
+fn group_with_process() -> (Vec<Agent>, Held, WorkerProcess, TcpStoreServer) {
+    let (server, store) = store_server();
+    let mut process = WorkerProcess::start(1, 3, &server);
+    let held = Held::default();
+    let workers = [0, 2].map(|rank| (common::options(rank).with_world_size(3), held.registry()));
+    let agents = start_all(&store, workers.into());
+    let agents = agents.into_iter().map(Result::unwrap).collect();
+    process.await_started();
+    (agents, held, process, server)
+}
+
+#[test]
+fn calls_in_flight_to_a_killed_worker_fail_at_once_and_no_others() {
+    let (agents, held, mut process, _server) = group_with_process();
+    let agent = &agents[0];
+    let losses = losses(agent);
+    let doomed = hold(agent, "worker1", 20);
+    let others = hold(agent, "worker2", 5);
+    assert_eq!(held.len(), 5);
+    process.kill();
+    for call in &doomed {
+        // None has a timeout: that it ends at all is because of the death.
+        assert_lost(&wait(call).unwrap_err(), "worker1");
+    }
+    let (peer, cause) = losses.recv_timeout(PATIENCE).unwrap();
+    assert_eq!(peer, WorkerInfo::new("worker1", 1).unwrap());
+    assert!(cause.contains("lost"), "{cause}");
+
+    // The next one finds nobody, and so does one with retries.
+    let never = within(Duration::ZERO);
+    let next = agent.call_bytes_async("worker1", "echo", vec![], never);
+    assert_nobody_there(&wait(&next).unwrap_err());
+
+    // Those to another worker go on, and end as they would have.
+    assert_eq!(echo(agent, "worker2").unwrap(), "here");
+    assert!(others.iter().all(|call| !call.is_complete()));
+    held.answer_all();
+    for call in &others {
+        assert_eq!(wait(call).unwrap(), "answered");
+    }
+    // A refused dial is no second loss.
+    assert_eq!(losses.try_recv(), Err(mpsc::TryRecvError::Empty));
+    let metrics = agent.metrics();
+    assert_eq!((metrics.connections_lost, metrics.calls_in_flight), (1, 0));
+}
+
+#[test]
+fn the_joint_end_fails_soon_and_names_the_killed_worker() {
+    let (agents, _held, mut process, _server) = group_with_process();
+    assert_eq!(echo(&agents[0], "worker1").unwrap(), "here");
+    process.kill();
+    // No timeout at all.
+    let error = agents[0].shutdown(Duration::ZERO).unwrap_err();
+    assert!(
+        matches!(&error, TerminationError::WorkersDead { dead, .. }
+            if dead.named() == [WorkerInfo::new("worker1", 1).unwrap()]),
+        "{error:?}"
+    );
+    assert!(error.to_string().contains("worker1 (id 1)"), "{error}");
+}
+
+#[test]
+fn a_worker_started_anew_under_its_name_is_reachable_again() {
+    let (server, store) = store_server();
+    let agent = Agent::start(common::options(0), registry(|_| {}), store).unwrap();
+    let losses = losses(&agent);
+    for life in 0..3 {
+        let mut process = WorkerProcess::start(1, 0, &server);
+        process.await_started();
+        let calls = hold(&agent, "worker1", 3);
+        process.kill();
+        for call in &calls {
+            assert_lost(&wait(call).unwrap_err(), "worker1");
+        }
+        let (peer, _) = losses.recv_timeout(PATIENCE).unwrap();
+        assert_eq!(peer.name.as_str(), "worker1", "life {life}");
+        let next = agent.call_bytes_async("worker1", "echo", vec![], within(Duration::ZERO));
+        assert_nobody_there(&wait(&next).unwrap_err());
+    }
+    assert_eq!(agent.metrics().reconnects, 2);
+    assert!(losses.try_recv().is_err());
+}
+
+/// Two agents, of which the first reaches the second through a middle man.
+fn group_with_middle_man() -> (Agent, Agent, Held, MiddleMan) {
+    let store = shared_store();
+    let held = Held::default();
+    let workers = [0, 1].map(|rank| (common::options(rank).with_world_size(2), held.registry()));
+    let agents = start_all(&store, workers.into());
+    let mut agents = agents.into_iter().map(Result::unwrap);
+    let (agent, peer) = (agents.next().unwrap(), agents.next().unwrap());
+    let (address, incarnation) = address_of(&*store, 1);
+    let middle_man = MiddleMan::start(address);
+    publish(&*store, 1, "worker1", middle_man.port(), incarnation);
+    (agent, peer, held, middle_man)
+}
+
+#[test]
+fn a_connection_cut_on_its_way_fails_its_calls_and_is_made_anew() {
+    let (agent, peer, held, middle_man) = group_with_middle_man();
+    let (here, there) = (losses(&agent), losses(&peer));
+    for round in 1..=5_u64 {
+        let calls = hold(&agent, "worker1", 10);
+        let back = hold(&peer, "worker0", 10);
+        middle_man.cut();
+        for call in &calls {
+            assert_lost(&wait(call).unwrap_err(), "worker1");
+        }
+        for call in &back {
+            assert_lost(&wait(call).unwrap_err(), "worker0");
+        }
+        // The peer cannot tell yet whether the dial of the next call comes before or after its own
+        // notice: in either order one connection follows, and its callback ran once for this one.
+        assert_eq!(
+            here.recv_timeout(PATIENCE).unwrap().0.name.as_str(),
+            "worker1"
+        );
+        assert_eq!(
+            there.recv_timeout(PATIENCE).unwrap().0.name.as_str(),
+            "worker0"
+        );
+        assert_eq!(echo(&agent, "worker1").unwrap(), "here");
+        assert_eq!(echo(&peer, "worker0").unwrap(), "here");
+        assert_eq!(agent.metrics().reconnects, round);
+        assert_eq!(peer.metrics().reconnects, round);
+        // Answers to calls that are lost go nowhere, and harm nobody.
+        held.answer_all();
+    }
+    assert!(here.try_recv().is_err());
+    assert!(there.try_recv().is_err());
+    assert_eq!(agent.metrics().calls_in_flight, 0);
+    assert_eq!(peer.metrics().calls_in_flight, 0);
+    until("no request is left", || peer.metrics().requests_active == 0);
+}
+
+#[test]
+fn a_request_of_which_a_part_was_sent_is_unknown_and_one_that_waits_is_not_executed() {
+    let (agent, _peer, _held, middle_man) = group_with_middle_man();
+    assert_eq!(echo(&agent, "worker1").unwrap(), "here");
+    middle_man.allow(1 << 20);
+    // Together more than the systems between here and there hold: what is left waits in the agent.
+    let never = within(Duration::ZERO);
+    let payload = noise(1, 16 << 20);
+    let calls: Vec<_> = (0..40)
+        .map(|_| agent.call_bytes_async("worker1", "echo", payload.clone(), never))
+        .collect();
+    middle_man.await_allowance_used();
+    middle_man.cut_and_allow_all();
+    let outcomes: Vec<_> = calls
+        .iter()
+        .map(|call| {
+            let error = wait(call).unwrap_err();
+            match error {
+                RpcError::ConnectionLost { .. } => {}
+                RpcError::NotSent {
+                    cause: NotSent::ConnectionLost(_) | NotSent::Backlog { .. },
+                    ..
+                } => {}
+                _ => panic!("{error:?}"),
+            }
+            error.outcome()
+        })
+        .collect();
+    assert_eq!(outcomes[0], Outcome::Unknown, "a part of it was sent");
+    assert_eq!(outcomes[39], Outcome::NotExecuted, "none of it was sent");
+    // What was sent comes before what was not.
+    assert!(outcomes.is_sorted_by_key(|outcome| *outcome == Outcome::NotExecuted));
+    assert_eq!(echo(&agent, "worker1").unwrap(), "here");
+}
+
+#[test]
+fn half_a_frame_counts_as_sent_to_who_sent_it_and_as_nothing_to_who_got_it() {
+    let store = shared_store();
+    let raw = RawWorker::join(&*store, 1, "worker1", 5);
+    let held = Held::default();
+    let workers = vec![(common::options(0).with_world_size(2), held.registry())];
+    let agent = start_all(&store, workers).pop().unwrap().unwrap();
+
+    // A request of which half arrives is no request.
+    let mut socket: TcpStream = raw.dial(&*store, 0, 0);
+    let request = raw::request(1, "hold", &[1; 100]);
+    send(&mut socket, &request);
+    send(&mut socket, &request[..60]);
+    until("the whole one runs", || held.len() == 1);
+    drop(socket);
+    until("the connection is lost", || {
+        agent.metrics().connections_lost == 1
+    });
+    assert_eq!(agent.metrics().requests_received, 1);
+
+    // An answer of which half arrives is none: nobody knows whether the function ran.
+    let call = agent.call_bytes_async("worker1", "f", vec![], within(Duration::ZERO));
+    let mut socket = raw.accept_link();
+    let id = read_frame(&mut socket).id;
+    let answer = frame(RESPONSE, 0, 0, id, &[1; 100]);
+    send(&mut socket, &answer[..60]);
+    drop(socket);
+    assert_lost(&wait(&call).unwrap_err(), "worker1");
+
+    // And so for a request that was read and not answered.
+    let call = agent.call_bytes_async("worker1", "f", vec![], within(Duration::ZERO));
+    let mut socket = raw.accept_link();
+    assert_eq!(read_frame(&mut socket).kind, REQUEST);
+    drop(socket);
+    assert_lost(&wait(&call).unwrap_err(), "worker1");
+}
+
+#[test]
+fn calls_wait_for_a_dial_and_fail_together_when_nobody_listens() {
+    let store = shared_store();
+    let raw = RawWorker::join(&*store, 1, "worker1", 5);
+    let workers = vec![(common::options(0).with_world_size(2), registry(|_| {}))];
+    let agent = start_all(&store, workers).pop().unwrap().unwrap();
+    let call =
+        |payload: Vec<u8>| agent.call_bytes_async("worker1", "f", payload, within(Duration::ZERO));
+    // Dialed, and not welcomed yet: the calls wait, and are sent when it is.
+    let early: Vec<_> = (0..10).map(|number| call(vec![number])).collect();
+    let mut socket = raw.accept_link();
+    for number in 0..10 {
+        let request = read_frame(&mut socket);
+        assert_eq!(request.body[5..], [number]);
+        send(&mut socket, &frame(RESPONSE, 0, 0, request.id, &[number]));
+    }
+    for (number, call) in (0_u8..).zip(&early) {
+        assert_eq!(wait(call).unwrap(), vec![number]);
+    }
+    // Gone for good.
+    let late: Vec<_> = (0..10).map(|number| call(vec![number])).collect();
+    let requests: Vec<_> = (0..10).map(|_| read_frame(&mut socket).kind).collect();
+    assert_eq!(requests, [REQUEST; 10]);
+    drop(raw);
+    drop(socket);
+    for call in &late {
+        assert_lost(&wait(call).unwrap_err(), "worker1");
+    }
+    let after: Vec<_> = (0..10).map(|number| call(vec![number])).collect();
+    for call in &after {
+        assert_nobody_there(&wait(call).unwrap_err());
+    }
+}

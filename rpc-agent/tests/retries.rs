@@ -1,0 +1,488 @@
+//! Calls with retries: when they try again, when they do not, and how they end.
+
+mod common;
+mod middle_man;
+mod raw;
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread;
+use std::time::Duration;
+
+use bytes::Bytes;
+use rpc_agent::{
+    Agent, FaultPlan, FutureMessage, HandlerError, NotSent, Outcome, Registry, Reply, RetryOptions,
+    RetryOptionsError, RpcError,
+};
+
+use common::{PATIENCE, options, pair, pair_with, registry, shared_store, start_all, until};
+use middle_man::MiddleMan;
+use raw::{address_of, publish};
+
+/// Pauses of 2, 3, 4 ms and so on; attempts wait for ever.
+fn quick(max_retries: i64) -> RetryOptions {
+    RetryOptions::default()
+        .with_max_retries(max_retries)
+        .with_retry_duration(Duration::from_millis(2))
+        .with_attempt_timeout(Duration::MAX)
+}
+
+/// Pauses that no test waits for.
+fn slow() -> RetryOptions {
+    RetryOptions::default().with_retry_duration(Duration::from_secs(3600))
+}
+
+#[track_caller]
+fn wait(future: &FutureMessage) -> Result<Bytes, RpcError> {
+    future.wait_timeout(PATIENCE).expect("it ends")
+}
+
+/// A worker whose requests suffer `faults`, and another one.
+fn pair_with_faults(faults: &FaultPlan, fill: impl Fn(&mut Registry)) -> (Agent, Agent) {
+    let adjust = |rank, options: rpc_agent::AgentOptions| match rank {
+        0 => options.with_faults(faults.clone()),
+        _ => options,
+    };
+    pair_with(adjust, fill)
+}
+
+/// A function `count` that counts its runs by payload, and answers with the payload.
+#[derive(Debug, Clone, Default)]
+struct Runs(Arc<Mutex<HashMap<Bytes, u64>>>);
+
+impl Runs {
+    fn register(&self, registry: &mut Registry) {
+        let runs = self.clone();
+        registry
+            .register_bytes("count", move |_, payload| {
+                *runs.0.lock().unwrap().entry(payload.clone()).or_default() += 1;
+                Ok(payload)
+            })
+            .unwrap();
+    }
+
+    fn of(&self, payload: &Bytes) -> u64 {
+        self.0.lock().unwrap().get(payload).copied().unwrap_or(0)
+    }
+
+    fn total(&self) -> u64 {
+        self.0.lock().unwrap().values().sum()
+    }
+}
+
+#[test]
+fn a_call_succeeds_after_as_many_failures_as_it_has_retries() {
+    for failures in 0..=5 {
+        let faults = FaultPlan::new(1).fail("count", failures);
+        let runs = Runs::default();
+        let (agent, _other) = pair_with_faults(&faults, |registry| runs.register(registry));
+        let retries = quick(i64::from(failures));
+        let call = agent.call_bytes_with_retries("worker1", "count", "x", &retries);
+        assert_eq!(wait(&call).unwrap(), "x");
+        assert_eq!(faults.injected().failed, u64::from(failures));
+        assert_eq!(runs.total(), 1, "what failed was never sent");
+        let metrics = agent.metrics();
+        assert_eq!(metrics.retries_sent, u64::from(failures));
+        assert_eq!((metrics.retries_exhausted, metrics.retry_queue_len), (0, 0));
+    }
+}
+
+#[test]
+fn a_call_whose_retries_are_used_up_fails_with_the_last_cause() {
+    let faults = FaultPlan::new(1).fail("*", 3);
+    let (agent, _other) = pair_with_faults(&faults, |_| {});
+    let call = agent.call_bytes_with_retries("worker1", "echo", "x", &quick(2));
+    let error = wait(&call).unwrap_err();
+    let RpcError::RetriesExhausted {
+        max_retries: 2,
+        attempts: 3,
+        last,
+    } = &error
+    else {
+        panic!("{error:?}");
+    };
+    assert!(
+        matches!(
+            &**last,
+            RpcError::NotSent {
+                cause: NotSent::Injected,
+                ..
+            }
+        ),
+        "{last:?}"
+    );
+    assert_eq!(
+        error.to_string(),
+        "The RPC has not succeeded after the specified number of max retries (2). Attempts: 3, the \
+         last one: call of `echo` on worker worker1 (id 1) was not sent: Send attempt failed \
+         intentionally"
+    );
+    assert_eq!(error.outcome(), Outcome::NotExecuted);
+    let metrics = agent.metrics();
+    assert_eq!((metrics.retries_sent, metrics.retries_exhausted), (2, 1));
+    // The next call with the same bytes is the fourth send.
+    let call = agent.call_bytes_with_retries("worker1", "echo", "x", &quick(0));
+    assert_eq!(wait(&call).unwrap(), "x");
+}
+
+#[test]
+fn without_retries_the_first_failure_is_the_last_attempt() {
+    let faults = FaultPlan::new(1).fail("echo", 1);
+    let (agent, _other) = pair_with_faults(&faults, |_| {});
+    let call = agent.call_bytes_with_retries("worker1", "echo", "x", &quick(0));
+    let error = wait(&call).unwrap_err();
+    assert!(
+        matches!(
+            error,
+            RpcError::RetriesExhausted {
+                max_retries: 0,
+                attempts: 1,
+                ..
+            }
+        ),
+        "{error:?}"
+    );
+    assert_eq!(agent.metrics().retries_sent, 0);
+}
+
+#[test]
+fn a_function_runs_again_for_each_answer_that_was_lost() {
+    const CALLS: u64 = 40;
+    let faults = FaultPlan::new(11).lose_answers(0.5).unwrap();
+    let runs = Runs::default();
+    let adjust = |rank, options: rpc_agent::AgentOptions| match rank {
+        1 => options.with_faults(faults.clone()),
+        _ => options,
+    };
+    let (agent, _other) = pair_with(adjust, |registry| runs.register(registry));
+    let retries = quick(1000).with_max_delay(Duration::from_millis(5));
+    let retries = retries.with_attempt_timeout(Duration::from_millis(50));
+    let payloads: Vec<Bytes> = (0..CALLS).map(|number| number.to_string().into()).collect();
+    let calls: Vec<_> = payloads
+        .iter()
+        .map(|payload| agent.call_bytes_with_retries("worker1", "count", payload.clone(), &retries))
+        .collect();
+    for (payload, call) in payloads.iter().zip(&calls) {
+        assert_eq!(wait(call).unwrap(), payload);
+        assert!(runs.of(payload) >= 1);
+    }
+    let lost = faults.injected().answers_lost;
+    assert!(lost > 0);
+    // On a loaded machine a call may also be repeated that only took its time.
+    assert!(
+        runs.total() >= CALLS + lost,
+        "{} runs, {lost} lost",
+        runs.total()
+    );
+    assert_eq!(agent.metrics().retries_sent, runs.total() - CALLS);
+}
+
+#[test]
+fn what_the_function_said_is_not_asked_again_unless_wanted() {
+    let asked = Arc::new(AtomicU64::new(0));
+    let (agent, _other) = pair(|registry| {
+        let asked = Arc::clone(&asked);
+        registry
+            .register("refuse", move |_, _| {
+                asked.fetch_add(1, Ordering::SeqCst);
+                Err(HandlerError::new("no"))
+            })
+            .unwrap();
+    });
+    let call = agent.call_bytes_with_retries("worker1", "refuse", "", &quick(5));
+    let error = wait(&call).unwrap_err();
+    assert!(
+        matches!(&error, RpcError::Remote { message, .. } if **message == *"no"),
+        "{error:?}"
+    );
+    assert_eq!(asked.load(Ordering::SeqCst), 1);
+
+    let retries = quick(2).retry_executed(true);
+    let call = agent.call_bytes_with_retries("worker1", "refuse", "", &retries);
+    let error = wait(&call).unwrap_err();
+    assert!(
+        matches!(error, RpcError::RetriesExhausted { attempts: 3, .. }),
+        "{error:?}"
+    );
+    assert_eq!(error.outcome(), Outcome::Executed);
+    assert_eq!(asked.load(Ordering::SeqCst), 4);
+
+    let call = agent.call_bytes_with_retries("worker1", "nothing", "", &quick(5));
+    let error = wait(&call).unwrap_err();
+    assert!(
+        matches!(error, RpcError::NoSuchFunction { .. }),
+        "{error:?}"
+    );
+    let call = agent.call_bytes_with_retries("nobody", "echo", "", &quick(5));
+    let error = wait(&call).unwrap_err();
+    assert!(matches!(error, RpcError::NoSuchWorker { .. }), "{error:?}");
+    assert_eq!(agent.metrics().retries_sent, 2);
+}
+
+#[test]
+fn options_that_make_no_sense_are_the_calls_error_and_nothing_is_sent() {
+    let (agent, other) = pair(|_| {});
+    let cases = [
+        (quick(-1), "maxRetries cannot be negative."),
+        (
+            quick(1).with_backoff(0.5),
+            "maxRetries cannot be exponentially decaying.",
+        ),
+        (
+            quick(1).with_retry_duration_ms(-1),
+            "rpcRetryDuration cannot be negative.",
+        ),
+        (
+            quick(1).with_jitter(2.0),
+            "the jitter must be within 0 to 1, but is 2",
+        ),
+        (
+            quick(1).with_attempt_timeout(Duration::ZERO),
+            "the timeout of an attempt must not be zero",
+        ),
+    ];
+    for (retries, words) in cases {
+        let call = agent.call_bytes_with_retries("worker1", "echo", "", &retries);
+        let error = call.try_get().expect("at once").unwrap_err();
+        assert_eq!(error.to_string(), words);
+        assert_eq!(error.outcome(), Outcome::NotExecuted);
+    }
+    let call = agent.call_bytes_with_retries("worker1", "echo", "", &quick(-1));
+    assert!(matches!(
+        call.try_get(),
+        Some(Err(RpcError::RetryOptions(RetryOptionsError::MaxRetries {
+            max_retries: -1
+        })))
+    ));
+    assert_eq!(agent.metrics().calls_started, 0);
+    assert_eq!(other.metrics().requests_received, 0);
+}
+
+#[test]
+fn a_retry_goes_over_a_new_connection_when_the_old_one_was_cut() {
+    let store = shared_store();
+    let replies: Arc<Mutex<Vec<Reply>>> = Arc::default();
+    let fill = |registry: &mut Registry| {
+        let replies = Arc::clone(&replies);
+        registry
+            .register_deferred("first waits", move |_, payload, reply| {
+                let mut replies = replies.lock().unwrap();
+                if replies.is_empty() {
+                    replies.push(reply);
+                } else {
+                    reply.send(Ok(payload));
+                }
+            })
+            .unwrap();
+    };
+    let workers = [0, 1].map(|rank| (options(rank).with_world_size(2), registry(fill)));
+    let agents = start_all(&store, workers.into());
+    let agents: Vec<Agent> = agents.into_iter().map(Result::unwrap).collect();
+    let (address, incarnation) = address_of(&*store, 1);
+    let middle_man = MiddleMan::start(address);
+    publish(&*store, 1, "worker1", middle_man.port(), incarnation);
+
+    let call = agents[0].call_bytes_with_retries("worker1", "first waits", "x", &quick(3));
+    until("the first attempt has arrived", || {
+        !replies.lock().unwrap().is_empty()
+    });
+    middle_man.cut();
+    assert_eq!(wait(&call).unwrap(), "x");
+    let metrics = agents[0].metrics();
+    assert_eq!((metrics.retries_sent, metrics.reconnects), (1, 1));
+}
+
+#[test]
+fn calls_with_retries_get_through_connections_that_are_cut_all_the_time() {
+    let faults = FaultPlan::new(5).cut(0.2).unwrap();
+    let (agent, _other) = pair_with(|_, options| options.with_faults(faults.clone()), |_| {});
+    let retries = quick(10_000).with_max_delay(Duration::from_millis(5));
+    for round in 0..10 {
+        let payloads = (0..20).map(|number| Bytes::from(format!("{round} {number}")));
+        let calls: Vec<_> = payloads
+            .map(|payload| {
+                let call =
+                    agent.call_bytes_with_retries("worker1", "echo", payload.clone(), &retries);
+                (payload, call)
+            })
+            .collect();
+        for (payload, call) in &calls {
+            assert_eq!(wait(call).unwrap(), payload);
+        }
+    }
+    assert!(faults.injected().cut > 0);
+    let metrics = agent.metrics();
+    assert!(metrics.retries_sent > 0);
+    assert_eq!((metrics.calls_in_flight, metrics.retry_queue_len), (0, 0));
+}
+
+#[test]
+fn an_answer_to_an_attempt_that_was_given_up_completes_nothing() {
+    let (arrived, attempts) = mpsc::channel();
+    let arrived = Mutex::new(arrived);
+    let store = shared_store();
+    let mut functions = Registry::new();
+    functions
+        .register_deferred("hold", move |_, _, reply| {
+            let _ = arrived.lock().unwrap().send(reply);
+        })
+        .unwrap();
+    let workers = vec![
+        (options(0).with_world_size(2), registry(|_| {})),
+        (options(1).with_world_size(2), functions),
+    ];
+    let agents = start_all(&store, workers);
+    let agents: Vec<Agent> = agents.into_iter().map(Result::unwrap).collect();
+    let agent = &agents[0];
+
+    let retries = quick(1000).with_attempt_timeout(Duration::from_millis(100));
+    let call = agent.call_bytes_with_retries("worker1", "hold", "", &retries);
+    let completions = Arc::new(AtomicU64::new(0));
+    call.on_complete({
+        let completions = Arc::clone(&completions);
+        move |_| {
+            completions.fetch_add(1, Ordering::SeqCst);
+        }
+    });
+    // With the second attempt here, the first one has been given up.
+    let first: Reply = attempts.recv_timeout(PATIENCE).unwrap();
+    let mut latest = attempts.recv_timeout(PATIENCE).unwrap();
+    first.send(Ok("late"));
+    until("the late answer is dropped", || {
+        agent.metrics().late_responses == 1
+    });
+    // The attempt that is answered in time is whichever is the latest then.
+    let answer = loop {
+        while let Ok(later) = attempts.try_recv() {
+            latest = later;
+        }
+        latest.send(Ok("in time"));
+        if let Some(result) = call.wait_timeout(Duration::from_millis(100)) {
+            break result;
+        }
+        latest = attempts.recv_timeout(PATIENCE).unwrap();
+    };
+    assert_eq!(answer.unwrap(), "in time");
+    until("its callback has run", || {
+        completions.load(Ordering::SeqCst) == 1
+    });
+    agents[0].shutdown_now();
+    assert_eq!(completions.load(Ordering::SeqCst), 1);
+}
+
+#[test]
+fn many_calls_that_fail_together_are_all_repeated() {
+    const CALLS: u64 = 200;
+    let faults = FaultPlan::new(1).fail("count", 2);
+    let runs = Runs::default();
+    let (agent, _other) = pair_with_faults(&faults, |registry| runs.register(registry));
+    let calls: Vec<_> = (0..CALLS)
+        .map(|number| {
+            let payload = number.to_string();
+            agent.call_bytes_with_retries("worker1", "count", payload, &quick(2))
+        })
+        .collect();
+    for (number, call) in (0..CALLS).zip(&calls) {
+        assert_eq!(wait(call).unwrap(), number.to_string());
+    }
+    assert_eq!(runs.total(), CALLS);
+    let metrics = agent.metrics();
+    assert_eq!(
+        (metrics.retries_sent, metrics.retry_queue_len),
+        (2 * CALLS, 0)
+    );
+}
+
+#[test]
+fn all_calls_with_retries_end_with_the_agent() {
+    const WAITING: usize = 25;
+    const SENT: usize = 15;
+    let faults = FaultPlan::new(1).fail("echo", u32::MAX);
+    let held: Arc<Mutex<Vec<Reply>>> = Arc::default();
+    let (agent, _other) = pair_with_faults(&faults, |registry| {
+        let held = Arc::clone(&held);
+        registry
+            .register_deferred("hold", move |_, _, reply| held.lock().unwrap().push(reply))
+            .unwrap();
+    });
+    let completions = Arc::new(AtomicU64::new(0));
+    let begin = |function: &str, count: usize| -> Vec<FutureMessage> {
+        let calls = (0..count).map(|number| {
+            let payload = number.to_string();
+            let retries = slow().with_attempt_timeout(Duration::MAX);
+            let call = agent.call_bytes_with_retries("worker1", function, payload, &retries);
+            let completions = Arc::clone(&completions);
+            call.on_complete(move |_| {
+                completions.fetch_add(1, Ordering::SeqCst);
+            });
+            call
+        });
+        calls.collect()
+    };
+    let waiting = begin("echo", WAITING);
+    let sent = begin("hold", SENT);
+    until("all are where they should be", || {
+        let queued = agent.metrics().retry_queue_len;
+        queued == WAITING as u64 && held.lock().unwrap().len() == SENT
+    });
+    agent.shutdown_now();
+    let never_sent = waiting.iter().map(|call| (call, Outcome::NotExecuted));
+    let sent = sent.iter().map(|call| (call, Outcome::Unknown));
+    for (call, outcome) in never_sent.chain(sent) {
+        let error = call.try_get().expect("the end completes all").unwrap_err();
+        assert!(matches!(error, RpcError::Shutdown { .. }), "{error:?}");
+        assert_eq!(error.outcome(), outcome);
+    }
+    let metrics = agent.metrics();
+    assert_eq!((metrics.retry_queue_len, metrics.calls_in_flight), (0, 0));
+    // The end waits for the callbacks too.
+    assert_eq!(completions.load(Ordering::SeqCst), (WAITING + SENT) as u64);
+    // What comes later ends at once.
+    let late = agent.call_bytes_with_retries("worker1", "echo", "", &quick(3));
+    let error = late.try_get().expect("at once").unwrap_err();
+    assert!(matches!(error, RpcError::Shutdown { .. }), "{error:?}");
+    assert_eq!(error.outcome(), Outcome::NotExecuted);
+}
+
+#[test]
+fn callbacks_of_calls_with_retries_run_on_threads_of_the_pool() {
+    let faults = FaultPlan::new(1).fail("echo", 2);
+    let (agent, _other) = pair_with_faults(&faults, |_| {});
+    let (tell, told) = mpsc::channel();
+    let here = move || {
+        let name = thread::current().name().unwrap_or("").to_owned();
+        let _ = tell.send(name);
+    };
+    // The failures are the retry thread's own: no answer comes into it.
+    let exhausted = agent.call_bytes_with_retries("worker1", "echo", "a", &quick(1));
+    let succeeded = agent.call_bytes_with_retries("worker1", "echo", "b", &quick(2));
+    for call in [&exhausted, &succeeded] {
+        let on_complete = here.clone();
+        call.on_complete(move |_| on_complete());
+        let then = here.clone();
+        let child = call.then(move |result| {
+            then();
+            result
+        });
+        let _ = wait(&child);
+    }
+    assert!(wait(&exhausted).is_err());
+    assert!(wait(&succeeded).is_ok());
+    for _ in 0..4 {
+        let name = told.recv_timeout(PATIENCE).unwrap();
+        // What is complete already when a callback is registered runs it there.
+        let is_registrar = thread::current().name() == Some(name.as_str());
+        assert!(is_registrar || name.starts_with("rpc-"), "{name}");
+        assert_ne!(name, "rpc-retry");
+    }
+}
+
+#[test]
+fn a_call_of_the_worker_itself_is_repeated_too() {
+    let faults = FaultPlan::new(1).fail("echo", 2);
+    let (agent, _other) = pair_with_faults(&faults, |_| {});
+    let call = agent.call_bytes_with_retries("worker0", "echo", "x", &quick(2));
+    assert_eq!(wait(&call).unwrap(), "x");
+    assert_eq!(agent.metrics().retries_sent, 2);
+}

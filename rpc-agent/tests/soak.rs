@@ -1,0 +1,579 @@
+//! Random calls between several agents in one process, with faults, restarts and ends at random.
+//!
+//! Whatever happens: every future completes exactly once, a success has the right content, nothing stays
+//! in a queue, an end takes bounded time, and no thread is left. `SEED=n` repeats a round, `ROUNDS=n` runs
+//! as many from a seed of its own, or from `SEED`.
+
+mod common;
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+use std::time::Duration;
+
+use bytes::Bytes;
+use c10d_store::Store;
+use fastrand::Rng;
+use rpc_agent::{
+    Agent, AgentHandle, AgentOptions, FaultPlan, FutureMessage, HandlerError, Registry,
+    RetryOptions, RpcError, join_all,
+};
+
+use common::{PATIENCE, noise, options, registry, shared_store, start_all, until, within};
+
+/// One round of each kind, and two more.
+const SEEDS: [u64; 6] = [0, 1, 2, 3, 5, 7];
+
+/// Calls of one calling thread.
+const CALLS: usize = 40;
+const CALLERS_PER_AGENT: usize = 2;
+
+#[test]
+fn whatever_happens_every_call_ends_once_and_every_agent_ends() {
+    let number = |name| {
+        std::env::var(name)
+            .ok()
+            .map(|text| text.parse::<u64>().unwrap())
+    };
+    let seeds: Vec<u64> = match (number("SEED"), number("ROUNDS")) {
+        (seed, Some(rounds)) => {
+            let first = seed.unwrap_or_else(|| fastrand::u64(..u64::MAX / 2));
+            (first..).take(rounds as usize).collect()
+        }
+        (Some(seed), None) => vec![seed],
+        (None, None) => SEEDS.to_vec(),
+    };
+    for seed in seeds {
+        run(seed);
+    }
+}
+
+/// What kind of round it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// No faults: every call succeeds that can.
+    Calm,
+    /// Faults, in a group whose members come and go: one goes in the middle and comes back.
+    Restart,
+    /// Faults, and a joint end.
+    Faulty,
+    /// Faults, and all agents end while calls are under way.
+    Abrupt,
+}
+
+#[expect(clippy::print_stderr, reason = "shown when the test fails")]
+fn run(seed: u64) {
+    let kind = [Kind::Calm, Kind::Restart, Kind::Faulty, Kind::Abrupt][(seed % 4) as usize];
+    let mut rng = Rng::with_seed(seed);
+    let world_size = rng.u32(4..=6);
+    let is_dynamic = kind == Kind::Restart || rng.bool();
+    eprintln!("to repeat, set SEED={seed}: {kind:?}, {world_size} workers");
+
+    let store = shared_store();
+    let setup = |rank, rng: &mut Rng| {
+        (
+            agent_options(rank, world_size, is_dynamic, kind, rng),
+            functions(),
+        )
+    };
+    let workers = (0..world_size).map(|rank| setup(rank, &mut rng)).collect();
+    let mut agents: Vec<Agent> = start_all(&store, workers)
+        .into_iter()
+        .map(|started| started.unwrap())
+        .collect();
+    let ledger = Arc::new(Ledger::new(kind));
+    let mut callers: Vec<_> = agents
+        .iter()
+        .flat_map(|agent| callers(agent, world_size, &ledger, &mut rng))
+        .collect();
+
+    let all_calls = CALLS * callers.len();
+    let mut ended = Vec::new();
+    match kind {
+        Kind::Calm | Kind::Faulty => {}
+        Kind::Restart => {
+            let rank = rng.u32(..world_size);
+            let share = rng.usize(all_calls / 5..all_calls * 4 / 5);
+            ledger.until_begun(share);
+            let old = agents.remove(rank as usize);
+            ended.push(old.handle());
+            let is_orderly = rng.bool();
+            bounded("one agent ends", move || {
+                if is_orderly {
+                    // Its calls may not end in time: it ends nevertheless.
+                    let _ = old.shutdown(Duration::from_millis(200));
+                }
+                drop(old);
+            });
+            let (options, registry) = setup(rank, &mut rng);
+            let again = Agent::start(options, registry, store.clone_store().unwrap()).unwrap();
+            callers.extend(self::callers(&again, world_size, &ledger, &mut rng));
+            agents.insert(rank as usize, again);
+        }
+        Kind::Abrupt => {
+            ledger.until_begun(rng.usize(all_calls / 5..all_calls));
+            ended.extend(agents.iter().map(Agent::handle));
+            end_all(std::mem::take(&mut agents), |agent| agent.shutdown_now());
+        }
+    }
+
+    bounded("all callers end", move || {
+        callers
+            .into_iter()
+            .for_each(|caller| caller.join().unwrap());
+    });
+    ledger.settle();
+    for agent in &agents {
+        for to in 0..world_size {
+            until("every worker is reached in the end", || {
+                agent
+                    .call_bytes(to, "echo", "ping")
+                    .is_ok_and(|answer| answer == "ping")
+            });
+        }
+    }
+    for agent in &agents {
+        until("nothing is under way any more", || {
+            let metrics = agent.metrics();
+            let under_way = [
+                metrics.calls_in_flight,
+                metrics.requests_active,
+                metrics.requests_deferred,
+                metrics.handler_queue_len,
+                metrics.retry_queue_len,
+                metrics.threads_waiting,
+            ];
+            under_way == [0; 6]
+        });
+    }
+    ended.extend(agents.iter().map(Agent::handle));
+    end_all(agents, |agent| agent.shutdown(PATIENCE / 2).unwrap());
+
+    for handle in &ended {
+        let metrics = handle.metrics();
+        assert_eq!(metrics.calls_in_flight, 0, "{metrics}");
+        assert_eq!(
+            (metrics.handler_queue_len, metrics.retry_queue_len),
+            (0, 0),
+            "{metrics}"
+        );
+        let all_ended = metrics.calls_succeeded + metrics.calls_failed;
+        assert_eq!(metrics.calls_started, all_ended, "{metrics}");
+        assert_eq!(metrics.threads, 0, "{metrics}");
+        let refused = handle.call_bytes(0, "echo", "late").unwrap_err();
+        assert!(matches!(refused, RpcError::Shutdown { .. }), "{refused}");
+    }
+    until("no thread is left", || threads_alive().is_empty());
+    // Nothing has run a second time meanwhile.
+    ledger.settle();
+}
+
+/// Names of this process's threads that belong to agents.
+fn threads_alive() -> Vec<String> {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+    tasks
+        .filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok())
+        .filter(|name| name.starts_with("rpc-"))
+        .collect()
+}
+
+/// Ends agents at the same time, as those of a group of fixed size wait for each other.
+fn end_all(agents: Vec<Agent>, end: fn(&Agent)) {
+    bounded("all agents end", move || {
+        thread::scope(|scope| {
+            for agent in agents {
+                scope.spawn(move || end(&agent));
+            }
+        });
+    });
+}
+
+/// Fails if it takes too long, instead of hanging.
+#[track_caller]
+fn bounded(what: &str, run: impl FnOnce() + Send + 'static) {
+    let (ended, end) = mpsc::channel();
+    let running = thread::spawn(move || {
+        run();
+        let _ = ended.send(());
+    });
+    if let Err(mpsc::RecvTimeoutError::Timeout) = end.recv_timeout(PATIENCE) {
+        panic!("not within {PATIENCE:?}: {what}");
+    }
+    running.join().unwrap();
+}
+
+fn agent_options(
+    rank: u32,
+    world_size: u32,
+    is_dynamic: bool,
+    kind: Kind,
+    rng: &mut Rng,
+) -> AgentOptions {
+    let mut options = options(rank).with_seed(rng.u64(..));
+    if !is_dynamic {
+        options = options.with_world_size(world_size);
+    }
+    if kind == Kind::Calm {
+        return options
+            .with_timeout(PATIENCE)
+            .with_handler_threads(rng.usize(1..8));
+    }
+    options = options
+        .with_timeout(Duration::from_millis(400))
+        .with_connect_timeout(Duration::from_secs(2))
+        .with_handler_threads(rng.usize(1..8))
+        .with_threads_max(rng.usize(1..40));
+    if rng.bool() {
+        options = options.with_backlog_bytes_max(rng.u64(64 << 10..4 << 20));
+    }
+    if rng.u32(..3) == 0 {
+        options = options.with_requests_queued_max(rng.usize(1..30));
+    }
+    if rng.u32(..3) > 0 {
+        options = options.with_faults(faults(rng));
+    }
+    options
+}
+
+fn faults(rng: &mut Rng) -> FaultPlan {
+    FaultPlan::new(rng.u64(..))
+        .fail("relay", rng.u32(..2))
+        .lose_requests(0.05 * rng.f64())
+        .and_then(|plan| plan.lose_answers(0.05 * rng.f64()))
+        .and_then(|plan| plan.duplicate(0.1 * rng.f64()))
+        .and_then(|plan| plan.delay_randomly(0.2 * rng.f64(), Duration::from_millis(30)))
+        .and_then(|plan| plan.cut(0.01 * rng.f64()))
+        .unwrap()
+}
+
+/// What every worker serves. A request of `relay`, `retried` and `later` begins with the number of further
+/// workers that it is to pass, and their ranks.
+fn functions() -> Registry {
+    registry(|registry| {
+        registry
+            .register_bytes("relay", |context, payload| {
+                let Some((to, payload)) = next_hop(&payload) else {
+                    return Ok(reversed(&payload[1..]));
+                };
+                let answer = context.agent().call_bytes(to, "relay", payload);
+                answer.map_err(|error| HandlerError::new(format!("nested: {error}")))
+            })
+            .unwrap();
+        registry
+            .register_bytes("retried", |context, payload| {
+                let Some((to, payload)) = next_hop(&payload) else {
+                    return Ok(reversed(&payload[1..]));
+                };
+                let agent = context.agent();
+                let answer = agent.call_bytes_with_retries(to, "retried", payload, &retries());
+                let answer = answer.then(|answer| answer).wait();
+                answer.map_err(|error| HandlerError::new(format!("nested: {error}")))
+            })
+            .unwrap();
+        registry
+            .register_deferred("later", |context, payload, reply| {
+                let Some((to, payload)) = next_hop(&payload) else {
+                    return reply.send(Ok(reversed(&payload[1..])));
+                };
+                let options = within(context.agent().timeout());
+                let answer = context
+                    .agent()
+                    .call_bytes_async(to, "later", payload, options);
+                answer.on_complete(move |answer| {
+                    let answer = answer.clone();
+                    reply.send(
+                        answer.map_err(|error| HandlerError::new(format!("nested: {error}"))),
+                    );
+                });
+            })
+            .unwrap();
+        registry
+            .register("slow", |_, payload| {
+                thread::sleep(Duration::from_micros(500));
+                Ok(reversed(payload).to_vec())
+            })
+            .unwrap();
+        registry
+            .register("fails", |_, payload| -> Result<Vec<u8>, _> {
+                Err(HandlerError::new(format!(
+                    "no use for {} bytes",
+                    payload.len()
+                )))
+            })
+            .unwrap();
+        registry
+            .register("asks for nothing", |context, _| {
+                // The answer that there is no such function has to get through to who waits.
+                let caller = context.caller().id;
+                match context.agent().call_bytes(caller.get(), "nothing", "") {
+                    Err(RpcError::NoSuchFunction { .. }) => Ok(b"as expected".to_vec()),
+                    other => Err(HandlerError::new(format!("nested: {other:?}"))),
+                }
+            })
+            .unwrap();
+    })
+}
+
+/// Whom to pass the request on to, and what.
+fn next_hop(payload: &Bytes) -> Option<(u32, Bytes)> {
+    let (&hops, rest) = payload.split_first()?;
+    let (&to, rest) = rest.split_first().filter(|_| hops > 0)?;
+    Some((u32::from(to), [&[hops - 1], rest].concat().into()))
+}
+
+fn reversed(bytes: &[u8]) -> Bytes {
+    bytes.iter().rev().copied().collect()
+}
+
+fn retries() -> RetryOptions {
+    RetryOptions::default()
+        .with_max_retries(3)
+        .with_retry_duration(Duration::from_millis(5))
+        .with_jitter(0.5)
+        .with_attempt_timeout(Duration::from_millis(150))
+}
+
+/// The calls of a round, and what became of them.
+struct Ledger {
+    kind: Kind,
+    begun: AtomicUsize,
+    entries: Mutex<Vec<Entry>>,
+}
+
+struct Entry {
+    what: String,
+    wanted: Wanted,
+    future: FutureMessage,
+    callbacks: Arc<AtomicU32>,
+    callbacks_wanted: u32,
+}
+
+/// How a call ends if nothing goes wrong on its way.
+#[derive(Debug, Clone)]
+enum Wanted {
+    Answer(Bytes),
+    Failure(String),
+    NoSuchFunction,
+}
+
+impl Ledger {
+    fn new(kind: Kind) -> Self {
+        Self {
+            kind,
+            begun: AtomicUsize::new(0),
+            entries: Mutex::default(),
+        }
+    }
+
+    /// Notes a call; a callback of each completion is counted.
+    fn enter(&self, what: String, wanted: Wanted, future: &FutureMessage, callbacks_wanted: u32) {
+        let callbacks = Arc::new(AtomicU32::new(0));
+        for _ in 0..callbacks_wanted {
+            let callbacks = Arc::clone(&callbacks);
+            future.on_complete(move |_| {
+                callbacks.fetch_add(1, Ordering::SeqCst);
+            });
+        }
+        let entry = Entry {
+            what,
+            wanted,
+            future: future.clone(),
+            callbacks,
+            callbacks_wanted,
+        };
+        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        entries.push(entry);
+    }
+
+    fn until_begun(&self, calls: usize) {
+        until("enough calls have begun", || {
+            self.begun.load(Ordering::SeqCst) >= calls
+        });
+    }
+
+    /// Every call has ended as it may, and every callback has run once.
+    fn settle(&self) {
+        let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        for entry in &*entries {
+            let result = entry.future.wait_timeout(PATIENCE);
+            let result = result.unwrap_or_else(|| panic!("never completed: {}", entry.what));
+            if let Err(why) = self.judge(&entry.wanted, &result) {
+                panic!("{}: {why}", entry.what);
+            }
+            until("all callbacks have run", || {
+                entry.callbacks.load(Ordering::SeqCst) >= entry.callbacks_wanted
+            });
+            let ran = entry.callbacks.load(Ordering::SeqCst);
+            assert_eq!(ran, entry.callbacks_wanted, "{}", entry.what);
+        }
+    }
+
+    fn judge(&self, wanted: &Wanted, result: &Result<Bytes, RpcError>) -> Result<(), String> {
+        let error = match (wanted, result) {
+            (Wanted::Answer(answer), Ok(given)) if answer == given => return Ok(()),
+            (_, Ok(given)) => return Err(format!("a wrong answer of {} bytes", given.len())),
+            (Wanted::NoSuchFunction, Err(RpcError::NoSuchFunction { .. })) => return Ok(()),
+            (Wanted::Failure(text), Err(RpcError::Remote { message, .. }))
+                if **message == **text =>
+            {
+                return Ok(());
+            }
+            (_, Err(error)) => error,
+        };
+        let text = error.to_string();
+        if text.contains("given up by") {
+            return Err(format!("somebody forgot it: {text}"));
+        }
+        let may_be = match error {
+            RpcError::Shutdown { .. } | RpcError::NoSuchWorker { .. } => {
+                matches!(self.kind, Kind::Restart | Kind::Abrupt)
+            }
+            RpcError::RetriesExhausted { .. } => true,
+            RpcError::Remote {
+                message, panicked, ..
+            } => !panicked && message.starts_with("nested: "),
+            other => other.is_transient(),
+        };
+        if may_be && self.kind != Kind::Calm {
+            return Ok(());
+        }
+        Err(format!("failed: {text}"))
+    }
+}
+
+/// Threads that make random calls.
+fn callers(
+    agent: &Agent,
+    world_size: u32,
+    ledger: &Arc<Ledger>,
+    rng: &mut Rng,
+) -> Vec<thread::JoinHandle<()>> {
+    let begin = |_| {
+        let caller = Caller {
+            agent: agent.handle(),
+            world_size,
+            ledger: Arc::clone(ledger),
+            rng: rng.fork(),
+        };
+        thread::spawn(move || caller.run())
+    };
+    (0..CALLERS_PER_AGENT).map(begin).collect()
+}
+
+struct Caller {
+    agent: AgentHandle,
+    world_size: u32,
+    ledger: Arc<Ledger>,
+    rng: Rng,
+}
+
+impl Caller {
+    fn run(mut self) {
+        for number in 0..CALLS {
+            self.ledger.begun.fetch_add(1, Ordering::SeqCst);
+            self.make_call(number);
+        }
+    }
+
+    fn make_call(&mut self, number: usize) {
+        let to = self.rng.u32(..self.world_size);
+        let (function, payload, wanted) = self.choose();
+        let what = format!(
+            "call {number} of {} of `{function}` on {to}, {} bytes",
+            self.agent.me(),
+            payload.len()
+        );
+        let mut options = within(self.agent.timeout());
+        if self.ledger.kind != Kind::Calm && self.rng.u32(..8) == 0 {
+            options = within(Duration::from_millis(self.rng.u64(1..30)));
+        }
+        let with_retries = self.rng.u32(..5) == 0 && self.ledger.kind != Kind::Calm;
+        let future = if with_retries {
+            self.agent
+                .call_bytes_with_retries(to, function, payload, &retries())
+        } else {
+            self.agent.call_bytes_async(to, function, payload, options)
+        };
+        let callbacks_wanted = self.rng.u32(..4);
+        self.ledger
+            .enter(what.clone(), wanted.clone(), &future, callbacks_wanted);
+        match self.rng.u32(..9) {
+            // Nobody waits.
+            0..4 => drop(future),
+            4 => drop(future.wait()),
+            5 => {
+                if future.wait_timeout(Duration::from_millis(1)).is_none() {
+                    let _ = block_on(future);
+                }
+            }
+            6 => drop(block_on(future)),
+            7 => {
+                let chained = future
+                    .then(|result| result)
+                    .and_then(|answer| FutureMessage::ready(Ok(answer)));
+                self.ledger
+                    .enter(format!("then: {what}"), wanted, &chained, 1);
+            }
+            _ => {
+                let all = join_all(vec![future.clone(), future]);
+                let first = all.then(|answers| answers.map(|mut answers| answers.swap_remove(0)));
+                self.ledger
+                    .enter(format!("join: {what}"), wanted, &first, 1);
+                drop(first.wait());
+            }
+        }
+    }
+
+    /// A function, its payload, and how the call should end.
+    fn choose(&mut self) -> (&'static str, Bytes, Wanted) {
+        let bytes = match self.rng.u32(..10) {
+            0 => 0,
+            1 => self.rng.usize(..200 << 10),
+            2 => self.rng.usize(..20 << 10),
+            _ => self.rng.usize(..300),
+        };
+        let data = noise(self.rng.u64(..), bytes);
+        match self.rng.u32(..12) {
+            0..3 => ("echo", data.clone(), Wanted::Answer(data)),
+            number @ 3..9 => {
+                let name = ["relay", "retried", "later"][(number % 3) as usize];
+                let hops = self.rng.usize(..4);
+                let ranks = (0..hops).map(|_| self.rng.u8(..self.world_size as u8));
+                let head: Vec<u8> = std::iter::once(hops as u8).chain(ranks).collect();
+                let payload = [&*head, &*data].concat().into();
+                (name, payload, Wanted::Answer(reversed(&data)))
+            }
+            9 => ("slow", data.clone(), Wanted::Answer(reversed(&data))),
+            10 if self.rng.bool() => {
+                let text = format!("no use for {bytes} bytes");
+                ("fails", data, Wanted::Failure(text))
+            }
+            10 => ("nothing", data, Wanted::NoSuchFunction),
+            _ => {
+                let answer = Bytes::from_static(b"as expected");
+                ("asks for nothing", data, Wanted::Answer(answer))
+            }
+        }
+    }
+}
+
+/// Waits as a host of async code does.
+fn block_on<F: Future>(future: F) -> F::Output {
+    struct Unpark(Thread);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    let mut future = pin!(future);
+    loop {
+        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(output) => return output,
+            Poll::Pending => thread::park(),
+        }
+    }
+}

@@ -1,0 +1,710 @@
+//! Peers that break the rules of a connection, or have never heard of them: each gets what it deserves,
+//! and nobody else notices. The tests write and read all bytes by hand, which pins the format.
+
+mod common;
+mod raw;
+
+use std::io::{ErrorKind, Read};
+use std::net::TcpStream;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+use std::{env, io};
+
+use bytes::Bytes;
+use c10d_store::Store;
+use rpc_agent::{
+    Agent, AgentOptions, FutureMessage, NotSent, Outcome, Registry, RpcError, RpcFuture,
+};
+
+use common::{PATIENCE, noise, registry, shared_store, start_all, until, within};
+use raw::{
+    ERROR, HELLO, LARGE, REFUSE, REQUEST, REQUEST_PART, RESPONSE, RESPONSE_PART, RawFrame,
+    RawWorker, WELCOME, address_of, await_closed, connect, frame, header, hello_body,
+    large_request, publish, read_frame, request, send, u16_bytes, u32_bytes, u64_bytes, welcome,
+};
+
+const PART_BYTES: usize = 128 << 10;
+
+/// An agent, another one that must not notice anything, and between them a worker made by hand.
+struct Group {
+    store: Arc<dyn Store>,
+    agent: Agent,
+    other: Agent,
+    raw: RawWorker,
+}
+
+impl Group {
+    fn new() -> Self {
+        Self::with(|options| options, |_| {})
+    }
+
+    fn with(
+        adjust: impl Fn(AgentOptions) -> AgentOptions,
+        fill: impl FnOnce(&mut Registry),
+    ) -> Self {
+        let store = shared_store();
+        let raw = RawWorker::join(&*store, 1, "raw", 0x00c0_ffee_00c0_ffee);
+        let options = |name: &str, rank| common::named(name, rank).with_world_size(3);
+        let workers = vec![
+            (adjust(options("agent", 0)), registry(fill)),
+            (options("other", 2), registry(|_| {})),
+        ];
+        let agents = start_all(&store, workers);
+        let mut agents = agents.into_iter().map(Result::unwrap);
+        let (agent, other) = (agents.next().unwrap(), agents.next().unwrap());
+        Self {
+            store,
+            agent,
+            other,
+            raw,
+        }
+    }
+
+    /// A connection that says nothing yet.
+    fn stranger(&self) -> TcpStream {
+        connect(address_of(&*self.store, 0).0)
+    }
+
+    fn incarnation(&self) -> u64 {
+        address_of(&*self.store, 0).1
+    }
+
+    /// The agent serves the other one, and is served.
+    #[track_caller]
+    fn assert_serves_others(&self) {
+        let payload = noise(1, 1000);
+        let calls = [(&self.other, "agent"), (&self.agent, "other")];
+        for (from, to) in calls {
+            let options = within(PATIENCE);
+            let answer = from.call_bytes_with(to, "echo", payload.clone(), options);
+            assert_eq!(answer.unwrap(), payload);
+        }
+    }
+
+    /// A call of the worker made by hand, without a timeout.
+    fn call_raw(&self, payload: impl Into<Bytes>) -> FutureMessage {
+        let options = within(Duration::ZERO);
+        self.agent
+            .call_bytes_async("raw", "double", payload, options)
+    }
+}
+
+#[track_caller]
+fn wait(future: &FutureMessage) -> Result<Bytes, RpcError> {
+    future.wait_timeout(PATIENCE).expect("it ends")
+}
+
+fn read_exactly(socket: &mut TcpStream, count: usize) -> Vec<u8> {
+    let mut bytes = vec![0; count];
+    socket.read_exact(&mut bytes).unwrap();
+    bytes
+}
+
+#[test]
+fn the_bytes_of_a_dial_and_of_a_call_are_these() {
+    let group = Group::new();
+    let options = within(Duration::from_millis(60_000));
+    let call = group
+        .agent
+        .call_bytes_async("raw", "double", vec![7], options);
+
+    let mut socket = group.raw.accept();
+    let hello = [
+        &[48, 0, 0, 0, 1, 0, 0, 0][..], // 48 bytes of body, a Hello, no flags
+        &[0; 8],                        // of no call
+        b"C10DRPC\0",
+        &[1, 0], // version
+        &[0, 0], // from worker 0
+        &[1, 0], // to worker 1
+        &u64_bytes(group.incarnation()),
+        &[0xee, 0xff, 0xc0, 0, 0xee, 0xff, 0xc0, 0], // the incarnation that is wanted
+        &[0; 4],                                     // no connection of this pair yet
+        &[0, 0, 0, 16, 0, 0, 0, 0],                  // takes messages of 256 MiB
+        &[5],
+        b"agent",
+    ]
+    .concat();
+    assert_eq!(read_exactly(&mut socket, hello.len()), hello);
+
+    let welcome = [
+        &[20, 0, 0, 0, 2, 0, 0, 0][..], // 20 bytes of body, a Welcome
+        &[0; 8],
+        &[0xee, 0xff, 0xc0, 0, 0xee, 0xff, 0xc0, 0], // the incarnation of who speaks
+        &[1, 0, 0, 0],                               // the first connection of this pair
+        &[0, 0, 0, 16, 0, 0, 0, 0],
+    ]
+    .concat();
+    send(&mut socket, &welcome);
+
+    let start = [11, 0, 0, 0, 4, 0, 6, 0]; // 11 bytes of body, a Request, 6 of them the name
+    assert_eq!(read_exactly(&mut socket, 8), start);
+    let id = read_exactly(&mut socket, 8);
+    let body = [&[0x60, 0xea, 0, 0][..], b"double", &[7]].concat(); // within 60,000 ms
+    assert_eq!(read_exactly(&mut socket, 11), body);
+
+    let response = [&[1, 0, 0, 0, 5, 0, 0, 0][..], &id, &[14]].concat();
+    send(&mut socket, &response);
+    assert_eq!(wait(&call).unwrap(), vec![14]);
+}
+
+#[test]
+fn the_bytes_of_a_call_that_is_served_are_these() {
+    let group = Group::new();
+    let mut socket = group.stranger();
+    send(&mut socket, &group.raw.hello(0, group.incarnation(), 0));
+    let expected = welcome(group.incarnation(), 1);
+    assert_eq!(read_exactly(&mut socket, expected.len()), expected);
+
+    let id = [8, 7, 6, 5, 4, 3, 2, 1];
+    let call = [
+        &[10, 0, 0, 0, 4, 0, 4, 0][..],
+        &id,
+        &[0; 4], // without a limit of time
+        b"echo",
+        &[1, 2],
+    ]
+    .concat();
+    send(&mut socket, &call);
+    let answer = [&[2, 0, 0, 0, 5, 0, 0, 0][..], &id, &[1, 2]].concat();
+    assert_eq!(read_exactly(&mut socket, answer.len()), answer);
+
+    send(&mut socket, &request(9, "nothing", b""));
+    let answer = read_frame(&mut socket);
+    assert_eq!((answer.kind, answer.aux, answer.id), (ERROR, 3, 9));
+}
+
+#[test]
+fn large_messages_travel_in_parts_of_128_kib() {
+    let group = Group::new();
+    let mut socket = group.raw.dial(&*group.store, 0, 0);
+    let payload = noise(2, PART_BYTES + 1);
+    send(&mut socket, &large_request(3, "echo", payload.len() as u64));
+    // One part is short: a part may have any length.
+    let (first, rest) = payload.split_at(1000);
+    let (second, third) = rest.split_at(PART_BYTES - 10_000);
+    for part in [first, second, third] {
+        send(&mut socket, &frame(REQUEST_PART, 0, 0, 3, part));
+    }
+    let start = read_frame(&mut socket);
+    let expected = RawFrame {
+        kind: RESPONSE,
+        flags: LARGE,
+        aux: 0,
+        id: 3,
+        body: u64_bytes(payload.len() as u64),
+    };
+    assert_eq!(start, expected);
+    for expected in payload.chunks(PART_BYTES) {
+        let part = read_frame(&mut socket);
+        assert_eq!((part.kind, part.flags, part.id), (RESPONSE_PART, 0, 3));
+        assert!(part.body == expected, "a part of {} bytes", part.body.len());
+    }
+
+    // And the other way.
+    let call = group.call_raw(payload.clone());
+    let start = read_frame(&mut socket);
+    assert_eq!((start.kind, start.flags, start.aux), (REQUEST, LARGE, 6));
+    let body = [
+        &u32_bytes(0),
+        u64_bytes(payload.len() as u64).as_slice(),
+        b"double",
+    ]
+    .concat();
+    assert_eq!(start.body, body);
+    let mut arrived = Vec::new();
+    while arrived.len() < payload.len() {
+        let part = read_frame(&mut socket);
+        assert_eq!((part.kind, part.id), (REQUEST_PART, start.id));
+        assert!(part.body.len() <= PART_BYTES);
+        arrived.extend_from_slice(&part.body);
+    }
+    assert!(payload == arrived);
+    let total = u64_bytes(payload.len() as u64);
+    send(&mut socket, &frame(RESPONSE, LARGE, 0, start.id, &total));
+    for part in payload.chunks(PART_BYTES) {
+        send(&mut socket, &frame(RESPONSE_PART, 0, 0, start.id, part));
+    }
+    assert!(wait(&call).unwrap() == payload);
+}
+
+#[test]
+fn the_number_of_an_error_says_what_is_known_of_the_call() {
+    let group = Group::new();
+    let mut socket = group.raw.dial(&*group.store, 0, 0);
+    let cases: [(u16, Outcome, &str); 6] = [
+        (1, Outcome::Executed, "the function failed: why"),
+        (2, Outcome::Executed, "the function panicked: why"),
+        (3, Outcome::NotExecuted, "no function of this name"),
+        (4, Outcome::NotExecuted, "was refused there: why"),
+        (5, Outcome::Executed, "answer has"),
+        (6, Outcome::NotExecuted, "deadline had passed"),
+    ];
+    for (number, outcome, words) in cases {
+        let call = group.call_raw(vec![]);
+        let id = read_frame(&mut socket).id;
+        send(&mut socket, &frame(ERROR, 0, number, id, b"why"));
+        let error = wait(&call).unwrap_err();
+        assert_eq!(error.outcome(), outcome, "{error}");
+        assert!(error.to_string().contains(words), "{error}");
+        assert!(error.to_string().contains("raw"), "{error}");
+    }
+}
+
+#[test]
+fn what_is_no_hello_is_closed() {
+    let group = Group::new();
+    let me = group.incarnation();
+    let good = hello_body(1, 0, 5, me, 0, "raw");
+    let changed = |at: usize, byte: u8| {
+        let mut body = good.clone();
+        body[at] = byte;
+        frame(HELLO, 0, 0, 0, &body)
+    };
+    let no_hellos = [
+        b"GET / HTTP/1.1\r\nHost: agent\r\n\r\n".to_vec(),
+        noise(3, 4096).to_vec(),
+        vec![0; 64],
+        vec![0xff; 64],
+        // The magic bytes, the version, a worker's id beyond all, a bad name, a wrong length of it.
+        changed(0, b'X'),
+        changed(8, 2),
+        changed(11, 0x80),
+        changed(13, 0x80),
+        changed(43, b' '),
+        changed(42, 4),
+        changed(42, 255),
+        header(u32::MAX, HELLO, 0, 0, 0),
+        header(513, HELLO, 0, 0, 0),
+        header(42, HELLO, 0, 0, 0),
+        header(48, HELLO, 1, 0, 0),
+        // Frames that may come only later.
+        request(1, "echo", b"x"),
+        frame(RESPONSE, 0, 0, 1, b"x"),
+        welcome(me, 1),
+        frame(raw::GOODBYE, 0, 0, 0, b""),
+    ];
+    for bytes in &no_hellos {
+        let mut socket = group.stranger();
+        send(&mut socket, bytes);
+        await_closed(&mut socket);
+        group.assert_serves_others();
+    }
+    // Nothing of it has done any harm to the worker that they pretended to be.
+    let mut socket = group.raw.dial(&*group.store, 0, 0);
+    send(&mut socket, &request(1, "echo", b"x"));
+    assert_eq!(read_frame(&mut socket).body, b"x");
+}
+
+#[test]
+fn a_hello_of_or_for_somebody_else_is_refused() {
+    let group = Group::new();
+    let me = group.incarnation();
+    // Reasons: 1 another worker, 2 another incarnation.
+    let cases = [
+        (
+            hello_body(1, 2, 5, me, 0, "raw"),
+            1,
+            "another worker is wanted",
+        ),
+        (
+            hello_body(1, 0, 5, me ^ 1, 0, "raw"),
+            2,
+            "an earlier process is wanted",
+        ),
+        (hello_body(1, 0, 5, me, 0, "war"), 1, "an unknown name"),
+        (
+            hello_body(2, 0, 5, me, 0, "raw"),
+            1,
+            "the name of another id",
+        ),
+        (hello_body(7, 0, 5, me, 0, "raw"), 1, "an unknown id"),
+        (hello_body(0, 0, 5, me, 0, "agent"), 1, "the worker itself"),
+    ];
+    for (body, reason, what) in cases {
+        let mut socket = group.stranger();
+        send(&mut socket, &frame(HELLO, 0, 0, 0, &body));
+        let refuse = read_frame(&mut socket);
+        assert_eq!(refuse.kind, REFUSE, "{what}");
+        assert_eq!(refuse.body[0], reason, "{what}");
+        assert_eq!(refuse.body[1..5], [0; 4], "{what}");
+        assert!(std::str::from_utf8(&refuse.body[5..]).is_ok(), "{what}");
+        await_closed(&mut socket);
+        group.assert_serves_others();
+    }
+}
+
+#[test]
+fn a_hello_may_come_in_pieces_and_take_its_time() {
+    let group = Group::new();
+    let mut socket = group.stranger();
+    let hello = group.raw.hello(0, group.incarnation(), 0);
+    for piece in hello.chunks(7) {
+        send(&mut socket, piece);
+        // Who has said half of it holds up nobody.
+        group.assert_serves_others();
+    }
+    assert_eq!(read_frame(&mut socket).kind, WELCOME);
+    send(&mut socket, &request(1, "echo", b"x"));
+    assert_eq!(read_frame(&mut socket).body, b"x");
+}
+
+#[test]
+fn a_request_before_the_welcome_is_a_breach() {
+    let group = Group::new();
+    let mut socket = group.stranger();
+    let hello = group.raw.hello(0, group.incarnation(), 0);
+    send(&mut socket, &[hello, request(1, "echo", b"x")].concat());
+    await_closed(&mut socket);
+    group.assert_serves_others();
+}
+
+#[test]
+fn garbage_after_a_hello_ends_the_connection_and_fails_its_calls_only() {
+    let group = Group::new();
+    let garbage = [
+        noise(4, 4096).to_vec(),
+        header(0, 0, 0, 0, 1),
+        header(0, 10, 0, 0, 1),
+        header(u32::MAX, REQUEST, 0, 4, 1),
+        header(u32::MAX, RESPONSE, 0, 0, 1),
+        header(u32::MAX, ERROR, 0, 1, 1),
+        header(u32::MAX, REQUEST_PART, 0, 0, 1),
+        header(3, REQUEST, 0, 4, 1),
+        header(2000, REQUEST, 0, 1025, 1),
+        header(4, RESPONSE, 2, 0, 1),
+        frame(REQUEST, 0, 2, 1, &[0, 0, 0, 0, 0xff, 0xfe]),
+        frame(ERROR, 0, 99, 1, b"x"),
+        frame(REQUEST_PART, 0, 0, 1, b"x"),
+        frame(RESPONSE_PART, 0, 0, 1, b"x"),
+        // Large messages: greater than all, not large at all, twice the same.
+        large_request(1, "echo", u64::MAX),
+        large_request(1, "echo", raw::MESSAGE_BYTES_MAX + 1),
+        large_request(1, "echo", 1),
+        [
+            large_request(1, "echo", 1 << 20),
+            large_request(1, "echo", 1 << 20),
+        ]
+        .concat(),
+        (0..17)
+            .flat_map(|id| large_request(id, "echo", 1 << 20))
+            .collect(),
+        // A second handshake.
+        group.raw.hello(0, group.incarnation(), 0),
+        welcome(5, 1),
+        [u16_bytes(1), u32_bytes(7)].concat().repeat(100),
+    ];
+    for (links, bytes) in (0..).zip(&garbage) {
+        let mut socket = group.raw.dial(&*group.store, 0, links);
+        let call = group.call_raw(vec![1]);
+        assert_eq!(read_frame(&mut socket).kind, REQUEST);
+        send(&mut socket, bytes);
+        let error = wait(&call).unwrap_err();
+        assert!(
+            matches!(&error, RpcError::ConnectionLost { cause, .. }
+                if cause.kind() == ErrorKind::InvalidData),
+            "{error:?}"
+        );
+        assert!(
+            error.to_string().contains("on worker raw (id 1)"),
+            "{error}"
+        );
+        assert_eq!(error.outcome(), Outcome::Unknown);
+        await_closed(&mut socket);
+        group.assert_serves_others();
+    }
+    assert_eq!(group.agent.metrics().calls_in_flight, 0);
+}
+
+#[test]
+fn an_answer_that_nobody_waits_for_is_dropped_and_counted() {
+    let group = Group::new();
+    let mut socket = group.raw.dial(&*group.store, 0, 0);
+    send(&mut socket, &frame(RESPONSE, 0, 0, 77, b"x"));
+    send(&mut socket, &frame(ERROR, 0, 1, u64::MAX, b"x"));
+    let large = frame(RESPONSE, LARGE, 0, 78, &u64_bytes(PART_BYTES as u64 + 1));
+    send(&mut socket, &large);
+    send(
+        &mut socket,
+        &frame(RESPONSE_PART, 0, 0, 78, &vec![0; PART_BYTES]),
+    );
+    send(&mut socket, &frame(RESPONSE_PART, 0, 0, 78, &[0]));
+    send(&mut socket, &request(1, "echo", b"x"));
+    assert_eq!(read_frame(&mut socket).body, b"x");
+    assert!(group.agent.metrics().late_responses >= 2);
+    // To say the same twice is no harm either.
+    let call = group.call_raw(vec![]);
+    let id = read_frame(&mut socket).id;
+    for answer in [b"1", b"2"] {
+        send(&mut socket, &frame(RESPONSE, 0, 0, id, answer));
+    }
+    assert_eq!(wait(&call).unwrap(), &b"1"[..]);
+    group.assert_serves_others();
+}
+
+/// What is under way to a peer that reads nothing: with the two systems, and with the agent.
+const BACKLOG_BYTES_MAX: u64 = 2 << 20;
+
+#[test]
+fn a_peer_that_reads_no_answers_costs_bounded_memory() {
+    const ANSWER_BYTES: usize = 1 << 20;
+    const CALLS: u64 = 200;
+    const HANDLER_THREADS: usize = 4;
+    let runs = Arc::new(AtomicU64::new(0));
+    let group = Group::with(
+        |options| {
+            options
+                .with_backlog_bytes_max(BACKLOG_BYTES_MAX)
+                .with_handler_threads(HANDLER_THREADS)
+        },
+        |registry| {
+            let answer = noise(5, ANSWER_BYTES);
+            let runs = Arc::clone(&runs);
+            registry
+                .register_bytes("big", move |_, _| {
+                    runs.fetch_add(1, Ordering::SeqCst);
+                    Ok(answer.clone())
+                })
+                .unwrap();
+        },
+    );
+    let mut socket = group.raw.dial(&*group.store, 0, 0);
+    for id in 0..CALLS {
+        send(&mut socket, &request(id, "big", b""));
+    }
+    until("all requests have come", || {
+        group.agent.metrics().requests_received == CALLS
+    });
+    for _ in 0..20 {
+        group.assert_serves_others();
+        // What is sent is with the systems. Each thread may have begun one more run before the backlog
+        // was there.
+        let sent = group.agent.metrics().bytes_sent;
+        let runs = runs.load(Ordering::SeqCst);
+        let with_agent = (runs * ANSWER_BYTES as u64).saturating_sub(sent);
+        let bound = BACKLOG_BYTES_MAX + (HANDLER_THREADS as u64 + 1) * ANSWER_BYTES as u64;
+        assert!(with_agent <= bound, "{with_agent} bytes wait");
+        assert!(runs < CALLS, "{runs} runs");
+    }
+    // When it reads at last, every one of its requests is answered.
+    let expected = noise(5, ANSWER_BYTES);
+    let mut answers: Vec<Vec<u8>> = vec![Vec::new(); usize::try_from(CALLS).unwrap()];
+    let mut complete = 0;
+    while complete < CALLS {
+        let frame = read_frame(&mut socket);
+        let answer = &mut answers[usize::try_from(frame.id).unwrap()];
+        match (frame.kind, frame.flags) {
+            (RESPONSE, LARGE) => assert_eq!(frame.body, u64_bytes(ANSWER_BYTES as u64)),
+            (RESPONSE_PART, 0) => answer.extend_from_slice(&frame.body),
+            _ => panic!("{:?}", (frame.kind, frame.flags)),
+        }
+        if answer.len() == ANSWER_BYTES {
+            assert!(*answer == expected);
+            *answer = Vec::new();
+            complete += 1;
+        }
+    }
+    assert_eq!(runs.load(Ordering::SeqCst), CALLS);
+    group.assert_serves_others();
+}
+
+#[test]
+fn calls_to_a_peer_that_reads_nothing_end_at_their_deadlines_or_at_once() {
+    let group = Group::with(
+        |options| options.with_backlog_bytes_max(BACKLOG_BYTES_MAX),
+        |_| {},
+    );
+    let socket = group.raw.dial(&*group.store, 0, 0);
+    let payload = noise(6, 256 << 10);
+    let mut calls = Vec::new();
+    let refused = loop {
+        let options = within(Duration::from_millis(200));
+        let call = group
+            .agent
+            .call_bytes_async("raw", "double", payload.clone(), options);
+        match call.try_get() {
+            // Of those that were expired before the backlog was reached there is nothing to learn.
+            Some(Err(error)) if !matches!(error, RpcError::Timeout { .. }) => break error,
+            _ => calls.push(call),
+        }
+        group.assert_serves_others();
+    };
+    assert!(
+        matches!(
+            refused,
+            RpcError::NotSent {
+                cause: NotSent::Backlog {
+                    max_bytes: BACKLOG_BYTES_MAX,
+                    ..
+                },
+                ..
+            }
+        ),
+        "{refused:?}"
+    );
+    let mut unsent = 0;
+    for call in &calls {
+        let error = wait(call).unwrap_err();
+        assert!(matches!(error, RpcError::Timeout { .. }), "{error:?}");
+        if error.outcome() == Outcome::NotExecuted {
+            assert!(error.to_string().contains("never sent"), "{error}");
+            unsent += 1;
+        }
+    }
+    assert!(unsent > 0, "none of {} was withdrawn", calls.len());
+    assert!(unsent < calls.len(), "the first ones were sent");
+    // What was withdrawn makes room.
+    let call = group.call_raw(payload);
+    assert!(call.try_get().is_none());
+    group.assert_serves_others();
+    drop(socket);
+    let error = wait(&call).unwrap_err();
+    assert!(!matches!(error, RpcError::Timeout { .. }), "{error:?}");
+}
+
+#[test]
+fn calls_to_a_peer_that_never_answers_end_at_their_deadlines() {
+    let group = Group::new();
+    let mut socket = group.raw.dial(&*group.store, 0, 0);
+    let reading = thread::spawn(move || {
+        let mut requests = 0;
+        while requests < 100 {
+            assert_eq!(read_frame(&mut socket).kind, REQUEST);
+            requests += 1;
+        }
+        socket
+    });
+    let calls: Vec<_> = (0..100)
+        .map(|number| {
+            let options = within(Duration::from_millis(20 + number % 5));
+            group
+                .agent
+                .call_bytes_async("raw", "double", vec![1], options)
+        })
+        .collect();
+    group.assert_serves_others();
+    for call in &calls {
+        let error = wait(call).unwrap_err();
+        assert!(matches!(error, RpcError::Timeout { .. }), "{error:?}");
+        assert!(
+            error
+                .to_string()
+                .starts_with("RPC ran for more than set timeout (2"),
+            "{error}"
+        );
+    }
+    let mut socket = reading.join().unwrap();
+    assert_eq!(group.agent.metrics().timeouts, 100);
+    assert_eq!(group.agent.metrics().calls_in_flight, 0);
+    // The connection is as good as before.
+    let call = group.call_raw(vec![4]);
+    let id = read_frame(&mut socket).id;
+    send(&mut socket, &frame(RESPONSE, 0, 0, id, &[8]));
+    assert_eq!(wait(&call).unwrap(), vec![8]);
+}
+
+#[test]
+fn who_waits_for_a_peer_that_never_answers_is_told_at_the_deadline() {
+    let group = Group::new();
+    let _socket = group.raw.dial(&*group.store, 0, 0);
+    // One that goes on: who waits for the others reads the connection, and must not wait for its end.
+    let endless = group.call_raw(vec![]);
+    let began = Instant::now();
+    for number in 0..300 {
+        let options = within(Duration::from_millis(1 + number % 3));
+        let call = group
+            .agent
+            .call_bytes_async("raw", "double", vec![1], options);
+        let error = wait(&call).unwrap_err();
+        assert!(matches!(error, RpcError::Timeout { .. }), "{error:?}");
+        // A wait that misses its call's end lasts until its own.
+        assert!(began.elapsed() < PATIENCE, "call {number}");
+    }
+    assert!(!endless.is_complete());
+    group.assert_serves_others();
+}
+
+#[test]
+fn an_address_where_somebody_else_listens_is_tried_until_the_connect_timeout() {
+    let group = Group::with(
+        |options| options.with_connect_timeout(Duration::from_millis(50)),
+        |_| {},
+    );
+    // The other agent listens where the raw worker is said to.
+    let (other, _) = address_of(&*group.store, 2);
+    publish(&*group.store, 1, "raw", other.port(), 5);
+    let error = wait(&group.call_raw(vec![])).unwrap_err();
+    assert!(
+        matches!(
+            &error,
+            RpcError::NotSent { cause: NotSent::Connect(cause), .. } if cause.contains("refused")
+        ),
+        "{error:?}"
+    );
+    assert_eq!(error.outcome(), Outcome::NotExecuted);
+    group.assert_serves_others();
+}
+
+/// Set for the process that [`a_flood_of_connections_pushes_out_the_oldest_silent_ones`] starts.
+const FLOOD: &str = "RPC_AGENT_TEST_FLOOD";
+
+#[test]
+fn a_flood_of_connections_pushes_out_the_oldest_silent_ones() {
+    if env::var_os(FLOOD).is_some() {
+        return flood();
+    }
+    // In a process of its own, which may have more files open than usual.
+    let status = Command::new("sh")
+        .args(["-c", "ulimit -n 4096; exec \"$0\" \"$@\""])
+        .arg(env::current_exe().unwrap())
+        .args([
+            "--exact",
+            "a_flood_of_connections_pushes_out_the_oldest_silent_ones",
+        ])
+        .env(FLOOD, "1")
+        .stdout(Stdio::null())
+        .status();
+    assert!(status.unwrap().success());
+}
+
+fn flood() {
+    const SILENT_MAX: usize = 1024;
+    const CONNECTIONS: usize = 1100;
+    let group = Group::new();
+    let mut sockets: Vec<TcpStream> = (0..CONNECTIONS).map(|_| group.stranger()).collect();
+    group.assert_serves_others();
+    // One who knows the rules gets in among them.
+    let mut socket = group.raw.dial(&*group.store, 0, 0);
+    send(&mut socket, &request(1, "echo", b"x"));
+    assert_eq!(read_frame(&mut socket).body, b"x");
+    let (oldest, others) = sockets.split_at_mut(CONNECTIONS - SILENT_MAX);
+    for socket in oldest {
+        await_closed(socket);
+    }
+    let last = others.last_mut().unwrap();
+    last.set_nonblocking(true).unwrap();
+    let read: io::Result<usize> = last.read(&mut [0]);
+    assert_eq!(read.unwrap_err().kind(), ErrorKind::WouldBlock);
+    group.assert_serves_others();
+    drop(sockets);
+    group.assert_serves_others();
+}
+
+#[test]
+fn a_hello_is_refused_once_the_agent_has_ended_and_its_port_is_closed() {
+    let group = Group::new();
+    let (address, _) = address_of(&*group.store, 0);
+    let mut open = group.raw.dial(&*group.store, 0, 0);
+    let call: RpcFuture<Bytes> = group.call_raw(vec![]);
+    assert_eq!(read_frame(&mut open).kind, REQUEST);
+    group.agent.shutdown_now();
+    // The farewell: nothing was wrong with the connection.
+    assert_eq!(read_frame(&mut open).kind, raw::GOODBYE);
+    await_closed(&mut open);
+    let error = wait(&call).unwrap_err();
+    assert!(matches!(error, RpcError::Shutdown { .. }), "{error:?}");
+    let refused = TcpStream::connect(address).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
+}
