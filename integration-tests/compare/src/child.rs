@@ -1,0 +1,92 @@
+//! A rival's server as a process of its own, seen from both sides.
+
+use std::env;
+use std::io::{self, BufRead, BufReader, Write};
+use std::net::SocketAddr;
+use std::process::{self, Child, Command, Stdio};
+use std::thread;
+
+use clap::ValueEnum;
+
+use crate::error::CompareError;
+use crate::placement::Placement;
+use crate::rivals::Rival;
+
+/// What the child writes before its address.
+const ANNOUNCEMENT: &str = "listening on ";
+
+/// A running server. Killed on drop; it also ends by itself when this process does, however that
+/// comes about.
+#[derive(Debug)]
+pub(crate) struct Server {
+    child: Child,
+    address: SocketAddr,
+}
+
+impl Server {
+    /// Starts this program as the rival's server, and waits until it listens or ends.
+    pub(crate) fn start(rival: Rival, placement: Placement) -> Result<Self, CompareError> {
+        let executable =
+            env::current_exe().map_err(CompareError::setup(rival, "cannot find this program"))?;
+        let name = rival.to_possible_value();
+        let child = placement.on_server_core(|| {
+            Command::new(executable)
+                .arg("--serve")
+                .args(name.as_ref().map(|name| name.get_name()))
+                // Its end tells the server that this process is gone.
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .spawn()
+                .map_err(CompareError::setup(rival, "cannot start the server"))
+        })?;
+        let mut server = Self {
+            child,
+            // Replaced below; until then `server` only sees to it that the child is killed.
+            address: SocketAddr::from(([0; 4], 0)),
+        };
+        server.address = server
+            .read_address()
+            .map_err(CompareError::setup(rival, "the server did not start"))?;
+        Ok(server)
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The child says nothing more after its line, so its output need not be read on.
+    fn read_address(&mut self) -> io::Result<SocketAddr> {
+        let mut line = String::new();
+        if let Some(stdout) = self.child.stdout.as_mut() {
+            BufReader::new(stdout).read_line(&mut line)?;
+        }
+        line.trim_end()
+            .strip_prefix(ANNOUNCEMENT)
+            .and_then(|address| address.parse().ok())
+            .ok_or_else(|| io::Error::other(format!("it wrote {line:?}")))
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Both fail only when it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The child's side: serves until standard input ends. Returns only with an error.
+pub(crate) fn serve(rival: Rival) -> Result<(), CompareError> {
+    // The process owns this thread: it ends with it, or ends it.
+    thread::Builder::new()
+        .name("parent-watch".to_owned())
+        .spawn(|| {
+            let ended = io::copy(&mut io::stdin(), &mut io::sink());
+            process::exit(i32::from(ended.is_err()));
+        })
+        .map_err(CompareError::system("cannot watch standard input"))?;
+    rival.serve(&mut |address| {
+        let mut stdout = io::stdout();
+        writeln!(stdout, "{ANNOUNCEMENT}{address}").and_then(|()| stdout.flush())
+    })
+}

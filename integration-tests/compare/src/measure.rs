@@ -1,0 +1,183 @@
+//! What is measured, in which order.
+//!
+//! Every figure of every rival is taken once in each round, one right after the other, so that what
+//! else the machine does meets all of them alike.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use clap::ValueEnum;
+
+use crate::child::Server;
+use crate::error::CompareError;
+use crate::placement::{self, Placement};
+use crate::report::{Report, Row};
+use crate::rivals::{Client, Rival};
+
+/// A payload, and how many of it are in flight where it is about throughput.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Load {
+    pub(crate) name: &'static str,
+    pub(crate) payload_bytes: usize,
+    pub(crate) in_flight: usize,
+}
+
+const LOADS: [Load; 3] = [
+    Load {
+        name: "64 B",
+        payload_bytes: 64,
+        in_flight: 64,
+    },
+    Load {
+        name: "1 KiB",
+        payload_bytes: 1 << 10,
+        in_flight: 64,
+    },
+    // 64 of them would measure the machine's memory.
+    Load {
+        name: "1 MiB",
+        payload_bytes: 1 << 20,
+        in_flight: 8,
+    },
+];
+
+/// How often, and how long.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Plan {
+    pub(crate) rounds: u16,
+    /// For one figure of one rival.
+    pub(crate) time: Duration,
+    warm_up: Duration,
+}
+
+impl Plan {
+    pub(crate) fn new(rounds: u16, seconds: f64) -> Self {
+        let time = Duration::from_secs_f64(seconds);
+        Self {
+            rounds,
+            time,
+            warm_up: time / 2,
+        }
+    }
+
+    pub(crate) fn quick() -> Self {
+        Self {
+            rounds: 1,
+            time: Duration::from_millis(50),
+            warm_up: Duration::from_millis(10),
+        }
+    }
+}
+
+/// A rival with its server running and its connection made.
+struct Contestant {
+    rival: Rival,
+    client: Box<dyn Client>,
+    /// After the client: a server that goes first would be an error to it.
+    _server: Server,
+}
+
+/// Measures these rivals, or all if none is named.
+pub(crate) fn run(
+    plan: &Plan,
+    placement: Placement,
+    only: &[Rival],
+) -> Result<Report, CompareError> {
+    let cores = placement::cores();
+    placement.enter()?;
+    let mut contestants = Vec::new();
+    for &rival in Rival::value_variants() {
+        if only.is_empty() || only.contains(&rival) {
+            let server = Server::start(rival, placement)?;
+            let client = rival.connect(server.address())?;
+            contestants.push(Contestant {
+                rival,
+                client,
+                _server: server,
+            });
+        }
+    }
+    let rivals: Vec<Rival> = contestants.iter().map(|each| each.rival).collect();
+
+    let mut rows = Vec::new();
+    for load in LOADS {
+        let payload = payload(load.payload_bytes);
+        for contestant in &mut contestants {
+            contestant.warm_up(&payload, load, plan.warm_up)?;
+        }
+        rows.push(Row::of_load(load, &rivals));
+    }
+    for round in 0..usize::from(plan.rounds) {
+        for (rows, load) in rows.iter_mut().zip(LOADS) {
+            let [p50, p99, throughput] = rows;
+            let payload = payload(load.payload_bytes);
+            // Nobody always comes after the same neighbour's cold caches: each round begins with
+            // another one.
+            for turn in 0..contestants.len() {
+                let index = (turn + round) % contestants.len();
+                let client = &mut contestants[index].client;
+                let mut latencies = client.one_in_flight(&payload, plan.time)?;
+                let [median, tail] = percentiles(&mut latencies);
+                p50.push(index, median);
+                p99.push(index, tail);
+            }
+            for turn in 0..contestants.len() {
+                let index = (turn + round) % contestants.len();
+                let measured =
+                    contestants[index]
+                        .client
+                        .window(&payload, load.in_flight, plan.time)?;
+                let per_second = measured.calls as f64 / measured.elapsed.as_secs_f64();
+                throughput.push(index, throughput.unit.of_calls(per_second, load));
+            }
+        }
+    }
+    Ok(Report {
+        cores,
+        placement,
+        plan: *plan,
+        rows: rows.into_iter().flatten().collect(),
+    })
+}
+
+impl Contestant {
+    /// Compares an answer byte by byte, then lets caches, windows and allocators settle.
+    fn warm_up(&mut self, payload: &Bytes, load: Load, time: Duration) -> Result<(), CompareError> {
+        let answer = self.client.echo(payload)?;
+        if answer != payload {
+            return Err(CompareError::WrongAnswer {
+                rival: self.rival,
+                detail: format!("other bytes than the {} sent", payload.len()),
+            });
+        }
+        self.client.one_in_flight(payload, time)?;
+        self.client.window(payload, load.in_flight, time)?;
+        Ok(())
+    }
+}
+
+/// Bytes that differ from their neighbours, so that an answer with lost or doubled ones is noticed.
+fn payload(length: usize) -> Bytes {
+    // 251 is prime: no buffer's size is a multiple of the period.
+    (0..length).map(|index| (index % 251) as u8).collect()
+}
+
+/// The median and the 99th percentile in microseconds.
+fn percentiles(latencies: &mut [Duration]) -> [f64; 2] {
+    latencies.sort_unstable();
+    // A client measures at least one.
+    let last = latencies.len() - 1;
+    [last / 2, last * 99 / 100].map(|index| latencies[index].as_nanos() as f64 / 1e3)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_those_of_the_sorted_times() {
+        let mut latencies: Vec<_> = (1..=201).rev().map(Duration::from_micros).collect();
+        assert_eq!(percentiles(&mut latencies), [101.0, 199.0]);
+        assert_eq!(percentiles(&mut [Duration::from_micros(7)]), [7.0, 7.0]);
+    }
+}
