@@ -11,10 +11,30 @@ pub(super) struct Cores {
     pub(super) generator: usize,
 }
 
+/// The cores that are used where there are two.
+const FIRST_TWO: Cores = Cores {
+    server: 0,
+    generator: 1,
+};
+
 impl Cores {
+    /// The first two cores, unless that is not wanted or not possible; the reason goes to the notes.
+    pub(super) fn choose(is_wanted: bool, notes: &mut Vec<String>) -> Option<Self> {
+        if !is_wanted {
+            return None;
+        }
+        match FIRST_TWO.try_out() {
+            Ok(()) => Some(FIRST_TWO),
+            Err(error) => {
+                notes.push(format!("server and generator share their cores: {error}"));
+                None
+            }
+        }
+    }
+
     /// Whether this machine lets a thread run on either, tried out. Leaves this thread on the
     /// generator's core.
-    pub(super) fn try_out(self) -> Result<(), BenchError> {
+    fn try_out(self) -> Result<(), BenchError> {
         pin_this_thread(self.server)?;
         pin_this_thread(self.generator)
     }

@@ -1,5 +1,5 @@
-//! `c10d bench`: a load generator for any TCPStore server, with a floor to compare with; and a
-//! rendezvous of many nodes.
+//! `c10d bench`: a load generator for any TCPStore server, with a floor to compare with; a
+//! rendezvous of many nodes; and calls between two workers.
 //!
 //! The load generator is one thread, so that on two cores the server has one to itself. It speaks
 //! only the base protocol; a PyTorch server is measured with the same bytes.
@@ -12,6 +12,7 @@ mod floor;
 mod process;
 mod rendezvous;
 mod report;
+mod rpc;
 mod store;
 mod workload;
 
@@ -27,6 +28,11 @@ pub(crate) enum BenchCommand {
     Store(store::StoreBenchArgs),
     /// Measures how long many nodes take to agree on their ranks.
     Rendezvous(rendezvous::RendezvousBenchArgs),
+    /// Measures calls between two workers, in one process and in two.
+    Rpc(rpc::RpcBenchArgs),
+    /// The other side of `rpc`, as a process of its own.
+    #[command(hide = true)]
+    RpcPeer(rpc::RpcPeerArgs),
     /// A server that parses nothing: what the same event loop costs without a store in it.
     #[command(hide = true)]
     Floor(floor::FloorArgs),
@@ -36,6 +42,8 @@ pub(crate) fn run(command: &BenchCommand) -> Result<(), Failure> {
     match command {
         BenchCommand::Store(args) => store::run(args),
         BenchCommand::Rendezvous(args) => rendezvous::run(args),
+        BenchCommand::Rpc(args) => rpc::run(args),
+        BenchCommand::RpcPeer(args) => rpc::serve(args),
         BenchCommand::Floor(args) => floor::run(args),
     }
 }

@@ -1,8 +1,11 @@
 //! Figures, and how they are shown: a table for people, JSON for programs.
 
 use std::fmt::Write as _;
+use std::io::{self, Write as _};
 
 use serde_json::{Map, Value, json};
+
+use crate::failure::Failure;
 
 /// What a figure counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -120,6 +123,15 @@ impl Row {
         }
     }
 
+    /// Adds a round's figure, the floor's or the one that is compared with it.
+    pub(super) fn push(&mut self, is_floor: bool, value: f64) {
+        if is_floor {
+            self.floor.push(value);
+        } else {
+            self.samples.push(value);
+        }
+    }
+
     /// The server's figure divided by the floor's, measured side by side.
     fn ratio(&self) -> Option<f64> {
         self.samples.ratios(&self.floor).median()
@@ -196,6 +208,19 @@ pub(super) struct Report {
 }
 
 impl Report {
+    /// To standard output: one JSON object, or a table.
+    pub(super) fn print(&self, as_json: bool) -> Result<(), Failure> {
+        let mut stdout = io::stdout();
+        let written = if as_json {
+            writeln!(stdout, "{}", self.json())
+        } else {
+            write!(stdout, "{}", self.table())
+        };
+        written
+            .and_then(|()| stdout.flush())
+            .map_err(Failure::system("cannot write to standard output"))
+    }
+
     pub(super) fn json(&self) -> Value {
         json!({
             "subject": self.subject,

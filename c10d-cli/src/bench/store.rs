@@ -1,6 +1,6 @@
 //! `c10d bench store`: which server, which workloads, in which order.
 
-use std::io::{self, Write};
+use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
@@ -105,30 +105,15 @@ const ALL: [Workload; 6] = [
 /// Rounds of the workloads that take longest, so that a whole run takes less than a minute.
 const LONG_WORKLOAD_ROUNDS_MAX: usize = 3;
 
-/// The cores that are used where there are two.
-const CORES: Cores = Cores {
-    server: 0,
-    generator: 1,
-};
-
 pub(super) fn run(args: &StoreBenchArgs) -> Result<(), Failure> {
-    let report = measure(args)?;
-    let mut stdout = io::stdout();
-    let written = if args.json {
-        writeln!(stdout, "{}", report.json())
-    } else {
-        write!(stdout, "{}", report.table())
-    };
-    written
-        .and_then(|()| stdout.flush())
-        .map_err(Failure::system("cannot write to standard output"))
+    measure(args)?.print(args.json)
 }
 
 fn measure(args: &StoreBenchArgs) -> Result<Report, Failure> {
     let mut notes = Vec::new();
     // Before a server is started, which inherits it.
     let files_left = open_files::raise_limit();
-    let cores = cores(args, &mut notes);
+    let cores = Cores::choose(!args.no_pin, &mut notes);
     // The child lives as long as the measurement.
     let (subject, server, process, _child) = match &args.connect {
         Some(target) => {
@@ -233,19 +218,6 @@ fn sweep(args: &StoreBenchArgs) -> impl Iterator<Item = Throughput> {
     })
 }
 
-fn cores(args: &StoreBenchArgs, notes: &mut Vec<String>) -> Option<Cores> {
-    if args.no_pin {
-        return None;
-    }
-    match CORES.try_out() {
-        Ok(()) => Some(CORES),
-        Err(error) => {
-            notes.push(format!("server and generator share their cores: {error}"));
-            None
-        }
-    }
-}
-
 fn ranks_that_fit(wanted: usize, files_left: Option<u64>, notes: &mut Vec<String>) -> usize {
     /// Poll descriptors, pipes to child processes, and the like.
     const OTHER_FILES: u64 = 64;
@@ -269,7 +241,7 @@ fn resolve(target: &HostPort) -> Result<SocketAddr, Failure> {
         .ok_or_else(|| Failure::system(failed())(io::ErrorKind::NotFound.into()))
 }
 
-fn round_seconds(text: &str) -> Result<f64, String> {
+pub(super) fn round_seconds(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(seconds) if (0.001..=3600.0).contains(&seconds) => Ok(seconds),
         Ok(_) => Err("must be from 0.001 to 3600".to_owned()),

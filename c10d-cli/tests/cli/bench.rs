@@ -246,3 +246,118 @@ fn a_rendezvous_that_needs_more_files_than_there_can_be_is_refused() {
     let text = String::from_utf8(limited.stderr).unwrap();
     assert!(text.contains("100 nodes need 864 open files"), "{text}");
 }
+
+const SMALL_RPC: [&str; 6] = [
+    "bench",
+    "rpc",
+    "--no-pin",
+    "--rounds=2",
+    "--seconds=0.01",
+    "--in-flight=7",
+];
+
+#[test]
+fn calls_of_each_length_are_measured_in_one_process_and_in_two() {
+    let ended = run(SMALL_RPC.iter().chain(&["--json"]));
+    assert_eq!(
+        (ended.code, ended.stderr.as_str()),
+        (Some(0), ""),
+        "{ended:?}"
+    );
+    let report: Value = serde_json::from_slice(&ended.stdout).unwrap();
+    let mut expected = Vec::new();
+    for place in ["in process", "two processes"] {
+        for payload in ["64 B", "1KiB", "1MiB"] {
+            expected
+                .extend(["p50", "p99", "x 7"].map(|figure| format!("{place} {payload} {figure}")));
+        }
+    }
+    assert_eq!(names(&report), expected);
+    for row in report["rows"].as_array().unwrap() {
+        let name = row["name"].as_str().unwrap();
+        let unit = if name.contains(" p") && !name.ends_with("x 7") {
+            "us"
+        } else {
+            "ops/s"
+        };
+        assert_eq!(row["unit"], unit, "{row}");
+        assert_eq!(row["rounds"].as_array().unwrap().len(), 2, "{row}");
+        let figure = |name: &str| row[name].as_f64().unwrap();
+        assert!(figure("min") > 0.0, "{row}");
+        assert!(figure("min") <= figure("median") && figure("median") <= figure("max"));
+        assert!(figure("floor_median") > 0.0, "{row}");
+        assert!(figure("ratio_to_floor") > 0.0, "{row}");
+    }
+    // The goal of the throughput is about 64 in flight, which these are not.
+    let goals: Vec<_> = report["rows"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|row| !row["goal"].is_null())
+        .map(|row| row["name"].as_str().unwrap())
+        .collect();
+    assert_eq!(goals, ["two processes 64 B p50"]);
+}
+
+#[test]
+fn a_table_of_calls_has_the_chosen_lengths_and_says_what_the_floor_is() {
+    let ended = run(SMALL_RPC.iter().chain(&["--payload=0,70KiB"]));
+    let table = ended.stdout_text();
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let mut lines = table.lines();
+    assert_eq!(lines.next(), Some("calls between two workers, 7 in flight"));
+    let heading = lines.next().unwrap();
+    assert!(
+        heading.contains("floor") && heading.contains("ratio"),
+        "{table}"
+    );
+    let rows: Vec<_> = lines.by_ref().take(12).collect();
+    for (row, length) in rows
+        .iter()
+        .zip(["0 B", "0 B", "0 B", "70KiB", "70KiB", "70KiB"].repeat(2))
+    {
+        assert!(row.contains(&format!(" {length} ")), "{table}");
+    }
+    let note = lines.next();
+    assert_eq!(
+        note,
+        Some("note: the floor is a bare TCP echo, one thread on each side")
+    );
+}
+
+#[test]
+fn the_other_side_of_calls_says_where_it_listens() {
+    let agent = Server::start_with(["bench", "rpc-peer", "agent"]);
+    // What is announced is a store, which any client can use.
+    assert_eq!(agent.store(&["add", "came", "1"]).stdout_text(), "1\n");
+
+    let echo = Server::start_with(["bench", "rpc-peer", "echo"]);
+    let mut peer = echo.connect();
+    // A length, then as many bytes: nothing comes back before all are there.
+    let mut reply = [0; 7];
+    peer.write_all(b"\x03\0\0\0ab").unwrap();
+    peer.write_all(b"c").unwrap();
+    peer.read_exact(&mut reply).unwrap();
+    assert_eq!(&reply, b"\x03\0\0\0abc");
+    drop(peer);
+    let ended = echo.end();
+    assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
+}
+
+#[test]
+fn calls_that_make_no_sense_have_exit_code_2() {
+    for words in [
+        &["--payload=65MiB"][..],
+        &["--payload=many"],
+        &["--payload="],
+        &["--in-flight=0"],
+        &["--in-flight=65537"],
+        &["--rounds=0"],
+        &["--seconds=0"],
+        &["--seconds=-1"],
+        &["--floor"],
+    ] {
+        let ended = run(["bench", "rpc"].iter().chain(words));
+        assert_eq!(ended.code, Some(2), "{words:?}: {ended:?}");
+    }
+}

@@ -1,0 +1,161 @@
+//! Two agents, the second of which serves an echo.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use c10d_store::{HashStore, ServerOptions, Store, TcpStore, TcpStoreOptions, TcpStoreServer};
+use rpc_agent::{Agent, AgentOptions, CallOptions, FutureMessage, Registry, WorkerInfo};
+
+use super::super::affinity::{Cores, on_server_core};
+use super::super::child::ServerChild;
+use super::super::error::BenchError;
+use super::{EchoClient, PATIENCE, PeerKind, RpcBenchError, check_length};
+
+const SERVER: &str = "server";
+const CLIENT: &str = "client";
+const FUNCTION: &str = "echo";
+
+/// A caller, and whom it calls.
+#[derive(Debug)]
+pub(super) struct AgentPair {
+    client: Agent,
+    /// Known beforehand, so that no call looks it up.
+    server: WorkerInfo,
+    /// After the client: to it, a server that goes first is a loss.
+    _host: Host,
+}
+
+/// What keeps the server running.
+#[derive(Debug)]
+#[expect(dead_code, reason = "held for what dropping it ends")]
+enum Host {
+    Agent(Agent),
+    Process(ServerChild),
+}
+
+impl AgentPair {
+    /// Both in this process. Threads inherit their core from the one that starts them.
+    pub(super) fn in_process(cores: Option<Cores>) -> Result<Self, RpcBenchError> {
+        let store: Arc<dyn Store> = Arc::new(HashStore::new());
+        let its_store = Arc::clone(&store);
+        // On another thread, as neither start returns before the other worker is there.
+        let starting = on_server_core(cores, || {
+            thread::Builder::new()
+                .name("bench-rpc-start".to_owned())
+                .spawn(move || start(SERVER, 0, echo()?, its_store))
+                .map_err(BenchError::system("cannot start a thread"))
+        })?;
+        let client = start(CLIENT, 1, Registry::new(), store);
+        let server = starting.join().map_err(|_| RpcBenchError::Panic)?;
+        Self::new(client?, Host::Agent(server?))
+    }
+
+    /// The server in a process of its own, which also serves the store.
+    pub(super) fn two_processes(cores: Option<Cores>) -> Result<Self, RpcBenchError> {
+        let child = ServerChild::start(&PeerKind::Agent.command_line(), cores)?;
+        let store = open(child.address())?;
+        let client = start(CLIENT, 1, Registry::new(), store)?;
+        Self::new(client, Host::Process(child))
+    }
+
+    fn new(client: Agent, host: Host) -> Result<Self, RpcBenchError> {
+        let server = client.worker(SERVER)?;
+        Ok(Self {
+            client,
+            server,
+            _host: host,
+        })
+    }
+
+    fn send(&self, payload: &Bytes) -> FutureMessage {
+        let options = CallOptions::default();
+        self.client
+            .call_bytes_async(&self.server, FUNCTION, payload.clone(), options)
+    }
+}
+
+impl EchoClient for AgentPair {
+    fn echo(&mut self, payload: &Bytes) -> Result<Bytes, RpcBenchError> {
+        Ok(self.send(payload).wait()?)
+    }
+
+    fn one_at_a_time(
+        &mut self,
+        payload: &Bytes,
+        time: Duration,
+    ) -> Result<Vec<Duration>, RpcBenchError> {
+        let mut times = Vec::new();
+        let mut sent = Instant::now();
+        let end = sent + time;
+        while times.is_empty() || sent < end {
+            let answer = self.echo(payload)?;
+            let answered = Instant::now();
+            check_length(payload, answer.len())?;
+            times.push(answered - sent);
+            sent = answered;
+        }
+        Ok(times)
+    }
+
+    fn many_at_a_time(
+        &mut self,
+        payload: &Bytes,
+        in_flight: usize,
+        time: Duration,
+    ) -> Result<u64, RpcBenchError> {
+        let end = Instant::now() + time;
+        let mut waiting: VecDeque<_> = (0..in_flight).map(|_| self.send(payload)).collect();
+        let mut answered = 0;
+        while let Some(oldest) = waiting.pop_front() {
+            check_length(payload, oldest.wait()?.len())?;
+            answered += 1;
+            if Instant::now() < end {
+                waiting.push_back(self.send(payload));
+            }
+        }
+        Ok(answered)
+    }
+}
+
+/// The server's process. Its threads serve until it is killed.
+pub(super) fn serve(
+    announce: impl FnOnce(SocketAddr) -> io::Result<()>,
+) -> Result<(), RpcBenchError> {
+    let server = TcpStoreServer::bind((Ipv4Addr::LOCALHOST, 0), ServerOptions::default())?;
+    announce(server.local_addr()).map_err(BenchError::system("cannot write to standard output"))?;
+    let _agent = start(SERVER, 0, echo()?, open(server.local_addr())?)?;
+    loop {
+        thread::park();
+    }
+}
+
+fn echo() -> Result<Registry, RpcBenchError> {
+    let mut registry = Registry::new();
+    registry.register_bytes(FUNCTION, |_, payload| Ok(payload))?;
+    Ok(registry)
+}
+
+fn open(store: SocketAddr) -> Result<Arc<dyn Store>, RpcBenchError> {
+    let options = TcpStoreOptions::default().with_timeout(PATIENCE);
+    let store = TcpStore::open(&store.ip().to_string(), store.port(), options)?;
+    Ok(Arc::new(store))
+}
+
+fn start(
+    name: &str,
+    rank: u32,
+    registry: Registry,
+    store: Arc<dyn Store>,
+) -> Result<Agent, RpcBenchError> {
+    let options = AgentOptions::new(name, rank)
+        .with_world_size(2)
+        .with_host("127.0.0.1")
+        .with_timeout(PATIENCE)
+        .with_start_timeout(PATIENCE);
+    Agent::start(options, registry, store).map_err(|error| RpcBenchError::Start(Box::new(error)))
+}

@@ -1,0 +1,393 @@
+//! `c10d bench rpc`: what a call between two workers costs, beside a bare TCP echo in the same run.
+//!
+//! Two workers in one process, and two in a process each. Each figure is taken once in every round, of
+//! the agents and of the echo one right after the other, so that what else the machine does meets both;
+//! ratios are of neighbours.
+
+mod agents;
+mod echo;
+
+use std::io::{self, Write};
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use c10d_store::StoreError;
+use clap::{Args, ValueEnum};
+use rpc_agent::{RegistryError, RpcError, StartError};
+
+use self::agents::AgentPair;
+use self::echo::EchoPair;
+use super::affinity::Cores;
+use super::error::BenchError;
+use super::report::{Goal, Report, Row, Unit};
+use super::store::round_seconds;
+use crate::failure::Failure;
+use crate::parent::end_with_parent;
+use crate::quantity::{ByteCount, at_least_one};
+
+/// The longest silence of the other side: far above every figure worth knowing.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A few of these can be under way within what an agent lets wait by default.
+const PAYLOAD_BYTES_MAX: usize = 64 << 20;
+
+/// What one worker lets another one queue.
+const IN_FLIGHT_MAX: usize = 65_536;
+
+/// The payload and the calls in flight that the goals are about.
+const GOAL_PAYLOAD_BYTES: usize = 64;
+const GOAL_IN_FLIGHT: usize = 64;
+
+/// Measures calls between two workers whose function returns what it was given: in one process and in
+/// two, one call at a time and many, beside a bare TCP echo.
+#[derive(Debug, Args)]
+pub(crate) struct RpcBenchArgs {
+    /// The lengths of the payloads, measured one after the other.
+    #[arg(long, value_name = "BYTES,..", value_delimiter = ',', default_values_t = [ByteCount(64), ByteCount(1 << 10), ByteCount(1 << 20)], value_parser = payload_bytes)]
+    payload: Vec<ByteCount>,
+
+    /// How many calls are in flight where throughput is measured.
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = in_flight)]
+    in_flight: usize,
+
+    /// How long each figure is measured in a round.
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.2, value_parser = round_seconds)]
+    seconds: f64,
+
+    /// How many rounds there are, after a warm-up; figures are their medians.
+    #[arg(long, default_value_t = 5, value_parser = at_least_one)]
+    rounds: usize,
+
+    /// Prints one JSON object instead of a table.
+    #[arg(long)]
+    json: bool,
+
+    /// Leaves it to the system on which core each side runs.
+    #[arg(long)]
+    no_pin: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RpcPeerArgs {
+    kind: PeerKind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum PeerKind {
+    /// A store, and a worker that meets others in it. What is announced is the store's address.
+    Agent,
+    /// A bare echo for one connection.
+    Echo,
+}
+
+impl PeerKind {
+    /// What [`child`](super::child) starts.
+    fn command_line(self) -> Vec<String> {
+        let kind = match self {
+            Self::Agent => "agent",
+            Self::Echo => "echo",
+        };
+        ["bench", "rpc-peer", kind].map(str::to_owned).to_vec()
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+enum RpcBenchError {
+    #[error(transparent)]
+    Bench(#[from] BenchError),
+
+    #[error(transparent)]
+    Store(#[from] StoreError),
+
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+
+    #[error(transparent)]
+    Start(Box<StartError>),
+
+    #[error(transparent)]
+    Call(#[from] RpcError),
+
+    #[error("the bare echo: {0}")]
+    Echo(#[from] io::Error),
+
+    #[error("the thread that starts a worker panicked")]
+    Panic,
+
+    /// A figure for wrong answers would be worthless.
+    #[error("{bytes} bytes were sent, and not the same came back")]
+    WrongAnswer { bytes: usize },
+}
+
+/// Two sides, one of which sends back what the other one sends.
+trait EchoClient {
+    /// One round trip.
+    fn echo(&mut self, payload: &Bytes) -> Result<Bytes, RpcBenchError>;
+
+    /// Round trips one after the other until `time` is up, at least one; how long each took. Of an answer
+    /// only the length is looked at.
+    fn one_at_a_time(
+        &mut self,
+        payload: &Bytes,
+        time: Duration,
+    ) -> Result<Vec<Duration>, RpcBenchError>;
+
+    /// Keeps `in_flight` payloads under way until `time` is up, then lets the last answers come in; how
+    /// many were answered.
+    fn many_at_a_time(
+        &mut self,
+        payload: &Bytes,
+        in_flight: usize,
+        time: Duration,
+    ) -> Result<u64, RpcBenchError>;
+}
+
+/// Where the two sides are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    OneProcess,
+    TwoProcesses,
+}
+
+impl Place {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::OneProcess => "in process",
+            Self::TwoProcesses => "two processes",
+        }
+    }
+}
+
+/// The agents and the echo of one place, both connected.
+struct Contest {
+    place: Place,
+    agents: AgentPair,
+    echo: EchoPair,
+}
+
+pub(super) fn run(args: &RpcBenchArgs) -> Result<(), Failure> {
+    let mut notes = Vec::new();
+    let cores = Cores::choose(!args.no_pin, &mut notes);
+    notes.push("the floor is a bare TCP echo, one thread on each side".to_owned());
+    let rows = measure(args, cores)
+        .map_err(io::Error::other)
+        .map_err(Failure::system("calls cannot be measured"))?;
+    let report = Report {
+        subject: format!("calls between two workers, {} in flight", args.in_flight),
+        notes,
+        rows,
+    };
+    report.print(args.json)
+}
+
+/// The other process: serves until it is killed, or its client is gone.
+pub(super) fn serve(args: &RpcPeerArgs) -> Result<(), Failure> {
+    // It ends with the measurement that started it.
+    if let Err(error) = end_with_parent() {
+        log::debug!("cannot watch the parent process: {error}");
+    }
+    match args.kind {
+        PeerKind::Agent => agents::serve(announce),
+        PeerKind::Echo => echo::serve(announce).map_err(RpcBenchError::from),
+    }
+    .map_err(io::Error::other)
+    .map_err(Failure::system("cannot serve"))
+}
+
+/// Tells the parent process where to connect.
+fn announce(address: SocketAddr) -> io::Result<()> {
+    let mut stdout = io::stdout();
+    writeln!(stdout, "listening on {address}").and_then(|()| stdout.flush())
+}
+
+fn measure(args: &RpcBenchArgs, cores: Option<Cores>) -> Result<Vec<Row>, RpcBenchError> {
+    let time = Duration::from_secs_f64(args.seconds);
+    let mut contests = [
+        Contest {
+            place: Place::OneProcess,
+            agents: AgentPair::in_process(cores)?,
+            echo: EchoPair::in_process(cores)?,
+        },
+        Contest {
+            place: Place::TwoProcesses,
+            agents: AgentPair::two_processes(cores)?,
+            echo: EchoPair::two_processes(cores)?,
+        },
+    ];
+    let mut measurements = Vec::new();
+    for (index, contest) in contests.iter_mut().enumerate() {
+        for payload in &args.payload {
+            let payload = payload_of(payload.0);
+            contest.warm_up(&payload, args.in_flight, time / 2)?;
+            let rows = contest.rows(payload.len(), args.in_flight);
+            measurements.push((index, payload, rows));
+        }
+    }
+    for round in 0..args.rounds {
+        for (index, payload, rows) in &mut measurements {
+            contests[*index].measure(payload, args.in_flight, time, round, rows)?;
+        }
+    }
+    let rows = measurements.into_iter().flat_map(|(_, _, rows)| rows);
+    Ok(rows.collect())
+}
+
+impl Contest {
+    /// The median and the 99th percentile of a round trip, and the throughput.
+    fn rows(&self, payload_bytes: usize, in_flight: usize) -> [Row; 3] {
+        let name = |figure: &str| {
+            let mut bytes = ByteCount(payload_bytes).to_string();
+            if !bytes.ends_with('B') {
+                bytes.push_str(" B");
+            }
+            format!("{} {bytes} {figure}", self.place.name())
+        };
+        let mut median = Row::new(name("p50"), Unit::Microseconds);
+        let tail = Row::new(name("p99"), Unit::Microseconds);
+        let mut throughput = Row::new(name(&format!("x {in_flight}")), Unit::OperationsPerSecond);
+        if self.place == Place::TwoProcesses && payload_bytes == GOAL_PAYLOAD_BYTES {
+            median.goal = Some(Goal::RatioAtMost(1.3));
+            throughput.goal = (in_flight == GOAL_IN_FLIGHT).then_some(Goal::AtLeast(250e3));
+        }
+        [median, tail, throughput]
+    }
+
+    /// Compares an answer byte by byte, then lets caches, buffers and threads settle.
+    fn warm_up(
+        &mut self,
+        payload: &Bytes,
+        in_flight: usize,
+        time: Duration,
+    ) -> Result<(), RpcBenchError> {
+        for side in [&mut self.agents as &mut dyn EchoClient, &mut self.echo] {
+            if side.echo(payload)? != payload {
+                return Err(RpcBenchError::WrongAnswer {
+                    bytes: payload.len(),
+                });
+            }
+            side.one_at_a_time(payload, time)?;
+            side.many_at_a_time(payload, in_flight, time)?;
+        }
+        Ok(())
+    }
+
+    /// One round: agents and echo take turns in going first.
+    fn measure(
+        &mut self,
+        payload: &Bytes,
+        in_flight: usize,
+        time: Duration,
+        round: usize,
+        [median, tail, throughput]: &mut [Row; 3],
+    ) -> Result<(), RpcBenchError> {
+        for is_floor in order(round) {
+            let mut times = self.side(is_floor).one_at_a_time(payload, time)?;
+            let [p50, p99] = percentiles(&mut times);
+            for (row, value) in [(&mut *median, p50), (&mut *tail, p99)] {
+                row.push(is_floor, value);
+            }
+        }
+        for is_floor in order(round) {
+            let began = Instant::now();
+            let answered = self
+                .side(is_floor)
+                .many_at_a_time(payload, in_flight, time)?;
+            let per_second = answered as f64 / began.elapsed().as_secs_f64();
+            throughput.push(is_floor, per_second);
+        }
+        Ok(())
+    }
+
+    fn side(&mut self, is_floor: bool) -> &mut dyn EchoClient {
+        if is_floor {
+            &mut self.echo
+        } else {
+            &mut self.agents
+        }
+    }
+}
+
+/// Who comes second finds the caches of who came first.
+const fn order(round: usize) -> [bool; 2] {
+    let floor_first = !round.is_multiple_of(2);
+    [floor_first, !floor_first]
+}
+
+/// The median and the 99th percentile in microseconds.
+fn percentiles(times: &mut [Duration]) -> [f64; 2] {
+    times.sort_unstable();
+    // There is at least one.
+    let last = times.len() - 1;
+    [last / 2, last * 99 / 100].map(|index| times[index].as_nanos() as f64 / 1e3)
+}
+
+/// Bytes that differ from their neighbours, so that lost or doubled ones are noticed.
+fn payload_of(bytes: usize) -> Bytes {
+    // 251 is prime: no buffer's size is a multiple of the period.
+    (0..bytes).map(|index| (index % 251) as u8).collect()
+}
+
+fn check_length(payload: &Bytes, answer_bytes: usize) -> Result<(), RpcBenchError> {
+    if answer_bytes == payload.len() {
+        return Ok(());
+    }
+    Err(RpcBenchError::WrongAnswer {
+        bytes: payload.len(),
+    })
+}
+
+fn payload_bytes(text: &str) -> Result<ByteCount, String> {
+    let bytes: ByteCount = text.parse()?;
+    if bytes.0 > PAYLOAD_BYTES_MAX {
+        return Err(format!("must be at most {}", ByteCount(PAYLOAD_BYTES_MAX)));
+    }
+    Ok(bytes)
+}
+
+fn in_flight(text: &str) -> Result<usize, String> {
+    match at_least_one(text)? {
+        calls if calls <= IN_FLIGHT_MAX => Ok(calls),
+        _ => Err(format!("must be from 1 to {IN_FLIGHT_MAX}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_those_of_the_sorted_times() {
+        let mut times: Vec<_> = (1..=201).rev().map(Duration::from_micros).collect();
+        assert_eq!(percentiles(&mut times), [101.0, 199.0]);
+        assert_eq!(percentiles(&mut [Duration::from_micros(7)]), [7.0, 7.0]);
+    }
+
+    #[test]
+    fn the_two_sides_take_turns_in_going_first() {
+        assert_eq!([order(0), order(1)], [[false, true], [true, false]]);
+    }
+
+    fn check_pair(side: &mut dyn EchoClient) {
+        let moment = Duration::from_millis(1);
+        for bytes in [0, 64, 1 << 20] {
+            let payload = payload_of(bytes);
+            assert_eq!(side.echo(&payload).unwrap(), payload);
+            let times = side.one_at_a_time(&payload, moment).unwrap();
+            assert!(!times.is_empty());
+            assert!(side.many_at_a_time(&payload, 5, moment).unwrap() >= 5);
+            // Nothing is left over for the next one.
+            assert_eq!(side.echo(&payload).unwrap(), payload);
+        }
+    }
+
+    #[test]
+    fn two_agents_in_one_process_return_what_they_get() {
+        check_pair(&mut AgentPair::in_process(None).unwrap());
+    }
+
+    #[test]
+    fn the_echo_returns_what_it_gets_and_its_thread_ends_with_it() {
+        check_pair(&mut EchoPair::in_process(None).unwrap());
+    }
+}
