@@ -98,7 +98,7 @@ fn a_call_without_an_answer_ends_with_the_words_of_pytorch_at_its_deadline() {
         (metrics.calls_failed, 0)
     );
     // A call to oneself as well.
-    assert_eq!(expired_after(&self::call(&other)), SHORT);
+    assert_eq!(expired_after(&call(&other)), SHORT);
 }
 
 #[test]

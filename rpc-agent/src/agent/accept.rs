@@ -143,11 +143,12 @@ impl Shared {
         if !self.is_running() {
             return refuse(RefuseReason::ShuttingDown, 0, "the agent ends".into());
         }
-        let is_stranger = match self.options.world_size {
-            Some(_) => self
-                .peer_by_id(hello.from.id.get())
-                .is_none_or(|peer| peer.info != hello.from),
-            None => false,
+        let known = self.peer_by_id(hello.from.id.get());
+        let is_stranger = match (self.options.world_size, known) {
+            (Some(_), known) => known.is_none_or(|peer| peer.info != hello.from),
+            // Members come and go, but nobody takes the place of one who is there.
+            (None, Some(peer)) if peer.info != hello.from => peer.lock().link.is_some(),
+            (None, _) => false,
         };
         if hello.to != self.me.id || is_stranger || hello.from.id == self.me.id {
             return refuse(

@@ -158,6 +158,7 @@ impl Shared {
             is_lent: false,
             is_write_lent: false,
             reads_again: false,
+            is_read_closed: false,
             is_write_blocked: false,
             interest: None,
         };
@@ -282,9 +283,10 @@ impl Shared {
             return ReadEnd::NotMine;
         };
         let link = Arc::clone(&established.link);
+        let mut to_end = established.is_read_closed;
         drop(state);
         loop {
-            let (end, result) = self.read_some(peer, &link, &mut reader, found);
+            let (end, result) = self.read_some(peer, &link, &mut reader, to_end, found);
             if let Err(error) = result {
                 self.lose(peer, &link, error);
                 return ReadEnd::NotMine;
@@ -297,6 +299,7 @@ impl Shared {
                 return ReadEnd::NotMine;
             };
             if std::mem::take(&mut established.reads_again) && end == ReadEnd::Drained {
+                to_end = established.is_read_closed;
                 continue;
             }
             established.reader = Some(reader);
@@ -304,12 +307,22 @@ impl Shared {
         }
     }
 
-    /// Reads until there is no more, or it is others' turn.
+    /// The peer has sent its last byte: the event that says so may be the one of that byte.
+    pub(crate) fn on_read_closed(&self, peer: &Peer, token: usize) {
+        if let Some(established) = &mut peer.lock().link
+            && established.link.token == token
+        {
+            established.is_read_closed = true;
+        }
+    }
+
+    /// Reads until there is no more, or it is others' turn. `to_end`: the end of the stream is near.
     fn read_some(
         self: &Arc<Self>,
         peer: &Arc<Peer>,
         link: &Arc<Link>,
         reader: &mut Incoming,
+        to_end: bool,
         found: &mut impl Extend<Request>,
     ) -> (ReadEnd, io::Result<()>) {
         let mut read_bytes = 0;
@@ -339,8 +352,9 @@ impl Shared {
             if farewell {
                 return (ReadEnd::Drained, Err(left()));
             }
-            if count < bytes_max {
-                // A stream that gave less than it could has no more; an edge tells of what comes.
+            if count < bytes_max && !to_end {
+                // A stream that gave less than it could has no more; an edge tells of what comes. But no
+                // other one tells of an end that was told along with these bytes.
                 return (ReadEnd::Drained, Ok(()));
             }
         }

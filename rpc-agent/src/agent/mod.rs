@@ -31,7 +31,7 @@ use self::poller::Sockets;
 use self::shared::{Parts, RUNNING, STOPPED, STOPPING, Shared};
 use crate::directory::{Directory, DirectoryError, Group};
 use crate::error::RpcError;
-use crate::future::{Executor, FutureMessage, Hint, Job};
+use crate::future::{Executor, FutureMessage, Hint, Job, contained};
 use crate::handshake::LinkState;
 use crate::metrics::{Gauges, MetricsSnapshot};
 use crate::registry::{HandlerError, Registry};
@@ -327,6 +327,15 @@ impl AgentHandle {
         callbacks.push(Arc::new(callback));
     }
 
+    /// Has a job run soon, once, on a thread of the agent, as a callback of a future does; after the agent's
+    /// end at once, on this thread. Does not block. The joint end waits for it. A panic is logged.
+    ///
+    /// For what must not happen where it is found out, as in a destructor.
+    pub fn spawn(&self, job: impl FnOnce() + Send + 'static) {
+        self.shared
+            .call_back(Box::new(move || contained("a job", job)));
+    }
+
     /// What has happened so far, in numbers.
     #[must_use]
     pub fn metrics(&self) -> MetricsSnapshot {
@@ -359,7 +368,7 @@ pub enum StartError {
     Socket(#[source] io::Error),
     /// The group was not joined.
     #[error(transparent)]
-    Directory(#[from] DirectoryError),
+    Directory(Box<DirectoryError>),
     /// The store cannot be used.
     #[error("cannot use the store: {0}")]
     Store(#[source] StoreError),
@@ -370,6 +379,12 @@ pub enum StartError {
 
 /// The agent as its futures know it: they do not keep it alive.
 struct Driver(Weak<Shared>);
+
+impl From<DirectoryError> for StartError {
+    fn from(error: DirectoryError) -> Self {
+        Self::Directory(Box::new(error))
+    }
+}
 
 impl Executor for Driver {
     fn execute(&self, job: Job) {

@@ -76,6 +76,8 @@ pub(crate) struct Established {
     pub(crate) is_write_lent: bool,
     /// There was more to read while somebody read.
     pub(crate) reads_again: bool,
+    /// The stream has an end, of which the poller has told: no further event will.
+    pub(crate) is_read_closed: bool,
     /// The socket takes no more for now.
     pub(crate) is_write_blocked: bool,
     pub(crate) interest: Option<mio::Interest>,

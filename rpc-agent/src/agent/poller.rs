@@ -205,6 +205,9 @@ impl Shared {
                     if event.is_writable() || event.is_error() {
                         self.on_writable(&peer, token);
                     }
+                    if event.is_read_closed() || event.is_error() {
+                        self.on_read_closed(&peer, token);
+                    }
                     if (event.is_readable() || event.is_read_closed() || event.is_error())
                         && self.read_peer(&peer, token, found) == ReadEnd::More
                     {

@@ -3,6 +3,7 @@
 
 use std::collections::HashSet;
 use std::fmt;
+use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
@@ -154,7 +155,7 @@ impl Shared {
         let me = shared.me.clone();
         let workers = shared.directory.workers();
         for worker in workers.into_iter().chain([me]) {
-            shared.peer_of(worker);
+            shared.take_place(worker);
         }
         shared
     }
@@ -188,12 +189,33 @@ impl Shared {
         peers.get(usize::try_from(id).ok()?)?.clone()
     }
 
-    /// The peer of a worker that is known to exist. One that has another name than before replaces it.
-    pub(crate) fn peer_of(&self, worker: WorkerInfo) -> Arc<Peer> {
+    /// The peer of a worker that is known to exist. One that has another name than before takes the
+    /// former one's place, whose connection ends.
+    pub(crate) fn peer_of(self: &Arc<Self>, worker: WorkerInfo) -> Arc<Peer> {
+        let (peer, replaced) = self.take_place(worker);
+        if let Some(replaced) = replaced {
+            let link = replaced
+                .lock()
+                .link
+                .as_ref()
+                .map(|link| Arc::clone(&link.link));
+            if let Some(link) = link {
+                let error = io::Error::new(
+                    io::ErrorKind::ConnectionReset,
+                    "another worker has taken its place",
+                );
+                self.lose(&replaced, &link, error);
+            }
+        }
+        peer
+    }
+
+    /// The peer of a worker, and the one whose place it takes.
+    fn take_place(&self, worker: WorkerInfo) -> (Arc<Peer>, Option<Arc<Peer>>) {
         if let Some(peer) = self.peer_by_id(worker.id.get())
             && peer.info == worker
         {
-            return peer;
+            return (peer, None);
         }
         let index = worker.id.get() as usize;
         let mut peers = self.peers.write().unwrap_or_else(PoisonError::into_inner);
@@ -201,17 +223,17 @@ impl Shared {
             peers.resize(index + 1, None);
         }
         match &peers[index] {
-            Some(peer) if peer.info == worker => Arc::clone(peer),
+            Some(peer) if peer.info == worker => (Arc::clone(peer), None),
             _ => {
                 let peer = Arc::new(Peer::new(worker, &self.me, self.incarnation));
-                peers[index] = Some(Arc::clone(&peer));
-                peer
+                let replaced = peers[index].replace(Arc::clone(&peer));
+                (peer, replaced)
             }
         }
     }
 
     /// Finds the worker that a call is for.
-    pub(crate) fn find(&self, to: Destination<'_>) -> Result<Arc<Peer>, RpcError> {
+    pub(crate) fn find(self: &Arc<Self>, to: Destination<'_>) -> Result<Arc<Peer>, RpcError> {
         let known = match &to {
             // The list of members tells who has left, and whose the name or the id is since.
             to if self.options.world_size.is_none() => {

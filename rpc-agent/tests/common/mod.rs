@@ -79,7 +79,6 @@ pub(crate) fn pair_with(
 }
 
 /// Starts agents at the same time, as those of a group of fixed size wait for each other.
-#[allow(clippy::result_large_err, reason = "a start that fails is no hot path")]
 pub(crate) fn start_all(
     store: &Arc<dyn Store>,
     workers: Vec<(AgentOptions, Registry)>,
