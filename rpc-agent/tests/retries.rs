@@ -298,7 +298,7 @@ fn calls_with_retries_get_through_connections_that_are_cut_all_the_time() {
     let faults = FaultPlan::new(5).cut(0.2).unwrap();
     let (agent, _other) = pair_with(|_, options| options.with_faults(faults.clone()), |_| {});
     let retries = quick(10_000).with_max_delay(Duration::from_millis(5));
-    for round in 0..10 {
+    for round in 0..5 {
         let payloads = (0..20).map(|number| Bytes::from(format!("{round} {number}")));
         let calls: Vec<_> = payloads
             .map(|payload| {

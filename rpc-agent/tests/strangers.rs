@@ -7,8 +7,8 @@ mod raw;
 use std::io::{ErrorKind, Read};
 use std::net::TcpStream;
 use std::process::{Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 use std::{env, io};
@@ -442,6 +442,43 @@ fn an_answer_that_nobody_waits_for_is_dropped_and_counted() {
     }
     assert_eq!(wait(&call).unwrap(), &b"1"[..]);
     group.assert_serves_others();
+}
+
+#[test]
+fn the_end_of_a_connection_is_noticed_along_with_its_last_bytes() {
+    let socket: Arc<Mutex<Option<TcpStream>>> = Arc::default();
+    let group = Group::with(
+        |options| options,
+        |registry| {
+            let socket = Arc::clone(&socket);
+            // The thread that runs it is the one that reads the sockets: when it looks again, the bytes
+            // and the end are both there.
+            registry
+                .register("hang up", move |_, _| {
+                    let mut socket = socket.lock().unwrap().take().unwrap();
+                    send(&mut socket, &request(1, "echo", &[0; 100])[..50]);
+                    Ok(Vec::new())
+                })
+                .unwrap();
+        },
+    );
+    for links in 0..50 {
+        let mut link = group.raw.dial(&*group.store, 0, links);
+        let call = group.call_raw(vec![1]);
+        assert_eq!(read_frame(&mut link).kind, REQUEST);
+        let mut socket = socket.lock().unwrap();
+        send(&mut link, &request(1, "hang up", b""));
+        *socket = Some(link);
+        drop(socket);
+        // Who waits for the call would look after the connection itself.
+        until("the end is noticed", || call.is_complete());
+        let error = wait(&call).unwrap_err();
+        assert!(
+            matches!(error, RpcError::ConnectionLost { .. }),
+            "{error:?}"
+        );
+    }
+    assert_eq!(group.agent.metrics().connections_lost, 50);
 }
 
 /// What is under way to a peer that reads nothing: with the two systems, and with the agent.

@@ -18,8 +18,9 @@ use crate::incoming::{Incoming, Message, Recipient};
 use crate::outgoing::WriteProgress;
 use crate::wire::WireError;
 
-/// Bytes written in one go, before others may put theirs in between.
-const WRITE_BYTES_MAX: usize = 256 << 10;
+/// Bytes written in one go, before others may put theirs in between. With a quarter of a MiB a call of
+/// 1 MiB takes twice as long.
+const WRITE_BYTES_MAX: usize = 512 << 10;
 
 /// Bytes read from one connection before others get their turn.
 const READ_BYTES_MAX: usize = 1 << 20;
