@@ -266,6 +266,24 @@ fn a_timeout_with_calls_of_its_own_says_so_and_fails_them() {
 }
 
 #[test]
+fn a_worker_that_leaves_before_the_joint_end_is_not_waited_for() {
+    let agents = group(2);
+    let called = call(&agents[0], "worker1", "nothing");
+    assert!(wait(&called).is_err(), "there is a connection now");
+    thread::scope(|scope| {
+        // Without a timeout.
+        let end = scope.spawn(|| agents[0].shutdown(Duration::ZERO));
+        agents[1].shutdown_now();
+        let error = end.join().unwrap().unwrap_err();
+        assert!(
+            matches!(&error, TerminationError::WorkersDead { dead, .. }
+                if dead.to_string().contains("worker1")),
+            "{error:?}"
+        );
+    });
+}
+
+#[test]
 fn a_worker_that_was_lost_and_refuses_a_dial_is_dead_to_the_joint_end() {
     let store = shared_store();
     let raw = RawWorker::join(&*store, 1, "worker1", 5);

@@ -182,6 +182,8 @@ impl Shared {
                     links,
                     message_bytes_max: self.options.message_bytes_max,
                 });
+                // Under the lock, as the first bytes of the connection: nobody may send on it before. It
+                // does not block, and the socket's buffer is empty.
                 if let Err(error) = send_first(&link, &welcome) {
                     log::debug!("{}: cannot welcome {}: {error}", self.me, peer.info);
                     if let Some(pair) = &mut state.pair {

@@ -170,6 +170,7 @@ impl Shared {
         state.dial = None;
         state.last_failure = None;
         state.is_lost = false;
+        state.has_left = false;
         state.is_dead = false;
         self.flush_peer(peer, state);
         if !messages.is_empty() {
@@ -201,8 +202,9 @@ impl Shared {
     ) {
         let text: Arc<str> = format!("connection to {} lost: {error}", link.address).into();
         state.last_failure = Some(Arc::clone(&text));
-        let is_farewell = error.kind() == io::ErrorKind::ConnectionAborted;
+        let is_farewell = error.get_ref().is_some_and(|error| error.is::<Farewell>());
         state.is_lost = !is_farewell;
+        state.has_left = is_farewell;
         let (established, calls) = state.cut();
         let parked: Vec<Request> = state.parked.drain(..).collect();
         state.requests_queued -= parked.len();
@@ -541,12 +543,17 @@ impl Recipient for Inbox<'_> {
     }
 }
 
+/// The peer has said that it leaves.
+#[derive(Debug, thiserror::Error)]
+#[error("the worker has left")]
+struct Farewell;
+
 fn ended() -> io::Error {
     io::Error::new(io::ErrorKind::UnexpectedEof, "closed by the peer")
 }
 
 fn left() -> io::Error {
-    io::Error::new(io::ErrorKind::ConnectionAborted, "the worker has left")
+    io::Error::new(io::ErrorKind::ConnectionAborted, Farewell)
 }
 
 fn broken(error: WireError) -> io::Error {

@@ -583,7 +583,7 @@ impl termination::Activity for Arc<Shared> {
         let mut dead = Vec::new();
         for peer in &self.peers() {
             let state = peer.lock();
-            if state.is_dead {
+            if state.is_dead || state.has_left {
                 dead.push(peer.info.clone());
             } else if state.is_lost && state.dial.is_none() {
                 // Nobody may call it any more: whether it is gone, a dial finds out until the next time.

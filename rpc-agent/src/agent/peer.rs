@@ -55,6 +55,8 @@ pub(crate) struct PeerState {
     pub(crate) last_failure: Option<Arc<str>>,
     /// The last connection ended without a word of farewell, and none came since.
     pub(crate) is_lost: bool,
+    /// The last connection ended with its farewell, and none came since.
+    pub(crate) has_left: bool,
     /// Its process is known to have ended.
     pub(crate) is_dead: bool,
     /// Its requests that no thread has taken yet.
@@ -157,6 +159,7 @@ impl Peer {
                 connections: 0,
                 last_failure: None,
                 is_lost: false,
+                has_left: false,
                 is_dead: false,
                 requests_queued: 0,
                 parked: VecDeque::new(),

@@ -48,9 +48,9 @@ pub enum TerminationError {
         /// How long it had been waiting.
         elapsed: Duration,
     },
-    /// Workers that are known to be dead had not arrived: nobody needs to wait longer.
+    /// Workers that are known to have ended had not arrived: nobody needs to wait longer.
     #[error(
-        "graceful shutdown: {dead} died before arriving in round {round}, found after {:.3}s",
+        "graceful shutdown: {dead} ended before arriving in round {round}, found after {:.3}s",
         elapsed.as_secs_f64()
     )]
     WorkersDead {

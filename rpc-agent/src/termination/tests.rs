@@ -219,7 +219,7 @@ fn a_dead_worker_ends_the_wait_without_any_deadline() {
         *calls.dead.lock().unwrap() = vec![workers[2].clone()];
         let mut end = termination(store, &workers, 0);
         let error = end.run(&calls, Deadline::NEVER).unwrap_err();
-        let said = "w2 (id 2) died before arriving in round 1";
+        let said = "w2 (id 2) ended before arriving in round 1";
         assert!(error.to_string().contains(said), "{error}");
     }
 }
