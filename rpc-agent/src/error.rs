@@ -114,6 +114,8 @@ pub enum RpcError {
         max_retries: u32,
         /// How often the request was given to the network: 1 and the retries made.
         attempts: u32,
+        /// Of all attempts: if one of them may have run, it is not known whether the function did.
+        outcome: Outcome,
         /// The last attempt's error.
         last: Box<Self>,
     },
@@ -185,6 +187,7 @@ impl RpcError {
         match self {
             Self::Timeout { outcome, .. }
             | Self::Shutdown { outcome, .. }
+            | Self::RetriesExhausted { outcome, .. }
             | Self::Codec { outcome, .. } => *outcome,
             Self::NotSent { .. }
             | Self::NoSuchFunction { .. }
@@ -194,7 +197,6 @@ impl RpcError {
             Self::TooLarge { what, .. } if *what == "request" => Outcome::NotExecuted,
             Self::ConnectionLost { .. } | Self::Broken(_) => Outcome::Unknown,
             Self::Remote { .. } | Self::TooLarge { .. } => Outcome::Executed,
-            Self::RetriesExhausted { last, .. } => last.outcome(),
         }
     }
 

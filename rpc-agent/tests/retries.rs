@@ -18,7 +18,7 @@ use rpc_agent::{
 
 use common::{PATIENCE, options, pair, pair_with, registry, shared_store, start_all, until};
 use middle_man::MiddleMan;
-use raw::{address_of, publish};
+use raw::{REQUEST, RawWorker, address_of, publish, read_frame};
 
 /// Pauses of 2, 3, 4 ms and so on; attempts wait for ever.
 fn quick(max_retries: i64) -> RetryOptions {
@@ -89,6 +89,29 @@ fn a_call_succeeds_after_as_many_failures_as_it_has_retries() {
 }
 
 #[test]
+fn one_attempt_that_may_have_run_makes_the_outcome_of_all_unknown() {
+    let store = shared_store();
+    let raw = RawWorker::join(&*store, 1, "worker1", 5);
+    let me = (options(0).with_world_size(2), registry(|_| {}));
+    let agent = start_all(&store, vec![me]).remove(0).unwrap();
+    let call = agent.call_bytes_with_retries("worker1", "f", "x", &quick(1));
+    let mut link = raw.accept_link();
+    assert_eq!(read_frame(&mut link).kind, REQUEST);
+    // The first attempt was read, the second one finds nobody.
+    drop(raw);
+    drop(link);
+    let error = wait(&call).unwrap_err();
+    let RpcError::RetriesExhausted { outcome, last, .. } = &error else {
+        unreachable!("{error:?}");
+    };
+    assert!(matches!(**last, RpcError::NotSent { .. }), "{last:?}");
+    assert_eq!(
+        (*outcome, error.outcome()),
+        (Outcome::Unknown, Outcome::Unknown)
+    );
+}
+
+#[test]
 fn a_call_whose_retries_are_used_up_fails_with_the_last_cause() {
     let faults = FaultPlan::new(1).fail("*", 3);
     let (agent, _other) = pair_with_faults(&faults, |_| {});
@@ -97,6 +120,7 @@ fn a_call_whose_retries_are_used_up_fails_with_the_last_cause() {
     let RpcError::RetriesExhausted {
         max_retries: 2,
         attempts: 3,
+        outcome: Outcome::NotExecuted,
         last,
     } = &error
     else {

@@ -104,9 +104,12 @@ impl Shared {
             .later
             .on_failure(&call.policy, call.attempts, call.began, now, error)
         {
-            Verdict::GiveUp(error) => {
-                if matches!(error, RpcError::RetriesExhausted { .. }) {
+            Verdict::GiveUp(mut error) => {
+                if let RpcError::RetriesExhausted { outcome, .. } = &mut error {
                     self.metrics.retries_exhausted();
+                    if *outcome == Outcome::NotExecuted {
+                        *outcome = call.outcome;
+                    }
                 }
                 self.end_retried(*call, Err(error));
             }

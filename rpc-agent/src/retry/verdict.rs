@@ -48,6 +48,8 @@ pub(super) fn on_failure(
     Verdict::GiveUp(RpcError::RetriesExhausted {
         max_retries: policy.max_retries,
         attempts: failed_attempts,
+        // Who has seen the other attempts, knows more.
+        outcome: error.outcome(),
         last: Box::new(error.clone()),
     })
 }
