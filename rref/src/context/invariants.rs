@@ -1,0 +1,164 @@
+//! What holds between any two events, as far as one worker can know it.
+
+use super::user::{Failure, State};
+use super::{Phase, RRefContext, Value};
+use crate::effect::Control;
+use crate::protocol::Message;
+
+impl<V: Clone> RRefContext<V> {
+    /// The first sentence that does not hold. Takes time in proportion to the tables.
+    ///
+    /// # Errors
+    /// The sentence, with the entry that it does not hold for.
+    pub fn check_invariants(&self) -> Result<(), String> {
+        self.check_owned()?;
+        self.check_users()?;
+        self.check_children()?;
+        self.check_outbox()
+    }
+
+    /// With small tables only: the cost is that of a look at all of them.
+    #[cfg(any(test, debug_assertions))]
+    pub(super) fn debug_check(&self) {
+        const ENTRIES_MAX: usize = 64;
+        let entries = self.owned.len() + self.users.len() + self.outbox.sendings.len();
+        if entries <= ENTRIES_MAX {
+            assert_eq!(self.check_invariants(), Ok(()));
+        }
+    }
+
+    fn check_owned(&self) -> Result<(), String> {
+        let mut unmade = 0;
+        let mut waiters = 0;
+        for (rref, owned) in &self.owned {
+            let is_unmade = matches!(owned.value, Value::Unmade);
+            unmade += usize::from(is_unmade);
+            waiters += owned.waiters.len();
+            let is_awaited = is_unmade && !owned.waiters.is_empty();
+            if owned.forks.is_empty() && owned.handles == 0 && !is_awaited {
+                return Err(format!("a value is referred to: {rref}"));
+            }
+            if self.phase == Phase::Sweeping && owned.handles > 0 && owned.forks.is_empty() {
+                return Err(format!("a swept value has a user: {rref}"));
+            }
+            if self.gone.contains(rref.0) {
+                return Err(format!("what is gone is not owned: {rref}"));
+            }
+            if owned.value.result().is_some() && !owned.waiters.is_empty() {
+                return Err(format!("nobody waits for a value that is there: {rref}"));
+            }
+            for token in &owned.waiters {
+                if self.waiting.get(token).map(|(of, _)| of) != Some(rref) {
+                    return Err(format!("each waiter is listed: {token} for {rref} is not"));
+                }
+            }
+            for fork in owned.forks.keys() {
+                if self.gone.contains(fork.0) {
+                    return Err(format!("a user that is gone is not known: {fork}"));
+                }
+                if self.users.contains_key(fork) {
+                    return Err(format!("a worker is no user of its own value: {fork}"));
+                }
+            }
+        }
+        if unmade != self.unmade {
+            return Err(format!("{} entries are unmade, not {unmade}", self.unmade));
+        }
+        if waiters != self.waiting.len() {
+            return Err(format!(
+                "{} requests wait, not {waiters}",
+                self.waiting.len()
+            ));
+        }
+        Ok(())
+    }
+
+    fn check_users(&self) -> Result<(), String> {
+        for (fork, user) in &self.users {
+            let children = self
+                .children
+                .values()
+                .filter(|child| child.parent == *fork)
+                .count();
+            if children != user.children {
+                return Err(format!(
+                    "{fork} has {} children, not {children}",
+                    user.children
+                ));
+            }
+            if user.owner == self.me {
+                return Err(format!("a worker is no user of its own value: {fork}"));
+            }
+            let is_requesting = user.state == State::Requesting;
+            if is_requesting != self.outbox.contains(Control::ForkRequest(*fork)) {
+                return Err(format!(
+                    "a user waits for its owner exactly while it asks: {fork}"
+                ));
+            }
+            let is_settling = matches!(
+                user.state,
+                State::Doubtful(_) | State::Failed(_, Failure::Telling)
+            );
+            if is_settling != self.outbox.contains(Control::Abandon(*fork)) {
+                return Err(format!(
+                    "a creation is in doubt exactly while its owner is asked: {fork}"
+                ));
+            }
+            let is_accepting = self.outbox.contains(Control::ChildAccept(*fork));
+            if is_accepting && (is_requesting || user.state == State::Creating) {
+                return Err(format!(
+                    "a parent is released after its child was registered: {fork}"
+                ));
+            }
+            let is_held = user.has_handle || user.children > 0;
+            let is_pending = is_requesting || is_settling || user.state == State::Creating;
+            if !is_held && !is_pending {
+                return Err(format!("a user that nothing keeps is deleted: {fork}"));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_children(&self) -> Result<(), String> {
+        for (fork, child) in &self.children {
+            if !self.users.contains_key(&child.parent) {
+                return Err(format!("the parent of a child is there: of {fork}"));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_outbox(&self) -> Result<(), String> {
+        let outbox = &self.outbox;
+        for (control, sending) in &outbox.sendings {
+            if sending.to == self.me {
+                return Err(format!("no message goes to its sender: {control:?}"));
+            }
+            if let Message::UserDelete { forks } = &sending.message
+                && let Some((_, fork)) =
+                    forks.iter().find(|(_, fork)| self.users.contains_key(fork))
+            {
+                return Err(format!("a living user is not deleted: {fork}"));
+            }
+            if let Control::Deletes { owner, .. } = control
+                && !outbox.deleting.contains(owner)
+            {
+                return Err(format!("each batch to an owner is listed: to {owner}"));
+            }
+        }
+        for (to, stalled) in &outbox.stalled {
+            if stalled.is_empty() || stalled.iter().any(|control| !outbox.contains(*control)) {
+                return Err(format!("what has stalled is to be sent: to {to}"));
+            }
+        }
+        for (owner, queue) in &outbox.deletes {
+            if !outbox.deleting.contains(owner) {
+                return Err(format!("deletions wait for others: to {owner}"));
+            }
+            if let Some((_, fork)) = queue.iter().find(|(_, fork)| self.users.contains_key(fork)) {
+                return Err(format!("a living user is not deleted: {fork}"));
+            }
+        }
+        Ok(())
+    }
+}

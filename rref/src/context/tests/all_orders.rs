@@ -1,0 +1,242 @@
+//! Every order of events, of short programs on three workers.
+//!
+//! In each state, each thread may go on and each packet may arrive; besides, as often as the budget says,
+//! what is unusual happens to any packet. Worlds that were met before are not visited again. A lost
+//! request that is sent again is no step of its own: it is one that arrives later. A lost answer is a copy
+//! of the request that nobody awaits the answer of.
+
+use std::collections::HashSet;
+use std::time::Instant;
+
+use super::world::{Budget, Op, Step, Thread, World};
+
+/// The creator, the owner, and a third.
+const A: usize = 0;
+const B: usize = 1;
+const C: usize = 2;
+
+/// What was seen.
+#[derive(Debug, Default)]
+struct Seen {
+    states: usize,
+    ends: usize,
+    values_max: usize,
+}
+
+fn explore(threads: &[Thread], budget: Budget) -> Seen {
+    let start = World::new(3, threads.to_vec(), budget, Instant::now());
+    let mut met = HashSet::from([start.fingerprint()]);
+    let mut open = vec![start];
+    let mut seen = Seen::default();
+    while let Some(world) = open.pop() {
+        seen.states += 1;
+        let usual = world.steps();
+        let mut next = Vec::new();
+        if usual.is_empty() {
+            let mut world = world.clone();
+            if world.wait() {
+                next.push(world);
+            } else {
+                world.check_end();
+                seen.ends += 1;
+                seen.values_max = seen.values_max.max(world.values());
+            }
+        }
+        let after = |step: Step| {
+            let mut world = world.clone();
+            world.take(step);
+            world
+        };
+        next.extend(usual.into_iter().chain(world.faults()).map(after));
+        open.extend(
+            next.into_iter()
+                .filter(|world| met.insert(world.fingerprint())),
+        );
+    }
+    seen
+}
+
+/// The program with nothing unusual, and with one unusual event of each kind. Fewer states than `states_min`
+/// in all mean that the exploration has lost something.
+fn explore_all(states_min: usize, threads: &[Thread]) {
+    let usual = Budget::default();
+    let budgets = [
+        usual,
+        Budget { copies: 1, ..usual },
+        Budget { stalls: 1, ..usual },
+        Budget {
+            lost_calls: 1,
+            ..usual
+        },
+        Budget {
+            not_delivered: 1,
+            failing_functions: 1,
+            ..usual
+        },
+    ];
+    let mut states = 0;
+    for budget in budgets {
+        let seen = explore(threads, budget);
+        assert!(seen.ends > 0);
+        assert_eq!(seen.values_max, 1, "the program makes a value");
+        states += seen.states;
+    }
+    assert!(states >= states_min, "only {states} states");
+}
+
+const CREATE: Op = Op::CreateRemote { slot: 0, owner: B };
+const FETCH: Op = Op::Fetch { slot: 0 };
+const DROP: Op = Op::Drop { slot: 0 };
+
+const fn send(to: usize, slot_there: u32) -> Op {
+    Op::Send {
+        slot: 0,
+        to,
+        slot_there,
+    }
+}
+
+#[test]
+fn create_fetch_and_drop() {
+    explore_all(200, &[Thread::new(A, &[CREATE, FETCH, DROP])]);
+}
+
+#[test]
+fn drop_before_the_creation_is_confirmed() {
+    explore_all(150, &[Thread::new(A, &[CREATE, DROP])]);
+}
+
+#[test]
+fn fork_to_a_third() {
+    explore_all(
+        5_000,
+        &[
+            Thread::new(A, &[CREATE, send(C, 0), DROP]),
+            Thread::new(C, &[FETCH, DROP]),
+        ],
+    );
+}
+
+#[test]
+fn drop_on_receipt() {
+    explore_all(
+        4_000,
+        &[
+            Thread::new(A, &[CREATE, send(C, 0), DROP]),
+            Thread::new(C, &[DROP]),
+        ],
+    );
+}
+
+#[test]
+fn fork_of_a_fork() {
+    explore_all(
+        100_000,
+        &[
+            Thread::new(A, &[CREATE, send(C, 0), DROP]),
+            Thread::new(C, &[send(A, 7), DROP]),
+            Thread::new(A, &[Op::Fetch { slot: 7 }, Op::Drop { slot: 7 }]),
+        ],
+    );
+}
+
+#[test]
+fn fork_back_to_the_owner() {
+    explore_all(
+        2_500,
+        &[
+            Thread::new(A, &[CREATE, send(B, 0), DROP]),
+            Thread::new(B, &[FETCH, DROP]),
+        ],
+    );
+}
+
+#[test]
+fn two_forks_at_once() {
+    explore_all(
+        40_000,
+        &[
+            Thread::new(A, &[CREATE, send(C, 0), send(B, 0), DROP]),
+            Thread::new(B, &[DROP]),
+            Thread::new(C, &[DROP]),
+        ],
+    );
+}
+
+#[test]
+fn the_owner_returns_its_value_to_two() {
+    explore_all(
+        1_500,
+        &[
+            Thread::new(
+                B,
+                &[Op::CreateLocal { slot: 0 }, send(A, 0), send(C, 0), DROP],
+            ),
+            Thread::new(A, &[FETCH, DROP]),
+            Thread::new(C, &[DROP]),
+        ],
+    );
+}
+
+#[test]
+fn a_value_goes_out_is_passed_on_and_comes_back_to_its_owner() {
+    explore_all(
+        25_000,
+        &[
+            Thread::new(B, &[Op::CreateLocal { slot: 0 }, send(A, 0), DROP]),
+            Thread::new(A, &[send(C, 0), DROP]),
+            Thread::new(C, &[send(B, 5), DROP]),
+            Thread::new(B, &[Op::Fetch { slot: 5 }, Op::Drop { slot: 5 }]),
+        ],
+    );
+}
+
+#[test]
+fn self_creation_shared_with_another_and_with_itself() {
+    explore_all(
+        900,
+        &[
+            Thread::new(
+                B,
+                &[Op::CreateHere { slot: 0 }, send(B, 5), send(C, 0), DROP],
+            ),
+            Thread::new(B, &[Op::Drop { slot: 5 }]),
+            Thread::new(C, &[FETCH, DROP]),
+        ],
+    );
+}
+
+#[test]
+fn a_message_that_is_not_encoded_leaves_nothing_behind() {
+    explore_all(
+        3_000,
+        &[
+            Thread::new(
+                A,
+                &[CREATE, Op::FailToSend { slot: 0, to: C }, send(A, 3), DROP],
+            ),
+            Thread::new(A, &[Op::Fetch { slot: 3 }, Op::Drop { slot: 3 }]),
+        ],
+    );
+}
+
+/// Takes long, but seconds in a release build: `cargo test --release -p rref two_copies -- --ignored`.
+#[test]
+#[ignore = "takes long in a debug build"]
+fn two_copies_a_stall_and_a_lost_call_in_one_run() {
+    let budget = Budget {
+        copies: 2,
+        stalls: 1,
+        lost_calls: 1,
+        not_delivered: 1,
+        failing_functions: 1,
+    };
+    let seen = explore(
+        &[
+            Thread::new(A, &[CREATE, send(C, 0), DROP]),
+            Thread::new(C, &[FETCH, DROP]),
+        ],
+        budget,
+    );
+    assert!(seen.states >= 100_000, "only {} states", seen.states);
+}

@@ -1,0 +1,432 @@
+//! Single events and all their effects.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use rpc_agent::WorkerId;
+
+use crate::context::owner::{UNMADE_MAX, WAITING_MAX};
+use crate::context::{Handle, PROBE_AFTER, RRefContext, UserStatus};
+use crate::effect::{Control, Delivery, Effect, FetchError, ReceiveError, UserError};
+use crate::id::{ForkId, GloballyUniqueId, RRefId};
+use crate::protocol::{Answer, ForkData, Message};
+
+type Context = RRefContext<&'static str>;
+
+const A: u32 = 0;
+const B: u32 = 1;
+const C: u32 = 2;
+
+fn worker(id: u32) -> WorkerId {
+    WorkerId::new(id).unwrap()
+}
+
+fn incarnation(id: u32) -> u64 {
+    100 + u64::from(id)
+}
+
+fn id(of: u32, local_id: u64) -> GloballyUniqueId {
+    GloballyUniqueId {
+        created_on: worker(of),
+        incarnation: incarnation(of),
+        local_id,
+    }
+}
+
+fn context(of: u32, now: Instant) -> Context {
+    Context::new(worker(of), incarnation(of), now)
+}
+
+fn receive(
+    context: &mut Context,
+    now: Instant,
+    from: u32,
+    message: Message,
+) -> Vec<Effect<&'static str>> {
+    context.receive(now, worker(from), incarnation(from), 7, None, message);
+    context.take_effects()
+}
+
+fn reply(answer: Answer) -> Effect<&'static str> {
+    Effect::Reply { token: 7, answer }
+}
+
+fn answered(by: u32, answer: Answer) -> Delivery {
+    Delivery::Answered {
+        incarnation: incarnation(by),
+        answer,
+    }
+}
+
+fn creation(rref: RRefId, fork: ForkId) -> Message {
+    Message::RemoteCall {
+        rref,
+        fork,
+        type_name: "t".into(),
+        function: "f".into(),
+        arguments: Bytes::from_static(b"x"),
+    }
+}
+
+fn run(rref: RRefId) -> Effect<&'static str> {
+    Effect::RunFunction {
+        rref,
+        from: worker(A),
+        function: "f".into(),
+        arguments: Bytes::from_static(b"x"),
+    }
+}
+
+/// What A sends to C of a value of B.
+fn forked(local_id: u64) -> ForkData {
+    ForkData {
+        owner: worker(B),
+        owner_incarnation: incarnation(B),
+        rref: RRefId(id(A, 0)),
+        fork: ForkId(id(A, local_id)),
+        parent: worker(A),
+        type_name: "t".into(),
+    }
+}
+
+const R: fn() -> RRefId = || RRefId(id(A, 0));
+const F: fn() -> ForkId = || ForkId(id(A, 1));
+
+#[test]
+fn a_creation_is_accepted_before_its_function_has_run_and_runs_once() {
+    let now = Instant::now();
+    let mut owner = context(B, now);
+    let first = receive(&mut owner, now, A, creation(R(), F()));
+    assert_eq!(first, [run(R()), reply(Answer::RemoteAccept)]);
+    let second = receive(&mut owner, now, A, creation(R(), F()));
+    assert_eq!(second, [reply(Answer::RemoteAccept)]);
+}
+
+#[test]
+fn a_creation_that_comes_after_its_deletion_does_not_run() {
+    let now = Instant::now();
+    let mut owner = context(B, now);
+    let delete = Message::UserDelete {
+        forks: vec![(R(), F())],
+    };
+    assert_eq!(receive(&mut owner, now, A, delete), [reply(Answer::Ack)]);
+    let late = receive(&mut owner, now, A, creation(R(), F()));
+    assert_eq!(late, [reply(Answer::RemoteAccept)]);
+    assert!(owner.is_drained());
+}
+
+#[test]
+fn a_result_that_nobody_waits_for_is_freed_at_once() {
+    let now = Instant::now();
+    let mut owner = context(B, now);
+    receive(&mut owner, now, A, creation(R(), F()));
+    let delete = Message::UserDelete {
+        forks: vec![(R(), F())],
+    };
+    receive(&mut owner, now, A, delete);
+    owner.function_finished(now, R(), Ok("value"));
+    assert_eq!(owner.take_effects(), [Effect::Free("value")]);
+}
+
+#[test]
+fn a_fetch_before_the_creation_waits_and_one_after_the_deletion_fails_at_once() {
+    let now = Instant::now();
+    let mut owner = context(B, now);
+    assert_eq!(
+        receive(&mut owner, now, C, Message::Fetch { rref: R() }),
+        []
+    );
+    receive(&mut owner, now, A, creation(R(), F()));
+    owner.function_finished(now, R(), Ok("value"));
+    let answer = |result| Effect::AnswerFetch { token: 7, result };
+    assert_eq!(owner.take_effects(), [answer(Ok("value"))]);
+    let delete = Message::UserDelete {
+        forks: vec![(R(), F())],
+    };
+    let freed = receive(&mut owner, now, A, delete);
+    assert_eq!(freed, [Effect::Free("value"), reply(Answer::Ack)]);
+    assert_eq!(
+        receive(&mut owner, now, C, Message::Fetch { rref: R() }),
+        [answer(Err(FetchError::Deleted(R())))]
+    );
+}
+
+#[test]
+fn a_fetch_that_is_not_answered_ends_at_its_deadline_and_leaves_nothing() {
+    let now = Instant::now();
+    let mut owner = context(B, now);
+    let deadline = now + Duration::from_secs(1);
+    owner.fetch(now, 9, R(), Some(deadline));
+    assert_eq!(owner.next_tick(), Some(deadline));
+    owner.tick(deadline);
+    assert_eq!(
+        owner.take_effects(),
+        [Effect::AnswerFetch {
+            token: 9,
+            result: Err(FetchError::TimedOut(R()))
+        }]
+    );
+    assert!(owner.is_drained());
+    assert_eq!(owner.next_tick(), None);
+}
+
+#[test]
+fn a_late_copy_of_a_fork_request_does_not_revive_its_user() {
+    let now = Instant::now();
+    let mut owner = context(B, now);
+    let fork = ForkId(id(A, 2));
+    let request = Message::ForkRequest { rref: R(), fork };
+    receive(&mut owner, now, C, request.clone());
+    let delete = Message::UserDelete {
+        forks: vec![(R(), fork)],
+    };
+    receive(&mut owner, now, C, delete);
+    assert_eq!(receive(&mut owner, now, C, request), [reply(Answer::Ack)]);
+    assert!(owner.is_drained());
+}
+
+#[test]
+fn deletions_to_an_owner_gather_behind_the_one_under_way() {
+    let now = Instant::now();
+    let mut user = context(A, now);
+    let forks: Vec<ForkId> = (0..3)
+        .map(|_| {
+            let fork = user
+                .create_remote(now, worker(B), "t", "f".into(), Bytes::new())
+                .unwrap();
+            user.control_finished(
+                now,
+                Control::Create(fork),
+                answered(B, Answer::RemoteAccept),
+            );
+            fork
+        })
+        .collect();
+    user.take_effects();
+    for fork in forks {
+        user.drop_handle(now, Handle::User(fork));
+    }
+    let batch = |batch, locals: &[u64]| Effect::Send {
+        to: worker(B),
+        control: Control::Deletes {
+            owner: worker(B),
+            batch,
+        },
+        message: Message::UserDelete {
+            forks: locals
+                .iter()
+                .map(|&local| (RRefId(id(A, local)), ForkId(id(A, local + 1))))
+                .collect(),
+        },
+    };
+    assert_eq!(user.take_effects(), [batch(0, &[0])]);
+    let control = |batch| Control::Deletes {
+        owner: worker(B),
+        batch,
+    };
+    user.control_finished(now, control(0), answered(B, Answer::Ack));
+    assert_eq!(user.take_effects(), [batch(1, &[2, 4])]);
+    // Its retries are used up: it is sent again when anything is heard of the owner.
+    user.control_finished(now, control(1), Delivery::Unknown("no answer".into()));
+    assert_eq!(user.take_effects(), []);
+    let probe = Message::Probe {
+        rref: R(),
+        fork: ForkId(id(B, 50)),
+    };
+    let effects = receive(&mut user, now, B, probe);
+    assert_eq!(effects, [batch(2, &[2, 4]), reply(Answer::NotReceived)]);
+    user.control_finished(now, control(2), answered(B, Answer::Ack));
+    assert!(user.is_drained());
+}
+
+#[test]
+fn a_child_that_is_not_heard_of_is_asked_for_at_its_worker_and_then_at_the_owner() {
+    let now = Instant::now();
+    let mut user = context(A, now);
+    let fork = user
+        .create_remote(now, worker(B), "t", "f".into(), Bytes::new())
+        .unwrap();
+    user.control_finished(
+        now,
+        Control::Create(fork),
+        answered(B, Answer::RemoteAccept),
+    );
+    let data = user.fork(now, Handle::User(fork), worker(C)).unwrap();
+    user.commit_fork(now, &data);
+    user.drop_handle(now, Handle::User(fork));
+    user.take_effects();
+    user.tick(now + PROBE_AFTER);
+    let (rref, child) = (data.rref, data.fork);
+    assert_eq!(
+        user.take_effects(),
+        [Effect::Send {
+            to: worker(C),
+            control: Control::Probe(child),
+            message: Message::Probe { rref, fork: child }
+        }]
+    );
+    user.control_finished(
+        now,
+        Control::Probe(child),
+        Delivery::Unknown("no answer".into()),
+    );
+    assert_eq!(
+        user.take_effects(),
+        [Effect::Send {
+            to: worker(B),
+            control: Control::Query(child),
+            message: Message::Query { rref, fork: child }
+        }]
+    );
+    user.control_finished(now, Control::Query(child), answered(B, Answer::Deleted));
+    assert!(matches!(
+        user.take_effects()[..],
+        [Effect::Send {
+            control: Control::Deletes { .. },
+            ..
+        }]
+    ));
+}
+
+#[test]
+fn a_reference_that_was_asked_for_before_it_came_is_refused() {
+    let now = Instant::now();
+    let mut third = context(C, now);
+    let data = forked(2);
+    let probe = Message::Probe {
+        rref: data.rref,
+        fork: data.fork,
+    };
+    assert_eq!(
+        receive(&mut third, now, A, probe),
+        [reply(Answer::NotReceived)]
+    );
+    assert_eq!(
+        third.receive_fork(now, &data),
+        Err(ReceiveError::ReceivedBefore(data.fork))
+    );
+}
+
+#[test]
+fn the_death_of_an_owner_fails_its_users_at_once() {
+    let now = Instant::now();
+    let mut third = context(C, now);
+    let data = forked(2);
+    third.receive_fork(now, &data).unwrap();
+    third.take_effects();
+    third.peer_lost(now, worker(B));
+    let error = UserError::OwnerLost(worker(B));
+    assert_eq!(
+        third.take_effects(),
+        [Effect::Failed {
+            fork: data.fork,
+            error: error.clone()
+        }]
+    );
+    assert_eq!(third.status(data.fork), Some(UserStatus::Failed(error)));
+    third.drop_handle(now, Handle::User(data.fork));
+    assert!(third.is_drained());
+    assert_eq!(
+        third.receive_fork(
+            now,
+            &ForkData {
+                owner_incarnation: 0,
+                ..forked(3)
+            }
+        ),
+        Err(ReceiveError::OwnerLost(worker(B)))
+    );
+}
+
+#[test]
+fn a_new_process_of_a_worker_releases_the_users_of_the_old_one() {
+    let now = Instant::now();
+    let mut owner = context(B, now);
+    receive(&mut owner, now, A, creation(R(), F()));
+    owner.function_finished(now, R(), Ok("value"));
+    let probe = Message::Probe {
+        rref: R(),
+        fork: ForkId(id(A, 9)),
+    };
+    owner.receive(now, worker(A), 999, 7, None, probe.clone());
+    assert_eq!(
+        owner.take_effects(),
+        [Effect::Free("value"), reply(Answer::NotReceived)]
+    );
+    let old = receive(&mut owner, now, A, probe);
+    assert!(matches!(
+        old[..],
+        [Effect::Reply {
+            answer: Answer::Refused(_),
+            ..
+        }]
+    ));
+}
+
+#[test]
+fn an_abandoned_creation_gives_its_error_to_all_who_wait_and_never_runs() {
+    let now = Instant::now();
+    let mut owner = context(B, now);
+    receive(&mut owner, now, C, Message::Fetch { rref: R() });
+    let error: Arc<str> = "no answer".into();
+    let abandon = Message::Abandon {
+        rref: R(),
+        fork: F(),
+        error: Arc::clone(&error),
+    };
+    let told = Effect::AnswerFetch {
+        token: 7,
+        result: Err(FetchError::Failed(error)),
+    };
+    assert_eq!(
+        receive(&mut owner, now, A, abandon.clone()),
+        [told, reply(Answer::Abandoned)]
+    );
+    assert_eq!(
+        receive(&mut owner, now, A, creation(R(), F())),
+        [reply(Answer::RemoteAccept)]
+    );
+    assert_eq!(
+        receive(&mut owner, now, A, abandon),
+        [reply(Answer::Abandoned)]
+    );
+}
+
+#[test]
+fn strangers_cannot_fill_the_tables() {
+    let now = Instant::now();
+    let mut owner = context(B, now);
+    for n in 0..UNMADE_MAX as u64 + 10 {
+        let message = Message::ForkRequest {
+            rref: RRefId(id(A, 2 * n)),
+            fork: ForkId(id(A, 2 * n + 1)),
+        };
+        receive(&mut owner, now, C, message);
+    }
+    assert_eq!(owner.sizes().pending_owners, UNMADE_MAX);
+    for token in 0..WAITING_MAX as u64 + 10 {
+        owner.fetch(now, token, R(), None);
+        owner.effects.clear();
+    }
+    assert_eq!(owner.sizes().parked_fetches, WAITING_MAX);
+    owner.peer_lost(now, worker(C));
+    owner.peer_lost(now, worker(A));
+    assert!(owner.is_drained());
+}
+
+#[test]
+fn the_report_names_who_holds_a_value() {
+    let now = Instant::now();
+    let mut owner = context(B, now);
+    receive(&mut owner, now, A, creation(R(), F()));
+    owner.function_finished(now, R(), Ok("value"));
+    let report = owner.snapshot(now + Duration::from_secs(5)).to_string();
+    assert!(report.contains("of `t`: ready"), "{report}");
+    assert!(report.contains("held by worker 0"), "{report}");
+    assert!(report.contains("for 5s"), "{report}");
+    assert_eq!(
+        owner.missing()[0].to_string(),
+        "worker 0: 1 references to values of this worker"
+    );
+}

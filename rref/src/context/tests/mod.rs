@@ -1,0 +1,4 @@
+mod all_orders;
+mod by_hand;
+mod random;
+mod world;

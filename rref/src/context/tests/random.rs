@@ -1,0 +1,177 @@
+//! Long random histories. Each is drawn from a seed; `SEED=n` repeats one, `ROUNDS=n` tries so many.
+
+use std::time::Instant;
+
+use super::world::{Budget, Op, Step, Thread, World};
+
+fn for_seeds(rounds: u64, history: impl Fn(u64) + std::panic::RefUnwindSafe) {
+    let number = |name| {
+        let text = std::env::var(name).ok()?;
+        Some(text.parse::<u64>().expect("SEED and ROUNDS are numbers"))
+    };
+    let seeds: Vec<u64> = match number("SEED") {
+        Some(seed) => vec![seed],
+        None => match number("ROUNDS") {
+            Some(rounds) => (0..rounds).map(|_| fastrand::u64(..)).collect(),
+            None => (0..rounds).collect(),
+        },
+    };
+    for seed in seeds {
+        let outcome = std::panic::catch_unwind(|| history(seed));
+        assert!(outcome.is_ok(), "to repeat this history: SEED={seed}");
+    }
+}
+
+/// Some references, each created by one thread and passed on along a random tree, in which everybody
+/// drops it at some time.
+fn programs(random: &mut fastrand::Rng, workers: usize) -> Vec<Thread> {
+    let mut threads = Vec::new();
+    let mut slots = 0;
+    for _ in 0..random.usize(1..8) {
+        let on = random.usize(0..workers);
+        let slot = slots;
+        slots += 1;
+        let owner = random.usize(0..workers);
+        let create = match random.u8(0..4) {
+            0 => Op::CreateLocal { slot },
+            1 => Op::CreateHere { slot },
+            _ if owner != on => Op::CreateRemote { slot, owner },
+            _ => Op::CreateLocal { slot },
+        };
+        let mut open = vec![(on, slot, vec![create])];
+        let mut forks = random.usize(0..8);
+        while let Some((on, slot, mut ops)) = open.pop() {
+            while random.u8(0..4) != 0 {
+                match random.u8(0..4) {
+                    0 => ops.push(Op::Fetch { slot }),
+                    1 => ops.push(Op::FailToSend {
+                        slot,
+                        to: random.usize(0..workers),
+                    }),
+                    _ if forks > 0 => {
+                        forks -= 1;
+                        let to = random.usize(0..workers);
+                        ops.push(Op::Send {
+                            slot,
+                            to,
+                            slot_there: slots,
+                        });
+                        open.push((to, slots, Vec::new()));
+                        slots += 1;
+                    }
+                    _ => {}
+                }
+            }
+            ops.push(Op::Drop { slot });
+            threads.push(Thread::new(on, &ops));
+        }
+    }
+    threads
+}
+
+fn pick(random: &mut fastrand::Rng, steps: &[Step]) -> Option<Step> {
+    (!steps.is_empty()).then(|| steps[random.usize(..steps.len())])
+}
+
+fn start(seed: u64) -> (World, fastrand::Rng) {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let workers = random.usize(3..=6);
+    let threads = programs(&mut random, workers);
+    let budget = Budget {
+        copies: random.u32(0..20),
+        stalls: random.u32(0..10),
+        not_delivered: random.u32(0..3),
+        failing_functions: random.u32(0..3),
+        lost_calls: random.u32(0..5),
+    };
+    let world = World::new(workers, threads, budget, Instant::now());
+    (world, random)
+}
+
+/// One step; `false` when all is over.
+fn go_on(world: &mut World, random: &mut fastrand::Rng) -> bool {
+    let faults = world.faults();
+    if random.u8(0..8) == 0
+        && let Some(fault) = pick(random, &faults)
+    {
+        world.take(fault);
+        return true;
+    }
+    match pick(random, &world.steps()) {
+        Some(step) => {
+            world.take(step);
+            true
+        }
+        None => world.wait(),
+    }
+}
+
+#[test]
+fn whatever_is_delayed_copied_or_lost_all_is_freed_once_and_not_too_early() {
+    for_seeds(2000, |seed| {
+        let (mut world, mut random) = start(seed);
+        while go_on(&mut world, &mut random) {}
+        world.check_end();
+    });
+}
+
+#[test]
+fn whoever_dies_the_tables_of_the_others_become_empty() {
+    for_seeds(2000, |seed| {
+        let (mut world, mut random) = start(seed);
+        for _ in 0..random.usize(0..60) {
+            if !go_on(&mut world, &mut random) {
+                break;
+            }
+        }
+        let victim = random.usize(..world.contexts.len());
+        world.kill(victim);
+        let mut mourners: Vec<usize> = (0..world.contexts.len())
+            .filter(|&on| on != victim)
+            .collect();
+        random.shuffle(&mut mourners);
+        for &on in &mourners {
+            for _ in 0..random.usize(0..10) {
+                if !world.steps().is_empty() {
+                    go_on(&mut world, &mut random);
+                }
+            }
+            world.mourn(on, victim);
+        }
+        // Threads that wait for what the dead one would have sent wait for ever.
+        while let Some(step) = pick(&mut random, &world.steps()) {
+            world.take(step);
+        }
+        // The connections that brought its last messages have ended, too. Who had not heard of it before
+        // took these for a new process's.
+        for on in mourners {
+            world.mourn(on, victim);
+        }
+        world.stop();
+        while let Some(step) = pick(&mut random, &world.steps()) {
+            world.take(step);
+        }
+        world.sweep();
+        while go_on(&mut world, &mut random) {}
+        world.check_end();
+    });
+}
+
+#[test]
+fn an_end_in_the_midst_of_everything_empties_all_tables() {
+    for_seeds(2000, |seed| {
+        let (mut world, mut random) = start(seed);
+        for _ in 0..random.usize(0..80) {
+            if !go_on(&mut world, &mut random) {
+                break;
+            }
+        }
+        world.stop();
+        while let Some(step) = pick(&mut random, &world.steps()) {
+            world.take(step);
+        }
+        world.sweep();
+        while go_on(&mut world, &mut random) {}
+        world.check_end();
+    });
+}

@@ -1,0 +1,867 @@
+//! Several contexts, the programs that use them, and a network between them that does what it is told.
+//!
+//! A value is the id of its reference, so that each knows which one was freed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use rpc_agent::WorkerId;
+
+use crate::context::{Handle, RRefContext, UserStatus};
+use crate::effect::{Control, Delivery, Effect, FetchError};
+use crate::id::{ForkId, RRefId};
+use crate::protocol::{Answer, ForkData, Message};
+
+/// Fetches have tokens of their own; all other requests are answered at once.
+const AT_ONCE: u64 = u64::MAX;
+
+/// How long a fetch waits. Time passes only while nothing else happens.
+const FETCH_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// How often time may pass without anything else to be done, until all has to be over.
+const QUIET_STEPS_MAX: usize = 20;
+
+pub(super) type Context = RRefContext<RRefId>;
+
+pub(super) fn worker(index: usize) -> WorkerId {
+    WorkerId::new(u32::try_from(index).unwrap()).unwrap()
+}
+
+pub(super) fn index(worker: WorkerId) -> usize {
+    worker.get() as usize
+}
+
+/// What a thread of a program does next. Slots are a worker's variables.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Op {
+    CreateRemote {
+        slot: u32,
+        owner: usize,
+    },
+    CreateHere {
+        slot: u32,
+    },
+    CreateLocal {
+        slot: u32,
+    },
+    /// Sends a reference, as an argument or as a result; it gets into a slot of the receiver.
+    Send {
+        slot: u32,
+        to: usize,
+        slot_there: u32,
+    },
+    /// Begins to encode a message, and fails.
+    FailToSend {
+        slot: u32,
+        to: usize,
+    },
+    Fetch {
+        slot: u32,
+    },
+    Drop {
+        slot: u32,
+    },
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Thread {
+    pub(super) on: usize,
+    pub(super) ops: Vec<Op>,
+    pub(super) done: usize,
+    /// Of a fetch, for its answer.
+    waits_for: Option<Handle>,
+}
+
+/// Which fetch: of which thread, and the how many-th of its operations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Fetch {
+    thread: usize,
+    op: usize,
+}
+
+impl Fetch {
+    fn token(self) -> u64 {
+        (self.thread * 1000 + self.op) as u64
+    }
+
+    fn of_token(token: u64) -> Self {
+        let token = usize::try_from(token).unwrap();
+        Self {
+            thread: token / 1000,
+            op: token % 1000,
+        }
+    }
+}
+
+impl Thread {
+    pub(super) fn new(on: usize, ops: &[Op]) -> Self {
+        Self {
+            on,
+            ops: ops.to_vec(),
+            done: 0,
+            waits_for: None,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Slot {
+    Held(Handle),
+    /// What came was not accepted, or could not be made.
+    Void,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) enum Packet {
+    Request {
+        from: usize,
+        incarnation: u64,
+        to: usize,
+        control: Control,
+        message: Message,
+        /// Not for a copy of which nobody awaits the answer.
+        is_awaited: bool,
+    },
+    Answer {
+        from: usize,
+        incarnation: u64,
+        to: usize,
+        control: Control,
+        answer: Answer,
+    },
+    Call {
+        to: usize,
+        data: ForkData,
+        slot: u32,
+        /// Its sender has given it up.
+        is_late: bool,
+    },
+    Fetch {
+        from: usize,
+        incarnation: u64,
+        to: usize,
+        rref: RRefId,
+        fetch: Fetch,
+    },
+    Value {
+        fetch: Fetch,
+        result: Result<RRefId, FetchError>,
+    },
+    Function {
+        on: usize,
+        rref: RRefId,
+    },
+}
+
+/// What may happen next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Step {
+    Thread(usize),
+    Deliver(usize),
+    /// A second copy of a request comes, too. As the retry of a request whose answer was lost: the copy
+    /// that came first is the one without an answer.
+    Copy(usize),
+    /// The retries of a request are used up, and a copy of it may still come.
+    StallLate(usize),
+    /// The same, and none has come or will.
+    StallLost(usize),
+    /// It is certain that a creation has not arrived.
+    NotDelivered(usize),
+    /// A function fails.
+    FunctionFails(usize),
+    /// A call was lost, and its sender knows no more than that it has no answer.
+    CallLost(usize),
+    /// The same, but the call still comes.
+    CallLate(usize),
+    /// It is certain that a call has not arrived.
+    CallNotSent(usize),
+}
+
+/// How often the unusual happens.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub(super) struct Budget {
+    pub(super) copies: u32,
+    pub(super) stalls: u32,
+    pub(super) not_delivered: u32,
+    pub(super) failing_functions: u32,
+    pub(super) lost_calls: u32,
+}
+
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct World {
+    /// None of a dead worker.
+    pub(super) contexts: Vec<Option<Context>>,
+    pub(super) packets: Vec<Packet>,
+    pub(super) threads: Vec<Thread>,
+    slots: BTreeMap<(usize, u32), Slot>,
+    pub(super) budget: Budget,
+    now: Instant,
+    quiet_steps: usize,
+    has_deaths: bool,
+    /// Retries were used up: something may have waited for time to pass.
+    has_stalled: bool,
+    ran: BTreeSet<RRefId>,
+    created: BTreeSet<RRefId>,
+    freed: BTreeSet<RRefId>,
+    confirmed: BTreeSet<ForkId>,
+    has_stopped: bool,
+}
+
+impl World {
+    pub(super) fn new(workers: usize, threads: Vec<Thread>, budget: Budget, now: Instant) -> Self {
+        let contexts = (0..workers)
+            .map(|index| Some(Context::new(worker(index), 100 + index as u64, now)))
+            .collect();
+        Self {
+            contexts,
+            packets: Vec::new(),
+            threads,
+            slots: BTreeMap::new(),
+            budget,
+            now,
+            quiet_steps: 0,
+            has_deaths: false,
+            has_stalled: false,
+            ran: BTreeSet::new(),
+            created: BTreeSet::new(),
+            freed: BTreeSet::new(),
+            confirmed: BTreeSet::new(),
+            has_stopped: false,
+        }
+    }
+
+    /// Equal for worlds that differ only in the order in which their packets were sent.
+    pub(super) fn fingerprint(&self) -> u64 {
+        let mut packets: Vec<u64> = self.packets.iter().map(hash).collect();
+        packets.sort_unstable();
+        hash(&(
+            (&self.contexts, packets, &self.threads, &self.slots),
+            (
+                self.budget,
+                self.now,
+                self.quiet_steps,
+                self.has_stalled,
+                self.has_stopped,
+            ),
+            (&self.ran, &self.created, &self.freed, &self.confirmed),
+        ))
+    }
+
+    pub(super) fn values(&self) -> usize {
+        self.created.len()
+    }
+
+    /// The usual steps: threads go on and packets arrive.
+    pub(super) fn steps(&self) -> Vec<Step> {
+        let threads = (0..self.threads.len())
+            .filter(|&thread| self.is_ready(thread))
+            .map(Step::Thread);
+        let packets = (0..self.packets.len())
+            // Equal copies: one order of them is enough.
+            .filter(|&at| !self.packets[..at].contains(&self.packets[at]))
+            .map(Step::Deliver);
+        threads.chain(packets).collect()
+    }
+
+    /// The unusual ones that the budget allows.
+    pub(super) fn faults(&self) -> Vec<Step> {
+        let mut faults = Vec::new();
+        for (at, packet) in self.packets.iter().enumerate() {
+            match packet {
+                Packet::Request {
+                    is_awaited: true,
+                    control,
+                    ..
+                } => {
+                    if self.budget.copies > 0 {
+                        faults.push(Step::Copy(at));
+                    }
+                    if self.budget.stalls > 0 {
+                        faults.extend([Step::StallLate(at), Step::StallLost(at)]);
+                    }
+                    if self.budget.not_delivered > 0
+                        && matches!(control, Control::Create(_))
+                        && !self.has_copy(*control)
+                    {
+                        faults.push(Step::NotDelivered(at));
+                    }
+                }
+                Packet::Function { .. } if self.budget.failing_functions > 0 => {
+                    faults.push(Step::FunctionFails(at));
+                }
+                Packet::Call { is_late: false, .. } if self.budget.lost_calls > 0 => {
+                    faults.extend([
+                        Step::CallLost(at),
+                        Step::CallLate(at),
+                        Step::CallNotSent(at),
+                    ]);
+                }
+                _ => {}
+            }
+        }
+        faults
+    }
+
+    /// Whether a copy of a creation is under way, or has arrived.
+    fn has_copy(&self, of: Control) -> bool {
+        let is_late = self.packets.iter().any(|packet| {
+            matches!(packet, Packet::Request { control, is_awaited: false, .. } if *control == of)
+        });
+        let has_run = self.contexts.iter().flatten().any(|context| match of {
+            Control::Create(fork) => context
+                .rref_of(Handle::User(fork))
+                .is_some_and(|rref| self.ran.contains(&rref)),
+            _ => false,
+        });
+        is_late || has_run
+    }
+
+    fn is_ready(&self, thread: usize) -> bool {
+        let thread = &self.threads[thread];
+        if thread.waits_for.is_some() || self.contexts[thread.on].is_none() {
+            return false;
+        }
+        match thread.ops.get(thread.done) {
+            None => false,
+            Some(Op::CreateRemote { .. } | Op::CreateHere { .. } | Op::CreateLocal { .. }) => true,
+            Some(
+                Op::Send { slot, .. }
+                | Op::FailToSend { slot, .. }
+                | Op::Fetch { slot }
+                | Op::Drop { slot },
+            ) => self.slots.contains_key(&(thread.on, *slot)),
+        }
+    }
+
+    pub(super) fn take(&mut self, step: Step) {
+        self.quiet_steps = 0;
+        match step {
+            Step::Thread(thread) => self.run(thread),
+            Step::Deliver(at) => {
+                let packet = self.packets.swap_remove(at);
+                self.deliver(packet);
+            }
+            Step::Copy(at) => {
+                self.budget.copies -= 1;
+                let mut copy = self.packets[at].clone();
+                if let Packet::Request { is_awaited, .. } = &mut copy {
+                    *is_awaited = false;
+                }
+                self.packets.push(copy);
+            }
+            Step::StallLate(at) | Step::StallLost(at) => {
+                self.budget.stalls -= 1;
+                self.has_stalled = true;
+                let mut packet = self.packets.swap_remove(at);
+                let Packet::Request {
+                    from,
+                    control,
+                    is_awaited,
+                    ..
+                } = &mut packet
+                else {
+                    panic!("{packet:?} is no request");
+                };
+                let (from, control) = (*from, *control);
+                *is_awaited = false;
+                if matches!(step, Step::StallLate(_)) {
+                    self.packets.push(packet);
+                }
+                self.finish(from, control, Delivery::Unknown("no answer".into()));
+            }
+            Step::NotDelivered(at) => {
+                self.budget.not_delivered -= 1;
+                let Packet::Request { from, control, .. } = self.packets.swap_remove(at) else {
+                    panic!("only requests are sent with retries");
+                };
+                self.finish(from, control, Delivery::NotDelivered("refused".into()));
+            }
+            Step::FunctionFails(at) => {
+                self.budget.failing_functions -= 1;
+                let Packet::Function { on, rref } = self.packets.swap_remove(at) else {
+                    panic!("only functions fail");
+                };
+                self.on(on, |context, now| {
+                    context.function_finished(now, rref, Err("it failed".into()));
+                });
+            }
+            Step::CallLost(at) | Step::CallLate(at) | Step::CallNotSent(at) => {
+                self.budget.lost_calls -= 1;
+                let Packet::Call { data, is_late, .. } = &mut self.packets[at] else {
+                    panic!("only calls are lost");
+                };
+                *is_late = true;
+                let data = data.clone();
+                if !matches!(step, Step::CallLate(_)) {
+                    let lost = self.packets.swap_remove(at);
+                    self.void(&lost);
+                }
+                self.on(index(data.parent), |context, now| {
+                    if matches!(step, Step::CallNotSent(_)) {
+                        context.undo_fork(now, &data);
+                    } else {
+                        context.fork_outcome_unknown(now, &data);
+                    }
+                });
+            }
+        }
+    }
+
+    /// Nothing happens but that time passes, until all is over: then `false`.
+    pub(super) fn wait(&mut self) -> bool {
+        if self.is_over() {
+            return false;
+        }
+        self.quiet_steps += 1;
+        assert!(
+            self.quiet_steps <= QUIET_STEPS_MAX,
+            "it does not end:\n{self:?}"
+        );
+        self.now += Duration::from_secs(31);
+        for on in 0..self.contexts.len() {
+            self.on(on, Context::tick);
+        }
+        true
+    }
+
+    fn is_over(&self) -> bool {
+        let is_idle =
+            self.packets.is_empty() && self.contexts.iter().flatten().all(Context::is_drained);
+        // What a dead worker would have sent is awaited in vain.
+        let is_done = self.has_deaths
+            || self
+                .threads
+                .iter()
+                .all(|thread| thread.done == thread.ops.len());
+        is_idle && is_done
+    }
+
+    /// The joint end: who still holds something has it taken.
+    pub(super) fn stop(&mut self) {
+        self.has_stopped = true;
+        for thread in &mut self.threads {
+            thread.done = thread.ops.len();
+            thread.waits_for = None;
+        }
+        for on in 0..self.contexts.len() {
+            self.on(on, Context::delete_all_users);
+        }
+    }
+
+    pub(super) fn sweep(&mut self) {
+        for on in 0..self.contexts.len() {
+            self.on(on, Context::sweep_unforked);
+        }
+    }
+
+    /// All that holds in the end.
+    pub(super) fn check_end(&self) {
+        assert!(self.is_over(), "not over:\n{self:?}");
+        for context in self.contexts.iter().flatten() {
+            let mut sizes = context.sizes();
+            sizes.tombstone_ranges = 0;
+            assert_eq!(sizes, Default::default(), "tables of {}", context.me());
+            assert_eq!(context.missing(), []);
+        }
+        if !self.has_deaths {
+            assert_eq!(self.freed, self.created);
+        }
+    }
+
+    pub(super) fn kill(&mut self, victim: usize) {
+        self.contexts[victim] = None;
+        self.has_deaths = true;
+        self.slots.retain(|&(on, _), _| on != victim);
+        // What has left it may still arrive.
+        let (to_it, others) = std::mem::take(&mut self.packets)
+            .into_iter()
+            .partition(|packet| match packet {
+                Packet::Function { on, .. } => *on == victim,
+                Packet::Value { fetch, .. } => self.threads[fetch.thread].on == victim,
+                _ => false,
+            });
+        drop::<Vec<Packet>>(to_it);
+        self.packets = others;
+    }
+
+    /// A living worker is told of a death.
+    pub(super) fn mourn(&mut self, on: usize, victim: usize) {
+        self.on(on, |context, now| context.peer_lost(now, worker(victim)));
+        for thread in &mut self.threads {
+            let context = self.contexts[on].as_ref();
+            let owner = thread
+                .waits_for
+                .and_then(|handle| context.and_then(|context| context.owner_of(handle)));
+            if thread.on == on && owner == Some(worker(victim)) {
+                thread.waits_for = None;
+                thread.done += 1;
+            }
+        }
+    }
+
+    fn on(&mut self, on: usize, event: impl FnOnce(&mut Context, Instant)) -> Option<Answer> {
+        let context = self.contexts[on].as_mut()?;
+        event(context, self.now);
+        let incarnation = context.incarnation();
+        let effects = context.take_effects();
+        let mut reply = None;
+        for effect in effects {
+            match effect {
+                Effect::Send {
+                    to,
+                    control,
+                    message,
+                } => self.packets.push(Packet::Request {
+                    from: on,
+                    incarnation,
+                    to: index(to),
+                    control,
+                    message,
+                    is_awaited: true,
+                }),
+                Effect::Reply { token, answer } => {
+                    assert_eq!(token, AT_ONCE);
+                    assert!(reply.is_none(), "answered twice");
+                    reply = Some(answer);
+                }
+                Effect::RunFunction { rref, .. } => {
+                    assert!(self.ran.insert(rref), "the function of {rref} runs twice");
+                    self.packets.push(Packet::Function { on, rref });
+                }
+                Effect::AnswerFetch { token, result } => {
+                    let fetch = Fetch::of_token(token);
+                    self.packets.push(Packet::Value { fetch, result });
+                }
+                Effect::Confirmed { fork } => {
+                    assert!(self.confirmed.insert(fork), "{fork} is confirmed twice");
+                }
+                Effect::Failed { fork, error } => {
+                    let was_confirmed = self.confirmed.contains(&fork);
+                    assert!(
+                        !was_confirmed || self.has_deaths,
+                        "{fork} was confirmed, and fails: {error}"
+                    );
+                    // Nobody waits for the value of a reference that has failed.
+                    for thread in &mut self.threads {
+                        if thread.on == on && thread.waits_for == Some(Handle::User(fork)) {
+                            thread.waits_for = None;
+                            thread.done += 1;
+                        }
+                    }
+                }
+                Effect::Free(rref) => self.free(rref),
+            }
+        }
+        reply
+    }
+
+    /// No living user, no handle and no message that is under way refers to what is freed.
+    fn free(&mut self, rref: RRefId) {
+        assert!(self.created.contains(&rref), "{rref} never had a value");
+        assert!(self.freed.insert(rref), "{rref} is freed twice");
+        if self.has_deaths || self.has_stopped {
+            return;
+        }
+        for (&(on, slot), held) in &self.slots {
+            let (Slot::Held(handle), Some(context)) = (held, &self.contexts[on]) else {
+                continue;
+            };
+            let is_alive = match *handle {
+                Handle::Owner(of) => of == rref,
+                Handle::User(fork) => {
+                    context.rref_of(*handle) == Some(rref)
+                        && !matches!(context.status(fork), Some(UserStatus::Failed(_)))
+                }
+            };
+            assert!(!is_alive, "{rref} is freed, worker {on} has it in {slot}");
+        }
+        for packet in &self.packets {
+            if let Packet::Call { data, is_late, .. } = packet {
+                assert!(
+                    *is_late || data.rref != rref,
+                    "{rref} is freed, and under way"
+                );
+            }
+        }
+    }
+
+    fn run(&mut self, at: usize) {
+        let thread = &self.threads[at];
+        let (on, op) = (thread.on, thread.ops[thread.done]);
+        let slot_of = |slot: u32| match self.slots.get(&(on, slot)) {
+            Some(Slot::Held(handle)) => Some(*handle),
+            _ => None,
+        };
+        let mut is_done = true;
+        match op {
+            Op::CreateRemote { slot, owner } => {
+                let mut made = None;
+                self.on(on, |context, now| {
+                    made = context
+                        .create_remote(now, worker(owner), "t", "f".into(), Bytes::new())
+                        .ok();
+                });
+                let made = made.map_or(Slot::Void, |fork| Slot::Held(Handle::User(fork)));
+                self.slots.insert((on, slot), made);
+            }
+            Op::CreateHere { slot } => {
+                let mut made = None;
+                self.on(on, |context, now| made = context.create_here(now, "t").ok());
+                let rref = made.expect("nothing was shut down");
+                self.packets.push(Packet::Function { on, rref });
+                self.slots
+                    .insert((on, slot), Slot::Held(Handle::Owner(rref)));
+            }
+            Op::CreateLocal { slot } => {
+                let mut made = None;
+                self.on(on, |context, now| {
+                    // The first context tells which id comes next.
+                    let next = context.mint.clone().rref();
+                    made = context.create_local(now, "t", next).ok();
+                });
+                let rref = made.expect("nothing was shut down");
+                self.created.insert(rref);
+                self.slots
+                    .insert((on, slot), Slot::Held(Handle::Owner(rref)));
+            }
+            Op::Send {
+                slot,
+                to,
+                slot_there,
+            } => {
+                let mut sent = None;
+                if let Some(handle) = slot_of(slot) {
+                    self.on(on, |context, now| {
+                        sent = context.fork(now, handle, worker(to)).ok();
+                        if let Some(data) = &sent {
+                            context.commit_fork(now, data);
+                        }
+                    });
+                }
+                match sent {
+                    Some(data) => self.packets.push(Packet::Call {
+                        to,
+                        data,
+                        slot: slot_there,
+                        is_late: false,
+                    }),
+                    None => {
+                        self.slots.insert((to, slot_there), Slot::Void);
+                    }
+                }
+            }
+            Op::FailToSend { slot, to } => {
+                if let Some(handle) = slot_of(slot) {
+                    self.on(on, |context, now| {
+                        if let Ok(data) = context.fork(now, handle, worker(to)) {
+                            context.undo_fork(now, &data);
+                        }
+                    });
+                }
+            }
+            Op::Fetch { slot } => {
+                if let Some(handle) = slot_of(slot) {
+                    is_done = !self.fetch(on, at, handle);
+                }
+            }
+            Op::Drop { slot } => {
+                let handle = slot_of(slot);
+                self.slots.remove(&(on, slot));
+                if let Some(handle) = handle {
+                    self.on(on, |context, now| context.drop_handle(now, handle));
+                }
+            }
+        }
+        self.threads[at].done += usize::from(is_done);
+    }
+
+    /// Whether there is something to wait for.
+    fn fetch(&mut self, on: usize, thread: usize, handle: Handle) -> bool {
+        let Some(context) = &self.contexts[on] else {
+            return false;
+        };
+        let fetch = Fetch {
+            thread,
+            op: self.threads[thread].done,
+        };
+        match handle {
+            Handle::Owner(rref) => {
+                self.on(on, |context, now| {
+                    context.fetch(now, fetch.token(), rref, Some(now + FETCH_TIMEOUT));
+                });
+            }
+            Handle::User(fork) => {
+                let (Some(owner), Some(rref)) = (context.owner_of(handle), context.rref_of(handle))
+                else {
+                    return false;
+                };
+                if matches!(context.status(fork), None | Some(UserStatus::Failed(_))) {
+                    return false;
+                }
+                self.packets.push(Packet::Fetch {
+                    from: on,
+                    incarnation: context.incarnation(),
+                    to: index(owner),
+                    rref,
+                    fetch,
+                });
+            }
+        }
+        self.threads[thread].waits_for = Some(handle);
+        true
+    }
+
+    fn finish(&mut self, on: usize, control: Control, delivery: Delivery) {
+        self.on(on, |context, now| {
+            context.control_finished(now, control, delivery);
+        });
+    }
+
+    fn deliver(&mut self, packet: Packet) {
+        match packet {
+            Packet::Request {
+                from,
+                incarnation,
+                to,
+                control,
+                message,
+                is_awaited,
+            } => {
+                if self.contexts[to].is_none() {
+                    // Its sender finds out, if it has not yet, or has by now forgotten.
+                    if is_awaited && self.contexts[from].is_some() {
+                        self.mourn(from, to);
+                    }
+                    return;
+                }
+                let bytes = Bytes::from(message.encode(incarnation));
+                let (incarnation, message) = Message::decode(&bytes).expect("it was encoded");
+                let reply = self.on(to, |context, now| {
+                    context.receive(now, worker(from), incarnation, AT_ONCE, None, message);
+                });
+                let answer = reply.expect("control messages are answered at once");
+                if is_awaited {
+                    self.packets.push(Packet::Answer {
+                        from: to,
+                        incarnation: 100 + to as u64,
+                        to: from,
+                        control,
+                        answer,
+                    });
+                }
+            }
+            Packet::Answer {
+                incarnation,
+                to,
+                control,
+                answer,
+                ..
+            } => {
+                let delivery = Delivery::Answered {
+                    incarnation,
+                    answer,
+                };
+                self.finish(to, control, delivery);
+            }
+            Packet::Call {
+                to, ref data, slot, ..
+            } => {
+                let mut received = None;
+                self.on(to, |context, now| {
+                    received = Some(context.receive_fork(now, data));
+                });
+                match received {
+                    Some(Ok(received)) => {
+                        self.slots.insert((to, slot), Slot::Held(received.handle));
+                    }
+                    Some(Err(error)) => {
+                        let is_late = matches!(packet, Packet::Call { is_late: true, .. });
+                        assert!(
+                            is_late || self.has_deaths || self.has_stopped,
+                            "refused: {error}"
+                        );
+                        self.void(&packet);
+                    }
+                    None => {}
+                }
+            }
+            Packet::Fetch {
+                from,
+                incarnation,
+                to,
+                rref,
+                fetch,
+            } => {
+                if self.contexts[to].is_none() {
+                    if self.contexts[from].is_some() {
+                        self.mourn(from, to);
+                    }
+                    return;
+                }
+                let refused = self.on(to, |context, now| {
+                    let message = Message::Fetch { rref };
+                    context.receive(
+                        now,
+                        worker(from),
+                        incarnation,
+                        fetch.token(),
+                        Some(now + FETCH_TIMEOUT),
+                        message,
+                    );
+                });
+                assert_eq!(refused, None);
+            }
+            Packet::Value { fetch, result } => {
+                let thread = &mut self.threads[fetch.thread];
+                if thread.done != fetch.op || thread.waits_for.take().is_none() {
+                    return;
+                }
+                thread.done += 1;
+                // A living user gets the value, or the error of the function or of the creation.
+                assert!(
+                    self.has_deaths
+                        || self.has_stopped
+                        || matches!(result, Ok(_) | Err(FetchError::Failed(_)))
+                        || (self.has_stalled && matches!(result, Err(FetchError::TimedOut(_)))),
+                    "{fetch:?} has the answer {result:?}"
+                );
+            }
+            Packet::Function { on, rref } => {
+                self.created.insert(rref);
+                self.on(on, |context, now| {
+                    context.function_finished(now, rref, Ok(rref));
+                });
+            }
+        }
+    }
+
+    /// What was to come will not.
+    fn void(&mut self, call: &Packet) {
+        if let Packet::Call { to, slot, .. } = call {
+            self.slots.insert((*to, *slot), Slot::Void);
+        }
+    }
+}
+
+fn hash(of: &impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    of.hash(&mut hasher);
+    hasher.finish()
+}
+
+impl std::fmt::Debug for World {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for context in self.contexts.iter().flatten() {
+            writeln!(f, "{}", context.snapshot(self.now))?;
+        }
+        for packet in &self.packets {
+            writeln!(f, "{packet:?}")?;
+        }
+        for thread in &self.threads {
+            writeln!(f, "{thread:?}")?;
+        }
+        writeln!(f, "{:?}", self.slots)
+    }
+}

@@ -1,0 +1,510 @@
+//! What workers tell each other about references, as bytes of an RPC's request or answer.
+//!
+//! All integers are little-endian. A request or an answer begins with a version, a kind and the sender's
+//! incarnation; what follows is each kind's own, and nothing may follow that. An id is worker (16 bits),
+//! incarnation (64) and local id (64); a text has its length before it (32 bits). Lengths are checked
+//! against a limit of the field, and against the bytes that are there, before memory is reserved.
+//!
+//! What a value's bytes are, and how arguments are encoded, is not known here. The names follow PyTorch's
+//! `torch/csrc/distributed/rpc/rref_proto.h`; the bytes do not.
+
+use std::sync::Arc;
+
+use byteorder::{ByteOrder, LittleEndian, WriteBytesExt};
+use bytes::Bytes;
+use rpc_agent::{FUNCTION_NAME_BYTES_MAX, WorkerId};
+
+use crate::id::{ForkId, GloballyUniqueId, RRefId};
+
+/// The first byte of every message.
+const VERSION: u8 = 1;
+
+/// The longest type name, in bytes. A longer one is cut where it is given.
+pub const TYPE_NAME_BYTES_MAX: usize = 1024;
+
+/// What is kept of an error's text, in bytes.
+pub const ERROR_BYTES_MAX: usize = 64 << 10;
+
+/// The most deletions in one message.
+pub const DELETES_MAX: usize = 1024;
+
+const ID_BYTES: usize = 2 + 8 + 8;
+
+/// A reference as it travels inside of another message: PyTorch's seven values and the incarnations.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct ForkData {
+    /// Who has the value.
+    pub owner: WorkerId,
+    /// Of the owner's process; 0 if the sender does not know it.
+    pub owner_incarnation: u64,
+    /// The reference.
+    pub rref: RRefId,
+    /// The receiver's user, named by the sender.
+    pub fork: ForkId,
+    /// The sender.
+    pub parent: WorkerId,
+    /// The type of the value, as the reference's creator called it.
+    pub type_name: Arc<str>,
+}
+
+impl ForkData {
+    /// Appends it to what is being encoded.
+    pub fn encode(&self, bytes: &mut Vec<u8>) {
+        put_worker(bytes, self.owner);
+        put_u64(bytes, self.owner_incarnation);
+        put_id(bytes, self.rref.0);
+        put_id(bytes, self.fork.0);
+        put_worker(bytes, self.parent);
+        put_text(bytes, &self.type_name, TYPE_NAME_BYTES_MAX);
+    }
+
+    /// Takes it from the begin of `bytes`, which then begin after it.
+    ///
+    /// # Errors
+    /// [`DecodeError`]; `bytes` are at no particular place then.
+    pub fn decode(bytes: &mut &[u8]) -> Result<Self, DecodeError> {
+        Ok(Self {
+            owner: take_worker(bytes)?,
+            owner_incarnation: LittleEndian::read_u64(take(bytes, 8, "incarnation")?),
+            rref: RRefId(take_id(bytes)?),
+            fork: ForkId(take_id(bytes)?),
+            parent: take_worker(bytes)?,
+            type_name: take_text(bytes, "type name", TYPE_NAME_BYTES_MAX)?,
+        })
+    }
+}
+
+/// A request.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Message {
+    /// To the owner: make a value, by running a function. The answer says that the reference is
+    /// registered, not that the function has run.
+    RemoteCall {
+        /// The reference, named by the sender.
+        rref: RRefId,
+        /// The sender's user.
+        fork: ForkId,
+        /// What the function's result is.
+        type_name: Arc<str>,
+        /// The function.
+        function: Arc<str>,
+        /// Its arguments, encoded.
+        arguments: Bytes,
+    },
+    /// To the owner: send a copy of the value.
+    Fetch {
+        /// The reference.
+        rref: RRefId,
+    },
+    /// To the owner: run a function on the value.
+    Call {
+        /// The reference.
+        rref: RRefId,
+        /// The function.
+        function: Arc<str>,
+        /// Its other arguments, encoded.
+        arguments: Bytes,
+    },
+    /// To the owner: the sender has the user `fork`, which it got from another user.
+    ForkRequest {
+        /// The reference.
+        rref: RRefId,
+        /// The sender's user.
+        fork: ForkId,
+    },
+    /// To the parent: the owner knows your child, or is its receiver; you may go.
+    ChildAccept {
+        /// The child.
+        fork: ForkId,
+    },
+    /// To the owner: these users are gone. At most [`DELETES_MAX`].
+    UserDelete {
+        /// Which.
+        forks: Vec<(RRefId, ForkId)>,
+    },
+    /// To the owner: the creation was given up. If it has not come by now, it fails for everybody.
+    Abandon {
+        /// The reference.
+        rref: RRefId,
+        /// The creator's user.
+        fork: ForkId,
+        /// Why it was given up.
+        error: Arc<str>,
+    },
+    /// To whom a reference was sent: has it come? If not, it is refused from now on.
+    Probe {
+        /// The reference.
+        rref: RRefId,
+        /// The user that it would have made.
+        fork: ForkId,
+    },
+    /// To the owner: do you know this user?
+    Query {
+        /// The reference.
+        rref: RRefId,
+        /// The user.
+        fork: ForkId,
+    },
+}
+
+impl Message {
+    /// The request's bytes; `incarnation` is the sender's. Of [`Message::UserDelete`] no more than
+    /// [`DELETES_MAX`] are encoded, of texts no more than their limits.
+    #[must_use]
+    pub fn encode(&self, incarnation: u64) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(64);
+        let out = &mut bytes;
+        match self {
+            Self::RemoteCall {
+                rref,
+                fork,
+                type_name,
+                function,
+                arguments,
+            } => {
+                put_header(out, 0, incarnation);
+                put_id(out, rref.0);
+                put_id(out, fork.0);
+                put_text(out, type_name, TYPE_NAME_BYTES_MAX);
+                put_text(out, function, FUNCTION_NAME_BYTES_MAX);
+                out.extend_from_slice(arguments);
+            }
+            Self::Fetch { rref } => {
+                put_header(out, 1, incarnation);
+                put_id(out, rref.0);
+            }
+            Self::Call {
+                rref,
+                function,
+                arguments,
+            } => {
+                put_header(out, 2, incarnation);
+                put_id(out, rref.0);
+                put_text(out, function, FUNCTION_NAME_BYTES_MAX);
+                out.extend_from_slice(arguments);
+            }
+            Self::ForkRequest { rref, fork } => {
+                put_header(out, 3, incarnation);
+                put_id(out, rref.0);
+                put_id(out, fork.0);
+            }
+            Self::ChildAccept { fork } => {
+                put_header(out, 4, incarnation);
+                put_id(out, fork.0);
+            }
+            Self::UserDelete { forks } => {
+                put_header(out, 5, incarnation);
+                for (rref, fork) in forks.iter().take(DELETES_MAX) {
+                    put_id(out, rref.0);
+                    put_id(out, fork.0);
+                }
+            }
+            Self::Abandon { rref, fork, error } => {
+                put_header(out, 6, incarnation);
+                put_id(out, rref.0);
+                put_id(out, fork.0);
+                put_text(out, error, ERROR_BYTES_MAX);
+            }
+            Self::Probe { rref, fork } => {
+                put_header(out, 7, incarnation);
+                put_id(out, rref.0);
+                put_id(out, fork.0);
+            }
+            Self::Query { rref, fork } => {
+                put_header(out, 8, incarnation);
+                put_id(out, rref.0);
+                put_id(out, fork.0);
+            }
+        }
+        bytes
+    }
+
+    /// The sender's incarnation and the request.
+    ///
+    /// # Errors
+    /// [`DecodeError`].
+    pub fn decode(whole: &Bytes) -> Result<(u64, Self), DecodeError> {
+        let mut rest: &[u8] = whole;
+        let bytes = &mut rest;
+        let (kind, incarnation) = take_header(bytes)?;
+        let message = match kind {
+            0 => Self::RemoteCall {
+                rref: RRefId(take_id(bytes)?),
+                fork: ForkId(take_id(bytes)?),
+                type_name: take_text(bytes, "type name", TYPE_NAME_BYTES_MAX)?,
+                function: take_text(bytes, "function name", FUNCTION_NAME_BYTES_MAX)?,
+                arguments: take_rest(whole, bytes),
+            },
+            1 => Self::Fetch {
+                rref: RRefId(take_id(bytes)?),
+            },
+            2 => Self::Call {
+                rref: RRefId(take_id(bytes)?),
+                function: take_text(bytes, "function name", FUNCTION_NAME_BYTES_MAX)?,
+                arguments: take_rest(whole, bytes),
+            },
+            3 => Self::ForkRequest {
+                rref: RRefId(take_id(bytes)?),
+                fork: ForkId(take_id(bytes)?),
+            },
+            4 => Self::ChildAccept {
+                fork: ForkId(take_id(bytes)?),
+            },
+            5 => {
+                let count = bytes.len() / (2 * ID_BYTES);
+                if count > DELETES_MAX {
+                    return Err(DecodeError::TooLong {
+                        what: "list of deletions",
+                        len: count,
+                        max: DELETES_MAX,
+                    });
+                }
+                let mut forks = Vec::with_capacity(count);
+                while !bytes.is_empty() {
+                    forks.push((RRefId(take_id(bytes)?), ForkId(take_id(bytes)?)));
+                }
+                Self::UserDelete { forks }
+            }
+            6 => Self::Abandon {
+                rref: RRefId(take_id(bytes)?),
+                fork: ForkId(take_id(bytes)?),
+                error: take_text(bytes, "error", ERROR_BYTES_MAX)?,
+            },
+            7 => Self::Probe {
+                rref: RRefId(take_id(bytes)?),
+                fork: ForkId(take_id(bytes)?),
+            },
+            8 => Self::Query {
+                rref: RRefId(take_id(bytes)?),
+                fork: ForkId(take_id(bytes)?),
+            },
+            kind => return Err(DecodeError::Kind { kind }),
+        };
+        end(bytes)?;
+        Ok((incarnation, message))
+    }
+}
+
+/// The answer to a [`Message`], except to those that ask for a value.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Answer {
+    /// Done, now or at an earlier time.
+    Ack,
+    /// To [`Message::RemoteCall`]: the reference and its first user are registered.
+    RemoteAccept,
+    /// To [`Message::Abandon`]: the creation had come before.
+    Created,
+    /// To [`Message::Abandon`]: it had not, and has no effect any more.
+    Abandoned,
+    /// To [`Message::Probe`]: it has come.
+    Received,
+    /// To [`Message::Probe`]: it is not here, and is refused if it still comes.
+    NotReceived,
+    /// To [`Message::Query`]: a user.
+    Known,
+    /// To [`Message::Query`]: a former user.
+    Deleted,
+    /// To [`Message::Query`]: never heard of it, or too long ago.
+    Unknown,
+    /// Nothing was done, and trying again is of no use.
+    Refused(Arc<str>),
+}
+
+impl Answer {
+    /// The answer's bytes; `incarnation` is that of who answers.
+    #[must_use]
+    pub fn encode(&self, incarnation: u64) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(10);
+        let kind = match self {
+            Self::Ack => 0,
+            Self::RemoteAccept => 1,
+            Self::Created => 2,
+            Self::Abandoned => 3,
+            Self::Received => 4,
+            Self::NotReceived => 5,
+            Self::Known => 6,
+            Self::Deleted => 7,
+            Self::Unknown => 8,
+            Self::Refused(_) => 9,
+        };
+        put_header(&mut bytes, kind, incarnation);
+        if let Self::Refused(reason) = self {
+            put_text(&mut bytes, reason, ERROR_BYTES_MAX);
+        }
+        bytes
+    }
+
+    /// The incarnation of who answered, and the answer.
+    ///
+    /// # Errors
+    /// [`DecodeError`].
+    pub fn decode(mut bytes: &[u8]) -> Result<(u64, Self), DecodeError> {
+        let (kind, incarnation) = take_header(&mut bytes)?;
+        let answer = match kind {
+            0 => Self::Ack,
+            1 => Self::RemoteAccept,
+            2 => Self::Created,
+            3 => Self::Abandoned,
+            4 => Self::Received,
+            5 => Self::NotReceived,
+            6 => Self::Known,
+            7 => Self::Deleted,
+            8 => Self::Unknown,
+            9 => Self::Refused(take_text(&mut bytes, "error", ERROR_BYTES_MAX)?),
+            kind => return Err(DecodeError::Kind { kind }),
+        };
+        end(bytes)?;
+        Ok((incarnation, answer))
+    }
+}
+
+/// Bytes that are no message.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DecodeError {
+    /// The end comes too early.
+    #[error("the message ends within its {what}")]
+    Truncated {
+        /// What was being read.
+        what: &'static str,
+    },
+    /// Bytes after the end.
+    #[error("{bytes} bytes follow the end of the message")]
+    Trailing {
+        /// How many.
+        bytes: usize,
+    },
+    /// Another version of the protocol.
+    #[error("version {version} of the reference protocol is not known here")]
+    Version {
+        /// Its first byte.
+        version: u8,
+    },
+    /// No such kind.
+    #[error("a message of kind {kind} is not known here")]
+    Kind {
+        /// Its second byte.
+        kind: u8,
+    },
+    /// A worker's number that none can have.
+    #[error("{worker} is no worker id")]
+    Worker {
+        /// The number.
+        worker: u16,
+    },
+    /// A field is longer than it may be.
+    #[error("the {what} has the length {len}, the limit is {max}")]
+    TooLong {
+        /// Which.
+        what: &'static str,
+        /// Its length, in bytes or elements.
+        len: usize,
+        /// The limit.
+        max: usize,
+    },
+    /// A text is no UTF-8.
+    #[error("the {what} is not UTF-8")]
+    Text {
+        /// Which.
+        what: &'static str,
+    },
+}
+
+/// The longest part of `text` that has at most `max` bytes.
+pub(crate) fn cut(text: &str, max: usize) -> &str {
+    if text.len() <= max {
+        return text;
+    }
+    let end = (0..=max).rev().find(|&end| text.is_char_boundary(end));
+    &text[..end.unwrap_or(0)]
+}
+
+fn put_header(bytes: &mut Vec<u8>, kind: u8, incarnation: u64) {
+    bytes.extend_from_slice(&[VERSION, kind]);
+    put_u64(bytes, incarnation);
+}
+
+fn put_u64(bytes: &mut Vec<u8>, value: u64) {
+    bytes
+        .write_u64::<LittleEndian>(value)
+        .expect("writing to memory does not fail");
+}
+
+fn put_worker(bytes: &mut Vec<u8>, worker: WorkerId) {
+    let id = u16::try_from(worker.get()).expect("worker ids have 15 bits");
+    bytes
+        .write_u16::<LittleEndian>(id)
+        .expect("writing to memory does not fail");
+}
+
+fn put_id(bytes: &mut Vec<u8>, id: GloballyUniqueId) {
+    put_worker(bytes, id.created_on);
+    put_u64(bytes, id.incarnation);
+    put_u64(bytes, id.local_id);
+}
+
+fn put_text(bytes: &mut Vec<u8>, text: &str, max: usize) {
+    let text = cut(text, max);
+    let len = u32::try_from(text.len()).expect("the limits of texts have 32 bits");
+    bytes
+        .write_u32::<LittleEndian>(len)
+        .expect("writing to memory does not fail");
+    bytes.extend_from_slice(text.as_bytes());
+}
+
+fn take<'a>(bytes: &mut &'a [u8], len: usize, what: &'static str) -> Result<&'a [u8], DecodeError> {
+    let (taken, rest) = bytes
+        .split_at_checked(len)
+        .ok_or(DecodeError::Truncated { what })?;
+    *bytes = rest;
+    Ok(taken)
+}
+
+fn take_header(bytes: &mut &[u8]) -> Result<(u8, u64), DecodeError> {
+    let version = take(bytes, 1, "version")?[0];
+    if version != VERSION {
+        return Err(DecodeError::Version { version });
+    }
+    let kind = take(bytes, 1, "kind")?[0];
+    let incarnation = LittleEndian::read_u64(take(bytes, 8, "incarnation")?);
+    Ok((kind, incarnation))
+}
+
+fn take_worker(bytes: &mut &[u8]) -> Result<WorkerId, DecodeError> {
+    let worker = LittleEndian::read_u16(take(bytes, 2, "worker id")?);
+    WorkerId::new(worker.into()).map_err(|_| DecodeError::Worker { worker })
+}
+
+fn take_id(bytes: &mut &[u8]) -> Result<GloballyUniqueId, DecodeError> {
+    Ok(GloballyUniqueId {
+        created_on: take_worker(bytes)?,
+        incarnation: LittleEndian::read_u64(take(bytes, 8, "id")?),
+        local_id: LittleEndian::read_u64(take(bytes, 8, "id")?),
+    })
+}
+
+fn take_text(bytes: &mut &[u8], what: &'static str, max: usize) -> Result<Arc<str>, DecodeError> {
+    let len = LittleEndian::read_u32(take(bytes, 4, what)?) as usize;
+    if len > max {
+        return Err(DecodeError::TooLong { what, len, max });
+    }
+    let text = take(bytes, len, what)?;
+    let text = std::str::from_utf8(text).map_err(|_| DecodeError::Text { what })?;
+    Ok(text.into())
+}
+
+fn take_rest(whole: &Bytes, bytes: &mut &[u8]) -> Bytes {
+    let rest = whole.slice(whole.len() - bytes.len()..);
+    *bytes = &[];
+    rest
+}
+
+fn end(rest: &[u8]) -> Result<(), DecodeError> {
+    match rest.len() {
+        0 => Ok(()),
+        bytes => Err(DecodeError::Trailing { bytes }),
+    }
+}
+
+#[cfg(test)]
+mod tests;
