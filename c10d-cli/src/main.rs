@@ -42,7 +42,7 @@ enum Command {
     Store(StoreCommand),
     /// Launches the workers of this node, as torchrun does.
     Run(Box<run::options::RunOptions>),
-    /// Measures a store's server, a rendezvous, or calls between workers.
+    /// Measures a store's server, a rendezvous, calls between workers, or references.
     #[command(subcommand)]
     Bench(bench::BenchCommand),
 }

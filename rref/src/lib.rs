@@ -13,12 +13,31 @@
 //! Two rules keep the value exactly as long as somebody refers to it: the owner is told of each user that
 //! goes, and a user does not go before the owner knows its children.
 //!
-//! [`context`] is the protocol without sockets, clocks and threads.
+//! [`context`] is the protocol without sockets, clocks and threads; [`RRefs`] drives it over an agent.
 #![forbid(unsafe_code)]
 
+mod answer;
+mod calls;
+mod carry;
 pub mod context;
 pub mod effect;
+mod error;
+mod functions;
+mod future;
+mod handle;
 mod id;
+mod leak;
+mod options;
 pub mod protocol;
+mod runtime;
+mod serving;
+mod value;
 
+pub use error::{RRefError, ShutdownError};
+pub use functions::{CallContext, FUNCTION_NAME_BYTES_MAX, FunctionError, Functions};
+pub use future::RRefFuture;
+pub use handle::RRef;
 pub use id::{ForkId, GloballyUniqueId, RRefId};
+pub use leak::{HeldValue, Holder, LeakReport};
+pub use options::RRefOptions;
+pub use runtime::RRefs;

@@ -16,8 +16,8 @@ use super::super::child::ServerChild;
 use super::super::error::BenchError;
 use super::{EchoClient, PATIENCE, PeerKind, RpcBenchError, check_length};
 
-const SERVER: &str = "server";
-const CLIENT: &str = "client";
+pub(in super::super) const SERVER: &str = "server";
+pub(in super::super) const CLIENT: &str = "client";
 const FUNCTION: &str = "echo";
 
 /// A caller, and whom it calls.
@@ -140,13 +140,13 @@ fn echo() -> Result<Registry, RpcBenchError> {
     Ok(registry)
 }
 
-fn open(store: SocketAddr) -> Result<Arc<dyn Store>, RpcBenchError> {
+pub(in super::super) fn open(store: SocketAddr) -> Result<Arc<dyn Store>, RpcBenchError> {
     let options = TcpStoreOptions::default().with_timeout(PATIENCE);
     let store = TcpStore::open(&store.ip().to_string(), store.port(), options)?;
     Ok(Arc::new(store))
 }
 
-fn start(
+pub(in super::super) fn start(
     name: &str,
     rank: u32,
     registry: Registry,

@@ -4,7 +4,7 @@
 //! the agents and of the echo one right after the other, so that what else the machine does meets both;
 //! ratios are of neighbours.
 
-mod agents;
+pub(super) mod agents;
 mod echo;
 
 use std::io::{self, Write};
@@ -27,7 +27,7 @@ use crate::parent::end_with_parent;
 use crate::quantity::{ByteCount, at_least_one};
 
 /// The longest silence of the other side: far above every figure worth knowing.
-const PATIENCE: Duration = Duration::from_secs(30);
+pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A few of these can be under way within what an agent lets wait by default.
 const PAYLOAD_BYTES_MAX: usize = 64 << 20;
@@ -37,7 +37,7 @@ const IN_FLIGHT_MAX: usize = 65_536;
 
 /// The payload and the calls in flight that the goals are about.
 const GOAL_PAYLOAD_BYTES: usize = 64;
-const GOAL_IN_FLIGHT: usize = 64;
+pub(super) const GOAL_IN_FLIGHT: usize = 64;
 
 /// Measures calls between two workers whose function returns what it was given: in one process and in
 /// two, one call at a time and many, beside a bare TCP echo.
@@ -93,7 +93,7 @@ impl PeerKind {
 }
 
 #[derive(Debug, thiserror::Error)]
-enum RpcBenchError {
+pub(super) enum RpcBenchError {
     #[error(transparent)]
     Bench(#[from] BenchError),
 
@@ -145,13 +145,13 @@ trait EchoClient {
 
 /// Where the two sides are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+pub(super) enum Place {
     OneProcess,
     TwoProcesses,
 }
 
 impl Place {
-    const fn name(self) -> &'static str {
+    pub(super) const fn name(self) -> &'static str {
         match self {
             Self::OneProcess => "in process",
             Self::TwoProcesses => "two processes",
@@ -196,7 +196,7 @@ pub(super) fn serve(args: &RpcPeerArgs) -> Result<(), Failure> {
 }
 
 /// Tells the parent process where to connect.
-fn announce(address: SocketAddr) -> io::Result<()> {
+pub(super) fn announce(address: SocketAddr) -> io::Result<()> {
     let mut stdout = io::stdout();
     writeln!(stdout, "listening on {address}").and_then(|()| stdout.flush())
 }
@@ -309,13 +309,13 @@ impl Contest {
 }
 
 /// Who comes second finds the caches of who came first.
-const fn order(round: usize) -> [bool; 2] {
+pub(super) const fn order(round: usize) -> [bool; 2] {
     let floor_first = !round.is_multiple_of(2);
     [floor_first, !floor_first]
 }
 
 /// The median and the 99th percentile in microseconds.
-fn percentiles(times: &mut [Duration]) -> [f64; 2] {
+pub(super) fn percentiles(times: &mut [Duration]) -> [f64; 2] {
     times.sort_unstable();
     // There is at least one.
     let last = times.len() - 1;
@@ -345,7 +345,7 @@ fn payload_bytes(text: &str) -> Result<ByteCount, String> {
     Ok(bytes)
 }
 
-fn in_flight(text: &str) -> Result<usize, String> {
+pub(super) fn in_flight(text: &str) -> Result<usize, String> {
     match at_least_one(text)? {
         calls if calls <= IN_FLIGHT_MAX => Ok(calls),
         _ => Err(format!("must be from 1 to {IN_FLIGHT_MAX}")),

@@ -1,0 +1,260 @@
+//! `c10d bench rref`: what a reference to a value on another worker costs.
+//!
+//! Two workers in one process, and two in a process each; the first one creates, fetches and drops values
+//! of the second. Latencies stand beside those of a plain call in the same round. A figure with many at a
+//! time ends when both sides know that everything is freed, not when the last handle is dropped.
+
+mod workers;
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use rpc_agent::{RegistryError, RpcError};
+use rref::context::TableSizes;
+use rref::{FunctionError, RRefError};
+
+use self::workers::WorkerPair;
+use super::affinity::Cores;
+use super::error::BenchError;
+use super::report::{Goal, Report, Row, Unit};
+use super::rpc::{GOAL_IN_FLIGHT, Place, RpcBenchError, announce, in_flight, order, percentiles};
+use super::store::round_seconds;
+use crate::failure::Failure;
+use crate::parent::end_with_parent;
+use crate::quantity::at_least_one;
+
+/// Each of them takes some hundred bytes on both sides.
+const LIVE_MAX: usize = 10_000_000;
+
+/// Measures references from one worker to values of another: their lives, from the creation to the owner's
+/// freeing, how long it takes to create and fetch one, and what one takes of the owner's memory.
+#[derive(Debug, Args)]
+pub(crate) struct RRefBenchArgs {
+    /// How many references are alive at a time where many are.
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = in_flight)]
+    in_flight: usize,
+
+    /// How many references are alive when the owner's memory is measured.
+    #[arg(long, value_name = "N", default_value_t = 100_000, value_parser = live)]
+    live: usize,
+
+    /// How long each figure is measured in a round.
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.2, value_parser = round_seconds)]
+    seconds: f64,
+
+    /// How many rounds there are, after a warm-up; figures are their medians.
+    #[arg(long, default_value_t = 5, value_parser = at_least_one)]
+    rounds: usize,
+
+    /// Prints one JSON object instead of a table.
+    #[arg(long)]
+    json: bool,
+
+    /// Leaves it to the system on which core each side runs.
+    #[arg(long)]
+    no_pin: bool,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum RRefBenchError {
+    /// What workers with references have in common with those without.
+    #[error(transparent)]
+    Worker(#[from] RpcBenchError),
+
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+
+    #[error(transparent)]
+    Function(#[from] FunctionError),
+
+    #[error(transparent)]
+    Call(#[from] RpcError),
+
+    #[error(transparent)]
+    Reference(#[from] RRefError),
+
+    /// A figure for wrong answers would be worthless.
+    #[error("the value {wanted} was created, and {found} was fetched")]
+    WrongValue { wanted: u64, found: u64 },
+
+    /// Nor would one for values that stay for ever.
+    #[error("what was dropped is not freed after {after:?}: {left:?}")]
+    NotFreed { after: Duration, left: TableSizes },
+}
+
+impl From<BenchError> for RRefBenchError {
+    fn from(error: BenchError) -> Self {
+        Self::Worker(error.into())
+    }
+}
+
+pub(super) fn run(args: &RRefBenchArgs) -> Result<(), Failure> {
+    let mut notes = Vec::new();
+    let cores = Cores::choose(!args.no_pin, &mut notes);
+    notes.push("the floor is a plain call with 8 bytes each way".to_owned());
+    let rows = measure(args, cores)
+        .map_err(io::Error::other)
+        .map_err(Failure::system("references cannot be measured"))?;
+    let report = Report {
+        subject: format!(
+            "references to values of another worker, {} alive at a time",
+            args.in_flight
+        ),
+        notes,
+        rows,
+    };
+    report.print(args.json)
+}
+
+/// The other process: owns values until it is killed, or its client is gone.
+pub(super) fn serve() -> Result<(), Failure> {
+    // It ends with the measurement that started it.
+    if let Err(error) = end_with_parent() {
+        log::debug!("cannot watch the parent process: {error}");
+    }
+    workers::serve(announce)
+        .map_err(io::Error::other)
+        .map_err(Failure::system("cannot serve"))
+}
+
+fn measure(args: &RRefBenchArgs, cores: Option<Cores>) -> Result<Vec<Row>, RRefBenchError> {
+    let time = Duration::from_secs_f64(args.seconds);
+    // First, and with an owner of its own: what others have freed would be used again, and not be seen.
+    let memory = owner_memory(args.live, cores)?;
+    let mut contests = [
+        (Place::OneProcess, WorkerPair::in_process(cores)?),
+        (Place::TwoProcesses, WorkerPair::two_processes(cores)?),
+    ]
+    .map(|(place, workers)| Contest::new(place, workers, args.in_flight));
+    for contest in &mut contests {
+        contest.warm_up(time / 2)?;
+    }
+    for round in 0..args.rounds {
+        for contest in &mut contests {
+            contest.measure(time, round)?;
+        }
+    }
+    let rows = contests.into_iter().flat_map(|contest| contest.rows);
+    Ok(rows.chain(memory).collect())
+}
+
+/// What a reference takes of its owner's memory while it lives, its value of 8 bytes included. `None`
+/// where the system does not tell what a process uses.
+fn owner_memory(live: usize, cores: Option<Cores>) -> Result<Option<Row>, RRefBenchError> {
+    let mut workers = WorkerPair::two_processes(cores)?;
+    workers.some_lives(1)?;
+    let before = workers.owner_bytes();
+    let alive = workers.create_and_keep(live)?;
+    let after = workers.owner_bytes();
+    drop(alive);
+    workers.wait_until_freed()?;
+    let (Some(before), Some(after)) = (before, after) else {
+        return Ok(None);
+    };
+    let mut row = Row::new("owner memory per reference", Unit::Bytes);
+    let grown = after.saturating_sub(before) as f64;
+    row.samples.push(grown / live as f64);
+    Ok(Some(row))
+}
+
+/// The two workers of one place, and what is measured of them.
+struct Contest {
+    workers: WorkerPair,
+    in_flight: usize,
+    /// Lives with a fetch, lives without, the median and the 99th percentile of a creation and its fetch.
+    rows: [Row; 4],
+}
+
+impl Contest {
+    fn new(place: Place, workers: WorkerPair, in_flight: usize) -> Self {
+        let name = |figure: &str| format!("{} {figure}", place.name());
+        let mut lives = Row::new(
+            name(&format!("create fetch drop x {in_flight}")),
+            Unit::OperationsPerSecond,
+        );
+        let unread = Row::new(
+            name(&format!("create drop x {in_flight}")),
+            Unit::OperationsPerSecond,
+        );
+        let mut median = Row::new(name("create fetch p50"), Unit::Microseconds);
+        let tail = Row::new(name("create fetch p99"), Unit::Microseconds);
+        if place == Place::TwoProcesses {
+            lives.goal = (in_flight == GOAL_IN_FLIGHT).then_some(Goal::AtLeast(30e3));
+            median.goal = Some(Goal::RatioAtMost(2.2));
+        }
+        Self {
+            workers,
+            in_flight,
+            rows: [lives, unread, median, tail],
+        }
+    }
+
+    /// Lets caches, buffers and threads settle.
+    fn warm_up(&mut self, time: Duration) -> Result<(), RRefBenchError> {
+        self.workers.plain_calls(time)?;
+        self.workers.create_and_fetch(time)?;
+        self.workers.lives(self.in_flight, time)?;
+        self.workers.lives_unread(self.in_flight, time)?;
+        Ok(())
+    }
+
+    /// One round: references and plain calls take turns in going first.
+    fn measure(&mut self, time: Duration, round: usize) -> Result<(), RRefBenchError> {
+        let Self {
+            workers,
+            in_flight,
+            rows: [lives, unread, median, tail],
+        } = self;
+        for is_floor in order(round) {
+            let mut times = if is_floor {
+                workers.plain_calls(time)?
+            } else {
+                workers.create_and_fetch(time)?
+            };
+            let [p50, p99] = percentiles(&mut times);
+            median.push(is_floor, p50);
+            tail.push(is_floor, p99);
+        }
+        let began = Instant::now();
+        let lived = workers.lives(*in_flight, time)?;
+        lives.push(false, lived as f64 / began.elapsed().as_secs_f64());
+        let began = Instant::now();
+        let lived = workers.lives_unread(*in_flight, time)?;
+        unread.push(false, lived as f64 / began.elapsed().as_secs_f64());
+        Ok(())
+    }
+}
+
+fn live(text: &str) -> Result<usize, String> {
+    match at_least_one(text)? {
+        count if count <= LIVE_MAX => Ok(count),
+        _ => Err(format!("must be from 1 to {LIVE_MAX}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lives_of_each_kind_are_counted_and_leave_nothing_behind() {
+        let moment = Duration::from_millis(1);
+        let mut workers = WorkerPair::in_process(None).unwrap();
+        assert!(!workers.plain_calls(moment).unwrap().is_empty());
+        assert!(!workers.create_and_fetch(moment).unwrap().is_empty());
+        assert!(workers.lives(5, moment).unwrap() >= 5);
+        assert!(workers.lives_unread(5, moment).unwrap() >= 5);
+        assert_eq!(workers.owned().unwrap(), 0);
+    }
+
+    #[test]
+    fn what_is_kept_is_with_the_owner_until_it_is_dropped() {
+        let mut workers = WorkerPair::in_process(None).unwrap();
+        let alive = workers.create_and_keep(300).unwrap();
+        assert_eq!((alive.len(), workers.owned().unwrap()), (300, 300));
+        drop(alive);
+        workers.wait_until_freed().unwrap();
+        assert_eq!(workers.owned().unwrap(), 0);
+    }
+}

@@ -1,0 +1,176 @@
+//! A parameter server with three trainers, each a process of its own, over a store and the RPC agent.
+//!
+//! The server has the parameters, and sends a reference to them to each trainer, which has its gradients
+//! applied where the parameters are. A trainer keeps its losses in a value of its own, and gives a reference
+//! to that back. When all references have been dropped no value is alive anywhere, which each worker prints.
+//!
+//! Run with `cargo run -p rref --example parameter_server`.
+#![expect(clippy::print_stdout, reason = "an example talks to its user")]
+
+use std::env;
+use std::error::Error;
+use std::process::{Child, Command};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use c10d_store::{ServerOptions, Store, TcpStore, TcpStoreServer};
+use rpc_agent::{Agent, AgentOptions, CallOptions, HandlerError, Registry};
+use rref::{Functions, RRef, RRefFuture, RRefs};
+use serde::Serialize;
+
+/// How long a worker waits for the others, at the start, for a value, and at the end.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+const TRAINERS: u32 = 3;
+const STEPS: u32 = 20;
+
+/// Tells a process which trainer it is, and the port of the store.
+const TRAINER: &str = "PARAMETER_SERVER_TRAINER";
+
+/// What the server keeps. Several trainers change it at a time, hence the lock.
+type Parameters = Mutex<Vec<f64>>;
+
+/// What a trainer keeps.
+#[derive(Serialize)]
+struct History {
+    losses: Vec<f64>,
+}
+
+/// What the parameters should become.
+const TARGET: [f64; 4] = [1.0, -2.0, 3.0, 0.5];
+
+type Failure = Box<dyn Error + Send + Sync>;
+
+fn main() -> Result<(), Failure> {
+    if let Ok(part) = env::var(TRAINER) {
+        let (rank, port) = part.split_once(' ').ok_or("a rank and a port")?;
+        return serve_trainer(rank.parse()?, port.parse()?);
+    }
+    let store = TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default())?;
+    let port = store.local_addr().port();
+    let trainers = (1..=TRAINERS)
+        .map(|rank| {
+            Command::new(env::current_exe()?)
+                .env(TRAINER, format!("{rank} {port}"))
+                .spawn()
+        })
+        .collect::<Result<Vec<Child>, _>>()?;
+    serve(port)?;
+    for mut trainer in trainers {
+        let ended = trainer.wait()?;
+        if !ended.success() {
+            return Err(format!("a trainer has failed: {ended}").into());
+        }
+    }
+    Ok(())
+}
+
+/// The functions that workers may run on each other: all know the same here.
+fn functions() -> Result<Functions, Failure> {
+    let mut functions = Functions::new();
+    functions.register_method("read", |_, parameters: &Parameters, ()| {
+        Ok(lock(parameters)?.clone())
+    })?;
+    functions.register_method("descend", |_, parameters: &Parameters, step: Vec<f64>| {
+        let mut parameters = lock(parameters)?;
+        parameters
+            .iter_mut()
+            .zip(step)
+            .for_each(|(value, by)| *value -= by);
+        Ok(())
+    })?;
+    functions.register_method("losses", |_, history: &History, ()| {
+        Ok(history.losses.clone())
+    })?;
+    functions.register("train", |context, (parameters, rank)| {
+        train(context.rrefs(), &parameters, rank)
+    })?;
+    Ok(functions)
+}
+
+/// What a trainer does when it has been given the parameters.
+fn train(
+    rrefs: &RRefs,
+    parameters: &RRef<Parameters>,
+    rank: u32,
+) -> Result<RRef<History>, HandlerError> {
+    let mut losses = Vec::new();
+    for _ in 0..STEPS {
+        let values: Vec<f64> = parameters.rpc_sync("read", ())?;
+        let errors: Vec<f64> = values.iter().zip(TARGET).map(|(is, to)| is - to).collect();
+        losses.push(errors.iter().map(|error| error * error).sum());
+        let rate = 0.05 * f64::from(rank);
+        let step: Vec<f64> = errors.iter().map(|error| rate * error).collect();
+        parameters.rpc_sync::<_, ()>("descend", step)?;
+    }
+    // Stays here; the server gets a reference.
+    Ok(rrefs.rref(History { losses })?)
+}
+
+fn lock(parameters: &Parameters) -> Result<MutexGuard<'_, Vec<f64>>, HandlerError> {
+    let gone = |_| HandlerError::new("a thread has panicked while it changed the parameters");
+    parameters.lock().map_err(gone)
+}
+
+/// Starts a worker of the group, with what it needs for references.
+fn start(name: &str, rank: u32, port: u16) -> Result<(Agent, RRefs), Failure> {
+    let store: Arc<dyn Store> = Arc::new(TcpStore::connect("127.0.0.1", port)?);
+    let mut registry = Registry::new();
+    let rrefs = RRefs::register(&mut registry, functions()?)?;
+    let options = AgentOptions::new(name, rank)
+        .with_world_size(1 + TRAINERS)
+        .with_host("127.0.0.1");
+    let agent = Agent::start(options, registry, store)?;
+    rrefs.attach(&agent)?;
+    Ok((agent, rrefs))
+}
+
+fn serve(port: u16) -> Result<(), Failure> {
+    let (agent, rrefs) = start("server", 0, port)?;
+    // A value of this worker's own, and a reference to it for each trainer.
+    let parameters = rrefs.rref(Mutex::new(vec![0.0_f64; TARGET.len()]))?;
+    let trained = (1..=TRAINERS)
+        .map(|rank| {
+            let trainer = format!("trainer{rank}");
+            rrefs.call_async(
+                trainer.as_str(),
+                "train",
+                (&parameters, rank),
+                CallOptions::default().with_timeout(PATIENCE),
+            )
+        })
+        .collect::<Result<Vec<RRefFuture<RRef<History>>>, _>>()?;
+    for (rank, trained) in (1..=TRAINERS).zip(trained) {
+        let history = trained.wait()?;
+        let losses: Vec<f64> = history.rpc_sync("losses", ())?;
+        let (first, last) = (losses.first(), losses.last());
+        println!(
+            "trainer{rank}: {} steps, loss {first:?} to {last:?}",
+            losses.len()
+        );
+    }
+    println!(
+        "parameters {:?}",
+        parameters.rpc_sync::<_, Vec<f64>>("read", ())?
+    );
+    drop(parameters);
+    end(&agent, &rrefs)
+}
+
+fn serve_trainer(rank: u32, port: u16) -> Result<(), Failure> {
+    let (agent, rrefs) = start(&format!("trainer{rank}"), rank, port)?;
+    end(&agent, &rrefs)
+}
+
+/// Ends a worker together with all others.
+fn end(agent: &Agent, rrefs: &RRefs) -> Result<(), Failure> {
+    let report = rrefs.shutdown(agent, PATIENCE)?;
+    let alive = rrefs.sizes()?.owners;
+    println!(
+        "{}: {} values at the end, {alive} after it",
+        report.worker,
+        report.values.len()
+    );
+    agent.shutdown(PATIENCE)?;
+    Ok(())
+}

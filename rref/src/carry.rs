@@ -1,0 +1,299 @@
+//! References inside of arguments and results: what is done with them while a message is encoded or decoded.
+//!
+//! An [`RRef`](crate::RRef) is encoded only while a message is packed, which forks it, and decoded only while
+//! one is unpacked, which receives the fork. Which message that is, a thread-local says: serde hands nothing
+//! through. A message has its forks in front, and a reference among the values is a number, which of them it
+//! is. So all forks of a message are received before a value is decoded, and those that no value takes,
+//! because it cannot be decoded, are given back as any other reference is.
+
+use std::any::type_name;
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use byteorder::{ByteOrder, LittleEndian};
+use rpc_agent::WorkerId;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::error::RRefError;
+use crate::handle::Cell;
+use crate::protocol::ForkData;
+use crate::runtime::Runtime;
+
+/// Said when a reference is encoded where none can be. The words are PyTorch's.
+pub(crate) const NOT_IN_RPC: &str =
+    "Can not pickle rref in python pickler, rref can only be pickled when using RPC";
+
+/// The most references in one message.
+pub(crate) const FORKS_MAX: usize = 65_536;
+
+thread_local! {
+    static SCOPE: RefCell<Option<Scope>> = const { RefCell::new(None) };
+}
+
+enum Scope {
+    Packing {
+        runtime: Arc<Runtime>,
+        to: WorkerId,
+        forks: Vec<ForkData>,
+        error: Option<RRefError>,
+    },
+    Unpacking {
+        cells: Vec<Option<Arc<Cell>>>,
+        error: Option<RRefError>,
+    },
+    /// Which references a value holds.
+    Looking { found: Vec<Arc<Cell>> },
+}
+
+/// Puts a scope in place for the time of `f`. Values can be encoded while others are, as by a value that
+/// looks into another one: each has its own.
+fn within<R>(scope: Scope, f: impl FnOnce() -> R) -> (R, Scope) {
+    struct Restore(Option<Scope>);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            let outer = self.0.take();
+            // What is replaced is there after a panic only.
+            drop(SCOPE.with(|scope| scope.replace(outer)));
+        }
+    }
+    let restore = Restore(SCOPE.with(|current| current.replace(Some(scope))));
+    let result = f();
+    let scope = SCOPE.with(RefCell::take);
+    drop(restore);
+    (
+        result,
+        scope.unwrap_or(Scope::Looking { found: Vec::new() }),
+    )
+}
+
+/// The forks of a message that is not sent yet: dropped, they are undone.
+pub(crate) struct Forks {
+    runtime: Arc<Runtime>,
+    forks: Vec<ForkData>,
+}
+
+impl Forks {
+    /// The context has committed them.
+    pub(crate) fn disarm(mut self) {
+        self.forks.clear();
+    }
+
+    pub(crate) fn data(&self) -> &[ForkData] {
+        &self.forks
+    }
+
+    /// The message goes out now: whether it arrives is the sender's to find out.
+    pub(crate) fn commit(mut self) -> Vec<ForkData> {
+        let forks = std::mem::take(&mut self.forks);
+        if !forks.is_empty() {
+            self.runtime.commit_forks(&forks);
+        }
+        forks
+    }
+}
+
+impl Drop for Forks {
+    fn drop(&mut self) {
+        if !self.forks.is_empty() {
+            self.runtime.undo_forks(&self.forks);
+        }
+    }
+}
+
+/// Encodes a value for a message to `to`, appended to `bytes`, with its references forked. On a failure all
+/// is undone.
+pub(crate) fn pack<T: Serialize + ?Sized>(
+    runtime: &Arc<Runtime>,
+    to: WorkerId,
+    first: Option<&Arc<Cell>>,
+    value: &T,
+    bytes: &mut Vec<u8>,
+) -> Result<Forks, RRefError> {
+    pack_with(runtime, to, first, bytes, || encode(value))
+}
+
+/// [`pack`] of what `encode` encodes; `first` is a reference that is put before all others.
+pub(crate) fn pack_with(
+    runtime: &Arc<Runtime>,
+    to: WorkerId,
+    first: Option<&Arc<Cell>>,
+    bytes: &mut Vec<u8>,
+    encode: impl FnOnce() -> Result<Vec<u8>, String>,
+) -> Result<Forks, RRefError> {
+    let scope = Scope::Packing {
+        runtime: Arc::clone(runtime),
+        to,
+        forks: Vec::new(),
+        error: None,
+    };
+    let (encoded, scope) = within(scope, || {
+        if let Some(first) = first {
+            put(first).map_err(str::to_owned)?;
+        }
+        encode()
+    });
+    let (forks, error) = match scope {
+        Scope::Packing { forks, error, .. } => (forks, error),
+        _ => (Vec::new(), None),
+    };
+    let guard = Forks {
+        runtime: Arc::clone(runtime),
+        forks,
+    };
+    if let Some(error) = error {
+        return Err(error);
+    }
+    let encoded = encoded.map_err(|error| RRefError::Codec(error.into()))?;
+    let count = u32::try_from(guard.forks.len()).unwrap_or(u32::MAX);
+    bytes.reserve(4 + guard.forks.len() * 64 + encoded.len());
+    let mut head = [0; 4];
+    LittleEndian::write_u32(&mut head, count);
+    bytes.extend_from_slice(&head);
+    for fork in &guard.forks {
+        fork.encode(bytes);
+    }
+    bytes.extend_from_slice(&encoded);
+    Ok(guard)
+}
+
+/// What a message has before its values.
+pub(crate) struct Packed<'a> {
+    pub(crate) forks: Vec<ForkData>,
+    pub(crate) values: &'a [u8],
+}
+
+impl<'a> Packed<'a> {
+    pub(crate) fn parse(bytes: &'a [u8]) -> Result<Self, RRefError> {
+        let (count, mut rest) = bytes
+            .split_at_checked(4)
+            .ok_or_else(|| RRefError::Codec("the message ends within its references".into()))?;
+        let count = LittleEndian::read_u32(count) as usize;
+        if count > FORKS_MAX {
+            return Err(RRefError::Codec(
+                format!("the message has {count} references, the limit is {FORKS_MAX}").into(),
+            ));
+        }
+        let mut forks = Vec::new();
+        for _ in 0..count {
+            let fork = ForkData::decode(&mut rest)
+                .map_err(|error| RRefError::Codec(error.to_string().into()))?;
+            forks.push(fork);
+        }
+        Ok(Self {
+            forks,
+            values: rest,
+        })
+    }
+}
+
+/// Runs `decode`, for which the references of a message are these.
+pub(crate) fn unpack_with<R>(
+    cells: Vec<Arc<Cell>>,
+    decode: impl FnOnce() -> R,
+) -> (R, Option<RRefError>) {
+    let scope = Scope::Unpacking {
+        cells: cells.into_iter().map(Some).collect(),
+        error: None,
+    };
+    match within(scope, decode) {
+        (result, Scope::Unpacking { error, .. }) => (result, error),
+        (result, _) => (result, None),
+    }
+}
+
+/// Decodes one value, with the references that came with it.
+pub(crate) fn unpack<T: DeserializeOwned>(
+    cells: Vec<Arc<Cell>>,
+    values: &[u8],
+) -> Result<T, RRefError> {
+    let (value, error) = unpack_with(cells, || rpc_agent::typed::decode(values));
+    if let Some(error) = error {
+        return Err(error);
+    }
+    value.map_err(|error| RRefError::Codec(error.to_string().into()))
+}
+
+/// The references that a value holds, as far as its encoding shows them.
+pub(crate) fn look(encode: impl FnOnce()) -> Vec<Arc<Cell>> {
+    match within(Scope::Looking { found: Vec::new() }, encode) {
+        ((), Scope::Looking { found }) => found,
+        _ => Vec::new(),
+    }
+}
+
+/// The bytes of a value. Its length is not measured first, as that would fork each reference twice.
+pub(crate) fn encode<T: Serialize + ?Sized>(value: &T) -> Result<Vec<u8>, String> {
+    postcard::to_extend(value, Vec::new()).map_err(|error| {
+        let type_name = type_name::<T>();
+        format!("a value of type `{type_name}` cannot be encoded: {error}")
+    })
+}
+
+/// Forks a reference for the message that this thread packs; returns its number there.
+pub(crate) fn put(cell: &Arc<Cell>) -> Result<u32, &'static str> {
+    enum Found {
+        Packing(Arc<Runtime>, WorkerId, usize),
+        Looking,
+        Nothing,
+    }
+    let found = SCOPE.with_borrow_mut(|scope| match scope {
+        Some(Scope::Packing {
+            runtime, to, forks, ..
+        }) => Found::Packing(Arc::clone(runtime), *to, forks.len()),
+        Some(Scope::Looking { found }) => {
+            found.push(Arc::clone(cell));
+            Found::Looking
+        }
+        _ => Found::Nothing,
+    });
+    let (runtime, to, number) = match found {
+        Found::Packing(runtime, to, number) => (runtime, to, number),
+        Found::Looking => return Ok(0),
+        Found::Nothing => return Err(NOT_IN_RPC),
+    };
+    // Without the scope: forking runs effects.
+    let forked = if number >= FORKS_MAX {
+        let what = format!("a message has at most {FORKS_MAX} references");
+        Err(RRefError::Refused(what.into()))
+    } else {
+        cell.fork(&runtime, to)
+    };
+    SCOPE.with_borrow_mut(|scope| match scope {
+        Some(Scope::Packing { forks, error, .. }) => match forked {
+            Ok(fork) => {
+                forks.push(fork);
+                u32::try_from(number).map_err(|_| "too many references")
+            }
+            Err(refused) => {
+                error.get_or_insert(refused);
+                Err("a reference cannot be sent")
+            }
+        },
+        _ => Err(NOT_IN_RPC),
+    })
+}
+
+/// Takes a reference of a value of type `type_name` out of the message that this thread unpacks.
+pub(crate) fn take(number: u32, type_name: &str) -> Result<Arc<Cell>, &'static str> {
+    SCOPE.with_borrow_mut(|scope| {
+        let Some(Scope::Unpacking { cells, error }) = scope else {
+            return Err(NOT_IN_RPC);
+        };
+        let taken = cells
+            .get_mut(number as usize)
+            .and_then(Option::take)
+            .ok_or("the message has no such reference")?;
+        if taken.type_name() != type_name {
+            let what = format!(
+                "a reference to a `{}` came as one to a `{type_name}`",
+                taken.type_name()
+            );
+            error.get_or_insert(RRefError::Refused(what.into()));
+            // Dropped with the others, when the message is.
+            cells[number as usize] = Some(taken);
+            return Err("the reference is of another type");
+        }
+        Ok(taken)
+    })
+}

@@ -1,0 +1,403 @@
+//! The end: what is still held, and by whom; and how all of it goes.
+//!
+//! Values are looked into by encoding them with references noted instead of forked, so a value without an
+//! encoding hides what it holds.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use c10d_socket::Deadline;
+use rpc_agent::{Agent, CallOptions, WorkerId, WorkerInfo};
+
+use crate::carry;
+use crate::error::ShutdownError;
+use crate::id::{ForkId, GloballyUniqueId, RRefId};
+use crate::protocol::Message;
+use crate::runtime::{HOLDS, Mode, RRefs, Runtime};
+
+/// The most values that are looked into for cycles.
+const LOOKED_INTO_MAX: usize = 10_000;
+
+/// How long another worker has to say what a value of its holds.
+const HOLDS_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Every so often who waits for the end looks by himself.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// The values of a worker that are still held.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LeakReport {
+    /// Whose values.
+    pub worker: WorkerInfo,
+    /// One each.
+    pub values: Vec<HeldValue>,
+    /// References that point at each other from inside of their values, so that none of them would ever
+    /// be freed: each in the order in which they point, those of other workers included.
+    pub cycles: Vec<Vec<RRefId>>,
+}
+
+/// A value that is still held.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct HeldValue {
+    /// The reference.
+    pub rref: RRefId,
+    /// The value's type, where it is known.
+    pub type_name: Option<Arc<str>>,
+    /// How long it has been there.
+    pub age: Duration,
+    /// How many references the program here holds, not counting clones.
+    pub handles: usize,
+    /// Who else holds one.
+    pub held_by: Vec<Holder>,
+    /// The references inside of it.
+    pub holds: Vec<RRefId>,
+}
+
+/// A worker that holds a reference.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Holder {
+    /// Who.
+    pub worker: WorkerInfo,
+    /// By which name.
+    pub fork: ForkId,
+    /// For how long.
+    pub age: Duration,
+}
+
+impl LeakReport {
+    /// Whether nothing is held.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.values.is_empty()
+    }
+}
+
+impl fmt::Display for LeakReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {} values are held", self.worker, self.values.len())?;
+        for value in &self.values {
+            let type_name = value.type_name.as_deref().unwrap_or("of an unknown type");
+            write!(
+                f,
+                "\n  {} `{type_name}`, {:?} old: {} references here",
+                value.rref, value.age, value.handles
+            )?;
+            for holder in &value.held_by {
+                write!(
+                    f,
+                    "\n    on {} for {:?} as {}",
+                    holder.worker, holder.age, holder.fork
+                )?;
+            }
+        }
+        for cycle in &self.cycles {
+            f.write_str("\n  a cycle:")?;
+            for rref in cycle {
+                write!(f, " {rref} ->")?;
+            }
+            if let Some(first) = cycle.first() {
+                write!(f, " {first}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl RRefs {
+    /// What is held of this worker's values, by whom and since when, and which references point at each
+    /// other. Asks other workers what their values hold, at most for some seconds each.
+    ///
+    /// # Errors
+    /// [`ShutdownError::NotAttached`].
+    pub fn leak_report(&self) -> Result<LeakReport, ShutdownError> {
+        let runtime = self.runtime().map_err(|_| ShutdownError::NotAttached)?;
+        runtime.collect();
+        Ok(runtime.leak_report())
+    }
+
+    /// Ends the references of a group together: waits until nothing is under way anywhere; has all users
+    /// deleted, whoever still holds them, and waits for the owners' answers; frees the values that nobody
+    /// refers to, and waits until the others' users have gone. All workers call it, before the agent's own
+    /// shutdown, which is still due.
+    ///
+    /// Blocks at most for `timeout`; zero: for ever. Returns what was still held at the begin, which is
+    /// gone then. Afterwards references are of no use: [`RRefError::Shutdown`](crate::RRefError::Shutdown).
+    ///
+    /// # Errors
+    /// [`ShutdownError`], which names who is missing. What could be freed has been.
+    pub fn shutdown(&self, agent: &Agent, timeout: Duration) -> Result<LeakReport, ShutdownError> {
+        let runtime = self.runtime().map_err(|_| ShutdownError::NotAttached)?;
+        let (began, deadline) = begin(timeout);
+        runtime.collect();
+        let barrier = || -> Result<LeakReport, ShutdownError> {
+            agent.join(left(deadline))?;
+            let report = runtime.leak_report();
+            // Nobody deletes anything before all have looked.
+            agent.join(left(deadline))?;
+            Ok(report)
+        };
+        let report = barrier();
+        let ended = runtime.end(began, deadline);
+        let report = report?;
+        match ended {
+            Ok(()) => Ok(report),
+            Err(missing) => Err(with_report(missing, report)),
+        }
+    }
+
+    /// [`RRefs::shutdown`] of this worker alone, as one that leaves a group whose members come and go: does
+    /// not wait for others to come to their end, but for those that hold references to values here.
+    ///
+    /// # Errors
+    /// As [`RRefs::shutdown`].
+    pub fn leave(&self, timeout: Duration) -> Result<LeakReport, ShutdownError> {
+        let runtime = self.runtime().map_err(|_| ShutdownError::NotAttached)?;
+        let (began, deadline) = begin(timeout);
+        runtime.collect();
+        let report = runtime.leak_report();
+        match runtime.end(began, deadline) {
+            Ok(()) => Ok(report),
+            Err(missing) => Err(with_report(missing, report)),
+        }
+    }
+}
+
+fn begin(timeout: Duration) -> (Instant, Deadline) {
+    let began = Instant::now();
+    let deadline = if timeout.is_zero() {
+        Deadline::NEVER
+    } else {
+        Deadline::after(began, timeout)
+    };
+    (began, deadline)
+}
+
+/// What is left, as a timeout of which zero means none.
+fn left(deadline: Deadline) -> Duration {
+    deadline
+        .remaining(Instant::now())
+        .map_or(Duration::ZERO, |left| left.max(Duration::from_millis(1)))
+}
+
+struct StillThere {
+    after: Duration,
+    missing: Vec<String>,
+}
+
+fn with_report(still: StillThere, report: LeakReport) -> ShutdownError {
+    ShutdownError::Missing {
+        after: still.after,
+        missing: still.missing,
+        report: Box::new(report),
+    }
+}
+
+type Edges = Vec<(RRefId, WorkerId)>;
+
+/// An edge as it travels: the owner; the reference's creator, incarnation and number.
+type EncodedEdges = Vec<(u32, u32, u64, u64)>;
+
+impl Runtime {
+    /// The references that a value of this worker holds.
+    fn held(&self, rref: RRefId) -> Edges {
+        let value = self.lock().context.try_value(rref);
+        let Some(Ok(value)) = value else {
+            return Vec::new();
+        };
+        let what = format!("the encoding of a `{}`", value.type_name());
+        let cells = carry::look(|| {
+            // One that cannot be encoded shows nothing.
+            let _ = self.contained(&what, || drop(value.encode()));
+        });
+        cells
+            .iter()
+            .map(|cell| (cell.rref(), cell.owner()))
+            .collect()
+    }
+
+    pub(crate) fn encode_held(&self, rref: RRefId) -> Vec<u8> {
+        let held: EncodedEdges = self
+            .held(rref)
+            .into_iter()
+            .map(|(RRefId(id), owner)| {
+                (
+                    owner.get(),
+                    id.created_on.get(),
+                    id.incarnation,
+                    id.local_id,
+                )
+            })
+            .collect();
+        rpc_agent::typed::encode(&held).unwrap_or_default()
+    }
+
+    /// The references that a value of any worker holds.
+    fn held_anywhere(&self, rref: RRefId, owner: WorkerId) -> Edges {
+        if self.is_me(owner) {
+            return self.held(rref);
+        }
+        let payload = Message::Fetch { rref }.encode(self.incarnation);
+        let options = CallOptions::default().with_timeout(HOLDS_TIMEOUT);
+        let answer = self
+            .agent
+            .call_bytes_with(owner, HOLDS, payload, options)
+            .ok();
+        let edges =
+            answer.and_then(|answer| rpc_agent::typed::decode::<EncodedEdges>(&answer).ok());
+        let edges = edges.unwrap_or_default().into_iter();
+        edges
+            .filter_map(|(owner, created_on, incarnation, local_id)| {
+                let id = GloballyUniqueId {
+                    created_on: WorkerId::new(created_on).ok()?,
+                    incarnation,
+                    local_id,
+                };
+                Some((RRefId(id), WorkerId::new(owner).ok()?))
+            })
+            .collect()
+    }
+
+    fn leak_report(self: &Arc<Self>) -> LeakReport {
+        let snapshot = self.step(Mode::Elsewhere, |inner, now| inner.context.snapshot(now));
+        let me = self.agent.me();
+        let mut edges: HashMap<RRefId, Edges> = HashMap::new();
+        let values: Vec<HeldValue> = snapshot
+            .owned
+            .into_iter()
+            .map(|row| {
+                let held = self.held(row.rref);
+                let holds = held.iter().map(|(rref, _)| *rref).collect();
+                edges.insert(row.rref, held);
+                let held_by = row.forks.into_iter().map(|fork| Holder {
+                    worker: self.worker(fork.worker),
+                    fork: fork.fork,
+                    age: fork.age,
+                });
+                HeldValue {
+                    rref: row.rref,
+                    type_name: row.type_name,
+                    age: row.age,
+                    handles: row.handles,
+                    held_by: held_by.collect(),
+                    holds,
+                }
+            })
+            .collect();
+        let mut cycles: Vec<Vec<RRefId>> = Vec::new();
+        for value in &values {
+            let is_known = cycles.iter().any(|cycle| cycle.contains(&value.rref));
+            if !is_known && !value.holds.is_empty() {
+                cycles.extend(self.cycle_through(value.rref, me.id, &mut edges));
+            }
+        }
+        LeakReport {
+            worker: me.clone(),
+            values,
+            cycles,
+        }
+    }
+
+    /// A way from a reference back to itself.
+    fn cycle_through(
+        &self,
+        start: RRefId,
+        owner: WorkerId,
+        edges: &mut HashMap<RRefId, Edges>,
+    ) -> Option<Vec<RRefId>> {
+        let mut seen = HashSet::from([start]);
+        // Each with the place of the one before it.
+        let mut found: Vec<(RRefId, WorkerId, usize)> = vec![(start, owner, 0)];
+        let mut next = 0;
+        while let Some(&(rref, owner, _)) = found.get(next) {
+            if !edges.contains_key(&rref) {
+                if edges.len() >= LOOKED_INTO_MAX {
+                    return None;
+                }
+                edges.insert(rref, self.held_anywhere(rref, owner));
+            }
+            for &(held, owner) in edges.get(&rref).into_iter().flatten() {
+                if held == start {
+                    let mut cycle = vec![rref];
+                    let mut at = next;
+                    while at != 0 {
+                        at = found[at].2;
+                        cycle.push(found[at].0);
+                    }
+                    cycle.reverse();
+                    return Some(cycle);
+                }
+                if seen.insert(held) {
+                    found.push((held, owner, next));
+                }
+            }
+            next += 1;
+        }
+        None
+    }
+
+    /// Deletes the users, waits for the answers, frees the values, and waits for the others.
+    fn end(self: &Arc<Self>, began: Instant, deadline: Deadline) -> Result<(), StillThere> {
+        self.lock().is_awaited = true;
+        self.step(Mode::Elsewhere, |inner, now| {
+            inner.context.delete_all_users(now);
+        });
+        let users_gone = self.wait_for_end(deadline, |runtime| {
+            let sizes = runtime.lock().context.sizes();
+            sizes.pending_users + sizes.confirmed_users + sizes.failed_users == 0
+                && sizes.pending_children + sizes.deletes_queued + sizes.pending_futures == 0
+        });
+        self.step(Mode::Elsewhere, |inner, now| {
+            inner.context.sweep_unforked(now);
+        });
+        let is_drained = users_gone
+            && self.wait_for_end(deadline, |runtime| runtime.lock().context.is_drained());
+        self.lock().is_awaited = false;
+        if is_drained {
+            return Ok(());
+        }
+        let missing = self.lock().context.missing();
+        let missing = missing.iter().map(|missing| {
+            let worker = self.worker(missing.worker);
+            format!("{worker}: {} {}", missing.count, missing.what)
+        });
+        Err(StillThere {
+            after: began.elapsed(),
+            missing: missing.collect(),
+        })
+    }
+
+    /// Waits until something is so, or the deadline; what is due meanwhile is done. Whether it is so.
+    fn wait_for_end(
+        self: &Arc<Self>,
+        deadline: Deadline,
+        is_so: impl Fn(&Arc<Self>) -> bool,
+    ) -> bool {
+        loop {
+            self.collect();
+            // Does what is due.
+            self.step(Mode::Elsewhere, |_, _| {});
+            if !self.has_drops() && is_so(self) {
+                return true;
+            }
+            let now = Instant::now();
+            if deadline.has_passed(now) {
+                return false;
+            }
+            let pause = deadline
+                .remaining(now)
+                .map_or(LOOK_EVERY, |left| left.min(LOOK_EVERY));
+            // A change between the look and the sleep costs one pause.
+            let inner = self.lock();
+            drop(
+                self.changed
+                    .wait_timeout(inner, pause)
+                    .unwrap_or_else(PoisonError::into_inner),
+            );
+        }
+    }
+}

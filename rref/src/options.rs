@@ -1,0 +1,55 @@
+//! How references behave when things go slowly or wrong.
+
+use std::time::Duration;
+
+use rpc_agent::RetryOptions;
+
+/// How references behave; all has a default.
+#[derive(Debug, Clone)]
+#[must_use]
+pub struct RRefOptions {
+    retries: RetryOptions,
+    attempt_timeout: Duration,
+}
+
+impl RRefOptions {
+    /// How messages about references are repeated. All of them may be, creations included: a function
+    /// still runs once. Default: 8 retries, the first after 0.2 s and the last after about 15 s in all;
+    /// what has failed then is tried again at a low rate.
+    pub fn with_retries(mut self, retries: RetryOptions) -> Self {
+        self.retries = retries;
+        self
+    }
+
+    /// How long one attempt waits for its answer. Default 10 s.
+    pub fn with_attempt_timeout(mut self, timeout: Duration) -> Self {
+        self.attempt_timeout = timeout;
+        self
+    }
+
+    /// The retries of a message whose answer is waited for so long; `None`: as long as they go.
+    pub(crate) fn retries_within(&self, timeout: Option<Duration>) -> RetryOptions {
+        let retries = self.retries.clone();
+        let Some(timeout) = timeout.filter(|timeout| !timeout.is_zero()) else {
+            return retries.with_attempt_timeout(self.attempt_timeout);
+        };
+        let attempt = self.attempt_timeout.min(timeout);
+        retries
+            .with_attempt_timeout(attempt)
+            // An attempt that begins by then is over in time.
+            .with_total_time_max(timeout.saturating_sub(attempt))
+    }
+}
+
+impl Default for RRefOptions {
+    fn default() -> Self {
+        Self {
+            retries: RetryOptions::default()
+                .with_max_retries(8)
+                .with_retry_duration(Duration::from_millis(200))
+                .with_max_delay(Duration::from_secs(4))
+                .with_jitter(0.1),
+            attempt_timeout: Duration::from_secs(10),
+        }
+    }
+}

@@ -1,0 +1,757 @@
+//! The shell around the context: lock, step, unlock, do what the context asks for.
+//!
+//! Decides nothing about references. It has no thread: the context is stepped by whoever calls, by the
+//! agent's threads that bring messages and answers, and by one that comes for the handles that were
+//! dropped. What is due at some time is done with the next step, or while somebody waits for the end.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use byteorder::{ByteOrder, LittleEndian};
+use bytes::Bytes;
+use rpc_agent::{
+    AgentHandle, CallOptions, NotSent, Outcome, Registry, RegistryError, Reply, RetryOptions,
+    RpcError, RpcFuture, WorkerId, WorkerInfo,
+};
+
+use crate::context::{Handle, RRefContext, UserStatus};
+use crate::effect::{Control, Delivery, Effect, FetchError, RequestToken, UserError};
+use crate::error::RRefError;
+use crate::functions::Functions;
+use crate::handle::Cell;
+use crate::id::ForkId;
+use crate::options::RRefOptions;
+use crate::protocol::{Answer, ForkData, Message};
+use crate::serving;
+use crate::value::Value;
+
+/// The functions that the agents of a group know: how a worker asks for these things.
+pub(crate) const CREATE: &str = "rref/create";
+pub(crate) const CONTROL: &str = "rref/control";
+pub(crate) const FETCH: &str = "rref/fetch";
+pub(crate) const AWAIT: &str = "rref/await";
+pub(crate) const CALL: &str = "rref/call";
+pub(crate) const RUN: &str = "rref/run";
+pub(crate) const HOLDS: &str = "rref/holds";
+pub(crate) const ALIVE: &str = "rref/alive";
+
+/// How long a worker has to say that it is alive, each time it is asked.
+const ALIVE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// What registered functions find, from before there is an agent.
+pub(crate) struct Hub {
+    functions: Arc<Functions>,
+    options: RRefOptions,
+    runtime: OnceLock<Arc<Runtime>>,
+}
+
+impl Hub {
+    /// The runtime, which begins with the first request or with [`RRefs::attach`].
+    pub(crate) fn runtime(self: &Arc<Self>, agent: &AgentHandle) -> &Arc<Runtime> {
+        self.runtime.get_or_init(|| Runtime::start(self, agent))
+    }
+}
+
+/// The references of a worker: makes them, calls functions with them, and ends them.
+///
+/// Cheap to clone. Its functions are registered before the agent starts, and it is attached to the agent
+/// then; it serves references as long as one clone of it is kept.
+///
+/// ```
+/// use rpc_agent::Registry;
+/// use rref::{Functions, RRefs};
+///
+/// let mut registry = Registry::new();
+/// let rrefs = RRefs::register(&mut registry, Functions::new())?;
+/// // let agent = Agent::start(options, registry, store)?;
+/// // rrefs.attach(&agent)?;
+/// # drop(rrefs);
+/// # Ok::<(), rpc_agent::RegistryError>(())
+/// ```
+#[derive(Clone)]
+pub struct RRefs {
+    hub: Arc<Hub>,
+}
+
+impl RRefs {
+    /// Registers what references need, with these functions to be run by others.
+    ///
+    /// # Errors
+    /// [`RegistryError`]: the registry has references already.
+    pub fn register(registry: &mut Registry, functions: Functions) -> Result<Self, RegistryError> {
+        Self::register_with(registry, functions, RRefOptions::default())
+    }
+
+    /// [`RRefs::register`] with options.
+    ///
+    /// # Errors
+    /// As [`RRefs::register`].
+    pub fn register_with(
+        registry: &mut Registry,
+        functions: Functions,
+        options: RRefOptions,
+    ) -> Result<Self, RegistryError> {
+        let hub = Arc::new(Hub {
+            functions: Arc::new(functions),
+            options,
+            runtime: OnceLock::new(),
+        });
+        serving::register(registry, &hub)?;
+        Ok(Self { hub })
+    }
+
+    /// Uses the agent that was started with the registry.
+    ///
+    /// # Errors
+    /// [`RRefError::Refused`] if another agent has been attached.
+    pub fn attach(&self, agent: &AgentHandle) -> Result<(), RRefError> {
+        let runtime = self.hub.runtime(agent);
+        if runtime.agent.me() != agent.me() {
+            let what = format!("{} has been attached already", runtime.agent.me());
+            return Err(RRefError::Refused(what.into()));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn of(hub: Arc<Hub>) -> Self {
+        Self { hub }
+    }
+
+    pub(crate) fn runtime(&self) -> Result<&Arc<Runtime>, RRefError> {
+        self.hub.runtime.get().ok_or(RRefError::NotAttached)
+    }
+}
+
+impl fmt::Debug for RRefs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("RRefs")
+            .field(&self.hub.runtime.get().map(|runtime| runtime.agent.me()))
+            .finish()
+    }
+}
+
+/// Something that runs the program's functions, or its destructors.
+pub(crate) type Job = Box<dyn FnOnce(&Arc<Runtime>) + Send>;
+
+/// Told whether a user was confirmed; what follows from that.
+pub(crate) type ConfirmationWaiter = Box<dyn FnOnce(Result<(), UserError>) -> Option<Job> + Send>;
+
+/// Given a value.
+pub(crate) type ValueWaiter = Box<dyn FnOnce(&Arc<Runtime>, Result<Value, FetchError>) + Send>;
+
+/// Where the program's functions may run that a step leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// On this thread, which is one of the agent's and serves a request.
+    Here,
+    /// On another one: this one is the program's, or has more to do.
+    Elsewhere,
+}
+
+/// What waits for the context's answer.
+pub(crate) enum Request {
+    Answer(Reply),
+    Value(ValueWaiter),
+}
+
+/// What goes with a creation.
+pub(crate) struct Carried {
+    pub(crate) forks: Vec<ForkData>,
+    pub(crate) timeout: Option<Duration>,
+}
+
+/// What is behind the lock.
+pub(crate) struct Inner {
+    pub(crate) context: RRefContext<Value>,
+    requests: HashMap<RequestToken, Request>,
+    next_token: RequestToken,
+    /// Of users that are not confirmed yet.
+    waiters: HashMap<ForkId, Vec<ConfirmationWaiter>>,
+    carried: HashMap<ForkId, Carried>,
+    /// Requests that run, by their first fork: copies that come meanwhile get the same answer.
+    pub(crate) serving: HashMap<ForkId, Vec<Reply>>,
+    /// Somebody waits for the end.
+    pub(crate) is_awaited: bool,
+}
+
+/// What a step leads to, without the lock.
+enum Todo {
+    Send(WorkerId, Control, Message, Option<Carried>),
+    Reply(Reply, Answer),
+    Value(ValueWaiter, Result<Value, FetchError>),
+    Tell(ConfirmationWaiter, Result<(), UserError>),
+    Run(Job),
+    Free(Value),
+}
+
+impl Inner {
+    pub(crate) fn open(&mut self, request: Request) -> RequestToken {
+        let token = self.next_token;
+        self.next_token += 1;
+        self.requests.insert(token, request);
+        token
+    }
+
+    /// Takes back a request that the context has not answered.
+    pub(crate) fn close(&mut self, token: RequestToken) -> Option<Request> {
+        self.requests.remove(&token)
+    }
+
+    pub(crate) fn carry(&mut self, created: ForkId, carried: Carried) {
+        self.carried.insert(created, carried);
+    }
+
+    /// Has `waiter` told when it is known whether the user is confirmed; `None` if that is known now.
+    pub(crate) fn wait_for(
+        &mut self,
+        fork: ForkId,
+        waiter: impl FnOnce() -> ConfirmationWaiter,
+    ) -> Option<Result<(), UserError>> {
+        match self.context.status(fork) {
+            Some(UserStatus::Confirmed) => Some(Ok(())),
+            Some(UserStatus::Failed(error)) => Some(Err(error)),
+            Some(UserStatus::Pending) => {
+                self.waiters.entry(fork).or_default().push(waiter());
+                None
+            }
+            None => Some(Err(UserError::ShutDown)),
+        }
+    }
+
+    fn take_todo(&mut self) -> Vec<Todo> {
+        let mut todo = Vec::new();
+        for effect in self.context.take_effects() {
+            match effect {
+                Effect::Send {
+                    to,
+                    control,
+                    message,
+                } => {
+                    let carried = match control {
+                        Control::Create(fork) => self.carried.remove(&fork),
+                        _ => None,
+                    };
+                    todo.push(Todo::Send(to, control, message, carried));
+                }
+                Effect::Reply { token, answer } => match self.requests.remove(&token) {
+                    Some(Request::Answer(reply)) => todo.push(Todo::Reply(reply, answer)),
+                    Some(Request::Value(waiter)) => {
+                        let why = match answer {
+                            Answer::Refused(why) => why,
+                            _ => "the request was not taken".into(),
+                        };
+                        todo.push(Todo::Value(waiter, Err(FetchError::Failed(why))));
+                    }
+                    None => {}
+                },
+                Effect::AnswerFetch { token, result } => {
+                    if let Some(Request::Value(waiter)) = self.requests.remove(&token) {
+                        todo.push(Todo::Value(waiter, result));
+                    }
+                }
+                Effect::RunFunction {
+                    rref,
+                    from,
+                    function,
+                    arguments,
+                } => todo.push(Todo::Run(Box::new(move |runtime| {
+                    runtime.run_creation(rref, from, &function, &arguments);
+                }))),
+                Effect::Confirmed { fork } => self.tell(fork, &Ok(()), &mut todo),
+                Effect::Failed { fork, error } => self.tell(fork, &Err(error), &mut todo),
+                Effect::Free(value) => todo.push(Todo::Free(value)),
+            }
+        }
+        todo
+    }
+
+    fn tell(&mut self, fork: ForkId, result: &Result<(), UserError>, todo: &mut Vec<Todo>) {
+        let waiters = self.waiters.remove(&fork).unwrap_or_default();
+        let told = waiters.into_iter();
+        todo.extend(told.map(|waiter| Todo::Tell(waiter, result.clone())));
+    }
+}
+
+/// The references of an agent.
+pub(crate) struct Runtime {
+    hub: Weak<Hub>,
+    pub(crate) agent: AgentHandle,
+    pub(crate) functions: Arc<Functions>,
+    pub(crate) options: RRefOptions,
+    pub(crate) incarnation: u64,
+    inner: Mutex<Inner>,
+    pub(crate) changed: Condvar,
+    drops: Mutex<Vec<Handle>>,
+    /// A thread is on its way to the dropped handles.
+    is_coming: AtomicBool,
+    checks: Mutex<HashMap<WorkerId, RpcFuture<bool>>>,
+    /// By worker, of its process that was heard of last.
+    incarnations: Mutex<HashMap<WorkerId, u64>>,
+}
+
+impl Runtime {
+    fn start(hub: &Arc<Hub>, agent: &AgentHandle) -> Arc<Self> {
+        let incarnation = fastrand::u64(1..);
+        let runtime = Arc::new(Self {
+            hub: Arc::downgrade(hub),
+            agent: agent.clone(),
+            functions: Arc::clone(&hub.functions),
+            options: hub.options.clone(),
+            incarnation,
+            inner: Mutex::new(Inner {
+                context: RRefContext::new(agent.me().id, incarnation, Instant::now()),
+                requests: HashMap::new(),
+                next_token: 0,
+                waiters: HashMap::new(),
+                carried: HashMap::new(),
+                serving: HashMap::new(),
+                is_awaited: false,
+            }),
+            changed: Condvar::new(),
+            drops: Mutex::default(),
+            is_coming: AtomicBool::new(false),
+            checks: Mutex::default(),
+            incarnations: Mutex::default(),
+        });
+        // The agent outlives its references: it does not keep them.
+        let weak = Arc::downgrade(&runtime);
+        agent.on_peer_lost(move |worker, _| {
+            if let Some(runtime) = weak.upgrade() {
+                // Whether the worker is gone, or the connection only, shows soon.
+                runtime.check_alive(worker.id).on_complete(|_| {});
+            }
+        });
+        runtime
+    }
+
+    pub(crate) fn rrefs(&self) -> Result<RRefs, RRefError> {
+        self.hub.upgrade().map(RRefs::of).ok_or(RRefError::Shutdown)
+    }
+
+    pub(crate) fn me(&self) -> Result<&WorkerInfo, RRefError> {
+        Ok(self.agent.me())
+    }
+
+    pub(crate) fn is_me(&self, worker: WorkerId) -> bool {
+        self.agent.me().id == worker
+    }
+
+    /// A worker that a reference names.
+    pub(crate) fn worker(&self, id: WorkerId) -> WorkerInfo {
+        self.agent.worker(id).unwrap_or_else(|_| {
+            let named = WorkerInfo::new(&format!("worker:{id}"), id.get());
+            // An id of its own kind and a name of letters and digits are in order.
+            named.unwrap_or_else(|_| self.agent.me().clone())
+        })
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Inner> {
+        // A panic under this lock is a defect of this crate; going on is better than taking all
+        // callers along.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Steps the context, and does what that leads to.
+    pub(crate) fn step<R>(
+        self: &Arc<Self>,
+        mode: Mode,
+        step: impl FnOnce(&mut Inner, Instant) -> R,
+    ) -> R {
+        self.step_and_create(mode, step).0
+    }
+
+    /// [`Runtime::step`], and the future of a creation that was sent.
+    pub(crate) fn step_and_create<R>(
+        self: &Arc<Self>,
+        mode: Mode,
+        step: impl FnOnce(&mut Inner, Instant) -> R,
+    ) -> (R, Option<RpcFuture<()>>) {
+        let now = Instant::now();
+        let mut inner = self.lock();
+        let result = step(&mut inner, now);
+        if inner.context.next_tick().is_some_and(|at| at <= now) {
+            inner.context.tick(now);
+        }
+        let todo = inner.take_todo();
+        let is_awaited = inner.is_awaited;
+        drop(inner);
+        if is_awaited {
+            self.changed.notify_all();
+        }
+        let created = self.perform(todo, mode);
+        (result, created)
+    }
+
+    fn perform(self: &Arc<Self>, todo: Vec<Todo>, mode: Mode) -> Option<RpcFuture<()>> {
+        let mut created = None;
+        let mut jobs: Vec<Job> = Vec::new();
+        let mut freed = Vec::new();
+        for todo in todo {
+            match todo {
+                Todo::Send(to, control, message, carried) => {
+                    let is_creation = matches!(control, Control::Create(_));
+                    let sent = self.send(to, control, &message, carried);
+                    if is_creation {
+                        created = Some(sent);
+                    }
+                }
+                Todo::Reply(reply, answer) => {
+                    reply.send(Ok(answer.encode(self.incarnation)));
+                }
+                Todo::Tell(waiter, result) => jobs.extend(waiter(result)),
+                Todo::Value(waiter, result) => {
+                    jobs.push(Box::new(move |runtime| waiter(runtime, result)));
+                }
+                Todo::Run(job) => jobs.push(job),
+                Todo::Free(value) => freed.push(value),
+            }
+        }
+        if !freed.is_empty() {
+            match mode {
+                Mode::Here => drop(freed),
+                // A destructor is the program's, and whose locks are held here is not known.
+                Mode::Elsewhere => jobs.push(Box::new(move |_| drop(freed))),
+            }
+        }
+        let last = match mode {
+            Mode::Here => jobs.pop(),
+            Mode::Elsewhere => None,
+        };
+        for job in jobs {
+            self.spawn(job);
+        }
+        if let Some(job) = last {
+            job(self);
+        }
+        created
+    }
+
+    pub(crate) fn spawn(self: &Arc<Self>, job: Job) {
+        let runtime = Arc::clone(self);
+        self.agent.spawn(move || job(&runtime));
+    }
+
+    /// Notes that the last clone of a handle was dropped. Sends nothing, and does not take the context's
+    /// lock: it can be held further up on this thread's stack.
+    pub(crate) fn let_go(self: &Arc<Self>, handle: Handle) {
+        let mut drops = self.drops.lock().unwrap_or_else(PoisonError::into_inner);
+        drops.push(handle);
+        drop(drops);
+        if !self.is_coming.swap(true, Ordering::SeqCst) {
+            self.spawn(Box::new(|runtime| runtime.collect()));
+        }
+    }
+
+    /// Gives the dropped handles back to the context.
+    pub(crate) fn collect(self: &Arc<Self>) {
+        // Before the look: whoever drops after it has another thread come.
+        self.is_coming.store(false, Ordering::SeqCst);
+        let dropped = {
+            let mut drops = self.drops.lock().unwrap_or_else(PoisonError::into_inner);
+            std::mem::take(&mut *drops)
+        };
+        if dropped.is_empty() {
+            return;
+        }
+        self.step(Mode::Here, |inner, now| {
+            for handle in dropped {
+                inner.context.drop_handle(now, handle);
+            }
+        });
+    }
+
+    pub(crate) fn has_drops(&self) -> bool {
+        let drops = self.drops.lock().unwrap_or_else(PoisonError::into_inner);
+        !drops.is_empty()
+    }
+
+    /// Sends a message of the context's until it is answered, and tells the context how that ended.
+    fn send(
+        self: &Arc<Self>,
+        to: WorkerId,
+        control: Control,
+        message: &Message,
+        carried: Option<Carried>,
+    ) -> RpcFuture<()> {
+        let function = match control {
+            Control::Create(_) => CREATE,
+            _ => CONTROL,
+        };
+        let timeout = carried.as_ref().and_then(|carried| carried.timeout);
+        let retries = self.options.retries_within(timeout);
+        let bytes = message.encode(self.incarnation);
+        let runtime = Arc::clone(self);
+        self.agent
+            .call_bytes_with_retries(to, function, bytes, &retries)
+            .then(move |answer| {
+                runtime.sent(to, control, &answer, carried);
+                Ok(())
+            })
+    }
+
+    fn sent(
+        self: &Arc<Self>,
+        to: WorkerId,
+        control: Control,
+        answer: &Result<Bytes, RpcError>,
+        carried: Option<Carried>,
+    ) {
+        let delivery = delivery_of(answer);
+        if let Delivery::Answered { incarnation, .. } = &delivery {
+            self.heard_of(to, *incarnation);
+        }
+        let outcome = match &delivery {
+            Delivery::Answered { .. } => Outcome::Executed,
+            // Refused as a whole, before anything of it was unpacked.
+            Delivery::Refused(_) | Delivery::NotDelivered(_) => Outcome::NotExecuted,
+            Delivery::Unknown(_) => Outcome::Unknown,
+        };
+        self.step(Mode::Elsewhere, |inner, now| {
+            inner.context.control_finished(now, control, delivery);
+        });
+        if let Some(carried) = carried {
+            self.settle_forks(&carried.forks, outcome);
+        }
+        if let Err(error) = answer
+            && is_about_the_way(error)
+        {
+            self.check_alive(to).on_complete(|_| {});
+        }
+    }
+
+    pub(crate) fn heard_of(&self, worker: WorkerId, incarnation: u64) {
+        let mut known = self
+            .incarnations
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        known.insert(worker, incarnation);
+    }
+
+    /// Finds out whether a worker's process has ended; if so the context is told before this completes.
+    /// One that cannot be reached any more for as long as the agent dials counts as ended.
+    pub(crate) fn check_alive(self: &Arc<Self>, worker: WorkerId) -> RpcFuture<bool> {
+        let mut checks = self.checks.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(check) = checks.get(&worker) {
+            return check.clone();
+        }
+        let known = {
+            let known = self
+                .incarnations
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            known.get(&worker).copied()
+        };
+        let soon = CallOptions::default().with_timeout(ALIVE_TIMEOUT);
+        let runtime = Arc::clone(self);
+        let check = self
+            .agent
+            .call_bytes_async(worker, ALIVE, Bytes::new(), soon)
+            .then_async(move |answer| match verdict(&answer, known) {
+                Some(is_lost) => RpcFuture::ready(Ok(is_lost)),
+                None => {
+                    let retries = RetryOptions::default()
+                        .with_max_retries(5)
+                        .with_retry_duration(Duration::from_millis(100))
+                        .with_attempt_timeout(ALIVE_TIMEOUT);
+                    runtime
+                        .agent
+                        .call_bytes_with_retries(worker, ALIVE, Bytes::new(), &retries)
+                        .then(move |answer| Ok(verdict(&answer, known).unwrap_or(false)))
+                }
+            });
+        let runtime = Arc::clone(self);
+        let check = check.then(move |is_lost| {
+            let is_lost = is_lost.unwrap_or(false);
+            if is_lost {
+                log::warn!("{}: worker {worker} was lost", runtime.agent.me());
+                runtime.step(Mode::Elsewhere, |inner, now| {
+                    inner.context.peer_lost(now, worker);
+                });
+            }
+            Ok(is_lost)
+        });
+        checks.insert(worker, check.clone());
+        drop(checks);
+        // Not before it is in the table.
+        let runtime = Arc::clone(self);
+        check.on_complete(move |_| {
+            let mut checks = runtime
+                .checks
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            checks.remove(&worker);
+        });
+        check
+    }
+
+    pub(crate) fn status(&self, fork: ForkId) -> Option<UserStatus> {
+        self.lock().context.status(fork)
+    }
+
+    pub(crate) fn fork(self: &Arc<Self>, cell: &Cell, to: WorkerId) -> Result<ForkData, RRefError> {
+        let forked = self.step(Mode::Elsewhere, |inner, now| {
+            inner.context.fork(now, cell.handle(), to)
+        });
+        forked.map_err(|error| RRefError::of_fork(error, cell.rref(), &self.worker(cell.owner())))
+    }
+
+    pub(crate) fn commit_forks(self: &Arc<Self>, forks: &[ForkData]) {
+        self.step(Mode::Elsewhere, |inner, now| {
+            for fork in forks {
+                inner.context.commit_fork(now, fork);
+            }
+        });
+    }
+
+    pub(crate) fn undo_forks(self: &Arc<Self>, forks: &[ForkData]) {
+        self.step(Mode::Elsewhere, |inner, now| {
+            for fork in forks {
+                inner.context.undo_fork(now, fork);
+            }
+        });
+    }
+
+    /// What is known of the message that carried these forks.
+    pub(crate) fn settle_forks(self: &Arc<Self>, forks: &[ForkData], outcome: Outcome) {
+        if forks.is_empty() {
+            return;
+        }
+        match outcome {
+            Outcome::Executed => {}
+            Outcome::NotExecuted => self.undo_forks(forks),
+            Outcome::Unknown => self.step(Mode::Elsewhere, |inner, now| {
+                for fork in forks {
+                    inner.context.fork_outcome_unknown(now, fork);
+                }
+            }),
+        }
+    }
+
+    /// Receives the references that came with a message.
+    pub(crate) fn receive_forks(
+        self: &Arc<Self>,
+        forks: &[ForkData],
+    ) -> Result<Received, RRefError> {
+        let mut received = Received::default();
+        if forks.is_empty() {
+            return Ok(received);
+        }
+        let (handles, error) = self.step(Mode::Elsewhere, |inner, now| {
+            let mut handles = Vec::with_capacity(forks.len());
+            for fork in forks {
+                match inner.context.receive_fork(now, fork) {
+                    Ok(one) => handles.push(one),
+                    Err(error) => return (handles, Some(error)),
+                }
+            }
+            (handles, None)
+        });
+        for (one, fork) in handles.into_iter().zip(forks) {
+            if let (Handle::User(user), false) = (one.handle, one.is_confirmed) {
+                received.pending.push(user);
+            }
+            received.cells.push(Cell::new(
+                Arc::clone(self),
+                one.handle,
+                fork.rref,
+                fork.owner,
+                Arc::clone(&fork.type_name),
+            ));
+        }
+        match error {
+            Some(error) => Err(RRefError::of_receive(&error)),
+            None => Ok(received),
+        }
+    }
+
+    /// Runs the program's code; a panic is its error.
+    pub(crate) fn contained<R>(&self, what: &str, run: impl FnOnce() -> R) -> Result<R, String> {
+        catch_unwind(AssertUnwindSafe(run)).map_err(|panic| {
+            let words = panic
+                .downcast_ref::<&str>()
+                .map(|words| (*words).to_owned())
+                .or_else(|| panic.downcast_ref::<String>().cloned())
+                .unwrap_or_else(|| "it said nothing".to_owned());
+            log::error!("{}: {what} panicked: {words}", self.agent.me());
+            format!("{what} panicked: {words}")
+        })
+    }
+}
+
+impl fmt::Debug for Runtime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Runtime").field(self.agent.me()).finish()
+    }
+}
+
+/// References that came with a message.
+#[derive(Default)]
+pub(crate) struct Received {
+    pub(crate) cells: Vec<Arc<Cell>>,
+    /// Those that are not confirmed yet.
+    pub(crate) pending: Vec<ForkId>,
+}
+
+/// What the end of a call with retries means.
+fn delivery_of(answer: &Result<Bytes, RpcError>) -> Delivery {
+    let error = match answer {
+        Ok(bytes) => {
+            return match Answer::decode(bytes) {
+                Ok((incarnation, answer)) => Delivery::Answered {
+                    incarnation,
+                    answer,
+                },
+                Err(error) => Delivery::Refused(error.to_string().into()),
+            };
+        }
+        Err(error) => error,
+    };
+    let text: Arc<str> = error.to_string().into();
+    match error {
+        RpcError::RetriesExhausted { attempts, last, .. }
+            if *attempts > 1 || last.outcome() != Outcome::NotExecuted =>
+        {
+            Delivery::Unknown(text)
+        }
+        RpcError::Remote { message, .. } => Delivery::Refused(Arc::clone(message)),
+        RpcError::NoSuchFunction { .. } => Delivery::Refused(text),
+        error if error.outcome() == Outcome::NotExecuted => Delivery::NotDelivered(text),
+        _ => Delivery::Unknown(text),
+    }
+}
+
+/// Whether a failure may mean that the worker is gone.
+pub(crate) fn is_about_the_way(error: &RpcError) -> bool {
+    match error {
+        RpcError::RetriesExhausted { last, .. } => is_about_the_way(last),
+        RpcError::NotSent { cause, .. } => !matches!(cause, NotSent::Injected),
+        RpcError::ConnectionLost { .. } | RpcError::NoSuchWorker { .. } => true,
+        _ => false,
+    }
+}
+
+/// Whether a worker is gone that was asked; `None` if that does not show.
+fn verdict(answer: &Result<Bytes, RpcError>, known: Option<u64>) -> Option<bool> {
+    match answer {
+        Ok(bytes) => {
+            // Another process may have taken its place.
+            let is_other = known
+                .is_some_and(|known| bytes.len() == 8 && LittleEndian::read_u64(bytes) != known);
+            Some(is_other)
+        }
+        Err(RpcError::RetriesExhausted { last, .. }) => verdict(&Err((**last).clone()), known),
+        Err(RpcError::NotSent {
+            cause: NotSent::Connect(_),
+            ..
+        })
+        | Err(RpcError::NoSuchWorker { .. }) => Some(true),
+        Err(
+            RpcError::NoSuchFunction { .. } | RpcError::Remote { .. } | RpcError::Shutdown { .. },
+        ) => Some(false),
+        Err(_) => None,
+    }
+}

@@ -1,0 +1,244 @@
+//! Groups of agents in this process, with references, that meet in a shared store.
+#![allow(dead_code, reason = "each test binary uses some of it")]
+
+use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use c10d_store::{HashStore, Store};
+use rpc_agent::{Agent, AgentOptions, HandlerError, Registry, RetryOptions};
+use rref::{Functions, LeakReport, RRef, RRefOptions, RRefs};
+
+/// Far longer than anything takes here; ends a test that would hang.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What the tests' functions work on.
+pub(crate) type List = Mutex<Vec<i64>>;
+
+/// A worker of a test.
+pub(crate) struct Worker {
+    pub(crate) rrefs: RRefs,
+    pub(crate) agent: Agent,
+}
+
+/// How many [`Counted`] values a test has alive, by owner of the counter.
+pub(crate) type Alive = Arc<AtomicUsize>;
+
+/// A value that knows when it is dropped.
+pub(crate) struct Counted {
+    alive: Alive,
+}
+
+impl Counted {
+    pub(crate) fn new(alive: &Alive) -> Self {
+        alive.fetch_add(1, Ordering::SeqCst);
+        Self {
+            alive: Arc::clone(alive),
+        }
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.alive.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// The functions that all workers of the tests know, and those that `fill` adds.
+pub(crate) fn functions(fill: impl FnOnce(&mut Functions)) -> Functions {
+    let mut functions = Functions::new();
+    functions
+        .register("list", |_, items: Vec<i64>| Ok(Mutex::new(items)))
+        .unwrap();
+    functions
+        .register("number", |_, number: i64| Ok(number))
+        .unwrap();
+    functions
+        .register("fail", |_, text: String| {
+            Err::<i64, _>(HandlerError::new(text))
+        })
+        .unwrap();
+    functions
+        .register_method("push", |_, list: &List, item: i64| {
+            let mut list = list.lock().unwrap();
+            list.push(item);
+            Ok(list.len())
+        })
+        .unwrap();
+    functions
+        .register_method("sum", |_, list: &List, ()| {
+            Ok(list.lock().unwrap().iter().sum::<i64>())
+        })
+        .unwrap();
+    // Uses a reference that came as an argument, and gives it back.
+    functions
+        .register("read", |_, number: RRef<i64>| {
+            assert!(number.confirmed(), "a function runs when it is confirmed");
+            Ok(number.to_here(PATIENCE)?)
+        })
+        .unwrap();
+    functions
+        .register("echo", |_, number: RRef<i64>| Ok(number))
+        .unwrap();
+    fill(&mut functions);
+    functions
+}
+
+/// Retries that do not take long when a test loses messages.
+pub(crate) fn quick() -> RRefOptions {
+    let retries = RetryOptions::default()
+        .with_max_retries(40)
+        .with_retry_duration(Duration::from_millis(20))
+        .with_backoff(1.2)
+        .with_max_delay(Duration::from_millis(200));
+    RRefOptions::default()
+        .with_retries(retries)
+        .with_attempt_timeout(Duration::from_millis(200))
+}
+
+/// A group of fixed size.
+pub(crate) fn group(world_size: u32) -> Vec<Worker> {
+    group_with(world_size, |_, options| options, |_, _| {})
+}
+
+/// A group of fixed size: `adjust` and `fill` change the options and the functions of each rank.
+pub(crate) fn group_with(
+    world_size: u32,
+    adjust: impl Fn(u32, AgentOptions) -> AgentOptions,
+    fill: impl Fn(u32, &mut Functions),
+) -> Vec<Worker> {
+    let store: Arc<dyn Store> = Arc::new(HashStore::new());
+    let workers = (0..world_size).map(|rank| {
+        let options = AgentOptions::new(format!("worker{rank}"), rank)
+            .with_host("127.0.0.1")
+            .with_start_timeout(PATIENCE)
+            .with_world_size(world_size);
+        (
+            adjust(rank, options),
+            functions(|functions| fill(rank, functions)),
+        )
+    });
+    let workers: Vec<_> = workers.collect();
+    thread::scope(|scope| {
+        let starting: Vec<_> = workers
+            .into_iter()
+            .map(|(options, functions)| {
+                let store = store.clone_store().unwrap();
+                scope.spawn(move || {
+                    let mut registry = Registry::new();
+                    let rrefs = RRefs::register_with(&mut registry, functions, quick()).unwrap();
+                    let agent = Agent::start(options, registry, store).unwrap();
+                    rrefs.attach(&agent).unwrap();
+                    Worker { rrefs, agent }
+                })
+            })
+            .collect();
+        starting
+            .into_iter()
+            .map(|worker| worker.join().unwrap_or_else(|panic| resume_unwind(panic)))
+            .collect()
+    })
+}
+
+/// Ends all workers in order, and returns what was held at the begin of that.
+#[track_caller]
+pub(crate) fn shut_down(workers: &[Worker]) -> Vec<LeakReport> {
+    thread::scope(|scope| {
+        let ending: Vec<_> = workers
+            .iter()
+            .map(|worker| {
+                scope.spawn(|| {
+                    let report = worker.rrefs.shutdown(&worker.agent, PATIENCE).unwrap();
+                    assert!(is_empty(worker), "{}", worker.rrefs.snapshot().unwrap());
+                    worker.agent.shutdown(PATIENCE).unwrap();
+                    report
+                })
+            })
+            .collect();
+        ending
+            .into_iter()
+            .map(|report| report.join().unwrap_or_else(|panic| resume_unwind(panic)))
+            .collect()
+    })
+}
+
+/// Whether there is nothing in a worker's tables but the ids of what is gone.
+pub(crate) fn is_empty(worker: &Worker) -> bool {
+    let sizes = worker.rrefs.sizes().unwrap();
+    sizes.owners + sizes.pending_owners + sizes.forks + sizes.pending_users == 0
+        && sizes.confirmed_users + sizes.failed_users + sizes.pending_children == 0
+        && sizes.deletes_queued + sizes.pending_futures + sizes.parked_fetches == 0
+}
+
+/// Waits until all tables of all workers are empty.
+#[track_caller]
+pub(crate) fn until_empty(workers: &[Worker]) {
+    let began = Instant::now();
+    while !workers.iter().all(is_empty) {
+        if began.elapsed() > PATIENCE {
+            let tables = workers
+                .iter()
+                .map(|worker| worker.rrefs.snapshot().unwrap());
+            let tables: Vec<_> = tables.map(|snapshot| snapshot.to_string()).collect();
+            panic!("waited in vain for empty tables:\n{}", tables.join("\n"));
+        }
+        thread::sleep(Duration::from_micros(200));
+    }
+}
+
+/// Waits for a condition that others bring about.
+#[track_caller]
+pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !is_so() {
+        assert!(began.elapsed() < PATIENCE, "waited in vain: {what}");
+        thread::sleep(Duration::from_micros(200));
+    }
+}
+
+/// The seed of a random test, shown when the test fails; `SEED=` in the environment repeats it.
+#[expect(clippy::print_stderr, reason = "shown when the test fails")]
+pub(crate) fn seed() -> u64 {
+    let given = std::env::var("SEED").ok();
+    let seed = given.map_or_else(|| fastrand::u64(..), |seed| seed.parse().unwrap());
+    eprintln!("to repeat, set SEED={seed}");
+    seed
+}
+
+/// Holds functions up until the test lets them go.
+#[derive(Debug, Default)]
+pub(crate) struct Gate {
+    /// Whether it is open, and how many have come.
+    state: Mutex<(bool, usize)>,
+    changed: Condvar,
+}
+
+impl Gate {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::default()
+    }
+
+    /// Waits until the gate is open.
+    pub(crate) fn pass(&self) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.1 += 1;
+        self.changed.notify_all();
+        while !state.0 {
+            let (next, timeout) = self.changed.wait_timeout(state, PATIENCE).unwrap();
+            assert!(!timeout.timed_out(), "the gate stays closed");
+            state = next;
+        }
+    }
+
+    pub(crate) fn open(&self) {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).0 = true;
+        self.changed.notify_all();
+    }
+
+    /// How many have come to it.
+    pub(crate) fn come(&self) -> usize {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).1
+    }
+}

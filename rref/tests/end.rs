@@ -1,0 +1,277 @@
+//! The end: reports of what is held, cycles, the order of the shutdown, and workers that die.
+
+mod common;
+
+use std::env;
+use std::io::{self, BufRead, BufReader, Read};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use c10d_store::{ServerOptions, Store, TcpStore, TcpStoreServer};
+use rpc_agent::{Agent, AgentOptions, CallOptions, HandlerError, Registry};
+use rref::{Functions, RRef, RRefError, RRefs, ShutdownError};
+use serde::{Deserialize, Serialize};
+
+use common::{Alive, Counted, PATIENCE, functions, group, group_with, quick, shut_down, until};
+
+/// A value that can refer to another one.
+#[derive(Serialize, Deserialize)]
+struct Node {
+    next: Mutex<Option<RRef<Self>>>,
+}
+
+fn node_functions(functions: &mut Functions) {
+    functions
+        .register("node", |_, ()| {
+            Ok(Node {
+                next: Mutex::default(),
+            })
+        })
+        .unwrap();
+    functions
+        .register_method("set next", |_, node: &Node, next: RRef<Node>| {
+            *node.next.lock().unwrap() = Some(next);
+            Ok(())
+        })
+        .unwrap();
+}
+
+#[test]
+fn the_report_names_each_value_its_holders_and_their_ages() {
+    let workers = group(2);
+    assert!(workers[1].rrefs.leak_report().unwrap().is_empty());
+    let held: RRef<i64> = workers[0].rrefs.remote("worker1", "number", 1_i64).unwrap();
+    held.wait_ready(PATIENCE).unwrap();
+    let own = workers[1].rrefs.rref(2_i64).unwrap();
+    let report = workers[1].rrefs.leak_report().unwrap();
+    let of_held = report.values.iter().find(|value| value.rref == held.id());
+    let of_held = of_held.expect("it is held");
+    assert_eq!(of_held.type_name.as_deref(), Some("i64"));
+    assert_eq!(of_held.handles, 0);
+    assert_eq!(of_held.held_by.len(), 1);
+    assert_eq!(of_held.held_by[0].worker.name.as_str(), "worker0");
+    assert_eq!(Some(of_held.held_by[0].fork), held.fork_id());
+    let of_own = report.values.iter().find(|value| value.rref == own.id());
+    assert_eq!(of_own.map(|value| value.handles), Some(1));
+    assert!(
+        report
+            .to_string()
+            .contains("on WorkerInfo(id=0, name=worker0) for")
+    );
+    assert!(report.cycles.is_empty());
+    // The shutdown reports the same, and ends it.
+    let reports = shut_down(&workers);
+    assert_eq!((reports[0].values.len(), reports[1].values.len()), (0, 2));
+}
+
+#[test]
+fn cycles_over_workers_are_reported_and_freed_by_the_shutdown() {
+    let workers = group_with(
+        3,
+        |_, options| options,
+        |_, functions| node_functions(functions),
+    );
+    let nodes: Vec<RRef<Node>> = ["worker0", "worker1", "worker2"]
+        .map(|worker| workers[0].rrefs.remote(worker, "node", ()).unwrap())
+        .into();
+    for (place, node) in nodes.iter().enumerate() {
+        let next = &nodes[(place + 1) % nodes.len()];
+        node.rpc_sync::<_, ()>("set next", next).unwrap();
+    }
+    let ids: Vec<_> = nodes.iter().map(RRef::id).collect();
+    drop(nodes);
+    for (worker, id) in workers.iter().zip(&ids) {
+        let report = worker.rrefs.leak_report().unwrap();
+        assert_eq!(report.cycles.len(), 1, "{report}");
+        let cycle = &report.cycles[0];
+        assert_eq!(cycle[0], *id, "it begins with the worker's own");
+        assert_eq!(cycle.len(), 3);
+        assert!(ids.iter().all(|id| cycle.contains(id)));
+    }
+    let reports = shut_down(&workers);
+    assert!(reports.iter().all(|report| report.cycles.len() == 1));
+}
+
+#[test]
+fn a_shutdown_that_some_do_not_come_to_names_them() {
+    let workers = group(2);
+    let short = Duration::from_millis(300);
+    let error = workers[0]
+        .rrefs
+        .shutdown(&workers[0].agent, short)
+        .unwrap_err();
+    assert!(matches!(error, ShutdownError::Barrier(_)), "{error}");
+    assert!(error.to_string().contains("worker1"), "{error}");
+    for worker in &workers {
+        worker.agent.shutdown_now();
+    }
+}
+
+#[test]
+fn a_worker_that_leaves_names_who_holds_its_values() {
+    let workers = group(2);
+    let held: RRef<i64> = workers[1].rrefs.remote("worker0", "number", 1_i64).unwrap();
+    held.wait_ready(PATIENCE).unwrap();
+    let error = workers[0]
+        .rrefs
+        .leave(Duration::from_millis(200))
+        .unwrap_err();
+    let ShutdownError::Missing {
+        missing, report, ..
+    } = &error
+    else {
+        panic!("{error}");
+    };
+    assert_eq!(
+        *missing,
+        ["WorkerInfo(id=1, name=worker1): 1 references to values of this worker"]
+    );
+    assert_eq!(report.values.len(), 1);
+    // It goes on as soon as the other one lets go.
+    drop(held);
+    workers[0].rrefs.leave(PATIENCE).unwrap();
+    workers[1].rrefs.leave(PATIENCE).unwrap();
+    for worker in &workers {
+        worker.agent.shutdown_now();
+    }
+}
+
+/// The part that a process started by a test plays: the port of the store.
+const PART: &str = "RREF_TEST_WORKER";
+
+/// Worker 1 of two, in a process of its own.
+struct WorkerProcess {
+    child: Child,
+    /// Its end is the process's.
+    _stdin: ChildStdin,
+    lines: io::Lines<BufReader<ChildStdout>>,
+}
+
+impl WorkerProcess {
+    fn start(store: &TcpStoreServer) -> Self {
+        let mut child = Command::new(env::current_exe().unwrap())
+            .args(["--exact", "worker_process", "--nocapture"])
+            .env(PART, store.local_addr().port().to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let stdin = child.stdin.take().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        Self {
+            child,
+            _stdin: stdin,
+            lines,
+        }
+    }
+
+    fn await_started(&mut self) {
+        let mut lines = self.lines.by_ref().map(Result::unwrap);
+        assert!(lines.any(|line| line.contains("worker started")));
+    }
+
+    fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for WorkerProcess {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn start_worker(rank: u32, store: &str, port: u16, functions: Functions) -> (Agent, RRefs) {
+    let store: Arc<dyn Store> = Arc::new(TcpStore::connect(store, port).unwrap());
+    let mut registry = Registry::new();
+    let rrefs = RRefs::register_with(&mut registry, functions, quick()).unwrap();
+    let options = AgentOptions::new(format!("worker{rank}"), rank)
+        .with_world_size(2)
+        .with_host("127.0.0.1");
+    let agent = Agent::start(options, registry, store).unwrap();
+    rrefs.attach(&agent).unwrap();
+    (agent, rrefs)
+}
+
+/// Not a test: what the process runs.
+#[test]
+#[expect(clippy::print_stdout, reason = "its parent reads it")]
+fn worker_process() {
+    let Ok(port) = env::var(PART) else { return };
+    let held: Mutex<Vec<RRef<Counted>>> = Mutex::default();
+    let functions = functions(|functions| {
+        functions
+            .register("hold", move |_, counted: RRef<Counted>| {
+                held.lock().unwrap().push(counted);
+                Ok(())
+            })
+            .unwrap();
+        functions
+            .register("never", |_, ()| -> Result<i64, HandlerError> {
+                thread::sleep(PATIENCE);
+                Ok(0)
+            })
+            .unwrap();
+    });
+    let (agent, _rrefs) = start_worker(1, "127.0.0.1", port.parse().unwrap(), functions);
+    println!("worker started");
+    let _ = io::stdin().read_to_end(&mut Vec::new());
+    drop(agent);
+}
+
+#[test]
+fn a_killed_workers_references_are_released_and_its_values_are_lost_at_once() {
+    let store = TcpStoreServer::bind(("127.0.0.1", 0), ServerOptions::default()).unwrap();
+    let mut other = WorkerProcess::start(&store);
+    let port = store.local_addr().port();
+    let (agent, rrefs) = start_worker(0, "127.0.0.1", port, functions(|_| {}));
+    other.await_started();
+
+    // It holds a value of this worker, and this worker holds one of its values.
+    let alive = Alive::default();
+    let lent = rrefs.rref_opaque(Counted::new(&alive)).unwrap();
+    rrefs.call::<_, ()>("worker1", "hold", &lent).unwrap();
+    drop(lent);
+    until("the handle is gone", || {
+        rrefs
+            .leak_report()
+            .unwrap()
+            .values
+            .iter()
+            .all(|value| value.handles == 0)
+    });
+    assert_eq!(alive.load(Ordering::SeqCst), 1);
+    let lost: RRef<i64> = rrefs.remote("worker1", "number", 3_i64).unwrap();
+    assert_eq!(lost.to_here(PATIENCE).unwrap(), 3);
+    let never: RRef<i64> = rrefs.remote("worker1", "never", ()).unwrap();
+    let waiting = never.fetch(Duration::ZERO).unwrap();
+
+    let began = Instant::now();
+    other.kill();
+    let error = waiting.wait().unwrap_err();
+    assert!(matches!(error, RRefError::OwnerLost { .. }), "{error}");
+    assert!(error.to_string().contains("name=worker1"), "{error}");
+    until("the value that it held is freed", || {
+        alive.load(Ordering::SeqCst) == 0
+    });
+    for error in [
+        lost.to_here(Duration::ZERO).unwrap_err(),
+        never.wait_ready(Duration::ZERO).unwrap_err(),
+        lost.rpc_sync_with::<_, i64>("sum", (), CallOptions::default())
+            .unwrap_err(),
+    ] {
+        assert!(matches!(error, RRefError::OwnerLost { .. }), "{error}");
+    }
+    assert!(began.elapsed() < PATIENCE / 2, "{:?}", began.elapsed());
+    drop((lost, never));
+    until("nothing is left of it", || {
+        let sizes = rrefs.sizes().unwrap();
+        sizes.owners + sizes.forks + sizes.confirmed_users + sizes.failed_users == 0
+    });
+    agent.shutdown_now();
+}

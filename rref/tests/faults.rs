@@ -1,0 +1,159 @@
+//! References while messages are lost, doubled and late.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use fastrand::Rng;
+use rpc_agent::{CallOptions, FaultPlan};
+use rref::{RRef, RRefError};
+
+use common::{PATIENCE, Worker, group_with, seed, shut_down, until_empty};
+
+/// How long the program waits for what may have been lost.
+const SHORT: Duration = Duration::from_millis(400);
+
+/// Creates, reads, shares and drops references at random. A reference in hand never finds its value gone.
+fn run_program(worker: &Worker, workers: u32, rounds: u32, mut rng: Rng) {
+    let mut held: Vec<(RRef<i64>, i64)> = Vec::new();
+    let check = |read: Result<i64, RRefError>, number: i64| match read {
+        Ok(read) => assert_eq!(read, number),
+        Err(error @ (RRefError::Deleted { .. } | RRefError::OwnerLost { .. })) => {
+            panic!("{error}")
+        }
+        // Lost on the way: a call is not repeated.
+        Err(_) => {}
+    };
+    for _ in 0..rounds {
+        let to = format!("worker{}", rng.u32(..workers));
+        let place = (!held.is_empty()).then(|| rng.usize(..held.len()));
+        let options = CallOptions::default().with_timeout(SHORT);
+        match (rng.u8(..8), place) {
+            (0..=1, _) | (_, None) => {
+                let number = rng.i64(..);
+                let made = worker.rrefs.remote(to.as_str(), "number", number);
+                held.push((made.unwrap(), number));
+            }
+            (2, Some(place)) => {
+                let (rref, number) = &held[place];
+                check(rref.to_here(SHORT), *number);
+            }
+            (3, Some(place)) => {
+                let (rref, number) = &held[place];
+                let read = worker.rrefs.call_with(to.as_str(), "read", rref, options);
+                check(read, *number);
+            }
+            (4, Some(place)) => {
+                let (rref, number) = &held[place];
+                let echo = worker.rrefs.call_with(to.as_str(), "echo", rref, options);
+                if let Ok(echo) = echo {
+                    let number = *number;
+                    held.push((echo, number));
+                }
+            }
+            (5, Some(place)) => {
+                // Sent, and dropped at once: the receiver has it all the same.
+                let (rref, number) = held.swap_remove(place);
+                let read = worker.rrefs.call_async(to.as_str(), "read", &rref, options);
+                drop(rref);
+                if let Ok(read) = read {
+                    check(read.wait(), number);
+                }
+            }
+            (_, Some(place)) => drop(held.swap_remove(place)),
+        }
+    }
+}
+
+fn run_group(seed: u64, workers: u32, rounds: u32, faults: impl Fn(FaultPlan) -> FaultPlan) {
+    let plans: Vec<_> = (0..workers)
+        .map(|rank| faults(FaultPlan::new(seed + u64::from(rank))))
+        .collect();
+    let group = group_with(
+        workers,
+        |rank, options| options.with_faults(plans[rank as usize].clone()),
+        |_, _| {},
+    );
+    thread::scope(|scope| {
+        for (rank, worker) in (0..).zip(&group) {
+            let rng = Rng::with_seed(seed ^ (rank + 1));
+            scope.spawn(move || run_program(worker, workers, rounds, rng));
+        }
+    });
+    let injected: u64 = plans.iter().map(|plan| plan.injected().total()).sum();
+    assert!(injected > 0, "nothing has gone wrong");
+    until_empty(&group);
+    shut_down(&group);
+}
+
+#[test]
+fn nothing_is_freed_early_or_kept_while_messages_are_late() {
+    let late = Duration::from_millis(30);
+    run_group(seed(), 4, 150, |plan| {
+        plan.delay_randomly(0.3, late).unwrap()
+    });
+}
+
+#[test]
+fn nothing_is_freed_early_or_kept_while_messages_are_doubled() {
+    let late = Duration::from_millis(10);
+    run_group(seed(), 3, 150, |plan| {
+        plan.duplicate(0.3)
+            .unwrap()
+            .delay_randomly(0.2, late)
+            .unwrap()
+    });
+}
+
+#[test]
+fn nothing_is_freed_early_or_kept_while_messages_are_lost() {
+    run_group(seed(), 3, 100, |plan| {
+        plan.lose(0.05).unwrap().duplicate(0.05).unwrap()
+    });
+}
+
+#[test]
+fn every_control_message_can_fail_several_times() {
+    run_group(seed(), 3, 60, |plan| {
+        plan.fail("rref/control", 3).fail("rref/create", 2)
+    });
+}
+
+#[test]
+fn a_function_that_makes_a_value_runs_once_whatever_is_repeated() {
+    let seed = seed();
+    let runs = Arc::new(AtomicUsize::new(0));
+    let its_runs = Arc::clone(&runs);
+    let plan = FaultPlan::new(seed)
+        .lose(0.2)
+        .unwrap()
+        .duplicate(0.3)
+        .unwrap();
+    let group = group_with(
+        2,
+        |_, options| options.with_faults(plan.clone()),
+        move |_, functions| {
+            let runs = Arc::clone(&its_runs);
+            functions
+                .register("count", move |_, ()| {
+                    runs.fetch_add(1, Ordering::SeqCst);
+                    Ok(0_i64)
+                })
+                .unwrap();
+        },
+    );
+    let made: Vec<RRef<i64>> = (0..200)
+        .map(|_| group[0].rrefs.remote("worker1", "count", ()).unwrap())
+        .collect();
+    for rref in &made {
+        rref.wait_confirmed(PATIENCE).unwrap();
+    }
+    common::until("all have run", || runs.load(Ordering::SeqCst) >= 200);
+    drop(made);
+    until_empty(&group);
+    assert_eq!(runs.load(Ordering::SeqCst), 200);
+    shut_down(&group);
+}

@@ -1,0 +1,621 @@
+//! References over agents of this process: how they are made, used, passed on, and freed.
+
+mod common;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rpc_agent::{CallOptions, HandlerError};
+use rref::{Functions, RRef, RRefError};
+use serde::{Deserialize, Serialize};
+
+use common::{
+    Alive, Counted, Gate, List, PATIENCE, group, group_with, shut_down, until, until_empty,
+};
+
+/// A function that makes a value which counts itself.
+fn counted(functions: &mut Functions, alive: &Alive) {
+    let alive = Arc::clone(alive);
+    functions
+        .register_opaque("counted", move |_, ()| Ok(Counted::new(&alive)))
+        .unwrap();
+}
+
+#[test]
+fn a_value_is_made_on_its_owner_fetched_and_freed_with_the_last_handle() {
+    let workers = group(2);
+    let rrefs = &workers[0].rrefs;
+    let number: RRef<i64> = rrefs.remote("worker1", "number", 7_i64).unwrap();
+    assert!(!number.is_owner());
+    assert_eq!(number.owner().name.as_str(), "worker1");
+    assert_eq!(number.to_here(PATIENCE).unwrap(), 7);
+    number.wait_confirmed(PATIENCE).unwrap();
+    assert!(number.confirmed());
+    let another = number.clone();
+    drop(number);
+    assert_eq!(another.to_here(PATIENCE).unwrap(), 7);
+    assert_eq!(workers[1].rrefs.sizes().unwrap().owners, 1);
+    drop(another);
+    until_empty(&workers);
+    shut_down(&workers);
+}
+
+#[test]
+fn ids_are_printed_as_pytorch_prints_them() {
+    let workers = group(2);
+    let number: RRef<i64> = workers[0].rrefs.remote("worker1", "number", 1_i64).unwrap();
+    assert_eq!(
+        number.to_string(),
+        "UserRRef(RRefId = GloballyUniqueId(created_on=0, local_id=0), \
+         ForkId = GloballyUniqueId(created_on=0, local_id=1))"
+    );
+    let own = workers[0].rrefs.rref(1_i64).unwrap();
+    assert_eq!(
+        own.to_string(),
+        "OwnerRRef(GloballyUniqueId(created_on=0, local_id=2))"
+    );
+    assert_eq!(
+        number.local_value(PATIENCE).unwrap_err().to_string(),
+        format!(
+            "For {number}, can't call localValue() on user WorkerInfo(id=0, name=worker0). Call it \
+             on owner WorkerInfo(id=1, name=worker1)"
+        )
+    );
+    drop((number, own));
+    shut_down(&workers);
+}
+
+#[test]
+fn an_own_value_is_shared_and_not_copied() {
+    let workers = group(1);
+    let list = workers[0].rrefs.rref(Mutex::new(vec![1_i64])).unwrap();
+    let first = list.local_value(PATIENCE).unwrap();
+    first.lock().unwrap().push(2);
+    let second = list.local_value(PATIENCE).unwrap();
+    assert!(Arc::ptr_eq(&first, &second));
+    assert_eq!(list.rpc_sync::<_, i64>("sum", ()).unwrap(), 3);
+    assert_eq!(*list.to_here(PATIENCE).unwrap().lock().unwrap(), [1, 2]);
+    // The handle is gone, and who uses the value keeps it.
+    drop(list);
+    until_empty(&workers);
+    assert_eq!(second.lock().unwrap().len(), 2);
+    shut_down(&workers);
+}
+
+#[test]
+fn a_worker_can_make_values_on_itself() {
+    let workers = group(1);
+    let number: RRef<i64> = workers[0].rrefs.remote("worker0", "number", 5_i64).unwrap();
+    assert!(number.is_owner() && number.confirmed());
+    assert_eq!(*number.local_value(PATIENCE).unwrap(), 5);
+    assert_eq!(number.to_here(PATIENCE).unwrap(), 5);
+    let failed: RRef<i64> = workers[0]
+        .rrefs
+        .remote("worker0", "fail", "no luck")
+        .unwrap();
+    let error = failed.local_value(PATIENCE).unwrap_err();
+    assert!(matches!(&error, RRefError::Creation { message, .. } if &**message == "no luck"));
+    drop((number, failed));
+    until_empty(&workers);
+    shut_down(&workers);
+}
+
+#[test]
+fn methods_run_where_the_value_is() {
+    let workers = group(2);
+    let list: RRef<List> = workers[0]
+        .rrefs
+        .remote("worker1", "list", vec![1_i64, 2])
+        .unwrap();
+    assert_eq!(list.rpc_sync::<_, usize>("push", 3_i64).unwrap(), 3);
+    let pushes: Vec<_> = (4..8_i64)
+        .map(|item| {
+            list.rpc_async::<_, usize>("push", item, CallOptions::default())
+                .unwrap()
+        })
+        .collect();
+    let mut lengths: Vec<_> = pushes.iter().map(|push| push.wait().unwrap()).collect();
+    lengths.sort_unstable();
+    assert_eq!(lengths, [4, 5, 6, 7]);
+    let sum: RRef<i64> = list.remote("sum", ()).unwrap();
+    // The method's own handle protects the value.
+    drop(list);
+    assert_eq!(sum.to_here(PATIENCE).unwrap(), 28);
+    assert_eq!(sum.owner().name.as_str(), "worker1");
+    drop(sum);
+    until_empty(&workers);
+    shut_down(&workers);
+}
+
+#[test]
+fn a_method_of_another_type_and_an_unknown_one_are_errors() {
+    let workers = group(2);
+    let number: RRef<i64> = workers[0].rrefs.remote("worker1", "number", 7_i64).unwrap();
+    let wrong = number.rpc_sync::<_, i64>("sum", ()).unwrap_err();
+    assert!(wrong.to_string().contains("is one of a"), "{wrong}");
+    let unknown = number.rpc_sync::<_, i64>("no such", ()).unwrap_err();
+    assert!(
+        unknown.to_string().contains("no function named `no such`"),
+        "{unknown}"
+    );
+    let plain = number.rpc_sync::<_, i64>("number", 1_i64).unwrap_err();
+    assert!(plain.to_string().contains("is no method"), "{plain}");
+    let arguments = number.rpc_sync::<_, usize>("push", "text").unwrap_err();
+    assert!(
+        arguments.to_string().contains("wrong arguments"),
+        "{arguments}"
+    );
+    // The wrong type of a result shows on the owner.
+    let typed: RRef<String> = workers[0].rrefs.remote("worker1", "number", 7_i64).unwrap();
+    let error = typed.to_here(PATIENCE).unwrap_err();
+    assert!(
+        error.to_string().contains("the function returns a `i64`"),
+        "{error}"
+    );
+    drop((number, typed));
+    until_empty(&workers);
+    shut_down(&workers);
+}
+
+#[test]
+fn a_failed_creation_is_an_error_at_every_holder() {
+    let workers = group(3);
+    let failed: RRef<i64> = workers[0]
+        .rrefs
+        .remote("worker1", "fail", "no luck")
+        .unwrap();
+    let read = workers[0].rrefs.call::<_, i64>("worker2", "read", &failed);
+    assert!(read.unwrap_err().to_string().contains("no luck"));
+    let error = failed.to_here(PATIENCE).unwrap_err();
+    assert!(matches!(&error, RRefError::Creation { message, .. } if &**message == "no luck"));
+    assert!(failed.confirmed(), "the function's failure is its value");
+    drop(failed);
+
+    // The owner cannot run these, and nobody has to wait for a timeout.
+    let began = Instant::now();
+    let unknown: RRef<i64> = workers[0].rrefs.remote("worker1", "no such", ()).unwrap();
+    let error = unknown.to_here(Duration::ZERO).unwrap_err();
+    assert!(matches!(&error, RRefError::Creation { .. }), "{error}");
+    let read = workers[0].rrefs.call::<_, i64>("worker2", "read", &unknown);
+    assert!(
+        read.unwrap_err()
+            .to_string()
+            .contains("no function named `no such`")
+    );
+    let undecodable: RRef<i64> = workers[0]
+        .rrefs
+        .remote("worker1", "number", "seven")
+        .unwrap();
+    let error = undecodable.to_here(Duration::ZERO).unwrap_err();
+    assert!(error.to_string().contains("wrong arguments"), "{error}");
+    assert!(began.elapsed() < PATIENCE);
+    drop((unknown, undecodable));
+    until_empty(&workers);
+    shut_down(&workers);
+}
+
+#[test]
+fn a_panic_is_an_error() {
+    let workers = group_with(
+        2,
+        |_, options| options,
+        |_, functions| {
+            functions
+                .register(
+                    "panic",
+                    |_, number: RRef<i64>| -> Result<i64, HandlerError> {
+                        panic!("not with {}", number.to_here(PATIENCE).unwrap())
+                    },
+                )
+                .unwrap();
+        },
+    );
+    let number = workers[0].rrefs.rref(7_i64).unwrap();
+    let called = workers[0].rrefs.call::<_, i64>("worker1", "panic", &number);
+    assert!(called.unwrap_err().to_string().contains("not with 7"));
+    let made: RRef<i64> = workers[0]
+        .rrefs
+        .remote("worker1", "panic", &number)
+        .unwrap();
+    let error = made.to_here(PATIENCE).unwrap_err();
+    assert!(error.to_string().contains("not with 7"), "{error}");
+    drop((number, made));
+    until_empty(&workers);
+    shut_down(&workers);
+}
+
+#[test]
+fn remote_does_not_wait_for_the_function_and_local_value_does() {
+    let gate = Gate::new();
+    let its_gate = Arc::clone(&gate);
+    let workers = group_with(
+        2,
+        |_, options| options,
+        move |_, functions| {
+            let gate = Arc::clone(&its_gate);
+            functions
+                .register("slow", move |_, ()| {
+                    gate.pass();
+                    Ok(1_i64)
+                })
+                .unwrap();
+        },
+    );
+    let slow: RRef<i64> = workers[0]
+        .rrefs
+        .remote_with_timeout("worker1", "slow", (), Duration::from_secs(20))
+        .unwrap();
+    // Confirmed while the function runs: its run time is not the creation's.
+    slow.wait_confirmed(PATIENCE).unwrap();
+    let soon = Duration::from_millis(30);
+    let error = slow.to_here(soon).unwrap_err();
+    assert!(matches!(error, RRefError::TimedOut { .. }), "{error}");
+    let error = slow.wait_ready(soon).unwrap_err();
+    assert!(matches!(error, RRefError::TimedOut { .. }), "{error}");
+    let own: RRef<i64> = workers[1].rrefs.remote("worker1", "slow", ()).unwrap();
+    let error = own.local_value(soon).unwrap_err();
+    assert!(matches!(error, RRefError::TimedOut { .. }), "{error}");
+    let fetch = slow.fetch(PATIENCE).unwrap();
+    assert!(!fetch.is_complete());
+    gate.open();
+    assert_eq!(fetch.wait().unwrap(), 1);
+    slow.wait_ready(PATIENCE).unwrap();
+    assert_eq!(*own.local_value(PATIENCE).unwrap(), 1);
+    drop((slow, own));
+    until_empty(&workers);
+    shut_down(&workers);
+}
+
+#[test]
+fn a_reference_goes_from_user_to_user_to_owner_and_comes_back() {
+    let workers = group(3);
+    let number: RRef<i64> = workers[0].rrefs.remote("worker1", "number", 9_i64).unwrap();
+    // User to user, user to owner, and to oneself.
+    for to in ["worker2", "worker1", "worker0"] {
+        let read: i64 = workers[0].rrefs.call(to, "read", &number).unwrap();
+        assert_eq!(read, 9, "{to}");
+        let back: RRef<i64> = workers[0].rrefs.call(to, "echo", &number).unwrap();
+        assert_eq!(back, number);
+        assert_eq!(back.to_here(PATIENCE).unwrap(), 9, "{to}");
+    }
+    // The owner to a user.
+    let own = workers[1].rrefs.rref(4_i64).unwrap();
+    assert_eq!(
+        workers[1]
+            .rrefs
+            .call::<_, i64>("worker0", "read", &own)
+            .unwrap(),
+        4
+    );
+    // Twice in one message, and among other things.
+    let both = (own.clone(), own.clone());
+    drop(both);
+    drop((number, own));
+    until_empty(&workers);
+    shut_down(&workers);
+}
+
+#[test]
+fn references_can_be_anywhere_in_a_value() {
+    #[derive(Serialize, Deserialize, Clone)]
+    struct Node {
+        name: String,
+        parts: Vec<(u8, Option<RRef<i64>>)>,
+    }
+    let workers = group_with(
+        3,
+        |_, options| options,
+        |_, functions| {
+            functions
+                .register("total", |_, node: Node| {
+                    let mut total = 0;
+                    for (factor, part) in &node.parts {
+                        if let Some(part) = part {
+                            total += i64::from(*factor) * part.to_here(PATIENCE)?;
+                        }
+                    }
+                    Ok((node.name.clone(), total))
+                })
+                .unwrap();
+            functions
+                .register("keep", |_, node: Node| Ok(node))
+                .unwrap();
+        },
+    );
+    let rrefs = &workers[0].rrefs;
+    let node = Node {
+        name: "n".to_owned(),
+        parts: vec![
+            (1, Some(rrefs.rref(10).unwrap())),
+            (2, None),
+            (3, Some(rrefs.remote("worker1", "number", 100_i64).unwrap())),
+            (
+                5,
+                Some(rrefs.remote("worker2", "number", 1_000_i64).unwrap()),
+            ),
+        ],
+    };
+    let total: (String, i64) = rrefs.call("worker2", "total", &node).unwrap();
+    assert_eq!(total, ("n".to_owned(), 5_310));
+    // As a value that holds references: they live as long as it does.
+    let kept: RRef<Node> = rrefs.remote("worker2", "keep", &node).unwrap();
+    drop(node);
+    let node = kept.to_here(PATIENCE).unwrap();
+    let parts: Vec<_> = node
+        .parts
+        .iter()
+        .filter_map(|(_, part)| part.as_ref())
+        .collect();
+    let values = parts.iter().map(|part| part.to_here(PATIENCE).unwrap());
+    assert_eq!(values.sum::<i64>(), 1_110);
+    drop(kept);
+    drop(node);
+    until_empty(&workers);
+    shut_down(&workers);
+}
+
+#[test]
+fn a_reference_has_no_encoding_outside_of_a_message() {
+    let workers = group(2);
+    let number = workers[0].rrefs.rref(1_i64).unwrap();
+    assert!(rpc_agent::typed::encode(&number).is_err());
+    assert!(rpc_agent::typed::decode::<RRef<i64>>(&[0]).is_err());
+    let sent = workers[0]
+        .agent
+        .call::<_, i64>("worker1", "anything", &number);
+    assert!(sent.is_err());
+    assert_eq!(workers[0].rrefs.sizes().unwrap().forks, 0);
+    // One of another agent is refused, too.
+    let sent = workers[1].rrefs.call::<_, i64>("worker0", "read", &number);
+    assert!(matches!(sent, Err(RRefError::Foreign { .. })), "{sent:?}");
+    drop(number);
+    until_empty(&workers);
+    shut_down(&workers);
+}
+
+#[test]
+fn arguments_that_cannot_be_encoded_leave_no_fork() {
+    struct Refuses;
+    impl Serialize for Refuses {
+        fn serialize<S: serde::Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {
+            Err(serde::ser::Error::custom("not me"))
+        }
+    }
+    let workers = group(3);
+    let rrefs = &workers[0].rrefs;
+    let own = rrefs.rref(1_i64).unwrap();
+    let user: RRef<i64> = rrefs.remote("worker1", "number", 2_i64).unwrap();
+    user.wait_confirmed(PATIENCE).unwrap();
+    let sent = rrefs.call::<_, i64>("worker2", "read", (&own, &user, Refuses));
+    assert!(matches!(sent, Err(RRefError::Codec(_))), "{sent:?}");
+    let sizes = rrefs.sizes().unwrap();
+    assert_eq!((sizes.forks, sizes.pending_children), (0, 0));
+    drop((own, user));
+    until_empty(&workers);
+    shut_down(&workers);
+}
+
+#[test]
+fn a_call_that_is_refused_leaves_no_fork() {
+    let workers = group(3);
+    let rrefs = &workers[0].rrefs;
+    let own = rrefs.rref(1_i64).unwrap();
+    let user: RRef<i64> = rrefs.remote("worker1", "number", 2_i64).unwrap();
+    for function in ["no such", "push"] {
+        assert!(
+            rrefs
+                .call::<_, i64>("worker2", function, (&own, &user))
+                .is_err()
+        );
+    }
+    // Received, but no arguments of this function.
+    assert!(
+        rrefs
+            .call::<_, i64>("worker2", "read", (&own, &user))
+            .is_err()
+    );
+    let created: RRef<i64> = rrefs.remote("worker2", "no such", (&own, &user)).unwrap();
+    assert!(created.to_here(PATIENCE).is_err());
+    drop((own, user, created));
+    until_empty(&workers);
+    shut_down(&workers);
+}
+
+#[test]
+fn the_value_outlives_every_user_and_is_dropped_once() {
+    let alive = Alive::default();
+    let its_alive = Arc::clone(&alive);
+    let workers = group_with(
+        3,
+        |_, options| options,
+        move |_, functions| {
+            counted(functions, &its_alive);
+            let held: Arc<Mutex<Vec<RRef<Counted>>>> = Arc::default();
+            let holding = Arc::clone(&held);
+            functions
+                .register("hold", move |_, counted: RRef<Counted>| {
+                    holding.lock().unwrap().push(counted);
+                    Ok(())
+                })
+                .unwrap();
+            functions
+                .register("let go", move |_, ()| {
+                    held.lock().unwrap().clear();
+                    Ok(())
+                })
+                .unwrap();
+        },
+    );
+    let rrefs = &workers[0].rrefs;
+    let value: RRef<Counted> = rrefs.remote("worker1", "counted", ()).unwrap();
+    rrefs.call::<_, ()>("worker2", "hold", &value).unwrap();
+    assert_eq!(alive.load(Ordering::SeqCst), 1);
+    drop(value);
+    until("the creator is gone", || {
+        workers[1].rrefs.sizes().unwrap().forks == 1
+    });
+    assert_eq!(alive.load(Ordering::SeqCst), 1);
+    rrefs.call::<_, ()>("worker2", "let go", ()).unwrap();
+    until("the value is freed", || alive.load(Ordering::SeqCst) == 0);
+    until_empty(&workers);
+    shut_down(&workers);
+}
+
+#[test]
+fn a_function_waits_for_the_confirmation_of_its_references_without_a_thread() {
+    let running = Arc::new(AtomicUsize::new(0));
+    let its_running = Arc::clone(&running);
+    // All requests for registration are held up for a while; one thread runs functions.
+    let delay = Duration::from_millis(100);
+    let workers = group_with(
+        3,
+        move |rank, options| {
+            let options = options.with_handler_threads(1);
+            if rank == 2 {
+                let faults = rpc_agent::FaultPlan::new(1).delay("rref/control", delay);
+                options.with_faults(faults)
+            } else {
+                options
+            }
+        },
+        move |_, functions| {
+            let running = Arc::clone(&its_running);
+            functions
+                .register("count", move |_, number: RRef<i64>| {
+                    assert!(number.confirmed());
+                    running.fetch_add(1, Ordering::SeqCst);
+                    Ok(number.to_here(PATIENCE)?)
+                })
+                .unwrap();
+        },
+    );
+    let rrefs = &workers[0].rrefs;
+    let number: RRef<i64> = rrefs.remote("worker1", "number", 3_i64).unwrap();
+    let began = Instant::now();
+    let calls: Vec<_> = (0..20)
+        .map(|_| {
+            rrefs
+                .call_async::<_, i64>("worker2", "count", &number, CallOptions::default())
+                .unwrap()
+        })
+        .collect();
+    // Meanwhile others are served.
+    assert_eq!(rrefs.call::<_, i64>("worker2", "number", 1_i64).unwrap(), 1);
+    assert_eq!(running.load(Ordering::SeqCst), 0);
+    for call in calls {
+        assert_eq!(call.wait().unwrap(), 3);
+    }
+    assert!(began.elapsed() >= delay);
+    assert_eq!(running.load(Ordering::SeqCst), 20);
+    drop(number);
+    until_empty(&workers);
+    shut_down(&workers);
+}
+
+#[test]
+fn a_creation_that_is_not_answered_in_time_fails_and_is_undone() {
+    let alive = Alive::default();
+    let its_alive = Arc::clone(&alive);
+    let workers = group_with(
+        2,
+        |rank, options| {
+            if rank == 0 {
+                let faults =
+                    rpc_agent::FaultPlan::new(1).delay("rref/create", Duration::from_millis(400));
+                options.with_faults(faults)
+            } else {
+                options
+            }
+        },
+        move |_, functions| counted(functions, &its_alive),
+    );
+    let late: RRef<Counted> = workers[0]
+        .rrefs
+        .remote_with_timeout("worker1", "counted", (), Duration::from_millis(50))
+        .unwrap();
+    let error = late.wait_confirmed(PATIENCE).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .starts_with("RRef creation via rpc.remote() timed out")
+            || matches!(error, RRefError::Creation { .. }),
+        "{error}"
+    );
+    drop(late);
+    until_empty(&workers);
+    thread::sleep(Duration::from_millis(500));
+    until("the late value is freed", || {
+        alive.load(Ordering::SeqCst) == 0
+    });
+    until_empty(&workers);
+    shut_down(&workers);
+}
+
+#[test]
+fn a_drop_sends_nothing_and_takes_no_lock_of_the_program() {
+    let workers = group(2);
+    let list: RRef<List> = workers[0]
+        .rrefs
+        .remote("worker1", "list", vec![1_i64])
+        .unwrap();
+    list.wait_confirmed(PATIENCE).unwrap();
+    let began = Instant::now();
+    let clones: Vec<_> = (0..10_000).map(|_| list.clone()).collect();
+    drop(list);
+    drop(clones);
+    assert!(began.elapsed() < Duration::from_secs(5));
+    until_empty(&workers);
+    shut_down(&workers);
+}
+
+#[test]
+fn values_that_hold_references_free_them_when_they_go() {
+    // A chain of values, each of which holds the next: one goes after the other.
+    let workers = group_with(
+        3,
+        |_, options| options,
+        |_, functions| {
+            functions
+                .register("link", |_, next: Option<RRef<Link>>| Ok(Link(next)))
+                .unwrap();
+        },
+    );
+    #[derive(Serialize, Deserialize)]
+    struct Link(Option<RRef<Self>>);
+    let rrefs = &workers[0].rrefs;
+    let mut first: Option<RRef<Link>> = None;
+    for place in 0..30 {
+        let to = format!("worker{}", place % 3);
+        first = Some(rrefs.remote(to.as_str(), "link", &first).unwrap());
+    }
+    let first = first.unwrap();
+    first.wait_ready(PATIENCE).unwrap();
+    until("all are there", || {
+        workers
+            .iter()
+            .map(|worker| worker.rrefs.sizes().unwrap().owners)
+            .sum::<usize>()
+            == 30
+    });
+    drop(first);
+    until_empty(&workers);
+    shut_down(&workers);
+}
+
+#[test]
+fn after_the_shutdown_references_are_errors() {
+    let workers = group(2);
+    let rrefs = &workers[0].rrefs;
+    let number: RRef<i64> = rrefs.remote("worker1", "number", 1_i64).unwrap();
+    number.wait_ready(PATIENCE).unwrap();
+    let own = workers[1].rrefs.rref(1_i64).unwrap();
+    let reports = shut_down(&workers);
+    assert_eq!(reports[0].values.len(), 0);
+    assert_eq!(reports[1].values.len(), 2);
+    assert!(matches!(number.to_here(PATIENCE), Err(RRefError::Shutdown)));
+    assert!(matches!(rrefs.rref(1_i64), Err(RRefError::Shutdown)));
+    assert!(rrefs.remote::<_, i64>("worker1", "number", 1_i64).is_err());
+    assert!(own.local_value(PATIENCE).is_err());
+}
