@@ -88,8 +88,8 @@ impl RRefs {
     }
 
     /// [`RRefs::remote`] with a limit to how long the owner may take to say that it has begun; after that
-    /// the creation counts as failed, and is undone if it has begun all the same. Zero: as long as it
-    /// takes, which is the default.
+    /// the creation counts as failed, until the owner has said whether it has begun all the same: if so, the
+    /// reference is good. Zero: as long as it takes, which is the default.
     ///
     /// # Errors
     /// As [`RRefs::remote`].

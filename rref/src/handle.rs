@@ -169,7 +169,7 @@ impl<T> RRef<T> {
     }
 
     /// Whether the owner knows of this reference; true on the owner. It is false after a creation that
-    /// failed, and stays true once it is.
+    /// failed, and again when the owner is lost or the group has ended.
     #[must_use]
     pub fn confirmed(&self) -> bool {
         self.cell.user().is_none_or(|fork| {

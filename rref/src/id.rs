@@ -1,5 +1,6 @@
 //! The names of references and of their forks: unique over all workers and their restarts.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use rpc_agent::WorkerId;
@@ -14,7 +15,8 @@ pub struct GloballyUniqueId {
     pub created_on: WorkerId,
     /// Of that worker's process.
     pub incarnation: u64,
-    /// Counts the names that the process has given, from 0.
+    /// Which of the names that the process has given it is: in the high 16 bits the worker that the name
+    /// is for, below them the count of names for that worker, from 0.
     pub local_id: u64,
 }
 
@@ -53,12 +55,15 @@ impl fmt::Display for ForkId {
     }
 }
 
-/// Gives the names of one process. References and forks share the count, as in PyTorch.
+/// Gives the names of one process. References and forks share the count, as in PyTorch; but there is one
+/// for each worker that names are for. So the names that one worker sees, and has to remember when they are
+/// gone, follow each other, and many of them are one range.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Mint {
     created_on: WorkerId,
     incarnation: u64,
-    next_local_id: u64,
+    /// By the worker that names are for.
+    counts: BTreeMap<WorkerId, u64>,
 }
 
 impl Mint {
@@ -66,21 +71,24 @@ impl Mint {
         Self {
             created_on,
             incarnation,
-            next_local_id: 0,
+            counts: BTreeMap::new(),
         }
     }
 
-    pub(crate) fn rref(&mut self) -> RRefId {
-        RRefId(self.next())
+    /// A reference to a value of `owner`.
+    pub(crate) fn rref(&mut self, owner: WorkerId) -> RRefId {
+        RRefId(self.next(owner))
     }
 
-    pub(crate) fn fork(&mut self) -> ForkId {
-        ForkId(self.next())
+    /// A user on worker `on`, or one whose creation `on` is asked for.
+    pub(crate) fn fork(&mut self, on: WorkerId) -> ForkId {
+        ForkId(self.next(on))
     }
 
-    fn next(&mut self) -> GloballyUniqueId {
-        let local_id = self.next_local_id;
-        self.next_local_id += 1;
+    fn next(&mut self, of: WorkerId) -> GloballyUniqueId {
+        let count = self.counts.entry(of).or_default();
+        let local_id = u64::from(of.get()) << 48 | *count;
+        *count += 1;
         GloballyUniqueId {
             created_on: self.created_on,
             incarnation: self.incarnation,
@@ -96,7 +104,8 @@ mod tests {
     #[test]
     fn the_first_creation_gets_the_ids_0_and_1_and_prints_them_as_pytorch_does() {
         let mut mint = Mint::new(WorkerId::new(3).unwrap(), 77);
-        let (rref, fork) = (mint.rref(), mint.fork());
+        let owner = WorkerId::new(0).unwrap();
+        let (rref, fork) = (mint.rref(owner), mint.fork(owner));
         assert_eq!(
             rref.to_string(),
             "GloballyUniqueId(created_on=3, local_id=0)"
@@ -108,11 +117,21 @@ mod tests {
     }
 
     #[test]
+    fn names_for_one_worker_follow_each_other_and_are_no_other_workers() {
+        let [me, one, two] = [3, 1, 2].map(|id| WorkerId::new(id).unwrap());
+        let mut mint = Mint::new(me, 77);
+        let first = [mint.fork(one), mint.fork(two)].map(|fork| fork.0.local_id);
+        let next = [mint.rref(one).0.local_id, mint.fork(two).0.local_id];
+        assert_eq!(next, first.map(|id| id + 1));
+        assert_ne!(first[0], first[1]);
+    }
+
+    #[test]
     fn a_restarted_process_gives_no_name_of_its_predecessor() {
         let worker = WorkerId::new(3).unwrap();
         assert_ne!(
-            Mint::new(worker, 1).rref(),
-            Mint::new(worker, 2).rref(),
+            Mint::new(worker, 1).rref(worker),
+            Mint::new(worker, 2).rref(worker),
             "the worker and the count are equal"
         );
     }

@@ -14,7 +14,7 @@ pub struct RRefOptions {
 
 impl RRefOptions {
     /// How messages about references are repeated. All of them may be, creations included: a function
-    /// still runs once. Default: 8 retries, the first after 0.2 s and the last after about 15 s in all;
+    /// still runs once. Default: 8 retries, the first after 0.2 s and the last after about 10 s of pauses in all;
     /// what has failed then is tried again at a low rate.
     pub fn with_retries(mut self, retries: RetryOptions) -> Self {
         self.retries = retries;

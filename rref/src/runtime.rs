@@ -534,9 +534,13 @@ impl Runtime {
     /// Finds out whether a worker's process has ended; if so the context is told before this completes.
     /// One that cannot be reached any more for as long as the agent dials counts as ended.
     pub(crate) fn check_alive(self: &Arc<Self>, worker: WorkerId) -> RpcFuture<bool> {
-        let mut checks = self.checks.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(check) = checks.get(&worker) {
-            return check.clone();
+        let (promise, found) = RpcFuture::new();
+        {
+            let mut checks = self.checks.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(check) = checks.get(&worker) {
+                return check.clone();
+            }
+            checks.insert(worker, found.clone());
         }
         let known = {
             let known = self
@@ -564,28 +568,23 @@ impl Runtime {
                 }
             });
         let runtime = Arc::clone(self);
-        let check = check.then(move |is_lost| {
-            let is_lost = is_lost.unwrap_or(false);
+        check.on_complete(move |is_lost| {
+            let is_lost = matches!(is_lost, Ok(true));
             if is_lost {
                 log::warn!("{}: worker {worker} was lost", runtime.agent.me());
                 runtime.step(Mode::Elsewhere, |inner, now| {
                     inner.context.peer_lost(now, worker);
                 });
             }
-            Ok(is_lost)
-        });
-        checks.insert(worker, check.clone());
-        drop(checks);
-        // Not before it is in the table.
-        let runtime = Arc::clone(self);
-        check.on_complete(move |_| {
             let mut checks = runtime
                 .checks
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner);
             checks.remove(&worker);
+            drop(checks);
+            promise.complete(Ok(is_lost));
         });
-        check
+        found
     }
 
     pub(crate) fn status(&self, fork: ForkId) -> Option<UserStatus> {

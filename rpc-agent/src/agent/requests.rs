@@ -87,6 +87,7 @@ impl Shared {
             let may_run = state.outgoing.unsent_bytes() <= limit;
             if may_run {
                 state.requests_queued = state.requests_queued.saturating_sub(1);
+                self.requests_queued.fetch_sub(1, Ordering::Relaxed);
             }
             may_run
         };

@@ -202,7 +202,7 @@ impl<V: Clone> RRefContext<V> {
         if self.phase != Phase::Running {
             return Err(UserError::ShutDown);
         }
-        let rref = self.mint.rref();
+        let rref = self.mint.rref(self.me);
         let type_name = cut(type_name, TYPE_NAME_BYTES_MAX).into();
         let mut owned = Owned::new(now, Some(type_name), value);
         owned.handles = 1;
@@ -229,7 +229,7 @@ impl<V: Clone> RRefContext<V> {
         if owner == self.me {
             return Err(UserError::OwnerIsHere);
         }
-        let (rref, fork) = (self.mint.rref(), self.mint.fork());
+        let (rref, fork) = (self.mint.rref(owner), self.mint.fork(owner));
         let type_name: Arc<str> = cut(type_name, TYPE_NAME_BYTES_MAX).into();
         let user = User {
             rref,
@@ -298,7 +298,7 @@ impl<V: Clone> RRefContext<V> {
                 else {
                     return Err(ForkError::Deleted);
                 };
-                let fork = self.mint.fork();
+                let fork = self.mint.fork(to);
                 let holder = Holder {
                     worker: to,
                     incarnation: self.peers.get(&to).and_then(|peer| peer.incarnation),
@@ -324,7 +324,7 @@ impl<V: Clone> RRefContext<V> {
                 }
                 user.children += 1;
                 user.was_forked = true;
-                let fork = self.mint.fork();
+                let fork = self.mint.fork(to);
                 let known = self
                     .peers
                     .get(&user.owner)

@@ -207,6 +207,8 @@ fn deletions_to_an_owner_gather_behind_the_one_under_way() {
     for fork in forks {
         user.drop_handle(now, Handle::User(fork));
     }
+    // Names are counted for each worker that they are for.
+    let for_b = u64::from(B) << 48;
     let batch = |batch, locals: &[u64]| Effect::Send {
         to: worker(B),
         control: Control::Deletes {
@@ -216,7 +218,7 @@ fn deletions_to_an_owner_gather_behind_the_one_under_way() {
         message: Message::UserDelete {
             forks: locals
                 .iter()
-                .map(|&local| (RRefId(id(A, local)), ForkId(id(A, local + 1))))
+                .map(|&local| (RRefId(id(A, for_b + local)), ForkId(id(A, for_b + local + 1))))
                 .collect(),
         },
     };

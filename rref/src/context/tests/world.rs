@@ -618,7 +618,7 @@ impl World {
                 let mut made = None;
                 self.on(on, |context, now| {
                     // The first context tells which id comes next.
-                    let next = context.mint.clone().rref();
+                    let next = context.mint.clone().rref(worker(on));
                     made = context.create_local(now, "t", next).ok();
                 });
                 let rref = made.expect("nothing was shut down");
