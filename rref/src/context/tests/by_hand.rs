@@ -218,7 +218,12 @@ fn deletions_to_an_owner_gather_behind_the_one_under_way() {
         message: Message::UserDelete {
             forks: locals
                 .iter()
-                .map(|&local| (RRefId(id(A, for_b + local)), ForkId(id(A, for_b + local + 1))))
+                .map(|&local| {
+                    (
+                        RRefId(id(A, for_b + local)),
+                        ForkId(id(A, for_b + local + 1)),
+                    )
+                })
                 .collect(),
         },
     };
