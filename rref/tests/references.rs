@@ -46,15 +46,19 @@ fn a_value_is_made_on_its_owner_fetched_and_freed_with_the_last_handle() {
 fn ids_are_printed_as_pytorch_prints_them() {
     let workers = group(2);
     let number: RRef<i64> = workers[0].rrefs.remote("worker1", "number", 1_i64).unwrap();
+    // In PyTorch's form; the names for worker 1 are counted apart.
+    let [first, second] = [1_u64 << 48, (1 << 48) + 1];
     assert_eq!(
         number.to_string(),
-        "UserRRef(RRefId = GloballyUniqueId(created_on=0, local_id=0), \
-         ForkId = GloballyUniqueId(created_on=0, local_id=1))"
+        format!(
+            "UserRRef(RRefId = GloballyUniqueId(created_on=0, local_id={first}), \
+             ForkId = GloballyUniqueId(created_on=0, local_id={second}))"
+        )
     );
     let own = workers[0].rrefs.rref(1_i64).unwrap();
     assert_eq!(
         own.to_string(),
-        "OwnerRRef(GloballyUniqueId(created_on=0, local_id=2))"
+        "OwnerRRef(GloballyUniqueId(created_on=0, local_id=0))"
     );
     assert_eq!(
         number.local_value(PATIENCE).unwrap_err().to_string(),
