@@ -95,7 +95,6 @@ impl Link {
     }
 
     /// The process at the other end of the last connection.
-    #[cfg(test)]
     pub(crate) const fn peer_incarnation(&self) -> Option<u64> {
         self.peer_incarnation
     }

@@ -170,8 +170,10 @@ impl RRefs {
     /// [`RRefError::NotAttached`].
     pub fn snapshot(&self) -> Result<Snapshot, RRefError> {
         let runtime = self.runtime()?;
-        runtime.collect();
-        Ok(runtime.step(Mode::Elsewhere, |inner, now| inner.context.snapshot(now)))
+        Ok(runtime.step(Mode::Elsewhere, |inner, now| {
+            runtime.give_back(inner, now);
+            inner.context.snapshot(now)
+        }))
     }
 
     /// How full the tables are.
@@ -180,8 +182,10 @@ impl RRefs {
     /// [`RRefError::NotAttached`].
     pub fn sizes(&self) -> Result<TableSizes, RRefError> {
         let runtime = self.runtime()?;
-        runtime.collect();
-        Ok(runtime.step(Mode::Elsewhere, |inner, _| inner.context.sizes()))
+        Ok(runtime.step(Mode::Elsewhere, |inner, now| {
+            runtime.give_back(inner, now);
+            inner.context.sizes()
+        }))
     }
 
     /// PyTorch's debug info: its four counters, by their names there.
@@ -580,6 +584,7 @@ impl Runtime {
             let runtime = Arc::clone(self);
             future.on_complete(move |answer| {
                 let outcome = match answer {
+                    // Whatever it says: its references were received, or its sender would have been told.
                     Ok(_) => Outcome::Executed,
                     // The request may have been refused before its references were received.
                     Err(RpcError::Remote { .. }) => Outcome::Unknown,

@@ -204,4 +204,10 @@ pub enum ReceiveError {
         /// The limit.
         max: usize,
     },
+    /// Too many messages about references have no answer yet.
+    #[error("{max} messages about references have no answer yet")]
+    TooManyMessages {
+        /// The limit.
+        max: usize,
+    },
 }

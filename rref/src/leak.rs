@@ -15,16 +15,13 @@ use crate::carry;
 use crate::error::ShutdownError;
 use crate::id::{ForkId, GloballyUniqueId, RRefId};
 use crate::protocol::Message;
-use crate::runtime::{HOLDS, Mode, RRefs, Runtime};
+use crate::runtime::{HOLDS, Inner, Mode, RRefs, Runtime};
 
 /// The most values that are looked into for cycles.
 const LOOKED_INTO_MAX: usize = 10_000;
 
 /// How long another worker has to say what a value of its holds.
 const HOLDS_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Every so often who waits for the end looks by himself.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// The values of a worker that are still held.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -116,7 +113,6 @@ impl RRefs {
     /// [`ShutdownError::NotAttached`].
     pub fn leak_report(&self) -> Result<LeakReport, ShutdownError> {
         let runtime = self.runtime().map_err(|_| ShutdownError::NotAttached)?;
-        runtime.collect();
         Ok(runtime.leak_report())
     }
 
@@ -133,7 +129,6 @@ impl RRefs {
     pub fn shutdown(&self, agent: &Agent, timeout: Duration) -> Result<LeakReport, ShutdownError> {
         let runtime = self.runtime().map_err(|_| ShutdownError::NotAttached)?;
         let (began, deadline) = begin(timeout);
-        runtime.collect();
         let barrier = || -> Result<LeakReport, ShutdownError> {
             agent.join(left(deadline))?;
             let report = runtime.leak_report();
@@ -158,7 +153,6 @@ impl RRefs {
     pub fn leave(&self, timeout: Duration) -> Result<LeakReport, ShutdownError> {
         let runtime = self.runtime().map_err(|_| ShutdownError::NotAttached)?;
         let (began, deadline) = begin(timeout);
-        runtime.collect();
         let report = runtime.leak_report();
         match runtime.end(began, deadline) {
             Ok(()) => Ok(report),
@@ -263,7 +257,10 @@ impl Runtime {
     }
 
     fn leak_report(self: &Arc<Self>) -> LeakReport {
-        let snapshot = self.step(Mode::Elsewhere, |inner, now| inner.context.snapshot(now));
+        let snapshot = self.step(Mode::Elsewhere, |inner, now| {
+            self.give_back(inner, now);
+            inner.context.snapshot(now)
+        });
         let me = self.agent.me();
         let mut edges: HashMap<RRefId, Edges> = HashMap::new();
         let values: Vec<HeldValue> = snapshot
@@ -342,25 +339,24 @@ impl Runtime {
 
     /// Deletes the users, waits for the answers, frees the values, and waits for the others.
     fn end(self: &Arc<Self>, began: Instant, deadline: Deadline) -> Result<(), StillThere> {
-        self.lock().is_awaited = true;
         self.step(Mode::Elsewhere, |inner, now| {
+            inner.awaiting += 1;
+            self.give_back(inner, now);
             inner.context.delete_all_users(now);
         });
-        let users_gone = self.wait_for_end(deadline, |runtime| {
-            let sizes = runtime.lock().context.sizes();
-            sizes.pending_users + sizes.confirmed_users + sizes.failed_users == 0
-                && sizes.pending_children + sizes.deletes_queued + sizes.pending_futures == 0
-        });
+        let users_gone = self.wait_for_end(deadline, |inner| inner.context.has_no_users());
         self.step(Mode::Elsewhere, |inner, now| {
             inner.context.sweep_unforked(now);
         });
-        let is_drained = users_gone
-            && self.wait_for_end(deadline, |runtime| runtime.lock().context.is_drained());
-        self.lock().is_awaited = false;
+        let is_drained =
+            users_gone && self.wait_for_end(deadline, |inner| inner.context.is_drained());
+        let mut inner = self.lock();
+        inner.awaiting -= 1;
         if is_drained {
             return Ok(());
         }
-        let missing = self.lock().context.missing();
+        let missing = inner.context.missing();
+        drop(inner);
         let missing = missing.iter().map(|missing| {
             let worker = self.worker(missing.worker);
             format!("{worker}: {} {}", missing.count, missing.what)
@@ -371,33 +367,25 @@ impl Runtime {
         })
     }
 
-    /// Waits until something is so, or the deadline; what is due meanwhile is done. Whether it is so.
-    fn wait_for_end(
-        self: &Arc<Self>,
-        deadline: Deadline,
-        is_so: impl Fn(&Arc<Self>) -> bool,
-    ) -> bool {
-        loop {
-            self.collect();
-            // Does what is due.
-            self.step(Mode::Elsewhere, |_, _| {});
-            if !self.has_drops() && is_so(self) {
-                return true;
-            }
+    /// Waits until something is so, or the deadline. Whether it is so.
+    fn wait_for_end(&self, deadline: Deadline, is_so: impl Fn(&Inner) -> bool) -> bool {
+        let mut inner = self.lock();
+        // All that changes the context are steps, and each wakes who waits here. Its ticks are steps, too.
+        while !is_so(&inner) {
             let now = Instant::now();
             if deadline.has_passed(now) {
                 return false;
             }
-            let pause = deadline
-                .remaining(now)
-                .map_or(LOOK_EVERY, |left| left.min(LOOK_EVERY));
-            // A change between the look and the sleep costs one pause.
-            let inner = self.lock();
-            drop(
-                self.changed
-                    .wait_timeout(inner, pause)
-                    .unwrap_or_else(PoisonError::into_inner),
-            );
+            inner = match deadline.remaining(now) {
+                None => self.changed.wait(inner),
+                Some(left) => self
+                    .changed
+                    .wait_timeout(inner, left)
+                    .map(|(inner, _)| inner)
+                    .map_err(|poisoned| PoisonError::new(poisoned.into_inner().0)),
+            }
+            .unwrap_or_else(PoisonError::into_inner);
         }
+        true
     }
 }

@@ -20,6 +20,7 @@ mod answer;
 mod calls;
 mod carry;
 pub mod context;
+mod drops;
 pub mod effect;
 mod error;
 mod functions;
@@ -31,6 +32,7 @@ mod options;
 pub mod protocol;
 mod runtime;
 mod serving;
+mod sync;
 mod value;
 
 pub use error::{RRefError, ShutdownError};

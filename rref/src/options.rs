@@ -4,12 +4,15 @@ use std::time::Duration;
 
 use rpc_agent::RetryOptions;
 
+use crate::context::Timing;
+
 /// How references behave; all has a default.
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct RRefOptions {
     retries: RetryOptions,
     attempt_timeout: Duration,
+    timing: Timing,
 }
 
 impl RRefOptions {
@@ -25,6 +28,24 @@ impl RRefOptions {
     pub fn with_attempt_timeout(mut self, timeout: Duration) -> Self {
         self.attempt_timeout = timeout;
         self
+    }
+
+    /// How long a reference may be under way in a message, before its receiver is asked whether it has come:
+    /// what was lost is known then, and freed. Default 30 s.
+    pub fn with_probe_after(mut self, time: Duration) -> Self {
+        self.timing.probe_after = time;
+        self
+    }
+
+    /// How long a message whose retries are used up waits for a sign of life of its receiver before it is
+    /// tried all the same. Default 10 s.
+    pub fn with_resend_after(mut self, time: Duration) -> Self {
+        self.timing.resend_after = time;
+        self
+    }
+
+    pub(crate) const fn timing(&self) -> Timing {
+        self.timing
     }
 
     /// The retries of a message whose answer is waited for so long; `None`: as long as they go.
@@ -50,6 +71,7 @@ impl Default for RRefOptions {
                 .with_max_delay(Duration::from_secs(4))
                 .with_jitter(0.1),
             attempt_timeout: Duration::from_secs(10),
+            timing: Timing::default(),
         }
     }
 }

@@ -1,13 +1,12 @@
 //! The shell around the context: lock, step, unlock, do what the context asks for.
 //!
-//! Decides nothing about references. It has no thread: the context is stepped by whoever calls, by the
-//! agent's threads that bring messages and answers, and by one that comes for the handles that were
-//! dropped. What is due at some time is done with the next step, or while somebody waits for the end.
+//! Decides nothing about references. It has no thread: the context is stepped by whoever calls, and by the
+//! agent's threads: those that bring messages and answers, one that comes for the handles that were
+//! dropped, and one at the time for which the context asks.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -19,6 +18,7 @@ use rpc_agent::{
 };
 
 use crate::context::{Handle, RRefContext, UserStatus};
+use crate::drops::DropQueue;
 use crate::effect::{Control, Delivery, Effect, FetchError, RequestToken, UserError};
 use crate::error::RRefError;
 use crate::functions::Functions;
@@ -174,8 +174,10 @@ pub(crate) struct Inner {
     carried: HashMap<ForkId, Carried>,
     /// Requests that run, by their first fork: copies that come meanwhile get the same answer.
     pub(crate) serving: HashMap<ForkId, Vec<Reply>>,
-    /// Somebody waits for the end.
-    pub(crate) is_awaited: bool,
+    /// How many threads wait for the end.
+    pub(crate) awaiting: usize,
+    /// When a thread comes to do what is due, if one does.
+    comes_at: Option<Instant>,
 }
 
 /// What a step leads to, without the lock.
@@ -220,6 +222,16 @@ impl Inner {
             }
             None => Some(Err(UserError::ShutDown)),
         }
+    }
+
+    /// When a thread has to come that does not come already, if so: it counts as sent then.
+    fn comes_earlier(&mut self) -> Option<Instant> {
+        let next = self.context.next_tick()?;
+        let is_earlier = self.comes_at.is_none_or(|at| next < at);
+        if is_earlier {
+            self.comes_at = Some(next);
+        }
+        is_earlier.then_some(next)
     }
 
     fn take_todo(&mut self) -> Vec<Todo> {
@@ -285,17 +297,13 @@ pub(crate) struct Runtime {
     pub(crate) incarnation: u64,
     inner: Mutex<Inner>,
     pub(crate) changed: Condvar,
-    drops: Mutex<Vec<Handle>>,
-    /// A thread is on its way to the dropped handles.
-    is_coming: AtomicBool,
+    drops: DropQueue<Handle>,
     checks: Mutex<HashMap<WorkerId, RpcFuture<bool>>>,
-    /// By worker, of its process that was heard of last.
-    incarnations: Mutex<HashMap<WorkerId, u64>>,
 }
 
 impl Runtime {
     fn start(hub: &Arc<Hub>, agent: &AgentHandle) -> Arc<Self> {
-        let incarnation = fastrand::u64(1..);
+        let incarnation = agent.incarnation();
         let runtime = Arc::new(Self {
             hub: Arc::downgrade(hub),
             agent: agent.clone(),
@@ -303,19 +311,23 @@ impl Runtime {
             options: hub.options.clone(),
             incarnation,
             inner: Mutex::new(Inner {
-                context: RRefContext::new(agent.me().id, incarnation, Instant::now()),
+                context: RRefContext::new(
+                    agent.me().id,
+                    incarnation,
+                    hub.options.timing(),
+                    Instant::now(),
+                ),
                 requests: HashMap::new(),
                 next_token: 0,
                 waiters: HashMap::new(),
                 carried: HashMap::new(),
                 serving: HashMap::new(),
-                is_awaited: false,
+                awaiting: 0,
+                comes_at: None,
             }),
             changed: Condvar::new(),
-            drops: Mutex::default(),
-            is_coming: AtomicBool::new(false),
+            drops: DropQueue::new(),
             checks: Mutex::default(),
-            incarnations: Mutex::default(),
         });
         // The agent outlives its references: it does not keep them.
         let weak = Arc::downgrade(&runtime);
@@ -323,6 +335,20 @@ impl Runtime {
             if let Some(runtime) = weak.upgrade() {
                 // Whether the worker is gone, or the connection only, shows soon.
                 runtime.check_alive(worker.id).on_complete(|_| {});
+            }
+        });
+        let weak = Arc::downgrade(&runtime);
+        agent.on_peer_left(move |worker| {
+            if let Some(runtime) = weak.upgrade() {
+                let incarnation = runtime.agent.incarnation_of(worker.id);
+                runtime.lose(worker.id, incarnation);
+            }
+        });
+        let weak = Arc::downgrade(&runtime);
+        agent.on_end(move || {
+            if let Some(runtime) = weak.upgrade() {
+                runtime.collect(Mode::Here);
+                runtime.step(Mode::Here, |inner, now| inner.context.end(now));
             }
         });
         runtime
@@ -377,13 +403,31 @@ impl Runtime {
             inner.context.tick(now);
         }
         let todo = inner.take_todo();
-        let is_awaited = inner.is_awaited;
+        let is_awaited = inner.awaiting > 0;
+        let comes_at = inner.comes_earlier();
         drop(inner);
         if is_awaited {
             self.changed.notify_all();
         }
+        if let Some(at) = comes_at {
+            self.come_at(at);
+        }
         let created = self.perform(todo, mode);
         (result, created)
+    }
+
+    /// Has a thread come to do what is due.
+    fn come_at(self: &Arc<Self>, at: Instant) {
+        let runtime = Arc::downgrade(self);
+        self.agent.spawn_at(at, move || {
+            if let Some(runtime) = runtime.upgrade() {
+                runtime.step(Mode::Here, |inner, _| {
+                    if inner.comes_at == Some(at) {
+                        inner.comes_at = None;
+                    }
+                });
+            }
+        });
     }
 
     fn perform(self: &Arc<Self>, todo: Vec<Todo>, mode: Mode) -> Option<RpcFuture<()>> {
@@ -438,35 +482,22 @@ impl Runtime {
     /// Notes that the last clone of a handle was dropped. Sends nothing, and does not take the context's
     /// lock: it can be held further up on this thread's stack.
     pub(crate) fn let_go(self: &Arc<Self>, handle: Handle) {
-        let mut drops = self.drops.lock().unwrap_or_else(PoisonError::into_inner);
-        drops.push(handle);
-        drop(drops);
-        if !self.is_coming.swap(true, Ordering::SeqCst) {
-            self.spawn(Box::new(|runtime| runtime.collect()));
+        if self.drops.push(handle) {
+            self.spawn(Box::new(|runtime| runtime.collect(Mode::Here)));
         }
     }
 
     /// Gives the dropped handles back to the context.
-    pub(crate) fn collect(self: &Arc<Self>) {
-        // Before the look: whoever drops after it has another thread come.
-        self.is_coming.store(false, Ordering::SeqCst);
-        let dropped = {
-            let mut drops = self.drops.lock().unwrap_or_else(PoisonError::into_inner);
-            std::mem::take(&mut *drops)
-        };
-        if dropped.is_empty() {
-            return;
-        }
-        self.step(Mode::Here, |inner, now| {
-            for handle in dropped {
-                inner.context.drop_handle(now, handle);
-            }
-        });
+    pub(crate) fn collect(self: &Arc<Self>, mode: Mode) {
+        self.step(mode, |inner, now| self.give_back(inner, now));
     }
 
-    pub(crate) fn has_drops(&self) -> bool {
-        let drops = self.drops.lock().unwrap_or_else(PoisonError::into_inner);
-        !drops.is_empty()
+    /// [`Runtime::collect`], in the midst of a step. They are taken under the context's lock, so that who
+    /// looks at the context next sees all of them given back.
+    pub(crate) fn give_back(&self, inner: &mut Inner, now: Instant) {
+        for handle in self.drops.take() {
+            inner.context.drop_handle(now, handle);
+        }
     }
 
     /// Sends a message of the context's until it is answered, and tells the context how that ended.
@@ -501,9 +532,6 @@ impl Runtime {
         carried: Option<Carried>,
     ) {
         let delivery = delivery_of(answer);
-        if let Delivery::Answered { incarnation, .. } = &delivery {
-            self.heard_of(to, *incarnation);
-        }
         let outcome = match &delivery {
             Delivery::Answered { .. } => Outcome::Executed,
             // Refused as a whole, before anything of it was unpacked.
@@ -523,14 +551,6 @@ impl Runtime {
         }
     }
 
-    pub(crate) fn heard_of(&self, worker: WorkerId, incarnation: u64) {
-        let mut known = self
-            .incarnations
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        known.insert(worker, incarnation);
-    }
-
     /// Finds out whether a worker's process has ended; if so the context is told before this completes.
     /// One that cannot be reached any more for as long as the agent dials counts as ended.
     pub(crate) fn check_alive(self: &Arc<Self>, worker: WorkerId) -> RpcFuture<bool> {
@@ -542,20 +562,14 @@ impl Runtime {
             }
             checks.insert(worker, found.clone());
         }
-        let known = {
-            let known = self
-                .incarnations
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
-            known.get(&worker).copied()
-        };
+        let asked = self.agent.incarnation_of(worker);
         let soon = CallOptions::default().with_timeout(ALIVE_TIMEOUT);
         let runtime = Arc::clone(self);
         let check = self
             .agent
             .call_bytes_async(worker, ALIVE, Bytes::new(), soon)
-            .then_async(move |answer| match verdict(&answer, known) {
-                Some(is_lost) => RpcFuture::ready(Ok(is_lost)),
+            .then_async(move |answer| match verdict(&answer) {
+                Some(verdict) => RpcFuture::ready(Ok(verdict)),
                 None => {
                     let retries = RetryOptions::default()
                         .with_max_retries(5)
@@ -564,18 +578,17 @@ impl Runtime {
                     runtime
                         .agent
                         .call_bytes_with_retries(worker, ALIVE, Bytes::new(), &retries)
-                        .then(move |answer| Ok(verdict(&answer, known).unwrap_or(false)))
+                        .then(move |answer| Ok(verdict(&answer).unwrap_or(Verdict::Unclear)))
                 }
             });
         let runtime = Arc::clone(self);
-        check.on_complete(move |is_lost| {
-            let is_lost = matches!(is_lost, Ok(true));
-            if is_lost {
-                log::warn!("{}: worker {worker} was lost", runtime.agent.me());
-                runtime.step(Mode::Elsewhere, |inner, now| {
-                    inner.context.peer_lost(now, worker);
-                });
-            }
+        check.on_complete(move |verdict| {
+            let is_lost = match verdict {
+                Ok(Verdict::Alive { incarnation }) => runtime.is_other(worker, *incarnation),
+                // It may have been replaced while it was asked: then its successor lives.
+                Ok(Verdict::Dead) => runtime.lose(worker, asked),
+                Ok(Verdict::Unclear) | Err(_) => false,
+            };
             let mut checks = runtime
                 .checks
                 .lock()
@@ -585,6 +598,35 @@ impl Runtime {
             promise.complete(Ok(is_lost));
         });
         found
+    }
+
+    /// A process of a worker lives: whether it is another one than was known, which has ended then.
+    fn is_other(self: &Arc<Self>, worker: WorkerId, incarnation: u64) -> bool {
+        self.step(Mode::Elsewhere, |inner, now| {
+            let known = inner.context.incarnation_of(worker);
+            inner.context.hear(now, worker, incarnation);
+            known.is_some_and(|known| known != incarnation)
+        })
+    }
+
+    /// A worker's process has ended, unless the agent is connected to a later one by now. Whether it has.
+    fn lose(self: &Arc<Self>, worker: WorkerId, incarnation: Option<u64>) -> bool {
+        let present = self.agent.incarnation_of(worker);
+        if present != incarnation {
+            if let Some(present) = present {
+                self.is_other(worker, present);
+            }
+            return true;
+        }
+        let had_part = self.step(Mode::Elsewhere, |inner, now| {
+            let had_part = inner.context.has_part(worker);
+            inner.context.peer_lost(now, worker, incarnation);
+            had_part
+        });
+        if had_part {
+            log::warn!("{}: worker {worker} was lost", self.agent.me());
+        }
+        true
     }
 
     pub(crate) fn status(&self, fork: ForkId) -> Option<UserStatus> {
@@ -620,7 +662,11 @@ impl Runtime {
             return;
         }
         match outcome {
-            Outcome::Executed => {}
+            Outcome::Executed => self.step(Mode::Elsewhere, |inner, _| {
+                for fork in forks {
+                    inner.context.fork_has_arrived(fork);
+                }
+            }),
             Outcome::NotExecuted => self.undo_forks(forks),
             Outcome::Unknown => self.step(Mode::Elsewhere, |inner, now| {
                 for fork in forks {
@@ -711,11 +757,6 @@ fn delivery_of(answer: &Result<Bytes, RpcError>) -> Delivery {
     };
     let text: Arc<str> = error.to_string().into();
     match error {
-        RpcError::RetriesExhausted { attempts, last, .. }
-            if *attempts > 1 || last.outcome() != Outcome::NotExecuted =>
-        {
-            Delivery::Unknown(text)
-        }
         RpcError::Remote { message, .. } => Delivery::Refused(Arc::clone(message)),
         RpcError::NoSuchFunction { .. } => Delivery::Refused(text),
         error if error.outcome() == Outcome::NotExecuted => Delivery::NotDelivered(text),
@@ -733,24 +774,30 @@ pub(crate) fn is_about_the_way(error: &RpcError) -> bool {
     }
 }
 
-/// Whether a worker is gone that was asked; `None` if that does not show.
-fn verdict(answer: &Result<Bytes, RpcError>, known: Option<u64>) -> Option<bool> {
+/// What the answer to [`ALIVE`] means.
+#[derive(Debug, Clone, Copy)]
+enum Verdict {
+    Alive { incarnation: u64 },
+    Dead,
+    Unclear,
+}
+
+/// Whether a worker is gone that was asked; `None` if asking again may tell.
+fn verdict(answer: &Result<Bytes, RpcError>) -> Option<Verdict> {
     match answer {
-        Ok(bytes) => {
-            // Another process may have taken its place.
-            let is_other = known
-                .is_some_and(|known| bytes.len() == 8 && LittleEndian::read_u64(bytes) != known);
-            Some(is_other)
-        }
-        Err(RpcError::RetriesExhausted { last, .. }) => verdict(&Err((**last).clone()), known),
+        Ok(bytes) if bytes.len() == 8 => Some(Verdict::Alive {
+            incarnation: LittleEndian::read_u64(bytes),
+        }),
+        Err(RpcError::RetriesExhausted { last, .. }) => verdict(&Err((**last).clone())),
         Err(RpcError::NotSent {
             cause: NotSent::Connect(_),
             ..
         })
-        | Err(RpcError::NoSuchWorker { .. }) => Some(true),
-        Err(
+        | Err(RpcError::NoSuchWorker { .. }) => Some(Verdict::Dead),
+        Ok(_)
+        | Err(
             RpcError::NoSuchFunction { .. } | RpcError::Remote { .. } | RpcError::Shutdown { .. },
-        ) => Some(false),
+        ) => Some(Verdict::Unclear),
         Err(_) => None,
     }
 }

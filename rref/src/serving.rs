@@ -98,7 +98,6 @@ fn control(runtime: &Arc<Runtime>, asked: Asked) {
 
 fn pass_on(runtime: &Arc<Runtime>, asked: Asked, incarnation: u64, message: Message) {
     let from = asked.from.id;
-    runtime.heard_of(from, incarnation);
     runtime.step(Mode::Here, |inner, now| {
         let token = inner.open(Request::Answer(asked.reply));
         let deadline = asked.deadline.instant();

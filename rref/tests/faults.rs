@@ -11,7 +11,7 @@ use fastrand::Rng;
 use rpc_agent::{CallOptions, FaultPlan};
 use rref::{RRef, RRefError};
 
-use common::{PATIENCE, Worker, group_with, seed, shut_down, until_empty};
+use common::{PATIENCE, Worker, group_of, group_with, quick, seed, shut_down, until_empty};
 
 /// How long the program waits for what may have been lost.
 const SHORT: Duration = Duration::from_millis(400);
@@ -43,7 +43,9 @@ fn run_program(worker: &Worker, workers: u32, rounds: u32, mut rng: Rng) {
             }
             (3, Some(place)) => {
                 let (rref, number) = &held[place];
-                let read = worker.rrefs.call_with(to.as_str(), "read", rref, options);
+                let read = worker
+                    .rrefs
+                    .call_with(to.as_str(), "read soon", rref, options);
                 check(read, *number);
             }
             (4, Some(place)) => {
@@ -57,7 +59,9 @@ fn run_program(worker: &Worker, workers: u32, rounds: u32, mut rng: Rng) {
             (5, Some(place)) => {
                 // Sent, and dropped at once: the receiver has it all the same.
                 let (rref, number) = held.swap_remove(place);
-                let read = worker.rrefs.call_async(to.as_str(), "read", &rref, options);
+                let read = worker
+                    .rrefs
+                    .call_async(to.as_str(), "read soon", &rref, options);
                 drop(rref);
                 if let Ok(read) = read {
                     check(read.wait(), number);
@@ -72,10 +76,21 @@ fn run_group(seed: u64, workers: u32, rounds: u32, faults: impl Fn(FaultPlan) ->
     let plans: Vec<_> = (0..workers)
         .map(|rank| faults(FaultPlan::new(seed + u64::from(rank))))
         .collect();
-    let group = group_with(
+    // What is lost shows soon: whether a message comes later than that makes no difference to the test.
+    let options = quick().with_probe_after(Duration::from_millis(300));
+    let group = group_of(
         workers,
+        &options,
         |rank, options| options.with_faults(plans[rank as usize].clone()),
-        |_, _| {},
+        |_, functions| {
+            // As "read", but what it asks for may be lost, too.
+            functions
+                .register("read soon", |_, number: RRef<i64>| {
+                    assert!(number.confirmed(), "a function runs when it is confirmed");
+                    Ok(number.to_here(SHORT)?)
+                })
+                .unwrap();
+        },
     );
     thread::scope(|scope| {
         for (rank, worker) in (0..).zip(&group) {
@@ -98,7 +113,6 @@ fn nothing_is_freed_early_or_kept_while_messages_are_late() {
 }
 
 #[test]
-#[ignore = "a reference in a message that is lost or doubled is settled by a probe, which a quiet worker does not send"]
 fn nothing_is_freed_early_or_kept_while_messages_are_doubled() {
     let late = Duration::from_millis(10);
     run_group(seed(), 3, 150, |plan| {
@@ -110,7 +124,6 @@ fn nothing_is_freed_early_or_kept_while_messages_are_doubled() {
 }
 
 #[test]
-#[ignore = "a reference in a message that is lost or doubled is settled by a probe, which a quiet worker does not send"]
 fn nothing_is_freed_early_or_kept_while_messages_are_lost() {
     run_group(seed(), 3, 100, |plan| {
         plan.lose(0.05).unwrap().duplicate(0.05).unwrap()

@@ -229,7 +229,9 @@ impl Shared {
             );
         }
         self.fail_lost(peer, calls, error);
-        if !is_farewell {
+        if is_farewell {
+            self.tell_peer_left(peer);
+        } else {
             self.tell_peer_lost(peer, &text);
         }
     }

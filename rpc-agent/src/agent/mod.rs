@@ -38,7 +38,7 @@ use crate::registry::{HandlerError, Registry};
 use crate::retry::{RetryOptions, RetryThread};
 use crate::termination::{self, Termination, TerminationError};
 use crate::wire::Frame;
-use crate::worker::{Destination, WorkerError, WorkerInfo};
+use crate::worker::{Destination, WorkerError, WorkerId, WorkerInfo};
 
 /// So many unsent bytes of a connection are with the system at most: what is handed to it cannot be
 /// overtaken any more.
@@ -327,13 +327,64 @@ impl AgentHandle {
         callbacks.push(Arc::new(callback));
     }
 
+    /// Has a callback run, on a thread of the agent, each time that a worker ends its connection with a
+    /// farewell: its agent has ended in order, or has left the group.
+    pub fn on_peer_left(&self, callback: impl Fn(&WorkerInfo) + Send + Sync + 'static) {
+        let mut callbacks = self
+            .shared
+            .peer_left
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        callbacks.push(Arc::new(callback));
+    }
+
+    /// Has a callback run when the agent has ended, on the thread that has ended it: all calls have failed
+    /// by then, and no thread of the agent runs any more. If it has ended already, the callback is dropped.
+    pub fn on_end(&self, callback: impl FnOnce() + Send + 'static) {
+        let mut callbacks = self
+            .shared
+            .ended
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        // Under the lock: who ends the agent takes the callbacks after that.
+        if self.shared.stage.load(Ordering::SeqCst) != STOPPED {
+            callbacks.push(Box::new(callback));
+        }
+    }
+
     /// Has a job run soon, once, on a thread of the agent, as a callback of a future does; after the agent's
-    /// end at once, on this thread. Does not block. The joint end waits for it. A panic is logged.
+    /// end it is dropped, on this thread. Does not block. The joint end waits for it. A panic is logged.
     ///
     /// For what must not happen where it is found out, as in a destructor.
     pub fn spawn(&self, job: impl FnOnce() + Send + 'static) {
         self.shared
-            .call_back(Box::new(move || contained("a job", job)));
+            .run_soon(Box::new(move || contained("a job", job)));
+    }
+
+    /// [`AgentHandle::spawn`] at a later time, or soon if that has passed. The joint end does not wait for
+    /// what is not due yet; the agent's end drops it.
+    pub fn spawn_at(&self, at: Instant, job: impl FnOnce() + Send + 'static) {
+        self.shared
+            .run_at(at, Box::new(move || contained("a job", job)));
+    }
+
+    /// The number that this worker's process has drawn for the agent, so that its messages are told from
+    /// those of another process with the same name and id. Never 0.
+    #[must_use]
+    pub fn incarnation(&self) -> u64 {
+        self.shared.incarnation
+    }
+
+    /// The incarnation of a worker's process, as it was when a connection to it was made last; `None`
+    /// before the first one.
+    #[must_use]
+    pub fn incarnation_of(&self, worker: WorkerId) -> Option<u64> {
+        if worker == self.shared.me.id {
+            return Some(self.shared.incarnation);
+        }
+        let peer = self.shared.peer_by_id(worker.get())?;
+        let state = peer.lock();
+        state.pair.as_ref()?.peer_incarnation()
     }
 
     /// What has happened so far, in numbers.
@@ -529,6 +580,10 @@ impl Shared {
         self.end_connections();
         for later in self.later.stop() {
             self.drop_later(later);
+        }
+        let ended = std::mem::take(&mut *self.ended.lock().unwrap_or_else(PoisonError::into_inner));
+        for callback in ended {
+            contained("a callback about the agent's end", callback);
         }
     }
 

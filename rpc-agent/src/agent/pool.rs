@@ -221,10 +221,19 @@ impl<W: Work> Pool<W> {
     where
         W: AsRef<Self>,
     {
+        if let Err(callback) = self.queue_callback(work, callback) {
+            callback();
+        }
+    }
+
+    /// [`Pool::call_back`], but after [`Pool::stop`] the callback comes back.
+    pub(crate) fn queue_callback(&self, work: &Arc<W>, callback: Callback) -> Result<(), Callback>
+    where
+        W: AsRef<Self>,
+    {
         let mut state = self.lock();
         if state.stopped {
-            drop(state);
-            return callback();
+            return Err(callback);
         }
         // Those that come together are given one time: a clock is not free.
         let now = state
@@ -233,6 +242,7 @@ impl<W: Work> Pool<W> {
             .map_or_else(Instant::now, |(at, _)| *at);
         state.callbacks.push_back((now, callback));
         self.call_for_help(work, state, 1);
+        Ok(())
     }
 
     /// Takes requests that did not come out of [`Work::poll`]; drops them once the end has begun.

@@ -1,4 +1,4 @@
-//! Calls with retries: attempts, and what happens between them.
+//! What happens at a later time: the next attempt of a call with retries, and jobs of the program.
 //!
 //! When the next attempt is due is [`crate::retry`]'s decision.
 
@@ -10,12 +10,12 @@ use bytes::Bytes;
 use super::peer::{Peer, ServedCall};
 use super::shared::Shared;
 use crate::error::{Outcome, RpcError};
-use crate::future::{FutureMessage, Hint, Promise, RpcFuture};
+use crate::future::{FutureMessage, Hint, Job, Promise, RpcFuture};
 use crate::in_flight::CallId;
 use crate::retry::{RetryOptions, RetryPolicy, Verdict};
 use crate::worker::Destination;
 
-/// What is to be sent at a later time.
+/// What is to be done at a later time.
 pub(crate) enum Later {
     /// The next attempt of a call.
     Retry(Box<Retried>),
@@ -30,6 +30,8 @@ pub(crate) enum Later {
     },
     /// An answer that a test's fault holds up.
     Answer { call: ServedCall, payload: Bytes },
+    /// Something of the program's, which runs on a thread of the pool.
+    Job(Job),
 }
 
 /// A call with retries that is under way.
@@ -132,6 +134,12 @@ impl Shared {
         self.end_retried(call, Err(error));
     }
 
+    /// Has a job run at `at`, unless the agent has ended by then.
+    pub(crate) fn run_at(&self, at: Instant, job: Job) {
+        // What comes back is dropped, without a lock.
+        let _ = self.later.schedule(at, Later::Job(job));
+    }
+
     /// Sends what is due. On the retry thread.
     pub(crate) fn send_later(self: &Arc<Self>, later: Later) {
         match later {
@@ -152,6 +160,7 @@ impl Shared {
                 }
             }
             Later::Answer { call, payload } => self.send_answer(&call, payload),
+            Later::Job(job) => self.run_soon(job),
         }
     }
 
@@ -160,7 +169,7 @@ impl Shared {
         match later {
             Later::Retry(call) => self.give_up_at_end(*call),
             // The call fails with all others of its peer.
-            Later::Request { .. } | Later::Answer { .. } => {}
+            Later::Request { .. } | Later::Answer { .. } | Later::Job(_) => {}
         }
     }
 }

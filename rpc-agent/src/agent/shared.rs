@@ -23,7 +23,7 @@ use super::retries::Later;
 use crate::directory::Directory;
 use crate::error::{CallSite, NotSent, Outcome, RpcError};
 use crate::fault::{Fault, Leg};
-use crate::future::{Executor, FutureMessage, Hint, RpcFuture, contained};
+use crate::future::{Executor, FutureMessage, Hint, Job, RpcFuture, contained};
 use crate::in_flight::Completed;
 use crate::incoming::IncomingLimits;
 use crate::metrics::Metrics;
@@ -81,10 +81,14 @@ pub(crate) struct Shared {
     /// Requests of all peers that no thread has taken yet.
     pub(crate) requests_queued: AtomicUsize,
     pub(crate) peer_lost: Mutex<Vec<PeerLostCallback>>,
+    pub(crate) peer_left: Mutex<Vec<PeerLeftCallback>>,
+    pub(crate) ended: Mutex<Vec<Job>>,
     executor: Arc<dyn Executor>,
 }
 
 pub(crate) type PeerLostCallback = Arc<dyn Fn(&WorkerInfo, &str) + Send + Sync>;
+
+pub(crate) type PeerLeftCallback = Arc<dyn Fn(&WorkerInfo) + Send + Sync>;
 
 impl AsRef<Pool<Self>> for Shared {
     fn as_ref(&self) -> &Pool<Self> {
@@ -139,6 +143,8 @@ impl Shared {
             epoch: now,
             requests_queued: AtomicUsize::new(0),
             peer_lost: Mutex::default(),
+            peer_left: Mutex::default(),
+            ended: Mutex::default(),
             executor,
             me,
             incarnation,
@@ -670,6 +676,37 @@ impl Shared {
             shared.activity.end();
         };
         self.pool.call_back(self, Box::new(counted));
+    }
+
+    /// Has a job run on a thread of the pool; after the agent's end it is dropped.
+    pub(crate) fn run_soon(self: &Arc<Self>, job: Callback) {
+        self.activity.begin();
+        let shared = Arc::clone(self);
+        let counted = move || {
+            job();
+            shared.activity.end();
+        };
+        if let Err(counted) = self.pool.queue_callback(self, Box::new(counted)) {
+            drop(counted);
+            self.activity.end();
+        }
+    }
+
+    /// Tells who wants to know that a worker has left in order.
+    pub(crate) fn tell_peer_left(self: &Arc<Self>, peer: &Arc<Peer>) {
+        let callbacks = self
+            .peer_left
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
+        for callback in callbacks {
+            let info = peer.info.clone();
+            self.call_back(Box::new(move || {
+                contained("a callback about a worker that has left", || {
+                    callback(&info);
+                });
+            }));
+        }
     }
 
     /// Tells who wants to know that a worker's connection ended without a farewell.

@@ -1,5 +1,6 @@
 //! What holds between any two events, as far as one worker can know it.
 
+use super::owner::Arrival;
 use super::user::{Failure, State};
 use super::{Phase, RRefContext, Value};
 use crate::effect::Control;
@@ -14,6 +15,7 @@ impl<V: Clone> RRefContext<V> {
         self.check_owned()?;
         self.check_users()?;
         self.check_children()?;
+        self.check_arrivals()?;
         self.check_outbox()
     }
 
@@ -48,7 +50,7 @@ impl<V: Clone> RRefContext<V> {
                 return Err(format!("nobody waits for a value that is there: {rref}"));
             }
             for token in &owned.waiters {
-                if self.waiting.get(token).map(|(of, _)| of) != Some(rref) {
+                if self.waiting.get(token).map(|waiting| waiting.rref) != Some(*rref) {
                     return Err(format!("each waiter is listed: {token} for {rref} is not"));
                 }
             }
@@ -128,8 +130,44 @@ impl<V: Clone> RRefContext<V> {
         Ok(())
     }
 
+    fn check_arrivals(&self) -> Result<(), String> {
+        let of_users = self.children.iter().filter_map(|(&fork, child)| {
+            let parent = self.users.get(&child.parent)?;
+            Some((parent.rref, fork, child.arrival))
+        });
+        let of_owned = self.owned.iter().flat_map(|(&rref, owned)| {
+            let forks = owned.forks.iter();
+            forks.map(move |(&fork, holder)| (rref, fork, holder.arrival))
+        });
+        let mut under_way = 0;
+        for (rref, fork, arrival) in of_users.chain(of_owned) {
+            if let Arrival::UnderWay { since } = arrival {
+                under_way += 1;
+                if !self.under_way.contains(&(since, rref, fork)) {
+                    return Err(format!("what is under way will be asked for: {fork}"));
+                }
+            }
+            let is_asked = self.outbox.contains(Control::Probe(fork));
+            if is_asked != (arrival == Arrival::Asked) {
+                return Err(format!("what is asked for is noted: {fork}"));
+            }
+        }
+        if under_way != self.under_way.len() {
+            let listed = self.under_way.len();
+            return Err(format!("{under_way} forks are under way, not {listed}"));
+        }
+        Ok(())
+    }
+
     fn check_outbox(&self) -> Result<(), String> {
         let outbox = &self.outbox;
+        let probes = outbox.sendings.keys().filter(|&&control| {
+            matches!(control, Control::Probe(_)) && !outbox.is_stalled(control)
+        });
+        let probes = probes.count();
+        if probes != outbox.probes {
+            return Err(format!("{probes} probes are sent, not {}", outbox.probes));
+        }
         for (control, sending) in &outbox.sendings {
             if sending.to == self.me {
                 return Err(format!("no message goes to its sender: {control:?}"));
@@ -147,7 +185,8 @@ impl<V: Clone> RRefContext<V> {
             }
         }
         for (to, stalled) in &outbox.stalled {
-            if stalled.is_empty() || stalled.iter().any(|control| !outbox.contains(*control)) {
+            let controls = &stalled.controls;
+            if controls.is_empty() || controls.iter().any(|control| !outbox.contains(*control)) {
                 return Err(format!("what has stalled is to be sent: to {to}"));
             }
         }

@@ -50,7 +50,7 @@ use crate::effect::{
 use crate::id::{ForkId, Mint, RRefId};
 use crate::protocol::{Answer, ForkData, Message, TYPE_NAME_BYTES_MAX, cut};
 use outbox::Outbox;
-use owner::{Arrival, Creation, Holder, Owned, UNMADE_MAX, Value, WAITING_MAX};
+use owner::{Arrival, Creation, Holder, Owned, UNMADE_MAX, Value, WAITING_MAX, Waiting};
 use peers::Peer;
 pub use snapshot::{
     ChildRow, ControlRow, ForkRow, Missing, OwnedRow, Snapshot, TableSizes, UserRow,
@@ -58,11 +58,31 @@ pub use snapshot::{
 use tombstones::Tombstones;
 use user::{Child, State, User};
 
-/// How long a child may be under way before it is asked for.
-pub const PROBE_AFTER: Duration = Duration::from_secs(30);
+/// How many probes are under way at a time, those that have stalled not counted.
+const PROBES_MAX: usize = 1024;
 
-/// How often [`RRefContext::tick`] has something to look for.
-const TICK: Duration = Duration::from_secs(5);
+/// The most messages without an answer: no more references are received then.
+const SENDINGS_MAX: usize = 1 << 20;
+
+/// How long the context waits for others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Timing {
+    /// For so long a reference may be under way before its receiver is asked whether it has come. Default
+    /// 30 s.
+    pub probe_after: Duration,
+    /// For so long a message whose retries are used up waits for a sign of life before it is tried all the
+    /// same. Default 10 s.
+    pub resend_after: Duration,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Self {
+            probe_after: Duration::from_secs(30),
+            resend_after: Duration::from_secs(10),
+        }
+    }
+}
 
 /// What a program holds: all clones of an `RRef` together hold one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -108,30 +128,33 @@ enum Phase {
 pub struct RRefContext<V> {
     me: WorkerId,
     incarnation: u64,
+    timing: Timing,
     mint: Mint,
     phase: Phase,
     owned: BTreeMap<RRefId, Owned<V>>,
     /// How many of `owned` are unmade.
     unmade: usize,
-    /// Requests for values that are not there, and their deadlines.
-    waiting: BTreeMap<RequestToken, (RRefId, Option<Instant>)>,
+    /// Requests for values that are not there.
+    waiting: BTreeMap<RequestToken, Waiting>,
     deadlines: BTreeSet<(Instant, RequestToken)>,
     users: BTreeMap<ForkId, User>,
     children: BTreeMap<ForkId, Child>,
+    /// The forks whose [`Arrival`] is `UnderWay`, by its time.
+    under_way: BTreeSet<(Instant, RRefId, ForkId)>,
     outbox: Outbox,
     peers: BTreeMap<WorkerId, Peer>,
     gone: Tombstones,
-    ticked: Instant,
     effects: Vec<Effect<V>>,
 }
 
 impl<V: Clone> RRefContext<V> {
     /// Without any reference. `incarnation` is drawn anew by each process, and not 0.
     #[must_use]
-    pub fn new(me: WorkerId, incarnation: u64, now: Instant) -> Self {
+    pub fn new(me: WorkerId, incarnation: u64, timing: Timing, now: Instant) -> Self {
         Self {
             me,
             incarnation,
+            timing,
             mint: Mint::new(me, incarnation),
             phase: Phase::Running,
             owned: BTreeMap::new(),
@@ -140,10 +163,10 @@ impl<V: Clone> RRefContext<V> {
             deadlines: BTreeSet::new(),
             users: BTreeMap::new(),
             children: BTreeMap::new(),
+            under_way: BTreeSet::new(),
             outbox: Outbox::default(),
             peers: BTreeMap::new(),
             gone: Tombstones::new(now),
-            ticked: now,
             effects: Vec::new(),
         }
     }
@@ -332,7 +355,7 @@ impl<V: Clone> RRefContext<V> {
                 let child = Child {
                     parent,
                     to,
-                    is_sent: false,
+                    arrival: Arrival::Encoding,
                     since: now,
                 };
                 self.children.insert(fork, child);
@@ -353,14 +376,16 @@ impl<V: Clone> RRefContext<V> {
 
     /// The message with this fork goes to the transport.
     pub fn commit_fork(&mut self, now: Instant, data: &ForkData) {
-        if let Some(child) = self.children.get_mut(&data.fork) {
-            child.is_sent = true;
-            child.since = now;
-        } else if let Some(holder) = self.holder(data.rref, data.fork)
-            && holder.arrival == Arrival::Encoding
-        {
-            holder.arrival = Arrival::UnderWay;
-            holder.since = now;
+        if self.arrival(data.rref, data.fork) == Some(Arrival::Encoding) {
+            self.set_arrival(data.rref, data.fork, Arrival::UnderWay { since: now });
+        }
+    }
+
+    /// The message with this fork was answered by its receiver, which has taken the references in it. What
+    /// the owner has sent need not be asked for then; a child's registration is still to come.
+    pub fn fork_has_arrived(&mut self, data: &ForkData) {
+        if self.holder(data.rref, data.fork).is_some() {
+            self.set_arrival(data.rref, data.fork, Arrival::Arrived);
         }
     }
 
@@ -411,6 +436,9 @@ impl<V: Clone> RRefContext<V> {
         if self.is_lost(owner, owner_incarnation) {
             return Err(ReceiveError::OwnerLost(owner));
         }
+        if self.outbox.sendings.len() >= SENDINGS_MAX {
+            return Err(ReceiveError::TooManyMessages { max: SENDINGS_MAX });
+        }
         let is_confirmed = parent == owner;
         let user = User {
             rref,
@@ -460,8 +488,7 @@ impl<V: Clone> RRefContext<V> {
         }
         owned.handles += 1;
         if data.parent == me {
-            owned.forks.remove(&data.fork);
-            self.outbox.remove(Control::Probe(data.fork));
+            self.remove_holder(rref, data.fork);
         } else {
             // The fork is no user, and is never among the known ones: it has kept its parent alive.
             self.send_child_accept(now, data.parent, data.fork);
@@ -488,7 +515,7 @@ impl<V: Clone> RRefContext<V> {
         let answer = match message {
             Message::Fetch { rref } | Message::Call { rref, .. } => {
                 if is_heard {
-                    self.fetch(now, token, rref, deadline);
+                    self.fetch_for(now, token, from, rref, deadline);
                 } else {
                     let result = Err(FetchError::GivenUp(from));
                     self.effects.push(Effect::AnswerFetch { token, result });
@@ -576,6 +603,17 @@ impl<V: Clone> RRefContext<V> {
         rref: RRefId,
         deadline: Option<Instant>,
     ) {
+        self.fetch_for(now, token, self.me, rref, deadline);
+    }
+
+    fn fetch_for(
+        &mut self,
+        now: Instant,
+        token: RequestToken,
+        from: WorkerId,
+        rref: RRefId,
+        deadline: Option<Instant>,
+    ) {
         let error = if self.gone.contains(rref.0) || self.phase == Phase::Sweeping {
             FetchError::Deleted(rref)
         } else if let Some(result) = self.try_value(rref) {
@@ -594,7 +632,12 @@ impl<V: Clone> RRefContext<V> {
                 return;
             }
             owned.waiters.push(token);
-            self.waiting.insert(token, (rref, deadline));
+            let waiting = Waiting {
+                rref,
+                from,
+                deadline,
+            };
+            self.waiting.insert(token, waiting);
             self.deadlines
                 .extend(deadline.map(|deadline| (deadline, token)));
             return;
@@ -665,16 +708,13 @@ impl<V: Clone> RRefContext<V> {
 
     fn probe_answered(&mut self, now: Instant, rref: RRefId, fork: ForkId, answer: &Answer) {
         match answer {
-            Answer::Received => {
-                if let Some(child) = self.children.get_mut(&fork) {
-                    // It will ask the owner, and then release its parent.
-                    child.since = now;
-                } else if let Some(holder) = self.holder(rref, fork) {
-                    holder.arrival = Arrival::Arrived;
-                }
+            // It will ask the owner, and then release its parent.
+            Answer::Received if self.children.contains_key(&fork) => {
+                self.set_arrival(rref, fork, Arrival::UnderWay { since: now });
             }
+            Answer::Received => self.set_arrival(rref, fork, Arrival::Arrived),
             Answer::NotReceived => self.fork_is_not_there(now, rref, fork),
-            _ => {}
+            _ => self.set_arrival(rref, fork, Arrival::UnderWay { since: now }),
         }
     }
 
@@ -683,7 +723,6 @@ impl<V: Clone> RRefContext<V> {
         if self.children.contains_key(&fork) {
             self.release_child(now, fork);
         } else if self.holder(rref, fork).is_some() {
-            self.outbox.remove(Control::Probe(fork));
             self.user_deleted(now, rref, fork);
         }
     }
@@ -701,13 +740,14 @@ impl<V: Clone> RRefContext<V> {
         match to {
             // A message to this worker itself: it is decoded here, or never.
             Some(to) if to != self.me => {
+                self.set_arrival(rref, fork, Arrival::Asked);
                 self.send(now, to, control, Message::Probe { rref, fork });
             }
             Some(_) if !self.users.contains_key(&fork) => {
                 self.gone.insert(now, fork.0);
                 self.fork_is_not_there(now, rref, fork);
             }
-            _ => {}
+            _ => self.set_arrival(rref, fork, Arrival::UnderWay { since: now }),
         }
     }
 
@@ -728,6 +768,50 @@ impl<V: Clone> RRefContext<V> {
 
     fn holder(&mut self, rref: RRefId, fork: ForkId) -> Option<&mut Holder> {
         self.owned.get_mut(&rref)?.forks.get_mut(&fork)
+    }
+
+    /// A user of a value here is gone.
+    fn remove_holder(&mut self, rref: RRefId, fork: ForkId) {
+        if let Some(owned) = self.owned.get_mut(&rref)
+            && let Some(holder) = owned.forks.remove(&fork)
+        {
+            self.forget_arrival(holder.arrival, rref, fork);
+        }
+    }
+
+    fn arrival(&mut self, rref: RRefId, fork: ForkId) -> Option<Arrival> {
+        match self.children.get(&fork) {
+            Some(child) => Some(child.arrival),
+            None => self.holder(rref, fork).map(|holder| holder.arrival),
+        }
+    }
+
+    /// Notes whether a child, or a user of a value here, has arrived.
+    fn set_arrival(&mut self, rref: RRefId, fork: ForkId, arrival: Arrival) {
+        let place = match self.children.get_mut(&fork) {
+            Some(child) => Some(&mut child.arrival),
+            None => self.holder(rref, fork).map(|holder| &mut holder.arrival),
+        };
+        let Some(before) = place.map(|place| std::mem::replace(place, arrival)) else {
+            return;
+        };
+        self.forget_arrival(before, rref, fork);
+        if let Arrival::UnderWay { since } = arrival {
+            self.under_way.insert((since, rref, fork));
+        }
+    }
+
+    /// What was to be done about a fork that had not arrived is not to be done any more.
+    fn forget_arrival(&mut self, arrival: Arrival, rref: RRefId, fork: ForkId) {
+        match arrival {
+            Arrival::UnderWay { since } => {
+                self.under_way.remove(&(since, rref, fork));
+            }
+            Arrival::Asked => {
+                self.outbox.remove(Control::Probe(fork));
+            }
+            Arrival::Encoding | Arrival::Arrived => {}
+        }
     }
 
     /// The last clone of an `RRef` is gone. A handle that the end of the references has taken may be given
@@ -755,56 +839,40 @@ impl<V: Clone> RRefContext<V> {
         while let Some(&(deadline, token)) = self.deadlines.first()
             && deadline <= now
         {
-            let Some(&(rref, _)) = self.waiting.get(&token) else {
+            let Some(rref) = self.waiting.get(&token).map(|waiting| waiting.rref) else {
                 self.deadlines.remove(&(deadline, token));
                 continue;
             };
-            if let Some(owned) = self.owned.get_mut(&rref) {
-                owned.waiters.retain(|&waiter| waiter != token);
-            }
-            self.answer_fetch(token, Err(FetchError::TimedOut(rref)));
-            self.settle_owned(now, rref);
+            self.give_up_fetch(now, token, FetchError::TimedOut(rref));
         }
-        if now.saturating_duration_since(self.ticked) < TICK {
-            return;
-        }
-        self.ticked = now;
         self.gone.expire(now);
         self.resend_overdue(now);
-        for (rref, fork) in self.overdue_forks(now) {
+        while let Some(&(since, rref, fork)) = self.under_way.first()
+            && self.outbox.probes < PROBES_MAX
+            && since + self.timing.probe_after <= now
+        {
             self.probe(now, rref, fork);
         }
-    }
-
-    /// The forks that were sent long ago and not heard of.
-    fn overdue_forks(&self, now: Instant) -> Vec<(RRefId, ForkId)> {
-        let is_overdue = |since: Instant| now.saturating_duration_since(since) >= PROBE_AFTER;
-        let of_users = self.children.iter().filter_map(|(&fork, child)| {
-            let parent = self.users.get(&child.parent)?;
-            (child.is_sent && is_overdue(child.since)).then_some((parent.rref, fork))
-        });
-        let of_owned = self.owned.iter().flat_map(|(&rref, owned)| {
-            owned
-                .forks
-                .iter()
-                .filter(|(_, holder)| {
-                    holder.arrival == Arrival::UnderWay && is_overdue(holder.since)
-                })
-                .map(move |(&fork, _)| (rref, fork))
-        });
-        of_users.chain(of_owned).collect()
     }
 
     /// When [`RRefContext::tick`] is to be called next; none while nothing waits for anything.
     #[must_use]
     pub fn next_tick(&self) -> Option<Instant> {
-        let is_idle = self.owned.is_empty()
-            && self.users.is_empty()
-            && self.outbox.sendings.is_empty()
-            && self.gone.ranges() == 0;
         let deadline = self.deadlines.first().map(|&(deadline, _)| deadline);
-        let tick = (!is_idle).then(|| self.ticked + TICK);
-        deadline.into_iter().chain(tick).min()
+        let probe = match self.under_way.first() {
+            Some((since, ..)) if self.outbox.probes < PROBES_MAX => {
+                Some(*since + self.timing.probe_after)
+            }
+            // Where there are too many, an answer leads to the next ones.
+            _ => None,
+        };
+        let resend = self.outbox.oldest_stall();
+        let resend = resend.map(|since| since + self.timing.resend_after);
+        let expiry = self.gone.next_expiry();
+        [deadline, probe, resend, expiry]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     /// The first step of the joint end: no new references, and all users go, whoever holds them, as soon
@@ -828,15 +896,39 @@ impl<V: Clone> RRefContext<V> {
         }
     }
 
-    /// Whether all tables are empty: no value, no user, no message under way.
+    /// The agent has ended, and nothing will be answered any more: everything goes.
+    pub fn end(&mut self, now: Instant) {
+        self.phase = Phase::Sweeping;
+        let users = std::mem::take(&mut self.users);
+        for fork in users.into_keys() {
+            let error = UserError::ShutDown;
+            self.effects.push(Effect::Failed { fork, error });
+        }
+        self.children.clear();
+        self.under_way.clear();
+        self.outbox = Outbox::default();
+        for owned in self.owned.values_mut() {
+            owned.forks.clear();
+        }
+        let rrefs: Vec<RRefId> = self.owned.keys().copied().collect();
+        for rref in rrefs {
+            self.settle_owned(now, rref);
+        }
+    }
+
+    /// Whether there is no user here, and no message under way.
     #[must_use]
-    pub fn is_drained(&self) -> bool {
-        self.owned.is_empty()
-            && self.users.is_empty()
+    pub fn has_no_users(&self) -> bool {
+        self.users.is_empty()
             && self.children.is_empty()
             && self.outbox.sendings.is_empty()
             && self.outbox.deletes.is_empty()
-            && self.waiting.is_empty()
+    }
+
+    /// Whether all tables are empty: no value, no user, no message under way.
+    #[must_use]
+    pub fn is_drained(&self) -> bool {
+        self.owned.is_empty() && self.has_no_users() && self.waiting.is_empty()
     }
 
     /// Who owns what a handle refers to.

@@ -3,8 +3,9 @@
 //! A message whose retries are used up *stalls*. It is not given up: it is sent again as soon as anything
 //! is heard of its receiver, and at a low rate before that, until the receiver is declared dead.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rpc_agent::WorkerId;
 
@@ -12,9 +13,6 @@ use super::RRefContext;
 use crate::effect::{Control, Effect};
 use crate::id::{ForkId, RRefId};
 use crate::protocol::{DELETES_MAX, Message};
-
-/// How long a stalled message waits for a sign of life before it is tried all the same.
-pub(super) const RESEND_PAUSE: Duration = Duration::from_secs(10);
 
 /// One message.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -29,13 +27,23 @@ pub(super) struct Sending {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub(super) struct Outbox {
     pub(super) sendings: BTreeMap<Control, Sending>,
-    /// Those of `sendings` that wait for a sign of life, by receiver. No set is empty.
-    pub(super) stalled: BTreeMap<WorkerId, BTreeSet<Control>>,
+    /// Those of `sendings` that wait for a sign of life, by receiver. None is empty.
+    pub(super) stalled: BTreeMap<WorkerId, Stalled>,
+    /// How many of `sendings` are probes that have not stalled.
+    pub(super) probes: usize,
     /// Deletions that wait for the batch before them, by owner. No queue is empty.
     pub(super) deletes: BTreeMap<WorkerId, VecDeque<(RRefId, ForkId)>>,
     /// The owners that have a batch of deletions among `sendings`.
     pub(super) deleting: BTreeSet<WorkerId>,
     pub(super) batches: u64,
+}
+
+/// What has stalled on the way to a worker.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Stalled {
+    /// Of the first of these.
+    pub(super) since: Instant,
+    pub(super) controls: BTreeSet<Control>,
 }
 
 impl Outbox {
@@ -47,16 +55,28 @@ impl Outbox {
         self.sendings
             .get(&control)
             .and_then(|sending| self.stalled.get(&sending.to))
-            .is_some_and(|stalled| stalled.contains(&control))
+            .is_some_and(|stalled| stalled.controls.contains(&control))
+    }
+
+    /// When a message has stalled, of those that wait for a sign of life.
+    pub(super) fn oldest_stall(&self) -> Option<Instant> {
+        self.stalled.values().map(|stalled| stalled.since).min()
     }
 
     pub(super) fn remove(&mut self, control: Control) -> Option<Sending> {
         let sending = self.sendings.remove(&control)?;
-        if let Some(stalled) = self.stalled.get_mut(&sending.to) {
-            stalled.remove(&control);
-            if stalled.is_empty() {
-                self.stalled.remove(&sending.to);
-            }
+        let was_stalled = self
+            .stalled
+            .get_mut(&sending.to)
+            .is_some_and(|stalled| stalled.controls.remove(&control));
+        if was_stalled
+            && let Entry::Occupied(stalled) = self.stalled.entry(sending.to)
+            && stalled.get().controls.is_empty()
+        {
+            stalled.remove();
+        }
+        if matches!(control, Control::Probe(_)) && !was_stalled {
+            self.probes -= 1;
         }
         if let Control::Deletes { owner, .. } = control {
             self.deleting.remove(&owner);
@@ -78,6 +98,7 @@ impl<V: Clone> RRefContext<V> {
         };
         let before = self.outbox.sendings.insert(control, sending);
         debug_assert!(before.is_none(), "{control:?} is under way");
+        self.outbox.probes += usize::from(matches!(control, Control::Probe(_)));
         self.effects.push(Effect::Send {
             to,
             control,
@@ -119,14 +140,21 @@ impl<V: Clone> RRefContext<V> {
     pub(super) fn stall(&mut self, now: Instant, control: Control) {
         if let Some(sending) = self.outbox.sendings.get_mut(&control) {
             sending.since = now;
-            let stalled = self.outbox.stalled.entry(sending.to).or_default();
-            stalled.insert(control);
+            let to = sending.to;
+            let stalled = self.outbox.stalled.entry(to).or_insert_with(|| Stalled {
+                since: now,
+                controls: BTreeSet::new(),
+            });
+            stalled.controls.insert(control);
+            self.outbox.probes -= usize::from(matches!(control, Control::Probe(_)));
         }
     }
 
     /// Sends again what has stalled on the way to this worker.
     pub(super) fn resend(&mut self, now: Instant, to: WorkerId) {
-        for control in self.outbox.stalled.remove(&to).unwrap_or_default() {
+        let stalled = self.outbox.stalled.get(&to);
+        let controls = stalled.map(|stalled| stalled.controls.clone());
+        for control in controls.unwrap_or_default() {
             let Some(sending) = self.outbox.remove(control) else {
                 continue;
             };
@@ -145,15 +173,12 @@ impl<V: Clone> RRefContext<V> {
     }
 
     pub(super) fn resend_overdue(&mut self, now: Instant) {
-        let is_overdue = |control: &Control| {
-            let sending = &self.outbox.sendings[control];
-            now.saturating_duration_since(sending.since) >= RESEND_PAUSE
-        };
+        let resend_after = self.timing.resend_after;
         let overdue: Vec<WorkerId> = self
             .outbox
             .stalled
             .iter()
-            .filter(|(_, controls)| controls.iter().any(is_overdue))
+            .filter(|(_, stalled)| stalled.since + resend_after <= now)
             .map(|(&to, _)| to)
             .collect();
         for to in overdue {

@@ -61,15 +61,27 @@ pub(super) struct Holder {
     pub(super) arrival: Arrival,
 }
 
-/// Whether a user that this owner has made is known to have arrived.
+/// Whether a user that was sent from here is known to have arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Arrival {
     /// Its message is being encoded.
     Encoding,
-    /// Sent.
-    UnderWay,
+    /// It was sent, or asked for last, at that time.
+    UnderWay { since: Instant },
+    /// Its worker is being asked.
+    Asked,
     /// The worker said so, or came with it.
     Arrived,
+}
+
+/// A request for a value that is not there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Waiting {
+    pub(super) rref: RRefId,
+    /// Who asks.
+    pub(super) from: WorkerId,
+    /// When that one gives up.
+    pub(super) deadline: Option<Instant>,
 }
 
 impl<V: Clone> RRefContext<V> {
@@ -205,10 +217,8 @@ impl<V: Clone> RRefContext<V> {
 
     pub(super) fn user_deleted(&mut self, now: Instant, rref: RRefId, fork: ForkId) {
         self.gone.insert(now, fork.0);
-        if let Some(owned) = self.owned.get_mut(&rref) {
-            owned.forks.remove(&fork);
-            self.settle_owned(now, rref);
-        }
+        self.remove_holder(rref, fork);
+        self.settle_owned(now, rref);
     }
 
     /// Gives an entry its value, and the value to those who wait for it.
@@ -232,10 +242,26 @@ impl<V: Clone> RRefContext<V> {
     }
 
     pub(super) fn answer_fetch(&mut self, token: RequestToken, result: Result<V, FetchError>) {
-        if let Some(Some(deadline)) = self.waiting.remove(&token).map(|(_, deadline)| deadline) {
+        if let Some(deadline) = self
+            .waiting
+            .remove(&token)
+            .and_then(|waiting| waiting.deadline)
+        {
             self.deadlines.remove(&(deadline, token));
         }
         self.effects.push(Effect::AnswerFetch { token, result });
+    }
+
+    /// A request is not waited with any longer.
+    pub(super) fn give_up_fetch(&mut self, now: Instant, token: RequestToken, error: FetchError) {
+        let Some(rref) = self.waiting.get(&token).map(|waiting| waiting.rref) else {
+            return;
+        };
+        if let Some(owned) = self.owned.get_mut(&rref) {
+            owned.waiters.retain(|&waiter| waiter != token);
+        }
+        self.answer_fetch(token, Err(error));
+        self.settle_owned(now, rref);
     }
 
     /// Removes the entry if nobody refers to it.
@@ -270,29 +296,34 @@ impl<V: Clone> RRefContext<V> {
         }
     }
 
-    /// Releases what a dead worker refers to, and ends the wait for what it would have created.
+    /// Releases what a dead worker refers to, forgets what it has asked for, and ends the wait for what it
+    /// would have created.
     pub(super) fn release_forks_of(
         &mut self,
         now: Instant,
         worker: WorkerId,
-        incarnation: Option<u64>,
+        is_its: impl Fn(u64) -> bool,
     ) {
-        let is_its = |of: Option<u64>| of.is_none() || incarnation.is_none() || of == incarnation;
+        let asked = |(&token, waiting): (_, &Waiting)| (waiting.from == worker).then_some(token);
+        let tokens: Vec<RequestToken> = self.waiting.iter().filter_map(asked).collect();
+        for token in tokens {
+            self.give_up_fetch(now, token, FetchError::GivenUp(worker));
+        }
         let rrefs: Vec<RRefId> = self.owned.keys().copied().collect();
         for rref in rrefs {
-            let Some(owned) = self.owned.get_mut(&rref) else {
+            let Some(owned) = self.owned.get(&rref) else {
                 continue;
             };
-            let gone = &mut self.gone;
-            owned.forks.retain(|fork, holder| {
-                let is_lost = holder.worker == worker && is_its(holder.incarnation);
-                if is_lost {
-                    gone.insert(now, fork.0);
-                }
-                !is_lost
+            let its = owned.forks.iter().filter(|(_, holder)| {
+                holder.worker == worker && holder.incarnation.is_none_or(&is_its)
             });
+            let its: Vec<ForkId> = its.map(|(&fork, _)| fork).collect();
             let is_unmade = matches!(owned.value, Value::Unmade);
-            if is_unmade && rref.0.created_on == worker && is_its(Some(rref.0.incarnation)) {
+            for fork in its {
+                self.gone.insert(now, fork.0);
+                self.remove_holder(rref, fork);
+            }
+            if is_unmade && rref.0.created_on == worker && is_its(rref.0.incarnation) {
                 self.complete(rref, lost_creator(rref));
             }
             self.settle_owned(now, rref);

@@ -5,6 +5,7 @@ use std::time::Instant;
 use rpc_agent::WorkerId;
 
 use super::RRefContext;
+use super::owner::Owned;
 use crate::effect::Control;
 
 /// How many former processes of a worker are remembered.
@@ -21,17 +22,29 @@ pub(super) struct Peer {
     is_lost: bool,
 }
 
+impl Peer {
+    fn give_up(&mut self, incarnation: u64) {
+        if self.former.contains(&incarnation) {
+            return;
+        }
+        if self.former.len() == FORMER_MAX {
+            self.former.remove(0);
+        }
+        self.former.push(incarnation);
+    }
+}
+
 impl<V: Clone> RRefContext<V> {
     /// A worker gave a sign of life; `false` if it is of a process that was given up. A new process is the
     /// end of the one before.
-    pub(super) fn hear(&mut self, now: Instant, worker: WorkerId, incarnation: u64) -> bool {
+    pub fn hear(&mut self, now: Instant, worker: WorkerId, incarnation: u64) -> bool {
         let known = self.peers.get(&worker).and_then(|peer| peer.incarnation);
         if known != Some(incarnation) {
             if self.is_former(worker, incarnation) {
                 return false;
             }
             if known.is_some() {
-                self.peer_lost(now, worker);
+                self.peer_lost(now, worker, None);
             }
             let peer = self.peers.entry(worker).or_default();
             peer.incarnation = Some(incarnation);
@@ -53,29 +66,50 @@ impl<V: Clone> RRefContext<V> {
         self.is_former(worker, incarnation) || (incarnation == 0 && is_lost)
     }
 
+    /// Which process of a worker was heard of last; none if that was given up.
+    #[must_use]
+    pub fn incarnation_of(&self, worker: WorkerId) -> Option<u64> {
+        self.peers.get(&worker)?.incarnation
+    }
+
+    /// Whether a worker has anything to do with what is here: a value, a user, a message.
+    #[must_use]
+    pub fn has_part(&self, worker: WorkerId) -> bool {
+        let holds = |owned: &Owned<V>| owned.forks.values().any(|holder| holder.worker == worker);
+        self.users.values().any(|user| user.owner == worker)
+            || self.children.values().any(|child| child.to == worker)
+            || self.owned.values().any(holds)
+            || self.waiting.values().any(|waiting| waiting.from == worker)
+            || self
+                .outbox
+                .sendings
+                .values()
+                .any(|sending| sending.to == worker)
+    }
+
     /// A worker is dead: not a connection that was lost, which may be made again. Its users are released,
-    /// and the users of its values fail.
+    /// and the users of its values fail. `incarnation` is its last process, where the transport knows that:
+    /// it counts as given up even if nothing was heard of it here, so that a late message of it is not taken
+    /// for that of a new one.
     ///
-    /// If it lives all the same, it is not heard any more. A later process of the same worker is. To be
-    /// told again when a connection to it ends later, and if messages to it stall: who had not heard of a
-    /// process before its end takes a late message of it for that of a new one, and a late message of
-    /// another worker may name it.
-    pub fn peer_lost(&mut self, now: Instant, worker: WorkerId) {
+    /// If it lives all the same, it is not heard any more. A later process of the same worker is.
+    pub fn peer_lost(&mut self, now: Instant, worker: WorkerId, incarnation: Option<u64>) {
         let peer = self.peers.entry(worker).or_default();
-        let incarnation = peer.incarnation.take();
+        let heard = peer.incarnation.take();
         peer.is_lost = true;
-        if let Some(incarnation) = incarnation {
-            if peer.former.len() == FORMER_MAX {
-                peer.former.remove(0);
-            }
-            peer.former.push(incarnation);
+        for lost in [heard, incarnation].into_iter().flatten() {
+            peer.give_up(lost);
         }
+        let is_its = |of: u64| match (heard, incarnation) {
+            (None, None) => true,
+            (heard, given) => Some(of) == heard || Some(of) == given,
+        };
         self.drop_messages_to(worker);
-        self.lose_owner(now, worker, incarnation);
+        self.lose_owner(now, worker, is_its);
         for fork in self.children_where(|child| child.to == worker) {
             self.outbox.remove(Control::Query(fork));
             self.release_child(now, fork);
         }
-        self.release_forks_of(now, worker, incarnation);
+        self.release_forks_of(now, worker, is_its);
     }
 }

@@ -168,7 +168,12 @@ impl<V: Clone> RRefContext<V> {
             pending_children: self.children.len(),
             deletes_queued: self.outbox.deletes_queued(),
             pending_futures: self.outbox.sendings.len(),
-            stalled: self.outbox.stalled.values().map(|set| set.len()).sum(),
+            stalled: self
+                .outbox
+                .stalled
+                .values()
+                .map(|stalled| stalled.controls.len())
+                .sum(),
             parked_fetches: self.waiting.len(),
             tombstone_ranges: self.gone.ranges(),
             ..TableSizes::default()
@@ -293,8 +298,8 @@ impl<V: Clone> RRefContext<V> {
                 count(owner, "deletions to be sent");
             }
         }
-        for (rref, _) in self.waiting.values() {
-            count(rref.0.created_on, "values that requests wait for");
+        for waiting in self.waiting.values() {
+            count(waiting.rref.0.created_on, "values that requests wait for");
         }
         counts
             .into_iter()

@@ -85,6 +85,11 @@ impl Tombstones {
         }
     }
 
+    /// When [`Tombstones::expire`] has something to forget.
+    pub(super) fn next_expiry(&self) -> Option<Instant> {
+        (self.ranges() > 0).then(|| self.rotated + TOMBSTONE_AGE)
+    }
+
     pub(super) fn ranges(&self) -> usize {
         self.recent_ranges + self.older_ranges
     }

@@ -9,6 +9,7 @@ use std::time::Instant;
 use rpc_agent::WorkerId;
 
 use super::RRefContext;
+use super::owner::Arrival;
 use crate::effect::{Control, Delivery, Effect, UserError};
 use crate::id::{ForkId, RRefId};
 use crate::protocol::{Answer, Message};
@@ -69,9 +70,7 @@ pub(super) struct Child {
     /// Whose child it is.
     pub(super) parent: ForkId,
     pub(super) to: WorkerId,
-    /// Whether its message was handed to the transport.
-    pub(super) is_sent: bool,
-    /// When it was made, sent or last asked for.
+    pub(super) arrival: Arrival,
     pub(super) since: Instant,
 }
 
@@ -205,13 +204,17 @@ impl<V: Clone> RRefContext<V> {
 
     /// A child needs its parent no more.
     pub(super) fn release_child(&mut self, now: Instant, child: ForkId) {
-        let Some(Child { parent, .. }) = self.children.remove(&child) else {
+        let Some(Child {
+            parent, arrival, ..
+        }) = self.children.remove(&child)
+        else {
             return;
         };
-        self.outbox.remove(Control::Probe(child));
         self.outbox.remove(Control::Query(child));
         if let Some(user) = self.users.get_mut(&parent) {
             user.children -= 1;
+            let rref = user.rref;
+            self.forget_arrival(arrival, rref, child);
             self.settle_user(now, parent);
         }
     }
@@ -245,8 +248,13 @@ impl<V: Clone> RRefContext<V> {
     }
 
     /// The owner is dead: its values are no more, and neither is there anything to be told to it.
-    pub(super) fn lose_owner(&mut self, now: Instant, owner: WorkerId, incarnation: Option<u64>) {
-        let is_its = |of: u64| of == 0 || incarnation.is_none_or(|incarnation| of == incarnation);
+    pub(super) fn lose_owner(
+        &mut self,
+        now: Instant,
+        owner: WorkerId,
+        is_its: impl Fn(u64) -> bool,
+    ) {
+        let is_its = |of: u64| of == 0 || is_its(of);
         let forks: Vec<ForkId> = self
             .users
             .iter()
@@ -256,10 +264,16 @@ impl<V: Clone> RRefContext<V> {
             .map(|(&fork, _)| fork)
             .collect();
         for fork in forks {
-            if let Some(user) = self.users.get_mut(&fork) {
-                user.state = State::OwnerLost;
-            }
+            let Some(user) = self.users.get_mut(&fork) else {
+                continue;
+            };
+            let before = std::mem::replace(&mut user.state, State::OwnerLost);
+            let parent = user.parent.filter(|_| before == State::Requesting);
             self.tell(fork);
+            // There is nothing to protect any more, which the parent may not know yet.
+            if let Some(parent) = parent {
+                self.send_child_accept(now, parent, fork);
+            }
             self.settle_user(now, fork);
         }
         let users = &self.users;

@@ -109,6 +109,16 @@ pub(crate) fn group_with(
     adjust: impl Fn(u32, AgentOptions) -> AgentOptions,
     fill: impl Fn(u32, &mut Functions),
 ) -> Vec<Worker> {
+    group_of(world_size, &quick(), adjust, fill)
+}
+
+/// [`group_with`] of workers whose references behave so.
+pub(crate) fn group_of(
+    world_size: u32,
+    rref_options: &RRefOptions,
+    adjust: impl Fn(u32, AgentOptions) -> AgentOptions,
+    fill: impl Fn(u32, &mut Functions),
+) -> Vec<Worker> {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
     let workers = (0..world_size).map(|rank| {
         let options = AgentOptions::new(format!("worker{rank}"), rank)
@@ -128,7 +138,9 @@ pub(crate) fn group_with(
                 let store = store.clone_store().unwrap();
                 scope.spawn(move || {
                     let mut registry = Registry::new();
-                    let rrefs = RRefs::register_with(&mut registry, functions, quick()).unwrap();
+                    let rrefs =
+                        RRefs::register_with(&mut registry, functions, rref_options.clone())
+                            .unwrap();
                     let agent = Agent::start(options, registry, store).unwrap();
                     rrefs.attach(&agent).unwrap();
                     Worker { rrefs, agent }

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use rpc_agent::WorkerId;
 
 use crate::context::owner::{UNMADE_MAX, WAITING_MAX};
-use crate::context::{Handle, PROBE_AFTER, RRefContext, UserStatus};
+use crate::context::{Handle, PROBES_MAX, RRefContext, Timing, UserStatus};
 use crate::effect::{Control, Delivery, Effect, FetchError, ReceiveError, UserError};
 use crate::id::{ForkId, GloballyUniqueId, RRefId};
 use crate::protocol::{Answer, ForkData, Message};
@@ -35,7 +35,7 @@ fn id(of: u32, local_id: u64) -> GloballyUniqueId {
 }
 
 fn context(of: u32, now: Instant) -> Context {
-    Context::new(worker(of), incarnation(of), now)
+    Context::new(worker(of), incarnation(of), Timing::default(), now)
 }
 
 fn receive(
@@ -92,6 +92,7 @@ fn forked(local_id: u64) -> ForkData {
 
 const R: fn() -> RRefId = || RRefId(id(A, 0));
 const F: fn() -> ForkId = || ForkId(id(A, 1));
+const R9: fn() -> RRefId = || RRefId(id(A, 9));
 
 #[test]
 fn a_creation_is_accepted_before_its_function_has_run_and_runs_once() {
@@ -263,7 +264,9 @@ fn a_child_that_is_not_heard_of_is_asked_for_at_its_worker_and_then_at_the_owner
     user.commit_fork(now, &data);
     user.drop_handle(now, Handle::User(fork));
     user.take_effects();
-    user.tick(now + PROBE_AFTER);
+    let due = now + Timing::default().probe_after;
+    assert_eq!(user.next_tick(), Some(due));
+    user.tick(due);
     let (rref, child) = (data.rref, data.fork);
     assert_eq!(
         user.take_effects(),
@@ -322,17 +325,27 @@ fn the_death_of_an_owner_fails_its_users_at_once() {
     let data = forked(2);
     third.receive_fork(now, &data).unwrap();
     third.take_effects();
-    third.peer_lost(now, worker(B));
+    third.peer_lost(now, worker(B), None);
     let error = UserError::OwnerLost(worker(B));
+    let accept = Control::ChildAccept(data.fork);
     assert_eq!(
         third.take_effects(),
-        [Effect::Failed {
-            fork: data.fork,
-            error: error.clone()
-        }]
+        [
+            Effect::Failed {
+                fork: data.fork,
+                error: error.clone()
+            },
+            // Its parent protects nothing any more.
+            Effect::Send {
+                to: worker(A),
+                control: accept,
+                message: Message::ChildAccept { fork: data.fork }
+            }
+        ]
     );
     assert_eq!(third.status(data.fork), Some(UserStatus::Failed(error)));
     third.drop_handle(now, Handle::User(data.fork));
+    third.control_finished(now, accept, answered(A, Answer::Ack));
     assert!(third.is_drained());
     assert_eq!(
         third.receive_fork(
@@ -369,6 +382,163 @@ fn a_new_process_of_a_worker_releases_the_users_of_the_old_one() {
             ..
         }]
     ));
+}
+
+#[test]
+fn a_late_request_of_a_dead_process_that_was_never_heard_of_is_refused() {
+    let now = Instant::now();
+    let mut owner = context(B, now);
+    owner.peer_lost(now, worker(A), Some(incarnation(A)));
+    let refused = receive(&mut owner, now, A, creation(R(), F()));
+    assert!(matches!(
+        refused[..],
+        [Effect::Reply {
+            answer: Answer::Refused(_),
+            ..
+        }]
+    ));
+    assert!(owner.is_drained());
+    // A later process of the worker is a worker like any other.
+    let of_new = |local_id| GloballyUniqueId {
+        incarnation: 999,
+        ..id(A, local_id)
+    };
+    let message = creation(RRefId(of_new(0)), ForkId(of_new(1)));
+    owner.receive(now, worker(A), 999, 7, None, message);
+    assert_eq!(owner.take_effects().len(), 2);
+    assert_eq!(owner.incarnation_of(worker(A)), Some(999));
+}
+
+#[test]
+fn what_a_dead_worker_has_asked_for_is_not_waited_with() {
+    let now = Instant::now();
+    let mut owner = context(B, now);
+    receive(&mut owner, now, A, creation(R(), F()));
+    owner.receive(
+        now,
+        worker(C),
+        incarnation(C),
+        8,
+        None,
+        Message::Fetch { rref: R() },
+    );
+    owner.receive(
+        now,
+        worker(A),
+        incarnation(A),
+        9,
+        None,
+        Message::Fetch { rref: R() },
+    );
+    assert_eq!(owner.take_effects(), []);
+    owner.peer_lost(now, worker(C), None);
+    let given_up = Effect::AnswerFetch {
+        token: 8,
+        result: Err(FetchError::GivenUp(worker(C))),
+    };
+    assert_eq!(owner.take_effects(), [given_up]);
+    assert_eq!(owner.sizes().parked_fetches, 1);
+}
+
+#[test]
+fn what_its_receiver_has_answered_is_not_asked_for() {
+    let now = Instant::now();
+    let mut owner = context(B, now);
+    let rref = owner.create_local(now, "t", "value").unwrap();
+    let first = owner.fork(now, Handle::Owner(rref), worker(A)).unwrap();
+    let second = owner.fork(now, Handle::Owner(rref), worker(C)).unwrap();
+    owner.commit_fork(now, &first);
+    owner.commit_fork(now, &second);
+    owner.fork_has_arrived(&first);
+    let due = now + Timing::default().probe_after;
+    assert_eq!(owner.next_tick(), Some(due));
+    owner.tick(due);
+    let (rref, fork) = (second.rref, second.fork);
+    assert_eq!(
+        owner.take_effects(),
+        [Effect::Send {
+            to: worker(C),
+            control: Control::Probe(fork),
+            message: Message::Probe { rref, fork }
+        }]
+    );
+    assert_eq!(owner.next_tick(), None);
+}
+
+#[test]
+fn probes_are_sent_a_limited_number_at_a_time() {
+    let now = Instant::now();
+    let mut owner = context(B, now);
+    let rref = owner.create_local(now, "t", "value").unwrap();
+    for _ in 0..PROBES_MAX + 10 {
+        let data = owner.fork(now, Handle::Owner(rref), worker(A)).unwrap();
+        owner.commit_fork(now, &data);
+    }
+    let due = now + Timing::default().probe_after;
+    owner.tick(due);
+    let sent: Vec<Control> = owner
+        .take_effects()
+        .into_iter()
+        .map(|effect| match effect {
+            Effect::Send { control, .. } => control,
+            effect => panic!("{effect:?}"),
+        })
+        .collect();
+    assert_eq!(sent.len(), PROBES_MAX);
+    // None more, until one is answered, or has stalled: its worker does not hold up the others.
+    assert_eq!(owner.next_tick(), None);
+    owner.control_finished(due, sent[0], answered(A, Answer::Received));
+    owner.control_finished(due, sent[1], Delivery::NotDelivered("refused".into()));
+    assert_eq!(owner.next_tick(), Some(due));
+    owner.tick(due);
+    assert_eq!(owner.take_effects().len(), 2);
+}
+
+#[test]
+fn what_has_stalled_is_tried_again_when_its_time_has_come() {
+    let now = Instant::now();
+    let mut third = context(C, now);
+    let data = forked(2);
+    third.receive_fork(now, &data).unwrap();
+    third.take_effects();
+    let request = Control::ForkRequest(data.fork);
+    third.control_finished(now, request, Delivery::Unknown("no answer".into()));
+    let due = now + Timing::default().resend_after;
+    assert_eq!(third.next_tick(), Some(due));
+    third.tick(due - Duration::from_millis(1));
+    assert_eq!(third.take_effects(), []);
+    third.tick(due);
+    assert_eq!(third.take_effects().len(), 1);
+    assert_eq!(third.next_tick(), None);
+}
+
+#[test]
+fn the_end_of_the_agent_frees_all_and_fails_who_waits() {
+    let now = Instant::now();
+    let mut worker_b = context(B, now);
+    receive(&mut worker_b, now, A, creation(R(), F()));
+    worker_b.function_finished(now, R(), Ok("value"));
+    let other = worker_b
+        .create_remote(now, worker(C), "t", "f".into(), Bytes::new())
+        .unwrap();
+    worker_b.fork(now, Handle::User(other), worker(A)).unwrap();
+    worker_b.fetch(now, 8, R9(), None);
+    worker_b.take_effects();
+    worker_b.end(now);
+    let effects = worker_b.take_effects();
+    assert_eq!(effects.len(), 3);
+    assert!(effects.contains(&Effect::Free("value")));
+    assert!(effects.contains(&Effect::Failed {
+        fork: other,
+        error: UserError::ShutDown
+    }));
+    assert!(effects.contains(&Effect::AnswerFetch {
+        token: 8,
+        result: Err(FetchError::Deleted(R9()))
+    }));
+    assert!(worker_b.is_drained());
+    assert_eq!(worker_b.status(other), None);
+    worker_b.drop_handle(now, Handle::User(other));
 }
 
 #[test]
@@ -417,8 +587,8 @@ fn strangers_cannot_fill_the_tables() {
         owner.effects.clear();
     }
     assert_eq!(owner.sizes().parked_fetches, WAITING_MAX);
-    owner.peer_lost(now, worker(C));
-    owner.peer_lost(now, worker(A));
+    owner.peer_lost(now, worker(C), None);
+    owner.peer_lost(now, worker(A), None);
     assert!(owner.is_drained());
 }
 

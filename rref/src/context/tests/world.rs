@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use rpc_agent::WorkerId;
 
-use crate::context::{Handle, RRefContext, UserStatus};
+use crate::context::{Handle, RRefContext, Timing, UserStatus};
 use crate::effect::{Control, Delivery, Effect, FetchError};
 use crate::id::{ForkId, RRefId};
 use crate::protocol::{Answer, ForkData, Message};
@@ -27,6 +27,10 @@ pub(super) type Context = RRefContext<RRefId>;
 
 pub(super) fn worker(index: usize) -> WorkerId {
     WorkerId::new(u32::try_from(index).unwrap()).unwrap()
+}
+
+fn incarnation_of(index: usize) -> u64 {
+    100 + index as u64
 }
 
 pub(super) fn index(worker: WorkerId) -> usize {
@@ -212,7 +216,14 @@ pub(super) struct World {
 impl World {
     pub(super) fn new(workers: usize, threads: Vec<Thread>, budget: Budget, now: Instant) -> Self {
         let contexts = (0..workers)
-            .map(|index| Some(Context::new(worker(index), 100 + index as u64, now)))
+            .map(|index| {
+                Some(Context::new(
+                    worker(index),
+                    incarnation_of(index),
+                    Timing::default(),
+                    now,
+                ))
+            })
             .collect();
         Self {
             contexts,
@@ -486,9 +497,11 @@ impl World {
         self.packets = others;
     }
 
-    /// A living worker is told of a death.
+    /// A living worker is told of a death, by a transport that was connected to the dead one.
     pub(super) fn mourn(&mut self, on: usize, victim: usize) {
-        self.on(on, |context, now| context.peer_lost(now, worker(victim)));
+        self.on(on, |context, now| {
+            context.peer_lost(now, worker(victim), Some(incarnation_of(victim)));
+        });
         for thread in &mut self.threads {
             let context = self.contexts[on].as_ref();
             let owner = thread
@@ -745,7 +758,7 @@ impl World {
                 if is_awaited {
                     self.packets.push(Packet::Answer {
                         from: to,
-                        incarnation: 100 + to as u64,
+                        incarnation: incarnation_of(to),
                         to: from,
                         control,
                         answer,

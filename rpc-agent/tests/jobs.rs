@@ -1,0 +1,168 @@
+//! Jobs of the program on the agent's threads, and what the agent tells of ends and of processes.
+
+mod common;
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rpc_agent::{Agent, WorkerId};
+
+use common::{PATIENCE, group, options, pair, registry, shared_store, until, within};
+
+fn pair_end(agents: [&Agent; 2]) {
+    thread::scope(|scope| {
+        for agent in agents {
+            scope.spawn(|| agent.shutdown(PATIENCE).unwrap());
+        }
+    });
+}
+
+#[test]
+fn jobs_run_on_the_agents_threads_when_their_time_has_come_and_not_before() {
+    let agents = group(1);
+    let began = Instant::now();
+    let (sender, ran) = mpsc::channel();
+    for after_ms in [40, 0, 20] {
+        let sender = sender.clone();
+        agents[0].spawn_at(began + Duration::from_millis(after_ms), move || {
+            let thread = thread::current().name().unwrap_or_default().to_owned();
+            sender.send((after_ms, began.elapsed(), thread)).unwrap();
+        });
+    }
+    drop(sender);
+    let mut ran: Vec<_> = ran.iter().collect();
+    ran.sort();
+    let due: Vec<u64> = ran.iter().map(|(after_ms, ..)| *after_ms).collect();
+    assert_eq!(due, [0, 20, 40], "each once");
+    for (after_ms, ran_after, thread) in ran {
+        assert!(
+            ran_after >= Duration::from_millis(after_ms),
+            "{ran_after:?}"
+        );
+        assert!(thread.starts_with("rpc-"), "on {thread}");
+    }
+}
+
+#[test]
+fn a_job_can_call_and_one_that_panics_harms_nothing() {
+    let (caller, server) = pair(|_| {});
+    let (sender, ran) = mpsc::channel();
+    caller.spawn(|| panic!("a bad job"));
+    let handle = caller.handle();
+    caller.spawn(move || {
+        let echo = handle.call_bytes_with(1, "echo", "x", within(PATIENCE));
+        sender.send(echo.unwrap()).unwrap();
+    });
+    assert_eq!(ran.recv_timeout(PATIENCE).unwrap(), "x");
+    pair_end([&caller, &server]);
+}
+
+#[test]
+fn the_joint_end_waits_for_a_job_that_runs_and_not_for_one_that_is_not_due() {
+    let agents = group(1);
+    let (has_begun, has_ended) = (
+        Arc::new(AtomicBool::new(false)),
+        Arc::new(AtomicBool::new(false)),
+    );
+    let (begun, ended) = (Arc::clone(&has_begun), Arc::clone(&has_ended));
+    agents[0].spawn(move || {
+        begun.store(true, Ordering::SeqCst);
+        thread::sleep(Duration::from_millis(50));
+        ended.store(true, Ordering::SeqCst);
+    });
+    let never = Arc::new(());
+    let held = Arc::clone(&never);
+    agents[0].spawn_at(Instant::now() + Duration::from_secs(3600), move || {
+        drop(held)
+    });
+    until("the job has begun", || has_begun.load(Ordering::SeqCst));
+    agents[0].shutdown(PATIENCE).unwrap();
+    assert!(has_ended.load(Ordering::SeqCst));
+    assert_eq!(Arc::strong_count(&never), 1, "it was dropped");
+}
+
+#[test]
+fn after_the_end_jobs_are_dropped_and_not_run() {
+    let agents = group(1);
+    agents[0].shutdown_now();
+    let ran = Arc::new(AtomicUsize::new(0));
+    for at in [None, Some(Instant::now())] {
+        let ran = Arc::clone(&ran);
+        let job = move || {
+            ran.fetch_add(1, Ordering::SeqCst);
+        };
+        match at {
+            Some(at) => agents[0].spawn_at(at, job),
+            None => agents[0].spawn(job),
+        }
+    }
+    assert_eq!(Arc::strong_count(&ran), 1, "they were dropped");
+    assert_eq!(ran.load(Ordering::SeqCst), 0);
+}
+
+#[test]
+fn who_wants_to_know_of_the_agents_end_is_told_once_and_when_its_threads_have_ended() {
+    let agents = group(1);
+    let (sender, told) = mpsc::channel();
+    let handle = agents[0].handle();
+    agents[0].on_end(|| panic!("a bad callback"));
+    agents[0].on_end(move || sender.send(handle.metrics().threads).unwrap());
+    agents[0].shutdown(PATIENCE).unwrap();
+    agents[0].shutdown_now();
+    assert_eq!(told.recv(), Ok(0));
+    assert!(told.recv().is_err(), "told twice");
+    // Too late.
+    let token = Arc::new(());
+    let held = Arc::clone(&token);
+    agents[0].on_end(move || drop(held));
+    assert_eq!(Arc::strong_count(&token), 1);
+}
+
+#[test]
+fn a_worker_that_leaves_in_order_is_told_of_as_left_and_not_as_lost() {
+    let store = shared_store();
+    let stays = Agent::start(options(0), registry(|_| {}), store.clone_store().unwrap()).unwrap();
+    let leaves = Agent::start(options(1), registry(|_| {}), store.clone_store().unwrap()).unwrap();
+    let (sender, left) = mpsc::channel();
+    stays.on_peer_lost(|worker, cause| panic!("{worker} was lost: {cause}"));
+    stays.on_peer_left(move |worker| sender.send(worker.clone()).unwrap());
+    stays
+        .call_bytes_with(1, "echo", "x", within(PATIENCE))
+        .unwrap();
+    let worker = leaves.me().clone();
+    leaves.shutdown(PATIENCE).unwrap();
+    assert_eq!(left.recv_timeout(PATIENCE).unwrap(), worker);
+}
+
+#[test]
+fn the_incarnation_of_a_worker_is_that_of_its_process() {
+    let store = shared_store();
+    let start = |rank| {
+        let store = store.clone_store().unwrap();
+        Agent::start(options(rank), registry(|_| {}), store).unwrap()
+    };
+    let (caller, server) = (start(0), start(1));
+    let id = WorkerId::new(1).unwrap();
+    assert_eq!(caller.incarnation_of(id), None);
+    assert_eq!(
+        caller.incarnation_of(caller.me().id),
+        Some(caller.incarnation())
+    );
+    caller
+        .call_bytes_with(1, "echo", "x", within(PATIENCE))
+        .unwrap();
+    assert_eq!(caller.incarnation_of(id), Some(server.incarnation()));
+    server.shutdown(PATIENCE).unwrap();
+    // Until another process is there, its last one is the one that is known.
+    assert_eq!(caller.incarnation_of(id), Some(server.incarnation()));
+    let next = start(1);
+    assert_ne!(next.incarnation(), server.incarnation());
+    until("the new process is found", || {
+        caller
+            .call_bytes_with(1, "echo", "x", within(PATIENCE))
+            .is_ok()
+    });
+    assert_eq!(caller.incarnation_of(id), Some(next.incarnation()));
+}

@@ -1,0 +1,110 @@
+//! Workers whose programs do nothing more: what is due happens by itself.
+//!
+//! Nothing here looks into the tables, which would do what is due.
+
+mod common;
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rpc_agent::{CallOptions, FaultPlan, RetryOptions, RpcError};
+use rref::{RRef, RRefError};
+
+use common::{Alive, Counted, Gate, group_of, quick, until};
+
+#[test]
+fn a_reference_in_an_answer_that_nobody_took_is_freed() {
+    let alive = Alive::default();
+    let gate = Gate::new();
+    let options = quick().with_probe_after(Duration::from_millis(50));
+    let workers = group_of(
+        2,
+        &options,
+        |_, options| options,
+        |_, functions| {
+            let (alive, gate) = (Arc::clone(&alive), Arc::clone(&gate));
+            functions
+                .register("give", move |context, ()| {
+                    let given = context.rrefs().rref_opaque(Counted::new(&alive))?;
+                    gate.pass();
+                    Ok(given)
+                })
+                .unwrap();
+        },
+    );
+    let soon = CallOptions::default().with_timeout(Duration::from_millis(20));
+    let error = workers[0]
+        .rrefs
+        .call_with::<_, RRef<Counted>>("worker1", "give", (), soon)
+        .unwrap_err();
+    assert!(
+        matches!(error, RRefError::Rpc(RpcError::Timeout { .. })),
+        "{error}"
+    );
+    until("the function runs", || gate.come() == 1);
+    assert_eq!(alive.load(Ordering::SeqCst), 1);
+    gate.open();
+    until("the value is freed", || alive.load(Ordering::SeqCst) == 0);
+}
+
+#[test]
+fn a_deletion_whose_retries_were_used_up_is_sent_again() {
+    let alive = Alive::default();
+    let once = RetryOptions::default()
+        .with_max_retries(1)
+        .with_retry_duration(Duration::from_millis(1));
+    let options = quick()
+        .with_retries(once)
+        .with_resend_after(Duration::from_millis(20));
+    let plan = FaultPlan::new(1).fail("rref/control", 7);
+    let workers = group_of(
+        2,
+        &options,
+        |rank, options| match rank {
+            0 => options.with_faults(plan.clone()),
+            _ => options,
+        },
+        |_, functions| {
+            let alive = Arc::clone(&alive);
+            functions
+                .register_opaque("counted", move |_, ()| Ok(Counted::new(&alive)))
+                .unwrap();
+        },
+    );
+    let made: RRef<Counted> = workers[0].rrefs.remote("worker1", "counted", ()).unwrap();
+    made.wait_ready(common::PATIENCE).unwrap();
+    assert_eq!(alive.load(Ordering::SeqCst), 1);
+    drop(made);
+    until("the value is freed", || alive.load(Ordering::SeqCst) == 0);
+    assert_eq!(plan.injected().total(), 7);
+}
+
+#[test]
+fn what_a_worker_held_that_left_without_a_word_about_its_references_is_freed() {
+    let alive = Alive::default();
+    let held: Arc<Mutex<Vec<RRef<Counted>>>> = Arc::default();
+    let workers = group_of(
+        2,
+        &quick(),
+        |_, options| options,
+        |_, functions| {
+            let held = Arc::clone(&held);
+            functions
+                .register("hold", move |_, counted: RRef<Counted>| {
+                    held.lock().unwrap().push(counted);
+                    Ok(())
+                })
+                .unwrap();
+        },
+    );
+    let counted = workers[0].rrefs.rref_opaque(Counted::new(&alive)).unwrap();
+    let rrefs = &workers[0].rrefs;
+    rrefs.call::<_, ()>("worker1", "hold", &counted).unwrap();
+    drop(counted);
+    assert_eq!(alive.load(Ordering::SeqCst), 1);
+    workers[1].agent.shutdown_now();
+    until("the value is freed", || alive.load(Ordering::SeqCst) == 0);
+    let left = held.lock().unwrap()[0].wait_confirmed(Duration::ZERO);
+    assert!(matches!(left, Err(RRefError::Shutdown)), "{left:?}");
+}
