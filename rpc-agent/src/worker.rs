@@ -99,6 +99,15 @@ impl WorkerInfo {
             name: WorkerName::new(name)?,
         })
     }
+
+    /// A worker of which no more than the id is known: it is named `worker:` and that.
+    #[must_use]
+    pub fn unnamed(id: WorkerId) -> Self {
+        Self {
+            id,
+            name: WorkerName(format!("worker:{id}").into()),
+        }
+    }
 }
 
 impl fmt::Display for WorkerInfo {
@@ -199,6 +208,14 @@ mod tests {
                 )
             );
         }
+    }
+
+    #[test]
+    fn the_name_of_an_unnamed_worker_is_one() {
+        let unnamed = WorkerInfo::unnamed(WorkerId::new(WORKER_ID_MAX).unwrap());
+        assert_eq!(unnamed.name.as_str(), "worker:32767");
+        let id = unnamed.id.get();
+        assert_eq!(WorkerInfo::new(unnamed.name.as_str(), id), Ok(unnamed));
     }
 
     #[test]

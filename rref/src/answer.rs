@@ -62,23 +62,19 @@ impl Answered {
     /// A value, with the references in it forked for the worker `to`.
     pub(crate) fn value(runtime: &Arc<Runtime>, to: WorkerId, value: &Value) -> Self {
         let type_name = value.type_name();
+        if value.is_opaque() {
+            return Self::failure(&Failure::Opaque(type_name.to_owned()));
+        }
         let mut bytes = vec![VALUE];
         let what = format!("the encoding of a `{type_name}`");
         let packed = carry::pack_with(runtime, to, None, &mut bytes, || {
-            match runtime.contained(&what, || value.encode()) {
-                Ok(Some(encoded)) => encoded,
-                Ok(None) => Err(String::new()),
-                Err(panicked) => Err(panicked),
-            }
+            runtime.contained(&what, || value.encode())?
         });
         match packed {
             Ok(forks) => Self {
                 bytes,
                 forks: Some(forks),
             },
-            Err(RRefError::Codec(none)) if none.is_empty() => {
-                Self::failure(&Failure::Opaque(type_name.to_owned()))
-            }
             Err(error) => Self::failure(&Failure::Codec(error.to_string())),
         }
     }

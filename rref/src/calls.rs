@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use rpc_agent::{
-    CallOptions, Destination, FutureMessage, Outcome, Promise, RpcError, RpcFuture, WorkerId,
-    WorkerInfo,
+    CallOptions, Destination, FutureMessage, Outcome, RpcError, RpcFuture, WorkerId, WorkerInfo,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -221,39 +220,31 @@ impl Call {
         runtime: &Arc<Runtime>,
         cell: &Arc<Cell>,
     ) -> Result<R, RRefError> {
-        let (Some(created), Some(user)) = (cell.created(), cell.user()) else {
+        let Some(user) = cell.user() else {
             return self.wait(runtime);
         };
         if let Some(answer) = self.future.wait_timeout(USUAL_WAIT) {
             return self.finish(runtime, answer);
         }
-        let (promise, either) = RpcFuture::new();
-        let promise = Arc::new(promise);
-        let failing = Arc::clone(&promise);
-        let known = runtime.lock().wait_for(user, || {
-            Box::new(move |result| {
-                if let Err(error) = result {
-                    failing.complete(Err(broken(&error)));
-                }
-                None
-            })
-        });
-        match known {
-            Some(Ok(())) => return self.wait(runtime),
-            Some(Err(error)) => {
-                return Err(RRefError::of_user(error, cell.rref(), &self.question.on));
+        let answered = cell.answered(user);
+        if !answered.is_complete() {
+            let (promise, either) = runtime.agent.promise();
+            let promise = Arc::new(promise);
+            let ended = Arc::clone(&promise);
+            self.future.on_complete(move |_| {
+                promise.complete(Ok(()));
+            });
+            answered.on_complete(move |_| {
+                ended.complete(Ok(()));
+            });
+            either.wait()?;
+        }
+        match runtime.status(user) {
+            Some(UserStatus::Failed(error)) if !self.future.is_complete() => {
+                Err(RRefError::of_user(error, cell.rref(), &self.question.on))
             }
-            None => {}
+            _ => self.wait(runtime),
         }
-        self.future.on_complete(move |answer| {
-            promise.complete(answer.clone());
-        });
-        // One of the agent's, so that its threads know of the wait.
-        let answer = created.then_async(move |_| either).wait();
-        if let Some(UserStatus::Failed(error)) = runtime.status(user) {
-            return Err(RRefError::of_user(error, cell.rref(), &self.question.on));
-        }
-        self.finish(runtime, answer)
     }
 
     fn finish<R: DeserializeOwned>(
@@ -314,10 +305,6 @@ fn explain(runtime: &Arc<Runtime>, question: Question, error: RpcError) -> RpcFu
     }
 }
 
-fn broken(error: &UserError) -> RpcError {
-    RpcError::Broken(error.to_string().into())
-}
-
 impl Runtime {
     fn keep(
         self: &Arc<Self>,
@@ -370,7 +357,7 @@ impl Runtime {
             return Ok(self.own_cell(rref, owner, type_name));
         }
         let function: Arc<str> = function.into();
-        let (created, sent) = self.step_and_create(Mode::Elsewhere, |inner, now| {
+        let created = self.step(Mode::Elsewhere, |inner, now| {
             let fork = inner
                 .context
                 .create_remote(now, owner, type_name, function, arguments)?;
@@ -391,11 +378,8 @@ impl Runtime {
             Err(error) => return Err(RRefError::Refused(error.to_string().into())),
         };
         forks.disarm();
-        let cell = Cell::new(Arc::clone(self), handle, rref, owner, type_name.into());
-        if let Some(sent) = sent {
-            cell.set_created(sent);
-        }
-        Ok(cell)
+        let type_name = type_name.into();
+        Ok(Cell::new(Arc::clone(self), handle, rref, owner, type_name))
     }
 
     /// Whether a reference can be used at all.
@@ -490,30 +474,18 @@ impl Runtime {
         let Some(user) = cell.user() else {
             return Ok(());
         };
-        let (promise, confirmed): (Promise<()>, _) = RpcFuture::new();
-        let known = self.lock().wait_for(user, || {
-            Box::new(move |result| {
-                promise.complete(result.map_err(|error| broken(&error)));
-                None
-            })
-        });
-        if known.is_none() {
-            let confirmed = match cell.created() {
-                // One of the agent's, so that its threads know of the wait.
-                Some(created) => created.then_async(move |_| confirmed),
-                None => confirmed,
-            };
-            let ended = if timeout.is_zero() {
-                Some(confirmed.wait())
-            } else {
-                confirmed.wait_timeout(timeout)
-            };
-            if ended.is_none() {
-                return Err(RRefError::TimedOut {
-                    rref: cell.rref(),
-                    after: timeout,
-                });
-            }
+        let answered = cell.answered(user);
+        let is_known = if timeout.is_zero() {
+            answered.wait()?;
+            true
+        } else {
+            answered.wait_timeout(timeout).transpose()?.is_some()
+        };
+        if !is_known {
+            return Err(RRefError::TimedOut {
+                rref: cell.rref(),
+                after: timeout,
+            });
         }
         self.check_usable(cell)
     }

@@ -11,6 +11,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use byteorder::{ByteOrder, LittleEndian};
+use postcard::ser_flavors::Size;
 use rpc_agent::WorkerId;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -214,9 +215,9 @@ pub(crate) fn unpack<T: DeserializeOwned>(
     value.map_err(|error| RRefError::Codec(error.to_string().into()))
 }
 
-/// The references that a value holds, as far as its encoding shows them.
-pub(crate) fn look(encode: impl FnOnce()) -> Vec<Arc<Cell>> {
-    match within(Scope::Looking { found: Vec::new() }, encode) {
+/// The references that are met while `walk` runs.
+pub(crate) fn look(walk: impl FnOnce()) -> Vec<Arc<Cell>> {
+    match within(Scope::Looking { found: Vec::new() }, walk) {
         ((), Scope::Looking { found }) => found,
         _ => Vec::new(),
     }
@@ -228,6 +229,12 @@ pub(crate) fn encode<T: Serialize + ?Sized>(value: &T) -> Result<Vec<u8>, String
         let type_name = type_name::<T>();
         format!("a value of type `{type_name}` cannot be encoded: {error}")
     })
+}
+
+/// Meets everything in a value, and keeps nothing of it: its bytes are counted only.
+pub(crate) fn walk<T: Serialize + ?Sized>(value: &T) {
+    // A value that cannot be encoded has been gone through up to there.
+    let _ = postcard::serialize_with_flavor(value, Size::default());
 }
 
 /// Forks a reference for the message that this thread packs; returns its number there.

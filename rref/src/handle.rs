@@ -30,8 +30,8 @@ pub(crate) struct Cell {
     rref: RRefId,
     owner: WorkerId,
     type_name: Arc<str>,
-    /// Complete when the owner has answered the creation, or could not be asked; for the creator.
-    created: OnceLock<RpcFuture<()>>,
+    /// Complete when the owner has answered for this user, or could not be asked; once somebody waits.
+    answered: OnceLock<RpcFuture<()>>,
 }
 
 impl Cell {
@@ -48,7 +48,7 @@ impl Cell {
             rref,
             owner,
             type_name,
-            created: OnceLock::new(),
+            answered: OnceLock::new(),
         })
     }
 
@@ -75,12 +75,10 @@ impl Cell {
         }
     }
 
-    pub(crate) fn set_created(&self, created: RpcFuture<()>) {
-        let _ = self.created.set(created);
-    }
-
-    pub(crate) fn created(&self) -> Option<&RpcFuture<()>> {
-        self.created.get()
+    /// Complete when the owner has answered for this user, or could not be asked: what it said is the
+    /// user's status then.
+    pub(crate) fn answered(&self, user: ForkId) -> &RpcFuture<()> {
+        self.answered.get_or_init(|| self.runtime.answered(user))
     }
 
     /// Forks the reference for a message of `runtime` to a worker.
@@ -201,7 +199,7 @@ impl<T: Send + Sync + 'static> RRef<T> {
         if !self.is_owner() {
             return Err(RRefError::NotOwner {
                 rref: self.cell.print().into(),
-                me: runtime.me()?.clone(),
+                me: runtime.agent.me().clone(),
                 owner: self.owner(),
             });
         }

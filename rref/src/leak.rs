@@ -1,7 +1,7 @@
 //! The end: what is still held, and by whom; and how all of it goes.
 //!
-//! Values are looked into by encoding them with references noted instead of forked, so a value without an
-//! encoding hides what it holds.
+//! Values are looked into as they are encoded, with references noted instead of forked and no bytes kept, so
+//! a value without an encoding hides what it holds.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -205,8 +205,7 @@ impl Runtime {
         };
         let what = format!("the encoding of a `{}`", value.type_name());
         let cells = carry::look(|| {
-            // One that cannot be encoded shows nothing.
-            let _ = self.contained(&what, || drop(value.encode()));
+            let _ = self.contained(&what, || value.walk());
         });
         cells
             .iter()

@@ -358,21 +358,14 @@ impl Runtime {
         self.hub.upgrade().map(RRefs::of).ok_or(RRefError::Shutdown)
     }
 
-    pub(crate) fn me(&self) -> Result<&WorkerInfo, RRefError> {
-        Ok(self.agent.me())
-    }
-
     pub(crate) fn is_me(&self, worker: WorkerId) -> bool {
         self.agent.me().id == worker
     }
 
     /// A worker that a reference names.
     pub(crate) fn worker(&self, id: WorkerId) -> WorkerInfo {
-        self.agent.worker(id).unwrap_or_else(|_| {
-            let named = WorkerInfo::new(&format!("worker:{id}"), id.get());
-            // An id of its own kind and a name of letters and digits are in order.
-            named.unwrap_or_else(|_| self.agent.me().clone())
-        })
+        let known = self.agent.worker(id);
+        known.unwrap_or_else(|_| WorkerInfo::unnamed(id))
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -387,15 +380,6 @@ impl Runtime {
         mode: Mode,
         step: impl FnOnce(&mut Inner, Instant) -> R,
     ) -> R {
-        self.step_and_create(mode, step).0
-    }
-
-    /// [`Runtime::step`], and the future of a creation that was sent.
-    pub(crate) fn step_and_create<R>(
-        self: &Arc<Self>,
-        mode: Mode,
-        step: impl FnOnce(&mut Inner, Instant) -> R,
-    ) -> (R, Option<RpcFuture<()>>) {
         let now = Instant::now();
         let mut inner = self.lock();
         let result = step(&mut inner, now);
@@ -412,8 +396,8 @@ impl Runtime {
         if let Some(at) = comes_at {
             self.come_at(at);
         }
-        let created = self.perform(todo, mode);
-        (result, created)
+        self.perform(todo, mode);
+        result
     }
 
     /// Has a thread come to do what is due.
@@ -430,18 +414,13 @@ impl Runtime {
         });
     }
 
-    fn perform(self: &Arc<Self>, todo: Vec<Todo>, mode: Mode) -> Option<RpcFuture<()>> {
-        let mut created = None;
+    fn perform(self: &Arc<Self>, todo: Vec<Todo>, mode: Mode) {
         let mut jobs: Vec<Job> = Vec::new();
         let mut freed = Vec::new();
         for todo in todo {
             match todo {
                 Todo::Send(to, control, message, carried) => {
-                    let is_creation = matches!(control, Control::Create(_));
-                    let sent = self.send(to, control, &message, carried);
-                    if is_creation {
-                        created = Some(sent);
-                    }
+                    self.send(to, control, &message, carried);
                 }
                 Todo::Reply(reply, answer) => {
                     reply.send(Ok(answer.encode(self.incarnation)));
@@ -471,7 +450,6 @@ impl Runtime {
         if let Some(job) = last {
             job(self);
         }
-        created
     }
 
     pub(crate) fn spawn(self: &Arc<Self>, job: Job) {
@@ -507,7 +485,7 @@ impl Runtime {
         control: Control,
         message: &Message,
         carried: Option<Carried>,
-    ) -> RpcFuture<()> {
+    ) {
         let function = match control {
             Control::Create(_) => CREATE,
             _ => CONTROL,
@@ -518,10 +496,7 @@ impl Runtime {
         let runtime = Arc::clone(self);
         self.agent
             .call_bytes_with_retries(to, function, bytes, &retries)
-            .then(move |answer| {
-                runtime.sent(to, control, &answer, carried);
-                Ok(())
-            })
+            .on_complete(move |answer| runtime.sent(to, control, answer, carried));
     }
 
     fn sent(
@@ -627,6 +602,21 @@ impl Runtime {
             log::warn!("{}: worker {worker} was lost", self.agent.me());
         }
         true
+    }
+
+    /// Complete when it is known whether a user's owner knows of it.
+    pub(crate) fn answered(&self, user: ForkId) -> RpcFuture<()> {
+        let (promise, answered) = self.agent.promise();
+        let known = self.lock().wait_for(user, || {
+            Box::new(move |_| {
+                promise.complete(Ok(()));
+                None
+            })
+        });
+        match known {
+            Some(_) => RpcFuture::ready(Ok(())),
+            None => answered,
+        }
     }
 
     pub(crate) fn status(&self, fork: ForkId) -> Option<UserStatus> {

@@ -24,6 +24,9 @@ use crate::runtime::{
 };
 use crate::value::Value;
 
+/// So many copies of a request are answered with the first one. A network makes one or two.
+const COPIES_MAX: usize = 16;
+
 type Serve = fn(&Arc<Runtime>, Asked);
 
 /// A request of a worker.
@@ -315,8 +318,11 @@ impl Runtime {
                 let key = first.fork;
                 let mut inner = self.lock();
                 if let Some(copies) = inner.serving.get_mut(&key) {
-                    copies.push(reply);
-                    return;
+                    if copies.len() < COPIES_MAX {
+                        return copies.push(reply);
+                    }
+                    drop(inner);
+                    return refuse(reply, format!("it has come {COPIES_MAX} times already"));
                 }
                 inner.serving.insert(key, vec![reply]);
                 Askers::Copies(key)

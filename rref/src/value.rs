@@ -10,7 +10,12 @@ use serde::Serialize;
 
 use crate::carry;
 
-type EncodeFn = fn(&(dyn Any + Send + Sync)) -> Result<Vec<u8>, String>;
+/// What can be done with a value whose type has an encoding.
+#[derive(Clone, Copy)]
+struct Codec {
+    encode: fn(&(dyn Any + Send + Sync)) -> Result<Vec<u8>, String>,
+    walk: fn(&(dyn Any + Send + Sync)),
+}
 
 /// A value that references are to. Cheap to clone: the value itself is shared.
 #[derive(Clone)]
@@ -18,7 +23,7 @@ pub(crate) struct Value {
     held: Arc<dyn Any + Send + Sync>,
     type_name: &'static str,
     /// `None` for a value that never leaves its owner.
-    encode: Option<EncodeFn>,
+    codec: Option<Codec>,
 }
 
 impl Value {
@@ -27,7 +32,10 @@ impl Value {
         Self {
             held: Arc::new(value),
             type_name: type_name::<T>(),
-            encode: Some(encode::<T>),
+            codec: Some(Codec {
+                encode: encode::<T>,
+                walk: walk::<T>,
+            }),
         }
     }
 
@@ -36,7 +44,7 @@ impl Value {
         Self {
             held: Arc::new(value),
             type_name: type_name::<T>(),
-            encode: None,
+            codec: None,
         }
     }
 
@@ -49,9 +57,25 @@ impl Value {
         Arc::clone(&self.held).downcast().ok()
     }
 
-    /// Its bytes, for a message that is being packed; `None` if it never leaves its owner.
-    pub(crate) fn encode(&self) -> Option<Result<Vec<u8>, String>> {
-        self.encode.map(|encode| encode(&*self.held))
+    /// Whether it never leaves its owner.
+    pub(crate) const fn is_opaque(&self) -> bool {
+        self.codec.is_none()
+    }
+
+    /// Its bytes, for a message that is being packed.
+    pub(crate) fn encode(&self) -> Result<Vec<u8>, String> {
+        match self.codec {
+            Some(codec) => (codec.encode)(&*self.held),
+            None => Err(format!("a `{}` has no encoding", self.type_name)),
+        }
+    }
+
+    /// Goes through all of it as [`Value::encode`] does, without making bytes: the references in it are
+    /// met. Through nothing of a value that never leaves its owner.
+    pub(crate) fn walk(&self) {
+        if let Some(codec) = self.codec {
+            (codec.walk)(&*self.held);
+        }
     }
 }
 
@@ -68,6 +92,12 @@ fn encode<T: Serialize + 'static>(value: &(dyn Any + Send + Sync)) -> Result<Vec
     }
 }
 
+fn walk<T: Serialize + 'static>(value: &(dyn Any + Send + Sync)) {
+    if let Some(value) = value.downcast_ref::<T>() {
+        carry::walk(value);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -78,14 +108,16 @@ mod tests {
         assert_eq!(value.downcast::<u64>().as_deref(), Some(&7));
         assert!(value.downcast::<i64>().is_none());
         assert_eq!(value.type_name(), "u64");
-        assert_eq!(value.encode(), Some(Ok(vec![7])));
+        assert_eq!(value.encode(), Ok(vec![7]));
+        assert!(!value.is_opaque());
     }
 
     #[test]
     fn an_opaque_value_has_no_bytes() {
         struct Socket;
         let value = Value::opaque(Socket);
-        assert!(value.encode().is_none());
+        assert!(value.is_opaque());
+        assert!(value.encode().unwrap_err().contains("no encoding"));
         assert!(value.downcast::<Socket>().is_some());
     }
 }

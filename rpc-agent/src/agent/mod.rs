@@ -31,7 +31,7 @@ use self::poller::Sockets;
 use self::shared::{Parts, RUNNING, STOPPED, STOPPING, Shared};
 use crate::directory::{Directory, DirectoryError, Group};
 use crate::error::RpcError;
-use crate::future::{Executor, FutureMessage, Hint, Job, contained};
+use crate::future::{Executor, FutureMessage, Hint, Job, Promise, RpcFuture, contained};
 use crate::handshake::LinkState;
 use crate::metrics::{Gauges, MetricsSnapshot};
 use crate::registry::{HandlerError, Registry};
@@ -366,6 +366,12 @@ impl AgentHandle {
     pub fn spawn_at(&self, at: Instant, job: impl FnOnce() + Send + 'static) {
         self.shared
             .run_at(at, Box::new(move || contained("a job", job)));
+    }
+
+    /// A pending future, and what completes it. Its callbacks run on the agent's threads, and one of those
+    /// that waits for it has another take its place, as with the future of a call.
+    pub fn promise<T: Clone + Send + 'static>(&self) -> (Promise<T>, RpcFuture<T>) {
+        RpcFuture::with_executor(self.shared.executor(), Hint::NONE)
     }
 
     /// The number that this worker's process has drawn for the agent, so that its messages are told from
