@@ -69,6 +69,10 @@ fn explore_all(states_min: usize, threads: &[Thread]) {
             ..usual
         },
         Budget {
+            call_copies: 1,
+            ..usual
+        },
+        Budget {
             not_delivered: 1,
             failing_functions: 1,
             ..usual
@@ -223,11 +227,12 @@ fn a_message_that_is_not_encoded_leaves_nothing_behind() {
 /// Takes long, but seconds in a release build: `cargo test --release -p rref two_copies -- --ignored`.
 #[test]
 #[ignore = "takes long in a debug build"]
-fn two_copies_a_stall_and_a_lost_call_in_one_run() {
+fn two_copies_a_stall_a_lost_and_a_copied_call_in_one_run() {
     let budget = Budget {
         copies: 2,
         stalls: 1,
         lost_calls: 1,
+        call_copies: 1,
         not_delivered: 1,
         failing_functions: 1,
     };

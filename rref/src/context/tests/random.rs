@@ -83,6 +83,7 @@ fn start(seed: u64) -> (World, fastrand::Rng) {
         not_delivered: random.u32(0..3),
         failing_functions: random.u32(0..3),
         lost_calls: random.u32(0..5),
+        call_copies: random.u32(0..5),
     };
     let world = World::new(workers, threads, budget, Instant::now());
     (world, random)

@@ -181,6 +181,8 @@ pub(super) enum Step {
     CallLate(usize),
     /// It is certain that a call has not arrived.
     CallNotSent(usize),
+    /// A second copy of a call comes, too.
+    CallCopy(usize),
 }
 
 /// How often the unusual happens.
@@ -191,6 +193,7 @@ pub(super) struct Budget {
     pub(super) not_delivered: u32,
     pub(super) failing_functions: u32,
     pub(super) lost_calls: u32,
+    pub(super) call_copies: u32,
 }
 
 #[derive(Clone, PartialEq, Eq)]
@@ -210,6 +213,7 @@ pub(super) struct World {
     created: BTreeSet<RRefId>,
     freed: BTreeSet<RRefId>,
     confirmed: BTreeSet<ForkId>,
+    received: BTreeSet<ForkId>,
     has_stopped: bool,
 }
 
@@ -239,6 +243,7 @@ impl World {
             created: BTreeSet::new(),
             freed: BTreeSet::new(),
             confirmed: BTreeSet::new(),
+            received: BTreeSet::new(),
             has_stopped: false,
         }
     }
@@ -256,7 +261,8 @@ impl World {
                 self.has_stalled,
                 self.has_stopped,
             ),
-            (&self.ran, &self.created, &self.freed, &self.confirmed),
+            (&self.ran, &self.created, &self.freed),
+            (&self.confirmed, &self.received),
         ))
     }
 
@@ -302,17 +308,33 @@ impl World {
                 Packet::Function { .. } if self.budget.failing_functions > 0 => {
                     faults.push(Step::FunctionFails(at));
                 }
-                Packet::Call { is_late: false, .. } if self.budget.lost_calls > 0 => {
-                    faults.extend([
-                        Step::CallLost(at),
-                        Step::CallLate(at),
-                        Step::CallNotSent(at),
-                    ]);
+                Packet::Call {
+                    is_late: false,
+                    data,
+                    ..
+                } => {
+                    if self.budget.lost_calls > 0 {
+                        faults.extend([Step::CallLost(at), Step::CallLate(at)]);
+                        if !self.has_other(at, data.fork) {
+                            faults.push(Step::CallNotSent(at));
+                        }
+                    }
+                    if self.budget.call_copies > 0 {
+                        faults.push(Step::CallCopy(at));
+                    }
                 }
                 _ => {}
             }
         }
         faults
+    }
+
+    /// Whether another copy of a call than this packet is under way, or has arrived.
+    fn has_other(&self, but: usize, of: ForkId) -> bool {
+        let is_other = |(at, packet): (usize, &Packet)| {
+            at != but && matches!(packet, Packet::Call { data, .. } if data.fork == of)
+        };
+        self.received.contains(&of) || self.packets.iter().enumerate().any(is_other)
     }
 
     /// Whether a copy of a creation is under way, or has arrived.
@@ -398,6 +420,7 @@ impl World {
                     context.function_finished(now, rref, Err("it failed".into()));
                 });
             }
+            Step::CallCopy(at) => self.copy_call(at),
             Step::CallLost(at) | Step::CallLate(at) | Step::CallNotSent(at) => {
                 self.budget.lost_calls -= 1;
                 let Packet::Call { data, is_late, .. } = &mut self.packets[at] else {
@@ -406,8 +429,11 @@ impl World {
                 *is_late = true;
                 let data = data.clone();
                 if !matches!(step, Step::CallLate(_)) {
+                    let has_other = self.has_other(at, data.fork);
                     let lost = self.packets.swap_remove(at);
-                    self.void(&lost);
+                    if !has_other {
+                        self.void(&lost);
+                    }
                 }
                 self.on(index(data.parent), |context, now| {
                     if matches!(step, Step::CallNotSent(_)) {
@@ -418,6 +444,15 @@ impl World {
                 });
             }
         }
+    }
+
+    fn copy_call(&mut self, at: usize) {
+        self.budget.call_copies -= 1;
+        let mut copy = self.packets[at].clone();
+        if let Packet::Call { is_late, .. } = &mut copy {
+            *is_late = true;
+        }
+        self.packets.push(copy);
     }
 
     /// Nothing happens but that time passes, until all is over: then `false`.
@@ -787,8 +822,21 @@ impl World {
                 });
                 match received {
                     Some(Ok(received)) => {
+                        let fork = data.fork;
+                        assert!(self.received.insert(fork), "{fork} is received twice");
                         self.slots.insert((to, slot), Slot::Held(received.handle));
+                        for packet in &mut self.packets {
+                            if let Packet::Call { data, is_late, .. } = packet
+                                && data.fork == fork
+                            {
+                                // A copy: what came first counts.
+                                *is_late = true;
+                            }
+                        }
                     }
+                    Some(Err(_)) if self.received.contains(&data.fork) => {}
+                    // The one that counts may still come.
+                    Some(Err(_)) if self.has_other(usize::MAX, data.fork) => {}
                     Some(Err(error)) => {
                         let is_late = matches!(packet, Packet::Call { is_late: true, .. });
                         assert!(
