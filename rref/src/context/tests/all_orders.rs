@@ -224,7 +224,7 @@ fn a_message_that_is_not_encoded_leaves_nothing_behind() {
     );
 }
 
-/// Takes long, but seconds in a release build: `cargo test --release -p rref two_copies -- --ignored`.
+/// Takes long, but a minute or two in a release build: `cargo test --release -p rref two_copies -- --ignored`.
 #[test]
 #[ignore = "takes long in a debug build"]
 fn two_copies_a_stall_a_lost_and_a_copied_call_in_one_run() {
