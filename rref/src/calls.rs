@@ -187,6 +187,16 @@ impl RRefs {
         }))
     }
 
+    /// Whether the tables agree with each other. Takes time in proportion to them.
+    ///
+    /// # Errors
+    /// [`RRefError::NotAttached`]; [`RRefError::Refused`] with the first sentence that does not hold: a defect
+    /// of this crate, or a worker that contradicts itself.
+    pub fn check_invariants(&self) -> Result<(), RRefError> {
+        let checked = self.runtime()?.lock().context.check_invariants();
+        checked.map_err(|sentence| RRefError::Refused(sentence.into()))
+    }
+
     /// PyTorch's debug info: its four counters, by their names there.
     ///
     /// # Errors
@@ -385,7 +395,7 @@ impl Runtime {
     /// Whether a reference can be used at all.
     fn check_usable(&self, cell: &Cell) -> Result<(), RRefError> {
         let Some(user) = cell.user() else {
-            return Ok(());
+            return self.check_owned(cell.handle());
         };
         match self.status(user) {
             Some(UserStatus::Failed(error)) => Err(RRefError::of_user(
@@ -396,6 +406,12 @@ impl Runtime {
             Some(_) => Ok(()),
             None => Err(RRefError::Shutdown),
         }
+    }
+
+    /// Whether a value of this worker that is referred to is still there: until the end it is.
+    fn check_owned(&self, handle: Handle) -> Result<(), RRefError> {
+        let owner = self.lock().context.owner_of(handle);
+        owner.map(drop).ok_or(RRefError::Shutdown)
     }
 
     /// Asks the owner for a copy of the value.
@@ -453,6 +469,7 @@ impl Runtime {
         let found = match look() {
             Some(found) => Some(found),
             None => {
+                self.check_owned(Handle::Owner(rref))?;
                 let me = self.agent.me().id;
                 self.ask_for_value(AWAIT, rref, me, timeout)
                     .wait::<()>(self)?;

@@ -304,3 +304,174 @@ pub(crate) fn take(number: u32, type_name: &str) -> Result<Arc<Cell>, &'static s
         Ok(taken)
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::id::{ForkId, GloballyUniqueId, RRefId};
+
+    /// Fork data with an empty name of a type.
+    const FORK_BYTES_MIN: usize = 52;
+
+    fn id() -> impl Strategy<Value = GloballyUniqueId> {
+        (0..=rpc_agent::WORKER_ID_MAX, any::<u64>(), any::<u64>()).prop_map(
+            |(worker, incarnation, local_id)| GloballyUniqueId {
+                created_on: WorkerId::new(worker).unwrap(),
+                incarnation,
+                local_id,
+            },
+        )
+    }
+
+    fn fork() -> impl Strategy<Value = ForkData> {
+        (id(), id(), id(), "\\PC{0,20}").prop_map(|(owner, rref, fork, type_name)| ForkData {
+            owner: owner.created_on,
+            owner_incarnation: owner.incarnation,
+            rref: RRefId(rref),
+            fork: ForkId(fork),
+            parent: fork.created_on,
+            type_name: type_name.into(),
+        })
+    }
+
+    /// The bytes of a message, as [`pack`] puts them together.
+    fn message(count: u32, forks: &[ForkData], values: &[u8]) -> Vec<u8> {
+        let mut bytes = vec![0; 4];
+        LittleEndian::write_u32(&mut bytes, count);
+        for fork in forks {
+            fork.encode(&mut bytes);
+        }
+        bytes.extend_from_slice(values);
+        bytes
+    }
+
+    /// What was reserved for references is in proportion to the bytes that were there for them.
+    fn is_modest(packed: &Packed<'_>, bytes: &[u8]) -> bool {
+        let room = (bytes.len() - packed.values.len()) / FORK_BYTES_MIN;
+        packed.forks.len() <= room && packed.forks.capacity() <= 2 * room + 4
+    }
+
+    proptest! {
+        #[test]
+        fn forks_and_values_come_back_unchanged_wherever_the_one_end_and_the_others_begin(
+            forks in proptest::collection::vec(fork(), 0..6), values: Vec<u8>
+        ) {
+            let bytes = message(forks.len() as u32, &forks, &values);
+            let packed = Packed::parse(&bytes).unwrap();
+            prop_assert_eq!(&packed.forks, &forks);
+            prop_assert_eq!(packed.values, &values[..]);
+            prop_assert!(is_modest(&packed, &bytes));
+            // A lower count leaves the last ones among the values, and a higher one needs them there.
+            let begin = bytes.len() - values.len();
+            for count in 0..forks.len() {
+                let fewer = message(count as u32, &forks, &values);
+                let packed = Packed::parse(&fewer).unwrap();
+                prop_assert_eq!(&packed.forks, &forks[..count]);
+                prop_assert!(packed.values.ends_with(&values));
+                prop_assert!(packed.values.len() >= values.len() + FORK_BYTES_MIN);
+            }
+            let more = message(forks.len() as u32 + 1, &forks, &[]);
+            prop_assert!(Packed::parse(&more).is_err());
+            for end in 0..bytes.len() {
+                let cut = Packed::parse(&bytes[..end]);
+                prop_assert_eq!(cut.is_ok(), end >= begin, "{} of {}", end, bytes.len());
+            }
+        }
+
+        #[test]
+        fn any_bytes_are_parsed_or_refused_within_what_they_take(
+            count in prop_oneof![0..4_u32, any::<u32>(), Just(FORKS_MAX as u32)], bytes: Vec<u8>
+        ) {
+            for bytes in [message(count, &[], &bytes), bytes] {
+                if let Ok(packed) = Packed::parse(&bytes) {
+                    prop_assert!(is_modest(&packed, &bytes));
+                    prop_assert!(bytes.ends_with(packed.values));
+                }
+            }
+        }
+
+        #[test]
+        fn any_one_byte_of_a_message_can_be_another(
+            forks in proptest::collection::vec(fork(), 1..3), at: prop::sample::Index, byte: u8
+        ) {
+            let mut bytes = message(forks.len() as u32, &forks, &[1, 2, 3]);
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+            if let Ok(packed) = Packed::parse(&bytes) {
+                prop_assert!(is_modest(&packed, &bytes));
+            }
+        }
+    }
+
+    #[test]
+    fn a_number_of_references_beyond_the_limit_is_refused_before_any_is_looked_at() {
+        for count in [FORKS_MAX as u32 + 1, u32::MAX] {
+            let error = Packed::parse(&message(count, &[], &[])).err().unwrap();
+            let expected = format!("the message has {count} references, the limit is {FORKS_MAX}");
+            assert_eq!(error.to_string(), expected);
+        }
+        // So many may be, but are not there.
+        let error = Packed::parse(&message(FORKS_MAX as u32, &[], &[])).err();
+        let error = error.unwrap().to_string();
+        assert!(error.starts_with("the message ends within its"), "{error}");
+    }
+
+    #[test]
+    fn as_many_references_as_there_may_be_are_parsed() {
+        let worker = WorkerId::new(1).unwrap();
+        let id = GloballyUniqueId {
+            created_on: worker,
+            incarnation: 2,
+            local_id: 3,
+        };
+        let fork = ForkData {
+            owner: worker,
+            owner_incarnation: 2,
+            rref: RRefId(id),
+            fork: ForkId(id),
+            parent: worker,
+            type_name: "".into(),
+        };
+        let bytes = message(FORKS_MAX as u32, &vec![fork; FORKS_MAX], b"value");
+        assert_eq!(bytes.len(), 4 + FORKS_MAX * FORK_BYTES_MIN + 5);
+        let packed = Packed::parse(&bytes).unwrap();
+        assert_eq!(packed.forks.len(), FORKS_MAX);
+        assert_eq!(packed.values, b"value");
+    }
+
+    #[test]
+    fn no_reference_is_taken_outside_of_a_message_or_that_it_does_not_have() {
+        assert_eq!(take(0, "i64").err(), Some(NOT_IN_RPC));
+        let ((), error) = unpack_with(Vec::new(), || {
+            assert_eq!(
+                take(0, "i64").err(),
+                Some("the message has no such reference")
+            );
+            assert_eq!(
+                take(u32::MAX, "i64").err(),
+                Some("the message has no such reference")
+            );
+        });
+        assert!(error.is_none());
+        assert_eq!(take(0, "i64").err(), Some(NOT_IN_RPC));
+    }
+
+    #[test]
+    fn a_message_within_a_message_and_a_panic_leave_the_outer_one_as_it_was() {
+        let ((), error) = unpack_with(Vec::new(), || {
+            assert!(look(|| ()).is_empty());
+            let panicked =
+                std::panic::catch_unwind(|| look(|| std::panic::resume_unwind(Box::new(()))));
+            assert!(panicked.is_err());
+            assert_eq!(
+                take(0, "i64").err(),
+                Some("the message has no such reference"),
+                "this is still the message"
+            );
+        });
+        assert!(error.is_none());
+        assert_eq!(take(0, "i64").err(), Some(NOT_IN_RPC));
+    }
+}

@@ -143,6 +143,9 @@ pub enum FetchError {
     /// Nobody referred to it any more.
     #[error("the value of the reference {0} has been deleted")]
     Deleted(RRefId),
+    /// It is named as one of this worker's making, and none has this name.
+    #[error("no reference was named {0} here")]
+    Invented(RRefId),
     /// It was not there by the request's deadline.
     #[error("the value of the reference {0} was not there by the deadline")]
     TimedOut(RRefId),
@@ -179,6 +182,9 @@ pub enum ReceiveError {
     /// A message is decoded once, and not after its sender was told that it had not come.
     #[error("the fork {0} was received before, or given up by its sender")]
     ReceivedBefore(ForkId),
+    /// It is not named by its parent, or as something of this worker's making that has no such name.
+    #[error("the fork {0} was not named by whom it says")]
+    Invented(ForkId),
     /// Its value is gone: the sender did not keep to the protocol, or was given up as dead.
     #[error("the value of the reference {0} has been deleted")]
     Deleted(RRefId),

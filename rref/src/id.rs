@@ -55,6 +55,10 @@ impl fmt::Display for ForkId {
     }
 }
 
+/// The lower bits of a name count; the upper ones say for which worker.
+const COUNT_BITS: u32 = 48;
+const COUNT_MAX: u64 = (1 << COUNT_BITS) - 1;
+
 /// Gives the names of one process. References and forks share the count, as in PyTorch; but there is one
 /// for each worker that names are for. So the names that one worker sees, and has to remember when they are
 /// gone, follow each other, and many of them are one range.
@@ -85,9 +89,20 @@ impl Mint {
         ForkId(self.next(on))
     }
 
+    /// Whether a name is of this process's making, and not given yet.
+    pub(crate) fn is_still_to_give(&self, id: GloballyUniqueId) -> bool {
+        if id.created_on != self.created_on || id.incarnation != self.incarnation {
+            return false;
+        }
+        let (of, count) = (id.local_id >> COUNT_BITS, id.local_id & COUNT_MAX);
+        let of = u32::try_from(of).ok().and_then(|of| WorkerId::new(of).ok());
+        let given = of.and_then(|of| self.counts.get(&of));
+        given.is_none_or(|given| count >= *given)
+    }
+
     fn next(&mut self, of: WorkerId) -> GloballyUniqueId {
         let count = self.counts.entry(of).or_default();
-        let local_id = u64::from(of.get()) << 48 | *count;
+        let local_id = u64::from(of.get()) << COUNT_BITS | *count;
         *count += 1;
         GloballyUniqueId {
             created_on: self.created_on,
@@ -124,6 +139,38 @@ mod tests {
         let next = [mint.rref(one).0.local_id, mint.fork(two).0.local_id];
         assert_eq!(next, first.map(|id| id + 1));
         assert_ne!(first[0], first[1]);
+    }
+
+    #[test]
+    fn a_name_is_known_for_given_or_for_one_of_another() {
+        let [me, other] = [3, 1].map(|id| WorkerId::new(id).unwrap());
+        let mut mint = Mint::new(me, 77);
+        let first = mint.fork(other).0;
+        let next = GloballyUniqueId {
+            local_id: first.local_id + 1,
+            ..first
+        };
+        let for_nobody = GloballyUniqueId {
+            local_id: u64::MAX,
+            ..first
+        };
+        assert_eq!(
+            [first, next, for_nobody].map(|id| mint.is_still_to_give(id)),
+            [false, true, true]
+        );
+        assert_eq!(mint.fork(other).0, next);
+        assert!(!mint.is_still_to_give(next));
+        let of_others = [
+            GloballyUniqueId {
+                created_on: other,
+                ..for_nobody
+            },
+            GloballyUniqueId {
+                incarnation: 78,
+                ..for_nobody
+            },
+        ];
+        assert_eq!(of_others.map(|id| mint.is_still_to_give(id)), [false; 2]);
     }
 
     #[test]

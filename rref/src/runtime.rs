@@ -110,7 +110,8 @@ impl RRefs {
     /// [`RRefError::Refused`] if another agent has been attached.
     pub fn attach(&self, agent: &AgentHandle) -> Result<(), RRefError> {
         let runtime = self.hub.runtime(agent);
-        if runtime.agent.me() != agent.me() {
+        // An agent of another group, or an earlier one, may have the same name.
+        if runtime.agent.incarnation() != agent.incarnation() {
             let what = format!("{} has been attached already", runtime.agent.me());
             return Err(RRefError::Refused(what.into()));
         }

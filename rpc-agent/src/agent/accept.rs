@@ -162,6 +162,11 @@ impl Shared {
         }
         let peer = self.peer_of(hello.from.clone());
         let mut state = peer.lock();
+        if state.is_replaced {
+            drop(state);
+            let text = "another worker has taken its place".to_owned();
+            return refuse(RefuseReason::WrongWorker, 0, text);
+        }
         let Some(pair) = &mut state.pair else { return };
         match pair.on_hello(hello) {
             Answer::Refuse { reason, links } => {

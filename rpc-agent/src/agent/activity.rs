@@ -17,6 +17,8 @@ pub(crate) struct Activity {
     calls_started: AtomicU64,
     /// Somebody waits for zero.
     is_awaited: AtomicBool,
+    /// Nobody is to wait any more.
+    is_over: AtomicBool,
     idle: Monitor<()>,
 }
 
@@ -52,13 +54,24 @@ impl Activity {
         self.calls_started.load(Ordering::SeqCst)
     }
 
-    /// Waits until nothing is under way, or the deadline; whether nothing is.
+    /// Ends all waits, now and later: what is under way may stay so for ever, as an answer that a function
+    /// has promised for later.
+    pub(crate) fn end_waits(&self) {
+        self.is_over.store(true, Ordering::SeqCst);
+        drop(self.idle.lock());
+        self.idle.notify_all();
+    }
+
+    /// Waits until nothing is under way, the deadline, or [`Activity::end_waits`]; whether nothing is.
     pub(crate) fn wait_idle(&self, deadline: Deadline) -> bool {
         self.is_awaited.store(true, Ordering::SeqCst);
         let mut guard = self.idle.lock();
         loop {
             if self.under_way() == 0 {
                 return true;
+            }
+            if self.is_over.load(Ordering::SeqCst) {
+                return false;
             }
             let has_passed;
             (guard, has_passed) = self.idle.wait_until(guard, deadline);

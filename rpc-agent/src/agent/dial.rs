@@ -20,7 +20,7 @@ use super::link::not_connected;
 use super::peer::{Dial, Peer, PeerState};
 use super::shared::Shared;
 use crate::error::Outcome;
-use crate::handshake::{AfterRefuse, AfterWelcome, LinkState};
+use crate::handshake::{AfterRefuse, AfterWelcome};
 use crate::incoming::{Expects, Incoming, Message, Recipient};
 use crate::wire::{Frame, Hello};
 use crate::worker::Destination;
@@ -47,13 +47,21 @@ pub(crate) struct Dialers {
 
 #[derive(Debug, Default)]
 struct State {
-    due: BTreeMap<(Instant, u64), Arc<Peer>>,
+    due: BTreeMap<(Instant, u64), Due>,
     queued: u64,
     threads: usize,
     idle: usize,
     stopping: bool,
     handles: Vec<JoinHandle<()>>,
     threads_begun: u64,
+}
+
+/// An attempt that is to be made.
+#[derive(Debug)]
+struct Due {
+    peer: Arc<Peer>,
+    /// The dial that it belongs to, which may be over by then. The next one has attempts of its own.
+    dial: u64,
 }
 
 /// How an attempt ended.
@@ -83,46 +91,48 @@ impl Shared {
         // Two workers that dial each other do not do so in step for ever.
         let seed = self.incarnation ^ u64::from(peer.info.id.get());
         state.dials_begun += 1;
+        let number = state.dials_begun;
         state.dial = Some(Dial {
-            number: state.dials_begun,
+            number,
             backoff: Backoff::new(options, seed),
             began: None,
         });
         drop(state);
-        self.dial_at(peer, Instant::now());
+        self.dial_at(peer, number, Instant::now());
     }
 
-    fn dial_at(self: &Arc<Self>, peer: &Arc<Peer>, at: Instant) {
+    fn dial_at(self: &Arc<Self>, peer: &Arc<Peer>, dial: u64, at: Instant) {
         let mut state = self.dialers.lock();
         if state.stopping {
             return;
         }
         state.queued += 1;
         let order = state.queued;
-        state.due.insert((at, order), Arc::clone(peer));
+        let peer = Arc::clone(peer);
+        state.due.insert((at, order), Due { peer, dial });
+        self.call_dialer(state);
+    }
+
+    /// Sees to it that a thread comes for what is due next.
+    fn call_dialer(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
         if state.idle > 0 || state.threads == THREADS_MAX {
             drop(state);
             self.dialers.changed.notify_one();
             return;
         }
-        state.threads += 1;
         state.threads_begun += 1;
-        let number = state.threads_begun;
-        drop(state);
         let shared = Arc::clone(self);
+        // Under the lock, so that who ends the dials finds every thread that lives.
         let spawned = thread::Builder::new()
-            .name(format!("rpc-dial-{number}"))
+            .name(format!("rpc-dial-{}", state.threads_begun))
             .spawn(move || shared.dial_loop());
-        let mut state = self.dialers.lock();
         match spawned {
             Ok(handle) => {
+                state.threads += 1;
                 state.handles.retain(|handle| !handle.is_finished());
                 state.handles.push(handle);
             }
-            Err(error) => {
-                state.threads -= 1;
-                log::error!("{}: cannot start a thread that dials: {error}", self.me);
-            }
+            Err(error) => log::error!("{}: cannot start a thread that dials: {error}", self.me),
         }
     }
 
@@ -137,9 +147,14 @@ impl Shared {
             let first = state.due.first_key_value().map(|((at, _), _)| *at);
             match first {
                 Some(at) if at <= now => {
-                    if let Some((_, peer)) = state.due.pop_first() {
-                        drop(state);
-                        self.dial(&peer);
+                    if let Some((_, Due { peer, dial })) = state.due.pop_first() {
+                        // This thread may be away for seconds.
+                        if state.due.is_empty() {
+                            drop(state);
+                        } else {
+                            self.call_dialer(state);
+                        }
+                        self.dial(&peer, dial);
                         drop(peer);
                         state = dialers.lock();
                     }
@@ -163,10 +178,10 @@ impl Shared {
     }
 
     /// One attempt, and what follows from it.
-    fn dial(self: &Arc<Self>, peer: &Arc<Peer>) {
-        let Some(number) = peer.lock().dial.as_ref().map(|dial| dial.number) else {
+    fn dial(self: &Arc<Self>, peer: &Arc<Peer>, number: u64) {
+        if !peer.lock().is_dialing(number) {
             return;
-        };
+        }
         let attempt = self.attempt_dial(peer, number);
         let now = Instant::now();
         let mut state = peer.lock();
@@ -176,6 +191,14 @@ impl Shared {
         }
         let (cause, is_dead) = match attempt {
             Attempt::Over => {
+                if state.link.is_none() && state.in_flight.len() > 0 && self.is_running() {
+                    // A call has come since, and has left it to this dial.
+                    let Some(dial) = &mut state.dial else { return };
+                    let pause = dial.backoff.next_delay();
+                    drop(state);
+                    self.dial_at(peer, number, now + pause);
+                    return;
+                }
                 state.dial = None;
                 return;
             }
@@ -187,7 +210,7 @@ impl Shared {
                     let pause = dial.backoff.next_delay();
                     state.last_failure = Some(cause);
                     drop(state);
-                    self.dial_at(peer, now + pause);
+                    self.dial_at(peer, number, now + pause);
                     return;
                 }
                 (cause, false)
@@ -217,9 +240,12 @@ impl Shared {
 
     fn attempt_dial(self: &Arc<Self>, peer: &Arc<Peer>, number: u64) -> Attempt {
         {
-            let state = peer.lock();
+            let mut state = peer.lock();
             if state.link.is_some() || state.in_flight.len() == 0 && !state.is_lost {
                 return Attempt::Over;
+            }
+            if let Some(dial) = &mut state.dial {
+                dial.began.get_or_insert_with(Instant::now);
             }
         }
         let deadline = Deadline::after(Instant::now(), ATTEMPT_MAX);
@@ -235,9 +261,6 @@ impl Shared {
             Ok(None) => return Attempt::Again("the worker has not published its address".into()),
             Err(error) => return Attempt::Again(error.to_string().into()),
         };
-        if let Some(dial) = &mut peer.lock().dial {
-            dial.began.get_or_insert_with(Instant::now);
-        }
         let options = ConnectOptions::default()
             .with_rounds_max(1)
             .with_socket_options(self.options.socket.clone());
@@ -260,9 +283,8 @@ impl Shared {
             Ok(attempt) => attempt,
             Err(error) => {
                 let mut state = peer.lock();
-                if state.is_dialing(number)
+                if state.awaits_answer(number)
                     && let Some(pair) = &mut state.pair
-                    && matches!(pair.state(), LinkState::Dialing { .. })
                 {
                     pair.on_dial_failed();
                 }
@@ -326,7 +348,7 @@ impl Shared {
                     .set_tcp_notsent_lowat(super::NOT_SENT_LOW_WATER);
                 let link = self.sockets.adopt(socket, Some(peer))?;
                 let mut state = peer.lock();
-                if !state.is_dialing(number) {
+                if !state.awaits_answer(number) {
                     drop(state);
                     self.sockets.release(&link, None);
                     return Ok(Attempt::Over);
@@ -343,7 +365,7 @@ impl Shared {
             }
             Some(Message::Refuse(refuse)) => {
                 let mut state = peer.lock();
-                if !state.is_dialing(number) {
+                if !state.awaits_answer(number) {
                     return Ok(Attempt::Over);
                 }
                 let after = state.pair.as_mut().map(|pair| pair.on_refuse(&refuse));

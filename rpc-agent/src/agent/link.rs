@@ -85,10 +85,9 @@ impl Shared {
                 }
             }
         };
-        state.is_flushing = false;
-        if !state.parked.is_empty()
-            && state.outgoing.unsent_bytes() < self.options.backlog_bytes_max / 2
-        {
+        peer.end_flushing(&mut state);
+        if state.outgoing.unsent_bytes() <= self.options.backlog_bytes_max / 2 {
+            state.refused_unread = 0;
             unparked.extend(state.parked.drain(..));
         }
         drop(state);
@@ -172,11 +171,18 @@ impl Shared {
         state.is_lost = false;
         state.has_left = false;
         state.is_dead = false;
-        self.flush_peer(peer, state);
-        if !messages.is_empty() {
-            let mut found = Vec::new();
-            self.take_messages(peer, &link, messages, &mut found);
-            self.pool.submit(self, found);
+        if messages.is_empty() {
+            return self.flush_peer(peer, state);
+        }
+        drop(state);
+        let mut found = Vec::new();
+        let farewell = self.take_messages(peer, &link, messages, &mut found);
+        self.pool.submit(self, found);
+        if farewell {
+            // Before anything is sent that nobody reads.
+            self.lose(peer, &link, left());
+        } else {
+            self.flush_peer(peer, peer.lock());
         }
     }
 
@@ -499,7 +505,8 @@ impl Shared {
                 self.pool.submit(self, found.drain(..));
             }
             self.flush_dirty();
-            if end == ReadEnd::NotMine {
+            // Who sends without a pause would keep it reading.
+            if end == ReadEnd::NotMine || deadline.has_passed(Instant::now()) {
                 break;
             }
         }

@@ -44,6 +44,9 @@ use crate::worker::{Destination, WorkerError, WorkerId, WorkerInfo};
 /// overtaken any more.
 const NOT_SENT_LOW_WATER: u32 = 1 << 20;
 
+/// How long the end of an agent waits for a thread that is writing to a connection. None of them blocks.
+const FAREWELL_MAX: Duration = Duration::from_secs(1);
+
 /// The agent of a worker: it serves the functions of its [`Registry`] to the others of its group, and
 /// calls theirs. See the [crate's documentation](crate).
 ///
@@ -537,9 +540,10 @@ impl Shared {
     /// Helps a thread that is about to wait for an answer.
     fn drive(self: &Arc<Self>, is_complete: &dyn Fn() -> bool, deadline: Deadline, hint: Hint) {
         self.flush_dirty();
-        let peer = u32::try_from(hint.0)
-            .ok()
-            .and_then(|id| self.peer_by_id(id));
+        // The low half is the id.
+        let peer = self
+            .peer_by_id((hint.0 & u64::from(u32::MAX)) as u32)
+            .filter(|peer| peer.hint() == hint && !peer.is_self);
         if let Some(peer) = peer {
             self.read_while_waiting(&peer, is_complete, deadline);
         }
@@ -570,6 +574,7 @@ impl Shared {
         {
             return;
         }
+        self.activity.end_waits();
         // Who waits for its turn to end the agent need not wait any longer. Locked, so that it sleeps
         // already, or has seen the stage.
         drop(self.is_ending.lock());
@@ -600,7 +605,8 @@ impl Shared {
             if state.link.is_some() {
                 state.outgoing.push_frame(&Frame::Goodbye { reason: 0 });
                 self.flush_peer(&peer, state);
-                state = peer.lock();
+                // A thread that was at it takes the farewell along, if it is given the time to.
+                state = peer.lock_flushed(Deadline::after(Instant::now(), FAREWELL_MAX));
             }
             if let Some(pair) = &mut state.pair {
                 pair.close();

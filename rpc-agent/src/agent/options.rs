@@ -109,8 +109,7 @@ impl AgentOptions {
         self
     }
 
-    /// For how long a worker whose address is known is dialed before the calls that wait for the
-    /// connection fail. Default 10 s. A refused connection fails at once: a worker listens from before
+    /// For how long a worker is dialed before the calls that wait for the connection fail. Default 10 s. A refused connection fails at once: a worker listens from before
     /// its address is known until it ends.
     #[must_use]
     pub fn with_connect_timeout(mut self, timeout: Duration) -> Self {

@@ -7,7 +7,7 @@ use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -15,7 +15,7 @@ use c10d_socket::{Backoff, Deadline};
 use mio::net::TcpStream;
 
 use crate::error::{CallSite, NotSent, Outcome, RpcError};
-use crate::future::Promise;
+use crate::future::{Hint, Promise};
 use crate::handshake;
 use crate::in_flight::InFlight;
 use crate::incoming::Incoming;
@@ -29,10 +29,14 @@ pub(crate) struct Peer {
     pub(crate) info: WorkerInfo,
     /// Whether it is this agent's own worker: calls to it use no socket.
     pub(crate) is_self: bool,
+    /// How many workers had this id before: futures of calls of them are not to be mistaken for this one's.
+    pub(crate) predecessors: u32,
     pub(crate) metrics: PeerMetrics,
     /// The greatest message that it takes, as it said when it connected last.
     message_bytes_max: AtomicU64,
     state: Mutex<PeerState>,
+    /// No thread writes any more.
+    flushed: Condvar,
 }
 
 pub(crate) struct PeerState {
@@ -42,6 +46,8 @@ pub(crate) struct PeerState {
     pub(crate) outgoing: Outgoing,
     /// A thread is writing, and will send what is put into `outgoing` meanwhile.
     pub(crate) is_flushing: bool,
+    /// Somebody waits until no thread writes.
+    is_flush_awaited: bool,
     /// Among those that the next flush of the agent looks after.
     pub(crate) is_dirty: bool,
     pub(crate) link: Option<Established>,
@@ -59,8 +65,13 @@ pub(crate) struct PeerState {
     pub(crate) has_left: bool,
     /// Its process is known to have ended.
     pub(crate) is_dead: bool,
+    /// Another worker has its id now. Nobody looks after the deadlines of calls of this one any more, so
+    /// there are none.
+    pub(crate) is_replaced: bool,
     /// Its requests that no thread has taken yet.
     pub(crate) requests_queued: usize,
+    /// Its requests that were refused since too much waits for it to be read.
+    pub(crate) refused_unread: usize,
     /// Its requests that wait until it has read some of its answers.
     pub(crate) parked: VecDeque<Request>,
     /// The name of the function called last: the next call is often to the same.
@@ -99,7 +110,7 @@ pub(crate) struct Dial {
     /// One of this peer's; an attempt that belongs to an earlier one has been overtaken.
     pub(crate) number: u64,
     pub(crate) backoff: Backoff,
-    /// When the address was known first.
+    /// When the first attempt was made.
     pub(crate) began: Option<Instant>,
 }
 
@@ -110,6 +121,8 @@ pub(crate) struct PendingCall {
     pub(crate) began: Instant,
     /// Zero: none.
     pub(crate) timeout: Duration,
+    /// A test's fault sends it more than once: what is known of one of the requests is not known of all.
+    pub(crate) is_repeated: bool,
 }
 
 /// A call that this agent serves: who is to be answered.
@@ -139,10 +152,16 @@ pub(crate) struct Request {
 }
 
 impl Peer {
-    pub(crate) fn new(info: WorkerInfo, me: &WorkerInfo, incarnation: u64) -> Self {
+    pub(crate) fn new(
+        info: WorkerInfo,
+        me: &WorkerInfo,
+        incarnation: u64,
+        predecessors: u32,
+    ) -> Self {
         let is_self = info.id == me.id;
         let pair = (!is_self).then(|| handshake::Link::new(me.id, incarnation, info.id));
         Self {
+            predecessors,
             metrics: PeerMetrics::default(),
             message_bytes_max: AtomicU64::new(u64::MAX),
             is_self,
@@ -151,6 +170,7 @@ impl Peer {
                 expiring: 0,
                 outgoing: Outgoing::new(),
                 is_flushing: false,
+                is_flush_awaited: false,
                 is_dirty: false,
                 link: None,
                 pair,
@@ -161,10 +181,13 @@ impl Peer {
                 is_lost: false,
                 has_left: false,
                 is_dead: false,
+                is_replaced: false,
                 requests_queued: 0,
+                refused_unread: 0,
                 parked: VecDeque::new(),
                 last_function: Arc::from(""),
             }),
+            flushed: Condvar::new(),
             info,
         }
     }
@@ -175,6 +198,28 @@ impl Peer {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// [`Peer::lock`], once no thread writes to this worker; at the deadline whatever is.
+    pub(crate) fn lock_flushed(&self, deadline: Deadline) -> MutexGuard<'_, PeerState> {
+        let mut state = self.lock();
+        while state.is_flushing
+            && let Some(left) = deadline.remaining(Instant::now())
+            && !left.is_zero()
+        {
+            state.is_flush_awaited = true;
+            let waited = self.flushed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        state
+    }
+
+    /// To be called by the thread that has written, with the lock.
+    pub(crate) fn end_flushing(&self, state: &mut PeerState) {
+        state.is_flushing = false;
+        if std::mem::take(&mut state.is_flush_awaited) {
+            self.flushed.notify_all();
+        }
+    }
+
     /// The greatest message that goes between it and this worker, which takes `own` bytes at most.
     pub(crate) fn message_bytes_max(&self, own: u64) -> u64 {
         own.min(self.message_bytes_max.load(Ordering::Relaxed))
@@ -183,6 +228,14 @@ impl Peer {
     pub(crate) fn takes_at_most(&self, message_bytes: u64) {
         self.message_bytes_max
             .store(message_bytes, Ordering::Relaxed);
+    }
+
+    /// By which the future of a call is driven.
+    pub(crate) fn hint(&self) -> Hint {
+        if self.is_self {
+            return Hint::NONE;
+        }
+        Hint(u64::from(self.predecessors) << 32 | u64::from(self.info.id.get()))
     }
 
     pub(crate) fn site(&self, function: &Arc<str>) -> Box<CallSite> {
@@ -229,15 +282,24 @@ impl PeerState {
         self.dial.as_ref().is_some_and(|dial| dial.number == number)
     }
 
+    /// Whether this is the dial that goes on, and no connection that the worker made, however short, has
+    /// come instead of it.
+    pub(crate) fn awaits_answer(&self, number: u64) -> bool {
+        let pair = self.pair.as_ref().map(handshake::Link::state);
+        self.is_dialing(number) && matches!(pair, Some(handshake::LinkState::Dialing { .. }))
+    }
+
     /// Takes the connection out, and all calls with what is known of them: those of which no byte was
     /// sent, and the others.
     pub(crate) fn cut(&mut self) -> (Option<Established>, Vec<(PendingCall, Outcome)>) {
         let link = self.link.take();
         let mut unsent = self.outgoing.unsent_requests();
         unsent.sort_unstable();
-        let had_link = link.is_some();
+        // Requests of this very worker go without one.
+        let had_link = link.is_some() || self.pair.is_none();
         let calls = self.in_flight.drain().into_iter().map(|(id, call)| {
-            let is_unsent = !had_link || unsent.binary_search(&id.get()).is_ok();
+            let is_unsent =
+                !had_link || !call.is_repeated && unsent.binary_search(&id.get()).is_ok();
             let outcome = if is_unsent {
                 Outcome::NotExecuted
             } else {
@@ -247,6 +309,7 @@ impl PeerState {
         });
         let calls = calls.collect();
         self.outgoing = Outgoing::new();
+        self.refused_unread = 0;
         (link, calls)
     }
 }

@@ -47,6 +47,38 @@ pub(crate) struct Retried {
     began: Instant,
 }
 
+impl Retried {
+    /// The error of the last attempt as that of the whole call: when an earlier one may have run, it does
+    /// not say that the function did not.
+    fn of_all_attempts(&self, error: RpcError) -> RpcError {
+        if error.outcome() != Outcome::NotExecuted || self.outcome == Outcome::NotExecuted {
+            return error;
+        }
+        let outcome = self.outcome;
+        match error {
+            RpcError::Shutdown { call, .. } => RpcError::Shutdown { call, outcome },
+            RpcError::RetriesExhausted {
+                max_retries,
+                attempts,
+                last,
+                ..
+            } => RpcError::RetriesExhausted {
+                max_retries,
+                attempts,
+                outcome,
+                last,
+            },
+            // It has no place for what is known of the others.
+            last => RpcError::RetriesExhausted {
+                max_retries: self.policy.max_retries,
+                attempts: self.attempts,
+                outcome,
+                last: Box::new(last),
+            },
+        }
+    }
+}
+
 impl Shared {
     pub(crate) fn call_with_retries(
         self: &Arc<Self>,
@@ -94,7 +126,10 @@ impl Shared {
     fn after_attempt(self: &Arc<Self>, mut call: Box<Retried>, result: &Result<Bytes, RpcError>) {
         let error = match result {
             Ok(payload) => return self.end_retried(*call, Ok(payload.clone())),
-            Err(error) if !self.is_running() => return self.end_retried(*call, Err(error.clone())),
+            Err(error) if !self.is_running() => {
+                let error = call.of_all_attempts(error.clone());
+                return self.end_retried(*call, Err(error));
+            }
             Err(error) => error,
         };
         if error.outcome() != Outcome::NotExecuted {
@@ -106,13 +141,11 @@ impl Shared {
             .later
             .on_failure(&call.policy, call.attempts, call.began, now, error)
         {
-            Verdict::GiveUp(mut error) => {
-                if let RpcError::RetriesExhausted { outcome, .. } = &mut error {
+            Verdict::GiveUp(error) => {
+                if matches!(error, RpcError::RetriesExhausted { .. }) {
                     self.metrics.retries_exhausted();
-                    if *outcome == Outcome::NotExecuted {
-                        *outcome = call.outcome;
-                    }
                 }
+                let error = call.of_all_attempts(error);
                 self.end_retried(*call, Err(error));
             }
             Verdict::Again { at } => {

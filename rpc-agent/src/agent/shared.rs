@@ -15,6 +15,7 @@ use c10d_store::Store;
 use super::activity::Activity;
 use super::dial::Dialers;
 use super::joint_end::JointEndTurn;
+use super::link::not_connected;
 use super::options::AgentOptions;
 use super::peer::{Peer, PeerState, PendingCall, Request, ServedCall, WayBack};
 use super::poller::Sockets;
@@ -37,6 +38,9 @@ use crate::worker::{Destination, WorkerInfo};
 pub(crate) const RUNNING: u8 = 0;
 pub(crate) const STOPPING: u8 = 1;
 pub(crate) const STOPPED: u8 = 2;
+
+/// Why there is no connection to a worker whose id another one has by now.
+const REPLACED: &str = "another worker has taken its place";
 
 /// Beyond so many unsent bytes an answer does not wait for others to leave with it.
 const CORKED_BYTES_MAX: u64 = 32 << 10;
@@ -200,17 +204,22 @@ impl Shared {
     pub(crate) fn peer_of(self: &Arc<Self>, worker: WorkerInfo) -> Arc<Peer> {
         let (peer, replaced) = self.take_place(worker);
         if let Some(replaced) = replaced {
-            let link = replaced
-                .lock()
-                .link
-                .as_ref()
-                .map(|link| Arc::clone(&link.link));
+            let mut state = replaced.lock();
+            state.is_replaced = true;
+            state.dial = None;
+            let link = state.link.as_ref().map(|link| Arc::clone(&link.link));
             if let Some(link) = link {
-                let error = io::Error::new(
-                    io::ErrorKind::ConnectionReset,
-                    "another worker has taken its place",
-                );
+                drop(state);
+                let error = io::Error::new(io::ErrorKind::ConnectionReset, REPLACED);
                 self.lose(&replaced, &link, error);
+            } else {
+                let (_, calls) = state.cut();
+                drop(state);
+                let cause = REPLACED.into();
+                for (call, _) in calls {
+                    let error = not_connected(&replaced, &call, &cause);
+                    self.complete(&replaced, call, Err(error));
+                }
             }
         }
         peer
@@ -231,7 +240,11 @@ impl Shared {
         match &peers[index] {
             Some(peer) if peer.info == worker => (Arc::clone(peer), None),
             _ => {
-                let peer = Arc::new(Peer::new(worker, &self.me, self.incarnation));
+                let predecessors = peers[index]
+                    .as_ref()
+                    .map_or(0, |peer| peer.predecessors.wrapping_add(1));
+                let peer = Peer::new(worker, &self.me, self.incarnation, predecessors);
+                let peer = Arc::new(peer);
                 let replaced = peers[index].replace(Arc::clone(&peer));
                 (peer, replaced)
             }
@@ -314,25 +327,26 @@ impl Shared {
         payload: Bytes,
         timeout: Option<Duration>,
     ) -> FutureMessage {
-        let hint = if peer.is_self {
-            Hint::NONE
-        } else {
-            Hint(u64::from(peer.info.id.get()))
-        };
-        let (promise, future) = RpcFuture::with_executor(self.executor(), hint);
+        let (promise, future) = RpcFuture::with_executor(self.executor(), peer.hint());
         let timeout = timeout.unwrap_or_else(|| self.timeout());
         let began = Instant::now();
         self.metrics.call_started(&peer.metrics);
         self.activity.begin_call();
         let mut state = peer.lock();
         let function = state.shared_name(function);
-        let call = PendingCall {
+        let mut call = PendingCall {
             promise,
             function: Arc::clone(&function),
             began,
             timeout,
+            is_repeated: false,
         };
-        if let Err(error) = self.check_call(peer, &function, payload.len()) {
+        let checked = if state.is_replaced {
+            Err(not_connected(peer, &call, &REPLACED.into()))
+        } else {
+            self.check_call(peer, &function, payload.len())
+        };
+        if let Err(error) = checked {
             drop(state);
             self.complete(peer, call, Err(error));
             return future;
@@ -352,7 +366,10 @@ impl Shared {
                     return future;
                 }
                 Fault::Lose => copies = 0,
-                Fault::Duplicate { copies: more } => copies += more,
+                Fault::Duplicate { copies: more } => {
+                    copies += more;
+                    call.is_repeated = true;
+                }
                 Fault::Cut => cuts = true,
                 Fault::Delay(delay) => {
                     let id = state
@@ -589,7 +606,7 @@ impl Shared {
         state.expiring += 1;
         drop(state);
         for (id, call) in expired {
-            let is_unsent = unsent.binary_search(&id.get()).is_ok();
+            let is_unsent = !call.is_repeated && unsent.binary_search(&id.get()).is_ok();
             let error = RpcError::Timeout {
                 call: peer.site(&call.function),
                 after: call.timeout,
@@ -763,8 +780,7 @@ impl Shared {
     ) -> Option<Request> {
         self.metrics.requests_received(1);
         let Some(function) = self.registry.find(function) else {
-            self.metrics.request_refused();
-            self.answer_error(peer, &way_back, ErrorKind::NoSuchFunction, "");
+            self.refuse_request(peer, &way_back, ErrorKind::NoSuchFunction, "");
             return None;
         };
         let call = ServedCall {
@@ -778,8 +794,7 @@ impl Shared {
         let mut state = peer.lock();
         if state.requests_queued >= self.options.requests_queued_max {
             drop(state);
-            self.metrics.request_refused();
-            self.answer_error(
+            self.refuse_request(
                 peer,
                 &request.call.way_back,
                 ErrorKind::Rejected,
@@ -799,6 +814,37 @@ impl Shared {
             return None;
         }
         Some(request)
+    }
+}
+
+impl Shared {
+    /// Answers that a request is not taken. A refusal waits for no thread and has no place in a queue, so a
+    /// worker that asks on and on and reads none of them loses its connection.
+    fn refuse_request(
+        self: &Arc<Self>,
+        peer: &Arc<Peer>,
+        way_back: &WayBack,
+        kind: ErrorKind,
+        text: &str,
+    ) {
+        self.metrics.request_refused();
+        let mut state = peer.lock();
+        if state.outgoing.unsent_bytes() > self.options.backlog_bytes_max {
+            state.refused_unread += 1;
+            if state.refused_unread > self.options.requests_queued_max && state.leads(way_back) {
+                let link = state.link.as_ref().map(|link| Arc::clone(&link.link));
+                drop(state);
+                if let Some(link) = link {
+                    let text =
+                        "it reads nothing, and more requests of it were refused than may wait";
+                    let error = io::Error::new(io::ErrorKind::ConnectionAborted, text);
+                    self.lose(peer, &link, error);
+                }
+                return;
+            }
+        }
+        drop(state);
+        self.answer_error(peer, way_back, kind, text);
     }
 }
 

@@ -172,7 +172,7 @@ impl<V: Clone> RRefContext<V> {
     }
 
     /// What is to be done now, in this order. In tests and debug builds it checks the
-    /// invariants, while the tables are small.
+    /// invariants, while the tables are small: a test fails, else the log tells.
     pub fn take_effects(&mut self) -> Vec<Effect<V>> {
         #[cfg(any(test, debug_assertions))]
         self.debug_check();
@@ -420,6 +420,9 @@ impl<V: Clone> RRefContext<V> {
         if self.phase != Phase::Running {
             return Err(ReceiveError::ShutDown);
         }
+        if self.is_invented(rref, fork) || fork.0.created_on != parent {
+            return Err(ReceiveError::Invented(fork));
+        }
         if self.gone.contains(fork.0) || self.users.contains_key(&fork) {
             return Err(ReceiveError::ReceivedBefore(fork));
         }
@@ -543,6 +546,9 @@ impl<V: Clone> RRefContext<V> {
                 function,
                 arguments,
             } => {
+                if !is_by(rref, fork, from, incarnation) {
+                    return invented(rref, fork);
+                }
                 let call = Creation {
                     rref,
                     fork,
@@ -556,6 +562,13 @@ impl<V: Clone> RRefContext<V> {
             Message::Fetch { rref } | Message::Call { rref, .. } => {
                 Answer::Refused(format!("{rref}: not a control message").into())
             }
+            Message::ForkRequest { rref, fork }
+            | Message::Probe { rref, fork }
+            | Message::Query { rref, fork }
+                if self.is_invented(rref, fork) =>
+            {
+                invented(rref, fork)
+            }
             Message::ForkRequest { rref, fork } => {
                 self.fork_requested(now, from, incarnation, rref, fork)
             }
@@ -565,9 +578,14 @@ impl<V: Clone> RRefContext<V> {
             }
             Message::UserDelete { forks } => {
                 for (rref, fork) in forks {
-                    self.user_deleted(now, rref, fork);
+                    if !self.is_invented(rref, fork) {
+                        self.user_deleted(now, rref, fork);
+                    }
                 }
                 Answer::Ack
+            }
+            Message::Abandon { rref, fork, .. } if !is_by(rref, fork, from, incarnation) => {
+                invented(rref, fork)
             }
             Message::Abandon { rref, fork, error } => {
                 self.abandoned(now, from, incarnation, (rref, fork), error)
@@ -594,6 +612,11 @@ impl<V: Clone> RRefContext<V> {
         }
     }
 
+    /// Whether one of these is a name that this process has yet to give: nobody can have it from here.
+    fn is_invented(&self, rref: RRefId, fork: ForkId) -> bool {
+        self.mint.is_still_to_give(rref.0) || self.mint.is_still_to_give(fork.0)
+    }
+
     /// Asks for a value of this worker, which [`Effect::AnswerFetch`] brings, at the deadline at the
     /// latest.
     pub fn fetch(
@@ -616,6 +639,8 @@ impl<V: Clone> RRefContext<V> {
     ) {
         let error = if self.gone.contains(rref.0) || self.phase == Phase::Sweeping {
             FetchError::Deleted(rref)
+        } else if self.mint.is_still_to_give(rref.0) {
+            FetchError::Invented(rref)
         } else if let Some(result) = self.try_value(rref) {
             let result = result.map_err(FetchError::Failed);
             self.effects.push(Effect::AnswerFetch { token, result });
@@ -649,7 +674,7 @@ impl<V: Clone> RRefContext<V> {
     }
 
     /// A message of [`Effect::Send`] has been answered, or its retries are used up.
-    pub fn control_finished(&mut self, now: Instant, control: Control, delivery: Delivery) {
+    pub fn control_finished(&mut self, now: Instant, control: Control, mut delivery: Delivery) {
         let to = match control {
             Control::Create(fork) => self.users.get(&fork).map(|user| user.owner),
             _ => self.outbox.sendings.get(&control).map(|sending| sending.to),
@@ -664,7 +689,13 @@ impl<V: Clone> RRefContext<V> {
         if let Delivery::Answered { incarnation, .. } = delivery {
             answered_by = incarnation;
             if !self.hear(now, to, incarnation) {
-                return;
+                // It will not be answered by anybody who is heard: as if it had been sent before the loss.
+                if self.incarnation_of(to).is_none() {
+                    return self.peer_lost(now, to, None);
+                }
+                // There is a later process, which has not answered yet.
+                let why = FetchError::GivenUp(to).to_string();
+                delivery = Delivery::Unknown(why.into());
             }
         }
         if let Control::Create(fork) = control {
@@ -976,4 +1007,16 @@ impl<V: Clone> RRefContext<V> {
     pub fn try_value(&self, rref: RRefId) -> Option<Result<V, Arc<str>>> {
         self.owned.get(&rref)?.value.result()
     }
+}
+
+/// Whether a creation is named by who asks for it.
+fn is_by(rref: RRefId, fork: ForkId, from: WorkerId, incarnation: u64) -> bool {
+    [rref.0, fork.0]
+        .iter()
+        .all(|id| id.created_on == from && id.incarnation == incarnation)
+}
+
+fn invented(rref: RRefId, fork: ForkId) -> Answer {
+    let what = format!("{rref} or {fork} was not given by whom it names");
+    Answer::Refused(what.into())
 }

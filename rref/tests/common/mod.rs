@@ -154,6 +154,40 @@ pub(crate) fn group_of(
     })
 }
 
+/// Two workers and an agent of their group that has no references, but these functions.
+pub(crate) fn group_with_stranger(
+    registry: Registry,
+    fill: impl Fn(u32, &mut Functions),
+) -> (Vec<Worker>, Agent) {
+    let store: Arc<dyn Store> = Arc::new(HashStore::new());
+    let options = |name: &str, rank| {
+        AgentOptions::new(name, rank)
+            .with_host("127.0.0.1")
+            .with_start_timeout(PATIENCE)
+            .with_world_size(3)
+    };
+    let starting: Vec<_> = (0..2)
+        .map(|rank| {
+            let mut registry = Registry::new();
+            let functions = functions(|functions| fill(rank, functions));
+            let rrefs = RRefs::register_with(&mut registry, functions, quick()).unwrap();
+            let options = options(&format!("worker{rank}"), rank);
+            let store = store.clone_store().unwrap();
+            thread::spawn(move || {
+                let agent = Agent::start(options, registry, store).unwrap();
+                rrefs.attach(&agent).unwrap();
+                Worker { rrefs, agent }
+            })
+        })
+        .collect();
+    let stranger = Agent::start(options("stranger", 2), registry, store).unwrap();
+    let workers = starting
+        .into_iter()
+        .map(|worker| worker.join().unwrap_or_else(|panic| resume_unwind(panic)))
+        .collect();
+    (workers, stranger)
+}
+
 /// Ends all workers in order, and returns what was held at the begin of that.
 #[track_caller]
 pub(crate) fn shut_down(workers: &[Worker]) -> Vec<LeakReport> {
@@ -178,6 +212,7 @@ pub(crate) fn shut_down(workers: &[Worker]) -> Vec<LeakReport> {
 
 /// Whether there is nothing in a worker's tables but the ids of what is gone.
 pub(crate) fn is_empty(worker: &Worker) -> bool {
+    worker.rrefs.check_invariants().unwrap();
     let sizes = worker.rrefs.sizes().unwrap();
     sizes.owners + sizes.pending_owners + sizes.forks + sizes.pending_users == 0
         && sizes.confirmed_users + sizes.failed_users + sizes.pending_children == 0

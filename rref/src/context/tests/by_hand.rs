@@ -239,7 +239,7 @@ fn deletions_to_an_owner_gather_behind_the_one_under_way() {
     user.control_finished(now, control(1), Delivery::Unknown("no answer".into()));
     assert_eq!(user.take_effects(), []);
     let probe = Message::Probe {
-        rref: R(),
+        rref: RRefId(id(B, 49)),
         fork: ForkId(id(B, 50)),
     };
     let effects = receive(&mut user, now, B, probe);

@@ -1,0 +1,388 @@
+//! Several agents in one process, side by side and one after the other: they have nothing in common, and
+//! nothing of an ended one is kept.
+
+mod common;
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use c10d_store::HashStore;
+use rpc_agent::{Agent, AgentOptions, Registry, RpcError};
+use rref::{RRef, RRefError, RRefs};
+use serde::{Deserialize, Serialize};
+
+use common::{
+    Alive, Counted, Gate, List, PATIENCE, Worker, functions, group, group_with, is_empty, quick,
+    shut_down, until, until_empty,
+};
+
+/// All that can be asked of a reference after the end of its agent.
+#[track_caller]
+fn assert_ended(numbers: &[&RRef<i64>], rrefs: &RRefs) {
+    for number in numbers {
+        let name = number.to_string();
+        let asked = [
+            ("to_here", number.to_here(PATIENCE).map(drop)),
+            (
+                "fetch",
+                number
+                    .fetch(PATIENCE)
+                    .and_then(|fetch| fetch.wait())
+                    .map(drop),
+            ),
+            ("wait_ready", number.wait_ready(PATIENCE)),
+            (
+                "rpc_sync",
+                number.rpc_sync::<_, i64>("double", ()).map(drop),
+            ),
+            ("remote", number.remote::<_, i64>("double", ()).map(drop)),
+            (
+                "call",
+                rrefs.call::<_, i64>("worker0", "read", number).map(drop),
+            ),
+        ];
+        for (what, result) in asked {
+            assert!(
+                matches!(result, Err(RRefError::Shutdown)),
+                "{what} of {name}: {result:?}"
+            );
+        }
+        if number.is_owner() {
+            let value = number.local_value(PATIENCE);
+            assert!(
+                matches!(value, Err(RRefError::Shutdown)),
+                "{name}: {value:?}"
+            );
+        } else {
+            let confirmed = number.wait_confirmed(PATIENCE);
+            assert!(
+                matches!(confirmed, Err(RRefError::Shutdown)),
+                "{name}: {confirmed:?}"
+            );
+            assert!(!number.confirmed());
+        }
+    }
+    assert!(matches!(rrefs.rref(1_i64), Err(RRefError::Shutdown)));
+}
+
+/// Makes references of all kinds, uses them, and drops them.
+#[track_caller]
+fn use_references(workers: &[Worker]) {
+    let rrefs = &workers[0].rrefs;
+    let list: RRef<List> = rrefs.remote("worker1", "list", vec![1_i64]).unwrap();
+    assert_eq!(list.rpc_sync::<_, usize>("push", 2_i64).unwrap(), 2);
+    let own = rrefs.rref(7_i64).unwrap();
+    assert_eq!(rrefs.call::<_, i64>("worker1", "read", &own).unwrap(), 7);
+    let back: RRef<i64> = rrefs.call("worker1", "echo", &own).unwrap();
+    assert_eq!(back, own);
+    assert_eq!(list.rpc_sync::<_, i64>("sum", ()).unwrap(), 3);
+}
+
+#[test]
+fn groups_with_the_same_names_in_one_process_do_not_know_of_each_other() {
+    let [alive_a, alive_b] = [Alive::default(), Alive::default()];
+    let group_of = |alive: &Alive| {
+        let alive = Arc::clone(alive);
+        group_with(
+            2,
+            |_, options| options,
+            move |_, functions| {
+                let alive = Arc::clone(&alive);
+                functions
+                    .register_opaque("counted", move |_, ()| Ok(Counted::new(&alive)))
+                    .unwrap();
+            },
+        )
+    };
+    let (a, b) = (group_of(&alive_a), group_of(&alive_b));
+    let in_a: RRef<Counted> = a[0].rrefs.remote("worker1", "counted", ()).unwrap();
+    let in_b: RRef<Counted> = b[0].rrefs.remote("worker1", "counted", ()).unwrap();
+    for made in [&in_a, &in_b] {
+        made.wait_ready(PATIENCE).unwrap();
+    }
+    let count = |alive: &Alive| alive.load(Ordering::SeqCst);
+    assert_eq!((count(&alive_a), count(&alive_b)), (1, 1));
+    assert_eq!(
+        in_a.to_string(),
+        in_b.to_string(),
+        "both are the first of their groups"
+    );
+    assert_ne!(in_a, in_b);
+
+    // The one's have no way through the other, in any direction, and nothing is left of the attempt.
+    for (foreign, worker) in [
+        (&in_a, &b[0]),
+        (&in_a, &b[1]),
+        (&in_b, &a[0]),
+        (&in_b, &a[1]),
+    ] {
+        for to in ["worker0", "worker1"] {
+            let rrefs = &worker.rrefs;
+            let called = rrefs.call::<_, ()>(to, "echo", foreign);
+            assert!(
+                matches!(called, Err(RRefError::Foreign { .. })),
+                "{called:?}"
+            );
+            let made = rrefs.remote::<_, i64>(to, "echo", (1_i64, foreign));
+            assert!(matches!(made, Err(RRefError::Foreign { .. })), "{made:?}");
+        }
+    }
+    let mixed = a[0].rrefs.rref(1_i64).unwrap();
+    let argument = in_b.rpc_sync::<_, ()>("push", &mixed);
+    assert!(
+        matches!(argument, Err(RRefError::Foreign { .. })),
+        "{argument:?}"
+    );
+    drop(mixed);
+
+    // The end of the one is none of the other's.
+    let reports = shut_down(&a);
+    assert_eq!(reports[1].values.len(), 1);
+    assert_eq!((count(&alive_a), count(&alive_b)), (0, 1));
+    use_references(&b);
+    until("its own value is left", || {
+        b[1].rrefs.sizes().unwrap().forks == 1
+    });
+    let ready = in_a.wait_ready(PATIENCE);
+    assert!(matches!(ready, Err(RRefError::Shutdown)), "{ready:?}");
+    let called = b[0].rrefs.call::<_, ()>("worker1", "echo", &in_a);
+    assert!(
+        matches!(called, Err(RRefError::Foreign { .. })),
+        "{called:?}"
+    );
+    drop(in_a);
+    in_b.wait_ready(PATIENCE).unwrap();
+    drop(in_b);
+    until_empty(&b);
+    // It has left the tables before it is freed.
+    until("its value is freed", || count(&alive_b) == 0);
+    shut_down(&b);
+}
+
+#[test]
+fn references_work_in_a_second_group_after_the_first_has_ended_and_old_ones_stay_ended() {
+    let first = group(2);
+    let old: RRef<i64> = first[0].rrefs.remote("worker1", "number", 1_i64).unwrap();
+    old.wait_ready(PATIENCE).unwrap();
+    shut_down(&first);
+
+    let second = group(2);
+    let new: RRef<i64> = second[0].rrefs.remote("worker1", "number", 2_i64).unwrap();
+    new.wait_ready(PATIENCE).unwrap();
+    assert_eq!(
+        new.to_string(),
+        old.to_string(),
+        "the counts are the process's no more"
+    );
+    assert_ne!(new.id(), old.id());
+    assert_ended(&[&old], &first[0].rrefs);
+    let called = second[0].rrefs.call::<_, i64>("worker1", "read", &old);
+    assert!(
+        matches!(called, Err(RRefError::Foreign { .. })),
+        "{called:?}"
+    );
+    // Deletions are sent again: PyTorch's second group sends none.
+    use_references(&second);
+    drop(old);
+    assert_eq!(new.to_here(PATIENCE).unwrap(), 2);
+    drop(new);
+    until_empty(&second);
+    shut_down(&second);
+}
+
+#[test]
+fn references_to_own_values_have_ended_with_their_group() {
+    let workers = group(2);
+    let own = workers[0].rrefs.rref(2_i64).unwrap();
+    let made: RRef<i64> = workers[0].rrefs.remote("worker0", "number", 3_i64).unwrap();
+    made.wait_ready(PATIENCE).unwrap();
+    shut_down(&workers);
+    assert_ended(&[&own, &made], &workers[0].rrefs);
+}
+
+#[test]
+fn references_to_own_values_have_ended_while_the_agent_goes_on() {
+    let workers = group(1);
+    let own = workers[0].rrefs.rref(2_i64).unwrap();
+    workers[0].rrefs.leave(PATIENCE).unwrap();
+    assert_ended(&[&own], &workers[0].rrefs);
+    workers[0].agent.shutdown_now();
+}
+
+#[test]
+fn references_have_ended_with_their_workers_part_of_the_end_though_the_agents_go_on() {
+    let workers = group(2);
+    let user: RRef<i64> = workers[0].rrefs.remote("worker1", "number", 1_i64).unwrap();
+    user.wait_ready(PATIENCE).unwrap();
+    workers[0].rrefs.leave(PATIENCE).unwrap();
+    assert_ended(&[&user], &workers[0].rrefs);
+    // The other worker is not disturbed, and is told that this one takes no references any more.
+    let own = workers[1].rrefs.rref(4_i64).unwrap();
+    assert_eq!(own.to_here(PATIENCE).unwrap(), 4);
+    let called = workers[1].rrefs.call::<_, i64>("worker0", "read", &own);
+    assert!(called.unwrap_err().to_string().contains("were shut down"));
+    drop(own);
+    workers[1].rrefs.leave(PATIENCE).unwrap();
+    for worker in &workers {
+        assert!(is_empty(worker));
+        worker.agent.shutdown_now();
+    }
+}
+
+#[test]
+fn an_agent_that_goes_without_the_end_leaves_the_others_of_the_process_as_they_are() {
+    let [a, b] = [group(2), group(2)];
+    let in_a: RRef<i64> = a[0].rrefs.remote("worker1", "number", 1_i64).unwrap();
+    in_a.wait_ready(PATIENCE).unwrap();
+    let in_b: RRef<i64> = b[0].rrefs.remote("worker1", "number", 2_i64).unwrap();
+    for worker in &a {
+        worker.agent.shutdown_now();
+    }
+    assert!(in_a.to_here(PATIENCE).is_err());
+    drop((a, in_a));
+    assert_eq!(in_b.to_here(PATIENCE).unwrap(), 2);
+    use_references(&b);
+    drop(in_b);
+    until_empty(&b);
+    shut_down(&b);
+}
+
+/// A value that can hold a reference to another one.
+#[derive(Serialize, Deserialize)]
+struct Node(Mutex<Option<RRef<Self>>>);
+
+/// A worker alone in its group, whose functions keep `kept`; one of them waits at the gate.
+fn worker_that_keeps(kept: &Arc<()>, gate: &Arc<Gate>) -> Worker {
+    let mut registry = Registry::new();
+    let (kept, gate) = (Arc::clone(kept), Arc::clone(gate));
+    let functions = functions(|functions| {
+        let also = Arc::clone(&kept);
+        functions
+            .register("node", move |_, next: Option<RRef<Node>>| {
+                assert!(Arc::strong_count(&kept) > 1, "the test has it, too");
+                Ok(Node(Mutex::new(next)))
+            })
+            .unwrap();
+        functions
+            .register_method("point", move |_, node: &Node, next: RRef<Node>| {
+                assert!(Arc::strong_count(&also) > 1, "the test has it, too");
+                *node.0.lock().unwrap() = Some(next);
+                Ok(())
+            })
+            .unwrap();
+        functions
+            .register("slow", move |_, ()| {
+                gate.pass();
+                Ok(1_i64)
+            })
+            .unwrap();
+    });
+    let rrefs = RRefs::register_with(&mut registry, functions, quick()).unwrap();
+    let store = Arc::new(HashStore::new());
+    let options = AgentOptions::new("solo", 0)
+        .with_host("127.0.0.1")
+        .with_world_size(1);
+    let agent = Agent::start(options, registry, store).unwrap();
+    rrefs.attach(&agent).unwrap();
+    Worker { rrefs, agent }
+}
+
+/// A chain of two, in which the first value holds the only reference to the second, and one in a circle.
+fn nodes(rrefs: &RRefs) -> [RRef<Node>; 2] {
+    let inner: RRef<Node> = rrefs.remote("solo", "node", None::<RRef<Node>>).unwrap();
+    let outer: RRef<Node> = rrefs.remote("solo", "node", Some(&inner)).unwrap();
+    let circle: RRef<Node> = rrefs.remote("solo", "node", None::<RRef<Node>>).unwrap();
+    circle.rpc_sync::<_, ()>("point", &circle).unwrap();
+    outer.wait_ready(PATIENCE).unwrap();
+    [outer, circle]
+}
+
+#[track_caller]
+fn until_released(kept: &Arc<()>) {
+    until("nothing of the agent is left", || {
+        Arc::strong_count(kept) == 1
+    });
+}
+
+#[test]
+fn nothing_of_an_agent_is_kept_after_its_end_and_the_last_handle() {
+    let kept = Arc::new(());
+    let Worker { rrefs, agent } = worker_that_keeps(&kept, &Gate::new());
+    let held = nodes(&rrefs);
+    let number = rrefs.rref(1_i64).unwrap();
+    rrefs.shutdown(&agent, PATIENCE).unwrap();
+    agent.shutdown(PATIENCE).unwrap();
+    assert!(Arc::strong_count(&kept) > 1);
+    // In the order in which it can be least expected: the handles last.
+    drop(agent);
+    drop(rrefs);
+    drop(held);
+    drop(number);
+    until_released(&kept);
+}
+
+#[test]
+fn nothing_of_an_agent_is_kept_that_goes_without_its_end() {
+    let kept = Arc::new(());
+    let Worker { rrefs, agent } = worker_that_keeps(&kept, &Gate::new());
+    let number = rrefs.rref(1_i64).unwrap();
+    drop(agent);
+    drop((number, rrefs));
+    until_released(&kept);
+}
+
+#[test]
+fn nothing_is_kept_of_values_that_hold_references_when_an_agent_goes_without_its_end() {
+    let kept = Arc::new(());
+    let Worker { rrefs, agent } = worker_that_keeps(&kept, &Gate::new());
+    let held = nodes(&rrefs);
+    drop(agent);
+    drop((held, rrefs));
+    until_released(&kept);
+}
+
+#[test]
+fn nothing_is_kept_of_an_agent_whose_calls_were_under_way_at_its_end() {
+    let (kept, gate) = (Arc::new(()), Gate::new());
+    let Worker { rrefs, agent } = worker_that_keeps(&kept, &gate);
+    let slow: RRef<i64> = rrefs.remote("solo", "slow", ()).unwrap();
+    until("its function runs", || gate.come() == 1);
+    let waiting: Vec<_> = (0..4).map(|_| slow.fetch(PATIENCE).unwrap()).collect();
+    let agent = thread::scope(|scope| {
+        let ending = scope.spawn(|| {
+            agent.shutdown_now();
+            agent
+        });
+        for fetch in &waiting {
+            let fetched = fetch.wait();
+            assert!(
+                matches!(fetched, Err(RRefError::Rpc(RpcError::Shutdown { .. }))),
+                "{fetched:?}"
+            );
+        }
+        // The end waits for what runs.
+        gate.open();
+        ending.join().unwrap()
+    });
+    drop((waiting, slow, rrefs, agent));
+    until_released(&kept);
+}
+
+#[test]
+fn another_agent_of_the_same_name_is_refused_by_references_that_have_one() {
+    let kept = Arc::new(());
+    let [first, second] = [0, 1].map(|_| worker_that_keeps(&kept, &Gate::new()));
+    assert_eq!(first.agent.me(), second.agent.me());
+    first.rrefs.attach(&first.agent).unwrap();
+    let attached = first.rrefs.attach(&second.agent);
+    assert!(
+        matches!(attached, Err(RRefError::Refused(_))),
+        "{attached:?}"
+    );
+    assert!(is_empty(&first));
+    for worker in [first, second] {
+        shut_down(&[worker]);
+    }
+    until_released(&kept);
+}

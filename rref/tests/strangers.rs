@@ -1,0 +1,996 @@
+//! Bytes of a member of the group that does not keep to the protocol, as requests and as answers.
+//!
+//! The stranger is an agent without references. What it can do by design is not tested: there is no
+//! authentication, so it can name the user of another, and delete it, accept it or deny it. What it names
+//! here are users and values that it has invented, and values of others under users of its own.
+//!
+//! What it leaves at a worker is no more than what that has taken on: a user for each creation, each request
+//! to be registered and each creation given up that was answered so, with the value that it refers to, which
+//! may never come; and the ids of what is gone. All but the ids goes when the stranger deletes it, or when
+//! its process is no more.
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use byteorder::{ByteOrder, LittleEndian};
+use bytes::Bytes;
+use fastrand::Rng;
+use rpc_agent::{Agent, CallOptions, Context, Registry, RpcError, WorkerId};
+use rref::protocol::{Answer, DELETES_MAX, ForkData, Message};
+use rref::{ForkId, GloballyUniqueId, RRef, RRefError, RRefId};
+
+use common::{
+    Alive, Counted, List, PATIENCE, Worker, group_with_stranger, is_empty, seed, until, until_empty,
+};
+
+const CREATE: &str = "rref/create";
+const CONTROL: &str = "rref/control";
+const FETCH: &str = "rref/fetch";
+const AWAIT: &str = "rref/await";
+const CALL: &str = "rref/call";
+const RUN: &str = "rref/run";
+const HOLDS: &str = "rref/holds";
+const ALIVE: &str = "rref/alive";
+const FUNCTIONS: [&str; 8] = [CREATE, CONTROL, FETCH, AWAIT, CALL, RUN, HOLDS, ALIVE];
+
+/// The workers' ids. The target is asked, the third holds a value of the target's.
+const TARGET: u32 = 0;
+const THIRD: u32 = 1;
+const STRANGER: u32 = 2;
+
+/// Where the sender's incarnation is in a message.
+const INCARNATION_BYTES: Range<usize> = 2..10;
+
+/// What the stranger says of its process, at first.
+const INCARNATION: u64 = 77;
+
+/// How long the stranger waits for values that it has invented: the owner waits for them as long.
+const SOON: Duration = Duration::from_millis(300);
+
+/// The references in one message, as docs/rref.md, section 8, has it.
+const FORKS_MAX: u32 = 65_536;
+
+fn worker(id: u32) -> WorkerId {
+    WorkerId::new(id).unwrap()
+}
+
+/// The stranger: what it says of itself, and what it has registered at the target.
+struct Stranger {
+    agent: Agent,
+    incarnation: u64,
+    rng: Rng,
+    /// Users that the target has taken on. Only these may be left there, each with the value it refers to.
+    registered: BTreeSet<(RRefId, ForkId)>,
+}
+
+/// A request, and the answer that it got.
+type Asked = (&'static str, Bytes, Result<Bytes, RpcError>);
+
+impl Stranger {
+    fn new(agent: Agent, rng: Rng) -> Self {
+        Self {
+            agent,
+            incarnation: INCARNATION,
+            rng,
+            registered: BTreeSet::new(),
+        }
+    }
+
+    /// A name that nobody has given.
+    fn id(&mut self, created_on: u32) -> GloballyUniqueId {
+        GloballyUniqueId {
+            created_on: worker(created_on),
+            incarnation: match created_on {
+                STRANGER => self.incarnation,
+                _ => self.rng.u64(..),
+            },
+            local_id: self.rng.u64(..),
+        }
+    }
+
+    fn rref(&mut self) -> RRefId {
+        RRefId(self.id(STRANGER))
+    }
+
+    fn fork(&mut self) -> ForkId {
+        ForkId(self.id(STRANGER))
+    }
+
+    /// A reference to a value of the third worker that does not exist.
+    fn fork_data(&mut self) -> ForkData {
+        ForkData {
+            owner: worker(THIRD),
+            owner_incarnation: 0,
+            rref: self.rref(),
+            fork: self.fork(),
+            parent: worker(STRANGER),
+            type_name: "i64".into(),
+        }
+    }
+
+    fn encode(&self, message: &Message) -> Bytes {
+        message.encode(self.incarnation).into()
+    }
+
+    /// One valid request for each kind, and the function that takes it. `held` is a list of the target's.
+    fn valid(&mut self, held: RRefId) -> Vec<(&'static str, Bytes)> {
+        let creation = |this: &mut Self, function: &str, arguments: Vec<u8>| Message::RemoteCall {
+            rref: this.rref(),
+            fork: this.fork(),
+            type_name: "i64".into(),
+            function: function.into(),
+            arguments: arguments.into(),
+        };
+        let plain = creation(self, "number", packed(&[], &[14]));
+        let fork = self.fork_data();
+        let with_fork = creation(self, "forget", packed(&[fork], &[0]));
+        let (rref, fork) = (self.rref(), self.fork());
+        let control = [
+            Message::ForkRequest { rref, fork },
+            Message::ChildAccept { fork: self.fork() },
+            Message::UserDelete {
+                forks: (0..3).map(|_| (self.rref(), self.fork())).collect(),
+            },
+            Message::Abandon {
+                rref: self.rref(),
+                fork: self.fork(),
+                error: "given up".into(),
+            },
+            Message::Probe {
+                rref: self.rref(),
+                fork: self.fork(),
+            },
+            Message::Query {
+                rref: self.rref(),
+                fork: self.fork(),
+            },
+        ];
+        let asked = Message::Fetch { rref: held };
+        let call = Message::Call {
+            rref: held,
+            function: "push".into(),
+            arguments: packed(&[], &[14]).into(),
+        };
+        let fork = self.fork_data();
+        let mut run = b"\x06forget".to_vec();
+        run.extend_from_slice(&packed(&[fork], &[0]));
+        let mut valid = vec![
+            (CREATE, self.encode(&plain)),
+            (CREATE, self.encode(&with_fork)),
+        ];
+        valid.extend(
+            control
+                .iter()
+                .map(|message| (CONTROL, self.encode(message))),
+        );
+        valid.extend([FETCH, AWAIT, HOLDS].map(|function| (function, self.encode(&asked))));
+        valid.push((CALL, self.encode(&call)));
+        valid.push((RUN, run.into()));
+        valid.push((ALIVE, Bytes::new()));
+        valid
+    }
+
+    /// Asks for all of it at once, and waits for all answers.
+    #[track_caller]
+    fn ask_all(&mut self, requests: Vec<(&'static str, Bytes)>, held: RRefId) -> Vec<Asked> {
+        let asking: Vec<_> = requests
+            .into_iter()
+            .map(|(function, payload)| {
+                let timeout = if waits(function, &payload, held) {
+                    SOON
+                } else {
+                    PATIENCE / 2
+                };
+                let options = CallOptions::default().with_timeout(timeout);
+                let asked =
+                    self.agent
+                        .call_bytes_async(worker(TARGET), function, payload.clone(), options);
+                (function, payload, asked)
+            })
+            .collect();
+        let asked = asking.into_iter().map(|(function, payload, asked)| {
+            let answer = asked.wait_timeout(PATIENCE);
+            let answer = answer.unwrap_or_else(|| panic!("{function} hangs on {payload:?}"));
+            if !waits(function, &payload, held) {
+                assert!(
+                    matches!(answer, Ok(_) | Err(RpcError::Remote { .. })),
+                    "{function} {payload:?}: {answer:?}"
+                );
+            }
+            self.note(function, &payload, &answer);
+            (function, payload, answer)
+        });
+        asked.collect()
+    }
+
+    /// Asks for one thing.
+    #[track_caller]
+    fn ask(
+        &mut self,
+        function: &'static str,
+        payload: impl Into<Bytes>,
+    ) -> Result<Bytes, RpcError> {
+        let unknown = self.rref();
+        let asked = self.ask_all(vec![(function, payload.into())], unknown);
+        let (_, _, answer) = asked.into_iter().next().unwrap();
+        answer
+    }
+
+    /// Sends a control message, which is answered.
+    #[track_caller]
+    fn tell(&mut self, message: &Message) -> Answer {
+        let function = match message {
+            Message::RemoteCall { .. } => CREATE,
+            _ => CONTROL,
+        };
+        let payload = self.encode(message);
+        let answer = self.ask(function, payload).unwrap();
+        Answer::decode(&answer).unwrap().1
+    }
+
+    /// What the target has taken on.
+    fn note(&mut self, function: &str, payload: &Bytes, answer: &Result<Bytes, RpcError>) {
+        let (CREATE | CONTROL, Ok(answer)) = (function, answer) else {
+            return;
+        };
+        let (_, answer) = Answer::decode(answer).unwrap();
+        let (_, message) = Message::decode(payload).unwrap();
+        let user = match (message, answer) {
+            (Message::RemoteCall { rref, fork, .. }, Answer::RemoteAccept)
+            | (Message::ForkRequest { rref, fork }, Answer::Ack)
+            | (Message::Abandon { rref, fork, .. }, Answer::Abandoned) => (rref, fork),
+            _ => return,
+        };
+        self.registered.insert(user);
+    }
+
+    /// Nothing is left at the target of what the stranger has sent but the users that it has taken on.
+    #[track_caller]
+    fn check_left(&self, target: &Worker) {
+        let snapshot = target.rrefs.snapshot().unwrap();
+        for row in &snapshot.owned {
+            let its_own = row
+                .forks
+                .iter()
+                .filter(|fork| fork.worker == worker(STRANGER));
+            for fork in its_own {
+                let user = (row.rref, fork.fork);
+                assert!(self.registered.contains(&user), "{user:?}\n{snapshot}");
+            }
+        }
+        assert!(
+            snapshot.sizes.pending_owners <= self.registered.len(),
+            "{snapshot}"
+        );
+    }
+
+    /// Says that it is another process: nothing is left of the one before.
+    #[track_caller]
+    fn start_again_for(&mut self, target: u32) {
+        self.incarnation = self.rng.u64(INCARNATION + 1..);
+        let (rref, fork) = (self.rref(), self.fork());
+        let query = self.encode(&Message::Query { rref, fork });
+        let options = CallOptions::default().with_timeout(PATIENCE);
+        let answer = self
+            .agent
+            .call_bytes_with(worker(target), CONTROL, query, options);
+        assert_eq!(Answer::decode(&answer.unwrap()).unwrap().1, Answer::Unknown);
+    }
+
+    /// Deletes all that is registered. Then there is nothing.
+    #[track_caller]
+    fn delete_all(&mut self) {
+        let users: Vec<_> = std::mem::take(&mut self.registered).into_iter().collect();
+        for forks in users.chunks(DELETES_MAX) {
+            let forks = forks.to_vec();
+            assert_eq!(self.tell(&Message::UserDelete { forks }), Answer::Ack);
+        }
+    }
+}
+
+fn number(number: u32) -> [u8; 4] {
+    let mut bytes = [0; 4];
+    LittleEndian::write_u32(&mut bytes, number);
+    bytes
+}
+
+/// Arguments: references, and an encoded value.
+fn packed(forks: &[ForkData], value: &[u8]) -> Vec<u8> {
+    let mut bytes = number(u32::try_from(forks.len()).unwrap()).to_vec();
+    for fork in forks {
+        fork.encode(&mut bytes);
+    }
+    bytes.extend_from_slice(value);
+    bytes
+}
+
+/// Whether the request is in order, and is for a value that may still come.
+fn waits(function: &str, payload: &Bytes, held: RRefId) -> bool {
+    matches!(function, FETCH | AWAIT | CALL)
+        && matches!(
+            Message::decode(payload),
+            Ok((_, Message::Fetch { rref } | Message::Call { rref, .. })) if rref != held
+        )
+}
+
+/// A group whose target owns a list that the third holds, and the stranger with its random numbers.
+fn begin(seed: u64) -> (Vec<Worker>, RRef<List>, Stranger) {
+    let (workers, agent) = group_with_stranger(Registry::new(), |_, functions| {
+        functions
+            .register("forget", |_, _: RRef<i64>| Ok(0_i64))
+            .unwrap();
+    });
+    let list = workers[1].rrefs.remote("worker0", "list", vec![1_i64]);
+    let list: RRef<List> = list.unwrap();
+    list.wait_ready(PATIENCE).unwrap();
+    (workers, list, Stranger::new(agent, Rng::with_seed(seed)))
+}
+
+/// The target still serves others, has lost no thread, and keeps nothing.
+#[track_caller]
+fn check_well(workers: &[Worker], list: RRef<List>, mut stranger: Stranger) {
+    let [target, third] = workers else {
+        panic!("two workers")
+    };
+    assert_eq!(target.agent.metrics().handler_panics, 0);
+    assert_eq!(third.agent.metrics().handler_panics, 0);
+    stranger.check_left(target);
+    // What was asked in order was done. The value that the third holds is there.
+    let items = list.to_here(PATIENCE).unwrap().into_inner().unwrap();
+    assert_eq!(items[0], 1);
+    let made: RRef<i64> = third.rrefs.remote("worker0", "number", 9_i64).unwrap();
+    assert_eq!(made.to_here(PATIENCE).unwrap(), 9);
+    let read: i64 = target.rrefs.call("worker1", "number", 3_i64).unwrap();
+    assert_eq!(read, 3);
+    drop((made, list));
+    stranger.delete_all();
+    until_empty(workers);
+    end(workers, &stranger);
+}
+
+/// Ends all agents. Nobody holds anything.
+#[track_caller]
+fn end(workers: &[Worker], stranger: &Stranger) {
+    for worker in workers {
+        worker.rrefs.leave(PATIENCE).unwrap();
+        assert!(is_empty(worker));
+    }
+    for worker in workers {
+        worker.agent.shutdown_now();
+    }
+    stranger.agent.shutdown_now();
+}
+
+#[test]
+fn requests_that_end_too_early_are_answered_and_leave_what_was_registered() {
+    let (workers, list, mut stranger) = begin(seed());
+    let kinds = stranger.valid(list.id()).len();
+    for kind in 0..kinds {
+        let (function, whole) = stranger.valid(list.id()).swap_remove(kind);
+        // Each with names of its own, as all of them are heard.
+        let cut: Vec<_> = (0..whole.len())
+            .map(|end| {
+                let (function, whole) = stranger.valid(list.id()).swap_remove(kind);
+                (function, whole.slice(..end.min(whole.len())))
+            })
+            .collect();
+        let asked = stranger.ask_all(cut, list.id());
+        // Arguments and lists can end earlier; all others are errors.
+        let has_rest = matches!(
+            Message::decode(&whole),
+            Ok((
+                _,
+                Message::RemoteCall { .. } | Message::Call { .. } | Message::UserDelete { .. }
+            ))
+        );
+        if !has_rest && function != RUN {
+            for (_, cut, answer) in &asked {
+                assert!(answer.is_err(), "{function} {cut:?}: {answer:?}");
+            }
+        }
+        let whole = stranger.ask_all(vec![(function, whole)], list.id());
+        assert!(whole[0].2.is_ok(), "{:?}", whole[0]);
+    }
+    check_well(&workers, list, stranger);
+}
+
+#[test]
+fn requests_with_any_one_byte_changed_are_answered_and_leave_what_was_registered() {
+    let (workers, list, mut stranger) = begin(seed());
+    let kinds = stranger.valid(list.id()).len();
+    for kind in 0..kinds {
+        let len = stranger.valid(list.id())[kind].1.len();
+        let is_message = stranger.valid(list.id())[kind].0 != RUN;
+        for change in [0x01, 0x80, 0xff] {
+            let places = (0..len).filter(|at| !is_message || !INCARNATION_BYTES.contains(at));
+            let changed: Vec<_> = places
+                .map(|at| {
+                    let (function, whole) = stranger.valid(list.id()).swap_remove(kind);
+                    let mut bytes = whole.to_vec();
+                    bytes[at] ^= change;
+                    (function, Bytes::from(bytes))
+                })
+                .collect();
+            stranger.ask_all(changed, list.id());
+        }
+    }
+    assert!(!stranger.registered.is_empty());
+    check_well(&workers, list, stranger);
+}
+
+#[test]
+fn a_message_for_another_function_is_refused_by_each() {
+    let (workers, list, mut stranger) = begin(seed());
+    for (its_function, payload) in stranger.valid(list.id()) {
+        // `alive` takes anything, and `run` takes names.
+        let others = [CREATE, CONTROL, FETCH, AWAIT, CALL, HOLDS].into_iter();
+        let others: Vec<_> = others
+            .filter(|function| match its_function {
+                FETCH | AWAIT | HOLDS => !matches!(*function, FETCH | AWAIT | HOLDS),
+                its_function => *function != its_function,
+            })
+            .map(|function| (function, payload.clone()))
+            .collect();
+        for (function, payload, answer) in stranger.ask_all(others, list.id()) {
+            assert!(
+                matches!(answer, Err(RpcError::Remote { .. })),
+                "{its_function} to {function} {payload:?}: {answer:?}"
+            );
+        }
+    }
+    assert!(stranger.registered.is_empty());
+    check_well(&workers, list, stranger);
+}
+
+#[test]
+fn random_bytes_are_answered_and_leave_what_was_registered() {
+    let (workers, list, mut stranger) = begin(seed());
+    for _ in 0..40 {
+        for function in FUNCTIONS {
+            let random: Vec<_> = (0..16)
+                .map(|_| {
+                    let len = stranger.rng.usize(..160);
+                    let mut bytes: Vec<u8> = (0..len).map(|_| stranger.rng.u8(..)).collect();
+                    // Half of them get beyond the header.
+                    if stranger.rng.bool() && len > INCARNATION_BYTES.end {
+                        bytes[0] = 1;
+                        bytes[1] = stranger.rng.u8(..10);
+                        LittleEndian::write_u64(
+                            &mut bytes[INCARNATION_BYTES],
+                            stranger.incarnation,
+                        );
+                    }
+                    (function, Bytes::from(bytes))
+                })
+                .collect();
+            stranger.ask_all(random, list.id());
+        }
+    }
+    check_well(&workers, list, stranger);
+}
+
+#[test]
+fn announced_numbers_and_lengths_are_checked_before_they_are_believed() {
+    let (workers, list, mut stranger) = begin(seed());
+    let run = |arguments: &[u8]| [b"\x06forget", arguments].concat();
+    let mut too_many = number(FORKS_MAX + 1).to_vec();
+    let fork = stranger.fork_data();
+    fork.encode(&mut too_many);
+    // A name of a function that is no UTF-8, and lengths of 2^32 - 1 where there are none.
+    let mut requests = vec![
+        (RUN, run(&[0xff; 4])),
+        (RUN, run(&[0xff; 300])),
+        (RUN, run(&number(FORKS_MAX))),
+        (RUN, run(&too_many)),
+        (RUN, b"\x02\xff\xfe\0\0\0\0".to_vec()),
+        (RUN, vec![0xff]),
+    ];
+    let (rref, fork) = (stranger.rref(), stranger.fork());
+    let header = stranger.encode(&Message::ForkRequest { rref, fork });
+    let mut abandon = header.to_vec();
+    abandon[1] = 6;
+    abandon.extend_from_slice(&[0xff; 4]);
+    requests.push((CONTROL, abandon));
+    let mut create = header.to_vec();
+    create[1] = 0;
+    create.extend_from_slice(&[0xff; 4]);
+    requests.push((CREATE, create));
+    let mut names = header.to_vec();
+    names[1] = 0;
+    names.extend_from_slice(&[3, 0, 0, 0]);
+    names.extend_from_slice(b"i64\x02\0\0\0\xff\xfe\0\0\0\0");
+    requests.push((CREATE, names));
+    let mut deletes = header[..INCARNATION_BYTES.end].to_vec();
+    deletes[1] = 5;
+    for _ in 0..=DELETES_MAX {
+        deletes.extend_from_slice(&header[INCARNATION_BYTES.end..]);
+    }
+    requests.push((CONTROL, deletes));
+    let requests = requests
+        .into_iter()
+        .map(|(function, payload)| (function, payload.into()));
+    for (function, payload, answer) in stranger.ask_all(requests.collect(), list.id()) {
+        assert!(
+            matches!(answer, Err(RpcError::Remote { .. })),
+            "{function} {payload:?}: {answer:?}"
+        );
+    }
+    // The arguments of a creation are looked at later: its error is the value.
+    for arguments in [vec![0xff; 4], too_many, b"\x01\0\0\0".to_vec()] {
+        let (rref, fork) = (stranger.rref(), stranger.fork());
+        let created = stranger.tell(&Message::RemoteCall {
+            rref,
+            fork,
+            type_name: "i64".into(),
+            function: "forget".into(),
+            arguments: arguments.into(),
+        });
+        assert_eq!(created, Answer::RemoteAccept);
+        let fetched = stranger.encode(&Message::Fetch { rref });
+        let fetched = stranger.ask_all(vec![(FETCH, fetched)], rref);
+        let answer = fetched[0].2.as_ref().unwrap();
+        assert_eq!(answer[0], 4, "the creation failed: {answer:?}");
+    }
+    check_well(&workers, list, stranger);
+}
+
+#[test]
+fn a_message_of_another_incarnation_releases_the_users_of_the_one_before_and_nobody_elses() {
+    let (workers, list, mut stranger) = begin(seed());
+    let seen = |forks| {
+        until("the target has so many users", || {
+            workers[0].rrefs.sizes().unwrap().forks == forks
+        });
+    };
+    for at in INCARNATION_BYTES {
+        let (rref, fork) = (stranger.rref(), stranger.fork());
+        let request = Message::ForkRequest {
+            rref: list.id(),
+            fork,
+        };
+        assert_eq!(stranger.tell(&request), Answer::Ack);
+        let request = Message::ForkRequest {
+            rref,
+            fork: stranger.fork(),
+        };
+        assert_eq!(stranger.tell(&request), Answer::Ack);
+        seen(3);
+        let query = Message::Query { rref, fork };
+        let mut bytes = stranger.encode(&query).to_vec();
+        bytes[at] ^= 0x55;
+        stranger.ask(CONTROL, bytes).unwrap();
+        seen(1);
+        // It is not heard any more: for what it asks it gets no answer but this.
+        let given_up = stranger.tell(&query);
+        assert!(matches!(given_up, Answer::Refused(_)), "{given_up:?}");
+        stranger.incarnation = stranger.rng.u64(1..);
+        stranger.registered.clear();
+    }
+    check_well(&workers, list, stranger);
+}
+
+#[test]
+fn lies_about_what_does_not_exist_free_no_value_that_another_holds() {
+    let alive = Alive::default();
+    let runs = Arc::new(AtomicUsize::new(0));
+    let (its_alive, its_runs) = (Arc::clone(&alive), Arc::clone(&runs));
+    let (workers, agent) = group_with_stranger(Registry::new(), move |_, functions| {
+        let (alive, runs) = (Arc::clone(&its_alive), Arc::clone(&its_runs));
+        functions
+            .register_opaque("counted", move |_, ()| {
+                runs.fetch_add(1, Ordering::SeqCst);
+                Ok(Counted::new(&alive))
+            })
+            .unwrap();
+        functions
+            .register_method("touch", |_, _: &Counted, ()| Ok(()))
+            .unwrap();
+    });
+    let mut stranger = Stranger::new(agent, Rng::with_seed(seed()));
+    let value: RRef<Counted> = workers[1].rrefs.remote("worker0", "counted", ()).unwrap();
+    value.wait_ready(PATIENCE).unwrap();
+    let (r, unknown) = (value.id(), stranger.rref());
+    let creation = |rref, fork| Message::RemoteCall {
+        rref,
+        fork,
+        type_name: value.type_name().into(),
+        function: "counted".into(),
+        arguments: packed(&[], &[]).into(),
+    };
+
+    let is_there = || {
+        assert_eq!(alive.load(Ordering::SeqCst), 1);
+        value.rpc_sync::<_, ()>("touch", ()).unwrap();
+    };
+    // Users of the value that do not exist, and values that do not exist.
+    for rref in [r, unknown] {
+        let forks = (0..8).map(|_| (rref, stranger.fork())).collect();
+        assert_eq!(stranger.tell(&Message::UserDelete { forks }), Answer::Ack);
+        is_there();
+        let fork = stranger.fork();
+        assert_eq!(stranger.tell(&Message::ChildAccept { fork }), Answer::Ack);
+        let fork = stranger.fork();
+        assert_eq!(
+            stranger.tell(&Message::Probe { rref, fork }),
+            Answer::NotReceived
+        );
+        let fork = stranger.fork();
+        assert_eq!(
+            stranger.tell(&Message::Query { rref, fork }),
+            Answer::Unknown
+        );
+        is_there();
+    }
+    // The value is made already, and is not made again or given up.
+    let fork = stranger.fork();
+    let again = stranger.tell(&creation(r, fork));
+    assert!(matches!(again, Answer::Refused(_)), "{again:?}");
+    let abandon = |rref, fork| Message::Abandon {
+        rref,
+        fork,
+        error: "a lie".into(),
+    };
+    let fork = stranger.fork();
+    let given_up = stranger.tell(&abandon(r, fork));
+    assert!(matches!(given_up, Answer::Refused(_)), "{given_up:?}");
+    assert_eq!(runs.load(Ordering::SeqCst), 1);
+    is_there();
+    // A user of its own comes and goes.
+    let fork = stranger.fork();
+    let request = Message::ForkRequest { rref: r, fork };
+    assert_eq!(stranger.tell(&request), Answer::Ack);
+    assert_eq!(stranger.tell(&request), Answer::Ack);
+    let delete = Message::UserDelete {
+        forks: vec![(r, fork)],
+    };
+    assert_eq!(stranger.tell(&delete), Answer::Ack);
+    assert_eq!(stranger.tell(&delete), Answer::Ack);
+    is_there();
+    // A value that the third seems to have created is not made.
+    let rref = RRefId(stranger.id(THIRD));
+    let fork = stranger.fork();
+    let by_other = stranger.tell(&creation(rref, fork));
+    assert!(matches!(by_other, Answer::Refused(_)), "{by_other:?}");
+    // One of its own is, once.
+    let (rref, fork) = (stranger.rref(), stranger.fork());
+    assert_eq!(stranger.tell(&creation(rref, fork)), Answer::RemoteAccept);
+    assert_eq!(stranger.tell(&creation(rref, fork)), Answer::RemoteAccept);
+    until("it is made", || alive.load(Ordering::SeqCst) == 2);
+    stranger.delete_all();
+    until("it is freed", || alive.load(Ordering::SeqCst) == 1);
+    assert_eq!(runs.load(Ordering::SeqCst), 2);
+    is_there();
+
+    stranger.check_left(&workers[0]);
+    assert_eq!(workers[0].rrefs.sizes().unwrap().forks, 1);
+    drop(value);
+    until("the value is freed", || alive.load(Ordering::SeqCst) == 0);
+    until_empty(&workers);
+    assert_eq!(workers[0].agent.metrics().handler_panics, 0);
+    end(&workers, &stranger);
+}
+
+#[test]
+fn a_reference_that_a_stranger_has_sent_is_answered_for_wherever_it_says_to_come_from() {
+    let (workers, list, mut stranger) = begin(seed());
+    let nobody = 99;
+    for owner in [TARGET, THIRD, STRANGER, nobody] {
+        for parent in [TARGET, THIRD, STRANGER, nobody] {
+            for type_name in ["i64", "no such"] {
+                let fork = ForkData {
+                    owner: worker(owner),
+                    parent: worker(parent),
+                    type_name: type_name.into(),
+                    ..stranger.fork_data()
+                };
+                // Twice in one message: that is no reference at all.
+                let twice = [fork.clone(), fork.clone()];
+                for forks in [&twice[..], &twice[..1]] {
+                    let run = [b"\x06forget", &*packed(forks, &[0])].concat();
+                    let answer = stranger.ask(RUN, run);
+                    if forks.len() == 2 {
+                        assert!(answer.is_err(), "{fork:?}: {answer:?}");
+                    } else if let (Ok(answer), "no such") = (answer, type_name) {
+                        assert_ne!(answer[0], 0, "{fork:?}: {answer:?}");
+                    }
+                }
+            }
+        }
+    }
+    check_well(&workers, list, stranger);
+}
+
+#[test]
+fn what_a_stranger_has_got_is_kept_until_it_gives_it_back() {
+    let (workers, list, mut stranger) = begin(seed());
+    let number = workers[1].rrefs.remote("worker0", "number", 5_i64);
+    let number: RRef<i64> = number.unwrap();
+    number.wait_ready(PATIENCE).unwrap();
+    // A user of its own, which it sends to the owner and gets back as another one.
+    let (rref, fork) = (number.id(), stranger.fork());
+    assert_eq!(
+        stranger.tell(&Message::ForkRequest { rref, fork }),
+        Answer::Ack
+    );
+    let sent = ForkData {
+        owner: worker(TARGET),
+        rref,
+        ..stranger.fork_data()
+    };
+    let run = [b"\x04echo", &*packed(&[sent], &[0])].concat();
+    let answer = stranger.ask(RUN, run).unwrap();
+    assert_eq!(answer[..5], [0, 1, 0, 0, 0]);
+    let back = ForkData::decode(&mut &answer[5..]).unwrap();
+    assert_eq!((back.rref, back.parent), (rref, worker(TARGET)));
+    stranger.registered.insert((rref, back.fork));
+    drop(number);
+    until("its two users are left", || {
+        workers[1].rrefs.sizes().unwrap().confirmed_users == 1
+            && workers[0].rrefs.sizes().unwrap().forks == 3
+    });
+    let fetch = stranger.encode(&Message::Fetch { rref });
+    let fetched = stranger.ask_all(vec![(FETCH, fetch.clone())], rref);
+    assert_eq!(fetched[0].2.as_ref().unwrap()[..], [0, 0, 0, 0, 0, 10]);
+    stranger.delete_all();
+    let fetched = stranger.ask_all(vec![(FETCH, fetch)], rref);
+    assert_eq!(fetched[0].2.as_ref().unwrap()[..], [2], "it is gone");
+    check_well(&workers, list, stranger);
+}
+
+#[test]
+fn an_owner_that_answers_anything_gives_errors_and_keeps_no_user() {
+    let seed = seed();
+    let answers = Arc::new(Mutex::new(Rng::with_seed(seed)));
+    let mut registry = Registry::new();
+    for function in FUNCTIONS {
+        let answers = Arc::clone(&answers);
+        let answer =
+            move |_: &Context, _: Bytes| Ok(any_answer(function, &mut answers.lock().unwrap()));
+        registry.register_bytes(function, answer).unwrap();
+    }
+    let (workers, agent) = group_with_stranger(registry, |_, _| {});
+    let mut stranger = Stranger::new(agent, Rng::with_seed(seed));
+    let rrefs = &workers[0].rrefs;
+    let to = worker(STRANGER);
+    for _ in 0..150 {
+        let options = CallOptions::default().with_timeout(PATIENCE / 2);
+        let made: RRef<List> = rrefs.remote(to, "list", vec![1_i64]).unwrap();
+        let own = rrefs.rref(1_i64).unwrap();
+        // What they end with is the stranger's to say; that they end is not.
+        let ends = [
+            made.wait_confirmed(PATIENCE),
+            made.to_here(PATIENCE).map(drop),
+            made.wait_ready(PATIENCE),
+            made.rpc_sync_with::<_, usize>("push", 1_i64, options)
+                .map(drop),
+            rrefs
+                .call_with::<_, RRef<i64>>(to, "echo", &made, options)
+                .map(drop),
+            rrefs.call_with::<_, ()>("worker1", "echo", &made, options),
+            rrefs
+                .call_with::<_, RRef<i64>>(to, "echo", &own, options)
+                .map(drop),
+        ];
+        let is_late = matches!(ends[0], Err(RRefError::TimedOut { .. }));
+        assert!(!is_late, "the creation is answered, whatever the answer");
+        for end in ends {
+            let is_late = matches!(&end, Err(RRefError::Rpc(RpcError::Timeout { .. })));
+            assert!(!is_late, "{end:?}");
+        }
+        rrefs.leak_report().unwrap();
+    }
+    assert_eq!(workers[0].agent.metrics().handler_panics, 0);
+    let made: RRef<i64> = workers[1].rrefs.remote("worker0", "number", 9_i64).unwrap();
+    assert_eq!(made.to_here(PATIENCE).unwrap(), 9);
+    drop(made);
+    // What it was sent it may keep: that is all that is left, and its next process does not have it.
+    until("what is left is the stranger's", || {
+        let snapshot = workers[0].rrefs.snapshot().unwrap();
+        let mut holders = snapshot.owned.iter().flat_map(|row| &row.forks);
+        holders.all(|holder| holder.worker == to)
+            && snapshot.owned.iter().all(|row| row.handles == 0)
+            && snapshot.users.iter().all(|row| !row.has_handle)
+            && snapshot.children.iter().all(|row| row.to == to)
+    });
+    for target in [TARGET, THIRD] {
+        stranger.start_again_for(target);
+    }
+    until_empty(&workers);
+    end(&workers, &stranger);
+}
+
+/// Any answer of one process: of a kind of the protocol's, with its end cut off or changed, or random.
+fn any_answer(function: &str, rng: &mut Rng) -> Bytes {
+    let answers = [
+        Answer::Ack,
+        Answer::RemoteAccept,
+        Answer::Created,
+        Answer::Abandoned,
+        Answer::Received,
+        Answer::NotReceived,
+        Answer::Known,
+        Answer::Deleted,
+        Answer::Unknown,
+        Answer::Refused("no".into()),
+    ];
+    // Often what a good owner says, so that there are users that are confirmed.
+    let answer = match (rng.bool(), function) {
+        (true, CREATE) => Answer::RemoteAccept,
+        (true, _) => Answer::Ack,
+        (false, _) => answers[rng.usize(..answers.len())].clone(),
+    };
+    let mut bytes = match function {
+        CREATE | CONTROL => answer.encode(INCARNATION),
+        _ => [&[rng.u8(..9)][..], &packed(&[], &[1, 2])].concat(),
+    };
+    match rng.u8(..6) {
+        0 => bytes.truncate(rng.usize(..=bytes.len())),
+        1 => {
+            bytes.iter_mut().for_each(|byte| *byte = rng.u8(..));
+            // No message at all, so that it is not by chance one of another process.
+            bytes[0] |= 2;
+        }
+        2 => bytes.extend_from_slice(&[0xff; 9]),
+        _ => {}
+    }
+    bytes.into()
+}
+
+#[test]
+fn an_answer_of_a_process_that_was_given_up_ends_the_wait_for_it() {
+    let incarnations = Mutex::new([INCARNATION, INCARNATION + 1, INCARNATION].into_iter());
+    let mut registry = Registry::new();
+    registry
+        .register_bytes(CREATE, move |_, _| {
+            let incarnation = incarnations.lock().unwrap().next();
+            let incarnation = incarnation.unwrap_or(INCARNATION + 1);
+            Ok(Answer::RemoteAccept.encode(incarnation).into())
+        })
+        .unwrap();
+    let (workers, agent) = group_with_stranger(registry, |_, _| {});
+    let stranger = Stranger::new(agent, Rng::new());
+    // The second answer is the end of the first process, and the third one comes of that again.
+    for is_given_up in [false, true, true] {
+        let made = workers[0].rrefs.remote(worker(STRANGER), "number", 1_i64);
+        let made: RRef<i64> = made.unwrap();
+        let confirmed = made.wait_confirmed(PATIENCE / 6);
+        assert!(
+            !matches!(confirmed, Err(RRefError::TimedOut { .. })),
+            "{confirmed:?}"
+        );
+        assert_eq!(confirmed.is_err(), is_given_up, "{confirmed:?}");
+    }
+    until_empty(&workers);
+    end(&workers, &stranger);
+}
+
+#[test]
+fn a_stranger_that_contradicts_itself_is_answered_and_harms_nobody_else() {
+    let (workers, list, mut stranger) = begin(seed());
+    // Few names, each of which is a value, a user, and a user of all the values.
+    let names: Vec<_> = (0..6).map(|_| stranger.id(STRANGER)).collect();
+    for _ in 0..2_000 {
+        let any = |stranger: &mut Stranger| names[stranger.rng.usize(..names.len())];
+        let rref = RRefId(any(&mut stranger));
+        let fork = ForkId(any(&mut stranger));
+        let message = match stranger.rng.u8(..7) {
+            0 => Message::RemoteCall {
+                rref,
+                fork,
+                type_name: "i64".into(),
+                function: "number".into(),
+                arguments: packed(&[], &[14]).into(),
+            },
+            1 => Message::ForkRequest { rref, fork },
+            2 => Message::ChildAccept { fork },
+            3 => Message::UserDelete {
+                forks: vec![(rref, fork)],
+            },
+            4 => Message::Abandon {
+                rref,
+                fork,
+                error: "given up".into(),
+            },
+            5 => Message::Probe { rref, fork },
+            _ => Message::Query { rref, fork },
+        };
+        stranger.tell(&message);
+        if stranger.rng.u8(..8) == 0 {
+            let sent = ForkData {
+                owner: worker(stranger.rng.u32(..3)),
+                rref,
+                fork,
+                ..stranger.fork_data()
+            };
+            let run = [b"\x06forget", &*packed(&[sent], &[0])].concat();
+            stranger.ask_all(vec![(RUN, run.into())], rref);
+        }
+    }
+    stranger.registered.clear();
+    for target in [TARGET, THIRD] {
+        stranger.start_again_for(target);
+    }
+    check_well(&workers, list, stranger);
+}
+
+#[test]
+fn names_that_the_target_is_about_to_give_can_be_invented_without_harm() {
+    let (workers, list, mut stranger) = begin(seed());
+    let target = &workers[0].rrefs;
+    let before = target.rref(0_i64).unwrap();
+    let next = |count: u64| GloballyUniqueId {
+        local_id: before.id().0.local_id + count,
+        ..before.id().0
+    };
+    // The next values are fetched, registered with, deleted and created before they are there.
+    let rrefs: Vec<_> = (1..=4).map(|count| RRefId(next(count))).collect();
+    let early = stranger.encode(&Message::Fetch { rref: rrefs[0] });
+    stranger.ask_all(vec![(FETCH, early)], list.id());
+    let mut say = |message| {
+        let payload = stranger.encode(&message);
+        let function = match message {
+            Message::RemoteCall { .. } => CREATE,
+            _ => CONTROL,
+        };
+        let _ = stranger.ask(function, payload);
+    };
+    let fork = ForkId(GloballyUniqueId {
+        created_on: worker(STRANGER),
+        ..next(0)
+    });
+    say(Message::ForkRequest {
+        rref: rrefs[1],
+        fork,
+    });
+    say(Message::UserDelete {
+        forks: vec![(rrefs[2], ForkId(rrefs[2].0))],
+    });
+    say(Message::RemoteCall {
+        rref: rrefs[3],
+        fork: ForkId(GloballyUniqueId {
+            local_id: 1,
+            ..fork.0
+        }),
+        type_name: "i64".into(),
+        function: "number".into(),
+        arguments: packed(&[], &[14]).into(),
+    });
+    let values: Vec<RRef<i64>> = (1..=4).map(|value| target.rref(value).unwrap()).collect();
+    for (value, expected) in values.iter().zip(1..) {
+        let read: i64 = target.call("worker1", "read", value).unwrap();
+        assert_eq!(read, expected);
+    }
+    drop((before, values));
+    for target in [TARGET, THIRD] {
+        stranger.start_again_for(target);
+    }
+    stranger.registered.clear();
+    check_well(&workers, list, stranger);
+}
+
+#[test]
+fn a_request_without_a_deadline_goes_with_the_worker_that_made_it() {
+    let (workers, list, mut stranger) = begin(seed());
+    let parked = |expected| {
+        until("so many requests wait", || {
+            workers[0].rrefs.sizes().unwrap().parked_fetches == expected
+        });
+    };
+    // Its creator would be a worker that does not exist, so nobody will make it.
+    let rref = RRefId(stranger.id(99));
+    let fetch = stranger.encode(&Message::Fetch { rref });
+    let options = CallOptions::default().with_timeout(Duration::ZERO);
+    let asked = stranger
+        .agent
+        .call_bytes_async(worker(TARGET), FETCH, fetch, options);
+    parked(1);
+    stranger.start_again_for(TARGET);
+    parked(0);
+    assert!(asked.wait_timeout(PATIENCE).is_some());
+    check_well(&workers, list, stranger);
+}
