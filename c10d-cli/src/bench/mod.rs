@@ -6,6 +6,7 @@
 
 mod affinity;
 mod child;
+mod duel;
 mod error;
 mod fleet;
 mod floor;

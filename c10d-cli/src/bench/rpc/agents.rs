@@ -13,8 +13,9 @@ use rpc_agent::{Agent, AgentOptions, CallOptions, FutureMessage, Registry, Worke
 
 use super::super::affinity::{Cores, on_server_core};
 use super::super::child::ServerChild;
+use super::super::duel::PATIENCE;
 use super::super::error::BenchError;
-use super::{EchoClient, PATIENCE, PeerKind, RpcBenchError, check_length};
+use super::{EchoClient, PeerKind, RpcBenchError, check_length};
 
 pub(in super::super) const SERVER: &str = "server";
 pub(in super::super) const CLIENT: &str = "client";

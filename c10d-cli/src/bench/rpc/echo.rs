@@ -16,8 +16,9 @@ use bytes::Bytes;
 
 use super::super::affinity::{Cores, on_server_core};
 use super::super::child::ServerChild;
+use super::super::duel::PATIENCE;
 use super::super::error::BenchError;
-use super::{EchoClient, PATIENCE, PAYLOAD_BYTES_MAX, PeerKind, RpcBenchError, check_length};
+use super::{EchoClient, PAYLOAD_BYTES_MAX, PeerKind, RpcBenchError, check_length};
 
 /// The length of a payload.
 const HEADER_BYTES: usize = 4;

@@ -7,8 +7,7 @@
 pub(super) mod agents;
 mod echo;
 
-use std::io::{self, Write};
-use std::net::SocketAddr;
+use std::io;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -19,25 +18,19 @@ use rpc_agent::{RegistryError, RpcError, StartError};
 use self::agents::AgentPair;
 use self::echo::EchoPair;
 use super::affinity::Cores;
+use super::duel::{
+    DuelArgs, GOAL_IN_FLIGHT, Place, announce, end_with_measurement, in_flight, order, percentiles,
+};
 use super::error::BenchError;
 use super::report::{Goal, Report, Row, Unit};
-use super::store::round_seconds;
 use crate::failure::Failure;
-use crate::parent::end_with_parent;
-use crate::quantity::{ByteCount, at_least_one};
-
-/// The longest silence of the other side: far above every figure worth knowing.
-pub(super) const PATIENCE: Duration = Duration::from_secs(30);
+use crate::quantity::ByteCount;
 
 /// A few of these can be under way within what an agent lets wait by default.
 const PAYLOAD_BYTES_MAX: usize = 64 << 20;
 
-/// What one worker lets another one queue.
-const IN_FLIGHT_MAX: usize = 65_536;
-
-/// The payload and the calls in flight that the goals are about.
+/// The payload that the goals are about.
 const GOAL_PAYLOAD_BYTES: usize = 64;
-pub(super) const GOAL_IN_FLIGHT: usize = 64;
 
 /// Measures calls between two workers whose function returns what it was given: in one process and in
 /// two, one call at a time and many, beside a bare TCP echo.
@@ -51,21 +44,8 @@ pub(crate) struct RpcBenchArgs {
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = in_flight)]
     in_flight: usize,
 
-    /// How long each figure is measured in a round.
-    #[arg(long, value_name = "SECONDS", default_value_t = 0.2, value_parser = round_seconds)]
-    seconds: f64,
-
-    /// How many rounds there are, after a warm-up; figures are their medians.
-    #[arg(long, default_value_t = 5, value_parser = at_least_one)]
-    rounds: usize,
-
-    /// Prints one JSON object instead of a table.
-    #[arg(long)]
-    json: bool,
-
-    /// Leaves it to the system on which core each side runs.
-    #[arg(long)]
-    no_pin: bool,
+    #[command(flatten)]
+    duel: DuelArgs,
 }
 
 #[derive(Debug, Args)]
@@ -143,22 +123,6 @@ trait EchoClient {
     ) -> Result<u64, RpcBenchError>;
 }
 
-/// Where the two sides are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
-    OneProcess,
-    TwoProcesses,
-}
-
-impl Place {
-    pub(super) const fn name(self) -> &'static str {
-        match self {
-            Self::OneProcess => "in process",
-            Self::TwoProcesses => "two processes",
-        }
-    }
-}
-
 /// The agents and the echo of one place, both connected.
 struct Contest {
     place: Place,
@@ -168,7 +132,7 @@ struct Contest {
 
 pub(super) fn run(args: &RpcBenchArgs) -> Result<(), Failure> {
     let mut notes = Vec::new();
-    let cores = Cores::choose(!args.no_pin, &mut notes);
+    let cores = Cores::choose(!args.duel.no_pin, &mut notes);
     notes.push("the floor is a bare TCP echo, one thread on each side".to_owned());
     let rows = measure(args, cores)
         .map_err(io::Error::other)
@@ -178,15 +142,12 @@ pub(super) fn run(args: &RpcBenchArgs) -> Result<(), Failure> {
         notes,
         rows,
     };
-    report.print(args.json)
+    report.print(args.duel.json)
 }
 
 /// The other process: serves until it is killed, or its client is gone.
 pub(super) fn serve(args: &RpcPeerArgs) -> Result<(), Failure> {
-    // It ends with the measurement that started it.
-    if let Err(error) = end_with_parent() {
-        log::debug!("cannot watch the parent process: {error}");
-    }
+    end_with_measurement();
     match args.kind {
         PeerKind::Agent => agents::serve(announce),
         PeerKind::Echo => echo::serve(announce).map_err(RpcBenchError::from),
@@ -195,14 +156,8 @@ pub(super) fn serve(args: &RpcPeerArgs) -> Result<(), Failure> {
     .map_err(Failure::system("cannot serve"))
 }
 
-/// Tells the parent process where to connect.
-pub(super) fn announce(address: SocketAddr) -> io::Result<()> {
-    let mut stdout = io::stdout();
-    writeln!(stdout, "listening on {address}").and_then(|()| stdout.flush())
-}
-
 fn measure(args: &RpcBenchArgs, cores: Option<Cores>) -> Result<Vec<Row>, RpcBenchError> {
-    let time = Duration::from_secs_f64(args.seconds);
+    let time = args.duel.time();
     let mut contests = [
         Contest {
             place: Place::OneProcess,
@@ -224,7 +179,7 @@ fn measure(args: &RpcBenchArgs, cores: Option<Cores>) -> Result<Vec<Row>, RpcBen
             measurements.push((index, payload, rows));
         }
     }
-    for round in 0..args.rounds {
+    for round in 0..args.duel.rounds {
         for (index, payload, rows) in &mut measurements {
             contests[*index].measure(payload, args.in_flight, time, round, rows)?;
         }
@@ -308,20 +263,6 @@ impl Contest {
     }
 }
 
-/// Who comes second finds the caches of who came first.
-pub(super) const fn order(round: usize) -> [bool; 2] {
-    let floor_first = !round.is_multiple_of(2);
-    [floor_first, !floor_first]
-}
-
-/// The median and the 99th percentile in microseconds.
-pub(super) fn percentiles(times: &mut [Duration]) -> [f64; 2] {
-    times.sort_unstable();
-    // There is at least one.
-    let last = times.len() - 1;
-    [last / 2, last * 99 / 100].map(|index| times[index].as_nanos() as f64 / 1e3)
-}
-
 /// Bytes that differ from their neighbours, so that lost or doubled ones are noticed.
 fn payload_of(bytes: usize) -> Bytes {
     // 251 is prime: no buffer's size is a multiple of the period.
@@ -345,28 +286,9 @@ fn payload_bytes(text: &str) -> Result<ByteCount, String> {
     Ok(bytes)
 }
 
-pub(super) fn in_flight(text: &str) -> Result<usize, String> {
-    match at_least_one(text)? {
-        calls if calls <= IN_FLIGHT_MAX => Ok(calls),
-        _ => Err(format!("must be from 1 to {IN_FLIGHT_MAX}")),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn percentiles_are_those_of_the_sorted_times() {
-        let mut times: Vec<_> = (1..=201).rev().map(Duration::from_micros).collect();
-        assert_eq!(percentiles(&mut times), [101.0, 199.0]);
-        assert_eq!(percentiles(&mut [Duration::from_micros(7)]), [7.0, 7.0]);
-    }
-
-    #[test]
-    fn the_two_sides_take_turns_in_going_first() {
-        assert_eq!([order(0), order(1)], [[false, true], [true, false]]);
-    }
 
     fn check_pair(side: &mut dyn EchoClient) {
         let moment = Duration::from_millis(1);

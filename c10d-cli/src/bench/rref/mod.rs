@@ -16,12 +16,13 @@ use rref::{FunctionError, RRefError};
 
 use self::workers::WorkerPair;
 use super::affinity::Cores;
+use super::duel::{
+    DuelArgs, GOAL_IN_FLIGHT, Place, announce, end_with_measurement, in_flight, order, percentiles,
+};
 use super::error::BenchError;
 use super::report::{Goal, Report, Row, Unit};
-use super::rpc::{GOAL_IN_FLIGHT, Place, RpcBenchError, announce, in_flight, order, percentiles};
-use super::store::round_seconds;
+use super::rpc::RpcBenchError;
 use crate::failure::Failure;
-use crate::parent::end_with_parent;
 use crate::quantity::at_least_one;
 
 /// Each of them takes some hundred bytes on both sides.
@@ -39,21 +40,8 @@ pub(crate) struct RRefBenchArgs {
     #[arg(long, value_name = "N", default_value_t = 100_000, value_parser = live)]
     live: usize,
 
-    /// How long each figure is measured in a round.
-    #[arg(long, value_name = "SECONDS", default_value_t = 0.2, value_parser = round_seconds)]
-    seconds: f64,
-
-    /// How many rounds there are, after a warm-up; figures are their medians.
-    #[arg(long, default_value_t = 5, value_parser = at_least_one)]
-    rounds: usize,
-
-    /// Prints one JSON object instead of a table.
-    #[arg(long)]
-    json: bool,
-
-    /// Leaves it to the system on which core each side runs.
-    #[arg(long)]
-    no_pin: bool,
+    #[command(flatten)]
+    duel: DuelArgs,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -91,7 +79,7 @@ impl From<BenchError> for RRefBenchError {
 
 pub(super) fn run(args: &RRefBenchArgs) -> Result<(), Failure> {
     let mut notes = Vec::new();
-    let cores = Cores::choose(!args.no_pin, &mut notes);
+    let cores = Cores::choose(!args.duel.no_pin, &mut notes);
     notes.push("the floor is a plain call with 8 bytes each way".to_owned());
     let rows = measure(args, cores)
         .map_err(io::Error::other)
@@ -104,22 +92,19 @@ pub(super) fn run(args: &RRefBenchArgs) -> Result<(), Failure> {
         notes,
         rows,
     };
-    report.print(args.json)
+    report.print(args.duel.json)
 }
 
 /// The other process: owns values until it is killed, or its client is gone.
 pub(super) fn serve() -> Result<(), Failure> {
-    // It ends with the measurement that started it.
-    if let Err(error) = end_with_parent() {
-        log::debug!("cannot watch the parent process: {error}");
-    }
+    end_with_measurement();
     workers::serve(announce)
         .map_err(io::Error::other)
         .map_err(Failure::system("cannot serve"))
 }
 
 fn measure(args: &RRefBenchArgs, cores: Option<Cores>) -> Result<Vec<Row>, RRefBenchError> {
-    let time = Duration::from_secs_f64(args.seconds);
+    let time = args.duel.time();
     // First, and with an owner of its own: what others have freed would be used again, and not be seen.
     let memory = owner_memory(args.live, cores)?;
     let mut contests = [
@@ -130,7 +115,7 @@ fn measure(args: &RRefBenchArgs, cores: Option<Cores>) -> Result<Vec<Row>, RRefB
     for contest in &mut contests {
         contest.warm_up(time / 2)?;
     }
-    for round in 0..args.rounds {
+    for round in 0..args.duel.rounds {
         for contest in &mut contests {
             contest.measure(time, round)?;
         }

@@ -15,9 +15,10 @@ use rref::{Functions, RRef, RRefFuture, RRefs};
 
 use super::super::affinity::{Cores, on_server_core};
 use super::super::child::ServerChild;
+use super::super::duel::PATIENCE;
 use super::super::error::BenchError;
+use super::super::rpc::RpcBenchError;
 use super::super::rpc::agents::{CLIENT, SERVER, open, start};
-use super::super::rpc::{PATIENCE, RpcBenchError};
 use super::RRefBenchError;
 
 /// Makes the value that it is given.
