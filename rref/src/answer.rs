@@ -10,6 +10,7 @@ use bytes::Bytes;
 use rpc_agent::{Reply, WorkerId, WorkerInfo};
 
 use crate::carry::{self, Forks, Packed};
+use crate::context::Carrier;
 use crate::effect::FetchError;
 use crate::error::RRefError;
 use crate::handle::Cell;
@@ -105,7 +106,7 @@ impl Answered {
     /// Answers all copies of the request; its sender takes the first one.
     pub(crate) fn send(self, replies: Vec<Reply>) {
         if let Some(forks) = self.forks {
-            forks.commit();
+            forks.commit(Carrier::Answer);
         }
         let bytes = Bytes::from(self.bytes);
         for reply in replies {

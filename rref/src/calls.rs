@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 
 use crate::answer::{Question, read};
 use crate::carry::{self, Forks};
-use crate::context::{Handle, Snapshot, TableSizes, UserStatus};
+use crate::context::{Carrier, Handle, Snapshot, TableSizes, UserStatus};
 use crate::effect::UserError;
 use crate::error::RRefError;
 use crate::future::RRefFuture;
@@ -359,7 +359,8 @@ impl Runtime {
                     inner.context.create_here(now, type_name)
                 })
                 .map_err(|_| RRefError::Shutdown)?;
-            forks.commit();
+            // Decoded by this worker, or by nobody.
+            forks.commit(Carrier::Call);
             let function = function.to_owned();
             self.spawn(Box::new(move |runtime| {
                 runtime.run_creation(rref, owner, &function, &arguments);
@@ -372,7 +373,7 @@ impl Runtime {
                 .context
                 .create_remote(now, owner, type_name, function, arguments)?;
             for data in forks.data() {
-                inner.context.commit_fork(now, data);
+                inner.context.commit_fork(now, data, Carrier::Call);
             }
             let carried = Carried {
                 forks: forks.data().to_vec(),
@@ -565,7 +566,7 @@ impl Runtime {
         forks: Forks,
         options: CallOptions,
     ) -> Call {
-        let forks = forks.commit();
+        let forks = forks.commit(Carrier::Call);
         let future = self
             .agent
             .call_bytes_async(question.on.id, function, payload, options);

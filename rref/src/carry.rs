@@ -16,6 +16,7 @@ use rpc_agent::WorkerId;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::context::Carrier;
 use crate::error::RRefError;
 use crate::handle::Cell;
 use crate::protocol::ForkData;
@@ -85,10 +86,10 @@ impl Forks {
     }
 
     /// The message goes out now: whether it arrives is the sender's to find out.
-    pub(crate) fn commit(mut self) -> Vec<ForkData> {
+    pub(crate) fn commit(mut self, carrier: Carrier) -> Vec<ForkData> {
         let forks = std::mem::take(&mut self.forks);
         if !forks.is_empty() {
-            self.runtime.commit_forks(&forks);
+            self.runtime.commit_forks(&forks, carrier);
         }
         forks
     }

@@ -30,8 +30,9 @@ impl RRefOptions {
         self
     }
 
-    /// How long a reference may be under way in a message, before its receiver is asked whether it has come:
-    /// what was lost is known then, and freed. Default 30 s.
+    /// How long a reference may be under way in an answer before its receiver is asked whether it has come:
+    /// what was lost is known then, and freed. An answer that takes longer is refused when it comes. Default
+    /// 30 s.
     pub fn with_probe_after(mut self, time: Duration) -> Self {
         self.timing.probe_after = time;
         self

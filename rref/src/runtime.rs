@@ -17,7 +17,7 @@ use rpc_agent::{
     RpcError, RpcFuture, WorkerId, WorkerInfo,
 };
 
-use crate::context::{Handle, RRefContext, UserStatus};
+use crate::context::{Carrier, Handle, RRefContext, UserStatus};
 use crate::drops::DropQueue;
 use crate::effect::{Control, Delivery, Effect, FetchError, RequestToken, UserError};
 use crate::error::RRefError;
@@ -508,17 +508,21 @@ impl Runtime {
         carried: Option<Carried>,
     ) {
         let delivery = delivery_of(answer);
+        let accepted = Answer::RemoteAccept;
+        let is_accepted =
+            matches!(&delivery, Delivery::Answered { answer, .. } if *answer == accepted);
+        // What is refused may have been accepted before, by an attempt whose answer was lost.
         let outcome = match &delivery {
-            Delivery::Answered { .. } => Outcome::Executed,
-            // Refused as a whole, before anything of it was unpacked.
-            Delivery::Refused(_) | Delivery::NotDelivered(_) => Outcome::NotExecuted,
-            Delivery::Unknown(_) => Outcome::Unknown,
+            Delivery::NotDelivered(_) => Outcome::NotExecuted,
+            _ => Outcome::Unknown,
         };
         self.step(Mode::Elsewhere, |inner, now| {
             inner.context.control_finished(now, control, delivery);
         });
-        if let Some(carried) = carried {
-            self.settle_forks(&carried.forks, outcome);
+        match carried {
+            Some(carried) if is_accepted => self.commit_forks(&carried.forks, Carrier::Answer),
+            Some(carried) => self.settle_forks(&carried.forks, outcome),
+            None => {}
         }
         if let Err(error) = answer
             && is_about_the_way(error)
@@ -631,10 +635,13 @@ impl Runtime {
         forked.map_err(|error| RRefError::of_fork(error, cell.rref(), &self.worker(cell.owner())))
     }
 
-    pub(crate) fn commit_forks(self: &Arc<Self>, forks: &[ForkData]) {
+    pub(crate) fn commit_forks(self: &Arc<Self>, forks: &[ForkData], carrier: Carrier) {
+        if forks.is_empty() {
+            return;
+        }
         self.step(Mode::Elsewhere, |inner, now| {
             for fork in forks {
-                inner.context.commit_fork(now, fork);
+                inner.context.commit_fork(now, fork, carrier);
             }
         });
     }
@@ -653,9 +660,9 @@ impl Runtime {
             return;
         }
         match outcome {
-            Outcome::Executed => self.step(Mode::Elsewhere, |inner, _| {
+            Outcome::Executed => self.step(Mode::Elsewhere, |inner, now| {
                 for fork in forks {
-                    inner.context.fork_has_arrived(fork);
+                    inner.context.fork_has_arrived(now, fork);
                 }
             }),
             Outcome::NotExecuted => self.undo_forks(forks),

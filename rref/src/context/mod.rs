@@ -64,11 +64,21 @@ const PROBES_MAX: usize = 1024;
 /// The most messages without an answer: no more references are received then.
 const SENDINGS_MAX: usize = 1 << 20;
 
+/// What a reference travels in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Carrier {
+    /// A call, of which the sender learns how it ends. While it goes on its references are not asked for: it
+    /// may wait for a thread of its receiver for long.
+    Call,
+    /// An answer, of which nobody says whether it has arrived.
+    Answer,
+}
+
 /// How long the context waits for others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Timing {
-    /// For so long a reference may be under way before its receiver is asked whether it has come. Default
-    /// 30 s.
+    /// For so long a reference may be under way in an answer, or a child be unregistered, before its receiver
+    /// is asked whether it has come. Default 30 s.
     pub probe_after: Duration,
     /// For so long a message whose retries are used up waits for a sign of life before it is tried all the
     /// same. Default 10 s.
@@ -374,18 +384,29 @@ impl<V: Clone> RRefContext<V> {
         }
     }
 
-    /// The message with this fork goes to the transport.
-    pub fn commit_fork(&mut self, now: Instant, data: &ForkData) {
-        if self.arrival(data.rref, data.fork) == Some(Arrival::Encoding) {
-            self.set_arrival(data.rref, data.fork, Arrival::UnderWay { since: now });
+    /// The message with this fork goes to the transport. The end of a call is told: by
+    /// [`fork_has_arrived`](Self::fork_has_arrived), [`undo_fork`](Self::undo_fork) or
+    /// [`fork_outcome_unknown`](Self::fork_outcome_unknown). That of a creation, which is answered before
+    /// the references in it are looked at, is told by this with [`Carrier::Answer`].
+    pub fn commit_fork(&mut self, now: Instant, data: &ForkData, carrier: Carrier) {
+        let before = self.arrival(data.rref, data.fork);
+        if matches!(before, Some(Arrival::Encoding | Arrival::InCall)) {
+            let arrival = match carrier {
+                Carrier::Call => Arrival::InCall,
+                Carrier::Answer => Arrival::UnderWay { since: now },
+            };
+            self.set_arrival(data.rref, data.fork, arrival);
         }
     }
 
-    /// The message with this fork was answered by its receiver, which has taken the references in it. What
-    /// the owner has sent need not be asked for then; a child's registration is still to come.
-    pub fn fork_has_arrived(&mut self, data: &ForkData) {
-        if self.holder(data.rref, data.fork).is_some() {
-            self.set_arrival(data.rref, data.fork, Arrival::Arrived);
+    /// The call with this fork was answered by its receiver, which has taken the references in it. What the
+    /// owner has sent need not be asked for then; a child's registration is still to come.
+    pub fn fork_has_arrived(&mut self, now: Instant, data: &ForkData) {
+        let (rref, fork) = (data.rref, data.fork);
+        if self.holder(rref, fork).is_some() {
+            self.set_arrival(rref, fork, Arrival::Arrived);
+        } else if self.arrival(rref, fork) == Some(Arrival::InCall) {
+            self.set_arrival(rref, fork, Arrival::UnderWay { since: now });
         }
     }
 
@@ -396,7 +417,6 @@ impl<V: Clone> RRefContext<V> {
 
     /// The message with this fork was sent, and what became of it is not known: its receiver is asked.
     pub fn fork_outcome_unknown(&mut self, now: Instant, data: &ForkData) {
-        self.commit_fork(now, data);
         self.probe(now, data.rref, data.fork);
     }
 
@@ -841,7 +861,7 @@ impl<V: Clone> RRefContext<V> {
             Arrival::Asked => {
                 self.outbox.remove(Control::Probe(fork));
             }
-            Arrival::Encoding | Arrival::Arrived => {}
+            Arrival::Encoding | Arrival::InCall | Arrival::Arrived => {}
         }
     }
 

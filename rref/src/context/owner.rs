@@ -66,6 +66,8 @@ pub(super) struct Holder {
 pub(super) enum Arrival {
     /// Its message is being encoded.
     Encoding,
+    /// In a call that has not ended.
+    InCall,
     /// It was sent, or asked for last, at that time.
     UnderWay { since: Instant },
     /// Its worker is being asked.

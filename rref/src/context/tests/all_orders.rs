@@ -8,6 +8,8 @@
 use std::collections::HashSet;
 use std::time::Instant;
 
+use crate::context::Carrier;
+
 use super::world::{Budget, Op, Step, Thread, World};
 
 /// The creator, the owner, and a third.
@@ -97,6 +99,16 @@ const fn send(to: usize, slot_there: u32) -> Op {
         slot: 0,
         to,
         slot_there,
+        carrier: Carrier::Answer,
+    }
+}
+
+const fn call(to: usize, slot_there: u32) -> Op {
+    Op::Send {
+        slot: 0,
+        to,
+        slot_there,
+        carrier: Carrier::Call,
     }
 }
 
@@ -115,7 +127,7 @@ fn fork_to_a_third() {
     explore_all(
         5_000,
         &[
-            Thread::new(A, &[CREATE, send(C, 0), DROP]),
+            Thread::new(A, &[CREATE, call(C, 0), DROP]),
             Thread::new(C, &[FETCH, DROP]),
         ],
     );
@@ -126,7 +138,7 @@ fn drop_on_receipt() {
     explore_all(
         4_000,
         &[
-            Thread::new(A, &[CREATE, send(C, 0), DROP]),
+            Thread::new(A, &[CREATE, call(C, 0), DROP]),
             Thread::new(C, &[DROP]),
         ],
     );
@@ -149,7 +161,7 @@ fn fork_back_to_the_owner() {
     explore_all(
         2_500,
         &[
-            Thread::new(A, &[CREATE, send(B, 0), DROP]),
+            Thread::new(A, &[CREATE, call(B, 0), DROP]),
             Thread::new(B, &[FETCH, DROP]),
         ],
     );
@@ -160,7 +172,7 @@ fn two_forks_at_once() {
     explore_all(
         40_000,
         &[
-            Thread::new(A, &[CREATE, send(C, 0), send(B, 0), DROP]),
+            Thread::new(A, &[CREATE, send(C, 0), call(B, 0), DROP]),
             Thread::new(B, &[DROP]),
             Thread::new(C, &[DROP]),
         ],
@@ -168,13 +180,13 @@ fn two_forks_at_once() {
 }
 
 #[test]
-fn the_owner_returns_its_value_to_two() {
+fn the_owner_gives_its_value_to_two() {
     explore_all(
         1_500,
         &[
             Thread::new(
                 B,
-                &[Op::CreateLocal { slot: 0 }, send(A, 0), send(C, 0), DROP],
+                &[Op::CreateLocal { slot: 0 }, call(A, 0), send(C, 0), DROP],
             ),
             Thread::new(A, &[FETCH, DROP]),
             Thread::new(C, &[DROP]),
@@ -188,7 +200,7 @@ fn a_value_goes_out_is_passed_on_and_comes_back_to_its_owner() {
         25_000,
         &[
             Thread::new(B, &[Op::CreateLocal { slot: 0 }, send(A, 0), DROP]),
-            Thread::new(A, &[send(C, 0), DROP]),
+            Thread::new(A, &[call(C, 0), DROP]),
             Thread::new(C, &[send(B, 5), DROP]),
             Thread::new(B, &[Op::Fetch { slot: 5 }, Op::Drop { slot: 5 }]),
         ],
@@ -202,7 +214,7 @@ fn self_creation_shared_with_another_and_with_itself() {
         &[
             Thread::new(
                 B,
-                &[Op::CreateHere { slot: 0 }, send(B, 5), send(C, 0), DROP],
+                &[Op::CreateHere { slot: 0 }, call(B, 5), send(C, 0), DROP],
             ),
             Thread::new(B, &[Op::Drop { slot: 5 }]),
             Thread::new(C, &[FETCH, DROP]),
@@ -238,7 +250,7 @@ fn two_copies_a_stall_a_lost_and_a_copied_call_in_one_run() {
     };
     let seen = explore(
         &[
-            Thread::new(A, &[CREATE, send(C, 0), DROP]),
+            Thread::new(A, &[CREATE, call(C, 0), DROP]),
             Thread::new(C, &[FETCH, DROP]),
         ],
         budget,

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use rpc_agent::WorkerId;
 
 use crate::context::owner::{UNMADE_MAX, WAITING_MAX};
-use crate::context::{Handle, PROBES_MAX, RRefContext, Timing, UserStatus};
+use crate::context::{Carrier, Handle, PROBES_MAX, RRefContext, Timing, UserStatus};
 use crate::effect::{Control, Delivery, Effect, FetchError, ReceiveError, UserError};
 use crate::id::{ForkId, GloballyUniqueId, RRefId};
 use crate::protocol::{Answer, ForkData, Message};
@@ -261,7 +261,7 @@ fn a_child_that_is_not_heard_of_is_asked_for_at_its_worker_and_then_at_the_owner
         answered(B, Answer::RemoteAccept),
     );
     let data = user.fork(now, Handle::User(fork), worker(C)).unwrap();
-    user.commit_fork(now, &data);
+    user.commit_fork(now, &data, Carrier::Answer);
     user.drop_handle(now, Handle::User(fork));
     user.take_effects();
     let due = now + Timing::default().probe_after;
@@ -447,9 +447,13 @@ fn what_its_receiver_has_answered_is_not_asked_for() {
     let rref = owner.create_local(now, "t", "value").unwrap();
     let first = owner.fork(now, Handle::Owner(rref), worker(A)).unwrap();
     let second = owner.fork(now, Handle::Owner(rref), worker(C)).unwrap();
-    owner.commit_fork(now, &first);
-    owner.commit_fork(now, &second);
-    owner.fork_has_arrived(&first);
+    owner.commit_fork(now, &first, Carrier::Call);
+    owner.commit_fork(now, &second, Carrier::Call);
+    owner.fork_has_arrived(now, &first);
+    // Nor is a call that goes on, however long it takes.
+    assert_eq!(owner.next_tick(), None);
+    // That of a creation is known for accepted only.
+    owner.commit_fork(now, &second, Carrier::Answer);
     let due = now + Timing::default().probe_after;
     assert_eq!(owner.next_tick(), Some(due));
     owner.tick(due);
@@ -472,7 +476,7 @@ fn probes_are_sent_a_limited_number_at_a_time() {
     let rref = owner.create_local(now, "t", "value").unwrap();
     for _ in 0..PROBES_MAX + 10 {
         let data = owner.fork(now, Handle::Owner(rref), worker(A)).unwrap();
-        owner.commit_fork(now, &data);
+        owner.commit_fork(now, &data, Carrier::Answer);
     }
     let due = now + Timing::default().probe_after;
     owner.tick(due);

@@ -2,6 +2,8 @@
 
 use std::time::Instant;
 
+use crate::context::Carrier;
+
 use super::world::{Budget, Op, Step, Thread, World};
 
 fn for_seeds(rounds: u64, history: impl Fn(u64) + std::panic::RefUnwindSafe) {
@@ -55,6 +57,11 @@ fn programs(random: &mut fastrand::Rng, workers: usize) -> Vec<Thread> {
                             slot,
                             to,
                             slot_there: slots,
+                            carrier: if random.bool() {
+                                Carrier::Call
+                            } else {
+                                Carrier::Answer
+                            },
                         });
                         open.push((to, slots, Vec::new()));
                         slots += 1;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use rpc_agent::WorkerId;
 
-use crate::context::{Handle, RRefContext, Timing, UserStatus};
+use crate::context::{Carrier, Handle, RRefContext, Timing, UserStatus};
 use crate::effect::{Control, Delivery, Effect, FetchError};
 use crate::id::{ForkId, RRefId};
 use crate::protocol::{Answer, ForkData, Message};
@@ -50,11 +50,12 @@ pub(super) enum Op {
     CreateLocal {
         slot: u32,
     },
-    /// Sends a reference, as an argument or as a result; it gets into a slot of the receiver.
+    /// Sends a reference, as a result or with a call; it gets into a slot of the receiver.
     Send {
         slot: u32,
         to: usize,
         slot_there: u32,
+        carrier: Carrier,
     },
     /// Begins to encode a message, and fails.
     FailToSend {
@@ -141,6 +142,12 @@ pub(super) enum Packet {
         slot: u32,
         /// Its sender has given it up.
         is_late: bool,
+        /// Its sender will be told whether its reference was taken.
+        is_awaited: bool,
+    },
+    Taken {
+        data: ForkData,
+        is_taken: bool,
     },
     Fetch {
         from: usize,
@@ -423,10 +430,16 @@ impl World {
             Step::CallCopy(at) => self.copy_call(at),
             Step::CallLost(at) | Step::CallLate(at) | Step::CallNotSent(at) => {
                 self.budget.lost_calls -= 1;
-                let Packet::Call { data, is_late, .. } = &mut self.packets[at] else {
+                let Packet::Call {
+                    data,
+                    is_late,
+                    is_awaited,
+                    ..
+                } = &mut self.packets[at]
+                else {
                     panic!("only calls are lost");
                 };
-                *is_late = true;
+                (*is_late, *is_awaited) = (true, false);
                 let data = data.clone();
                 if !matches!(step, Step::CallLate(_)) {
                     let has_other = self.has_other(at, data.fork);
@@ -449,8 +462,13 @@ impl World {
     fn copy_call(&mut self, at: usize) {
         self.budget.call_copies -= 1;
         let mut copy = self.packets[at].clone();
-        if let Packet::Call { is_late, .. } = &mut copy {
-            *is_late = true;
+        if let Packet::Call {
+            is_late,
+            is_awaited,
+            ..
+        } = &mut copy
+        {
+            (*is_late, *is_awaited) = (true, false);
         }
         self.packets.push(copy);
     }
@@ -678,13 +696,14 @@ impl World {
                 slot,
                 to,
                 slot_there,
+                carrier,
             } => {
                 let mut sent = None;
                 if let Some(handle) = slot_of(slot) {
                     self.on(on, |context, now| {
                         sent = context.fork(now, handle, worker(to)).ok();
                         if let Some(data) = &sent {
-                            context.commit_fork(now, data);
+                            context.commit_fork(now, data, carrier);
                         }
                     });
                 }
@@ -694,6 +713,7 @@ impl World {
                         data,
                         slot: slot_there,
                         is_late: false,
+                        is_awaited: carrier == Carrier::Call,
                     }),
                     None => {
                         self.slots.insert((to, slot_there), Slot::Void);
@@ -813,13 +833,32 @@ impl World {
                 };
                 self.finish(to, control, delivery);
             }
+            Packet::Taken { data, is_taken } => {
+                self.on(index(data.parent), |context, now| {
+                    if is_taken {
+                        context.fork_has_arrived(now, &data);
+                    } else {
+                        context.fork_outcome_unknown(now, &data);
+                    }
+                });
+            }
             Packet::Call {
-                to, ref data, slot, ..
+                to,
+                ref data,
+                slot,
+                is_awaited,
+                ..
             } => {
                 let mut received = None;
                 self.on(to, |context, now| {
                     received = Some(context.receive_fork(now, data));
                 });
+                if is_awaited {
+                    self.packets.push(Packet::Taken {
+                        data: data.clone(),
+                        is_taken: matches!(received, Some(Ok(_))),
+                    });
+                }
                 match received {
                     Some(Ok(received)) => {
                         let fork = data.fork;
