@@ -510,3 +510,53 @@ fn a_call_of_the_worker_itself_is_repeated_too() {
     assert_eq!(wait(&call).unwrap(), "x");
     assert_eq!(agent.metrics().retries_sent, 2);
 }
+
+#[test]
+fn calls_with_retries_to_a_worker_that_is_given_up_end_as_if_used_up() {
+    const WAITING: usize = 25;
+    let faults = FaultPlan::new(1).fail("echo", u32::MAX);
+    let held: Arc<Mutex<Vec<Reply>>> = Arc::default();
+    let (agent, other) = pair_with_faults(&faults, |registry| {
+        let held = Arc::clone(&held);
+        registry
+            .register_deferred("hold", move |_, _, reply| held.lock().unwrap().push(reply))
+            .unwrap();
+    });
+    let to = other.me().id;
+    let waiting: Vec<_> = (0..WAITING)
+        .map(|_| agent.call_bytes_with_retries(to, "echo", "", &slow()))
+        .collect();
+    let own = agent.call_bytes_with_retries(agent.me().id, "echo", "", &slow());
+    let retries = slow().with_attempt_timeout(Duration::MAX);
+    let sent = agent.call_bytes_with_retries(to, "hold", "", &retries);
+    until("all are where they should be", || {
+        let queued = agent.metrics().retry_queue_len;
+        queued == WAITING as u64 + 1 && held.lock().unwrap().len() == 1
+    });
+    agent.give_up_retries(to);
+    for call in &waiting {
+        let error = call.try_get().expect("at once").unwrap_err();
+        assert!(
+            matches!(error, RpcError::RetriesExhausted { attempts: 1, .. }),
+            "{error:?}"
+        );
+        assert_eq!(error.outcome(), Outcome::NotExecuted);
+        assert!(error.to_string().contains("given up"), "{error}");
+    }
+    // The attempt that is under way is the last one.
+    assert!(!sent.is_complete());
+    other.shutdown_now();
+    let error = wait(&sent).unwrap_err();
+    assert!(
+        matches!(error, RpcError::RetriesExhausted { attempts: 1, .. }),
+        "{error:?}"
+    );
+    assert_eq!(error.outcome(), Outcome::Unknown);
+    // Calls to others go on, and so do later ones.
+    assert!(!own.is_complete());
+    let later = agent.call_bytes_with_retries(to, "echo", "", &slow());
+    until("it waits for its next attempt", || {
+        agent.metrics().retry_queue_len == 2
+    });
+    assert!(!later.is_complete());
+}

@@ -606,6 +606,8 @@ impl Runtime {
         if had_part {
             log::warn!("{}: worker {worker} was lost", self.agent.me());
         }
+        // Nobody waits for their ends any more but the group's end.
+        self.agent.give_up_retries(worker);
         true
     }
 

@@ -319,6 +319,13 @@ impl AgentHandle {
             .call_with_retries(to.into(), function, payload.into(), options)
     }
 
+    /// Ends the calls with retries to a worker, as if they were used up: [`RpcError::RetriesExhausted`].
+    /// Those that wait for their next attempt end now, others with the attempt that is under way. For who
+    /// knows that the worker is dead. Calls that begin later are tried as usual.
+    pub fn give_up_retries(&self, worker: WorkerId) {
+        self.shared.give_up_retries(worker);
+    }
+
     /// Has a callback run, on a thread of the agent, each time that the connection to a worker ends
     /// without its farewell, with the reason. Calls that were under way have failed by then.
     pub fn on_peer_lost(&self, callback: impl Fn(&WorkerInfo, &str) + Send + Sync + 'static) {

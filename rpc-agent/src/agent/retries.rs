@@ -9,11 +9,11 @@ use bytes::Bytes;
 
 use super::peer::{Peer, ServedCall};
 use super::shared::Shared;
-use crate::error::{Outcome, RpcError};
+use crate::error::{NotSent, Outcome, RpcError};
 use crate::future::{FutureMessage, Hint, Job, Promise, RpcFuture};
 use crate::in_flight::CallId;
 use crate::retry::{RetryOptions, RetryPolicy, Verdict};
-use crate::worker::Destination;
+use crate::worker::{Destination, WorkerId};
 
 /// What is to be done at a later time.
 pub(crate) enum Later {
@@ -45,9 +45,15 @@ pub(crate) struct Retried {
     /// Of all attempts: one that was sent may have run.
     outcome: Outcome,
     began: Instant,
+    /// How often its peer had been given up when it began.
+    times_given_up: u64,
 }
 
 impl Retried {
+    fn is_given_up(&self) -> bool {
+        self.peer.times_given_up() != self.times_given_up
+    }
+
     /// The error of the last attempt as that of the whole call: when an earlier one may have run, it does
     /// not say that the function did not.
     fn of_all_attempts(&self, error: RpcError) -> RpcError {
@@ -98,6 +104,7 @@ impl Shared {
         let (promise, future) = RpcFuture::with_executor(self.executor(), Hint::NONE);
         self.activity.begin();
         self.attempt(Box::new(Retried {
+            times_given_up: peer.times_given_up(),
             peer,
             function: function.into(),
             payload,
@@ -148,12 +155,57 @@ impl Shared {
                 let error = call.of_all_attempts(error);
                 self.end_retried(*call, Err(error));
             }
+            Verdict::Again { .. } if call.is_given_up() => {
+                let last = error.clone();
+                self.end_given_up(*call, last);
+            }
             Verdict::Again { at } => {
+                let peer = Arc::clone(&call.peer);
+                let times_given_up = call.times_given_up;
                 if let Err(Later::Retry(call)) = self.later.schedule(at, Later::Retry(call)) {
                     self.give_up_at_end(*call);
+                } else if peer.times_given_up() != times_given_up {
+                    // Just now: who gives up has not found this one.
+                    self.end_given_up_retries(&peer);
                 }
             }
         }
+    }
+
+    /// Ends the calls with retries to a worker that go on: those that wait for their next attempt now, the
+    /// others when the present one has failed.
+    pub(crate) fn give_up_retries(&self, worker: WorkerId) {
+        if let Some(peer) = self.peer_by_id(worker.get()) {
+            peer.give_up();
+            self.end_given_up_retries(&peer);
+        }
+    }
+
+    fn end_given_up_retries(&self, peer: &Arc<Peer>) {
+        let is_meant = |later: &Later| match later {
+            Later::Retry(call) => Arc::ptr_eq(&call.peer, peer) && call.is_given_up(),
+            _ => false,
+        };
+        for later in self.later.take_where(is_meant) {
+            if let Later::Retry(call) = later {
+                let last = RpcError::NotSent {
+                    call: peer.site(&call.function),
+                    cause: NotSent::Connect("the worker was given up".into()),
+                };
+                self.end_given_up(*call, last);
+            }
+        }
+    }
+
+    fn end_given_up(&self, call: Retried, last: RpcError) {
+        let error = RpcError::RetriesExhausted {
+            max_retries: call.policy.max_retries,
+            attempts: call.attempts,
+            outcome: call.outcome,
+            last: Box::new(last),
+        };
+        self.metrics.retries_exhausted();
+        self.end_retried(call, Err(error));
     }
 
     fn end_retried(&self, call: Retried, result: Result<Bytes, RpcError>) {

@@ -79,6 +79,17 @@ impl<T> RetryQueue<T> {
         Some(Duration::from_millis(*at_ms).saturating_sub(present))
     }
 
+    /// Takes out those that are meant, in the same order.
+    pub(super) fn take_where(&mut self, is_meant: impl Fn(&T) -> bool) -> Vec<T> {
+        let mut taken = Vec::new();
+        self.records.retain(|_, records| {
+            taken.extend(records.extract_if(.., |record| is_meant(record)));
+            !records.is_empty()
+        });
+        self.len -= taken.len();
+        taken
+    }
+
     /// Takes out everything, in the same order.
     pub(super) fn drain(&mut self) -> Vec<T> {
         self.len = 0;
@@ -147,6 +158,21 @@ mod tests {
         queue.schedule(now, ());
         assert_eq!(queue.poll_timeout(now), Some(Duration::ZERO));
         assert_eq!(queue.due(now), [()]);
+    }
+
+    #[test]
+    fn what_is_taken_out_is_not_due_any_more_and_the_rest_is() {
+        let now = Instant::now();
+        let mut queue = RetryQueue::new(now, SEED);
+        let at = |ms| now + Duration::from_millis(ms);
+        for (ms, record) in [(10, 1), (5, 2), (10, 3), (20, 4)] {
+            queue.schedule(at(ms), record);
+        }
+        assert_eq!(queue.take_where(|record| *record != 3), [2, 1, 4]);
+        assert_eq!(queue.len(), 1);
+        assert_eq!(queue.poll_timeout(now), Some(Duration::from_millis(10)));
+        assert_eq!(queue.due(at(30)), [3]);
+        assert_eq!(queue.take_where(|_| true), []);
     }
 
     #[test]

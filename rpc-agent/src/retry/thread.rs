@@ -96,6 +96,11 @@ impl<T> RetryThread<T> {
         Ok(())
     }
 
+    /// Takes out the records that are meant, and that wait. Those that are being sent are not among them.
+    pub(crate) fn take_where(&self, is_meant: impl Fn(&T) -> bool) -> Vec<T> {
+        self.shared.lock().queue.take_where(is_meant)
+    }
+
     /// How many records wait.
     pub(crate) fn len(&self) -> usize {
         self.shared.lock().queue.len()
