@@ -104,10 +104,13 @@ pub enum RpcError {
         /// What it asked for: `name <name>` or `id <id>`.
         wanted: Arc<str>,
     },
-    /// All attempts of a call with retries failed. The first sentence is PyTorch's.
+    /// A call with retries failed: all its attempts, or as many as there was time for, or as were made
+    /// until its worker was given up. Also when the last one failed in a way that ends the call, and an
+    /// earlier one may have run. The first sentence is PyTorch's.
     #[error(
-        "The RPC has not succeeded after the specified number of max retries ({max_retries}). \
-         Attempts: {attempts}, the last one: {last}"
+        "The RPC has not succeeded after the specified number of max retries ({max_retries}). {}, the \
+         last one: {last}",
+        describe_attempts(*max_retries, *attempts, *outcome, last)
     )]
     RetriesExhausted {
         /// The most retries that were asked for.
@@ -244,6 +247,21 @@ fn describe_timeout(outcome: Outcome, cause: Option<&str>) -> String {
         Some(cause) => format!("{}: {cause}", describe_outcome(outcome)),
         None => describe_outcome(outcome).to_owned(),
     }
+}
+
+fn describe_attempts(max_retries: u32, attempts: u32, outcome: Outcome, last: &RpcError) -> String {
+    let early = if attempts > max_retries {
+        ""
+    } else {
+        "Given up earlier. "
+    };
+    // The last one's own words would say that the function did not run.
+    let earlier = if outcome == Outcome::Unknown && last.outcome() == Outcome::NotExecuted {
+        ", of which one may have run"
+    } else {
+        ""
+    };
+    format!("{early}Attempts: {attempts}{earlier}")
 }
 
 fn describe_remote(panicked: bool) -> &'static str {

@@ -1,18 +1,22 @@
 //! How workers come together, and come and go, over loopback and a store that they share.
 
 mod common;
+mod raw;
 
+use std::io::Write;
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
 use c10d_store::Store;
 use rpc_agent::{
-    Agent, AgentOptions, CallOptions, DirectoryError, Outcome, Registry, Reply, RpcError,
-    StartError, WorkerInfo, join_all,
+    Agent, AgentOptions, CallOptions, DirectoryError, FutureMessage, NotSent, Outcome, Registry,
+    Reply, RetryOptions, RpcError, StartError, WorkerInfo, join_all,
 };
 
-use common::{PATIENCE, named, options, registry, shared_store, start_all, until};
+use common::{PATIENCE, named, options, registry, shared_store, start_all, until, within};
+use raw::{HELLO, RawWorker, WELCOME, connect, frame, hello_body, listed_address_of};
+use raw::{await_closed, read_frame, request, send, welcome};
 
 /// Starts workers at the same time that know `echo`.
 fn start(store: &Arc<dyn Store>, options: impl IntoIterator<Item = AgentOptions>) -> Vec<Started> {
@@ -397,4 +401,59 @@ fn a_call_to_a_worker_that_ended_without_leaving_fails_at_once() {
             matches!(error, RpcError::NotSent { .. })
         });
     }
+}
+
+#[test]
+fn calls_of_a_worker_whose_place_another_takes_fail_at_once() {
+    let store = shared_store();
+    let me = named("a", 0).with_connect_timeout(Duration::from_secs(3600));
+    let agent = start_one(&store, me);
+    let raw = RawWorker::join_list(&*store, 1, "b", 5);
+    // It does not welcome who dials.
+    let never = within(Duration::ZERO);
+    let call = agent.call_bytes_async("b", "f", "x", never);
+    let mut silent = raw.accept();
+    assert_eq!(read_frame(&mut silent).kind, HELLO);
+    let retries = RetryOptions::default().with_max_retries(1);
+    let retries = retries.with_retry_duration(Duration::from_millis(1));
+    let retries = retries.with_attempt_timeout(Duration::MAX);
+    let retried = agent.call_bytes_with_retries("b", "f", "x", &retries);
+
+    let mut link = connect(listed_address_of(&*store, 0).0);
+    let hello = hello_body(1, 0, 77, 0, 0, "c");
+    send(&mut link, &frame(HELLO, 0, 0, 0, &hello));
+    assert_eq!(read_frame(&mut link).kind, WELCOME);
+    assert_replaced(&ended(&call));
+    // Nor does the second attempt dial anybody.
+    let error = ended(&retried);
+    let RpcError::RetriesExhausted {
+        attempts: 2, last, ..
+    } = &error
+    else {
+        unreachable!("{error:?}");
+    };
+    assert_replaced(last);
+    assert_eq!(agent.metrics().calls_in_flight, 0);
+
+    // A Welcome of the former one comes too late, and the other one is served.
+    let _ = silent.write_all(&welcome(raw.incarnation, 1));
+    await_closed(&mut silent);
+    send(&mut link, &request(1, "echo", b"c"));
+    assert_eq!(read_frame(&mut link).body, b"c");
+}
+
+#[track_caller]
+fn ended(call: &FutureMessage) -> RpcError {
+    let ended = call.wait_timeout(PATIENCE).expect("it ends");
+    ended.unwrap_err()
+}
+
+#[track_caller]
+fn assert_replaced(error: &RpcError) {
+    assert!(
+        matches!(error, RpcError::NotSent { cause: NotSent::Connect(cause), .. }
+            if cause.contains("another worker has taken its place")),
+        "{error:?}"
+    );
+    assert_eq!(error.outcome(), Outcome::NotExecuted);
 }

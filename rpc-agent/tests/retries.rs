@@ -18,7 +18,7 @@ use rpc_agent::{
 
 use common::{PATIENCE, options, pair, pair_with, registry, shared_store, start_all, until};
 use middle_man::MiddleMan;
-use raw::{REQUEST, RawWorker, address_of, publish, read_frame};
+use raw::{ERROR, REQUEST, RawWorker, address_of, frame, publish, read_frame, send};
 
 /// Pauses of 2, 3, 4 ms and so on; attempts wait for ever.
 fn quick(max_retries: i64) -> RetryOptions {
@@ -71,6 +71,15 @@ impl Runs {
     }
 }
 
+/// An agent whose only other worker is made by hand.
+fn agent_and_raw() -> (Agent, RawWorker) {
+    let store = shared_store();
+    let raw = RawWorker::join(&*store, 1, "worker1", 5);
+    let me = (options(0).with_world_size(2), registry(|_| {}));
+    let agent = start_all(&store, vec![me]).remove(0).unwrap();
+    (agent, raw)
+}
+
 #[test]
 fn a_call_succeeds_after_as_many_failures_as_it_has_retries() {
     for failures in 0..=5 {
@@ -90,10 +99,7 @@ fn a_call_succeeds_after_as_many_failures_as_it_has_retries() {
 
 #[test]
 fn one_attempt_that_may_have_run_makes_the_outcome_of_all_unknown() {
-    let store = shared_store();
-    let raw = RawWorker::join(&*store, 1, "worker1", 5);
-    let me = (options(0).with_world_size(2), registry(|_| {}));
-    let agent = start_all(&store, vec![me]).remove(0).unwrap();
+    let (agent, raw) = agent_and_raw();
     let call = agent.call_bytes_with_retries("worker1", "f", "x", &quick(1));
     let mut link = raw.accept_link();
     assert_eq!(read_frame(&mut link).kind, REQUEST);
@@ -109,6 +115,53 @@ fn one_attempt_that_may_have_run_makes_the_outcome_of_all_unknown() {
         (*outcome, error.outcome()),
         (Outcome::Unknown, Outcome::Unknown)
     );
+}
+
+#[test]
+fn an_attempt_that_may_have_run_is_not_forgotten_when_the_next_one_finds_no_function() {
+    let (agent, raw) = agent_and_raw();
+    let call = agent.call_bytes_with_retries("worker1", "f", "x", &quick(3));
+    let mut link = raw.accept_link();
+    assert_eq!(read_frame(&mut link).kind, REQUEST);
+    drop(link);
+    let mut link = raw.accept_link();
+    let asked = read_frame(&mut link);
+    send(&mut link, &frame(ERROR, 0, 3, asked.id, b""));
+    let error = wait(&call).unwrap_err();
+    let RpcError::RetriesExhausted {
+        max_retries: 3,
+        attempts: 2,
+        outcome: Outcome::Unknown,
+        last,
+    } = &error
+    else {
+        panic!("{error:?}");
+    };
+    assert!(
+        matches!(**last, RpcError::NoSuchFunction { .. }),
+        "{last:?}"
+    );
+    assert_eq!(
+        error.to_string(),
+        "The RPC has not succeeded after the specified number of max retries (3). Given up earlier. \
+         Attempts: 2, of which one may have run, the last one: call of `f` on worker worker1 (id 1): no \
+         function of this name is registered there"
+    );
+}
+
+#[test]
+fn an_attempt_that_may_have_run_is_not_forgotten_when_the_agent_ends_during_the_next_one() {
+    let (agent, raw) = agent_and_raw();
+    let call = agent.call_bytes_with_retries("worker1", "f", "x", &quick(3));
+    let mut link = raw.accept_link();
+    assert_eq!(read_frame(&mut link).kind, REQUEST);
+    drop(link);
+    // The second attempt waits for a Welcome, which never comes.
+    let _silent = raw.accept();
+    agent.shutdown_now();
+    let error = call.try_get().expect("the end completes all").unwrap_err();
+    assert!(matches!(error, RpcError::Shutdown { .. }), "{error:?}");
+    assert_eq!(error.outcome(), Outcome::Unknown);
 }
 
 #[test]

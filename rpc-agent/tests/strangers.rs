@@ -4,11 +4,11 @@
 mod common;
 mod raw;
 
-use std::io::{ErrorKind, Read};
+use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 use std::{env, io};
@@ -548,6 +548,57 @@ fn a_peer_that_reads_no_answers_costs_bounded_memory() {
 }
 
 #[test]
+fn requests_are_served_however_small_the_backlog_may_be() {
+    const CALLS: u64 = 200;
+    let group = Group::with(|options| options.with_backlog_bytes_max(1), |_| {});
+    let mut socket = group.raw.dial(&*group.store, 0, 0);
+    let requests: Vec<u8> = (0..CALLS)
+        .flat_map(|id| request(id, "echo", b"x"))
+        .collect();
+    send(&mut socket, &requests);
+    for _ in 0..CALLS {
+        assert_eq!(read_frame(&mut socket).kind, RESPONSE);
+    }
+}
+
+#[test]
+fn a_peer_that_does_not_read_what_it_is_refused_loses_its_connection() {
+    let group = Group::with(
+        |options| {
+            options
+                .with_backlog_bytes_max(64 << 10)
+                .with_requests_queued_max(100)
+        },
+        |_| {},
+    );
+    let mut socket = group.raw.dial(&*group.store, 0, 0);
+    let requests: Vec<u8> = (0..10_000).flat_map(|id| request(id, "no", b"")).collect();
+    // A refusal of each of these would be 64 MB on the wire, and several times as much in memory.
+    let ended = (0..400).find_map(|_| socket.write_all(&requests).err());
+    let error = ended.expect("the connection ends before");
+    assert!(
+        matches!(
+            error.kind(),
+            ErrorKind::ConnectionReset | ErrorKind::BrokenPipe
+        ),
+        "{error:?}"
+    );
+    assert_eq!(group.agent.metrics().connections_lost, 1);
+    group.assert_serves_others();
+
+    // One that reads them may ask on.
+    let mut socket = group.raw.dial(&*group.store, 0, 1);
+    let some: Vec<u8> = (0..100).flat_map(|id| request(id, "no", b"")).collect();
+    for _ in 0..50 {
+        send(&mut socket, &some);
+        for _ in 0..100 {
+            let refusal = read_frame(&mut socket);
+            assert_eq!((refusal.kind, refusal.aux), (ERROR, 3));
+        }
+    }
+}
+
+#[test]
 fn calls_to_a_peer_that_reads_nothing_end_at_their_deadlines_or_at_once() {
     let group = Group::with(
         |options| options.with_backlog_bytes_max(BACKLOG_BYTES_MAX),
@@ -661,6 +712,43 @@ fn who_waits_for_a_peer_that_never_answers_is_told_at_the_deadline() {
     }
     assert!(!endless.is_complete());
     group.assert_serves_others();
+}
+
+#[test]
+fn who_waits_for_a_peer_that_sends_without_a_pause_is_told_when_the_time_is_over() {
+    /// Answers that nobody waits for, written in one go.
+    const ANSWERS: u64 = 10_000;
+    let group = Group::new();
+    let endless = group.call_raw(vec![]);
+    let mut socket = group.raw.accept_link();
+    let answers = frame(RESPONSE, 0, 0, 1 << 40, b"").repeat(ANSWERS as usize);
+    let mut sent = 0;
+    // Whether the poller reads them or who waits depends on who comes first.
+    for _ in 0..5 {
+        let (start, is_over) = (Barrier::new(2), AtomicBool::new(false));
+        thread::scope(|scope| {
+            let flood = scope.spawn(|| {
+                start.wait();
+                let began = Instant::now();
+                loop {
+                    send(&mut socket, &answers);
+                    sent += ANSWERS;
+                    if is_over.load(Ordering::SeqCst) {
+                        break;
+                    }
+                    assert!(began.elapsed() < PATIENCE / 3, "the wait goes on");
+                }
+            });
+            start.wait();
+            assert!(endless.wait_timeout(Duration::from_millis(10)).is_none());
+            is_over.store(true, Ordering::SeqCst);
+            flood.join().unwrap();
+        });
+        until("all of them are read", || {
+            group.agent.metrics().late_responses == sent
+        });
+    }
+    assert!(!endless.is_complete());
 }
 
 #[test]

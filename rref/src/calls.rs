@@ -86,9 +86,10 @@ impl RRefs {
         self.remote_within(to.into(), function, &arguments, None)
     }
 
-    /// [`RRefs::remote`] with a limit to how long the owner may take to say that it has begun; after that
-    /// the creation counts as failed, until the owner has said whether it has begun all the same: if so, the
-    /// reference is good. Zero: as long as it takes, which is the default.
+    /// [`RRefs::remote`] with a limit to how long the owner may take to accept the creation, which it does
+    /// before the function runs; after that all that is asked of the reference is
+    /// [`RRefError::CreationTimedOut`], until the owner has said whether it has accepted it all the same: if
+    /// so, the reference is good. Zero: as long as the retries go, which is the default.
     ///
     /// # Errors
     /// As [`RRefs::remote`].

@@ -47,7 +47,8 @@ pub enum RRefError {
         /// The reference.
         rref: RRefId,
     },
-    /// The value was not there in time. Its making may go on.
+    /// The value was not there in time, or the method that was called on it not done. What makes the one, and
+    /// the other, may go on.
     #[error("the value of the reference {rref} was not there after {} ms", after.as_millis())]
     TimedOut {
         /// The reference.
@@ -96,7 +97,8 @@ pub enum RRefError {
     /// There is no agent yet: see [`crate::RRefs::attach`].
     #[error("no agent has been attached")]
     NotAttached,
-    /// References are not used any more after the shutdown.
+    /// References are not used any more after the shutdown, whether that went well or not, and after the end
+    /// of the agent.
     #[error("the references of this worker were shut down")]
     Shutdown,
     /// The request itself failed.
@@ -144,7 +146,8 @@ pub enum ShutdownError {
     /// There is no agent.
     #[error("no agent has been attached")]
     NotAttached,
-    /// The workers of the group did not come together.
+    /// The workers of the group did not come together: one is dead, or has not called the shutdown. What could
+    /// be freed has been.
     #[error(transparent)]
     Barrier(#[from] rpc_agent::TerminationError),
     /// Something was still missing when the time was over.
@@ -158,7 +161,7 @@ pub enum ShutdownError {
         after: Duration,
         /// Who is missing, and what for.
         missing: Vec<String>,
-        /// What was still held at the begin of the shutdown.
+        /// What was still held at the beginning of the shutdown.
         report: Box<LeakReport>,
     },
 }

@@ -49,6 +49,9 @@ impl Functions {
     /// Registers a function of values. Its result can be sent to who called it, or stay here with a
     /// reference to it made by [`RRefs::remote`].
     ///
+    /// Who calls it must mean the same types: arguments travel as postcard, which does not name them, and
+    /// what does not fit is found out mostly, but not always.
+    ///
     /// # Errors
     /// [`FunctionError`].
     pub fn register<A, R, F>(&mut self, name: &str, function: F) -> Result<(), FunctionError>

@@ -118,7 +118,8 @@ impl fmt::Debug for Cell {
 /// In the arguments and results of calls made by this crate ([`RRefs::call`](crate::RRefs::call),
 /// [`RRef::rpc_sync`] and so on) a reference can be any field of a serde type; the receiver gets a
 /// reference of its own. A function runs only when the owners have confirmed all references among its
-/// arguments. Elsewhere a reference has no encoding: serializing one is an error.
+/// arguments. Elsewhere, in the agent's own calls too, a reference has no encoding: serializing one is an
+/// error.
 ///
 /// References that point at each other, from inside of the values, are never freed before the shutdown,
 /// which reports them.
@@ -166,8 +167,9 @@ impl<T> RRef<T> {
         &self.cell.type_name
     }
 
-    /// Whether the owner knows of this reference; true on the owner. It is false after a creation that
-    /// failed, and again when the owner is lost or the group has ended.
+    /// Whether the owner knows of this reference; true on the owner. It does not say that there is a value:
+    /// the function that makes it runs after that, and may fail. It is false after a creation that the owner
+    /// did not accept, and again when the owner is lost or the group has ended.
     #[must_use]
     pub fn confirmed(&self) -> bool {
         self.cell.user().is_none_or(|fork| {
@@ -223,7 +225,7 @@ impl<T: Send + Sync + 'static> RRef<T> {
     }
 
     /// Has a registered method run with the value and these arguments, where the value is, and waits for
-    /// its result, for at most the agent's timeout.
+    /// its result, for at most the agent's timeout: then [`RRefError::TimedOut`], and the method may go on.
     ///
     /// ```no_run
     /// # fn f(counter: &rref::RRef<std::sync::Mutex<u64>>) -> Result<(), rref::RRefError> {
@@ -298,7 +300,8 @@ impl<T: Send + Sync + 'static> RRef<T> {
 impl<T: DeserializeOwned> RRef<T> {
     /// A copy of the value. Waits until it is there, for at most `timeout`; zero: for ever.
     ///
-    /// Each call fetches it again. May be called from a function that the agent runs.
+    /// Each call fetches it again, and the owner encodes it again: the value of a `Mutex` when it is free.
+    /// May be called from a function that the agent runs.
     ///
     /// # Errors
     /// [`RRefError`]. An error of the creation ends the wait at once, as the owner's death does.

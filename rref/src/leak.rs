@@ -107,7 +107,8 @@ impl fmt::Display for LeakReport {
 
 impl RRefs {
     /// What is held of this worker's values, by whom and since when, and which references point at each
-    /// other. Asks other workers what their values hold, at most for some seconds each.
+    /// other. Asks other workers what their values hold, at most for some seconds for each value, and goes
+    /// through the encoding of the own ones: a lock in a value is waited for.
     ///
     /// # Errors
     /// [`ShutdownError::NotAttached`].
@@ -116,13 +117,16 @@ impl RRefs {
         Ok(runtime.leak_report())
     }
 
-    /// Ends the references of a group together: waits until nothing is under way anywhere; has all users
-    /// deleted, whoever still holds them, and waits for the owners' answers; frees the values that nobody
-    /// refers to, and waits until the others' users have gone. All workers call it, before the agent's own
-    /// shutdown, which is still due.
+    /// Ends the references of a group of fixed size together: waits until nothing is under way anywhere; has
+    /// all users deleted, whoever still holds them, and waits for the owners' answers; frees the values that
+    /// nobody refers to, and waits until the others' users have gone. All workers call it, before the agent's
+    /// own shutdown, which is still due. In a group whose members come and go, see [`RRefs::leave`].
     ///
-    /// Blocks at most for `timeout`; zero: for ever. Returns what was still held at the begin, which is
-    /// gone then. Afterwards references are of no use: [`RRefError::Shutdown`](crate::RRefError::Shutdown).
+    /// Blocks at most for `timeout`; zero: for ever. Returns what was still held at the beginning, which is
+    /// gone then. Afterwards references are of no use, after an error too:
+    /// [`RRefError::Shutdown`](crate::RRefError::Shutdown).
+    ///
+    /// `agent` is the one that was attached, and one thread of each worker calls this.
     ///
     /// # Errors
     /// [`ShutdownError`], which names who is missing. What could be freed has been.
@@ -146,7 +150,8 @@ impl RRefs {
     }
 
     /// [`RRefs::shutdown`] of this worker alone, as one that leaves a group whose members come and go: does
-    /// not wait for others to come to their end, but for those that hold references to values here.
+    /// not wait for others to come to their end, but for those that hold references to values here. Also for
+    /// who is left of a group that has lost a worker, and cannot end together.
     ///
     /// # Errors
     /// As [`RRefs::shutdown`].

@@ -17,14 +17,14 @@ pub struct RRefOptions {
 
 impl RRefOptions {
     /// How messages about references are repeated. All of them may be, creations included: a function
-    /// still runs once. Default: 8 retries, the first after 0.2 s and the last after about 10 s of pauses in all;
-    /// what has failed then is tried again at a low rate.
+    /// still runs once. Default: 8 retries, the first after 0.2 s and the last after about 10 s of pauses
+    /// in all; what has failed then is tried again at a low rate.
     pub fn with_retries(mut self, retries: RetryOptions) -> Self {
         self.retries = retries;
         self
     }
 
-    /// How long one attempt waits for its answer. Default 10 s.
+    /// How long one attempt waits for its answer. Default 10 s. Not zero: nothing would be sent.
     pub fn with_attempt_timeout(mut self, timeout: Duration) -> Self {
         self.attempt_timeout = timeout;
         self

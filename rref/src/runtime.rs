@@ -104,7 +104,8 @@ impl RRefs {
         Ok(Self { hub })
     }
 
-    /// Uses the agent that was started with the registry.
+    /// Uses the agent that was started with the registry that these were registered in. The first request
+    /// of another worker does the same; before either, all is [`RRefError::NotAttached`].
     ///
     /// # Errors
     /// [`RRefError::Refused`] if another agent has been attached.

@@ -109,8 +109,9 @@ impl AgentOptions {
         self
     }
 
-    /// For how long a worker is dialed before the calls that wait for the connection fail. Default 10 s. A refused connection fails at once: a worker listens from before
-    /// its address is known until it ends.
+    /// For how long a worker is dialed, from the first attempt on, before the calls that wait for the
+    /// connection fail. Default 10 s. A refused connection fails at once: a worker listens from before its
+    /// address is known until it ends.
     #[must_use]
     pub fn with_connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = timeout;

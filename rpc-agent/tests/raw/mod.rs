@@ -3,7 +3,8 @@
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use byteorder::{ByteOrder, LittleEndian, WriteBytesExt};
 use c10d_store::Store;
@@ -25,6 +26,9 @@ pub(crate) const LARGE: u8 = 1;
 
 /// The default limit of a message, which each side tells the other.
 pub(crate) const MESSAGE_BYTES_MAX: u64 = 256 << 20;
+
+/// Where a group whose members come and go has its list.
+const MEMBER_LIST: &str = "names/_ALL_WORKER_INFOS";
 
 /// A worker of a group of fixed size that listens, and is otherwise the test's to play.
 #[derive(Debug)]
@@ -49,6 +53,16 @@ impl RawWorker {
         }
     }
 
+    /// Takes its place in a group whose members come and go. Nobody else may join or leave meanwhile.
+    pub(crate) fn join_list(store: &dyn Store, id: u16, name: &str, incarnation: u64) -> Self {
+        let worker = Self::join(store, id, name, incarnation);
+        let (version, members) = member_list(store);
+        let claim = String::from_utf8(store.get(&format!("names/{id}")).unwrap()).unwrap();
+        let list = format!("version {}\n{members}{id} {claim}\n", version + 1);
+        store.set(MEMBER_LIST, list.as_bytes()).unwrap();
+        worker
+    }
+
     /// A connection that an agent dials, before anything is said on it.
     pub(crate) fn accept(&self) -> TcpStream {
         let (socket, _) = self.listener.accept().unwrap();
@@ -56,14 +70,43 @@ impl RawWorker {
         socket
     }
 
+    /// [`RawWorker::accept`], unless nobody comes in time.
+    pub(crate) fn accept_within(&self, patience: Duration) -> Option<TcpStream> {
+        let began = Instant::now();
+        self.listener.set_nonblocking(true).unwrap();
+        let accepted = loop {
+            match self.listener.accept() {
+                Ok((socket, _)) => break Some(socket),
+                Err(error) if error.kind() != io::ErrorKind::WouldBlock => panic!("{error}"),
+                Err(_) if began.elapsed() >= patience => break None,
+                Err(_) => thread::sleep(Duration::from_millis(1)),
+            }
+        };
+        self.listener.set_nonblocking(false).unwrap();
+        let socket = accepted?;
+        socket.set_nonblocking(false).unwrap();
+        limit_waits(&socket);
+        Some(socket)
+    }
+
     /// A connection that an agent dials, its Hello answered with a Welcome.
     pub(crate) fn accept_link(&self) -> TcpStream {
         let mut socket = self.accept();
         let hello = read_frame(&mut socket);
         assert_eq!(hello.kind, HELLO);
-        let links = LittleEndian::read_u32(&hello.body[30..34]);
+        let links = links_of(&hello);
         send(&mut socket, &welcome(self.incarnation, links + 1));
         socket
+    }
+
+    /// Answers the next Hello with a Refuse for this reason, and waits until that is understood.
+    pub(crate) fn refuse(&self, reason: u8) {
+        let mut socket = self.accept();
+        assert_eq!(read_frame(&mut socket).kind, HELLO);
+        let body = [&[reason][..], &u32_bytes(0), b"not now"].concat();
+        // Who dialed may have given up.
+        let _ = socket.write_all(&frame(REFUSE, 0, 0, 0, &body));
+        await_closed(&mut socket);
     }
 
     /// A Hello of this worker to the worker `to`.
@@ -99,6 +142,27 @@ pub(crate) fn publish(store: &dyn Store, id: u16, name: &str, port: u16, incarna
 /// Where a worker of a group of fixed size listens, and its incarnation.
 pub(crate) fn address_of(store: &dyn Store, id: u16) -> (SocketAddr, u64) {
     let claim = String::from_utf8(store.get(&format!("names/{id}")).unwrap()).unwrap();
+    parse_claim(&claim)
+}
+
+/// Where a worker of a group whose members come and go listens, and its incarnation.
+pub(crate) fn listed_address_of(store: &dyn Store, id: u16) -> (SocketAddr, u64) {
+    let (_, members) = member_list(store);
+    let line = members
+        .lines()
+        .find_map(|line| line.strip_prefix(&format!("{id} ")));
+    parse_claim(line.unwrap())
+}
+
+/// The version and the lines of a group's list.
+fn member_list(store: &dyn Store) -> (u64, String) {
+    let list = String::from_utf8(store.get(MEMBER_LIST).unwrap()).unwrap();
+    let (version, members) = list.split_once('\n').unwrap();
+    let version = version.strip_prefix("version ").unwrap();
+    (version.parse().unwrap(), members.to_owned())
+}
+
+fn parse_claim(claim: &str) -> (SocketAddr, u64) {
     let (_, address) = claim.split_once(" tcp://").unwrap();
     let (address, incarnation) = address.split_once('#').unwrap();
     let incarnation = u64::from_str_radix(incarnation, 16).unwrap();
@@ -145,6 +209,11 @@ pub(crate) fn read_frame(socket: &mut TcpStream) -> RawFrame {
         id: LittleEndian::read_u64(&header[8..]),
         body,
     }
+}
+
+/// How many connections of the pair the sender of a Hello has counted.
+pub(crate) fn links_of(hello: &RawFrame) -> u32 {
+    LittleEndian::read_u32(&hello.body[30..34])
 }
 
 /// Waits until the other side has closed the connection. What it sent before is skipped.

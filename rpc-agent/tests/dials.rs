@@ -1,0 +1,199 @@
+//! Connections that are about to be made: what comes in between, and what a dial may not hold up.
+
+mod common;
+mod raw;
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use c10d_store::Store;
+use rpc_agent::{Agent, AgentOptions, FutureMessage, NotSent, Outcome, RpcError};
+
+use common::{PATIENCE, named, registry, shared_store, start_all, until, within};
+use raw::{GOODBYE, HELLO, REQUEST, RESPONSE, RawFrame, RawWorker};
+use raw::{frame, links_of, read_frame, send, welcome};
+
+/// Agents of a group of fixed size, and whom the tests play themselves.
+fn start(
+    store: &Arc<dyn Store>,
+    world_size: u32,
+    workers: &[(&str, u32)],
+    adjust: impl Fn(AgentOptions) -> AgentOptions,
+) -> Vec<Agent> {
+    let workers = workers.iter().map(|(name, rank)| {
+        let options = named(name, *rank).with_world_size(world_size);
+        (adjust(options), registry(|_| {}))
+    });
+    let agents = start_all(store, workers.collect());
+    agents.into_iter().map(Result::unwrap).collect()
+}
+
+/// A call without a timeout.
+fn call(agent: &Agent, worker: &str) -> FutureMessage {
+    agent.call_bytes_async(worker, "f", "x", within(Duration::ZERO))
+}
+
+#[track_caller]
+fn wait(future: &FutureMessage) -> Result<Bytes, RpcError> {
+    future.wait_timeout(PATIENCE).expect("it ends")
+}
+
+/// The next Hello to a worker. Who dials may also find that it need not say one, and close.
+fn next_hello(worker: &RawWorker) -> (TcpStream, RawFrame) {
+    loop {
+        let socket = worker.accept_within(PATIENCE);
+        let mut socket = socket.expect("the worker is dialed");
+        if says_more(&socket) {
+            let hello = read_frame(&mut socket);
+            assert_eq!(hello.kind, HELLO);
+            return (socket, hello);
+        }
+    }
+}
+
+/// Welcomes who dials a worker, and reads the first request. On a busy machine an attempt may be over
+/// before the Welcome comes; then there is another.
+fn first_request(
+    worker: &RawWorker,
+    (mut socket, mut hello): (TcpStream, RawFrame),
+) -> (TcpStream, RawFrame) {
+    loop {
+        let _ = socket.write_all(&welcome(worker.incarnation, links_of(&hello) + 1));
+        if says_more(&socket) {
+            let asked = read_frame(&mut socket);
+            return (socket, asked);
+        }
+        (socket, hello) = next_hello(worker);
+    }
+}
+
+fn says_more(socket: &TcpStream) -> bool {
+    socket.peek(&mut [0]).is_ok_and(|bytes| bytes > 0)
+}
+
+#[test]
+fn a_dial_that_a_connection_has_overtaken_does_not_disturb_the_next_one() {
+    /// Who is refused for this reason dials again after a pause.
+    const USE_THE_OTHER: u8 = 3;
+    let store = shared_store();
+    // With the lower id, so that it is welcome while it is dialed.
+    let raw = RawWorker::join(&*store, 0, "raw", 5);
+    let pace = RawWorker::join(&*store, 2, "pace", 6);
+    let agent = start(&store, 3, &[("agent", 1)], |options| options).remove(0);
+    // Two dials, so two threads for them, and both have come to the same pause.
+    let (first, _paced) = (call(&agent, "raw"), call(&agent, "pace"));
+    for _ in 0..4 {
+        raw.refuse(USE_THE_OTHER);
+        pace.refuse(USE_THE_OTHER);
+    }
+    // Before the next attempt is due the worker connects by itself, and ends that connection.
+    let mut link = raw.dial(&*store, 1, 0);
+    assert_eq!(read_frame(&mut link).kind, REQUEST);
+    drop(link);
+    let error = wait(&first).unwrap_err();
+    assert!(
+        matches!(error, RpcError::ConnectionLost { .. }),
+        "{error:?}"
+    );
+
+    let second = call(&agent, "raw");
+    let mut dialed = next_hello(&raw);
+    while links_of(&dialed.1) == 0 {
+        // From before the worker connected, after all.
+        dialed = next_hello(&raw);
+    }
+    // Three pauses of one dial are longer than one of the other, whatever chance makes of them: the
+    // attempt that was overtaken has been due.
+    for _ in 0..3 {
+        pace.refuse(USE_THE_OTHER);
+    }
+    let (mut link, asked) = first_request(&raw, dialed);
+    send(&mut link, &frame(RESPONSE, 0, 0, asked.id, b"ok"));
+    assert_eq!(wait(&second).unwrap(), "ok");
+
+    // Nor those after it.
+    drop(link);
+    until("the connection is lost", || {
+        agent.metrics().connections_lost == 2
+    });
+    let third = call(&agent, "raw");
+    let (mut link, asked) = first_request(&raw, next_hello(&raw));
+    send(&mut link, &frame(RESPONSE, 0, 0, asked.id, b"again"));
+    assert_eq!(wait(&third).unwrap(), "again");
+}
+
+#[test]
+fn a_worker_that_does_not_welcome_holds_up_no_dial_of_another() {
+    // The attempt to connect to it is over after two seconds. When a machine is so busy that nothing else
+    // happens meanwhile, that says nothing: there are other tries.
+    let is_answered_meanwhile = || {
+        let store = shared_store();
+        let silent = RawWorker::join(&*store, 3, "silent", 5);
+        let names = [("agent", 0), ("known", 1), ("other", 2)];
+        let agents = start(&store, 4, &names, |options| options);
+        let agent = &agents[0];
+        // The thread that has dialed has nothing to do any more when the last of these is answered.
+        for _ in 0..20 {
+            agent
+                .call_bytes_with("known", "echo", "x", within(PATIENCE))
+                .unwrap();
+        }
+        let _held = call(agent, "silent");
+        let call = agent.call_bytes_async("other", "echo", "x", within(PATIENCE));
+        assert_eq!(wait(&call).unwrap(), "x");
+        let mut socket = silent.accept();
+        assert_eq!(read_frame(&mut socket).kind, HELLO);
+        socket.set_nonblocking(true).unwrap();
+        let read = socket.read(&mut [0]);
+        read.is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
+    };
+    // Whether both calls find the same thread without work is up to the system, so each try has several.
+    assert!((0..3).any(|_| (0..6).all(|_| is_answered_meanwhile())));
+}
+
+#[test]
+fn a_call_without_a_timeout_ends_though_the_store_does_not_say_where_the_worker_is() {
+    for claim in [Some("what is this"), None] {
+        let store = shared_store();
+        let _raw = RawWorker::join(&*store, 1, "raw", 5);
+        let adjust =
+            |options: AgentOptions| options.with_connect_timeout(Duration::from_millis(50));
+        let agent = start(&store, 2, &[("agent", 0)], adjust).remove(0);
+        match claim {
+            Some(claim) => store.set("names/1", claim.as_bytes()).unwrap(),
+            None => assert!(store.delete_key("names/1").unwrap()),
+        }
+        let error = wait(&call(&agent, "raw")).unwrap_err();
+        assert!(
+            matches!(
+                error,
+                RpcError::NotSent {
+                    cause: NotSent::Connect(_),
+                    ..
+                }
+            ),
+            "{claim:?}: {error:?}"
+        );
+        assert_eq!(error.outcome(), Outcome::NotExecuted);
+    }
+}
+
+#[test]
+fn a_farewell_right_behind_the_welcome_is_a_farewell() {
+    let store = shared_store();
+    let raw = RawWorker::join(&*store, 1, "raw", 5);
+    let agent = start(&store, 2, &[("agent", 0)], |options| options).remove(0);
+    let call = call(&agent, "raw");
+    let mut socket = raw.accept();
+    assert_eq!(read_frame(&mut socket).kind, HELLO);
+    let farewell = frame(GOODBYE, 0, 0, 0, b"");
+    let both = [welcome(raw.incarnation, 1), farewell].concat();
+    send(&mut socket, &both);
+    let error = wait(&call).unwrap_err();
+    // Who has said it reads nothing more.
+    assert_eq!(error.outcome(), Outcome::NotExecuted, "{error}");
+    assert_eq!(agent.metrics().connections_lost, 0);
+}

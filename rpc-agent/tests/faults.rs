@@ -1,0 +1,121 @@
+//! Requests that a test's fault sends more than once: what is said of them is as true as of others.
+
+mod common;
+mod raw;
+
+use std::collections::HashSet;
+use std::io::{self, Read};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use byteorder::{ByteOrder, LittleEndian};
+use rpc_agent::{Agent, AgentOptions, FaultPlan, FutureMessage, Outcome};
+
+use common::{PATIENCE, noise, options, pair_with, registry, shared_store, start_all, within};
+use raw::{RawWorker, read_frame};
+
+const CALLS: usize = 300;
+
+/// The payload of the first call. Each further one has a byte more, which tells them apart.
+const PAYLOAD_BYTES_MIN: usize = 40 << 10;
+
+/// The function that they call.
+const NAME: &str = "take";
+
+/// What a request has in its body besides the payload.
+const BODY_BYTES_MIN: usize = 4 + NAME.len();
+
+/// An agent, a connection to it that a worker made by hand does not read, and calls of that worker, most
+/// of them doubled: more than the systems between them take.
+fn calls_that_nobody_reads(seed: u64, timeout: Duration) -> (Agent, TcpStream, Vec<FutureMessage>) {
+    let store = shared_store();
+    let raw = RawWorker::join(&*store, 1, "worker1", 5);
+    let faults = FaultPlan::new(seed).duplicate(0.8).unwrap();
+    let me = options(0).with_world_size(2).with_faults(faults);
+    let agent = start_all(&store, vec![(me, registry(|_| {}))])
+        .remove(0)
+        .unwrap();
+    let link = raw.dial(&*store, 0, 0);
+    let payload = noise(seed, PAYLOAD_BYTES_MIN + CALLS);
+    let calls = (0..CALLS).map(|number| {
+        let payload = payload.slice(..PAYLOAD_BYTES_MIN + number);
+        agent.call_bytes_async("worker1", NAME, payload, within(timeout))
+    });
+    let calls = calls.collect();
+    (agent, link, calls)
+}
+
+/// `arrived` are the calls of which a request has come, or the beginning of one.
+#[track_caller]
+fn assert_truth(calls: &[FutureMessage], arrived: &HashSet<usize>) {
+    let mut not_executed = 0;
+    for (number, call) in calls.iter().enumerate() {
+        let ended = call.wait_timeout(PATIENCE).expect("it ends");
+        let error = ended.unwrap_err();
+        if error.outcome() == Outcome::NotExecuted {
+            assert!(!arrived.contains(&number), "call {number} came: {error}");
+            not_executed += 1;
+        }
+    }
+    assert!(not_executed > 0, "all were sent");
+}
+
+#[test]
+fn a_call_sent_twice_of_which_one_request_was_withdrawn_at_its_deadline_may_have_run() {
+    for seed in 1..=4 {
+        let (agent, mut link, calls) = calls_that_nobody_reads(seed, Duration::from_millis(50));
+        for call in &calls {
+            let ended = call.wait_timeout(PATIENCE).expect("it ends");
+            assert!(ended.is_err());
+        }
+        // Behind all that is still to come of them.
+        let last = agent.call_bytes_async("worker1", NAME, "last", within(Duration::ZERO));
+        let mut arrived = HashSet::new();
+        loop {
+            let payload_bytes = read_frame(&mut link).body.len() - BODY_BYTES_MIN;
+            if payload_bytes == "last".len() {
+                break;
+            }
+            arrived.insert(payload_bytes - PAYLOAD_BYTES_MIN);
+        }
+        assert_truth(&calls, &arrived);
+        drop(last);
+    }
+}
+
+#[test]
+fn a_call_sent_twice_of_which_one_request_was_sent_when_the_agent_ended_may_have_run() {
+    for seed in 1..=4 {
+        let (agent, mut link, calls) = calls_that_nobody_reads(seed, Duration::ZERO);
+        agent.shutdown_now();
+        let mut arrived = HashSet::new();
+        // The last frame may be cut anywhere.
+        let mut header = [0; 16];
+        while link.read_exact(&mut header).is_ok() {
+            let body_bytes = LittleEndian::read_u32(&header[..4]);
+            // A farewell has none.
+            if let Some(payload_bytes) = (body_bytes as usize).checked_sub(BODY_BYTES_MIN) {
+                arrived.insert(payload_bytes - PAYLOAD_BYTES_MIN);
+            }
+            let mut body = (&mut link).take(body_bytes.into());
+            io::copy(&mut body, &mut io::sink()).unwrap();
+        }
+        assert!(!arrived.is_empty(), "nothing was sent");
+        assert_truth(&calls, &arrived);
+    }
+}
+
+#[test]
+fn a_large_message_that_is_sent_twice_does_not_cost_the_connection() {
+    let faults = FaultPlan::new(3).duplicate(1.0).unwrap();
+    let adjust = |rank, options: AgentOptions| match rank {
+        0 => options.with_faults(faults.clone()),
+        _ => options,
+    };
+    let (agent, served) = pair_with(adjust, |_| {});
+    let payload = noise(1, 600 << 10);
+    let answer = agent.call_bytes_with("worker1", "echo", payload.clone(), within(PATIENCE));
+    assert_eq!(answer.unwrap(), payload);
+    common::until("both have come", || served.metrics().requests_received > 1);
+    assert_eq!(served.metrics().connections_lost, 0);
+}
