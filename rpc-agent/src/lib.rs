@@ -103,7 +103,7 @@ pub use error::{CallSite, NotSent, Outcome, RpcError};
 pub use fault::{FaultPlan, FaultPlanError, InjectedFaults};
 pub use future::{FutureMessage, Promise, RpcFuture, join_all};
 pub use metrics::{LatencySnapshot, MetricsSnapshot, PeerSnapshot};
-pub use registry::{FUNCTION_NAME_BYTES_MAX, HandlerError, Registry, RegistryError};
+pub use registry::{FUNCTION_NAME_BYTES_MAX, HandlerError, Registry, RegistryError, RegistryId};
 pub use retry::{RetryOptions, RetryOptionsError};
 pub use termination::{TerminationError, Workers};
 pub use worker::{

@@ -35,13 +35,33 @@ const SLOW: Duration = Duration::from_micros(100);
 #[derive(Default)]
 pub struct Registry {
     functions: HashMap<Arc<str>, Arc<Function>>,
+    id: RegistryId,
 }
+
+/// Which [`Registry`] it is: for what is registered in one, and finds an agent later, to tell whether that was
+/// started with it.
+#[derive(Debug, Clone, Default)]
+pub struct RegistryId(Arc<u8>);
+
+impl PartialEq for RegistryId {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for RegistryId {}
 
 impl Registry {
     /// No function at all.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Which registry it is; an agent says the same of the one that it was started with.
+    #[must_use]
+    pub fn id(&self) -> RegistryId {
+        self.id.clone()
     }
 
     /// Registers a function of the request's bytes that returns the answer's bytes.

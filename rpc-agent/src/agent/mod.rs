@@ -34,7 +34,7 @@ use crate::error::RpcError;
 use crate::future::{Executor, FutureMessage, Hint, Job, Promise, RpcFuture, contained};
 use crate::handshake::LinkState;
 use crate::metrics::{Gauges, MetricsSnapshot};
-use crate::registry::{HandlerError, Registry};
+use crate::registry::{HandlerError, Registry, RegistryId};
 use crate::retry::{RetryOptions, RetryThread};
 use crate::termination::{self, Termination, TerminationError};
 use crate::wire::Frame;
@@ -382,6 +382,18 @@ impl AgentHandle {
     /// that waits for it has another take its place, as with the future of a call.
     pub fn promise<T: Clone + Send + 'static>(&self) -> (Promise<T>, RpcFuture<T>) {
         RpcFuture::with_executor(self.shared.executor(), Hint::NONE)
+    }
+
+    /// Which registry the agent was started with.
+    #[must_use]
+    pub fn registry_id(&self) -> RegistryId {
+        self.shared.registry.id()
+    }
+
+    /// For how long a worker is dialed: see [`AgentOptions::with_connect_timeout`].
+    #[must_use]
+    pub fn connect_timeout(&self) -> Duration {
+        self.shared.options.connect_timeout
     }
 
     /// The number that this worker's process has drawn for the agent, so that its messages are told from

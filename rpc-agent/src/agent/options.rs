@@ -192,4 +192,10 @@ impl CallOptions {
         self.timeout = Some(timeout);
         self
     }
+
+    /// [`CallOptions::with_timeout`], if it was called.
+    #[must_use]
+    pub const fn timeout(&self) -> Option<Duration> {
+        self.timeout
+    }
 }
