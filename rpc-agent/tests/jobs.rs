@@ -127,7 +127,7 @@ fn a_worker_that_leaves_in_order_is_told_of_as_left_and_not_as_lost() {
     let leaves = Agent::start(options(1), registry(|_| {}), store.clone_store().unwrap()).unwrap();
     let (sender, left) = mpsc::channel();
     stays.on_peer_lost(|worker, cause| panic!("{worker} was lost: {cause}"));
-    stays.on_peer_left(move |worker| sender.send(worker.clone()).unwrap());
+    stays.on_peer_left(move |worker, _| sender.send(worker.clone()).unwrap());
     stays
         .call_bytes_with(1, "echo", "x", within(PATIENCE))
         .unwrap();

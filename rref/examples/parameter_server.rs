@@ -143,11 +143,10 @@ fn serve(port: u16) -> Result<(), Failure> {
     for (rank, trained) in (1..=TRAINERS).zip(trained) {
         let history = trained.wait()?;
         let losses: Vec<f64> = history.rpc_sync("losses", ())?;
-        let (first, last) = (losses.first(), losses.last());
-        println!(
-            "trainer{rank}: {} steps, loss {first:?} to {last:?}",
-            losses.len()
-        );
+        if let (Some(first), Some(last)) = (losses.first(), losses.last()) {
+            let steps = losses.len();
+            println!("trainer{rank}: {steps} steps, loss {first:.4} to {last:.4}");
+        }
     }
     println!(
         "parameters {:?}",

@@ -122,6 +122,8 @@ pub(crate) struct Question {
     pub(crate) function: Arc<str>,
     /// The value that was asked for, or on which the function was to run.
     pub(crate) rref: Option<RRefId>,
+    /// Whether it is the value itself that is asked for, or its being there.
+    pub(crate) is_for_value: bool,
     pub(crate) timeout: Duration,
 }
 

@@ -291,29 +291,47 @@ fn decode<R: DeserializeOwned>(
     answer: &[u8],
 ) -> Result<R, RRefError> {
     let (cells, values) = read(runtime, question, answer)?;
-    carry::unpack(cells, values)
+    carry::unpack(cells, values).map_err(|error| match error {
+        RRefError::Codec(error) => {
+            let Question { function, on, .. } = question;
+            RRefError::Codec(format!("what `{function}` on {on} has answered: {error}").into())
+        }
+        error => error,
+    })
 }
 
 /// Why a request about a reference failed: the worker may be gone, which takes a moment to find out.
 fn explain(runtime: &Arc<Runtime>, question: Question, error: RpcError) -> RpcFuture<RRefError> {
     let Question {
-        on, rref, timeout, ..
+        on, function, rref, ..
     } = question;
-    match (rref, &error) {
-        (Some(rref), RpcError::Timeout { .. }) => RpcFuture::ready(Ok(RRefError::TimedOut {
-            rref,
-            after: timeout,
-        })),
+    let known = match (rref, &error) {
+        (Some(rref), RpcError::Timeout { after, .. }) if question.is_for_value => {
+            RRefError::TimedOut {
+                rref,
+                after: *after,
+            }
+        }
         (Some(rref), _) if crate::runtime::is_about_the_way(&error) => {
-            runtime.check_alive(on.id).then(move |is_lost| {
+            return runtime.check_alive(on.id).then(move |is_lost| {
                 Ok(match is_lost {
                     Ok(true) => RRefError::OwnerLost { owner: on, rref },
                     _ => RRefError::Rpc(error),
                 })
-            })
+            });
         }
-        _ => RpcFuture::ready(Ok(RRefError::Rpc(error))),
-    }
+        // What the function itself says is an answer of another kind.
+        (_, RpcError::Remote { message, .. }) => {
+            RRefError::Refused(format!("`{function}` was not run on {on}: {message}").into())
+        }
+        (_, RpcError::NoSuchFunction { .. }) => {
+            let what =
+                format!("{on} serves no references: `RRefs::register` is to be called there");
+            RRefError::Refused(what.into())
+        }
+        _ => RRefError::Rpc(error),
+    };
+    RpcFuture::ready(Ok(known))
 }
 
 impl Runtime {
@@ -438,6 +456,7 @@ impl Runtime {
             on: self.worker(owner),
             function: function.into(),
             rref: Some(rref),
+            is_for_value: true,
             timeout,
         };
         let options = CallOptions::default().with_timeout(timeout);
@@ -531,7 +550,8 @@ impl Runtime {
             on: self.worker(owner),
             function,
             rref: Some(rref),
-            timeout: self.agent.timeout(),
+            is_for_value: false,
+            timeout: options.timeout().unwrap_or_else(|| self.agent.timeout()),
         };
         let payload = message.encode(self.incarnation);
         Ok(self.ask(CALL, question, payload, forks, options))
@@ -553,7 +573,8 @@ impl Runtime {
             on,
             function: function.into(),
             rref: None,
-            timeout: self.agent.timeout(),
+            is_for_value: false,
+            timeout: options.timeout().unwrap_or_else(|| self.agent.timeout()),
         };
         Ok(self.ask(RUN, question, bytes, forks, options))
     }

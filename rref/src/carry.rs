@@ -35,9 +35,9 @@ thread_local! {
 
 enum Scope {
     Packing {
-        runtime: Arc<Runtime>,
         to: WorkerId,
-        forks: Vec<ForkData>,
+        /// Undone if the encoding panics.
+        forks: Forks,
         error: Option<RRefError>,
     },
     Unpacking {
@@ -123,10 +123,13 @@ pub(crate) fn pack_with(
     bytes: &mut Vec<u8>,
     encode: impl FnOnce() -> Result<Vec<u8>, String>,
 ) -> Result<Forks, RRefError> {
-    let scope = Scope::Packing {
+    let none = || Forks {
         runtime: Arc::clone(runtime),
-        to,
         forks: Vec::new(),
+    };
+    let scope = Scope::Packing {
+        to,
+        forks: none(),
         error: None,
     };
     let (encoded, scope) = within(scope, || {
@@ -135,13 +138,9 @@ pub(crate) fn pack_with(
         }
         encode()
     });
-    let (forks, error) = match scope {
+    let (guard, error) = match scope {
         Scope::Packing { forks, error, .. } => (forks, error),
-        _ => (Vec::new(), None),
-    };
-    let guard = Forks {
-        runtime: Arc::clone(runtime),
-        forks,
+        _ => (none(), None),
     };
     if let Some(error) = error {
         return Err(error);
@@ -246,9 +245,9 @@ pub(crate) fn put(cell: &Arc<Cell>) -> Result<u32, &'static str> {
         Nothing,
     }
     let found = SCOPE.with_borrow_mut(|scope| match scope {
-        Some(Scope::Packing {
-            runtime, to, forks, ..
-        }) => Found::Packing(Arc::clone(runtime), *to, forks.len()),
+        Some(Scope::Packing { to, forks, .. }) => {
+            Found::Packing(Arc::clone(&forks.runtime), *to, forks.forks.len())
+        }
         Some(Scope::Looking { found }) => {
             found.push(Arc::clone(cell));
             Found::Looking
@@ -270,7 +269,7 @@ pub(crate) fn put(cell: &Arc<Cell>) -> Result<u32, &'static str> {
     SCOPE.with_borrow_mut(|scope| match scope {
         Some(Scope::Packing { forks, error, .. }) => match forked {
             Ok(fork) => {
-                forks.push(fork);
+                forks.forks.push(fork);
                 u32::try_from(number).map_err(|_| "too many references")
             }
             Err(refused) => {

@@ -47,8 +47,7 @@ pub enum RRefError {
         /// The reference.
         rref: RRefId,
     },
-    /// The value was not there in time, or the method that was called on it not done. What makes the one, and
-    /// the other, may go on.
+    /// The value was not there in time. Its making may go on.
     #[error("the value of the reference {rref} was not there after {} ms", after.as_millis())]
     TimedOut {
         /// The reference.
@@ -146,6 +145,17 @@ pub enum ShutdownError {
     /// There is no agent.
     #[error("no agent has been attached")]
     NotAttached,
+    /// The agent is not the one that was attached. Nothing was ended.
+    #[error("the references are {attached}'s, and the agent is another one, {given}")]
+    OtherAgent {
+        /// Whose references these are.
+        attached: WorkerInfo,
+        /// Which agent was to end them.
+        given: WorkerInfo,
+    },
+    /// Another thread is at it. Nothing was ended by this one.
+    #[error("another thread is ending the references of this worker")]
+    InProgress,
     /// The workers of the group did not come together: one is dead, or has not called the shutdown. What could
     /// be freed has been.
     #[error(transparent)]

@@ -225,7 +225,7 @@ impl<T: Send + Sync + 'static> RRef<T> {
     }
 
     /// Has a registered method run with the value and these arguments, where the value is, and waits for
-    /// its result, for at most the agent's timeout: then [`RRefError::TimedOut`], and the method may go on.
+    /// its result, for at most the agent's timeout. After that the method may go on.
     ///
     /// ```no_run
     /// # fn f(counter: &rref::RRef<std::sync::Mutex<u64>>) -> Result<(), rref::RRefError> {

@@ -20,6 +20,9 @@ use crate::runtime::{HOLDS, Inner, Mode, RRefs, Runtime};
 /// The most values that are looked into for cycles.
 const LOOKED_INTO_MAX: usize = 10_000;
 
+/// The most references that are followed in search of cycles, each as often as a search comes to it.
+const FOLLOWED_MAX: usize = 100 * LOOKED_INTO_MAX;
+
 /// How long another worker has to say what a value of its holds.
 const HOLDS_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -76,19 +79,23 @@ impl LeakReport {
 
 impl fmt::Display for LeakReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {} values are held", self.worker, self.values.len())?;
+        write!(f, "{}: values held: {}", self.worker, self.values.len())?;
         for value in &self.values {
             let type_name = value.type_name.as_deref().unwrap_or("of an unknown type");
             write!(
                 f,
-                "\n  {} `{type_name}`, {:?} old: {} references here",
-                value.rref, value.age, value.handles
+                "\n  {} `{type_name}`, {} old, references here: {}",
+                value.rref,
+                seconds(value.age),
+                value.handles
             )?;
             for holder in &value.held_by {
                 write!(
                     f,
-                    "\n    on {} for {:?} as {}",
-                    holder.worker, holder.age, holder.fork
+                    "\n    on {} for {} as {}",
+                    holder.worker,
+                    seconds(holder.age),
+                    holder.fork
                 )?;
             }
         }
@@ -107,14 +114,14 @@ impl fmt::Display for LeakReport {
 
 impl RRefs {
     /// What is held of this worker's values, by whom and since when, and which references point at each
-    /// other. Asks other workers what their values hold, at most for some seconds for each value, and goes
-    /// through the encoding of the own ones: a lock in a value is waited for.
+    /// other. Asks other workers what their values hold: one that does not say so within some seconds is not
+    /// asked again. Goes through the encoding of the own values: a lock in one is waited for.
     ///
     /// # Errors
     /// [`ShutdownError::NotAttached`].
     pub fn leak_report(&self) -> Result<LeakReport, ShutdownError> {
         let runtime = self.runtime().map_err(|_| ShutdownError::NotAttached)?;
-        Ok(runtime.leak_report())
+        Ok(runtime.leak_report(Deadline::NEVER))
     }
 
     /// Ends the references of a group of fixed size together: waits until nothing is under way anywhere; has
@@ -129,13 +136,21 @@ impl RRefs {
     /// `agent` is the one that was attached, and one thread of each worker calls this.
     ///
     /// # Errors
-    /// [`ShutdownError`], which names who is missing. What could be freed has been.
+    /// [`ShutdownError`], which names who is missing. What could be freed has been, unless it is
+    /// [`ShutdownError::OtherAgent`] or [`ShutdownError::InProgress`].
     pub fn shutdown(&self, agent: &Agent, timeout: Duration) -> Result<LeakReport, ShutdownError> {
         let runtime = self.runtime().map_err(|_| ShutdownError::NotAttached)?;
+        if runtime.agent.incarnation() != agent.incarnation() {
+            return Err(ShutdownError::OtherAgent {
+                attached: runtime.agent.me().clone(),
+                given: agent.me().clone(),
+            });
+        }
+        let _turn = runtime.take_turn_to_end()?;
         let (began, deadline) = begin(timeout);
         let barrier = || -> Result<LeakReport, ShutdownError> {
             agent.join(left(deadline))?;
-            let report = runtime.leak_report();
+            let report = runtime.leak_report(deadline);
             // Nobody deletes anything before all have looked.
             agent.join(left(deadline))?;
             Ok(report)
@@ -157,13 +172,18 @@ impl RRefs {
     /// As [`RRefs::shutdown`].
     pub fn leave(&self, timeout: Duration) -> Result<LeakReport, ShutdownError> {
         let runtime = self.runtime().map_err(|_| ShutdownError::NotAttached)?;
+        let _turn = runtime.take_turn_to_end()?;
         let (began, deadline) = begin(timeout);
-        let report = runtime.leak_report();
+        let report = runtime.leak_report(deadline);
         match runtime.end(began, deadline) {
             Ok(()) => Ok(report),
             Err(missing) => Err(with_report(missing, report)),
         }
     }
+}
+
+fn seconds(time: Duration) -> String {
+    format!("{:.3} s", time.as_secs_f64())
 }
 
 fn begin(timeout: Duration) -> (Instant, Deadline) {
@@ -201,7 +221,34 @@ type Edges = Vec<(RRefId, WorkerId)>;
 /// An edge as it travels: the owner; the reference's creator, incarnation and number.
 type EncodedEdges = Vec<(u32, u32, u64, u64)>;
 
+/// What is known in a search for cycles.
+struct Search {
+    deadline: Deadline,
+    edges: HashMap<RRefId, Edges>,
+    /// Workers that have not answered in time.
+    silent: HashSet<WorkerId>,
+    /// How many references may still be followed.
+    left: usize,
+}
+
+/// Lets others end the references when it goes.
+struct Turn<'a>(&'a Runtime);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.lock().is_ending = false;
+    }
+}
+
 impl Runtime {
+    fn take_turn_to_end(&self) -> Result<Turn<'_>, ShutdownError> {
+        let was_ending = std::mem::replace(&mut self.lock().is_ending, true);
+        if was_ending {
+            return Err(ShutdownError::InProgress);
+        }
+        Ok(Turn(self))
+    }
+
     /// The references that a value of this worker holds.
     fn held(&self, rref: RRefId) -> Edges {
         let value = self.lock().context.try_value(rref);
@@ -235,16 +282,27 @@ impl Runtime {
     }
 
     /// The references that a value of any worker holds.
-    fn held_anywhere(&self, rref: RRefId, owner: WorkerId) -> Edges {
+    fn held_anywhere(&self, rref: RRefId, owner: WorkerId, search: &mut Search) -> Edges {
+        let now = Instant::now();
+        if search.deadline.has_passed(now) || search.silent.contains(&owner) {
+            return Vec::new();
+        }
         if self.is_me(owner) {
             return self.held(rref);
         }
+        let left = search.deadline.remaining(now);
+        let timeout = left.map_or(HOLDS_TIMEOUT, |left| {
+            left.clamp(Duration::from_millis(1), HOLDS_TIMEOUT)
+        });
         let payload = Message::Fetch { rref }.encode(self.incarnation);
-        let options = CallOptions::default().with_timeout(HOLDS_TIMEOUT);
+        let options = CallOptions::default().with_timeout(timeout);
         let answer = self
             .agent
             .call_bytes_with(owner, HOLDS, payload, options)
             .ok();
+        if answer.is_none() {
+            search.silent.insert(owner);
+        }
         let edges =
             answer.and_then(|answer| rpc_agent::typed::decode::<EncodedEdges>(&answer).ok());
         let edges = edges.unwrap_or_default().into_iter();
@@ -260,20 +318,25 @@ impl Runtime {
             .collect()
     }
 
-    fn leak_report(self: &Arc<Self>) -> LeakReport {
+    fn leak_report(self: &Arc<Self>, deadline: Deadline) -> LeakReport {
         let snapshot = self.step(Mode::Elsewhere, |inner, now| {
             self.give_back(inner, now);
             inner.context.snapshot(now)
         });
         let me = self.agent.me();
-        let mut edges: HashMap<RRefId, Edges> = HashMap::new();
+        let mut search = Search {
+            deadline,
+            edges: HashMap::new(),
+            silent: HashSet::new(),
+            left: FOLLOWED_MAX,
+        };
         let values: Vec<HeldValue> = snapshot
             .owned
             .into_iter()
             .map(|row| {
-                let held = self.held(row.rref);
+                let held = self.held_anywhere(row.rref, me.id, &mut search);
                 let holds = held.iter().map(|(rref, _)| *rref).collect();
-                edges.insert(row.rref, held);
+                search.edges.insert(row.rref, held);
                 let held_by = row.forks.into_iter().map(|fork| Holder {
                     worker: self.worker(fork.worker),
                     fork: fork.fork,
@@ -290,10 +353,19 @@ impl Runtime {
             })
             .collect();
         let mut cycles: Vec<Vec<RRefId>> = Vec::new();
+        let mut known: HashSet<RRefId> = HashSet::new();
         for value in &values {
-            let is_known = cycles.iter().any(|cycle| cycle.contains(&value.rref));
-            if !is_known && !value.holds.is_empty() {
-                cycles.extend(self.cycle_through(value.rref, me.id, &mut edges));
+            if known.contains(&value.rref) || value.holds.is_empty() {
+                continue;
+            }
+            match self.cycle_through(value.rref, me.id, &mut search) {
+                Some(cycle) => {
+                    known.extend(&cycle);
+                    cycles.push(cycle);
+                }
+                // It is in no other cycle either.
+                None if search.left > 0 => drop(search.edges.insert(value.rref, Vec::new())),
+                None => break,
             }
         }
         LeakReport {
@@ -308,20 +380,22 @@ impl Runtime {
         &self,
         start: RRefId,
         owner: WorkerId,
-        edges: &mut HashMap<RRefId, Edges>,
+        search: &mut Search,
     ) -> Option<Vec<RRefId>> {
         let mut seen = HashSet::from([start]);
         // Each with the place of the one before it.
         let mut found: Vec<(RRefId, WorkerId, usize)> = vec![(start, owner, 0)];
         let mut next = 0;
         while let Some(&(rref, owner, _)) = found.get(next) {
-            if !edges.contains_key(&rref) {
-                if edges.len() >= LOOKED_INTO_MAX {
+            if !search.edges.contains_key(&rref) {
+                if search.edges.len() >= LOOKED_INTO_MAX {
                     return None;
                 }
-                edges.insert(rref, self.held_anywhere(rref, owner));
+                let held = self.held_anywhere(rref, owner, search);
+                search.edges.insert(rref, held);
             }
-            for &(held, owner) in edges.get(&rref).into_iter().flatten() {
+            for &(held, owner) in search.edges.get(&rref).into_iter().flatten() {
+                search.left = search.left.checked_sub(1)?;
                 if held == start {
                     let mut cycle = vec![rref];
                     let mut at = next;

@@ -24,9 +24,14 @@ impl RRefOptions {
         self
     }
 
-    /// How long one attempt waits for its answer. Default 10 s. Not zero: nothing would be sent.
+    /// How long one attempt waits for its answer; zero: for ever. Default 10 s.
     pub fn with_attempt_timeout(mut self, timeout: Duration) -> Self {
-        self.attempt_timeout = timeout;
+        // An attempt has no zero, and `MAX` for this.
+        self.attempt_timeout = if timeout.is_zero() {
+            Duration::MAX
+        } else {
+            timeout
+        };
         self
     }
 

@@ -26,7 +26,7 @@ pub const TYPE_NAME_BYTES_MAX: usize = 1024;
 pub const ERROR_BYTES_MAX: usize = 64 << 10;
 
 /// The most deletions in one message.
-pub const DELETES_MAX: usize = 1024;
+pub const DELETES_MAX: usize = 128;
 
 const ID_BYTES: usize = 2 + 8 + 8;
 

@@ -4,7 +4,7 @@
 //! agent's threads: those that bring messages and answers, one that comes for the handles that were
 //! dropped, and one at the time for which the context asks.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use byteorder::{ByteOrder, LittleEndian};
 use bytes::Bytes;
 use rpc_agent::{
-    AgentHandle, CallOptions, NotSent, Outcome, Registry, RegistryError, Reply, RetryOptions,
-    RpcError, RpcFuture, WorkerId, WorkerInfo,
+    AgentHandle, CallOptions, NotSent, Outcome, Registry, RegistryError, RegistryId, Reply,
+    RetryOptions, RpcError, RpcFuture, WorkerId, WorkerInfo,
 };
 
 use crate::context::{Carrier, Handle, RRefContext, UserStatus};
@@ -39,13 +39,14 @@ pub(crate) const RUN: &str = "rref/run";
 pub(crate) const HOLDS: &str = "rref/holds";
 pub(crate) const ALIVE: &str = "rref/alive";
 
-/// How long a worker has to say that it is alive, each time it is asked.
+/// How long a worker has to say that it is alive, each time it is asked, once there is a connection to it.
 const ALIVE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What registered functions find, from before there is an agent.
 pub(crate) struct Hub {
     functions: Arc<Functions>,
     options: RRefOptions,
+    registry: RegistryId,
     runtime: OnceLock<Arc<Runtime>>,
 }
 
@@ -98,6 +99,7 @@ impl RRefs {
         let hub = Arc::new(Hub {
             functions: Arc::new(functions),
             options,
+            registry: registry.id(),
             runtime: OnceLock::new(),
         });
         serving::register(registry, &hub)?;
@@ -108,14 +110,15 @@ impl RRefs {
     /// of another worker does the same; before either, all is [`RRefError::NotAttached`].
     ///
     /// # Errors
-    /// [`RRefError::Refused`] if another agent has been attached.
+    /// [`RRefError::Refused`] if the agent was started with another registry.
     pub fn attach(&self, agent: &AgentHandle) -> Result<(), RRefError> {
-        let runtime = self.hub.runtime(agent);
-        // An agent of another group, or an earlier one, may have the same name.
-        if runtime.agent.incarnation() != agent.incarnation() {
-            let what = format!("{} has been attached already", runtime.agent.me());
+        // It would know neither these functions nor what they are asked about.
+        if agent.registry_id() != self.hub.registry {
+            let me = agent.me();
+            let what = format!("{me} was started with another registry than these references");
             return Err(RRefError::Refused(what.into()));
         }
+        self.hub.runtime(agent);
         Ok(())
     }
 
@@ -178,8 +181,10 @@ pub(crate) struct Inner {
     pub(crate) serving: HashMap<ForkId, Vec<Reply>>,
     /// How many threads wait for the end.
     pub(crate) awaiting: usize,
-    /// When a thread comes to do what is due, if one does.
-    comes_at: Option<Instant>,
+    /// One is at it.
+    pub(crate) is_ending: bool,
+    /// When a thread comes to do what is due. Most often that is one time or two.
+    comes_at: BTreeSet<Instant>,
 }
 
 /// What a step leads to, without the lock.
@@ -229,9 +234,9 @@ impl Inner {
     /// When a thread has to come that does not come already, if so: it counts as sent then.
     fn comes_earlier(&mut self) -> Option<Instant> {
         let next = self.context.next_tick()?;
-        let is_earlier = self.comes_at.is_none_or(|at| next < at);
+        let is_earlier = self.comes_at.first().is_none_or(|at| next < *at);
         if is_earlier {
-            self.comes_at = Some(next);
+            self.comes_at.insert(next);
         }
         is_earlier.then_some(next)
     }
@@ -325,7 +330,8 @@ impl Runtime {
                 carried: HashMap::new(),
                 serving: HashMap::new(),
                 awaiting: 0,
-                comes_at: None,
+                is_ending: false,
+                comes_at: BTreeSet::new(),
             }),
             changed: Condvar::new(),
             drops: DropQueue::new(),
@@ -340,9 +346,8 @@ impl Runtime {
             }
         });
         let weak = Arc::downgrade(&runtime);
-        agent.on_peer_left(move |worker| {
+        agent.on_peer_left(move |worker, incarnation| {
             if let Some(runtime) = weak.upgrade() {
-                let incarnation = runtime.agent.incarnation_of(worker.id);
                 runtime.lose(worker.id, incarnation);
             }
         });
@@ -408,9 +413,7 @@ impl Runtime {
         self.agent.spawn_at(at, move || {
             if let Some(runtime) = runtime.upgrade() {
                 runtime.step(Mode::Here, |inner, _| {
-                    if inner.comes_at == Some(at) {
-                        inner.comes_at = None;
-                    }
+                    inner.comes_at.remove(&at);
                 });
             }
         });
@@ -437,9 +440,9 @@ impl Runtime {
         }
         if !freed.is_empty() {
             match mode {
-                Mode::Here => drop(freed),
+                Mode::Here => self.free_all(freed),
                 // A destructor is the program's, and whose locks are held here is not known.
-                Mode::Elsewhere => jobs.push(Box::new(move |_| drop(freed))),
+                Mode::Elsewhere => jobs.push(Box::new(move |runtime| runtime.free_all(freed))),
             }
         }
         let last = match mode {
@@ -452,6 +455,18 @@ impl Runtime {
         if let Some(job) = last {
             job(self);
         }
+    }
+
+    fn free_all(&self, values: Vec<Value>) {
+        for value in values {
+            self.free(value);
+        }
+    }
+
+    /// Drops a value. If its destructor panics, that costs nobody else anything.
+    pub(crate) fn free(&self, value: Value) {
+        let what = format!("the destructor of a `{}`", value.type_name());
+        let _ = self.contained(&what, || drop(value));
     }
 
     pub(crate) fn spawn(self: &Arc<Self>, job: Job) {
@@ -544,7 +559,9 @@ impl Runtime {
             checks.insert(worker, found.clone());
         }
         let asked = self.agent.incarnation_of(worker);
-        let soon = CallOptions::default().with_timeout(ALIVE_TIMEOUT);
+        // Longer than it is dialed, so that it shows whether there is a connection at all.
+        let timeout = self.agent.connect_timeout().saturating_add(ALIVE_TIMEOUT);
+        let soon = CallOptions::default().with_timeout(timeout);
         let runtime = Arc::clone(self);
         let check = self
             .agent
@@ -555,7 +572,7 @@ impl Runtime {
                     let retries = RetryOptions::default()
                         .with_max_retries(5)
                         .with_retry_duration(Duration::from_millis(100))
-                        .with_attempt_timeout(ALIVE_TIMEOUT);
+                        .with_attempt_timeout(timeout);
                     runtime
                         .agent
                         .call_bytes_with_retries(worker, ALIVE, Bytes::new(), &retries)
@@ -592,20 +609,22 @@ impl Runtime {
 
     /// A worker's process has ended, unless the agent is connected to a later one by now. Whether it has.
     fn lose(self: &Arc<Self>, worker: WorkerId, incarnation: Option<u64>) -> bool {
-        let present = self.agent.incarnation_of(worker);
-        if present != incarnation {
-            if let Some(present) = present {
-                self.is_other(worker, present);
-            }
-            return true;
-        }
         let had_part = self.step(Mode::Elsewhere, |inner, now| {
+            // Under the lock: who is heard of after that is not taken for dead.
+            let present = self.agent.incarnation_of(worker);
+            if present != incarnation {
+                if let Some(present) = present {
+                    inner.context.hear(now, worker, present);
+                }
+                return false;
+            }
             let had_part = inner.context.has_part(worker);
             inner.context.peer_lost(now, worker, incarnation);
             had_part
         });
         if had_part {
-            log::warn!("{}: worker {worker} was lost", self.agent.me());
+            let lost = self.worker(worker);
+            log::warn!("{}: {lost} was lost", self.agent.me());
         }
         // Nobody waits for their ends any more but the group's end.
         self.agent.give_up_retries(worker);
@@ -795,10 +814,8 @@ fn verdict(answer: &Result<Bytes, RpcError>) -> Option<Verdict> {
             ..
         })
         | Err(RpcError::NoSuchWorker { .. }) => Some(Verdict::Dead),
-        Ok(_)
-        | Err(
-            RpcError::NoSuchFunction { .. } | RpcError::Remote { .. } | RpcError::Shutdown { .. },
-        ) => Some(Verdict::Unclear),
-        Err(_) => None,
+        // A connection that was lost may be made again, or not.
+        Err(RpcError::ConnectionLost { .. } | RpcError::NotSent { .. }) => None,
+        Ok(_) | Err(_) => Some(Verdict::Unclear),
     }
 }

@@ -224,7 +224,7 @@ fn split_name(payload: &Bytes) -> Option<(String, Bytes)> {
 }
 
 fn no_function(name: &str) -> String {
-    format!("no function named `{name}` is registered there")
+    format!("no function named `{name}` is among the `Functions` that were registered there")
 }
 
 /// To whom the answer of a call goes.
@@ -510,17 +510,26 @@ impl Runtime {
     }
 
     fn finish_creation(self: &Arc<Self>, rref: RRefId, made: Result<Value, String>) {
+        // Its destructor is the program's: it runs without the lock.
+        let mut wrong = None;
         self.step(Mode::Here, |inner, now| {
             let expected = inner.context.type_name_of(Handle::Owner(rref));
             let made = made.map_err(Arc::from).and_then(|value| match expected {
-                Some(expected) if *expected != *value.type_name() => Err(Arc::from(format!(
-                    "the function returns a `{}`, the reference is to a `{expected}`",
-                    value.type_name()
-                ))),
+                Some(expected) if *expected != *value.type_name() => {
+                    let error = format!(
+                        "the function returns a `{}`, the reference is to a `{expected}`",
+                        value.type_name()
+                    );
+                    wrong = Some(value);
+                    Err(Arc::from(error))
+                }
                 _ => Ok(value),
             });
             inner.context.function_finished(now, rref, made);
         });
+        if let Some(wrong) = wrong {
+            self.free(wrong);
+        }
     }
 
     /// Runs `then` when the owners have confirmed these users: at once if there are none. No thread waits.

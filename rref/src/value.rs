@@ -9,6 +9,7 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use crate::carry;
+use crate::handle::type_name_of;
 
 /// What can be done with a value whose type has an encoding.
 #[derive(Clone, Copy)]
@@ -31,7 +32,7 @@ impl Value {
     pub(crate) fn of<T: Serialize + Send + Sync + 'static>(value: T) -> Self {
         Self {
             held: Arc::new(value),
-            type_name: type_name::<T>(),
+            type_name: type_name_of::<T>(),
             codec: Some(Codec {
                 encode: encode::<T>,
                 walk: walk::<T>,
@@ -43,7 +44,7 @@ impl Value {
     pub(crate) fn opaque<T: Send + Sync + 'static>(value: T) -> Self {
         Self {
             held: Arc::new(value),
-            type_name: type_name::<T>(),
+            type_name: type_name_of::<T>(),
             codec: None,
         }
     }

@@ -370,16 +370,17 @@ fn nothing_is_kept_of_an_agent_whose_calls_were_under_way_at_its_end() {
 }
 
 #[test]
-fn another_agent_of_the_same_name_is_refused_by_references_that_have_one() {
+fn an_agent_that_was_started_with_another_registry_is_refused() {
     let kept = Arc::new(());
     let [first, second] = [0, 1].map(|_| worker_that_keeps(&kept, &Gate::new()));
     assert_eq!(first.agent.me(), second.agent.me());
-    first.rrefs.attach(&first.agent).unwrap();
-    let attached = first.rrefs.attach(&second.agent);
-    assert!(
-        matches!(attached, Err(RRefError::Refused(_))),
-        "{attached:?}"
-    );
+    for _ in 0..2 {
+        let error = first.rrefs.attach(&second.agent).unwrap_err();
+        assert!(matches!(error, RRefError::Refused(_)), "{error}");
+        assert!(error.to_string().contains("another registry"), "{error}");
+        // That does not change with an agent of its own.
+        first.rrefs.attach(&first.agent).unwrap();
+    }
     assert!(is_empty(&first));
     for worker in [first, second] {
         shut_down(&[worker]);

@@ -6,7 +6,7 @@ use std::env;
 use std::io::{self, BufRead, BufReader, Read};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -192,6 +192,7 @@ fn start_worker(rank: u32, store: &str, port: u16, functions: Functions) -> (Age
     let rrefs = RRefs::register_with(&mut registry, functions, quick()).unwrap();
     let options = AgentOptions::new(format!("worker{rank}"), rank)
         .with_world_size(2)
+        .with_connect_timeout(Duration::from_secs(1))
         .with_host("127.0.0.1");
     let agent = Agent::start(options, registry, store).unwrap();
     rrefs.attach(&agent).unwrap();
@@ -274,4 +275,68 @@ fn a_killed_workers_references_are_released_and_its_values_are_lost_at_once() {
         sizes.owners + sizes.forks + sizes.confirmed_users + sizes.failed_users == 0
     });
     agent.shutdown_now();
+}
+
+#[test]
+fn the_value_of_a_worker_that_waits_to_leave_can_be_used_while_it_is_held() {
+    let workers = group(2);
+    let held: RRef<i64> = workers[1].rrefs.remote("worker0", "number", 1_i64).unwrap();
+    held.wait_ready(PATIENCE).unwrap();
+    workers[0]
+        .rrefs
+        .leave(Duration::from_millis(100))
+        .unwrap_err();
+    let read = held.to_here(PATIENCE);
+    drop(held);
+    for worker in &workers {
+        worker.agent.shutdown_now();
+    }
+    assert_eq!(read.unwrap(), 1);
+}
+
+#[test]
+fn an_owner_that_dies_together_with_the_store_is_lost_all_the_same() {
+    let store = TcpStoreServer::bind(("127.0.0.1", 0), ServerOptions::default()).unwrap();
+    let mut other = WorkerProcess::start(&store);
+    let port = store.local_addr().port();
+    let (agent, rrefs) = start_worker(0, "127.0.0.1", port, functions(|_| {}));
+    other.await_started();
+    let lost: RRef<i64> = rrefs.remote("worker1", "number", 3_i64).unwrap();
+    assert_eq!(lost.to_here(PATIENCE).unwrap(), 3);
+    // Nobody says where a worker is from now on.
+    drop(store);
+    other.kill();
+    let error = lost.to_here(PATIENCE).unwrap_err();
+    assert!(matches!(error, RRefError::OwnerLost { .. }), "{error}");
+    drop(lost);
+    rrefs.leave(PATIENCE).unwrap();
+    agent.shutdown_now();
+}
+
+#[test]
+fn one_thread_ends_the_references_and_with_their_own_agent_only() {
+    let workers = group(2);
+    let [first, second] = &workers[..] else {
+        panic!("two workers");
+    };
+    let error = first.rrefs.shutdown(&second.agent, PATIENCE).unwrap_err();
+    assert!(matches!(error, ShutdownError::OtherAgent { .. }), "{error}");
+    let (tell, told) = mpsc::channel();
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            let tell = tell.clone();
+            scope.spawn(move || {
+                let ended = first.rrefs.shutdown(&first.agent, PATIENCE);
+                tell.send(ended).unwrap();
+            });
+        }
+        // While the other worker has not come, only who is not to end them can have ended.
+        let error = told.recv().unwrap().unwrap_err();
+        assert!(matches!(error, ShutdownError::InProgress), "{error}");
+        second.rrefs.shutdown(&second.agent, PATIENCE).unwrap();
+        told.recv().unwrap().unwrap();
+    });
+    for worker in &workers {
+        worker.agent.shutdown_now();
+    }
 }

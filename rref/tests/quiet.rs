@@ -6,12 +6,12 @@ mod common;
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rpc_agent::{CallOptions, FaultPlan, RetryOptions, RpcError};
 use rref::{RRef, RRefError};
 
-use common::{Alive, Counted, Gate, group_of, quick, until};
+use common::{Alive, Counted, Gate, PATIENCE, group_of, quick, until};
 
 #[test]
 fn a_reference_in_an_answer_that_nobody_took_is_freed() {
@@ -73,7 +73,7 @@ fn a_deletion_whose_retries_were_used_up_is_sent_again() {
         },
     );
     let made: RRef<Counted> = workers[0].rrefs.remote("worker1", "counted", ()).unwrap();
-    made.wait_ready(common::PATIENCE).unwrap();
+    made.wait_ready(PATIENCE).unwrap();
     assert_eq!(alive.load(Ordering::SeqCst), 1);
     drop(made);
     until("the value is freed", || alive.load(Ordering::SeqCst) == 0);
@@ -107,4 +107,33 @@ fn what_a_worker_held_that_left_without_a_word_about_its_references_is_freed() {
     until("the value is freed", || alive.load(Ordering::SeqCst) == 0);
     let left = held.lock().unwrap()[0].wait_confirmed(Duration::ZERO);
     assert!(matches!(left, Err(RRefError::Shutdown)), "{left:?}");
+}
+
+#[test]
+fn a_reference_among_the_arguments_of_a_creation_that_takes_none_is_given_back() {
+    let workers = group_of(
+        2,
+        &quick().with_probe_after(Duration::from_millis(100)),
+        |_, options| options,
+        |_, _| {},
+    );
+    // It serves on, and takes no references any more.
+    workers[1].rrefs.leave(PATIENCE).unwrap();
+    let alive = Alive::default();
+    let own = workers[0].rrefs.rref_opaque(Counted::new(&alive)).unwrap();
+    let made: RRef<i64> = workers[0].rrefs.remote("worker1", "read", &own).unwrap();
+    made.wait_ready(PATIENCE).unwrap_err();
+    drop((own, made));
+    let began = Instant::now();
+    until("the value is freed", || {
+        assert!(
+            began.elapsed() < PATIENCE / 3,
+            "{}",
+            workers[0].rrefs.snapshot().unwrap()
+        );
+        alive.load(Ordering::SeqCst) == 0
+    });
+    for worker in &workers {
+        worker.agent.shutdown_now();
+    }
 }

@@ -211,6 +211,8 @@ impl Shared {
         let is_farewell = error.get_ref().is_some_and(|error| error.is::<Farewell>());
         state.is_lost = !is_farewell;
         state.has_left = is_farewell;
+        // Of the process that has ended: another one can be connected by the time that anybody is told.
+        let incarnation = state.pair.as_ref().and_then(|pair| pair.peer_incarnation());
         let (established, calls) = state.cut();
         let parked: Vec<Request> = state.parked.drain(..).collect();
         state.requests_queued -= parked.len();
@@ -236,7 +238,7 @@ impl Shared {
         }
         self.fail_lost(peer, calls, error);
         if is_farewell {
-            self.tell_peer_left(peer);
+            self.tell_peer_left(peer, incarnation);
         } else {
             self.tell_peer_lost(peer, &text);
         }

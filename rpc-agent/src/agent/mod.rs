@@ -338,8 +338,12 @@ impl AgentHandle {
     }
 
     /// Has a callback run, on a thread of the agent, each time that a worker ends its connection with a
-    /// farewell: its agent has ended in order, or has left the group.
-    pub fn on_peer_left(&self, callback: impl Fn(&WorkerInfo) + Send + Sync + 'static) {
+    /// farewell: its agent has ended in order, or has left the group. With the incarnation of the process
+    /// that did so: another one may be connected by the time that the callback runs.
+    pub fn on_peer_left(
+        &self,
+        callback: impl Fn(&WorkerInfo, Option<u64>) + Send + Sync + 'static,
+    ) {
         let mut callbacks = self
             .shared
             .peer_left

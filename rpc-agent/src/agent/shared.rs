@@ -92,7 +92,7 @@ pub(crate) struct Shared {
 
 pub(crate) type PeerLostCallback = Arc<dyn Fn(&WorkerInfo, &str) + Send + Sync>;
 
-pub(crate) type PeerLeftCallback = Arc<dyn Fn(&WorkerInfo) + Send + Sync>;
+pub(crate) type PeerLeftCallback = Arc<dyn Fn(&WorkerInfo, Option<u64>) + Send + Sync>;
 
 impl AsRef<Pool<Self>> for Shared {
     fn as_ref(&self) -> &Pool<Self> {
@@ -710,7 +710,7 @@ impl Shared {
     }
 
     /// Tells who wants to know that a worker has left in order.
-    pub(crate) fn tell_peer_left(self: &Arc<Self>, peer: &Arc<Peer>) {
+    pub(crate) fn tell_peer_left(self: &Arc<Self>, peer: &Arc<Peer>, incarnation: Option<u64>) {
         let callbacks = self
             .peer_left
             .lock()
@@ -720,7 +720,7 @@ impl Shared {
             let info = peer.info.clone();
             self.call_back(Box::new(move || {
                 contained("a callback about a worker that has left", || {
-                    callback(&info);
+                    callback(&info, incarnation);
                 });
             }));
         }

@@ -4,6 +4,7 @@ use super::owner::Arrival;
 use super::user::{Failure, State};
 use super::{Phase, RRefContext, Value};
 use crate::effect::Control;
+use crate::id::ForkId;
 use crate::protocol::Message;
 
 impl<V: Clone> RRefContext<V> {
@@ -169,6 +170,12 @@ impl<V: Clone> RRefContext<V> {
         Ok(())
     }
 
+    /// Whether a user is there whose owner is not lost: that one may be known to a later process in vain.
+    fn is_used(&self, fork: ForkId) -> bool {
+        let user = self.users.get(&fork);
+        user.is_some_and(|user| user.state != State::OwnerLost)
+    }
+
     fn check_outbox(&self) -> Result<(), String> {
         let outbox = &self.outbox;
         let probes = outbox.sendings.keys().filter(|&&control| {
@@ -183,8 +190,7 @@ impl<V: Clone> RRefContext<V> {
                 return Err(format!("no message goes to its sender: {control:?}"));
             }
             if let Message::UserDelete { forks } = &sending.message
-                && let Some((_, fork)) =
-                    forks.iter().find(|(_, fork)| self.users.contains_key(fork))
+                && let Some((_, fork)) = forks.iter().find(|(_, fork)| self.is_used(*fork))
             {
                 return Err(format!("a living user is not deleted: {fork}"));
             }
@@ -204,7 +210,7 @@ impl<V: Clone> RRefContext<V> {
             if !outbox.deleting.contains(owner) {
                 return Err(format!("deletions wait for others: to {owner}"));
             }
-            if let Some((_, fork)) = queue.iter().find(|(_, fork)| self.users.contains_key(fork)) {
+            if let Some((_, fork)) = queue.iter().find(|(_, fork)| self.is_used(*fork)) {
                 return Err(format!("a living user is not deleted: {fork}"));
             }
         }

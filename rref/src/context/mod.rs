@@ -56,7 +56,7 @@ pub use snapshot::{
     ChildRow, ControlRow, ForkRow, Missing, OwnedRow, Snapshot, TableSizes, UserRow,
 };
 use tombstones::Tombstones;
-use user::{Child, State, User};
+use user::{Child, InVain, State, User};
 
 /// How many probes are under way at a time, those that have stalled not counted.
 const PROBES_MAX: usize = 1024;
@@ -74,7 +74,11 @@ pub enum Carrier {
     Answer,
 }
 
-/// How long the context waits for others.
+/// The shortest time of [`Timing`].
+const WAIT_MIN: Duration = Duration::from_millis(1);
+
+/// How long the context waits for others. A time of less than a millisecond counts as one, and one that no
+/// clock reaches is waited for without end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Timing {
     /// For so long a reference may be under way in an answer, or a child be unregistered, before its receiver
@@ -152,6 +156,7 @@ pub struct RRefContext<V> {
     /// The forks whose [`Arrival`] is `UnderWay`, by its time.
     under_way: BTreeSet<(Instant, RRefId, ForkId)>,
     outbox: Outbox,
+    in_vain: BTreeMap<Control, InVain>,
     peers: BTreeMap<WorkerId, Peer>,
     gone: Tombstones,
     effects: Vec<Effect<V>>,
@@ -161,6 +166,11 @@ impl<V: Clone> RRefContext<V> {
     /// Without any reference. `incarnation` is drawn anew by each process, and not 0.
     #[must_use]
     pub fn new(me: WorkerId, incarnation: u64, timing: Timing, now: Instant) -> Self {
+        // What is due at once, again and again, would be done without end.
+        let timing = Timing {
+            probe_after: timing.probe_after.max(WAIT_MIN),
+            resend_after: timing.resend_after.max(WAIT_MIN),
+        };
         Self {
             me,
             incarnation,
@@ -175,6 +185,7 @@ impl<V: Clone> RRefContext<V> {
             children: BTreeMap::new(),
             under_way: BTreeSet::new(),
             outbox: Outbox::default(),
+            in_vain: BTreeMap::new(),
             peers: BTreeMap::new(),
             gone: Tombstones::new(now),
             effects: Vec::new(),
@@ -233,6 +244,10 @@ impl<V: Clone> RRefContext<V> {
         value: Value<V>,
     ) -> Result<RRefId, UserError> {
         if self.phase != Phase::Running {
+            // Whoever drives this drops it without a lock.
+            if let Value::Ready(value) = value {
+                self.effects.push(Effect::Free(value));
+            }
             return Err(UserError::ShutDown);
         }
         let rref = self.mint.rref(self.me);
@@ -334,7 +349,7 @@ impl<V: Clone> RRefContext<V> {
                 let fork = self.mint.fork(to);
                 let holder = Holder {
                     worker: to,
-                    incarnation: self.peers.get(&to).and_then(|peer| peer.incarnation),
+                    incarnation: None,
                     since: now,
                     arrival: Arrival::Encoding,
                 };
@@ -446,6 +461,10 @@ impl<V: Clone> RRefContext<V> {
         if self.gone.contains(fork.0) || self.users.contains_key(&fork) {
             return Err(ReceiveError::ReceivedBefore(fork));
         }
+        // Who is told of it has to answer.
+        if parent != self.me && self.outbox.sendings.len() >= SENDINGS_MAX {
+            return Err(ReceiveError::TooManyMessages { max: SENDINGS_MAX });
+        }
         if owner == self.me {
             if owner_incarnation != self.incarnation && owner_incarnation != 0 {
                 return Err(ReceiveError::OwnerLost(owner));
@@ -458,9 +477,6 @@ impl<V: Clone> RRefContext<V> {
         }
         if self.is_lost(owner, owner_incarnation) {
             return Err(ReceiveError::OwnerLost(owner));
-        }
-        if self.outbox.sendings.len() >= SENDINGS_MAX {
-            return Err(ReceiveError::TooManyMessages { max: SENDINGS_MAX });
         }
         let is_confirmed = parent == owner;
         let user = User {
@@ -657,7 +673,9 @@ impl<V: Clone> RRefContext<V> {
         rref: RRefId,
         deadline: Option<Instant>,
     ) {
-        let error = if self.gone.contains(rref.0) || self.phase == Phase::Sweeping {
+        // At the end no value comes any more that is not here: one that is still referred to is.
+        let has_ended = self.phase == Phase::Sweeping && !self.owned.contains_key(&rref);
+        let error = if self.gone.contains(rref.0) || has_ended {
             FetchError::Deleted(rref)
         } else if self.mint.is_still_to_give(rref.0) {
             FetchError::Invented(rref)
@@ -676,7 +694,7 @@ impl<V: Clone> RRefContext<V> {
                 self.settle_owned(now, rref);
                 return;
             }
-            owned.waiters.push(token);
+            owned.waiters.insert(token);
             let waiting = Waiting {
                 rref,
                 from,
@@ -695,6 +713,9 @@ impl<V: Clone> RRefContext<V> {
 
     /// A message of [`Effect::Send`] has been answered, or its retries are used up.
     pub fn control_finished(&mut self, now: Instant, control: Control, mut delivery: Delivery) {
+        if let Some(in_vain) = self.in_vain.remove(&control) {
+            return self.ended_in_vain(now, in_vain, &delivery);
+        }
         let to = match control {
             Control::Create(fork) => self.users.get(&fork).map(|user| user.owner),
             _ => self.outbox.sendings.get(&control).map(|sending| sending.to),
@@ -741,10 +762,14 @@ impl<V: Clone> RRefContext<V> {
             Control::ForkRequest(fork) => {
                 self.fork_request_answered(now, fork, answered_by, answer);
             }
-            Control::Abandon(fork) => self.abandon_answered(now, fork, answer),
+            Control::Abandon(fork) => self.abandon_answered(now, fork, answered_by, answer),
             Control::Probe(fork) => {
                 if let Message::Probe { rref, .. } = sending.message {
                     self.probe_answered(now, rref, fork, &answer);
+                }
+                // It hears this worker no more: its owner may know what became of the child.
+                if let Answer::Refused(_) = answer {
+                    self.query(now, fork);
                 }
             }
             Control::Query(fork) => {
@@ -900,7 +925,7 @@ impl<V: Clone> RRefContext<V> {
         self.resend_overdue(now);
         while let Some(&(since, rref, fork)) = self.under_way.first()
             && self.outbox.probes < PROBES_MAX
-            && since + self.timing.probe_after <= now
+            && is_over(since, self.timing.probe_after, now)
         {
             self.probe(now, rref, fork);
         }
@@ -912,13 +937,13 @@ impl<V: Clone> RRefContext<V> {
         let deadline = self.deadlines.first().map(|&(deadline, _)| deadline);
         let probe = match self.under_way.first() {
             Some((since, ..)) if self.outbox.probes < PROBES_MAX => {
-                Some(*since + self.timing.probe_after)
+                since.checked_add(self.timing.probe_after)
             }
             // Where there are too many, an answer leads to the next ones.
             _ => None,
         };
         let resend = self.outbox.oldest_stall();
-        let resend = resend.map(|since| since + self.timing.resend_after);
+        let resend = resend.and_then(|since| since.checked_add(self.timing.resend_after));
         let expiry = self.gone.next_expiry();
         [deadline, probe, resend, expiry]
             .into_iter()
@@ -958,6 +983,7 @@ impl<V: Clone> RRefContext<V> {
         self.children.clear();
         self.under_way.clear();
         self.outbox = Outbox::default();
+        self.in_vain.clear();
         for owned in self.owned.values_mut() {
             owned.forks.clear();
         }
@@ -1027,6 +1053,11 @@ impl<V: Clone> RRefContext<V> {
     pub fn try_value(&self, rref: RRefId) -> Option<Result<V, Arc<str>>> {
         self.owned.get(&rref)?.value.result()
     }
+}
+
+/// Whether so much time has passed since then.
+fn is_over(since: Instant, time: Duration, now: Instant) -> bool {
+    since.checked_add(time).is_some_and(|end| end <= now)
 }
 
 /// Whether a creation is named by who asks for it.

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use rpc_agent::WorkerId;
 
-use super::RRefContext;
+use super::{RRefContext, is_over};
 use crate::effect::{Control, Effect};
 use crate::id::{ForkId, RRefId};
 use crate::protocol::{DELETES_MAX, Message};
@@ -178,7 +178,7 @@ impl<V: Clone> RRefContext<V> {
             .outbox
             .stalled
             .iter()
-            .filter(|(_, stalled)| stalled.since + resend_after <= now)
+            .filter(|(_, stalled)| is_over(stalled.since, resend_after, now))
             .map(|(&to, _)| to)
             .collect();
         for to in overdue {

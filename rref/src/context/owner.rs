@@ -3,7 +3,7 @@
 //! A value is kept while a user is known that has not been deleted, or a handle is held here. An entry
 //! without a value, *unmade*, stands for a reference whose users were heard of before its creation.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -32,7 +32,7 @@ pub(super) struct Owned<V> {
     /// The users that are known and not deleted.
     pub(super) forks: BTreeMap<ForkId, Holder>,
     /// Requests for the value.
-    pub(super) waiters: Vec<RequestToken>,
+    pub(super) waiters: BTreeSet<RequestToken>,
     pub(super) since: Instant,
 }
 
@@ -55,7 +55,8 @@ pub(super) enum Value<V> {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Holder {
     pub(super) worker: WorkerId,
-    /// Of the worker's process, as far as it was known.
+    /// Of the worker's process, if it has come with the user itself; one that was sent from here may have
+    /// gone to the next process.
     pub(super) incarnation: Option<u64>,
     pub(super) since: Instant,
     pub(super) arrival: Arrival,
@@ -260,7 +261,7 @@ impl<V: Clone> RRefContext<V> {
             return;
         };
         if let Some(owned) = self.owned.get_mut(&rref) {
-            owned.waiters.retain(|&waiter| waiter != token);
+            owned.waiters.remove(&token);
         }
         self.answer_fetch(token, Err(error));
         self.settle_owned(now, rref);
@@ -304,6 +305,7 @@ impl<V: Clone> RRefContext<V> {
         &mut self,
         now: Instant,
         worker: WorkerId,
+        is_released: impl Fn(&Holder) -> bool,
         is_its: impl Fn(u64) -> bool,
     ) {
         let asked = |(&token, waiting): (_, &Waiting)| (waiting.from == worker).then_some(token);
@@ -316,9 +318,10 @@ impl<V: Clone> RRefContext<V> {
             let Some(owned) = self.owned.get(&rref) else {
                 continue;
             };
-            let its = owned.forks.iter().filter(|(_, holder)| {
-                holder.worker == worker && holder.incarnation.is_none_or(&is_its)
-            });
+            let its = owned
+                .forks
+                .iter()
+                .filter(|(_, holder)| holder.worker == worker && is_released(holder));
             let its: Vec<ForkId> = its.map(|(&fork, _)| fork).collect();
             let is_unmade = matches!(owned.value, Value::Unmade);
             for fork in its {
@@ -329,6 +332,23 @@ impl<V: Clone> RRefContext<V> {
                 self.complete(rref, lost_creator(rref));
             }
             self.settle_owned(now, rref);
+        }
+    }
+
+    /// The users that were sent to a worker, and are said to have arrived there, may have arrived at a former
+    /// process of it: they are asked for when that is due.
+    pub(super) fn ask_for_forks_on(&mut self, now: Instant, worker: WorkerId) {
+        let mut unclear = Vec::new();
+        for (&rref, owned) in &self.owned {
+            let forks = owned.forks.iter().filter(|(_, holder)| {
+                holder.worker == worker
+                    && holder.incarnation.is_none()
+                    && holder.arrival == Arrival::Arrived
+            });
+            unclear.extend(forks.map(|(&fork, _)| (rref, fork)));
+        }
+        for (rref, fork) in unclear {
+            self.set_arrival(rref, fork, Arrival::UnderWay { since: now });
         }
     }
 }
@@ -349,7 +369,7 @@ impl<V> Owned<V> {
             value,
             handles: 0,
             forks: BTreeMap::new(),
-            waiters: Vec::new(),
+            waiters: BTreeSet::new(),
             since: now,
         }
     }

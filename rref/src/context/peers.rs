@@ -5,7 +5,8 @@ use std::time::Instant;
 use rpc_agent::WorkerId;
 
 use super::RRefContext;
-use super::owner::Owned;
+use super::owner::{Arrival, Holder, Owned};
+use super::user::State;
 use crate::effect::Control;
 
 /// How many former processes of a worker are remembered.
@@ -43,15 +44,32 @@ impl<V: Clone> RRefContext<V> {
             if self.is_former(worker, incarnation) {
                 return false;
             }
-            if known.is_some() {
-                self.peer_lost(now, worker, None);
-            }
             let peer = self.peers.entry(worker).or_default();
             peer.incarnation = Some(incarnation);
             peer.is_lost = false;
+            if let Some(former) = known {
+                peer.give_up(former);
+                self.process_lost(now, worker, former);
+            }
         }
         self.resend(now, worker);
         true
+    }
+
+    /// A process of a worker has ended, and a later one has its place. What was sent to the worker, and is
+    /// not answered, may have gone to either: the present one answers for it, or is asked.
+    fn process_lost(&mut self, now: Instant, worker: WorkerId, former: u64) {
+        let is_its = |of: u64| of == former;
+        self.lose_owner(now, worker, |user| {
+            user.state == State::Confirmed && is_its(user.owner_incarnation)
+        });
+        self.release_forks_of(
+            now,
+            worker,
+            |holder| holder.incarnation.is_some_and(is_its),
+            is_its,
+        );
+        self.ask_for_forks_on(now, worker);
     }
 
     pub(super) fn is_former(&self, worker: WorkerId, incarnation: u64) -> bool {
@@ -94,6 +112,14 @@ impl<V: Clone> RRefContext<V> {
     ///
     /// If it lives all the same, it is not heard any more. A later process of the same worker is.
     pub fn peer_lost(&mut self, now: Instant, worker: WorkerId, incarnation: Option<u64>) {
+        let known = self.incarnation_of(worker);
+        if let Some(lost) = incarnation
+            && known.is_some_and(|known| known != lost)
+            && self.is_former(worker, lost)
+        {
+            // Its successor was heard of before the news of its end.
+            return;
+        }
         let peer = self.peers.entry(worker).or_default();
         let heard = peer.incarnation.take();
         peer.is_lost = true;
@@ -104,12 +130,20 @@ impl<V: Clone> RRefContext<V> {
             (None, None) => true,
             (heard, given) => Some(of) == heard || Some(of) == given,
         };
+        self.lose_owner(now, worker, |user| {
+            // Who still waits for an answer waits in vain, whichever process it asked.
+            let of = user.owner_incarnation;
+            user.state != State::Confirmed || of == 0 || is_its(of)
+        });
         self.drop_messages_to(worker);
-        self.lose_owner(now, worker, is_its);
-        for fork in self.children_where(|child| child.to == worker) {
+        // What is being encoded has yet to be sent, and a later process may be there by then.
+        let is_sent = |arrival: Arrival| arrival != Arrival::Encoding;
+        for fork in self.children_where(|child| child.to == worker && is_sent(child.arrival)) {
             self.outbox.remove(Control::Query(fork));
             self.release_child(now, fork);
         }
-        self.release_forks_of(now, worker, is_its);
+        let is_released =
+            |holder: &Holder| is_sent(holder.arrival) && holder.incarnation.is_none_or(is_its);
+        self.release_forks_of(now, worker, is_released, is_its);
     }
 }

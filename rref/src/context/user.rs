@@ -74,6 +74,15 @@ pub(super) struct Child {
     pub(super) since: Instant,
 }
 
+/// A creation or a registration that was given up with its owner while its message is still under way: a
+/// later process of the worker may take it for its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct InVain {
+    owner: WorkerId,
+    rref: RRefId,
+    fork: ForkId,
+}
+
 impl User {
     /// Why it is of no use, if so.
     pub(super) fn error(&self) -> Option<UserError> {
@@ -166,7 +175,30 @@ impl<V: Clone> RRefContext<V> {
         self.settle_user(now, fork);
     }
 
-    pub(super) fn abandon_answered(&mut self, now: Instant, fork: ForkId, answer: Answer) {
+    /// The message of a user that was given up has ended. If anybody has registered the user, it is deleted
+    /// there.
+    pub(super) fn ended_in_vain(&mut self, now: Instant, in_vain: InVain, delivery: &Delivery) {
+        let InVain { owner, rref, fork } = in_vain;
+        let may_be_known = match delivery {
+            Delivery::Answered {
+                incarnation,
+                answer: Answer::Ack | Answer::RemoteAccept,
+            } => self.hear(now, owner, *incarnation),
+            Delivery::Unknown(_) => self.incarnation_of(owner).is_some(),
+            _ => false,
+        };
+        if may_be_known {
+            self.send_delete(now, owner, rref, fork);
+        }
+    }
+
+    pub(super) fn abandon_answered(
+        &mut self,
+        now: Instant,
+        fork: ForkId,
+        answered_by: u64,
+        answer: Answer,
+    ) {
         let Some(user) = self.users.get_mut(&fork) else {
             return;
         };
@@ -175,7 +207,10 @@ impl<V: Clone> RRefContext<V> {
         };
         let error = Arc::clone(error);
         user.state = match answer {
-            Answer::Created => State::Confirmed,
+            Answer::Created => {
+                user.owner_incarnation = answered_by;
+                State::Confirmed
+            }
             Answer::Abandoned => State::Failed(error, Failure::Told),
             _ => State::Failed(error, Failure::Private),
         };
@@ -252,15 +287,13 @@ impl<V: Clone> RRefContext<V> {
         &mut self,
         now: Instant,
         owner: WorkerId,
-        is_its: impl Fn(u64) -> bool,
+        is_meant: impl Fn(&User) -> bool,
     ) {
-        let is_its = |of: u64| of == 0 || is_its(of);
         let forks: Vec<ForkId> = self
             .users
             .iter()
             .filter(|(_, user)| user.owner == owner && user.state != State::OwnerLost)
-            // Who still waits for an answer waits in vain, whichever process it asked.
-            .filter(|(_, user)| user.state != State::Confirmed || is_its(user.owner_incarnation))
+            .filter(|(_, user)| is_meant(user))
             .map(|(&fork, _)| fork)
             .collect();
         for fork in forks {
@@ -268,6 +301,20 @@ impl<V: Clone> RRefContext<V> {
                 continue;
             };
             let before = std::mem::replace(&mut user.state, State::OwnerLost);
+            let in_vain = InVain {
+                owner,
+                rref: user.rref,
+                fork,
+            };
+            match before {
+                State::Creating => {
+                    self.in_vain.insert(Control::Create(fork), in_vain);
+                }
+                State::Requesting if !self.outbox.is_stalled(Control::ForkRequest(fork)) => {
+                    self.in_vain.insert(Control::ForkRequest(fork), in_vain);
+                }
+                _ => {}
+            }
             let parent = user.parent.filter(|_| before == State::Requesting);
             self.tell(fork);
             // There is nothing to protect any more, which the parent may not know yet.

@@ -1,0 +1,353 @@
+//! Workers whose place another process has taken: what was sent to which of the two is not always known.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use rpc_agent::WorkerId;
+
+use crate::context::owner::WAITING_MAX;
+use crate::context::{Carrier, Handle, RRefContext, SENDINGS_MAX, Timing, UserStatus};
+use crate::effect::{Control, Delivery, Effect, ReceiveError};
+use crate::id::{ForkId, GloballyUniqueId, RRefId};
+use crate::protocol::{Answer, ForkData, Message};
+
+type Context = RRefContext<&'static str>;
+
+const A: u32 = 0;
+const B: u32 = 1;
+const C: u32 = 2;
+const OLD: u64 = 101;
+const NEW: u64 = 999;
+
+fn worker(id: u32) -> WorkerId {
+    WorkerId::new(id).unwrap()
+}
+
+fn context(of: u32, now: Instant) -> Context {
+    Context::new(worker(of), 100 + u64::from(of), Timing::default(), now)
+}
+
+fn by(incarnation: u64, answer: Answer) -> Delivery {
+    Delivery::Answered {
+        incarnation,
+        answer,
+    }
+}
+
+fn id(of: u32, incarnation: u64, local_id: u64) -> GloballyUniqueId {
+    GloballyUniqueId {
+        created_on: worker(of),
+        incarnation,
+        local_id,
+    }
+}
+
+/// The deletions among these effects.
+fn deleted(effects: &[Effect<&'static str>]) -> Vec<(RRefId, ForkId)> {
+    let forks = effects.iter().filter_map(|effect| match effect {
+        Effect::Send {
+            message: Message::UserDelete { forks },
+            ..
+        } => Some(forks.clone()),
+        _ => None,
+    });
+    forks.flatten().collect()
+}
+
+#[test]
+fn a_reference_that_went_to_a_new_process_is_no_reference_of_the_old_one() {
+    let now = Instant::now();
+    let mut owner = context(A, now);
+    assert!(owner.hear(now, worker(B), OLD));
+    let rref = owner.create_local(now, "t", "value").unwrap();
+    // The transport is connected to the new process by now, of which nothing was heard here.
+    let data = owner.fork(now, Handle::Owner(rref), worker(B)).unwrap();
+    owner.commit_fork(now, &data, Carrier::Answer);
+    owner.drop_handle(now, Handle::Owner(rref));
+    owner.take_effects();
+    assert!(owner.hear(now, worker(B), NEW));
+    let effects = owner.take_effects();
+    assert!(!effects.contains(&Effect::Free("value")), "{effects:?}");
+    owner.receive(now, worker(B), NEW, 7, None, Message::Fetch { rref });
+    let result = Ok("value");
+    assert_eq!(
+        owner.take_effects(),
+        [Effect::AnswerFetch { token: 7, result }]
+    );
+    // If it did not go there, the new process says so, and the value goes.
+    let due = now + Timing::default().probe_after;
+    owner.tick(due);
+    owner.take_effects();
+    let probe = Control::Probe(data.fork);
+    owner.control_finished(due, probe, by(NEW, Answer::NotReceived));
+    assert_eq!(owner.take_effects(), [Effect::Free("value")]);
+    assert!(owner.is_drained());
+}
+
+#[test]
+fn a_reference_that_a_new_process_has_answered_for_is_no_reference_of_the_old_one() {
+    let now = Instant::now();
+    let mut owner = context(A, now);
+    assert!(owner.hear(now, worker(B), OLD));
+    let rref = owner.create_local(now, "t", "value").unwrap();
+    let data = owner.fork(now, Handle::Owner(rref), worker(B)).unwrap();
+    owner.commit_fork(now, &data, Carrier::Answer);
+    owner.fork_has_arrived(now, &data);
+    owner.drop_handle(now, Handle::Owner(rref));
+    owner.take_effects();
+    assert!(owner.hear(now, worker(B), NEW));
+    let effects = owner.take_effects();
+    assert!(!effects.contains(&Effect::Free("value")), "{effects:?}");
+}
+
+#[test]
+fn a_parent_waits_for_a_child_that_went_to_a_new_process() {
+    let now = Instant::now();
+    let mut user = context(A, now);
+    assert!(user.hear(now, worker(C), OLD));
+    let fork = user
+        .create_remote(now, worker(B), "t", "f".into(), Bytes::new())
+        .unwrap();
+    user.control_finished(now, Control::Create(fork), by(101, Answer::RemoteAccept));
+    let data = user.fork(now, Handle::User(fork), worker(C)).unwrap();
+    user.commit_fork(now, &data, Carrier::Answer);
+    user.drop_handle(now, Handle::User(fork));
+    user.take_effects();
+    assert!(user.hear(now, worker(C), NEW));
+    let effects = user.take_effects();
+    assert_eq!(deleted(&effects), [], "its child is under way: {effects:?}");
+    let accept = Message::ChildAccept { fork: data.fork };
+    user.receive(now, worker(C), NEW, 7, None, accept);
+    assert_eq!(deleted(&user.take_effects()), [(data.rref, fork)]);
+}
+
+#[test]
+fn a_creation_that_a_new_process_has_accepted_is_good() {
+    let now = Instant::now();
+    let mut user = context(A, now);
+    assert!(user.hear(now, worker(B), OLD));
+    let fork = user
+        .create_remote(now, worker(B), "t", "f".into(), Bytes::new())
+        .unwrap();
+    let rref = user.rref_of(Handle::User(fork)).unwrap();
+    user.control_finished(now, Control::Create(fork), by(NEW, Answer::RemoteAccept));
+    user.take_effects();
+    assert_eq!(user.status(fork), Some(UserStatus::Confirmed));
+    user.drop_handle(now, Handle::User(fork));
+    assert_eq!(deleted(&user.take_effects()), [(rref, fork)]);
+}
+
+#[test]
+fn a_creation_that_reaches_a_new_process_after_the_loss_of_the_old_one_is_deleted() {
+    let now = Instant::now();
+    let mut user = context(A, now);
+    assert!(user.hear(now, worker(B), OLD));
+    let fork = user
+        .create_remote(now, worker(B), "t", "f".into(), Bytes::new())
+        .unwrap();
+    let rref = user.rref_of(Handle::User(fork)).unwrap();
+    // Nobody is there; the creation is still being tried.
+    user.peer_lost(now, worker(B), Some(OLD));
+    user.drop_handle(now, Handle::User(fork));
+    user.take_effects();
+    user.control_finished(now, Control::Create(fork), by(NEW, Answer::RemoteAccept));
+    assert_eq!(deleted(&user.take_effects()), [(rref, fork)]);
+}
+
+#[test]
+fn a_registration_that_reaches_a_new_owner_in_vain_is_deleted_there() {
+    let now = Instant::now();
+    for is_lost_first in [false, true] {
+        let mut third = context(C, now);
+        assert!(third.hear(now, worker(B), OLD));
+        let data = ForkData {
+            owner: worker(B),
+            owner_incarnation: OLD,
+            rref: RRefId(id(B, OLD, 0)),
+            fork: ForkId(id(A, 100, 1)),
+            parent: worker(A),
+            type_name: "t".into(),
+        };
+        let received = third.receive_fork(now, &data).unwrap();
+        third.take_effects();
+        if is_lost_first {
+            third.peer_lost(now, worker(B), Some(OLD));
+            third.take_effects();
+        }
+        let request = Control::ForkRequest(data.fork);
+        third.control_finished(now, request, by(NEW, Answer::Ack));
+        let effects = third.take_effects();
+        assert_eq!(deleted(&effects), [(data.rref, data.fork)], "{effects:?}");
+        third.drop_handle(now, received.handle);
+        assert_eq!(deleted(&third.take_effects()), []);
+    }
+}
+
+#[test]
+fn a_reference_of_a_new_owner_is_good_though_only_the_old_one_was_heard_of() {
+    let now = Instant::now();
+    let mut third = context(C, now);
+    assert!(third.hear(now, worker(B), OLD));
+    let data = ForkData {
+        owner: worker(B),
+        owner_incarnation: NEW,
+        rref: RRefId(id(B, NEW, 0)),
+        fork: ForkId(id(A, 100, 1)),
+        parent: worker(A),
+        type_name: "t".into(),
+    };
+    third.receive_fork(now, &data).unwrap();
+    third.take_effects();
+    let request = Control::ForkRequest(data.fork);
+    third.control_finished(now, request, by(NEW, Answer::Ack));
+    third.take_effects();
+    assert_eq!(third.status(data.fork), Some(UserStatus::Confirmed));
+}
+
+#[test]
+fn a_child_whose_worker_hears_its_parent_no_more_is_asked_for_at_the_owner() {
+    let now = Instant::now();
+    let mut user = context(A, now);
+    let fork = user
+        .create_remote(now, worker(B), "t", "f".into(), Bytes::new())
+        .unwrap();
+    user.control_finished(now, Control::Create(fork), by(OLD, Answer::RemoteAccept));
+    let data = user.fork(now, Handle::User(fork), worker(C)).unwrap();
+    user.commit_fork(now, &data, Carrier::Answer);
+    user.drop_handle(now, Handle::User(fork));
+    user.take_effects();
+    let due = now + Timing::default().probe_after;
+    user.tick(due);
+    user.take_effects();
+    let why: Arc<str> = "worker 0 was given up as dead here".into();
+    let probe = Control::Probe(data.fork);
+    user.control_finished(due, probe, by(102, Answer::Refused(why)));
+    let query = Effect::Send {
+        to: worker(B),
+        control: Control::Query(data.fork),
+        message: Message::Query {
+            rref: data.rref,
+            fork: data.fork,
+        },
+    };
+    assert_eq!(user.take_effects(), [query]);
+    user.control_finished(due, Control::Query(data.fork), by(OLD, Answer::Known));
+    assert_eq!(deleted(&user.take_effects()), [(data.rref, fork)]);
+}
+
+#[test]
+fn late_news_of_the_end_of_an_old_process_do_not_end_the_new_one() {
+    let now = Instant::now();
+    let mut owner = context(A, now);
+    assert!(owner.hear(now, worker(B), OLD));
+    assert!(owner.hear(now, worker(B), NEW));
+    owner.peer_lost(now, worker(B), Some(OLD));
+    assert_eq!(owner.incarnation_of(worker(B)), Some(NEW));
+    assert!(owner.hear(now, worker(B), NEW));
+    owner.peer_lost(now, worker(B), Some(NEW));
+    assert!(!owner.hear(now, worker(B), NEW));
+}
+
+#[test]
+fn what_is_encoded_when_its_receiver_is_lost_may_go_to_its_successor() {
+    let now = Instant::now();
+    let mut owner = context(A, now);
+    let rref = owner.create_local(now, "t", "value").unwrap();
+    let data = owner.fork(now, Handle::Owner(rref), worker(B)).unwrap();
+    owner.peer_lost(now, worker(B), Some(OLD));
+    owner.drop_handle(now, Handle::Owner(rref));
+    owner.commit_fork(now, &data, Carrier::Answer);
+    assert_eq!(owner.take_effects(), []);
+    owner.undo_fork(now, &data);
+    assert_eq!(owner.take_effects(), [Effect::Free("value")]);
+}
+
+#[test]
+fn times_without_end_are_waited_for_without_end() {
+    let now = Instant::now();
+    let timing = Timing {
+        probe_after: Duration::MAX,
+        resend_after: Duration::MAX,
+    };
+    let mut owner = Context::new(worker(A), 100, timing, now);
+    let rref = owner.create_local(now, "t", "value").unwrap();
+    let data = owner.fork(now, Handle::Owner(rref), worker(B)).unwrap();
+    owner.commit_fork(now, &data, Carrier::Answer);
+    assert_eq!(owner.next_tick(), None);
+    owner.tick(now);
+    owner.fork_outcome_unknown(now, &data);
+    let probe = Control::Probe(data.fork);
+    owner.control_finished(now, probe, Delivery::Unknown("no answer".into()));
+    assert_eq!(owner.next_tick(), None);
+    owner.tick(now);
+}
+
+#[test]
+fn times_of_nothing_end_too() {
+    let (done, is_done) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let now = Instant::now();
+        let timing = Timing {
+            probe_after: Duration::ZERO,
+            resend_after: Duration::ZERO,
+        };
+        let mut user = Context::new(worker(A), 100, timing, now);
+        let fork = user
+            .create_remote(now, worker(B), "t", "f".into(), Bytes::new())
+            .unwrap();
+        user.control_finished(now, Control::Create(fork), by(OLD, Answer::RemoteAccept));
+        // A call to itself, whose reference waits for the owner.
+        let data = user.fork(now, Handle::User(fork), worker(A)).unwrap();
+        user.commit_fork(now, &data, Carrier::Answer);
+        user.receive_fork(now, &data).unwrap();
+        user.tick(now);
+        done.send(user.next_tick().is_some_and(|next| next > now))
+    });
+    let is_later = is_done.recv_timeout(Duration::from_secs(10));
+    assert_eq!(is_later, Ok(true));
+}
+
+#[test]
+fn references_that_come_back_wait_for_a_limited_number_of_answers() {
+    let now = Instant::now();
+    let mut owner = context(B, now);
+    let rref = owner.create_local(now, "t", "value").unwrap();
+    let data = |local_id| ForkData {
+        owner: worker(B),
+        owner_incarnation: 101,
+        rref,
+        fork: ForkId(id(A, 100, local_id)),
+        parent: worker(A),
+        type_name: "t".into(),
+    };
+    for n in 0..SENDINGS_MAX as u64 {
+        owner.receive_fork(now, &data(n)).unwrap();
+        owner.effects.clear();
+    }
+    let max = SENDINGS_MAX;
+    assert_eq!(
+        owner.receive_fork(now, &data(max as u64)),
+        Err(ReceiveError::TooManyMessages { max })
+    );
+    // Its own to itself need no answer.
+    let own = owner.fork(now, Handle::Owner(rref), worker(B)).unwrap();
+    owner.receive_fork(now, &own).unwrap();
+}
+
+#[test]
+fn as_many_requests_as_may_wait_end_together_soon() {
+    let now = Instant::now();
+    let mut owner = context(B, now);
+    let rref = RRefId(id(A, 100, 0));
+    let deadline = now + Duration::from_secs(1);
+    for token in 0..WAITING_MAX as u64 {
+        owner.fetch(now, token, rref, Some(deadline));
+    }
+    let began = Instant::now();
+    owner.tick(deadline);
+    let took = began.elapsed();
+    assert_eq!(owner.take_effects().len(), WAITING_MAX);
+    assert!(owner.is_drained());
+    assert!(took < Duration::from_secs(2), "{took:?}");
+}

@@ -1,0 +1,218 @@
+//! What is long, large, many, or of no time at all.
+
+mod common;
+
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rpc_agent::{CallOptions, FaultPlan, RpcError};
+use rref::{RRef, RRefError, RRefOptions};
+use serde::{Deserialize, Serialize};
+
+use common::{Gate, PATIENCE, group, group_of, group_with, shut_down, until, until_empty};
+
+type T1 = (u64, u64);
+type T2 = (T1, T1);
+type T3 = (T2, T2);
+type T4 = (T3, T3);
+type T5 = (T4, T4);
+type T6 = (T5, T5);
+type T7 = (T6, T6);
+type T8 = (T7, T7);
+
+#[test]
+fn a_value_whose_type_has_a_very_long_name_can_be_made() {
+    let workers = group_with(
+        2,
+        |_, options| options,
+        |_, functions| {
+            functions
+                .register("deep", |_, ()| Ok(T8::default()))
+                .unwrap();
+        },
+    );
+    let deep: RRef<T8> = workers[0].rrefs.remote("worker1", "deep", ()).unwrap();
+    assert_eq!(deep.to_here(PATIENCE).unwrap(), T8::default());
+    drop(deep);
+    shut_down(&workers);
+}
+
+#[derive(Serialize, Deserialize)]
+struct Node {
+    next: Mutex<Option<RRef<Self>>>,
+}
+
+#[test]
+fn leaving_is_over_in_time_though_others_do_not_say_what_they_hold() {
+    let workers = group_with(
+        2,
+        |rank, options| {
+            if rank == 0 {
+                let plan = FaultPlan::new(1).delay("rref/holds", Duration::from_secs(30));
+                options.with_faults(plan)
+            } else {
+                options
+            }
+        },
+        |_, functions| {
+            functions
+                .register("node", |_, ()| {
+                    Ok(Node {
+                        next: Mutex::default(),
+                    })
+                })
+                .unwrap();
+        },
+    );
+    let rrefs = &workers[0].rrefs;
+    let far: RRef<Node> = rrefs.remote("worker1", "node", ()).unwrap();
+    let near = rrefs
+        .rref(Node {
+            next: Mutex::new(Some(far)),
+        })
+        .unwrap();
+    let began = Instant::now();
+    let _ = rrefs.leave(Duration::from_millis(200));
+    let took = began.elapsed();
+    drop(near);
+    for worker in &workers {
+        worker.agent.shutdown_now();
+    }
+    assert!(took < PATIENCE / 4, "{took:?}");
+}
+
+#[test]
+fn the_report_of_a_long_chain_does_not_take_long() {
+    let workers = group(1);
+    let rrefs = &workers[0].rrefs;
+    let mut head: Option<RRef<Node>> = None;
+    for _ in 0..20_000 {
+        let next = Mutex::new(head.take());
+        head = Some(rrefs.rref(Node { next }).unwrap());
+    }
+    let began = Instant::now();
+    let report = rrefs.leak_report().unwrap();
+    let took = began.elapsed();
+    assert_eq!(report.values.len(), 20_000);
+    assert!(report.cycles.is_empty());
+    drop(head);
+    workers[0].agent.shutdown_now();
+    assert!(took < PATIENCE / 2, "{took:?}");
+}
+
+#[test]
+fn waits_that_end_in_time_leave_nothing_with_the_timer() {
+    let gate = Gate::new();
+    let for_functions = Arc::clone(&gate);
+    let workers = group_with(
+        2,
+        |_, options| options,
+        move |_, functions| {
+            let gate = Arc::clone(&for_functions);
+            functions
+                .register("slow", move |_, ()| {
+                    gate.pass();
+                    Ok(1_i64)
+                })
+                .unwrap();
+        },
+    );
+    // Something is gone: its name is to be forgotten, in minutes.
+    let gone: RRef<i64> = workers[0].rrefs.remote("worker1", "number", 1_i64).unwrap();
+    gone.wait_ready(PATIENCE).unwrap();
+    drop(gone);
+    until_empty(&workers);
+    let slow: RRef<i64> = workers[0].rrefs.remote("worker1", "slow", ()).unwrap();
+    slow.wait_confirmed(PATIENCE).unwrap();
+    for _ in 0..50 {
+        slow.wait_ready(Duration::from_millis(3)).unwrap_err();
+    }
+    until("nobody waits", || {
+        workers[1].rrefs.sizes().unwrap().parked_fetches == 0
+    });
+    let waiting = workers[1].agent.metrics().retry_queue_len;
+    gate.open();
+    drop(slow);
+    shut_down(&workers);
+    assert!(waiting < 10, "{waiting} jobs wait for their time");
+}
+
+#[test]
+fn many_deletions_arrive_at_a_worker_that_takes_small_messages() {
+    let workers = group_with(
+        2,
+        |_, options| options.with_message_bytes_max(8 << 10),
+        |_, _| {},
+    );
+    let held: Vec<RRef<i64>> = (0..2000_i64)
+        .map(|n| workers[0].rrefs.remote("worker1", "number", n).unwrap())
+        .collect();
+    for number in &held {
+        number.wait_ready(PATIENCE).unwrap();
+    }
+    drop(held);
+    let began = Instant::now();
+    until("the tables are empty", || {
+        assert!(
+            began.elapsed() < PATIENCE / 3,
+            "{:?}",
+            workers[0].rrefs.sizes().unwrap()
+        );
+        workers.iter().all(common::is_empty)
+    });
+    shut_down(&workers);
+}
+
+#[test]
+fn a_call_that_is_given_up_says_after_how_long() {
+    let workers = group_with(
+        2,
+        |_, options| options,
+        |_, functions| {
+            functions
+                .register_method("sleep", |_, _: &i64, ()| {
+                    thread::sleep(Duration::from_millis(400));
+                    Ok(())
+                })
+                .unwrap();
+        },
+    );
+    let number: RRef<i64> = workers[0].rrefs.remote("worker1", "number", 1_i64).unwrap();
+    number.wait_ready(PATIENCE).unwrap();
+    let time = Duration::from_millis(100);
+    let options = CallOptions::default().with_timeout(time);
+    let error = number
+        .rpc_sync_with::<_, ()>("sleep", (), options)
+        .unwrap_err();
+    drop(number);
+    shut_down(&workers);
+    assert!(
+        matches!(&error, RRefError::Rpc(RpcError::Timeout { after, .. }) if *after == time),
+        "{error}"
+    );
+}
+
+#[test]
+fn attempts_without_a_time_of_their_own_are_messages_all_the_same() {
+    let options = RRefOptions::default().with_attempt_timeout(Duration::ZERO);
+    let workers = group_of(2, &options, |_, options| options, |_, _| {});
+    let number = workers[0].rrefs.remote("worker1", "number", 1_i64);
+    let number: RRef<i64> = number.unwrap();
+    let read = number.to_here(Duration::from_secs(2));
+    drop(number);
+    let own = workers[0].rrefs.rref(1_i64).unwrap();
+    let echo: Result<RRef<i64>, _> = workers[0].rrefs.call("worker1", "echo", &own);
+    drop((own, echo));
+    let began = Instant::now();
+    until("the tables are empty", || {
+        assert!(
+            began.elapsed() < PATIENCE / 3,
+            "{read:?}\n{}",
+            workers[0].rrefs.snapshot().unwrap()
+        );
+        workers.iter().all(common::is_empty)
+    });
+    assert_eq!(read.unwrap(), 1);
+    shut_down(&workers);
+}

@@ -1,0 +1,99 @@
+//! A worker whose place another process takes, in a group whose members come and go.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use c10d_store::{HashStore, Store};
+use rpc_agent::{Agent, AgentOptions, Registry};
+use rref::{RRef, RRefs};
+
+use common::{Gate, PATIENCE, functions, quick, until};
+
+fn member(
+    rank: u32,
+    store: &Arc<dyn Store>,
+    adjust: impl FnOnce(AgentOptions) -> AgentOptions,
+) -> (Agent, RRefs) {
+    let mut registry = Registry::new();
+    let rrefs = RRefs::register_with(&mut registry, functions(|_| {}), quick()).unwrap();
+    let options = AgentOptions::new(format!("worker{rank}"), rank).with_host("127.0.0.1");
+    let store = store.clone_store().unwrap();
+    (
+        Agent::start(adjust(options), registry, store).unwrap(),
+        rrefs,
+    )
+}
+
+#[test]
+fn a_late_word_of_a_farewell_is_not_the_end_of_the_next_process() {
+    let store: Arc<dyn Store> = Arc::new(HashStore::new());
+    let (agent, rrefs) = member(0, &store, |options| {
+        options.with_handler_threads(1).with_threads_max(1)
+    });
+    let gate = Gate::new();
+    let is_first = AtomicBool::new(true);
+    {
+        let gate = Arc::clone(&gate);
+        agent.on_peer_left(move |_, _| {
+            if is_first.swap(false, Ordering::SeqCst) {
+                gate.pass();
+            }
+        });
+    }
+    rrefs.attach(&agent).unwrap();
+    let (old, old_rrefs) = member(1, &store, |options| options);
+    old_rrefs.attach(&old).unwrap();
+    let number: RRef<i64> = old_rrefs.rref(1_i64).unwrap();
+    let own: RRef<i64> = rrefs.rref(1_i64).unwrap();
+    let _ = (number, own);
+    let before: RRef<i64> = rrefs.remote("worker1", "number", 1_i64).unwrap();
+    before.wait_ready(PATIENCE).unwrap();
+    drop(before);
+    old.shutdown(PATIENCE).unwrap();
+    until("the farewell has come", || gate.come() == 1);
+    let (new, new_rrefs) = member(1, &store, |options| options);
+    new_rrefs.attach(&new).unwrap();
+    // It connects.
+    let _ = new.call_bytes("worker0", "nothing", Vec::new());
+    assert_eq!(agent.incarnation_of(new.me().id), Some(new.incarnation()));
+    gate.open();
+    // Once all that was to be said of the former one has been said.
+    thread::sleep(Duration::from_millis(300));
+    let made: RRef<i64> = new_rrefs.remote("worker0", "number", 5_i64).unwrap();
+    let read = made.to_here(PATIENCE);
+    new.shutdown_now();
+    agent.shutdown_now();
+    assert_eq!(read.unwrap(), 5);
+}
+
+#[test]
+fn a_creation_on_a_worker_that_was_just_replaced_is_good_or_freed() {
+    let store: Arc<dyn Store> = Arc::new(HashStore::new());
+    let (agent, rrefs) = member(0, &store, |options| options);
+    rrefs.attach(&agent).unwrap();
+    let mut wrong = Vec::new();
+    for round in 0..20 {
+        let (other, other_rrefs) = member(1, &store, |options| options);
+        other_rrefs.attach(&other).unwrap();
+        let made: Result<RRef<i64>, _> = rrefs.remote("worker1", "number", 7_i64);
+        if let Ok(made) = made {
+            let read = made.to_here(PATIENCE);
+            drop(made);
+            let began = Instant::now();
+            while other_rrefs.sizes().unwrap().owners > 0 {
+                if began.elapsed() > PATIENCE / 6 {
+                    wrong.push((round, read.err().map(|e| e.to_string())));
+                    break;
+                }
+                thread::yield_now();
+            }
+        }
+        other.shutdown_now();
+    }
+    agent.shutdown_now();
+    assert!(wrong.is_empty(), "{wrong:?}");
+}
