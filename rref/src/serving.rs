@@ -8,7 +8,9 @@ use std::time::Instant;
 use byteorder::{ByteOrder, LittleEndian};
 use bytes::Bytes;
 use c10d_socket::Deadline;
-use rpc_agent::{Context, HandlerError, Registry, RegistryError, Reply, WorkerId, WorkerInfo};
+use rpc_agent::{
+    Context, HandlerError, Outcome, Registry, RegistryError, Reply, WorkerId, WorkerInfo,
+};
 
 use crate::answer::{Answered, Failure};
 use crate::carry::{self, Packed};
@@ -448,9 +450,13 @@ impl Runtime {
     ) -> Result<(), String> {
         let packed = Packed::parse(arguments).map_err(|error| error.to_string())?;
         // First of all: what has been received is given back, whatever fails after that.
-        let received = self
-            .receive_forks(&packed.forks)
-            .map_err(|error| error.to_string())?;
+        let received = self.receive_forks(&packed.forks).map_err(|error| {
+            if self.is_me(from) {
+                // No call ends that would tell of those that were not taken.
+                self.settle_forks(&packed.forks, Outcome::Unknown);
+            }
+            error.to_string()
+        })?;
         let function = self
             .functions
             .find(function)

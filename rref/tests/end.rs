@@ -15,7 +15,9 @@ use rpc_agent::{Agent, AgentOptions, CallOptions, HandlerError, Registry};
 use rref::{Functions, RRef, RRefError, RRefs, ShutdownError};
 use serde::{Deserialize, Serialize};
 
-use common::{Alive, Counted, PATIENCE, functions, group, group_with, quick, shut_down, until};
+use common::{
+    Alive, Counted, Gate, PATIENCE, functions, group, group_with, quick, shut_down, until,
+};
 
 /// A value that can refer to another one.
 #[derive(Serialize, Deserialize)]
@@ -339,4 +341,41 @@ fn one_thread_ends_the_references_and_with_their_own_agent_only() {
     for worker in &workers {
         worker.agent.shutdown_now();
     }
+}
+
+#[test]
+fn references_of_a_creation_here_that_takes_none_are_given_back() {
+    let gate = Gate::new();
+    let for_functions = Arc::clone(&gate);
+    let workers = group_with(
+        1,
+        |_, options| options.with_handler_threads(1).with_threads_max(1),
+        move |_, functions| {
+            let gate = Arc::clone(&for_functions);
+            functions
+                .register("slow", move |_, ()| {
+                    gate.pass();
+                    Ok(1_i64)
+                })
+                .unwrap();
+        },
+    );
+    let rrefs = &workers[0].rrefs;
+    // They keep the threads busy.
+    let slow: Vec<RRef<i64>> = (0..8)
+        .map(|_| rrefs.remote("worker0", "slow", ()).unwrap())
+        .collect();
+    until("the functions run", || gate.come() > 0);
+    let own = rrefs.rref(1_i64).unwrap();
+    let made: RRef<i64> = rrefs.remote("worker0", "read", &own).unwrap();
+    drop((own, slow));
+    let left = thread::scope(|scope| {
+        let leaving = scope.spawn(|| rrefs.leave(PATIENCE / 3));
+        until("no more references are made", || rrefs.rref(1_i64).is_err());
+        gate.open();
+        leaving.join().unwrap()
+    });
+    drop(made);
+    workers[0].agent.shutdown_now();
+    left.unwrap();
 }
