@@ -55,6 +55,15 @@ impl fmt::Display for ForkId {
     }
 }
 
+impl GloballyUniqueId {
+    /// The worker that it was named for: the owner of a reference, the holder of a user, and of a creator's
+    /// user the owner.
+    pub(crate) fn named_for(self) -> Option<WorkerId> {
+        let of = u32::try_from(self.local_id >> COUNT_BITS).ok()?;
+        WorkerId::new(of).ok()
+    }
+}
+
 /// The lower bits of a name count; the upper ones say for which worker.
 const COUNT_BITS: u32 = 48;
 const COUNT_MAX: u64 = (1 << COUNT_BITS) - 1;
@@ -94,10 +103,8 @@ impl Mint {
         if id.created_on != self.created_on || id.incarnation != self.incarnation {
             return false;
         }
-        let (of, count) = (id.local_id >> COUNT_BITS, id.local_id & COUNT_MAX);
-        let of = u32::try_from(of).ok().and_then(|of| WorkerId::new(of).ok());
-        let given = of.and_then(|of| self.counts.get(&of));
-        given.is_none_or(|given| count >= *given)
+        let given = id.named_for().and_then(|of| self.counts.get(&of));
+        given.is_none_or(|given| id.local_id & COUNT_MAX >= *given)
     }
 
     fn next(&mut self, of: WorkerId) -> GloballyUniqueId {

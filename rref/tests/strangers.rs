@@ -97,8 +97,13 @@ impl Stranger {
         RRefId(self.id(STRANGER))
     }
 
+    /// One of its own users.
     fn fork(&mut self) -> ForkId {
-        ForkId(self.id(STRANGER))
+        let id = self.id(STRANGER);
+        ForkId(GloballyUniqueId {
+            local_id: u64::from(STRANGER) << 48 | id.local_id >> 16,
+            ..id
+        })
     }
 
     /// A reference to a value of the third worker that does not exist.

@@ -599,9 +599,12 @@ impl<V: Clone> RRefContext<V> {
                 Answer::Refused(format!("{rref}: not a control message").into())
             }
             Message::ForkRequest { rref, fork }
-            | Message::Probe { rref, fork }
-            | Message::Query { rref, fork }
-                if self.is_invented(rref, fork) =>
+                if self.is_invented(rref, fork) || fork.0.named_for() != Some(from) =>
+            {
+                invented(rref, fork)
+            }
+            Message::Probe { rref, fork } | Message::Query { rref, fork }
+                if self.is_invented(rref, fork) || fork.0.created_on != from =>
             {
                 invented(rref, fork)
             }
@@ -609,12 +612,20 @@ impl<V: Clone> RRefContext<V> {
                 self.fork_requested(now, from, incarnation, rref, fork)
             }
             Message::ChildAccept { fork } => {
-                self.release_child(now, fork);
+                if self
+                    .children
+                    .get(&fork)
+                    .is_some_and(|child| child.to == from)
+                {
+                    self.release_child(now, fork);
+                }
                 Answer::Ack
             }
             Message::UserDelete { forks } => {
                 for (rref, fork) in forks {
-                    if !self.is_invented(rref, fork) {
+                    // By who holds it, or has made it.
+                    let is_its = fork.0.named_for() == Some(from) || fork.0.created_on == from;
+                    if is_its && !self.is_invented(rref, fork) {
                         self.user_deleted(now, rref, fork);
                     }
                 }

@@ -176,7 +176,7 @@ fn a_fetch_that_is_not_answered_ends_at_its_deadline_and_leaves_nothing() {
 fn a_late_copy_of_a_fork_request_does_not_revive_its_user() {
     let now = Instant::now();
     let mut owner = context(B, now);
-    let fork = ForkId(id(A, 2));
+    let fork = ForkId(id(A, u64::from(C) << 48 | 2));
     let request = Message::ForkRequest { rref: R(), fork };
     receive(&mut owner, now, C, request.clone());
     let delete = Message::UserDelete {
@@ -575,13 +575,63 @@ fn an_abandoned_creation_gives_its_error_to_all_who_wait_and_never_runs() {
 }
 
 #[test]
+fn nobody_can_register_delete_or_ask_for_the_user_of_another() {
+    let now = Instant::now();
+    let mut owner = context(B, now);
+    receive(&mut owner, now, A, creation(R(), F()));
+    owner.function_finished(now, R(), Ok("value"));
+    let of_a = ForkId(id(A, u64::from(A) << 48 | 7));
+    let delete = |fork| Message::UserDelete {
+        forks: vec![(R(), fork)],
+    };
+    // C names the creator's user, and one that A may have sent on.
+    for fork in [F(), of_a] {
+        assert_eq!(
+            receive(&mut owner, now, C, delete(fork)),
+            [reply(Answer::Ack)]
+        );
+        for message in [
+            Message::ForkRequest { rref: R(), fork },
+            Message::Probe { rref: R(), fork },
+            Message::Query { rref: R(), fork },
+        ] {
+            let refused = receive(&mut owner, now, C, message);
+            assert!(matches!(
+                refused[..],
+                [Effect::Reply {
+                    answer: Answer::Refused(_),
+                    ..
+                }]
+            ));
+        }
+    }
+    let known = Message::ForkRequest {
+        rref: R(),
+        fork: of_a,
+    };
+    assert_eq!(receive(&mut owner, now, A, known), [reply(Answer::Ack)]);
+    assert_eq!(owner.sizes().forks, 2);
+    // And a child is accepted by whom it was sent to.
+    let mut user = context(A, now);
+    let fork = user
+        .create_remote(now, worker(B), "t", "f".into(), Bytes::new())
+        .unwrap();
+    let child = user.fork(now, Handle::User(fork), worker(C)).unwrap().fork;
+    let accept = Message::ChildAccept { fork: child };
+    for (from, children) in [(B, 1), (C, 0)] {
+        receive(&mut user, now, from, accept.clone());
+        assert_eq!(user.sizes().pending_children, children);
+    }
+}
+
+#[test]
 fn strangers_cannot_fill_the_tables() {
     let now = Instant::now();
     let mut owner = context(B, now);
     for n in 0..UNMADE_MAX as u64 + 10 {
         let message = Message::ForkRequest {
             rref: RRefId(id(A, 2 * n)),
-            fork: ForkId(id(A, 2 * n + 1)),
+            fork: ForkId(id(A, u64::from(C) << 48 | (2 * n + 1))),
         };
         receive(&mut owner, now, C, message);
     }
