@@ -129,9 +129,9 @@ impl RRefs {
     /// nobody refers to, and waits until the others' users have gone. All workers call it, before the agent's
     /// own shutdown, which is still due. In a group whose members come and go, see [`RRefs::leave`].
     ///
-    /// Blocks at most for `timeout`; zero: for ever. Returns what was still held at the beginning, which is
-    /// gone then. Afterwards references are of no use, after an error too:
-    /// [`RRefError::Shutdown`](crate::RRefError::Shutdown).
+    /// Blocks at most for `timeout`, and for a lock inside of a value that is held meanwhile; zero: for ever.
+    /// Returns what was still held at the beginning, which is gone then. Afterwards references are of no use,
+    /// after an error too: [`RRefError::Shutdown`](crate::RRefError::Shutdown).
     ///
     /// `agent` is the one that was attached, and one thread of each worker calls this.
     ///
