@@ -67,9 +67,10 @@ fn the_joint_end_waits_for_a_job_that_runs_and_not_for_one_that_is_not_due() {
         Arc::new(AtomicBool::new(false)),
     );
     let (begun, ended) = (Arc::clone(&has_begun), Arc::clone(&has_ended));
+    let (open, gate) = mpsc::channel::<()>();
     agents[0].spawn(move || {
         begun.store(true, Ordering::SeqCst);
-        thread::sleep(Duration::from_millis(50));
+        gate.recv_timeout(PATIENCE).unwrap();
         ended.store(true, Ordering::SeqCst);
     });
     let never = Arc::new(());
@@ -78,8 +79,13 @@ fn the_joint_end_waits_for_a_job_that_runs_and_not_for_one_that_is_not_due() {
         drop(held)
     });
     until("the job has begun", || has_begun.load(Ordering::SeqCst));
-    agents[0].shutdown(PATIENCE).unwrap();
-    assert!(has_ended.load(Ordering::SeqCst));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            agents[0].shutdown(PATIENCE).unwrap();
+            assert!(has_ended.load(Ordering::SeqCst));
+        });
+        open.send(()).unwrap();
+    });
     assert_eq!(Arc::strong_count(&never), 1, "it was dropped");
 }
 

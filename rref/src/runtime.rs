@@ -205,11 +205,6 @@ impl Inner {
         token
     }
 
-    /// Takes back a request that the context has not answered.
-    pub(crate) fn close(&mut self, token: RequestToken) -> Option<Request> {
-        self.requests.remove(&token)
-    }
-
     pub(crate) fn carry(&mut self, created: ForkId, carried: Carried) {
         self.carried.insert(created, carried);
     }

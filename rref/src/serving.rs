@@ -139,17 +139,16 @@ fn with_fetched(
         payload,
         reply,
     } = asked;
-    let (incarnation, message) = match Message::decode(&payload) {
-        Ok((incarnation, message @ Message::Fetch { .. })) => (incarnation, message),
+    let (incarnation, rref) = match Message::decode(&payload) {
+        Ok((incarnation, Message::Fetch { rref })) => (incarnation, rref),
         Ok(_) => return refuse(reply, "this asks for no value"),
         Err(error) => return refuse(reply, error.to_string()),
     };
     let id = from.id;
     runtime.give_value(
-        &from,
-        Some(incarnation),
+        (id, incarnation),
         deadline,
-        message,
+        rref,
         Box::new(move |runtime, value| answer(runtime, value, id).send(vec![reply])),
     );
 }
@@ -268,31 +267,21 @@ impl Runtime {
     /// Has a waiter given a value of this worker, now or when it is there, or told why there is none.
     fn give_value(
         self: &Arc<Self>,
-        from: &WorkerInfo,
-        incarnation: Option<u64>,
+        (from, incarnation): (WorkerId, u64),
         deadline: Deadline,
-        message: Message,
+        rref: RRefId,
         waiter: ValueWaiter,
     ) {
-        let from = from.id;
-        let is_mine = self.is_me(from);
         self.step(Mode::Here, |inner, now| {
             let token = inner.open(Request::Value(waiter));
             let deadline = deadline.instant();
-            match (incarnation, &message) {
-                (_, Message::Fetch { rref } | Message::Call { rref, .. }) if is_mine => {
-                    inner.context.fetch(now, token, *rref, deadline);
-                }
-                (Some(incarnation), _) => {
-                    inner
-                        .context
-                        .receive(now, from, incarnation, token, deadline, message);
-                }
-                (None, Message::Fetch { rref } | Message::Call { rref, .. }) => {
-                    inner.context.fetch(now, token, *rref, deadline);
-                }
-                (None, _) => drop(inner.close(token)),
+            if self.is_me(from) {
+                return inner.context.fetch(now, token, rref, deadline);
             }
+            let message = Message::Fetch { rref };
+            inner
+                .context
+                .receive(now, from, incarnation, token, deadline, message);
         });
     }
 
@@ -373,10 +362,9 @@ impl Runtime {
                     return finish(runtime, Ok(None));
                 };
                 runtime.give_value(
-                    &from,
-                    Some(incarnation),
+                    (from.id, incarnation),
                     deadline,
-                    Message::Fetch { rref },
+                    rref,
                     Box::new(move |runtime, value| {
                         finish(runtime, value.map(Some).map_err(Failure::of_fetch));
                     }),
@@ -488,13 +476,10 @@ impl Runtime {
                     let why = "the method's value is on another worker".to_owned();
                     return runtime.finish_creation(rref, Err(why));
                 };
-                let me = runtime.agent.me().clone();
-                let message = Message::Fetch { rref: on };
                 runtime.give_value(
-                    &me,
-                    None,
+                    (runtime.agent.me().id, runtime.incarnation),
                     Deadline::NEVER,
-                    message,
+                    on,
                     Box::new(move |runtime, value| {
                         let made = match value {
                             Ok(value) => runtime.run_prepared(

@@ -3,7 +3,6 @@
 mod common;
 
 use std::sync::{Arc, Mutex};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use rpc_agent::{CallOptions, FaultPlan, RpcError};
@@ -166,13 +165,15 @@ fn many_deletions_arrive_at_a_worker_that_takes_small_messages() {
 
 #[test]
 fn a_call_that_is_given_up_says_after_how_long() {
+    let gate = Gate::new();
     let workers = group_with(
         2,
         |_, options| options,
         |_, functions| {
+            let gate = Arc::clone(&gate);
             functions
-                .register_method("sleep", |_, _: &i64, ()| {
-                    thread::sleep(Duration::from_millis(400));
+                .register_method("wait", move |_, _: &i64, ()| {
+                    gate.pass();
                     Ok(())
                 })
                 .unwrap();
@@ -183,8 +184,9 @@ fn a_call_that_is_given_up_says_after_how_long() {
     let time = Duration::from_millis(100);
     let options = CallOptions::default().with_timeout(time);
     let error = number
-        .rpc_sync_with::<_, ()>("sleep", (), options)
+        .rpc_sync_with::<_, ()>("wait", (), options)
         .unwrap_err();
+    gate.open();
     drop(number);
     shut_down(&workers);
     assert!(
