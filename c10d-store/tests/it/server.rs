@@ -1,16 +1,14 @@
 //! The server over real sockets: its limits, and peers that do wrong.
 
-mod raw;
-
 use std::net::TcpStream;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::raw::{self, LONG, Raw};
 use c10d_store::wire::{Opcode, RequestBuf};
 use c10d_store::{
     Known, ServerOptions, Store, TcpStore, TcpStoreOptions, TcpStoreServer, WireLimits,
 };
-use raw::{LONG, Raw};
 use serde_json::Value as Json;
 
 fn serve(options: ServerOptions) -> TcpStoreServer {
@@ -59,7 +57,7 @@ fn bytes(hex: &Json) -> Vec<u8> {
 
 #[test]
 fn golden_vectors_of_one_connection_hold_over_tcp() {
-    for line in include_str!("../testdata/store-wire.jsonl").lines() {
+    for line in include_str!("../../testdata/store-wire.jsonl").lines() {
         let vector: Json = serde_json::from_str(line).expect("a line of JSON");
         let server = serve(ServerOptions::default());
         let handshake = vector["handshake"].as_bool().unwrap_or(true);

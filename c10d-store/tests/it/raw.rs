@@ -1,5 +1,4 @@
 //! A peer that speaks bytes, for tests of what a well-behaved client never does.
-#![allow(dead_code, reason = "each test binary uses a part")]
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};

@@ -3,7 +3,6 @@
 //! A check gets a new, empty store. Threads share that handle or take clones of it. Between two
 //! handles of a TCP store a write is seen only after a later answer on the writing handle, so the
 //! checks ask for one ([`settle`]) before they look through another handle.
-#![allow(dead_code, reason = "each test binary uses a part")]
 
 use std::sync::Arc;
 use std::sync::mpsc;

@@ -1,14 +1,12 @@
 //! The store of one process.
 
-mod store_contract;
-
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use c10d_store::{DEFAULT_TIMEOUT, HashStore, Store};
 
-use store_contract::{Features, LONG};
+use crate::store_contract::{self, Features, LONG};
 
 #[test]
 fn it_keeps_the_contract() {

@@ -1,22 +1,18 @@
 //! The client: against our server, and against peers that a test plays by hand.
 
-mod raw;
-mod store_contract;
-mod without_extensions;
-
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use crate::raw::LONG;
+use crate::store_contract::{self, Features};
+use crate::without_extensions::WithoutExtensions;
 use c10d_store::{
     Known, ListenOn, Operation, Outcome, PrefixStore, ServerOptions, Store, StoreError, TcpStore,
     TcpStoreOptions, TcpStoreServer,
 };
-use raw::LONG;
-use store_contract::Features;
-use without_extensions::WithoutExtensions;
 
 fn serve() -> TcpStoreServer {
     TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).expect("a free port")

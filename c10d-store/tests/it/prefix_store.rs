@@ -1,13 +1,11 @@
 //! A part of another store's key space.
 
-mod store_contract;
-
 use std::sync::Arc;
 use std::time::Duration;
 
 use c10d_store::{FileStore, HashStore, Known, PrefixStore, Store, StoreError};
 
-use store_contract::Features;
+use crate::store_contract::{self, Features};
 
 #[test]
 fn it_keeps_the_contract_over_a_hash_store() {

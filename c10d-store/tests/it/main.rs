@@ -1,0 +1,12 @@
+//! The tests of the public API, in one binary: one is built and linked faster than five.
+//!
+//! A test that needs a process of its own goes to a file of its own beside this folder.
+
+mod file_store;
+mod hash_store;
+mod prefix_store;
+mod raw;
+mod server;
+mod store_contract;
+mod tcp_store;
+mod without_extensions;
