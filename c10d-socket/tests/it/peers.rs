@@ -1,8 +1,9 @@
-//! Ends of connections, and peers that behave badly.
-#![allow(dead_code, reason = "each test file uses its own part")]
+//! Ends of connections, peers that behave badly, and threads seen to block.
 
+use std::fs;
 use std::io::Write;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -30,6 +31,55 @@ pub(crate) fn no_hang<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'stat
             Err(panic) => std::panic::resume_unwind(panic),
             Ok(()) => unreachable!("the result was sent before the thread ended"),
         },
+    }
+}
+
+/// A thread that can be seen to block.
+pub(crate) struct Observed<T> {
+    thread: JoinHandle<T>,
+    /// Its directory below `/proc`; empty where the system has none.
+    task: PathBuf,
+}
+
+/// Runs `work`, which blocks in one place, on a thread of its own.
+pub(crate) fn observed<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Observed<T> {
+    let (sender, receiver) = mpsc::channel();
+    let thread = thread::spawn(move || {
+        sender
+            .send(fs::read_link("/proc/thread-self").unwrap_or_default())
+            .unwrap();
+        work()
+    });
+    let task = receiver.recv_timeout(LONG).expect("the thread starts");
+    Observed { thread, task }
+}
+
+impl<T: Send + 'static> Observed<T> {
+    /// Returns once the thread sleeps in the system. Where that cannot be observed it returns at
+    /// once, and the test proves less.
+    pub(crate) fn wait_until_blocked(&self) {
+        let deadline = within(LONG);
+        let stat = Path::new("/proc").join(&self.task).join("stat");
+        while !self.task.as_os_str().is_empty() {
+            let stat = fs::read_to_string(&stat).expect("the thread has not ended");
+            // The name before the state is in parentheses and may hold anything.
+            if stat.rsplit(") ").next().unwrap().starts_with('S') {
+                return;
+            }
+            assert!(!deadline.has_passed(Instant::now()), "never blocks: {stat}");
+            thread::yield_now();
+        }
+        skipped("this system does not show whether a thread is blocked");
+    }
+
+    /// What the work returned; fails the test if it hangs.
+    pub(crate) fn join(self) -> T {
+        no_hang(move || match self.thread.join() {
+            Ok(value) => value,
+            Err(panic) => std::panic::resume_unwind(panic),
+        })
     }
 }
 

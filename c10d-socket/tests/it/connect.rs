@@ -1,17 +1,14 @@
 //! Connecting over loopback: late, absent, silent and unfaithful servers.
 
-mod util;
-
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::peers::{LONG, bound, no_hang, observed, server, skipped, within};
 use c10d_socket::{
     ConnectError, ConnectOptions, Deadline, DialStage, Dialer, HostPort, connect, wait_for_input,
 };
 use socket2::{Domain, SockRef, Socket, Type};
-use util::{LONG, bound, no_hang, server, skipped, within};
 
 fn dial(address: SocketAddr, time: Duration) -> Result<TcpStream, ConnectError> {
     let target = HostPort::new(address.ip().to_string(), address.port());
@@ -32,16 +29,15 @@ fn a_connection_is_blocking_and_has_its_options() {
 #[test]
 fn a_server_that_comes_up_late_is_found() {
     let (socket, address) = bound();
-    let late = thread::spawn(move || {
-        thread::sleep(Duration::from_millis(200));
-        socket.listen(8).unwrap();
-        socket
-    });
+    let target = HostPort::new("127.0.0.1", address.port());
+    let client = observed(move || connect(&target, &ConnectOptions::default(), within(LONG)));
+    // Refused, it pauses before the next attempt.
+    client.wait_until_blocked();
     let started = Instant::now();
-    dial(address, LONG).unwrap();
-    // Within the longest pause that can have begun by then; the bound is wide for a loaded machine.
+    socket.listen(8).unwrap();
+    client.join().unwrap();
+    // The first pauses are far below a second; the bound is wide for a loaded machine.
     assert!(started.elapsed() < Duration::from_secs(5));
-    late.join().unwrap();
 }
 
 #[test]

@@ -1,17 +1,15 @@
 //! Listening over loopback, and taking listeners over.
 
-mod util;
-
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, OwnedFd};
 
+use crate::peers::{LONG, bound, has_ipv6};
 use c10d_socket::{
     Deadline, HostPort, ListenError, ListenOptions, SocketOptions, adopt_listener,
     adopt_listener_raw, configure_accepted, listen, resolve_local, wait_for_input,
 };
 use socket2::SockRef;
-use util::{LONG, bound, has_ipv6};
 
 fn port(listener: &TcpListener) -> u16 {
     listener.local_addr().unwrap().port()

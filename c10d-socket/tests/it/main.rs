@@ -1,0 +1,7 @@
+//! Sockets over loopback, in one process: one binary to build and to start.
+
+mod connect;
+mod listen;
+mod peers;
+mod stream;
+mod wait;
