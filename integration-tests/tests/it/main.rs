@@ -1,0 +1,12 @@
+//! Whole-system tests. One program, as each links all crates; `tests/scale.rs` is another one,
+//! because it raises the limit on open files.
+
+mod faults;
+mod file_store;
+mod mixed;
+mod process_group;
+mod processes;
+mod rendezvous_codec;
+mod run_torch;
+mod torch_client;
+mod torch_server;
