@@ -1,7 +1,5 @@
 //! What workers write: on the console, in files, in the final report.
 
-mod util;
-
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -12,7 +10,7 @@ use elastic_agent::{
 };
 use rustix::process::{Pid, kill_process};
 
-use util::{Capture, FOR_EVER, eventually, line_of, next, shells, start, start_on};
+use crate::util::{Capture, FOR_EVER, eventually, line_of, next, shells, start, start_on};
 
 /// Workers whose output goes to files, and is shown as well.
 fn teed(directory: &Path, scripts: &[&str]) -> GroupPlan {
@@ -176,16 +174,24 @@ fn who_keeps_the_streams_open_keeps_nobody() {
     let script = |noise| {
         format!(
             "setsid sh -c 'echo $$ > $DIR/pid; {noise}' &
-            until [ -s $DIR/pid ]; do sleep 0.01; done"
+            until [ -e $DIR/seen ]; do sleep 0.01; done"
         )
     };
     // A file, unlike a pipe, takes as much as comes.
     let endless = script("exec yes noise >&2");
     let long = script("for i in $(seq 1000000); do echo noise >&2; done; sleep 1000");
     let run = |plan| {
-        let (_, stderr, report) = run(plan);
+        let stderr = Capture::default();
+        let console = Console::new(Box::new(io::sink()), Box::new(stderr.clone()));
+        let (group, exits) = start_on(plan, console);
         let path = folder.path().join("pid");
         let pid = line_of(&path).parse().unwrap();
+        eventually("some noise is shown", || stderr.bytes().contains(&b'\n'));
+        let seen = folder.path().join("seen");
+        fs::write(&seen, "").unwrap();
+        next(&exits);
+        let report = group.stop(Signal::TERM, FOR_EVER, &Hurry::new());
+        fs::remove_file(seen).unwrap();
         // It may have ended for want of a reader.
         let _ = kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL);
         fs::remove_file(path).unwrap();

@@ -1,15 +1,14 @@
 //! What groups leave behind in the process that runs them: nothing.
 //!
-//! Alone in its binary, as it counts what the whole process has.
-
-mod util;
+//! In a process of its own, as it counts what the whole process has.
 
 use std::fs;
 use std::path::Path;
 
 use elastic_agent::{GroupPlan, Hurry, Signal};
 
-use util::{FOR_EVER, eventually, next, shells, start};
+use crate::second_process::{self, test_name};
+use crate::util::{FOR_EVER, eventually, next, shells, start};
 
 /// Descriptors, threads and children of this process.
 fn possessions() -> (usize, usize, usize) {
@@ -39,11 +38,16 @@ fn plan(directory: &Path) -> GroupPlan {
 
 #[test]
 fn a_hundred_groups_leave_no_process_no_thread_and_no_descriptor() {
-    let folder = tempfile::tempdir().unwrap();
+    let name = test_name!("a_hundred_groups_leave_no_process_no_thread_and_no_descriptor");
+    let Some(folder) = second_process::part() else {
+        let folder = tempfile::tempdir().unwrap();
+        let command = second_process::command(name, folder.path());
+        return second_process::run(command, folder.path());
+    };
     let before = possessions();
     assert_eq!(before.2, 0);
     for round in 0..100 {
-        let (group, exits) = start(plan(folder.path()));
+        let (group, exits) = start(plan(&folder));
         next(&exits);
         if round % 2 == 0 {
             drop(group);

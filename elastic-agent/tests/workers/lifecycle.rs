@@ -1,13 +1,10 @@
 //! Worker processes from start to end.
 
-mod util;
-
 use std::collections::BTreeSet;
-use std::env;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -18,10 +15,10 @@ use elastic_agent::{
 use rustix::process::{Pid, kill_process, kill_process_group};
 use tempfile::TempDir;
 
-use util::{FOR_EVER, PATIENCE, eventually, line_of, lives, next, own_environment, shells, start};
-
-/// Makes a test in a second process play the agent, with files in this directory.
-const ROLE: &str = "ELASTIC_AGENT_TEST_DIRECTORY";
+use crate::second_process::{self, test_name};
+use crate::util::{
+    FOR_EVER, PATIENCE, eventually, line_of, lives, next, own_environment, shell, shells, start,
+};
 
 /// A worker that does not heed SIGTERM, and says when it has come to that.
 const STUBBORN: &str = "trap '' TERM; echo $$ > $DIR/pid; while :; do sleep 1000; done";
@@ -65,7 +62,7 @@ fn each_worker_has_its_ranks_and_a_session_of_its_own() {
         };
         let script = "read pid name state parent group session rest < /proc/$$/stat
             echo $RANK $LOCAL_RANK $WORLD_SIZE $((group - $$)) $((session - $$)) $#";
-        let mut worker = util::shell(local_rank, script);
+        let mut worker = shell(local_rank, script);
         worker.environment = worker_environment(&environment, own_environment()).unwrap();
         worker.logs.stdout = Destination::File {
             path: file(folder.path(), &local_rank.to_string()),
@@ -291,7 +288,8 @@ fn a_log_file_that_cannot_be_made_is_named() {
 
 #[test]
 fn nothing_outlives_an_agent_that_is_killed() {
-    let Some(family) = Family::start("nothing_outlives_an_agent_that_is_killed", 1) else {
+    let Some(family) = Family::start(test_name!("nothing_outlives_an_agent_that_is_killed"), 1)
+    else {
         return;
     };
     assert!(lives(&family.worker) && lives(&family.child));
@@ -303,7 +301,7 @@ fn nothing_outlives_an_agent_that_is_killed() {
 
 #[test]
 fn nothing_outlives_an_agent_that_is_killed_while_it_starts_workers() {
-    let name = "nothing_outlives_an_agent_that_is_killed_while_it_starts_workers";
+    let name = test_name!("nothing_outlives_an_agent_that_is_killed_while_it_starts_workers");
     for _ in 0..20 {
         // The first one is far ahead of the last.
         let Some(family) = Family::start(name, 8) else {
@@ -316,7 +314,7 @@ fn nothing_outlives_an_agent_that_is_killed_while_it_starts_workers() {
 
 #[test]
 fn no_worker_outlives_an_agent_that_is_killed_after_its_guardian() {
-    let name = "no_worker_outlives_an_agent_that_is_killed_after_its_guardian";
+    let name = test_name!("no_worker_outlives_an_agent_that_is_killed_after_its_guardian");
     let Some(family) = Family::start(name, 1) else {
         return;
     };
@@ -342,18 +340,20 @@ impl Family {
     /// never comes so far before it is killed. Gives a family when its child is there; workers but the
     /// first may be about to be started.
     fn start(test: &str, workers: usize) -> Option<Self> {
-        if let Some(directory) = env::var_os(ROLE) {
+        if let Some(directory) = second_process::part() {
             let mut scripts = vec!["exec sleep 1000"; workers];
             scripts[0] = "trap '' TERM; sleep 1000 & echo $$ > $DIR/worker; echo $! > $DIR/child
                 while :; do sleep 1000; done";
-            let (_group, _exits) = start(shells(Path::new(&directory), &scripts));
+            let (_group, _exits) = start(shells(&directory, &scripts));
             thread::sleep(PATIENCE);
             return None;
         }
         let folder = tempfile::tempdir().unwrap();
-        let agent = itself(test, folder.path()).spawn().unwrap();
-        let child = line_of(&file(folder.path(), "child"));
-        let worker = line_of(&file(folder.path(), "worker"));
+        let mut agent = second_process::command(test, folder.path())
+            .spawn()
+            .unwrap();
+        let child = second_process::line_from(&mut agent, folder.path(), "child");
+        let worker = second_process::line_from(&mut agent, folder.path(), "worker");
         Some(Self {
             agent,
             worker,
@@ -404,30 +404,23 @@ fn guardian_of(agent: &Child) -> Option<String> {
 /// A process that was started with SIGCHLD ignored is told no exit statuses by the system.
 #[test]
 fn an_ignored_child_signal_hides_no_exit_code() {
-    let name = "an_ignored_child_signal_hides_no_exit_code";
-    if let Some(directory) = env::var_os(ROLE) {
-        let (_group, exits) = start(shells(Path::new(&directory), &["exit 3"]));
+    let name = test_name!("an_ignored_child_signal_hides_no_exit_code");
+    if let Some(directory) = second_process::part() {
+        let (_group, exits) = start(shells(&directory, &["exit 3"]));
         assert_eq!(next(&exits).exit, ExitKind::Code(3));
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let agent = itself(name, folder.path());
+    let agent = second_process::command(name, folder.path());
     let mut shell = Command::new("sh");
     shell
         .args(["-c", "trap '' CHLD; exec \"$@\"", "sh"])
         .arg(agent.get_program())
         .args(agent.get_args())
-        .env(ROLE, folder.path())
-        .stdout(Stdio::null());
-    assert!(shell.status().unwrap().success());
-}
-
-/// A command that runs one of these tests with a part to play.
-fn itself(test: &str, directory: &Path) -> Command {
-    let mut command = Command::new(env::current_exe().unwrap());
-    command
-        .args(["--exact", test, "--nocapture"])
-        .env(ROLE, directory)
-        .stdout(Stdio::null());
-    command
+        .envs(
+            agent
+                .get_envs()
+                .filter_map(|(name, value)| Some((name, value?))),
+        );
+    second_process::run(shell, folder.path());
 }

@@ -1,5 +1,4 @@
 //! Workers that are shell scripts, and what is seen of them.
-#![allow(dead_code, reason = "each test binary uses some of it")]
 
 use std::ffi::OsString;
 use std::fs;
