@@ -77,10 +77,6 @@ impl Running {
         kill_process(Pid::from_child(&self.0), signal).unwrap();
     }
 
-    pub(crate) fn has_ended(&mut self) -> bool {
-        self.0.try_wait().unwrap().is_some()
-    }
-
     pub(crate) fn end(mut self) -> Ended {
         let status = self.exit_status();
         let mut stdout = Vec::new();
