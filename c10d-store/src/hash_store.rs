@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 
 use c10d_socket::Deadline;
 
+use crate::compare_set::CompareSet;
 use crate::decimal::write_decimal;
 use crate::error::{ErrorContext, Operation, StoreError};
 use crate::known::Known;
-use crate::store::{DEFAULT_TIMEOUT, Store, generic_barrier};
+use crate::store::{DEFAULT_TIMEOUT, Store, generic_barrier, takes_any_bytes};
 use crate::value_rules;
 
 /// A store that lives in this process, for jobs of one process and for tests.
@@ -32,7 +33,7 @@ use crate::value_rules;
 /// # fn main() -> Result<(), c10d_store::StoreError> {
 /// let store = HashStore::new();
 /// let worker = store.clone();
-/// let worker = thread::spawn(move || worker.set("address", b"10.0.0.1"));
+/// let worker = thread::spawn(move || worker.set("address", "10.0.0.1"));
 /// assert_eq!(store.get("address")?, b"10.0.0.1"); // waits for the worker
 /// worker.join().expect("the worker does not panic")?;
 /// # Ok(())
@@ -244,15 +245,21 @@ impl fmt::Debug for HashStore {
     }
 }
 
+takes_any_bytes!(impl[] HashStore);
+
 impl Store for HashStore {
-    fn set(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
+    fn set_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
         self.write(Operation::Set, &[key], |contents| contents.set(key, value))
     }
 
-    fn get(&self, key: &str) -> Result<Vec<u8>, StoreError> {
-        let timeout = self.timeout();
+    fn get_timeout(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, StoreError> {
         let contents = self.wait_for(Operation::Get, &[key], timeout, Contents::has_value)?;
         Ok(contents.values[key].clone())
+    }
+
+    fn try_get(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
+        let contents = self.contents(Operation::Get, &[key])?;
+        Ok(contents.value(key).map(<[u8]>::to_vec))
     }
 
     fn add(&self, key: &str, delta: i64) -> Result<i64, StoreError> {
@@ -273,19 +280,19 @@ impl Store for HashStore {
         })?
     }
 
-    fn compare_set(
+    fn compare_set_bytes(
         &self,
         key: &str,
         expected: &[u8],
         desired: &[u8],
-    ) -> Result<Vec<u8>, StoreError> {
+    ) -> Result<CompareSet, StoreError> {
         self.write(Operation::CompareSet, &[key], |contents| {
             let present = contents.value(key);
             if value_rules::is_expected(present, expected) {
                 contents.set(key, desired);
-                desired.to_vec()
+                CompareSet::new(desired.to_vec(), true)
             } else {
-                value_rules::refusal(present, expected).to_vec()
+                CompareSet::new(value_rules::refusal(present, expected).to_vec(), false)
             }
         })
     }
@@ -329,7 +336,7 @@ impl Store for HashStore {
         Ok(self.contents(Operation::NumKeys, &[])?.values.len() as u64)
     }
 
-    fn append(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
+    fn append_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
         self.write(Operation::Append, &[key], |contents| {
             contents.append(key, value);
         })
@@ -355,7 +362,7 @@ impl Store for HashStore {
         })
     }
 
-    fn queue_push(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
+    fn queue_push_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
         self.write(Operation::QueuePush, &[key], |contents| {
             let queue = contents.queues.entry(key.to_owned()).or_default();
             queue.push_back(value.to_vec());

@@ -23,7 +23,7 @@
 //! let master = TcpStore::open("localhost", 0, TcpStoreOptions::default().with_master(true))?;
 //! let worker = TcpStore::connect("localhost", master.port())?; // usually on another machine
 //!
-//! worker.set("address", b"10.0.0.2:1234")?;
+//! worker.set("address", "10.0.0.2:1234")?;
 //! assert_eq!(master.get("address")?, b"10.0.0.2:1234"); // waits until the key is there
 //! assert_eq!(worker.add("arrived", 1)?, 1);
 //! assert_eq!(PrefixStore::new("round1", worker).add("arrived", 1)?, 1); // another key
@@ -37,6 +37,7 @@
 #![forbid(unsafe_code)]
 
 mod client;
+mod compare_set;
 mod decimal;
 mod error;
 mod file_store;
@@ -55,7 +56,12 @@ mod stored_value;
 mod value_rules;
 pub mod wire;
 
+// The types of other crates that this one's API takes and gives.
+pub use c10d_socket::{
+    BackoffOptions, ConnectError, ConnectOptions, KeepAlive, ListenError, SocketOptions,
+};
 pub use client::{ListenOn, TcpStore, TcpStoreOptions};
+pub use compare_set::CompareSet;
 pub use error::{ErrorContext, Operation, Outcome, StoreError};
 pub use file_store::{FileStore, FileStoreOptions};
 pub use hash_store::HashStore;

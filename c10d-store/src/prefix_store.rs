@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::compare_set::CompareSet;
 use crate::error::StoreError;
 use crate::known::Known;
-use crate::store::{Store, generic_barrier};
+use crate::store::{Store, generic_barrier, takes_any_bytes};
 
 /// A view of another store in which every key is put below a prefix: `k` stands for `prefix/k`.
 ///
@@ -24,7 +25,7 @@ use crate::store::{Store, generic_barrier};
 /// # fn main() -> Result<(), c10d_store::StoreError> {
 /// let store = HashStore::new();
 /// let model = PrefixStore::new("model", store.clone());
-/// model.set("epoch", b"3")?;
+/// model.set("epoch", "3")?;
 /// assert_eq!(store.get("model/epoch")?, b"3");
 /// assert_eq!(model.list_keys()?, ["epoch"]);
 /// # Ok(())
@@ -50,7 +51,8 @@ impl<S: Store> PrefixStore<S> {
         &self.prefix
     }
 
-    /// The store one layer down.
+    /// The store one layer down, with its type. For one of unknown type see
+    /// [`underlying_store`](Store::underlying_store).
     pub const fn underlying(&self) -> &S {
         &self.underlying
     }
@@ -64,31 +66,41 @@ impl<S: Store> PrefixStore<S> {
     }
 }
 
+takes_any_bytes!(impl[S: Store] PrefixStore<S>);
+
 fn as_strs(keys: &[String]) -> Vec<&str> {
     keys.iter().map(String::as_str).collect()
 }
 
 impl<S: Store> Store for PrefixStore<S> {
-    fn set(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
-        self.underlying.set(&self.join(key), value)
+    fn set_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
+        self.underlying.set_bytes(&self.join(key), value)
     }
 
     fn get(&self, key: &str) -> Result<Vec<u8>, StoreError> {
         self.underlying.get(&self.join(key))
     }
 
+    fn get_timeout(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, StoreError> {
+        self.underlying.get_timeout(&self.join(key), timeout)
+    }
+
+    fn try_get(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
+        self.underlying.try_get(&self.join(key))
+    }
+
     fn add(&self, key: &str, delta: i64) -> Result<i64, StoreError> {
         self.underlying.add(&self.join(key), delta)
     }
 
-    fn compare_set(
+    fn compare_set_bytes(
         &self,
         key: &str,
         expected: &[u8],
         desired: &[u8],
-    ) -> Result<Vec<u8>, StoreError> {
+    ) -> Result<CompareSet, StoreError> {
         self.underlying
-            .compare_set(&self.join(key), expected, desired)
+            .compare_set_bytes(&self.join(key), expected, desired)
     }
 
     fn check(&self, keys: &[&str]) -> Result<bool, StoreError> {
@@ -126,8 +138,8 @@ impl<S: Store> Store for PrefixStore<S> {
         self.underlying.num_keys()
     }
 
-    fn append(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
-        self.underlying.append(&self.join(key), value)
+    fn append_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
+        self.underlying.append_bytes(&self.join(key), value)
     }
 
     fn multi_get(&self, keys: &[&str]) -> Result<Vec<Vec<u8>>, StoreError> {
@@ -144,8 +156,8 @@ impl<S: Store> Store for PrefixStore<S> {
         self.underlying.multi_set(&pairs)
     }
 
-    fn queue_push(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
-        self.underlying.queue_push(&self.join(key), value)
+    fn queue_push_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
+        self.underlying.queue_push_bytes(&self.join(key), value)
     }
 
     fn queue_pop(&self, key: &str) -> Result<Vec<u8>, StoreError> {
@@ -211,5 +223,9 @@ impl<S: Store> Store for PrefixStore<S> {
 
     fn full_key(&self, key: &str) -> String {
         self.underlying.full_key(&self.join(key))
+    }
+
+    fn underlying_store(&self) -> Option<&dyn Store> {
+        Some(&self.underlying)
     }
 }

@@ -7,6 +7,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::compare_set::CompareSet;
 use crate::error::{Operation, StoreError};
 use crate::known::Known;
 
@@ -22,6 +23,9 @@ pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
 /// [`Duration::MAX`] waits for ever. (PyTorch's stores disagree about zero: its TCPStore looks
 /// once, its HashStore and FileStore wait for ever.)
 ///
+/// Every store of this crate and `dyn Store` also have `set`, `compare_set`, `append` and `queue_push`,
+/// which take anything that can be seen as bytes; an implementation provides `set_bytes` and its like.
+///
 /// The behaviour follows PyTorch's `c10d::Store`; where a method says nothing else, it blocks for
 /// at most [`timeout`](Self::timeout).
 ///
@@ -30,27 +34,57 @@ pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
 ///
 /// # fn main() -> Result<(), c10d_store::StoreError> {
 /// let store = HashStore::new();
-/// store.set("epoch", b"3")?;
+/// store.set("epoch", "3")?;
 /// assert_eq!(store.get("epoch")?, b"3");
 /// assert_eq!(store.add("arrived", 1)?, 1);
 /// # Ok(())
 /// # }
 /// ```
 pub trait Store: Debug + Send + Sync {
-    /// Creates `key` or replaces its value, and wakes whoever waits for it.
+    /// Creates `key` or replaces its value, and wakes all that wait for it.
     ///
-    /// Over TCP nothing answers a `set`: it returns once the bytes are handed to the system. A
+    /// Over TCP nothing answers this: it returns once the bytes are handed to the system. A
     /// later operation on the same store sees it; another client may not see it yet.
     ///
     /// # Errors
     /// When the store cannot be reached or the key or value exceeds a limit.
-    fn set(&self, key: &str, value: &[u8]) -> Result<(), StoreError>;
+    fn set_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError>;
 
     /// The value of `key`, waiting for the key to appear for at most [`timeout`](Self::timeout).
     ///
     /// # Errors
-    /// [`StoreError::Timeout`] when the key did not appear; otherwise as [`set`](Self::set).
-    fn get(&self, key: &str) -> Result<Vec<u8>, StoreError>;
+    /// [`StoreError::Timeout`] when the key did not appear; otherwise as [`set_bytes`](Self::set_bytes).
+    fn get(&self, key: &str) -> Result<Vec<u8>, StoreError> {
+        self.get_timeout(key, self.timeout())
+    }
+
+    /// The value of `key`, waiting for the key to appear for at most `timeout`.
+    ///
+    /// # Errors
+    /// [`StoreError::Timeout`] when the key did not appear; otherwise as [`set_bytes`](Self::set_bytes).
+    fn get_timeout(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, StoreError>;
+
+    /// The value of `key`, or `None` when the key is missing. Does not wait for the key.
+    ///
+    /// PyTorch's servers answer a read of a missing key by an empty value. So there the value is also
+    /// empty when the key is deleted during this call, and when `key` is a queue. No other store
+    /// confuses the two.
+    ///
+    /// ```
+    /// use c10d_store::{HashStore, Store};
+    ///
+    /// # fn main() -> Result<(), c10d_store::StoreError> {
+    /// let store = HashStore::new();
+    /// assert_eq!(store.try_get("epoch")?, None);
+    /// store.set("epoch", "")?;
+    /// assert_eq!(store.try_get("epoch")?, Some(vec![]));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`set_bytes`](Self::set_bytes).
+    fn try_get(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError>;
 
     /// Adds `delta` to the number at `key` (decimal text; a missing key counts as 0) and returns
     /// the sum. Overflow wraps.
@@ -61,22 +95,34 @@ pub trait Store: Debug + Send + Sync {
     fn add(&self, key: &str, delta: i64) -> Result<i64, StoreError>;
 
     /// Writes `desired` if the value of `key` equals `expected`, or if the key is missing and
-    /// `expected` is empty. Returns the value that the key has now; for a missing key whose
-    /// `expected` was not empty, returns `expected` and stores nothing.
+    /// `expected` is empty. Returns the value of the key after that, and whether it was written as far
+    /// as the store tells: see [`CompareSet`].
+    ///
+    /// ```
+    /// use c10d_store::{HashStore, Store};
+    ///
+    /// # fn main() -> Result<(), c10d_store::StoreError> {
+    /// let store = HashStore::new();
+    /// // The first worker to claim the key leads. Each claims it by a value of its own.
+    /// assert_eq!(store.compare_set("leader", "", "worker 1")?.value(), b"worker 1");
+    /// assert_eq!(store.compare_set("leader", "", "worker 2")?.value(), b"worker 1");
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
-    /// As [`set`](Self::set).
-    fn compare_set(
+    /// As [`set_bytes`](Self::set_bytes).
+    fn compare_set_bytes(
         &self,
         key: &str,
         expected: &[u8],
         desired: &[u8],
-    ) -> Result<Vec<u8>, StoreError>;
+    ) -> Result<CompareSet, StoreError>;
 
     /// Whether every key is present, without waiting. True for no keys.
     ///
     /// # Errors
-    /// As [`set`](Self::set).
+    /// As [`set_bytes`](Self::set_bytes).
     fn check(&self, keys: &[&str]) -> Result<bool, StoreError>;
 
     /// Waits until every key is present, for at most [`timeout`](Self::timeout).
@@ -120,7 +166,7 @@ pub trait Store: Debug + Send + Sync {
     /// ```
     ///
     /// # Errors
-    /// [`StoreError::Timeout`] when no such value was seen in time; otherwise as [`set`](Self::set),
+    /// [`StoreError::Timeout`] when no such value was seen in time; otherwise as [`set_bytes`](Self::set_bytes),
     /// the known bytes being the value.
     fn wait_change(
         &self,
@@ -138,20 +184,20 @@ pub trait Store: Debug + Send + Sync {
     /// which always says yes).
     ///
     /// # Errors
-    /// As [`set`](Self::set).
+    /// As [`set_bytes`](Self::set_bytes).
     fn delete_key(&self, key: &str) -> Result<bool, StoreError>;
 
     /// The number of keys with a value in the whole store, the store's own bookkeeping included.
     ///
     /// # Errors
-    /// As [`set`](Self::set).
+    /// As [`set_bytes`](Self::set_bytes).
     fn num_keys(&self) -> Result<u64, StoreError>;
 
     /// Appends `value` to the value of `key`, creating the key if it is missing.
     ///
     /// # Errors
-    /// As [`set`](Self::set).
-    fn append(&self, key: &str, value: &[u8]) -> Result<(), StoreError>;
+    /// As [`set_bytes`](Self::set_bytes).
+    fn append_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError>;
 
     /// The values of all `keys`, in their order, waiting until every one is present.
     ///
@@ -162,14 +208,14 @@ pub trait Store: Debug + Send + Sync {
     /// Sets all pairs, from left to right.
     ///
     /// # Errors
-    /// As [`set`](Self::set).
+    /// As [`set_bytes`](Self::set_bytes).
     fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<(), StoreError>;
 
     /// Puts `value` at the tail of the queue `key`.
     ///
     /// # Errors
     /// [`StoreError::Unsupported`] where the store has no queues.
-    fn queue_push(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
+    fn queue_push_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
         let _ = value;
         Err(StoreError::unsupported(Operation::QueuePush, key, self))
     }
@@ -204,7 +250,7 @@ pub trait Store: Debug + Send + Sync {
     /// replacement characters.
     ///
     /// # Errors
-    /// As [`set`](Self::set).
+    /// As [`set_bytes`](Self::set_bytes).
     fn list_keys(&self) -> Result<Vec<String>, StoreError>;
 
     /// Waits until `world_size` workers have called `barrier` with this `key`, for at most
@@ -251,6 +297,86 @@ pub trait Store: Debug + Send + Sync {
     fn full_key(&self, key: &str) -> String {
         key.to_owned()
     }
+
+    /// The store that this one wraps, one layer down; `None` for a store that wraps none. PyTorch's
+    /// `PrefixStore.underlying_store`.
+    fn underlying_store(&self) -> Option<&dyn Store> {
+        None
+    }
+}
+
+/// The operations that take values, for callers with any kind of bytes: strings, arrays, vectors. A
+/// method with a type parameter would make the trait unfit for `dyn Store`, so every type has them as
+/// its own.
+macro_rules! takes_any_bytes {
+    (impl[$($generics:tt)*] $type:ty) => {
+        impl<$($generics)*> $type {
+            /// [`Store::set_bytes`](crate::Store::set_bytes) for any kind of bytes.
+            ///
+            /// # Errors
+            /// As [`Store::set_bytes`](crate::Store::set_bytes).
+            pub fn set(
+                &self,
+                key: &str,
+                value: impl AsRef<[u8]>,
+            ) -> Result<(), $crate::StoreError> {
+                $crate::Store::set_bytes(self, key, value.as_ref())
+            }
+
+            /// [`Store::compare_set_bytes`](crate::Store::compare_set_bytes) for any kind of bytes.
+            ///
+            /// # Errors
+            /// As [`Store::compare_set_bytes`](crate::Store::compare_set_bytes).
+            pub fn compare_set(
+                &self,
+                key: &str,
+                expected: impl AsRef<[u8]>,
+                desired: impl AsRef<[u8]>,
+            ) -> Result<$crate::CompareSet, $crate::StoreError> {
+                let (expected, desired) = (expected.as_ref(), desired.as_ref());
+                $crate::Store::compare_set_bytes(self, key, expected, desired)
+            }
+
+            /// [`Store::append_bytes`](crate::Store::append_bytes) for any kind of bytes.
+            ///
+            /// # Errors
+            /// As [`Store::append_bytes`](crate::Store::append_bytes).
+            pub fn append(
+                &self,
+                key: &str,
+                value: impl AsRef<[u8]>,
+            ) -> Result<(), $crate::StoreError> {
+                $crate::Store::append_bytes(self, key, value.as_ref())
+            }
+
+            /// [`Store::queue_push_bytes`](crate::Store::queue_push_bytes) for any kind of bytes.
+            ///
+            /// # Errors
+            /// As [`Store::queue_push_bytes`](crate::Store::queue_push_bytes).
+            pub fn queue_push(
+                &self,
+                key: &str,
+                value: impl AsRef<[u8]>,
+            ) -> Result<(), $crate::StoreError> {
+                $crate::Store::queue_push_bytes(self, key, value.as_ref())
+            }
+        }
+    };
+}
+pub(crate) use takes_any_bytes;
+
+takes_any_bytes!(impl[] dyn Store + '_);
+
+impl dyn Store + '_ {
+    /// The innermost store that wraps no other: this one, or the one below all its prefixes.
+    /// PyTorch's `PrefixStore._underlying_non_prefix_store`.
+    pub fn innermost_store(&self) -> &dyn Store {
+        let mut store = self;
+        while let Some(underlying) = store.underlying_store() {
+            store = underlying;
+        }
+        store
+    }
 }
 
 /// PyTorch's generic barrier, for stores without one of their own
@@ -274,7 +400,7 @@ pub(crate) fn generic_barrier<S: Store + ?Sized>(
     let arrived = store.add(&format!("{key}/num_members"), 1)?;
     let last_member = format!("{key}/last_member");
     if i64::try_from(world_size) == Ok(arrived) {
-        store.set(&last_member, b"1")?;
+        store.set_bytes(&last_member, b"1")?;
     }
     match store.wait_timeout(&[&last_member], timeout) {
         Err(StoreError::Timeout { context, timeout }) => Err(StoreError::BarrierTimeout {
@@ -288,22 +414,28 @@ pub(crate) fn generic_barrier<S: Store + ?Sized>(
 }
 
 impl<S: Store + ?Sized> Store for Arc<S> {
-    fn set(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
-        (**self).set(key, value)
+    fn set_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
+        (**self).set_bytes(key, value)
     }
     fn get(&self, key: &str) -> Result<Vec<u8>, StoreError> {
         (**self).get(key)
     }
+    fn get_timeout(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, StoreError> {
+        (**self).get_timeout(key, timeout)
+    }
+    fn try_get(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
+        (**self).try_get(key)
+    }
     fn add(&self, key: &str, delta: i64) -> Result<i64, StoreError> {
         (**self).add(key, delta)
     }
-    fn compare_set(
+    fn compare_set_bytes(
         &self,
         key: &str,
         expected: &[u8],
         desired: &[u8],
-    ) -> Result<Vec<u8>, StoreError> {
-        (**self).compare_set(key, expected, desired)
+    ) -> Result<CompareSet, StoreError> {
+        (**self).compare_set_bytes(key, expected, desired)
     }
     fn check(&self, keys: &[&str]) -> Result<bool, StoreError> {
         (**self).check(keys)
@@ -331,8 +463,8 @@ impl<S: Store + ?Sized> Store for Arc<S> {
     fn num_keys(&self) -> Result<u64, StoreError> {
         (**self).num_keys()
     }
-    fn append(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
-        (**self).append(key, value)
+    fn append_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
+        (**self).append_bytes(key, value)
     }
     fn multi_get(&self, keys: &[&str]) -> Result<Vec<Vec<u8>>, StoreError> {
         (**self).multi_get(keys)
@@ -340,8 +472,8 @@ impl<S: Store + ?Sized> Store for Arc<S> {
     fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<(), StoreError> {
         (**self).multi_set(pairs)
     }
-    fn queue_push(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
-        (**self).queue_push(key, value)
+    fn queue_push_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
+        (**self).queue_push_bytes(key, value)
     }
     fn queue_pop(&self, key: &str) -> Result<Vec<u8>, StoreError> {
         (**self).queue_pop(key)
@@ -383,5 +515,8 @@ impl<S: Store + ?Sized> Store for Arc<S> {
     }
     fn full_key(&self, key: &str) -> String {
         (**self).full_key(key)
+    }
+    fn underlying_store(&self) -> Option<&dyn Store> {
+        (**self).underlying_store()
     }
 }

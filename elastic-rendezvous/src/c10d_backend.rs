@@ -174,7 +174,8 @@ impl RendezvousBackend for C10dBackend {
         let present = self
             .store
             .compare_set(&self.key, expected, &desired)
-            .map_err(|error| self.failed(error))?;
+            .map_err(|error| self.failed(error))?
+            .into_value();
         if present == desired {
             self.traffic.writes_done.fetch_add(1, Ordering::Relaxed);
             self.traffic.moved(present.len());

@@ -120,7 +120,7 @@ impl<S: Store> Peer for Ours<S> {
         format!("our {}", self.0.label())
     }
     fn set(&self, key: &str, value: &[u8]) -> PeerResult<()> {
-        Ok(self.0.set(key, value)?)
+        Ok(self.0.set_bytes(key, value)?)
     }
     fn get(&self, key: &str) -> PeerResult<Vec<u8>> {
         Ok(self.0.get(key)?)
@@ -129,7 +129,10 @@ impl<S: Store> Peer for Ours<S> {
         Ok(self.0.add(key, delta)?)
     }
     fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> PeerResult<Vec<u8>> {
-        Ok(self.0.compare_set(key, expected, desired)?)
+        Ok(self
+            .0
+            .compare_set_bytes(key, expected, desired)?
+            .into_value())
     }
     fn check(&self, keys: &[&str]) -> PeerResult<bool> {
         Ok(self.0.check(keys)?)
@@ -148,7 +151,7 @@ impl<S: Store> Peer for Ours<S> {
         Ok(self.0.num_keys()?)
     }
     fn append(&self, key: &str, value: &[u8]) -> PeerResult<()> {
-        Ok(self.0.append(key, value)?)
+        Ok(self.0.append_bytes(key, value)?)
     }
     fn multi_get(&self, keys: &[&str]) -> PeerResult<Vec<Vec<u8>>> {
         Ok(self.0.multi_get(keys)?)
@@ -157,7 +160,7 @@ impl<S: Store> Peer for Ours<S> {
         Ok(self.0.multi_set(pairs)?)
     }
     fn queue_push(&self, key: &str, value: &[u8]) -> PeerResult<()> {
-        Ok(self.0.queue_push(key, value)?)
+        Ok(self.0.queue_push_bytes(key, value)?)
     }
     fn queue_pop(&self, key: &str) -> PeerResult<Vec<u8>> {
         Ok(self.0.queue_pop(key)?)

@@ -291,12 +291,14 @@ fn compare_set(args: &CompareSetArgs) -> Result<(), Failure> {
     let expected = input::bytes_of(&args.expected);
     let desired = args.desired.read()?;
     let client = args.target.connect()?;
-    let answer = client.store().compare_set(&args.key, expected, &desired)?;
-    // A key that is missing is answered with the expected value. Where that is the desired one as
-    // well, only a look can tell whether the key is there.
-    let written = answer == desired
-        && (expected != desired || expected.is_empty() || client.store().check(&[&args.key])?);
-    print(&answer)?;
+    let swap = client.store().compare_set(&args.key, expected, &desired)?;
+    let written = match swap.swapped() {
+        Some(swapped) => swapped,
+        // A key that is missing is answered with the expected value. Where that is the desired one
+        // as well, only a look can tell whether the key is there.
+        None => expected != desired || client.store().check(&[&args.key])?,
+    };
+    print(swap.value())?;
     if written {
         return Ok(());
     }

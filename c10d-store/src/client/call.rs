@@ -11,7 +11,7 @@ use super::{ANSWER_TIMEOUT_MIN, TcpStore};
 use crate::decimal::parse_decimal;
 use crate::error::{ErrorContext, Operation, StoreError};
 use crate::store::Store;
-use crate::wire::{CHECK_READY, Opcode, RequestBuf};
+use crate::wire::{CHECK_NOT_READY, CHECK_READY, Opcode, RequestBuf, STOP_WAITING, WAIT_CANCELED};
 
 /// After a timeout so long is spent at most on finding out what was missing, and for so many keys.
 const DIAGNOSIS_TIMEOUT: Duration = Duration::from_millis(100);
@@ -212,6 +212,54 @@ impl<'c> Call<'c> {
             },
             |connection, deadline| connection.read_blobs(keys.len(), deadline),
         )
+    }
+
+    /// The value of `key` if there is one, where the server has WAIT_GET: a wait and its cancel in
+    /// one write. The server carries them out in order, so the wait ends at once either way.
+    pub(super) fn try_get_on(
+        &self,
+        lease: &mut Lease<'_>,
+        key: &str,
+    ) -> Result<Option<Vec<u8>>, StoreError> {
+        self.ask_on(
+            lease,
+            |request| {
+                request.opcode(Opcode::WaitGet).user_keys(&[key]);
+                request.opcode(Opcode::CancelWait);
+            },
+            |connection, deadline| {
+                let mut value = None;
+                // Another worker's write can come between the two.
+                loop {
+                    match connection.read_u8(deadline)? {
+                        STOP_WAITING if value.is_none() => {
+                            value = Some(connection.read_blob(deadline)?);
+                        }
+                        WAIT_CANCELED => return Ok(value),
+                        other => {
+                            let detail = format!("a wait was answered by 0x{other:02x}");
+                            return Err(Failure::Protocol(detail));
+                        }
+                    }
+                }
+            },
+        )
+    }
+
+    /// Whether the call's keys are all there.
+    pub(super) fn check_on(&self, lease: &mut Lease<'_>) -> Result<bool, StoreError> {
+        let answer = self.ask_on(
+            lease,
+            |request| {
+                request.opcode(Opcode::Check).user_keys(self.keys);
+            },
+            Connection::read_u8,
+        )?;
+        match answer {
+            CHECK_READY => Ok(true),
+            CHECK_NOT_READY => Ok(false),
+            other => Err(self.protocol_error(format!("CHECK was answered by 0x{other:02x}"))),
+        }
     }
 
     pub(super) fn pop_on(

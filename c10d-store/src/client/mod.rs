@@ -64,6 +64,8 @@ const ANSWER_TIMEOUT_MIN: Duration = Duration::from_millis(250);
 #[derive(Debug)]
 pub struct TcpStore {
     pool: Pool,
+    /// The server as the caller named it, with the port that a master chose.
+    server_name: HostPort,
     label: String,
     timeout: Mutex<Duration>,
     limits: WireLimits,
@@ -96,10 +98,9 @@ impl TcpStore {
         let started = Instant::now();
         let deadline = Deadline::after(started, options.timeout);
         let target = HostPort::new(host, port);
-        let label = |target: &HostPort| format!("TCP store {target}");
         if options.world_size == Some(0) {
             return Err(StoreError::InvalidArgument {
-                context: ErrorContext::new(Operation::Open, [], label(&target), Duration::ZERO),
+                context: ErrorContext::new(Operation::Open, [], label_of(&target), Duration::ZERO),
                 detail: "the world size must be at least 1".to_owned(),
             });
         }
@@ -119,17 +120,23 @@ impl TcpStore {
             }
             None => (target.clone(), target),
         };
-        let store = Self::connect_to(label(&target), address, &options, deadline, server)?;
+        let store = Self::connect_to(target, address, &options, deadline, server)?;
         if let Some(world_size) = options.world_size.filter(|_| options.wait_for_workers) {
             store.join_workers(world_size, started, deadline)?;
         }
         Ok(store)
     }
 
-    /// The server's port.
+    /// The server's host, as it was given when the store was opened, as PyTorch's `TCPStore.host`.
+    #[must_use]
+    pub fn host(&self) -> &str {
+        self.server_name.host()
+    }
+
+    /// The server's port. When a master was opened with port 0, the port that the system chose.
     #[must_use]
     pub fn port(&self) -> u16 {
-        self.pool.target().port()
+        self.server_name.port()
     }
 
     /// The server that this store hosts, if it is a master. It ends with the last store that holds
@@ -171,13 +178,14 @@ impl TcpStore {
     }
 
     fn connect_to(
-        label: String,
+        server_name: HostPort,
         address: HostPort,
         options: &TcpStoreOptions,
         deadline: Deadline,
         server: Option<Arc<TcpStoreServer>>,
     ) -> Result<Self, StoreError> {
         let started = Instant::now();
+        let label = label_of(&server_name);
         let context = || ErrorContext::new(Operation::Open, [], label.clone(), started.elapsed());
         let pool = Pool::open(
             address,
@@ -188,6 +196,7 @@ impl TcpStore {
         .map_err(|error| explain(error, context(), options.timeout))?;
         Ok(Self {
             pool,
+            server_name,
             label,
             timeout: Mutex::new(options.timeout),
             limits: options.limits,
@@ -241,4 +250,8 @@ impl TcpStore {
         }
         Ok(())
     }
+}
+
+fn label_of(server_name: &HostPort) -> String {
+    format!("TCP store {server_name}")
 }

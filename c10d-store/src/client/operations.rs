@@ -9,27 +9,50 @@ use c10d_socket::Deadline;
 use super::call::{Call, negative_count};
 use super::connection::{Connection, Follows, Waited};
 use super::{ANSWER_TIMEOUT_MIN, TcpStore, TcpStoreOptions};
+use crate::compare_set::CompareSet;
 use crate::error::{Operation, StoreError};
 use crate::known::Known;
-use crate::store::Store;
-use crate::wire::{CHECK_NOT_READY, CHECK_READY, Opcode};
+use crate::store::{Store, takes_any_bytes};
+use crate::wire::Opcode;
 
 /// The pause before a queue is waited for again whose element another worker has taken.
 const LOST_RACE_PAUSE: Duration = Duration::from_millis(1);
 
+takes_any_bytes!(impl[] TcpStore);
+
 impl Store for TcpStore {
-    fn set(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
+    fn set_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
         self.call(Operation::Set, &[key], &[value])?
             .tell(|request| {
                 request.opcode(Opcode::Set).user_key(key).value(value);
             })
     }
 
-    fn get(&self, key: &str) -> Result<Vec<u8>, StoreError> {
+    fn get_timeout(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, StoreError> {
         let mut values = self
             .call(Operation::Get, &[key], &[])?
-            .get_when_there(self.timeout())?;
+            .get_when_there(timeout)?;
         Ok(values.pop().unwrap_or_default())
+    }
+
+    fn try_get(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
+        let keys = [key];
+        let call = self.call(Operation::Get, &keys, &[])?;
+        let mut lease = call.lease(self.timeout())?;
+        if lease.has_wait_get() {
+            return call.try_get_on(&mut lease, key);
+        }
+        if !call.check_on(&mut lease)? {
+            return Ok(None);
+        }
+        let value = call.ask_on(
+            &mut lease,
+            |request| {
+                request.opcode(Opcode::Get).user_key(key);
+            },
+            Connection::read_blob,
+        )?;
+        Ok(Some(value))
     }
 
     fn add(&self, key: &str, delta: i64) -> Result<i64, StoreError> {
@@ -41,35 +64,27 @@ impl Store for TcpStore {
         )
     }
 
-    fn compare_set(
+    fn compare_set_bytes(
         &self,
         key: &str,
         expected: &[u8],
         desired: &[u8],
-    ) -> Result<Vec<u8>, StoreError> {
-        self.call(Operation::CompareSet, &[key], &[expected, desired])?
+    ) -> Result<CompareSet, StoreError> {
+        let answer = self
+            .call(Operation::CompareSet, &[key], &[expected, desired])?
             .ask(
                 |request| {
                     request.opcode(Opcode::CompareSet).user_key(key);
                     request.value(expected).value(desired);
                 },
                 Connection::read_blob,
-            )
+            )?;
+        Ok(CompareSet::from_answer(answer, expected, desired))
     }
 
     fn check(&self, keys: &[&str]) -> Result<bool, StoreError> {
         let call = self.call(Operation::Check, keys, &[])?;
-        let answer = call.ask(
-            |request| {
-                request.opcode(Opcode::Check).user_keys(keys);
-            },
-            Connection::read_u8,
-        )?;
-        match answer {
-            CHECK_READY => Ok(true),
-            CHECK_NOT_READY => Ok(false),
-            other => Err(call.protocol_error(format!("CHECK was answered by 0x{other:02x}"))),
-        }
+        call.check_on(&mut call.lease(self.timeout())?)
     }
 
     fn wait_timeout(&self, keys: &[&str], timeout: Duration) -> Result<(), StoreError> {
@@ -120,7 +135,7 @@ impl Store for TcpStore {
         call.as_count(count)
     }
 
-    fn append(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
+    fn append_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
         self.call(Operation::Append, &[key], &[value])?
             .tell(|request| {
                 request.opcode(Opcode::Append).user_key(key).value(value);
@@ -144,7 +159,7 @@ impl Store for TcpStore {
             })
     }
 
-    fn queue_push(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
+    fn queue_push_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
         self.call(Operation::QueuePush, &[key], &[value])?
             .tell(|request| {
                 request.opcode(Opcode::QueuePush).user_key(key).value(value);
@@ -269,7 +284,7 @@ impl Store for TcpStore {
         let connect_timeout = timeout.max(ANSWER_TIMEOUT_MIN);
         let deadline = Deadline::after(Instant::now(), connect_timeout);
         let address = self.pool.target().clone();
-        let clone = Self::connect_to(self.label(), address, &options, deadline, None)?;
+        let clone = Self::connect_to(self.server_name.clone(), address, &options, deadline, None)?;
         Ok(Arc::new(clone))
     }
 

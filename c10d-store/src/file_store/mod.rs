@@ -15,10 +15,11 @@ use std::time::{Duration, Instant};
 
 use self::record::{CLEANUP, DELETED_USER, Entries, REFCOUNT, TooLong, USER};
 use self::store_file::{Call, StoreFile, Writer};
+use crate::compare_set::CompareSet;
 use crate::decimal::write_decimal;
 use crate::error::{Operation, StoreError};
 use crate::known::Known;
-use crate::store::{DEFAULT_TIMEOUT, Store, generic_barrier};
+use crate::store::{DEFAULT_TIMEOUT, Store, generic_barrier, takes_any_bytes};
 use crate::value_rules;
 
 /// How often a waiting call looks at the file: soon at first, as what is waited for is often about
@@ -57,7 +58,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// let path = folder.path().join("rendezvous");
 /// let first = FileStore::open(&path, Some(2))?;
 /// let second = FileStore::open(&path, Some(2))?; // usually in another process
-/// first.set("address", b"10.0.0.1")?;
+/// first.set("address", "10.0.0.1")?;
 /// assert_eq!(second.get("address")?, b"10.0.0.1");
 /// drop((first, second));
 /// assert!(!path.exists());
@@ -305,17 +306,26 @@ impl fmt::Debug for FileStore {
     }
 }
 
+takes_any_bytes!(impl[] FileStore);
+
 impl Store for FileStore {
-    fn set(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
+    fn set_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
         self.write_all(Operation::Set, &[key], &[(key, value)])
     }
 
-    fn get(&self, key: &str) -> Result<Vec<u8>, StoreError> {
+    fn get_timeout(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, StoreError> {
         let keys = [key];
-        let call = self.call(Operation::Get, &keys);
+        let call = Call::begin(Operation::Get, &keys, timeout);
         self.read_when_there(&call, |entries| {
             entries.user(key).unwrap_or_default().to_vec()
         })
+    }
+
+    fn try_get(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
+        let keys = [key];
+        let call = self.call(Operation::Get, &keys);
+        self.file
+            .read(&call, |entries| entries.user(key).map(<[u8]>::to_vec))
     }
 
     fn add(&self, key: &str, delta: i64) -> Result<i64, StoreError> {
@@ -330,17 +340,19 @@ impl Store for FileStore {
         })
     }
 
-    fn compare_set(
+    fn compare_set_bytes(
         &self,
         key: &str,
         expected: &[u8],
         desired: &[u8],
-    ) -> Result<Vec<u8>, StoreError> {
+    ) -> Result<CompareSet, StoreError> {
         self.update(Operation::CompareSet, key, |_, present| {
             Ok(if value_rules::is_expected(present, expected) {
-                (Some(desired.to_vec()), desired.to_vec())
+                let swap = CompareSet::new(desired.to_vec(), true);
+                (Some(desired.to_vec()), swap)
             } else {
-                (None, value_rules::refusal(present, expected).to_vec())
+                let answer = value_rules::refusal(present, expected).to_vec();
+                (None, CompareSet::new(answer, false))
             })
         })
     }
@@ -397,7 +409,7 @@ impl Store for FileStore {
         self.read(Operation::NumKeys, |entries| entries.len() as u64)
     }
 
-    fn append(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
+    fn append_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
         self.update(Operation::Append, key, |_, present| {
             let joined = [present.unwrap_or_default(), value].concat();
             Ok((Some(joined), ()))

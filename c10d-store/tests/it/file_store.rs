@@ -348,7 +348,7 @@ fn a_replaced_file_is_read_from_its_start() {
         fs::remove_file(&path).unwrap();
         let other = FileStore::open(&path, None).unwrap();
         // Longer than the file before, so that the length does not give it away.
-        other.set("new", &vec![b'x'; 1000 + round]).unwrap();
+        other.set("new", vec![b'x'; 1000 + round]).unwrap();
         assert!(!store.check(&[&old]).unwrap(), "round {round}");
         assert_eq!(store.get("new").unwrap().len(), 1000 + round);
         assert_eq!(store.list_keys().unwrap(), ["new"]);

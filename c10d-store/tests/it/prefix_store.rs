@@ -39,6 +39,24 @@ fn it_keeps_the_contract_over_a_file_store() {
 }
 
 #[test]
+fn the_stores_below_can_be_found_without_their_types() {
+    let base: Arc<dyn Store> = Arc::new(HashStore::new());
+    let nested: Arc<dyn Store> = Arc::new(PrefixStore::new(
+        "b",
+        PrefixStore::new("a", Arc::clone(&base)),
+    ));
+    let below = nested.underlying_store().expect("it wraps a store");
+    assert_eq!(below.full_key("k"), "a/k");
+    below.set("k", "1").unwrap();
+    let innermost = nested.innermost_store();
+    assert_eq!(innermost.full_key("k"), "k");
+    assert_eq!(innermost.get("a/k").unwrap(), b"1");
+    assert!(innermost.underlying_store().is_none());
+    assert!(base.underlying_store().is_none());
+    assert_eq!(base.innermost_store().get("a/k").unwrap(), b"1");
+}
+
+#[test]
 fn keys_are_joined_from_the_outermost_store_inwards() {
     let base = HashStore::new();
     let a = PrefixStore::new("a", base.clone());

@@ -187,6 +187,7 @@ fn raised_limits_let_large_values_through() {
         store
             .compare_set("large", b"x", b"y")
             .expect("an answer")
+            .value()
             .len(),
         large.len() + 4
     );

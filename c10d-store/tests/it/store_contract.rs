@@ -20,6 +20,8 @@ pub(crate) struct Features {
     pub(crate) adds_to_empty: bool,
     /// A failed `add` says [`StoreError::NotANumber`]; otherwise the connection is lost.
     pub(crate) reports_not_a_number: bool,
+    /// A `compare_set` always says whether it wrote.
+    pub(crate) tells_every_swap: bool,
     /// The error of a wait for several keys names those that did not come, and no others; a TCP
     /// client does not learn which they were.
     pub(crate) names_missing_keys: bool,
@@ -35,6 +37,7 @@ impl Features {
         queues: true,
         adds_to_empty: true,
         reports_not_a_number: true,
+        tells_every_swap: true,
         names_missing_keys: true,
         refuses_empty_barrier: true,
         wakes_on_change: true,
@@ -54,6 +57,15 @@ type Check = fn(&Arc<dyn Store>, Features);
 pub(crate) fn all(make: &dyn Fn() -> Arc<dyn Store>, features: Features) {
     let checks: &[(&str, Check)] = &[
         ("values_are_set_and_read", values_are_set_and_read),
+        (
+            "a_value_is_read_without_waiting",
+            a_value_is_read_without_waiting,
+        ),
+        (
+            "one_get_can_have_its_own_timeout",
+            one_get_can_have_its_own_timeout,
+        ),
+        ("all_kinds_of_bytes_are_taken", all_kinds_of_bytes_are_taken),
         ("any_bytes_are_values", any_bytes_are_values),
         ("odd_keys_are_keys", odd_keys_are_keys),
         ("keys_are_deleted", keys_are_deleted),
@@ -170,6 +182,65 @@ fn values_are_set_and_read(store: &Arc<dyn Store>, _: Features) {
     assert_eq!(clone_of(store).get("k").unwrap(), b"2");
 }
 
+fn a_value_is_read_without_waiting(store: &Arc<dyn Store>, features: Features) {
+    store.set_timeout(LONG);
+    let started = Instant::now();
+    assert_eq!(store.try_get("k").unwrap(), None);
+    store.set("k", "").unwrap();
+    assert_eq!(store.try_get("k").unwrap(), Some(vec![]));
+    store.set("k", "1").unwrap();
+    assert_eq!(store.try_get("k").unwrap(), Some(b"1".to_vec()));
+    assert!(store.delete_key("k").unwrap());
+    assert_eq!(store.try_get("k").unwrap(), None);
+    // Nothing is left of the reads before: a write that comes now answers none of them.
+    store.set("k", "2").unwrap();
+    assert_eq!(store.add("n", 1).unwrap(), 1);
+    // PyTorch's server takes a queue for an empty value.
+    if features.queues && features.wakes_on_change {
+        store.queue_push("q", "1").unwrap();
+        assert_eq!(store.try_get("q").unwrap(), None);
+    }
+    assert!(started.elapsed() < LONG / 2, "it waits");
+}
+
+fn one_get_can_have_its_own_timeout(store: &Arc<dyn Store>, _: Features) {
+    let timeout = Duration::from_millis(20);
+    store.set_timeout(LONG);
+    let started = Instant::now();
+    let error = store.get_timeout("late", timeout).unwrap_err();
+    assert!((timeout..LONG / 2).contains(&started.elapsed()), "{error}");
+    let StoreError::Timeout {
+        context,
+        timeout: limit,
+    } = error
+    else {
+        panic!("unexpected: {error}");
+    };
+    assert_eq!((context.operation, limit), (Operation::Get, timeout));
+    assert!(context.keys.contains("late"), "{context}");
+    assert_eq!(store.timeout(), LONG);
+
+    store.set_timeout(Duration::ZERO);
+    let reader = clone_of(store);
+    while_blocked(
+        [move || assert_eq!(reader.get_timeout("late", LONG).unwrap(), b"1")],
+        || store.set("late", "1").unwrap(),
+    );
+}
+
+fn all_kinds_of_bytes_are_taken(store: &Arc<dyn Store>, features: Features) {
+    store.set("k", "text").unwrap();
+    store.append("k", String::from(" and ")).unwrap();
+    store.append("k", vec![b'1']).unwrap();
+    assert_eq!(store.get("k").unwrap(), b"text and 1");
+    let swap = store.compare_set("k", "text and 1", [b'2']).unwrap();
+    assert_eq!(swap.into_value(), b"2");
+    if features.queues {
+        store.queue_push("q", "element").unwrap();
+        assert_eq!(store.queue_pop("q").unwrap(), b"element");
+    }
+}
+
 fn any_bytes_are_values(store: &Arc<dyn Store>, _: Features) {
     let every_byte: Vec<u8> = (0..=255).collect();
     let long: Vec<u8> = (0..1 << 20).map(|i| (i % 251) as u8).collect();
@@ -194,7 +265,7 @@ fn odd_keys_are_keys(store: &Arc<dyn Store>, _: Features) {
     ];
     for (i, key) in keys.iter().enumerate() {
         assert!(!store.check(&[key]).unwrap(), "{key:?}");
-        store.set(key, &[i as u8]).unwrap();
+        store.set(key, [i as u8]).unwrap();
     }
     for (i, key) in keys.iter().enumerate() {
         assert_eq!(store.get(key).unwrap(), [i as u8], "{key:?}");
@@ -217,8 +288,9 @@ fn keys_are_deleted(store: &Arc<dyn Store>, _: Features) {
 }
 
 /// docs/wire.md, COMPARE_SET: every row.
-fn compare_set_follows_its_table(store: &Arc<dyn Store>, _: Features) {
+fn compare_set_follows_its_table(store: &Arc<dyn Store>, features: Features) {
     struct Row {
+        writes: bool,
         present: Option<&'static [u8]>,
         expected: &'static [u8],
         desired: &'static [u8],
@@ -227,23 +299,33 @@ fn compare_set_follows_its_table(store: &Arc<dyn Store>, _: Features) {
     }
     #[rustfmt::skip]
     let table = [
-        Row { present: None, expected: b"", desired: b"new", answer: b"new", left: Some(b"new") },
-        Row { present: None, expected: b"", desired: b"", answer: b"", left: Some(b"") },
-        Row { present: None, expected: b"old", desired: b"new", answer: b"old", left: None },
-        Row { present: Some(b"old"), expected: b"old", desired: b"new", answer: b"new", left: Some(b"new") },
-        Row { present: Some(b"old"), expected: b"old", desired: b"", answer: b"", left: Some(b"") },
-        Row { present: Some(b"old"), expected: b"other", desired: b"new", answer: b"old", left: Some(b"old") },
-        Row { present: Some(b"old"), expected: b"", desired: b"new", answer: b"old", left: Some(b"old") },
-        Row { present: Some(b""), expected: b"", desired: b"new", answer: b"new", left: Some(b"new") },
-        Row { present: Some(b""), expected: b"old", desired: b"new", answer: b"", left: Some(b"") },
+        Row { writes: true, present: None, expected: b"", desired: b"new", answer: b"new", left: Some(b"new") },
+        Row { writes: true, present: None, expected: b"", desired: b"", answer: b"", left: Some(b"") },
+        Row { writes: false, present: None, expected: b"old", desired: b"new", answer: b"old", left: None },
+        Row { writes: true, present: Some(b"old"), expected: b"old", desired: b"new", answer: b"new", left: Some(b"new") },
+        Row { writes: true, present: Some(b"old"), expected: b"old", desired: b"", answer: b"", left: Some(b"") },
+        Row { writes: false, present: Some(b"old"), expected: b"other", desired: b"new", answer: b"old", left: Some(b"old") },
+        Row { writes: false, present: Some(b"old"), expected: b"", desired: b"new", answer: b"old", left: Some(b"old") },
+        Row { writes: true, present: Some(b""), expected: b"", desired: b"new", answer: b"new", left: Some(b"new") },
+        Row { writes: false, present: Some(b""), expected: b"old", desired: b"new", answer: b"", left: Some(b"") },
+        Row { writes: false, present: Some(b"new"), expected: b"old", desired: b"new", answer: b"new", left: Some(b"new") },
+        Row { writes: false, present: None, expected: b"same", desired: b"same", answer: b"same", left: None },
+        Row { writes: true, present: Some(b"same"), expected: b"same", desired: b"same", answer: b"same", left: Some(b"same") },
     ];
     for (i, row) in table.iter().enumerate() {
         let key = format!("row{i}");
         if let Some(present) = row.present {
             store.set(&key, present).unwrap();
         }
-        let answer = store.compare_set(&key, row.expected, row.desired).unwrap();
-        assert_eq!(answer, row.answer, "row {i}");
+        let swap = store.compare_set(&key, row.expected, row.desired).unwrap();
+        assert_eq!(swap.value(), row.answer, "row {i}");
+        match swap.swapped() {
+            Some(swapped) => assert_eq!(swapped, row.writes, "row {i}"),
+            None => assert!(!features.tells_every_swap, "row {i}"),
+        }
+        if row.answer != row.desired {
+            assert_eq!(swap.swapped(), Some(false), "row {i}");
+        }
         assert_eq!(store.check(&[&key]).unwrap(), row.left.is_some(), "row {i}");
         if let Some(left) = row.left {
             assert_eq!(store.get(&key).unwrap(), left, "row {i}");
@@ -386,7 +468,7 @@ fn every_write_wakes_wait_and_get(store: &Arc<dyn Store>, _: Features) {
             assert_eq!(store.add(key, 1).unwrap(), 1)
         }),
         ("compare_set", |store, key| {
-            assert_eq!(store.compare_set(key, b"", b"1").unwrap(), b"1");
+            assert_eq!(store.compare_set(key, b"", b"1").unwrap().value(), b"1");
         }),
         ("append", |store, key| store.append(key, b"1").unwrap()),
         ("multi_set", |store, key| {
@@ -601,7 +683,7 @@ fn every_write_ends_a_wait_for_a_change(store: &Arc<dyn Store>, features: Featur
         ),
         (
             "compare_set",
-            |store, key| assert_eq!(store.compare_set(key, b"5", b"").unwrap(), b""),
+            |store, key| assert_eq!(store.compare_set(key, b"5", b"").unwrap().value(), b""),
             b"",
         ),
         (
@@ -631,7 +713,7 @@ fn every_write_ends_a_wait_for_a_change(store: &Arc<dyn Store>, features: Featur
         || {
             for (name, write, _) in writes {
                 // What is not stored, and a write of the same, end nothing.
-                assert_eq!(store.compare_set(name, b"x", b"y").unwrap(), b"5");
+                assert_eq!(store.compare_set(name, b"x", b"y").unwrap().value(), b"5");
                 store.set(name, b"5").unwrap();
                 write(store, name);
             }
@@ -844,11 +926,11 @@ fn one_of_many_compare_sets_wins(store: &Arc<dyn Store>, _: Features) {
         let key = &format!("leader{round}");
         let answers: Vec<Vec<u8>> = thread::scope(|scope| {
             let rivals: Vec<_> = (0..4_u8)
-                .map(|i| scope.spawn(move || store.compare_set(key, b"", &[i]).unwrap()))
+                .map(|i| scope.spawn(move || store.compare_set(key, b"", [i]).unwrap()))
                 .collect();
             rivals
                 .into_iter()
-                .map(|rival| rival.join().expect("no panic"))
+                .map(|rival| rival.join().expect("no panic").into_value())
                 .collect()
         });
         let leader = store.get(key).unwrap();
@@ -865,7 +947,7 @@ fn concurrent_appends_lose_nothing(store: &Arc<dyn Store>, _: Features) {
             let store = clone_of(store);
             scope.spawn(move || {
                 for _ in 0..50 {
-                    store.append("log", &[letter]).unwrap();
+                    store.append("log", [letter]).unwrap();
                 }
                 settle(&store);
             });
@@ -1009,7 +1091,7 @@ fn each_element_is_popped_once(store: &Arc<dyn Store>, features: Features) {
             })
             .collect();
         for element in 0..POPPERS * POPS {
-            store.queue_push("q", &[element]).unwrap();
+            store.queue_push("q", [element]).unwrap();
         }
         let popped = poppers
             .into_iter()

@@ -130,7 +130,7 @@ fn a_stuck_server_holds_no_call_past_its_deadline() {
         ("add", |s| s.add("n", 1).map(drop)),
         ("check", |s| s.check(&["k"]).map(drop)),
         ("barrier", |s| s.barrier("b", 1, None)),
-        ("set", |s| s.set("large", &vec![0; 8 << 20])),
+        ("set", |s| s.set("large", vec![0; 8 << 20])),
     ];
     for (name, call) in calls {
         let started = Instant::now();

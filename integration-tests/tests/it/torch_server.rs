@@ -149,7 +149,7 @@ fn a_wait_for_a_change_sees_it_at_the_next_look() {
             let written = writer
                 .compare_set("state", b"round 7, beat 20", next)
                 .expect("compare_set");
-            assert_eq!(written, next);
+            assert_eq!(written.value(), next);
             let seen = waiting.join().expect("no panic").expect("it changed");
             assert_eq!(seen, next);
         });

@@ -66,11 +66,11 @@ impl BoundedStore {
         desired: &[u8],
         by: Deadline,
     ) -> Result<Result<(), Vec<u8>>, StoreError> {
-        let present = self.answered_by(by).compare_set(key, expected, desired)?;
-        Ok(if present == desired {
+        let swap = self.answered_by(by).compare_set(key, expected, desired)?;
+        Ok(if swap.value() == desired {
             Ok(())
         } else {
-            Err(present)
+            Err(swap.into_value())
         })
     }
 
@@ -84,14 +84,7 @@ impl BoundedStore {
         key: &str,
         by: Deadline,
     ) -> Result<Option<Vec<u8>>, StoreError> {
-        if !self.answered_by(by).check(&[key])? {
-            return Ok(None);
-        }
-        // A plain `get` would wait for ever, had the key been deleted meanwhile.
-        in_time(
-            self.store
-                .wait_change(key, Known::nothing(), answer_timeout(by)),
-        )
+        self.answered_by(by).try_get(key)
     }
 
     /// Waits until the value is another one than `seen`, and returns it. `None` when it is not by the
