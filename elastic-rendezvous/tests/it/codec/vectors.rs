@@ -7,9 +7,9 @@ use elastic_rendezvous::{DatetimeStyle, NodeId, RendezvousState, Timestamp};
 use serde_json::Value as Json;
 
 /// States that PyTorch has written.
-const STATES: &str = include_str!("../../testdata/rendezvous-state.jsonl");
+const STATES: &str = include_str!("../../../testdata/rendezvous-state.jsonl");
 /// Foreign encodings and hostile input.
-const EXTRA: &str = include_str!("../../testdata/rendezvous-state-extra.jsonl");
+const EXTRA: &str = include_str!("../../../testdata/rendezvous-state-extra.jsonl");
 
 /// One line of the files.
 pub(crate) struct Vector {

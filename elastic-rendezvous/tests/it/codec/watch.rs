@@ -5,7 +5,7 @@ use elastic_rendezvous::{DatetimeStyle, NodeId, RendezvousState, Timestamp};
 use proptest::prelude::*;
 
 use super::states::{node_ids, set_style, state_of, states, times};
-use super::vectors;
+use super::{cases, vectors};
 
 fn ranges(text: &[u8]) -> WatchRanges {
     codec::watch_ranges(text).expect("our own layout")
@@ -17,6 +17,8 @@ fn changes(before: &[u8], after: &[u8], range: std::ops::Range<usize>) -> bool {
 }
 
 proptest! {
+    #![proptest_config(cases(256))]
+
     #[test]
     fn heartbeats_alone_change_no_range(
         state in states(30),

@@ -4,6 +4,7 @@ use elastic_rendezvous::codec::{self, CodecLimits};
 use elastic_rendezvous::{DatetimeStyle, NodeId, RendezvousState, Timestamp};
 use proptest::prelude::*;
 
+use super::cases;
 use super::states::{state_of, states};
 
 fn comes_back(state: &RendezvousState) -> Result<(), TestCaseError> {
@@ -28,6 +29,8 @@ fn comes_back(state: &RendezvousState) -> Result<(), TestCaseError> {
 }
 
 proptest! {
+    #![proptest_config(cases(256))]
+
     #[test]
     fn states_come_back_unchanged(state in states(40)) {
         comes_back(&state)?;
@@ -35,7 +38,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(20))]
+    #![proptest_config(cases(20))]
 
     #[test]
     fn states_of_many_nodes_come_back_unchanged(state in states(2100)) {

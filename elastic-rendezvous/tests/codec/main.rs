@@ -1,8 +1,0 @@
-//! The codec of the rendezvous state, from outside: golden vectors of PyTorch, random states,
-//! hostile bytes.
-
-mod hostile;
-mod random;
-mod states;
-mod vectors;
-mod watch;
