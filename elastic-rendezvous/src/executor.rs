@@ -27,6 +27,14 @@ const BACK_WITHIN: Duration = Duration::from_secs(2);
 /// How often a node looks whether a suspect has written: a heartbeat wakes nobody.
 const SUSPECT_INTERVAL: Duration = Duration::from_secs(1);
 
+/// The longest pause after the second conflict in a row, doubled with each further one, and its limit.
+const CONFLICT_PAUSE_MIN: Duration = Duration::from_millis(4);
+const CONFLICT_PAUSE_MAX: Duration = Duration::from_millis(500);
+
+/// A listed node tries this often, at least, in the time that it has left until the others take it for
+/// dead. Otherwise doubled pauses starve it while newcomers, whose pauses are short, keep writing.
+const TRIES_BEFORE_DEATH: u32 = 128;
+
 /// What a node can want.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Operation {
@@ -159,8 +167,29 @@ impl Executor {
     }
 
     /// How often in a row others were faster in writing.
+    #[cfg(test)]
     pub(crate) fn conflicts(&self) -> u32 {
         self.conflicts
+    }
+
+    /// The longest pause before the next attempt to write, after others were faster; `None`: no pause.
+    pub(crate) fn conflict_pause_max(&self, now: Now) -> Option<Duration> {
+        let configured = self.settings.cas_backoff_max;
+        if !configured.is_zero() {
+            return (self.conflicts > 0).then_some(configured);
+        }
+        // The first conflict is as likely the last.
+        let doublings = self.conflicts.checked_sub(2)?;
+        let pause = CONFLICT_PAUSE_MIN
+            .saturating_mul(1 << doublings.min(16))
+            .min(CONFLICT_PAUSE_MAX);
+        let Some(due_at) = self.heartbeat_due_at() else {
+            return Some(pause);
+        };
+        let written_at = due_at.saturating_sub(self.settings.keep_alive_interval);
+        let dead_at = written_at.saturating_add(self.settings.dead_after());
+        let left = dead_at.saturating_sub(now.monotonic);
+        Some(pause.min(left / TRIES_BEFORE_DEATH).max(CONFLICT_PAUSE_MIN))
     }
 
     pub(crate) fn last_decision(&self) -> Option<Decision> {

@@ -36,10 +36,6 @@ const LOG_INTERVAL: Duration = Duration::from_secs(30);
 /// round is complete or the last call begins: waking a thousand nodes a thousand times helps nobody.
 const WOKEN_BY_EACH_JOIN_MAX: usize = 32;
 
-/// The first pause after a conflict, doubled with each further one, and the longest.
-const CONFLICT_PAUSE_MIN: Duration = Duration::from_millis(4);
-const CONFLICT_PAUSE_MAX: Duration = Duration::from_millis(500);
-
 /// What the loop is asked to do.
 #[derive(Debug)]
 pub(crate) enum Message {
@@ -574,20 +570,7 @@ impl NodeLoop {
 
     /// A random pause after others were faster, so that not all try again at the same moment.
     fn conflict_pause(&mut self) -> Option<Duration> {
-        let conflicts = self.executor.conflicts();
-        let configured = self.executor.settings().cas_backoff_max;
-        let longest = if !configured.is_zero() {
-            if conflicts == 0 {
-                return None;
-            }
-            configured
-        } else {
-            // The first conflict is as likely the last.
-            let doublings = conflicts.checked_sub(2)?;
-            CONFLICT_PAUSE_MIN
-                .saturating_mul(1 << doublings.min(16))
-                .min(CONFLICT_PAUSE_MAX)
-        };
+        let longest = self.executor.conflict_pause_max(self.clock.now())?;
         Some(longest.mul_f64(self.random.f64()))
     }
 

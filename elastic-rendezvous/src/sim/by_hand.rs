@@ -347,6 +347,28 @@ fn a_participant_wakes_up_for_the_end_of_the_last_call() {
 }
 
 #[test]
+fn the_pause_after_a_conflict_is_doubled_but_the_closer_to_death_the_shorter() {
+    let state = open(&["me", "other"], START.wall);
+    let mut executor = executor(Operation::Join, state.clone());
+    let mut pause_after = |seconds| {
+        let now = at(seconds * SECOND);
+        let written = Written::Theirs(Box::new(state.clone()), token(9));
+        executor.on_written(written, now);
+        executor.conflict_pause_max(now)
+    };
+    assert_eq!(pause_after(1), None);
+    assert_eq!(pause_after(1), Some(4 * MILLISECOND));
+    assert_eq!(pause_after(1), Some(8 * MILLISECOND));
+    for _ in 0..20 {
+        pause_after(1);
+    }
+    // 128 attempts fit into what is left of 15 s.
+    assert_eq!(pause_after(1), Some(14 * SECOND / 128));
+    assert_eq!(pause_after(10), Some(5 * SECOND / 128));
+    assert_eq!(pause_after(15), Some(4 * MILLISECOND));
+}
+
+#[test]
 fn when_others_were_faster_their_state_counts_and_ours_is_forgotten() {
     let mut executor = executor(Operation::Join, open(&["a"], START.wall));
     assert_eq!(executor.step(START), Need::Write);

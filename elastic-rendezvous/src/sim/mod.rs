@@ -430,7 +430,8 @@ impl World {
             node.plans_rejoin = true;
             // So long it takes to stop the workers.
             let millis = self.random.u64(0..2_000);
-            self.command_in(millis, index, Command::Rejoin);
+            let joins = node.joins.len();
+            self.command_in(millis, index, Command::Restart { joins });
         }
         let node = &mut self.nodes[index];
         if !node.commands.is_empty() {
@@ -483,10 +484,8 @@ impl World {
         if node.stage == Stage::Member {
             return self.rest(index);
         }
-        let conflicts = node.conflicts();
-        if was_write && !answer.is_ours && conflicts > 1 {
-            let longest = 4_000_u64 << conflicts.min(7);
-            let pause = Duration::from_micros(self.random.u64(0..longest));
+        if was_write && let Some(longest) = node.conflict_pause_max(self.now) {
+            let pause = longest.mul_f64(self.random.f64());
             let at = self.now + pause;
             return self.schedule(at, index, Event::Retry(ask));
         }
@@ -511,6 +510,11 @@ impl World {
                 self.next_command(index);
             }
             Command::Start => {}
+            Command::Restart { joins } => {
+                if node.joins.len() == joins {
+                    self.on_command(index, Command::Rejoin);
+                }
+            }
             Command::Rejoin | Command::Leave | Command::Close => {
                 let is_joining =
                     matches!(node.stage, Stage::Busy(Operation::Exit | Operation::Join));
