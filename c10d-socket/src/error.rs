@@ -15,8 +15,15 @@ use crate::HostPort;
 ///
 /// Prints the target, the time taken and what was tried with which outcome; [`Error::source`] is the
 /// last cause.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct ConnectError(Box<ConnectErrorParts>);
+
+/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
+impl fmt::Debug for ConnectError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
 
 #[derive(Debug, Clone)]
 pub(crate) struct ConnectErrorParts {
@@ -175,7 +182,7 @@ pub enum DialStage {
 }
 
 /// A port could not be listened on. Nothing stays bound.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum ListenError {
     /// The address cannot be bound or listened on.
@@ -217,6 +224,13 @@ pub enum ListenError {
     },
 }
 
+/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
+impl fmt::Debug for ListenError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
 impl ListenError {
     /// Whether another socket has the port.
     #[must_use]
@@ -235,11 +249,18 @@ impl ListenError {
 /// When fewer bytes were written than the message has, the peer cannot have got the whole message
 /// and so has not acted on it. When none were, the connection is still between two messages. Once
 /// all have been written no error can tell any more whether the peer acted.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[error("write failed after {written} bytes: {source}")]
 pub struct WriteError {
     written: usize,
     source: io::Error,
+}
+
+/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
+impl fmt::Debug for WriteError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl WriteError {

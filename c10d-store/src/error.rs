@@ -153,7 +153,7 @@ impl fmt::Display for Outcome {
 }
 
 /// Why a store operation failed.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
     /// The keys did not appear (or nothing was pushed) in time. Nothing changed and the store
@@ -330,6 +330,13 @@ pub enum StoreError {
     },
 }
 
+/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
+impl fmt::Debug for StoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
 impl StoreError {
     /// Whether a wait ran out of time (as opposed to anything being broken).
     #[must_use]
@@ -419,4 +426,27 @@ fn summarize_keys<'a>(keys: impl IntoIterator<Item = &'a str>) -> String {
         summary.push_str(&format!(" and {more} more"));
     }
     summary
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a `main` that returns the error prints.
+    #[test]
+    fn debug_output_is_the_text() {
+        let context = ErrorContext::new(
+            Operation::Get,
+            ["epoch"],
+            "TCP store node0:29500",
+            Duration::from_millis(1250),
+        );
+        let timeout = Duration::from_secs(1);
+        let error = StoreError::Timeout { context, timeout };
+        assert_eq!(
+            format!("{error:?}"),
+            "get \"epoch\" at TCP store node0:29500 after 1.250s: timed out (limit 1.000s)"
+        );
+        assert_eq!(format!("{error:?}"), error.to_string());
+    }
 }

@@ -86,7 +86,7 @@ pub enum AgentOutcome {
 }
 
 /// What keeps an agent from doing its work.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum AgentError {
     /// There is no round, or no knowing.
@@ -124,6 +124,13 @@ pub enum AgentError {
         /// Why others were needed.
         failures: Failures,
     },
+}
+
+/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
+impl std::fmt::Debug for AgentError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
 }
 
 /// Tells an agent about signals, from any thread.

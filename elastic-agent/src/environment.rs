@@ -41,7 +41,7 @@ pub struct WorkerEnvironment<'a> {
 }
 
 /// Why there is no environment for a worker.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EnvironmentError {
     /// Each worker is to have one device of its own, and there are fewer devices than workers.
@@ -54,6 +54,13 @@ pub enum EnvironmentError {
         /// What it lists.
         devices: String,
     },
+}
+
+/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
+impl std::fmt::Debug for EnvironmentError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
 }
 
 /// The whole environment of a worker: `inherited`, the agent's own, with PyTorch's variables set.

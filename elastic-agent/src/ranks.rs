@@ -42,7 +42,7 @@ pub struct RankBlock {
 }
 
 /// Why ranks were not given.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum RanksError {
     /// Nodes of the round did not say in time how many workers they have.
@@ -94,6 +94,13 @@ pub enum RanksError {
     /// It was given up because its owner wanted so.
     #[error("the exchange of ranks was interrupted")]
     Interrupted,
+}
+
+/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
+impl std::fmt::Debug for RanksError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
 }
 
 impl RankBlock {

@@ -114,7 +114,7 @@ impl FromStr for Endpoint {
 }
 
 /// A text is not an endpoint.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EndpointError {
     /// What stands where the host should is neither a name nor an address.
@@ -146,6 +146,13 @@ pub enum EndpointError {
         /// The address.
         address: String,
     },
+}
+
+/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
+impl fmt::Debug for EndpointError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// Whether a text that is an IPv6 address as a whole is also one followed by a port, as

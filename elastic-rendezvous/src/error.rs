@@ -12,7 +12,7 @@ use crate::report::WaitReport;
 ///
 /// The kinds are PyTorch's (`torch/distributed/elastic/rendezvous/api.py`), with what it leaves out:
 /// who is there, who is missing, what the store said.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum RendezvousError {
     /// Somebody has closed the rendezvous: there will be no more rounds, for this run id.
@@ -161,6 +161,13 @@ pub enum RendezvousError {
         /// Why.
         source: std::io::Error,
     },
+}
+
+/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
+impl std::fmt::Debug for RendezvousError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
 }
 
 impl RendezvousError {

@@ -256,7 +256,7 @@ pub fn parse_config(text: &str) -> Result<BTreeMap<String, String>, ParametersEr
 }
 
 /// A parameter of a rendezvous is wrong.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParametersError {
     /// The name of the backend is empty.
@@ -320,6 +320,13 @@ pub enum ParametersError {
         /// What would do.
         expected: &'static str,
     },
+}
+
+/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
+impl std::fmt::Debug for ParametersError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
 }
 
 /// A number as Python reads it, as Rust does: without the underscores, each of which must stand

@@ -36,7 +36,7 @@ pub enum Outcome {
 }
 
 /// Why a call has no result. Cheap to clone: a call's error is given to everyone who waits for it.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum RpcError {
     /// The deadline passed. The first words are PyTorch's.
@@ -160,8 +160,15 @@ pub enum RpcError {
     Broken(Arc<str>),
 }
 
+/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
+impl fmt::Debug for RpcError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
 /// Why a request was not sent.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum NotSent {
     /// No connection could be made.
@@ -181,6 +188,13 @@ pub enum NotSent {
     /// A test's fault. The words are PyTorch's.
     #[error("Send attempt failed intentionally")]
     Injected,
+}
+
+/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
+impl fmt::Debug for NotSent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl RpcError {

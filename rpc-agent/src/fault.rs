@@ -198,7 +198,7 @@ impl FaultPlan {
 }
 
 /// A fault plan that makes no sense.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[derive(Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FaultPlanError {
     /// A rate is a share of the messages.
@@ -209,6 +209,13 @@ pub enum FaultPlanError {
         /// What was given.
         rate: f64,
     },
+}
+
+/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
+impl std::fmt::Debug for FaultPlanError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
 }
 
 /// How many faults a [`FaultPlan`] injected.

@@ -144,7 +144,7 @@ impl fmt::Debug for Registry {
 }
 
 /// Why a function was not registered.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegistryError {
     /// The name has no byte, or too many.
@@ -159,6 +159,13 @@ pub enum RegistryError {
         /// The name.
         name: Arc<str>,
     },
+}
+
+/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
+impl fmt::Debug for RegistryError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// What a function tells its caller when it fails: text, at most 64 KiB of which arrive.

@@ -117,7 +117,7 @@ impl fmt::Display for WorkerInfo {
 }
 
 /// A name or an id that no worker can have.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WorkerError {
     /// The name is empty, too long, or has a character that names cannot have.
@@ -135,6 +135,13 @@ pub enum WorkerError {
         /// What was given.
         id: u32,
     },
+}
+
+/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
+impl fmt::Debug for WorkerError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// Whom a call is for: a [`WorkerInfo`], a name, or an id.

@@ -10,7 +10,7 @@ use crate::id::RRefId;
 use crate::leak::LeakReport;
 
 /// Why something asked of a reference has no result. Cheap to clone.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum RRefError {
     /// The function that should have made the value failed: every holder is told so.
@@ -105,6 +105,13 @@ pub enum RRefError {
     Rpc(#[from] RpcError),
 }
 
+/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
+impl std::fmt::Debug for RRefError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
+}
+
 impl RRefError {
     /// Why a user is of no use.
     pub(crate) fn of_user(error: UserError, rref: RRefId, owner: &WorkerInfo) -> Self {
@@ -139,7 +146,7 @@ impl RRefError {
 }
 
 /// Why the references of a group did not end in order.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum ShutdownError {
     /// There is no agent.
@@ -174,4 +181,11 @@ pub enum ShutdownError {
         /// What was still held at the beginning of the shutdown.
         report: Box<LeakReport>,
     },
+}
+
+/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
+impl std::fmt::Debug for ShutdownError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
 }

@@ -178,7 +178,7 @@ impl fmt::Debug for Functions {
 }
 
 /// Why a function was not registered.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FunctionError {
     /// The name has no byte, or too many.
@@ -193,6 +193,13 @@ pub enum FunctionError {
         /// The name.
         name: Arc<str>,
     },
+}
+
+/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
+impl fmt::Debug for FunctionError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// What a function is told about why it runs.

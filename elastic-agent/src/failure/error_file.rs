@@ -23,13 +23,20 @@ pub(super) struct ErrorFile {
 }
 
 /// An error file could not be written. The failure itself is known all the same.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[error("cannot write the error file {}: {source}", path.display())]
 pub struct ErrorFileError {
     /// The file.
     pub path: PathBuf,
     /// What the system said.
     pub source: io::Error,
+}
+
+/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
+impl std::fmt::Debug for ErrorFileError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
 }
 
 impl ErrorFile {

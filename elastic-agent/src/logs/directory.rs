@@ -66,13 +66,20 @@ pub struct FilteredLog {
 }
 
 /// A directory for logs could not be made.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[error("cannot make the log directory {}: {source}", path.display())]
 pub struct LogDirectoryError {
     /// The directory.
     pub path: PathBuf,
     /// What the system said.
     pub source: io::Error,
+}
+
+/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
+impl std::fmt::Debug for LogDirectoryError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
 }
 
 impl LogDirectory {

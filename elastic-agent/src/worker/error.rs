@@ -5,7 +5,7 @@ use std::io;
 use std::path::PathBuf;
 
 /// Why no worker was started. Those that had been are killed.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
     /// The program of a worker could not be executed: most often it is not there.
@@ -34,4 +34,11 @@ pub enum StartError {
         /// What the system said.
         source: io::Error,
     },
+}
+
+/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
+impl std::fmt::Debug for StartError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
 }

@@ -9,7 +9,7 @@ const QUOTED_BYTES_MAX: usize = 60;
 ///
 /// Whoever wrote them is at fault: a broken or hostile peer, or something else that uses the key.
 /// Nothing of them was taken over.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[derive(Clone, PartialEq, Eq, Error)]
 #[error("rendezvous state, byte {offset}: {kind}")]
 pub struct CorruptState {
     /// Bytes to the beginning of the opcode at fault: from the start of the pickle, or of the text
@@ -20,8 +20,15 @@ pub struct CorruptState {
     pub kind: CorruptStateKind,
 }
 
+/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
+impl std::fmt::Debug for CorruptState {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
+}
+
 /// What is wrong with bytes that were to be a state.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[derive(Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum CorruptStateKind {
     /// The text is not what a base64 encoder writes: a foreign character, missing padding.
@@ -103,6 +110,13 @@ pub enum CorruptStateKind {
     /// A time zone a day or more off UTC.
     #[error("a time zone a day or more off UTC")]
     ImpossibleTimezone,
+}
+
+/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
+impl std::fmt::Debug for CorruptStateKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
 }
 
 /// A stranger's text for a message: escaped, and cut where it gets long.

@@ -437,7 +437,7 @@ impl fmt::Debug for AgentHandle {
 }
 
 /// Why an agent did not start.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
     /// The name or the rank is none.
@@ -458,6 +458,13 @@ pub enum StartError {
     /// The system has no thread.
     #[error("cannot start a thread: {0}")]
     Thread(#[source] io::Error),
+}
+
+/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
+impl fmt::Debug for StartError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// The agent as its futures know it: they do not keep it alive.

@@ -14,7 +14,7 @@ const RANKS_SHOWN_MAX: usize = 16;
 
 /// Why a worker could not join its group, leave it, or find another one. Where PyTorch has words for
 /// it, they come first.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum DirectoryError {
     /// Two workers have the same name. In a group of fixed size every worker is told so.
@@ -129,6 +129,13 @@ pub enum DirectoryError {
         /// How the store failed.
         source: Box<StoreError>,
     },
+}
+
+/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
+impl fmt::Debug for DirectoryError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// Ranks that are not there.

@@ -182,7 +182,7 @@ pub(crate) struct RetryPolicy {
 }
 
 /// Options that make no sense.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[derive(Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RetryOptionsError {
     /// Fewer than no retries.
@@ -218,6 +218,13 @@ pub enum RetryOptionsError {
     /// No time for an answer.
     #[error("the timeout of an attempt must not be zero")]
     AttemptTimeout,
+}
+
+/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
+impl std::fmt::Debug for RetryOptionsError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
 }
 
 #[cfg(all(test, not(shuttle)))]

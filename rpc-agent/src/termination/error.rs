@@ -13,7 +13,7 @@ const WORKERS_SHOWN_MAX: usize = 16;
 
 /// Why a worker gave up ending together with the others. The others may still wait for it, or have
 /// left.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum TerminationError {
     /// The deadline passed while this worker still had something to do.
@@ -92,6 +92,13 @@ pub enum TerminationError {
         /// Why not.
         source: Box<DirectoryError>,
     },
+}
+
+/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
+impl fmt::Debug for TerminationError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl From<DirectoryError> for TerminationError {

@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use super::bounded::{Bounded, Bounds};
 
 /// Why a value could not be made bytes, or bytes no value.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CodecError {
     /// The value has no encoding, as a sequence that does not know its length.
@@ -42,6 +42,13 @@ pub enum CodecError {
         /// How many of them come after the value.
         trailing_bytes: usize,
     },
+}
+
+/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
+impl std::fmt::Debug for CodecError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
 }
 
 /// The bytes of a value, as typed calls send them.
