@@ -43,6 +43,15 @@ pub(crate) enum Failure {
     #[error(transparent)]
     Bench(#[from] BenchError),
 
+    /// Standard output takes no more, as when its disk is full. Exit code 4.
+    #[error("cannot write to standard output: {0}")]
+    Output(#[source] io::Error),
+
+    /// The reader of standard output has closed it, as `head` does. Without a text, and with the exit
+    /// code of a program that SIGPIPE ends, 141, as Rust programs ignore that signal.
+    #[error("")]
+    OutputClosed,
+
     /// The system refused something that is not about the store. Exit code 3.
     #[error("{what}: {source}")]
     System {
@@ -67,6 +76,8 @@ impl Failure {
             Self::Usage(_) => USAGE,
             Self::Store(error) => exit_code_of(error),
             Self::Unconfirmed { source, .. } => exit_code_of(source),
+            Self::Output(_) => OUTPUT,
+            Self::OutputClosed => OUTPUT_CLOSED,
             Self::Listen(_) | Self::Bench(_) | Self::System { .. } => NO_CONNECTION,
         }
     }
@@ -75,6 +86,9 @@ impl Failure {
 const NO: u8 = 1;
 const USAGE: u8 = 2;
 const NO_CONNECTION: u8 = 3;
+const OUTPUT: u8 = 4;
+/// 128 + SIGPIPE.
+const OUTPUT_CLOSED: u8 = 141;
 
 fn exit_code_of(error: &StoreError) -> u8 {
     match error {

@@ -8,6 +8,7 @@ mod bench;
 mod client;
 mod failure;
 mod open_files;
+mod output;
 mod parent;
 mod quantity;
 mod run;
@@ -25,11 +26,13 @@ Exit codes:
   0  done
   1  the answer is no: not there in time, not written, queue empty
   2  wrong usage, or more than the store takes
-  3  no connection, or it was lost, as when the server refuses a request";
+  3  no connection, or it was lost, as when the server refuses a request
+  4  standard output cannot be written, as when a disk is full
+  141  standard output was closed by its reader, as by `head`; nothing is reported";
 
 /// PyTorch's TCPStore and torchrun, without Python.
 #[derive(Debug, Parser)]
-#[command(name = "c10d", bin_name = "c10d", version)]
+#[command(name = "c10d", bin_name = "c10d", version = env!("CARGO_PKG_VERSION"))]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -62,7 +65,9 @@ fn main() -> ExitCode {
     let default_level = match cli.command {
         Command::Store(StoreCommand::Serve(_)) => "info",
         Command::Run(_) => run::LOG_LEVELS,
-        _ => "warn",
+        // A client that keeps trying to connect says so.
+        Command::Store(StoreCommand::Client(_)) => "warn,c10d_socket::connect=info",
+        Command::Bench(_) => "warn",
     };
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or(default_level))
         .init();

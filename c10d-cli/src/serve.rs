@@ -118,13 +118,13 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
 
     let listeners = args.listen()?;
     let server = TcpStoreServer::serve(listeners, args.options())?;
-    for address in server.local_addrs() {
-        log::info!("listening on {address}");
-    }
     let mut stdout = io::stdout();
     writeln!(stdout, "listening on {}", server.local_addr())
         .and_then(|()| stdout.flush())
-        .map_err(Failure::system("cannot write to standard output"))?;
+        .map_err(Failure::Output)?;
+    for address in server.local_addrs().iter().skip(1) {
+        log::info!("also listening on {address}");
+    }
 
     while !signals
         .wait(LOOK_INTERVAL)

@@ -197,7 +197,7 @@ impl DialPlan {
         self.notice.take(now)
     }
 
-    /// The target, the time taken and the last failure, for the log.
+    /// The target, the time taken and left, and the last failure, for the log.
     pub(crate) fn progress(&self, now: Instant) -> String {
         let elapsed = now.saturating_duration_since(self.started).as_secs_f64();
         let mut text = format!(
@@ -206,6 +206,9 @@ impl DialPlan {
         );
         if let Some(last) = self.ledger.failures.last() {
             text += &format!(", last: {last}");
+        }
+        if let Some(left) = self.deadline.remaining(now) {
+            text += &format!("; trying for {:.1}s more", left.as_secs_f64());
         }
         text
     }
@@ -307,8 +310,8 @@ impl Ledger {
     }
 }
 
-/// When to tell an operator: first after a time in which a healthy job has started, then at doubling
-/// intervals, at least once a minute.
+/// When to tell an operator: first after a time in which a server on this machine has answered, then at
+/// doubling intervals, at least once a minute.
 #[derive(Debug)]
 struct Notice {
     at: Instant,
@@ -317,7 +320,7 @@ struct Notice {
 
 impl Notice {
     fn new(now: Instant) -> Self {
-        let interval = Duration::from_secs(5);
+        let interval = Duration::from_secs(1);
         Self {
             at: now + interval,
             interval,

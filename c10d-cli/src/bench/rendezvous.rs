@@ -6,7 +6,7 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::io::{self, Write};
+use std::io;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -22,6 +22,7 @@ use serde_json::{Value, json};
 use super::report::Samples;
 use crate::failure::Failure;
 use crate::open_files;
+use crate::output::{print, print_line};
 use crate::quantity::at_least_one;
 
 const RUN_ID: &str = "bench";
@@ -108,16 +109,12 @@ pub(super) fn run(args: &RendezvousBenchArgs) -> Result<(), Failure> {
             .map_err(Failure::system("the rendezvous cannot be measured"))?;
         rows.push(row);
     }
-    let mut stdout = io::stdout();
-    let written = if args.json {
+    if args.json {
         let rows: Vec<_> = rows.iter().map(Row::json).collect();
-        writeln!(stdout, "{}", json!({ "rows": rows }))
+        print_line(json!({ "rows": rows }))
     } else {
-        write!(stdout, "{}", table(&rows))
-    };
-    written
-        .and_then(|()| stdout.flush())
-        .map_err(Failure::system("cannot write to standard output"))
+        print(table(&rows).as_bytes())
+    }
 }
 
 /// The figures for one number of nodes.

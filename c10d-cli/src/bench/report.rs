@@ -1,11 +1,11 @@
 //! Figures, and how they are shown: a table for people, JSON for programs.
 
 use std::fmt::Write as _;
-use std::io::{self, Write as _};
 
 use serde_json::{Map, Value, json};
 
 use crate::failure::Failure;
+use crate::output::{print, print_line};
 
 /// What a figure counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -210,15 +210,11 @@ pub(super) struct Report {
 impl Report {
     /// To standard output: one JSON object, or a table.
     pub(super) fn print(&self, as_json: bool) -> Result<(), Failure> {
-        let mut stdout = io::stdout();
-        let written = if as_json {
-            writeln!(stdout, "{}", self.json())
+        if as_json {
+            print_line(self.json())
         } else {
-            write!(stdout, "{}", self.table())
-        };
-        written
-            .and_then(|()| stdout.flush())
-            .map_err(Failure::system("cannot write to standard output"))
+            print(self.table().as_bytes())
+        }
     }
 
     pub(super) fn json(&self) -> Value {

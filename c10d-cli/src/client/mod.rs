@@ -5,10 +5,11 @@ mod json;
 mod target;
 
 use std::ffi::OsString;
-use std::io::{self, Write};
 use std::path::PathBuf;
 
+use c10d_store::{Store, StoreError};
 use clap::{Args, Subcommand};
+use serde_json::{Value, json};
 
 use crate::failure::Failure;
 use crate::quantity::at_least_one;
@@ -40,17 +41,15 @@ pub(crate) enum ClientCommand {
     /// Deletes a key. Exit code 1 when it was not there.
     Delete(KeyArgs),
     /// Prints the keys, sorted, one a line. A key that is not UTF-8 shows replacement characters.
-    Keys(ListArgs),
+    Keys(TargetArgs),
     /// Prints how many keys the store has, those outside --prefix and its own bookkeeping included.
     Count(TargetArgs),
     /// Appends to a key's value, creating the key if it is missing.
     #[command(override_usage = "c10d store append [OPTIONS] KEY <VALUE|-|--file FILE>")]
     Append(KeyValueArgs),
-    /// Prints the values of all keys, waiting for them, with nothing in between.
-    ///
-    /// With --json: one array with an object for each key, `{"key": "k", "value": "text"}`, or
-    /// `{"key": "k", "base64": "//4="}` when the value is not UTF-8.
-    MultiGet(MultiGetArgs),
+    /// Prints the values of all keys, waiting for them, with nothing in between; --json keeps them
+    /// apart.
+    MultiGet(KeysArgs),
     /// Sets several keys with one request.
     MultiSet(MultiSetArgs),
     /// Puts a value at the end of a queue.
@@ -119,27 +118,6 @@ pub(crate) struct CompareSetArgs {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct ListArgs {
-    /// Prints one JSON array of strings.
-    #[arg(long)]
-    json: bool,
-    #[command(flatten)]
-    target: TargetArgs,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct MultiGetArgs {
-    /// The keys.
-    #[arg(required = true)]
-    keys: Vec<String>,
-    /// Prints a JSON array, which keeps the values apart.
-    #[arg(long)]
-    json: bool,
-    #[command(flatten)]
-    target: TargetArgs,
-}
-
-#[derive(Debug, Args)]
 pub(crate) struct MultiSetArgs {
     /// KEY VALUE, any number of times. A value of `-` is read from standard input.
     #[arg(
@@ -182,25 +160,20 @@ pub(crate) fn run(command: &ClientCommand) -> Result<(), Failure> {
     match command {
         ClientCommand::Get(args) => {
             let value = args.target.connect()?.store().get(&args.key)?;
-            print(&value)
+            args.target.answer(json::pair(&args.key, &value), &value)
         }
-        ClientCommand::Set(args) => {
-            let value = args.value.read()?;
-            args.target
-                .connect()?
-                .write(format!("set {:?}", args.key), |store| {
-                    store.set(&args.key, &value)
-                })
-        }
+        ClientCommand::Set(args) => write("set", args, |store, value| store.set(&args.key, value)),
         ClientCommand::Add(args) => {
             let sum = args.target.connect()?.store().add(&args.key, args.delta)?;
-            print_line(sum)
+            let json = json!({ "key": args.key, "value": sum });
+            args.target.answer_line(json, sum)
         }
         ClientCommand::CompareSet(args) => compare_set(args),
         ClientCommand::Check(args) => {
-            let there = args.target.connect()?.store().check(&as_strs(&args.keys))?;
-            print_line(there)?;
-            if there {
+            let exist = args.target.connect()?.store().check(&as_strs(&args.keys))?;
+            let json = json!({ "keys": args.keys, "exist": exist });
+            args.target.answer_line(json, exist)?;
+            if exist {
                 Ok(())
             } else {
                 Err(Failure::No(String::new()))
@@ -208,81 +181,89 @@ pub(crate) fn run(command: &ClientCommand) -> Result<(), Failure> {
         }
         ClientCommand::Wait(args) => {
             args.target.connect()?.store().wait(&as_strs(&args.keys))?;
-            Ok(())
+            args.target.answer(json!({ "keys": args.keys }), b"")
         }
         ClientCommand::Delete(args) => {
-            if args.target.connect()?.store().delete_key(&args.key)? {
+            let deleted = args.target.connect()?.store().delete_key(&args.key)?;
+            let json = json!({ "key": args.key, "deleted": deleted });
+            args.target.answer(json, b"")?;
+            if deleted {
                 Ok(())
             } else {
                 Err(Failure::No(format!("delete {:?}: not there", args.key)))
             }
         }
-        ClientCommand::Keys(args) => {
-            let mut keys = args.target.connect()?.store().list_keys()?;
+        ClientCommand::Keys(target) => {
+            let mut keys = target.connect()?.store().list_keys()?;
             keys.sort_unstable();
-            if args.json {
-                return print_line(serde_json::Value::from(keys));
-            }
-            print(
-                keys.into_iter()
-                    .map(|key| key + "\n")
-                    .collect::<String>()
-                    .as_bytes(),
-            )
+            let lines: String = keys.iter().flat_map(|key| [key, "\n"]).collect();
+            target.answer(json!({ "keys": keys }), lines.as_bytes())
         }
-        ClientCommand::Count(target) => print_line(target.connect()?.store().num_keys()?),
-        ClientCommand::Append(args) => {
-            let value = args.value.read()?;
-            args.target
-                .connect()?
-                .write(format!("append {:?}", args.key), |store| {
-                    store.append(&args.key, &value)
-                })
+        ClientCommand::Count(target) => {
+            let count = target.connect()?.store().num_keys()?;
+            target.answer_line(json!({ "count": count }), count)
         }
+        ClientCommand::Append(args) => write("append", args, |store, value| {
+            store.append(&args.key, value)
+        }),
         ClientCommand::MultiGet(args) => {
-            let values = args
-                .target
-                .connect()?
-                .store()
-                .multi_get(&as_strs(&args.keys))?;
-            if args.json {
-                return print_line(json::pairs(&args.keys, &values));
-            }
-            print(&values.concat())
+            let client = args.target.connect()?;
+            let values = client.store().multi_get(&as_strs(&args.keys))?;
+            let pairs = args.keys.iter().zip(&values);
+            let pairs: Value = pairs.map(|(key, value)| json::pair(key, value)).collect();
+            args.target
+                .answer(json!({ "values": pairs }), &values.concat())
         }
         ClientCommand::MultiSet(args) => multi_set(args),
-        ClientCommand::Push(args) => {
-            let value = args.value.read()?;
-            args.target
-                .connect()?
-                .write(format!("push {:?}", args.key), |store| {
-                    store.queue_push(&args.key, &value)
-                })
-        }
-        ClientCommand::Pop(args) => {
-            let client = args.target.connect()?;
-            let value = if args.no_wait {
-                let nothing = || Failure::No(format!("pop {:?}: the queue is empty", args.key));
-                client
-                    .store()
-                    .try_queue_pop(&args.key)?
-                    .ok_or_else(nothing)?
-            } else {
-                client.store().queue_pop(&args.key)?
-            };
-            print(&value)
-        }
+        ClientCommand::Push(args) => write("push", args, |store, value| {
+            store.queue_push(&args.key, value)
+        }),
+        ClientCommand::Pop(args) => pop(args),
         ClientCommand::Len(args) => {
-            print_line(args.target.connect()?.store().queue_len(&args.key)?)
+            let length = args.target.connect()?.store().queue_len(&args.key)?;
+            let json = json!({ "key": args.key, "length": length });
+            args.target.answer_line(json, length)
         }
         ClientCommand::Barrier(args) => {
             let client = args.target.connect()?;
             client.store().barrier(&args.key, args.world_size, None)?;
-            Ok(())
+            let json = json!({ "key": args.key, "world_size": args.world_size });
+            args.target.answer(json, b"")
         }
         ClientCommand::Ping(target) => {
-            let time = target.connect()?.ping()?;
-            print_line(format_args!("{:.3} ms", time.as_secs_f64() * 1e3))
+            let milliseconds = target.connect()?.ping()?.as_secs_f64() * 1e3;
+            let json = json!({ "round_trip_ms": milliseconds });
+            target.answer_line(json, format_args!("{milliseconds:.3} ms"))
+        }
+    }
+}
+
+/// A write of one value to one key, which has no answer but that it was done.
+fn write(
+    operation: &str,
+    args: &KeyValueArgs,
+    write: impl FnOnce(&dyn Store, &[u8]) -> Result<(), StoreError>,
+) -> Result<(), Failure> {
+    let value = args.value.read()?;
+    let what = format!("{operation} {:?}", args.key);
+    let client = args.target.connect()?;
+    client.write(what, |store| write(store, &value))?;
+    args.target.answer(json!({ "key": args.key }), b"")
+}
+
+fn pop(args: &PopArgs) -> Result<(), Failure> {
+    let client = args.target.connect()?;
+    if !args.no_wait {
+        let value = client.store().queue_pop(&args.key)?;
+        return args.target.answer(json::pair(&args.key, &value), &value);
+    }
+    match client.store().try_queue_pop(&args.key)? {
+        Some(value) => args.target.answer(json::pair(&args.key, &value), &value),
+        None => {
+            let json = json!({ "key": args.key, "value": Value::Null });
+            args.target.answer(json, b"")?;
+            let text = format!("pop {:?}: the queue is empty", args.key);
+            Err(Failure::No(text))
         }
     }
 }
@@ -298,7 +279,9 @@ fn compare_set(args: &CompareSetArgs) -> Result<(), Failure> {
         // as well, only a look can tell whether the key is there.
         None => expected != desired || client.store().check(&[&args.key])?,
     };
-    print(swap.value())?;
+    let mut json = json::pair(&args.key, swap.value());
+    json["written"] = written.into();
+    args.target.answer(json, swap.value())?;
     if written {
         return Ok(());
     }
@@ -338,9 +321,10 @@ fn multi_set(args: &MultiSetArgs) -> Result<(), Failure> {
         .iter()
         .map(|(key, value)| (*key, value.as_slice()))
         .collect();
-    args.target
-        .connect()?
-        .write("multi-set".to_owned(), |store| store.multi_set(&pairs))
+    let client = args.target.connect()?;
+    client.write("multi-set".to_owned(), |store| store.multi_set(&pairs))?;
+    let keys: Vec<&str> = pairs.iter().map(|(key, _)| *key).collect();
+    args.target.answer(json!({ "keys": keys }), b"")
 }
 
 fn key_of(argument: &OsString) -> Result<&str, Failure> {
@@ -350,17 +334,4 @@ fn key_of(argument: &OsString) -> Result<&str, Failure> {
 
 fn as_strs(keys: &[String]) -> Vec<&str> {
     keys.iter().map(String::as_str).collect()
-}
-
-/// The bytes as they are: what is piped into a file is the value.
-fn print(bytes: &[u8]) -> Result<(), Failure> {
-    let mut stdout = io::stdout();
-    stdout
-        .write_all(bytes)
-        .and_then(|()| stdout.flush())
-        .map_err(Failure::system("cannot write to standard output"))
-}
-
-fn print_line(answer: impl std::fmt::Display) -> Result<(), Failure> {
-    print(format!("{answer}\n").as_bytes())
 }

@@ -1,14 +1,17 @@
 //! Which store, and how long it may take.
 
 use std::env;
+use std::fmt::Display;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use c10d_socket::HostPort;
 use c10d_store::{PrefixStore, Store, StoreError, TcpStore, TcpStoreOptions};
 use clap::Args;
+use serde_json::Value;
 
 use crate::failure::Failure;
+use crate::output::{print, print_line};
 use crate::quantity::parse_duration;
 use crate::serve::DEFAULT_PORT;
 
@@ -19,13 +22,19 @@ pub(crate) struct TargetArgs {
     connect: Option<HostPort>,
 
     /// How long connecting and the operation may take together: 5s, 250ms, 2m. What needs no waiting
-    /// gets 250ms at least, so that 0 looks once.
+    /// gets 250ms at least, so that 0 checks once. A server that refuses is tried again until then; a
+    /// line on standard error after a second says so.
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "5s")]
     timeout: Duration,
 
     /// Puts every key below this prefix: `k` stands for `PREFIX/k`, as with PyTorch's PrefixStore.
     #[arg(long)]
     prefix: Option<String>,
+
+    /// Prints the answer as one JSON object: {"key": "k", "value": "text"}, where a value that is not
+    /// UTF-8 is {"key": "k", "base64": "//4="}. Errors stay on standard error.
+    #[arg(long)]
+    json: bool,
 }
 
 /// Enough for a server that is there, and what the store gives any operation that needs no waiting.
@@ -52,6 +61,24 @@ impl TargetArgs {
             .as_ref()
             .map(|prefix| PrefixStore::new(prefix.as_str(), Arc::clone(&tcp)));
         Ok(Client { tcp, prefixed })
+    }
+
+    /// Prints an answer: the object with --json, else the bytes.
+    pub(super) fn answer(&self, json: Value, bytes: &[u8]) -> Result<(), Failure> {
+        if self.json {
+            print_line(json)
+        } else {
+            print(bytes)
+        }
+    }
+
+    /// Prints an answer: the object with --json, else the text and a newline.
+    pub(super) fn answer_line(&self, json: Value, text: impl Display) -> Result<(), Failure> {
+        if self.json {
+            print_line(json)
+        } else {
+            print_line(text)
+        }
     }
 
     fn target(&self, variable: impl Fn(&str) -> Option<String>) -> Result<HostPort, Failure> {
@@ -111,6 +138,7 @@ mod tests {
             connect: connect.map(|text| text.parse().unwrap()),
             timeout: Duration::ZERO,
             prefix: None,
+            json: false,
         };
         let variable = |name: &str| {
             let found = variables.iter().find(|(known, _)| *known == name);

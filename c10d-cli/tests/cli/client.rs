@@ -135,13 +135,15 @@ fn check_wait_delete() {
 fn keys_and_their_number() {
     let server = Server::start();
     server.store(&["keys"]).assert_prints("");
-    server.store(&["keys", "--json"]).assert_prints("[]\n");
+    server
+        .store(&["keys", "--json"])
+        .assert_prints("{\"keys\":[]}\n");
     server.store(&["set", "b/2", "x"]).assert_prints("");
     server.store(&["set", "a\n1", "x"]).assert_prints("");
     server.store(&["keys"]).assert_prints("a\n1\nb/2\n");
     server
         .store(&["keys", "--json"])
-        .assert_prints("[\"a\\n1\",\"b/2\"]\n");
+        .assert_prints("{\"keys\":[\"a\\n1\",\"b/2\"]}\n");
     server.store(&["count"]).assert_prints("2\n");
 }
 
@@ -172,11 +174,11 @@ fn several_keys_at_once() {
         .assert_prints([BINARY, b"1"].concat());
     let ended = server.store(&["multi-get", "--json", "a", "b", "c"]);
     let json: Value = serde_json::from_slice(&ended.stdout).unwrap();
-    let expected = json!([
+    let expected = json!({ "values": [
         { "key": "a", "value": "1" },
         { "key": "b", "value": "é" },
         { "key": "c", "base64": "AP8KDYAK" },
-    ]);
+    ] });
     assert_eq!((ended.code, json), (Some(0), expected));
     server
         .store(&["multi-get", "a", "missing", "--timeout=0"])
@@ -253,6 +255,79 @@ fn a_prefix_is_a_store_of_its_own() {
     with_prefix(&["len", "q"]).assert_prints("1\n");
     server.store(&["keys"]).assert_prints("job/1/k\noutside\n");
     server.store(&["get", "job/1/k"]).assert_prints("1");
+}
+
+#[test]
+fn every_command_can_answer_with_one_json_object() {
+    let server = Server::start();
+    let table = [
+        (&["set", "a", "1"][..], 0, json!({ "key": "a" })),
+        (&["append", "a", "2"], 0, json!({ "key": "a" })),
+        (&["get", "a"], 0, json!({ "key": "a", "value": "12" })),
+        (&["add", "a", "-2"], 0, json!({ "key": "a", "value": 10 })),
+        (
+            &["compare-set", "a", "10", "b"],
+            0,
+            json!({ "key": "a", "value": "b", "written": true }),
+        ),
+        (
+            &["compare-set", "a", "10", "c"],
+            1,
+            json!({ "key": "a", "value": "b", "written": false }),
+        ),
+        (&["check", "a"], 0, json!({ "keys": ["a"], "exist": true })),
+        (
+            &["check", "a", "none"],
+            1,
+            json!({ "keys": ["a", "none"], "exist": false }),
+        ),
+        (&["wait", "a"], 0, json!({ "keys": ["a"] })),
+        (
+            &["multi-set", "b", "1", "c", "2"],
+            0,
+            json!({ "keys": ["b", "c"] }),
+        ),
+        (
+            &["multi-get", "b"],
+            0,
+            json!({ "values": [{ "key": "b", "value": "1" }] }),
+        ),
+        (&["delete", "c"], 0, json!({ "key": "c", "deleted": true })),
+        (&["delete", "c"], 1, json!({ "key": "c", "deleted": false })),
+        (&["keys"], 0, json!({ "keys": ["a", "b"] })),
+        (&["count"], 0, json!({ "count": 2 })),
+        (&["push", "q", "x"], 0, json!({ "key": "q" })),
+        (&["len", "q"], 0, json!({ "key": "q", "length": 1 })),
+        (&["pop", "q"], 0, json!({ "key": "q", "value": "x" })),
+        (
+            &["pop", "q", "--no-wait"],
+            1,
+            json!({ "key": "q", "value": null }),
+        ),
+        (
+            &["barrier", "meet", "--world-size=1"],
+            0,
+            json!({ "key": "meet", "world_size": 1 }),
+        ),
+    ];
+    for (words, code, expected) in table {
+        let ended = server.store(&[words, &["--json"]].concat());
+        let answer: Value = serde_json::from_slice(&ended.stdout).unwrap();
+        assert_eq!((ended.code, answer), (Some(code), expected), "{words:?}");
+        assert_eq!(ended.stdout_text().matches('\n').count(), 1);
+    }
+    let ended = server.store(&["ping", "--json"]);
+    let answer: Value = serde_json::from_slice(&ended.stdout).unwrap();
+    assert!(answer["round_trip_ms"].as_f64().unwrap() > 0.0);
+
+    let words = server.arguments(&["set", "binary", "-"]);
+    run_with_input(words, BINARY).assert_prints("");
+    let ended = server.store(&["get", "binary", "--json"]);
+    let answer: Value = serde_json::from_slice(&ended.stdout).unwrap();
+    assert_eq!(answer, json!({ "key": "binary", "base64": "AP8KDYAK" }));
+    let failed = server.store(&["get", "none", "--json", "--timeout=0"]);
+    failed.assert_fails(1, "none");
+    assert_eq!(failed.stdout, b"");
 }
 
 #[test]
@@ -347,6 +422,26 @@ fn no_server_has_exit_code_3_when_the_timeout_is_over() {
     let ended = run(words);
     ended.assert_fails(3, &format!("cannot connect to {address}"));
     assert!(ended.stderr.contains(" attempts: "), "{ended:?}");
+}
+
+#[test]
+fn a_client_that_keeps_trying_to_connect_says_until_when() {
+    let (_held, address) = refusing_address();
+    let words = [
+        "store",
+        "get",
+        "k",
+        "--timeout=1500ms",
+        "--connect",
+        &address,
+    ];
+    let ended = run(words);
+    assert_eq!(ended.code, Some(3), "{ended:?}");
+    let (notice, failure) = ended.stderr.split_once('\n').unwrap();
+    for text in ["still connecting to", &address, "refused", "trying for 0."] {
+        assert!(notice.contains(text), "{text}: {ended:?}");
+    }
+    assert!(failure.starts_with("c10d: "), "{ended:?}");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 
 mod bench;
 mod client;
+mod command;
 mod process;
 mod run;
 mod run_failures;

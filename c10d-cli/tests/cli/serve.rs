@@ -41,6 +41,7 @@ fn it_serves_until_sigterm_or_sigint_and_says_one_line() {
             (Some(0), &b""[..]),
             "{ended:?}"
         );
+        assert!(!ended.stderr.contains("listening on"), "{ended:?}");
         assert!(
             ended.stderr.contains(&format!("stopping on {name}")),
             "{ended:?}"
