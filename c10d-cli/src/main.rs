@@ -13,11 +13,12 @@ mod parent;
 mod quantity;
 mod run;
 mod serve;
+mod suggestion;
 
 use std::io::Write;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::failure::Failure;
 
@@ -32,7 +33,7 @@ Exit codes:
 
 /// PyTorch's TCPStore and torchrun, without Python.
 #[derive(Debug, Parser)]
-#[command(name = "c10d", bin_name = "c10d", version = env!("CARGO_PKG_VERSION"))]
+#[command(name = "c10d", bin_name = "c10d", version = env!("C10D_VERSION"))]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -59,7 +60,8 @@ enum StoreCommand {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = Cli::try_parse()
+        .unwrap_or_else(|error| suggestion::complete(error, &Cli::command()).exit());
     // A server's and a launcher's log tells their own story; a client's output should be its answer
     // alone.
     let default_level = match cli.command {
@@ -98,8 +100,6 @@ fn report(failure: &Failure) -> ExitCode {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]

@@ -1,10 +1,10 @@
-//! What holds for every command: standard output that fails.
+//! What holds for every command: standard output that fails, slips in names, the version.
 
 use std::fs::OpenOptions;
 use std::io::{self, Read};
 use std::process::Stdio;
 
-use crate::process::{Running, Server, command, run_with_input};
+use crate::process::{Running, Server, command, run, run_with_input};
 
 /// A value larger than a pipe holds.
 const VALUE_BYTES: usize = 1 << 20;
@@ -49,5 +49,36 @@ fn a_full_disk_has_a_message_and_an_exit_code_of_its_own() {
             4,
             "cannot write to standard output: No space left on device",
         );
+    }
+}
+
+#[test]
+fn a_slip_leads_to_the_command_that_was_meant() {
+    for (words, meant) in [
+        (&["serve"][..], "c10d store serve"),
+        (&["launch", "train.py"], "c10d run"),
+        (&["get", "k"], "c10d store get"),
+        (&["store", "run"], "c10d run"),
+    ] {
+        let ended = run(words);
+        assert_eq!(ended.code, Some(2), "{ended:?}");
+        let tip = format!("tip: a similar subcommand exists: '{meant}'");
+        assert!(ended.stderr.contains(&tip), "{ended:?}");
+    }
+}
+
+#[test]
+fn the_version_names_the_commit_and_the_release_of_pytorch() {
+    let ended = run(["--version"]);
+    let text = ended.stdout_text();
+    let start = concat!("c10d ", env!("CARGO_PKG_VERSION"), " (");
+    let inside = text.strip_prefix(start).unwrap();
+    let commit = inside.strip_suffix("follows PyTorch 2.15)\n").unwrap();
+    // Empty when it was built from a source archive.
+    if let Some(commit) = commit.strip_prefix("commit ") {
+        let digits = commit.strip_suffix(", ").unwrap();
+        assert!(digits.len() == 12 && digits.bytes().all(|byte| byte.is_ascii_hexdigit()));
+    } else {
+        assert_eq!(commit, "");
     }
 }
