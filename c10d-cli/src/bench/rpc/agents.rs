@@ -3,13 +3,15 @@
 use std::collections::VecDeque;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use c10d_store::{HashStore, ServerOptions, Store, TcpStore, TcpStoreOptions, TcpStoreServer};
-use rpc_agent::{Agent, AgentOptions, CallOptions, FutureMessage, Registry, WorkerInfo};
+use rpc_agent::{
+    Agent, AgentOptions, CallOptions, FutureMessage, Registry, Reply, RpcError, WorkerInfo,
+};
 
 use super::super::affinity::{Cores, on_server_core};
 use super::super::child::ServerChild;
@@ -20,6 +22,16 @@ use super::{EchoClient, PeerKind, RpcBenchError, check_length};
 pub(in super::super) const SERVER: &str = "server";
 pub(in super::super) const CLIENT: &str = "client";
 const FUNCTION: &str = "echo";
+
+/// Takes a request and does not answer it before [`FORGET`] is called.
+const KEEP: &str = "keep";
+const FORGET: &str = "forget";
+
+/// Calls in flight that end at their deadlines.
+pub(super) const EXPIRING: usize = 10_000;
+
+/// The first deadline: by then all calls have been made.
+const EXPIRY_MIN: Duration = Duration::from_millis(500);
 
 /// A caller, and whom it calls.
 #[derive(Debug)]
@@ -71,6 +83,39 @@ impl AgentPair {
             server,
             _host: host,
         })
+    }
+
+    /// How long after their deadlines [`EXPIRING`] unanswered calls end that are in flight at the same time.
+    /// The deadlines are spread evenly over `time`.
+    pub(super) fn expire(&self, time: Duration) -> Result<Vec<Duration>, RpcBenchError> {
+        let (ended, ends) = mpsc::channel();
+        for index in 0..EXPIRING {
+            // 7919 is prime: the deadlines are not in the order of the calls.
+            let place = (index * 7919 % EXPIRING) as f64 / EXPIRING as f64;
+            let timeout = EXPIRY_MIN + time.mul_f64(place);
+            let options = CallOptions::default().with_timeout(timeout);
+            let deadline = Instant::now() + timeout;
+            let call = self
+                .client
+                .call_bytes_async(&self.server, KEEP, Bytes::new(), options);
+            let ended = ended.clone();
+            call.on_complete(move |result| {
+                let late = deadline.elapsed();
+                let late = match result {
+                    Err(RpcError::Timeout { .. }) => Ok(late),
+                    Err(error) => Err(RpcBenchError::Call(error.clone())),
+                    Ok(answer) => Err(RpcBenchError::WrongAnswer {
+                        bytes: answer.len(),
+                    }),
+                };
+                // Nobody listens any more after the first error.
+                let _ = ended.send(late);
+            });
+        }
+        drop(ended);
+        let late: Vec<_> = ends.iter().collect::<Result<_, _>>()?;
+        self.client.call_bytes(&self.server, FORGET, Bytes::new())?;
+        Ok(late)
     }
 
     fn send(&self, payload: &Bytes) -> FutureMessage {
@@ -138,6 +183,17 @@ pub(super) fn serve(
 fn echo() -> Result<Registry, RpcBenchError> {
     let mut registry = Registry::new();
     registry.register_bytes(FUNCTION, |_, payload| Ok(payload))?;
+    let kept: Arc<Mutex<Vec<Reply>>> = Arc::default();
+    let keeping = Arc::clone(&kept);
+    registry.register_deferred(KEEP, move |_, _, reply| {
+        let mut kept = keeping.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.push(reply);
+    })?;
+    registry.register_bytes(FORGET, move |_, _| {
+        let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(std::mem::take(&mut *kept));
+        Ok(Bytes::new())
+    })?;
     Ok(registry)
 }
 

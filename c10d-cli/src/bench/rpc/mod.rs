@@ -15,7 +15,7 @@ use c10d_store::StoreError;
 use clap::{Args, ValueEnum};
 use rpc_agent::{RegistryError, RpcError, StartError};
 
-use self::agents::AgentPair;
+use self::agents::{AgentPair, EXPIRING};
 use self::echo::EchoPair;
 use super::affinity::Cores;
 use super::duel::{
@@ -179,13 +179,23 @@ fn measure(args: &RpcBenchArgs, cores: Option<Cores>) -> Result<Vec<Row>, RpcBen
             measurements.push((index, payload, rows));
         }
     }
+    let mut expiry = ["p50", "p99", "max"].map(|figure| {
+        let name = format!("two processes {EXPIRING} timeouts late {figure}");
+        Row::new(name, Unit::Microseconds)
+    });
     for round in 0..args.duel.rounds {
         for (index, payload, rows) in &mut measurements {
             contests[*index].measure(payload, args.in_flight, time, round, rows)?;
         }
+        let mut late = contests[1].agents.expire(time)?;
+        let [p50, p99] = percentiles(&mut late);
+        let max = late.iter().max().map_or(0.0, |max| max.as_secs_f64() * 1e6);
+        for (row, value) in expiry.iter_mut().zip([p50, p99, max]) {
+            row.samples.push(value);
+        }
     }
     let rows = measurements.into_iter().flat_map(|(_, _, rows)| rows);
-    Ok(rows.collect())
+    Ok(rows.chain(expiry).collect())
 }
 
 impl Contest {
