@@ -1,9 +1,5 @@
 //! Workers that die, and connections that end: what becomes of the calls, and what comes after.
 
-mod common;
-mod middle_man;
-mod raw;
-
 use std::env;
 use std::io::{self, BufRead, BufReader, Read};
 use std::net::TcpStream;
@@ -19,9 +15,9 @@ use rpc_agent::{
     TerminationError, WorkerInfo,
 };
 
-use common::{PATIENCE, noise, registry, shared_store, start_all, until, within};
-use middle_man::MiddleMan;
-use raw::{REQUEST, RESPONSE, RawWorker, address_of, frame, publish, read_frame, send};
+use crate::common::{PATIENCE, noise, registry, shared_store, start_all, until, within};
+use crate::middle_man::MiddleMan;
+use crate::raw::{REQUEST, RESPONSE, RawWorker, address_of, frame, publish, read_frame, send};
 
 /// The part that a process started by a test plays: its rank, the size of its group (0: none), and the
 /// port of the store.
@@ -38,7 +34,7 @@ impl WorkerProcess {
     fn start(rank: u32, world_size: u32, store: &TcpStoreServer) -> Self {
         let port = store.local_addr().port();
         let mut child = Command::new(env::current_exe().unwrap())
-            .args(["--exact", "worker_process", "--nocapture"])
+            .args(["--exact", "peer_death::worker_process", "--nocapture"])
             .env(PART, format!("{rank} {world_size} {port}"))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -84,7 +80,7 @@ fn worker_process() {
         panic!("{part:?}");
     };
     let store = TcpStore::connect("127.0.0.1", u16::try_from(port).unwrap()).unwrap();
-    let mut options = common::options(rank);
+    let mut options = crate::common::options(rank);
     if world_size > 0 {
         options = options.with_world_size(world_size);
     }
@@ -192,7 +188,12 @@ fn group_with_process() -> (Vec<Agent>, Held, WorkerProcess, TcpStoreServer) {
     let (server, store) = store_server();
     let mut process = WorkerProcess::start(1, 3, &server);
     let held = Held::default();
-    let workers = [0, 2].map(|rank| (common::options(rank).with_world_size(3), held.registry()));
+    let workers = [0, 2].map(|rank| {
+        (
+            crate::common::options(rank).with_world_size(3),
+            held.registry(),
+        )
+    });
     let agents = start_all(&store, workers.into());
     let agents = agents.into_iter().map(Result::unwrap).collect();
     process.await_started();
@@ -252,7 +253,7 @@ fn the_joint_end_fails_soon_and_names_the_killed_worker() {
 #[test]
 fn a_worker_started_anew_under_its_name_is_reachable_again() {
     let (server, store) = store_server();
-    let agent = Agent::start(common::options(0), registry(|_| {}), store).unwrap();
+    let agent = Agent::start(crate::common::options(0), registry(|_| {}), store).unwrap();
     let losses = losses(&agent);
     for life in 0..3 {
         let mut process = WorkerProcess::start(1, 0, &server);
@@ -275,7 +276,12 @@ fn a_worker_started_anew_under_its_name_is_reachable_again() {
 fn group_with_middle_man() -> (Agent, Agent, Held, MiddleMan) {
     let store = shared_store();
     let held = Held::default();
-    let workers = [0, 1].map(|rank| (common::options(rank).with_world_size(2), held.registry()));
+    let workers = [0, 1].map(|rank| {
+        (
+            crate::common::options(rank).with_world_size(2),
+            held.registry(),
+        )
+    });
     let agents = start_all(&store, workers.into());
     let mut agents = agents.into_iter().map(Result::unwrap);
     let (agent, peer) = (agents.next().unwrap(), agents.next().unwrap());
@@ -363,12 +369,15 @@ fn half_a_frame_counts_as_sent_to_who_sent_it_and_as_nothing_to_who_got_it() {
     let store = shared_store();
     let raw = RawWorker::join(&*store, 1, "worker1", 5);
     let held = Held::default();
-    let workers = vec![(common::options(0).with_world_size(2), held.registry())];
+    let workers = vec![(
+        crate::common::options(0).with_world_size(2),
+        held.registry(),
+    )];
     let agent = start_all(&store, workers).pop().unwrap().unwrap();
 
     // A request of which half arrives is no request.
     let mut socket: TcpStream = raw.dial(&*store, 0, 0);
-    let request = raw::request(1, "hold", &[1; 100]);
+    let request = crate::raw::request(1, "hold", &[1; 100]);
     send(&mut socket, &request);
     send(&mut socket, &request[..60]);
     until("the whole one runs", || held.len() == 1);
@@ -399,7 +408,10 @@ fn half_a_frame_counts_as_sent_to_who_sent_it_and_as_nothing_to_who_got_it() {
 fn calls_wait_for_a_dial_and_fail_together_when_nobody_listens() {
     let store = shared_store();
     let raw = RawWorker::join(&*store, 1, "worker1", 5);
-    let workers = vec![(common::options(0).with_world_size(2), registry(|_| {}))];
+    let workers = vec![(
+        crate::common::options(0).with_world_size(2),
+        registry(|_| {}),
+    )];
     let agent = start_all(&store, workers).pop().unwrap().unwrap();
     let call =
         |payload: Vec<u8>| agent.call_bytes_async("worker1", "f", payload, within(Duration::ZERO));

@@ -1,5 +1,4 @@
 //! A worker whose every byte a test writes by hand: it pins the format, and does what no agent does.
-#![allow(dead_code, reason = "each test binary uses some of it")]
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};

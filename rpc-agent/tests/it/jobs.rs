@@ -1,7 +1,5 @@
 //! Jobs of the program on the agent's threads, and what the agent tells of ends and of processes.
 
-mod common;
-
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
@@ -9,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rpc_agent::{Agent, WorkerId};
 
-use common::{PATIENCE, group, options, pair, registry, shared_store, until, within};
+use crate::common::{PATIENCE, group, options, pair, registry, shared_store, until, within};
 
 fn pair_end(agents: [&Agent; 2]) {
     thread::scope(|scope| {

@@ -1,8 +1,5 @@
 //! Requests that a test's fault sends more than once: what is said of them is as true as of others.
 
-mod common;
-mod raw;
-
 use std::collections::HashSet;
 use std::io::{self, Read};
 use std::net::TcpStream;
@@ -11,8 +8,10 @@ use std::time::Duration;
 use byteorder::{ByteOrder, LittleEndian};
 use rpc_agent::{Agent, AgentOptions, FaultPlan, FutureMessage, Outcome};
 
-use common::{PATIENCE, noise, options, pair_with, registry, shared_store, start_all, within};
-use raw::{RawWorker, read_frame};
+use crate::common::{
+    PATIENCE, noise, options, pair_with, registry, shared_store, start_all, until, within,
+};
+use crate::raw::{RawWorker, read_frame};
 
 const CALLS: usize = 300;
 
@@ -116,6 +115,6 @@ fn a_large_message_that_is_sent_twice_does_not_cost_the_connection() {
     let payload = noise(1, 600 << 10);
     let answer = agent.call_bytes_with("worker1", "echo", payload.clone(), within(PATIENCE));
     assert_eq!(answer.unwrap(), payload);
-    common::until("both have come", || served.metrics().requests_received > 1);
+    until("both have come", || served.metrics().requests_received > 1);
     assert_eq!(served.metrics().connections_lost, 0);
 }

@@ -4,8 +4,7 @@
 //! in a queue, an end takes bounded time, and no thread is left. `SEED=n` repeats a round, `ROUNDS=n` runs
 //! as many from a seed of its own, or from `SEED`.
 
-mod common;
-
+use std::cell::RefCell;
 use std::future::Future;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -22,7 +21,8 @@ use rpc_agent::{
     RetryOptions, RpcError, join_all,
 };
 
-use common::{PATIENCE, noise, options, registry, shared_store, start_all, until, within};
+use crate::common::{PATIENCE, noise, options, registry, shared_store, start_all, until, within};
+use crate::own_process::in_own_process;
 
 /// One round of each kind, and two more.
 const SEEDS: [u64; 6] = [0, 1, 2, 3, 5, 7];
@@ -33,6 +33,10 @@ const CALLERS_PER_AGENT: usize = 2;
 
 #[test]
 fn whatever_happens_every_call_ends_once_and_every_agent_ends() {
+    // No thread of another test's agents may be among those that are counted.
+    if !in_own_process("soak::whatever_happens_every_call_ends_once_and_every_agent_ends") {
+        return;
+    }
     let number = |name| {
         std::env::var(name)
             .ok()
@@ -73,11 +77,15 @@ fn run(seed: u64) {
     eprintln!("to repeat, set SEED={seed}: {kind:?}, {world_size} workers");
 
     let store = shared_store();
+    let plans = RefCell::new(Vec::new());
     let setup = |rank, rng: &mut Rng| {
-        (
-            agent_options(rank, world_size, is_dynamic, kind, rng),
-            functions(),
-        )
+        let mut options = agent_options(rank, world_size, is_dynamic, kind, rng);
+        if kind != Kind::Calm {
+            let plan = faults(rng);
+            options = options.with_faults(plan.clone());
+            plans.borrow_mut().push(plan);
+        }
+        (options, functions())
     };
     let workers = (0..world_size).map(|rank| setup(rank, &mut rng)).collect();
     let mut agents: Vec<Agent> = start_all(&store, workers)
@@ -169,6 +177,20 @@ fn run(seed: u64) {
     until("no thread is left", || threads_alive().is_empty());
     // Nothing has run a second time meanwhile.
     ledger.settle();
+
+    let injected: u64 = plans
+        .take()
+        .iter()
+        .map(|plan| plan.injected().total())
+        .sum();
+    let recovered = ledger.recovered.load(Ordering::SeqCst);
+    eprintln!("faults: {injected}, calls that succeeded by a retry: {recovered}");
+    match kind {
+        Kind::Calm => assert_eq!(injected, 0),
+        Kind::Restart | Kind::Faulty => assert!(injected > 0 && recovered > 0),
+        // It may be over before a retry is due.
+        Kind::Abrupt => assert!(injected > 0),
+    }
 }
 
 /// Names of this process's threads that belong to agents.
@@ -232,19 +254,17 @@ fn agent_options(
     if rng.u32(..3) == 0 {
         options = options.with_requests_queued_max(rng.usize(1..30));
     }
-    if rng.u32(..3) > 0 {
-        options = options.with_faults(faults(rng));
-    }
     options
 }
 
 fn faults(rng: &mut Rng) -> FaultPlan {
     FaultPlan::new(rng.u64(..))
         .fail("relay", rng.u32(..2))
+        .fail("retried", 1)
         .lose_requests(0.05 * rng.f64())
         .and_then(|plan| plan.lose_answers(0.05 * rng.f64()))
         .and_then(|plan| plan.duplicate(0.1 * rng.f64()))
-        .and_then(|plan| plan.delay_randomly(0.2 * rng.f64(), Duration::from_millis(30)))
+        .and_then(|plan| plan.delay_randomly(0.1 + 0.1 * rng.f64(), Duration::from_millis(30)))
         .and_then(|plan| plan.cut(0.01 * rng.f64()))
         .unwrap()
 }
@@ -340,6 +360,8 @@ fn retries() -> RetryOptions {
 struct Ledger {
     kind: Kind,
     begun: AtomicUsize,
+    /// Calls that succeeded although their first request was not sent.
+    recovered: AtomicUsize,
     entries: Mutex<Vec<Entry>>,
 }
 
@@ -364,6 +386,7 @@ impl Ledger {
         Self {
             kind,
             begun: AtomicUsize::new(0),
+            recovered: AtomicUsize::new(0),
             entries: Mutex::default(),
         }
     }
@@ -490,13 +513,23 @@ impl Caller {
         if self.ledger.kind != Kind::Calm && self.rng.u32(..8) == 0 {
             options = within(Duration::from_millis(self.rng.u64(1..30)));
         }
-        let with_retries = self.rng.u32(..5) == 0 && self.ledger.kind != Kind::Calm;
+        // The faults fail each first attempt of these.
+        let is_retried = function == "retried";
+        let with_retries = self.ledger.kind != Kind::Calm && (is_retried || self.rng.u32(..5) == 0);
         let future = if with_retries {
             self.agent
                 .call_bytes_with_retries(to, function, payload, &retries())
         } else {
             self.agent.call_bytes_async(to, function, payload, options)
         };
+        if with_retries && is_retried && to != self.agent.me().id.get() {
+            let ledger = Arc::clone(&self.ledger);
+            future.on_complete(move |result| {
+                ledger
+                    .recovered
+                    .fetch_add(result.is_ok().into(), Ordering::SeqCst);
+            });
+        }
         let callbacks_wanted = self.rng.u32(..4);
         self.ledger
             .enter(what.clone(), wanted.clone(), &future, callbacks_wanted);

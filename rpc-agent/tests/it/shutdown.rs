@@ -1,11 +1,6 @@
 //! How agents end: together, at once, by accident, and what becomes of what was under way.
 
-mod common;
-mod raw;
-
-use std::env;
 use std::fs;
-use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, Mutex, OnceLock, mpsc};
 use std::thread;
@@ -18,11 +13,12 @@ use rpc_agent::{
     RetryOptions, RpcError, TerminationError, WorkerInfo,
 };
 
-use common::{
+use crate::common::{
     Gate, OpenAtEnd, PATIENCE, group, group_with, options, pair, pair_with, registry, shared_store,
     start_all, until, within,
 };
-use raw::{REQUEST, RawWorker, read_frame};
+use crate::own_process::in_own_process;
+use crate::raw::{REQUEST, RawWorker, read_frame};
 
 #[track_caller]
 fn wait(future: &FutureMessage) -> Result<Bytes, RpcError> {
@@ -741,29 +737,12 @@ fn a_group_can_join_without_ending_and_go_on() {
     end_all(&agents);
 }
 
-/// Set for the process in which threads are counted.
-const ALONE: &str = "RPC_AGENT_TEST_ALONE";
-
 #[test]
 fn no_thread_outlives_its_agent() {
-    if env::var_os(ALONE).is_some() {
-        return count_threads();
+    // Other tests start agents, too.
+    if !in_own_process("shutdown::no_thread_outlives_its_agent") {
+        return;
     }
-    // In a process of its own, where no other test starts agents.
-    let status = Command::new(env::current_exe().unwrap())
-        .args([
-            "--exact",
-            "no_thread_outlives_its_agent",
-            "--test-threads",
-            "1",
-        ])
-        .env(ALONE, "1")
-        .stdout(Stdio::null())
-        .status();
-    assert!(status.unwrap().success());
-}
-
-fn count_threads() {
     for round in 0..200 {
         let agents = group(2);
         // A thread gives itself its name.

@@ -1,8 +1,5 @@
 //! How workers come together, and come and go, over loopback and a store that they share.
 
-mod common;
-mod raw;
-
 use std::io::Write;
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -14,9 +11,9 @@ use rpc_agent::{
     Reply, RetryOptions, RpcError, StartError, WorkerInfo, join_all,
 };
 
-use common::{PATIENCE, named, options, registry, shared_store, start_all, until, within};
-use raw::{HELLO, RawWorker, WELCOME, connect, frame, hello_body, listed_address_of};
-use raw::{await_closed, read_frame, request, send, welcome};
+use crate::common::{PATIENCE, named, options, registry, shared_store, start_all, until, within};
+use crate::raw::{HELLO, RawWorker, WELCOME, connect, frame, hello_body, listed_address_of};
+use crate::raw::{await_closed, read_frame, request, send, welcome};
 
 /// Starts workers at the same time that know `echo`.
 fn start(store: &Arc<dyn Store>, options: impl IntoIterator<Item = AgentOptions>) -> Vec<Started> {

@@ -1,5 +1,4 @@
 //! Groups of agents in this process that meet in a shared store, and what makes their functions wait.
-#![allow(dead_code, reason = "each test binary uses some of it")]
 
 use std::panic::resume_unwind;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

@@ -1,9 +1,5 @@
 //! Calls with retries: when they try again, when they do not, and how they end.
 
-mod common;
-mod middle_man;
-mod raw;
-
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
@@ -16,9 +12,9 @@ use rpc_agent::{
     RetryOptionsError, RpcError,
 };
 
-use common::{PATIENCE, options, pair, pair_with, registry, shared_store, start_all, until};
-use middle_man::MiddleMan;
-use raw::{ERROR, REQUEST, RawWorker, address_of, frame, publish, read_frame, send};
+use crate::common::{PATIENCE, options, pair, pair_with, registry, shared_store, start_all, until};
+use crate::middle_man::MiddleMan;
+use crate::raw::{ERROR, REQUEST, RawWorker, address_of, frame, publish, read_frame, send};
 
 /// Pauses of 2, 3, 4 ms and so on; attempts wait for ever.
 fn quick(max_retries: i64) -> RetryOptions {

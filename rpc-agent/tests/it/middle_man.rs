@@ -53,13 +53,11 @@ impl MiddleMan {
     }
 
     /// From now on lets only so many more bytes through to the listener, and takes no others in.
-    #[allow(dead_code, reason = "each test binary uses some of it")]
     pub(crate) fn allow(&self, bytes: u64) {
         *lock(&self.shared.allowance) = Some(bytes);
     }
 
     /// Waits until all bytes that are allowed have passed.
-    #[allow(dead_code, reason = "each test binary uses some of it")]
     pub(crate) fn await_allowance_used(&self) {
         let mut allowance = lock(&self.shared.allowance);
         while *allowance != Some(0) {
@@ -72,7 +70,6 @@ impl MiddleMan {
     }
 
     /// Lets everything through again on later connections.
-    #[allow(dead_code, reason = "each test binary uses some of it")]
     pub(crate) fn cut_and_allow_all(&self) {
         self.cut();
         *lock(&self.shared.allowance) = None;

@@ -1,7 +1,5 @@
 //! What functions may do while they run, and what becomes of their results, over loopback.
 
-mod common;
-
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
@@ -12,7 +10,7 @@ use rpc_agent::{
     join_all,
 };
 
-use common::{Gate, OpenAtEnd, PATIENCE, group_with, noise, pair, pair_with, until, within};
+use crate::common::{Gate, OpenAtEnd, PATIENCE, group_with, noise, pair, pair_with, until, within};
 
 fn call(agent: &Agent, to: u32, function: &str, payload: &'static str) -> FutureMessage {
     agent.call_bytes_async(to, function, payload, CallOptions::default())

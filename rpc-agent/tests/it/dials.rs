@@ -1,8 +1,5 @@
 //! Connections that are about to be made: what comes in between, and what a dial may not hold up.
 
-mod common;
-mod raw;
-
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
@@ -12,9 +9,9 @@ use bytes::Bytes;
 use c10d_store::Store;
 use rpc_agent::{Agent, AgentOptions, FutureMessage, NotSent, Outcome, RpcError};
 
-use common::{PATIENCE, named, registry, shared_store, start_all, until, within};
-use raw::{GOODBYE, HELLO, REQUEST, RESPONSE, RawFrame, RawWorker};
-use raw::{frame, links_of, read_frame, send, welcome};
+use crate::common::{PATIENCE, named, registry, shared_store, start_all, until, within};
+use crate::raw::{GOODBYE, HELLO, REQUEST, RESPONSE, RawFrame, RawWorker};
+use crate::raw::{frame, links_of, read_frame, send, welcome};
 
 /// Agents of a group of fixed size, and whom the tests play themselves.
 fn start(

@@ -1,7 +1,5 @@
 //! Nobody waits for ever for something that only the agent's own threads could do.
 
-mod common;
-
 use std::sync::{Arc, mpsc};
 use std::thread;
 
@@ -9,14 +7,14 @@ use rpc_agent::{
     Agent, AgentOptions, CallOptions, FaultPlan, HandlerError, RetryOptions, RpcError,
 };
 
-use common::{
+use crate::common::{
     Gate, OpenAtEnd, PATIENCE, group_with, noise, options, pair, pair_with, registry, shared_store,
     until,
 };
 
 /// Ends a call that would hang, so that the test fails.
 fn soon() -> CallOptions {
-    common::within(PATIENCE / 3)
+    crate::common::within(PATIENCE / 3)
 }
 
 #[test]

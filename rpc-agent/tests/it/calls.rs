@@ -1,7 +1,5 @@
 //! Calls between agents over loopback: payloads, destinations, callbacks, and how they share a connection.
 
-mod common;
-
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, Mutex, mpsc};
 use std::task::{self, Poll, Wake, Waker};
@@ -14,7 +12,7 @@ use rpc_agent::{
     Outcome, RpcError, RpcFuture, WorkerInfo, join_all,
 };
 
-use common::{
+use crate::common::{
     Gate, OpenAtEnd, PATIENCE, group, group_with, noise, pair, pair_with, seed, until, within,
 };
 

@@ -1,17 +1,12 @@
 //! Peers that break the rules of a connection, or have never heard of them: each gets what it deserves,
 //! and nobody else notices. The tests write and read all bytes by hand, which pins the format.
 
-mod common;
-mod raw;
-
-use std::io::{ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
-use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
-use std::{env, io};
 
 use bytes::Bytes;
 use c10d_store::Store;
@@ -19,8 +14,9 @@ use rpc_agent::{
     Agent, AgentOptions, FutureMessage, NotSent, Outcome, Registry, RpcError, RpcFuture,
 };
 
-use common::{PATIENCE, noise, registry, shared_store, start_all, until, within};
-use raw::{
+use crate::common::{PATIENCE, noise, registry, shared_store, start_all, until, within};
+use crate::own_process::in_own_process_with_many_files;
+use crate::raw::{
     ERROR, HELLO, LARGE, REFUSE, REQUEST, REQUEST_PART, RESPONSE, RESPONSE_PART, RawFrame,
     RawWorker, WELCOME, address_of, await_closed, connect, frame, header, hello_body,
     large_request, publish, read_frame, request, send, u16_bytes, u32_bytes, u64_bytes, welcome,
@@ -47,7 +43,7 @@ impl Group {
     ) -> Self {
         let store = shared_store();
         let raw = RawWorker::join(&*store, 1, "raw", 0x00c0_ffee_00c0_ffee);
-        let options = |name: &str, rank| common::named(name, rank).with_world_size(3);
+        let options = |name: &str, rank| crate::common::named(name, rank).with_world_size(3);
         let workers = vec![
             (adjust(options("agent", 0)), registry(fill)),
             (options("other", 2), registry(|_| {})),
@@ -284,7 +280,7 @@ fn what_is_no_hello_is_closed() {
         request(1, "echo", b"x"),
         frame(RESPONSE, 0, 0, 1, b"x"),
         welcome(me, 1),
-        frame(raw::GOODBYE, 0, 0, 0, b""),
+        frame(crate::raw::GOODBYE, 0, 0, 0, b""),
     ];
     for bytes in &no_hellos {
         let mut socket = group.stranger();
@@ -381,7 +377,7 @@ fn garbage_after_a_hello_ends_the_connection_and_fails_its_calls_only() {
         frame(RESPONSE_PART, 0, 0, 1, b"x"),
         // Large messages: greater than all, not large at all, twice the same.
         large_request(1, "echo", u64::MAX),
-        large_request(1, "echo", raw::MESSAGE_BYTES_MAX + 1),
+        large_request(1, "echo", crate::raw::MESSAGE_BYTES_MAX + 1),
         large_request(1, "echo", 1),
         [
             large_request(1, "echo", 1 << 20),
@@ -772,29 +768,12 @@ fn an_address_where_somebody_else_listens_is_tried_until_the_connect_timeout() {
     group.assert_serves_others();
 }
 
-/// Set for the process that [`a_flood_of_connections_pushes_out_the_oldest_silent_ones`] starts.
-const FLOOD: &str = "RPC_AGENT_TEST_FLOOD";
-
 #[test]
 fn a_flood_of_connections_pushes_out_the_oldest_silent_ones() {
-    if env::var_os(FLOOD).is_some() {
-        return flood();
+    let name = "strangers::a_flood_of_connections_pushes_out_the_oldest_silent_ones";
+    if !in_own_process_with_many_files(name) {
+        return;
     }
-    // In a process of its own, which may have more files open than usual.
-    let status = Command::new("sh")
-        .args(["-c", "ulimit -n 4096; exec \"$0\" \"$@\""])
-        .arg(env::current_exe().unwrap())
-        .args([
-            "--exact",
-            "a_flood_of_connections_pushes_out_the_oldest_silent_ones",
-        ])
-        .env(FLOOD, "1")
-        .stdout(Stdio::null())
-        .status();
-    assert!(status.unwrap().success());
-}
-
-fn flood() {
     const SILENT_MAX: usize = 1024;
     const CONNECTIONS: usize = 1100;
     let group = Group::new();
@@ -826,7 +805,7 @@ fn a_hello_is_refused_once_the_agent_has_ended_and_its_port_is_closed() {
     assert_eq!(read_frame(&mut open).kind, REQUEST);
     group.agent.shutdown_now();
     // The farewell: nothing was wrong with the connection.
-    assert_eq!(read_frame(&mut open).kind, raw::GOODBYE);
+    assert_eq!(read_frame(&mut open).kind, crate::raw::GOODBYE);
     await_closed(&mut open);
     let error = wait(&call).unwrap_err();
     assert!(matches!(error, RpcError::Shutdown { .. }), "{error:?}");

@@ -1,17 +1,17 @@
 //! When calls are given up, and what is known of them then, over loopback.
 
-mod common;
-
 use std::net::TcpListener;
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-use rpc_agent::{Agent, CallOptions, FutureMessage, Outcome, Registry, Reply, RpcError};
+use rpc_agent::{
+    Agent, CallOptions, FutureMessage, Outcome, Registry, Reply, RpcError, StartError,
+};
 
-use common::{
+use crate::common::{
     Gate, OpenAtEnd, PATIENCE, options, pair, pair_with, registry, seed, shared_store, start_all,
 };
-use common::{until, within};
+use crate::common::{until, within};
 
 /// Short, and long enough to be told from others.
 const SHORT: Duration = Duration::from_millis(20);
@@ -33,8 +33,8 @@ fn expired_after(call: &FutureMessage) -> Duration {
     }
 }
 
-/// Calls with ever longer timeouts, until a call has begun there by the time that it is given up here.
-/// On a busy machine the first ones do not get so far.
+/// Calls with ever longer timeouts, until a call has begun there by the time that it times out here.
+/// On a busy machine the first ones do not get that far.
 fn expired_while_held(agent: &Agent, function: &str, gate: &Gate) -> (Duration, RpcError) {
     let mut timeout = SHORT;
     loop {
@@ -44,6 +44,7 @@ fn expired_while_held(agent: &Agent, function: &str, gate: &Gate) -> (Duration, 
             return (timeout, error);
         }
         timeout *= 2;
+        assert!(timeout < PATIENCE, "no call has begun: {error}");
     }
 }
 
@@ -203,12 +204,9 @@ fn a_large_late_answer_does_not_disturb_what_comes_behind_it() {
     assert_eq!(metrics.calls_in_flight, 0);
 }
 
+/// How late they end is measured by `c10d bench rpc`.
 #[test]
-#[expect(
-    clippy::print_stderr,
-    reason = "shown when asked for: how late the calls were given up"
-)]
-fn ten_thousand_calls_without_an_answer_all_end_at_their_deadlines() {
+fn ten_thousand_calls_without_an_answer_end_at_their_deadlines_and_not_before() {
     const CALLS: usize = 10_000;
     let seed = seed();
     let mut random = fastrand::Rng::with_seed(seed);
@@ -223,7 +221,7 @@ fn ten_thousand_calls_without_an_answer_all_end_at_their_deadlines() {
         let call = agent.call_bytes_async(1, "never", &b""[..], within(timeout));
         let sender = sender.clone();
         call.on_complete(move |result| {
-            let early_or_late = began.elapsed().checked_sub(timeout);
+            let is_early = began.elapsed() < timeout;
             // On a busy machine the other worker finds some so late that it does not begin with them.
             let refused = "before the function could begin";
             let was_refused = match result {
@@ -234,28 +232,17 @@ fn ten_thousand_calls_without_an_answer_all_end_at_their_deadlines() {
                 ),
                 _ => None,
             };
-            sender.send((was_refused, early_or_late)).unwrap();
+            sender.send((was_refused, is_early)).unwrap();
         });
         calls.push(call);
     }
-    let at_once = calls.iter().filter(|call| !call.is_complete()).count();
     let mut refused_in_time = 0;
-    let mut lateness: Vec<Duration> = (0..CALLS)
-        .map(|_| {
-            let (was_refused, late) = receiver.recv_timeout(PATIENCE).unwrap();
-            let was_refused = was_refused.expect("a call without an answer ends by its timeout");
-            refused_in_time += u64::from(was_refused);
-            late.expect("no call ends before its deadline")
-        })
-        .collect();
-    lateness.sort_unstable();
-    let (median, most) = (lateness[CALLS / 2], lateness[CALLS - 1]);
-    eprintln!(
-        "{at_once} calls in flight at once, given up late by {median:?} at the median, {most:?} at most"
-    );
-    assert!(at_once > 0);
-    // A bound for machines that do other things, too; the measured time is shown.
-    assert!(most < Duration::from_secs(1), "{most:?}");
+    for _ in 0..CALLS {
+        let (was_refused, is_early) = receiver.recv_timeout(PATIENCE).unwrap();
+        let was_refused = was_refused.expect("a call without an answer ends by its timeout");
+        refused_in_time += u64::from(was_refused);
+        assert!(!is_early, "no call ends before its deadline");
+    }
 
     let metrics = agent.metrics();
     assert_eq!(
@@ -331,8 +318,11 @@ fn a_deadline_and_an_answer_at_the_same_time_give_one_of_the_two() {
 
 /// A port of 127.0.0.1 on which nobody says anything, and an agent that is told to be there.
 fn silent_worker(gate: &Arc<Gate>) -> (TcpListener, Vec<Agent>) {
+    // Another process may hold the port on the second address.
+    const PORTS_MAX: usize = 20;
     let store = shared_store();
-    loop {
+    let mut failures = Vec::new();
+    while failures.len() < PORTS_MAX {
         let silent = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = silent.local_addr().unwrap().port();
         // Where the agent really is, nobody is told.
@@ -358,11 +348,17 @@ fn silent_worker(gate: &Arc<Gate>) -> (TcpListener, Vec<Agent>) {
             store.clone_store().unwrap(),
         ));
         let store: Arc<dyn c10d_store::Store> = store;
-        let agents = start_all(&store, workers.into());
-        if let Ok(agents) = agents.into_iter().collect() {
-            return (silent, agents);
+        let agents: Result<Vec<Agent>, StartError> =
+            start_all(&store, workers.into()).into_iter().collect();
+        match agents {
+            Ok(agents) => return (silent, agents),
+            Err(error) => failures.push(error),
         }
     }
+    panic!(
+        "of {PORTS_MAX} ports none can be used: {:?}",
+        failures.pop()
+    )
 }
 
 #[test]

@@ -1,0 +1,19 @@
+//! The agent as its users see it, over loopback. All in one program, which links once.
+
+mod calls;
+mod common;
+mod deadlines;
+mod dials;
+mod faults;
+mod groups;
+mod handlers;
+mod jobs;
+mod liveness;
+mod middle_man;
+mod own_process;
+mod peer_death;
+mod raw;
+mod retries;
+mod shutdown;
+mod soak;
+mod strangers;
