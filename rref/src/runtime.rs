@@ -814,3 +814,40 @@ fn verdict(answer: &Result<Bytes, RpcError>) -> Option<Verdict> {
         Ok(_) | Err(_) => Some(Verdict::Unclear),
     }
 }
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use std::sync::mpsc;
+    use std::thread;
+
+    use c10d_store::HashStore;
+    use rpc_agent::{Agent, AgentOptions};
+
+    use super::*;
+
+    #[test]
+    fn a_drop_of_the_last_clone_does_not_wait_for_the_contexts_lock() {
+        let mut registry = Registry::new();
+        let rrefs = RRefs::register(&mut registry, Functions::new()).unwrap();
+        let options = AgentOptions::new("alone", 0)
+            .with_world_size(1)
+            .with_host("127.0.0.1");
+        let agent = Agent::start(options, registry, Arc::new(HashStore::new())).unwrap();
+        rrefs.attach(&agent).unwrap();
+        let number = rrefs.rref(1_i64).unwrap();
+        let runtime = rrefs.runtime().unwrap();
+
+        let locked = runtime.lock();
+        let (dropped, is_dropped) = mpsc::channel();
+        let dropping = thread::spawn(move || {
+            drop(number);
+            dropped.send(()).unwrap();
+        });
+        let within = is_dropped.recv_timeout(Duration::from_secs(60));
+        drop(locked);
+        within.expect("the drop waits for no lock");
+        dropping.join().unwrap();
+        rrefs.leave(Duration::from_secs(60)).unwrap();
+        agent.shutdown_now();
+    }
+}

@@ -58,6 +58,23 @@ fn explore(threads: &[Thread], budget: Budget) -> Seen {
     seen
 }
 
+/// Whether to explore all: minutes in a debug build.
+fn is_long() -> bool {
+    std::env::var_os("LONG").is_some()
+}
+
+/// [`explore_all`] with `LONG` set, as in CI. Else with nothing unusual only, which takes a second; `states_min`
+/// of the states are without anything unusual.
+fn explore_long((usual_min, states_min): (usize, usize), threads: &[Thread]) {
+    if is_long() {
+        return explore_all(states_min, threads);
+    }
+    let seen = explore(threads, Budget::default());
+    assert!(seen.ends > 0);
+    assert_eq!(seen.values_max, 1, "the program makes a value");
+    assert!(seen.states >= usual_min, "only {} states", seen.states);
+}
+
 /// The program with nothing unusual, and with one unusual event of each kind. Fewer states than `states_min`
 /// in all mean that the exploration has lost something.
 fn explore_all(states_min: usize, threads: &[Thread]) {
@@ -146,8 +163,8 @@ fn drop_on_receipt() {
 
 #[test]
 fn fork_of_a_fork() {
-    explore_all(
-        100_000,
+    explore_long(
+        (1, 100_000),
         &[
             Thread::new(A, &[CREATE, send(C, 0), DROP]),
             Thread::new(C, &[send(A, 7), DROP]),
@@ -169,8 +186,8 @@ fn fork_back_to_the_owner() {
 
 #[test]
 fn two_forks_at_once() {
-    explore_all(
-        40_000,
+    explore_long(
+        (1, 40_000),
         &[
             Thread::new(A, &[CREATE, send(C, 0), call(B, 0), DROP]),
             Thread::new(B, &[DROP]),
@@ -196,8 +213,8 @@ fn the_owner_gives_its_value_to_two() {
 
 #[test]
 fn a_value_goes_out_is_passed_on_and_comes_back_to_its_owner() {
-    explore_all(
-        25_000,
+    explore_long(
+        (1, 25_000),
         &[
             Thread::new(B, &[Op::CreateLocal { slot: 0 }, send(A, 0), DROP]),
             Thread::new(A, &[call(C, 0), DROP]),

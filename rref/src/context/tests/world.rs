@@ -2,8 +2,10 @@
 //!
 //! A value is the id of its reference, so that each knows which one was freed.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -205,8 +207,10 @@ pub(super) struct Budget {
 
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct World {
-    /// None of a dead worker.
-    pub(super) contexts: Vec<Option<Context>>,
+    /// None of a dead worker. A world shares them with those that it was copied from.
+    pub(super) contexts: Vec<Option<Arc<Context>>>,
+    /// Of the contexts, once asked for by [`World::fingerprint`]: most of the time a step changes one of them.
+    hashes: Vec<Cell<Option<u64>>>,
     pub(super) packets: Vec<Packet>,
     pub(super) threads: Vec<Thread>,
     slots: BTreeMap<(usize, u32), Slot>,
@@ -226,18 +230,15 @@ pub(super) struct World {
 
 impl World {
     pub(super) fn new(workers: usize, threads: Vec<Thread>, budget: Budget, now: Instant) -> Self {
-        let contexts = (0..workers)
+        let contexts: Vec<_> = (0..workers)
             .map(|index| {
-                Some(Context::new(
-                    worker(index),
-                    incarnation_of(index),
-                    Timing::default(),
-                    now,
-                ))
+                let (me, incarnation) = (worker(index), incarnation_of(index));
+                Context::new(me, incarnation, Timing::default(), now)
             })
             .collect();
         Self {
-            contexts,
+            hashes: vec![Cell::new(None); workers],
+            contexts: contexts.into_iter().map(Arc::new).map(Some).collect(),
             packets: Vec::new(),
             threads,
             slots: BTreeMap::new(),
@@ -259,8 +260,16 @@ impl World {
     pub(super) fn fingerprint(&self) -> u64 {
         let mut packets: Vec<u64> = self.packets.iter().map(hash).collect();
         packets.sort_unstable();
+        let contexts = self.contexts.iter().zip(&self.hashes);
+        let contexts: Vec<u64> = contexts
+            .map(|(context, known)| {
+                let hash = known.get().unwrap_or_else(|| hash(context));
+                known.set(Some(hash));
+                hash
+            })
+            .collect();
         hash(&(
-            (&self.contexts, packets, &self.threads, &self.slots),
+            (contexts, packets, &self.threads, &self.slots),
             (
                 self.budget,
                 self.now,
@@ -491,8 +500,12 @@ impl World {
     }
 
     fn is_over(&self) -> bool {
-        let is_idle =
-            self.packets.is_empty() && self.contexts.iter().flatten().all(Context::is_drained);
+        let is_idle = self.packets.is_empty()
+            && self
+                .contexts
+                .iter()
+                .flatten()
+                .all(|context| context.is_drained());
         // What a dead worker would have sent is awaited in vain.
         let is_done = self.has_deaths
             || self
@@ -536,6 +549,7 @@ impl World {
 
     pub(super) fn kill(&mut self, victim: usize) {
         self.contexts[victim] = None;
+        self.hashes[victim].set(None);
         self.has_deaths = true;
         self.slots.retain(|&(on, _), _| on != victim);
         // What has left it may still arrive.
@@ -568,10 +582,11 @@ impl World {
     }
 
     fn on(&mut self, on: usize, event: impl FnOnce(&mut Context, Instant)) -> Option<Answer> {
-        let context = self.contexts[on].as_mut()?;
+        let context = Arc::make_mut(self.contexts[on].as_mut()?);
         event(context, self.now);
         let incarnation = context.incarnation();
         let effects = context.take_effects();
+        self.hashes[on].set(None);
         let mut reply = None;
         for effect in effects {
             match effect {

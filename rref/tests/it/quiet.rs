@@ -2,8 +2,6 @@
 //!
 //! Nothing here looks into the tables, which would do what is due.
 
-mod common;
-
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -11,7 +9,7 @@ use std::time::{Duration, Instant};
 use rpc_agent::{CallOptions, FaultPlan, RetryOptions, RpcError};
 use rref::{RRef, RRefError};
 
-use common::{Alive, Counted, Gate, PATIENCE, group_of, quick, until};
+use crate::common::{Alive, Counted, Gate, PATIENCE, group_of, quick, until};
 
 #[test]
 fn a_reference_in_an_answer_that_nobody_took_is_freed() {

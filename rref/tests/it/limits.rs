@@ -1,7 +1,5 @@
 //! What is long, large, many, or of no time at all.
 
-mod common;
-
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -9,7 +7,7 @@ use rpc_agent::{CallOptions, FaultPlan, RpcError};
 use rref::{RRef, RRefError, RRefOptions};
 use serde::{Deserialize, Serialize};
 
-use common::{Gate, PATIENCE, group, group_of, group_with, shut_down, until, until_empty};
+use crate::common::{Gate, PATIENCE, group, group_of, group_with, shut_down, until, until_empty};
 
 type T1 = (u64, u64);
 type T2 = (T1, T1);
@@ -158,7 +156,7 @@ fn many_deletions_arrive_at_a_worker_that_takes_small_messages() {
             "{:?}",
             workers[0].rrefs.sizes().unwrap()
         );
-        workers.iter().all(common::is_empty)
+        workers.iter().all(crate::common::is_empty)
     });
     shut_down(&workers);
 }
@@ -213,7 +211,7 @@ fn attempts_without_a_time_of_their_own_are_messages_all_the_same() {
             "{read:?}\n{}",
             workers[0].rrefs.snapshot().unwrap()
         );
-        workers.iter().all(common::is_empty)
+        workers.iter().all(crate::common::is_empty)
     });
     assert_eq!(read.unwrap(), 1);
     shut_down(&workers);

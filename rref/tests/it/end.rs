@@ -1,7 +1,5 @@
 //! The end: reports of what is held, cycles, the order of the shutdown, and workers that die.
 
-mod common;
-
 use std::env;
 use std::io::{self, BufRead, BufReader, Read};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -15,7 +13,7 @@ use rpc_agent::{Agent, AgentOptions, CallOptions, HandlerError, Registry};
 use rref::{Functions, RRef, RRefError, RRefs, ShutdownError};
 use serde::{Deserialize, Serialize};
 
-use common::{
+use crate::common::{
     Alive, Counted, Gate, PATIENCE, functions, group, group_with, quick, shut_down, until,
 };
 
@@ -155,7 +153,7 @@ struct WorkerProcess {
 impl WorkerProcess {
     fn start(store: &TcpStoreServer) -> Self {
         let mut child = Command::new(env::current_exe().unwrap())
-            .args(["--exact", "worker_process", "--nocapture"])
+            .args(["--exact", "end::worker_process", "--nocapture"])
             .env(PART, store.local_addr().port().to_string())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

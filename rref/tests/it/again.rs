@@ -1,8 +1,6 @@
 //! Several agents in one process, side by side and one after the other: they have nothing in common, and
 //! nothing of an ended one is kept.
 
-mod common;
-
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -12,7 +10,7 @@ use rpc_agent::{Agent, AgentOptions, Registry, RpcError};
 use rref::{RRef, RRefError, RRefs};
 use serde::{Deserialize, Serialize};
 
-use common::{
+use crate::common::{
     Alive, Counted, Gate, List, PATIENCE, Worker, functions, group, group_with, is_empty, quick,
     shut_down, until, until_empty,
 };

@@ -1,7 +1,5 @@
 //! Code of the program that runs in the midst of it all: encodings and destructors, those that panic too.
 
-mod common;
-
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
@@ -12,7 +10,8 @@ use std::time::{Duration, Instant};
 use rref::{RRef, RRefError, RRefs};
 use serde::{Serialize, Serializer};
 
-use common::{Alive, Counted, PATIENCE, group, group_with, shut_down, until};
+use crate::common::{Alive, Counted, PATIENCE, group, group_with, shut_down, until};
+use crate::own_process::in_own_process;
 
 /// Has it done on a thread of its own, so that a test that would hang fails.
 fn soon<R: Send + 'static>(what: &str, run: impl FnOnce() -> R + Send + 'static) -> R {
@@ -55,7 +54,7 @@ fn an_encoding_that_panics_leaves_no_reference_behind() {
             "{}",
             rrefs.snapshot().unwrap()
         );
-        workers.iter().all(common::is_empty)
+        workers.iter().all(crate::common::is_empty)
     });
     shut_down(&workers);
 }
@@ -120,21 +119,8 @@ impl Drop for Grenade {
 
 #[test]
 fn values_whose_destructors_panic_cost_nobody_else_anything() {
-    if std::env::var("GRENADES").is_err() {
-        let status = std::process::Command::new(std::env::current_exe().unwrap())
-            .args([
-                "--exact",
-                "values_whose_destructors_panic_cost_nobody_else_anything",
-            ])
-            .env("GRENADES", "1")
-            .output()
-            .unwrap();
-        assert!(
-            status.status.success(),
-            "{:?}: {}",
-            status.status,
-            String::from_utf8_lossy(&status.stderr)
-        );
+    let name = "destructors::values_whose_destructors_panic_cost_nobody_else_anything";
+    if !in_own_process(name) {
         return;
     }
     let workers = group(1);

@@ -1,5 +1,4 @@
 //! Groups of agents in this process, with references, that meet in a shared store.
-#![allow(dead_code, reason = "each test binary uses some of it")]
 
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,6 +12,9 @@ use rref::{Functions, LeakReport, RRef, RRefOptions, RRefs};
 
 /// Far longer than anything takes here; ends a test that would hang.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How long a program waits for what may have been lost.
+pub(crate) const SHORT: Duration = Duration::from_millis(400);
 
 /// What the tests' functions work on.
 pub(crate) type List = Mutex<Vec<i64>>;
@@ -77,6 +79,12 @@ pub(crate) fn functions(fill: impl FnOnce(&mut Functions)) -> Functions {
         .register("read", |_, number: RRef<i64>| {
             assert!(number.confirmed(), "a function runs when it is confirmed");
             Ok(number.to_here(PATIENCE)?)
+        })
+        .unwrap();
+    functions
+        .register("read soon", |_, number: RRef<i64>| {
+            assert!(number.confirmed(), "a function runs when it is confirmed");
+            Ok(number.to_here(SHORT)?)
         })
         .unwrap();
     functions

@@ -9,8 +9,6 @@
 //! may never come; and the ids of what is gone. All but the ids goes when the stranger deletes it, or when
 //! its process is no more.
 
-mod common;
-
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -24,7 +22,7 @@ use rpc_agent::{Agent, CallOptions, Context, Registry, RpcError, WorkerId};
 use rref::protocol::{Answer, DELETES_MAX, ForkData, Message};
 use rref::{ForkId, GloballyUniqueId, RRef, RRefError, RRefId};
 
-use common::{
+use crate::common::{
     Alive, Counted, List, PATIENCE, Worker, group_with_stranger, is_empty, seed, until, until_empty,
 };
 

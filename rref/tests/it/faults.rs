@@ -1,7 +1,5 @@
 //! References while messages are lost, doubled and late.
 
-mod common;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -11,10 +9,9 @@ use fastrand::Rng;
 use rpc_agent::{CallOptions, FaultPlan};
 use rref::{RRef, RRefError};
 
-use common::{PATIENCE, Worker, group_of, group_with, quick, seed, shut_down, until_empty};
-
-/// How long the program waits for what may have been lost.
-const SHORT: Duration = Duration::from_millis(400);
+use crate::common::{
+    PATIENCE, SHORT, Worker, group_of, group_with, quick, seed, shut_down, until_empty,
+};
 
 /// Creates, reads, shares and drops references at random. A reference in hand never finds its value gone.
 fn run_program(worker: &Worker, workers: u32, rounds: u32, mut rng: Rng) {
@@ -82,15 +79,7 @@ fn run_group(seed: u64, workers: u32, rounds: u32, faults: impl Fn(FaultPlan) ->
         workers,
         &options,
         |rank, options| options.with_faults(plans[rank as usize].clone()),
-        |_, functions| {
-            // As "read", but what it asks for may be lost, too.
-            functions
-                .register("read soon", |_, number: RRef<i64>| {
-                    assert!(number.confirmed(), "a function runs when it is confirmed");
-                    Ok(number.to_here(SHORT)?)
-                })
-                .unwrap();
-        },
+        |_, _| {},
     );
     thread::scope(|scope| {
         for (rank, worker) in (0..).zip(&group) {
@@ -166,7 +155,7 @@ fn a_function_that_makes_a_value_runs_once_whatever_is_repeated() {
     for rref in &made {
         rref.wait_confirmed(PATIENCE).unwrap();
     }
-    common::until("all have run", || runs.load(Ordering::SeqCst) >= 200);
+    crate::common::until("all have run", || runs.load(Ordering::SeqCst) >= 200);
     drop(made);
     until_empty(&group);
     assert_eq!(runs.load(Ordering::SeqCst), 200);

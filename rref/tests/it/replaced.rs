@@ -1,17 +1,15 @@
 //! A worker whose place another process takes, in a group whose members come and go.
 
-mod common;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use c10d_store::{HashStore, Store};
 use rpc_agent::{Agent, AgentOptions, Registry};
 use rref::{RRef, RRefs};
 
-use common::{Gate, PATIENCE, functions, quick, until};
+use crate::common::{Gate, PATIENCE, functions, quick, until};
 
 fn member(
     rank: u32,
@@ -45,6 +43,12 @@ fn a_late_word_of_a_farewell_is_not_the_end_of_the_next_process() {
         });
     }
     rrefs.attach(&agent).unwrap();
+    // On the only thread, callbacks run in the order in which they were registered: after the references'.
+    let is_told = Arc::new(AtomicBool::new(false));
+    {
+        let is_told = Arc::clone(&is_told);
+        agent.on_peer_left(move |_, _| is_told.store(true, Ordering::SeqCst));
+    }
     let (old, old_rrefs) = member(1, &store, |options| options);
     old_rrefs.attach(&old).unwrap();
     let number: RRef<i64> = old_rrefs.rref(1_i64).unwrap();
@@ -61,8 +65,9 @@ fn a_late_word_of_a_farewell_is_not_the_end_of_the_next_process() {
     let _ = new.call_bytes("worker0", "nothing", Vec::new());
     assert_eq!(agent.incarnation_of(new.me().id), Some(new.incarnation()));
     gate.open();
-    // Once all that was to be said of the former one has been said.
-    thread::sleep(Duration::from_millis(300));
+    until("the references know of the former one's end", || {
+        is_told.load(Ordering::SeqCst)
+    });
     let made: RRef<i64> = new_rrefs.remote("worker0", "number", 5_i64).unwrap();
     let read = made.to_here(PATIENCE);
     new.shutdown_now();

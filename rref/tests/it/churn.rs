@@ -1,0 +1,146 @@
+//! Many references, one after the other and side by side: nothing stays behind.
+
+use std::thread;
+use std::time::Duration;
+use std::{env, fs};
+
+use rpc_agent::{CallOptions, FaultPlan};
+use rref::{RRef, RRefError};
+
+use crate::common::{Worker, group, group_with, seed, shut_down, until_empty};
+use crate::own_process::in_own_process;
+
+/// So many references live at a time, in each thread.
+const MANY_ALIVE: usize = 64;
+
+/// Few of them: each is waited for on a thread of the worker that reads it, and a worker keeps its threads
+/// for a while, which is memory too.
+const FEW_ALIVE: usize = 4;
+
+/// Lives of references: created, sent to a third worker, fetched there, dropped.
+fn churn(worker: &Worker, lives: usize, alive_max: usize) {
+    let mut alive: Vec<RRef<i64>> = Vec::with_capacity(alive_max);
+    let mut reads = Vec::with_capacity(alive_max);
+    let mut left = lives;
+    while left > 0 {
+        for _ in 0..alive_max.min(left) {
+            let number: RRef<i64> = worker.rrefs.remote("worker1", "number", 1_i64).unwrap();
+            let read = worker.rrefs.call_async::<_, i64>(
+                "worker2",
+                "read",
+                &number,
+                CallOptions::default(),
+            );
+            reads.push(read.unwrap());
+            alive.push(number);
+            left -= 1;
+        }
+        for read in reads.drain(..) {
+            assert_eq!(read.wait().unwrap(), 1);
+        }
+        alive.clear();
+    }
+}
+
+/// What this process has in memory, in KiB.
+fn resident_kib() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:"));
+    let kib = line.and_then(|line| line.split_whitespace().nth(1));
+    kib.unwrap().parse().unwrap()
+}
+
+fn live(workers: &[Worker], lives: usize, alive_max: usize) {
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| churn(&workers[0], lives / 2, alive_max));
+        }
+    });
+    until_empty(workers);
+}
+
+/// How many references live one after the other: all of them with `LONG` set, as in CI.
+fn lives(all: usize) -> usize {
+    match env::var_os("LONG") {
+        Some(_) => all,
+        None => all / 50,
+    }
+}
+
+#[test]
+fn a_hundred_thousand_references_leave_empty_tables() {
+    let workers = group(3);
+    live(&workers, lives(100_000), MANY_ALIVE);
+    shut_down(&workers);
+}
+
+#[test]
+fn a_hundred_thousand_references_with_faults_leave_empty_tables() {
+    let seed = seed();
+    let plan = FaultPlan::new(seed)
+        .lose(0.002)
+        .and_then(|plan| plan.duplicate(0.02))
+        .and_then(|plan| plan.delay_randomly(0.02, Duration::from_millis(20)))
+        .unwrap();
+    let workers = group_with(3, |_, options| options.with_faults(plan.clone()), |_, _| {});
+    let lives = lives(100_000);
+    let (mut read, mut lost) = (0, 0);
+    let mut left = lives;
+    let options = CallOptions::default().with_timeout(Duration::from_secs(2));
+    while left > 0 {
+        // Many at a time, as a lost message holds up those that are waited for with it.
+        let alive = left.min(2_000);
+        left -= alive;
+        let lives: Vec<_> = (0..alive)
+            .map(|_| {
+                let rrefs = &workers[0].rrefs;
+                let number: RRef<i64> = rrefs.remote("worker1", "number", 1_i64).unwrap();
+                let read = rrefs.call_async::<_, i64>("worker2", "read soon", &number, options);
+                (number, read.unwrap())
+            })
+            .collect();
+        for (number, call) in lives {
+            drop(number);
+            match call.wait() {
+                Ok(value) => {
+                    assert_eq!(value, 1);
+                    read += 1;
+                }
+                // Calls are not repeated, and a function that reads is one more call.
+                Err(error @ (RRefError::Deleted { .. } | RRefError::OwnerLost { .. })) => {
+                    panic!("{error}")
+                }
+                Err(_) => lost += 1,
+            }
+        }
+    }
+    assert_eq!(read + lost, lives);
+    assert!(read > lives / 2, "{read} of {lives} were read");
+    let injected = plan.injected();
+    assert!(
+        injected.requests_lost > 0
+            && injected.answers_lost > 0
+            && injected.duplicated > 0
+            && injected.delayed > 0,
+        "{injected:?}"
+    );
+    until_empty(&workers);
+    shut_down(&workers);
+}
+
+#[test]
+#[expect(clippy::print_stderr, reason = "shown when the test fails")]
+fn a_hundred_thousand_references_leave_flat_memory() {
+    if !in_own_process("churn::a_hundred_thousand_references_leave_flat_memory") {
+        return;
+    }
+    let workers = group(3);
+    // The tables and the allocator have their sizes by then.
+    live(&workers, lives(30_000), FEW_ALIVE);
+    let before = resident_kib();
+    live(&workers, lives(100_000), FEW_ALIVE);
+    let after = resident_kib();
+    eprintln!("{before} KiB at first, {after} KiB later");
+    assert!(after < before + (2 << 10));
+    shut_down(&workers);
+}

@@ -1,0 +1,14 @@
+//! References over real agents on loopback. All in one program, which links once.
+
+mod again;
+mod churn;
+mod common;
+mod destructors;
+mod end;
+mod faults;
+mod limits;
+mod own_process;
+mod quiet;
+mod references;
+mod replaced;
+mod strangers;
