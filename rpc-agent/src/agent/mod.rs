@@ -539,7 +539,7 @@ impl Shared {
         };
         let begun = match stopped {
             Some(termination) => Ok(termination),
-            None => self.store.clone_store().map(|store| {
+            None => self.directory.clone_store(deadline).map(|store| {
                 let generation = self.joins.fetch_add(1, Ordering::SeqCst);
                 let workers = self.directory.workers();
                 Termination::new(store, generation, self.me.clone(), workers)

@@ -57,7 +57,8 @@ pub(crate) struct Shared {
     pub(crate) limits: IncomingLimits,
     pub(crate) registry: Registry,
     pub(crate) directory: Directory,
-    pub(crate) store: Arc<dyn Store>,
+    /// Open for as long as the agent: it may host the server that the others use.
+    pub(crate) _store: Arc<dyn Store>,
     /// How often the group was joined for its end.
     pub(crate) joins: AtomicU64,
     pub(crate) joint_end: JointEndTurn,
@@ -155,7 +156,7 @@ impl Shared {
             options,
             registry,
             directory,
-            store,
+            _store: store,
             joins: AtomicU64::new(0),
             joint_end: JointEndTurn::default(),
             is_ending: Monitor::default(),

@@ -136,6 +136,11 @@ impl BoundedStore {
         Ok(missing)
     }
 
+    /// A second handle, with a connection of its own.
+    pub(crate) fn clone_store(&self, by: Deadline) -> Result<Arc<dyn Store>, StoreError> {
+        self.answered_by(by).clone_store()
+    }
+
     fn answered_by(&self, by: Deadline) -> &dyn Store {
         self.store.set_timeout(answer_timeout(by));
         &*self.store

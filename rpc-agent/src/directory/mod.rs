@@ -29,7 +29,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Instant;
 
 use c10d_socket::Deadline;
-use c10d_store::Store;
+use c10d_store::{Store, StoreError};
 
 pub(crate) use bounded_store::BoundedStore;
 pub use error::{DirectoryError, MissingRanks};
@@ -174,6 +174,11 @@ impl Directory {
         Ok(member
             .filter(|member| member.info == *worker)
             .map(|member| member.address))
+    }
+
+    /// A second handle to the store, opened by then.
+    pub(crate) fn clone_store(&self, by: Deadline) -> Result<Arc<dyn Store>, StoreError> {
+        self.store.clone_store(by)
     }
 
     /// Gives the place up. Others find that out when they ask for the address.
