@@ -11,5 +11,6 @@ pub mod peer;
 pub mod process;
 pub mod raw_client;
 pub mod relay;
+pub mod rpc_group;
 pub mod torch;
 pub mod watchdog;

@@ -1,0 +1,250 @@
+//! Calls and references between processes over a store's server: workers that are killed, stopped and
+//! restarted, and a server that is killed.
+
+use std::time::{Duration, Instant};
+
+use integration_tests::eventually::eventually;
+use integration_tests::rpc_group::{BLOCK, Group, List, Programs};
+use integration_tests::watchdog::Watchdog;
+use rpc_agent::{CallOptions, Outcome, RetryOptions, RpcError};
+use rref::{RRef, RRefError};
+
+const LIMIT: Duration = Duration::from_secs(180);
+
+/// Ample for what happens at once, on a busy machine; below the 60 s of a call.
+const AT_ONCE: Duration = Duration::from_secs(20);
+
+const PROGRAMS: Programs = Programs {
+    store: env!("CARGO_BIN_EXE_store-process"),
+    worker: env!("CARGO_BIN_EXE_rpc-worker"),
+};
+
+/// No time limit of its own: a call that ends does so for another reason.
+fn unlimited() -> CallOptions {
+    CallOptions::default().with_timeout(Duration::ZERO)
+}
+
+/// A list at `owner`, which the driver refers to.
+fn list(group: &Group, owner: &str, items: &[i64]) -> RRef<List> {
+    let made = group.driver.rrefs.remote(owner, "list", items);
+    made.expect("the request is sent")
+}
+
+fn keep(group: &Group, worker: &str, name: &str, list: &RRef<List>) {
+    let () = group.ask(worker, "keep", (name, list));
+}
+
+fn pass(group: &Group, name: &str, from: &str, to: &str) {
+    let () = group.ask(from, "pass", (name, to));
+}
+
+#[test]
+fn references_pass_through_three_processes_and_go_with_the_last_holder() {
+    let _watchdog = Watchdog::start("references_pass_through_three_processes", LIMIT);
+    let group = Group::of_fixed_size(PROGRAMS, &["a", "b", "c"]);
+    let sums = list(&group, "a", &[1, 2]);
+    keep(&group, "b", "sums", &sums);
+    drop(sums);
+    pass(&group, "sums", "b", "c");
+    assert!(group.ask::<_, bool>("b", "forget", "sums"));
+    // The value is c's alone now, and b needs nothing of it.
+    assert_eq!(group.ask::<_, usize>("c", "push through", ("sums", 40)), 3);
+    eventually("b has let go", || group.in_use("b") == 0);
+    assert_ne!(group.in_use("a"), 0);
+    // It travels back to the worker that has it.
+    pass(&group, "sums", "c", "a");
+    assert!(group.ask::<_, bool>("c", "forget", "sums"));
+    eventually("c has let go", || group.in_use("c") == 0);
+    assert_eq!(group.ask::<_, usize>("a", "push through", ("sums", 0)), 4);
+    assert!(group.ask::<_, bool>("a", "forget", "sums"));
+    group.until_empty();
+    group.end_clean();
+}
+
+#[test]
+fn the_references_of_a_killed_user_are_released_and_those_of_others_are_not() {
+    let _watchdog = Watchdog::start("the_references_of_a_killed_user", LIMIT);
+    let mut group = Group::of_changing_size(PROGRAMS, &["a", "b", "c"]);
+    for name in ["shared", "of b alone"] {
+        let value = list(&group, "a", &[7]);
+        keep(&group, "b", name, &value);
+    }
+    pass(&group, "shared", "b", "c");
+    let users_at_owner = || group.ask::<_, usize>("a", "users", ());
+    eventually("b holds two and c one", || users_at_owner() == 3);
+    group.kill("b");
+    let users_at_owner = || group.ask::<_, usize>("a", "users", ());
+    eventually("c's is left", || users_at_owner() == 1);
+    assert_eq!(group.ask::<_, usize>("c", "push through", ("shared", 1)), 2);
+    group.kill("c");
+    group.until_empty();
+    group.end_clean();
+}
+
+#[test]
+fn users_of_a_killed_owner_get_an_error_that_names_it() {
+    let _watchdog = Watchdog::start("users_of_a_killed_owner", LIMIT);
+    let mut group = Group::of_changing_size(PROGRAMS, &["a", "b"]);
+    let value = list(&group, "a", &[1]);
+    value.wait_ready(LIMIT).expect("it is made");
+    keep(&group, "b", "value", &value);
+    let rrefs = group.driver.rrefs.clone();
+    let unmade: RRef<List> = rrefs
+        .remote("a", "list unless in life", 1_u32)
+        .expect("the request is sent");
+    keep(&group, "b", "unmade", &unmade);
+    group.await_arrival("a", 1);
+    // b waits for the value, and a method is to run on it: neither has a time limit.
+    let method = unmade.rpc_async::<_, i64>("sum", (), unlimited());
+    let method = method.expect("the request is sent");
+    let wait = rrefs.call_async::<_, ()>("b", "wait for", "unmade", unlimited());
+    let wait = wait.expect("the request is sent");
+
+    group.kill("a");
+    let killed = Instant::now();
+    let error = method.wait().expect_err("its owner is dead");
+    assert!(matches!(error, RRefError::OwnerLost { .. }), "{error}");
+    assert!(error.to_string().contains("name=a)"), "{error}");
+    for error in [
+        wait.wait().expect_err("its owner is dead"),
+        rrefs
+            .call::<_, usize>("b", "push through", ("value", 1))
+            .expect_err("its owner is dead"),
+    ] {
+        let text = error.to_string();
+        assert!(matches!(error, RRefError::Function { .. }), "{text}");
+        assert!(
+            text.contains("name=a)") && text.contains("was lost"),
+            "{text}"
+        );
+    }
+    assert!(killed.elapsed() < AT_ONCE, "{:?}", killed.elapsed());
+
+    for name in ["value", "unmade"] {
+        assert!(group.ask::<_, bool>("b", "forget", name));
+    }
+    drop((value, unmade));
+    group.until_empty();
+    group.end_clean();
+}
+
+/// The retries are those of an agent without references: `rref` has an agent give up its retries to a
+/// worker that is known to be dead.
+#[test]
+fn a_call_to_a_killed_worker_has_an_unknown_outcome_and_a_retry_reaches_the_next_life() {
+    let _watchdog = Watchdog::start("a_call_to_a_killed_worker", LIMIT);
+    let mut group = Group::of_changing_size(PROGRAMS, &["a", "b"]);
+    let retrying = group.start_agent("retrying", 9);
+    let agent = group.driver.agent.handle();
+    let once = agent.call_async::<_, u32>("a", BLOCK, 1_u32, unlimited());
+    let retries = RetryOptions::default()
+        .with_max_retries(1000)
+        .with_retry_duration(Duration::from_millis(20))
+        .with_backoff(1.0)
+        .with_attempt_timeout(LIMIT);
+    let again = retrying.call_with_retries::<_, u32>("a", BLOCK, 1_u32, &retries);
+    group.await_arrival("a", 1);
+    group.await_arrival("a", 1);
+    group.kill("a");
+    let killed = Instant::now();
+    let error = once.wait().expect_err("it was killed");
+    assert!(matches!(error, RpcError::ConnectionLost { .. }), "{error}");
+    assert_eq!(error.outcome(), Outcome::Unknown, "{error}");
+    let text = error.to_string();
+    assert!(
+        text.contains("worker a (id 1)") && text.contains("outcome unknown"),
+        "{text}"
+    );
+    assert!(killed.elapsed() < AT_ONCE, "{:?}", killed.elapsed());
+    // A call that finds nobody is known not to have run.
+    let error = agent
+        .call::<_, u32>("a", BLOCK, 1_u32)
+        .expect_err("nobody is there");
+    assert_eq!(error.outcome(), Outcome::NotExecuted, "{error}");
+    assert_eq!(
+        agent.call::<_, u32>("b", BLOCK, 2_u32).expect("b goes on"),
+        1
+    );
+
+    let early = again.wait_timeout(Duration::ZERO);
+    assert!(
+        early.is_none(),
+        "it ends before somebody is there: {early:?}"
+    );
+    group.restart("a");
+    assert_eq!(again.wait().expect("the next life answers"), 2);
+    retrying.shutdown(AT_ONCE).expect("it leaves");
+    group.until_empty();
+    group.end_clean();
+}
+
+#[test]
+fn a_group_goes_on_without_its_store_and_its_shutdown_names_the_store() {
+    let _watchdog = Watchdog::start("a_group_goes_on_without_its_store", LIMIT);
+    let mut group = Group::of_fixed_size(PROGRAMS, &["a", "b"]);
+    // Connections are made by the first call in each pair.
+    let before = list(&group, "a", &[1]);
+    keep(&group, "b", "before", &before);
+    assert_eq!(group.ask::<_, usize>("b", "push through", ("before", 2)), 2);
+    let store = group.kill_store();
+    assert_eq!(group.ask::<_, usize>("b", "push through", ("before", 3)), 3);
+    assert_eq!(before.rpc_sync::<_, i64>("sum", ()).expect("sum"), 6);
+    let after = list(&group, "b", &[5]);
+    keep(&group, "a", "after", &after);
+    assert_eq!(group.ask::<_, usize>("a", "push through", ("after", 2)), 2);
+    drop((before, after));
+    assert!(group.ask::<_, bool>("b", "forget", "before"));
+    assert!(group.ask::<_, bool>("a", "forget", "after"));
+    group.until_empty();
+    for (name, ending) in group.end(Duration::from_secs(2)) {
+        assert_eq!(ending["left"], 0, "{name}: {ending}");
+        for part in ["references", "agent"] {
+            let text = ending[part].as_str().unwrap_or_default();
+            assert!(
+                text.contains(&store.to_string()),
+                "{name}: {part}: {ending}"
+            );
+        }
+    }
+}
+
+#[test]
+fn calls_to_a_stopped_worker_meet_their_deadlines_and_no_others_do() {
+    let _watchdog = Watchdog::start("calls_to_a_stopped_worker", LIMIT);
+    let group = Group::of_fixed_size(PROGRAMS, &["a", "b"]);
+    let agent = group.driver.agent.handle();
+    let held = list(&group, "a", &[1]);
+    held.wait_ready(LIMIT).expect("it is made");
+    keep(&group, "b", "held", &held);
+    assert_eq!(group.ask::<_, usize>("b", "push through", ("held", 1)), 2);
+    group.process("a").pause();
+    let timeout = Duration::from_millis(300);
+    let within = CallOptions::default().with_timeout(timeout);
+    let doomed = (0..20).map(|_| agent.call_async::<_, u32>("a", BLOCK, 2_u32, within));
+    let doomed: Vec<_> = doomed.collect();
+    let read = held.rpc_async::<_, i64>("sum", (), unlimited());
+    let read = read.expect("the request is sent");
+    // Those to another worker are answered meanwhile.
+    for _ in 0..100 {
+        assert_eq!(
+            agent.call::<_, u32>("b", BLOCK, 2_u32).expect("b goes on"),
+            1
+        );
+    }
+    for call in doomed {
+        let error = call.wait().expect_err("it is stopped");
+        let RpcError::Timeout { after, outcome, .. } = &error else {
+            panic!("{error}");
+        };
+        assert_eq!((*after, *outcome), (timeout, Outcome::Unknown), "{error}");
+    }
+    // It is silent, not dead: what is released reaches it later, and what waits is answered.
+    assert!(group.ask::<_, bool>("b", "forget", "held"));
+    assert!(!read.is_complete());
+    assert_ne!(group.in_use("b"), 0, "the release has no answer");
+    group.process("a").resume();
+    assert_eq!(read.wait().expect("it goes on"), 2);
+    drop(held);
+    group.until_empty();
+    group.end_clean();
+}
