@@ -417,7 +417,7 @@ fn a_store_that_is_gone_is_an_error_with_its_key() {
         .unwrap_err()
         .to_string();
     assert!(
-        error.starts_with("reading a worker's address: check \"names/0\""),
+        error.starts_with("reading a worker's address: get \"names/0\""),
         "{error}"
     );
 }
