@@ -46,6 +46,7 @@ mod known;
 mod limits;
 mod message;
 mod prefix_store;
+mod rendezvous;
 mod server;
 mod session;
 #[cfg(test)]
@@ -68,5 +69,6 @@ pub use hash_store::HashStore;
 pub use known::Known;
 pub use limits::WireLimits;
 pub use prefix_store::PrefixStore;
+pub use rendezvous::{Rendezvous, RendezvousOptions, UrlError, rendezvous};
 pub use server::{ServerOptions, TcpStoreServer};
 pub use store::{DEFAULT_TIMEOUT, Store};

@@ -6,6 +6,7 @@ mod file_store;
 mod hash_store;
 mod prefix_store;
 mod raw;
+mod rendezvous;
 mod server;
 mod store_contract;
 mod tcp_store;

@@ -7,6 +7,7 @@ mod mixed;
 mod process_group;
 mod processes;
 mod rendezvous_codec;
+mod rendezvous_urls;
 mod rpc;
 mod run_torch;
 mod torch_client;

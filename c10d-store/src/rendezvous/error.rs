@@ -1,0 +1,81 @@
+//! Why no store was opened by a URL.
+
+use std::fmt;
+
+use crate::error::StoreError;
+
+/// Why no store was opened by a URL. The texts contain PyTorch's, where it has one that says what is
+/// wrong.
+#[derive(thiserror::Error)]
+#[non_exhaustive]
+pub enum UrlError {
+    /// The scheme is none that names a store.
+    #[error("No rendezvous handler for {scheme}:// (URL {url:?}); known are tcp, env and file")]
+    Scheme {
+        /// The URL.
+        url: String,
+        /// Its scheme; empty when it has none.
+        scheme: String,
+    },
+
+    /// The URL lacks a part.
+    #[error("{scheme}:// rendezvous: {what} missing in the URL {url:?}; it looks like {example}")]
+    Missing {
+        /// The URL.
+        url: String,
+        /// Its scheme.
+        scheme: &'static str,
+        /// The missing part: `port number`, `rank parameter`.
+        what: &'static str,
+        /// A URL that has all parts.
+        example: &'static str,
+    },
+
+    /// An environment variable is unset or empty.
+    #[error("env:// rendezvous: environment variable {name} expected, but not set")]
+    MissingVariable {
+        /// The name of the variable.
+        name: &'static str,
+    },
+
+    /// A rank, world size or port is no number, or not one in its range.
+    #[error("{place} is {value:?}, which is not {expected}")]
+    Number {
+        /// Where the value stands: `rank in the URL "tcp://..."`, `environment variable RANK`.
+        place: String,
+        /// The value.
+        value: String,
+        /// What was expected: `a number from 0 to 65535`.
+        expected: &'static str,
+    },
+
+    /// Both the URL and the caller give a rank or a world size.
+    #[error(
+        "The url: {url} has node-specific arguments(rank, world_size) already; give both in the URL, \
+         or neither"
+    )]
+    NodeSpecific {
+        /// The URL.
+        url: String,
+    },
+
+    /// The URL cannot be taken apart.
+    #[error("{detail} in the URL {url:?}")]
+    Malformed {
+        /// The URL.
+        url: String,
+        /// What is wrong with it.
+        detail: String,
+    },
+
+    /// The store could not be opened.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
+impl fmt::Debug for UrlError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}

@@ -1,0 +1,183 @@
+//! Stores opened by a URL, as PyTorch's `torch.distributed.rendezvous()` opens them.
+
+mod error;
+mod plan;
+#[cfg(test)]
+mod tests;
+mod url;
+
+use std::env;
+use std::sync::Arc;
+use std::time::Duration;
+
+use self::plan::{Plan, Target};
+use crate::client::{TcpStore, TcpStoreOptions};
+use crate::error::StoreError;
+use crate::file_store::{FileStore, FileStoreOptions};
+use crate::store::Store;
+pub use error::UrlError;
+
+/// PyTorch's `default_pg_timeout`, 30 min: how long a rank waits for the others by default.
+const DEFAULT_RENDEZVOUS_TIMEOUT: Duration = Duration::from_secs(30 * 60);
+
+/// A store, and this process's place among those that open it.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Rendezvous {
+    /// The store.
+    pub store: Arc<dyn Store>,
+    /// The rank of this process. Not checked against the world size, as in PyTorch.
+    pub rank: usize,
+    /// How many processes there are; `None` for a negative number, PyTorch's sign that it is not
+    /// fixed.
+    pub world_size: Option<usize>,
+}
+
+/// Opens the store that `url` names, with the default options: see [`RendezvousOptions::open`].
+///
+/// | URL | store | rank and world size |
+/// |---|---|---|
+/// | `tcp://HOST:PORT?rank=R&world_size=W` | [`TcpStore`]; rank 0 hosts it | from the query |
+/// | `env://` | the same, at `MASTER_ADDR` and `MASTER_PORT` | from the query, else `RANK` and `WORLD_SIZE` |
+/// | `file:///PATH?rank=R&world_size=W` | [`FileStore`] | from the query |
+///
+/// ```
+/// use c10d_store::rendezvous;
+///
+/// # fn main() -> Result<(), c10d_store::UrlError> {
+/// let worker = rendezvous("tcp://127.0.0.1:0?rank=0&world_size=1")?;
+/// worker.store.set("address", "10.0.0.2:1234")?;
+/// assert_eq!((worker.rank, worker.world_size), (0, Some(1)));
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// As [`RendezvousOptions::open`].
+pub fn rendezvous(url: &str) -> Result<Rendezvous, UrlError> {
+    RendezvousOptions::default().open(url)
+}
+
+/// How a store is opened by a URL: the arguments of PyTorch's `rendezvous()` besides the URL.
+#[derive(Debug, Clone)]
+pub struct RendezvousOptions {
+    rank: Option<usize>,
+    world_size: Option<usize>,
+    timeout: Duration,
+}
+
+impl Default for RendezvousOptions {
+    fn default() -> Self {
+        Self {
+            rank: None,
+            world_size: None,
+            timeout: DEFAULT_RENDEZVOUS_TIMEOUT,
+        }
+    }
+}
+
+impl RendezvousOptions {
+    /// The rank, for a URL that names neither rank nor world size.
+    #[must_use]
+    pub const fn with_rank(mut self, rank: usize) -> Self {
+        self.rank = Some(rank);
+        self
+    }
+
+    /// The world size, for a URL that names neither rank nor world size.
+    #[must_use]
+    pub const fn with_world_size(mut self, world_size: usize) -> Self {
+        self.world_size = Some(world_size);
+        self
+    }
+
+    /// The timeout of the store, and of opening it. Default 30 min, PyTorch's for process groups.
+    #[must_use]
+    pub const fn with_timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// Opens the store that `url` names, in the environment of this process. Blocks for at most the
+    /// timeout: rank 0 of a TCP store until all ranks have joined, the others until they have
+    /// connected.
+    ///
+    /// Follows `torch/distributed/rendezvous.py` of PyTorch 2.15, down to what it makes of odd URLs:
+    /// nothing is percent-decoded, the last of repeated parameters counts, the fragment does not, and
+    /// neither does the host of a `file` URL. `use_libuv` is accepted and has no effect. Masters of
+    /// one process and port share a server, and where `TORCHELASTIC_USE_AGENT_STORE` is `True` and the
+    /// launcher serves the store at this address, no rank hosts it. Unlike in PyTorch, a negative rank
+    /// is refused. There is no second rendezvous on one URL, in PyTorch either.
+    ///
+    /// # Errors
+    /// [`UrlError::Store`] when the store cannot be opened; the other variants at once, when the URL or
+    /// the environment lacks something or is malformed.
+    pub fn open(&self, url: &str) -> Result<Rendezvous, UrlError> {
+        self.open_in(url, &|name| env::var(name).ok())
+    }
+
+    /// As [`open`](Self::open), in another environment than this process's: `variable` returns the
+    /// value of the variable with the given name.
+    ///
+    /// ```
+    /// use c10d_store::RendezvousOptions;
+    ///
+    /// # fn main() -> Result<(), c10d_store::UrlError> {
+    /// let variable = |name: &str| match name {
+    ///     "MASTER_ADDR" => Some("127.0.0.1".to_owned()),
+    ///     "MASTER_PORT" => Some("0".to_owned()),
+    ///     _ => None,
+    /// };
+    /// let worker = RendezvousOptions::default()
+    ///     .with_rank(0)
+    ///     .with_world_size(1)
+    ///     .open_in("env://", &variable)?;
+    /// assert_eq!(worker.rank, 0);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_in(
+        &self,
+        url: &str,
+        variable: &dyn Fn(&str) -> Option<String>,
+    ) -> Result<Rendezvous, UrlError> {
+        let plan = Plan::new(url, self.rank, self.world_size, variable)?;
+        let (rank, world_size) = (plan.rank, plan.world_size);
+        let store = self.open_planned(plan)?;
+        Ok(Rendezvous {
+            store,
+            rank,
+            world_size,
+        })
+    }
+
+    fn open_planned(&self, plan: Plan) -> Result<Arc<dyn Store>, StoreError> {
+        match plan.target {
+            Target::Tcp {
+                host,
+                port,
+                is_master,
+                multi_tenant,
+            } => {
+                let mut options = TcpStoreOptions::default()
+                    .with_master(is_master)
+                    .with_multi_tenant(multi_tenant)
+                    .with_timeout(self.timeout);
+                if let Some(world_size) = plan.world_size {
+                    options = options.with_world_size(world_size);
+                }
+                Ok(Arc::new(TcpStore::open(&host, port, options)?))
+            }
+            Target::File { path } => {
+                let mut options = FileStoreOptions::default().with_timeout(self.timeout);
+                if let Some(world_size) = plan.world_size {
+                    options = options.with_world_size(world_size);
+                }
+                Ok(Arc::new(FileStore::open_with(path, &options)?))
+            }
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! What a URL says is to be opened. Opens nothing.
+
+use super::error::UrlError;
+use super::url::{self, Url};
+
+const TCP_EXAMPLE: &str = "tcp://node0:29500?rank=0&world_size=4";
+const FILE_EXAMPLE: &str = "file:///shared/job17?rank=0&world_size=4";
+
+const PORT_RANGE: &str = "a number from 0 to 65535";
+
+/// A store to be opened, and the place of this process.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Plan {
+    pub(super) target: Target,
+    pub(super) rank: usize,
+    pub(super) world_size: Option<usize>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Target {
+    Tcp {
+        host: String,
+        port: u16,
+        is_master: bool,
+        multi_tenant: bool,
+    },
+    File {
+        path: String,
+    },
+}
+
+type Variable<'a> = &'a dyn Fn(&str) -> Option<String>;
+
+impl Plan {
+    /// Reads a URL, with the rank and world size that the caller gives besides.
+    pub(super) fn new(
+        url: &str,
+        rank: Option<usize>,
+        world_size: Option<usize>,
+        variable: Variable<'_>,
+    ) -> Result<Self, UrlError> {
+        let cleaned = url::clean(url);
+        let malformed = |detail: String| UrlError::Malformed {
+            url: url.to_owned(),
+            detail,
+        };
+        let parsed = Url::parse(&cleaned).map_err(|detail| malformed(detail.to_owned()))?;
+        let parameter = |name: &'static str| {
+            parsed.parameter(name).map_err(|pair| {
+                malformed(format!(
+                    "the parameter {pair:?} has no value (it needs a =)"
+                ))
+            })
+        };
+        let is_given = rank.is_some() || world_size.is_some();
+        if is_given && (parameter("rank")?.is_some() || parameter("world_size")?.is_some()) {
+            return Err(UrlError::NodeSpecific {
+                url: url.to_owned(),
+            });
+        }
+        let in_url =
+            |name: &'static str, given: Option<usize>| -> Result<Option<Number>, UrlError> {
+                let text = match given {
+                    Some(number) => Some(number.to_string()),
+                    None => parameter(name)?.map(str::to_owned),
+                };
+                let place = || format!("{name} in the URL {url:?}");
+                text.map(|text| number(&text, place)).transpose()
+            };
+        let missing = |scheme, what, example| UrlError::Missing {
+            url: url.to_owned(),
+            scheme,
+            what,
+            example,
+        };
+        let rank = || in_url("rank", rank);
+        let world_size = || in_url("world_size", world_size);
+        let (target, rank, world_size) = match parsed.scheme.as_str() {
+            "tcp" => {
+                let missing = |what| missing("tcp", what, TCP_EXAMPLE);
+                let (host, port) = parsed.host_and_port();
+                let port = port.ok_or_else(|| missing("port number"))?;
+                let port = port_in_url(port, url)?;
+                // All is read before anything is missing, as a parameter may be malformed.
+                let (rank, world_size) = (rank()?, world_size()?);
+                let rank = rank.ok_or_else(|| missing("rank parameter"))?;
+                let world_size = world_size.ok_or_else(|| missing("world size parameter"))?;
+                let host = host.ok_or_else(|| missing("host"))?;
+                (tcp(host, port, &rank, variable), rank, world_size)
+            }
+            "env" => {
+                let rank = match rank()? {
+                    Some(rank) => rank,
+                    None => number_in("RANK", variable)?,
+                };
+                let world_size = match world_size()? {
+                    Some(world_size) => world_size,
+                    None => number_in("WORLD_SIZE", variable)?,
+                };
+                let host = value_of("MASTER_ADDR", variable)?;
+                let port = number_in("MASTER_PORT", variable)?;
+                let port = u16::try_from(port.value).map_err(|_| port.not(PORT_RANGE))?;
+                (tcp(host, port, &rank, variable), rank, world_size)
+            }
+            "file" => {
+                let missing = |what| missing("file", what, FILE_EXAMPLE);
+                let (rank, world_size) = (rank()?, world_size()?);
+                if parsed.path.is_empty() {
+                    return Err(missing("path"));
+                }
+                let rank = rank.ok_or_else(|| missing("rank parameter"))?;
+                let world_size = world_size.ok_or_else(|| missing("world size parameter"))?;
+                let mut path = parsed.path.to_owned();
+                if is_given && !path.starts_with('/') {
+                    // PyTorch puts the arguments into the URL, which makes its path absolute.
+                    path.insert(0, '/');
+                }
+                (Target::File { path }, rank, world_size)
+            }
+            scheme => {
+                return Err(UrlError::Scheme {
+                    url: url.to_owned(),
+                    scheme: scheme.to_owned(),
+                });
+            }
+        };
+        Ok(Self {
+            target,
+            rank: usize::try_from(rank.value).map_err(|_| rank.not("a number from 0 on"))?,
+            // PyTorch's -1.
+            world_size: usize::try_from(world_size.value).ok(),
+        })
+    }
+}
+
+/// Rank 0 hosts the store, unless the launcher does: PyTorch's `_create_c10d_store`.
+fn tcp(host: String, port: u16, rank: &Number, variable: Variable<'_>) -> Target {
+    let is = |name, value: &str| variable(name).is_some_and(|present| present == value);
+    let launcher_serves = is("TORCHELASTIC_USE_AGENT_STORE", "True")
+        && is("MASTER_ADDR", &host)
+        && is("MASTER_PORT", &port.to_string());
+    Target::Tcp {
+        host,
+        port,
+        is_master: rank.value == 0 && !launcher_serves,
+        multi_tenant: !launcher_serves,
+    }
+}
+
+/// A number, and where it was given.
+struct Number {
+    value: i64,
+    text: String,
+    place: String,
+}
+
+impl Number {
+    fn not(&self, expected: &'static str) -> UrlError {
+        UrlError::Number {
+            place: self.place.clone(),
+            value: self.text.clone(),
+            expected,
+        }
+    }
+}
+
+fn number(text: &str, place: impl FnOnce() -> String) -> Result<Number, UrlError> {
+    match python_int(text) {
+        Some(value) => Ok(Number {
+            value,
+            text: text.to_owned(),
+            place: place(),
+        }),
+        None => Err(UrlError::Number {
+            place: place(),
+            value: text.to_owned(),
+            expected: "a number",
+        }),
+    }
+}
+
+fn port_in_url(text: &str, url: &str) -> Result<u16, UrlError> {
+    let is_digits = text.bytes().all(|byte| byte.is_ascii_digit());
+    let port = is_digits.then(|| text.parse().ok()).flatten();
+    port.ok_or_else(|| UrlError::Number {
+        place: format!("the port in the URL {url:?}"),
+        value: text.to_owned(),
+        expected: PORT_RANGE,
+    })
+}
+
+/// An empty variable counts as unset, as in PyTorch.
+fn value_of(name: &'static str, variable: Variable<'_>) -> Result<String, UrlError> {
+    variable(name)
+        .filter(|value| !value.is_empty())
+        .ok_or(UrlError::MissingVariable { name })
+}
+
+fn number_in(name: &'static str, variable: Variable<'_>) -> Result<Number, UrlError> {
+    let text = value_of(name, variable)?;
+    number(&text, || format!("environment variable {name}"))
+}
+
+/// What Python's `int()` takes for a number, in ASCII: blanks around it, a sign, leading zeros, single
+/// underscores between digits.
+fn python_int(text: &str) -> Option<i64> {
+    let text = text.trim();
+    let digits = text.strip_prefix(['+', '-']).unwrap_or(text);
+    let is_number = digits
+        .split('_')
+        .all(|group| !group.is_empty() && group.bytes().all(|byte| byte.is_ascii_digit()));
+    is_number
+        .then(|| text.replace('_', "").parse().ok())
+        .flatten()
+}

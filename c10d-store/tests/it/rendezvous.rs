@@ -1,0 +1,100 @@
+//! Stores opened by a URL.
+
+use std::thread;
+use std::time::Duration;
+
+use c10d_store::{
+    RendezvousOptions, ServerOptions, StoreError, TcpStoreServer, UrlError, rendezvous,
+};
+
+use crate::raw::LONG;
+
+fn options() -> RendezvousOptions {
+    RendezvousOptions::default().with_timeout(LONG)
+}
+
+/// An address that no other test uses, so that nobody takes a port of it which is free.
+const HOST: &str = "127.0.0.77";
+
+/// A port of [`HOST`] on which nothing listens.
+fn free_port() -> u16 {
+    let server = TcpStoreServer::bind((HOST, 0), ServerOptions::default());
+    server.expect("a free port").local_addr().port()
+}
+
+#[test]
+fn the_ranks_of_a_tcp_url_meet_in_the_store_that_rank_0_hosts() {
+    let port = free_port();
+    let opened: Vec<_> = thread::scope(|scope| {
+        let ranks = [0, 1, 2].map(|rank| {
+            scope.spawn(move || {
+                let url = format!("tcp://{HOST}:{port}?rank={rank}&world_size=3");
+                options().open(&url).unwrap()
+            })
+        });
+        ranks.map(|rank| rank.join().unwrap()).into()
+    });
+    for (rank, opened) in opened.iter().enumerate() {
+        assert_eq!((opened.rank, opened.world_size), (rank, Some(3)));
+        assert_eq!(opened.store.add("arrived", 1).unwrap(), rank as i64 + 1);
+        assert_eq!(opened.store.timeout(), LONG);
+    }
+}
+
+#[test]
+fn the_environment_names_the_store_of_the_launcher_which_no_rank_hosts() {
+    let server = TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).unwrap();
+    let port = server.local_addr().port().to_string();
+    let environment = |name: &str| {
+        let value = match name {
+            "RANK" => "0",
+            "WORLD_SIZE" => "1",
+            "MASTER_ADDR" => "127.0.0.1",
+            "MASTER_PORT" => &port,
+            "TORCHELASTIC_USE_AGENT_STORE" => "True",
+            _ => return None,
+        };
+        Some(value.to_owned())
+    };
+    let opened = options().open_in("env://", &environment).unwrap();
+    opened.store.set("k", "v").unwrap();
+    assert_eq!(server.connection_count(), 1);
+    // Without the launcher's word rank 0 hosts, and the port is taken.
+    let without = |name: &str| environment(name).filter(|_| name != "TORCHELASTIC_USE_AGENT_STORE");
+    let error = options().open_in("env://", &without).unwrap_err();
+    assert!(
+        matches!(&error, UrlError::Store(StoreError::Listen(error)) if error.is_address_in_use()),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_file_url_names_a_file_that_the_last_rank_removes() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a%20b");
+    let open = |rank| {
+        let url = format!("file://{}?rank={rank}&world_size=2", path.display());
+        options().open(&url).unwrap()
+    };
+    let (a, b) = (open(0), open(1));
+    a.store.set("k", "v").unwrap();
+    assert_eq!(b.store.get("k").unwrap(), b"v");
+    assert_eq!((b.rank, b.world_size), (1, Some(2)));
+    assert_eq!(b.store.timeout(), LONG);
+    assert!(path.exists(), "nothing is decoded");
+    drop((a, b));
+    assert!(!path.exists());
+}
+
+#[test]
+fn what_cannot_be_opened_says_why() {
+    let error = rendezvous("http://127.0.0.1:1?rank=0&world_size=1").unwrap_err();
+    assert!(matches!(error, UrlError::Scheme { .. }), "{error}");
+    let url = format!("tcp://{HOST}:{}?rank=1&world_size=2", free_port());
+    let options = RendezvousOptions::default().with_timeout(Duration::from_millis(50));
+    let error = options.open(&url).unwrap_err();
+    assert!(
+        matches!(error, UrlError::Store(StoreError::Connect { .. })),
+        "{error}"
+    );
+}
