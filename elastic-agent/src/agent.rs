@@ -34,6 +34,9 @@ pub const EXIT_BARRIER_TIMEOUT: Duration = Duration::from_secs(300);
 /// How long workers have to end when nodes come or go, or one of them has failed, as in PyTorch.
 pub const STOP_GRACE: Duration = Duration::from_secs(30);
 
+/// A message about changed members names this many at most.
+const REASONS_SHOWN_MAX: usize = 8;
+
 /// What an agent is to run, and how.
 #[derive(Debug, Clone)]
 pub struct AgentOptions {
@@ -477,28 +480,15 @@ impl ElasticAgent {
             }
             return None;
         }
-        if membership.waiting > 0 {
-            return Some(match membership.waiting {
-                1 => "a node waits to join".to_owned(),
-                waiting => format!("{waiting} nodes wait to join"),
-            });
+        let why = why_members_changed(&membership)?;
+        if membership.waiting.is_empty() && !membership.is_evicted {
+            // A PyTorch node writes no heartbeat while it waits for the others to finish.
+            let finished = exit_barrier::checked_in(&*round.store).unwrap_or(0);
+            if i64::try_from(membership.departed()).unwrap_or(i64::MAX) <= finished {
+                return None;
+            }
         }
-        if membership.is_evicted {
-            return Some("the other nodes have gone on without this one".to_owned());
-        }
-        if membership.lost.is_empty() {
-            return None;
-        }
-        // A PyTorch node gives no sign of life while it waits for the others to finish.
-        let finished = exit_barrier::checked_in(&*round.store).unwrap_or(0);
-        if i64::try_from(membership.lost.len()).unwrap_or(i64::MAX) <= finished {
-            return None;
-        }
-        let lost = membership.lost.iter().map(ToString::to_string);
-        Some(format!(
-            "nodes are gone: {}",
-            lost.collect::<Vec<_>>().join(", ")
-        ))
+        Some(why)
     }
 
     /// What a failure of workers means for the agent; `None`: another round.
@@ -558,7 +548,7 @@ impl ElasticAgent {
                     .handler
                     .membership()
                     .is_ok_and(|membership: Membership| {
-                        let is_alone = membership.lost.len() + 1 >= round.world_size;
+                        let is_alone = membership.departed() + 1 >= round.world_size;
                         // A node that has failed for good closes the rendezvous, and never comes.
                         is_alone || (membership.is_closed && started.elapsed() >= STOP_GRACE)
                     })
@@ -606,5 +596,72 @@ impl ElasticAgent {
             );
         }
         report
+    }
+}
+
+/// What is different about the members of a round: who was lost, who has left, who waits to join.
+fn why_members_changed(membership: &Membership) -> Option<String> {
+    let mut reasons = Vec::new();
+    for lost in &membership.lost {
+        reasons.push(format!("lost {lost}"));
+    }
+    if membership.is_evicted {
+        reasons.push("the other nodes have gone on without this one".to_owned());
+    } else {
+        reasons.extend(membership.left.iter().map(ToString::to_string));
+        let others = membership.waiting.iter();
+        let newcomers = others.filter(|node| membership.left.iter().all(|it| it.node != **node));
+        reasons.extend(newcomers.map(|node| format!("{} waits to join", node.named())));
+    }
+    let more = reasons.len().saturating_sub(REASONS_SHOWN_MAX);
+    reasons.truncate(REASONS_SHOWN_MAX);
+    if more > 0 {
+        reasons.push(format!("and {more} more"));
+    }
+    (!reasons.is_empty()).then(|| reasons.join("; "))
+}
+
+#[cfg(test)]
+mod tests {
+    use elastic_rendezvous::{LeftNode, LostNode, NodeId};
+
+    use super::*;
+
+    fn node(name: &str) -> NodeId {
+        NodeId::new(name, 7, 0)
+    }
+
+    #[test]
+    fn the_reason_for_a_restart_tells_the_dead_from_those_that_restart() {
+        let mut membership = Membership::default();
+        assert_eq!(why_members_changed(&membership), None);
+        membership.lost = vec![LostNode::new(node("c"), Duration::from_millis(15_300))];
+        membership.left = vec![
+            LeftNode::new(node("b"), true),
+            LeftNode::new(node("d"), false),
+        ];
+        membership.waiting = vec![node("b"), node("e")];
+        assert_eq!(
+            why_members_changed(&membership).as_deref(),
+            Some(
+                "lost c (pid 7): no heartbeat for 15 s; b (pid 7) left the round to restart; \
+                 d (pid 7) left the round; e (pid 7) waits to join"
+            )
+        );
+        membership.is_evicted = true;
+        assert_eq!(
+            why_members_changed(&membership).as_deref(),
+            Some(
+                "lost c (pid 7): no heartbeat for 15 s; the other nodes have gone on without this one"
+            )
+        );
+    }
+
+    #[test]
+    fn the_reason_for_a_restart_of_a_thousand_nodes_stays_short() {
+        let mut membership = Membership::default();
+        membership.left = (0..1000).map(|_| LeftNode::new(node("b"), true)).collect();
+        let why = why_members_changed(&membership).unwrap();
+        assert!(why.ends_with("; and 992 more"), "{why}");
     }
 }

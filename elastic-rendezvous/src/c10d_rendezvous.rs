@@ -58,12 +58,11 @@ impl RendezvousSettings {
     /// # Errors
     /// [`RendezvousError::Parameters`] for an empty run id and for a setting that is not of its kind.
     pub fn from_parameters(parameters: &RendezvousParameters) -> Result<Self, RendezvousError> {
-        check_run_id(parameters.run_id())?;
         let defaults = Self::new(
             parameters.run_id(),
             parameters.min_nodes(),
             parameters.max_nodes(),
-        );
+        )?;
         let seconds = |key, default| parameters.get_as_duration(key, default);
         let attempts = "keep_alive_max_attempt";
         let keep_alive_max_attempt = match parameters.get_as_int(attempts)? {

@@ -51,7 +51,7 @@ static NEXT_LOCAL_ID: AtomicI64 = AtomicI64::new(0);
 /// let store: Arc<dyn Store> = Arc::new(HashStore::new());
 /// let backend = Arc::new(C10dBackend::new(Arc::clone(&store), "job")?);
 /// let options = DynamicRendezvousOptions::default().with_local_addr("127.0.0.1");
-/// let settings = RendezvousSettings::new("job", 1, 1);
+/// let settings = RendezvousSettings::new("job", 1, 1)?;
 /// let node = DynamicRendezvous::new(backend, store, settings, options)?;
 /// let round = node.next_rendezvous()?;
 /// assert_eq!((round.rank, round.world_size), (0, 1));
@@ -173,6 +173,12 @@ impl DynamicRendezvous {
         })
     }
 
+    /// What this node brings along: how many nodes it wants, and how long it waits for what.
+    #[must_use]
+    pub fn settings(&self) -> &RendezvousSettings {
+        &self.settings
+    }
+
     /// The name of this node.
     #[must_use]
     pub fn node(&self) -> &NodeId {
@@ -274,6 +280,8 @@ impl DynamicRendezvous {
             waiting: Vec::new(),
             redundant: Vec::new(),
             suspects: Vec::new(),
+            silent: Vec::new(),
+            absent: Vec::new(),
             dropped: Vec::new(),
         }
     }

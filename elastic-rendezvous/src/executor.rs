@@ -13,7 +13,7 @@ use crate::clock::Now;
 use crate::decide::{self, Action, Context, Decision};
 use crate::node::NodeId;
 use crate::observations::Observations;
-use crate::report::{DroppedNode, WaitReport};
+use crate::report::{DroppedNode, LeftNode, LostNode, WaitReport};
 use crate::settings::{ROLLBACK_WINDOW, RendezvousSettings};
 use crate::state::RendezvousState;
 
@@ -84,10 +84,19 @@ pub(crate) enum Written {
 }
 
 /// When a node was taken for dead, and how long it had been silent.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Dropped {
     at: Duration,
     silence: Duration,
+}
+
+/// How a member has gone from the round that this node joined last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Departure {
+    /// It has left by itself; whether it is listed again since.
+    Left { is_joining: bool },
+    /// It was dropped, by this node or another, as it had written no heartbeat.
+    Lost(Dropped),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -117,6 +126,11 @@ pub(crate) struct Executor {
     dropped: BTreeMap<NodeId, Dropped>,
     /// The nodes of the complete round that this node has joined last.
     world: BTreeSet<NodeId>,
+    world_round: i64,
+    /// What has become of those of them that are no longer in it.
+    departures: BTreeMap<NodeId, Departure>,
+    /// Nodes that were lost since their owner was last told.
+    newly_lost: Vec<LostNode>,
     /// The other nodes of the complete round that this node has left to join the next one, and those
     /// that waited for that: when all are back, nobody else need be waited for.
     expected: Option<BTreeSet<NodeId>>,
@@ -142,6 +156,9 @@ impl Executor {
             observations: Observations::new(now),
             dropped: BTreeMap::new(),
             world: BTreeSet::new(),
+            world_round: 0,
+            departures: BTreeMap::new(),
+            newly_lost: Vec::new(),
             expected: None,
             at_timeout: None,
             last_decision: None,
@@ -227,6 +244,8 @@ impl Executor {
                 Action::Finish => {
                     if self.operation == Operation::Join {
                         self.world = self.state.participants.keys().cloned().collect();
+                        self.world_round = self.state.round;
+                        self.departures.clear();
                     }
                     Ok(())
                 }
@@ -324,15 +343,108 @@ impl Executor {
                 .suspects(&self.state, &self.me)
                 .cloned()
                 .collect(),
-            dropped: self
-                .dropped
+            silent: self.silent(now),
+            absent: self
+                .departures
                 .iter()
-                .map(|(node, dropped)| DroppedNode {
-                    node: node.clone(),
-                    silence: dropped.silence,
-                    ago: now.monotonic.saturating_sub(dropped.at),
-                })
+                .filter(|(_, departure)| **departure == Departure::Left { is_joining: false })
+                .map(|(node, _)| node.clone())
                 .collect(),
+            dropped: self.all_dropped(now),
+        }
+    }
+
+    /// The members of the last round that were lost, and those that have left it.
+    pub(crate) fn departed(&self) -> (Vec<LostNode>, Vec<LeftNode>) {
+        let (mut lost, mut left) = (Vec::new(), Vec::new());
+        for (node, departure) in &self.departures {
+            let node = node.clone();
+            match *departure {
+                Departure::Left { is_joining } => left.push(LeftNode { node, is_joining }),
+                Departure::Lost(Dropped { silence, .. }) => lost.push(LostNode { node, silence }),
+            }
+        }
+        (lost, left)
+    }
+
+    /// The nodes that were lost since this was last asked.
+    pub(crate) fn take_newly_lost(&mut self) -> Vec<LostNode> {
+        std::mem::take(&mut self.newly_lost)
+    }
+
+    fn silent(&self, now: Now) -> Vec<LostNode> {
+        let listed = self.state.last_heartbeats.keys();
+        let others = listed.filter(|node| **node != self.me);
+        let silent = others.filter_map(|node| {
+            let silence = self.observations.silence_of(node, now.monotonic)?;
+            (silence > self.overdue_after()).then(|| LostNode {
+                node: node.clone(),
+                silence,
+            })
+        });
+        silent.collect()
+    }
+
+    fn all_dropped(&self, now: Now) -> Vec<DroppedNode> {
+        let mut all = self.dropped.clone();
+        for (node, departure) in &self.departures {
+            if let Departure::Lost(dropped) = departure {
+                all.entry(node.clone()).or_insert(*dropped);
+            }
+        }
+        let dropped = all.into_iter().map(|(node, dropped)| DroppedNode {
+            node,
+            silence: dropped.silence,
+            ago: now.monotonic.saturating_sub(dropped.at),
+        });
+        dropped.collect()
+    }
+
+    /// A node that lives is seen to write once in an interval. One that another node has dropped was
+    /// silent for nearly as long as it takes to be dropped here. This is in between.
+    fn overdue_after(&self) -> Duration {
+        self.settings.dead_after() / 2
+    }
+
+    /// Notes which members of the last round `state` has no more, and why. To be called before the
+    /// observations take note of it and forget these.
+    fn note_departures(&mut self, state: &RendezvousState, now: Now) {
+        // This node may have been stopped for long before it saw the state.
+        let latest = self
+            .asked_at
+            .saturating_add(self.settings.keep_alive_interval);
+        let moment = now.monotonic.min(latest);
+        let is_same_round = state.complete && state.round == self.world_round;
+        for node in self.world.iter().filter(|node| **node != self.me) {
+            if is_same_round && state.participants.contains_key(node) {
+                self.departures.remove(node);
+                continue;
+            }
+            if state.last_heartbeats.contains_key(node) {
+                let joining = Departure::Left { is_joining: true };
+                self.departures.insert(node.clone(), joining);
+                continue;
+            }
+            let Some(silence) = self.observations.silence_of(node, moment) else {
+                // It was unlisted before.
+                continue;
+            };
+            let departure = if silence > self.overdue_after() {
+                let at = now.monotonic;
+                Departure::Lost(Dropped { at, silence })
+            } else {
+                Departure::Left { is_joining: false }
+            };
+            let is_news = !matches!(self.departures.get(node), Some(Departure::Lost(_)));
+            if matches!(departure, Departure::Lost(_)) && is_news {
+                self.newly_lost.push(LostNode {
+                    node: node.clone(),
+                    silence,
+                });
+            }
+            if is_news {
+                self.departures.insert(node.clone(), departure);
+            }
         }
     }
 
@@ -410,6 +522,7 @@ impl Executor {
     }
 
     fn adopt(&mut self, state: RendezvousState, token: Option<Token>, now: Now) {
+        self.note_departures(&state, now);
         self.observations.observe(&state, &self.settings, now);
         self.state = state;
         self.token = token;
@@ -421,7 +534,8 @@ impl Executor {
         let dead = silent.iter().map(|silent| &silent.node);
         remove_dead(&mut self.state, dead, &self.settings);
         for silent in silent {
-            if self.dropped.contains_key(&silent.node) {
+            if let Some(dropped) = self.dropped.get(&silent.node) {
+                self.note_lost(&silent.node, *dropped);
                 continue;
             }
             if self.dropped.len() == DROPPED_MAX {
@@ -431,11 +545,23 @@ impl Executor {
                 silence: silent.silence,
                 at: now.monotonic,
             };
+            self.note_lost(&silent.node, dropped);
+            self.newly_lost.push(LostNode {
+                node: silent.node.clone(),
+                silence: silent.silence,
+            });
             self.dropped.insert(silent.node, dropped);
         }
         let state = &self.state;
         self.dropped
             .retain(|node, _| !state.last_heartbeats.contains_key(node));
+    }
+
+    fn note_lost(&mut self, node: &NodeId, dropped: Dropped) {
+        if self.world.contains(node) {
+            let lost = Departure::Lost(dropped);
+            self.departures.insert(node.clone(), lost);
+        }
     }
 
     /// The next moment at which a decision may change without a change of the state.

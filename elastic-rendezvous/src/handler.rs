@@ -9,7 +9,7 @@ use c10d_store::Store;
 
 use crate::error::RendezvousError;
 use crate::node::NodeId;
-use crate::report::WaitReport;
+use crate::report::{LeftNode, LostNode, WaitReport};
 
 /// One node's part in a rendezvous.
 ///
@@ -47,7 +47,7 @@ pub trait RendezvousHandler: Debug + Send + Sync {
     /// # Errors
     /// When the store has failed.
     fn num_nodes_waiting(&self) -> Result<usize, RendezvousError> {
-        Ok(self.membership()?.waiting)
+        Ok(self.membership()?.waiting.len())
     }
 
     /// What has become of the round that this node is in. Never blocks; at most a second old (nodes
@@ -88,6 +88,8 @@ pub type Listener = Arc<dyn Fn(&RendezvousEvent<'_>) + Send + Sync>;
 pub enum RendezvousEvent<'e> {
     /// A join goes on waiting: about once a second, and when somebody comes or goes.
     Waiting(&'e WaitReport),
+    /// A node was taken for dead, by this node or another: it had written no heartbeat.
+    NodeLost(&'e LostNode),
     /// [`RendezvousHandler::membership`] may have something new.
     MembershipChanged,
 }
@@ -165,15 +167,25 @@ impl BootstrapInfo {
     }
 }
 
+impl Membership {
+    /// How many members are no longer in the round, lost or left.
+    #[must_use]
+    pub fn departed(&self) -> usize {
+        self.lost.len() + self.left.len()
+    }
+}
+
 /// What has become of the round that a node is in.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Membership {
-    /// How many nodes wait for the next round; 0 while this one is full, as the next would have no room
-    /// for them either.
-    pub waiting: usize,
-    /// Nodes of the round that are in it no more: they left, or were taken for dead.
-    pub lost: Vec<NodeId>,
+    /// The nodes that wait for the next round; none while this one is full, as the next would have no
+    /// room for them either.
+    pub waiting: Vec<NodeId>,
+    /// Members that were taken for dead, by this node or another: they had written no heartbeat.
+    pub lost: Vec<LostNode>,
+    /// Members that have left the round by themselves, to restart or for good.
+    pub left: Vec<LeftNode>,
     /// Whether this node is no longer in its round: the others took it for dead, or have gone on.
     pub is_evicted: bool,
     /// Whether the rendezvous is closed.

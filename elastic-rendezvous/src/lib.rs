@@ -29,7 +29,7 @@
 //!     DynamicRendezvous::new(
 //!         Arc::new(C10dBackend::new(Arc::clone(store), "job")?),
 //!         Arc::clone(store),
-//!         RendezvousSettings::new("job", 2, 2),
+//!         RendezvousSettings::new("job", 2, 2)?,
 //!         DynamicRendezvousOptions::default().with_local_addr("127.0.0.1"),
 //!     )
 //! };
@@ -88,10 +88,10 @@ pub use error::RendezvousError;
 pub use handler::{
     BootstrapInfo, Listener, Membership, RendezvousEvent, RendezvousHandler, RendezvousInfo,
 };
-pub use node::NodeId;
+pub use node::{NamedNode, NodeId};
 pub use parameters::{ParametersError, RendezvousParameters, parse_config};
 pub use registry::{RendezvousCreator, RendezvousRegistry};
-pub use report::{DroppedNode, WaitReport};
+pub use report::{DroppedNode, LeftNode, LostNode, WaitReport};
 pub use settings::RendezvousSettings;
 pub use state::{DatetimeStyle, RendezvousState};
 pub use static_rendezvous::{STATIC_BACKEND, StaticRendezvous};

@@ -30,6 +30,37 @@ impl NodeId {
     }
 }
 
+impl NodeId {
+    /// The node for people: `node1 (pid 42)`. Its address comes from others, so control characters are
+    /// escaped, and at most 255 characters are shown.
+    #[must_use]
+    pub fn named(&self) -> NamedNode<'_> {
+        NamedNode(self)
+    }
+}
+
+/// The text of [`NodeId::named`].
+#[derive(Debug, Clone, Copy)]
+pub struct NamedNode<'n>(&'n NodeId);
+
+impl fmt::Display for NamedNode<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const ADDRESS_SHOWN_MAX: usize = 255;
+        let mut characters = self.0.addr.chars();
+        for character in characters.by_ref().take(ADDRESS_SHOWN_MAX) {
+            if character.is_control() {
+                write!(f, "{}", character.escape_default())?;
+            } else {
+                write!(f, "{character}")?;
+            }
+        }
+        if characters.next().is_some() {
+            f.write_str("...")?;
+        }
+        write!(f, " (pid {})", self.0.pid)
+    }
+}
+
 /// `addr_pid_local_id`, as in PyTorch's logs.
 impl fmt::Display for NodeId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

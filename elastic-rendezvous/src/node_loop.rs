@@ -3,7 +3,7 @@
 //! It runs on a thread of its own, so that signs of life are given whatever the handler's owner does.
 //! It decides nothing about the rendezvous (`decide`) and knows no store (`backend`).
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -163,7 +163,7 @@ pub(crate) struct NodeLoop {
     jobs: VecDeque<Job>,
     watch: Option<Watch>,
     /// The complete round that this node is in.
-    world: Option<World>,
+    round: Option<i64>,
     is_stopping: bool,
     has_turn: bool,
     random: fastrand::Rng,
@@ -176,12 +176,6 @@ struct Watch {
     order: u64,
     /// What it looks for; `None` when it looks for nothing, or what it finds is old by now.
     present: Option<(Option<Token>, Part)>,
-}
-
-#[derive(Debug)]
-struct World {
-    round: i64,
-    nodes: BTreeSet<NodeId>,
 }
 
 /// When a join that waits was last talked about.
@@ -216,7 +210,7 @@ impl NodeLoop {
             inbox,
             jobs: VecDeque::new(),
             watch,
-            world: None,
+            round: None,
             is_stopping: false,
             has_turn: false,
             random: fastrand::Rng::with_seed(seed),
@@ -230,7 +224,7 @@ impl NodeLoop {
                 let result = self.carry_out(job.goal);
                 // Whoever asked may have gone.
                 let _ = job.reply.send(result);
-            } else if self.world.is_some() {
+            } else if self.round.is_some() {
                 self.monitor();
             } else {
                 self.receive(None);
@@ -399,16 +393,12 @@ impl NodeLoop {
     }
 
     fn remember_world(&mut self) {
-        let state = self.executor.state();
-        self.world = Some(World {
-            round: state.round,
-            nodes: state.participants.keys().cloned().collect(),
-        });
+        self.round = Some(self.executor.state().round);
         self.publish();
     }
 
     fn forget_world(&mut self) {
-        self.world = None;
+        self.round = None;
         self.shared.set_membership(None);
     }
 
@@ -425,7 +415,7 @@ impl NodeLoop {
         while !self.is_stopping
             && self.jobs.is_empty()
             && self.clock.now().monotonic < until
-            && self.world.is_some()
+            && self.round.is_some()
         {
             self.wait(Part::Members, until);
             self.publish();
@@ -524,6 +514,7 @@ impl NodeLoop {
             Some(stored) => Some((self.decode(&stored.state)?, stored.token)),
         };
         self.executor.on_read(stored, self.clock.now());
+        self.tell_lost();
         self.what_was_found_is_old();
         Ok(())
     }
@@ -547,6 +538,7 @@ impl NodeLoop {
             }
         };
         self.executor.on_written(written, self.clock.now());
+        self.tell_lost();
         self.what_was_found_is_old();
         if let Some(pause) = self.conflict_pause() {
             self.receive(Some(pause));
@@ -614,29 +606,29 @@ impl NodeLoop {
         }
     }
 
+    fn tell_lost(&mut self) {
+        for lost in self.executor.take_newly_lost() {
+            log::warn!("lost {lost}");
+            self.shared.tell(RendezvousEvent::NodeLost(&lost));
+        }
+    }
+
     fn publish(&self) {
-        let Some(world) = &self.world else { return };
+        let Some(round) = self.round else { return };
         let state = self.executor.state();
         let me = self.executor.me();
         let max_nodes = self.executor.settings().max_nodes;
-        let is_same_round = state.complete && state.round == world.round;
+        let is_same_round = state.complete && state.round == round;
+        let (lost, left) = self.executor.departed();
         let membership = Membership {
             // Another round would have no room for them either.
             waiting: if is_same_round && state.participants.len() >= max_nodes {
-                0
-            } else {
-                state.wait_list.len()
-            },
-            lost: if is_same_round {
-                world
-                    .nodes
-                    .iter()
-                    .filter(|node| *node != me && !state.participants.contains_key(*node))
-                    .cloned()
-                    .collect()
-            } else {
                 Vec::new()
+            } else {
+                state.wait_list.iter().cloned().collect()
             },
+            lost,
+            left,
             is_evicted: !is_same_round || !state.participants.contains_key(me),
             is_closed: state.closed,
         };
@@ -646,7 +638,7 @@ impl NodeLoop {
     }
 
     fn publish_failure(&self, error: &RendezvousError) {
-        if self.world.is_none() {
+        if self.round.is_none() {
             return;
         }
         let text = error.to_string();

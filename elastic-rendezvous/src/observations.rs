@@ -143,6 +143,12 @@ impl Observations {
         silent
     }
 
+    /// For how long `node` has written nothing new; `None` when it is not listed, as far as we know.
+    pub(crate) fn silence_of(&self, node: &NodeId, moment: Duration) -> Option<Duration> {
+        let sighting = self.peers.get(node)?;
+        Some(moment.saturating_sub(sighting.seen_at))
+    }
+
     /// The participants that were there before we came, whose time looks so old that they may be long
     /// dead, or have a slow clock. Within [`RendezvousSettings::dead_after`] each either writes, or
     /// is silent. Until then a round must not be completed with them.
@@ -262,7 +268,7 @@ mod tests {
     }
 
     fn settings() -> RendezvousSettings {
-        RendezvousSettings::new("job", 1, 4)
+        RendezvousSettings::for_test(1, 4)
     }
 
     fn node(name: &str) -> NodeId {

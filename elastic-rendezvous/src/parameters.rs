@@ -52,15 +52,7 @@ impl RendezvousParameters {
         if backend.is_empty() {
             return Err(ParametersError::NoBackend);
         }
-        if min_nodes < 1 {
-            return Err(ParametersError::NoNodes { min_nodes });
-        }
-        if max_nodes < min_nodes {
-            return Err(ParametersError::NodesReversed {
-                min_nodes,
-                max_nodes,
-            });
-        }
+        ParametersError::check_nodes(min_nodes, max_nodes)?;
         Ok(Self {
             backend,
             endpoint: endpoint.into(),
@@ -294,6 +286,13 @@ pub enum ParametersError {
         max_nodes: usize,
     },
 
+    /// A timeout or number that must be greater than 0.
+    #[error("the {setting} is 0, it must be positive")]
+    NotPositive {
+        /// Which setting.
+        setting: &'static str,
+    },
+
     /// A setting without a name.
     #[error(
         "the rendezvous settings {config:?} have one without a key; they look like key=value,key=value"
@@ -326,6 +325,21 @@ pub enum ParametersError {
 impl std::fmt::Debug for ParametersError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         std::fmt::Display::fmt(self, f)
+    }
+}
+
+impl ParametersError {
+    pub(crate) fn check_nodes(min_nodes: usize, max_nodes: usize) -> Result<(), Self> {
+        if min_nodes < 1 {
+            return Err(Self::NoNodes { min_nodes });
+        }
+        if max_nodes < min_nodes {
+            return Err(Self::NodesReversed {
+                min_nodes,
+                max_nodes,
+            });
+        }
+        Ok(())
     }
 }
 

@@ -37,17 +37,76 @@ pub struct WaitReport {
     /// Participants that were there before this node, with a time so old that it waits to see whether
     /// they live.
     pub suspects: Vec<NodeId>,
-    /// The nodes that this node took for dead and dropped.
+    /// The listed nodes that have written no heartbeat for more than half of the time after which they
+    /// are taken for dead.
+    pub silent: Vec<LostNode>,
+    /// The members of this node's last round that have left it and are on no list: they are on their
+    /// way back, or have left for good.
+    pub absent: Vec<NodeId>,
+    /// The nodes that this node took for dead and dropped, and those members of its last round that
+    /// another node has dropped.
     pub dropped: Vec<DroppedNode>,
+}
+
+/// A node that has written no heartbeat for some time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LostNode {
+    /// The node.
+    pub node: NodeId,
+    /// For how long this node has seen no new heartbeat of it.
+    pub silence: Duration,
+}
+
+impl LostNode {
+    /// A lost node by its parts, for handlers of other crates.
+    #[must_use]
+    pub fn new(node: NodeId, silence: Duration) -> Self {
+        Self { node, silence }
+    }
+}
+
+/// `node1 (pid 42): no heartbeat for 15 s`.
+impl fmt::Display for LostNode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let silence = self.silence.as_secs();
+        write!(f, "{}: no heartbeat for {silence} s", self.node.named())
+    }
+}
+
+/// A node that has left its round by itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LeftNode {
+    /// The node.
+    pub node: NodeId,
+    /// Whether it is listed again, and so waits for the next round.
+    pub is_joining: bool,
+}
+
+impl LeftNode {
+    /// A node that left by its parts, for handlers of other crates.
+    #[must_use]
+    pub fn new(node: NodeId, is_joining: bool) -> Self {
+        Self { node, is_joining }
+    }
+}
+
+/// `node1 (pid 42) left the round to restart`.
+impl fmt::Display for LeftNode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let why = if self.is_joining { " to restart" } else { "" };
+        write!(f, "{} left the round{why}", self.node.named())
+    }
 }
 
 /// A node that was taken for dead.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DroppedNode {
-    /// Which.
+    /// The node.
     pub node: NodeId,
-    /// For how long it had given no sign of life.
+    /// For how long it had written no heartbeat.
     pub silence: Duration,
     /// How long ago that was noticed.
     pub ago: Duration,
@@ -58,6 +117,14 @@ impl WaitReport {
     #[must_use]
     pub fn missing(&self) -> usize {
         self.min_nodes.saturating_sub(self.participants.len())
+    }
+
+    /// The nodes that are known by name and missing: silent, absent or dropped. Empty in a first round,
+    /// in which nobody knows who will come.
+    pub fn missing_nodes(&self) -> impl Iterator<Item = &NodeId> {
+        let silent = self.silent.iter().map(|lost| &lost.node);
+        let dropped = self.dropped.iter().map(|dropped| &dropped.node);
+        silent.chain(&self.absent).chain(dropped)
     }
 }
 
@@ -84,6 +151,11 @@ impl fmt::Display for WaitReport {
         list(f, "; waiting for the next round: ", &self.waiting)?;
         list(f, "; spare: ", &self.redundant)?;
         list(f, "; perhaps dead, as their time is old: ", &self.suspects)?;
+        list(f, "; not back yet: ", &self.absent)?;
+        for (index, lost) in self.silent.iter().take(NODES_SHOWN_MAX).enumerate() {
+            write!(f, "{} {lost}", if index == 0 { ";" } else { "," })?;
+        }
+        rest(f, self.silent.len())?;
         if !self.dropped.is_empty() {
             f.write_str("; dropped as dead: ")?;
             for (index, dropped) in self.dropped.iter().take(NODES_SHOWN_MAX).enumerate() {
@@ -93,7 +165,7 @@ impl fmt::Display for WaitReport {
                 write!(
                     f,
                     "{} {} s ago after {} s of silence",
-                    Named(&dropped.node),
+                    dropped.node.named(),
                     dropped.ago.as_secs(),
                     dropped.silence.as_secs(),
                 )?;
@@ -107,7 +179,7 @@ impl fmt::Display for WaitReport {
 fn list(f: &mut fmt::Formatter<'_>, intro: &str, nodes: &[NodeId]) -> fmt::Result {
     for (index, node) in nodes.iter().take(NODES_SHOWN_MAX).enumerate() {
         f.write_str(if index == 0 { intro } else { ", " })?;
-        write!(f, "{}", Named(node))?;
+        write!(f, "{}", node.named())?;
     }
     rest(f, nodes.len())
 }
@@ -116,27 +188,6 @@ fn rest(f: &mut fmt::Formatter<'_>, count: usize) -> fmt::Result {
     match count.saturating_sub(NODES_SHOWN_MAX) {
         0 => Ok(()),
         more => write!(f, " and {more} more"),
-    }
-}
-
-/// A node for people: its address comes from others, so what is not plain text is escaped.
-struct Named<'n>(&'n NodeId);
-
-impl fmt::Display for Named<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const ADDRESS_SHOWN_MAX: usize = 255;
-        let mut characters = self.0.addr.chars();
-        for character in characters.by_ref().take(ADDRESS_SHOWN_MAX) {
-            if character.is_control() {
-                write!(f, "{}", character.escape_default())?;
-            } else {
-                write!(f, "{character}")?;
-            }
-        }
-        if characters.next().is_some() {
-            f.write_str("...")?;
-        }
-        write!(f, " (pid {})", self.0.pid)
     }
 }
 
@@ -157,8 +208,29 @@ mod tests {
             waiting: vec![],
             redundant: vec![],
             suspects: vec![],
+            silent: vec![],
+            absent: vec![],
             dropped: vec![],
         }
+    }
+
+    #[test]
+    fn the_text_names_who_is_missing() {
+        let report = WaitReport {
+            silent: vec![LostNode {
+                node: NodeId::new("b", 2, 0),
+                silence: Duration::from_millis(9900),
+            }],
+            absent: vec![NodeId::new("c", 3, 0)],
+            ..report()
+        };
+        assert_eq!(
+            report.to_string(),
+            "1 node is in round 3 of run \"job\", 2 to 4 needed: a (pid 1); not back yet: c (pid 3); \
+             b (pid 2): no heartbeat for 9 s"
+        );
+        let missing: Vec<&str> = report.missing_nodes().map(|node| &*node.addr).collect();
+        assert_eq!(missing, ["b", "c"]);
     }
 
     #[test]

@@ -4,42 +4,60 @@
 
 use std::time::Duration;
 
+use crate::parameters::ParametersError;
+
 /// How long after its deadline a node that joins still undoes what it wrote, before it gives up.
 pub(crate) const ROLLBACK_WINDOW: Duration = Duration::from_secs(5);
 
 /// The settings of a dynamic rendezvous, with PyTorch's defaults
-/// (`torch/distributed/elastic/rendezvous/dynamic_rendezvous.py`).
+/// (`torch/distributed/elastic/rendezvous/dynamic_rendezvous.py`). A value of this type is never wrong:
+/// at least one node, no fewer at most than at least, no timeout of zero.
+///
+/// ```
+/// use std::time::Duration;
+/// use elastic_rendezvous::RendezvousSettings;
+///
+/// let settings = RendezvousSettings::new("job", 2, 4)?.with_join_timeout(Duration::from_secs(60))?;
+/// assert_eq!(settings.last_call_timeout(), Duration::from_secs(30));
+/// let reversed = RendezvousSettings::new("job", 2, 1);
+/// assert_eq!(
+///     reversed.unwrap_err().to_string(),
+///     "the greatest number of nodes is 1, less than the least, 2"
+/// );
+/// # Ok::<(), elastic_rendezvous::ParametersError>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RendezvousSettings {
-    /// Which job this is.
-    pub run_id: String,
-    /// So many nodes suffice, after the last call.
-    pub min_nodes: usize,
-    /// So many nodes complete a round at once.
-    pub max_nodes: usize,
-    /// How long a join may take. 600 s.
-    pub join_timeout: Duration,
-    /// How long a round stays open for more once enough nodes are there. 30 s.
-    pub last_call_timeout: Duration,
-    /// How long closing may take. 30 s.
-    pub close_timeout: Duration,
-    /// How long sending one sign of life may take. 5 s.
-    pub heartbeat_timeout: Duration,
-    /// How often a node gives a sign of life. 5 s.
-    pub keep_alive_interval: Duration,
-    /// A node that misses so many in a row is taken for dead. 3.
-    pub keep_alive_max_attempt: u32,
-    /// The longest random pause after another node was faster in writing. Zero leaves the choice to
-    /// the executor.
-    pub cas_backoff_max: Duration,
+    pub(crate) run_id: String,
+    pub(crate) min_nodes: usize,
+    pub(crate) max_nodes: usize,
+    pub(crate) join_timeout: Duration,
+    pub(crate) last_call_timeout: Duration,
+    pub(crate) close_timeout: Duration,
+    pub(crate) heartbeat_timeout: Duration,
+    pub(crate) keep_alive_interval: Duration,
+    pub(crate) keep_alive_max_attempt: u32,
+    pub(crate) cas_backoff_max: Duration,
 }
 
 impl RendezvousSettings {
     /// PyTorch's defaults for a job of `min_nodes` to `max_nodes` nodes.
-    #[must_use]
-    pub fn new(run_id: impl Into<String>, min_nodes: usize, max_nodes: usize) -> Self {
-        Self {
-            run_id: run_id.into(),
+    ///
+    /// # Errors
+    /// [`ParametersError::NoRunId`] for an empty run id, [`ParametersError::NoNodes`] for no nodes,
+    /// [`ParametersError::NodesReversed`] for a maximum below the minimum.
+    pub fn new(
+        run_id: impl Into<String>,
+        min_nodes: usize,
+        max_nodes: usize,
+    ) -> Result<Self, ParametersError> {
+        let run_id = run_id.into();
+        if run_id.is_empty() {
+            return Err(ParametersError::NoRunId);
+        }
+        ParametersError::check_nodes(min_nodes, max_nodes)?;
+        Ok(Self {
+            run_id,
             min_nodes,
             max_nodes,
             join_timeout: Duration::from_secs(600),
@@ -49,13 +67,198 @@ impl RendezvousSettings {
             keep_alive_interval: Duration::from_secs(5),
             keep_alive_max_attempt: 3,
             cas_backoff_max: Duration::ZERO,
-        }
+        })
     }
 
-    /// How long a node may be silent before it is taken for dead.
+    /// Sets [`join_timeout`](Self::join_timeout).
+    ///
+    /// # Errors
+    /// [`ParametersError::NotPositive`] for zero.
+    pub fn with_join_timeout(mut self, timeout: Duration) -> Result<Self, ParametersError> {
+        self.join_timeout = positive("join timeout", timeout)?;
+        Ok(self)
+    }
+
+    /// Sets [`last_call_timeout`](Self::last_call_timeout).
+    ///
+    /// # Errors
+    /// [`ParametersError::NotPositive`] for zero.
+    pub fn with_last_call_timeout(mut self, timeout: Duration) -> Result<Self, ParametersError> {
+        self.last_call_timeout = positive("last call timeout", timeout)?;
+        Ok(self)
+    }
+
+    /// Sets [`close_timeout`](Self::close_timeout).
+    ///
+    /// # Errors
+    /// [`ParametersError::NotPositive`] for zero.
+    pub fn with_close_timeout(mut self, timeout: Duration) -> Result<Self, ParametersError> {
+        self.close_timeout = positive("close timeout", timeout)?;
+        Ok(self)
+    }
+
+    /// Sets [`heartbeat_timeout`](Self::heartbeat_timeout).
+    ///
+    /// # Errors
+    /// [`ParametersError::NotPositive`] for zero.
+    pub fn with_heartbeat_timeout(mut self, timeout: Duration) -> Result<Self, ParametersError> {
+        self.heartbeat_timeout = positive("heartbeat timeout", timeout)?;
+        Ok(self)
+    }
+
+    /// Sets [`keep_alive_interval`](Self::keep_alive_interval) and
+    /// [`keep_alive_max_attempt`](Self::keep_alive_max_attempt).
+    ///
+    /// # Errors
+    /// [`ParametersError::NotPositive`] when one is zero.
+    pub fn with_keep_alive(
+        mut self,
+        interval: Duration,
+        max_attempt: u32,
+    ) -> Result<Self, ParametersError> {
+        self.keep_alive_interval = positive("keep-alive interval", interval)?;
+        if max_attempt == 0 {
+            return Err(ParametersError::NotPositive {
+                setting: "number of keep-alive attempts",
+            });
+        }
+        self.keep_alive_max_attempt = max_attempt;
+        Ok(self)
+    }
+
+    /// Sets [`cas_backoff_max`](Self::cas_backoff_max).
+    #[must_use]
+    pub fn with_cas_backoff_max(mut self, pause: Duration) -> Self {
+        self.cas_backoff_max = pause;
+        self
+    }
+
+    /// The job. Never empty.
+    #[must_use]
+    pub fn run_id(&self) -> &str {
+        &self.run_id
+    }
+
+    /// How many nodes suffice, after the last call; at least 1.
+    #[must_use]
+    pub fn min_nodes(&self) -> usize {
+        self.min_nodes
+    }
+
+    /// How many nodes complete a round at once; at least [`min_nodes`](Self::min_nodes).
+    #[must_use]
+    pub fn max_nodes(&self) -> usize {
+        self.max_nodes
+    }
+
+    /// How long a join may take. Default 600 s.
+    #[must_use]
+    pub fn join_timeout(&self) -> Duration {
+        self.join_timeout
+    }
+
+    /// How long a round stays open for more once enough nodes have joined. Default 30 s.
+    #[must_use]
+    pub fn last_call_timeout(&self) -> Duration {
+        self.last_call_timeout
+    }
+
+    /// How long closing and leaving may take. Default 30 s.
+    #[must_use]
+    pub fn close_timeout(&self) -> Duration {
+        self.close_timeout
+    }
+
+    /// How long writing one heartbeat may take. Default 5 s.
+    #[must_use]
+    pub fn heartbeat_timeout(&self) -> Duration {
+        self.heartbeat_timeout
+    }
+
+    /// How often a node writes a heartbeat. Default 5 s.
+    #[must_use]
+    pub fn keep_alive_interval(&self) -> Duration {
+        self.keep_alive_interval
+    }
+
+    /// A node that misses this many heartbeats in a row is taken for dead. Default 3.
+    #[must_use]
+    pub fn keep_alive_max_attempt(&self) -> u32 {
+        self.keep_alive_max_attempt
+    }
+
+    /// The longest random pause after another node was faster in writing. Zero, the default, leaves the
+    /// choice to the handler (`docs/rendezvous.md`, *LOOP 3*).
+    #[must_use]
+    pub fn cas_backoff_max(&self) -> Duration {
+        self.cas_backoff_max
+    }
+
+    /// How long a node may be silent before it is taken for dead: interval x attempts.
     #[must_use]
     pub fn dead_after(&self) -> Duration {
         self.keep_alive_interval
             .saturating_mul(self.keep_alive_max_attempt)
+    }
+}
+
+#[cfg(test)]
+impl RendezvousSettings {
+    pub(crate) fn for_test(min_nodes: usize, max_nodes: usize) -> Self {
+        Self::new("job", min_nodes, max_nodes).expect("a number of nodes")
+    }
+}
+
+fn positive(setting: &'static str, timeout: Duration) -> Result<Duration, ParametersError> {
+    if timeout.is_zero() {
+        return Err(ParametersError::NotPositive { setting });
+    }
+    Ok(timeout)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_pytorchs_constructor_refuses_is_refused() {
+        let refused = |run_id: &str, min_nodes, max_nodes| {
+            let settings = RendezvousSettings::new(run_id, min_nodes, max_nodes);
+            settings.unwrap_err().to_string()
+        };
+        assert_eq!(refused("", 1, 1), "the run id is empty");
+        assert_eq!(
+            refused("job", 0, 1),
+            "the least number of nodes is 0, it must be at least 1"
+        );
+        assert_eq!(
+            refused("job", 2, 1),
+            "the greatest number of nodes is 1, less than the least, 2"
+        );
+    }
+
+    #[test]
+    fn timeouts_are_positive() {
+        let settings = || RendezvousSettings::for_test(1, 1);
+        let zero = Duration::ZERO;
+        let second = Duration::from_secs(1);
+        for (refused, message) in [
+            (settings().with_join_timeout(zero), "join timeout"),
+            (settings().with_last_call_timeout(zero), "last call timeout"),
+            (settings().with_close_timeout(zero), "close timeout"),
+            (settings().with_heartbeat_timeout(zero), "heartbeat timeout"),
+            (settings().with_keep_alive(zero, 3), "keep-alive interval"),
+            (
+                settings().with_keep_alive(second, 0),
+                "number of keep-alive attempts",
+            ),
+        ] {
+            assert_eq!(
+                refused.unwrap_err().to_string(),
+                format!("the {message} is 0, it must be positive")
+            );
+        }
+        let settings = settings().with_join_timeout(second).unwrap();
+        assert_eq!(settings.join_timeout(), second);
     }
 }

@@ -269,10 +269,9 @@ impl Node {
             backend = backend.with_turns()?;
         }
         let traffic = backend.traffic();
-        let settings = RendezvousSettings {
-            join_timeout: PATIENCE,
-            ..RendezvousSettings::new(RUN_ID, nodes, nodes)
-        };
+        let settings = RendezvousSettings::new(RUN_ID, nodes, nodes)
+            .and_then(|settings| settings.with_join_timeout(PATIENCE))
+            .map_err(RendezvousError::from)?;
         // Names of a usual length, as their bytes are most of the state.
         let options = DynamicRendezvousOptions::default()
             .with_local_addr(format!("node-{node:05}.cluster.example"))

@@ -334,6 +334,44 @@ fn a_failure_on_one_of_two_nodes_restarts_the_workers_of_both() {
 }
 
 #[test]
+fn of_three_nodes_the_one_that_was_killed_is_named_and_nobody_else() {
+    let job = Job::with_server();
+    let endpoint = format!("--rdzv-endpoint={}", job.server().address);
+    let options = [
+        "--nnodes=2:3",
+        "--max-restarts=3",
+        "--rdzv-backend=c10d",
+        "--rdzv-conf=is_host=0,keep_alive_interval=1",
+        &endpoint,
+    ];
+    // In the round of three all workers fail when one node is gone, as PyTorch's do.
+    let script = "
+        [ $GROUP_WORLD_SIZE = 3 ] || exit 0
+        echo > $C10D_TEST_FOLDER/ready.$RANK
+        while ! [ -e $C10D_TEST_FOLDER/fail ]; do sleep 0.01; done
+        exit 1";
+    let [a, b, killed] = [(); 3].map(|()| job.start(&options, script));
+    for name in ["ready.0", "ready.1", "ready.2"] {
+        job.line(name);
+    }
+    let pid = killed.id();
+    killed.signal(Signal::KILL);
+    assert_eq!(killed.end().code, None);
+    fs::write(job.path("fail"), "").unwrap();
+    for ended in [a.end(), b.end()] {
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        let lost: Vec<&str> = ended
+            .stderr
+            .lines()
+            .filter(|line| line.contains("no heartbeat"))
+            .collect();
+        assert!(!lost.is_empty(), "{ended:?}");
+        let named = format!("(pid {pid}): no heartbeat for ");
+        assert!(lost.iter().all(|line| line.contains(&named)), "{lost:?}");
+    }
+}
+
+#[test]
 fn sigterm_ends_the_workers_and_what_they_have_started() {
     let job = Job::new();
     let script = "

@@ -97,7 +97,7 @@ struct Event {
 
 fn event(text: &str) -> Event {
     let mut event = Event {
-        settings: RendezvousSettings::new("job", 2, 4),
+        settings: RendezvousSettings::for_test(2, 4),
         now: Duration::ZERO,
         heartbeat_due: false,
         last_call_over: false,
@@ -239,7 +239,7 @@ fn actions_change_what_the_document_says_and_nothing_else() {
 #[test]
 fn the_order_of_arrival_stays_when_ranks_are_given() {
     let mut state = state("in=z,me,a deadline=-1");
-    let settings = RendezvousSettings::new("job", 2, 4);
+    let settings = RendezvousSettings::for_test(2, 4);
     apply(
         &mut state,
         Action::MarkComplete,
@@ -266,7 +266,7 @@ fn ranks_follow_addresses_code_point_by_code_point_then_processes_then_handlers(
     for node in in_order.iter().rev() {
         state.participants.insert(node.clone(), 0);
     }
-    let settings = RendezvousSettings::new("job", 2, 7);
+    let settings = RendezvousSettings::for_test(2, 7);
     apply(
         &mut state,
         Action::MarkComplete,

@@ -54,7 +54,7 @@ fn complete(nodes: &[(&str, i64)], heartbeat: Timestamp) -> RendezvousState {
 /// The executor of `me` in a job of 2 to 4 nodes, in the middle of an operation that it has begun at
 /// [`START`], with `state` as what it has read.
 fn executor(operation: Operation, state: RendezvousState) -> Executor {
-    let settings = RendezvousSettings::new("job", 2, 4);
+    let settings = RendezvousSettings::for_test(2, 4);
     let mut executor = Executor::new(node("me"), settings, START);
     executor.begin(operation, START.monotonic + 600 * SECOND, START);
     assert_eq!(executor.step(START), Need::Read);
@@ -115,7 +115,7 @@ fn the_last_call_is_over_when_more_than_its_time_has_passed() {
 
 #[test]
 fn a_join_wakes_up_for_its_deadline() {
-    let settings = RendezvousSettings::new("job", 2, 4);
+    let settings = RendezvousSettings::for_test(2, 4);
     let mut executor = Executor::new(node("me"), settings, START);
     let deadline = START.monotonic + 2 * SECOND;
     executor.begin(Operation::Join, deadline, START);
@@ -287,7 +287,7 @@ fn a_last_call_that_is_over_for_others_only_keeps_nobody_busy() {
         .last_heartbeats
         .insert(node("a"), START.wall.before(60 * SECOND));
     state.deadline = Some(START.wall);
-    let mut settings = RendezvousSettings::new("job", 2, 4);
+    let mut settings = RendezvousSettings::for_test(2, 4);
     settings.last_call_timeout = SECOND;
     let mut executor = Executor::new(node("me"), settings, START);
     executor.begin(Operation::Join, START.monotonic + 600 * SECOND, START);
@@ -336,7 +336,7 @@ fn when_the_state_has_vanished_a_join_begins_anew_without_a_token() {
 fn a_participant_wakes_up_for_the_end_of_the_last_call() {
     let mut state = open(&["me", "a"], START.wall);
     state.deadline = Some(START.wall);
-    let mut settings = RendezvousSettings::new("job", 2, 4);
+    let mut settings = RendezvousSettings::for_test(2, 4);
     settings.last_call_timeout = 2 * SECOND;
     let mut executor = Executor::new(node("me"), settings, START);
     executor.begin(Operation::Join, START.monotonic + 600 * SECOND, START);
@@ -344,6 +344,47 @@ fn a_participant_wakes_up_for_the_end_of_the_last_call() {
     executor.on_read(Some((state, token(1))), START);
     let until = START.monotonic + 2 * SECOND + MILLISECOND;
     assert_eq!(executor.step(START), Need::Wait { until });
+}
+
+#[test]
+fn a_member_that_is_gone_has_left_or_was_lost_as_its_heartbeats_tell() {
+    let members = complete(&[("a", 0), ("b", 1), ("me", 2)], START.wall);
+    let mut executor = executor(Operation::Join, members.clone());
+    assert_eq!(executor.step(START), Need::Done(Ok(())));
+    executor.begin(Operation::KeepAlive, START.monotonic, START);
+    let names = |executor: &Executor| {
+        let (lost, left) = executor.departed();
+        let lost = lost.iter().map(|it| it.to_string());
+        let left = left.iter().map(|it| it.to_string());
+        lost.chain(left).collect::<Vec<_>>()
+    };
+    // It writes, and then leaves.
+    let mut state = members.clone();
+    let wrote_at = at(5 * SECOND);
+    state.last_heartbeats.insert(node("a"), wrote_at.wall);
+    read_again(&mut executor, &state, wrote_at);
+    state.participants.shift_remove(&node("a"));
+    state.last_heartbeats.shift_remove(&node("a"));
+    read_again(&mut executor, &state, at(10 * SECOND));
+    assert_eq!(names(&executor), ["a (pid 1) left the round"]);
+    // Another node drops the other one, 10 s after its last heartbeat that was seen here.
+    state.participants.shift_remove(&node("b"));
+    state.last_heartbeats.shift_remove(&node("b"));
+    state.wait_list.insert(node("a"));
+    state.last_heartbeats.insert(node("a"), wrote_at.wall);
+    read_again(&mut executor, &state, at(10 * SECOND));
+    let expected = [
+        "b (pid 1): no heartbeat for 10 s",
+        "a (pid 1) left the round to restart",
+    ];
+    assert_eq!(names(&executor), expected);
+    assert_eq!(executor.take_newly_lost().len(), 1);
+    assert_eq!(executor.take_newly_lost(), []);
+    let missing = executor.report(at(10 * SECOND));
+    assert_eq!(missing.missing_nodes().collect::<Vec<_>>(), [&node("b")]);
+    // It was only slow, and is in the round again.
+    read_again(&mut executor, &members, at(11 * SECOND));
+    assert_eq!(names(&executor), [""; 0]);
 }
 
 #[test]

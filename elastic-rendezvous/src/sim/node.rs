@@ -109,6 +109,8 @@ pub(super) struct SimNode {
     /// How often in a row it has waited for next to nothing.
     pub(super) short_waits: u32,
     pub(super) round: i64,
+    /// The nodes that it has named as lost.
+    pub(super) lost: Vec<NodeId>,
 }
 
 impl SimNode {
@@ -131,6 +133,7 @@ impl SimNode {
             joins: Vec::new(),
             short_waits: 0,
             round: 0,
+            lost: Vec::new(),
         }
     }
 
@@ -220,6 +223,10 @@ impl SimNode {
                 executor.on_written(written, clock);
             }
             Player::Ours(executor) => executor.on_read(stored, clock),
+        }
+        if let Player::Ours(executor) = &mut self.player {
+            let lost = executor.take_newly_lost().into_iter();
+            self.lost.extend(lost.map(|lost| lost.node));
         }
         let is_new = match (&self.known, version) {
             (Some(known), Some(version)) => !Rc::ptr_eq(known, version),

@@ -118,7 +118,7 @@ fn when_all_must_come_the_last_one_completes_the_round_at_once() {
     for_seeds(30, |seed| {
         let mut random = fastrand::Rng::with_seed(seed);
         let count = random.usize(2..=12);
-        let settings = RendezvousSettings::new("job", count, count);
+        let settings = RendezvousSettings::for_test(count, count);
         let (mut world, mut random) = world(seed, settings, count);
         let mut last = 0;
         for node in 0..count {
@@ -139,7 +139,7 @@ fn when_enough_have_come_the_round_is_complete_after_the_last_call() {
     for_seeds(30, |seed| {
         let mut random = fastrand::Rng::with_seed(seed);
         let count = random.usize(1..=11);
-        let mut settings = RendezvousSettings::new("job", random.usize(1..=count), count + 1);
+        let mut settings = RendezvousSettings::for_test(random.usize(1..=count), count + 1);
         settings.last_call_timeout = random.u32(1..=30) * SECOND;
         let (mut world, mut random) = world(seed, settings, count);
         // All come before the first could have ended the last call.
@@ -161,7 +161,7 @@ fn more_nodes_than_there_are_places_become_spares() {
         let mut random = fastrand::Rng::with_seed(seed);
         let count = random.usize(2..=12);
         let max = random.usize(1..count);
-        let settings = RendezvousSettings::new("job", random.usize(1..=max), max);
+        let settings = RendezvousSettings::for_test(random.usize(1..=max), max);
         let (mut world, mut random) = world(seed, settings, count);
         for node in 0..count {
             world.command_in(between(&mut random, 0..=60_000), node, Command::Start);
@@ -180,7 +180,7 @@ fn faults(seed: u64, nodes_max: usize) {
     let mut random = fastrand::Rng::with_seed(seed);
     let count = random.usize(2..=nodes_max);
     let max = random.usize(1..=count + 1);
-    let mut settings = RendezvousSettings::new("job", random.usize(1..=max), max);
+    let mut settings = RendezvousSettings::for_test(random.usize(1..=max), max);
     settings.last_call_timeout = random.u32(1..=30) * SECOND;
     let (mut world, mut random) = world(seed, settings, count);
     let horizon = random.u64(1..=90_000);
@@ -244,7 +244,7 @@ fn nodes_of_both_kinds(seed: u64) {
     let mut random = fastrand::Rng::with_seed(seed);
     let count = random.usize(2..=8);
     // With places for all: PyTorch's nodes alone do not come to rest otherwise.
-    let mut settings = RendezvousSettings::new("job", random.usize(1..=count), count);
+    let mut settings = RendezvousSettings::for_test(random.usize(1..=count), count);
     settings.last_call_timeout = random.u32(2..=30) * SECOND;
     let mut world = World::new(seed, settings);
     for number in 0..count {
@@ -275,7 +275,7 @@ fn a_restart_of_nodes_that_are_up_needs_no_last_call() {
     for_seeds(30, |seed| {
         let mut random = fastrand::Rng::with_seed(seed);
         let count = random.usize(1..=11);
-        let settings = RendezvousSettings::new("job", random.usize(1..=count), count + 1);
+        let settings = RendezvousSettings::for_test(random.usize(1..=count), count + 1);
         let (mut world, mut random) = world(seed, settings, count);
         for node in 0..count {
             world.command(node, Command::Start);

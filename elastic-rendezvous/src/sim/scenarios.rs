@@ -17,7 +17,7 @@ const SECOND: Duration = Duration::from_secs(1);
 const START: Timestamp = Timestamp::from_micros(1_800_000_000_000_000);
 
 fn settings(min_nodes: usize, max_nodes: usize) -> RendezvousSettings {
-    RendezvousSettings::new("job", min_nodes, max_nodes)
+    RendezvousSettings::for_test(min_nodes, max_nodes)
 }
 
 /// `count` nodes of ours that start at once.
@@ -115,6 +115,46 @@ fn when_a_node_crashes_the_others_notice_and_go_on_without_it() {
     settle(&mut world, limit);
     assert_eq!(world.store.state().participants.len(), 2);
     assert_eq!(world.store.state().round, 1);
+}
+
+#[test]
+fn survivors_that_restart_name_the_node_that_was_killed_and_nobody_else() {
+    let ways = [Watching::Members, Watching::Round, Watching::Polls];
+    for (seed, (first, second)) in (0..).zip(ways.into_iter().flat_map(|a| ways.map(|b| (a, b)))) {
+        let mut world = World::new(seed, settings(2, 3));
+        for number in 0..3 {
+            let node = world.add(&format!("node{number}"));
+            world.command(node, Command::Start);
+        }
+        world.nodes[0].watching = first;
+        world.nodes[1].watching = second;
+        settle(&mut world, 10 * SECOND);
+        // As far into an interval between two heartbeats as the seed says.
+        world.run_for(SECOND * seed as u32 / 2);
+        world.command(2, Command::Crash);
+        // The workers of both survivors lose their connections, and fail. Both agents restart them.
+        world.command_in(200 + 150 * seed, 0, Command::Rejoin);
+        world.command_in(400, 1, Command::Rejoin);
+        world.run_for(SECOND);
+        // Nobody counts as lost yet, least of all a survivor that is on its way back.
+        for node in [0, 1] {
+            assert_eq!(
+                world.nodes[node].lost,
+                [],
+                "node{node}, {first:?} {second:?}"
+            );
+        }
+        let limit = world.settings.dead_after() + 15 * SECOND;
+        settle(&mut world, limit);
+        assert_eq!(world.store.state().participants.len(), 2);
+        let killed = [world.nodes[2].me().clone()];
+        for node in [0, 1] {
+            assert_eq!(
+                world.nodes[node].lost, killed,
+                "node{node}, {first:?} {second:?}"
+            );
+        }
+    }
 }
 
 #[test]

@@ -9,17 +9,17 @@ use std::time::{Duration, Instant};
 
 use c10d_store::{FileStore, HashStore, Store, TcpStore, TcpStoreOptions};
 use elastic_rendezvous::{
-    C10dBackend, DynamicRendezvous, DynamicRendezvousOptions, Membership, Part, RendezvousBackend,
-    RendezvousError, RendezvousEvent, RendezvousHandler, RendezvousInfo, RendezvousParameters,
-    RendezvousRegistry, RendezvousSettings, SetState, StateWatch, Stored, Token, Watched,
-    clear_workers_store, parse_config,
+    C10dBackend, DynamicRendezvous, DynamicRendezvousOptions, LeftNode, Membership, Part,
+    RendezvousBackend, RendezvousError, RendezvousEvent, RendezvousHandler, RendezvousInfo,
+    RendezvousParameters, RendezvousRegistry, RendezvousSettings, SetState, StateWatch, Stored,
+    Token, Watched, clear_workers_store, parse_config,
 };
 
 /// Far more than anything here takes.
 const LONG: Duration = Duration::from_secs(60);
 
 fn node_with(store: &Arc<dyn Store>, settings: RendezvousSettings) -> Arc<DynamicRendezvous> {
-    let backend = C10dBackend::new(Arc::clone(store), &settings.run_id).expect("a backend");
+    let backend = C10dBackend::new(Arc::clone(store), settings.run_id()).expect("a backend");
     node_over(Arc::new(backend), store, settings)
 }
 
@@ -34,12 +34,14 @@ fn node_over(
 }
 
 fn node(store: &Arc<dyn Store>, min_nodes: usize, max_nodes: usize) -> Arc<DynamicRendezvous> {
-    let settings = RendezvousSettings {
-        // Long enough for a node that is up already.
-        last_call_timeout: Duration::from_millis(500),
-        ..RendezvousSettings::new("job", min_nodes, max_nodes)
-    };
-    node_with(store, settings)
+    // Long enough for a node that is up already.
+    let last_call_timeout = Duration::from_millis(500);
+    let settings = settings(min_nodes, max_nodes).with_last_call_timeout(last_call_timeout);
+    node_with(store, settings.expect("a timeout"))
+}
+
+fn settings(min_nodes: usize, max_nodes: usize) -> RendezvousSettings {
+    RendezvousSettings::new("job", min_nodes, max_nodes).expect("a number of nodes")
 }
 
 type Joining = thread::JoinHandle<Result<RendezvousInfo, RendezvousError>>;
@@ -63,6 +65,11 @@ fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
 
 fn membership(node: &DynamicRendezvous) -> Membership {
     node.membership().expect("a membership")
+}
+
+/// Whether `node` sees that `other`, and nobody else, has left the round for good.
+fn has_left(node: &DynamicRendezvous, other: &DynamicRendezvous) -> bool {
+    membership(node).left == [LeftNode::new(other.node().clone(), false)]
 }
 
 fn tcp() -> (TcpStore, Arc<dyn Store>) {
@@ -119,7 +126,7 @@ fn a_newcomer_makes_members_join_again_and_finds_the_same_workers_store() {
     let c = node(&store, 2, 3);
     let joining_c = join(&c);
     changes.recv_timeout(LONG).expect("to be told");
-    eventually("one waits", || membership(&a).waiting == 1);
+    eventually("one waits", || membership(&a).waiting == [c.node().clone()]);
     let (joining_a, joining_b) = (join(&a), join(&b));
     for round in [joined(joining_a), joined(joining_b), joined(joining_c)] {
         assert_eq!((round.round, round.world_size), (1, 3));
@@ -131,10 +138,8 @@ fn a_newcomer_makes_members_join_again_and_finds_the_same_workers_store() {
 fn a_node_that_leaves_is_missed_at_once() {
     let (_host, store) = tcp();
     // The round completes when it is full. The last call would take longer than this test may.
-    let settings = RendezvousSettings {
-        last_call_timeout: LONG * 2,
-        ..RendezvousSettings::new("job", 2, 3)
-    };
+    let settings = settings(2, 3).with_last_call_timeout(LONG * 2);
+    let settings = settings.expect("a timeout");
     let nodes: Vec<_> = (0..3)
         .map(|_| node_with(&store, settings.clone()))
         .collect();
@@ -146,12 +151,10 @@ fn a_node_that_leaves_is_missed_at_once() {
         unreachable!("three nodes")
     };
     c.leave().expect("to leave");
-    eventually("the loss is seen", || {
-        membership(a).lost == [c.node().clone()]
-    });
-    eventually("the loss is seen", || {
-        membership(b).lost == [c.node().clone()]
-    });
+    for node in [a, b] {
+        eventually("it is seen to leave", || has_left(node, c));
+        assert_eq!(membership(node).lost, []);
+    }
     assert!(!membership(a).is_evicted);
     // All that are left are back: there is nobody to wait for.
     let (joining_a, joining_b) = (join(a), join(b));
@@ -162,10 +165,8 @@ fn a_node_that_leaves_is_missed_at_once() {
 #[test]
 fn a_node_that_dies_is_missed_when_it_was_silent_for_too_long() {
     let (_host, store) = tcp();
-    let settings = RendezvousSettings {
-        keep_alive_interval: Duration::from_millis(100),
-        ..RendezvousSettings::new("job", 2, 2)
-    };
+    let settings = settings(2, 2).with_keep_alive(Duration::from_millis(100), 3);
+    let settings = settings.expect("an interval");
     let (a, b) = (
         node_with(&store, settings.clone()),
         node_with(&store, settings),
@@ -173,19 +174,27 @@ fn a_node_that_dies_is_missed_when_it_was_silent_for_too_long() {
     let (joining_a, joining_b) = (join(&a), join(&b));
     joined(joining_a);
     joined(joining_b);
+    let (told, lost) = channel();
+    a.add_listener(Arc::new(move |event: &RendezvousEvent<'_>| {
+        if let RendezvousEvent::NodeLost(lost) = event {
+            let _ = told.send((*lost).clone());
+        }
+    }));
     let gone = b.node().clone();
     // Its threads end, and nothing is written.
     drop(b);
-    eventually("the loss is seen", || membership(&a).lost == [gone.clone()]);
+    let lost = lost.recv_timeout(LONG).expect("to be told");
+    assert_eq!(lost.node, gone);
+    assert!(lost.silence > Duration::from_millis(300), "{lost}");
+    eventually("the loss is seen", || membership(&a).lost == [lost.clone()]);
+    assert_eq!(membership(&a).left, []);
 }
 
 #[test]
 fn a_join_that_times_out_says_who_was_there_and_leaves_nothing_behind() {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
-    let settings = RendezvousSettings {
-        join_timeout: Duration::from_millis(50),
-        ..RendezvousSettings::new("job", 2, 2)
-    };
+    let settings = settings(2, 2).with_join_timeout(Duration::from_millis(50));
+    let settings = settings.expect("a timeout");
     let lonely = node_with(&store, settings);
     let error = lonely.next_rendezvous().expect_err("nobody came");
     let RendezvousError::Timeout { report } = &error else {
@@ -333,11 +342,7 @@ fn a_turn_to_write_ends_when_the_store_fails_in_it() {
         turns: AtomicUsize::new(0),
         is_to_fail: AtomicBool::new(false),
     };
-    let node = node_over(
-        Arc::new(backend),
-        &store,
-        RendezvousSettings::new("job", 1, 1),
-    );
+    let node = node_over(Arc::new(backend), &store, settings(1, 1));
     let error = node.next_rendezvous().expect_err("the store has failed");
     assert!(
         matches!(error, RendezvousError::StateLost { .. }),
@@ -402,7 +407,7 @@ fn a_watch_that_fails_is_not_asked_again_and_others_are_seen_all_the_same() {
         backend: C10dBackend::new(Arc::clone(&store), "job").expect("a backend"),
         waits: Arc::clone(&waits),
     };
-    let settings = RendezvousSettings::new("job", 2, 2);
+    let settings = settings(2, 2);
     let first = node_over(Arc::new(backend), &store, settings);
     let (told, waiting) = channel();
     first.add_listener(Arc::new(move |event: &RendezvousEvent<'_>| {
@@ -420,9 +425,7 @@ fn a_watch_that_fails_is_not_asked_again_and_others_are_seen_all_the_same() {
     assert_eq!(joined(joining).world_size, 2);
     assert_eq!(waits.load(Ordering::Acquire), 1);
     second.leave().expect("to leave");
-    eventually("the loss is seen", || {
-        membership(&first).lost == [second.node().clone()]
-    });
+    eventually("it is seen to leave", || has_left(&first, &second));
 }
 
 #[test]
