@@ -4,6 +4,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use c10d_store::StoreError;
+
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BenchError {
     #[error("cannot connect to {address}: {source}")]
@@ -34,11 +36,20 @@ pub(crate) enum BenchError {
         detail: String,
     },
 
+    #[error(transparent)]
+    Store(Box<StoreError>),
+
     #[error("{what}: {source}")]
     System {
         what: &'static str,
         source: io::Error,
     },
+}
+
+impl From<StoreError> for BenchError {
+    fn from(error: StoreError) -> Self {
+        Self::Store(Box::new(error))
+    }
 }
 
 impl BenchError {

@@ -11,7 +11,7 @@ use super::affinity::Cores;
 use super::child::ServerChild;
 use super::process::Process;
 use super::report::{Goal, Report};
-use super::workload::{Kind, RanksShape, Setting, Throughput, large_values, ping, ranks};
+use super::workload::{Kind, RanksShape, Setting, Throughput, client, large_values, ping, ranks};
 use crate::failure::Failure;
 use crate::open_files;
 use crate::quantity::at_least_one;
@@ -80,6 +80,8 @@ pub(crate) struct StoreBenchArgs {
 enum Workload {
     /// A round trip on one connection, and one through a bare echo server.
     Ping,
+    /// PING, GET and SET through the client library, on one connection.
+    Client,
     /// 64 connections, one ADD in flight on each.
     Add,
     /// 64 connections, 16 pairs of SET and GET in flight on each.
@@ -92,8 +94,9 @@ enum Workload {
     Large,
 }
 
-const ALL: [Workload; 6] = [
+const ALL: [Workload; 7] = [
     Workload::Ping,
+    Workload::Client,
     Workload::Add,
     Workload::SetGet,
     Workload::Sweep,
@@ -157,6 +160,7 @@ fn measure(args: &StoreBenchArgs) -> Result<Report, Failure> {
         }
         match workload {
             Workload::Ping => rows.extend(ping(&setting)?),
+            Workload::Client => rows.extend(client(&setting)?),
             Workload::Add => rows.push(add_64().measure(&setting)?),
             Workload::SetGet => rows.push(set_get_64(args.value_bytes).measure(&setting)?),
             Workload::Sweep => {

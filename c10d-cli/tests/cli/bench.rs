@@ -35,6 +35,10 @@ fn a_small_run_of_everything() {
     let mut expected = vec![
         "ping p50",
         "ping p99",
+        "client ping p50",
+        "client ping p99",
+        "client get p50",
+        "client set p50",
         "add",
         "set-get",
         "add 1 x 2",
@@ -60,7 +64,7 @@ fn a_small_run_of_everything() {
         assert!(min <= median && median <= max, "{row}");
         assert!(min > 0.0 || memory, "{row}");
     }
-    for (index, goal) in [(0, "ratio_at_most"), (2, "ratio_at_least"), (3, "at_least")] {
+    for (index, goal) in [(0, "ratio_at_most"), (6, "ratio_at_least"), (7, "at_least")] {
         let row = &report["rows"][index];
         assert!(row["ratio_to_floor"].as_f64().unwrap() > 0.0, "{row}");
         assert!(
@@ -174,7 +178,7 @@ fn a_missing_server_has_exit_code_3() {
         .local_addr()
         .unwrap();
     let address = closed.to_string();
-    for workload in ["ping", "add", "ranks"] {
+    for workload in ["ping", "client", "add", "ranks"] {
         let words = ["--connect", &address, "--only", workload];
         let ended = run(SMALL.iter().chain(&words));
         ended.assert_fails(3, &address);

@@ -1,11 +1,13 @@
 //! What is measured, one kind of workload a file.
 
+mod client;
 mod large;
 mod ping;
 mod ranks;
 mod requests;
 mod throughput;
 
+pub(super) use client::client;
 pub(super) use large::large_values;
 pub(super) use ping::ping;
 pub(super) use ranks::{RanksShape, ranks};
