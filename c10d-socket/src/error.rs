@@ -244,56 +244,6 @@ impl ListenError {
     }
 }
 
-/// A write did not finish. Prints how far it came and why it ended.
-///
-/// When fewer bytes were written than the message has, the peer cannot have got the whole message
-/// and so has not acted on it. When none were, the connection is still between two messages. Once
-/// all have been written no error can tell any more whether the peer acted.
-#[derive(thiserror::Error)]
-#[error("write failed after {written} bytes: {source}")]
-pub struct WriteError {
-    written: usize,
-    source: io::Error,
-}
-
-/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
-impl fmt::Debug for WriteError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
-impl WriteError {
-    pub(crate) fn new(written: usize, source: io::Error) -> Self {
-        Self { written, source }
-    }
-
-    /// How many bytes the system had taken before the failure; always fewer than there were.
-    #[must_use]
-    pub fn written(&self) -> usize {
-        self.written
-    }
-
-    /// Why the write ended; [`io::ErrorKind::TimedOut`] at the deadline.
-    #[must_use]
-    pub fn kind(&self) -> io::ErrorKind {
-        self.source.kind()
-    }
-
-    /// The cause alone.
-    #[must_use]
-    pub fn into_source(self) -> io::Error {
-        self.source
-    }
-}
-
-impl From<WriteError> for io::Error {
-    /// Of the same kind, with the whole text.
-    fn from(error: WriteError) -> Self {
-        Self::new(error.kind(), error)
-    }
-}
-
 /// What an operator can do about the commonest causes.
 fn hint(error: &io::Error) -> &'static str {
     match error.kind() {
@@ -380,19 +330,6 @@ mod tests {
                 errno(libc::ENETUNREACH)
             )
         );
-    }
-
-    #[test]
-    fn a_failed_write_says_how_far_it_came() {
-        let error = WriteError::new(5, io::ErrorKind::TimedOut.into());
-        assert_eq!(
-            (error.written(), error.kind()),
-            (5, io::ErrorKind::TimedOut)
-        );
-        assert_eq!(error.to_string(), "write failed after 5 bytes: timed out");
-        let error = io::Error::from(error);
-        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
-        assert_eq!(error.to_string(), "write failed after 5 bytes: timed out");
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! Sockets for the control plane of distributed training: connect to a server that may not be up yet,
-//! listen on the right addresses, and read and write with a deadline for every call.
+//! listen on the right addresses, and wait, receive and send without surprises.
 //!
 //! - [`connect`](fn@connect) tries all addresses of a [`HostPort`] again and again until a
 //!   [`Deadline`]; a [`Dialer`] goes on where it stopped when the first exchange fails. [`Backoff`]
@@ -7,25 +7,22 @@
 //! - [`listen`](fn@listen) opens a port on all interfaces or on one host, [`adopt_listener`] takes
 //!   over one that a parent process has opened.
 //! - [`resolve`](fn@resolve) looks a name up until a deadline, as those two do.
-//! - [`DeadlineStream`] is a blocking connection for a client that sends a request and reads a reply.
-//!   [`wait_for_input`], [`recv_into_spare`] and [`SendBuf`] are for those who run a loop of their own.
+//! - [`wait_for_input`] waits for a bare socket; [`recv_into_spare`], [`send_vectored`] and [`SendBuf`]
+//!   move bytes for callers that run a loop of their own.
 //!
 //! There is no event loop, no framing, no encryption and no reconnecting of a connection in use, and
 //! an address is never looked up backwards to a name. Unix only.
 //!
 //! ```
-//! use c10d_socket::{
-//!     ConnectOptions, Deadline, DeadlineStream, HostPort, ListenOptions, connect, listen,
-//! };
+//! use c10d_socket::{ConnectOptions, Deadline, HostPort, ListenOptions, connect, listen};
 //! use std::time::{Duration, Instant};
 //!
 //! let listeners = listen(&ListenOptions::default().with_host("localhost"))?;
 //! let target = HostPort::new("localhost", listeners[0].local_addr()?.port());
 //!
 //! let deadline = Deadline::after(Instant::now(), Duration::from_secs(5));
-//! let stream = DeadlineStream::new(connect(&target, &ConnectOptions::default(), deadline)?)?;
+//! let stream = connect(&target, &ConnectOptions::default(), deadline)?;
 //! assert_eq!(stream.peer_addr()?.port(), target.port());
-//! stream.write_all_by(b"hello", deadline)?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 #![deny(unsafe_code)]
@@ -40,7 +37,7 @@ mod error;
 mod listen;
 mod options;
 mod resolve;
-mod stream;
+mod send;
 mod sys;
 mod wait;
 
@@ -49,10 +46,10 @@ pub use backoff::{Backoff, BackoffOptions};
 pub use buf::SendBuf;
 pub use connect::{ConnectOptions, Dialer, connect};
 pub use deadline::Deadline;
-pub use error::{ConnectError, DialFailure, DialStage, ListenError, WriteError};
+pub use error::{ConnectError, DialFailure, DialStage, ListenError};
 pub use listen::{ListenOptions, adopt_listener, adopt_listener_raw, listen, resolve_local};
 pub use options::{KeepAlive, SocketOptions, configure_accepted};
 pub use resolve::resolve;
-pub use stream::DeadlineStream;
+pub use send::send_vectored;
 pub use sys::recv_into_spare;
 pub use wait::{wait_for_either, wait_for_input, wait_for_output};

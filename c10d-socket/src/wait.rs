@@ -30,7 +30,7 @@ use crate::{Deadline, sys};
 /// # Errors
 /// Only when poll(2) itself fails (the system is out of memory); a socket's error counts as input.
 pub fn wait_for_input(fd: &impl AsFd, timeout: Option<Duration>) -> io::Result<bool> {
-    wait_for_input_by(fd, deadline_after(timeout))
+    wait(fd, libc::POLLIN, deadline_after(timeout))
 }
 
 /// Waits until a write to `fd` would not block: there is room, or it fails at once because the
@@ -49,11 +49,6 @@ pub fn wait_for_output(fd: &impl AsFd, timeout: Option<Duration>) -> io::Result<
 /// As [`wait_for_input`].
 pub fn wait_for_either(fd: &impl AsFd, timeout: Option<Duration>) -> io::Result<bool> {
     wait(fd, libc::POLLIN | libc::POLLOUT, deadline_after(timeout))
-}
-
-/// [`wait_for_input`] up to a deadline; one that has passed looks once.
-pub(crate) fn wait_for_input_by(fd: &impl AsFd, deadline: Deadline) -> io::Result<bool> {
-    wait(fd, libc::POLLIN, deadline)
 }
 
 /// [`wait_for_output`] up to a deadline; one that has passed looks once.

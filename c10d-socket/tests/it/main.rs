@@ -3,5 +3,4 @@
 mod connect;
 mod listen;
 mod peers;
-mod stream;
 mod wait;

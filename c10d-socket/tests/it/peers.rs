@@ -1,14 +1,13 @@
 //! Ends of connections, peers that behave badly, and threads seen to block.
 
 use std::fs;
-use std::io::Write;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use c10d_socket::{Deadline, DeadlineStream};
+use c10d_socket::Deadline;
 use socket2::{Domain, Socket, Type};
 
 /// Time enough for anything that does not hang, on a machine however loaded.
@@ -84,11 +83,11 @@ impl<T: Send + 'static> Observed<T> {
 }
 
 /// Two ends of a connection: the one under test, and the peer's.
-pub(crate) fn pair() -> (DeadlineStream, TcpStream) {
+pub(crate) fn pair() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (far, _) = listener.accept().unwrap();
-    (DeadlineStream::new(near).unwrap(), far)
+    (near, far)
 }
 
 /// A socket that has a port of 127.0.0.1 and does not listen: connections to it are refused, and
@@ -109,15 +108,6 @@ pub(crate) fn server(
     let address = listener.local_addr().unwrap();
     let thread = thread::spawn(move || while behave(listener.accept().unwrap().0) {});
     (address, thread)
-}
-
-/// Sends a byte every few milliseconds until the other end has gone.
-pub(crate) fn trickle(mut peer: TcpStream) -> JoinHandle<()> {
-    thread::spawn(move || {
-        while peer.write_all(b".").is_ok() {
-            thread::sleep(Duration::from_millis(5));
-        }
-    })
 }
 
 /// Ends a connection with a reset instead of a goodbye.

@@ -1,19 +1,20 @@
-//! Waiting for a socket: data, the end, an error, signals, very long limits.
+//! Waiting for a socket: data, room, the end, an error, signals, very long limits; then moving bytes.
 
-use std::io::{ErrorKind, Write};
+use std::io::{self, ErrorKind, IoSlice, Read, Write};
+use std::net::Shutdown;
 use std::os::unix::thread::JoinHandleExt;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use c10d_socket::wait_for_input;
+use c10d_socket::{recv_into_spare, send_vectored, wait_for_input, wait_for_output};
 
-use crate::peers::{LONG, observed, pair, reset, within};
+use crate::peers::{LONG, observed, pair, reset};
 
 const SHORT: Duration = Duration::from_millis(50);
 
 #[test]
 fn waiting_sees_data_and_leaves_it_there() {
-    let (near, mut far) = pair();
+    let (mut near, mut far) = pair();
     assert!(!wait_for_input(&near, Some(Duration::ZERO)).unwrap());
     let started = Instant::now();
     assert!(!wait_for_input(&near, Some(SHORT)).unwrap());
@@ -24,7 +25,7 @@ fn waiting_sees_data_and_leaves_it_there() {
         assert!(wait_for_input(&near, timeout).unwrap());
     }
     let mut buf = [0; 2];
-    assert_eq!(near.read_by(&mut buf, within(LONG)).unwrap(), 1);
+    assert_eq!(near.read(&mut buf).unwrap(), 1);
     assert!(!wait_for_input(&near, Some(Duration::ZERO)).unwrap());
 }
 
@@ -33,10 +34,10 @@ fn the_end_and_an_error_count_as_input() {
     let (near, far) = pair();
     drop(far);
     assert!(wait_for_input(&near, Some(LONG)).unwrap());
-    let (near, far) = pair();
+    let (mut near, far) = pair();
     reset(far);
     assert!(wait_for_input(&near, Some(LONG)).unwrap());
-    let error = near.read_by(&mut [0], within(LONG)).unwrap_err();
+    let error = near.read(&mut [0]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);
 }
 
@@ -83,4 +84,64 @@ fn signals_neither_end_nor_lengthen_a_wait() {
     assert!(!ready);
     // Signals come for as long as it waits: a wait they lengthen would never end.
     assert!(taken >= limit && taken < LONG, "{taken:?}");
+}
+
+#[test]
+fn output_is_awaited_when_the_peer_reads_again() {
+    let (mut near, mut far) = pair();
+    near.set_nonblocking(true).unwrap();
+    assert!(wait_for_output(&near, Some(Duration::ZERO)).unwrap());
+    // The system goes on taking bytes for a moment after it has refused some.
+    let mut written = 0;
+    while wait_for_output(&near, Some(SHORT)).unwrap() {
+        written += near.write(&[7; 1 << 16]).unwrap_or(0);
+    }
+    let reader = thread::spawn(move || {
+        let mut sink = vec![0; written];
+        far.read_exact(&mut sink).unwrap();
+        far
+    });
+    assert!(wait_for_output(&near, Some(LONG)).unwrap());
+    reader.join().unwrap();
+}
+
+#[test]
+fn a_send_takes_the_pieces_in_order_and_no_more_than_the_system_allows() {
+    let (near, mut far) = pair();
+    let letters: Vec<u8> = (0..3_000_u32).map(|at| (at % 251) as u8).collect();
+    let pieces: Vec<_> = letters.chunks(1).map(IoSlice::new).collect();
+    let sent = send_vectored(&near, &pieces).unwrap();
+    assert_eq!(sent, 1024);
+    let mut received = vec![0; sent];
+    far.read_exact(&mut received).unwrap();
+    assert_eq!(received, letters[..sent]);
+
+    near.shutdown(Shutdown::Both).unwrap();
+    let error = send_vectored(&near, &[IoSlice::new(b"late")]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::BrokenPipe);
+}
+
+#[test]
+fn a_receive_stays_within_the_spare_capacity() -> io::Result<()> {
+    let (near, mut far) = pair();
+    near.set_nonblocking(true)?;
+    far.write_all(b"abcdef")?;
+    assert!(wait_for_input(&near, Some(LONG))?);
+    let mut buf = Vec::with_capacity(8);
+    buf.extend_from_slice(b"1234");
+    let room = buf.capacity() - buf.len();
+    assert_eq!(recv_into_spare(&near, &mut buf, 1)?, 1);
+    assert_eq!(recv_into_spare(&near, &mut buf, 100)?, (room - 1).min(5));
+    assert!(buf.starts_with(b"1234abcd"));
+
+    let full = recv_into_spare(&near, &mut Vec::new(), 1).unwrap_err();
+    assert_eq!(full.kind(), ErrorKind::InvalidInput);
+    let mut rest = Vec::with_capacity(8);
+    recv_into_spare(&near, &mut rest, 8)?;
+    let nothing = recv_into_spare(&near, &mut rest, 1).unwrap_err();
+    assert_eq!(nothing.kind(), ErrorKind::WouldBlock);
+    far.shutdown(Shutdown::Write)?;
+    assert!(wait_for_input(&near, Some(LONG))?);
+    assert_eq!(recv_into_spare(&near, &mut rest, 1)?, 0);
+    Ok(())
 }

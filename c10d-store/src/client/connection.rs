@@ -2,12 +2,14 @@
 //!
 //! Used by one call at a time. Does not know what a request means, nor which store it belongs to.
 
-use std::io;
-use std::sync::Arc;
+use std::fmt;
+use std::io::{self, IoSlice};
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use c10d_socket::{Deadline, DeadlineStream};
+use c10d_socket::Deadline;
 
+use super::stream::Stream;
 use crate::wire::{
     CAPABILITY_MASK, CAPABILITY_NONCE, CAPABILITY_WAIT_CHANGE, CAPABILITY_WAIT_GET, CHECK_READY,
     Opcode, RequestBuf, STOP_WAITING, WAIT_CANCELED, read_i64, read_u32, read_u64,
@@ -71,9 +73,8 @@ struct Pending {
     follows: Follows,
 }
 
-#[derive(Debug)]
 pub(super) struct Connection {
-    stream: Arc<DeadlineStream>,
+    stream: Stream,
     /// Invariant: `start <= end <= ahead.len()`.
     ahead: Box<[u8]>,
     start: usize,
@@ -90,13 +91,13 @@ pub(super) struct Connection {
 impl Connection {
     /// Says hello on a new connection.
     pub(super) fn greet(
-        stream: DeadlineStream,
+        stream: Stream,
         hello: Hello,
         reply_bytes_max: usize,
         deadline: Deadline,
     ) -> Result<Self, Failure> {
         let mut connection = Self {
-            stream: Arc::new(stream),
+            stream,
             ahead: vec![0; READ_AHEAD_BYTES].into_boxed_slice(),
             start: 0,
             end: 0,
@@ -129,9 +130,12 @@ impl Connection {
         Ok(connection)
     }
 
-    /// The stream, for ending the connection from another thread.
-    pub(super) fn stream(&self) -> Arc<DeadlineStream> {
-        Arc::clone(&self.stream)
+    /// The address of the server.
+    ///
+    /// # Errors
+    /// When the connection has already failed.
+    pub(super) fn peer_addr(&self) -> io::Result<SocketAddr> {
+        self.stream.peer_addr()
     }
 
     /// Whether the server has WAIT_GET.
@@ -330,14 +334,14 @@ impl Connection {
         }
     }
 
-    fn send(&self, request: &RequestBuf<'_>, deadline: Deadline) -> Result<(), Failure> {
+    fn send(&mut self, request: &RequestBuf<'_>, deadline: Deadline) -> Result<(), Failure> {
         let result = match request.contiguous() {
-            Some(bytes) => self.stream.write_all_by(bytes, deadline),
-            None => self
+            Some(bytes) => self
                 .stream
-                .write_vectored_all_by(&mut request.io_slices(), deadline),
+                .write_all_by(&mut [IoSlice::new(bytes)], deadline),
+            None => self.stream.write_all_by(&mut request.io_slices(), deadline),
         };
-        result.map_err(|error| Failure::NotSent(error.into_source()))
+        result.map_err(Failure::NotSent)
     }
 
     /// Whether the server has closed the connection, found out without waiting. Without this, a
@@ -426,6 +430,19 @@ impl Connection {
         array.copy_from_slice(&self.ahead[self.start..self.start + N]);
         self.start += N;
         Ok(array)
+    }
+}
+
+impl fmt::Debug for Connection {
+    /// Without the bytes that were received or sent: they hold values.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection")
+            .field("stream", &self.stream)
+            .field("received_ahead_bytes", &(self.end - self.start))
+            .field("capabilities", &self.capabilities)
+            .field("unacknowledged", &self.unacknowledged)
+            .field("pending", &self.pending)
+            .finish_non_exhaustive()
     }
 }
 

@@ -9,6 +9,7 @@ mod master;
 mod operations;
 mod options;
 mod pool;
+mod stream;
 
 use std::sync::{Arc, Mutex};
 use std::thread;

@@ -4,14 +4,16 @@
 //! never across a system call.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Shutdown, SocketAddr};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use c10d_socket::{ConnectError, ConnectOptions, Deadline, DeadlineStream, Dialer, HostPort};
+use c10d_socket::{ConnectError, ConnectOptions, Deadline, Dialer, HostPort};
+use mio::net::TcpStream;
 
 use super::connection::{Connection, Failure, Hello};
 use super::lanes::{Lanes, Take};
+use super::stream::Stream;
 
 #[derive(Debug)]
 pub(super) struct Pool {
@@ -28,8 +30,8 @@ struct Shared {
     lanes: Lanes,
     /// The connection of each lane while no call uses it; `None` when there is none yet.
     idle: Vec<Option<Connection>>,
-    /// The stream of each lane's connection, in use or not, for closing.
-    streams: Vec<Option<Arc<DeadlineStream>>>,
+    /// The socket of each lane's connection, in use or not, for closing.
+    sockets: Vec<Option<Arc<TcpStream>>>,
     /// Where the server was reached. Once it is known, every further connection goes there: a name can
     /// stand for several addresses, and what answers or refuses at another one is another server.
     server: Option<HostPort>,
@@ -95,7 +97,7 @@ impl Pool {
         };
         let connection = match connection {
             Some(connection) => connection,
-            None => self.connect(deadline)?,
+            None => self.connect(lane, deadline)?,
         };
         {
             let mut shared = self.lock();
@@ -106,7 +108,6 @@ impl Pool {
                 shared.server = peer_of(&connection).or_else(|| Some(self.target.clone()));
             }
             shared.has_wait_change = connection.has_wait_change();
-            shared.streams[lane] = Some(connection.stream());
         }
         lease.connection = Some(connection);
         lease.exchange(|connection| connection.settle(deadline))?;
@@ -157,7 +158,7 @@ impl Pool {
                 Take::Lane(lane) => {
                     if lane == shared.idle.len() {
                         shared.idle.push(None);
-                        shared.streams.push(None);
+                        shared.sockets.push(None);
                     }
                     let connection = shared.idle[lane].take();
                     return Ok((lane, connection));
@@ -173,12 +174,12 @@ impl Pool {
 
     /// Connects. The first time it is tried until the deadline, as the server may not be up yet; later
     /// once, as a server that refuses then is gone, and one that comes back is another, empty store.
-    fn connect(&self, deadline: Deadline) -> Result<Connection, PoolError> {
+    fn connect(&self, lane: usize, deadline: Deadline) -> Result<Connection, PoolError> {
         let Some(server) = self.lock().server.clone() else {
-            return self.dial(&self.target, &self.connect_options, deadline);
+            return self.dial(lane, &self.target, &self.connect_options, deadline);
         };
         let once = self.connect_options.clone().with_rounds_max(1);
-        let result = self.dial(&server, &once, deadline);
+        let result = self.dial(lane, &server, &once, deadline);
         if let Err(PoolError::Connect(error)) = &result
             && error.is_refused()
         {
@@ -192,6 +193,7 @@ impl Pool {
 
     fn dial(
         &self,
+        lane: usize,
         target: &HostPort,
         options: &ConnectOptions,
         deadline: Deadline,
@@ -204,11 +206,16 @@ impl Pool {
         };
         loop {
             let stream = dialer.connect().map_err(PoolError::Connect)?;
-            let greeted = DeadlineStream::new(stream)
-                .map_err(Failure::Lost)
-                .and_then(|stream| {
+            let greeted = match Stream::new(stream) {
+                Ok(stream) => {
+                    self.make_closable(lane, &stream)?;
                     Connection::greet(stream, hello, self.reply_bytes_max, deadline)
-                });
+                }
+                Err(error) => Err(Failure::Lost(error)),
+            };
+            if greeted.is_err() {
+                self.lock().sockets[lane] = None;
+            }
             let error = match greeted {
                 Ok(connection) => {
                     self.lock().wants_plain_hello = hello == Hello::Plain;
@@ -233,9 +240,21 @@ impl Pool {
         }
     }
 
+    /// From now on the end of the pool ends this connection too, also during its hello.
+    fn make_closable(&self, lane: usize, stream: &Stream) -> Result<(), PoolError> {
+        let mut shared = self.lock();
+        match &shared.ended {
+            Some(ended) => Err(PoolError::Ended(ended.clone())),
+            None => {
+                shared.sockets[lane] = Some(Arc::clone(stream.socket()));
+                Ok(())
+            }
+        }
+    }
+
     /// Marks the pool as ended, once, and wakes every thread that uses it.
     fn end(&self, ended: Ended) {
-        let streams = {
+        let sockets = {
             let mut shared = self.lock();
             if shared.ended.is_some() {
                 return;
@@ -245,15 +264,15 @@ impl Pool {
                 *idle = None;
             }
             shared
-                .streams
+                .sockets
                 .iter_mut()
                 .map(Option::take)
                 .collect::<Vec<_>>()
         };
         self.lane_changed.notify_all();
         self.has_ended.notify_all();
-        for stream in streams.into_iter().flatten() {
-            if let Err(error) = stream.shutdown() {
+        for socket in sockets.into_iter().flatten() {
+            if let Err(error) = socket.shutdown(Shutdown::Both) {
                 log::debug!("{}: shutting down a connection: {error}", self.target);
             }
         }
@@ -287,7 +306,7 @@ fn wait_by<'s>(
 /// The address of the server; `None` for one that needs an interface beside it, which a host and a
 /// port do not hold.
 fn peer_of(connection: &Connection) -> Option<HostPort> {
-    match connection.stream().peer_addr() {
+    match connection.peer_addr() {
         Ok(SocketAddr::V6(address)) if address.scope_id() != 0 => None,
         Ok(address) => Some(HostPort::new(address.ip().to_string(), address.port())),
         Err(_) => None,
@@ -393,7 +412,7 @@ impl Drop for Lease<'_> {
         let mut shared = self.pool.lock();
         if shared.ended.is_none() {
             if connection.is_none() {
-                shared.streams[self.lane] = None;
+                shared.sockets[self.lane] = None;
             }
             shared.idle[self.lane] = connection;
         }
@@ -406,6 +425,8 @@ impl Drop for Lease<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
     use std::thread;
     use std::time::Duration;
 
@@ -434,6 +455,39 @@ mod tests {
         });
         let slept = pool.sleep_until(Deadline::at(Instant::now()));
         assert!(matches!(slept, Err(PoolError::Ended(Ended::Closed))));
+    }
+
+    #[test]
+    fn closing_ends_a_hello_that_is_not_answered() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let port = listener.local_addr().expect("bound").port();
+        let opening = thread::spawn(move || {
+            let target = HostPort::new("127.0.0.1", port);
+            let deadline = Deadline::after(Instant::now(), Duration::from_secs(60));
+            Pool::open(target, ConnectOptions::default(), 1 << 20, deadline)
+        });
+        let (mut first, _) = listener.accept().expect("the first lane");
+        let mut hello = [0; 10];
+        first.read_exact(&mut hello).expect("VALIDATE and PING");
+        first.write_all(&hello[6..]).expect("the nonce");
+        let pool = opening.join().expect("no panic").expect("a hello");
+
+        let taken = pool.take(Deadline::NEVER).expect("the first lane");
+        let long_ago = Instant::now() - Duration::from_secs(1);
+        pool.lock().lanes.begins_to_block(0, long_ago, true);
+        let deadline = Deadline::after(Instant::now(), Duration::from_secs(60));
+        thread::scope(|scope| {
+            let second = scope.spawn(|| pool.take(deadline).map(drop));
+            let (mut silent, _) = listener.accept().expect("the second lane");
+            silent.read_exact(&mut hello).expect("VALIDATE and PING");
+            pool.close();
+            let error = second.join().expect("no panic").expect_err("closed");
+            assert!(
+                matches!(error, PoolError::Ended(Ended::Closed)),
+                "{error:?}"
+            );
+        });
+        drop(taken);
     }
 
     #[test]

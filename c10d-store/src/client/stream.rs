@@ -1,0 +1,220 @@
+//! The socket of a connection: reads and writes by a deadline, waiting on mio readiness.
+
+use std::io::{self, IoSlice, Read};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use c10d_socket::{Deadline, recv_into_spare, send_vectored};
+use mio::event::Event;
+use mio::net::TcpStream;
+use mio::{Events, Interest, Poll, Token};
+
+/// A connected socket and the [`Poll`] that it is registered with once: two descriptors.
+///
+/// Used by one thread at a time. Another thread wakes it by shutting down the
+/// [`socket`](Self::socket), which every platform reports as readiness, so that no `Waker` (a third
+/// descriptor on Linux) is needed.
+///
+/// Readiness is edge-triggered: an event is reported once, when something changes. So the stream
+/// remembers it until a call has found nothing more. A request and its reply cost three system
+/// calls: send, poll, receive. A deadline that has passed checks once without waiting.
+#[derive(Debug)]
+pub(super) struct Stream {
+    socket: Arc<TcpStream>,
+    poll: Poll,
+    events: Events,
+    /// A receive may find something. False only when an event will report the next input.
+    may_receive: bool,
+    /// The peer has ended its side, or the connection has failed: no further event is certain.
+    has_ended: bool,
+}
+
+impl Stream {
+    /// Takes over a connection and makes it non-blocking.
+    ///
+    /// # Errors
+    /// What the system reports; most likely that the process has no descriptor left.
+    pub(super) fn new(stream: std::net::TcpStream) -> io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        let mut socket = TcpStream::from_std(stream);
+        let poll = Poll::new()?;
+        let both = Interest::READABLE | Interest::WRITABLE;
+        poll.registry().register(&mut socket, SOCKET, both)?;
+        Ok(Self {
+            socket: Arc::new(socket),
+            poll,
+            // kqueue reports the two directions as an event each.
+            events: Events::with_capacity(2),
+            may_receive: false,
+            has_ended: false,
+        })
+    }
+
+    /// The socket, for another thread to shut down, which ends a wait of this stream at once.
+    pub(super) const fn socket(&self) -> &Arc<TcpStream> {
+        &self.socket
+    }
+
+    /// The address of the peer.
+    ///
+    /// # Errors
+    /// When the connection has already failed.
+    pub(super) fn peer_addr(&self) -> io::Result<SocketAddr> {
+        self.socket.peer_addr()
+    }
+
+    /// Reads at least one byte and at most `buf.len()`, waiting until the deadline. Returns the number
+    /// of bytes; 0 at the end of the stream, or when `buf` is empty.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::TimedOut`] when nothing arrived by the deadline, else what the connection
+    /// reports.
+    pub(super) fn read_by(&mut self, buf: &mut [u8], deadline: Deadline) -> io::Result<usize> {
+        if buf.is_empty() {
+            return Ok(0);
+        }
+        let room = buf.len();
+        self.receive(room, deadline, |mut socket| socket.read(buf))
+    }
+
+    /// Appends exactly `len` bytes to `buf`, waiting until the deadline; never takes more from the
+    /// stream.
+    ///
+    /// The memory is not zeroed first, and is reserved as the bytes arrive: at no time for more than
+    /// 64 KiB and eight times what was received so far. So a peer that announces much and sends
+    /// little costs little, and a large value is moved a handful of times.
+    ///
+    /// # Errors
+    /// As [`read_by`](Self::read_by), and [`io::ErrorKind::UnexpectedEof`] when the stream ends before.
+    /// What was received by then is at the end of `buf`.
+    pub(super) fn read_exact_into_vec_by(
+        &mut self,
+        buf: &mut Vec<u8>,
+        len: usize,
+        deadline: Deadline,
+    ) -> io::Result<()> {
+        let mut received = 0;
+        while received < len {
+            let missing = len - received;
+            if buf.len() == buf.capacity() {
+                let ahead = READ_AHEAD_BYTES.saturating_add(received.saturating_mul(8));
+                buf.reserve_exact(missing.min(ahead));
+            }
+            let room = missing.min(buf.capacity() - buf.len());
+            let count = self.receive(room, deadline, |socket| {
+                recv_into_spare(socket, buf, missing)
+            })?;
+            if count == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            received += count;
+        }
+        Ok(())
+    }
+
+    /// Writes all pieces one after the other, waiting for room until the deadline. Success means that
+    /// the system has them, not that the peer does. The pieces are used up on the way: their content
+    /// afterwards is unspecified.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::TimedOut`] when not everything was taken by the deadline, else what the
+    /// connection reports.
+    pub(super) fn write_all_by(
+        &mut self,
+        mut pieces: &mut [IoSlice<'_>],
+        deadline: Deadline,
+    ) -> io::Result<()> {
+        // Empty pieces in front would make a send of nothing look like a closed connection.
+        IoSlice::advance_slices(&mut pieces, 0);
+        while !pieces.is_empty() {
+            match self.socket.try_io(|| send_vectored(&*self.socket, pieces)) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(count) => IoSlice::advance_slices(&mut pieces, count),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.wait_for(is_writable, deadline)?;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs `receive_once`, which has `room` bytes of room, until it does not say "would block".
+    fn receive(
+        &mut self,
+        room: usize,
+        deadline: Deadline,
+        mut receive_once: impl FnMut(&TcpStream) -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        loop {
+            if !self.may_receive {
+                self.wait_for(is_readable, deadline)?;
+            }
+            match self.socket.try_io(|| receive_once(&self.socket)) {
+                Ok(count) => {
+                    let is_drained = SHORT_RECEIVE_DRAINS && count < room;
+                    self.may_receive = self.has_ended || !is_drained;
+                    return Ok(count);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.may_receive = false,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Waits for an event that `is_wanted`. Every other event is noted, as it is not reported again.
+    fn wait_for(&mut self, is_wanted: fn(&Event) -> bool, deadline: Deadline) -> io::Result<()> {
+        loop {
+            let remaining = deadline.remaining(Instant::now());
+            match self.poll.poll(&mut self.events, remaining) {
+                // A signal: only what remains of the time is waited again.
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                result => result?,
+            }
+            let mut wanted = false;
+            for event in &self.events {
+                self.may_receive |= is_readable(event);
+                self.has_ended |= event.is_read_closed() || event.is_error();
+                wanted |= is_wanted(event);
+            }
+            if wanted {
+                return Ok(());
+            }
+            if deadline.has_passed(Instant::now()) {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+        }
+    }
+}
+
+fn is_readable(event: &Event) -> bool {
+    event.is_readable() || event.is_read_closed() || event.is_error()
+}
+
+fn is_writable(event: &Event) -> bool {
+    event.is_writable() || event.is_write_closed() || event.is_error()
+}
+
+/// The only registration of the poll.
+const SOCKET: Token = Token(0);
+
+/// What a peer may make us reserve by announcing a length alone.
+const READ_AHEAD_BYTES: usize = 64 * 1024;
+
+/// A receive that leaves room in its buffer has emptied the socket, and the next input is an event of
+/// its own: epoll(7) and kqueue(2) promise that. mio's other selectors, on rarer systems, report again
+/// only after a receive that would have blocked.
+const SHORT_RECEIVE_DRAINS: bool = cfg!(any(
+    target_os = "linux",
+    target_os = "android",
+    target_os = "freebsd",
+    target_os = "netbsd",
+    target_os = "openbsd",
+    target_os = "dragonfly",
+    target_vendor = "apple",
+));
+
+#[cfg(test)]
+mod tests;
