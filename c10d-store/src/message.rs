@@ -152,6 +152,11 @@ pub(crate) enum Request<'a> {
         keys: Keys<'a>,
     },
     /// Extension, too.
+    TryAdd {
+        key: &'a [u8],
+        delta: i64,
+    },
+    /// Extension, too.
     WaitChange {
         key: &'a [u8],
         /// Where in the value the known bytes stand.
@@ -175,6 +180,10 @@ pub(crate) enum Reply<'a> {
     StopWaiting,
     /// A cancel has taken effect.
     WaitCanceled,
+    /// TRY_ADD: the sum.
+    Added(i64),
+    /// TRY_ADD: the present value is not a number. How it starts, and how long it is in bytes.
+    NotANumber { head: &'a [u8], length: usize },
     /// A value; one that is missing is an empty one on this wire.
     Value(Option<&'a Value>),
     /// Bytes that are not a stored value: a key in a listing, a value handed back.

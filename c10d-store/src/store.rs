@@ -90,8 +90,7 @@ pub trait Store: Debug + Send + Sync {
     /// the sum. Overflow wraps.
     ///
     /// # Errors
-    /// [`StoreError::NotANumber`] when the present value is not a number (PyTorch's server closes
-    /// the connection in that case: [`StoreError::ConnectionLost`]).
+    /// [`StoreError::NotANumber`] when the present value is not a number; the store stays usable.
     fn add(&self, key: &str, delta: i64) -> Result<i64, StoreError>;
 
     /// Writes `desired` if the value of `key` equals `expected`, or if the key is missing and

@@ -29,11 +29,16 @@ pub(crate) fn refusal<'a>(present: Option<&'a [u8]>, expected: &'a [u8]) -> &'a 
 
 /// A value as an error message shows it.
 pub(crate) fn shorten(value: &[u8]) -> String {
+    shorten_head(value, value.len())
+}
+
+/// A value of `length` bytes, of which the first ones are known, as an error message shows it.
+pub(crate) fn shorten_head(head: &[u8], length: usize) -> String {
     const BYTES_SHOWN_MAX: usize = 40;
-    let shown = &value[..value.len().min(BYTES_SHOWN_MAX)];
+    let shown = &head[..head.len().min(BYTES_SHOWN_MAX)];
     let mut text = String::from_utf8_lossy(shown).into_owned();
-    if shown.len() < value.len() {
-        text.push_str(&format!("... ({} bytes)", value.len()));
+    if shown.len() < length {
+        text.push_str(&format!("... ({length} bytes)"));
     }
     text
 }

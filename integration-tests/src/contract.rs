@@ -86,6 +86,10 @@ pub fn add_to_text(peer: &dyn Peer, other: &dyn Peer, traits: &Traits) {
     let error = peer.add("text", 1).expect_err("abc is not a number");
     assert_eq!(error.failure, traits.add_to_text, "{error}");
     assert_eq!(other.get("text").expect("the others go on"), b"abc");
+    if traits.add_to_text == Failure::NotANumber {
+        assert_eq!(peer.get("text").expect("the same handle goes on"), b"abc");
+        peer.add("after_text", 1).expect("add");
+    }
 }
 
 /// Two users of one store see what the other one does, and wake each other.

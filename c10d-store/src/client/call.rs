@@ -63,6 +63,10 @@ impl<'c> Call<'c> {
         Deadline::after(self.started, timeout)
     }
 
+    pub(super) fn store_timeout(&self) -> Duration {
+        self.store.timeout()
+    }
+
     /// The limit of what the server answers at once.
     pub(super) fn answer_timeout(&self) -> Duration {
         self.store.timeout().max(ANSWER_TIMEOUT_MIN)
@@ -356,7 +360,7 @@ impl<'c> Call<'c> {
         }
     }
 
-    fn explain(&self, error: PoolError, timeout: Duration) -> StoreError {
+    pub(super) fn explain(&self, error: PoolError, timeout: Duration) -> StoreError {
         explain(error, self.context(), timeout)
     }
 

@@ -53,7 +53,7 @@ pub(super) fn explain(error: PoolError, context: ErrorContext, timeout: Duration
 }
 
 /// Whether the peer ended the connection: with a FIN or, when it left something unread, an RST.
-fn is_closed_by_peer(error: &io::Error) -> bool {
+pub(super) fn is_closed_by_peer(error: &io::Error) -> bool {
     matches!(
         error.kind(),
         io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset

@@ -1,5 +1,6 @@
 //! The TCPStore client.
 
+mod add;
 mod call;
 mod change;
 mod connection;

@@ -56,12 +56,7 @@ impl Store for TcpStore {
     }
 
     fn add(&self, key: &str, delta: i64) -> Result<i64, StoreError> {
-        self.call(Operation::Add, &[key], &[])?.ask(
-            |request| {
-                request.opcode(Opcode::Add).user_key(key).i64(delta);
-            },
-            Connection::read_i64,
-        )
+        self.call(Operation::Add, &[key], &[])?.add(key, delta)
     }
 
     fn compare_set_bytes(

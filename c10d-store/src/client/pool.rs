@@ -342,6 +342,13 @@ impl Lease<'_> {
             .is_some_and(Connection::has_wait_change)
     }
 
+    /// Whether the server has TRY_ADD.
+    pub(super) fn has_try_add(&self) -> bool {
+        self.connection
+            .as_ref()
+            .is_some_and(Connection::has_try_add)
+    }
+
     /// Whether the connection is good for another exchange at once.
     pub(super) fn is_in_step(&self) -> bool {
         self.connection.as_ref().is_some_and(Connection::is_in_step)
@@ -354,23 +361,42 @@ impl Lease<'_> {
         &mut self,
         exchange: impl FnOnce(&mut Connection) -> Result<T, Failure>,
     ) -> Result<T, PoolError> {
+        self.attempt(exchange)
+            .map_err(|failure| self.end_by(failure))
+    }
+
+    /// Runs one exchange. A failure drops the connection, but does not end the pool: the caller finds out
+    /// what it means, with [`reconnect`](Self::reconnect) or [`end_by`](Self::end_by).
+    pub(super) fn attempt<T>(
+        &mut self,
+        exchange: impl FnOnce(&mut Connection) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
         let Some(connection) = &mut self.connection else {
-            return Err(PoolError::Failure(Failure::NotSent(
-                io::ErrorKind::NotConnected.into(),
-            )));
+            return Err(Failure::NotSent(io::ErrorKind::NotConnected.into()));
         };
-        let failure = match exchange(connection) {
-            Ok(value) => return Ok(value),
-            Err(failure) => failure,
-        };
+        let result = exchange(connection);
+        if result.is_err() {
+            self.connection = None;
+        }
+        result
+    }
+
+    /// Makes a new connection for this lane, to the same server.
+    pub(super) fn reconnect(&mut self, deadline: Deadline) -> Result<(), PoolError> {
         self.connection = None;
+        self.connection = Some(self.pool.connect(self.lane, deadline)?);
+        Ok(())
+    }
+
+    /// Ends the pool if the failure means that the server is gone.
+    pub(super) fn end_by(&self, failure: Failure) -> PoolError {
         match &failure {
             Failure::Lost(error) | Failure::NotSent(error)
                 if error.kind() != io::ErrorKind::TimedOut =>
             {
                 let already_ended = self.pool.lock().ended.clone();
                 if let Some(Ended::Closed) = already_ended {
-                    return Err(PoolError::Ended(Ended::Closed));
+                    return PoolError::Ended(Ended::Closed);
                 }
                 self.pool.end(Ended::Lost {
                     kind: error.kind(),
@@ -379,7 +405,7 @@ impl Lease<'_> {
             }
             Failure::Lost(_) | Failure::NotSent(_) | Failure::NoReply | Failure::Protocol(_) => {}
         }
-        Err(PoolError::Failure(failure))
+        PoolError::Failure(failure)
     }
 
     /// Runs one exchange that may wait for long, during which other calls take other lanes.

@@ -26,7 +26,7 @@ fn value() -> impl Strategy<Value = Vec<u8>> {
 }
 
 fn request() -> impl Strategy<Value = Vec<u8>> {
-    let opcode = (0..21_u8).prop_map(|n| if n < 19 { n } else { n - 19 + 0x80 });
+    let opcode = (0..22_u8).prop_map(|n| if n < 19 { n } else { n - 19 + 0x80 });
     (opcode, vec((key(), value()), 1..5), any::<i64>()).prop_map(|(byte, pairs, number)| {
         let mut request = RequestBuf::new();
         let opcode = Opcode::from_byte(byte).unwrap_or(Opcode::Ping);
@@ -46,7 +46,7 @@ fn request() -> impl Strategy<Value = Vec<u8>> {
             Opcode::Get | Opcode::DeleteKey | Opcode::QueuePop | Opcode::QueueLen => {
                 request.opcode(opcode).raw_key(key);
             }
-            Opcode::Add | Opcode::Barrier => {
+            Opcode::Add | Opcode::Barrier | Opcode::TryAdd => {
                 request.opcode(opcode).raw_key(key).i64(number % 4);
             }
             Opcode::Check | Opcode::Wait | Opcode::MultiGet | Opcode::WaitGet => {

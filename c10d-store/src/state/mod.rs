@@ -36,6 +36,9 @@ pub(crate) enum Refusal {
     UnexpectedValidate,
 }
 
+/// How much of a value a refused TRY_ADD shows: enough to recognize it.
+const NOT_A_NUMBER_HEAD_BYTES: usize = 64;
+
 /// All names of the store with their values, queues and waiters.
 #[derive(Debug, Default)]
 pub(crate) struct StoreState {
@@ -110,6 +113,7 @@ impl StoreState {
                 self.wake_for_value(waiters, replies);
                 replies.reply(conn, Reply::Integer(sum));
             }
+            Request::TryAdd { key, delta } => self.try_add(conn, key, delta, replies),
             Request::CompareSet {
                 key,
                 expected,
@@ -247,6 +251,24 @@ impl StoreState {
         });
         write_decimal(sum, value.make_short());
         Ok((sum, slot.waiters))
+    }
+
+    /// docs/wire.md, TRY_ADD: an ADD that says so when the value is not a number.
+    fn try_add(&mut self, conn: ConnId, key: &[u8], delta: i64, replies: &mut impl Replies) {
+        if let Ok((sum, waiters)) = self.add(key, delta) {
+            self.wake_for_value(waiters, replies);
+            replies.reply(conn, Reply::Added(sum));
+            return;
+        }
+        let value = self.slots.get(key).and_then(|slot| slot.value.as_ref());
+        let bytes = value.map_or(&[][..], Value::as_bytes);
+        replies.reply(
+            conn,
+            Reply::NotANumber {
+                head: &bytes[..bytes.len().min(NOT_A_NUMBER_HEAD_BYTES)],
+                length: bytes.len(),
+            },
+        );
     }
 
     fn append(&mut self, key: &[u8], more: Payload<'_>, replies: &mut impl Replies) {

@@ -19,6 +19,7 @@ enum Operation {
     CompareSet(u8, Vec<u8>, Vec<u8>),
     Get(u8),
     Add(u8, i64),
+    TryAdd(u8, i64),
     Check(Vec<u8>),
     Wait(Vec<u8>),
     WaitGet(Vec<u8>),
@@ -97,6 +98,7 @@ fn operation() -> impl Strategy<Value = Operation> {
         2 => (key(), value(), value()).prop_map(|(k, e, d)| Operation::CompareSet(k, e, d)),
         1 => key().prop_map(Operation::Get),
         3 => (key(), -3..4_i64).prop_map(|(k, d)| Operation::Add(k, d)),
+        2 => (key(), -3..4_i64).prop_map(|(k, d)| Operation::TryAdd(k, d)),
         1 => vec(key(), 0..4).prop_map(Operation::Check),
         6 => vec(key(), 0..4).prop_map(Operation::Wait),
         4 => vec(key(), 0..4).prop_map(Operation::WaitGet),
@@ -326,6 +328,18 @@ impl Model {
                 }
                 None => return false,
             },
+            Operation::TryAdd(key, delta) => match self.add(key, delta) {
+                Some(sum) => {
+                    self.wake(key);
+                    self.say(conn, Said::Added(sum));
+                }
+                None => {
+                    let mut head = self.values[&key].clone();
+                    let length = head.len();
+                    head.truncate(64);
+                    self.say(conn, Said::NotANumber(head, length));
+                }
+            },
             Operation::Check(keys) => {
                 let ready = keys.iter().all(|key| self.is_there(*key));
                 self.say(conn, Said::Ready(ready));
@@ -444,6 +458,10 @@ fn step(state: &mut StoreState, conn: u64, operation: &Operation, out: &mut Reco
         }),
         Operation::Get(key) => handle!(Request::Get { key: &one(key) }),
         Operation::Add(key, delta) => handle!(Request::Add {
+            key: &one(key),
+            delta: *delta
+        }),
+        Operation::TryAdd(key, delta) => handle!(Request::TryAdd {
             key: &one(key),
             delta: *delta
         }),

@@ -13,6 +13,8 @@ pub(super) enum Said {
     Stop,
     Canceled,
     Bytes(Vec<u8>),
+    Added(i64),
+    NotANumber(Vec<u8>, usize),
 }
 
 /// Collects replies in order.
@@ -27,6 +29,8 @@ impl Replies for Recorder {
             Reply::Ready(ready) => Said::Ready(ready),
             Reply::StopWaiting => Said::Stop,
             Reply::WaitCanceled => Said::Canceled,
+            Reply::Added(sum) => Said::Added(sum),
+            Reply::NotANumber { head, length } => Said::NotANumber(head.to_vec(), length),
             Reply::Value(None) => Said::Bytes(Vec::new()),
             Reply::Value(Some(value)) => Said::Bytes(value.as_bytes().to_vec()),
             Reply::Bytes(bytes) => Said::Bytes(bytes.to_vec()),
@@ -134,6 +138,13 @@ fn add(key: &str, delta: i64) -> Request<'_> {
     }
 }
 
+fn try_add(key: &str, delta: i64) -> Request<'_> {
+    Request::TryAdd {
+        key: key.as_bytes(),
+        delta,
+    }
+}
+
 fn compare_set<'a>(key: &'a str, expected: &'a str, desired: &'a str) -> Request<'a> {
     Request::CompareSet {
         key: key.as_bytes(),
@@ -231,6 +242,29 @@ fn add_refuses_what_is_no_number_and_changes_nothing() {
         "overflow wraps"
     );
     assert_eq!(store.get("k"), b"-9223372036854775808");
+}
+
+#[test]
+fn try_add_answers_what_is_no_number_and_changes_nothing() {
+    let mut store = Store::default();
+    let long = "x".repeat(100);
+    for text in ["", "abc", "--1", "9223372036854775808", &long] {
+        store.set("k", text);
+        let head = text.as_bytes()[..text.len().min(64)].to_vec();
+        assert_eq!(
+            store.on(A, try_add("k", 1)),
+            [(A, Said::NotANumber(head, text.len()))]
+        );
+        assert_eq!(store.get("k"), text.as_bytes());
+    }
+    // TRY_ADD 1: otherwise it is ADD, which creates, wraps and wakes.
+    assert_eq!(store.wait(B, &["n"]), []);
+    assert_eq!(
+        store.on(A, try_add("n", i64::MAX)),
+        [stop(B), (A, Said::Added(i64::MAX))]
+    );
+    assert_eq!(store.on(A, try_add("n", 1)), [(A, Said::Added(i64::MIN))]);
+    assert_eq!(store.get("n"), b"-9223372036854775808");
 }
 
 #[test]
@@ -661,7 +695,7 @@ fn a_disconnect_forgets_the_wait() {
 fn the_capability_nonce_is_answered_with_capabilities_and_others_echoed() {
     let mut store = Store::default();
     let mut ping = |nonce| store.on(A, Request::Ping { nonce });
-    assert_eq!(ping(0xC10D_0000), [(A, Said::Nonce(0xC10D_0003))]);
+    assert_eq!(ping(0xC10D_0000), [(A, Said::Nonce(0xC10D_0007))]);
     for nonce in [0, 1, 0xC10D_0001, 0xC10D_FFFF, u32::MAX] {
         assert_eq!(ping(nonce), [(A, Said::Nonce(nonce))]);
     }

@@ -313,6 +313,10 @@ impl<'a> Frame<'a> {
                 key: self.arg(0),
                 world_size: LittleEndian::read_i64(self.arg(1)),
             },
+            Opcode::TryAdd => Request::TryAdd {
+                key: self.arg(0),
+                delta: LittleEndian::read_i64(self.arg(1)),
+            },
             Opcode::WaitGet => Request::WaitGet { keys: self.list() },
             Opcode::WaitChange => Request::WaitChange {
                 key: self.arg(0),

@@ -26,6 +26,7 @@ pub enum Opcode {
     Barrier = 18,
     WaitGet = 0x80,
     WaitChange = 0x81,
+    TryAdd = 0x82,
 }
 
 /// One argument of a request.
@@ -67,6 +68,7 @@ impl Opcode {
             18 => Self::Barrier,
             0x80 => Self::WaitGet,
             0x81 => Self::WaitChange,
+            0x82 => Self::TryAdd,
             _ => return None,
         })
     }
@@ -79,7 +81,7 @@ impl Opcode {
             Self::Set | Self::Append | Self::QueuePush => &[Key, Value],
             Self::CompareSet => &[Key, Value, Value],
             Self::Get | Self::DeleteKey | Self::QueuePop | Self::QueueLen => &[Key],
-            Self::Add | Self::Barrier => &[Key, I64],
+            Self::Add | Self::Barrier | Self::TryAdd => &[Key, I64],
             Self::Check | Self::Wait | Self::MultiGet | Self::WaitGet => &[Keys],
             Self::MultiSet => &[Pairs],
             Self::WaitChange => &[Key, U64, U64, Value],

@@ -14,6 +14,10 @@ pub(crate) const CHECK_NOT_READY: u8 = 1;
 pub(crate) const STOP_WAITING: u8 = 0;
 /// A cancel has taken effect.
 pub(crate) const WAIT_CANCELED: u8 = 1;
+/// TRY_ADD: the sum follows.
+pub(crate) const ADDED: u8 = 0;
+/// TRY_ADD: the head of a value follows that is not a number.
+pub(crate) const NOT_A_NUMBER: u8 = 1;
 
 /// Appends a piece of a reply to what a connection sends.
 #[inline]
@@ -33,6 +37,18 @@ pub(crate) fn encode_reply(reply: Reply<'_>, out: &mut SendBuf) {
         Reply::Ready(false) => out.push(&[CHECK_NOT_READY]),
         Reply::StopWaiting => out.push(&[STOP_WAITING]),
         Reply::WaitCanceled => out.push(&[WAIT_CANCELED]),
+        Reply::Added(sum) => {
+            let mut word = [0; 8];
+            LittleEndian::write_i64(&mut word, sum);
+            out.push(&[ADDED]);
+            out.push(&word);
+        }
+        Reply::NotANumber { head, length } => {
+            out.push(&[NOT_A_NUMBER]);
+            push_length(length, out);
+            push_length(head.len(), out);
+            out.push(head);
+        }
         Reply::Value(None) => push_length(0, out),
         Reply::Value(Some(value)) => push_value(value, out),
         Reply::Bytes(bytes) => {

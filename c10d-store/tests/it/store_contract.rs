@@ -18,8 +18,6 @@ pub(crate) struct Features {
     pub(crate) queues: bool,
     /// `add` takes an existing empty value for 0 (PyTorch's local stores do, its server does not).
     pub(crate) adds_to_empty: bool,
-    /// A failed `add` says [`StoreError::NotANumber`]; otherwise the connection is lost.
-    pub(crate) reports_not_a_number: bool,
     /// A `compare_set` always says whether it wrote.
     pub(crate) tells_every_swap: bool,
     /// The error of a wait for several keys names those that did not come, and no others; a TCP
@@ -36,7 +34,6 @@ impl Features {
     pub(crate) const LOCAL: Self = Self {
         queues: true,
         adds_to_empty: true,
-        reports_not_a_number: true,
         tells_every_swap: true,
         names_missing_keys: true,
         refuses_empty_barrier: true,
@@ -383,19 +380,12 @@ fn add_refuses_what_is_no_number(store: &Arc<dyn Store>, features: Features) {
         let row = present.escape_ascii();
         store.set("n", present).unwrap();
         settle(store);
-        // The handle may be lost by this.
-        let error = clone_of(store).add("n", 1).unwrap_err();
-        if features.reports_not_a_number {
-            assert!(
-                matches!(error, StoreError::NotANumber { .. }),
-                "{row}: {error}"
-            );
-        } else {
-            assert!(
-                matches!(error, StoreError::ConnectionLost { .. }),
-                "{row}: {error}"
-            );
-        }
+        let error = store.add("n", 1).unwrap_err();
+        assert!(
+            matches!(error, StoreError::NotANumber { .. }),
+            "{row}: {error}"
+        );
+        // The handle goes on.
         assert_eq!(store.get("n").unwrap(), present, "{row}");
     }
 }

@@ -29,7 +29,6 @@ fn ms(milliseconds: u64) -> Duration {
 
 const TCP: Features = Features {
     adds_to_empty: false,
-    reports_not_a_number: false,
     tells_every_swap: false,
     refuses_empty_barrier: false,
     ..Features::LOCAL
@@ -269,6 +268,93 @@ fn the_cancel_race_of_a_wait_for_a_change_is_survived_whoever_wins() {
         });
         known = next;
     }
+}
+
+// --- add on a value that is not a number ---------------------------------------------------------
+
+/// docs/wire.md, TRY_ADD: an answer on the same connection.
+#[test]
+fn add_to_text_is_answered_on_the_same_connection() {
+    let server = serve();
+    let store = client(&server);
+    store.set("k", [b'x'; 100]).unwrap();
+    let error = store.add("k", 1).unwrap_err();
+    let StoreError::NotANumber { value, .. } = &error else {
+        panic!("unexpected: {error}");
+    };
+    assert_eq!(*value, format!("{}... (100 bytes)", "x".repeat(40)));
+    assert!(!error.outcome_is_unknown());
+    assert_eq!(store.add("n", 1).unwrap(), 1);
+    assert_eq!(server.connection_count(), 1);
+}
+
+/// A server without extensions closes the connection, as PyTorch's does: only the lane of that call is
+/// made anew, and the call that waits on another one goes on.
+#[test]
+fn add_to_text_without_extensions_costs_one_connection_and_no_other_call() {
+    let server = serve();
+    let front = WithoutExtensions::of(server.local_addr());
+    let options = TcpStoreOptions::default().with_timeout(LONG);
+    let store = Arc::new(TcpStore::open("127.0.0.1", front.port(), options).unwrap());
+    let observer = client(&server);
+    store.set("k", b"text").unwrap();
+    let waiting = {
+        let store = Arc::clone(&store);
+        thread::spawn(move || {
+            store.add("waiting", 1).unwrap();
+            store.get("late")
+        })
+    };
+    observer.wait(&["waiting"]).unwrap();
+    for _ in 0..3 {
+        let error = store.add("k", 1).unwrap_err();
+        assert!(matches!(error, StoreError::NotANumber { .. }), "{error}");
+        assert!(error.to_string().contains("\"text\""), "{error}");
+        assert_eq!(store.add("n", 0).unwrap(), 0);
+    }
+    assert!(!waiting.is_finished());
+    observer.set("late", b"1").unwrap();
+    assert_eq!(waiting.join().unwrap().unwrap(), b"1");
+}
+
+/// What answers at the address of a server that ended is another, empty store.
+#[test]
+fn add_does_not_go_on_with_another_server_at_the_same_address() {
+    let (tell, told) = std::sync::mpsc::channel::<()>();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let playing = thread::spawn(move || {
+        let greet = || {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.set_read_timeout(Some(LONG)).unwrap();
+            expect(
+                &mut stream,
+                &[0, 0xce, 0xf7, 0x85, 0x3c, 0x0d, 0, 0, 0x0d, 0xc1],
+            );
+            stream.write_all(&ECHO).unwrap();
+            stream
+        };
+        let mut stream = greet();
+        expect(&mut stream, &about_k(4));
+        drop(stream);
+        let mut stream = greet();
+        // CHECK of "/k": missing.
+        expect(&mut stream, &[5, 1, 0, 0, 0, 0, 0, 0, 0]);
+        expect(&mut stream, &about_k(5)[1..]);
+        stream.write_all(&[1]).unwrap();
+        told.recv().unwrap();
+    });
+    let store = open(port, LONG);
+    let error = store.add("k", 1).unwrap_err();
+    assert!(
+        matches!(error, StoreError::ConnectionLost { .. }),
+        "{error}"
+    );
+    assert!(error.outcome_is_unknown());
+    let error = store.add("k", 1).unwrap_err();
+    assert!(error.to_string().contains("earlier: "), "{error}");
+    tell.send(()).unwrap();
+    playing.join().unwrap();
 }
 
 // --- a server played by hand -----------------------------------------------------------------

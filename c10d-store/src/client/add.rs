@@ -1,0 +1,120 @@
+//! `add`, also on a value that is not a number: an answer where the server has TRY_ADD. Other servers
+//! close the connection, so there it is made anew, and the value is looked at.
+
+use std::time::Instant;
+
+use c10d_socket::Deadline;
+
+use super::ANSWER_TIMEOUT_MIN;
+use super::call::Call;
+use super::connection::{Connection, Failure};
+use super::explain::is_closed_by_peer;
+use super::pool::Lease;
+use crate::decimal::parse_decimal;
+use crate::error::StoreError;
+use crate::value_rules::{shorten, shorten_head};
+use crate::wire::{ADDED, CHECK_READY, NOT_A_NUMBER, Opcode, RequestBuf};
+
+/// What TRY_ADD answers.
+enum Answer {
+    Sum(i64),
+    /// The value is not a number; how it starts, as an error shows it.
+    NotANumber(String),
+}
+
+impl Call<'_> {
+    /// Adds to the number at `key`.
+    pub(super) fn add(&self, key: &str, delta: i64) -> Result<i64, StoreError> {
+        let mut lease = self.lease(self.store_timeout())?;
+        if !lease.has_try_add() {
+            return self.plain_add(lease, key, delta);
+        }
+        let answer = self.ask_on(
+            &mut lease,
+            |request| {
+                request.opcode(Opcode::TryAdd).user_key(key).i64(delta);
+            },
+            read_answer,
+        )?;
+        match answer {
+            Answer::Sum(sum) => Ok(sum),
+            Answer::NotANumber(value) => Err(self.not_a_number(value)),
+        }
+    }
+
+    /// The ADD of PyTorch's servers, which close the connection when the value is not a number.
+    fn plain_add(&self, mut lease: Lease<'_>, key: &str, delta: i64) -> Result<i64, StoreError> {
+        let timeout = self.answer_timeout();
+        let deadline = self.deadline(timeout);
+        let added = lease.attempt(|connection| {
+            let build = |request: &mut RequestBuf<'_>| {
+                request.opcode(Opcode::Add).user_key(key).i64(delta);
+            };
+            connection.ask(build, Connection::read_i64, deadline)
+        });
+        let failure = match added {
+            Ok(sum) => return Ok(sum),
+            Err(failure) => failure,
+        };
+        if matches!(&failure, Failure::Lost(error) if is_closed_by_peer(error)) {
+            // From now: the request may have used up the call's own time.
+            let grace = Deadline::after(Instant::now(), ANSWER_TIMEOUT_MIN).at_least(deadline);
+            if let Some(value) = value_on_new_connection(&mut lease, key, grace)
+                && parse_decimal(&value).is_none()
+            {
+                return Err(self.not_a_number(shorten(&value)));
+            }
+        }
+        Err(self.explain(lease.end_by(failure), timeout))
+    }
+
+    fn not_a_number(&self, value: String) -> StoreError {
+        StoreError::NotANumber {
+            context: self.context(),
+            value,
+        }
+    }
+}
+
+/// The value of `key`, asked for on a new connection of the same lane. `None` also when the server does
+/// not answer or has no value: then it may be another one, which came up at the same address.
+fn value_on_new_connection(
+    lease: &mut Lease<'_>,
+    key: &str,
+    deadline: Deadline,
+) -> Option<Vec<u8>> {
+    lease.reconnect(deadline).ok()?;
+    let check = |connection: &mut Connection| {
+        let build = |request: &mut RequestBuf<'_>| {
+            request.opcode(Opcode::Check).user_keys(&[key]);
+        };
+        connection.ask(build, Connection::read_u8, deadline)
+    };
+    // PyTorch's older server closes on a GET of a missing key.
+    if lease.attempt(check).ok()? != CHECK_READY {
+        return None;
+    }
+    let get = |connection: &mut Connection| {
+        let build = |request: &mut RequestBuf<'_>| {
+            request.opcode(Opcode::Get).user_key(key);
+        };
+        connection.ask(build, Connection::read_blob, deadline)
+    };
+    lease.attempt(get).ok()
+}
+
+fn read_answer(connection: &mut Connection, deadline: Deadline) -> Result<Answer, Failure> {
+    match connection.read_u8(deadline)? {
+        ADDED => connection.read_i64(deadline).map(Answer::Sum),
+        NOT_A_NUMBER => {
+            let length = connection.read_i64(deadline)?;
+            let head = connection.read_blob(deadline)?;
+            // A length beyond i64 is no server's, and only shown.
+            let length = usize::try_from(length).unwrap_or(head.len());
+            Ok(Answer::NotANumber(shorten_head(&head, length)))
+        }
+        other => Err(Failure::Protocol(format!(
+            "TRY_ADD was answered by 0x{other:02x}"
+        ))),
+    }
+}
