@@ -83,11 +83,16 @@ impl ServeArgs {
             .with_value_bytes_max(self.value_bytes_max.0)
             .with_keys_per_request_max(self.keys_per_request_max)
             .with_request_bytes_max(self.request_bytes_max.0);
-        defaults()
+        let options = defaults()
             .with_limits(limits)
             .with_unsent_bytes_max(self.unsent_bytes_max.0)
             .with_connections_max(self.connections_max)
-            .with_hello_timeout(self.hello_timeout)
+            .with_hello_timeout(self.hello_timeout);
+        let world_size = self.world_size.and_then(|size| usize::try_from(size).ok());
+        match world_size {
+            Some(world_size) => options.with_world_size(world_size),
+            None => options,
+        }
     }
 
     fn listen(&self) -> Result<Vec<TcpListener>, ListenError> {

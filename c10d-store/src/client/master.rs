@@ -80,7 +80,11 @@ fn start_new(
         Some(listener) => vec![adopt_listener(listener.into(), target.port())?],
         None => listen_for(target, options.listen_on, deadline)?,
     };
-    TcpStoreServer::serve(listeners, options.server_options.clone())
+    let mut server_options = options.server_options.clone();
+    if let Some(world_size) = options.world_size {
+        server_options = server_options.with_world_size(world_size);
+    }
+    TcpStoreServer::serve(listeners, server_options)
 }
 
 fn listen_for(

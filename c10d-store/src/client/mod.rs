@@ -22,15 +22,12 @@ use crate::error::{ErrorContext, Operation, StoreError};
 use crate::limits::WireLimits;
 use crate::server::TcpStoreServer;
 use crate::store::Store;
-use crate::wire::Opcode;
+use crate::wire::{Opcode, WORKER_COUNT_KEY};
 use call::Call;
 use connection::Connection;
 use explain::explain;
 pub use options::{ListenOn, TcpStoreOptions};
 use pool::Pool;
-
-/// The key under which workers are counted; the only one without the `/` (docs/wire.md, 7.2).
-const WORKER_COUNT_KEY: &[u8] = b"init/";
 
 /// How often a master looks whether all workers have joined, as PyTorch's.
 const WORKER_COUNT_INTERVAL: Duration = Duration::from_millis(10);

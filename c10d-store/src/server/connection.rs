@@ -186,6 +186,7 @@ pub(super) const fn conn_id_of(token: Token) -> ConnId {
     ConnId(token.0 as u64)
 }
 
-const fn token_of(conn: ConnId) -> Token {
+/// The token of a connection, from the state machine's name for it.
+pub(super) const fn token_of(conn: ConnId) -> Token {
     Token(conn.0 as usize)
 }

@@ -9,7 +9,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::net::{Shutdown, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use c10d_socket::{SocketOptions, configure_accepted, recv_into_spare};
@@ -17,8 +17,10 @@ use mio::event::Event;
 use mio::net::TcpListener;
 use mio::{Events, Interest, Poll, Token, Waker};
 
-use super::connection::{Connections, PAUSE_UNSENT_BYTES, Phase, conn_id_of};
+use super::Counts;
+use super::connection::{Connections, PAUSE_UNSENT_BYTES, Phase, conn_id_of, token_of};
 use super::options::ServerOptions;
+use super::stall::{Stall, StallWatch, Workers};
 use super::timers::Timers;
 use crate::message::Request;
 use crate::session::{Flow, NextRead, Session, SessionError};
@@ -52,6 +54,9 @@ const REFUSING_TIMEOUT: Duration = Duration::from_secs(1);
 /// When to try again to accept after the system had no memory or descriptors to spare.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
+/// Keys named in a report of waits that last.
+const KEYS_REPORTED_MAX: usize = 3;
+
 const EMFILE: i32 = 24;
 const ENFILE: i32 = 23;
 
@@ -63,8 +68,8 @@ pub(super) struct EventLoop {
     state: StoreState,
     options: ServerOptions,
     stop: Arc<AtomicBool>,
-    /// How many connections there are, for other threads to read.
-    connection_count: Arc<AtomicUsize>,
+    counts: Arc<Counts>,
+    stall: StallWatch,
     read_buffer: Box<[u8]>,
     /// Connections with work left from this turn; no event will come for it.
     ready: VecDeque<Token>,
@@ -82,7 +87,7 @@ impl EventLoop {
         listeners: Vec<std::net::TcpListener>,
         options: ServerOptions,
         stop: Arc<AtomicBool>,
-        connection_count: Arc<AtomicUsize>,
+        counts: Arc<Counts>,
     ) -> io::Result<(Self, Waker)> {
         let poll = Poll::new()?;
         let waker = Waker::new(poll.registry(), WAKER)?;
@@ -100,9 +105,10 @@ impl EventLoop {
             listeners: registered,
             connections: Connections::new(options.unsent_bytes_max()),
             state: StoreState::new(),
+            stall: StallWatch::new(options.stall_report_after()),
             options,
             stop,
-            connection_count,
+            counts,
             read_buffer: vec![0; READ_BYTES].into_boxed_slice(),
             ready: VecDeque::new(),
             accept_more: Vec::new(),
@@ -146,13 +152,16 @@ impl EventLoop {
         let retry = self
             .accept_retry_at
             .map(|at| at.saturating_duration_since(Instant::now()));
-        match (timer, retry) {
-            (Some(timer), Some(retry)) => Some(timer.min(retry)),
-            (timer, retry) => timer.or(retry),
-        }
+        let report = self
+            .stall
+            .due()
+            .map(|at| at.saturating_duration_since(Instant::now()));
+        [timer, retry, report].into_iter().flatten().min()
     }
 
     fn turn(&mut self, events: &Events) {
+        let now = Instant::now();
+        self.state.set_now(now);
         self.accept_where_possible(events);
         let left_over = self.ready.len();
         for event in events {
@@ -167,6 +176,43 @@ impl EventLoop {
         }
         self.expire();
         self.flush_touched();
+        self.watch_waits(now);
+    }
+
+    /// Publishes how many wait, and reports waits that last.
+    fn watch_waits(&mut self, now: Instant) {
+        let waiting = self.state.waiting();
+        self.counts.waiting.store(waiting, Ordering::Release);
+        self.stall.observe(waiting > 0, || now);
+        if self.stall.due().is_none_or(|due| due > now) {
+            return;
+        }
+        let summary = self.state.summary_of_waits(KEYS_REPORTED_MAX);
+        let oldest = summary.oldest.and_then(|(conn, since)| {
+            let connection = self.connections.get(token_of(conn))?;
+            Some((connection.peer, since))
+        });
+        let Some((oldest_peer, since)) = oldest else {
+            // Every wait has a beginning and a connection. If not: silence, and no loop without pause.
+            return self.stall.observe(false, || now);
+        };
+        if !self.stall.is_to_be_reported(since, now) {
+            return;
+        }
+        let stall = Stall {
+            waiting: summary.waiting,
+            oldest_since: since,
+            oldest_peer,
+            keys: summary.keys,
+            more_keys: summary.more_keys,
+            workers: Workers {
+                world_size: self.options.world_size(),
+                joined: self.state.joined_workers(),
+                connections: self.connections.len(),
+            },
+        };
+        let (level, line) = stall.line(now);
+        log::log!(level, "{line}");
     }
 
     fn on_event(&mut self, event: &Event) {
@@ -542,7 +588,8 @@ impl EventLoop {
     }
 
     fn publish_count(&self) {
-        self.connection_count
+        self.counts
+            .connections
             .store(self.connections.len(), Ordering::Release);
     }
 

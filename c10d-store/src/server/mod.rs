@@ -3,6 +3,7 @@
 mod connection;
 mod event_loop;
 mod options;
+mod stall;
 mod timers;
 
 use std::io;
@@ -42,7 +43,7 @@ pub use options::ServerOptions;
 pub struct TcpStoreServer {
     local_addrs: Vec<SocketAddr>,
     stop: Arc<AtomicBool>,
-    connection_count: Arc<AtomicUsize>,
+    counts: Arc<Counts>,
     waker: mio::Waker,
     thread: Option<JoinHandle<()>>,
 }
@@ -98,20 +99,16 @@ impl TcpStoreServer {
             ));
         }
         let stop = Arc::new(AtomicBool::new(false));
-        let connection_count = Arc::new(AtomicUsize::new(0));
-        let (event_loop, waker) = EventLoop::new(
-            listeners,
-            options,
-            Arc::clone(&stop),
-            Arc::clone(&connection_count),
-        )?;
+        let counts = Arc::new(Counts::default());
+        let (event_loop, waker) =
+            EventLoop::new(listeners, options, Arc::clone(&stop), Arc::clone(&counts))?;
         let thread = thread::Builder::new()
             .name("c10d-store".to_owned())
             .spawn(move || event_loop.run())?;
         Ok(Self {
             local_addrs,
             stop,
-            connection_count,
+            counts,
             waker,
             thread: Some(thread),
         })
@@ -142,7 +139,13 @@ impl TcpStoreServer {
     /// wants to end waits for the others' to go.
     #[must_use]
     pub fn connection_count(&self) -> usize {
-        self.connection_count.load(Ordering::Acquire)
+        self.counts.connections.load(Ordering::Acquire)
+    }
+
+    /// How many connections wait for a key, a barrier or an element of a queue.
+    #[must_use]
+    pub fn waiting_count(&self) -> usize {
+        self.counts.waiting.load(Ordering::Acquire)
     }
 
     /// Closes every connection and ends the thread. Blocks until it has ended, which takes as long
@@ -171,6 +174,13 @@ impl Drop for TcpStoreServer {
     fn drop(&mut self) {
         self.end();
     }
+}
+
+/// What the server's thread counts for others to read.
+#[derive(Debug, Default)]
+struct Counts {
+    connections: AtomicUsize,
+    waiting: AtomicUsize,
 }
 
 fn server_error(source: io::Error) -> StoreError {

@@ -22,6 +22,8 @@ pub struct ServerOptions {
     unsent_bytes_max: usize,
     connections_max: usize,
     hello_timeout: Duration,
+    world_size: Option<usize>,
+    stall_report_after: Duration,
 }
 
 impl Default for ServerOptions {
@@ -31,6 +33,8 @@ impl Default for ServerOptions {
             unsent_bytes_max: 256 << 20,
             connections_max: 1 << 18,
             hello_timeout: Duration::from_secs(60),
+            world_size: None,
+            stall_report_after: Duration::from_secs(30),
         }
     }
 }
@@ -65,6 +69,35 @@ impl ServerOptions {
     #[must_use]
     pub const fn hello_timeout(&self) -> Duration {
         self.hello_timeout
+    }
+
+    /// How many workers the job has, if that is known. While fewer have joined, a wait that lasts is
+    /// logged as a warning. Default: not known. No limit: more workers are served, too.
+    #[must_use]
+    pub const fn world_size(&self) -> Option<usize> {
+        self.world_size
+    }
+
+    /// How long a connection waits for a key before the server logs who waits for what: as a warning
+    /// while workers are missing, else for debugging only. The pauses between the lines grow from this
+    /// time up to 10 min. Default 30 s: longer than workers of one job start apart.
+    #[must_use]
+    pub const fn stall_report_after(&self) -> Duration {
+        self.stall_report_after
+    }
+
+    /// Changes [`world_size`](Self::world_size).
+    #[must_use]
+    pub const fn with_world_size(mut self, world_size: usize) -> Self {
+        self.world_size = Some(world_size);
+        self
+    }
+
+    /// Changes [`stall_report_after`](Self::stall_report_after).
+    #[must_use]
+    pub const fn with_stall_report_after(mut self, after: Duration) -> Self {
+        self.stall_report_after = after;
+        self
     }
 
     /// Changes [`limits`](Self::limits).

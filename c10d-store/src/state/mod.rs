@@ -15,13 +15,15 @@ mod waiters;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::decimal::{parse_decimal, write_decimal};
 use crate::known::Known;
 use crate::message::{ConnId, Keys, Payload, Replies, Reply, Request};
 use crate::stored_value::Value;
-use crate::wire::answer_to_ping;
+use crate::wire::{WORKER_COUNT_KEY, answer_to_ping};
 use known_value::KnownValue;
+pub(crate) use waiters::WaitSummary;
 use waiters::{Answer, ListId, Waiters, Wants, Woken};
 
 /// Why a request cannot be answered. The wire has no error replies, so the connection is closed
@@ -178,6 +180,27 @@ impl StoreState {
         if !self.pledges.is_empty() {
             self.settle_pledge(conn, None, replies);
         }
+    }
+
+    /// Says what time it is: waits that begin from now on begin then.
+    pub(crate) const fn set_now(&mut self, now: Instant) {
+        self.waiters.set_now(now);
+    }
+
+    /// How many connections wait.
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiters.waiting()
+    }
+
+    /// Who waits for what, with the names of at most `keys_max` keys.
+    pub(crate) fn summary_of_waits(&self, keys_max: usize) -> WaitSummary {
+        self.waiters.summary(keys_max)
+    }
+
+    /// How many workers have counted themselves; `None` when none has (docs/wire.md, 7.2).
+    pub(crate) fn joined_workers(&self) -> Option<i64> {
+        let slot = self.slots.get(WORKER_COUNT_KEY)?;
+        parse_decimal(slot.value.as_ref()?.as_bytes())
     }
 
     /// docs/wire.md, CHECK: a value, or a queue that is not empty.

@@ -9,6 +9,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use slab::Slab;
 
@@ -58,6 +59,8 @@ pub(super) struct Waiters {
     entries: Slab<Entry>,
     lists: Slab<List>,
     waits: HashMap<ConnId, Wait>,
+    /// The present, as the server last said it.
+    now: Option<Instant>,
     /// Entries taken off so far, for the test that a cancel costs its own only.
     #[cfg(test)]
     steps: u64,
@@ -76,6 +79,20 @@ struct Wait {
     missing: u32,
     first: u32,
     answer: Answer,
+    since: Option<Instant>,
+}
+
+/// Who waits for what, for a report.
+#[derive(Debug)]
+pub(crate) struct WaitSummary {
+    /// How many connections wait.
+    pub(crate) waiting: usize,
+    /// The connection that has waited longest, and since when.
+    pub(crate) oldest: Option<(ConnId, Instant)>,
+    /// Some of the keys, each with the number of connections that wait for it.
+    pub(crate) keys: Vec<(Vec<u8>, usize)>,
+    /// How many keys are waited for besides.
+    pub(crate) more_keys: usize,
 }
 
 #[derive(Debug)]
@@ -103,6 +120,42 @@ impl Waiters {
     #[cfg(debug_assertions)]
     pub(super) fn len(&self) -> usize {
         self.entries.len()
+    }
+
+    /// Later waits begin at this time.
+    pub(super) const fn set_now(&mut self, now: Instant) {
+        self.now = Some(now);
+    }
+
+    /// How many connections wait.
+    pub(super) fn waiting(&self) -> usize {
+        self.waits.len()
+    }
+
+    /// Who waits for what, with the names of at most `keys_max` keys. Costs a look at each wait, and at
+    /// the waiters of the keys named.
+    pub(super) fn summary(&self, keys_max: usize) -> WaitSummary {
+        let started = |(conn, wait): (&ConnId, &Wait)| wait.since.map(|since| (since, *conn));
+        let oldest = self.waits.iter().filter_map(started).min();
+        let keys = self.lists.iter().take(keys_max);
+        WaitSummary {
+            waiting: self.waits.len(),
+            oldest: oldest.map(|(since, conn)| (conn, since)),
+            keys: keys
+                .map(|(_, list)| (list.name.to_vec(), self.length(list)))
+                .collect(),
+            more_keys: self.lists.len().saturating_sub(keys_max),
+        }
+    }
+
+    fn length(&self, list: &List) -> usize {
+        let mut length = 0;
+        let mut at = list.first;
+        while at != NONE {
+            length += 1;
+            at = self.entries[at as usize].next_in_list;
+        }
+        length
     }
 
     /// The name for which these wait.
@@ -135,6 +188,7 @@ impl Waiters {
             missing: 0,
             first: NONE,
             answer,
+            since: self.now,
         };
         let replaced = self.waits.insert(conn, wait);
         debug_assert!(replaced.is_none(), "{conn:?} was waiting already");

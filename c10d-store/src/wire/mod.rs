@@ -22,6 +22,9 @@ pub use request::RequestBuf;
 /// The word that VALIDATE carries (docs/wire.md, section 1).
 pub const VALIDATION_MAGIC: u32 = 0x3C85_F7CE;
 
+/// The key under which workers are counted; the only one without the `/` (docs/wire.md, 7.2).
+pub(crate) const WORKER_COUNT_KEY: &[u8] = b"init/";
+
 /// The nonce by which a client asks for the server's capabilities in its PING (docs/wire.md,
 /// section 9). A PyTorch server echoes it, which reads as "none". PyTorch's clients send their
 /// process id, which on Linux is below 2^22.

@@ -4,6 +4,7 @@
 
 mod file_store;
 mod hash_store;
+mod log_lines;
 mod prefix_store;
 mod raw;
 mod rendezvous;

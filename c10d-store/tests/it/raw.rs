@@ -2,13 +2,24 @@
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use c10d_store::wire::RequestBuf;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Longer than anything takes on a loaded machine: only a hang lasts as long.
 pub(crate) const LONG: Duration = Duration::from_secs(30);
+
+/// Waits until `holds` does; looks now and then.
+#[track_caller]
+pub(crate) fn wait_until(what: &str, holds: impl Fn() -> bool) {
+    let deadline = Instant::now() + LONG;
+    while !holds() {
+        assert!(Instant::now() < deadline, "in vain: {what}");
+        thread::sleep(Duration::from_micros(200));
+    }
+}
 
 /// How many connections one test may have, so that two that want many can run beside each other and
 /// beside all that want few. Both ends of each are in this process.

@@ -4,7 +4,8 @@ use std::net::TcpStream;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::raw::{self, LONG, Raw};
+use crate::log_lines;
+use crate::raw::{self, LONG, Raw, wait_until};
 use c10d_store::wire::{Opcode, RequestBuf};
 use c10d_store::{
     Known, ServerOptions, Store, TcpStore, TcpStoreOptions, TcpStoreServer, WireLimits,
@@ -635,6 +636,39 @@ fn one_store_can_be_served_on_several_addresses() {
 }
 
 #[test]
+fn a_wait_that_lasts_while_workers_are_missing_is_logged() {
+    log_lines::record();
+    let server = serve(
+        ServerOptions::default()
+            .with_world_size(4)
+            .with_stall_report_after(Duration::from_millis(20)),
+    );
+    let port = server.local_addr().port();
+    let worker = || {
+        let options = TcpStoreOptions::default()
+            .with_world_size(4)
+            .with_timeout(LONG);
+        TcpStore::open("127.0.0.1", port, options).unwrap()
+    };
+    let workers = [worker(), worker(), worker()];
+    thread::scope(|scope| {
+        for worker in &workers {
+            scope.spawn(|| worker.get("written by the absent one").unwrap());
+        }
+        wait_until("three wait", || server.waiting_count() == 3);
+        let line = log_lines::wait_for("waiting connections: 3,");
+        assert!(line.starts_with("3 of 4 workers have joined;"), "{line}");
+        assert!(line.contains("s: 127.0.0.1:"), "{line}");
+        assert!(
+            line.ends_with("\"written by the absent one\" (by 3)"),
+            "{line}"
+        );
+        worker().set("written by the absent one", "").unwrap();
+    });
+    wait_until("nobody waits", || server.waiting_count() == 0);
+}
+
+#[test]
 fn a_host_can_see_when_the_last_peer_has_gone() {
     let server = serve(ServerOptions::default());
     assert_eq!(server.connection_count(), 0);
@@ -643,9 +677,5 @@ fn a_host_can_see_when_the_last_peer_has_gone() {
     assert_eq!(server.connection_count(), 2);
     drop(peer);
     drop(other);
-    let deadline = Instant::now() + LONG;
-    while server.connection_count() > 0 {
-        assert!(Instant::now() < deadline, "still counted");
-        thread::yield_now();
-    }
+    wait_until("nobody is counted", || server.connection_count() == 0);
 }
