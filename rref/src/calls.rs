@@ -19,7 +19,9 @@ use crate::future::RRefFuture;
 use crate::handle::{Cell, RRef, type_name_of};
 use crate::id::RRefId;
 use crate::protocol::Message;
-use crate::runtime::{AWAIT, CALL, Carried, FETCH, Mode, RRefs, RUN, Runtime};
+use crate::runtime::{
+    AWAIT, CALL, Carried, FETCH, Mode, READY, RRefs, RUN, Request, Runtime, ValueWaiter,
+};
 use crate::serving::join_name;
 use crate::value::Value;
 
@@ -58,6 +60,51 @@ impl RRefs {
             .runtime()?
             .keep(Value::opaque(value), type_name_of::<T>())?;
         Ok(RRef::of(cell))
+    }
+
+    /// A reference to a value of this worker that the program gives later, by [`RRef::set_value`],
+    /// [`RRef::set_value_opaque`] or [`RRef::set_error`] on any of its handles here. It can be sent before;
+    /// requests for the value wait for it, each until its own timeout.
+    ///
+    /// The value can be given as long as this worker holds a handle, one that came back from another worker
+    /// included. At the end of this worker's references a value that was not given becomes an error. PyTorch's
+    /// `OwnerRRef` without a value.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use std::time::Duration;
+    /// # use c10d_store::HashStore;
+    /// # use rpc_agent::{Agent, AgentOptions, Registry};
+    /// # use rref::{Functions, RRef, RRefs};
+    /// # const PATIENCE: Duration = Duration::from_secs(30);
+    /// # let mut registry = Registry::new();
+    /// # let rrefs = RRefs::register(&mut registry, Functions::new())?;
+    /// # let options = AgentOptions::new("alone", 0).with_world_size(1).with_host("127.0.0.1");
+    /// # let agent = Agent::start(options, registry, Arc::new(HashStore::new()))?;
+    /// # rrefs.attach(&agent)?;
+    /// let loss: RRef<f64> = rrefs.rref_without_value()?;
+    /// let waiting = loss.value_future()?; // and others may fetch it from here
+    /// assert!(!loss.has_value()? && !waiting.is_complete());
+    /// loss.set_value(0.25)?;
+    /// assert_eq!(*waiting.wait()?, 0.25);
+    /// # drop((loss, waiting));
+    /// # rrefs.shutdown(&agent, PATIENCE)?;
+    /// # agent.shutdown(PATIENCE)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`RRefs::rref`].
+    pub fn rref_without_value<T: Send + Sync + 'static>(&self) -> Result<RRef<T>, RRefError> {
+        let runtime = self.runtime()?;
+        let type_name = type_name_of::<T>();
+        let rref = runtime
+            .step(Mode::Elsewhere, |inner, now| {
+                inner.context.create_promised(now, type_name)
+            })
+            .map_err(|_| RRefError::Shutdown)?;
+        let me = runtime.agent.me().id;
+        Ok(RRef::of(runtime.own_cell(rref, me, type_name)))
     }
 
     /// Has a registered function run on a worker, this one included, and its result kept there. Returns a
@@ -442,6 +489,76 @@ impl Runtime {
     ) -> Result<Call, RRefError> {
         self.check_usable(cell)?;
         Ok(self.ask_for_value(FETCH, cell.rref(), cell.owner(), timeout))
+    }
+
+    /// Whether the owner has the value now.
+    pub(crate) fn check_value(self: &Arc<Self>, cell: &Arc<Cell>) -> Result<(), RRefError> {
+        self.check_usable(cell)?;
+        let (rref, owner) = (cell.rref(), cell.owner());
+        if self.is_me(owner) {
+            let found = self.lock().context.try_value(rref);
+            return match found {
+                Some(Ok(_)) => Ok(()),
+                Some(Err(message)) => Err(RRefError::Creation { rref, message }),
+                None => Err(RRefError::TimedOut {
+                    rref,
+                    after: Duration::ZERO,
+                }),
+            };
+        }
+        let payload = Message::Fetch { rref }.encode(self.incarnation);
+        let question = Question {
+            on: self.worker(owner),
+            function: READY.into(),
+            rref: Some(rref),
+            is_for_value: false,
+            timeout: Duration::ZERO,
+        };
+        let options = CallOptions::default();
+        let future = self.agent.call_bytes_async(owner, READY, payload, options);
+        Call { future, question }.wait_or_failure(self, cell)
+    }
+
+    /// Whether a reference of this worker has a value or an error.
+    pub(crate) fn has_value(&self, rref: RRefId) -> Result<bool, RRefError> {
+        self.check_owned(Handle::Owner(rref))?;
+        Ok(self.lock().context.try_value(rref).is_some())
+    }
+
+    /// Gives a reference of this worker its value, or an error.
+    pub(crate) fn give(
+        self: &Arc<Self>,
+        rref: RRefId,
+        result: Result<Value, Arc<str>>,
+    ) -> Result<(), RRefError> {
+        self.step(Mode::Elsewhere, |inner, now| {
+            inner.context.give(now, rref, result)
+        })
+        .map_err(|error| RRefError::of_give(error, rref))
+    }
+
+    /// A value of this worker, when there is one.
+    pub(crate) fn value_future<T: Clone + Send + 'static>(
+        self: &Arc<Self>,
+        rref: RRefId,
+        typed: fn(Value) -> Result<T, RRefError>,
+    ) -> Result<RRefFuture<T>, RRefError> {
+        self.check_owned(Handle::Owner(rref))?;
+        let found = self.lock().context.try_value(rref);
+        if let Some(found) = found {
+            let found = found.map_err(|message| RRefError::Creation { rref, message });
+            return Ok(RRefFuture::of(RpcFuture::ready(Ok(found.and_then(typed)))));
+        }
+        let (promise, future) = self.agent.promise();
+        let waiter: ValueWaiter = Box::new(move |_, found| {
+            let found = found.map_err(|error| RRefError::of_own(error, rref));
+            promise.complete(Ok(found.and_then(typed)));
+        });
+        self.step(Mode::Elsewhere, |inner, now| {
+            let token = inner.open(Request::Value(waiter));
+            inner.context.fetch(now, token, rref, None);
+        });
+        Ok(RRefFuture::of(future))
     }
 
     fn ask_for_value(

@@ -163,6 +163,21 @@ pub enum FetchError {
     },
 }
 
+/// Why a reference does not take a value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum GiveError {
+    /// It has a value or an error.
+    #[error("the reference has a value or an error already")]
+    AlreadyGiven,
+    /// A function makes its value.
+    #[error("the value of the reference is made by a function")]
+    MadeByFunction,
+    /// The references of this worker were shut down.
+    #[error("the references of this worker were shut down")]
+    ShutDown,
+}
+
 /// Why a reference cannot be sent.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]

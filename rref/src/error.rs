@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rpc_agent::{RpcError, WorkerInfo};
 
-use crate::effect::{ForkError, ReceiveError, UserError};
+use crate::effect::{FetchError, ForkError, GiveError, ReceiveError, UserError};
 use crate::id::RRefId;
 use crate::leak::LeakReport;
 
@@ -55,15 +55,23 @@ pub enum RRefError {
         /// How long was waited.
         after: Duration,
     },
-    /// The value is asked for where it is not. The words are PyTorch's.
-    #[error("For {rref}, can't call localValue() on user {me}. Call it on owner {owner}")]
+    /// An operation of the owner was called on a user. The words are PyTorch's.
+    #[error("For {rref}, can't call {operation}() on user {me}. Call it on owner {owner}")]
     NotOwner {
         /// The reference, as it is printed.
         rref: Arc<str>,
+        /// Which operation, by PyTorch's name if it has one.
+        operation: &'static str,
         /// This worker.
         me: WorkerInfo,
         /// Where it is.
         owner: WorkerInfo,
+    },
+    /// A value or an error is given once. The one that was refused is dropped.
+    #[error("the reference {rref} takes no value: it has a value or an error already")]
+    AlreadySet {
+        /// The reference.
+        rref: RRefId,
     },
     /// The function that was run on the value, or with the arguments, failed.
     #[error("`{function}` on {on} failed: {message}")]
@@ -131,6 +139,24 @@ impl RRefError {
     pub(crate) fn of_fork(error: ForkError, rref: RRefId, owner: &WorkerInfo) -> Self {
         match error {
             ForkError::User(error) => Self::of_user(error, rref, owner),
+            error => Self::Refused(error.to_string().into()),
+        }
+    }
+
+    /// Why it takes no value.
+    pub(crate) fn of_give(error: GiveError, rref: RRefId) -> Self {
+        match error {
+            GiveError::AlreadyGiven => Self::AlreadySet { rref },
+            GiveError::MadeByFunction => Self::Refused(format!("{rref}: {error}").into()),
+            GiveError::ShutDown => Self::Shutdown,
+        }
+    }
+
+    /// Why this worker has no value of its own.
+    pub(crate) fn of_own(error: FetchError, rref: RRefId) -> Self {
+        match error {
+            FetchError::Failed(message) => Self::Creation { rref, message },
+            FetchError::Deleted(_) => Self::Deleted { rref },
             error => Self::Refused(error.to_string().into()),
         }
     }

@@ -22,6 +22,7 @@ use crate::future::RRefFuture;
 use crate::id::{ForkId, RRefId};
 use crate::protocol::{ForkData, TYPE_NAME_BYTES_MAX, cut};
 use crate::runtime::Runtime;
+use crate::value::Value;
 
 /// What all clones of a handle share.
 pub(crate) struct Cell {
@@ -177,6 +178,15 @@ impl<T> RRef<T> {
         })
     }
 
+    /// Whether the creation was not answered in time: then all that is asked of the reference fails at once,
+    /// with [`RRefError::CreationTimedOut`]. It becomes false again if the owner says that it has accepted the
+    /// creation all the same. PyTorch's `getTimedOut`, which stays true.
+    #[must_use]
+    pub fn timed_out(&self) -> bool {
+        let user = self.cell.user();
+        user.is_some_and(|fork| self.cell.runtime.has_timed_out(fork))
+    }
+
     /// Waits until the owner knows of this reference, for at most `timeout`; zero: as long as it takes to
     /// know that it never will.
     ///
@@ -197,31 +207,88 @@ impl<T: Send + Sync + 'static> RRef<T> {
     /// [`RRefError::NotOwner`] elsewhere; [`RRefError::Creation`] if the function that makes it failed;
     /// [`RRefError::TimedOut`].
     pub fn local_value(&self, timeout: Duration) -> Result<Arc<T>, RRefError> {
-        let runtime = &self.cell.runtime;
-        if !self.is_owner() {
-            return Err(RRefError::NotOwner {
-                rref: self.cell.print().into(),
-                me: runtime.agent.me().clone(),
-                owner: self.owner(),
-            });
+        self.check_owner("localValue")?;
+        let value = self.cell.runtime.local_value(self.cell.rref, timeout)?;
+        typed(&value)
+    }
+
+    /// A future of the value itself, on the owner: shared, neither copied nor encoded. PyTorch's `getFuture`.
+    /// It fails with the error of the function that makes the value or the one given by [`RRef::set_error`],
+    /// and with [`RRefError::Deleted`] when no reference is left.
+    ///
+    /// # Errors
+    /// [`RRefError::NotOwner`] elsewhere, and [`RRefError::Shutdown`].
+    pub fn value_future(&self) -> Result<RRefFuture<Arc<T>>, RRefError> {
+        self.check_owner("getFuture")?;
+        self.cell
+            .runtime
+            .value_future(self.cell.rref, |value| typed(&value))
+    }
+
+    /// Whether there is a value, or the error that there is none, on the owner. Never blocks. PyTorch's
+    /// `hasValue`; see [`RRef::wait_ready`] for other workers.
+    ///
+    /// # Errors
+    /// [`RRefError::NotOwner`] elsewhere, and [`RRefError::Shutdown`].
+    pub fn has_value(&self) -> Result<bool, RRefError> {
+        self.check_owner("hasValue")?;
+        self.cell.runtime.has_value(self.cell.rref)
+    }
+
+    /// [`RRef::set_value`] for a value that never leaves its owner.
+    ///
+    /// # Errors
+    /// As [`RRef::set_value`].
+    pub fn set_value_opaque(&self, value: T) -> Result<(), RRefError> {
+        self.give(Ok(Value::opaque(value)))
+    }
+
+    /// Gives a reference of [`RRefs::rref_without_value`](crate::RRefs::rref_without_value) an error instead of
+    /// a value: all that ask for the value get [`RRefError::Creation`] with this message. `false` if the
+    /// reference has a value or an error already, which stays: as in PyTorch, an error may come too late.
+    ///
+    /// # Errors
+    /// As [`RRef::set_value`], without [`RRefError::AlreadySet`].
+    pub fn set_error(&self, message: impl Into<String>) -> Result<bool, RRefError> {
+        match self.give(Err(message.into().into())) {
+            Ok(()) => Ok(true),
+            Err(RRefError::AlreadySet { .. }) => Ok(false),
+            Err(error) => Err(error),
         }
-        let value = runtime.local_value(self.cell.rref, timeout)?;
-        value.downcast().ok_or_else(|| {
-            let what = format!(
-                "the value is a `{}`, not a `{}`",
-                value.type_name(),
-                type_name::<T>()
-            );
-            RRefError::Refused(what.into())
+    }
+
+    fn give(&self, result: Result<Value, Arc<str>>) -> Result<(), RRefError> {
+        self.check_owner(match result {
+            Ok(_) => "setValue",
+            Err(_) => "setError",
+        })?;
+        self.cell.runtime.give(self.cell.rref, result)
+    }
+
+    fn check_owner(&self, operation: &'static str) -> Result<(), RRefError> {
+        if self.is_owner() {
+            return Ok(());
+        }
+        Err(RRefError::NotOwner {
+            rref: self.cell.print().into(),
+            operation,
+            me: self.cell.runtime.agent.me().clone(),
+            owner: self.owner(),
         })
     }
 
-    /// Waits until the value is there, without fetching it, for at most `timeout`; zero: for ever.
+    /// Waits until the owner has the value, without fetching it, for at most `timeout`. Zero checks once without
+    /// waiting for the value: the answer takes a round trip to the owner. [`Duration::MAX`] waits without limit.
     ///
     /// # Errors
-    /// [`RRefError`], [`RRefError::TimedOut`] among them.
+    /// [`RRefError::TimedOut`] if the value is missing then; [`RRefError::Creation`] if there will be none;
+    /// others of [`RRefError`].
     pub fn wait_ready(&self, timeout: Duration) -> Result<(), RRefError> {
-        self.cell.runtime.await_value(&self.cell, timeout)
+        let runtime = &self.cell.runtime;
+        if timeout.is_zero() {
+            return runtime.check_value(&self.cell);
+        }
+        runtime.await_value(&self.cell, timeout)
     }
 
     /// Has a registered method run with the value and these arguments, where the value is, and waits for
@@ -297,6 +364,18 @@ impl<T: Send + Sync + 'static> RRef<T> {
     }
 }
 
+impl<T: Serialize + Send + Sync + 'static> RRef<T> {
+    /// Gives a reference of [`RRefs::rref_without_value`](crate::RRefs::rref_without_value) its value, once, on
+    /// its owner. All that wait for it get it. Never blocks.
+    ///
+    /// # Errors
+    /// [`RRefError::AlreadySet`]; [`RRefError::NotOwner`] elsewhere; [`RRefError::Refused`] if a function makes
+    /// the value; [`RRefError::Shutdown`]. The value is dropped then.
+    pub fn set_value(&self, value: T) -> Result<(), RRefError> {
+        self.give(Ok(Value::of(value)))
+    }
+}
+
 impl<T: DeserializeOwned> RRef<T> {
     /// A copy of the value. Waits until it is there, for at most `timeout`; zero: for ever.
     ///
@@ -321,6 +400,17 @@ impl<T: DeserializeOwned + Clone + Send + 'static> RRef<T> {
         let runtime = &self.cell.runtime;
         Ok(runtime.fetch(&self.cell, timeout)?.into_future(runtime))
     }
+}
+
+fn typed<T: Send + Sync + 'static>(value: &Value) -> Result<Arc<T>, RRefError> {
+    value.downcast().ok_or_else(|| {
+        let what = format!(
+            "the value is a `{}`, not a `{}`",
+            value.type_name(),
+            type_name::<T>()
+        );
+        RRefError::Refused(what.into())
+    })
 }
 
 /// As the fork data of a value of this type have it.

@@ -47,6 +47,8 @@ pub struct HeldValue {
     pub rref: RRefId,
     /// The value's type, where it is known.
     pub type_name: Option<Arc<str>>,
+    /// `unmade`, `running`, `promised` (to be given by the program), `ready` or `failed`.
+    pub state: &'static str,
     /// How long it has been there.
     pub age: Duration,
     /// How many references the program here holds, not counting clones.
@@ -84,8 +86,9 @@ impl fmt::Display for LeakReport {
             let type_name = value.type_name.as_deref().unwrap_or("of an unknown type");
             write!(
                 f,
-                "\n  {} `{type_name}`, {} old, references here: {}",
+                "\n  {} `{type_name}`, {}, {} old, references here: {}",
                 value.rref,
+                value.state,
                 seconds(value.age),
                 value.handles
             )?;
@@ -345,6 +348,7 @@ impl Runtime {
                 HeldValue {
                     rref: row.rref,
                     type_name: row.type_name,
+                    state: row.state,
                     age: row.age,
                     handles: row.handles,
                     held_by: held_by.collect(),

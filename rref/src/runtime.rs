@@ -34,6 +34,7 @@ pub(crate) const CREATE: &str = "rref/create";
 pub(crate) const CONTROL: &str = "rref/control";
 pub(crate) const FETCH: &str = "rref/fetch";
 pub(crate) const AWAIT: &str = "rref/await";
+pub(crate) const READY: &str = "rref/ready";
 pub(crate) const CALL: &str = "rref/call";
 pub(crate) const RUN: &str = "rref/run";
 pub(crate) const HOLDS: &str = "rref/holds";
@@ -643,6 +644,10 @@ impl Runtime {
 
     pub(crate) fn status(&self, fork: ForkId) -> Option<UserStatus> {
         self.lock().context.status(fork)
+    }
+
+    pub(crate) fn has_timed_out(&self, fork: ForkId) -> bool {
+        self.lock().context.has_timed_out(fork)
     }
 
     pub(crate) fn fork(self: &Arc<Self>, cell: &Cell, to: WorkerId) -> Result<ForkData, RRefError> {

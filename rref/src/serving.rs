@@ -21,8 +21,8 @@ use crate::handle::Cell;
 use crate::id::{ForkId, RRefId};
 use crate::protocol::Message;
 use crate::runtime::{
-    ALIVE, AWAIT, CALL, CONTROL, CREATE, FETCH, HOLDS, Hub, Job, Mode, RUN, Request, Runtime,
-    ValueWaiter,
+    ALIVE, AWAIT, CALL, CONTROL, CREATE, FETCH, HOLDS, Hub, Job, Mode, READY, RUN, Request,
+    Runtime, ValueWaiter,
 };
 use crate::value::Value;
 
@@ -41,11 +41,12 @@ struct Asked {
 
 /// Registers all of it.
 pub(crate) fn register(registry: &mut Registry, hub: &Arc<Hub>) -> Result<(), RegistryError> {
-    let functions: [(&str, Serve); 8] = [
+    let functions: [(&str, Serve); 9] = [
         (CREATE, create),
         (CONTROL, control),
         (FETCH, fetch),
         (AWAIT, await_value),
+        (READY, is_ready),
         (CALL, call),
         (RUN, run),
         (HOLDS, holds),
@@ -126,6 +127,12 @@ fn await_value(runtime: &Arc<Runtime>, asked: Asked) {
         Ok(_) => Answered::nothing(),
         Err(error) => Answered::failure(&Failure::of_fetch(error)),
     });
+}
+
+/// Whether a value has been made or given is asked, and answered at once.
+fn is_ready(runtime: &Arc<Runtime>, asked: Asked) {
+    let deadline = Deadline::at(Instant::now());
+    await_value(runtime, Asked { deadline, ..asked });
 }
 
 fn with_fetched(

@@ -54,6 +54,11 @@ impl<V: Clone> RRefContext<V> {
             if self.phase == Phase::Sweeping && owned.handles > 0 && owned.forks.is_empty() {
                 return Err(format!("a swept value has a user: {rref}"));
             }
+            if self.phase == Phase::Sweeping && matches!(owned.value, Value::Promised) {
+                return Err(format!(
+                    "no value is waited for that nobody can give: {rref}"
+                ));
+            }
             if self.gone.contains(rref.0) {
                 return Err(format!("what is gone is not owned: {rref}"));
             }

@@ -45,7 +45,8 @@ use bytes::Bytes;
 use rpc_agent::WorkerId;
 
 use crate::effect::{
-    Control, Delivery, Effect, FetchError, ForkError, ReceiveError, RequestToken, UserError,
+    Control, Delivery, Effect, FetchError, ForkError, GiveError, ReceiveError, RequestToken,
+    UserError,
 };
 use crate::id::{ForkId, Mint, RRefId};
 use crate::protocol::{Answer, ForkData, Message, TYPE_NAME_BYTES_MAX, cut};
@@ -237,6 +238,53 @@ impl<V: Clone> RRefContext<V> {
         self.create_owned(now, type_name, Value::Running)
     }
 
+    /// A reference to a value of this worker that its program gives later, by [`RRefContext::give`]. Requests
+    /// for it wait until then.
+    ///
+    /// # Errors
+    /// [`UserError::ShutDown`].
+    pub fn create_promised(&mut self, now: Instant, type_name: &str) -> Result<RRefId, UserError> {
+        self.create_owned(now, type_name, Value::Promised)
+    }
+
+    /// Gives a reference of [`RRefContext::create_promised`] its value, or the error that there is none, once.
+    /// A value that is refused is freed.
+    ///
+    /// # Errors
+    /// [`GiveError`].
+    pub fn give(
+        &mut self,
+        now: Instant,
+        rref: RRefId,
+        result: Result<V, Arc<str>>,
+    ) -> Result<(), GiveError> {
+        let given = match self.owned.get(&rref) {
+            None => Err(GiveError::ShutDown),
+            Some(_) if self.phase == Phase::Sweeping => Err(GiveError::ShutDown),
+            Some(owned) => match owned.value {
+                Value::Promised => Ok(()),
+                Value::Ready(_) | Value::Failed { .. } => Err(GiveError::AlreadyGiven),
+                Value::Unmade | Value::Running => Err(GiveError::MadeByFunction),
+            },
+        };
+        match (given, result) {
+            (Ok(()), result) => {
+                let value = match result {
+                    Ok(value) => Value::Ready(value),
+                    Err(error) => Value::Failed {
+                        error,
+                        is_abandoned: false,
+                    },
+                };
+                self.complete(rref, value);
+                self.settle_owned(now, rref);
+            }
+            // Whoever drives this drops it without a lock.
+            (Err(_), result) => self.effects.extend(result.ok().map(Effect::Free)),
+        }
+        given
+    }
+
     fn create_owned(
         &mut self,
         now: Instant,
@@ -289,6 +337,7 @@ impl<V: Clone> RRefContext<V> {
             has_handle: true,
             children: 0,
             was_forked: false,
+            has_timed_out: false,
             since: now,
         };
         self.users.insert(fork, user);
@@ -493,6 +542,7 @@ impl<V: Clone> RRefContext<V> {
             has_handle: true,
             children: 0,
             was_forked: false,
+            has_timed_out: false,
             since: now,
         };
         self.users.insert(fork, user);
@@ -974,11 +1024,13 @@ impl<V: Clone> RRefContext<V> {
         }
     }
 
-    /// The second step: values without users go, and the others with their last user.
+    /// The second step: values without users go, and the others with their last user. A value that was not
+    /// given is an error from now on.
     pub fn sweep_unforked(&mut self, now: Instant) {
         self.phase = Phase::Sweeping;
         let rrefs: Vec<RRefId> = self.owned.keys().copied().collect();
         for rref in rrefs {
+            self.break_promise(rref);
             self.settle_owned(now, rref);
         }
     }
@@ -1000,6 +1052,7 @@ impl<V: Clone> RRefContext<V> {
         }
         let rrefs: Vec<RRefId> = self.owned.keys().copied().collect();
         for rref in rrefs {
+            self.break_promise(rref);
             self.settle_owned(now, rref);
         }
     }
@@ -1058,6 +1111,13 @@ impl<V: Clone> RRefContext<V> {
             (None, State::Confirmed) => UserStatus::Confirmed,
             (None, _) => UserStatus::Pending,
         })
+    }
+
+    /// Whether a user's creation was not answered in time, unless its owner has said since that it has
+    /// accepted it all the same.
+    #[must_use]
+    pub fn has_timed_out(&self, fork: ForkId) -> bool {
+        self.users.get(&fork).is_some_and(|user| user.has_timed_out)
     }
 
     /// A value of this worker, or its creation's error; none while it is still to come.

@@ -43,6 +43,8 @@ pub(super) enum Value<V> {
     Unmade,
     /// The function runs.
     Running,
+    /// The program of this worker gives it later.
+    Promised,
     Ready(V),
     Failed {
         error: Arc<str>,
@@ -173,7 +175,7 @@ impl<V: Clone> RRefContext<V> {
             return too_many();
         };
         match &owned.value {
-            Value::Running | Value::Ready(_) => return Answer::Created,
+            Value::Running | Value::Promised | Value::Ready(_) => return Answer::Created,
             Value::Failed { is_abandoned, .. } => {
                 if !is_abandoned {
                     return Answer::Created;
@@ -244,6 +246,19 @@ impl<V: Clone> RRefContext<V> {
         }
     }
 
+    /// Ends the wait for a value that can no longer be given, as this worker's references have ended.
+    pub(super) fn break_promise(&mut self, rref: RRefId) {
+        let owned = self.owned.get(&rref);
+        if owned.is_some_and(|owned| matches!(owned.value, Value::Promised)) {
+            let why = "its owner was shut down before it gave the value";
+            let value = Value::Failed {
+                error: why.into(),
+                is_abandoned: false,
+            };
+            self.complete(rref, value);
+        }
+    }
+
     pub(super) fn answer_fetch(&mut self, token: RequestToken, result: Result<V, FetchError>) {
         if let Some(deadline) = self
             .waiting
@@ -291,7 +306,9 @@ impl<V: Clone> RRefContext<V> {
             // Its creation can still come. Users that were here before it have come and gone.
             Value::Unmade => self.unmade -= 1,
             // Once it was created, no user is alive that is not known: this is the end.
-            Value::Running | Value::Failed { .. } => self.gone.insert(now, rref.0),
+            Value::Running | Value::Promised | Value::Failed { .. } => {
+                self.gone.insert(now, rref.0);
+            }
             Value::Ready(value) => {
                 self.gone.insert(now, rref.0);
                 self.effects.push(Effect::Free(value));
@@ -379,7 +396,7 @@ impl<V: Clone> Value<V> {
     /// Unless it is still to come.
     pub(super) fn result(&self) -> Option<Result<V, Arc<str>>> {
         match self {
-            Self::Unmade | Self::Running => None,
+            Self::Unmade | Self::Running | Self::Promised => None,
             Self::Ready(value) => Some(Ok(value.clone())),
             Self::Failed { error, .. } => Some(Err(Arc::clone(error))),
         }

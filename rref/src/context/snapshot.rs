@@ -69,7 +69,7 @@ pub struct OwnedRow {
     pub rref: RRefId,
     /// The value's type, where it is known.
     pub type_name: Option<Arc<str>>,
-    /// `unmade`, `running`, `ready` or `failed`.
+    /// `unmade`, `running`, `promised` (to be given by the program), `ready` or `failed`.
     pub state: &'static str,
     /// How many handles the program here holds.
     pub handles: usize,
@@ -203,6 +203,7 @@ impl<V: Clone> RRefContext<V> {
             state: match owned.value {
                 Value::Unmade => "unmade",
                 Value::Running => "running",
+                Value::Promised => "promised",
                 Value::Ready(_) => "ready",
                 Value::Failed { .. } => "failed",
             },

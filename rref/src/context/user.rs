@@ -31,6 +31,8 @@ pub(super) struct User {
     pub(super) children: usize,
     /// Whether it ever was sent.
     pub(super) was_forked: bool,
+    /// Its creation was not answered, and its owner has not said that it has accepted it.
+    pub(super) has_timed_out: bool,
     pub(super) since: Instant,
 }
 
@@ -124,6 +126,7 @@ impl<V: Clone> RRefContext<V> {
                 failed(format!("unexpected answer {answer:?}").into(), was_forked)
             }
         };
+        user.has_timed_out = matches!(state, State::Doubtful(_));
         if let State::Doubtful(error) | State::Failed(error, Failure::Telling) = &state {
             let message = Message::Abandon {
                 rref: user.rref,
@@ -208,6 +211,7 @@ impl<V: Clone> RRefContext<V> {
         let error = Arc::clone(error);
         user.state = match answer {
             Answer::Created => {
+                user.has_timed_out = false;
                 user.owner_incarnation = answered_by;
                 State::Confirmed
             }

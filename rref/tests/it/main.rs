@@ -6,6 +6,7 @@ mod common;
 mod destructors;
 mod end;
 mod faults;
+mod late_value;
 mod limits;
 mod own_process;
 mod quiet;

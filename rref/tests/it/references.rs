@@ -29,7 +29,7 @@ fn a_value_is_made_on_its_owner_fetched_and_freed_with_the_last_handle() {
     assert_eq!(number.owner().name.as_str(), "worker1");
     assert_eq!(number.to_here(PATIENCE).unwrap(), 7);
     number.wait_confirmed(PATIENCE).unwrap();
-    assert!(number.confirmed());
+    assert!(number.confirmed() && !number.timed_out());
     let another = number.clone();
     drop(number);
     assert_eq!(another.to_here(PATIENCE).unwrap(), 7);
@@ -588,6 +588,19 @@ fn a_creation_that_is_not_answered_in_time_fails_and_is_undone() {
             .starts_with("RRef creation via rpc.remote() timed out"),
         "{error}"
     );
+    // All that is asked of it fails at once.
+    assert!(late.timed_out() && !late.confirmed());
+    let sent = workers[0].rrefs.call::<_, ()>("worker0", "hold", &late);
+    for error in [
+        late.wait_ready(Duration::MAX).unwrap_err(),
+        late.rpc_sync::<_, i64>("sum", ()).unwrap_err(),
+        sent.unwrap_err(),
+    ] {
+        assert!(
+            matches!(error, RRefError::CreationTimedOut { .. }),
+            "{error}"
+        );
+    }
     drop(late);
     gate.open();
     held.wait().unwrap();

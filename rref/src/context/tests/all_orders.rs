@@ -78,6 +78,11 @@ fn explore_long((usual_min, states_min): (usize, usize), threads: &[Thread]) {
 /// The program with nothing unusual, and with one unusual event of each kind. Fewer states than `states_min`
 /// in all mean that the exploration has lost something.
 fn explore_all(states_min: usize, threads: &[Thread]) {
+    explore_with_values(1, states_min, threads);
+}
+
+/// [`explore_all`] of a program that makes that many values at most.
+fn explore_with_values(values_max: usize, states_min: usize, threads: &[Thread]) {
     let usual = Budget::default();
     let budgets = [
         usual,
@@ -101,7 +106,7 @@ fn explore_all(states_min: usize, threads: &[Thread]) {
     for budget in budgets {
         let seen = explore(threads, budget);
         assert!(seen.ends > 0);
-        assert_eq!(seen.values_max, 1, "the program makes a value");
+        assert_eq!(seen.values_max, values_max, "values that were made");
         states += seen.states;
     }
     assert!(states >= states_min, "only {states} states");
@@ -249,6 +254,82 @@ fn a_message_that_is_not_encoded_leaves_nothing_behind() {
                 &[CREATE, Op::FailToSend { slot: 0, to: C }, send(A, 3), DROP],
             ),
             Thread::new(A, &[Op::Fetch { slot: 3 }, Op::Drop { slot: 3 }]),
+        ],
+    );
+}
+
+const PROMISE: Op = Op::CreatePromised { slot: 0 };
+const GIVE: Op = Op::GiveValue { slot: 0 };
+const GIVE_ERROR: Op = Op::GiveError { slot: 0 };
+
+#[test]
+fn a_value_is_given_before_or_after_it_is_asked_for() {
+    explore_all(
+        300,
+        &[
+            Thread::new(B, &[PROMISE, call(A, 0), GIVE, DROP]),
+            Thread::new(A, &[FETCH, DROP]),
+        ],
+    );
+}
+
+#[test]
+fn a_value_is_given_while_its_reference_goes_on_to_a_third() {
+    explore_all(
+        3_000,
+        &[
+            Thread::new(B, &[PROMISE, call(A, 0), GIVE, DROP]),
+            Thread::new(A, &[call(C, 0), DROP]),
+            Thread::new(C, &[FETCH, DROP]),
+        ],
+    );
+}
+
+#[test]
+fn an_error_is_given_to_those_that_wait_and_to_those_that_come_later() {
+    explore_with_values(
+        0,
+        1_000,
+        &[
+            Thread::new(B, &[PROMISE, call(A, 0), send(C, 0), GIVE_ERROR, DROP]),
+            Thread::new(A, &[FETCH, DROP]),
+            Thread::new(C, &[FETCH, DROP]),
+        ],
+    );
+}
+
+#[test]
+fn a_value_is_given_by_a_reference_that_came_back_to_its_owner() {
+    explore_all(
+        1_000,
+        &[
+            Thread::new(B, &[PROMISE, call(A, 0), DROP]),
+            Thread::new(A, &[call(B, 5), FETCH, DROP]),
+            Thread::new(B, &[Op::GiveValue { slot: 5 }, Op::Drop { slot: 5 }]),
+        ],
+    );
+}
+
+#[test]
+fn two_give_a_value_at_once_and_one_is_refused() {
+    explore_all(
+        300,
+        &[
+            Thread::new(B, &[PROMISE, call(A, 0), call(B, 5), GIVE, DROP]),
+            Thread::new(B, &[Op::GiveValue { slot: 5 }, Op::Drop { slot: 5 }]),
+            Thread::new(A, &[FETCH, DROP]),
+        ],
+    );
+}
+
+#[test]
+fn a_value_that_is_never_given_is_asked_for_and_dropped() {
+    explore_with_values(
+        0,
+        200,
+        &[
+            Thread::new(B, &[PROMISE, call(A, 0), DROP]),
+            Thread::new(A, &[FETCH, DROP]),
         ],
     );
 }

@@ -8,7 +8,7 @@ use rpc_agent::WorkerId;
 
 use crate::context::owner::{UNMADE_MAX, WAITING_MAX};
 use crate::context::{Carrier, Handle, PROBES_MAX, RRefContext, Timing, UserStatus};
-use crate::effect::{Control, Delivery, Effect, FetchError, ReceiveError, UserError};
+use crate::effect::{Control, Delivery, Effect, FetchError, GiveError, ReceiveError, UserError};
 use crate::id::{ForkId, GloballyUniqueId, RRefId};
 use crate::protocol::{Answer, ForkData, Message};
 
@@ -660,4 +660,95 @@ fn the_report_names_who_holds_a_value() {
         owner.missing()[0].to_string(),
         "worker 0: 1 references to values of this worker"
     );
+}
+
+#[test]
+fn a_value_is_given_once_to_all_that_wait() {
+    let now = Instant::now();
+    let mut owner = context(B, now);
+    let rref = owner.create_promised(now, "t").unwrap();
+    assert_eq!(owner.try_value(rref), None);
+    let soon = now + Duration::from_secs(1);
+    for (token, deadline) in [(1, None), (2, Some(soon)), (3, Some(now))] {
+        owner.fetch(now, token, rref, deadline);
+    }
+    let timed_out = |token| Effect::AnswerFetch {
+        token,
+        result: Err(FetchError::TimedOut(rref)),
+    };
+    // A request without time is answered at once.
+    assert_eq!(owner.take_effects(), [timed_out(3)]);
+    owner.tick(soon);
+    assert_eq!(owner.take_effects(), [timed_out(2)]);
+    assert_eq!(owner.give(soon, rref, Ok("value")), Ok(()));
+    let result = Ok("value");
+    assert_eq!(
+        owner.take_effects(),
+        [Effect::AnswerFetch { token: 1, result }]
+    );
+    // What is refused is freed, and an error is nothing to be freed.
+    let refused = Err(GiveError::AlreadyGiven);
+    assert_eq!(owner.give(soon, rref, Ok("second")), refused);
+    assert_eq!(owner.take_effects(), [Effect::Free("second")]);
+    assert_eq!(owner.give(soon, rref, Err("error".into())), refused);
+    assert_eq!(owner.take_effects(), []);
+    assert_eq!(owner.try_value(rref), Some(Ok("value")));
+    owner.drop_handle(soon, Handle::Owner(rref));
+    assert_eq!(owner.take_effects(), [Effect::Free("value")]);
+    let refused = Err(GiveError::ShutDown);
+    assert_eq!(owner.give(soon, rref, Ok("late")), refused);
+}
+
+#[test]
+fn what_a_function_makes_is_not_given() {
+    let now = Instant::now();
+    let mut owner = context(B, now);
+    let rref = owner.create_here(now, "t").unwrap();
+    let refused = Err(GiveError::MadeByFunction);
+    assert_eq!(owner.give(now, rref, Ok("given")), refused);
+    owner.function_finished(now, rref, Ok("made"));
+    assert_eq!(owner.try_value(rref), Some(Ok("made")));
+}
+
+#[test]
+fn a_value_that_was_not_given_by_the_end_is_an_error() {
+    type End = fn(&mut Context, Instant);
+    for end in [Context::sweep_unforked as End, Context::end as End] {
+        let now = Instant::now();
+        let mut owner = context(B, now);
+        let rref = owner.create_promised(now, "t").unwrap();
+        let fork = owner.fork(now, Handle::Owner(rref), worker(A)).unwrap();
+        owner.commit_fork(now, &fork, Carrier::Call);
+        owner.fork_has_arrived(now, &fork);
+        let fetch = Message::Fetch { rref };
+        assert_eq!(receive(&mut owner, now, A, fetch), []);
+        owner.delete_all_users(now);
+        assert_eq!(owner.take_effects(), [], "it may still be given");
+        end(&mut owner, now);
+        let why = "its owner was shut down before it gave the value";
+        let result = Err(FetchError::Failed(why.into()));
+        assert_eq!(
+            owner.take_effects(),
+            [Effect::AnswerFetch { token: 7, result }]
+        );
+        assert_eq!(owner.give(now, rref, Ok("late")), Err(GiveError::ShutDown));
+        assert_eq!(owner.take_effects(), [Effect::Free("late")]);
+    }
+}
+
+#[test]
+fn a_creation_without_an_answer_has_timed_out_unless_its_owner_has_accepted_it() {
+    let now = Instant::now();
+    for (answer, has_timed_out) in [(Answer::Created, false), (Answer::Abandoned, true)] {
+        let mut user = context(A, now);
+        let fork = user
+            .create_remote(now, worker(B), "t", "f".into(), Bytes::new())
+            .unwrap();
+        assert!(!user.has_timed_out(fork));
+        let silent = Delivery::Unknown("no answer".into());
+        user.control_finished(now, Control::Create(fork), silent);
+        assert!(user.has_timed_out(fork));
+        user.control_finished(now, Control::Abandon(fork), answered(B, answer));
+        assert_eq!(user.has_timed_out(fork), has_timed_out);
+    }
 }

@@ -34,8 +34,15 @@ fn programs(random: &mut fastrand::Rng, workers: usize) -> Vec<Thread> {
         let slot = slots;
         slots += 1;
         let owner = random.usize(0..workers);
-        let create = match random.u8(0..4) {
+        let mut gives = None;
+        let create = match random.u8(0..5) {
             0 => Op::CreateLocal { slot },
+            4 => {
+                // Or never.
+                let give = [Op::GiveValue { slot }, Op::GiveError { slot }];
+                gives = random.choice(give).filter(|_| random.u8(0..4) != 0);
+                Op::CreatePromised { slot }
+            }
             1 => Op::CreateHere { slot },
             _ if owner != on => Op::CreateRemote { slot, owner },
             _ => Op::CreateLocal { slot },
@@ -68,6 +75,9 @@ fn programs(random: &mut fastrand::Rng, workers: usize) -> Vec<Thread> {
                     }
                     _ => {}
                 }
+            }
+            if let Some(give) = gives.take() {
+                ops.insert(random.usize(1..=ops.len()), give);
             }
             ops.push(Op::Drop { slot });
             threads.push(Thread::new(on, &ops));

@@ -52,6 +52,16 @@ pub(super) enum Op {
     CreateLocal {
         slot: u32,
     },
+    /// A reference whose value is given later, or never.
+    CreatePromised {
+        slot: u32,
+    },
+    GiveValue {
+        slot: u32,
+    },
+    GiveError {
+        slot: u32,
+    },
     /// Sends a reference, as a result or with a call; it gets into a slot of the receiver.
     Send {
         slot: u32,
@@ -222,6 +232,8 @@ pub(super) struct World {
     has_stalled: bool,
     ran: BTreeSet<RRefId>,
     created: BTreeSet<RRefId>,
+    /// Those without a value that somebody may give.
+    promised: BTreeSet<RRefId>,
     freed: BTreeSet<RRefId>,
     confirmed: BTreeSet<ForkId>,
     received: BTreeSet<ForkId>,
@@ -249,6 +261,7 @@ impl World {
             has_stalled: false,
             ran: BTreeSet::new(),
             created: BTreeSet::new(),
+            promised: BTreeSet::new(),
             freed: BTreeSet::new(),
             confirmed: BTreeSet::new(),
             received: BTreeSet::new(),
@@ -277,7 +290,7 @@ impl World {
                 self.has_stalled,
                 self.has_stopped,
             ),
-            (&self.ran, &self.created, &self.freed),
+            (&self.ran, &self.created, &self.promised, &self.freed),
             (&self.confirmed, &self.received),
         ))
     }
@@ -374,9 +387,16 @@ impl World {
         }
         match thread.ops.get(thread.done) {
             None => false,
-            Some(Op::CreateRemote { .. } | Op::CreateHere { .. } | Op::CreateLocal { .. }) => true,
+            Some(
+                Op::CreateRemote { .. }
+                | Op::CreateHere { .. }
+                | Op::CreateLocal { .. }
+                | Op::CreatePromised { .. },
+            ) => true,
             Some(
                 Op::Send { slot, .. }
+                | Op::GiveValue { slot }
+                | Op::GiveError { slot }
                 | Op::FailToSend { slot, .. }
                 | Op::Fetch { slot }
                 | Op::Drop { slot },
@@ -613,6 +633,7 @@ impl World {
                 }
                 Effect::AnswerFetch { token, result } => {
                     let fetch = Fetch::of_token(token);
+                    self.check_answer(fetch, &result);
                     self.packets.push(Packet::Value { fetch, result });
                 }
                 Effect::Confirmed { fork } => {
@@ -636,6 +657,25 @@ impl World {
             }
         }
         reply
+    }
+
+    /// A request gets a value that was made or given, and waits for one that may still be given until its
+    /// deadline.
+    fn check_answer(&self, fetch: Fetch, result: &Result<RRefId, FetchError>) {
+        let thread = &self.threads[fetch.thread];
+        // Not one whose creation has failed meanwhile.
+        let is_awaited = thread.done == fetch.op && thread.waits_for.is_some();
+        match result {
+            Ok(value) => assert!(self.created.contains(value), "{value} was not given"),
+            Err(FetchError::TimedOut(rref)) if is_awaited => assert!(
+                self.has_stalled
+                    || self.has_deaths
+                    || self.has_stopped
+                    || self.promised.contains(rref),
+                "nobody has answered for {rref}"
+            ),
+            Err(_) => {}
+        }
     }
 
     /// No living user, no handle and no message that is under way refers to what is freed.
@@ -707,6 +747,21 @@ impl World {
                 self.slots
                     .insert((on, slot), Slot::Held(Handle::Owner(rref)));
             }
+            Op::CreatePromised { slot } => {
+                let mut made = None;
+                self.on(on, |context, now| {
+                    made = context.create_promised(now, "t").ok();
+                });
+                let rref = made.expect("nothing was shut down");
+                self.promised.insert(rref);
+                self.slots
+                    .insert((on, slot), Slot::Held(Handle::Owner(rref)));
+            }
+            Op::GiveValue { slot } | Op::GiveError { slot } => {
+                if let Some(Handle::Owner(rref)) = slot_of(slot) {
+                    self.give(on, rref, matches!(op, Op::GiveValue { .. }));
+                }
+            }
             Op::Send {
                 slot,
                 to,
@@ -758,6 +813,25 @@ impl World {
             }
         }
         self.threads[at].done += usize::from(is_done);
+    }
+
+    /// Gives a reference its value or an error. Only the first one that is given counts.
+    fn give(&mut self, on: usize, rref: RRefId, is_value: bool) {
+        let is_first = self.promised.remove(&rref);
+        if is_first && is_value {
+            self.created.insert(rref);
+        }
+        let mut given = None;
+        self.on(on, |context, now| {
+            // A second value would be freed by the name of the first.
+            let result = if is_value && is_first {
+                Ok(rref)
+            } else {
+                Err("no value".into())
+            };
+            given = Some(context.give(now, rref, result));
+        });
+        assert_eq!(given.map(|given| given.is_ok()), Some(is_first), "{rref}");
     }
 
     /// Whether there is something to wait for.
@@ -938,8 +1012,11 @@ impl World {
                 assert!(
                     self.has_deaths
                         || self.has_stopped
-                        || matches!(result, Ok(_) | Err(FetchError::Failed(_)))
-                        || (self.has_stalled && matches!(result, Err(FetchError::TimedOut(_)))),
+                        || matches!(
+                            result,
+                            // Whether it may time out was checked when it was answered.
+                            Ok(_) | Err(FetchError::Failed(_) | FetchError::TimedOut(_))
+                        ),
                     "{fetch:?} has the answer {result:?}"
                 );
             }

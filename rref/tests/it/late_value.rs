@@ -1,0 +1,326 @@
+//! References whose value is given after they were made.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use rpc_agent::{CallOptions, FaultPlan};
+use rref::{Functions, RRef, RRefError};
+
+use crate::common::{
+    Alive, Counted, List, PATIENCE, Worker, group, group_with, seed, shut_down, until, until_empty,
+};
+
+/// Worker 0 owns a reference without a value; worker 1 holds a user of it, which `take` gives to the test.
+struct Shared<T> {
+    workers: Vec<Worker>,
+    own: RRef<T>,
+    user: RRef<T>,
+}
+
+impl<T: Send + Sync + 'static> Shared<T> {
+    fn new(fill: impl Fn(&mut Functions)) -> Self {
+        let taken: Arc<Mutex<Option<RRef<T>>>> = Arc::default();
+        let workers = group_with(
+            3,
+            |_, options| options.with_timeout(PATIENCE),
+            |_, functions| {
+                let taken = Arc::clone(&taken);
+                functions
+                    .register("take", move |_, user: RRef<T>| {
+                        *taken.lock().unwrap() = Some(user);
+                        Ok(())
+                    })
+                    .unwrap();
+                fill(functions);
+            },
+        );
+        let own: RRef<T> = workers[0].rrefs.rref_without_value().unwrap();
+        let given: Result<(), _> = workers[0].rrefs.call("worker1", "take", &own);
+        given.unwrap();
+        let user = taken.lock().unwrap().take().unwrap();
+        Self { workers, own, user }
+    }
+
+    /// Waits until that many requests wait for the value.
+    fn until_parked(&self, requests: usize) {
+        until("the requests wait", || {
+            self.workers[0].rrefs.sizes().unwrap().parked_fetches == requests
+        });
+    }
+
+    fn end(self) {
+        drop((self.own, self.user));
+        until_empty(&self.workers);
+        shut_down(&self.workers);
+    }
+}
+
+#[test]
+fn all_that_wait_for_a_value_get_it_when_it_is_given() {
+    let shared = Shared::<i64>::new(|_| {});
+    let Shared { workers, own, user } = &shared;
+    let here = own.value_future().unwrap();
+    let there = user.fetch(PATIENCE).unwrap();
+    let third =
+        workers[1]
+            .rrefs
+            .call_async::<_, i64>("worker2", "read", user, CallOptions::default());
+    shared.until_parked(3);
+    assert!(!own.has_value().unwrap() && !here.is_complete() && !there.is_complete());
+    own.set_value(7).unwrap();
+    assert!(own.has_value().unwrap());
+    assert_eq!(*here.wait().unwrap(), 7);
+    assert_eq!(there.wait().unwrap(), 7);
+    assert_eq!(third.unwrap().wait().unwrap(), 7);
+    // Later as well.
+    assert_eq!(user.to_here(PATIENCE).unwrap(), 7);
+    assert!(Arc::ptr_eq(
+        &own.value_future().unwrap().wait().unwrap(),
+        &own.local_value(PATIENCE).unwrap()
+    ));
+    shared.end();
+}
+
+#[test]
+fn all_that_wait_for_a_value_get_the_error_when_that_is_given() {
+    let shared = Shared::<i64>::new(|_| {});
+    let Shared { own, user, .. } = &shared;
+    let here = own.value_future().unwrap();
+    let there = user.fetch(PATIENCE).unwrap();
+    shared.until_parked(2);
+    assert!(own.set_error("no luck").unwrap());
+    assert!(own.has_value().unwrap());
+    for error in [
+        here.wait().unwrap_err(),
+        there.wait().unwrap_err(),
+        user.to_here(PATIENCE).unwrap_err(),
+        user.wait_ready(Duration::ZERO).unwrap_err(),
+        own.wait_ready(Duration::ZERO).unwrap_err(),
+        own.value_future().unwrap().wait().unwrap_err(),
+    ] {
+        assert!(
+            matches!(&error, RRefError::Creation { message, .. } if &**message == "no luck"),
+            "{error}"
+        );
+    }
+    shared.end();
+}
+
+#[test]
+fn a_value_is_given_once_and_on_its_owner() {
+    let shared = Shared::<Counted>::new(|_| {});
+    let Shared { workers, own, user } = &shared;
+    let alive = Alive::default();
+    let elsewhere = [
+        user.set_value_opaque(Counted::new(&alive)).unwrap_err(),
+        user.set_error("no").unwrap_err(),
+        user.has_value().unwrap_err(),
+        user.value_future().unwrap_err(),
+    ];
+    for (error, operation) in
+        elsewhere
+            .iter()
+            .zip(["setValue", "setError", "hasValue", "getFuture"])
+    {
+        let text = format!(
+            "For {user}, can't call {operation}() on user WorkerInfo(id=1, name=worker1). Call it on owner \
+             WorkerInfo(id=0, name=worker0)"
+        );
+        assert_eq!(error.to_string(), text);
+    }
+    assert_eq!(alive.load(Ordering::SeqCst), 0);
+
+    own.set_value_opaque(Counted::new(&alive)).unwrap();
+    let again = own.set_value_opaque(Counted::new(&alive)).unwrap_err();
+    assert!(matches!(again, RRefError::AlreadySet { .. }), "{again}");
+    assert!(!own.set_error("too late").unwrap());
+    until("the second value is dropped", || {
+        alive.load(Ordering::SeqCst) == 1
+    });
+    own.local_value(PATIENCE).unwrap();
+
+    let made: RRef<i64> = workers[0].rrefs.remote("worker0", "number", 1_i64).unwrap();
+    made.wait_ready(PATIENCE).unwrap();
+    assert!(matches!(
+        made.set_value(2),
+        Err(RRefError::AlreadySet { .. })
+    ));
+    drop(made);
+    shared.end();
+    assert_eq!(alive.load(Ordering::SeqCst), 0);
+}
+
+#[test]
+fn a_future_of_an_opaque_value_needs_no_encoding_and_methods_wait_for_the_value() {
+    let shared = Shared::<List>::new(|_| {});
+    let Shared { own, user, .. } = &shared;
+    let future = own.value_future().unwrap();
+    let sum = user.rpc_async::<_, i64>("sum", (), CallOptions::default());
+    shared.until_parked(2);
+    own.set_value_opaque(Mutex::new(vec![1, 2])).unwrap();
+    assert_eq!(sum.unwrap().wait().unwrap(), 3);
+    assert_eq!(*future.wait().unwrap().lock().unwrap(), [1, 2]);
+    let error = user.to_here(PATIENCE).unwrap_err();
+    assert!(matches!(error, RRefError::Opaque { .. }), "{error}");
+    shared.end();
+}
+
+#[test]
+fn no_timeout_means_to_check_once_whether_there_is_a_value() {
+    let shared = Shared::<i64>::new(|_| {});
+    let Shared { own, user, .. } = &shared;
+    for rref in [own, user] {
+        let error = rref.wait_ready(Duration::ZERO).unwrap_err();
+        assert!(
+            matches!(error, RRefError::TimedOut { after, .. } if after.is_zero()),
+            "{error}"
+        );
+    }
+    assert_eq!(shared.workers[0].rrefs.sizes().unwrap().parked_fetches, 0);
+    own.set_value(1).unwrap();
+    for rref in [own, user] {
+        rref.wait_ready(Duration::ZERO).unwrap();
+    }
+    shared.end();
+}
+
+#[test]
+fn a_reference_that_comes_back_to_its_owner_gives_the_value() {
+    let shared = Shared::<i64>::new(|functions| {
+        functions
+            .register("give", |_, (rref, value): (RRef<i64>, i64)| {
+                Ok(rref.set_value(value).is_ok())
+            })
+            .unwrap();
+    });
+    let Shared { workers, own, user } = shared;
+    // The owner holds no handle of it any more.
+    drop(own);
+    let waiting = user.fetch(PATIENCE).unwrap();
+    let given: bool = workers[1]
+        .rrefs
+        .call("worker0", "give", (&user, 9_i64))
+        .unwrap();
+    assert!(given);
+    assert_eq!(waiting.wait().unwrap(), 9);
+    let given: bool = workers[1]
+        .rrefs
+        .call("worker0", "give", (&user, 9_i64))
+        .unwrap();
+    assert!(!given);
+    drop(user);
+    until_empty(&workers);
+    shut_down(&workers);
+}
+
+#[test]
+fn a_value_that_was_never_given_is_in_the_report_of_the_end() {
+    let shared = Shared::<i64>::new(|_| {});
+    let Shared { workers, own, user } = shared;
+    let future = own.value_future().unwrap();
+    let reports = shut_down(&workers);
+    let [held] = &reports[0].values[..] else {
+        panic!("{}", reports[0]);
+    };
+    assert_eq!(
+        (held.state, held.handles, held.held_by.len()),
+        ("promised", 1, 1)
+    );
+    assert!(
+        reports[0].to_string().contains("`i64`, promised"),
+        "{}",
+        reports[0]
+    );
+    let error = future.wait().unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("shut down before it gave the value"),
+        "{error}"
+    );
+    assert!(matches!(own.set_value(1), Err(RRefError::Shutdown)));
+    assert!(matches!(own.set_error("late"), Err(RRefError::Shutdown)));
+    assert!(matches!(own.has_value(), Err(RRefError::Shutdown)));
+    assert!(matches!(user.to_here(PATIENCE), Err(RRefError::Shutdown)));
+}
+
+#[test]
+fn an_owner_that_leaves_ends_the_wait_for_a_value_that_it_has_not_given() {
+    let shared = Shared::<i64>::new(|_| {});
+    let Shared { workers, own, user } = shared;
+    let waiting = user.fetch(Duration::ZERO).unwrap();
+    until("the request waits", || {
+        workers[0].rrefs.sizes().unwrap().parked_fetches == 1
+    });
+    thread::scope(|scope| {
+        let leaving = scope.spawn(|| workers[0].rrefs.leave(PATIENCE));
+        let error = waiting.wait().unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .contains("shut down before it gave the value"),
+            "{error}"
+        );
+        drop(user);
+        leaving.join().unwrap().unwrap();
+    });
+    drop(own);
+    for worker in &workers {
+        worker.agent.shutdown_now();
+    }
+}
+
+#[test]
+fn a_future_whose_reference_is_dropped_before_the_value_is_given_fails() {
+    let workers = group(1);
+    let own: RRef<i64> = workers[0].rrefs.rref_without_value().unwrap();
+    let future = own.value_future().unwrap();
+    drop(own);
+    let error = future.wait().unwrap_err();
+    assert!(matches!(error, RRefError::Deleted { .. }), "{error}");
+    until_empty(&workers);
+    shut_down(&workers);
+}
+
+#[test]
+fn values_given_while_messages_are_doubled_and_late_reach_all() {
+    let plan = FaultPlan::new(seed())
+        .duplicate(0.3)
+        .and_then(|plan| plan.delay_randomly(0.3, Duration::from_millis(20)))
+        .unwrap();
+    let workers = group_with(
+        3,
+        |_, options| options.with_faults(plan.clone()).with_timeout(PATIENCE),
+        |_, _| {},
+    );
+    let rrefs = &workers[0].rrefs;
+    let own: Vec<RRef<i64>> = (0..60)
+        .map(|_| rrefs.rref_without_value().unwrap())
+        .collect();
+    let reads: Vec<_> = own
+        .iter()
+        .enumerate()
+        .map(|(index, rref)| {
+            let to = ["worker1", "worker2"][index % 2];
+            rrefs
+                .call_async::<_, i64>(to, "read", rref, CallOptions::default())
+                .unwrap()
+        })
+        .collect();
+    for (number, rref) in (0..).zip(&own) {
+        rref.set_value(number).unwrap();
+    }
+    drop(own);
+    for (number, read) in (0..).zip(reads) {
+        assert_eq!(read.wait().unwrap(), number);
+    }
+    let injected = plan.injected();
+    assert!(
+        injected.duplicated > 0 && injected.delayed > 0,
+        "{injected:?}"
+    );
+    until_empty(&workers);
+    shut_down(&workers);
+}
