@@ -20,12 +20,12 @@ use rustix::process::Signal;
 use crate::command_line::CommandLine;
 use crate::environment::{EnvironmentError, WorkerEnvironment, worker_environment};
 use crate::exit_barrier::{self, ExitBarrier};
-use crate::failure::Failures;
+use crate::failure::{Failures, signal_name};
 use crate::logs::{LinePrefix, LogDirectory, LogDirectoryError, LogOptions};
 use crate::output::Console;
 use crate::ranks::{RankBlock, RanksError, RoleInfo, exchange_ranks};
 use crate::worker::{
-    GroupPlan, Hurry, StartError, StopReport, WorkerExit, WorkerGroup, WorkerPlan,
+    GroupPlan, Hurry, StartError, StopReport, WorkerExit, WorkerGroup, WorkerPlan, roll,
 };
 
 /// How long nodes whose workers have succeeded wait for the others, as in PyTorch.
@@ -199,6 +199,7 @@ impl AgentHandle {
                 .ending_signal
                 .compare_exchange(0, signal, Ordering::AcqRel, Ordering::Acquire);
         if first.is_err() {
+            log::warn!("{} again: killing what still runs", name_of(signal));
             shared.hurry.hurry();
         }
         shared.handler.interrupt();
@@ -303,8 +304,15 @@ impl ElasticAgent {
                     self.stop(Signal::TERM, STOP_GRACE);
                 }
                 Watched::Signalled(signal) => {
-                    log::info!("signal {signal}: ending the workers");
                     let timeout = self.options.shutdown_timeout;
+                    let running = self.running.as_mut().map(WorkerGroup::running_text);
+                    log::info!(
+                        "{}: ending the workers, {}, which have {} s; the same signal again kills \
+                         them at once",
+                        name_of(signal),
+                        running.unwrap_or_default(),
+                        timeout.as_secs(),
+                    );
                     self.stop(
                         Signal::from_named_raw(signal).unwrap_or(Signal::TERM),
                         timeout,
@@ -330,10 +338,22 @@ impl ElasticAgent {
             // The agent may have ended.
             let _ = events.send(Event::Exit(generation, exit));
         })?;
-        log::debug!(
-            "workers of round {} run as processes {:?}",
+        log::info!(
+            "round {}: this node has group rank {} of {}; the workers' store is {}, served by {}",
             round.round,
-            group.pids()
+            round.rank,
+            round.world_size,
+            round.bootstrap.master,
+            if round.bootstrap.is_agent_store {
+                "a launcher"
+            } else {
+                "the worker with rank 0"
+            },
+        );
+        log::info!(
+            "{} of {}",
+            roll::ranks_with_pids(ranks.first_rank, &group.pids()),
+            ranks.world_size,
         );
         self.running = Some(group);
         Ok(round)
@@ -590,13 +610,18 @@ impl ElasticAgent {
         };
         let report = group.stop(signal, grace, &self.shared.hurry);
         if !report.killed.is_empty() {
+            let ranks: Vec<String> = report.killed.iter().map(usize::to_string).collect();
             log::warn!(
-                "workers with local rank {:?} did not end in time and were killed",
-                report.killed,
+                "workers with local rank {} did not end in time and were killed",
+                roll::bounded(&ranks),
             );
         }
         report
     }
+}
+
+fn name_of(signal: i32) -> &'static str {
+    signal_name(signal).unwrap_or("a signal")
 }
 
 /// What is different about the members of a round: who was lost, who has left, who waits to join.

@@ -162,7 +162,16 @@ const RANKS_OF_2_NODES: [&str; 4] = ["0 4 0 2 0 2", "1 4 1 2 0 2", "2 4 0 2 1 2"
 fn a_node_on_its_own_starts_every_rank_and_ends_with_0() {
     let job = Job::new();
     let ended = job.run(&["--standalone", "--nproc-per-node=4"], RANKS);
-    ended.assert_prints(ended.stdout.clone());
+    assert_succeeded(&ended);
+    // Where the workers' store is, and which process has which rank.
+    let log: Vec<&str> = ended.stderr.lines().collect();
+    let [store, ranks] = &log[..] else {
+        panic!("{ended:?}");
+    };
+    assert!(store.contains("; the workers' store is "), "{store}");
+    assert!(store.contains("group rank 0 of 1"), "{store}");
+    assert!(ranks.contains("rank 0-3 = local rank 0-3, pid "), "{ranks}");
+    assert!(ranks.ends_with(" of 4"), "{ranks}");
     assert_eq!(
         lines([&ended]),
         ["0 4 0 4 0 1", "1 4 1 4 0 1", "2 4 2 4 0 1", "3 4 3 4 0 1"]

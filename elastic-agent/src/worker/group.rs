@@ -14,10 +14,11 @@ use super::guardian::Guardian;
 use super::hurry::Hurry;
 use super::plan::{GroupPlan, WorkerPlan};
 use super::process_group;
+use super::roll;
 use super::spawner::Spawner;
 use super::streams::{GroupSources, StderrEnd};
 use super::waiter::{Assigned, Ended, OnExit, Waiter};
-use crate::failure::{Failures, ProcessFailure};
+use crate::failure::{Failures, ProcessFailure, signal_name};
 use crate::output::{Console, Echo};
 use crate::sys;
 
@@ -29,6 +30,10 @@ const KILL_WAIT_MIN: Duration = Duration::from_secs(10);
 /// first, as most end at once; later rarely, as a look costs some milliseconds.
 const LOOK_PAUSE_MIN: Duration = Duration::from_millis(2);
 const LOOK_PAUSE_MAX: Duration = Duration::from_millis(100);
+
+/// When to say who a stop is waiting for: soon at first, as a person may be watching.
+const NOTICE_FIRST: Duration = Duration::from_secs(2);
+const NOTICE_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The worker processes of this node in one round.
 ///
@@ -246,6 +251,13 @@ impl WorkerGroup {
         pids.collect()
     }
 
+    /// The workers that are running, as text: `local rank 0 (pid 17), 1 (pid 18)`.
+    pub(crate) fn running_text(&mut self) -> String {
+        self.note_ended();
+        let running = self.workers.iter().filter(|worker| worker.end.is_none());
+        roll::local_ranks_with_pids(running.map(|worker| (worker.plan.local_rank, worker.pid())))
+    }
+
     /// How many workers are running.
     #[must_use]
     pub fn running(&mut self) -> usize {
@@ -338,7 +350,7 @@ impl WorkerGroup {
         self.stopped_by = Some(signal);
         for worker in &self.workers {
             if worker.end.is_none() {
-                log::info!("sending signal {} to {worker}", signal.as_raw());
+                log::info!("sending {} to {worker}", name_of(signal));
                 process_group::signal(worker.pid, signal);
             } else if worker.has_group() {
                 process_group::signal(worker.pid, Signal::TERM);
@@ -365,8 +377,9 @@ impl WorkerGroup {
     fn wait_until_gone(&mut self, deadline: Deadline, hurry: Option<&Hurry>) -> Waited {
         let hurried = hurry.map_or_else(never, |hurry| hurry.hurried().clone());
         let mut pause = LOOK_PAUSE_MIN;
+        let mut notice = Deadline::after(Instant::now(), NOTICE_FIRST);
         loop {
-            let mut wake = deadline;
+            let mut wake = deadline.min(notice);
             let mut ended = never();
             if self.order.len() < self.workers.len() {
                 ended = self.ended.clone();
@@ -383,7 +396,7 @@ impl WorkerGroup {
                         return Waited::AllGone;
                     }
                 }
-                wake = Deadline::after(Instant::now(), pause).min(deadline);
+                wake = Deadline::after(Instant::now(), pause).min(wake);
                 pause = (pause * 2).min(LOOK_PAUSE_MAX);
             }
             let alarm = wake.instant().map_or_else(never, at);
@@ -395,10 +408,35 @@ impl WorkerGroup {
                 recv(hurried) -> _ => return Waited::Hurried,
                 recv(alarm) -> _ => {}
             }
-            if deadline.has_passed(Instant::now()) {
+            let now = Instant::now();
+            if deadline.has_passed(now) {
                 return Waited::TimeUp;
             }
+            if notice.has_passed(now) {
+                notice = Deadline::after(now, NOTICE_INTERVAL);
+                if hurry.is_some() {
+                    self.tell_who_is_waited_for(deadline.remaining(now));
+                }
+            }
         }
+    }
+
+    fn tell_who_is_waited_for(&self, left: Option<Duration>) {
+        let running = self.workers.iter().filter(|worker| worker.end.is_none());
+        let names = running.map(|worker| (worker.plan.local_rank, worker.pid()));
+        let names = roll::local_ranks_with_pids(names);
+        let who = if names.is_empty() {
+            "processes that workers have left behind".to_owned()
+        } else {
+            names
+        };
+        let left = left.map_or_else(String::new, |left| {
+            format!("; SIGKILL in {:.0} s", left.as_secs_f64())
+        });
+        let after = self.stopped_by.map_or_else(String::new, |signal| {
+            format!(" to end after {}", name_of(signal))
+        });
+        log::warn!("still waiting for {who}{after}{left}");
     }
 
     fn note_ended(&mut self) {
@@ -507,6 +545,10 @@ impl std::fmt::Display for Worker {
         let (local_rank, pid) = (self.plan.local_rank, self.pid());
         write!(f, "the worker with local rank {local_rank} (process {pid})")
     }
+}
+
+fn name_of(signal: Signal) -> &'static str {
+    signal_name(signal.as_raw()).unwrap_or("a signal")
 }
 
 fn prepare(worker: &WorkerPlan) -> Command {

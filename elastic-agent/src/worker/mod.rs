@@ -9,6 +9,7 @@ mod guardian;
 mod hurry;
 mod plan;
 mod process_group;
+pub(crate) mod roll;
 mod spawner;
 mod streams;
 mod waiter;
