@@ -14,6 +14,7 @@ mod quantity;
 mod run;
 mod serve;
 mod suggestion;
+mod terminal;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -71,8 +72,7 @@ fn main() -> ExitCode {
         Command::Store(StoreCommand::Client(_)) => "warn,c10d_socket::connect=info",
         Command::Bench(_) => "warn",
     };
-    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or(default_level))
-        .init();
+    start_logging(default_level);
     let result = match cli.command {
         Command::Store(StoreCommand::Serve(args)) => serve::run(&args),
         Command::Store(StoreCommand::Client(command)) => client::run(&command),
@@ -88,12 +88,25 @@ fn main() -> ExitCode {
     }
 }
 
+/// Sends the log to standard error, above a live line if there is one.
+fn start_logging(default_level: &str) {
+    let has_colors =
+        terminal::is_live() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let style = if has_colors { "always" } else { "never" };
+    let environment = env_logger::Env::default()
+        .default_filter_or(default_level)
+        .default_write_style_or(style);
+    env_logger::Builder::from_env(environment)
+        .target(env_logger::Target::Pipe(Box::new(terminal::StandardError)))
+        .init();
+}
+
 /// One line on standard error. When that is closed there is nobody left to tell.
 fn report(failure: &Failure) -> ExitCode {
     let text = failure.to_string();
     if !text.is_empty() {
         let one_line = text.lines().collect::<Vec<_>>().join(" ");
-        let _ = writeln!(std::io::stderr(), "c10d: {one_line}");
+        let _ = writeln!(terminal::StandardError, "c10d: {one_line}");
     }
     ExitCode::from(failure.exit_code())
 }

@@ -23,6 +23,7 @@ use elastic_agent::{
 use elastic_rendezvous::{RendezvousHandler, RendezvousParameters, RendezvousRegistry, this_host};
 
 use crate::failure::Failure;
+use crate::terminal;
 use options::{RunOptions, RunPlan, Surroundings};
 use signals::Signals;
 
@@ -71,7 +72,7 @@ pub(crate) fn run(options: RunOptions) -> Result<u8, Failure> {
     let signals = Signals::pass_on(&plan.signals, agent.handle())
         .map_err(Failure::system("cannot handle signals"))?;
     let result = agent.run();
-    progress::end();
+    terminal::hide();
     let exit = conclude(&agent, &*handler, result);
     // Until the very end: the first signal must not end this process before its workers.
     drop(signals);
@@ -186,7 +187,7 @@ fn conclude(
 /// The report on failed workers, on standard error: when that is closed there is nobody to tell. Returns
 /// whether whoever started this command finds the error file of the first one.
 fn report(agent: &ElasticAgent, failures: &Failures) -> bool {
-    let _ = writeln!(std::io::stderr(), "{}", agent.summary(failures));
+    let _ = writeln!(terminal::StandardError, "{}", agent.summary(failures));
     if let Some(directory) = agent.log_directory() {
         log::info!("the logs of the workers are in {}", directory.display());
     }

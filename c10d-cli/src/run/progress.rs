@@ -1,44 +1,30 @@
-//! One line on a terminal that says who is there while a node waits for others.
-//!
-//! Where there is no terminal the log has a line now and then instead.
+//! One line on a terminal that says which nodes have joined while a node waits for others.
 
-use std::io::{IsTerminal, Write};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use elastic_rendezvous::{RendezvousEvent, RendezvousHandler, WaitReport};
+
+use crate::terminal;
 
 /// A join that is over sooner needs no line.
 const QUIET_MS: u128 = 500;
 
-/// Wide terminals exist, but a line that wraps cannot be taken back.
-const WIDTH_MAX: usize = 78;
-
-/// Whether there is a line on the terminal that has to be taken back.
-static IS_SHOWN: AtomicBool = AtomicBool::new(false);
-
-/// Shows how joins of `handler` stand, if standard error is a terminal.
-pub(crate) fn show(handler: &dyn RendezvousHandler) {
-    if !std::io::stderr().is_terminal() {
+/// Shows how joins of `handler` stand, if standard error is a terminal. A join that completes hides
+/// the line before workers start.
+pub(super) fn show(handler: &dyn RendezvousHandler) {
+    if !terminal::is_live() {
         return;
     }
     handler.add_listener(Arc::new(|event: &RendezvousEvent<'_>| match event {
         RendezvousEvent::Waiting(report) if report.waited.as_millis() >= QUIET_MS => {
-            IS_SHOWN.store(true, Ordering::Relaxed);
-            let _ = write!(std::io::stderr(), "\r\x1b[K{}", line(report));
+            terminal::show(&line(report));
         }
-        RendezvousEvent::MembershipChanged => end(),
+        RendezvousEvent::MembershipChanged => terminal::hide(),
         _ => {}
     }));
 }
 
-/// Takes the line back.
-pub(crate) fn end() {
-    if IS_SHOWN.swap(false, Ordering::Relaxed) {
-        let _ = write!(std::io::stderr(), "\r\x1b[K");
-    }
-}
-
+/// What matters comes first, as the terminal may be narrow.
 fn line(report: &WaitReport) -> String {
     let here = report.participants.len();
     let wanted = if report.min_nodes == report.max_nodes {
@@ -54,22 +40,13 @@ fn line(report: &WaitReport) -> String {
         "{here} of {wanted} nodes, {missing}, {} s left",
         report.time_left.as_secs()
     );
-    for (index, node) in report.participants.iter().enumerate() {
-        let name = format!(
-            "{}{} ({})",
-            if index == 0 { ": " } else { ", " },
-            node.addr,
-            node.pid
-        );
-        if text.chars().count() + name.chars().count() + 5 > WIDTH_MAX {
-            text.push_str(", ...");
-            break;
+    let lost: Vec<_> = report.dropped.iter().map(|lost| &lost.node).collect();
+    let joined: Vec<_> = report.participants.iter().collect();
+    for (label, nodes) in [("; lost: ", lost), ("; joined: ", joined)] {
+        for (index, node) in nodes.into_iter().enumerate() {
+            text.push_str(if index == 0 { label } else { ", " });
+            text.push_str(&format!("{} ({})", node.addr, node.pid));
         }
-        text.push_str(&name);
     }
-    // Addresses are what other nodes say: nothing of theirs may command a terminal.
-    text.chars()
-        .filter(|char| !char.is_control())
-        .take(WIDTH_MAX)
-        .collect()
+    text
 }

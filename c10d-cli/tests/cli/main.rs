@@ -8,4 +8,6 @@ mod process;
 mod run;
 mod run_failures;
 mod run_options;
+#[cfg(target_os = "linux")]
+mod run_terminal;
 mod serve;

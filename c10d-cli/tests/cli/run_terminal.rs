@@ -1,0 +1,237 @@
+//! `c10d run` on a terminal: what a person sees while a node waits, runs and ends.
+
+use std::fs::{File, OpenOptions};
+use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+
+use rustix::process::Signal;
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{Winsize, tcsetwinsize};
+
+use crate::process::{Running, Server, command, until};
+
+/// What a terminal shows, with the little that is needed: printable characters, CR, LF, "erase to the
+/// end of the line". Colors are skipped; anything else fails the test.
+#[derive(Debug, Default)]
+struct Screen {
+    /// The last one is where the cursor stands.
+    lines: Vec<Vec<u8>>,
+    column: usize,
+    escape: Option<Vec<u8>>,
+}
+
+impl Screen {
+    fn take(&mut self, byte: u8) {
+        if self.lines.is_empty() {
+            self.lines.push(Vec::new());
+        }
+        if let Some(escape) = &mut self.escape {
+            escape.push(byte);
+            if escape.len() > 1 && byte.is_ascii_alphabetic() {
+                let line = self.lines.last_mut().unwrap();
+                match escape.as_slice() {
+                    b"[K" => line.truncate(self.column),
+                    [b'[', .., b'm'] => {}
+                    other => panic!("unknown escape {other:?}"),
+                }
+                self.escape = None;
+            }
+            return;
+        }
+        let line = self.lines.last_mut().unwrap();
+        match byte {
+            b'\x1b' => self.escape = Some(Vec::new()),
+            b'\r' => self.column = 0,
+            b'\n' => self.lines.push(Vec::new()),
+            _ => {
+                if line.len() <= self.column {
+                    line.resize(self.column + 1, b' ');
+                }
+                line[self.column] = byte;
+                self.column += 1;
+            }
+        }
+    }
+
+    fn text(&self) -> Vec<String> {
+        let lines = self.lines.iter();
+        lines
+            .map(|line| String::from_utf8_lossy(line).into_owned())
+            .collect()
+    }
+}
+
+/// A node with a terminal of its own for standard output and error.
+struct Node {
+    running: Running,
+    screen: Arc<Mutex<Screen>>,
+    reader: JoinHandle<()>,
+}
+
+impl Node {
+    fn start(mut command: std::process::Command) -> Self {
+        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY;
+        let near = openpt(flags).unwrap();
+        grantpt(&near).unwrap();
+        unlockpt(&near).unwrap();
+        let name = ptsname(&near, Vec::new()).unwrap();
+        let path = Path::new(std::ffi::OsStr::from_bytes(name.as_bytes()));
+        let far = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(path)
+            .unwrap();
+        let size = Winsize {
+            ws_row: 50,
+            ws_col: 100,
+            ws_xpixel: 0,
+            ws_ypixel: 0,
+        };
+        tcsetwinsize(&near, size).unwrap();
+        command
+            .env("TERM", "xterm")
+            .stdout(far.try_clone().unwrap());
+        command.stderr(far);
+        let running = Running::start(command);
+        let screen = Arc::<Mutex<Screen>>::default();
+        let shown = Arc::clone(&screen);
+        // Ends when the last process has closed the terminal.
+        let reader = thread::spawn(move || {
+            let mut near = File::from(near);
+            let mut buffer = [0; 4096];
+            while let Ok(count @ 1..) = near.read(&mut buffer) {
+                let mut screen = shown.lock().unwrap();
+                buffer[..count].iter().for_each(|byte| screen.take(*byte));
+            }
+        });
+        Self {
+            running,
+            screen,
+            reader,
+        }
+    }
+
+    fn lines(&self) -> Vec<String> {
+        self.screen.lock().unwrap().text()
+    }
+
+    /// The exit code, and what stands on the terminal in the end.
+    fn end(self) -> (Option<i32>, Vec<String>) {
+        let code = self.running.end().code;
+        self.reader.join().unwrap();
+        let lines = self.screen.lock().unwrap().text();
+        (code, lines)
+    }
+}
+
+fn node(server: &Server, options: &[&str], script: &str) -> std::process::Command {
+    let endpoint = format!("--rdzv-endpoint={}", server.address);
+    let common = [
+        "run",
+        "--nnodes=2",
+        "--rdzv-backend=c10d",
+        "--rdzv-conf=is_host=0",
+        "--local-addr=127.0.0.1",
+        &endpoint,
+    ];
+    let mut command = command(common);
+    command
+        .args(options)
+        .args(["--no-python", "sh", "-c", script])
+        .env("OMP_NUM_THREADS", "1");
+    command
+}
+
+fn is_log(line: &str) -> bool {
+    line.starts_with('[')
+        && ["TRACE", "DEBUG", "INFO", "WARN", "ERROR"]
+            .iter()
+            .any(|level| line.contains(level))
+}
+
+#[test]
+fn log_lines_and_output_of_workers_go_above_the_line_that_shows_the_join() {
+    let server = Server::start();
+    let script = "echo a line of a worker; echo another line of a worker >&2";
+    let options = ["--nnodes=3"];
+    let mut first = node(&server, &options, script);
+    // The rendezvous logs each of its steps.
+    first.env("RUST_LOG", "trace");
+    let first = Node::start(first);
+    let shows = |live: &str| {
+        let lines = first.lines();
+        let (last, above) = lines.split_last()?;
+        let logged = above.iter().filter(|line| is_log(line)).count();
+        last.starts_with(live).then_some((lines.clone(), logged))
+    };
+    let mut before = None;
+    until("the join is shown", || {
+        before = shows("1 of 3 nodes, 2 missing");
+        before.is_some()
+    });
+    let second = Running::start(node(&server, &options, "exit 0"));
+    let mut after = None;
+    until("more is logged while the join is shown", || {
+        after = shows("2 of 3 nodes, 1 missing")
+            .filter(|(_, logged)| *logged > before.as_ref().unwrap().1);
+        after.is_some()
+    });
+    let (lines, _) = after.unwrap();
+    let (live, above) = lines.split_last().unwrap();
+    assert!(live.contains("; joined: 127.0.0.1 ("), "{live}");
+    assert!(above.iter().all(|line| is_log(line)), "{above:#?}");
+
+    let third = Running::start(node(&server, &options, "exit 0"));
+    let (code, lines) = first.end();
+    assert_eq!(code, Some(0), "{lines:#?}");
+    assert_eq!([second.end().code, third.end().code], [Some(0); 2]);
+    let of_workers: Vec<&String> = lines.iter().filter(|line| !is_log(line)).collect();
+    assert_eq!(of_workers.len(), 3, "{of_workers:#?}");
+    for text in ["a line of a worker", "another line of a worker", ""] {
+        assert!(
+            of_workers.iter().any(|line| *line == text),
+            "{of_workers:#?}"
+        );
+    }
+}
+
+#[test]
+fn ctrl_c_names_those_it_waits_for_and_the_second_one_kills_them() {
+    let server = Server::start();
+    let script = "trap '' INT TERM; echo ready; while :; do sleep 0.01; done";
+    let options = ["--nnodes=1", "--nproc-per-node=2"];
+    let node = Node::start(node(&server, &options, script));
+    let count = |text: &str| {
+        node.lines()
+            .iter()
+            .filter(|line| line.contains(text))
+            .count()
+    };
+    until("both workers ignore the signals", || count("ready") == 2);
+    node.running.signal(Signal::INT);
+    until("it says who it is waiting for", || {
+        count("still waiting for local rank 0 (pid ") == 1
+    });
+    node.running.signal(Signal::INT);
+    let (code, lines) = node.end();
+    assert_eq!(code, Some(1), "{lines:#?}");
+    let line = |text: &str| {
+        let found = lines.iter().find(|line| line.contains(text));
+        found.unwrap_or_else(|| panic!("no {text:?} in {lines:#?}"))
+    };
+    let first = line("SIGINT: ending the workers, local rank 0 (pid ");
+    assert!(first.contains("1 (pid "), "{first}");
+    assert!(
+        first.contains("which have 30 s; the same signal again kills them at once"),
+        "{first}"
+    );
+    let waiting = line("still waiting for");
+    assert!(
+        waiting.contains("to end after SIGINT; SIGKILL in 2"),
+        "{waiting}"
+    );
+    line("SIGINT again: killing what still runs");
+}
