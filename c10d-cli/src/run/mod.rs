@@ -5,8 +5,10 @@
 //! the end, exit codes.
 
 pub(crate) mod devices;
+mod hint;
 pub(crate) mod options;
 mod progress;
+mod report;
 mod signals;
 
 use std::collections::BTreeMap;
@@ -18,11 +20,13 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use elastic_agent::{
     AgentError, AgentOptions, AgentOutcome, CommandLine, EXIT_BARRIER_TIMEOUT, ElasticAgent,
-    Failures, LogOptions, StreamMap, write_error_file,
+    ErrorFileError, Failures, LogOptions, StartError, StreamMap, write_error_file,
 };
 use elastic_rendezvous::{RendezvousHandler, RendezvousParameters, RendezvousRegistry, this_host};
+use serde_json::{Value, json};
 
 use crate::failure::Failure;
+use crate::output::print_line;
 use crate::terminal;
 use options::{RunOptions, RunPlan, Surroundings};
 use signals::Signals;
@@ -54,8 +58,29 @@ pub(crate) fn run(options: RunOptions) -> Result<u8, Failure> {
     for warning in &plan.warnings {
         log::warn!("{warning}");
     }
-    let is_on = |name: &str| variable(name).is_some_and(|value| value == "1");
-    let agent_options = agent_options(&plan, is_on(IDENTICAL_WORKERS))?;
+    let mut report = json!({ "outcome": "error", "failures": [] });
+    let result = run_job(&plan, &mut report);
+    if plan.json {
+        report["exit_code"] = match &result {
+            Ok(code) => (*code).into(),
+            Err(failure) => failure.exit_code().into(),
+        };
+        if let Err(failure) = &result {
+            report["error"] = failure.to_string().into();
+        }
+        match print_line(report) {
+            // How the run ended is worth more than that nobody reads it.
+            Err(failure) if matches!(result, Ok(0)) => return Err(failure),
+            _ => {}
+        }
+    }
+    result
+}
+
+/// Completes `report` when the run has come so far that there is something to report.
+fn run_job(plan: &RunPlan, report: &mut Value) -> Result<u8, Failure> {
+    let is_on = |name: &str| std::env::var(name).is_ok_and(|value| value == "1");
+    let agent_options = agent_options(plan, is_on(IDENTICAL_WORKERS))?;
     let parameters = with_shared_store(plan.rendezvous.clone(), !is_on(DISABLE_SHARED_STORE));
     let handler =
         RendezvousRegistry::default()
@@ -73,7 +98,8 @@ pub(crate) fn run(options: RunOptions) -> Result<u8, Failure> {
         .map_err(Failure::system("cannot handle signals"))?;
     let result = agent.run();
     terminal::hide();
-    let exit = conclude(&agent, &*handler, result);
+    *report = report::json(&agent, &result);
+    let exit = conclude(plan, &agent, &*handler, result);
     // Until the very end: the first signal must not end this process before its workers.
     drop(signals);
     exit
@@ -127,6 +153,7 @@ fn with_shared_store(parameters: RendezvousParameters, is_shared: bool) -> Rende
 
 /// Tells people, other nodes and whoever started this command how it ended.
 fn conclude(
+    plan: &RunPlan,
     agent: &ElasticAgent,
     handler: &dyn RendezvousHandler,
     result: Result<AgentOutcome, AgentError>,
@@ -141,7 +168,8 @@ fn conclude(
             Ok(0)
         }
         Ok(AgentOutcome::Failed(failures)) => {
-            report(agent, &failures);
+            show_failures(plan, agent, &failures);
+            leave_error_file(|path| failures.first().write_error_file(path));
             handler.shutdown();
             Ok(1)
         }
@@ -175,39 +203,52 @@ fn conclude(
                     handler.shutdown();
                 }
             }
-            // What the worker says of itself tells more than what came of it.
-            if !failures.is_some_and(|failures| report(agent, failures)) {
-                leave_error_file(&error);
+            if let Some(failures) = failures {
+                show_failures(plan, agent, failures);
             }
-            Err(Failure::No(error.to_string()))
+            leave_error_file(|path| match failures.map(Failures::first) {
+                // What the worker says of itself tells more than what came of it.
+                Some(first) if first.has_error_file() => first.write_error_file(path),
+                _ => {
+                    let text = error.to_string();
+                    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+                    let seconds =
+                        now.map_or(0, |since| i64::try_from(since.as_secs()).unwrap_or(0));
+                    write_error_file(path, &text, &text, seconds)
+                }
+            });
+            let hint = match cause {
+                AgentError::Start(StartError::Program {
+                    program, source, ..
+                }) => hint::for_start(Path::new(program), plan.is_python, source),
+                _ => None,
+            };
+            Err(Failure::No(match hint {
+                Some(hint) => format!("{error}; {hint}"),
+                None => error.to_string(),
+            }))
         }
     }
 }
 
-/// The report on failed workers, on standard error: when that is closed there is nobody to tell. Returns
-/// whether whoever started this command finds the error file of the first one.
-fn report(agent: &ElasticAgent, failures: &Failures) -> bool {
+/// The report on failed workers, on standard error: when that is closed there is nobody to tell.
+fn show_failures(plan: &RunPlan, agent: &ElasticAgent, failures: &Failures) {
     let _ = writeln!(terminal::StandardError, "{}", agent.summary(failures));
+    if plan.is_python
+        && let Some(hint) = hint::for_failures(Path::new(&plan.program), failures)
+    {
+        log::warn!("{hint}");
+    }
     if let Some(directory) = agent.log_directory() {
         log::info!("the logs of the workers are in {}", directory.display());
     }
-    let copied = error_file_path().map(|path| failures.first().copy_error_file(&path));
-    copied.is_some_and(|copied| {
-        copied.unwrap_or_else(|error| {
-            log::warn!("{error}");
-            false
-        })
-    })
 }
 
-fn leave_error_file(error: &AgentError) {
-    let Some(path) = error_file_path() else {
-        return;
-    };
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    let seconds = now.map_or(0, |since| i64::try_from(since.as_secs()).unwrap_or(0));
-    let text = error.to_string();
-    if let Err(error) = write_error_file(&path, &text, &text, seconds) {
+/// Leaves the reason where the program that started this one looks for it.
+fn leave_error_file(write: impl FnOnce(&Path) -> Result<(), ErrorFileError>) {
+    if let Some(path) = error_file_path()
+        && let Err(error) = write(&path)
+    {
         log::warn!("{error}");
     }
 }

@@ -89,7 +89,7 @@ pub(crate) struct RunOptions {
     )]
     max_restarts: Option<String>,
 
-    /// How often to look after the workers. [default: 0.1]
+    /// For torchrun's sake, has no effect: the end of a worker is noticed at once.
     #[arg(
         long,
         alias = "monitor_interval",
@@ -105,6 +105,10 @@ pub(crate) struct RunOptions {
     /// For torchrun's sake, has no effect: there are no event handlers.
     #[arg(long, alias = "event_log_handler", value_name = "NAME")]
     event_log_handler: Option<String>,
+
+    /// Reports the end as one line of JSON too, the last one on standard output.
+    #[arg(long)]
+    json: bool,
 
     /// What the workers of this node are for; ranks are counted within a role too. [default: default]
     #[arg(long, value_name = "NAME")]
@@ -260,8 +264,6 @@ pub(crate) struct RunPlan {
     pub(crate) role: String,
     /// How often the workers may fail before this node does.
     pub(crate) max_restarts: u32,
-    /// The pause between two looks at the workers, greater than zero.
-    pub(crate) monitor_interval: Duration,
     /// How long workers may take to end when this command is told to end; zero kills them at once.
     pub(crate) shutdown_timeout: Duration,
     /// The names of the signals to pass on, not checked: one that does not exist deserves a warning.
@@ -287,6 +289,10 @@ pub(crate) struct RunPlan {
     pub(crate) program: OsString,
     /// Its arguments, in which `${local_rank}` is still to be replaced.
     pub(crate) args: Vec<OsString>,
+    /// Whether that is a Python interpreter.
+    pub(crate) is_python: bool,
+    /// Whether the end is reported as JSON too, on standard output.
+    pub(crate) json: bool,
     /// What people call it: the script, the module or the program.
     pub(crate) script: OsString,
     /// What the workers' environment has beyond this command's own.
@@ -429,7 +435,7 @@ impl RunOptions {
         let mut warnings = Vec::new();
         self.refuse_unsupported(surroundings)?;
         self.warn_of_ignored(surroundings, &mut warnings)?;
-        let (script, program, args) = self.command(surroundings)?;
+        let (script, program, args, is_python) = self.command(surroundings)?;
         let rendezvous = self.rendezvous(surroundings, &mut warnings)?;
         let worker_count = match surroundings.given("nproc-per-node", self.nproc_per_node) {
             Some(given) => worker_count(surroundings, given)?,
@@ -456,10 +462,6 @@ impl RunOptions {
             max_restarts: match surroundings.given("max-restarts", self.max_restarts) {
                 Some(given) => given.number("a whole number, 0 or more")?,
                 None => 0,
-            },
-            monitor_interval: match surroundings.given("monitor-interval", self.monitor_interval) {
-                Some(given) => monitor_interval(given)?,
-                None => Duration::from_millis(100),
             },
             shutdown_timeout: match surroundings
                 .given("shutdown-timeout", self.shutdown_timeout)
@@ -502,6 +504,8 @@ impl RunOptions {
             virtual_local_rank: surroundings.flag("virtual-local-rank", self.virtual_local_rank)?,
             program,
             args,
+            is_python,
+            json: surroundings.flag("json", self.json)?,
             script,
             environment,
             warnings,
@@ -538,10 +542,25 @@ impl RunOptions {
         surroundings: &Surroundings<'_>,
         warnings: &mut Vec<String>,
     ) -> Result<(), UsageError> {
-        if let Some(given) = surroundings.given("start-method", self.start_method.take())
-            && !["spawn", "fork", "forkserver"].contains(&given.value.as_str())
-        {
-            return Err(given.refused("spawn, fork or forkserver"));
+        if let Some(given) = surroundings.given("start-method", self.start_method.take()) {
+            if !["spawn", "fork", "forkserver"].contains(&given.value.as_str()) {
+                return Err(given.refused("spawn, fork or forkserver"));
+            }
+            warnings
+                .push(given.has_no_effect("workers are programs, which are always started anew"));
+        }
+        if let Some(given) = surroundings.given("monitor-interval", self.monitor_interval.take()) {
+            check_interval(given.clone())?;
+            warnings.push(given.has_no_effect("the end of a worker is noticed at once"));
+        }
+        let timer = surroundings.variable("TORCHELASTIC_ENABLE_FILE_TIMER");
+        if let Some(given) = timer.filter(|given| given.value == "1") {
+            warnings.push(given.has_no_effect(
+                "there is no watchdog here for the timers that workers set, so none of them expires",
+            ));
+        }
+        if let Some(given) = surroundings.variable("TORCHELASTIC_HEALTH_CHECK_PORT") {
+            warnings.push(given.has_no_effect("there is no health check server here"));
         }
         let handler = surroundings.given("event-log-handler", self.event_log_handler.take());
         if let Some(given) = handler.filter(|given| given.value != "null") {
@@ -550,11 +569,12 @@ impl RunOptions {
         Ok(())
     }
 
-    /// What people call the command, the program that it takes, and the program's arguments.
+    /// What people call the command, the program that it takes, the program's arguments, and whether the
+    /// program is a Python interpreter.
     fn command(
         &mut self,
         surroundings: &Surroundings<'_>,
-    ) -> Result<(OsString, OsString, Vec<OsString>), UsageError> {
+    ) -> Result<(OsString, OsString, Vec<OsString>, bool), UsageError> {
         let Some(Script::Command(words)) = self.script.take() else {
             return Err(UsageError::NoScript);
         };
@@ -567,7 +587,7 @@ impl RunOptions {
         }
         let is_python = is_module || (!no_python && is_python_file(&script));
         if !is_python {
-            return Ok((script.clone(), script, words.collect()));
+            return Ok((script.clone(), script, words.collect(), false));
         }
         let interpreter = surroundings
             .variable("PYTHON_EXEC")
@@ -581,7 +601,7 @@ impl RunOptions {
         }
         args.push(script.clone());
         args.extend(words);
-        Ok((script, interpreter.into(), args))
+        Ok((script, interpreter.into(), args, true))
     }
 
     /// The nodes and how they find each other, with torchrun 2.15's defaults
@@ -772,12 +792,12 @@ fn worker_count(surroundings: &Surroundings<'_>, given: Given) -> Result<usize, 
     }
 }
 
-fn monitor_interval(given: Given) -> Result<Duration, UsageError> {
+fn check_interval(given: Given) -> Result<(), UsageError> {
     let read = given.value.trim().parse().ok();
-    let interval = read.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    interval
-        .filter(|interval| !interval.is_zero())
-        .ok_or_else(|| given.refused("a number of seconds above 0"))
+    match read.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()) {
+        Some(interval) if !interval.is_zero() => Ok(()),
+        _ => Err(given.refused("a number of seconds above 0")),
+    }
 }
 
 fn local_ranks(given: Given) -> Result<Option<Vec<u64>>, UsageError> {

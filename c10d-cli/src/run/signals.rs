@@ -62,6 +62,11 @@ impl Drop for Signals {
     }
 }
 
+/// A signal as people know it.
+pub(super) fn name_of(signal: i32) -> &'static str {
+    signal_name(signal).unwrap_or("a signal")
+}
+
 /// The number of a signal that can be handled; a warning for others, as in torchrun.
 fn number_of(name: &str) -> Option<i32> {
     let number = (1..=SIGNAL_MAX).find(|number| signal_name(*number) == Some(name));

@@ -6,10 +6,12 @@ use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs;
 use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::process::{Ended, Running, Server, command, until};
@@ -289,9 +291,72 @@ fn the_report_holds_what_the_worker_says_and_is_left_for_who_started_the_launche
     let ended = Running::start(command).end();
     assert_eq!(ended.code, Some(1), "{ended:?}");
     assert!(ended.stderr.contains("a stack"), "{ended:?}");
-    let left: serde_json::Value = serde_json::from_slice(&fs::read(error_file).unwrap()).unwrap();
+    let left: Value = serde_json::from_slice(&fs::read(error_file).unwrap()).unwrap();
     assert_eq!(left["message"]["message"], "ValueError: 42 is too many");
     assert_eq!(left["message"]["errorCode"], 3);
+}
+
+#[test]
+fn without_an_error_file_of_a_worker_its_exit_code_and_last_lines_are_left() {
+    let job = Job::new();
+    let error_file = job.path("error.json");
+    let mut command = job.command(&["--standalone"], "echo no train.bin >&2; exit 3");
+    command.env("TORCHELASTIC_ERROR_FILE", &error_file);
+    let ended = Running::start(command).end();
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    let left: Value = serde_json::from_slice(&fs::read(error_file).unwrap()).unwrap();
+    let message = &left["message"];
+    assert_eq!(
+        message["message"],
+        "the worker with rank 0 failed: exit code 3"
+    );
+    assert_eq!(message["errorCode"], 3);
+    let stack = message["extraInfo"]["py_callstack"].as_str().unwrap();
+    assert!(stack.ends_with("\nno train.bin"), "{stack}");
+}
+
+#[test]
+fn the_end_can_be_had_as_json() {
+    let job = Job::new();
+    let report = |options: &[&str], script: &str| -> Value {
+        let ended = job.run(&[&["--json"], options].concat(), script);
+        let last = ended.stdout_text().lines().last().unwrap();
+        let report: Value = serde_json::from_str(last).unwrap();
+        assert_eq!(report["exit_code"], ended.code.unwrap());
+        report
+    };
+    let report_of_success = report(&["--standalone"], "echo out");
+    assert_eq!(report_of_success["outcome"], "succeeded");
+    let script = "[ $RANK = 1 ] || exec sleep 1000; echo why >&2; exit 7";
+    let failed = report(&["--standalone", "--nproc-per-node=2"], script);
+    assert_eq!(
+        (&failed["outcome"], &failed["exit_code"]),
+        (&json!("failed"), &json!(1))
+    );
+    let failures = failed["failures"].as_array().unwrap();
+    let root = failures
+        .iter()
+        .find(|failure| failure["is_root_cause"] == true)
+        .unwrap();
+    assert_eq!(root["rank"], 1);
+    assert_eq!(root["exit_code"], 7);
+    assert_eq!(root["stderr"], json!(["why"]));
+    let stopped = failures
+        .iter()
+        .find(|failure| failure["rank"] == 0)
+        .unwrap();
+    assert_eq!(stopped["signal"], "SIGTERM");
+    let options = [
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=127.0.0.1:1",
+        "--rdzv-conf=is_host=0,join_timeout=1",
+    ];
+    let unmet = report(&options, "");
+    assert_eq!(unmet["outcome"], "error");
+    assert!(
+        unmet["error"].as_str().unwrap().contains("127.0.0.1:1"),
+        "{unmet}"
+    );
 }
 
 #[test]
@@ -565,6 +630,61 @@ fn a_program_that_cannot_be_started_is_named() {
     let ended = Running::start(command).end();
     ended.assert_fails(1, program.to_str().unwrap());
     job.assert_nothing_runs();
+}
+
+#[test]
+fn a_script_of_this_directory_without_its_path_has_a_hint() {
+    let job = Job::new();
+    let run = |mode| {
+        let script = job.path("el.sh");
+        fs::write(&script, "#!/bin/sh\n").unwrap();
+        fs::set_permissions(&script, fs::Permissions::from_mode(mode)).unwrap();
+        let mut command = command(["run", "--standalone", "el.sh"]);
+        command.current_dir(job.folder.path());
+        Running::start(command).end()
+    };
+    let ended = run(0o755);
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(
+        ended.stderr.ends_with("not in PATH: write ./el.sh\n"),
+        "{ended:?}"
+    );
+    let ended = run(0o644);
+    assert!(ended.stderr.contains("chmod +x el.sh"), "{ended:?}");
+}
+
+/// An interpreter that is a shell script: what real ones write is in `integration-tests`.
+#[test]
+fn a_python_without_the_module_is_named() {
+    let job = Job::new();
+    let python = job.path("python");
+    let text = "#!/bin/sh\n\
+        echo 'Traceback (most recent call last):' >&2\n\
+        echo \"ModuleNotFoundError: No module named 'torch'\" >&2\n\
+        exit 1\n";
+    fs::write(&python, text).unwrap();
+    fs::set_permissions(&python, fs::Permissions::from_mode(0o755)).unwrap();
+    let run = |python: &Path| {
+        let mut command = command(["run", "--standalone", "--nproc-per-node=2", "train.py"]);
+        command
+            .env("PYTHON_EXEC", python)
+            .env("OMP_NUM_THREADS", "1");
+        Running::start(command).end()
+    };
+    let ended = run(&python);
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    let hint = format!(
+        "the workers ran {}, which has no module torch; PYTHON_EXEC",
+        python.display()
+    );
+    assert_eq!(ended.stderr.matches(&hint).count(), 1, "{ended:?}");
+    let ended = run(&job.path("no-python"));
+    assert!(
+        ended
+            .stderr
+            .contains("is not found: PYTHON_EXEC names the interpreter"),
+        "{ended:?}"
+    );
 }
 
 #[test]

@@ -70,15 +70,19 @@ impl ErrorFile {
 
     /// The content with the exit code of the worker in it, which the worker itself cannot know.
     pub(super) fn with_error_code(&self, code: i32) -> Value {
-        let mut json = self.json.clone();
-        // A plain text has no place for it.
-        if let Some(Value::Object(message)) = json.get_mut("message")
-            && code != 0
-        {
-            message.insert("errorCode".to_owned(), code.into());
-        }
-        json
+        with_error_code(self.json.clone(), code)
     }
+}
+
+/// An error file's content with an exit code in it.
+pub(super) fn with_error_code(mut json: Value, code: i32) -> Value {
+    // A plain text has no place for it.
+    if let Some(Value::Object(message)) = json.get_mut("message")
+        && code != 0
+    {
+        message.insert("errorCode".to_owned(), code.into());
+    }
+    json
 }
 
 /// Whole seconds, of a number or of a text that is one.
@@ -104,13 +108,16 @@ pub fn write_error_file(
     traceback: &str,
     epoch_s: i64,
 ) -> Result<(), ErrorFileError> {
-    let json = json!({
+    write(path, &json(message, traceback, epoch_s))
+}
+
+pub(super) fn json(message: &str, traceback: &str, epoch_s: i64) -> Value {
+    json!({
         "message": {
             "message": message,
             "extraInfo": { "py_callstack": traceback, "timestamp": epoch_s.to_string() },
         }
-    });
-    write(path, &json)
+    })
 }
 
 pub(super) fn write(path: &Path, json: &Value) -> Result<(), ErrorFileError> {

@@ -86,17 +86,36 @@ impl ProcessFailure {
             .map(|content| content.json.to_string())
     }
 
-    /// Copies its error file to `path`, with the exit code added, so that who started the launcher
-    /// finds there why the job failed. Says whether there was anything to copy.
+    /// The last lines on standard error that are not empty, 20 at most.
+    #[must_use]
+    pub fn stderr_lines(&self) -> Vec<String> {
+        let mut lines = summary::stderr_lines(&self.stderr_tail);
+        lines.drain(..lines.len().saturating_sub(summary::STDERR_LINES_MAX));
+        lines
+    }
+
+    /// Whether it left an error file that could be read.
+    #[must_use]
+    pub const fn has_error_file(&self) -> bool {
+        self.content.is_some()
+    }
+
+    /// Writes to `path` why this worker failed, with its exit code, for the program that started the
+    /// launcher: the content of its error file, or without one the same form with what is known, its
+    /// last lines on standard error included. (PyTorch writes nothing without one.)
     ///
     /// # Errors
     /// [`ErrorFileError`] with what the system said.
-    pub fn copy_error_file(&self, path: &Path) -> Result<bool, ErrorFileError> {
-        let Some(content) = &self.content else {
-            return Ok(false);
-        };
-        error_file::write(path, &content.with_error_code(self.exit.code()))?;
-        Ok(true)
+    pub fn write_error_file(&self, path: &Path) -> Result<(), ErrorFileError> {
+        let code = self.exit.code();
+        if let Some(content) = &self.content {
+            return error_file::write(path, &content.with_error_code(code));
+        }
+        let message = format!("the worker with rank {} failed: {}", self.rank, self.exit);
+        let mut lines = vec![self.message.clone()];
+        lines.extend(self.stderr_lines());
+        let json = error_file::json(&message, &lines.join("\n"), self.timestamp);
+        error_file::write(path, &error_file::with_error_code(json, code))
     }
 
     fn read_error_file(&mut self, path: &Path) {

@@ -1,7 +1,7 @@
 //! The report at the end of a job that failed, in PyTorch's layout: people and scripts know it.
 
 use super::{Failures, ProcessFailure, signal_name};
-use crate::worker::ExitKind;
+use crate::worker::{ExitKind, roll};
 
 /// The longest rule between the parts.
 const WIDTH_MAX: usize = 60;
@@ -21,7 +21,8 @@ pub(super) fn summary(
     let mut root = String::new();
     let mut others = Vec::new();
     for (index, failure) in failures.all().iter().enumerate() {
-        let text = block(index, failure, host, local_time);
+        let told = same_traceback(failures, index);
+        let text = block(index, failure, &told, host, local_time);
         width = width.max(
             text.lines()
                 .map(|line| line.chars().count())
@@ -37,7 +38,7 @@ pub(super) fn summary(
     if others.is_empty() {
         others.push("  <NO_OTHER_FAILURES>".to_owned());
     }
-    root.push_str(&last_lines(&failures.first().stderr_tail));
+    root.push_str(&last_lines(failures.first()));
     let width = width.min(WIDTH_MAX);
     let (rule, thin) = ("=".repeat(width), "-".repeat(width));
     let others = others.join("\n");
@@ -47,10 +48,44 @@ pub(super) fn summary(
     )
 }
 
+/// What one traceback has to do with the others.
+enum Traceback {
+    /// The first one of its text, with the ranks of the workers that left the same.
+    Shown { same: Vec<usize> },
+    /// Shown already, for the worker with this rank.
+    SameAs { rank: usize },
+}
+
+/// Workers often fail alike. Each text of an error file is shown once: for the root cause if that has
+/// it, else for the first of them.
+fn same_traceback(failures: &Failures, index: usize) -> Traceback {
+    let all = failures.all();
+    let failure = &all[index];
+    if failure.content.is_none() {
+        return Traceback::Shown { same: Vec::new() };
+    }
+    let alike =
+        |other: &&ProcessFailure| other.content.is_some() && other.message == failure.message;
+    let root = failures.first();
+    let shown = Some(root)
+        .filter(alike)
+        .or_else(|| all.iter().find(alike))
+        .unwrap_or(failure);
+    if !std::ptr::eq(shown, failure) {
+        return Traceback::SameAs { rank: shown.rank };
+    }
+    let others = all.iter().filter(alike);
+    let others = others.filter(|other| !std::ptr::eq(*other, failure));
+    Traceback::Shown {
+        same: others.map(|other| other.rank).collect(),
+    }
+}
+
 /// One failure. The spaces at the ends of lines are PyTorch's.
 fn block(
     index: usize,
     failure: &ProcessFailure,
+    told: &Traceback,
     host: &str,
     local_time: &dyn Fn(i64) -> String,
 ) -> String {
@@ -68,6 +103,11 @@ fn block(
         message,
         ..
     } = failure;
+    let message = match told {
+        Traceback::Shown { same } if same.is_empty() => message.clone(),
+        Traceback::Shown { .. } => message.trim_end().to_owned(),
+        Traceback::SameAs { rank } => format!("the same as that of rank {rank}"),
+    };
     let time = local_time(failure.timestamp);
     let code = failure.exit.code();
     let mut text = format!(
@@ -76,6 +116,13 @@ fn block(
          exitcode  : {code} (pid: {pid}) {signal}\n  \
          error_file: {error_file}\n  traceback : {message}"
     );
+    if let Traceback::Shown { same } = told
+        && !same.is_empty()
+    {
+        let ranks: Vec<String> = same.iter().map(usize::to_string).collect();
+        text.push_str("\n  same in   : rank ");
+        text.push_str(&roll::bounded(&ranks));
+    }
     if let Some(note) = &failure.note {
         text.push_str("\n  note      : ");
         text.push_str(note);
@@ -83,14 +130,17 @@ fn block(
     text
 }
 
-/// The last lines of a stream as one more field; nothing when there are none.
-fn last_lines(stderr_tail: &[u8]) -> String {
-    let text = String::from_utf8_lossy(stderr_tail);
-    let mut lines: Vec<&str> = text
-        .split(['\n', '\r'])
-        .map(str::trim_end)
-        .filter(|line| !line.is_empty())
-        .collect();
+/// The last lines of standard error as one more field; nothing when there are none. A traceback that
+/// the error file has as well is left out.
+fn last_lines(failure: &ProcessFailure) -> String {
+    let mut lines = stderr_lines(&failure.stderr_tail);
+    if failure.content.is_some()
+        && let Some(last) = lines.last()
+        && failure.message.trim_end().ends_with(last.trim())
+        && let Some(start) = lines.iter().rposition(|line| line == TRACEBACK_START)
+    {
+        lines.truncate(start);
+    }
     lines.drain(..lines.len().saturating_sub(STDERR_LINES_MAX));
     let mut field = String::new();
     if !lines.is_empty() {
@@ -98,7 +148,20 @@ fn last_lines(stderr_tail: &[u8]) -> String {
     }
     for line in lines {
         field.push_str("\n    ");
-        field.push_str(line);
+        field.push_str(&line);
     }
     field
+}
+
+/// How Python begins a traceback.
+const TRACEBACK_START: &str = "Traceback (most recent call last):";
+
+/// The lines that are not empty, of text that may not be UTF-8.
+pub(super) fn stderr_lines(stderr_tail: &[u8]) -> Vec<String> {
+    let text = String::from_utf8_lossy(stderr_tail);
+    text.split(['\n', '\r'])
+        .map(str::trim_end)
+        .filter(|line| !line.is_empty())
+        .map(str::to_owned)
+        .collect()
 }

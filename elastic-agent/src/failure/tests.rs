@@ -114,6 +114,63 @@ fn the_summary_ends_with_the_last_lines_of_the_first_failure() {
 }
 
 #[test]
+fn a_traceback_of_several_workers_is_shown_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let stack =
+        "Traceback (most recent call last):\n  File \"t.py\", line 4, in main\nValueError: 42\n";
+    let failed = |local_rank: usize, stack: &str, tail: &str| {
+        let path = folder.path().join(local_rank.to_string());
+        let json = error_file::json(
+            "ValueError: 42",
+            stack,
+            50 + i64::try_from(local_rank).unwrap(),
+        );
+        fs::write(&path, json.to_string()).unwrap();
+        WorkerOutcome {
+            error_file: Some(path),
+            stderr_tail: tail.into(),
+            ..outcome(local_rank, ExitKind::Code(1), 60)
+        }
+    };
+    let other = stack.replace("42", "7");
+    let outcomes = [
+        failed(3, &other, ""),
+        failed(2, stack, ""),
+        failed(1, stack, ""),
+        // What stands before the traceback is kept.
+        failed(0, stack, &format!("loading\n{stack}")),
+        failed(4, &other, ""),
+    ];
+    let summary = failures(&outcomes).summary("t.py", "h", time);
+    let (others, root) = summary.split_once("Root Cause").unwrap();
+    assert_eq!(summary.matches("ValueError: 42").count(), 1, "{summary}");
+    assert!(
+        root.contains("  ValueError: 42\n  same in   : rank 12, 11\n"),
+        "{summary}"
+    );
+    assert!(
+        root.contains("the last lines\n    loading\n==="),
+        "{summary}"
+    );
+    let same = "traceback : the same as that of rank 10\n";
+    assert_eq!(others.matches(same).count(), 2, "{summary}");
+    assert_eq!(summary.matches("ValueError: 7").count(), 1, "{summary}");
+    assert!(
+        others.contains("  ValueError: 7\n  same in   : rank 14\n"),
+        "{summary}"
+    );
+    assert!(
+        others.contains("the same as that of rank 13\n"),
+        "{summary}"
+    );
+
+    let alone = failures(&[failed(0, stack, stack)]).summary("t.py", "h", time);
+    assert!(!alone.contains("stderr"), "{alone}");
+    let unlike = failures(&[failed(0, stack, &other)]).summary("t.py", "h", time);
+    assert!(unlike.contains("    ValueError: 7\n"), "{unlike}");
+}
+
+#[test]
 fn the_first_failure_is_the_oldest_and_then_the_one_noticed_first() {
     let by_times = |times: &[u64]| {
         let outcomes: Vec<_> = times
@@ -177,24 +234,32 @@ fn the_first_failures_file_is_handed_on_with_its_exit_code() {
         })
     };
     let object = r#"{"message":{"message":"E: x"}}"#;
-    assert!(failure(object, TERM).copy_error_file(&copy).unwrap());
+    failure(object, TERM).write_error_file(&copy).unwrap();
     let copied = fs::read_to_string(&copy).unwrap();
     assert_eq!(copied, r#"{"message":{"errorCode":-15,"message":"E: x"}}"#);
 
     let text = r#"{"message":"plain"}"#;
     let plain = failure(text, ExitKind::Code(1));
-    assert!(plain.copy_error_file(&copy).unwrap());
+    plain.write_error_file(&copy).unwrap();
     assert_eq!(fs::read_to_string(&copy).unwrap(), text);
     assert_eq!(plain.error_json().as_deref(), Some(text));
 
-    let without = ProcessFailure::of(&outcome(0, TERM, 7));
-    assert!(
-        !without
-            .copy_error_file(&folder.path().join("none"))
-            .unwrap()
-    );
-    assert!(!folder.path().join("none").exists());
-    let error = plain.copy_error_file(folder.path()).unwrap_err();
+    let without = ProcessFailure::of(&WorkerOutcome {
+        stderr_tail: b"cannot open train.bin\n".to_vec(),
+        ..outcome(0, TERM, 7)
+    });
+    without.write_error_file(&copy).unwrap();
+    let made: serde_json::Value = serde_json::from_slice(&fs::read(&copy).unwrap()).unwrap();
+    let expected = serde_json::json!({ "message": {
+        "message": "the worker with rank 10 failed: SIGTERM",
+        "errorCode": -15,
+        "extraInfo": {
+            "py_callstack": "Signal 15 (SIGTERM) received by PID 1000\ncannot open train.bin",
+            "timestamp": "7",
+        },
+    } });
+    assert_eq!(made, expected);
+    let error = plain.write_error_file(folder.path()).unwrap_err();
     assert_eq!(error.path, folder.path());
 }
 

@@ -100,7 +100,6 @@ fn a_script_alone_has_torchruns_defaults() {
             worker_count: 1,
             role: "default".to_owned(),
             max_restarts: 0,
-            monitor_interval: Duration::from_millis(100),
             shutdown_timeout: Duration::from_secs(30),
             signals: ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"]
                 .map(str::to_owned)
@@ -115,6 +114,8 @@ fn a_script_alone_has_torchruns_defaults() {
             virtual_local_rank: false,
             program: "python3".into(),
             args: vec!["-u".into(), "s.py".into()],
+            is_python: true,
+            json: false,
             script: "s.py".into(),
             environment: vec![(
                 "TORCHELASTIC_SIGNALS_TO_HANDLE",
@@ -259,16 +260,15 @@ fn every_option_has_an_underscored_form() {
 #[test]
 fn other_options_are_read_as_torchrun_reads_them() {
     let given = plan(
-        "--nproc_per_node 2 --max-r=3 --monitor-interval=1e-2 --rol=eval -r 3 -t 0:1 --log-dir=/l \
+        "--nproc_per_node 2 --max-r=3 --rol=eval -r 3 -t 0:1 --log-dir=/l \
          --log-line-prefix-template=[${rank}] --local-ranks-filter=2,0,2 --local-addr=1.2.3.4 \
          --duplicate-stdout-filters=a,,b,c --duplicate-stderr-filters=-e \
          --signals-to-handle=SIGTERM,SIGUSR1 --shutdown-timeout=0 --virtual-local-rank \
-         --start-method=fork --numa-binding=none --event-log-handler=null s.py",
+         --numa-binding=none --event-log-handler=null s.py",
         &[("OMP_NUM_THREADS", "")],
     );
     assert_eq!(given.worker_count, 2);
     assert_eq!(given.max_restarts, 3);
-    assert_eq!(given.monitor_interval, Duration::from_millis(10));
     assert_eq!(given.role, "eval");
     assert_eq!((given.redirects.as_str(), given.tee.as_str()), ("3", "0:1"));
     assert_eq!(given.log_dir, Some("/l".into()));
@@ -617,6 +617,26 @@ fn what_has_no_effect_is_told() {
             &[],
             "--event-log-handler is \"console\", which has no effect",
         ),
+        (
+            "--start-method=fork s.py",
+            &[],
+            "--start-method is \"fork\", which has no effect: workers are programs",
+        ),
+        (
+            "s.py",
+            &[("PET_MONITOR_INTERVAL", "5")],
+            "PET_MONITOR_INTERVAL is \"5\", which has no effect: the end of a worker",
+        ),
+        (
+            "s.py",
+            &[("TORCHELASTIC_ENABLE_FILE_TIMER", "1")],
+            "TORCHELASTIC_ENABLE_FILE_TIMER is \"1\", which has no effect: there is no watchdog",
+        ),
+        (
+            "s.py",
+            &[("TORCHELASTIC_HEALTH_CHECK_PORT", "8080")],
+            "TORCHELASTIC_HEALTH_CHECK_PORT is \"8080\", which has no effect: there is no health check",
+        ),
     ] {
         let warnings = plan(line, variables).warnings;
         assert_eq!(warnings.len(), 1, "{line}: {warnings:?}");
@@ -627,7 +647,8 @@ fn what_has_no_effect_is_told() {
         "--nnodes=2 --node-rank=1 --master-addr=h --master-port=5 s.py",
         "--rdzv-backend=c10d --node-rank=0 s.py",
     ] {
-        assert_eq!(plan(line, &[]).warnings, Vec::<String>::new(), "{line}");
+        let off = [("TORCHELASTIC_ENABLE_FILE_TIMER", "0")];
+        assert_eq!(plan(line, &off).warnings, Vec::<String>::new(), "{line}");
     }
 }
 

@@ -1,0 +1,55 @@
+//! `--json`: how a run ended, as one object.
+
+use elastic_agent::{AgentError, AgentOutcome, ElasticAgent, ExitKind, Failures, ProcessFailure};
+use serde_json::{Value, json};
+
+use super::signals::name_of;
+
+/// The outcome and the workers that failed. The caller adds `exit_code` and `error`.
+pub(super) fn json(agent: &ElasticAgent, result: &Result<AgentOutcome, AgentError>) -> Value {
+    let (outcome, failures) = match result {
+        Ok(AgentOutcome::Succeeded) => ("succeeded", None),
+        Ok(AgentOutcome::NotNeeded) => ("not_needed", None),
+        Ok(AgentOutcome::Failed(failures)) => ("failed", Some(failures)),
+        Ok(AgentOutcome::Signalled { .. }) => ("signalled", None),
+        Err(AgentError::NotRestarted { failures, .. }) => ("failed", Some(failures)),
+        Ok(_) | Err(_) => ("error", None),
+    };
+    let mut report = json!({
+        "outcome": outcome,
+        "log_directory": agent.log_directory().map(|path| path.to_string_lossy().into_owned()),
+        "failures": failures.map_or_else(Vec::new, of_failures),
+    });
+    if let Ok(AgentOutcome::Signalled { signal, .. }) = result {
+        report["signal"] = name_of(*signal).into();
+    }
+    report
+}
+
+fn of_failures(failures: &Failures) -> Vec<Value> {
+    let root = failures.first();
+    let all = failures.all().iter();
+    all.map(|failure| of_failure(failure, std::ptr::eq(failure, root)))
+        .collect()
+}
+
+/// Times are seconds since the epoch; the exit code is negative for a signal, as in PyTorch.
+fn of_failure(failure: &ProcessFailure, is_root_cause: bool) -> Value {
+    let signal = match failure.exit {
+        ExitKind::Signal { number, .. } => Some(name_of(number)),
+        _ => None,
+    };
+    let error_file = failure.error_file.as_ref();
+    json!({
+        "rank": failure.rank,
+        "local_rank": failure.local_rank,
+        "pid": failure.pid,
+        "exit_code": failure.exit.code(),
+        "signal": signal,
+        "time": failure.timestamp,
+        "error_file": error_file.map(|path| path.to_string_lossy().into_owned()),
+        "message": failure.message,
+        "stderr": failure.stderr_lines(),
+        "is_root_cause": is_root_cause,
+    })
+}
