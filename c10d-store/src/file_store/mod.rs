@@ -69,6 +69,8 @@ pub struct FileStore {
     file: StoreFile,
     world_size: Option<usize>,
     timeout: Mutex<Duration>,
+    /// [`CLOSE_TIMEOUT`], but for tests.
+    close_timeout: Duration,
 }
 
 /// How a [`FileStore`] is opened.
@@ -143,6 +145,7 @@ impl FileStore {
             file,
             world_size: options.world_size,
             timeout: Mutex::new(options.timeout),
+            close_timeout: CLOSE_TIMEOUT,
         })
     }
 
@@ -153,7 +156,7 @@ impl FileStore {
 
     /// docs/file-store.md, Bookkeeping.
     fn count_as_closed(&self) -> Result<(), StoreError> {
-        let call = Call::begin(Operation::Close, &[], CLOSE_TIMEOUT);
+        let call = Call::begin(Operation::Close, &[], self.close_timeout);
         self.file.write_if_present(&call, |writer| {
             let mut records = Vec::new();
             let closed = count(&self.file, &call, writer, CLEANUP, 1, &mut records)?;
@@ -479,5 +482,30 @@ impl Store for FileStore {
 
     fn label(&self) -> String {
         self.file.label()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File};
+
+    use super::*;
+
+    /// A store can be dropped while the lock is held: it gives up, and says so in the log only.
+    #[test]
+    fn dropping_waits_for_the_lock_but_not_forever() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("store");
+        let mut store = FileStore::open(&path, Some(1)).unwrap();
+        assert_eq!(store.close_timeout, CLOSE_TIMEOUT);
+        // An operation waits for 1 s at least.
+        store.close_timeout = Duration::from_millis(1100);
+        let before = fs::read(&path).unwrap();
+        let holder = File::open(&path).unwrap();
+        holder.lock().unwrap();
+        let started = Instant::now();
+        drop(store);
+        assert!(started.elapsed() >= Duration::from_millis(1100));
+        assert_eq!(fs::read(&path).unwrap(), before, "nothing was counted");
     }
 }

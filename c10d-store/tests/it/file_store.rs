@@ -5,13 +5,14 @@ use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use c10d_store::{FileStore, FileStoreOptions, Store, StoreError};
 use tempfile::TempDir;
 
+use crate::blocked::Observed;
 use crate::store_contract::{self, Features, LONG};
 
 /// A folder for one test, and the path of a store file in it.
@@ -502,20 +503,6 @@ fn readers_of_an_unchanged_file_need_no_lock() {
     assert_eq!(store.get("k").unwrap(), b"2");
 }
 
-/// A store can be dropped while the lock is held: it gives up, loudly in the log only.
-#[test]
-fn dropping_waits_for_the_lock_but_not_for_ever() {
-    let (_folder, path) = store_path();
-    let store = FileStore::open(&path, Some(1)).unwrap();
-    let holder = File::open(&path).unwrap();
-    holder.lock().unwrap();
-    let started = Instant::now();
-    drop(store);
-    assert!(started.elapsed() >= Duration::from_secs(5));
-    assert!(started.elapsed() < LONG / 2);
-    assert_eq!(fs::read(&path).unwrap(), record("refcount/", b"1"));
-}
-
 /// Writers that wait for the lock while the file is removed, and perhaps created anew, do not write
 /// into the void.
 #[test]
@@ -527,9 +514,14 @@ fn nothing_is_written_to_a_removed_file() {
         holder.lock().unwrap();
         let is_replaced = round % 2 == 0;
         thread::scope(|scope| {
-            let writer = scope.spawn(|| store.set("k", b"1"));
-            // Probably enough for the writer to have opened the file; right in any case.
-            thread::sleep(Duration::from_millis(10));
+            let (started, is_started) = mpsc::channel();
+            let store = &store;
+            let writer = scope.spawn(move || {
+                started.send(Observed::this_thread()).unwrap();
+                store.set("k", b"1")
+            });
+            // It has opened the file and waits for its lock.
+            is_started.recv().unwrap().wait_until_blocked();
             fs::remove_file(&path).unwrap();
             if is_replaced {
                 fs::write(&path, record("/new", b"2")).unwrap();

@@ -2,6 +2,7 @@
 //!
 //! A test that needs a process of its own goes to a file of its own beside this folder.
 
+mod blocked;
 mod file_store;
 mod hash_store;
 mod log_lines;

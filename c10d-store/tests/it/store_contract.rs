@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 
 use c10d_store::{Known, Operation, Store, StoreError};
 
+use crate::blocked::Observed;
+
 /// Where stores may differ.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Features {
@@ -486,22 +488,23 @@ fn every_write_wakes_wait_and_get(store: &Arc<dyn Store>, _: Features) {
     }
 }
 
-/// Runs `act` when the waiters are running and probably blocked, and joins them. Nothing depends on
-/// their being blocked, but a check is sharper when they are.
+/// Runs `act` when the waiters are seen to be blocked, and joins them.
 fn while_blocked<const N: usize>(waiters: [impl FnOnce() + Send; N], act: impl FnOnce()) {
     thread::scope(|scope| {
         let (started, all_started) = mpsc::channel();
         let waiters = waiters.map(|waiter| {
             let started = started.clone();
             scope.spawn(move || {
-                started.send(()).expect("the checking thread listens");
+                started
+                    .send(Observed::this_thread())
+                    .expect("the checking thread listens");
                 waiter();
             })
         });
         for _ in 0..N {
-            all_started.recv_timeout(LONG).expect("every waiter starts");
+            let waiter = all_started.recv_timeout(LONG).expect("every waiter starts");
+            waiter.wait_until_blocked();
         }
-        thread::sleep(Duration::from_millis(30));
         act();
         for waiter in waiters {
             waiter.join().expect("the waiter ends well");
@@ -524,7 +527,7 @@ fn a_wait_lasts_until_its_last_key(store: &Arc<dyn Store>, _: Features) {
         || {
             store.set("first", b"1").unwrap();
             settle(store);
-            let early = is_done.recv_timeout(Duration::from_millis(50));
+            let early = is_done.recv_timeout(Duration::from_millis(20));
             assert_eq!(early, Err(mpsc::RecvTimeoutError::Timeout));
             store.set("second", b"2").unwrap();
         },
@@ -544,7 +547,7 @@ fn a_wait_lasts_until_its_last_key(store: &Arc<dyn Store>, _: Features) {
 }
 
 fn waits_time_out(store: &Arc<dyn Store>, features: Features) {
-    let timeout = Duration::from_millis(80);
+    let timeout = Duration::from_millis(20);
     store.set_timeout(timeout);
     store.set("present", b"1").unwrap();
     let expect_timeout = |operation, missing: &str, call: &dyn Fn() -> Result<(), StoreError>| {
@@ -737,7 +740,7 @@ fn a_wait_for_a_change_sees_its_part_only(store: &Arc<dyn Store>, _: Features) {
                 store.set("k", value.as_bytes()).unwrap();
             }
             settle(store);
-            let early = is_done.recv_timeout(Duration::from_millis(30));
+            let early = is_done.recv_timeout(Duration::from_millis(20));
             assert_eq!(early, Err(mpsc::RecvTimeoutError::Timeout));
             store.set("k", b"round 8, beat 0").unwrap();
         },
@@ -763,7 +766,7 @@ fn a_missing_key_is_waited_for_and_compared(store: &Arc<dyn Store>, _: Features)
             store.set("missing", b"1").unwrap();
             store.set("deleted", b"1").unwrap();
             settle(store);
-            let early = is_done.recv_timeout(Duration::from_millis(30));
+            let early = is_done.recv_timeout(Duration::from_millis(20));
             assert_eq!(early, Err(mpsc::RecvTimeoutError::Timeout));
             store.set("missing", b"2").unwrap();
             store.set("deleted", b"2").unwrap();
@@ -776,7 +779,7 @@ fn a_wait_for_a_change_times_out(store: &Arc<dyn Store>, _: Features) {
     store.set("present", b"1").unwrap();
     // The default timeout has no part in it.
     store.set_timeout(LONG);
-    let timeout = Duration::from_millis(80);
+    let timeout = Duration::from_millis(20);
     for (key, known) in [
         ("present", Known::whole(b"1")),
         ("missing", Known::nothing()),
@@ -975,7 +978,7 @@ fn a_barrier_gathers_all_workers(store: &Arc<dyn Store>, features: Features) {
 }
 
 fn a_barrier_times_out(store: &Arc<dyn Store>, _: Features) {
-    let timeout = Duration::from_millis(50);
+    let timeout = Duration::from_millis(20);
     let started = Instant::now();
     let error = store.barrier("meet", 2, Some(timeout)).unwrap_err();
     assert!(started.elapsed() >= timeout);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crate::raw::LONG;
+use crate::raw::{LONG, wait_until};
 use crate::store_contract::{self, Features};
 use crate::without_extensions::WithoutExtensions;
 use c10d_store::{
@@ -86,6 +86,7 @@ fn two_keys_of_which_one_comes_late() {
     let (waiter, setter) = (client(&server), client(&server));
     setter.set("early", b"1").unwrap();
     let waiting = thread::spawn(move || waiter.multi_get(&["early", "late"]));
+    wait_until("the wait has arrived", || server.waiting_count() == 1);
     setter.set("late", b"2").unwrap();
     assert_eq!(
         waiting.join().unwrap().unwrap(),
@@ -163,6 +164,8 @@ fn a_wait_in_one_thread_holds_up_no_other_and_uses_a_second_connection_only_then
         let store = Arc::clone(&store);
         thread::spawn(move || store.get("late"))
     };
+    wait_until("the wait has arrived", || server.waiting_count() == 1);
+    assert_eq!(server.connection_count(), 1);
     // Each of these has 30 s; with one connection they would need the wait to end first.
     let started = Instant::now();
     for round in 1..=50 {
@@ -196,7 +199,8 @@ fn a_thread_sees_what_it_wrote_while_others_block() {
                     store.set(&key, value.as_bytes()).unwrap();
                     if thread % 2 == 0 {
                         // Blocks for a moment on the connection that others would use.
-                        let _ = store.wait_timeout(&["never"], Duration::from_micros(500));
+                        let waited = store.wait_timeout(&["never"], Duration::from_micros(500));
+                        assert!(waited.unwrap_err().is_timeout());
                     }
                     assert_eq!(store.get(&key).unwrap(), value.as_bytes());
                     store.set(&key, b"x").unwrap();
@@ -213,33 +217,82 @@ fn a_thread_sees_what_it_wrote_while_others_block() {
     }
 }
 
+/// Lets a write and the deadline of a wait meet: the write comes earlier after each round in which the
+/// deadline was first, later after each other.
+struct Race {
+    delay_us: i64,
+    won: u64,
+    lost: u64,
+    deadline: Instant,
+}
+
+impl Race {
+    const TIMEOUT: Duration = Duration::from_millis(1);
+
+    fn new() -> Self {
+        Self {
+            delay_us: 1_000,
+            won: 0,
+            lost: 0,
+            deadline: Instant::now() + LONG,
+        }
+    }
+
+    /// The next round's number, until each side has won often.
+    fn next_round(&self) -> Option<u64> {
+        assert!(
+            Instant::now() < self.deadline,
+            "one side only: {} waits won, {} lost",
+            self.won,
+            self.lost
+        );
+        (self.won < 100 || self.lost < 100).then_some(self.won + self.lost + 1)
+    }
+
+    fn pause_before_write(&self) {
+        thread::sleep(Duration::from_micros(self.delay_us.max(0).unsigned_abs()));
+    }
+
+    fn pause_before_wait(&self) {
+        thread::sleep(Duration::from_micros(self.delay_us.min(0).unsigned_abs()));
+    }
+
+    fn finish_round(&mut self, has_won: bool) {
+        let step = 40;
+        self.delay_us += if has_won { step } else { -step };
+        *(if has_won {
+            &mut self.won
+        } else {
+            &mut self.lost
+        }) += 1;
+    }
+}
+
 /// Keys that arrive around the deadline: whatever the outcome, the connection stays in step.
 #[test]
 fn the_cancel_race_is_survived_whoever_wins() {
     let server = serve();
     let (waiter, setter) = (client(&server), client(&server));
-    let (mut won, mut lost) = (0, 0);
-    for round in 0..300_u64 {
-        let key = format!("race{round}");
-        let delay = Duration::from_micros(1_000 + (round * 37) % 400);
-        let setting = {
-            let key = key.clone();
-            let setter = setter.clone_store().unwrap();
-            thread::spawn(move || {
-                thread::sleep(delay);
-                setter.set(&key, b"v").unwrap();
-            })
-        };
-        match waiter.wait_timeout(&[&key], ms(1)) {
-            Ok(()) => won += 1,
-            Err(error) if error.is_timeout() => lost += 1,
-            Err(error) => panic!("round {round}: {error}"),
+    let mut race = Race::new();
+    while let Some(round) = race.next_round() {
+        let key = &format!("race{round}");
+        let result = thread::scope(|scope| {
+            scope.spawn(|| {
+                race.pause_before_write();
+                setter.set(key, b"v").unwrap();
+                setter.ping().unwrap();
+            });
+            race.pause_before_wait();
+            waiter.wait_timeout(&[key], Race::TIMEOUT)
+        });
+        if let Err(error) = &result {
+            assert!(error.is_timeout(), "round {round}: {error}");
         }
         // The next answer is the right one only if no byte was left over or taken too many.
-        assert_eq!(waiter.add("step", 1).unwrap(), round as i64 + 1);
-        setting.join().unwrap();
+        assert_eq!(waiter.add("step", 1).unwrap(), round as i64);
+        race.finish_round(result.is_ok());
     }
-    assert_eq!(won + lost, 300);
+    assert_eq!(server.connection_count(), 2, "no connection was given up");
 }
 
 /// The same for a wait for a change, whose answer brings a value along.
@@ -250,24 +303,28 @@ fn the_cancel_race_of_a_wait_for_a_change_is_survived_whoever_wins() {
     let mut known = b"0".to_vec();
     setter.set("k", &known).unwrap();
     setter.ping().unwrap();
-    for round in 1..=300_u64 {
-        let delay = Duration::from_micros(800 + (round * 37) % 600);
+    let mut race = Race::new();
+    while let Some(round) = race.next_round() {
         let next = round.to_string().into_bytes();
-        thread::scope(|scope| {
+        let result = thread::scope(|scope| {
             scope.spawn(|| {
-                thread::sleep(delay);
+                race.pause_before_write();
                 setter.set("k", &next).unwrap();
                 setter.ping().unwrap();
             });
-            match waiter.wait_change("k", Known::whole(&known), ms(1)) {
-                Ok(seen) => assert_eq!(seen, next),
-                Err(error) => assert!(error.is_timeout(), "round {round}: {error}"),
-            }
-            // The next answer is the right one only if no byte was left over or taken too many.
-            assert_eq!(waiter.add("step", 1).unwrap(), round as i64);
+            race.pause_before_wait();
+            waiter.wait_change("k", Known::whole(&known), Race::TIMEOUT)
         });
+        match &result {
+            Ok(seen) => assert_eq!(*seen, next),
+            Err(error) => assert!(error.is_timeout(), "round {round}: {error}"),
+        }
+        // The next answer is the right one only if no byte was left over or taken too many.
+        assert_eq!(waiter.add("step", 1).unwrap(), round as i64);
+        race.finish_round(result.is_ok());
         known = next;
     }
+    assert_eq!(server.connection_count(), 2, "no connection was given up");
 }
 
 // --- add on a value that is not a number ---------------------------------------------------------
@@ -471,9 +528,9 @@ fn a_wait_for_a_change_is_one_request_where_the_server_has_it() {
 /// Also one that has the other extension. A look is a WAIT, as the key may be missing, and a GET.
 #[test]
 fn a_wait_for_a_change_looks_once_a_second_where_the_server_does_not_have_it() {
-    for capabilities in [ECHO, WAIT_GET] {
+    let look = |capabilities| {
         let (port, playing) = play(capabilities, |mut stream| {
-            for value in [b'1', b'1', b'2'] {
+            for value in [b'1', b'2'] {
                 expect(&mut stream, &about_k(6));
                 stream.write_all(&[0]).unwrap();
                 expect(&mut stream, &about_k(3));
@@ -486,10 +543,14 @@ fn a_wait_for_a_change_looks_once_a_second_where_the_server_does_not_have_it() {
         let started = Instant::now();
         let seen = store.wait_change("k", Known::whole(b"1"), Duration::MAX);
         assert_eq!(seen.unwrap(), b"2");
-        assert!(started.elapsed() >= Duration::from_secs(2), "two pauses");
+        assert!(started.elapsed() >= Duration::from_secs(1), "one pause");
         assert!(started.elapsed() < LONG / 2);
         playing.join().unwrap();
-    }
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| look(ECHO));
+        scope.spawn(|| look(WAIT_GET));
+    });
 }
 
 /// Neither the store's timeout nor the interval of looks makes such a wait last longer than it may.
@@ -716,11 +777,7 @@ fn a_killed_server_ends_every_blocked_call() {
             })
         })
         .collect();
-    // All three are known to be waiting once the barrier's counter and the time for the others are
-    // there; should one be late, it fails all the same, which is the point.
-    while !store.check(&["meet"]).unwrap() {
-        thread::yield_now();
-    }
+    wait_until("all three wait", || server.waiting_count() == 3);
     server.shutdown();
     for call in blocked {
         let error = call.join().unwrap();
@@ -1054,9 +1111,7 @@ fn close_ends_calls_in_other_threads() {
         thread::spawn(move || store.barrier("never", 2, None))
     };
     let observer = client(&server);
-    while !observer.check(&["never"]).unwrap() {
-        thread::yield_now();
-    }
+    wait_until("it waits", || server.waiting_count() == 1);
     store.close();
     let error = blocked.join().unwrap().unwrap_err();
     assert!(matches!(error, StoreError::Closed { .. }), "{error}");
