@@ -14,10 +14,15 @@ use crate::common::{
 };
 
 /// Creates, reads, shares and drops references at random. A reference in hand never finds its value gone.
-fn run_program(worker: &Worker, workers: u32, rounds: u32, mut rng: Rng) {
+/// Returns how many reads got the value.
+fn run_program(worker: &Worker, workers: u32, rounds: u32, mut rng: Rng) -> u32 {
     let mut held: Vec<(RRef<i64>, i64)> = Vec::new();
-    let check = |read: Result<i64, RRefError>, number: i64| match read {
-        Ok(read) => assert_eq!(read, number),
+    let mut reads = 0;
+    let mut check = |read: Result<i64, RRefError>, number: i64| match read {
+        Ok(read) => {
+            assert_eq!(read, number);
+            reads += 1;
+        }
         Err(error @ (RRefError::Deleted { .. } | RRefError::OwnerLost { .. })) => {
             panic!("{error}")
         }
@@ -67,6 +72,7 @@ fn run_program(worker: &Worker, workers: u32, rounds: u32, mut rng: Rng) {
             (_, Some(place)) => drop(held.swap_remove(place)),
         }
     }
+    reads
 }
 
 fn run_group(seed: u64, workers: u32, rounds: u32, faults: impl Fn(FaultPlan) -> FaultPlan) {
@@ -81,12 +87,20 @@ fn run_group(seed: u64, workers: u32, rounds: u32, faults: impl Fn(FaultPlan) ->
         |rank, options| options.with_faults(plans[rank as usize].clone()),
         |_, _| {},
     );
-    thread::scope(|scope| {
-        for (rank, worker) in (0..).zip(&group) {
-            let rng = Rng::with_seed(seed ^ (rank + 1));
-            scope.spawn(move || run_program(worker, workers, rounds, rng));
-        }
+    let reads: u32 = thread::scope(|scope| {
+        let running: Vec<_> = (0..)
+            .zip(&group)
+            .map(|(rank, worker)| {
+                let rng = Rng::with_seed(seed ^ (rank + 1));
+                scope.spawn(move || run_program(worker, workers, rounds, rng))
+            })
+            .collect();
+        running
+            .into_iter()
+            .map(|program| program.join().unwrap())
+            .sum()
     });
+    assert!(reads > 0, "no value has been read");
     let injected: u64 = plans.iter().map(|plan| plan.injected().total()).sum();
     assert!(injected > 0, "nothing has gone wrong");
     until_empty(&group);

@@ -655,6 +655,8 @@ fn after_the_shutdown_references_are_errors() {
     assert_eq!(reports[1].values.len(), 2);
     assert!(matches!(number.to_here(PATIENCE), Err(RRefError::Shutdown)));
     assert!(matches!(rrefs.rref(1_i64), Err(RRefError::Shutdown)));
-    assert!(rrefs.remote::<_, i64>("worker1", "number", 1_i64).is_err());
-    assert!(own.local_value(PATIENCE).is_err());
+    let made = rrefs.remote::<_, i64>("worker1", "number", 1_i64);
+    assert!(matches!(made, Err(RRefError::Shutdown)), "{made:?}");
+    let value = own.local_value(PATIENCE);
+    assert!(matches!(value, Err(RRefError::Shutdown)), "{value:?}");
 }

@@ -81,12 +81,14 @@ fn a_creation_on_a_worker_that_was_just_replaced_is_good_or_freed() {
     let (agent, rrefs) = member(0, &store, |options| options);
     rrefs.attach(&agent).unwrap();
     let mut wrong = Vec::new();
+    let mut good = 0;
     for round in 0..20 {
         let (other, other_rrefs) = member(1, &store, |options| options);
         other_rrefs.attach(&other).unwrap();
         let made: Result<RRef<i64>, _> = rrefs.remote("worker1", "number", 7_i64);
         if let Ok(made) = made {
             let read = made.to_here(PATIENCE);
+            good += u32::from(read.is_ok());
             drop(made);
             let began = Instant::now();
             while other_rrefs.sizes().unwrap().owners > 0 {
@@ -101,4 +103,5 @@ fn a_creation_on_a_worker_that_was_just_replaced_is_good_or_freed() {
     }
     agent.shutdown_now();
     assert!(wrong.is_empty(), "{wrong:?}");
+    assert!(good > 0, "no creation was good");
 }
