@@ -8,11 +8,12 @@ use std::fmt;
 /// | store | [`swapped`](Self::swapped) |
 /// |---|---|
 /// | `HashStore`, `FileStore` | always known |
-/// | `TcpStore` | known when nothing was written, and when `expected` and `desired` are both empty |
+/// | `TcpStore` on this crate's server | always known |
+/// | `TcpStore` on PyTorch's server | `None` when the answer is `desired`, unless `expected` and `desired` are both empty |
 ///
-/// A TCP server answers with a value and nothing else. When that is `desired`, either this call wrote
-/// it, or the key held it already. A caller that must know which one uses a `desired` value that no
-/// other worker writes, for instance its own name.
+/// PyTorch's server answers with a value and nothing else. When that is `desired`, either this call
+/// wrote it, or the key held it already. A caller that must know which one uses a `desired` value that
+/// no other worker writes, for instance its own name.
 #[derive(Clone, PartialEq, Eq)]
 pub struct CompareSet {
     value: Vec<u8>,
@@ -27,7 +28,7 @@ impl CompareSet {
         }
     }
 
-    /// What a server's answer tells (docs/wire.md, COMPARE_SET 1 to 4).
+    /// What the answer of COMPARE_SET tells (docs/wire.md, COMPARE_SET 1 to 4).
     pub(crate) fn from_answer(answer: Vec<u8>, expected: &[u8], desired: &[u8]) -> Self {
         let swapped = if answer != desired {
             Some(false)

@@ -99,6 +99,8 @@ pub(crate) enum Request<'a> {
         key: &'a [u8],
         expected: &'a [u8],
         desired: Payload<'a>,
+        /// Whether the answer says if `desired` was written. Extension (COMPARE_EXCHANGE).
+        tells_outcome: bool,
     },
     Get {
         key: &'a [u8],
@@ -180,6 +182,8 @@ pub(crate) enum Reply<'a> {
     StopWaiting,
     /// A cancel has taken effect.
     WaitCanceled,
+    /// COMPARE_EXCHANGE: whether the desired value was written. The answer of COMPARE_SET follows.
+    Exchanged(bool),
     /// TRY_ADD: the sum.
     Added(i64),
     /// TRY_ADD: the present value is not a number. How it starts, and how long it is in bytes.

@@ -13,7 +13,7 @@ use crate::compare_set::CompareSet;
 use crate::error::{Operation, StoreError};
 use crate::known::Known;
 use crate::store::{Store, takes_any_bytes};
-use crate::wire::Opcode;
+use crate::wire::{EXCHANGED, NOT_EXCHANGED, Opcode};
 
 /// The pause before a queue is waited for again whose element another worker has taken.
 const LOST_RACE_PAUSE: Duration = Duration::from_millis(1);
@@ -65,16 +65,38 @@ impl Store for TcpStore {
         expected: &[u8],
         desired: &[u8],
     ) -> Result<CompareSet, StoreError> {
-        let answer = self
-            .call(Operation::CompareSet, &[key], &[expected, desired])?
-            .ask(
-                |request| {
-                    request.opcode(Opcode::CompareSet).user_key(key);
-                    request.value(expected).value(desired);
-                },
-                Connection::read_blob,
-            )?;
-        Ok(CompareSet::from_answer(answer, expected, desired))
+        let keys = [key];
+        let call = self.call(Operation::CompareSet, &keys, &[expected, desired])?;
+        let mut lease = call.lease(self.timeout())?;
+        let tells_outcome = lease.has_compare_exchange();
+        let opcode = if tells_outcome {
+            Opcode::CompareExchange
+        } else {
+            Opcode::CompareSet
+        };
+        let (outcome, value) = call.ask_on(
+            &mut lease,
+            |request| {
+                request.opcode(opcode).user_key(key);
+                request.value(expected).value(desired);
+            },
+            |connection, deadline| {
+                let outcome = if tells_outcome {
+                    Some(connection.read_u8(deadline)?)
+                } else {
+                    None
+                };
+                Ok((outcome, connection.read_blob(deadline)?))
+            },
+        )?;
+        match outcome {
+            None => Ok(CompareSet::from_answer(value, expected, desired)),
+            Some(EXCHANGED) => Ok(CompareSet::new(value, true)),
+            Some(NOT_EXCHANGED) => Ok(CompareSet::new(value, false)),
+            Some(other) => {
+                Err(call.protocol_error(format!("COMPARE_EXCHANGE was answered by 0x{other:02x}")))
+            }
+        }
     }
 
     fn check(&self, keys: &[&str]) -> Result<bool, StoreError> {

@@ -349,6 +349,13 @@ impl Lease<'_> {
             .is_some_and(Connection::has_try_add)
     }
 
+    /// Whether the server has COMPARE_EXCHANGE.
+    pub(super) fn has_compare_exchange(&self) -> bool {
+        self.connection
+            .as_ref()
+            .is_some_and(Connection::has_compare_exchange)
+    }
+
     /// Whether the connection is good for another exchange at once.
     pub(super) fn is_in_step(&self) -> bool {
         self.connection.as_ref().is_some_and(Connection::is_in_step)

@@ -81,7 +81,7 @@ impl SimServer {
         let mut hello = RequestBuf::new();
         hello.hello();
         self.send(conn, &hello.to_bytes());
-        assert_eq!(self.take(conn), [7, 0, 0x0d, 0xc1], "the capabilities");
+        assert_eq!(self.take(conn), [0xf, 0, 0x0d, 0xc1], "the capabilities");
     }
 
     /// What the server has sent to a connection since the last call.

@@ -26,7 +26,7 @@ fn value() -> impl Strategy<Value = Vec<u8>> {
 }
 
 fn request() -> impl Strategy<Value = Vec<u8>> {
-    let opcode = (0..22_u8).prop_map(|n| if n < 19 { n } else { n - 19 + 0x80 });
+    let opcode = (0..23_u8).prop_map(|n| if n < 19 { n } else { n - 19 + 0x80 });
     (opcode, vec((key(), value()), 1..5), any::<i64>()).prop_map(|(byte, pairs, number)| {
         let mut request = RequestBuf::new();
         let opcode = Opcode::from_byte(byte).unwrap_or(Opcode::Ping);
@@ -35,7 +35,7 @@ fn request() -> impl Strategy<Value = Vec<u8>> {
             Opcode::Set | Opcode::Append | Opcode::QueuePush => {
                 request.opcode(opcode).raw_key(key).value(value);
             }
-            Opcode::CompareSet => {
+            Opcode::CompareSet | Opcode::CompareExchange => {
                 let expected = &pairs[pairs.len() - 1].1;
                 request
                     .opcode(opcode)

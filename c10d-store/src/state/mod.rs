@@ -120,7 +120,25 @@ impl StoreState {
                 key,
                 expected,
                 desired,
-            } => self.compare_set(conn, key, expected, desired, replies),
+                tells_outcome,
+            } => {
+                let writes = self.compares_equal(key, expected);
+                if writes {
+                    self.set(key, desired, replies);
+                }
+                if tells_outcome {
+                    replies.reply(conn, Reply::Exchanged(writes));
+                }
+                let current = self.slots.get(key).and_then(|slot| slot.value.as_ref());
+                replies.reply(
+                    conn,
+                    match current {
+                        Some(_) => Reply::Value(current),
+                        // docs/wire.md, COMPARE_SET 4.
+                        None => Reply::Bytes(expected),
+                    },
+                );
+            }
             Request::Check { keys } => {
                 let ready = keys.iter().all(|key| self.is_there(key));
                 replies.reply(conn, Reply::Ready(ready));
@@ -311,29 +329,10 @@ impl StoreState {
 
     /// docs/wire.md, COMPARE_SET. Wakes exactly when the value was written (PyTorch's server wakes
     /// always, its older one never).
-    fn compare_set(
-        &mut self,
-        conn: ConnId,
-        key: &[u8],
-        expected: &[u8],
-        desired: Payload<'_>,
-        replies: &mut impl Replies,
-    ) {
+    /// Whether a COMPARE_SET writes: an empty expectation matches a missing key, too.
+    fn compares_equal(&self, key: &[u8], expected: &[u8]) -> bool {
         let current = self.slots.get(key).and_then(|slot| slot.value.as_ref());
-        match current {
-            Some(current) if current.as_bytes() != expected => {
-                replies.reply(conn, Reply::Value(Some(current)));
-                return;
-            }
-            None if !expected.is_empty() => {
-                replies.reply(conn, Reply::Bytes(expected));
-                return;
-            }
-            Some(_) | None => {}
-        }
-        self.set(key, desired, replies);
-        let current = self.slots.get(key).and_then(|slot| slot.value.as_ref());
-        replies.reply(conn, Reply::Value(current));
+        current.map_or(&[][..], Value::as_bytes) == expected
     }
 
     fn delete(&mut self, key: &[u8]) -> bool {

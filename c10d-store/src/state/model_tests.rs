@@ -16,7 +16,7 @@ use crate::sim::cases;
 #[derive(Debug, Clone)]
 enum Operation {
     Set(u8, Vec<u8>),
-    CompareSet(u8, Vec<u8>, Vec<u8>),
+    CompareSet(u8, Vec<u8>, Vec<u8>, bool),
     Get(u8),
     Add(u8, i64),
     TryAdd(u8, i64),
@@ -95,7 +95,8 @@ fn knows() -> impl Strategy<Value = Knows> {
 fn operation() -> impl Strategy<Value = Operation> {
     prop_oneof![
         4 => (key(), value()).prop_map(|(k, v)| Operation::Set(k, v)),
-        2 => (key(), value(), value()).prop_map(|(k, e, d)| Operation::CompareSet(k, e, d)),
+        3 => (key(), value(), value(), any::<bool>())
+            .prop_map(|(k, e, d, tells)| Operation::CompareSet(k, e, d, tells)),
         1 => key().prop_map(Operation::Get),
         3 => (key(), -3..4_i64).prop_map(|(k, d)| Operation::Add(k, d)),
         2 => (key(), -3..4_i64).prop_map(|(k, d)| Operation::TryAdd(k, d)),
@@ -306,17 +307,18 @@ impl Model {
         }
         match operation.clone() {
             Operation::Set(key, value) => self.write(key, value),
-            Operation::CompareSet(key, expected, desired) => match self.values.get(&key) {
-                Some(current) if *current != expected => {
-                    let current = current.clone();
-                    self.say(conn, Said::Bytes(current));
-                }
-                None if !expected.is_empty() => self.say(conn, Said::Bytes(expected)),
-                _ => {
+            Operation::CompareSet(key, expected, desired, tells_outcome) => {
+                let current = self.values.get(&key).cloned();
+                let writes = current.clone().unwrap_or_default() == expected;
+                if writes {
                     self.write(key, desired.clone());
-                    self.say(conn, Said::Bytes(desired));
                 }
-            },
+                if tells_outcome {
+                    self.say(conn, Said::Exchanged(writes));
+                }
+                let kept = current.unwrap_or(expected);
+                self.say(conn, Said::Bytes(if writes { desired } else { kept }));
+            }
             Operation::Get(key) => {
                 let value = self.value(key);
                 self.say(conn, value);
@@ -451,11 +453,14 @@ fn step(state: &mut StoreState, conn: u64, operation: &Operation, out: &mut Reco
             key: &one(key),
             value: Payload::Borrowed(value)
         }),
-        Operation::CompareSet(key, expected, desired) => handle!(Request::CompareSet {
-            key: &one(key),
-            expected,
-            desired: Payload::Borrowed(desired)
-        }),
+        Operation::CompareSet(key, expected, desired, tells_outcome) => {
+            handle!(Request::CompareSet {
+                key: &one(key),
+                expected,
+                desired: Payload::Borrowed(desired),
+                tells_outcome: *tells_outcome
+            })
+        }
         Operation::Get(key) => handle!(Request::Get { key: &one(key) }),
         Operation::Add(key, delta) => handle!(Request::Add {
             key: &one(key),

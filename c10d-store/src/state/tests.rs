@@ -12,6 +12,7 @@ pub(super) enum Said {
     Ready(bool),
     Stop,
     Canceled,
+    Exchanged(bool),
     Bytes(Vec<u8>),
     Added(i64),
     NotANumber(Vec<u8>, usize),
@@ -29,6 +30,7 @@ impl Replies for Recorder {
             Reply::Ready(ready) => Said::Ready(ready),
             Reply::StopWaiting => Said::Stop,
             Reply::WaitCanceled => Said::Canceled,
+            Reply::Exchanged(exchanged) => Said::Exchanged(exchanged),
             Reply::Added(sum) => Said::Added(sum),
             Reply::NotANumber { head, length } => Said::NotANumber(head.to_vec(), length),
             Reply::Value(None) => Said::Bytes(Vec::new()),
@@ -150,6 +152,16 @@ fn compare_set<'a>(key: &'a str, expected: &'a str, desired: &'a str) -> Request
         key: key.as_bytes(),
         expected: expected.as_bytes(),
         desired: Payload::Borrowed(desired.as_bytes()),
+        tells_outcome: false,
+    }
+}
+
+fn compare_exchange<'a>(key: &'a str, expected: &'a str, desired: &'a str) -> Request<'a> {
+    Request::CompareSet {
+        key: key.as_bytes(),
+        expected: expected.as_bytes(),
+        desired: Payload::Borrowed(desired.as_bytes()),
+        tells_outcome: true,
     }
 }
 
@@ -213,6 +225,18 @@ fn compare_set_writes_on_a_match_and_answers_with_what_is_there() {
         );
         assert_eq!(store.get("k"), after.unwrap_or_default().as_bytes());
     }
+}
+
+#[test]
+fn compare_exchange_tells_a_write_from_a_value_that_was_desired_already() {
+    let mut store = Store::default();
+    let mut ask = |expected| store.on(A, compare_exchange("k", expected, "new"));
+    // docs/wire.md, COMPARE_EXCHANGE: the answers of COMPARE_SET alone are "x", "new" and "new".
+    let told = |exchanged, value| [(A, Said::Exchanged(exchanged)), bytes(A, value)];
+    assert_eq!(ask("x"), told(false, "x"));
+    assert_eq!(ask(""), told(true, "new"));
+    assert_eq!(ask(""), told(false, "new"));
+    assert_eq!(ask("new"), told(true, "new"));
 }
 
 #[test]
@@ -695,7 +719,7 @@ fn a_disconnect_forgets_the_wait() {
 fn the_capability_nonce_is_answered_with_capabilities_and_others_echoed() {
     let mut store = Store::default();
     let mut ping = |nonce| store.on(A, Request::Ping { nonce });
-    assert_eq!(ping(0xC10D_0000), [(A, Said::Nonce(0xC10D_0007))]);
+    assert_eq!(ping(0xC10D_0000), [(A, Said::Nonce(0xC10D_000F))]);
     for nonce in [0, 1, 0xC10D_0001, 0xC10D_FFFF, u32::MAX] {
         assert_eq!(ping(nonce), [(A, Said::Nonce(nonce))]);
     }

@@ -134,10 +134,11 @@ impl FrameScan {
             Opcode::Set => Request::Set { key: arg(0), value },
             Opcode::Append => Request::Append { key: arg(0), value },
             Opcode::QueuePush => Request::QueuePush { key: arg(0), value },
-            Opcode::CompareSet => Request::CompareSet {
+            Opcode::CompareSet | Opcode::CompareExchange => Request::CompareSet {
                 key: arg(0),
                 expected: arg(1),
                 desired: value,
+                tells_outcome: self.opcode == Some(Opcode::CompareExchange),
             },
             Opcode::WaitChange => Request::WaitChange {
                 key: arg(0),
@@ -278,10 +279,11 @@ impl<'a> Frame<'a> {
                 key: self.arg(0),
                 value: Payload::Borrowed(self.arg(1)),
             },
-            Opcode::CompareSet => Request::CompareSet {
+            Opcode::CompareSet | Opcode::CompareExchange => Request::CompareSet {
                 key: self.arg(0),
                 expected: self.arg(1),
                 desired: Payload::Borrowed(self.arg(2)),
+                tells_outcome: self.opcode == Opcode::CompareExchange,
             },
             Opcode::Get => Request::Get { key: self.arg(0) },
             Opcode::Add => Request::Add {
@@ -332,7 +334,7 @@ impl<'a> Frame<'a> {
     pub(crate) fn long_value_start(&self) -> Option<usize> {
         let last = match self.opcode {
             Opcode::Set | Opcode::Append | Opcode::QueuePush => 1,
-            Opcode::CompareSet => 2,
+            Opcode::CompareSet | Opcode::CompareExchange => 2,
             Opcode::WaitChange => 3,
             _ => return None,
         };

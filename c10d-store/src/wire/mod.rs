@@ -14,8 +14,8 @@ pub use error::{WireError, WireErrorKind};
 pub(crate) use frame::{FrameScan, Progress};
 pub use opcode::Opcode;
 pub(crate) use reply::{
-    ADDED, CHECK_NOT_READY, CHECK_READY, NOT_A_NUMBER, STOP_WAITING, WAIT_CANCELED, encode_reply,
-    read_i64, read_u32, read_u64,
+    ADDED, CHECK_NOT_READY, CHECK_READY, EXCHANGED, NOT_A_NUMBER, NOT_EXCHANGED, STOP_WAITING,
+    WAIT_CANCELED, encode_reply, read_i64, read_u32, read_u64,
 };
 pub use request::RequestBuf;
 
@@ -42,8 +42,12 @@ pub const CAPABILITY_WAIT_CHANGE: u32 = 1 << 1;
 /// The server knows TRY_ADD (0x82).
 pub const CAPABILITY_TRY_ADD: u32 = 1 << 2;
 
+/// The server knows COMPARE_EXCHANGE (0x83).
+pub const CAPABILITY_COMPARE_EXCHANGE: u32 = 1 << 3;
+
 /// All that this crate's server can do.
-pub const CAPABILITIES: u32 = CAPABILITY_WAIT_GET | CAPABILITY_WAIT_CHANGE | CAPABILITY_TRY_ADD;
+pub const CAPABILITIES: u32 =
+    CAPABILITY_WAIT_GET | CAPABILITY_WAIT_CHANGE | CAPABILITY_TRY_ADD | CAPABILITY_COMPARE_EXCHANGE;
 
 /// The known length of a WAIT_CHANGE to which the length of the value does not matter.
 pub(crate) const ANY_LENGTH: u64 = u64::MAX;

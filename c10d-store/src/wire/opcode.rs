@@ -27,6 +27,7 @@ pub enum Opcode {
     WaitGet = 0x80,
     WaitChange = 0x81,
     TryAdd = 0x82,
+    CompareExchange = 0x83,
 }
 
 /// One argument of a request.
@@ -69,6 +70,7 @@ impl Opcode {
             0x80 => Self::WaitGet,
             0x81 => Self::WaitChange,
             0x82 => Self::TryAdd,
+            0x83 => Self::CompareExchange,
             _ => return None,
         })
     }
@@ -79,7 +81,7 @@ impl Opcode {
         match self {
             Self::Validate | Self::Ping => &[U32],
             Self::Set | Self::Append | Self::QueuePush => &[Key, Value],
-            Self::CompareSet => &[Key, Value, Value],
+            Self::CompareSet | Self::CompareExchange => &[Key, Value, Value],
             Self::Get | Self::DeleteKey | Self::QueuePop | Self::QueueLen => &[Key],
             Self::Add | Self::Barrier | Self::TryAdd => &[Key, I64],
             Self::Check | Self::Wait | Self::MultiGet | Self::WaitGet => &[Keys],

@@ -18,6 +18,10 @@ pub(crate) const WAIT_CANCELED: u8 = 1;
 pub(crate) const ADDED: u8 = 0;
 /// TRY_ADD: the head of a value follows that is not a number.
 pub(crate) const NOT_A_NUMBER: u8 = 1;
+/// COMPARE_EXCHANGE: nothing was written; the answer of COMPARE_SET follows.
+pub(crate) const NOT_EXCHANGED: u8 = 0;
+/// COMPARE_EXCHANGE: the desired value was written, and follows.
+pub(crate) const EXCHANGED: u8 = 1;
 
 /// Appends a piece of a reply to what a connection sends.
 #[inline]
@@ -37,6 +41,8 @@ pub(crate) fn encode_reply(reply: Reply<'_>, out: &mut SendBuf) {
         Reply::Ready(false) => out.push(&[CHECK_NOT_READY]),
         Reply::StopWaiting => out.push(&[STOP_WAITING]),
         Reply::WaitCanceled => out.push(&[WAIT_CANCELED]),
+        Reply::Exchanged(true) => out.push(&[EXCHANGED]),
+        Reply::Exchanged(false) => out.push(&[NOT_EXCHANGED]),
         Reply::Added(sum) => {
             let mut word = [0; 8];
             LittleEndian::write_i64(&mut word, sum);

@@ -29,7 +29,6 @@ fn ms(milliseconds: u64) -> Duration {
 
 const TCP: Features = Features {
     adds_to_empty: false,
-    tells_every_swap: false,
     refuses_empty_barrier: false,
     ..Features::LOCAL
 };
@@ -73,6 +72,7 @@ fn it_keeps_the_contract_without_extensions() {
     let features = Features {
         refuses_empty_barrier: true,
         wakes_on_change: false,
+        tells_every_swap: false,
         ..TCP
     };
     store_contract::all(&make, features);
