@@ -2,7 +2,9 @@
 //!
 //! Decides nothing about rounds; the store is `c10d-store`'s, the handler is `dynamic`.
 
-use std::path::PathBuf;
+use std::fs::OpenOptions;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -30,6 +32,9 @@ const CONNECT_SLICE: Duration = Duration::from_secs(5);
 
 /// How often the log says so after that.
 const CONNECT_LOG_INTERVAL: Duration = Duration::from_secs(30);
+
+/// How many random names for a temporary file are tried, of 64 bits each.
+const TEMPORARY_NAMES_TRIED: usize = 16;
 
 /// From so many nodes on they take turns in writing. Of two, one is right at its second try.
 const TURNS_FROM_NODES: usize = 3;
@@ -145,14 +150,43 @@ pub(crate) fn check_run_id(run_id: &str) -> Result<(), RendezvousError> {
 fn open_file(parameters: &RendezvousParameters) -> Result<Arc<dyn Store>, RendezvousError> {
     let endpoint = parameters.endpoint().trim();
     let path = if endpoint.is_empty() {
-        let name = format!("c10d-rendezvous-{:016x}", fastrand::u64(..));
-        std::env::temp_dir().join(name)
+        let names =
+            std::iter::repeat_with(|| format!("c10d-rendezvous-{:016x}", fastrand::u64(..)));
+        create_private_file(&std::env::temp_dir(), names.take(TEMPORARY_NAMES_TRIED)).map_err(
+            |source| RendezvousError::TemporaryFile {
+                run_id: parameters.run_id().to_owned(),
+                source,
+            },
+        )?
     } else {
         PathBuf::from(endpoint)
     };
     let store = FileStore::open(path, None)
         .map_err(|error| RendezvousError::connection(parameters.run_id(), error))?;
     Ok(Arc::new(store))
+}
+
+/// Creates an empty file that only this user can read and write, under the first of `names` that nobody
+/// uses. Other users can write to a folder for temporary files: what they have planted there, links among
+/// it, is neither opened nor followed.
+fn create_private_file(
+    folder: &Path,
+    names: impl Iterator<Item = String>,
+) -> Result<PathBuf, io::Error> {
+    let mut result = Err(io::ErrorKind::AlreadyExists.into());
+    for name in names {
+        let path = folder.join(name);
+        let mut options = OpenOptions::new();
+        options.write(true).create_new(true);
+        #[cfg(unix)]
+        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+        result = options.open(&path).map(|_| path);
+        match &result {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            _ => break,
+        }
+    }
+    result
 }
 
 /// The store; the same if this process serves it; and the host under which other nodes find this one,
@@ -180,9 +214,16 @@ fn open_tcp(
         let options = TcpStoreOptions::default()
             .with_master(true)
             .with_multi_tenant(true)
-            .with_timeout(read_timeout);
+            .with_timeout(read_timeout.min(settings.join_timeout));
         match TcpStore::open(target.host(), target.port(), options) {
-            Ok(store) => Some(store),
+            Ok(store) => {
+                log::info!(
+                    "this process hosts the rendezvous store at {}:{}",
+                    target.host(),
+                    store.port(),
+                );
+                Some(store)
+            }
             Err(error) if is_given.is_none() => {
                 log::debug!("another process serves the rendezvous, it seems: {error}");
                 None
@@ -193,9 +234,15 @@ fn open_tcp(
         None
     };
     let store = match served {
-        Some(store) => store,
+        Some(store) => {
+            store.set_timeout(read_timeout);
+            store
+        }
         // A host of our own that we cannot serve is served by another, or never will be.
-        None if is_host => connect(&target, read_timeout, read_timeout).map_err(failed)?,
+        None if is_host => {
+            let patience = read_timeout.min(settings.join_timeout);
+            connect(&target, patience, read_timeout).map_err(failed)?
+        }
         None => connect(&target, settings.join_timeout, read_timeout).map_err(failed)?,
     };
     let workers_host = if settings.max_nodes == 1 {
@@ -267,4 +314,40 @@ fn address_towards(target: &HostPort) -> Option<String> {
     socket.connect((target.host(), target.port())).ok()?;
     let address = socket.local_addr().ok()?;
     Some(address.ip().to_canonical().to_string())
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use super::*;
+
+    #[test]
+    fn a_temporary_file_is_private_and_nothing_that_was_planted_is_used() {
+        let folder = std::env::temp_dir().join(format!("private-file-{:016x}", fastrand::u64(..)));
+        fs::create_dir(&folder).unwrap();
+        let target = folder.join("target");
+        symlink(&target, folder.join("link")).unwrap();
+        fs::write(folder.join("file"), "planted").unwrap();
+        fs::set_permissions(folder.join("file"), fs::Permissions::from_mode(0o666)).unwrap();
+
+        let names = |names: &[&str]| {
+            names
+                .iter()
+                .map(|name| (*name).to_owned())
+                .collect::<Vec<_>>()
+        };
+        let create = |list: &[&str]| create_private_file(&folder, names(list).into_iter());
+        let created = create(&["link", "file", "new", "other"]).unwrap();
+        let refused = create(&["link", "file", "new"]).unwrap_err();
+
+        assert_eq!(created, folder.join("new"));
+        let mode = fs::metadata(&created).unwrap().permissions().mode();
+        assert_eq!(mode & 0o7777, 0o600);
+        assert_eq!(refused.kind(), io::ErrorKind::AlreadyExists);
+        assert!(!target.exists() && !folder.join("other").exists());
+        assert_eq!(fs::read(folder.join("file")).unwrap(), b"planted");
+        fs::remove_dir_all(folder).unwrap();
+    }
 }

@@ -320,12 +320,13 @@ impl RendezvousHandler for DynamicRendezvous {
     /// For one thread at a time.
     fn next_rendezvous(&self) -> Result<RendezvousInfo, RendezvousError> {
         let joined = self.ask(Goal::Join)?;
-        log::debug!(
-            "{} has rank {} of {} in round {}",
-            self.node,
+        log::info!(
+            "the node {} has joined round {} of the rendezvous {:?} as rank {} in a world of size {}",
+            self.node.named(),
+            joined.round,
+            self.settings.run_id,
             joined.rank,
             joined.nodes.len(),
-            joined.round,
         );
         self.settle(&joined)
     }

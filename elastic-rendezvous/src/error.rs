@@ -6,6 +6,7 @@ use c10d_store::StoreError;
 
 use crate::codec::CorruptState;
 use crate::parameters::ParametersError;
+use crate::ranks_report::RanksReport;
 use crate::report::WaitReport;
 
 /// Why a rendezvous did not come about, or cannot be asked.
@@ -41,6 +42,22 @@ pub enum RendezvousError {
         what: &'static str,
         /// The time it had.
         timeout: Duration,
+    },
+
+    /// Not all nodes of a static rendezvous came in time.
+    #[error("the rendezvous timed out after {:.1} s: {report}", report.waited.as_secs_f64())]
+    RanksMissing {
+        /// Who was there.
+        report: Box<RanksReport>,
+    },
+
+    /// A rendezvous over a file without a path could not create a temporary file.
+    #[error("cannot create a temporary file for the rendezvous of run {run_id:?}: {source}")]
+    TemporaryFile {
+        /// The job.
+        run_id: String,
+        /// What the system said.
+        source: std::io::Error,
     },
 
     /// The store failed. The rendezvous' state is as it was before or after the last write.

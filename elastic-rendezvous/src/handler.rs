@@ -9,6 +9,7 @@ use c10d_store::Store;
 
 use crate::error::RendezvousError;
 use crate::node::NodeId;
+use crate::ranks_report::RanksReport;
 use crate::report::{LeftNode, LostNode, WaitReport};
 
 /// One node's part in a rendezvous.
@@ -88,6 +89,8 @@ pub type Listener = Arc<dyn Fn(&RendezvousEvent<'_>) + Send + Sync>;
 pub enum RendezvousEvent<'e> {
     /// A join goes on waiting: about once a second, and when somebody comes or goes.
     Waiting(&'e WaitReport),
+    /// A static rendezvous goes on waiting: about once a second, and when another node has joined.
+    WaitingForRanks(&'e RanksReport),
     /// A node was taken for dead, by this node or another: it had written no heartbeat.
     NodeLost(&'e LostNode),
     /// [`RendezvousHandler::membership`] may have something new.

@@ -66,6 +66,7 @@ mod node;
 mod node_loop;
 mod observations;
 mod parameters;
+mod ranks_report;
 mod registry;
 mod report;
 mod settings;
@@ -90,6 +91,7 @@ pub use handler::{
 };
 pub use node::{NamedNode, NodeId};
 pub use parameters::{ParametersError, RendezvousParameters, parse_config};
+pub use ranks_report::RanksReport;
 pub use registry::{RendezvousCreator, RendezvousRegistry};
 pub use report::{DroppedNode, LeftNode, LostNode, WaitReport};
 pub use settings::RendezvousSettings;

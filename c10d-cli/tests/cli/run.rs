@@ -167,9 +167,14 @@ fn a_node_on_its_own_starts_every_rank_and_ends_with_0() {
     assert_succeeded(&ended);
     // Where the workers' store is, and which process has which rank.
     let log: Vec<&str> = ended.stderr.lines().collect();
-    let [store, ranks] = &log[..] else {
+    let [hosts, joined, store, ranks] = &log[..] else {
         panic!("{ended:?}");
     };
+    assert!(hosts.contains("hosts the rendezvous store at "), "{hosts}");
+    assert!(
+        joined.contains("as rank 0 in a world of size 1"),
+        "{joined}"
+    );
     assert!(store.contains("; the workers' store is "), "{store}");
     assert!(store.contains("group rank 0 of 1"), "{store}");
     assert!(ranks.contains("rank 0-3 = local rank 0-3, pid "), "{ranks}");
@@ -628,7 +633,9 @@ fn a_program_that_cannot_be_started_is_named() {
     let mut command = command(["run", "--standalone", "--nproc-per-node=1", "--no-python"]);
     command.arg(&program).env(FOLDER, job.folder.path());
     let ended = Running::start(command).end();
-    ended.assert_fails(1, program.to_str().unwrap());
+    assert_eq!((ended.code, ended.stdout_text()), (Some(1), ""));
+    let last = ended.stderr.lines().next_back().unwrap_or_default();
+    assert!(last.contains(program.to_str().unwrap()), "{ended:?}");
     job.assert_nothing_runs();
 }
 

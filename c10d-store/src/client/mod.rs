@@ -205,6 +205,36 @@ impl TcpStore {
         })
     }
 
+    /// Counts this process as a worker that has joined, as [`open`](Self::open) does for a store with a
+    /// world size, and returns how many have (docs/wire.md, 7.2). Blocks for at most the store's timeout.
+    ///
+    /// # Errors
+    /// As [`add`](Store::add).
+    pub fn count_worker(&self) -> Result<i64, StoreError> {
+        self.add_workers(1)
+    }
+
+    /// How many workers have joined. Blocks for at most the store's timeout.
+    ///
+    /// # Errors
+    /// As [`add`](Store::add).
+    pub fn worker_count(&self) -> Result<i64, StoreError> {
+        self.add_workers(0)
+    }
+
+    fn add_workers(&self, delta: i64) -> Result<i64, StoreError> {
+        let call = Call::new(self, Operation::Open, &[]);
+        call.ask(
+            |request| {
+                request
+                    .opcode(Opcode::Add)
+                    .raw_key(WORKER_COUNT_KEY)
+                    .i64(delta);
+            },
+            Connection::read_i64,
+        )
+    }
+
     /// docs/wire.md, 7.2: everyone counts itself, the host of the server waits for the others.
     fn join_workers(
         &self,
@@ -212,19 +242,7 @@ impl TcpStore {
         started: Instant,
         deadline: Deadline,
     ) -> Result<(), StoreError> {
-        let count = |delta: i64| {
-            let call = Call::new(self, Operation::Open, &[]);
-            call.ask(
-                |request| {
-                    request
-                        .opcode(Opcode::Add)
-                        .raw_key(WORKER_COUNT_KEY)
-                        .i64(delta);
-                },
-                Connection::read_i64,
-            )
-        };
-        let mut joined = count(1)?;
+        let mut joined = self.count_worker()?;
         if self.server.is_none() {
             return Ok(());
         }
@@ -245,7 +263,7 @@ impl TcpStore {
             }
             let left = deadline.remaining(now).unwrap_or(WORKER_COUNT_INTERVAL);
             thread::sleep(left.min(WORKER_COUNT_INTERVAL));
-            joined = count(0)?;
+            joined = self.worker_count()?;
         }
         Ok(())
     }

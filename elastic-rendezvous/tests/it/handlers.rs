@@ -11,8 +11,8 @@ use c10d_store::{FileStore, HashStore, Store, TcpStore, TcpStoreOptions};
 use elastic_rendezvous::{
     C10dBackend, DynamicRendezvous, DynamicRendezvousOptions, LeftNode, Membership, Part,
     RendezvousBackend, RendezvousError, RendezvousEvent, RendezvousHandler, RendezvousInfo,
-    RendezvousParameters, RendezvousRegistry, RendezvousSettings, SetState, StateWatch, Stored,
-    Token, Watched, clear_workers_store, parse_config,
+    RendezvousParameters, RendezvousRegistry, RendezvousSettings, SetState, StateWatch,
+    StaticRendezvous, Stored, Token, Watched, clear_workers_store, parse_config,
 };
 
 /// Far more than anything here takes.
@@ -454,9 +454,7 @@ fn the_registry_makes_handlers_by_name_and_names_those_that_it_knows() {
         |parameters: &RendezvousParameters| -> Result<Arc<dyn RendezvousHandler>, RendezvousError> {
             let config = parse_config("rank=0")?;
             let parameters = parameters.clone().with_config(config);
-            Ok(Arc::new(elastic_rendezvous::StaticRendezvous::new(
-                &parameters,
-            )?))
+            Ok(Arc::new(StaticRendezvous::new(&parameters)?))
         };
     registry
         .register("mine", Box::new(misnamed))
@@ -470,35 +468,88 @@ fn the_registry_makes_handlers_by_name_and_names_those_that_it_knows() {
     );
 }
 
+fn static_node(rank: usize, world_size: usize, port: u16, timeout: u64) -> StaticRendezvous {
+    let endpoint = format!("127.0.0.1:{port}");
+    let parameters = RendezvousParameters::new("static", endpoint, "job", 1, world_size);
+    let config = parse_config(&format!("rank={rank},timeout={timeout}")).expect("settings");
+    let parameters = parameters.expect("parameters").with_config(config);
+    StaticRendezvous::new(&parameters).expect("a handler")
+}
+
+/// Starts the host of a static rendezvous on a free port, and waits until it says which one.
+fn static_host(world_size: usize, timeout: u64) -> (Joining, u16) {
+    let host = static_node(0, world_size, 0, timeout);
+    let (told, reports) = channel();
+    host.add_listener(Arc::new(move |event: &RendezvousEvent<'_>| {
+        if let RendezvousEvent::WaitingForRanks(report) = event {
+            let _ = told.send((*report).clone());
+        }
+    }));
+    let joining = thread::spawn(move || host.next_rendezvous());
+    loop {
+        let report = reports.recv_timeout(LONG).expect("to be told");
+        if report.is_connected {
+            return (joining, report.endpoint.port());
+        }
+    }
+}
+
 #[test]
 fn a_static_rendezvous_gives_each_node_the_rank_it_was_told() {
-    let node = |rank: usize, port: u16| {
-        let parameters =
-            RendezvousParameters::new("static", format!("127.0.0.1:{port}"), "job", 1, 2)
-                .expect("parameters")
-                .with_config(parse_config(&format!("rank={rank},timeout=30")).expect("settings"));
-        RendezvousRegistry::default()
-            .create(&parameters)
-            .expect("a handler")
-    };
-    // The port must be known beforehand. Whoever takes it meanwhile costs another try.
-    for attempt in 0.. {
-        let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
-        let port = free.local_addr().expect("an address").port();
-        drop(free);
-        let (first, second) = (node(0, port), node(1, port));
-        let other = thread::spawn(move || second.next_rendezvous());
-        let round = match first.next_rendezvous() {
-            Ok(round) => round,
-            Err(_) if attempt < 5 => continue,
-            Err(error) => panic!("{error}"),
+    let (joining, port) = static_host(2, 60);
+    let other = static_node(1, 2, port, 60).next_rendezvous();
+    let (round, other) = (joined(joining), other.expect("a round"));
+    assert_eq!((round.rank, round.world_size), (0, 2));
+    assert_eq!((other.rank, other.world_size), (1, 2));
+    assert_eq!(round.bootstrap.master.port(), port);
+    round.store.set("key", b"value").expect("set");
+    assert_eq!(other.store.get("key").expect("a value"), b"value");
+}
+
+#[test]
+fn a_static_rendezvous_says_who_has_joined_and_which_ranks_are_missing() {
+    let (joining, port) = static_host(4, 3);
+    // PyTorch's nodes count themselves, and write no name.
+    let options = TcpStoreOptions::default().with_world_size(4);
+    let _torch = TcpStore::open("127.0.0.1", port, options).expect("a connection");
+    let other = static_node(2, 4, port, 3).next_rendezvous();
+    let host = joining.join().expect("no panic");
+    for error in [other.expect_err("too few"), host.expect_err("too few")] {
+        let RendezvousError::RanksMissing { report } = &error else {
+            panic!("{error}");
         };
-        let other = other.join().expect("no panic").expect("a round");
-        assert_eq!((round.rank, round.world_size), (0, 2));
-        assert_eq!((other.rank, other.world_size), (1, 2));
-        assert_eq!(round.bootstrap.master.port(), port);
-        round.store.set("key", b"value").expect("set");
-        assert_eq!(other.store.get("key").expect("a value"), b"value");
-        return;
+        assert_eq!((report.joined, report.missing()), (3, 1));
+        assert!(report.named.keys().eq(&[0, 2]), "{error}");
+        let pid = format!("(pid {})", std::process::id());
+        let text = error.to_string();
+        for part in [
+            "3 of 4 nodes have joined run \"job\"",
+            "1 without a name",
+            "missing: 1 of node ranks 1, 3",
+            &pid,
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+    }
+}
+
+#[test]
+fn a_port_that_is_held_by_something_else_is_an_error_within_the_join_timeout() {
+    // It accepts connections, by the backlog, and never answers.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let endpoint = silent.local_addr().expect("an address").to_string();
+    let join_timeout = Duration::from_secs(2);
+    for is_host in ["", ",is_host=0"] {
+        let config = parse_config(&format!("join_timeout=2{is_host}")).expect("settings");
+        let parameters = RendezvousParameters::new("c10d", endpoint.as_str(), "job", 1, 2);
+        let parameters = parameters.expect("parameters").with_config(config);
+        let started = Instant::now();
+        let error = RendezvousRegistry::default().create(&parameters);
+        let error = error.expect_err("no store");
+        let elapsed = started.elapsed();
+        assert!(error.to_string().contains(&endpoint), "{error}");
+        // The default of one call to the store, 60 s, must not count.
+        assert!(elapsed < LONG / 2, "{elapsed:?}: {error}");
+        assert!(elapsed >= join_timeout / 2, "{elapsed:?}: {error}");
     }
 }
