@@ -77,6 +77,14 @@ impl Running {
         kill_process(Pid::from_child(&self.0), signal).unwrap();
     }
 
+    /// The first line that it writes to standard error, of which nothing can be read afterwards.
+    pub(crate) fn line_of_stderr(&mut self) -> String {
+        let mut line = String::new();
+        let stderr = self.0.stderr.take().unwrap();
+        BufReader::new(stderr).read_line(&mut line).unwrap();
+        line
+    }
+
     pub(crate) fn end(mut self) -> Ended {
         let status = self.exit_status();
         let mut stdout = Vec::new();
