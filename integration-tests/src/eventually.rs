@@ -1,10 +1,30 @@
 //! Waiting for a condition that nothing announces.
 
+use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::process::Pid;
+
 /// Far longer than any condition takes in a run that succeeds.
 const LIMIT: Duration = Duration::from_secs(30);
+
+/// Waits until a thread of this process is blocked in the kernel, or has ended (Linux).
+///
+/// # Panics
+/// When it is not within half a minute.
+pub fn until_blocked(thread: Pid) {
+    let path = format!("/proc/self/task/{}/stat", thread.as_raw_nonzero());
+    eventually("the thread is blocked", || {
+        let Ok(stat) = fs::read_to_string(&path) else {
+            return true;
+        };
+        // The name before it stands in parentheses, and may have some itself.
+        stat.rsplit(") ")
+            .next()
+            .is_some_and(|rest| rest.starts_with('S'))
+    });
+}
 
 /// Waits until `condition` holds; `what` says which in messages.
 ///

@@ -9,6 +9,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+use serde_json::Value;
 
 /// The processes running now, for [`kill_all`].
 static RUNNING: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
@@ -98,6 +99,21 @@ impl ChildProcess {
             );
         }
         line.trim_end().to_owned()
+    }
+
+    /// The next line of its standard output that is a JSON object. Others are passed over: gloo of PyTorch
+    /// 2.9 reports its connections there.
+    ///
+    /// # Panics
+    /// When it ends without one.
+    pub fn read_json(&mut self) -> Value {
+        loop {
+            let line = self.read_line();
+            if line.starts_with('{') {
+                return serde_json::from_str(&line)
+                    .unwrap_or_else(|error| panic!("{}: {error}: {line}", self.what));
+            }
+        }
     }
 
     /// What it wrote to standard error so far, the last lines of it.

@@ -1,11 +1,13 @@
-//! A relay between a client and a server that can hold back the server's replies: it makes a reply
-//! cross a request on the way, every time.
+//! A relay between a client and a server that can hold back the server's replies and the cancelling of
+//! waits: it makes a reply cross a cancel on the way, every time.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
+
+use crate::raw_client::command::CANCEL_WAIT;
 
 /// Passes one connection on to a server; a second one is refused.
 #[derive(Debug)]
@@ -25,6 +27,9 @@ struct Shared {
 struct State {
     holding: bool,
     held: Vec<u8>,
+    /// Bytes of requests passed on since the hold began.
+    requested: usize,
+    may_cancel: bool,
     closed: bool,
     streams: Vec<TcpStream>,
 }
@@ -59,9 +64,33 @@ impl Relay {
         self.address
     }
 
-    /// Keeps back what the server sends from now on.
+    /// Keeps back from now on what the server sends, and the client's next CANCEL_WAIT.
     pub fn hold(&self) {
-        self.shared.lock().holding = true;
+        let mut state = self.shared.lock();
+        state.holding = true;
+        state.requested = 0;
+        state.may_cancel = false;
+    }
+
+    /// Waits until a request, or a part of one, was passed on since the start or the last
+    /// [`hold`](Self::hold).
+    ///
+    /// # Panics
+    /// When that takes longer than `limit`.
+    pub fn wait_requested(&self, limit: Duration) {
+        let state = self.shared.lock();
+        let (_state, waited) = self
+            .shared
+            .changed
+            .wait_timeout_while(state, limit, |state| state.requested == 0)
+            .unwrap_or_else(PoisonError::into_inner);
+        assert!(!waited.timed_out(), "no request within {limit:?}");
+    }
+
+    /// Passes on the CANCEL_WAIT that is kept back, or the one that comes.
+    pub fn pass_cancel(&self) {
+        self.shared.lock().may_cancel = true;
+        self.shared.changed.notify_all();
     }
 
     /// Waits until at least `bytes` are kept back.
@@ -119,6 +148,11 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn count_requested(&self, bytes: usize) {
+        self.lock().requested += bytes;
+        self.changed.notify_all();
+    }
+
     fn close(&self) {
         let mut state = self.lock();
         state.closed = true;
@@ -144,10 +178,11 @@ fn run(listener: TcpListener, server: SocketAddr, shared: &Arc<Shared>) -> io::R
     }
     let requests = {
         let (mut from, mut to) = (client, server.try_clone()?);
+        let shared = Arc::clone(shared);
         thread::Builder::new()
             .name("relay-requests".to_owned())
             .spawn(move || {
-                let _ = io::copy(&mut from, &mut to);
+                let _ = pass_requests(&mut from, &mut to, &shared);
                 let _ = to.shutdown(Shutdown::Write);
             })?
     };
@@ -155,6 +190,35 @@ fn run(listener: TcpListener, server: SocketAddr, shared: &Arc<Shared>) -> io::R
     shared.close();
     let _ = requests.join();
     result
+}
+
+fn pass_requests(
+    client: &mut TcpStream,
+    server: &mut TcpStream,
+    shared: &Shared,
+) -> io::Result<()> {
+    let mut buffer = [0; 4096];
+    loop {
+        let count = client.read(&mut buffer)?;
+        let Some((last, others)) = buffer[..count].split_last() else {
+            return Ok(());
+        };
+        server.write_all(others)?;
+        if !others.is_empty() {
+            shared.count_requested(others.len());
+        }
+        // No other request of these tests ends with this byte.
+        if *last == CANCEL_WAIT {
+            let state = shared.lock();
+            let is_kept = |state: &mut State| state.holding && !state.may_cancel && !state.closed;
+            let _state = shared
+                .changed
+                .wait_while(state, is_kept)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        server.write_all(&[*last])?;
+        shared.count_requested(1);
+    }
 }
 
 fn pass_replies(server: &mut TcpStream, shared: &Shared) -> io::Result<()> {

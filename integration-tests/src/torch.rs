@@ -4,10 +4,10 @@
 //! them. Every store has a thread of its own over there, so any number of them can block at the same
 //! time, and a test decides what happens in which order.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::env;
 use std::fmt;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, Write};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, ChildStdout, Command, ExitStatus};
@@ -480,6 +480,122 @@ impl fmt::Display for TorchError {
 
 impl std::error::Error for TorchError {}
 
+/// A release of PyTorch: which one the tests face, and what it has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Release {
+    version: String,
+    minor: u32,
+}
+
+/// What not every release that is tested has (docs/wire.md, 10.3).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Feature {
+    /// `queue_push`, `queue_pop`, `queue_len`.
+    Queues,
+    /// `Store.clone`.
+    Clone,
+    /// `Store.barrier`.
+    Barrier,
+    /// `Store.list_keys`.
+    ListKeys,
+    /// The texts of errors that PyTorch 2.15 has, which our server's users see.
+    ErrorTexts,
+    /// "wait timeout after" in the error of a wait that timed out, instead of "Socket Timeout".
+    WaitTimeoutText,
+    /// The contract of `contract.rs` in full, between PyTorch's own two ends.
+    Contract,
+    /// Times with a time zone in the state of a rendezvous.
+    AwareTimes,
+    /// A torchrun that is compared with `c10d run`, and shares a job with it.
+    Torchrun,
+    /// The variable `TORCHELASTIC_SIGNALS_TO_HANDLE` for workers.
+    SignalsVariable,
+}
+
+impl Release {
+    /// The one that [`PYTHON_VARIABLE`] names. Asks it once, without loading PyTorch.
+    ///
+    /// # Panics
+    /// When the variable is not set, or names no Python with a release that the tests know.
+    #[must_use]
+    pub fn tested() -> &'static Self {
+        static TESTED: LazyLock<Release> = LazyLock::new(|| {
+            let ask = "import importlib.metadata as m; print(m.version('torch'))";
+            let output = python().args(["-c", ask]).output();
+            let output = output.unwrap_or_else(|e| panic!("{PYTHON_VARIABLE}: {e}"));
+            let version = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+            Release::new(&version).unwrap_or_else(|| {
+                panic!(
+                    "{PYTHON_VARIABLE}: the tests know no PyTorch {version:?}: {}",
+                    String::from_utf8_lossy(&output.stderr)
+                )
+            })
+        });
+        &TESTED
+    }
+
+    fn new(version: &str) -> Option<Self> {
+        let mut numbers = version.split('.');
+        let (major, minor) = (numbers.next()?, numbers.next()?.parse().ok()?);
+        // What lies between these has not been tried.
+        (major == "2" && [4, 9, 15].contains(&minor)).then(|| Self {
+            version: version.to_owned(),
+            minor,
+        })
+    }
+
+    /// `torch.__version__`, perhaps without what comes after a `+`.
+    #[must_use]
+    pub fn version(&self) -> &str {
+        &self.version
+    }
+
+    /// Whether it has `feature`.
+    #[must_use]
+    pub const fn has(&self, feature: Feature) -> bool {
+        self.minor >= feature.since()
+    }
+
+    /// Whether the calling test can do what needs `feature`. If not, prints that it is left out.
+    #[must_use]
+    pub fn allows(&self, feature: Feature) -> bool {
+        let has = self.has(feature);
+        if !has {
+            left_out(&format!(
+                "{feature:?}, which PyTorch {} does not have",
+                self.version
+            ));
+        }
+        has
+    }
+}
+
+/// Prints, once, what the calling test does not do, and why: on standard error past the capture of
+/// libtest, as nobody reads the output of a test that passes.
+pub fn left_out(what: &str) {
+    static PRINTED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    let thread = thread::current();
+    let line = format!("left out of {}: {what}", thread.name().unwrap_or("a test"));
+    if lock(&PRINTED).insert(line.clone()) {
+        let _ = writeln!(io::stderr(), "{line}");
+    }
+}
+
+impl Feature {
+    /// The first release that has it, as far as the tested ones tell.
+    const fn since(self) -> u32 {
+        match self {
+            Self::Torchrun
+            | Self::Queues
+            | Self::Clone
+            | Self::Contract
+            | Self::WaitTimeoutText
+            | Self::AwareTimes => 9,
+            Self::Barrier | Self::ListKeys | Self::ErrorTexts | Self::SignalsVariable => 15,
+        }
+    }
+}
+
 /// The command that runs Python, with the environment that PyTorch is tested in.
 ///
 /// # Panics
@@ -576,7 +692,27 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
-    use super::{from_hex, to_hex};
+    use super::{Feature, Release, from_hex, to_hex};
+
+    #[test]
+    fn a_release_has_what_its_version_says() {
+        let features = [Feature::Queues, Feature::Barrier];
+        for (version, has) in [
+            ("2.4.1+cu121", [false, false]),
+            ("2.9.1", [true, false]),
+            ("2.15.0", [true, true]),
+        ] {
+            let release = Release::new(version).expect("it is tested");
+            assert_eq!(
+                features.map(|feature| release.has(feature)),
+                has,
+                "{version}"
+            );
+        }
+        for version in ["2.16.0", "1.15.0", "", "2", "2.x"] {
+            assert_eq!(Release::new(version), None, "{version:?}");
+        }
+    }
 
     #[test]
     fn hexadecimal_comes_back_unchanged() {

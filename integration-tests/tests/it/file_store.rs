@@ -8,7 +8,7 @@ use std::time::Duration;
 use c10d_store::{FileStore, PrefixStore, Store};
 use integration_tests::contract::{self, Traits};
 use integration_tests::peer::{Failure, Ours, Peer};
-use integration_tests::torch::Torch;
+use integration_tests::torch::{Feature, Release, Torch};
 use integration_tests::watchdog::Watchdog;
 use serde_json::json;
 use tempfile::TempDir;
@@ -19,6 +19,9 @@ const LONG: Duration = Duration::from_secs(30);
 /// Our store: no queues, and the bookkeeping of open and closed stores is counted.
 const OURS: Traits = Traits {
     queues: false,
+    barrier: true,
+    list_keys: true,
+    clone: true,
     compare_set_wakes: true,
     own_keys: 1,
     lists_only_users_keys: false,
@@ -27,7 +30,6 @@ const OURS: Traits = Traits {
     add_to_text: Failure::NotANumber,
     barrier_has_default_timeout: true,
     clone_keeps_timeout: true,
-    timeout_slack: Duration::from_secs(2),
     value_bytes_max: 1 << 20,
 };
 
@@ -36,8 +38,6 @@ const TORCHS: Traits = Traits {
     delete_of_missing: true,
     extended_api: false,
     clone_keeps_timeout: false,
-    // Whole seconds, rounded up past the limit.
-    timeout_slack: Duration::from_secs(3),
     ..OURS
 };
 
@@ -64,7 +64,7 @@ fn every_operation_on_either_side() {
     contract::every_operation(&ours_below, &OURS);
     let traits = Traits {
         barrier_has_default_timeout: false,
-        ..TORCHS
+        ..TORCHS.with(Release::tested())
     };
     contract::every_operation(&torchs.prefixed("torch"), &traits);
 
@@ -94,7 +94,7 @@ fn they_see_and_wake_each_other() {
     let _watchdog = Watchdog::start("they_see_and_wake_each_other", LIMIT);
     let (_folder, path) = folder();
     let torchs = Torch::shared().file_store(&path, None);
-    contract::two_users(&Ours(open(&path)), &torchs, &OURS);
+    contract::two_users(&Ours(open(&path)), &torchs, &OURS.with(Release::tested()));
 }
 
 #[test]
@@ -140,6 +140,9 @@ fn additions_from_both_sides_sum_up() {
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
 fn four_of_both_kinds_meet_at_barriers() {
     let _watchdog = Watchdog::start("four_of_both_kinds_meet_at_barriers", LIMIT);
+    if !Release::tested().allows(Feature::Barrier) {
+        return;
+    }
     let (_folder, path) = folder();
     let torch = Torch::shared();
     let ranks: [Box<dyn Peer>; 4] = [

@@ -63,14 +63,16 @@ fn env_of_rank(command: &mut Command, rank: usize, port: u16) {
         // There is a server at exactly MASTER_ADDR:MASTER_PORT already: rank 0 is a plain client as
         // well. The value must be the word "True". Host and port of `tcp://` must be spelled as
         // they are in those two variables.
-        .env("TORCHELASTIC_USE_AGENT_STORE", "True");
+        .env("TORCHELASTIC_USE_AGENT_STORE", "True")
+        // PyTorch 2.4 asks for it together with that one.
+        .env("TORCHELASTIC_RESTART_COUNT", "0");
 }
 
 fn expect_results(ranks: Vec<ChildProcess>) {
     // Of the ranks 0, 1, 2, 3: how many, their sum, the sum of their squares.
     let sum = json!([4, 6, 14]);
     for (rank, mut process) in ranks.into_iter().enumerate() {
-        let result: Value = serde_json::from_str(&process.read_line()).expect("JSON");
+        let result: Value = process.read_json();
         let expected = json!({
             "rank": rank,
             "sum": sum,

@@ -12,7 +12,7 @@ use std::time::Duration;
 use elastic_rendezvous::codec::{self, CodecLimits};
 use elastic_rendezvous::{DatetimeStyle, NodeId, RendezvousState, Timestamp};
 use integration_tests::process::ChildProcess;
-use integration_tests::torch::{from_hex, python, script, to_hex};
+use integration_tests::torch::{Feature, Release, from_hex, python, script, to_hex};
 use integration_tests::watchdog::Watchdog;
 use serde_json::{Value, json};
 
@@ -295,6 +295,10 @@ fn exchange(torch: &mut Torch, state: &RendezvousState, action: &str, node: &Nod
 fn pytorch_and_we_continue_each_others_states() {
     let test = "pytorch_and_we_continue_each_others_states";
     let _watchdog = Watchdog::start(test, LIMIT);
+    // A rendezvous without them dies of states with them.
+    if !Release::tested().allows(Feature::AwareTimes) {
+        return;
+    }
     let mut random = Random::new(test);
     let mut torch = Torch::start();
     for _ in 0..ROUNDS {
@@ -330,6 +334,10 @@ fn pytorch_and_we_continue_each_others_states() {
 fn large_states_have_the_bytes_of_pytorch() {
     let test = "large_states_have_the_bytes_of_pytorch";
     let _watchdog = Watchdog::start(test, LIMIT);
+    // A rendezvous without them dies of states with them.
+    if !Release::tested().allows(Feature::AwareTimes) {
+        return;
+    }
     let mut random = Random::new(test);
     let mut torch = Torch::start();
     for nodes in [255, 700, 999, 1000, 1001, 1999, 2000, 2001, 3000] {

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use c10d_store::{ServerOptions, TcpStoreServer};
 use integration_tests::launcher::{Job, Kind, Launcher, free_address};
+use integration_tests::torch::{Feature, Release};
 use integration_tests::watchdog::Watchdog;
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -130,6 +131,9 @@ fn mix(host: Kind) {
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
 fn torchrun_joins_a_job_that_c10d_hosts() {
     let _watchdog = Watchdog::start("torchrun_joins_a_job_that_c10d_hosts", LIMIT);
+    if !Release::tested().allows(Feature::Torchrun) {
+        return;
+    }
     mix(Kind::C10d);
 }
 
@@ -137,6 +141,9 @@ fn torchrun_joins_a_job_that_c10d_hosts() {
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
 fn c10d_joins_a_job_that_torchrun_hosts() {
     let _watchdog = Watchdog::start("c10d_joins_a_job_that_torchrun_hosts", LIMIT);
+    if !Release::tested().allows(Feature::Torchrun) {
+        return;
+    }
     mix(Kind::Torchrun);
 }
 
@@ -168,6 +175,9 @@ fn a_worker_that_fails_twice_is_started_again_with_those_of_both_nodes() {
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
 fn a_worker_that_fails_twice_is_started_again_with_that_of_torchrun() {
     let _watchdog = Watchdog::start("a_worker_that_fails_twice_with_torchrun", LIMIT);
+    if !Release::tested().allows(Feature::Torchrun) {
+        return;
+    }
     fail_twice([Kind::C10d, Kind::Torchrun]);
 }
 
@@ -250,6 +260,9 @@ fn sigterm_ends_torch_workers_within_the_grace_period() {
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
 fn workers_have_the_environment_that_torchrun_gives_them() {
     let _watchdog = Watchdog::start("workers_have_the_environment_of_torchrun", LIMIT);
+    if !Release::tested().allows(Feature::Torchrun) {
+        return;
+    }
     let environments = [Kind::C10d, Kind::Torchrun].map(|kind| {
         let folder = tempfile::tempdir().expect("a folder");
         let job = Job::new(folder.path());
@@ -266,7 +279,12 @@ fn workers_have_the_environment_that_torchrun_gives_them() {
             found
         })
     });
-    let [of_c10d, of_torchrun] = environments;
+    let [mut of_c10d, of_torchrun] = environments;
+    if !Release::tested().allows(Feature::SignalsVariable) {
+        for found in &mut of_c10d {
+            found.remove("TORCHELASTIC_SIGNALS_TO_HANDLE");
+        }
+    }
     for (mut c10d, mut torchrun) in of_c10d.into_iter().zip(of_torchrun) {
         // The tests' own, and what torchrun itself was started with.
         for name in [
