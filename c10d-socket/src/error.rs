@@ -80,6 +80,16 @@ impl ConnectError {
         self.0.limit
     }
 
+    /// Shows this limit, if there was one: what a caller gave, which is a little more than what was
+    /// left of it when connecting began.
+    #[must_use]
+    pub fn with_limit(mut self, limit: Duration) -> Self {
+        if self.0.limit.is_some() {
+            self.0.limit = Some(limit);
+        }
+        self
+    }
+
     /// How many rounds there were; a round is a name lookup and a try of each address.
     #[must_use]
     pub fn rounds(&self) -> u64 {

@@ -158,7 +158,11 @@ impl fmt::Display for Outcome {
 pub enum StoreError {
     /// The keys did not appear (or nothing was pushed) in time. Nothing changed and the store
     /// stays usable: wait again, with a longer timeout, or find out who should have written them.
-    #[error("{context}: timed out (limit {:.3}s)", timeout.as_secs_f64())]
+    #[error(
+        "{context}: timed out (limit {:.3}s){}",
+        timeout.as_secs_f64(),
+        what_is_missing(context.operation)
+    )]
     Timeout {
         /// The call.
         context: ErrorContext,
@@ -391,6 +395,17 @@ impl StoreError {
     }
 }
 
+/// What a wait that timed out was for.
+const fn what_is_missing(operation: Operation) -> &'static str {
+    match operation {
+        Operation::Get => ": the key is missing",
+        Operation::Wait | Operation::MultiGet => ": not all keys exist",
+        Operation::WaitChange => ": no new value",
+        Operation::QueuePop => ": the queue is empty",
+        _ => "",
+    }
+}
+
 /// A number, or that it is not known.
 struct OrUnknown(Option<i64>);
 
@@ -445,7 +460,8 @@ mod tests {
         let error = StoreError::Timeout { context, timeout };
         assert_eq!(
             format!("{error:?}"),
-            "get \"epoch\" at TCP store node0:29500 after 1.250s: timed out (limit 1.000s)"
+            "get \"epoch\" at TCP store node0:29500 after 1.250s: timed out (limit 1.000s): the key is \
+             missing"
         );
         assert_eq!(format!("{error:?}"), error.to_string());
     }

@@ -116,8 +116,8 @@ impl Connection {
                 let answer = connection.read_u32(deadline)?;
                 if answer & !CAPABILITY_MASK != CAPABILITY_NONCE {
                     return Err(Failure::Protocol(format!(
-                        "PING was answered by 0x{answer:08x} instead of 0x{CAPABILITY_NONCE:08x}: \
-                         not a TCPStore server"
+                        "the peer does not speak the TCPStore protocol: it answered PING by \
+                         0x{answer:08x} instead of 0x{CAPABILITY_NONCE:08x}"
                     )));
                 }
                 connection.capabilities = answer & CAPABILITY_MASK;

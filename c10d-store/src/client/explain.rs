@@ -10,7 +10,10 @@ use crate::error::{ErrorContext, Operation, Outcome, StoreError};
 /// Turns what happened to a connection into what happened to a call.
 pub(super) fn explain(error: PoolError, context: ErrorContext, timeout: Duration) -> StoreError {
     let failure = match error {
-        PoolError::Connect(source) => return StoreError::Connect { context, source },
+        PoolError::Connect(source) => {
+            let source = source.with_limit(timeout);
+            return StoreError::Connect { context, source };
+        }
         PoolError::Ended(Ended::Closed) => return StoreError::Closed { context },
         PoolError::Ended(Ended::Lost { kind, text }) => {
             let source = io::Error::new(kind, format!("earlier: {text}"));

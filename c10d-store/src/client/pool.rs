@@ -12,6 +12,7 @@ use c10d_socket::{ConnectError, ConnectOptions, Deadline, Dialer, HostPort};
 use mio::net::TcpStream;
 
 use super::connection::{Connection, Failure, Hello};
+use super::explain::is_closed_by_peer;
 use super::lanes::{Lanes, Take};
 use super::stream::Stream;
 
@@ -221,10 +222,18 @@ impl Pool {
                     self.lock().wants_plain_hello = hello == Hello::Plain;
                     return Ok(connection);
                 }
+                Err(Failure::Lost(error) | Failure::NotSent(error))
+                    if is_closed_by_peer(&error) =>
+                {
+                    io::Error::new(
+                        error.kind(),
+                        "the peer closed the connection; it may not speak the TCPStore protocol",
+                    )
+                }
                 Err(Failure::Lost(error) | Failure::NotSent(error)) => error,
                 Err(Failure::NoReply) => io::Error::new(
                     io::ErrorKind::TimedOut,
-                    "connected, but the server does not answer the hello",
+                    "connected, but the peer does not answer; it may not speak the TCPStore protocol",
                 ),
                 Err(failure @ Failure::Protocol(_)) => return Err(PoolError::Failure(failure)),
             };

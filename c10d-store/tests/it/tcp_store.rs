@@ -898,34 +898,68 @@ fn nonsense_for_an_answer_is_an_error_that_shows_it() {
     }
 }
 
+/// A peer that is no store: what it does with a connection, whether that is told at once, and how.
 #[test]
-fn what_is_no_store_is_told_at_once() {
-    let (port, playing) = play(*b"HTTP", |_| ());
-    let options = TcpStoreOptions::default().with_timeout(LONG);
-    let started = Instant::now();
-    let error = TcpStore::open("127.0.0.1", port, options).unwrap_err();
-    assert!(started.elapsed() < LONG / 2);
-    assert!(
-        error.to_string().contains("not a TCPStore server"),
-        "{error}"
-    );
-    playing.join().unwrap();
+fn a_peer_that_is_no_store_costs_no_more_than_the_timeout_and_is_named() {
+    type Behave = fn(TcpStream) -> Option<TcpStream>;
+    let table: [(&str, Behave); 3] = [
+        ("does not answer; it may not speak", Some),
+        ("closed the connection; it may not speak", |_| None),
+        (
+            "does not speak the TCPStore protocol: it answered PING by 0x50545448",
+            |mut stream| {
+                stream.write_all(b"HTTP/1.0 400 Bad Request").unwrap();
+                Some(stream)
+            },
+        ),
+    ];
+    for (text, behave) in table {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let playing = thread::spawn(move || {
+            let mut kept = Vec::new();
+            // Ends with the connection that says "q".
+            loop {
+                let (stream, _) = listener.accept().unwrap();
+                let mut first = [0];
+                if stream.peek(&mut first).unwrap_or(0) == 1 && first == *b"q" {
+                    return;
+                }
+                kept.extend(behave(stream));
+            }
+        });
+        let options = TcpStoreOptions::default().with_timeout(ms(300));
+        let started = Instant::now();
+        let error = TcpStore::open("127.0.0.1", address.port(), options).unwrap_err();
+        let elapsed = started.elapsed();
+        let shown = error.to_string();
+        assert!(elapsed < LONG / 2, "{elapsed:?}: {shown}");
+        assert!(shown.contains(text), "{shown}");
+        assert!(shown.contains(&address.to_string()), "{shown}");
+        // The limit as it was given, not what was left of it.
+        if shown.contains("limit") {
+            assert!(shown.contains("(limit 0.300s)"), "{shown}");
+        } else {
+            assert!(matches!(error, StoreError::Protocol { .. }), "{shown}");
+        }
+        TcpStream::connect(address)
+            .unwrap()
+            .write_all(b"q")
+            .unwrap();
+        playing.join().unwrap();
+    }
 }
 
 #[test]
-fn a_server_that_accepts_and_says_nothing_is_given_up_at_the_deadline() {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
-    let options = TcpStoreOptions::default().with_timeout(ms(200));
-    let started = Instant::now();
-    let error = TcpStore::open("127.0.0.1", port, options).unwrap_err();
-    assert!(started.elapsed() < LONG / 2);
-    assert!(matches!(error, StoreError::Connect { .. }), "{error}");
+fn a_get_that_times_out_says_that_the_key_is_missing() {
+    let server = serve();
+    let store = client(&server);
+    store.set_timeout(ms(20));
+    let text = store.get("absent").unwrap_err().to_string();
     assert!(
-        error.to_string().contains("does not answer the hello"),
-        "{error}"
+        text.ends_with("timed out (limit 0.020s): the key is missing"),
+        "{text}"
     );
-    drop(listener);
 }
 
 #[test]

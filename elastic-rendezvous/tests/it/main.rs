@@ -2,3 +2,4 @@
 
 mod codec;
 mod handlers;
+mod not_a_store;

@@ -1,0 +1,59 @@
+//! An endpoint whose port is held by something that is no store.
+
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use elastic_rendezvous::{RendezvousParameters, RendezvousRegistry, parse_config};
+
+/// What a peer does with a connection.
+type Behave = fn(TcpStream) -> Option<TcpStream>;
+
+const PEERS: [(&str, Behave); 3] = [
+    ("does not answer", Some),
+    ("closed the connection", |_| None),
+    ("does not speak the TCPStore protocol", |mut stream| {
+        // The client may have closed by now.
+        let _ = stream.write_all(b"HTTP/1.0 400 Bad Request");
+        Some(stream)
+    }),
+];
+
+#[test]
+fn a_peer_that_is_no_store_costs_the_join_timeout_and_no_more() {
+    for (text, behave) in PEERS {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let address = listener.local_addr().expect("bound");
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let peer = thread::spawn(move || {
+            let mut kept = Vec::new();
+            for stream in listener.incoming() {
+                if stopped.load(Ordering::Acquire) {
+                    return;
+                }
+                kept.extend(behave(stream.expect("a connection")));
+            }
+        });
+        let parameters = RendezvousParameters::new("c10d", address.to_string(), "job", 1, 1)
+            .expect("parameters")
+            .with_config(parse_config("join_timeout=2").expect("a setting"));
+        let started = Instant::now();
+        let created = RendezvousRegistry::default().create(&parameters);
+        let elapsed = started.elapsed();
+        let error = match created {
+            Ok(_) => panic!("{text}: there is no store"),
+            Err(error) => error.to_string(),
+        };
+        // Far below the 60 s that one call of the store may take.
+        assert!(elapsed < Duration::from_secs(30), "{elapsed:?}: {error}");
+        assert!(error.contains(text), "{error}");
+        assert!(error.contains(&address.to_string()), "{error}");
+        stop.store(true, Ordering::Release);
+        TcpStream::connect(address).expect("it listens");
+        peer.join().expect("no panic");
+    }
+}
