@@ -32,7 +32,7 @@ const CAPACITY_KEPT_MAX: usize = 512;
 /// assert!(out.is_empty());
 /// # Ok::<(), std::io::Error>(())
 /// ```
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct SendBuf {
     /// Sent before `rest`. Invariant: `head_sent <= head.len()`, and both are 0 when the buffer is
     /// empty.
@@ -46,7 +46,16 @@ pub struct SendBuf {
     shared_unsent: usize,
 }
 
-#[derive(Debug)]
+impl std::fmt::Debug for SendBuf {
+    /// Lengths instead of bytes: they can be long and secret.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SendBuf")
+            .field("unsent_bytes", &self.unsent_bytes())
+            .field("copied_bytes", &self.copied_bytes())
+            .finish_non_exhaustive()
+    }
+}
+
 enum Piece {
     Copied { bytes: Vec<u8>, sent: usize },
     Shared { bytes: Arc<Vec<u8>>, sent: usize },
@@ -306,5 +315,17 @@ mod tests {
         out.push(b"x");
         let error = out.flush(&mut Full).expect_err("nothing was taken");
         assert_eq!(error.kind(), io::ErrorKind::WriteZero);
+    }
+
+    #[test]
+    fn debug_output_holds_no_data() {
+        let mut out = SendBuf::new();
+        out.push(b"QZQZ");
+        out.push_shared(Arc::new(b"QZQZ".to_vec()), 0);
+        out.push(b"QZQZ");
+        assert_eq!(
+            format!("{out:?}"),
+            "SendBuf { unsent_bytes: 12, copied_bytes: 8, .. }"
+        );
     }
 }

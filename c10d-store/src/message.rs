@@ -51,20 +51,29 @@ impl<'a> From<&'a [&'a [u8]]> for Keys<'a> {
 }
 
 impl fmt::Debug for Keys<'_> {
+    /// How many: the pairs of a MULTI_SET hold values.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list()
-            .entries(self.iter().map(String::from_utf8_lossy))
+        f.debug_struct("Keys")
+            .field("count", &self.iter().count())
             .finish()
     }
 }
 
 /// A value that a request brings.
-#[derive(Debug)]
 pub(crate) enum Payload<'a> {
     /// Still in the receive buffer.
     Borrowed(&'a [u8]),
     /// A long one, in the buffer it was received into: storing it copies nothing.
     Owned(Value),
+}
+
+impl fmt::Debug for Payload<'_> {
+    /// Lengths instead of bytes: they can be long and secret.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Payload")
+            .field("bytes", &self.as_bytes().len())
+            .finish()
+    }
 }
 
 impl Payload<'_> {
@@ -86,7 +95,7 @@ impl Payload<'_> {
 }
 
 /// One request, its bytes borrowed from the receive buffer.
-#[derive(Debug)]
+#[cfg_attr(test, derive(Debug))]
 pub(crate) enum Request<'a> {
     Validate {
         magic: u32,
@@ -170,7 +179,7 @@ pub(crate) enum Request<'a> {
 }
 
 /// One piece of a reply. Some replies have several, in order: a count and its blobs, say.
-#[derive(Debug)]
+#[cfg_attr(test, derive(Debug))]
 pub(crate) enum Reply<'a> {
     /// PING's answer.
     Nonce(u32),

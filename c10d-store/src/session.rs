@@ -57,13 +57,23 @@ pub(crate) struct Session {
 }
 
 /// The start of an unfinished request (or, after a pause, whole ones too).
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Partial {
     bytes: Vec<u8>,
     /// How far the bytes have been scanned.
     scan: FrameScan,
     /// Bytes needed at least before there is anything to do.
     needed: usize,
+}
+
+impl std::fmt::Debug for Partial {
+    /// Lengths instead of bytes: they can be long and secret.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Partial")
+            .field("bytes", &self.bytes.len())
+            .field("needed", &self.needed)
+            .finish_non_exhaustive()
+    }
 }
 
 /// How far a run over some bytes came.

@@ -8,10 +8,19 @@ use std::sync::Arc;
 pub(crate) const SHARED_VALUE_BYTES_MIN: usize = 16 << 10;
 
 /// The bytes of one value or queue element.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(crate) struct Value(Repr);
 
-#[derive(Debug, Clone)]
+impl std::fmt::Debug for Value {
+    /// Lengths instead of bytes: they can be long and secret.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Value")
+            .field("bytes", &self.as_bytes().len())
+            .finish()
+    }
+}
+
+#[derive(Clone)]
 enum Repr {
     Short(Vec<u8>),
     /// The value is `bytes[start..]`: a long value keeps the buffer that it was received into,

@@ -9,8 +9,17 @@ use crate::error::RendezvousError;
 /// The name of one stored version of the state: whoever wants to replace it must know it.
 ///
 /// Opaque: what a backend hands out is handed back unchanged.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Token(Arc<[u8]>);
+
+impl Debug for Token {
+    /// Lengths instead of bytes: they can be long and secret.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Token")
+            .field("bytes", &self.0.len())
+            .finish()
+    }
+}
 
 impl Token {
     /// A token of these bytes.
@@ -27,12 +36,22 @@ impl Token {
 }
 
 /// A stored state and its token.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Stored {
     /// The encoded state.
     pub state: Vec<u8>,
     /// What must be known to replace it.
     pub token: Token,
+}
+
+impl Debug for Stored {
+    /// Lengths instead of bytes: they can be long and secret.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Stored")
+            .field("state_bytes", &self.state.len())
+            .field("token", &self.token)
+            .finish()
+    }
 }
 
 /// What came of [`RendezvousBackend::set_state`].
@@ -131,4 +150,22 @@ pub trait StateWatch: Debug + Send + Sync {
 
     /// Ends a wait that is under way in another thread, and all later ones.
     fn close(&self);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn debug_output_holds_no_state() {
+        let stored = Stored {
+            state: b"QZQZ".to_vec(),
+            token: Token::new(*b"QZQZ"),
+        };
+        let shown = format!("{:?}", Watched::Changed(Some(stored)));
+        assert_eq!(
+            shown,
+            "Changed(Some(Stored { state_bytes: 4, token: Token { bytes: 4 } }))"
+        );
+    }
 }

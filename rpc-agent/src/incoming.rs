@@ -63,7 +63,8 @@ pub(crate) enum Expects {
 }
 
 /// A whole message.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
+#[cfg_attr(test, derive(Debug))]
 pub(crate) enum Message {
     Hello(Hello),
     Welcome(Welcome),
@@ -122,7 +123,6 @@ enum Stage {
 ///
 /// The shell receives onto the end of what [`spare`](Self::spare) gives, then calls
 /// [`received`](Self::received).
-#[derive(Debug)]
 pub(crate) struct Incoming {
     limits: IncomingLimits,
     stage: Stage,
@@ -142,10 +142,31 @@ pub(crate) struct Incoming {
     broken: Option<WireError>,
 }
 
-#[derive(Debug)]
+impl std::fmt::Debug for Incoming {
+    /// Lengths instead of bytes: they can be long and secret.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Incoming")
+            .field("buffer_bytes", &self.buffer.len())
+            .field("frame", &self.frame)
+            .field("assembling", &self.assembling)
+            .field("broken", &self.broken)
+            .finish_non_exhaustive()
+    }
+}
+
 struct LongFrame {
     bytes: Vec<u8>,
     frame_bytes: usize,
+}
+
+impl std::fmt::Debug for LongFrame {
+    /// Lengths instead of bytes: they can be long and secret.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LongFrame")
+            .field("bytes", &self.bytes.len())
+            .field("frame_bytes", &self.frame_bytes)
+            .finish()
+    }
 }
 
 /// Call ids of requests are the peer's, those of responses are this side's.
@@ -162,7 +183,6 @@ struct Part {
 }
 
 /// A large message of which a part is missing.
-#[derive(Debug)]
 struct Assembly {
     /// What to make of it; `None` for an answer that nobody waits for.
     request: Option<RequestHead>,
@@ -174,6 +194,17 @@ struct Assembly {
     missing_bytes: u64,
     payload_bytes: u64,
     is_wanted: bool,
+}
+
+impl std::fmt::Debug for Assembly {
+    /// Lengths instead of bytes: they can be long and secret.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Assembly")
+            .field("filled_bytes", &self.filled_bytes)
+            .field("missing_bytes", &self.missing_bytes)
+            .field("is_wanted", &self.is_wanted)
+            .finish_non_exhaustive()
+    }
 }
 
 #[derive(Debug)]

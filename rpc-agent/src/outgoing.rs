@@ -55,7 +55,7 @@ pub(crate) struct Outgoing {
 }
 
 /// Frames in the order in which they go.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Encoded {
     copied: Vec<u8>,
     /// Payloads that belong between the copied bytes.
@@ -65,11 +65,30 @@ struct Encoded {
     requests: Vec<RequestStart>,
 }
 
-#[derive(Debug)]
+impl std::fmt::Debug for Encoded {
+    /// Lengths instead of bytes: they can be long and secret.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Encoded")
+            .field("copied_bytes", &self.copied.len())
+            .field("shared_bytes", &self.shared_bytes)
+            .finish_non_exhaustive()
+    }
+}
+
 struct Shared {
     /// How many copied bytes go before it.
     copied_before: usize,
     bytes: Bytes,
+}
+
+impl std::fmt::Debug for Shared {
+    /// Lengths instead of bytes: they can be long and secret.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared")
+            .field("copied_before", &self.copied_before)
+            .field("bytes", &self.bytes.len())
+            .finish()
+    }
 }
 
 #[derive(Debug)]
@@ -79,7 +98,6 @@ struct RequestStart {
     bytes_before: usize,
 }
 
-#[derive(Debug)]
 struct Waiting {
     request_id: Option<u64>,
     /// The frame, but for a shared payload.
@@ -87,8 +105,18 @@ struct Waiting {
     shared: Bytes,
 }
 
+impl std::fmt::Debug for Waiting {
+    /// Lengths instead of bytes: they can be long and secret.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Waiting")
+            .field("request_id", &self.request_id)
+            .field("copied_bytes", &self.copied.len())
+            .field("shared_bytes", &self.shared.len())
+            .finish()
+    }
+}
+
 /// A large message.
-#[derive(Debug)]
 struct Stream {
     id: u64,
     is_response: bool,
@@ -96,6 +124,17 @@ struct Stream {
     start: Vec<u8>,
     rest: Bytes,
     payload_bytes: u64,
+}
+
+impl std::fmt::Debug for Stream {
+    /// Lengths instead of bytes: they can be long and secret.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Stream")
+            .field("id", &self.id)
+            .field("is_response", &self.is_response)
+            .field("payload_bytes", &self.payload_bytes)
+            .finish_non_exhaustive()
+    }
 }
 
 /// What to write next. To be given back with [`Outgoing::put_back`], also after an error.

@@ -317,7 +317,8 @@ impl ErrorKind {
 }
 
 /// One frame. Payloads and names are slices of the bytes that it was decoded from.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
+#[cfg_attr(test, derive(Debug))]
 pub(crate) enum Frame<'a> {
     Hello(Hello),
     Welcome(Welcome),

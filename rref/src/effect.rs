@@ -36,7 +36,7 @@ pub enum Control {
 }
 
 /// What the shell does, outside of its lock and in this order.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 pub enum Effect<V> {
     /// Send, with retries (each message may run twice at its receiver), and report the end once by
     /// [`control_finished`](crate::context::RRefContext::control_finished).
@@ -88,6 +88,53 @@ pub enum Effect<V> {
     },
     /// Drop a value: nobody refers to it.
     Free(V),
+}
+
+impl<V: std::fmt::Debug> std::fmt::Debug for Effect<V> {
+    /// Lengths instead of bytes: they can be long and secret.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Send {
+                to,
+                control,
+                message,
+            } => f
+                .debug_struct("Send")
+                .field("to", to)
+                .field("control", control)
+                .field("message", message)
+                .finish(),
+            Self::Reply { token, answer } => f
+                .debug_struct("Reply")
+                .field("token", token)
+                .field("answer", answer)
+                .finish(),
+            Self::RunFunction {
+                rref,
+                from,
+                function,
+                arguments,
+            } => f
+                .debug_struct("RunFunction")
+                .field("rref", rref)
+                .field("from", from)
+                .field("function", function)
+                .field("arguments_bytes", &arguments.len())
+                .finish(),
+            Self::AnswerFetch { token, result } => f
+                .debug_struct("AnswerFetch")
+                .field("token", token)
+                .field("result", result)
+                .finish(),
+            Self::Confirmed { fork } => f.debug_struct("Confirmed").field("fork", fork).finish(),
+            Self::Failed { fork, error } => f
+                .debug_struct("Failed")
+                .field("fork", fork)
+                .field("error", error)
+                .finish(),
+            Self::Free(it) => f.debug_tuple("Free").field(it).finish(),
+        }
+    }
 }
 
 /// How a message that was sent with retries has ended.

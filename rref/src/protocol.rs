@@ -75,7 +75,7 @@ impl ForkData {
 }
 
 /// A request.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 pub enum Message {
     /// To the owner: make a value, by running a function. The answer says that the reference is
     /// registered, not that the function has run.
@@ -145,6 +145,66 @@ pub enum Message {
         /// The user.
         fork: ForkId,
     },
+}
+
+impl std::fmt::Debug for Message {
+    /// Lengths instead of bytes: they can be long and secret.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::RemoteCall {
+                rref,
+                fork,
+                type_name,
+                function,
+                arguments,
+            } => f
+                .debug_struct("RemoteCall")
+                .field("rref", rref)
+                .field("fork", fork)
+                .field("type_name", type_name)
+                .field("function", function)
+                .field("arguments_bytes", &arguments.len())
+                .finish(),
+            Self::Fetch { rref } => f.debug_struct("Fetch").field("rref", rref).finish(),
+            Self::Call {
+                rref,
+                function,
+                arguments,
+            } => f
+                .debug_struct("Call")
+                .field("rref", rref)
+                .field("function", function)
+                .field("arguments_bytes", &arguments.len())
+                .finish(),
+            Self::ForkRequest { rref, fork } => f
+                .debug_struct("ForkRequest")
+                .field("rref", rref)
+                .field("fork", fork)
+                .finish(),
+            Self::ChildAccept { fork } => {
+                f.debug_struct("ChildAccept").field("fork", fork).finish()
+            }
+            Self::UserDelete { forks } => {
+                f.debug_struct("UserDelete").field("forks", forks).finish()
+            }
+            Self::Abandon { rref, fork, error } => f
+                .debug_struct("Abandon")
+                .field("rref", rref)
+                .field("fork", fork)
+                .field("error", error)
+                .finish(),
+            Self::Probe { rref, fork } => f
+                .debug_struct("Probe")
+                .field("rref", rref)
+                .field("fork", fork)
+                .finish(),
+            Self::Query { rref, fork } => f
+                .debug_struct("Query")
+                .field("rref", rref)
+                .field("fork", fork)
+                .finish(),
+        }
+    }
 }
 
 impl Message {

@@ -58,7 +58,8 @@ pub(super) enum Follows {
 }
 
 /// How a wait ended.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(PartialEq, Eq)]
+#[cfg_attr(test, derive(Debug))]
 pub(super) enum Waited {
     /// With the values that follow the answer, if any.
     Done(Vec<Vec<u8>>),

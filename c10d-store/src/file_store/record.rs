@@ -69,7 +69,8 @@ fn push_len(out: &mut Vec<u8>, len: u32) {
 }
 
 /// What the bytes at the start of some input are.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(PartialEq, Eq)]
+#[cfg_attr(test, derive(Debug))]
 enum Decoded<'a> {
     Whole {
         name: &'a [u8],
@@ -142,12 +143,22 @@ fn agree(a: &[u8], b: &[u8]) -> bool {
 }
 
 /// What a file says after its records have been applied in order.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Default, PartialEq, Eq)]
 pub(super) struct Entries {
     /// Under the users' keys, without the `/`.
     user: HashMap<Vec<u8>, Vec<u8>>,
     /// Under any other stored name: the bookkeeping.
     other: HashMap<Vec<u8>, Vec<u8>>,
+}
+
+impl std::fmt::Debug for Entries {
+    /// Lengths instead of bytes: they can be long and secret.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Entries")
+            .field("user_keys", &self.user.len())
+            .field("other_keys", &self.other.len())
+            .finish()
+    }
 }
 
 /// How far a replay got.

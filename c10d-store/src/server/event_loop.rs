@@ -60,7 +60,6 @@ const KEYS_REPORTED_MAX: usize = 3;
 const EMFILE: i32 = 24;
 const ENFILE: i32 = 23;
 
-#[derive(Debug)]
 pub(super) struct EventLoop {
     poll: Poll,
     listeners: Vec<TcpListener>,

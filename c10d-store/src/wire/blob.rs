@@ -6,11 +6,21 @@ use byteorder::{ByteOrder, LittleEndian};
 pub(super) const LENGTH_BYTES: usize = 8;
 
 /// An iterator over a run of blobs (`u64` length, then the bytes) whose lengths have been checked.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct Blobs<'a> {
     /// Invariant: holds exactly `count` whole blobs.
     bytes: &'a [u8],
     count: usize,
+}
+
+impl std::fmt::Debug for Blobs<'_> {
+    /// Lengths instead of bytes: they can be long and secret.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Blobs")
+            .field("count", &self.count)
+            .field("bytes", &self.bytes.len())
+            .finish()
+    }
 }
 
 impl<'a> Blobs<'a> {

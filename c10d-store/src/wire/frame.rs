@@ -259,7 +259,7 @@ impl FrameScan {
 }
 
 /// One whole request, still as bytes.
-#[derive(Debug)]
+#[cfg_attr(test, derive(Debug))]
 pub(crate) struct Frame<'a> {
     opcode: Opcode,
     spans: [Span; FIELDS_MAX],

@@ -28,11 +28,21 @@ const BORROWED_VALUE_BYTES_MIN: usize = 4096;
 /// assert_eq!(bytes[..9], [4, 5, 0, 0, 0, 0, 0, 0, 0]);
 /// assert_eq!(&bytes[9..14], b"/step");
 /// ```
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct RequestBuf<'v> {
     copied: Vec<u8>,
     /// Borrowed values, each with the length of `copied` at the place where it belongs.
     borrowed: Vec<(usize, &'v [u8])>,
+}
+
+impl std::fmt::Debug for RequestBuf<'_> {
+    /// Lengths instead of bytes: they can be long and secret.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RequestBuf")
+            .field("copied_bytes", &self.copied.len())
+            .field("borrowed_values", &self.borrowed.len())
+            .finish()
+    }
 }
 
 impl<'v> RequestBuf<'v> {

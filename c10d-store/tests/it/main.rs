@@ -3,6 +3,7 @@
 //! A test that needs a process of its own goes to a file of its own beside this folder.
 
 mod blocked;
+mod debug_output;
 mod file_store;
 mod hash_store;
 mod log_lines;

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 pub(super) const ERROR_FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// What an error file says.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Clone, PartialEq)]
 pub(super) struct ErrorFile {
     /// The traceback, or else the message; empty when the worker left it so.
     pub(super) message: String,
@@ -20,6 +20,16 @@ pub(super) struct ErrorFile {
     pub(super) timestamp: Option<i64>,
     /// All of it.
     pub(super) json: Value,
+}
+
+impl std::fmt::Debug for ErrorFile {
+    /// Lengths instead of bytes: they can be long and secret.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ErrorFile")
+            .field("message", &self.message)
+            .field("timestamp", &self.timestamp)
+            .finish_non_exhaustive()
+    }
 }
 
 /// An error file could not be written. The failure itself is known all the same.

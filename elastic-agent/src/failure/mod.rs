@@ -24,7 +24,7 @@ const HINT: &str = "no error file; for a traceback decorate the worker's main fu
                     https://pytorch.org/docs/stable/elastic/errors.html";
 
 /// One worker that failed.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Clone, PartialEq)]
 #[non_exhaustive]
 pub struct ProcessFailure {
     /// Its rank on this node.
@@ -47,6 +47,23 @@ pub struct ProcessFailure {
     /// The last bytes that it wrote to standard error, 4 KiB at most.
     pub stderr_tail: Vec<u8>,
     content: Option<ErrorFile>,
+}
+
+impl std::fmt::Debug for ProcessFailure {
+    /// Lengths instead of bytes: they can be long and secret.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ProcessFailure")
+            .field("local_rank", &self.local_rank)
+            .field("rank", &self.rank)
+            .field("pid", &self.pid)
+            .field("exit", &self.exit)
+            .field("error_file", &self.error_file)
+            .field("message", &self.message)
+            .field("note", &self.note)
+            .field("timestamp", &self.timestamp)
+            .field("stderr_tail_bytes", &self.stderr_tail.len())
+            .finish_non_exhaustive()
+    }
 }
 
 impl ProcessFailure {

@@ -275,3 +275,15 @@ fn a_failure_without_a_file_says_what_is_known() {
     assert_eq!(message(ExitKind::Code(1)), HINT);
     assert!(message(ExitKind::Unknown).contains("lost"));
 }
+
+#[test]
+fn debug_output_holds_no_output_of_the_worker() {
+    let failed = WorkerOutcome {
+        stderr_tail: b"QZQZ".to_vec(),
+        ..outcome(0, TERM, 51)
+    };
+    for shown in [format!("{failed:?}"), format!("{:?}", failures(&[failed]))] {
+        assert!(shown.contains("stderr_tail_bytes: 4"), "{shown}");
+        assert!(!shown.contains("81, 90"), "{shown}");
+    }
+}

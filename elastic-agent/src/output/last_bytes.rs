@@ -4,9 +4,18 @@
 pub(crate) const LAST_BYTES_MAX: usize = 4 << 10;
 
 /// Keeps the last [`LAST_BYTES_MAX`] bytes of all that was pushed.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct LastBytes {
     bytes: Vec<u8>,
+}
+
+impl std::fmt::Debug for LastBytes {
+    /// Lengths instead of bytes: they can be long and secret.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LastBytes")
+            .field("bytes", &self.bytes.len())
+            .finish()
+    }
 }
 
 impl LastBytes {

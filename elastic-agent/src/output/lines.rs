@@ -12,12 +12,21 @@ pub(super) const PIECE_BYTES_MAX: usize = 64 << 10;
 /// A line ends with `\n`, `\r` or `\r\n`, as in Python's text files: progress bars, which return to
 /// the start of their line again and again, show up as lines, instead of not at all. Bytes that are
 /// no UTF-8 are replaced.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct LineSplitter {
     /// The beginning of a line whose end has not come yet; shorter than a piece.
     pending: Vec<u8>,
     /// Whether the last line ended with `\r`, so that a `\n` that comes next is the same line's.
     after_return: bool,
+}
+
+impl std::fmt::Debug for LineSplitter {
+    /// Lengths instead of bytes: they can be long and secret.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LineSplitter")
+            .field("pending_bytes", &self.pending.len())
+            .finish_non_exhaustive()
+    }
 }
 
 impl LineSplitter {

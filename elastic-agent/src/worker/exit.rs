@@ -70,7 +70,7 @@ pub struct WorkerExit {
 }
 
 /// All that is known of a worker that has ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct WorkerOutcome {
     /// Its rank on this node.
     pub local_rank: usize,
@@ -88,4 +88,20 @@ pub struct WorkerOutcome {
     pub error_file: Option<PathBuf>,
     /// The last bytes of its standard error, 4 KiB at most; none when it wrote to a terminal.
     pub stderr_tail: Vec<u8>,
+}
+
+impl fmt::Debug for WorkerOutcome {
+    /// Lengths instead of bytes: they can be long and secret.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WorkerOutcome")
+            .field("local_rank", &self.local_rank)
+            .field("rank", &self.rank)
+            .field("pid", &self.pid)
+            .field("exit", &self.exit)
+            .field("ended_at", &self.ended_at)
+            .field("was_stopped", &self.was_stopped)
+            .field("error_file", &self.error_file)
+            .field("stderr_tail_bytes", &self.stderr_tail.len())
+            .finish()
+    }
 }

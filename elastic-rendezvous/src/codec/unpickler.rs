@@ -29,7 +29,6 @@ const NODE_BYTES: usize = 80;
 const NO_ENTRY: u32 = u32::MAX;
 
 /// The machine, between two opcodes.
-#[derive(Debug)]
 pub(super) struct Unpickler<'a> {
     input: &'a [u8],
     limits: &'a CodecLimits,

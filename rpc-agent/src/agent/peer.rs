@@ -147,10 +147,19 @@ pub(crate) struct WayBack {
 }
 
 /// A request to be run.
-#[derive(Debug)]
 pub(crate) struct Request {
     pub(crate) call: ServedCall,
     pub(crate) payload: Bytes,
+}
+
+impl fmt::Debug for Request {
+    /// Lengths instead of bytes: they can be long and secret.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Request")
+            .field("call", &self.call)
+            .field("payload_bytes", &self.payload.len())
+            .finish()
+    }
 }
 
 impl Peer {

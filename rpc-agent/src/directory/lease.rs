@@ -22,9 +22,18 @@ const HOLDER_BYTES_SHOWN_MAX: usize = 200;
 ///
 /// Clocks of different machines are never compared: the lease is over when its value was the same for
 /// as long as the lease lasts, by the clock of the one who looks.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct LeaseWatch {
     seen: Option<(Vec<u8>, Instant)>,
+}
+
+impl std::fmt::Debug for LeaseWatch {
+    /// Lengths instead of bytes: they can be long and secret.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LeaseWatch")
+            .field("seen_at", &self.seen.as_ref().map(|(_, at)| at))
+            .finish()
+    }
 }
 
 /// What to do about a lease.

@@ -183,3 +183,25 @@ fn a_text_is_cut_between_two_characters() {
     assert_eq!(cut("aéb", 3), "aé");
     assert_eq!(cut("é", 0), "");
 }
+
+proptest! {
+    #[test]
+    fn debug_output_holds_no_arguments(rref in rref(), fork in fork()) {
+        let arguments = Bytes::from_static(b"QZQZ");
+        let messages = [
+            Message::RemoteCall {
+                rref,
+                fork,
+                type_name: "i64".into(),
+                function: "f".into(),
+                arguments: arguments.clone(),
+            },
+            Message::Call { rref, function: "f".into(), arguments },
+        ];
+        for message in messages {
+            let shown = format!("{message:?}");
+            prop_assert!(shown.contains("arguments_bytes: 4"), "{}", shown);
+            prop_assert!(!shown.contains("QZQZ"), "{}", shown);
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! `{:?}` of a public type shows no value that it holds or has just moved.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::time::Duration;
+
+use c10d_store::wire::{Opcode, RequestBuf};
+use c10d_store::{FileStore, HashStore, Known, PrefixStore, ServerOptions, Store};
+use c10d_store::{TcpStore, TcpStoreServer};
+
+/// Easy to find, as text and as a list of numbers.
+const SECRET: &[u8] = b"QZQZQZ";
+
+fn assert_holds_no_data(it: &impl Debug) {
+    for shown in [format!("{it:?}"), format!("{it:#?}")] {
+        let packed: String = shown.split_whitespace().collect();
+        assert!(!packed.contains("QZQZ"), "{shown}");
+        assert!(!packed.contains("81,90,81"), "{shown}");
+        assert!(packed.len() < 4096, "{} bytes: {shown}", packed.len());
+    }
+}
+
+fn use_with_data(store: &dyn Store) {
+    let large = SECRET.repeat(10_000);
+    store.set("small", SECRET).unwrap();
+    store.set("large", &large[..]).unwrap();
+    assert_eq!(store.get("small").unwrap(), SECRET);
+    assert_eq!(store.get("large").unwrap(), large);
+}
+
+#[test]
+fn stores_show_no_values() {
+    let server = TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).unwrap();
+    let tcp = TcpStore::connect("127.0.0.1", server.local_addr().port()).unwrap();
+    use_with_data(&tcp);
+    assert_holds_no_data(&tcp);
+    assert_holds_no_data(&server);
+
+    let hash = HashStore::new();
+    use_with_data(&hash);
+    assert_holds_no_data(&hash);
+
+    let directory = tempfile::tempdir().unwrap();
+    let file = FileStore::open(directory.path().join("store"), None).unwrap();
+    use_with_data(&file);
+    assert_holds_no_data(&file);
+
+    assert_holds_no_data(&PrefixStore::new("p", Arc::new(tcp)));
+}
+
+#[test]
+fn arguments_and_results_show_no_values() {
+    let mut request = RequestBuf::new();
+    let large = SECRET.repeat(10_000);
+    request.opcode(Opcode::Set).raw_key(b"k").value(SECRET);
+    request.opcode(Opcode::Set).raw_key(b"k").value(&large);
+    assert_holds_no_data(&request);
+    assert_holds_no_data(&Known::whole(SECRET));
+
+    let store = HashStore::new();
+    store.set_timeout(Duration::ZERO);
+    let written = store.compare_set("k", b"", SECRET).unwrap();
+    assert_holds_no_data(&written);
+}
