@@ -500,6 +500,8 @@ pub enum Feature {
     ListKeys,
     /// The texts of errors that PyTorch 2.15 has, which our server's users see.
     ErrorTexts,
+    /// PING, by which the raw client of the tests tells that its requests were carried out.
+    Ping,
     /// "wait timeout after" in the error of a wait that timed out, instead of "Socket Timeout".
     WaitTimeoutText,
     /// The contract of `contract.rs` in full, between PyTorch's own two ends.
@@ -585,7 +587,8 @@ impl Feature {
     /// The first release that has it, as far as the tested ones tell.
     const fn since(self) -> u32 {
         match self {
-            Self::Torchrun
+            Self::Ping
+            | Self::Torchrun
             | Self::Queues
             | Self::Clone
             | Self::Contract
