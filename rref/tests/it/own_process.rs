@@ -18,7 +18,7 @@ pub(crate) fn in_own_process(test: &str) -> bool {
         return true;
     }
     let output = Command::new(env::current_exe().unwrap())
-        .args(["--exact", test, "--nocapture"])
+        .args(["--exact", test, "--nocapture", "--include-ignored"])
         .env(TEST, test)
         .output()
         .unwrap();
