@@ -357,10 +357,14 @@ impl StaticRendezvous {
             );
             told.next_log_at = report.waited + report.waited.min(LOG_INTERVAL_MAX);
         }
+        self.tell_listeners(&RendezvousEvent::WaitingForRanks(report));
+    }
+
+    fn tell_listeners(&self, event: &RendezvousEvent<'_>) {
         let listeners = self.listeners.lock();
         let listeners = listeners.unwrap_or_else(PoisonError::into_inner).0.clone();
         for listener in listeners {
-            listener(&RendezvousEvent::WaitingForRanks(report));
+            listener(event);
         }
     }
 
@@ -394,6 +398,7 @@ impl RendezvousHandler for StaticRendezvous {
                 let store = self.meet()?;
                 *self.store.lock().unwrap_or_else(PoisonError::into_inner) =
                     Some(Arc::clone(&store));
+                self.tell_listeners(&RendezvousEvent::MembershipChanged);
                 store
             }
         };

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use elastic_rendezvous::{RendezvousEvent, RendezvousHandler, WaitReport};
+use elastic_rendezvous::{NodeId, RanksReport, RendezvousEvent, RendezvousHandler, WaitReport};
 
 use crate::terminal;
 
@@ -18,6 +18,9 @@ pub(super) fn show(handler: &dyn RendezvousHandler) {
     handler.add_listener(Arc::new(|event: &RendezvousEvent<'_>| match event {
         RendezvousEvent::Waiting(report) if report.waited.as_millis() >= QUIET_MS => {
             terminal::show(&line(report));
+        }
+        RendezvousEvent::WaitingForRanks(report) if report.waited.as_millis() >= QUIET_MS => {
+            terminal::show(&line_of_ranks(report));
         }
         RendezvousEvent::MembershipChanged => terminal::hide(),
         _ => {}
@@ -40,13 +43,53 @@ fn line(report: &WaitReport) -> String {
         "{here} of {wanted} nodes, {missing}, {} s left",
         report.time_left.as_secs()
     );
-    let lost: Vec<_> = report.dropped.iter().map(|lost| &lost.node).collect();
-    let joined: Vec<_> = report.participants.iter().collect();
-    for (label, nodes) in [("; lost: ", lost), ("; joined: ", joined)] {
-        for (index, node) in nodes.into_iter().enumerate() {
-            text.push_str(if index == 0 { label } else { ", " });
-            text.push_str(&format!("{} ({})", node.addr, node.pid));
-        }
-    }
+    list(&mut text, "; missing: ", report.missing_nodes().map(named));
+    list(
+        &mut text,
+        "; joined: ",
+        report.participants.iter().map(named),
+    );
     text
+}
+
+/// The same for a static rendezvous, in which each node has its rank from the start.
+fn line_of_ranks(report: &RanksReport) -> String {
+    let time_left = report.time_left.as_secs();
+    if !report.is_connected {
+        return format!(
+            "no store at {} yet, which node rank 0 hosts, {time_left} s left",
+            report.endpoint
+        );
+    }
+    let mut text = format!("{} of {} nodes", report.joined, report.world_size);
+    let unnamed = report.unnamed_ranks().count();
+    // PyTorch's nodes are counted and have no name: then any of these ranks can be the missing one.
+    let label = if report.missing() < unnamed {
+        format!(", {} missing of node ranks ", report.missing())
+    } else {
+        ", missing node ranks ".to_owned()
+    };
+    let ranks = report.unnamed_ranks().map(|rank| rank.to_string());
+    list(&mut text, &label, ranks);
+    text.push_str(&format!(", {time_left} s left"));
+    let joined = report.named.iter();
+    list(
+        &mut text,
+        "; joined: ",
+        joined.map(|(rank, node)| format!("{rank} {}", named(node))),
+    );
+    text
+}
+
+fn named(node: &NodeId) -> String {
+    format!("{} ({})", node.addr, node.pid)
+}
+
+/// Appends `items`, the first few, as no terminal shows more.
+fn list(text: &mut String, label: &str, items: impl Iterator<Item = String>) {
+    const ITEMS_MAX: usize = 16;
+    for (index, item) in items.take(ITEMS_MAX).enumerate() {
+        text.push_str(if index == 0 { label } else { ", " });
+        text.push_str(&item);
+    }
 }

@@ -128,15 +128,13 @@ impl Node {
 }
 
 fn node(server: &Server, options: &[&str], script: &str) -> std::process::Command {
+    let dynamic = ["--rdzv-backend=c10d", "--rdzv-conf=is_host=0"];
+    node_of(server, &[&dynamic, options].concat(), script)
+}
+
+fn node_of(server: &Server, options: &[&str], script: &str) -> std::process::Command {
     let endpoint = format!("--rdzv-endpoint={}", server.address);
-    let common = [
-        "run",
-        "--nnodes=2",
-        "--rdzv-backend=c10d",
-        "--rdzv-conf=is_host=0",
-        "--local-addr=127.0.0.1",
-        &endpoint,
-    ];
+    let common = ["run", "--nnodes=2", "--local-addr=127.0.0.1", &endpoint];
     let mut command = command(common);
     command
         .args(options)
@@ -196,6 +194,19 @@ fn log_lines_and_output_of_workers_go_above_the_line_that_shows_the_join() {
             "{of_workers:#?}"
         );
     }
+}
+
+/// The server of the test stands in for node rank 0, which does not join.
+#[test]
+fn a_static_rendezvous_shows_which_node_rank_is_missing() {
+    let server = Server::start();
+    let options = ["--rdzv-backend=static", "--node-rank=1"];
+    let node = Node::start(node_of(&server, &options, "exit 0"));
+    until("the missing rank is shown", || {
+        let lines = node.lines();
+        let live = lines.last().map_or("", String::as_str);
+        live.starts_with("1 of 2 nodes, missing node ranks 0, ") && live.contains("; joined: 1 ")
+    });
 }
 
 #[test]

@@ -497,8 +497,16 @@ fn static_host(world_size: usize, timeout: u64) -> (Joining, u16) {
 #[test]
 fn a_static_rendezvous_gives_each_node_the_rank_it_was_told() {
     let (joining, port) = static_host(2, 60);
-    let other = static_node(1, 2, port, 60).next_rendezvous();
-    let (round, other) = (joined(joining), other.expect("a round"));
+    let other = static_node(1, 2, port, 60);
+    let (told, changes) = channel();
+    other.add_listener(Arc::new(move |event: &RendezvousEvent<'_>| {
+        if matches!(event, RendezvousEvent::MembershipChanged) {
+            let _ = told.send(());
+        }
+    }));
+    let other = other.next_rendezvous().expect("a round");
+    let round = joined(joining);
+    changes.try_recv().expect("to be told that all have joined");
     assert_eq!((round.rank, round.world_size), (0, 2));
     assert_eq!((other.rank, other.world_size), (1, 2));
     assert_eq!(round.bootstrap.master.port(), port);
