@@ -191,6 +191,7 @@ impl DynamicRendezvous {
     #[must_use]
     pub fn with_hosted_store(mut self, store: Arc<TcpStore>) -> Self {
         self.hosted = Some(store);
+        self.shared.is_new_host.store(true, Ordering::Release);
         self
     }
 
@@ -369,7 +370,7 @@ impl RendezvousHandler for DynamicRendezvous {
     }
 
     fn shutdown(&self) -> bool {
-        let closed = self.set_closed();
+        let closed = self.ask(Goal::Shutdown).map(drop);
         if let Err(error) = &closed
             && !matches!(error, RendezvousError::ShutDown { .. })
         {

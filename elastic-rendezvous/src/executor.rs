@@ -13,6 +13,7 @@ use crate::clock::Now;
 use crate::decide::{self, Action, Context, Decision};
 use crate::node::NodeId;
 use crate::observations::Observations;
+use crate::recorded_event::{Step, steps_of_action};
 use crate::report::{DroppedNode, LeftNode, LostNode, WaitReport};
 use crate::settings::{ROLLBACK_WINDOW, RendezvousSettings};
 use crate::state::RendezvousState;
@@ -137,6 +138,11 @@ pub(crate) struct Executor {
     /// How things stood when this node ran out of time and began to take back what it had written.
     at_timeout: Option<WaitReport>,
     last_decision: Option<Decision>,
+    /// Nodes that are still in the stored state and were removed from this one as dead.
+    dead: Vec<NodeId>,
+    /// The last change to the state and what came of its write, until taken for a record. A change that
+    /// was not written is replaced by the next one.
+    steps: Vec<Step>,
 }
 
 impl Executor {
@@ -162,6 +168,8 @@ impl Executor {
             expected: None,
             at_timeout: None,
             last_decision: None,
+            dead: Vec::new(),
+            steps: Vec::new(),
         }
     }
 
@@ -291,15 +299,22 @@ impl Executor {
         match written {
             Written::Ours(token) => {
                 self.conflicts = 0;
+                let dead = std::mem::take(&mut self.dead);
+                if !dead.is_empty() {
+                    self.steps.push(Step::RemovedDead(dead));
+                }
+                self.steps.push(Step::Synced);
                 let state = std::mem::take(&mut self.state);
                 self.adopt(state, Some(token), now);
             }
             Written::Theirs(state, token) => {
                 self.conflicts = self.conflicts.saturating_add(1);
+                self.steps.push(Step::IsStale);
                 self.adopt(*state, Some(token), now);
             }
             Written::Nothing => {
                 self.conflicts = self.conflicts.saturating_add(1);
+                self.steps.push(Step::IsStale);
                 self.on_read(None, now);
             }
         }
@@ -370,6 +385,11 @@ impl Executor {
     /// The nodes that were lost since this was last asked.
     pub(crate) fn take_newly_lost(&mut self) -> Vec<LostNode> {
         std::mem::take(&mut self.newly_lost)
+    }
+
+    /// What this node has done to the state since this was last asked, and what came of its write.
+    pub(crate) fn take_steps(&mut self) -> Vec<Step> {
+        std::mem::take(&mut self.steps)
     }
 
     fn silent(&self, now: Now) -> Vec<LostNode> {
@@ -513,7 +533,9 @@ impl Executor {
         }
         let time = self.observations.time_to_write(now);
         let was_complete = self.state.complete;
+        let round = self.state.round;
         apply(&mut self.state, action, &self.me, &self.settings, time);
+        self.steps = steps_of_action(action, round, !was_complete && self.state.complete);
         if !was_complete {
             make_spares(&mut self.state, &self.settings);
         }
@@ -533,6 +555,7 @@ impl Executor {
             .silent(&self.me, &self.settings, self.asked_at);
         let dead = silent.iter().map(|silent| &silent.node);
         remove_dead(&mut self.state, dead, &self.settings);
+        self.dead = silent.iter().map(|silent| silent.node.clone()).collect();
         for silent in silent {
             if let Some(dropped) = self.dropped.get(&silent.node) {
                 self.note_lost(&silent.node, *dropped);

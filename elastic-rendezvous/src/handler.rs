@@ -10,6 +10,7 @@ use c10d_store::Store;
 use crate::error::RendezvousError;
 use crate::node::NodeId;
 use crate::ranks_report::RanksReport;
+use crate::recorded_event::RecordedEvent;
 use crate::report::{LeftNode, LostNode, WaitReport};
 
 /// One node's part in a rendezvous.
@@ -58,8 +59,8 @@ pub trait RendezvousHandler: Debug + Send + Sync {
     /// When the store has failed.
     fn membership(&self) -> Result<Membership, RendezvousError>;
 
-    /// Asks to be told: `listener` is called, on a thread of the handler's, when the membership may
-    /// have changed or while a join waits. It must not block and not call the handler.
+    /// Adds a listener, which a thread of the handler calls with each [`RendezvousEvent`] from now on. It
+    /// must not block and not call the handler.
     fn add_listener(&self, listener: Listener);
 
     /// Makes a [`next_rendezvous`](Self::next_rendezvous) that is under way in another thread leave
@@ -95,6 +96,42 @@ pub enum RendezvousEvent<'e> {
     NodeLost(&'e LostNode),
     /// [`RendezvousHandler::membership`] may have something new.
     MembershipChanged,
+    /// A node of a dynamic rendezvous has made a step that PyTorch's nodes record.
+    ///
+    /// ```
+    /// use std::sync::{Arc, Mutex};
+    ///
+    /// use c10d_store::{HashStore, Store};
+    /// use elastic_rendezvous::{
+    ///     C10dBackend, DynamicRendezvous, DynamicRendezvousOptions, RecordedEvent, RendezvousEvent,
+    ///     RendezvousHandler, RendezvousSettings,
+    /// };
+    ///
+    /// # fn main() -> Result<(), elastic_rendezvous::RendezvousError> {
+    /// let store: Arc<dyn Store> = Arc::new(HashStore::new());
+    /// let node = DynamicRendezvous::new(
+    ///     Arc::new(C10dBackend::new(Arc::clone(&store), "job")?),
+    ///     store,
+    ///     RendezvousSettings::new("job", 1, 1)?,
+    ///     DynamicRendezvousOptions::default().with_local_addr("127.0.0.1"),
+    /// )?;
+    /// let events: Arc<Mutex<Vec<RecordedEvent>>> = Arc::default();
+    /// let sink = Arc::clone(&events);
+    /// node.add_listener(Arc::new(move |event: &RendezvousEvent<'_>| {
+    ///     if let RendezvousEvent::Recorded(event) = event {
+    ///         sink.lock().expect("no panic").push((*event).clone());
+    ///     }
+    /// }));
+    /// node.next_rendezvous()?;
+    ///
+    /// let events = events.lock().expect("no panic");
+    /// let joined = events.last().expect("an event");
+    /// assert_eq!((joined.node_state.as_str(), joined.rank), ("RUNNING", Some(0)));
+    /// assert!(joined.message.ends_with("as rank 0 in a world of size 1."));
+    /// # Ok(())
+    /// # }
+    /// ```
+    Recorded(&'e RecordedEvent),
 }
 
 /// A complete round, as one of its nodes sees it.

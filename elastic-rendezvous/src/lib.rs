@@ -67,6 +67,7 @@ mod node_loop;
 mod observations;
 mod parameters;
 mod ranks_report;
+mod recorded_event;
 mod registry;
 mod report;
 mod settings;
@@ -92,6 +93,7 @@ pub use handler::{
 pub use node::{NamedNode, NodeId};
 pub use parameters::{ParametersError, RendezvousParameters, parse_config};
 pub use ranks_report::RanksReport;
+pub use recorded_event::{NodeState, RecordedEvent};
 pub use registry::{RendezvousCreator, RendezvousRegistry};
 pub use report::{DroppedNode, LeftNode, LostNode, WaitReport};
 pub use settings::RendezvousSettings;

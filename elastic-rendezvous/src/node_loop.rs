@@ -16,6 +16,7 @@ use crate::error::RendezvousError;
 use crate::executor::{Ending, Executor, Need, Operation, Written};
 use crate::handler::{Listener, Membership, RendezvousEvent};
 use crate::node::NodeId;
+use crate::recorded_event::{Step, step_of_keep_alive, step_of_result, step_of_start};
 use crate::report::WaitReport;
 use crate::state::RendezvousState;
 use crate::timestamp::Timestamp;
@@ -56,6 +57,8 @@ pub(crate) struct Job {
 pub(crate) enum Goal {
     Join,
     Close,
+    /// To close the rendezvous as the last call.
+    Shutdown,
     Leave,
     /// To read the state.
     Look,
@@ -79,6 +82,8 @@ pub(crate) struct Shared {
     listeners: Mutex<Listeners>,
     /// Set for good: what joins from now on is interrupted.
     pub(crate) is_interrupted: AtomicBool,
+    /// Set until it is recorded that this process hosts the store.
+    pub(crate) is_new_host: AtomicBool,
 }
 
 #[derive(Default)]
@@ -119,15 +124,17 @@ impl Shared {
     }
 
     fn tell(&self, event: RendezvousEvent<'_>) {
-        let listeners = self
-            .listeners
+        for listener in self.listeners() {
+            listener(&event);
+        }
+    }
+
+    fn listeners(&self) -> Vec<Listener> {
+        self.listeners
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .0
-            .clone();
-        for listener in listeners {
-            listener(&event);
-        }
+            .clone()
     }
 }
 
@@ -221,7 +228,12 @@ impl NodeLoop {
     pub(crate) fn run(mut self) {
         while !self.is_stopping {
             if let Some(job) = self.jobs.pop_front() {
+                if self.shared.is_new_host.swap(false, Ordering::AcqRel) {
+                    self.record([Step::HostsStore]);
+                }
+                self.record(step_of_start(job.goal));
                 let result = self.carry_out(job.goal);
+                self.record(step_of_result(job.goal, &result));
                 // Whoever asked may have gone.
                 let _ = job.reply.send(result);
             } else if self.round.is_some() {
@@ -253,7 +265,7 @@ impl NodeLoop {
                 joined?;
                 self.remember_world();
             }
-            Goal::Close => {
+            Goal::Close | Goal::Shutdown => {
                 let deadline = now.saturating_add(settings.close_timeout);
                 self.operate(Operation::Close, deadline)?;
             }
@@ -426,7 +438,9 @@ impl NodeLoop {
     fn keep_alive(&mut self, now: Duration) -> Duration {
         let limit = self.executor.settings().heartbeat_timeout;
         let interval = self.executor.settings().keep_alive_interval;
-        match self.operate(Operation::KeepAlive, now.saturating_add(limit)) {
+        let result = self.operate(Operation::KeepAlive, now.saturating_add(limit));
+        self.record([step_of_keep_alive(&result)]);
+        match result {
             Ok(()) => {
                 self.publish();
                 self.executor
@@ -525,6 +539,8 @@ impl NodeLoop {
             // What was decided before the turn came is old.
             return self.read();
         }
+        let steps = self.executor.take_steps();
+        self.record(steps);
         let (state, token) = self.executor.to_write();
         let bytes = codec::encode(state);
         let written = self.backend.set_state(&bytes, token)?;
@@ -538,6 +554,8 @@ impl NodeLoop {
             }
         };
         self.executor.on_written(written, self.clock.now());
+        let steps = self.executor.take_steps();
+        self.record(steps);
         self.tell_lost();
         self.what_was_found_is_old();
         if let Some(pause) = self.conflict_pause() {
@@ -603,6 +621,21 @@ impl NodeLoop {
                 telling.logged = Some(now.monotonic);
             }
             self.shared.tell(RendezvousEvent::Waiting(&report));
+        }
+    }
+
+    /// Hands PyTorch's events of these steps to the listeners.
+    fn record(&self, steps: impl IntoIterator<Item = Step>) {
+        let listeners = self.shared.listeners();
+        if listeners.is_empty() {
+            return;
+        }
+        for step in steps {
+            let run_id = &self.executor.settings().run_id;
+            let event = step.event(run_id, self.executor.me());
+            for listener in &listeners {
+                listener(&RendezvousEvent::Recorded(&event));
+            }
         }
     }
 

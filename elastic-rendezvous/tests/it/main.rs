@@ -3,3 +3,4 @@
 mod codec;
 mod handlers;
 mod not_a_store;
+mod recorded_events;
