@@ -508,8 +508,8 @@ pub enum Feature {
     Contract,
     /// Times with a time zone in the state of a rendezvous.
     AwareTimes,
-    /// A torchrun that is compared with `c10d run`, and shares a job with it.
-    Torchrun,
+    /// Gloo groups of elastic jobs that end: some workers of 2.4.1 hang, under its own torchrun too.
+    ElasticJobs,
     /// The variable `TORCHELASTIC_SIGNALS_TO_HANDLE` for workers.
     SignalsVariable,
 }
@@ -588,7 +588,7 @@ impl Feature {
     const fn since(self) -> u32 {
         match self {
             Self::Ping
-            | Self::Torchrun
+            | Self::ElasticJobs
             | Self::Queues
             | Self::Clone
             | Self::Contract

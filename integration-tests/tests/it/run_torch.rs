@@ -101,6 +101,9 @@ fn wait_for_world(job: &Job, launchers: &mut [Launcher], world_size: usize) -> V
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
 fn workers_of_two_nodes_are_one_gloo_group() {
     let _watchdog = Watchdog::start("workers_of_two_nodes_are_one_gloo_group", LIMIT);
+    if !Release::tested().allows(Feature::ElasticJobs) {
+        return;
+    }
     let folder = tempfile::tempdir().expect("a folder");
     let job = Job::new(folder.path());
     let store = free_address();
@@ -131,7 +134,7 @@ fn mix(host: Kind) {
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
 fn torchrun_joins_a_job_that_c10d_hosts() {
     let _watchdog = Watchdog::start("torchrun_joins_a_job_that_c10d_hosts", LIMIT);
-    if !Release::tested().allows(Feature::Torchrun) {
+    if !Release::tested().allows(Feature::ElasticJobs) {
         return;
     }
     mix(Kind::C10d);
@@ -141,7 +144,7 @@ fn torchrun_joins_a_job_that_c10d_hosts() {
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
 fn c10d_joins_a_job_that_torchrun_hosts() {
     let _watchdog = Watchdog::start("c10d_joins_a_job_that_torchrun_hosts", LIMIT);
-    if !Release::tested().allows(Feature::Torchrun) {
+    if !Release::tested().allows(Feature::ElasticJobs) {
         return;
     }
     mix(Kind::Torchrun);
@@ -168,6 +171,9 @@ fn fail_twice(kinds: [Kind; 2]) {
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
 fn a_worker_that_fails_twice_is_started_again_with_those_of_both_nodes() {
     let _watchdog = Watchdog::start("a_worker_that_fails_twice_is_started_again", LIMIT);
+    if !Release::tested().allows(Feature::ElasticJobs) {
+        return;
+    }
     fail_twice([Kind::C10d, Kind::C10d]);
 }
 
@@ -175,7 +181,7 @@ fn a_worker_that_fails_twice_is_started_again_with_those_of_both_nodes() {
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
 fn a_worker_that_fails_twice_is_started_again_with_that_of_torchrun() {
     let _watchdog = Watchdog::start("a_worker_that_fails_twice_with_torchrun", LIMIT);
-    if !Release::tested().allows(Feature::Torchrun) {
+    if !Release::tested().allows(Feature::ElasticJobs) {
         return;
     }
     fail_twice([Kind::C10d, Kind::Torchrun]);
@@ -225,6 +231,9 @@ fn grow_and_shrink(newcomer: &str, rank_of_newcomer: usize) {
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
 fn a_job_grows_by_a_node_and_outlives_its_death() {
     let _watchdog = Watchdog::start("a_job_grows_by_a_node_and_outlives_its_death", LIMIT);
+    if !Release::tested().allows(Feature::ElasticJobs) {
+        return;
+    }
     grow_and_shrink("127.0.0.3", 2);
 }
 
@@ -232,6 +241,9 @@ fn a_job_grows_by_a_node_and_outlives_its_death() {
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
 fn a_job_grows_by_a_node_that_becomes_the_first_and_outlives_its_death() {
     let _watchdog = Watchdog::start("a_job_grows_by_a_node_that_becomes_the_first", LIMIT);
+    if !Release::tested().allows(Feature::ElasticJobs) {
+        return;
+    }
     grow_and_shrink("127.0.0.1", 0);
 }
 
@@ -239,6 +251,9 @@ fn a_job_grows_by_a_node_that_becomes_the_first_and_outlives_its_death() {
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
 fn sigterm_ends_torch_workers_within_the_grace_period() {
     let _watchdog = Watchdog::start("sigterm_ends_torch_workers", LIMIT);
+    if !Release::tested().allows(Feature::ElasticJobs) {
+        return;
+    }
     let folder = tempfile::tempdir().expect("a folder");
     let job = Job::new(folder.path());
     let options = ["--standalone", "--nproc-per-node=2"];
@@ -260,7 +275,7 @@ fn sigterm_ends_torch_workers_within_the_grace_period() {
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
 fn workers_have_the_environment_that_torchrun_gives_them() {
     let _watchdog = Watchdog::start("workers_have_the_environment_of_torchrun", LIMIT);
-    if !Release::tested().allows(Feature::Torchrun) {
+    if !Release::tested().allows(Feature::ElasticJobs) {
         return;
     }
     let environments = [Kind::C10d, Kind::Torchrun].map(|kind| {
