@@ -24,7 +24,9 @@ pub(crate) fn shell(local_rank: usize, script: &str) -> WorkerPlan {
     WorkerPlan {
         local_rank,
         rank: 10 + local_rank,
-        command: CommandLine::new("sh", ["-c", script]),
+        // `nohup cargo test`, or `cargo test &` in a script, ignores signals that end workers here.
+        // Workers inherit that, and a shell cannot undo it.
+        command: CommandLine::new("env", ["--default-signal", "sh", "-c", script]),
         environment: own_environment(),
         logs: WorkerLogs {
             stdout: Destination::Console,
