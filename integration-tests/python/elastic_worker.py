@@ -9,8 +9,8 @@ MODE says what it does:
             between joining and ending
     loop    sums up again and again until there is a file `stop`
 
-What it finds goes into files of FOLDER, each written at one go: `env.RANK`, `done.RANK`, and in a loop
-`now.RANK.PID` after each sum. An exception ends it, with its text on standard error.
+What it finds goes into files of FOLDER, each written at one go: `env.RANK`, `done.RANK`, with `fail`
+`life.PID` after the first sum, and in a loop `now.RANK.PID` after each sum. An exception ends it, with its text on standard error.
 """
 
 import ctypes
@@ -62,12 +62,16 @@ def main():
             "master": f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}",
             "restart_count": RESTART_COUNT,
             "sum": total,
+            "launcher": os.environ["C10D_TEST_LAUNCHER"],
         }
 
     dist.init_process_group("gloo")
     # How many there are, the sum of their ranks, the sum of their squares.
     total = sum_up([1, RANK, RANK * RANK])
     if mode == "fail":
+        write(folder, f"life.{os.getpid()}", found(total))
+        # All have written before one of them fails.
+        dist.barrier()
         if RESTART_COUNT < int(sys.argv[3]) and RANK == 0:
             sys.exit(f"failing on purpose, in life {RESTART_COUNT}")
         # Never met while one has failed.

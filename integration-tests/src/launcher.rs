@@ -132,16 +132,30 @@ impl Job {
     /// When the folder cannot be read.
     #[must_use]
     pub fn now(&self) -> Vec<Value> {
+        let mut found = self.read_all("now.");
+        found.retain(|found| {
+            let pid = found["pid"].as_i64().unwrap_or_default();
+            // One that has ended, waited for or not, has no environment any more.
+            fs::read(format!("/proc/{pid}/environ")).is_ok_and(|bytes| !bytes.is_empty())
+        });
+        found
+    }
+
+    /// What each worker wrote that was started and was to fail, or to see another one fail.
+    ///
+    /// # Panics
+    /// When the folder cannot be read.
+    #[must_use]
+    pub fn lives(&self) -> Vec<Value> {
+        self.read_all("life.")
+    }
+
+    fn read_all(&self, prefix: &str) -> Vec<Value> {
         let entries = fs::read_dir(&self.folder).expect("the job's folder can be read");
         entries
             .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
-            .filter(|name| name.starts_with("now."))
+            .filter(|name| name.starts_with(prefix))
             .filter_map(|name| self.read(&name))
-            .filter(|found| {
-                let pid = found["pid"].as_i64().unwrap_or_default();
-                // One that has ended, waited for or not, has no environment any more.
-                fs::read(format!("/proc/{pid}/environ")).is_ok_and(|bytes| !bytes.is_empty())
-            })
             .collect()
     }
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use c10d_store::{ServerOptions, Store, StoreError, TcpStore, TcpStoreOptions, TcpStoreServer};
 use integration_tests::contract;
 use integration_tests::eventually::until_blocked;
-use integration_tests::peer::Ours;
+use integration_tests::peer::{Failure, Ours};
 use integration_tests::raw_client::{CANCELLED, READY, RawClient, Request, command};
 use integration_tests::relay::Relay;
 use integration_tests::watchdog::Watchdog;
@@ -36,9 +36,14 @@ fn every_operation_between_our_own_two_ends() {
     let _watchdog = Watchdog::start("every_operation_between_our_own_two_ends", LIMIT);
     let server = serve();
     let client = Ours(connect(&server));
-    contract::every_operation(&client, &contract::TCP);
-    contract::two_users(&client, &Ours(connect(&server)), &contract::TCP);
-    contract::add_to_text(&client, &Ours(connect(&server)), &contract::TCP);
+    let other = Ours(connect(&server));
+    let traits = contract::Traits {
+        add_to_text: Failure::NotANumber,
+        ..contract::TCP
+    };
+    contract::every_operation(&client, &traits);
+    contract::two_users(&client, &other, &traits);
+    contract::add_to_text(&client, &other, &traits);
 }
 
 #[test]

@@ -163,8 +163,31 @@ fn fail_twice(kinds: [Kind; 2]) {
         job.start(kind, name, &options, &["fail", "2"])
     });
     expect_success(nodes.into());
-    let found = expect_done(&job, 2);
-    assert_eq!(found[0]["restart_count"], json!(2), "{found:?}");
+    expect_done(&job, 2);
+
+    // Each agent starts its worker three times. The one whose worker fails counts each restart; the
+    // other one only those for which its own worker had failed as well by the time it stopped it.
+    let mut restarts: BTreeMap<String, Vec<(bool, u64)>> = BTreeMap::new();
+    for life in job.lives() {
+        let launcher = life["launcher"].to_string();
+        let count = life["restart_count"].as_u64().expect("a count");
+        let lives = restarts.entry(launcher).or_default();
+        lives.push((life["rank"] == json!(0), count));
+    }
+    assert_eq!(restarts.len(), 2, "{restarts:?}");
+    let mut failing = 0;
+    for lives in restarts.values_mut() {
+        lives.sort_unstable();
+        assert_eq!(lives.len(), 3, "{lives:?}");
+        if lives[0].0 {
+            assert_eq!(*lives, [(true, 0), (true, 1), (true, 2)]);
+            failing += 1;
+        } else {
+            assert_eq!(lives[0], (false, 0));
+            assert!(lives.iter().all(|life| *life <= (false, 2)), "{lives:?}");
+        }
+    }
+    assert_eq!(failing, 1, "one node has rank 0 in each life");
 }
 
 #[test]
