@@ -351,9 +351,9 @@ impl ElasticAgent {
             },
         );
         log::info!(
-            "{} of {}",
-            roll::ranks_with_pids(ranks.first_rank, &group.pids()),
+            "world size {}: {}",
             ranks.world_size,
+            roll::ranks_with_pids(ranks.first_rank, &group.pids()),
         );
         self.running = Some(group);
         Ok(round)
