@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// What [`Store::compare_set`](crate::Store::compare_set) did: the value of the key after it, and
+/// What [`Store::compare_set`](crate::Store::compare_set_bytes) did: the value of the key after it, and
 /// whether this call wrote it.
 ///
 /// | store | [`swapped`](Self::swapped) |

@@ -38,7 +38,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// are no queues.
 ///
 /// Every operation is atomic, [`multi_get`](Store::multi_get), [`multi_set`](Store::multi_set) and
-/// [`append`](Store::append) included. Waiting is polling: a value is noticed up to 10 ms after it
+/// [`append`](Store::append_bytes) included. Waiting is polling: a value is noticed up to 10 ms after it
 /// was written. Every operation waits for the file's lock, for at most the [timeout](Store::timeout)
 /// or 1 s, whichever is longer.
 ///
