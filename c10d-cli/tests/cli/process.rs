@@ -203,7 +203,7 @@ impl Server {
 pub(crate) fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
     while !condition() {
-        assert!(start.elapsed() < PATIENCE, "in vain: {what}");
+        assert!(start.elapsed() < PATIENCE, "timed out: {what}");
         thread::sleep(Duration::from_millis(2));
     }
 }

@@ -16,7 +16,7 @@ pub(crate) const LONG: Duration = Duration::from_secs(30);
 pub(crate) fn wait_until(what: &str, holds: impl Fn() -> bool) {
     let deadline = Instant::now() + LONG;
     while !holds() {
-        assert!(Instant::now() < deadline, "in vain: {what}");
+        assert!(Instant::now() < deadline, "timed out: {what}");
         thread::sleep(Duration::from_micros(200));
     }
 }

@@ -279,7 +279,7 @@ impl<V: Clone> RRefContext<V> {
                 self.complete(rref, value);
                 self.settle_owned(now, rref);
             }
-            // Whoever drives this drops it without a lock.
+            // The caller drops it after it has released its lock.
             (Err(_), result) => self.effects.extend(result.ok().map(Effect::Free)),
         }
         given
@@ -292,7 +292,7 @@ impl<V: Clone> RRefContext<V> {
         value: Value<V>,
     ) -> Result<RRefId, UserError> {
         if self.phase != Phase::Running {
-            // Whoever drives this drops it without a lock.
+            // The caller drops it after it has released its lock.
             if let Value::Ready(value) = value {
                 self.effects.push(Effect::Free(value));
             }

@@ -31,7 +31,7 @@ pub(super) struct User {
     pub(super) children: usize,
     /// Whether it ever was sent.
     pub(super) was_forked: bool,
-    /// Its creation was not answered, and its owner has not said that it has accepted it.
+    /// Its creation timed out, and its owner has not confirmed it.
     pub(super) has_timed_out: bool,
     pub(super) since: Instant,
 }
