@@ -13,6 +13,7 @@ use c10d_store::{Known, Store, StoreError};
 use crate::backend::{Part, RendezvousBackend, SetState, StateWatch, Stored, Token, Watched};
 use crate::codec::{self, CodecLimits, CorruptState};
 use crate::error::RendezvousError;
+use crate::parameters::ParametersError;
 
 /// The name under which this backend is registered.
 pub const C10D_BACKEND: &str = "c10d";
@@ -88,7 +89,7 @@ impl C10dBackend {
     /// [`RendezvousError::Connection`] when the store fails, [`RendezvousError::Parameters`] for an
     /// empty run id.
     pub fn new(store: Arc<dyn Store>, run_id: &str) -> Result<Self, RendezvousError> {
-        crate::c10d_rendezvous::check_run_id(run_id)?;
+        ParametersError::check_run_id(run_id)?;
         let key = format!("torch.rendezvous.{run_id}");
         let failed = |error| RendezvousError::connection(run_id, error);
         // A get would block while the key is missing.

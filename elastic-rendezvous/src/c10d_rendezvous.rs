@@ -57,46 +57,6 @@ pub const C10D_SETTINGS: &[&str] = &[
     "timeout",
 ];
 
-impl RendezvousSettings {
-    /// The settings in `parameters`, PyTorch's defaults where there are none.
-    ///
-    /// # Errors
-    /// [`RendezvousError::Parameters`] for an empty run id and for a setting that is not of its kind.
-    pub fn from_parameters(parameters: &RendezvousParameters) -> Result<Self, RendezvousError> {
-        let defaults = Self::new(
-            parameters.run_id(),
-            parameters.min_nodes(),
-            parameters.max_nodes(),
-        )?;
-        let seconds = |key, default| parameters.get_as_duration(key, default);
-        let attempts = "keep_alive_max_attempt";
-        let keep_alive_max_attempt = match parameters.get_as_int(attempts)? {
-            None => defaults.keep_alive_max_attempt,
-            Some(count) => u32::try_from(count)
-                .ok()
-                .filter(|count| *count > 0)
-                .ok_or_else(|| ParametersError::Setting {
-                    key: attempts.to_owned(),
-                    value: count.to_string(),
-                    expected: "a number of attempts, at least 1",
-                })?,
-        };
-        let backoff = parameters.get_as_float("cas_backoff_max_seconds")?;
-        Ok(Self {
-            join_timeout: seconds("join_timeout", defaults.join_timeout)?,
-            last_call_timeout: seconds("last_call_timeout", defaults.last_call_timeout)?,
-            close_timeout: seconds("close_timeout", defaults.close_timeout)?,
-            heartbeat_timeout: seconds("heartbeat_timeout", defaults.heartbeat_timeout)?,
-            keep_alive_interval: seconds("keep_alive_interval", defaults.keep_alive_interval)?,
-            keep_alive_max_attempt,
-            cas_backoff_max: backoff
-                .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
-                .unwrap_or(defaults.cas_backoff_max),
-            ..defaults
-        })
-    }
-}
-
 /// Opens the store of a rendezvous and makes a handler for this node. Blocks until the store is there,
 /// for at most the join timeout (a host may come up later than its clients, which is logged after a second
 /// and then every 30 s).
@@ -138,13 +98,6 @@ pub fn create_c10d(
         Some(hosted) => node.with_hosted_store(hosted),
         None => node,
     })
-}
-
-pub(crate) fn check_run_id(run_id: &str) -> Result<(), RendezvousError> {
-    if run_id.is_empty() {
-        return Err(RendezvousError::Parameters(ParametersError::NoRunId));
-    }
-    Ok(())
 }
 
 fn open_file(parameters: &RendezvousParameters) -> Result<Arc<dyn Store>, RendezvousError> {

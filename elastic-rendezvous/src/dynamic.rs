@@ -13,9 +13,10 @@ use crate::backend::RendezvousBackend;
 use crate::bootstrap::{Bootstrap, NotFound, Round};
 use crate::error::RendezvousError;
 use crate::executor::Executor;
+use crate::goal::{Answer, Goal};
 use crate::handler::{Listener, Membership, RendezvousHandler, RendezvousInfo};
 use crate::node::NodeId;
-use crate::node_loop::{Answer, Clock, Goal, Job, Message, NodeLoop, Shared};
+use crate::node_loop::{Clock, Job, Message, NodeLoop, Shared};
 use crate::report::WaitReport;
 use crate::settings::RendezvousSettings;
 
@@ -333,7 +334,7 @@ impl RendezvousHandler for DynamicRendezvous {
     }
 
     fn is_closed(&self) -> Result<bool, RendezvousError> {
-        Ok(self.ask(Goal::Look)?.is_closed)
+        Ok(self.ask(Goal::Read)?.is_closed)
     }
 
     fn set_closed(&self) -> Result<(), RendezvousError> {

@@ -61,6 +61,7 @@ mod dynamic;
 mod endpoint;
 mod error;
 mod executor;
+mod goal;
 mod handler;
 mod node;
 mod node_loop;

@@ -14,6 +14,7 @@ use crate::clock::Now;
 use crate::codec::{self, CodecLimits};
 use crate::error::RendezvousError;
 use crate::executor::{Ending, Executor, Need, Operation, Written};
+use crate::goal::{Answer, Goal};
 use crate::handler::{Listener, Membership, RendezvousEvent};
 use crate::node::NodeId;
 use crate::recorded_event::{Step, step_of_keep_alive, step_of_result, step_of_start};
@@ -51,28 +52,6 @@ pub(crate) enum Message {
 pub(crate) struct Job {
     pub(crate) goal: Goal,
     pub(crate) reply: Sender<Result<Answer, RendezvousError>>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Goal {
-    Join,
-    Close,
-    /// To close the rendezvous as the last call.
-    Shutdown,
-    Leave,
-    /// To read the state.
-    Look,
-}
-
-/// What the state was when a goal was reached.
-#[derive(Debug)]
-pub(crate) struct Answer {
-    pub(crate) round: i64,
-    pub(crate) is_closed: bool,
-    /// For [`Goal::Join`]: the rank of this node.
-    pub(crate) rank: usize,
-    /// The nodes in the order of their ranks.
-    pub(crate) nodes: Vec<NodeId>,
 }
 
 /// What the loop and the handler's callers share.
@@ -274,7 +253,7 @@ impl NodeLoop {
                 let deadline = now.saturating_add(settings.close_timeout);
                 self.operate(Operation::Leave, deadline)?;
             }
-            Goal::Look => {
+            Goal::Read => {
                 self.read()?;
                 self.publish();
             }

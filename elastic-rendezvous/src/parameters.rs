@@ -329,6 +329,13 @@ impl std::fmt::Debug for ParametersError {
 }
 
 impl ParametersError {
+    pub(crate) fn check_run_id(run_id: &str) -> Result<(), Self> {
+        if run_id.is_empty() {
+            return Err(Self::NoRunId);
+        }
+        Ok(())
+    }
+
     pub(crate) fn check_nodes(min_nodes: usize, max_nodes: usize) -> Result<(), Self> {
         if min_nodes < 1 {
             return Err(Self::NoNodes { min_nodes });

@@ -8,8 +8,8 @@ use std::fmt;
 
 use crate::decide::Action;
 use crate::error::RendezvousError;
+use crate::goal::{Answer, Goal};
 use crate::node::NodeId;
-use crate::node_loop::{Answer, Goal};
 
 /// The state of a node when it records an event. In PyTorch: `NodeState`
 /// (`torch/distributed/elastic/events/api.py`).
@@ -178,9 +178,9 @@ pub(crate) fn step_of_result(goal: Goal, result: &Result<Answer, RendezvousError
         (Goal::Join, Err(error)) => Step::failed(Method::NextRendezvous, error),
         (Goal::Close, Err(error)) => Step::failed(Method::SetClosed, error),
         (Goal::Shutdown, Err(error)) => Step::failed(Method::Shutdown, error),
-        (Goal::Look, Err(error)) => Step::failed(Method::IsClosed, error),
+        (Goal::Read, Err(error)) => Step::failed(Method::IsClosed, error),
         // PyTorch's nodes cannot leave.
-        (Goal::Leave, _) | (Goal::Look, Ok(_)) => return None,
+        (Goal::Leave, _) | (Goal::Read, Ok(_)) => return None,
     })
 }
 
