@@ -10,8 +10,6 @@ use std::time::Duration;
 
 use c10d_socket::{ConnectError, ListenError};
 
-use crate::store::Store;
-
 /// The operation that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
@@ -369,28 +367,6 @@ impl StoreError {
             | Self::Unsupported { .. }
             | Self::CorruptFile { .. }
             | Self::Closed { .. } => false,
-        }
-    }
-
-    pub(crate) fn unsupported<S: Store + ?Sized>(
-        operation: Operation,
-        key: &str,
-        store: &S,
-    ) -> Self {
-        Self::Unsupported {
-            context: ErrorContext::new(operation, [key], store.label(), Duration::ZERO),
-        }
-    }
-
-    pub(crate) fn invalid_argument<S: Store + ?Sized>(
-        operation: Operation,
-        key: &str,
-        store: &S,
-        detail: impl Into<String>,
-    ) -> Self {
-        Self::InvalidArgument {
-            context: ErrorContext::new(operation, [key], store.label(), Duration::ZERO),
-            detail: detail.into(),
         }
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::compare_set::CompareSet;
-use crate::error::{Operation, StoreError};
+use crate::error::{ErrorContext, Operation, StoreError};
 use crate::known::Known;
 
 /// The default timeout of a store, 300 s, as in PyTorch.
@@ -216,7 +216,7 @@ pub trait Store: Debug + Send + Sync {
     /// [`StoreError::Unsupported`] where the store has no queues.
     fn queue_push_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
         let _ = value;
-        Err(StoreError::unsupported(Operation::QueuePush, key, self))
+        Err(no_queues(self, Operation::QueuePush, key))
     }
 
     /// Takes the head of the queue `key`, waiting for one for at most [`timeout`](Self::timeout).
@@ -226,7 +226,7 @@ pub trait Store: Debug + Send + Sync {
     /// another worker took the element first (only against PyTorch's server);
     /// [`StoreError::Unsupported`] where the store has no queues.
     fn queue_pop(&self, key: &str) -> Result<Vec<u8>, StoreError> {
-        Err(StoreError::unsupported(Operation::QueuePop, key, self))
+        Err(no_queues(self, Operation::QueuePop, key))
     }
 
     /// Takes the head of the queue `key` if there is one, without waiting.
@@ -234,7 +234,7 @@ pub trait Store: Debug + Send + Sync {
     /// # Errors
     /// [`StoreError::Unsupported`] where the store has no queues.
     fn try_queue_pop(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
-        Err(StoreError::unsupported(Operation::QueuePop, key, self))
+        Err(no_queues(self, Operation::QueuePop, key))
     }
 
     /// The number of elements in the queue `key`; 0 for an unknown one.
@@ -242,7 +242,7 @@ pub trait Store: Debug + Send + Sync {
     /// # Errors
     /// [`StoreError::Unsupported`] where the store has no queues.
     fn queue_len(&self, key: &str) -> Result<u64, StoreError> {
-        Err(StoreError::unsupported(Operation::QueueLen, key, self))
+        Err(no_queues(self, Operation::QueueLen, key))
     }
 
     /// All keys that have a value, in no particular order. A key that is not UTF-8 comes back with
@@ -378,6 +378,12 @@ impl dyn Store + '_ {
     }
 }
 
+fn no_queues<S: Store + ?Sized>(store: &S, operation: Operation, key: &str) -> StoreError {
+    StoreError::Unsupported {
+        context: ErrorContext::new(operation, [key], store.label(), Duration::ZERO),
+    }
+}
+
 /// PyTorch's generic barrier, for stores without one of their own
 /// (`Store::barrier`): other keys than the TCP server's command, and
 /// "arrived last" is an equality, so a world size of 0 never completes there. Here it is refused.
@@ -388,12 +394,12 @@ pub(crate) fn generic_barrier<S: Store + ?Sized>(
     timeout: Option<Duration>,
 ) -> Result<(), StoreError> {
     if world_size == 0 {
-        return Err(StoreError::invalid_argument(
-            Operation::Barrier,
-            &store.full_key(key),
-            store,
-            "the world size of a barrier must be at least 1",
-        ));
+        let key = store.full_key(key);
+        let keys = [key.as_str()];
+        return Err(StoreError::InvalidArgument {
+            context: ErrorContext::new(Operation::Barrier, keys, store.label(), Duration::ZERO),
+            detail: "the world size of a barrier must be at least 1".to_owned(),
+        });
     }
     let timeout = timeout.unwrap_or_else(|| store.timeout());
     let arrived = store.add(&format!("{key}/num_members"), 1)?;

@@ -7,17 +7,19 @@ use c10d_socket::Deadline;
 use super::connection::{Connection, Failure, Follows, Waited};
 use super::explain::explain;
 use super::pool::{Lease, PoolError};
-use super::{ANSWER_TIMEOUT_MIN, TcpStore};
+use super::transport::Transport;
 use crate::decimal::parse_decimal;
 use crate::error::{ErrorContext, Operation, StoreError};
-use crate::store::Store;
 use crate::wire::{CHECK_NOT_READY, CHECK_READY, Opcode, RequestBuf, STOP_WAITING, WAIT_CANCELED};
+
+/// What an operation gets that the server answers at once, even if the timeout is shorter.
+pub(super) const ANSWER_TIMEOUT_MIN: Duration = Duration::from_millis(250);
 
 /// After a timeout so long is spent at most on finding out what was missing, and for so many keys.
 const DIAGNOSIS_TIMEOUT: Duration = Duration::from_millis(100);
 const DIAGNOSED_KEYS_MAX: usize = 1024;
 
-impl TcpStore {
+impl Transport {
     /// A call about some keys and values, the limits checked.
     pub(super) fn call<'c>(
         &'c self,
@@ -34,16 +36,16 @@ impl TcpStore {
 /// One call: what it is about and since when it goes on.
 #[derive(Debug)]
 pub(super) struct Call<'c> {
-    store: &'c TcpStore,
+    transport: &'c Transport,
     operation: Operation,
     keys: &'c [&'c str],
     started: Instant,
 }
 
 impl<'c> Call<'c> {
-    pub(super) fn new(store: &'c TcpStore, operation: Operation, keys: &'c [&'c str]) -> Self {
+    pub(super) fn new(transport: &'c Transport, operation: Operation, keys: &'c [&'c str]) -> Self {
         Self {
-            store,
+            transport,
             operation,
             keys,
             started: Instant::now(),
@@ -54,7 +56,7 @@ impl<'c> Call<'c> {
         ErrorContext::new(
             self.operation,
             self.keys.iter().copied(),
-            self.store.label(),
+            self.transport.label.as_str(),
             self.started.elapsed(),
         )
     }
@@ -64,12 +66,12 @@ impl<'c> Call<'c> {
     }
 
     pub(super) fn store_timeout(&self) -> Duration {
-        self.store.timeout()
+        self.transport.timeout()
     }
 
     /// The limit of what the server answers at once.
     pub(super) fn answer_timeout(&self) -> Duration {
-        self.store.timeout().max(ANSWER_TIMEOUT_MIN)
+        self.transport.timeout().max(ANSWER_TIMEOUT_MIN)
     }
 
     /// A connection for this call, to be had within `timeout`, or a moment if that is shorter.
@@ -84,7 +86,7 @@ impl<'c> Call<'c> {
         deadline: Deadline,
         timeout: Duration,
     ) -> Result<Lease<'c>, StoreError> {
-        let lease = self.store.pool.take(deadline);
+        let lease = self.transport.pool.take(deadline);
         lease.map_err(|error| self.explain(error, timeout))
     }
 
@@ -94,7 +96,7 @@ impl<'c> Call<'c> {
         deadline: Deadline,
         timeout: Duration,
     ) -> Result<(), StoreError> {
-        let slept = self.store.pool.sleep_until(deadline);
+        let slept = self.transport.pool.sleep_until(deadline);
         slept.map_err(|error| self.explain(error, timeout))
     }
 
@@ -105,7 +107,7 @@ impl<'c> Call<'c> {
     ) -> Result<(), StoreError> {
         let timeout = self.answer_timeout();
         let deadline = self.deadline(timeout);
-        let mut lease = self.lease(self.store.timeout())?;
+        let mut lease = self.lease(self.transport.timeout())?;
         let is_first_lane = lease.is_first_lane();
         lease
             .exchange(|connection| {
@@ -127,7 +129,7 @@ impl<'c> Call<'c> {
         build: impl FnOnce(&mut RequestBuf<'v>),
         read: impl FnOnce(&mut Connection, Deadline) -> Result<T, Failure>,
     ) -> Result<T, StoreError> {
-        self.ask_on(&mut self.lease(self.store.timeout())?, build, read)
+        self.ask_on(&mut self.lease(self.transport.timeout())?, build, read)
     }
 
     pub(super) fn ask_on<'v, T>(
@@ -366,7 +368,7 @@ impl<'c> Call<'c> {
 
     /// Refuses what the server would close the connection for.
     fn check_limits(&self, values: &[&[u8]]) -> Result<(), StoreError> {
-        let limits = self.store.limits;
+        let limits = self.transport.limits;
         let too_long = |what, actual, limit| StoreError::LimitExceeded {
             context: self.context(),
             what,

@@ -5,8 +5,7 @@ use std::time::{Duration, Instant};
 
 use c10d_socket::Deadline;
 
-use super::ANSWER_TIMEOUT_MIN;
-use super::call::Call;
+use super::call::{ANSWER_TIMEOUT_MIN, Call};
 use super::connection::{Follows, Waited};
 use super::pool::Lease;
 use crate::error::StoreError;

@@ -458,6 +458,14 @@ impl fmt::Debug for Connection {
     }
 }
 
+/// Whether the peer ended the connection: with a FIN or, when it left something unread, an RST.
+pub(super) fn is_closed_by_peer(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset
+    )
+}
+
 fn closed_by_server() -> io::Error {
     io::Error::new(
         io::ErrorKind::UnexpectedEof,

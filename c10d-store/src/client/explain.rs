@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-use super::connection::Failure;
+use super::connection::{Failure, is_closed_by_peer};
 use super::pool::{Ended, PoolError};
 use crate::error::{ErrorContext, Operation, Outcome, StoreError};
 
@@ -53,14 +53,6 @@ pub(super) fn explain(error: PoolError, context: ErrorContext, timeout: Duration
         Failure::NoReply => StoreError::NoReply { context, timeout },
         Failure::Protocol(detail) => StoreError::Protocol { context, detail },
     }
-}
-
-/// Whether the peer ended the connection: with a FIN or, when it left something unread, an RST.
-pub(super) fn is_closed_by_peer(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset
-    )
 }
 
 /// What else than its death can make a server close the connection in answer to a request: the wire

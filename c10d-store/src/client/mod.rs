@@ -11,15 +11,15 @@ mod operations;
 mod options;
 mod pool;
 mod stream;
+mod transport;
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use c10d_socket::{ConnectOptions, Deadline, HostPort};
 
 use crate::error::{ErrorContext, Operation, StoreError};
-use crate::limits::WireLimits;
 use crate::server::TcpStoreServer;
 use crate::store::Store;
 use crate::wire::{Opcode, WORKER_COUNT_KEY};
@@ -28,12 +28,10 @@ use connection::Connection;
 use explain::explain;
 pub use options::{ListenOn, TcpStoreOptions};
 use pool::Pool;
+use transport::Transport;
 
 /// How often a master looks whether all workers have joined, as PyTorch's.
 const WORKER_COUNT_INTERVAL: Duration = Duration::from_millis(10);
-
-/// What an operation gets that the server answers at once, even if the timeout is shorter.
-const ANSWER_TIMEOUT_MIN: Duration = Duration::from_millis(250);
 
 /// A client of a TCPStore server, PyTorch's or this crate's, and optionally its host.
 ///
@@ -62,12 +60,9 @@ const ANSWER_TIMEOUT_MIN: Duration = Duration::from_millis(250);
 /// ```
 #[derive(Debug)]
 pub struct TcpStore {
-    pool: Pool,
+    transport: Transport,
     /// The server as the caller named it, with the port that a master chose.
     server_name: HostPort,
-    label: String,
-    timeout: Mutex<Duration>,
-    limits: WireLimits,
     connect_options: ConnectOptions,
     reply_bytes_max: usize,
     /// Declared last: the client's connections close before the server ends.
@@ -152,7 +147,7 @@ impl TcpStore {
     /// [`StoreError::NoReply`] when the server does not answer in time, or
     /// [`StoreError::ConnectionLost`].
     pub fn ping(&self) -> Result<Duration, StoreError> {
-        let call = Call::new(self, Operation::Ping, &[]);
+        let call = Call::new(&self.transport, Operation::Ping, &[]);
         let sent = Instant::now();
         call.ask(
             |request| {
@@ -167,12 +162,12 @@ impl TcpStore {
     /// [`StoreError::Closed`], and so do all later ones. Clones go on, and so does a hosted server until
     /// the store is dropped.
     pub fn close(&self) {
-        self.pool.close();
+        self.transport.pool.close();
     }
 
     fn check_not_closed(&self) -> Result<(), StoreError> {
         let context = || ErrorContext::new(Operation::Open, [], self.label(), Duration::ZERO);
-        let result = self.pool.check_not_closed();
+        let result = self.transport.pool.check_not_closed();
         result.map_err(|error| explain(error, context(), self.timeout()))
     }
 
@@ -194,11 +189,8 @@ impl TcpStore {
         )
         .map_err(|error| explain(error, context(), options.timeout))?;
         Ok(Self {
-            pool,
+            transport: Transport::new(pool, label, options.limits, options.timeout),
             server_name,
-            label,
-            timeout: Mutex::new(options.timeout),
-            limits: options.limits,
             connect_options: options.connect_options.clone(),
             reply_bytes_max: options.reply_bytes_max,
             server,
@@ -223,7 +215,7 @@ impl TcpStore {
     }
 
     fn add_workers(&self, delta: i64) -> Result<i64, StoreError> {
-        let call = Call::new(self, Operation::Open, &[]);
+        let call = Call::new(&self.transport, Operation::Open, &[]);
         call.ask(
             |request| {
                 request

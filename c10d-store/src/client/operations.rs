@@ -1,14 +1,15 @@
 //! The store's operations as requests: one round trip each, but for the waits of PyTorch's servers.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use c10d_socket::Deadline;
 
-use super::call::{Call, negative_count};
+use super::TcpStore;
+use super::call::{ANSWER_TIMEOUT_MIN, Call, negative_count};
 use super::connection::{Connection, Follows, Waited};
-use super::{ANSWER_TIMEOUT_MIN, TcpStore, TcpStoreOptions};
+use super::options::TcpStoreOptions;
 use crate::compare_set::CompareSet;
 use crate::error::{Operation, StoreError};
 use crate::known::Known;
@@ -22,7 +23,8 @@ takes_any_bytes!(impl[] TcpStore);
 
 impl Store for TcpStore {
     fn set_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
-        self.call(Operation::Set, &[key], &[value])?
+        self.transport
+            .call(Operation::Set, &[key], &[value])?
             .tell(|request| {
                 request.opcode(Opcode::Set).user_key(key).value(value);
             })
@@ -30,6 +32,7 @@ impl Store for TcpStore {
 
     fn get_timeout(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, StoreError> {
         let mut values = self
+            .transport
             .call(Operation::Get, &[key], &[])?
             .get_when_there(timeout)?;
         Ok(values.pop().unwrap_or_default())
@@ -37,7 +40,7 @@ impl Store for TcpStore {
 
     fn try_get(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
         let keys = [key];
-        let call = self.call(Operation::Get, &keys, &[])?;
+        let call = self.transport.call(Operation::Get, &keys, &[])?;
         let mut lease = call.lease(self.timeout())?;
         if lease.has_wait_get() {
             return call.try_get_on(&mut lease, key);
@@ -56,7 +59,9 @@ impl Store for TcpStore {
     }
 
     fn add(&self, key: &str, delta: i64) -> Result<i64, StoreError> {
-        self.call(Operation::Add, &[key], &[])?.add(key, delta)
+        self.transport
+            .call(Operation::Add, &[key], &[])?
+            .add(key, delta)
     }
 
     fn compare_set_bytes(
@@ -66,7 +71,9 @@ impl Store for TcpStore {
         desired: &[u8],
     ) -> Result<CompareSet, StoreError> {
         let keys = [key];
-        let call = self.call(Operation::CompareSet, &keys, &[expected, desired])?;
+        let call = self
+            .transport
+            .call(Operation::CompareSet, &keys, &[expected, desired])?;
         let mut lease = call.lease(self.timeout())?;
         let tells_outcome = lease.has_compare_exchange();
         let opcode = if tells_outcome {
@@ -100,12 +107,12 @@ impl Store for TcpStore {
     }
 
     fn check(&self, keys: &[&str]) -> Result<bool, StoreError> {
-        let call = self.call(Operation::Check, keys, &[])?;
+        let call = self.transport.call(Operation::Check, keys, &[])?;
         call.check_on(&mut call.lease(self.timeout())?)
     }
 
     fn wait_timeout(&self, keys: &[&str], timeout: Duration) -> Result<(), StoreError> {
-        let call = self.call(Operation::Wait, keys, &[])?;
+        let call = self.transport.call(Operation::Wait, keys, &[])?;
         let mut lease = call.lease(timeout)?;
         let waited = call.wait_on(&mut lease, timeout, Follows::Nothing, |request| {
             request.opcode(Opcode::Wait).user_keys(keys);
@@ -122,27 +129,31 @@ impl Store for TcpStore {
         known: Known<'_>,
         timeout: Duration,
     ) -> Result<Vec<u8>, StoreError> {
-        self.call(Operation::WaitChange, &[key], &[known.bytes()])?
+        self.transport
+            .call(Operation::WaitChange, &[key], &[known.bytes()])?
             .wait_for_change(key, known, timeout)
     }
 
     /// True on this crate's server, false on PyTorch's.
     fn wakes_on_change(&self) -> bool {
-        self.pool.has_wait_change()
+        self.transport.pool.has_wait_change()
     }
 
     fn delete_key(&self, key: &str) -> Result<bool, StoreError> {
-        let deleted = self.call(Operation::DeleteKey, &[key], &[])?.ask(
-            |request| {
-                request.opcode(Opcode::DeleteKey).user_key(key);
-            },
-            Connection::read_i64,
-        )?;
+        let deleted = self
+            .transport
+            .call(Operation::DeleteKey, &[key], &[])?
+            .ask(
+                |request| {
+                    request.opcode(Opcode::DeleteKey).user_key(key);
+                },
+                Connection::read_i64,
+            )?;
         Ok(deleted == 1)
     }
 
     fn num_keys(&self) -> Result<u64, StoreError> {
-        let call = Call::new(self, Operation::NumKeys, &[]);
+        let call = Call::new(&self.transport, Operation::NumKeys, &[]);
         let count = call.ask(
             |request| {
                 request.opcode(Opcode::GetNumKeys);
@@ -153,21 +164,24 @@ impl Store for TcpStore {
     }
 
     fn append_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
-        self.call(Operation::Append, &[key], &[value])?
+        self.transport
+            .call(Operation::Append, &[key], &[value])?
             .tell(|request| {
                 request.opcode(Opcode::Append).user_key(key).value(value);
             })
     }
 
     fn multi_get(&self, keys: &[&str]) -> Result<Vec<Vec<u8>>, StoreError> {
-        self.call(Operation::MultiGet, keys, &[])?
+        self.transport
+            .call(Operation::MultiGet, keys, &[])?
             .get_when_there(self.timeout())
     }
 
     fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<(), StoreError> {
         let keys: Vec<&str> = pairs.iter().map(|(key, _)| *key).collect();
         let values: Vec<&[u8]> = pairs.iter().map(|(_, value)| *value).collect();
-        self.call(Operation::MultiSet, &keys, &values)?
+        self.transport
+            .call(Operation::MultiSet, &keys, &values)?
             .tell(|request| {
                 request.opcode(Opcode::MultiSet).count(pairs.len());
                 for (key, value) in pairs {
@@ -177,7 +191,8 @@ impl Store for TcpStore {
     }
 
     fn queue_push_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
-        self.call(Operation::QueuePush, &[key], &[value])?
+        self.transport
+            .call(Operation::QueuePush, &[key], &[value])?
             .tell(|request| {
                 request.opcode(Opcode::QueuePush).user_key(key).value(value);
             })
@@ -186,7 +201,7 @@ impl Store for TcpStore {
     fn queue_pop(&self, key: &str) -> Result<Vec<u8>, StoreError> {
         let timeout = self.timeout();
         let keys = [key];
-        let call = self.call(Operation::QueuePop, &keys, &[])?;
+        let call = self.transport.call(Operation::QueuePop, &keys, &[])?;
         // Look first: an element that is there costs one round trip, and a server without queues
         // says so at once instead of letting the wait run out. Another worker can take the element
         // between a wake and the pop (and a value of the same name ends the wait without any): then
@@ -218,14 +233,14 @@ impl Store for TcpStore {
 
     fn try_queue_pop(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
         let keys = [key];
-        let call = self.call(Operation::QueuePop, &keys, &[])?;
+        let call = self.transport.call(Operation::QueuePop, &keys, &[])?;
         let mut lease = call.lease(self.timeout())?;
         call.pop_on(&mut lease, key)
     }
 
     fn queue_len(&self, key: &str) -> Result<u64, StoreError> {
         let keys = [key];
-        let call = self.call(Operation::QueueLen, &keys, &[])?;
+        let call = self.transport.call(Operation::QueueLen, &keys, &[])?;
         let length = call.ask(
             |request| {
                 request.opcode(Opcode::QueueLen).user_key(key);
@@ -236,7 +251,7 @@ impl Store for TcpStore {
     }
 
     fn list_keys(&self) -> Result<Vec<String>, StoreError> {
-        let call = Call::new(self, Operation::ListKeys, &[]);
+        let call = Call::new(&self.transport, Operation::ListKeys, &[]);
         let keys = call.ask(
             |request| {
                 request.opcode(Opcode::ListKeys);
@@ -262,7 +277,7 @@ impl Store for TcpStore {
     ) -> Result<(), StoreError> {
         let timeout = timeout.unwrap_or_else(|| self.timeout());
         let keys = [key];
-        let call = self.call(Operation::Barrier, &keys, &[])?;
+        let call = self.transport.call(Operation::Barrier, &keys, &[])?;
         let world_size_on_wire = i64::try_from(world_size).unwrap_or(i64::MAX);
         let mut lease = call.lease(timeout)?;
         let waited = call.wait_on(&mut lease, timeout, Follows::Nothing, |request| {
@@ -281,11 +296,11 @@ impl Store for TcpStore {
     }
 
     fn timeout(&self) -> Duration {
-        *self.timeout.lock().unwrap_or_else(PoisonError::into_inner)
+        self.transport.timeout()
     }
 
     fn set_timeout(&self, timeout: Duration) {
-        *self.timeout.lock().unwrap_or_else(PoisonError::into_inner) = timeout;
+        self.transport.set_timeout(timeout);
     }
 
     /// A new connection to the same server, with this store's present timeout. Does not keep a
@@ -295,12 +310,12 @@ impl Store for TcpStore {
         let timeout = self.timeout();
         let options = TcpStoreOptions::default()
             .with_timeout(timeout)
-            .with_limits(self.limits)
+            .with_limits(self.transport.limits)
             .with_connect_options(self.connect_options.clone())
             .with_reply_bytes_max(self.reply_bytes_max);
         let connect_timeout = timeout.max(ANSWER_TIMEOUT_MIN);
         let deadline = Deadline::after(Instant::now(), connect_timeout);
-        let address = self.pool.target().clone();
+        let address = self.transport.pool.target().clone();
         let clone = Self::connect_to(self.server_name.clone(), address, &options, deadline, None)?;
         Ok(Arc::new(clone))
     }
@@ -314,6 +329,6 @@ impl Store for TcpStore {
     }
 
     fn label(&self) -> String {
-        self.label.clone()
+        self.transport.label.clone()
     }
 }

@@ -11,8 +11,7 @@ use std::time::Instant;
 use c10d_socket::{ConnectError, ConnectOptions, Deadline, Dialer, HostPort};
 use mio::net::TcpStream;
 
-use super::connection::{Connection, Failure, Hello};
-use super::explain::is_closed_by_peer;
+use super::connection::{Connection, Failure, Hello, is_closed_by_peer};
 use super::lanes::{Lanes, Take};
 use super::stream::Stream;
 

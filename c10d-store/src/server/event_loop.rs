@@ -17,8 +17,8 @@ use mio::event::Event;
 use mio::net::TcpListener;
 use mio::{Events, Interest, Poll, Token, Waker};
 
-use super::Counts;
 use super::connection::{Connections, PAUSE_UNSENT_BYTES, Phase, conn_id_of, token_of};
+use super::counts::Counts;
 use super::options::ServerOptions;
 use super::stall::{Stall, StallWatch, Workers};
 use super::timers::Timers;

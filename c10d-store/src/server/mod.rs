@@ -1,6 +1,7 @@
 //! The TCPStore server: one thread, one event loop, one store.
 
 mod connection;
+mod counts;
 mod event_loop;
 mod options;
 mod stall;
@@ -9,12 +10,13 @@ mod timers;
 use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
 use c10d_socket::{ListenOptions, adopt_listener, listen};
 
 use crate::error::StoreError;
+use counts::Counts;
 use event_loop::EventLoop;
 pub use options::ServerOptions;
 
@@ -174,13 +176,6 @@ impl Drop for TcpStoreServer {
     fn drop(&mut self) {
         self.end();
     }
-}
-
-/// What the server's thread counts for others to read.
-#[derive(Debug, Default)]
-struct Counts {
-    connections: AtomicUsize,
-    waiting: AtomicUsize,
 }
 
 fn server_error(source: io::Error) -> StoreError {

@@ -5,10 +5,9 @@
 
 use byteorder::{ByteOrder, LittleEndian};
 
-use super::ANY_LENGTH;
 use super::blob::{Blobs, LENGTH_BYTES};
 use super::error::{WireError, WireErrorKind};
-use super::opcode::{Field, Opcode};
+use super::opcode::{ANY_LENGTH, Field, Opcode};
 use crate::limits::WireLimits;
 use crate::message::{Keys, Payload, Request};
 use crate::stored_value::{SHARED_VALUE_BYTES_MIN, Value};

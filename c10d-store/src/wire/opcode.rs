@@ -44,6 +44,9 @@ pub(super) enum Field {
     Pairs,
 }
 
+/// The known length of a WAIT_CHANGE to which the length of the value does not matter.
+pub(crate) const ANY_LENGTH: u64 = u64::MAX;
+
 impl Opcode {
     /// The command of a byte, if it is one.
     pub const fn from_byte(byte: u8) -> Option<Self> {

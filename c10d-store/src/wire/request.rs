@@ -4,13 +4,16 @@ use std::io::IoSlice;
 
 use byteorder::{ByteOrder, LittleEndian};
 
-use super::opcode::Opcode;
-use super::{ANY_LENGTH, CAPABILITY_NONCE, VALIDATION_MAGIC};
+use super::handshake::{CAPABILITY_NONCE, VALIDATION_MAGIC};
+use super::opcode::{ANY_LENGTH, Opcode};
 use crate::known::Known;
 
 /// The byte that clients put before every user key; the server knows nothing of it
 /// (docs/wire.md, section 4.1).
 const PAYLOAD_KEY_PREFIX: u8 = b'/';
+
+/// The key under which workers are counted; the only one without the `/` (docs/wire.md, 7.2).
+pub(crate) const WORKER_COUNT_KEY: &[u8] = b"init/";
 
 /// Values from this length on are sent from the caller's memory instead of being copied.
 const BORROWED_VALUE_BYTES_MIN: usize = 4096;
