@@ -1,15 +1,23 @@
 //! The report at the end of a job that failed, in PyTorch's layout: people and scripts know it.
 
-use super::{Failures, ProcessFailure, signal_name};
+use super::process_failure::{Failures, ProcessFailure, STDERR_LINES_MAX};
+use super::signal_name::signal_name;
 use crate::worker::{ExitKind, roll};
 
 /// The longest rule between the parts.
 const WIDTH_MAX: usize = 60;
 
-/// How many of the last lines on standard error are shown.
-pub(super) const STDERR_LINES_MAX: usize = 20;
+impl Failures {
+    /// The report on all of them in PyTorch's layout, with the last lines that the first one wrote to
+    /// standard error. `name` is what was run, `host` this host, and `local_time` writes a moment in
+    /// seconds since the epoch ([`local_time_text`] does). Ends without a newline.
+    #[must_use]
+    pub fn summary(&self, name: &str, host: &str, local_time: impl Fn(i64) -> String) -> String {
+        summary(self, name, host, &local_time)
+    }
+}
 
-pub(super) fn summary(
+fn summary(
     failures: &Failures,
     name: &str,
     host: &str,
@@ -133,7 +141,7 @@ fn block(
 /// The last lines of standard error as one more field; nothing when there are none. A traceback that
 /// the error file has as well is left out.
 fn last_lines(failure: &ProcessFailure) -> String {
-    let mut lines = stderr_lines(&failure.stderr_tail);
+    let mut lines = failure.all_stderr_lines();
     if failure.content.is_some()
         && let Some(last) = lines.last()
         && failure.message.trim_end().ends_with(last.trim())
@@ -155,13 +163,3 @@ fn last_lines(failure: &ProcessFailure) -> String {
 
 /// How Python begins a traceback.
 const TRACEBACK_START: &str = "Traceback (most recent call last):";
-
-/// The lines that are not empty, of text that may not be UTF-8.
-pub(super) fn stderr_lines(stderr_tail: &[u8]) -> Vec<String> {
-    let text = String::from_utf8_lossy(stderr_tail);
-    text.split(['\n', '\r'])
-        .map(str::trim_end)
-        .filter(|line| !line.is_empty())
-        .map(str::to_owned)
-        .collect()
-}

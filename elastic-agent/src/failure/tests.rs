@@ -1,8 +1,10 @@
 use std::fs;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
-use super::summary::STDERR_LINES_MAX;
+use super::error_file::{self, ERROR_FILE_BYTES_MAX};
+use super::process_failure::{HINT, STDERR_LINES_MAX};
 use super::*;
+use crate::worker::{ExitKind, WorkerOutcome};
 
 fn outcome(local_rank: usize, exit: ExitKind, ended_at_s: u64) -> WorkerOutcome {
     WorkerOutcome {
