@@ -5,8 +5,6 @@ use std::io;
 use c10d_socket::ListenError;
 use c10d_store::StoreError;
 
-use crate::bench::BenchError;
-
 /// Why a command failed. The exit code is part of the interface: scripts tell by it whether to wait,
 /// to give up or to look at the network.
 #[derive(Debug, thiserror::Error)]
@@ -41,7 +39,7 @@ pub(crate) enum Failure {
 
     /// A measurement could not be finished. Exit code 3.
     #[error(transparent)]
-    Bench(#[from] BenchError),
+    Bench(Box<dyn std::error::Error + Send + Sync>),
 
     /// Standard output takes no more, as when its disk is full. Exit code 4.
     #[error("cannot write to standard output: {0}")]

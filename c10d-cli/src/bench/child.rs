@@ -1,13 +1,17 @@
-//! A server as a child process, from its start to its end.
+//! A server in a child process: the parent starts and kills it, the child announces its address.
 
 use std::env;
-use std::io::{self, BufRead, BufReader};
+use std::io::{self, BufRead, BufReader, Write};
 use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
 
 use super::affinity::{Cores, on_server_core};
 use super::error::BenchError;
 use super::process::Process;
+use crate::parent::end_with_parent;
+
+/// The first words of the line with which a server announces its address, `c10d store serve` among them.
+const ANNOUNCEMENT: &str = "listening on ";
 
 /// A server that this program started from its own executable. Killed on drop.
 #[derive(Debug)]
@@ -59,7 +63,7 @@ impl ServerChild {
             BufReader::new(stdout).read_line(&mut line)?;
         }
         line.trim_end()
-            .strip_prefix("listening on ")
+            .strip_prefix(ANNOUNCEMENT)
             .and_then(|address| address.parse().ok())
             .ok_or_else(|| io::Error::other(format!("it wrote {line:?}")))
     }
@@ -71,4 +75,17 @@ impl Drop for ServerChild {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// In the child, before anything else: has it killed when its parent, the measurement, ends.
+pub(super) fn end_with_measurement() {
+    if let Err(error) = end_with_parent() {
+        log::debug!("this process outlives its parent if that is killed: {error}");
+    }
+}
+
+/// In the child: reports its address to the parent.
+pub(super) fn announce(address: SocketAddr) -> io::Result<()> {
+    let mut stdout = io::stdout();
+    writeln!(stdout, "{ANNOUNCEMENT}{address}").and_then(|()| stdout.flush())
 }

@@ -6,8 +6,10 @@ use std::time::Duration;
 
 use c10d_store::StoreError;
 
+use crate::failure::Failure;
+
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum BenchError {
+pub(super) enum BenchError {
     #[error("cannot connect to {address}: {source}")]
     Connect {
         address: SocketAddr,
@@ -52,8 +54,14 @@ impl From<StoreError> for BenchError {
     }
 }
 
+impl From<BenchError> for Failure {
+    fn from(error: BenchError) -> Self {
+        Self::Bench(Box::new(error))
+    }
+}
+
 impl BenchError {
-    pub(crate) fn system(what: &'static str) -> impl FnOnce(io::Error) -> Self {
+    pub(super) fn system(what: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::System { what, source }
     }
 }

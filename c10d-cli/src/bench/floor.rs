@@ -11,9 +11,9 @@ use mio::net::{TcpListener, TcpStream};
 use mio::{Events, Interest, Poll, Token};
 use slab::Slab;
 
+use super::child::{announce, end_with_measurement};
 use crate::failure::Failure;
 use crate::open_files;
-use crate::parent::end_with_parent;
 use crate::quantity::at_least_one;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -73,21 +73,16 @@ impl FloorArgs {
 
 /// Serves until it is killed.
 pub(super) fn run(args: &FloorArgs) -> Result<(), Failure> {
-    // It ends with the measurement that started it.
-    if let Err(error) = end_with_parent() {
-        log::debug!("cannot watch the parent process: {error}");
-    }
+    end_with_measurement();
     open_files::raise_limit();
     let options = ListenOptions::default()
         .with_host("127.0.0.1")
         .with_port(args.port);
     // A literal address has one listener.
     let listener = listen(&options)?.remove(0);
-    let mut stdout = io::stdout();
     listener
         .local_addr()
-        .and_then(|address| writeln!(stdout, "listening on {address}"))
-        .and_then(|()| stdout.flush())
+        .and_then(announce)
         .map_err(Failure::system("cannot write to standard output"))?;
     serve(TcpListener::from_std(listener), args).map_err(Failure::system("cannot poll"))
 }

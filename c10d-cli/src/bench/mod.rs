@@ -6,10 +6,11 @@
 
 mod affinity;
 mod child;
-mod duel;
 mod error;
 mod fleet;
 mod floor;
+mod latency;
+mod pair;
 mod process;
 mod rendezvous;
 mod report;
@@ -19,8 +20,6 @@ mod store;
 mod workload;
 
 use clap::Subcommand;
-
-pub(crate) use error::BenchError;
 
 use crate::failure::Failure;
 

@@ -11,10 +11,15 @@ use super::affinity::Cores;
 use super::child::ServerChild;
 use super::process::Process;
 use super::report::{Goal, Report};
-use super::workload::{Kind, RanksShape, Setting, Throughput, client, large_values, ping, ranks};
+use super::workload::client::client;
+use super::workload::large::large_values;
+use super::workload::ping::ping;
+use super::workload::ranks::{RanksShape, ranks};
+use super::workload::setting::Setting;
+use super::workload::throughput::{Kind, Throughput};
 use crate::failure::Failure;
 use crate::open_files;
-use crate::quantity::at_least_one;
+use crate::quantity::{at_least_one, round_seconds};
 
 /// Measures a server from one thread. Without --connect that is a server of its own, on a core of
 /// its own.
@@ -243,12 +248,4 @@ fn resolve(target: &HostPort) -> Result<SocketAddr, Failure> {
     addresses
         .next()
         .ok_or_else(|| Failure::system(failed())(io::ErrorKind::NotFound.into()))
-}
-
-pub(super) fn round_seconds(text: &str) -> Result<f64, String> {
-    match text.parse() {
-        Ok(seconds) if (0.001..=3600.0).contains(&seconds) => Ok(seconds),
-        Ok(_) => Err("must be from 0.001 to 3600".to_owned()),
-        Err(error) => Err(format!("{error}")),
-    }
 }

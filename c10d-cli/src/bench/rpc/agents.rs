@@ -15,9 +15,11 @@ use rpc_agent::{
 
 use super::super::affinity::{Cores, on_server_core};
 use super::super::child::ServerChild;
-use super::super::duel::PATIENCE;
 use super::super::error::BenchError;
-use super::{EchoClient, PeerKind, RpcBenchError, check_length};
+use super::super::pair::PATIENCE;
+use super::echo_client::{EchoClient, check_length};
+use super::error::RpcBenchError;
+use super::peer::PeerKind;
 
 pub(in super::super) const SERVER: &str = "server";
 pub(in super::super) const CLIENT: &str = "client";

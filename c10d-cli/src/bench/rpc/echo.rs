@@ -16,9 +16,11 @@ use bytes::Bytes;
 
 use super::super::affinity::{Cores, on_server_core};
 use super::super::child::ServerChild;
-use super::super::duel::PATIENCE;
 use super::super::error::BenchError;
-use super::{EchoClient, PAYLOAD_BYTES_MAX, PeerKind, RpcBenchError, check_length};
+use super::super::pair::PATIENCE;
+use super::echo_client::{EchoClient, PAYLOAD_BYTES_MAX, check_length};
+use super::error::RpcBenchError;
+use super::peer::PeerKind;
 
 /// The length of a payload.
 const HEADER_BYTES: usize = 4;

@@ -6,28 +6,29 @@
 
 pub(super) mod agents;
 mod echo;
+mod echo_client;
+pub(super) mod error;
+mod peer;
 
 use std::io;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use c10d_store::StoreError;
-use clap::{Args, ValueEnum};
-use rpc_agent::{RegistryError, RpcError, StartError};
+use clap::Args;
 
 use self::agents::{AgentPair, EXPIRING};
 use self::echo::EchoPair;
+use self::echo_client::{EchoClient, PAYLOAD_BYTES_MAX};
+use self::error::RpcBenchError;
+use self::peer::PeerKind;
+pub(super) use self::peer::RpcPeerArgs;
 use super::affinity::Cores;
-use super::duel::{
-    DuelArgs, GOAL_IN_FLIGHT, Place, announce, end_with_measurement, in_flight, order, percentiles,
-};
-use super::error::BenchError;
+use super::child::{announce, end_with_measurement};
+use super::latency::percentiles;
+use super::pair::{GOAL_IN_FLIGHT, PairArgs, Place, in_flight, order};
 use super::report::{Goal, Report, Row, Unit};
 use crate::failure::Failure;
 use crate::quantity::ByteCount;
-
-/// A few of these can be under way within what an agent lets wait by default.
-const PAYLOAD_BYTES_MAX: usize = 64 << 20;
 
 /// The payload that the goals are about.
 const GOAL_PAYLOAD_BYTES: usize = 64;
@@ -45,82 +46,7 @@ pub(crate) struct RpcBenchArgs {
     in_flight: usize,
 
     #[command(flatten)]
-    duel: DuelArgs,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct RpcPeerArgs {
-    kind: PeerKind,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum PeerKind {
-    /// A store, and a worker that meets others in it. What is announced is the store's address.
-    Agent,
-    /// A bare echo for one connection.
-    Echo,
-}
-
-impl PeerKind {
-    /// What [`child`](super::child) starts.
-    fn command_line(self) -> Vec<String> {
-        let kind = match self {
-            Self::Agent => "agent",
-            Self::Echo => "echo",
-        };
-        ["bench", "rpc-peer", kind].map(str::to_owned).to_vec()
-    }
-}
-
-#[derive(Debug, thiserror::Error)]
-pub(super) enum RpcBenchError {
-    #[error(transparent)]
-    Bench(#[from] BenchError),
-
-    #[error(transparent)]
-    Store(#[from] StoreError),
-
-    #[error(transparent)]
-    Registry(#[from] RegistryError),
-
-    #[error(transparent)]
-    Start(Box<StartError>),
-
-    #[error(transparent)]
-    Call(#[from] RpcError),
-
-    #[error("the bare echo: {0}")]
-    Echo(#[from] io::Error),
-
-    #[error("the thread that starts a worker panicked")]
-    Panic,
-
-    /// A figure for wrong answers would be worthless.
-    #[error("{bytes} bytes were sent, and not the same came back")]
-    WrongAnswer { bytes: usize },
-}
-
-/// Two sides, one of which sends back what the other one sends.
-trait EchoClient {
-    /// One round trip.
-    fn echo(&mut self, payload: &Bytes) -> Result<Bytes, RpcBenchError>;
-
-    /// Round trips one after the other until `time` is up, at least one; how long each took. Of an answer
-    /// only the length is looked at.
-    fn one_at_a_time(
-        &mut self,
-        payload: &Bytes,
-        time: Duration,
-    ) -> Result<Vec<Duration>, RpcBenchError>;
-
-    /// Keeps `in_flight` payloads under way until `time` is up, then lets the last answers come in; how
-    /// many were answered.
-    fn many_at_a_time(
-        &mut self,
-        payload: &Bytes,
-        in_flight: usize,
-        time: Duration,
-    ) -> Result<u64, RpcBenchError>;
+    pair: PairArgs,
 }
 
 /// The agents and the echo of one place, both connected.
@@ -132,7 +58,7 @@ struct Contest {
 
 pub(super) fn run(args: &RpcBenchArgs) -> Result<(), Failure> {
     let mut notes = Vec::new();
-    let cores = Cores::choose(!args.duel.no_pin, &mut notes);
+    let cores = Cores::choose(!args.pair.no_pin, &mut notes);
     notes.push("the floor is a bare TCP echo, one thread on each side".to_owned());
     let rows = measure(args, cores)
         .map_err(io::Error::other)
@@ -142,7 +68,7 @@ pub(super) fn run(args: &RpcBenchArgs) -> Result<(), Failure> {
         notes,
         rows,
     };
-    report.print(args.duel.json)
+    report.print(args.pair.json)
 }
 
 /// The other process: serves until it is killed, or its client is gone.
@@ -157,7 +83,7 @@ pub(super) fn serve(args: &RpcPeerArgs) -> Result<(), Failure> {
 }
 
 fn measure(args: &RpcBenchArgs, cores: Option<Cores>) -> Result<Vec<Row>, RpcBenchError> {
-    let time = args.duel.time();
+    let time = args.pair.time();
     let mut contests = [
         Contest {
             place: Place::OneProcess,
@@ -183,7 +109,7 @@ fn measure(args: &RpcBenchArgs, cores: Option<Cores>) -> Result<Vec<Row>, RpcBen
         let name = format!("two processes {EXPIRING} timeouts late {figure}");
         Row::new(name, Unit::Microseconds)
     });
-    for round in 0..args.duel.rounds {
+    for round in 0..args.pair.rounds {
         for (index, payload, rows) in &mut measurements {
             contests[*index].measure(payload, args.in_flight, time, round, rows)?;
         }
@@ -277,15 +203,6 @@ impl Contest {
 fn payload_of(bytes: usize) -> Bytes {
     // 251 is prime: no buffer's size is a multiple of the period.
     (0..bytes).map(|index| (index % 251) as u8).collect()
-}
-
-fn check_length(payload: &Bytes, answer_bytes: usize) -> Result<(), RpcBenchError> {
-    if answer_bytes == payload.len() {
-        return Ok(());
-    }
-    Err(RpcBenchError::WrongAnswer {
-        bytes: payload.len(),
-    })
 }
 
 fn payload_bytes(text: &str) -> Result<ByteCount, String> {

@@ -4,24 +4,21 @@
 //! of the second. Latencies stand beside those of a plain call in the same round. A figure with many at a
 //! time ends when both sides know that everything is freed, not when the last handle is dropped.
 
+mod error;
 mod workers;
 
 use std::io;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use rpc_agent::{RegistryError, RpcError};
-use rref::context::TableSizes;
-use rref::{FunctionError, RRefError};
 
+use self::error::RRefBenchError;
 use self::workers::WorkerPair;
 use super::affinity::Cores;
-use super::duel::{
-    DuelArgs, GOAL_IN_FLIGHT, Place, announce, end_with_measurement, in_flight, order, percentiles,
-};
-use super::error::BenchError;
+use super::child::{announce, end_with_measurement};
+use super::latency::percentiles;
+use super::pair::{GOAL_IN_FLIGHT, PairArgs, Place, in_flight, order};
 use super::report::{Goal, Report, Row, Unit};
-use super::rpc::RpcBenchError;
 use crate::failure::Failure;
 use crate::quantity::at_least_one;
 
@@ -41,45 +38,12 @@ pub(crate) struct RRefBenchArgs {
     live: usize,
 
     #[command(flatten)]
-    duel: DuelArgs,
-}
-
-#[derive(Debug, thiserror::Error)]
-enum RRefBenchError {
-    /// What workers with references have in common with those without.
-    #[error(transparent)]
-    Worker(#[from] RpcBenchError),
-
-    #[error(transparent)]
-    Registry(#[from] RegistryError),
-
-    #[error(transparent)]
-    Function(#[from] FunctionError),
-
-    #[error(transparent)]
-    Call(#[from] RpcError),
-
-    #[error(transparent)]
-    Reference(#[from] RRefError),
-
-    /// A figure for wrong answers would be worthless.
-    #[error("the value {wanted} was created, and {found} was fetched")]
-    WrongValue { wanted: u64, found: u64 },
-
-    /// Nor would one for values that stay for ever.
-    #[error("what was dropped is not freed after {after:?}: {left:?}")]
-    NotFreed { after: Duration, left: TableSizes },
-}
-
-impl From<BenchError> for RRefBenchError {
-    fn from(error: BenchError) -> Self {
-        Self::Worker(error.into())
-    }
+    pair: PairArgs,
 }
 
 pub(super) fn run(args: &RRefBenchArgs) -> Result<(), Failure> {
     let mut notes = Vec::new();
-    let cores = Cores::choose(!args.duel.no_pin, &mut notes);
+    let cores = Cores::choose(!args.pair.no_pin, &mut notes);
     notes.push("the floor is a plain call with 8 bytes each way".to_owned());
     let rows = measure(args, cores)
         .map_err(io::Error::other)
@@ -92,7 +56,7 @@ pub(super) fn run(args: &RRefBenchArgs) -> Result<(), Failure> {
         notes,
         rows,
     };
-    report.print(args.duel.json)
+    report.print(args.pair.json)
 }
 
 /// The other process: owns values until it is killed, or its client is gone.
@@ -104,7 +68,7 @@ pub(super) fn serve() -> Result<(), Failure> {
 }
 
 fn measure(args: &RRefBenchArgs, cores: Option<Cores>) -> Result<Vec<Row>, RRefBenchError> {
-    let time = args.duel.time();
+    let time = args.pair.time();
     // First, and with an owner of its own: what others have freed would be used again, and not be seen.
     let memory = owner_memory(args.live, cores)?;
     let mut contests = [
@@ -115,7 +79,7 @@ fn measure(args: &RRefBenchArgs, cores: Option<Cores>) -> Result<Vec<Row>, RRefB
     for contest in &mut contests {
         contest.warm_up(time / 2)?;
     }
-    for round in 0..args.duel.rounds {
+    for round in 0..args.pair.rounds {
         for contest in &mut contests {
             contest.measure(time, round)?;
         }

@@ -15,11 +15,11 @@ use rref::{Functions, RRef, RRefFuture, RRefs};
 
 use super::super::affinity::{Cores, on_server_core};
 use super::super::child::ServerChild;
-use super::super::duel::PATIENCE;
 use super::super::error::BenchError;
-use super::super::rpc::RpcBenchError;
+use super::super::pair::PATIENCE;
 use super::super::rpc::agents::{CLIENT, SERVER, open, start};
-use super::RRefBenchError;
+use super::super::rpc::error::RpcBenchError;
+use super::error::RRefBenchError;
 
 /// Makes the value that it is given.
 const MAKE: &str = "make";

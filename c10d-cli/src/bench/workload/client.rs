@@ -9,8 +9,9 @@ use c10d_socket::ConnectOptions;
 use c10d_store::{Store, StoreError, TcpStore, TcpStoreOptions};
 
 use super::super::error::BenchError;
+use super::super::latency::percentiles;
 use super::super::report::{Row, Unit};
-use super::Setting;
+use super::setting::Setting;
 
 /// Longer than any operation here takes.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
@@ -54,16 +55,14 @@ fn measure(
     operation: impl Fn() -> Result<(), StoreError>,
     after: impl Fn() -> Result<(), StoreError>,
 ) -> Result<[f64; 2], BenchError> {
-    let mut nanoseconds = Vec::new();
+    let mut times = Vec::new();
     let end = Instant::now() + time;
     let mut started = Instant::now();
-    while nanoseconds.is_empty() || started < end {
+    while times.is_empty() || started < end {
         operation()?;
-        nanoseconds.push(started.elapsed().as_nanos());
+        times.push(started.elapsed());
         after()?;
         started = Instant::now();
     }
-    nanoseconds.sort_unstable();
-    let last = nanoseconds.len() - 1;
-    Ok([last / 2, last * 99 / 100].map(|index| nanoseconds[index] as f64 / 1e3))
+    Ok(percentiles(&mut times))
 }

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use super::super::error::BenchError;
 use super::super::report::{Row, Unit};
-use super::{Setting, requests};
+use super::requests;
+use super::setting::Setting;
 
 const VALUE_BYTES: usize = 4 << 20;
 const KEY: &str = "bench/large";

@@ -10,8 +10,10 @@ use std::time::{Duration, Instant};
 use super::super::child::ServerChild;
 use super::super::error::BenchError;
 use super::super::floor::{FloorArgs, FloorMode};
+use super::super::latency::percentiles;
 use super::super::report::{Goal, Row, Unit};
-use super::{Setting, requests};
+use super::requests;
+use super::setting::Setting;
 
 /// Longer than any answer to a PING takes.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
@@ -98,17 +100,15 @@ impl RoundTrips {
         expected: &[u8],
         time: Duration,
     ) -> Result<[f64; 2], BenchError> {
-        let mut nanoseconds = Vec::new();
+        let mut times = Vec::new();
         let end = Instant::now() + time;
         let mut sent = Instant::now();
-        while nanoseconds.is_empty() || sent < end {
+        while times.is_empty() || sent < end {
             self.exchange(request, expected)?;
             let answered = Instant::now();
-            nanoseconds.push((answered - sent).as_nanos());
+            times.push(answered - sent);
             sent = answered;
         }
-        nanoseconds.sort_unstable();
-        let last = nanoseconds.len() - 1;
-        Ok([last / 2, last * 99 / 100].map(|index| nanoseconds[index] as f64 / 1e3))
+        Ok(percentiles(&mut times))
     }
 }

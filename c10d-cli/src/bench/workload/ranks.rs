@@ -7,7 +7,8 @@ use super::super::error::BenchError;
 use super::super::fleet::{Fleet, Links};
 use super::super::floor::{FloorArgs, FloorMode};
 use super::super::report::{Row, Unit};
-use super::{Setting, requests};
+use super::requests;
+use super::setting::Setting;
 
 /// How many ranks, how often.
 #[derive(Debug, Clone, Copy)]

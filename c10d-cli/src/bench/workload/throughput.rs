@@ -6,7 +6,8 @@ use super::super::fleet::{Fleet, Flood};
 use super::super::floor::{FloorArgs, FloorMode};
 use super::super::process::Process;
 use super::super::report::{Goal, Row, Unit};
-use super::{Setting, requests};
+use super::requests;
+use super::setting::Setting;
 
 #[derive(Debug, Clone, Copy)]
 pub(in super::super) enum Kind {

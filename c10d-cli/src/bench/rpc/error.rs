@@ -1,0 +1,36 @@
+//! Why calls could not be measured.
+
+use std::io;
+
+use c10d_store::StoreError;
+use rpc_agent::{RegistryError, RpcError, StartError};
+
+use super::super::error::BenchError;
+
+#[derive(Debug, thiserror::Error)]
+pub(in super::super) enum RpcBenchError {
+    #[error(transparent)]
+    Bench(#[from] BenchError),
+
+    #[error(transparent)]
+    Store(#[from] StoreError),
+
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+
+    #[error(transparent)]
+    Start(Box<StartError>),
+
+    #[error(transparent)]
+    Call(#[from] RpcError),
+
+    #[error("the bare echo: {0}")]
+    Echo(#[from] io::Error),
+
+    #[error("the thread that starts a worker panicked")]
+    Panic,
+
+    /// A figure for wrong answers would be worthless.
+    #[error("{bytes} bytes were sent, and not the same came back")]
+    WrongAnswer { bytes: usize },
+}

@@ -1,0 +1,27 @@
+//! The command line of the second process.
+
+use clap::{Args, ValueEnum};
+
+#[derive(Debug, Args)]
+pub(crate) struct RpcPeerArgs {
+    pub(super) kind: PeerKind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum PeerKind {
+    /// A store, and a worker that meets others in it. What is announced is the store's address.
+    Agent,
+    /// A bare echo for one connection.
+    Echo,
+}
+
+impl PeerKind {
+    /// The arguments with which [`ServerChild`](super::super::child::ServerChild) starts it.
+    pub(super) fn command_line(self) -> Vec<String> {
+        let kind = match self {
+            Self::Agent => "agent",
+            Self::Echo => "echo",
+        };
+        ["bench", "rpc-peer", kind].map(str::to_owned).to_vec()
+    }
+}

@@ -1,0 +1,43 @@
+//! Why references could not be measured.
+
+use std::time::Duration;
+
+use rpc_agent::{RegistryError, RpcError};
+use rref::context::TableSizes;
+use rref::{FunctionError, RRefError};
+
+use super::super::error::BenchError;
+use super::super::rpc::error::RpcBenchError;
+
+#[derive(Debug, thiserror::Error)]
+pub(super) enum RRefBenchError {
+    /// What workers with references have in common with those without.
+    #[error(transparent)]
+    Worker(#[from] RpcBenchError),
+
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+
+    #[error(transparent)]
+    Function(#[from] FunctionError),
+
+    #[error(transparent)]
+    Call(#[from] RpcError),
+
+    #[error(transparent)]
+    Reference(#[from] RRefError),
+
+    /// A figure for wrong answers would be worthless.
+    #[error("the value {wanted} was created, and {found} was fetched")]
+    WrongValue { wanted: u64, found: u64 },
+
+    /// Nor would one for values that stay for ever.
+    #[error("what was dropped is not freed after {after:?}: {left:?}")]
+    NotFreed { after: Duration, left: TableSizes },
+}
+
+impl From<BenchError> for RRefBenchError {
+    fn from(error: BenchError) -> Self {
+        Self::Worker(error.into())
+    }
+}
