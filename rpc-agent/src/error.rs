@@ -35,6 +35,24 @@ pub enum Outcome {
     Executed,
 }
 
+/// The two messages of a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum CallMessage {
+    /// From the caller to the callee.
+    Request,
+    /// From the callee back to the caller.
+    Answer,
+}
+
+impl fmt::Display for CallMessage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Request => "request",
+            Self::Answer => "answer",
+        })
+    }
+}
+
 /// Why a call has no result. Cheap to clone: a call's error is given to everyone who waits for it.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
@@ -131,16 +149,18 @@ pub enum RpcError {
         outcome: Outcome,
     },
     /// The request or the answer is greater than a message may be.
-    #[error("{call}: {what} has {bytes} bytes, the limit is {max}")]
+    #[error(
+        "{call}: the {message} has {}, the lower message_bytes_max of both workers is {bytes_max}", describe_length(*bytes)
+    )]
     TooLarge {
         /// The call.
         call: Box<CallSite>,
-        /// `request` or `answer`.
-        what: &'static str,
-        /// Its size.
-        bytes: u64,
-        /// The limit.
-        max: u64,
+        /// Which of the two messages of the call is too long.
+        message: CallMessage,
+        /// Length of its payload; `None` if the callee did not report it.
+        bytes: Option<u64>,
+        /// The longest payload that both workers accept.
+        bytes_max: u64,
     },
     /// A value could not be encoded, or the answer is no value of the expected type.
     #[error("{call}: {what}")]
@@ -211,9 +231,12 @@ impl RpcError {
             | Self::Rejected { .. }
             | Self::RetryOptions(_)
             | Self::NoSuchWorker { .. } => Outcome::NotExecuted,
-            Self::TooLarge { what, .. } if *what == "request" => Outcome::NotExecuted,
+            Self::TooLarge { message, .. } => match message {
+                CallMessage::Request => Outcome::NotExecuted,
+                CallMessage::Answer => Outcome::Executed,
+            },
             Self::ConnectionLost { .. } | Self::Broken(_) => Outcome::Unknown,
-            Self::Remote { .. } | Self::TooLarge { .. } => Outcome::Executed,
+            Self::Remote { .. } => Outcome::Executed,
         }
     }
 
@@ -253,6 +276,13 @@ fn describe_outcome(outcome: Outcome) -> &'static str {
         Outcome::NotExecuted => "the request was never sent",
         Outcome::Unknown => "the request had been sent, outcome unknown",
         Outcome::Executed => "after the function ran",
+    }
+}
+
+fn describe_length(bytes: Option<u64>) -> String {
+    match bytes {
+        Some(bytes) => format!("{bytes} bytes"),
+        None => "too many bytes".to_owned(),
     }
 }
 

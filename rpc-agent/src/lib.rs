@@ -99,7 +99,7 @@ mod worker;
 pub use agent::{Agent, AgentHandle, AgentOptions, CallOptions, StartError};
 pub use context::{Context, Reply};
 pub use directory::{DirectoryError, MissingRanks};
-pub use error::{CallSite, NotSent, Outcome, RpcError};
+pub use error::{CallMessage, CallSite, NotSent, Outcome, RpcError};
 pub use fault::{FaultPlan, FaultPlanError, InjectedFaults};
 pub use future::{FutureMessage, Promise, RpcFuture, join_all};
 pub use metrics::{LatencySnapshot, MetricsSnapshot, PeerSnapshot};

@@ -277,40 +277,34 @@ impl RefuseReason {
     }
 }
 
-/// How a call failed at its callee.
+/// Why the callee returned no value. The function ran only for the first two and [`AnswerTooLarge`].
+///
+/// [`AnswerTooLarge`]: Self::AnswerTooLarge
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ErrorKind {
     /// The function returned an error.
     Handler,
     /// The function panicked.
     Panicked,
-    /// There is no such function.
+    /// The callee has no function of this name.
     NoSuchFunction,
-    /// The request was not taken; the function did not run.
+    /// The callee refused the request.
     Rejected,
-    /// The answer is greater than the caller accepts.
-    TooLarge,
-    /// The time budget was used up before the function began; it did not run.
+    /// The answer is longer than the caller accepts. Its length travels as the frame's text, in decimal
+    /// digits; `None` if the callee sent something else.
+    AnswerTooLarge { bytes: Option<u64> },
+    /// The request's budget was used up before the function could start.
     DeadlinePassed,
 }
 
 impl ErrorKind {
-    const ALL: [Self; 6] = [
-        Self::Handler,
-        Self::Panicked,
-        Self::NoSuchFunction,
-        Self::Rejected,
-        Self::TooLarge,
-        Self::DeadlinePassed,
-    ];
-
     const fn number(self) -> u16 {
         match self {
             Self::Handler => 1,
             Self::Panicked => 2,
             Self::NoSuchFunction => 3,
             Self::Rejected => 4,
-            Self::TooLarge => 5,
+            Self::AnswerTooLarge { .. } => 5,
             Self::DeadlinePassed => 6,
         }
     }
@@ -414,7 +408,13 @@ impl Frame<'_> {
                 write_u64(out, *payload_bytes);
             }
             Self::Error { id, kind, text } => {
-                let text = cut(text, ERROR_TEXT_BYTES_MAX);
+                let digits;
+                let text = if let ErrorKind::AnswerTooLarge { bytes } = kind {
+                    digits = bytes.map(|bytes| bytes.to_string()).unwrap_or_default();
+                    &digits
+                } else {
+                    cut(text, ERROR_TEXT_BYTES_MAX)
+                };
                 header(Kind::Error, text.len(), kind.number(), *id).encode(out);
                 out.extend_from_slice(text.as_bytes());
             }
@@ -509,17 +509,7 @@ pub(crate) fn decode_body<'a>(header: &Header, body: &'a [u8]) -> Result<Frame<'
             id,
             payload_bytes: decode_total(header.kind, body)?,
         },
-        (Kind::Error, _) => {
-            let kind = ErrorKind::ALL
-                .into_iter()
-                .find(|kind| kind.number() == header.aux)
-                .ok_or(WireError::ErrorKind { number: header.aux })?;
-            Frame::Error {
-                id,
-                kind,
-                text: String::from_utf8_lossy(body),
-            }
-        }
+        (Kind::Error, _) => decode_error(id, header.aux, body)?,
         (Kind::RequestPart, _) => Frame::RequestPart { id, payload: body },
         (Kind::ResponsePart, _) => Frame::ResponsePart { id, payload: body },
         (Kind::Goodbye, _) => Frame::Goodbye { reason: header.aux },
@@ -687,6 +677,31 @@ fn decode_refuse(body: &[u8]) -> Result<Refuse, WireError> {
         reason,
         links: LittleEndian::read_u32(&body[1..REFUSE_FIXED_BYTES]),
         text: String::from_utf8_lossy(&body[REFUSE_FIXED_BYTES..]).into_owned(),
+    })
+}
+
+fn decode_error(id: u64, number: u16, body: &[u8]) -> Result<Frame<'_>, WireError> {
+    let kind = match number {
+        1 => ErrorKind::Handler,
+        2 => ErrorKind::Panicked,
+        3 => ErrorKind::NoSuchFunction,
+        4 => ErrorKind::Rejected,
+        5 => {
+            let digits = std::str::from_utf8(body).ok();
+            let bytes = digits.and_then(|digits| digits.parse().ok());
+            return Ok(Frame::Error {
+                id,
+                kind: ErrorKind::AnswerTooLarge { bytes },
+                text: Cow::Borrowed(""),
+            });
+        }
+        6 => ErrorKind::DeadlinePassed,
+        _ => return Err(WireError::ErrorKind { number }),
+    };
+    Ok(Frame::Error {
+        id,
+        kind,
+        text: String::from_utf8_lossy(body),
     })
 }
 

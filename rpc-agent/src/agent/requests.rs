@@ -195,8 +195,9 @@ impl Shared {
     fn answer_payload(self: &Arc<Self>, call: &ServedCall, payload: Bytes) {
         let peer = &call.peer;
         if payload.len() as u64 > peer.message_bytes_max(self.options.message_bytes_max) {
-            let bytes = payload.len().to_string();
-            self.answer_error(peer, &call.way_back, ErrorKind::TooLarge, &bytes);
+            let bytes = Some(payload.len() as u64);
+            let kind = ErrorKind::AnswerTooLarge { bytes };
+            self.answer_error(peer, &call.way_back, kind, "");
             return;
         }
         let mut copies = 1;

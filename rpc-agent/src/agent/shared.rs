@@ -22,7 +22,7 @@ use super::poller::Sockets;
 use super::pool::{Callback, Pool};
 use super::retries::Later;
 use crate::directory::Directory;
-use crate::error::{CallSite, NotSent, Outcome, RpcError};
+use crate::error::{CallMessage, CallSite, NotSent, Outcome, RpcError};
 use crate::fault::{Fault, Leg};
 use crate::future::{Executor, FutureMessage, Hint, Job, RpcFuture, contained};
 use crate::in_flight::Completed;
@@ -473,13 +473,13 @@ impl Shared {
         if !self.is_running() {
             return Err(self.shut_down(peer, function, Outcome::NotExecuted));
         }
-        let max = peer.message_bytes_max(self.options.message_bytes_max);
-        if payload_bytes as u64 > max {
+        let bytes_max = peer.message_bytes_max(self.options.message_bytes_max);
+        if payload_bytes as u64 > bytes_max {
             return Err(RpcError::TooLarge {
                 call: peer.site(function),
-                what: "request",
-                bytes: payload_bytes as u64,
-                max,
+                message: CallMessage::Request,
+                bytes: Some(payload_bytes as u64),
+                bytes_max,
             });
         }
         if function.is_empty() || function.len() > FUNCTION_NAME_BYTES_MAX {
@@ -533,11 +533,11 @@ impl Shared {
                 call: site,
                 reason: text,
             },
-            ErrorKind::TooLarge => RpcError::TooLarge {
+            ErrorKind::AnswerTooLarge { bytes } => RpcError::TooLarge {
                 call: site,
-                what: "answer",
-                bytes: text.parse().unwrap_or(0),
-                max: peer.message_bytes_max(self.options.message_bytes_max),
+                message: CallMessage::Answer,
+                bytes,
+                bytes_max: peer.message_bytes_max(self.options.message_bytes_max),
             },
             ErrorKind::DeadlinePassed => RpcError::Timeout {
                 call: site,

@@ -50,6 +50,28 @@ fn a_request_has_these_bytes() {
 }
 
 #[test]
+fn an_answer_that_is_too_large_is_reported_with_its_length_in_digits() {
+    let frame = Frame::Error {
+        id: 7,
+        kind: ErrorKind::AnswerTooLarge {
+            bytes: Some(300_002),
+        },
+        text: "".into(),
+    };
+    let mut expected = raw(6, 6, 0, 5);
+    expected.extend_from_slice(b"300002");
+    assert_eq!(encoded(&frame), expected);
+    assert_eq!(decode(&expected), Ok(Some((frame, expected.len()))));
+
+    let mut without_length = raw(3, 6, 0, 5);
+    without_length.extend_from_slice(b"why");
+    let Some((Frame::Error { kind, .. }, _)) = decode(&without_length).unwrap() else {
+        panic!("not an Error frame");
+    };
+    assert_eq!(kind, ErrorKind::AnswerTooLarge { bytes: None });
+}
+
+#[test]
 fn a_hello_has_these_bytes() {
     let mut expected = vec![47, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     expected.extend_from_slice(b"C10DRPC\0");
@@ -247,11 +269,19 @@ impl AnyFrame {
                 id,
                 payload_bytes: u64::MAX - u64::from(number),
             },
-            7 => Frame::Error {
-                id,
-                kind: ErrorKind::ALL[number as usize % 6],
-                text: text.into(),
-            },
+            7 => {
+                let kind = match number % 6 {
+                    0 => ErrorKind::Handler,
+                    1 => ErrorKind::Panicked,
+                    2 => ErrorKind::NoSuchFunction,
+                    3 => ErrorKind::Rejected,
+                    4 => ErrorKind::AnswerTooLarge { bytes: Some(id) },
+                    _ => ErrorKind::DeadlinePassed,
+                };
+                let has_text = !matches!(kind, ErrorKind::AnswerTooLarge { .. });
+                let text = if has_text { text } else { "" }.into();
+                Frame::Error { id, kind, text }
+            }
             8 => Frame::RequestPart { id, payload: part },
             9 => Frame::ResponsePart { id, payload: part },
             _ => Frame::Goodbye {

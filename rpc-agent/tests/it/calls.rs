@@ -182,7 +182,8 @@ fn a_message_beyond_the_limit_is_an_error_that_says_both_sizes_and_the_connectio
         .unwrap_err();
     assert_eq!(
         request.to_string(),
-        "call of `echo` on worker worker1 (id 1): request has 300001 bytes, the limit is 300000"
+        "call of `echo` on worker worker1 (id 1): the request has 300001 bytes, the lower \
+         message_bytes_max of both workers is 300000"
     );
     assert_eq!(request.outcome(), Outcome::NotExecuted);
 
@@ -191,7 +192,8 @@ fn a_message_beyond_the_limit_is_an_error_that_says_both_sizes_and_the_connectio
         .unwrap_err();
     assert_eq!(
         answer.to_string(),
-        "call of `double` on worker worker1 (id 1): answer has 300002 bytes, the limit is 300000"
+        "call of `double` on worker worker1 (id 1): the answer has 300002 bytes, the lower \
+         message_bytes_max of both workers is 300000"
     );
     assert_eq!(answer.outcome(), Outcome::Executed);
     assert!(!answer.is_transient());
@@ -231,7 +233,8 @@ fn a_limit_of_the_other_worker_fails_the_call_alone() {
         .unwrap_err();
     assert_eq!(
         error.to_string(),
-        "call of `echo` on worker worker1 (id 1): request has 200001 bytes, the limit is 200000"
+        "call of `echo` on worker worker1 (id 1): the request has 200001 bytes, the lower \
+         message_bytes_max of both workers is 200000"
     );
     assert_eq!(error.outcome(), Outcome::NotExecuted);
     // The other way it is the answer.
@@ -240,7 +243,8 @@ fn a_limit_of_the_other_worker_fails_the_call_alone() {
         .unwrap_err();
     assert_eq!(
         error.to_string(),
-        "call of `double` on worker worker0 (id 0): answer has 200002 bytes, the limit is 200000"
+        "call of `double` on worker worker0 (id 0): the answer has 200002 bytes, the lower \
+         message_bytes_max of both workers is 200000"
     );
     gate.open();
     assert_eq!(before.wait().unwrap(), "");
