@@ -6,7 +6,7 @@ use bytes::Bytes;
 use c10d_socket::Deadline;
 
 use crate::agent::{AgentHandle, ServedCall};
-use crate::registry::HandlerError;
+use crate::handler_error::HandlerError;
 use crate::worker::WorkerInfo;
 
 /// The call that a function serves.

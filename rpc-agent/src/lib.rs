@@ -82,6 +82,7 @@ mod directory;
 mod error;
 mod fault;
 mod future;
+mod handler_error;
 mod handshake;
 mod in_flight;
 mod incoming;
@@ -102,8 +103,9 @@ pub use directory::{DirectoryError, MissingRanks};
 pub use error::{CallMessage, CallSite, NotSent, Outcome, RpcError};
 pub use fault::{FaultPlan, FaultPlanError, InjectedFaults};
 pub use future::{FutureMessage, Promise, RpcFuture, join_all};
+pub use handler_error::HandlerError;
 pub use metrics::{LatencySnapshot, MetricsSnapshot, PeerSnapshot};
-pub use registry::{FUNCTION_NAME_BYTES_MAX, HandlerError, Registry, RegistryError, RegistryId};
+pub use registry::{FUNCTION_NAME_BYTES_MAX, Registry, RegistryError, RegistryId};
 pub use retry::{RetryOptions, RetryOptionsError};
 pub use termination::{TerminationError, Workers};
 pub use worker::{

@@ -12,6 +12,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use crate::context::{Context, Reply};
+use crate::handler_error::HandlerError;
 
 /// The longest function name, in bytes.
 pub const FUNCTION_NAME_BYTES_MAX: usize = 255;
@@ -168,47 +169,6 @@ impl fmt::Debug for RegistryError {
     }
 }
 
-/// What a function tells its caller when it fails: text, at most 64 KiB of which arrive.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HandlerError {
-    message: String,
-}
-
-impl HandlerError {
-    /// In the function's words.
-    #[must_use]
-    pub fn new(message: impl Into<String>) -> Self {
-        Self {
-            message: message.into(),
-        }
-    }
-
-    /// The words.
-    #[must_use]
-    pub fn message(&self) -> &str {
-        &self.message
-    }
-}
-
-impl fmt::Display for HandlerError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
-    }
-}
-
-// Every error becomes one with `?`. That is why this type is no `Error` itself.
-impl<E: std::error::Error> From<E> for HandlerError {
-    fn from(error: E) -> Self {
-        let mut message = error.to_string();
-        let mut source = error.source();
-        while let Some(cause) = source {
-            message = format!("{message}: {cause}");
-            source = cause.source();
-        }
-        Self { message }
-    }
-}
-
 type Direct = dyn Fn(&Context, Bytes) -> Result<Bytes, HandlerError> + Send + Sync;
 type Deferred = dyn Fn(&Context, Bytes, Reply) + Send + Sync;
 
@@ -284,17 +244,5 @@ mod tests {
             function.ran_for(Duration::from_micros(1));
         }
         assert!(!function.is_slow());
-    }
-
-    #[test]
-    fn an_error_becomes_text_with_its_causes() {
-        #[derive(Debug, thiserror::Error)]
-        #[error("cannot load the shard")]
-        struct Outer(#[source] std::num::ParseIntError);
-        let outer = Outer("x".parse::<u8>().unwrap_err());
-        assert_eq!(
-            HandlerError::from(outer).message(),
-            "cannot load the shard: invalid digit found in string"
-        );
     }
 }

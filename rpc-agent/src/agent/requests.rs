@@ -19,7 +19,8 @@ use crate::context::{Context, Reply};
 use crate::error::RpcError;
 use crate::fault::{Fault, Leg};
 use crate::future::panic_text;
-use crate::registry::{Body, HandlerError};
+use crate::handler_error::HandlerError;
+use crate::registry::Body;
 use crate::wire::{ErrorKind, Frame};
 
 impl Work for Shared {

@@ -2,7 +2,7 @@
 
 use std::sync::PoisonError;
 
-use super::{Promise, RpcFuture};
+use super::handle::{Promise, RpcFuture};
 use crate::error::RpcError;
 use crate::sync::{Arc, Mutex};
 

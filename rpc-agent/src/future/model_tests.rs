@@ -1,10 +1,15 @@
 //! The completion slot under a model checker: `RUSTFLAGS='--cfg shuttle' cargo test --lib shuttle`.
 
-use std::task::{Wake, Waker};
+use std::pin::Pin;
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+
+use c10d_socket::Deadline;
 
 use super::*;
+use crate::error::RpcError;
 use crate::sync::atomic::{AtomicUsize, Ordering};
-use crate::sync::{Monitor, Mutex, thread};
+use crate::sync::{Arc, Monitor, Mutex, thread};
 
 const LONG: Duration = Duration::from_secs(3600);
 

@@ -1,10 +1,16 @@
 use std::cell::Cell;
+use std::fmt;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
-use std::task::{Wake, Waker};
+use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
+use std::time::{Duration, Instant};
+
+use c10d_socket::Deadline;
 
 use super::*;
+use crate::error::RpcError;
 
 /// Longer than anything takes here.
 const LONG: Duration = Duration::from_secs(60);

@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::raise;
+use super::counter::raise;
 
 /// Each power of two of nanoseconds is cut in 16 equal buckets, so a bucket is at most a sixteenth of its
 /// least value wide. Values below 32 ns have buckets of their own.

@@ -40,7 +40,8 @@ use crate::agent::{AgentHandle, CallOptions};
 use crate::context::{Context, Reply};
 use crate::error::{CallSite, Outcome, RpcError};
 use crate::future::{FutureMessage, RpcFuture};
-use crate::registry::{HandlerError, Registry, RegistryError};
+use crate::handler_error::HandlerError;
+use crate::registry::{Registry, RegistryError};
 use crate::retry::RetryOptions;
 use crate::worker::{Destination, WorkerInfo};
 
