@@ -10,7 +10,8 @@ use clap::ValueEnum;
 
 use crate::error::CompareError;
 use crate::placement::Placement;
-use crate::rivals::Rival;
+use crate::rival::Rival;
+use crate::rivals;
 
 /// What the child writes before its address.
 const ANNOUNCEMENT: &str = "listening on ";
@@ -85,7 +86,7 @@ pub(crate) fn serve(rival: Rival) -> Result<(), CompareError> {
             process::exit(i32::from(ended.is_err()));
         })
         .map_err(CompareError::system("cannot watch standard input"))?;
-    rival.serve(&mut |address| {
+    rivals::serve(rival, &mut |address| {
         let mut stdout = io::stdout();
         writeln!(stdout, "{ANNOUNCEMENT}{address}").and_then(|()| stdout.flush())
     })

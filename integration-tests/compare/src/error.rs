@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::io;
 
-use crate::rivals::Rival;
+use crate::rival::Rival;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CompareError {

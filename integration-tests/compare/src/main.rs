@@ -9,7 +9,9 @@ mod error;
 mod machine;
 mod measure;
 mod placement;
+mod plan;
 mod report;
+mod rival;
 mod rivals;
 
 use std::io::{self, Write};
@@ -18,9 +20,9 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use crate::error::CompareError;
-use crate::measure::Plan;
 use crate::placement::Placement;
-use crate::rivals::Rival;
+use crate::plan::Plan;
+use crate::rival::Rival;
 
 /// Measures calls between two processes on this machine, rival by rival, in interleaved rounds.
 ///

@@ -5,9 +5,9 @@ use std::fmt::Write as _;
 use serde_json::{Value, json};
 
 use crate::machine;
-use crate::measure::{Load, Plan};
 use crate::placement::Placement;
-use crate::rivals::{Family, Rival};
+use crate::plan::{Load, Plan};
+use crate::rival::{Family, Rival};
 
 /// What a figure counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -13,8 +13,9 @@ use std::time::{Duration, Instant};
 use byteorder::{ByteOrder, LittleEndian};
 use bytes::Bytes;
 
-use super::{Announce, Client, MESSAGE_BYTES_MAX, Rival, SILENCE_MAX, Throughput, check_length};
+use super::contract::{Announce, Client, MESSAGE_BYTES_MAX, SILENCE_MAX, Throughput, check_length};
 use crate::error::CompareError;
+use crate::rival::Rival;
 
 /// The length of a payload, little-endian.
 const HEADER_BYTES: usize = 4;

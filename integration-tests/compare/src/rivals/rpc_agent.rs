@@ -13,8 +13,9 @@ use bytes::Bytes;
 use c10d_store::{ServerOptions, Store, TcpStore, TcpStoreOptions, TcpStoreServer};
 use rpc_agent::{Agent, AgentOptions, CallOptions, FutureMessage, Registry};
 
-use super::{Announce, Client, Rival, SILENCE_MAX, Throughput, check_length};
+use super::contract::{Announce, Client, SILENCE_MAX, Throughput, check_length};
 use crate::error::CompareError;
+use crate::rival::Rival;
 
 const SERVER: &str = "server";
 const FUNCTION: &str = "echo";

@@ -11,34 +11,18 @@ use bytes::Bytes;
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
 
-use super::{Client, Rival, SILENCE_MAX, Throughput, check_length};
+use super::contract::{Client, SILENCE_MAX, Throughput, check_length};
 use crate::error::CompareError;
+use crate::rival::{Flavor, Rival};
 
-/// Which of tokio's schedulers, on both sides.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) enum Flavor {
-    /// tokio's default: as many workers as cores.
-    #[default]
-    MultiThread,
-    CurrentThread,
-}
-
-impl Flavor {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::MultiThread => "multi-thread",
-            Self::CurrentThread => "current-thread",
-        }
+/// A runtime with this scheduler.
+pub(super) fn start(flavor: Flavor) -> io::Result<Runtime> {
+    match flavor {
+        Flavor::MultiThread => Builder::new_multi_thread(),
+        Flavor::CurrentThread => Builder::new_current_thread(),
     }
-
-    pub(super) fn runtime(self) -> io::Result<Runtime> {
-        match self {
-            Self::MultiThread => Builder::new_multi_thread(),
-            Self::CurrentThread => Builder::new_current_thread(),
-        }
-        .enable_all()
-        .build()
-    }
+    .enable_all()
+    .build()
 }
 
 /// A rival's handle on its connection, cloned for each task as its users would.
@@ -60,9 +44,7 @@ impl<C: Caller> TokioClient<C> {
     where
         F: Future<Output = Result<C, CompareError>> + Send + 'static,
     {
-        let runtime = flavor
-            .runtime()
-            .map_err(CompareError::setup(rival, "cannot start tokio"))?;
+        let runtime = start(flavor).map_err(CompareError::setup(rival, "cannot start tokio"))?;
         let caller = run(rival, &runtime, Duration::ZERO, connect)?;
         Ok(Self {
             rival,

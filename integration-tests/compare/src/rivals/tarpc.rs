@@ -16,9 +16,10 @@ use tarpc::tokio_serde::formats::Bincode;
 use tarpc::tokio_util::codec::LengthDelimitedCodec;
 use tokio::net::{TcpListener, TcpStream};
 
-use super::runtime::{Caller, Flavor, TokioClient};
-use super::{Announce, MESSAGE_BYTES_MAX, Rival};
+use super::contract::{Announce, MESSAGE_BYTES_MAX};
+use super::runtime::{self, Caller, TokioClient};
 use crate::error::CompareError;
+use crate::rival::{Flavor, Rival};
 
 /// In a module of its own: what the macro writes has its own style.
 mod service {
@@ -46,9 +47,8 @@ pub(super) fn serve(
     flavor: Flavor,
     announce: Announce<'_>,
 ) -> Result<(), CompareError> {
-    let runtime = flavor
-        .runtime()
-        .map_err(CompareError::setup(rival, "cannot start tokio"))?;
+    let runtime =
+        runtime::start(flavor).map_err(CompareError::setup(rival, "cannot start tokio"))?;
     runtime
         .block_on(listen(announce))
         .map_err(CompareError::setup(rival, "cannot serve"))

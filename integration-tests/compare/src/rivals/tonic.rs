@@ -20,9 +20,10 @@ use tonic::transport::server::TcpIncoming;
 use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Request, Response, Status};
 
-use super::runtime::{Caller, Flavor, TokioClient};
-use super::{Announce, MESSAGE_BYTES_MAX, Rival};
+use super::contract::{Announce, MESSAGE_BYTES_MAX};
+use super::runtime::{self, Caller, TokioClient};
 use crate::error::CompareError;
+use crate::rival::{Flavor, Rival};
 
 const PATH: &str = "/compare.Echo/Echo";
 
@@ -36,9 +37,8 @@ pub(super) fn serve(
     flavor: Flavor,
     announce: Announce<'_>,
 ) -> Result<(), CompareError> {
-    let runtime = flavor
-        .runtime()
-        .map_err(CompareError::setup(rival, "cannot start tokio"))?;
+    let runtime =
+        runtime::start(flavor).map_err(CompareError::setup(rival, "cannot start tokio"))?;
     runtime.block_on(async {
         let incoming = TcpIncoming::bind((Ipv4Addr::LOCALHOST, 0).into())
             .map_err(CompareError::setup(rival, "cannot listen"))?
