@@ -32,7 +32,6 @@ fn files_of_a_crate_do_not_import_each_other_in_a_cycle() {
         }
     }
     with_cycles.dedup();
-    println!("{report}");
     let unexpected: Vec<_> = with_cycles
         .iter()
         .filter(|package| !NOT_YET_ACYCLIC.contains(package))
