@@ -87,7 +87,7 @@ pub fn create_c10d(
         backend = backend.with_turns()?;
     }
     let shares_store = parameters.get_as_bool("share_store")?.unwrap_or(true);
-    let mut options = DynamicRendezvousOptions::default().with_shared_store(shares_store);
+    let mut options = DynamicRendezvousOptions::new().with_shared_store(shares_store);
     if let Some(addr) = parameters.local_addr() {
         options = options.with_local_addr(addr);
     } else if let Some(host) = workers_host {

@@ -51,7 +51,7 @@ static NEXT_LOCAL_ID: AtomicI64 = AtomicI64::new(0);
 /// # fn main() -> Result<(), elastic_rendezvous::RendezvousError> {
 /// let store: Arc<dyn Store> = Arc::new(HashStore::new());
 /// let backend = Arc::new(C10dBackend::new(Arc::clone(&store), "job")?);
-/// let options = DynamicRendezvousOptions::default().with_local_addr("127.0.0.1");
+/// let options = DynamicRendezvousOptions::new().with_local_addr("127.0.0.1");
 /// let settings = RendezvousSettings::new("job", 1, 1)?;
 /// let node = DynamicRendezvous::new(backend, store, settings, options)?;
 /// let round = node.next_rendezvous()?;
@@ -86,15 +86,21 @@ pub struct DynamicRendezvousOptions {
 
 impl Default for DynamicRendezvousOptions {
     fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl DynamicRendezvousOptions {
+    /// The machine's full name as the address, and a workers' store that an agent serves.
+    #[must_use]
+    pub const fn new() -> Self {
         Self {
             local_addr: None,
             workers_host: None,
             shares_store: true,
         }
     }
-}
 
-impl DynamicRendezvousOptions {
     /// The address that the node gives itself, and under which the others find the workers' store if
     /// this node serves it. The default is the machine's full name.
     #[must_use]
@@ -126,14 +132,15 @@ impl DynamicRendezvous {
     /// `store`. Starts the handler's threads; joins nothing yet.
     ///
     /// # Errors
-    /// [`RendezvousError::Connection`] when the store fails, [`RendezvousError::Thread`] when the
-    /// system refuses a thread.
+    /// [`RendezvousError::Parameters`] for a timeout of zero, [`RendezvousError::Connection`] when the
+    /// store fails, [`RendezvousError::Thread`] when the system cannot start a thread.
     pub fn new(
         backend: Arc<dyn RendezvousBackend>,
         store: Arc<dyn Store>,
         settings: RendezvousSettings,
         options: DynamicRendezvousOptions,
     ) -> Result<Self, RendezvousError> {
+        settings.check()?;
         let addr = options
             .local_addr
             .clone()

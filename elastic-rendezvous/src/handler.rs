@@ -113,7 +113,7 @@ pub enum RendezvousEvent<'e> {
     ///     Arc::new(C10dBackend::new(Arc::clone(&store), "job")?),
     ///     store,
     ///     RendezvousSettings::new("job", 1, 1)?,
-    ///     DynamicRendezvousOptions::default().with_local_addr("127.0.0.1"),
+    ///     DynamicRendezvousOptions::new().with_local_addr("127.0.0.1"),
     /// )?;
     /// let events: Arc<Mutex<Vec<RecordedEvent>>> = Arc::default();
     /// let sink = Arc::clone(&events);

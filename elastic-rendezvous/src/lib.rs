@@ -30,7 +30,7 @@
 //!         Arc::new(C10dBackend::new(Arc::clone(store), "job")?),
 //!         Arc::clone(store),
 //!         RendezvousSettings::new("job", 2, 2)?,
-//!         DynamicRendezvousOptions::default().with_local_addr("127.0.0.1"),
+//!         DynamicRendezvousOptions::new().with_local_addr("127.0.0.1"),
 //!     )
 //! };
 //! let (a, b) = (node(&store)?, node(&store)?);

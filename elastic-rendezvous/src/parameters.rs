@@ -271,14 +271,14 @@ pub enum ParametersError {
     },
 
     /// A rendezvous of no nodes.
-    #[error("the least number of nodes is {min_nodes}, it must be at least 1")]
+    #[error("the minimum number of nodes is {min_nodes}, it must be at least 1")]
     NoNodes {
         /// What was given.
         min_nodes: usize,
     },
 
     /// The most nodes are fewer than the least.
-    #[error("the greatest number of nodes is {max_nodes}, less than the least, {min_nodes}")]
+    #[error("the maximum number of nodes, {max_nodes}, is below the minimum, {min_nodes}")]
     NodesReversed {
         /// The least that was given.
         min_nodes: usize,
@@ -383,13 +383,13 @@ mod tests {
                 "c10d",
                 0,
                 1,
-                "the least number of nodes is 0, it must be at least 1",
+                "the minimum number of nodes is 0, it must be at least 1",
             ),
             (
                 "c10d",
                 3,
                 2,
-                "the greatest number of nodes is 2, less than the least, 3",
+                "the maximum number of nodes, 2, is below the minimum, 3",
             ),
         ] {
             let error = RendezvousParameters::new(backend, "", "", min_nodes, max_nodes);

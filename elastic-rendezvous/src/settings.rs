@@ -1,28 +1,29 @@
-//! What a node brings along of its own: how many nodes it wants, and how long it waits for what.
+//! The settings of one node: how many nodes it wants, and its timeouts.
 //!
-//! Nodes never exchange their settings: all nodes of a job should use the same.
+//! Nodes never exchange their settings, so all nodes of a job should use the same ones.
 
 use std::time::Duration;
 
 use crate::parameters::{ParametersError, RendezvousParameters};
 
-/// How long after its deadline a node that joins still undoes what it wrote, before it gives up.
+/// How long a join may continue past its deadline to undo what it wrote.
 pub(crate) const ROLLBACK_WINDOW: Duration = Duration::from_secs(5);
 
-/// The settings of a dynamic rendezvous, with PyTorch's defaults
-/// (`torch/distributed/elastic/rendezvous/dynamic_rendezvous.py`). A value of this type is never wrong:
-/// at least one node, no fewer at most than at least, no timeout of zero.
+/// The settings of a dynamic rendezvous. The defaults are PyTorch's
+/// (`torch/distributed/elastic/rendezvous/dynamic_rendezvous.py`).
+///
+/// [`DynamicRendezvous::new`](crate::DynamicRendezvous::new) refuses timeouts of zero.
 ///
 /// ```
 /// use std::time::Duration;
 /// use elastic_rendezvous::RendezvousSettings;
 ///
-/// let settings = RendezvousSettings::new("job", 2, 4)?.with_join_timeout(Duration::from_secs(60))?;
+/// let settings = RendezvousSettings::new("job", 2, 4)?.with_join_timeout(Duration::from_secs(60));
 /// assert_eq!(settings.last_call_timeout(), Duration::from_secs(30));
 /// let reversed = RendezvousSettings::new("job", 2, 1);
 /// assert_eq!(
 ///     reversed.unwrap_err().to_string(),
-///     "the greatest number of nodes is 1, less than the least, 2"
+///     "the maximum number of nodes, 1, is below the minimum, 2"
 /// );
 /// # Ok::<(), elastic_rendezvous::ParametersError>(())
 /// ```
@@ -41,11 +42,11 @@ pub struct RendezvousSettings {
 }
 
 impl RendezvousSettings {
-    /// PyTorch's defaults for a job of `min_nodes` to `max_nodes` nodes.
+    /// Settings for a job of `min_nodes` to `max_nodes` nodes, otherwise with the defaults.
     ///
     /// # Errors
-    /// [`ParametersError::NoRunId`] for an empty run id, [`ParametersError::NoNodes`] for no nodes,
-    /// [`ParametersError::NodesReversed`] for a maximum below the minimum.
+    /// [`ParametersError::NoRunId`] for an empty run id, [`ParametersError::NoNodes`] for a minimum of
+    /// 0, [`ParametersError::NodesReversed`] for a maximum below the minimum.
     pub fn new(
         run_id: impl Into<String>,
         min_nodes: usize,
@@ -68,7 +69,7 @@ impl RendezvousSettings {
         })
     }
 
-    /// The settings in `parameters`, PyTorch's defaults where there are none.
+    /// Reads the settings in `parameters`; missing ones get their default.
     ///
     /// # Errors
     /// [`ParametersError::NoRunId`] for an empty run id, [`ParametersError::Setting`] for a setting that
@@ -107,76 +108,58 @@ impl RendezvousSettings {
         })
     }
 
-    /// Sets [`join_timeout`](Self::join_timeout).
-    ///
-    /// # Errors
-    /// [`ParametersError::NotPositive`] for zero.
-    pub fn with_join_timeout(mut self, timeout: Duration) -> Result<Self, ParametersError> {
-        self.join_timeout = positive("join timeout", timeout)?;
-        Ok(self)
+    /// How long a join may take. Default 600 s.
+    #[must_use]
+    pub fn with_join_timeout(mut self, timeout: Duration) -> Self {
+        self.join_timeout = timeout;
+        self
     }
 
-    /// Sets [`last_call_timeout`](Self::last_call_timeout).
-    ///
-    /// # Errors
-    /// [`ParametersError::NotPositive`] for zero.
-    pub fn with_last_call_timeout(mut self, timeout: Duration) -> Result<Self, ParametersError> {
-        self.last_call_timeout = positive("last call timeout", timeout)?;
-        Ok(self)
+    /// How long a round stays open for more nodes once `min_nodes` have joined. Default 30 s.
+    #[must_use]
+    pub fn with_last_call_timeout(mut self, timeout: Duration) -> Self {
+        self.last_call_timeout = timeout;
+        self
     }
 
-    /// Sets [`close_timeout`](Self::close_timeout).
-    ///
-    /// # Errors
-    /// [`ParametersError::NotPositive`] for zero.
-    pub fn with_close_timeout(mut self, timeout: Duration) -> Result<Self, ParametersError> {
-        self.close_timeout = positive("close timeout", timeout)?;
-        Ok(self)
+    /// How long closing and leaving may take. Default 30 s.
+    #[must_use]
+    pub fn with_close_timeout(mut self, timeout: Duration) -> Self {
+        self.close_timeout = timeout;
+        self
     }
 
-    /// Sets [`heartbeat_timeout`](Self::heartbeat_timeout).
-    ///
-    /// # Errors
-    /// [`ParametersError::NotPositive`] for zero.
-    pub fn with_heartbeat_timeout(mut self, timeout: Duration) -> Result<Self, ParametersError> {
-        self.heartbeat_timeout = positive("heartbeat timeout", timeout)?;
-        Ok(self)
+    /// How long writing one heartbeat may take. Default 5 s.
+    #[must_use]
+    pub fn with_heartbeat_timeout(mut self, timeout: Duration) -> Self {
+        self.heartbeat_timeout = timeout;
+        self
     }
 
-    /// Sets [`keep_alive_interval`](Self::keep_alive_interval) and
-    /// [`keep_alive_max_attempt`](Self::keep_alive_max_attempt).
-    ///
-    /// # Errors
-    /// [`ParametersError::NotPositive`] when one is zero.
-    pub fn with_keep_alive(
-        mut self,
-        interval: Duration,
-        max_attempt: u32,
-    ) -> Result<Self, ParametersError> {
-        self.keep_alive_interval = positive("keep-alive interval", interval)?;
-        if max_attempt == 0 {
-            return Err(ParametersError::NotPositive {
-                setting: "number of keep-alive attempts",
-            });
-        }
+    /// The interval between heartbeats, and how many a node may miss before the others drop it as dead.
+    /// Default 5 s and 3.
+    #[must_use]
+    pub fn with_keep_alive(mut self, interval: Duration, max_attempt: u32) -> Self {
+        self.keep_alive_interval = interval;
         self.keep_alive_max_attempt = max_attempt;
-        Ok(self)
+        self
     }
 
-    /// Sets [`cas_backoff_max`](Self::cas_backoff_max).
+    /// The longest random pause after a write conflict. Zero, the default, selects exponential backoff
+    /// (`docs/rendezvous.md`, *LOOP 3*).
     #[must_use]
     pub fn with_cas_backoff_max(mut self, pause: Duration) -> Self {
         self.cas_backoff_max = pause;
         self
     }
 
-    /// The job. Never empty.
+    /// The run id of the job; never empty.
     #[must_use]
     pub fn run_id(&self) -> &str {
         &self.run_id
     }
 
-    /// How many nodes suffice, after the last call; at least 1.
+    /// How many nodes suffice for a round, once the last call is over; at least 1.
     #[must_use]
     pub fn min_nodes(&self) -> usize {
         self.min_nodes
@@ -188,54 +171,72 @@ impl RendezvousSettings {
         self.max_nodes
     }
 
-    /// How long a join may take. Default 600 s.
+    /// See [`with_join_timeout`](Self::with_join_timeout).
     #[must_use]
     pub fn join_timeout(&self) -> Duration {
         self.join_timeout
     }
 
-    /// How long a round stays open for more once enough nodes have joined. Default 30 s.
+    /// See [`with_last_call_timeout`](Self::with_last_call_timeout).
     #[must_use]
     pub fn last_call_timeout(&self) -> Duration {
         self.last_call_timeout
     }
 
-    /// How long closing and leaving may take. Default 30 s.
+    /// See [`with_close_timeout`](Self::with_close_timeout).
     #[must_use]
     pub fn close_timeout(&self) -> Duration {
         self.close_timeout
     }
 
-    /// How long writing one heartbeat may take. Default 5 s.
+    /// See [`with_heartbeat_timeout`](Self::with_heartbeat_timeout).
     #[must_use]
     pub fn heartbeat_timeout(&self) -> Duration {
         self.heartbeat_timeout
     }
 
-    /// How often a node writes a heartbeat. Default 5 s.
+    /// The interval between heartbeats; see [`with_keep_alive`](Self::with_keep_alive).
     #[must_use]
     pub fn keep_alive_interval(&self) -> Duration {
         self.keep_alive_interval
     }
 
-    /// A node that misses this many heartbeats in a row is taken for dead. Default 3.
+    /// How many heartbeats a node may miss; see [`with_keep_alive`](Self::with_keep_alive).
     #[must_use]
     pub fn keep_alive_max_attempt(&self) -> u32 {
         self.keep_alive_max_attempt
     }
 
-    /// The longest random pause after another node was faster in writing. Zero, the default, leaves the
-    /// choice to the handler (`docs/rendezvous.md`, *LOOP 3*).
+    /// See [`with_cas_backoff_max`](Self::with_cas_backoff_max).
     #[must_use]
     pub fn cas_backoff_max(&self) -> Duration {
         self.cas_backoff_max
     }
 
-    /// How long a node may be silent before it is taken for dead: interval x attempts.
+    /// How long a node may be silent before the others drop it as dead: interval x attempts.
     #[must_use]
     pub fn dead_after(&self) -> Duration {
         self.keep_alive_interval
             .saturating_mul(self.keep_alive_max_attempt)
+    }
+
+    pub(crate) fn check(&self) -> Result<(), ParametersError> {
+        for (setting, is_zero) in [
+            ("join timeout", self.join_timeout.is_zero()),
+            ("last call timeout", self.last_call_timeout.is_zero()),
+            ("close timeout", self.close_timeout.is_zero()),
+            ("heartbeat timeout", self.heartbeat_timeout.is_zero()),
+            ("keep-alive interval", self.keep_alive_interval.is_zero()),
+            (
+                "number of keep-alive attempts",
+                self.keep_alive_max_attempt == 0,
+            ),
+        ] {
+            if is_zero {
+                return Err(ParametersError::NotPositive { setting });
+            }
+        }
+        Ok(())
     }
 }
 
@@ -246,19 +247,12 @@ impl RendezvousSettings {
     }
 }
 
-fn positive(setting: &'static str, timeout: Duration) -> Result<Duration, ParametersError> {
-    if timeout.is_zero() {
-        return Err(ParametersError::NotPositive { setting });
-    }
-    Ok(timeout)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn what_pytorchs_constructor_refuses_is_refused() {
+    fn an_empty_run_id_and_impossible_numbers_of_nodes_are_refused() {
         let refused = |run_id: &str, min_nodes, max_nodes| {
             let settings = RendezvousSettings::new(run_id, min_nodes, max_nodes);
             settings.unwrap_err().to_string()
@@ -266,19 +260,20 @@ mod tests {
         assert_eq!(refused("", 1, 1), "the run id is empty");
         assert_eq!(
             refused("job", 0, 1),
-            "the least number of nodes is 0, it must be at least 1"
+            "the minimum number of nodes is 0, it must be at least 1"
         );
         assert_eq!(
             refused("job", 2, 1),
-            "the greatest number of nodes is 1, less than the least, 2"
+            "the maximum number of nodes, 1, is below the minimum, 2"
         );
     }
 
     #[test]
-    fn timeouts_are_positive() {
+    fn zero_timeouts_are_refused() {
         let settings = || RendezvousSettings::for_test(1, 1);
         let zero = Duration::ZERO;
         let second = Duration::from_secs(1);
+        assert_eq!(settings().check(), Ok(()));
         for (refused, message) in [
             (settings().with_join_timeout(zero), "join timeout"),
             (settings().with_last_call_timeout(zero), "last call timeout"),
@@ -291,11 +286,10 @@ mod tests {
             ),
         ] {
             assert_eq!(
-                refused.unwrap_err().to_string(),
+                refused.check().unwrap_err().to_string(),
                 format!("the {message} is 0, it must be positive")
             );
         }
-        let settings = settings().with_join_timeout(second).unwrap();
-        assert_eq!(settings.join_timeout(), second);
+        assert_eq!(settings().with_join_timeout(second).join_timeout(), second);
     }
 }

@@ -270,10 +270,10 @@ impl Node {
         }
         let traffic = backend.traffic();
         let settings = RendezvousSettings::new(RUN_ID, nodes, nodes)
-            .and_then(|settings| settings.with_join_timeout(PATIENCE))
-            .map_err(RendezvousError::from)?;
+            .map_err(RendezvousError::from)?
+            .with_join_timeout(PATIENCE);
         // Names of a usual length, as their bytes are most of the state.
-        let options = DynamicRendezvousOptions::default()
+        let options = DynamicRendezvousOptions::new()
             .with_local_addr(format!("node-{node:05}.cluster.example"))
             .with_workers_host("127.0.0.1");
         let handler = DynamicRendezvous::new(Arc::new(backend), store, settings, options)?;

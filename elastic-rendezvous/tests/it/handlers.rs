@@ -28,7 +28,7 @@ fn node_over(
     store: &Arc<dyn Store>,
     settings: RendezvousSettings,
 ) -> Arc<DynamicRendezvous> {
-    let options = DynamicRendezvousOptions::default().with_local_addr("127.0.0.1");
+    let options = DynamicRendezvousOptions::new().with_local_addr("127.0.0.1");
     let node = DynamicRendezvous::new(backend, Arc::clone(store), settings, options);
     Arc::new(node.expect("a handler"))
 }
@@ -37,7 +37,7 @@ fn node(store: &Arc<dyn Store>, min_nodes: usize, max_nodes: usize) -> Arc<Dynam
     // Long enough for a node that is up already.
     let last_call_timeout = Duration::from_millis(500);
     let settings = settings(min_nodes, max_nodes).with_last_call_timeout(last_call_timeout);
-    node_with(store, settings.expect("a timeout"))
+    node_with(store, settings)
 }
 
 fn settings(min_nodes: usize, max_nodes: usize) -> RendezvousSettings {
@@ -139,7 +139,6 @@ fn a_node_that_leaves_is_missed_at_once() {
     let (_host, store) = tcp();
     // The round completes when it is full. The last call would take longer than this test may.
     let settings = settings(2, 3).with_last_call_timeout(LONG * 2);
-    let settings = settings.expect("a timeout");
     let nodes: Vec<_> = (0..3)
         .map(|_| node_with(&store, settings.clone()))
         .collect();
@@ -166,7 +165,6 @@ fn a_node_that_leaves_is_missed_at_once() {
 fn a_node_that_dies_is_missed_when_it_was_silent_for_too_long() {
     let (_host, store) = tcp();
     let settings = settings(2, 2).with_keep_alive(Duration::from_millis(100), 3);
-    let settings = settings.expect("an interval");
     let (a, b) = (
         node_with(&store, settings.clone()),
         node_with(&store, settings),
@@ -194,7 +192,6 @@ fn a_node_that_dies_is_missed_when_it_was_silent_for_too_long() {
 fn a_join_that_times_out_says_who_was_there_and_leaves_nothing_behind() {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
     let settings = settings(2, 2).with_join_timeout(Duration::from_millis(50));
-    let settings = settings.expect("a timeout");
     let lonely = node_with(&store, settings);
     let error = lonely.next_rendezvous().expect_err("nobody came");
     let RendezvousError::Timeout { report } = &error else {
@@ -560,4 +557,17 @@ fn a_port_that_is_held_by_something_else_is_an_error_within_the_join_timeout() {
         assert!(elapsed < LONG / 2, "{elapsed:?}: {error}");
         assert!(elapsed >= join_timeout / 2, "{elapsed:?}: {error}");
     }
+}
+
+#[test]
+fn a_timeout_of_zero_is_refused_when_the_handler_is_created() {
+    let store: Arc<dyn Store> = Arc::new(HashStore::new());
+    let backend = Arc::new(C10dBackend::new(Arc::clone(&store), "job").expect("a backend"));
+    let settings = settings(1, 1).with_join_timeout(Duration::ZERO);
+    let options = DynamicRendezvousOptions::new();
+    let error = DynamicRendezvous::new(backend, store, settings, options).expect_err("refused");
+    assert_eq!(
+        error.to_string(),
+        "the join timeout is 0, it must be positive"
+    );
 }

@@ -103,20 +103,18 @@ impl RendezvousBackend for FaultyBackend {
 
 fn settings(min_nodes: usize, max_nodes: usize) -> RendezvousSettings {
     RendezvousSettings::new("job", min_nodes, max_nodes)
-        .and_then(|settings| settings.with_last_call_timeout(Duration::from_millis(100)))
-        // No heartbeat is due unless a history wants one.
-        .and_then(|settings| settings.with_keep_alive(LONG * 10, 3))
         .expect("settings")
+        .with_last_call_timeout(Duration::from_millis(100))
+        // No heartbeat is due unless a history needs one.
+        .with_keep_alive(LONG * 10, 3)
 }
 
 fn with_keep_alive(settings: RendezvousSettings) -> RendezvousSettings {
-    settings
-        .with_keep_alive(Duration::from_millis(200), 3)
-        .expect("an interval")
+    settings.with_keep_alive(Duration::from_millis(200), 3)
 }
 
 fn with_join_timeout(settings: RendezvousSettings) -> RendezvousSettings {
-    settings.with_join_timeout(JOIN_TIMEOUT).expect("a timeout")
+    settings.with_join_timeout(JOIN_TIMEOUT)
 }
 
 fn store() -> Arc<dyn Store> {
@@ -130,7 +128,7 @@ impl Node {
             backend: C10dBackend::new(Arc::clone(store), "job").expect("a backend"),
             faults: Arc::clone(&faults),
         };
-        let options = DynamicRendezvousOptions::default().with_local_addr("127.0.0.1");
+        let options = DynamicRendezvousOptions::new().with_local_addr("127.0.0.1");
         let handler =
             DynamicRendezvous::new(Arc::new(backend), Arc::clone(store), settings, options);
         Self::of(handler.expect("a handler"), faults)
