@@ -6,21 +6,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use c10d_store::{Known, Store, StoreError};
 
 use crate::backend::{Part, RendezvousBackend, SetState, StateWatch, Stored, Token, Watched};
-use crate::codec::{self, CodecLimits, CorruptState};
+use crate::codec::{self, CodecLimits, CorruptState, SENTINEL};
 use crate::error::RendezvousError;
 use crate::parameters::ParametersError;
 
 /// The name under which this backend is registered.
 pub const C10D_BACKEND: &str = "c10d";
-
-/// What the key holds while there is no state: base64 of `canimadam`, PyTorch's
-/// (`torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py`).
-const SENTINEL: &[u8] = codec::SENTINEL;
 
 /// The longest that one waits for its turn. Longer than a thousand nodes need to take theirs; a turn
 /// whose owner died is replaced after that time.
@@ -169,7 +163,7 @@ impl RendezvousBackend for C10dBackend {
         token: Option<&Token>,
     ) -> Result<Option<SetState>, RendezvousError> {
         let expected = token.map_or(SENTINEL, Token::as_bytes);
-        let desired = STANDARD.encode(state).into_bytes();
+        let desired = codec::to_base64(state);
         self.traffic.writes_tried.fetch_add(1, Ordering::Relaxed);
         self.traffic.moved(expected.len() + desired.len());
         let present = self

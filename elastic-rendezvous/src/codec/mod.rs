@@ -25,5 +25,5 @@ pub use decode::decode;
 pub use encode::encode;
 pub use error::{CorruptState, CorruptStateKind};
 pub use limits::CodecLimits;
-pub use text::{SENTINEL, from_base64, from_text, to_text, watch_ranges};
+pub use text::{SENTINEL, from_base64, from_text, to_base64, to_text, watch_ranges};
 pub use watch::WatchRanges;

@@ -19,7 +19,13 @@ pub const SENTINEL: &[u8] = b"Y2FuaW1hZGFt";
 /// line breaks.
 #[must_use]
 pub fn to_text(state: &RendezvousState) -> Vec<u8> {
-    STANDARD.encode(encode(state)).into_bytes()
+    to_base64(&encode(state))
+}
+
+/// Wraps a pickle as PyTorch stores it: base64 with padding and without line breaks.
+#[must_use]
+pub fn to_base64(pickle: &[u8]) -> Vec<u8> {
+    STANDARD.encode(pickle).into_bytes()
 }
 
 /// Reads a state as it is stored.
