@@ -117,15 +117,16 @@ pub trait RendezvousBackend: Debug + Send + Sync {
         Ok(None)
     }
 
-    /// Waits until it is this node's turn to write, for some seconds at most; whether nodes take turns
-    /// here at all. After a turn was taken the state is to be read before it is written. Writing out
-    /// of turn is no error: turns only save writes that would be in vain.
-    fn take_turn(&self) -> bool {
+    /// Waits for the write lease, for a few seconds at most, and returns whether this backend has one.
+    ///
+    /// After `true` the caller reads the state before it writes, also when the wait has timed out. The
+    /// lease is advisory: it saves writes that would conflict, and only the token decides.
+    fn acquire_write_lease(&self) -> bool {
         false
     }
 
-    /// Ends the turn, after [`take_turn`](Self::take_turn) has returned true.
-    fn end_turn(&self) {}
+    /// Releases the lease, after [`acquire_write_lease`](Self::acquire_write_lease) has returned `true`.
+    fn release_write_lease(&self) {}
 
     /// What the backend is, for messages: `TCP store 10.0.0.1:29400`.
     fn label(&self) -> String;

@@ -16,9 +16,12 @@ use crate::parameters::ParametersError;
 /// The name under which this backend is registered.
 pub const C10D_BACKEND: &str = "c10d";
 
-/// The longest that one waits for its turn. Longer than a thousand nodes need to take theirs; a turn
-/// whose owner died is replaced after that time.
-const TURN_TIMEOUT: Duration = Duration::from_secs(3);
+/// From this number of nodes on, a write lease pays off: of two nodes, one succeeds at its second write.
+pub const WRITE_LEASE_NODES_MIN: usize = 3;
+
+/// How long a node waits for the write lease. A thousand nodes need less to pass it on; after this time
+/// the lease of a node that died is replaced.
+const LEASE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Keeps the state in any [`Store`].
 ///
@@ -32,7 +35,7 @@ pub struct C10dBackend {
     key: String,
     limits: CodecLimits,
     traffic: Arc<Traffic>,
-    turns: Option<Turns>,
+    lease: Option<WriteLease>,
 }
 
 /// What a backend has moved so far.
@@ -67,10 +70,10 @@ impl Traffic {
     }
 }
 
-/// A queue with one element: who has taken it may write.
+/// A queue with one element: the node that has taken it holds the lease.
 #[derive(Debug)]
-struct Turns {
-    /// Its own handle, for its own timeout.
+struct WriteLease {
+    /// A separate handle, because of its timeout.
     store: Arc<dyn Store>,
     queue: String,
 }
@@ -94,23 +97,24 @@ impl C10dBackend {
             key,
             limits: CodecLimits::default(),
             traffic: Arc::default(),
-            turns: None,
+            lease: None,
         })
     }
 
-    /// Lets nodes write one after the other instead of at the same time, of whom all but one would
-    /// have to try again. Worth its two more requests for each write from some ten nodes on. Does
-    /// nothing where the store has no queues or is not one of this workspace's.
+    /// Makes nodes acquire a lease before they write, because of several concurrent writes all but one
+    /// fail. A lease costs two requests per write and pays off from [`WRITE_LEASE_NODES_MIN`] nodes on.
+    /// Has no effect with a store that lacks queues or that is not a server of this project. Blocks for
+    /// at most the store's timeout, once per request.
     ///
     /// # Errors
     /// [`RendezvousError::Connection`] when the store fails.
-    pub fn with_turns(mut self) -> Result<Self, RendezvousError> {
+    pub fn with_write_lease(mut self) -> Result<Self, RendezvousError> {
         if !self.store.wakes_on_change() {
             return Ok(self);
         }
         let failed = |error| RendezvousError::connection(&self.run_id, error);
         let store = self.store.clone_store().map_err(failed)?;
-        store.set_timeout(TURN_TIMEOUT);
+        store.set_timeout(LEASE_TIMEOUT);
         let queue = format!("{}/turn", self.key);
         match store.queue_len(&queue) {
             Err(StoreError::Unsupported { .. }) => return Ok(self),
@@ -120,7 +124,7 @@ impl C10dBackend {
         if store.add(&format!("{queue}/made"), 1).map_err(failed)? == 1 {
             store.queue_push(&queue, b"").map_err(failed)?;
         }
-        self.turns = Some(Turns { store, queue });
+        self.lease = Some(WriteLease { store, queue });
         Ok(self)
     }
 
@@ -214,29 +218,32 @@ impl RendezvousBackend for C10dBackend {
         })))
     }
 
-    fn take_turn(&self) -> bool {
-        let Some(turns) = &self.turns else {
+    fn acquire_write_lease(&self) -> bool {
+        let Some(lease) = &self.lease else {
             return false;
         };
-        // A turn that does not come in time is lost, with whoever had it: this node goes ahead, and
-        // ends a turn that it has not had, which replaces the lost one.
-        if let Err(error) = turns.store.queue_pop(&turns.queue) {
-            log::debug!("no turn to write for run {:?}: {error}", self.run_id);
+        // After a timeout the lease is taken for lost with its holder. This node writes without it, and
+        // its release puts a new one into the queue.
+        if let Err(error) = lease.store.queue_pop(&lease.queue) {
+            log::debug!(
+                "writing run {:?} without the write lease: {error}",
+                self.run_id
+            );
         }
         true
     }
 
-    fn end_turn(&self) {
-        let Some(turns) = &self.turns else { return };
-        let ended = match turns.store.queue_len(&turns.queue) {
-            Ok(0) => turns.store.queue_push(&turns.queue, b""),
-            // Of two, after one was replaced that was only late, this one goes.
+    fn release_write_lease(&self) {
+        let Some(lease) = &self.lease else { return };
+        let released = match lease.store.queue_len(&lease.queue) {
+            Ok(0) => lease.store.queue_push(&lease.queue, b""),
+            // The lease was late, not lost, and has been replaced meanwhile: drop the second one.
             Ok(_) => Ok(()),
             Err(error) => Err(error),
         };
-        if let Err(error) = ended {
+        if let Err(error) = released {
             log::debug!(
-                "cannot end a turn to write for run {:?}: {error}",
+                "cannot release the write lease of run {:?}: {error}",
                 self.run_id
             );
         }
@@ -247,8 +254,8 @@ impl RendezvousBackend for C10dBackend {
     }
 
     fn close(&self) {
-        if let Some(turns) = &self.turns {
-            turns.store.close();
+        if let Some(lease) = &self.lease {
+            lease.store.close();
         }
     }
 }

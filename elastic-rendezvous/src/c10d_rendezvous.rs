@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use c10d_socket::{Deadline, HostPort, is_loopback_name, resolve_local};
 use c10d_store::{FileStore, Store, StoreError, TcpStore, TcpStoreOptions};
 
-use crate::c10d_backend::C10dBackend;
+use crate::c10d_backend::{C10dBackend, WRITE_LEASE_NODES_MIN};
 use crate::dynamic::{DynamicRendezvous, DynamicRendezvousOptions};
 use crate::endpoint::{DEFAULT_PORT, Endpoint};
 use crate::error::RendezvousError;
@@ -35,9 +35,6 @@ const CONNECT_LOG_INTERVAL: Duration = Duration::from_secs(30);
 
 /// How many random names for a temporary file are tried, of 64 bits each.
 const TEMPORARY_NAMES_TRIED: usize = 16;
-
-/// From so many nodes on they take turns in writing. Of two, one is right at its second try.
-const TURNS_FROM_NODES: usize = 3;
 
 /// The settings that a `c10d` rendezvous reads, all of PyTorch's and `share_store`
 /// ([`DynamicRendezvousOptions::with_shared_store`]).
@@ -83,8 +80,8 @@ pub fn create_c10d(
         }
     };
     let mut backend = C10dBackend::new(Arc::clone(&store), &settings.run_id)?;
-    if settings.max_nodes >= TURNS_FROM_NODES {
-        backend = backend.with_turns()?;
+    if settings.max_nodes >= WRITE_LEASE_NODES_MIN {
+        backend = backend.with_write_lease()?;
     }
     let shares_store = parameters.get_as_bool("share_store")?.unwrap_or(true);
     let mut options = DynamicRendezvousOptions::new().with_shared_store(shares_store);

@@ -82,7 +82,7 @@ mod watcher;
 
 pub use backend::{Part, RendezvousBackend, SetState, StateWatch, Stored, Token, Watched};
 pub use bootstrap::clear_workers_store;
-pub use c10d_backend::{C10D_BACKEND, C10dBackend, Traffic};
+pub use c10d_backend::{C10D_BACKEND, C10dBackend, Traffic, WRITE_LEASE_NODES_MIN};
 pub use c10d_rendezvous::{C10D_SETTINGS, create_c10d};
 pub use clock::Now;
 pub use dynamic::{DynamicRendezvous, DynamicRendezvousOptions};

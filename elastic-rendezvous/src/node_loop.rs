@@ -151,7 +151,7 @@ pub(crate) struct NodeLoop {
     /// The complete round that this node is in.
     round: Option<i64>,
     is_stopping: bool,
-    has_turn: bool,
+    has_lease: bool,
     random: fastrand::Rng,
 }
 
@@ -198,7 +198,7 @@ impl NodeLoop {
             watch,
             round: None,
             is_stopping: false,
-            has_turn: false,
+            has_lease: false,
             random: fastrand::Rng::with_seed(seed),
         })
     }
@@ -273,11 +273,11 @@ impl NodeLoop {
         }
     }
 
-    /// One operation from begin to end. However it ends, this node's turn to write ends with it.
+    /// Runs one operation to its end and releases the write lease, also after an error.
     fn operate(&mut self, operation: Operation, deadline: Duration) -> Result<(), RendezvousError> {
         let begun = self.clock.now();
         let result = self.step_through(operation, deadline, begun);
-        self.end_turn();
+        self.release_lease();
         result?.map_err(|ending| self.error_of(ending, operation, begun))
     }
 
@@ -305,7 +305,7 @@ impl NodeLoop {
                 Need::Read => self.read()?,
                 Need::Write => self.write()?,
                 Need::Wait { until } => {
-                    self.end_turn();
+                    self.release_lease();
                     self.tell(&mut telling, now);
                     let until = telling.reported.map_or(until, |at| {
                         until.min(at.saturating_add(self.report_interval()))
@@ -513,9 +513,9 @@ impl NodeLoop {
     }
 
     fn write(&mut self) -> Result<(), RendezvousError> {
-        if !self.has_turn && self.backend.take_turn() {
-            self.has_turn = true;
-            // What was decided before the turn came is old.
+        if !self.has_lease && self.backend.acquire_write_lease() {
+            self.has_lease = true;
+            // Others have written while this node waited, so it decides anew.
             return self.read();
         }
         let steps = self.executor.take_steps();
@@ -523,7 +523,7 @@ impl NodeLoop {
         let (state, token) = self.executor.to_write();
         let bytes = codec::encode(state);
         let written = self.backend.set_state(&bytes, token)?;
-        self.end_turn();
+        self.release_lease();
         let written = match written {
             None => Written::Nothing,
             Some(written) if written.is_ours => Written::Ours(written.stored.token),
@@ -551,9 +551,9 @@ impl NodeLoop {
         })
     }
 
-    fn end_turn(&mut self) {
-        if std::mem::take(&mut self.has_turn) {
-            self.backend.end_turn();
+    fn release_lease(&mut self) {
+        if std::mem::take(&mut self.has_lease) {
+            self.backend.release_write_lease();
         }
     }
 

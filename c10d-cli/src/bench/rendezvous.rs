@@ -15,7 +15,7 @@ use c10d_store::{ServerOptions, Store, StoreError, TcpStore, TcpStoreOptions, Tc
 use clap::Args;
 use elastic_rendezvous::{
     C10dBackend, DynamicRendezvous, DynamicRendezvousOptions, RendezvousError, RendezvousHandler,
-    RendezvousInfo, RendezvousSettings, Traffic,
+    RendezvousInfo, RendezvousSettings, Traffic, WRITE_LEASE_NODES_MIN,
 };
 use serde_json::{Value, json};
 
@@ -27,9 +27,6 @@ use crate::quantity::at_least_one;
 
 const RUN_ID: &str = "bench";
 
-/// As `elastic-rendezvous` has it: more nodes than these take turns in writing.
-const NODES_WITHOUT_TURNS_MAX: usize = 2;
-
 /// The longest that any step may take: far above every figure worth knowing.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -37,7 +34,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// some systems grant.
 const STACK_BYTES: usize = 256 << 10;
 
-/// Both ends of up to four connections: the state, the watch, the turns, and a spare one.
+/// Both ends of up to four connections: the state, the watch, the write lease, and a spare one.
 const FILES_PER_NODE: u64 = 8;
 
 /// The server's sockets, the workers' store, standard streams.
@@ -265,8 +262,8 @@ impl Node {
         let store = TcpStore::open(&address.ip().to_string(), address.port(), options)?;
         let store: Arc<dyn Store> = Arc::new(store);
         let mut backend = C10dBackend::new(Arc::clone(&store), RUN_ID)?;
-        if nodes > NODES_WITHOUT_TURNS_MAX {
-            backend = backend.with_turns()?;
+        if nodes >= WRITE_LEASE_NODES_MIN {
+            backend = backend.with_write_lease()?;
         }
         let traffic = backend.traffic();
         let settings = RendezvousSettings::new(RUN_ID, nodes, nodes)

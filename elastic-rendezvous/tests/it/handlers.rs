@@ -278,17 +278,17 @@ fn a_value_that_is_no_state_is_an_error_and_is_left_alone() {
     assert_eq!(store.get("torch.rendezvous.job").expect("a value"), garbage);
 }
 
-/// A backend that cannot read the state when it has its first turn to write.
+/// A backend that cannot read the state once it holds its first write lease.
 #[derive(Debug)]
-struct FailsInItsFirstTurn {
+struct FailsWithItsFirstLease {
     backend: C10dBackend,
-    turns: AtomicUsize,
+    leases: AtomicUsize,
     is_to_fail: AtomicBool,
 }
 
-impl RendezvousBackend for FailsInItsFirstTurn {
+impl RendezvousBackend for FailsWithItsFirstLease {
     fn name(&self) -> &str {
-        "fails-in-its-first-turn"
+        "fails-with-its-first-lease"
     }
 
     fn get_state(&self) -> Result<Option<Stored>, RendezvousError> {
@@ -306,16 +306,16 @@ impl RendezvousBackend for FailsInItsFirstTurn {
         self.backend.set_state(state, token)
     }
 
-    fn take_turn(&self) -> bool {
-        let is_taken = self.backend.take_turn();
-        if self.turns.fetch_add(1, Ordering::AcqRel) == 0 {
+    fn acquire_write_lease(&self) -> bool {
+        let has_lease = self.backend.acquire_write_lease();
+        if self.leases.fetch_add(1, Ordering::AcqRel) == 0 {
             self.is_to_fail.store(true, Ordering::Release);
         }
-        is_taken
+        has_lease
     }
 
-    fn end_turn(&self) {
-        self.backend.end_turn();
+    fn release_write_lease(&self) {
+        self.backend.release_write_lease();
     }
 
     fn label(&self) -> String {
@@ -331,12 +331,12 @@ fn failure() -> RendezvousError {
 }
 
 #[test]
-fn a_turn_to_write_ends_when_the_store_fails_in_it() {
+fn the_write_lease_is_released_when_the_store_fails_under_it() {
     let (_host, store) = tcp();
     let backend = C10dBackend::new(Arc::clone(&store), "job").expect("a backend");
-    let backend = FailsInItsFirstTurn {
-        backend: backend.with_turns().expect("turns"),
-        turns: AtomicUsize::new(0),
+    let backend = FailsWithItsFirstLease {
+        backend: backend.with_write_lease().expect("a lease"),
+        leases: AtomicUsize::new(0),
         is_to_fail: AtomicBool::new(false),
     };
     let node = node_over(Arc::new(backend), &store, settings(1, 1));
@@ -345,9 +345,9 @@ fn a_turn_to_write_ends_when_the_store_fails_in_it() {
         matches!(error, RendezvousError::StateLost { .. }),
         "{error}"
     );
-    // The next node finds it at once, and need not wait until it counts as lost.
-    let turns = store.queue_len("torch.rendezvous.job/turn");
-    assert_eq!(turns.expect("a length"), 1);
+    // The next node gets it at once, instead of waiting until it counts as lost.
+    let leases = store.queue_len("torch.rendezvous.job/turn");
+    assert_eq!(leases.expect("a length"), 1);
     assert_eq!(node.next_rendezvous().expect("a round").world_size, 1);
 }
 
