@@ -4,7 +4,6 @@
 //! we read that and compare.
 
 use std::collections::BTreeSet;
-use std::hash::{BuildHasher, RandomState};
 use std::io::Write;
 use std::process::ChildStdin;
 use std::time::Duration;
@@ -128,9 +127,9 @@ fn has_fixed_bytes(state: &RendezvousState) -> bool {
     state.wait_list.len() <= 1 && state.redundancy_list.len() <= 1
 }
 
-/// Random numbers from a seed that a failed test prints.
+/// Random states from a seed that a failed test prints.
 struct Random {
-    state: u64,
+    rng: fastrand::Rng,
 }
 
 impl Random {
@@ -139,22 +138,15 @@ impl Random {
         let seed = std::env::var(SEED_VARIABLE)
             .ok()
             .map(|seed| seed.parse().expect("a seed is a number"))
-            .unwrap_or_else(|| RandomState::new().hash_one(0));
+            .unwrap_or_else(|| fastrand::u64(..));
         eprintln!("{test}: to repeat, set {SEED_VARIABLE}={seed}");
-        Self { state: seed }
-    }
-
-    /// SplitMix64.
-    fn next(&mut self) -> u64 {
-        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.state;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
+        Self {
+            rng: fastrand::Rng::with_seed(seed),
+        }
     }
 
     fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
+        self.rng.u64(..bound)
     }
 
     fn one_in(&mut self, count: u64) -> bool {
@@ -164,7 +156,7 @@ impl Random {
     /// Of any length up to 62 bits, so that every form of integer occurs.
     fn integer(&mut self) -> i64 {
         let bits = self.below(63);
-        let magnitude = (self.next() & ((1 << bits) - 1)) as i64;
+        let magnitude = self.below(1 << bits) as i64;
         if self.one_in(4) {
             -magnitude
         } else {
