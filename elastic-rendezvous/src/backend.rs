@@ -137,8 +137,10 @@ pub trait RendezvousBackend: Debug + Send + Sync {
 
 /// Waits for changes of a state.
 pub trait StateWatch: Debug + Send + Sync {
-    /// Waits until `part` of the state differs from what `known` is the token of, or there is a state
-    /// at all if it is `None`; for at most `timeout`.
+    /// Waits until `part` of the state differs from the version `known`, or, if `known` is `None`, until
+    /// there is a state.
+    ///
+    /// Blocks for at most `timeout`; `None` waits indefinitely, zero checks once without waiting.
     ///
     /// # Errors
     /// As [`RendezvousBackend::get_state`].
@@ -146,10 +148,10 @@ pub trait StateWatch: Debug + Send + Sync {
         &self,
         known: Option<&Token>,
         part: Part,
-        timeout: Duration,
+        timeout: Option<Duration>,
     ) -> Result<Watched, RendezvousError>;
 
-    /// Ends a wait that is under way in another thread, and all later ones.
+    /// Ends a wait in another thread, and makes later ones fail.
     fn close(&self);
 }
 

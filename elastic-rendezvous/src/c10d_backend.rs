@@ -274,7 +274,7 @@ impl StateWatch for C10dWatch {
         &self,
         known: Option<&Token>,
         part: Part,
-        timeout: Duration,
+        timeout: Option<Duration>,
     ) -> Result<Watched, RendezvousError> {
         let text = known.map_or(SENTINEL, Token::as_bytes);
         // A state that is laid out otherwise than PyTorch's is watched as a whole.
@@ -288,7 +288,10 @@ impl StateWatch for C10dWatch {
                 },
             ),
         };
-        let text = match self.store.wait_change(&self.key, known, timeout) {
+        let text = match self
+            .store
+            .wait_change(&self.key, known, timeout.unwrap_or(Duration::MAX))
+        {
             Ok(text) => text,
             Err(StoreError::Timeout { .. }) => return Ok(Watched::Unchanged),
             Err(error) => return Err(RendezvousError::connection(&self.run_id, error)),

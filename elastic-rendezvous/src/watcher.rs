@@ -120,7 +120,7 @@ impl Orders {
 fn run(watch: &dyn StateWatch, orders: &Orders, found: impl Fn(u64, Found)) {
     let mut present = None;
     while let Some((number, known, part)) = orders.take(present.take()) {
-        match watch.wait(known.as_ref(), part, SLICE) {
+        match watch.wait(known.as_ref(), part, Some(SLICE)) {
             Ok(Watched::Unchanged) => present = Some((number, known, part)),
             Ok(Watched::Changed(stored)) => found(number, Ok(stored)),
             Err(error) => found(number, Err(error)),

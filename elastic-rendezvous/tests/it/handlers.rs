@@ -11,8 +11,8 @@ use c10d_store::{FileStore, HashStore, Store, TcpStore, TcpStoreOptions};
 use elastic_rendezvous::{
     C10dBackend, DynamicRendezvous, DynamicRendezvousOptions, LeftNode, Membership, Part,
     RendezvousBackend, RendezvousError, RendezvousEvent, RendezvousHandler, RendezvousInfo,
-    RendezvousParameters, RendezvousRegistry, RendezvousSettings, SetState, StateWatch,
-    StaticRendezvous, Stored, Token, Watched, clear_workers_store, parse_config,
+    RendezvousParameters, RendezvousRegistry, RendezvousSettings, RendezvousState, SetState,
+    StateWatch, StaticRendezvous, Stored, Token, Watched, clear_workers_store, codec, parse_config,
 };
 
 /// Far more than anything here takes.
@@ -388,7 +388,12 @@ impl RendezvousBackend for CannotWatch {
 struct FailingWatch(Arc<AtomicUsize>);
 
 impl StateWatch for FailingWatch {
-    fn wait(&self, _: Option<&Token>, _: Part, _: Duration) -> Result<Watched, RendezvousError> {
+    fn wait(
+        &self,
+        _: Option<&Token>,
+        _: Part,
+        _: Option<Duration>,
+    ) -> Result<Watched, RendezvousError> {
         self.0.fetch_add(1, Ordering::AcqRel);
         Err(failure())
     }
@@ -570,4 +575,23 @@ fn a_timeout_of_zero_is_refused_when_the_handler_is_created() {
         error.to_string(),
         "the join timeout is 0, it must be positive"
     );
+}
+
+#[test]
+fn a_watch_checks_once_with_a_timeout_of_zero_and_waits_indefinitely_without_one() {
+    let (_host, tcp) = tcp();
+    let hash: Arc<dyn Store> = Arc::new(HashStore::new());
+    for store in [tcp, hash] {
+        let backend = C10dBackend::new(Arc::clone(&store), "job").expect("a backend");
+        let watch = backend.watch().expect("a watch").expect("it wakes");
+        let unchanged = watch.wait(None, Part::Members, Some(Duration::ZERO));
+        assert_eq!(unchanged.expect("an answer"), Watched::Unchanged);
+        let changed = thread::scope(|scope| {
+            let waiting = scope.spawn(|| watch.wait(None, Part::Members, None));
+            let state = codec::encode(&RendezvousState::default());
+            backend.set_state(&state, None).expect("to be stored");
+            waiting.join().expect("no panic").expect("an answer")
+        });
+        assert!(matches!(changed, Watched::Changed(Some(_))), "{changed:?}");
+    }
 }
