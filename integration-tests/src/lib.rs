@@ -14,3 +14,8 @@ pub mod relay;
 pub mod rpc_group;
 pub mod torch;
 pub mod watchdog;
+
+/// Compiles and runs the Rust examples of the workspace's README.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;
