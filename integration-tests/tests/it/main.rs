@@ -1,6 +1,7 @@
 //! Whole-system tests. One program, as each links all crates; `tests/scale.rs` is another one,
 //! because it raises the limit on open files.
 
+mod documents;
 mod faults;
 mod file_store;
 mod mixed;
