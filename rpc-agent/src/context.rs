@@ -1,4 +1,4 @@
-//! What a function is told about the call it serves, and how it answers later.
+//! The call that a function serves: its [`Context`], and the [`Reply`] that answers it later.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use crate::agent::{AgentHandle, ServedCall};
 use crate::handler_error::HandlerError;
 use crate::worker::WorkerInfo;
 
-/// The call that a function serves.
+/// The call that a function serves: who called, until when, and the agent for calls of its own.
 #[derive(Debug)]
 pub struct Context {
     pub(crate) agent: AgentHandle,
@@ -29,37 +29,41 @@ impl Context {
         &self.call.function.name
     }
 
-    /// When the caller gives up. What is still undone then is done in vain.
+    /// When the caller stops waiting; work after that is wasted. [`Deadline::NEVER`] if the call has no
+    /// timeout.
+    ///
+    /// The time starts when the request arrives, so this is later than the caller's own deadline by the
+    /// time that the request was on its way.
     #[must_use]
     pub fn deadline(&self) -> Deadline {
         self.call.deadline
     }
 
-    /// The agent that runs the function, for calls of its own to any worker.
+    /// The agent that runs the function, for calls to any worker.
     #[must_use]
     pub fn agent(&self) -> &AgentHandle {
         &self.agent
     }
 }
 
-/// Answers a call later, once, from any thread. Dropped without an answer, it answers with an error.
+/// Answers a call later, once, from any thread. Dropping it answers with an error.
 ///
 /// ```
 /// use rpc_agent::Registry;
 ///
 /// let mut registry = Registry::new();
-/// registry.register_deferred("after a while", |_, payload, reply| {
+/// registry.register_deferred("echo later", |_, payload, reply| {
 ///     std::thread::spawn(move || reply.send(Ok(payload)));
 /// })?;
 /// # Ok::<(), rpc_agent::RegistryError>(())
 /// ```
 pub struct Reply {
-    /// `None` once it is answered.
+    /// `None` once the call is answered.
     pub(crate) pending: Option<(AgentHandle, ServedCall)>,
 }
 
 impl Reply {
-    /// Answers. Does not block; if the caller has gone meanwhile, nothing happens.
+    /// Answers the call. Does not block. Does nothing if the caller's connection was lost meanwhile.
     pub fn send(mut self, answer: Result<impl Into<Bytes>, HandlerError>) {
         if let Some((agent, call)) = self.pending.take() {
             agent.answer_later(&call, answer.map(Into::into));

@@ -1,4 +1,4 @@
-//! What can go wrong with a call, and what is known about it then.
+//! Why a call failed, and whether its function may have run.
 
 use std::fmt;
 use std::io;
@@ -8,12 +8,12 @@ use std::time::Duration;
 use crate::retry::RetryOptionsError;
 use crate::worker::WorkerInfo;
 
-/// Which call: to whom, of which function.
+/// Identifies the call in an error: the callee and the function.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CallSite {
-    /// The worker called.
+    /// The callee.
     pub to: WorkerInfo,
-    /// The function's name.
+    /// Name of the function, as the caller gave it.
     pub function: Arc<str>,
 }
 
@@ -24,14 +24,14 @@ impl fmt::Display for CallSite {
     }
 }
 
-/// What is known of a failed call's execution. Decides whether a repetition can do harm.
+/// Whether the function of a failed call ran. Tells whether it is safe to repeat the call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Outcome {
-    /// No byte of the request left this worker, or its receiver said that it did not begin.
+    /// The function did not run: no byte of the request was sent, or the callee refused it.
     NotExecuted,
-    /// The request was sent, or may have been, and no answer came.
+    /// The request was sent, perhaps in part, and no answer arrived.
     Unknown,
-    /// The function ran, and its error came back.
+    /// The function ran.
     Executed,
 }
 
@@ -53,107 +53,119 @@ impl fmt::Display for CallMessage {
     }
 }
 
-/// Why a call has no result. Cheap to clone: a call's error is given to everyone who waits for it.
+/// Why a call failed.
+///
+/// Cheap to clone: each thread that waits for the call receives the error. [`RpcError::outcome`] tells
+/// whether the function may have run, [`RpcError::is_transient`] whether a later attempt may succeed.
+///
+/// ```
+/// use rpc_agent::{Outcome, RpcError};
+///
+/// fn may_repeat(error: &RpcError) -> bool {
+///     error.is_transient() && error.outcome() == Outcome::NotExecuted
+/// }
+/// ```
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum RpcError {
-    /// The deadline passed. The first words are PyTorch's.
+    /// The deadline passed before the answer arrived. The text begins as PyTorch's does.
     #[error(
         "RPC ran for more than set timeout ({} ms) and will now be marked with an error: {call}, {}",
         after.as_millis(),
         describe_timeout(*outcome, cause.as_deref())
     )]
     Timeout {
-        /// The call.
+        /// The call that failed.
         call: Box<CallSite>,
-        /// The call's own timeout.
+        /// The call's timeout.
         after: Duration,
-        /// Whether the request had been sent.
+        /// [`Outcome::NotExecuted`] if the request was never sent, or arrived too late to start.
         outcome: Outcome,
-        /// Why it had not been sent, as far as it is known: the last failure to connect.
+        /// Why the request was not sent, such as the last failure to connect. `None` if it was sent.
         cause: Option<Arc<str>>,
     },
-    /// The request could not be sent.
+    /// No byte of the request was sent.
     #[error("{call} was not sent: {cause}")]
     NotSent {
-        /// The call.
+        /// The call that failed.
         call: Box<CallSite>,
-        /// Why.
+        /// Why it was not sent.
         cause: NotSent,
     },
-    /// The connection ended after the request had been sent, or while it was. Whether the function
-    /// ran is not known.
+    /// The connection was lost while the request was being sent, or before its answer arrived. The
+    /// function may have run.
     #[error("{call}: connection lost before the answer came, outcome unknown: {cause}")]
     ConnectionLost {
-        /// The call.
+        /// The call that failed.
         call: Box<CallSite>,
-        /// How it ended.
+        /// The error of the connection.
         cause: Arc<io::Error>,
     },
-    /// The function returned an error, or panicked.
+    /// The function returned an error, or panicked. The text begins as PyTorch's does.
     #[error("Error on Node {}: {call}: {}: {message}", call.to.id, describe_remote(*panicked))]
     Remote {
-        /// The call.
+        /// The call that failed.
         call: Box<CallSite>,
-        /// The handler's words, or those of the panic.
+        /// The text of the function's error, or of its panic.
         message: Arc<str>,
-        /// Whether it panicked.
+        /// Whether the function panicked.
         panicked: bool,
     },
-    /// The worker has no function of this name.
-    #[error("{call}: no function of this name is registered there")]
+    /// The callee has no function of this name.
+    #[error("{call}: the worker has no function of this name; register it before its agent starts")]
     NoSuchFunction {
-        /// The call.
+        /// The call that failed.
         call: Box<CallSite>,
     },
-    /// The worker refused the request before running it.
-    #[error("{call} was refused there: {reason}")]
+    /// The callee refused the request because its queue is full or all its threads wait.
+    #[error("{call} was refused by the worker: {reason}")]
     Rejected {
-        /// The call.
+        /// The call that failed.
         call: Box<CallSite>,
-        /// In the words of the worker.
+        /// The callee's text.
         reason: Arc<str>,
     },
-    /// No worker of the group is called so.
+    /// The group has no worker of this name or id. The text is PyTorch's.
     #[error("name:{},rank:{} could not find destination {wanted}", me.name, me.id)]
     NoSuchWorker {
-        /// The worker that asked.
+        /// The worker that made the call.
         me: Box<WorkerInfo>,
-        /// What it asked for: `name <name>` or `id <id>`.
+        /// The destination as the caller gave it: `name <name>` or `id <id>`.
         wanted: Arc<str>,
     },
-    /// A call with retries failed: all its attempts, or as many as there was time for, or as were made
-    /// until its worker was given up. Also when the last one failed in a way that ends the call, and an
-    /// earlier one may have run. The first sentence is PyTorch's.
+    /// A call with retries failed: no retry or no time is left, or retries to its worker were
+    /// abandoned. Also used when the last attempt failed with an error that is not retried while an
+    /// earlier attempt may have run. The first sentence is PyTorch's.
     #[error(
         "The RPC has not succeeded after the specified number of max retries ({max_retries}). {}, the \
          last one: {last}",
         describe_attempts(*max_retries, *attempts, *outcome, last)
     )]
     RetriesExhausted {
-        /// The most retries that were asked for.
+        /// [`RetryOptions::with_max_retries`](crate::RetryOptions::with_max_retries) of the call.
         max_retries: u32,
-        /// How often the request was given to the network: 1 and the retries made.
+        /// Attempts made, the first one included.
         attempts: u32,
-        /// Of all attempts: if one of them may have run, it is not known whether the function did.
+        /// Of all attempts together.
         outcome: Outcome,
-        /// The last attempt's error.
+        /// Error of the last attempt.
         last: Box<Self>,
     },
-    /// The agent was shut down. With [`Outcome::Unknown`] the request had been sent.
-    #[error("{call}: the agent was shut down, {}", describe_outcome(*outcome))]
+    /// This worker's agent was shut down before the answer arrived.
+    #[error("{call}: this worker's agent was shut down, {}", describe_outcome(*outcome))]
     Shutdown {
-        /// The call.
+        /// The call that failed.
         call: Box<CallSite>,
-        /// Whether the request had been sent.
+        /// [`Outcome::NotExecuted`] if the request was never sent.
         outcome: Outcome,
     },
-    /// The request or the answer is greater than a message may be.
+    /// The request or the answer is longer than both workers accept. See
+    /// [`AgentOptions::with_message_bytes_max`](crate::AgentOptions::with_message_bytes_max).
     #[error(
         "{call}: the {message} has {}, the lower message_bytes_max of both workers is {bytes_max}", describe_length(*bytes)
     )]
     TooLarge {
-        /// The call.
+        /// The call that failed.
         call: Box<CallSite>,
         /// Which of the two messages of the call is too long.
         message: CallMessage,
@@ -162,25 +174,25 @@ pub enum RpcError {
         /// The longest payload that both workers accept.
         bytes_max: u64,
     },
-    /// A value could not be encoded, or the answer is no value of the expected type.
+    /// The arguments cannot be encoded, or the answer is not a value of the expected type.
     #[error("{call}: {what}")]
     Codec {
-        /// The call.
+        /// The call that failed.
         call: Box<CallSite>,
-        /// What could not be done.
+        /// The codec's error.
         what: Arc<str>,
-        /// Whether it was the answer.
+        /// [`Outcome::NotExecuted`] if the arguments could not be encoded.
         outcome: Outcome,
     },
-    /// The options of a call with retries make no sense.
+    /// The options of a call with retries are invalid. Nothing was sent.
     #[error(transparent)]
     RetryOptions(#[from] RetryOptionsError),
-    /// A continuation of a future panicked, or a future was given up by who should complete it.
+    /// A continuation of a future panicked, or a [`Promise`](crate::Promise) was dropped uncompleted.
     #[error("{0}")]
     Broken(Arc<str>),
 }
 
-/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
+/// Prints the `Display` text, so that `unwrap` and a `main` that returns the error show it.
 impl fmt::Debug for RpcError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
@@ -191,26 +203,28 @@ impl fmt::Debug for RpcError {
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum NotSent {
-    /// No connection could be made.
+    /// This worker could not connect to the callee.
     #[error("{0}")]
     Connect(Arc<str>),
-    /// The connection ended while the request waited to be sent.
+    /// The connection was lost while the request was queued.
     #[error("connection lost: {0}")]
     ConnectionLost(Arc<io::Error>),
-    /// So much waits to be sent to this worker that no more is accepted.
-    #[error("{waiting_bytes} bytes wait to be sent to it already, the limit is {max_bytes}")]
+    /// The callee does not read fast enough, and too many bytes are queued for it.
+    #[error(
+        "{waiting_bytes} bytes are queued for this worker already, backlog_bytes_max is {max_bytes}"
+    )]
     Backlog {
-        /// Waiting.
+        /// Bytes queued for the callee.
         waiting_bytes: u64,
-        /// The limit.
+        /// [`AgentOptions::with_backlog_bytes_max`](crate::AgentOptions::with_backlog_bytes_max).
         max_bytes: u64,
     },
-    /// A test's fault. The words are PyTorch's.
+    /// Injected by a [`FaultPlan`](crate::FaultPlan). The text is PyTorch's.
     #[error("Send attempt failed intentionally")]
     Injected,
 }
 
-/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
+/// Prints the `Display` text, so that `unwrap` and a `main` that returns the error show it.
 impl fmt::Debug for NotSent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
@@ -218,7 +232,7 @@ impl fmt::Debug for NotSent {
 }
 
 impl RpcError {
-    /// What is known of the call's execution.
+    /// Whether the function ran, as far as this worker knows.
     #[must_use]
     pub fn outcome(&self) -> Outcome {
         match self {
@@ -240,7 +254,7 @@ impl RpcError {
         }
     }
 
-    /// Whether the same call can succeed a little later: what failed is the way, not the call.
+    /// Whether the same call may succeed later: the network or the callee's load caused the error.
     #[must_use]
     pub fn is_transient(&self) -> bool {
         matches!(
@@ -252,7 +266,8 @@ impl RpcError {
         )
     }
 
-    /// Which call it was, where the error belongs to one.
+    /// The call that failed; `None` for [`NoSuchWorker`](Self::NoSuchWorker),
+    /// [`RetryOptions`](Self::RetryOptions) and [`Broken`](Self::Broken).
     #[must_use]
     pub fn call(&self) -> Option<&CallSite> {
         match self {
@@ -274,7 +289,7 @@ impl RpcError {
 fn describe_outcome(outcome: Outcome) -> &'static str {
     match outcome {
         Outcome::NotExecuted => "the request was never sent",
-        Outcome::Unknown => "the request had been sent, outcome unknown",
+        Outcome::Unknown => "the request was sent, outcome unknown",
         Outcome::Executed => "after the function ran",
     }
 }
@@ -297,9 +312,9 @@ fn describe_attempts(max_retries: u32, attempts: u32, outcome: Outcome, last: &R
     let early = if attempts > max_retries {
         ""
     } else {
-        "Given up earlier. "
+        "Stopped early. "
     };
-    // The last one's own words would say that the function did not run.
+    // The text of the last error alone would say that the function did not run.
     let earlier = if outcome == Outcome::Unknown && last.outcome() == Outcome::NotExecuted {
         ", of which one may have run"
     } else {

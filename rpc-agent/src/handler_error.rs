@@ -2,14 +2,16 @@
 
 use std::fmt;
 
-/// What a function tells its caller when it fails: text, at most 64 KiB of which arrive.
+/// The error of a function, which its caller receives as text. Text beyond 64 KiB is cut.
+///
+/// Any [`std::error::Error`] converts into it with `?`; the causes are part of the text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HandlerError {
     message: String,
 }
 
 impl HandlerError {
-    /// In the function's words.
+    /// Creates an error with this text.
     #[must_use]
     pub fn new(message: impl Into<String>) -> Self {
         Self {
@@ -17,7 +19,7 @@ impl HandlerError {
         }
     }
 
-    /// The words.
+    /// The text.
     #[must_use]
     pub fn message(&self) -> &str {
         &self.message
@@ -30,7 +32,7 @@ impl fmt::Display for HandlerError {
     }
 }
 
-// Every error becomes one with `?`. That is why this type is no `Error` itself.
+// Would conflict with `From<T> for T` if this type implemented `Error`.
 impl<E: std::error::Error> From<E> for HandlerError {
     fn from(error: E) -> Self {
         let mut message = error.to_string();

@@ -1,7 +1,6 @@
 //! The functions that other workers may call, by name.
 //!
-//! Knows neither how a call arrives nor where its answer goes. A function that is not registered here
-//! cannot be run by a peer, whatever it sends.
+//! A peer can run only the functions that are registered here.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -14,13 +13,14 @@ use bytes::Bytes;
 use crate::context::{Context, Reply};
 use crate::handler_error::HandlerError;
 
-/// The longest function name, in bytes.
+/// The longest name of a function, in bytes.
 pub const FUNCTION_NAME_BYTES_MAX: usize = 255;
 
-/// A run longer than this marks a function as slow, until it is fast again on average.
+/// A function whose average run takes longer is slow: another thread takes over the sockets while it
+/// runs. Faster ones are not worth a hand-over between threads.
 const SLOW: Duration = Duration::from_micros(100);
 
-/// The functions that other workers may call. Filled before the agent starts, fixed from then on.
+/// The functions that other workers may call. It cannot change once the agent has started.
 ///
 /// ```
 /// use rpc_agent::{HandlerError, Registry};
@@ -39,8 +39,8 @@ pub struct Registry {
     id: RegistryId,
 }
 
-/// Which [`Registry`] it is: for what is registered in one, and finds an agent later, to tell whether that was
-/// started with it.
+/// Identifies a [`Registry`], so that code which registers functions can check later that an agent was
+/// started with the same registry.
 #[derive(Debug, Clone, Default)]
 pub struct RegistryId(Arc<u8>);
 
@@ -53,26 +53,27 @@ impl PartialEq for RegistryId {
 impl Eq for RegistryId {}
 
 impl Registry {
-    /// No function at all.
+    /// Creates an empty registry.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Which registry it is; an agent says the same of the one that it was started with.
+    /// Identity of this registry. [`AgentHandle::registry_id`](crate::AgentHandle::registry_id) of an agent
+    /// that was started with it is equal.
     #[must_use]
     pub fn id(&self) -> RegistryId {
         self.id.clone()
     }
 
-    /// Registers a function of the request's bytes that returns the answer's bytes.
+    /// Registers a function that takes the request's bytes and returns the answer's bytes.
     ///
-    /// It runs on a thread of the agent, in parallel with others and with itself. It may call any
-    /// worker, its caller and its own worker included, and wait for the result. A panic is an error at
-    /// the caller.
+    /// It runs on a thread of the agent, in parallel with other functions and with itself. It may call
+    /// any worker, its caller and its own worker included, and wait for the answer. If it panics, the
+    /// caller receives [`RpcError::Remote`](crate::RpcError::Remote).
     ///
     /// # Errors
-    /// [`RegistryError`]: the name is empty, too long or taken.
+    /// [`RegistryError`] if the name is empty, too long or already registered.
     pub fn register<F>(&mut self, name: &str, function: F) -> Result<(), RegistryError>
     where
         F: Fn(&Context, &[u8]) -> Result<Vec<u8>, HandlerError> + Send + Sync + 'static,
@@ -82,11 +83,11 @@ impl Registry {
         })
     }
 
-    /// [`Registry::register`] for a function that keeps parts of the request, or returns what is shared:
-    /// nothing is copied on the way in or out.
+    /// [`Registry::register`] without copies: for a function that keeps parts of the request, or returns
+    /// shared bytes.
     ///
-    /// A small request is a piece of what was received along with it, some 64 KiB at most, all of which
-    /// stays in memory as long as the piece is kept.
+    /// A small request is a slice of a receive buffer of up to 64 KiB. The whole buffer stays in memory
+    /// while the slice is kept.
     ///
     /// # Errors
     /// As [`Registry::register`].
@@ -97,10 +98,10 @@ impl Registry {
         self.insert(name, Body::Direct(Box::new(function)))
     }
 
-    /// Registers a function that answers later, through its [`Reply`], from whatever thread.
+    /// Registers a function that answers later through its [`Reply`], from any thread.
     ///
-    /// For what waits for something: no thread of the agent is occupied meanwhile. A reply that is
-    /// dropped without an answer is an error at the caller.
+    /// Use it for functions that wait for something: they occupy no thread of the agent meanwhile. If
+    /// the reply is dropped without an answer, the caller receives an error.
     ///
     /// # Errors
     /// As [`Registry::register`].
@@ -111,7 +112,7 @@ impl Registry {
         self.insert(name, Body::Deferred(Box::new(function)))
     }
 
-    /// The names, in no order.
+    /// The names of the functions, in no particular order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.functions.keys().map(|name| &**name)
     }
@@ -131,7 +132,7 @@ impl Registry {
         let function = Function {
             name: Arc::clone(&name),
             body,
-            usual_run_ns: AtomicU64::new(0),
+            mean_run_ns: AtomicU64::new(0),
         };
         self.functions.insert(name, Arc::new(function));
         Ok(())
@@ -148,21 +149,21 @@ impl fmt::Debug for Registry {
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegistryError {
-    /// The name has no byte, or too many.
+    /// The name is empty, or longer than [`FUNCTION_NAME_BYTES_MAX`].
     #[error("a function's name has 1 to {FUNCTION_NAME_BYTES_MAX} bytes, this one has {bytes}")]
     Name {
-        /// Its length.
+        /// Length of the refused name.
         bytes: usize,
     },
-    /// There is a function of this name.
+    /// Another function has this name.
     #[error("a function named `{name}` is registered already")]
     Taken {
-        /// The name.
+        /// The name of both functions.
         name: Arc<str>,
     },
 }
 
-/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
+/// Prints the `Display` text, so that `unwrap` and a `main` that returns the error show it.
 impl fmt::Debug for RegistryError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
@@ -177,25 +178,25 @@ pub(crate) enum Body {
     Deferred(Box<Deferred>),
 }
 
-/// A registered function, and how long it usually runs.
+/// A registered function, and its average run time.
 pub(crate) struct Function {
     pub(crate) name: Arc<str>,
     pub(crate) body: Body,
-    /// A moving average. Lost updates of threads that write at the same time do no harm.
-    usual_run_ns: AtomicU64,
+    /// A moving average over about 8 runs. An update that is lost to another thread does no harm.
+    mean_run_ns: AtomicU64,
 }
 
 impl Function {
-    /// Whether another thread had better look after the sockets while this one runs.
+    /// Whether another thread should take over the sockets while this function runs.
     pub(crate) fn is_slow(&self) -> bool {
-        u128::from(self.usual_run_ns.load(Ordering::Relaxed)) >= SLOW.as_nanos()
+        u128::from(self.mean_run_ns.load(Ordering::Relaxed)) >= SLOW.as_nanos()
     }
 
     pub(crate) fn ran_for(&self, time: Duration) {
-        let time = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        let usual = self.usual_run_ns.load(Ordering::Relaxed);
-        self.usual_run_ns
-            .store(usual - usual / 8 + time / 8, Ordering::Relaxed);
+        let time_ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let mean_ns = self.mean_run_ns.load(Ordering::Relaxed);
+        self.mean_run_ns
+            .store(mean_ns - mean_ns / 8 + time_ns / 8, Ordering::Relaxed);
     }
 }
 
@@ -203,7 +204,7 @@ impl fmt::Debug for Function {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Function")
             .field("name", &self.name)
-            .field("usual_run_ns", &self.usual_run_ns)
+            .field("mean_run_ns", &self.mean_run_ns)
             .finish_non_exhaustive()
     }
 }
@@ -213,7 +214,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_given_once_and_has_1_to_255_bytes() {
+    fn a_function_name_is_unique_and_has_1_to_255_bytes() {
         let mut registry = Registry::new();
         assert_eq!(registry.register("f", |_, _| Ok(Vec::new())), Ok(()));
         let longest = "n".repeat(255);
@@ -233,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_function_is_slow_by_its_usual_time_and_gets_fast_again() {
+    fn a_function_is_slow_by_its_average_run_time_and_can_become_fast_again() {
         let mut registry = Registry::new();
         registry.register("f", |_, _| Ok(Vec::new())).unwrap();
         let function = registry.find("f").unwrap();

@@ -1,25 +1,25 @@
-//! Who a worker is: its name, its id, both together.
+//! Names and ids of workers, and the ways to address one.
 //!
-//! Says nothing of where a worker is reached; see [`crate::directory`].
+//! Network addresses are in [`crate::directory`].
 
 use std::fmt;
 use std::sync::Arc;
 
-/// The longest worker name, in bytes. PyTorch's limit is "shorter than 128".
+/// The longest worker name, in bytes. As in PyTorch, which asks for fewer than 128.
 pub const WORKER_NAME_BYTES_MAX: usize = 127;
 
-/// The greatest worker id: PyTorch keeps ids in 16 bits with a sign.
+/// The greatest worker id. As in PyTorch, where an id is an `int16_t`.
 pub const WORKER_ID_MAX: u32 = i16::MAX as u32;
 
-/// A worker's number, equal to its rank: 0 to [`WORKER_ID_MAX`].
+/// The id of a worker, equal to its rank: 0 to [`WORKER_ID_MAX`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WorkerId(u16);
 
 impl WorkerId {
-    /// Checks a rank.
+    /// Converts a rank.
     ///
     /// # Errors
-    /// [`WorkerError::Id`] beyond [`WORKER_ID_MAX`].
+    /// [`WorkerError::Id`] if `rank` is greater than [`WORKER_ID_MAX`].
     pub fn new(rank: u32) -> Result<Self, WorkerError> {
         match u16::try_from(rank) {
             Ok(id) if rank <= WORKER_ID_MAX => Ok(Self(id)),
@@ -27,7 +27,7 @@ impl WorkerId {
         }
     }
 
-    /// The number.
+    /// The id as a number.
     #[must_use]
     pub const fn get(self) -> u32 {
         self.0 as u32
@@ -40,7 +40,7 @@ impl fmt::Display for WorkerId {
     }
 }
 
-/// A worker's name: 1 to 127 ASCII letters, digits, `-`, `_` and `:`. Cheap to clone.
+/// The name of a worker: 1 to 127 ASCII letters, digits, `-`, `_` and `:`. Cheap to clone.
 ///
 /// ```
 /// use rpc_agent::WorkerName;
@@ -52,21 +52,21 @@ impl fmt::Display for WorkerId {
 pub struct WorkerName(Arc<str>);
 
 impl WorkerName {
-    /// Checks a name.
+    /// Converts a string.
     ///
     /// # Errors
-    /// [`WorkerError::Name`], in the words of PyTorch.
+    /// [`WorkerError::Name`], with PyTorch's text.
     pub fn new(name: &str) -> Result<Self, WorkerError> {
         let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_:".contains(&byte);
         if name.is_empty() || name.len() > WORKER_NAME_BYTES_MAX || !name.bytes().all(is_allowed) {
-            // A stranger's name may be long: what is shown of it is not.
+            // A peer chose the name and its length: the error keeps only the start.
             let shown = name.chars().take(WORKER_NAME_BYTES_MAX + 1).collect();
             return Err(WorkerError::Name { name: shown });
         }
         Ok(Self(name.into()))
     }
 
-    /// The name.
+    /// The name as a string.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -79,20 +79,20 @@ impl fmt::Display for WorkerName {
     }
 }
 
-/// A worker of the group. Cheap to clone.
+/// A worker of the group: its id and its name. Cheap to clone.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WorkerInfo {
-    /// Its number, equal to its rank.
+    /// Equal to the worker's rank.
     pub id: WorkerId,
-    /// Its name, unique in the group.
+    /// Unique in the group.
     pub name: WorkerName,
 }
 
 impl WorkerInfo {
-    /// Both, checked.
+    /// Converts a name and a rank.
     ///
     /// # Errors
-    /// [`WorkerError`].
+    /// [`WorkerError`] if no worker can have this name or this rank.
     pub fn new(name: &str, rank: u32) -> Result<Self, WorkerError> {
         Ok(Self {
             id: WorkerId::new(rank)?,
@@ -100,7 +100,7 @@ impl WorkerInfo {
         })
     }
 
-    /// A worker of which no more than the id is known: it is named `worker:` and that.
+    /// A placeholder for a worker whose name is unknown: it is named `worker:<id>`.
     #[must_use]
     pub fn unnamed(id: WorkerId) -> Self {
         Self {
@@ -116,45 +116,45 @@ impl fmt::Display for WorkerInfo {
     }
 }
 
-/// A name or an id that no worker can have.
+/// Why a name or an id is not one of a worker.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WorkerError {
-    /// The name is empty, too long, or has a character that names cannot have.
+    /// The name is empty, longer than [`WORKER_NAME_BYTES_MAX`], or has a character that is not allowed.
     #[error(
         "Worker name must match ^[A-Za-z0-9-_:]*$, and must be non-empty and shorter than 128 chars, \
          but got {name}"
     )]
     Name {
-        /// What was given, cut to 128 characters.
+        /// The refused name, cut to 128 characters.
         name: String,
     },
-    /// The id does not fit in 16 bits with a sign.
+    /// The id is greater than [`WORKER_ID_MAX`].
     #[error("RPC worker id {id} out of bound of int16_t.")]
     Id {
-        /// What was given.
+        /// The refused id.
         id: u32,
     },
 }
 
-/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
+/// Prints the `Display` text, so that `unwrap` and a `main` that returns the error show it.
 impl fmt::Debug for WorkerError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
 }
 
-/// Whom a call is for: a [`WorkerInfo`], a name, or an id.
+/// The callee of a call: a [`WorkerInfo`], a name, or an id.
 ///
-/// A `WorkerInfo` must agree with the group in both its parts.
+/// Most calls take `impl Into<Destination>`, so `"ps:0"`, `3` and `&info` can be given directly.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Destination<'a> {
-    /// By name and id.
+    /// The worker that has this name and this id.
     Info(&'a WorkerInfo),
-    /// By name.
+    /// The worker of this name.
     Name(&'a str),
-    /// By id.
+    /// The worker of this id.
     Id(u32),
 }
 
@@ -199,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_has_1_to_127_letters_digits_and_three_signs() {
+    fn a_name_has_1_to_127_letters_digits_hyphens_underscores_or_colons() {
         let longest = "n".repeat(127);
         for name in ["a", "trainer:0", "A-Z_09", longest.as_str()] {
             assert_eq!(WorkerName::new(name).unwrap().as_str(), name);
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn the_name_of_an_unnamed_worker_is_one() {
+    fn the_name_of_an_unnamed_worker_is_valid() {
         let unnamed = WorkerInfo::unnamed(WorkerId::new(WORKER_ID_MAX).unwrap());
         assert_eq!(unnamed.name.as_str(), "worker:32767");
         let id = unnamed.id.get();
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_name_is_shown_in_part_only() {
+    fn the_error_shows_only_the_start_of_a_long_name() {
         let said = WorkerName::new(&"x".repeat(1 << 20))
             .unwrap_err()
             .to_string();
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn an_id_fits_in_16_bits_with_a_sign() {
+    fn an_id_is_at_most_the_maximum_of_an_int16() {
         assert_eq!(WorkerId::new(32_767).unwrap().get(), 32_767);
         for id in [32_768, 65_536, u32::MAX] {
             let said = WorkerId::new(id).unwrap_err().to_string();

@@ -1,4 +1,4 @@
-//! A list that is nearly always empty or has one entry, and then allocates nothing.
+//! A list that allocates only from its second entry on; most lists here are shorter.
 
 #[derive(Debug, Default)]
 pub(super) enum Few<T> {
@@ -33,7 +33,7 @@ impl<T> Few<T> {
             Self::One(entry) if is_it(&entry) => Some(entry),
             Self::Many(mut entries) => {
                 let at = entries.iter().position(is_it);
-                // The order stays: who came first is served first.
+                // Wakers are called in order of registration.
                 let removed = at.map(|at| entries.remove(at));
                 *self = Self::Many(entries);
                 removed
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_come_out_in_the_order_they_went_in() {
+    fn entries_keep_their_order() {
         for count in 0..5 {
             assert_eq!(listed(of(count)), (0..count).collect::<Vec<_>>());
         }

@@ -15,21 +15,20 @@ use super::slot::{Slot, WakerKey};
 use crate::error::RpcError;
 use crate::sync::Arc;
 
-/// The future of a call whose answer is bytes.
+/// The future of a call that returns bytes.
 pub type FutureMessage = RpcFuture<Bytes>;
 
-/// A result that comes later: a value or an [`RpcError`], once and for good.
+/// The read half of a result that arrives later: a value or an [`RpcError`]. [`Promise`] is the write half.
 ///
-/// A handle: clones stand for the same result, and each may wait, as often as it likes, with always the
-/// same result. Dropping handles, even all of them, cancels nothing and leaks nothing; callbacks still
-/// run.
+/// Clones are handles to the same result; each can wait for it any number of times. Dropping handles,
+/// even all of them, does not cancel the call, and callbacks still run.
 ///
-/// Callbacks run at once, on the registering thread, if the result is there already. Else they run when
-/// it comes, one after the other in the order of registration: on a thread of the agent that made the
-/// future, or, for a future made with [`RpcFuture::new`], on the completing thread. No lock is held
-/// then, and a callback that panics harms no other: the panic is logged.
+/// Callbacks run at once on the registering thread if the future is complete. Otherwise they run upon
+/// completion, one after the other in order of registration: on a thread of the agent that created the
+/// future, or, for a future of [`RpcFuture::new`], on the completing thread. No lock is held while they
+/// run. A panic in a callback is logged, and the other callbacks still run.
 ///
-/// It can be awaited too, by value or by reference, on any async runtime.
+/// A future can be awaited on any async runtime, by value or by reference.
 ///
 /// ```
 /// use rpc_agent::{RpcError, RpcFuture};
@@ -43,26 +42,26 @@ pub type FutureMessage = RpcFuture<Bytes>;
 /// assert_eq!(length.wait()?, 9);
 /// # Ok::<(), RpcError>(())
 /// ```
-#[must_use = "an error that nobody looks at is lost"]
+#[must_use = "the error of a call is lost if its future is not used"]
 pub struct RpcFuture<T> {
     pub(super) slot: Arc<Slot<T>>,
-    /// Under which this handle's waker is registered, once it has been polled.
+    /// Key of this handle's registered waker. `None` until the handle is polled.
     waker: Option<WakerKey>,
 }
 
 impl<T: Clone + Send + 'static> RpcFuture<T> {
-    /// A pending future and what completes it, for functions that answer later. Callbacks run on the
-    /// completing thread.
+    /// Creates a pending future and the promise that completes it. Callbacks run on the completing
+    /// thread.
     pub fn new() -> (Promise<T>, Self) {
         Self::with_executor(None, Hint::NONE)
     }
 
-    /// A future that is complete already.
+    /// Creates a completed future.
     pub fn ready(result: Result<T, RpcError>) -> Self {
         Self::of(Arc::new(Slot::complete_from_the_start(result)))
     }
 
-    /// A pending future whose callbacks `executor` runs, and which `hint` tells it how to drive.
+    /// Creates a pending future. `executor` runs its callbacks, and is told `hint` by threads that wait.
     pub(crate) fn with_executor(
         executor: Option<Arc<dyn Executor>>,
         hint: Hint,
@@ -74,57 +73,67 @@ impl<T: Clone + Send + 'static> RpcFuture<T> {
         (promise, Self::of(slot))
     }
 
-    /// A pending future that hangs on this one. Nothing says what completes it, so it is not driven.
+    /// Creates a pending future whose callbacks run where those of this one do. It has no hint: its
+    /// result does not come from a connection.
     pub(super) fn child<U: Clone + Send + 'static>(&self) -> (Promise<U>, RpcFuture<U>) {
         RpcFuture::with_executor(self.slot.executor(), Hint::NONE)
     }
 
-    /// Whether the result is there. Never blocks.
+    /// Whether the future is complete. Does not block.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         self.slot.is_complete()
     }
 
-    /// The result, if it is there. Never blocks.
+    /// The result, or `None` while the future is pending. Does not block.
     #[must_use]
     pub fn try_get(&self) -> Option<Result<T, RpcError>> {
         self.slot.try_get()
     }
 
-    /// Blocks until the result is there: as long as the call's own timeout lets it.
+    /// Blocks until the future is complete: at most for the call's timeout, or indefinitely if the call
+    /// has none. On a thread of an agent, another thread takes over its other work meanwhile.
     ///
     /// # Errors
-    /// The call's.
+    /// The error of the call.
     pub fn wait(&self) -> Result<T, RpcError> {
         loop {
-            // Without a deadline the first round has the result.
+            // Without a deadline the first iteration returns.
             if let Some(result) = self.wait_until(Deadline::NEVER) {
                 return result;
             }
         }
     }
 
-    /// Blocks until the result is there, for at most `timeout`. `None`: it is not, and the call goes on.
+    /// Blocks until the future is complete, at most for `timeout`. Zero checks once without waiting.
+    ///
+    /// Returns `None` if the future is still pending. The call continues, and can be waited for again.
     #[must_use]
     pub fn wait_timeout(&self, timeout: Duration) -> Option<Result<T, RpcError>> {
-        // What is there is taken without a look at the clock.
-        self.try_get()
-            .or_else(|| self.wait_until(Deadline::after(Instant::now(), timeout)))
+        let completed = self.try_get();
+        if completed.is_some() || timeout.is_zero() {
+            return completed;
+        }
+        self.wait_until(Deadline::after(Instant::now(), timeout))
     }
 
-    /// Blocks until the result is there or the deadline passes. `None`: it is not, and the call goes on.
+    /// Blocks until the future is complete or the deadline passes. A deadline that has passed checks once
+    /// without waiting.
+    ///
+    /// Returns `None` if the future is still pending. The call continues, and can be waited for again.
     #[must_use]
     pub fn wait_until(&self, deadline: Deadline) -> Option<Result<T, RpcError>> {
         self.slot.wait_until(deadline)
     }
 
-    /// Registers a callback: see [`RpcFuture`] for where it runs.
+    /// Runs `callback` with the result. [`RpcFuture`] says on which thread. Does not block, unless the
+    /// future is complete and the callback blocks.
     pub fn on_complete(&self, callback: impl FnOnce(&Result<T, RpcError>) + Send + 'static) {
         self.slot.when_complete(move |result| callback(&result));
     }
 
-    /// A future of what `continuation` makes of the result. If it panics, that is the future's error:
-    /// [`RpcError::Broken`]. It runs as a callback does.
+    /// Returns the future of what `continuation` makes of the result. It runs as a callback does; if it
+    /// panics, the returned future fails with [`RpcError::Broken`].
     pub fn then<U: Clone + Send + 'static>(
         &self,
         continuation: impl FnOnce(Result<T, RpcError>) -> Result<U, RpcError> + Send + 'static,
@@ -137,8 +146,8 @@ impl<T: Clone + Send + 'static> RpcFuture<T> {
         child
     }
 
-    /// A future of what the future that `continuation` returns will be: PyTorch's `then` with an
-    /// asynchronous callback. Otherwise like [`RpcFuture::then`].
+    /// Like [`RpcFuture::then`], for a `continuation` that returns a future itself. The returned future
+    /// completes when that one does. PyTorch's `then` with an asynchronous callback.
     pub fn then_async<U: Clone + Send + 'static>(
         &self,
         continuation: impl FnOnce(Result<T, RpcError>) -> RpcFuture<U> + Send + 'static,
@@ -161,7 +170,7 @@ impl<T: Clone + Send + 'static> RpcFuture<T> {
         child
     }
 
-    /// [`RpcFuture::then_async`] for values only: an error is passed on, and `continuation` not called.
+    /// [`RpcFuture::then_async`] for values only: an error is passed on without calling `continuation`.
     ///
     /// ```
     /// use rpc_agent::RpcFuture;
@@ -235,16 +244,16 @@ impl<T> fmt::Debug for RpcFuture<T> {
     }
 }
 
-/// The duty to complete a future. Dropped without, it completes the future with [`RpcError::Broken`],
-/// so that nobody waits for ever.
+/// The write half of an [`RpcFuture`]. Dropping it fails the future with [`RpcError::Broken`].
 pub struct Promise<T> {
     slot: Arc<Slot<T>>,
 }
 
 impl<T> Promise<T> {
-    /// Completes the future. True for the first only: to lose a race, of an answer with a timeout say,
-    /// is no error, and the future keeps what it has. Blocks no longer than the callbacks, of a future
-    /// of [`RpcFuture::new`].
+    /// Completes the future, and returns `true` if it was pending. A completed future keeps its result,
+    /// so an answer and a timeout can race without harm.
+    ///
+    /// For a future of [`RpcFuture::new`] the callbacks run in this call. Otherwise it does not block.
     pub fn complete(&self, result: Result<T, RpcError>) -> bool {
         self.slot.complete(result)
     }
@@ -259,7 +268,7 @@ impl<T> Promise<T> {
 impl<T> Drop for Promise<T> {
     fn drop(&mut self) {
         if !self.slot.is_complete() {
-            let why = "a future was given up by who should complete it";
+            let why = "the promise of this future was dropped before it was completed";
             self.slot.complete(Err(RpcError::Broken(why.into())));
         }
     }

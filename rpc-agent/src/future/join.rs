@@ -1,4 +1,4 @@
-//! Many futures as one.
+//! Combines several futures into one.
 
 use std::sync::PoisonError;
 
@@ -6,8 +6,8 @@ use super::handle::{Promise, RpcFuture};
 use crate::error::RpcError;
 use crate::sync::{Arc, Mutex};
 
-/// A future of all values, in the order of `futures`. The first error completes it at once; the other
-/// futures go on.
+/// Returns the future of all values, in the order of `futures`. The first error completes it at once;
+/// the other calls continue. Does not block.
 ///
 /// ```
 /// use rpc_agent::{RpcFuture, join_all};
@@ -28,11 +28,11 @@ pub fn join_all<T: Clone + Send + 'static>(futures: Vec<RpcFuture<T>>) -> RpcFut
             missing: futures.len(),
         }),
     });
-    for (place, future) in futures.iter().enumerate() {
+    for (position, future) in futures.iter().enumerate() {
         let join = Arc::clone(&join);
         future
             .slot
-            .when_complete(move |result| join.take(place, result));
+            .when_complete(move |result| join.take(position, result));
     }
     all
 }
@@ -43,13 +43,13 @@ struct Join<T> {
 }
 
 struct Gathered<T> {
-    /// One place for each future; none at all after an error.
+    /// One entry for each future; empty after an error.
     values: Vec<Option<T>>,
     missing: usize,
 }
 
 impl<T> Join<T> {
-    fn take(&self, place: usize, result: Result<T, RpcError>) {
+    fn take(&self, position: usize, result: Result<T, RpcError>) {
         let values = {
             let mut gathered = self.gathered.lock().unwrap_or_else(PoisonError::into_inner);
             match result {
@@ -61,12 +61,12 @@ impl<T> Join<T> {
                     return;
                 }
                 Ok(value) => {
-                    // After an error there is no place, and the value is of no more use.
-                    let Some(of_this) = gathered.values.get_mut(place) else {
+                    // After an error the list is empty, and the value is not needed.
+                    let Some(entry) = gathered.values.get_mut(position) else {
                         drop(gathered);
                         return;
                     };
-                    *of_this = Some(value);
+                    *entry = Some(value);
                     gathered.missing -= 1;
                     if gathered.missing > 0 {
                         return;

@@ -1,6 +1,6 @@
-//! The result of a call, when there is one.
+//! Results that arrive later: futures that threads, callbacks and async tasks can wait for.
 //!
-//! Knows nothing of connections, messages and timeouts: who made the future completes it, through its
+//! Knows no connections, messages or call timeouts. The creator of a future completes it through its
 //! [`Promise`]. A future without callbacks costs one allocation.
 
 mod executor;

@@ -13,19 +13,19 @@ use crate::sync::{Arc, Monitor, Mutex, thread};
 
 const LONG: Duration = Duration::from_secs(3600);
 
-/// Many schedules at random, and many with few but unlucky switches.
+/// Random schedules, and schedules with few preemptions at unlucky points (PCT).
 fn check(model: fn()) {
     shuttle::check_random(model, 2000);
     shuttle::check_pct(model, 2000, 3);
 }
 
-/// All schedules.
+/// Every schedule, then random ones.
 fn check_all(model: fn()) {
     shuttle::check_dfs(model, None);
     check(model);
 }
 
-/// An executor with a thread for each job.
+/// An executor that spawns a thread for each job.
 struct Spawning;
 
 impl Executor for Spawning {
@@ -63,7 +63,7 @@ fn of_two_completions_one_wins_under_shuttle() {
 }
 
 #[test]
-fn a_wait_ends_with_the_completion_under_shuttle() {
+fn a_wait_returns_upon_completion_under_shuttle() {
     check_all(|| {
         let (promise, future) = RpcFuture::new();
         let completing = thread::spawn(move || promise.complete(Ok(1)));
@@ -73,7 +73,7 @@ fn a_wait_ends_with_the_completion_under_shuttle() {
 }
 
 #[test]
-fn every_one_of_several_waits_ends_under_shuttle() {
+fn each_of_several_waits_returns_under_shuttle() {
     check(|| {
         let (promise, future) = RpcFuture::with_executor(Some(Arc::new(Spawning)), Hint(1));
         let waiting: Vec<_> = (0..3)
@@ -91,7 +91,7 @@ fn every_one_of_several_waits_ends_under_shuttle() {
 }
 
 #[test]
-fn a_wait_with_a_timeout_has_the_value_or_nothing_under_shuttle() {
+fn a_wait_with_a_timeout_returns_the_value_or_none_under_shuttle() {
     check(|| {
         let (promise, future) = RpcFuture::new();
         let waiting = thread::spawn({
@@ -163,7 +163,7 @@ fn callbacks_of_several_threads_run_once_each_under_shuttle() {
 }
 
 #[test]
-fn a_wait_ends_when_the_promise_is_dropped_under_shuttle() {
+fn a_wait_returns_when_the_promise_is_dropped_under_shuttle() {
     check_all(|| {
         let (promise, future) = RpcFuture::<u32>::new();
         let dropping = thread::spawn(move || drop(promise));
@@ -172,7 +172,7 @@ fn a_wait_ends_when_the_promise_is_dropped_under_shuttle() {
     });
 }
 
-/// Polls when woken, and never otherwise: a lost wake-up is a deadlock, which the checker reports.
+/// Polls only when woken: a lost wake-up is a deadlock, which the checker reports.
 fn block_on(mut future: RpcFuture<u32>) -> Result<u32, RpcError> {
     struct Flag(Monitor<bool>);
     impl Wake for Flag {
@@ -222,7 +222,7 @@ fn a_future_that_moves_to_another_task_wakes_that_one_under_shuttle() {
 }
 
 #[test]
-fn a_join_of_racing_completions_is_complete_once_all_are_under_shuttle() {
+fn join_all_of_racing_completions_returns_all_values_under_shuttle() {
     check(|| {
         let (promises, futures): (Vec<_>, Vec<_>) = (0..3).map(|_| RpcFuture::new()).unzip();
         let all = join_all(futures);

@@ -1,30 +1,30 @@
-//! Panics of code that is not ours, as text.
+//! Catches panics of user code and returns them as text.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Runs `code`. When it panics, the message.
+/// Runs `code`; if it panics, returns the panic message.
 ///
-/// Nothing of ours is shared with the code, so that a panic leaves nothing of ours half done.
+/// Unwind safety: callers share no state with `code` that a panic could leave inconsistent.
 pub(crate) fn caught<R>(code: impl FnOnce() -> R) -> Result<R, String> {
     catch_unwind(AssertUnwindSafe(code)).map_err(|payload| panic_text(&*payload).to_owned())
 }
 
-/// Runs `code`; a panic ends here, in the log.
+/// Runs `code`; logs its panic.
 pub(crate) fn contained(what: &str, code: impl FnOnce()) {
     if let Err(text) = caught(code) {
         log::error!("{what} panicked: {text}");
     }
 }
 
-/// What a panic said.
+/// The message of a panic.
 pub(crate) fn panic_text(payload: &(dyn Any + Send)) -> &str {
     if let Some(text) = payload.downcast_ref::<&'static str>() {
         text
     } else if let Some(text) = payload.downcast_ref::<String>() {
         text
     } else {
-        "something that is not text"
+        "(the panic message is not text)"
     }
 }
 
@@ -42,6 +42,9 @@ mod tests {
             Err::<(), _>("with 3".to_owned())
         );
         let other = caught(|| std::panic::panic_any(n));
-        assert_eq!(other, Err::<(), _>("something that is not text".to_owned()));
+        assert_eq!(
+            other,
+            Err::<(), _>("(the panic message is not text)".to_owned())
+        );
     }
 }

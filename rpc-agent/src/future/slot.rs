@@ -1,7 +1,6 @@
-//! The place where a result is put once, and what is to happen then.
+//! The state that the handles of one future share: its result, callbacks, wakers and waiting threads.
 //!
-//! Does not know what a call is. No lock is held while anything runs that was handed in: callbacks,
-//! wakers, their destructors.
+//! No lock is held while callbacks, wakers or their destructors run.
 
 use std::task::Waker;
 
@@ -16,7 +15,7 @@ use crate::sync::{Arc, Monitor};
 
 pub(super) struct Slot<T> {
     state: Monitor<State<T>>,
-    /// Set along with the result, and never unset. It is for looking without the lock.
+    /// Set together with the result and never cleared. Allows checks without the lock.
     is_complete: AtomicBool,
     executor: Option<Arc<dyn Executor>>,
     hint: Hint,
@@ -24,15 +23,15 @@ pub(super) struct Slot<T> {
 
 struct State<T> {
     result: Option<Result<T, RpcError>>,
-    /// Each holds the slot, which is a cycle until the completion takes them out.
+    /// Each job holds the slot: a reference cycle until completion takes the jobs out.
     jobs: Few<Job>,
     wakers: Few<(WakerKey, Waker)>,
     wakers_seen: u64,
-    /// How many threads wait. Waking nobody would cost a system call too.
+    /// Number of blocked threads. Notifying a condition variable costs a system call even if it is 0.
     waiting: usize,
 }
 
-/// Whose waker it is.
+/// Identifies the waker of one handle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct WakerKey(u64);
 
@@ -72,7 +71,7 @@ impl<T> Slot<T> {
         self.is_complete.load(Ordering::Acquire)
     }
 
-    /// True for the first only; what others bring is dropped.
+    /// Returns `true` if the future was pending. Otherwise drops `result`.
     pub(super) fn complete(&self, result: Result<T, RpcError>) -> bool {
         let mut state = self.state.lock();
         if state.result.is_some() {
@@ -103,7 +102,7 @@ impl<T> Slot<T> {
         true
     }
 
-    /// Forgets a waker, whose task is no longer interested.
+    /// Removes the waker of a handle that was dropped.
     pub(super) fn remove_waker(&self, key: WakerKey) {
         let removed = self.state.lock().wakers.remove(|(of, _)| *of == key);
         drop(removed);
@@ -131,7 +130,7 @@ impl<T: Clone + Send + 'static> Slot<T> {
         self.state.lock().result.clone()
     }
 
-    /// `None` if the deadline passed first.
+    /// Blocks until completion; `None` if the deadline passes first.
     pub(super) fn wait_until(&self, deadline: Deadline) -> Option<Result<T, RpcError>> {
         if self.is_complete() {
             return self.try_get();
@@ -157,8 +156,8 @@ impl<T: Clone + Send + 'static> Slot<T> {
         state.waiting -= 1;
     }
 
-    /// The result, or a promise to wake. `key` is the caller's, from one poll to the next, so that a
-    /// task that has moved gets its new waker called, and only that.
+    /// Returns the result, or registers `waker`. `key` is kept by the handle between polls, so that a
+    /// later waker of the same handle replaces the earlier one.
     pub(super) fn poll(
         &self,
         key: &mut Option<WakerKey>,
@@ -176,7 +175,7 @@ impl<T: Clone + Send + 'static> Slot<T> {
         }
         let registered = key.and_then(|key| state.wakers.find_mut(|(of, _)| *of == key));
         if let Some((_, registered)) = registered {
-            // The old one is dropped below, without the lock.
+            // The replaced waker is dropped below, without the lock.
             std::mem::swap(registered, &mut waker);
         } else {
             let new = WakerKey(state.wakers_seen);
@@ -190,7 +189,8 @@ impl<T: Clone + Send + 'static> Slot<T> {
         None
     }
 
-    /// Runs `callback` with the result: at once if there is one, else when it comes, by the executor.
+    /// Runs `callback` with the result: at once if the future is complete, otherwise upon completion on
+    /// the executor.
     pub(super) fn when_complete(
         self: &Arc<Self>,
         callback: impl FnOnce(Result<T, RpcError>) + Send + 'static,
@@ -199,7 +199,7 @@ impl<T: Clone + Send + 'static> Slot<T> {
             self.run(callback);
             return;
         }
-        // The slot goes in with the callback: so one allocation is both the callback and the job.
+        // Capturing the slot makes callback and job one allocation.
         let slot = Arc::clone(self);
         let job: Job = Box::new(move || slot.run(callback));
         let mut state = self.state.lock();

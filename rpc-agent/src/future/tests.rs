@@ -26,7 +26,7 @@ fn text<T: fmt::Debug>(result: Option<Result<T, RpcError>>) -> String {
     }
 }
 
-/// What callbacks tell, in order.
+/// Records what callbacks report, in order.
 fn notes<T>() -> (Arc<Mutex<Vec<T>>>, impl Fn(T) + Clone) {
     let notes = Arc::new(Mutex::new(Vec::new()));
     let writer = Arc::clone(&notes);
@@ -36,12 +36,15 @@ fn notes<T>() -> (Arc<Mutex<Vec<T>>>, impl Fn(T) + Clone) {
 fn until(is_so: impl Fn() -> bool) {
     let deadline = Instant::now() + LONG;
     while !is_so() {
-        assert!(Instant::now() < deadline, "it did not come to be");
+        assert!(
+            Instant::now() < deadline,
+            "the condition did not become true"
+        );
         thread::yield_now();
     }
 }
 
-/// Runs jobs when told; drives as told.
+/// Runs jobs when the test asks for it, and records who drives.
 #[derive(Default)]
 struct ByHand {
     jobs: Mutex<Vec<Job>>,
@@ -114,7 +117,7 @@ fn poll<T: Clone + Send + 'static>(
 }
 
 #[test]
-fn the_first_completion_counts_and_the_others_are_told() {
+fn only_the_first_completion_counts_and_later_ones_return_false() {
     let (promise, future) = RpcFuture::new();
     assert!(!future.is_complete() && future.try_get().is_none());
     assert!(promise.complete(Ok(1)));
@@ -125,7 +128,7 @@ fn the_first_completion_counts_and_the_others_are_told() {
 }
 
 #[test]
-fn waiting_twice_and_through_clones_gives_the_same() {
+fn each_wait_on_each_clone_returns_the_same_result() {
     let (promise, future) = RpcFuture::new();
     promise.complete(Ok(5));
     let other = future.clone();
@@ -133,9 +136,9 @@ fn waiting_twice_and_through_clones_gives_the_same() {
         assert_eq!(future.wait().unwrap(), 5);
         assert_eq!(other.wait_timeout(Duration::ZERO).unwrap().unwrap(), 5);
     }
-    let failed = RpcFuture::<u32>::ready(Err(broken("gone")));
-    assert_eq!(text(Some(failed.wait())), "gone");
-    assert_eq!(text(Some(failed.wait())), "gone");
+    let failed = RpcFuture::<u32>::ready(Err(broken("lost")));
+    assert_eq!(text(Some(failed.wait())), "lost");
+    assert_eq!(text(Some(failed.wait())), "lost");
 }
 
 #[test]
@@ -172,7 +175,7 @@ fn a_wait_that_times_out_leaves_the_future_pending() {
 }
 
 #[test]
-fn a_promise_dropped_without_completing_breaks_the_future() {
+fn dropping_a_promise_fails_its_future() {
     let (promise, future) = RpcFuture::<u32>::new();
     let waiting = thread::spawn({
         let future = future.clone();
@@ -181,7 +184,10 @@ fn a_promise_dropped_without_completing_breaks_the_future() {
     until(|| future.slot.waiting() == 1);
     drop(promise);
     let said = text(Some(waiting.join().unwrap()));
-    assert_eq!(said, "a future was given up by who should complete it");
+    assert_eq!(
+        said,
+        "the promise of this future was dropped before it was completed"
+    );
 
     let (promise, future) = RpcFuture::new();
     promise.complete(Ok(1));
@@ -190,7 +196,7 @@ fn a_promise_dropped_without_completing_breaks_the_future() {
 }
 
 #[test]
-fn callbacks_of_a_pending_future_run_at_its_completion_in_order() {
+fn callbacks_of_a_pending_future_run_upon_completion_in_order() {
     for count in 0..4 {
         let (promise, future) = RpcFuture::new();
         let (seen, note) = notes();
@@ -236,7 +242,7 @@ fn all_callbacks_of_one_completion_are_one_job_of_the_executor() {
 }
 
 #[test]
-fn a_completion_without_callbacks_is_no_job() {
+fn a_completion_without_callbacks_submits_no_job() {
     let executor = Arc::new(ByHand::default());
     let (promise, future) = executor.future(Hint::NONE);
     promise.complete(Ok(1));
@@ -245,7 +251,7 @@ fn a_completion_without_callbacks_is_no_job() {
 }
 
 #[test]
-fn a_panicking_callback_harms_no_other_and_nobody() {
+fn a_panicking_callback_harms_neither_other_callbacks_nor_the_completing_thread() {
     let (promise, future) = RpcFuture::new();
     let (seen, note) = notes();
     future.on_complete(|_| panic!("first"));
@@ -274,7 +280,7 @@ fn a_callback_can_use_its_own_future() {
 }
 
 #[test]
-fn a_continuation_makes_a_value_or_an_error_of_either() {
+fn a_continuation_turns_a_value_or_an_error_into_either() {
     let (promise, future) = RpcFuture::new();
     let doubled = future.then(|result: Result<u32, _>| Ok(2 * result?));
     let failed = future.then(|_| Err::<u32, _>(broken("not wanted")));
@@ -294,7 +300,7 @@ fn a_continuation_makes_a_value_or_an_error_of_either() {
 }
 
 #[test]
-fn a_continuation_can_return_a_future_which_is_adopted() {
+fn a_continuation_can_return_a_future() {
     let (promise, future) = RpcFuture::new();
     let (inner_promise, inner) = RpcFuture::new();
     let adopted = inner.clone();
@@ -316,7 +322,7 @@ fn a_continuation_can_return_a_future_which_is_adopted() {
 }
 
 #[test]
-fn an_error_passes_by_and_then_and_not_then_async() {
+fn an_error_skips_and_then_but_not_then_async() {
     let failed = RpcFuture::<u32>::ready(Err(broken("lost")));
     let passed = failed.and_then(|_| -> RpcFuture<u32> { unreachable!("there is no value") });
     assert_eq!(text(passed.try_get()), "lost");
@@ -328,7 +334,7 @@ fn an_error_passes_by_and_then_and_not_then_async() {
 }
 
 #[test]
-fn a_future_that_would_wait_for_itself_breaks() {
+fn a_continuation_that_returns_its_own_future_fails_it() {
     let (promise, future) = RpcFuture::<u32>::new();
     let own = Arc::new(Mutex::new(None::<RpcFuture<u32>>));
     let child = future.and_then({
@@ -342,7 +348,7 @@ fn a_future_that_would_wait_for_itself_breaks() {
 }
 
 #[test]
-fn children_have_the_executor_of_their_parent() {
+fn callbacks_of_a_child_run_on_its_parents_executor() {
     let executor = Arc::new(ByHand::default());
     let (promise, future) = executor.future(Hint(7));
     let child = future.then(Ok::<_, RpcError>).then(|_| Ok(()));
@@ -361,7 +367,7 @@ fn children_have_the_executor_of_their_parent() {
 }
 
 #[test]
-fn an_executor_that_drops_its_jobs_breaks_the_futures_that_hang_on_them() {
+fn an_executor_that_drops_its_jobs_fails_the_futures_that_depend_on_them() {
     let executor = Arc::new(ByHand::default());
     let (promise, future) = executor.future(Hint::NONE);
     let child = future.then(|_| Ok(()));
@@ -369,12 +375,12 @@ fn an_executor_that_drops_its_jobs_breaks_the_futures_that_hang_on_them() {
     executor.jobs.lock().unwrap().clear();
     assert_eq!(
         text(child.try_get()),
-        "a future was given up by who should complete it"
+        "the promise of this future was dropped before it was completed"
     );
 }
 
 #[test]
-fn who_waits_drives_first_with_hint_and_deadline() {
+fn a_waiting_thread_drives_first_with_hint_and_deadline() {
     let executor = Arc::new(ByHand::default());
     let (promise, future) = executor.future(Hint(7));
     let deadline = Deadline::after(Instant::now(), LONG);
@@ -395,7 +401,7 @@ fn who_waits_drives_first_with_hint_and_deadline() {
 }
 
 #[test]
-fn who_has_driven_in_vain_goes_on_waiting() {
+fn a_thread_whose_drive_had_no_result_continues_to_wait() {
     let executor = Arc::new(ByHand::default());
     let (promise, future) = executor.future(Hint(7));
     assert!(future.wait_timeout(Duration::from_millis(1)).is_none());
@@ -411,7 +417,17 @@ fn who_has_driven_in_vain_goes_on_waiting() {
 }
 
 #[test]
-fn nothing_is_driven_without_a_hint() {
+fn a_wait_of_zero_checks_once_without_waiting() {
+    let executor = Arc::new(ByHand::default());
+    let (promise, future) = executor.future(Hint(7));
+    assert!(future.wait_timeout(Duration::ZERO).is_none());
+    assert!(executor.driven.lock().unwrap().is_empty(), "it was driven");
+    promise.complete(Ok(1));
+    assert_eq!(future.wait_timeout(Duration::ZERO).unwrap().unwrap(), 1);
+}
+
+#[test]
+fn a_future_without_a_hint_is_not_driven() {
     let executor = Arc::new(ByHand::default());
     let (_promise, future) = executor.future(Hint::NONE);
     assert!(future.wait_timeout(Duration::from_millis(1)).is_none());
@@ -441,7 +457,7 @@ fn only_the_latest_waker_of_each_handle_is_woken() {
     assert!(poll(&mut first, &old_waker).is_pending());
     assert!(poll(&mut second, &other_waker).is_pending());
     assert!(poll(&mut first, &new_waker).is_pending());
-    // Nobody but this test keeps a waker that was replaced.
+    // The future keeps no waker that was replaced.
     drop(old_waker);
     assert_eq!(Arc::strong_count(&old), 1);
     promise.complete(Ok(1));
@@ -450,7 +466,7 @@ fn only_the_latest_waker_of_each_handle_is_woken() {
 }
 
 #[test]
-fn a_dropped_handle_takes_its_waker_with_it() {
+fn a_dropped_handle_removes_its_waker() {
     let (promise, future) = RpcFuture::<u32>::new();
     let (count, waker) = counter();
     let mut polled = future.clone();
@@ -520,7 +536,7 @@ fn no_lock_is_held_while_wakers_and_callbacks_run() {
 }
 
 #[test]
-fn dropped_handles_cancel_nothing_and_leak_nothing() {
+fn dropping_all_handles_neither_cancels_nor_leaks() {
     let (promise, future) = RpcFuture::new();
     let (sender, receiver) = mpsc::channel();
     future.on_complete(move |result| sender.send(*result.as_ref().unwrap()).unwrap());
@@ -530,14 +546,14 @@ fn dropped_handles_cancel_nothing_and_leak_nothing() {
     drop(child);
     promise.complete(Ok(1));
     assert_eq!(receiver.recv_timeout(LONG), Ok(1));
-    // The sender went with its callback.
+    // The sender was dropped with its callback.
     assert!(receiver.recv_timeout(LONG).is_err());
     drop(promise);
     assert!(slot.upgrade().is_none());
 }
 
 #[test]
-fn a_broken_promise_leaks_no_callback() {
+fn a_dropped_promise_leaks_no_callback() {
     let (promise, future) = RpcFuture::<u32>::new();
     let slot = Arc::downgrade(&future.slot);
     future.on_complete(|_| {});
@@ -547,7 +563,7 @@ fn a_broken_promise_leaks_no_callback() {
 }
 
 #[test]
-fn a_join_has_all_values_in_order() {
+fn join_all_returns_all_values_in_order() {
     let (promises, futures): (Vec<_>, Vec<_>) = (0..5).map(|_| RpcFuture::new()).unzip();
     let all = join_all(futures);
     for n in [3, 0, 4, 1, 2] {
@@ -564,7 +580,7 @@ fn a_join_has_all_values_in_order() {
 }
 
 #[test]
-fn the_first_error_completes_a_join() {
+fn the_first_error_completes_join_all() {
     let (promises, futures): (Vec<_>, Vec<_>) = (0..4).map(|_| RpcFuture::new()).unzip();
     let all = join_all(futures);
     promises[2].complete(Ok(2));
@@ -576,7 +592,7 @@ fn the_first_error_completes_a_join() {
 }
 
 #[test]
-fn a_future_of_what_cannot_be_shared_between_threads_can_be() {
+fn a_future_of_a_value_that_is_not_sync_is_sync() {
     let (promise, future) = RpcFuture::<Cell<u32>>::new();
     let waiting = thread::spawn(move || future.wait().unwrap().get());
     promise.complete(Ok(Cell::new(4)));
@@ -584,7 +600,7 @@ fn a_future_of_what_cannot_be_shared_between_threads_can_be() {
 }
 
 #[test]
-fn debug_says_whether_it_is_complete() {
+fn debug_shows_the_state_and_not_the_value() {
     let (promise, future) = RpcFuture::<u32>::new();
     assert_eq!(
         format!("{future:?} {promise:?}"),

@@ -94,7 +94,7 @@ pub enum TerminationError {
     },
 }
 
-/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
+/// Prints the `Display` text, so that `unwrap` and a `main` that returns the error show it.
 impl fmt::Debug for TerminationError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)

@@ -44,7 +44,7 @@ pub enum CodecError {
     },
 }
 
-/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
+/// Prints the `Display` text, so that `unwrap` and a `main` that returns the error show it.
 impl std::fmt::Debug for CodecError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         std::fmt::Display::fmt(self, f)

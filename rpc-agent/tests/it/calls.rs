@@ -152,8 +152,8 @@ fn a_function_that_is_not_registered_is_named_in_the_error() {
         assert_eq!(
             error.to_string(),
             format!(
-                "call of `{function}` on worker worker1 (id 1): no function of this name is \
-                 registered there"
+                "call of `{function}` on worker worker1 (id 1): the worker has no function of \
+                 this name; register it before its agent starts"
             )
         );
         assert!(matches!(error, RpcError::NoSuchFunction { .. }), "{error}");

@@ -87,7 +87,7 @@ fn a_call_without_an_answer_ends_with_the_words_of_pytorch_at_its_deadline() {
         error.to_string(),
         format!(
             "RPC ran for more than set timeout ({} ms) and will now be marked with an error: call of \
-             `hold` on worker worker1 (id 1), the request had been sent, outcome unknown",
+             `hold` on worker worker1 (id 1), the request was sent, outcome unknown",
             timeout.as_millis()
         )
     );

@@ -160,7 +160,7 @@ fn a_panic_is_an_error_that_names_worker_function_and_words() {
     for (function, words) in [
         ("say", "out of paper"),
         ("format", "3 bytes are odd"),
-        ("throw", "something that is not text"),
+        ("throw", "(the panic message is not text)"),
     ] {
         for (caller, place) in [(&agent, "over the wire"), (&other, "at home")] {
             let error = caller.call_bytes("worker1", function, "abc").unwrap_err();
@@ -288,7 +288,7 @@ fn nested_calls_beyond_the_limit_of_threads_end_with_an_error_and_the_workers_go
             .unwrap_err();
         let said = error.to_string();
         assert!(
-            said.contains("was refused there: all 8 threads wait for nested calls"),
+            said.contains("was refused by the worker: all 8 threads wait for nested calls"),
             "{said}"
         );
         assert_eq!(agents[0].call_bytes(to, "down", "6").unwrap(), "6");
@@ -459,8 +459,8 @@ fn requests_beyond_the_queue_are_refused() {
     let error = agent.call_bytes(1, "echo", "").unwrap_err();
     assert_eq!(
         error.to_string(),
-        "call of `echo` on worker worker1 (id 1) was refused there: 3 requests of this worker wait \
-         already"
+        "call of `echo` on worker worker1 (id 1) was refused by the worker: 3 requests of \
+         this worker wait already"
     );
     assert_eq!(error.outcome(), Outcome::NotExecuted);
     assert!(error.is_transient());

@@ -139,9 +139,9 @@ fn an_attempt_that_may_have_run_is_not_forgotten_when_the_next_one_finds_no_func
     );
     assert_eq!(
         error.to_string(),
-        "The RPC has not succeeded after the specified number of max retries (3). Given up earlier. \
-         Attempts: 2, of which one may have run, the last one: call of `f` on worker worker1 (id 1): no \
-         function of this name is registered there"
+        "The RPC has not succeeded after the specified number of max retries (3). Stopped early. \
+         Attempts: 2, of which one may have run, the last one: call of `f` on worker worker1 (id 1): the \
+         worker has no function of this name; register it before its agent starts"
     );
 }
 

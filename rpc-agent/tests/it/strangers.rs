@@ -233,8 +233,8 @@ fn the_number_of_an_error_says_what_is_known_of_the_call() {
     let cases: [(u16, Outcome, &str); 6] = [
         (1, Outcome::Executed, "the function failed: why"),
         (2, Outcome::Executed, "the function panicked: why"),
-        (3, Outcome::NotExecuted, "no function of this name"),
-        (4, Outcome::NotExecuted, "was refused there: why"),
+        (3, Outcome::NotExecuted, "has no function of this name"),
+        (4, Outcome::NotExecuted, "was refused by the worker: why"),
         (5, Outcome::Executed, "answer has"),
         (6, Outcome::NotExecuted, "deadline had passed"),
     ];
