@@ -4,7 +4,6 @@
 //! [`Promise`]. A future without callbacks costs one allocation.
 
 mod executor;
-mod few;
 mod handle;
 mod join;
 #[cfg(all(test, shuttle))]

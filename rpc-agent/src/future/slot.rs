@@ -5,9 +5,9 @@
 use std::task::Waker;
 
 use c10d_socket::Deadline;
+use smallvec::SmallVec;
 
 use super::executor::{Executor, Hint, Job};
-use super::few::Few;
 use super::panic::contained;
 use crate::error::RpcError;
 use crate::sync::atomic::{AtomicBool, Ordering};
@@ -24,8 +24,8 @@ pub(super) struct Slot<T> {
 struct State<T> {
     result: Option<Result<T, RpcError>>,
     /// Each job holds the slot: a reference cycle until completion takes the jobs out.
-    jobs: Few<Job>,
-    wakers: Few<(WakerKey, Waker)>,
+    jobs: SmallVec<[Job; 1]>,
+    wakers: SmallVec<[(WakerKey, Waker); 1]>,
     wakers_seen: u64,
     /// Number of blocked threads. Notifying a condition variable costs a system call even if it is 0.
     waiting: usize,
@@ -53,8 +53,8 @@ impl<T> Slot<T> {
             is_complete: AtomicBool::new(result.is_some()),
             state: Monitor::new(State {
                 result,
-                jobs: Few::None,
-                wakers: Few::None,
+                jobs: SmallVec::new(),
+                wakers: SmallVec::new(),
                 wakers_seen: 0,
                 waiting: 0,
             }),
@@ -81,7 +81,7 @@ impl<T> Slot<T> {
         }
         state.result = Some(result);
         self.is_complete.store(true, Ordering::Release);
-        let jobs = std::mem::take(&mut state.jobs);
+        let mut jobs = std::mem::take(&mut state.jobs);
         let wakers = std::mem::take(&mut state.wakers);
         let is_awaited = state.waiting > 0;
         drop(state);
@@ -89,11 +89,17 @@ impl<T> Slot<T> {
         if is_awaited {
             self.state.notify_all();
         }
-        wakers.for_each(|(_, waker)| contained("a waker", || waker.wake()));
-        let job = match jobs {
-            Few::None => return true,
-            Few::One(job) => job,
-            Few::Many(jobs) => Box::new(|| jobs.into_iter().for_each(|job| job())),
+        for (_, waker) in wakers {
+            contained("a waker", || waker.wake());
+        }
+        let Some(last) = jobs.pop() else {
+            return true;
+        };
+        let job = if jobs.is_empty() {
+            last
+        } else {
+            jobs.push(last);
+            Box::new(|| jobs.into_iter().for_each(|job| job()))
         };
         match &self.executor {
             Some(executor) => executor.execute(job),
@@ -104,7 +110,12 @@ impl<T> Slot<T> {
 
     /// Removes the waker of a handle that was dropped.
     pub(super) fn remove_waker(&self, key: WakerKey) {
-        let removed = self.state.lock().wakers.remove(|(of, _)| *of == key);
+        let removed = {
+            let wakers = &mut self.state.lock().wakers;
+            let position = wakers.iter().position(|(of, _)| *of == key);
+            // Wakers are called in order of registration.
+            position.map(|position| wakers.remove(position))
+        };
         drop(removed);
     }
 
@@ -173,7 +184,7 @@ impl<T: Clone + Send + 'static> Slot<T> {
             drop(state);
             return result;
         }
-        let registered = key.and_then(|key| state.wakers.find_mut(|(of, _)| *of == key));
+        let registered = key.and_then(|key| state.wakers.iter_mut().find(|(of, _)| *of == key));
         if let Some((_, registered)) = registered {
             // The replaced waker is dropped below, without the lock.
             std::mem::swap(registered, &mut waker);
