@@ -1,13 +1,13 @@
 #!/bin/sh
-# The ranks of a job find each other through its store. Needs `c10d` on the PATH, and nothing else:
+# Workers of a job find each other through its store. Needs only `c10d` on the PATH:
 #
 #   c10d run --standalone --nproc-per-node 4 examples/meet.sh
 #
-# The launcher tells each worker its RANK, the WORLD_SIZE, and, in MASTER_ADDR and MASTER_PORT, where
-# the store is; `c10d store` reads the last two by itself.
+# The launcher sets RANK and WORLD_SIZE for each worker, and the store's address as MASTER_ADDR and
+# MASTER_PORT, which `c10d store` reads.
 set -eu
 
-# Workers that are started again meet again: keys have the number of the start in them.
+# Restarted workers meet again, so each key contains the restart count.
 meeting="meet/${TORCHELASTIC_RESTART_COUNT:-0}"
 
 c10d store set "$meeting/$RANK" "process $$"
@@ -20,4 +20,4 @@ while [ "$rank" -lt "$WORLD_SIZE" ]; do
 done
 
 first=$(c10d store get "$meeting/0")
-echo "rank $RANK of $WORLD_SIZE came as number $place and has met all others; rank 0 is $first"
+echo "rank $RANK of $WORLD_SIZE arrived as number $place and met all others; rank 0 is $first"

@@ -40,7 +40,7 @@ fn every_document_and_section_that_is_cited_exists() {
     assert!(cited > 100, "found only {cited} citations");
 }
 
-/// A reader gets through them in one sitting; what is longer belongs into module documentation.
+/// Facts about one module belong into its documentation; here they made both documents grow twofold.
 #[test]
 fn the_documents_at_the_root_stay_short() {
     let tree = Tree::read();
@@ -51,7 +51,7 @@ fn the_documents_at_the_root_stay_short() {
 }
 
 #[test]
-fn the_check_finds_what_is_wrong() {
+fn the_check_finds_broken_links_and_missing_files() {
     let tree = Tree {
         root: PathBuf::new(),
         files: ["notes/a.md", "store/src/client/mod.rs"]
@@ -182,7 +182,7 @@ impl Tree {
     }
 }
 
-/// Without `.` and `..`; `None` for what is outside of the repository.
+/// Resolves `.` and `..`; `None` for a path outside of the repository.
 fn normal(path: &Path) -> Option<PathBuf> {
     let mut normal = PathBuf::new();
     for component in path.components() {
@@ -222,14 +222,14 @@ fn links(prose: &str) -> impl Iterator<Item = &str> {
         .map(|(target, _)| target.trim())
 }
 
-/// What stands between single backticks, on one line.
+/// The texts between single backticks; a span does not continue on the next line.
 fn code_spans(prose: &str) -> impl Iterator<Item = &str> {
     prose
         .lines()
         .flat_map(|line| line.split('`').skip(1).step_by(2))
 }
 
-/// `a/{b,c}.rs` is two names.
+/// Expands `a/{b,c}.rs` into two names.
 fn alternatives(span: &str) -> Vec<String> {
     let Some((before, rest)) = span.split_once('{') else {
         return vec![span.to_owned()];
@@ -243,8 +243,8 @@ fn alternatives(span: &str) -> Vec<String> {
         .collect()
 }
 
-/// Whether a name in backticks is to be a file or folder of this repository: `client/lanes.rs`, `sys.rs`,
-/// `state/`. Files of PyTorch start with `torch/`; a script without a folder is the reader's own.
+/// Whether a name in backticks must be a file or folder of this repository: `client/lanes.rs`, `sys.rs`,
+/// `src/state/`. Files of PyTorch start with `torch/`; a script without a folder is the reader's own.
 fn is_source_name(name: &str) -> bool {
     let is_path = name
         .chars()
