@@ -1,6 +1,4 @@
-//! A store whose every operation is over by a deadline.
-//!
-//! Knows no keys, and does not retry.
+//! A store whose operations end by a deadline. Does not retry.
 
 use std::iter;
 use std::ops::Range;
@@ -10,29 +8,29 @@ use std::time::{Duration, Instant};
 use c10d_socket::Deadline;
 use c10d_store::{Known, Store, StoreError};
 
-/// What an operation gets that the store answers at once, even by a deadline that has passed: a
-/// server under load is not mistaken for a dead one, and a farewell can still be said.
+/// Least timeout of an operation that the store answers at once, also after the deadline: a server under
+/// load must not be mistaken for a dead one, and a worker must still be able to leave.
 const ANSWER_TIMEOUT_MIN: Duration = Duration::from_secs(1);
 
-/// How long the search for missing keys goes on, after which the error says what it has found.
+/// Limit of the search for missing keys; the error then reports those found so far.
 const SEARCH: Duration = Duration::from_secs(2);
 
-/// A handle to a store of which nobody else uses the timeout.
+/// A handle to a store whose timeout only this handle uses.
 ///
-/// The timeout is set before each operation that has none of its own. Threads with different
-/// deadlines may disturb each other there, which shows only when the store does not answer: then one
-/// may give up at the other's deadline, but no sooner than after [`ANSWER_TIMEOUT_MIN`].
+/// The timeout is set before each operation that takes none as an argument. Threads with different
+/// deadlines can overwrite each other's. That matters only if the store does not answer: an operation
+/// may then fail at the other thread's deadline, but not before [`ANSWER_TIMEOUT_MIN`].
 #[derive(Debug, Clone)]
 pub(crate) struct BoundedStore {
     store: Arc<dyn Store>,
 }
 
-/// Which of some keys are missing.
+/// The missing keys of a list.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Missing {
-    /// Where they are in the list, ascending.
+    /// Their positions in the list, ascending.
     pub(crate) positions: Vec<usize>,
-    /// Whether all of the list was searched.
+    /// Whether the whole list was searched.
     pub(crate) is_complete: bool,
 }
 
@@ -57,8 +55,8 @@ impl BoundedStore {
         self.answered_by(by).add(key, delta)
     }
 
-    /// Writes `desired` if the value is `expected` (empty: or missing). `Ok` if the value is now as
-    /// desired, else the present one.
+    /// Writes `desired` if the value is `expected`, or if the key is missing and `expected` is empty.
+    /// Returns the present value otherwise.
     pub(crate) fn replace(
         &self,
         key: &str,
@@ -78,17 +76,12 @@ impl BoundedStore {
         self.answered_by(by).delete_key(key)
     }
 
-    /// The value, if there is one now.
-    pub(crate) fn get_if_there(
-        &self,
-        key: &str,
-        by: Deadline,
-    ) -> Result<Option<Vec<u8>>, StoreError> {
+    /// The value, or `None` if the key is missing. Does not wait for the key.
+    pub(crate) fn try_get(&self, key: &str, by: Deadline) -> Result<Option<Vec<u8>>, StoreError> {
         self.answered_by(by).try_get(key)
     }
 
-    /// Waits until the value is another one than `seen`, and returns it. `None` when it is not by the
-    /// deadline.
+    /// Blocks until the value differs from `seen`, and returns it. `None` if the deadline passes first.
     pub(crate) fn wait_change(
         &self,
         key: &str,
@@ -98,17 +91,18 @@ impl BoundedStore {
         in_time(self.store.wait_change(key, Known::whole(seen), timeout(by)))
     }
 
-    /// Waits until all keys are there. `false` when they are not by the deadline.
+    /// Blocks until all keys exist. `false` if the deadline passes first.
     pub(crate) fn wait(&self, keys: &[&str], by: Deadline) -> Result<bool, StoreError> {
         Ok(in_time(self.store.wait_timeout(keys, timeout(by)))?.is_some())
     }
 
-    /// The values of keys that are there.
+    /// The values of keys that exist.
     pub(crate) fn get_all(&self, keys: &[&str], by: Deadline) -> Result<Vec<Vec<u8>>, StoreError> {
         self.answered_by(by).multi_get(keys)
     }
 
-    /// Which keys are missing, by halves: few requests when few are. Takes two seconds at most.
+    /// Finds the missing keys by bisection, which needs few requests if few are missing. Blocks for at most
+    /// 2 s, if the store answers.
     pub(crate) fn missing(&self, keys: &[&str]) -> Result<Missing, StoreError> {
         let by = Deadline::after(Instant::now(), SEARCH);
         let mut missing = Missing {
@@ -129,14 +123,14 @@ impl BoundedStore {
                 continue;
             }
             let middle = range.start + range.len() / 2;
-            // The lower half is on top.
+            // The lower half is searched first.
             ranges.push(middle..range.end);
             ranges.push(range.start..middle);
         }
         Ok(missing)
     }
 
-    /// A second handle, with a connection of its own.
+    /// Opens a second handle with a connection of its own.
     pub(crate) fn clone_store(&self, by: Deadline) -> Result<Arc<dyn Store>, StoreError> {
         self.answered_by(by).clone_store()
     }
@@ -155,7 +149,7 @@ fn answer_timeout(by: Deadline) -> Duration {
     timeout(by).max(ANSWER_TIMEOUT_MIN)
 }
 
-/// A wait that ran out of time is an answer too.
+/// Turns a timeout into `None`.
 fn in_time<T>(result: Result<T, StoreError>) -> Result<Option<T>, StoreError> {
     match result {
         Ok(value) => Ok(Some(value)),
@@ -171,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn missing_keys_are_found_in_their_order() {
+    fn missing_keys_are_found_in_order() {
         let store = HashStore::new();
         let keys: Vec<String> = (0..100).map(|key| key.to_string()).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
@@ -186,18 +180,16 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_none_at_once() {
+    fn a_missing_key_is_none_at_once() {
         let store = BoundedStore::new(Arc::new(HashStore::new()));
-        assert_eq!(store.get_if_there("k", Deadline::NEVER).unwrap(), None);
+        assert_eq!(store.try_get("k", Deadline::NEVER).unwrap(), None);
         store.set("k", b"", Deadline::NEVER).unwrap();
-        let there = store
-            .get_if_there("k", Deadline::at(Instant::now()))
-            .unwrap();
+        let there = store.try_get("k", Deadline::at(Instant::now())).unwrap();
         assert_eq!(there, Some(Vec::new()));
     }
 
     #[test]
-    fn a_value_is_replaced_only_if_it_is_as_expected() {
+    fn a_value_is_replaced_only_if_it_is_the_expected_one() {
         let store = BoundedStore::new(Arc::new(HashStore::new()));
         let now = Deadline::at(Instant::now());
         assert_eq!(store.replace("k", b"", b"a", now).unwrap(), Ok(()));

@@ -1,4 +1,4 @@
-//! A group whose members come and go: a list under one key, changed by one at a time.
+//! A dynamic group: a list of members under one key, which one worker at a time changes.
 
 use std::time::Instant;
 
@@ -13,10 +13,10 @@ use super::record::{Member, RecordError};
 /// The list of members.
 pub(super) const LIST_KEY: &str = "names/_ALL_WORKER_INFOS";
 
-/// The turn to change it.
+/// The lease to change the list.
 const LEASE_KEY: &str = "RpcGroupManagementToken";
 
-/// Puts a worker on the list, and returns the list.
+/// Adds a worker to the list, and returns the list.
 pub(super) fn join(
     store: &BoundedStore,
     me: &Member,
@@ -30,7 +30,7 @@ pub(super) fn join(
     })
 }
 
-/// Takes a worker off the list, unless a later life of it is there by now.
+/// Removes a worker from the list, unless a later incarnation has replaced it.
 pub(super) fn leave(store: &BoundedStore, me: &Member, by: Deadline) -> Result<(), DirectoryError> {
     change(store, me, "leave", by, |members| {
         members.remove(me.info.id, me.address.incarnation);
@@ -39,12 +39,12 @@ pub(super) fn leave(store: &BoundedStore, me: &Member, by: Deadline) -> Result<(
     .map(drop)
 }
 
-/// The list as it is now.
+/// Reads the list.
 pub(super) fn read(store: &BoundedStore, by: Deadline) -> Result<Members, DirectoryError> {
     read_text(store, by).and_then(|text| parse(store, &text))
 }
 
-/// Waits until the list is another one than `seen`. `None` when it is not by the deadline.
+/// Blocks until the list differs from `seen`. `None` if the deadline passes first.
 pub(super) fn await_change(
     store: &BoundedStore,
     seen: &Members,
@@ -58,8 +58,8 @@ pub(super) fn await_change(
     changed.map(|text| parse(store, &text)).transpose()
 }
 
-/// Changes the list, in one's turn. Written by compare-and-set: a worker that slept beyond its turn
-/// undoes nobody's change.
+/// Changes the list while holding the lease. Writes by compare-and-set, so that a worker that was paused
+/// for longer than its lease does not undo another one's change.
 fn change(
     store: &BoundedStore,
     me: &Member,
@@ -90,7 +90,7 @@ fn change(
                 Err(present) => text = present,
             }
             let is_ours = lease.renew(Instant::now()).map_err(DirectoryError::store(
-                "keeping the turn to change the list of members",
+                "renewing the lease to change the list of members",
             ))?;
             if !is_ours {
                 break;
@@ -101,7 +101,7 @@ fn change(
 
 fn read_text(store: &BoundedStore, by: Deadline) -> Result<Vec<u8>, DirectoryError> {
     let text = store
-        .get_if_there(LIST_KEY, by)
+        .try_get(LIST_KEY, by)
         .map_err(DirectoryError::store("reading the list of members"))?;
     Ok(text.unwrap_or_default())
 }

@@ -1,4 +1,4 @@
-//! Why a worker is not in its group, or cannot find another one.
+//! Why a worker cannot join or leave its group, or find another member.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,26 +9,26 @@ use super::bounded_store::BoundedStore;
 use super::lease::LeaseError;
 use super::record::{Member, RecordError};
 
-/// How many missing ranks are named one by one.
+/// How many missing ranks an error lists; it counts the others.
 const RANKS_SHOWN_MAX: usize = 16;
 
-/// Why a worker could not join its group, leave it, or find another one. Where PyTorch has words for
-/// it, they come first.
+/// Why a worker could not join its group, leave it, or find another member. Where PyTorch has a text for
+/// the error, the message begins with it.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum DirectoryError {
-    /// Two workers have the same name. In a group of fixed size every worker is told so.
+    /// Two workers have the same name. In a static group every worker fails with this error.
     #[error(
         "RPC worker name {name} is not unique. Workers {} and {} share the same name. ({} is at {}, \
          {} at {})",
         first.0, second.0, first.0, first.1, second.0, second.1
     )]
     NameTaken {
-        /// The name.
+        /// The name of both workers.
         name: String,
-        /// One worker's id, and where it listens.
+        /// Id and address of the worker with the lower id.
         first: (u32, String),
-        /// The other's.
+        /// Id and address of the other worker.
         second: (u32, String),
     },
     /// Two workers have the same id.
@@ -38,95 +38,100 @@ pub enum DirectoryError {
         holder.0, refused.0, holder.1, refused.1
     )]
     IdTaken {
-        /// The id.
+        /// The id of both workers.
         id: u32,
-        /// The name of the worker that has it, and where it listens.
+        /// Name and address of the worker that joined first.
         holder: (String, String),
-        /// Those of the worker that came later.
+        /// Name and address of the worker that was refused.
         refused: (String, String),
     },
-    /// Some workers were told the size of the group, and some were not.
+    /// Some workers have a world size and others have none.
     #[error(
         "RPC group mixes statically and dynamically initialized members which is not supported. This \
          worker has {} world size, but {key:?} at {store} says {theirs:?}",
         if *is_static { "a" } else { "no" }
     )]
     Mixed {
-        /// The key.
+        /// Full key of the value that the workers must agree on.
         key: String,
-        /// The store.
+        /// Label of the store.
         store: String,
-        /// Whether this worker knows a world size.
+        /// Whether this worker has a world size.
         is_static: bool,
-        /// What the first worker wrote, shortened.
+        /// The first worker's value, at most 40 bytes of it.
         theirs: String,
     },
-    /// The rank or the world size makes no sense.
-    #[error("rank {rank} is not below the world size {world_size}, or that is not in 1..=32768")]
+    /// The rank is not below the world size, or the world size is not in 1 to 32,768.
+    #[error(
+        "rank {rank} is not below the world size {world_size}, or the world size is not in 1..=32768"
+    )]
     Rank {
         /// This worker's rank.
         rank: u32,
-        /// What it was told of the group.
+        /// This worker's world size.
         world_size: u32,
     },
-    /// Not all workers came in time.
+    /// Not all workers joined before the start timeout.
     #[error(
-        "{present} of {world_size} workers are there after {:.3}s: no {key:?} at {store} for {missing}",
+        "only {present} of {world_size} workers joined within {:.3}s: {key:?} at {store} is missing for \
+         {missing}",
         elapsed.as_secs_f64()
     )]
     WorkersMissing {
-        /// How many are there.
+        /// Number of workers that joined, this one included.
         present: usize,
-        /// How many there should be.
+        /// Number of workers in the group.
         world_size: usize,
-        /// Which are not.
+        /// The ranks that did not join.
         missing: MissingRanks,
-        /// What each of them should have written.
+        /// Full key that each of them should have written, with `<rank>` for the rank.
         key: String,
-        /// The store.
+        /// Label of the store.
         store: String,
         /// How long this worker waited.
         elapsed: Duration,
     },
-    /// Somebody else was changing the list of members all the time.
+    /// Other workers held the lease to change the list of members until the deadline.
     #[error(
-        "no turn to change the list of members within {:.3}s: {key:?} at {store} is held by {holder}",
+        "could not acquire the lease to change the list of members within {:.3}s: {key:?} at {store} is \
+         held by {holder}",
         elapsed.as_secs_f64()
     )]
-    NoTurn {
-        /// The key of the lease.
+    LeaseTimeout {
+        /// Full key of the lease.
         key: String,
-        /// The store.
+        /// Label of the store.
         store: String,
-        /// What the last holder calls itself.
+        /// The last holder's value, at most 200 bytes of it.
         holder: String,
         /// How long this worker waited.
         elapsed: Duration,
     },
-    /// What another worker wrote is not what a worker writes.
+    /// The store holds a value that no worker writes. Another program may use the same keys: give the
+    /// group a prefix of its own.
     #[error("{key:?} at {store}: {what}")]
     Corrupt {
-        /// The key.
+        /// Full key of the value.
         key: String,
-        /// The store.
+        /// Label of the store.
         store: String,
-        /// What is wrong with the value.
+        /// Why the value is invalid.
         what: String,
     },
-    /// The address of this worker's own listener cannot be told to others.
+    /// Other workers could not connect to this worker's address.
     #[error("own address {address:?}: {what}")]
     OwnAddress {
-        /// What was given.
+        /// The address, `host:port`.
         address: String,
-        /// What is wrong with it.
+        /// Why the address is invalid.
         what: String,
     },
-    /// The store failed. Says which key, at which store, after which time.
+    /// The store failed. The source names the key, the store and the elapsed time.
     #[error("{doing}: {source}")]
     Store {
-        /// What the worker was about to do.
+        /// What the worker was doing.
         doing: &'static str,
-        /// How the store failed.
+        /// The store's error.
         source: Box<StoreError>,
     },
 }
@@ -138,7 +143,7 @@ impl fmt::Debug for DirectoryError {
     }
 }
 
-/// Ranks that are not there.
+/// Ranks that did not join in time. `Display` lists up to 16 of them and counts the others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MissingRanks {
     pub(crate) first: Vec<usize>,
@@ -147,7 +152,7 @@ pub struct MissingRanks {
 }
 
 impl MissingRanks {
-    /// `ranks` ascending; not all of them unless complete.
+    /// `ranks` are ascending. `is_complete` is `false` if more ranks may be missing.
     pub(crate) fn new(mut ranks: Vec<usize>, is_complete: bool) -> Self {
         let count = ranks.len();
         ranks.truncate(RANKS_SHOWN_MAX);
@@ -158,7 +163,7 @@ impl MissingRanks {
         }
     }
 
-    /// The lowest of them, 16 at most.
+    /// The lowest missing ranks, at most 16.
     #[must_use]
     pub fn first(&self) -> &[usize] {
         &self.first
@@ -232,14 +237,14 @@ impl DirectoryError {
         error: LeaseError,
     ) -> Self {
         match error {
-            LeaseError::TimedOut { holder } => Self::NoTurn {
+            LeaseError::TimedOut { holder } => Self::LeaseTimeout {
                 key: store.full_key(key),
                 store: store.label(),
                 holder,
                 elapsed,
             },
             LeaseError::Store(source) => Self::Store {
-                doing: "taking the turn to change the list of members",
+                doing: "acquiring the lease to change the list of members",
                 source: Box::new(source),
             },
         }
@@ -251,7 +256,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sixteen_missing_ranks_are_named_and_the_others_counted() {
+    fn sixteen_missing_ranks_are_listed_and_the_others_counted() {
         let show =
             |count, is_complete| MissingRanks::new((1..=count).collect(), is_complete).to_string();
         assert_eq!(show(1, true), "rank 1");

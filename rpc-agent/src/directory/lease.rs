@@ -1,8 +1,8 @@
-//! Who may change the list of members: one at a time, and a dead one not for ever.
+//! A lease in a store: one worker at a time may change the list of members.
 //!
-//! The lease makes turns, so that many who join at once need not all try again; it is no proof of
-//! being alone. A holder that slept beyond its lease may find that another has it: what it writes
-//! under the lease it has to write by compare-and-set.
+//! The lease only avoids contention when many workers join at once. It does not guarantee mutual
+//! exclusion: a holder that was paused for longer than the lease may have lost it, so a holder must
+//! write by compare-and-set.
 
 use std::time::{Duration, Instant};
 
@@ -11,17 +11,17 @@ use c10d_store::StoreError;
 
 use super::bounded_store::BoundedStore;
 
-/// How long a holder may show no sign of life. The list is changed in a few round trips, so this is
-/// far more than a living holder needs, and what a crashed one costs the others.
+/// How long a lease lasts without a heartbeat of its holder. A holder changes the list in a few round
+/// trips, so 5 s is far more than a live one needs; a crashed holder delays the others by as much.
 pub(crate) const LEASE: Duration = Duration::from_secs(5);
 
-/// The bytes shown of a holder that is not ours to name.
+/// How many bytes of a holder's value messages show.
 const HOLDER_BYTES_SHOWN_MAX: usize = 200;
 
-/// What one who wants the lease has seen of it.
+/// Decides whether another worker's lease has expired.
 ///
-/// Clocks of different machines are never compared: the lease is over when its value was the same for
-/// as long as the lease lasts, by the clock of the one who looks.
+/// Clocks of different machines are never compared: a lease has expired when its value has not changed
+/// for its whole duration, by the observer's clock.
 #[derive(Default)]
 pub(crate) struct LeaseWatch {
     seen: Option<(Vec<u8>, Instant)>,
@@ -36,17 +36,17 @@ impl std::fmt::Debug for LeaseWatch {
     }
 }
 
-/// What to do about a lease.
+/// What a worker that wants the lease does next.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum LeaseStep {
-    /// Replace the value that was seen by one's own.
+    /// Replace the observed value: the lease is free or expired.
     Take,
-    /// Wait for a change, until then.
+    /// Wait for a change of the value, at most until the lease expires.
     Wait { until: Instant },
 }
 
 impl LeaseWatch {
-    /// Decides, having seen `value` (empty: free) at `now`.
+    /// Takes the lease's `value` as it was read at `now`. An empty value is a free lease.
     pub(crate) fn observe(&mut self, value: &[u8], now: Instant, lease: Duration) -> LeaseStep {
         if value.is_empty() {
             self.seen = None;
@@ -66,23 +66,23 @@ impl LeaseWatch {
     }
 }
 
-/// A turn. Given back when dropped.
+/// An acquired lease. Dropping it releases it, which may block until the deadline.
 #[derive(Debug)]
 pub(crate) struct Lease<'s> {
     store: &'s BoundedStore,
     key: &'s str,
     holder: String,
-    /// Grows with each renewal, which is the sign of life.
-    beat: u64,
+    /// Incremented by each renewal, so that the value changes.
+    heartbeat: u64,
     renewed: Instant,
     duration: Duration,
     by: Deadline,
 }
 
-/// Why there is no turn.
+/// Why a worker did not acquire a lease.
 #[derive(Debug)]
 pub(crate) enum LeaseError {
-    /// Not by the deadline. Who had it last, as far as that can be shown.
+    /// Other workers held it until the deadline. `holder` is the last one's value, shortened.
     TimedOut {
         holder: String,
     },
@@ -96,7 +96,7 @@ impl From<StoreError> for LeaseError {
 }
 
 impl<'s> Lease<'s> {
-    /// Waits for a turn until the deadline. `holder` differs from every other holder.
+    /// Blocks until the lease is acquired, or the deadline. `holder` must be unique.
     pub(crate) fn acquire(
         store: &'s BoundedStore,
         key: &'s str,
@@ -105,15 +105,16 @@ impl<'s> Lease<'s> {
         by: Deadline,
     ) -> Result<Self, LeaseError> {
         let mut watch = LeaseWatch::default();
-        let mut present = store.get_if_there(key, by)?.unwrap_or_default();
+        let mut present = store.try_get(key, by)?.unwrap_or_default();
         loop {
             let now = Instant::now();
             match watch.observe(&present, now, duration) {
                 LeaseStep::Take => {
                     if !present.is_empty() {
                         log::warn!(
-                            "{key}: no sign of life of {}, its turn is over",
-                            shown(&present)
+                            "lease {key:?} of {} expired: no heartbeat for {:.0?}",
+                            shown(&present),
+                            duration
                         );
                     }
                     match store.replace(key, &present, value(&holder, 0).as_bytes(), by)? {
@@ -122,7 +123,7 @@ impl<'s> Lease<'s> {
                                 store,
                                 key,
                                 holder,
-                                beat: 0,
+                                heartbeat: 0,
                                 renewed: now,
                                 duration,
                                 by,
@@ -145,14 +146,14 @@ impl<'s> Lease<'s> {
         }
     }
 
-    /// Shows a sign of life, when it is time for one. `false`: the turn is another's by now.
+    /// Sends a heartbeat if one is due. Returns `false` if another worker has the lease by now.
     pub(crate) fn renew(&mut self, now: Instant) -> Result<bool, StoreError> {
         if now.saturating_duration_since(self.renewed) < self.duration / 3 {
             return Ok(true);
         }
-        let before = value(&self.holder, self.beat);
-        self.beat += 1;
-        let after = value(&self.holder, self.beat);
+        let before = value(&self.holder, self.heartbeat);
+        self.heartbeat += 1;
+        let after = value(&self.holder, self.heartbeat);
         let replaced =
             self.store
                 .replace(self.key, before.as_bytes(), after.as_bytes(), self.by)?;
@@ -163,23 +164,29 @@ impl<'s> Lease<'s> {
 
 impl Drop for Lease<'_> {
     fn drop(&mut self) {
-        let present = value(&self.holder, self.beat);
+        let present = value(&self.holder, self.heartbeat);
         let released = self
             .store
             .replace(self.key, present.as_bytes(), b"", self.by);
         match released {
             Ok(Ok(())) => {}
-            Ok(Err(_)) => log::debug!("{}: the turn was another's already", self.key),
-            Err(error) => log::warn!("a turn is not given back, and will run out: {error}"),
+            Ok(Err(_)) => log::debug!(
+                "lease {:?} was lost to another worker before it was released",
+                self.key
+            ),
+            Err(error) => log::warn!(
+                "cannot release lease {:?}, other workers wait until it expires: {error}",
+                self.key
+            ),
         }
     }
 }
 
-fn value(holder: &str, beat: u64) -> String {
-    format!("{holder} beat {beat}")
+fn value(holder: &str, heartbeat: u64) -> String {
+    format!("{holder} beat {heartbeat}")
 }
 
-/// As much of a holder's value as a message can have.
+/// The start of a holder's value, escaped for messages.
 fn shown(value: &[u8]) -> String {
     let head = &value[..value.len().min(HOLDER_BYTES_SHOWN_MAX)];
     String::from_utf8_lossy(head).escape_debug().to_string()
@@ -193,10 +200,10 @@ mod tests {
 
     use super::*;
 
-    const KEY: &str = "turn";
+    const KEY: &str = "lease";
 
     #[test]
-    fn a_free_lease_is_taken_and_a_held_one_waited_for() {
+    fn a_free_lease_is_taken_and_a_held_one_is_waited_for() {
         let now = Instant::now();
         let mut watch = LeaseWatch::default();
         assert_eq!(watch.observe(b"", now, LEASE), LeaseStep::Take);
@@ -211,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn each_sign_of_life_begins_the_lease_anew() {
+    fn each_heartbeat_restarts_the_lease() {
         let start = Instant::now();
         let mut watch = LeaseWatch::default();
         for beat in 0..10_u32 {
@@ -223,7 +230,7 @@ mod tests {
                 LeaseStep::Wait { until }
             );
         }
-        // So does another holder, and a holder that came after a pause.
+        // So does another holder, also after the lease was free.
         let now = start + LEASE * 20;
         let until = now + LEASE;
         assert_eq!(watch.observe(b"b 0", now, LEASE), LeaseStep::Wait { until });
@@ -243,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_is_given_back_however_it_ends() {
+    fn a_lease_is_released_when_its_holder_panics() {
         let inner = HashStore::new();
         let store = BoundedStore::new(Arc::new(inner.clone()));
         let panicked = std::thread::scope(|scope| {
@@ -259,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_that_does_not_come_in_time_names_its_holder() {
+    fn a_timeout_names_the_holder() {
         let store = BoundedStore::new(Arc::new(HashStore::new()));
         let _held = acquire(&store, "the holder", LEASE, Deadline::NEVER).unwrap();
         match acquire(&store, "b", LEASE, Deadline::at(Instant::now())) {
@@ -269,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dead_holders_turn_runs_out_and_a_late_farewell_of_it_changes_nothing() {
+    fn a_dead_holders_lease_expires_and_its_late_release_changes_nothing() {
         let inner = HashStore::new();
         let store = BoundedStore::new(Arc::new(inner.clone()));
         let short = Duration::from_millis(10);
@@ -282,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_living_holder_renews_when_a_third_of_the_lease_is_over() {
+    fn a_holder_renews_after_a_third_of_the_lease() {
         let inner = HashStore::new();
         let store = BoundedStore::new(Arc::new(inner.clone()));
         let mut lease = acquire(&store, "a", LEASE, Deadline::NEVER).unwrap();

@@ -1,6 +1,6 @@
-//! The members of a group: who joins, who leaves, and the list as text.
+//! The members of a dynamic group, and their list as text.
 //!
-//! Pure: says nothing of where the list is kept, and of who may change it when.
+//! Pure. Where the list is stored and who may change it is decided elsewhere.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
@@ -8,25 +8,25 @@ use std::fmt::Write as _;
 use super::record::{Member, RecordError};
 use crate::worker::{Destination, WORKER_ID_MAX, WorkerId, WorkerInfo};
 
-/// The longest list, in bytes: what one value of a store may have (PyTorch's limit too).
+/// The longest list, in bytes: the limit of one value of a store, also of PyTorch's.
 pub(crate) const LIST_BYTES_MAX: usize = 8 << 20;
 
 const MEMBERS_MAX: usize = WORKER_ID_MAX as usize + 1;
 
-/// The members, each name and each id once.
+/// The members of a group. Names and ids are unique.
 ///
-/// As text: `version <n>`, then a line for each member, `<id> <name> <address>`, in the order of the
-/// ids. Neither a blank nor a line's end occurs in a name or an address, so nothing needs quoting
-/// (PyTorch's list separates with `-`, which names may have). No text at all is an empty list.
+/// The text form is `version <n>`, then a line for each member, `<id> <name> <address>`, in order of ids.
+/// Names and addresses contain neither spaces nor line breaks, so nothing needs quoting (PyTorch's list
+/// separates with `-`, which names may contain). An empty text is an empty list.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Members {
-    /// Grows with each change, so that two readings are told apart at a glance.
+    /// Incremented by each change. Tells which of two copies is later.
     version: u64,
     by_id: BTreeMap<WorkerId, Member>,
     by_name: HashMap<Box<str>, WorkerId>,
 }
 
-/// Why a worker cannot join: another one has its name or its id.
+/// Why a worker cannot join: another member has its name or its id.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Taken {
     Name { holder: Member },
@@ -51,7 +51,7 @@ impl Members {
             .next()
             .and_then(|line| line.strip_prefix("version "))
             .and_then(parse_digits)
-            .ok_or_else(|| wrong(1, "not `version` and a number"))?;
+            .ok_or_else(|| wrong(1, "expected `version <n>`"))?;
         let mut members = Self {
             version,
             ..Self::default()
@@ -62,20 +62,20 @@ impl Members {
             }
             let (id, rest) = line
                 .split_once(' ')
-                .ok_or_else(|| wrong(number, "not an id, a name and an address"))?;
+                .ok_or_else(|| wrong(number, "expected an id, a name and an address"))?;
             let id = parse_digits(id)
                 .and_then(|id| u32::try_from(id).ok())
-                .ok_or_else(|| wrong(number, "the id is no number"))?;
+                .ok_or_else(|| wrong(number, "the id is not a number"))?;
             let member = WorkerId::new(id)
                 .map_err(RecordError::from)
                 .and_then(|id| Member::parse(id, rest.as_bytes()))
                 .map_err(|error| wrong(number, &error.to_string()))?;
             if members.by_id.contains_key(&member.info.id) {
-                return Err(wrong(number, "its id is on an earlier line too"));
+                return Err(wrong(number, "an earlier line has the same id"));
             }
             members
                 .add(member)
-                .map_err(|_| wrong(number, "its name is on an earlier line too"))?;
+                .map_err(|_| wrong(number, "an earlier line has the same name"))?;
         }
         members.version = version;
         Ok(members)
@@ -84,14 +84,14 @@ impl Members {
     pub(crate) fn encode(&self) -> String {
         let mut text = format!("version {}\n", self.version);
         for (id, member) in &self.by_id {
-            // Writing to a string does not fail.
+            // Writing to a String cannot fail.
             let _ = writeln!(text, "{id} {member}");
         }
         text
     }
 
-    /// Lets a worker in. One with the name *and* the id of a member takes its place: it is the same
-    /// worker after a restart, and a crashed one has nobody else to take it off the list.
+    /// Adds a worker. One with the name *and* the id of a member replaces it: it is the same worker after
+    /// a restart, and a crashed worker cannot remove itself from the list.
     pub(crate) fn add(&mut self, member: Member) -> Result<(), Taken> {
         if let Some(holder) = self.by_id.get(&member.info.id)
             && holder.info.name != member.info.name
@@ -113,17 +113,17 @@ impl Members {
         Ok(())
     }
 
-    /// Takes a worker off the list; whether it was there, in this incarnation.
+    /// Removes a worker. Returns whether the list had this incarnation of it.
     pub(crate) fn remove(&mut self, id: WorkerId, incarnation: u64) -> bool {
-        let is_there = self
+        let is_present = self
             .by_id
             .get(&id)
             .is_some_and(|member| member.address.incarnation == incarnation);
-        if is_there && let Some(member) = self.by_id.remove(&id) {
+        if is_present && let Some(member) = self.by_id.remove(&id) {
             self.by_name.remove(member.info.name.as_str());
             self.version = self.version.wrapping_add(1);
         }
-        is_there
+        is_present
     }
 
     pub(crate) fn find(&self, destination: &Destination<'_>) -> Option<&Member> {
@@ -149,7 +149,7 @@ impl Members {
         self.version
     }
 
-    /// Every name leads to the member of that name, and no name leads anywhere else.
+    /// Each member is found under its name and its id, and no other name is known.
     #[cfg(test)]
     fn check_invariants(&self) {
         assert_eq!(self.by_id.len(), self.by_name.len());
@@ -160,7 +160,7 @@ impl Members {
     }
 }
 
-/// A number in plain digits: no sign, which the standard parser would let through.
+/// Parses a number of digits only; the standard parser also accepts a sign.
 fn parse_digits(text: &str) -> Option<u64> {
     let is_plain = text.bytes().all(|byte| byte.is_ascii_digit());
     is_plain.then(|| text.parse().ok()).flatten()
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_is_read_as_it_was_written() {
+    fn a_list_survives_formatting_and_parsing() {
         let mut members = Members::default();
         for (name, id) in [("a-b-", 3), ("x:1", 0), ("-_-", 32_767)] {
             members.add(member(name, id, 1)).unwrap();
@@ -213,14 +213,14 @@ mod tests {
     }
 
     #[test]
-    fn the_same_name_and_id_take_the_place_of_an_earlier_life() {
+    fn a_worker_replaces_its_previous_incarnation() {
         let mut members = Members::default();
         members.add(member("a", 0, 1)).unwrap();
         members.add(member("a", 0, 2)).unwrap();
         assert_eq!(members.iter().count(), 1);
         let a = WorkerInfo::new("a", 0).unwrap();
         assert_eq!(members.of(&a).unwrap().address.incarnation, 2);
-        // The earlier life's farewell comes too late.
+        // The previous incarnation leaves too late.
         assert!(!members.remove(a.id, 1));
         assert!(members.remove(a.id, 2));
         assert!(!members.remove(a.id, 2));
@@ -248,11 +248,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_list_is_refused_with_its_line() {
+    fn an_invalid_list_is_refused_with_the_line() {
         for (text, reason) in [
-            ("x", "line 1 of the list: not `version` and a number"),
+            ("x", "line 1 of the list: expected `version <n>`"),
             ("version -1\n", "line 1 of the list"),
-            ("version 1\n\n", "line 2 of the list: not an id"),
+            ("version 1\n\n", "line 2 of the list: expected an id"),
             (
                 "version 1\n+1 a tcp://h:1#0000000000000001\n",
                 "line 2 of the list: the id",
@@ -261,14 +261,14 @@ mod tests {
                 "version 1\n40000 a tcp://h:1#0000000000000001\n",
                 "out of bound of int16_t",
             ),
-            ("version 1\n1 a\n", "line 2 of the list: there is no blank"),
+            ("version 1\n1 a\n", "line 2 of the list: there is no space"),
             (
                 "version 1\n1 a tcp://h:1#0000000000000001\n1 a tcp://h:1#0000000000000001\n",
-                "line 3 of the list: its id is on an earlier line",
+                "line 3 of the list: an earlier line has the same id",
             ),
             (
                 "version 1\n1 a tcp://h:1#0000000000000001\n2 a tcp://h:1#0000000000000001\n",
-                "line 3 of the list: its name is on an earlier line",
+                "line 3 of the list: an earlier line has the same name",
             ),
         ] {
             let error = Members::parse(text.as_bytes()).unwrap_err().to_string();
@@ -283,14 +283,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+        fn any_bytes_are_parsed_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
             if let Ok(members) = Members::parse(&bytes) {
                 members.check_invariants();
             }
         }
 
         #[test]
-        fn any_history_keeps_the_list_whole(
+        fn any_history_keeps_the_invariants(
             steps in proptest::collection::vec((0..4_u32, 0..4_u32, 0..3_u64, any::<bool>()), 0..40),
         ) {
             let mut members = Members::default();

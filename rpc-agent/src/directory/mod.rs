@@ -1,19 +1,19 @@
-//! Who is in the group, and where: names, ids and addresses, exchanged through a store.
+//! The members of a group and their addresses, exchanged through a store.
 //!
-//! Says nothing of whether a worker is alive, and connects to nobody. What the store keeps, below the
-//! caller's prefix (the keys are PyTorch's, from `torch/csrc/distributed/rpc/tensorpipe_agent.cpp`):
+//! Knows neither sockets nor whether a worker is alive. The keys, below the caller's prefix, are
+//! PyTorch's (`torch/csrc/distributed/rpc/tensorpipe_agent.cpp`):
 //!
 //! | key | value |
 //! | --- | --- |
-//! | `rpcIsStaticGroup` | `true` or `false`, by who comes first |
-//! | `names/<rank>` | of a group of known size: a worker's name and [`Address`], claimed by compare-and-set |
-//! | `names/_REFUSED` | of a group of known size: a worker whose rank was another's already |
-//! | `names/_ALL_WORKER_INFOS` | of a dynamic group: all [`Members`] |
-//! | `RpcGroupManagementToken` | of a dynamic group: who changes the list at present ([`lease`]) |
+//! | `rpcIsStaticGroup` | `true` or `false`, written by the first worker |
+//! | `names/<rank>` | static group: a worker's name and [`Address`], claimed by compare-and-set |
+//! | `names/_REFUSED` | static group: a worker whose rank was taken |
+//! | `names/_ALL_WORKER_INFOS` | dynamic group: all [`Members`] |
+//! | `RpcGroupManagementToken` | dynamic group: the holder of the [`lease`] to change the list |
 //!
-//! PyTorch has the address under a key of its own, `addrs/<name>`. Here it stands with the name: so
-//! one look at a key tells all, a name never goes with another's address, and two workers of the same
-//! name do not overwrite each other's before that is found out.
+//! PyTorch keeps the address under a key of its own, `addrs/<name>`. Here it is part of the value, so
+//! that one read returns a consistent pair, and two workers of the same name cannot overwrite each
+//! other's address before the conflict is detected.
 
 mod bounded_store;
 mod dynamic_group;
@@ -41,46 +41,46 @@ use crate::worker::{Destination, WorkerInfo};
 
 const KIND_KEY: &str = "rpcIsStaticGroup";
 
-/// The bytes shown of a value that makes no sense.
+/// How many bytes of an invalid value an error shows.
 const VALUE_BYTES_SHOWN_MAX: usize = 40;
 
-/// Whether the size of the group is known.
+/// Whether the members are fixed at start or change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Group {
-    /// So many workers, with the ranks below.
+    /// `world_size` workers, with the ranks from 0 on.
     Static { world_size: u32 },
-    /// Workers join and leave.
+    /// Workers join and leave at any time.
     Dynamic,
 }
 
-/// A worker's place in its group, and its view of the others.
+/// One worker's membership in its group, and what it knows of the other members.
 ///
-/// Names are found in memory; in a dynamic group that is the list as it was when last read. Addresses
-/// are asked for each time, as a worker may have come back elsewhere.
+/// Names are looked up in memory: in a dynamic group, in the list as it was read last. Addresses are read
+/// from the store each time, because a worker may have restarted elsewhere.
 #[derive(Debug)]
 pub(crate) struct Directory {
     store: BoundedStore,
     me: Member,
     group: Group,
-    /// In a group of known size never changed again. The lock is held for a look or a swap only.
+    /// Constant in a static group. The lock is held only to read or to replace the list.
     members: RwLock<Members>,
 }
 
 impl Directory {
-    /// Takes the place of `me` in the group: `address` (`host:port`, of a listener that is bound) and
-    /// a random `incarnation` are told to all. Blocks until the deadline at most: in a group of known
-    /// size for all workers to come, in a dynamic one for the turn to change the list.
+    /// Joins the group as `me`, and publishes `address` (`host:port` of a bound listener) and the random
+    /// `incarnation`. Blocks until the deadline at most: in a static group until all workers have
+    /// joined, in a dynamic one until this worker holds the lease to change the list.
     ///
     /// `store` is below the group's prefix, and a handle of its own
-    /// ([`clone_store`](Store::clone_store)): its timeout is changed.
+    /// ([`clone_store`](Store::clone_store)), because its timeout is changed.
     ///
-    /// In a dynamic group a worker that has the name *and* the id of a member takes its place, so that
-    /// a crashed one can come back. In a group of known size it is refused as long as the former one
-    /// has not left: there a second worker of a rank is a mistake in starting them.
+    /// In a dynamic group a worker with the name *and* the id of a member replaces it, so that a crashed
+    /// worker can rejoin. A static group refuses it until the previous one has left: there, a second
+    /// worker of the same rank is a configuration mistake.
     ///
     /// # Errors
-    /// [`DirectoryError`]. After an error of a group of known size its keys stay: start the next
-    /// attempt below another prefix.
+    /// [`DirectoryError`]. The keys of a static group remain after an error: use another prefix for the
+    /// next attempt.
     pub(crate) fn join(
         store: Arc<dyn Store>,
         me: WorkerInfo,
@@ -112,13 +112,13 @@ impl Directory {
         })
     }
 
-    /// A worker that is known of. Does not block.
+    /// A member that is known locally. Does not block.
     pub(crate) fn find(&self, destination: &Destination<'_>) -> Option<WorkerInfo> {
         self.view(|members| members.find(destination).map(|member| member.info.clone()))
     }
 
-    /// A worker that is known of, or becomes known by the deadline; with one that has passed, the
-    /// store is asked once. In a group of known size all are known, so this does not block.
+    /// A member; waits until the deadline for it to join a dynamic group. A deadline that has passed
+    /// reads the store once. Does not block in a static group, where all members are known.
     ///
     /// # Errors
     /// [`DirectoryError::Store`], [`DirectoryError::Corrupt`].
@@ -145,14 +145,14 @@ impl Directory {
         }
     }
 
-    /// The workers that are known of, by id. Does not block.
+    /// The members that are known locally, by id. Does not block.
     pub(crate) fn workers(&self) -> Vec<WorkerInfo> {
         self.view(|members| members.iter().map(|member| member.info.clone()).collect())
     }
 
-    /// Where a worker is now, by what the store says; `None` when it has left. In a dynamic group this
-    /// is also how one learns of the changes since. Blocks until the deadline at most, if that is a
-    /// second away or more.
+    /// Reads a worker's current address from the store; `None` if it has left. In a dynamic group this
+    /// also updates the local list. Blocks until the deadline, but for at least a second if the store does
+    /// not answer.
     ///
     /// # Errors
     /// [`DirectoryError::Store`], [`DirectoryError::Corrupt`].
@@ -170,24 +170,24 @@ impl Directory {
                 member
             }
         };
-        // Another worker may have the id since.
+        // Another worker may have taken the id.
         Ok(member
             .filter(|member| member.info == *worker)
             .map(|member| member.address))
     }
 
-    /// A second handle to the store, opened by then.
+    /// Opens a second handle to the store. Blocks until the deadline at most.
     pub(crate) fn clone_store(&self, by: Deadline) -> Result<Arc<dyn Store>, StoreError> {
         self.store.clone_store(by)
     }
 
-    /// Gives the place up. Others find that out when they ask for the address.
+    /// Leaves the group. Others notice when they read this worker's address.
     ///
-    /// After a group of known size has ended together there is no need for it: nobody comes back to
-    /// it, and the store may be gone.
+    /// Not needed after the coordinated shutdown of a static group: no worker rejoins it, and the store
+    /// may have stopped.
     ///
     /// # Errors
-    /// [`DirectoryError::Store`], [`DirectoryError::Corrupt`], [`DirectoryError::NoTurn`].
+    /// [`DirectoryError::Store`], [`DirectoryError::Corrupt`], [`DirectoryError::LeaseTimeout`].
     pub(crate) fn leave(&self, by: Deadline) -> Result<(), DirectoryError> {
         match self.group {
             Group::Static { .. } => static_group::leave(&self.store, &self.me, by),
@@ -195,11 +195,11 @@ impl Directory {
         }
     }
 
-    fn view<T>(&self, look: impl FnOnce(&Members) -> T) -> T {
-        look(&self.members.read().unwrap_or_else(PoisonError::into_inner))
+    fn view<T>(&self, read: impl FnOnce(&Members) -> T) -> T {
+        read(&self.members.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Replaces what is known, unless another thread has read a later list.
+    /// Replaces the local list, unless another thread has read a later one.
     fn learn(&self, read: Members) {
         let mut members = self.members.write().unwrap_or_else(PoisonError::into_inner);
         if read.version() > members.version() {
@@ -208,7 +208,7 @@ impl Directory {
     }
 }
 
-/// The first worker decides whether the size of the group is known, the others must agree.
+/// The first worker decides whether the group is static; the others must agree.
 fn agree_on_kind(store: &BoundedStore, group: Group, by: Deadline) -> Result<(), DirectoryError> {
     let is_static = group != Group::Dynamic;
     let ours: &[u8] = if is_static { b"true" } else { b"false" };

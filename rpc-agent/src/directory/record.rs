@@ -1,6 +1,6 @@
-//! A member as text: who it is, where it listens, which of its lives this is.
+//! One member as text: its name, its address and its incarnation.
 //!
-//! Pure. What is read was written by strangers: it is bounded, and parsed strictly.
+//! Pure. Other processes wrote what is parsed here, so its length is limited and parsing is strict.
 
 use std::fmt;
 
@@ -8,20 +8,21 @@ use c10d_socket::HostPort;
 
 use crate::worker::{WorkerError, WorkerId, WorkerInfo, WorkerName};
 
-/// The longest address, in bytes: a host name has at most 253, the rest is of fixed size.
+/// The longest address, in bytes. A host name has at most 253 bytes; scheme, port and incarnation fit in
+/// the rest.
 pub(crate) const ADDRESS_BYTES_MAX: usize = 300;
 
-/// Hexadecimal digits of an incarnation.
+/// Number of hexadecimal digits of an incarnation.
 const INCARNATION_DIGITS: usize = 16;
 
 const SCHEME: &str = "tcp://";
 
-/// Where a worker listens, and the random number of this life of it.
+/// Where a worker listens, and its incarnation: a random number for each start of the worker.
 ///
-/// Whoever connects says which incarnation it wants, so that a port which another process has taken
-/// over since, or the same worker after a restart, is not mistaken for the one that was meant.
+/// A dialer names the incarnation that it expects, so that it does not talk to another process that has
+/// reused the port, or to a restarted worker.
 ///
-/// Written `tcp://127.0.0.1:40225#00c0ffee00c0ffee`.
+/// The text form is `tcp://127.0.0.1:40225#00c0ffee00c0ffee`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Address {
     pub(crate) host_port: HostPort,
@@ -29,7 +30,7 @@ pub(crate) struct Address {
 }
 
 impl Address {
-    /// Checks the address of a listener, `host:port`.
+    /// Converts the address of a listener, `host:port`.
     pub(crate) fn new(host_port: &str, incarnation: u64) -> Result<Self, RecordError> {
         if host_port.len() > ADDRESS_BYTES_MAX - SCHEME.len() - 1 - INCARNATION_DIGITS {
             return Err(RecordError::TooLong {
@@ -40,7 +41,9 @@ impl Address {
             .parse()
             .map_err(|error: c10d_socket::HostPortError| RecordError::Address(error.to_string()))?;
         if host_port.port() == 0 {
-            return Err(RecordError::Address("port 0 reaches nobody".to_owned()));
+            return Err(RecordError::Address(
+                "port 0 cannot be connected to".to_owned(),
+            ));
         }
         Ok(Self {
             host_port,
@@ -75,7 +78,7 @@ impl fmt::Display for Address {
     }
 }
 
-/// A worker and where it is. Written as its name, a blank and its address: no name has a blank.
+/// A worker and its address. The text form is the name, a space and the address; names have no spaces.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Member {
     pub(crate) info: WorkerInfo,
@@ -87,7 +90,7 @@ impl Member {
     pub(crate) const BYTES_MAX: usize =
         crate::worker::WORKER_NAME_BYTES_MAX + 1 + ADDRESS_BYTES_MAX;
 
-    /// Reads what the worker with this id has written.
+    /// Parses the value that the worker with this id wrote.
     pub(crate) fn parse(id: WorkerId, bytes: &[u8]) -> Result<Self, RecordError> {
         if bytes.len() > Self::BYTES_MAX {
             return Err(RecordError::TooLong { bytes: bytes.len() });
@@ -110,16 +113,16 @@ impl fmt::Display for Member {
     }
 }
 
-/// Why a text says nothing of a member.
+/// Why a text is not a member or not a list of members.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum RecordError {
-    #[error("{bytes} bytes are too many")]
+    #[error("{bytes} bytes are too long")]
     TooLong { bytes: usize },
     #[error("it is not UTF-8")]
     NotText,
-    #[error("there is no blank between a name and an address")]
+    #[error("there is no space between a name and an address")]
     NoAddress,
-    #[error("no address: {0}")]
+    #[error("invalid address: {0}")]
     Address(String),
     #[error(transparent)]
     Worker(#[from] WorkerError),
@@ -134,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_is_read_as_it_was_written() {
+    fn an_address_survives_formatting_and_parsing() {
         for (host_port, text) in [
             ("127.0.0.1:40225", "tcp://127.0.0.1:40225#00c0ffee00c0ffee"),
             ("[::1]:1", "tcp://[::1]:1#00c0ffee00c0ffee"),
@@ -152,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_refused_with_the_reason() {
+    fn an_invalid_address_is_refused_with_the_reason() {
         let long = format!("tcp://{}:1#0000000000000000", "h".repeat(300));
         for (text, reason) in [
             ("", "tcp://"),
@@ -166,7 +169,7 @@ mod tests {
             ("tcp://a:65536#0000000000000000", "port"),
             ("tcp://:1#0000000000000000", "host is missing"),
             ("tcp://a b:1#0000000000000000", "blank"),
-            (long.as_str(), "too many"),
+            (long.as_str(), "too long"),
         ] {
             let error = Address::parse(text).unwrap_err().to_string();
             assert!(error.contains(reason), "{text:?}: {error}");
@@ -174,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_is_its_name_and_its_address() {
+    fn a_member_is_parsed_from_its_name_and_its_address() {
         let id = WorkerId::new(7).unwrap();
         let text = "trainer:0-a tcp://10.0.0.1:5#0000000000000009";
         let member = Member::parse(id, text.as_bytes()).unwrap();
@@ -184,17 +187,17 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_member_is_refused_with_the_reason() {
+    fn an_invalid_member_is_refused_with_the_reason() {
         let id = WorkerId::new(0).unwrap();
         let long = vec![b'a'; Member::BYTES_MAX + 1];
         for (bytes, reason) in [
-            (&b""[..], "no blank"),
-            (b"name", "no blank"),
+            (&b""[..], "no space"),
+            (b"name", "no space"),
             (b"\xff tcp://a:1#0000000000000000", "UTF-8"),
             (b"a/b tcp://a:1#0000000000000000", "Worker name must match"),
             (b" tcp://a:1#0000000000000000", "Worker name must match"),
             (b"a  tcp://a:1#0000000000000000", "tcp://"),
-            (long.as_slice(), "too many"),
+            (long.as_slice(), "too long"),
         ] {
             let error = Member::parse(id, bytes).unwrap_err().to_string();
             assert!(error.contains(reason), "{error}");

@@ -1,4 +1,4 @@
-//! A group of known size: everyone says who it is, and reads who the others are.
+//! A static group: each worker claims its rank and reads the names of all others.
 
 use std::time::{Duration, Instant};
 
@@ -10,19 +10,19 @@ use super::members::{Members, Taken};
 use super::record::Member;
 use crate::worker::{WORKER_ID_MAX, WorkerId};
 
-/// Where the workers that wait learn that one was refused, whom they would wait for in vain.
+/// Tells workers that wait for all ranks that one was refused, so that they fail at once.
 const REFUSED_KEY: &str = "names/_REFUSED";
 
-/// How often those who wait look there.
+/// Interval at which waiting workers read [`REFUSED_KEY`].
 const SLICE: Duration = Duration::from_millis(500);
 
-/// What one worker says of itself: its name, its address, its incarnation.
+/// The key with the name, address and incarnation of one worker.
 pub(super) fn claim_key(id: WorkerId) -> String {
     format!("names/{id}")
 }
 
-/// Claims the rank and reads all others. Every worker finds the same faults in the same group, so
-/// either all go on or none.
+/// Claims the rank and reads all others. All workers check the same values, so either all of them start
+/// or none.
 pub(super) fn join(
     store: &BoundedStore,
     me: &Member,
@@ -59,7 +59,7 @@ pub(super) fn join(
     Ok(members)
 }
 
-/// What the worker with this id says of itself now; `None` when it left.
+/// Reads the name and address of a worker; `None` if it has left.
 pub(super) fn read(
     store: &BoundedStore,
     id: WorkerId,
@@ -67,7 +67,7 @@ pub(super) fn read(
 ) -> Result<Option<Member>, DirectoryError> {
     let key = claim_key(id);
     let value = store
-        .get_if_there(&key, by)
+        .try_get(&key, by)
         .map_err(DirectoryError::store("reading a worker's address"))?;
     value
         .map(|value| Member::parse(id, &value))
@@ -75,9 +75,8 @@ pub(super) fn read(
         .map_err(|error| DirectoryError::corrupt(store, &key, &error))
 }
 
-/// Gives the rank up, so that the worker can come back under it.
+/// Releases the rank, so that the worker can join again.
 pub(super) fn leave(store: &BoundedStore, me: &Member, by: Deadline) -> Result<(), DirectoryError> {
-    // Nobody else writes under a rank that is claimed.
     store
         .delete(&claim_key(me.info.id), by)
         .map_err(DirectoryError::store("leaving the group"))?;
@@ -88,7 +87,7 @@ fn claim(store: &BoundedStore, me: &Member, by: Deadline) -> Result<(), Director
     let key = claim_key(me.info.id);
     let claimed = store
         .replace(&key, b"", me.to_string().as_bytes(), by)
-        .map_err(DirectoryError::store("claiming the own rank"))?;
+        .map_err(DirectoryError::store("claiming this worker's rank"))?;
     let Err(present) = claimed else {
         return Ok(());
     };
@@ -98,7 +97,7 @@ fn claim(store: &BoundedStore, me: &Member, by: Deadline) -> Result<(), Director
     store
         .set(REFUSED_KEY, refused.as_bytes(), by)
         .map_err(DirectoryError::store(
-            "telling others of a rank claimed twice",
+            "publishing that a rank was claimed twice",
         ))?;
     Err(DirectoryError::id_taken(&holder, me))
 }
@@ -118,7 +117,7 @@ fn await_all(
         if store.wait(keys, slice).map_err(failed)? {
             return Ok(());
         }
-        check_nobody_refused(store, by)?;
+        check_none_refused(store, by)?;
         let now = Instant::now();
         if by.has_passed(now) {
             let missing = store.missing(keys).map_err(failed)?;
@@ -137,21 +136,23 @@ fn await_all(
     }
 }
 
-fn check_nobody_refused(store: &BoundedStore, by: Deadline) -> Result<(), DirectoryError> {
+fn check_none_refused(store: &BoundedStore, by: Deadline) -> Result<(), DirectoryError> {
     let read = store
-        .get_if_there(REFUSED_KEY, by)
-        .map_err(DirectoryError::store("asking whether a worker was refused"))?;
+        .try_get(REFUSED_KEY, by)
+        .map_err(DirectoryError::store(
+            "checking whether a worker was refused",
+        ))?;
     let Some(refused) = read else {
         return Ok(());
     };
-    // The id, a blank, and then what the worker said of itself.
-    let blank = refused.iter().position(|byte| *byte == b' ');
-    let (id, rest) = refused.split_at(blank.unwrap_or(0));
+    // The id, a space, and the refused worker's name and address.
+    let space = refused.iter().position(|byte| *byte == b' ');
+    let (id, rest) = refused.split_at(space.unwrap_or(0));
     let refused = std::str::from_utf8(id)
         .ok()
         .and_then(|id| WorkerId::new(id.parse().ok()?).ok())
         .and_then(|id| Member::parse(id, rest.get(1..)?).ok());
-    // What nobody can have written about refusals refuses nobody.
+    // Ignore a value that no worker can have written: it must not fail the group.
     let Some(refused) = refused else {
         return Ok(());
     };
@@ -161,7 +162,7 @@ fn check_nobody_refused(store: &BoundedStore, by: Deadline) -> Result<(), Direct
     }
 }
 
-/// Who has the rank for which another worker was refused.
+/// The worker that holds the rank for which another one was refused.
 fn read_holder(
     store: &BoundedStore,
     refused: &Member,

@@ -9,14 +9,14 @@ use c10d_store::{HashStore, PrefixStore, ServerOptions, TcpStore, TcpStoreServer
 use super::*;
 use crate::worker::WorkerId;
 
-/// Long enough that only a hang reaches it.
+/// Reached only if a test hangs.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn patience() -> Deadline {
     Deadline::after(Instant::now(), PATIENCE)
 }
 
-fn over() -> Deadline {
+fn passed() -> Deadline {
     Deadline::at(Instant::now())
 }
 
@@ -71,7 +71,7 @@ impl Shared {
         join(self.store(), name, id, u64::from(id) + 100, group, by)
     }
 
-    /// All at once, each in its thread.
+    /// Joins all at once, each on its own thread.
     fn join_all(
         &self,
         workers: &[(&str, u32)],
@@ -113,7 +113,7 @@ fn known(world_size: u32) -> Group {
 }
 
 #[test]
-fn workers_of_a_group_of_known_size_find_each_other() {
+fn workers_of_a_static_group_find_each_other() {
     for shared in Shared::all() {
         let workers = [("ps:0", 0), ("trainer-a", 1), ("trainer-b", 2)];
         let joined = shared.join_all(&workers, known(3), patience());
@@ -136,7 +136,7 @@ fn workers_of_a_group_of_known_size_find_each_other() {
                 assert_eq!(address.incarnation, u64::from(id) + 100);
             }
             assert_eq!(directory.find(&"nobody".into()), None);
-            // All are known, so there is nothing to wait for.
+            // All members are known, so this does not wait.
             let nobody = directory.find_or_wait(&3.into(), Deadline::NEVER).unwrap();
             assert_eq!(nobody, None);
         }
@@ -144,7 +144,7 @@ fn workers_of_a_group_of_known_size_find_each_other() {
 }
 
 #[test]
-fn a_name_given_twice_is_an_error_on_every_rank_that_names_both() {
+fn a_duplicate_name_is_an_error_on_each_rank_that_names_both_workers() {
     for shared in Shared::all() {
         let workers = [("a", 0), ("same", 1), ("b", 2), ("same", 3)];
         for joined in shared.join_all(&workers, known(4), patience()) {
@@ -158,9 +158,9 @@ fn a_name_given_twice_is_an_error_on_every_rank_that_names_both() {
 }
 
 #[test]
-fn a_rank_claimed_twice_is_an_error_on_every_rank_that_still_waits() {
+fn a_duplicate_rank_is_an_error_on_each_waiting_worker() {
     for shared in Shared::all() {
-        // Rank 2 of three never comes: two processes were given rank 1.
+        // Rank 2 of three never joins: two processes were given rank 1.
         let joining = thread::scope(|scope| {
             let joining: Vec<_> = [("a", 0, 1), ("b", 1, 2), ("b", 1, 3)]
                 .map(|(name, id, incarnation)| {
@@ -184,7 +184,7 @@ fn a_rank_claimed_twice_is_an_error_on_every_rank_that_still_waits() {
 }
 
 #[test]
-fn who_waits_in_vain_says_who_is_missing() {
+fn a_start_timeout_lists_the_missing_ranks() {
     for shared in Shared::all() {
         let last = "b tcp://127.0.0.1:4019#0000000000000001";
         shared.store().set("names/19", last.as_bytes()).unwrap();
@@ -195,7 +195,7 @@ fn who_waits_in_vain_says_who_is_missing() {
             .to_string();
         let missing = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16 and 2 more";
         assert!(
-            error.starts_with("2 of 20 workers are there after "),
+            error.starts_with("only 2 of 20 workers joined within "),
             "{error}"
         );
         assert!(error.contains("names/<rank>"), "{error}");
@@ -208,14 +208,14 @@ fn a_rank_beyond_the_world_size_is_refused() {
     let shared = Shared::hash();
     for (rank, world_size) in [(3, 3), (0, 0), (0, 32_769)] {
         let error = shared
-            .join("a", rank, known(world_size), over())
+            .join("a", rank, known(world_size), passed())
             .unwrap_err();
         assert!(matches!(error, DirectoryError::Rank { .. }), "{error}");
     }
 }
 
 #[test]
-fn a_group_is_of_known_size_for_all_or_for_none() {
+fn static_and_dynamic_members_cannot_be_mixed() {
     for (first, second, said) in [
         (known(1), Group::Dynamic, "has no world size"),
         (Group::Dynamic, known(2), "has a world size"),
@@ -239,7 +239,7 @@ fn a_group_is_of_known_size_for_all_or_for_none() {
 }
 
 #[test]
-fn a_worker_that_left_can_come_back_elsewhere() {
+fn a_worker_that_left_can_rejoin_at_another_address() {
     for group in [known(2), Group::Dynamic] {
         for shared in Shared::all() {
             let mut joined = shared.join_all(&[("a", 0), ("b", 1)], group, patience());
@@ -266,10 +266,10 @@ fn a_worker_that_left_can_come_back_elsewhere() {
 }
 
 #[test]
-fn an_address_that_reaches_nobody_is_refused() {
+fn an_address_that_cannot_be_connected_to_is_refused() {
     for address in ["127.0.0.1:0", "127.0.0.1", "::1:5", ""] {
         let store = Arc::new(HashStore::new());
-        let joined = Directory::join(store.clone(), info("a", 0), address, 1, known(1), over());
+        let joined = Directory::join(store.clone(), info("a", 0), address, 1, known(1), passed());
         let error = joined.unwrap_err();
         assert!(
             matches!(error, DirectoryError::OwnAddress { .. }),
@@ -280,7 +280,7 @@ fn an_address_that_reaches_nobody_is_refused() {
 }
 
 #[test]
-fn what_a_stranger_wrote_is_an_error_with_its_key() {
+fn an_invalid_value_is_an_error_with_its_key() {
     let shared = Shared::prefixed();
     let store = shared.store();
     store.set("names/1", b"\xff\xff").unwrap();
@@ -305,21 +305,21 @@ fn what_a_stranger_wrote_is_an_error_with_its_key() {
         "{error}"
     );
     assert!(error.contains("line 1"), "{error}");
-    // The turn was given back all the same.
+    // The lease was released.
     assert_eq!(store.get("RpcGroupManagementToken").unwrap(), b"");
 }
 
 #[test]
-fn many_join_a_dynamic_group_at_once() {
+fn many_workers_join_a_dynamic_group_at_once() {
     for shared in Shared::all() {
         let names: Vec<String> = (0..12).map(|id| format!("w-{id}-")).collect();
         let workers: Vec<(&str, u32)> = names.iter().map(String::as_str).zip(0..).collect();
         let joined = shared.join_all(&workers, Group::Dynamic, patience());
         for directory in joined {
             let directory = directory.unwrap();
-            // Whoever came later is found all the same.
+            // Workers that joined later are found too.
             for (name, id) in &workers {
-                let found = directory.find_or_wait(&(*name).into(), over()).unwrap();
+                let found = directory.find_or_wait(&(*name).into(), passed()).unwrap();
                 assert_eq!(found, Some(info(name, *id)));
             }
             assert_eq!(directory.workers().len(), 12);
@@ -328,7 +328,7 @@ fn many_join_a_dynamic_group_at_once() {
 }
 
 #[test]
-fn some_leave_a_dynamic_group_while_others_join() {
+fn workers_leave_a_dynamic_group_while_others_join() {
     for shared in Shared::all() {
         let first = shared.join_all(&[("a", 0), ("b", 1), ("c", 2)], Group::Dynamic, patience());
         let mut first: Vec<Directory> = first.into_iter().map(Result::unwrap).collect();
@@ -349,10 +349,10 @@ fn some_leave_a_dynamic_group_while_others_join() {
 }
 
 #[test]
-fn a_worker_that_joins_later_is_waited_for() {
+fn find_or_wait_waits_for_a_worker_that_joins_later() {
     for shared in Shared::all() {
         let a = shared.join("a", 0, Group::Dynamic, patience()).unwrap();
-        assert_eq!(a.find_or_wait(&"late".into(), over()).unwrap(), None);
+        assert_eq!(a.find_or_wait(&"late".into(), passed()).unwrap(), None);
         thread::scope(|scope| {
             let found = scope.spawn(|| a.find_or_wait(&"late".into(), patience()));
             let late = shared.join("late", 1, Group::Dynamic, patience()).unwrap();
@@ -362,7 +362,7 @@ fn a_worker_that_joins_later_is_waited_for() {
 }
 
 #[test]
-fn a_name_or_an_id_of_a_member_is_refused_and_both_are_the_member_after_a_crash() {
+fn a_members_name_or_id_is_refused_and_both_together_replace_it() {
     for shared in Shared::all() {
         let a = shared.join("a", 0, Group::Dynamic, patience()).unwrap();
         shared.join("b", 1, Group::Dynamic, patience()).unwrap();
@@ -389,7 +389,7 @@ fn a_name_or_an_id_of_a_member_is_refused_and_both_are_the_member_after_a_crash(
 }
 
 #[test]
-fn a_crash_while_holding_the_turn_delays_others_but_stops_nobody() {
+fn a_crash_while_holding_the_lease_only_delays_other_workers() {
     let shared = Shared::tcp();
     let store = shared.store();
     store
@@ -406,7 +406,7 @@ fn a_crash_while_holding_the_turn_delays_others_but_stops_nobody() {
 }
 
 #[test]
-fn a_store_that_is_gone_is_an_error_with_its_key() {
+fn a_closed_store_is_an_error_with_its_key() {
     let shared = Shared::tcp();
     let store = shared.store();
     let group = known(1);
@@ -423,13 +423,13 @@ fn a_store_that_is_gone_is_an_error_with_its_key() {
 }
 
 #[test]
-fn an_old_list_does_not_replace_a_later_one() {
+fn an_earlier_list_does_not_replace_a_later_one() {
     let shared = Shared::hash();
     let a = shared.join("a", 0, Group::Dynamic, patience()).unwrap();
     let old = a.view(Members::clone);
     shared.join("b", 1, Group::Dynamic, patience()).unwrap();
     let id: WorkerId = info("b", 1).id;
-    assert!(a.find_or_wait(&id.into(), over()).unwrap().is_some());
+    assert!(a.find_or_wait(&id.into(), passed()).unwrap().is_some());
     a.learn(old);
     assert!(a.find(&id.into()).is_some());
 }

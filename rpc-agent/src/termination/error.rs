@@ -1,4 +1,4 @@
-//! Why the workers do not end together.
+//! Why a coordinated shutdown failed.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,18 +8,18 @@ use c10d_store::StoreError;
 use crate::directory::DirectoryError;
 use crate::worker::WorkerInfo;
 
-/// How many workers are named one by one.
+/// How many workers an error lists; it counts the others.
 const WORKERS_SHOWN_MAX: usize = 16;
 
-/// Why a worker gave up ending together with the others. The others may still wait for it, or have
+/// Why a coordinated shutdown failed on this worker. The other workers may still wait for it, or may have
 /// left.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum TerminationError {
-    /// The deadline passed while this worker still had something to do.
+    /// The deadline passed while this worker was still busy.
     #[error(
-        "graceful shutdown: {me} was still busy after {:.3}s, in round {round}: {calls_out} of its \
-         calls without an answer (others may wait for it)",
+        "graceful shutdown: {me} was still busy after {:.3}s, in round {round}: {calls_out} of its calls \
+         are unanswered (other workers may wait for it)",
         elapsed.as_secs_f64()
     )]
     Busy {
@@ -27,69 +27,69 @@ pub enum TerminationError {
         me: Box<WorkerInfo>,
         /// The round, from 1.
         round: u32,
-        /// Its own calls without an answer; 0 if it was handlers or retries that went on.
+        /// Its unanswered calls; 0 if only handlers, callbacks or retries were active.
         calls_out: usize,
-        /// How long it had been trying.
+        /// How long this worker had been shutting down.
         elapsed: Duration,
     },
-    /// The deadline passed before all others had arrived.
+    /// The deadline passed before all workers had arrived in the round.
     #[error(
-        "graceful shutdown: after {:.3}s, in round {round}, {absent} had not arrived ({calls_out} own \
-         calls without an answer)",
+        "graceful shutdown: after {:.3}s, in round {round}, {absent} had not arrived ({calls_out} calls of \
+         this worker are unanswered)",
         elapsed.as_secs_f64()
     )]
     WorkersAbsent {
-        /// Who had not.
+        /// Workers that had not arrived.
         absent: Workers,
         /// The round, from 1.
         round: u32,
-        /// This worker's own calls without an answer.
+        /// This worker's unanswered calls.
         calls_out: usize,
         /// How long it had been waiting.
         elapsed: Duration,
     },
-    /// Workers that are known to have ended had not arrived: nobody needs to wait longer.
+    /// Workers died before they arrived in the round, so it cannot complete.
     #[error(
-        "graceful shutdown: {dead} ended before arriving in round {round}, found after {:.3}s",
+        "graceful shutdown: {dead} died before arriving in round {round}, detected after {:.3}s",
         elapsed.as_secs_f64()
     )]
     WorkersDead {
-        /// Who.
+        /// Workers that died.
         dead: Workers,
         /// The round, from 1.
         round: u32,
         /// How long this worker had been waiting.
         elapsed: Duration,
     },
-    /// Another thread of this worker ended the wait.
-    #[error("graceful shutdown: given up by this worker after {:.3}s, in round {round}", elapsed.as_secs_f64())]
+    /// Another thread of this worker interrupted the shutdown, such as by `shutdown_now`.
+    #[error("graceful shutdown: interrupted by this worker after {:.3}s, in round {round}", elapsed.as_secs_f64())]
     Interrupted {
         /// The round, from 1.
         round: u32,
-        /// How long it had been going on.
+        /// How long this worker had been shutting down.
         elapsed: Duration,
     },
-    /// A key does not hold the number that it should.
-    #[error("graceful shutdown: {key:?} at {store} is no number: {value:?}")]
+    /// The store holds a value that no worker writes.
+    #[error("graceful shutdown: {key:?} at {store} is not a number: {value:?}")]
     Corrupt {
-        /// The key.
+        /// Full key of the value.
         key: String,
-        /// The store.
+        /// Label of the store.
         store: String,
-        /// What it holds, shortened.
+        /// The value, at most 40 bytes of it.
         value: String,
     },
-    /// The store failed. Says which key, at which store, after which time. When whether it took effect
-    /// is unknown, a second try may count this worker twice.
+    /// The store failed. The source names the key, the store and the elapsed time. If the request may
+    /// have taken effect, a second shutdown may count this worker twice.
     #[error("graceful shutdown: {source}")]
     Store {
-        /// How the store failed.
+        /// The store's error.
         source: Box<StoreError>,
     },
-    /// This worker could not be taken off the list of a group whose members come and go.
+    /// This worker could not be removed from the list of a dynamic group.
     #[error("graceful shutdown: {source}")]
     Leave {
-        /// Why not.
+        /// Why it could not be removed.
         source: Box<DirectoryError>,
     },
 }
@@ -115,7 +115,7 @@ impl From<StoreError> for TerminationError {
     }
 }
 
-/// Some workers of the group.
+/// Workers that an error names. `Display` lists up to 16 of them and counts the others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Workers {
     named: Vec<WorkerInfo>,
@@ -124,7 +124,7 @@ pub struct Workers {
 }
 
 impl Workers {
-    /// Not all of them unless complete.
+    /// `is_complete` is `false` if there may be more workers than these.
     pub(super) fn new(mut workers: Vec<WorkerInfo>, is_complete: bool) -> Self {
         let count = workers.len();
         workers.truncate(WORKERS_SHOWN_MAX);
@@ -135,7 +135,7 @@ impl Workers {
         }
     }
 
-    /// The first of them, 16 at most.
+    /// The first workers, at most 16.
     #[must_use]
     pub fn named(&self) -> &[WorkerInfo] {
         &self.named

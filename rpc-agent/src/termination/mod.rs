@@ -1,47 +1,47 @@
-//! Ending together: no worker leaves while another may still need it.
+//! Coordinated shutdown: no worker of a static group leaves while another may still call it.
 //!
-//! Says nothing of sockets and threads that end then; that is the agent's part. PyTorch's way is in
-//! `torch/csrc/distributed/rpc/tensorpipe_agent.cpp` (`join`); this one holds no lock while it waits
-//! and counts calls instead of looking whether there are any.
+//! Distributed termination detection over the store. Sockets and threads are the agent's part. PyTorch's
+//! version is `join` in `torch/csrc/distributed/rpc/tensorpipe_agent.cpp`; this one holds no lock while it
+//! waits, and counts started calls instead of checking for active ones.
 //!
 //! # The rule
 //!
-//! There are rounds. In each, every worker waits for a moment at which nothing goes on in it (no call
-//! of its own without an answer, no callback of one running, no handler running, no retry queued), and
-//! adds the number of calls that it had started until that moment to the round's sum. When all have
-//! arrived, the sum is published. Two rounds with the same sum are the end.
+//! Shutdown proceeds in rounds. In each round every worker waits until it is idle (none of its calls is
+//! unanswered, no callback or handler runs, no retry is queued) and adds the number of calls that it has
+//! started so far to the round's sum. When all workers have arrived, the sum is published. All workers
+//! terminate when two consecutive rounds have the same sum.
 //!
-//! Why that is enough:
+//! Why this is correct:
 //!
-//! 1. Every idle moment of a round lies after the publication of the round before, and every one of
-//!    that round before it; let T be that publication.
-//! 2. Numbers of started calls only grow, so equal sums mean that no worker started a call between its
-//!    two idle moments, and T lies between them for every worker.
-//! 3. So at T no call is without an answer anywhere: whatever was started by then had been started, and
-//!    was over, at its starter's first idle moment.
-//! 4. After T a call could only be started by what was still running at T, a handler or a callback; it
-//!    would be started before that worker's second idle moment, at which nothing runs, and was not.
-//! 5. Hence nobody calls anybody after T, and all learn so from the second sum, whatever their order.
+//! 1. Let T be the moment at which a round's sum is published. All idle moments of that round lie before
+//!    T, and all idle moments of the next round after T.
+//! 2. Counts of started calls only grow. If both sums are equal, no worker started a call between its two
+//!    idle moments.
+//! 3. Therefore no call is unanswered at T: each call started by then was started, and had ended, at its
+//!    caller's first idle moment.
+//! 4. Therefore no worker starts a call after T: only a handler or a callback that runs at T could, and it
+//!    would do so before its worker's second idle moment.
+//! 5. Each worker learns this from the second sum, in whatever order they read it.
 //!
-//! Two things are beyond the rule. A call that was given up (its time was over) counts as answered, and
-//! its handler may begin later: calls that it makes then can find others gone. And calls that a
-//! program's own threads start after they asked for the end are their own affair.
+//! Two cases are outside the rule. A call whose deadline passed counts as answered, but its handler may
+//! start later, and its calls may then find that other workers have left. The same holds for calls that
+//! the program's own threads start after they requested the shutdown.
 //!
-//! # What the store keeps
+//! # Keys in the store
 //!
 //! | key | value |
 //! | --- | --- |
-//! | `shutdown/<generation>/<round>/started` | the sum |
+//! | `shutdown/<generation>/<round>/started` | the sum so far |
 //! | `shutdown/<generation>/<round>/here/<id>` | empty: this worker has arrived |
-//! | `shutdown/<generation>/<round>/count` | how many have |
-//! | `shutdown/<generation>/<round>/ready` | the sum again, by the last to arrive |
-//! | `shutdown/<generation>/left` | how many need the store no more |
-//! | `shutdown/<generation>/all_left` | empty, by the last of them |
+//! | `shutdown/<generation>/<round>/count` | number of workers that have arrived |
+//! | `shutdown/<generation>/<round>/ready` | the sum, published by the last worker to arrive |
+//! | `shutdown/<generation>/left` | number of workers that no longer need the store |
+//! | `shutdown/<generation>/all_left` | empty, written by the last of them |
 //!
-//! Five requests a worker and round, however many workers there are; an idle group ends in two rounds.
+//! A worker makes five requests a round, however large the group is. An idle group needs two rounds.
 
+mod detector;
 mod error;
-mod joint_end;
 #[cfg(test)]
 mod model_tests;
 #[cfg(test)]
@@ -55,39 +55,40 @@ use c10d_store::Store;
 
 use crate::directory::BoundedStore;
 use crate::worker::WorkerInfo;
+use detector::{Detector, Step};
 pub use error::{TerminationError, Workers};
-use joint_end::{JointEnd, Step};
 
-/// How long a wait goes on before it is asked who died, and whether to give up.
+/// Interval at which a wait checks for dead workers and for an interruption.
 const SLICE: Duration = Duration::from_millis(500);
 
-/// What the others get to read the last sum before the store may go away with the worker of id 0.
+/// How long the worker with the lowest id, which usually serves the store, waits for the others to read the
+/// last sum.
 const DEPARTURES_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The bytes shown of a value that is no number.
+/// How many bytes of an invalid value an error shows.
 const VALUE_BYTES_SHOWN_MAX: usize = 40;
 
-/// What goes on in a worker.
+/// What termination detection needs to know of its own worker.
 pub(crate) trait Activity {
-    /// Blocks until a moment at which nothing goes on: no call of the worker's own without an answer,
-    /// none whose callbacks still run, no handler running, no retry queued, all of that at one moment.
-    /// `false` when there is none by the deadline, or when the wait was interrupted.
+    /// Blocks until the worker is idle: at one moment, none of its calls is unanswered, no callback or
+    /// handler runs, and no retry is queued. `false` if the deadline passes first or the wait is
+    /// interrupted.
     fn wait_idle(&self, by: Deadline) -> bool;
 
-    /// How many calls the worker has started since it began. Retries of a call are part of it.
+    /// Number of calls that the worker has started since its start. Retries belong to their call.
     fn calls_started(&self) -> u64;
 
-    /// How many of the worker's own calls have no answer yet. For error messages.
+    /// Number of the worker's unanswered calls. For error messages.
     fn calls_out(&self) -> usize;
 
-    /// Whether to give up.
+    /// Whether another thread asked to stop waiting.
     fn is_interrupted(&self) -> bool;
 
-    /// Workers that are known to be dead.
+    /// Workers that are known to have died.
     fn dead(&self) -> Vec<WorkerInfo>;
 }
 
-/// One worker's way to the joint end of its group.
+/// One worker's part in the coordinated shutdown of its group.
 ///
 /// ```ignore
 /// let mut termination = Termination::new(store, generation, me, workers);
@@ -99,23 +100,23 @@ pub(crate) struct Termination {
     generation: u64,
     me: WorkerInfo,
     workers: Vec<WorkerInfo>,
-    core: JointEnd,
+    core: Detector,
 }
 
 impl Termination {
-    /// `store` is below the group's prefix and a handle of its own
+    /// `store` is below the group's prefix, and a handle of its own
     /// ([`clone_store`](Store::clone_store)): its timeout is changed, and closing it interrupts
-    /// [`run`](Self::run). `generation` tells the ends of groups below one prefix apart; `workers` are
-    /// all, `me` included, the same for each.
+    /// [`run`](Self::run). `generation` distinguishes consecutive shutdowns below one prefix. `workers`
+    /// are all workers of the group, `me` included.
     pub(crate) fn new(
         store: Arc<dyn Store>,
         generation: u64,
         me: WorkerInfo,
         workers: Vec<WorkerInfo>,
     ) -> Self {
-        // The worker with the lowest id is the one that usually serves the store.
+        // The worker with the lowest id usually serves the store.
         let serves_store = workers.iter().all(|worker| me.id <= worker.id);
-        let core = JointEnd::new(workers.len() as u64, serves_store);
+        let core = Detector::new(workers.len() as u64, serves_store);
         Self {
             store: BoundedStore::new(store),
             generation,
@@ -125,11 +126,11 @@ impl Termination {
         }
     }
 
-    /// Blocks until all workers have nothing left to do, or the deadline. After an error other than
-    /// the store's it can be run again, and goes on where it was.
+    /// Blocks until all workers are done, or the deadline. A deadline that has passed checks once without
+    /// waiting. After an error other than the store's, `run` can be called again and continues.
     ///
     /// # Errors
-    /// [`TerminationError`]. With one, others may still call this worker.
+    /// [`TerminationError`]. Other workers may still call this one then.
     pub(crate) fn run(
         &mut self,
         activity: &dyn Activity,
@@ -138,9 +139,9 @@ impl Termination {
         let started = Instant::now();
         loop {
             match self.core.step() {
-                Step::BecomeIdle => self.become_idle(activity, started, by)?,
+                Step::AwaitIdle => self.await_idle(activity, started, by)?,
                 Step::AddStarted { started } => {
-                    // A sum of so many calls wraps, and is as good for comparing.
+                    // The sum may wrap: it is only compared.
                     let key = self.round_key("started");
                     self.store.add(&key, started.cast_signed(), by)?;
                     self.core.added();
@@ -154,11 +155,11 @@ impl Termination {
                     let sum = self.store.add(&self.round_key("started"), 0, by)?;
                     let ready = self.round_key("ready");
                     self.store.set(&ready, sum.to_string().as_bytes(), by)?;
-                    self.core.learned(sum.cast_unsigned());
+                    self.core.sum_known(sum.cast_unsigned());
                 }
                 Step::AwaitSum => {
                     let sum = self.await_sum(activity, started, by)?;
-                    self.core.learned(sum);
+                    self.core.sum_known(sum);
                 }
                 Step::Depart => {
                     self.depart(by);
@@ -168,8 +169,10 @@ impl Termination {
                     let soon = Deadline::after(Instant::now(), DEPARTURES_TIMEOUT).min(by);
                     match self.store.wait(&[&self.key("all_left")], soon) {
                         Ok(true) => {}
-                        Ok(false) => log::debug!("not all workers have said that they left"),
-                        Err(error) => log::debug!("waiting for the others to leave: {error}"),
+                        Ok(false) => log::debug!("not all workers have reported that they left"),
+                        Err(error) => {
+                            log::debug!("cannot wait for the other workers to leave: {error}")
+                        }
                     }
                     self.core.others_departed();
                 }
@@ -178,7 +181,7 @@ impl Termination {
         }
     }
 
-    fn become_idle(
+    fn await_idle(
         &mut self,
         activity: &dyn Activity,
         started: Instant,
@@ -211,10 +214,10 @@ impl Termination {
         let ready = self.round_key("ready");
         let round = self.core.round();
         loop {
-            // Many short waits: a straggler may come later than any one wait of the store lasts.
+            // Short waits: a straggler may arrive later than the store's own timeout.
             let slice = Deadline::after(Instant::now(), SLICE).min(by);
             if self.store.wait(&[&ready], slice)?
-                && let Some(sum) = self.store.get_if_there(&ready, by)?
+                && let Some(sum) = self.store.try_get(&ready, by)?
             {
                 return self.parse_sum(&ready, &sum);
             }
@@ -246,7 +249,7 @@ impl Termination {
         }
     }
 
-    /// Who of these has not arrived in the round, and whether these are all.
+    /// Which of these workers have not arrived in the round, and whether the list is complete.
     fn absent(&self, of: &[WorkerInfo]) -> Result<(Vec<WorkerInfo>, bool), TerminationError> {
         let keys: Vec<String> = of.iter().map(|worker| self.here_key(worker)).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
@@ -255,7 +258,7 @@ impl Termination {
         Ok((absent, missing.is_complete))
     }
 
-    /// The end is certain, so a store that is gone already is no error.
+    /// All workers have terminated, so a store that has stopped is not an error.
     fn depart(&self, by: Deadline) {
         let departed = self.store.add(&self.key("left"), 1, by).and_then(|left| {
             if left.cast_unsigned() == self.workers.len() as u64 {
@@ -265,7 +268,7 @@ impl Termination {
             }
         });
         if let Err(error) = departed {
-            log::debug!("saying that the store is needed no more: {error}");
+            log::debug!("cannot report that this worker no longer needs the store: {error}");
         }
     }
 

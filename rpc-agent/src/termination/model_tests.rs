@@ -1,15 +1,15 @@
-//! Many workers that call each other in random order, over a store that is a few maps.
+//! Random histories of workers that call each other and shut down, checked against the rule.
 //!
-//! Time does not exist here: in each step one thing happens that can happen, chosen at random. Messages,
-//! handlers and workers have speeds, or else a message would hardly ever be on its way while others go
-//! through whole rounds. `SEED=n` repeats one history, `ROUNDS=n` tries so many.
+//! There is no time: each step performs one of the possible events, chosen at random. Messages, handlers
+//! and workers have speeds, because otherwise a message would hardly ever be in flight for several rounds.
+//! `SEED=n` repeats one history, `ROUNDS=n` runs n of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::env;
 
 use fastrand::Rng;
 
-use super::joint_end::{JointEnd, Step};
+use super::detector::{Detector, Step};
 
 #[derive(Debug)]
 struct Message {
@@ -31,28 +31,27 @@ struct Handler {
     speed: u8,
 }
 
-/// Where a worker is within [`Step::BecomeIdle`].
+/// Progress of a worker within [`Step::AwaitIdle`].
 #[derive(Debug, Clone, Copy)]
-enum Look {
-    Nothing,
+enum IdleWait {
+    NotStarted,
     Counted { before: u64 },
     Idle { before: u64 },
 }
 
 #[derive(Debug)]
 struct Worker {
-    /// Of its callbacks and its way to the end; that of each of its handlers is another. Changes now
-    /// and then.
+    /// Of its callbacks and its shutdown; each of its handlers has a speed of its own. Changes at random.
     speed: u8,
     started: u64,
     out: BTreeSet<u64>,
-    /// Answered calls of its own whose callbacks have still to run; they are in `out` as well.
+    /// Its answered calls whose callbacks have not run yet. They are in `out` too.
     callbacks: Vec<u64>,
     handlers: Vec<Handler>,
-    /// How many calls its program makes before it asks for the end.
+    /// Calls that its program makes before it shuts down.
     own_calls: u32,
-    look: Look,
-    core: JointEnd,
+    idle_wait: IdleWait,
+    core: Detector,
 }
 
 impl Worker {
@@ -60,7 +59,7 @@ impl Worker {
         self.out.is_empty() && self.callbacks.is_empty() && self.handlers.is_empty()
     }
 
-    fn is_certain(&self) -> bool {
+    fn has_detected(&self) -> bool {
         use Step::{AwaitDepartures, Depart, Finished};
         matches!(self.core.step(), Depart | AwaitDepartures | Finished)
     }
@@ -81,18 +80,18 @@ struct World {
     rounds: BTreeMap<u32, Round>,
     left: u64,
     next_call: u64,
-    /// Calls that handlers and callbacks may still make, all together.
+    /// Calls that all handlers and callbacks together may still make.
     nested_calls: u32,
 }
 
-/// Something that can happen.
+/// An event that is possible now.
 #[derive(Debug, Clone, Copy)]
 enum Event {
     Deliver(usize),
     Handler { worker: usize, handler: usize },
     Callback { worker: usize, callback: usize },
     OwnCall(usize),
-    End(usize),
+    Shutdown(usize),
 }
 
 impl World {
@@ -108,8 +107,8 @@ impl World {
                 callbacks: Vec::new(),
                 handlers: Vec::new(),
                 own_calls: if busy == 0 { 0 } else { rng.u32(0..busy) },
-                look: Look::Nothing,
-                core: JointEnd::new(count as u64, id == 0),
+                idle_wait: IdleWait::NotStarted,
+                core: Detector::new(count as u64, id == 0),
             })
             .collect();
         let nested_calls = rng.u32(0..60);
@@ -133,17 +132,19 @@ impl World {
             events.extend(callbacks.map(|callback| Event::Callback { worker, callback }));
             if state.own_calls > 0 {
                 events.push(Event::OwnCall(worker));
-            } else if self.can_end(state) {
-                events.push(Event::End(worker));
+            } else if self.can_proceed(state) {
+                events.push(Event::Shutdown(worker));
             }
         }
         events
     }
 
-    /// Whether a worker's next step towards the end would not block.
-    fn can_end(&self, worker: &Worker) -> bool {
+    /// Whether the next step of a worker's shutdown would not block.
+    fn can_proceed(&self, worker: &Worker) -> bool {
         match worker.core.step() {
-            Step::BecomeIdle => !matches!(worker.look, Look::Counted { .. }) || worker.is_idle(),
+            Step::AwaitIdle => {
+                !matches!(worker.idle_wait, IdleWait::Counted { .. }) || worker.is_idle()
+            }
             Step::AwaitSum => {
                 let round = self.rounds.get(&worker.core.round());
                 round.is_some_and(|round| round.ready.is_some())
@@ -154,7 +155,7 @@ impl World {
         }
     }
 
-    /// The fastest thing most of the time, and anything at times. `None` when nothing can happen.
+    /// Mostly the fastest possible event, sometimes any. `None` if no event is possible.
     fn choose(&mut self) -> Option<Event> {
         let events = self.events();
         if self.rng.u32(0..8) == 0 {
@@ -163,7 +164,7 @@ impl World {
         events.into_iter().max_by_key(|event| match event {
             Event::Deliver(at) => self.network[*at].speed,
             Event::Handler { worker, handler } => self.workers[*worker].handlers[*handler].speed,
-            Event::Callback { worker, .. } | Event::OwnCall(worker) | Event::End(worker) => {
+            Event::Callback { worker, .. } | Event::OwnCall(worker) | Event::Shutdown(worker) => {
                 self.workers[*worker].speed
             }
         })
@@ -195,11 +196,11 @@ impl World {
                 self.workers[worker].own_calls -= 1;
                 self.call(worker);
             }
-            Event::End(worker) => self.approach_end(worker),
+            Event::Shutdown(worker) => self.proceed(worker),
         }
     }
 
-    /// A handler calls somebody, answers, or returns; it may go on after its answer.
+    /// A handler calls a worker, answers, or returns; it may continue after its answer.
     fn handle(&mut self, worker: usize, handler: usize) {
         match self.rng.u32(0..3) {
             0 => self.maybe_call(worker),
@@ -227,8 +228,8 @@ impl World {
 
     fn call(&mut self, from: usize) {
         assert!(
-            !self.workers.iter().any(Worker::is_certain),
-            "a call is started after a worker found that all is over"
+            !self.workers.iter().any(Worker::has_detected),
+            "a call is started after a worker has detected termination"
         );
         let call = self.next_call;
         self.next_call += 1;
@@ -238,21 +239,21 @@ impl World {
         self.send(Content::Request { call, from, to });
     }
 
-    fn approach_end(&mut self, at: usize) {
+    fn proceed(&mut self, at: usize) {
         if self.rng.u32(0..4) == 0 {
             self.workers[at].speed = self.rng.u8(..);
         }
         let worker = &mut self.workers[at];
         let round = self.rounds.entry(worker.core.round()).or_default();
         match worker.core.step() {
-            Step::BecomeIdle => match worker.look {
-                Look::Nothing => {
+            Step::AwaitIdle => match worker.idle_wait {
+                IdleWait::NotStarted => {
                     let before = worker.started;
-                    worker.look = Look::Counted { before };
+                    worker.idle_wait = IdleWait::Counted { before };
                 }
-                Look::Counted { before } => worker.look = Look::Idle { before },
-                Look::Idle { before } => {
-                    worker.look = Look::Nothing;
+                IdleWait::Counted { before } => worker.idle_wait = IdleWait::Idle { before },
+                IdleWait::Idle { before } => {
+                    worker.idle_wait = IdleWait::NotStarted;
                     worker.core.was_idle(before, worker.started);
                 }
             },
@@ -266,11 +267,11 @@ impl World {
             }
             Step::Publish => {
                 round.ready = Some(round.started);
-                worker.core.learned(round.started);
+                worker.core.sum_known(round.started);
             }
             Step::AwaitSum => {
                 if let Some(sum) = round.ready {
-                    worker.core.learned(sum);
+                    worker.core.sum_known(sum);
                 }
             }
             Step::Depart => {
@@ -280,7 +281,7 @@ impl World {
             Step::AwaitDepartures => worker.core.others_departed(),
             Step::Finished => {}
         }
-        if self.workers[at].is_certain() {
+        if self.workers[at].has_detected() {
             assert!(self.network.is_empty(), "{:?}", self.network);
             assert!(self.workers.iter().all(Worker::is_idle));
         }
@@ -288,7 +289,7 @@ impl World {
 }
 
 #[test]
-fn nobody_leaves_while_a_call_is_out_or_to_come_and_all_leave_in_the_end() {
+fn no_worker_leaves_before_the_last_call_and_all_leave_eventually() {
     let number = |name: &str| {
         env::var(name)
             .ok()
@@ -314,7 +315,7 @@ fn nobody_leaves_while_a_call_is_out_or_to_come_and_all_leave_in_the_end() {
 
 #[test]
 fn an_idle_worker_needs_two_rounds() {
-    let mut alone = JointEnd::new(1, true);
+    let mut alone = Detector::new(1, true);
     for round in 1..=2 {
         assert_eq!(alone.round(), round);
         alone.was_idle(5, 5);
@@ -322,17 +323,17 @@ fn an_idle_worker_needs_two_rounds() {
         alone.added();
         alone.arrived(1);
         assert_eq!(alone.step(), Step::Publish);
-        alone.learned(5);
+        alone.sum_known(5);
     }
     alone.departed();
     assert_eq!(alone.step(), Step::Finished);
 }
 
 #[test]
-fn a_call_started_while_one_looked_makes_one_look_again() {
-    let mut core = JointEnd::new(2, false);
+fn a_call_started_during_the_idle_wait_repeats_it() {
+    let mut core = Detector::new(2, false);
     core.was_idle(5, 6);
-    assert_eq!(core.step(), Step::BecomeIdle);
+    assert_eq!(core.step(), Step::AwaitIdle);
     core.was_idle(6, 6);
     assert_eq!(core.step(), Step::AddStarted { started: 6 });
 }

@@ -1,4 +1,4 @@
-//! Workers as threads that end together over real stores.
+//! Coordinated shutdown of workers that are threads, over real stores.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex};
@@ -8,7 +8,7 @@ use c10d_store::{HashStore, PrefixStore, ServerOptions, TcpStore, TcpStoreServer
 
 use super::*;
 
-/// Long enough that only a hang reaches it.
+/// Reached only if a test hangs.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn patience() -> Deadline {
@@ -30,7 +30,7 @@ fn termination(store: &Arc<dyn Store>, workers: &[WorkerInfo], id: usize) -> Ter
     Termination::new(store, 0, workers[id].clone(), workers.to_vec())
 }
 
-/// The stores to try, and the server that keeps one of them.
+/// One store of each kind, and the server of one of them.
 fn stores() -> (Vec<Arc<dyn Store>>, TcpStoreServer) {
     let server = TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).unwrap();
     let tcp = TcpStore::connect("127.0.0.1", server.local_addr().port()).unwrap();
@@ -43,7 +43,7 @@ fn stores() -> (Vec<Arc<dyn Store>>, TcpStoreServer) {
     (stores, server)
 }
 
-/// A worker with a number of calls without an answer.
+/// A worker with a number of unanswered calls.
 #[derive(Debug, Default)]
 struct Calls {
     out: Mutex<usize>,
@@ -104,7 +104,7 @@ impl Activity for Calls {
 }
 
 #[test]
-fn an_idle_group_ends_in_two_rounds() {
+fn an_idle_group_shuts_down_in_two_rounds() {
     let (stores, _server) = stores();
     for store in &stores {
         let workers = workers(5);
@@ -127,7 +127,7 @@ fn an_idle_group_ends_in_two_rounds() {
 }
 
 #[test]
-fn nobody_leaves_before_the_last_call_is_answered() {
+fn no_worker_leaves_before_the_last_call_is_answered() {
     let (stores, _server) = stores();
     for store in &stores {
         let workers = workers(3);
@@ -151,7 +151,7 @@ fn nobody_leaves_before_the_last_call_is_answered() {
             while busy.asked.load(Ordering::SeqCst) == 0 {
                 thread::yield_now();
             }
-            // Its callback makes another call, which is begun before the first one is over.
+            // Its callback makes another call before the first one ends.
             busy.start();
             busy.end();
             assert_eq!(left.load(Ordering::SeqCst), 0);
@@ -164,7 +164,7 @@ fn nobody_leaves_before_the_last_call_is_answered() {
 }
 
 #[test]
-fn who_waits_in_vain_says_for_whom_and_can_go_on_later() {
+fn a_timeout_lists_the_absent_workers_and_shutdown_can_continue_later() {
     let (stores, _server) = stores();
     for store in &stores {
         let workers = workers(3);
@@ -173,8 +173,7 @@ fn who_waits_in_vain_says_for_whom_and_can_go_on_later() {
             .run(&Calls::default(), soon())
             .unwrap_err()
             .to_string();
-        let said =
-            "in round 1, w1 (id 1), w2 (id 2) had not arrived (0 own calls without an answer)";
+        let said = "in round 1, w1 (id 1), w2 (id 2) had not arrived (0 calls of this worker are unanswered)";
         assert!(error.ends_with(said), "{error}");
 
         thread::scope(|scope| {
@@ -194,7 +193,7 @@ fn who_waits_in_vain_says_for_whom_and_can_go_on_later() {
 }
 
 #[test]
-fn a_busy_worker_says_what_keeps_it() {
+fn a_busy_worker_reports_its_unanswered_calls() {
     let (stores, _server) = stores();
     let calls = Calls::default();
     calls.start();
@@ -204,14 +203,11 @@ fn a_busy_worker_says_what_keeps_it() {
         error.contains("WorkerInfo(id=1, name=w1) was still busy"),
         "{error}"
     );
-    assert!(
-        error.contains("1 of its calls without an answer"),
-        "{error}"
-    );
+    assert!(error.contains("1 of its calls are unanswered"), "{error}");
 }
 
 #[test]
-fn a_dead_worker_ends_the_wait_without_any_deadline() {
+fn a_dead_worker_ends_the_wait_without_a_deadline() {
     let (stores, _server) = stores();
     for store in &stores {
         let workers = workers(3);
@@ -219,19 +215,19 @@ fn a_dead_worker_ends_the_wait_without_any_deadline() {
         *calls.dead.lock().unwrap() = vec![workers[2].clone()];
         let mut end = termination(store, &workers, 0);
         let error = end.run(&calls, Deadline::NEVER).unwrap_err();
-        let said = "w2 (id 2) ended before arriving in round 1";
+        let said = "w2 (id 2) died before arriving in round 1";
         assert!(error.to_string().contains(said), "{error}");
     }
 }
 
 #[test]
-fn a_worker_that_is_gone_after_it_arrived_stops_nobody() {
+fn a_worker_that_died_after_it_arrived_does_not_block_the_others() {
     let (stores, _server) = stores();
     for store in &stores {
         let workers = workers(2);
         let calls = Calls::default();
         *calls.dead.lock().unwrap() = vec![workers[1].clone()];
-        // It arrived in both rounds, and in the second it was the one who had to publish.
+        // It arrived in both rounds, and had to publish the sum of the second one.
         for round in 1..=2 {
             store
                 .set(&format!("shutdown/0/{round}/here/1"), b"")
@@ -246,7 +242,7 @@ fn a_worker_that_is_gone_after_it_arrived_stops_nobody() {
 }
 
 #[test]
-fn a_wait_is_interrupted_in_either_phase() {
+fn shutdown_can_be_interrupted_in_either_phase() {
     let (stores, _server) = stores();
     for store in &stores {
         let workers = workers(2);
@@ -274,19 +270,19 @@ fn a_wait_is_interrupted_in_either_phase() {
 }
 
 #[test]
-fn a_worker_alone_ends_at_once() {
+fn a_single_worker_shuts_down_at_once() {
     let (stores, _server) = stores();
     for store in &stores {
         let mut end = termination(store, &workers(1), 0);
         end.run(&Calls::default(), patience()).unwrap();
-        // A second time there is nothing left to do.
+        // A second run does nothing.
         end.run(&Calls::default(), patience()).unwrap();
         assert_eq!(store.get("shutdown/0/left").unwrap(), b"1");
     }
 }
 
 #[test]
-fn a_store_that_dies_is_an_error_at_once() {
+fn a_stopped_store_is_an_error_at_once() {
     let (stores, server) = stores();
     let store = &stores[1];
     let mut end = termination(store, &workers(2), 0);
@@ -302,7 +298,7 @@ fn a_store_that_dies_is_an_error_at_once() {
 }
 
 #[test]
-fn a_sum_that_is_no_number_is_an_error_with_its_key() {
+fn an_invalid_sum_is_an_error_with_its_key() {
     let (stores, _server) = stores();
     let store = &stores[2];
     store.set("shutdown/0/1/ready", b"many").unwrap();
@@ -311,7 +307,7 @@ fn a_sum_that_is_no_number_is_an_error_with_its_key() {
         .run(&Calls::default(), patience())
         .unwrap_err()
         .to_string();
-    let said = "graceful shutdown: \"rpc_prefix_0/shutdown/0/1/ready\" at hash store is no number: \
+    let said = "graceful shutdown: \"rpc_prefix_0/shutdown/0/1/ready\" at hash store is not a number: \
                 \"many\"";
     assert_eq!(error, said);
 }

@@ -1,31 +1,31 @@
-//! When all workers may leave: the decisions of one worker.
+//! One worker's part of termination detection: which step comes next.
 //!
-//! Pure: knows no store, clock or thread. What the numbers count is said in the parent module.
+//! Pure: knows no store, clock or thread. The parent module describes the rule and why it is correct.
 
-/// What a worker does next.
+/// What the worker does next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Wait until nothing is going on here, and count the calls started so far, before and after.
-    BecomeIdle,
-    /// Add so many started calls to the sum of the round.
+    /// Wait until the worker is idle; count the calls started so far before and after the wait.
+    AwaitIdle,
+    /// Add `started` to the round's sum of started calls.
     AddStarted { started: u64 },
-    /// Mark oneself as having arrived in the round, and count oneself.
+    /// Mark this worker as arrived in the round, and increment the count.
     Arrive,
-    /// All have arrived: publish the sum of the round.
+    /// All workers have arrived: publish the sum of the round.
     Publish,
-    /// Wait for the sum of the round.
+    /// Wait until the sum of the round is published.
     AwaitSum,
-    /// All is over. Say that one needs the store no more.
+    /// All workers have terminated: report that this worker no longer needs the store.
     Depart,
-    /// As the one whose process may serve the store: wait a little until all others have said so.
+    /// Wait briefly until all workers have reported so, because this process may serve the store.
     AwaitDepartures,
-    /// Leave.
+    /// This worker may leave.
     Finished,
 }
 
-/// The way of one worker to the end. Can be stopped after any step and gone on with later.
+/// Steps through the rounds. After an error the current step can be repeated.
 #[derive(Debug)]
-pub(crate) struct JointEnd {
+pub(crate) struct Detector {
     world_size: u64,
     serves_store: bool,
     round: u32,
@@ -33,14 +33,14 @@ pub(crate) struct JointEnd {
     step: Step,
 }
 
-impl JointEnd {
+impl Detector {
     pub(crate) const fn new(world_size: u64, serves_store: bool) -> Self {
         Self {
             world_size,
             serves_store,
             round: 1,
             previous_sum: None,
-            step: Step::BecomeIdle,
+            step: Step::AwaitIdle,
         }
     }
 
@@ -48,15 +48,15 @@ impl JointEnd {
         self.step
     }
 
-    /// Counts from 1.
+    /// The current round, from 1.
     pub(crate) const fn round(&self) -> u32 {
         self.round
     }
 
-    /// Nothing was going on here at a moment between these two counts of started calls. Only if they
-    /// are equal is the count of that moment known.
+    /// The worker was idle at a moment between these two counts of started calls. The count at that
+    /// moment is known only if they are equal; otherwise the worker waits again.
     pub(crate) fn was_idle(&mut self, before: u64, after: u64) {
-        debug_assert_eq!(self.step, Step::BecomeIdle);
+        debug_assert_eq!(self.step, Step::AwaitIdle);
         if before == after {
             self.step = Step::AddStarted { started: after };
         }
@@ -67,7 +67,7 @@ impl JointEnd {
         self.step = Step::Arrive;
     }
 
-    /// So many have arrived in the round, this worker included.
+    /// `count` workers have arrived in the round, this one included.
     pub(crate) fn arrived(&mut self, count: u64) {
         debug_assert_eq!(self.step, Step::Arrive);
         self.step = if count == self.world_size {
@@ -77,15 +77,15 @@ impl JointEnd {
         };
     }
 
-    /// So many calls had been started when the workers were idle in this round.
-    pub(crate) fn learned(&mut self, sum: u64) {
+    /// The sum of the round is known. Two equal sums in a row end the detection.
+    pub(crate) fn sum_known(&mut self, sum: u64) {
         debug_assert!(matches!(self.step, Step::Publish | Step::AwaitSum));
         if self.previous_sum == Some(sum) {
             self.step = Step::Depart;
         } else {
             self.previous_sum = Some(sum);
             self.round = self.round.saturating_add(1);
-            self.step = Step::BecomeIdle;
+            self.step = Step::AwaitIdle;
         }
     }
 
@@ -98,7 +98,7 @@ impl JointEnd {
         };
     }
 
-    /// All others have departed, or had the time to.
+    /// All other workers have departed, or the wait for them timed out.
     pub(crate) fn others_departed(&mut self) {
         debug_assert_eq!(self.step, Step::AwaitDepartures);
         self.step = Step::Finished;
