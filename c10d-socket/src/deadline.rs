@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 /// let deadline = Deadline::after(now, Duration::from_secs(5));
 /// assert_eq!(deadline.remaining(now + Duration::from_secs(2)), Some(Duration::from_secs(3)));
 /// assert!(deadline.has_passed(now + Duration::from_secs(5)));
-/// assert_eq!(Deadline::after(now, Duration::MAX), Deadline::NEVER);
+/// assert_eq!(Deadline::after(now, None), Deadline::NEVER);
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Deadline(Option<Instant>);
@@ -26,11 +26,12 @@ impl Deadline {
     /// No deadline at all.
     pub const NEVER: Self = Self(None);
 
-    /// The moment `timeout` after `now`; [`Deadline::NEVER`] when that is beyond what the clock can
-    /// express, so that [`Duration::MAX`] means "wait for ever".
+    /// The moment `timeout` after `now`. [`Deadline::NEVER`] for `None`, and for a time beyond what
+    /// the clock can express, such as [`Duration::MAX`]. A zero timeout has passed at `now`: it checks
+    /// once without waiting.
     #[must_use]
-    pub fn after(now: Instant, timeout: Duration) -> Self {
-        Self(now.checked_add(timeout))
+    pub fn after(now: Instant, timeout: impl Into<Option<Duration>>) -> Self {
+        Self(timeout.into().and_then(|timeout| now.checked_add(timeout)))
     }
 
     /// A deadline at a known moment.
@@ -93,6 +94,14 @@ mod tests {
         assert_eq!(Deadline::NEVER.min(late), late);
         assert_eq!(late.min(Deadline::NEVER), late);
         assert_eq!(Deadline::NEVER.min(Deadline::NEVER), Deadline::NEVER);
+    }
+
+    #[test]
+    fn a_timeout_of_none_or_beyond_the_clock_is_never() {
+        let now = Instant::now();
+        assert_eq!(Deadline::after(now, None), Deadline::NEVER);
+        assert_eq!(Deadline::after(now, Some(Duration::MAX)), Deadline::NEVER);
+        assert_eq!(Deadline::after(now, Duration::MAX), Deadline::NEVER);
     }
 
     #[test]

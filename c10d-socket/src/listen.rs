@@ -24,7 +24,7 @@ pub struct ListenOptions {
     host: Option<String>,
     port: u16,
     backlog: u32,
-    lookup_timeout: Duration,
+    lookup_timeout: Option<Duration>,
     socket: SocketOptions,
 }
 
@@ -57,11 +57,12 @@ impl ListenOptions {
         self
     }
 
-    /// How long the lookup of the host may take, when it is a name. Default 10 s: a resolver that
-    /// needs longer is broken, and a start-up that hangs is worse than one that fails.
+    /// The time limit for looking up the host, if it is a name; `None` waits indefinitely. Default
+    /// 10 s: a resolver that needs longer is broken, and a start that hangs is worse than one that
+    /// fails.
     #[must_use]
-    pub fn with_lookup_timeout(mut self, timeout: Duration) -> Self {
-        self.lookup_timeout = timeout;
+    pub fn with_lookup_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
+        self.lookup_timeout = timeout.into();
         self
     }
 
@@ -79,7 +80,7 @@ impl Default for ListenOptions {
             host: None,
             port: 0,
             backlog: u32::MAX,
-            lookup_timeout: Duration::from_secs(10),
+            lookup_timeout: Some(Duration::from_secs(10)),
             socket: SocketOptions::default(),
         }
     }

@@ -30,7 +30,7 @@ use crate::{Deadline, sys};
 /// # Errors
 /// Only when poll(2) itself fails (the system is out of memory); a socket's error counts as input.
 pub fn wait_for_input(fd: &impl AsFd, timeout: Option<Duration>) -> io::Result<bool> {
-    wait(fd, libc::POLLIN, deadline_after(timeout))
+    wait(fd, libc::POLLIN, Deadline::after(Instant::now(), timeout))
 }
 
 /// Waits until a write to `fd` would not block: there is room, or it fails at once because the
@@ -39,7 +39,7 @@ pub fn wait_for_input(fd: &impl AsFd, timeout: Option<Duration>) -> io::Result<b
 /// # Errors
 /// As [`wait_for_input`].
 pub fn wait_for_output(fd: &impl AsFd, timeout: Option<Duration>) -> io::Result<bool> {
-    wait_for_output_by(fd, deadline_after(timeout))
+    wait_for_output_by(fd, Deadline::after(Instant::now(), timeout))
 }
 
 /// Waits until a read from `fd` or a write to it would not block, whichever comes first; which of the two
@@ -48,18 +48,16 @@ pub fn wait_for_output(fd: &impl AsFd, timeout: Option<Duration>) -> io::Result<
 /// # Errors
 /// As [`wait_for_input`].
 pub fn wait_for_either(fd: &impl AsFd, timeout: Option<Duration>) -> io::Result<bool> {
-    wait(fd, libc::POLLIN | libc::POLLOUT, deadline_after(timeout))
+    wait(
+        fd,
+        libc::POLLIN | libc::POLLOUT,
+        Deadline::after(Instant::now(), timeout),
+    )
 }
 
 /// [`wait_for_output`] up to a deadline; one that has passed looks once.
 pub(crate) fn wait_for_output_by(fd: &impl AsFd, deadline: Deadline) -> io::Result<bool> {
     wait(fd, libc::POLLOUT, deadline)
-}
-
-fn deadline_after(timeout: Option<Duration>) -> Deadline {
-    timeout.map_or(Deadline::NEVER, |timeout| {
-        Deadline::after(Instant::now(), timeout)
-    })
 }
 
 fn wait(fd: &impl AsFd, events: libc::c_short, deadline: Deadline) -> io::Result<bool> {

@@ -340,6 +340,12 @@ impl fmt::Debug for StoreError {
 }
 
 impl StoreError {
+    /// A wait that ran out of time. Only one that has a limit can.
+    pub(crate) fn timeout(context: ErrorContext, timeout: Option<Duration>) -> Self {
+        let timeout = timeout.unwrap_or(Duration::MAX);
+        Self::Timeout { context, timeout }
+    }
+
     /// Whether a wait ran out of time (as opposed to anything being broken).
     #[must_use]
     pub const fn is_timeout(&self) -> bool {

@@ -41,7 +41,7 @@ use crate::value_rules;
 /// ```
 pub struct HashStore {
     shared: Arc<Shared>,
-    timeout: Mutex<Duration>,
+    timeout: Mutex<Option<Duration>>,
     /// Set under the lock of the contents, so that no sleeper can miss it.
     closed: AtomicBool,
 }
@@ -73,7 +73,7 @@ impl HashStore {
         };
         Self {
             shared: Arc::new(shared),
-            timeout: Mutex::new(DEFAULT_TIMEOUT),
+            timeout: Mutex::new(Some(DEFAULT_TIMEOUT)),
             closed: AtomicBool::new(false),
         }
     }
@@ -127,7 +127,7 @@ impl HashStore {
         &self,
         operation: Operation,
         keys: &[&str],
-        timeout: Duration,
+        timeout: Option<Duration>,
         is_there: impl Fn(&Contents, &str) -> bool,
     ) -> Result<MutexGuard<'_, Contents>, StoreError> {
         let started = Instant::now();
@@ -138,7 +138,7 @@ impl HashStore {
             if deadline.has_passed(now) {
                 let missing = keys.iter().filter(|key| !is_there(&contents, key)).copied();
                 let context = ErrorContext::new(operation, missing, self.label(), now - started);
-                return Err(StoreError::Timeout { context, timeout });
+                return Err(StoreError::timeout(context, timeout));
             }
             contents = self.shared.sleep(contents, deadline.remaining(now));
             self.check_not_closed(operation, keys, started.elapsed())?;
@@ -252,7 +252,7 @@ impl Store for HashStore {
         self.write(Operation::Set, &[key], |contents| contents.set(key, value))
     }
 
-    fn get_timeout(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, StoreError> {
+    fn get_timeout(&self, key: &str, timeout: Option<Duration>) -> Result<Vec<u8>, StoreError> {
         let contents = self.wait_for(Operation::Get, &[key], timeout, Contents::has_value)?;
         Ok(contents.values[key].clone())
     }
@@ -302,7 +302,7 @@ impl Store for HashStore {
         Ok(keys.iter().all(|key| contents.has_value_or_queue(key)))
     }
 
-    fn wait_timeout(&self, keys: &[&str], timeout: Duration) -> Result<(), StoreError> {
+    fn wait_timeout(&self, keys: &[&str], timeout: Option<Duration>) -> Result<(), StoreError> {
         let is_there = Contents::has_value_or_queue;
         drop(self.wait_for(Operation::Wait, keys, timeout, is_there)?);
         Ok(())
@@ -312,7 +312,7 @@ impl Store for HashStore {
         &self,
         key: &str,
         known: Known<'_>,
-        timeout: Duration,
+        timeout: Option<Duration>,
     ) -> Result<Vec<u8>, StoreError> {
         let differs = |contents: &Contents, key: &str| {
             let value = contents.value(key);
@@ -395,7 +395,7 @@ impl Store for HashStore {
         Ok(contents.values.keys().cloned().collect())
     }
 
-    fn barrier(
+    fn barrier_timeout(
         &self,
         key: &str,
         world_size: usize,
@@ -404,11 +404,11 @@ impl Store for HashStore {
         generic_barrier(self, key, world_size, timeout)
     }
 
-    fn timeout(&self) -> Duration {
+    fn timeout(&self) -> Option<Duration> {
         *self.timeout.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn set_timeout(&self, timeout: Duration) {
+    fn set_timeout(&self, timeout: Option<Duration>) {
         *self.timeout.lock().unwrap_or_else(PoisonError::into_inner) = timeout;
     }
 

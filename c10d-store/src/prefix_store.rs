@@ -81,7 +81,7 @@ impl<S: Store> Store for PrefixStore<S> {
         self.underlying.get(&self.join(key))
     }
 
-    fn get_timeout(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, StoreError> {
+    fn get_timeout(&self, key: &str, timeout: Option<Duration>) -> Result<Vec<u8>, StoreError> {
         self.underlying.get_timeout(&self.join(key), timeout)
     }
 
@@ -111,7 +111,7 @@ impl<S: Store> Store for PrefixStore<S> {
         self.underlying.wait(&as_strs(&self.join_all(keys)))
     }
 
-    fn wait_timeout(&self, keys: &[&str], timeout: Duration) -> Result<(), StoreError> {
+    fn wait_timeout(&self, keys: &[&str], timeout: Option<Duration>) -> Result<(), StoreError> {
         let keys = self.join_all(keys);
         self.underlying.wait_timeout(&as_strs(&keys), timeout)
     }
@@ -120,7 +120,7 @@ impl<S: Store> Store for PrefixStore<S> {
         &self,
         key: &str,
         known: Known<'_>,
-        timeout: Duration,
+        timeout: Option<Duration>,
     ) -> Result<Vec<u8>, StoreError> {
         self.underlying.wait_change(&self.join(key), known, timeout)
     }
@@ -187,7 +187,7 @@ impl<S: Store> Store for PrefixStore<S> {
     }
 
     /// Not forwarded, as in PyTorch: workers on both libraries must write the same keys to meet.
-    fn barrier(
+    fn barrier_timeout(
         &self,
         key: &str,
         world_size: usize,
@@ -196,11 +196,11 @@ impl<S: Store> Store for PrefixStore<S> {
         generic_barrier(self, key, world_size, timeout)
     }
 
-    fn timeout(&self) -> Duration {
+    fn timeout(&self) -> Option<Duration> {
         self.underlying.timeout()
     }
 
-    fn set_timeout(&self, timeout: Duration) {
+    fn set_timeout(&self, timeout: Option<Duration>) {
         self.underlying.set_timeout(timeout);
     }
 

@@ -19,9 +19,9 @@ pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
 /// Keys are strings, values are bytes. All methods may be called from any number of threads; one
 /// that blocks does not hold up the others.
 ///
-/// **Timeouts** mean the same in every store of this crate: [`Duration::ZERO`] looks once,
-/// [`Duration::MAX`] waits for ever. (PyTorch's stores disagree about zero: its TCPStore looks
-/// once, its HashStore and FileStore wait for ever.)
+/// **Timeouts** mean the same in every store of this crate: `None` waits indefinitely, and
+/// [`Duration::ZERO`] checks once without waiting. (In PyTorch, zero checks once in TCPStore, and
+/// waits indefinitely in HashStore and FileStore.)
 ///
 /// Every store of this crate and `dyn Store` also have `set`, `compare_set`, `append` and `queue_push`,
 /// which take anything that can be seen as bytes; an implementation provides `set_bytes` and its like.
@@ -62,7 +62,7 @@ pub trait Store: Debug + Send + Sync {
     ///
     /// # Errors
     /// [`StoreError::Timeout`] when the key did not appear; otherwise as [`set_bytes`](Self::set_bytes).
-    fn get_timeout(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, StoreError>;
+    fn get_timeout(&self, key: &str, timeout: Option<Duration>) -> Result<Vec<u8>, StoreError>;
 
     /// The value of `key`, or `None` when the key is missing. Does not wait for the key.
     ///
@@ -136,7 +136,7 @@ pub trait Store: Debug + Send + Sync {
     ///
     /// # Errors
     /// [`StoreError::Timeout`] when one did not appear.
-    fn wait_timeout(&self, keys: &[&str], timeout: Duration) -> Result<(), StoreError>;
+    fn wait_timeout(&self, keys: &[&str], timeout: Option<Duration>) -> Result<(), StoreError>;
 
     /// Waits until `key` has a value that differs from what is `known` of it, and returns that value,
     /// for at most `timeout`. At once if it differs already. A missing key is waited for.
@@ -153,12 +153,12 @@ pub trait Store: Debug + Send + Sync {
     /// # fn main() -> Result<(), c10d_store::StoreError> {
     /// let store = HashStore::new();
     /// store.set("state", b"round 7, beat 1")?;
-    /// let seen = store.wait_change("state", Known::nothing(), Duration::ZERO)?;
+    /// let seen = store.wait_change("state", Known::nothing(), Some(Duration::ZERO))?;
     /// assert_eq!(seen, b"round 7, beat 1");
     ///
     /// store.set("state", b"round 7, beat 2")?; // of no interest to who looks at the round only
     /// let round = Known::part(&seen, 0..7);
-    /// let unchanged = store.wait_change("state", round, Duration::from_millis(1));
+    /// let unchanged = store.wait_change("state", round, Some(Duration::from_millis(1)));
     /// assert!(unchanged.unwrap_err().is_timeout());
     /// # Ok(())
     /// # }
@@ -171,7 +171,7 @@ pub trait Store: Debug + Send + Sync {
         &self,
         key: &str,
         known: Known<'_>,
-        timeout: Duration,
+        timeout: Option<Duration>,
     ) -> Result<Vec<u8>, StoreError>;
 
     /// Whether [`wait_change`](Self::wait_change) returns as soon as the value differs, or some
@@ -252,8 +252,16 @@ pub trait Store: Debug + Send + Sync {
     /// As [`set_bytes`](Self::set_bytes).
     fn list_keys(&self) -> Result<Vec<String>, StoreError>;
 
-    /// Waits until `world_size` workers have called `barrier` with this `key`, for at most
-    /// `timeout` (`None`: [`timeout`](Self::timeout)).
+    /// Waits until `world_size` workers have arrived at the barrier `key`, for at most
+    /// [`timeout`](Self::timeout). See [`barrier_timeout`](Self::barrier_timeout).
+    ///
+    /// # Errors
+    /// [`StoreError::BarrierTimeout`] when not all arrived in time.
+    fn barrier(&self, key: &str, world_size: usize) -> Result<(), StoreError> {
+        self.barrier_timeout(key, world_size, self.timeout())
+    }
+
+    /// Waits until `world_size` workers have arrived at the barrier `key`, for at most `timeout`.
     ///
     /// A key serves once: a completed barrier stays open. An arrival that timed out has been
     /// counted all the same. Workers that go through a [`PrefixStore`](crate::PrefixStore) and
@@ -261,18 +269,18 @@ pub trait Store: Debug + Send + Sync {
     ///
     /// # Errors
     /// [`StoreError::BarrierTimeout`] when not all arrived in time.
-    fn barrier(
+    fn barrier_timeout(
         &self,
         key: &str,
         world_size: usize,
         timeout: Option<Duration>,
     ) -> Result<(), StoreError>;
 
-    /// How long the operations that wait do so by default.
-    fn timeout(&self) -> Duration;
+    /// The timeout of operations that have none of their own; `None` waits indefinitely.
+    fn timeout(&self) -> Option<Duration>;
 
     /// Changes the default timeout of later calls, on this handle and on every wrapper around it.
-    fn set_timeout(&self, timeout: Duration);
+    fn set_timeout(&self, timeout: Option<Duration>);
 
     /// A second, independent handle to the same store.
     ///
@@ -401,7 +409,6 @@ pub(crate) fn generic_barrier<S: Store + ?Sized>(
             detail: "the world size of a barrier must be at least 1".to_owned(),
         });
     }
-    let timeout = timeout.unwrap_or_else(|| store.timeout());
     let arrived = store.add(&format!("{key}/num_members"), 1)?;
     let last_member = format!("{key}/last_member");
     if i64::try_from(world_size) == Ok(arrived) {
@@ -425,7 +432,7 @@ impl<S: Store + ?Sized> Store for Arc<S> {
     fn get(&self, key: &str) -> Result<Vec<u8>, StoreError> {
         (**self).get(key)
     }
-    fn get_timeout(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, StoreError> {
+    fn get_timeout(&self, key: &str, timeout: Option<Duration>) -> Result<Vec<u8>, StoreError> {
         (**self).get_timeout(key, timeout)
     }
     fn try_get(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
@@ -448,14 +455,14 @@ impl<S: Store + ?Sized> Store for Arc<S> {
     fn wait(&self, keys: &[&str]) -> Result<(), StoreError> {
         (**self).wait(keys)
     }
-    fn wait_timeout(&self, keys: &[&str], timeout: Duration) -> Result<(), StoreError> {
+    fn wait_timeout(&self, keys: &[&str], timeout: Option<Duration>) -> Result<(), StoreError> {
         (**self).wait_timeout(keys, timeout)
     }
     fn wait_change(
         &self,
         key: &str,
         known: Known<'_>,
-        timeout: Duration,
+        timeout: Option<Duration>,
     ) -> Result<Vec<u8>, StoreError> {
         (**self).wait_change(key, known, timeout)
     }
@@ -492,18 +499,21 @@ impl<S: Store + ?Sized> Store for Arc<S> {
     fn list_keys(&self) -> Result<Vec<String>, StoreError> {
         (**self).list_keys()
     }
-    fn barrier(
+    fn barrier(&self, key: &str, world_size: usize) -> Result<(), StoreError> {
+        (**self).barrier(key, world_size)
+    }
+    fn barrier_timeout(
         &self,
         key: &str,
         world_size: usize,
         timeout: Option<Duration>,
     ) -> Result<(), StoreError> {
-        (**self).barrier(key, world_size, timeout)
+        (**self).barrier_timeout(key, world_size, timeout)
     }
-    fn timeout(&self) -> Duration {
+    fn timeout(&self) -> Option<Duration> {
         (**self).timeout()
     }
-    fn set_timeout(&self, timeout: Duration) {
+    fn set_timeout(&self, timeout: Option<Duration>) {
         (**self).set_timeout(timeout);
     }
     fn clone_store(&self) -> Result<Arc<dyn Store>, StoreError> {

@@ -54,7 +54,7 @@ fn a_connection_takes_a_socket_and_a_poll_and_gives_both_back() {
         .iter()
         .map(|store| {
             let store = Arc::clone(store);
-            thread::spawn(move || store.wait_timeout(&["go"], LONG))
+            thread::spawn(move || store.wait_timeout(&["go"], Some(LONG)))
         })
         .collect();
     for (rank, store) in stores.iter().enumerate() {

@@ -380,7 +380,7 @@ impl ElasticAgent {
             round.rank,
             round.world_size,
             &own,
-            round.store.timeout(),
+            round.store.timeout().unwrap_or(Duration::MAX),
             &is_interrupted,
         )?)
     }

@@ -43,7 +43,7 @@ pub(crate) fn wait_for_others(
     }
     loop {
         let left = deadline.remaining(Instant::now()).unwrap_or(SLICE);
-        match store.wait_timeout(&[LAST_KEY], left.min(SLICE)) {
+        match store.wait_timeout(&[LAST_KEY], Some(left.min(SLICE))) {
             Ok(()) => return ExitBarrier::Open,
             Err(StoreError::Timeout { .. }) if left <= SLICE => {
                 return ExitBarrier::TimedOut {

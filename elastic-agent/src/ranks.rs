@@ -328,7 +328,7 @@ fn wait(
             return Err(RanksError::Interrupted);
         }
         let left = deadline.remaining(Instant::now()).unwrap_or(SLICE);
-        match store.wait_timeout(keys, left.min(SLICE)) {
+        match store.wait_timeout(keys, Some(left.min(SLICE))) {
             Ok(()) => return Ok(Arrival::There),
             // A busy server may be late with its answer that the time is up.
             Err(StoreError::Timeout { .. } | StoreError::NoReply { .. }) if left > SLICE => {}

@@ -319,7 +319,7 @@ fn await_published(
             return Err(NotFound::Interrupted);
         }
         let left = deadline.remaining(Instant::now()).unwrap_or(SLICE);
-        match store.wait_timeout(&[PORT_KEY, ADDR_KEY], left.min(SLICE)) {
+        match store.wait_timeout(&[PORT_KEY, ADDR_KEY], Some(left.min(SLICE))) {
             Ok(()) => return Ok(Some(round.read_published(round.number)?)),
             // A busy server may be late with its answer that the time is up.
             Err(StoreError::Timeout { .. } | StoreError::NoReply { .. }) if left > SLICE => {}

@@ -114,7 +114,7 @@ impl C10dBackend {
         }
         let failed = |error| RendezvousError::connection(&self.run_id, error);
         let store = self.store.clone_store().map_err(failed)?;
-        store.set_timeout(LEASE_TIMEOUT);
+        store.set_timeout(Some(LEASE_TIMEOUT));
         let queue = format!("{}/turn", self.key);
         match store.queue_len(&queue) {
             Err(StoreError::Unsupported { .. }) => return Ok(self),
@@ -288,10 +288,7 @@ impl StateWatch for C10dWatch {
                 },
             ),
         };
-        let text = match self
-            .store
-            .wait_change(&self.key, known, timeout.unwrap_or(Duration::MAX))
-        {
+        let text = match self.store.wait_change(&self.key, known, timeout) {
             Ok(text) => text,
             Err(StoreError::Timeout { .. }) => return Ok(Watched::Unchanged),
             Err(error) => return Err(RendezvousError::connection(&self.run_id, error)),

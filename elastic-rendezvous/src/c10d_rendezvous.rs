@@ -185,7 +185,7 @@ fn open_tcp(
     };
     let store = match served {
         Some(store) => {
-            store.set_timeout(read_timeout);
+            store.set_timeout(Some(read_timeout));
             store
         }
         // A host of our own that we cannot serve is served by another, or never will be.
@@ -219,7 +219,7 @@ fn connect(
         let options = TcpStoreOptions::default().with_timeout(left.min(slice));
         match TcpStore::open(target.host(), target.port(), options) {
             Ok(store) => {
-                store.set_timeout(read_timeout);
+                store.set_timeout(Some(read_timeout));
                 return Ok(store);
             }
             Err(error @ StoreError::Connect { .. }) if left > slice => {

@@ -245,7 +245,7 @@ impl DynamicRendezvous {
             nodes: &joined.nodes,
             own_host,
         };
-        let timeout = self.store.timeout();
+        let timeout = self.store.timeout().unwrap_or(Duration::MAX);
         let is_interrupted = || self.shared.is_interrupted.load(Ordering::Acquire);
         let settled = if self.options.shares_store {
             let mut bootstrap = std::mem::take(&mut *self.lock_bootstrap());

@@ -140,7 +140,7 @@ impl<S: Store> Peer for Ours<S> {
     fn wait(&self, keys: &[&str], timeout: Option<Duration>) -> PeerResult<()> {
         match timeout {
             None => self.0.wait(keys)?,
-            Some(timeout) => self.0.wait_timeout(keys, timeout)?,
+            timeout @ Some(_) => self.0.wait_timeout(keys, timeout)?,
         }
         Ok(())
     }
@@ -180,13 +180,16 @@ impl<S: Store> Peer for Ours<S> {
         Ok(keys)
     }
     fn barrier(&self, key: &str, world_size: usize, timeout: Option<Duration>) -> PeerResult<()> {
-        Ok(self.0.barrier(key, world_size, timeout)?)
+        match timeout {
+            None => Ok(self.0.barrier(key, world_size)?),
+            timeout => Ok(self.0.barrier_timeout(key, world_size, timeout)?),
+        }
     }
     fn timeout(&self) -> PeerResult<Duration> {
-        Ok(self.0.timeout())
+        Ok(self.0.timeout().unwrap_or(Duration::MAX))
     }
     fn set_timeout(&self, timeout: Duration) -> PeerResult<()> {
-        self.0.set_timeout(timeout);
+        self.0.set_timeout(Some(timeout));
         Ok(())
     }
     fn clone_store(&self) -> PeerResult<Box<dyn Peer>> {

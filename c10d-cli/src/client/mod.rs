@@ -226,7 +226,7 @@ pub(crate) fn run(command: &ClientCommand) -> Result<(), Failure> {
         }
         ClientCommand::Barrier(args) => {
             let client = args.target.connect()?;
-            client.store().barrier(&args.key, args.world_size, None)?;
+            client.store().barrier(&args.key, args.world_size)?;
             let json = json!({ "key": args.key, "world_size": args.world_size });
             args.target.answer(json, b"")
         }

@@ -54,7 +54,7 @@ impl TargetArgs {
         let options =
             TcpStoreOptions::default().with_timeout(self.timeout.max(CONNECT_TIMEOUT_MIN));
         let tcp = TcpStore::open(target.host(), target.port(), options)?;
-        tcp.set_timeout(self.timeout.saturating_sub(started.elapsed()));
+        tcp.set_timeout(Some(self.timeout.saturating_sub(started.elapsed())));
         let tcp = Arc::new(tcp);
         let prefixed = self
             .prefix

@@ -19,6 +19,11 @@ pub(super) const ANSWER_TIMEOUT_MIN: Duration = Duration::from_millis(250);
 const DIAGNOSIS_TIMEOUT: Duration = Duration::from_millis(100);
 const DIAGNOSED_KEYS_MAX: usize = 1024;
 
+/// The timeout of what the server answers at once: `timeout`, or [`ANSWER_TIMEOUT_MIN`] if longer.
+pub(super) fn at_least_an_answer(timeout: Option<Duration>) -> Option<Duration> {
+    timeout.map(|timeout| timeout.max(ANSWER_TIMEOUT_MIN))
+}
+
 impl Transport {
     /// A call about some keys and values, the limits checked.
     pub(super) fn call<'c>(
@@ -61,22 +66,22 @@ impl<'c> Call<'c> {
         )
     }
 
-    pub(super) fn deadline(&self, timeout: Duration) -> Deadline {
+    pub(super) fn deadline(&self, timeout: Option<Duration>) -> Deadline {
         Deadline::after(self.started, timeout)
     }
 
-    pub(super) fn store_timeout(&self) -> Duration {
+    pub(super) fn store_timeout(&self) -> Option<Duration> {
         self.transport.timeout()
     }
 
     /// The limit of what the server answers at once.
-    pub(super) fn answer_timeout(&self) -> Duration {
-        self.transport.timeout().max(ANSWER_TIMEOUT_MIN)
+    pub(super) fn answer_timeout(&self) -> Option<Duration> {
+        at_least_an_answer(self.transport.timeout())
     }
 
     /// A connection for this call, to be had within `timeout`, or a moment if that is shorter.
-    pub(super) fn lease(&self, timeout: Duration) -> Result<Lease<'c>, StoreError> {
-        let timeout = timeout.max(ANSWER_TIMEOUT_MIN);
+    pub(super) fn lease(&self, timeout: Option<Duration>) -> Result<Lease<'c>, StoreError> {
+        let timeout = at_least_an_answer(timeout);
         self.lease_by(self.deadline(timeout), timeout)
     }
 
@@ -84,7 +89,7 @@ impl<'c> Call<'c> {
     pub(super) fn lease_by(
         &self,
         deadline: Deadline,
-        timeout: Duration,
+        timeout: Option<Duration>,
     ) -> Result<Lease<'c>, StoreError> {
         let lease = self.transport.pool.take(deadline);
         lease.map_err(|error| self.explain(error, timeout))
@@ -94,7 +99,7 @@ impl<'c> Call<'c> {
     pub(super) fn sleep_until(
         &self,
         deadline: Deadline,
-        timeout: Duration,
+        timeout: Option<Duration>,
     ) -> Result<(), StoreError> {
         let slept = self.transport.pool.sleep_until(deadline);
         slept.map_err(|error| self.explain(error, timeout))
@@ -150,7 +155,7 @@ impl<'c> Call<'c> {
         &self,
         lease: &mut Lease<'_>,
         deadline: Deadline,
-        timeout: Duration,
+        timeout: Option<Duration>,
         build: impl FnOnce(&mut RequestBuf<'v>),
         read: impl FnOnce(&mut Connection, Deadline) -> Result<T, Failure>,
     ) -> Result<T, StoreError> {
@@ -163,7 +168,7 @@ impl<'c> Call<'c> {
     pub(super) fn wait_on<'v>(
         &self,
         lease: &mut Lease<'_>,
-        timeout: Duration,
+        timeout: Option<Duration>,
         follows: Follows,
         build: impl FnOnce(&mut RequestBuf<'v>),
     ) -> Result<Waited, StoreError> {
@@ -175,7 +180,7 @@ impl<'c> Call<'c> {
         &self,
         lease: &mut Lease<'_>,
         deadline: Deadline,
-        timeout: Duration,
+        timeout: Option<Duration>,
         follows: Follows,
         build: impl FnOnce(&mut RequestBuf<'v>),
     ) -> Result<Waited, StoreError> {
@@ -188,7 +193,10 @@ impl<'c> Call<'c> {
 
     /// The values of the call's keys, as soon as all are there: one round trip where the server
     /// knows how, else two.
-    pub(super) fn get_when_there(&self, timeout: Duration) -> Result<Vec<Vec<u8>>, StoreError> {
+    pub(super) fn get_when_there(
+        &self,
+        timeout: Option<Duration>,
+    ) -> Result<Vec<Vec<u8>>, StoreError> {
         let keys = self.keys;
         let mut lease = self.lease(timeout)?;
         if lease.has_wait_get() {
@@ -291,12 +299,12 @@ impl<'c> Call<'c> {
     }
 
     /// A timeout that names the keys which are still missing, if the server says so at once.
-    pub(super) fn timed_out(&self, lease: Lease<'_>, timeout: Duration) -> StoreError {
+    pub(super) fn timed_out(&self, lease: Lease<'_>, timeout: Option<Duration>) -> StoreError {
         let mut context = self.context();
         if let Some(missing) = self.missing_keys(lease) {
             context = context.with_keys(missing);
         }
-        StoreError::Timeout { context, timeout }
+        StoreError::timeout(context, timeout)
     }
 
     /// Which of several keys are missing, found out on the side after a timeout.
@@ -362,7 +370,7 @@ impl<'c> Call<'c> {
         }
     }
 
-    pub(super) fn explain(&self, error: PoolError, timeout: Duration) -> StoreError {
+    pub(super) fn explain(&self, error: PoolError, timeout: Option<Duration>) -> StoreError {
         explain(error, self.context(), timeout)
     }
 

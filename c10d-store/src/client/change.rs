@@ -23,7 +23,7 @@ impl<'c> Call<'c> {
         &self,
         key: &str,
         known: Known<'_>,
-        timeout: Duration,
+        timeout: Option<Duration>,
     ) -> Result<Vec<u8>, StoreError> {
         let lease = self.lease(timeout)?;
         if lease.has_wait_change() {
@@ -38,7 +38,7 @@ impl<'c> Call<'c> {
         mut lease: Lease<'_>,
         key: &str,
         known: Known<'_>,
-        timeout: Duration,
+        timeout: Option<Duration>,
     ) -> Result<Vec<u8>, StoreError> {
         let follows = Follows::Values(1);
         let waited = self.wait_on(&mut lease, timeout, follows, |request| {
@@ -58,7 +58,7 @@ impl<'c> Call<'c> {
         mut lease: Lease<'c>,
         key: &str,
         known: Known<'_>,
-        timeout: Duration,
+        timeout: Option<Duration>,
     ) -> Result<Vec<u8>, StoreError> {
         let deadline = self.deadline(timeout);
         loop {
@@ -81,7 +81,7 @@ impl<'c> Call<'c> {
 
     /// A connection for the next look. Others may keep all of them for longer than one answer may take,
     /// which is no reason to give up early.
-    fn lease_again(&self, timeout: Duration) -> Result<Lease<'c>, StoreError> {
+    fn lease_again(&self, timeout: Option<Duration>) -> Result<Lease<'c>, StoreError> {
         let deadline = self.deadline(timeout);
         loop {
             match self.lease_by(self.answer_deadline(timeout), timeout) {
@@ -98,7 +98,7 @@ impl<'c> Call<'c> {
         lease: &mut Lease<'_>,
         key: &str,
         deadline: Deadline,
-        timeout: Duration,
+        timeout: Option<Duration>,
     ) -> Result<Option<Vec<u8>>, StoreError> {
         let waited = self.wait_by(lease, deadline, timeout, Follows::Nothing, |request| {
             request.opcode(Opcode::Wait).user_keys(&[key]);
@@ -109,7 +109,7 @@ impl<'c> Call<'c> {
         self.ask_by(
             lease,
             self.answer_deadline(timeout),
-            timeout.min(self.answer_timeout()),
+            shorter(timeout, self.answer_timeout()),
             |request| {
                 request.opcode(Opcode::Get).user_key(key);
             },
@@ -119,10 +119,18 @@ impl<'c> Call<'c> {
 
     /// Until when what is asked now has to be answered: a call that lasts for hours must notice a server
     /// that hangs, and a short one must not wait for it for longer than its own time and a moment.
-    fn answer_deadline(&self, timeout: Duration) -> Deadline {
+    fn answer_deadline(&self, timeout: Option<Duration>) -> Deadline {
         let now = Instant::now();
         let moment = Deadline::after(now, ANSWER_TIMEOUT_MIN);
         let rest = self.deadline(timeout).at_least(moment);
         Deadline::after(now, self.answer_timeout()).min(rest)
+    }
+}
+
+/// The shorter of two timeouts, of which `None` is the longest.
+fn shorter(a: Option<Duration>, b: Option<Duration>) -> Option<Duration> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (a, b) => a.or(b),
     }
 }

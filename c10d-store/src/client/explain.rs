@@ -8,7 +8,13 @@ use super::pool::{Ended, PoolError};
 use crate::error::{ErrorContext, Operation, Outcome, StoreError};
 
 /// Turns what happened to a connection into what happened to a call.
-pub(super) fn explain(error: PoolError, context: ErrorContext, timeout: Duration) -> StoreError {
+pub(super) fn explain(
+    error: PoolError,
+    context: ErrorContext,
+    timeout: Option<Duration>,
+) -> StoreError {
+    // An error that names a limit comes from a call that has one.
+    let timeout = timeout.unwrap_or(Duration::MAX);
     let failure = match error {
         PoolError::Connect(source) => {
             let source = source.with_limit(timeout);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use c10d_socket::Deadline;
 
 use super::TcpStore;
-use super::call::{ANSWER_TIMEOUT_MIN, Call, negative_count};
+use super::call::{Call, at_least_an_answer, negative_count};
 use super::connection::{Connection, Follows, Waited};
 use super::options::TcpStoreOptions;
 use crate::compare_set::CompareSet;
@@ -30,7 +30,7 @@ impl Store for TcpStore {
             })
     }
 
-    fn get_timeout(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, StoreError> {
+    fn get_timeout(&self, key: &str, timeout: Option<Duration>) -> Result<Vec<u8>, StoreError> {
         let mut values = self
             .transport
             .call(Operation::Get, &[key], &[])?
@@ -111,7 +111,7 @@ impl Store for TcpStore {
         call.check_on(&mut call.lease(self.timeout())?)
     }
 
-    fn wait_timeout(&self, keys: &[&str], timeout: Duration) -> Result<(), StoreError> {
+    fn wait_timeout(&self, keys: &[&str], timeout: Option<Duration>) -> Result<(), StoreError> {
         let call = self.transport.call(Operation::Wait, keys, &[])?;
         let mut lease = call.lease(timeout)?;
         let waited = call.wait_on(&mut lease, timeout, Follows::Nothing, |request| {
@@ -127,7 +127,7 @@ impl Store for TcpStore {
         &self,
         key: &str,
         known: Known<'_>,
-        timeout: Duration,
+        timeout: Option<Duration>,
     ) -> Result<Vec<u8>, StoreError> {
         self.transport
             .call(Operation::WaitChange, &[key], &[known.bytes()])?
@@ -269,13 +269,12 @@ impl Store for TcpStore {
             .collect())
     }
 
-    fn barrier(
+    fn barrier_timeout(
         &self,
         key: &str,
         world_size: usize,
         timeout: Option<Duration>,
     ) -> Result<(), StoreError> {
-        let timeout = timeout.unwrap_or_else(|| self.timeout());
         let keys = [key];
         let call = self.transport.call(Operation::Barrier, &keys, &[])?;
         let world_size_on_wire = i64::try_from(world_size).unwrap_or(i64::MAX);
@@ -289,17 +288,17 @@ impl Store for TcpStore {
             Waited::TimedOut => Err(StoreError::BarrierTimeout {
                 arrived: call.arrived_at_barrier(lease, key),
                 context: call.context(),
-                timeout,
+                timeout: timeout.unwrap_or(Duration::MAX),
                 world_size,
             }),
         }
     }
 
-    fn timeout(&self) -> Duration {
+    fn timeout(&self) -> Option<Duration> {
         self.transport.timeout()
     }
 
-    fn set_timeout(&self, timeout: Duration) {
+    fn set_timeout(&self, timeout: Option<Duration>) {
         self.transport.set_timeout(timeout);
     }
 
@@ -313,8 +312,7 @@ impl Store for TcpStore {
             .with_limits(self.transport.limits)
             .with_connect_options(self.connect_options.clone())
             .with_reply_bytes_max(self.reply_bytes_max);
-        let connect_timeout = timeout.max(ANSWER_TIMEOUT_MIN);
-        let deadline = Deadline::after(Instant::now(), connect_timeout);
+        let deadline = Deadline::after(Instant::now(), at_least_an_answer(timeout));
         let address = self.transport.pool.target().clone();
         let clone = Self::connect_to(self.server_name.clone(), address, &options, deadline, None)?;
         Ok(Arc::new(clone))

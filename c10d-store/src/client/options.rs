@@ -29,7 +29,7 @@ use crate::store::DEFAULT_TIMEOUT;
 pub struct TcpStoreOptions {
     pub(super) world_size: Option<usize>,
     pub(super) is_master: bool,
-    pub(super) timeout: Duration,
+    pub(super) timeout: Option<Duration>,
     pub(super) wait_for_workers: bool,
     pub(super) multi_tenant: bool,
     pub(super) listener: Option<TcpListener>,
@@ -61,7 +61,7 @@ impl Default for TcpStoreOptions {
         Self {
             world_size: None,
             is_master: false,
-            timeout: DEFAULT_TIMEOUT,
+            timeout: Some(DEFAULT_TIMEOUT),
             wait_for_workers: true,
             multi_tenant: false,
             listener: None,
@@ -89,12 +89,12 @@ impl TcpStoreOptions {
         self
     }
 
-    /// How long to connect, and how long later operations wait by default. Default 300 s, as in
-    /// PyTorch. An operation that the server answers at once gets at least 250 ms, whatever the
-    /// timeout, so that a timeout of zero looks once instead of failing always.
+    /// The time limit for connecting, and the default timeout of later operations; `None` waits
+    /// indefinitely. Default 300 s, as in PyTorch. An operation that the server answers at once gets
+    /// at least 250 ms, so that a timeout of zero checks once without waiting.
     #[must_use]
-    pub const fn with_timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
+    pub fn with_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
+        self.timeout = timeout.into();
         self
     }
 

@@ -12,7 +12,7 @@ pub(super) struct Transport {
     /// What errors call the store.
     pub(super) label: String,
     pub(super) limits: WireLimits,
-    timeout: Mutex<Duration>,
+    timeout: Mutex<Option<Duration>>,
 }
 
 impl Transport {
@@ -20,7 +20,7 @@ impl Transport {
         pool: Pool,
         label: String,
         limits: WireLimits,
-        timeout: Duration,
+        timeout: Option<Duration>,
     ) -> Self {
         Self {
             pool,
@@ -31,11 +31,11 @@ impl Transport {
     }
 
     /// The timeout of calls that have none of their own.
-    pub(super) fn timeout(&self) -> Duration {
+    pub(super) fn timeout(&self) -> Option<Duration> {
         *self.timeout.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn set_timeout(&self, timeout: Duration) {
+    pub(super) fn set_timeout(&self, timeout: Option<Duration>) {
         *self.timeout.lock().unwrap_or_else(PoisonError::into_inner) = timeout;
     }
 }

@@ -68,7 +68,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 pub struct FileStore {
     file: StoreFile,
     world_size: Option<usize>,
-    timeout: Mutex<Duration>,
+    timeout: Mutex<Option<Duration>>,
     /// [`CLOSE_TIMEOUT`], but for tests.
     close_timeout: Duration,
 }
@@ -77,7 +77,7 @@ pub struct FileStore {
 #[derive(Debug, Clone)]
 pub struct FileStoreOptions {
     world_size: Option<usize>,
-    timeout: Duration,
+    timeout: Option<Duration>,
 }
 
 impl FileStoreOptions {
@@ -89,11 +89,11 @@ impl FileStoreOptions {
         self
     }
 
-    /// The [default timeout](Store::timeout) of the store; [`DEFAULT_TIMEOUT`] unless set. It also
-    /// bounds how long opening waits for the file's lock.
+    /// The [default timeout](Store::timeout) of the store, and the limit for the file's lock while
+    /// opening; `None` waits indefinitely. Default 300 s ([`DEFAULT_TIMEOUT`]).
     #[must_use]
-    pub const fn with_timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
+    pub fn with_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
+        self.timeout = timeout.into();
         self
     }
 }
@@ -102,7 +102,7 @@ impl Default for FileStoreOptions {
     fn default() -> Self {
         Self {
             world_size: None,
-            timeout: DEFAULT_TIMEOUT,
+            timeout: Some(DEFAULT_TIMEOUT),
         }
     }
 }
@@ -156,7 +156,7 @@ impl FileStore {
 
     /// docs/file-store.md, Bookkeeping.
     fn count_as_closed(&self) -> Result<(), StoreError> {
-        let call = Call::begin(Operation::Close, &[], self.close_timeout);
+        let call = Call::begin(Operation::Close, &[], Some(self.close_timeout));
         self.file.write_if_present(&call, |writer| {
             let mut records = Vec::new();
             let closed = count(&self.file, &call, writer, CLEANUP, 1, &mut records)?;
@@ -219,10 +219,8 @@ impl FileStore {
                 Err(missing) => missing,
             };
             if is_last_look {
-                return Err(StoreError::Timeout {
-                    context: self.file.context(call, missing),
-                    timeout: call.timeout(),
-                });
+                let context = self.file.context(call, missing);
+                return Err(StoreError::timeout(context, call.timeout()));
             }
             let time_left = deadline.remaining(Instant::now());
             self.file
@@ -316,7 +314,7 @@ impl Store for FileStore {
         self.write_all(Operation::Set, &[key], &[(key, value)])
     }
 
-    fn get_timeout(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, StoreError> {
+    fn get_timeout(&self, key: &str, timeout: Option<Duration>) -> Result<Vec<u8>, StoreError> {
         let keys = [key];
         let call = Call::begin(Operation::Get, &keys, timeout);
         self.read_when_there(&call, |entries| {
@@ -367,7 +365,7 @@ impl Store for FileStore {
         })
     }
 
-    fn wait_timeout(&self, keys: &[&str], timeout: Duration) -> Result<(), StoreError> {
+    fn wait_timeout(&self, keys: &[&str], timeout: Option<Duration>) -> Result<(), StoreError> {
         let call = Call::begin(Operation::Wait, keys, timeout);
         self.read_when_there(&call, |_| ())
     }
@@ -376,7 +374,7 @@ impl Store for FileStore {
         &self,
         key: &str,
         known: Known<'_>,
-        timeout: Duration,
+        timeout: Option<Duration>,
     ) -> Result<Vec<u8>, StoreError> {
         let keys = [key];
         let call = Call::begin(Operation::WaitChange, &keys, timeout);
@@ -443,7 +441,7 @@ impl Store for FileStore {
         })
     }
 
-    fn barrier(
+    fn barrier_timeout(
         &self,
         key: &str,
         world_size: usize,
@@ -452,11 +450,11 @@ impl Store for FileStore {
         generic_barrier(self, key, world_size, timeout)
     }
 
-    fn timeout(&self) -> Duration {
+    fn timeout(&self) -> Option<Duration> {
         *self.timeout.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn set_timeout(&self, timeout: Duration) {
+    fn set_timeout(&self, timeout: Option<Duration>) {
         *self.timeout.lock().unwrap_or_else(PoisonError::into_inner) = timeout;
     }
 

@@ -25,7 +25,7 @@ pub(super) struct Call<'a> {
     operation: Operation,
     keys: &'a [&'a str],
     started: Instant,
-    timeout: Duration,
+    timeout: Option<Duration>,
 }
 
 /// A store file and what has been read of it.
@@ -207,10 +207,7 @@ impl StoreFile {
             LockError::Busy => {
                 let mut context = self.context(call, call.keys.iter().copied());
                 context.store.push_str(" (locked by another worker)");
-                StoreError::Timeout {
-                    context,
-                    timeout: call.lock_timeout(),
-                }
+                StoreError::timeout(context, call.lock_timeout())
             }
         }
     }
@@ -268,7 +265,11 @@ impl Writer<'_> {
 }
 
 impl<'a> Call<'a> {
-    pub(super) fn begin(operation: Operation, keys: &'a [&'a str], timeout: Duration) -> Self {
+    pub(super) fn begin(
+        operation: Operation,
+        keys: &'a [&'a str],
+        timeout: Option<Duration>,
+    ) -> Self {
         Self {
             operation,
             keys,
@@ -281,7 +282,7 @@ impl<'a> Call<'a> {
         self.keys
     }
 
-    pub(super) const fn timeout(&self) -> Duration {
+    pub(super) const fn timeout(&self) -> Option<Duration> {
         self.timeout
     }
 
@@ -294,8 +295,8 @@ impl<'a> Call<'a> {
         (self.operation != Operation::Close).then_some(closed)
     }
 
-    fn lock_timeout(&self) -> Duration {
-        self.timeout.max(LOCK_TIMEOUT_MIN)
+    fn lock_timeout(&self) -> Option<Duration> {
+        self.timeout.map(|timeout| timeout.max(LOCK_TIMEOUT_MIN))
     }
 
     fn lock_deadline(&self) -> Deadline {

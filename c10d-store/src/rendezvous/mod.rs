@@ -63,7 +63,7 @@ pub fn rendezvous(url: &str) -> Result<Rendezvous, UrlError> {
 pub struct RendezvousOptions {
     rank: Option<usize>,
     world_size: Option<usize>,
-    timeout: Duration,
+    timeout: Option<Duration>,
 }
 
 impl Default for RendezvousOptions {
@@ -71,7 +71,7 @@ impl Default for RendezvousOptions {
         Self {
             rank: None,
             world_size: None,
-            timeout: DEFAULT_RENDEZVOUS_TIMEOUT,
+            timeout: Some(DEFAULT_RENDEZVOUS_TIMEOUT),
         }
     }
 }
@@ -91,10 +91,11 @@ impl RendezvousOptions {
         self
     }
 
-    /// The timeout of the store, and of opening it. Default 30 min, PyTorch's for process groups.
+    /// The timeout of the store, and of opening it; `None` waits indefinitely. Default 30 min,
+    /// PyTorch's for process groups.
     #[must_use]
-    pub const fn with_timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
+    pub fn with_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
+        self.timeout = timeout.into();
         self
     }
 

@@ -58,7 +58,7 @@ fn arguments_and_results_show_no_values() {
     assert_holds_no_data(&Known::whole(SECRET));
 
     let store = HashStore::new();
-    store.set_timeout(Duration::ZERO);
+    store.set_timeout(Some(Duration::ZERO));
     let written = store.compare_set("k", b"", SECRET).unwrap();
     assert_holds_no_data(&written);
 }

@@ -205,7 +205,7 @@ fn a_torn_record_was_never_written() {
         assert!(!store.check(&["torn"]).unwrap());
         assert!(
             store
-                .wait_timeout(&["torn"], Duration::ZERO)
+                .wait_timeout(&["torn"], Some(Duration::ZERO))
                 .unwrap_err()
                 .is_timeout()
         );
@@ -391,7 +391,7 @@ fn a_missing_file_is_an_empty_store() {
     assert!(!path.exists());
     assert!(
         store
-            .wait_timeout(&["k"], Duration::ZERO)
+            .wait_timeout(&["k"], Some(Duration::ZERO))
             .unwrap_err()
             .is_timeout()
     );
@@ -406,7 +406,7 @@ fn a_lock_that_is_never_released_is_a_timeout() {
     let (_folder, path) = store_path();
     let store = FileStore::open(&path, None).unwrap();
     store.set("n", b"1").unwrap();
-    store.set_timeout(Duration::from_millis(10));
+    store.set_timeout(Some(Duration::from_millis(10)));
     let holder = File::open(&path).unwrap();
     holder.lock().unwrap();
     // Unread changes, so that readers need the lock as well.
@@ -450,7 +450,7 @@ fn closing_ends_a_wait_for_the_lock_and_leaves_the_bookkeeping_to_the_drop() {
     type Call = fn(&FileStore) -> Result<(), StoreError>;
     let (_folder, path) = store_path();
     let store = FileStore::open(&path, Some(1)).unwrap();
-    store.set_timeout(Duration::MAX);
+    store.set_timeout(None);
     let holder = File::open(&path).unwrap();
     holder.lock().unwrap();
     // Unread changes, so that readers need the lock as well.
@@ -493,7 +493,7 @@ fn readers_of_an_unchanged_file_need_no_lock() {
         assert_eq!(store.get("k").unwrap(), b"1");
         assert!(
             store
-                .wait_timeout(&["late"], Duration::from_millis(20))
+                .wait_timeout(&["late"], Some(Duration::from_millis(20)))
                 .unwrap_err()
                 .is_timeout()
         );
@@ -598,7 +598,7 @@ fn a_relative_path_stays_where_it_was() {
     let store = FileStore::open_with(&name, &options).unwrap();
     assert!(store.path().is_absolute());
     assert!(store.path().ends_with(&name));
-    assert_eq!(store.timeout(), Duration::from_secs(7));
+    assert_eq!(store.timeout(), Some(Duration::from_secs(7)));
     let shown = store.path().to_owned();
     drop(store);
     assert!(!shown.exists());
@@ -616,8 +616,8 @@ fn child() {
         return;
     };
     let store = FileStore::open(path, Some(3)).unwrap();
-    store.set_timeout(LONG);
-    store.barrier("start", 2, None).unwrap();
+    store.set_timeout(Some(LONG));
+    store.barrier("start", 2).unwrap();
     for _ in 0..CHILD_ADDS {
         store.add("n", 1).unwrap();
         store.append("log", b"x").unwrap();
@@ -639,7 +639,7 @@ fn adds_and_appends_of_two_processes_all_count() {
     for mut child in children {
         assert!(child.wait().unwrap().success());
     }
-    store.set_timeout(Duration::ZERO);
+    store.set_timeout(Some(Duration::ZERO));
     assert_eq!(
         store.get("n").unwrap(),
         (2 * CHILD_ADDS).to_string().as_bytes()

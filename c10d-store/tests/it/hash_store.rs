@@ -16,10 +16,10 @@ fn it_keeps_the_contract() {
 #[test]
 fn handles_share_the_contents_but_not_the_timeout() {
     let store = HashStore::new();
-    assert_eq!(store.timeout(), DEFAULT_TIMEOUT);
+    assert_eq!(store.timeout(), Some(DEFAULT_TIMEOUT));
     let clone = store.clone();
-    clone.set_timeout(Duration::from_secs(1));
-    assert_eq!(store.timeout(), DEFAULT_TIMEOUT);
+    clone.set_timeout(Some(Duration::from_secs(1)));
+    assert_eq!(store.timeout(), Some(DEFAULT_TIMEOUT));
     clone.set("k", b"1").unwrap();
     drop(clone);
     assert_eq!(store.get("k").unwrap(), b"1");
@@ -35,12 +35,12 @@ fn handles_share_the_contents_but_not_the_timeout() {
 fn a_pop_waits_for_an_element_even_if_the_name_has_a_value() {
     let store = HashStore::new();
     store.set("q", b"value").unwrap();
-    store.set_timeout(Duration::from_millis(20));
+    store.set_timeout(Some(Duration::from_millis(20)));
     let started = Instant::now();
     assert!(store.queue_pop("q").unwrap_err().is_timeout());
     assert!(started.elapsed() >= Duration::from_millis(20));
 
-    store.set_timeout(LONG);
+    store.set_timeout(Some(LONG));
     thread::scope(|scope| {
         scope.spawn(|| assert_eq!(store.queue_pop("q").unwrap(), b"element"));
         store.queue_push("q", b"element").unwrap();
@@ -69,7 +69,7 @@ fn multi_get_is_a_snapshot() {
 #[test]
 fn a_thousand_sleepers_are_all_woken() {
     let store = HashStore::new();
-    store.set_timeout(LONG);
+    store.set_timeout(Some(LONG));
     thread::scope(|scope| {
         for i in 0..1000 {
             let store = &store;

@@ -103,23 +103,22 @@ fn only_keys_below_the_prefix_are_listed() {
 fn errors_name_the_full_key() {
     let base: Arc<dyn Store> = Arc::new(HashStore::new());
     let store = PrefixStore::new("b", PrefixStore::new("a", base));
-    store.set_timeout(Duration::ZERO);
+    store.set_timeout(Some(Duration::ZERO));
     store.set("n", b"x").unwrap();
     let errors = [
         store.get("k").unwrap_err(),
         store.wait(&["k"]).unwrap_err(),
         store
-            .wait_change("k", Known::nothing(), Duration::ZERO)
+            .wait_change("k", Known::nothing(), Some(Duration::ZERO))
             .unwrap_err(),
-        store.barrier("k", 2, None).unwrap_err(),
-        store.barrier("k", 0, None).unwrap_err(),
+        store.barrier("k", 2).unwrap_err(),
+        store.barrier("k", 0).unwrap_err(),
         store.add("n", 1).unwrap_err(),
     ];
     for error in errors {
         assert!(error.to_string().contains("\"a/b/"), "{error}");
     }
-    let StoreError::BarrierTimeout { context, .. } = store.barrier("m", 2, None).unwrap_err()
-    else {
+    let StoreError::BarrierTimeout { context, .. } = store.barrier("m", 2).unwrap_err() else {
         panic!("a barrier of two with one worker times out");
     };
     assert_eq!(context.keys, "\"a/b/m\"");
@@ -130,9 +129,9 @@ fn the_timeout_is_that_of_the_wrapped_store() {
     let base: Arc<dyn Store> = Arc::new(HashStore::new());
     let inner = PrefixStore::new("a", Arc::clone(&base));
     let outer = PrefixStore::new("b", inner.clone());
-    outer.set_timeout(Duration::from_millis(7));
-    assert_eq!(base.timeout(), Duration::from_millis(7));
-    assert_eq!(inner.timeout(), Duration::from_millis(7));
+    outer.set_timeout(Some(Duration::from_millis(7)));
+    assert_eq!(base.timeout(), Some(Duration::from_millis(7)));
+    assert_eq!(inner.timeout(), Some(Duration::from_millis(7)));
     assert_eq!(outer.has_extended_api(), base.has_extended_api());
     assert_eq!(outer.label(), base.label());
     assert_eq!(outer.wakes_on_change(), base.wakes_on_change());
@@ -157,9 +156,7 @@ fn closing_it_closes_the_wrapped_handle() {
 #[test]
 fn the_barrier_is_made_of_ordinary_keys() {
     let base = HashStore::new();
-    PrefixStore::new("p", base.clone())
-        .barrier("b", 1, None)
-        .unwrap();
+    PrefixStore::new("p", base.clone()).barrier("b", 1).unwrap();
     let mut keys = base.list_keys().unwrap();
     keys.sort();
     assert_eq!(keys, ["p/b/last_member", "p/b/num_members"]);
@@ -174,6 +171,6 @@ fn a_clone_wraps_a_clone() {
     let clone = store.clone_store().unwrap();
     clone.set("k", b"1").unwrap();
     assert_eq!(base.get("p/k").unwrap(), b"1");
-    clone.set_timeout(Duration::ZERO);
-    assert_ne!(store.timeout(), Duration::ZERO);
+    clone.set_timeout(Some(Duration::ZERO));
+    assert_ne!(store.timeout(), Some(Duration::ZERO));
 }

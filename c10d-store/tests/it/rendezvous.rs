@@ -37,7 +37,7 @@ fn the_ranks_of_a_tcp_url_meet_in_the_store_that_rank_0_hosts() {
     for (rank, opened) in opened.iter().enumerate() {
         assert_eq!((opened.rank, opened.world_size), (rank, Some(3)));
         assert_eq!(opened.store.add("arrived", 1).unwrap(), rank as i64 + 1);
-        assert_eq!(opened.store.timeout(), LONG);
+        assert_eq!(opened.store.timeout(), Some(LONG));
     }
 }
 
@@ -80,7 +80,7 @@ fn a_file_url_names_a_file_that_the_last_rank_removes() {
     a.store.set("k", "v").unwrap();
     assert_eq!(b.store.get("k").unwrap(), b"v");
     assert_eq!((b.rank, b.world_size), (1, Some(2)));
-    assert_eq!(b.store.timeout(), LONG);
+    assert_eq!(b.store.timeout(), Some(LONG));
     assert!(path.exists(), "nothing is decoded");
     drop((a, b));
     assert!(!path.exists());

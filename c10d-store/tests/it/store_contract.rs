@@ -93,8 +93,14 @@ pub(crate) fn all(make: &dyn Fn() -> Arc<dyn Store>, features: Features) {
             a_wait_lasts_until_its_last_key,
         ),
         ("waits_time_out", waits_time_out),
-        ("a_zero_timeout_looks_once", a_zero_timeout_looks_once),
-        ("a_wait_can_last_for_ever", a_wait_can_last_for_ever),
+        (
+            "a_zero_timeout_checks_once_without_waiting",
+            a_zero_timeout_checks_once_without_waiting,
+        ),
+        (
+            "without_a_timeout_a_call_waits_indefinitely",
+            without_a_timeout_a_call_waits_indefinitely,
+        ),
         (
             "a_timeout_leaves_the_store_usable",
             a_timeout_leaves_the_store_usable,
@@ -182,7 +188,7 @@ fn values_are_set_and_read(store: &Arc<dyn Store>, _: Features) {
 }
 
 fn a_value_is_read_without_waiting(store: &Arc<dyn Store>, features: Features) {
-    store.set_timeout(LONG);
+    store.set_timeout(Some(LONG));
     let started = Instant::now();
     assert_eq!(store.try_get("k").unwrap(), None);
     store.set("k", "").unwrap();
@@ -204,9 +210,9 @@ fn a_value_is_read_without_waiting(store: &Arc<dyn Store>, features: Features) {
 
 fn one_get_can_have_its_own_timeout(store: &Arc<dyn Store>, _: Features) {
     let timeout = Duration::from_millis(20);
-    store.set_timeout(LONG);
+    store.set_timeout(Some(LONG));
     let started = Instant::now();
-    let error = store.get_timeout("late", timeout).unwrap_err();
+    let error = store.get_timeout("late", Some(timeout)).unwrap_err();
     assert!((timeout..LONG / 2).contains(&started.elapsed()), "{error}");
     let StoreError::Timeout {
         context,
@@ -217,12 +223,12 @@ fn one_get_can_have_its_own_timeout(store: &Arc<dyn Store>, _: Features) {
     };
     assert_eq!((context.operation, limit), (Operation::Get, timeout));
     assert!(context.keys.contains("late"), "{context}");
-    assert_eq!(store.timeout(), LONG);
+    assert_eq!(store.timeout(), Some(LONG));
 
-    store.set_timeout(Duration::ZERO);
+    store.set_timeout(Some(Duration::ZERO));
     let reader = clone_of(store);
     while_blocked(
-        [move || assert_eq!(reader.get_timeout("late", LONG).unwrap(), b"1")],
+        [move || assert_eq!(reader.get_timeout("late", Some(LONG)).unwrap(), b"1")],
         || store.set("late", "1").unwrap(),
     );
 }
@@ -467,7 +473,7 @@ fn every_write_wakes_wait_and_get(store: &Arc<dyn Store>, _: Features) {
             store.multi_set(&[("other", b""), (key, b"1")]).unwrap();
         }),
     ];
-    store.set_timeout(LONG);
+    store.set_timeout(Some(LONG));
     for (name, write) in writes {
         let key = &format!("{name}/key");
         let waiters: [fn(&dyn Store, &str); 3] = [
@@ -489,10 +495,10 @@ fn every_write_wakes_wait_and_get(store: &Arc<dyn Store>, _: Features) {
 }
 
 /// Runs `act` when the waiters are seen to be blocked, and joins them.
-fn while_blocked<const N: usize>(waiters: [impl FnOnce() + Send; N], act: impl FnOnce()) {
+fn while_blocked<W: FnOnce() + Send>(waiters: impl IntoIterator<Item = W>, act: impl FnOnce()) {
     thread::scope(|scope| {
         let (started, all_started) = mpsc::channel();
-        let waiters = waiters.map(|waiter| {
+        let start = |waiter: W| {
             let started = started.clone();
             scope.spawn(move || {
                 started
@@ -500,8 +506,9 @@ fn while_blocked<const N: usize>(waiters: [impl FnOnce() + Send; N], act: impl F
                     .expect("the checking thread listens");
                 waiter();
             })
-        });
-        for _ in 0..N {
+        };
+        let waiters: Vec<_> = waiters.into_iter().map(start).collect();
+        for _ in &waiters {
             let waiter = all_started.recv_timeout(LONG).expect("every waiter starts");
             waiter.wait_until_blocked();
         }
@@ -520,7 +527,7 @@ fn a_wait_lasts_until_its_last_key(store: &Arc<dyn Store>, _: Features) {
     while_blocked(
         [move || {
             waiter
-                .wait_timeout(&["present", "first", "second"], LONG)
+                .wait_timeout(&["present", "first", "second"], Some(LONG))
                 .unwrap();
             done.send(()).expect("the checking thread listens");
         }],
@@ -535,7 +542,7 @@ fn a_wait_lasts_until_its_last_key(store: &Arc<dyn Store>, _: Features) {
     assert_eq!(is_done.recv(), Ok(()));
 
     // multi_get as well, in the order asked for.
-    store.set_timeout(LONG);
+    store.set_timeout(Some(LONG));
     let reader = clone_of(store);
     while_blocked(
         [move || {
@@ -548,7 +555,7 @@ fn a_wait_lasts_until_its_last_key(store: &Arc<dyn Store>, _: Features) {
 
 fn waits_time_out(store: &Arc<dyn Store>, features: Features) {
     let timeout = Duration::from_millis(20);
-    store.set_timeout(timeout);
+    store.set_timeout(Some(timeout));
     store.set("present", b"1").unwrap();
     let expect_timeout = |operation, missing: &str, call: &dyn Fn() -> Result<(), StoreError>| {
         let started = Instant::now();
@@ -578,7 +585,7 @@ fn waits_time_out(store: &Arc<dyn Store>, features: Features) {
         store.wait(&["present", "late"])
     });
     expect_timeout(Operation::Wait, "late", &|| {
-        store.wait_timeout(&["late"], timeout)
+        store.wait_timeout(&["late"], Some(timeout))
     });
     expect_timeout(Operation::MultiGet, "late", &|| {
         store.multi_get(&["present", "late"]).map(drop)
@@ -590,37 +597,86 @@ fn waits_time_out(store: &Arc<dyn Store>, features: Features) {
     }
 }
 
-fn a_zero_timeout_looks_once(store: &Arc<dyn Store>, features: Features) {
-    store.set_timeout(Duration::ZERO);
+fn a_zero_timeout_checks_once_without_waiting(store: &Arc<dyn Store>, features: Features) {
     store.set("k", b"1").unwrap();
-    assert_eq!(store.get("k").unwrap(), b"1");
-    store.wait(&["k"]).unwrap();
-    assert_eq!(store.multi_get(&["k"]).unwrap(), [b"1"]);
-    assert!(store.get("late").unwrap_err().is_timeout());
-    assert!(store.wait(&["k", "late"]).unwrap_err().is_timeout());
-    assert!(store.multi_get(&["k", "late"]).unwrap_err().is_timeout());
-    if features.queues {
-        assert!(store.queue_pop("q").unwrap_err().is_timeout());
-        store.queue_push("q", b"1").unwrap();
-        assert_eq!(store.queue_pop("q").unwrap(), b"1");
+    for (own, default) in [(Duration::ZERO, LONG), (LONG, Duration::ZERO)] {
+        let started = Instant::now();
+        store.set_timeout(Some(default));
+        if own.is_zero() {
+            let own = Some(own);
+            assert_eq!(store.get_timeout("k", own).unwrap(), b"1");
+            store.wait_timeout(&["k"], own).unwrap();
+            store.wait_change("k", Known::nothing(), own).unwrap();
+            store.barrier_timeout("alone", 1, own).unwrap();
+            assert!(store.get_timeout("late", own).unwrap_err().is_timeout());
+            assert!(store.wait_timeout(&["late"], own).unwrap_err().is_timeout());
+            let changed = store.wait_change("k", Known::whole(b"1"), own);
+            assert!(changed.unwrap_err().is_timeout());
+            let met = store.barrier_timeout("first", 2, own);
+            assert!(met.unwrap_err().is_timeout());
+        } else {
+            assert_eq!(store.get("k").unwrap(), b"1");
+            store.wait(&["k"]).unwrap();
+            assert_eq!(store.multi_get(&["k"]).unwrap(), [b"1"]);
+            store.barrier("solo", 1).unwrap();
+            assert!(store.get("late").unwrap_err().is_timeout());
+            assert!(store.wait(&["k", "late"]).unwrap_err().is_timeout());
+            assert!(store.multi_get(&["k", "late"]).unwrap_err().is_timeout());
+            assert!(store.barrier("second", 2).unwrap_err().is_timeout());
+            if features.queues {
+                assert!(store.queue_pop("q").unwrap_err().is_timeout());
+                store.queue_push("q", b"1").unwrap();
+                assert_eq!(store.queue_pop("q").unwrap(), b"1");
+            }
+        }
+        assert!(started.elapsed() < LONG / 2, "it waited");
     }
 }
 
-fn a_wait_can_last_for_ever(store: &Arc<dyn Store>, _: Features) {
-    let waiter = clone_of(store);
-    while_blocked(
-        [move || waiter.wait_timeout(&["k"], Duration::MAX).unwrap()],
-        || store.set("k", b"1").unwrap(),
-    );
+/// Each blocking operation, with `None` as its own timeout, where the default is zero, and as the
+/// default.
+fn without_a_timeout_a_call_waits_indefinitely(store: &Arc<dyn Store>, features: Features) {
+    type Call = fn(&dyn Store);
+    const WORKERS: usize = 3;
+    let zero = Some(Duration::ZERO);
+    let mut calls: Vec<(Option<Duration>, Call)> = vec![
+        (zero, |store| drop(store.get_timeout("k", None).unwrap())),
+        (zero, |store| store.wait_timeout(&["k"], None).unwrap()),
+        (zero, |store| {
+            drop(store.wait_change("k", Known::nothing(), None).unwrap());
+        }),
+        (zero, |store| {
+            store.barrier_timeout("meet", WORKERS, None).unwrap();
+        }),
+        (None, |store| drop(store.get("k").unwrap())),
+        (None, |store| store.wait(&["k"]).unwrap()),
+        (None, |store| drop(store.multi_get(&["k"]).unwrap())),
+        (None, |store| store.barrier("meet", WORKERS).unwrap()),
+    ];
+    if features.queues {
+        calls.push((None, |store| drop(store.queue_pop("q").unwrap())));
+    }
+    let waiters = calls.into_iter().map(|(default, call)| {
+        let waiter = clone_of(store);
+        waiter.set_timeout(default);
+        move || call(&*waiter)
+    });
+    while_blocked(waiters, || {
+        store.set("k", b"1").unwrap();
+        if features.queues {
+            store.queue_push("q", b"1").unwrap();
+        }
+        store.barrier_timeout("meet", WORKERS, Some(LONG)).unwrap();
+    });
 }
 
 fn a_timeout_leaves_the_store_usable(store: &Arc<dyn Store>, _: Features) {
     for round in 0..3 {
         let key = format!("k{round}");
-        let error = store.wait_timeout(&[&key], Duration::from_millis(5));
+        let error = store.wait_timeout(&[&key], Some(Duration::from_millis(5)));
         assert!(error.unwrap_err().is_timeout());
         store.set(&key, b"1").unwrap();
-        store.wait_timeout(&[&key], LONG).unwrap();
+        store.wait_timeout(&[&key], Some(LONG)).unwrap();
         assert_eq!(store.get(&key).unwrap(), b"1");
     }
 }
@@ -628,7 +684,7 @@ fn a_timeout_leaves_the_store_usable(store: &Arc<dyn Store>, _: Features) {
 /// One handle, several threads: also a TCP store may not keep its connection to a waiting thread.
 fn a_blocked_call_blocks_nobody_else(store: &Arc<dyn Store>, _: Features) {
     while_blocked(
-        ["a", "b"].map(|key| move || store.wait_timeout(&[key], LONG).unwrap()),
+        ["a", "b"].map(|key| move || store.wait_timeout(&[key], Some(LONG)).unwrap()),
         || {
             assert_eq!(store.add("n", 1).unwrap(), 1);
             store.set("b", b"1").unwrap();
@@ -651,7 +707,7 @@ fn what_differs_is_answered_at_once(store: &Arc<dyn Store>, features: Features) 
             Known::part(&long, long.len()..long.len() + 1),
         ];
         for known in differs {
-            let seen = store.wait_change("k", known, Duration::ZERO).unwrap();
+            let seen = store.wait_change("k", known, Some(Duration::ZERO)).unwrap();
             assert!(seen == value, "{known:?}");
         }
         let same = [
@@ -660,7 +716,9 @@ fn what_differs_is_answered_at_once(store: &Arc<dyn Store>, features: Features) 
             Known::part(value, value.len()..value.len()),
         ];
         for known in same {
-            let error = store.wait_change("k", known, Duration::ZERO).unwrap_err();
+            let error = store
+                .wait_change("k", known, Some(Duration::ZERO))
+                .unwrap_err();
             assert!(error.is_timeout(), "{known:?}: {error}");
         }
     }
@@ -699,7 +757,9 @@ fn every_write_ends_a_wait_for_a_change(store: &Arc<dyn Store>, features: Featur
         writes.map(|(name, _, after)| {
             let store = clone_of(store);
             move || {
-                let seen = store.wait_change(name, Known::whole(b"5"), LONG).unwrap();
+                let seen = store
+                    .wait_change(name, Known::whole(b"5"), Some(LONG))
+                    .unwrap();
                 assert_eq!(seen, after, "{name}");
             }
         }),
@@ -718,7 +778,7 @@ fn every_write_ends_a_wait_for_a_change(store: &Arc<dyn Store>, features: Featur
         // A queue of the name is no value.
         store.queue_push("set", b"e").unwrap();
         let timeout = Duration::from_millis(5);
-        let waited = store.wait_change("set", Known::whole(b"6"), timeout);
+        let waited = store.wait_change("set", Known::whole(b"6"), Some(timeout));
         assert!(waited.unwrap_err().is_timeout());
     }
 }
@@ -730,7 +790,7 @@ fn a_wait_for_a_change_sees_its_part_only(store: &Arc<dyn Store>, _: Features) {
     while_blocked(
         [move || {
             let round = Known::part(b"round 7, beat 0", 0..7);
-            let seen = store.wait_change("k", round, Duration::MAX).unwrap();
+            let seen = store.wait_change("k", round, None).unwrap();
             assert_eq!(seen, b"round 8, beat 0");
             done.send(()).expect("the checking thread listens");
         }],
@@ -757,7 +817,9 @@ fn a_missing_key_is_waited_for_and_compared(store: &Arc<dyn Store>, _: Features)
         ["missing", "deleted"].map(|key| {
             let (waiter, done) = (Arc::clone(&waiter), done.clone());
             move || {
-                let seen = waiter.wait_change(key, Known::whole(b"1"), LONG).unwrap();
+                let seen = waiter
+                    .wait_change(key, Known::whole(b"1"), Some(LONG))
+                    .unwrap();
                 assert_eq!(seen, b"2", "{key}");
                 done.send(()).expect("the checking thread listens");
             }
@@ -778,14 +840,14 @@ fn a_missing_key_is_waited_for_and_compared(store: &Arc<dyn Store>, _: Features)
 fn a_wait_for_a_change_times_out(store: &Arc<dyn Store>, _: Features) {
     store.set("present", b"1").unwrap();
     // The default timeout has no part in it.
-    store.set_timeout(LONG);
+    store.set_timeout(Some(LONG));
     let timeout = Duration::from_millis(20);
     for (key, known) in [
         ("present", Known::whole(b"1")),
         ("missing", Known::nothing()),
     ] {
         let started = Instant::now();
-        let error = store.wait_change(key, known, timeout).unwrap_err();
+        let error = store.wait_change(key, known, Some(timeout)).unwrap_err();
         assert!(started.elapsed() >= timeout, "{error}");
         assert!(started.elapsed() < LONG / 2, "{error}");
         let StoreError::Timeout {
@@ -798,7 +860,7 @@ fn a_wait_for_a_change_times_out(store: &Arc<dyn Store>, _: Features) {
         assert_eq!((context.operation, limit), (Operation::WaitChange, timeout));
         assert!(context.keys.contains(key), "{context}");
     }
-    let seen = store.wait_change("present", Known::whole(b"2"), timeout);
+    let seen = store.wait_change("present", Known::whole(b"2"), Some(timeout));
     assert_eq!(seen.unwrap(), b"1", "the store is usable afterwards");
 }
 
@@ -806,17 +868,17 @@ fn closing_ends_calls_under_way_and_all_later_ones(store: &Arc<dyn Store>, featu
     type Call = fn(&dyn Store) -> Result<(), StoreError>;
     let blocking: [Call; 6] = [
         |store| store.get("late").map(drop),
-        |store| store.wait_timeout(&["present", "late"], Duration::MAX),
+        |store| store.wait_timeout(&["present", "late"], None),
         |store| store.multi_get(&["late", "later"]).map(drop),
         |store| {
             let known = Known::whole(b"1");
-            store.wait_change("present", known, LONG).map(drop)
+            store.wait_change("present", known, Some(LONG)).map(drop)
         },
         |store| {
-            let waited = store.wait_change("late", Known::nothing(), Duration::MAX);
+            let waited = store.wait_change("late", Known::nothing(), None);
             waited.map(drop)
         },
-        |store| store.barrier("meet", 9, Some(LONG)),
+        |store| store.barrier_timeout("meet", 9, Some(LONG)),
     ];
     let at_once: [Call; 9] = [
         |store| store.set("k", b"1"),
@@ -846,7 +908,7 @@ fn closing_ends_calls_under_way_and_all_later_ones(store: &Arc<dyn Store>, featu
     settle(store);
     let closing = clone_of(store);
     let other = closing.clone_store().unwrap();
-    closing.set_timeout(LONG);
+    closing.set_timeout(Some(LONG));
     let started = Instant::now();
     let mut index = 0;
     while_blocked(
@@ -876,7 +938,11 @@ fn closing_ends_calls_under_way_and_all_later_ones(store: &Arc<dyn Store>, featu
 }
 
 fn the_default_timeout_can_be_set(store: &Arc<dyn Store>, _: Features) {
-    for timeout in [Duration::from_millis(1500), Duration::ZERO, Duration::MAX] {
+    for timeout in [
+        Some(Duration::from_millis(1500)),
+        Some(Duration::ZERO),
+        None,
+    ] {
         store.set_timeout(timeout);
         assert_eq!(store.timeout(), timeout);
         assert_eq!(clone_of(store).timeout(), timeout);
@@ -961,17 +1027,19 @@ fn a_barrier_gathers_all_workers(store: &Arc<dyn Store>, features: Features) {
                 let store = clone_of(store);
                 scope.spawn(move || {
                     store.add(arrivals, 1).unwrap();
-                    store.barrier(key, WORKERS, Some(LONG)).unwrap();
+                    store.barrier_timeout(key, WORKERS, Some(LONG)).unwrap();
                     // Nobody gets through before all have come.
                     assert_eq!(store.add(arrivals, 0).unwrap(), WORKERS as i64);
                 });
             }
         });
         // A completed barrier stays open.
-        store.barrier(key, WORKERS, Some(Duration::ZERO)).unwrap();
+        store
+            .barrier_timeout(key, WORKERS, Some(Duration::ZERO))
+            .unwrap();
     }
-    store.barrier("alone", 1, None).unwrap();
-    let empty = store.barrier("empty", 0, Some(Duration::ZERO));
+    store.barrier("alone", 1).unwrap();
+    let empty = store.barrier_timeout("empty", 0, Some(Duration::ZERO));
     if features.refuses_empty_barrier {
         assert!(matches!(empty, Err(StoreError::InvalidArgument { .. })));
     }
@@ -980,7 +1048,7 @@ fn a_barrier_gathers_all_workers(store: &Arc<dyn Store>, features: Features) {
 fn a_barrier_times_out(store: &Arc<dyn Store>, _: Features) {
     let timeout = Duration::from_millis(20);
     let started = Instant::now();
-    let error = store.barrier("meet", 2, Some(timeout)).unwrap_err();
+    let error = store.barrier_timeout("meet", 2, Some(timeout)).unwrap_err();
     assert!(started.elapsed() >= timeout);
     assert!(started.elapsed() < LONG / 2);
     let StoreError::BarrierTimeout {
@@ -994,7 +1062,9 @@ fn a_barrier_times_out(store: &Arc<dyn Store>, _: Features) {
     assert_eq!((context.operation, world_size), (Operation::Barrier, 2));
     assert!(context.keys.contains("meet"), "{context}");
     // The arrival was counted, so the next one completes the barrier.
-    store.barrier("meet", 2, Some(Duration::ZERO)).unwrap();
+    store
+        .barrier_timeout("meet", 2, Some(Duration::ZERO))
+        .unwrap();
 }
 
 fn queues_are_first_in_first_out(store: &Arc<dyn Store>, features: Features) {
@@ -1030,7 +1100,7 @@ fn queues_and_values_are_apart(store: &Arc<dyn Store>, features: Features) {
     store.queue_push("q", b"element").unwrap();
     // A queue satisfies check and wait, and is otherwise no key.
     assert!(store.check(&["q"]).unwrap());
-    store.wait_timeout(&["q"], Duration::ZERO).unwrap();
+    store.wait_timeout(&["q"], Some(Duration::ZERO)).unwrap();
     assert_eq!(store.num_keys().unwrap(), bookkeeping);
     assert_eq!(store.list_keys().unwrap(), Vec::<String>::new());
     assert!(!store.delete_key("q").unwrap());
@@ -1047,7 +1117,7 @@ fn a_pop_waits_for_a_push(store: &Arc<dyn Store>, features: Features) {
     if !features.queues {
         return;
     }
-    store.set_timeout(LONG);
+    store.set_timeout(Some(LONG));
     let started = Instant::now();
     let (popper, waiter, other) = (clone_of(store), clone_of(store), clone_of(store));
     let waiters: [Box<dyn FnOnce() + Send>; 2] = [
@@ -1071,7 +1141,7 @@ fn each_element_is_popped_once(store: &Arc<dyn Store>, features: Features) {
     if !features.queues {
         return;
     }
-    store.set_timeout(LONG);
+    store.set_timeout(Some(LONG));
     let mut popped: Vec<u8> = thread::scope(|scope| {
         let poppers: Vec<_> = (0..POPPERS)
             .map(|_| {

@@ -102,7 +102,7 @@ fn a_timeout_leaves_the_store_usable_and_names_what_is_missing() {
     for _ in 0..5 {
         let started = Instant::now();
         let error = store
-            .wait_timeout(&["there", "absent"], ms(30))
+            .wait_timeout(&["there", "absent"], Some(ms(30)))
             .unwrap_err();
         assert!(started.elapsed() >= ms(30));
         let StoreError::Timeout { context, timeout } = &error else {
@@ -114,7 +114,7 @@ fn a_timeout_leaves_the_store_usable_and_names_what_is_missing() {
         assert!(error.to_string().contains(&place), "{error}");
         assert_eq!(store.get("there").unwrap(), b"1");
     }
-    store.set_timeout(ms(20));
+    store.set_timeout(Some(ms(20)));
     assert!(store.get("absent").unwrap_err().is_timeout());
     assert!(store.queue_pop("absent").unwrap_err().is_timeout());
     assert!(
@@ -132,14 +132,16 @@ fn a_timeout_of_zero_looks_once() {
     let server = serve();
     let store = client(&server);
     store.set("there", b"1").unwrap();
-    store.wait_timeout(&["there"], Duration::ZERO).unwrap();
+    store
+        .wait_timeout(&["there"], Some(Duration::ZERO))
+        .unwrap();
     assert!(
         store
-            .wait_timeout(&["absent"], Duration::ZERO)
+            .wait_timeout(&["absent"], Some(Duration::ZERO))
             .unwrap_err()
             .is_timeout()
     );
-    store.set_timeout(Duration::ZERO);
+    store.set_timeout(Some(Duration::ZERO));
     assert_eq!(store.get("there").unwrap(), b"1");
     assert_eq!(store.add("counter", 1).unwrap(), 1);
 }
@@ -148,7 +150,7 @@ fn a_timeout_of_zero_looks_once() {
 fn a_barrier_that_times_out_says_how_many_came() {
     let server = serve();
     let store = client(&server);
-    let error = store.barrier("start", 3, Some(ms(20))).unwrap_err();
+    let error = store.barrier_timeout("start", 3, Some(ms(20))).unwrap_err();
     assert!(
         error.to_string().contains("with 1 of 3 workers arrived"),
         "{error}"
@@ -175,9 +177,9 @@ fn a_wait_in_one_thread_holds_up_no_other_and_uses_a_second_connection_only_then
     }
     let second = {
         let store = Arc::clone(&store);
-        thread::spawn(move || store.barrier("b", 2, None))
+        thread::spawn(move || store.barrier("b", 2))
     };
-    store.barrier("b", 2, None).unwrap();
+    store.barrier("b", 2).unwrap();
     second.join().unwrap().unwrap();
     assert!(started.elapsed() < LONG);
     store.set("late", b"x").unwrap();
@@ -199,7 +201,8 @@ fn a_thread_sees_what_it_wrote_while_others_block() {
                     store.set(&key, value.as_bytes()).unwrap();
                     if thread % 2 == 0 {
                         // Blocks for a moment on the connection that others would use.
-                        let waited = store.wait_timeout(&["never"], Duration::from_micros(500));
+                        let waited =
+                            store.wait_timeout(&["never"], Some(Duration::from_micros(500)));
                         assert!(waited.unwrap_err().is_timeout());
                     }
                     assert_eq!(store.get(&key).unwrap(), value.as_bytes());
@@ -283,7 +286,7 @@ fn the_cancel_race_is_survived_whoever_wins() {
                 setter.ping().unwrap();
             });
             race.pause_before_wait();
-            waiter.wait_timeout(&[key], Race::TIMEOUT)
+            waiter.wait_timeout(&[key], Some(Race::TIMEOUT))
         });
         if let Err(error) = &result {
             assert!(error.is_timeout(), "round {round}: {error}");
@@ -313,7 +316,7 @@ fn the_cancel_race_of_a_wait_for_a_change_is_survived_whoever_wins() {
                 setter.ping().unwrap();
             });
             race.pause_before_wait();
-            waiter.wait_change("k", Known::whole(&known), Race::TIMEOUT)
+            waiter.wait_change("k", Known::whole(&known), Some(Race::TIMEOUT))
         });
         match &result {
             Ok(seen) => assert_eq!(*seen, next),
@@ -520,7 +523,7 @@ fn a_wait_for_a_change_is_one_request_where_the_server_has_it() {
         Known::part(b"abcd", 1..3),
         Known::nothing(),
     ] {
-        assert_eq!(store.wait_change("k", known, LONG).unwrap(), b"v");
+        assert_eq!(store.wait_change("k", known, Some(LONG)).unwrap(), b"v");
     }
     playing.join().unwrap();
 }
@@ -541,7 +544,7 @@ fn a_wait_for_a_change_looks_once_a_second_where_the_server_does_not_have_it() {
         let store = open(port, ms(300));
         assert!(!store.wakes_on_change());
         let started = Instant::now();
-        let seen = store.wait_change("k", Known::whole(b"1"), Duration::MAX);
+        let seen = store.wait_change("k", Known::whole(b"1"), None);
         assert_eq!(seen.unwrap(), b"2");
         assert!(started.elapsed() >= Duration::from_secs(1), "one pause");
         assert!(started.elapsed() < LONG / 2);
@@ -565,7 +568,7 @@ fn a_server_that_stops_answering_looks_costs_the_wait_its_deadline_and_no_more()
     });
     let store = open(port, LONG);
     let started = Instant::now();
-    let waited = store.wait_change("k", Known::nothing(), ms(300));
+    let waited = store.wait_change("k", Known::nothing(), Some(ms(300)));
     let error = waited.unwrap_err();
     assert!(started.elapsed() >= ms(300));
     assert!(started.elapsed() < LONG / 2);
@@ -592,7 +595,7 @@ fn a_wait_for_a_change_that_only_looks_keeps_no_connection() {
     let store = Arc::new(open(port, LONG));
     let waiting = {
         let store = Arc::clone(&store);
-        thread::spawn(move || store.wait_change("k", Known::whole(b"1"), LONG))
+        thread::spawn(move || store.wait_change("k", Known::whole(b"1"), Some(LONG)))
     };
     told.recv().unwrap();
     assert_eq!(store.num_keys().unwrap(), 5);
@@ -642,7 +645,7 @@ fn a_key_that_comes_while_the_cancel_is_under_way_counts_as_there() {
         stream.write_all(&[5, 0, 0, 0, 0, 0, 0, 0]).unwrap();
     });
     let store = open(port, LONG);
-    store.wait_timeout(&["k"], ms(20)).unwrap();
+    store.wait_timeout(&["k"], Some(ms(20))).unwrap();
     assert_eq!(store.num_keys().unwrap(), 5, "still in step");
     playing.join().unwrap();
 
@@ -672,7 +675,7 @@ fn a_key_that_comes_while_the_cancel_is_under_way_counts_as_there() {
         stream.write_all(&[5, 0, 0, 0, 0, 0, 0, 0]).unwrap();
     });
     let store = open(port, LONG);
-    let seen = store.wait_change("k", Known::nothing(), ms(20));
+    let seen = store.wait_change("k", Known::nothing(), Some(ms(20)));
     assert_eq!(seen.unwrap(), b"v");
     assert_eq!(store.num_keys().unwrap(), 5, "still in step");
     playing.join().unwrap();
@@ -692,7 +695,12 @@ fn a_server_that_is_slow_to_confirm_a_cancel_delays_nobody_and_stays_in_step() {
     });
     let store = open(port, LONG);
     let started = Instant::now();
-    assert!(store.wait_timeout(&["k"], ms(20)).unwrap_err().is_timeout());
+    assert!(
+        store
+            .wait_timeout(&["k"], Some(ms(20)))
+            .unwrap_err()
+            .is_timeout()
+    );
     assert!(started.elapsed() < LONG / 2);
     go.send(()).unwrap();
     assert_eq!(store.num_keys().unwrap(), 5);
@@ -773,7 +781,7 @@ fn a_killed_server_ends_every_blocked_call() {
             thread::spawn(move || match index {
                 0 => store.get("never").unwrap_err(),
                 1 => store.wait(&["never"]).unwrap_err(),
-                _ => store.barrier("meet", 2, None).unwrap_err(),
+                _ => store.barrier("meet", 2).unwrap_err(),
             })
         })
         .collect();
@@ -954,7 +962,7 @@ fn a_peer_that_is_no_store_costs_no_more_than_the_timeout_and_is_named() {
 fn a_get_that_times_out_says_that_the_key_is_missing() {
     let server = serve();
     let store = client(&server);
-    store.set_timeout(ms(20));
+    store.set_timeout(Some(ms(20)));
     let text = store.get("absent").unwrap_err().to_string();
     assert!(
         text.ends_with("timed out (limit 0.020s): the key is missing"),
@@ -975,7 +983,7 @@ fn limits_are_checked_before_anything_is_sent() {
         store.multi_set(&[("k", &long_value)]).unwrap_err(),
         store.check(&vec!["k"; 131_073]).unwrap_err(),
         store
-            .wait_change("k", Known::whole(&long_value), LONG)
+            .wait_change("k", Known::whole(&long_value), Some(LONG))
             .unwrap_err(),
     ] {
         assert!(matches!(error, StoreError::LimitExceeded { .. }), "{error}");
@@ -1142,7 +1150,7 @@ fn close_ends_calls_in_other_threads() {
     let store = Arc::new(client(&server));
     let blocked = {
         let store = Arc::clone(&store);
-        thread::spawn(move || store.barrier("never", 2, None))
+        thread::spawn(move || store.barrier("never", 2))
     };
     let observer = client(&server);
     wait_until("it waits", || server.waiting_count() == 1);
@@ -1159,8 +1167,8 @@ fn a_clone_is_independent() {
     let server = serve();
     let store = client(&server);
     let clone = store.clone_store().unwrap();
-    clone.set_timeout(ms(10));
-    assert_eq!(store.timeout(), LONG);
+    clone.set_timeout(Some(ms(10)));
+    assert_eq!(store.timeout(), Some(LONG));
     store.close();
     clone.set("k", b"v").unwrap();
     assert_eq!(clone.get("k").unwrap(), b"v");

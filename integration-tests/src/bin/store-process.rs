@@ -20,7 +20,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         ["get", port, key] => show(&connect(port)?.get(key)?),
         ["queue-pop", port, key] => show(&connect(port)?.queue_pop(key)?),
         ["barrier", port, key, world_size] => {
-            connect(port)?.barrier(key, world_size.parse()?, None)?;
+            connect(port)?.barrier(key, world_size.parse()?)?;
             show(b"met")
         }
         ["add", port, key, times] => {

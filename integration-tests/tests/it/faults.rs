@@ -180,7 +180,7 @@ fn a_wake_that_crosses_the_cancel_is_taken_off_the_wire() {
         relay.hold();
         let timeout = Duration::from_millis(10);
         thread::scope(|scope| {
-            let waiting = scope.spawn(|| client.wait_timeout(&[key.as_str()], timeout));
+            let waiting = scope.spawn(|| client.wait_timeout(&[key.as_str()], Some(timeout)));
             relay.wait_requested(LONG);
             let name = format!("/{key}");
             let set = Request::new(command::SET).blob(name.as_bytes()).blob(b"v");

@@ -389,7 +389,7 @@ fn cancelled_waits_leave_the_others_waiting() {
             for _ in 0..5 {
                 let quit = Duration::from_millis(20);
                 our_quitter
-                    .wait_timeout(&["k"], quit)
+                    .wait_timeout(&["k"], Some(quit))
                     .expect_err("not there yet");
                 torch_quitter
                     .wait(&["k"], Some(quit))

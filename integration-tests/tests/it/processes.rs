@@ -47,7 +47,7 @@ fn a_killed_server_ends_every_call_at_once() {
             scope.spawn(|| client.wait(&["never"])),
             scope.spawn(|| client.multi_get(&["never"]).map(drop)),
             scope.spawn(|| client.queue_pop("never").map(drop)),
-            scope.spawn(|| client.barrier("b", 2, None)),
+            scope.spawn(|| client.barrier("b", 2)),
         ];
         let observer = connect(address);
         eventually("one has arrived", || observer.check(&["b"]).expect("check"));
@@ -129,7 +129,7 @@ fn a_stuck_server_holds_no_call_past_its_deadline() {
         ("get", |s| s.get("k").map(drop)),
         ("add", |s| s.add("n", 1).map(drop)),
         ("check", |s| s.check(&["k"]).map(drop)),
-        ("barrier", |s| s.barrier("b", 1, None)),
+        ("barrier", |s| s.barrier("b", 1)),
         ("set", |s| s.set("large", vec![0; 8 << 20])),
     ];
     for (name, call) in calls {
@@ -139,7 +139,7 @@ fn a_stuck_server_holds_no_call_past_its_deadline() {
         expect_named(&error, name, address.port());
     }
     server.resume();
-    client.set_timeout(LONG);
+    client.set_timeout(Some(LONG));
     assert_eq!(client.get("k").expect("the server goes on"), b"v");
 }
 
@@ -168,7 +168,7 @@ fn a_client_killed_in_a_wait_disturbs_nobody() {
     client.set("k", b"v").expect("set");
     assert_eq!(client.get("k").expect("get"), b"v");
     client
-        .barrier("b", 2, Some(LONG))
+        .barrier_timeout("b", 2, Some(LONG))
         .expect("the arrival of the dead counts");
 }
 
@@ -185,7 +185,7 @@ fn waiting_processes_are_released() {
     ];
     client.set("k", b"value").expect("set");
     client.queue_push("q", b"element").expect("queue_push");
-    client.barrier("b", 2, Some(LONG)).expect("barrier");
+    client.barrier_timeout("b", 2, Some(LONG)).expect("barrier");
     let lines = waiting.each_mut().map(ChildProcess::read_line);
     assert_eq!(lines, ["value", "element", "met"]);
     for process in &mut waiting {
@@ -216,7 +216,7 @@ fn a_server_whose_input_ends_says_goodbye() {
     thread::scope(|scope| {
         let getting = scope.spawn(|| client.get("never"));
         let meeting = connect(address);
-        let meeting = scope.spawn(move || meeting.barrier("b", 2, None));
+        let meeting = scope.spawn(move || meeting.barrier("b", 2));
         let observer = connect(address);
         eventually("one has arrived", || observer.check(&["b"]).expect("check"));
         drop(server.take_stdin());

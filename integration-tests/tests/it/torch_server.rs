@@ -118,7 +118,7 @@ fn a_wait_that_timed_out_leaves_the_store_usable() {
         let client = connect(&server);
         for round in 1..=20 {
             let error = client
-                .wait_timeout(&["never"], Duration::from_millis(5))
+                .wait_timeout(&["never"], Some(Duration::from_millis(5)))
                 .expect_err("nobody sets it");
             assert!(matches!(error, StoreError::Timeout { .. }), "{error:?}");
             assert_eq!(client.add("rounds", 1).expect("add"), round);
@@ -136,18 +136,18 @@ fn a_wait_for_a_change_sees_it_at_the_next_look() {
         let (waiter, writer) = (connect(&server), connect(&server));
         assert!(!waiter.wakes_on_change());
         let error = waiter
-            .wait_change("state", Known::nothing(), Duration::from_millis(5))
+            .wait_change("state", Known::nothing(), Some(Duration::from_millis(5)))
             .expect_err("nobody has set it");
         assert!(matches!(error, StoreError::Timeout { .. }), "{error:?}");
         writer.set("state", b"round 7, beat 1").expect("set");
         let seen = waiter
-            .wait_change("state", Known::nothing(), LIMIT)
+            .wait_change("state", Known::nothing(), Some(LIMIT))
             .expect("it is there");
         assert_eq!(seen, b"round 7, beat 1");
 
         let round = Known::part(&seen, 0..7);
         thread::scope(|scope| {
-            let waiting = scope.spawn(|| waiter.wait_change("state", round, LIMIT));
+            let waiting = scope.spawn(|| waiter.wait_change("state", round, Some(LIMIT)));
             // In the same store meanwhile, which another thread keeps waiting.
             for beat in 2..=20 {
                 let value = format!("round 7, beat {beat}");
@@ -185,8 +185,9 @@ fn a_wake_that_crosses_the_cancel_is_taken_off_the_wire() {
             let key = format!("crossing-{round}");
             relay.hold();
             thread::scope(|scope| {
-                let waiting =
-                    scope.spawn(|| client.wait_timeout(&[key.as_str()], Duration::from_millis(10)));
+                let waiting = scope.spawn(|| {
+                    client.wait_timeout(&[key.as_str()], Some(Duration::from_millis(10)))
+                });
                 relay.wait_requested(LIMIT);
                 let set = Request::new(command::SET)
                     .blob(format!("/{key}").as_bytes())
@@ -241,7 +242,7 @@ fn sets_around_the_timeout_of_a_wait() {
                 writer.fence().expect("the set is carried out");
             }
             let waited = thread::scope(|scope| {
-                let waiting = scope.spawn(|| client.wait_timeout(&[key.as_str()], timeout));
+                let waiting = scope.spawn(|| client.wait_timeout(&[key.as_str()], Some(timeout)));
                 if (6..=295).contains(&round) {
                     thread::sleep(offset);
                     writer.send(&set).expect("set");
@@ -283,7 +284,7 @@ fn a_killed_server_ends_every_call_at_once() {
         let killed = thread::scope(|scope| {
             let getting = scope.spawn(|| client.get("never"));
             let waiting = scope.spawn(|| client.wait(&["never", "ever"]));
-            let meeting = scope.spawn(|| barrier_client.barrier("b", 2, None));
+            let meeting = scope.spawn(|| barrier_client.barrier("b", 2));
             let observer = connect(&server);
             eventually("one has arrived", || observer.check(&["b"]).expect("check"));
             torch.kill();
@@ -342,7 +343,7 @@ fn a_stopped_server_holds_no_call_past_its_deadline() {
             ("num_keys", |s| s.num_keys().map(drop)),
             ("list_keys", |s| s.list_keys().map(drop)),
             ("multi_get", |s| s.multi_get(&["k"]).map(drop)),
-            ("barrier", |s| s.barrier("b", 1, None)),
+            ("barrier", |s| s.barrier("b", 1)),
         ];
         for (name, call) in calls {
             let started = Instant::now();
@@ -353,7 +354,7 @@ fn a_stopped_server_holds_no_call_past_its_deadline() {
         }
         torch.resume();
         // The server goes on, and so does the client.
-        client.set_timeout(Duration::from_secs(30));
+        client.set_timeout(Some(Duration::from_secs(30)));
         assert_eq!(client.get("k").expect("get"), b"v");
         client.set("after", b"pause").expect("set");
         assert_eq!(client.get("after").expect("get"), b"pause");

@@ -88,12 +88,14 @@ impl BoundedStore {
         seen: &[u8],
         by: Deadline,
     ) -> Result<Option<Vec<u8>>, StoreError> {
-        in_time(self.store.wait_change(key, Known::whole(seen), timeout(by)))
+        let timeout = by.remaining(Instant::now());
+        in_time(self.store.wait_change(key, Known::whole(seen), timeout))
     }
 
     /// Blocks until all keys exist. `false` if the deadline passes first.
     pub(crate) fn wait(&self, keys: &[&str], by: Deadline) -> Result<bool, StoreError> {
-        Ok(in_time(self.store.wait_timeout(keys, timeout(by)))?.is_some())
+        let timeout = by.remaining(Instant::now());
+        Ok(in_time(self.store.wait_timeout(keys, timeout))?.is_some())
     }
 
     /// The values of keys that exist.
@@ -141,12 +143,9 @@ impl BoundedStore {
     }
 }
 
-fn timeout(by: Deadline) -> Duration {
-    by.remaining(Instant::now()).unwrap_or(Duration::MAX)
-}
-
-fn answer_timeout(by: Deadline) -> Duration {
-    timeout(by).max(ANSWER_TIMEOUT_MIN)
+fn answer_timeout(by: Deadline) -> Option<Duration> {
+    let timeout = by.remaining(Instant::now());
+    timeout.map(|timeout| timeout.max(ANSWER_TIMEOUT_MIN))
 }
 
 /// Turns a timeout into `None`.

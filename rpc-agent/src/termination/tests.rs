@@ -147,7 +147,7 @@ fn no_worker_leaves_before_the_last_call_is_answered() {
             let busy = &busy;
             let busy_end = scope.spawn(move || end.run(busy, patience()));
             let here = ["shutdown/0/1/here/0", "shutdown/0/1/here/1"];
-            store.wait_timeout(&here, PATIENCE).unwrap();
+            store.wait_timeout(&here, Some(PATIENCE)).unwrap();
             while busy.asked.load(Ordering::SeqCst) == 0 {
                 thread::yield_now();
             }
@@ -289,7 +289,7 @@ fn a_stopped_store_is_an_error_at_once() {
     thread::scope(|scope| {
         let ended = scope.spawn(move || end.run(&Calls::default(), Deadline::NEVER));
         store
-            .wait_timeout(&["shutdown/0/1/here/0"], PATIENCE)
+            .wait_timeout(&["shutdown/0/1/here/0"], Some(PATIENCE))
             .unwrap();
         server.shutdown();
         let error = ended.join().unwrap().unwrap_err();

@@ -122,7 +122,7 @@ fn who_starts_first_waits_for_who_comes_late() {
         let first = scope.spawn(|| start(&store, [in_group(2), in_group(0)]));
         // They have said who they are, and wait.
         store
-            .wait_timeout(&["names/0", "names/2"], PATIENCE)
+            .wait_timeout(&["names/0", "names/2"], Some(PATIENCE))
             .unwrap();
         let late = start_one(&store, in_group(1));
         let first = first.join().unwrap().into_iter();
