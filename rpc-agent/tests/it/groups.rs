@@ -110,7 +110,7 @@ fn a_name_or_a_rank_that_no_worker_can_have_is_refused() {
     );
     assert_eq!(
         refused(named("a", 2).with_world_size(2)),
-        "rank 2 is not below the world size 2, or that is not in 1..=32768"
+        "rank 2 is not below the world size 2, or the world size is not in 1..=32768"
     );
 }
 
@@ -162,11 +162,11 @@ fn a_start_that_takes_too_long_names_the_ranks_that_did_not_come() {
         said.push(error.to_string());
     }
     assert!(
-        said[0].starts_with("1 of 20 workers are there after "),
+        said[0].starts_with("only 1 of 20 workers joined within "),
         "{said:?}"
     );
     assert!(
-        said[1].starts_with("2 of 20 workers are there after "),
+        said[1].starts_with("only 2 of 20 workers joined within "),
         "{said:?}"
     );
     assert!(
