@@ -1,25 +1,25 @@
-//! Who a worker is among the others.
+//! The ranks of one worker.
 
-/// The place of one worker in a round, as the rendezvous and the exchange of roles gave it.
+/// The place of one worker in a round.
 ///
-/// A *group* is the workers of one node, so a group rank is a node's rank. A *role* is what workers do
-/// (`--role`); all nodes of a plain job have the same one, and role numbers then equal global ones.
+/// A *group* is the workers of one node, so a group rank is a node's rank. A *role* names what workers do
+/// (`--role`); in a job with a single role, role ranks equal global ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Assignment {
     /// Among all workers, from 0.
     pub rank: usize,
     /// Among the workers of this node, from 0.
     pub local_rank: usize,
-    /// The node's rank among the nodes.
+    /// The node's rank among the nodes, from 0.
     pub group_rank: usize,
     /// Among the workers of this role, from 0.
     pub role_rank: usize,
     /// How many workers this node has.
     pub local_world_size: usize,
-    /// How many workers there are in all.
+    /// How many workers the round has.
     pub world_size: usize,
-    /// How many nodes there are.
+    /// How many nodes the round has.
     pub group_world_size: usize,
-    /// How many workers have this role.
+    /// How many workers of the round have this role.
     pub role_world_size: usize,
 }

@@ -1,13 +1,11 @@
-//! What is executed as a worker: a program and its arguments.
-//!
-//! Does not start it, and does not look the program up.
+//! The command line of a worker: a program and its arguments.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 use crate::template::substitute;
 
-/// What the user asked to be run.
+/// What a worker runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Entrypoint {
     /// A Python script, by its path.
@@ -19,7 +17,7 @@ pub enum Entrypoint {
 }
 
 impl Entrypoint {
-    /// What the user knows it by: the title of the final report.
+    /// The name as the user gave it: the title of the report on failures.
     #[must_use]
     pub fn name(&self) -> &OsStr {
         match self {
@@ -28,7 +26,7 @@ impl Entrypoint {
     }
 }
 
-/// A program with its arguments, which are passed on byte for byte, without a shell.
+/// A program with its arguments, which are passed byte for byte, without a shell.
 ///
 /// ```
 /// use elastic_agent::{CommandLine, Entrypoint};
@@ -45,7 +43,7 @@ pub struct CommandLine {
 }
 
 impl CommandLine {
-    /// A program, by its path or by a name to be looked up in the worker's `PATH`.
+    /// A program, by its path or by a name that is looked up in the worker's `PATH`.
     #[must_use]
     pub fn new<A: Into<OsString>>(
         program: impl Into<OsString>,
@@ -57,8 +55,8 @@ impl CommandLine {
         }
     }
 
-    /// The command that runs `entrypoint` with the user's arguments. Scripts and modules are run by
-    /// `python` without buffering of its output (`-u`), so that a worker's last words are not lost.
+    /// The command that runs `entrypoint` with `arguments`. Scripts and modules are run by `python` with
+    /// unbuffered output (`-u`), so that the last lines of a worker that crashes are not lost.
     #[must_use]
     pub fn of<A: Into<OsString>>(
         entrypoint: &Entrypoint,
@@ -80,8 +78,8 @@ impl CommandLine {
         }
     }
 
-    /// The command of one worker: `$local_rank` and `${local_rank}` in arguments are replaced, and
-    /// `$$` is a `$`. Any other `$` stays as it is; so does the program.
+    /// The command of one worker: replaces `$local_rank` and `${local_rank}` in arguments, and `$$` by
+    /// `$`. Any other `$` stays, and so does the program.
     #[must_use]
     pub fn for_local_rank(&self, local_rank: usize) -> Self {
         let value = |name: &str| (name == "local_rank").then(|| local_rank.to_string());
@@ -96,20 +94,20 @@ impl CommandLine {
         }
     }
 
-    /// The program.
+    /// The program, by its path or its name.
     #[must_use]
     pub fn program(&self) -> &OsStr {
         &self.program
     }
 
-    /// The arguments, the program's own name not among them.
+    /// The arguments, without the program's own name.
     #[must_use]
     pub fn arguments(&self) -> &[OsString] {
         &self.arguments
     }
 }
 
-/// Program and arguments with spaces between, for messages: nothing is quoted.
+/// Program and arguments separated by spaces, for messages: nothing is quoted.
 impl std::fmt::Display for CommandLine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}", self.program.display())?;
@@ -125,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn scripts_and_modules_run_in_python_and_programs_by_themselves() {
+    fn scripts_and_modules_run_in_python_and_programs_directly() {
         let table = [
             (Entrypoint::Script("a.py".into()), "py -u a.py -x 1"),
             (Entrypoint::Module("a.b".into()), "py -u -m a.b -x 1"),
@@ -138,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn the_local_rank_is_put_into_arguments_but_not_into_the_program() {
+    fn the_local_rank_replaces_its_name_in_arguments_but_not_in_the_program() {
         let command = CommandLine::new("$local_rank", ["$local_rank", "${x}", "$$"]);
         let expected = CommandLine::new("$local_rank", ["7", "${x}", "$"]);
         assert_eq!(command.for_local_rank(7), expected);

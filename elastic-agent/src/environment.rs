@@ -1,11 +1,13 @@
 //! The environment variables of a worker.
 //!
-//! Reads no environment itself: what the agent's own is comes as an argument. Whether and how
-//! `OMP_NUM_THREADS` is set is the launcher's business; it is passed on like everything else.
+//! Reads no environment: the agent's own is an argument. `OMP_NUM_THREADS` is passed on like any other
+//! variable; the launcher decides on it.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
+
+use c10d_socket::HostPort;
 
 use crate::assignment::Assignment;
 
@@ -13,45 +15,158 @@ const CUDA_VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
 const HIP_VISIBLE_DEVICES: &str = "HIP_VISIBLE_DEVICES";
 const NCCL_ASYNC_ERROR_HANDLING: &str = "TORCH_NCCL_ASYNC_ERROR_HANDLING";
 
-/// What a worker is told through its environment.
+/// What a worker learns from its environment.
+///
+/// ```
+/// use elastic_agent::{Assignment, HostPort, RankBlock, WorkerEnvironment};
+///
+/// let ranks: Assignment = RankBlock::identical(1, 2, 4).assignment(1, 2, 4, 3);
+/// let master = HostPort::new("node0", 29500);
+/// let variables = WorkerEnvironment::new(ranks, "job", &master).variables([])?;
+/// assert!(variables.contains(&("RANK".into(), "7".into())));
+/// assert!(variables.contains(&("MASTER_PORT".into(), "29500".into())));
+/// # Ok::<(), elastic_agent::EnvironmentError>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WorkerEnvironment<'a> {
-    /// Its ranks.
-    pub assignment: Assignment,
-    /// The name of its role.
-    pub role: &'a str,
-    /// The host at which the workers meet.
-    pub master_addr: &'a str,
-    /// The port at which the workers meet.
-    pub master_port: u16,
-    /// How often this node has restarted its workers after a failure.
-    pub restart_count: usize,
-    /// How often it may.
-    pub max_restarts: usize,
-    /// The job.
-    pub run_id: &'a str,
-    /// Whether a store server is already running at the master address, so that workers connect to it
-    /// instead of starting one.
-    pub use_agent_store: bool,
-    /// Where the worker may leave what its exception was; nowhere without.
-    pub error_file: Option<&'a Path>,
-    /// Whether the worker sees one device only and takes itself for local rank 0
-    /// (`--virtual-local-rank`).
-    pub virtual_local_rank: bool,
+    assignment: Assignment,
+    run_id: &'a str,
+    master: &'a HostPort,
+    role: &'a str,
+    restart_count: usize,
+    max_restarts: usize,
+    use_agent_store: bool,
+    error_file: Option<&'a Path>,
+    virtual_local_rank: bool,
 }
 
-/// Why there is no environment for a worker.
+impl<'a> WorkerEnvironment<'a> {
+    /// The environment of a worker with these ranks, in the job `run_id`, whose workers meet at `master`.
+    #[must_use]
+    pub const fn new(assignment: Assignment, run_id: &'a str, master: &'a HostPort) -> Self {
+        Self {
+            assignment,
+            run_id,
+            master,
+            role: "default",
+            restart_count: 0,
+            max_restarts: 0,
+            use_agent_store: false,
+            error_file: None,
+            virtual_local_rank: false,
+        }
+    }
+
+    /// The role of the worker. The default is PyTorch's, `default`.
+    #[must_use]
+    pub const fn with_role(mut self, role: &'a str) -> Self {
+        self.role = role;
+        self
+    }
+
+    /// How often this node has restarted its workers after a failure, and how often it may. The default
+    /// is 0 of 0.
+    #[must_use]
+    pub const fn with_restarts(mut self, count: usize, max: usize) -> Self {
+        self.restart_count = count;
+        self.max_restarts = max;
+        self
+    }
+
+    /// Whether a store server already runs at the master address, so that the worker with rank 0 connects
+    /// to it instead of starting one. Off by default: then no agent has to serve one.
+    #[must_use]
+    pub const fn with_agent_store(mut self, is_running: bool) -> Self {
+        self.use_agent_store = is_running;
+        self
+    }
+
+    /// The file in which the worker may leave its exception. None by default: then it cannot.
+    #[must_use]
+    pub const fn with_error_file(mut self, path: &'a Path) -> Self {
+        self.error_file = Some(path);
+        self
+    }
+
+    /// Whether the worker sees one device and local rank 0 (`--virtual-local-rank`). Off by default, as
+    /// with torchrun.
+    #[must_use]
+    pub const fn with_virtual_local_rank(mut self, is_virtual: bool) -> Self {
+        self.virtual_local_rank = is_virtual;
+        self
+    }
+
+    /// All variables: `inherited`, the agent's own, with PyTorch's set. Sorted by name, each name once.
+    ///
+    /// In PyTorch: `_start_workers` (`torch/distributed/elastic/agent/server/local_elastic_agent.py`).
+    ///
+    /// # Errors
+    /// [`EnvironmentError::TooFewDevices`], only with a [virtual local
+    /// rank](Self::with_virtual_local_rank).
+    pub fn variables(
+        &self,
+        inherited: impl IntoIterator<Item = (OsString, OsString)>,
+    ) -> Result<Vec<(OsString, OsString)>, EnvironmentError> {
+        let mut variables: BTreeMap<OsString, OsString> = inherited.into_iter().collect();
+        let ranks = &self.assignment;
+        let numbers = [
+            ("RANK", ranks.rank),
+            ("GROUP_RANK", ranks.group_rank),
+            ("ROLE_RANK", ranks.role_rank),
+            ("LOCAL_WORLD_SIZE", ranks.local_world_size),
+            ("WORLD_SIZE", ranks.world_size),
+            ("GROUP_WORLD_SIZE", ranks.group_world_size),
+            ("ROLE_WORLD_SIZE", ranks.role_world_size),
+            ("MASTER_PORT", usize::from(self.master.port())),
+            ("TORCHELASTIC_RESTART_COUNT", self.restart_count),
+            ("TORCHELASTIC_MAX_RESTARTS", self.max_restarts),
+        ];
+        for (name, number) in numbers {
+            variables.insert(name.into(), number.to_string().into());
+        }
+        // PyTorch compares with Python's spelling.
+        let use_agent_store = if self.use_agent_store {
+            "True"
+        } else {
+            "False"
+        };
+        let error_file = self.error_file.map_or(OsStr::new(""), Path::as_os_str);
+        let texts = [
+            ("ROLE_NAME", OsStr::new(self.role)),
+            ("MASTER_ADDR", OsStr::new(self.master.host())),
+            ("TORCHELASTIC_RUN_ID", OsStr::new(self.run_id)),
+            ("TORCHELASTIC_USE_AGENT_STORE", OsStr::new(use_agent_store)),
+            ("TORCHELASTIC_ERROR_FILE", error_file),
+        ];
+        for (name, text) in texts {
+            variables.insert(name.into(), text.into());
+        }
+        // A collective that hangs then ends its worker instead of hanging the job.
+        variables
+            .entry(NCCL_ASYNC_ERROR_HANDLING.into())
+            .or_insert_with(|| "1".into());
+        if self.virtual_local_rank {
+            show_one_device(&mut variables, ranks.local_rank)?;
+        } else {
+            let local_rank = ranks.local_rank.to_string();
+            variables.insert("LOCAL_RANK".into(), local_rank.into());
+        }
+        Ok(variables.into_iter().collect())
+    }
+}
+
+/// Why the environment of a worker could not be composed.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EnvironmentError {
-    /// Each worker is to have one device of its own, and there are fewer devices than workers.
+    /// Each worker needs a device of its own, and fewer devices than workers are visible.
     #[error("local rank {local_rank} has no device in {variable}={devices}")]
     TooFewDevices {
         /// The first worker without a device.
         local_rank: usize,
         /// The variable that lists the devices.
         variable: &'static str,
-        /// What it lists.
+        /// The value of the variable.
         devices: String,
     },
 }
@@ -63,71 +178,13 @@ impl std::fmt::Debug for EnvironmentError {
     }
 }
 
-/// The whole environment of a worker: `inherited`, the agent's own, with PyTorch's variables set.
-/// Sorted by name, each name once.
-///
-/// In PyTorch: `_start_workers` (`torch/distributed/elastic/agent/server/local_elastic_agent.py`).
-///
-/// # Errors
-/// [`EnvironmentError::TooFewDevices`] with [`virtual_local_rank`](WorkerEnvironment) only.
-pub fn worker_environment(
-    worker: &WorkerEnvironment<'_>,
-    inherited: impl IntoIterator<Item = (OsString, OsString)>,
-) -> Result<Vec<(OsString, OsString)>, EnvironmentError> {
-    let mut variables: BTreeMap<OsString, OsString> = inherited.into_iter().collect();
-    let ranks = &worker.assignment;
-    let numbers = [
-        ("RANK", ranks.rank),
-        ("GROUP_RANK", ranks.group_rank),
-        ("ROLE_RANK", ranks.role_rank),
-        ("LOCAL_WORLD_SIZE", ranks.local_world_size),
-        ("WORLD_SIZE", ranks.world_size),
-        ("GROUP_WORLD_SIZE", ranks.group_world_size),
-        ("ROLE_WORLD_SIZE", ranks.role_world_size),
-        ("MASTER_PORT", usize::from(worker.master_port)),
-        ("TORCHELASTIC_RESTART_COUNT", worker.restart_count),
-        ("TORCHELASTIC_MAX_RESTARTS", worker.max_restarts),
-    ];
-    for (name, number) in numbers {
-        variables.insert(name.into(), number.to_string().into());
-    }
-    // Workers compare with Python's spelling.
-    let use_agent_store = if worker.use_agent_store {
-        "True"
-    } else {
-        "False"
-    };
-    let error_file = worker.error_file.map_or(OsStr::new(""), Path::as_os_str);
-    let texts = [
-        ("ROLE_NAME", OsStr::new(worker.role)),
-        ("MASTER_ADDR", OsStr::new(worker.master_addr)),
-        ("TORCHELASTIC_RUN_ID", OsStr::new(worker.run_id)),
-        ("TORCHELASTIC_USE_AGENT_STORE", OsStr::new(use_agent_store)),
-        ("TORCHELASTIC_ERROR_FILE", error_file),
-    ];
-    for (name, text) in texts {
-        variables.insert(name.into(), text.into());
-    }
-    // A hung collective ends its worker instead of hanging the job, unless the user knows better.
-    variables
-        .entry(NCCL_ASYNC_ERROR_HANDLING.into())
-        .or_insert_with(|| "1".into());
-    if worker.virtual_local_rank {
-        show_one_device(&mut variables, ranks.local_rank)?;
-    } else {
-        let local_rank = ranks.local_rank.to_string();
-        variables.insert("LOCAL_RANK".into(), local_rank.into());
-    }
-    Ok(variables.into_iter().collect())
-}
-
-/// Leaves the worker one of the devices that the agent may use, as its first and only one.
+/// Makes one of the devices that the agent may use the only visible one.
 fn show_one_device(
     variables: &mut BTreeMap<OsString, OsString>,
     local_rank: usize,
 ) -> Result<(), EnvironmentError> {
     variables.insert("LOCAL_RANK".into(), "0".into());
-    // ROCm heeds the second name as well, and the first one before it.
+    // ROCm reads both variables, and HIP_VISIBLE_DEVICES takes precedence.
     let has_hip = variables
         .get(OsStr::new(HIP_VISIBLE_DEVICES))
         .is_some_and(|devices| !devices.is_empty());
@@ -163,29 +220,16 @@ fn show_one_device(
 mod tests {
     use super::*;
 
-    fn worker() -> WorkerEnvironment<'static> {
-        WorkerEnvironment {
-            assignment: Assignment {
-                rank: 5,
-                local_rank: 1,
-                group_rank: 2,
-                role_rank: 3,
-                local_world_size: 4,
-                world_size: 16,
-                group_world_size: 6,
-                role_world_size: 8,
-            },
-            role: "trainer",
-            master_addr: "node0",
-            master_port: 29500,
-            restart_count: 1,
-            max_restarts: 9,
-            run_id: "job",
-            use_agent_store: true,
-            error_file: Some(Path::new("/logs/error.json")),
-            virtual_local_rank: false,
-        }
-    }
+    const RANKS: Assignment = Assignment {
+        rank: 5,
+        local_rank: 1,
+        group_rank: 2,
+        role_rank: 3,
+        local_world_size: 4,
+        world_size: 16,
+        group_world_size: 6,
+        role_world_size: 8,
+    };
 
     fn pairs(pairs: &[(&str, &str)]) -> Vec<(OsString, OsString)> {
         pairs
@@ -202,9 +246,16 @@ mod tests {
     }
 
     #[test]
-    fn every_variable_of_pytorch_is_set_and_the_others_are_passed_on() {
+    fn every_variable_of_pytorch_is_set_and_others_are_passed_on() {
         let inherited = pairs(&[("PATH", "/bin"), ("RANK", "77"), ("OMP_NUM_THREADS", "2")]);
-        let environment = worker_environment(&worker(), inherited).unwrap();
+        let master = HostPort::new("node0", 29500);
+        let environment = WorkerEnvironment::new(RANKS, "job", &master)
+            .with_role("trainer")
+            .with_restarts(1, 9)
+            .with_agent_store(true)
+            .with_error_file(Path::new("/logs/error.json"))
+            .variables(inherited)
+            .unwrap();
         let expected = pairs(&[
             ("GROUP_RANK", "2"),
             ("GROUP_WORLD_SIZE", "6"),
@@ -231,16 +282,13 @@ mod tests {
 
     #[test]
     fn without_a_file_and_a_store_the_variables_are_empty_and_false() {
-        let plain = WorkerEnvironment {
-            error_file: None,
-            use_agent_store: false,
-            ..worker()
-        };
+        let master = HostPort::new("node0", 29500);
+        let plain = WorkerEnvironment::new(RANKS, "job", &master);
         let inherited = pairs(&[
             ("TORCHELASTIC_ERROR_FILE", "/the/agent's/own"),
             ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3"),
         ]);
-        let environment = worker_environment(&plain, inherited).unwrap();
+        let environment = plain.variables(inherited).unwrap();
         assert_eq!(value(&environment, "TORCHELASTIC_ERROR_FILE"), Some(""));
         assert_eq!(
             value(&environment, "TORCHELASTIC_USE_AGENT_STORE"),
@@ -251,11 +299,9 @@ mod tests {
     }
 
     #[test]
-    fn a_virtual_local_rank_sees_one_device_of_the_agents() {
-        let alone = WorkerEnvironment {
-            virtual_local_rank: true,
-            ..worker()
-        };
+    fn a_virtual_local_rank_sees_one_of_the_agents_devices() {
+        let master = HostPort::new("node0", 29500);
+        let alone = WorkerEnvironment::new(RANKS, "job", &master).with_virtual_local_rank(true);
         let table = [
             (vec![], Some("1"), None),
             (vec![("CUDA_VISIBLE_DEVICES", "4, 5 ,6")], Some("5"), None),
@@ -270,13 +316,13 @@ mod tests {
             ),
         ];
         for (inherited, cuda, hip) in table {
-            let environment = worker_environment(&alone, pairs(&inherited)).unwrap();
+            let environment = alone.variables(pairs(&inherited)).unwrap();
             assert_eq!(value(&environment, "LOCAL_RANK"), Some("0"));
             assert_eq!(value(&environment, CUDA_VISIBLE_DEVICES), cuda);
             assert_eq!(value(&environment, HIP_VISIBLE_DEVICES), hip);
         }
         for variable in [CUDA_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES] {
-            let error = worker_environment(&alone, pairs(&[(variable, "7")])).unwrap_err();
+            let error = alone.variables(pairs(&[(variable, "7")])).unwrap_err();
             let expected = format!("local rank 1 has no device in {variable}=7");
             assert_eq!(error.to_string(), expected);
         }

@@ -1,15 +1,4 @@
-//! PyTorch's elastic agent: supervises the worker processes of one node.
-//!
-//! An [`ElasticAgent`] joins rounds through a rendezvous handler and keeps workers running in them. It
-//! is made of parts that can be used by themselves:
-//!
-//! - A [`WorkerGroup`] is the worker processes of one round: started together, watched, stopped
-//!   together, with nothing left behind in their process groups.
-//! - [`worker_environment`] and [`CommandLine`] say what a worker is told.
-//! - [`LogDirectory`] says where its output goes; [`LinePrefix`] what stands before it on the console.
-//! - [`ProcessFailure`] and [`Failures`] say why workers failed.
-//!
-//! Unix only; that no worker outlives an agent that is killed is promised on Linux only.
+#![doc = include_str!("../README.md")]
 #![deny(unsafe_code)]
 
 mod agent;
@@ -22,17 +11,17 @@ mod logs;
 mod output;
 mod ranks;
 mod regular_file;
+mod signal_name;
 mod sys;
 mod template;
 mod worker;
+mod worker_list;
 
-pub use agent::{
-    AgentError, AgentHandle, AgentOptions, AgentOutcome, EXIT_BARRIER_TIMEOUT, ElasticAgent,
-    STOP_GRACE,
-};
+pub use agent::{AgentError, AgentHandle, AgentOptions, AgentOutcome, ElasticAgent};
 pub use assignment::Assignment;
+pub use c10d_socket::HostPort;
 pub use command_line::{CommandLine, Entrypoint};
-pub use environment::{EnvironmentError, WorkerEnvironment, worker_environment};
+pub use environment::{EnvironmentError, WorkerEnvironment};
 pub use failure::{ErrorFileError, Failures, ProcessFailure, local_time_text, write_error_file};
 pub use logs::{
     Destination, FilteredLog, LinePrefix, LogDirectory, LogDirectoryError, LogOptions, RoundLogs,
@@ -42,6 +31,6 @@ pub use output::Console;
 pub use ranks::{RankBlock, RanksError, RoleInfo, assign_ranks, exchange_ranks};
 pub use rustix::process::Signal;
 pub use worker::{
-    AbandonedWorker, ExitKind, GroupPlan, Hurry, StartError, StopReport, WorkerExit, WorkerGroup,
-    WorkerOutcome, WorkerPlan,
+    AbandonedWorker, ExitKind, GroupPlan, KillSwitch, StartError, StopReport, WorkerExit,
+    WorkerGroup, WorkerOutcome, WorkerPlan,
 };

@@ -1,8 +1,8 @@
-//! Who gets which ranks: the nodes of a round tell each other how many workers they have, and the first
-//! one hands out the ranks.
+//! Assigns ranks: each node of a round writes how many workers it has, and the node with group rank 0
+//! assigns the ranks.
 //!
-//! The rule is a pure function; the exchange goes through the round's store, with PyTorch's keys and
-//! JSON (`torch/distributed/elastic/agent/server/api.py`). Knows nothing about how the round came about.
+//! The rule, [`assign_ranks`], is a pure function; the exchange goes through the round's store, with
+//! PyTorch's keys and JSON (`torch/distributed/elastic/agent/server/api.py`).
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -12,78 +12,79 @@ use c10d_store::{Store, StoreError};
 use serde_json::{Value, json};
 
 use crate::assignment::Assignment;
+use crate::worker_list;
 
-/// How long one wait lasts before it is asked whether to give up.
+/// How often a wait checks whether it is interrupted.
 const SLICE: Duration = Duration::from_secs(1);
 
 /// The longest description of a node that is read.
 const ROLE_INFO_BYTES_MAX: usize = 64 << 10;
 
-/// What a node tells the others about its workers.
+/// The workers of one node, as it describes them to the other nodes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RoleInfo {
-    /// What its workers do.
+    /// The role of the workers.
     pub role: String,
-    /// How many it has.
+    /// How many workers the node has.
     pub local_world_size: usize,
 }
 
-/// The ranks of one node's workers: each pair is the first of them and the number of all.
+/// The ranks of one node's workers, which are consecutive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RankBlock {
-    /// The rank of the node's first worker among all.
+    /// The global rank of the node's first worker.
     pub first_rank: usize,
-    /// How many workers there are in all.
+    /// How many workers the round has.
     pub world_size: usize,
     /// The rank of the node's first worker within its role.
     pub first_role_rank: usize,
-    /// How many workers have that role.
+    /// How many workers of the round have that role.
     pub role_world_size: usize,
 }
 
-/// Why ranks were not given.
+/// Why a node got no ranks.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum RanksError {
-    /// Nodes of the round did not say in time how many workers they have.
+    /// Nodes of the round did not write in time how many workers they have.
     #[error(
-        "{} of {group_world_size} nodes have not told their workers within {:.1} s: group rank {}",
+        "{} of {group_world_size} nodes did not report their number of workers within {:.1} s: group rank {}",
         missing.len(),
-        timeout.as_secs_f64(),
-        list(missing)
+        waited.as_secs_f64(),
+        worker_list::ranks(missing)
     )]
-    Missing {
-        /// The nodes' ranks.
+    NodesMissing {
+        /// Group ranks of the missing nodes.
         missing: Vec<usize>,
-        /// How many nodes there are.
+        /// How many nodes the round has.
         group_world_size: usize,
-        /// The time they had.
-        timeout: Duration,
+        /// How long this node waited.
+        waited: Duration,
     },
 
-    /// The node with group rank 0 has not handed out the ranks in time.
+    /// The node with group rank 0 did not assign the ranks in time.
     #[error(
-        "the node with group rank 0 has not handed out ranks within {:.1} s; it waits for all {group_world_size} \
-         nodes of the round to tell their workers",
-        timeout.as_secs_f64()
+        "the node with group rank 0 did not assign ranks within {:.1} s; it waits until all {group_world_size} \
+         nodes of the round have reported their number of workers",
+        waited.as_secs_f64()
     )]
-    NotGiven {
-        /// How many nodes there are.
+    NotAssigned {
+        /// How many nodes the round has.
         group_world_size: usize,
-        /// The time it had.
-        timeout: Duration,
+        /// How long this node waited.
+        waited: Duration,
     },
 
-    /// What another node has written makes no sense.
+    /// Another node wrote a value that cannot be parsed.
     #[error("{key:?} in the {store} holds {value:?}, which is not {expected}")]
-    Nonsense {
+    Malformed {
         /// The store.
         store: String,
         /// The key.
         key: String,
-        /// The start of what it holds.
+        /// The start of the value.
         value: String,
-        /// What it should be.
+        /// The expected form.
         expected: &'static str,
     },
 
@@ -91,7 +92,7 @@ pub enum RanksError {
     #[error("cannot exchange ranks: {0}")]
     Store(#[from] StoreError),
 
-    /// It was given up because its owner wanted so.
+    /// The caller interrupted the exchange.
     #[error("the exchange of ranks was interrupted")]
     Interrupted,
 }
@@ -125,7 +126,7 @@ impl RankBlock {
         }
     }
 
-    /// The ranks when all nodes have as many workers of one role: then nobody need ask anybody
+    /// The ranks when all nodes have the same number of workers, of one role: no exchange is needed
     /// (`TORCH_ELASTIC_WORKER_IDENTICAL` in PyTorch, on which all nodes must agree).
     #[must_use]
     pub fn identical(group_rank: usize, group_world_size: usize, local_world_size: usize) -> Self {
@@ -140,7 +141,7 @@ impl RankBlock {
     }
 }
 
-/// Hands out ranks, in the order of the nodes' group ranks.
+/// Assigns ranks in the order of the nodes' group ranks.
 ///
 /// ```
 /// use elastic_agent::{RoleInfo, assign_ranks};
@@ -172,21 +173,23 @@ pub fn assign_ranks(nodes: &[RoleInfo]) -> Vec<RankBlock> {
         .collect()
 }
 
-/// Tells the other nodes of a round about this one's workers, and returns their ranks. `store` is the
-/// round's. Blocks until all nodes have told theirs, for at most `timeout`; `is_interrupted` is asked
-/// now and then.
+/// Reports this node's workers to the other nodes of a round, and returns the ranks of these workers.
+/// `store` is the round's. Blocks until all nodes have reported theirs, for at most `timeout`,
+/// indefinitely if `None`; `is_interrupted` is checked once a second.
 ///
 /// # Errors
-/// See [`RanksError`].
+/// [`RanksError`]: nodes are missing, the store failed or holds a malformed value, or the caller
+/// interrupted the exchange.
 pub fn exchange_ranks(
     store: &dyn Store,
     group_rank: usize,
     group_world_size: usize,
     own: &RoleInfo,
-    timeout: Duration,
+    timeout: Option<Duration>,
     is_interrupted: &dyn Fn() -> bool,
 ) -> Result<RankBlock, RanksError> {
-    let deadline = Deadline::after(Instant::now(), timeout);
+    let started = Instant::now();
+    let deadline = Deadline::after(started, timeout);
     let info = json!({
         "role": own.role,
         "rank": group_rank,
@@ -194,15 +197,15 @@ pub fn exchange_ranks(
     });
     store.set(&role_info_key(group_rank), info.to_string().as_bytes())?;
     if group_rank == 0 {
-        hand_out(store, group_world_size, timeout, deadline, is_interrupted)?;
+        assign_and_publish(store, group_world_size, started, deadline, is_interrupted)?;
     }
     let key = format!("torchelastic/assigned_ranks/{group_rank}");
     match wait(store, &[&key], deadline, is_interrupted)? {
-        Arrival::There => {}
+        Arrival::Complete => {}
         Arrival::Late => {
-            return Err(RanksError::NotGiven {
+            return Err(RanksError::NotAssigned {
                 group_world_size,
-                timeout,
+                waited: started.elapsed(),
             });
         }
     }
@@ -210,21 +213,21 @@ pub fn exchange_ranks(
     parse_block(&value).ok_or_else(|| {
         let expected =
             "the ranks of this node's workers, as [first, all, first of role, all of role]";
-        nonsense(store, &key, &value, expected)
+        malformed(store, &key, &value, expected)
     })
 }
 
-fn hand_out(
+fn assign_and_publish(
     store: &dyn Store,
     group_world_size: usize,
-    timeout: Duration,
+    started: Instant,
     deadline: Deadline,
     is_interrupted: &dyn Fn() -> bool,
 ) -> Result<(), RanksError> {
     let keys: Vec<String> = (0..group_world_size).map(role_info_key).collect();
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
     match wait(store, &keys, deadline, is_interrupted)? {
-        Arrival::There => {}
+        Arrival::Complete => {}
         Arrival::Late => {
             let mut missing = Vec::new();
             for (rank, key) in keys.iter().enumerate() {
@@ -232,10 +235,10 @@ fn hand_out(
                     missing.push(rank);
                 }
             }
-            return Err(RanksError::Missing {
+            return Err(RanksError::NodesMissing {
                 missing,
                 group_world_size,
-                timeout,
+                waited: started.elapsed(),
             });
         }
     }
@@ -243,7 +246,7 @@ fn hand_out(
     for (key, value) in keys.iter().zip(store.multi_get(&keys)?) {
         nodes.push(
             parse_role_info(&value).ok_or_else(|| {
-                nonsense(store, key, &value, "a node's role and number of workers")
+                malformed(store, key, &value, "a node's role and number of workers")
             })?,
         );
     }
@@ -272,7 +275,7 @@ fn role_info_key(group_rank: usize) -> String {
     format!("torchelastic/role_info/{group_rank}")
 }
 
-/// Any JSON object with the right fields: Python's has blanks where ours has none.
+/// Accepts any JSON object with the right fields: Python writes blanks that serde_json does not.
 fn parse_role_info(value: &[u8]) -> Option<RoleInfo> {
     if value.len() > ROLE_INFO_BYTES_MAX {
         return None;
@@ -301,10 +304,10 @@ fn parse_block(value: &[u8]) -> Option<RankBlock> {
     })
 }
 
-fn nonsense(store: &dyn Store, key: &str, value: &[u8], expected: &'static str) -> RanksError {
+fn malformed(store: &dyn Store, key: &str, value: &[u8], expected: &'static str) -> RanksError {
     const SHOWN_BYTES_MAX: usize = 120;
     let shown = &value[..value.len().min(SHOWN_BYTES_MAX)];
-    RanksError::Nonsense {
+    RanksError::Malformed {
         store: store.label(),
         key: store.full_key(key),
         value: String::from_utf8_lossy(shown).into_owned(),
@@ -313,7 +316,7 @@ fn nonsense(store: &dyn Store, key: &str, value: &[u8], expected: &'static str) 
 }
 
 enum Arrival {
-    There,
+    Complete,
     Late,
 }
 
@@ -327,29 +330,15 @@ fn wait(
         if is_interrupted() {
             return Err(RanksError::Interrupted);
         }
-        let left = deadline.remaining(Instant::now()).unwrap_or(SLICE);
+        let left = deadline.remaining(Instant::now()).unwrap_or(Duration::MAX);
         match store.wait_timeout(keys, Some(left.min(SLICE))) {
-            Ok(()) => return Ok(Arrival::There),
-            // A busy server may be late with its answer that the time is up.
+            Ok(()) => return Ok(Arrival::Complete),
+            // A busy server may answer late that the timeout has passed.
             Err(StoreError::Timeout { .. } | StoreError::NoReply { .. }) if left > SLICE => {}
             Err(StoreError::Timeout { .. }) => return Ok(Arrival::Late),
             Err(error) => return Err(error.into()),
         }
     }
-}
-
-fn list(ranks: &[usize]) -> String {
-    const SHOWN_MAX: usize = 32;
-    let mut text = ranks
-        .iter()
-        .take(SHOWN_MAX)
-        .map(ToString::to_string)
-        .collect::<Vec<_>>()
-        .join(", ");
-    if ranks.len() > SHOWN_MAX {
-        text.push_str(&format!(" and {} more", ranks.len() - SHOWN_MAX));
-    }
-    text
 }
 
 #[cfg(test)]
@@ -361,7 +350,7 @@ mod tests {
 
     use super::*;
 
-    const TIMEOUT: Duration = Duration::from_secs(20);
+    const TIMEOUT: Option<Duration> = Some(Duration::from_secs(20));
 
     fn node(role: &str, local_world_size: usize) -> RoleInfo {
         RoleInfo {
@@ -371,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_of_unlike_sizes_and_roles_get_their_ranks_in_order() {
+    fn nodes_of_different_sizes_and_roles_get_ranks_in_order() {
         let store = Arc::new(HashStore::new());
         let nodes = [node("trainer", 2), node("eval", 1), node("trainer", 3)];
         let threads: Vec<_> = nodes
@@ -400,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn what_pythons_json_writes_is_read() {
+    fn json_as_python_writes_it_is_parsed() {
         let store = HashStore::new();
         let text = br#"{"role": "trainer", "rank": 1, "local_world_size": 2}"#;
         store.set("torchelastic/role_info/1", text).unwrap();
@@ -421,21 +410,21 @@ mod tests {
     }
 
     #[test]
-    fn nodes_that_say_nothing_are_named() {
+    fn missing_nodes_are_named() {
         let store = HashStore::new();
-        let timeout = Duration::from_millis(10);
+        let timeout = Some(Duration::from_millis(10));
         store.set("torchelastic/role_info/2", b"{}").unwrap();
         let error = exchange_ranks(&store, 0, 4, &node("a", 1), timeout, &|| false).unwrap_err();
         assert!(
-            matches!(&error, RanksError::Missing { missing, .. } if missing == &[1, 3]),
+            matches!(&error, RanksError::NodesMissing { missing, .. } if missing == &[1, 3]),
             "{error}"
         );
         let error = exchange_ranks(&store, 1, 4, &node("a", 1), timeout, &|| false).unwrap_err();
-        assert!(matches!(error, RanksError::NotGiven { .. }), "{error}");
+        assert!(matches!(error, RanksError::NotAssigned { .. }), "{error}");
     }
 
     #[test]
-    fn nonsense_of_another_node_is_an_error_that_shows_it() {
+    fn a_malformed_value_of_another_node_is_an_error_that_shows_it() {
         let store = HashStore::new();
         for text in [
             "",
@@ -450,7 +439,7 @@ mod tests {
             let error =
                 exchange_ranks(&store, 0, 2, &node("a", 1), TIMEOUT, &|| false).unwrap_err();
             assert!(
-                matches!(error, RanksError::Nonsense { .. }),
+                matches!(error, RanksError::Malformed { .. }),
                 "{text}: {error}"
             );
         }

@@ -1,19 +1,19 @@
-//! Reading files that a worker may have written, or replaced by anything else.
+//! Reads files that a worker wrote, or may have replaced by a pipe or a directory.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// Reads a whole file of at most `bytes_max`.
+/// Reads a whole file of at most `bytes_max` bytes.
 ///
 /// # Errors
-/// Those of the system; [`io::ErrorKind::FileTooLarge`] when it is longer, and
-/// [`io::ErrorKind::InvalidInput`] when it is no regular file (a pipe could keep the reader for ever).
+/// Those of the system; [`io::ErrorKind::FileTooLarge`] for a longer file, and
+/// [`io::ErrorKind::InvalidInput`] if it is not a regular file: reading a pipe could block indefinitely.
 pub(crate) fn read(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
     let file = open(path)?;
     let mut bytes = Vec::new();
-    // One more than allowed tells a file that is too long from one that just fits.
+    // One more than allowed distinguishes a file that is too long from one that just fits.
     file.take(bytes_max.saturating_add(1))
         .read_to_end(&mut bytes)?;
     if bytes.len() as u64 > bytes_max {
@@ -28,7 +28,7 @@ pub(crate) fn read(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
 /// Reads the last `bytes_max` bytes of a file, or all of a shorter one.
 ///
 /// # Errors
-/// As [`read`], but that no file is too long.
+/// Those of [`read`], without `FileTooLarge`.
 pub(crate) fn read_end(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
     let mut file = open(path)?;
     let length = file.metadata()?.len();
@@ -39,7 +39,7 @@ pub(crate) fn read_end(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
 }
 
 fn open(path: &Path) -> io::Result<File> {
-    // Opening a pipe would wait for somebody to write to it.
+    // Without O_NONBLOCK, opening a pipe blocks until another process opens it for writing.
     let file = OpenOptions::new()
         .read(true)
         .custom_flags(libc::O_NONBLOCK)
@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_that_is_too_long_is_refused_and_its_end_can_be_read() {
+    fn a_file_that_is_too_long_is_refused_but_its_end_can_be_read() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         fs::write(&path, "0123456789").unwrap();
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pipe_or_a_directory_keeps_nobody() {
+    fn a_pipe_or_a_directory_is_refused_without_blocking() {
         let folder = tempfile::tempdir().unwrap();
         let pipe = folder.path().join("pipe");
         let made = Command::new("mkfifo").arg(&pipe).status().unwrap();

@@ -1,44 +1,22 @@
-//! What signals are called.
+//! Names of signals.
+
+use std::borrow::Cow;
 
 /// The name of a signal as Python knows it; `None` for one without a name.
 pub(crate) fn signal_name(number: i32) -> Option<&'static str> {
-    let names = [
-        (libc::SIGHUP, "SIGHUP"),
-        (libc::SIGINT, "SIGINT"),
-        (libc::SIGQUIT, "SIGQUIT"),
-        (libc::SIGILL, "SIGILL"),
-        (libc::SIGTRAP, "SIGTRAP"),
-        (libc::SIGABRT, "SIGABRT"),
-        (libc::SIGBUS, "SIGBUS"),
-        (libc::SIGFPE, "SIGFPE"),
-        (libc::SIGKILL, "SIGKILL"),
-        (libc::SIGUSR1, "SIGUSR1"),
-        (libc::SIGSEGV, "SIGSEGV"),
-        (libc::SIGUSR2, "SIGUSR2"),
-        (libc::SIGPIPE, "SIGPIPE"),
-        (libc::SIGALRM, "SIGALRM"),
-        (libc::SIGTERM, "SIGTERM"),
-        (libc::SIGCHLD, "SIGCHLD"),
-        (libc::SIGCONT, "SIGCONT"),
-        (libc::SIGSTOP, "SIGSTOP"),
-        (libc::SIGTSTP, "SIGTSTP"),
-        (libc::SIGTTIN, "SIGTTIN"),
-        (libc::SIGTTOU, "SIGTTOU"),
-        (libc::SIGURG, "SIGURG"),
-        (libc::SIGXCPU, "SIGXCPU"),
-        (libc::SIGXFSZ, "SIGXFSZ"),
-        (libc::SIGVTALRM, "SIGVTALRM"),
-        (libc::SIGPROF, "SIGPROF"),
-        (libc::SIGWINCH, "SIGWINCH"),
-        (libc::SIGIO, "SIGIO"),
-        (libc::SIGSYS, "SIGSYS"),
+    match number {
+        // Python knows these two, signal-hook does not.
         #[cfg(target_os = "linux")]
-        (libc::SIGPWR, "SIGPWR"),
+        libc::SIGPWR => Some("SIGPWR"),
         #[cfg(target_os = "linux")]
-        (libc::SIGSTKFLT, "SIGSTKFLT"),
-    ];
-    let found = names.iter().find(|&&(known, _)| known == number);
-    found.map(|&(_, name)| name)
+        libc::SIGSTKFLT => Some("SIGSTKFLT"),
+        _ => signal_hook::low_level::signal_name(number),
+    }
+}
+
+/// The name of a signal for messages: `SIGTERM`, or `signal 40` for one without a name.
+pub(crate) fn name_of(number: i32) -> Cow<'static, str> {
+    signal_name(number).map_or_else(|| format!("signal {number}").into(), Cow::Borrowed)
 }
 
 #[cfg(test)]
@@ -46,9 +24,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn known_signals_have_names() {
+    fn named_signals_have_pythons_names() {
         assert_eq!(signal_name(9), Some("SIGKILL"));
         assert_eq!(signal_name(15), Some("SIGTERM"));
+        if cfg!(target_os = "linux") {
+            assert_eq!(signal_name(16), Some("SIGSTKFLT"));
+            assert_eq!(signal_name(30), Some("SIGPWR"));
+        }
         for number in [0, -1, 40, i32::MAX] {
             assert_eq!(signal_name(number), None);
         }

@@ -1,12 +1,12 @@
-//! Text with `$name` and `${name}` in it, by the rules of Python's `string.Template.safe_substitute`.
+//! Substitution of `$name` and `${name}`, by the rules of Python's `string.Template.safe_substitute`.
 //!
-//! Works on bytes, as arguments of a command need not be UTF-8. Knows no names of its own.
+//! Works on bytes, as arguments of a command need not be UTF-8.
 
-/// Replaces `$name` and `${name}` by what `value` gives for the name, and `$$` by `$`. Everything else
-/// stays as it is: a name without a value, a brace that is not closed, a `$` before something else.
+/// Replaces `$name` and `${name}` by what `value` returns for the name, and `$$` by `$`. Everything else
+/// stays: a name without a value, an unclosed brace, a `$` before any other character.
 ///
-/// A name is an ASCII letter or `_`, then letters, digits and `_`, as many as there are: `$ab` is
-/// never `$a` and a `b`. Names differ by case.
+/// A name is an ASCII letter or `_`, followed by as many letters, digits and `_` as possible: `$ab` is
+/// never `$a` followed by `b`. Names are case-sensitive.
 pub(crate) fn substitute(template: &[u8], value: impl Fn(&str) -> Option<String>) -> Vec<u8> {
     let mut text = Vec::with_capacity(template.len());
     let mut rest = template;
@@ -38,7 +38,7 @@ pub(crate) fn substitute(template: &[u8], value: impl Fn(&str) -> Option<String>
     text
 }
 
-/// The longest name that `bytes` begin with; empty when they begin with none.
+/// The longest name at the start of `bytes`; empty if there is none.
 fn name_at(bytes: &[u8]) -> &str {
     let starts = bytes
         .first()
@@ -61,7 +61,7 @@ mod tests {
 
     /// Recorded from `string.Template(text).safe_substitute(local_rank=3)`.
     #[test]
-    fn it_replaces_what_python_replaces() {
+    fn substitution_equals_pythons() {
         let table = [
             ("$local_rank", "3"),
             ("${local_rank}", "3"),
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_no_text_stay_as_they_are() {
+    fn bytes_that_are_not_utf8_are_unchanged() {
         let text = substitute(b"\xff$a\xfe${a}\xfd", |_| Some("1".to_owned()));
         assert_eq!(text, b"\xff1\xfe1\xfd");
     }

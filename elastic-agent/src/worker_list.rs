@@ -1,6 +1,6 @@
-//! Lists of workers for the log, of bounded length.
+//! Lists of workers for messages, of bounded length.
 
-/// How many workers or processes a list names.
+/// How many workers a list names: a line of the log.
 const SHOWN_MAX: usize = 16;
 
 /// `local rank 0 (pid 17), 1 (pid 18)`; empty for none.
@@ -13,7 +13,8 @@ pub(crate) fn local_ranks_with_pids(workers: impl Iterator<Item = (usize, u32)>)
     format!("local rank {}", bounded(&names))
 }
 
-/// `rank 4-7 = local rank 0-3, pid 17, 18, 19, 20`: what tells a process of `ps` from its rank.
+/// `rank 4-7 = local rank 0-3, pid 17, 18, 19, 20`, so that a process shown by `ps` can be matched to its
+/// rank.
 pub(crate) fn ranks_with_pids(first_rank: usize, pids: &[u32]) -> String {
     let span = |first: usize| match pids.len() {
         0 | 1 => first.to_string(),
@@ -28,8 +29,13 @@ pub(crate) fn ranks_with_pids(first_rank: usize, pids: &[u32]) -> String {
     )
 }
 
-/// Numbers of workers: `1, 2, 3 and 4 more`.
-pub(crate) fn bounded(names: &[String]) -> String {
+/// `1, 2, 3 and 4 more`.
+pub(crate) fn ranks(ranks: &[usize]) -> String {
+    let ranks: Vec<String> = ranks.iter().map(usize::to_string).collect();
+    bounded(&ranks)
+}
+
+fn bounded(names: &[String]) -> String {
     let shown = names.len().min(SHOWN_MAX);
     let mut text = names[..shown].join(", ");
     if names.len() > shown {
@@ -43,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_name_each_worker_up_to_a_bound() {
+    fn a_list_names_each_worker_up_to_a_bound() {
         assert_eq!(local_ranks_with_pids([].into_iter()), "");
         let two = local_ranks_with_pids([(0, 17), (2, 19)].into_iter());
         assert_eq!(two, "local rank 0 (pid 17), 2 (pid 19)");

@@ -19,10 +19,10 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use elastic_agent::{
-    AgentError, AgentOptions, AgentOutcome, CommandLine, EXIT_BARRIER_TIMEOUT, ElasticAgent,
-    ErrorFileError, Failures, LogOptions, StartError, StreamMap, write_error_file,
+    AgentError, AgentOptions, AgentOutcome, CommandLine, ElasticAgent, ErrorFileError, Failures,
+    LogOptions, StartError, StreamMap, write_error_file,
 };
-use elastic_rendezvous::{RendezvousHandler, RendezvousParameters, RendezvousRegistry, this_host};
+use elastic_rendezvous::{RendezvousHandler, RendezvousParameters, RendezvousRegistry};
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
@@ -93,7 +93,8 @@ fn run_job(plan: &RunPlan, report: &mut Value) -> Result<u8, Failure> {
                 error => Failure::No(error.to_string()),
             })?;
     progress::show(&*handler);
-    let mut agent = ElasticAgent::new(agent_options, Arc::clone(&handler));
+    let mut agent = ElasticAgent::new(agent_options, Arc::clone(&handler))
+        .map_err(|error| Failure::Usage(error.to_string()))?;
     let signals = Signals::pass_on(&plan.signals, agent.handle())
         .map_err(Failure::system("cannot handle signals"))?;
     let result = agent.run();
@@ -111,35 +112,33 @@ fn agent_options(plan: &RunPlan, are_nodes_identical: bool) -> Result<AgentOptio
             .map_err(|error| Failure::Usage(format!("--{option}: {error}")))
     };
     let ranks = plan.local_ranks_filter.iter().flatten();
-    let logs = LogOptions {
-        log_dir: plan.log_dir.clone(),
-        redirects: streams("redirects", &plan.redirects)?,
-        tee: streams("tee", &plan.tee)?,
-        local_ranks_filter: ranks
-            .filter_map(|rank| usize::try_from(*rank).ok())
-            .collect(),
-        stdout_filters: plan.duplicate_stdout_filters.clone(),
-        stderr_filters: plan.duplicate_stderr_filters.clone(),
-    };
+    let mut logs = LogOptions::new()
+        .with_redirects(streams("redirects", &plan.redirects)?)
+        .with_tee(streams("tee", &plan.tee)?)
+        .with_local_ranks_filter(ranks.filter_map(|rank| usize::try_from(*rank).ok()))
+        .with_stdout_filters(plan.duplicate_stdout_filters.iter().cloned())
+        .with_stderr_filters(plan.duplicate_stderr_filters.iter().cloned());
+    if let Some(path) = &plan.log_dir {
+        logs = logs.with_log_dir(path);
+    }
     let mut environment: BTreeMap<OsString, OsString> = std::env::vars_os().collect();
     for (name, value) in &plan.environment {
         environment.insert((*name).into(), value.into());
     }
-    Ok(AgentOptions {
-        command: CommandLine::new(plan.program.clone(), plan.args.iter().cloned()),
-        name: plan.script.to_string_lossy().into_owned(),
-        local_world_size: plan.worker_count,
-        role: plan.role.clone(),
-        max_restarts: usize::try_from(plan.max_restarts).unwrap_or(usize::MAX),
-        shutdown_timeout: plan.shutdown_timeout,
-        exit_barrier_timeout: EXIT_BARRIER_TIMEOUT,
-        logs,
-        line_prefix_template: plan.log_line_prefix_template.clone(),
-        virtual_local_rank: plan.virtual_local_rank,
-        are_nodes_identical,
-        environment: environment.into_iter().collect(),
-        host: this_host::full_name(),
-    })
+    let command = CommandLine::new(plan.program.clone(), plan.args.iter().cloned());
+    let mut options = AgentOptions::new(command, plan.worker_count)
+        .with_name(plan.script.to_string_lossy())
+        .with_role(&plan.role)
+        .with_max_restarts(usize::try_from(plan.max_restarts).unwrap_or(usize::MAX))
+        .with_shutdown_timeout(plan.shutdown_timeout)
+        .with_logs(logs)
+        .with_virtual_local_rank(plan.virtual_local_rank)
+        .with_identical_nodes(are_nodes_identical)
+        .with_environment(environment);
+    if let Some(template) = &plan.log_line_prefix_template {
+        options = options.with_line_prefix_template(template);
+    }
+    Ok(options)
 }
 
 fn with_shared_store(parameters: RendezvousParameters, is_shared: bool) -> RendezvousParameters {

@@ -38,7 +38,7 @@ impl Signals {
             .spawn(move || {
                 for signal in signals.forever() {
                     if ending.contains(&signal) {
-                        agent.end(signal);
+                        agent.stop(signal);
                     } else {
                         agent.forward(signal);
                     }

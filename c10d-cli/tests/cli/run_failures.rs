@@ -40,7 +40,7 @@ fn assert_reports(ended: &Ended, rank: usize, reasons: &[&str]) {
         assert!(report.contains(text), "no {text:?} in {report}");
     }
     let (_, last) = report.rsplit_once("\nc10d: ").unwrap();
-    let failed = format!("the worker with rank {rank} has failed (exit code 7)");
+    let failed = format!("worker with rank {rank} failed (exit code 7)");
     assert!(last.starts_with(&failed), "{last}");
     for text in reasons {
         assert!(last.contains(text), "no {text:?} in {last}");
@@ -122,5 +122,5 @@ fn a_worker_that_fails_after_other_nodes_have_finished_is_reported_and_not_resta
         exit 7";
     let ended = Running::start(node(&endpoint, &options, script)).end();
     let rank = ended.stdout_text().trim().parse().unwrap();
-    assert_reports(&ended, rank, &["1 of 2 nodes have finished already"]);
+    assert_reports(&ended, rank, &["1 of 2 nodes have already finished"]);
 }

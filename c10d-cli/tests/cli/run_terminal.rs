@@ -210,7 +210,7 @@ fn a_static_rendezvous_shows_which_node_rank_is_missing() {
 }
 
 #[test]
-fn ctrl_c_names_those_it_waits_for_and_the_second_one_kills_them() {
+fn ctrl_c_names_the_workers_it_waits_for_and_a_second_one_kills_them() {
     let server = Server::start();
     let script = "trap '' INT TERM; echo ready; while :; do sleep 0.01; done";
     let options = ["--nnodes=1", "--nproc-per-node=2"];
@@ -233,16 +233,16 @@ fn ctrl_c_names_those_it_waits_for_and_the_second_one_kills_them() {
         let found = lines.iter().find(|line| line.contains(text));
         found.unwrap_or_else(|| panic!("no {text:?} in {lines:#?}"))
     };
-    let first = line("SIGINT: ending the workers, local rank 0 (pid ");
+    let first = line("received SIGINT: passing it to the workers (local rank 0 (pid ");
     assert!(first.contains("1 (pid "), "{first}");
     assert!(
-        first.contains("which have 30 s; the same signal again kills them at once"),
+        first.contains("SIGKILL follows after 30 s, or at once"),
         "{first}"
     );
     let waiting = line("still waiting for");
     assert!(
-        waiting.contains("to end after SIGINT; SIGKILL in 2"),
+        waiting.contains("to exit after SIGINT; SIGKILL in 2"),
         "{waiting}"
     );
-    line("SIGINT again: killing what still runs");
+    line("received SIGINT while stopping: killing the workers");
 }

@@ -1,6 +1,6 @@
-//! The file in which a worker leaves what its exception was.
+//! The error file, in which a worker leaves its exception.
 //!
-//! Written by workers whose main function is decorated for it, and by launchers. In PyTorch:
+//! Workers whose main function is decorated with PyTorch's `record` write it, and launchers. In PyTorch:
 //! `torch/distributed/elastic/multiprocessing/errors/error_handler.py`.
 
 use std::io;
@@ -8,22 +8,22 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-/// The longest error file that is read. A traceback has some kilobytes.
+/// The longest error file that is read. A traceback takes a few kilobytes.
 pub(super) const ERROR_FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// What an error file says.
+/// A parsed error file.
 #[derive(Clone, PartialEq)]
 pub(super) struct ErrorFile {
-    /// The traceback, or else the message; empty when the worker left it so.
+    /// The traceback, or else the message; may be empty.
     pub(super) message: String,
-    /// When it happened, in seconds since the epoch.
+    /// When the exception was raised, in seconds since the epoch.
     pub(super) timestamp: Option<i64>,
-    /// All of it.
+    /// The whole file.
     pub(super) json: Value,
 }
 
 impl std::fmt::Debug for ErrorFile {
-    /// Lengths instead of bytes: they can be long and secret.
+    /// Leaves the content out, which can be long and secret.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ErrorFile")
             .field("message", &self.message)
@@ -32,13 +32,13 @@ impl std::fmt::Debug for ErrorFile {
     }
 }
 
-/// An error file could not be written. The failure itself is known all the same.
+/// An error file could not be written.
 #[derive(thiserror::Error)]
 #[error("cannot write the error file {}: {source}", path.display())]
 pub struct ErrorFileError {
-    /// The file.
+    /// The file that could not be written.
     pub path: PathBuf,
-    /// What the system said.
+    /// The system's error.
     pub source: io::Error,
 }
 
@@ -50,14 +50,14 @@ impl std::fmt::Debug for ErrorFileError {
 }
 
 impl ErrorFile {
-    /// Reads the content of an error file. It may be of either form: a text as `message`, with the
-    /// time beside it, or an object with text, traceback and time. Times may be numbers or texts.
+    /// Parses an error file of either form: a text as `message`, with the timestamp beside it, or an
+    /// object with message, traceback and timestamp. A timestamp may be a number or a text.
     ///
     /// # Errors
-    /// What is wrong with it, in words.
+    /// What is wrong with the file, in words.
     pub(super) fn parse(bytes: &[u8]) -> Result<Self, String> {
         let json: Value = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
-        let message = json.get("message").ok_or("no `message` in it")?;
+        let message = json.get("message").ok_or("it has no `message`")?;
         let (text, timestamp) = match message {
             Value::String(text) => (text.clone(), json.get("timestamp")),
             Value::Object(fields) => {
@@ -65,11 +65,11 @@ impl ErrorFile {
                 let traceback = extra.and_then(|extra| extra.get("py_callstack"));
                 let text = traceback.or_else(|| fields.get("message"));
                 let text = text.and_then(Value::as_str).unwrap_or("<N/A>");
-                // Later lines stand under the first one in the report.
+                // Indents the later lines, as the report does.
                 let text = text.replace('\n', "\n  ");
                 (text, extra.and_then(|extra| extra.get("timestamp")))
             }
-            _ => return Err("its `message` is neither a text nor an object".to_owned()),
+            _ => return Err("its `message` is neither a string nor an object".to_owned()),
         };
         Ok(Self {
             message: text,
@@ -78,15 +78,15 @@ impl ErrorFile {
         })
     }
 
-    /// The content with the exit code of the worker in it, which the worker itself cannot know.
+    /// The content with the worker's exit code, which the worker itself could not know.
     pub(super) fn with_error_code(&self, code: i32) -> Value {
         with_error_code(self.json.clone(), code)
     }
 }
 
-/// An error file's content with an exit code in it.
+/// Adds an exit code to the content of an error file.
 pub(super) fn with_error_code(mut json: Value, code: i32) -> Value {
-    // A plain text has no place for it.
+    // The form with a plain text has no field for it.
     if let Some(Value::Object(message)) = json.get_mut("message")
         && code != 0
     {
@@ -95,23 +95,23 @@ pub(super) fn with_error_code(mut json: Value, code: i32) -> Value {
     json
 }
 
-/// Whole seconds, of a number or of a text that is one.
+/// Whole seconds, from a number or from a text that holds one.
 fn epoch_seconds(value: &Value) -> Option<i64> {
     match value {
         Value::Number(number) => number
             .as_i64()
-            // `as` stops at the ends of i64.
+            // `as` saturates.
             .or_else(|| number.as_f64().map(|seconds| seconds as i64)),
         Value::String(text) => text.trim().parse().ok(),
         _ => None,
     }
 }
 
-/// Writes an error of this process to an error file, in the form that PyTorch's workers use:
-/// `message` says what class of error and what text, `traceback` tells more.
+/// Writes an error of this process to an error file, in the form of PyTorch's workers. `message` is one
+/// line, `traceback` the details, `epoch_s` the time in seconds since the epoch.
 ///
 /// # Errors
-/// [`ErrorFileError`] with what the system said.
+/// [`ErrorFileError`] if the file cannot be written.
 pub fn write_error_file(
     path: &Path,
     message: &str,
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn both_forms_of_the_message_are_read() {
+    fn both_forms_of_the_message_are_parsed() {
         let table = [
             (r#"{"message": "a\nb"}"#, "a\nb", None),
             (r#"{"message": "a", "timestamp": 12}"#, "a", Some(12)),
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_error_file_is_told() {
+    fn a_malformed_error_file_is_explained() {
         let deep = format!("{}1{}", "[".repeat(100_000), "]".repeat(100_000));
         let table = [
             ("", "EOF"),
@@ -187,7 +187,7 @@ mod tests {
             (&deep, "recursion limit"),
             ("[]", "no `message`"),
             ("{}", "no `message`"),
-            (r#"{"message": 1}"#, "neither a text nor an object"),
+            (r#"{"message": 1}"#, "neither a string nor an object"),
         ];
         for (text, expected) in table {
             let error = parse(text).unwrap_err();
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_of_the_launcher_is_read_like_a_workers() {
+    fn an_error_of_the_launcher_is_parsed_like_a_workers() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("error.json");
         write_error_file(&path, "E: x", "more", 99).unwrap();

@@ -1,18 +1,18 @@
-//! A worker that failed, and what is known of the reason.
+//! A worker that failed, and the known reason.
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::error_file::{self, ERROR_FILE_BYTES_MAX, ErrorFile, ErrorFileError};
-use super::signal_name::signal_name;
 use crate::regular_file;
+use crate::signal_name::signal_name;
 use crate::worker::{ExitKind, WorkerOutcome};
 
-/// How many of the last lines on standard error are shown.
+/// How many of the last lines on standard error a report shows.
 pub(super) const STDERR_LINES_MAX: usize = 20;
 
-/// Said when nothing tells why a worker failed.
+/// The message for a worker that left no reason.
 pub(super) const HINT: &str = "no error file; for a traceback decorate the worker's main function, see \
                     https://pytorch.org/docs/stable/elastic/errors.html";
 
@@ -20,30 +20,31 @@ pub(super) const HINT: &str = "no error file; for a traceback decorate the worke
 #[derive(Clone, PartialEq)]
 #[non_exhaustive]
 pub struct ProcessFailure {
-    /// Its rank on this node.
+    /// The worker's rank on this node.
     pub local_rank: usize,
-    /// Its rank among all.
+    /// The worker's global rank.
     pub rank: usize,
-    /// Its process.
+    /// The process id, which may be in use again.
     pub pid: u32,
-    /// How it ended.
+    /// How the process ended.
     pub exit: ExitKind,
-    /// The file that it left, if it left one.
+    /// The error file; `None` if the worker wrote none.
     pub error_file: Option<PathBuf>,
-    /// What is known of the reason: the traceback or the message of its error file, else the signal
-    /// that ended it, else how to get to know more.
+    /// The reason: the traceback or message of the error file, else the signal that ended the worker,
+    /// else a hint how to get a traceback.
     pub message: String,
-    /// Why its error file could not be read, if that is so.
+    /// Why the error file could not be read; `None` if it could, or is missing.
     pub note: Option<String>,
-    /// When it failed: as its error file says, else when its end was noticed. Seconds since the epoch.
+    /// When the worker failed, in seconds since the epoch: from the error file, else when the agent
+    /// noticed.
     pub timestamp: i64,
-    /// The last bytes that it wrote to standard error, 4 KiB at most.
+    /// The last bytes of standard error, 4 KiB at most.
     pub stderr_tail: Vec<u8>,
     pub(super) content: Option<ErrorFile>,
 }
 
 impl std::fmt::Debug for ProcessFailure {
-    /// Lengths instead of bytes: they can be long and secret.
+    /// Shows lengths instead of bytes, which can be long and secret.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ProcessFailure")
             .field("local_rank", &self.local_rank)
@@ -60,11 +61,11 @@ impl std::fmt::Debug for ProcessFailure {
 }
 
 impl ProcessFailure {
-    /// Tells of a worker that has ended, with the error file that it may have left. Reads up to 1 MiB
-    /// of that file; one that cannot be read becomes a note, not an error.
+    /// Describes a worker that failed. Reads up to 1 MiB of its error file; a file that cannot be read
+    /// becomes a note.
     ///
-    /// A file that names no time is taken to be as old as the worker's end. (PyTorch takes it to be
-    /// of 1970, so that it would always be the first failure.)
+    /// An error file without a timestamp gets the time of the worker's exit. (PyTorch takes the year 1970,
+    /// which makes that worker the root cause.)
     #[must_use]
     pub fn of(outcome: &WorkerOutcome) -> Self {
         let mut failure = Self {
@@ -88,7 +89,7 @@ impl ProcessFailure {
         failure
     }
 
-    /// The JSON text of its error file, if it left one that could be read.
+    /// The JSON text of the error file; `None` without a readable one.
     #[must_use]
     pub fn error_json(&self) -> Option<String> {
         self.content
@@ -96,7 +97,7 @@ impl ProcessFailure {
             .map(|content| content.json.to_string())
     }
 
-    /// The last lines on standard error that are not empty, 20 at most.
+    /// The last non-empty lines of standard error, 20 at most.
     #[must_use]
     pub fn stderr_lines(&self) -> Vec<String> {
         let mut lines = self.all_stderr_lines();
@@ -104,7 +105,7 @@ impl ProcessFailure {
         lines
     }
 
-    /// The kept lines on standard error that are not empty.
+    /// The non-empty lines of the kept end of standard error.
     pub(super) fn all_stderr_lines(&self) -> Vec<String> {
         let text = String::from_utf8_lossy(&self.stderr_tail);
         text.split(['\n', '\r'])
@@ -114,24 +115,24 @@ impl ProcessFailure {
             .collect()
     }
 
-    /// Whether it left an error file that could be read.
+    /// Whether the worker left a readable error file.
     #[must_use]
     pub const fn has_error_file(&self) -> bool {
         self.content.is_some()
     }
 
     /// Writes to `path` why this worker failed, with its exit code, for the program that started the
-    /// launcher: the content of its error file, or without one the same form with what is known, its
-    /// last lines on standard error included. (PyTorch writes nothing without one.)
+    /// launcher: the content of the worker's error file, or without one the same form with the message and
+    /// the last lines of standard error. (PyTorch writes nothing without one.)
     ///
     /// # Errors
-    /// [`ErrorFileError`] with what the system said.
+    /// [`ErrorFileError`] if the file cannot be written.
     pub fn write_error_file(&self, path: &Path) -> Result<(), ErrorFileError> {
         let code = self.exit.code();
         if let Some(content) = &self.content {
             return error_file::write(path, &content.with_error_code(code));
         }
-        let message = format!("the worker with rank {} failed: {}", self.rank, self.exit);
+        let message = format!("worker with rank {} failed: {}", self.rank, self.exit);
         let mut lines = vec![self.message.clone()];
         lines.extend(self.stderr_lines());
         let json = error_file::json(&message, &lines.join("\n"), self.timestamp);
@@ -146,7 +147,7 @@ impl ProcessFailure {
         };
         self.error_file = Some(path.to_owned());
         match read {
-            Err(reason) => self.note = Some(format!("the error file cannot be used: {reason}")),
+            Err(reason) => self.note = Some(format!("cannot use the error file: {reason}")),
             Ok(content) => {
                 self.message.clone_from(&content.message);
                 self.timestamp = content.timestamp.unwrap_or(self.timestamp);
@@ -156,25 +157,25 @@ impl ProcessFailure {
     }
 }
 
-/// The workers that failed, one at least, in the order in which that was noticed.
+/// The workers that failed, at least one, in the order in which the agent noticed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Failures(Vec<ProcessFailure>);
 
 impl Failures {
-    /// Takes over the failures; `None` when there are none.
+    /// `None` without failures.
     #[must_use]
     pub fn new(failures: Vec<ProcessFailure>) -> Option<Self> {
         (!failures.is_empty()).then_some(Self(failures))
     }
 
-    /// All of them.
+    /// All failures, in the order in which the agent noticed.
     #[must_use]
     pub fn all(&self) -> &[ProcessFailure] {
         &self.0
     }
 
-    /// The one that was first by its timestamp, which is taken for the cause of the others; of those
-    /// of the same second the one that was noticed first.
+    /// The root cause: the failure with the lowest timestamp; among failures of the same second, the one
+    /// that the agent noticed first.
     #[must_use]
     pub fn first(&self) -> &ProcessFailure {
         &self.0[self.first_index()]
@@ -183,7 +184,7 @@ impl Failures {
     pub(super) fn first_index(&self) -> usize {
         let times = self.0.iter().enumerate();
         let first = times.min_by_key(|(index, failure)| (failure.timestamp, *index));
-        // There is one at least.
+        // There is at least one.
         first.map_or(0, |(index, _)| index)
     }
 }
@@ -195,7 +196,9 @@ fn fallback_message(exit: ExitKind, pid: u32) -> String {
             format!("Signal {number} ({name}) received by PID {pid}")
         }
         ExitKind::Code(_) => HINT.to_owned(),
-        ExitKind::Unknown => "its exit status is lost: something else has waited for it".to_owned(),
+        ExitKind::Unknown => {
+            "exit status lost: other code of the launcher's process reaped the worker".to_owned()
+        }
     }
 }
 

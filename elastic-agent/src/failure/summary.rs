@@ -1,16 +1,17 @@
-//! The report at the end of a job that failed, in PyTorch's layout: people and scripts know it.
+//! The report on failures, in PyTorch's layout, which operators and scripts know.
 
 use super::process_failure::{Failures, ProcessFailure, STDERR_LINES_MAX};
-use super::signal_name::signal_name;
-use crate::worker::{ExitKind, roll};
+use crate::signal_name::signal_name;
+use crate::worker::ExitKind;
+use crate::worker_list;
 
 /// The longest rule between the parts.
 const WIDTH_MAX: usize = 60;
 
 impl Failures {
-    /// The report on all of them in PyTorch's layout, with the last lines that the first one wrote to
-    /// standard error. `name` is what was run, `host` this host, and `local_time` writes a moment in
-    /// seconds since the epoch ([`local_time_text`] does). Ends without a newline.
+    /// The report on all failures in PyTorch's layout, with the last lines that the root cause wrote to
+    /// standard error. `name` is the program, `host` this host; `local_time` formats seconds since the
+    /// epoch, as [`local_time_text`](crate::local_time_text) does. Ends without a newline.
     #[must_use]
     pub fn summary(&self, name: &str, host: &str, local_time: impl Fn(i64) -> String) -> String {
         summary(self, name, host, &local_time)
@@ -29,8 +30,8 @@ fn summary(
     let mut root = String::new();
     let mut others = Vec::new();
     for (index, failure) in failures.all().iter().enumerate() {
-        let told = same_traceback(failures, index);
-        let text = block(index, failure, &told, host, local_time);
+        let traceback = place_of_traceback(failures, index);
+        let text = block(index, failure, &traceback, host, local_time);
         width = width.max(
             text.lines()
                 .map(|line| line.chars().count())
@@ -56,17 +57,17 @@ fn summary(
     )
 }
 
-/// What one traceback has to do with the others.
+/// Where the report shows a traceback that several workers left.
 enum Traceback {
-    /// The first one of its text, with the ranks of the workers that left the same.
+    /// Here, with the ranks of the workers that left the same text.
     Shown { same: Vec<usize> },
-    /// Shown already, for the worker with this rank.
+    /// With the worker of this rank.
     SameAs { rank: usize },
 }
 
-/// Workers often fail alike. Each text of an error file is shown once: for the root cause if that has
-/// it, else for the first of them.
-fn same_traceback(failures: &Failures, index: usize) -> Traceback {
+/// Workers often fail for the same reason. Each text is shown once: with the root cause if it has the
+/// text, else with the first worker that has it.
+fn place_of_traceback(failures: &Failures, index: usize) -> Traceback {
     let all = failures.all();
     let failure = &all[index];
     if failure.content.is_none() {
@@ -89,11 +90,11 @@ fn same_traceback(failures: &Failures, index: usize) -> Traceback {
     }
 }
 
-/// One failure. The spaces at the ends of lines are PyTorch's.
+/// One failure. PyTorch has the trailing spaces as well.
 fn block(
     index: usize,
     failure: &ProcessFailure,
-    told: &Traceback,
+    traceback: &Traceback,
     host: &str,
     local_time: &dyn Fn(i64) -> String,
 ) -> String {
@@ -111,7 +112,7 @@ fn block(
         message,
         ..
     } = failure;
-    let message = match told {
+    let message = match traceback {
         Traceback::Shown { same } if same.is_empty() => message.clone(),
         Traceback::Shown { .. } => message.trim_end().to_owned(),
         Traceback::SameAs { rank } => format!("the same as that of rank {rank}"),
@@ -124,12 +125,11 @@ fn block(
          exitcode  : {code} (pid: {pid}) {signal}\n  \
          error_file: {error_file}\n  traceback : {message}"
     );
-    if let Traceback::Shown { same } = told
+    if let Traceback::Shown { same } = traceback
         && !same.is_empty()
     {
-        let ranks: Vec<String> = same.iter().map(usize::to_string).collect();
         text.push_str("\n  same in   : rank ");
-        text.push_str(&roll::bounded(&ranks));
+        text.push_str(&worker_list::ranks(same));
     }
     if let Some(note) = &failure.note {
         text.push_str("\n  note      : ");
@@ -138,8 +138,8 @@ fn block(
     text
 }
 
-/// The last lines of standard error as one more field; nothing when there are none. A traceback that
-/// the error file has as well is left out.
+/// The field with the last lines of standard error; empty if there are none. Leaves out a traceback that
+/// the error file has as well.
 fn last_lines(failure: &ProcessFailure) -> String {
     let mut lines = failure.all_stderr_lines();
     if failure.content.is_some()
@@ -161,5 +161,5 @@ fn last_lines(failure: &ProcessFailure) -> String {
     field
 }
 
-/// How Python begins a traceback.
+/// The first line of Python's tracebacks.
 const TRACEBACK_START: &str = "Traceback (most recent call last):";

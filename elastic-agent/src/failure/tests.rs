@@ -32,9 +32,9 @@ fn time(epoch_s: i64) -> String {
     format!("2026-11-21_04:42:{epoch_s}")
 }
 
-/// Recorded from torchrun 2.15.0, but for the error file's path.
+/// Recorded from torchrun 2.15.0, except the error file's path.
 #[test]
-fn the_summary_is_laid_out_like_pytorchs() {
+fn the_report_has_pytorchs_layout() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("error.json");
     let traceback = "Traceback (most recent call last):\\n  File \\\"/opt/venv/lib/python3.11/site-\
@@ -88,7 +88,7 @@ Root Cause (first observed failure):
 
 /// A single failure without error file, with what it wrote last.
 #[test]
-fn the_summary_ends_with_the_last_lines_of_the_first_failure() {
+fn the_report_ends_with_the_last_lines_of_the_root_cause() {
     let mut tail = String::from("cut line");
     for line in 0..30 {
         tail.push_str(&format!("\nline {line}"));
@@ -139,7 +139,7 @@ fn a_traceback_of_several_workers_is_shown_once() {
         failed(3, &other, ""),
         failed(2, stack, ""),
         failed(1, stack, ""),
-        // What stands before the traceback is kept.
+        // Output before the traceback is kept.
         failed(0, stack, &format!("loading\n{stack}")),
         failed(4, &other, ""),
     ];
@@ -173,7 +173,7 @@ fn a_traceback_of_several_workers_is_shown_once() {
 }
 
 #[test]
-fn the_first_failure_is_the_oldest_and_then_the_one_noticed_first() {
+fn the_root_cause_is_the_oldest_failure_then_the_first_noticed() {
     let by_times = |times: &[u64]| {
         let outcomes: Vec<_> = times
             .iter()
@@ -188,7 +188,7 @@ fn the_first_failure_is_the_oldest_and_then_the_one_noticed_first() {
 }
 
 #[test]
-fn an_error_file_that_cannot_be_used_is_a_note() {
+fn an_unusable_error_file_becomes_a_note() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("error.json");
     let with_file = |content: &[u8]| {
@@ -224,7 +224,7 @@ fn an_error_file_that_cannot_be_used_is_a_note() {
 }
 
 #[test]
-fn the_first_failures_file_is_handed_on_with_its_exit_code() {
+fn an_error_file_is_copied_with_the_exit_code() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("error.json");
     let copy = folder.path().join("copy.json");
@@ -253,7 +253,7 @@ fn the_first_failures_file_is_handed_on_with_its_exit_code() {
     without.write_error_file(&copy).unwrap();
     let made: serde_json::Value = serde_json::from_slice(&fs::read(&copy).unwrap()).unwrap();
     let expected = serde_json::json!({ "message": {
-        "message": "the worker with rank 10 failed: SIGTERM",
+        "message": "worker with rank 10 failed: SIGTERM",
         "errorCode": -15,
         "extraInfo": {
             "py_callstack": "Signal 15 (SIGTERM) received by PID 1000\ncannot open train.bin",
@@ -266,7 +266,7 @@ fn the_first_failures_file_is_handed_on_with_its_exit_code() {
 }
 
 #[test]
-fn a_failure_without_a_file_says_what_is_known() {
+fn a_failure_without_error_file_has_a_message() {
     let message = |exit| ProcessFailure::of(&outcome(0, exit, 0)).message;
     let unnamed = ExitKind::Signal {
         number: 40,
@@ -279,7 +279,7 @@ fn a_failure_without_a_file_says_what_is_known() {
 }
 
 #[test]
-fn debug_output_holds_no_output_of_the_worker() {
+fn debug_output_contains_no_output_of_the_worker() {
     let failed = WorkerOutcome {
         stderr_tail: b"QZQZ".to_vec(),
         ..outcome(0, TERM, 51)

@@ -8,8 +8,7 @@
 //!                                                                 /filtered_stderr.log
 //! ```
 //!
-//! The files themselves are made by who starts the workers, and by the workers. Nothing is ever
-//! removed.
+//! The files themselves are created when workers start, and by workers. Nothing is ever removed.
 
 use std::fs::DirBuilder;
 use std::io;
@@ -19,59 +18,59 @@ use std::{env, iter};
 
 use super::routing::{LogOptions, WorkerLogs};
 
-/// Logs may hold what nobody else is to read, and PyTorch's are private too.
+/// Logs may be confidential. PyTorch's directories are private too.
 const PRIVATE: u32 = 0o700;
 
 const RANDOM_CHARS: usize = 8;
 
-/// How often a random name is tried. The second one is hardly ever needed.
+/// How many random names are tried: the first is almost always free.
 const RANDOM_TRIES_MAX: usize = 100;
 
-/// The longest run id that is part of a file's name, which may have 255 bytes on most systems.
+/// The longest part of a run id in a file name, which is limited to 255 bytes on most systems.
 const RUN_ID_BYTES_MAX: usize = 100;
 
-/// The log directory of one job on this node, which has a directory for each round in it.
+/// The log directory of one job on this node, with a directory for each round.
 ///
-/// Made when the first round begins. Files of earlier rounds are kept: PyTorch erases those of a
-/// round that ended because nodes came or went, not because a worker failed, as the next one has the
-/// same restart count. Here it gets a directory of its own, `attempt_0.1` after `attempt_0`.
+/// Created when the first round starts. Keeps the files of earlier rounds: PyTorch overwrites those of a
+/// round that ended because nodes joined or left, as the next round has the same restart count. Here each
+/// round has a directory of its own, `attempt_0.1` after `attempt_0`.
 #[derive(Debug)]
 pub struct LogDirectory {
     options: LogOptions,
     run_id: String,
-    /// The job's own directory, once it is made.
+    /// The job's own directory; `None` until it is created.
     path: Option<PathBuf>,
 }
 
-/// Where the output of the workers of one round goes.
+/// Where the output of one round's workers goes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RoundLogs {
-    /// The round's directory; none when nothing is written to files.
+    /// The round's directory; `None` when nothing is written to files.
     pub directory: Option<PathBuf>,
-    /// By local rank.
+    /// One entry per worker, by local rank.
     pub workers: Vec<WorkerLogs>,
-    /// The chosen lines of tee'd standard output.
+    /// The file for matching lines of tee'd standard output.
     pub filtered_stdout: Option<FilteredLog>,
-    /// The chosen lines of tee'd standard error.
+    /// The file for matching lines of tee'd standard error.
     pub filtered_stderr: Option<FilteredLog>,
 }
 
-/// A file for the lines that contain one of some texts.
+/// A file for lines that contain one of some texts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FilteredLog {
     /// The file.
     pub path: PathBuf,
-    /// The texts.
+    /// The texts, at least one.
     pub filters: Vec<String>,
 }
 
-/// A directory for logs could not be made.
+/// A log directory could not be created.
 #[derive(thiserror::Error)]
-#[error("cannot make the log directory {}: {source}", path.display())]
+#[error("cannot create the log directory {}: {source}", path.display())]
 pub struct LogDirectoryError {
-    /// The directory.
+    /// The directory that could not be created.
     pub path: PathBuf,
-    /// What the system said.
+    /// The system's error.
     pub source: io::Error,
 }
 
@@ -83,7 +82,7 @@ impl std::fmt::Debug for LogDirectoryError {
 }
 
 impl LogDirectory {
-    /// The logs of a job. Makes nothing yet.
+    /// The logs of a job. Creates nothing yet.
     #[must_use]
     pub fn new(options: LogOptions, run_id: &str) -> Self {
         Self {
@@ -93,17 +92,18 @@ impl LogDirectory {
         }
     }
 
-    /// The job's own directory; none before the first round, or when nothing is written to files.
+    /// The job's own directory; `None` before the first round, and when nothing is written to files.
     #[must_use]
     pub fn path(&self) -> Option<&Path> {
         self.path.as_deref()
     }
 
-    /// Makes the directories of a round with `local_world_size` workers. Blocks for the file system.
+    /// Creates the directories of a round with `local_world_size` workers. Blocks while the file system
+    /// does.
     ///
     /// # Errors
-    /// [`LogDirectoryError`]; what was made stays.
-    pub fn begin_round(
+    /// [`LogDirectoryError`]; directories that were already created stay.
+    pub fn start_round(
         &mut self,
         restart_count: usize,
         local_world_size: usize,
@@ -111,7 +111,7 @@ impl LogDirectory {
         let directory = if self.is_off() {
             None
         } else {
-            Some(make_round(self.made()?, restart_count)?)
+            Some(make_round(self.job_directory()?, restart_count)?)
         };
         let mut workers = Vec::new();
         for local_rank in 0..local_world_size {
@@ -139,20 +139,20 @@ impl LogDirectory {
     }
 
     fn is_off(&self) -> bool {
-        self.options.log_dir.as_deref() == Some(Path::new("/dev/null"))
+        self.options.log_dir() == Some(Path::new("/dev/null"))
     }
 
-    /// The job's own directory, made if it is not there yet.
-    fn made(&mut self) -> Result<&Path, LogDirectoryError> {
+    /// The job's own directory, created on first use.
+    fn job_directory(&mut self) -> Result<&Path, LogDirectoryError> {
         let path = match self.path.take() {
             Some(path) => path,
             None => {
-                let parent = match &self.options.log_dir {
+                let parent = match self.options.log_dir() {
                     Some(parent) => make_parents(parent)?,
                     None => make_random(&env::temp_dir(), "torchelastic")?,
                 };
                 let path = make_random(&parent, &self.run_id)?;
-                log::info!("logs are in {}", path.display());
+                log::info!("logs of this node's workers are in {}", path.display());
                 path
             }
         };
@@ -160,7 +160,7 @@ impl LogDirectory {
     }
 }
 
-/// The name of the round's directory: the first one that is not there yet.
+/// Creates the directory of a round, under the first free name.
 fn make_round(parent: &Path, restart_count: usize) -> Result<PathBuf, LogDirectoryError> {
     let first = format!("attempt_{restart_count}");
     let later = (1_u64..).map(|round| format!("attempt_{restart_count}.{round}"));
@@ -177,7 +177,7 @@ fn make_random(parent: &Path, name: &str) -> Result<PathBuf, LogDirectoryError> 
     make_first(parent, names.take(RANDOM_TRIES_MAX))
 }
 
-/// Makes the first directory of these names that does not exist.
+/// Creates the first of these directories that does not exist.
 fn make_first(
     parent: &Path,
     names: impl Iterator<Item = String>,
@@ -197,8 +197,8 @@ fn make_first(
     result
 }
 
-/// Makes the directory that the user named, which may be there. Absolute, as workers that change
-/// their directory must still find their files.
+/// Creates the directory that the user named, unless it exists. Returns its absolute path, which stays
+/// valid in workers that change their working directory.
 fn make_parents(path: &Path) -> Result<PathBuf, LogDirectoryError> {
     let made = std::path::absolute(path).and_then(|absolute| {
         DirBuilder::new().recursive(true).create(&absolute)?;
@@ -218,8 +218,8 @@ fn make(path: &Path) -> Result<(), LogDirectoryError> {
     })
 }
 
-/// A run id as part of a file's name: other characters than letters, digits, `.`, `-` and `_` are
-/// replaced, and a long one is cut.
+/// A run id as part of a file name: replaces characters other than letters, digits, `.`, `-` and `_` by
+/// `_`, and truncates a long one.
 fn file_name(run_id: &str) -> String {
     let mut name = String::new();
     for char in run_id.chars() {
@@ -242,12 +242,10 @@ mod tests {
     use crate::logs::{StreamMap, Streams};
 
     fn options(log_dir: &Path) -> LogOptions {
-        LogOptions {
-            log_dir: Some(log_dir.to_owned()),
-            tee: StreamMap::All(Streams::BOTH),
-            stdout_filters: vec!["loss".to_owned()],
-            ..LogOptions::default()
-        }
+        LogOptions::new()
+            .with_log_dir(log_dir)
+            .with_tee(StreamMap::All(Streams::BOTH))
+            .with_stdout_filters(["loss".to_owned()])
     }
 
     #[test]
@@ -258,7 +256,7 @@ mod tests {
         assert_eq!(logs.path(), None);
         let mut names = Vec::new();
         for restart_count in [0, 0, 0, 1, 1, 0] {
-            let round = logs.begin_round(restart_count, 2).unwrap();
+            let round = logs.start_round(restart_count, 2).unwrap();
             let directory = round.directory.unwrap();
             assert_eq!(directory.parent(), logs.path());
             let error_file = round.workers[1].error_file.clone().unwrap();
@@ -295,23 +293,23 @@ mod tests {
     #[test]
     fn the_null_device_means_no_files() {
         let mut logs = LogDirectory::new(options(Path::new("/dev/null")), "job");
-        let round = logs.begin_round(0, 1).unwrap();
+        let round = logs.start_round(0, 1).unwrap();
         assert_eq!((round.directory, round.filtered_stdout), (None, None));
         assert_eq!(round.workers[0].error_file, None);
         assert_eq!(logs.path(), None);
     }
 
     #[test]
-    fn a_file_in_the_way_is_named() {
+    fn a_file_in_place_of_the_directory_is_named() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         fs::write(&path, "").unwrap();
-        let error = LogDirectory::new(options(&path), "job").begin_round(0, 1);
+        let error = LogDirectory::new(options(&path), "job").start_round(0, 1);
         assert_eq!(error.unwrap_err().path, path);
     }
 
     #[test]
-    fn any_run_id_makes_a_name_of_a_file() {
+    fn any_run_id_becomes_a_valid_file_name() {
         let table = [
             ("../../etc", ".._.._etc"),
             ("", ""),

@@ -1,6 +1,6 @@
-//! Where the output of workers is kept.
+//! Where the output of workers goes: log directories, and which stream goes into which file.
 //!
-//! Knows no processes, and does not write logs: workers do.
+//! Workers write the files themselves.
 
 mod directory;
 mod prefix;

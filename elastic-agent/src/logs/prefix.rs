@@ -1,23 +1,23 @@
-//! What stands before each line of a worker's output on the console.
+//! The prefix of each line of a worker's output on the console.
 
 use crate::template::substitute;
 
-/// What a prefix may tell of a worker.
+/// The values that a prefix can show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LinePrefix<'a> {
-    /// The name of its role.
+    /// The worker's role.
     pub role: &'a str,
-    /// Its rank on this node.
+    /// The worker's rank on this node.
     pub local_rank: usize,
-    /// Its rank among all.
+    /// The worker's global rank.
     pub rank: usize,
     /// The short name of this host.
     pub host: &'a str,
 }
 
 impl LinePrefix<'_> {
-    /// The prefix: `template` with `${role_name}`, `${local_rank}`, `${rank}` and `${hostname}`
-    /// replaced and anything else as it is; without a template as in `[default0]:`.
+    /// The prefix: `template` with `${role_name}`, `${local_rank}`, `${rank}` and `${hostname}` replaced;
+    /// without a template PyTorch's, as in `[default0]:`.
     ///
     /// ```
     /// use elastic_agent::LinePrefix;
@@ -36,7 +36,7 @@ impl LinePrefix<'_> {
             "hostname" => Some(self.host.to_owned()),
             _ => None,
         });
-        // Text stays text when text replaces ASCII.
+        // UTF-8 stays valid when UTF-8 replaces ASCII.
         String::from_utf8_lossy(&text).into_owned()
     }
 }

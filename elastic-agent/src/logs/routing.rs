@@ -1,6 +1,6 @@
-//! Where the output of each worker goes.
+//! Decides where the output of each worker goes.
 //!
-//! Decides on names only: makes no directory and opens no file.
+//! Decides on names only: creates no directory and opens no file.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -10,51 +10,117 @@ use super::streams::{StreamMap, Streams};
 /// Where one output stream of a worker goes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Destination {
-    /// To where the agent's own goes.
+    /// The agent's own stream.
     Console,
     /// Nowhere.
     Discard,
-    /// To a file.
+    /// A file.
     File {
-        /// Which one.
+        /// The file's path.
         path: PathBuf,
-        /// Whether its lines are shown on the console as well, each with the worker's prefix.
+        /// Whether the console shows the lines as well, each with the worker's prefix.
         is_shown: bool,
     },
 }
 
-/// The files of one worker in one round.
+/// Where the output of one worker goes in one round.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WorkerLogs {
-    /// Its standard output.
+    /// Standard output.
     pub stdout: Destination,
-    /// Its standard error.
+    /// Standard error.
     pub stderr: Destination,
-    /// Where it may leave what its exception was.
+    /// The file in which the worker may leave its exception.
     pub error_file: Option<PathBuf>,
 }
 
-/// How the logs of a job are kept: the launcher's options.
+impl WorkerLogs {
+    /// Both streams on the console, and no error file.
+    pub const CONSOLE: Self = Self {
+        stdout: Destination::Console,
+        stderr: Destination::Console,
+        error_file: None,
+    };
+}
+
+/// Where the output of a job's workers goes: the launcher's options.
+///
+/// ```
+/// use elastic_agent::{LogOptions, StreamMap, Streams};
+///
+/// let options = LogOptions::new()
+///     .with_log_dir("/var/log/job")
+///     .with_tee(StreamMap::All(Streams::BOTH));
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct LogOptions {
-    /// The directory for the logs; a new one for temporary files unless given. The null device means
-    /// no files at all.
-    pub log_dir: Option<PathBuf>,
-    /// What is written to files instead of the console.
-    pub redirects: StreamMap,
-    /// What is written to files and shown on the console with a prefix.
-    pub tee: StreamMap,
-    /// The only workers whose output is shown; all of them when empty.
-    pub local_ranks_filter: BTreeSet<usize>,
-    /// Lines of tee'd standard output that contain one of these are written to a file of their own.
-    pub stdout_filters: Vec<String>,
-    /// The same for standard error.
-    pub stderr_filters: Vec<String>,
+    log_dir: Option<PathBuf>,
+    redirects: StreamMap,
+    tee: StreamMap,
+    local_ranks_filter: BTreeSet<usize>,
+    pub(super) stdout_filters: Vec<String>,
+    pub(super) stderr_filters: Vec<String>,
 }
 
 impl LogOptions {
-    /// The files of one worker, in its own directory; without one there are no files, and what is to
-    /// be redirected stays on the console.
+    /// PyTorch's defaults: all output to the console, error files in a new temporary directory.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The directory for the logs, created if missing. By default a new temporary one. `/dev/null` means
+    /// no files.
+    #[must_use]
+    pub fn with_log_dir(mut self, path: impl Into<PathBuf>) -> Self {
+        self.log_dir = Some(path.into());
+        self
+    }
+
+    /// The streams that go to files instead of the console. None by default.
+    #[must_use]
+    pub fn with_redirects(mut self, streams: StreamMap) -> Self {
+        self.redirects = streams;
+        self
+    }
+
+    /// The streams that go to files, and to the console with a prefix. None by default.
+    #[must_use]
+    pub fn with_tee(mut self, streams: StreamMap) -> Self {
+        self.tee = streams;
+        self
+    }
+
+    /// The only workers whose output is shown, by local rank. Empty, the default, shows all.
+    #[must_use]
+    pub fn with_local_ranks_filter(mut self, ranks: impl IntoIterator<Item = usize>) -> Self {
+        self.local_ranks_filter = ranks.into_iter().collect();
+        self
+    }
+
+    /// Also writes lines of tee'd standard output that contain one of these texts to
+    /// `filtered_stdout.log`. None by default.
+    #[must_use]
+    pub fn with_stdout_filters(mut self, texts: impl IntoIterator<Item = String>) -> Self {
+        self.stdout_filters = texts.into_iter().collect();
+        self
+    }
+
+    /// The same for standard error and `filtered_stderr.log`.
+    #[must_use]
+    pub fn with_stderr_filters(mut self, texts: impl IntoIterator<Item = String>) -> Self {
+        self.stderr_filters = texts.into_iter().collect();
+        self
+    }
+
+    /// The directory for the logs; `None` for a new temporary one.
+    #[must_use]
+    pub fn log_dir(&self) -> Option<&Path> {
+        self.log_dir.as_deref()
+    }
+
+    /// Routes the output of one worker to files in its own directory. Without a directory nothing goes to
+    /// files, and redirected output stays on the console.
     pub(super) fn route(&self, local_rank: usize, directory: Option<&Path>) -> WorkerLogs {
         let redirects = self.redirects.of(local_rank);
         let tee = self.tee.of(local_rank);
@@ -76,8 +142,8 @@ impl LogOptions {
     }
 }
 
-/// The texts of `--duplicate-stdout-filters`: separated by commas, `,,` for a comma within one. Empty
-/// ones, which every line contains, are left out.
+/// Parses `--duplicate-stdout-filters`: texts separated by commas, `,,` for a comma within a text. Drops
+/// empty texts, which every line contains.
 ///
 /// ```
 /// assert_eq!(elastic_agent::parse_line_filters("loss,lr=1,,2,"), ["loss", "lr=1,2"]);
@@ -102,12 +168,10 @@ mod tests {
     use super::*;
 
     fn route(redirects: &str, tee: &str, filter: &[usize]) -> (Destination, Destination) {
-        let options = LogOptions {
-            redirects: redirects.parse().unwrap(),
-            tee: tee.parse().unwrap(),
-            local_ranks_filter: filter.iter().copied().collect(),
-            ..LogOptions::default()
-        };
+        let options = LogOptions::new()
+            .with_redirects(redirects.parse().unwrap())
+            .with_tee(tee.parse().unwrap())
+            .with_local_ranks_filter(filter.iter().copied());
         let logs = options.route(1, Some(Path::new("/d")));
         assert_eq!(logs.error_file, Some("/d/error.json".into()));
         (logs.stdout, logs.stderr)
@@ -121,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn redirected_is_in_a_file_and_teed_is_shown_as_well() {
+    fn redirected_output_goes_to_a_file_and_teed_output_is_shown_as_well() {
         use Destination::Console;
         assert_eq!(route("0", "0", &[]), (Console, Console));
         let both = (file("stdout.log", false), file("stderr.log", false));
@@ -133,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_is_filtered_out_is_seen_in_files_only() {
+    fn a_worker_that_is_filtered_out_writes_to_files_only() {
         use Destination::{Console, Discard};
         assert_eq!(route("0", "0", &[0]), (Discard, Discard));
         assert_eq!(route("0", "0", &[0, 1]), (Console, Console));
@@ -143,23 +207,15 @@ mod tests {
     }
 
     #[test]
-    fn without_a_directory_there_are_no_files() {
-        let options = LogOptions {
-            redirects: StreamMap::All(Streams::BOTH),
-            tee: StreamMap::All(Streams::BOTH),
-            ..LogOptions::default()
-        };
-        let logs = options.route(0, None);
-        let expected = WorkerLogs {
-            stdout: Destination::Console,
-            stderr: Destination::Console,
-            error_file: None,
-        };
-        assert_eq!(logs, expected);
+    fn without_a_directory_nothing_goes_to_files() {
+        let options = LogOptions::new()
+            .with_redirects(StreamMap::All(Streams::BOTH))
+            .with_tee(StreamMap::All(Streams::BOTH));
+        assert_eq!(options.route(0, None), WorkerLogs::CONSOLE);
     }
 
     #[test]
-    fn two_commas_are_a_comma_in_a_filter() {
+    fn two_commas_are_one_comma_in_a_filter() {
         let table: [(&str, &[&str]); 5] = [
             ("", &[]),
             ("a,b", &["a", "b"]),

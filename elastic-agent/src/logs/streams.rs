@@ -1,4 +1,4 @@
-//! Which output streams of which workers: the values of `--redirects` and `--tee`.
+//! Selects output streams of workers: the values of `--redirects` and `--tee`.
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
@@ -13,13 +13,13 @@ pub struct Streams {
 }
 
 impl Streams {
-    /// Neither.
+    /// No stream.
     pub const NONE: Self = Self {
         stdout: false,
         stderr: false,
     };
 
-    /// Both.
+    /// Both streams.
     pub const BOTH: Self = Self {
         stdout: true,
         stderr: true,
@@ -38,7 +38,7 @@ impl Streams {
     }
 }
 
-/// Streams of the workers of one node.
+/// The selected streams of each worker of one node.
 ///
 /// ```
 /// use elastic_agent::{StreamMap, Streams};
@@ -52,12 +52,12 @@ impl Streams {
 pub enum StreamMap {
     /// The same for every worker.
     All(Streams),
-    /// By local rank; none for those not named.
+    /// By local rank; none for a local rank that is missing.
     ByLocalRank(BTreeMap<usize, Streams>),
 }
 
 impl StreamMap {
-    /// The streams of one worker.
+    /// The selected streams of one worker.
     #[must_use]
     pub fn of(&self, local_rank: usize) -> Streams {
         match self {
@@ -74,8 +74,8 @@ impl Default for StreamMap {
     }
 }
 
-/// A number, or pairs of a local rank and a number: `3`, or `0:1,1:2`. Unlike in PyTorch, local ranks
-/// may have any number of digits. Of a rank that is named twice the last one counts.
+/// A number, or pairs of a local rank and a number: `3`, or `0:1,1:2`. Unlike in PyTorch, local ranks may
+/// have any number of digits. For a repeated local rank the last pair counts.
 impl FromStr for StreamMap {
     type Err = StreamMapError;
 
@@ -98,11 +98,11 @@ impl FromStr for StreamMap {
     }
 }
 
-/// A text that names no streams.
+/// A text that selects no streams.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is neither a number from 0 to 3 nor a list such as 0:1,1:2 (local rank:number)")]
 pub struct StreamMapError {
-    /// The text.
+    /// The rejected text.
     pub text: String,
 }
 
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_is_for_all_and_a_list_for_those_named() {
+    fn a_number_selects_for_all_workers_and_a_list_by_local_rank() {
         let out: StreamMap = "1".parse().unwrap();
         assert!(out.of(0).stdout && out.of(99).stdout && !out.of(99).stderr);
         let map: StreamMap = "0:3,1:0,2:1,10:2".parse().unwrap();
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_is_refused_with_its_text() {
+    fn any_other_text_is_rejected_and_named() {
         let table = [
             "",
             "4",

@@ -1,4 +1,4 @@
-//! Where the output of workers is shown.
+//! The console: the two streams that show the output of workers.
 
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
@@ -7,17 +7,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-/// How long to wait for a console that takes nothing at the moment and does not block.
+/// The pause before another write to a non-blocking console that is full.
 const FULL_PAUSE: Duration = Duration::from_millis(10);
 
-/// The two streams on which a worker group shows what its workers write.
+/// The two streams on which a worker group shows the output of its workers.
 ///
-/// A worker whose standard output is neither redirected nor shown with a prefix has the agent's own,
-/// whatever the console is.
+/// A worker whose standard output goes to the console unchanged inherits the agent's own standard output,
+/// not the stream given here.
 pub struct Console {
     pub(crate) stdout: Box<dyn Write + Send>,
     pub(crate) stderr: Box<dyn Write + Send>,
-    /// Whether workers get the agent's standard error itself, so that they see it is a terminal.
+    /// Whether workers inherit the agent's standard error, so that they see that it is a terminal.
     pub(crate) stderr_is_terminal: bool,
 }
 
@@ -32,8 +32,8 @@ impl Console {
         }
     }
 
-    /// Two writers, which are used by one thread each. One that fails is not used again; one that
-    /// blocks delays the end of the group, by ten seconds at most.
+    /// Two writers, each used by one thread. A writer that fails is not used again; one that blocks delays
+    /// the end of the group by up to 10 s.
     #[must_use]
     pub fn new(stdout: Box<dyn Write + Send>, stderr: Box<dyn Write + Send>) -> Self {
         Self {
@@ -52,25 +52,25 @@ impl fmt::Debug for Console {
     }
 }
 
-/// What the owner of an echo thread sees of it and tells it.
+/// What an echo thread shares with its owner.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
-    /// Grows while the console takes bytes.
+    /// Grows while the console accepts bytes.
     pub(super) bytes_written: AtomicU64,
-    /// Nobody waits for the thread any more.
+    /// The owner no longer waits for the thread.
     pub(super) is_abandoned: AtomicBool,
 }
 
-/// One stream of the console: lines of several workers, never mixed within a line.
+/// One stream of the console, which keeps the lines of several workers apart.
 pub(super) struct Sink {
     name: &'static str,
     writer: Box<dyn Write + Send>,
     progress: Arc<Progress>,
-    /// The console is closed; what comes is dropped.
+    /// A write failed; later output is dropped.
     is_closed: bool,
-    /// Text has been written that does not end with a line.
+    /// The last text written has no line end.
     is_inside_line: bool,
-    /// What is written with the next flush.
+    /// Written by the next flush.
     buffer: Vec<u8>,
 }
 
@@ -90,14 +90,14 @@ impl Sink {
         }
     }
 
-    /// Adds a line, to be written with the next [`flush`](Self::flush).
+    /// Adds a line, written by the next [`flush`](Self::flush).
     pub(super) fn line(&mut self, prefix: &str, line: &str) {
         self.unfinished_line(prefix, line);
         self.buffer.push(b'\n');
         self.is_inside_line = false;
     }
 
-    /// Adds a line that its worker has not ended. If others follow, it ends before them.
+    /// Adds a line without a line end. A following line starts on a new line.
     pub(super) fn unfinished_line(&mut self, prefix: &str, line: &str) {
         if self.is_inside_line {
             self.buffer.push(b'\n');
@@ -107,7 +107,7 @@ impl Sink {
         self.is_inside_line = true;
     }
 
-    /// Adds bytes as they are.
+    /// Adds unchanged bytes.
     pub(super) fn raw(&mut self, bytes: &[u8]) {
         self.buffer.extend_from_slice(bytes);
         if let Some(&last) = bytes.last() {
@@ -123,9 +123,9 @@ impl Sink {
         if !self.is_closed
             && let Err(error) = self.write_buffer()
         {
-            // Whoever looked has left (`... | head`). The job goes on.
+            // As with `... | head`. The job continues.
             log::warn!(
-                "the console is closed, output of workers is not shown any more ({}): {error}",
+                "cannot write to the console: {} no longer shows output of workers: {error}",
                 self.name
             );
             self.is_closed = true;
@@ -136,7 +136,7 @@ impl Sink {
     fn write_buffer(&mut self) -> io::Result<()> {
         let mut rest = self.buffer.as_slice();
         while !rest.is_empty() {
-            let written = self.progress.until_it_takes(|| self.writer.write(rest))?;
+            let written = self.progress.until_accepted(|| self.writer.write(rest))?;
             if written == 0 {
                 return Err(io::ErrorKind::WriteZero.into());
             }
@@ -146,13 +146,13 @@ impl Sink {
                 .fetch_add(bytes, Ordering::Relaxed);
             rest = &rest[written..];
         }
-        self.progress.until_it_takes(|| self.writer.flush())
+        self.progress.until_accepted(|| self.writer.flush())
     }
 }
 
 impl Progress {
-    /// Repeats a write that was interrupted or, on a stream that somebody made non-blocking, refused.
-    fn until_it_takes<T>(&self, mut write: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    /// Repeats a write that was interrupted, or refused by a full non-blocking stream.
+    fn until_accepted<T>(&self, mut write: impl FnMut() -> io::Result<T>) -> io::Result<T> {
         loop {
             match write() {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -174,7 +174,7 @@ mod tests {
 
     use super::*;
 
-    /// Takes few bytes at a time, and refuses or fails as told.
+    /// Accepts few bytes at a time, refuses the first writes, and fails beyond a limit.
     struct Awkward {
         taken: Arc<Mutex<Vec<u8>>>,
         refusals: usize,
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_nobody_ended_ends_before_the_next() {
+    fn an_unfinished_line_ends_before_the_next() {
         let (mut sink, taken) = sink(0, 1000);
         sink.line("[0]:", "a");
         sink.raw(b"raw");
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_console_that_is_full_is_waited_for() {
+    fn a_write_to_a_full_console_is_repeated() {
         let (mut sink, taken) = sink(2, 1000);
         sink.line("", "everything");
         sink.flush();
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_console_that_is_closed_is_not_an_error() {
+    fn a_closed_console_is_not_an_error() {
         let (mut sink, taken) = sink(0, 4);
         sink.line("", "everything");
         sink.flush();

@@ -1,7 +1,7 @@
-//! The thread that shows what workers write, on one stream of the console.
+//! The thread that shows the output of workers on one stream of the console.
 //!
-//! It owns the stream. Workers never wait for it where they write to files; where they write to a
-//! pipe, they wait for the console, as they would without it.
+//! It owns the stream. A slow console never delays workers that write to files; it delays those that write
+//! to a pipe, as it would without the thread.
 
 use std::convert::Infallible;
 use std::io::{self, PipeReader, PipeWriter, Write};
@@ -17,30 +17,30 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::console::{Progress, Sink};
 use super::source::{CapturedPipe, FollowedFile, LineCopy, PipeState};
 
-/// How often files are looked at: often enough to look live, and 20 reads a second cost nothing.
+/// How often files are read: often enough to look live, and 20 reads a second cost nothing.
 const FOLLOW_INTERVAL: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 50_000_000,
 };
 
-const AT_ONCE: Timespec = Timespec {
+const NO_WAIT: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 0,
 };
 
-/// How much is read at a time from one worker before the next one has its turn.
+/// How much is read from one worker before the next one.
 const READ_BYTES_MAX: usize = 64 << 10;
 
-/// How long a console may take nothing before the end of a group does not wait for it any more.
+/// How long the end of a group waits for a console that accepts no output.
 const STALL_MAX: Duration = Duration::from_secs(10);
 
-/// The same for who is in a hurry.
-const STALL_HURRIED_MAX: Duration = Duration::from_secs(1);
+/// The same once the kill switch is triggered.
+const STALL_KILLED_MAX: Duration = Duration::from_secs(1);
 
-/// How often the console's progress is looked at while waiting for its end.
-const STALL_LOOK_INTERVAL: Duration = Duration::from_millis(100);
+/// How often the owner checks the console's progress.
+const STALL_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// What is shown on one stream.
+/// What one stream shows.
 #[derive(Debug, Default)]
 pub(crate) struct Sources {
     pub(crate) files: Vec<FollowedFile>,
@@ -54,13 +54,13 @@ impl Sources {
     }
 }
 
-/// A running echo thread. Dropping it finishes it, in a hurry.
+/// A running echo thread. Dropping it waits for at most 1 s of a stalled console.
 #[derive(Debug)]
 pub(crate) struct Echo {
     name: &'static str,
-    /// Closing it tells the thread to finish.
+    /// Closing it makes the thread finish.
     finish: Option<PipeWriter>,
-    /// Closed when the thread has ended.
+    /// Disconnected when the thread has ended.
     ended: Receiver<Infallible>,
     progress: Arc<Progress>,
     thread: Option<JoinHandle<()>>,
@@ -95,24 +95,24 @@ impl Echo {
         })
     }
 
-    /// Shows everything that the workers have written up to now, and ends the thread. Blocks while
-    /// the console takes bytes, and then for 10 s at most; 1 s once `is_hurried` says so.
-    pub(crate) fn finish(mut self, is_hurried: impl Fn() -> bool) {
-        self.end(is_hurried);
+    /// Shows all output so far, and ends the thread. Blocks while the console accepts bytes, and for up to
+    /// 10 s while it does not; for 1 s in all once `is_killed` returns true.
+    pub(crate) fn finish(mut self, is_killed: impl Fn() -> bool) {
+        self.end(is_killed);
     }
 
-    fn end(&mut self, is_hurried: impl Fn() -> bool) {
+    fn end(&mut self, is_killed: impl Fn() -> bool) {
         let Some(thread) = self.thread.take() else {
             return;
         };
         self.finish = None;
         let mut bytes_written = self.progress.bytes_written.load(Ordering::Relaxed);
         let mut stalled = Duration::ZERO;
-        while self.ended.recv_timeout(STALL_LOOK_INTERVAL) == Err(RecvTimeoutError::Timeout) {
-            stalled += STALL_LOOK_INTERVAL;
+        while self.ended.recv_timeout(STALL_CHECK_INTERVAL) == Err(RecvTimeoutError::Timeout) {
+            stalled += STALL_CHECK_INTERVAL;
             let now_written = self.progress.bytes_written.load(Ordering::Relaxed);
-            let limit = if is_hurried() {
-                STALL_HURRIED_MAX
+            let limit = if is_killed() {
+                STALL_KILLED_MAX
             } else {
                 if now_written != bytes_written {
                     stalled = Duration::ZERO;
@@ -121,18 +121,17 @@ impl Echo {
             };
             bytes_written = now_written;
             if stalled >= limit {
-                // A write that blocks cannot be stopped. The thread ends when the console goes on.
+                // A blocked write cannot be cancelled. The thread ends when the console accepts bytes.
                 self.progress.is_abandoned.store(true, Ordering::Relaxed);
                 log::error!(
-                    "the console has taken nothing for {stalled:?}; the rest of the workers' \
-                     output is not waited for ({})",
+                    "the console accepted no output for {stalled:?}: not waiting for the rest of {}",
                     self.name
                 );
                 return;
             }
         }
         if thread.join().is_err() {
-            log::error!("the thread {} ended by a panic", self.name);
+            log::error!("thread {} panicked", self.name);
         }
     }
 }
@@ -149,11 +148,11 @@ fn run(mut sources: Sources, mut sink: Sink, finish_seen: &PipeReader) {
     loop {
         let mut may_have_more = false;
         for file in &mut sources.files {
-            may_have_more |= file.turn(&mut buffer, &mut sink, &mut sources.copy);
+            may_have_more |= file.read_once(&mut buffer, &mut sink, &mut sources.copy);
         }
         sources
             .pipes
-            .retain_mut(|pipe| match pipe.turn(&mut buffer, &mut sink) {
+            .retain_mut(|pipe| match pipe.read_once(&mut buffer, &mut sink) {
                 PipeState::MayHaveMore => {
                     may_have_more = true;
                     true
@@ -167,7 +166,7 @@ fn run(mut sources: Sources, mut sink: Sink, finish_seen: &PipeReader) {
             }
             break;
         }
-        // Asked in every turn, as a worker's output may never pause.
+        // Checked each time, as a worker's output may never pause.
         if wait(&sources, finish_seen, may_have_more) {
             is_finishing = true;
             sources.files.iter_mut().for_each(FollowedFile::finish);
@@ -179,14 +178,14 @@ fn run(mut sources: Sources, mut sink: Sink, finish_seen: &PipeReader) {
     }
 }
 
-/// Waits until there is something to read or it is time to look, unless there `is_more` already; says
-/// whether it is time to finish.
+/// Waits until there is something to read, or the next read of the files is due; not at all if `is_more`.
+/// Returns whether to finish.
 fn wait(sources: &Sources, finish_seen: &PipeReader, is_more: bool) -> bool {
     let mut entries = vec![PollFd::from_borrowed_fd(finish_seen.as_fd(), PollFlags::IN)];
     let pipes = sources.pipes.iter();
     entries.extend(pipes.map(|pipe| PollFd::from_borrowed_fd(pipe.descriptor(), PollFlags::IN)));
     let timeout = if is_more {
-        Some(&AT_ONCE)
+        Some(&NO_WAIT)
     } else {
         (!sources.files.is_empty()).then_some(&FOLLOW_INTERVAL)
     };
@@ -194,8 +193,8 @@ fn wait(sources: &Sources, finish_seen: &PipeReader, is_more: bool) -> bool {
         Ok(_) => !entries[0].revents().is_empty(),
         Err(rustix::io::Errno::INTR) => false,
         Err(error) => {
-            // The system is out of memory. It may recover, and must not be asked without a pause.
-            log::warn!("cannot wait for workers' output: {error}");
+            // The system is out of memory. It may recover; the pause prevents a busy loop.
+            log::warn!("cannot wait for output of workers: {error}");
             thread::sleep(Duration::from_millis(50));
             false
         }

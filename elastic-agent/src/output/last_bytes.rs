@@ -1,16 +1,16 @@
-//! The end of a stream, of bounded length.
+//! The last bytes of a stream.
 
-/// How much of a worker's standard error is kept for the final report: a screen of text.
+/// How much of a worker's standard error is kept for the report on failures: a screen of text.
 pub(crate) const LAST_BYTES_MAX: usize = 4 << 10;
 
-/// Keeps the last [`LAST_BYTES_MAX`] bytes of all that was pushed.
+/// Keeps the last [`LAST_BYTES_MAX`] pushed bytes.
 #[derive(Default)]
 pub(crate) struct LastBytes {
     bytes: Vec<u8>,
 }
 
 impl std::fmt::Debug for LastBytes {
-    /// Lengths instead of bytes: they can be long and secret.
+    /// Shows lengths instead of bytes, which can be long and secret.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("LastBytes")
             .field("bytes", &self.bytes.len())
@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_bytes_stay_however_they_come() {
+    fn any_chunking_keeps_the_same_last_bytes() {
         let all: Vec<u8> = (0..=u8::MAX).cycle().take(3 * LAST_BYTES_MAX + 7).collect();
         for size in [1, 100, LAST_BYTES_MAX, LAST_BYTES_MAX + 1, all.len()] {
             let mut last = LastBytes::default();
@@ -48,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_stream_stays_whole() {
+    fn a_short_stream_is_kept_whole() {
         let mut last = LastBytes::default();
         last.push(b"ab");
         last.push(b"");

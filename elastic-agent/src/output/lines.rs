@@ -1,27 +1,24 @@
-//! Where lines end in the output of a worker.
-//!
-//! Knows no files and no console. Keeps at most one piece in memory, however long a line is.
+//! Splits the output of a worker into lines, with bounded memory.
 
 use std::borrow::Cow;
 
-/// The longest line that is passed on as one; what is longer comes in pieces, each like a line.
+/// The longest line that is passed on whole; a longer one is passed on in pieces, each like a line.
 pub(super) const PIECE_BYTES_MAX: usize = 64 << 10;
 
-/// Cuts a stream of bytes into lines of text.
+/// Splits a stream of bytes into lines of text.
 ///
-/// A line ends with `\n`, `\r` or `\r\n`, as in Python's text files: progress bars, which return to
-/// the start of their line again and again, show up as lines, instead of not at all. Bytes that are
-/// no UTF-8 are replaced.
+/// A line ends with `\n`, `\r` or `\r\n`, as in Python's text files, so that each state of a progress bar,
+/// which ends with `\r`, is a line. Replaces bytes that are not UTF-8.
 #[derive(Default)]
 pub(super) struct LineSplitter {
-    /// The beginning of a line whose end has not come yet; shorter than a piece.
+    /// The start of an unfinished line; shorter than a piece.
     pending: Vec<u8>,
-    /// Whether the last line ended with `\r`, so that a `\n` that comes next is the same line's.
+    /// Whether the last line ended with `\r`, so that a following `\n` belongs to it.
     after_return: bool,
 }
 
 impl std::fmt::Debug for LineSplitter {
-    /// Lengths instead of bytes: they can be long and secret.
+    /// Shows lengths instead of bytes, which can be long and secret.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("LineSplitter")
             .field("pending_bytes", &self.pending.len())
@@ -30,7 +27,7 @@ impl std::fmt::Debug for LineSplitter {
 }
 
 impl LineSplitter {
-    /// Takes what comes next and gives every line that is complete to `each`, without its end.
+    /// Calls `each` for every line that `bytes` complete, without its line end.
     pub(super) fn push(&mut self, mut bytes: &[u8], mut each: impl FnMut(&str)) {
         while !bytes.is_empty() {
             if std::mem::take(&mut self.after_return) && bytes[0] == b'\n' {
@@ -58,7 +55,7 @@ impl LineSplitter {
         }
     }
 
-    /// The last line, if the stream ended without ending it.
+    /// The last line, if it has no line end.
     pub(super) fn finish(&mut self) -> Option<String> {
         let rest = std::mem::take(&mut self.pending);
         (!rest.is_empty()).then(|| String::from_utf8_lossy(&rest).into_owned())
@@ -72,7 +69,7 @@ impl LineSplitter {
         String::from_utf8_lossy(&self.pending)
     }
 
-    /// Passes a full piece on, but for a character at its end that may not be whole yet.
+    /// Passes a full piece on, without an incomplete character at its end.
     fn pass_on_piece(&mut self, each: &mut impl FnMut(&str)) {
         let kept = unfinished_character_bytes(&self.pending);
         let cut = self.pending.len() - kept;
@@ -81,11 +78,11 @@ impl LineSplitter {
     }
 }
 
-/// How many bytes at the end are the beginning of a character: 0 to 3.
+/// How many bytes at the end are the start of an incomplete character: 0 to 3.
 fn unfinished_character_bytes(bytes: &[u8]) -> usize {
     for back in 1..=bytes.len().min(3) {
         let byte = bytes[bytes.len() - back];
-        // The first byte of a character tells how long it is; later ones are all 10xxxxxx.
+        // The first byte of a character determines its length; the others are 10xxxxxx.
         let length = match byte {
             0xc2..=0xdf => 2,
             0xe0..=0xef => 3,
@@ -113,28 +110,32 @@ mod tests {
     }
 
     #[test]
-    fn any_cut_of_the_bytes_gives_the_same_lines() {
+    fn any_split_of_the_bytes_gives_the_same_lines() {
         let text = "one\n\ntwo\r\nthree\rfour \u{20ac} f\u{fc}nf\r\r\nrest \u{1f600}".as_bytes();
         let expected = ["one", "", "two", "three", "four \u{20ac} f\u{fc}nf", ""];
         let whole = split(&[text]);
         assert_eq!(whole.0, expected);
         assert_eq!(whole.1.as_deref(), Some("rest \u{1f600}"));
         for cut in 0..=text.len() {
-            assert_eq!(split(&[&text[..cut], &text[cut..]]), whole, "cut at {cut}");
+            assert_eq!(
+                split(&[&text[..cut], &text[cut..]]),
+                whole,
+                "split at {cut}"
+            );
         }
         let bytes: Vec<&[u8]> = text.chunks(1).collect();
         assert_eq!(split(&bytes), whole);
     }
 
     #[test]
-    fn bytes_that_are_no_text_are_replaced() {
+    fn bytes_that_are_not_utf8_are_replaced() {
         let (lines, rest) = split(&[b"a\xff\xfeb\n", b"\xe2\x82"]);
         assert_eq!(lines, ["a\u{fffd}\u{fffd}b"]);
         assert_eq!(rest.as_deref(), Some("\u{fffd}"));
     }
 
     #[test]
-    fn a_line_without_end_comes_in_pieces_that_cut_no_character() {
+    fn a_line_without_end_is_split_between_characters() {
         let text = "\u{20ac}".repeat(PIECE_BYTES_MAX);
         let chunks: Vec<&[u8]> = text.as_bytes().chunks(1000).collect();
         let (mut pieces, rest) = split(&chunks);
@@ -145,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_of_just_a_piece_is_whole() {
+    fn a_line_of_exactly_a_piece_is_whole() {
         for length in [PIECE_BYTES_MAX - 1, PIECE_BYTES_MAX, PIECE_BYTES_MAX + 1] {
             let mut text = "x".repeat(length);
             text.push('\n');

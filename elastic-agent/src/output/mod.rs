@@ -1,7 +1,6 @@
-//! From what workers write to what the console shows.
+//! Shows the output of workers on the console.
 //!
-//! Log files are written by the workers themselves; here they are only read. Does not know where
-//! logs are (`logs`) or what a worker is (`worker`).
+//! Only reads log files: workers write them.
 
 mod console;
 mod echo;

@@ -1,4 +1,4 @@
-//! One worker's output, as the echo thread reads it: a log file that grows, or a pipe.
+//! The output of one worker, as an echo thread reads it: a growing log file, or a pipe.
 
 use std::fs::File;
 use std::io::{self, PipeReader, Read, Write};
@@ -12,7 +12,7 @@ use super::console::Sink;
 use super::last_bytes::LastBytes;
 use super::lines::LineSplitter;
 
-/// Where lines that contain one of some texts are written once more.
+/// A file that also gets the lines that contain one of some texts.
 #[derive(Debug)]
 pub(crate) struct LineCopy {
     pub(crate) path: PathBuf,
@@ -29,12 +29,15 @@ impl LineCopy {
             .file
             .write_all(format!("{prefix}{line}{end}").as_bytes())
         {
-            log::warn!("cannot write to {}: {error}", self.path.display());
+            log::warn!(
+                "cannot write filtered output to {}: {error}",
+                self.path.display()
+            );
         }
     }
 }
 
-/// A log file that is shown line by line while its worker writes it.
+/// A log file that is shown line by line while its worker writes to it.
 #[derive(Debug)]
 pub(crate) struct FollowedFile {
     path: PathBuf,
@@ -42,15 +45,15 @@ pub(crate) struct FollowedFile {
     prefix: String,
     lines: LineSplitter,
     bytes_read: u64,
-    /// How much to read yet, once no more is to come.
+    /// How many bytes are left to read; `None` until the file is finished.
     bytes_left: Option<u64>,
 }
 
 impl FollowedFile {
-    /// Opens the file, from its start.
+    /// Opens the file, to be read from its start.
     ///
     /// # Errors
-    /// Those of the system: there is no such file.
+    /// Those of the system, as for a file that does not exist.
     pub(crate) fn open(path: PathBuf, prefix: String) -> io::Result<Self> {
         Ok(Self {
             file: File::open(&path)?,
@@ -62,14 +65,14 @@ impl FollowedFile {
         })
     }
 
-    /// From now on reads only what is there already, though somebody may go on writing.
+    /// Limits reading to the present length, as a process may keep writing.
     pub(super) fn finish(&mut self) {
         let length = self.file.metadata().map_or(0, |metadata| metadata.len());
         self.bytes_left = Some(length.saturating_sub(self.bytes_read));
     }
 
-    /// Reads once; says whether there may be more.
-    pub(super) fn turn(
+    /// Reads once; returns whether there may be more.
+    pub(super) fn read_once(
         &mut self,
         buffer: &mut [u8],
         sink: &mut Sink,
@@ -80,7 +83,7 @@ impl FollowedFile {
             Ok(count) => count,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => return true,
             Err(error) => {
-                log::warn!("cannot read {}: {error}", self.path.display());
+                log::warn!("cannot show the log file {}: {error}", self.path.display());
                 0
             }
         };
@@ -99,7 +102,7 @@ impl FollowedFile {
         count > 0
     }
 
-    /// Shows the last line, if its end never came.
+    /// Shows the last line if it has no line end.
     pub(super) fn end(&mut self, sink: &mut Sink, copy: &mut Option<LineCopy>) {
         if let Some(line) = self.lines.finish() {
             sink.unfinished_line(&self.prefix, &line);
@@ -111,8 +114,7 @@ impl FollowedFile {
     }
 }
 
-/// The standard error of a worker, which is passed on unchanged, or not at all, and whose end is
-/// kept.
+/// The standard error of a worker: shown unchanged or dropped, with its last bytes kept.
 #[derive(Debug)]
 pub(crate) struct CapturedPipe {
     pipe: PipeReader,
@@ -122,7 +124,7 @@ pub(crate) struct CapturedPipe {
 }
 
 impl CapturedPipe {
-    /// Takes over the reading end.
+    /// Takes the read end of the pipe, and makes it non-blocking.
     ///
     /// # Errors
     /// Those of the system.
@@ -131,7 +133,7 @@ impl CapturedPipe {
         is_shown: bool,
         last: Arc<Mutex<LastBytes>>,
     ) -> io::Result<Self> {
-        // This end only: the worker's own must block, or it would lose output.
+        // Only this end: with a non-blocking write end the worker would lose output.
         ioctl_fionbio(&pipe, true)?;
         Ok(Self {
             pipe,
@@ -145,14 +147,14 @@ impl CapturedPipe {
         self.pipe.as_fd()
     }
 
-    /// From now on reads only what is in the pipe already: some process that the worker left behind
-    /// may hold it open, and go on writing.
+    /// Limits reading to what the pipe holds now: a process that the worker left behind may keep it open
+    /// and keep writing.
     pub(super) fn finish(&mut self) {
         self.bytes_left = Some(ioctl_fionread(&self.pipe).unwrap_or(0));
     }
 
-    /// Reads once, without waiting.
-    pub(super) fn turn(&mut self, buffer: &mut [u8], sink: &mut Sink) -> PipeState {
+    /// Reads once without waiting.
+    pub(super) fn read_once(&mut self, buffer: &mut [u8], sink: &mut Sink) -> PipeState {
         let room = room(buffer, self.bytes_left);
         let count = match self.pipe.read(&mut buffer[..room]) {
             Ok(0) => return PipeState::Ended,
@@ -169,7 +171,7 @@ impl CapturedPipe {
         if let Some(left) = &mut self.bytes_left {
             *left -= count as u64;
         }
-        // A push leaves the bytes whole, whoever panicked.
+        // A panic in `push` leaves the bytes valid.
         self.last
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -182,7 +184,7 @@ impl CapturedPipe {
     }
 }
 
-/// What a read from a pipe has shown.
+/// The state of a pipe after a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PipeState {
     MayHaveMore,
@@ -190,7 +192,7 @@ pub(super) enum PipeState {
     Ended,
 }
 
-/// How much of the buffer may be filled.
+/// How many bytes of the buffer may be filled.
 fn room(buffer: &[u8], bytes_left: Option<u64>) -> usize {
     let left = bytes_left.map_or(usize::MAX, |left| {
         usize::try_from(left).unwrap_or(usize::MAX)
@@ -205,7 +207,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_that_goes_on_growing_is_read_up_to_where_it_was() {
+    fn a_growing_file_is_read_up_to_its_length_when_finished() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("log");
         let mut options = OpenOptions::new();
@@ -214,10 +216,10 @@ mod tests {
         let mut sink = Sink::new("test", Box::new(io::sink()), Arc::default());
         let mut buffer = [0; 4];
         log.write_all(b"123456").unwrap();
-        assert!(followed.turn(&mut buffer, &mut sink, &mut None));
+        assert!(followed.read_once(&mut buffer, &mut sink, &mut None));
         log.write_all(b"789").unwrap();
         followed.finish();
-        while followed.turn(&mut buffer, &mut sink, &mut None) {
+        while followed.read_once(&mut buffer, &mut sink, &mut None) {
             log.write_all(b"more").unwrap();
         }
         assert_eq!(followed.bytes_read, 9);
@@ -225,16 +227,16 @@ mod tests {
     }
 
     #[test]
-    fn a_pipe_that_stays_open_is_read_up_to_where_it_was() {
+    fn an_open_pipe_is_read_up_to_its_content_when_finished() {
         let (near, mut far) = io::pipe().unwrap();
         let last = Arc::default();
         let mut pipe = CapturedPipe::new(near, false, Arc::clone(&last)).unwrap();
         let mut sink = Sink::new("test", Box::new(io::sink()), Arc::default());
         let mut buffer = [0; 4];
-        assert_eq!(pipe.turn(&mut buffer, &mut sink), PipeState::Empty);
+        assert_eq!(pipe.read_once(&mut buffer, &mut sink), PipeState::Empty);
         far.write_all(b"1234567").unwrap();
         pipe.finish();
-        while pipe.turn(&mut buffer, &mut sink) != PipeState::Ended {
+        while pipe.read_once(&mut buffer, &mut sink) != PipeState::Ended {
             far.write_all(b"more").unwrap();
         }
         assert_eq!(last.lock().unwrap().to_vec(), b"1234567");

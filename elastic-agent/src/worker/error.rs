@@ -4,34 +4,34 @@ use std::ffi::OsString;
 use std::io;
 use std::path::PathBuf;
 
-/// Why no worker was started. Those that had been are killed.
+/// Why no worker was started. Those that were already running are killed.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
-    /// The program of a worker could not be executed: most often it is not there.
+    /// The program of a worker could not be executed: most often it does not exist.
     #[error("cannot start {} as local rank {local_rank}: {source}", program.display())]
     Program {
-        /// The program.
+        /// The program, by its path or its name.
         program: OsString,
-        /// The first worker that could not be started.
+        /// The local rank of the first worker that could not be started.
         local_rank: usize,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 
-    /// A file for a worker's output could not be made.
-    #[error("cannot make the log file {}: {source}", path.display())]
+    /// A log file could not be created.
+    #[error("cannot create the log file {}: {source}", path.display())]
     LogFile {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 
-    /// The system had no thread or descriptor left for looking after the workers.
-    #[error("cannot look after workers: {source}")]
+    /// The system had no thread, pipe or descriptor left.
+    #[error("cannot supervise the workers: {source}")]
     System {
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }

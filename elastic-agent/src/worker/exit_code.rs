@@ -1,30 +1,45 @@
-//! How a worker ended.
+//! The exit code of a worker: from what the system reports to PyTorch's number.
 
 use std::fmt;
-use std::path::PathBuf;
-use std::time::SystemTime;
 
-use crate::failure::signal_name;
+use rustix::process::WaitIdStatus;
+
+use crate::signal_name::name_of;
 
 /// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExitKind {
-    /// It ended by itself, with this code.
+    /// The process exited with this code, 0 to 255.
     Code(i32),
-    /// A signal ended it.
+    /// A signal ended the process.
     Signal {
         /// The signal's number.
         number: i32,
-        /// Whether its memory was written to a file.
+        /// Whether the system wrote a core file.
         has_dumped_core: bool,
     },
-    /// Nobody knows: another part of this program has waited for all children and thrown the status
-    /// away. Counts as a failure, as a success could not be told from one.
+    /// The exit status is lost: other code in this process reaped the child. Counts as a failure, as it
+    /// may have been one.
     Unknown,
 }
 
 impl ExitKind {
-    /// The code as PyTorch writes it: negative for a signal, 255 for unknown.
+    /// How the process ended, as waitid(2) reports it.
+    pub(super) fn of(status: &WaitIdStatus) -> Self {
+        if let Some(code) = status.exit_status() {
+            return Self::Code(code);
+        }
+        match status.terminating_signal() {
+            Some(number) => Self::Signal {
+                number,
+                has_dumped_core: status.dumped(),
+            },
+            None => Self::Unknown,
+        }
+    }
+
+    /// PyTorch's exit code: the code of the process, the negative number of the signal that ended it, 255
+    /// for [`Unknown`](Self::Unknown).
     #[must_use]
     pub const fn code(self) -> i32 {
         match self {
@@ -34,74 +49,46 @@ impl ExitKind {
         }
     }
 
-    /// Whether it ended by itself and all went well.
+    /// Whether the process exited with 0.
     #[must_use]
     pub const fn is_success(self) -> bool {
         matches!(self, Self::Code(0))
     }
 }
 
+/// `exit code 3`, `SIGTERM`, or `exit status lost`.
 impl fmt::Display for ExitKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Code(code) => write!(f, "exit code {code}"),
-            Self::Signal { number, .. } => match signal_name(*number) {
-                Some(name) => f.write_str(name),
-                None => write!(f, "signal {number}"),
-            },
-            Self::Unknown => f.write_str("an exit status that is lost"),
+            Self::Signal { number, .. } => f.write_str(&name_of(*number)),
+            Self::Unknown => f.write_str("exit status lost"),
         }
     }
 }
 
-/// The end of a worker, reported when it is noticed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct WorkerExit {
-    /// Its rank on this node.
-    pub local_rank: usize,
-    /// Its rank among all.
-    pub rank: usize,
-    /// Its process.
-    pub pid: u32,
-    /// How it ended.
-    pub exit: ExitKind,
-    /// When that was noticed.
-    pub ended_at: SystemTime,
-}
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
 
-/// All that is known of a worker that has ended.
-#[derive(Clone, PartialEq, Eq)]
-pub struct WorkerOutcome {
-    /// Its rank on this node.
-    pub local_rank: usize,
-    /// Its rank among all.
-    pub rank: usize,
-    /// Its process, which is no more.
-    pub pid: u32,
-    /// How it ended.
-    pub exit: ExitKind,
-    /// When that was noticed.
-    pub ended_at: SystemTime,
-    /// Whether it was still running when the group was stopped.
-    pub was_stopped: bool,
-    /// The file in which it may have left what its exception was.
-    pub error_file: Option<PathBuf>,
-    /// The last bytes of its standard error, 4 KiB at most; none when it wrote to a terminal.
-    pub stderr_tail: Vec<u8>,
-}
+    use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 
-impl fmt::Debug for WorkerOutcome {
-    /// Lengths instead of bytes: they can be long and secret.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WorkerOutcome")
-            .field("local_rank", &self.local_rank)
-            .field("rank", &self.rank)
-            .field("pid", &self.pid)
-            .field("exit", &self.exit)
-            .field("ended_at", &self.ended_at)
-            .field("was_stopped", &self.was_stopped)
-            .field("error_file", &self.error_file)
-            .field("stderr_tail_bytes", &self.stderr_tail.len())
-            .finish()
+    use super::*;
+
+    #[test]
+    fn a_code_is_the_processes_own_and_a_signal_is_negative() {
+        let exit_of = |script| {
+            let mut child = Command::new("sh").args(["-c", script]).spawn().unwrap();
+            let pid = WaitId::Pid(Pid::from_child(&child));
+            let status = waitid(pid, WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
+            child.wait().unwrap();
+            ExitKind::of(&status.unwrap().unwrap())
+        };
+        let exits = ["exit 0", "exit 3", "kill -s KILL $$"].map(exit_of);
+        assert_eq!(exits.map(ExitKind::code), [0, 3, -9]);
+        assert_eq!(exits.map(ExitKind::is_success), [true, false, false]);
+        let texts = exits.map(|exit| exit.to_string());
+        assert_eq!(texts, ["exit code 0", "exit code 3", "SIGKILL"]);
+        assert_eq!(ExitKind::Unknown.code(), 255);
     }
 }

@@ -1,4 +1,4 @@
-//! The workers of one round, from their start to the last of their processes' end.
+//! The workers of one round, from their start until all their processes have ended.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -9,72 +9,61 @@ use crossbeam_channel::{Receiver, at, never, select, unbounded};
 use rustix::process::{Pid, Signal, getpid};
 
 use super::error::StartError;
-use super::exit::{ExitKind, WorkerExit, WorkerOutcome};
+use super::exit_code::ExitKind;
 use super::guardian::Guardian;
-use super::hurry::Hurry;
+use super::kill_switch::KillSwitch;
+use super::outcome::{WorkerExit, WorkerOutcome};
 use super::plan::{GroupPlan, WorkerPlan};
 use super::process_group;
-use super::roll;
 use super::spawner::Spawner;
 use super::streams::{GroupSources, StderrEnd};
 use super::waiter::{Assigned, Ended, OnExit, Waiter};
-use crate::failure::{Failures, ProcessFailure, signal_name};
+use crate::failure::{Failures, ProcessFailure};
 use crate::output::{Console, Echo};
-use crate::sys;
+use crate::signal_name::name_of;
+use crate::{sys, worker_list};
 
-/// How long a killed process is waited for, however short the grace was: a process with much memory
-/// takes a while to end.
+/// The shortest wait for killed processes: one with much memory takes seconds to end.
 const KILL_WAIT_MIN: Duration = Duration::from_secs(10);
 
-/// How often to look for processes that workers left behind, whose end nothing announces: soon at
-/// first, as most end at once; later rarely, as a look costs some milliseconds.
-const LOOK_PAUSE_MIN: Duration = Duration::from_millis(2);
-const LOOK_PAUSE_MAX: Duration = Duration::from_millis(100);
+/// The pauses between checks for orphaned processes, whose end nothing announces: short at first, as most
+/// end at once; then longer, as reading /proc takes some milliseconds.
+const CHECK_PAUSE_MIN: Duration = Duration::from_millis(2);
+const CHECK_PAUSE_MAX: Duration = Duration::from_millis(100);
 
-/// When to say who a stop is waiting for: soon at first, as a person may be watching.
+/// When to log which workers a stop waits for: soon at first, as a person may be watching.
 const NOTICE_FIRST: Duration = Duration::from_secs(2);
 const NOTICE_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The worker processes of this node in one round.
 ///
-/// Each worker leads a session and a process group of its own. On Linux no worker outlives the agent,
-/// however it ends: the system kills the workers, and a small helper process what they have started.
-/// Only a process that has left its worker's process group (a daemon) is out of reach, here as in
+/// Each worker leads a session and a process group of its own. On Linux no worker outlives the agent, even
+/// if the agent is killed: the system then kills the workers, and a helper process their children. Only a
+/// process that left its worker's process group (a daemon) is out of reach, here as in
 /// [`stop`](Self::stop).
 ///
-/// There are some threads: `worker-spawn`, one `worker-wait` for each worker, and `worker-stdout` and
-/// `worker-stderr` where something is to be shown. [`stop`](Self::stop) and `Drop` end them. Dropping
-/// a group kills what is left of it, and blocks until that is gone: a moment, or 10 s for a process
-/// that the system cannot end.
+/// A group has the threads `worker-spawn`, one `worker-wait` per worker, and `worker-stdout` and
+/// `worker-stderr` where output is shown. [`stop`](Self::stop) and `Drop` join them. Dropping a group kills
+/// its processes and waits for their end: milliseconds, or 10 s for a process that the system cannot end.
 ///
 /// ```
 /// use std::time::Duration;
 ///
 /// use crossbeam_channel::unbounded;
 /// use elastic_agent::{
-///     CommandLine, Console, Destination, ExitKind, GroupPlan, Hurry, Signal, WorkerGroup,
-///     WorkerLogs, WorkerPlan,
+///     CommandLine, Console, ExitKind, GroupPlan, KillSwitch, Signal, WorkerGroup, WorkerPlan,
 /// };
 ///
-/// let worker = WorkerPlan {
-///     local_rank: 0,
-///     rank: 0,
-///     command: CommandLine::new("/bin/sh", ["-c", "exit $CODE"]),
-///     environment: vec![("CODE".into(), "3".into())],
-///     logs: WorkerLogs {
-///         stdout: Destination::Console,
-///         stderr: Destination::Console,
-///         error_file: None,
-///     },
-///     line_prefix: String::new(),
-/// };
-/// let plan = GroupPlan { workers: vec![worker], ..GroupPlan::default() };
-/// let (exits, seen) = unbounded();
+/// let command = CommandLine::new("/bin/sh", ["-c", "exit $CODE"]);
+/// let worker = WorkerPlan::new(0, 0, command).with_environment([("CODE".into(), "3".into())]);
+/// let (exits, received) = unbounded();
+/// let plan = GroupPlan::new(vec![worker]);
 /// let group = WorkerGroup::start(plan, Console::inherited(), move |exit| {
 ///     let _ = exits.send(exit);
 /// })?;
-/// assert_eq!(seen.recv()?.exit, ExitKind::Code(3));
-/// let report = group.stop(Signal::TERM, Duration::from_secs(30), &Hurry::new());
+/// assert_eq!(received.recv()?.exit, ExitKind::Code(3));
+/// let grace = Some(Duration::from_secs(30));
+/// let report = group.stop(Signal::TERM, grace, &KillSwitch::new());
 /// assert_eq!(report.outcomes.len(), 1);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -82,9 +71,9 @@ const NOTICE_INTERVAL: Duration = Duration::from_secs(5);
 pub struct WorkerGroup {
     workers: Vec<Worker>,
     ended: Receiver<Ended>,
-    /// The workers that have ended, by position, in the order in which that was noticed.
+    /// Positions of the workers that have exited, in the order in which the group noticed.
     order: Vec<usize>,
-    /// What a worker that ends now was told, if the group is being stopped.
+    /// The last signal sent to the workers; `None` until the group is stopped.
     stopped_by: Option<Signal>,
     echoes: Vec<Echo>,
     guardian: Option<Guardian>,
@@ -97,37 +86,37 @@ struct Worker {
     pid: Pid,
     stderr_end: StderrEnd,
     waiter: Option<Waiter>,
-    /// How and when it ended; none while it runs.
+    /// How and when the worker exited; `None` while it runs.
     end: Option<(ExitKind, SystemTime)>,
     was_stopped: bool,
 }
 
-/// How the workers of a group have ended.
+/// How the workers of a group ended.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct StopReport {
-    /// Those that have ended, in the order in which that was noticed.
+    /// The workers that exited, in the order in which the group noticed.
     pub outcomes: Vec<WorkerOutcome>,
-    /// The local ranks of those that did not end in time and were killed.
+    /// The local ranks of workers that were killed because they did not exit in time.
     pub killed: Vec<usize>,
-    /// Those that cannot be ended.
+    /// The workers that still run although they were killed.
     pub abandoned: Vec<AbandonedWorker>,
 }
 
-/// A worker that runs on though it was killed: the system itself holds it, most often in the driver of
-/// a device. The machine may need to be restarted.
+/// A worker that still runs although it was killed: the kernel blocks it, most often in a device driver.
+/// The machine may need a reboot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AbandonedWorker {
-    /// Its rank on this node.
+    /// The worker's rank on this node.
     pub local_rank: usize,
-    /// Its rank among all.
+    /// The worker's global rank.
     pub rank: usize,
-    /// Its process.
+    /// The process id.
     pub pid: u32,
 }
 
 impl StopReport {
-    /// The workers that have failed; none when all that have ended did well. Reads their error files.
+    /// The workers that failed; `None` if all that exited succeeded. Reads their error files.
     #[must_use]
     pub fn failures(&self) -> Option<Failures> {
         let failed = self.outcomes.iter().filter(|end| !end.exit.is_success());
@@ -135,23 +124,23 @@ impl StopReport {
     }
 }
 
-/// Why a wait for the end of all processes is over.
+/// Why a wait for the end of all processes returned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Waited {
-    AllGone,
-    TimeUp,
-    Hurried,
+    AllEnded,
+    TimedOut,
+    Escalated,
 }
 
 impl WorkerGroup {
     /// Starts all workers, or none. Blocks while the system loads their programs.
     ///
-    /// `on_exit` is called for each worker once, as soon as it has ended, which may be before this
-    /// returns. It is called from the group's threads and must not block, nor wait for the group's
-    /// end. It is not called when starting fails.
+    /// `on_exit` is called once for each worker, as soon as it has exited, which may be before this
+    /// function returns. The group's threads call it, so it must neither block nor wait for the group's
+    /// end. It is not called if starting fails.
     ///
     /// # Errors
-    /// [`StartError`]. What had been started is killed.
+    /// [`StartError`]. Workers that were already running are killed.
     pub fn start(
         plan: GroupPlan,
         console: Console,
@@ -159,7 +148,9 @@ impl WorkerGroup {
     ) -> Result<Self, StartError> {
         let system = |source| StartError::System { source };
         if sys::unignore_child_signal().map_err(system)? {
-            log::warn!("SIGCHLD was ignored, which hides how workers end; it is not any more");
+            log::warn!(
+                "SIGCHLD was ignored, which hides exit codes of workers: restored its default"
+            );
         }
         let mut sources = GroupSources::open(&plan)?;
         let mut commands = Vec::new();
@@ -186,7 +177,8 @@ impl WorkerGroup {
             Ok(guardian) => Some(guardian),
             Err(error) => {
                 log::warn!(
-                    "if this process is killed, processes that its workers start may stay: {error}"
+                    "cannot start the guardian process: if this process is killed, child processes of its \
+                     workers keep running: {error}"
                 );
                 None
             }
@@ -244,7 +236,7 @@ impl WorkerGroup {
         }
     }
 
-    /// The process of each worker, in the order of the plan.
+    /// The process ids of the workers, in the order of the plan.
     #[must_use]
     pub fn pids(&self) -> Vec<u32> {
         let pids = self.workers.iter().map(Worker::pid);
@@ -255,7 +247,9 @@ impl WorkerGroup {
     pub(crate) fn running_text(&mut self) -> String {
         self.note_ended();
         let running = self.workers.iter().filter(|worker| worker.end.is_none());
-        roll::local_ranks_with_pids(running.map(|worker| (worker.plan.local_rank, worker.pid())))
+        worker_list::local_ranks_with_pids(
+            running.map(|worker| (worker.plan.local_rank, worker.pid())),
+        )
     }
 
     /// How many workers are running.
@@ -265,7 +259,7 @@ impl WorkerGroup {
         self.workers.len() - self.order.len()
     }
 
-    /// Sends a signal to the process group of every worker that is running. Does not block.
+    /// Sends a signal to the process group of every running worker. Does not block.
     pub fn signal(&mut self, signal: Signal) {
         self.note_ended();
         for worker in &self.workers {
@@ -275,20 +269,25 @@ impl WorkerGroup {
         }
     }
 
-    /// Ends the group: workers that are running, processes that workers have left behind, and threads.
-    /// Also the way to end a group whose workers have all ended by themselves.
+    /// Ends the group: running workers, processes that exited workers left behind, and threads. Call it
+    /// also when all workers have exited.
     ///
-    /// Workers get `signal`, what others have left behind SIGTERM. Those that are still there after
-    /// `grace`, or when somebody is in a [`Hurry`], are killed. All output of workers has been
-    /// passed on when this returns.
+    /// Running workers get `signal`, processes left by others get SIGTERM. Processes that still run after
+    /// `grace`, or when `kill_switch` is triggered, are killed. `None` waits indefinitely, zero kills at
+    /// once. All output of workers has been shown when this returns.
     ///
-    /// Blocks for `grace` at most, if processes can be killed: an end is noticed at once. A process
-    /// that the system cannot end is given up after the same time again, or 10 s if that is longer
-    /// or somebody is in a hurry; an error is logged. A console that takes nothing more is waited for
-    /// for 10 s, or 1 s in a hurry.
-    #[must_use = "it tells how workers ended"]
-    pub fn stop(mut self, signal: Signal, grace: Duration, hurry: &Hurry) -> StopReport {
-        let killed = self.end(Some((signal, grace, hurry)));
+    /// Blocks until all processes have ended: at most for `grace`, and then, for a process that the system
+    /// cannot end, for `grace` again or 10 s, whichever is longer (10 s if `kill_switch` is triggered);
+    /// such a process is logged and abandoned. A console that accepts no output delays the return by up
+    /// to 10 s, or 1 s if `kill_switch` is triggered.
+    #[must_use = "it reports how workers ended"]
+    pub fn stop(
+        mut self,
+        signal: Signal,
+        grace: Option<Duration>,
+        kill_switch: &KillSwitch,
+    ) -> StopReport {
+        let killed = self.end(Some((signal, grace, kill_switch)));
         let mut report = StopReport {
             killed,
             ..StopReport::default()
@@ -300,39 +299,40 @@ impl WorkerGroup {
         report
     }
 
-    /// Ends everything, at once if there is no patience; gives the local ranks of workers that had to
-    /// be killed. Does nothing the second time.
-    fn end(&mut self, patience: Option<(Signal, Duration, &Hurry)>) -> Vec<usize> {
+    /// Ends everything, at once without a `grace`; returns the local ranks of workers that had to be
+    /// killed. The second call does nothing.
+    fn end(&mut self, grace: Option<(Signal, Option<Duration>, &KillSwitch)>) -> Vec<usize> {
         let Some(spawner) = self.spawner.take() else {
             return Vec::new();
         };
         self.note_ended();
-        let mut is_calm = false;
-        if let Some((signal, grace, hurry)) = patience {
-            self.tell_to_end(signal);
-            let deadline = Deadline::after(Instant::now(), grace);
-            is_calm = self.wait_until_gone(deadline, Some(hurry)) == Waited::AllGone;
+        let mut have_ended = false;
+        if let Some((signal, timeout, kill_switch)) = grace {
+            self.send_stop(signal);
+            let deadline = Deadline::after(Instant::now(), timeout);
+            have_ended = self.wait_for_end(deadline, Some(kill_switch)) == Waited::AllEnded;
         }
         let mut killed = Vec::new();
-        if !is_calm {
+        if !have_ended {
             killed = self.kill();
         }
-        // All processes are gone, or going. Before group ids may be given to others; that of a worker
-        // whose program could not be executed may have been already.
+        // All processes have ended or are killed. The guardian must end before the system reuses a group
+        // id; that of a worker whose program could not be executed may be in use already.
         self.guardian = None;
-        if !is_calm {
-            let patient = patience.filter(|(_, _, hurry)| !hurry.is_hurried());
-            let grace = patient.map_or(Duration::ZERO, |(_, grace, _)| grace);
-            let deadline = Deadline::after(Instant::now(), grace.max(KILL_WAIT_MIN));
-            if self.wait_until_gone(deadline, None) != Waited::AllGone {
-                self.tell_of_immortals();
+        if !have_ended {
+            let graceful = grace.filter(|(_, _, kill_switch)| !kill_switch.is_triggered());
+            let timeout = graceful.and_then(|(_, timeout, _)| timeout);
+            let timeout = timeout.map_or(KILL_WAIT_MIN, |timeout| timeout.max(KILL_WAIT_MIN));
+            let deadline = Deadline::after(Instant::now(), timeout);
+            if self.wait_for_end(deadline, None) != Waited::AllEnded {
+                self.log_unkillable();
             }
         }
         for group in self.groups() {
             process_group::reap(group);
         }
         for worker in &mut self.workers {
-            // Without an end there is a process that nobody can wait for.
+            // The waiter of a process that cannot be ended would block.
             if worker.end.is_some()
                 && let Some(waiter) = worker.waiter.take()
             {
@@ -341,16 +341,16 @@ impl WorkerGroup {
         }
         drop(spawner);
         for echo in self.echoes.drain(..) {
-            echo.finish(|| patience.is_none_or(|(_, _, hurry)| hurry.is_hurried()));
+            echo.finish(|| grace.is_none_or(|(_, _, kill_switch)| kill_switch.is_triggered()));
         }
         killed
     }
 
-    fn tell_to_end(&mut self, signal: Signal) {
+    fn send_stop(&mut self, signal: Signal) {
         self.stopped_by = Some(signal);
         for worker in &self.workers {
             if worker.end.is_none() {
-                log::info!("sending {} to {worker}", name_of(signal));
+                log::info!("sending {} to {worker}", name_of(signal.as_raw()));
                 process_group::signal(worker.pid, signal);
             } else if worker.has_group() {
                 process_group::signal(worker.pid, Signal::TERM);
@@ -358,7 +358,7 @@ impl WorkerGroup {
         }
     }
 
-    /// Kills all processes of all groups; gives the local ranks of workers that were running.
+    /// Kills all processes of all groups; returns the local ranks of workers that were running.
     fn kill(&mut self) -> Vec<usize> {
         self.note_ended();
         self.stopped_by = Some(Signal::KILL);
@@ -367,16 +367,16 @@ impl WorkerGroup {
         }
         let running = self.workers.iter().filter(|worker| worker.end.is_none());
         let running: Vec<_> = running
-            .inspect(|worker| log::warn!("killed {worker}"))
+            .inspect(|worker| log::warn!("sent SIGKILL to {worker}"))
             .map(|worker| worker.plan.local_rank)
             .collect();
         running
     }
 
     /// Waits for the end of all workers, and then of all other processes in their groups.
-    fn wait_until_gone(&mut self, deadline: Deadline, hurry: Option<&Hurry>) -> Waited {
-        let hurried = hurry.map_or_else(never, |hurry| hurry.hurried().clone());
-        let mut pause = LOOK_PAUSE_MIN;
+    fn wait_for_end(&mut self, deadline: Deadline, kill_switch: Option<&KillSwitch>) -> Waited {
+        let escalated = kill_switch.map_or_else(never, |switch| switch.triggered().clone());
+        let mut pause = CHECK_PAUSE_MIN;
         let mut notice = Deadline::after(Instant::now(), NOTICE_FIRST);
         loop {
             let mut wake = deadline.min(notice);
@@ -387,17 +387,17 @@ impl WorkerGroup {
                 let groups: Vec<Pid> = self.groups().collect();
                 match process_group::live_members(&groups) {
                     Some(members) if !members.is_empty() => {}
-                    Some(_) => return Waited::AllGone,
+                    Some(_) => return Waited::AllEnded,
                     None => {
-                        // Where nobody can look, nobody can wait for their end.
+                        // Without a list of processes their end cannot be awaited.
                         for group in groups {
                             process_group::signal(group, Signal::KILL);
                         }
-                        return Waited::AllGone;
+                        return Waited::AllEnded;
                     }
                 }
                 wake = Deadline::after(Instant::now(), pause).min(wake);
-                pause = (pause * 2).min(LOOK_PAUSE_MAX);
+                pause = (pause * 2).min(CHECK_PAUSE_MAX);
             }
             let alarm = wake.instant().map_or_else(never, at);
             select! {
@@ -405,28 +405,28 @@ impl WorkerGroup {
                     Ok(end) => self.note(&end),
                     Err(_) => self.note_lost(),
                 },
-                recv(hurried) -> _ => return Waited::Hurried,
+                recv(escalated) -> _ => return Waited::Escalated,
                 recv(alarm) -> _ => {}
             }
             let now = Instant::now();
             if deadline.has_passed(now) {
-                return Waited::TimeUp;
+                return Waited::TimedOut;
             }
             if notice.has_passed(now) {
                 notice = Deadline::after(now, NOTICE_INTERVAL);
-                if hurry.is_some() {
-                    self.tell_who_is_waited_for(deadline.remaining(now));
+                if kill_switch.is_some() {
+                    self.log_still_waiting(deadline.remaining(now));
                 }
             }
         }
     }
 
-    fn tell_who_is_waited_for(&self, left: Option<Duration>) {
+    fn log_still_waiting(&self, left: Option<Duration>) {
         let running = self.workers.iter().filter(|worker| worker.end.is_none());
         let names = running.map(|worker| (worker.plan.local_rank, worker.pid()));
-        let names = roll::local_ranks_with_pids(names);
+        let names = worker_list::local_ranks_with_pids(names);
         let who = if names.is_empty() {
-            "processes that workers have left behind".to_owned()
+            "child processes of exited workers".to_owned()
         } else {
             names
         };
@@ -434,7 +434,7 @@ impl WorkerGroup {
             format!("; SIGKILL in {:.0} s", left.as_secs_f64())
         });
         let after = self.stopped_by.map_or_else(String::new, |signal| {
-            format!(" to end after {}", name_of(signal))
+            format!(" to exit after {}", name_of(signal.as_raw()))
         });
         log::warn!("still waiting for {who}{after}{left}");
     }
@@ -450,15 +450,15 @@ impl WorkerGroup {
         worker.end = Some((end.exit, end.at));
         worker.was_stopped = self.stopped_by.is_some();
         self.order.push(end.index);
-        log::info!("{worker} has ended with {}", end.exit);
-        // What it leaves behind may not have heeded a signal that was meant for the worker.
+        log::info!("{worker} exited: {}", end.exit);
+        // Its children may have ignored a signal that was meant for the worker.
         let is_told = matches!(self.stopped_by, None | Some(Signal::TERM | Signal::KILL));
         if !is_told && worker.has_group() {
             process_group::signal(worker.pid, Signal::TERM);
         }
     }
 
-    /// The threads that wait for workers are gone, which they should not be.
+    /// The waiting threads have all ended by a panic: the remaining exits are unknown.
     fn note_lost(&mut self) {
         for index in 0..self.workers.len() {
             if self.workers[index].end.is_none() {
@@ -469,26 +469,25 @@ impl WorkerGroup {
         }
     }
 
-    /// The process groups that are known to be this group's workers'.
+    /// The process groups that certainly still belong to this group's workers.
     fn groups(&self) -> impl Iterator<Item = Pid> {
         let own = self.workers.iter().filter(|worker| worker.has_group());
         own.map(|worker| worker.pid)
     }
 
-    fn tell_of_immortals(&self) {
+    fn log_unkillable(&self) {
         let running = self.workers.iter().filter(|worker| worker.end.is_none());
         let workers: Vec<u32> = running.map(Worker::pid).collect();
         let groups: Vec<Pid> = self.groups().collect();
         let members = process_group::live_members(&groups).unwrap_or_default();
         log::error!(
-            "processes do not end though they were killed: workers {workers:?}, all {members:?}. \
-             The system holds them, perhaps in the driver of a device; this machine may need a \
-             restart"
+            "processes still run after SIGKILL: pid {members:?}, of these workers: {workers:?}; the kernel \
+             blocks them, probably in a device driver: this machine may need a reboot"
         );
     }
 }
 
-/// Kills what is left.
+/// Kills all processes that still run.
 impl Drop for WorkerGroup {
     fn drop(&mut self) {
         self.end(None);
@@ -511,8 +510,7 @@ impl Worker {
         }
     }
 
-    /// Whether its process id is still its own, as the id of its group. Not so when somebody else has
-    /// reaped it.
+    /// Whether its process id is still the id of its group. Not so if other code has reaped the worker.
     fn has_group(&self) -> bool {
         !matches!(self.end, Some((ExitKind::Unknown, _)))
     }
@@ -543,12 +541,8 @@ impl Worker {
 impl std::fmt::Display for Worker {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (local_rank, pid) = (self.plan.local_rank, self.pid());
-        write!(f, "the worker with local rank {local_rank} (process {pid})")
+        write!(f, "worker with local rank {local_rank} (pid {pid})")
     }
-}
-
-fn name_of(signal: Signal) -> &'static str {
-    signal_name(signal.as_raw()).unwrap_or("a signal")
 }
 
 fn prepare(worker: &WorkerPlan) -> Command {

@@ -1,53 +1,52 @@
-//! The process that ends the workers' own children when the agent is killed.
+//! The process that kills the children of workers when the agent is killed.
 //!
-//! Linux kills a worker together with its agent, but not what the worker has started, such as
-//! processes that load data: they would stay, and hold memory and devices. An agent that is killed can
-//! do nothing about it, so a small process waits for just that. It is a shell rather than a copy of
-//! the agent, which would keep the agent's memory and sockets.
+//! Linux kills a worker together with its agent, but not the worker's own children, such as data loaders:
+//! they would keep memory and devices. A killed agent cannot clean up, so a small process waits for its
+//! end. It is a shell and not a fork of the agent, which would keep the agent's memory and sockets.
 //!
-//! It is there before the first worker, and each worker names itself before it executes its program. So
-//! there is no moment in which a worker could have started something that the guardian does not know.
-//! It does nothing while the agent lives: stopping workers is left to their group.
+//! The guardian starts before the first worker, and each worker reports its process group before it
+//! executes its program. So the guardian knows every group that can have a child. It does nothing while
+//! the agent lives.
 
 use std::io::{self, PipeReader, PipeWriter};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
-/// Its standard input has a line for each process group, and ends when the agent does. The group ids
-/// can hardly have been given to others by then, as no more than milliseconds have passed.
+/// Standard input has a line for each process group, and ends with the agent. Milliseconds later the
+/// system has hardly given a group id to other processes.
 const SCRIPT: &str = "\
 trap '' HUP INT QUIT TERM
 groups=
 while read -r group; do groups=\"$groups $group\"; done
 for group in $groups; do kill -s KILL -- \"-$group\"; done";
 
-/// A running guardian; dropping it ends it, and leaves the groups alone.
+/// A running guardian. Dropping it ends it without killing the groups.
 #[derive(Debug)]
 pub(super) struct Guardian {
     shell: Child,
     names: Arc<PipeWriter>,
-    /// Never read: with it, writing a name raises no SIGPIPE when somebody has killed the shell.
+    /// Never read: it prevents SIGPIPE in workers that report their group after the shell was killed.
     _reader: PipeReader,
 }
 
 impl Guardian {
-    /// Has the process groups that are named to it killed when this process ends without having
-    /// dropped the guardian. Blocks until the shell is loaded, about a millisecond.
+    /// Starts a guardian, which kills the process groups reported to it when this process ends without
+    /// dropping it. Blocks until the shell is loaded, about a millisecond.
     ///
     /// # Errors
-    /// Those of the system: there is no `/bin/sh`, or no process or descriptor left.
+    /// Those of the system: `/bin/sh` does not exist, or no process or descriptor is left.
     pub(super) fn start() -> io::Result<Self> {
-        // No program that this process executes inherits an end, or the input would not end.
+        // Both ends are close-on-exec: a program that inherited one would keep the input open.
         let (reader, names) = io::pipe()?;
-        // A shell that somebody has stopped must not hold up workers.
+        // A shell that was stopped (SIGSTOP) must not block workers.
         rustix::io::ioctl_fionbio(&names, true)?;
         let mut command = Command::new("/bin/sh");
         command
             .args(["-c", SCRIPT, "elastic-guardian"])
             .env_clear()
             .current_dir("/")
-            // What a terminal or a caller sends to the agent's group is not for the guardian.
+            // Signals that a terminal or a caller sends to the agent's group must not reach the guardian.
             .process_group(0)
             .stdin(reader.try_clone()?)
             .stdout(Stdio::null())
@@ -59,10 +58,10 @@ impl Guardian {
         })
     }
 
-    /// Where the groups are named, each by its leader, in a line. Does not block, and loses what there
-    /// is no room for: thousands of names that a shell which somebody has stopped does not read.
+    /// The pipe to which each worker reports its process group, as a line. It never blocks: a line that
+    /// does not fit is lost, which takes thousands of workers and a stopped shell.
     ///
-    /// To be written to while the guardian lives.
+    /// Writers must be done before the guardian is dropped.
     pub(super) fn names(&self) -> Arc<PipeWriter> {
         Arc::clone(&self.names)
     }
@@ -70,10 +69,10 @@ impl Guardian {
 
 impl Drop for Guardian {
     fn drop(&mut self) {
-        // Killed before its input is closed, so that it does nothing.
+        // Killed before its input closes, so that it kills no group.
         if let Err(error) = self.shell.kill().and_then(|()| self.shell.wait().map(drop)) {
             let pid = self.shell.id();
-            log::warn!("cannot end the guardian process {pid}: {error}");
+            log::warn!("cannot end the guardian process (pid {pid}): {error}");
         }
     }
 }
@@ -96,14 +95,14 @@ mod tests {
         command.args(arguments).spawn().unwrap()
     }
 
-    /// What the end of this process would do.
+    /// Has the effect of the end of this process.
     fn close_input(guardian: &mut Guardian) {
         let (_, elsewhere) = io::pipe().unwrap();
         guardian.names = Arc::new(elsewhere);
     }
 
     #[test]
-    fn a_worker_names_itself_and_is_killed_at_the_end_of_the_input() {
+    fn a_worker_reports_its_group_and_is_killed_when_the_input_ends() {
         let mut guardian = Guardian::start().unwrap();
         let mut workers = [(); 3].map(|()| worker(&guardian, "sleep", &["1000"]));
         close_input(&mut guardian);
@@ -114,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guardian_that_is_dropped_leaves_workers_alone() {
+    fn a_dropped_guardian_kills_no_worker() {
         let guardian = Guardian::start().unwrap();
         let mut worker = worker(&guardian, "sleep", &["1000"]);
         drop(guardian);
@@ -124,10 +123,10 @@ mod tests {
     }
 
     #[test]
-    fn signals_that_ask_to_end_do_not_end_it() {
+    fn termination_signals_do_not_end_the_guardian() {
         let mut guardian = Guardian::start().unwrap();
         let mut worker = worker(&guardian, "sleep", &["1000"]);
-        // It has set its traps when it has read a name.
+        // The shell reads after it has set its traps.
         let started = Instant::now();
         while rustix::io::ioctl_fionread(&guardian._reader).unwrap() > 0 {
             assert!(started.elapsed() < Duration::from_secs(60));
@@ -142,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn workers_start_when_the_guardian_is_gone() {
+    fn workers_start_without_a_guardian() {
         let mut guardian = Guardian::start().unwrap();
         guardian.shell.kill().unwrap();
         guardian.shell.wait().unwrap();
@@ -150,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn workers_start_when_the_guardian_reads_nothing() {
+    fn workers_start_when_the_guardian_does_not_read() {
         let mut guardian = Guardian::start().unwrap();
         guardian.shell.kill().unwrap();
         guardian.shell.wait().unwrap();

@@ -1,67 +1,68 @@
-//! Cutting a patient stop short.
+//! Escalates a graceful stop to SIGKILL.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded};
 
-/// A handle with which another thread ends the patience of [`WorkerGroup::stop`]: at the second
-/// Ctrl-C, say. Once in a hurry, always in a hurry. Clones are the same handle.
+/// Lets another thread cut a [`WorkerGroup::stop`] short and kill the workers at once, as after a second
+/// Ctrl-C. Once triggered, it stays so. Clones are the same switch.
 ///
 /// [`WorkerGroup::stop`]: crate::WorkerGroup::stop
 ///
 /// ```
-/// use elastic_agent::Hurry;
+/// use elastic_agent::KillSwitch;
 ///
-/// let hurry = Hurry::new();
-/// let signals = hurry.clone();
-/// assert!(!hurry.is_hurried());
-/// signals.hurry();
-/// assert!(hurry.is_hurried());
+/// let kill_switch = KillSwitch::new();
+/// let signals = kill_switch.clone();
+/// assert!(!kill_switch.is_triggered());
+/// signals.trigger();
+/// assert!(kill_switch.is_triggered());
 /// ```
 #[derive(Debug, Clone)]
-pub struct Hurry {
-    /// Dropping the sender is the news, which any number of receivers can see, and see again. While
-    /// a handle is left, nothing else drops it.
-    calm: Arc<Mutex<Option<Sender<Infallible>>>>,
-    hurried: Receiver<Infallible>,
+pub struct KillSwitch {
+    /// Dropping the sender disconnects all receivers for good. Nothing else drops it while there is a
+    /// clone of the switch.
+    armed: Arc<Mutex<Option<Sender<Infallible>>>>,
+    triggered: Receiver<Infallible>,
 }
 
-impl Hurry {
-    /// A handle that is not in a hurry.
+impl KillSwitch {
+    /// A switch that is not triggered.
     #[must_use]
     pub fn new() -> Self {
-        let (calm, hurried) = bounded(0);
+        let (armed, triggered) = bounded(0);
         Self {
-            calm: Arc::new(Mutex::new(Some(calm))),
-            hurried,
+            armed: Arc::new(Mutex::new(Some(armed))),
+            triggered,
         }
     }
 
-    /// From now on there is no patience. Does not block; not for use in a signal handler.
-    pub fn hurry(&self) {
-        // Taking it out leaves nothing half done, whoever panicked.
-        let calm = self
-            .calm
+    /// Ends all grace periods, now and later. Does not block. Not for use inside a signal handler, as it
+    /// takes a lock.
+    pub fn trigger(&self) {
+        // A panic while the lock is held leaves nothing half done.
+        let armed = self
+            .armed
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
-        drop(calm);
+        drop(armed);
     }
 
-    /// Whether somebody is in a hurry.
+    /// Whether [`trigger`](Self::trigger) was called.
     #[must_use]
-    pub fn is_hurried(&self) -> bool {
-        self.hurried.try_recv() == Err(TryRecvError::Disconnected)
+    pub fn is_triggered(&self) -> bool {
+        self.triggered.try_recv() == Err(TryRecvError::Disconnected)
     }
 
-    /// A receiver that becomes ready, disconnected, with the hurry.
-    pub(super) const fn hurried(&self) -> &Receiver<Infallible> {
-        &self.hurried
+    /// A receiver that becomes ready, as disconnected, when the switch is triggered.
+    pub(super) const fn triggered(&self) -> &Receiver<Infallible> {
+        &self.triggered
     }
 }
 
-impl Default for Hurry {
+impl Default for KillSwitch {
     fn default() -> Self {
         Self::new()
     }

@@ -1,21 +1,22 @@
-//! The worker processes of this node: start them, notice their ends, stop them.
+//! The worker processes of this node: starts them, notices their exits, stops them.
 //!
-//! Knows no rendezvous, no restarts and no policy: what a failure means is for the agent to decide.
+//! Knows no rendezvous and no restarts: the agent decides what a failure means.
 
 mod error;
-mod exit;
+mod exit_code;
 mod group;
 mod guardian;
-mod hurry;
+mod kill_switch;
+mod outcome;
 mod plan;
 mod process_group;
-pub(crate) mod roll;
 mod spawner;
 mod streams;
 mod waiter;
 
 pub use error::StartError;
-pub use exit::{ExitKind, WorkerExit, WorkerOutcome};
+pub use exit_code::ExitKind;
 pub use group::{AbandonedWorker, StopReport, WorkerGroup};
-pub use hurry::Hurry;
+pub use kill_switch::KillSwitch;
+pub use outcome::{WorkerExit, WorkerOutcome};
 pub use plan::{GroupPlan, WorkerPlan};

@@ -1,34 +1,111 @@
-//! What is to be started.
+//! The workers that a group starts.
 
 use std::ffi::OsString;
 
 use crate::command_line::CommandLine;
 use crate::logs::{FilteredLog, WorkerLogs};
 
-/// One worker to be started.
+/// One worker to start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WorkerPlan {
-    /// Its rank on this node.
-    pub local_rank: usize,
-    /// Its rank among all.
-    pub rank: usize,
-    /// What is executed, local rank put in.
-    pub command: CommandLine,
-    /// Its whole environment; nothing else is inherited.
-    pub environment: Vec<(OsString, OsString)>,
-    /// Where its output goes.
-    pub logs: WorkerLogs,
-    /// What stands before its lines where output to files is shown as well.
-    pub line_prefix: String,
+    pub(super) rank: usize,
+    pub(super) local_rank: usize,
+    pub(super) command: CommandLine,
+    pub(super) environment: Vec<(OsString, OsString)>,
+    pub(super) logs: WorkerLogs,
+    pub(super) line_prefix: String,
+}
+
+impl WorkerPlan {
+    /// A worker that executes `command`. The ranks identify it in reports; its process learns them from
+    /// its [environment](crate::WorkerEnvironment).
+    #[must_use]
+    pub const fn new(rank: usize, local_rank: usize, command: CommandLine) -> Self {
+        Self {
+            rank,
+            local_rank,
+            command,
+            environment: Vec::new(),
+            logs: WorkerLogs::CONSOLE,
+            line_prefix: String::new(),
+        }
+    }
+
+    /// The whole environment of the worker. Empty by default: nothing is inherited, so that what a worker
+    /// gets is visible in one place.
+    #[must_use]
+    pub fn with_environment(
+        mut self,
+        environment: impl IntoIterator<Item = (OsString, OsString)>,
+    ) -> Self {
+        self.environment = environment.into_iter().collect();
+        self
+    }
+
+    /// Where the output of the worker goes. The default is the console, without an error file.
+    #[must_use]
+    pub fn with_logs(mut self, logs: WorkerLogs) -> Self {
+        self.logs = logs;
+        self
+    }
+
+    /// The prefix of lines that are shown as well as written to files. Empty by default.
+    #[must_use]
+    pub fn with_line_prefix(mut self, prefix: impl Into<String>) -> Self {
+        self.line_prefix = prefix.into();
+        self
+    }
+
+    /// The worker's rank on this node.
+    #[must_use]
+    pub const fn local_rank(&self) -> usize {
+        self.local_rank
+    }
+
+    /// Where the output of the worker goes.
+    #[must_use]
+    pub const fn logs(&self) -> &WorkerLogs {
+        &self.logs
+    }
 }
 
 /// The workers of one node in one round.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GroupPlan {
-    /// The workers.
-    pub workers: Vec<WorkerPlan>,
-    /// Where chosen lines of shown standard output are written once more.
-    pub filtered_stdout: Option<FilteredLog>,
+    pub(super) workers: Vec<WorkerPlan>,
+    pub(super) filtered_stdout: Option<FilteredLog>,
+    pub(super) filtered_stderr: Option<FilteredLog>,
+}
+
+impl GroupPlan {
+    /// A group of these workers.
+    #[must_use]
+    pub const fn new(workers: Vec<WorkerPlan>) -> Self {
+        Self {
+            workers,
+            filtered_stdout: None,
+            filtered_stderr: None,
+        }
+    }
+
+    /// The file that also gets matching lines of standard output which is both shown and written to files.
+    /// None by default.
+    #[must_use]
+    pub fn with_filtered_stdout(mut self, log: impl Into<Option<FilteredLog>>) -> Self {
+        self.filtered_stdout = log.into();
+        self
+    }
+
     /// The same for standard error.
-    pub filtered_stderr: Option<FilteredLog>,
+    #[must_use]
+    pub fn with_filtered_stderr(mut self, log: impl Into<Option<FilteredLog>>) -> Self {
+        self.filtered_stderr = log.into();
+        self
+    }
+
+    /// The workers, in the order in which they start.
+    #[must_use]
+    pub fn workers(&self) -> &[WorkerPlan] {
+        &self.workers
+    }
 }

@@ -1,6 +1,6 @@
-//! Process groups: signals to all of a worker's processes, and who is left in them.
+//! Process groups: signals all processes of a worker, and finds those that are left.
 //!
-//! A group's id is that of its leader, the worker. It is safe to use while the worker is not reaped.
+//! A group's id is the process id of its leader, the worker. It is safe to use until the worker is reaped.
 
 #[cfg(target_os = "linux")]
 use std::fs;
@@ -8,28 +8,30 @@ use std::fs;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
-/// Sends a signal to every process of a group. One without processes is no error.
+use crate::signal_name::name_of;
+
+/// Sends a signal to every process of a group. An empty group is not an error.
 pub(super) fn signal(group: Pid, signal: Signal) {
     match kill_process_group(group, signal) {
-        // Systems differ in what they say of a group whose processes have all ended.
+        // Systems differ in the error for a group whose processes have all ended.
         Ok(()) | Err(Errno::SRCH) => {}
         Err(Errno::PERM) if cfg!(not(target_os = "linux")) => {}
         Err(error) => log::warn!(
-            "cannot send signal {} to process group {}: {error}",
-            signal.as_raw(),
+            "cannot send {} to process group {}: {error}",
+            name_of(signal.as_raw()),
             group.as_raw_nonzero()
         ),
     }
 }
 
-/// Reaps every ended child of this process that is in the group: its leader, and what the system gave
-/// to this process because its own parent is gone (in a container without an init). Does not block.
+/// Reaps every ended child of this process in the group: its leader, and orphans that the system gave to
+/// this process (in a container without an init). Does not block.
 pub(super) fn reap(group: Pid) {
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
     while let Ok(Some(_)) | Err(Errno::INTR) = waitid(WaitId::Pgid(Some(group)), options) {}
 }
 
-/// The processes that live in any of these groups; `None` where that cannot be found out.
+/// The live processes in any of these groups; `None` where the system does not list processes.
 #[cfg(target_os = "linux")]
 pub(super) fn live_members(groups: &[Pid]) -> Option<Vec<i32>> {
     let mut members = Vec::new();
@@ -42,7 +44,7 @@ pub(super) fn live_members(groups: &[Pid]) -> Option<Vec<i32>> {
         else {
             continue;
         };
-        // One that ends meanwhile is no member.
+        // The process ended meanwhile.
         let Ok(stat) = fs::read(entry.path().join("stat")) else {
             continue;
         };
@@ -57,17 +59,16 @@ pub(super) fn live_members(groups: &[Pid]) -> Option<Vec<i32>> {
     Some(members)
 }
 
-/// The processes that live in any of these groups; `None` where that cannot be found out.
+/// The live processes in any of these groups; `None` where the system does not list processes.
 #[cfg(not(target_os = "linux"))]
 pub(super) fn live_members(_groups: &[Pid]) -> Option<Vec<i32>> {
     None
 }
 
-/// The group of a process by its line in /proc; `None` when it has ended.
+/// The group of a process, from its `/proc/PID/stat`; `None` if the process has ended.
 #[cfg(any(test, target_os = "linux"))]
 fn live_group(stat: &[u8]) -> Option<i32> {
-    // The name stands in parentheses and may hold anything, so count from its end: the state comes
-    // next, then the parent, then the group.
+    // The name is in parentheses and may contain any byte, so count from its end: state, parent, group.
     let name_end = stat.iter().rposition(|&byte| byte == b')')?;
     let text = str::from_utf8(&stat[name_end + 1..]).ok()?;
     let mut fields = text.split_ascii_whitespace();
@@ -82,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_group_of_a_process_is_read_whatever_its_name() {
+    fn the_group_of_a_process_is_found_with_any_name() {
         let table: [(&[u8], _); 7] = [
             (b"7 (sh) S 1 42 42 0 -1", Some(42)),
             (b"7 (a) Z 9 9 (\xff b) D 1 42 42", Some(42)),

@@ -1,7 +1,7 @@
 //! The thread that starts worker processes.
 //!
-//! Linux ends a worker when the thread that started it ends, not the process. So all workers of a
-//! group are started by one thread, which lives as long as they do.
+//! Linux kills a worker when the *thread* that started it ends. So one thread starts all workers of a
+//! group, and lives as long as they do.
 
 use std::io;
 use std::process::{Child, Command};
@@ -9,7 +9,7 @@ use std::thread::{self, JoinHandle};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
-/// The thread `worker-spawn`. Ends when dropped, and with it, on Linux, what it has started.
+/// The thread `worker-spawn`. Dropping ends it, and on Linux the workers that it started.
 #[derive(Debug)]
 pub(super) struct Spawner {
     commands: Option<Sender<Command>>,
@@ -44,15 +44,15 @@ impl Spawner {
         })
     }
 
-    /// Starts a process. Blocks until the program is loaded, or is known not to be.
+    /// Starts a process. Blocks until its program is loaded, or has failed to load.
     ///
     /// # Errors
-    /// Those of the system: there is no such program, or no process left.
+    /// Those of the system: the program does not exist, or no process is left.
     pub(super) fn spawn(&self, command: Command) -> io::Result<Child> {
-        let is_gone = || io::Error::other("the thread that starts workers is gone");
-        let commands = self.commands.as_ref().ok_or_else(is_gone)?;
-        commands.send(command).map_err(|_| is_gone())?;
-        self.children.recv().map_err(|_| is_gone())?
+        let has_ended = || io::Error::other("the thread worker-spawn has ended");
+        let commands = self.commands.as_ref().ok_or_else(has_ended)?;
+        commands.send(command).map_err(|_| has_ended())?;
+        self.children.recv().map_err(|_| has_ended())?
     }
 }
 
@@ -62,7 +62,7 @@ impl Drop for Spawner {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            log::error!("the thread that starts workers ended by a panic");
+            log::error!("thread worker-spawn panicked");
         }
     }
 }

@@ -1,6 +1,6 @@
-//! The output streams of workers that are about to be started.
+//! Opens the output streams of workers that are about to start: log files and pipes.
 //!
-//! Opens files and pipes; what is read from them is for `output`.
+//! [`output`](crate::output) reads them.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -15,21 +15,21 @@ use crate::regular_file;
 use super::error::StartError;
 use super::plan::{GroupPlan, WorkerPlan};
 
-/// Where the last bytes of a worker's standard error are.
+/// Where to find the last bytes of a worker's standard error.
 #[derive(Debug)]
 pub(super) enum StderrEnd {
-    /// On a terminal.
-    Unknown,
-    /// In a log file.
+    /// Nowhere: it is a terminal.
+    Terminal,
+    /// In the log file.
     File(PathBuf),
-    /// Kept from a pipe.
+    /// In memory, as read from a pipe.
     Kept(Arc<Mutex<LastBytes>>),
 }
 
 impl StderrEnd {
     pub(super) fn bytes(&self) -> Vec<u8> {
         match self {
-            Self::Unknown => Vec::new(),
+            Self::Terminal => Vec::new(),
             Self::File(path) => {
                 regular_file::read_end(path, LAST_BYTES_MAX as u64).unwrap_or_else(|error| {
                     log::warn!("cannot read {}: {error}", path.display());
@@ -37,14 +37,14 @@ impl StderrEnd {
                 })
             }
             Self::Kept(last) => {
-                // A push leaves the bytes whole, whoever panicked.
+                // A panic in `push` leaves the bytes valid.
                 last.lock().unwrap_or_else(PoisonError::into_inner).to_vec()
             }
         }
     }
 }
 
-/// What the echo threads are to show.
+/// What the echo threads show.
 #[derive(Debug, Default)]
 pub(super) struct GroupSources {
     pub(super) stdout: Sources,
@@ -52,7 +52,7 @@ pub(super) struct GroupSources {
 }
 
 impl GroupSources {
-    /// Opens what concerns no single worker.
+    /// Opens the filtered logs, which all workers share.
     pub(super) fn open(plan: &GroupPlan) -> Result<Self, StartError> {
         let mut sources = Self::default();
         sources.stdout.copy = plan.filtered_stdout.as_ref().map(open_copy).transpose()?;
@@ -60,7 +60,7 @@ impl GroupSources {
         Ok(sources)
     }
 
-    /// Gives `command` the streams of a worker. Standard input is the agent's own, as in PyTorch.
+    /// Sets the output streams of a worker. Standard input is the agent's own, as in PyTorch.
     pub(super) fn connect(
         &mut self,
         worker: &WorkerPlan,
@@ -79,13 +79,13 @@ impl GroupSources {
             }
         }
         match &worker.logs.stderr {
-            Destination::Console if stderr_is_terminal => Ok(StderrEnd::Unknown),
+            Destination::Console if stderr_is_terminal => Ok(StderrEnd::Terminal),
             Destination::File { path, is_shown } => {
                 let file = open_log(path, *is_shown, prefix, &mut self.stderr)?;
                 command.stderr(file);
                 Ok(StderrEnd::File(path.clone()))
             }
-            // A pipe even for what is not shown: its end tells why the worker failed.
+            // A pipe even for output that is not shown: its last lines explain a failure.
             Destination::Console | Destination::Discard => {
                 let is_shown = worker.logs.stderr == Destination::Console;
                 let last = Arc::default();
@@ -102,8 +102,8 @@ impl GroupSources {
     }
 }
 
-/// Makes a worker's log file, and opens it once more to be shown. It is written at its end, so that
-/// one that is emptied by a log rotation stays compact.
+/// Creates a worker's log file, and opens it again if it is to be shown. The worker appends to it, so that
+/// a file truncated by a log rotation stays compact.
 fn open_log(
     path: &Path,
     is_shown: bool,

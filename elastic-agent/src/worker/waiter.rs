@@ -1,7 +1,7 @@
-//! The thread that notices at once when a worker ends.
+//! The thread that notices the exit of a worker.
 //!
-//! It leaves the ended process as it is: until somebody reaps it, no other process can have its id,
-//! nor can another group, so that signals to them hit nobody else.
+//! It does not reap the process: until then no other process or group can get its id, so signals to it
+//! reach no other process.
 
 use std::io;
 use std::sync::Arc;
@@ -10,14 +10,15 @@ use std::time::SystemTime;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use rustix::io::Errno;
-use rustix::process::{Pid, WaitId, WaitIdOptions, WaitIdStatus, waitid};
+use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 
-use super::exit::{ExitKind, WorkerExit};
+use super::exit_code::ExitKind;
+use super::outcome::WorkerExit;
 
-/// What is called when a worker has ended.
+/// Called when a worker has exited.
 pub(super) type OnExit = Arc<dyn Fn(WorkerExit) + Send + Sync>;
 
-/// Says that the worker at this position in the group has ended.
+/// The worker at this position of the group has exited.
 #[derive(Debug)]
 pub(super) struct Ended {
     pub(super) index: usize,
@@ -25,7 +26,7 @@ pub(super) struct Ended {
     pub(super) at: SystemTime,
 }
 
-/// Whom to wait for, once it is started.
+/// The process that a waiter waits for.
 pub(super) struct Assigned {
     pub(super) pid: Pid,
     pub(super) local_rank: usize,
@@ -35,8 +36,8 @@ pub(super) struct Assigned {
 
 /// A thread `worker-wait`, which waits for one process.
 ///
-/// Ends with the process, or at once when it is dropped before it has one. A process that the system
-/// cannot end holds the thread, which is then left behind.
+/// Ends with the process, or at once if it is dropped before it is assigned one. A process that the system
+/// cannot end keeps the thread, which is then detached.
 #[derive(Debug)]
 pub(super) struct Waiter {
     assign: Sender<Assigned>,
@@ -44,7 +45,7 @@ pub(super) struct Waiter {
 }
 
 impl Waiter {
-    /// Starts the thread. Started before its process, so that no process is ever without one.
+    /// Starts the thread, before its process: so no process lacks one when the system has no thread left.
     ///
     /// # Errors
     /// The system has no thread left.
@@ -56,17 +57,17 @@ impl Waiter {
         Ok(Self { assign, thread })
     }
 
-    /// Gives it its process. The end of the process is told to the group first, then to `on_exit`.
+    /// Assigns the process. Its exit is reported to the group first, then to `on_exit`.
     pub(super) fn assign(&self, process: Assigned) {
-        // There is room for one, and the thread ends only after it has taken one.
+        // The channel has room for one, and the thread lives until it has received one.
         let _ = self.assign.try_send(process);
     }
 
-    /// Ends the thread. Blocks until its process ends, or not at all if it has none or has ended.
+    /// Joins the thread. Blocks until its process ends; not at all without a process.
     pub(super) fn join(self) {
         drop(self.assign);
         if self.thread.join().is_err() {
-            log::error!("the thread that waits for a worker ended by a panic");
+            log::error!("thread worker-wait panicked");
         }
     }
 }
@@ -78,7 +79,7 @@ fn run(index: usize, assigned: &Receiver<Assigned>, ended: &Sender<Ended>) {
     let exit = wait(process.pid, WaitIdOptions::NOWAIT);
     let at = SystemTime::now();
     if ended.send(Ended { index, exit, at }).is_err() {
-        // The group has given the process up. Nobody else reaps it.
+        // The group has abandoned the process, so this thread reaps it.
         wait(process.pid, WaitIdOptions::NOHANG);
         return;
     }
@@ -94,7 +95,7 @@ fn run(index: usize, assigned: &Receiver<Assigned>, ended: &Sender<Ended>) {
 fn wait(pid: Pid, options: WaitIdOptions) -> ExitKind {
     loop {
         match waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | options) {
-            Ok(Some(status)) => return exit_kind(&status),
+            Ok(Some(status)) => return ExitKind::of(&status),
             Ok(None) | Err(Errno::INTR) if !options.contains(WaitIdOptions::NOHANG) => {}
             Ok(None) => return ExitKind::Unknown,
             Err(error) => {
@@ -102,18 +103,5 @@ fn wait(pid: Pid, options: WaitIdOptions) -> ExitKind {
                 return ExitKind::Unknown;
             }
         }
-    }
-}
-
-fn exit_kind(status: &WaitIdStatus) -> ExitKind {
-    if let Some(code) = status.exit_status() {
-        return ExitKind::Code(code);
-    }
-    match status.terminating_signal() {
-        Some(number) => ExitKind::Signal {
-            number,
-            has_dumped_core: status.dumped(),
-        },
-        None => ExitKind::Unknown,
     }
 }

@@ -1,17 +1,17 @@
-//! What groups leave behind in the process that runs them: nothing.
+//! Groups leave no process, thread or descriptor behind.
 //!
-//! In a process of its own, as it counts what the whole process has.
+//! Runs in a process of its own, as it counts those of the whole process.
 
 use std::fs;
 use std::path::Path;
 
-use elastic_agent::{GroupPlan, Hurry, Signal};
+use elastic_agent::{Destination, KillSwitch, Signal, WorkerLogs, WorkerPlan};
 
 use crate::second_process::{self, test_name};
-use crate::util::{FOR_EVER, eventually, next, shells, start};
+use crate::util::{NEVER_REACHED, eventually, next, shells, start};
 
-/// Descriptors, threads and children of this process.
-fn possessions() -> (usize, usize, usize) {
+/// How many descriptors, threads and children this process has.
+fn resources() -> (usize, usize, usize) {
     let entries = |path| fs::read_dir(path).unwrap().count();
     let own = std::process::id().to_string();
     let children = fs::read_dir("/proc").unwrap().filter(|process| {
@@ -27,13 +27,17 @@ fn possessions() -> (usize, usize, usize) {
     )
 }
 
-fn plan(directory: &Path) -> GroupPlan {
-    let mut plan = shells(directory, &["sleep 1000", "exit 1", "echo x; echo y >&2"]);
-    plan.workers[2].logs.stdout = elastic_agent::Destination::File {
+fn workers(directory: &Path) -> Vec<WorkerPlan> {
+    let mut workers = shells(directory, &["sleep 1000", "exit 1", "echo x; echo y >&2"]);
+    let stdout = Destination::File {
         path: directory.join("out"),
         is_shown: true,
     };
-    plan
+    workers[2] = workers[2].clone().with_logs(WorkerLogs {
+        stdout,
+        ..WorkerLogs::CONSOLE
+    });
+    workers
 }
 
 #[test]
@@ -44,18 +48,18 @@ fn a_hundred_groups_leave_no_process_no_thread_and_no_descriptor() {
         let command = second_process::command(name, folder.path());
         return second_process::run(command, folder.path());
     };
-    let before = possessions();
+    let before = resources();
     assert_eq!(before.2, 0);
     for round in 0..100 {
-        let (group, exits) = start(plan(&folder));
+        let (group, exits) = start(workers(&folder));
         next(&exits);
         if round % 2 == 0 {
             drop(group);
         } else {
-            let report = group.stop(Signal::TERM, FOR_EVER, &Hurry::new());
+            let report = group.stop(Signal::TERM, NEVER_REACHED, &KillSwitch::new());
             assert_eq!(report.outcomes.len(), 3);
         }
-        // A thread that was joined may still be listed for a moment.
-        eventually("all is as before", || possessions() == before);
+        // A joined thread may still be listed for a moment.
+        eventually("the counts are as before", || resources() == before);
     }
 }

@@ -1,4 +1,4 @@
-//! Worker processes from start to end.
+//! Worker processes: start, exit, stop, and the end of the agent.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,18 +9,19 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use elastic_agent::{
-    Assignment, CommandLine, Console, Destination, ExitKind, GroupPlan, Hurry, Signal, StartError,
-    WorkerEnvironment, WorkerGroup, worker_environment,
+    CommandLine, Console, Destination, ExitKind, GroupPlan, HostPort, KillSwitch, RankBlock,
+    Signal, StartError, WorkerEnvironment, WorkerGroup, WorkerLogs, WorkerPlan,
 };
 use rustix::process::{Pid, kill_process, kill_process_group};
 use tempfile::TempDir;
 
 use crate::second_process::{self, test_name};
 use crate::util::{
-    FOR_EVER, PATIENCE, eventually, line_of, lives, next, own_environment, shell, shells, start,
+    NEVER_REACHED, PATIENCE, eventually, is_alive, line_of, next, own_environment, shell, shells,
+    start,
 };
 
-/// A worker that does not heed SIGTERM, and says when it has come to that.
+/// A worker that ignores SIGTERM, and writes its pid when it does.
 const STUBBORN: &str = "trap '' TERM; echo $$ > $DIR/pid; while :; do sleep 1000; done";
 
 fn signal(number: i32) -> ExitKind {
@@ -37,43 +38,29 @@ fn file(directory: &Path, name: &str) -> PathBuf {
 #[test]
 fn each_worker_has_its_ranks_and_a_session_of_its_own() {
     let folder = tempfile::tempdir().unwrap();
-    let mut plan = GroupPlan::default();
+    let mut workers = Vec::new();
     for local_rank in 0..3 {
-        let environment = WorkerEnvironment {
-            assignment: Assignment {
-                rank: 3 + local_rank,
-                local_rank,
-                group_rank: 1,
-                role_rank: 3 + local_rank,
-                local_world_size: 3,
-                world_size: 6,
-                group_world_size: 2,
-                role_world_size: 6,
-            },
-            role: "default",
-            master_addr: "127.0.0.1",
-            master_port: 29500,
-            restart_count: 0,
-            max_restarts: 0,
-            run_id: "job",
-            use_agent_store: true,
-            error_file: None,
-            virtual_local_rank: false,
-        };
+        let assignment = RankBlock::identical(1, 2, 3).assignment(1, 2, 3, local_rank);
+        let master = HostPort::new("127.0.0.1", 29500);
+        let environment = WorkerEnvironment::new(assignment, "job", &master);
         let script = "read pid name state parent group session rest < /proc/$$/stat
             echo $RANK $LOCAL_RANK $WORLD_SIZE $((group - $$)) $((session - $$)) $#";
-        let mut worker = shell(local_rank, script);
-        worker.environment = worker_environment(&environment, own_environment()).unwrap();
-        worker.logs.stdout = Destination::File {
+        let stdout = Destination::File {
             path: file(folder.path(), &local_rank.to_string()),
             is_shown: false,
         };
-        plan.workers.push(worker);
+        let worker = shell(local_rank, script)
+            .with_environment(environment.variables(own_environment()).unwrap())
+            .with_logs(WorkerLogs {
+                stdout,
+                ..WorkerLogs::CONSOLE
+            });
+        workers.push(worker);
     }
-    let (group, exits) = start(plan);
+    let (group, exits) = start(workers);
     let ended: BTreeSet<_> = (0..3).map(|_| next(&exits).local_rank).collect();
     assert_eq!(ended, BTreeSet::from([0, 1, 2]));
-    let report = group.stop(Signal::TERM, FOR_EVER, &Hurry::new());
+    let report = group.stop(Signal::TERM, NEVER_REACHED, &KillSwitch::new());
     assert!(report.failures().is_none() && report.killed.is_empty());
     for local_rank in 0..3 {
         let line = fs::read_to_string(file(folder.path(), &local_rank.to_string())).unwrap();
@@ -82,7 +69,7 @@ fn each_worker_has_its_ranks_and_a_session_of_its_own() {
 }
 
 #[test]
-fn an_end_is_noticed_while_others_run_on() {
+fn an_exit_is_noticed_while_other_workers_run() {
     let folder = tempfile::tempdir().unwrap();
     let scripts = ["sleep 1000", "exit 3", "kill -s USR1 $$"];
     let (mut group, exits) = start(shells(folder.path(), &scripts));
@@ -97,7 +84,7 @@ fn an_end_is_noticed_while_others_run_on() {
         assert_eq!((exit.exit, exit.pid), (kind, pids[local_rank]));
     }
     assert_eq!(group.running(), 1);
-    let report = group.stop(Signal::TERM, FOR_EVER, &Hurry::new());
+    let report = group.stop(Signal::TERM, NEVER_REACHED, &KillSwitch::new());
     let outcome = &report.outcomes[2];
     assert_eq!((outcome.local_rank, outcome.exit), (0, signal(15)));
     assert!(outcome.was_stopped && !report.outcomes[0].was_stopped);
@@ -105,7 +92,7 @@ fn an_end_is_noticed_while_others_run_on() {
 }
 
 #[test]
-fn the_one_that_failed_is_first_and_those_stopped_follow() {
+fn the_root_cause_is_the_failed_worker_not_the_stopped_ones() {
     let folder = tempfile::tempdir().unwrap();
     let scripts = [
         "trap 'exit 7' TERM; echo > $DIR/0; while :; do sleep 0.01; done",
@@ -117,7 +104,7 @@ fn the_one_that_failed_is_first_and_those_stopped_follow() {
     let mut ended = [next(&exits), next(&exits)].map(|exit| exit.exit.code());
     ended.sort_unstable();
     assert_eq!(ended, [0, 1]);
-    let report = group.stop(Signal::TERM, FOR_EVER, &Hurry::new());
+    let report = group.stop(Signal::TERM, NEVER_REACHED, &KillSwitch::new());
     assert!(report.killed.is_empty() && report.abandoned.is_empty());
     let failures = report.failures().unwrap();
     assert_eq!(failures.first().local_rank, 1);
@@ -136,44 +123,47 @@ fn the_one_that_failed_is_first_and_those_stopped_follow() {
 }
 
 #[test]
-fn who_does_not_heed_the_signal_is_killed_after_the_grace() {
+fn a_worker_that_ignores_the_signal_is_killed_after_the_grace() {
     let folder = tempfile::tempdir().unwrap();
     let (group, _exits) = start(shells(folder.path(), &[STUBBORN, "sleep 1000"]));
     let pid = line_of(&file(folder.path(), "pid"));
     let grace = Duration::from_millis(200);
     let started = Instant::now();
-    let report = group.stop(Signal::TERM, grace, &Hurry::new());
+    let report = group.stop(Signal::TERM, Some(grace), &KillSwitch::new());
     assert!(started.elapsed() >= grace);
     assert_eq!(report.killed, [0]);
     let ends: Vec<_> = report.outcomes.iter().map(|end| end.exit).collect();
     assert_eq!(ends, [signal(15), signal(9)]);
-    assert!(!Path::new("/proc").join(pid).exists(), "it is reaped");
+    assert!(
+        !Path::new("/proc").join(pid).exists(),
+        "the worker is reaped"
+    );
 }
 
 #[test]
-fn somebody_in_a_hurry_ends_the_patience() {
+fn the_kill_switch_ends_the_grace() {
     let folder = tempfile::tempdir().unwrap();
     let script = "trap 'echo told > $DIR/told' TERM; echo > $DIR/ready
         while :; do sleep 0.01; done";
     let (group, _exits) = start(shells(folder.path(), &[script]));
     line_of(&file(folder.path(), "ready"));
-    let hurry = Hurry::new();
+    let kill_switch = KillSwitch::new();
     let report = thread::scope(|scope| {
         scope.spawn(|| {
             line_of(&file(folder.path(), "told"));
-            hurry.hurry();
+            kill_switch.trigger();
         });
-        group.stop(Signal::TERM, FOR_EVER, &hurry)
+        group.stop(Signal::TERM, None, &kill_switch)
     });
     assert_eq!(report.killed, [0]);
     assert_eq!(report.outcomes[0].exit, signal(9));
 }
 
 #[test]
-fn what_workers_leave_behind_is_ended() {
+fn processes_left_by_exited_workers_are_ended() {
     let folder = tempfile::tempdir().unwrap();
-    // The second one is not asked twice; the last one does not heed an interrupt, as all that a
-    // shell runs in the background.
+    // The second child ignores SIGTERM and is killed; the last one ignores SIGINT, as all background
+    // processes of a shell.
     let scripts = [
         "sleep 1000 & echo $! > $DIR/0; exit 0",
         "(trap '' TERM; echo > $DIR/ready; sleep 1000) & echo $! > $DIR/1
@@ -185,22 +175,26 @@ fn what_workers_leave_behind_is_ended() {
         .map(|name| line_of(&file(folder.path(), name)))
         .into();
     let _ = (next(&exits), next(&exits));
-    assert!(left.iter().all(|pid| lives(pid)));
-    let report = group.stop(Signal::INT, Duration::from_millis(500), &Hurry::new());
-    assert!(!left.iter().any(|pid| lives(pid)));
+    assert!(left.iter().all(|pid| is_alive(pid)));
+    let report = group.stop(
+        Signal::INT,
+        Some(Duration::from_millis(500)),
+        &KillSwitch::new(),
+    );
+    assert!(!left.iter().any(|pid| is_alive(pid)));
     assert!(report.killed.is_empty(), "no worker had to be killed");
     assert_eq!(report.outcomes.last().unwrap().exit, signal(2));
 }
 
 #[test]
-fn what_heeds_the_signal_is_not_waited_for_any_longer() {
+fn a_stop_returns_as_soon_as_all_processes_have_ended() {
     let folder = tempfile::tempdir().unwrap();
     let scripts = ["sleep 1000 & sleep 1000 & echo > $DIR/ready; exec sleep 1000"];
     for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
         let (group, _exits) = start(shells(folder.path(), &scripts));
         line_of(&file(folder.path(), "ready"));
         fs::remove_file(file(folder.path(), "ready")).unwrap();
-        let report = group.stop(signal, FOR_EVER, &Hurry::new());
+        let report = group.stop(signal, NEVER_REACHED, &KillSwitch::new());
         assert!(report.killed.is_empty());
     }
 }
@@ -219,7 +213,7 @@ fn a_signal_reaches_all_processes_of_running_workers() {
     assert_eq!(line_of(&file(folder.path(), "child")), "child");
     assert_eq!(next(&exits).exit, ExitKind::Code(0));
     assert_eq!(group.running(), 0);
-    group.signal(Signal::USR1); // to nobody
+    group.signal(Signal::USR1); // no worker runs
 }
 
 #[test]
@@ -228,11 +222,15 @@ fn a_stopped_worker_is_killed_too() {
     let scripts = ["echo $$ > $DIR/pid; kill -s STOP $$; exit 0"];
     let (group, _exits) = start(shells(folder.path(), &scripts));
     let pid = line_of(&file(folder.path(), "pid"));
-    eventually("it is stopped", || {
+    eventually("the worker is stopped", || {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
         stat.contains(") T ")
     });
-    let report = group.stop(Signal::TERM, Duration::from_millis(50), &Hurry::new());
+    let report = group.stop(
+        Signal::TERM,
+        Some(Duration::from_millis(50)),
+        &KillSwitch::new(),
+    );
     assert_eq!(report.killed, [0]);
 }
 
@@ -244,7 +242,7 @@ fn dropping_a_group_kills_it() {
     let child = line_of(&file(folder.path(), "child"));
     let pid = line_of(&file(folder.path(), "pid"));
     drop(group);
-    assert!(!lives(&child) && !lives(&pid));
+    assert!(!is_alive(&child) && !is_alive(&pid));
     assert_eq!(
         [next(&exits), next(&exits)].map(|exit| exit.exit),
         [signal(9); 2]
@@ -253,12 +251,13 @@ fn dropping_a_group_kills_it() {
 }
 
 #[test]
-fn a_program_that_is_not_there_is_named_and_nothing_runs_on() {
+fn a_missing_program_is_named_and_no_worker_keeps_running() {
     let folder = tempfile::tempdir().unwrap();
     let marker = format!("marker-{}", folder.path().display());
     let script = format!("sleep 1000; : {marker}");
-    let mut plan = shells(folder.path(), &[&script, &script, "exit 0"]);
-    plan.workers[1].command = CommandLine::new("/no/such/program", ["-x"]);
+    let mut workers = shells(folder.path(), &[&script, &script, "exit 0"]);
+    workers[1] = WorkerPlan::new(11, 1, CommandLine::new("/no/such/program", ["-x"]));
+    let plan = GroupPlan::new(workers);
     let console = Console::new(Box::new(io::sink()), Box::new(io::sink()));
     let error = WorkerGroup::start(plan, console, |exit| panic!("reported: {exit:?}"));
     let error = error.unwrap_err();
@@ -273,14 +272,18 @@ fn a_program_that_is_not_there_is_named_and_nothing_runs_on() {
 }
 
 #[test]
-fn a_log_file_that_cannot_be_made_is_named() {
+fn a_log_file_that_cannot_be_created_is_named() {
     let folder = tempfile::tempdir().unwrap();
-    let mut plan = shells(folder.path(), &["exit 0"]);
+    let [worker] = <[_; 1]>::try_from(shells(folder.path(), &["exit 0"])).unwrap();
     let path = file(folder.path(), "none/stdout.log");
-    plan.workers[0].logs.stdout = Destination::File {
+    let stdout = Destination::File {
         path: path.clone(),
         is_shown: true,
     };
+    let plan = GroupPlan::new(vec![worker.with_logs(WorkerLogs {
+        stdout,
+        ..WorkerLogs::CONSOLE
+    })]);
     let console = Console::new(Box::new(io::sink()), Box::new(io::sink()));
     let error = WorkerGroup::start(plan, console, |_| ()).unwrap_err();
     assert!(matches!(error, StartError::LogFile { path: named, .. } if named == path));
@@ -292,18 +295,18 @@ fn nothing_outlives_an_agent_that_is_killed() {
     else {
         return;
     };
-    assert!(lives(&family.worker) && lives(&family.child));
+    assert!(is_alive(&family.worker) && is_alive(&family.child));
     let guardian = guardian_of(&family.agent).unwrap();
     kill(&family.agent.id().to_string());
     family.assert_ends();
-    eventually("the guardian is gone", || !lives(&guardian));
+    eventually("the guardian has ended", || !is_alive(&guardian));
 }
 
 #[test]
 fn nothing_outlives_an_agent_that_is_killed_while_it_starts_workers() {
     let name = test_name!("nothing_outlives_an_agent_that_is_killed_while_it_starts_workers");
     for _ in 0..20 {
-        // The first one is far ahead of the last.
+        // The first worker starts long before the last.
         let Some(family) = Family::start(name, 8) else {
             return;
         };
@@ -319,15 +322,14 @@ fn no_worker_outlives_an_agent_that_is_killed_after_its_guardian() {
         return;
     };
     kill(&guardian_of(&family.agent).unwrap());
-    eventually("there is no guardian", || {
+    eventually("the agent has no guardian", || {
         guardian_of(&family.agent).is_none()
     });
     kill(&family.agent.id().to_string());
-    eventually("the worker is gone", || !lives(&family.worker));
+    eventually("the worker has ended", || !is_alive(&family.worker));
 }
 
-/// An agent in a process of its own, to be killed, with its first worker and the worker's child, neither
-/// of which heeds SIGTERM.
+/// An agent in a second process, with its first worker and the worker's child, which both ignore SIGTERM.
 struct Family {
     agent: Child,
     worker: String,
@@ -336,9 +338,8 @@ struct Family {
 }
 
 impl Family {
-    /// Starts `test` in a second process, where this function plays the agent, gives `None` and
-    /// never comes so far before it is killed. Gives a family when its child is there; workers but the
-    /// first may be about to be started.
+    /// Starts `test` in a second process, in which this function is the agent and waits to be killed.
+    /// Returns when the first worker's child runs; other workers may not have started yet.
     fn start(test: &str, workers: usize) -> Option<Self> {
         if let Some(directory) = second_process::part() {
             let mut scripts = vec!["exec sleep 1000"; workers];
@@ -364,8 +365,8 @@ impl Family {
 
     #[track_caller]
     fn assert_ends(&self) {
-        eventually("the worker is gone", || !lives(&self.worker));
-        eventually("its child is gone", || !lives(&self.child));
+        eventually("the worker has ended", || !is_alive(&self.worker));
+        eventually("its child has ended", || !is_alive(&self.child));
     }
 }
 
@@ -373,8 +374,8 @@ impl Drop for Family {
     fn drop(&mut self) {
         let _ = self.agent.kill();
         let _ = self.agent.wait();
-        // Without a guardian the worker's children stay, and keep the group's id.
-        if lives(&self.child) {
+        // Without a guardian the worker's child keeps running, and keeps the group's id in use.
+        if is_alive(&self.child) {
             let group = Pid::from_raw(self.worker.parse().unwrap()).unwrap();
             let _ = kill_process_group(group, Signal::KILL);
         }
@@ -386,7 +387,7 @@ fn kill(pid: &str) {
     kill_process(pid, Signal::KILL).unwrap();
 }
 
-/// The guardian that this agent has started.
+/// The pid of this agent's guardian.
 fn guardian_of(agent: &Child) -> Option<String> {
     let agent = agent.id().to_string();
     let processes = fs::read_dir("/proc").unwrap();
@@ -394,17 +395,17 @@ fn guardian_of(agent: &Child) -> Option<String> {
     names.find(|pid| {
         let command = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        // Behind the name come the state and the parent.
+        // After the name: state, parent.
         let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
         command.split('\0').any(|word| word == "elastic-guardian")
             && after_name.split_ascii_whitespace().nth(1) == Some(&agent)
     })
 }
 
-/// A process that was started with SIGCHLD ignored is told no exit statuses by the system.
+/// The system discards the exit statuses of children if SIGCHLD is ignored at the start of a process.
 #[test]
-fn an_ignored_child_signal_hides_no_exit_code() {
-    let name = test_name!("an_ignored_child_signal_hides_no_exit_code");
+fn an_inherited_ignored_sigchld_hides_no_exit_code() {
+    let name = test_name!("an_inherited_ignored_sigchld_hides_no_exit_code");
     if let Some(directory) = second_process::part() {
         let (_group, exits) = start(shells(&directory, &["exit 3"]));
         assert_eq!(next(&exits).exit, ExitKind::Code(3));

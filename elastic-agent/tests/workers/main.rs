@@ -1,4 +1,4 @@
-//! Worker processes of a real group, from start to end.
+//! Worker groups of real processes, from start to end. Needs Linux: the tests read /proc.
 
 mod leaks;
 mod lifecycle;

@@ -1,4 +1,4 @@
-//! What workers write: on the console, in files, in the final report.
+//! Output of workers: on the console, in files, in the report on failures.
 
 use std::fs;
 use std::io::{self, Write};
@@ -6,36 +6,52 @@ use std::path::{Path, PathBuf};
 
 use crossbeam_channel::{Receiver, bounded};
 use elastic_agent::{
-    Console, Destination, FilteredLog, GroupPlan, Hurry, Signal, StopReport, StreamMap, Streams,
+    Console, Destination, FilteredLog, GroupPlan, KillSwitch, LogDirectory, LogOptions, Signal,
+    StopReport, StreamMap, Streams, WorkerLogs, WorkerPlan,
 };
 use rustix::process::{Pid, kill_process};
 
-use crate::util::{Capture, FOR_EVER, eventually, line_of, next, shells, start, start_on};
+use crate::util::{Capture, NEVER_REACHED, eventually, line_of, next, shells, start, start_on};
 
 /// Workers whose output goes to files, and is shown as well.
-fn teed(directory: &Path, scripts: &[&str]) -> GroupPlan {
-    let mut plan = shells(directory, scripts);
-    for worker in &mut plan.workers {
+fn teed(directory: &Path, scripts: &[&str]) -> Vec<WorkerPlan> {
+    let workers = shells(directory, scripts).into_iter().map(|worker| {
         let stream = |name: &str| Destination::File {
-            path: directory.join(format!("{}-{name}", worker.local_rank)),
+            path: directory.join(format!("{}-{name}", worker.local_rank())),
             is_shown: true,
         };
-        worker.logs.stdout = stream("out");
-        worker.logs.stderr = stream("err");
-    }
-    plan
+        let logs = WorkerLogs {
+            stdout: stream("out"),
+            stderr: stream("err"),
+            error_file: None,
+        };
+        worker.with_logs(logs)
+    });
+    workers.collect()
 }
 
-/// Runs workers until all have ended by themselves; gives standard output, error and the report.
-fn run(plan: GroupPlan) -> (Capture, Capture, StopReport) {
+/// One worker with its output routed.
+fn routed(directory: &Path, script: &str, logs: WorkerLogs) -> Vec<WorkerPlan> {
+    let workers = shells(directory, &[script]).into_iter();
+    workers
+        .map(|worker| worker.with_logs(logs.clone()))
+        .collect()
+}
+
+/// Runs workers until all have exited; returns standard output, standard error and the report.
+fn run(workers: Vec<WorkerPlan>) -> (Capture, Capture, StopReport) {
+    run_plan(GroupPlan::new(workers))
+}
+
+fn run_plan(plan: GroupPlan) -> (Capture, Capture, StopReport) {
     let (stdout, stderr) = (Capture::default(), Capture::default());
     let console = Console::new(Box::new(stdout.clone()), Box::new(stderr.clone()));
-    let count = plan.workers.len();
+    let count = plan.workers().len();
     let (group, exits) = start_on(plan, console);
     for _ in 0..count {
         next(&exits);
     }
-    let report = group.stop(Signal::TERM, FOR_EVER, &Hurry::new());
+    let report = group.stop(Signal::TERM, NEVER_REACHED, &KillSwitch::new());
     (stdout, stderr, report)
 }
 
@@ -57,9 +73,9 @@ fn a_line_is_shown_while_its_worker_runs() {
     let folder = tempfile::tempdir().unwrap();
     let stdout = Capture::default();
     let console = Console::new(Box::new(stdout.clone()), Box::new(io::sink()));
-    let plan = teed(folder.path(), &["echo early; sleep 1000"]);
-    let (_group, _exits) = start_on(plan, console);
-    eventually("the line is there", || {
+    let workers = teed(folder.path(), &["echo early; sleep 1000"]);
+    let (_group, _exits) = start_on(GroupPlan::new(workers), console);
+    eventually("the line is shown", || {
         stdout.text() == "[default0]:early\n"
     });
 }
@@ -93,7 +109,7 @@ fn lines_of_different_workers_never_mix() {
 }
 
 #[test]
-fn a_line_without_end_comes_in_pieces() {
+fn a_line_without_end_is_shown_in_pieces() {
     let folder = tempfile::tempdir().unwrap();
     let (stdout, _, _) = run(teed(
         folder.path(),
@@ -111,25 +127,24 @@ fn a_line_without_end_comes_in_pieces() {
 }
 
 #[test]
-fn chosen_lines_are_in_a_file_of_their_own() {
+fn filtered_lines_are_in_a_file_of_their_own() {
     let folder = tempfile::tempdir().unwrap();
-    let mut plan = teed(
+    let workers = teed(
         folder.path(),
         &["printf 'loss=1\\nother\\nmy acc\\nloss=2'"],
     );
     let path = folder.path().join("filtered_stdout.log");
-    plan.filtered_stdout = Some(FilteredLog {
+    run_plan(GroupPlan::new(workers).with_filtered_stdout(FilteredLog {
         path: path.clone(),
         filters: vec!["loss".to_owned(), "acc".to_owned()],
-    });
-    run(plan);
-    let chosen = fs::read_to_string(path).unwrap();
+    }));
+    let filtered = fs::read_to_string(path).unwrap();
     let expected = "[default0]:loss=1\n[default0]:my acc\n[default0]:loss=2\n";
-    assert_eq!(chosen, expected);
+    assert_eq!(filtered, expected);
 }
 
 #[test]
-fn standard_error_is_passed_on_as_it_is_and_its_end_is_kept() {
+fn standard_error_is_shown_unchanged_and_its_last_bytes_are_kept() {
     let folder = tempfile::tempdir().unwrap();
     let long = "i=0; while [ $i -lt 2000 ]; do i=$((i + 1)); echo \"line $i\" >&2; done";
     let script = format!("{long}; printf '\\377\\r no end' >&2; exit 1");
@@ -143,12 +158,14 @@ fn standard_error_is_passed_on_as_it_is_and_its_end_is_kept() {
     let kept = &report.outcomes[0].stderr_tail;
     assert_eq!(*kept, expected[expected.len() - 4096..]);
 
-    let mut redirected = shells(folder.path(), &[&script]);
-    redirected.workers[0].logs.stderr = Destination::File {
-        path: folder.path().join("stderr.log"),
-        is_shown: false,
+    let logs = WorkerLogs {
+        stderr: Destination::File {
+            path: folder.path().join("stderr.log"),
+            is_shown: false,
+        },
+        ..WorkerLogs::CONSOLE
     };
-    let (_, stderr, report) = run(redirected);
+    let (_, stderr, report) = run(routed(folder.path(), &script, logs));
     assert_eq!(stderr.bytes(), b"");
     assert_eq!(report.outcomes[0].stderr_tail, *kept);
     let failures = report.failures().unwrap();
@@ -157,19 +174,22 @@ fn standard_error_is_passed_on_as_it_is_and_its_end_is_kept() {
 }
 
 #[test]
-fn output_that_is_not_to_be_seen_still_tells_why_a_worker_failed() {
+fn output_that_is_not_shown_still_explains_a_failure() {
     let folder = tempfile::tempdir().unwrap();
-    let mut plan = shells(folder.path(), &["echo out; echo reason >&2; exit 1"]);
-    plan.workers[0].logs.stdout = Destination::Discard;
-    plan.workers[0].logs.stderr = Destination::Discard;
-    let (_, stderr, report) = run(plan);
+    let logs = WorkerLogs {
+        stdout: Destination::Discard,
+        stderr: Destination::Discard,
+        error_file: None,
+    };
+    let script = "echo out; echo reason >&2; exit 1";
+    let (_, stderr, report) = run(routed(folder.path(), script, logs));
     assert_eq!(stderr.bytes(), b"");
     assert_eq!(report.outcomes[0].stderr_tail, b"reason\n");
 }
 
-/// A process in a session of its own is in no group of the worker's, and is not ended.
+/// A process that leaves the worker's process group is not ended, and may keep the streams open.
 #[test]
-fn who_keeps_the_streams_open_keeps_nobody() {
+fn a_daemon_that_keeps_the_streams_open_does_not_block_the_stop() {
     let folder = tempfile::tempdir().unwrap();
     let script = |noise| {
         format!(
@@ -177,22 +197,22 @@ fn who_keeps_the_streams_open_keeps_nobody() {
             until [ -e $DIR/seen ]; do sleep 0.01; done"
         )
     };
-    // A file, unlike a pipe, takes as much as comes.
+    // A file, unlike a pipe, accepts any amount.
     let endless = script("exec yes noise >&2");
     let long = script("for i in $(seq 1000000); do echo noise >&2; done; sleep 1000");
-    let run = |plan| {
+    let run = |workers| {
         let stderr = Capture::default();
         let console = Console::new(Box::new(io::sink()), Box::new(stderr.clone()));
-        let (group, exits) = start_on(plan, console);
+        let (group, exits) = start_on(GroupPlan::new(workers), console);
         let path = folder.path().join("pid");
         let pid = line_of(&path).parse().unwrap();
         eventually("some noise is shown", || stderr.bytes().contains(&b'\n'));
         let seen = folder.path().join("seen");
         fs::write(&seen, "").unwrap();
         next(&exits);
-        let report = group.stop(Signal::TERM, FOR_EVER, &Hurry::new());
+        let report = group.stop(Signal::TERM, NEVER_REACHED, &KillSwitch::new());
         fs::remove_file(seen).unwrap();
-        // It may have ended for want of a reader.
+        // SIGPIPE may have ended it.
         let _ = kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL);
         fs::remove_file(path).unwrap();
         assert!(report.failures().is_none());
@@ -222,17 +242,17 @@ impl Write for Closing {
 }
 
 #[test]
-fn a_console_that_is_closed_ends_nothing() {
+fn a_closed_console_ends_no_worker() {
     let folder = tempfile::tempdir().unwrap();
     let script = "i=0; while [ $i -lt 20000 ]; do i=$((i + 1)); echo 0123456789 >&2; done; exit 0";
     let closing = || Box::new(Closing(Capture::default()));
-    for plan in [
+    for workers in [
         shells(folder.path(), &[script]),
         teed(folder.path(), &[script]),
     ] {
-        let (group, exits) = start_on(plan, Console::new(closing(), closing()));
+        let (group, exits) = start_on(GroupPlan::new(workers), Console::new(closing(), closing()));
         next(&exits);
-        let report = group.stop(Signal::TERM, FOR_EVER, &Hurry::new());
+        let report = group.stop(Signal::TERM, NEVER_REACHED, &KillSwitch::new());
         assert!(report.failures().is_none());
         assert_eq!(report.outcomes[0].stderr_tail.len(), 4096);
     }
@@ -240,7 +260,7 @@ fn a_console_that_is_closed_ends_nothing() {
     assert_eq!(whole.len(), 20_000 * 11);
 }
 
-/// Takes nothing until the other end is dropped.
+/// Blocks until the other end is dropped.
 struct Blocked(Receiver<()>);
 
 impl Write for Blocked {
@@ -255,28 +275,31 @@ impl Write for Blocked {
 }
 
 #[test]
-fn a_console_that_takes_nothing_does_not_hold_who_is_in_a_hurry() {
+fn a_blocked_console_does_not_delay_a_kill() {
     let folder = tempfile::tempdir().unwrap();
     let (release, blocked) = bounded(0);
     let console = Console::new(Box::new(Blocked(blocked)), Box::new(io::sink()));
-    let (group, exits) = start_on(teed(folder.path(), &["echo line"]), console);
+    let (group, exits) = start_on(GroupPlan::new(teed(folder.path(), &["echo line"])), console);
     next(&exits);
-    let hurry = Hurry::new();
-    hurry.hurry();
-    let report = group.stop(Signal::TERM, FOR_EVER, &hurry);
+    let kill_switch = KillSwitch::new();
+    kill_switch.trigger();
+    let report = group.stop(Signal::TERM, NEVER_REACHED, &kill_switch);
     assert_eq!(report.outcomes.len(), 1);
     drop(release);
 }
 
 #[test]
-fn an_error_file_tells_the_reason() {
+fn an_error_file_explains_a_failure() {
     let folder = tempfile::tempdir().unwrap();
     let path: PathBuf = folder.path().join("error.json");
     let script = r#"echo '{"message": {"message": "E: x", "extraInfo":
         {"py_callstack": "the traceback", "timestamp": "12"}}}' > $DIR/error.json; exit 1"#;
-    let mut plan = shells(folder.path(), &["exit 2", script]);
-    plan.workers[1].logs.error_file = Some(path.clone());
-    let (_, _, report) = run(plan);
+    let mut workers = shells(folder.path(), &["exit 2", script]);
+    workers[1] = workers[1].clone().with_logs(WorkerLogs {
+        error_file: Some(path.clone()),
+        ..WorkerLogs::CONSOLE
+    });
+    let (_, _, report) = run(workers);
     let failures = report.failures().unwrap();
     let first = failures.first();
     assert_eq!((first.local_rank, first.timestamp), (1, 12));
@@ -285,19 +308,16 @@ fn an_error_file_tells_the_reason() {
 }
 
 #[test]
-fn a_round_of_logs_fits_a_group() {
+fn a_group_writes_to_the_directory_of_its_round() {
     let folder = tempfile::tempdir().unwrap();
-    let options = elastic_agent::LogOptions {
-        log_dir: Some(folder.path().to_owned()),
-        redirects: StreamMap::All(Streams::BOTH),
-        ..elastic_agent::LogOptions::default()
-    };
-    let mut logs = elastic_agent::LogDirectory::new(options, "job");
+    let options = LogOptions::new()
+        .with_log_dir(folder.path())
+        .with_redirects(StreamMap::All(Streams::BOTH));
+    let mut logs = LogDirectory::new(options, "job");
     for round in 0..2 {
-        let files = logs.begin_round(0, 1).unwrap();
-        let mut plan = shells(folder.path(), &[&format!("echo {round}; exit 0")]);
-        plan.workers[0].logs = files.workers[0].clone();
-        let (group, exits) = start(plan);
+        let files = logs.start_round(0, 1).unwrap();
+        let script = format!("echo {round}; exit 0");
+        let (group, exits) = start(routed(folder.path(), &script, files.workers[0].clone()));
         next(&exits);
         drop(group);
     }

@@ -1,7 +1,7 @@
-//! A test that plays a part in a process of its own.
+//! Runs a part of a test in a second process.
 //!
-//! The test binary runs itself with `--exact NAME`. A name that matches no test runs nothing and exits
-//! with 0, so the part leaves a mark, and a process without one fails the test.
+//! The test binary runs itself with `--exact NAME`. A name that matches no test runs nothing and exits with
+//! 0, so the second process creates a marker file, and the test fails without it.
 
 use std::env;
 use std::fs;
@@ -10,13 +10,13 @@ use std::process::{Child, Command, Stdio};
 
 use crate::util::{eventually, line_of};
 
-/// Makes a test in a second process play its part, with files in this directory.
+/// Set in the second process: the directory for its files.
 const DIRECTORY: &str = "ELASTIC_AGENT_TEST_DIRECTORY";
 
-/// Written by the part as soon as it runs.
-const MARK: &str = "part-runs";
+/// Created by the second process as soon as it runs.
+const MARKER: &str = "part-runs";
 
-/// The full name of a test in the calling module, as libtest has it.
+/// The full name of a test in the calling module, as libtest prints it.
 macro_rules! test_name {
     ($name:literal) => {
         concat!(module_path!(), "::", $name)
@@ -27,14 +27,14 @@ macro_rules! test_name {
 }
 pub(crate) use test_name;
 
-/// The directory of the part, if this is the second process.
+/// The directory for files, if this is the second process.
 pub(crate) fn part() -> Option<PathBuf> {
     let directory = PathBuf::from(env::var_os(DIRECTORY)?);
-    fs::write(directory.join(MARK), "").unwrap();
+    fs::write(directory.join(MARKER), "").unwrap();
     Some(directory)
 }
 
-/// A command that runs one of these tests alone, as the second process.
+/// A command that runs one test alone, as the second process.
 pub(crate) fn command(test: &str, directory: &Path) -> Command {
     let mut command = Command::new(env::current_exe().unwrap());
     command
@@ -44,7 +44,7 @@ pub(crate) fn command(test: &str, directory: &Path) -> Command {
     command
 }
 
-/// Runs a command like that of [`command`] to its end.
+/// Runs a command made by [`command`] to its end.
 #[track_caller]
 pub(crate) fn run(mut command: Command, directory: &Path) {
     command.stdout(Stdio::null());
@@ -53,7 +53,7 @@ pub(crate) fn run(mut command: Command, directory: &Path) {
     assert_ran(directory);
 }
 
-/// The first line of a file that the second process writes while it runs.
+/// The first line of a file that the second process writes.
 #[track_caller]
 pub(crate) fn line_from(child: &mut Child, directory: &Path, name: &str) -> String {
     let path = directory.join(name);
@@ -69,13 +69,13 @@ pub(crate) fn line_from(child: &mut Child, directory: &Path, name: &str) -> Stri
 
 #[track_caller]
 fn assert_ran(directory: &Path) {
-    let ran = directory.join(MARK).exists();
+    let ran = directory.join(MARKER).exists();
     assert!(ran, "no test ran in the second process: wrong name?");
 }
 
 #[test]
 #[should_panic(expected = "no test ran in the second process")]
-fn a_name_that_matches_no_test_is_a_failure() {
+fn a_name_that_matches_no_test_fails() {
     let folder = tempfile::tempdir().unwrap();
     run(command("no::such::test", folder.path()), folder.path());
 }

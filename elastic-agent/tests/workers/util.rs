@@ -1,4 +1,4 @@
-//! Workers that are shell scripts, and what is seen of them.
+//! Workers that are shell scripts, and helpers that observe them.
 
 use std::ffi::OsString;
 use std::fs;
@@ -9,55 +9,42 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, unbounded};
-use elastic_agent::{
-    CommandLine, Console, Destination, GroupPlan, WorkerExit, WorkerGroup, WorkerLogs, WorkerPlan,
-};
+use elastic_agent::{CommandLine, Console, GroupPlan, WorkerExit, WorkerGroup, WorkerPlan};
 
-/// Far longer than anything takes here; ends a test that would hang.
+/// Far longer than any step takes: ends a test that hangs.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Longer than any test: whoever waits for it to pass fails.
-pub(crate) const FOR_EVER: Duration = Duration::from_secs(3600);
+/// No test gets this far: a test that waits until it has passed fails.
+pub(crate) const NEVER_REACHED: Option<Duration> = Some(Duration::from_secs(3600));
 
 /// A worker that runs a shell script, with its output on the console.
 pub(crate) fn shell(local_rank: usize, script: &str) -> WorkerPlan {
-    WorkerPlan {
-        local_rank,
-        rank: 10 + local_rank,
-        // `nohup cargo test`, or `cargo test &` in a script, ignores signals that end workers here.
-        // Workers inherit that, and a shell cannot undo it.
-        command: CommandLine::new("env", ["--default-signal", "sh", "-c", script]),
-        environment: own_environment(),
-        logs: WorkerLogs {
-            stdout: Destination::Console,
-            stderr: Destination::Console,
-            error_file: None,
-        },
-        line_prefix: format!("[default{local_rank}]:"),
-    }
+    // Under `nohup cargo test`, or `cargo test &` in a script, workers inherit ignored signals that a shell
+    // cannot restore.
+    let command = CommandLine::new("env", ["--default-signal", "sh", "-c", script]);
+    WorkerPlan::new(10 + local_rank, local_rank, command)
+        .with_environment(own_environment())
+        .with_line_prefix(format!("[default{local_rank}]:"))
 }
 
 pub(crate) fn own_environment() -> Vec<(OsString, OsString)> {
     std::env::vars_os().collect()
 }
 
-/// Workers that run these scripts, each with `$DIR` as a place for files.
-pub(crate) fn shells(directory: &Path, scripts: &[&str]) -> GroupPlan {
+/// Workers that run these scripts, with `$DIR` as a directory for files.
+pub(crate) fn shells(directory: &Path, scripts: &[&str]) -> Vec<WorkerPlan> {
     let workers = scripts.iter().enumerate().map(|(local_rank, script)| {
-        let mut worker = shell(local_rank, script);
-        worker.environment.push(("DIR".into(), directory.into()));
-        worker
+        let mut environment = own_environment();
+        environment.push(("DIR".into(), directory.into()));
+        shell(local_rank, script).with_environment(environment)
     });
-    GroupPlan {
-        workers: workers.collect(),
-        ..GroupPlan::default()
-    }
+    workers.collect()
 }
 
-/// Starts workers, with what they write dropped, and lets their ends be received.
-pub(crate) fn start(plan: GroupPlan) -> (WorkerGroup, Receiver<WorkerExit>) {
+/// Starts workers whose output is dropped, and returns a channel with their exits.
+pub(crate) fn start(workers: Vec<WorkerPlan>) -> (WorkerGroup, Receiver<WorkerExit>) {
     let console = Console::new(Box::new(io::sink()), Box::new(io::sink()));
-    start_on(plan, console)
+    start_on(GroupPlan::new(workers), console)
 }
 
 pub(crate) fn start_on(plan: GroupPlan, console: Console) -> (WorkerGroup, Receiver<WorkerExit>) {
@@ -68,10 +55,10 @@ pub(crate) fn start_on(plan: GroupPlan, console: Console) -> (WorkerGroup, Recei
     (WorkerGroup::start(plan, console, on_exit).unwrap(), seen)
 }
 
-/// Waits for one worker's end.
+/// Waits for the exit of one worker.
 #[track_caller]
 pub(crate) fn next(exits: &Receiver<WorkerExit>) -> WorkerExit {
-    exits.recv_timeout(PATIENCE).expect("no worker has ended")
+    exits.recv_timeout(PATIENCE).expect("no worker exited")
 }
 
 /// Waits until `condition` holds.
@@ -84,7 +71,7 @@ pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// Waits until a script has written a whole line to a file, and gives it.
+/// Waits until a script has written a whole line to a file, and returns it.
 #[track_caller]
 pub(crate) fn line_of(path: &Path) -> String {
     let mut line = None;
@@ -96,8 +83,8 @@ pub(crate) fn line_of(path: &Path) -> String {
     line.unwrap()
 }
 
-/// Whether a process lives: there, and no zombie.
-pub(crate) fn lives(pid: &str) -> bool {
+/// Whether a process exists and is not a zombie.
+pub(crate) fn is_alive(pid: &str) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"));
     stat.is_ok_and(|stat| {
         let (_, after_name) = stat.rsplit_once(')').unwrap();
@@ -105,7 +92,7 @@ pub(crate) fn lives(pid: &str) -> bool {
     })
 }
 
-/// A writer that keeps what it gets.
+/// A writer that keeps the bytes.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Capture(Arc<Mutex<Vec<u8>>>);
 

@@ -1,0 +1,65 @@
+//! Why an agent could not run the workers.
+
+use elastic_rendezvous::RendezvousError;
+
+use crate::environment::EnvironmentError;
+use crate::failure::Failures;
+use crate::logs::LogDirectoryError;
+use crate::ranks::RanksError;
+use crate::worker::StartError;
+
+/// Why an agent could not run the workers.
+#[derive(thiserror::Error)]
+#[non_exhaustive]
+pub enum AgentError {
+    /// An option has a value that no agent can use.
+    #[error("invalid option: {option} {reason}")]
+    InvalidOption {
+        /// The option's name, as in [`AgentOptions`](crate::AgentOptions).
+        option: &'static str,
+        /// Why the value cannot be used.
+        reason: &'static str,
+    },
+    /// The node could not join a round.
+    #[error(transparent)]
+    Rendezvous(#[from] RendezvousError),
+    /// The node joined a round, but got no ranks for its workers.
+    #[error(transparent)]
+    Ranks(#[from] RanksError),
+    /// Workers could not be started.
+    #[error(transparent)]
+    Start(#[from] StartError),
+    /// The environment of a worker could not be composed.
+    #[error(transparent)]
+    Environment(#[from] EnvironmentError),
+    /// The log directory could not be created.
+    #[error(transparent)]
+    Logs(#[from] LogDirectoryError),
+    /// Other nodes of the round finished, so that a new round would lack them.
+    #[error("{finished} of {world_size} nodes have already finished and cannot join a new round")]
+    OthersFinished {
+        /// How many nodes of the round have succeeded.
+        finished: usize,
+        /// How many nodes the round has.
+        world_size: usize,
+    },
+    /// Workers failed, restarts were left, and the restart failed.
+    #[error(
+        "worker with rank {} failed ({}), and the workers cannot be restarted: {source}",
+        failures.first().rank,
+        failures.first().exit
+    )]
+    NotRestarted {
+        /// Why the restart failed.
+        source: Box<Self>,
+        /// The failures that made the restart necessary.
+        failures: Failures,
+    },
+}
+
+/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
+impl std::fmt::Debug for AgentError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
+}

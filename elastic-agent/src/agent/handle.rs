@@ -1,0 +1,87 @@
+//! How other threads reach a running agent.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
+
+use crossbeam_channel::Sender;
+use elastic_rendezvous::RendezvousHandler;
+
+use crate::signal_name::name_of;
+use crate::worker::{KillSwitch, WorkerExit};
+
+/// Reports signals to an agent, from any thread. Clones reach the same agent.
+///
+/// Not for use inside a signal handler, as it takes locks.
+#[derive(Debug, Clone)]
+pub struct AgentHandle {
+    shared: Arc<Shared>,
+}
+
+/// What an agent and its handles share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) handler: Arc<dyn RendezvousHandler>,
+    pub(super) events: Sender<Event>,
+    pub(super) kill_switch: KillSwitch,
+    /// The first signal that stops the agent; 0 while there is none.
+    stop_signal: AtomicI32,
+}
+
+#[derive(Debug)]
+pub(super) enum Event {
+    /// A worker of this generation exited. The agent counts generations, one for each start of workers.
+    Exit(u64, WorkerExit),
+    MembersChanged,
+    /// A stop signal arrived: see [`Shared::stop_signal`].
+    Stop,
+    /// A signal for the workers.
+    Forward(i32),
+}
+
+impl Shared {
+    pub(super) fn new(handler: Arc<dyn RendezvousHandler>, events: Sender<Event>) -> Self {
+        Self {
+            handler,
+            events,
+            kill_switch: KillSwitch::new(),
+            stop_signal: AtomicI32::new(0),
+        }
+    }
+
+    /// The number of the signal that stops the agent.
+    pub(super) fn stop_signal(&self) -> Option<i32> {
+        Some(self.stop_signal.load(Ordering::Acquire)).filter(|signal| *signal != 0)
+    }
+}
+
+impl AgentHandle {
+    pub(super) const fn new(shared: Arc<Shared>) -> Self {
+        Self { shared }
+    }
+
+    /// Stops the agent: its workers get `signal`, a signal number, and SIGKILL after the shutdown
+    /// timeout. The second call kills them at once. A join that waits is cancelled. Does not block.
+    pub fn stop(&self, signal: i32) {
+        let shared = &self.shared;
+        let first =
+            shared
+                .stop_signal
+                .compare_exchange(0, signal, Ordering::AcqRel, Ordering::Acquire);
+        if first.is_err() {
+            log::warn!(
+                "received {} while stopping: killing the workers that still run",
+                name_of(signal)
+            );
+            shared.kill_switch.trigger();
+        }
+        shared.handler.interrupt();
+        // Fails when the agent is dropped.
+        let _ = shared.events.send(Event::Stop);
+    }
+
+    /// Sends a signal to the workers, without any other effect. Does not block.
+    pub fn forward(&self, signal: i32) {
+        // Fails when the agent is dropped.
+        let _ = self.shared.events.send(Event::Forward(signal));
+    }
+}

@@ -1,0 +1,173 @@
+//! What an agent runs, and how.
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use super::error::AgentError;
+use crate::command_line::CommandLine;
+use crate::logs::LogOptions;
+
+/// The options of an [`ElasticAgent`](crate::ElasticAgent). Values that no agent can use are reported by
+/// [`ElasticAgent::new`](crate::ElasticAgent::new).
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use elastic_agent::{AgentOptions, CommandLine};
+///
+/// let command = CommandLine::new("python3", ["-u", "train.py"]);
+/// let options = AgentOptions::new(command, 8)
+///     .with_max_restarts(3)
+///     .with_shutdown_timeout(Duration::from_secs(60));
+/// ```
+#[derive(Debug, Clone)]
+pub struct AgentOptions {
+    pub(super) command: CommandLine,
+    pub(super) name: String,
+    pub(super) local_world_size: usize,
+    pub(super) role: String,
+    pub(super) max_restarts: usize,
+    pub(super) shutdown_timeout: Option<Duration>,
+    pub(super) exit_barrier_timeout: Option<Duration>,
+    pub(super) logs: LogOptions,
+    pub(super) line_prefix_template: Option<String>,
+    pub(super) virtual_local_rank: bool,
+    pub(super) are_nodes_identical: bool,
+    pub(super) environment: Vec<(OsString, OsString)>,
+    pub(super) host: Option<String>,
+}
+
+impl AgentOptions {
+    /// PyTorch's: how long workers have to exit after a signal.
+    pub const DEFAULT_SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(30);
+
+    /// PyTorch's: enough for nodes that finish some minutes apart.
+    pub const DEFAULT_EXIT_BARRIER_TIMEOUT: Duration = Duration::from_secs(300);
+
+    /// An agent that runs `command` in `local_world_size` workers, at least one.
+    #[must_use]
+    pub fn new(command: CommandLine, local_world_size: usize) -> Self {
+        Self {
+            name: command.program().to_string_lossy().into_owned(),
+            command,
+            local_world_size,
+            role: "default".to_owned(),
+            max_restarts: 0,
+            shutdown_timeout: Some(Self::DEFAULT_SHUTDOWN_TIMEOUT),
+            exit_barrier_timeout: Some(Self::DEFAULT_EXIT_BARRIER_TIMEOUT),
+            logs: LogOptions::default(),
+            line_prefix_template: None,
+            virtual_local_rank: false,
+            are_nodes_identical: false,
+            environment: std::env::vars_os().collect(),
+            host: None,
+        }
+    }
+
+    /// The title of the report on failures. The default is the program of the command.
+    #[must_use]
+    pub fn with_name(mut self, name: impl Into<String>) -> Self {
+        self.name = name.into();
+        self
+    }
+
+    /// The role of the workers, within which they have ranks as well. The default is PyTorch's,
+    /// `default`.
+    #[must_use]
+    pub fn with_role(mut self, role: impl Into<String>) -> Self {
+        self.role = role.into();
+        self
+    }
+
+    /// How often the workers are restarted after a failure. The default is 0, as with torchrun: a script
+    /// must be written for restarts.
+    #[must_use]
+    pub const fn with_max_restarts(mut self, restarts: usize) -> Self {
+        self.max_restarts = restarts;
+        self
+    }
+
+    /// How long workers have to exit after a signal to the agent, before SIGKILL. `None` waits
+    /// indefinitely, zero kills at once. The default is
+    /// [`DEFAULT_SHUTDOWN_TIMEOUT`](Self::DEFAULT_SHUTDOWN_TIMEOUT).
+    #[must_use]
+    pub fn with_shutdown_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
+        self.shutdown_timeout = timeout.into();
+        self
+    }
+
+    /// How long a node whose workers have succeeded waits for the other nodes. `None` waits
+    /// indefinitely, zero checks once. The default is
+    /// [`DEFAULT_EXIT_BARRIER_TIMEOUT`](Self::DEFAULT_EXIT_BARRIER_TIMEOUT).
+    #[must_use]
+    pub fn with_exit_barrier_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
+        self.exit_barrier_timeout = timeout.into();
+        self
+    }
+
+    /// Where the output of workers goes. By default the console, unchanged.
+    #[must_use]
+    pub fn with_logs(mut self, logs: LogOptions) -> Self {
+        self.logs = logs;
+        self
+    }
+
+    /// The prefix of lines that are shown as well as written to files, see
+    /// [`LinePrefix`](crate::LinePrefix). The default is PyTorch's, `[default0]:` for local rank 0.
+    #[must_use]
+    pub fn with_line_prefix_template(mut self, template: impl Into<String>) -> Self {
+        self.line_prefix_template = Some(template.into());
+        self
+    }
+
+    /// Whether each worker sees one device and local rank 0. Off by default, as with torchrun.
+    #[must_use]
+    pub const fn with_virtual_local_rank(mut self, is_virtual: bool) -> Self {
+        self.virtual_local_rank = is_virtual;
+        self
+    }
+
+    /// Whether all nodes have the same number of workers, of one role, so that each node computes its
+    /// ranks alone (PyTorch's `TORCH_ELASTIC_WORKER_IDENTICAL`). All nodes must agree. Off by default, as
+    /// no node can check it.
+    #[must_use]
+    pub const fn with_identical_nodes(mut self, are_identical: bool) -> Self {
+        self.are_nodes_identical = are_identical;
+        self
+    }
+
+    /// The environment that workers inherit, before PyTorch's variables are set in it. By default that of
+    /// this process.
+    #[must_use]
+    pub fn with_environment(
+        mut self,
+        environment: impl IntoIterator<Item = (OsString, OsString)>,
+    ) -> Self {
+        self.environment = environment.into_iter().collect();
+        self
+    }
+
+    /// The full name of this host, for reports and line prefixes. By default the system's, for which a
+    /// name server may be asked for up to 2 s.
+    #[must_use]
+    pub fn with_host(mut self, host: impl Into<String>) -> Self {
+        self.host = Some(host.into());
+        self
+    }
+
+    /// How many workers this node runs.
+    #[must_use]
+    pub const fn local_world_size(&self) -> usize {
+        self.local_world_size
+    }
+
+    pub(super) const fn check(&self) -> Result<(), AgentError> {
+        if self.local_world_size == 0 {
+            return Err(AgentError::InvalidOption {
+                option: "local_world_size",
+                reason: "must be at least 1",
+            });
+        }
+        Ok(())
+    }
+}
