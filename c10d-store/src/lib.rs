@@ -41,6 +41,9 @@ mod compare_set;
 mod decimal;
 mod error;
 mod file_store;
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzzing;
 mod hash_store;
 mod known;
 mod limits;
@@ -49,7 +52,7 @@ mod prefix_store;
 mod rendezvous;
 mod server;
 mod session;
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
 mod sim;
 mod state;
 mod store;

@@ -1,21 +1,27 @@
 //! The server without sockets: sessions and state joined in memory, for tests.
 
+#[cfg(test)]
 mod splits;
+#[cfg(test)]
 mod vectors;
 
 use std::collections::BTreeMap;
 
 use c10d_socket::SendBuf;
+#[cfg(test)]
 use proptest::test_runner::Config as ProptestConfig;
 
 use crate::limits::WireLimits;
 use crate::message::{ConnId, Replies, Reply};
 use crate::session::{Flow, NextRead, Session, SessionError};
 use crate::state::{Refusal, StoreState};
-use crate::wire::{RequestBuf, encode_reply};
+#[cfg(test)]
+use crate::wire::RequestBuf;
+use crate::wire::encode_reply;
 
 /// As many random cases as PROPTEST_CASES says, or else `default`. A failing case is printed, made
 /// small, and kept in a file of regressions that later runs replay first.
+#[cfg(test)]
 pub(crate) fn cases(default: u32) -> ProptestConfig {
     match std::env::var_os("PROPTEST_CASES") {
         Some(_) => ProptestConfig::default(),
@@ -77,6 +83,7 @@ impl SimServer {
     }
 
     /// The handshake, its answer taken off.
+    #[cfg(test)]
     pub(crate) fn greet(&mut self, conn: u64) {
         let mut hello = RequestBuf::new();
         hello.hello();
