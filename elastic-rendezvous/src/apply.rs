@@ -1,6 +1,4 @@
-//! What an action changes in the state.
-//!
-//! Decides nothing (`decide`). Knows the time only as what is to be written.
+//! The effects of actions on the state (`docs/rendezvous.md`, section 6).
 
 use crate::decide::Action;
 use crate::node::NodeId;
@@ -8,9 +6,9 @@ use crate::settings::RendezvousSettings;
 use crate::state::RendezvousState;
 use crate::timestamp::Timestamp;
 
-/// Carries out `action` for the node `me`; `time` is what is written as the present.
+/// Applies `action` of the node `me`; `time` is written as the current time.
 ///
-/// Actions that change nothing (`Sync`, `Finish` and the errors) do nothing here.
+/// `Sync`, `Finish` and the errors change nothing.
 pub(crate) fn apply(
     state: &mut RendezvousState,
     action: Action,
@@ -24,7 +22,7 @@ pub(crate) fn apply(
             state.wait_list.remove(me);
             state.participants.insert(me.clone(), 0);
             heartbeat(state, me, time);
-            // Equality, as in PyTorch: nodes that come during a last call do not prolong it.
+            // Equality, as in PyTorch: nodes that join during a last call do not extend it.
             if state.participants.len() == settings.min_nodes {
                 state.deadline = Some(time.after(settings.last_call_timeout));
             }
@@ -65,18 +63,17 @@ pub(crate) fn apply(
     }
 }
 
-/// When the round is full, makes spares of those who wait for the next one: there is no place for them.
+/// Turns the nodes on the wait list into spares if the round is full (*EFFECT 3*).
 ///
-/// In PyTorch they go on waiting, and for as long as somebody waits the members restart, again and
-/// again, as one always stays behind. A spare is where every other node comes to that finds the round
-/// full; its owner goes on from there, also when it is PyTorch's.
+/// In PyTorch they keep waiting, which makes the members restart again and again, because one node is always
+/// left over. A PyTorch node that finds itself a spare continues from there.
 pub(crate) fn make_spares(state: &mut RendezvousState, settings: &RendezvousSettings) {
     if state.complete && state.participants.len() >= settings.max_nodes {
         state.redundancy_list.append(&mut state.wait_list);
     }
 }
 
-/// Removes nodes that are taken for dead, from everywhere.
+/// Removes dead nodes from all lists.
 pub(crate) fn remove_dead<'n>(
     state: &mut RendezvousState,
     dead: impl IntoIterator<Item = &'n NodeId>,
@@ -110,7 +107,7 @@ fn heartbeat(state: &mut RendezvousState, me: &NodeId, time: Timestamp) {
     state.last_heartbeats.insert(me.clone(), time);
 }
 
-/// The ranks follow the order of the nodes; the map keeps the order of arrival.
+/// Assigns ranks in the order of nodes; the map keeps the order of arrival.
 fn mark_complete(state: &mut RendezvousState) {
     state.complete = true;
     state.deadline = None;

@@ -1,4 +1,4 @@
-//! Where the state of a rendezvous is kept, and how it is replaced without losing a change.
+//! The interface to the store that keeps the encoded state of a rendezvous.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use crate::error::RendezvousError;
 
-/// The name of one stored version of the state: whoever wants to replace it must know it.
+/// Identifies one stored version of the state; a write requires the current one.
 ///
-/// Opaque: what a backend hands out is handed back unchanged.
+/// Opaque to all but the backend that returned it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token(Arc<[u8]>);
 
 impl Debug for Token {
-    /// Lengths instead of bytes: they can be long and secret.
+    /// Shows lengths instead of bytes, which can be long and confidential.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Token")
             .field("bytes", &self.0.len())
@@ -22,13 +22,13 @@ impl Debug for Token {
 }
 
 impl Token {
-    /// A token of these bytes.
+    /// Creates a token from bytes.
     #[must_use]
     pub fn new(bytes: impl Into<Arc<[u8]>>) -> Self {
         Self(bytes.into())
     }
 
-    /// Its bytes.
+    /// The bytes of the token.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
@@ -40,12 +40,12 @@ impl Token {
 pub struct Stored {
     /// The encoded state.
     pub state: Vec<u8>,
-    /// What must be known to replace it.
+    /// The token that a write has to present.
     pub token: Token,
 }
 
 impl Debug for Stored {
-    /// Lengths instead of bytes: they can be long and secret.
+    /// Shows lengths instead of bytes, which can be long and confidential.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Stored")
             .field("state_bytes", &self.state.len())
@@ -54,62 +54,61 @@ impl Debug for Stored {
     }
 }
 
-/// What came of [`RendezvousBackend::set_state`].
+/// The result of [`RendezvousBackend::set_state`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SetState {
-    /// What is stored now.
+    /// The state that is stored now.
     pub stored: Stored,
-    /// Whether that is what was to be written.
+    /// Whether it is the state of this write.
     pub is_ours: bool,
 }
 
-/// What a wait has come to.
+/// The result of [`StateWatch::wait`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Watched {
-    /// Nothing, in the time that it had.
+    /// No change within the timeout.
     Unchanged,
-    /// The state is another now, or there is none any more.
+    /// The new state; `None` if it was removed.
     Changed(Option<Stored>),
 }
 
-/// Which part of the state a wait is about. A wait may end early, and see other changes too.
+/// The part of the state that a wait watches. A wait may also end without a change of the part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
-    /// The round: its number, its deadline, whether it is complete or closed.
+    /// `round`, `complete`, `deadline` and `closed`.
     Round,
-    /// That, and which nodes are on which list; but not their signs of life.
+    /// The same and the three lists, without heartbeats.
     Members,
 }
 
-/// Keeps the state of a rendezvous: an encoded value with a fencing token.
+/// Stores the state of a rendezvous: an encoded value with a fencing token.
 ///
-/// All calls block for at most the backend's own timeout. The contract is PyTorch's `RendezvousBackend`
-/// (`torch/distributed/elastic/rendezvous/dynamic_rendezvous.py`), and what it takes to wait instead
-/// of asking again and again.
+/// Every call blocks for at most the backend's own timeout. Extends PyTorch's `RendezvousBackend`
+/// (`torch/distributed/elastic/rendezvous/dynamic_rendezvous.py`) by [`watch`](Self::watch), which
+/// replaces polling, and by a write lease.
 pub trait RendezvousBackend: Debug + Send + Sync {
-    /// The name under which such backends are registered: `c10d`.
+    /// The name under which the backend is registered, such as `c10d`.
     fn name(&self) -> &str;
 
-    /// The state, or `None` if there is none yet.
+    /// Reads the state; `None` while there is none.
     ///
     /// # Errors
     /// [`RendezvousError::Connection`] when the store fails, [`RendezvousError::CorruptState`] when
-    /// what is there is not one.
+    /// the stored value is not a state.
     fn get_state(&self) -> Result<Option<Stored>, RendezvousError>;
 
-    /// Replaces the state if `token` is the present one's; without a token, writes it if there is
-    /// none yet. `None` when there is still none afterwards.
+    /// Replaces the state if `token` is current; without a token, writes it if there is none. Returns
+    /// `None` if there is no state afterwards.
     ///
     /// # Errors
-    /// As [`get_state`](Self::get_state); [`RendezvousError::StateLost`] when the state has vanished.
+    /// As [`get_state`](Self::get_state); [`RendezvousError::StateLost`] when the state has disappeared.
     fn set_state(
         &self,
         state: &[u8],
         token: Option<&Token>,
     ) -> Result<Option<SetState>, RendezvousError>;
 
-    /// A second handle that waits for changes, or `None` if this backend can only be asked again and
-    /// again.
+    /// Opens a second handle that waits for changes; `None` if this backend can only be polled.
     ///
     /// # Errors
     /// [`RendezvousError::Connection`] when the store fails.
@@ -128,14 +127,14 @@ pub trait RendezvousBackend: Debug + Send + Sync {
     /// Releases the lease, after [`acquire_write_lease`](Self::acquire_write_lease) has returned `true`.
     fn release_write_lease(&self) {}
 
-    /// What the backend is, for messages: `TCP store 10.0.0.1:29400`.
+    /// Names the backend in messages: `TCP store 10.0.0.1:29400`.
     fn label(&self) -> String;
 
-    /// Ends the handle: calls under way in other threads fail soon.
+    /// Closes the handle. Calls in other threads fail soon.
     fn close(&self) {}
 }
 
-/// Waits for changes of a state.
+/// Waits for changes of the state.
 pub trait StateWatch: Debug + Send + Sync {
     /// Waits until `part` of the state differs from the version `known`, or, if `known` is `None`, until
     /// there is a state.

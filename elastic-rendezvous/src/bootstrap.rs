@@ -1,12 +1,8 @@
-//! The store that the workers of a round use, and how the nodes agree on its address.
+//! Agrees on the address of the store that the workers of a round use.
 //!
-//! PyTorch's agents publish it once, in the round in which they first serve it, and never read it
-//! again: a node that comes later waits for it in vain, and one that comes later and gets rank 0
-//! splits the world (docs/rendezvous.md, "The workers' store"). Here it is published in every round,
-//! stays the same while its server is there, and is found by whoever came late.
-//!
-//! Knows nothing about how a round came about. Decides by what stands in the store, not by clocks, but
-//! for one grace period towards PyTorch's nodes.
+//! PyTorch's agents publish it only in the round in which they first serve it: a node that joins later
+//! never finds it, and a late node with rank 0 splits the world (docs/rendezvous.md, section 12). Here it
+//! is published in every round and stays the same while its server runs.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -22,26 +18,26 @@ use crate::node::NodeId;
 const ADDR_KEY: &str = "MASTER_ADDR";
 const PORT_KEY: &str = "MASTER_PORT";
 
-/// A PyTorch node with rank 0 that publishes at all may notice a second late that the round is
-/// complete, and then has its server to start.
+/// A PyTorch node with rank 0 that does publish may notice the complete round a second late, and then
+/// starts its server.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// How long one wait lasts before it is asked whether to give up.
+/// How often a wait checks whether it was interrupted.
 const SLICE: Duration = Duration::from_secs(1);
 
-/// So many earlier rounds are searched for an address.
+/// How many earlier rounds are searched for an address.
 const EARLIER_ROUNDS_MAX: i64 = 64;
 
-/// How long an address from an earlier round has to answer before another is chosen.
+/// How long the server of an earlier round may take to answer before another address is chosen.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long the start of our own server may take.
+/// The limit for starting our own server.
 const SERVE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The longest address that is taken over from others.
+/// The longest address that is read from the store.
 const ADDR_BYTES_MAX: usize = 1024;
 
-/// A complete round, as far as it matters here.
+/// The facts about a complete round that the choice depends on.
 #[derive(Debug)]
 pub(crate) struct Round<'r> {
     /// The rendezvous' store, without a prefix.
@@ -51,7 +47,7 @@ pub(crate) struct Round<'r> {
     pub(crate) rank: usize,
     /// The nodes in the order of their ranks.
     pub(crate) nodes: &'r [NodeId],
-    /// The host under which the others reach this node.
+    /// The host under which other nodes reach this one.
     pub(crate) own_host: &'r str,
 }
 
@@ -59,7 +55,7 @@ pub(crate) struct Round<'r> {
 #[derive(Debug)]
 pub(crate) enum NotFound {
     Interrupted,
-    /// Nobody published one in time.
+    /// No node published one in time.
     Missing,
     Failed(RendezvousError),
 }
@@ -70,10 +66,10 @@ impl From<RendezvousError> for NotFound {
     }
 }
 
-/// What a node keeps from round to round.
+/// What a node remembers from round to round.
 #[derive(Debug, Default)]
 pub(crate) struct Bootstrap {
-    /// The server that this node runs for the workers, started when it is first needed.
+    /// The server of this node, started when it is first needed.
     own: Option<TcpStore>,
     last: Option<LastRound>,
 }
@@ -86,7 +82,7 @@ struct LastRound {
 }
 
 impl Round<'_> {
-    /// The part of the store that belongs to a round.
+    /// The store with the prefix of a round.
     pub(crate) fn prefix(&self, number: i64) -> PrefixStore<Arc<dyn Store>> {
         let prefix = format!("torch.rendezvous.{}.{number}", self.run_id);
         PrefixStore::new(prefix, Arc::clone(self.store))
@@ -96,17 +92,19 @@ impl Round<'_> {
         RendezvousError::connection(self.run_id, error)
     }
 
-    /// The address that is published for a round, if one is.
+    /// The published address of a round, if any.
     fn published(&self, number: i64) -> Result<Option<HostPort>, RendezvousError> {
         // PyTorch writes the port last.
-        let is_there = self
+        let is_published = self
             .prefix(number)
             .check(&[PORT_KEY, ADDR_KEY])
             .map_err(|error| self.failed(error))?;
-        is_there.then(|| self.read_published(number)).transpose()
+        is_published
+            .then(|| self.read_published(number))
+            .transpose()
     }
 
-    /// The address that is published for a round, where it is known to be.
+    /// The published address of a round, which must exist.
     fn read_published(&self, number: i64) -> Result<HostPort, RendezvousError> {
         let store = self.prefix(number);
         let values = store
@@ -135,7 +133,7 @@ impl Round<'_> {
             .map_err(|error| self.failed(error))
     }
 
-    /// For nodes that wait for a rank 0 which will never publish. Never replaces what is there.
+    /// Publishes for a rank 0 that never will. Does not replace a published address.
     fn publish_if_missing(&self, master: &HostPort) -> Result<(), RendezvousError> {
         let store = self.prefix(self.number);
         let port = master.port().to_string();
@@ -159,8 +157,8 @@ impl Round<'_> {
 }
 
 impl Bootstrap {
-    /// The workers' store for a round whose store is served by an agent. Blocks for at most `timeout`
-    /// (and up to some seconds for the start of a server); `is_interrupted` is asked now and then.
+    /// Returns the workers' store of a round, served by an agent. Blocks for at most `timeout`, plus 30 s to
+    /// start a server; checks `is_interrupted` once a second.
     pub(crate) fn settle(
         &mut self,
         round: &Round<'_>,
@@ -184,8 +182,8 @@ impl Bootstrap {
         Ok(BootstrapInfo::new(master, true, true))
     }
 
-    /// A fresh address for each round, at which the worker with rank 0 will serve: what PyTorch does
-    /// when agents are told to share no store.
+    /// Returns a new address for each round, where the worker with rank 0 will serve: PyTorch's behaviour
+    /// when agents share no store.
     pub(crate) fn settle_unshared(
         round: &Round<'_>,
         timeout: Duration,
@@ -203,8 +201,8 @@ impl Bootstrap {
         Ok(BootstrapInfo::new(master, false, false))
     }
 
-    /// Rank 0's choice: the address that members may have kept from before, if its server still
-    /// answers; otherwise our own.
+    /// Rank 0's choice: the previous address if its server still answers, because members may have cached
+    /// it; otherwise our own.
     fn choose(&mut self, round: &Round<'_>) -> Result<HostPort, RendezvousError> {
         let own = |store: &TcpStore| HostPort::new(round.own_host, store.port());
         let before = match &self.last {
@@ -220,7 +218,7 @@ impl Bootstrap {
             match probe(&before) {
                 Ok(()) => return Ok(before),
                 Err(error) => log::info!(
-                    "the workers' store of an earlier round is gone, starting another: {error}"
+                    "starting a new workers' store, as the previous one does not answer: {error}"
                 ),
             }
         }
@@ -246,8 +244,8 @@ impl Bootstrap {
         is_interrupted: &dyn Fn() -> bool,
     ) -> Result<HostPort, NotFound> {
         let deadline = Deadline::after(Instant::now(), timeout);
-        // Nobody has come, and the same node has rank 0: the address is the same too, and a PyTorch
-        // node would not publish it again.
+        // No node is new and rank 0 is the same, so the address is the same. A PyTorch node would not
+        // publish it again.
         if let Some(last) = &self.last
             && round.nodes.first() == Some(&last.first)
             && round.nodes.iter().all(|node| last.nodes.contains(node))
@@ -264,7 +262,7 @@ impl Bootstrap {
         };
         if let Some(before) = before {
             log::info!(
-                "rank 0 of round {} has not published the workers' store: using {before}, as in an \
+                "rank 0 has not published the workers' store of round {}: using {before}, as in an \
                  earlier round",
                 round.number,
             );
@@ -274,12 +272,12 @@ impl Bootstrap {
     }
 }
 
-/// Empties a store that holds nothing but what workers have put there. What they have left from
-/// before a restart would mislead the next ones.
+/// Removes all keys of the workers' store, which would mislead workers after a restart.
 ///
-/// To be called when all workers of the last round have ended and none of the next can have begun:
-/// before this node's part of the exchange of ranks. A failure is logged: a store that cannot be
-/// emptied is as PyTorch leaves it. Blocks for some seconds at most.
+/// Does nothing if the store also holds other data. Call it when all workers of the last round have ended
+/// and none of the next can have started: before this node takes part in the exchange of ranks. A failure
+/// is logged only, because PyTorch leaves the keys too. Blocks for at most 2 s per request (one per key), and
+/// stops at the first that fails.
 pub fn clear_workers_store(bootstrap: &BootstrapInfo) {
     if !bootstrap.is_workers_own {
         return;
@@ -295,7 +293,10 @@ pub fn clear_workers_store(bootstrap: &BootstrapInfo) {
     match cleared() {
         Ok(0) => {}
         Ok(count) => log::debug!("removed {count} keys from the workers' store"),
-        Err(error) => log::debug!("cannot empty the workers' store: {error}"),
+        Err(error) => log::debug!(
+            "cannot remove all keys from the workers' store {}: {error}",
+            bootstrap.master
+        ),
     }
 }
 
@@ -321,7 +322,7 @@ fn await_published(
         let left = deadline.remaining(Instant::now()).unwrap_or(SLICE);
         match store.wait_timeout(&[PORT_KEY, ADDR_KEY], Some(left.min(SLICE))) {
             Ok(()) => return Ok(Some(round.read_published(round.number)?)),
-            // A busy server may be late with its answer that the time is up.
+            // A busy server may report the timeout late.
             Err(StoreError::Timeout { .. } | StoreError::NoReply { .. }) if left > SLICE => {}
             Err(StoreError::Timeout { .. }) => return Ok(None),
             Err(error) => return Err(round.failed(error).into()),
@@ -329,7 +330,7 @@ fn await_published(
     }
 }
 
-/// A port that was free a moment ago, on all interfaces.
+/// Finds a port that is free on all interfaces at this moment.
 fn free_port(round: &Round<'_>) -> Result<u16, RendezvousError> {
     let listener = c10d_socket::listen(&c10d_socket::ListenOptions::default())
         .map_err(|error| round.failed(error.into()))?;

@@ -1,6 +1,6 @@
-//! The state of a rendezvous under one key of a c10d store, as PyTorch keeps it.
+//! Keeps the state of a rendezvous under one key of a c10d store, as PyTorch does.
 //!
-//! Knows how the value is wrapped (base64, a sentinel for "none yet"), not what it says (`codec`).
+//! In PyTorch: `torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py`. `codec` decodes states.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,11 +23,10 @@ pub const WRITE_LEASE_NODES_MIN: usize = 3;
 /// the lease of a node that died is replaced.
 const LEASE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Keeps the state in any [`Store`].
+/// Keeps the state in any [`Store`], where PyTorch's nodes can use it too.
 ///
-/// PyTorch's nodes may use the same rendezvous. Where the store wakes those who wait for a change
-/// ([`Store::wakes_on_change`]), so does this backend, and nodes take turns in writing; otherwise it
-/// can only be asked.
+/// With a store that can wait for changes ([`Store::wakes_on_change`]) this backend can be watched;
+/// otherwise it is polled.
 #[derive(Debug)]
 pub struct C10dBackend {
     store: Arc<dyn Store>,
@@ -38,7 +37,7 @@ pub struct C10dBackend {
     lease: Option<WriteLease>,
 }
 
-/// What a backend has moved so far.
+/// Counters of a backend.
 #[derive(Debug, Default)]
 pub struct Traffic {
     writes_tried: AtomicU64,
@@ -47,19 +46,19 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    /// How often a state was to be written.
+    /// How many writes of a state were attempted.
     #[must_use]
     pub fn writes_tried(&self) -> u64 {
         self.writes_tried.load(Ordering::Relaxed)
     }
 
-    /// How often that succeeded, no other node having been faster.
+    /// How many of them succeeded, without a conflict.
     #[must_use]
     pub fn writes_done(&self) -> u64 {
         self.writes_done.load(Ordering::Relaxed)
     }
 
-    /// How many bytes of states went over the wire, both ways.
+    /// How many bytes of states were transferred, in both directions.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
@@ -79,8 +78,8 @@ struct WriteLease {
 }
 
 impl C10dBackend {
-    /// A backend in `store` for the job `run_id`. Creates the key if it is not there; blocks for at
-    /// most the store's timeout.
+    /// Opens the backend of the job `run_id` and creates its key if it is missing. Blocks for at most the
+    /// store's timeout.
     ///
     /// # Errors
     /// [`RendezvousError::Connection`] when the store fails, [`RendezvousError::Parameters`] for an
@@ -89,7 +88,7 @@ impl C10dBackend {
         ParametersError::check_run_id(run_id)?;
         let key = format!("torch.rendezvous.{run_id}");
         let failed = |error| RendezvousError::connection(run_id, error);
-        // A get would block while the key is missing.
+        // A GET would block while the key is missing.
         store.compare_set(&key, b"", SENTINEL).map_err(failed)?;
         Ok(Self {
             store,
@@ -128,7 +127,7 @@ impl C10dBackend {
         Ok(self)
     }
 
-    /// What has been moved so far.
+    /// The counters of this backend, which keep counting.
     #[must_use]
     pub fn traffic(&self) -> Arc<Traffic> {
         Arc::clone(&self.traffic)
@@ -170,31 +169,31 @@ impl RendezvousBackend for C10dBackend {
         let desired = codec::to_base64(state);
         self.traffic.writes_tried.fetch_add(1, Ordering::Relaxed);
         self.traffic.moved(expected.len() + desired.len());
-        let present = self
+        let current = self
             .store
             .compare_set(&self.key, expected, &desired)
             .map_err(|error| self.failed(error))?
             .into_value();
-        if present == desired {
+        if current == desired {
             self.traffic.writes_done.fetch_add(1, Ordering::Relaxed);
-            self.traffic.moved(present.len());
+            self.traffic.moved(current.len());
             return Ok(Some(SetState {
                 stored: Stored {
                     state: state.to_vec(),
-                    token: Token::new(present),
+                    token: Token::new(current),
                 },
                 is_ours: true,
             }));
         }
-        // What was expected is there, and yet nothing was written: the store answers so when the key
-        // is missing (docs/wire.md, COMPARE_SET 4).
-        if present == expected {
+        // The answer is the expected text although nothing was written: the key is missing
+        // (docs/wire.md, COMPARE_SET 4).
+        if current == expected {
             return Err(RendezvousError::StateLost {
                 run_id: self.run_id.clone(),
                 store: self.store.label(),
             });
         }
-        let stored = self.unwrap(present)?;
+        let stored = self.unwrap(current)?;
         Ok(stored.map(|stored| SetState {
             stored,
             is_ours: false,
@@ -277,7 +276,7 @@ impl StateWatch for C10dWatch {
         timeout: Option<Duration>,
     ) -> Result<Watched, RendezvousError> {
         let text = known.map_or(SENTINEL, Token::as_bytes);
-        // A state that is laid out otherwise than PyTorch's is watched as a whole.
+        // A state in another layout than PyTorch's is watched as a whole.
         let known = match codec::watch_ranges(text).filter(|_| known.is_some()) {
             None => Known::whole(text),
             Some(ranges) => Known::part(
@@ -309,7 +308,7 @@ impl StateWatch for C10dWatch {
     }
 }
 
-/// The pickle in a stored text, `None` for the sentinel.
+/// Decodes the base64 of a stored text; `None` for the sentinel.
 fn unwrap(text: Vec<u8>, limits: &CodecLimits) -> Result<Option<Stored>, CorruptState> {
     if text == SENTINEL {
         return Ok(None);

@@ -1,6 +1,4 @@
-//! Creates a dynamic rendezvous over a c10d store from parameters: who serves the store, who connects.
-//!
-//! Decides nothing about rounds; the store is `c10d-store`'s, the handler is `dynamic`.
+//! Creates a dynamic rendezvous over a c10d store from parameters: opens or serves the store.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -19,24 +17,24 @@ use crate::parameters::{ParametersError, RendezvousParameters};
 use crate::settings::RendezvousSettings;
 use crate::this_host::{self, SystemResolver, names_this_host};
 
-/// How long one call of the store may take, as in PyTorch.
+/// The timeout of one store call, as in PyTorch.
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How long finding out who this machine is may take.
+/// The limit for looking up this machine's names.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long one attempt to connect to a host that is not there yet takes. The first one is short, as
-/// its failure is told: whoever has mistyped an endpoint is to know at once.
+/// The timeout of one attempt to connect. The first is short because its failure is logged, so that a
+/// mistyped endpoint shows at once.
 const FIRST_CONNECT_SLICE: Duration = Duration::from_secs(1);
 const CONNECT_SLICE: Duration = Duration::from_secs(5);
 
-/// How often the log says so after that.
+/// The interval between log lines after the first.
 const CONNECT_LOG_INTERVAL: Duration = Duration::from_secs(30);
 
-/// How many random names for a temporary file are tried, of 64 bits each.
+/// How many random names of 64 bits are tried for a temporary file.
 const TEMPORARY_NAMES_TRIED: usize = 16;
 
-/// The settings that a `c10d` rendezvous reads, all of PyTorch's and `share_store`
+/// The settings that a `c10d` rendezvous reads: all of PyTorch's, and `share_store`
 /// ([`DynamicRendezvousOptions::with_shared_store`]).
 pub const C10D_SETTINGS: &[&str] = &[
     "store_type",
@@ -50,22 +48,25 @@ pub const C10D_SETTINGS: &[&str] = &[
     "keep_alive_max_attempt",
     "cas_backoff_max_seconds",
     "share_store",
-    // The launcher gives it always; only the static rendezvous reads it.
+    // The launcher always sets it; only the static rendezvous reads it.
     "timeout",
 ];
 
-/// Opens the store of a rendezvous and makes a handler for this node. Blocks until the store is there,
-/// for at most the join timeout (a host may come up later than its clients, which is logged after a second
-/// and then every 30 s).
+/// Opens the store of a rendezvous and creates the handler of this node.
+///
+/// Blocks until the store answers, for at most the join timeout and some seconds of name lookups: the host
+/// may start after its clients, which is logged after 1 s and then every 30 s.
 ///
 /// # Errors
-/// See [`RendezvousError`].
+/// [`RendezvousError::Parameters`] for an invalid endpoint or setting, [`RendezvousError::Connection`]
+/// when the store cannot be opened, [`RendezvousError::TemporaryFile`] when a file store without a path
+/// cannot create one, [`RendezvousError::Thread`] when the system cannot start a thread.
 pub fn create_c10d(
     parameters: &RendezvousParameters,
 ) -> Result<DynamicRendezvous, RendezvousError> {
     let settings = RendezvousSettings::from_parameters(parameters)?;
     for key in parameters.unknown_keys(C10D_SETTINGS) {
-        log::warn!("the rendezvous setting {key:?} is unknown and has no effect");
+        log::warn!("ignoring the unknown rendezvous setting {key:?}");
     }
     let store_type = parameters.get("store_type").unwrap_or("tcp").trim();
     let (store, hosted, workers_host) = match store_type.to_lowercase().as_str() {
@@ -116,9 +117,8 @@ fn open_file(parameters: &RendezvousParameters) -> Result<Arc<dyn Store>, Rendez
     Ok(Arc::new(store))
 }
 
-/// Creates an empty file that only this user can read and write, under the first of `names` that nobody
-/// uses. Other users can write to a folder for temporary files: what they have planted there, links among
-/// it, is neither opened nor followed.
+/// Creates an empty file with mode 0600 under the first of `names` that does not exist. Other users can
+/// write to a temporary folder, so existing files are not opened and links are not followed.
 fn create_private_file(
     folder: &Path,
     names: impl Iterator<Item = String>,
@@ -139,8 +139,8 @@ fn create_private_file(
     result
 }
 
-/// The store; the same if this process serves it; and the host under which other nodes find this one,
-/// if its name does not tell.
+/// The store; the same if this process serves it; and the host under which other nodes reach this one, if
+/// its own name does not resolve.
 type OpenStore = (Arc<dyn Store>, Option<Arc<TcpStore>>, Option<String>);
 
 fn open_tcp(
@@ -175,7 +175,7 @@ fn open_tcp(
                 Some(store)
             }
             Err(error) if is_given.is_none() => {
-                log::debug!("another process serves the rendezvous, it seems: {error}");
+                log::debug!("cannot serve the rendezvous store, connecting to it instead: {error}");
                 None
             }
             Err(error) => return Err(failed(error)),
@@ -188,7 +188,7 @@ fn open_tcp(
             store.set_timeout(Some(read_timeout));
             store
         }
-        // A host of our own that we cannot serve is served by another, or never will be.
+        // The port is in use on this machine, so the server should already be running.
         None if is_host => {
             let patience = read_timeout.min(settings.join_timeout);
             connect(&target, patience, read_timeout).map_err(failed)?
@@ -205,7 +205,7 @@ fn open_tcp(
     Ok((store, hosted, workers_host))
 }
 
-/// Connects to a store whose host may not be up yet.
+/// Connects to a store whose server may start later, for at most `patience`.
 fn connect(
     target: &HostPort,
     patience: Duration,
@@ -213,7 +213,7 @@ fn connect(
 ) -> Result<TcpStore, StoreError> {
     let deadline = Deadline::after(Instant::now(), patience);
     let mut slice = FIRST_CONNECT_SLICE;
-    let mut told: Option<Instant> = None;
+    let mut logged_at: Option<Instant> = None;
     loop {
         let left = deadline.remaining(Instant::now()).unwrap_or(Duration::MAX);
         let options = TcpStoreOptions::default().with_timeout(left.min(slice));
@@ -223,10 +223,10 @@ fn connect(
                 return Ok(store);
             }
             Err(error @ StoreError::Connect { .. }) if left > slice => {
-                if told.is_none_or(|at| at.elapsed() >= CONNECT_LOG_INTERVAL) {
-                    told = Some(Instant::now());
+                if logged_at.is_none_or(|at| at.elapsed() >= CONNECT_LOG_INTERVAL) {
+                    logged_at = Some(Instant::now());
                     log::warn!(
-                        "no rendezvous store yet, trying for {:.0} s more: {error}",
+                        "cannot connect to the rendezvous store, retrying for {:.0} s: {error}",
                         (left - slice).as_secs_f64(),
                     );
                 }
@@ -237,8 +237,8 @@ fn connect(
     }
 }
 
-/// The host to tell others when this machine's full name leads nowhere, as in many containers:
-/// PyTorch tells them that name all the same, and then even its owner hangs.
+/// The host to publish when this machine's full name does not resolve to it, as in many containers.
+/// PyTorch publishes the name anyway, and then even this machine cannot connect.
 fn other_host(target: &HostPort, deadline: Deadline) -> Option<String> {
     let name = this_host::full_name();
     if resolve_local(&HostPort::new(name.as_str(), 0), deadline).is_ok_and(|ips| !ips.is_empty()) {
@@ -250,13 +250,13 @@ fn other_host(target: &HostPort, deadline: Deadline) -> Option<String> {
         address_towards(target)?
     };
     log::warn!(
-        "this machine's name {name:?} is not one of its addresses; other nodes are told {host} \
-         (--local-addr says otherwise)"
+        "this machine's name {name:?} does not resolve to one of its addresses; publishing {host} \
+         instead (set --local-addr to choose another)"
     );
     Some(host)
 }
 
-/// The address of this machine that a connection to `target` starts from. Sends nothing.
+/// The local address of a connection to `target`. Sends nothing.
 fn address_towards(target: &HostPort) -> Option<String> {
     let socket = std::net::UdpSocket::bind("[::]:0")
         .or_else(|_| std::net::UdpSocket::bind("0.0.0.0:0"))
@@ -274,7 +274,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_temporary_file_is_private_and_nothing_that_was_planted_is_used() {
+    fn a_temporary_file_is_private_and_existing_files_are_not_used() {
         let folder = std::env::temp_dir().join(format!("private-file-{:016x}", fastrand::u64(..)));
         fs::create_dir(&folder).unwrap();
         let target = folder.join("target");

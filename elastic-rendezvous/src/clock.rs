@@ -1,20 +1,20 @@
-//! The time as the core sees it: two readings, taken together, handed in.
+//! The time as an argument: one reading of both clocks.
 
 use std::time::Duration;
 
 use crate::timestamp::Timestamp;
 
-/// One moment on both clocks.
+/// One reading of both clocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Now {
-    /// On the clock that never jumps, since whatever moment the node has chosen as its first.
+    /// Monotonic time since an origin that the node chose.
     pub monotonic: Duration,
-    /// On the clock on the wall, which may be wrong, and may be set while the job runs.
+    /// The wall clock, which may be wrong and may be set while the job runs.
     pub wall: Timestamp,
 }
 
 impl Now {
-    /// The moment `duration` later, when nobody touches the clock on the wall.
+    /// The reading `duration` later, if the wall clock is not set meanwhile.
     #[must_use]
     pub fn after(self, duration: Duration) -> Self {
         Self {

@@ -1,4 +1,4 @@
-//! The handler of a rendezvous that nodes join and leave while it goes on.
+//! The handler of a dynamic rendezvous, which nodes can join and leave at any time.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::mpsc::{Sender, channel};
@@ -22,20 +22,19 @@ use crate::settings::RendezvousSettings;
 
 const THREAD: &str = "rendezvous";
 
-/// How long other nodes have to let go of a store that this process serves, once the rendezvous is
-/// closed, and how often it is looked whether they have.
-const OTHERS_FINISH_TIMEOUT: Duration = Duration::from_secs(3);
-const OTHERS_FINISH_INTERVAL: Duration = Duration::from_millis(2);
+/// How long [`shutdown`](RendezvousHandler::shutdown) waits until other nodes disconnect from a store that
+/// this process hosts, and how often it checks.
+const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+const DISCONNECT_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
-/// Counts the handlers of this process.
+/// Numbers the handlers of this process.
 static NEXT_LOCAL_ID: AtomicI64 = AtomicI64::new(0);
 
-/// A node's part in a dynamic rendezvous (`docs/rendezvous.md`).
+/// A node of a dynamic rendezvous (`docs/rendezvous.md`).
 ///
-/// It has two threads: `rendezvous` joins, leaves and gives signs of life; `rendezvous-watch` waits for
-/// changes, where the store can wake it. Both end with [`shutdown`](RendezvousHandler::shutdown) or when
-/// the handler is dropped, which leaves the rendezvous as it is: the other nodes take this one
-/// for dead after a while.
+/// It has two threads: `rendezvous` joins, leaves and writes heartbeats; `rendezvous-watch` waits for
+/// changes, if the store supports that. Both end with [`shutdown`](RendezvousHandler::shutdown) or when the
+/// handler is dropped. A drop does not change the state, so the other nodes later drop this one as dead.
 ///
 /// In PyTorch: `DynamicRendezvousHandler`
 /// (`torch/distributed/elastic/rendezvous/dynamic_rendezvous.py`).
@@ -70,13 +69,13 @@ pub struct DynamicRendezvous {
     shared: Arc<Shared>,
     to_loop: Sender<Message>,
     thread: Mutex<Option<JoinHandle<()>>>,
-    /// Taken out while a join is under way.
+    /// Taken out while a join uses it.
     bootstrap: Mutex<Bootstrap>,
-    /// The same store as `store`, if its server runs here.
+    /// A client of the same store, if this process hosts it.
     hosted: Option<Arc<TcpStore>>,
 }
 
-/// How a node takes part in a dynamic rendezvous.
+/// The options of a node in a dynamic rendezvous.
 #[derive(Debug, Clone)]
 pub struct DynamicRendezvousOptions {
     local_addr: Option<String>,
@@ -101,25 +100,24 @@ impl DynamicRendezvousOptions {
         }
     }
 
-    /// The address that the node gives itself, and under which the others find the workers' store if
-    /// this node serves it. The default is the machine's full name.
+    /// The address that identifies the node, and under which the others reach the workers' store if this
+    /// node serves it. Default: the machine's full name.
     #[must_use]
     pub fn with_local_addr(mut self, addr: impl Into<String>) -> Self {
         self.local_addr = Some(addr.into());
         self
     }
 
-    /// The host under which the others find the workers' store, when it is not the node's own
-    /// address.
+    /// The host under which the others reach the workers' store. Default: the node's address.
     #[must_use]
     pub fn with_workers_host(mut self, host: impl Into<String>) -> Self {
         self.workers_host = Some(host.into());
         self
     }
 
-    /// Whether an agent serves the workers' store (the default), or the worker with rank 0, at a
-    /// fresh address in each round: `TORCH_DISABLE_SHARE_RDZV_TCP_STORE` in PyTorch. All nodes must
-    /// agree.
+    /// Whether an agent serves the workers' store. Otherwise the worker with rank 0 does, at a new address in
+    /// each round, as with PyTorch's `TORCH_DISABLE_SHARE_RDZV_TCP_STORE`. Must be the same on all nodes.
+    /// Default: true, as in PyTorch.
     #[must_use]
     pub fn with_shared_store(mut self, shares_store: bool) -> Self {
         self.shares_store = shares_store;
@@ -128,8 +126,10 @@ impl DynamicRendezvousOptions {
 }
 
 impl DynamicRendezvous {
-    /// A node in the rendezvous that `backend` keeps, whose rounds exchange what they have to in
-    /// `store`. Starts the handler's threads; joins nothing yet.
+    /// Creates a node that keeps the state in `backend` and exchanges the data of its rounds in `store`.
+    ///
+    /// Starts the handler's threads, but does not join. Blocks for at most the store's timeout, plus 2 s to
+    /// look up the machine's name if no address is set.
     ///
     /// # Errors
     /// [`RendezvousError::Parameters`] for a timeout of zero, [`RendezvousError::Connection`] when the
@@ -181,21 +181,20 @@ impl DynamicRendezvous {
         })
     }
 
-    /// What this node brings along: how many nodes it wants, and how long it waits for what.
+    /// The settings of this node.
     #[must_use]
     pub fn settings(&self) -> &RendezvousSettings {
         &self.settings
     }
 
-    /// The name of this node.
+    /// The identity of this node.
     #[must_use]
     pub fn node(&self) -> &NodeId {
         &self.node
     }
 
-    /// Tells that the rendezvous' store is served by this process, and by which client of it.
-    /// [`shutdown`](RendezvousHandler::shutdown) then gives other nodes a moment to finish what they do
-    /// with it.
+    /// Declares that this process hosts the rendezvous' store, through its client `store`.
+    /// [`shutdown`](RendezvousHandler::shutdown) then waits for up to 3 s until other nodes disconnect.
     #[must_use]
     pub fn with_hosted_store(mut self, store: Arc<TcpStore>) -> Self {
         self.hosted = Some(store);
@@ -203,32 +202,32 @@ impl DynamicRendezvous {
         self
     }
 
-    /// Waits until nobody else uses the store that this process serves, for a moment at most. PyTorch's
-    /// nodes close the rendezvous as well before they go, and 2.9 fails when it is not there any more.
-    fn let_others_finish(&self) {
+    /// Waits until no other node uses the store that this process hosts. PyTorch's nodes also close the
+    /// rendezvous before they exit, and 2.9 fails if the store is missing then.
+    fn await_disconnects(&self) {
         let Some(hosted) = &self.hosted else { return };
         hosted.close();
-        let deadline = Deadline::after(Instant::now(), OTHERS_FINISH_TIMEOUT);
-        let others_are_there = || {
+        let deadline = Deadline::after(Instant::now(), DISCONNECT_TIMEOUT);
+        let is_in_use = || {
             hosted
                 .server()
                 .is_some_and(|server| server.is_running() && server.connection_count() > 0)
         };
-        while others_are_there() && !deadline.has_passed(Instant::now()) {
-            std::thread::sleep(OTHERS_FINISH_INTERVAL);
+        while is_in_use() && !deadline.has_passed(Instant::now()) {
+            std::thread::sleep(DISCONNECT_POLL_INTERVAL);
         }
     }
 
     fn ask(&self, goal: Goal) -> Result<Answer, RendezvousError> {
-        let gone = || RendezvousError::ShutDown {
+        let shut_down = || RendezvousError::ShutDown {
             run_id: self.settings.run_id.clone(),
         };
         let (reply, answer) = channel();
         self.to_loop
             .send(Message::Run(Job { goal, reply }))
-            .map_err(|_| gone())?;
-        // The loop answers every job, or ends and drops it.
-        answer.recv().map_err(|_| gone())?
+            .map_err(|_| shut_down())?;
+        // The loop answers every job or drops it when it ends.
+        answer.recv().map_err(|_| shut_down())?
     }
 
     fn settle(&self, joined: &Answer) -> Result<RendezvousInfo, RendezvousError> {
@@ -326,11 +325,10 @@ impl RendezvousHandler for DynamicRendezvous {
         self.options.shares_store
     }
 
-    /// For one thread at a time.
     fn next_rendezvous(&self) -> Result<RendezvousInfo, RendezvousError> {
         let joined = self.ask(Goal::Join)?;
         log::info!(
-            "the node {} has joined round {} of the rendezvous {:?} as rank {} in a world of size {}",
+            "node {} has joined round {} of run {:?} as rank {} in a world of size {}",
             self.node.named(),
             joined.round,
             self.settings.run_id,
@@ -352,7 +350,7 @@ impl RendezvousHandler for DynamicRendezvous {
         match self.shared.membership() {
             None => Ok(Membership::default()),
             Some(Ok(membership)) => Ok(membership),
-            Some(Err(detail)) => Err(RendezvousError::Unwatched {
+            Some(Err(detail)) => Err(RendezvousError::MembershipUnknown {
                 run_id: self.settings.run_id.clone(),
                 detail,
             }),
@@ -382,11 +380,14 @@ impl RendezvousHandler for DynamicRendezvous {
         if let Err(error) = &closed
             && !matches!(error, RendezvousError::ShutDown { .. })
         {
-            log::warn!("cannot close the rendezvous: {error}");
+            log::warn!(
+                "cannot close the rendezvous {:?}: {error}",
+                self.settings.run_id
+            );
         }
         self.stop();
         if closed.is_ok() {
-            self.let_others_finish();
+            self.await_disconnects();
         }
         closed.is_ok()
     }

@@ -1,7 +1,6 @@
-//! Where a rendezvous takes place, as people write it.
+//! Parses endpoints as users write them: a host and an optional port.
 //!
-//! Looks nothing up: whether a host exists, and which machine it is, is for others to find out. An
-//! endpoint that is a path, as the file store has it, never comes here.
+//! Resolves no names. The endpoint of a file store is a path and is not parsed here.
 
 use std::fmt;
 use std::net::Ipv6Addr;
@@ -9,22 +8,20 @@ use std::str::FromStr;
 
 use c10d_socket::HostPort;
 
-/// The port of a `c10d` rendezvous whose endpoint names none.
+/// The port of a `c10d` rendezvous whose endpoint has none, as in PyTorch.
 pub const DEFAULT_PORT: u16 = 29400;
 
-/// A host and perhaps a port: `node0`, `node0:29400`, `[fd00::1]:29400`; nothing at all is
-/// `localhost`.
+/// A host and an optional port: `node0`, `node0:29400`, `[fd00::1]:29400`. Empty text is `localhost`.
 ///
-/// The text is split at its last colon, unless brackets enclose it as a whole; brackets around the
-/// host fall off. A host consists of letters and digits of any script, `_`, `.`, `-` and `:`. The port
-/// is one to five digits. Port 0 is a port: the server is to choose.
+/// The text is split at its last colon, unless brackets enclose all of it; brackets around the host are
+/// removed. A host consists of letters and digits of any script, `_`, `.`, `-` and `:`. The port has one
+/// to five digits. With port 0 the server chooses one.
 ///
-/// What PyTorch reads (`parse_rendezvous_endpoint` in
-/// `torch/distributed/elastic/rendezvous/utils.py`) reads the same here, with one exception. An IPv6
-/// address without brackets and without a port, such as `::1` or `fe80::1`, PyTorch takes apart into a
-/// host that cannot exist (`:`, `fe80:`) and a port, and then waits for that host. Wherever the
-/// host would have colons in it but be no IPv6 address, this is an error. `fd00::1:29400`, which can
-/// work, is `fd00::1` and 29400 as with PyTorch.
+/// Texts that PyTorch accepts (`parse_rendezvous_endpoint` in
+/// `torch/distributed/elastic/rendezvous/utils.py`) give the same result here, with one exception: PyTorch
+/// splits an IPv6 address without brackets and port, such as `::1` or `fe80::1`, into an impossible host
+/// (`:`, `fe80:`) and a port, and then waits for that host. Here a host with colons that is not an IPv6
+/// address is an error. `fd00::1:29400` is `fd00::1` and 29400, as in PyTorch.
 ///
 /// ```
 /// use elastic_rendezvous::{DEFAULT_PORT, Endpoint};
@@ -49,20 +46,20 @@ impl Endpoint {
         &self.host
     }
 
-    /// The port, if the endpoint names one.
+    /// The port; `None` if the endpoint has none.
     #[must_use]
     pub fn port(&self) -> Option<u16> {
         self.port
     }
 
-    /// Host and port; `port` where the endpoint names none.
+    /// Host and port, with `port` if the endpoint has none.
     #[must_use]
     pub fn with_default_port(&self, port: u16) -> HostPort {
         HostPort::new(self.host.as_str(), self.port.unwrap_or(port))
     }
 }
 
-/// In a form that reads back as the same endpoint.
+/// Formats the endpoint so that it parses to the same value.
 impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.host.contains(':') {
@@ -113,34 +110,32 @@ impl FromStr for Endpoint {
     }
 }
 
-/// A text is not an endpoint.
+/// The text is not an endpoint.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EndpointError {
-    /// What stands where the host should is neither a name nor an address.
+    /// The host is neither a name nor an address.
     #[error(
-        "the endpoint {endpoint:?} has {host:?} for a host, which is neither a name nor an address \
-         (an IPv6 address with a port is written [::1]:{DEFAULT_PORT})"
+        "invalid host {host:?} in the endpoint {endpoint:?}: neither a name nor an address (an IPv6 \
+         address with a port is written [::1]:{DEFAULT_PORT})"
     )]
     Host {
         /// The endpoint.
         endpoint: String,
-        /// The part of it in the place of the host.
+        /// The text in the place of the host.
         host: String,
     },
 
-    /// What follows the last colon is not a port.
-    #[error(
-        "the endpoint {endpoint:?} has {port:?} for a port, which is not a number from 0 to 65535"
-    )]
+    /// The text after the last colon is not a port.
+    #[error("invalid port {port:?} in the endpoint {endpoint:?}: not a number from 0 to 65535")]
     Port {
         /// The endpoint.
         endpoint: String,
-        /// The part of it in the place of the port.
+        /// The text in the place of the port.
         port: String,
     },
 
-    /// An IPv6 address alone, whose last part would be read as a port.
+    /// An IPv6 address without brackets, whose last group could be a port.
     #[error("the endpoint {address:?} needs brackets, as in [{address}]:{DEFAULT_PORT}")]
     BareIpv6 {
         /// The address.
@@ -155,8 +150,8 @@ impl fmt::Debug for EndpointError {
     }
 }
 
-/// Whether a text that is an IPv6 address as a whole is also one followed by a port, as
-/// `fd00::1:2940` is. PyTorch reads it so, and it can work.
+/// Whether a text that is an IPv6 address can also be an address and a port, such as `fd00::1:2940`.
+/// PyTorch prefers the latter.
 fn is_address_with_port(text: &str) -> bool {
     text.rsplit_once(':').is_some_and(|(address, port)| {
         address.parse::<Ipv6Addr>().is_ok() && parse_port(text, port).is_ok()
@@ -189,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_pytorch_reads_reads_the_same() {
+    fn endpoints_are_parsed_as_in_pytorch() {
         for (text, host, port) in [
             ("", "localhost", None),
             ("   ", "localhost", None),
@@ -227,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn what_pytorch_refuses_for_its_port_is_refused() {
+    fn invalid_ports_are_refused_as_in_pytorch() {
         for text in [
             "host:",
             "host:-1",
@@ -253,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn what_pytorch_refuses_for_its_host_is_refused() {
+    fn invalid_hosts_are_refused_as_in_pytorch() {
         for text in [
             "[fe80::1%eth0]:1",
             "fe80::1%eth0:1",
@@ -283,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn what_pytorch_reads_as_a_host_that_cannot_exist_is_refused() {
+    fn impossible_hosts_that_pytorch_accepts_are_refused() {
         for text in [
             "host:1:2",
             "a:b:29400",
@@ -307,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_says_how_to_write_it() {
+    fn errors_show_the_correct_form() {
         for (text, message) in [
             (
                 "::1",
@@ -315,12 +310,12 @@ mod tests {
             ),
             (
                 "node0:http",
-                "the endpoint \"node0:http\" has \"http\" for a port, which is not a number from 0 to 65535",
+                "invalid port \"http\" in the endpoint \"node0:http\": not a number from 0 to 65535",
             ),
             (
                 "a b:1",
-                "the endpoint \"a b:1\" has \"a b\" for a host, which is neither a name nor an \
-                 address (an IPv6 address with a port is written [::1]:29400)",
+                "invalid host \"a b\" in the endpoint \"a b:1\": neither a name nor an address (an \
+                 IPv6 address with a port is written [::1]:29400)",
             ),
         ] {
             assert_eq!(text.parse::<Endpoint>().unwrap_err().to_string(), message);
@@ -328,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn a_default_port_stands_in_for_none_and_not_for_zero() {
+    fn the_default_port_replaces_a_missing_one_but_not_zero() {
         let port = |text: &str| {
             text.parse::<Endpoint>()
                 .unwrap()

@@ -1,4 +1,4 @@
-//! How a rendezvous fails.
+//! Errors of a rendezvous.
 
 use std::time::Duration;
 
@@ -9,173 +9,172 @@ use crate::parameters::ParametersError;
 use crate::ranks_report::RanksReport;
 use crate::report::WaitReport;
 
-/// Why a rendezvous did not come about, or cannot be asked.
+/// An error of a rendezvous.
 ///
-/// The kinds are PyTorch's (`torch/distributed/elastic/rendezvous/api.py`), with what it leaves out:
-/// who is there, who is missing, what the store said.
+/// The kinds follow PyTorch (`torch/distributed/elastic/rendezvous/api.py`), with the details that it
+/// omits: present and missing nodes, and the store's error.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum RendezvousError {
-    /// Somebody has closed the rendezvous: there will be no more rounds, for this run id.
+    /// The rendezvous is closed: there are no more rounds for this run id.
     #[error(
-        "the rendezvous of run {run_id:?} is closed: the job has ended or was given up on; \
+        "the rendezvous of run {run_id:?} is closed: the job has ended or failed; \
          start a new one under another run id"
     )]
     Closed {
-        /// The job.
+        /// The run id.
         run_id: String,
     },
 
-    /// Not enough nodes came in time. What this node had written it has taken back.
+    /// Too few nodes joined within the join timeout. This node has left the rendezvous.
     #[error("the rendezvous timed out after {:.1} s: {report}", report.waited.as_secs_f64())]
     Timeout {
-        /// Who was there.
+        /// The nodes that joined, and those known to be missing.
         report: Box<WaitReport>,
     },
 
-    /// Closing, leaving or a sign of life took too long, as others kept changing the state.
-    #[error("could not {what} the rendezvous of run {run_id:?} within {:.1} s", timeout.as_secs_f64())]
-    TooSlow {
-        /// The job.
+    /// Closing, leaving or a heartbeat timed out, because other nodes kept changing the state.
+    #[error("could not {operation} the rendezvous of run {run_id:?} within {:.1} s", timeout.as_secs_f64())]
+    OperationTimeout {
+        /// The run id.
         run_id: String,
-        /// What was to be done: `close`, `leave`.
-        what: &'static str,
-        /// The time it had.
+        /// `close`, `leave` or `send a heartbeat to`.
+        operation: &'static str,
+        /// The time that was spent.
         timeout: Duration,
     },
 
-    /// Not all nodes of a static rendezvous came in time.
+    /// Not all nodes of a static rendezvous joined within its timeout.
     #[error("the rendezvous timed out after {:.1} s: {report}", report.waited.as_secs_f64())]
     RanksMissing {
-        /// Who was there.
+        /// The nodes that joined and the missing ranks.
         report: Box<RanksReport>,
     },
 
-    /// A rendezvous over a file without a path could not create a temporary file.
+    /// A rendezvous over a file without a path cannot create a temporary file.
     #[error("cannot create a temporary file for the rendezvous of run {run_id:?}: {source}")]
     TemporaryFile {
-        /// The job.
+        /// The run id.
         run_id: String,
-        /// What the system said.
+        /// The error of the system.
         source: std::io::Error,
     },
 
-    /// The store failed. The rendezvous' state is as it was before or after the last write.
+    /// The store failed. Whether the last write of the state succeeded is unknown.
     #[error("the rendezvous of run {run_id:?} cannot use its store: {source}")]
     Connection {
-        /// The job.
+        /// The run id.
         run_id: String,
-        /// What the store said.
+        /// The error of the store.
         source: Box<StoreError>,
     },
 
-    /// The store has no state any more, as when its server was replaced by a new one.
-    #[error("the {store} has lost the state of run {run_id:?}: was its server started anew?")]
+    /// The state has disappeared from the store, as after a restart of its server.
+    #[error("the {store} has lost the state of run {run_id:?}: was its server restarted?")]
     StateLost {
-        /// The job.
+        /// The run id.
         run_id: String,
-        /// The store.
+        /// The label of the store.
         store: String,
     },
 
-    /// What is stored under the rendezvous' key is not a state. It is left as it is.
+    /// The value under the rendezvous' key is not a state. It stays in the store.
     #[error("{key:?} in the {store} holds no rendezvous state: {source}")]
     CorruptState {
-        /// The store.
+        /// The label of the store.
         store: String,
         /// The key.
         key: String,
-        /// What is wrong with it.
+        /// The fault.
         source: CorruptState,
     },
 
-    /// The job has ended while this node was a spare for it. Not a failure: the node may go.
+    /// The job ended while this node was a spare. Not a failure: the node can exit.
     #[error("the job {run_id:?} has ended, and this node was a spare that was not needed")]
     GracefulExit {
-        /// The job.
+        /// The run id.
         run_id: String,
     },
 
-    /// The join was given up because its owner wanted so; the node is on no list any more.
+    /// The join was interrupted; this node has left the rendezvous.
     #[error("the rendezvous of run {run_id:?} was interrupted; this node has left it")]
     Interrupted {
-        /// The job.
+        /// The run id.
         run_id: String,
     },
 
-    /// The state could not be read or watched when that was last tried, so what has become of the
-    /// round is not known.
-    #[error("what has become of the round of run {run_id:?} is not known: {detail}")]
-    Unwatched {
-        /// The job.
+    /// The last attempt to read or watch the state failed, so the membership of the round is unknown.
+    #[error("the membership of run {run_id:?} is unknown: {detail}")]
+    MembershipUnknown {
+        /// The run id.
         run_id: String,
-        /// Why.
+        /// The error of the last attempt.
         detail: String,
     },
 
     /// The handler was shut down.
     #[error("the handler of the rendezvous of run {run_id:?} was shut down")]
     ShutDown {
-        /// The job.
+        /// The run id.
         run_id: String,
     },
 
-    /// The nodes have ranks, but the store that the workers are to use is nowhere to be found.
+    /// The round is complete, but no address of the workers' store was published.
     #[error(
         "no node has published the address of the workers' store for round {round} of run \
          {run_id:?} within {:.1} s: {report}",
         timeout.as_secs_f64()
     )]
     NoBootstrap {
-        /// The job.
+        /// The run id.
         run_id: String,
         /// The round.
         round: i64,
         /// The time that was spent.
         timeout: Duration,
-        /// Who is in the round.
+        /// The nodes of the round.
         report: Box<WaitReport>,
     },
 
-    /// What other nodes have published as the workers' store makes no sense.
-    #[error("{key:?} in the {store} is no port: {value:?}")]
+    /// Another node published an invalid port of the workers' store.
+    #[error("{key:?} in the {store} is not a port: {value:?}")]
     BadBootstrap {
-        /// The store.
+        /// The label of the store.
         store: String,
         /// The key.
         key: String,
-        /// What it holds.
+        /// Its value.
         value: String,
     },
 
-    /// The parameters make no sense.
+    /// A parameter or setting is invalid.
     #[error(transparent)]
     Parameters(#[from] ParametersError),
 
-    /// Nobody has registered a backend of that name.
+    /// No backend of that name is registered.
     #[error("unknown rendezvous backend {name:?}; known are {}", known.join(", "))]
     UnknownBackend {
-        /// The name that was asked for.
+        /// The requested name.
         name: String,
-        /// The names that there are.
+        /// The registered names.
         known: Vec<String>,
     },
 
-    /// A name was registered twice, or is empty, or its handler calls itself otherwise.
+    /// The name is empty or already registered, or the handler reports another one.
     #[error("rendezvous backend {name:?}: {detail}")]
     BadBackend {
         /// The name.
         name: String,
-        /// What is wrong.
+        /// The fault.
         detail: String,
     },
 
-    /// The system refused a thread.
+    /// The system cannot start a thread.
     #[error("cannot start the thread {name:?}: {source}")]
     Thread {
-        /// Its name.
+        /// The name of the thread.
         name: &'static str,
-        /// Why.
+        /// The error of the system.
         source: std::io::Error,
     },
 }

@@ -1,8 +1,7 @@
-//! One node's part in a rendezvous, step by step: read, expire, decide, apply, write, again.
+//! The state machine of one node: read, expire, decide, apply, write, repeat.
 //!
-//! A state machine without I/O: it says what it needs ([`Need`]), and is told what came of it. It
-//! knows no store, no bytes, no thread, and the time only as an argument. The shell is `node_loop`;
-//! tests step any number of executors in any order.
+//! It does no I/O: it returns what it needs next ([`Need`]) and gets the result. Time is an argument.
+//! `node_loop` is its shell; tests step any number of executors in any order.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -18,85 +17,86 @@ use crate::report::{DroppedNode, LeftNode, LostNode, WaitReport};
 use crate::settings::{ROLLBACK_WINDOW, RendezvousSettings};
 use crate::state::RendezvousState;
 
-/// So many dropped nodes are remembered for reports.
+/// How many dropped nodes are remembered for reports.
 const DROPPED_MAX: usize = 256;
 
-/// A node that is on no list when it has left a round is back after one exchange with the store; after so
-/// long it has left for good.
-const BACK_WITHIN: Duration = Duration::from_secs(2);
+/// How long a node that left a round to rejoin may be on no list. It needs one exchange with the store; after
+/// this time it has left for good.
+const REJOIN_GRACE: Duration = Duration::from_secs(2);
 
-/// How often a node looks whether a suspect has written: a heartbeat wakes nobody.
+/// How often a node checks whether a suspect has written, because heartbeats wake nobody.
 const SUSPECT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The longest pause after the second conflict in a row, doubled with each further one, and its limit.
+/// The longest pause after the second write conflict in a row, which doubles with each further one, and its
+/// limit.
 const CONFLICT_PAUSE_MIN: Duration = Duration::from_millis(4);
 const CONFLICT_PAUSE_MAX: Duration = Duration::from_millis(500);
 
-/// A listed node tries this often, at least, in the time that it has left until the others take it for
-/// dead. Otherwise doubled pauses starve it while newcomers, whose pauses are short, keep writing.
-const TRIES_BEFORE_DEATH: u32 = 128;
+/// How many writes a listed node can at least attempt before the others drop it. With longer pauses,
+/// newcomers, whose pauses are short, would starve it.
+const ATTEMPTS_BEFORE_DROP: u32 = 128;
 
-/// What a node can want.
+/// An operation of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Operation {
-    /// To leave the present round, if it is in it.
+    /// Leaves the current round, if the node is a member.
     Exit,
-    /// To be in the next round that completes.
+    /// Joins the next round that completes.
     Join,
-    /// To end the rendezvous for everyone.
+    /// Closes the rendezvous for all nodes.
     Close,
-    /// To give a sign of life if one is due.
+    /// Writes a heartbeat if one is due.
     KeepAlive,
-    /// To be on no list any more.
+    /// Removes the node from all lists.
     Leave,
 }
 
-/// What the executor needs before it can go on.
+/// What the executor needs before its next step.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Need {
-    /// The stored state: [`Executor::on_read`].
+    /// The stored state, passed to [`Executor::on_read`].
     Read,
-    /// [`Executor::to_write`] to be stored if the token is still current: [`Executor::on_written`].
+    /// A write of [`Executor::to_write`], whose result is passed to [`Executor::on_written`].
     Write,
-    /// Nothing, until the stored state changes or this moment has come: then [`Executor::step`], or
-    /// first [`Executor::on_read`] when the new state is at hand.
+    /// A wait until the stored state changes or this time: then [`Executor::step`], after
+    /// [`Executor::on_read`] if the new state is known.
     Wait { until: Duration },
     /// Nothing: the operation is over.
-    Done(Result<(), Ending>),
+    Done(Result<(), OperationError>),
 }
 
-/// How an operation ends that does not reach its aim.
+/// How an operation fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Ending {
+pub(crate) enum OperationError {
     Closed,
     Timeout,
     GracefulExit,
 }
 
-/// What came of a write.
+/// The result of a write.
 #[derive(Debug)]
 pub(crate) enum Written {
-    /// What was to be written is stored, under this token.
+    /// The state was stored, under this token.
     Ours(Token),
-    /// Others were faster: this is stored.
+    /// A conflict: another node wrote this state first.
     Theirs(Box<RendezvousState>, Token),
-    /// There is suddenly no state any more.
+    /// The state has disappeared.
     Nothing,
 }
 
-/// When a node was taken for dead, and how long it had been silent.
+/// When a node was dropped as dead, and how long it had been silent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Dropped {
     at: Duration,
     silence: Duration,
 }
 
-/// How a member has gone from the round that this node joined last.
+/// How a member has left the round that this node joined last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Departure {
-    /// It has left by itself; whether it is listed again since.
+    /// It left on its own; it may be listed again since.
     Left { is_joining: bool },
-    /// It was dropped, by this node or another, as it had written no heartbeat.
+    /// This node or another dropped it, because it wrote no heartbeat.
     Lost(Dropped),
 }
 
@@ -113,35 +113,35 @@ pub(crate) struct Executor {
     settings: RendezvousSettings,
     state: RendezvousState,
     token: Option<Token>,
-    /// Whether the state was changed here and is to be written.
+    /// Whether the state has local changes to write.
     is_dirty: bool,
     phase: Phase,
     operation: Operation,
     deadline: Duration,
     /// When the operation began.
     since: Duration,
-    /// A moment before the present state was asked for, or before the next one will be.
-    asked_at: Duration,
+    /// A time at or before the request for the current state, or for the next one.
+    requested_at: Duration,
     conflicts: u32,
     observations: Observations,
     dropped: BTreeMap<NodeId, Dropped>,
-    /// The nodes of the complete round that this node has joined last.
+    /// The nodes of the complete round that this node joined last.
     world: BTreeSet<NodeId>,
     world_round: i64,
-    /// What has become of those of them that are no longer in it.
+    /// Those of them that are no longer members.
     departures: BTreeMap<NodeId, Departure>,
-    /// Nodes that were lost since their owner was last told.
+    /// Nodes that were lost since the last [`Executor::take_newly_lost`].
     newly_lost: Vec<LostNode>,
-    /// The other nodes of the complete round that this node has left to join the next one, and those
-    /// that waited for that: when all are back, nobody else need be waited for.
+    /// The other nodes of the complete round that this node left to rejoin, and those on its wait list. Once
+    /// all of them are back, the last call can end.
     expected: Option<BTreeSet<NodeId>>,
-    /// How things stood when this node ran out of time and began to take back what it had written.
+    /// The report from before this node began to undo a join that timed out.
     at_timeout: Option<WaitReport>,
     last_decision: Option<Decision>,
-    /// Nodes that are still in the stored state and were removed from this one as dead.
+    /// Dead nodes that were removed from this copy of the state and are still in the stored one.
     dead: Vec<NodeId>,
-    /// The last change to the state and what came of its write, until taken for a record. A change that
-    /// was not written is replaced by the next one.
+    /// The last change of the state and the result of its write, until they are recorded. A change that was
+    /// not written is replaced by the next one.
     steps: Vec<Step>,
 }
 
@@ -157,7 +157,7 @@ impl Executor {
             operation: Operation::KeepAlive,
             deadline: now.monotonic,
             since: now.monotonic,
-            asked_at: now.monotonic,
+            requested_at: now.monotonic,
             conflicts: 0,
             observations: Observations::new(now),
             dropped: BTreeMap::new(),
@@ -181,7 +181,7 @@ impl Executor {
         &self.settings
     }
 
-    /// The state as last read, without the nodes that are taken for dead.
+    /// The state as last read, without dead nodes.
     pub(crate) fn state(&self) -> &RendezvousState {
         &self.state
     }
@@ -191,19 +191,19 @@ impl Executor {
         (&self.state, self.token.as_ref())
     }
 
-    /// How often in a row others were faster in writing.
+    /// The number of write conflicts in a row.
     #[cfg(test)]
     pub(crate) fn conflicts(&self) -> u32 {
         self.conflicts
     }
 
-    /// The longest pause before the next attempt to write, after others were faster; `None`: no pause.
+    /// The longest pause after a write conflict; `None` for no pause.
     pub(crate) fn conflict_pause_max(&self, now: Now) -> Option<Duration> {
         let configured = self.settings.cas_backoff_max;
         if !configured.is_zero() {
             return (self.conflicts > 0).then_some(configured);
         }
-        // The first conflict is as likely the last.
+        // After a first conflict a second one is unlikely.
         let doublings = self.conflicts.checked_sub(2)?;
         let pause = CONFLICT_PAUSE_MIN
             .saturating_mul(1 << doublings.min(16))
@@ -214,14 +214,18 @@ impl Executor {
         let written_at = due_at.saturating_sub(self.settings.keep_alive_interval);
         let dead_at = written_at.saturating_add(self.settings.dead_after());
         let left = dead_at.saturating_sub(now.monotonic);
-        Some(pause.min(left / TRIES_BEFORE_DEATH).max(CONFLICT_PAUSE_MIN))
+        Some(
+            pause
+                .min(left / ATTEMPTS_BEFORE_DROP)
+                .max(CONFLICT_PAUSE_MIN),
+        )
     }
 
     pub(crate) fn last_decision(&self) -> Option<Decision> {
         self.last_decision
     }
 
-    /// Begins an operation, which should be over at `deadline`.
+    /// Begins an operation that should end by `deadline`.
     pub(crate) fn begin(&mut self, operation: Operation, deadline: Duration, now: Now) {
         self.operation = operation;
         self.deadline = deadline;
@@ -235,11 +239,11 @@ impl Executor {
         }
     }
 
-    /// Goes on until something is needed.
+    /// Continues until something is needed.
     pub(crate) fn step(&mut self, now: Now) -> Need {
         loop {
             if self.phase == Phase::Sync {
-                self.asked_at = now.monotonic;
+                self.requested_at = now.monotonic;
                 return if self.is_dirty {
                     Need::Write
                 } else {
@@ -257,14 +261,14 @@ impl Executor {
                     }
                     Ok(())
                 }
-                Action::ErrorClosed => Err(Ending::Closed),
-                Action::ErrorTimeout => Err(Ending::Timeout),
-                Action::GracefulExit => Err(Ending::GracefulExit),
+                Action::ErrorClosed => Err(OperationError::Closed),
+                Action::ErrorTimeout => Err(OperationError::Timeout),
+                Action::GracefulExit => Err(OperationError::GracefulExit),
                 Action::Sync => {
                     let until = self.wake_at(now);
                     self.phase = Phase::Sync;
-                    // Whatever is read while it waits is asked for from now on.
-                    self.asked_at = now.monotonic;
+                    // A state that arrives during the wait is requested no earlier than now.
+                    self.requested_at = now.monotonic;
                     return Need::Wait { until };
                 }
                 action => {
@@ -279,13 +283,13 @@ impl Executor {
         }
     }
 
-    /// Makes the next step begin with a look, without a wait before it.
+    /// Makes the next step begin with a read.
     #[cfg(test)]
     pub(crate) fn wake(&mut self) {
         self.phase = Phase::Sync;
     }
 
-    /// The stored state, or that there is none yet. What was changed here and not written is gone.
+    /// Adopts the stored state, or that there is none. Local changes are discarded.
     pub(crate) fn on_read(&mut self, stored: Option<(RendezvousState, Token)>, now: Now) {
         let (state, token) = match stored {
             Some((state, token)) => (state, Some(token)),
@@ -294,7 +298,7 @@ impl Executor {
         self.adopt(state, token, now);
     }
 
-    /// What came of a write.
+    /// Adopts the result of a write.
     pub(crate) fn on_written(&mut self, written: Written, now: Now) {
         match written {
             Written::Ours(token) => {
@@ -320,12 +324,12 @@ impl Executor {
         }
     }
 
-    /// When the next sign of life of this node is due, if it is listed.
+    /// When the next heartbeat of this node is due, if it is listed.
     pub(crate) fn heartbeat_due_at(&self) -> Option<Duration> {
         self.observations.heartbeat_due_at(&self.me, &self.settings)
     }
 
-    /// The rank of this node and the number of nodes, when the round is complete and it is in it.
+    /// The rank of this node and the number of nodes, if it is a member of a complete round.
     pub(crate) fn rank(&self) -> Option<(i64, usize)> {
         if !self.state.complete {
             return None;
@@ -334,13 +338,13 @@ impl Executor {
         Some((rank, self.state.participants.len()))
     }
 
-    /// Who was there and who was not when the time of a join was up.
+    /// The report from when a join timed out.
     pub(crate) fn report_of_timeout(&mut self, now: Now) -> WaitReport {
         let taken = self.at_timeout.take();
         taken.unwrap_or_else(|| self.report(now))
     }
 
-    /// Who is there and who is not, for people.
+    /// The progress of the join.
     pub(crate) fn report(&self, now: Now) -> WaitReport {
         WaitReport {
             run_id: self.settings.run_id.clone(),
@@ -369,7 +373,7 @@ impl Executor {
         }
     }
 
-    /// The members of the last round that were lost, and those that have left it.
+    /// The lost members of the last round, and those that left it.
     pub(crate) fn departed(&self) -> (Vec<LostNode>, Vec<LeftNode>) {
         let (mut lost, mut left) = (Vec::new(), Vec::new());
         for (node, departure) in &self.departures {
@@ -382,12 +386,12 @@ impl Executor {
         (lost, left)
     }
 
-    /// The nodes that were lost since this was last asked.
+    /// Takes the nodes that were lost since the last call.
     pub(crate) fn take_newly_lost(&mut self) -> Vec<LostNode> {
         std::mem::take(&mut self.newly_lost)
     }
 
-    /// What this node has done to the state since this was last asked, and what came of its write.
+    /// Takes the steps since the last call: changes of the state and results of writes.
     pub(crate) fn take_steps(&mut self) -> Vec<Step> {
         std::mem::take(&mut self.steps)
     }
@@ -420,18 +424,18 @@ impl Executor {
         dropped.collect()
     }
 
-    /// A node that lives is seen to write once in an interval. One that another node has dropped was
-    /// silent for nearly as long as it takes to be dropped here. This is in between.
+    /// The silence that tells a node that another has dropped from one that has left: a live node writes once
+    /// in an interval, a dropped one was silent for almost [`RendezvousSettings::dead_after`].
     fn overdue_after(&self) -> Duration {
         self.settings.dead_after() / 2
     }
 
-    /// Notes which members of the last round `state` has no more, and why. To be called before the
-    /// observations take note of it and forget these.
+    /// Notes which members of the last round are missing in `state`, and why. Must run before the observations
+    /// adopt `state` and forget those members.
     fn note_departures(&mut self, state: &RendezvousState, now: Now) {
-        // This node may have been stopped for long before it saw the state.
+        // This process may have been stopped before it saw the state.
         let latest = self
-            .asked_at
+            .requested_at
             .saturating_add(self.settings.keep_alive_interval);
         let moment = now.monotonic.min(latest);
         let is_same_round = state.complete && state.round == self.world_round;
@@ -446,7 +450,7 @@ impl Executor {
                 continue;
             }
             let Some(silence) = self.observations.silence_of(node, moment) else {
-                // It was unlisted before.
+                // It was already unlisted.
                 continue;
             };
             let departure = if silence > self.overdue_after() {
@@ -455,14 +459,14 @@ impl Executor {
             } else {
                 Departure::Left { is_joining: false }
             };
-            let is_news = !matches!(self.departures.get(node), Some(Departure::Lost(_)));
-            if matches!(departure, Departure::Lost(_)) && is_news {
+            let is_new = !matches!(self.departures.get(node), Some(Departure::Lost(_)));
+            if matches!(departure, Departure::Lost(_)) && is_new {
                 self.newly_lost.push(LostNode {
                     node: node.clone(),
                     silence,
                 });
             }
-            if is_news {
+            if is_new {
                 self.departures.insert(node.clone(), departure);
             }
         }
@@ -495,9 +499,8 @@ impl Executor {
         }
     }
 
-    /// Whether all nodes are in the round that were when this node left the one before. A last call is
-    /// for nodes that come up slowly: in a restart of nodes that are up there is nobody to wait for, and
-    /// who comes later joins through the wait list. PyTorch waits in full each time.
+    /// Whether all expected nodes are back. A last call is for nodes that start slowly: in a restart of running
+    /// nodes it can end early, and later nodes join through the wait list. PyTorch waits for all of it.
     fn all_are_back(&self, now: Now) -> bool {
         let Some(expected) = &self.expected else {
             return false;
@@ -513,16 +516,15 @@ impl Executor {
         })
     }
 
-    /// When, in this last call, a node that has just left the round before must be listed again.
+    /// When, in this last call, a node that left the previous round to rejoin must be listed again.
     fn all_had_time_at(&self) -> Option<Duration> {
         let begun_at = self.observations.last_call_begun_at()?;
-        Some(begun_at.saturating_add(BACK_WITHIN))
+        Some(begun_at.saturating_add(REJOIN_GRACE))
     }
 
     fn apply(&mut self, action: Action, now: Now) {
         if action == Action::RemoveFromParticipants {
-            // Members that have left before us are on their way back too, but for those that will not
-            // come: hence the world as it was.
+            // Members that left before this node may be about to rejoin: hence also `world`.
             let nodes = self.state.participants.keys().chain(&self.state.wait_list);
             let others = nodes.chain(&self.world).filter(|node| **node != self.me);
             self.expected = (self.operation == Operation::Exit && self.state.complete)
@@ -552,7 +554,7 @@ impl Executor {
         self.phase = Phase::Decide;
         let silent = self
             .observations
-            .silent(&self.me, &self.settings, self.asked_at);
+            .silent(&self.me, &self.settings, self.requested_at);
         let dead = silent.iter().map(|silent| &silent.node);
         remove_dead(&mut self.state, dead, &self.settings);
         self.dead = silent.iter().map(|silent| silent.node.clone()).collect();
@@ -587,9 +589,9 @@ impl Executor {
         }
     }
 
-    /// The next moment at which a decision may change without a change of the state.
+    /// The next time at which a decision may change without a change of the state.
     fn wake_at(&self, now: Now) -> Duration {
-        let soon = Duration::from_millis(1);
+        let margin = Duration::from_millis(1);
         let is_spare = self.state.redundancy_list.contains(&self.me);
         let give_up = (!is_spare).then(|| {
             let limit = if now.monotonic > self.deadline {
@@ -597,7 +599,7 @@ impl Executor {
             } else {
                 self.deadline
             };
-            limit.saturating_add(soon)
+            limit.saturating_add(margin)
         });
         let is_participant = self.state.participants.contains_key(&self.me);
         let last_call = [
@@ -608,13 +610,13 @@ impl Executor {
         .flatten()
         .filter(|&at| is_participant && at >= now.monotonic)
         .min()
-        .map(|at| at.saturating_add(soon));
+        .map(|at| at.saturating_add(margin));
         let silence = self
             .observations
-            .next_silence_at(&self.me, &self.settings, self.asked_at)
-            .map(|at| at.saturating_add(soon));
+            .next_silence_at(&self.me, &self.settings, self.requested_at)
+            .map(|at| at.saturating_add(margin));
         let heartbeat = self.observations.heartbeat_due_at(&self.me, &self.settings);
-        // Also without anything to wait for, now and then a look does no harm.
+        // Reads at least once in an interval, whatever it waits for.
         let interval = self.settings.keep_alive_interval;
         let longest = match self.last_decision {
             Some(Decision { rule: "H2", .. }) => interval.min(SUSPECT_INTERVAL),
@@ -624,6 +626,6 @@ impl Executor {
             .into_iter()
             .flatten()
             .fold(now.monotonic.saturating_add(longest), Duration::min)
-            .max(now.monotonic.saturating_add(soon))
+            .max(now.monotonic.saturating_add(margin))
     }
 }

@@ -1,4 +1,4 @@
-//! What every rendezvous offers, whatever keeps its state.
+//! The interface of all kinds of rendezvous.
 
 use std::fmt;
 use std::fmt::Debug;
@@ -13,90 +13,106 @@ use crate::ranks_report::RanksReport;
 use crate::recorded_event::RecordedEvent;
 use crate::report::{LeftNode, LostNode, WaitReport};
 
-/// One node's part in a rendezvous.
+/// One node of a rendezvous.
 ///
-/// All methods may be called from any thread. The contract is PyTorch's `RendezvousHandler`
-/// (`torch/distributed/elastic/rendezvous/api.py`), with what a supervisor needs besides: to be told
-/// of changes, to give up a join, to leave without ending the job for the others.
+/// All methods can be called from any thread. Extends PyTorch's `RendezvousHandler`
+/// (`torch/distributed/elastic/rendezvous/api.py`) by listeners, interruptible joins, and leaving without
+/// closing the rendezvous.
+///
+/// A handler runs one call at a time. A call waits for the one in progress, which can be a join of up to the
+/// join timeout; [`interrupt`](Self::interrupt) ends it. The stated blocking times do not include that wait, nor the last store
+/// call, which a deadline does not cut short.
 pub trait RendezvousHandler: Debug + Send + Sync {
     /// The name of the backend: `c10d`, `static`.
     fn backend(&self) -> &str;
 
-    /// Whether the workers' store is a server that agents keep alive, so that no worker need host it.
+    /// Whether an agent serves the workers' store; otherwise the worker with rank 0 does.
     fn uses_agent_store(&self) -> bool;
 
-    /// Leaves the present round if this node is in it, and joins the next one. Blocks until that is
-    /// complete, for at most the join timeout.
+    /// Leaves the current round if this node is a member, and joins the next one.
+    ///
+    /// Blocks until the next round is complete, for at most the join timeout, and then for at most the
+    /// store's timeout until the workers' store is known. A spare node waits without a limit until it is
+    /// needed or the rendezvous is closed.
     ///
     /// # Errors
-    /// See [`RendezvousError`]; [`RendezvousError::Interrupted`] after [`interrupt`](Self::interrupt).
+    /// [`RendezvousError::Timeout`] or [`RendezvousError::RanksMissing`] when too few nodes join,
+    /// [`RendezvousError::NoBootstrap`] when the workers' store is not published,
+    /// [`RendezvousError::Closed`] and, for a spare, [`RendezvousError::GracefulExit`] when the rendezvous
+    /// is closed, [`RendezvousError::Interrupted`] after [`interrupt`](Self::interrupt),
+    /// [`RendezvousError::ShutDown`] after [`shutdown`](Self::shutdown), and the errors of the store.
     fn next_rendezvous(&self) -> Result<RendezvousInfo, RendezvousError>;
 
-    /// Whether the rendezvous is closed, asked of the store.
+    /// Reads from the store whether the rendezvous is closed. Blocks for at most the store's timeout.
     ///
     /// # Errors
-    /// When the store fails.
+    /// [`RendezvousError::Connection`], [`RendezvousError::CorruptState`] or
+    /// [`RendezvousError::ShutDown`].
     fn is_closed(&self) -> Result<bool, RendezvousError>;
 
-    /// Closes the rendezvous: there will be no more rounds, for any node.
+    /// Closes the rendezvous for all nodes: there are no more rounds. Blocks for at most the close timeout.
     ///
     /// # Errors
-    /// When the store fails or it takes longer than the close timeout.
+    /// As [`is_closed`](Self::is_closed); [`RendezvousError::OperationTimeout`] after the close timeout.
     fn set_closed(&self) -> Result<(), RendezvousError>;
 
-    /// How many nodes wait for the next round, spares not counted. At most a second old.
+    /// How many nodes wait for the next round, without spares. Never blocks; at most one second old.
     ///
     /// # Errors
-    /// When the store has failed.
+    /// As [`membership`](Self::membership).
     fn num_nodes_waiting(&self) -> Result<usize, RendezvousError> {
         Ok(self.membership()?.waiting.len())
     }
 
-    /// What has become of the round that this node is in. Never blocks; at most a second old (nodes
-    /// that died without a word are noticed when they have been silent for too long).
+    /// How the round of this node has changed since it joined. Never blocks; at most one second old, but
+    /// nodes that died are noticed only after interval x attempts
+    /// ([`dead_after`](crate::RendezvousSettings::dead_after)).
     ///
     /// # Errors
-    /// When the store has failed.
+    /// [`RendezvousError::MembershipUnknown`] when the last access to the store failed.
     fn membership(&self) -> Result<Membership, RendezvousError>;
 
-    /// Adds a listener, which a thread of the handler calls with each [`RendezvousEvent`] from now on. It
-    /// must not block and not call the handler.
+    /// Adds a listener, which a thread of the handler calls with each later [`RendezvousEvent`]. It must not
+    /// block or call the handler.
     fn add_listener(&self, listener: Listener);
 
-    /// Makes a [`next_rendezvous`](Self::next_rendezvous) that is under way in another thread leave
-    /// the rendezvous and return [`RendezvousError::Interrupted`], and later ones return it at once.
+    /// Makes a [`next_rendezvous`](Self::next_rendezvous) in another thread leave the rendezvous and fail
+    /// with [`RendezvousError::Interrupted`]; later ones fail at once. Never blocks.
     fn interrupt(&self);
 
-    /// Takes this node off every list, without closing the rendezvous: the others go on.
+    /// Removes this node from the rendezvous without closing it, so that the other nodes continue. Blocks for
+    /// at most the close timeout.
     ///
     /// # Errors
-    /// When the store fails.
+    /// As [`set_closed`](Self::set_closed).
     fn leave(&self) -> Result<(), RendezvousError>;
 
-    /// The job.
+    /// The run id of the job.
     fn run_id(&self) -> &str;
 
-    /// Ends the handler: closes the rendezvous and stops giving signs of life. Whether the closing
-    /// succeeded; the log says why not. Blocks for at most the close timeout.
+    /// Closes the rendezvous, stops heartbeats and ends the handler. Returns whether closing succeeded; a
+    /// failure is logged. Blocks for at most the close timeout, and for 3 s more while other nodes use a store
+    /// that this process hosts.
     fn shutdown(&self) -> bool;
 }
 
-/// Is told what happens in a rendezvous.
+/// A callback for the events of a rendezvous.
 pub type Listener = Arc<dyn Fn(&RendezvousEvent<'_>) + Send + Sync>;
 
-/// Something that happened in a rendezvous.
+/// An event of a rendezvous.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum RendezvousEvent<'e> {
-    /// A join goes on waiting: about once a second, and when somebody comes or goes.
+    /// A join is waiting: about once a second, and when nodes join or leave. Every 10 s with more than 32
+    /// nodes.
     Waiting(&'e WaitReport),
-    /// A static rendezvous goes on waiting: about once a second, and when another node has joined.
+    /// A static rendezvous is waiting: about once a second, and when another node has joined.
     WaitingForRanks(&'e RanksReport),
-    /// A node was taken for dead, by this node or another: it had written no heartbeat.
+    /// This node or another has dropped a node as dead, because it wrote no heartbeat.
     NodeLost(&'e LostNode),
-    /// [`RendezvousHandler::membership`] may have something new.
+    /// The result of [`RendezvousHandler::membership`] may have changed.
     MembershipChanged,
-    /// A node of a dynamic rendezvous has made a step that PyTorch's nodes record.
+    /// This node of a dynamic rendezvous has made a step that PyTorch's nodes record.
     ///
     /// ```
     /// use std::sync::{Arc, Mutex};
@@ -134,19 +150,19 @@ pub enum RendezvousEvent<'e> {
     Recorded(&'e RecordedEvent),
 }
 
-/// A complete round, as one of its nodes sees it.
+/// A complete round, as seen by one of its members.
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct RendezvousInfo {
     /// The number of the round.
     pub round: i64,
-    /// The part of the rendezvous' store that belongs to this round.
+    /// The rendezvous' store with the prefix of this round.
     pub store: Arc<dyn Store>,
     /// This node's rank, from 0.
     pub rank: usize,
     /// The number of nodes.
     pub world_size: usize,
-    /// Where the workers find their store.
+    /// The address of the workers' store.
     pub bootstrap: BootstrapInfo,
 }
 
@@ -163,7 +179,7 @@ impl Debug for RendezvousInfo {
 }
 
 impl RendezvousInfo {
-    /// A round by its parts, for handlers of other crates.
+    /// Creates a round from its parts, for handlers in other crates.
     #[must_use]
     pub fn new(
         round: i64,
@@ -182,21 +198,20 @@ impl RendezvousInfo {
     }
 }
 
-/// Where the workers of a round find their store: what they get as MASTER_ADDR and MASTER_PORT.
+/// The address of the workers' store: their MASTER_ADDR and MASTER_PORT.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BootstrapInfo {
-    /// Host and port.
+    /// The host and port of the store.
     pub master: HostPort,
-    /// Whether an agent serves there already; otherwise the worker with rank 0 will.
+    /// Whether an agent already serves the store; otherwise the worker with rank 0 will.
     pub is_agent_store: bool,
-    /// Whether the store holds nothing but what workers have put there, so that it may be emptied
-    /// before they start again.
+    /// Whether the store holds only data of workers, so that it can be emptied before they restart.
     pub is_workers_own: bool,
 }
 
 impl BootstrapInfo {
-    /// An address for the workers, by its parts.
+    /// Creates an address from its parts.
     #[must_use]
     pub fn new(master: HostPort, is_agent_store: bool, is_workers_own: bool) -> Self {
         Self {
@@ -208,25 +223,26 @@ impl BootstrapInfo {
 }
 
 impl Membership {
-    /// How many members are no longer in the round, lost or left.
+    /// How many members have left the round or were lost.
     #[must_use]
     pub fn departed(&self) -> usize {
         self.lost.len() + self.left.len()
     }
 }
 
-/// What has become of the round that a node is in.
+/// How the round of a node has changed since it joined.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Membership {
-    /// The nodes that wait for the next round; none while this one is full, as the next would have no
-    /// room for them either.
+    /// The nodes that wait for the next round; none while this one is full, because the next would have no
+    /// place for them either.
     pub waiting: Vec<NodeId>,
-    /// Members that were taken for dead, by this node or another: they had written no heartbeat.
+    /// Members that this node or another has dropped as dead, because they wrote no heartbeat.
     pub lost: Vec<LostNode>,
-    /// Members that have left the round by themselves, to restart or for good.
+    /// Members that have left the round on their own, to restart or for good.
     pub left: Vec<LeftNode>,
-    /// Whether this node is no longer in its round: the others took it for dead, or have gone on.
+    /// Whether this node is no longer in its round: the others have dropped it as dead, or started the next
+    /// round.
     pub is_evicted: bool,
     /// Whether the rendezvous is closed.
     pub is_closed: bool,

@@ -1,25 +1,25 @@
-//! The name of a node.
+//! The identity of a node.
 
 use std::fmt;
 use std::sync::Arc;
 
-/// One handler of a rendezvous: where it runs, and which one of there.
+/// Identifies one handler in a rendezvous.
 ///
-/// The order is the one by which ranks are given: by address (code point by code point, so `node10`
-/// comes before `node2`), then process, then handler. In PyTorch: `_NodeDesc`
+/// Ranks follow the order of ids: by address (by code point, so `node10` sorts before `node2`), then
+/// process, then handler. In PyTorch: `_NodeDesc`
 /// (`torch/distributed/elastic/rendezvous/dynamic_rendezvous.py`).
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId {
-    /// The address that the node gives itself: its full host name, or what it was told.
+    /// The address that the node states: its full host name, or the configured one.
     pub addr: Arc<str>,
-    /// The process.
+    /// The process id.
     pub pid: i64,
-    /// The handler within the process, counted from 0.
+    /// The number of the handler within the process, counted from 0.
     pub local_id: i64,
 }
 
 impl NodeId {
-    /// A node by its three parts.
+    /// Creates an id from its parts.
     #[must_use]
     pub fn new(addr: impl Into<Arc<str>>, pid: i64, local_id: i64) -> Self {
         Self {
@@ -28,11 +28,9 @@ impl NodeId {
             local_id,
         }
     }
-}
 
-impl NodeId {
-    /// The node for people: `node1 (pid 42)`. Its address comes from others, so control characters are
-    /// escaped, and at most 255 characters are shown.
+    /// Formats the node for messages: `node1 (pid 42)`. Peers supply the address, so control characters
+    /// are escaped and at most 255 characters are shown.
     #[must_use]
     pub fn named(&self) -> NamedNode<'_> {
         NamedNode(self)

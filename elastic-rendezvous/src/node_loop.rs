@@ -1,7 +1,7 @@
-//! The one loop of a rendezvous handler: carries out what its executor needs.
+//! The loop of a rendezvous handler, which carries out what its executor needs.
 //!
-//! It runs on a thread of its own, so that signs of life are given whatever the handler's owner does.
-//! It decides nothing about the rendezvous (`decide`) and knows no store (`backend`).
+//! It has its own thread, so that nothing that the handler's owner does delays heartbeats. `executor` and
+//! `decide` make all decisions.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +13,7 @@ use crate::backend::{Part, RendezvousBackend, Stored, Token};
 use crate::clock::Now;
 use crate::codec::{self, CodecLimits};
 use crate::error::RendezvousError;
-use crate::executor::{Ending, Executor, Need, Operation, Written};
+use crate::executor::{Executor, Need, Operation, OperationError, Written};
 use crate::goal::{Answer, Goal};
 use crate::handler::{Listener, Membership, RendezvousEvent};
 use crate::node::NodeId;
@@ -23,26 +23,26 @@ use crate::state::RendezvousState;
 use crate::timestamp::Timestamp;
 use crate::watcher::{Found, Watcher};
 
-/// How often a store is asked that cannot wake us, as in PyTorch.
+/// How often a store that cannot be watched is polled, as in PyTorch.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How often a join that waits looks who is there and tells its listener; with many nodes, whose state
-/// is long, more rarely.
+/// How often a waiting join reads the state and reports to its listeners; less often with many nodes, whose
+/// state is long.
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 const REPORT_INTERVAL_OF_MANY: Duration = Duration::from_secs(10);
 
-/// How often a join that waits writes a line to the log.
+/// How often a waiting join writes a line to the log.
 const LOG_INTERVAL: Duration = Duration::from_secs(30);
 
-/// Up to so many nodes, each that waits is woken whenever another comes. With more, only when the
-/// round is complete or the last call begins: waking a thousand nodes a thousand times helps nobody.
+/// Up to this `max_nodes`, each arrival wakes every waiting participant. Beyond, only changes of the round do:
+/// a thousand nodes would otherwise wake a thousand times.
 const WOKEN_BY_EACH_JOIN_MAX: usize = 32;
 
-/// What the loop is asked to do.
+/// A message to the loop.
 #[derive(Debug)]
 pub(crate) enum Message {
     Run(Job),
-    /// What the watcher has found, on which order.
+    /// The number and the result of a request to the watcher.
     Found(u64, Found),
     Interrupt,
     Stop,
@@ -54,14 +54,14 @@ pub(crate) struct Job {
     pub(crate) reply: Sender<Result<Answer, RendezvousError>>,
 }
 
-/// What the loop and the handler's callers share.
+/// The data shared by the loop and the handler.
 #[derive(Debug, Default)]
 pub(crate) struct Shared {
     membership: Mutex<Option<Result<Membership, String>>>,
     listeners: Mutex<Listeners>,
-    /// Set for good: what joins from now on is interrupted.
+    /// Set for good: this and all later joins fail.
     pub(crate) is_interrupted: AtomicBool,
-    /// Set until it is recorded that this process hosts the store.
+    /// Set until the event that this process hosts the store is recorded.
     pub(crate) is_new_host: AtomicBool,
 }
 
@@ -75,7 +75,7 @@ impl std::fmt::Debug for Listeners {
 }
 
 impl Shared {
-    /// The membership, why it is not known, or `None` when the node is in no round.
+    /// The membership, or why it is unknown; `None` when the node is in no round.
     pub(crate) fn membership(&self) -> Option<Result<Membership, String>> {
         self.membership
             .lock()
@@ -91,18 +91,18 @@ impl Shared {
         listeners.0.push(listener);
     }
 
-    /// Returns whether it is another than before.
+    /// Returns whether the value has changed.
     fn set_membership(&self, membership: Option<Result<Membership, String>>) -> bool {
-        let mut present = self
+        let mut current = self
             .membership
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let is_new = *present != membership;
-        *present = membership;
+        let is_new = *current != membership;
+        *current = membership;
         is_new
     }
 
-    fn tell(&self, event: RendezvousEvent<'_>) {
+    fn notify(&self, event: RendezvousEvent<'_>) {
         for listener in self.listeners() {
             listener(&event);
         }
@@ -148,7 +148,7 @@ pub(crate) struct NodeLoop {
     inbox: Receiver<Message>,
     jobs: VecDeque<Job>,
     watch: Option<Watch>,
-    /// The complete round that this node is in.
+    /// The complete round of which this node is a member.
     round: Option<i64>,
     is_stopping: bool,
     has_lease: bool,
@@ -158,22 +158,23 @@ pub(crate) struct NodeLoop {
 #[derive(Debug)]
 struct Watch {
     watcher: Watcher,
-    /// Counts what the watcher was told to look for.
-    order: u64,
-    /// What it looks for; `None` when it looks for nothing, or what it finds is old by now.
-    present: Option<(Option<Token>, Part)>,
+    /// The number of the last request.
+    number: u64,
+    /// The request in progress; `None` if there is none or its result would be outdated.
+    request: Option<(Option<Token>, Part)>,
 }
 
-/// When a join that waits was last talked about.
+/// What a waiting join has reported so far.
 #[derive(Debug, Default)]
-struct Telling {
-    participants: Option<(i64, usize, usize)>,
-    reported: Option<Duration>,
-    logged: Option<Duration>,
+struct Reported {
+    /// The round and the numbers of participants and waiting nodes.
+    counts: Option<(i64, usize, usize)>,
+    reported_at: Option<Duration>,
+    logged_at: Option<Duration>,
 }
 
 impl NodeLoop {
-    /// The loop of the node `executor`; `to_loop` is the other end of `inbox`, for the watcher.
+    /// Creates the loop of the node `executor`; `to_loop` is the sending end of `inbox`, for the watcher.
     pub(crate) fn new(
         clock: Clock,
         executor: Executor,
@@ -203,7 +204,7 @@ impl NodeLoop {
         })
     }
 
-    /// Runs until it is told to stop.
+    /// Runs until a [`Message::Stop`].
     pub(crate) fn run(mut self) {
         while !self.is_stopping {
             if let Some(job) = self.jobs.pop_front() {
@@ -213,7 +214,7 @@ impl NodeLoop {
                 self.record(step_of_start(job.goal));
                 let result = self.carry_out(job.goal);
                 self.record(step_of_result(job.goal, &result));
-                // Whoever asked may have gone.
+                // The caller may no longer wait.
                 let _ = job.reply.send(result);
             } else if self.round.is_some() {
                 self.monitor();
@@ -234,22 +235,22 @@ impl NodeLoop {
         match goal {
             Goal::Join => {
                 self.refuse_if_interrupted()?;
-                self.forget_world();
+                self.exit_round();
                 let deadline = now.saturating_add(settings.join_timeout);
                 self.operate(Operation::Exit, deadline)?;
                 let joined = self.operate(Operation::Join, deadline);
                 if matches!(joined, Err(RendezvousError::Interrupted { .. })) {
-                    self.take_back();
+                    self.roll_back();
                 }
                 joined?;
-                self.remember_world();
+                self.enter_round();
             }
             Goal::Close | Goal::Shutdown => {
                 let deadline = now.saturating_add(settings.close_timeout);
                 self.operate(Operation::Close, deadline)?;
             }
             Goal::Leave => {
-                self.forget_world();
+                self.exit_round();
                 let deadline = now.saturating_add(settings.close_timeout);
                 self.operate(Operation::Leave, deadline)?;
             }
@@ -261,14 +262,14 @@ impl NodeLoop {
         Ok(self.answer())
     }
 
-    /// After a join that was given up.
-    fn take_back(&mut self) {
+    /// Leaves after an interrupted join.
+    fn roll_back(&mut self) {
         let limit = self.executor.settings().heartbeat_timeout;
         let deadline = self.clock.now().monotonic.saturating_add(limit);
         if let Err(error) = self.operate(Operation::Leave, deadline) {
             log::warn!(
-                "{} has given up joining and cannot leave: {error}",
-                self.executor.me()
+                "node {} cannot leave the rendezvous after an interrupted join: {error}",
+                self.executor.me().named()
             );
         }
     }
@@ -278,7 +279,7 @@ impl NodeLoop {
         let begun = self.clock.now();
         let result = self.step_through(operation, deadline, begun);
         self.release_lease();
-        result?.map_err(|ending| self.error_of(ending, operation, begun))
+        result?.map_err(|failure| self.error_of(failure, operation, begun))
     }
 
     fn step_through(
@@ -286,9 +287,9 @@ impl NodeLoop {
         operation: Operation,
         deadline: Duration,
         begun: Now,
-    ) -> Result<Result<(), Ending>, RendezvousError> {
+    ) -> Result<Result<(), OperationError>, RendezvousError> {
         self.executor.begin(operation, deadline, begun);
-        let mut telling = Telling::default();
+        let mut reported = Reported::default();
         loop {
             let now = self.clock.now();
             let need = self.executor.step(now);
@@ -306,8 +307,8 @@ impl NodeLoop {
                 Need::Write => self.write()?,
                 Need::Wait { until } => {
                     self.release_lease();
-                    self.tell(&mut telling, now);
-                    let until = telling.reported.map_or(until, |at| {
+                    self.report(&mut reported, now);
+                    let until = reported.reported_at.map_or(until, |at| {
                         until.min(at.saturating_add(self.report_interval()))
                     });
                     let part = if self.are_many()
@@ -336,20 +337,27 @@ impl NodeLoop {
         }
     }
 
-    fn error_of(&mut self, ending: Ending, operation: Operation, begun: Now) -> RendezvousError {
+    fn error_of(
+        &mut self,
+        failure: OperationError,
+        operation: Operation,
+        begun: Now,
+    ) -> RendezvousError {
         let run_id = self.executor.settings().run_id.clone();
         let now = self.clock.now();
-        match (ending, operation) {
-            (Ending::Closed, _) => RendezvousError::Closed { run_id },
-            (Ending::GracefulExit, _) => RendezvousError::GracefulExit { run_id },
-            (Ending::Timeout, Operation::Join | Operation::Exit) => RendezvousError::Timeout {
-                report: Box::new(self.executor.report_of_timeout(now)),
-            },
-            (Ending::Timeout, operation) => RendezvousError::TooSlow {
+        match (failure, operation) {
+            (OperationError::Closed, _) => RendezvousError::Closed { run_id },
+            (OperationError::GracefulExit, _) => RendezvousError::GracefulExit { run_id },
+            (OperationError::Timeout, Operation::Join | Operation::Exit) => {
+                RendezvousError::Timeout {
+                    report: Box::new(self.executor.report_of_timeout(now)),
+                }
+            }
+            (OperationError::Timeout, operation) => RendezvousError::OperationTimeout {
                 run_id,
-                what: match operation {
+                operation: match operation {
                     Operation::Close => "close",
-                    Operation::KeepAlive => "give a sign of life in",
+                    Operation::KeepAlive => "send a heartbeat to",
                     _ => "leave",
                 },
                 timeout: now.monotonic.saturating_sub(begun.monotonic),
@@ -383,23 +391,23 @@ impl NodeLoop {
         }
     }
 
-    fn remember_world(&mut self) {
+    fn enter_round(&mut self) {
         self.round = Some(self.executor.state().round);
         self.publish();
     }
 
-    fn forget_world(&mut self) {
+    fn exit_round(&mut self) {
         self.round = None;
         self.shared.set_membership(None);
     }
 
-    /// One turn of watching over a complete round: a sign of life if it is due, else a wait.
+    /// Writes a heartbeat if one is due, then waits until the next one or a message.
     fn monitor(&mut self) {
         let now = self.clock.now().monotonic;
         let due = self.executor.heartbeat_due_at();
         let until = match due.filter(|&due| due > now) {
-            // Whoever has just joined knows the state: that all nodes of a large round read it again
-            // at the same moment would hold them all up.
+            // A node that has just joined knows the state. If all nodes of a large round read it again at once,
+            // they would delay each other.
             Some(due) => due,
             None => self.keep_alive(now),
         };
@@ -413,7 +421,7 @@ impl NodeLoop {
         }
     }
 
-    /// Reads the state, and writes only if a sign of life is due. Returns when the next one is.
+    /// Reads the state and writes a heartbeat if one is due. Returns when the next one is due.
     fn keep_alive(&mut self, now: Duration) -> Duration {
         let limit = self.executor.settings().heartbeat_timeout;
         let interval = self.executor.settings().keep_alive_interval;
@@ -428,21 +436,21 @@ impl NodeLoop {
             }
             Err(error) => {
                 self.publish_failure(&error);
-                // The others do not wait for long: three times the interval in all.
+                // Retry soon: after three intervals the others drop this node.
                 let failed_at = self.clock.now().monotonic;
                 failed_at.saturating_add(interval.min(POLL_INTERVAL))
             }
         }
     }
 
-    /// Waits for a message, a change of the state or `until`, whichever comes first; against a store
-    /// that cannot wake us, for a second at most.
+    /// Waits for a message, a change of the state or `until`, whichever is first. Polls a store that cannot be
+    /// watched.
     fn wait(&mut self, part: Part, until: Duration) {
         let token = self.executor.to_write().1.cloned();
         let now = self.clock.now().monotonic;
         match &mut self.watch {
             Some(watch) => {
-                watch.look_for(token, part);
+                watch.request(token, part);
                 self.receive(Some(until.saturating_sub(now)));
             }
             None => {
@@ -457,7 +465,8 @@ impl NodeLoop {
         }
     }
 
-    /// Takes one message, waiting for it for at most `timeout`; whether there was one.
+    /// Handles one message, after a wait of at most `timeout` (`None`: indefinitely). Returns whether there
+    /// was one.
     fn receive(&mut self, timeout: Option<Duration>) -> bool {
         let message = match timeout {
             None => self
@@ -468,8 +477,8 @@ impl NodeLoop {
         };
         match message {
             Ok(Message::Run(job)) => self.jobs.push_back(job),
-            Ok(Message::Found(order, found)) => self.on_found(order, found),
-            // The flag is set already: it is looked at after each wait.
+            Ok(Message::Found(number, found)) => self.on_found(number, found),
+            // The flag is already set, and checked after each wait.
             Ok(Message::Interrupt) => {}
             Ok(Message::Stop) | Err(RecvTimeoutError::Disconnected) => self.is_stopping = true,
             Err(RecvTimeoutError::Timeout) => return false,
@@ -477,19 +486,19 @@ impl NodeLoop {
         true
     }
 
-    fn on_found(&mut self, order: u64, found: Found) {
+    fn on_found(&mut self, number: u64, found: Found) {
         let Some(watch) = &mut self.watch else { return };
         match found {
             Err(error) => {
-                // A watch that has failed would fail again at once. What the store itself has to say
-                // comes out when it is asked.
-                log::warn!("cannot wait for changes, asking once a second instead: {error}");
+                // The watch would probably fail again at once. If the store itself fails, the next read
+                // reports it.
+                log::warn!("cannot watch the rendezvous, polling once a second instead: {error}");
                 self.watch = None;
             }
-            // The state was read or written since: what was found may be older.
-            Ok(_) if watch.order != order || watch.present.take().is_none() => {}
+            // The state was read or written since, so this one may be older.
+            Ok(_) if watch.number != number || watch.request.take().is_none() => {}
             Ok(stored) => {
-                if let Err(error) = self.take_in(stored) {
+                if let Err(error) = self.on_state(stored) {
                     self.publish_failure(&error);
                 }
             }
@@ -498,17 +507,17 @@ impl NodeLoop {
 
     fn read(&mut self) -> Result<(), RendezvousError> {
         let stored = self.backend.get_state()?;
-        self.take_in(stored)
+        self.on_state(stored)
     }
 
-    fn take_in(&mut self, stored: Option<Stored>) -> Result<(), RendezvousError> {
+    fn on_state(&mut self, stored: Option<Stored>) -> Result<(), RendezvousError> {
         let stored = match stored {
             None => None,
             Some(stored) => Some((self.decode(&stored.state)?, stored.token)),
         };
         self.executor.on_read(stored, self.clock.now());
-        self.tell_lost();
-        self.what_was_found_is_old();
+        self.report_lost();
+        self.discard_watch_result();
         Ok(())
     }
 
@@ -535,8 +544,8 @@ impl NodeLoop {
         self.executor.on_written(written, self.clock.now());
         let steps = self.executor.take_steps();
         self.record(steps);
-        self.tell_lost();
-        self.what_was_found_is_old();
+        self.report_lost();
+        self.discard_watch_result();
         if let Some(pause) = self.conflict_pause() {
             self.receive(Some(pause));
         }
@@ -557,15 +566,15 @@ impl NodeLoop {
         }
     }
 
-    /// A random pause after others were faster, so that not all try again at the same moment.
+    /// A random pause after a write conflict, so that the nodes do not all retry at the same moment.
     fn conflict_pause(&mut self) -> Option<Duration> {
         let longest = self.executor.conflict_pause_max(self.clock.now())?;
         Some(longest.mul_f64(self.random.f64()))
     }
 
-    fn what_was_found_is_old(&mut self) {
+    fn discard_watch_result(&mut self) {
         if let Some(watch) = &mut self.watch {
-            watch.present = None;
+            watch.request = None;
         }
     }
 
@@ -581,29 +590,29 @@ impl NodeLoop {
         }
     }
 
-    /// Tells the listener and the log about a join that waits.
-    fn tell(&self, telling: &mut Telling, now: Now) {
+    /// Reports a waiting join to the listeners and the log.
+    fn report(&self, reported: &mut Reported, now: Now) {
         let state = self.executor.state();
-        let present = (state.round, state.participants.len(), state.wait_list.len());
-        let has_changed = telling.participants.replace(present) != Some(present);
+        let counts = (state.round, state.participants.len(), state.wait_list.len());
+        let has_changed = reported.counts.replace(counts) != Some(counts);
         let is_time = |last: Option<Duration>, interval: Duration| {
             last.is_none_or(|last| now.monotonic.saturating_sub(last) >= interval)
         };
-        if has_changed || is_time(telling.reported, self.report_interval()) {
-            telling.reported = Some(now.monotonic);
+        if has_changed || is_time(reported.reported_at, self.report_interval()) {
+            reported.reported_at = Some(now.monotonic);
             let report = self.executor.report(now);
-            if is_time(telling.logged, LOG_INTERVAL) {
-                // The first one only after a while: a join that works is not worth a line.
-                if telling.logged.is_some() {
+            if is_time(reported.logged_at, LOG_INTERVAL) {
+                // The first line comes after one interval: most joins are over by then.
+                if reported.logged_at.is_some() {
                     log_wait(&report, self.executor.last_decision().map(|it| it.reason));
                 }
-                telling.logged = Some(now.monotonic);
+                reported.logged_at = Some(now.monotonic);
             }
-            self.shared.tell(RendezvousEvent::Waiting(&report));
+            self.shared.notify(RendezvousEvent::Waiting(&report));
         }
     }
 
-    /// Hands PyTorch's events of these steps to the listeners.
+    /// Passes the events of these steps to the listeners.
     fn record(&self, steps: impl IntoIterator<Item = Step>) {
         let listeners = self.shared.listeners();
         if listeners.is_empty() {
@@ -618,10 +627,10 @@ impl NodeLoop {
         }
     }
 
-    fn tell_lost(&mut self) {
+    fn report_lost(&mut self) {
         for lost in self.executor.take_newly_lost() {
-            log::warn!("lost {lost}");
-            self.shared.tell(RendezvousEvent::NodeLost(&lost));
+            log::warn!("lost node {lost}");
+            self.shared.notify(RendezvousEvent::NodeLost(&lost));
         }
     }
 
@@ -633,7 +642,7 @@ impl NodeLoop {
         let is_same_round = state.complete && state.round == round;
         let (lost, left) = self.executor.departed();
         let membership = Membership {
-            // Another round would have no room for them either.
+            // The next round would have no place for them either.
             waiting: if is_same_round && state.participants.len() >= max_nodes {
                 Vec::new()
             } else {
@@ -645,7 +654,7 @@ impl NodeLoop {
             is_closed: state.closed,
         };
         if self.shared.set_membership(Some(Ok(membership))) {
-            self.shared.tell(RendezvousEvent::MembershipChanged);
+            self.shared.notify(RendezvousEvent::MembershipChanged);
         }
     }
 
@@ -656,10 +665,10 @@ impl NodeLoop {
         let text = error.to_string();
         let was_known = matches!(self.shared.membership(), Some(Ok(_)));
         if was_known {
-            log::warn!("the state of the rendezvous is not known: {text}");
+            log::warn!("cannot read the state of the rendezvous: {text}");
         }
         if self.shared.set_membership(Some(Err(text))) && was_known {
-            self.shared.tell(RendezvousEvent::MembershipChanged);
+            self.shared.notify(RendezvousEvent::MembershipChanged);
         }
     }
 }
@@ -669,33 +678,33 @@ impl Watch {
         watch: Arc<dyn crate::backend::StateWatch>,
         to_loop: Sender<Message>,
     ) -> Result<Self, RendezvousError> {
-        let watcher = Watcher::start(watch, move |order, found| {
+        let watcher = Watcher::start(watch, move |number, found| {
             // The loop may have ended.
-            let _ = to_loop.send(Message::Found(order, found));
+            let _ = to_loop.send(Message::Found(number, found));
         })?;
         Ok(Self {
             watcher,
-            order: 0,
-            present: None,
+            number: 0,
+            request: None,
         })
     }
 
-    fn look_for(&mut self, known: Option<Token>, part: Part) {
-        let wanted = (known, part);
-        if self.present.as_ref() == Some(&wanted) {
+    fn request(&mut self, known: Option<Token>, part: Part) {
+        let request = (known, part);
+        if self.request.as_ref() == Some(&request) {
             return;
         }
-        self.order += 1;
-        self.watcher.order(self.order, wanted.0.clone(), part);
-        self.present = Some(wanted);
+        self.number += 1;
+        self.watcher.request(self.number, request.0.clone(), part);
+        self.request = Some(request);
     }
 }
 
 fn log_wait(report: &WaitReport, reason: Option<&str>) {
     log::info!(
-        "waiting for {:.0} s, at most {:.0} s more: {report}; this node {}",
+        "waiting for other nodes since {:.0} s, for at most {:.0} s more: {report}; this node: {}",
         report.waited.as_secs_f64(),
         report.time_left.as_secs_f64(),
-        reason.unwrap_or("waits"),
+        reason.unwrap_or("waiting"),
     );
 }

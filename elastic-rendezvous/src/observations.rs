@@ -1,12 +1,9 @@
-//! Who is alive, judged by what this node has seen with its own clock.
+//! Detects dead nodes by what this node observes with its own monotonic clock.
 //!
-//! PyTorch compares the times that other nodes write with its own wall clock, so a clock that is a
-//! minute wrong evicts healthy nodes. Here a node is alive while what it writes keeps **changing**: for
-//! how long it has not, the monotonic clock tells. What the others write is never compared with a clock
-//! of ours, but for one question: whether a time that was there before we came looks so old that we had
-//! better wait and see (see [`Observations::suspects`]).
-//!
-//! Holds nothing about rules (`decide`) and removes nobody (`apply`).
+//! PyTorch compares heartbeats with its own wall clock, so a clock that is a minute wrong evicts healthy
+//! nodes. Here a node is alive while its heartbeat keeps **changing**. A heartbeat is compared with the local
+//! clock in one case only: to find participants that may have died before this node's first read (see
+//! [`Observations::suspects`]).
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -17,33 +14,33 @@ use crate::settings::RendezvousSettings;
 use crate::state::RendezvousState;
 use crate::timestamp::Timestamp;
 
-/// By how much we follow the clock of a peer that is ahead of ours; beyond that the peer is wrong.
+/// How far written times follow a peer whose clock is ahead. A larger difference is an error of the peer.
 const LEAD_MAX: Duration = Duration::from_secs(3600);
 
-/// What a node has seen of the others so far, and when, by its own monotonic clock.
+/// What a node has observed of the others, with times of its monotonic clock.
 #[derive(Debug, Clone)]
 pub(crate) struct Observations {
-    /// The moment this node began to look; from here its own wall clock is carried on monotonically.
+    /// When this node started. Its wall clock is advanced monotonically from here.
     start: Now,
     peers: HashMap<NodeId, Sighting>,
     deadline: Option<(Timestamp, Duration)>,
-    /// The round, if it is complete, and since when we have known that.
+    /// The complete round, and when this node first saw it complete.
     complete: Option<(i64, Duration)>,
-    /// When we last looked.
-    looked_at: Option<Duration>,
+    /// When the state was last read.
+    read_at: Option<Duration>,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Sighting {
     heartbeat: Timestamp,
-    /// When we first saw this heartbeat.
+    /// When this heartbeat was first seen.
     seen_at: Duration,
-    /// From when on its silence counts.
-    counted_from: Duration,
-    /// Whether it was written since we began to look: we know what was there before.
-    is_news: bool,
-    /// Whether it may have been written long ago: it was there when we came, and looks too old.
-    looked_dead: bool,
+    /// The start of the silence that counts.
+    silent_since: Duration,
+    /// Whether it was written after the first read.
+    is_new: bool,
+    /// Whether it was found at the first read and is so old that the node may be dead.
+    is_suspect: bool,
 }
 
 /// A node that has been silent for too long.
@@ -60,11 +57,11 @@ impl Observations {
             peers: HashMap::new(),
             deadline: None,
             complete: None,
-            looked_at: None,
+            read_at: None,
         }
     }
 
-    /// Takes note of a state that was just read.
+    /// Adopts a state that was just read.
     pub(crate) fn observe(
         &mut self,
         state: &RendezvousState,
@@ -73,11 +70,11 @@ impl Observations {
     ) {
         let own_time = self.own_time(now);
         let dead_after = settings.dead_after();
-        let is_first_look = self.looked_at.is_none();
+        let is_first_read = self.read_at.is_none();
         let was_away = self
-            .looked_at
+            .read_at
             .is_none_or(|at| now.monotonic.saturating_sub(at) > dead_after);
-        self.looked_at = Some(now.monotonic);
+        self.read_at = Some(now.monotonic);
         self.complete = match self.complete {
             _ if !state.complete => None,
             Some((round, since)) if round == state.round => Some((round, since)),
@@ -86,25 +83,25 @@ impl Observations {
         self.peers
             .retain(|node, _| state.last_heartbeats.contains_key(node));
         for (node, &heartbeat) in &state.last_heartbeats {
-            let looked_dead = match self.peers.get(node) {
+            let is_suspect = match self.peers.get(node) {
                 Some(sighting) if sighting.heartbeat == heartbeat => continue,
                 Some(_) => false,
-                // Of a node that was not there a moment ago we know that it has just written.
+                // A node that was not listed at the last read must just have written.
                 None => was_away && own_time.since(heartbeat) > dead_after,
             };
             let sighting = Sighting {
                 heartbeat,
                 seen_at: now.monotonic,
-                counted_from: now.monotonic,
-                is_news: !is_first_look,
-                looked_dead,
+                silent_since: now.monotonic,
+                is_new: !is_first_read,
+                is_suspect,
             };
             self.peers.insert(node.clone(), sighting);
         }
-        // A member of a complete round that has not looked since it became complete must find it
-        // whole. When this time is over it has looked, and so written, or is silent itself.
+        // A live member must see the complete round before a silent one is dropped. After this time it has
+        // read the state, and so written a heartbeat, or it is silent itself.
         for (node, sighting) in &mut self.peers {
-            sighting.counted_from = match self.complete {
+            sighting.silent_since = match self.complete {
                 Some((_, since)) if state.participants.contains_key(node) => {
                     sighting.seen_at.max(since)
                 }
@@ -118,11 +115,10 @@ impl Observations {
         }
     }
 
-    /// The nodes but `me` whose heartbeat had not changed for too long at `moment`, longest silence
-    /// first.
+    /// The nodes other than `me` that had been silent for too long at `moment`, longest silence first.
     ///
-    /// The moment is the one at which the present state was asked for, not the one at which it came:
-    /// this node may have been stopped in between, and has not seen what the others wrote meanwhile.
+    /// `moment` is when the current state was requested, not when it arrived: this process may have been
+    /// stopped in between and missed later heartbeats.
     pub(crate) fn silent(
         &self,
         me: &NodeId,
@@ -143,15 +139,15 @@ impl Observations {
         silent
     }
 
-    /// For how long `node` has written nothing new; `None` when it is not listed, as far as we know.
+    /// For how long `node` has written no new heartbeat; `None` if it was not listed.
     pub(crate) fn silence_of(&self, node: &NodeId, moment: Duration) -> Option<Duration> {
         let sighting = self.peers.get(node)?;
         Some(moment.saturating_sub(sighting.seen_at))
     }
 
-    /// The participants that were there before we came, whose time looks so old that they may be long
-    /// dead, or have a slow clock. Within [`RendezvousSettings::dead_after`] each either writes, or
-    /// is silent. Until then a round must not be completed with them.
+    /// The participants found at the first read with a heartbeat so old that they are dead or have a slow
+    /// clock. Within [`RendezvousSettings::dead_after`] each writes or is silent. Until then no round may be
+    /// completed with them.
     pub(crate) fn suspects<'s>(
         &'s self,
         state: &'s RendezvousState,
@@ -162,7 +158,7 @@ impl Observations {
                 && self
                     .peers
                     .get(*node)
-                    .is_some_and(|sighting| sighting.looked_dead)
+                    .is_some_and(|sighting| sighting.is_suspect)
         })
     }
 
@@ -191,19 +187,18 @@ impl Observations {
         )
     }
 
-    /// When the last call ends: as long after we first saw it as we would let it last.
+    /// When the last call ends: its timeout after this node first saw it.
     pub(crate) fn last_call_ends_at(&self, settings: &RendezvousSettings) -> Option<Duration> {
         let begun_at = self.last_call_begun_at()?;
         Some(begun_at.saturating_add(settings.last_call_timeout))
     }
 
-    /// When we first saw the present last call.
+    /// When this node first saw the current last call.
     pub(crate) fn last_call_begun_at(&self) -> Option<Duration> {
         self.deadline.map(|(_, seen_at)| seen_at)
     }
 
-    /// When the next of the others will have been silent for too long, if it stays so. Those that are
-    /// silent at `moment` already do not count.
+    /// When the next node will have been silent for too long, without those that already are at `moment`.
     pub(crate) fn next_silence_at(
         &self,
         me: &NodeId,
@@ -213,22 +208,21 @@ impl Observations {
         self.peers
             .iter()
             .filter(|(node, sighting)| *node != me && !sighting.is_silent_at(moment, settings))
-            .map(|(_, sighting)| sighting.counted_from)
+            .map(|(_, sighting)| sighting.silent_since)
             .min()
             .map(|from| from.saturating_add(settings.dead_after()))
     }
 
-    /// The time to write, as a heartbeat or as a deadline.
+    /// The time to write as a heartbeat or deadline.
     ///
-    /// PyTorch's nodes compare it with their wall clocks. So it never jumps, and it is not behind the
-    /// clock of any node that was seen writing lately: a node with a fast clock does not take us for
-    /// dead.
+    /// PyTorch's nodes compare it with their wall clocks. So it never jumps, and is not behind any node that
+    /// was seen writing: then a PyTorch node with a fast clock does not drop this one.
     pub(crate) fn time_to_write(&self, now: Now) -> Timestamp {
         let own = self.own_time(now);
         let fastest = self
             .peers
             .values()
-            .filter(|sighting| sighting.is_news)
+            .filter(|sighting| sighting.is_new)
             .map(|sighting| {
                 let age = now.monotonic.saturating_sub(sighting.seen_at);
                 sighting.heartbeat.after(age)
@@ -240,7 +234,7 @@ impl Observations {
         }
     }
 
-    /// The wall clock of the start, carried on by the monotonic clock.
+    /// The wall clock at the start, advanced by the monotonic clock.
     fn own_time(&self, now: Now) -> Timestamp {
         self.start
             .wall
@@ -250,7 +244,7 @@ impl Observations {
 
 impl Sighting {
     fn is_silent_at(&self, moment: Duration, settings: &RendezvousSettings) -> bool {
-        moment.saturating_sub(self.counted_from) > settings.dead_after()
+        moment.saturating_sub(self.silent_since) > settings.dead_after()
     }
 }
 
@@ -290,7 +284,7 @@ mod tests {
         let mut observations = Observations::new(start());
         for step in 0..20_u32 {
             let now = start().after(SECOND * 5 * step);
-            // An hour behind, and not even forwards.
+            // An hour behind, and running backwards.
             let heartbeat = start().wall.before(SECOND * (3600 + step));
             observations.observe(&state_of(&[(&peer, heartbeat)]), &settings(), now);
             assert_eq!(observations.silent(&me, &settings(), now.monotonic), []);
@@ -298,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_writes_nothing_new_is_silent_after_three_intervals_of_our_own_clock() {
+    fn a_peer_without_new_heartbeats_is_silent_after_three_intervals_of_the_own_clock() {
         let (me, peer) = (node("me"), node("peer"));
         let mut observations = Observations::new(start());
         // An hour ahead: PyTorch would keep it for an hour.
@@ -366,12 +360,12 @@ mod tests {
     }
 
     #[test]
-    fn what_we_write_keeps_up_with_a_peer_that_is_ahead_but_not_with_nonsense() {
+    fn written_times_follow_a_peer_that_is_ahead_by_up_to_an_hour() {
         let peer = node("peer");
         let mut observations = Observations::new(start());
         let ahead = start().wall.after(SECOND * 60);
         observations.observe(&state_of(&[(&peer, ahead)]), &settings(), start());
-        // It may have been written long ago by a clock further ahead: not evidence yet.
+        // No evidence yet: a clock further ahead may have written it long ago.
         assert_eq!(observations.time_to_write(start()), start().wall);
         let now = start().after(SECOND * 5);
         let state = state_of(&[(&peer, ahead.after(SECOND * 5))]);

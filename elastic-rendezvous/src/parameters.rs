@@ -1,14 +1,13 @@
-//! What a rendezvous is told from outside: which backend, where, which job, how many nodes, and
-//! settings as text.
+//! The parameters of a rendezvous: backend, endpoint, run id, numbers of nodes, and settings as text.
 //!
-//! Knows no command line and no backend: which settings exist, and what they mean, is the backend's.
+//! Each backend defines which settings exist.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::endpoint::EndpointError;
 
-/// The parameters of a rendezvous, checked as far as that can be done without knowing the backend.
+/// The parameters of a rendezvous, checked as far as possible without knowing the backend.
 ///
 /// In PyTorch: `RendezvousParameters` (`torch/distributed/elastic/rendezvous/api.py`).
 ///
@@ -36,11 +35,12 @@ pub struct RendezvousParameters {
 }
 
 impl RendezvousParameters {
-    /// A rendezvous of `min_nodes` to `max_nodes` nodes, without settings. The endpoint is text that
-    /// the backend reads; the run id may be empty where the backend needs none.
+    /// Parameters for `min_nodes` to `max_nodes` nodes, without settings. The backend parses the endpoint; the
+    /// run id may be empty if the backend needs none.
     ///
     /// # Errors
-    /// A [`ParametersError`]: no backend, no nodes, or a maximum below the minimum.
+    /// [`ParametersError::NoBackend`], [`ParametersError::NoNodes`] for a minimum of 0, or
+    /// [`ParametersError::NodesReversed`].
     pub fn new(
         backend: impl Into<String>,
         endpoint: impl Into<String>,
@@ -64,51 +64,51 @@ impl RendezvousParameters {
         })
     }
 
-    /// The address that this node gives itself, in place of its full host name. Empty is none.
+    /// The address that identifies this node. Default, also for empty text: its full host name.
     #[must_use]
     pub fn with_local_addr(mut self, local_addr: impl Into<String>) -> Self {
         self.local_addr = Some(local_addr.into()).filter(|addr| !addr.is_empty());
         self
     }
 
-    /// The settings, as from [`parse_config`].
+    /// Replaces all settings, as from [`parse_config`].
     #[must_use]
     pub fn with_config(mut self, config: BTreeMap<String, String>) -> Self {
         self.config = config;
         self
     }
 
-    /// The name of the backend: `c10d`, `static`. Never empty.
+    /// The name of the backend, such as `c10d` or `static`; never empty.
     #[must_use]
     pub fn backend(&self) -> &str {
         &self.backend
     }
 
-    /// The endpoint, as given: [`Endpoint`](crate::Endpoint) reads it, unless it is a path.
+    /// The endpoint as text; [`Endpoint`](crate::Endpoint) parses it, unless it is a path.
     #[must_use]
     pub fn endpoint(&self) -> &str {
         &self.endpoint
     }
 
-    /// Which job this is.
+    /// The run id of the job; may be empty.
     #[must_use]
     pub fn run_id(&self) -> &str {
         &self.run_id
     }
 
-    /// So many nodes suffice; at least 1.
+    /// How many nodes suffice for a round; at least 1.
     #[must_use]
     pub fn min_nodes(&self) -> usize {
         self.min_nodes
     }
 
-    /// So many nodes have room; at least [`min_nodes`](Self::min_nodes).
+    /// How many nodes fill a round; at least [`min_nodes`](Self::min_nodes).
     #[must_use]
     pub fn max_nodes(&self) -> usize {
         self.max_nodes
     }
 
-    /// The address that this node was told to give itself.
+    /// The configured address of this node.
     #[must_use]
     pub fn local_addr(&self) -> Option<&str> {
         self.local_addr.as_deref()
@@ -120,17 +120,17 @@ impl RendezvousParameters {
         &self.config
     }
 
-    /// The setting `key`, as written.
+    /// The text of the setting `key`.
     #[must_use]
     pub fn get(&self, key: &str) -> Option<&str> {
         self.config.get(key).map(String::as_str)
     }
 
-    /// The setting `key` as yes or no: `1`, `true`, `t`, `yes`, `y` or `0`, `false`, `f`, `no`, `n`, in
+    /// The setting `key` as a bool: `1`, `true`, `t`, `yes`, `y` or `0`, `false`, `f`, `no`, `n`, in
     /// any case. `None` when it is not set.
     ///
     /// # Errors
-    /// [`ParametersError::Setting`] for any other text, `on`, `off` and padded ones among them.
+    /// [`ParametersError::Setting`] for any other text, including `on`, `off` and surrounding spaces.
     pub fn get_as_bool(&self, key: &str) -> Result<Option<bool>, ParametersError> {
         self.read(
             key,
@@ -143,23 +143,23 @@ impl RendezvousParameters {
         )
     }
 
-    /// The setting `key` as a whole number, in the syntax of Python's `int`: blanks around it, a sign,
-    /// and single underscores between the digits are fine (`" +1_000 "`). `None` when it is not set.
+    /// The setting `key` as an integer, in the syntax of Python's `int`, with surrounding spaces, a sign, and
+    /// single underscores between digits (`" +1_000 "`). `None` when it is not set.
     ///
     /// # Errors
-    /// [`ParametersError::Setting`] when it is not one, or does not fit. Digits of other scripts,
-    /// which Python takes, are refused.
+    /// [`ParametersError::Setting`] for other text, for integers beyond 64 bits, and for digits of other
+    /// scripts, which Python accepts.
     pub fn get_as_int(&self, key: &str) -> Result<Option<i64>, ParametersError> {
         self.read(key, "a whole number", |text| {
             without_underscores(text.trim())?.parse().ok()
         })
     }
 
-    /// The setting `key` as a number with a fraction, finite and not negative, in the syntax of
-    /// Python's `float`. `None` when it is not set.
+    /// The setting `key` as a finite number that is not negative, in the syntax of Python's `float`. `None`
+    /// when it is not set.
     ///
     /// # Errors
-    /// [`ParametersError::Setting`] when it is not one.
+    /// [`ParametersError::Setting`] for any other text.
     pub fn get_as_float(&self, key: &str) -> Result<Option<f64>, ParametersError> {
         self.read(key, "a finite number that is not negative", |text| {
             let number: f64 = without_underscores(text.trim())?.parse().ok()?;
@@ -167,11 +167,10 @@ impl RendezvousParameters {
         })
     }
 
-    /// The setting `key` as a time: a whole number of seconds, greater than 0. `default` when it is
-    /// not set.
+    /// The setting `key` as a duration: an integer of seconds above 0. `default` when it is not set.
     ///
     /// # Errors
-    /// [`ParametersError::Setting`] when it is not one.
+    /// [`ParametersError::Setting`] for any other text.
     pub fn get_as_duration(
         &self,
         key: &str,
@@ -184,8 +183,8 @@ impl RendezvousParameters {
         Ok(duration.unwrap_or(default))
     }
 
-    /// The settings that are not among `known`, in order. PyTorch ignores them in silence, so they
-    /// are no error, but most likely a typing mistake.
+    /// The settings that are not in `known`, in order. PyTorch ignores them silently, so they are no error but
+    /// probably typing mistakes.
     #[must_use]
     pub fn unknown_keys(&self, known: &[&str]) -> Vec<&str> {
         let keys = self.config.keys().map(String::as_str);
@@ -212,8 +211,8 @@ impl RendezvousParameters {
     }
 }
 
-/// Reads settings as they stand on a command line, `key=value,key=value`. Each pair is split at its
-/// first `=`; blanks around keys and values fall off; of two with one key the later one counts.
+/// Parses settings from a command line, `key=value,key=value`. Each pair is split at its first `=`, spaces
+/// around keys and values are removed, and the last value of a repeated key wins.
 ///
 /// ```
 /// let config = elastic_rendezvous::parse_config(" a = 1 , b = x=y ")?;
@@ -222,7 +221,7 @@ impl RendezvousParameters {
 /// ```
 ///
 /// # Errors
-/// [`ParametersError::NoKey`], as a comma too many gives it, and [`ParametersError::NoValue`].
+/// [`ParametersError::NoKey`], also for a superfluous comma, and [`ParametersError::NoValue`].
 pub fn parse_config(text: &str) -> Result<BTreeMap<String, String>, ParametersError> {
     let text = text.trim();
     let mut config = BTreeMap::new();
@@ -247,7 +246,7 @@ pub fn parse_config(text: &str) -> Result<BTreeMap<String, String>, ParametersEr
     Ok(config)
 }
 
-/// A parameter of a rendezvous is wrong.
+/// An invalid parameter of a rendezvous.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParametersError {
@@ -255,68 +254,68 @@ pub enum ParametersError {
     #[error("the name of the rendezvous backend is empty")]
     NoBackend,
 
-    /// The run id is empty, but the backend needs one.
+    /// The run id is empty but the backend needs one.
     #[error("the run id is empty")]
     NoRunId,
 
-    /// The endpoint is not one.
+    /// The endpoint cannot be parsed.
     #[error(transparent)]
     Endpoint(#[from] EndpointError),
 
-    /// The endpoint names no port, but the backend has no default.
-    #[error("the endpoint {endpoint:?} names no port")]
+    /// The endpoint has no port and the backend has no default.
+    #[error("the endpoint {endpoint:?} has no port")]
     NoPort {
         /// The endpoint.
         endpoint: String,
     },
 
-    /// A rendezvous of no nodes.
+    /// The minimum number of nodes is 0.
     #[error("the minimum number of nodes is {min_nodes}, it must be at least 1")]
     NoNodes {
-        /// What was given.
+        /// The given minimum.
         min_nodes: usize,
     },
 
-    /// The most nodes are fewer than the least.
+    /// The maximum number of nodes is below the minimum.
     #[error("the maximum number of nodes, {max_nodes}, is below the minimum, {min_nodes}")]
     NodesReversed {
-        /// The least that was given.
+        /// The given minimum.
         min_nodes: usize,
-        /// The most that was given.
+        /// The given maximum.
         max_nodes: usize,
     },
 
-    /// A timeout or number that must be greater than 0.
+    /// A timeout or number is 0 but must be positive.
     #[error("the {setting} is 0, it must be positive")]
     NotPositive {
-        /// Which setting.
+        /// The setting in words, such as `join timeout`.
         setting: &'static str,
     },
 
-    /// A setting without a name.
+    /// A setting has no key.
     #[error(
-        "the rendezvous settings {config:?} have one without a key; they look like key=value,key=value"
+        "a setting without a key in the rendezvous settings {config:?}; use key=value,key=value"
     )]
     NoKey {
-        /// The settings as a whole.
+        /// The text of all settings.
         config: String,
     },
 
-    /// A setting without a value.
-    #[error("the rendezvous setting {key:?} has no value; settings look like key=value,key=value")]
+    /// A setting has no value.
+    #[error("the rendezvous setting {key:?} has no value; use key=value,key=value")]
     NoValue {
         /// The setting's key.
         key: String,
     },
 
-    /// A setting's value is of the wrong kind.
+    /// A setting's value cannot be parsed.
     #[error("the rendezvous setting {key} is {value:?}, which is not {expected}")]
     Setting {
         /// The setting's key.
         key: String,
-        /// What was given.
+        /// The given value.
         value: String,
-        /// What would do.
+        /// The accepted values, in words.
         expected: &'static str,
     },
 }
@@ -350,8 +349,7 @@ impl ParametersError {
     }
 }
 
-/// A number as Python reads it, as Rust does: without the underscores, each of which must stand
-/// between two digits.
+/// Converts a Python number to Rust's syntax: removes underscores, each of which must be between digits.
 fn without_underscores(text: &str) -> Option<String> {
     let bytes = text.as_bytes();
     let is_digit = |index: Option<usize>| {
@@ -376,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_parameters_are_refused_with_the_value() {
+    fn wrong_parameters_are_refused_with_their_value() {
         for (backend, min_nodes, max_nodes, message) in [
             ("", 1, 1, "the name of the rendezvous backend is empty"),
             (
@@ -406,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn yes_and_no_are_read_as_pytorch_reads_them() {
+    fn bools_are_parsed_as_in_pytorch() {
         for text in ["1", "TRUE", "true", "t", "Yes", "y"] {
             assert_eq!(
                 with_setting(text).get_as_bool("key"),
@@ -427,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_numbers_are_read_as_python_reads_them() {
+    fn integers_are_parsed_as_in_python() {
         for (text, number) in [
             ("1", 1),
             (" 12 ", 12),
@@ -485,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_whole_seconds_above_zero() {
+    fn durations_are_whole_seconds_above_zero() {
         let second = Duration::from_secs(1);
         let read = |text| with_setting(text).get_as_duration("key", second);
         assert_eq!(read(" 1_0 "), Ok(Duration::from_secs(10)));
@@ -503,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_set_is_none() {
+    fn missing_settings_are_none() {
         let parameters = with_setting("1");
         assert_eq!(parameters.get("other"), None);
         assert_eq!(parameters.get_as_bool("other"), Ok(None));
@@ -512,7 +510,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_are_split_as_pytorch_splits_them() {
+    fn settings_are_split_as_in_pytorch() {
         for (text, pairs) in [
             ("", &[][..]),
             (" ", &[]),

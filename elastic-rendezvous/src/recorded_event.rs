@@ -391,7 +391,7 @@ fn shown(node: &NodeId) -> String {
 fn class_of(error: &RendezvousError) -> &'static str {
     match error {
         RendezvousError::Closed { .. } => "RendezvousClosedError",
-        RendezvousError::Timeout { .. } | RendezvousError::TooSlow { .. } => {
+        RendezvousError::Timeout { .. } | RendezvousError::OperationTimeout { .. } => {
             "RendezvousTimeoutError"
         }
         RendezvousError::GracefulExit { .. } => "RendezvousGracefulExitError",

@@ -1,4 +1,4 @@
-//! Rendezvous by the names of their backends.
+//! Creates handlers by the name of their backend.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,12 +11,12 @@ use crate::handler::RendezvousHandler;
 use crate::parameters::RendezvousParameters;
 use crate::static_rendezvous::{STATIC_BACKEND, StaticRendezvous};
 
-/// Makes a handler for parameters.
+/// Creates a handler from parameters.
 pub type RendezvousCreator = dyn Fn(&RendezvousParameters) -> Result<Arc<dyn RendezvousHandler>, RendezvousError>
     + Send
     + Sync;
 
-/// The known kinds of rendezvous.
+/// The registered backends, each with the function that creates its handlers.
 ///
 /// ```
 /// use elastic_rendezvous::{RendezvousParameters, RendezvousRegistry};
@@ -35,7 +35,7 @@ pub struct RendezvousRegistry {
 }
 
 impl RendezvousRegistry {
-    /// A registry that knows nothing.
+    /// Creates a registry without backends.
     #[must_use]
     pub fn empty() -> Self {
         Self {
@@ -43,10 +43,10 @@ impl RendezvousRegistry {
         }
     }
 
-    /// Adds a kind of rendezvous.
+    /// Adds a backend.
     ///
     /// # Errors
-    /// [`RendezvousError::BadBackend`] when the name is empty or taken.
+    /// [`RendezvousError::BadBackend`] when the name is empty or already registered.
     pub fn register(
         &mut self,
         name: &str,
@@ -60,17 +60,19 @@ impl RendezvousRegistry {
             return Err(bad("the name is empty"));
         }
         if self.creators.contains_key(name) {
-            return Err(bad("a backend of this name is registered already"));
+            return Err(bad("this name is already registered"));
         }
         self.creators.insert(name.to_owned(), creator);
         Ok(())
     }
 
-    /// Makes the handler that `parameters` name. Blocks as long as its creator does.
+    /// Creates the handler for the backend that `parameters` name.
+    ///
+    /// Blocks as long as the creator does: for `c10d` as [`create_c10d`], for `static` not at all.
     ///
     /// # Errors
-    /// [`RendezvousError::UnknownBackend`] for a name that nobody registered,
-    /// [`RendezvousError::BadBackend`] when the handler bears another, or what the creator says.
+    /// [`RendezvousError::UnknownBackend`] for a name that is not registered,
+    /// [`RendezvousError::BadBackend`] when the handler reports another name, or the creator's error.
     pub fn create(
         &self,
         parameters: &RendezvousParameters,
@@ -86,7 +88,7 @@ impl RendezvousRegistry {
         if handler.backend() != name {
             return Err(RendezvousError::BadBackend {
                 name: name.to_owned(),
-                detail: format!("its handler calls itself {:?}", handler.backend()),
+                detail: format!("its handler reports the name {:?}", handler.backend()),
             });
         }
         Ok(handler)

@@ -1,10 +1,8 @@
-//! A moment on the wall clock, in UTC.
-//!
-//! Reads no clock and knows no calendar: the codec does.
+//! Wall-clock timestamps in UTC, without a clock or a calendar.
 
 use std::time::{Duration, SystemTime};
 
-/// A moment on the wall clock: microseconds since 1970-01-01 00:00 UTC, the resolution of Python's
+/// A wall-clock timestamp: microseconds since 1970-01-01 00:00 UTC, the resolution of Python's
 /// `datetime`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Timestamp {
@@ -12,24 +10,24 @@ pub struct Timestamp {
 }
 
 impl Timestamp {
-    /// The first moment that Python's `datetime` can hold, the beginning of the year 1.
+    /// The earliest timestamp of Python's `datetime`: the start of year 1.
     pub const MIN: Self = Self::from_micros(-62_135_596_800_000_000);
-    /// The last moment that Python's `datetime` can hold, the end of the year 9999.
+    /// The latest timestamp of Python's `datetime`: the end of year 9999.
     pub const MAX: Self = Self::from_micros(253_402_300_799_999_999);
 
-    /// The moment so many microseconds after the beginning of 1970.
+    /// Creates a timestamp from microseconds since 1970.
     #[must_use]
     pub const fn from_micros(micros: i64) -> Self {
         Self { micros }
     }
 
-    /// Microseconds since the beginning of 1970.
+    /// Microseconds since 1970.
     #[must_use]
     pub const fn as_micros(self) -> i64 {
         self.micros
     }
 
-    /// `time`, kept within the years that Python's `datetime` can hold.
+    /// Converts `time`, clamped to [`MIN`](Self::MIN) and [`MAX`](Self::MAX).
     #[must_use]
     pub fn from_system_time(time: SystemTime) -> Self {
         match time.duration_since(SystemTime::UNIX_EPOCH) {
@@ -38,21 +36,21 @@ impl Timestamp {
         }
     }
 
-    /// The moment `duration` later, at most [`Timestamp::MAX`].
+    /// The timestamp `duration` later, at most [`Timestamp::MAX`].
     #[must_use]
     pub fn after(self, duration: Duration) -> Self {
         let micros = i64::try_from(duration.as_micros()).unwrap_or(i64::MAX);
         Self::from_micros(self.micros.saturating_add(micros)).min(Self::MAX)
     }
 
-    /// The moment `duration` earlier, at least [`Timestamp::MIN`].
+    /// The timestamp `duration` earlier, at least [`Timestamp::MIN`].
     #[must_use]
     pub fn before(self, duration: Duration) -> Self {
         let micros = i64::try_from(duration.as_micros()).unwrap_or(i64::MAX);
         Self::from_micros(self.micros.saturating_sub(micros)).max(Self::MIN)
     }
 
-    /// The time from `earlier` to this moment, zero when `earlier` is the later one.
+    /// The time since `earlier`; zero if `earlier` is later.
     #[must_use]
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_micros(
@@ -66,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arithmetic_stays_within_what_python_can_hold() {
+    fn arithmetic_stays_within_the_range_of_python() {
         let second = Duration::from_secs(1);
         assert_eq!(Timestamp::MAX.after(second), Timestamp::MAX);
         assert_eq!(Timestamp::MIN.before(second), Timestamp::MIN);

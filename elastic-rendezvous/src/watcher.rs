@@ -1,7 +1,4 @@
-//! The thread that waits for changes of the state, so that nobody has to.
-//!
-//! It decides nothing: it is told from which version on to look at which part, waits, and passes on
-//! what it finds.
+//! The thread that waits for changes of the state in the store and reports them to the loop.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -10,33 +7,35 @@ use std::time::Duration;
 use crate::backend::{Part, StateWatch, Stored, Token, Watched};
 use crate::error::RendezvousError;
 
-/// The thread's name, and the longest that it waits before it looks whether it is to watch something
-/// else: what it is to watch only changes along with what it watches, so that this hardly matters.
 const THREAD: &str = "rendezvous-watch";
+
+/// How long one wait lasts before the thread checks for a new request. Requests change only after a change of
+/// the watched state, so a long wait delays none.
 const SLICE: Duration = Duration::from_secs(5);
 
-/// After an error it watches no more, so that a broken store is not asked without end.
+/// The result of a request. After an error the thread waits for the next request, so that a broken store is
+/// not asked in a loop.
 pub(crate) type Found = Result<Option<Stored>, RendezvousError>;
 
 /// Owns the thread; dropping it ends and joins it.
 #[derive(Debug)]
 pub(crate) struct Watcher {
     watch: Arc<dyn StateWatch>,
-    orders: Arc<Orders>,
+    requests: Arc<Requests>,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug, Default)]
-struct Orders {
-    next: Mutex<Order>,
-    has_come: Condvar,
+struct Requests {
+    next: Mutex<Request>,
+    is_new: Condvar,
 }
 
-/// The number of the order, the version from which on to look, and the part to look at.
+/// The number of the request, the version to compare with, and the part to watch.
 type Task = (u64, Option<Token>, Part);
 
 #[derive(Debug, Default)]
-enum Order {
+enum Request {
     #[default]
     None,
     Watch(Task),
@@ -44,17 +43,17 @@ enum Order {
 }
 
 impl Watcher {
-    /// Starts the thread. `found` is called on it with what was found on which order.
+    /// Starts the thread, which calls `found` with the number and the result of a request.
     pub(crate) fn start(
         watch: Arc<dyn StateWatch>,
         found: impl Fn(u64, Found) + Send + 'static,
     ) -> Result<Self, RendezvousError> {
-        let orders = Arc::new(Orders::default());
+        let requests = Arc::new(Requests::default());
         let thread = std::thread::Builder::new()
             .name(THREAD.to_owned())
             .spawn({
-                let (watch, orders) = (Arc::clone(&watch), Arc::clone(&orders));
-                move || run(&*watch, &orders, found)
+                let (watch, requests) = (Arc::clone(&watch), Arc::clone(&requests));
+                move || run(&*watch, &requests, found)
             })
             .map_err(|source| RendezvousError::Thread {
                 name: THREAD,
@@ -62,20 +61,20 @@ impl Watcher {
             })?;
         Ok(Self {
             watch,
-            orders,
+            requests,
             thread: Some(thread),
         })
     }
 
-    /// From now on, looks for a change of `part` against the version `known`.
-    pub(crate) fn order(&self, number: u64, known: Option<Token>, part: Part) {
-        self.orders.give(Order::Watch((number, known, part)));
+    /// Replaces the request: from now on, watches for a change of `part` since the version `known`.
+    pub(crate) fn request(&self, number: u64, known: Option<Token>, part: Part) {
+        self.requests.put(Request::Watch((number, known, part)));
     }
 }
 
 impl Drop for Watcher {
     fn drop(&mut self) {
-        self.orders.give(Order::End);
+        self.requests.put(Request::End);
         self.watch.close();
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
@@ -85,30 +84,30 @@ impl Drop for Watcher {
     }
 }
 
-impl Orders {
-    fn give(&self, order: Order) {
+impl Requests {
+    fn put(&self, request: Request) {
         let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
-        if !matches!(*next, Order::End) {
-            *next = order;
+        if !matches!(*next, Request::End) {
+            *next = request;
         }
         drop(next);
-        self.has_come.notify_one();
+        self.is_new.notify_one();
     }
 
-    /// The newest order, taken when there is one. `None`: the end.
-    fn take(&self, present: Option<Task>) -> Option<Task> {
+    /// Takes the newest request, or continues `current`, or waits for a request; `None` at the end.
+    fn take(&self, current: Option<Task>) -> Option<Task> {
         let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             match std::mem::take(&mut *next) {
-                Order::End => {
-                    *next = Order::End;
+                Request::End => {
+                    *next = Request::End;
                     return None;
                 }
-                Order::Watch(task) => return Some(task),
-                Order::None if present.is_some() => return present,
-                Order::None => {
+                Request::Watch(task) => return Some(task),
+                Request::None if current.is_some() => return current,
+                Request::None => {
                     next = self
-                        .has_come
+                        .is_new
                         .wait(next)
                         .unwrap_or_else(PoisonError::into_inner);
                 }
@@ -117,11 +116,11 @@ impl Orders {
     }
 }
 
-fn run(watch: &dyn StateWatch, orders: &Orders, found: impl Fn(u64, Found)) {
-    let mut present = None;
-    while let Some((number, known, part)) = orders.take(present.take()) {
+fn run(watch: &dyn StateWatch, requests: &Requests, found: impl Fn(u64, Found)) {
+    let mut current = None;
+    while let Some((number, known, part)) = requests.take(current.take()) {
         match watch.wait(known.as_ref(), part, Some(SLICE)) {
-            Ok(Watched::Unchanged) => present = Some((number, known, part)),
+            Ok(Watched::Unchanged) => current = Some((number, known, part)),
             Ok(Watched::Changed(stored)) => found(number, Ok(stored)),
             Err(error) => found(number, Err(error)),
         }

@@ -1,12 +1,10 @@
-//! Where a joining node of ours does otherwise than PyTorch's table says.
+//! The rows in which a joining node differs from PyTorch's table.
 //!
-//! Each row is a choice that PyTorch's nodes could make too: to wait a little, to leave, to be a spare.
-//! So both kinds may be in one rendezvous.
+//! Each row selects an action that PyTorch's nodes know too, so both kinds can share a rendezvous.
 
 use super::{Action, Context, Decision};
 
-/// What a node does instead of `decision`, which is what the table of joining says; the decision
-/// itself when no row applies. `has_suspects`: some participant may be long dead.
+/// Amends a `decision` of the join table. `has_suspects`: a participant may have died long ago.
 pub(crate) fn amend(decision: Decision, ctx: &Context<'_>, has_suspects: bool) -> Decision {
     let state = ctx.state;
     let participants = state.participants.len();
@@ -21,13 +19,13 @@ pub(crate) fn amend(decision: Decision, ctx: &Context<'_>, has_suspects: bool) -
             return Decision::new(
                 "H1",
                 Action::KeepAlive,
-                "waits for a participant with an old time, and its sign of life is due",
+                "waiting until a participant with an old heartbeat writes, own heartbeat due",
             );
         }
         return Decision::new(
             "H2",
             Action::Sync,
-            "a participant has an old time: waits to see whether it lives",
+            "waiting until a participant with an old heartbeat writes or is dead",
         );
     }
     // PyTorch's node would take rank 2 of 2.
@@ -35,18 +33,18 @@ pub(crate) fn amend(decision: Decision, ctx: &Context<'_>, has_suspects: bool) -
         return Decision::new(
             "H3",
             Action::RemoveFromParticipants,
-            "the round has lost a member before this node has seen it: leaves it",
+            "leaving: the round lost a member before this node saw it complete",
         );
     }
-    // PyTorch's node stays on the wait list, for which the members restart again and again, although
-    // there is no place for it.
-    let goes_on_waiting = matches!(decision.action, Action::KeepAlive | Action::Sync);
+    // PyTorch's node stays on the wait list, so the members restart again and again, although there is no
+    // place for it.
+    let keeps_waiting = matches!(decision.action, Action::KeepAlive | Action::Sync);
     let is_full = state.complete && participants >= ctx.settings.max_nodes;
-    if goes_on_waiting && is_full && ctx.is_waiting() {
+    if keeps_waiting && is_full && ctx.is_waiting() {
         return Decision::new(
             "H4",
             Action::AddToRedundancyList,
-            "waited for a round that is full: becomes a spare",
+            "becoming a spare: the round is full",
         );
     }
     decision

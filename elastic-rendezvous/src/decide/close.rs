@@ -1,4 +1,4 @@
-//! Closing the rendezvous for good.
+//! The close table.
 
 use super::{Action, Context, Decision};
 
@@ -7,11 +7,7 @@ pub(crate) fn close(ctx: &Context<'_>) -> Decision {
         return Decision::new("C1", Action::Finish, "closed");
     }
     if ctx.now > ctx.deadline {
-        return Decision::new(
-            "C2",
-            Action::ErrorTimeout,
-            "could not close the rendezvous in time",
-        );
+        return Decision::new("C2", Action::ErrorTimeout, "closing timed out");
     }
-    Decision::new("C3", Action::MarkClosed, "not closed yet")
+    Decision::new("C3", Action::MarkClosed, "closing the rendezvous")
 }

@@ -1,4 +1,4 @@
-//! Joining the next round.
+//! The join table.
 
 use super::{Action, Context, Decision};
 use crate::settings::ROLLBACK_WINDOW;
@@ -12,11 +12,7 @@ pub(crate) fn join(ctx: &Context<'_>) -> Decision {
 
     if state.closed {
         if ctx.is_redundant() {
-            return Decision::new(
-                "J1",
-                Action::GracefulExit,
-                "closed while this node was a spare",
-            );
+            return Decision::new("J1", Action::GracefulExit, "closed, as a spare");
         }
         return Decision::new("J2", Action::ErrorClosed, "closed");
     }
@@ -27,7 +23,7 @@ pub(crate) fn join(ctx: &Context<'_>) -> Decision {
                 return Decision::new(
                     "J3",
                     Action::KeepAlive,
-                    "a spare of a full round whose sign of life is due",
+                    "a spare of a full round, heartbeat due",
                 );
             }
             return Decision::new("J4", Action::Sync, "a spare of a full round");
@@ -35,16 +31,12 @@ pub(crate) fn join(ctx: &Context<'_>) -> Decision {
         return Decision::new(
             "J5",
             Action::RemoveFromRedundancyList,
-            "a spare of a round that has room again",
+            "joining: the round has a place for this spare",
         );
     }
 
     if state.complete && is_participant {
-        return Decision::new(
-            "J6",
-            Action::Finish,
-            "the round is complete, with this node",
-        );
+        return Decision::new("J6", Action::Finish, "a member of the complete round");
     }
 
     if ctx.now > ctx.deadline {
@@ -53,18 +45,18 @@ pub(crate) fn join(ctx: &Context<'_>) -> Decision {
                 return Decision::new(
                     "J7",
                     Action::RemoveFromParticipants,
-                    "out of time: takes back its participation",
+                    "timed out: leaving the round",
                 );
             }
             if is_waiting {
                 return Decision::new(
                     "J8",
                     Action::RemoveFromWaitList,
-                    "out of time: takes back its place on the wait list",
+                    "timed out: leaving the wait list",
                 );
             }
         }
-        return Decision::new("J9", Action::ErrorTimeout, "out of time");
+        return Decision::new("J9", Action::ErrorTimeout, "timed out");
     }
 
     if state.complete {
@@ -73,14 +65,14 @@ pub(crate) fn join(ctx: &Context<'_>) -> Decision {
             return Decision::new(
                 "J10",
                 Action::AddToWaitList,
-                "the round is complete and has room: waits for the next",
+                "the round is complete and not full: waiting for the next one",
             );
         }
         if participants >= settings.max_nodes && !is_waiting {
             return Decision::new(
                 "J11",
                 Action::AddToRedundancyList,
-                "the round is complete and full: becomes a spare",
+                "becoming a spare: the round is complete and full",
             );
         }
     } else if is_participant {
@@ -89,23 +81,19 @@ pub(crate) fn join(ctx: &Context<'_>) -> Decision {
             return Decision::new(
                 "J12",
                 Action::MarkComplete,
-                "enough nodes are there and the last call is over",
+                "completing the round: enough nodes, last call over",
             );
         }
     } else {
-        return Decision::new(
-            "J13",
-            Action::AddToParticipants,
-            "the round is open and this node is not in it",
-        );
+        return Decision::new("J13", Action::AddToParticipants, "joining the open round");
     }
 
     if ctx.heartbeat_due {
         return Decision::new(
             "J14",
             Action::KeepAlive,
-            "waits, and its sign of life is due",
+            "waiting for other nodes, heartbeat due",
         );
     }
-    Decision::new("J15", Action::Sync, "waits for the others")
+    Decision::new("J15", Action::Sync, "waiting for other nodes")
 }

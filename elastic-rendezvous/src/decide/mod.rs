@@ -1,7 +1,6 @@
-//! What a node does next, as pure functions: state in, action and reason out.
+//! Decides what a node does next, as pure functions from the state to an action and its reason.
 //!
-//! One file for each table of `docs/rendezvous.md`, its rows in its order; the names of the rows are
-//! the names in the document. Nothing is changed here (`apply`), and no clock is read.
+//! One file for each table of `docs/rendezvous.md`, section 5, with the same row names in the same order.
 
 mod amend;
 mod close;
@@ -23,31 +22,31 @@ pub(crate) use join::join;
 pub(crate) use keep_alive::keep_alive;
 pub(crate) use leave::leave;
 
-/// What a node does next.
+/// The next action of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Action {
-    /// Writes that this node lives.
+    /// Writes a heartbeat.
     KeepAlive,
     AddToParticipants,
     AddToWaitList,
     AddToRedundancyList,
     RemoveFromParticipants,
     RemoveFromWaitList,
-    /// And the time for joining starts anew.
+    /// Also restarts the join timeout.
     RemoveFromRedundancyList,
     MarkComplete,
     MarkClosed,
-    /// Nothing, until the state changes or time has passed.
+    /// Waits until the state changes or time has passed.
     Sync,
-    /// The operation has reached its aim.
+    /// The operation has succeeded.
     Finish,
     ErrorClosed,
     ErrorTimeout,
-    /// The job is over, and this node was a spare: not an error.
+    /// The job ended while this node was a spare; not an error.
     GracefulExit,
 }
 
-/// An action, the row of the table that asks for it, and why, in words.
+/// An action, the table row that selected it, and the reason for log messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Decision {
     pub(crate) rule: &'static str,
@@ -65,18 +64,19 @@ impl Decision {
     }
 }
 
-/// Everything that a decision may depend on.
+/// Everything that a decision depends on.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Context<'a> {
     pub(crate) state: &'a RendezvousState,
     pub(crate) me: &'a NodeId,
     pub(crate) settings: &'a RendezvousSettings,
-    /// The time, and until when the operation should be over, on the monotonic clock.
+    /// The current time on the monotonic clock.
     pub(crate) now: Duration,
+    /// When the operation times out, on the same clock.
     pub(crate) deadline: Duration,
-    /// Whether this node has a heartbeat, and it is at least one interval old.
+    /// Whether this node has a heartbeat that is at least one interval old.
     pub(crate) heartbeat_due: bool,
-    /// Whether a last call is on and its time is over.
+    /// Whether a last call began and is over.
     pub(crate) last_call_over: bool,
 }
 
@@ -93,7 +93,7 @@ impl Context<'_> {
         self.state.redundancy_list.contains(self.me)
     }
 
-    /// Whether the ranks of the participants are 0, 1 and so on without a gap.
+    /// Whether the ranks of the participants are 0, 1, ... without a gap.
     fn has_every_rank(&self) -> bool {
         let mut ranks: Vec<i64> = self.state.participants.values().copied().collect();
         ranks.sort_unstable();

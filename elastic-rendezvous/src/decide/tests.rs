@@ -1,4 +1,4 @@
-//! The tables of `docs/rendezvous.md` as data: the cases are in `testdata`, one file for each table.
+//! Runs the cases of `testdata`, one file for each table of `docs/rendezvous.md`, section 5.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::timestamp::Timestamp;
 const NOW: Timestamp = Timestamp::from_micros(1_800_000_000_000_000);
 const DEADLINE: Duration = Duration::from_secs(100_000);
 
-/// All actions, to find one by its name.
+/// All actions, to find them by name.
 const ACTIONS: [Action; 14] = [
     Action::KeepAlive,
     Action::AddToParticipants,
@@ -31,7 +31,7 @@ const ACTIONS: [Action; 14] = [
     Action::GracefulExit,
 ];
 
-/// The lines of a table without remarks, as trimmed columns, each with its number in the file.
+/// The lines of a table without comments, as trimmed columns with their line number.
 fn lines(table: &'static str) -> impl Iterator<Item = (usize, Vec<&'static str>)> {
     (1..)
         .zip(table.lines())
@@ -132,7 +132,7 @@ fn moment(text: &str) -> Duration {
         .sum()
 }
 
-/// Carries out every case, and finds one for every row.
+/// Runs every case and requires one for every row.
 fn check(
     file: &str,
     table: &'static str,
@@ -196,7 +196,7 @@ fn closing_follows_its_table() {
 }
 
 #[test]
-fn signs_of_life_follow_their_table() {
+fn heartbeats_follow_their_table() {
     let table = include_str!("testdata/keep_alive.txt");
     let rows = ["K1", "K2", "K3"];
     check("keep_alive.txt", table, &rows, |ctx, _| keep_alive(ctx));

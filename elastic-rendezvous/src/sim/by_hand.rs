@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::backend::Token;
 use crate::clock::Now;
-use crate::executor::{Ending, Executor, Need, Operation, Written};
+use crate::executor::{Executor, Need, Operation, OperationError, Written};
 use crate::node::NodeId;
 use crate::settings::RendezvousSettings;
 use crate::state::RendezvousState;
@@ -129,7 +129,10 @@ fn a_join_wakes_up_for_its_deadline() {
     assert_eq!(executor.step(late), Need::Write);
     assert_eq!(rule(&executor), "J7");
     executor.on_written(Written::Ours(token(2)), late);
-    assert_eq!(executor.step(late), Need::Done(Err(Ending::Timeout)));
+    assert_eq!(
+        executor.step(late),
+        Need::Done(Err(OperationError::Timeout))
+    );
 }
 
 #[test]

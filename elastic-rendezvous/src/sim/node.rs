@@ -8,7 +8,7 @@ use super::store::{Answer, Version};
 use super::torch::TorchNode;
 use crate::backend::Token;
 use crate::clock::Now;
-use crate::executor::{Ending, Executor, Need, Operation, Written};
+use crate::executor::{Executor, Need, Operation, OperationError, Written};
 use crate::node::NodeId;
 use crate::settings::RendezvousSettings;
 use crate::state::RendezvousState;
@@ -71,7 +71,7 @@ pub(super) enum Outcome {
     Crashed,
     Left,
     Closed,
-    Failed(Ending),
+    Failed(OperationError),
 }
 
 /// A complete round, as the node saw it when it had joined.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::node::{Command, Outcome, Stage, Watching};
 use super::{Network, World};
-use crate::executor::{Ending, Operation};
+use crate::executor::{Operation, OperationError};
 use crate::node::NodeId;
 use crate::settings::RendezvousSettings;
 use crate::state::RendezvousState;
@@ -194,14 +194,14 @@ fn spares_may_go_when_the_job_is_over() {
     world.run_for(3 * SECOND);
     assert_eq!(outcome(&world, member), Stage::Over(Outcome::Closed));
     for spare in spares {
-        let expected = Stage::Over(Outcome::Failed(Ending::GracefulExit));
+        let expected = Stage::Over(Outcome::Failed(OperationError::GracefulExit));
         assert_eq!(outcome(&world, spare), expected);
     }
     // Who comes later is told that it is closed.
     let late = world.add("late");
     world.command(late, Command::Start);
     world.run_for(SECOND);
-    let expected = Stage::Over(Outcome::Failed(Ending::Closed));
+    let expected = Stage::Over(Outcome::Failed(OperationError::Closed));
     assert_eq!(outcome(&world, late), expected);
 }
 
@@ -214,7 +214,7 @@ fn a_join_that_times_out_leaves_nothing_behind() {
     assert_eq!(world.store.state().participants.len(), 2);
     world.run_for(SECOND);
     for node in 0..2 {
-        let expected = Stage::Over(Outcome::Failed(Ending::Timeout));
+        let expected = Stage::Over(Outcome::Failed(OperationError::Timeout));
         assert_eq!(outcome(&world, node), expected);
     }
     assert_eq!(world.store.state(), RendezvousState::default());
@@ -233,7 +233,7 @@ fn a_place_on_the_wait_list_is_given_back_in_time() {
     world.run_for(19 * SECOND);
     assert_eq!(world.store.state().wait_list.len(), 1);
     world.run_for(2 * SECOND);
-    let expected = Stage::Over(Outcome::Failed(Ending::Timeout));
+    let expected = Stage::Over(Outcome::Failed(OperationError::Timeout));
     assert_eq!(outcome(&world, late), expected);
     assert_eq!(world.store.state().wait_list, BTreeSet::new());
 }

@@ -9,7 +9,7 @@ use crate::apply::{apply, remove_dead};
 use crate::backend::Token;
 use crate::clock::Now;
 use crate::decide::{self, Action, Context};
-use crate::executor::{Ending, Need, Operation};
+use crate::executor::{Need, Operation, OperationError};
 use crate::node::NodeId;
 use crate::settings::RendezvousSettings;
 use crate::state::RendezvousState;
@@ -69,9 +69,9 @@ impl TorchNode {
             let action = self.decide(now);
             match action {
                 Action::Finish => return Need::Done(Ok(())),
-                Action::ErrorClosed => return Need::Done(Err(Ending::Closed)),
-                Action::ErrorTimeout => return Need::Done(Err(Ending::Timeout)),
-                Action::GracefulExit => return Need::Done(Err(Ending::GracefulExit)),
+                Action::ErrorClosed => return Need::Done(Err(OperationError::Closed)),
+                Action::ErrorTimeout => return Need::Done(Err(OperationError::Timeout)),
+                Action::GracefulExit => return Need::Done(Err(OperationError::GracefulExit)),
                 Action::Sync => {
                     return Need::Wait {
                         until: now.monotonic + POLL_INTERVAL,

@@ -513,7 +513,7 @@ fn wrong_values_are_named_with_their_option() {
         ),
         (
             "--nnodes=2 --master-addr=a/b s.py",
-            "--master-addr: the endpoint \"a/b:29500\" has",
+            "--master-addr: invalid host \"a/b\" in the endpoint \"a/b:29500\"",
         ),
         ("--start-method=x s.py", "--start-method is \"x\""),
         (
