@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::apply::{apply, make_spares, remove_dead};
 use crate::backend::Token;
 use crate::clock::Now;
-use crate::decide::{self, Action, Context, Decision};
+use crate::decide::{self, Action, Context, Decision, Rule};
 use crate::node::NodeId;
 use crate::observations::Observations;
 use crate::recorded_event::{Step, steps_of_action};
@@ -272,7 +272,7 @@ impl Executor {
                     return Need::Wait { until };
                 }
                 action => {
-                    if matches!(decision.rule, "J7" | "J8") && self.at_timeout.is_none() {
+                    if matches!(decision.rule, Rule::J7 | Rule::J8) && self.at_timeout.is_none() {
                         self.at_timeout = Some(self.report(now));
                     }
                     self.apply(action, now);
@@ -619,7 +619,7 @@ impl Executor {
         // Reads at least once in an interval, whatever it waits for.
         let interval = self.settings.keep_alive_interval;
         let longest = match self.last_decision {
-            Some(Decision { rule: "H2", .. }) => interval.min(SUSPECT_INTERVAL),
+            Some(Decision { rule: Rule::H2, .. }) => interval.min(SUSPECT_INTERVAL),
             _ => interval,
         };
         [give_up, last_call, silence, heartbeat]

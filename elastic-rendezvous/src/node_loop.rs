@@ -295,11 +295,11 @@ impl NodeLoop {
             let need = self.executor.step(now);
             if let Some(decision) = self.executor.last_decision() {
                 log::trace!(
-                    "{}: {operation:?}: {:?}, as {} ({})",
+                    "{}: {operation:?}: {:?} by {:?} ({})",
                     self.executor.me(),
                     decision.action,
-                    decision.reason,
                     decision.rule,
+                    decision.reason,
                 );
             }
             match need {

@@ -2,7 +2,7 @@
 //!
 //! Each row selects an action that PyTorch's nodes know too, so both kinds can share a rendezvous.
 
-use super::{Action, Context, Decision};
+use super::{Action, Context, Decision, Rule};
 
 /// Amends a `decision` of the join table. `has_suspects`: a participant may have died long ago.
 pub(crate) fn amend(decision: Decision, ctx: &Context<'_>, has_suspects: bool) -> Decision {
@@ -17,13 +17,13 @@ pub(crate) fn amend(decision: Decision, ctx: &Context<'_>, has_suspects: bool) -
     if would_complete && has_suspects {
         if ctx.heartbeat_due {
             return Decision::new(
-                "H1",
+                Rule::H1,
                 Action::KeepAlive,
                 "waiting until a participant with an old heartbeat writes, own heartbeat due",
             );
         }
         return Decision::new(
-            "H2",
+            Rule::H2,
             Action::Sync,
             "waiting until a participant with an old heartbeat writes or is dead",
         );
@@ -31,7 +31,7 @@ pub(crate) fn amend(decision: Decision, ctx: &Context<'_>, has_suspects: bool) -
     // PyTorch's node would take rank 2 of 2.
     if decision.action == Action::Finish && !ctx.has_every_rank() {
         return Decision::new(
-            "H3",
+            Rule::H3,
             Action::RemoveFromParticipants,
             "leaving: the round lost a member before this node saw it complete",
         );
@@ -42,7 +42,7 @@ pub(crate) fn amend(decision: Decision, ctx: &Context<'_>, has_suspects: bool) -
     let is_full = state.complete && participants >= ctx.settings.max_nodes;
     if keeps_waiting && is_full && ctx.is_waiting() {
         return Decision::new(
-            "H4",
+            Rule::H4,
             Action::AddToRedundancyList,
             "becoming a spare: the round is full",
         );

@@ -1,13 +1,13 @@
 //! The close table.
 
-use super::{Action, Context, Decision};
+use super::{Action, Context, Decision, Rule};
 
 pub(crate) fn close(ctx: &Context<'_>) -> Decision {
     if ctx.state.closed {
-        return Decision::new("C1", Action::Finish, "closed");
+        return Decision::new(Rule::C1, Action::Finish, "closed");
     }
     if ctx.now > ctx.deadline {
-        return Decision::new("C2", Action::ErrorTimeout, "closing timed out");
+        return Decision::new(Rule::C2, Action::ErrorTimeout, "closing timed out");
     }
-    Decision::new("C3", Action::MarkClosed, "closing the rendezvous")
+    Decision::new(Rule::C3, Action::MarkClosed, "closing the rendezvous")
 }

@@ -1,6 +1,6 @@
 //! The join table.
 
-use super::{Action, Context, Decision};
+use super::{Action, Context, Decision, Rule};
 use crate::settings::ROLLBACK_WINDOW;
 
 pub(crate) fn join(ctx: &Context<'_>) -> Decision {
@@ -12,65 +12,65 @@ pub(crate) fn join(ctx: &Context<'_>) -> Decision {
 
     if state.closed {
         if ctx.is_redundant() {
-            return Decision::new("J1", Action::GracefulExit, "closed, as a spare");
+            return Decision::new(Rule::J1, Action::GracefulExit, "closed, as a spare");
         }
-        return Decision::new("J2", Action::ErrorClosed, "closed");
+        return Decision::new(Rule::J2, Action::ErrorClosed, "closed");
     }
 
     if ctx.is_redundant() {
         if participants == settings.max_nodes {
             if ctx.heartbeat_due {
                 return Decision::new(
-                    "J3",
+                    Rule::J3,
                     Action::KeepAlive,
                     "a spare of a full round, heartbeat due",
                 );
             }
-            return Decision::new("J4", Action::Sync, "a spare of a full round");
+            return Decision::new(Rule::J4, Action::Sync, "a spare of a full round");
         }
         return Decision::new(
-            "J5",
+            Rule::J5,
             Action::RemoveFromRedundancyList,
             "joining: the round has a place for this spare",
         );
     }
 
     if state.complete && is_participant {
-        return Decision::new("J6", Action::Finish, "a member of the complete round");
+        return Decision::new(Rule::J6, Action::Finish, "a member of the complete round");
     }
 
     if ctx.now > ctx.deadline {
         if ctx.now <= ctx.deadline.saturating_add(ROLLBACK_WINDOW) {
             if is_participant {
                 return Decision::new(
-                    "J7",
+                    Rule::J7,
                     Action::RemoveFromParticipants,
                     "timed out: leaving the round",
                 );
             }
             if is_waiting {
                 return Decision::new(
-                    "J8",
+                    Rule::J8,
                     Action::RemoveFromWaitList,
                     "timed out: leaving the wait list",
                 );
             }
         }
-        return Decision::new("J9", Action::ErrorTimeout, "timed out");
+        return Decision::new(Rule::J9, Action::ErrorTimeout, "timed out");
     }
 
     if state.complete {
         // This node is no participant: J6.
         if participants < settings.max_nodes && !is_waiting {
             return Decision::new(
-                "J10",
+                Rule::J10,
                 Action::AddToWaitList,
                 "the round is complete and not full: waiting for the next one",
             );
         }
         if participants >= settings.max_nodes && !is_waiting {
             return Decision::new(
-                "J11",
+                Rule::J11,
                 Action::AddToRedundancyList,
                 "becoming a spare: the round is complete and full",
             );
@@ -79,21 +79,25 @@ pub(crate) fn join(ctx: &Context<'_>) -> Decision {
         let enough = (settings.min_nodes..=settings.max_nodes).contains(&participants);
         if enough && ctx.last_call_over {
             return Decision::new(
-                "J12",
+                Rule::J12,
                 Action::MarkComplete,
                 "completing the round: enough nodes, last call over",
             );
         }
     } else {
-        return Decision::new("J13", Action::AddToParticipants, "joining the open round");
+        return Decision::new(
+            Rule::J13,
+            Action::AddToParticipants,
+            "joining the open round",
+        );
     }
 
     if ctx.heartbeat_due {
         return Decision::new(
-            "J14",
+            Rule::J14,
             Action::KeepAlive,
             "waiting for other nodes, heartbeat due",
         );
     }
-    Decision::new("J15", Action::Sync, "waiting for other nodes")
+    Decision::new(Rule::J15, Action::Sync, "waiting for other nodes")
 }

@@ -2,21 +2,33 @@
 //!
 //! Not in PyTorch, whose nodes close the rendezvous for all or disappear.
 
-use super::{Action, Context, Decision};
+use super::{Action, Context, Decision, Rule};
 
 pub(crate) fn leave(ctx: &Context<'_>) -> Decision {
     let is_listed = ctx.is_participant() || ctx.is_waiting() || ctx.is_redundant();
     if is_listed && ctx.now > ctx.deadline {
-        return Decision::new("L1", Action::ErrorTimeout, "leaving timed out");
+        return Decision::new(Rule::L1, Action::ErrorTimeout, "leaving timed out");
     }
     if ctx.is_participant() {
-        return Decision::new("L2", Action::RemoveFromParticipants, "leaving the round");
+        return Decision::new(
+            Rule::L2,
+            Action::RemoveFromParticipants,
+            "leaving the round",
+        );
     }
     if ctx.is_waiting() {
-        return Decision::new("L3", Action::RemoveFromWaitList, "leaving the wait list");
+        return Decision::new(
+            Rule::L3,
+            Action::RemoveFromWaitList,
+            "leaving the wait list",
+        );
     }
     if ctx.is_redundant() {
-        return Decision::new("L4", Action::RemoveFromRedundancyList, "no longer a spare");
+        return Decision::new(
+            Rule::L4,
+            Action::RemoveFromRedundancyList,
+            "no longer a spare",
+        );
     }
-    Decision::new("L5", Action::Finish, "on no list")
+    Decision::new(Rule::L5, Action::Finish, "on no list")
 }

@@ -46,16 +46,28 @@ pub(crate) enum Action {
     GracefulExit,
 }
 
+/// The rows of the tables, by their names in `docs/rendezvous.md`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[rustfmt::skip]
+pub(crate) enum Rule {
+    E1, E2, E3,
+    J1, J2, J3, J4, J5, J6, J7, J8, J9, J10, J11, J12, J13, J14, J15,
+    H1, H2, H3, H4,
+    C1, C2, C3,
+    K1, K2, K3,
+    L1, L2, L3, L4, L5,
+}
+
 /// An action, the table row that selected it, and the reason for log messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Decision {
-    pub(crate) rule: &'static str,
+    pub(crate) rule: Rule,
     pub(crate) action: Action,
     pub(crate) reason: &'static str,
 }
 
 impl Decision {
-    const fn new(rule: &'static str, action: Action, reason: &'static str) -> Self {
+    const fn new(rule: Rule, action: Action, reason: &'static str) -> Self {
         Self {
             rule,
             action,

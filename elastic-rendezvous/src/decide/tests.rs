@@ -155,8 +155,8 @@ fn check(
             last_call_over: event.last_call_over,
         };
         let decision = decide(&ctx, event.has_suspects);
-        let decided = (decision.rule, format!("{:?}", decision.action));
-        assert_eq!(decided, (row, action.to_owned()), "{file}, line {number}");
+        let decided = format!("{:?} {:?}", decision.rule, decision.action);
+        assert_eq!(decided, format!("{row} {action}"), "{file}, line {number}");
         assert!(!decision.reason.is_empty(), "{file}, line {number}");
         seen.insert(row);
     }

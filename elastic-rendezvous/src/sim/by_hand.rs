@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::backend::Token;
 use crate::clock::Now;
+use crate::decide::Rule;
 use crate::executor::{Executor, Need, Operation, OperationError, Written};
 use crate::node::NodeId;
 use crate::settings::RendezvousSettings;
@@ -69,7 +70,7 @@ fn read_again(executor: &mut Executor, state: &RendezvousState, now: Now) {
     executor.on_read(Some((state.clone(), token(1))), now);
 }
 
-fn rule(executor: &Executor) -> &'static str {
+fn rule(executor: &Executor) -> Rule {
     executor.last_decision().expect("a decision").rule
 }
 
@@ -82,11 +83,11 @@ fn a_sign_of_life_is_due_when_the_last_one_is_an_interval_old_and_not_before() {
     let early = at(5 * SECOND - NANOSECOND);
     read_again(&mut executor, &state, early);
     executor.step(early);
-    assert_eq!(rule(&executor), "J15");
+    assert_eq!(rule(&executor), Rule::J15);
     let due = at(5 * SECOND);
     read_again(&mut executor, &state, due);
     assert_eq!(executor.step(due), Need::Write);
-    assert_eq!(rule(&executor), "J14");
+    assert_eq!(rule(&executor), Rule::J14);
     let written = executor.to_write().0.last_heartbeats[&node("me")];
     assert_eq!(written, due.wall);
 }
@@ -104,12 +105,12 @@ fn the_last_call_is_over_when_more_than_its_time_has_passed() {
         }
         read_again(&mut executor, &state, now);
         executor.step(now);
-        assert_eq!(rule(&executor), "J15", "{seconds} s");
+        assert_eq!(rule(&executor), Rule::J15, "{seconds} s");
     }
     let over = at(30 * SECOND + NANOSECOND);
     read_again(&mut executor, &state, over);
     assert_eq!(executor.step(over), Need::Write);
-    assert_eq!(rule(&executor), "J12");
+    assert_eq!(rule(&executor), Rule::J12);
     assert!(executor.to_write().0.complete);
 }
 
@@ -127,7 +128,7 @@ fn a_join_wakes_up_for_its_deadline() {
     let late = at(2 * SECOND + MILLISECOND);
     read_again(&mut executor, &state, late);
     assert_eq!(executor.step(late), Need::Write);
-    assert_eq!(rule(&executor), "J7");
+    assert_eq!(rule(&executor), Rule::J7);
     executor.on_written(Written::Ours(token(2)), late);
     assert_eq!(
         executor.step(late),
@@ -219,10 +220,10 @@ fn a_round_that_has_lost_a_member_is_left_for_the_next_one() {
     let state = complete(&[("a", 0), ("me", 2)], START.wall);
     executor.on_read(Some((state, token(2))), START);
     assert_eq!(executor.step(START), Need::Write);
-    assert_eq!(rule(&executor), "H3");
+    assert_eq!(rule(&executor), Rule::H3);
     executor.on_written(Written::Ours(token(3)), START);
     assert_eq!(executor.step(START), Need::Write);
-    assert_eq!(rule(&executor), "J10");
+    assert_eq!(rule(&executor), Rule::J10);
     assert!(executor.to_write().0.wait_list.contains(&node("me")));
 }
 
@@ -232,7 +233,7 @@ fn a_node_that_holds_back_looks_now_and_then_until_the_suspect_must_have_written
     let mut executor = executor(Operation::Join, state.clone());
     let until = START.monotonic + SECOND;
     assert_eq!(executor.step(START), Need::Wait { until });
-    assert_eq!(rule(&executor), "H2");
+    assert_eq!(rule(&executor), Rule::H2);
     assert_eq!(executor.report(START).suspects.len(), 3);
     // Two have written. The third is dead; the node does not ask for it without end.
     let mut state = state;
@@ -248,7 +249,7 @@ fn a_node_that_holds_back_looks_now_and_then_until_the_suspect_must_have_written
     let now = at(15 * SECOND + MILLISECOND);
     read_again(&mut executor, &state, now);
     assert_eq!(executor.step(now), Need::Write);
-    assert_eq!(rule(&executor), "J13");
+    assert_eq!(rule(&executor), Rule::J13);
     let names: Vec<NodeId> = executor.to_write().0.participants.keys().cloned().collect();
     assert_eq!(names, [node("a"), node("b"), node("me")]);
 }
@@ -300,7 +301,7 @@ fn a_last_call_that_is_over_for_others_only_keeps_nobody_busy() {
     read_again(&mut executor, &state, now);
     let until = now.monotonic + SECOND;
     assert_eq!(executor.step(now), Need::Wait { until });
-    assert_eq!(rule(&executor), "H2");
+    assert_eq!(rule(&executor), Rule::H2);
 }
 
 #[test]
@@ -315,10 +316,10 @@ fn a_spare_that_is_needed_has_all_the_time_for_joining() {
     }
     read_again(&mut executor, &state, now);
     assert_eq!(executor.step(now), Need::Write);
-    assert_eq!(rule(&executor), "J5");
+    assert_eq!(rule(&executor), Rule::J5);
     executor.on_written(Written::Ours(token(2)), now);
     assert_eq!(executor.step(now), Need::Write);
-    assert_eq!(rule(&executor), "J10");
+    assert_eq!(rule(&executor), Rule::J10);
     assert_eq!(executor.report(now).time_left, 600 * SECOND);
 }
 
@@ -422,7 +423,7 @@ fn when_others_were_faster_their_state_counts_and_ours_is_forgotten() {
     executor.on_written(Written::Theirs(Box::new(full.clone()), token(2)), START);
     assert_eq!(*executor.state(), full);
     assert_eq!(executor.step(START), Need::Write);
-    assert_eq!(rule(&executor), "J11");
+    assert_eq!(rule(&executor), Rule::J11);
     // And now it is one, by a write whose answer was lost.
     let mut listed = executor.to_write().0.clone();
     listed
@@ -472,7 +473,7 @@ fn when_all_are_back_nobody_else_is_waited_for() {
     let all = reopened(&["me", "a", "b", "late"]);
     let mut executor = after_a_restart(&all);
     assert_eq!(executor.step(START), Need::Write);
-    assert_eq!(rule(&executor), "J12");
+    assert_eq!(rule(&executor), Rule::J12);
 }
 
 #[test]
@@ -487,7 +488,7 @@ fn a_node_that_does_not_come_back_is_waited_for_as_long_as_its_way_can_take() {
     let now = at(2 * SECOND + MILLISECOND);
     read_again(&mut executor, &state, now);
     assert_eq!(executor.step(now), Need::Write);
-    assert_eq!(rule(&executor), "J12");
+    assert_eq!(rule(&executor), Rule::J12);
 }
 
 #[test]
