@@ -286,7 +286,7 @@ impl DynamicRendezvous {
             time_left: Duration::ZERO,
             participants: joined.nodes.clone(),
             waiting: Vec::new(),
-            redundant: Vec::new(),
+            spares: Vec::new(),
             suspects: Vec::new(),
             silent: Vec::new(),
             absent: Vec::new(),

@@ -356,7 +356,7 @@ impl Executor {
             time_left: self.deadline.saturating_sub(now.monotonic),
             participants: self.state.participants.keys().cloned().collect(),
             waiting: self.state.wait_list.iter().cloned().collect(),
-            redundant: self.state.redundancy_list.iter().cloned().collect(),
+            spares: self.state.redundancy_list.iter().cloned().collect(),
             suspects: self
                 .observations
                 .suspects(&self.state, &self.me)

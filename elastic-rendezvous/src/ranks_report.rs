@@ -1,4 +1,4 @@
-//! Who has joined a static rendezvous and which node ranks are missing, for people.
+//! The progress of a static rendezvous: joined nodes and missing ranks.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,35 +8,35 @@ use c10d_socket::HostPort;
 
 use crate::node::NodeId;
 
-/// A text names so many ranks of each kind at most.
+/// How many ranks of each kind a text lists at most.
 const RANKS_SHOWN_MAX: usize = 16;
 
-/// Where a static rendezvous stands.
+/// The progress of a static rendezvous. Its `Display` text is one line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RanksReport {
-    /// The job.
+    /// The run id.
     pub run_id: String,
-    /// Where node rank 0 hosts the store.
+    /// The address at which node rank 0 hosts the store.
     pub endpoint: HostPort,
     /// This node's rank.
     pub rank: usize,
     /// The number of nodes.
     pub world_size: usize,
-    /// Whether this node is connected to the store. The following two are not known before.
+    /// Whether this node is connected to the store. Until then, `joined` and `named` are empty.
     pub is_connected: bool,
     /// How many nodes have joined.
     pub joined: usize,
-    /// Those that have written their name. PyTorch's nodes write none: they are only counted.
+    /// The nodes that have written their name, by rank. PyTorch's nodes write none and are only counted.
     pub named: BTreeMap<usize, NodeId>,
     /// How long this node has waited.
     pub waited: Duration,
-    /// How long it will go on.
+    /// How long it will wait further.
     pub time_left: Duration,
 }
 
 impl RanksReport {
-    /// The ranks without a name. If all nodes that have joined have one, these are the missing ones.
+    /// The ranks without a name. They are the missing ones if all joined nodes have a name.
     pub fn unnamed_ranks(&self) -> impl Iterator<Item = usize> {
         (0..self.world_size).filter(|rank| !self.named.contains_key(rank))
     }
@@ -61,7 +61,7 @@ impl fmt::Display for RanksReport {
         if !self.is_connected {
             return write!(
                 f,
-                "no store at {endpoint} yet, which node rank 0 hosts; this is node rank {} of {world_size}",
+                "waiting for the store of node rank 0 at {endpoint}; this is node rank {} of {world_size}",
                 self.rank,
             );
         }
@@ -81,10 +81,7 @@ impl fmt::Display for RanksReport {
         rest(f, self.named.len())?;
         let without_name = joined.saturating_sub(self.named.len());
         if without_name > 0 {
-            write!(
-                f,
-                "; {without_name} without a name, as PyTorch's nodes write none"
-            )?;
+            write!(f, "; {without_name} without a name (PyTorch's nodes)")?;
         }
         let missing = self.missing();
         if missing == 0 {
@@ -134,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_names_those_that_have_joined_and_the_missing_ranks() {
+    fn the_text_names_joined_nodes_and_missing_ranks() {
         let waiting = RanksReport {
             is_connected: false,
             ..report(0, &[])
@@ -142,7 +139,7 @@ mod tests {
         for (report, text) in [
             (
                 waiting,
-                "no store at node0:29500 yet, which node rank 0 hosts; this is node rank 1 of 4",
+                "waiting for the store of node rank 0 at node0:29500; this is node rank 1 of 4",
             ),
             (
                 report(2, &[0, 2]),
@@ -157,7 +154,7 @@ mod tests {
             (
                 report(2, &[0]),
                 "2 of 4 nodes have joined run \"job\" at node0:29500: rank 0 is node0 (pid 7); \
-                 1 without a name, as PyTorch's nodes write none; missing: 2 of node ranks 1, 2, 3",
+                 1 without a name (PyTorch's nodes); missing: 2 of node ranks 1, 2, 3",
             ),
         ] {
             assert_eq!(report.to_string(), text);

@@ -1,7 +1,6 @@
-//! The events that PyTorch records: their fields, their texts, and which step of a node records which.
+//! The events that PyTorch's nodes record, derived from decisions and results.
 //!
-//! Pure: decisions and results in, events out. The names and messages are PyTorch's to the letter, as tools
-//! match them (`torch/distributed/elastic/events/api.py`, `rendezvous/dynamic_rendezvous.py`).
+//! Names and messages equal PyTorch's exactly, because tools match them (`torch/distributed/elastic/events/api.py`, `rendezvous/dynamic_rendezvous.py`).
 
 use std::error::Error;
 use std::fmt;
@@ -18,11 +17,11 @@ use crate::node::NodeId;
 pub enum NodeState {
     /// The node prepares its first join.
     Init,
-    /// The node joins, or is a member of a round.
+    /// The node is joining or is a member of a round.
     Running,
     /// A round is complete, or the rendezvous is closed.
     Succeeded,
-    /// A call or a heartbeat has failed.
+    /// A call or a heartbeat failed.
     Failed,
 }
 
@@ -45,16 +44,16 @@ impl fmt::Display for NodeState {
     }
 }
 
-/// One step of a node in a dynamic rendezvous, with the fields of PyTorch's `RdzvEvent`
+/// A recorded step of a node in a dynamic rendezvous, with the fields of PyTorch's `RdzvEvent`
 /// (`torch/distributed/elastic/events/api.py`). Differences: `docs/rendezvous.md`, section 8.1.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RecordedEvent {
-    /// PyTorch's file, class and method: `dynamic_rendezvous.py:DynamicRendezvousHandler._close`.
+    /// PyTorch's file, class and method, such as `dynamic_rendezvous.py:DynamicRendezvousHandler._close`.
     pub name: &'static str,
     /// The run id of the rendezvous.
     pub run_id: String,
-    /// What happened, in PyTorch's words.
+    /// PyTorch's text for the step.
     pub message: String,
     /// The address of the node.
     pub hostname: String,
@@ -64,16 +63,15 @@ pub struct RecordedEvent {
     pub node_state: NodeState,
     /// Always empty, as in PyTorch.
     pub master_endpoint: String,
-    /// The rank of the node, in the event that it has joined a round.
+    /// The rank of the node, only when it has joined a round.
     pub rank: Option<usize>,
-    /// The number of the handler within its process; `None` for events that PyTorch does not assign to
-    /// a handler.
+    /// The number of the handler within its process; `None` for events that PyTorch assigns to no handler.
     pub local_id: Option<i64>,
-    /// The error and its causes, one a line, if `node_state` is [`NodeState::Failed`]; otherwise empty.
+    /// The error and its causes, one per line, if `node_state` is [`NodeState::Failed`]; otherwise empty.
     pub error_trace: String,
 }
 
-/// A step that is recorded. Costs no text until somebody listens.
+/// A step to record. Its texts are only created for a listener.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Step {
     HostsStore,
@@ -101,7 +99,7 @@ pub(crate) enum Step {
         round: i64,
     },
     MarksClosed,
-    /// A write has removed these nodes, which had written no heartbeat.
+    /// A write removed these dead nodes.
     RemovedDead(Vec<NodeId>),
     Synced,
     IsStale,
@@ -132,8 +130,8 @@ pub(crate) struct Failure {
     trace: String,
 }
 
-/// The steps of `action`, in PyTorch's order. `round` is the round before it, `completes` whether it fills
-/// that round.
+/// The steps of `action`, in PyTorch's order. `round` is the round before the action, `completes` whether the
+/// action completes it.
 pub(crate) fn steps_of_action(action: Action, round: i64, completes: bool) -> Vec<Step> {
     let next = round.saturating_add(1);
     let mut steps = match action {
@@ -179,7 +177,7 @@ pub(crate) fn step_of_result(goal: Goal, result: &Result<Answer, RendezvousError
         (Goal::Close, Err(error)) => Step::failed(Method::SetClosed, error),
         (Goal::Shutdown, Err(error)) => Step::failed(Method::Shutdown, error),
         (Goal::Read, Err(error)) => Step::failed(Method::IsClosed, error),
-        // PyTorch's nodes cannot leave.
+        // PyTorch's nodes have no such calls or do not record them.
         (Goal::Leave, _) | (Goal::Read, Ok(_)) => return None,
     })
 }
@@ -212,7 +210,7 @@ impl Step {
         )
     }
 
-    /// The event that `me` records for this step.
+    /// The event of `me` for this step.
     pub(crate) fn event(self, run_id: &str, me: &NodeId) -> RecordedEvent {
         let message = self.message(run_id, me);
         RecordedEvent {
@@ -373,8 +371,8 @@ impl Step {
     }
 }
 
-/// The name of another node, which is the text of a peer: without control characters, so that it adds no
-/// line to a log.
+/// Formats the id of another node. Control characters are escaped, because the peer chose its address and
+/// must not add lines to a log.
 fn shown(node: &NodeId) -> String {
     let mut text = String::new();
     for character in node.to_string().chars() {
@@ -387,7 +385,7 @@ fn shown(node: &NodeId) -> String {
     text
 }
 
-/// The class of PyTorch's errors (`rendezvous/api.py`) that comes closest.
+/// The closest error class of PyTorch (`rendezvous/api.py`).
 fn class_of(error: &RendezvousError) -> &'static str {
     match error {
         RendezvousError::Closed { .. } => "RendezvousClosedError",

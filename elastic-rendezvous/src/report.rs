@@ -1,65 +1,60 @@
-//! Who is there and who is not: for logs, errors and progress displays.
-//!
-//! Plain values and their text; decides nothing.
+//! The progress of a join, for logs, errors and progress displays.
 
 use std::fmt;
 use std::time::Duration;
 
 use crate::node::NodeId;
 
-/// A text names so many nodes of each kind at most.
+/// How many nodes of each kind a text lists at most.
 const NODES_SHOWN_MAX: usize = 16;
 
-/// Where a join stands.
+/// The progress of a join. Its `Display` text is one line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WaitReport {
-    /// The job.
+    /// The run id.
     pub run_id: String,
-    /// The round that is the present one.
+    /// The current round.
     pub round: i64,
-    /// Whether that round is complete: then a node that is not in it waits for the next.
+    /// Whether the round is complete; then a node that is not a member waits for the next.
     pub is_complete: bool,
-    /// So many nodes suffice, after the last call.
+    /// How many nodes suffice once the last call is over.
     pub min_nodes: usize,
-    /// So many nodes complete a round at once.
+    /// How many nodes complete a round at once.
     pub max_nodes: usize,
     /// How long this node has waited.
     pub waited: Duration,
-    /// How long it will go on.
+    /// How long it will wait further.
     pub time_left: Duration,
     /// The nodes of the round.
     pub participants: Vec<NodeId>,
-    /// The nodes that wait for the next one.
+    /// The nodes that wait for the next round.
     pub waiting: Vec<NodeId>,
     /// The spare nodes.
-    pub redundant: Vec<NodeId>,
-    /// Participants that were there before this node, with a time so old that it waits to see whether
-    /// they live.
+    pub spares: Vec<NodeId>,
+    /// Participants from before this node's first read, with a heartbeat so old that they may be dead.
     pub suspects: Vec<NodeId>,
-    /// The listed nodes that have written no heartbeat for more than half of the time after which they
-    /// are taken for dead.
+    /// The listed nodes without a heartbeat for more than half of the time after which they are dropped.
     pub silent: Vec<LostNode>,
-    /// The members of this node's last round that have left it and are on no list: they are on their
-    /// way back, or have left for good.
+    /// The members of this node's last round that are on no list: about to rejoin, or left for good.
     pub absent: Vec<NodeId>,
-    /// The nodes that this node took for dead and dropped, and those members of its last round that
-    /// another node has dropped.
+    /// The nodes that this node has dropped as dead, and members of its last round that another node has
+    /// dropped.
     pub dropped: Vec<DroppedNode>,
 }
 
-/// A node that has written no heartbeat for some time.
+/// A node without a recent heartbeat.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LostNode {
     /// The node.
     pub node: NodeId,
-    /// For how long this node has seen no new heartbeat of it.
+    /// For how long this node has observed no new heartbeat of it.
     pub silence: Duration,
 }
 
 impl LostNode {
-    /// A lost node by its parts, for handlers of other crates.
+    /// Creates a lost node, for handlers in other crates.
     #[must_use]
     pub fn new(node: NodeId, silence: Duration) -> Self {
         Self { node, silence }
@@ -74,18 +69,18 @@ impl fmt::Display for LostNode {
     }
 }
 
-/// A node that has left its round by itself.
+/// A node that has left its round on its own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LeftNode {
     /// The node.
     pub node: NodeId,
-    /// Whether it is listed again, and so waits for the next round.
+    /// Whether it is listed again and waits for the next round.
     pub is_joining: bool,
 }
 
 impl LeftNode {
-    /// A node that left by its parts, for handlers of other crates.
+    /// Creates a node that left, for handlers in other crates.
     #[must_use]
     pub fn new(node: NodeId, is_joining: bool) -> Self {
         Self { node, is_joining }
@@ -100,7 +95,7 @@ impl fmt::Display for LeftNode {
     }
 }
 
-/// A node that was taken for dead.
+/// A node that was dropped as dead.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DroppedNode {
@@ -108,19 +103,19 @@ pub struct DroppedNode {
     pub node: NodeId,
     /// For how long it had written no heartbeat.
     pub silence: Duration,
-    /// How long ago that was noticed.
+    /// How long ago it was dropped.
     pub ago: Duration,
 }
 
 impl WaitReport {
-    /// How many nodes are still needed before the round can complete.
+    /// How many nodes are missing to `min_nodes`.
     #[must_use]
     pub fn missing(&self) -> usize {
         self.min_nodes.saturating_sub(self.participants.len())
     }
 
-    /// The nodes that are known by name and missing: silent, absent or dropped. Empty in a first round,
-    /// in which nobody knows who will come.
+    /// The missing nodes that are known by name: silent, absent or dropped. Empty in a first round, whose nodes
+    /// are not known in advance.
     pub fn missing_nodes(&self) -> impl Iterator<Item = &NodeId> {
         let silent = self.silent.iter().map(|lost| &lost.node);
         let dropped = self.dropped.iter().map(|dropped| &dropped.node);
@@ -149,8 +144,8 @@ impl fmt::Display for WaitReport {
         }
         list(f, ": ", &self.participants)?;
         list(f, "; waiting for the next round: ", &self.waiting)?;
-        list(f, "; spare: ", &self.redundant)?;
-        list(f, "; perhaps dead, as their time is old: ", &self.suspects)?;
+        list(f, "; spare: ", &self.spares)?;
+        list(f, "; possibly dead (old heartbeat): ", &self.suspects)?;
         list(f, "; not back yet: ", &self.absent)?;
         for (index, lost) in self.silent.iter().take(NODES_SHOWN_MAX).enumerate() {
             write!(f, "{} {lost}", if index == 0 { ";" } else { "," })?;
@@ -206,7 +201,7 @@ mod tests {
             time_left: Duration::from_secs(595),
             participants: vec![NodeId::new("a", 1, 0)],
             waiting: vec![],
-            redundant: vec![],
+            spares: vec![],
             suspects: vec![],
             silent: vec![],
             absent: vec![],
@@ -215,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_names_who_is_missing() {
+    fn the_text_names_missing_nodes() {
         let report = WaitReport {
             silent: vec![LostNode {
                 node: NodeId::new("b", 2, 0),
@@ -234,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_names_who_is_there_and_how_many_are_needed() {
+    fn the_text_names_joined_nodes_and_how_many_are_needed() {
         assert_eq!(
             report().to_string(),
             "1 node is in round 3 of run \"job\", 2 to 4 needed: a (pid 1)"
@@ -242,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_names_the_dead_and_when_they_were_dropped() {
+    fn the_text_names_dropped_nodes_and_when() {
         let report = WaitReport {
             participants: vec![],
             dropped: vec![DroppedNode {

@@ -1,6 +1,4 @@
-//! The rendezvous of a job whose nodes are known beforehand: each is told its rank.
-//!
-//! One round, no comings and goings: nodes only meet at a store.
+//! The static rendezvous: each node is given its rank, and all meet once at a store.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -28,36 +26,37 @@ use crate::this_host;
 /// The name under which this rendezvous is registered.
 pub const STATIC_BACKEND: &str = "static";
 
-/// How long all nodes together may take to come, without a `timeout` setting. The launcher sets 900.
+/// How long all nodes may take to join, without a `timeout` setting. The launcher sets 900.
 const TIMEOUT: Duration = Duration::from_secs(600);
 
 const THREAD: &str = "rendezvous-static";
+
+/// How often a join checks whether it was interrupted.
 const SLICE: Duration = Duration::from_millis(100);
 
-/// How often listeners are told, and unknown names looked up.
+/// How often listeners get a report and missing names are read.
 const EVENT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// When the log has its first line about a wait; after that when it has lasted twice as long, and at
-/// least each minute.
+/// When a wait is first logged. The interval then doubles, up to a minute.
 const FIRST_LOG_AFTER: Duration = Duration::from_secs(5);
 const LOG_INTERVAL_MAX: Duration = Duration::from_secs(60);
 
-/// How often nodes are counted: by the host always after the first, as in PyTorch, by the others ever
-/// more rarely.
+/// How often the count of nodes is read: by the host always after the first interval, as in PyTorch, by the
+/// others after intervals that double.
 const POLL_INTERVAL_MIN: Duration = Duration::from_millis(10);
 const POLL_INTERVAL_MAX: Duration = Duration::from_secs(1);
 
-/// The most names that are looked up at a time, and the longest one that is read.
+/// How many names are read at a time, and the longest name.
 const NAMES_ASKED_MAX: usize = 64;
 const NAME_BYTES_MAX: usize = 1024;
 
-/// What an opening store gets beyond the timeout to say itself why it took so long.
+/// How long a store that is being opened may exceed the timeout to report its own error.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// A node's part in a rendezvous of nodes that are known beforehand.
+/// A node of a rendezvous in which each node is given its rank.
 ///
-/// Rank 0 serves the store at the endpoint and waits until all have come; the others connect. The
-/// number of nodes is the parameters' maximum. In PyTorch: `StaticTCPRendezvous`
+/// Rank 0 hosts the store at the endpoint, the others connect, and all wait until every node has joined.
+/// The number of nodes is the parameters' maximum. In PyTorch: `StaticTCPRendezvous`
 /// (`torch/distributed/elastic/rendezvous/static_tcp_rendezvous.py`).
 #[derive(Debug)]
 pub struct StaticRendezvous {
@@ -80,38 +79,39 @@ impl fmt::Debug for Listeners {
     }
 }
 
-/// What the listeners and the log were last told.
+/// What was last reported to the listeners and the log.
 #[derive(Debug)]
-struct Told {
-    present: (usize, usize),
+struct Reported {
+    /// The numbers of joined and named nodes.
+    counts: (usize, usize),
     next_event_at: Duration,
     next_log_at: Duration,
 }
 
-impl Default for Told {
+impl Default for Reported {
     fn default() -> Self {
         Self {
-            present: (0, 0),
+            counts: (0, 0),
             next_event_at: EVENT_INTERVAL,
             next_log_at: FIRST_LOG_AFTER,
         }
     }
 }
 
-/// What the thread on which the nodes meet has to say.
+/// A message of the thread that joins.
 #[derive(Debug)]
 enum Progress {
-    /// The port of the store, how many nodes have joined, and the names of those that have one.
+    /// The port of the store, how many nodes have joined, and the known names.
     Joined {
         port: u16,
         joined: usize,
         named: BTreeMap<usize, NodeId>,
     },
-    Met(Arc<TcpStore>),
+    AllJoined(Arc<TcpStore>),
     Failed(StoreError),
 }
 
-/// The nodes at the store, as one of them sees them.
+/// The join of one node, on its own thread.
 #[derive(Debug)]
 struct Meeting {
     target: HostPort,
@@ -126,15 +126,15 @@ struct Meeting {
 impl Meeting {
     fn run(mut self) {
         let end = match self.meet() {
-            Ok(Some(store)) => Progress::Met(Arc::new(store)),
+            Ok(Some(store)) => Progress::AllJoined(Arc::new(store)),
             Ok(None) => return,
             Err(error) => Progress::Failed(error),
         };
-        // Nobody may be waiting any more.
+        // The owner may no longer wait.
         let _ = self.to_owner.send(end);
     }
 
-    /// `None` when nobody waits any more.
+    /// Returns `None` if the owner no longer waits.
     fn meet(&mut self) -> Result<Option<TcpStore>, StoreError> {
         let options = TcpStoreOptions::default()
             .with_master(self.rank == 0)
@@ -148,7 +148,7 @@ impl Meeting {
         let names = PrefixStore::new(self.run_id.clone(), store.clone_store()?);
         let name = format!("{} {}", std::process::id(), this_host::full_name());
         names.set(&name_key(self.rank), name.as_bytes())?;
-        // As PyTorch's nodes do, of which the host waits for all.
+        // As PyTorch's nodes do; the host waits for this count.
         store.count_worker()?;
         let mut pause = POLL_INTERVAL_MIN;
         let mut next_names_at = Instant::now();
@@ -172,7 +172,7 @@ impl Meeting {
             }
             std::thread::sleep(pause);
             if self.rank != 0 {
-                // Its server would have to answer all the others.
+                // The host's server must answer all other nodes.
                 pause = (pause * 2).min(POLL_INTERVAL_MAX);
             }
         }
@@ -198,17 +198,16 @@ impl Meeting {
     }
 }
 
-/// Where a node of ours writes its name, below the run id. PyTorch's nodes neither write nor read it.
+/// The key of a node's name, below the run id. PyTorch's nodes neither write nor read it.
 fn name_key(rank: usize) -> String {
     format!("c10d/static/{rank}")
 }
 
 impl StaticRendezvous {
-    /// A node with the rank in the setting `rank`. Connects to nothing yet.
+    /// Creates a node with the rank in the setting `rank`. Does not connect or block.
     ///
     /// # Errors
-    /// [`RendezvousError::Parameters`] when the rank or the endpoint's port is missing or makes no
-    /// sense.
+    /// [`RendezvousError::Parameters`] when the rank or the endpoint's port is missing or invalid.
     pub fn new(parameters: &RendezvousParameters) -> Result<Self, RendezvousError> {
         let endpoint: Endpoint = parameters
             .endpoint()
@@ -254,9 +253,8 @@ impl StaticRendezvous {
         }
     }
 
-    /// The nodes meet on a thread of its own, as nothing can interrupt a call of the store. When it is
-    /// interrupted or too late the thread is left behind; it ends with the call that it is in, each of
-    /// which has the timeout, and with the store that it may have opened.
+    /// Joins on a separate thread, because a store call cannot be interrupted. After an interrupt or timeout
+    /// the thread is detached and ends with its current store call, which has the timeout too.
     fn meet(&self) -> Result<Arc<TcpStore>, RendezvousError> {
         let (sender, progress) = channel();
         let meeting = Meeting {
@@ -275,10 +273,10 @@ impl StaticRendezvous {
                 name: THREAD,
                 source,
             })?;
-        self.await_met(&progress, Instant::now())
+        self.await_all(&progress, Instant::now())
     }
 
-    fn await_met(
+    fn await_all(
         &self,
         progress: &Receiver<Progress>,
         started: Instant,
@@ -286,10 +284,10 @@ impl StaticRendezvous {
         let failed = |error: StoreError| RendezvousError::connection(&self.run_id, error);
         let deadline = Deadline::after(started, self.timeout);
         let mut report = self.first_report();
-        let mut told = Told::default();
+        let mut reported = Reported::default();
         loop {
             match progress.recv_timeout(SLICE) {
-                Ok(Progress::Met(store)) => return Ok(store),
+                Ok(Progress::AllJoined(store)) => return Ok(store),
                 Ok(Progress::Failed(error)) => return Err(failed(error)),
                 Ok(Progress::Joined {
                     port,
@@ -305,7 +303,7 @@ impl StaticRendezvous {
                 Err(RecvTimeoutError::Disconnected) => {
                     return Err(RendezvousError::Thread {
                         name: THREAD,
-                        source: io::Error::other("it panicked"),
+                        source: io::Error::other("the thread panicked"),
                     });
                 }
             }
@@ -320,10 +318,10 @@ impl StaticRendezvous {
                 return Err(RendezvousError::RanksMissing { report });
             }
             if report.waited > self.timeout.saturating_add(GRACE) {
-                // A server that was slow to greet this node, and then fell silent.
+                // The server accepted the connection and then stopped answering.
                 return Err(failed(self.no_reply(report.waited)));
             }
-            self.tell(&report, &mut told);
+            self.report(&report, &mut reported);
         }
     }
 
@@ -341,26 +339,26 @@ impl StaticRendezvous {
         }
     }
 
-    /// Tells the listeners about once a second and at each change, the log ever more rarely.
-    fn tell(&self, report: &RanksReport, told: &mut Told) {
-        let present = (report.joined, report.named.len());
-        let is_time = report.waited >= told.next_event_at;
-        if std::mem::replace(&mut told.present, present) == present && !is_time {
+    /// Reports to the listeners once a second and at each change, and to the log less often.
+    fn report(&self, report: &RanksReport, reported: &mut Reported) {
+        let counts = (report.joined, report.named.len());
+        let is_time = report.waited >= reported.next_event_at;
+        if std::mem::replace(&mut reported.counts, counts) == counts && !is_time {
             return;
         }
-        told.next_event_at = report.waited + EVENT_INTERVAL;
-        if report.waited >= told.next_log_at {
+        reported.next_event_at = report.waited + EVENT_INTERVAL;
+        if report.waited >= reported.next_log_at {
             log::info!(
-                "waiting for {} s, at most {} s more: {report}",
+                "waiting for other nodes since {} s, for at most {} s more: {report}",
                 report.waited.as_secs(),
                 report.time_left.as_secs(),
             );
-            told.next_log_at = report.waited + report.waited.min(LOG_INTERVAL_MAX);
+            reported.next_log_at = report.waited + report.waited.min(LOG_INTERVAL_MAX);
         }
-        self.tell_listeners(&RendezvousEvent::WaitingForRanks(report));
+        self.notify(&RendezvousEvent::WaitingForRanks(report));
     }
 
-    fn tell_listeners(&self, event: &RendezvousEvent<'_>) {
+    fn notify(&self, event: &RendezvousEvent<'_>) {
         let listeners = self.listeners.lock();
         let listeners = listeners.unwrap_or_else(PoisonError::into_inner).0.clone();
         for listener in listeners {
@@ -382,12 +380,12 @@ impl RendezvousHandler for StaticRendezvous {
         STATIC_BACKEND
     }
 
-    /// Yes: the workers use the store at the endpoint.
+    /// True: the workers use the store at the endpoint.
     fn uses_agent_store(&self) -> bool {
         true
     }
 
-    /// The same round each time: nobody comes, nobody goes.
+    /// Returns the same round each time.
     fn next_rendezvous(&self) -> Result<RendezvousInfo, RendezvousError> {
         if self.is_interrupted.load(Ordering::Acquire) {
             return Err(self.interrupted());
@@ -398,7 +396,7 @@ impl RendezvousHandler for StaticRendezvous {
                 let store = self.meet()?;
                 *self.store.lock().unwrap_or_else(PoisonError::into_inner) =
                     Some(Arc::clone(&store));
-                self.tell_listeners(&RendezvousEvent::MembershipChanged);
+                self.notify(&RendezvousEvent::MembershipChanged);
                 store
             }
         };
@@ -461,7 +459,7 @@ mod tests {
         StaticRendezvous::new(&parameters.with_config(config)).unwrap()
     }
 
-    /// A moment at which the timeout of [`node`] and the grace have passed for one who began then.
+    /// A start from which the timeout of [`node`] and the grace have passed.
     fn long_ago() -> Instant {
         Instant::now()
             .checked_sub(Duration::from_secs(1) + GRACE)
@@ -471,7 +469,7 @@ mod tests {
     #[test]
     fn a_store_that_does_not_open_in_time_is_a_timeout_with_its_address_and_limit() {
         let (_still_opening, opened) = channel();
-        let error = node().await_met(&opened, long_ago()).unwrap_err();
+        let error = node().await_all(&opened, long_ago()).unwrap_err();
         let RendezvousError::Connection { source, .. } = &error else {
             panic!("{error}");
         };
@@ -484,11 +482,11 @@ mod tests {
     }
 
     #[test]
-    fn an_interrupted_node_waits_for_its_store_no_longer() {
+    fn an_interrupt_ends_the_wait_for_the_store() {
         let (_still_opening, opened) = channel();
         let node = node();
         node.interrupt();
-        let error = node.await_met(&opened, Instant::now()).unwrap_err();
+        let error = node.await_all(&opened, Instant::now()).unwrap_err();
         assert!(
             matches!(error, RendezvousError::Interrupted { .. }),
             "{error}"

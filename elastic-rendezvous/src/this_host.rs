@@ -1,7 +1,7 @@
-//! Whether a host name means this machine, and what this machine is called.
+//! Tells whether a host name means this machine, and finds this machine's full name.
 //!
-//! Decides who serves the store of a rendezvous when nobody was told to. Opens no store and no
-//! connection. The decisions are pure over a [`Resolver`]; [`SystemResolver`] asks the system.
+//! The answer decides which node hosts the store of a rendezvous without an `is_host` setting. The decisions
+//! are pure over a [`Resolver`]; [`SystemResolver`] asks the system.
 
 use std::fs::File;
 use std::io::Read;
@@ -10,35 +10,33 @@ use std::time::{Duration, Instant};
 
 use c10d_socket::{Deadline, HostPort, resolve};
 
-/// What is to be known about names and addresses to tell whether a host is this machine.
+/// The names and addresses that the decisions depend on.
 pub trait Resolver {
-    /// The name that the system gives this machine, often without a domain. Empty when it has none.
+    /// The host name of the system, often without a domain; empty if it has none.
     fn host_name(&self) -> String;
 
-    /// The full name of this machine, as other machines know it, or else its host name.
+    /// The full name of this machine, under which others know it, or else its host name.
     fn full_name(&self) -> String;
 
-    /// The addresses of a host, IPv4 addresses in their own form; none when the name is unknown or not
-    /// looked up in time.
+    /// The addresses of a host, without IPv4-mapped ones; empty if the lookup fails or times out.
     fn addresses(&self, host: &str) -> Vec<IpAddr>;
 
     /// Whether an interface of this machine has the address.
     fn has_address(&self, address: IpAddr) -> bool;
 }
 
-/// Whether `host`, without brackets, is this machine: then a server for it can run here.
+/// Whether `host`, without brackets, is this machine, so that its server can run here.
 ///
-/// True for `localhost`, a loopback address, this machine's host name or full name, an address of its
-/// name, and a name that shares an address with its name, all as with PyTorch
+/// True for `localhost`, loopback addresses, this machine's host name and full name, an address of its name,
+/// and a name that shares an address with its name, as in PyTorch
 /// (`_matches_machine_hostname` in `torch/distributed/elastic/rendezvous/utils.py`).
 ///
-/// Beyond PyTorch it is true for any address of any of this machine's interfaces, and for names of
-/// one, so that a second network or an alias needs no `is_host` setting. The unspecified addresses
-/// (0.0.0.0, `::`) are no machine's. That a name cannot be looked up makes it no name of this machine,
-/// and is no error.
+/// Unlike PyTorch, also true for every address of this machine's interfaces and for names of one, so that a
+/// second network or an alias needs no `is_host` setting. False for the unspecified addresses (0.0.0.0,
+/// `::`) and for names whose lookup fails.
 ///
-/// An address that several machines have, as that of a virtual server or of a container bridge, is each
-/// one's own; there `is_host` must say who serves. Blocks as long as the resolver does.
+/// An address that several machines share, such as that of a virtual server or a container bridge, belongs
+/// to each of them; set `is_host` there. Blocks as long as the resolver does.
 ///
 /// ```
 /// use c10d_socket::Deadline;
@@ -70,27 +68,24 @@ pub fn names_this_host(host: &str, resolver: &impl Resolver) -> bool {
     if theirs.iter().any(|&address| resolver.has_address(address)) {
         return true;
     }
-    // What is left are addresses that stand for this machine without being on an interface of it,
-    // as behind address translation.
+    // An address can also mean this machine without being on its interfaces, as behind address translation.
     let own = resolver.addresses(&own_name);
     theirs.iter().any(|address| own.contains(address))
         || (literal.is_none() && host == resolver.full_name())
 }
 
-/// The full name of this machine, which it gives as its address in a rendezvous: other nodes connect
-/// to it.
+/// The full name of this machine, which other nodes of a rendezvous use to connect to it.
 ///
-/// The first of these:
+/// The first of:
 /// 1. the host name, if it has a domain;
-/// 2. the name with a domain that stands in a line of `/etc/hosts` together with the host name;
-/// 3. the host name in a search domain of `/etc/resolv.conf`, if that is the name of an address which
-///    this machine has or which its host name has;
-/// 4. the host name; `localhost` if the machine has none.
+/// 2. a name with a domain in a line of `/etc/hosts` that contains the host name;
+/// 3. the host name in a search domain of `/etc/resolv.conf`, if it resolves to an address of this machine
+///    or of its host name;
+/// 4. the host name, or `localhost` if there is none.
 ///
-/// That is what Python's `socket.getfqdn` finds, but for one case: where the hosts file gives the
-/// host name the address 127.0.0.1, Python answers `localhost`, with which every other node would
-/// connect to itself. Here it is never a name of the loopback interface, if there is any other. Blocks
-/// for at most 2 s: a name server that needs longer counts as one that does not know.
+/// This equals Python's `socket.getfqdn`, except when the hosts file maps the host name to 127.0.0.1: Python
+/// then returns `localhost`, with which other nodes would connect to themselves. Blocks for at most 2 s; a
+/// slower lookup counts as failed.
 ///
 /// ```
 /// assert!(!elastic_rendezvous::this_host::full_name().is_empty());
@@ -102,17 +97,16 @@ pub fn full_name() -> String {
     SystemResolver::new(deadline).full_name()
 }
 
-/// The system's names, interfaces and resolver.
+/// The [`Resolver`] of the system.
 ///
-/// A lookup that is stuck in the system when its time is up is left behind on its thread
-/// ([`resolve`]).
+/// A lookup that is still running at the deadline is left behind on its thread ([`resolve`]).
 #[derive(Debug, Clone, Copy)]
 pub struct SystemResolver {
     deadline: Deadline,
 }
 
 impl SystemResolver {
-    /// All lookups together take until `deadline` at most.
+    /// Creates a resolver whose lookups end at `deadline`.
     #[must_use]
     pub fn new(deadline: Deadline) -> Self {
         Self { deadline }
@@ -147,19 +141,19 @@ impl Resolver for SystemResolver {
         }
     }
 
-    /// Tries to bind a socket to the address, which only an address of this machine allows. On a
-    /// machine that is set up to bind to any address that shows nothing, and the answer is `false`.
+    /// Tries to bind a socket to the address, which only works for addresses of this machine. Returns `false`
+    /// if the machine is configured to bind any address.
     fn has_address(&self, address: IpAddr) -> bool {
-        /// Addresses for examples, which no machine has (RFC 5737, RFC 3849).
-        const NOBODYS: (Ipv4Addr, Ipv6Addr) = (
+        /// Documentation addresses, which no machine has (RFC 5737, RFC 3849).
+        const FOREIGN: (Ipv4Addr, Ipv6Addr) = (
             Ipv4Addr::new(198, 51, 100, 1),
             Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1),
         );
-        let nobodys = match address {
-            IpAddr::V4(_) => IpAddr::V4(NOBODYS.0),
-            IpAddr::V6(_) => IpAddr::V6(NOBODYS.1),
+        let foreign = match address {
+            IpAddr::V4(_) => IpAddr::V4(FOREIGN.0),
+            IpAddr::V6(_) => IpAddr::V6(FOREIGN.1),
         };
-        can_bind(address) && !can_bind(nobodys)
+        can_bind(address) && !can_bind(foreign)
     }
 }
 
@@ -167,7 +161,7 @@ fn can_bind(address: IpAddr) -> bool {
     UdpSocket::bind((address, 0)).is_ok()
 }
 
-/// The start of a file of the system, far more than it has in earnest; empty when there is none.
+/// Reads the first 256 KiB of a system file; empty if it cannot be read.
 fn read_start(path: &str) -> String {
     const BYTES_MAX: u64 = 256 << 10;
     let mut start = Vec::new();
@@ -204,7 +198,7 @@ fn choose_full_name(
         .iter()
         .map(|domain| format!("{host_name}.{domain}"))
         .find(|name| {
-            // The dot at the end keeps the resolver from adding a search domain once more.
+            // The final dot keeps the resolver from adding a search domain again.
             let found = resolver.addresses(&format!("{name}."));
             found.iter().any(is_own)
         })
@@ -227,8 +221,8 @@ fn full_name_in_hosts<'a>(host_name: &str, hosts: &'a str) -> Option<&'a str> {
         .find(|name| name.contains('.') && !name.to_ascii_lowercase().starts_with("localhost."))
 }
 
-/// The domains in which short names are looked up. The last line that gives any counts, and no more
-/// of them than resolvers have always taken.
+/// The search domains for short names: those of the last line with any, and at most six, the limit of
+/// resolvers.
 fn search_domains(resolver_settings: &str) -> Vec<&str> {
     const DOMAINS_MAX: usize = 6;
     let given = resolver_settings.lines().rev().find_map(|line| {
@@ -299,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn what_pytorch_takes_for_this_host_is_this_host() {
+    fn names_of_this_host_in_pytorch_are_names_of_this_host() {
         for host in [
             "localhost",
             "127.0.0.1",
@@ -316,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn every_interface_is_this_host() {
+    fn addresses_of_all_interfaces_are_this_host() {
         for host in [
             "10.9.0.1",
             "ib0.example",
@@ -328,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn others_and_nobody_are_not_this_host() {
+    fn other_and_unknown_hosts_are_not_this_host() {
         for host in [
             "",
             "node1",
@@ -346,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_only_the_own_name_has_is_this_host() {
+    fn an_address_of_the_own_name_is_this_host_without_an_interface() {
         let translated = Machine {
             names: &[
                 ("node0", &["203.0.113.7"]),
@@ -359,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_that_does_not_know_its_own_name_is_told_by_its_interfaces() {
+    fn a_machine_without_a_name_is_recognized_by_its_interfaces() {
         let nameless = Machine {
             host_name: "",
             full_name: "localhost",
@@ -394,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn the_full_name_comes_from_the_search_domain_that_knows_this_machine() {
+    fn the_full_name_comes_from_the_search_domain_with_an_own_address() {
         let machine = Machine {
             names: &[
                 ("node0", &["127.0.1.1"]),
@@ -421,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn the_system_knows_its_loopback_addresses_and_not_those_of_others() {
+    fn the_system_has_loopback_addresses_but_no_foreign_ones() {
         let resolver =
             SystemResolver::new(Deadline::after(Instant::now(), Duration::from_secs(60)));
         assert!(resolver.has_address(Ipv4Addr::LOCALHOST.into()));
@@ -433,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lookup_out_of_time_finds_nothing() {
+    fn a_lookup_after_the_deadline_finds_nothing() {
         let resolver = SystemResolver::new(Deadline::at(Instant::now()));
         assert_eq!(resolver.addresses("name.invalid"), Vec::<IpAddr>::new());
         assert_eq!(

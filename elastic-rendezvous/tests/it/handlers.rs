@@ -241,7 +241,7 @@ fn closing_ends_joins_and_lets_spares_go() {
     let spare = node(&store, 1, 1);
     let (told, waiting) = channel();
     spare.add_listener(Arc::new(move |event: &RendezvousEvent<'_>| {
-        if matches!(event, RendezvousEvent::Waiting(report) if report.redundant.len() == 1) {
+        if matches!(event, RendezvousEvent::Waiting(report) if report.spares.len() == 1) {
             let _ = told.send(());
         }
     }));
