@@ -1,7 +1,6 @@
-//! Moments as the ten bytes that Python's `datetime` is made of, and back.
+//! Converts timestamps to and from the ten bytes of Python's `datetime`.
 //!
-//! Year (two bytes, most significant first), month, day, hour, minute, second, microsecond (three
-//! bytes). Knows no time zones: a caller has to add the offset.
+//! Year (two bytes, big-endian), month, day, hour, minute, second, microsecond (three bytes).
 
 use byteorder::{BigEndian, ByteOrder};
 
@@ -10,8 +9,8 @@ use crate::timestamp::Timestamp;
 /// The length of a pickled `datetime`.
 pub(super) const DATETIME_BYTES: usize = 10;
 
-/// In the month's byte: the second of two equal times of day when clocks are set back. In a time
-/// zone with a fixed offset there are none, so it says nothing.
+/// A flag in the month's byte for the second of two equal times of day when clocks are set back. It has no
+/// meaning in a time zone with a fixed offset.
 const FOLD: u8 = 0x80;
 
 const DAYS_PER_YEAR: i64 = 365;
@@ -25,10 +24,10 @@ const MICROS_PER_DAY: i64 = 86_400 * MICROS_PER_SECOND;
 /// Days before each month in a year without a 29 February.
 const DAYS_BEFORE_MONTH: [i64; 12] = [0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334];
 
-/// The UTC date and time of `moment`, which is first brought into the years 1 to 9999.
+/// Encodes `moment` in UTC, clamped to the years 1 to 9999.
 pub(super) fn to_bytes(moment: Timestamp) -> [u8; DATETIME_BYTES] {
     let moment = moment.clamp(Timestamp::MIN, Timestamp::MAX);
-    // From the beginning of the year 1, so never negative.
+    // Since the start of year 1, so never negative.
     let since = moment.as_micros() - Timestamp::MIN.as_micros();
     let (year, month, day) = date_of(since / MICROS_PER_DAY);
     let within_day = since % MICROS_PER_DAY;
@@ -45,8 +44,8 @@ pub(super) fn to_bytes(moment: Timestamp) -> [u8; DATETIME_BYTES] {
     bytes
 }
 
-/// The moment that these bytes name where clocks are `offset_micros` ahead of UTC. `None` when there
-/// is no such date or time, or it is outside of the years 1 to 9999 in UTC.
+/// Decodes a time in a zone that is `offset_micros` ahead of UTC. `None` if there is no such date or time, or
+/// if it is outside of the years 1 to 9999 in UTC.
 pub(super) fn from_bytes(bytes: &[u8; DATETIME_BYTES], offset_micros: i64) -> Option<Timestamp> {
     let year = i64::from(BigEndian::read_u16(&bytes[..2]));
     let month = i64::from(bytes[2] & !FOLD);
@@ -73,7 +72,7 @@ pub(super) fn from_bytes(bytes: &[u8; DATETIME_BYTES], offset_micros: i64) -> Op
         .then_some(moment)
 }
 
-/// Year, month and day that begin `days` after the beginning of the year 1.
+/// Year, month and day of the day `days` after the start of year 1.
 fn date_of(days: i64) -> (i64, i64, i64) {
     let (cycles, days) = (days / DAYS_PER_400_YEARS, days % DAYS_PER_400_YEARS);
     // The last century of a cycle and the last year of four are a day longer than the others.
@@ -171,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn dates_and_times_that_do_not_exist_are_refused() {
+    fn impossible_dates_and_times_are_refused() {
         let refused = [
             bytes(0, [1, 1, 0, 0, 0], 0),
             bytes(10_000, [1, 1, 0, 0, 0], 0),
@@ -193,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn an_offset_leads_to_utc_and_never_out_of_the_years_1_to_9999() {
+    fn offsets_are_converted_to_utc_within_the_years_1_to_9999() {
         let hour = 3600 * MICROS_PER_SECOND;
         let noon = bytes(2026, [1, 1, 12, 0, 0], 0);
         let ten = bytes(2026, [1, 1, 10, 0, 0], 0);
@@ -205,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn the_fold_says_nothing() {
+    fn the_fold_is_ignored() {
         let plain = bytes(2026, [12, 2, 3, 4, 5], 678_901);
         let mut folded = plain;
         folded[2] |= FOLD;
@@ -222,7 +221,7 @@ mod tests {
         }
 
         #[test]
-        fn moments_that_python_does_not_have_become_the_nearest(micros: i64) {
+        fn moments_outside_of_pythons_range_are_clamped(micros: i64) {
             let moment = Timestamp::from_micros(micros);
             let nearest = moment.clamp(Timestamp::MIN, Timestamp::MAX);
             prop_assert_eq!(from_bytes(&to_bytes(moment), 0), Some(nearest));

@@ -1,4 +1,4 @@
-//! A state from what the pickle machine has built.
+//! Decodes a state from the values of the pickle machine.
 
 use std::collections::BTreeSet;
 
@@ -14,23 +14,20 @@ use crate::node::NodeId;
 use crate::state::{DatetimeStyle, RendezvousState};
 use crate::timestamp::Timestamp;
 
-/// Reads the pickle of a state.
+/// Decodes the pickle of a state. Nothing in the input is executed.
 ///
-/// Takes what PyTorch writes, in any order of attributes, with shared or repeated objects, with any
-/// fixed time zone or none; without `redundancy_list`, as before there was one; with attributes that
-/// are not known, which are dropped; with anything behind the end. One time without a zone makes the
-/// state [`Naive`](DatetimeStyle::Naive); without any time it is [`Aware`](DatetimeStyle::Aware).
-///
-/// Does not block. Nothing in the input is carried out: where Python's `pickle.loads` would import
-/// and call what it names, this knows five classes.
+/// Accepts what PyTorch writes: attributes in any order, shared or repeated objects, any fixed time zone or
+/// none, no `redundancy_list` (old releases), unknown attributes (dropped), and any bytes after the end. One
+/// time without a zone makes the state [`Naive`](DatetimeStyle::Naive); a state without times is
+/// [`Aware`](DatetimeStyle::Aware).
 ///
 /// # Errors
-/// When the bytes are no state, or one beyond `limits`.
+/// [`CorruptState`] when the bytes are not a state or exceed `limits`.
 ///
 /// ```
 /// use elastic_rendezvous::codec::{self, CodecLimits};
 ///
-/// // What would run a command in Python.
+/// // Python would run a command.
 /// let hostile = b"\x80\x04\x8c\x05posix\x8c\x06system\x93\x8c\x04true\x85R.";
 /// let error = codec::decode(hostile, &CodecLimits::default()).unwrap_err();
 /// assert_eq!(
@@ -42,7 +39,7 @@ pub fn decode(bytes: &[u8], limits: &CodecLimits) -> Result<RendezvousState, Cor
     decode_with_layout(bytes, limits).map(|(state, _)| state)
 }
 
-/// As [`decode`]; also where the parts of the state are, if they are where PyTorch puts them.
+/// As [`decode`], with the layout of the state if it is PyTorch's.
 pub(super) fn decode_with_layout(
     bytes: &[u8],
     limits: &CodecLimits,
@@ -75,8 +72,7 @@ pub(super) fn decode_with_layout(
     }
 }
 
-/// The state of these attributes, and where in the input the name of each attribute is, in their
-/// order.
+/// Builds the state from its attributes. Also returns the positions of their names in the input.
 fn state_with(
     machine: &Unpickler<'_>,
     attributes: u32,
@@ -126,7 +122,7 @@ fn state_with(
         )?,
         wait_list: reader.set(present(wait_list, names::WAIT_LIST)?, "attribute wait_list")?,
         redundancy_list: match redundancy_list {
-            // In old PyTorch there was none.
+            // Old PyTorch has none.
             None => BTreeSet::new(),
             Some(value) => reader.set(value, "attribute redundancy_list")?,
         },
@@ -140,10 +136,10 @@ fn state_with(
     Ok((state, name_places))
 }
 
-/// Takes attributes out of the machine.
+/// Converts values of the machine to attributes.
 struct Reader<'m, 'a> {
     machine: &'m Unpickler<'a>,
-    /// Of the times seen so far.
+    /// The style of the times so far.
     style: DatetimeStyle,
 }
 
@@ -158,7 +154,7 @@ impl Reader<'_, '_> {
             return Err(wrong_type(what, "a map", value));
         };
         let machine = self.machine;
-        // A node may be there many times.
+        // A node may be repeated.
         let nodes = machine.len(container).min(machine.node_count());
         let mut map = IndexMap::with_capacity(nodes);
         for (key, value) in machine.entries(container) {

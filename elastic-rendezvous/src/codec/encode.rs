@@ -1,6 +1,4 @@
-//! A state as Python writes it.
-//!
-//! Decides which objects come in which order, and which are written once only.
+//! Encodes a state as Python does: the order of objects, and which are shared.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,17 +11,16 @@ use crate::node::NodeId;
 use crate::state::{DatetimeStyle, RendezvousState};
 use crate::timestamp::Timestamp;
 
-/// Bytes of everything but nodes, about.
+/// The approximate size of a state without nodes.
 const FIXED_BYTES: usize = 512;
-/// Bytes of a node with a heartbeat and an address of usual length, about.
+/// The approximate size of a node with a heartbeat and an address of usual length.
 const NODE_BYTES: usize = 96;
 
-/// The pickle of `state`, byte for byte as PyTorch would write it.
+/// Encodes `state` as a pickle, byte for byte as PyTorch does.
 ///
-/// Equal nodes are written once. Equal addresses are written once where they share their memory:
-/// this is how Python decides, so a state that PyTorch has written and [`decode`](super::decode) has
-/// read keeps its bytes. Sets are written in the order of nodes, where Python's order is random.
-/// Times outside of the years 1 to 9999 become the nearest that Python can hold.
+/// Equal nodes are written once. Equal addresses are written once if they share memory, which is Python's
+/// rule, so a state of PyTorch keeps its bytes through [`decode`](super::decode) and this function. Sets are
+/// written in node order; Python's order is random. Times outside of the years 1 to 9999 are clamped.
 ///
 /// ```
 /// use elastic_rendezvous::codec::{self, CodecLimits};
@@ -57,7 +54,7 @@ pub fn encode(state: &RendezvousState) -> Vec<u8> {
     encoder.pickler.finish()
 }
 
-/// From behind the class to the first attribute.
+/// Writes the opcodes between the class and the first attribute.
 fn begin_instance(pickler: &mut Pickler) -> Slot {
     pickler.object(op::EMPTY_TUPLE);
     pickler.opcode(op::NEWOBJ);
@@ -73,7 +70,7 @@ fn end_instance(pickler: &mut Pickler) {
     pickler.opcode(op::BUILD);
 }
 
-/// What has been written, for what refers to it.
+/// The encoder, with the memo slots of what it has written.
 struct Encoder<'a> {
     pickler: Pickler,
     style: DatetimeStyle,
@@ -81,7 +78,7 @@ struct Encoder<'a> {
     datetime: Option<DatetimeSlots>,
     node: Option<NodeSlots>,
     nodes: HashMap<&'a NodeId, Slot>,
-    /// By the place in memory.
+    /// By memory address.
     addresses: HashMap<*const u8, Slot>,
 }
 
@@ -152,7 +149,7 @@ impl<'a> Encoder<'a> {
         self.batches(nodes, op::ADDITEMS, Self::node);
     }
 
-    /// What a container holds, `end` after each portion.
+    /// The items of a container, with `end` after each batch.
     fn batches<I: ExactSizeIterator>(
         &mut self,
         mut items: I,
@@ -163,7 +160,7 @@ impl<'a> Encoder<'a> {
             return;
         }
         loop {
-            // Python sees that there is nothing left only when it has begun another batch.
+            // Python writes an empty last batch when the count is a multiple of BATCH.
             let batch = items.len().min(BATCH);
             self.pickler.opcode(op::MARK);
             items
@@ -274,14 +271,14 @@ impl<'a> Encoder<'a> {
         utc
     }
 
-    /// The class of this name in the module just written.
+    /// The class of this name in the module that was just written.
     fn class_in(&mut self, name: &str) -> Slot {
         self.pickler.str(name);
         self.pickler.opcode(op::STACK_GLOBAL);
         self.pickler.memoize()
     }
 
-    /// The call of the function below the arguments just written, which `tuple` puts together.
+    /// A call with the arguments that were just written, which `tuple` combines.
     fn call_with(&mut self, tuple: u8) -> Slot {
         self.pickler.opcode(tuple);
         self.pickler.memoize();

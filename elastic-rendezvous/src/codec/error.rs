@@ -1,22 +1,20 @@
-//! Bytes that are not a rendezvous state.
+//! Errors of the decoder.
 
 use thiserror::Error;
 
-/// The longest piece of a stranger's text in a message, in bytes before escaping.
+/// The longest piece of a peer's text in a message, in bytes before escaping.
 const QUOTED_BYTES_MAX: usize = 60;
 
 /// Why stored bytes were refused as a state, and where.
 ///
-/// Whoever wrote them is at fault: a broken or hostile peer, or something else that uses the key.
-/// Nothing of them was taken over.
+/// Their writer is at fault: a broken or hostile peer, or another user of the key.
 #[derive(Clone, PartialEq, Eq, Error)]
 #[error("rendezvous state, byte {offset}: {kind}")]
 pub struct CorruptState {
-    /// Bytes to the beginning of the opcode at fault: from the start of the pickle, or of the text
-    /// when that is [no base64](CorruptStateKind::NotBase64) or
-    /// [too long](CorruptStateKind::TooLong).
+    /// The position of the invalid opcode in the pickle; or a position in the text if that is
+    /// [not base64](CorruptStateKind::NotBase64) or [too long](CorruptStateKind::TooLong).
     pub offset: usize,
-    /// What is wrong.
+    /// The fault.
     pub kind: CorruptStateKind,
 }
 
@@ -27,39 +25,39 @@ impl std::fmt::Debug for CorruptState {
     }
 }
 
-/// What is wrong with bytes that were to be a state.
+/// The fault in the encoding of a state.
 #[derive(Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum CorruptStateKind {
-    /// The text is not what a base64 encoder writes: a foreign character, missing padding.
+    /// The text is not the output of a base64 encoder: an invalid character, missing padding.
     #[error("not base64")]
     NotBase64,
-    /// The input as a whole is longer than the limit.
+    /// The input is longer than the limit.
     #[error("{bytes} bytes, limit {bytes_max}")]
     TooLong {
-        /// Its length.
+        /// The length of the input.
         bytes: usize,
         /// The limit.
         bytes_max: usize,
     },
-    /// More of something than the limit.
+    /// A count exceeds its limit.
     #[error("more than {max} {what}")]
     TooMany {
-        /// Of what.
+        /// The counted objects, in words.
         what: &'static str,
         /// The limit.
         max: usize,
     },
-    /// The input ends before the state does.
+    /// The input ends before the state.
     #[error("the input ends within the state")]
     Truncated,
-    /// The opcode is none that a state is written with.
+    /// The opcode does not occur in a state.
     #[error("opcode 0x{0:02x} is not part of a rendezvous state")]
     ForeignOpcode(u8),
-    /// A pickle protocol that does not have the opcodes of a state, or is not known yet.
+    /// A pickle protocol other than 4 and 5.
     #[error("pickle protocol {0} is neither 4 nor 5")]
     ForeignProtocol(u8),
-    /// A class that a state does not consist of. Python would load it, and run its code.
+    /// A class that does not occur in a state. Python would import it and run its code.
     #[error("class {module}.{name} is not part of a rendezvous state")]
     ForeignClass {
         /// The module, escaped and shortened.
@@ -73,41 +71,41 @@ pub enum CorruptStateKind {
     /// An integer needs more than 64 bits.
     #[error("integer of {bytes} bytes")]
     LargeInteger {
-        /// How many bytes it has.
+        /// Its length in bytes.
         bytes: usize,
     },
-    /// An opcode needs more values than there are.
+    /// An opcode needs more values than the stack has.
     #[error("too few values for the opcode")]
     StackUnderflow,
-    /// An object is asked for again that was never remembered.
+    /// A memo slot is read before it is written.
     #[error("memo slot {0} was never written")]
     EmptyMemoSlot(u32),
-    /// Something is of another type than its place demands.
+    /// A value has the wrong type.
     #[error("{what} is {found}, not {expected}")]
     WrongType {
-        /// The place.
+        /// The place of the value, in words.
         what: &'static str,
-        /// What belongs there.
+        /// The required type.
         expected: &'static str,
-        /// What is there.
+        /// The type found.
         found: &'static str,
     },
-    /// A map gets a key without a value.
+    /// A map has a key without a value.
     #[error("a key without a value")]
     OddItems,
-    /// There is a second state, or an object gets its attributes twice.
+    /// A second state, or a second set of attributes of an object.
     #[error("{0} a second time")]
     Again(&'static str),
     /// A node or state lacks an attribute.
     #[error("attribute {0} is missing")]
     MissingAttribute(&'static str),
-    /// A node or state has an attribute twice.
-    #[error("attribute {0} is there twice")]
+    /// A node or state repeats an attribute.
+    #[error("attribute {0} is repeated")]
     DuplicateAttribute(&'static str),
-    /// A time that no calendar has, or outside of the years 1 to 9999 in UTC.
+    /// An impossible date or time, or one outside of the years 1 to 9999 in UTC.
     #[error("a datetime that does not exist")]
     ImpossibleDatetime,
-    /// A time zone a day or more off UTC.
+    /// A time zone with an offset of a day or more.
     #[error("a time zone a day or more off UTC")]
     ImpossibleTimezone,
 }
@@ -119,7 +117,7 @@ impl std::fmt::Debug for CorruptStateKind {
     }
 }
 
-/// A stranger's text for a message: escaped, and cut where it gets long.
+/// Formats a peer's text for a message: escaped and shortened.
 pub(super) fn quoted(text: &[u8]) -> String {
     let shown = &text[..text.len().min(QUOTED_BYTES_MAX)];
     let mut quoted = shown.escape_ascii().to_string();
@@ -134,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_message_says_where_and_what() {
+    fn a_message_has_the_position_and_the_fault() {
         let error = CorruptState {
             offset: 12,
             kind: CorruptStateKind::ForeignClass {
@@ -149,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_strangers_text_is_escaped_and_cut() {
+    fn text_of_peers_is_escaped_and_shortened() {
         assert_eq!(quoted("a\n\u{1b}[1mü".as_bytes()), r"a\n\x1b[1m\xc3\xbc");
         let long = quoted(&[b'x'; 1000]);
         assert_eq!(long, format!("{}...", "x".repeat(60)));

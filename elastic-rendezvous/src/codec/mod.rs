@@ -1,12 +1,10 @@
-//! The state as the bytes that all nodes read and replace: Python's pickle, in base64 as stored.
+//! The encoding of the state: a Python pickle, in base64 in the store.
 //!
-//! PyTorch stores a pickle, so whoever wants to be in one rendezvous with it has to write and read
-//! pickles. [`encode`] writes what PyTorch would, byte for byte. [`decode`] reads what PyTorch writes
-//! and nothing else: a pickle is a program, and everyone who reaches the store can put one there.
-//! [`to_text`] and [`from_text`] are the same for the text in the store.
+//! [`encode`] writes a pickle byte for byte as PyTorch does. [`decode`] accepts only what PyTorch writes and
+//! executes nothing: a pickle is a program, and any client of the store can write one. [`to_text`] and
+//! [`from_text`] do the same for the base64 text in the store.
 //!
-//! Knows no store, and not what a state means. Does not keep attributes that it does not know, which
-//! PyTorch would.
+//! Unlike PyTorch, unknown attributes are dropped.
 
 mod calendar;
 mod decode;

@@ -1,4 +1,4 @@
-//! What the classes and attributes of a pickled state are called.
+//! The names of the classes and attributes in a pickled state.
 //!
 //! In PyTorch: `torch/distributed/elastic/rendezvous/dynamic_rendezvous.py`.
 
@@ -8,7 +8,7 @@ pub(super) const RENDEZVOUS_MODULE: &str =
 pub(super) const STATE: &str = "_RendezvousState";
 pub(super) const NODE: &str = "_NodeDesc";
 
-/// The module of Python's times, and the class in it of the same name.
+/// The module of Python's times, and its class of the same name.
 pub(super) const DATETIME: &str = "datetime";
 pub(super) const TIMEZONE: &str = "timezone";
 pub(super) const TIMEDELTA: &str = "timedelta";

@@ -1,6 +1,4 @@
-//! The opcodes of Python's pickle protocol that a state is written with.
-//!
-//! All others are refused: see [`decode`](super::decode).
+//! The pickle opcodes of a state. [`decode`](super::decode) refuses all others.
 
 pub(super) const PROTO: u8 = 0x80;
 pub(super) const FRAME: u8 = 0x95;
@@ -37,7 +35,7 @@ pub(super) const MEMOIZE: u8 = 0x94;
 pub(super) const BINGET: u8 = b'h';
 pub(super) const LONG_BINGET: u8 = b'j';
 
-/// What Python from 3.8 to 3.13 writes, and so do we. In the opcodes above, protocol 5, which later
-/// ones write, is the same.
+/// The protocol of Python 3.8 to 3.13, which we write. Protocol 5 of later versions is the same for the opcodes
+/// above.
 pub(super) const PROTOCOL: u8 = 4;
 pub(super) const PROTOCOL_MAX: u8 = 5;

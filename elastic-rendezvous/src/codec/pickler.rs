@@ -1,12 +1,10 @@
-//! The bytes of a pickle, object by object, as Python's C pickler would write them.
-//!
-//! Knows opcodes, memo slots and frames. What a state consists of is the encoder's business.
+//! Writes a pickle object by object, with the opcodes, memo slots and frames of Python's C pickler.
 
 use byteorder::{ByteOrder, LittleEndian};
 
 use super::opcode as op;
 
-/// A frame ends with the first object that begins this far into it (`_pickle.c`).
+/// A frame ends before the first object at or beyond this length (`_pickle.c`).
 const FRAME_BYTES_TARGET: usize = 64 * 1024;
 
 const FRAME_HEADER_BYTES: usize = 9;
@@ -14,25 +12,25 @@ const FRAME_HEADER_BYTES: usize = 9;
 /// The most entries of a map or set between a MARK and its end (`_pickle.c`).
 pub(super) const BATCH: usize = 1000;
 
-/// Where an object is kept so that it can be asked for again.
+/// The memo slot of an object.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Slot(u32);
 
 /// A pickle under construction.
 ///
-/// Begin each object with a method that says so, or with [`begin_object`](Self::begin_object):
-/// frames end there.
+/// Each object must begin with [`begin_object`](Self::begin_object) or a method that calls it, because frames
+/// end there.
 #[derive(Debug)]
 pub(super) struct Pickler {
     bytes: Vec<u8>,
-    /// Where the header of the present frame is.
+    /// The position of the current frame's header.
     frame: usize,
-    /// How many slots of the memo are taken.
+    /// The number of used memo slots.
     slots: u32,
 }
 
 impl Pickler {
-    /// The head of a pickle, with room for about `capacity` bytes.
+    /// Starts a pickle with a capacity of `capacity` bytes.
     pub(super) fn new(capacity: usize) -> Self {
         let mut pickler = Self {
             bytes: Vec::with_capacity(capacity),
@@ -44,14 +42,14 @@ impl Pickler {
         pickler
     }
 
-    /// The whole pickle.
+    /// Ends the pickle and returns it.
     pub(super) fn finish(mut self) -> Vec<u8> {
         self.opcode(op::STOP);
         self.end_frame();
         self.bytes
     }
 
-    /// Says that what follows is a new object.
+    /// Marks the start of an object.
     pub(super) fn begin_object(&mut self) {
         if self.bytes.len() - self.frame >= FRAME_HEADER_BYTES + FRAME_BYTES_TARGET {
             self.end_frame();
@@ -64,7 +62,7 @@ impl Pickler {
         self.bytes.push(opcode);
     }
 
-    /// Gives the object just written the next slot.
+    /// Assigns the next memo slot to the object that was just written.
     pub(super) fn memoize(&mut self) -> Slot {
         self.opcode(op::MEMOIZE);
         let slot = Slot(self.slots);
@@ -78,7 +76,7 @@ impl Pickler {
         self.opcode(opcode);
     }
 
-    /// The object of this slot once more.
+    /// A reference to the object of a memo slot.
     pub(super) fn get(&mut self, slot: Slot) {
         self.begin_object();
         match u8::try_from(slot.0) {
@@ -90,12 +88,11 @@ impl Pickler {
         }
     }
 
-    /// A bool.
     pub(super) fn bool(&mut self, value: bool) {
         self.object(if value { op::NEWTRUE } else { op::NEWFALSE });
     }
 
-    /// An integer, in the shortest form.
+    /// An integer in the shortest form.
     pub(super) fn int(&mut self, value: i64) {
         self.begin_object();
         if let Ok(byte) = u8::try_from(value) {
@@ -128,7 +125,7 @@ impl Pickler {
         if let Ok(len) = u8::try_from(text.len()) {
             self.bytes.extend_from_slice(&[op::SHORT_BINUNICODE, len]);
         } else {
-            // Longer than 4 GiB the length would be cut, and no reader would take the state.
+            // Beyond 4 GiB the length is wrong, and every reader refuses the state.
             let len = u32::try_from(text.len()).unwrap_or(u32::MAX);
             self.opcode(op::BINUNICODE);
             self.u32(len);
@@ -137,7 +134,7 @@ impl Pickler {
         self.memoize()
     }
 
-    /// New bytes; there are only short ones.
+    /// New bytes; a state has only short ones.
     pub(super) fn short_bytes(&mut self, bytes: &[u8; 10]) {
         self.begin_object();
         self.bytes

@@ -1,4 +1,4 @@
-//! The state as it stands in a store: base64.
+//! The text of a state in the store: base64.
 
 use base64::engine::general_purpose::STANDARD;
 use base64::{DecodeError, Engine as _};
@@ -10,13 +10,11 @@ use super::limits::CodecLimits;
 use super::watch::WatchRanges;
 use crate::state::RendezvousState;
 
-/// What the key holds while there is no state: PyTorch's stores cannot wait for a key to change, only
-/// for one to be there. In PyTorch: `C10dRendezvousBackend._NULL_SENTINEL`
+/// The value of the key while there is no state, because a GET of a missing key blocks. In PyTorch: `C10dRendezvousBackend._NULL_SENTINEL`
 /// (`torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py`).
 pub const SENTINEL: &[u8] = b"Y2FuaW1hZGFt";
 
-/// `state` as PyTorch stores it: the pickle that [`encode`] gives, in base64 with padding and without
-/// line breaks.
+/// Encodes `state` as PyTorch stores it: the pickle of [`encode`] in base64.
 #[must_use]
 pub fn to_text(state: &RendezvousState) -> Vec<u8> {
     to_base64(&encode(state))
@@ -28,15 +26,13 @@ pub fn to_base64(pickle: &[u8]) -> Vec<u8> {
     STANDARD.encode(pickle).into_bytes()
 }
 
-/// Reads a state as it is stored.
+/// Decodes a stored state.
 ///
-/// Stricter than PyTorch, whose base64 decoder skips what is not of its alphabet: here all that no
-/// encoder writes is an error, a line end behind the text included.
-///
-/// Does not block. [`SENTINEL`] is not a state: compare first.
+/// Stricter than PyTorch, whose base64 decoder skips invalid characters: here they are errors, including a
+/// final line end. [`SENTINEL`] is not a state, so compare with it first.
 ///
 /// # Errors
-/// When the text is no state, or one beyond `limits`.
+/// [`CorruptState`] when the text is not a state or exceeds `limits`.
 ///
 /// ```
 /// use elastic_rendezvous::RendezvousState;
@@ -50,11 +46,10 @@ pub fn from_text(text: &[u8], limits: &CodecLimits) -> Result<RendezvousState, C
     decode(&from_base64(text, limits)?, limits)
 }
 
-/// The pickle within a stored text, which is not looked into. Takes and refuses the texts that
-/// [`from_text`] does.
+/// Decodes the base64 of a stored text, without looking into the pickle.
 ///
 /// # Errors
-/// When the text is longer than `limits` allow or not base64.
+/// [`CorruptState`] when the text exceeds `limits` or is not base64.
 pub fn from_base64(text: &[u8], limits: &CodecLimits) -> Result<Vec<u8>, CorruptState> {
     let bytes_max = limits.text_bytes_max();
     if text.len() > bytes_max {
@@ -75,8 +70,8 @@ pub fn from_base64(text: &[u8], limits: &CodecLimits) -> Result<Vec<u8>, Corrupt
     })
 }
 
-/// Which characters of a stored state say what, read within the default limits; `None` when the text
-/// is no state, or not laid out as PyTorch does it: then only the whole value can be watched.
+/// Locates the parts of a stored state, within the default limits. `None` if the text is not a state or not in
+/// PyTorch's layout: then only the whole value can be watched.
 ///
 /// ```
 /// use elastic_rendezvous::codec;
@@ -111,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_an_encoder_writes_is_base64() {
+    fn only_the_output_of_an_encoder_is_base64() {
         let text = to_text(&RendezvousState::default());
         let limits = CodecLimits::default();
         assert!(from_text(&text, &limits).is_ok());
@@ -140,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_is_too_long_is_not_looked_at() {
+    fn a_text_that_is_too_long_is_not_decoded() {
         let text = to_text(&RendezvousState::default());
         let exactly = CodecLimits::default().with_text_bytes_max(text.len());
         assert!(from_text(&text, &exactly).is_ok());
@@ -160,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sentinel_is_no_state() {
+    fn the_sentinel_is_not_a_state() {
         assert_eq!(
             from_base64(SENTINEL, &CodecLimits::default()).as_deref(),
             Ok(&b"canimadam"[..])

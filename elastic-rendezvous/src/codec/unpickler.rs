@@ -1,8 +1,7 @@
-//! The pickle machine: a stack, a memo, and the few opcodes that a state is written with.
+//! The pickle machine: a stack, a memo, and the opcodes of a state.
 //!
-//! Builds nodes and containers, and calls nothing but three classes it knows. Does not know what
-//! attributes a state has. There is no recursion, and no length that the input announces decides
-//! about memory.
+//! It builds nodes and containers, and calls only three known classes. Nothing recurses, and no announced
+//! length reserves memory.
 
 use std::collections::{HashMap, hash_map};
 use std::sync::Arc;
@@ -22,32 +21,32 @@ const MICROS_PER_SECOND: i64 = 1_000_000;
 const SECONDS_PER_DAY: i64 = 86_400;
 const MICROS_PER_DAY: i64 = SECONDS_PER_DAY * MICROS_PER_SECOND;
 
-/// The bytes of a node and its heartbeat, about.
+/// The approximate size of a node and its heartbeat.
 const NODE_BYTES: usize = 80;
 
-/// Ends the list of a container's entries.
+/// The end of the list of a container's entries.
 const NO_ENTRY: u32 = u32::MAX;
 
 /// The machine, between two opcodes.
 pub(super) struct Unpickler<'a> {
     input: &'a [u8],
     limits: &'a CodecLimits,
-    /// Where the next opcode is.
+    /// The position of the next opcode.
     position: usize,
     stack: Vec<Value>,
-    /// How high the stack was at each MARK that is still open.
+    /// The height of the stack at each open MARK.
     marks: Vec<usize>,
     memo: Vec<Value>,
-    /// `None` until a node has its attributes.
+    /// A node is `None` until it has its attributes.
     nodes: Vec<Option<NodeId>>,
     containers: Vec<Container>,
     entries: Vec<Entry>,
-    /// The strings that are addresses, each in memory once.
+    /// The addresses, by the position of their string, so that each is allocated once.
     addresses: HashMap<u32, Arc<str>>,
     state: StateObject,
 }
 
-/// A map or a set: a list through [`Unpickler::entries`], in order of insertion.
+/// A map or a set: a linked list in [`Unpickler::entries`], in order of insertion.
 #[derive(Debug, Clone, Copy)]
 struct Container {
     first: u32,
@@ -71,7 +70,7 @@ struct Entry {
     next: u32,
 }
 
-/// What has become of the one state.
+/// The progress of the state object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum StateObject {
     Absent,
@@ -82,7 +81,7 @@ enum StateObject {
 
 impl<'a> Unpickler<'a> {
     pub(super) fn new(input: &'a [u8], limits: &'a CodecLimits) -> Self {
-        // So many nodes would fill the input: room for what each needs in PyTorch's layout.
+        // The input has at most about this many nodes: reserve what each needs in PyTorch's layout.
         let nodes = (input.len() / NODE_BYTES).min(limits.nodes_max());
         Self {
             input,
@@ -99,12 +98,12 @@ impl<'a> Unpickler<'a> {
         }
     }
 
-    /// Where the next opcode is.
+    /// The position of the next opcode.
     pub(super) const fn position(&self) -> usize {
         self.position
     }
 
-    /// Carries out one opcode. At the end: the map of the state's attributes.
+    /// Executes one opcode. Returns the map of the state's attributes at the end.
     pub(super) fn step(&mut self) -> Result<Option<u32>, Fault> {
         match self.byte()? {
             op::PROTO => {
@@ -113,7 +112,7 @@ impl<'a> Unpickler<'a> {
                     return Err(Fault::ForeignProtocol(protocol));
                 }
             }
-            // Where frames end is of use to those who read a file.
+            // Frames only matter to readers of files.
             op::FRAME => _ = self.bytes(8)?,
             op::STOP => return self.stop().map(Some),
             op::MARK => {
@@ -211,17 +210,17 @@ impl<'a> Unpickler<'a> {
 
     /// The UTF-8 of a string.
     pub(super) fn utf8(&self, text: Text) -> &'a [u8] {
-        // Made by `text`, which has looked: the bytes are there.
+        // `text` has checked the bounds.
         let start = text.start as usize;
         &self.input[start..start + text.len as usize]
     }
 
-    /// The name of a node that has its attributes.
+    /// The node, if it has its attributes.
     pub(super) fn node(&self, node: u32) -> Option<&NodeId> {
         self.nodes[node as usize].as_ref()
     }
 
-    /// How many nodes there are, equal ones counted apart.
+    /// The number of nodes; equal ones count each time.
     pub(super) fn node_count(&self) -> usize {
         self.nodes.len()
     }
@@ -298,7 +297,7 @@ impl<'a> Unpickler<'a> {
             }
             _ => None,
         };
-        // A timedelta too long to be counted here is none that a time zone is made of.
+        // A timedelta beyond 64 bits is invalid for a time zone.
         self.push(micros.map_or(Value::OtherTuple, Value::TimedeltaArguments))
     }
 
@@ -393,8 +392,7 @@ impl<'a> Unpickler<'a> {
         })
     }
 
-    /// One piece of memory for each string that Python would have, so that writing the state again
-    /// gives the same bytes.
+    /// Allocates each string object once, as in Python, so that encoding the state again gives the same bytes.
     fn address(&mut self, text: Text) -> Result<Arc<str>, Fault> {
         let utf8 = self.utf8(text);
         let address = match self.addresses.entry(text.start) {
@@ -483,12 +481,12 @@ impl<'a> Unpickler<'a> {
             "maps and sets",
         )?;
         self.containers.push(Container::EMPTY);
-        // Each has taken a byte of the input, whose length fits 32 bits; so with the entries.
+        // Each container and entry needs a byte of the input, whose length fits 32 bits.
         Ok((self.containers.len() - 1) as u32)
     }
 
     fn insert(&mut self, container: u32, key: Value, value: Value) -> Result<(), Fault> {
-        // Python computes a key's hash now, which a node without attributes does not have.
+        // Python hashes a key now, which fails for a node without attributes.
         let can_be_key = match key {
             Value::Map(_) | Value::Set(_) | Value::State => false,
             Value::Node(node) => self.node(node).is_some(),
@@ -520,8 +518,8 @@ impl<'a> Unpickler<'a> {
         Ok(())
     }
 
-    /// Makes room for the next node's attributes, where these were the last entries: PyTorch has no
-    /// other use for the map. Somebody who had would see it empty.
+    /// Frees the entries of a node's attributes if they are the last ones, for the next node. PyTorch does not
+    /// use the map again; another writer's reference would find it empty.
     fn empty(&mut self, container: u32) {
         let container = &mut self.containers[container as usize];
         let first = container.first as usize;
@@ -555,7 +553,7 @@ impl<'a> Unpickler<'a> {
         Ok(())
     }
 
-    /// The lowest place that opcodes may take from: above the last MARK.
+    /// The height of the last MARK, below which opcodes must not pop.
     fn floor(&self) -> usize {
         self.marks.last().copied().unwrap_or(0)
     }
@@ -587,7 +585,7 @@ impl<'a> Unpickler<'a> {
     }
 }
 
-/// An integer, which a bool is not.
+/// An integer; a bool is refused.
 pub(super) const fn int(value: Value, what: &'static str) -> Result<i64, Fault> {
     match value {
         Value::Int(value) => Ok(value),
@@ -595,7 +593,7 @@ pub(super) const fn int(value: Value, what: &'static str) -> Result<i64, Fault> 
     }
 }
 
-/// Fills in an attribute that has not been there yet.
+/// Sets an attribute, which must not be set yet.
 pub(super) fn set_once<T>(
     attribute: &mut Option<T>,
     value: T,
@@ -638,7 +636,7 @@ mod tests {
     use crate::timestamp::Timestamp;
 
     impl Unpickler<'_> {
-        /// What holds after each opcode, whatever the input.
+        /// Invariants after each opcode, for any input.
         fn check_invariants(&self) {
             let Self { input, limits, .. } = self;
             assert!(self.position <= input.len());
@@ -691,7 +689,7 @@ mod tests {
             .with_nodes_max(2)
     }
 
-    /// All opcodes, with operands that may mean something.
+    /// All opcodes, with plausible operands.
     fn opcodes() -> impl Strategy<Value = Vec<u8>> {
         let plain = [
             op::MARK,
@@ -769,7 +767,7 @@ mod tests {
             let _ = run(&opcodes.concat(), &limits);
         }
 
-        /// Opcodes that mostly fit: the limits are what stops them.
+        /// Mostly valid opcodes, so that the limits are reached.
         #[test]
         fn invariants_hold_for_a_state_with_changed_bytes(
             changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),

@@ -1,7 +1,6 @@
-//! What lies on the pickle machine's stack.
+//! The values on the pickle machine's stack.
 //!
-//! A value keeps what a state can need of it and nothing else: it is small, and copying it costs
-//! nothing, however deep the object that Python would have built.
+//! A value keeps only what a state can need of it, so it is small and cheap to copy.
 
 use super::calendar::DATETIME_BYTES;
 use super::names;
@@ -17,37 +16,37 @@ pub(super) enum Class {
     Timedelta,
 }
 
-/// A string: where its UTF-8 is in the input. Two values with equal places are one Python object.
+/// A string, by the position of its UTF-8 in the input. Equal positions are one Python object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Text {
     pub(super) start: u32,
     pub(super) len: u32,
 }
 
-/// A moment, and whether it names its time zone.
+/// A timestamp, and whether it names its time zone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Time {
     pub(super) moment: Timestamp,
     pub(super) aware: bool,
 }
 
-/// A Python object. Numbers in it are places in the machine's tables.
+/// A Python object. Its numbers are indices into the machine's tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Value {
     None,
     Bool(bool),
     Int(i64),
     Text(Text),
-    /// Bytes of the length that a datetime has.
+    /// Bytes of the length of a datetime.
     DatetimeBytes([u8; DATETIME_BYTES]),
     OtherBytes,
     Class(Class),
     EmptyTuple,
-    /// What timedelta is called with, added up: microseconds.
+    /// The arguments of timedelta, as a sum in microseconds.
     TimedeltaArguments(i64),
-    /// What timezone is called with: microseconds ahead of UTC.
+    /// The argument of timezone, in microseconds ahead of UTC.
     TimezoneArguments(i64),
-    /// What datetime is called with.
+    /// The arguments of datetime.
     DatetimeArguments(Time),
     OtherTuple,
     /// In microseconds.
@@ -58,12 +57,12 @@ pub(super) enum Value {
     Map(u32),
     Set(u32),
     Node(u32),
-    /// There is one at most.
+    /// There is at most one.
     State,
 }
 
 impl Class {
-    /// The class of this name, if a state may name it.
+    /// The class of this name, if a state may contain it.
     pub(super) fn named(module: &[u8], name: &[u8]) -> Option<Self> {
         const CLASSES: [(&str, &str, Class); 5] = [
             (names::RENDEZVOUS_MODULE, names::STATE, Class::State),
@@ -80,7 +79,7 @@ impl Class {
 }
 
 impl Value {
-    /// What it is, for a message.
+    /// The type, for messages.
     pub(super) const fn kind(self) -> &'static str {
         match self {
             Self::None => "None",

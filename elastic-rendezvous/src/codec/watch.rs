@@ -1,46 +1,43 @@
-//! Where in a stored state its parts are, for whoever watches one of them for changes.
+//! Locates the parts of a stored state, so that each can be watched for changes.
 
 use std::ops::Range;
 
 use super::names;
 use super::opcode as op;
 
-/// A pickle's bytes and a text's characters that make up one group of base64.
+/// The bytes and the characters of one base64 group.
 const GROUP_BYTES: usize = 3;
 const GROUP_CHARS: usize = 4;
 
-/// The head of a pickle: PROTO and FRAME with their operands. The frame's length changes with
-/// everything.
+/// The length of PROTO and FRAME with their operands. The frame's length depends on the whole state.
 const HEAD_BYTES: usize = 11;
 
-/// The opcode and the length before an attribute's name.
+/// The length of the opcode and the length byte before an attribute's name.
 const NAME_HEAD_BYTES: usize = 2;
 
-/// Which attribute is the first that is not in the header, and which is not among the members.
+/// The indices of the first attribute after the header and of the first after the members.
 const PARTICIPANTS_INDEX: usize = 4;
 const HEARTBEATS_INDEX: usize = 7;
 
-/// Which characters of a stored state say what, for watching the value for changes of a part.
+/// The ranges of characters of a stored state that contain its parts.
 ///
-/// Whoever knows a state and sees the characters of a range change knows that the part *may* have
-/// changed; while they stay, it has not. Both ranges begin where the attributes begin.
+/// If the characters of a range change, the part *may* have changed; otherwise it has not. Both ranges start
+/// at the first attribute. Changes of later attributes do not change a range, so a heartbeat changes neither.
+/// Exceptions, which only cost a needless read:
 ///
-/// What does not change a range: a change of later attributes. So a heartbeat changes neither. There
-/// are exceptions, which cost nothing but a look at a state that is the same in that part:
-///
-/// - Python writes sets in an order of its own in each process, and a node twice that it holds
-///   twice, so the same lists may look different when another node writes them.
-/// - Beyond 64 KiB (some 700 nodes) a pickle has further frames, whose lengths are among the members.
-///   Where a frame reaches into the heartbeats, a node that comes or goes there changes its length.
+/// - Python writes sets in a random order for each process, and repeats equal nodes that are different
+///   objects, so the same lists can have other characters when another node writes them.
+/// - Beyond 64 KiB (about 700 nodes) a pickle has further frames, whose lengths are among the members. If a
+///   frame extends into the heartbeats, a node that is added or removed there changes its length.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WatchRanges {
     /// The attributes `round`, `complete`, `deadline` and `closed`.
     pub header: Range<usize>,
-    /// These, `participants`, `wait_list` and `redundancy_list`: all but `last_heartbeats`.
+    /// All attributes but `last_heartbeats`.
     pub members: Range<usize>,
 }
 
-/// The same in bytes of the pickle.
+/// The parts as positions in the pickle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Layout {
     start: usize,
@@ -49,8 +46,8 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// The layout of `pickle`, in whose attributes the names' characters are at `name_places`; `None`
-    /// when it is not PyTorch's.
+    /// The layout of `pickle`, whose attributes' names start at `name_places`; `None` if it is not
+    /// PyTorch's.
     pub(super) fn of(pickle: &[u8], name_places: &[usize]) -> Option<Self> {
         let start = attributes_start(pickle)?;
         let mut begins = [0; names::ATTRIBUTES.len()];
@@ -58,7 +55,7 @@ impl Layout {
         for (index, name) in names::ATTRIBUTES.iter().enumerate() {
             let place = *name_places.get(index)?;
             let begin = place.checked_sub(NAME_HEAD_BYTES)?;
-            // Not one that was written earlier and is only asked for again, nor another.
+            // Neither a name from the memo nor another one.
             let head = [op::SHORT_BINUNICODE, name.len() as u8];
             let rest = pickle.get(begin..)?.strip_prefix(&head)?;
             if begin < position || !rest.starts_with(name.as_bytes()) {
@@ -74,7 +71,7 @@ impl Layout {
         })
     }
 
-    /// The characters that hold these bytes.
+    /// The characters that encode the parts.
     pub(super) const fn in_text(self) -> WatchRanges {
         let start = self.start / GROUP_BYTES * GROUP_CHARS;
         WatchRanges {
@@ -84,17 +81,17 @@ impl Layout {
     }
 }
 
-/// The end of the characters that hold a value which ends at byte `end`, and the opcode behind it:
-/// only that shows that a set which was empty still is.
+/// The end of the characters for a value that ends at byte `end`, and for the next opcode: only that opcode
+/// shows that an empty set is still empty.
 ///
-/// The last group holds up to two bytes more, and the first group may hold some from before the
-/// attributes. Those are always the same: parts of the class and of the next attribute's name.
+/// The last group contains up to two more bytes, and the first may contain bytes from before the attributes.
+/// These never change: they belong to the class and to the next attribute's name.
 const fn end_in_text(end: usize) -> usize {
     (end + 1).div_ceil(GROUP_BYTES) * GROUP_CHARS
 }
 
-/// Where the attributes begin, if all before them is as PyTorch writes it: protocol, one frame, the
-/// class, an instance, its open map.
+/// The start of the attributes, if all bytes before are PyTorch's: protocol, frame, class, instance, open
+/// map.
 fn attributes_start(pickle: &[u8]) -> Option<usize> {
     const PARTS: [&[u8]; 5] = [
         &[op::SHORT_BINUNICODE, names::RENDEZVOUS_MODULE.len() as u8],

@@ -245,7 +245,7 @@ fn attributes_that_are_missing_doubled_or_of_a_wrong_type_are_named() {
             &[ROUND, FLAGS, PARTICIPANTS, WAIT_LIST],
             "attribute last_heartbeats is missing",
         ),
-        (&[ROUND, ROUND], "attribute round is there twice"),
+        (&[ROUND, ROUND], "attribute round is repeated"),
         (
             &[b"\x8c\x05roundN", FLAGS],
             "attribute round is None, not an integer",
