@@ -1,39 +1,38 @@
-//! The frames of a connection between two workers, and the only place that knows their bytes. See
-//! docs/rpc.md.
+//! Encodes and decodes the frames between two workers. docs/rpc.md, section 7, specifies them.
 //!
-//! A frame is a header of 16 bytes and a body: `u32` length of the body, `u8` kind, `u8` flags, `u16`
-//! more (its meaning depends on the kind), `u64` call. All numbers are little-endian. Every limit that
-//! follows from the header alone is checked with the header, before the body is there.
+//! A frame is a header of 16 bytes and a body. The header is `u32` length of the body, `u8` kind, `u8`
+//! flags, `u16` auxiliary (its meaning depends on the kind) and `u64` call id, all little-endian. Limits
+//! that follow from the header are checked before the body is received.
 //!
-//! Knows neither sockets nor which frame may come when; see [`crate::incoming`].
+//! Knows neither sockets nor the order of frames; see [`crate::incoming`].
 
 use std::borrow::Cow;
+use std::fmt;
 
 use byteorder::{ByteOrder, LittleEndian, WriteBytesExt};
 
 use crate::worker::{WORKER_NAME_BYTES_MAX, WorkerId, WorkerInfo, WorkerName};
 
-/// The length of a header.
 pub(crate) const HEADER_BYTES: usize = 16;
 
-/// The longest payload of one frame. Longer ones travel in parts, so that other messages go between
-/// them.
+/// The longest payload of one frame. Longer payloads are split into parts, so that other messages can be
+/// sent between them.
 pub(crate) const PART_BYTES: usize = 128 << 10;
 
-/// The longest name of a function.
+/// The longest name of a function on the wire. A registry accepts fewer bytes.
 pub(crate) const FUNCTION_NAME_BYTES_MAX: usize = 1024;
 
-/// The longest text of an error. Longer ones are cut.
+/// The longest text of an Error frame. Longer texts are cut.
 pub(crate) const ERROR_TEXT_BYTES_MAX: usize = 64 << 10;
 
-/// The longest body of a frame of the handshake.
+/// The longest body of a handshake frame.
 pub(crate) const HANDSHAKE_BODY_BYTES_MAX: usize = 512;
 
-/// So many messages may be under way in parts at a time in one direction; a sender begins no other
-/// until one is complete.
+/// How many large messages may be incomplete at a time in one direction. A sender starts the next one
+/// when one is complete.
 pub(crate) const LARGE_MESSAGES_MAX: usize = 16;
 
-/// Together they have at most so many bytes, unless there is only one.
+/// Limit of the total length of incomplete large messages, unless there is only one.
 pub(crate) const LARGE_MESSAGES_BYTES_MAX: u64 = 1 << 30;
 
 const MAGIC: [u8; 8] = *b"C10DRPC\0";
@@ -46,26 +45,26 @@ const HELLO_FIXED_BYTES: usize = 43;
 const WELCOME_BYTES: usize = 20;
 const REFUSE_FIXED_BYTES: usize = 5;
 
-/// What a frame is.
+/// The kind of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// The first frame of who dialed.
+    /// First frame of the dialer.
     Hello = 1,
-    /// The connection is accepted.
+    /// Accepts the connection.
     Welcome = 2,
-    /// The connection is not accepted, and ends.
+    /// Refuses the connection, which then closes.
     Refuse = 3,
     /// A call.
     Request = 4,
-    /// Its result.
+    /// The value that a call returned.
     Response = 5,
-    /// Its failure.
+    /// The error of a call.
     Error = 6,
-    /// A piece of a large request's payload.
+    /// Part of the payload of a large request.
     RequestPart = 7,
-    /// A piece of a large response's payload.
+    /// Part of the payload of a large response.
     ResponsePart = 8,
-    /// The sender leaves.
+    /// The sender shuts down.
     Goodbye = 9,
 }
 
@@ -90,23 +89,23 @@ impl Kind {
     }
 }
 
-/// The start of a frame, checked: the body has a length that this kind can have.
+/// The header of a frame. Decoding has checked that a frame of this kind can have this body length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Header {
     pub(crate) kind: Kind,
-    /// The payload follows in parts.
+    /// Whether the payload follows in parts.
     pub(crate) is_large: bool,
     pub(crate) body_bytes: usize,
-    /// The length of a name, the kind of an error, the reason of a goodbye.
+    /// Length of the function name, number of the error kind, or reason of the Goodbye.
     aux: u16,
     pub(crate) id: u64,
 }
 
 impl Header {
-    /// The header of a part with so many bytes of payload.
+    /// The header of a part.
     ///
     /// # Panics
-    /// When a part cannot have so many.
+    /// If `payload_bytes` is not in 1 to [`PART_BYTES`].
     pub(crate) fn part(is_response: bool, id: u64, payload_bytes: usize) -> Self {
         assert!(
             (1..=PART_BYTES).contains(&payload_bytes),
@@ -126,15 +125,15 @@ impl Header {
         }
     }
 
-    /// The length of header and body.
+    /// Length of header and body.
     pub(crate) const fn frame_bytes(&self) -> usize {
         HEADER_BYTES + self.body_bytes
     }
 
-    /// The header at the start of `bytes`, once it is there.
+    /// Decodes the header at the start of `bytes`; `None` if it is not complete.
     ///
     /// # Errors
-    /// [`WireError`] for a kind or a flag that is none, and for a length that this kind cannot have.
+    /// [`WireError`] for an unknown kind or flag, and for a body length that this kind cannot have.
     pub(crate) fn decode(bytes: &[u8]) -> Result<Option<Self>, WireError> {
         let Some(bytes) = bytes.first_chunk::<HEADER_BYTES>() else {
             return Ok(None);
@@ -149,7 +148,7 @@ impl Header {
         let header = Self {
             kind,
             is_large: flags != 0,
-            // What does not fit in a usize is beyond every limit.
+            // A length that does not fit in a usize exceeds each limit.
             body_bytes: usize::try_from(body).unwrap_or(usize::MAX),
             aux: LittleEndian::read_u16(&bytes[6..8]),
             id: LittleEndian::read_u64(&bytes[8..]),
@@ -204,56 +203,56 @@ impl Header {
     }
 }
 
-/// Who dials, and whom.
+/// The dialer introduces itself and names the worker that it expects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Hello {
     /// The sender.
     pub(crate) from: WorkerInfo,
-    /// The worker that the sender expects at this address.
+    /// The worker that the dialer expects at this address.
     pub(crate) to: WorkerId,
-    /// Of the sender.
+    /// The sender's incarnation.
     pub(crate) incarnation: u64,
-    /// The one of `to` that the sender has read of; 0 for any.
+    /// The incarnation of `to` that the sender read from the store; 0 for any.
     pub(crate) incarnation_wanted: u64,
-    /// See [`crate::handshake`].
+    /// The sender's count of connections of this pair; see [`crate::handshake`].
     pub(crate) links: u32,
-    /// The greatest payload that the sender accepts.
+    /// The longest payload that the sender accepts.
     pub(crate) message_bytes_max: u64,
 }
 
-/// A connection is accepted.
+/// Accepts a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Welcome {
-    /// Of the sender.
+    /// The sender's incarnation.
     pub(crate) incarnation: u64,
-    /// This connection's number.
+    /// The count of connections of this pair, this one included.
     pub(crate) links: u32,
-    /// The greatest payload that the sender accepts.
+    /// The longest payload that the sender accepts.
     pub(crate) message_bytes_max: u64,
 }
 
-/// A connection is not accepted.
+/// Refuses a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Refuse {
     pub(crate) reason: RefuseReason,
     /// The sender's count of connections of this pair.
     pub(crate) links: u32,
-    /// For logs. Cut to what the frame holds.
+    /// For logs. Cut to the length of the frame.
     pub(crate) text: String,
 }
 
-/// Why a connection is not accepted.
+/// Why a connection is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RefuseReason {
-    /// Another worker than the wanted one is here.
+    /// The dialer expects a different worker here.
     WrongWorker,
-    /// The wanted worker is here, but in another process than the wanted one.
+    /// The dialer expects another incarnation of this worker.
     WrongIncarnation,
-    /// There is a better connection of this pair, or one on its way.
+    /// Another connection of this pair exists, or is being made.
     UseOther,
-    /// The worker is about to end.
+    /// The worker is shutting down.
     ShuttingDown,
-    /// The worker does not speak the dialer's version.
+    /// The worker does not support the dialer's protocol version.
     Version,
 }
 
@@ -310,7 +309,7 @@ impl ErrorKind {
     }
 }
 
-/// One frame. Payloads and names are slices of the bytes that it was decoded from.
+/// A frame. Payloads and names borrow from the bytes that it was decoded from.
 #[derive(Clone, PartialEq, Eq)]
 #[cfg_attr(test, derive(Debug))]
 pub(crate) enum Frame<'a> {
@@ -319,7 +318,7 @@ pub(crate) enum Frame<'a> {
     Refuse(Refuse),
     Request {
         id: u64,
-        /// The time that the caller still waits; 0 for no limit.
+        /// Time until the caller's deadline; 0 if it has none.
         budget_ms: u32,
         function: &'a str,
         payload: &'a [u8],
@@ -363,8 +362,7 @@ impl Frame<'_> {
     /// Appends the frame to `out`.
     ///
     /// # Panics
-    /// When a payload or a function's name is longer than a frame holds. Both are checked when a call
-    /// is made.
+    /// If a payload or a function name is too long for a frame. Both are checked when a call is made.
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         match self {
             Self::Hello(hello) => encode_hello(hello, out),
@@ -431,10 +429,10 @@ impl Frame<'_> {
     }
 }
 
-/// Appends a request but for its payload.
+/// Appends a request without its payload.
 ///
 /// # Panics
-/// When the payload or the name is longer than a frame holds.
+/// If the payload or the name is too long for a frame.
 pub(crate) fn encode_request_head(
     id: u64,
     budget_ms: u32,
@@ -442,27 +440,33 @@ pub(crate) fn encode_request_head(
     payload_bytes: usize,
     out: &mut Vec<u8>,
 ) {
-    assert!(payload_bytes <= PART_BYTES, "a long payload goes in parts");
+    assert!(
+        payload_bytes <= PART_BYTES,
+        "a long payload is sent in parts"
+    );
     let body_bytes = BUDGET_BYTES + function.len() + payload_bytes;
     header(Kind::Request, body_bytes, name_length(function), id).encode(out);
     write_u32(out, budget_ms);
     out.extend_from_slice(function.as_bytes());
 }
 
-/// Appends a response but for its payload.
+/// Appends a response without its payload.
 ///
 /// # Panics
-/// When the payload is longer than a frame holds.
+/// If the payload is too long for a frame.
 pub(crate) fn encode_response_head(id: u64, payload_bytes: usize, out: &mut Vec<u8>) {
-    assert!(payload_bytes <= PART_BYTES, "a long payload goes in parts");
+    assert!(
+        payload_bytes <= PART_BYTES,
+        "a long payload is sent in parts"
+    );
     header(Kind::Response, payload_bytes, 0, id).encode(out);
 }
 
-/// The first frame of `bytes` and its length, once it is there as a whole. A receiver takes headers and
-/// bodies apart, as parts are longer than its buffer.
+/// Decodes the first frame of `bytes`, and returns it with its length; `None` if it is not complete. Only
+/// for tests: a receiver decodes header and body apart, because parts are longer than its buffer.
 ///
 /// # Errors
-/// [`WireError`] for anything that no sender of this version writes.
+/// [`WireError`] for a frame that no sender of this version writes.
 #[cfg(test)]
 pub(crate) fn decode(bytes: &[u8]) -> Result<Option<(Frame<'_>, usize)>, WireError> {
     let Some(header) = Header::decode(bytes)? else {
@@ -474,10 +478,10 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<Option<(Frame<'_>, usize)>, WireErr
     Ok(Some((decode_body(&header, body)?, header.frame_bytes())))
 }
 
-/// The frame of a header and all of its body.
+/// Decodes the frame of a header and its complete body.
 ///
 /// # Errors
-/// [`WireError`] for what a body of this kind cannot be.
+/// [`WireError`] if a frame of this kind cannot have this body.
 pub(crate) fn decode_body<'a>(header: &Header, body: &'a [u8]) -> Result<Frame<'a>, WireError> {
     debug_assert_eq!(body.len(), header.body_bytes);
     let id = header.id;
@@ -516,76 +520,79 @@ pub(crate) fn decode_body<'a>(header: &Header, body: &'a [u8]) -> Result<Frame<'
     })
 }
 
-/// What a peer sent is not the protocol.
+/// How a peer violated the protocol. Its connection is closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub(crate) enum WireError {
-    /// A frame of an unknown kind: another protocol, or a later version.
+    /// The peer uses another protocol, or a later version.
     #[error("frame of unknown kind {byte}")]
     Kind { byte: u8 },
-    /// A flag that this kind of frame does not have.
     #[error("{kind:?} frame with flags {flags:#04x}")]
     Flags { kind: Kind, flags: u8 },
-    /// A body longer or shorter than this kind of frame has.
-    #[error("{kind:?} frame with a body of {bytes} bytes, it has {bytes_min} to {bytes_max}")]
+    #[error("{kind:?} frame with a body of {bytes} bytes, not {bytes_min} to {bytes_max}")]
     BodyLength {
         kind: Kind,
         bytes: usize,
         bytes_min: usize,
         bytes_max: usize,
     },
-    /// The name of the function is too long.
     #[error("function name of {bytes} bytes, limit {FUNCTION_NAME_BYTES_MAX}")]
     FunctionNameLength { bytes: usize },
-    /// The name of the function is no text.
-    #[error("function name is not UTF-8 from byte {valid_bytes} on")]
+    #[error("function name is not UTF-8 at byte {valid_bytes}")]
     FunctionNameText { valid_bytes: usize },
-    /// The handshake is that of another protocol.
+    /// The peer uses another protocol.
     #[error("Hello frame without the protocol's magic bytes")]
     Magic,
-    /// The peer speaks another version of the protocol.
-    #[error("Hello frame of protocol version {version}, this is version {VERSION}")]
+    #[error("Hello frame of protocol version {version}, this worker has version {VERSION}")]
     Version { version: u16 },
-    /// A worker id or name that no worker has.
-    #[error("Hello frame with a bad worker {field}")]
-    HelloWorker { field: &'static str },
-    /// A reason that is none.
+    #[error("Hello frame with an invalid {field}")]
+    HelloWorker { field: HelloField },
     #[error("Refuse frame with unknown reason {byte}")]
     RefuseReason { byte: u8 },
-    /// An error kind that is none.
     #[error("Error frame with unknown error kind {number}")]
     ErrorKind { number: u16 },
-    /// A payload in parts that had to be in the frame.
-    #[error("{kind:?} with {bytes} bytes of payload in parts, these begin above {PART_BYTES}")]
+    /// The payload is short enough for one frame.
+    #[error("large {kind:?} frame for a payload of {bytes} bytes, not more than {PART_BYTES}")]
     NotLarge { kind: Kind, bytes: u64 },
-    /// A frame at a time when this kind cannot come.
     #[error("{kind:?} frame while waiting for {expected}")]
     Unexpected { kind: Kind, expected: &'static str },
-    /// A message is greater than accepted.
     #[error("message of {bytes} bytes, limit {bytes_max}")]
     MessageLength { bytes: u64, bytes_max: u64 },
-    /// Too many messages under way in parts.
-    #[error("{messages} messages in parts at a time, limit {messages_max}")]
+    #[error("{messages} large messages incomplete at a time, limit {messages_max}")]
     Assembling {
         messages: usize,
         messages_max: usize,
     },
-    /// Messages under way in parts are too long together.
-    #[error("messages in parts of {bytes} bytes at a time, limit {bytes_max}")]
+    #[error("incomplete large messages of {bytes} bytes in total, limit {bytes_max}")]
     AssemblingBytes { bytes: u64, bytes_max: u64 },
-    /// A second message with the call of one that is under way in parts.
-    #[error("{kind:?} with call id {id}, of which one is under way in parts")]
+    #[error("{kind:?} frame with call id {id}, whose large message is incomplete")]
     SameCall { kind: Kind, id: u64 },
-    /// A part of a message that did not begin.
-    #[error("{kind:?} frame of call id {id}, of which no message is under way")]
+    #[error("{kind:?} frame with call id {id}, which has no incomplete large message")]
     NoStart { kind: Kind, id: u64 },
-    /// A part has more bytes than its message misses.
-    #[error("{kind:?} frame with {bytes} bytes, of which the message misses {missing_bytes}")]
+    #[error("{kind:?} frame with {bytes} bytes, its message lacks only {missing_bytes}")]
     PartLength {
         kind: Kind,
         bytes: usize,
         missing_bytes: u64,
     },
+}
+
+/// The field of a Hello that no worker can have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum HelloField {
+    Id,
+    ExpectedId,
+    Name,
+}
+
+impl fmt::Display for HelloField {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Id => "worker id",
+            Self::ExpectedId => "expected worker id",
+            Self::Name => "worker name",
+        })
+    }
 }
 
 const fn header(kind: Kind, body_bytes: usize, aux: u16, id: u64) -> Header {
@@ -634,15 +641,17 @@ fn decode_hello(body: &[u8]) -> Result<Hello, WireError> {
         WorkerId::new(u32::from(LittleEndian::read_u16(bytes)))
             .map_err(|_| WireError::HelloWorker { field })
     };
-    let id = worker_id(&body[10..12], "id")?;
-    let to = worker_id(&body[12..14], "id wanted")?;
+    let id = worker_id(&body[10..12], HelloField::Id)?;
+    let to = worker_id(&body[12..14], HelloField::ExpectedId)?;
     let (fixed, name) = body.split_at(HELLO_FIXED_BYTES);
     let announced = usize::from(fixed[HELLO_FIXED_BYTES - 1]);
     let name = std::str::from_utf8(name)
         .ok()
         .filter(|name| name.len() == announced)
         .and_then(|name| WorkerName::new(name).ok())
-        .ok_or(WireError::HelloWorker { field: "name" })?;
+        .ok_or(WireError::HelloWorker {
+            field: HelloField::Name,
+        })?;
     Ok(Hello {
         from: WorkerInfo { id, name },
         to,
@@ -720,10 +729,10 @@ fn decode_total(kind: Kind, bytes: &[u8]) -> Result<u64, WireError> {
 }
 
 fn id_number(id: WorkerId) -> u16 {
-    u16::try_from(id.get()).expect("a worker's id fits in 16 bits with a sign")
+    u16::try_from(id.get()).expect("a worker id is at most i16::MAX")
 }
 
-/// The longest start of `text` that has at most `bytes_max` bytes and ends between characters.
+/// Cuts `text` to at most `bytes_max` bytes, between two characters.
 fn cut(text: &str, bytes_max: usize) -> &str {
     let mut end = text.len().min(bytes_max);
     while !text.is_char_boundary(end) {
@@ -734,17 +743,17 @@ fn cut(text: &str, bytes_max: usize) -> &str {
 
 fn write_u16(out: &mut Vec<u8>, value: u16) {
     out.write_u16::<LittleEndian>(value)
-        .expect("a vector takes all");
+        .expect("writing to a Vec cannot fail");
 }
 
 fn write_u32(out: &mut Vec<u8>, value: u32) {
     out.write_u32::<LittleEndian>(value)
-        .expect("a vector takes all");
+        .expect("writing to a Vec cannot fail");
 }
 
 fn write_u64(out: &mut Vec<u8>, value: u64) {
     out.write_u64::<LittleEndian>(value)
-        .expect("a vector takes all");
+        .expect("writing to a Vec cannot fail");
 }
 
 const _: () = assert!(HELLO_FIXED_BYTES + WORKER_NAME_BYTES_MAX <= HANDSHAKE_BODY_BYTES_MAX);

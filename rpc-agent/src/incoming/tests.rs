@@ -217,15 +217,15 @@ fn what_exceeds_a_limit_is_refused_before_memory_is_reserved() {
         ),
         (
             vec![begin(1, 300_000), answer(1, 300_000)],
-            "messages in parts of 600000 bytes at a time, limit 500000",
+            "incomplete large messages of 600000 bytes in total, limit 500000",
         ),
         (
             vec![begin(1, 140_000), begin(2, 140_000), begin(3, 140_000)],
-            "3 messages in parts at a time, limit 2",
+            "3 large messages incomplete at a time, limit 2",
         ),
         (
             vec![begin(1, 140_000), begin(1, 140_000)],
-            "Request with call id 1, of which one is under way in parts",
+            "Request frame with call id 1, whose large message is incomplete",
         ),
         (
             vec![
@@ -235,14 +235,14 @@ fn what_exceeds_a_limit_is_refused_before_memory_is_reserved() {
                     payload: b"",
                 },
             ],
-            "Response with call id 1, of which one is under way in parts",
+            "Response frame with call id 1, whose large message is incomplete",
         ),
         (
             vec![Frame::RequestPart {
                 id: 4,
                 payload: b"x",
             }],
-            "RequestPart frame of call id 4, of which no message is under way",
+            "RequestPart frame with call id 4, which has no incomplete large message",
         ),
         (
             vec![
@@ -252,7 +252,7 @@ fn what_exceeds_a_limit_is_refused_before_memory_is_reserved() {
                     payload: b"x",
                 },
             ],
-            "RequestPart frame of call id 1, of which no message is under way",
+            "RequestPart frame with call id 1, which has no incomplete large message",
         ),
     ];
     for (frames, said) in table {
@@ -277,7 +277,7 @@ fn a_part_cannot_have_more_than_its_message_misses() {
     let mut inbox = Inbox::default();
     let mut incoming = opened(IncomingLimits::default());
     let error = feed(&mut incoming, &encode(&frames), &[], &mut inbox).unwrap_err();
-    let said = "RequestPart frame with 11 bytes, of which the message misses 10";
+    let said = "RequestPart frame with 11 bytes, its message lacks only 10";
     assert_eq!(error.to_string(), said);
     assert!(inbox.messages.is_empty());
 }

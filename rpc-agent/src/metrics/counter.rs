@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A number that grows. Relaxed: it says nothing about other memory.
+/// A number that only grows. Relaxed, because no other memory depends on it.
 #[derive(Debug, Default)]
 pub(super) struct Counter(AtomicU64);
 
@@ -16,7 +16,7 @@ impl Counter {
     }
 }
 
-/// Raises a maximum. Most values are none, and those cost a read of what other threads rarely write.
+/// Raises a maximum. Only reads if `value` is not greater, which is the usual case.
 pub(super) fn raise(max: &AtomicU64, value: u64) {
     if value > max.load(Ordering::Relaxed) {
         max.fetch_max(value, Ordering::Relaxed);

@@ -1,6 +1,7 @@
-//! How long calls take: counts in fixed buckets.
+//! A histogram of call durations, with fixed buckets.
 //!
-//! Knows no clock. Recording allocates nothing and waits for nobody.
+//! Recording is three relaxed atomic operations from any thread. `hdrhistogram` would need a lock or a
+//! recorder for each thread, as its `record` takes `&mut self`.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,14 +9,14 @@ use std::time::Duration;
 
 use super::counter::raise;
 
-/// Each power of two of nanoseconds is cut in 16 equal buckets, so a bucket is at most a sixteenth of its
-/// least value wide. Values below 32 ns have buckets of their own.
+/// Each power of two of nanoseconds is divided into 16 equal buckets, so the width of a bucket is at most
+/// a sixteenth of its least value. Each value below 32 ns has a bucket of its own.
 const PARTS_LOG2: u32 = 4;
 
-/// Enough for all of `u64`, that is 584 years.
+/// Covers all of `u64`, which is 584 years.
 const BUCKETS: usize = ((u64::BITS - PARTS_LOG2 + 1) << PARTS_LOG2) as usize;
 
-/// Counts durations. Eight KiB, whatever is recorded.
+/// Counts durations. Takes 8 KiB.
 pub(crate) struct Histogram {
     buckets: Box<[AtomicU64]>,
     sum_ns: AtomicU64,
@@ -58,13 +59,13 @@ impl fmt::Debug for Histogram {
     }
 }
 
-/// How long calls took, at one moment.
+/// The durations of successful calls up to one moment.
 ///
 /// ```
 /// use rpc_agent::MetricsSnapshot;
 /// use std::time::Duration;
 ///
-/// // Of no call at all, every time is zero.
+/// // Without calls, each duration is zero.
 /// let latency = MetricsSnapshot::default().latency;
 /// assert_eq!(latency.count(), 0);
 /// assert_eq!(latency.quantile(0.99), Duration::ZERO);
@@ -78,38 +79,38 @@ pub struct LatencySnapshot {
 }
 
 impl LatencySnapshot {
-    /// How many were measured.
+    /// Number of recorded calls.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// The time within which this share of them had ended: 0.5 for the median, 0.99 for p99. Shares
-    /// below 0 count as 0, those above 1 as 1. Zero if there is none.
+    /// The duration within which this share of the calls ended: 0.5 for the median, 0.99 for p99. Shares
+    /// are clamped to 0 to 1. Zero if no call is recorded.
     ///
-    /// Never too small, and too great by at most 6.25 %.
+    /// Never less than the exact quantile, and at most 6.25 % greater.
     #[must_use]
     pub fn quantile(&self, share: f64) -> Duration {
-        // A cast saturates, and takes what is no number for zero.
+        // The cast saturates, and turns NaN into 0.
         let rank = ((share * self.count as f64).ceil() as u64).clamp(1, self.count.max(1));
         let mut seen = 0;
         for (bucket, count) in self.buckets.iter().enumerate() {
             seen += count;
             if seen >= rank {
-                // The maximum may lag behind the buckets by a call that is being recorded.
+                // The maximum may not include yet a call that is being recorded.
                 return Duration::from_nanos(last_of(bucket).min(self.max_ns));
             }
         }
         Duration::ZERO
     }
 
-    /// The longest time, exactly.
+    /// The longest duration, exact. Zero if no call is recorded.
     #[must_use]
     pub fn max(&self) -> Duration {
         Duration::from_nanos(self.max_ns)
     }
 
-    /// The average. Zero if there is none.
+    /// The average duration. Zero if no call is recorded.
     #[must_use]
     pub fn mean(&self) -> Duration {
         Duration::from_nanos(self.sum_ns.checked_div(self.count).unwrap_or(0))
@@ -137,7 +138,7 @@ impl fmt::Debug for LatencySnapshot {
 }
 
 fn bucket_of(ns: u64) -> usize {
-    // How many low bits the bucket does not tell apart.
+    // Number of low bits that the bucket ignores.
     let shift = (u64::BITS - ns.leading_zeros()).saturating_sub(PARTS_LOG2 + 1);
     // Below 32 the value itself; else 16 to 31 in `ns >> shift`, and 16 buckets for each shift before.
     ((shift << PARTS_LOG2) as u64 + (ns >> shift)) as usize
@@ -166,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn buckets_follow_each_other_without_a_gap() {
+    fn buckets_are_contiguous() {
         assert_eq!(bucket_of(0), 0);
         for bucket in 0..BUCKETS {
             assert_eq!(bucket_of(last_of(bucket)), bucket);
@@ -179,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn quantiles_of_small_times_are_exact() {
+    fn quantiles_of_short_durations_are_exact() {
         let latency = recorded(1..=20);
         for (share, ns) in [
             (0.0, 1),
@@ -198,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_time_there_is_can_be_recorded() {
+    fn the_longest_duration_can_be_recorded() {
         let histogram = Histogram::default();
         histogram.record(Duration::MAX);
         let longest = Duration::from_nanos(u64::MAX);
@@ -217,7 +218,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_quantile_is_never_too_small_and_at_most_a_sixteenth_too_great(
+        fn a_quantile_is_at_least_exact_and_at_most_a_sixteenth_greater(
             mut times_ns in prop::collection::vec((any::<u64>(), 0_u32..64), 1..200),
             share in 0.0..=1.0_f64,
         ) {

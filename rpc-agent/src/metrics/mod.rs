@@ -1,7 +1,7 @@
-//! What an agent counts, and how it is read.
+//! The counters of an agent.
 //!
-//! Recording is a few relaxed additions and never blocks. A snapshot is taken while calls go on: its
-//! numbers are of nearly the same moment, not of the same one. Nothing here decides anything.
+//! Recording is a few relaxed additions and never blocks. A snapshot is taken while calls are running, so
+//! its numbers are not of exactly the same moment.
 
 mod counter;
 mod histogram;
@@ -27,8 +27,8 @@ pub(crate) struct Metrics {
     latency: Histogram,
 }
 
-/// Keeps the counters of callers, of handlers and of the network from invalidating each other's caches.
-/// 128 bytes: processors fetch lines of 64 bytes in pairs.
+/// Keeps counters of callers, handlers and the network on cache lines of their own (no false sharing).
+/// 128 bytes, because processors fetch lines of 64 bytes in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct OwnCacheLine<T>(T);
@@ -64,7 +64,7 @@ struct Network {
     bytes_received: Counter,
 }
 
-/// What the agent knows at the moment of a snapshot, and nobody counts.
+/// Numbers that the agent reads when a snapshot is taken.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Gauges {
     pub(crate) handler_queue_len: usize,
@@ -75,7 +75,7 @@ pub(crate) struct Gauges {
 }
 
 impl Metrics {
-    /// Each call that is started ends with [`Metrics::call_succeeded`] or [`Metrics::call_failed`].
+    /// Must be followed by one [`Metrics::call_succeeded`] or [`Metrics::call_failed`].
     pub(crate) fn call_started(&self, peer: &PeerMetrics) {
         self.calls.0.started.add(1);
         peer.calls_started.add(1);
@@ -84,12 +84,12 @@ impl Metrics {
     pub(crate) fn call_succeeded(&self, peer: &PeerMetrics, latency: Duration) {
         self.calls.0.succeeded.add(1);
         self.latency.record(latency);
-        // Zero stands for none.
+        // Zero means that there is none.
         let latency_ns = u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX).max(1);
         peer.last_round_trip_ns.store(latency_ns, Ordering::Relaxed);
     }
 
-    /// Counts timeouts as such, too.
+    /// Also counts timeouts.
     pub(crate) fn call_failed(&self, peer: &PeerMetrics, error: &RpcError) {
         self.calls.0.failed.add(1);
         peer.calls_failed.add(1);
@@ -110,7 +110,7 @@ impl Metrics {
         self.calls.0.retries_exhausted.add(1);
     }
 
-    /// Each request received ends with [`Metrics::request_handled`] or [`Metrics::request_refused`].
+    /// Each request must be followed by one [`Metrics::request_handled`] or [`Metrics::request_refused`].
     pub(crate) fn requests_received(&self, requests: usize) {
         self.requests.0.received.add(requests as u64);
     }
@@ -123,8 +123,8 @@ impl Metrics {
         self.requests.0.refused.add(1);
     }
 
-    /// A function that answers through a reply begins. Ends with [`Metrics::deferred_answered`], besides
-    /// [`Metrics::request_handled`].
+    /// A function with a [`Reply`](crate::Reply) starts. Must be followed by one
+    /// [`Metrics::deferred_answered`], besides [`Metrics::request_handled`].
     pub(crate) fn request_deferred(&self) {
         self.requests.0.deferred.add(1);
     }
@@ -137,12 +137,12 @@ impl Metrics {
         self.requests.0.panics.add(1);
     }
 
-    /// The handler queue was seen that long. Costs a read unless it is a new peak.
+    /// Updates the peak length of the handler queue. Only reads unless it is a new peak.
     pub(crate) fn handler_queue_seen(&self, len: usize) {
         raise(&self.requests.0.queue_len_peak, len as u64);
     }
 
-    /// `again`: there was a connection to this worker before.
+    /// `again`: an earlier connection to this worker existed.
     pub(crate) fn connection_opened(&self, again: bool) {
         self.network.0.connections_opened.add(1);
         if again {
@@ -167,8 +167,8 @@ impl Metrics {
     pub(crate) fn snapshot(&self, gauges: Gauges, mut peers: Vec<PeerSnapshot>) -> MetricsSnapshot {
         let (calls, requests, network) = (&self.calls.0, &self.requests.0, &self.network.0);
         peers.sort_unstable_by_key(|peer| peer.worker.id);
-        // Ends are read before beginnings, and the subtractions saturate: a call that begins and ends
-        // meanwhile makes a difference too great by one for a moment, never a huge number.
+        // Ends are read before starts, and subtractions saturate: a call that starts and ends meanwhile
+        // makes a gauge too great by one, and never a huge number.
         let calls_succeeded = calls.succeeded.read();
         let calls_failed = calls.failed.read();
         let calls_started = calls.started.read();
@@ -213,14 +213,14 @@ impl Metrics {
     }
 }
 
-/// The counters of one peer. Outlive its connections.
+/// The counters of one peer. They outlive its connections.
 #[derive(Debug, Default)]
 pub(crate) struct PeerMetrics {
     calls_started: Counter,
     calls_failed: Counter,
     bytes_sent: Counter,
     bytes_received: Counter,
-    /// 0: none yet.
+    /// 0 if no call has succeeded yet.
     last_round_trip_ns: AtomicU64,
 }
 
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_recorded_is_in_the_snapshot_and_nowhere_else() {
+    fn each_recording_changes_only_its_own_numbers() {
         let worker = WorkerInfo::new("ps", 1).unwrap();
         let (metrics, peer) = (Metrics::default(), PeerMetrics::default());
         for _ in 0..5 {
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn a_snapshot_reads_as_lines_one_of_each_peer() {
+    fn a_snapshot_is_displayed_with_a_line_for_each_peer() {
         let (metrics, peer) = (Metrics::default(), PeerMetrics::default());
         metrics.call_started(&peer);
         metrics.call_succeeded(&peer, Duration::from_micros(250));
@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_lost_when_many_threads_count() {
+    fn no_recording_of_concurrent_threads_is_lost() {
         let (metrics, peer) = (Metrics::default(), PeerMetrics::default());
         thread::scope(|scope| {
             for thread in 1..=4 {

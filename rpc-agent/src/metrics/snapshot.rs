@@ -1,4 +1,4 @@
-//! What a program reads of an agent's counters.
+//! An agent's counters at one moment, for programs and operators.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,79 +7,79 @@ use std::time::Duration;
 use super::histogram::LatencySnapshot;
 use crate::worker::WorkerInfo;
 
-/// An agent's counters at one moment. Counters start at 0 with the agent and only grow; gauges say how
-/// many there are now.
+/// An agent's counters at one moment. Counters start at 0 when the agent starts, and only grow. Gauges are
+/// the present number.
 ///
-/// A retry is a call of its own here: a call that succeeds with its second retry is two failed calls and
-/// one that succeeded.
+/// Each attempt of a call with retries counts as a call: one that succeeds with its second retry is two
+/// failed calls and one successful call.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MetricsSnapshot {
     /// Calls made by this worker.
     pub calls_started: u64,
-    /// Of these, the ones that have their result.
+    /// Of these, calls that returned a value.
     pub calls_succeeded: u64,
-    /// Of these, the ones that ended with an error, whatever the error is.
+    /// Of these, calls that ended with any error.
     pub calls_failed: u64,
-    /// Gauge: calls without an answer yet.
+    /// Gauge: unanswered calls.
     pub calls_in_flight: u64,
     /// Calls that failed because their deadline passed.
     pub timeouts: u64,
-    /// Answers that came after their calls had ended, and were dropped.
+    /// Answers that arrived after their call had ended, and were dropped.
     pub late_responses: u64,
-    /// From the start of a call to its result, of the calls that succeeded.
+    /// Time from the start of a call to its answer, of successful calls.
     pub latency: LatencySnapshot,
 
-    /// Sends repeated by calls with retries.
+    /// Retries sent, first attempts not included.
     pub retries_sent: u64,
-    /// Calls with retries that failed for good.
+    /// Calls with retries that failed after their last attempt.
     pub retries_exhausted: u64,
-    /// Gauge: retries that wait for their time.
+    /// Gauge: retries that are waiting to be sent.
     pub retry_queue_len: u64,
 
-    /// Requests that came from other workers or this one.
+    /// Requests received, those of this worker to itself included.
     pub requests_received: u64,
-    /// Of these, the ones that were answered, with a result or an error of the function.
+    /// Of these, requests answered with a value or an error of the function.
     pub requests_handled: u64,
-    /// Of these, the ones refused before a function ran: an unknown function, a full queue, a deadline
-    /// that had passed, a shutdown.
+    /// Of these, requests refused before a function ran: unknown function, full queue, passed deadline,
+    /// shutdown.
     pub requests_refused: u64,
-    /// Gauge: requests received and not yet answered.
+    /// Gauge: received requests that are not answered yet.
     pub requests_active: u64,
-    /// Gauge: of these, the ones that are answered through a [`Reply`](crate::Reply).
+    /// Gauge: of these, requests that a [`Reply`](crate::Reply) will answer.
     pub requests_deferred: u64,
     /// Functions that panicked.
     pub handler_panics: u64,
-    /// Gauge: requests that wait for a thread.
+    /// Gauge: requests that are waiting for a thread.
     pub handler_queue_len: u64,
-    /// The most that ever waited.
+    /// The greatest `handler_queue_len` so far.
     pub handler_queue_len_peak: u64,
 
     /// Gauge: threads of the agent.
     pub threads: u64,
-    /// Gauge: threads that have nothing to do.
+    /// Gauge: threads without work.
     pub threads_idle: u64,
     /// Gauge: threads whose function waits for a call of its own.
     pub threads_waiting: u64,
 
-    /// Connections opened, by either side.
+    /// Connections opened by either side.
     pub connections_opened: u64,
-    /// Of these, the ones that replaced an earlier connection to the same worker.
+    /// Of these, connections to a worker that had a connection before.
     pub reconnects: u64,
-    /// Connections that ended otherwise than by a goodbye.
+    /// Connections that ended without a Goodbye.
     pub connections_lost: u64,
-    /// Bytes given to the system to be sent, with all framing.
+    /// Bytes written to sockets, framing included.
     pub bytes_sent: u64,
-    /// Bytes received, with all framing.
+    /// Bytes read from sockets, framing included.
     pub bytes_received: u64,
 
-    /// The same for each worker there was a connection with, by id.
+    /// Counters of each worker that this one has been connected to, by id.
     pub peers: Vec<PeerSnapshot>,
 }
 
 impl MetricsSnapshot {
-    /// The numbers under the names of PyTorch's debug information where it has one, and the others in the
-    /// same manner. Times are in microseconds.
+    /// The numbers by name: PyTorch's debug-info name where it has one, else a similar one. Times are in
+    /// microseconds.
     ///
     /// ```
     /// use rpc_agent::MetricsSnapshot;
@@ -179,21 +179,21 @@ impl fmt::Display for MetricsSnapshot {
     }
 }
 
-/// What was exchanged with one worker, at one moment.
+/// The counters of one peer at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PeerSnapshot {
-    /// The worker.
+    /// The peer.
     pub worker: WorkerInfo,
-    /// Calls made to it.
+    /// Calls made to the peer.
     pub calls_started: u64,
-    /// Of these, the ones that ended with an error, whatever the error is.
+    /// Of these, calls that ended with any error.
     pub calls_failed: u64,
-    /// Bytes given to the system to be sent to it, with all framing.
+    /// Bytes written to its connections, framing included.
     pub bytes_sent: u64,
-    /// Bytes received from it, with all framing.
+    /// Bytes read from its connections, framing included.
     pub bytes_received: u64,
-    /// How long the last call to it took that succeeded: the way there and back, and its function.
+    /// Duration of the last successful call, the run time of its function included. `None` before the first.
     pub last_round_trip: Option<Duration>,
 }
 

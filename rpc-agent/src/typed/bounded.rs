@@ -1,10 +1,9 @@
-//! Keeps a value that is being decoded from growing beyond what its bytes account for.
+//! Limits the nesting depth and the number of elements of a value that a peer encoded.
 //!
-//! The format bounds most by itself: it reserves no memory for announced lengths, and what is decoded ends
-//! with the bytes. It lets two things pass. Elements without any bytes, as those of `Vec<()>`, can be
-//! announced in any number; and a type that contains itself can be nested until the stack ends. This layer
-//! stands between the format and the type and counts both. It knows only what postcard can give, and no
-//! format that describes itself.
+//! postcard reserves no memory for announced lengths, and decoding stops at the end of the bytes. It has
+//! no limit for two cases: elements that take no bytes, such as those of `Vec<()>`, and recursive types,
+//! which can be nested until the stack overflows. This layer between postcard and the type's `Deserialize`
+//! counts both. It supports what postcard does, and no self-describing format.
 
 use std::cell::Cell;
 
@@ -12,13 +11,13 @@ use serde::de::{
     DeserializeSeed, Deserializer, EnumAccess, Error, MapAccess, SeqAccess, VariantAccess, Visitor,
 };
 
-/// How deep a value may be nested. As in `serde_json`.
+/// Greatest nesting depth of a value. As in `serde_json`.
 const DEPTH_MAX: u32 = 128;
 
-/// How many elements a value may have that take no bytes.
+/// How many elements of a value may take no bytes.
 const EMPTY_ELEMENTS_MAX: usize = 65_536;
 
-/// What is left to one value.
+/// What one value may still use of each limit.
 #[derive(Debug)]
 pub(super) struct Bounds {
     depth_left: Cell<u32>,
@@ -27,7 +26,7 @@ pub(super) struct Bounds {
 }
 
 impl Bounds {
-    /// For a value of so many bytes: each element that takes bytes has at least one of its own.
+    /// Limits for a value of `bytes` bytes: each element takes a byte, but for [`EMPTY_ELEMENTS_MAX`].
     pub(super) fn of_bytes(bytes: usize) -> Self {
         Self {
             depth_left: Cell::new(DEPTH_MAX),
@@ -36,7 +35,7 @@ impl Bounds {
         }
     }
 
-    /// Which bound the value exceeds, if that is why it was not decoded. The format does not keep texts.
+    /// The limit that the value exceeded, if any. postcard drops the texts of custom errors.
     pub(super) fn exceeded(&self) -> Option<&'static str> {
         self.exceeded.get()
     }
@@ -63,7 +62,7 @@ impl Bounds {
     }
 }
 
-/// One level of nesting, while it is decoded.
+/// One level of nesting; dropped when its value is decoded.
 struct Level<'a>(&'a Bounds);
 
 impl Drop for Level<'_> {
@@ -72,11 +71,11 @@ impl Drop for Level<'_> {
     }
 }
 
-/// Something of serde's, with what is inside it bounded.
+/// Wraps a serde trait object such as a `Deserializer` or a `Visitor`, and applies the limits inside it.
 pub(super) struct Bounded<'a, T> {
     inner: T,
     bounds: &'a Bounds,
-    /// Of sequences and maps: whether their lengths came with the bytes, and were not counted whole.
+    /// For sequences and maps: whether each element is counted as it is decoded.
     counts: bool,
 }
 
@@ -89,7 +88,7 @@ impl<'a, T> Bounded<'a, T> {
         }
     }
 
-    /// For a visitor of what has as many elements as its bytes say.
+    /// For the visitor of a sequence or map, whose length the peer announced.
     fn of_any_length(inner: T, bounds: &'a Bounds) -> Self {
         Self {
             inner,
@@ -99,7 +98,7 @@ impl<'a, T> Bounded<'a, T> {
     }
 }
 
-/// Values without values inside.
+/// Values that contain no other values.
 macro_rules! leaves {
     ($($method:ident),* $(,)?) => {
         $(
@@ -205,8 +204,7 @@ impl<'de, D: Deserializer<'de>> Deserializer<'de> for Bounded<'_, D> {
     }
 }
 
-/// Of a value with values inside, so only what such values are made of. The rest stays with serde's
-/// refusals.
+/// Only the methods for values that contain others; for the rest serde's default is an error.
 impl<'de, V: Visitor<'de>> Visitor<'de> for Bounded<'_, V> {
     type Value = V::Value;
 
@@ -228,7 +226,7 @@ impl<'de, V: Visitor<'de>> Visitor<'de> for Bounded<'_, V> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, elements: A) -> Result<V::Value, A::Error> {
-        // The format gives the length unless it is greater than the number of bytes left.
+        // postcard gives the length unless it exceeds the number of remaining bytes.
         let counts = match elements.size_hint() {
             Some(len) if self.counts => {
                 self.bounds.take_elements(len)?;
@@ -320,8 +318,8 @@ impl<'de, 'a, A: EnumAccess<'de>> EnumAccess<'de> for Bounded<'a, A> {
         self,
         seed: S,
     ) -> Result<(S::Value, Self::Variant), A::Error> {
-        let (which, inside) = self.inner.variant_seed(seed)?;
-        Ok((which, Bounded::new(inside, self.bounds)))
+        let (value, content) = self.inner.variant_seed(seed)?;
+        Ok((value, Bounded::new(content, self.bounds)))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Values as bytes: postcard, with its gaps closed.
+//! Encodes and decodes values as postcard, with limits that postcard lacks.
 
 use std::any::type_name;
 
@@ -8,38 +8,38 @@ use serde::de::DeserializeOwned;
 
 use super::bounded::{Bounded, Bounds};
 
-/// Why a value could not be made bytes, or bytes no value.
+/// Why a value could not be encoded or decoded.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CodecError {
-    /// The value has no encoding, as a sequence that does not know its length.
+    /// The value cannot be encoded, such as a sequence of unknown length.
     #[error("a value of type `{type_name}` cannot be encoded: {cause}")]
     Encode {
-        /// The type, as Rust calls it.
+        /// Rust's name of the type.
         type_name: &'static str,
-        /// In the words of the format.
+        /// postcard's text.
         cause: String,
     },
-    /// The bytes are no value of the type. The two sides may disagree on the type.
-    #[error("{bytes} bytes are no value of type `{type_name}`: {cause}")]
+    /// The bytes are not a value of the type. Caller and callee may use different types.
+    #[error("{bytes} bytes are not a value of type `{type_name}`: {cause}")]
     Decode {
-        /// The type, as Rust calls it.
+        /// Rust's name of the type.
         type_name: &'static str,
-        /// How many bytes there are.
+        /// Number of bytes.
         bytes: usize,
-        /// In the words of the format.
+        /// postcard's text.
         cause: String,
     },
-    /// The bytes begin with a value of the type, and go on.
+    /// More bytes follow a value of the type. Caller and callee may use different types.
     #[error(
-        "{bytes} bytes are no value of type `{type_name}`: the last {trailing_bytes} are left over"
+        "{bytes} bytes are not a value of type `{type_name}`: the last {trailing_bytes} are left over"
     )]
     TrailingBytes {
-        /// The type, as Rust calls it.
+        /// Rust's name of the type.
         type_name: &'static str,
-        /// How many bytes there are.
+        /// Number of bytes.
         bytes: usize,
-        /// How many of them come after the value.
+        /// How many of them follow the value.
         trailing_bytes: usize,
     },
 }
@@ -51,27 +51,29 @@ impl std::fmt::Debug for CodecError {
     }
 }
 
-/// The bytes of a value, as typed calls send them.
+/// Encodes a value as typed calls do.
 ///
 /// # Errors
-/// [`CodecError::Encode`].
+/// [`CodecError::Encode`] if the value cannot be encoded.
 pub fn encode<T: Serialize + ?Sized>(value: &T) -> Result<Vec<u8>, CodecError> {
     let failed = |error: postcard::Error| CodecError::Encode {
         type_name: type_name::<T>(),
         cause: error.to_string(),
     };
-    // Measuring first costs less than growing, and a vector without spare room becomes `Bytes` as it is.
+    // Measuring first costs less than reallocating, and a vector without spare capacity becomes `Bytes`
+    // without a copy.
     let size = postcard::serialize_with_flavor(value, Size::default()).map_err(failed)?;
     postcard::to_extend(value, Vec::with_capacity(size)).map_err(failed)
 }
 
-/// The value of which these are the bytes, all of them.
+/// Decodes a value from all of `bytes`, as typed calls do.
 ///
-/// Memory is in proportion to the bytes, whatever lengths they announce. A value is nested at most 128
-/// levels deep, and has at most 65,536 elements that take no bytes, as those of `Vec<()>`.
+/// Uses memory in proportion to the number of bytes, whatever lengths they announce. A value may be
+/// nested 128 levels deep, and have 65,536 elements that take no bytes, such as those of `Vec<()>`.
 ///
 /// # Errors
-/// [`CodecError::Decode`] and [`CodecError::TrailingBytes`].
+/// [`CodecError::Decode`] if the bytes are not a value of the type or exceed a limit,
+/// [`CodecError::TrailingBytes`] if bytes follow the value.
 pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, CodecError> {
     let bounds = Bounds::of_bytes(bytes.len());
     let mut format = postcard::Deserializer::from_bytes(bytes);
@@ -135,7 +137,7 @@ mod tests {
     #[derive(Debug, PartialEq, Serialize, Deserialize)]
     struct List(Option<Box<Self>>);
 
-    fn comes_back<T: Serialize + DeserializeOwned + PartialEq + Debug>(value: &T) {
+    fn assert_survives<T: Serialize + DeserializeOwned + PartialEq + Debug>(value: &T) {
         let bytes = encode(value).unwrap();
         assert_eq!(bytes, postcard::to_stdvec(value).unwrap());
         assert_eq!(bytes.capacity(), bytes.len(), "one allocation");
@@ -143,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn values_of_all_kinds_come_back() {
+    fn values_of_all_kinds_survive_encoding_and_decoding() {
         let shards = vec![
             Shard::None,
             Shard::Rows(vec![1.5, f32::MAX]),
@@ -154,7 +156,7 @@ mod tests {
             Shard::Pair(-1, 'é'),
             Shard::Nested(Box::new(Shard::Nested(Box::new(Shard::None)))),
         ];
-        comes_back(&Everything {
+        assert_survives(&Everything {
             unit: Unit,
             wrapped: Wrapped(7),
             text: "ü".repeat(300),
@@ -164,14 +166,14 @@ mod tests {
             array: [true, false, true],
             empty: vec![(); 1000],
         });
-        comes_back(&());
-        comes_back(&(1_i64, -2_i64));
-        comes_back(&vec![7_u8; 100_000]);
-        comes_back(&HashMap::from([(1_u32, Some("x".to_owned())), (2, None)]));
+        assert_survives(&());
+        assert_survives(&(1_i64, -2_i64));
+        assert_survives(&vec![7_u8; 100_000]);
+        assert_survives(&HashMap::from([(1_u32, Some("x".to_owned())), (2, None)]));
     }
 
     #[test]
-    fn a_part_of_a_value_and_a_value_with_more_behind_it_are_errors() {
+    fn truncated_values_and_trailing_bytes_are_errors() {
         let bytes = encode(&(1_i64, "ab".to_owned())).unwrap();
         for length in 0..bytes.len() {
             let error = decode::<(i64, String)>(&bytes[..length]).unwrap_err();
@@ -180,17 +182,17 @@ mod tests {
         let more = [bytes.as_slice(), &[0, 0]].concat();
         assert_eq!(
             decode::<(i64, String)>(&more).unwrap_err().to_string(),
-            "6 bytes are no value of type `(i64, alloc::string::String)`: the last 2 are left over"
+            "6 bytes are not a value of type `(i64, alloc::string::String)`: the last 2 are left over"
         );
         assert_eq!(
             decode::<bool>(&[7]).unwrap_err().to_string(),
-            "1 bytes are no value of type `bool`: Found a bool that wasn't 0 or 1"
+            "1 bytes are not a value of type `bool`: Found a bool that wasn't 0 or 1"
         );
     }
 
     #[test]
-    fn an_announced_length_reserves_no_memory_and_keeps_nobody_busy() {
-        // The longest length there is, and nothing behind it: the tests would not survive to allocate it.
+    fn an_announced_length_reserves_no_memory_and_costs_no_time() {
+        // The greatest length, with nothing behind it: allocating it would abort the test.
         let huge = encode(&u64::MAX).unwrap();
         assert!(decode::<Vec<u8>>(&huge).is_err());
         assert!(decode::<Vec<[u64; 32]>>(&huge).is_err());
@@ -201,22 +203,28 @@ mod tests {
             decode::<HashMap<u64, u64>>(&huge).unwrap_err(),
             decode::<BTreeMap<(), ()>>(&huge).unwrap_err(),
         ] {
-            let said = error.to_string();
-            assert!(said.ends_with("it has more elements than bytes"), "{said}");
+            let message = error.to_string();
+            assert!(
+                message.ends_with("it has more elements than bytes"),
+                "{message}"
+            );
         }
     }
 
     #[test]
-    fn elements_without_bytes_are_counted_over_the_whole_value() {
-        comes_back(&vec![Unit; 65_536]);
-        comes_back(&vec![vec![(); 32_000], vec![(); 32_000]]);
+    fn elements_without_bytes_are_limited_over_the_whole_value() {
+        assert_survives(&vec![Unit; 65_536]);
+        assert_survives(&vec![vec![(); 32_000], vec![(); 32_000]]);
         let many = encode(&vec![vec![(); 32_000]; 3]).unwrap();
-        let said = decode::<Vec<Vec<()>>>(&many).unwrap_err().to_string();
-        assert!(said.ends_with("it has more elements than bytes"), "{said}");
+        let message = decode::<Vec<Vec<()>>>(&many).unwrap_err().to_string();
+        assert!(
+            message.ends_with("it has more elements than bytes"),
+            "{message}"
+        );
     }
 
     #[test]
-    fn a_type_that_contains_itself_is_nested_128_levels_deep_at_most() {
+    fn a_recursive_type_is_nested_at_most_128_levels_deep() {
         // Each link is a newtype and an option.
         let nested = |links: usize| [vec![1_u8; links], vec![0]].concat();
         let mut list = &decode::<List>(&nested(63)).unwrap();
@@ -227,10 +235,10 @@ mod tests {
         }
         assert_eq!(links, 63);
         for links in [64, 1_000_000] {
-            let said = decode::<List>(&nested(links)).unwrap_err().to_string();
+            let message = decode::<List>(&nested(links)).unwrap_err().to_string();
             assert!(
-                said.ends_with("it is nested deeper than 128 levels"),
-                "{said}"
+                message.ends_with("it is nested deeper than 128 levels"),
+                "{message}"
             );
         }
         let shards = [vec![4_u8; 1_000_000], vec![0]].concat();
@@ -238,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_format_cannot_encode_is_an_error_that_names_the_type() {
+    fn a_value_that_cannot_be_encoded_is_an_error_that_names_the_type() {
         struct OfUnknownLength;
         impl Serialize for OfUnknownLength {
             fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -246,20 +254,20 @@ mod tests {
                 serializer.serialize_seq(None)?.end()
             }
         }
-        let said = encode(&OfUnknownLength).unwrap_err().to_string();
+        let message = encode(&OfUnknownLength).unwrap_err().to_string();
         assert!(
-            said.contains("OfUnknownLength` cannot be encoded: "),
-            "{said}"
+            message.contains("OfUnknownLength` cannot be encoded: "),
+            "{message}"
         );
         assert!(
-            said.ends_with("The length of a sequence must be known"),
-            "{said}"
+            message.ends_with("The length of a sequence must be known"),
+            "{message}"
         );
     }
 
     proptest! {
         #[test]
-        fn strangers_bytes_are_a_value_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn any_bytes_are_a_value_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             if let Ok(value) = decode::<Everything>(&bytes) {
                 prop_assert!(value.shards.len() <= bytes.len());
             }
@@ -267,7 +275,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_decoded_is_what_postcard_decodes(bytes in prop::collection::vec(0_u8..6, 0..100)) {
+        fn decoding_agrees_with_postcard(bytes in prop::collection::vec(0_u8..6, 0..100)) {
             let plain = postcard::take_from_bytes::<Vec<Shard>>(&bytes);
             let ours = decode::<Vec<Shard>>(&bytes);
             match plain {

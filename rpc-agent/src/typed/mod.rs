@@ -1,9 +1,8 @@
-//! Calls whose arguments and results are values instead of bytes: serde types, as postcard.
+//! Calls whose arguments and results are serde types, encoded with postcard.
 //!
-//! Built with the feature `typed`. Knows nothing of how calls are made: a typed call is a call with bytes
-//! around which values are encoded and decoded, so the two kinds can be mixed. Both sides must agree on
-//! the types; the format does not describe itself, and a wrong type is found out only if the bytes do not
-//! happen to fit it.
+//! Requires the feature `typed`. A typed call is a call with bytes that encodes its arguments and decodes
+//! its result, so typed callers and untyped functions can be mixed. Caller and callee must use the same
+//! types: postcard does not describe itself, and a wrong type is detected only if the bytes do not fit it.
 //!
 //! ```
 //! use rpc_agent::Registry;
@@ -11,7 +10,7 @@
 //!
 //! let mut registry = Registry::new();
 //! registry.register_typed("add", |_, (a, b): (i64, i64)| Ok(a + b))?;
-//! // The same without this module's help:
+//! // The same with bytes:
 //! registry.register("sub", |_, payload| {
 //!     let (a, b): (i64, i64) = decode(payload)?;
 //!     Ok(encode(&(a - b))?)
@@ -19,8 +18,8 @@
 //! # Ok::<(), rpc_agent::RegistryError>(())
 //! ```
 //!
-//! A `Vec<u8>` is encoded byte by byte. Types of the crate `serde_bytes` make that one copy, and
-//! [`AgentHandle::call_bytes`] none.
+//! A `Vec<u8>` is encoded byte by byte. The types of the crate `serde_bytes` reduce that to one copy, and
+//! [`AgentHandle::call_bytes`] makes none.
 
 mod bounded;
 mod codec;
@@ -46,9 +45,9 @@ use crate::retry::RetryOptions;
 use crate::worker::{Destination, WorkerInfo};
 
 impl Registry {
-    /// Registers a function of values: [`Registry::register`], with the arguments decoded and the result
-    /// encoded. Several arguments are a tuple. Arguments that are no value of `A` are an error at the
-    /// caller that names the type; the function does not run.
+    /// Registers a function of serde types: [`Registry::register`] with its arguments decoded and its
+    /// result encoded. Several arguments are a tuple. If the arguments are not a value of `A`, the function
+    /// does not run, and the caller receives an error that names the type.
     ///
     /// # Errors
     /// As [`Registry::register`].
@@ -65,8 +64,8 @@ impl Registry {
         })
     }
 
-    /// Registers a function of a value that answers later: [`Registry::register_deferred`], with the
-    /// arguments decoded and the result encoded.
+    /// Registers a function of serde types that answers later: [`Registry::register_deferred`] with its
+    /// arguments decoded and its result encoded.
     ///
     /// # Errors
     /// As [`Registry::register`].
@@ -89,10 +88,10 @@ impl Registry {
     }
 }
 
-/// Answers a call later with a value of type `R`: a [`Reply`] that encodes.
+/// Answers a call later with a value of type `R`: a [`Reply`] that encodes it.
 pub struct TypedReply<R> {
     reply: Reply,
-    /// Takes values of `R` and owns none.
+    /// The reply consumes values of `R` and owns none.
     takes: PhantomData<fn(R)>,
 }
 
@@ -104,7 +103,7 @@ impl<R: Serialize> TypedReply<R> {
         }
     }
 
-    /// Answers. Does not block; if the caller has gone meanwhile, nothing happens.
+    /// Answers the call. Does not block. Does nothing if the caller's connection was lost meanwhile.
     pub fn send(self, answer: Result<R, HandlerError>) {
         let encoded = answer.and_then(|result| encode(&result).map_err(HandlerError::from));
         self.reply.send(encoded);
@@ -118,8 +117,8 @@ impl<R> fmt::Debug for TypedReply<R> {
 }
 
 impl AgentHandle {
-    /// Calls a function with a value and waits for the value that it returns, for at most the agent's
-    /// timeout: [`AgentHandle::call_bytes`], with the arguments encoded and the result decoded.
+    /// Calls a function and blocks until it returns, at most for the agent's timeout:
+    /// [`AgentHandle::call_bytes`] with the arguments encoded and the result decoded.
     ///
     /// ```no_run
     /// # fn f(agent: &rpc_agent::Agent) -> Result<(), rpc_agent::RpcError> {
@@ -130,7 +129,8 @@ impl AgentHandle {
     /// ```
     ///
     /// # Errors
-    /// As [`AgentHandle::call_bytes`], and [`RpcError::Codec`].
+    /// As [`AgentHandle::call_bytes`]; [`RpcError::Codec`] if the arguments cannot be encoded or the answer
+    /// is not a value of `R`.
     pub fn call<'a, A: Serialize, R: DeserializeOwned>(
         &self,
         to: impl Into<Destination<'a>>,
@@ -140,7 +140,7 @@ impl AgentHandle {
         self.call_with(to, function, arguments, CallOptions::default())
     }
 
-    /// [`AgentHandle::call`] with options.
+    /// [`AgentHandle::call`] with options, such as a timeout of its own.
     ///
     /// # Errors
     /// As [`AgentHandle::call`].
@@ -152,7 +152,7 @@ impl AgentHandle {
         options: CallOptions,
     ) -> Result<R, RpcError> {
         let to = to.into();
-        // The worker is looked up for an error only: it costs.
+        // Looking up the worker costs time, so it is done only for an error.
         let failed = |to, error, outcome| match self.worker(to) {
             Ok(worker) => not_coded(worker, function.into(), &error, outcome),
             Err(no_such_worker) => no_such_worker,
@@ -165,7 +165,7 @@ impl AgentHandle {
         decode(&answer).map_err(|error| failed(to, error, Outcome::Executed))
     }
 
-    /// Calls a function with a value and does not wait. What goes wrong is the future's result.
+    /// Calls a function without waiting. All errors are delivered by the future.
     ///
     /// ```no_run
     /// # fn f(agent: &rpc_agent::Agent) -> Result<(), rpc_agent::RpcError> {
@@ -192,9 +192,9 @@ impl AgentHandle {
         })
     }
 
-    /// Calls a function with a value until it succeeds, at least once, and does not wait:
-    /// [`AgentHandle::call_bytes_with_retries`], with the arguments encoded and the result decoded. A
-    /// result that cannot be decoded is no reason for a retry.
+    /// Calls a function with retries and without waiting: [`AgentHandle::call_bytes_with_retries`] with
+    /// the arguments encoded and the result decoded. The function may run more than once. A result that
+    /// cannot be decoded is not retried.
     pub fn call_with_retries<'a, A: Serialize, R: DeserializeOwned + Clone + Send + 'static>(
         &self,
         to: impl Into<Destination<'a>>,
@@ -207,7 +207,7 @@ impl AgentHandle {
         })
     }
 
-    /// What is done before and after a call that is not waited for.
+    /// Encodes the arguments, starts `call`, and decodes its answer.
     fn call_around<A: Serialize, R: DeserializeOwned + Clone + Send + 'static>(
         &self,
         to: Destination<'_>,

@@ -53,7 +53,7 @@ fn with_two_workers(test: impl FnOnce(&Agent)) {
 }
 
 #[test]
-fn a_call_with_values_returns_a_value_from_this_worker_and_from_another() {
+fn a_typed_call_returns_a_value_from_this_worker_and_from_another() {
     with_two_workers(|agent| {
         for worker in ["a", "b"] {
             assert_eq!(
@@ -77,7 +77,7 @@ fn a_call_with_values_returns_a_value_from_this_worker_and_from_another() {
 }
 
 #[test]
-fn a_function_that_fails_says_so_in_its_own_words() {
+fn the_error_of_a_function_keeps_its_text() {
     with_two_workers(|agent| {
         let error = agent
             .call::<_, i64>("b", "add", (i64::MAX, 1_i64))
@@ -90,7 +90,7 @@ fn a_function_that_fails_says_so_in_its_own_words() {
 }
 
 #[test]
-fn arguments_of_another_type_are_an_error_that_names_the_one_wanted() {
+fn arguments_of_a_wrong_type_are_an_error_that_names_the_expected_one() {
     with_two_workers(|agent| {
         for (function, type_name) in [("add", "(i64, i64)"), ("later", "u32")] {
             let error = agent.call::<_, u32>("b", function, ()).unwrap_err();
@@ -101,14 +101,15 @@ fn arguments_of_another_type_are_an_error_that_names_the_one_wanted() {
                 panic!("{error}");
             };
             assert!(!panicked);
-            let expected = format!("wrong arguments: 0 bytes are no value of type `{type_name}`: ");
+            let expected =
+                format!("wrong arguments: 0 bytes are not a value of type `{type_name}`: ");
             assert!(message.starts_with(&expected), "{message}");
         }
     });
 }
 
 #[test]
-fn a_result_of_another_type_is_an_error_of_the_caller_after_the_function_ran() {
+fn a_result_of_a_wrong_type_is_an_error_after_the_function_ran() {
     with_two_workers(|agent| {
         let options = CallOptions::default();
         let errors = [
@@ -123,16 +124,16 @@ fn a_result_of_another_type_is_an_error_of_the_caller_after_the_function_ran() {
         for error in errors {
             assert!(matches!(error, RpcError::Codec { .. }), "{error}");
             assert_eq!(error.outcome(), Outcome::Executed);
-            let said = error.to_string();
-            let expected = "call of `add` on worker b (id 1): 1 bytes are no value of type \
+            let message = error.to_string();
+            let expected = "call of `add` on worker b (id 1): 1 bytes are not a value of type \
                             `alloc::string::String`: ";
-            assert!(said.starts_with(expected), "{said}");
+            assert!(message.starts_with(expected), "{message}");
         }
     });
 }
 
 #[test]
-fn nobody_to_call_is_an_error_of_the_call_and_of_the_future() {
+fn an_unknown_worker_is_an_error_of_the_call_and_of_the_future() {
     with_two_workers(|agent| {
         let options = CallOptions::default();
         let error = agent.call::<_, ()>("c", "add", ()).unwrap_err();

@@ -1,4 +1,4 @@
-//! The bytes of frames, and what is no frame.
+//! Golden frames, invalid frames, and random ones.
 
 use proptest::prelude::*;
 
@@ -25,7 +25,7 @@ fn error_of(bytes: &[u8]) -> String {
     decode(bytes).unwrap_err().to_string()
 }
 
-/// A header with any numbers.
+/// A header with arbitrary numbers.
 fn raw(body: u32, kind: u8, flags: u8, aux: u16) -> Vec<u8> {
     let mut out = Vec::new();
     write_u32(&mut out, body);
@@ -36,7 +36,7 @@ fn raw(body: u32, kind: u8, flags: u8, aux: u16) -> Vec<u8> {
 }
 
 #[test]
-fn a_request_has_these_bytes() {
+fn a_request_encodes_to_the_golden_bytes() {
     let frame = Frame::Request {
         id: 0x0102,
         budget_ms: 1000,
@@ -72,7 +72,7 @@ fn an_answer_that_is_too_large_is_reported_with_its_length_in_digits() {
 }
 
 #[test]
-fn a_hello_has_these_bytes() {
+fn a_hello_encodes_to_the_golden_bytes() {
     let mut expected = vec![47, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     expected.extend_from_slice(b"C10DRPC\0");
     expected.extend_from_slice(&[1, 0, 3, 0, 4, 0, 8, 7, 6, 5, 4, 3, 2, 1]);
@@ -82,7 +82,7 @@ fn a_hello_has_these_bytes() {
 }
 
 #[test]
-fn what_no_sender_writes_is_refused_by_its_header() {
+fn an_invalid_header_is_refused() {
     let table = [
         (raw(0, 0, 0, 0), "frame of unknown kind 0"),
         (raw(0, 10, 0, 0), "frame of unknown kind 10"),
@@ -95,35 +95,35 @@ fn what_no_sender_writes_is_refused_by_its_header() {
         ),
         (
             raw(3, 4, 0, 0),
-            "Request frame with a body of 3 bytes, it has 4 to 131076",
+            "Request frame with a body of 3 bytes, not 4 to 131076",
         ),
         (
             raw(131_077, 4, 0, 0),
-            "Request frame with a body of 131077 bytes, it has 4 to 131076",
+            "Request frame with a body of 131077 bytes, not 4 to 131076",
         ),
         (
             raw(u32::MAX, 5, 0, 0),
-            "Response frame with a body of 4294967295 bytes, it has 0 to 131072",
+            "Response frame with a body of 4294967295 bytes, not 0 to 131072",
         ),
         (
             raw(13, 4, 1, 0),
-            "Request frame with a body of 13 bytes, it has 12 to 12",
+            "Request frame with a body of 13 bytes, not 12 to 12",
         ),
         (
             raw(0, 7, 0, 0),
-            "RequestPart frame with a body of 0 bytes, it has 1 to 131072",
+            "RequestPart frame with a body of 0 bytes, not 1 to 131072",
         ),
         (
             raw(65_537, 6, 0, 1),
-            "Error frame with a body of 65537 bytes, it has 0 to 65536",
+            "Error frame with a body of 65537 bytes, not 0 to 65536",
         ),
         (
             raw(513, 1, 0, 0),
-            "Hello frame with a body of 513 bytes, it has 43 to 512",
+            "Hello frame with a body of 513 bytes, not 43 to 512",
         ),
         (
             raw(1, 9, 0, 0),
-            "Goodbye frame with a body of 1 bytes, it has 0 to 0",
+            "Goodbye frame with a body of 1 bytes, not 0 to 0",
         ),
     ];
     for (bytes, said) in table {
@@ -132,7 +132,7 @@ fn what_no_sender_writes_is_refused_by_its_header() {
 }
 
 #[test]
-fn what_no_sender_writes_is_refused_in_the_body() {
+fn an_invalid_body_is_refused() {
     let changed = |frame: Frame<'_>, at: usize, byte: u8| {
         let mut bytes = encoded(&frame);
         bytes[HEADER_BYTES + at] = byte;
@@ -161,36 +161,36 @@ fn what_no_sender_writes_is_refused_in_the_body() {
         ),
         (
             changed(hello(), 8, 2),
-            "Hello frame of protocol version 2, this is version 1",
+            "Hello frame of protocol version 2, this worker has version 1",
         ),
         (
             changed(hello(), 11, 0x80),
-            "Hello frame with a bad worker id",
+            "Hello frame with an invalid worker id",
         ),
         (
             changed(hello(), 13, 0x80),
-            "Hello frame with a bad worker id wanted",
+            "Hello frame with an invalid expected worker id",
         ),
         (
             changed(hello(), 42, 3),
-            "Hello frame with a bad worker name",
+            "Hello frame with an invalid worker name",
         ),
         (
             changed(hello(), 43, b' '),
-            "Hello frame with a bad worker name",
+            "Hello frame with an invalid worker name",
         ),
         (
             changed(hello(), 43, 0xFF),
-            "Hello frame with a bad worker name",
+            "Hello frame with an invalid worker name",
         ),
         (
             changed(request, 5, 0xFF),
-            "function name is not UTF-8 from byte 1 on",
+            "function name is not UTF-8 at byte 1",
         ),
         (changed(refuse, 0, 6), "Refuse frame with unknown reason 6"),
         (
             changed(large, 0, 0),
-            "Response with 131072 bytes of payload in parts, these begin above 131072",
+            "large Response frame for a payload of 131072 bytes, not more than 131072",
         ),
         (raw(0, 6, 0, 7), "Error frame with unknown error kind 7"),
     ];
@@ -200,7 +200,7 @@ fn what_no_sender_writes_is_refused_in_the_body() {
 }
 
 #[test]
-fn a_long_text_is_cut_between_characters_and_a_bad_one_mended() {
+fn a_long_text_is_cut_between_characters_and_invalid_utf8_is_replaced() {
     // 65,535 bytes, and a character of two.
     let text = format!("{}é", "x".repeat(ERROR_TEXT_BYTES_MAX - 1));
     let bytes = encoded(&Frame::Error {
@@ -307,7 +307,7 @@ pub(crate) fn any_frame() -> impl Strategy<Value = AnyFrame> {
 
 proptest! {
     #[test]
-    fn frames_come_back_unchanged_and_only_as_a_whole(any in any_frame()) {
+    fn a_frame_survives_encoding_and_decoding_and_no_prefix_decodes(any in any_frame()) {
         let frame = any.frame();
         let bytes = encoded(&frame);
         prop_assert_eq!(decode(&bytes), Ok(Some((frame, bytes.len()))));
@@ -317,7 +317,7 @@ proptest! {
     }
 
     #[test]
-    fn random_bytes_do_no_harm(bytes: Vec<u8>, kind in 0..11_u8, body in 0..200_u32) {
+    fn random_bytes_never_panic(bytes: Vec<u8>, kind in 0..11_u8, body in 0..200_u32) {
         let _ = decode(&bytes);
         let mut bytes = bytes;
         if bytes.len() >= HEADER_BYTES {
