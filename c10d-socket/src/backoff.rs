@@ -23,7 +23,7 @@ use std::time::Duration;
 pub struct Backoff {
     options: BackoffOptions,
     interval: Duration,
-    random: SplitMix64,
+    random: fastrand::Rng,
 }
 
 impl Backoff {
@@ -33,7 +33,7 @@ impl Backoff {
         Self {
             interval: options.first.min(options.max),
             options,
-            random: SplitMix64(seed),
+            random: fastrand::Rng::with_seed(seed),
         }
     }
 
@@ -41,7 +41,7 @@ impl Backoff {
     pub fn next_delay(&mut self) -> Duration {
         let interval = self.interval;
         self.interval = scaled(interval, self.options.factor).min(self.options.max);
-        let spread = 2.0 * self.random.next_unit() - 1.0;
+        let spread = 2.0 * self.random.f64() - 1.0;
         scaled(interval, 1.0 + self.options.jitter * spread)
     }
 
@@ -148,36 +148,9 @@ fn scaled(duration: Duration, factor: f64) -> Duration {
     Duration::try_from_secs_f64(duration.as_secs_f64() * factor).unwrap_or(Duration::MAX)
 }
 
-/// The SplitMix64 generator: one word of state, any seed is good, plenty for jitter.
-#[derive(Debug, Clone)]
-struct SplitMix64(u64);
-
-impl SplitMix64 {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut word = self.0;
-        word = (word ^ (word >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        word = (word ^ (word >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        word ^ (word >> 31)
-    }
-
-    /// Evenly from 0 (included) to 1 (excluded).
-    fn next_unit(&mut self) -> f64 {
-        // The upper 53 bits are what a double holds exactly.
-        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_generator_gives_the_published_sequence() {
-        let mut random = SplitMix64(1_234_567);
-        assert_eq!(random.next(), 6_457_827_717_110_365_317);
-        assert_eq!(random.next(), 3_203_168_211_198_807_973);
-    }
 
     #[test]
     fn every_delay_lies_around_its_interval() {

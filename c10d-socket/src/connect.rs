@@ -1,7 +1,5 @@
 //! Connecting, with retries until a deadline.
 
-use std::collections::hash_map::RandomState;
-use std::hash::BuildHasher;
 use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::thread;
@@ -136,9 +134,7 @@ pub struct Dialer {
 impl Dialer {
     /// Prepares to connect; does nothing yet, but the time runs.
     pub fn new(target: &HostPort, options: &ConnectOptions, deadline: Deadline) -> Self {
-        let seed = options
-            .jitter_seed
-            .unwrap_or_else(|| RandomState::new().hash_one(()));
+        let seed = options.jitter_seed.unwrap_or_else(|| fastrand::u64(..));
         let backoff = Backoff::new(options.backoff.clone(), seed);
         Self {
             plan: DialPlan::new(target.clone(), backoff, Instant::now(), deadline)

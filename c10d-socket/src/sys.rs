@@ -1,12 +1,12 @@
 //! The system calls that need `unsafe`, each behind a safe function.
 #![expect(
     unsafe_code,
-    reason = "poll(2), descriptor duplication and receiving into unset memory have no safe form; \
-              nothing else in the crate is allowed any"
+    reason = "receiving into unset memory and duplicating a descriptor known by its number have no \
+              safe form; nothing else in the crate is allowed any"
 )]
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
 
 use socket2::SockRef;
 
@@ -57,32 +57,6 @@ pub fn recv_into_spare(socket: &impl AsFd, buf: &mut Vec<u8>, max: usize) -> io:
     // keeps the new length within the capacity.
     unsafe { buf.set_len(filled) };
     Ok(received)
-}
-
-/// One poll(2) of one descriptor: whether any of `events`, an error or a hang-up is pending within
-/// `timeout_ms` (negative: no limit).
-///
-/// # Errors
-/// What poll(2) reports, [`io::ErrorKind::Interrupted`] among it.
-pub(crate) fn poll_once(
-    fd: BorrowedFd<'_>,
-    events: libc::c_short,
-    timeout_ms: libc::c_int,
-) -> io::Result<bool> {
-    let mut entry = libc::pollfd {
-        fd: fd.as_raw_fd(),
-        events,
-        revents: 0,
-    };
-    // SAFETY: the pointer is to one valid entry, and the count says one.
-    let ready = unsafe { libc::poll(&raw mut entry, 1, timeout_ms) };
-    if ready < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    if entry.revents & libc::POLLNVAL != 0 {
-        return Err(io::Error::from_raw_os_error(libc::EBADF));
-    }
-    Ok(ready > 0)
 }
 
 /// A second descriptor, closed on exec, for what `fd` refers to; `fd` itself is left as it is.

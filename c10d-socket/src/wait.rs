@@ -4,14 +4,17 @@ use std::io;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use crate::{Deadline, sys};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+use crate::Deadline;
 
 /// Waits until a read from `fd` would not block: there is data, the stream has ended, or an error is
 /// pending. Says whether that came to be within `timeout`; consumes nothing.
 ///
-/// Zero looks once. `None`, or a time beyond what the clock can express, waits without limit. The
-/// resolution is a millisecond, rounded up. A signal does not lengthen the wait. Another thread can
-/// end it by shutting the socket down.
+/// Zero checks once without waiting. `None`, or a time beyond what the clock can express, waits
+/// indefinitely. The wait is never shorter than `timeout`, and a signal does not lengthen it. Another
+/// thread can end it by shutting the socket down.
 ///
 /// ```
 /// use std::io::Write;
@@ -30,7 +33,7 @@ use crate::{Deadline, sys};
 /// # Errors
 /// Only when poll(2) itself fails (the system is out of memory); a socket's error counts as input.
 pub fn wait_for_input(fd: &impl AsFd, timeout: Option<Duration>) -> io::Result<bool> {
-    wait(fd, libc::POLLIN, Deadline::after(Instant::now(), timeout))
+    wait(fd, PollFlags::IN, Deadline::after(Instant::now(), timeout))
 }
 
 /// Waits until a write to `fd` would not block: there is room, or it fails at once because the
@@ -50,39 +53,37 @@ pub fn wait_for_output(fd: &impl AsFd, timeout: Option<Duration>) -> io::Result<
 pub fn wait_for_either(fd: &impl AsFd, timeout: Option<Duration>) -> io::Result<bool> {
     wait(
         fd,
-        libc::POLLIN | libc::POLLOUT,
+        PollFlags::IN | PollFlags::OUT,
         Deadline::after(Instant::now(), timeout),
     )
 }
 
 /// [`wait_for_output`] up to a deadline; one that has passed looks once.
 pub(crate) fn wait_for_output_by(fd: &impl AsFd, deadline: Deadline) -> io::Result<bool> {
-    wait(fd, libc::POLLOUT, deadline)
+    wait(fd, PollFlags::OUT, deadline)
 }
 
-fn wait(fd: &impl AsFd, events: libc::c_short, deadline: Deadline) -> io::Result<bool> {
+fn wait(fd: &impl AsFd, events: PollFlags, deadline: Deadline) -> io::Result<bool> {
     loop {
-        let remaining = deadline.remaining(Instant::now());
-        match sys::poll_once(fd.as_fd(), events, poll_timeout(remaining)) {
-            Ok(true) => return Ok(true),
-            Ok(false) if deadline.has_passed(Instant::now()) => return Ok(false),
-            // The wait was longer than one poll can be told.
-            Ok(false) => {}
-            // A signal: only what remains of the time is waited again.
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
+        let timeout = poll_timeout(deadline.remaining(Instant::now()));
+        match poll(&mut [PollFd::new(fd, events)], timeout.as_ref()) {
+            // Longer waits than one poll(2) takes are continued.
+            Ok(0) if !deadline.has_passed(Instant::now()) => {}
+            Ok(ready) => return Ok(ready > 0),
+            // After a signal only the remaining time is waited.
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
         }
     }
 }
 
-/// A wait as poll(2) takes it: milliseconds, rounded up so that it does not spin through the last
-/// one, cut to what a C int holds; -1 for no limit.
-fn poll_timeout(remaining: Option<Duration>) -> libc::c_int {
-    let Some(remaining) = remaining else {
-        return -1;
-    };
-    let ms = remaining.as_nanos().div_ceil(1_000_000);
-    libc::c_int::try_from(ms).unwrap_or(libc::c_int::MAX)
+/// The longest wait that every system's poll(2) takes.
+const POLL_TIME_MAX: Duration = Duration::from_millis(i32::MAX as u64);
+
+/// A time limit for poll(2). Systems that count in milliseconds round it up.
+fn poll_timeout(remaining: Option<Duration>) -> Option<Timespec> {
+    let remaining = remaining?.min(POLL_TIME_MAX);
+    Some(remaining.try_into().expect("24 days fit"))
 }
 
 #[cfg(test)]
@@ -90,18 +91,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wait_in_milliseconds_is_rounded_up_and_cut() {
+    fn a_time_limit_is_exact_and_cut_to_what_poll_takes() {
         let table = [
-            (Some(Duration::ZERO), 0),
-            (Some(Duration::from_nanos(1)), 1),
-            (Some(Duration::from_millis(1)), 1),
-            (Some(Duration::from_micros(1_001)), 2),
-            (Some(Duration::from_secs(1 << 40)), libc::c_int::MAX),
-            (Some(Duration::MAX), libc::c_int::MAX),
-            (None, -1),
+            (Some(Duration::ZERO), Some((0, 0))),
+            (Some(Duration::from_nanos(1)), Some((0, 1))),
+            (Some(Duration::from_micros(1_001)), Some((0, 1_001_000))),
+            (
+                Some(Duration::from_secs(1 << 40)),
+                Some((2_147_483, 647_000_000)),
+            ),
+            (Some(Duration::MAX), Some((2_147_483, 647_000_000))),
+            (None, None),
         ];
-        for (remaining, ms) in table {
-            assert_eq!(poll_timeout(remaining), ms, "{remaining:?}");
+        for (remaining, expected) in table {
+            let shown = poll_timeout(remaining).map(|limit| (limit.tv_sec, limit.tv_nsec));
+            assert_eq!(shown, expected, "{remaining:?}");
         }
     }
 }
