@@ -1,30 +1,4 @@
-//! Sockets for the control plane of distributed training: connect to a server that may not be up yet,
-//! listen on the right addresses, and wait, receive and send without surprises.
-//!
-//! - [`connect`](fn@connect) tries all addresses of a [`HostPort`] again and again until a
-//!   [`Deadline`]; a [`Dialer`] goes on where it stopped when the first exchange fails. [`Backoff`]
-//!   gives the pauses, here and elsewhere.
-//! - [`listen`](fn@listen) opens a port on all interfaces or on one host, [`adopt_listener`] takes
-//!   over one that a parent process has opened.
-//! - [`resolve`](fn@resolve) looks a name up until a deadline, as those two do.
-//! - [`wait_for_input`] waits for a bare socket; [`recv_into_spare`], [`send_vectored`] and [`SendBuf`]
-//!   move bytes for callers that run a loop of their own.
-//!
-//! There is no event loop, no framing, no encryption and no reconnecting of a connection in use, and
-//! an address is never looked up backwards to a name. Unix only.
-//!
-//! ```
-//! use c10d_socket::{ConnectOptions, Deadline, HostPort, ListenOptions, connect, listen};
-//! use std::time::{Duration, Instant};
-//!
-//! let listeners = listen(&ListenOptions::default().with_host("localhost"))?;
-//! let target = HostPort::new("localhost", listeners[0].local_addr()?.port());
-//!
-//! let deadline = Deadline::after(Instant::now(), Duration::from_secs(5));
-//! let stream = connect(&target, &ConnectOptions::default(), deadline)?;
-//! assert_eq!(stream.peer_addr()?.port(), target.port());
-//! # Ok::<(), Box<dyn std::error::Error>>(())
-//! ```
+#![doc = include_str!("../README.md")]
 #![deny(unsafe_code)]
 
 mod addr;
