@@ -1,4 +1,4 @@
-//! Connects to a server that may not be up yet: `cargo run --example dial -- node0:29500`.
+//! Connects to a server that may not have started yet: `cargo run --example dial -- node0:29500`.
 #![expect(clippy::print_stdout, reason = "an example shows its result")]
 
 use std::error::Error;

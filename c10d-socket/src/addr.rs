@@ -1,12 +1,12 @@
-//! A host and a port, as people write them.
+//! `host:port`, parsed and printed.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 use std::str::FromStr;
 
-/// Where a server is: a host (a name or a literal address) and a port.
+/// The address of a server: a host (a name or a literal address) and a port.
 ///
-/// Written `host:port`; an IPv6 address stands in brackets. Nothing is looked up here.
+/// Written `host:port`, an IPv6 address in brackets. Does no name lookup.
 ///
 /// ```
 /// use c10d_socket::HostPort;
@@ -24,8 +24,8 @@ pub struct HostPort {
 }
 
 impl HostPort {
-    /// A host without brackets, and a port. Any text is taken: a name that does not exist is found
-    /// out when it is looked up.
+    /// Takes a host without brackets, and a port. Accepts any text as a host: a name that does not
+    /// exist fails when it is looked up.
     #[must_use]
     pub fn new(host: impl Into<String>, port: u16) -> Self {
         Self {
@@ -40,14 +40,14 @@ impl HostPort {
         &self.host
     }
 
-    /// The port.
+    /// The port, 0 for any.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// The host as an address, when it is one; a name, and an IPv6 address with a zone
-    /// (`fe80::1%eth0`), have to be looked up.
+    /// The host as an address. `None` for a name, and for an IPv6 address with a zone
+    /// (`fe80::1%eth0`): these need a lookup.
     pub(crate) fn literal(&self) -> Option<IpAddr> {
         self.host.parse().ok()
     }
@@ -91,7 +91,7 @@ impl FromStr for HostPort {
         if host.contains(|c: char| c.is_whitespace() || c.is_control() || "[]/".contains(c)) {
             return Err(fail(Reason::BadHost));
         }
-        // The integer parser would let "+80" through.
+        // The integer parser accepts "+80".
         if port.is_empty() || !port.bytes().all(|byte| byte.is_ascii_digit()) {
             return Err(fail(Reason::BadPort));
         }
@@ -100,7 +100,7 @@ impl FromStr for HostPort {
     }
 }
 
-/// A text is not a `host:port`. Prints the text and what is wrong with it.
+/// A text that is not `host:port`. `Display` shows the text and the reason.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is not host:port: {reason}")]
 pub struct HostPortError {
@@ -108,7 +108,7 @@ pub struct HostPortError {
     reason: Reason,
 }
 
-/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
+/// Same as `Display`, which is what `unwrap` and a `main` that returns the error print.
 impl fmt::Debug for HostPortError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
@@ -117,7 +117,7 @@ impl fmt::Debug for HostPortError {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 enum Reason {
-    #[error("the host holds a blank, a bracket, a slash or a control character")]
+    #[error("the host contains a space, a bracket, a slash or a control character")]
     BadHost,
     #[error("the port is not a number from 0 to 65535")]
     BadPort,
@@ -127,16 +127,16 @@ enum Reason {
     NoHost,
     #[error("the port is missing")]
     NoPort,
-    #[error("there is no IPv6 address between the brackets")]
+    #[error("the text between the brackets is not an IPv6 address")]
     NotIpv6,
     #[error("the bracket is not closed")]
     UnclosedBracket,
 }
 
-/// Whether `host` plainly means this machine's loopback interface: a literal loopback address
-/// (127.0.0.0/8, `::1`, or the former mapped into IPv6), or the name `localhost` in any case.
+/// Whether `host` is a loopback address (127.0.0.0/8, also mapped into IPv6, or `::1`) or the name
+/// `localhost` in any case.
 ///
-/// Decides by the text alone and looks nothing up, so `false` does not mean "another machine".
+/// Decides by the text, without a lookup: `false` does not mean that `host` is another machine.
 ///
 /// ```
 /// use c10d_socket::is_loopback_name;
@@ -157,7 +157,7 @@ pub(crate) fn is_localhost(host: &str) -> bool {
     host.eq_ignore_ascii_case("localhost")
 }
 
-/// Whether `host` is an IPv6 address, a zone allowed.
+/// Whether `host` is an IPv6 address, with or without a zone.
 fn is_ipv6(host: &str) -> bool {
     let address = host
         .split_once('%')
@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_parses_prints_the_same() {
+    fn display_and_parse_round_trip() {
         for text in [
             "node0:29500",
             "127.0.0.1:0",
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_parse_says_why() {
+    fn parse_errors_name_the_reason() {
         for (text, reason) in [
             ("", Reason::NoPort),
             ("node0", Reason::NoPort),
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn loopback_is_told_by_the_text() {
+    fn loopback_hosts_are_recognized_by_their_text() {
         for host in [
             "127.0.0.1",
             "127.9.9.9",

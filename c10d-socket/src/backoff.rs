@@ -1,14 +1,14 @@
-//! Growing, jittered delays between retries.
+//! Exponential backoff with jitter.
 //!
-//! Knows no clock and no random source: the seed is an argument, and the same seed gives the same
-//! delays.
+//! Pure: the seed is an argument, and the same seed gives the same delays.
 
 use std::time::Duration;
 
-/// A never-ending sequence of delays: each interval is a factor longer than the one before, up to a
-/// maximum, and the delay handed out is drawn evenly from around the interval.
+/// An endless sequence of retry delays with exponential backoff and jitter.
 ///
-/// The jitter keeps a thousand clients that failed together from coming back together.
+/// Each interval is a factor longer than the previous one, up to a maximum. A delay is drawn
+/// uniformly from a range around the interval, so that a thousand clients that failed together do
+/// not retry together.
 ///
 /// ```
 /// use c10d_socket::{Backoff, BackoffOptions};
@@ -27,7 +27,7 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// The sequence from its start. Clients that must not march in step need different seeds.
+    /// Starts a sequence. Give each client a different seed.
     #[must_use]
     pub fn new(options: BackoffOptions, seed: u64) -> Self {
         Self {
@@ -37,7 +37,7 @@ impl Backoff {
         }
     }
 
-    /// The time to wait before the next retry.
+    /// The delay before the next retry.
     pub fn next_delay(&mut self) -> Duration {
         let interval = self.interval;
         self.interval = scaled(interval, self.options.factor).min(self.options.max);
@@ -45,19 +45,19 @@ impl Backoff {
         scaled(interval, 1.0 + self.options.jitter * spread)
     }
 
-    /// Starts the intervals over, for use after a success. The jitter goes on and does not repeat.
+    /// Starts again at the first interval, for use after a success. The jitter does not repeat.
     pub fn reset(&mut self) {
         self.interval = self.options.first.min(self.options.max);
     }
 }
 
-/// How a [`Backoff`] grows.
+/// The intervals and the jitter of a [`Backoff`].
 ///
 /// ```
 /// use c10d_socket::BackoffOptions;
 /// use std::time::Duration;
 ///
-/// // What PyTorch's store client does.
+/// // As PyTorch's store client.
 /// let like_pytorch = BackoffOptions::default()
 ///     .with_first(Duration::from_millis(500))
 ///     .with_max(Duration::from_secs(60));
@@ -72,8 +72,8 @@ pub struct BackoffOptions {
 }
 
 impl BackoffOptions {
-    /// The first interval. Default 20 ms: workers start together, so the server usually listens a
-    /// moment later, and PyTorch's first wait of 500 ms would be most of the start-up time.
+    /// The first interval. Default 20 ms: workers start together, so the server usually listens
+    /// soon, and PyTorch's first wait of 500 ms would dominate the start-up time.
     ///
     /// # Panics
     /// If `first` is zero: the intervals would stay zero and the retries spin.
@@ -85,8 +85,8 @@ impl BackoffOptions {
         self
     }
 
-    /// How much longer each interval is than the one before. Default 1.5, as PyTorch: gentle enough
-    /// that a wait is at most about half as long again as it had to be.
+    /// The factor from one interval to the next. Default 1.5, as in PyTorch: a client then connects
+    /// at most about 50 % later than it could have.
     ///
     /// # Panics
     /// If `factor` is below 1 or not finite.
@@ -101,9 +101,9 @@ impl BackoffOptions {
         self
     }
 
-    /// The longest interval; wins over a longer first one. Default 5 s (PyTorch: 60 s): a thousand
-    /// waiting clients then cost a server 200 connections a second, and a server that comes back
-    /// late is still found within seconds.
+    /// The longest interval; also caps the first one. Default 5 s (PyTorch: 60 s): a thousand
+    /// waiting clients then make 200 connection attempts a second, and find a server that starts
+    /// late within seconds.
     ///
     /// # Panics
     /// If `max` is zero.
@@ -115,8 +115,8 @@ impl BackoffOptions {
         self
     }
 
-    /// How far a delay may be from its interval, as a part of it: the delay lies evenly in
-    /// `interval * (1 - jitter)` to `interval * (1 + jitter)`. Default 0.5, as PyTorch.
+    /// The jitter, as a fraction of the interval: a delay is uniform in `interval * (1 - jitter)` to
+    /// `interval * (1 + jitter)`. Default 0.5, as in PyTorch.
     ///
     /// # Panics
     /// If `jitter` is not within 0 to 1.
@@ -143,7 +143,7 @@ impl Default for BackoffOptions {
     }
 }
 
-/// `duration * factor`, or the longest duration there is.
+/// `duration * factor`, at most [`Duration::MAX`].
 fn scaled(duration: Duration, factor: f64) -> Duration {
     Duration::try_from_secs_f64(duration.as_secs_f64() * factor).unwrap_or(Duration::MAX)
 }
@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_delay_lies_around_its_interval() {
+    fn delays_stay_within_the_jitter_range() {
         for seed in 0..200 {
             let mut backoff = Backoff::new(BackoffOptions::default(), seed);
             let mut interval = 0.020_f64;
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn the_jitter_uses_its_whole_range() {
+    fn jitter_covers_its_whole_range() {
         let options = BackoffOptions::default().with_factor(1.0);
         let seed = 42;
         let mut backoff = Backoff::new(options, seed);
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_replays_and_seeds_differ() {
+    fn same_seed_gives_the_same_delays() {
         let first = |seed| Backoff::new(BackoffOptions::default(), seed).next_delay();
         assert_eq!(first(1), first(1));
         assert_ne!(first(1), first(2));
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reset_starts_the_intervals_over() {
+    fn reset_restarts_the_intervals() {
         let options = BackoffOptions::default().with_jitter(0.0);
         let mut backoff = Backoff::new(options, 3);
         backoff.next_delay();

@@ -1,21 +1,21 @@
-//! Bytes that wait to be sent on a non-blocking socket.
+//! Send buffer for a non-blocking socket.
 //!
-//! Knows no socket: [`SendBuf::flush`] takes anything that implements [`Write`]. There is no
-//! receive buffer here, as what to keep of received bytes is the protocol's decision.
+//! [`SendBuf::flush`] writes to anything that implements [`Write`]. There is no receive buffer, since
+//! the protocol decides which received bytes to keep.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, Write};
 use std::sync::Arc;
 
-/// Pieces handed to the system in one vectored write.
+/// Slices passed to one vectored write.
 const SLICES_PER_WRITE_MAX: usize = 64;
 
-/// The capacity that an emptied buffer keeps, so that an idle connection stays small while a busy
-/// one with short replies does not allocate for each.
+/// Bytes of capacity that an empty buffer keeps: an idle connection stays small, and a busy one with
+/// short replies does not allocate for each.
 const CAPACITY_KEPT_MAX: usize = 512;
 
-/// An outgoing byte sequence: short pieces are copied into one allocation, long ones can be shared
-/// with their owner and are never copied.
+/// A queue of outgoing bytes: short pieces are copied into one allocation, long ones can be shared
+/// with their owner instead.
 ///
 /// ```
 /// use c10d_socket::SendBuf;
@@ -38,16 +38,16 @@ pub struct SendBuf {
     /// empty.
     head: Vec<u8>,
     head_sent: usize,
-    /// What follows a shared piece; empty, and without an allocation, for most connections ever.
+    /// The first shared piece and everything after it. Most connections never allocate it.
     rest: VecDeque<Piece>,
     /// Unsent bytes in `rest`.
     rest_unsent: usize,
-    /// Those of them that are shared.
+    /// Unsent bytes in the shared pieces of `rest`.
     shared_unsent: usize,
 }
 
 impl std::fmt::Debug for SendBuf {
-    /// Lengths instead of bytes: they can be long and secret.
+    /// Lengths only: the bytes can be long and secret.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("SendBuf")
             .field("unsent_bytes", &self.unsent_bytes())
@@ -83,20 +83,19 @@ impl SendBuf {
         Self::default()
     }
 
-    /// Whether nothing waits to be sent.
+    /// Whether there are no unsent bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.unsent_bytes() == 0
     }
 
-    /// How many bytes wait to be sent, shared ones included.
+    /// Unsent bytes, including shared ones.
     #[must_use]
     pub fn unsent_bytes(&self) -> usize {
         self.head.len() - self.head_sent + self.rest_unsent
     }
 
-    /// How many bytes of memory the unsent bytes hold: those that were copied. A shared piece costs
-    /// nothing here, as its owner keeps it anyway.
+    /// Unsent bytes that this buffer holds in its own memory: all except the shared ones.
     #[must_use]
     pub fn copied_bytes(&self) -> usize {
         self.unsent_bytes() - self.shared_unsent
@@ -119,23 +118,23 @@ impl SendBuf {
         }
     }
 
-    /// Appends `bytes[start..]` without copying; the allocation is released once it is sent.
+    /// Appends `bytes[start..]` without copying. Drops the `Arc` once it is sent.
     ///
     /// # Panics
-    /// When `start` lies beyond the end of `bytes`.
+    /// If `start` is beyond the end of `bytes`.
     pub fn push_shared(&mut self, bytes: Arc<Vec<u8>>, start: usize) {
-        assert!(start <= bytes.len(), "start lies within the bytes");
+        assert!(start <= bytes.len(), "start must be within the bytes");
         self.rest_unsent += bytes.len() - start;
         self.shared_unsent += bytes.len() - start;
         self.rest.push_back(Piece::Shared { bytes, sent: start });
     }
 
-    /// Writes until everything is sent or the writer takes no more. Returns whether the buffer is
-    /// empty now; a writer that would block is no error.
+    /// Writes until everything is sent or the writer would block. Returns whether the buffer is now
+    /// empty. Blocks only if the writer does.
     ///
     /// # Errors
-    /// What the writer reports, besides `WouldBlock` and `Interrupted`; [`io::ErrorKind::WriteZero`]
-    /// when it takes nothing.
+    /// Errors of the writer, except `WouldBlock` and `Interrupted`; [`io::ErrorKind::WriteZero`] when
+    /// a write accepts no bytes.
     pub fn flush<W: Write>(&mut self, writer: &mut W) -> io::Result<bool> {
         while !self.is_empty() {
             let written = if self.rest.is_empty() {
@@ -208,7 +207,7 @@ impl SendBuf {
 mod tests {
     use super::*;
 
-    /// Takes `step` bytes a call and would block every second time.
+    /// Accepts `step` bytes in every second call, and would block in the others.
     struct Trickle {
         taken: Vec<u8>,
         step: usize,
@@ -240,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn any_partial_write_resumes_where_it_stopped() {
+    fn partial_writes_resume_where_they_stopped() {
         for step in 1..40 {
             let mut out = SendBuf::new();
             let mut expected = Vec::new();
@@ -262,11 +261,10 @@ mod tests {
             };
             let mut left = out.unsent_bytes();
             assert_eq!(left, expected.len());
-            while !out.flush(&mut writer).expect("a trickle never fails") {
+            while !out.flush(&mut writer).expect("a trickle does not fail") {
                 assert_eq!(out.unsent_bytes(), expected.len() - writer.taken.len());
                 assert!(out.unsent_bytes() < left, "step {step}: no progress");
                 left = out.unsent_bytes();
-                // One round of the writer's refusal lies between two flushes.
             }
             assert_eq!(writer.taken, expected, "step {step}");
             assert!(out.is_empty());
@@ -275,18 +273,27 @@ mod tests {
     }
 
     #[test]
-    fn an_emptied_buffer_gives_its_memory_back() {
+    fn an_empty_buffer_releases_its_memory() {
         let mut out = SendBuf::new();
         out.push(&[7; 100_000]);
         out.push_shared(Arc::new(vec![8; 10]), 0);
         out.push(b"tail");
-        assert!(out.flush(&mut io::sink()).expect("a sink takes all"));
+        assert!(
+            out.flush(&mut io::sink())
+                .expect("a sink accepts everything")
+        );
         assert_eq!(out.head.capacity(), 0);
         assert_eq!(out.rest.capacity(), 0);
 
         out.push(&[7; 100]);
-        assert!(out.flush(&mut io::sink()).expect("a sink takes all"));
-        assert!(out.head.capacity() >= 100, "a short reply's room is kept");
+        assert!(
+            out.flush(&mut io::sink())
+                .expect("a sink accepts everything")
+        );
+        assert!(
+            out.head.capacity() >= 100,
+            "capacity for a short reply is kept"
+        );
     }
 
     #[test]
@@ -296,12 +303,15 @@ mod tests {
         out.push_shared(Arc::clone(&value), 0);
         assert_eq!(Arc::strong_count(&value), 2);
         assert_eq!((out.unsent_bytes(), out.copied_bytes()), (10, 0));
-        assert!(out.flush(&mut Vec::new()).expect("a vector takes all"));
+        assert!(
+            out.flush(&mut Vec::new())
+                .expect("a vector accepts everything")
+        );
         assert_eq!(Arc::strong_count(&value), 1);
     }
 
     #[test]
-    fn a_writer_that_takes_nothing_is_an_error() {
+    fn a_zero_length_write_is_an_error() {
         struct Full;
         impl Write for Full {
             fn write(&mut self, _: &[u8]) -> io::Result<usize> {
@@ -313,12 +323,12 @@ mod tests {
         }
         let mut out = SendBuf::new();
         out.push(b"x");
-        let error = out.flush(&mut Full).expect_err("nothing was taken");
+        let error = out.flush(&mut Full).expect_err("a write of zero bytes");
         assert_eq!(error.kind(), io::ErrorKind::WriteZero);
     }
 
     #[test]
-    fn debug_output_holds_no_data() {
+    fn debug_output_contains_no_data() {
         let mut out = SendBuf::new();
         out.push(b"QZQZ");
         out.push_shared(Arc::new(b"QZQZ".to_vec()), 0);

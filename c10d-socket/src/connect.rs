@@ -1,4 +1,4 @@
-//! Connecting, with retries until a deadline.
+//! Connects to a server, with retries until a deadline.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -12,7 +12,7 @@ use crate::resolve::Resolver;
 use crate::wait::wait_for_output_by;
 use crate::{Backoff, BackoffOptions, ConnectError, Deadline, HostPort, SocketOptions};
 
-/// How to connect.
+/// Backoff, attempt limit and socket options for [`connect`].
 ///
 /// ```
 /// use c10d_socket::{BackoffOptions, ConnectOptions};
@@ -31,31 +31,30 @@ pub struct ConnectOptions {
 }
 
 impl ConnectOptions {
-    /// Gives up after so many rounds, at least 1, though there be time left. Default: no limit. One
-    /// round is for those who know that the server was there a moment ago: if it refuses now, it is
-    /// gone.
+    /// The most rounds of attempts, at least 1. Default: no limit but the deadline. One round suits a
+    /// client whose server was reachable a moment ago: a refusal then means that it stopped.
     #[must_use]
     pub fn with_rounds_max(mut self, rounds: u64) -> Self {
         self.rounds_max = Some(rounds.max(1));
         self
     }
 
-    /// The pauses between rounds of attempts; see [`BackoffOptions`] for the defaults.
+    /// The delays between rounds of attempts. Default [`BackoffOptions::default`].
     #[must_use]
     pub fn with_backoff(mut self, backoff: BackoffOptions) -> Self {
         self.backoff = backoff;
         self
     }
 
-    /// The seed of the jitter in those pauses. Default: a different one each time, so that clients do
-    /// not come in step; a fixed one makes a run repeatable.
+    /// The seed of the backoff's jitter. Default: a random one for each call, so that clients do not
+    /// retry together. A fixed seed makes a run repeatable.
     #[must_use]
     pub fn with_jitter_seed(mut self, seed: u64) -> Self {
         self.jitter_seed = Some(seed);
         self
     }
 
-    /// The TCP options of the connection.
+    /// The TCP options of the connection. Default [`SocketOptions::default`].
     #[must_use]
     pub fn with_socket_options(mut self, socket: SocketOptions) -> Self {
         self.socket = socket;
@@ -63,19 +62,19 @@ impl ConnectOptions {
     }
 }
 
-/// Connects to `target`, trying again until `deadline`. The connection is blocking and closed on
-/// exec.
+/// Connects to `target`, with retries until `deadline`. The returned connection is blocking and
+/// close-on-exec.
 ///
-/// Each round looks the name up anew and tries its addresses in the order of the system (RFC 6724,
-/// which PyTorch gets as well), each with an even share of the remaining time, at most 10 s. Refused,
-/// reset, unanswered, an unreachable host and a failed lookup are tried again after a pause; a round
-/// with only other errors fails at once. The last pause is cut short for one more try just before the
-/// deadline (100 ms, less with a short limit), which ends it. With a deadline that has passed one
-/// round is made without waiting, so a literal address can still connect on this machine.
+/// Each round looks up the name and tries its addresses in the system's order (RFC 6724, as PyTorch
+/// does), each for an equal share of the remaining time, at most 10 s. Connections that are refused,
+/// reset or unanswered, unreachable hosts and failed lookups are retried after a delay; a round with
+/// only other errors fails at once. The last delay is shortened so that a final round starts 100 ms
+/// before the deadline (less for a short time limit). With a deadline that has passed, `connect` makes
+/// one round without waiting, so a literal address on this machine can still connect.
 ///
-/// Blocks until the deadline at most and cannot be interrupted. A name lookup that is stuck in the
-/// system is left behind on its thread, `c10d-resolve`, which holds nothing and ends when the system
-/// answers; there is at most one for each call.
+/// Blocks until the deadline at most and cannot be interrupted. A name lookup that does not return in
+/// time continues on its own thread, `c10d-resolve`, which ends when the system's resolver returns; a
+/// call leaves at most one such thread.
 ///
 /// ```
 /// use c10d_socket::{ConnectOptions, Deadline, HostPort, connect};
@@ -91,7 +90,7 @@ impl ConnectOptions {
 /// ```
 ///
 /// # Errors
-/// A [`ConnectError`] that tells everything that was tried.
+/// A [`ConnectError`] that lists every failure. Nothing was sent.
 pub fn connect(
     target: &HostPort,
     options: &ConnectOptions,
@@ -100,8 +99,8 @@ pub fn connect(
     Dialer::new(target, options, deadline).connect()
 }
 
-/// [`connect`] for callers to whom a connection is good only after a first exchange: when that fails
-/// they come back, and the attempts go on with the same backoff, deadline and record of failures.
+/// [`connect`] for protocols with a handshake: after a failed handshake the attempts continue with the
+/// same backoff, deadline and list of failures.
 ///
 /// ```
 /// use c10d_socket::{ConnectOptions, Deadline, Dialer, HostPort};
@@ -132,7 +131,7 @@ pub struct Dialer {
 }
 
 impl Dialer {
-    /// Prepares to connect; does nothing yet, but the time runs.
+    /// Prepares to connect. The elapsed time counts from here.
     pub fn new(target: &HostPort, options: &ConnectOptions, deadline: Deadline) -> Self {
         let seed = options.jitter_seed.unwrap_or_else(|| fastrand::u64(..));
         let backoff = Backoff::new(options.backoff.clone(), seed);
@@ -144,10 +143,10 @@ impl Dialer {
         }
     }
 
-    /// Connects; see [`connect`](fn@connect) for how, and for how long it blocks.
+    /// Connects as [`connect`](fn@connect) does. Blocks until the deadline at most.
     ///
     /// # Errors
-    /// A [`ConnectError`]; that is final, and calling again repeats it.
+    /// A [`ConnectError`]. It is final: further calls return it again.
     pub fn connect(&mut self) -> Result<TcpStream, ConnectError> {
         loop {
             match self.plan.step(Instant::now()) {
@@ -168,12 +167,12 @@ impl Dialer {
         }
     }
 
-    /// Says that the last connection was of no use and why, and waits for the time to
-    /// [`connect`](Self::connect) again. If the target has a further address that is at once, else
-    /// after the next pause of the backoff. Blocks for that pause, until the deadline at most.
+    /// Records that the handshake on the last connection failed, and waits until it is time to
+    /// [`connect`](Self::connect) again: no time if the target has another address, otherwise the
+    /// next backoff delay. Blocks until the deadline at most.
     ///
     /// # Errors
-    /// A [`ConnectError`] when no time is left for another attempt.
+    /// A [`ConnectError`] when the deadline leaves no time for another attempt.
     pub fn handshake_failed(&mut self, error: io::Error) -> Result<(), ConnectError> {
         self.plan.handshake_failed(Instant::now(), error);
         loop {
@@ -196,7 +195,7 @@ impl Dialer {
     }
 }
 
-/// Connects to one address, once; [`io::ErrorKind::TimedOut`] when there is no answer in time.
+/// Makes one attempt on one address; [`io::ErrorKind::TimedOut`] without an answer in time.
 fn connect_once(
     address: SocketAddr,
     options: &SocketOptions,
@@ -206,7 +205,7 @@ fn connect_once(
     socket.set_nonblocking(true)?;
     options.apply(&socket)?;
     match socket.connect(&address.into()) {
-        // Under way. An interrupted connect goes on as well, and must not be called again.
+        // In progress. An interrupted connect(2) also continues, and must not be called again.
         Err(error)
             if error.raw_os_error() == Some(libc::EINPROGRESS)
                 || error.kind() == io::ErrorKind::Interrupted =>
@@ -227,19 +226,19 @@ fn connect_once(
 
 /// Refuses a socket that is connected to itself.
 ///
-/// When nobody listens on a port of this machine, and the system happens to give a connecting socket
-/// that very port as its own, TCP connects the two ends of the one socket. Who retries on a local
-/// port for long enough meets this; it would then talk to itself and keep the server from its port.
+/// If no server listens on a local port, and the system assigns the connecting socket that same port
+/// as its own, TCP connects the socket to itself (simultaneous open). A client that retries on a local
+/// port for long enough runs into this; it would talk to itself and keep the port from the server.
 fn refuse_self_connection(socket: &Socket, port: u16) -> io::Result<()> {
     let own = socket.local_addr()?.as_socket();
-    // Nearly always the ports differ, which saves asking for the peer. A peer that cannot be told has
-    // gone already, and the caller will see that.
+    // The ports nearly always differ, which saves a getpeername(2). If that fails, the peer has
+    // disconnected, and the caller's first read reports it.
     let is_self = own.is_some_and(|own| own.port() == port)
         && socket.peer_addr().is_ok_and(|peer| peer.as_socket() == own);
     if !is_self {
         return Ok(());
     }
-    // A reset leaves nothing behind in TIME_WAIT, so the port is free for its server at once.
+    // A reset skips TIME_WAIT, so the port is free for the server at once.
     socket.set_linger(Some(Duration::ZERO))?;
     Err(io::Error::from_raw_os_error(libc::ECONNREFUSED))
 }
@@ -249,7 +248,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_socket_connected_to_itself_is_refused_and_frees_the_port() {
+    fn a_self_connection_is_refused_and_frees_the_port() {
         let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
         socket.bind(&any.into()).unwrap();
@@ -264,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_passed_deadline_still_reaches_a_local_listener() {
+    fn a_past_deadline_still_connects_locally() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let past = Deadline::at(Instant::now());

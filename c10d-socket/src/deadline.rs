@@ -1,13 +1,13 @@
-//! A point in time by which a blocking call must be over.
+//! The point in time by which a blocking call must return.
 //!
-//! Knows no clock: the present is always an argument.
+//! Pure: the current time is an argument.
 
 use std::time::{Duration, Instant};
 
-/// The moment at which a blocking call gives up, or never.
+/// The instant by which a blocking call returns, or [`NEVER`](Self::NEVER).
 ///
-/// A caller's [`Duration`] becomes a deadline once, at the public edge; what lies below passes the
-/// deadline on, so that nested waits cannot add up to more than the caller asked for.
+/// Public functions turn the caller's timeout into a deadline once and pass that down, so that nested
+/// waits cannot add up to more than the caller's timeout.
 ///
 /// ```
 /// use c10d_socket::Deadline;
@@ -23,10 +23,10 @@ use std::time::{Duration, Instant};
 pub struct Deadline(Option<Instant>);
 
 impl Deadline {
-    /// No deadline at all.
+    /// No deadline: wait indefinitely.
     pub const NEVER: Self = Self(None);
 
-    /// The moment `timeout` after `now`. [`Deadline::NEVER`] for `None`, and for a time beyond what
+    /// The instant `timeout` after `now`. [`Deadline::NEVER`] for `None`, and for a time beyond what
     /// the clock can express, such as [`Duration::MAX`]. A zero timeout has passed at `now`: it checks
     /// once without waiting.
     #[must_use]
@@ -34,25 +34,25 @@ impl Deadline {
         Self(timeout.into().and_then(|timeout| now.checked_add(timeout)))
     }
 
-    /// A deadline at a known moment.
+    /// A deadline at this instant.
     #[must_use]
     pub const fn at(instant: Instant) -> Self {
         Self(Some(instant))
     }
 
-    /// The moment itself; `None` for [`Deadline::NEVER`].
+    /// The instant; `None` for [`Deadline::NEVER`].
     #[must_use]
     pub const fn instant(self) -> Option<Instant> {
         self.0
     }
 
-    /// The time left: zero once it has passed, `None` for [`Deadline::NEVER`].
+    /// The remaining time: zero once it has passed, `None` for [`Deadline::NEVER`].
     #[must_use]
     pub fn remaining(self, now: Instant) -> Option<Duration> {
         self.0.map(|at| at.saturating_duration_since(now))
     }
 
-    /// Whether the deadline lies at or before `now`.
+    /// Whether the deadline is at or before `now`.
     #[must_use]
     pub fn has_passed(self, now: Instant) -> bool {
         self.0.is_some_and(|at| at <= now)
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_earlier_deadline_wins_and_never_loses() {
+    fn never_is_later_than_every_deadline() {
         let now = Instant::now();
         let soon = Deadline::after(now, Duration::from_millis(1));
         let late = Deadline::after(now, Duration::from_secs(1));
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn never_never_passes() {
+    fn never_does_not_pass() {
         let far = Instant::now() + Duration::from_secs(1 << 30);
         assert!(!Deadline::NEVER.has_passed(far));
         assert_eq!(Deadline::NEVER.remaining(far), None);

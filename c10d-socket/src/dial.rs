@@ -1,6 +1,6 @@
-//! Which address to try next, and when to give up.
+//! Decides which address to try next, and when to give up.
 //!
-//! Knows no socket and no clock: the outcomes and the present are arguments.
+//! Pure: outcomes and the current time are arguments.
 
 use std::collections::VecDeque;
 use std::io;
@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 use crate::error::ConnectErrorParts;
 use crate::{Backoff, ConnectError, Deadline, DialFailure, DialStage, HostPort};
 
-/// The course of one attempt to connect, round after round until the deadline. A round looks the
-/// name up anew and tries each address once; between rounds there is a pause.
+/// The state machine of one [`connect`](crate::connect()) call. A round looks up the name and tries
+/// each address once; a backoff delay separates rounds.
 ///
-/// Calling order: [`step`](Self::step) says what to do; do it and report the outcome with the method
-/// named there; repeat.
+/// Call [`step`](Self::step), carry out the returned step, report its outcome with the method that the
+/// step names, and repeat.
 #[derive(Debug)]
 pub(crate) struct DialPlan {
     target: HostPort,
@@ -25,7 +25,7 @@ pub(crate) struct DialPlan {
     phase: Phase,
     rounds: u64,
     rounds_max: u64,
-    /// The pause before this round was cut short by the deadline, so that no other follows.
+    /// The delay before this round was shortened by the deadline, so no other round follows.
     is_last_round: bool,
     ledger: Ledger,
     notice: Notice,
@@ -34,27 +34,27 @@ pub(crate) struct DialPlan {
 /// What to do next.
 #[derive(Debug)]
 pub(crate) enum Step {
-    /// Look the target up until then; report `looked_up` or `lookup_failed`.
+    /// Look up the target until `by`; report `looked_up` or `lookup_failed`.
     LookUp { by: Deadline },
-    /// Connect to this address until then; report `connected` or `connect_failed`.
+    /// Connect to the address until `by`; report `connected` or `connect_failed`.
     Connect { address: SocketAddr, by: Deadline },
-    /// Wait until then and ask again.
+    /// Sleep until then, then call `step` again.
     Pause { until: Instant },
-    /// It has failed.
+    /// Connecting has failed.
     GiveUp(ConnectError),
 }
 
 #[derive(Debug)]
 enum Phase {
-    /// A lookup is due.
+    /// The next step is a lookup.
     LookUp,
-    /// The first of the untried addresses is due. `retry`: something failed in this round that may
-    /// pass. Invariant: there is an untried address.
+    /// The next step is the first untried address. `retry`: this round had a transient failure.
+    /// Invariant: `untried` is not empty.
     Connect {
         untried: VecDeque<SocketAddr>,
         retry: bool,
     },
-    /// Connected; the rest is for when the handshake fails.
+    /// Connected. `untried` is for the case that the handshake fails.
     Connected {
         address: SocketAddr,
         untried: VecDeque<SocketAddr>,
@@ -67,13 +67,12 @@ enum Phase {
     },
 }
 
-/// The longest time for one lookup or one address, even if the deadline leaves more. A new try finds
-/// a host that has come up, or moved to another address, sooner than the kernel does, whose own
-/// retries lie up to a minute apart.
+/// The longest time for one lookup or one address. A new attempt finds a host that has started, or
+/// moved to another address, sooner than the kernel's retransmissions, which are up to a minute apart.
 const TRY_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// A pause that would reach beyond the deadline is cut so that this much is left for one last round:
-/// plenty for a connection within a data centre. With a short limit it is a sixteenth of that.
+/// A delay that would end after the deadline is shortened to leave this time for a final round: ample
+/// within a data centre. For a short time limit it is a sixteenth of the limit.
 const LAST_ROUND_TIME: Duration = Duration::from_millis(100);
 
 impl DialPlan {
@@ -97,18 +96,18 @@ impl DialPlan {
         }
     }
 
-    /// Gives up after so many rounds, also when there is time left.
+    /// Gives up after `rounds` rounds, even before the deadline.
     pub(crate) fn with_rounds_max(mut self, rounds: u64) -> Self {
         self.rounds_max = rounds;
         self
     }
 
-    /// What to do now. In the first round a deadline that has passed does not keep an address from
-    /// being tried, only from being waited for: so each gets its look even with no time at all.
+    /// The next step. With a deadline that has passed, the first round still tries each address, but
+    /// waits for none.
     pub(crate) fn step(&mut self, now: Instant) -> Step {
         match self.phase {
             Phase::Pause { until } if now < until => return Step::Pause { until },
-            // Asked for a further connection after a good one: that is a new round.
+            // Another connection after a successful one is a new round.
             Phase::Pause { .. } | Phase::Connected { .. } => {
                 self.rounds += 1;
                 self.phase = Phase::LookUp;
@@ -128,26 +127,29 @@ impl DialPlan {
                 by: self.share(now, untried.len()),
             },
             Phase::Failed { timed_out } => Step::GiveUp(self.summary(now, *timed_out)),
-            Phase::Pause { .. } | Phase::Connected { .. } => unreachable!("left above"),
+            Phase::Pause { .. } | Phase::Connected { .. } => unreachable!("handled above"),
         }
     }
 
-    /// The lookup gave these addresses, at least one, in the order to try them.
+    /// The lookup returned these addresses, at least one, in the order to try them.
     pub(crate) fn looked_up(&mut self, addresses: Vec<SocketAddr>) {
-        debug_assert!(!addresses.is_empty(), "no address is a failed lookup");
+        debug_assert!(
+            !addresses.is_empty(),
+            "a lookup without addresses has failed"
+        );
         self.phase = Phase::Connect {
             untried: addresses.into(),
             retry: false,
         };
     }
 
-    /// The lookup failed. That may pass: names of a cluster are often registered while it starts.
+    /// The lookup failed, which is retried: a cluster often registers its names while it starts.
     pub(crate) fn lookup_failed(&mut self, now: Instant, error: io::Error) {
         self.ledger.record(DialStage::Lookup, error);
         self.end_round(now, true);
     }
 
-    /// The address of the last step accepted the connection.
+    /// Connecting to the address of the last step succeeded.
     pub(crate) fn connected(&mut self) {
         if let Phase::Connect { untried, .. } = &mut self.phase
             && let Some(address) = untried.pop_front()
@@ -157,12 +159,12 @@ impl DialPlan {
         }
     }
 
-    /// The address of the last step did not accept the connection.
+    /// Connecting to the address of the last step failed.
     pub(crate) fn connect_failed(&mut self, now: Instant, error: io::Error) {
         if let Phase::Connect { untried, retry } = &mut self.phase
             && let Some(address) = untried.pop_front()
         {
-            *retry |= may_pass(&error);
+            *retry |= is_transient(&error);
             let retry = *retry;
             let is_round_over = untried.is_empty();
             self.ledger.record(DialStage::Connect(address), error);
@@ -172,8 +174,8 @@ impl DialPlan {
         }
     }
 
-    /// The connection was of no use: the next address is tried, or the next round after a pause.
-    /// Ignored when there is no connection.
+    /// The handshake on the last connection failed: the next address is due, or the next round after a
+    /// delay. Ignored without a connection.
     pub(crate) fn handshake_failed(&mut self, now: Instant, error: io::Error) {
         let Phase::Connected { address, untried } = &mut self.phase else {
             return;
@@ -192,12 +194,12 @@ impl DialPlan {
         }
     }
 
-    /// Whether it is time to tell an operator that this goes on; `true` once for each occasion.
+    /// Whether a progress message for the operator is due; `true` once for each.
     pub(crate) fn take_notice(&mut self, now: Instant) -> bool {
         self.notice.take(now)
     }
 
-    /// The target, the time taken and left, and the last failure, for the log.
+    /// The target, the elapsed and remaining time, and the last failure, for the log.
     pub(crate) fn progress(&self, now: Instant) -> String {
         let elapsed = now.saturating_duration_since(self.started).as_secs_f64();
         let mut text = format!(
@@ -213,7 +215,7 @@ impl DialPlan {
         text
     }
 
-    /// Until when one of `count` equal shares of the remaining time lasts.
+    /// The end of the first of `count` equal shares of the remaining time.
     fn share(&self, now: Instant, count: usize) -> Deadline {
         let count = u32::try_from(count).unwrap_or(u32::MAX);
         let time = match self.deadline.remaining(now) {
@@ -233,11 +235,11 @@ impl DialPlan {
         };
     }
 
-    /// When the pause that starts now ends; `None` when no time is left for another round.
+    /// The end of a delay that starts at `now`; `None` when no time is left for another round.
     fn pause_end(&mut self, now: Instant) -> Option<Instant> {
         let delay = self.backoff.next_delay();
         let Some(at) = self.deadline.instant() else {
-            // An end beyond what the clock can express is no end to wait for.
+            // The fallback is for a delay beyond what the clock can express.
             return Some(now.checked_add(delay).unwrap_or(now + TRY_TIME_MAX));
         };
         let limit = at.saturating_duration_since(self.started);
@@ -267,13 +269,12 @@ impl DialPlan {
     }
 }
 
-/// Whether a connection that failed like this may succeed a moment later: the server does not listen
-/// yet, or its machine does not answer yet.
+/// Whether the error is transient: the server does not listen yet, or its machine does not answer yet.
 ///
-/// PyTorch's list (torch/csrc/distributed/c10d/socket.cpp), and "no route to host": what a machine of the same network gives
-/// while it boots. The others (no permission, no network, no such local address) do not pass by
-/// waiting for the server.
-fn may_pass(error: &io::Error) -> bool {
+/// The list of PyTorch (`torch/csrc/distributed/c10d/socket.cpp`), and "no route to host", which a
+/// machine on the same network causes while it boots. Other errors (no permission, no network, no such
+/// local address) do not end by waiting for the server.
+fn is_transient(error: &io::Error) -> bool {
     matches!(
         error.kind(),
         io::ErrorKind::ConnectionRefused
@@ -284,15 +285,14 @@ fn may_pass(error: &io::Error) -> bool {
     )
 }
 
-/// What failed so far, each thing once, the latest last.
+/// The failures so far, one entry for each stage, the latest last.
 #[derive(Debug, Default)]
 struct Ledger {
     failures: Vec<DialFailure>,
     forgotten: u64,
 }
 
-/// A name whose addresses change all the time must not fill the memory of a client that waits for
-/// days.
+/// Bounds the memory of a client that waits for days for a name whose addresses keep changing.
 const FAILURES_MAX: usize = 16;
 
 impl Ledger {
@@ -310,8 +310,8 @@ impl Ledger {
     }
 }
 
-/// When to tell an operator: first after a time in which a server on this machine has answered, then at
-/// doubling intervals, at least once a minute.
+/// When the next progress message is due: after 1 s (a local server has answered by then), then at
+/// doubling intervals up to 60 s.
 #[derive(Debug)]
 struct Notice {
     at: Instant,

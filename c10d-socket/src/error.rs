@@ -1,4 +1,4 @@
-//! Why a connection could not be made or a port not be listened on.
+//! Errors of connecting and listening.
 
 use std::error::Error;
 use std::fmt;
@@ -10,15 +10,13 @@ use std::time::Duration;
 
 use crate::HostPort;
 
-/// A connection could not be made. Nothing was sent, or, if the caller reported failed handshakes,
-/// nothing after them.
+/// Connecting failed. Nothing was sent, except for handshakes that the caller reported as failed.
 ///
-/// Prints the target, the time taken and what was tried with which outcome; [`Error::source`] is the
-/// last cause.
+/// `Display` shows the target, the elapsed time and each failure; [`Error::source`] is the last one.
 #[derive(Clone)]
 pub struct ConnectError(Box<ConnectErrorParts>);
 
-/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
+/// Same as `Display`, which is what `unwrap` and a `main` that returns the error print.
 impl fmt::Debug for ConnectError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
@@ -41,15 +39,15 @@ impl ConnectError {
         Self(Box::new(parts))
     }
 
-    /// Whether the deadline ended the attempts, and trying for longer might have helped. Otherwise no
-    /// address was usable at all, and trying again at once will not help.
+    /// Whether the deadline ended the attempts, so that a longer timeout might help. Otherwise no
+    /// address was usable, and an immediate retry will not help.
     #[must_use]
     pub fn is_timeout(&self) -> bool {
         self.0.timed_out
     }
 
-    /// Whether the machine answered and refused, or closed what it had accepted: nothing serves there
-    /// at this moment.
+    /// Whether the machine refused the connection or closed it after accepting: no server runs there
+    /// at the moment.
     #[must_use]
     pub fn is_refused(&self) -> bool {
         self.0.failures.iter().any(|failure| {
@@ -62,26 +60,26 @@ impl ConnectError {
         })
     }
 
-    /// What was to be connected to.
+    /// The host and port.
     #[must_use]
     pub fn target(&self) -> &HostPort {
         &self.0.target
     }
 
-    /// The time from the start until giving up.
+    /// The time from the start to the failure.
     #[must_use]
     pub fn elapsed(&self) -> Duration {
         self.0.elapsed
     }
 
-    /// The time there was from the start to the deadline; `None` without a deadline.
+    /// The time from the start to the deadline; `None` without a deadline.
     #[must_use]
     pub fn limit(&self) -> Option<Duration> {
         self.0.limit
     }
 
-    /// Shows this limit, if there was one: what a caller gave, which is a little more than what was
-    /// left of it when connecting began.
+    /// Replaces the time limit, if there was one. For a caller that starts to connect with what
+    /// remains of its own timeout, and reports that timeout.
     #[must_use]
     pub fn with_limit(mut self, limit: Duration) -> Self {
         if self.0.limit.is_some() {
@@ -90,14 +88,13 @@ impl ConnectError {
         self
     }
 
-    /// How many rounds there were; a round is a name lookup and a try of each address.
+    /// The number of rounds; a round is a name lookup and an attempt on each address.
     #[must_use]
     pub fn rounds(&self) -> u64 {
         self.0.rounds
     }
 
-    /// What failed, and how often; the one that failed last is last. Only the latest sixteen
-    /// different ones are kept.
+    /// What failed, the latest last. At most the latest 16 different failures.
     #[must_use]
     pub fn failures(&self) -> &[DialFailure] {
         &self.0.failures
@@ -123,7 +120,7 @@ impl fmt::Display for ConnectError {
             write!(f, "{failure}; ")?;
         }
         if parts.forgotten > 0 {
-            write!(f, "{} older failures elsewhere; ", parts.forgotten)?;
+            write!(f, "{} older failures of other kinds; ", parts.forgotten)?;
         }
         f.write_str("is the server running there?")
     }
@@ -136,7 +133,7 @@ impl Error for ConnectError {
     }
 }
 
-/// One thing that failed while connecting, how often, and with which last cause.
+/// A step of connecting that failed: how often, and with which last error.
 #[derive(Debug, Clone)]
 pub struct DialFailure {
     pub(crate) stage: DialStage,
@@ -145,7 +142,7 @@ pub struct DialFailure {
 }
 
 impl DialFailure {
-    /// What failed.
+    /// The step that failed.
     #[must_use]
     pub fn stage(&self) -> DialStage {
         self.stage
@@ -157,7 +154,7 @@ impl DialFailure {
         self.count
     }
 
-    /// Its last cause.
+    /// The latest error of this step.
     #[must_use]
     pub fn error(&self) -> &io::Error {
         &self.error
@@ -179,62 +176,62 @@ impl fmt::Display for DialFailure {
     }
 }
 
-/// The steps on the way to a usable connection.
+/// A step of connecting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DialStage {
     /// The TCP connection to this address.
     Connect(SocketAddr),
-    /// What the caller does first on a connection to this address.
+    /// The caller's handshake on a connection to this address.
     Handshake(SocketAddr),
     /// The name lookup.
     Lookup,
 }
 
-/// A port could not be listened on. Nothing stays bound.
+/// Listening failed. Nothing stays bound.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum ListenError {
     /// The address cannot be bound or listened on.
     #[error("cannot listen on {address}: {source}{}", hint(source))]
     Address {
-        /// What was to be listened on; port 0 stands for any.
+        /// The address; port 0 means any.
         address: SocketAddr,
-        /// Why not.
+        /// The system's error.
         source: io::Error,
     },
-    /// The descriptor handed over is not a bound TCP socket that can listen. It has been closed,
-    /// unless it was given as a bare number.
+    /// The descriptor is not a bound TCP socket that can listen. It has been closed, unless the caller
+    /// passed a bare number.
     #[error("cannot listen on file descriptor {fd}: {source}")]
     Descriptor {
-        /// The number of the descriptor.
+        /// The descriptor's number.
         fd: RawFd,
-        /// Why not.
+        /// The system's error.
         source: io::Error,
     },
-    /// The name of the host cannot be looked up.
+    /// The host name cannot be looked up.
     #[error("cannot look up {host} to listen on it: {source}")]
     Lookup {
-        /// The name.
+        /// The host name.
         host: String,
-        /// Why not.
+        /// The system's error.
         source: io::Error,
     },
-    /// The descriptor handed over is bound to another port than it should be. It has been closed,
-    /// unless it was given as a bare number.
+    /// The descriptor is bound to another port than expected. It has been closed, unless the caller
+    /// passed a bare number.
     // The text is PyTorch's (torch/csrc/distributed/c10d/TCPStoreLibUvBackend.cpp).
     #[error("listen fd {fd} is bound to port {actual}, expected to be bound to port {expected}")]
     WrongPort {
-        /// The number of the descriptor.
+        /// The descriptor's number.
         fd: RawFd,
         /// The port it is bound to.
         actual: u16,
-        /// The port asked for.
+        /// The expected port.
         expected: u16,
     },
 }
 
-/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
+/// Same as `Display`, which is what `unwrap` and a `main` that returns the error print.
 impl fmt::Debug for ListenError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
@@ -242,7 +239,7 @@ impl fmt::Debug for ListenError {
 }
 
 impl ListenError {
-    /// Whether another socket has the port.
+    /// Whether another socket uses the port.
     #[must_use]
     pub fn is_address_in_use(&self) -> bool {
         match self {
@@ -254,11 +251,11 @@ impl ListenError {
     }
 }
 
-/// What an operator can do about the commonest causes.
+/// What the operator can do about the most common causes.
 fn hint(error: &io::Error) -> &'static str {
     match error.kind() {
-        io::ErrorKind::AddrInUse => "; another process has the port",
-        io::ErrorKind::AddrNotAvailable => "; the address is not one of this machine",
+        io::ErrorKind::AddrInUse => "; another process uses the port",
+        io::ErrorKind::AddrNotAvailable => "; this machine does not have the address",
         _ => "",
     }
 }
@@ -284,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_connect_tells_the_whole_story() {
+    fn a_connect_error_lists_every_failure() {
         let parts = ConnectErrorParts {
             target: HostPort::new("node0", 29500),
             timed_out: true,
@@ -314,7 +311,7 @@ mod tests {
                 "cannot connect to node0:29500: gave up after 4.901s (limit 5.000s), 13 attempts: \
                  name lookup failed once ({}); [::1]:29500 failed 7 times ({}); \
                  127.0.0.1:29500 failed after connecting 2 times ({}); \
-                 3 older failures elsewhere; is the server running there?",
+                 3 older failures of other kinds; is the server running there?",
                 errno(libc::EAGAIN),
                 errno(libc::ECONNREFUSED),
                 errno(libc::ECONNRESET),
@@ -343,13 +340,13 @@ mod tests {
     }
 
     #[test]
-    fn every_listen_error_has_its_text() {
+    fn listen_errors_have_their_texts() {
         let in_use = os_error(libc::EADDRINUSE);
         let foreign = os_error(libc::EADDRNOTAVAIL);
         let bad_fd = os_error(libc::EBADF);
         let table = [
             (
-                format!("cannot listen on [::]:29500: {in_use}; another process has the port"),
+                format!("cannot listen on [::]:29500: {in_use}; another process uses the port"),
                 ListenError::Address {
                     address: address("[::]:29500"),
                     source: in_use,
@@ -357,7 +354,7 @@ mod tests {
             ),
             (
                 format!(
-                    "cannot listen on 10.0.0.1:80: {foreign}; the address is not one of this machine"
+                    "cannot listen on 10.0.0.1:80: {foreign}; this machine does not have the address"
                 ),
                 ListenError::Address {
                     address: address("10.0.0.1:80"),

@@ -1,4 +1,4 @@
-//! Listening on all interfaces, on one address, on a name, or on a socket handed over.
+//! Listens on all interfaces, on one address, on a host name, or on an inherited socket.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
@@ -11,7 +11,8 @@ use crate::addr::is_localhost;
 use crate::resolve::Resolver;
 use crate::{Deadline, HostPort, ListenError, SocketOptions, sys};
 
-/// Where to listen and how. By default: on all interfaces, IPv6 and IPv4, on a port the system picks.
+/// Address, backlog and socket options of [`listen`]. By default all interfaces, IPv6 and IPv4, on a
+/// port that the system picks.
 ///
 /// ```
 /// use c10d_socket::ListenOptions;
@@ -29,28 +30,27 @@ pub struct ListenOptions {
 }
 
 impl ListenOptions {
-    /// Listens on this host alone: a literal address (`::` takes IPv4 too), or a name, which stands for
-    /// all its addresses that this machine has. `localhost` is `::1` and 127.0.0.1, whatever the hosts file says, so
-    /// that a client finds the server by either.
+    /// Listens on this host only: a literal address (`::` accepts IPv4 too), or a name, which means all
+    /// of its addresses that this machine has. `localhost` always means `::1` and 127.0.0.1, so that
+    /// clients can use either.
     ///
-    /// Without this, on all interfaces, as PyTorch does. There is no password on this wire, so a
-    /// machine that strangers can reach should name the interface of its own cluster.
+    /// Default: all interfaces, as in PyTorch. PyTorch's protocols have no authentication, so a machine
+    /// with untrusted networks should name the address of its cluster's network.
     #[must_use]
     pub fn with_host(mut self, host: impl Into<String>) -> Self {
         self.host = Some(host.into());
         self
     }
 
-    /// The port. Default 0: the system picks one, the same for all addresses.
+    /// The port. Default 0: the system picks one port for all addresses.
     #[must_use]
     pub fn with_port(mut self, port: u16) -> Self {
         self.port = port;
         self
     }
 
-    /// How many connections may wait to be accepted. Default: as many as the system allows (`somaxconn`
-    /// on Linux), as a whole job connects at once, and a connection that finds no room is delayed by
-    /// a second or more.
+    /// The most connections in the accept queue. Default: the system's maximum (`somaxconn` on Linux),
+    /// since a whole job connects at once, and a full queue delays a connection by a second or more.
     #[must_use]
     pub fn with_backlog(mut self, backlog: u32) -> Self {
         self.backlog = backlog;
@@ -67,6 +67,7 @@ impl ListenOptions {
     }
 
     /// The TCP options of accepted connections; see [`configure_accepted`](crate::configure_accepted).
+    /// Default [`SocketOptions::default`].
     #[must_use]
     pub fn with_socket_options(mut self, socket: SocketOptions) -> Self {
         self.socket = socket;
@@ -86,11 +87,11 @@ impl Default for ListenOptions {
     }
 }
 
-/// Listens: one listener for each address, at least one, all on the same port and non-blocking.
+/// Opens one listener for each address, at least one, all non-blocking and on the same port.
 ///
-/// All interfaces need one listener (`[::]`, which takes IPv4 too), or 0.0.0.0 on a machine without
-/// IPv6. SO_REUSEADDR is set, so a port can be had again right after its server ended. Blocks only to
-/// look up a name, for at most the lookup timeout.
+/// For all interfaces this is one listener on `[::]`, which accepts IPv4 too, or on 0.0.0.0 without
+/// IPv6. SO_REUSEADDR is set, so a port is available right after its server has stopped. Blocks only
+/// to look up a name, for at most the [lookup timeout](ListenOptions::with_lookup_timeout).
 ///
 /// ```
 /// use c10d_socket::{ListenOptions, listen};
@@ -101,8 +102,8 @@ impl Default for ListenOptions {
 /// ```
 ///
 /// # Errors
-/// A [`ListenError`]: the port is taken, no address is of this machine, or the name has no address.
-/// An address of a name that this machine does not have is left out, unless it has none of them.
+/// A [`ListenError`]: the port is in use, this machine has none of the addresses, or the name has no
+/// address. Addresses that this machine does not have are skipped as long as it has another one.
 pub fn listen(options: &ListenOptions) -> Result<Vec<TcpListener>, ListenError> {
     let Some(host) = &options.host else {
         return Ok(vec![listen_on_all(options)?]);
@@ -121,13 +122,12 @@ pub fn listen(options: &ListenOptions) -> Result<Vec<TcpListener>, ListenError> 
     listen_on_each(&addresses, options)
 }
 
-/// Takes over a bound TCP socket, listening already or not, and listens on it. The listener that
-/// comes back is non-blocking and has the default [`SocketOptions`], to change with
-/// [`SocketOptions::apply`]; it owns the descriptor, which is
-/// closed on failure.
+/// Listens on an inherited TCP socket that is bound, and may listen already. The returned listener is
+/// non-blocking, has the default [`SocketOptions`] (see [`SocketOptions::apply`]), and owns the
+/// descriptor, which is closed on failure. Does not block.
 ///
-/// The socket must be bound to `expected_port`; 0 allows any. This is how a parent process that
-/// picked the port hands it on without a moment in which another could take it.
+/// The socket must be bound to `expected_port`; 0 allows any. A parent process can so pick a port and
+/// pass it on without a moment in which another process could take it.
 ///
 /// ```
 /// use c10d_socket::adopt_listener;
@@ -141,33 +141,33 @@ pub fn listen(options: &ListenOptions) -> Result<Vec<TcpListener>, ListenError> 
 /// ```
 ///
 /// # Errors
-/// [`ListenError::Descriptor`] when this is not a bound TCP socket that can listen,
-/// [`ListenError::WrongPort`] when it is bound to another port.
+/// [`ListenError::Descriptor`] if `fd` is not a bound TCP socket that can listen,
+/// [`ListenError::WrongPort`] if it is bound to another port.
 pub fn adopt_listener(fd: OwnedFd, expected_port: u16) -> Result<TcpListener, ListenError> {
     let number = fd.as_raw_fd();
     adopt(Socket::from(fd), number, expected_port)
 }
 
-/// [`adopt_listener`] for a descriptor that is known by its number alone, as from a command line.
+/// [`adopt_listener`] for a descriptor of which only the number is known, as from a command line.
 ///
-/// A number proves nothing about who owns the descriptor, so this listens on a duplicate and leaves
-/// the original as it is, open and inheritable as before. Both keep the port: it is free again when
-/// both are closed. For a program that was handed the descriptor by its parent that is when it ends;
-/// a caller that owns the descriptor gives it to [`adopt_listener`] instead.
+/// A number does not show who owns the descriptor, so this listens on a duplicate and leaves the
+/// original open and inheritable. The port stays in use until both are closed: for a descriptor
+/// inherited from the parent process, until this process ends. A caller that owns the descriptor uses
+/// [`adopt_listener`] instead. Does not block.
 ///
 /// # Errors
-/// As [`adopt_listener`]; [`ListenError::Descriptor`] too when the number is not open.
+/// As [`adopt_listener`], and [`ListenError::Descriptor`] if the descriptor is not open.
 pub fn adopt_listener_raw(fd: RawFd, expected_port: u16) -> Result<TcpListener, ListenError> {
     let copy = sys::duplicate(fd).map_err(|source| ListenError::Descriptor { fd, source })?;
     adopt(Socket::from(copy), fd, expected_port)
 }
 
-/// The addresses of a host that are addresses of this machine, with the host's port; empty when the
-/// host is another machine. It decides whether a server for that host can run here.
+/// The addresses of a host that this machine has, with the host's port. Empty for another machine:
+/// a server for that host cannot run here.
 ///
-/// An address counts as local when a socket can be bound to it. The unspecified address (0.0.0.0,
-/// `::`) can always be; so can any, on a machine set up for non-local binding. Blocks only to look up
-/// a name, until the deadline.
+/// An address counts as local if a socket can be bound to it. The unspecified address (0.0.0.0, `::`)
+/// always can, and on a machine configured for non-local binding every address can. Blocks only to
+/// look up a name, until `deadline`.
 ///
 /// ```
 /// use c10d_socket::{Deadline, HostPort, resolve_local};
@@ -180,7 +180,7 @@ pub fn adopt_listener_raw(fd: RawFd, expected_port: u16) -> Result<TcpListener, 
 /// ```
 ///
 /// # Errors
-/// [`ListenError::Lookup`] when the name has no address or is not looked up in time.
+/// [`ListenError::Lookup`] when the name has no address or the lookup does not finish in time.
 pub fn resolve_local(
     target: &HostPort,
     deadline: Deadline,
@@ -196,8 +196,8 @@ pub fn resolve_local(
     Ok(addresses)
 }
 
-/// How often to let the system pick another port, when the one it picked for the first address is
-/// taken on the second. Ports in use are a small part of them all, so two tries nearly always do.
+/// How often the system may pick another port, when the one it picked for the first address is in use
+/// on the second. Few ports are in use, so two attempts nearly always suffice.
 const PORT_PICKS_MAX: usize = 16;
 
 fn lookup(target: &HostPort, deadline: Deadline) -> Result<Vec<SocketAddr>, ListenError> {
@@ -213,7 +213,7 @@ fn listen_on_all(options: &ListenOptions) -> Result<TcpListener, ListenError> {
     let v6 = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), options.port);
     match listen_on(v6, options) {
         Err(ListenError::Address { source, .. }) if is_absent(&source) => {
-            log::debug!("no IPv6 here ({source}), listening on IPv4 only");
+            log::debug!("listening on IPv4 only, no IPv6: {source}");
             let v4 = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), options.port);
             listen_on(v4, options)
         }
@@ -230,14 +230,14 @@ fn listen_on_each(
         picks_left -= 1;
         match listen_on_one_port(addresses, options) {
             Err(error) if options.port == 0 && picks_left > 0 && error.is_address_in_use() => {
-                log::debug!("{error}; letting the system pick another port");
+                log::debug!("picking another port: {error}");
             }
             result => return result,
         }
     }
 }
 
-/// Listens on each address this machine has; if the port is 0, all on the one the first was given.
+/// Listens on each address that this machine has; for port 0, all on the port of the first.
 fn listen_on_one_port(
     addresses: &[SocketAddr],
     options: &ListenOptions,
@@ -270,7 +270,7 @@ fn listen_on(address: SocketAddr, options: &ListenOptions) -> Result<TcpListener
     let bind = || {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
         if let SocketAddr::V6(v6) = address {
-            // A literal address means itself alone; the unspecified one means all there are.
+            // A literal address means only itself, the unspecified one means all addresses.
             socket.set_only_v6(!v6.ip().is_unspecified())?;
         }
         socket.set_reuse_address(true)?;
@@ -287,7 +287,7 @@ fn start_listening(
 ) -> io::Result<TcpListener> {
     options.apply(&socket)?;
     socket.set_nonblocking(true)?;
-    // The system cuts the number to what it allows.
+    // The system limits the backlog to its maximum.
     socket.listen(i32::try_from(backlog).unwrap_or(i32::MAX))?;
     Ok(socket.into())
 }
@@ -299,7 +299,7 @@ fn bound_port(listener: &TcpListener, address: SocketAddr) -> Result<u16, Listen
     }
 }
 
-/// Whether the machine does not have the address or its whole family.
+/// Whether the machine lacks the address or its address family.
 fn is_absent(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),
@@ -314,11 +314,11 @@ fn adopt(socket: Socket, fd: RawFd, expected: u16) -> Result<TcpListener, Listen
     let kind = socket.r#type().map_err(failed)?;
     let address = socket.local_addr().map_err(failed)?.as_socket();
     let (Type::STREAM, Some(address)) = (kind, address) else {
-        return Err(refused("it is not a TCP socket"));
+        return Err(refused("not a TCP socket"));
     };
     let actual = address.port();
     if actual == 0 {
-        return Err(refused("it is not bound to a port"));
+        return Err(refused("not bound to a port"));
     }
     if expected != 0 && actual != expected {
         return Err(ListenError::WrongPort {

@@ -1,4 +1,4 @@
-//! TCP options of the connections made and accepted here.
+//! TCP options of connections.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use socket2::{SockRef, TcpKeepalive};
 
-/// Which TCP options a connection gets.
+/// The TCP options of a connection.
 ///
 /// ```
 /// use c10d_socket::{KeepAlive, SocketOptions};
@@ -23,28 +23,28 @@ pub struct SocketOptions {
 }
 
 impl SocketOptions {
-    /// Whether small writes leave at once (TCP_NODELAY). Default on, as PyTorch: requests are small
-    /// and someone waits for each reply, so collecting them only adds delay.
+    /// Whether small writes are sent at once (TCP_NODELAY). Default on, as in PyTorch: requests are
+    /// small and a caller waits for each reply, so batching only adds latency.
     #[must_use]
     pub fn with_nodelay(mut self, nodelay: bool) -> Self {
         self.nodelay = nodelay;
         self
     }
 
-    /// Whether the system asks an idle peer for a sign of life. Default on: a peer that vanished
-    /// without a word (power cut, lost network) otherwise stays connected for ever, and whatever the
-    /// server keeps for it stays too. PyTorch sets none.
+    /// TCP keepalive of idle connections; `None` turns it off. Default on: otherwise a peer that
+    /// vanished without closing (power cut, lost network) stays connected forever, with all that the
+    /// server holds for it. PyTorch does not set it.
     #[must_use]
     pub fn with_keep_alive(mut self, keep_alive: Option<KeepAlive>) -> Self {
         self.keep_alive = keep_alive;
         self
     }
 
-    /// Sets the options on a connection, or on a listener for what it accepts to inherit (see
-    /// [`configure_accepted`]). What this crate makes has them already.
+    /// Sets the options on a connection, or on a listener for the connections it accepts (see
+    /// [`configure_accepted`]). Sockets made by this crate have them already.
     ///
     /// # Errors
-    /// What setsockopt(2) reports.
+    /// The error of setsockopt(2).
     pub fn apply(&self, socket: &impl AsFd) -> io::Result<()> {
         let socket = SockRef::from(socket);
         socket.set_tcp_nodelay(self.nodelay)?;
@@ -64,11 +64,11 @@ impl Default for SocketOptions {
     }
 }
 
-/// When an idle peer counts as gone: after `idle + interval * probes` without a sign of life, two
+/// When an idle connection is considered dead: after `idle + interval * probes` without an answer, two
 /// minutes by default.
 ///
-/// A stopped or busy process does not count as gone, since its system answers for it. Times are
-/// whole seconds to the system: rounded up, from 1 s to 32767 s (Linux's largest).
+/// A stopped or busy process keeps its connections, since its system answers the probes. The system
+/// takes whole seconds: times are rounded up, and limited to 1 s to 32767 s (the maximum of Linux).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeepAlive {
     idle: Duration,
@@ -77,24 +77,23 @@ pub struct KeepAlive {
 }
 
 impl KeepAlive {
-    /// The quiet time before the first probe. Default 60 s: shorter than the few minutes after which
-    /// common load balancers and address translators forget a quiet connection, and one packet a
-    /// minute for each connection costs nothing.
+    /// The idle time before the first probe. Default 60 s: less than the few minutes after which common
+    /// load balancers and NAT gateways drop an idle connection, at the cost of one packet a minute.
     #[must_use]
     pub fn with_idle(mut self, idle: Duration) -> Self {
         self.idle = idle;
         self
     }
 
-    /// The time between probes. Default 10 s: long enough for a network path to be rerouted.
+    /// The time between probes. Default 10 s: enough for a network path to be rerouted.
     #[must_use]
     pub fn with_interval(mut self, interval: Duration) -> Self {
         self.interval = interval;
         self
     }
 
-    /// How many unanswered probes end the connection, from 1 to 127 (cut to that). Default 6, so that
-    /// a minute of outage is survived.
+    /// How many unanswered probes end the connection, limited to 1 to 127. Default 6: connections
+    /// survive a network outage of a minute.
     #[must_use]
     pub fn with_probes(mut self, probes: u8) -> Self {
         self.probes = probes;
@@ -119,10 +118,9 @@ impl Default for KeepAlive {
     }
 }
 
-/// Gives an accepted connection the options of its listener, where it does not have them already.
+/// Sets the options of an accepted connection, where it does not inherit them from its listener.
 ///
-/// Linux hands a listener's TCP options on to what it accepts, so there this does nothing and costs
-/// no system call; elsewhere it sets them.
+/// On Linux it does inherit them, so there this makes no system call.
 ///
 /// ```
 /// use c10d_socket::{ListenOptions, SocketOptions, configure_accepted, listen};
@@ -139,7 +137,7 @@ impl Default for KeepAlive {
 /// ```
 ///
 /// # Errors
-/// What setsockopt(2) reports; some systems refuse when the peer has already gone.
+/// The error of setsockopt(2); some systems fail if the peer has already disconnected.
 pub fn configure_accepted(socket: &impl AsFd, options: &SocketOptions) -> io::Result<()> {
     if cfg!(any(target_os = "linux", target_os = "android")) {
         return Ok(());
@@ -159,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_made_what_the_system_takes() {
+    fn times_are_rounded_up_and_limited() {
         let table = [
             (Duration::ZERO, 1),
             (Duration::from_millis(1), 1),
@@ -177,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn the_options_reach_the_socket() {
+    fn options_are_set_on_the_socket() {
         let socket =
             socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
         let keep_alive = KeepAlive::default()

@@ -1,4 +1,4 @@
-//! Name lookup that keeps to a deadline.
+//! Name lookup with a deadline.
 
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -10,11 +10,11 @@ use crate::{Deadline, HostPort};
 
 type Answer = io::Result<Vec<SocketAddr>>;
 
-/// The addresses of a host, with its port, in the order to try them (RFC 6724) and each once. An IPv4
-/// address in its IPv6 form is given as IPv4. A literal address is its own answer.
+/// The addresses of a host, with its port, in the order to try them (RFC 6724), without duplicates.
+/// IPv4 addresses mapped into IPv6 are returned as IPv4. A literal address needs no lookup.
 ///
-/// Blocks until `deadline` at most. A lookup that is stuck in the system is left behind on its thread,
-/// `c10d-resolve`, which holds a copy of the name and ends when the system answers.
+/// Blocks until `deadline` at most. A lookup that does not return in time continues on its own thread,
+/// `c10d-resolve`, which ends when the system's resolver returns.
 ///
 /// ```
 /// use c10d_socket::{Deadline, HostPort, resolve};
@@ -27,17 +27,17 @@ type Answer = io::Result<Vec<SocketAddr>>;
 /// ```
 ///
 /// # Errors
-/// What the system's resolver reports, [`io::ErrorKind::NotFound`] for a name without an address,
+/// The error of the system's resolver, [`io::ErrorKind::NotFound`] for a name without an address, or
 /// [`io::ErrorKind::TimedOut`] when it does not answer in time.
 pub fn resolve(target: &HostPort, deadline: Deadline) -> io::Result<Vec<SocketAddr>> {
     Resolver::new(target.clone()).lookup(deadline)
 }
 
-/// Looks up one target, any number of times, with at most one lookup under way.
+/// Looks up one target any number of times, with at most one lookup in progress.
 ///
-/// getaddrinfo(3) knows no deadline and cannot be stopped, so it runs on a thread of its own,
-/// `c10d-resolve`, which is left behind when it does not answer in time. The thread holds a copy of
-/// the target and one end of a channel, and ends when the system's resolver answers.
+/// getaddrinfo(3) has no deadline and cannot be cancelled, so it runs on its own thread,
+/// `c10d-resolve`, which is abandoned when it does not return in time. The thread holds a copy of the
+/// target and one end of a channel, and ends when getaddrinfo(3) returns.
 #[derive(Debug)]
 pub(crate) struct Resolver {
     target: HostPort,
@@ -52,17 +52,16 @@ impl Resolver {
         }
     }
 
-    /// The addresses of the target, in the order to try them and each once; a literal address needs
-    /// no lookup and no thread.
+    /// The addresses of the target in the order to try them, without duplicates. A literal address
+    /// needs no lookup and no thread.
     ///
-    /// The order is getaddrinfo's for "any family", by RFC 6724. PyTorch asks for IPv6 with IPv4
-    /// addresses mapped into it, and gets the same order: glibc compares an IPv4 address in its
-    /// mapped form either way. IPv4 addresses are used unmapped here, which also works where the
-    /// system has no IPv6.
+    /// The order is that of getaddrinfo(3) for any address family (RFC 6724). PyTorch asks for IPv6
+    /// with mapped IPv4 addresses and gets the same order, since glibc compares IPv4 addresses in their
+    /// mapped form. Unmapped addresses also work on a system without IPv6.
     ///
     /// # Errors
-    /// What the lookup reports (an answer without addresses is one), or
-    /// [`io::ErrorKind::TimedOut`]; the next call then waits for the same lookup and not for another.
+    /// The error of the lookup, also for an answer without addresses. After
+    /// [`io::ErrorKind::TimedOut`] the next call waits for the same lookup.
     pub(crate) fn lookup(&mut self, deadline: Deadline) -> Answer {
         if let Some(ip) = self.target.literal() {
             return Ok(vec![SocketAddr::new(ip, self.target.port())]);
@@ -76,12 +75,12 @@ impl Resolver {
             None => answer.recv().map_err(RecvTimeoutError::from),
         };
         match received {
-            Ok(result) => result.and_then(each_once),
+            Ok(result) => result.and_then(without_duplicates),
             Err(RecvTimeoutError::Timeout) => {
                 self.unanswered = Some(answer);
                 Err(io::Error::new(
                     io::ErrorKind::TimedOut,
-                    "the resolver does not answer",
+                    "the system's resolver did not answer in time",
                 ))
             }
             Err(RecvTimeoutError::Disconnected) => Err(io::Error::other("the resolver panicked")),
@@ -97,16 +96,16 @@ fn start_lookup(target: HostPort) -> io::Result<Receiver<Answer>> {
             let answer = (target.host(), target.port())
                 .to_socket_addrs()
                 .map(Iterator::collect);
-            // Nobody listens any more when the caller has given up, which is fine.
+            // Fails when the caller has abandoned the lookup, which is fine.
             let _ = sender.send(answer);
         })?;
     Ok(receiver)
 }
 
-/// Leaves out repetitions, as from two lines of a hosts file, and refuses an empty answer. An IPv4
-/// address in its IPv6 form (`::ffff:127.0.0.1`, as hosts files for PyTorch have it) is the same
-/// address, and is used as IPv4, which also tells a loopback address for what it is.
-fn each_once(found: Vec<SocketAddr>) -> Answer {
+/// Removes duplicates, as from two lines of a hosts file, and refuses an empty answer. A mapped IPv4
+/// address (`::ffff:127.0.0.1`, as in hosts files for PyTorch) becomes IPv4, which also lets
+/// `is_loopback` recognize it.
+fn without_duplicates(found: Vec<SocketAddr>) -> Answer {
     let mut addresses: Vec<SocketAddr> = Vec::with_capacity(found.len());
     for mut address in found {
         if let SocketAddr::V6(v6) = address
@@ -144,18 +143,18 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_looked_up_in_time_or_not_at_all() {
+    fn a_lookup_keeps_its_deadline() {
         let in_time = Deadline::after(Instant::now(), Duration::from_secs(60));
         let found = resolve(&HostPort::new("localhost", 80), in_time).unwrap();
         assert!(found.iter().all(|address| address.port() == 80));
         assert!(found.iter().any(|address| address.ip().is_loopback()));
-        // No machine has this name (RFC 6761), however fast the answer.
+        // RFC 6761: no host has this name, however fast the answer.
         let past = Deadline::at(Instant::now());
         assert!(resolve(&HostPort::new("name.invalid.", 80), past).is_err());
     }
 
     #[test]
-    fn a_stuck_lookup_is_waited_for_and_not_repeated() {
+    fn an_unanswered_lookup_is_not_repeated() {
         let (sender, receiver) = bounded(1);
         let mut resolver = Resolver::new(HostPort::new("node0", 80));
         resolver.unanswered = Some(receiver);
@@ -176,11 +175,11 @@ mod tests {
         let found = found.map(|text| text.parse().unwrap()).to_vec();
         let v4: SocketAddr = "127.0.0.1:80".parse().unwrap();
         let v6: SocketAddr = "[::1]:80".parse().unwrap();
-        assert_eq!(each_once(found).unwrap(), [v4, v6]);
+        assert_eq!(without_duplicates(found).unwrap(), [v4, v6]);
     }
 
     #[test]
     fn an_answer_without_addresses_is_an_error() {
-        assert!(each_once(Vec::new()).is_err());
+        assert!(without_duplicates(Vec::new()).is_err());
     }
 }

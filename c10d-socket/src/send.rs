@@ -1,26 +1,25 @@
-//! Sending once on a socket, without a signal.
+//! Sends on a socket without raising SIGPIPE.
 
 use std::io::{self, IoSlice};
 use std::os::fd::AsFd;
 
 use socket2::SockRef;
 
-/// How many pieces one send takes: the system refuses more than IOV_MAX, 1024 on Linux and macOS.
+/// Pieces in one send: the system's IOV_MAX, 1024 on Linux and macOS.
 const PIECES_MAX: usize = 1024;
 
-/// A write to a closed connection is an error and must not be a signal, whatever the program that
-/// embeds us does about SIGPIPE. Apple's systems know no such flag; there socket2 and the standard
-/// library set the same as a socket option.
+/// Makes a write to a closed connection an error instead of SIGPIPE, whatever the program does about
+/// that signal. Apple's systems lack the flag; there socket2 and the standard library set a socket
+/// option with the same effect.
 #[cfg(target_vendor = "apple")]
 const SEND_FLAGS: libc::c_int = 0;
 #[cfg(not(target_vendor = "apple"))]
 const SEND_FLAGS: libc::c_int = libc::MSG_NOSIGNAL;
 
-/// Sends once on a socket, from the first of the pieces onwards; returns how many bytes the system
-/// took. Blocks if the socket does.
+/// Makes one send of the pieces, in order, and returns how many bytes the system accepted. Blocks if
+/// the socket does.
 ///
-/// A closed connection is an error and never a SIGPIPE. Of more than 1024 pieces only the first 1024
-/// are sent.
+/// A closed connection is an error and never raises SIGPIPE. Sends at most the first 1024 pieces.
 ///
 /// ```
 /// use std::io::{IoSlice, Read};
@@ -40,7 +39,7 @@ const SEND_FLAGS: libc::c_int = libc::MSG_NOSIGNAL;
 /// ```
 ///
 /// # Errors
-/// What send(2) reports, [`io::ErrorKind::WouldBlock`] among it; an interrupted call is made again.
+/// The error of send(2), including [`io::ErrorKind::WouldBlock`]. An interrupted call is repeated.
 pub fn send_vectored(socket: &impl AsFd, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
     let socket = SockRef::from(socket);
     let pieces = &pieces[..pieces.len().min(PIECES_MAX)];

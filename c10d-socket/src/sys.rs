@@ -10,11 +10,11 @@ use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
 
 use socket2::SockRef;
 
-/// Receives once from a socket and appends to `buf`, into the capacity it has to spare and at most
-/// `max` bytes; returns how many bytes came, 0 at the end of the stream.
+/// Makes one receive into the spare capacity of `buf`, of at most `max` bytes, and returns the number
+/// of bytes; 0 at the end of the stream.
 ///
-/// The memory is not zeroed first, and `buf` never grows: how much memory a peer may fill is the
-/// caller's decision, made with [`Vec::reserve`]. Blocks if the socket does.
+/// Does not zero the memory and does not grow `buf`: the caller decides with [`Vec::reserve`] how much
+/// memory a peer may fill. Blocks if the socket does.
 ///
 /// ```
 /// use std::io::Write;
@@ -32,9 +32,9 @@ use socket2::SockRef;
 /// ```
 ///
 /// # Errors
-/// What recv(2) reports, [`io::ErrorKind::WouldBlock`] among it; an interrupted call is made again.
-/// [`io::ErrorKind::InvalidInput`] when there is no room (no spare capacity, or `max` is 0), since a
-/// receive of 0 bytes could not be told from the end of the stream.
+/// The error of recv(2), including [`io::ErrorKind::WouldBlock`]. An interrupted call is repeated.
+/// [`io::ErrorKind::InvalidInput`] without spare capacity or with a `max` of 0, since a receive of 0
+/// bytes would look like the end of the stream.
 pub fn recv_into_spare(socket: &impl AsFd, buf: &mut Vec<u8>, max: usize) -> io::Result<usize> {
     let socket = SockRef::from(socket);
     let spare = buf.spare_capacity_mut();
@@ -59,17 +59,17 @@ pub fn recv_into_spare(socket: &impl AsFd, buf: &mut Vec<u8>, max: usize) -> io:
     Ok(received)
 }
 
-/// A second descriptor, closed on exec, for what `fd` refers to; `fd` itself is left as it is.
+/// A close-on-exec duplicate of `fd`, which stays unchanged.
 ///
 /// # Errors
-/// EBADF when `fd` is not open, EMFILE when the process has no descriptor left.
+/// EBADF if `fd` is not open, EMFILE if the process has no descriptor left.
 pub(crate) fn duplicate(fd: RawFd) -> io::Result<OwnedFd> {
-    // SAFETY: fcntl(F_DUPFD_CLOEXEC) takes plain integers and touches no memory of ours; a number
-    // that is not open is an error.
+    // SAFETY: fcntl(F_DUPFD_CLOEXEC) takes plain integers and accesses no memory; a number that is not
+    // open is an error.
     let copy = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) };
     if copy < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the system just made `copy`, so it is open and nobody else owns it.
+    // SAFETY: the system just made `copy`, so it is open and has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(copy) })
 }

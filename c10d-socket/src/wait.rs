@@ -1,4 +1,4 @@
-//! Waiting for a descriptor to become ready, for a bounded time.
+//! Waits until a descriptor is ready, with a timeout.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -9,8 +9,8 @@ use rustix::io::Errno;
 
 use crate::Deadline;
 
-/// Waits until a read from `fd` would not block: there is data, the stream has ended, or an error is
-/// pending. Says whether that came to be within `timeout`; consumes nothing.
+/// Waits until a read from `fd` would not block: it has data, the end of the stream, or a pending
+/// error. Returns whether this happened within `timeout`. Consumes nothing.
 ///
 /// Zero checks once without waiting. `None`, or a time beyond what the clock can express, waits
 /// indefinitely. The wait is never shorter than `timeout`, and a signal does not lengthen it. Another
@@ -31,13 +31,13 @@ use crate::Deadline;
 /// ```
 ///
 /// # Errors
-/// Only when poll(2) itself fails (the system is out of memory); a socket's error counts as input.
+/// Only if poll(2) itself fails (out of memory). A socket error counts as input.
 pub fn wait_for_input(fd: &impl AsFd, timeout: Option<Duration>) -> io::Result<bool> {
     wait(fd, PollFlags::IN, Deadline::after(Instant::now(), timeout))
 }
 
-/// Waits until a write to `fd` would not block: there is room, or it fails at once because the
-/// connection is gone. Otherwise like [`wait_for_input`].
+/// Waits until a write to `fd` would not block: the send buffer has space, or the connection is closed
+/// and a write fails at once. Otherwise as [`wait_for_input`], also for `timeout`.
 ///
 /// # Errors
 /// As [`wait_for_input`].
@@ -45,8 +45,8 @@ pub fn wait_for_output(fd: &impl AsFd, timeout: Option<Duration>) -> io::Result<
     wait_for_output_by(fd, Deadline::after(Instant::now(), timeout))
 }
 
-/// Waits until a read from `fd` or a write to it would not block, whichever comes first; which of the two
-/// it is, the caller finds out by trying. Otherwise like [`wait_for_input`].
+/// Waits until a read from `fd` or a write to it would not block; the caller tries both. Otherwise as
+/// [`wait_for_input`], also for `timeout`.
 ///
 /// # Errors
 /// As [`wait_for_input`].
@@ -58,7 +58,7 @@ pub fn wait_for_either(fd: &impl AsFd, timeout: Option<Duration>) -> io::Result<
     )
 }
 
-/// [`wait_for_output`] up to a deadline; one that has passed looks once.
+/// [`wait_for_output`] until a deadline; one that has passed checks once without waiting.
 pub(crate) fn wait_for_output_by(fd: &impl AsFd, deadline: Deadline) -> io::Result<bool> {
     wait(fd, PollFlags::OUT, deadline)
 }

@@ -249,7 +249,7 @@ fn a_taken_port_is_told() {
         "{second:?}"
     );
     assert!(
-        last_line.contains("another process has the port"),
+        last_line.contains("another process uses the port"),
         "{second:?}"
     );
 }

@@ -1,4 +1,4 @@
-//! The plan in virtual time: a second takes no time at all.
+//! The dial plan in virtual time.
 
 use std::error::Error;
 
@@ -7,7 +7,7 @@ use crate::BackoffOptions;
 
 const REFUSED: io::ErrorKind = io::ErrorKind::ConnectionRefused;
 
-/// A plan, the present, and what was done when.
+/// A plan, the virtual time, and each attempt with its time.
 struct World {
     plan: DialPlan,
     started: Instant,
@@ -33,8 +33,8 @@ impl World {
         self.now - self.started
     }
 
-    /// Runs on until `outcome` lets a connection through or the plan gives up. `outcome` says how
-    /// long a try takes of the time it has, and how it fails; `None` for success.
+    /// Runs until `outcome` returns `None` (the attempt succeeds) or the plan gives up. `outcome` gets
+    /// the time limit of an attempt, and returns how long it takes and how it fails.
     fn run(
         &mut self,
         addresses: &[SocketAddr],
@@ -55,7 +55,7 @@ impl World {
                     self.plan.connect_failed(self.now, kind.into());
                 }
                 Step::Pause { until } => {
-                    assert!(until > self.now, "a pause goes forward");
+                    assert!(until > self.now, "a delay ends later than now");
                     self.now = until;
                 }
                 Step::GiveUp(error) => return Err(error),
@@ -69,7 +69,7 @@ fn address(host: u8) -> SocketAddr {
 }
 
 #[test]
-fn a_refusing_server_is_tried_until_the_deadline_and_not_beyond() {
+fn a_refusing_server_is_retried_until_the_deadline() {
     for seed in 0..100 {
         for limit_ms in [1, 50, 500, 5_000, 60_000] {
             let limit = Duration::from_millis(limit_ms);
@@ -82,7 +82,11 @@ fn a_refusing_server_is_tried_until_the_deadline_and_not_beyond() {
             assert!(error.elapsed() <= limit, "{story}");
             assert!(error.elapsed() >= limit * 9 / 10, "{story}");
             let (_, last_try) = world.tries[world.tries.len() - 1];
-            assert_eq!(error.elapsed(), last_try, "the end is a try: {story}");
+            assert_eq!(
+                error.elapsed(),
+                last_try,
+                "the last thing is an attempt: {story}"
+            );
             assert_eq!(error.rounds(), world.tries.len() as u64, "{story}");
             assert_eq!(error.failures()[0].count(), error.rounds(), "{story}");
         }
@@ -90,7 +94,7 @@ fn a_refusing_server_is_tried_until_the_deadline_and_not_beyond() {
 }
 
 #[test]
-fn a_server_that_comes_up_late_is_found_soon() {
+fn a_server_that_starts_late_is_found_soon() {
     for seed in 0..100 {
         for up_ms in [1, 30, 300, 3_000, 30_000] {
             let up = Duration::from_millis(up_ms);
@@ -107,7 +111,7 @@ fn a_server_that_comes_up_late_is_found_soon() {
                 }
             }
             let late = world.elapsed() - up;
-            // A delay is at most 1.5 intervals, and the intervals before it add up to twice it.
+            // A delay is at most 1.5 intervals, and the earlier intervals add up to twice the last.
             let allowed =
                 (up * 3 / 2).min(Duration::from_millis(7_500)) + Duration::from_millis(30);
             assert!(
@@ -119,7 +123,7 @@ fn a_server_that_comes_up_late_is_found_soon() {
 }
 
 #[test]
-fn errors_that_do_not_pass_fail_at_once() {
+fn permanent_errors_fail_at_once() {
     let mut world = World::new(Duration::from_secs(60), 1);
     let error = world
         .run(&[address(1), address(2)], |_, _| {
@@ -135,7 +139,7 @@ fn errors_that_do_not_pass_fail_at_once() {
 }
 
 #[test]
-fn one_address_that_may_come_back_keeps_the_round_alive() {
+fn one_transient_failure_makes_the_round_retry() {
     let mut world = World::new(Duration::from_secs(60), 1);
     let found = world.run(&[address(1), address(2)], {
         let mut tries = 0;
@@ -154,7 +158,7 @@ fn one_address_that_may_come_back_keeps_the_round_alive() {
 }
 
 #[test]
-fn a_silent_address_leaves_time_for_the_others() {
+fn an_unanswered_address_leaves_time_for_the_others() {
     let limit = Duration::from_secs(6);
     let mut world = World::new(limit, 1);
     let addresses = [address(1), address(2), address(3)];
@@ -167,7 +171,7 @@ fn a_silent_address_leaves_time_for_the_others() {
 }
 
 #[test]
-fn silent_addresses_use_the_time_up_and_no_more() {
+fn unanswered_addresses_use_exactly_the_time_limit() {
     let limit = Duration::from_secs(25);
     let mut world = World::new(limit, 1);
     let error = world
@@ -176,8 +180,12 @@ fn silent_addresses_use_the_time_up_and_no_more() {
         })
         .unwrap_err();
     assert!(error.is_timeout());
-    assert_eq!(error.elapsed(), limit, "the last try has all the time left");
-    assert_eq!(error.rounds(), 3, "no try is longer than 10 s");
+    assert_eq!(
+        error.elapsed(),
+        limit,
+        "the last attempt has all the remaining time"
+    );
+    assert_eq!(error.rounds(), 3, "no attempt is longer than 10 s");
 }
 
 #[test]
@@ -194,7 +202,7 @@ fn a_deadline_in_the_past_still_gets_one_round() {
 }
 
 #[test]
-fn a_failed_lookup_is_tried_again() {
+fn a_failed_lookup_is_retried() {
     let mut world = World::new(Duration::from_secs(1), 1);
     let mut lookups = 0;
     let error = loop {
@@ -206,7 +214,7 @@ fn a_failed_lookup_is_tried_again() {
             }
             Step::Pause { until } => world.now = until,
             Step::GiveUp(error) => break error,
-            Step::Connect { .. } => panic!("there is no address"),
+            Step::Connect { .. } => panic!("no lookup succeeded"),
         }
     };
     assert!(error.is_timeout());
@@ -216,7 +224,7 @@ fn a_failed_lookup_is_tried_again() {
 }
 
 #[test]
-fn a_failed_handshake_goes_on_with_the_next_address_and_then_the_backoff() {
+fn a_failed_handshake_continues_with_the_next_address_then_the_backoff() {
     let mut world = World::new(Duration::from_secs(10), 1);
     let addresses = [address(1), address(2)];
     for expected in [address(1), address(2), address(1)] {
@@ -225,11 +233,7 @@ fn a_failed_handshake_goes_on_with_the_next_address_and_then_the_backoff() {
         world.plan.handshake_failed(world.now, error);
     }
     let times: Vec<_> = world.tries.iter().map(|(_, at)| at.is_zero()).collect();
-    assert_eq!(
-        times,
-        [true, true, false],
-        "a pause comes between rounds only"
-    );
+    assert_eq!(times, [true, true, false], "delays only separate rounds");
 
     let error = loop {
         match world.run(&addresses, |_, _| None) {
@@ -256,12 +260,12 @@ fn giving_up_is_final() {
     world.run(&[address(1)], denied).unwrap_err();
     world.now += Duration::from_secs(100);
     let again = world.run(&[address(1)], |_, _| None).unwrap_err();
-    assert!(!again.is_timeout(), "the reason stays the first one");
+    assert!(!again.is_timeout(), "the first reason stays");
     assert_eq!(world.tries.len(), 1);
 }
 
 #[test]
-fn without_a_deadline_it_goes_on() {
+fn without_a_deadline_it_continues() {
     let mut world = World::new(Duration::MAX, 1);
     let mut tries = 0;
     let found = world.run(&[address(1)], |_, time| {
@@ -273,7 +277,7 @@ fn without_a_deadline_it_goes_on() {
 }
 
 #[test]
-fn the_ledger_is_bounded_and_counts_what_it_forgot() {
+fn the_ledger_is_bounded_and_counts_removed_entries() {
     let mut ledger = Ledger::default();
     for host in 0..20 {
         ledger.record(DialStage::Connect(address(host)), REFUSED.into());
@@ -286,7 +290,7 @@ fn the_ledger_is_bounded_and_counts_what_it_forgot() {
 }
 
 #[test]
-fn notices_come_less_and_less_often() {
+fn progress_messages_become_rarer() {
     let start = Instant::now();
     let mut notice = Notice::new(start);
     let taken: Vec<u64> = (0..300)
@@ -296,7 +300,7 @@ fn notices_come_less_and_less_often() {
 }
 
 #[test]
-fn one_round_tries_each_address_once_and_gives_up_at_once() {
+fn one_round_tries_each_address_once_without_delay() {
     let addresses = ["10.0.0.1:1", "10.0.0.2:1"].map(|text| text.parse().unwrap());
     let mut world = World::new(Duration::from_secs(60), 1);
     world.plan = world.plan.with_rounds_max(1);

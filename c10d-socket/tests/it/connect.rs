@@ -1,4 +1,4 @@
-//! Connecting over loopback: late, absent, silent and unfaithful servers.
+//! Connecting over loopback: servers that start late, refuse, stay silent or close.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -27,21 +27,21 @@ fn a_connection_is_blocking_and_has_its_options() {
 }
 
 #[test]
-fn a_server_that_comes_up_late_is_found() {
+fn a_server_that_starts_late_is_found() {
     let (socket, address) = bound();
     let target = HostPort::new("127.0.0.1", address.port());
     let client = observed(move || connect(&target, &ConnectOptions::default(), within(LONG)));
-    // Refused, it pauses before the next attempt.
+    // Refused, the client sleeps before the next attempt.
     client.wait_until_blocked();
     let started = Instant::now();
     socket.listen(8).unwrap();
     client.join().unwrap();
-    // The first pauses are far below a second; the bound is wide for a loaded machine.
+    // The first delays are far below a second; the bound is wide for a loaded machine.
     assert!(started.elapsed() < Duration::from_secs(5));
 }
 
 #[test]
-fn a_closed_port_is_given_up_by_the_deadline() {
+fn a_closed_port_fails_by_the_deadline() {
     let (_socket, address) = bound();
     let limit = Duration::from_millis(500);
     let started = Instant::now();
@@ -65,7 +65,7 @@ fn a_closed_port_is_given_up_by_the_deadline() {
 }
 
 #[test]
-fn no_time_at_all_is_one_look() {
+fn a_past_deadline_makes_one_attempt() {
     let (socket, address) = bound();
     let error = dial(address, Duration::ZERO).unwrap_err();
     assert_eq!((error.is_timeout(), error.rounds()), (true, 1), "{error}");
@@ -74,8 +74,8 @@ fn no_time_at_all_is_one_look() {
 }
 
 #[test]
-fn a_silent_server_is_given_up_by_the_deadline() {
-    // Linux drops what comes when the queue of connections to accept is full.
+fn an_unanswered_connect_fails_by_the_deadline() {
+    // Linux drops a SYN when the accept queue is full.
     let (socket, address) = bound();
     socket.listen(0).unwrap();
     let mut queue = Vec::new();
@@ -99,7 +99,7 @@ fn a_silent_server_is_given_up_by_the_deadline() {
 
 #[test]
 fn an_address_without_a_route_fails_at_once() {
-    // A datagram socket's way to ask whether there is one, without sending anything.
+    // Connecting a datagram socket looks up the route without sending anything.
     let target: SocketAddr = "[100::1]:29500".parse().unwrap();
     let probe =
         Socket::new(Domain::IPV6, Type::DGRAM, None).and_then(|it| it.connect(&target.into()));
@@ -120,8 +120,8 @@ fn a_name_is_looked_up() {
 }
 
 #[test]
-fn a_name_that_does_not_exist_is_given_up_by_the_deadline() {
-    // A label of more than 63 bytes is in no name service, so none is asked.
+fn a_name_that_does_not_exist_fails_by_the_deadline() {
+    // A label of more than 63 bytes is invalid, so no name server is asked.
     let target = HostPort::new("x".repeat(64), 1);
     let limit = Duration::from_millis(200);
     let error = no_hang(move || connect(&target, &ConnectOptions::default(), within(limit)));
@@ -131,7 +131,7 @@ fn a_name_that_does_not_exist_is_given_up_by_the_deadline() {
     assert!(error.elapsed() < 2 * limit, "{error}");
 }
 
-/// A client to which a connection is good once the server has said a byte.
+/// A client whose handshake is one byte from the server.
 fn dial_and_greet(address: SocketAddr, deadline: Deadline) -> Result<u8, ConnectError> {
     let target = HostPort::new(address.ip().to_string(), address.port());
     let mut dialer = Dialer::new(&target, &ConnectOptions::default(), deadline);
@@ -147,7 +147,7 @@ fn dial_and_greet(address: SocketAddr, deadline: Deadline) -> Result<u8, Connect
 }
 
 #[test]
-fn a_server_that_closes_at_first_is_tried_again() {
+fn a_server_that_closes_at_first_is_retried() {
     let mut connections = 0;
     let (address, server) = server(move |mut stream| {
         connections += 1;
@@ -162,8 +162,8 @@ fn a_server_that_closes_at_first_is_tried_again() {
 }
 
 #[test]
-fn a_server_that_always_closes_is_given_up_by_the_deadline() {
-    // The listener outlives the test on its thread, waiting for a connection that does not come.
+fn a_server_that_always_closes_fails_by_the_deadline() {
+    // The listener outlives the test on its thread.
     let (address, _server) = server(|_| true);
     let limit = Duration::from_millis(500);
     let started = Instant::now();

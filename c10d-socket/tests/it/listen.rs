@@ -1,4 +1,4 @@
-//! Listening over loopback, and taking listeners over.
+//! Listening over loopback, and inherited listeners.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -15,7 +15,7 @@ fn port(listener: &TcpListener) -> u16 {
     listener.local_addr().unwrap().port()
 }
 
-/// Connects to `address` and accepts that on one of the listeners.
+/// Connects to `address` and accepts the connection on one of the listeners.
 fn accept_from(listeners: &[TcpListener], address: SocketAddr) -> TcpStream {
     let client = TcpStream::connect(address).unwrap();
     let own = client.local_addr().unwrap();
@@ -36,7 +36,7 @@ fn accept_from(listeners: &[TcpListener], address: SocketAddr) -> TcpStream {
 }
 
 #[test]
-fn all_interfaces_take_both_families() {
+fn all_interfaces_accept_both_families() {
     let listeners = listen(&ListenOptions::default()).unwrap();
     assert_eq!(listeners.len(), 1);
     let port = port(&listeners[0]);
@@ -48,7 +48,7 @@ fn all_interfaces_take_both_families() {
 }
 
 #[test]
-fn localhost_is_both_families_on_one_port() {
+fn localhost_listens_on_both_families_and_one_port() {
     let listeners = listen(&ListenOptions::default().with_host("LocalHost")).unwrap();
     let port = port(&listeners[0]);
     for listener in &listeners {
@@ -63,7 +63,7 @@ fn localhost_is_both_families_on_one_port() {
 }
 
 #[test]
-fn a_literal_address_is_that_one_alone() {
+fn a_literal_address_means_only_itself() {
     for host in ["127.0.0.1", "::1"] {
         if host == "::1" && !has_ipv6() {
             continue;
@@ -75,10 +75,10 @@ fn a_literal_address_is_that_one_alone() {
 }
 
 #[test]
-fn listeners_do_not_block_and_connections_have_their_options() {
+fn listeners_are_nonblocking_and_connections_have_their_options() {
     let listeners = listen(&ListenOptions::default().with_host("127.0.0.1")).unwrap();
-    let nobody = listeners[0].accept().unwrap_err();
-    assert_eq!(nobody.kind(), io::ErrorKind::WouldBlock);
+    let empty = listeners[0].accept().unwrap_err();
+    assert_eq!(empty.kind(), io::ErrorKind::WouldBlock);
     let accepted = accept_from(&listeners, listeners[0].local_addr().unwrap());
     configure_accepted(&accepted, &SocketOptions::default()).unwrap();
     let socket = SockRef::from(&accepted);
@@ -88,7 +88,7 @@ fn listeners_do_not_block_and_connections_have_their_options() {
 }
 
 #[test]
-fn a_port_in_use_is_an_error_that_says_so() {
+fn a_port_in_use_is_named_in_the_error() {
     for host in [None, Some("127.0.0.1"), Some("localhost")] {
         let mut options = ListenOptions::default();
         if let Some(host) = host {
@@ -100,15 +100,15 @@ fn a_port_in_use_is_an_error_that_says_so() {
         assert!(error.is_address_in_use(), "{error}");
         let text = error.to_string();
         assert!(text.contains(&format!(":{port}: ")), "{text}");
-        assert!(text.contains("another process has the port"), "{text}");
+        assert!(text.contains("another process uses the port"), "{text}");
     }
 }
 
 #[test]
-fn a_port_can_be_had_again_right_after_its_server_ended() {
+fn a_port_is_available_right_after_its_server_stopped() {
     let listeners = listen(&ListenOptions::default().with_host("127.0.0.1")).unwrap();
     let address = listeners[0].local_addr().unwrap();
-    // The accepting end closes first, so the port goes through TIME_WAIT.
+    // The accepting end closes first, so the port is in TIME_WAIT.
     drop(accept_from(&listeners, address));
     drop(listeners);
     let again = ListenOptions::default()
@@ -119,11 +119,13 @@ fn a_port_can_be_had_again_right_after_its_server_ended() {
 
 #[test]
 fn an_address_of_another_machine_is_an_error() {
-    // An address for documentation; no machine has it.
+    // RFC 5737: a documentation address, which no machine has.
     let error = listen(&ListenOptions::default().with_host("198.51.100.1")).unwrap_err();
     assert!(matches!(error, ListenError::Address { .. }), "{error}");
     assert!(
-        error.to_string().contains("not one of this machine"),
+        error
+            .to_string()
+            .contains("this machine does not have the address"),
         "{error}"
     );
     let error = listen(&ListenOptions::default().with_host("x".repeat(64))).unwrap_err();
@@ -131,7 +133,7 @@ fn an_address_of_another_machine_is_an_error() {
 }
 
 #[test]
-fn a_bound_socket_is_taken_over_listening_or_not() {
+fn a_bound_socket_is_adopted_whether_or_not_it_listens() {
     for listens in [false, true] {
         for any_port in [false, true] {
             let (socket, address) = bound();
@@ -147,7 +149,7 @@ fn a_bound_socket_is_taken_over_listening_or_not() {
 }
 
 #[test]
-fn a_descriptor_known_by_its_number_stays_with_its_owner() {
+fn a_descriptor_passed_by_number_stays_open() {
     let (socket, address) = bound();
     let listener = adopt_listener_raw(socket.as_raw_fd(), address.port()).unwrap();
     assert_ne!(listener.as_raw_fd(), socket.as_raw_fd());
@@ -158,7 +160,7 @@ fn a_descriptor_known_by_its_number_stays_with_its_owner() {
 }
 
 #[test]
-fn what_cannot_listen_is_refused() {
+fn sockets_that_cannot_listen_are_refused() {
     let (socket, address) = bound();
     let fd = socket.as_raw_fd();
     let other = address.port().wrapping_add(1).max(1);
@@ -204,7 +206,7 @@ fn what_cannot_listen_is_refused() {
 }
 
 #[test]
-fn this_machine_knows_its_own_addresses() {
+fn local_addresses_are_recognized() {
     let here = resolve_local(&HostPort::new("localhost", 7), Deadline::NEVER).unwrap();
     assert!(!here.is_empty());
     assert!(

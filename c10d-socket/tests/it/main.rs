@@ -1,4 +1,4 @@
-//! Sockets over loopback, in one process: one binary to build and to start.
+//! Sockets over loopback, in one test binary.
 
 mod connect;
 mod listen;

@@ -1,4 +1,4 @@
-//! Ends of connections, peers that behave badly, and threads seen to block.
+//! Connected pairs, misbehaving peers, and threads observed to block.
 
 use std::fs;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
@@ -10,14 +10,14 @@ use std::time::{Duration, Instant};
 use c10d_socket::Deadline;
 use socket2::{Domain, Socket, Type};
 
-/// Time enough for anything that does not hang, on a machine however loaded.
+/// Longer than anything that does not hang, on a loaded machine.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
 
 pub(crate) fn within(time: Duration) -> Deadline {
     Deadline::after(Instant::now(), time)
 }
 
-/// Runs `work` on a thread of its own and fails the test if it hangs.
+/// Runs `work` on its own thread, and fails the test if it hangs.
 pub(crate) fn no_hang<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     let (sender, receiver) = mpsc::channel();
     let thread = thread::spawn(move || {
@@ -33,14 +33,14 @@ pub(crate) fn no_hang<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'stat
     }
 }
 
-/// A thread that can be seen to block.
+/// A thread that can be observed to block.
 pub(crate) struct Observed<T> {
     thread: JoinHandle<T>,
-    /// Its directory below `/proc`; empty where the system has none.
+    /// Its directory below `/proc`; empty on systems without one.
     task: PathBuf,
 }
 
-/// Runs `work`, which blocks in one place, on a thread of its own.
+/// Runs `work`, which blocks in one place, on its own thread.
 pub(crate) fn observed<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Observed<T> {
@@ -56,14 +56,14 @@ pub(crate) fn observed<T: Send + 'static>(
 }
 
 impl<T: Send + 'static> Observed<T> {
-    /// Returns once the thread sleeps in the system. Where that cannot be observed it returns at
-    /// once, and the test proves less.
+    /// Returns once the thread is blocked in a system call. Where that cannot be observed it returns
+    /// at once, and the test proves less.
     pub(crate) fn wait_until_blocked(&self) {
         let deadline = within(LONG);
         let stat = Path::new("/proc").join(&self.task).join("stat");
         while !self.task.as_os_str().is_empty() {
             let stat = fs::read_to_string(&stat).expect("the thread has not ended");
-            // The name before the state is in parentheses and may hold anything.
+            // The name before the state is in parentheses and may contain anything.
             if stat.rsplit(") ").next().unwrap().starts_with('S') {
                 return;
             }
@@ -73,7 +73,7 @@ impl<T: Send + 'static> Observed<T> {
         skipped("this system does not show whether a thread is blocked");
     }
 
-    /// What the work returned; fails the test if it hangs.
+    /// The result of the work; fails the test if it hangs.
     pub(crate) fn join(self) -> T {
         no_hang(move || match self.thread.join() {
             Ok(value) => value,
@@ -82,7 +82,7 @@ impl<T: Send + 'static> Observed<T> {
     }
 }
 
-/// Two ends of a connection: the one under test, and the peer's.
+/// A connection: the end under test, and the peer's.
 pub(crate) fn pair() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -90,8 +90,8 @@ pub(crate) fn pair() -> (TcpStream, TcpStream) {
     (near, far)
 }
 
-/// A socket that has a port of 127.0.0.1 and does not listen: connections to it are refused, and
-/// nobody else gets the port.
+/// A socket bound to a port of 127.0.0.1 that does not listen: connections are refused, and the port
+/// stays reserved.
 pub(crate) fn bound() -> (Socket, SocketAddr) {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
@@ -110,7 +110,7 @@ pub(crate) fn server(
     (address, thread)
 }
 
-/// Ends a connection with a reset instead of a goodbye.
+/// Closes a connection with RST instead of FIN.
 pub(crate) fn reset(peer: TcpStream) {
     socket2::SockRef::from(&peer)
         .set_linger(Some(Duration::ZERO))
@@ -118,7 +118,7 @@ pub(crate) fn reset(peer: TcpStream) {
     drop(peer);
 }
 
-/// Whether this machine has `::1`; says so when a test is cut short for the want of it.
+/// Whether this machine has `::1`; reports when part of a test is skipped without it.
 pub(crate) fn has_ipv6() -> bool {
     let has = TcpListener::bind((IpAddr::V6(Ipv6Addr::LOCALHOST), 0)).is_ok();
     if !has {
@@ -127,8 +127,8 @@ pub(crate) fn has_ipv6() -> bool {
     has
 }
 
-/// Says why a test, or a part of it, proves nothing on this machine.
-#[expect(clippy::print_stderr, reason = "what was not tested has to be seen")]
+/// Reports why a test, or a part of it, is skipped on this machine.
+#[expect(clippy::print_stderr, reason = "the output shows what was not tested")]
 pub(crate) fn skipped(reason: &str) {
     eprintln!("skipped: {reason}");
 }

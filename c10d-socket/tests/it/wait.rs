@@ -1,4 +1,4 @@
-//! Waiting for a socket: data, room, the end, an error, signals, very long limits; then moving bytes.
+//! Waiting for input and output, with signals and very long timeouts; one receive and one send.
 
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::net::Shutdown;
@@ -13,7 +13,7 @@ use crate::peers::{LONG, observed, pair, reset};
 const SHORT: Duration = Duration::from_millis(50);
 
 #[test]
-fn waiting_sees_data_and_leaves_it_there() {
+fn waiting_does_not_consume_data() {
     let (mut near, mut far) = pair();
     assert!(!wait_for_input(&near, Some(Duration::ZERO)).unwrap());
     for limit in [SHORT, Duration::from_micros(1_500), Duration::from_nanos(1)] {
@@ -32,7 +32,7 @@ fn waiting_sees_data_and_leaves_it_there() {
 }
 
 #[test]
-fn the_end_and_an_error_count_as_input() {
+fn end_of_stream_and_errors_count_as_input() {
     let (near, far) = pair();
     drop(far);
     assert!(wait_for_input(&near, Some(LONG)).unwrap());
@@ -84,16 +84,16 @@ fn signals_neither_end_nor_lengthen_a_wait() {
     }
     let (ready, taken) = waiter.join().unwrap();
     assert!(!ready);
-    // Signals come for as long as it waits: a wait they lengthen would never end.
+    // Signals arrive for as long as it waits: a wait that they lengthen would not end.
     assert!(taken >= limit && taken < LONG, "{taken:?}");
 }
 
 #[test]
-fn output_is_awaited_when_the_peer_reads_again() {
+fn a_wait_for_output_ends_when_the_peer_reads() {
     let (mut near, mut far) = pair();
     near.set_nonblocking(true).unwrap();
     assert!(wait_for_output(&near, Some(Duration::ZERO)).unwrap());
-    // The system goes on taking bytes for a moment after it has refused some.
+    // The system may accept more bytes shortly after it has refused some.
     let mut written = 0;
     while wait_for_output(&near, Some(SHORT)).unwrap() {
         written += near.write(&[7; 1 << 16]).unwrap_or(0);
@@ -108,7 +108,7 @@ fn output_is_awaited_when_the_peer_reads_again() {
 }
 
 #[test]
-fn a_send_takes_the_pieces_in_order_and_no_more_than_the_system_allows() {
+fn a_send_keeps_the_order_and_the_limit_on_pieces() {
     let (near, mut far) = pair();
     let letters: Vec<u8> = (0..3_000_u32).map(|at| (at % 251) as u8).collect();
     let pieces: Vec<_> = letters.chunks(1).map(IoSlice::new).collect();
