@@ -11,7 +11,7 @@ use rpc_agent::{Reply, WorkerId, WorkerInfo};
 
 use crate::carry::{self, Forks, Packed};
 use crate::context::Carrier;
-use crate::effect::FetchError;
+use crate::context::FetchError;
 use crate::error::RRefError;
 use crate::handle::Cell;
 use crate::id::RRefId;

@@ -12,8 +12,8 @@ use serde::de::DeserializeOwned;
 
 use crate::answer::{Question, read};
 use crate::carry::{self, Forks};
+use crate::context::UserError;
 use crate::context::{Carrier, Handle, Snapshot, TableSizes, UserStatus};
-use crate::effect::UserError;
 use crate::error::RRefError;
 use crate::future::RRefFuture;
 use crate::handle::{Cell, RRef, type_name_of};

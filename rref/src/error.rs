@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rpc_agent::{RpcError, WorkerInfo};
 
-use crate::effect::{FetchError, ForkError, GiveError, ReceiveError, UserError};
+use crate::context::{FetchError, ForkError, GiveError, ReceiveError, UserError};
 use crate::id::RRefId;
 use crate::leak::LeakReport;
 

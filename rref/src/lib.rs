@@ -81,7 +81,7 @@ mod calls;
 mod carry;
 pub mod context;
 mod drops;
-pub mod effect;
+
 mod error;
 mod functions;
 mod future;

@@ -18,8 +18,8 @@ use rpc_agent::{
 };
 
 use crate::context::{Carrier, Handle, RRefContext, UserStatus};
+use crate::context::{Control, Delivery, Effect, FetchError, RequestToken, UserError};
 use crate::drops::DropQueue;
-use crate::effect::{Control, Delivery, Effect, FetchError, RequestToken, UserError};
 use crate::error::RRefError;
 use crate::functions::Functions;
 use crate::handle::Cell;

@@ -15,7 +15,7 @@ use rpc_agent::{
 use crate::answer::{Answered, Failure};
 use crate::carry::{self, Packed};
 use crate::context::Handle;
-use crate::effect::{FetchError, UserError};
+use crate::context::{FetchError, UserError};
 use crate::functions::{CallContext, Function, Prepared};
 use crate::handle::Cell;
 use crate::id::{ForkId, RRefId};

@@ -1,9 +1,9 @@
 //! What holds between any two events, as far as one worker can know it.
 
-use super::owner::Arrival;
+use super::effect::Control;
+use super::owned::{Arrival, Value};
+use super::state::{Phase, RRefContext};
 use super::user::{Failure, State};
-use super::{Phase, RRefContext, Value};
-use crate::effect::Control;
 use crate::id::ForkId;
 use crate::protocol::Message;
 

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use rpc_agent::WorkerId;
 
-use super::owner::Arrival;
+use super::effect::Control;
+use super::owned::{Arrival, Value};
+use super::state::RRefContext;
 use super::user::{Failure, State};
-use super::{RRefContext, Value};
-use crate::effect::Control;
 use crate::id::{ForkId, RRefId};
 
 /// How full each table is.

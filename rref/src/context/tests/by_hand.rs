@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use rpc_agent::WorkerId;
 
-use crate::context::owner::{UNMADE_MAX, WAITING_MAX};
-use crate::context::{Carrier, Handle, PROBES_MAX, RRefContext, Timing, UserStatus};
-use crate::effect::{Control, Delivery, Effect, FetchError, GiveError, ReceiveError, UserError};
+use crate::context::owned::{UNMADE_MAX, WAITING_MAX};
+use crate::context::probe::PROBES_MAX;
+use crate::context::{Carrier, Handle, RRefContext, Timing, UserStatus};
+use crate::context::{Control, Delivery, Effect, FetchError, GiveError, ReceiveError, UserError};
 use crate::id::{ForkId, GloballyUniqueId, RRefId};
 use crate::protocol::{Answer, ForkData, Message};
 

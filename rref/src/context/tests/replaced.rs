@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use rpc_agent::WorkerId;
 
-use crate::context::owner::WAITING_MAX;
-use crate::context::{Carrier, Handle, RRefContext, SENDINGS_MAX, Timing, UserStatus};
-use crate::effect::{Control, Delivery, Effect, ReceiveError};
+use crate::context::fork::SENDINGS_MAX;
+use crate::context::owned::WAITING_MAX;
+use crate::context::{Carrier, Handle, RRefContext, Timing, UserStatus};
+use crate::context::{Control, Delivery, Effect, ReceiveError};
 use crate::id::{ForkId, GloballyUniqueId, RRefId};
 use crate::protocol::{Answer, ForkData, Message};
 

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use rpc_agent::WorkerId;
 
 use crate::context::{Carrier, Handle, RRefContext, Timing, UserStatus};
-use crate::effect::{Control, Delivery, Effect, FetchError};
+use crate::context::{Control, Delivery, Effect, FetchError};
 use crate::id::{ForkId, RRefId};
 use crate::protocol::{Answer, ForkData, Message};
 

@@ -1,0 +1,102 @@
+//! How a value becomes ready or failed: its function has finished, or the program sets it.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::effect::Effect;
+use super::error::{FetchError, GiveError};
+use super::owned::Value;
+use super::state::{Phase, RRefContext};
+use crate::id::RRefId;
+
+impl<V: Clone> RRefContext<V> {
+    /// The function that makes a value has returned, or failed.
+    pub fn function_finished(&mut self, now: Instant, rref: RRefId, result: Result<V, Arc<str>>) {
+        match self.owned.get(&rref) {
+            Some(owned) if matches!(owned.value, Value::Running) => {
+                let value = match result {
+                    Ok(value) => Value::Ready(value),
+                    Err(error) => Value::Failed {
+                        error,
+                        is_abandoned: false,
+                    },
+                };
+                self.complete(rref, value);
+                self.settle_owned(now, rref);
+            }
+            // Nobody has waited for it.
+            _ => self.effects.extend(result.ok().map(Effect::Free)),
+        }
+    }
+
+    /// Gives a reference of [`RRefContext::create_promised`] its value, or the error that there is none, once.
+    /// A value that is refused is freed.
+    ///
+    /// # Errors
+    /// [`GiveError`].
+    pub fn give(
+        &mut self,
+        now: Instant,
+        rref: RRefId,
+        result: Result<V, Arc<str>>,
+    ) -> Result<(), GiveError> {
+        let given = match self.owned.get(&rref) {
+            None => Err(GiveError::ShutDown),
+            Some(_) if self.phase == Phase::Sweeping => Err(GiveError::ShutDown),
+            Some(owned) => match owned.value {
+                Value::Promised => Ok(()),
+                Value::Ready(_) | Value::Failed { .. } => Err(GiveError::AlreadyGiven),
+                Value::Unmade | Value::Running => Err(GiveError::MadeByFunction),
+            },
+        };
+        match (given, result) {
+            (Ok(()), result) => {
+                let value = match result {
+                    Ok(value) => Value::Ready(value),
+                    Err(error) => Value::Failed {
+                        error,
+                        is_abandoned: false,
+                    },
+                };
+                self.complete(rref, value);
+                self.settle_owned(now, rref);
+            }
+            // The caller drops it after it has released its lock.
+            (Err(_), result) => self.effects.extend(result.ok().map(Effect::Free)),
+        }
+        given
+    }
+
+    /// Gives an entry its value, and the value to those who wait for it.
+    pub(super) fn complete(&mut self, rref: RRefId, value: Value<V>) {
+        let Some(owned) = self.owned.get_mut(&rref) else {
+            return;
+        };
+        if matches!(owned.value, Value::Unmade) {
+            self.unmade -= 1;
+        }
+        owned.value = value;
+        let waiters = std::mem::take(&mut owned.waiters);
+        let Some(result) = owned.value.result() else {
+            owned.waiters = waiters;
+            return;
+        };
+        for token in waiters {
+            let result = result.clone().map_err(FetchError::Failed);
+            self.answer_fetch(token, result);
+        }
+    }
+
+    /// Ends the wait for a value that can no longer be given, as this worker's references have ended.
+    pub(super) fn break_promise(&mut self, rref: RRefId) {
+        let owned = self.owned.get(&rref);
+        if owned.is_some_and(|owned| matches!(owned.value, Value::Promised)) {
+            let why = "its owner was shut down before it gave the value";
+            let value = Value::Failed {
+                error: why.into(),
+                is_abandoned: false,
+            };
+            self.complete(rref, value);
+        }
+    }
+}

@@ -1,0 +1,321 @@
+//! How a reference and its value are created: here, or on another worker.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use rpc_agent::WorkerId;
+
+use super::effect::{Control, Delivery, Effect};
+use super::error::UserError;
+use super::owned::{Holder, Owned, UNMADE_MAX, Value};
+use super::state::{Phase, RRefContext};
+use super::user::{Failure, State, User};
+use crate::id::{ForkId, RRefId};
+use crate::protocol::{Answer, Message, TYPE_NAME_BYTES_MAX, cut};
+
+/// What a creation says.
+pub(super) struct Creation {
+    pub(super) rref: RRefId,
+    pub(super) fork: ForkId,
+    pub(super) type_name: Arc<str>,
+    pub(super) function: Arc<str>,
+    pub(super) arguments: Bytes,
+}
+
+impl<V: Clone> RRefContext<V> {
+    /// A reference to a value of this worker. Nobody is told.
+    ///
+    /// # Errors
+    /// [`UserError::ShutDown`].
+    pub fn create_local(
+        &mut self,
+        now: Instant,
+        type_name: &str,
+        value: V,
+    ) -> Result<RRefId, UserError> {
+        self.create_owned(now, type_name, Value::Ready(value))
+    }
+
+    /// A reference to what a function of this worker will return: the shell runs it, and reports by
+    /// [`RRefContext::function_finished`].
+    ///
+    /// PyTorch counts the creation as a user of its own, named as the reference; here the handle is
+    /// enough: a result that comes after it was dropped is freed at once.
+    ///
+    /// # Errors
+    /// [`UserError::ShutDown`].
+    pub fn create_here(&mut self, now: Instant, type_name: &str) -> Result<RRefId, UserError> {
+        self.create_owned(now, type_name, Value::Running)
+    }
+
+    /// A reference to a value of this worker that its program gives later, by [`RRefContext::give`]. Requests
+    /// for it wait until then.
+    ///
+    /// # Errors
+    /// [`UserError::ShutDown`].
+    pub fn create_promised(&mut self, now: Instant, type_name: &str) -> Result<RRefId, UserError> {
+        self.create_owned(now, type_name, Value::Promised)
+    }
+
+    pub(super) fn create_owned(
+        &mut self,
+        now: Instant,
+        type_name: &str,
+        value: Value<V>,
+    ) -> Result<RRefId, UserError> {
+        if self.phase != Phase::Running {
+            // The caller drops it after it has released its lock.
+            if let Value::Ready(value) = value {
+                self.effects.push(Effect::Free(value));
+            }
+            return Err(UserError::ShutDown);
+        }
+        let rref = self.mint.rref(self.me);
+        let type_name = cut(type_name, TYPE_NAME_BYTES_MAX).into();
+        let mut owned = Owned::new(now, Some(type_name), value);
+        owned.handles = 1;
+        self.owned.insert(rref, owned);
+        Ok(rref)
+    }
+
+    /// A reference to what a function on another worker will return. The message is sent with retries,
+    /// for as long as the creation may take; that it runs is not awaited.
+    ///
+    /// # Errors
+    /// [`UserError::ShutDown`], and [`UserError::OwnerIsHere`] when `owner` is this worker.
+    pub fn create_remote(
+        &mut self,
+        now: Instant,
+        owner: WorkerId,
+        type_name: &str,
+        function: Arc<str>,
+        arguments: Bytes,
+    ) -> Result<ForkId, UserError> {
+        if self.phase != Phase::Running {
+            return Err(UserError::ShutDown);
+        }
+        if owner == self.me {
+            return Err(UserError::OwnerIsHere);
+        }
+        let (rref, fork) = (self.mint.rref(owner), self.mint.fork(owner));
+        let type_name: Arc<str> = cut(type_name, TYPE_NAME_BYTES_MAX).into();
+        let user = User {
+            rref,
+            owner,
+            owner_incarnation: 0,
+            type_name: Arc::clone(&type_name),
+            parent: None,
+            state: State::Creating,
+            has_handle: true,
+            children: 0,
+            was_forked: false,
+            has_timed_out: false,
+            since: now,
+        };
+        self.users.insert(fork, user);
+        // Not in the outbox: a creation that is not answered is not repeated, but settled.
+        self.effects.push(Effect::Send {
+            to: owner,
+            control: Control::Create(fork),
+            message: Message::RemoteCall {
+                rref,
+                fork,
+                type_name,
+                function,
+                arguments,
+            },
+        });
+        Ok(fork)
+    }
+
+    /// A creation for another worker has come.
+    pub(super) fn creation_came(
+        &mut self,
+        now: Instant,
+        from: WorkerId,
+        incarnation: u64,
+        call: Creation,
+    ) -> Answer {
+        let Creation {
+            rref,
+            fork,
+            type_name,
+            function,
+            arguments,
+        } = call;
+        if self.gone.contains(rref.0) {
+            return Answer::RemoteAccept;
+        }
+        if self.is_former(rref.0.created_on, rref.0.incarnation) {
+            return Answer::Refused(format!("the creator of {rref} was lost").into());
+        }
+        let is_deleted = self.gone.contains(fork.0);
+        match self.owned.get(&rref) {
+            Some(owned) if !matches!(owned.value, Value::Unmade) => {
+                return if is_deleted || owned.forks.contains_key(&fork) {
+                    Answer::RemoteAccept
+                } else {
+                    Answer::Refused(format!("{rref} was created by another call").into())
+                };
+            }
+            // Nobody knows of it: the creator has given it up, and has sent it to nobody.
+            None if is_deleted => return Answer::RemoteAccept,
+            _ => {}
+        }
+        let Some(owned) = self.entry(now, rref) else {
+            return too_many();
+        };
+        owned.value = Value::Running;
+        owned.type_name = Some(type_name);
+        if !is_deleted {
+            let holder = Holder::arrived(now, from, incarnation);
+            owned.forks.insert(fork, holder);
+        }
+        self.unmade -= 1;
+        self.effects.push(Effect::RunFunction {
+            rref,
+            from,
+            function,
+            arguments,
+        });
+        Answer::RemoteAccept
+    }
+
+    pub(super) fn creation_finished(&mut self, now: Instant, fork: ForkId, delivery: Delivery) {
+        let Some(user) = self.users.get_mut(&fork) else {
+            return;
+        };
+        if user.state != State::Creating {
+            return;
+        }
+        let was_forked = user.was_forked;
+        let state = match delivery {
+            Delivery::Answered {
+                answer: Answer::RemoteAccept,
+                incarnation,
+            } => {
+                user.owner_incarnation = incarnation;
+                State::Confirmed
+            }
+            Delivery::Unknown(error) => State::Doubtful(error),
+            Delivery::Answered {
+                answer: Answer::Refused(error),
+                ..
+            }
+            | Delivery::NotDelivered(error)
+            | Delivery::Refused(error) => failed(error, was_forked),
+            Delivery::Answered { answer, .. } => {
+                failed(format!("unexpected answer {answer:?}").into(), was_forked)
+            }
+        };
+        user.has_timed_out = matches!(state, State::Doubtful(_));
+        if let State::Doubtful(error) | State::Failed(error, Failure::Telling) = &state {
+            let message = Message::Abandon {
+                rref: user.rref,
+                fork,
+                error: Arc::clone(error),
+            };
+            let owner = user.owner;
+            user.state = state;
+            self.send(now, owner, Control::Abandon(fork), message);
+        } else {
+            user.state = state;
+        }
+        self.tell(fork);
+        self.settle_user(now, fork);
+    }
+
+    /// The creator has given up.
+    pub(super) fn abandoned(
+        &mut self,
+        now: Instant,
+        from: WorkerId,
+        incarnation: u64,
+        (rref, fork): (RRefId, ForkId),
+        error: Arc<str>,
+    ) -> Answer {
+        if self.gone.contains(rref.0) || self.gone.contains(fork.0) {
+            return Answer::Abandoned;
+        }
+        let Some(owned) = self.entry(now, rref) else {
+            return too_many();
+        };
+        match &owned.value {
+            Value::Running | Value::Promised | Value::Ready(_) => return Answer::Created,
+            Value::Failed { is_abandoned, .. } => {
+                if !is_abandoned {
+                    return Answer::Created;
+                }
+            }
+            Value::Unmade => {
+                let value = Value::Failed {
+                    error,
+                    is_abandoned: true,
+                };
+                self.complete(rref, value);
+            }
+        }
+        if let Some(owned) = self.owned.get_mut(&rref) {
+            let holder = Holder::arrived(now, from, incarnation);
+            owned.forks.entry(fork).or_insert(holder);
+        }
+        Answer::Abandoned
+    }
+
+    pub(super) fn abandon_answered(
+        &mut self,
+        now: Instant,
+        fork: ForkId,
+        answered_by: u64,
+        answer: Answer,
+    ) {
+        let Some(user) = self.users.get_mut(&fork) else {
+            return;
+        };
+        let (State::Doubtful(error) | State::Failed(error, _)) = &user.state else {
+            return;
+        };
+        let error = Arc::clone(error);
+        user.state = match answer {
+            Answer::Created => {
+                user.has_timed_out = false;
+                user.owner_incarnation = answered_by;
+                State::Confirmed
+            }
+            Answer::Abandoned => State::Failed(error, Failure::Told),
+            _ => State::Failed(error, Failure::Private),
+        };
+        self.tell(fork);
+        self.settle_user(now, fork);
+    }
+
+    /// The entry of a reference that is not gone, made if need be; an error when there are too many.
+    pub(super) fn entry(&mut self, now: Instant, rref: RRefId) -> Option<&mut Owned<V>> {
+        if !self.owned.contains_key(&rref) {
+            let value = if self.is_former(rref.0.created_on, rref.0.incarnation) {
+                Value::lost_creator(rref)
+            } else if self.unmade < UNMADE_MAX {
+                self.unmade += 1;
+                Value::Unmade
+            } else {
+                return None;
+            };
+            self.owned.insert(rref, Owned::new(now, None, value));
+        }
+        self.owned.get_mut(&rref)
+    }
+}
+
+fn failed(error: Arc<str>, was_forked: bool) -> State {
+    let failure = if was_forked {
+        Failure::Telling
+    } else {
+        Failure::Private
+    };
+    State::Failed(error, failure)
+}
+
+pub(super) fn too_many() -> Answer {
+    Answer::Refused(format!("{UNMADE_MAX} references wait for their creation already").into())
+}

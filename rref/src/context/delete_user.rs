@@ -1,0 +1,75 @@
+//! When a user is deleted: its handle is dropped, its registration is settled, and its children are known.
+
+use std::time::Instant;
+
+use super::effect::{Effect, Handle};
+use super::state::RRefContext;
+use super::user::{Child, Failure, State};
+use crate::id::ForkId;
+
+impl<V: Clone> RRefContext<V> {
+    /// The last clone of an `RRef` is gone. A handle that the end of the references has taken may be given
+    /// back all the same.
+    pub fn drop_handle(&mut self, now: Instant, handle: Handle) {
+        match handle {
+            Handle::Owner(rref) => {
+                if let Some(owned) = self.owned.get_mut(&rref) {
+                    owned.handles = owned.handles.saturating_sub(1);
+                    self.settle_owned(now, rref);
+                }
+            }
+            Handle::User(fork) => {
+                if let Some(user) = self.users.get_mut(&fork) {
+                    user.has_handle = false;
+                    self.settle_user(now, fork);
+                }
+            }
+        }
+    }
+
+    /// Removes the user if nothing keeps it, and has the owner told if that knows it.
+    pub(super) fn settle_user(&mut self, now: Instant, fork: ForkId) {
+        let Some(user) = self.users.get(&fork) else {
+            return;
+        };
+        if user.has_handle || user.children > 0 {
+            return;
+        }
+        let is_known = match user.state {
+            State::Creating
+            | State::Requesting
+            | State::Doubtful(_)
+            | State::Failed(_, Failure::Telling) => return,
+            State::Confirmed | State::Failed(_, Failure::Told) => true,
+            State::Failed(_, Failure::Private) | State::Refused(_) | State::OwnerLost => false,
+        };
+        let Some(user) = self.users.remove(&fork) else {
+            return;
+        };
+        // A message is decoded once: this name is not to come again.
+        if user.parent.is_some() {
+            self.gone.insert(now, fork.0);
+        }
+        if is_known {
+            self.send_delete(now, user.owner, user.rref, fork);
+        }
+    }
+
+    /// Tells the shell how far the user is.
+    pub(super) fn tell(&mut self, fork: ForkId) {
+        if let Some(user) = self.users.get(&fork) {
+            self.effects.push(match user.error() {
+                None => Effect::Confirmed { fork },
+                Some(error) => Effect::Failed { fork, error },
+            });
+        }
+    }
+
+    pub(super) fn children_where(&self, is_meant: impl Fn(&Child) -> bool) -> Vec<ForkId> {
+        self.children
+            .iter()
+            .filter(|(_, child)| is_meant(child))
+            .map(|(&fork, _)| fork)
+            .collect()
+    }
+}

@@ -1,0 +1,94 @@
+//! How requests for a value of this worker are answered, and how they wait.
+
+use std::time::Instant;
+
+use rpc_agent::WorkerId;
+
+use super::effect::{Effect, RequestToken};
+use super::error::FetchError;
+use super::owned::{UNMADE_MAX, WAITING_MAX, Waiting};
+use super::state::{Phase, RRefContext};
+use crate::id::RRefId;
+
+impl<V: Clone> RRefContext<V> {
+    /// Asks for a value of this worker, which [`Effect::AnswerFetch`] brings, at the deadline at the
+    /// latest.
+    pub fn fetch(
+        &mut self,
+        now: Instant,
+        token: RequestToken,
+        rref: RRefId,
+        deadline: Option<Instant>,
+    ) {
+        self.fetch_for(now, token, self.me, rref, deadline);
+    }
+
+    pub(super) fn fetch_for(
+        &mut self,
+        now: Instant,
+        token: RequestToken,
+        from: WorkerId,
+        rref: RRefId,
+        deadline: Option<Instant>,
+    ) {
+        // At the end no value comes any more that is not here: one that is still referred to is.
+        let has_ended = self.phase == Phase::Sweeping && !self.owned.contains_key(&rref);
+        let error = if self.gone.contains(rref.0) || has_ended {
+            FetchError::Deleted(rref)
+        } else if self.mint.is_still_to_give(rref.0) {
+            FetchError::Invented(rref)
+        } else if let Some(result) = self.try_value(rref) {
+            let result = result.map_err(FetchError::Failed);
+            self.effects.push(Effect::AnswerFetch { token, result });
+            return;
+        } else if deadline.is_some_and(|deadline| deadline <= now) {
+            FetchError::TimedOut(rref)
+        } else if self.waiting.len() >= WAITING_MAX {
+            FetchError::TooMany { max: WAITING_MAX }
+        } else if let Some(owned) = self.entry(now, rref) {
+            if let Some(result) = owned.value.result() {
+                let result = result.map_err(FetchError::Failed);
+                self.effects.push(Effect::AnswerFetch { token, result });
+                self.settle_owned(now, rref);
+                return;
+            }
+            owned.waiters.insert(token);
+            let waiting = Waiting {
+                rref,
+                from,
+                deadline,
+            };
+            self.waiting.insert(token, waiting);
+            self.deadlines
+                .extend(deadline.map(|deadline| (deadline, token)));
+            return;
+        } else {
+            FetchError::TooMany { max: UNMADE_MAX }
+        };
+        let result = Err(error);
+        self.effects.push(Effect::AnswerFetch { token, result });
+    }
+
+    pub(super) fn answer_fetch(&mut self, token: RequestToken, result: Result<V, FetchError>) {
+        if let Some(deadline) = self
+            .waiting
+            .remove(&token)
+            .and_then(|waiting| waiting.deadline)
+        {
+            self.deadlines.remove(&(deadline, token));
+        }
+        self.effects.push(Effect::AnswerFetch { token, result });
+    }
+
+    /// A request is not waited with any longer.
+    pub(super) fn give_up_fetch(&mut self, now: Instant, token: RequestToken, error: FetchError) {
+        let Some(rref) = self.waiting.get(&token).map(|waiting| waiting.rref) else {
+            return;
+        };
+        if let Some(owned) = self.owned.get_mut(&rref) {
+            owned.waiters.remove(&token);
+        }
+        self.answer_fetch(token, Err(error));
+        self.settle_owned(now, rref);
+    }
+}

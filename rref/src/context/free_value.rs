@@ -1,0 +1,60 @@
+//! When a value is freed: no user of it is known, and no handle of it is held here.
+
+use std::time::Instant;
+
+use super::effect::Effect;
+use super::error::FetchError;
+use super::owned::Value;
+use super::state::{Phase, RRefContext};
+use crate::id::{ForkId, RRefId};
+
+impl<V: Clone> RRefContext<V> {
+    /// Removes the entry if nobody refers to it.
+    pub(super) fn settle_owned(&mut self, now: Instant, rref: RRefId) {
+        let is_sweeping = self.phase == Phase::Sweeping;
+        let Some(owned) = self.owned.get_mut(&rref) else {
+            return;
+        };
+        if is_sweeping {
+            owned.handles = 0;
+        }
+        let is_unmade = matches!(owned.value, Value::Unmade);
+        let is_awaited = is_unmade && !is_sweeping && !owned.waiters.is_empty();
+        if !owned.forks.is_empty() || owned.handles > 0 || is_awaited {
+            return;
+        }
+        let Some(owned) = self.owned.remove(&rref) else {
+            return;
+        };
+        for token in owned.waiters {
+            self.answer_fetch(token, Err(FetchError::Deleted(rref)));
+        }
+        match owned.value {
+            // Its creation can still come. Users that were here before it have come and gone.
+            Value::Unmade => self.unmade -= 1,
+            // Once it was created, no user is alive that is not known: this is the end.
+            Value::Running | Value::Promised | Value::Failed { .. } => {
+                self.gone.insert(now, rref.0);
+            }
+            Value::Ready(value) => {
+                self.gone.insert(now, rref.0);
+                self.effects.push(Effect::Free(value));
+            }
+        }
+    }
+
+    pub(super) fn user_deleted(&mut self, now: Instant, rref: RRefId, fork: ForkId) {
+        self.gone.insert(now, fork.0);
+        self.remove_holder(rref, fork);
+        self.settle_owned(now, rref);
+    }
+
+    /// A user of a value here is gone.
+    pub(super) fn remove_holder(&mut self, rref: RRefId, fork: ForkId) {
+        if let Some(owned) = self.owned.get_mut(&rref)
+            && let Some(holder) = owned.forks.remove(&fork)
+        {
+            self.forget_arrival(holder.arrival, rref, fork);
+        }
+    }
+}

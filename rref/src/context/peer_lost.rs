@@ -1,0 +1,249 @@
+//! What happens when another worker's process has ended, or another process has taken its place.
+
+use std::time::Instant;
+
+use rpc_agent::WorkerId;
+
+use super::effect::RequestToken;
+use super::effect::{Control, Delivery};
+use super::error::FetchError;
+use super::owned::{Arrival, Holder, Owned, Value, Waiting};
+use super::state::RRefContext;
+use super::user::{InVain, State, User};
+use crate::id::{ForkId, RRefId};
+use crate::protocol::Answer;
+
+impl<V: Clone> RRefContext<V> {
+    /// A worker gave a sign of life; `false` if it is of a process that was given up. A new process is the
+    /// end of the one before.
+    pub fn hear(&mut self, now: Instant, worker: WorkerId, incarnation: u64) -> bool {
+        let known = self.peers.get(&worker).and_then(|peer| peer.incarnation);
+        if known != Some(incarnation) {
+            if self.is_former(worker, incarnation) {
+                return false;
+            }
+            let peer = self.peers.entry(worker).or_default();
+            peer.incarnation = Some(incarnation);
+            peer.is_lost = false;
+            if let Some(former) = known {
+                peer.give_up(former);
+                self.process_lost(now, worker, former);
+            }
+        }
+        self.resend(now, worker);
+        true
+    }
+
+    /// A worker is dead: not a connection that was lost, which may be made again. Its users are released,
+    /// and the users of its values fail. `incarnation` is its last process, where the transport knows that:
+    /// it counts as given up even if nothing was heard of it here, so that a late message of it is not taken
+    /// for that of a new one.
+    ///
+    /// If it lives all the same, it is not heard any more. A later process of the same worker is.
+    pub fn peer_lost(&mut self, now: Instant, worker: WorkerId, incarnation: Option<u64>) {
+        let known = self.incarnation_of(worker);
+        if let Some(lost) = incarnation
+            && known.is_some_and(|known| known != lost)
+            && self.is_former(worker, lost)
+        {
+            // Its successor was heard of before the news of its end.
+            return;
+        }
+        let peer = self.peers.entry(worker).or_default();
+        let heard = peer.incarnation.take();
+        peer.is_lost = true;
+        for lost in [heard, incarnation].into_iter().flatten() {
+            peer.give_up(lost);
+        }
+        let is_its = |of: u64| match (heard, incarnation) {
+            (None, None) => true,
+            (heard, given) => Some(of) == heard || Some(of) == given,
+        };
+        self.lose_owner(now, worker, |user| {
+            // Who still waits for an answer waits in vain, whichever process it asked.
+            let of = user.owner_incarnation;
+            user.state != State::Confirmed || of == 0 || is_its(of)
+        });
+        self.drop_messages_to(worker);
+        // What is being encoded has yet to be sent, and a later process may be there by then.
+        let is_sent = |arrival: Arrival| arrival != Arrival::Encoding;
+        for fork in self.children_where(|child| child.to == worker && is_sent(child.arrival)) {
+            self.outbox.remove(Control::Query(fork));
+            self.release_child(now, fork);
+        }
+        let is_released =
+            |holder: &Holder| is_sent(holder.arrival) && holder.incarnation.is_none_or(is_its);
+        self.release_forks_of(now, worker, is_released, is_its);
+    }
+
+    /// Which process of a worker was heard of last; none if that was given up.
+    #[must_use]
+    pub fn incarnation_of(&self, worker: WorkerId) -> Option<u64> {
+        self.peers.get(&worker)?.incarnation
+    }
+
+    /// Whether a worker has anything to do with what is here: a value, a user, a message.
+    #[must_use]
+    pub fn has_part(&self, worker: WorkerId) -> bool {
+        let holds = |owned: &Owned<V>| owned.forks.values().any(|holder| holder.worker == worker);
+        self.users.values().any(|user| user.owner == worker)
+            || self.children.values().any(|child| child.to == worker)
+            || self.owned.values().any(holds)
+            || self.waiting.values().any(|waiting| waiting.from == worker)
+            || self
+                .outbox
+                .sendings
+                .values()
+                .any(|sending| sending.to == worker)
+    }
+
+    pub(super) fn is_former(&self, worker: WorkerId, incarnation: u64) -> bool {
+        self.peers
+            .get(&worker)
+            .is_some_and(|peer| peer.former.contains(&incarnation))
+    }
+
+    /// Whether a process of a worker, 0 for the present one, was given up.
+    pub(super) fn is_lost(&self, worker: WorkerId, incarnation: u64) -> bool {
+        let is_lost = self.peers.get(&worker).is_some_and(|peer| peer.is_lost);
+        self.is_former(worker, incarnation) || (incarnation == 0 && is_lost)
+    }
+
+    /// A process of a worker has ended, and a later one has its place. What was sent to the worker, and is
+    /// not answered, may have gone to either: the present one answers for it, or is asked.
+    pub(super) fn process_lost(&mut self, now: Instant, worker: WorkerId, former: u64) {
+        let is_its = |of: u64| of == former;
+        self.lose_owner(now, worker, |user| {
+            user.state == State::Confirmed && is_its(user.owner_incarnation)
+        });
+        self.release_forks_of(
+            now,
+            worker,
+            |holder| holder.incarnation.is_some_and(is_its),
+            is_its,
+        );
+        self.ask_for_forks_on(now, worker);
+    }
+
+    /// Releases what a dead worker refers to, forgets what it has asked for, and ends the wait for what it
+    /// would have created.
+    pub(super) fn release_forks_of(
+        &mut self,
+        now: Instant,
+        worker: WorkerId,
+        is_released: impl Fn(&Holder) -> bool,
+        is_its: impl Fn(u64) -> bool,
+    ) {
+        let asked = |(&token, waiting): (_, &Waiting)| (waiting.from == worker).then_some(token);
+        let tokens: Vec<RequestToken> = self.waiting.iter().filter_map(asked).collect();
+        for token in tokens {
+            self.give_up_fetch(now, token, FetchError::GivenUp(worker));
+        }
+        let rrefs: Vec<RRefId> = self.owned.keys().copied().collect();
+        for rref in rrefs {
+            let Some(owned) = self.owned.get(&rref) else {
+                continue;
+            };
+            let its = owned
+                .forks
+                .iter()
+                .filter(|(_, holder)| holder.worker == worker && is_released(holder));
+            let its: Vec<ForkId> = its.map(|(&fork, _)| fork).collect();
+            let is_unmade = matches!(owned.value, Value::Unmade);
+            for fork in its {
+                self.gone.insert(now, fork.0);
+                self.remove_holder(rref, fork);
+            }
+            if is_unmade && rref.0.created_on == worker && is_its(rref.0.incarnation) {
+                self.complete(rref, Value::lost_creator(rref));
+            }
+            self.settle_owned(now, rref);
+        }
+    }
+
+    /// The users that were sent to a worker, and are said to have arrived there, may have arrived at a former
+    /// process of it: they are asked for when that is due.
+    pub(super) fn ask_for_forks_on(&mut self, now: Instant, worker: WorkerId) {
+        let mut unclear = Vec::new();
+        for (&rref, owned) in &self.owned {
+            let forks = owned.forks.iter().filter(|(_, holder)| {
+                holder.worker == worker
+                    && holder.incarnation.is_none()
+                    && holder.arrival == Arrival::Arrived
+            });
+            unclear.extend(forks.map(|(&fork, _)| (rref, fork)));
+        }
+        for (rref, fork) in unclear {
+            self.set_arrival(rref, fork, Arrival::UnderWay { since: now });
+        }
+    }
+
+    /// The owner is dead: its values are no more, and neither is there anything to be told to it.
+    pub(super) fn lose_owner(
+        &mut self,
+        now: Instant,
+        owner: WorkerId,
+        is_meant: impl Fn(&User) -> bool,
+    ) {
+        let forks: Vec<ForkId> = self
+            .users
+            .iter()
+            .filter(|(_, user)| user.owner == owner && user.state != State::OwnerLost)
+            .filter(|(_, user)| is_meant(user))
+            .map(|(&fork, _)| fork)
+            .collect();
+        for fork in forks {
+            let Some(user) = self.users.get_mut(&fork) else {
+                continue;
+            };
+            let before = std::mem::replace(&mut user.state, State::OwnerLost);
+            let in_vain = InVain {
+                owner,
+                rref: user.rref,
+                fork,
+            };
+            match before {
+                State::Creating => {
+                    self.in_vain.insert(Control::Create(fork), in_vain);
+                }
+                State::Requesting if !self.outbox.is_stalled(Control::ForkRequest(fork)) => {
+                    self.in_vain.insert(Control::ForkRequest(fork), in_vain);
+                }
+                _ => {}
+            }
+            let parent = user.parent.filter(|_| before == State::Requesting);
+            self.tell(fork);
+            // There is nothing to protect any more, which the parent may not know yet.
+            if let Some(parent) = parent {
+                self.send_child_accept(now, parent, fork);
+            }
+            self.settle_user(now, fork);
+        }
+        let users = &self.users;
+        let children = self.children_where(|child| {
+            users
+                .get(&child.parent)
+                .is_some_and(|parent| parent.state == State::OwnerLost)
+        });
+        for child in children {
+            self.release_child(now, child);
+        }
+    }
+
+    /// The message of a user that was given up has ended. If anybody has registered the user, it is deleted
+    /// there.
+    pub(super) fn ended_in_vain(&mut self, now: Instant, in_vain: InVain, delivery: &Delivery) {
+        let InVain { owner, rref, fork } = in_vain;
+        let may_be_known = match delivery {
+            Delivery::Answered {
+                incarnation,
+                answer: Answer::Ack | Answer::RemoteAccept,
+            } => self.hear(now, owner, *incarnation),
+            Delivery::Unknown(_) => self.incarnation_of(owner).is_some(),
+            _ => false,
+        };
+        if may_be_known {
+            self.send_delete(now, owner, rref, fork);
+        }
+    }
+}

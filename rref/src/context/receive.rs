@@ -1,0 +1,225 @@
+//! What a message from another worker, or the answer to an own one, leads to.
+
+use std::time::Instant;
+
+use rpc_agent::WorkerId;
+
+use super::create::Creation;
+use super::effect::{Control, Delivery, Effect, RequestToken};
+use super::error::FetchError;
+use super::state::RRefContext;
+use crate::id::{ForkId, RRefId};
+use crate::protocol::{Answer, Message};
+
+impl<V: Clone> RRefContext<V> {
+    /// A request has come. It is answered by [`Effect::Reply`] or [`Effect::AnswerFetch`], now or later;
+    /// `incarnation` is what it says of its sender, `deadline` when the caller gives up.
+    ///
+    /// For [`Message::Call`] the value is given to the shell, as for a fetch; what is to be run on it the
+    /// shell keeps.
+    pub fn receive(
+        &mut self,
+        now: Instant,
+        from: WorkerId,
+        incarnation: u64,
+        token: RequestToken,
+        deadline: Option<Instant>,
+        message: Message,
+    ) {
+        let is_heard = self.hear(now, from, incarnation);
+        let answer = match message {
+            Message::Fetch { rref } | Message::Call { rref, .. } => {
+                if is_heard {
+                    self.fetch_for(now, token, from, rref, deadline);
+                } else {
+                    let result = Err(FetchError::GivenUp(from));
+                    self.effects.push(Effect::AnswerFetch { token, result });
+                }
+                return;
+            }
+            message if is_heard => self.handle(now, from, incarnation, message),
+            _ => Answer::Refused(FetchError::GivenUp(from).to_string().into()),
+        };
+        self.effects.push(Effect::Reply { token, answer });
+    }
+
+    pub(super) fn handle(
+        &mut self,
+        now: Instant,
+        from: WorkerId,
+        incarnation: u64,
+        message: Message,
+    ) -> Answer {
+        match message {
+            Message::RemoteCall {
+                rref,
+                fork,
+                type_name,
+                function,
+                arguments,
+            } => {
+                if !is_by(rref, fork, from, incarnation) {
+                    return invented(rref, fork);
+                }
+                let call = Creation {
+                    rref,
+                    fork,
+                    type_name,
+                    function,
+                    arguments,
+                };
+                self.creation_came(now, from, incarnation, call)
+            }
+            // Waits for a value, which is no answer of the context's.
+            Message::Fetch { rref } | Message::Call { rref, .. } => {
+                Answer::Refused(format!("{rref}: not a control message").into())
+            }
+            Message::ForkRequest { rref, fork }
+                if self.is_invented(rref, fork) || fork.0.named_for() != Some(from) =>
+            {
+                invented(rref, fork)
+            }
+            Message::Probe { rref, fork } | Message::Query { rref, fork }
+                if self.is_invented(rref, fork) || fork.0.created_on != from =>
+            {
+                invented(rref, fork)
+            }
+            Message::ForkRequest { rref, fork } => {
+                self.fork_requested(now, from, incarnation, rref, fork)
+            }
+            Message::ChildAccept { fork } => {
+                if self
+                    .children
+                    .get(&fork)
+                    .is_some_and(|child| child.to == from)
+                {
+                    self.release_child(now, fork);
+                }
+                Answer::Ack
+            }
+            Message::UserDelete { forks } => {
+                for (rref, fork) in forks {
+                    // By who holds it, or has made it.
+                    let is_its = fork.0.named_for() == Some(from) || fork.0.created_on == from;
+                    if is_its && !self.is_invented(rref, fork) {
+                        self.user_deleted(now, rref, fork);
+                    }
+                }
+                Answer::Ack
+            }
+            Message::Abandon { rref, fork, .. } if !is_by(rref, fork, from, incarnation) => {
+                invented(rref, fork)
+            }
+            Message::Abandon { rref, fork, error } => {
+                self.abandoned(now, from, incarnation, (rref, fork), error)
+            }
+            Message::Probe { fork, .. } => {
+                let is_accepting = self.outbox.contains(Control::ChildAccept(fork));
+                if self.users.contains_key(&fork) || is_accepting {
+                    Answer::Received
+                } else {
+                    self.gone.insert(now, fork.0);
+                    Answer::NotReceived
+                }
+            }
+            Message::Query { rref, fork } => {
+                let owned = self.owned.get(&rref);
+                if owned.is_some_and(|owned| owned.forks.contains_key(&fork)) {
+                    Answer::Known
+                } else if self.gone.contains(fork.0) || self.gone.contains(rref.0) {
+                    Answer::Deleted
+                } else {
+                    Answer::Unknown
+                }
+            }
+        }
+    }
+
+    /// A message of [`Effect::Send`] has been answered, or its retries are used up.
+    pub fn control_finished(&mut self, now: Instant, control: Control, mut delivery: Delivery) {
+        if let Some(in_vain) = self.in_vain.remove(&control) {
+            return self.ended_in_vain(now, in_vain, &delivery);
+        }
+        let to = match control {
+            Control::Create(fork) => self.users.get(&fork).map(|user| user.owner),
+            _ => self.outbox.sendings.get(&control).map(|sending| sending.to),
+        };
+        let Some(to) = to else {
+            return;
+        };
+        if self.outbox.is_stalled(control) {
+            return;
+        }
+        let mut answered_by = 0;
+        if let Delivery::Answered { incarnation, .. } = delivery {
+            answered_by = incarnation;
+            if !self.hear(now, to, incarnation) {
+                // It will not be answered by anybody who is heard: as if it had been sent before the loss.
+                if self.incarnation_of(to).is_none() {
+                    return self.peer_lost(now, to, None);
+                }
+                // There is a later process, which has not answered yet.
+                let why = FetchError::GivenUp(to).to_string();
+                delivery = Delivery::Unknown(why.into());
+            }
+        }
+        if let Control::Create(fork) = control {
+            self.creation_finished(now, fork, delivery);
+            return;
+        }
+        let answer = match delivery {
+            Delivery::Answered { answer, .. } => answer,
+            Delivery::Refused(reason) => Answer::Refused(reason),
+            Delivery::NotDelivered(_) | Delivery::Unknown(_) => {
+                self.stall(now, control);
+                if let Control::Probe(fork) = control {
+                    self.query(now, fork);
+                }
+                return;
+            }
+        };
+        // It is not there when the answer came from a new process of the worker.
+        let Some(sending) = self.outbox.remove(control) else {
+            return;
+        };
+        match control {
+            Control::ForkRequest(fork) => {
+                self.fork_request_answered(now, fork, answered_by, answer);
+            }
+            Control::Abandon(fork) => self.abandon_answered(now, fork, answered_by, answer),
+            Control::Probe(fork) => {
+                if let Message::Probe { rref, .. } = sending.message {
+                    self.probe_answered(now, rref, fork, &answer);
+                }
+                // It hears this worker no more: its owner may know what became of the child.
+                if let Answer::Refused(_) = answer {
+                    self.query(now, fork);
+                }
+            }
+            Control::Query(fork) => {
+                if matches!(answer, Answer::Known | Answer::Deleted) {
+                    self.release_child(now, fork);
+                }
+            }
+            Control::Deletes { owner, .. } => self.send_deletes(now, owner),
+            Control::ChildAccept(_) | Control::Create(_) => {}
+        }
+    }
+
+    /// Whether one of these is a name that this process has yet to give: nobody can have it from here.
+    pub(super) fn is_invented(&self, rref: RRefId, fork: ForkId) -> bool {
+        self.mint.is_still_to_give(rref.0) || self.mint.is_still_to_give(fork.0)
+    }
+}
+
+/// Whether a creation is named by who asks for it.
+fn is_by(rref: RRefId, fork: ForkId, from: WorkerId, incarnation: u64) -> bool {
+    [rref.0, fork.0]
+        .iter()
+        .all(|id| id.created_on == from && id.incarnation == incarnation)
+}
+
+fn invented(rref: RRefId, fork: ForkId) -> Answer {
+    let what = format!("{rref} or {fork} was not given by whom it names");
+    Answer::Refused(what.into())
+}

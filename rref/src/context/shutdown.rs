@@ -1,0 +1,71 @@
+//! How the references of a worker end, in two steps; and at once, when its agent has ended.
+
+use std::time::Instant;
+
+use super::effect::{Effect, Handle};
+use super::error::UserError;
+use super::outbox::Outbox;
+use super::state::{Phase, RRefContext};
+use crate::id::{ForkId, RRefId};
+
+impl<V: Clone> RRefContext<V> {
+    /// The first step of the joint end: no new references, and all users go, whoever holds them, as soon
+    /// as their registrations and their children allow.
+    pub fn delete_all_users(&mut self, now: Instant) {
+        if self.phase == Phase::Running {
+            self.phase = Phase::DeletingUsers;
+        }
+        let forks: Vec<ForkId> = self.users.keys().copied().collect();
+        for fork in forks {
+            self.drop_handle(now, Handle::User(fork));
+        }
+    }
+
+    /// The second step: values without users go, and the others with their last user. A value that was not
+    /// given is an error from now on.
+    pub fn sweep_unforked(&mut self, now: Instant) {
+        self.phase = Phase::Sweeping;
+        let rrefs: Vec<RRefId> = self.owned.keys().copied().collect();
+        for rref in rrefs {
+            self.break_promise(rref);
+            self.settle_owned(now, rref);
+        }
+    }
+
+    /// The agent has ended, and nothing will be answered any more: everything goes.
+    pub fn end(&mut self, now: Instant) {
+        self.phase = Phase::Sweeping;
+        let users = std::mem::take(&mut self.users);
+        for fork in users.into_keys() {
+            let error = UserError::ShutDown;
+            self.effects.push(Effect::Failed { fork, error });
+        }
+        self.children.clear();
+        self.under_way.clear();
+        self.outbox = Outbox::default();
+        self.in_vain.clear();
+        for owned in self.owned.values_mut() {
+            owned.forks.clear();
+        }
+        let rrefs: Vec<RRefId> = self.owned.keys().copied().collect();
+        for rref in rrefs {
+            self.break_promise(rref);
+            self.settle_owned(now, rref);
+        }
+    }
+
+    /// Whether there is no user here, and no message under way.
+    #[must_use]
+    pub fn has_no_users(&self) -> bool {
+        self.users.is_empty()
+            && self.children.is_empty()
+            && self.outbox.sendings.is_empty()
+            && self.outbox.deletes.is_empty()
+    }
+
+    /// Whether all tables are empty: no value, no user, no message under way.
+    #[must_use]
+    pub fn is_drained(&self) -> bool {
+        self.owned.is_empty() && self.has_no_users() && self.waiting.is_empty()
+    }
+}

@@ -1,0 +1,183 @@
+//! The state of one worker's references: all tables, and how they are read.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rpc_agent::WorkerId;
+
+use super::effect::{Control, Effect, Handle, RequestToken, UserStatus};
+use super::outbox::Outbox;
+use super::owned::{Owned, Waiting};
+use super::peer::Peer;
+use super::tombstones::Tombstones;
+use super::user::{Child, InVain, State, User};
+use crate::id::{ForkId, Mint, RRefId};
+
+/// The shortest time of [`Timing`].
+const WAIT_MIN: Duration = Duration::from_millis(1);
+
+/// How long the context waits for others. A time of less than a millisecond counts as one, and one that no
+/// clock reaches is waited for without end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Timing {
+    /// For so long a reference may be under way in an answer, or a child be unregistered, before its receiver
+    /// is asked whether it has come. Default 30 s.
+    pub probe_after: Duration,
+    /// For so long a message whose retries are used up waits for a sign of life before it is tried all the
+    /// same. Default 10 s.
+    pub resend_after: Duration,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Self {
+            probe_after: Duration::from_secs(30),
+            resend_after: Duration::from_secs(10),
+        }
+    }
+}
+
+/// How far the joint end is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Phase {
+    Running,
+    /// No new references; users go as soon as they may.
+    DeletingUsers,
+    /// Values without users go, whoever holds a handle here.
+    Sweeping,
+}
+
+/// One worker's references: the values that it owns and the users that it has.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct RRefContext<V> {
+    pub(super) me: WorkerId,
+    pub(super) incarnation: u64,
+    pub(super) timing: Timing,
+    pub(super) mint: Mint,
+    pub(super) phase: Phase,
+    pub(super) owned: BTreeMap<RRefId, Owned<V>>,
+    /// How many of `owned` are unmade.
+    pub(super) unmade: usize,
+    /// Requests for values that are not there.
+    pub(super) waiting: BTreeMap<RequestToken, Waiting>,
+    pub(super) deadlines: BTreeSet<(Instant, RequestToken)>,
+    pub(super) users: BTreeMap<ForkId, User>,
+    pub(super) children: BTreeMap<ForkId, Child>,
+    /// The forks whose [`Arrival`] is `UnderWay`, by its time.
+    pub(super) under_way: BTreeSet<(Instant, RRefId, ForkId)>,
+    pub(super) outbox: Outbox,
+    pub(super) in_vain: BTreeMap<Control, InVain>,
+    pub(super) peers: BTreeMap<WorkerId, Peer>,
+    pub(super) gone: Tombstones,
+    pub(super) effects: Vec<Effect<V>>,
+}
+
+impl<V: Clone> RRefContext<V> {
+    /// Without any reference. `incarnation` is drawn anew by each process, and not 0.
+    #[must_use]
+    pub fn new(me: WorkerId, incarnation: u64, timing: Timing, now: Instant) -> Self {
+        // What is due at once, again and again, would be done without end.
+        let timing = Timing {
+            probe_after: timing.probe_after.max(WAIT_MIN),
+            resend_after: timing.resend_after.max(WAIT_MIN),
+        };
+        Self {
+            me,
+            incarnation,
+            timing,
+            mint: Mint::new(me, incarnation),
+            phase: Phase::Running,
+            owned: BTreeMap::new(),
+            unmade: 0,
+            waiting: BTreeMap::new(),
+            deadlines: BTreeSet::new(),
+            users: BTreeMap::new(),
+            children: BTreeMap::new(),
+            under_way: BTreeSet::new(),
+            outbox: Outbox::default(),
+            in_vain: BTreeMap::new(),
+            peers: BTreeMap::new(),
+            gone: Tombstones::new(now),
+            effects: Vec::new(),
+        }
+    }
+
+    /// What is to be done now, in this order. In tests and debug builds it checks the
+    /// invariants, while the tables are small: a test fails, else the log tells.
+    pub fn take_effects(&mut self) -> Vec<Effect<V>> {
+        #[cfg(any(test, debug_assertions))]
+        self.debug_check();
+        std::mem::take(&mut self.effects)
+    }
+
+    /// This worker.
+    #[must_use]
+    pub fn me(&self) -> WorkerId {
+        self.me
+    }
+
+    /// Of this process.
+    #[must_use]
+    pub fn incarnation(&self) -> u64 {
+        self.incarnation
+    }
+
+    /// Who owns what a handle refers to.
+    #[must_use]
+    pub fn owner_of(&self, handle: Handle) -> Option<WorkerId> {
+        match handle {
+            Handle::Owner(rref) => self.owned.contains_key(&rref).then_some(self.me),
+            Handle::User(fork) => self.users.get(&fork).map(|user| user.owner),
+        }
+    }
+
+    /// What a handle refers to.
+    #[must_use]
+    pub fn rref_of(&self, handle: Handle) -> Option<RRefId> {
+        match handle {
+            Handle::Owner(rref) => Some(rref),
+            Handle::User(fork) => self.users.get(&fork).map(|user| user.rref),
+        }
+    }
+
+    /// The type of what a handle refers to, where it is known.
+    #[must_use]
+    pub fn type_name_of(&self, handle: Handle) -> Option<Arc<str>> {
+        match handle {
+            Handle::Owner(rref) => self.owned.get(&rref)?.type_name.clone(),
+            Handle::User(fork) => self
+                .users
+                .get(&fork)
+                .map(|user| Arc::clone(&user.type_name)),
+        }
+    }
+
+    /// How far a user is; none if it is gone.
+    #[must_use]
+    pub fn status(&self, fork: ForkId) -> Option<UserStatus> {
+        let user = self.users.get(&fork)?;
+        Some(match (user.error(), &user.state) {
+            (Some(error), _) => UserStatus::Failed(error),
+            (None, State::Confirmed) => UserStatus::Confirmed,
+            (None, _) => UserStatus::Pending,
+        })
+    }
+
+    /// Whether a user's creation was not answered in time, unless its owner has said since that it has
+    /// accepted it all the same.
+    #[must_use]
+    pub fn has_timed_out(&self, fork: ForkId) -> bool {
+        self.users.get(&fork).is_some_and(|user| user.has_timed_out)
+    }
+
+    /// A value of this worker, or its creation's error; none while it is still to come.
+    pub fn try_value(&self, rref: RRefId) -> Option<Result<V, Arc<str>>> {
+        self.owned.get(&rref)?.value.result()
+    }
+}
+
+/// Whether so much time has passed since then.
+pub(super) fn is_over(since: Instant, time: Duration, now: Instant) -> bool {
+    since.checked_add(time).is_some_and(|end| end <= now)
+}

@@ -1,0 +1,51 @@
+//! What is due at a time: deadlines, probes, messages to be sent again, ids to be forgotten.
+
+use std::time::Instant;
+
+use super::error::FetchError;
+use super::probe::PROBES_MAX;
+use super::state::{RRefContext, is_over};
+
+impl<V: Clone> RRefContext<V> {
+    /// Does what is due: requests whose deadline has passed, messages that could not be sent, children
+    /// that are under way for long. To be called at [`RRefContext::next_tick`], or more often.
+    pub fn tick(&mut self, now: Instant) {
+        while let Some(&(deadline, token)) = self.deadlines.first()
+            && deadline <= now
+        {
+            let Some(rref) = self.waiting.get(&token).map(|waiting| waiting.rref) else {
+                self.deadlines.remove(&(deadline, token));
+                continue;
+            };
+            self.give_up_fetch(now, token, FetchError::TimedOut(rref));
+        }
+        self.gone.expire(now);
+        self.resend_overdue(now);
+        while let Some(&(since, rref, fork)) = self.under_way.first()
+            && self.outbox.probes < PROBES_MAX
+            && is_over(since, self.timing.probe_after, now)
+        {
+            self.probe(now, rref, fork);
+        }
+    }
+
+    /// When [`RRefContext::tick`] is to be called next; none while nothing waits for anything.
+    #[must_use]
+    pub fn next_tick(&self) -> Option<Instant> {
+        let deadline = self.deadlines.first().map(|&(deadline, _)| deadline);
+        let probe = match self.under_way.first() {
+            Some((since, ..)) if self.outbox.probes < PROBES_MAX => {
+                since.checked_add(self.timing.probe_after)
+            }
+            // Where there are too many, an answer leads to the next ones.
+            _ => None,
+        };
+        let resend = self.outbox.oldest_stall();
+        let resend = resend.and_then(|since| since.checked_add(self.timing.resend_after));
+        let expiry = self.gone.next_expiry();
+        [deadline, probe, resend, expiry]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+}
