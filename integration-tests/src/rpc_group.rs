@@ -109,9 +109,9 @@ impl Member {
     #[must_use]
     pub fn end(&self, timeout: Duration) -> Value {
         let report = if self.is_fixed {
-            self.rrefs.shutdown(&self.agent, timeout)
+            self.rrefs.shutdown(&self.agent, Some(timeout))
         } else {
-            self.rrefs.leave(timeout)
+            self.rrefs.leave(Some(timeout))
         };
         let held = report.as_ref().map_or(0, |report| report.values.len());
         let left = in_use(&self.rrefs).unwrap_or(usize::MAX);
@@ -461,7 +461,7 @@ fn register_keeping(functions: &mut Functions) -> Result<(), FunctionError> {
         Ok(find(&by_name, &name)?.rpc_sync::<_, usize>("push", item)?)
     })?;
     functions.register("wait for", move |_, name: String| {
-        Ok(find(&kept, &name)?.wait_ready(PATIENCE)?)
+        Ok(find(&kept, &name)?.wait_ready(Some(PATIENCE))?)
     })
 }
 

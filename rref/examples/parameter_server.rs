@@ -163,7 +163,7 @@ fn serve_trainer(rank: u32, port: u16) -> Result<(), Failure> {
 
 /// Ends a worker together with all others.
 fn end(agent: &Agent, rrefs: &RRefs) -> Result<(), Failure> {
-    let report = rrefs.shutdown(agent, PATIENCE)?;
+    let report = rrefs.shutdown(agent, Some(PATIENCE))?;
     let alive = rrefs.sizes()?.owners;
     println!(
         "{}: {} values at the end, {alive} after it",

@@ -1,28 +1,28 @@
-//! What can go wrong with a reference.
+//! The errors of references, of their registration, and of their shutdown.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use rpc_agent::{RpcError, WorkerInfo};
+use rpc_agent::{RegistryError, RetryOptionsError, RpcError, WorkerInfo};
 
-use crate::context::{FetchError, ForkError, GiveError, ReceiveError, UserError};
+use crate::context::{FetchError, ForkError, GiveError, MissingKind, ReceiveError, UserError};
 use crate::id::RRefId;
-use crate::leak::LeakReport;
+use crate::report::LeakReport;
 
-/// Why something asked of a reference has no result. Cheap to clone.
+/// Why an operation on a reference failed. Cheap to clone.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum RRefError {
-    /// The function that should have made the value failed: every holder is told so.
-    #[error("the value of the reference {rref} was not made: {message}")]
+    /// The function that should have made the value failed, or did not run. Every holder gets this error.
+    #[error("the value of reference {rref} was not created: {message}")]
     Creation {
         /// The reference.
         rref: RRefId,
-        /// In the function's words, or in those of the owner that did not run it.
+        /// The function's message, or the reason why the owner did not run it.
         message: Arc<str>,
     },
-    /// The owner did not answer in time, so whether there is a value is not known. The first sentence is
-    /// PyTorch's.
+    /// The owner did not answer the creation in time, so whether the value exists is unknown. The first
+    /// sentence is PyTorch's.
     #[error(
         "RRef creation via rpc.remote() timed out, and it is possible that the RRef on the owner node \
          does not exist. ({rref}: {cause})"
@@ -30,90 +30,89 @@ pub enum RRefError {
     CreationTimedOut {
         /// The reference.
         rref: RRefId,
-        /// What is known of it.
+        /// How the creation failed.
         cause: Arc<str>,
     },
-    /// The owner is dead, and the value with it.
-    #[error("{owner}, the owner of the reference {rref}, was lost")]
+    /// The owner is dead, and the value is lost with it.
+    #[error("the value of reference {rref} is lost: its owner {owner} has died")]
     OwnerLost {
         /// The owner.
         owner: WorkerInfo,
         /// The reference.
         rref: RRefId,
     },
-    /// The value is gone.
-    #[error("the value of the reference {rref} has been deleted")]
+    /// The value was freed.
+    #[error("the value of reference {rref} has been deleted")]
     Deleted {
         /// The reference.
         rref: RRefId,
     },
-    /// The value was not there in time. Its making may go on.
-    #[error("the value of the reference {rref} was not there after {} ms", after.as_millis())]
+    /// The value, or the confirmation, did not exist in time. The function that makes the value may continue.
+    #[error("reference {rref} was not ready after {} ms", after.as_millis())]
     TimedOut {
         /// The reference.
         rref: RRefId,
-        /// How long was waited.
+        /// The timeout of the wait.
         after: Duration,
     },
-    /// An operation of the owner was called on a user. The words are PyTorch's.
+    /// An operation of the owner was called on another worker. The text is PyTorch's.
     #[error("For {rref}, can't call {operation}() on user {me}. Call it on owner {owner}")]
     NotOwner {
-        /// The reference, as it is printed.
+        /// The reference as it is printed.
         rref: Arc<str>,
-        /// Which operation, by PyTorch's name if it has one.
+        /// The operation, by PyTorch's name if it has one.
         operation: &'static str,
         /// This worker.
         me: WorkerInfo,
-        /// Where it is.
+        /// The owner.
         owner: WorkerInfo,
     },
-    /// A value or an error is given once. The one that was refused is dropped.
-    #[error("the reference {rref} takes no value: it has a value or an error already")]
+    /// The value or an error was set before. The refused value is dropped.
+    #[error("cannot set the value of reference {rref}: it already has a value or an error")]
     AlreadySet {
         /// The reference.
         rref: RRefId,
     },
-    /// The function that was run on the value, or with the arguments, failed.
+    /// The called function or method failed.
     #[error("`{function}` on {on} failed: {message}")]
     Function {
-        /// Its name.
+        /// The name of the function.
         function: Arc<str>,
-        /// Where it ran.
+        /// The worker that ran it.
         on: WorkerInfo,
-        /// Its words.
+        /// The function's message.
         message: Arc<str>,
     },
-    /// The value never leaves its owner, as its type has no encoding.
-    #[error("a `{type_name}` never leaves its owner")]
+    /// The value is opaque, so it cannot be fetched.
+    #[error("cannot fetch a `{type_name}`: it is opaque and never leaves its owner")]
     Opaque {
-        /// Its type.
+        /// The type of the value.
         type_name: Arc<str>,
     },
-    /// A value or an argument cannot be encoded, or bytes are none of the expected type.
+    /// A value, an argument or a result cannot be encoded or decoded.
     #[error("{0}")]
     Codec(Arc<str>),
-    /// A reference cannot be sent, or one that came is not accepted.
+    /// This worker or another one refused the operation.
     #[error("{0}")]
     Refused(Arc<str>),
     /// The reference belongs to another agent of this process.
-    #[error("the reference {rref} belongs to another agent")]
+    #[error("cannot send reference {rref}: it belongs to another agent of this process")]
     Foreign {
         /// The reference.
         rref: RRefId,
     },
-    /// There is no agent yet: see [`crate::RRefs::attach`].
-    #[error("no agent has been attached")]
+    /// No agent is attached yet: see [`RRefs::attach`](crate::RRefs::attach).
+    #[error("no agent is attached to the references: call `RRefs::attach`")]
     NotAttached,
-    /// References are not used any more after the shutdown, whether that went well or not, and after the end
-    /// of the agent.
+    /// The references were shut down, successfully or not, or the agent was.
     #[error("the references of this worker were shut down")]
     Shutdown,
-    /// The request itself failed.
+    /// The call failed; [`RpcError::outcome`] says whether the function may have run.
     #[error(transparent)]
     Rpc(#[from] RpcError),
 }
 
-/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
+/// The text of `Display`, which `unwrap` prints, and a `main` that returns the error.
 impl std::fmt::Debug for RRefError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         std::fmt::Display::fmt(self, f)
@@ -121,7 +120,7 @@ impl std::fmt::Debug for RRefError {
 }
 
 impl RRefError {
-    /// Why a user is of no use.
+    /// The error of a failed user.
     pub(crate) fn of_user(error: UserError, rref: RRefId, owner: &WorkerInfo) -> Self {
         match error {
             UserError::CreationFailed(message) => Self::Creation { rref, message },
@@ -135,7 +134,7 @@ impl RRefError {
         }
     }
 
-    /// Why a reference cannot be sent.
+    /// Why a reference cannot be forked.
     pub(crate) fn of_fork(error: ForkError, rref: RRefId, owner: &WorkerInfo) -> Self {
         match error {
             ForkError::User(error) => Self::of_user(error, rref, owner),
@@ -143,7 +142,7 @@ impl RRefError {
         }
     }
 
-    /// Why it takes no value.
+    /// Why a value cannot be set.
     pub(crate) fn of_give(error: GiveError, rref: RRefId) -> Self {
         match error {
             GiveError::AlreadyGiven => Self::AlreadySet { rref },
@@ -152,7 +151,7 @@ impl RRefError {
         }
     }
 
-    /// Why this worker has no value of its own.
+    /// Why a value of this worker does not exist.
     pub(crate) fn of_own(error: FetchError, rref: RRefId) -> Self {
         match error {
             FetchError::Failed(message) => Self::Creation { rref, message },
@@ -161,7 +160,7 @@ impl RRefError {
         }
     }
 
-    /// Why one that came is not accepted.
+    /// Why a received reference is refused.
     pub(crate) fn of_receive(error: &ReceiveError) -> Self {
         match error {
             ReceiveError::Deleted(rref) => Self::Deleted { rref: *rref },
@@ -171,47 +170,84 @@ impl RRefError {
     }
 }
 
-/// Why the references of a group did not end in order.
+/// Why references could not be registered.
+#[derive(thiserror::Error)]
+#[non_exhaustive]
+pub enum RegisterError {
+    /// The registry already has references.
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+    /// [`RRefOptions::with_retries`](crate::RRefOptions::with_retries) got invalid options.
+    #[error("invalid retry options of references: {0}")]
+    Retries(#[from] RetryOptionsError),
+}
+
+/// The text of `Display`, which `unwrap` prints, and a `main` that returns the error.
+impl std::fmt::Debug for RegisterError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
+}
+
+/// What a shutdown still waited for when its time was over.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Missing {
+    /// The worker that could end it.
+    pub worker: WorkerInfo,
+    /// What is awaited.
+    pub what: MissingKind,
+    /// How many of them.
+    pub count: usize,
+}
+
+impl std::fmt::Display for Missing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {} {}", self.worker, self.count, self.what)
+    }
+}
+
+/// Why references were not shut down completely.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum ShutdownError {
-    /// There is no agent.
-    #[error("no agent has been attached")]
+    /// No agent is attached.
+    #[error("no agent is attached to the references: call `RRefs::attach`")]
     NotAttached,
-    /// The agent is not the one that was attached. Nothing was ended.
-    #[error("the references are {attached}'s, and the agent is another one, {given}")]
+    /// The agent is not the attached one. Nothing was shut down.
+    #[error("the references belong to the agent of {attached}, not to that of {given}")]
     OtherAgent {
-        /// Whose references these are.
+        /// The worker of the attached agent.
         attached: WorkerInfo,
-        /// Which agent was to end them.
+        /// The worker of the given agent.
         given: WorkerInfo,
     },
-    /// Another thread is at it. Nothing was ended by this one.
-    #[error("another thread is ending the references of this worker")]
+    /// Another thread is shutting the references down. This call changed nothing.
+    #[error("another thread is shutting down the references of this worker")]
     InProgress,
-    /// The workers of the group did not come together: one is dead, or has not called the shutdown. What could
-    /// be freed has been.
+    /// A worker of the group is dead or has not called the shutdown in time. What could be freed has been.
     #[error(transparent)]
     Barrier(#[from] rpc_agent::TerminationError),
-    /// Something was still missing when the time was over.
-    #[error(
-        "references are still in use after {} ms: {}",
-        after.as_millis(),
-        missing.join("; ")
-    )]
+    /// Workers still used references when the time was over. What could be freed has been.
+    #[error("references are still in use after {} ms: {}", after.as_millis(), join(missing))]
     Missing {
-        /// How long was waited.
+        /// The timeout of the wait.
         after: Duration,
-        /// Who is missing, and what for.
-        missing: Vec<String>,
-        /// What was still held at the beginning of the shutdown.
+        /// What is missing, by worker.
+        missing: Vec<Missing>,
+        /// What was held at the beginning of the shutdown.
         report: Box<LeakReport>,
     },
 }
 
-/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
+/// The text of `Display`, which `unwrap` prints, and a `main` that returns the error.
 impl std::fmt::Debug for ShutdownError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         std::fmt::Display::fmt(self, f)
     }
+}
+
+fn join(missing: &[Missing]) -> String {
+    let texts: Vec<String> = missing.iter().map(Missing::to_string).collect();
+    texts.join("; ")
 }

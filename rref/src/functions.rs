@@ -1,7 +1,7 @@
-//! The functions that make values, and those that are run on them, by name.
+//! The registered functions: those that make values, and the methods that run on them.
 //!
-//! Knows neither how a function is asked for nor what becomes of its result. Decoding the arguments and
-//! running are two steps: between them the references among the arguments are confirmed.
+//! Decoding the arguments and running the function are two steps: in between, the owners confirm the
+//! references among the arguments.
 
 use std::any::type_name;
 use std::collections::HashMap;
@@ -13,13 +13,13 @@ use rpc_agent::{HandlerError, WorkerInfo};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::runtime::RRefs;
+use crate::rrefs::RRefs;
 use crate::value::Value;
 
-/// The longest function name, in bytes.
+/// The length limit of a function name, in bytes.
 pub const FUNCTION_NAME_BYTES_MAX: usize = rpc_agent::FUNCTION_NAME_BYTES_MAX;
 
-/// The functions that others may have run here. Filled before [`RRefs::register`], fixed from then on.
+/// The functions that other workers can run here. Register all of them before [`RRefs::register`].
 ///
 /// ```
 /// use std::sync::Mutex;
@@ -28,7 +28,7 @@ pub const FUNCTION_NAME_BYTES_MAX: usize = rpc_agent::FUNCTION_NAME_BYTES_MAX;
 /// let mut functions = Functions::new();
 /// functions.register("zeros", |_, length: usize| Ok(Mutex::new(vec![0.0_f32; length])))?;
 /// functions.register_method("add", |_, sums: &Mutex<Vec<f32>>, terms: Vec<f32>| {
-///     let mut sums = sums.lock().map_err(|_| rpc_agent::HandlerError::new("a sum was given up"))?;
+///     let mut sums = sums.lock().map_err(|_| rpc_agent::HandlerError::new("the sums are poisoned"))?;
 ///     sums.iter_mut().zip(terms).for_each(|(sum, term)| *sum += term);
 ///     Ok(())
 /// })?;
@@ -40,20 +40,20 @@ pub struct Functions {
 }
 
 impl Functions {
-    /// None at all.
+    /// No functions.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Registers a function of values. Its result can be sent to who called it, or stay here with a
-    /// reference to it made by [`RRefs::remote`].
+    /// Registers a function. [`RRefs::call`] sends its result to the caller; [`RRefs::remote`] keeps it here
+    /// and returns a reference to it.
     ///
-    /// Who calls it must mean the same types: arguments travel as postcard, which does not name them, and
-    /// what does not fit is found out mostly, but not always.
+    /// Callers must use the same types: arguments travel as postcard, which does not name types, so a mismatch
+    /// is mostly an error, but not always.
     ///
     /// # Errors
-    /// [`FunctionError`].
+    /// [`FunctionError::Name`] or [`FunctionError::Taken`].
     pub fn register<A, R, F>(&mut self, name: &str, function: F) -> Result<(), FunctionError>
     where
         A: DeserializeOwned + Send + 'static,
@@ -63,11 +63,11 @@ impl Functions {
         self.insert_plain(name, function, Value::of)
     }
 
-    /// [`Functions::register`] for a result that never leaves its owner, as one that has no encoding: it
-    /// can be referred to, and methods run on it.
+    /// [`Functions::register`] for a result that never leaves its owner, such as one without an encoding:
+    /// other workers can hold references to it and run methods on it.
     ///
     /// # Errors
-    /// [`FunctionError`].
+    /// As [`Functions::register`].
     pub fn register_opaque<A, R, F>(&mut self, name: &str, function: F) -> Result<(), FunctionError>
     where
         A: DeserializeOwned + Send + 'static,
@@ -77,11 +77,12 @@ impl Functions {
         self.insert_plain(name, function, Value::opaque)
     }
 
-    /// Registers a function of a value here and of arguments, for [`crate::RRef::rpc_sync`] and its like.
-    /// Several may run at a time, so what changes is behind a lock of the value's own.
+    /// Registers a method: a function of a value of this worker and of arguments, for
+    /// [`RRef::rpc_sync`](crate::RRef::rpc_sync) and its siblings. Methods of one value may run concurrently,
+    /// so a value that changes has a lock of its own.
     ///
     /// # Errors
-    /// [`FunctionError`].
+    /// As [`Functions::register`].
     pub fn register_method<T, A, R, F>(
         &mut self,
         name: &str,
@@ -97,13 +98,13 @@ impl Functions {
         self.insert(
             name,
             true,
-            Box::new(move |decode| {
-                let arguments: A = decode.decode()?;
+            Box::new(move |arguments| {
+                let arguments: A = decode(arguments)?;
                 let function = Arc::clone(&function);
                 Ok(Box::new(move |context, on| {
                     let on = on.and_then(Value::downcast::<T>).ok_or_else(|| {
                         HandlerError::new(format!(
-                            "the function is one of a `{}`, the value is a `{}`",
+                            "the method is for a `{}`, the value is a `{}`",
                             type_name::<T>(),
                             on.map_or("nothing", Value::type_name)
                         ))
@@ -114,7 +115,7 @@ impl Functions {
         )
     }
 
-    /// The names, in no order.
+    /// The registered names, in no particular order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.by_name.keys().map(|name| &**name)
     }
@@ -138,8 +139,8 @@ impl Functions {
         self.insert(
             name,
             false,
-            Box::new(move |decode| {
-                let arguments: A = decode.decode()?;
+            Box::new(move |arguments| {
+                let arguments: A = decode(arguments)?;
                 let function = Arc::clone(&function);
                 Ok(Box::new(move |context, _| {
                     function(context, arguments).map(into_value)
@@ -181,28 +182,28 @@ impl fmt::Debug for Functions {
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FunctionError {
-    /// The name has no byte, or too many.
-    #[error("a function's name has 1 to {FUNCTION_NAME_BYTES_MAX} bytes, this one has {bytes}")]
+    /// The name is empty, or longer than [`FUNCTION_NAME_BYTES_MAX`].
+    #[error("a function name has 1 to {FUNCTION_NAME_BYTES_MAX} bytes, this one has {bytes}")]
     Name {
-        /// Its length.
+        /// The length of the name, in bytes.
         bytes: usize,
     },
-    /// There is a function of this name.
-    #[error("a function named `{name}` is registered already")]
+    /// Another function has this name.
+    #[error("a function named `{name}` is already registered")]
     Taken {
         /// The name.
         name: Arc<str>,
     },
 }
 
-/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
+/// The text of `Display`, which `unwrap` prints, and a `main` that returns the error.
 impl fmt::Debug for FunctionError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
 }
 
-/// What a function is told about why it runs.
+/// The request that a function runs for.
 #[derive(Debug)]
 pub struct CallContext {
     pub(crate) rrefs: RRefs,
@@ -211,40 +212,35 @@ pub struct CallContext {
 }
 
 impl CallContext {
-    /// The references of this worker, to make and to call others.
+    /// The references of this worker, to create and call others.
     #[must_use]
     pub const fn rrefs(&self) -> &RRefs {
         &self.rrefs
     }
 
-    /// The worker that asked for it.
+    /// The worker that made the request.
     #[must_use]
     pub const fn caller(&self) -> &WorkerInfo {
         &self.caller
     }
 
-    /// When the caller gives up; never for the making of a value.
+    /// The deadline of the call; [`Deadline::NEVER`] for a creation.
     #[must_use]
     pub const fn deadline(&self) -> Deadline {
         self.deadline
     }
 }
 
-/// Decodes the arguments of one request.
-pub(crate) struct Arguments<'a>(pub(crate) &'a [u8]);
-
-impl Arguments<'_> {
-    fn decode<A: DeserializeOwned>(&self) -> Result<A, HandlerError> {
-        rpc_agent::typed::decode(self.0)
-            .map_err(|error| HandlerError::new(format!("wrong arguments: {error}")))
-    }
+fn decode<A: DeserializeOwned>(arguments: &[u8]) -> Result<A, HandlerError> {
+    rpc_agent::typed::decode(arguments)
+        .map_err(|error| HandlerError::new(format!("wrong arguments: {error}")))
 }
 
-/// A function with its arguments, ready to run on a value or on none.
+/// A function with its decoded arguments. A method takes the value that it runs on.
 pub(crate) type Prepared =
     Box<dyn FnOnce(&CallContext, Option<&Value>) -> Result<Value, HandlerError> + Send>;
 
-type Prepare = dyn Fn(&Arguments<'_>) -> Result<Prepared, HandlerError> + Send + Sync;
+type Prepare = dyn Fn(&[u8]) -> Result<Prepared, HandlerError> + Send + Sync;
 
 /// A registered function.
 pub(crate) struct Function {
@@ -254,9 +250,9 @@ pub(crate) struct Function {
 }
 
 impl Function {
-    /// Decodes the arguments. References among them are taken from the message that is being unpacked.
+    /// Decodes the arguments, while their message is unpacked.
     pub(crate) fn prepare(&self, arguments: &[u8]) -> Result<Prepared, HandlerError> {
-        (self.prepare)(&Arguments(arguments))
+        (self.prepare)(arguments)
     }
 }
 

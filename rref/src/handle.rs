@@ -1,132 +1,43 @@
-//! A reference as the program holds it.
-//!
-//! Clones share one cell, and the cell is what the context counts. Dropping the last clone only leaves a
-//! note: no message is sent and no lock of the context taken where a handle happens to be dropped.
+//! [`RRef`]: a reference as the program holds it.
 
 use std::any::type_name;
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::marker::PhantomData;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
-use rpc_agent::{CallOptions, RpcFuture, WorkerId, WorkerInfo};
+use rpc_agent::{CallOptions, WorkerInfo};
 use serde::de::{DeserializeOwned, Error as _};
 use serde::ser::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::carry;
-use crate::context::{Handle, UserStatus};
+use crate::cell::Cell;
+use crate::codec::type_name_of;
+use crate::context::UserStatus;
 use crate::error::RRefError;
 use crate::future::RRefFuture;
 use crate::id::{ForkId, RRefId};
-use crate::protocol::{ForkData, TYPE_NAME_BYTES_MAX, cut};
-use crate::runtime::Runtime;
+use crate::packing;
 use crate::value::Value;
 
-/// What all clones of a handle share.
-pub(crate) struct Cell {
-    runtime: Arc<Runtime>,
-    handle: Handle,
-    rref: RRefId,
-    owner: WorkerId,
-    type_name: Arc<str>,
-    /// Complete when the owner has answered for this user, or could not be asked; once somebody waits.
-    answered: OnceLock<RpcFuture<()>>,
-}
-
-impl Cell {
-    pub(crate) fn new(
-        runtime: Arc<Runtime>,
-        handle: Handle,
-        rref: RRefId,
-        owner: WorkerId,
-        type_name: Arc<str>,
-    ) -> Arc<Self> {
-        Arc::new(Self {
-            runtime,
-            handle,
-            rref,
-            owner,
-            type_name,
-            answered: OnceLock::new(),
-        })
-    }
-
-    pub(crate) const fn handle(&self) -> Handle {
-        self.handle
-    }
-
-    pub(crate) const fn rref(&self) -> RRefId {
-        self.rref
-    }
-
-    pub(crate) const fn owner(&self) -> WorkerId {
-        self.owner
-    }
-
-    pub(crate) fn type_name(&self) -> &str {
-        &self.type_name
-    }
-
-    pub(crate) const fn user(&self) -> Option<ForkId> {
-        match self.handle {
-            Handle::User(fork) => Some(fork),
-            Handle::Owner(_) => None,
-        }
-    }
-
-    /// Complete when the owner has answered for this user, or could not be asked: what it said is the
-    /// user's status then.
-    pub(crate) fn answered(&self, user: ForkId) -> &RpcFuture<()> {
-        self.answered.get_or_init(|| self.runtime.answered(user))
-    }
-
-    /// Forks the reference for a message of `runtime` to a worker.
-    pub(crate) fn fork(&self, runtime: &Arc<Runtime>, to: WorkerId) -> Result<ForkData, RRefError> {
-        if !Arc::ptr_eq(runtime, &self.runtime) {
-            return Err(RRefError::Foreign { rref: self.rref });
-        }
-        runtime.fork(self, to)
-    }
-
-    pub(crate) fn print(&self) -> String {
-        let rref = self.rref;
-        match self.handle {
-            Handle::Owner(_) => format!("OwnerRRef({rref})"),
-            Handle::User(fork) => format!("UserRRef(RRefId = {rref}, ForkId = {fork})"),
-        }
-    }
-}
-
-impl Drop for Cell {
-    fn drop(&mut self) {
-        self.runtime.let_go(self.handle);
-    }
-}
-
-impl fmt::Debug for Cell {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.print())
-    }
-}
-
-/// A reference to a value of type `T`, which is on its owner and nowhere else.
+/// A reference to a value of type `T`, which lives on its owner.
 ///
-/// Clones are cheap and local: they are one user together, and when the last of them is dropped the owner
-/// is told. The value is freed when no worker has a reference any more. Dropping never blocks.
+/// Clones are cheap and local: they are one user together, and dropping the last of them notifies the owner,
+/// which frees the value when no worker has a reference to it. Dropping never blocks.
 ///
-/// In the arguments and results of calls made by this crate ([`RRefs::call`](crate::RRefs::call),
-/// [`RRef::rpc_sync`] and so on) a reference can be any field of a serde type; the receiver gets a
-/// reference of its own. A function runs only when the owners have confirmed all references among its
-/// arguments. Elsewhere, in the agent's own calls too, a reference has no encoding: serializing one is an
-/// error.
+/// A reference can be any field of a serde type in the arguments and results of this crate's calls
+/// ([`RRefs::call`](crate::RRefs::call), [`RRef::rpc_sync`] and so on); the receiver gets a reference of its
+/// own. A function runs after the owners have confirmed all references among its arguments. Elsewhere, in the
+/// agent's own calls too, serializing a reference is an error.
 ///
-/// References that point at each other, from inside of the values, are never freed before the shutdown,
-/// which reports them.
+/// Reference cycles, made of values that hold references to each other, are reported and freed by
+/// [`RRefs::shutdown`](crate::RRefs::shutdown) only.
+///
+/// A method that may block takes a timeout: `None` waits indefinitely, and zero checks once without waiting.
 pub struct RRef<T> {
     cell: Arc<Cell>,
-    /// The value is on the owner: a handle can be sent between threads whatever `T` is.
+    /// The value is on its owner, so a handle is `Send` and `Sync` whatever `T` is.
     value: PhantomData<fn() -> T>,
 }
 
@@ -138,13 +49,13 @@ impl<T> RRef<T> {
         }
     }
 
-    /// The reference's name, the same for all who have it.
+    /// The id of the reference, the same on all workers.
     #[must_use]
     pub fn id(&self) -> RRefId {
-        self.cell.rref
+        self.cell.rref()
     }
 
-    /// The name of this worker's share in it; `None` on the owner.
+    /// The id of this worker's user of the reference; `None` on the owner.
     #[must_use]
     pub fn fork_id(&self) -> Option<ForkId> {
         self.cell.user()
@@ -153,86 +64,94 @@ impl<T> RRef<T> {
     /// The worker that has the value.
     #[must_use]
     pub fn owner(&self) -> WorkerInfo {
-        self.cell.runtime.worker(self.cell.owner)
+        self.cell.runtime().worker(self.cell.owner())
     }
 
-    /// Whether the value is here.
+    /// Whether this worker has the value.
     #[must_use]
     pub fn is_owner(&self) -> bool {
-        self.cell.runtime.is_me(self.cell.owner)
+        self.cell.runtime().is_me(self.cell.owner())
     }
 
-    /// What the value's type is called.
+    /// The Rust name of the value's type, as its creator called it.
     #[must_use]
     pub fn type_name(&self) -> &str {
-        &self.cell.type_name
+        self.cell.type_name()
     }
 
-    /// Whether the owner knows of this reference; true on the owner. It does not say that there is a value:
-    /// the function that makes it runs after that, and may fail. It is false after a creation that the owner
-    /// did not accept, and again when the owner is lost or the group has ended.
+    /// Whether the owner knows this user; true on the owner. Never blocks.
+    ///
+    /// A confirmed reference may still get no value: the function that makes it runs later, and may fail. False
+    /// after a creation that the owner did not accept, after the loss of the owner, and after the shutdown.
     #[must_use]
     pub fn confirmed(&self) -> bool {
-        self.cell.user().is_none_or(|fork| {
-            matches!(self.cell.runtime.status(fork), Some(UserStatus::Confirmed))
-        })
+        self.cell
+            .user()
+            .is_none_or(|user| matches!(self.cell.status(user), Some(UserStatus::Confirmed)))
     }
 
-    /// Whether the creation was not answered in time: then all that is asked of the reference fails at once,
-    /// with [`RRefError::CreationTimedOut`]. It becomes false again if the owner says that it has accepted the
-    /// creation all the same. PyTorch's `getTimedOut`, which stays true.
+    /// Whether the creation was not answered in time. Never blocks.
+    ///
+    /// While this is true, each use of the reference fails at once with [`RRefError::CreationTimedOut`]. It
+    /// becomes false if the owner reports that it has accepted the creation after all. PyTorch's `getTimedOut`
+    /// stays true.
     #[must_use]
     pub fn timed_out(&self) -> bool {
         let user = self.cell.user();
-        user.is_some_and(|fork| self.cell.runtime.has_timed_out(fork))
+        user.is_some_and(|user| {
+            let inner = self.cell.runtime().lock();
+            inner.context.has_timed_out(user)
+        })
     }
 
-    /// Waits until the owner knows of this reference, for at most `timeout`; zero: as long as it takes to
-    /// know that it never will.
+    /// Blocks until the owner has confirmed or refused this user, for at most `timeout`.
     ///
     /// # Errors
-    /// [`RRefError`]: the creation failed, the owner was lost, or [`RRefError::TimedOut`].
-    pub fn wait_confirmed(&self, timeout: Duration) -> Result<(), RRefError> {
-        self.cell.runtime.wait_confirmed(&self.cell, timeout)
+    /// [`RRefError::TimedOut`] if the owner has not answered by then. [`RRefError::Creation`],
+    /// [`RRefError::CreationTimedOut`], [`RRefError::OwnerLost`], [`RRefError::Refused`] or
+    /// [`RRefError::Shutdown`] if the reference cannot be used.
+    pub fn wait_confirmed(&self, timeout: Option<Duration>) -> Result<(), RRefError> {
+        self.cell.runtime().wait_confirmed(&self.cell, timeout)
     }
 }
 
 impl<T: Send + Sync + 'static> RRef<T> {
-    /// The value itself, on the owner: shared, not copied. Waits until it is there, for at most
-    /// `timeout`; zero: for ever.
-    ///
-    /// May be called from a function that the agent runs.
+    /// The value itself, shared, on its owner. Blocks until it is ready, for at most `timeout`. May be called
+    /// from a function that the agent runs.
     ///
     /// # Errors
-    /// [`RRefError::NotOwner`] elsewhere; [`RRefError::Creation`] if the function that makes it failed;
-    /// [`RRefError::TimedOut`].
-    pub fn local_value(&self, timeout: Duration) -> Result<Arc<T>, RRefError> {
+    /// [`RRefError::NotOwner`] on other workers; [`RRefError::TimedOut`]; [`RRefError::Creation`] if the
+    /// function that makes the value failed; [`RRefError::Refused`] if the value is not a `T`;
+    /// [`RRefError::Shutdown`].
+    pub fn local_value(&self, timeout: Option<Duration>) -> Result<Arc<T>, RRefError> {
         self.check_owner("localValue")?;
-        let value = self.cell.runtime.local_value(self.cell.rref, timeout)?;
+        let value = self.cell.runtime().local_value(&self.cell, timeout)?;
         typed(&value)
     }
 
-    /// A future of the value itself, on the owner: shared, neither copied nor encoded. PyTorch's `getFuture`.
-    /// It fails with the error of the function that makes the value or the one given by [`RRef::set_error`],
-    /// and with [`RRefError::Deleted`] when no reference is left.
+    /// A future of the value itself, on its owner: shared, neither copied nor encoded. PyTorch's `getFuture`.
+    /// Never blocks.
+    ///
+    /// The future fails with [`RRefError::Creation`] if the function that makes the value failed or
+    /// [`RRef::set_error`] was called, and with [`RRefError::Deleted`] when no reference is left.
     ///
     /// # Errors
-    /// [`RRefError::NotOwner`] elsewhere, and [`RRefError::Shutdown`].
+    /// [`RRefError::NotOwner`] on other workers; [`RRefError::Shutdown`].
     pub fn value_future(&self) -> Result<RRefFuture<Arc<T>>, RRefError> {
         self.check_owner("getFuture")?;
         self.cell
-            .runtime
-            .value_future(self.cell.rref, |value| typed(&value))
+            .runtime()
+            .value_future(&self.cell, |value| typed(&value))
     }
 
-    /// Whether there is a value, or the error that there is none, on the owner. Never blocks. PyTorch's
-    /// `hasValue`; see [`RRef::wait_ready`] for other workers.
+    /// Whether the value is ready or failed, on its owner. Never blocks. PyTorch's `hasValue`;
+    /// [`RRef::wait_ready`] serves other workers.
     ///
     /// # Errors
-    /// [`RRefError::NotOwner`] elsewhere, and [`RRefError::Shutdown`].
+    /// [`RRefError::NotOwner`] on other workers; [`RRefError::Shutdown`].
     pub fn has_value(&self) -> Result<bool, RRefError> {
         self.check_owner("hasValue")?;
-        self.cell.runtime.has_value(self.cell.rref)
+        self.cell.runtime().has_value(&self.cell)
     }
 
     /// [`RRef::set_value`] for a value that never leaves its owner.
@@ -240,29 +159,31 @@ impl<T: Send + Sync + 'static> RRef<T> {
     /// # Errors
     /// As [`RRef::set_value`].
     pub fn set_value_opaque(&self, value: T) -> Result<(), RRefError> {
-        self.give(Ok(Value::opaque(value)))
+        self.set(Ok(Value::opaque(value)))
     }
 
-    /// Gives a reference of [`RRefs::rref_without_value`](crate::RRefs::rref_without_value) an error instead of
-    /// a value: all that ask for the value get [`RRefError::Creation`] with this message. `false` if the
-    /// reference has a value or an error already, which stays: as in PyTorch, an error may come too late.
+    /// Sets an error instead of the value of a reference made by
+    /// [`RRefs::rref_without_value`](crate::RRefs::rref_without_value): requests for the value fail with
+    /// [`RRefError::Creation`] and this message. Returns `false` if the reference has a value or an error
+    /// already, which stays, as in PyTorch. Never blocks.
     ///
     /// # Errors
-    /// As [`RRef::set_value`], without [`RRefError::AlreadySet`].
+    /// [`RRefError::NotOwner`] on other workers; [`RRefError::Refused`] if a function makes the value;
+    /// [`RRefError::Shutdown`].
     pub fn set_error(&self, message: impl Into<String>) -> Result<bool, RRefError> {
-        match self.give(Err(message.into().into())) {
+        match self.set(Err(message.into().into())) {
             Ok(()) => Ok(true),
             Err(RRefError::AlreadySet { .. }) => Ok(false),
             Err(error) => Err(error),
         }
     }
 
-    fn give(&self, result: Result<Value, Arc<str>>) -> Result<(), RRefError> {
+    fn set(&self, result: Result<Value, Arc<str>>) -> Result<(), RRefError> {
         self.check_owner(match result {
             Ok(_) => "setValue",
             Err(_) => "setError",
         })?;
-        self.cell.runtime.give(self.cell.rref, result)
+        self.cell.runtime().set_value(self.cell.rref(), result)
     }
 
     fn check_owner(&self, operation: &'static str) -> Result<(), RRefError> {
@@ -272,27 +193,23 @@ impl<T: Send + Sync + 'static> RRef<T> {
         Err(RRefError::NotOwner {
             rref: self.cell.print().into(),
             operation,
-            me: self.cell.runtime.agent.me().clone(),
+            me: self.cell.runtime().agent.me().clone(),
             owner: self.owner(),
         })
     }
 
-    /// Waits until the owner has the value, without fetching it, for at most `timeout`. Zero checks once without
-    /// waiting for the value: the answer takes a round trip to the owner. [`Duration::MAX`] waits without limit.
+    /// Blocks until the owner has the value, without fetching it, for at most `timeout`. Zero checks once: on
+    /// another worker that takes one round trip to the owner, bounded by the agent's timeout.
     ///
     /// # Errors
-    /// [`RRefError::TimedOut`] if the value is missing then; [`RRefError::Creation`] if there will be none;
-    /// others of [`RRefError`].
-    pub fn wait_ready(&self, timeout: Duration) -> Result<(), RRefError> {
-        let runtime = &self.cell.runtime;
-        if timeout.is_zero() {
-            return runtime.check_value(&self.cell);
-        }
-        runtime.await_value(&self.cell, timeout)
+    /// [`RRefError::TimedOut`] if the value is not ready by then; [`RRefError::Creation`] if its function
+    /// failed; [`RRefError::OwnerLost`]; any other [`RRefError`] if the request fails.
+    pub fn wait_ready(&self, timeout: Option<Duration>) -> Result<(), RRefError> {
+        self.cell.runtime().wait_ready(&self.cell, timeout)
     }
 
-    /// Has a registered method run with the value and these arguments, where the value is, and waits for
-    /// its result, for at most the agent's timeout. After that the method may go on.
+    /// Runs a registered method on the value, where the value is, and blocks until its result arrives, for at
+    /// most the agent's timeout. The method may continue after a timeout.
     ///
     /// ```no_run
     /// # fn f(counter: &rref::RRef<std::sync::Mutex<u64>>) -> Result<(), rref::RRefError> {
@@ -302,7 +219,9 @@ impl<T: Send + Sync + 'static> RRef<T> {
     /// ```
     ///
     /// # Errors
-    /// [`RRefError`].
+    /// [`RRefError::Function`] if the method failed; [`RRefError::Creation`] if there is no value;
+    /// [`RRefError::OwnerLost`]; [`RRefError::Rpc`] after a timeout; any other [`RRefError`] if the reference
+    /// or an argument cannot be used.
     pub fn rpc_sync<A: Serialize, R: DeserializeOwned>(
         &self,
         method: &str,
@@ -311,38 +230,38 @@ impl<T: Send + Sync + 'static> RRef<T> {
         self.rpc_sync_with(method, arguments, CallOptions::default())
     }
 
-    /// [`RRef::rpc_sync`] with options.
+    /// [`RRef::rpc_sync`] with options, which set the timeout.
     ///
     /// # Errors
-    /// [`RRefError`].
+    /// As [`RRef::rpc_sync`].
     pub fn rpc_sync_with<A: Serialize, R: DeserializeOwned>(
         &self,
         method: &str,
         arguments: A,
         options: CallOptions,
     ) -> Result<R, RRefError> {
-        let runtime = &self.cell.runtime;
-        let call = runtime.call_value(&self.cell, method, &arguments, options)?;
+        let runtime = self.cell.runtime();
+        let call = runtime.call_method(&self.cell, method, &arguments, options)?;
         call.wait(runtime)
     }
 
-    /// [`RRef::rpc_sync`] without waiting.
+    /// [`RRef::rpc_sync`] without blocking.
     ///
     /// # Errors
-    /// What is known at once; the rest is the future's.
+    /// Those that are known at once; the future reports the others.
     pub fn rpc_async<A: Serialize, R: DeserializeOwned + Clone + Send + 'static>(
         &self,
         method: &str,
         arguments: A,
         options: CallOptions,
     ) -> Result<RRefFuture<R>, RRefError> {
-        let runtime = &self.cell.runtime;
-        let call = runtime.call_value(&self.cell, method, &arguments, options)?;
+        let runtime = self.cell.runtime();
+        let call = runtime.call_method(&self.cell, method, &arguments, options)?;
         Ok(call.into_future(runtime))
     }
 
-    /// Has a registered method run with the value and these arguments, where the value is, and its result
-    /// kept there: returns a reference to that, at once.
+    /// Runs a registered method on the value, keeps its result there, and returns a reference to the result.
+    /// Never blocks.
     ///
     /// # Errors
     /// As [`RRefs::remote`](crate::RRefs::remote).
@@ -351,9 +270,8 @@ impl<T: Send + Sync + 'static> RRef<T> {
         method: &str,
         arguments: A,
     ) -> Result<RRef<R>, RRefError> {
-        let runtime = &self.cell.runtime;
-        let created = runtime.create(
-            self.cell.owner,
+        let created = self.cell.runtime().create(
+            self.cell.owner(),
             Some(&self.cell),
             method,
             &arguments,
@@ -365,39 +283,42 @@ impl<T: Send + Sync + 'static> RRef<T> {
 }
 
 impl<T: Serialize + Send + Sync + 'static> RRef<T> {
-    /// Gives a reference of [`RRefs::rref_without_value`](crate::RRefs::rref_without_value) its value, once, on
-    /// its owner. All that wait for it get it. Never blocks.
+    /// Sets the value of a reference made by
+    /// [`RRefs::rref_without_value`](crate::RRefs::rref_without_value), once, on its owner. Answers all
+    /// requests that wait for it. Never blocks.
     ///
     /// # Errors
-    /// [`RRefError::AlreadySet`]; [`RRefError::NotOwner`] elsewhere; [`RRefError::Refused`] if a function makes
-    /// the value; [`RRefError::Shutdown`]. The value is dropped then.
+    /// [`RRefError::AlreadySet`]; [`RRefError::NotOwner`] on other workers; [`RRefError::Refused`] if a
+    /// function makes the value; [`RRefError::Shutdown`]. The value is dropped then.
     pub fn set_value(&self, value: T) -> Result<(), RRefError> {
-        self.give(Ok(Value::of(value)))
+        self.set(Ok(Value::of(value)))
     }
 }
 
 impl<T: DeserializeOwned> RRef<T> {
-    /// A copy of the value. Waits until it is there, for at most `timeout`; zero: for ever.
-    ///
-    /// Each call fetches it again, and the owner encodes it again: the value of a `Mutex` when it is free.
+    /// A copy of the value, fetched from its owner. Blocks until the value is ready, for at most `timeout`.
     /// May be called from a function that the agent runs.
     ///
+    /// Each call fetches and encodes the value again; a `Mutex` is encoded under its lock. Zero does not wait
+    /// for the value to be made: it takes two round trips, each bounded by the agent's timeout.
+    ///
     /// # Errors
-    /// [`RRefError`]. An error of the creation ends the wait at once, as the owner's death does.
-    pub fn to_here(&self, timeout: Duration) -> Result<T, RRefError> {
-        let runtime = &self.cell.runtime;
-        let fetch = runtime.fetch(&self.cell, timeout)?;
-        fetch.wait_or_failure(runtime, &self.cell)
+    /// [`RRefError::TimedOut`] if the value is not ready by then; [`RRefError::Creation`] if its function
+    /// failed, at once; [`RRefError::OwnerLost`] when the owner is lost; [`RRefError::Opaque`] if the value
+    /// has no encoding; any other [`RRefError`] if the request fails.
+    pub fn to_here(&self, timeout: Option<Duration>) -> Result<T, RRefError> {
+        let fetch = self.cell.runtime().fetch(&self.cell, timeout)?;
+        fetch.wait_or_failure(&self.cell)
     }
 }
 
 impl<T: DeserializeOwned + Clone + Send + 'static> RRef<T> {
-    /// [`RRef::to_here`] without waiting.
+    /// [`RRef::to_here`] without blocking.
     ///
     /// # Errors
-    /// What is known at once; the rest is the future's.
-    pub fn fetch(&self, timeout: Duration) -> Result<RRefFuture<T>, RRefError> {
-        let runtime = &self.cell.runtime;
+    /// Those that are known at once; the future reports the others.
+    pub fn fetch(&self, timeout: Option<Duration>) -> Result<RRefFuture<T>, RRefError> {
+        let runtime = self.cell.runtime();
         Ok(runtime.fetch(&self.cell, timeout)?.into_future(runtime))
     }
 }
@@ -413,11 +334,6 @@ fn typed<T: Send + Sync + 'static>(value: &Value) -> Result<Arc<T>, RRefError> {
     })
 }
 
-/// As the fork data of a value of this type have it.
-pub(crate) fn type_name_of<T>() -> &'static str {
-    cut(type_name::<T>(), TYPE_NAME_BYTES_MAX)
-}
-
 impl<T> Clone for RRef<T> {
     fn clone(&self) -> Self {
         Self::of(Arc::clone(&self.cell))
@@ -426,7 +342,7 @@ impl<T> Clone for RRef<T> {
 
 impl<T> PartialEq for RRef<T> {
     fn eq(&self, other: &Self) -> bool {
-        self.cell.rref == other.cell.rref
+        self.id() == other.id()
     }
 }
 
@@ -434,7 +350,7 @@ impl<T> Eq for RRef<T> {}
 
 impl<T> Hash for RRef<T> {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        self.cell.rref.hash(state);
+        self.id().hash(state);
     }
 }
 
@@ -451,19 +367,19 @@ impl<T> fmt::Debug for RRef<T> {
     }
 }
 
-/// Only for a message of this crate that is being packed; elsewhere an error.
+/// Works only while a message of this crate is packed; an error elsewhere.
 impl<T> Serialize for RRef<T> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let number = carry::put(&self.cell).map_err(S::Error::custom)?;
+        let number = packing::put(&self.cell).map_err(S::Error::custom)?;
         serializer.serialize_u32(number)
     }
 }
 
-/// Only from a message of this crate that is being unpacked; elsewhere an error.
+/// Works only while a message of this crate is unpacked; an error elsewhere.
 impl<'de, T> Deserialize<'de> for RRef<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let number = u32::deserialize(deserializer)?;
-        let cell = carry::take(number, type_name_of::<T>()).map_err(D::Error::custom)?;
+        let cell = packing::take(number, type_name_of::<T>()).map_err(D::Error::custom)?;
         Ok(Self::of(cell))
     }
 }

@@ -1,12 +1,21 @@
-//! How references behave when things go slowly or wrong.
+//! The options of a worker's references.
 
 use std::time::Duration;
 
-use rpc_agent::RetryOptions;
+use rpc_agent::{RetryOptions, RetryOptionsError};
 
 use crate::context::Timing;
 
-/// How references behave; all has a default.
+/// Retries and timers of a worker's references. [`RRefs::register_with`](crate::RRefs::register_with) checks
+/// them.
+///
+/// ```
+/// use std::time::Duration;
+/// use rref::RRefOptions;
+///
+/// let options = RRefOptions::new().with_probe_after(Duration::from_secs(5));
+/// # drop(options);
+/// ```
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct RRefOptions {
@@ -16,35 +25,39 @@ pub struct RRefOptions {
 }
 
 impl RRefOptions {
-    /// How messages about references are repeated. All of them may be, creations included: a function
-    /// still runs once. Default: 8 retries, the first after 0.2 s and the last after about 10 s of pauses
-    /// in all; what has failed then is tried again at a low rate.
+    /// The defaults.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// How messages about references are retried, creations included; a creation's function still runs once.
+    /// The attempt timeout is [`RRefOptions::with_attempt_timeout`]'s.
+    ///
+    /// Default: 8 retries after pauses of 0.2 s to 4 s, 10 s in all, about what a short network outage takes.
+    /// A message whose retries are exhausted is sent again later: see [`RRefOptions::with_resend_after`].
     pub fn with_retries(mut self, retries: RetryOptions) -> Self {
         self.retries = retries;
         self
     }
 
-    /// How long one attempt waits for its answer; zero: for ever. Default 10 s.
-    pub fn with_attempt_timeout(mut self, timeout: Duration) -> Self {
-        // An attempt has no zero, and `MAX` for this.
-        self.attempt_timeout = if timeout.is_zero() {
-            Duration::MAX
-        } else {
-            timeout
-        };
+    /// How long one attempt waits for its answer. `None`: until the connection is lost. A time below 1 ms counts
+    /// as 1 ms. Default 10 s, as that of [`RetryOptions`].
+    pub fn with_attempt_timeout(mut self, timeout: Option<Duration>) -> Self {
+        self.attempt_timeout = timeout.map_or(Duration::MAX, at_least_a_millisecond);
         self
     }
 
-    /// How long a reference may be under way in an answer before its receiver is asked whether it has come:
-    /// what was lost is known then, and freed. An answer that takes longer is refused when it comes. Default
-    /// 30 s.
+    /// How long a reference may be under way in an answer before its receiver is asked whether it has arrived.
+    /// A lost one is freed then, and a later answer is refused. [`Duration::MAX`]: never asked. A time below
+    /// 1 ms counts as 1 ms. Default 30 s, well above the time that an answer takes.
     pub fn with_probe_after(mut self, time: Duration) -> Self {
         self.timing.probe_after = time;
         self
     }
 
-    /// How long a message whose retries are used up waits for a sign of life of its receiver before it is
-    /// tried all the same. Default 10 s.
+    /// How long a message whose retries are exhausted waits for any message of its receiver before it is sent
+    /// again. [`Duration::MAX`]: until the receiver is heard from. A time below 1 ms counts as 1 ms. Default
+    /// 10 s, so that a silent receiver gets few messages.
     pub fn with_resend_after(mut self, time: Duration) -> Self {
         self.timing.resend_after = time;
         self
@@ -54,18 +67,27 @@ impl RRefOptions {
         self.timing
     }
 
-    /// The retries of a message whose answer is waited for so long; `None`: as long as they go.
+    /// Checks the options.
+    pub(crate) fn validate(&self) -> Result<(), RetryOptionsError> {
+        self.retries_within(None).validate()
+    }
+
+    /// The retries of a message that is to be answered within `timeout`; `None`: as long as they go on.
     pub(crate) fn retries_within(&self, timeout: Option<Duration>) -> RetryOptions {
         let retries = self.retries.clone();
-        let Some(timeout) = timeout.filter(|timeout| !timeout.is_zero()) else {
+        let Some(timeout) = timeout.map(at_least_a_millisecond) else {
             return retries.with_attempt_timeout(self.attempt_timeout);
         };
         let attempt = self.attempt_timeout.min(timeout);
         retries
             .with_attempt_timeout(attempt)
-            // An attempt that begins by then is over in time.
+            // An attempt that begins by then ends in time.
             .with_total_time_max(timeout.saturating_sub(attempt))
     }
+}
+
+fn at_least_a_millisecond(time: Duration) -> Duration {
+    time.max(Duration::from_millis(1))
 }
 
 impl Default for RRefOptions {

@@ -19,11 +19,22 @@ use crate::id::{ForkId, GloballyUniqueId, RRefId};
 /// The first byte of every message.
 const VERSION: u8 = 1;
 
+/// The agent functions that serve references.
+pub(crate) const CREATE: &str = "rref/create";
+pub(crate) const CONTROL: &str = "rref/control";
+pub(crate) const FETCH: &str = "rref/fetch";
+pub(crate) const AWAIT: &str = "rref/await";
+pub(crate) const READY: &str = "rref/ready";
+pub(crate) const CALL: &str = "rref/call";
+pub(crate) const RUN: &str = "rref/run";
+pub(crate) const HOLDS: &str = "rref/holds";
+pub(crate) const ALIVE: &str = "rref/alive";
+
 /// The longest type name, in bytes. A longer one is cut where it is given.
-pub const TYPE_NAME_BYTES_MAX: usize = 1024;
+pub(crate) const TYPE_NAME_BYTES_MAX: usize = 1024;
 
 /// What is kept of an error's text, in bytes.
-pub const ERROR_BYTES_MAX: usize = 64 << 10;
+pub(crate) const ERROR_BYTES_MAX: usize = 64 << 10;
 
 /// The most deletions in one message.
 pub const DELETES_MAX: usize = 128;
@@ -470,7 +481,28 @@ pub enum DecodeError {
     },
 }
 
-/// The longest part of `text` that has at most `max` bytes.
+/// Appends the head of a [`RUN`] request: the function's name, behind its length in one byte.
+pub(crate) fn join_name(function: &str, bytes: &mut Vec<u8>) -> Result<(), String> {
+    let len = u8::try_from(function.len()).map_err(|_| {
+        format!(
+            "a function name has at most 255 bytes, this one has {}",
+            function.len()
+        )
+    })?;
+    bytes.push(len);
+    bytes.extend_from_slice(function.as_bytes());
+    Ok(())
+}
+
+/// Splits a [`RUN`] request into the function's name and its arguments.
+pub(crate) fn split_name(payload: &Bytes) -> Option<(String, Bytes)> {
+    let (&len, rest) = payload.split_first()?;
+    let (name, _) = rest.split_at_checked(usize::from(len))?;
+    let name = std::str::from_utf8(name).ok()?.to_owned();
+    Some((name, payload.slice(1 + usize::from(len)..)))
+}
+
+/// The longest prefix of `text` that has at most `max` bytes.
 pub(crate) fn cut(text: &str, max: usize) -> &str {
     if text.len() <= max {
         return text;

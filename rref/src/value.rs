@@ -1,6 +1,6 @@
-//! A value on its owner, whatever its type.
+//! A value on its owner, with its type erased.
 //!
-//! Knows how to make bytes of it, if its type can, and nothing of references.
+//! Encodes itself if its type implements `Serialize`. Knows neither references nor the agent.
 
 use std::any::{Any, type_name};
 use std::fmt;
@@ -8,34 +8,34 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-use crate::carry;
-use crate::handle::type_name_of;
+use crate::codec;
+use crate::codec::type_name_of;
 
-/// What can be done with a value whose type has an encoding.
+/// The operations of a type that implements `Serialize`.
 #[derive(Clone, Copy)]
 struct Codec {
     encode: fn(&(dyn Any + Send + Sync)) -> Result<Vec<u8>, String>,
-    walk: fn(&(dyn Any + Send + Sync)),
+    visit: fn(&(dyn Any + Send + Sync)),
 }
 
-/// A value that references are to. Cheap to clone: the value itself is shared.
+/// The value of a reference. Clones share it.
 #[derive(Clone)]
 pub(crate) struct Value {
     held: Arc<dyn Any + Send + Sync>,
     type_name: &'static str,
-    /// `None` for a value that never leaves its owner.
+    /// `None` for an opaque value, which never leaves its owner.
     codec: Option<Codec>,
 }
 
 impl Value {
-    /// A value that can be fetched.
+    /// A value that other workers can fetch.
     pub(crate) fn of<T: Serialize + Send + Sync + 'static>(value: T) -> Self {
         Self {
             held: Arc::new(value),
             type_name: type_name_of::<T>(),
             codec: Some(Codec {
                 encode: encode::<T>,
-                walk: walk::<T>,
+                visit: visit::<T>,
             }),
         }
     }
@@ -53,17 +53,17 @@ impl Value {
         self.type_name
     }
 
-    /// The value itself, if it is one of `T`.
+    /// The value itself, if its type is `T`.
     pub(crate) fn downcast<T: Send + Sync + 'static>(&self) -> Option<Arc<T>> {
         Arc::clone(&self.held).downcast().ok()
     }
 
-    /// Whether it never leaves its owner.
+    /// Whether the value has no encoding, and so never leaves its owner.
     pub(crate) const fn is_opaque(&self) -> bool {
         self.codec.is_none()
     }
 
-    /// Its bytes, for a message that is being packed.
+    /// The value's postcard bytes.
     pub(crate) fn encode(&self) -> Result<Vec<u8>, String> {
         match self.codec {
             Some(codec) => (codec.encode)(&*self.held),
@@ -71,11 +71,11 @@ impl Value {
         }
     }
 
-    /// Goes through all of it as [`Value::encode`] does, without making bytes: the references in it are
-    /// met. Through nothing of a value that never leaves its owner.
-    pub(crate) fn walk(&self) {
+    /// Serializes the value without keeping bytes, so that its references are visited. Does nothing for an
+    /// opaque value.
+    pub(crate) fn visit(&self) {
         if let Some(codec) = self.codec {
-            (codec.walk)(&*self.held);
+            (codec.visit)(&*self.held);
         }
     }
 }
@@ -88,14 +88,14 @@ impl fmt::Debug for Value {
 
 fn encode<T: Serialize + 'static>(value: &(dyn Any + Send + Sync)) -> Result<Vec<u8>, String> {
     match value.downcast_ref::<T>() {
-        Some(value) => carry::encode(value),
-        None => Err(format!("the value is no `{}`", type_name::<T>())),
+        Some(value) => codec::encode(value),
+        None => Err(format!("the value is not a `{}`", type_name::<T>())),
     }
 }
 
-fn walk<T: Serialize + 'static>(value: &(dyn Any + Send + Sync)) {
+fn visit<T: Serialize + 'static>(value: &(dyn Any + Send + Sync)) {
     if let Some(value) = value.downcast_ref::<T>() {
-        carry::walk(value);
+        codec::visit(value);
     }
 }
 
@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_value_is_given_out_as_its_own_type_only() {
+    fn a_value_downcasts_to_its_own_type_only() {
         let value = Value::of(7_u64);
         assert_eq!(value.downcast::<u64>().as_deref(), Some(&7));
         assert!(value.downcast::<i64>().is_none());
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn an_opaque_value_has_no_bytes() {
+    fn an_opaque_value_has_no_encoding() {
         struct Socket;
         let value = Value::opaque(Socket);
         assert!(value.is_opaque());

@@ -86,7 +86,7 @@ fn users_of_a_killed_owner_get_an_error_that_names_it() {
     let _watchdog = Watchdog::start("users_of_a_killed_owner", LIMIT);
     let mut group = Group::of_changing_size(PROGRAMS, &["a", "b"]);
     let value = list(&group, "a", &[1]);
-    value.wait_ready(LIMIT).expect("it is made");
+    value.wait_ready(Some(LIMIT)).expect("it is made");
     keep(&group, "b", "value", &value);
     let rrefs = group.driver.rrefs.clone();
     let unmade: RRef<List> = rrefs
@@ -214,7 +214,7 @@ fn calls_to_a_stopped_worker_meet_their_deadlines_and_no_others_do() {
     let group = Group::of_fixed_size(PROGRAMS, &["a", "b"]);
     let agent = group.driver.agent.handle();
     let held = list(&group, "a", &[1]);
-    held.wait_ready(LIMIT).expect("it is made");
+    held.wait_ready(Some(LIMIT)).expect("it is made");
     keep(&group, "b", "held", &held);
     assert_eq!(group.ask::<_, usize>("b", "push through", ("held", 1)), 2);
     group.process("a").pause();

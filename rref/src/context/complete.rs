@@ -11,7 +11,12 @@ use crate::id::RRefId;
 
 impl<V: Clone> RRefContext<V> {
     /// The function that makes a value has returned, or failed.
-    pub fn function_finished(&mut self, now: Instant, rref: RRefId, result: Result<V, Arc<str>>) {
+    pub(crate) fn function_finished(
+        &mut self,
+        now: Instant,
+        rref: RRefId,
+        result: Result<V, Arc<str>>,
+    ) {
         match self.owned.get(&rref) {
             Some(owned) if matches!(owned.value, Value::Running) => {
                 let value = match result {
@@ -34,7 +39,7 @@ impl<V: Clone> RRefContext<V> {
     ///
     /// # Errors
     /// [`GiveError`].
-    pub fn give(
+    pub(crate) fn give(
         &mut self,
         now: Instant,
         rref: RRefId,

@@ -28,7 +28,7 @@ impl<V: Clone> RRefContext<V> {
     ///
     /// # Errors
     /// [`UserError::ShutDown`].
-    pub fn create_local(
+    pub(crate) fn create_local(
         &mut self,
         now: Instant,
         type_name: &str,
@@ -45,7 +45,11 @@ impl<V: Clone> RRefContext<V> {
     ///
     /// # Errors
     /// [`UserError::ShutDown`].
-    pub fn create_here(&mut self, now: Instant, type_name: &str) -> Result<RRefId, UserError> {
+    pub(crate) fn create_here(
+        &mut self,
+        now: Instant,
+        type_name: &str,
+    ) -> Result<RRefId, UserError> {
         self.create_owned(now, type_name, Value::Running)
     }
 
@@ -54,7 +58,11 @@ impl<V: Clone> RRefContext<V> {
     ///
     /// # Errors
     /// [`UserError::ShutDown`].
-    pub fn create_promised(&mut self, now: Instant, type_name: &str) -> Result<RRefId, UserError> {
+    pub(crate) fn create_promised(
+        &mut self,
+        now: Instant,
+        type_name: &str,
+    ) -> Result<RRefId, UserError> {
         self.create_owned(now, type_name, Value::Promised)
     }
 
@@ -84,7 +92,7 @@ impl<V: Clone> RRefContext<V> {
     ///
     /// # Errors
     /// [`UserError::ShutDown`], and [`UserError::OwnerIsHere`] when `owner` is this worker.
-    pub fn create_remote(
+    pub(crate) fn create_remote(
         &mut self,
         now: Instant,
         owner: WorkerId,

@@ -10,7 +10,7 @@ use crate::id::ForkId;
 impl<V: Clone> RRefContext<V> {
     /// The last clone of an `RRef` is gone. A handle that the end of the references has taken may be given
     /// back all the same.
-    pub fn drop_handle(&mut self, now: Instant, handle: Handle) {
+    pub(crate) fn drop_handle(&mut self, now: Instant, handle: Handle) {
         match handle {
             Handle::Owner(rref) => {
                 if let Some(owned) = self.owned.get_mut(&rref) {

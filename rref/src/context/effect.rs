@@ -10,11 +10,11 @@ use crate::id::{ForkId, RRefId};
 use crate::protocol::{Answer, Message};
 
 /// Names a request that waits for its answer. Drawn by the shell; unique among those that are open.
-pub type RequestToken = u64;
+pub(crate) type RequestToken = u64;
 
 /// Which of the context's own messages it is, in the report of its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Control {
+pub(crate) enum Control {
     /// The creation of a value, by the creator's user.
     Create(ForkId),
     /// A child's registration.
@@ -38,7 +38,7 @@ pub enum Control {
 
 /// What the shell does, outside of its lock and in this order.
 #[derive(Clone, PartialEq, Eq, Hash)]
-pub enum Effect<V> {
+pub(crate) enum Effect<V> {
     /// Send, with retries (each message may run twice at its receiver), and report the end once by
     /// [`control_finished`](crate::context::RRefContext::control_finished).
     Send {
@@ -140,7 +140,7 @@ impl<V: std::fmt::Debug> std::fmt::Debug for Effect<V> {
 
 /// How a message that was sent with retries has ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Delivery {
+pub(crate) enum Delivery {
     /// The peer answered.
     Answered {
         /// The incarnation of who answered.
@@ -158,7 +158,7 @@ pub enum Delivery {
 
 /// What a reference travels in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Carrier {
+pub(crate) enum Carrier {
     /// A call, of which the sender learns how it ends. While it goes on its references are not asked for: it
     /// may wait for a thread of its receiver for long.
     Call,
@@ -168,7 +168,7 @@ pub enum Carrier {
 
 /// What a program holds: all clones of an `RRef` together hold one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Handle {
+pub(crate) enum Handle {
     /// Of a value of this worker.
     Owner(RRefId),
     /// Of a value of another worker.
@@ -177,16 +177,16 @@ pub enum Handle {
 
 /// A reference that came in a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Received {
+pub(crate) struct Received {
     /// To be given back by [`RRefContext::drop_handle`].
-    pub handle: Handle,
+    pub(crate) handle: Handle,
     /// Whether the owner knows it; if not, [`Effect::Confirmed`] or [`Effect::Failed`] comes.
-    pub is_confirmed: bool,
+    pub(crate) is_confirmed: bool,
 }
 
 /// How far a user is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum UserStatus {
+pub(crate) enum UserStatus {
     /// The owner has not answered.
     Pending,
     /// The owner knows it.

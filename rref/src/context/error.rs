@@ -9,7 +9,7 @@ use crate::id::{ForkId, RRefId};
 /// Why a user is of no use.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
-pub enum UserError {
+pub(crate) enum UserError {
     /// The owner did not create the value.
     #[error("the creation of the reference's value failed: {0}")]
     CreationFailed(Arc<str>),
@@ -37,7 +37,7 @@ pub enum UserError {
 /// Why there is no value.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
-pub enum FetchError {
+pub(crate) enum FetchError {
     /// Nobody referred to it any more.
     #[error("the value of the reference {0} has been deleted")]
     Deleted(RRefId),
@@ -64,7 +64,7 @@ pub enum FetchError {
 /// Why a reference does not take a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum GiveError {
+pub(crate) enum GiveError {
     /// It has a value or an error.
     #[error("the reference has a value or an error already")]
     AlreadyGiven,
@@ -79,7 +79,7 @@ pub enum GiveError {
 /// Why a reference cannot be sent.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
-pub enum ForkError {
+pub(crate) enum ForkError {
     /// The user is of no use.
     #[error(transparent)]
     User(#[from] UserError),
@@ -91,7 +91,7 @@ pub enum ForkError {
 /// Why a reference that came in a message is not accepted.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
-pub enum ReceiveError {
+pub(crate) enum ReceiveError {
     /// A message is decoded once, and not after its sender was told that it had not come.
     #[error("the fork {0} was received before, or given up by its sender")]
     ReceivedBefore(ForkId),

@@ -13,7 +13,7 @@ use crate::id::RRefId;
 impl<V: Clone> RRefContext<V> {
     /// Asks for a value of this worker, which [`Effect::AnswerFetch`] brings, at the deadline at the
     /// latest.
-    pub fn fetch(
+    pub(crate) fn fetch(
         &mut self,
         now: Instant,
         token: RequestToken,

@@ -23,7 +23,7 @@ impl<V: Clone> RRefContext<V> {
     ///
     /// # Errors
     /// [`ForkError`].
-    pub fn fork(
+    pub(crate) fn fork(
         &mut self,
         now: Instant,
         handle: Handle,
@@ -95,7 +95,7 @@ impl<V: Clone> RRefContext<V> {
     /// [`fork_has_arrived`](Self::fork_has_arrived), [`undo_fork`](Self::undo_fork) or
     /// [`fork_outcome_unknown`](Self::fork_outcome_unknown). That of a creation, which is answered before
     /// the references in it are looked at, is told by this with [`Carrier::Answer`].
-    pub fn commit_fork(&mut self, now: Instant, data: &ForkData, carrier: Carrier) {
+    pub(crate) fn commit_fork(&mut self, now: Instant, data: &ForkData, carrier: Carrier) {
         let before = self.arrival(data.rref, data.fork);
         if matches!(before, Some(Arrival::Encoding | Arrival::InCall)) {
             let arrival = match carrier {
@@ -108,7 +108,7 @@ impl<V: Clone> RRefContext<V> {
 
     /// The call with this fork was answered by its receiver, which has taken the references in it. What the
     /// owner has sent need not be asked for then; a child's registration is still to come.
-    pub fn fork_has_arrived(&mut self, now: Instant, data: &ForkData) {
+    pub(crate) fn fork_has_arrived(&mut self, now: Instant, data: &ForkData) {
         let (rref, fork) = (data.rref, data.fork);
         if self.holder(rref, fork).is_some() {
             self.set_arrival(rref, fork, Arrival::Arrived);
@@ -118,12 +118,12 @@ impl<V: Clone> RRefContext<V> {
     }
 
     /// The message with this fork was not made, or it is certain that it has not arrived.
-    pub fn undo_fork(&mut self, now: Instant, data: &ForkData) {
+    pub(crate) fn undo_fork(&mut self, now: Instant, data: &ForkData) {
         self.fork_is_not_there(now, data.rref, data.fork);
     }
 
     /// The message with this fork was sent, and what became of it is not known: its receiver is asked.
-    pub fn fork_outcome_unknown(&mut self, now: Instant, data: &ForkData) {
+    pub(crate) fn fork_outcome_unknown(&mut self, now: Instant, data: &ForkData) {
         self.probe(now, data.rref, data.fork);
     }
 
@@ -131,7 +131,7 @@ impl<V: Clone> RRefContext<V> {
     ///
     /// # Errors
     /// [`ReceiveError`].
-    pub fn receive_fork(
+    pub(crate) fn receive_fork(
         &mut self,
         now: Instant,
         data: &ForkData,

@@ -41,6 +41,7 @@ mod peer;
 mod peer_lost;
 mod probe;
 mod receive;
+mod rows;
 mod send;
 mod shutdown;
 mod snapshot;
@@ -52,9 +53,12 @@ mod user;
 #[cfg(test)]
 mod tests;
 
-pub use effect::{Carrier, Control, Delivery, Effect, Handle, Received, RequestToken, UserStatus};
-pub use error::{FetchError, ForkError, GiveError, ReceiveError, UserError};
-pub use snapshot::{
-    ChildRow, ControlRow, ForkRow, Missing, OwnedRow, Snapshot, TableSizes, UserRow,
+pub(crate) use effect::{Carrier, Control, Delivery, Effect, Handle, RequestToken, UserStatus};
+pub(crate) use error::{FetchError, ForkError, GiveError, ReceiveError, UserError};
+pub(crate) use peer_lost::LossReport;
+pub(crate) use state::{RRefContext, Timing};
+
+pub use rows::{
+    ChildRow, ForkRow, MessageKind, MessageRow, MissingKind, OwnedRow, Snapshot, TableSizes,
+    UserRow, UserState, ValueState,
 };
-pub use state::{RRefContext, Timing};

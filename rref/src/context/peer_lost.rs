@@ -13,10 +13,50 @@ use super::user::{InVain, State, User};
 use crate::id::{ForkId, RRefId};
 use crate::protocol::Answer;
 
+/// What the report of an ended process led to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LossReport {
+    /// Another process of the worker was heard from since the report was made: make it again.
+    Outdated,
+    /// The worker is connected as a later process.
+    Replaced,
+    /// The worker is lost.
+    Lost {
+        /// Whether it owned, used or was sent anything here.
+        was_involved: bool,
+    },
+}
+
 impl<V: Clone> RRefContext<V> {
+    /// A process of a worker has ended. `connected` is the process that the transport was last connected to,
+    /// read after [`RRefContext::incarnation_of`] was `heard`.
+    ///
+    /// The report says nothing about a process that was heard from in between, so it is discarded then.
+    pub(crate) fn process_ended(
+        &mut self,
+        now: Instant,
+        worker: WorkerId,
+        incarnation: Option<u64>,
+        connected: Option<u64>,
+        heard: Option<u64>,
+    ) -> LossReport {
+        if self.incarnation_of(worker) != heard {
+            return LossReport::Outdated;
+        }
+        if connected != incarnation {
+            if let Some(connected) = connected {
+                self.hear(now, worker, connected);
+            }
+            return LossReport::Replaced;
+        }
+        let was_involved = self.has_part(worker);
+        self.peer_lost(now, worker, incarnation);
+        LossReport::Lost { was_involved }
+    }
+
     /// A worker gave a sign of life; `false` if it is of a process that was given up. A new process is the
     /// end of the one before.
-    pub fn hear(&mut self, now: Instant, worker: WorkerId, incarnation: u64) -> bool {
+    pub(crate) fn hear(&mut self, now: Instant, worker: WorkerId, incarnation: u64) -> bool {
         let known = self.peers.get(&worker).and_then(|peer| peer.incarnation);
         if known != Some(incarnation) {
             if self.is_former(worker, incarnation) {
@@ -40,7 +80,7 @@ impl<V: Clone> RRefContext<V> {
     /// for that of a new one.
     ///
     /// If it lives all the same, it is not heard any more. A later process of the same worker is.
-    pub fn peer_lost(&mut self, now: Instant, worker: WorkerId, incarnation: Option<u64>) {
+    pub(crate) fn peer_lost(&mut self, now: Instant, worker: WorkerId, incarnation: Option<u64>) {
         let known = self.incarnation_of(worker);
         if let Some(lost) = incarnation
             && known.is_some_and(|known| known != lost)
@@ -78,13 +118,13 @@ impl<V: Clone> RRefContext<V> {
 
     /// Which process of a worker was heard of last; none if that was given up.
     #[must_use]
-    pub fn incarnation_of(&self, worker: WorkerId) -> Option<u64> {
+    pub(crate) fn incarnation_of(&self, worker: WorkerId) -> Option<u64> {
         self.peers.get(&worker)?.incarnation
     }
 
     /// Whether a worker has anything to do with what is here: a value, a user, a message.
     #[must_use]
-    pub fn has_part(&self, worker: WorkerId) -> bool {
+    pub(crate) fn has_part(&self, worker: WorkerId) -> bool {
         let holds = |owned: &Owned<V>| owned.forks.values().any(|holder| holder.worker == worker);
         self.users.values().any(|user| user.owner == worker)
             || self.children.values().any(|child| child.to == worker)

@@ -17,7 +17,7 @@ impl<V: Clone> RRefContext<V> {
     ///
     /// For [`Message::Call`] the value is given to the shell, as for a fetch; what is to be run on it the
     /// shell keeps.
-    pub fn receive(
+    pub(crate) fn receive(
         &mut self,
         now: Instant,
         from: WorkerId,
@@ -136,7 +136,12 @@ impl<V: Clone> RRefContext<V> {
     }
 
     /// A message of [`Effect::Send`] has been answered, or its retries are used up.
-    pub fn control_finished(&mut self, now: Instant, control: Control, mut delivery: Delivery) {
+    pub(crate) fn control_finished(
+        &mut self,
+        now: Instant,
+        control: Control,
+        mut delivery: Delivery,
+    ) {
         if let Some(in_vain) = self.in_vain.remove(&control) {
             return self.ended_in_vain(now, in_vain, &delivery);
         }

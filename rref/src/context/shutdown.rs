@@ -11,7 +11,7 @@ use crate::id::{ForkId, RRefId};
 impl<V: Clone> RRefContext<V> {
     /// The first step of the joint end: no new references, and all users go, whoever holds them, as soon
     /// as their registrations and their children allow.
-    pub fn delete_all_users(&mut self, now: Instant) {
+    pub(crate) fn delete_all_users(&mut self, now: Instant) {
         if self.phase == Phase::Running {
             self.phase = Phase::DeletingUsers;
         }
@@ -23,7 +23,7 @@ impl<V: Clone> RRefContext<V> {
 
     /// The second step: values without users go, and the others with their last user. A value that was not
     /// given is an error from now on.
-    pub fn sweep_unforked(&mut self, now: Instant) {
+    pub(crate) fn sweep_unforked(&mut self, now: Instant) {
         self.phase = Phase::Sweeping;
         let rrefs: Vec<RRefId> = self.owned.keys().copied().collect();
         for rref in rrefs {
@@ -33,7 +33,7 @@ impl<V: Clone> RRefContext<V> {
     }
 
     /// The agent has ended, and nothing will be answered any more: everything goes.
-    pub fn end(&mut self, now: Instant) {
+    pub(crate) fn end(&mut self, now: Instant) {
         self.phase = Phase::Sweeping;
         let users = std::mem::take(&mut self.users);
         for fork in users.into_keys() {
@@ -56,7 +56,7 @@ impl<V: Clone> RRefContext<V> {
 
     /// Whether there is no user here, and no message under way.
     #[must_use]
-    pub fn has_no_users(&self) -> bool {
+    pub(crate) fn has_no_users(&self) -> bool {
         self.users.is_empty()
             && self.children.is_empty()
             && self.outbox.sendings.is_empty()
@@ -65,7 +65,7 @@ impl<V: Clone> RRefContext<V> {
 
     /// Whether all tables are empty: no value, no user, no message under way.
     #[must_use]
-    pub fn is_drained(&self) -> bool {
+    pub(crate) fn is_drained(&self) -> bool {
         self.owned.is_empty() && self.has_no_users() && self.waiting.is_empty()
     }
 }

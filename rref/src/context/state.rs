@@ -20,13 +20,13 @@ const WAIT_MIN: Duration = Duration::from_millis(1);
 /// How long the context waits for others. A time of less than a millisecond counts as one, and one that no
 /// clock reaches is waited for without end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Timing {
+pub(crate) struct Timing {
     /// For so long a reference may be under way in an answer, or a child be unregistered, before its receiver
     /// is asked whether it has come. Default 30 s.
-    pub probe_after: Duration,
+    pub(crate) probe_after: Duration,
     /// For so long a message whose retries are used up waits for a sign of life before it is tried all the
     /// same. Default 10 s.
-    pub resend_after: Duration,
+    pub(crate) resend_after: Duration,
 }
 
 impl Default for Timing {
@@ -50,7 +50,7 @@ pub(super) enum Phase {
 
 /// One worker's references: the values that it owns and the users that it has.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct RRefContext<V> {
+pub(crate) struct RRefContext<V> {
     pub(super) me: WorkerId,
     pub(super) incarnation: u64,
     pub(super) timing: Timing,
@@ -76,7 +76,7 @@ pub struct RRefContext<V> {
 impl<V: Clone> RRefContext<V> {
     /// Without any reference. `incarnation` is drawn anew by each process, and not 0.
     #[must_use]
-    pub fn new(me: WorkerId, incarnation: u64, timing: Timing, now: Instant) -> Self {
+    pub(crate) fn new(me: WorkerId, incarnation: u64, timing: Timing, now: Instant) -> Self {
         // What is due at once, again and again, would be done without end.
         let timing = Timing {
             probe_after: timing.probe_after.max(WAIT_MIN),
@@ -103,29 +103,16 @@ impl<V: Clone> RRefContext<V> {
         }
     }
 
-    /// What is to be done now, in this order. In tests and debug builds it checks the
-    /// invariants, while the tables are small: a test fails, else the log tells.
-    pub fn take_effects(&mut self) -> Vec<Effect<V>> {
-        #[cfg(any(test, debug_assertions))]
-        self.debug_check();
+    /// The effects of the steps since the last call, to be carried out in this order.
+    pub(crate) fn take_effects(&mut self) -> Vec<Effect<V>> {
+        #[cfg(test)]
+        assert_eq!(self.check_small_tables(), Ok(()));
         std::mem::take(&mut self.effects)
-    }
-
-    /// This worker.
-    #[must_use]
-    pub fn me(&self) -> WorkerId {
-        self.me
-    }
-
-    /// Of this process.
-    #[must_use]
-    pub fn incarnation(&self) -> u64 {
-        self.incarnation
     }
 
     /// Who owns what a handle refers to.
     #[must_use]
-    pub fn owner_of(&self, handle: Handle) -> Option<WorkerId> {
+    pub(crate) fn owner_of(&self, handle: Handle) -> Option<WorkerId> {
         match handle {
             Handle::Owner(rref) => self.owned.contains_key(&rref).then_some(self.me),
             Handle::User(fork) => self.users.get(&fork).map(|user| user.owner),
@@ -134,7 +121,7 @@ impl<V: Clone> RRefContext<V> {
 
     /// What a handle refers to.
     #[must_use]
-    pub fn rref_of(&self, handle: Handle) -> Option<RRefId> {
+    pub(crate) fn rref_of(&self, handle: Handle) -> Option<RRefId> {
         match handle {
             Handle::Owner(rref) => Some(rref),
             Handle::User(fork) => self.users.get(&fork).map(|user| user.rref),
@@ -143,7 +130,7 @@ impl<V: Clone> RRefContext<V> {
 
     /// The type of what a handle refers to, where it is known.
     #[must_use]
-    pub fn type_name_of(&self, handle: Handle) -> Option<Arc<str>> {
+    pub(crate) fn type_name_of(&self, handle: Handle) -> Option<Arc<str>> {
         match handle {
             Handle::Owner(rref) => self.owned.get(&rref)?.type_name.clone(),
             Handle::User(fork) => self
@@ -155,7 +142,7 @@ impl<V: Clone> RRefContext<V> {
 
     /// How far a user is; none if it is gone.
     #[must_use]
-    pub fn status(&self, fork: ForkId) -> Option<UserStatus> {
+    pub(crate) fn status(&self, fork: ForkId) -> Option<UserStatus> {
         let user = self.users.get(&fork)?;
         Some(match (user.error(), &user.state) {
             (Some(error), _) => UserStatus::Failed(error),
@@ -167,12 +154,12 @@ impl<V: Clone> RRefContext<V> {
     /// Whether a user's creation was not answered in time, unless its owner has said since that it has
     /// accepted it all the same.
     #[must_use]
-    pub fn has_timed_out(&self, fork: ForkId) -> bool {
+    pub(crate) fn has_timed_out(&self, fork: ForkId) -> bool {
         self.users.get(&fork).is_some_and(|user| user.has_timed_out)
     }
 
     /// A value of this worker, or its creation's error; none while it is still to come.
-    pub fn try_value(&self, rref: RRefId) -> Option<Result<V, Arc<str>>> {
+    pub(crate) fn try_value(&self, rref: RRefId) -> Option<Result<V, Arc<str>>> {
         self.owned.get(&rref)?.value.result()
     }
 }

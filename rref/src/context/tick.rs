@@ -9,7 +9,7 @@ use super::state::{RRefContext, is_over};
 impl<V: Clone> RRefContext<V> {
     /// Does what is due: requests whose deadline has passed, messages that could not be sent, children
     /// that are under way for long. To be called at [`RRefContext::next_tick`], or more often.
-    pub fn tick(&mut self, now: Instant) {
+    pub(crate) fn tick(&mut self, now: Instant) {
         while let Some(&(deadline, token)) = self.deadlines.first()
             && deadline <= now
         {
@@ -31,7 +31,7 @@ impl<V: Clone> RRefContext<V> {
 
     /// When [`RRefContext::tick`] is to be called next; none while nothing waits for anything.
     #[must_use]
-    pub fn next_tick(&self) -> Option<Instant> {
+    pub(crate) fn next_tick(&self) -> Option<Instant> {
         let deadline = self.deadlines.first().map(|&(deadline, _)| deadline);
         let probe = match self.under_way.first() {
             Some((since, ..)) if self.outbox.probes < PROBES_MAX => {

@@ -205,3 +205,65 @@ proptest! {
         }
     }
 }
+
+proptest! {
+    #[test]
+    fn a_name_and_its_arguments_come_back_unchanged(name in "\\PC{0,60}", arguments: Vec<u8>) {
+        let mut bytes = Vec::new();
+        join_name(&name, &mut bytes).unwrap();
+        let named = bytes.len();
+        bytes.extend_from_slice(&arguments);
+        let bytes = Bytes::from(bytes);
+        prop_assert_eq!(split_name(&bytes), Some((name, Bytes::from(arguments))));
+        for end in 0..named {
+            prop_assert_eq!(split_name(&bytes.slice(..end)), None);
+        }
+    }
+
+    #[test]
+    fn any_bytes_are_a_name_and_arguments_or_none(bytes: Vec<u8>) {
+        let bytes = Bytes::from(bytes);
+        if let Some((name, arguments)) = split_name(&bytes) {
+            let mut joined = Vec::new();
+            join_name(&name, &mut joined).unwrap();
+            joined.extend_from_slice(&arguments);
+            prop_assert_eq!(joined, bytes);
+        }
+    }
+}
+
+#[test]
+fn the_longest_name_fits_and_a_longer_one_is_refused_and_leaves_no_bytes() {
+    let longest = "n".repeat(FUNCTION_NAME_BYTES_MAX);
+    let mut bytes = Vec::new();
+    join_name(&longest, &mut bytes).unwrap();
+    assert_eq!(split_name(&bytes.into()), Some((longest, Bytes::new())));
+
+    let mut bytes = Vec::new();
+    let error = join_name(&"n".repeat(FUNCTION_NAME_BYTES_MAX + 1), &mut bytes);
+    assert_eq!(
+        error,
+        Err("a function name has at most 255 bytes, this one has 256".to_owned())
+    );
+    assert!(bytes.is_empty());
+}
+
+#[test]
+fn a_name_that_is_no_utf_8_or_longer_than_the_request_is_none() {
+    for bytes in [
+        &b""[..],
+        b"\x01",
+        b"\xff",
+        b"\x03ab",
+        b"\x02\xff\xfe",
+        b"\x01\xc3\xa9",
+    ] {
+        assert_eq!(
+            split_name(&Bytes::copy_from_slice(bytes)),
+            None,
+            "{bytes:?}"
+        );
+    }
+    let empty = Some((String::new(), Bytes::new()));
+    assert_eq!(split_name(&Bytes::from_static(&[0])), empty);
+}

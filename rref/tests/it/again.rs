@@ -21,15 +21,15 @@ fn assert_ended(numbers: &[&RRef<i64>], rrefs: &RRefs) {
     for number in numbers {
         let name = number.to_string();
         let asked = [
-            ("to_here", number.to_here(PATIENCE).map(drop)),
+            ("to_here", number.to_here(Some(PATIENCE)).map(drop)),
             (
                 "fetch",
                 number
-                    .fetch(PATIENCE)
+                    .fetch(Some(PATIENCE))
                     .and_then(|fetch| fetch.wait())
                     .map(drop),
             ),
-            ("wait_ready", number.wait_ready(PATIENCE)),
+            ("wait_ready", number.wait_ready(Some(PATIENCE))),
             (
                 "rpc_sync",
                 number.rpc_sync::<_, i64>("double", ()).map(drop),
@@ -47,13 +47,13 @@ fn assert_ended(numbers: &[&RRef<i64>], rrefs: &RRefs) {
             );
         }
         if number.is_owner() {
-            let value = number.local_value(PATIENCE);
+            let value = number.local_value(Some(PATIENCE));
             assert!(
                 matches!(value, Err(RRefError::Shutdown)),
                 "{name}: {value:?}"
             );
         } else {
-            let confirmed = number.wait_confirmed(PATIENCE);
+            let confirmed = number.wait_confirmed(Some(PATIENCE));
             assert!(
                 matches!(confirmed, Err(RRefError::Shutdown)),
                 "{name}: {confirmed:?}"
@@ -97,7 +97,7 @@ fn groups_with_the_same_names_in_one_process_do_not_know_of_each_other() {
     let in_a: RRef<Counted> = a[0].rrefs.remote("worker1", "counted", ()).unwrap();
     let in_b: RRef<Counted> = b[0].rrefs.remote("worker1", "counted", ()).unwrap();
     for made in [&in_a, &in_b] {
-        made.wait_ready(PATIENCE).unwrap();
+        made.wait_ready(Some(PATIENCE)).unwrap();
     }
     let count = |alive: &Alive| alive.load(Ordering::SeqCst);
     assert_eq!((count(&alive_a), count(&alive_b)), (1, 1));
@@ -142,7 +142,7 @@ fn groups_with_the_same_names_in_one_process_do_not_know_of_each_other() {
     until("its own value is left", || {
         b[1].rrefs.sizes().unwrap().forks == 1
     });
-    let ready = in_a.wait_ready(PATIENCE);
+    let ready = in_a.wait_ready(Some(PATIENCE));
     assert!(matches!(ready, Err(RRefError::Shutdown)), "{ready:?}");
     let called = b[0].rrefs.call::<_, ()>("worker1", "echo", &in_a);
     assert!(
@@ -150,7 +150,7 @@ fn groups_with_the_same_names_in_one_process_do_not_know_of_each_other() {
         "{called:?}"
     );
     drop(in_a);
-    in_b.wait_ready(PATIENCE).unwrap();
+    in_b.wait_ready(Some(PATIENCE)).unwrap();
     drop(in_b);
     until_empty(&b);
     // It has left the tables before it is freed.
@@ -162,12 +162,12 @@ fn groups_with_the_same_names_in_one_process_do_not_know_of_each_other() {
 fn references_work_in_a_second_group_after_the_first_has_ended_and_old_ones_stay_ended() {
     let first = group(2);
     let old: RRef<i64> = first[0].rrefs.remote("worker1", "number", 1_i64).unwrap();
-    old.wait_ready(PATIENCE).unwrap();
+    old.wait_ready(Some(PATIENCE)).unwrap();
     shut_down(&first);
 
     let second = group(2);
     let new: RRef<i64> = second[0].rrefs.remote("worker1", "number", 2_i64).unwrap();
-    new.wait_ready(PATIENCE).unwrap();
+    new.wait_ready(Some(PATIENCE)).unwrap();
     assert_eq!(
         new.to_string(),
         old.to_string(),
@@ -183,7 +183,7 @@ fn references_work_in_a_second_group_after_the_first_has_ended_and_old_ones_stay
     // Deletions are sent again: PyTorch's second group sends none.
     use_references(&second);
     drop(old);
-    assert_eq!(new.to_here(PATIENCE).unwrap(), 2);
+    assert_eq!(new.to_here(Some(PATIENCE)).unwrap(), 2);
     drop(new);
     until_empty(&second);
     shut_down(&second);
@@ -194,7 +194,7 @@ fn references_to_own_values_have_ended_with_their_group() {
     let workers = group(2);
     let own = workers[0].rrefs.rref(2_i64).unwrap();
     let made: RRef<i64> = workers[0].rrefs.remote("worker0", "number", 3_i64).unwrap();
-    made.wait_ready(PATIENCE).unwrap();
+    made.wait_ready(Some(PATIENCE)).unwrap();
     shut_down(&workers);
     assert_ended(&[&own, &made], &workers[0].rrefs);
 }
@@ -203,7 +203,7 @@ fn references_to_own_values_have_ended_with_their_group() {
 fn references_to_own_values_have_ended_while_the_agent_goes_on() {
     let workers = group(1);
     let own = workers[0].rrefs.rref(2_i64).unwrap();
-    workers[0].rrefs.leave(PATIENCE).unwrap();
+    workers[0].rrefs.leave(Some(PATIENCE)).unwrap();
     assert_ended(&[&own], &workers[0].rrefs);
     workers[0].agent.shutdown_now();
 }
@@ -212,16 +212,16 @@ fn references_to_own_values_have_ended_while_the_agent_goes_on() {
 fn references_have_ended_with_their_workers_part_of_the_end_though_the_agents_go_on() {
     let workers = group(2);
     let user: RRef<i64> = workers[0].rrefs.remote("worker1", "number", 1_i64).unwrap();
-    user.wait_ready(PATIENCE).unwrap();
-    workers[0].rrefs.leave(PATIENCE).unwrap();
+    user.wait_ready(Some(PATIENCE)).unwrap();
+    workers[0].rrefs.leave(Some(PATIENCE)).unwrap();
     assert_ended(&[&user], &workers[0].rrefs);
     // The other worker is not disturbed, and is told that this one takes no references any more.
     let own = workers[1].rrefs.rref(4_i64).unwrap();
-    assert_eq!(own.to_here(PATIENCE).unwrap(), 4);
+    assert_eq!(own.to_here(Some(PATIENCE)).unwrap(), 4);
     let called = workers[1].rrefs.call::<_, i64>("worker0", "read", &own);
     assert!(called.unwrap_err().to_string().contains("were shut down"));
     drop(own);
-    workers[1].rrefs.leave(PATIENCE).unwrap();
+    workers[1].rrefs.leave(Some(PATIENCE)).unwrap();
     for worker in &workers {
         assert!(is_empty(worker));
         worker.agent.shutdown_now();
@@ -232,14 +232,14 @@ fn references_have_ended_with_their_workers_part_of_the_end_though_the_agents_go
 fn an_agent_that_goes_without_the_end_leaves_the_others_of_the_process_as_they_are() {
     let [a, b] = [group(2), group(2)];
     let in_a: RRef<i64> = a[0].rrefs.remote("worker1", "number", 1_i64).unwrap();
-    in_a.wait_ready(PATIENCE).unwrap();
+    in_a.wait_ready(Some(PATIENCE)).unwrap();
     let in_b: RRef<i64> = b[0].rrefs.remote("worker1", "number", 2_i64).unwrap();
     for worker in &a {
         worker.agent.shutdown_now();
     }
-    assert!(in_a.to_here(PATIENCE).is_err());
+    assert!(in_a.to_here(Some(PATIENCE)).is_err());
     drop((a, in_a));
-    assert_eq!(in_b.to_here(PATIENCE).unwrap(), 2);
+    assert_eq!(in_b.to_here(Some(PATIENCE)).unwrap(), 2);
     use_references(&b);
     drop(in_b);
     until_empty(&b);
@@ -292,7 +292,7 @@ fn nodes(rrefs: &RRefs) -> [RRef<Node>; 2] {
     let outer: RRef<Node> = rrefs.remote("solo", "node", Some(&inner)).unwrap();
     let circle: RRef<Node> = rrefs.remote("solo", "node", None::<RRef<Node>>).unwrap();
     circle.rpc_sync::<_, ()>("point", &circle).unwrap();
-    outer.wait_ready(PATIENCE).unwrap();
+    outer.wait_ready(Some(PATIENCE)).unwrap();
     [outer, circle]
 }
 
@@ -309,7 +309,7 @@ fn nothing_of_an_agent_is_kept_after_its_end_and_the_last_handle() {
     let Worker { rrefs, agent } = worker_that_keeps(&kept, &Gate::new());
     let held = nodes(&rrefs);
     let number = rrefs.rref(1_i64).unwrap();
-    rrefs.shutdown(&agent, PATIENCE).unwrap();
+    rrefs.shutdown(&agent, Some(PATIENCE)).unwrap();
     agent.shutdown(PATIENCE).unwrap();
     assert!(Arc::strong_count(&kept) > 1);
     // In the order in which it can be least expected: the handles last.
@@ -346,7 +346,9 @@ fn nothing_is_kept_of_an_agent_whose_calls_were_under_way_at_its_end() {
     let Worker { rrefs, agent } = worker_that_keeps(&kept, &gate);
     let slow: RRef<i64> = rrefs.remote("solo", "slow", ()).unwrap();
     until("its function runs", || gate.come() == 1);
-    let waiting: Vec<_> = (0..4).map(|_| slow.fetch(PATIENCE).unwrap()).collect();
+    let waiting: Vec<_> = (0..4)
+        .map(|_| slow.fetch(Some(PATIENCE)).unwrap())
+        .collect();
     let agent = thread::scope(|scope| {
         let ending = scope.spawn(|| {
             agent.shutdown_now();

@@ -78,13 +78,13 @@ pub(crate) fn functions(fill: impl FnOnce(&mut Functions)) -> Functions {
     functions
         .register("read", |_, number: RRef<i64>| {
             assert!(number.confirmed(), "a function runs when it is confirmed");
-            Ok(number.to_here(PATIENCE)?)
+            Ok(number.to_here(Some(PATIENCE))?)
         })
         .unwrap();
     functions
         .register("read soon", |_, number: RRef<i64>| {
             assert!(number.confirmed(), "a function runs when it is confirmed");
-            Ok(number.to_here(SHORT)?)
+            Ok(number.to_here(Some(SHORT))?)
         })
         .unwrap();
     functions
@@ -103,7 +103,7 @@ pub(crate) fn quick() -> RRefOptions {
         .with_max_delay(Duration::from_millis(200));
     RRefOptions::default()
         .with_retries(retries)
-        .with_attempt_timeout(Duration::from_millis(200))
+        .with_attempt_timeout(Some(Duration::from_millis(200)))
 }
 
 /// A group of fixed size.
@@ -204,7 +204,10 @@ pub(crate) fn shut_down(workers: &[Worker]) -> Vec<LeakReport> {
             .iter()
             .map(|worker| {
                 scope.spawn(|| {
-                    let report = worker.rrefs.shutdown(&worker.agent, PATIENCE).unwrap();
+                    let report = worker
+                        .rrefs
+                        .shutdown(&worker.agent, Some(PATIENCE))
+                        .unwrap();
                     assert!(is_empty(worker), "{}", worker.rrefs.snapshot().unwrap());
                     worker.agent.shutdown(PATIENCE).unwrap();
                     report

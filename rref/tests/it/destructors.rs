@@ -73,7 +73,7 @@ fn a_value_that_is_not_taken_after_the_end_is_dropped_under_no_lock() {
     // An agent whose lock is held for ever would not end.
     let workers = ManuallyDrop::new(group(1));
     let rrefs = workers[0].rrefs.clone();
-    rrefs.leave(PATIENCE).unwrap();
+    rrefs.leave(Some(PATIENCE)).unwrap();
     soon("the destructor", move || {
         let refused = rrefs.rref_opaque(Curious(rrefs.clone()));
         assert!(matches!(refused, Err(RRefError::Shutdown)), "{refused:?}");
@@ -98,7 +98,7 @@ fn a_value_of_the_wrong_type_is_dropped_under_no_lock() {
     let rrefs = workers[0].rrefs.clone();
     soon("the destructor", move || {
         let wrong: RRef<i64> = rrefs.remote("worker0", "curious", ()).unwrap();
-        let error = wrong.wait_ready(PATIENCE).unwrap_err();
+        let error = wrong.wait_ready(Some(PATIENCE)).unwrap_err();
         assert!(
             error.to_string().contains("the function returns"),
             "{error}"
@@ -130,7 +130,7 @@ fn values_whose_destructors_panic_cost_nobody_else_anything() {
     let counted = rrefs.rref_opaque(Counted::new(&alive)).unwrap();
     drop((held, counted));
     // At one go.
-    rrefs.leave(PATIENCE).unwrap();
+    rrefs.leave(Some(PATIENCE)).unwrap();
     until("the other is freed", || alive.load(Ordering::SeqCst) == 0);
     workers[0].agent.shutdown_now();
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use c10d_store::{ServerOptions, Store, TcpStore, TcpStoreServer};
 use rpc_agent::{Agent, AgentOptions, CallOptions, HandlerError, Registry};
-use rref::{Functions, RRef, RRefError, RRefs, ShutdownError};
+use rref::{Functions, MissingKind, RRef, RRefError, RRefs, ShutdownError};
 use serde::{Deserialize, Serialize};
 
 use crate::common::{
@@ -44,7 +44,7 @@ fn the_report_names_each_value_its_holders_and_their_ages() {
     let workers = group(2);
     assert!(workers[1].rrefs.leak_report().unwrap().is_empty());
     let held: RRef<i64> = workers[0].rrefs.remote("worker1", "number", 1_i64).unwrap();
-    held.wait_ready(PATIENCE).unwrap();
+    held.wait_ready(Some(PATIENCE)).unwrap();
     let own = workers[1].rrefs.rref(2_i64).unwrap();
     let report = workers[1].rrefs.leak_report().unwrap();
     let of_held = report.values.iter().find(|value| value.rref == held.id());
@@ -101,7 +101,7 @@ fn a_shutdown_that_some_do_not_come_to_names_them() {
     let short = Duration::from_millis(300);
     let error = workers[0]
         .rrefs
-        .shutdown(&workers[0].agent, short)
+        .shutdown(&workers[0].agent, Some(short))
         .unwrap_err();
     assert!(matches!(error, ShutdownError::Barrier(_)), "{error}");
     assert!(error.to_string().contains("worker1"), "{error}");
@@ -114,10 +114,10 @@ fn a_shutdown_that_some_do_not_come_to_names_them() {
 fn a_worker_that_leaves_names_who_holds_its_values() {
     let workers = group(2);
     let held: RRef<i64> = workers[1].rrefs.remote("worker0", "number", 1_i64).unwrap();
-    held.wait_ready(PATIENCE).unwrap();
+    held.wait_ready(Some(PATIENCE)).unwrap();
     let error = workers[0]
         .rrefs
-        .leave(Duration::from_millis(200))
+        .leave(Some(Duration::from_millis(200)))
         .unwrap_err();
     let ShutdownError::Missing {
         missing, report, ..
@@ -126,14 +126,15 @@ fn a_worker_that_leaves_names_who_holds_its_values() {
         panic!("{error}");
     };
     assert_eq!(
-        *missing,
+        missing.iter().map(ToString::to_string).collect::<Vec<_>>(),
         ["WorkerInfo(id=1, name=worker1): 1 references to values of this worker"]
     );
+    assert_eq!(missing[0].what, MissingKind::References);
     assert_eq!(report.values.len(), 1);
     // It goes on as soon as the other one lets go.
     drop(held);
-    workers[0].rrefs.leave(PATIENCE).unwrap();
-    workers[1].rrefs.leave(PATIENCE).unwrap();
+    workers[0].rrefs.leave(Some(PATIENCE)).unwrap();
+    workers[1].rrefs.leave(Some(PATIENCE)).unwrap();
     for worker in &workers {
         worker.agent.shutdown_now();
     }
@@ -248,9 +249,9 @@ fn a_killed_workers_references_are_released_and_its_values_are_lost_at_once() {
     });
     assert_eq!(alive.load(Ordering::SeqCst), 1);
     let lost: RRef<i64> = rrefs.remote("worker1", "number", 3_i64).unwrap();
-    assert_eq!(lost.to_here(PATIENCE).unwrap(), 3);
+    assert_eq!(lost.to_here(Some(PATIENCE)).unwrap(), 3);
     let never: RRef<i64> = rrefs.remote("worker1", "never", ()).unwrap();
-    let waiting = never.fetch(Duration::ZERO).unwrap();
+    let waiting = never.fetch(None).unwrap();
 
     let began = Instant::now();
     other.kill();
@@ -261,8 +262,8 @@ fn a_killed_workers_references_are_released_and_its_values_are_lost_at_once() {
         alive.load(Ordering::SeqCst) == 0
     });
     for error in [
-        lost.to_here(Duration::ZERO).unwrap_err(),
-        never.wait_ready(Duration::ZERO).unwrap_err(),
+        lost.to_here(None).unwrap_err(),
+        never.wait_ready(Some(Duration::ZERO)).unwrap_err(),
         lost.rpc_sync_with::<_, i64>("sum", (), CallOptions::default())
             .unwrap_err(),
     ] {
@@ -281,12 +282,12 @@ fn a_killed_workers_references_are_released_and_its_values_are_lost_at_once() {
 fn the_value_of_a_worker_that_waits_to_leave_can_be_used_while_it_is_held() {
     let workers = group(2);
     let held: RRef<i64> = workers[1].rrefs.remote("worker0", "number", 1_i64).unwrap();
-    held.wait_ready(PATIENCE).unwrap();
+    held.wait_ready(Some(PATIENCE)).unwrap();
     workers[0]
         .rrefs
-        .leave(Duration::from_millis(100))
+        .leave(Some(Duration::from_millis(100)))
         .unwrap_err();
-    let read = held.to_here(PATIENCE);
+    let read = held.to_here(Some(PATIENCE));
     drop(held);
     for worker in &workers {
         worker.agent.shutdown_now();
@@ -302,14 +303,14 @@ fn an_owner_that_dies_together_with_the_store_is_lost_all_the_same() {
     let (agent, rrefs) = start_worker(0, "127.0.0.1", port, functions(|_| {}));
     other.await_started();
     let lost: RRef<i64> = rrefs.remote("worker1", "number", 3_i64).unwrap();
-    assert_eq!(lost.to_here(PATIENCE).unwrap(), 3);
+    assert_eq!(lost.to_here(Some(PATIENCE)).unwrap(), 3);
     // Nobody says where a worker is from now on.
     drop(store);
     other.kill();
-    let error = lost.to_here(PATIENCE).unwrap_err();
+    let error = lost.to_here(Some(PATIENCE)).unwrap_err();
     assert!(matches!(error, RRefError::OwnerLost { .. }), "{error}");
     drop(lost);
-    rrefs.leave(PATIENCE).unwrap();
+    rrefs.leave(Some(PATIENCE)).unwrap();
     agent.shutdown_now();
 }
 
@@ -319,21 +320,27 @@ fn one_thread_ends_the_references_and_with_their_own_agent_only() {
     let [first, second] = &workers[..] else {
         panic!("two workers");
     };
-    let error = first.rrefs.shutdown(&second.agent, PATIENCE).unwrap_err();
+    let error = first
+        .rrefs
+        .shutdown(&second.agent, Some(PATIENCE))
+        .unwrap_err();
     assert!(matches!(error, ShutdownError::OtherAgent { .. }), "{error}");
     let (tell, told) = mpsc::channel();
     thread::scope(|scope| {
         for _ in 0..2 {
             let tell = tell.clone();
             scope.spawn(move || {
-                let ended = first.rrefs.shutdown(&first.agent, PATIENCE);
+                let ended = first.rrefs.shutdown(&first.agent, Some(PATIENCE));
                 tell.send(ended).unwrap();
             });
         }
         // While the other worker has not come, only who is not to end them can have ended.
         let error = told.recv().unwrap().unwrap_err();
         assert!(matches!(error, ShutdownError::InProgress), "{error}");
-        second.rrefs.shutdown(&second.agent, PATIENCE).unwrap();
+        second
+            .rrefs
+            .shutdown(&second.agent, Some(PATIENCE))
+            .unwrap();
         told.recv().unwrap().unwrap();
     });
     for worker in &workers {
@@ -368,7 +375,7 @@ fn references_of_a_creation_here_that_takes_none_are_given_back() {
     let made: RRef<i64> = rrefs.remote("worker0", "read", &own).unwrap();
     drop((own, slow));
     let left = thread::scope(|scope| {
-        let leaving = scope.spawn(|| rrefs.leave(PATIENCE / 3));
+        let leaving = scope.spawn(|| rrefs.leave(Some(PATIENCE / 3)));
         until("no more references are made", || rrefs.rref(1_i64).is_err());
         gate.open();
         leaving.join().unwrap()

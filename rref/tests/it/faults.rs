@@ -41,7 +41,7 @@ fn run_program(worker: &Worker, workers: u32, rounds: u32, mut rng: Rng) -> u32 
             }
             (2, Some(place)) => {
                 let (rref, number) = &held[place];
-                check(rref.to_here(SHORT), *number);
+                check(rref.to_here(Some(SHORT)), *number);
             }
             (3, Some(place)) => {
                 let (rref, number) = &held[place];
@@ -167,7 +167,7 @@ fn a_function_that_makes_a_value_runs_once_whatever_is_repeated() {
         .map(|_| group[0].rrefs.remote("worker1", "count", ()).unwrap())
         .collect();
     for rref in &made {
-        rref.wait_confirmed(PATIENCE).unwrap();
+        rref.wait_confirmed(Some(PATIENCE)).unwrap();
     }
     crate::common::until("all have run", || runs.load(Ordering::SeqCst) >= 200);
     drop(made);

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use rpc_agent::{CallOptions, FaultPlan};
-use rref::{Functions, RRef, RRefError};
+use rref::{Functions, RRef, RRefError, ValueState};
 
 use crate::common::{
     Alive, Counted, List, PATIENCE, Worker, group, group_with, seed, shut_down, until, until_empty,
@@ -62,7 +62,7 @@ fn all_that_wait_for_a_value_get_it_when_it_is_given() {
     let shared = Shared::<i64>::new(|_| {});
     let Shared { workers, own, user } = &shared;
     let here = own.value_future().unwrap();
-    let there = user.fetch(PATIENCE).unwrap();
+    let there = user.fetch(Some(PATIENCE)).unwrap();
     let third =
         workers[1]
             .rrefs
@@ -75,10 +75,10 @@ fn all_that_wait_for_a_value_get_it_when_it_is_given() {
     assert_eq!(there.wait().unwrap(), 7);
     assert_eq!(third.unwrap().wait().unwrap(), 7);
     // Later as well.
-    assert_eq!(user.to_here(PATIENCE).unwrap(), 7);
+    assert_eq!(user.to_here(Some(PATIENCE)).unwrap(), 7);
     assert!(Arc::ptr_eq(
         &own.value_future().unwrap().wait().unwrap(),
-        &own.local_value(PATIENCE).unwrap()
+        &own.local_value(Some(PATIENCE)).unwrap()
     ));
     shared.end();
 }
@@ -88,16 +88,16 @@ fn all_that_wait_for_a_value_get_the_error_when_that_is_given() {
     let shared = Shared::<i64>::new(|_| {});
     let Shared { own, user, .. } = &shared;
     let here = own.value_future().unwrap();
-    let there = user.fetch(PATIENCE).unwrap();
+    let there = user.fetch(Some(PATIENCE)).unwrap();
     shared.until_parked(2);
     assert!(own.set_error("no luck").unwrap());
     assert!(own.has_value().unwrap());
     for error in [
         here.wait().unwrap_err(),
         there.wait().unwrap_err(),
-        user.to_here(PATIENCE).unwrap_err(),
-        user.wait_ready(Duration::ZERO).unwrap_err(),
-        own.wait_ready(Duration::ZERO).unwrap_err(),
+        user.to_here(Some(PATIENCE)).unwrap_err(),
+        user.wait_ready(Some(Duration::ZERO)).unwrap_err(),
+        own.wait_ready(Some(Duration::ZERO)).unwrap_err(),
         own.value_future().unwrap().wait().unwrap_err(),
     ] {
         assert!(
@@ -139,10 +139,10 @@ fn a_value_is_given_once_and_on_its_owner() {
     until("the second value is dropped", || {
         alive.load(Ordering::SeqCst) == 1
     });
-    own.local_value(PATIENCE).unwrap();
+    own.local_value(Some(PATIENCE)).unwrap();
 
     let made: RRef<i64> = workers[0].rrefs.remote("worker0", "number", 1_i64).unwrap();
-    made.wait_ready(PATIENCE).unwrap();
+    made.wait_ready(Some(PATIENCE)).unwrap();
     assert!(matches!(
         made.set_value(2),
         Err(RRefError::AlreadySet { .. })
@@ -162,27 +162,37 @@ fn a_future_of_an_opaque_value_needs_no_encoding_and_methods_wait_for_the_value(
     own.set_value_opaque(Mutex::new(vec![1, 2])).unwrap();
     assert_eq!(sum.unwrap().wait().unwrap(), 3);
     assert_eq!(*future.wait().unwrap().lock().unwrap(), [1, 2]);
-    let error = user.to_here(PATIENCE).unwrap_err();
+    let error = user.to_here(Some(PATIENCE)).unwrap_err();
     assert!(matches!(error, RRefError::Opaque { .. }), "{error}");
     shared.end();
 }
 
 #[test]
-fn no_timeout_means_to_check_once_whether_there_is_a_value() {
+fn a_timeout_of_zero_checks_once_for_the_value() {
     let shared = Shared::<i64>::new(|_| {});
     let Shared { own, user, .. } = &shared;
+    let is_late =
+        |error: &RRefError| matches!(error, RRefError::TimedOut { after, .. } if after.is_zero());
+    let zero = Some(Duration::ZERO);
     for rref in [own, user] {
-        let error = rref.wait_ready(Duration::ZERO).unwrap_err();
-        assert!(
-            matches!(error, RRefError::TimedOut { after, .. } if after.is_zero()),
-            "{error}"
-        );
+        for error in [
+            rref.wait_ready(zero).unwrap_err(),
+            rref.to_here(zero).unwrap_err(),
+            rref.fetch(zero).unwrap().wait().unwrap_err(),
+        ] {
+            assert!(is_late(&error), "{error}");
+        }
     }
+    let error = own.local_value(zero).unwrap_err();
+    assert!(is_late(&error), "{error}");
     assert_eq!(shared.workers[0].rrefs.sizes().unwrap().parked_fetches, 0);
     own.set_value(1).unwrap();
     for rref in [own, user] {
-        rref.wait_ready(Duration::ZERO).unwrap();
+        rref.wait_ready(zero).unwrap();
+        assert_eq!(rref.to_here(zero).unwrap(), 1);
+        assert_eq!(rref.fetch(zero).unwrap().wait().unwrap(), 1);
     }
+    assert_eq!(*own.local_value(zero).unwrap(), 1);
     shared.end();
 }
 
@@ -198,7 +208,7 @@ fn a_reference_that_comes_back_to_its_owner_gives_the_value() {
     let Shared { workers, own, user } = shared;
     // The owner holds no handle of it any more.
     drop(own);
-    let waiting = user.fetch(PATIENCE).unwrap();
+    let waiting = user.fetch(Some(PATIENCE)).unwrap();
     let given: bool = workers[1]
         .rrefs
         .call("worker0", "give", (&user, 9_i64))
@@ -226,7 +236,7 @@ fn a_value_that_was_never_given_is_in_the_report_of_the_end() {
     };
     assert_eq!(
         (held.state, held.handles, held.held_by.len()),
-        ("promised", 1, 1)
+        (ValueState::Promised, 1, 1)
     );
     assert!(
         reports[0].to_string().contains("`i64`, promised"),
@@ -243,19 +253,22 @@ fn a_value_that_was_never_given_is_in_the_report_of_the_end() {
     assert!(matches!(own.set_value(1), Err(RRefError::Shutdown)));
     assert!(matches!(own.set_error("late"), Err(RRefError::Shutdown)));
     assert!(matches!(own.has_value(), Err(RRefError::Shutdown)));
-    assert!(matches!(user.to_here(PATIENCE), Err(RRefError::Shutdown)));
+    assert!(matches!(
+        user.to_here(Some(PATIENCE)),
+        Err(RRefError::Shutdown)
+    ));
 }
 
 #[test]
 fn an_owner_that_leaves_ends_the_wait_for_a_value_that_it_has_not_given() {
     let shared = Shared::<i64>::new(|_| {});
     let Shared { workers, own, user } = shared;
-    let waiting = user.fetch(Duration::ZERO).unwrap();
+    let waiting = user.fetch(None).unwrap();
     until("the request waits", || {
         workers[0].rrefs.sizes().unwrap().parked_fetches == 1
     });
     thread::scope(|scope| {
-        let leaving = scope.spawn(|| workers[0].rrefs.leave(PATIENCE));
+        let leaving = scope.spawn(|| workers[0].rrefs.leave(Some(PATIENCE)));
         let error = waiting.wait().unwrap_err();
         assert!(
             error

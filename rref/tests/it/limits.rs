@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use rpc_agent::{CallOptions, FaultPlan, RpcError};
-use rref::{RRef, RRefError, RRefOptions};
+use rpc_agent::{CallOptions, FaultPlan, Registry, RetryOptions, RpcError};
+use rref::{Functions, RRef, RRefError, RRefOptions, RRefs, RegisterError, ShutdownError};
 use serde::{Deserialize, Serialize};
 
 use crate::common::{Gate, PATIENCE, group, group_of, group_with, shut_down, until, until_empty};
@@ -30,7 +30,7 @@ fn a_value_whose_type_has_a_very_long_name_can_be_made() {
         },
     );
     let deep: RRef<T8> = workers[0].rrefs.remote("worker1", "deep", ()).unwrap();
-    assert_eq!(deep.to_here(PATIENCE).unwrap(), T8::default());
+    assert_eq!(deep.to_here(Some(PATIENCE)).unwrap(), T8::default());
     drop(deep);
     shut_down(&workers);
 }
@@ -70,7 +70,7 @@ fn leaving_is_over_in_time_though_others_do_not_say_what_they_hold() {
         })
         .unwrap();
     let began = Instant::now();
-    let _ = rrefs.leave(Duration::from_millis(200));
+    let _ = rrefs.leave(Some(Duration::from_millis(200)));
     let took = began.elapsed();
     drop(near);
     for worker in &workers {
@@ -117,13 +117,13 @@ fn waits_that_end_in_time_leave_nothing_with_the_timer() {
     );
     // Something is gone: its name is to be forgotten, in minutes.
     let gone: RRef<i64> = workers[0].rrefs.remote("worker1", "number", 1_i64).unwrap();
-    gone.wait_ready(PATIENCE).unwrap();
+    gone.wait_ready(Some(PATIENCE)).unwrap();
     drop(gone);
     until_empty(&workers);
     let slow: RRef<i64> = workers[0].rrefs.remote("worker1", "slow", ()).unwrap();
-    slow.wait_confirmed(PATIENCE).unwrap();
+    slow.wait_confirmed(Some(PATIENCE)).unwrap();
     for _ in 0..50 {
-        slow.wait_ready(Duration::from_millis(3)).unwrap_err();
+        slow.wait_ready(Some(Duration::from_millis(3))).unwrap_err();
     }
     until("nobody waits", || {
         workers[1].rrefs.sizes().unwrap().parked_fetches == 0
@@ -146,7 +146,7 @@ fn many_deletions_arrive_at_a_worker_that_takes_small_messages() {
         .map(|n| workers[0].rrefs.remote("worker1", "number", n).unwrap())
         .collect();
     for number in &held {
-        number.wait_ready(PATIENCE).unwrap();
+        number.wait_ready(Some(PATIENCE)).unwrap();
     }
     drop(held);
     let began = Instant::now();
@@ -178,7 +178,7 @@ fn a_call_that_is_given_up_says_after_how_long() {
         },
     );
     let number: RRef<i64> = workers[0].rrefs.remote("worker1", "number", 1_i64).unwrap();
-    number.wait_ready(PATIENCE).unwrap();
+    number.wait_ready(Some(PATIENCE)).unwrap();
     let time = Duration::from_millis(100);
     let options = CallOptions::default().with_timeout(time);
     let error = number
@@ -194,12 +194,66 @@ fn a_call_that_is_given_up_says_after_how_long() {
 }
 
 #[test]
+fn a_timeout_of_zero_checks_once_for_the_confirmation_and_the_shutdown() {
+    let gate = Gate::new();
+    let plan = FaultPlan::new(1).delay("rref/create", Duration::from_secs(2));
+    let workers = group_of(
+        2,
+        &RRefOptions::new(),
+        |rank, options| match rank {
+            0 => options.with_faults(plan.clone()),
+            _ => options,
+        },
+        |_, functions| {
+            let gate = Arc::clone(&gate);
+            let slow = move |_: &rref::CallContext, ()| {
+                gate.pass();
+                Ok(1_i64)
+            };
+            functions.register("slow", slow).unwrap();
+        },
+    );
+    let rrefs = &workers[0].rrefs;
+    let zero = Some(Duration::ZERO);
+    let slow: RRef<i64> = rrefs.remote("worker1", "slow", ()).unwrap();
+    let error = slow.wait_confirmed(zero).unwrap_err();
+    assert!(
+        matches!(error, RRefError::TimedOut { after, .. } if after.is_zero()),
+        "{error}"
+    );
+    slow.wait_confirmed(None).unwrap();
+    slow.wait_confirmed(zero).unwrap();
+    // The other worker holds a value of this one.
+    let own = rrefs.rref(1_i64).unwrap();
+    let held: RRef<i64> = workers[1].rrefs.remote("worker0", "number", 1_i64).unwrap();
+    held.wait_ready(None).unwrap();
+    let error = rrefs.leave(zero).unwrap_err();
+    assert!(matches!(error, ShutdownError::Missing { .. }), "{error}");
+    gate.open();
+    drop((slow, own, held));
+    for worker in &workers {
+        worker.agent.shutdown_now();
+    }
+}
+
+#[test]
+fn invalid_retry_options_are_refused_when_references_are_registered() {
+    let options = RRefOptions::new().with_retries(RetryOptions::default().with_max_retries(-1));
+    let error = RRefs::register_with(&mut Registry::new(), Functions::new(), options).unwrap_err();
+    assert!(matches!(error, RegisterError::Retries(_)), "{error}");
+    let mut registry = Registry::new();
+    RRefs::register(&mut registry, Functions::new()).unwrap();
+    let error = RRefs::register(&mut registry, Functions::new()).unwrap_err();
+    assert!(matches!(error, RegisterError::Registry(_)), "{error}");
+}
+
+#[test]
 fn attempts_without_a_time_of_their_own_are_messages_all_the_same() {
-    let options = RRefOptions::default().with_attempt_timeout(Duration::ZERO);
+    let options = RRefOptions::default().with_attempt_timeout(None);
     let workers = group_of(2, &options, |_, options| options, |_, _| {});
     let number = workers[0].rrefs.remote("worker1", "number", 1_i64);
     let number: RRef<i64> = number.unwrap();
-    let read = number.to_here(Duration::from_secs(2));
+    let read = number.to_here(Some(Duration::from_secs(2)));
     drop(number);
     let own = workers[0].rrefs.rref(1_i64).unwrap();
     let echo: Result<RRef<i64>, _> = workers[0].rrefs.call("worker1", "echo", &own);

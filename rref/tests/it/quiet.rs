@@ -71,7 +71,7 @@ fn a_deletion_whose_retries_were_used_up_is_sent_again() {
         },
     );
     let made: RRef<Counted> = workers[0].rrefs.remote("worker1", "counted", ()).unwrap();
-    made.wait_ready(PATIENCE).unwrap();
+    made.wait_ready(Some(PATIENCE)).unwrap();
     assert_eq!(alive.load(Ordering::SeqCst), 1);
     drop(made);
     until("the value is freed", || alive.load(Ordering::SeqCst) == 0);
@@ -103,7 +103,7 @@ fn what_a_worker_held_that_left_without_a_word_about_its_references_is_freed() {
     assert_eq!(alive.load(Ordering::SeqCst), 1);
     workers[1].agent.shutdown_now();
     until("the value is freed", || alive.load(Ordering::SeqCst) == 0);
-    let left = held.lock().unwrap()[0].wait_confirmed(Duration::ZERO);
+    let left = held.lock().unwrap()[0].wait_confirmed(None);
     assert!(matches!(left, Err(RRefError::Shutdown)), "{left:?}");
 }
 
@@ -116,11 +116,11 @@ fn a_reference_among_the_arguments_of_a_creation_that_takes_none_is_given_back()
         |_, _| {},
     );
     // It serves on, and takes no references any more.
-    workers[1].rrefs.leave(PATIENCE).unwrap();
+    workers[1].rrefs.leave(Some(PATIENCE)).unwrap();
     let alive = Alive::default();
     let own = workers[0].rrefs.rref_opaque(Counted::new(&alive)).unwrap();
     let made: RRef<i64> = workers[0].rrefs.remote("worker1", "read", &own).unwrap();
-    made.wait_ready(PATIENCE).unwrap_err();
+    made.wait_ready(Some(PATIENCE)).unwrap_err();
     drop((own, made));
     let began = Instant::now();
     until("the value is freed", || {

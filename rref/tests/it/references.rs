@@ -27,12 +27,12 @@ fn a_value_is_made_on_its_owner_fetched_and_freed_with_the_last_handle() {
     let number: RRef<i64> = rrefs.remote("worker1", "number", 7_i64).unwrap();
     assert!(!number.is_owner());
     assert_eq!(number.owner().name.as_str(), "worker1");
-    assert_eq!(number.to_here(PATIENCE).unwrap(), 7);
-    number.wait_confirmed(PATIENCE).unwrap();
+    assert_eq!(number.to_here(Some(PATIENCE)).unwrap(), 7);
+    number.wait_confirmed(Some(PATIENCE)).unwrap();
     assert!(number.confirmed() && !number.timed_out());
     let another = number.clone();
     drop(number);
-    assert_eq!(another.to_here(PATIENCE).unwrap(), 7);
+    assert_eq!(another.to_here(Some(PATIENCE)).unwrap(), 7);
     assert_eq!(workers[1].rrefs.sizes().unwrap().owners, 1);
     drop(another);
     until_empty(&workers);
@@ -58,7 +58,7 @@ fn ids_are_printed_as_pytorch_prints_them() {
         "OwnerRRef(GloballyUniqueId(created_on=0, local_id=0))"
     );
     assert_eq!(
-        number.local_value(PATIENCE).unwrap_err().to_string(),
+        number.local_value(Some(PATIENCE)).unwrap_err().to_string(),
         format!(
             "For {number}, can't call localValue() on user WorkerInfo(id=0, name=worker0). Call it \
              on owner WorkerInfo(id=1, name=worker1)"
@@ -72,12 +72,15 @@ fn ids_are_printed_as_pytorch_prints_them() {
 fn an_own_value_is_shared_and_not_copied() {
     let workers = group(1);
     let list = workers[0].rrefs.rref(Mutex::new(vec![1_i64])).unwrap();
-    let first = list.local_value(PATIENCE).unwrap();
+    let first = list.local_value(Some(PATIENCE)).unwrap();
     first.lock().unwrap().push(2);
-    let second = list.local_value(PATIENCE).unwrap();
+    let second = list.local_value(Some(PATIENCE)).unwrap();
     assert!(Arc::ptr_eq(&first, &second));
     assert_eq!(list.rpc_sync::<_, i64>("sum", ()).unwrap(), 3);
-    assert_eq!(*list.to_here(PATIENCE).unwrap().lock().unwrap(), [1, 2]);
+    assert_eq!(
+        *list.to_here(Some(PATIENCE)).unwrap().lock().unwrap(),
+        [1, 2]
+    );
     // The handle is gone, and who uses the value keeps it.
     drop(list);
     until_empty(&workers);
@@ -90,13 +93,13 @@ fn a_worker_can_make_values_on_itself() {
     let workers = group(1);
     let number: RRef<i64> = workers[0].rrefs.remote("worker0", "number", 5_i64).unwrap();
     assert!(number.is_owner() && number.confirmed());
-    assert_eq!(*number.local_value(PATIENCE).unwrap(), 5);
-    assert_eq!(number.to_here(PATIENCE).unwrap(), 5);
+    assert_eq!(*number.local_value(Some(PATIENCE)).unwrap(), 5);
+    assert_eq!(number.to_here(Some(PATIENCE)).unwrap(), 5);
     let failed: RRef<i64> = workers[0]
         .rrefs
         .remote("worker0", "fail", "no luck")
         .unwrap();
-    let error = failed.local_value(PATIENCE).unwrap_err();
+    let error = failed.local_value(Some(PATIENCE)).unwrap_err();
     assert!(matches!(&error, RRefError::Creation { message, .. } if &**message == "no luck"));
     drop((number, failed));
     until_empty(&workers);
@@ -123,7 +126,7 @@ fn methods_run_where_the_value_is() {
     let sum: RRef<i64> = list.remote("sum", ()).unwrap();
     // The method's own handle protects the value.
     drop(list);
-    assert_eq!(sum.to_here(PATIENCE).unwrap(), 28);
+    assert_eq!(sum.to_here(Some(PATIENCE)).unwrap(), 28);
     assert_eq!(sum.owner().name.as_str(), "worker1");
     drop(sum);
     until_empty(&workers);
@@ -135,14 +138,14 @@ fn a_method_of_another_type_and_an_unknown_one_are_errors() {
     let workers = group(2);
     let number: RRef<i64> = workers[0].rrefs.remote("worker1", "number", 7_i64).unwrap();
     let wrong = number.rpc_sync::<_, i64>("sum", ()).unwrap_err();
-    assert!(wrong.to_string().contains("is one of a"), "{wrong}");
+    assert!(wrong.to_string().contains("the method is for a"), "{wrong}");
     let unknown = number.rpc_sync::<_, i64>("no such", ()).unwrap_err();
     assert!(
         unknown.to_string().contains("no function named `no such`"),
         "{unknown}"
     );
     let plain = number.rpc_sync::<_, i64>("number", 1_i64).unwrap_err();
-    assert!(plain.to_string().contains("is no method"), "{plain}");
+    assert!(plain.to_string().contains("is not a method"), "{plain}");
     let arguments = number.rpc_sync::<_, usize>("push", "text").unwrap_err();
     assert!(
         arguments.to_string().contains("wrong arguments"),
@@ -150,7 +153,7 @@ fn a_method_of_another_type_and_an_unknown_one_are_errors() {
     );
     // The wrong type of a result shows on the owner.
     let typed: RRef<String> = workers[0].rrefs.remote("worker1", "number", 7_i64).unwrap();
-    let error = typed.to_here(PATIENCE).unwrap_err();
+    let error = typed.to_here(Some(PATIENCE)).unwrap_err();
     assert!(
         error.to_string().contains("the function returns a `i64`"),
         "{error}"
@@ -169,7 +172,7 @@ fn a_failed_creation_is_an_error_at_every_holder() {
         .unwrap();
     let read = workers[0].rrefs.call::<_, i64>("worker2", "read", &failed);
     assert!(read.unwrap_err().to_string().contains("no luck"));
-    let error = failed.to_here(PATIENCE).unwrap_err();
+    let error = failed.to_here(Some(PATIENCE)).unwrap_err();
     assert!(matches!(&error, RRefError::Creation { message, .. } if &**message == "no luck"));
     assert!(failed.confirmed(), "the function's failure is its value");
     drop(failed);
@@ -177,7 +180,7 @@ fn a_failed_creation_is_an_error_at_every_holder() {
     // The owner cannot run these, and nobody has to wait for a timeout.
     let began = Instant::now();
     let unknown: RRef<i64> = workers[0].rrefs.remote("worker1", "no such", ()).unwrap();
-    let error = unknown.to_here(Duration::ZERO).unwrap_err();
+    let error = unknown.to_here(None).unwrap_err();
     assert!(matches!(&error, RRefError::Creation { .. }), "{error}");
     let read = workers[0].rrefs.call::<_, i64>("worker2", "read", &unknown);
     assert!(
@@ -189,7 +192,7 @@ fn a_failed_creation_is_an_error_at_every_holder() {
         .rrefs
         .remote("worker1", "number", "seven")
         .unwrap();
-    let error = undecodable.to_here(Duration::ZERO).unwrap_err();
+    let error = undecodable.to_here(None).unwrap_err();
     assert!(error.to_string().contains("wrong arguments"), "{error}");
     assert!(began.elapsed() < PATIENCE);
     drop((unknown, undecodable));
@@ -207,7 +210,7 @@ fn a_panic_is_an_error() {
                 .register(
                     "panic",
                     |_, number: RRef<i64>| -> Result<i64, HandlerError> {
-                        panic!("not with {}", number.to_here(PATIENCE).unwrap())
+                        panic!("not with {}", number.to_here(Some(PATIENCE)).unwrap())
                     },
                 )
                 .unwrap();
@@ -220,7 +223,7 @@ fn a_panic_is_an_error() {
         .rrefs
         .remote("worker1", "panic", &number)
         .unwrap();
-    let error = made.to_here(PATIENCE).unwrap_err();
+    let error = made.to_here(Some(PATIENCE)).unwrap_err();
     assert!(error.to_string().contains("not with 7"), "{error}");
     drop((number, made));
     until_empty(&workers);
@@ -246,24 +249,24 @@ fn remote_does_not_wait_for_the_function_and_local_value_does() {
     );
     let slow: RRef<i64> = workers[0]
         .rrefs
-        .remote_with_timeout("worker1", "slow", (), Duration::from_secs(20))
+        .remote_with_timeout("worker1", "slow", (), Some(Duration::from_secs(20)))
         .unwrap();
     // Confirmed while the function runs: its run time is not the creation's.
-    slow.wait_confirmed(PATIENCE).unwrap();
+    slow.wait_confirmed(Some(PATIENCE)).unwrap();
     let soon = Duration::from_millis(30);
-    let error = slow.to_here(soon).unwrap_err();
+    let error = slow.to_here(Some(soon)).unwrap_err();
     assert!(matches!(error, RRefError::TimedOut { .. }), "{error}");
-    let error = slow.wait_ready(soon).unwrap_err();
+    let error = slow.wait_ready(Some(soon)).unwrap_err();
     assert!(matches!(error, RRefError::TimedOut { .. }), "{error}");
     let own: RRef<i64> = workers[1].rrefs.remote("worker1", "slow", ()).unwrap();
-    let error = own.local_value(soon).unwrap_err();
+    let error = own.local_value(Some(soon)).unwrap_err();
     assert!(matches!(error, RRefError::TimedOut { .. }), "{error}");
-    let fetch = slow.fetch(PATIENCE).unwrap();
+    let fetch = slow.fetch(Some(PATIENCE)).unwrap();
     assert!(!fetch.is_complete());
     gate.open();
     assert_eq!(fetch.wait().unwrap(), 1);
-    slow.wait_ready(PATIENCE).unwrap();
-    assert_eq!(*own.local_value(PATIENCE).unwrap(), 1);
+    slow.wait_ready(Some(PATIENCE)).unwrap();
+    assert_eq!(*own.local_value(Some(PATIENCE)).unwrap(), 1);
     drop((slow, own));
     until_empty(&workers);
     shut_down(&workers);
@@ -279,7 +282,7 @@ fn a_reference_goes_from_user_to_user_to_owner_and_comes_back() {
         assert_eq!(read, 9, "{to}");
         let back: RRef<i64> = workers[0].rrefs.call(to, "echo", &number).unwrap();
         assert_eq!(back, number);
-        assert_eq!(back.to_here(PATIENCE).unwrap(), 9, "{to}");
+        assert_eq!(back.to_here(Some(PATIENCE)).unwrap(), 9, "{to}");
     }
     // The owner to a user.
     let own = workers[1].rrefs.rref(4_i64).unwrap();
@@ -308,7 +311,7 @@ fn a_reference_twice_in_one_message_is_two_users_of_the_receiver() {
                 .register("twice", move |_, both: (RRef<i64>, RRef<i64>)| {
                     gate.pass();
                     assert_ne!(both.0.fork_id(), both.1.fork_id());
-                    Ok(both.0.to_here(PATIENCE)? + both.1.to_here(PATIENCE)?)
+                    Ok(both.0.to_here(Some(PATIENCE))? + both.1.to_here(Some(PATIENCE))?)
                 })
                 .unwrap();
         },
@@ -345,7 +348,7 @@ fn references_can_be_anywhere_in_a_value() {
                     let mut total = 0;
                     for (factor, part) in &node.parts {
                         if let Some(part) = part {
-                            total += i64::from(*factor) * part.to_here(PATIENCE)?;
+                            total += i64::from(*factor) * part.to_here(Some(PATIENCE))?;
                         }
                     }
                     Ok((node.name.clone(), total))
@@ -374,13 +377,15 @@ fn references_can_be_anywhere_in_a_value() {
     // As a value that holds references: they live as long as it does.
     let kept: RRef<Node> = rrefs.remote("worker2", "keep", &node).unwrap();
     drop(node);
-    let node = kept.to_here(PATIENCE).unwrap();
+    let node = kept.to_here(Some(PATIENCE)).unwrap();
     let parts: Vec<_> = node
         .parts
         .iter()
         .filter_map(|(_, part)| part.as_ref())
         .collect();
-    let values = parts.iter().map(|part| part.to_here(PATIENCE).unwrap());
+    let values = parts
+        .iter()
+        .map(|part| part.to_here(Some(PATIENCE)).unwrap());
     assert_eq!(values.sum::<i64>(), 1_110);
     drop(kept);
     drop(node);
@@ -419,7 +424,7 @@ fn arguments_that_cannot_be_encoded_leave_no_fork() {
     let rrefs = &workers[0].rrefs;
     let own = rrefs.rref(1_i64).unwrap();
     let user: RRef<i64> = rrefs.remote("worker1", "number", 2_i64).unwrap();
-    user.wait_confirmed(PATIENCE).unwrap();
+    user.wait_confirmed(Some(PATIENCE)).unwrap();
     let sent = rrefs.call::<_, i64>("worker2", "read", (&own, &user, Refuses));
     assert!(matches!(sent, Err(RRefError::Codec(_))), "{sent:?}");
     let sizes = rrefs.sizes().unwrap();
@@ -449,7 +454,7 @@ fn a_call_that_is_refused_leaves_no_fork() {
             .is_err()
     );
     let created: RRef<i64> = rrefs.remote("worker2", "no such", (&own, &user)).unwrap();
-    assert!(created.to_here(PATIENCE).is_err());
+    assert!(created.to_here(Some(PATIENCE)).is_err());
     drop((own, user, created));
     until_empty(&workers);
     shut_down(&workers);
@@ -539,7 +544,7 @@ fn a_function_waits_for_the_confirmation_of_its_references_without_a_thread() {
     });
     let rrefs = &workers[0].rrefs;
     let number: RRef<i64> = rrefs.remote("worker1", "number", 3_i64).unwrap();
-    number.wait_ready(PATIENCE).unwrap();
+    number.wait_ready(Some(PATIENCE)).unwrap();
     // The owner answers no registration meanwhile.
     let held = hold(&workers, &gate);
     let calls: Vec<_> = (0..20)
@@ -575,9 +580,9 @@ fn a_creation_that_is_not_answered_in_time_fails_and_is_undone() {
     let held = hold(&workers, &gate);
     let late: RRef<Counted> = workers[0]
         .rrefs
-        .remote_with_timeout("worker1", "counted", (), Duration::from_millis(50))
+        .remote_with_timeout("worker1", "counted", (), Some(Duration::from_millis(50)))
         .unwrap();
-    let error = late.wait_confirmed(PATIENCE).unwrap_err();
+    let error = late.wait_confirmed(Some(PATIENCE)).unwrap_err();
     assert!(
         matches!(error, RRefError::CreationTimedOut { .. }),
         "{error}"
@@ -592,7 +597,7 @@ fn a_creation_that_is_not_answered_in_time_fails_and_is_undone() {
     assert!(late.timed_out() && !late.confirmed());
     let sent = workers[0].rrefs.call::<_, ()>("worker0", "hold", &late);
     for error in [
-        late.wait_ready(Duration::MAX).unwrap_err(),
+        late.wait_ready(Some(Duration::MAX)).unwrap_err(),
         late.rpc_sync::<_, i64>("sum", ()).unwrap_err(),
         sent.unwrap_err(),
     ] {
@@ -630,7 +635,7 @@ fn values_that_hold_references_free_them_when_they_go() {
         first = Some(rrefs.remote(to.as_str(), "link", &first).unwrap());
     }
     let first = first.unwrap();
-    first.wait_ready(PATIENCE).unwrap();
+    first.wait_ready(Some(PATIENCE)).unwrap();
     until("all are there", || {
         workers
             .iter()
@@ -648,15 +653,18 @@ fn after_the_shutdown_references_are_errors() {
     let workers = group(2);
     let rrefs = &workers[0].rrefs;
     let number: RRef<i64> = rrefs.remote("worker1", "number", 1_i64).unwrap();
-    number.wait_ready(PATIENCE).unwrap();
+    number.wait_ready(Some(PATIENCE)).unwrap();
     let own = workers[1].rrefs.rref(1_i64).unwrap();
     let reports = shut_down(&workers);
     assert_eq!(reports[0].values.len(), 0);
     assert_eq!(reports[1].values.len(), 2);
-    assert!(matches!(number.to_here(PATIENCE), Err(RRefError::Shutdown)));
+    assert!(matches!(
+        number.to_here(Some(PATIENCE)),
+        Err(RRefError::Shutdown)
+    ));
     assert!(matches!(rrefs.rref(1_i64), Err(RRefError::Shutdown)));
     let made = rrefs.remote::<_, i64>("worker1", "number", 1_i64);
     assert!(matches!(made, Err(RRefError::Shutdown)), "{made:?}");
-    let value = own.local_value(PATIENCE);
+    let value = own.local_value(Some(PATIENCE));
     assert!(matches!(value, Err(RRefError::Shutdown)), "{value:?}");
 }

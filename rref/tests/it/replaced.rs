@@ -55,7 +55,7 @@ fn a_late_word_of_a_farewell_is_not_the_end_of_the_next_process() {
     let own: RRef<i64> = rrefs.rref(1_i64).unwrap();
     let _ = (number, own);
     let before: RRef<i64> = rrefs.remote("worker1", "number", 1_i64).unwrap();
-    before.wait_ready(PATIENCE).unwrap();
+    before.wait_ready(Some(PATIENCE)).unwrap();
     drop(before);
     old.shutdown(PATIENCE).unwrap();
     until("the farewell has come", || gate.come() == 1);
@@ -69,7 +69,7 @@ fn a_late_word_of_a_farewell_is_not_the_end_of_the_next_process() {
         is_told.load(Ordering::SeqCst)
     });
     let made: RRef<i64> = new_rrefs.remote("worker0", "number", 5_i64).unwrap();
-    let read = made.to_here(PATIENCE);
+    let read = made.to_here(Some(PATIENCE));
     new.shutdown_now();
     agent.shutdown_now();
     assert_eq!(read.unwrap(), 5);
@@ -87,7 +87,7 @@ fn a_creation_on_a_worker_that_was_just_replaced_is_good_or_freed() {
         other_rrefs.attach(&other).unwrap();
         let made: Result<RRef<i64>, _> = rrefs.remote("worker1", "number", 7_i64);
         if let Ok(made) = made {
-            let read = made.to_here(PATIENCE);
+            let read = made.to_here(Some(PATIENCE));
             good += u32::from(read.is_ok());
             drop(made);
             let began = Instant::now();

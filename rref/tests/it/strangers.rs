@@ -19,7 +19,7 @@ use byteorder::{ByteOrder, LittleEndian};
 use bytes::Bytes;
 use fastrand::Rng;
 use rpc_agent::{Agent, CallOptions, Context, Registry, RpcError, WorkerId};
-use rref::protocol::{Answer, DELETES_MAX, ForkData, Message};
+use rref::fuzzing::{Answer, DELETES_MAX, ForkData, Message};
 use rref::{ForkId, GloballyUniqueId, RRef, RRefError, RRefId};
 
 use crate::common::{
@@ -330,7 +330,7 @@ fn begin(seed: u64) -> (Vec<Worker>, RRef<List>, Stranger) {
     });
     let list = workers[1].rrefs.remote("worker0", "list", vec![1_i64]);
     let list: RRef<List> = list.unwrap();
-    list.wait_ready(PATIENCE).unwrap();
+    list.wait_ready(Some(PATIENCE)).unwrap();
     (workers, list, Stranger::new(agent, Rng::with_seed(seed)))
 }
 
@@ -344,10 +344,10 @@ fn check_well(workers: &[Worker], list: RRef<List>, mut stranger: Stranger) {
     assert_eq!(third.agent.metrics().handler_panics, 0);
     stranger.check_left(target);
     // What was asked in order was done. The value that the third holds is there.
-    let items = list.to_here(PATIENCE).unwrap().into_inner().unwrap();
+    let items = list.to_here(Some(PATIENCE)).unwrap().into_inner().unwrap();
     assert_eq!(items[0], 1);
     let made: RRef<i64> = third.rrefs.remote("worker0", "number", 9_i64).unwrap();
-    assert_eq!(made.to_here(PATIENCE).unwrap(), 9);
+    assert_eq!(made.to_here(Some(PATIENCE)).unwrap(), 9);
     let read: i64 = target.rrefs.call("worker1", "number", 3_i64).unwrap();
     assert_eq!(read, 3);
     drop((made, list));
@@ -360,7 +360,7 @@ fn check_well(workers: &[Worker], list: RRef<List>, mut stranger: Stranger) {
 #[track_caller]
 fn end(workers: &[Worker], stranger: &Stranger) {
     for worker in workers {
-        worker.rrefs.leave(PATIENCE).unwrap();
+        worker.rrefs.leave(Some(PATIENCE)).unwrap();
         assert!(is_empty(worker));
     }
     for worker in workers {
@@ -596,7 +596,7 @@ fn lies_about_what_does_not_exist_free_no_value_that_another_holds() {
     });
     let mut stranger = Stranger::new(agent, Rng::with_seed(seed()));
     let value: RRef<Counted> = workers[1].rrefs.remote("worker0", "counted", ()).unwrap();
-    value.wait_ready(PATIENCE).unwrap();
+    value.wait_ready(Some(PATIENCE)).unwrap();
     let (r, unknown) = (value.id(), stranger.rref());
     let creation = |rref, fork| Message::RemoteCall {
         rref,
@@ -713,7 +713,7 @@ fn what_a_stranger_has_got_is_kept_until_it_gives_it_back() {
     let (workers, list, mut stranger) = begin(seed());
     let number = workers[1].rrefs.remote("worker0", "number", 5_i64);
     let number: RRef<i64> = number.unwrap();
-    number.wait_ready(PATIENCE).unwrap();
+    number.wait_ready(Some(PATIENCE)).unwrap();
     // A user of its own, which it sends to the owner and gets back as another one.
     let (rref, fork) = (number.id(), stranger.fork());
     assert_eq!(
@@ -766,9 +766,9 @@ fn an_owner_that_answers_anything_gives_errors_and_keeps_no_user() {
         let own = rrefs.rref(1_i64).unwrap();
         // What they end with is the stranger's to say; that they end is not.
         let ends = [
-            made.wait_confirmed(PATIENCE),
-            made.to_here(PATIENCE).map(drop),
-            made.wait_ready(PATIENCE),
+            made.wait_confirmed(Some(PATIENCE)),
+            made.to_here(Some(PATIENCE)).map(drop),
+            made.wait_ready(Some(PATIENCE)),
             made.rpc_sync_with::<_, usize>("push", 1_i64, options)
                 .map(drop),
             rrefs
@@ -789,7 +789,7 @@ fn an_owner_that_answers_anything_gives_errors_and_keeps_no_user() {
     }
     assert_eq!(workers[0].agent.metrics().handler_panics, 0);
     let made: RRef<i64> = workers[1].rrefs.remote("worker0", "number", 9_i64).unwrap();
-    assert_eq!(made.to_here(PATIENCE).unwrap(), 9);
+    assert_eq!(made.to_here(Some(PATIENCE)).unwrap(), 9);
     drop(made);
     // What it was sent it may keep: that is all that is left, and it goes with its agent.
     until("what is left is the stranger's", || {
@@ -859,7 +859,7 @@ fn an_answer_of_a_process_that_was_given_up_ends_the_wait_for_it() {
     for is_given_up in [false, false, true] {
         let made = workers[0].rrefs.remote(worker(STRANGER), "number", 1_i64);
         let made: RRef<i64> = made.unwrap();
-        let confirmed = made.wait_confirmed(PATIENCE / 6);
+        let confirmed = made.wait_confirmed(Some(PATIENCE / 6));
         assert!(
             !matches!(confirmed, Err(RRefError::TimedOut { .. })),
             "{confirmed:?}"

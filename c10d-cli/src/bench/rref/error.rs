@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use rpc_agent::{RegistryError, RpcError};
-use rref::context::TableSizes;
-use rref::{FunctionError, RRefError};
+use rref::{FunctionError, RRefError, RegisterError, TableSizes};
 
 use super::super::error::BenchError;
 use super::super::rpc::error::RpcBenchError;
@@ -17,6 +16,9 @@ pub(super) enum RRefBenchError {
 
     #[error(transparent)]
     Registry(#[from] RegistryError),
+
+    #[error(transparent)]
+    Register(#[from] RegisterError),
 
     #[error(transparent)]
     Function(#[from] FunctionError),

@@ -10,8 +10,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use c10d_store::{HashStore, ServerOptions, Store, TcpStoreServer};
 use rpc_agent::{Agent, CallOptions, Registry, WorkerInfo};
-use rref::context::TableSizes;
-use rref::{Functions, RRef, RRefFuture, RRefs};
+use rref::{Functions, RRef, RRefFuture, RRefs, TableSizes};
 
 use super::super::affinity::{Cores, on_server_core};
 use super::super::child::ServerChild;
@@ -142,7 +141,7 @@ impl WorkerPair {
     ) -> Result<Vec<Duration>, RRefBenchError> {
         let times = one_at_a_time(time, || {
             let created = self.create()?;
-            created.check(created.rref.to_here(PATIENCE)?)
+            created.check(created.rref.to_here(Some(PATIENCE))?)
         })?;
         self.wait_until_freed()?;
         Ok(times)
@@ -188,7 +187,7 @@ impl WorkerPair {
 
     fn create_and_ask(&mut self) -> Result<(Created, RRefFuture<u64>), RRefBenchError> {
         let created = self.create()?;
-        let fetched = created.rref.fetch(PATIENCE)?;
+        let fetched = created.rref.fetch(Some(PATIENCE))?;
         Ok((created, fetched))
     }
 
@@ -205,7 +204,7 @@ impl WorkerPair {
         }
         let mut lived = 0;
         while let Some(created) = alive.pop_front() {
-            created.rref.wait_confirmed(PATIENCE)?;
+            created.rref.wait_confirmed(Some(PATIENCE))?;
             drop(created);
             lived += 1;
             if Instant::now() < end {

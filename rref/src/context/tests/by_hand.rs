@@ -658,7 +658,12 @@ fn the_report_names_who_holds_a_value() {
     assert!(report.contains("held by worker 0"), "{report}");
     assert!(report.contains("for 5s"), "{report}");
     assert_eq!(
-        owner.missing()[0].to_string(),
+        format!(
+            "worker {}: {} {}",
+            owner.missing()[0].worker,
+            owner.missing()[0].count,
+            owner.missing()[0].what
+        ),
         "worker 0: 1 references to values of this worker"
     );
 }

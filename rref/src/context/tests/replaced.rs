@@ -9,7 +9,7 @@ use rpc_agent::WorkerId;
 use crate::context::fork::SENDINGS_MAX;
 use crate::context::owned::WAITING_MAX;
 use crate::context::{Carrier, Handle, RRefContext, Timing, UserStatus};
-use crate::context::{Control, Delivery, Effect, ReceiveError};
+use crate::context::{Control, Delivery, Effect, LossReport, ReceiveError};
 use crate::id::{ForkId, GloballyUniqueId, RRefId};
 use crate::protocol::{Answer, ForkData, Message};
 
@@ -100,6 +100,32 @@ fn a_reference_that_a_new_process_has_answered_for_is_no_reference_of_the_old_on
     assert!(owner.hear(now, worker(B), NEW));
     let effects = owner.take_effects();
     assert!(!effects.contains(&Effect::Free("value")), "{effects:?}");
+}
+
+#[test]
+fn a_process_that_was_heard_from_while_a_loss_was_reported_is_not_lost() {
+    let now = Instant::now();
+    let mut owner = context(A, now);
+    let rref = owner.create_local(now, "t", "value").unwrap();
+    let data = owner.fork(now, Handle::Owner(rref), worker(B)).unwrap();
+    owner.commit_fork(now, &data, Carrier::Answer);
+    owner.drop_handle(now, Handle::Owner(rref));
+    // The reporter reads both sources; then the new process sends its first message.
+    let (heard, connected) = (owner.incarnation_of(worker(B)), Some(OLD));
+    assert!(owner.hear(now, worker(B), NEW));
+    let report = owner.process_ended(now, worker(B), Some(OLD), connected, heard);
+    assert_eq!(report, LossReport::Outdated);
+    // The report that is made again finds the worker connected as the new process.
+    let heard = owner.incarnation_of(worker(B));
+    let report = owner.process_ended(now, worker(B), Some(OLD), Some(NEW), heard);
+    assert_eq!(report, LossReport::Replaced);
+    assert_eq!(owner.incarnation_of(worker(B)), Some(NEW));
+    owner.take_effects();
+    // Only the end of the new process is the loss of the worker.
+    let report = owner.process_ended(now, worker(B), Some(NEW), Some(NEW), heard);
+    assert_eq!(report, LossReport::Lost { was_involved: true });
+    assert_eq!(owner.take_effects(), [Effect::Free("value")]);
+    assert!(owner.is_drained());
 }
 
 #[test]

@@ -559,7 +559,7 @@ impl World {
         for context in self.contexts.iter().flatten() {
             let mut sizes = context.sizes();
             sizes.tombstone_ranges = 0;
-            assert_eq!(sizes, Default::default(), "tables of {}", context.me());
+            assert_eq!(sizes, Default::default(), "tables of {}", context.me);
             assert_eq!(context.missing(), []);
         }
         if !self.has_deaths {
@@ -604,7 +604,7 @@ impl World {
     fn on(&mut self, on: usize, event: impl FnOnce(&mut Context, Instant)) -> Option<Answer> {
         let context = Arc::make_mut(self.contexts[on].as_mut()?);
         event(context, self.now);
-        let incarnation = context.incarnation();
+        let incarnation = context.incarnation;
         let effects = context.take_effects();
         self.hashes[on].set(None);
         let mut reply = None;
@@ -859,7 +859,7 @@ impl World {
                 }
                 self.packets.push(Packet::Fetch {
                     from: on,
-                    incarnation: context.incarnation(),
+                    incarnation: context.incarnation,
                     to: index(owner),
                     rref,
                     fetch,

@@ -1,7 +1,7 @@
-//! The answer to a request for a value or for a function's result: its bytes, and what they mean.
+//! The responses to requests for values and results: their bytes and meaning.
 //!
-//! The first byte is the kind. A value follows as it is packed, a failure's text as UTF-8. Control messages
-//! have answers of their own: [`crate::protocol::Answer`].
+//! The first byte is the kind. A packed value or an error text follows. Control messages have answers of
+//! their own: [`crate::protocol::Answer`].
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,12 +9,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use rpc_agent::{Reply, WorkerId, WorkerInfo};
 
-use crate::carry::{self, Forks, Packed};
-use crate::context::Carrier;
-use crate::context::FetchError;
+use crate::cell::Cell;
+use crate::context::{Carrier, FetchError};
 use crate::error::RRefError;
-use crate::handle::Cell;
+use crate::forks::Forks;
 use crate::id::RRefId;
+use crate::packing::{self, Packed};
 use crate::runtime::Runtime;
 use crate::value::Value;
 
@@ -27,16 +27,16 @@ const OPAQUE: u8 = 5;
 const CODEC: u8 = 6;
 const REFUSED: u8 = 7;
 
-/// Why there is no value to send.
+/// Why a response has no value.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// The function's words.
+    /// The function's message.
     Function(String),
     Deleted,
     TimedOut,
-    /// The words of the function that should have made the value.
+    /// The message of the function that should have made the value.
     Creation(Arc<str>),
-    /// The type of a value that has no encoding.
+    /// The type of an opaque value.
     Opaque(String),
     Codec(String),
     Refused(String),
@@ -53,13 +53,13 @@ impl Failure {
     }
 }
 
-/// An answer that is ready to be sent. Dropped without, the forks in it are undone.
-pub(crate) struct Answered {
+/// A response that is ready to be sent. Dropping it undoes its forks.
+pub(crate) struct Response {
     bytes: Vec<u8>,
     forks: Option<Forks>,
 }
 
-impl Answered {
+impl Response {
     /// A value, with the references in it forked for the worker `to`.
     pub(crate) fn value(runtime: &Arc<Runtime>, to: WorkerId, value: &Value) -> Self {
         let type_name = value.type_name();
@@ -68,8 +68,8 @@ impl Answered {
         }
         let mut bytes = vec![VALUE];
         let what = format!("the encoding of a `{type_name}`");
-        let packed = carry::pack_with(runtime, to, None, &mut bytes, || {
-            runtime.contained(&what, || value.encode())?
+        let packed = packing::pack_with(runtime, to, None, &mut bytes, || {
+            runtime.contain_panic(&what, || value.encode())?
         });
         match packed {
             Ok(forks) => Self {
@@ -80,8 +80,8 @@ impl Answered {
         }
     }
 
-    /// What was waited for is there.
-    pub(crate) fn nothing() -> Self {
+    /// The response to a wait for a value: the value exists.
+    pub(crate) fn ready() -> Self {
         Self {
             bytes: vec![VALUE, 0, 0, 0, 0],
             forks: None,
@@ -103,7 +103,7 @@ impl Answered {
         Self { bytes, forks: None }
     }
 
-    /// Answers all copies of the request; its sender takes the first one.
+    /// Answers all copies of the request. Its sender takes the first answer.
     pub(crate) fn send(self, replies: Vec<Reply>) {
         if let Some(forks) = self.forks {
             forks.commit(Carrier::Answer);
@@ -115,46 +115,51 @@ impl Answered {
     }
 }
 
-/// What was asked, for the error.
+/// Whether a response says that the value exists.
+pub(crate) fn is_ready(response: &[u8]) -> bool {
+    response.first() == Some(&VALUE)
+}
+
+/// What an error says about its request.
 #[derive(Debug, Clone)]
-pub(crate) struct Question {
+pub(crate) struct RequestInfo {
     pub(crate) on: WorkerInfo,
     pub(crate) function: Arc<str>,
-    /// The value that was asked for, or on which the function was to run.
+    /// The requested value, or the one that a method was to run on.
     pub(crate) rref: Option<RRefId>,
-    /// Whether it is the value itself that is asked for, or its being there.
-    pub(crate) is_for_value: bool,
+    /// Whether the request waits for the value, so that its timeout is the value's.
+    pub(crate) waits_for_value: bool,
     pub(crate) timeout: Duration,
 }
 
-/// The value's bytes in an answer, with the references that came with it.
+/// The encoded value of a response, and the references that came with it.
 pub(crate) fn read<'a>(
     runtime: &Arc<Runtime>,
-    question: &Question,
-    answer: &'a [u8],
+    info: &RequestInfo,
+    response: &'a [u8],
 ) -> Result<(Vec<Arc<Cell>>, &'a [u8]), RRefError> {
-    let Some((&kind, rest)) = answer.split_first() else {
-        return Err(RRefError::Codec("the answer is empty".into()));
+    let Some((&kind, rest)) = response.split_first() else {
+        return Err(RRefError::Codec("the response is empty".into()));
     };
     if kind == VALUE {
         let packed = Packed::parse(rest)?;
-        // Those that came in an answer are used without waiting for their confirmation.
+        // References of a response are used without waiting for their confirmation.
         let received = runtime.receive_forks(&packed.forks)?;
         return Ok((received.cells, packed.values));
     }
     let text: Arc<str> = String::from_utf8_lossy(rest).into();
-    let none = "no reference was asked for";
-    let rref = question.rref.ok_or_else(|| RRefError::Codec(none.into()));
+    let none = "the response is about a reference, and none was requested";
+    let rref = info.rref.ok_or_else(|| RRefError::Codec(none.into()));
     Err(match kind {
         FUNCTION => RRefError::Function {
-            function: Arc::clone(&question.function),
-            on: question.on.clone(),
+            function: Arc::clone(&info.function),
+            on: info.on.clone(),
             message: text,
         },
         DELETED => RRefError::Deleted { rref: rref? },
         TIMED_OUT => RRefError::TimedOut {
             rref: rref?,
-            after: question.timeout,
+            after: info.timeout,
         },
         CREATION => RRefError::Creation {
             rref: rref?,

@@ -1,28 +1,28 @@
-//! References inside of arguments and results: what is done with them while a message is encoded or decoded.
+//! References inside arguments, results and values, while a message is packed or unpacked.
 //!
-//! An [`RRef`](crate::RRef) is encoded only while a message is packed, which forks it, and decoded only while
-//! one is unpacked, which receives the fork. Which message that is, a thread-local says: serde hands nothing
-//! through. A message has its forks in front, and a reference among the values is a number, which of them it
-//! is. So all forks of a message are received before a value is decoded, and those that no value takes,
-//! because it cannot be decoded, are given back as any other reference is.
+//! An [`RRef`](crate::RRef) can be serialized only while a message is packed, which forks it, and deserialized
+//! only while one is unpacked, which takes a received reference. serde passes no context through, so a
+//! thread-local holds the current message.
+//!
+//! A message has its forks in front; among the values, a reference is the number of its fork. So all forks
+//! are received before any value is decoded. References that no value takes are dropped with the message.
 
-use std::any::type_name;
 use std::cell::RefCell;
 use std::sync::Arc;
 
 use byteorder::{ByteOrder, LittleEndian};
-use postcard::ser_flavors::Size;
 use rpc_agent::WorkerId;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::context::Carrier;
+use crate::cell::Cell;
+use crate::codec;
 use crate::error::RRefError;
-use crate::handle::Cell;
+use crate::forks::Forks;
 use crate::protocol::ForkData;
 use crate::runtime::Runtime;
 
-/// Said when a reference is encoded where none can be. The words are PyTorch's.
+/// The error of serializing a reference outside of a message, in PyTorch's words.
 pub(crate) const NOT_IN_RPC: &str =
     "Can not pickle rref in python pickler, rref can only be pickled when using RPC";
 
@@ -33,9 +33,9 @@ thread_local! {
     static SCOPE: RefCell<Option<Scope>> = const { RefCell::new(None) };
 }
 
+/// What serializing or deserializing a reference does on this thread.
 enum Scope {
     Packing {
-        to: WorkerId,
         /// Undone if the encoding panics.
         forks: Forks,
         error: Option<RRefError>,
@@ -44,18 +44,17 @@ enum Scope {
         cells: Vec<Option<Arc<Cell>>>,
         error: Option<RRefError>,
     },
-    /// Which references a value holds.
-    Looking { found: Vec<Arc<Cell>> },
+    /// Collects the references that a value holds.
+    Collecting { found: Vec<Arc<Cell>> },
 }
 
-/// Puts a scope in place for the time of `f`. Values can be encoded while others are, as by a value that
-/// looks into another one: each has its own.
-fn within<R>(scope: Scope, f: impl FnOnce() -> R) -> (R, Scope) {
+/// Runs `f` with this scope, and restores the outer one: encoding one value may encode another.
+fn within<R>(scope: Scope, f: impl FnOnce() -> R) -> (R, Option<Scope>) {
     struct Restore(Option<Scope>);
     impl Drop for Restore {
         fn drop(&mut self) {
             let outer = self.0.take();
-            // What is replaced is there after a panic only.
+            // Holds a scope after a panic only; it is dropped outside of the borrow.
             drop(SCOPE.with(|scope| scope.replace(outer)));
         }
     }
@@ -63,48 +62,10 @@ fn within<R>(scope: Scope, f: impl FnOnce() -> R) -> (R, Scope) {
     let result = f();
     let scope = SCOPE.with(RefCell::take);
     drop(restore);
-    (
-        result,
-        scope.unwrap_or(Scope::Looking { found: Vec::new() }),
-    )
+    (result, scope)
 }
 
-/// The forks of a message that is not sent yet: dropped, they are undone.
-pub(crate) struct Forks {
-    runtime: Arc<Runtime>,
-    forks: Vec<ForkData>,
-}
-
-impl Forks {
-    /// The context has committed them.
-    pub(crate) fn disarm(mut self) {
-        self.forks.clear();
-    }
-
-    pub(crate) fn data(&self) -> &[ForkData] {
-        &self.forks
-    }
-
-    /// The message goes out now: whether it arrives is the sender's to find out.
-    pub(crate) fn commit(mut self, carrier: Carrier) -> Vec<ForkData> {
-        let forks = std::mem::take(&mut self.forks);
-        if !forks.is_empty() {
-            self.runtime.commit_forks(&forks, carrier);
-        }
-        forks
-    }
-}
-
-impl Drop for Forks {
-    fn drop(&mut self) {
-        if !self.forks.is_empty() {
-            self.runtime.undo_forks(&self.forks);
-        }
-    }
-}
-
-/// Encodes a value for a message to `to`, appended to `bytes`, with its references forked. On a failure all
-/// is undone.
+/// Appends a value to `bytes`, with its references forked for worker `to`. A failure undoes the forks.
 pub(crate) fn pack<T: Serialize + ?Sized>(
     runtime: &Arc<Runtime>,
     to: WorkerId,
@@ -112,7 +73,7 @@ pub(crate) fn pack<T: Serialize + ?Sized>(
     value: &T,
     bytes: &mut Vec<u8>,
 ) -> Result<Forks, RRefError> {
-    pack_with(runtime, to, first, bytes, || encode(value))
+    pack_with(runtime, to, first, bytes, || codec::encode(value))
 }
 
 /// [`pack`] of what `encode` encodes; `first` is a reference that is put before all others.
@@ -123,13 +84,8 @@ pub(crate) fn pack_with(
     bytes: &mut Vec<u8>,
     encode: impl FnOnce() -> Result<Vec<u8>, String>,
 ) -> Result<Forks, RRefError> {
-    let none = || Forks {
-        runtime: Arc::clone(runtime),
-        forks: Vec::new(),
-    };
     let scope = Scope::Packing {
-        to,
-        forks: none(),
+        forks: Forks::new(runtime, to),
         error: None,
     };
     let (encoded, scope) = within(scope, || {
@@ -138,27 +94,27 @@ pub(crate) fn pack_with(
         }
         encode()
     });
-    let (guard, error) = match scope {
-        Scope::Packing { forks, error, .. } => (forks, error),
-        _ => (none(), None),
+    let (forks, error) = match scope {
+        Some(Scope::Packing { forks, error }) => (forks, error),
+        _ => (Forks::new(runtime, to), None),
     };
     if let Some(error) = error {
         return Err(error);
     }
     let encoded = encoded.map_err(|error| RRefError::Codec(error.into()))?;
-    let count = u32::try_from(guard.forks.len()).unwrap_or(u32::MAX);
-    bytes.reserve(4 + guard.forks.len() * 64 + encoded.len());
+    let count = u32::try_from(forks.data().len()).unwrap_or(u32::MAX);
+    bytes.reserve(4 + forks.data().len() * 64 + encoded.len());
     let mut head = [0; 4];
     LittleEndian::write_u32(&mut head, count);
     bytes.extend_from_slice(&head);
-    for fork in &guard.forks {
+    for fork in forks.data() {
         fork.encode(bytes);
     }
     bytes.extend_from_slice(&encoded);
-    Ok(guard)
+    Ok(forks)
 }
 
-/// What a message has before its values.
+/// A packed message: its forks, and the encoded values behind them.
 pub(crate) struct Packed<'a> {
     pub(crate) forks: Vec<ForkData>,
     pub(crate) values: &'a [u8],
@@ -188,7 +144,7 @@ impl<'a> Packed<'a> {
     }
 }
 
-/// Runs `decode`, for which the references of a message are these.
+/// Runs `decode`, during which references are taken from `cells`.
 pub(crate) fn unpack_with<R>(
     cells: Vec<Arc<Cell>>,
     decode: impl FnOnce() -> R,
@@ -198,12 +154,12 @@ pub(crate) fn unpack_with<R>(
         error: None,
     };
     match within(scope, decode) {
-        (result, Scope::Unpacking { error, .. }) => (result, error),
+        (result, Some(Scope::Unpacking { error, .. })) => (result, error),
         (result, _) => (result, None),
     }
 }
 
-/// Decodes one value, with the references that came with it.
+/// Decodes a value with the references that came with it.
 pub(crate) fn unpack<T: DeserializeOwned>(
     cells: Vec<Arc<Cell>>,
     values: &[u8],
@@ -215,61 +171,47 @@ pub(crate) fn unpack<T: DeserializeOwned>(
     value.map_err(|error| RRefError::Codec(error.to_string().into()))
 }
 
-/// The references that are met while `walk` runs.
-pub(crate) fn look(walk: impl FnOnce()) -> Vec<Arc<Cell>> {
-    match within(Scope::Looking { found: Vec::new() }, walk) {
-        ((), Scope::Looking { found }) => found,
+/// The references that `visit` serializes.
+pub(crate) fn collect(visit: impl FnOnce()) -> Vec<Arc<Cell>> {
+    match within(Scope::Collecting { found: Vec::new() }, visit) {
+        ((), Some(Scope::Collecting { found })) => found,
         _ => Vec::new(),
     }
 }
 
-/// The bytes of a value. Its length is not measured first, as that would fork each reference twice.
-pub(crate) fn encode<T: Serialize + ?Sized>(value: &T) -> Result<Vec<u8>, String> {
-    postcard::to_extend(value, Vec::new()).map_err(|error| {
-        let type_name = type_name::<T>();
-        format!("a value of type `{type_name}` cannot be encoded: {error}")
-    })
-}
-
-/// Meets everything in a value, and keeps nothing of it: its bytes are counted only.
-pub(crate) fn walk<T: Serialize + ?Sized>(value: &T) {
-    // A value that cannot be encoded has been gone through up to there.
-    let _ = postcard::serialize_with_flavor(value, Size::default());
-}
-
-/// Forks a reference for the message that this thread packs; returns its number there.
+/// Forks a reference for the message that this thread packs. Returns its number in the message.
 pub(crate) fn put(cell: &Arc<Cell>) -> Result<u32, &'static str> {
     enum Found {
         Packing(Arc<Runtime>, WorkerId, usize),
-        Looking,
+        Collecting,
         Nothing,
     }
     let found = SCOPE.with_borrow_mut(|scope| match scope {
-        Some(Scope::Packing { to, forks, .. }) => {
-            Found::Packing(Arc::clone(&forks.runtime), *to, forks.forks.len())
+        Some(Scope::Packing { forks, .. }) => {
+            Found::Packing(Arc::clone(forks.runtime()), forks.to(), forks.data().len())
         }
-        Some(Scope::Looking { found }) => {
+        Some(Scope::Collecting { found }) => {
             found.push(Arc::clone(cell));
-            Found::Looking
+            Found::Collecting
         }
         _ => Found::Nothing,
     });
     let (runtime, to, number) = match found {
         Found::Packing(runtime, to, number) => (runtime, to, number),
-        Found::Looking => return Ok(0),
+        Found::Collecting => return Ok(0),
         Found::Nothing => return Err(NOT_IN_RPC),
     };
-    // Without the scope: forking runs effects.
+    // The scope is not borrowed meanwhile, as forking carries out effects.
     let forked = if number >= FORKS_MAX {
         let what = format!("a message has at most {FORKS_MAX} references");
         Err(RRefError::Refused(what.into()))
     } else {
-        cell.fork(&runtime, to)
+        runtime.fork(cell, to)
     };
     SCOPE.with_borrow_mut(|scope| match scope {
-        Some(Scope::Packing { forks, error, .. }) => match forked {
+        Some(Scope::Packing { forks, error }) => match forked {
             Ok(fork) => {
-                forks.forks.push(fork);
+                forks.push(fork);
                 u32::try_from(number).map_err(|_| "too many references")
             }
             Err(refused) => {
@@ -281,7 +223,7 @@ pub(crate) fn put(cell: &Arc<Cell>) -> Result<u32, &'static str> {
     })
 }
 
-/// Takes a reference of a value of type `type_name` out of the message that this thread unpacks.
+/// Takes a reference to a `type_name` out of the message that this thread unpacks.
 pub(crate) fn take(number: u32, type_name: &str) -> Result<Arc<Cell>, &'static str> {
     SCOPE.with_borrow_mut(|scope| {
         let Some(Scope::Unpacking { cells, error }) = scope else {
@@ -293,11 +235,11 @@ pub(crate) fn take(number: u32, type_name: &str) -> Result<Arc<Cell>, &'static s
             .ok_or("the message has no such reference")?;
         if taken.type_name() != type_name {
             let what = format!(
-                "a reference to a `{}` came as one to a `{type_name}`",
+                "a reference to a `{}` was received as one to a `{type_name}`",
                 taken.type_name()
             );
             error.get_or_insert(RRefError::Refused(what.into()));
-            // Dropped with the others, when the message is.
+            // Dropped with the message, outside of the borrow.
             cells[number as usize] = Some(taken);
             return Err("the reference is of another type");
         }
@@ -312,7 +254,7 @@ mod tests {
     use super::*;
     use crate::id::{ForkId, GloballyUniqueId, RRefId};
 
-    /// Fork data with an empty name of a type.
+    /// The size of fork data with an empty type name.
     const FORK_BYTES_MIN: usize = 52;
 
     fn id() -> impl Strategy<Value = GloballyUniqueId> {
@@ -336,7 +278,7 @@ mod tests {
         })
     }
 
-    /// The bytes of a message, as [`pack`] puts them together.
+    /// The bytes of a message in the layout of [`pack`].
     fn message(count: u32, forks: &[ForkData], values: &[u8]) -> Vec<u8> {
         let mut bytes = vec![0; 4];
         LittleEndian::write_u32(&mut bytes, count);
@@ -347,23 +289,23 @@ mod tests {
         bytes
     }
 
-    /// What was reserved for references is in proportion to the bytes that were there for them.
-    fn is_modest(packed: &Packed<'_>, bytes: &[u8]) -> bool {
+    /// Whether the memory reserved for references is in proportion to the received bytes.
+    fn is_in_proportion(packed: &Packed<'_>, bytes: &[u8]) -> bool {
         let room = (bytes.len() - packed.values.len()) / FORK_BYTES_MIN;
         packed.forks.len() <= room && packed.forks.capacity() <= 2 * room + 4
     }
 
     proptest! {
         #[test]
-        fn forks_and_values_come_back_unchanged_wherever_the_one_end_and_the_others_begin(
+        fn packed_forks_and_values_parse_back_unchanged(
             forks in proptest::collection::vec(fork(), 0..6), values: Vec<u8>
         ) {
             let bytes = message(forks.len() as u32, &forks, &values);
             let packed = Packed::parse(&bytes).unwrap();
             prop_assert_eq!(&packed.forks, &forks);
             prop_assert_eq!(packed.values, &values[..]);
-            prop_assert!(is_modest(&packed, &bytes));
-            // A lower count leaves the last ones among the values, and a higher one needs them there.
+            prop_assert!(is_in_proportion(&packed, &bytes));
+            // A lower count leaves forks among the values; a higher one lacks bytes.
             let begin = bytes.len() - values.len();
             for count in 0..forks.len() {
                 let fewer = message(count as u32, &forks, &values);
@@ -381,45 +323,45 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_parsed_or_refused_within_what_they_take(
+        fn any_bytes_parse_or_fail_with_memory_in_proportion(
             count in prop_oneof![0..4_u32, any::<u32>(), Just(FORKS_MAX as u32)], bytes: Vec<u8>
         ) {
             for bytes in [message(count, &[], &bytes), bytes] {
                 if let Ok(packed) = Packed::parse(&bytes) {
-                    prop_assert!(is_modest(&packed, &bytes));
+                    prop_assert!(is_in_proportion(&packed, &bytes));
                     prop_assert!(bytes.ends_with(packed.values));
                 }
             }
         }
 
         #[test]
-        fn any_one_byte_of_a_message_can_be_another(
+        fn a_message_with_any_one_byte_changed_parses_or_fails(
             forks in proptest::collection::vec(fork(), 1..3), at: prop::sample::Index, byte: u8
         ) {
             let mut bytes = message(forks.len() as u32, &forks, &[1, 2, 3]);
             let at = at.index(bytes.len());
             bytes[at] = byte;
             if let Ok(packed) = Packed::parse(&bytes) {
-                prop_assert!(is_modest(&packed, &bytes));
+                prop_assert!(is_in_proportion(&packed, &bytes));
             }
         }
     }
 
     #[test]
-    fn a_number_of_references_beyond_the_limit_is_refused_before_any_is_looked_at() {
+    fn a_count_above_the_limit_is_refused_before_any_reference_is_parsed() {
         for count in [FORKS_MAX as u32 + 1, u32::MAX] {
             let error = Packed::parse(&message(count, &[], &[])).err().unwrap();
             let expected = format!("the message has {count} references, the limit is {FORKS_MAX}");
             assert_eq!(error.to_string(), expected);
         }
-        // So many may be, but are not there.
+        // An allowed count without the references.
         let error = Packed::parse(&message(FORKS_MAX as u32, &[], &[])).err();
         let error = error.unwrap().to_string();
         assert!(error.starts_with("the message ends within its"), "{error}");
     }
 
     #[test]
-    fn as_many_references_as_there_may_be_are_parsed() {
+    fn a_message_with_the_most_references_parses() {
         let worker = WorkerId::new(1).unwrap();
         let id = GloballyUniqueId {
             created_on: worker,
@@ -442,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn no_reference_is_taken_outside_of_a_message_or_that_it_does_not_have() {
+    fn a_reference_is_taken_only_from_a_message_that_has_it() {
         assert_eq!(take(0, "i64").err(), Some(NOT_IN_RPC));
         let ((), error) = unpack_with(Vec::new(), || {
             assert_eq!(
@@ -459,11 +401,11 @@ mod tests {
     }
 
     #[test]
-    fn a_message_within_a_message_and_a_panic_leave_the_outer_one_as_it_was() {
+    fn a_nested_message_and_a_panic_leave_the_outer_message_unchanged() {
         let ((), error) = unpack_with(Vec::new(), || {
-            assert!(look(|| ()).is_empty());
+            assert!(collect(|| ()).is_empty());
             let panicked =
-                std::panic::catch_unwind(|| look(|| std::panic::resume_unwind(Box::new(()))));
+                std::panic::catch_unwind(|| collect(|| std::panic::resume_unwind(Box::new(()))));
             assert!(panicked.is_err());
             assert_eq!(
                 take(0, "i64").err(),

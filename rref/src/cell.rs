@@ -1,0 +1,134 @@
+//! What the clones of an [`RRef`](crate::RRef) share: one handle that the context counts.
+//!
+//! Dropping the last clone queues the handle. It sends no message and does not take the context's lock.
+
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+use rpc_agent::{RpcFuture, WorkerId};
+
+use crate::context::{Handle, UserStatus};
+use crate::error::RRefError;
+use crate::id::{ForkId, RRefId};
+use crate::runtime::Runtime;
+
+pub(crate) struct Cell {
+    runtime: Arc<Runtime>,
+    handle: Handle,
+    rref: RRefId,
+    owner: WorkerId,
+    type_name: Arc<str>,
+    /// Completes when the owner has confirmed or refused the user. Set by the first wait for it.
+    answered: OnceLock<RpcFuture<()>>,
+}
+
+impl Cell {
+    pub(crate) fn new(
+        runtime: Arc<Runtime>,
+        handle: Handle,
+        rref: RRefId,
+        owner: WorkerId,
+        type_name: Arc<str>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            runtime,
+            handle,
+            rref,
+            owner,
+            type_name,
+            answered: OnceLock::new(),
+        })
+    }
+
+    /// A handle of a value of this worker.
+    pub(crate) fn of_owner(runtime: &Arc<Runtime>, rref: RRefId, type_name: &str) -> Arc<Self> {
+        let me = runtime.agent.me().id;
+        let handle = Handle::Owner(rref);
+        Self::new(Arc::clone(runtime), handle, rref, me, type_name.into())
+    }
+
+    pub(crate) const fn runtime(&self) -> &Arc<Runtime> {
+        &self.runtime
+    }
+
+    pub(crate) const fn handle(&self) -> Handle {
+        self.handle
+    }
+
+    pub(crate) const fn rref(&self) -> RRefId {
+        self.rref
+    }
+
+    pub(crate) const fn owner(&self) -> WorkerId {
+        self.owner
+    }
+
+    pub(crate) fn type_name(&self) -> &str {
+        &self.type_name
+    }
+
+    /// The user's id; `None` on the owner.
+    pub(crate) const fn user(&self) -> Option<ForkId> {
+        match self.handle {
+            Handle::User(fork) => Some(fork),
+            Handle::Owner(_) => None,
+        }
+    }
+
+    pub(crate) fn status(&self, user: ForkId) -> Option<UserStatus> {
+        self.runtime.lock().context.status(user)
+    }
+
+    /// Completes when the owner has confirmed or refused this user; its status says which.
+    pub(crate) fn answered(&self, user: ForkId) -> &RpcFuture<()> {
+        if let Some(answered) = self.answered.get() {
+            return answered;
+        }
+        // Made before the cell is locked for it. Of two that were made at once, one is dropped.
+        let answered = self.runtime.answered(user);
+        self.answered.get_or_init(|| answered)
+    }
+
+    /// Fails if the reference can no longer be used.
+    pub(crate) fn check_usable(&self) -> Result<(), RRefError> {
+        let Some(user) = self.user() else {
+            return self.check_owned();
+        };
+        match self.status(user) {
+            Some(UserStatus::Failed(error)) => Err(RRefError::of_user(
+                error,
+                self.rref,
+                &self.runtime.worker(self.owner),
+            )),
+            Some(_) => Ok(()),
+            None => Err(RRefError::Shutdown),
+        }
+    }
+
+    /// Fails if this worker no longer has the value's entry, which it keeps until the shutdown.
+    pub(crate) fn check_owned(&self) -> Result<(), RRefError> {
+        let owner = self.runtime.lock().context.owner_of(self.handle);
+        owner.map(drop).ok_or(RRefError::Shutdown)
+    }
+
+    /// The reference as PyTorch prints it.
+    pub(crate) fn print(&self) -> String {
+        let rref = self.rref;
+        match self.handle {
+            Handle::Owner(_) => format!("OwnerRRef({rref})"),
+            Handle::User(fork) => format!("UserRRef(RRefId = {rref}, ForkId = {fork})"),
+        }
+    }
+}
+
+impl Drop for Cell {
+    fn drop(&mut self) {
+        self.runtime.queue_drop(self.handle);
+    }
+}
+
+impl fmt::Debug for Cell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.print())
+    }
+}

@@ -1,0 +1,190 @@
+//! Shuts down the references of a worker: with its group ([`RRefs::shutdown`]) or alone ([`RRefs::leave`]).
+
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use c10d_socket::Deadline;
+use rpc_agent::Agent;
+
+use crate::cycles::leak_report;
+use crate::error::{Missing, ShutdownError};
+use crate::report::LeakReport;
+use crate::rrefs::RRefs;
+use crate::runtime::{Inner, RunOn, Runtime};
+
+impl RRefs {
+    /// The values of this worker that are held, their holders, and the reference cycles among them.
+    ///
+    /// Blocks while other workers report what their values hold: for at most 5 s a worker, as one that does not
+    /// answer is not asked again. Serializes this worker's values, which waits for locks inside them.
+    ///
+    /// # Errors
+    /// [`ShutdownError::NotAttached`].
+    pub fn leak_report(&self) -> Result<LeakReport, ShutdownError> {
+        let runtime = self.runtime().map_err(|_| ShutdownError::NotAttached)?;
+        Ok(leak_report(runtime, Deadline::NEVER))
+    }
+
+    /// Shuts down the references of a group of fixed size together. Every worker calls this, on one thread,
+    /// before it shuts down its agent. In a group whose members change use [`RRefs::leave`].
+    ///
+    /// Waits until nothing is under way anywhere; deletes all users, whether they are held or not, and waits for
+    /// the owners' answers; frees the values without users, and waits until other workers' users are deleted.
+    /// Returns what was still held at the beginning. Afterwards, after an error too, each use of a reference
+    /// fails with [`RRefError::Shutdown`](crate::RRefError::Shutdown).
+    ///
+    /// Blocks for at most `timeout`, and beyond it for locks inside this worker's values. `None` waits
+    /// indefinitely; zero ends what can be ended without waiting.
+    ///
+    /// # Errors
+    /// [`ShutdownError::Missing`] and [`ShutdownError::Barrier`] name the missing workers; what could be freed
+    /// has been. [`ShutdownError::NotAttached`], [`ShutdownError::OtherAgent`] if `agent` is not the attached
+    /// one, and [`ShutdownError::InProgress`] change nothing.
+    pub fn shutdown(
+        &self,
+        agent: &Agent,
+        timeout: Option<Duration>,
+    ) -> Result<LeakReport, ShutdownError> {
+        let runtime = self.runtime().map_err(|_| ShutdownError::NotAttached)?;
+        if runtime.agent.incarnation() != agent.incarnation() {
+            return Err(ShutdownError::OtherAgent {
+                attached: runtime.agent.me().clone(),
+                given: agent.me().clone(),
+            });
+        }
+        let ending = Ending::begin(runtime, timeout)?;
+        let barrier = || -> Result<LeakReport, ShutdownError> {
+            agent.join(ending.join_timeout())?;
+            let report = leak_report(runtime, ending.deadline);
+            // No worker deletes anything before all have their reports.
+            agent.join(ending.join_timeout())?;
+            Ok(report)
+        };
+        let report = barrier();
+        let ended = ending.end_references();
+        ended.finish(report?)
+    }
+
+    /// Shuts down this worker's references alone, as it leaves a group whose members change, or a group that has
+    /// lost a worker. Waits for the workers that hold references to values here, but not for their shutdown.
+    ///
+    /// Blocks as [`RRefs::shutdown`] does, and returns the same.
+    ///
+    /// # Errors
+    /// [`ShutdownError::Missing`], [`ShutdownError::NotAttached`] or [`ShutdownError::InProgress`], as
+    /// [`RRefs::shutdown`].
+    pub fn leave(&self, timeout: Option<Duration>) -> Result<LeakReport, ShutdownError> {
+        let runtime = self.runtime().map_err(|_| ShutdownError::NotAttached)?;
+        let ending = Ending::begin(runtime, timeout)?;
+        let report = leak_report(runtime, ending.deadline);
+        ending.end_references().finish(report)
+    }
+}
+
+/// A shutdown in progress. Dropping it permits another one.
+struct Ending<'a> {
+    runtime: &'a Arc<Runtime>,
+    began: Instant,
+    deadline: Deadline,
+}
+
+/// How a shutdown has ended: after how long, and what was still missing.
+struct Ended {
+    after: Duration,
+    is_drained: bool,
+    missing: Vec<Missing>,
+}
+
+impl Ended {
+    fn finish(self, report: LeakReport) -> Result<LeakReport, ShutdownError> {
+        if self.is_drained {
+            return Ok(report);
+        }
+        Err(ShutdownError::Missing {
+            after: self.after,
+            missing: self.missing,
+            report: Box::new(report),
+        })
+    }
+}
+
+impl<'a> Ending<'a> {
+    fn begin(runtime: &'a Arc<Runtime>, timeout: Option<Duration>) -> Result<Self, ShutdownError> {
+        let began = Instant::now();
+        if std::mem::replace(&mut runtime.lock().is_shutting_down, true) {
+            return Err(ShutdownError::InProgress);
+        }
+        Ok(Self {
+            runtime,
+            began,
+            deadline: timeout.map_or(Deadline::NEVER, |timeout| Deadline::after(began, timeout)),
+        })
+    }
+
+    /// The rest of the time as [`Agent::join`] takes it: there, zero waits indefinitely.
+    fn join_timeout(&self) -> Duration {
+        self.deadline
+            .remaining(Instant::now())
+            .map_or(Duration::ZERO, |left| left.max(Duration::from_millis(1)))
+    }
+
+    /// Deletes the users, waits for the answers, frees the values, and waits for other workers' users.
+    fn end_references(&self) -> Ended {
+        let runtime = self.runtime;
+        runtime.step(RunOn::AgentThread, |inner, now| {
+            inner.shutdown_waiters += 1;
+            runtime.collect_drops_in_step(inner, now);
+            inner.context.delete_all_users(now);
+        });
+        let has_no_users = self.wait_until(|inner| inner.context.has_no_users());
+        runtime.step(RunOn::AgentThread, |inner, now| {
+            inner.context.sweep_unforked(now);
+        });
+        if has_no_users {
+            self.wait_until(|inner| inner.context.is_drained());
+        }
+        let mut inner = runtime.lock();
+        inner.shutdown_waiters -= 1;
+        let is_drained = inner.context.is_drained();
+        let missing = inner.context.missing();
+        drop(inner);
+        let missing = missing.into_iter().map(|missing| Missing {
+            worker: runtime.worker(missing.worker),
+            what: missing.what,
+            count: missing.count,
+        });
+        Ended {
+            after: self.began.elapsed(),
+            is_drained,
+            missing: missing.collect(),
+        }
+    }
+
+    /// Waits for a condition until the deadline. Returns whether it holds.
+    fn wait_until(&self, is_so: impl Fn(&Inner) -> bool) -> bool {
+        let changed = &self.runtime.changed;
+        let mut inner = self.runtime.lock();
+        // The context changes in steps only, ticks included, and each step notifies this thread.
+        while !is_so(&inner) {
+            let now = Instant::now();
+            if self.deadline.has_passed(now) {
+                return false;
+            }
+            inner = match self.deadline.remaining(now) {
+                None => changed.wait(inner),
+                Some(left) => changed
+                    .wait_timeout(inner, left)
+                    .map(|(inner, _)| inner)
+                    .map_err(|poisoned| PoisonError::new(poisoned.into_inner().0)),
+            }
+            .unwrap_or_else(PoisonError::into_inner);
+        }
+        true
+    }
+}
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        self.runtime.lock().is_shutting_down = false;
+    }
+}
