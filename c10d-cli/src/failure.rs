@@ -1,20 +1,19 @@
-//! How a command ends when it does not end well: the exit code and the one line for people.
+//! Why a command failed: its exit code and its message of one line.
 
 use std::io;
 
 use c10d_socket::ListenError;
 use c10d_store::StoreError;
 
-/// Why a command failed. The exit code is part of the interface: scripts tell by it whether to wait,
-/// to give up or to look at the network.
+/// Why a command failed. Exit codes are part of the interface: scripts decide by them whether to retry.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
-    /// The answer is no: not there, not written, nothing in the queue. Without a text when it has
-    /// been printed already. Exit code 1.
+    /// A negative answer: key missing, value not written, queue empty. Without a message if the answer is
+    /// already printed. Exit code 1.
     #[error("{0}")]
     No(String),
 
-    /// The command makes no sense as given. Exit code 2, as for arguments that clap refuses.
+    /// Invalid arguments. Exit code 2, as for arguments that clap rejects.
     #[error("{0}")]
     Usage(String),
 
@@ -22,18 +21,16 @@ pub(crate) enum Failure {
     #[error(transparent)]
     Listen(#[from] ListenError),
 
-    /// The store's server could not be started or reached, or it refused. The exit code depends on
-    /// which.
+    /// An operation of the store failed. The exit code depends on the error.
     #[error(transparent)]
     Store(#[from] StoreError),
 
-    /// A write was sent, but what should have proved that it was carried out failed. The exit code
-    /// is that of the proof.
-    #[error("{what}: sent, but perhaps refused: {source}")]
+    /// A write was sent, but its confirmation failed. The exit code is that of the confirmation.
+    #[error("{what}: outcome unknown: the request was sent, but not confirmed: {source}")]
     Unconfirmed {
         /// The command and its key.
         what: String,
-        /// Why there is no proof.
+        /// Why the confirmation failed.
         source: Box<StoreError>,
     },
 
@@ -41,21 +38,21 @@ pub(crate) enum Failure {
     #[error(transparent)]
     Bench(Box<dyn std::error::Error + Send + Sync>),
 
-    /// Standard output takes no more, as when its disk is full. Exit code 4.
+    /// Standard output cannot be written, as when the disk is full. Exit code 4.
     #[error("cannot write to standard output: {0}")]
     Output(#[source] io::Error),
 
-    /// The reader of standard output has closed it, as `head` does. Without a text, and with the exit
-    /// code of a program that SIGPIPE ends, 141, as Rust programs ignore that signal.
+    /// The reader of standard output closed it, as `head` does. Without a message. Exit code 141, that of a
+    /// program ended by SIGPIPE, which Rust programs ignore.
     #[error("")]
     OutputClosed,
 
-    /// The system refused something that is not about the store. Exit code 3.
+    /// A system call failed that does not concern the store. Exit code 3.
     #[error("{what}: {source}")]
     System {
-        /// What was tried.
+        /// The attempted action.
         what: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
@@ -98,7 +95,7 @@ fn exit_code_of(error: &StoreError) -> u8 {
         | StoreError::LimitExceeded { .. }
         | StoreError::NotANumber { .. }
         | StoreError::Unsupported { .. } => USAGE,
-        // No connection, a lost one, or a server whose answers cannot be relied on.
+        // No connection, a lost one, or a server that violates the protocol.
         _ => NO_CONNECTION,
     }
 }

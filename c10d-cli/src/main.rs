@@ -1,7 +1,4 @@
-//! `c10d`: serves a TCPStore, talks to one, launches workers, and measures.
-//!
-//! Holds no protocol and no server of its own: those are `c10d-store`'s. What is here is what a
-//! shell user sees: arguments, bytes in and out, exit codes; and the load generator of `c10d bench`.
+#![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
 mod bench;
@@ -25,12 +22,12 @@ use crate::failure::Failure;
 
 const EXIT_CODES: &str = "\
 Exit codes:
-  0  done
-  1  the answer is no: not there in time, not written, queue empty
-  2  wrong usage, or more than the store takes
-  3  no connection, or it was lost, as when the server refuses a request
-  4  standard output cannot be written, as when a disk is full
-  141  standard output was closed by its reader, as by `head`; nothing is reported";
+  0    success
+  1    negative answer: key missing until the timeout, value not written, queue empty
+  2    invalid arguments, or a limit of the store exceeded
+  3    no connection, or connection lost, as when the server rejects a request
+  4    cannot write to standard output, as when the disk is full
+  141  the reader of standard output closed it, as `head` does; no message";
 
 /// PyTorch's TCPStore and torchrun, without Python.
 #[derive(Debug, Parser)]
@@ -42,12 +39,12 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// A store: serve one, or use one.
+    /// Serves a store, or sends a command to one.
     #[command(subcommand, after_help = EXIT_CODES)]
     Store(StoreCommand),
     /// Launches the workers of this node, as torchrun does.
     Run(Box<run::options::RunOptions>),
-    /// Measures a store's server, a rendezvous, calls between workers, or references.
+    /// Measures a store server, a rendezvous, RPC calls, or remote references.
     #[command(subcommand)]
     Bench(bench::BenchCommand),
 }
@@ -63,12 +60,11 @@ enum StoreCommand {
 fn main() -> ExitCode {
     let cli = Cli::try_parse()
         .unwrap_or_else(|error| suggestion::complete(error, &Cli::command()).exit());
-    // A server's and a launcher's log tells their own story; a client's output should be its answer
-    // alone.
+    // Servers and launchers log their progress; a client should print only its answer.
     let default_level = match cli.command {
         Command::Store(StoreCommand::Serve(_)) => "info",
         Command::Run(_) => run::LOG_LEVELS,
-        // A client that keeps trying to connect says so.
+        // Also logs that a connection is retried.
         Command::Store(StoreCommand::Client(_)) => "warn,c10d_socket::connect=info",
         Command::Bench(_) => "warn",
     };
@@ -88,7 +84,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Sends the log to standard error, above a live line if there is one.
+/// Sends the log to standard error, above the live line.
 fn start_logging(default_level: &str) {
     let has_colors =
         terminal::is_live() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
@@ -101,7 +97,7 @@ fn start_logging(default_level: &str) {
         .init();
 }
 
-/// One line on standard error. When that is closed there is nobody left to tell.
+/// Prints one line on standard error. Ignores a closed standard error.
 fn report(failure: &Failure) -> ExitCode {
     let text = failure.to_string();
     if !text.is_empty() {
@@ -116,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_arguments_do_not_contradict_each_other() {
+    fn the_argument_definitions_are_consistent() {
         Cli::command().debug_assert();
     }
 }

@@ -1,12 +1,12 @@
-//! How many files, and so connections, this process may have open.
+//! The limit on open files of this process, and so on its connections.
 
 use std::fs;
 use std::io;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Raises the soft limit on open files to the hard one, and returns how many more files this process
-/// can open then; `None` where there is no limit.
+/// Raises the soft limit on open files to the hard limit. Returns how many more files this process can
+/// open; `None` without a limit.
 pub(crate) fn raise_limit() -> Option<u64> {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {
@@ -16,9 +16,9 @@ pub(crate) fn raise_limit() -> Option<u64> {
     let now = match setrlimit(Resource::Nofile, raised) {
         Ok(()) => limit.maximum,
         Err(error) => {
-            // macOS refuses an unlimited soft limit, for one.
+            // For example, macOS rejects an unlimited soft limit.
             log::debug!(
-                "the limit on open files stays as it is: {}",
+                "cannot raise the limit on open files: {}",
                 io::Error::from(error)
             );
             limit.current
@@ -27,8 +27,8 @@ pub(crate) fn raise_limit() -> Option<u64> {
     now.map(|limit| limit.saturating_sub(open_now()))
 }
 
-/// The open files of this process, or a fair guess where the system does not tell.
+/// How many files this process has open; an estimate without /proc.
 fn open_now() -> u64 {
-    const GUESS: u64 = 16;
-    fs::read_dir("/proc/self/fd").map_or(GUESS, |files| files.count() as u64)
+    const ESTIMATE: u64 = 16;
+    fs::read_dir("/proc/self/fd").map_or(ESTIMATE, |files| files.count() as u64)
 }

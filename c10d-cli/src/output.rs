@@ -1,10 +1,10 @@
-//! Standard output: a command's answer, and what a write that fails means.
+//! Writes a command's answer to standard output.
 
 use std::io::{self, Write};
 
 use crate::failure::Failure;
 
-/// Writes bytes as they are: a value that is piped into a file arrives unchanged.
+/// Writes bytes unchanged, so that a value can be redirected into a file.
 pub(crate) fn print(bytes: &[u8]) -> Result<(), Failure> {
     let mut stdout = io::stdout();
     stdout

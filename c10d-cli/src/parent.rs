@@ -1,11 +1,11 @@
-//! The tie between a server and the script or program that started it.
+//! Ends a server together with the script or program that started it.
 
 use std::io;
 
-/// Has this process end, by SIGTERM, when its parent does.
+/// Makes the system send SIGTERM to this process when its parent ends.
 ///
 /// # Errors
-/// Where the system has no such thing: only Linux does.
+/// [`io::ErrorKind::Unsupported`] on systems other than Linux.
 #[cfg(target_os = "linux")]
 pub(crate) fn end_with_parent() -> io::Result<()> {
     use rustix::process::{Signal, set_parent_process_death_signal};

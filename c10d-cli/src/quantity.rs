@@ -1,4 +1,4 @@
-//! Durations, byte counts and counts as people type them.
+//! Parses durations, byte counts and counts on the command line.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,7 +12,11 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
         "s" | "" => 1.0,
         "m" => 60.0,
         "h" => 3600.0,
-        _ => return Err(format!("{unit:?} is not ms, s, m or h, as in 5s or 250ms")),
+        _ => {
+            return Err(format!(
+                "unknown unit {unit:?}: use ms, s, m or h, as in 5s or 250ms"
+            ));
+        }
     };
     let number: f64 = number
         .parse()
@@ -20,7 +24,7 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(number * seconds_per_unit).map_err(|error| error.to_string())
 }
 
-/// A count of bytes: `8388608`, `8MiB`, `64KiB`, `1GiB`.
+/// A number of bytes: `8388608`, `8MiB`, `64KiB`, `1GiB`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ByteCount(pub(crate) usize);
 
@@ -48,7 +52,7 @@ impl FromStr for ByteCount {
     fn from_str(text: &str) -> Result<Self, String> {
         let (number, unit) = split_unit(text);
         let Some((_, bytes)) = BYTE_UNITS.iter().find(|(name, _)| *name == unit) else {
-            return Err(format!("{unit:?} is not KiB, MiB or GiB"));
+            return Err(format!("unknown unit {unit:?}: use KiB, MiB or GiB"));
         };
         let number: usize = number
             .parse()
@@ -60,7 +64,7 @@ impl FromStr for ByteCount {
     }
 }
 
-/// A count that makes no sense as 0.
+/// A count of at least 1.
 pub(crate) fn at_least_one(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(0) => Err("must be at least 1".to_owned()),
@@ -69,7 +73,7 @@ pub(crate) fn at_least_one(text: &str) -> Result<usize, String> {
     }
 }
 
-/// The length of a round of a measurement, in seconds.
+/// The length of one round of a benchmark, in seconds.
 pub(crate) fn round_seconds(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(seconds) if (0.001..=3600.0).contains(&seconds) => Ok(seconds),
@@ -90,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_as_people_type_them() {
+    fn durations_have_an_optional_unit() {
         let table = [
             ("5s", Duration::from_secs(5)),
             ("250ms", Duration::from_millis(250)),
@@ -118,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn byte_counts_read_back_as_written() {
+    fn byte_counts_round_trip() {
         let table = [
             ("0", 0),
             ("8193", 8193),
@@ -136,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_less_than_one() {
+    fn a_count_is_at_least_one() {
         assert_eq!(at_least_one("16000"), Ok(16_000));
         for text in ["0", "-1", "", "many"] {
             assert!(at_least_one(text).is_err(), "{text}");

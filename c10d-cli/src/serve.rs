@@ -1,4 +1,4 @@
-//! `c10d store serve`: a server in the foreground.
+//! `c10d store serve`: runs a server in the foreground.
 
 use std::fs;
 use std::io::{self, Write};
@@ -22,11 +22,11 @@ use crate::quantity::{ByteCount, parse_duration};
 /// PyTorch's default port.
 pub(crate) const DEFAULT_PORT: u16 = 29500;
 
-/// There is no password and no encryption: whoever reaches the port can read and write everything.
-/// So it listens on this machine alone, unless told otherwise.
+/// The server has no authentication and no encryption: any process that can connect can read and write
+/// everything. By default it accepts connections from this machine only.
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
-    /// The address or name to listen on; `::` for all interfaces, IPv6 and IPv4.
+    /// The address or host name to listen on; `::` for all interfaces, IPv6 and IPv4.
     #[arg(long, default_value = "127.0.0.1")]
     host: String,
 
@@ -34,20 +34,20 @@ pub(crate) struct ServeArgs {
     #[arg(long)]
     port: Option<u16>,
 
-    /// Serves a socket that was bound by the parent process, by its descriptor number. With --port
-    /// as well, it must be bound to that port.
+    /// The descriptor of a listening socket inherited from the parent process. With --port, it must be
+    /// bound to that port.
     #[arg(long, value_name = "FD", conflicts_with = "host", value_parser = clap::value_parser!(i32).range(0..))]
     listen_fd: Option<RawFd>,
 
-    /// How many workers will connect; warns at the start when the system cannot take so many.
+    /// The expected number of workers; warns at the start if the system cannot serve as many.
     #[arg(long, value_name = "N")]
     world_size: Option<u64>,
 
-    /// The longest key, the `/` that clients put before it included.
+    /// The longest key, including the `/` that clients put before it.
     #[arg(long, value_name = "BYTES", default_value_t = ByteCount(defaults().limits().key_bytes_max()))]
     key_bytes_max: ByteCount,
 
-    /// The longest value that one request may bring.
+    /// The longest value in one request.
     #[arg(long, value_name = "BYTES", default_value_t = ByteCount(defaults().limits().value_bytes_max()))]
     value_bytes_max: ByteCount,
 
@@ -55,23 +55,23 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "N", default_value_t = defaults().limits().keys_per_request_max())]
     keys_per_request_max: usize,
 
-    /// The longest request as a whole.
+    /// The longest request.
     #[arg(long, value_name = "BYTES", default_value_t = ByteCount(defaults().limits().request_bytes_max()))]
     request_bytes_max: ByteCount,
 
-    /// The most reply bytes kept for a peer that does not read them.
+    /// The most reply bytes that wait for one peer to read them.
     #[arg(long, value_name = "BYTES", default_value_t = ByteCount(defaults().unsent_bytes_max()))]
     unsent_bytes_max: ByteCount,
 
-    /// The most connections at a time.
+    /// The most simultaneous connections.
     #[arg(long, value_name = "N", default_value_t = defaults().connections_max())]
     connections_max: usize,
 
-    /// How long a new connection may take to say a correct hello.
+    /// How long a new connection may take to complete its handshake.
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "60s")]
     hello_timeout: Duration,
 
-    /// Ends when the parent process does, so that a script which is killed leaves no server behind.
+    /// Ends together with the parent process, so that a killed script leaves no server behind (Linux).
     #[arg(long)]
     end_with_parent: bool,
 }
@@ -110,13 +110,13 @@ fn defaults() -> ServerOptions {
     ServerOptions::default()
 }
 
-/// Serves until SIGINT or SIGTERM. The line on standard output is written once, when connections are
-/// accepted, so that a script can wait for it and read the port from it.
+/// Serves until SIGINT or SIGTERM. Prints one line when it accepts connections, so that a script can wait
+/// for it and read the port.
 pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     if args.end_with_parent {
         end_with_parent().map_err(Failure::system("cannot watch the parent process"))?;
     }
-    // Before anything is announced: a signal that comes right after the line must not be missed.
+    // Before the address is printed: a signal right after that must not be missed.
     let signals =
         EndSignals::catch().map_err(Failure::system("cannot catch SIGINT and SIGTERM"))?;
     log_capacity(args, open_files::raise_limit());
@@ -132,25 +132,24 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     }
 
     while !signals
-        .wait(LOOK_INTERVAL)
+        .wait(CHECK_INTERVAL)
         .map_err(Failure::system("cannot wait for signals"))?
     {
         if !server.is_running() {
-            let error = io::Error::other("its thread has ended, see the log");
-            return Err(Failure::system("the server does not serve any more")(error));
+            let error = io::Error::other("its thread ended, see the log");
+            return Err(Failure::system("the server stopped serving")(error));
         }
     }
     let name = signals.name();
-    log::info!("stopping on {name}; what the store holds is gone with it");
+    log::info!("received {name}: stopping; the data of the store is lost");
     server.shutdown();
     Ok(())
 }
 
-/// How often to look whether the server still serves, so that one that the system failed does not
-/// leave a process behind that looks alive.
-const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// How often to check that the server still serves, so that no idle process remains after a failure.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// SIGINT and SIGTERM, caught and told through a descriptor that can be waited for.
+/// SIGINT and SIGTERM, as a descriptor that becomes readable.
 #[derive(Debug)]
 struct EndSignals {
     caught: UnixStream,
@@ -159,19 +158,19 @@ struct EndSignals {
 
 impl EndSignals {
     fn catch() -> io::Result<Self> {
-        let (caught, teller) = UnixStream::pair()?;
+        let (caught, sender) = UnixStream::pair()?;
         let is_interrupt = Arc::new(AtomicBool::new(false));
-        // Actions run in the order of their registration: the flag is up before the pipe tells.
+        // Actions run in the order of their registration: the flag is set before the pipe is readable.
         signal_hook::flag::register(SIGINT, Arc::clone(&is_interrupt))?;
-        signal_hook::low_level::pipe::register(SIGINT, teller.try_clone()?)?;
-        signal_hook::low_level::pipe::register(SIGTERM, teller)?;
+        signal_hook::low_level::pipe::register(SIGINT, sender.try_clone()?)?;
+        signal_hook::low_level::pipe::register(SIGTERM, sender)?;
         Ok(Self {
             caught,
             is_interrupt,
         })
     }
 
-    /// The name of the one that has come.
+    /// The name of the signal that arrived.
     fn name(&self) -> &'static str {
         if self.is_interrupt.load(Ordering::SeqCst) {
             "SIGINT"
@@ -180,16 +179,16 @@ impl EndSignals {
         }
     }
 
-    /// Whether one has come, waiting for it for so long.
+    /// Waits for a signal for at most `timeout`; returns whether one arrived.
     fn wait(&self, timeout: Duration) -> io::Result<bool> {
         wait_for_input(&self.caught, Some(timeout))
     }
 }
 
-/// Says how many workers fit, and warns about what will bite a job of `--world-size` at its start,
-/// when everybody connects at once.
+/// Logs how many connections are possible, and warns if a job of `--world-size` exceeds a limit when all
+/// workers connect at once.
 fn log_capacity(args: &ServeArgs, files_left: Option<u64>) {
-    /// The listener, the poll descriptor, the waker, the spare one, and a few to look around with.
+    /// The listener, the poll descriptor, the waker, the spare one, and some reserve.
     const OWN_FILES: u64 = 16;
     let by_option = args.connections_max as u64;
     let by_system = files_left.map(|left| left.saturating_sub(OWN_FILES));
@@ -204,14 +203,12 @@ fn log_capacity(args: &ServeArgs, files_left: Option<u64>) {
         return;
     };
     if world_size > room {
-        log::warn!(
-            "{world_size} workers do not fit: there is room for {room} connections ({reason})"
-        );
+        log::warn!("{world_size} workers exceed the limit of {room} connections ({reason})");
     }
     if let Some(backlog) = backlog_max().filter(|backlog| world_size > *backlog) {
         log::warn!(
-            "{world_size} workers may connect at once, but the system keeps only {backlog} waiting; \
-             the rest try again after a second or more (sysctl net.core.somaxconn)"
+            "{world_size} workers may connect at once, but the system queues only {backlog} connections: the \
+             rest retry after a second or more; raise sysctl net.core.somaxconn"
         );
     }
 }
@@ -234,13 +231,13 @@ mod tests {
     }
 
     #[test]
-    fn without_flags_the_limits_are_those_of_the_library() {
+    fn default_limits_are_those_of_the_library() {
         let args = Command::parse_from(["serve"]).serve;
         assert_eq!(format!("{:?}", args.options()), format!("{:?}", defaults()));
     }
 
     #[test]
-    fn every_limit_has_its_flag() {
+    fn every_limit_has_an_option() {
         let args = Command::parse_from([
             "serve",
             "--key-bytes-max=1",

@@ -1,9 +1,9 @@
-//! What a mistyped command probably meant.
+//! Suggests the intended command for an unknown one.
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Command, Error};
 
-/// Adds the command to an error about an unknown one: `c10d serve` is `c10d store serve`, and so on.
+/// Adds a suggestion to an error about an unknown command: `c10d store serve` for `c10d serve`.
 pub(crate) fn complete(mut error: Error, command: &Command) -> Error {
     if error.kind() != ErrorKind::InvalidSubcommand {
         return error;
@@ -11,14 +11,14 @@ pub(crate) fn complete(mut error: Error, command: &Command) -> Error {
     let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidSubcommand) else {
         return error;
     };
-    if let Some(meant) = meant(word, command) {
-        let suggested = ContextValue::Strings(vec![meant]);
+    if let Some(intended) = intended(word, command) {
+        let suggested = ContextValue::Strings(vec![intended]);
         error.insert(ContextKind::SuggestedSubcommand, suggested);
     }
     error
 }
 
-fn meant(word: &str, command: &Command) -> Option<String> {
+fn intended(word: &str, command: &Command) -> Option<String> {
     let name = command.get_name();
     match word {
         "launch" | "torchrun" | "run" => return Some(format!("{name} run")),
@@ -41,7 +41,7 @@ mod tests {
     use crate::Cli;
 
     #[test]
-    fn likely_slips_lead_to_the_command() {
+    fn likely_mistakes_suggest_the_command() {
         let table = [
             ("serve", Some("c10d store serve")),
             ("server", Some("c10d store serve")),
@@ -55,7 +55,11 @@ mod tests {
             ("nonsense", None),
         ];
         for (word, expected) in table {
-            assert_eq!(meant(word, &Cli::command()).as_deref(), expected, "{word}");
+            assert_eq!(
+                intended(word, &Cli::command()).as_deref(),
+                expected,
+                "{word}"
+            );
         }
     }
 }

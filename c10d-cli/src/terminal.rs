@@ -1,22 +1,21 @@
-//! Standard error with one owner, so that a live line and other text do not overwrite each other.
+//! Standard error, shared by log lines and one live line without overwriting each other.
 //!
-//! On a terminal the live line stands below everything else: text is written above it. Workers may
-//! write to the same terminal by themselves, so the line must be hidden before they start.
+//! On a terminal the live line is always the last one; text is written above it. Workers write to the same
+//! terminal directly, so the line must be hidden before they start.
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Where the system does not say how wide the terminal is.
+/// For a terminal of unknown width.
 const COLUMNS_DEFAULT: usize = 80;
 
-/// Longer lines are harder to read, however wide the terminal is.
+/// Longer lines are hard to read.
 const COLUMNS_MAX: usize = 120;
 
-/// Held while standard error is written, as the standard library holds its own lock there: what was
-/// decided first must be written first.
+/// Locked while standard error is written, so that changes are written in their order.
 static SCREEN: Mutex<Screen> = Mutex::new(Screen::new());
 
-/// Writes to standard error, above the live line if there is one.
+/// Writes to standard error, above the live line.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StandardError;
 
@@ -24,10 +23,10 @@ impl Write for StandardError {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let mut screen = screen();
         let mut stderr = io::stderr();
-        // Without a live line a writer that blocks or takes less than all is the caller's to handle.
+        // Without a live line the caller handles partial writes.
         if !screen.has_live_line() {
             let count = stderr.write(bytes)?;
-            screen.passed_by(&bytes[..count]);
+            screen.note_written(&bytes[..count]);
             return Ok(count);
         }
         stderr.write_all(&screen.text(bytes))?;
@@ -44,14 +43,14 @@ pub(crate) fn is_live() -> bool {
     io::stderr().is_terminal() && std::env::var_os("TERM").is_none_or(|name| name != "dumb")
 }
 
-/// Shows a live line in place of the last one. An error of the terminal is left to the next writer.
+/// Replaces the live line. Ignores errors of the terminal, which the next writer gets.
 pub(crate) fn show(line: &str) {
     let columns = rustix::termios::tcgetwinsize(io::stderr())
         .map(|size| usize::from(size.ws_col))
         .ok()
         .filter(|columns| *columns > 0)
         .unwrap_or(COLUMNS_DEFAULT);
-    // A line that wraps cannot be taken back, and in the last column some terminals wrap.
+    // A wrapped line cannot be erased, and some terminals wrap in the last column.
     let width = columns.min(COLUMNS_MAX).saturating_sub(1);
     let mut screen = screen();
     let bytes = screen.show(line, width);
@@ -59,7 +58,7 @@ pub(crate) fn show(line: &str) {
     drop(screen);
 }
 
-/// Takes the live line back.
+/// Removes the live line.
 pub(crate) fn hide() {
     let mut screen = screen();
     let bytes = screen.hide();
@@ -68,16 +67,16 @@ pub(crate) fn hide() {
 }
 
 fn screen() -> MutexGuard<'static, Screen> {
-    // Each change leaves the screen whole, even if a thread panicked.
+    // Each change leaves the screen valid, even if a thread panics.
     SCREEN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What stands at the end of the terminal. Gives the bytes to write; writes nothing.
+/// The state of the end of the terminal. Returns the bytes to write; writes nothing.
 #[derive(Debug)]
 struct Screen {
     live: Option<String>,
     is_drawn: bool,
-    /// The last text did not end with a newline.
+    /// The last text has no newline at its end.
     is_inside_line: bool,
 }
 
@@ -96,8 +95,8 @@ impl Screen {
         self.live.is_some()
     }
 
-    /// Text that was written without this.
-    fn passed_by(&mut self, bytes: &[u8]) {
+    /// Notes text that was written directly.
+    fn note_written(&mut self, bytes: &[u8]) {
         if let Some(&last) = bytes.last() {
             self.is_inside_line = last != b'\n';
         }
@@ -107,14 +106,14 @@ impl Screen {
         let mut out = Vec::new();
         self.erase(&mut out);
         out.extend_from_slice(bytes);
-        self.passed_by(bytes);
+        self.note_written(bytes);
         self.draw(&mut out);
         out
     }
 
     fn show(&mut self, line: &str, width: usize) -> Vec<u8> {
-        // Parts of it come from other nodes, and must not command the terminal. Other characters than
-        // ASCII may be two columns wide.
+        // Parts of the line come from other nodes and must not contain control sequences. Characters
+        // other than ASCII may be two columns wide.
         let plain = line.chars().take(width).map(|char| match char {
             ' '..='~' => char,
             _ => '?',
@@ -140,7 +139,7 @@ impl Screen {
     }
 
     fn draw(&mut self, out: &mut Vec<u8>) {
-        // Drawn after the end of a text's line only, which it would overwrite otherwise.
+        // Drawn only at the start of a line: erasing it would erase unfinished text as well.
         if let Some(line) = self.live.as_ref().filter(|_| !self.is_inside_line) {
             out.extend_from_slice(line.as_bytes());
             self.is_drawn = true;
@@ -169,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_live_line_fits_and_commands_nothing() {
+    fn a_live_line_is_truncated_and_has_no_control_characters() {
         let mut screen = Screen::new();
         assert_eq!(screen.show("a\x1b[2J\u{9b}\u{65e5}b", 6), b"a?[2J?");
         assert_eq!(screen.show("", 0), b"\r\x1b[K");

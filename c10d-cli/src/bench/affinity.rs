@@ -1,24 +1,24 @@
-//! Which core a thread, and what it starts, runs on.
+//! Pins threads, and the threads and processes that they start, to cores.
 
 use std::io;
 
 use super::error::BenchError;
 
-/// A core for the servers and another one for the generator.
+/// One core for the servers, and one for the load generator.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Cores {
     pub(super) server: usize,
     pub(super) generator: usize,
 }
 
-/// The cores that are used where there are two.
+/// The cores to use if the machine has two.
 const FIRST_TWO: Cores = Cores {
     server: 0,
     generator: 1,
 };
 
 impl Cores {
-    /// The first two cores, unless that is not wanted or not possible; the reason goes to the notes.
+    /// The first two cores; `None` if not wanted or not possible. Adds a note with the reason.
     pub(super) fn choose(is_wanted: bool, notes: &mut Vec<String>) -> Option<Self> {
         if !is_wanted {
             return None;
@@ -26,21 +26,22 @@ impl Cores {
         match FIRST_TWO.try_out() {
             Ok(()) => Some(FIRST_TWO),
             Err(error) => {
-                notes.push(format!("server and generator share their cores: {error}"));
+                notes.push(format!(
+                    "server and load generator are not pinned to cores: {error}"
+                ));
                 None
             }
         }
     }
 
-    /// Whether this machine lets a thread run on either, tried out. Leaves this thread on the
-    /// generator's core.
+    /// Tries both cores. Leaves this thread on the generator's core.
     fn try_out(self) -> Result<(), BenchError> {
         pin_this_thread(self.server)?;
         pin_this_thread(self.generator)
     }
 }
 
-/// Runs `start` on another core. A process started meanwhile inherits it, with all its threads.
+/// Runs `start` on the servers' core, which threads and processes inherit that it starts.
 pub(super) fn on_server_core<T>(
     cores: Option<Cores>,
     start: impl FnOnce() -> Result<T, BenchError>,
@@ -55,7 +56,7 @@ pub(super) fn on_server_core<T>(
 }
 
 fn pin_this_thread(core: usize) -> Result<(), BenchError> {
-    pin(core).map_err(BenchError::system("cannot choose the core to run on"))
+    pin(core).map_err(BenchError::system("cannot pin a thread to a core"))
 }
 
 #[cfg(target_os = "linux")]

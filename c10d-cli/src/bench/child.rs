@@ -10,10 +10,10 @@ use super::error::BenchError;
 use super::process::Process;
 use crate::parent::end_with_parent;
 
-/// The first words of the line with which a server announces its address, `c10d store serve` among them.
+/// The start of the line with a server's address; `c10d store serve` prints it too.
 const ANNOUNCEMENT: &str = "listening on ";
 
-/// A server that this program started from its own executable. Killed on drop.
+/// A server started from this program's own executable. Killed on drop.
 #[derive(Debug)]
 pub(super) struct ServerChild {
     child: Child,
@@ -21,15 +21,16 @@ pub(super) struct ServerChild {
 }
 
 impl ServerChild {
-    /// Starts `c10d` with the arguments, on the servers' core, and waits for its line.
+    /// Starts `c10d` with these arguments on the servers' core, and waits for its address.
     pub(super) fn start(arguments: &[String], cores: Option<Cores>) -> Result<Self, BenchError> {
         let child = on_server_core(cores, || {
-            let executable = env::current_exe()
-                .map_err(BenchError::system("cannot find this program's file"))?;
+            let executable = env::current_exe().map_err(BenchError::system(
+                "cannot find the executable of this process",
+            ))?;
             let log_level = env::var_os("RUST_LOG").unwrap_or_else(|| "warn".into());
             Command::new(executable)
                 .args(arguments)
-                // What it says about itself at the start is not asked for here.
+                // Hides its startup messages.
                 .env("RUST_LOG", log_level)
                 .stdin(Stdio::null())
                 .stdout(Stdio::piped())
@@ -38,12 +39,12 @@ impl ServerChild {
         })?;
         let mut server = Self {
             child,
-            // Replaced below; until then `server` only sees to it that the child is killed.
+            // Replaced below; until then `server` only kills the child on drop.
             address: SocketAddr::from(([0; 4], 0)),
         };
         server.address = server
             .read_address()
-            .map_err(BenchError::system("the server did not start"))?;
+            .map_err(BenchError::system("the server did not report its address"))?;
         Ok(server)
     }
 
@@ -55,8 +56,7 @@ impl ServerChild {
         Process(self.child.id())
     }
 
-    /// The child says nothing more after its line, so its output need not be read on. Its end ends
-    /// the wait too.
+    /// Reads one line: the child prints nothing else. Also returns when the child ends.
     fn read_address(&mut self) -> io::Result<SocketAddr> {
         let mut line = String::new();
         if let Some(stdout) = self.child.stdout.as_mut() {
@@ -71,7 +71,7 @@ impl ServerChild {
 
 impl Drop for ServerChild {
     fn drop(&mut self) {
-        // Both fail only when it has ended already.
+        // Both fail only if the child has ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

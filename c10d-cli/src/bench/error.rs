@@ -1,4 +1,4 @@
-//! Why a measurement could not be finished.
+//! Why a benchmark could not be finished.
 
 use std::io;
 use std::net::SocketAddr;
@@ -16,14 +16,14 @@ pub(super) enum BenchError {
         source: io::Error,
     },
 
-    #[error("the server at {address} closed connection {link}: {source}")]
+    #[error("lost connection {link} to the server at {address}: {source}")]
     ConnectionLost {
         address: SocketAddr,
         link: usize,
         source: io::Error,
     },
 
-    #[error("the server at {address} is silent for {silence:?}; {missing} replies are missing")]
+    #[error("the server at {address} sent nothing for {silence:?}; {missing} replies are missing")]
     Stalled {
         address: SocketAddr,
         silence: Duration,
@@ -31,7 +31,7 @@ pub(super) enum BenchError {
     },
 
     /// A figure for wrong answers would be worthless.
-    #[error("the server at {address} answers {request} wrongly: {detail}")]
+    #[error("the server at {address} answered {request} incorrectly: {detail}")]
     WrongAnswer {
         address: SocketAddr,
         request: &'static str,

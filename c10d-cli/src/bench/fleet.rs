@@ -1,7 +1,7 @@
-//! The generator: many connections, one thread, one poll.
+//! The load generator: many connections, one thread, one poll.
 //!
-//! Knows how to send bytes and to count replies; what they mean is the workload's matter. Replies
-//! have a length known beforehand, so nothing is parsed while the clock runs.
+//! Sends bytes and counts replies, whose meaning only the workload knows. The length of each reply is known
+//! beforehand, so nothing is parsed while the clock runs.
 
 use std::io::{self, Read, Write};
 use std::net::SocketAddr;
@@ -14,14 +14,13 @@ use socket2::{Domain, SockRef, Socket, Type};
 
 use super::error::BenchError;
 
-/// Events taken at a time.
-const EVENTS_PER_TURN: usize = 1024;
+/// Events received per poll.
+const EVENTS_PER_POLL: usize = 1024;
 
-/// As large as the server's own.
+/// The size of the server's own buffer.
 const READ_BYTES: usize = 64 << 10;
 
-/// Longer silence than any healthy server shows, even while it lets go of thousands of waits one by
-/// one.
+/// Longer than any pause of a healthy server, even while it cancels thousands of waits.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
 /// Connections to one server.
@@ -46,15 +45,15 @@ pub(super) struct Links {
 #[derive(Debug)]
 struct Link {
     stream: TcpStream,
-    /// What the socket did not take at once; empty nearly always.
+    /// Bytes that the socket has not accepted yet; almost always empty.
     unsent: Vec<u8>,
-    /// The reply as far as it has come.
+    /// The received part of the reply.
     reply: Vec<u8>,
-    /// The length of the reply waited for; 0 when none is.
+    /// The length of the expected reply; 0 if none is expected.
     reply_bytes: usize,
 }
 
-/// One kind of request, sent over and over.
+/// One kind of request, sent repeatedly.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Flood<'a> {
     /// For each link, at least `depth` equal units in a row.
@@ -67,19 +66,19 @@ pub(super) struct Flood<'a> {
     pub(super) depth: usize,
 }
 
-/// What came of a [`Flood`].
+/// The result of a [`Flood`].
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Flooded {
-    /// Units answered until time was up.
+    /// Units answered in time.
     pub(super) answered: u64,
-    /// How long that was.
+    /// The time in which they were answered.
     pub(super) elapsed: Duration,
-    /// All units sent, those answered afterwards included.
+    /// All units sent, including those answered later.
     pub(super) sent: u64,
 }
 
 impl Fleet {
-    /// No connection yet.
+    /// A fleet without connections.
     pub(super) fn new(address: SocketAddr) -> Result<Self, BenchError> {
         let failed = "cannot poll";
         let poll = Poll::new().map_err(BenchError::system(failed))?;
@@ -89,7 +88,7 @@ impl Fleet {
             .map_err(BenchError::system(failed))?;
         Ok(Self {
             poll,
-            events: Events::with_capacity(EVENTS_PER_TURN),
+            events: Events::with_capacity(EVENTS_PER_POLL),
             read_buffer: vec![0; READ_BYTES].into_boxed_slice(),
             links: Links {
                 address,
@@ -110,8 +109,8 @@ impl Fleet {
 
     /// Connects until there are `count` links, sends `greeting` on each and checks its reply.
     ///
-    /// At most `window` connections wait for their reply at a time. Kept well below the listener's
-    /// backlog: a connection that finds it full is tried again by the system only after a second.
+    /// At most `window` connections wait for their reply at a time. Keep it well below the listener's
+    /// backlog: the system retries a connection that exceeds the backlog only after a second.
     pub(super) fn connect(
         &mut self,
         count: usize,
@@ -132,14 +131,14 @@ impl Fleet {
         })
     }
 
-    /// Hands every reply that was [asked for](Links::ask) to `on_reply`, which may ask for more,
-    /// until none is missing.
+    /// Passes every [requested](Links::ask) reply to `on_reply`, which may send more requests, until no
+    /// reply is missing.
     pub(super) fn run(
         &mut self,
         mut on_reply: impl FnMut(&mut Links, usize, &[u8]) -> Result<(), BenchError>,
     ) -> Result<(), BenchError> {
         while self.links.waiting > 0 {
-            self.turn(|links, index, bytes| {
+            self.poll_once(|links, index, bytes| {
                 let Some(reply) = links.take_in(index, bytes)? else {
                     return Ok(());
                 };
@@ -151,7 +150,7 @@ impl Fleet {
         Ok(())
     }
 
-    /// Asks one link and returns the reply.
+    /// Sends a request on one link, and returns the reply.
     pub(super) fn call(
         &mut self,
         link: usize,
@@ -167,7 +166,7 @@ impl Fleet {
         Ok(answer)
     }
 
-    /// Keeps `depth` units in flight on every link for `time`, then lets all answers come in.
+    /// Keeps `depth` units in flight on every link for `time`, then waits for the remaining answers.
     pub(super) fn flood(
         &mut self,
         flood: Flood<'_>,
@@ -185,7 +184,7 @@ impl Fleet {
         while answered < sent {
             let open = in_time.is_none();
             self.links.waiting = usize::try_from(sent - answered).unwrap_or(usize::MAX);
-            self.turn(|links, index, bytes| {
+            self.poll_once(|links, index, bytes| {
                 let received: usize = remainders[index] + bytes.len();
                 let units = received / flood.reply_bytes;
                 remainders[index] = received % flood.reply_bytes;
@@ -209,8 +208,8 @@ impl Fleet {
         })
     }
 
-    /// Waits once, and hands over what each link has got.
-    fn turn(
+    /// Polls once, and passes on the received bytes of each link.
+    fn poll_once(
         &mut self,
         mut on_bytes: impl FnMut(&mut Links, usize, &[u8]) -> Result<(), BenchError>,
     ) -> Result<(), BenchError> {
@@ -232,7 +231,7 @@ impl Fleet {
             if event.is_writable() && !links.links[index].unsent.is_empty() {
                 links.flush(index)?;
             }
-            // Readable or broken: reading tells which. A short read was the last one for now.
+            // Reading distinguishes readable from broken. A short read means that no more is available.
             while event.is_readable() || event.is_error() {
                 match links.links[index].stream.read(&mut self.read_buffer) {
                     Ok(0) => return Err(links.lost(index, io::ErrorKind::UnexpectedEof.into())),
@@ -254,12 +253,13 @@ impl Fleet {
     }
 }
 
-/// Connections from one address to a local server. A real job has an address for each machine. From
-/// one for all, once half the system's range of ports is taken (14,116 of 28,232 by default), each
-/// connect searches many times longer for a free port, and that would be what is measured.
+/// How many connections to a local server share a source address. Machines of a real job have an address
+/// each. With a single one, each connect beyond half of the port range (14,116 of 28,232 by default) searches
+/// many times longer for a free port, which would dominate the figure.
 const LINKS_PER_SOURCE: usize = 8000;
 
-/// The address for link `index` to come from, when it matters: 127.0.0.1, then 127.0.0.2 and so on.
+/// The source address of link `index`: the default, then 127.0.0.2 and so on. macOS has no 127.0.0.2, so more
+/// connections need Linux.
 fn source_of(target: SocketAddr, index: usize) -> Option<SocketAddr> {
     let host = u8::try_from(index / LINKS_PER_SOURCE + 1).ok()?;
     let local = host > 1 && target.ip().is_loopback() && target.is_ipv4();
@@ -280,7 +280,7 @@ fn start_connect(target: SocketAddr, source: Option<SocketAddr>) -> io::Result<T
 }
 
 impl Links {
-    /// Sends `request` on a link, and expects a reply of so many bytes.
+    /// Sends `request` on a link, and expects a reply of `reply_bytes`.
     pub(super) fn ask(
         &mut self,
         link: usize,
@@ -293,13 +293,13 @@ impl Links {
         self.send(link, request)
     }
 
-    /// Sends what has no reply, or one that was [announced](Self::expect) before.
+    /// Sends bytes without a reply, or with one that is already [expected](Self::expect).
     pub(super) fn send(&mut self, link: usize, bytes: &[u8]) -> Result<(), BenchError> {
         let taken = if self.links[link].unsent.is_empty() {
             match self.links[link].stream.write(bytes) {
                 Ok(count) => count,
                 Err(error) => match error.kind() {
-                    // Not connected yet is told either way.
+                    // Systems differ in the error of a socket that is not connected yet.
                     io::ErrorKind::WouldBlock | io::ErrorKind::NotConnected => 0,
                     _ => return Err(self.lost(link, error)),
                 },
@@ -311,7 +311,7 @@ impl Links {
         Ok(())
     }
 
-    /// Expects another reply on a link, to something sent before.
+    /// Expects another reply on a link, to a request sent before.
     pub(super) fn expect(&mut self, link: usize, reply_bytes: usize) {
         debug_assert_eq!(self.links[link].reply_bytes, 0, "one reply at a time");
         self.links[link].reply_bytes = reply_bytes;
@@ -324,7 +324,7 @@ impl Links {
         let index = self.links.len();
         let mut stream = start_connect(address, source_of(address, index)).map_err(failed)?;
         stream.set_nodelay(true).map_err(failed)?;
-        // Closing resets the connection, so that its port is free for the next round at once.
+        // Closing then resets the connection, which frees its port at once for the next round.
         SockRef::from(&stream)
             .set_linger(Some(Duration::ZERO))
             .map_err(failed)?;
@@ -359,7 +359,7 @@ impl Links {
         Ok(())
     }
 
-    /// Adds bytes to the reply of a link; returns it when it is whole.
+    /// Adds bytes to the reply of a link; returns the reply when it is complete.
     fn take_in(&mut self, index: usize, bytes: &[u8]) -> Result<Option<Vec<u8>>, BenchError> {
         let link = &mut self.links[index];
         link.reply.extend_from_slice(bytes);
@@ -375,7 +375,7 @@ impl Links {
         Ok(Some(std::mem::take(&mut link.reply)))
     }
 
-    /// The memory of a reply, for the next one.
+    /// Reuses the memory of a reply.
     fn give_back(&mut self, index: usize, mut reply: Vec<u8>) {
         reply.clear();
         self.links[index].reply = reply;

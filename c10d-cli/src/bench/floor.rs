@@ -1,7 +1,7 @@
-//! The floor: a server with the event loop of a store's server, and no store in it.
+//! The floor of store benchmarks: the event loop of a store server, without a store.
 //!
-//! For each event it reads once and writes once, with one connection's table look-up in between;
-//! nothing that serves requests one read and one write at a time can be faster.
+//! Each event costs one table lookup, one read and one write: no server with one read and one write per
+//! request can be faster.
 
 use std::io::{self, Read, Write};
 
@@ -18,12 +18,12 @@ use crate::quantity::at_least_one;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum FloorMode {
-    /// Answers every so many bytes with so many bytes.
+    /// Answers each `request_bytes` with `reply_bytes`.
     Fixed,
-    /// Sends back what it has read.
+    /// Sends back what it reads.
     Echo,
-    /// Answers the first request of each connection as `fixed` does, and anything later with one
-    /// byte to every connection.
+    /// Answers the first request of each connection as `fixed` does, and any later one with one byte to
+    /// every connection.
     WakeAll,
 }
 
@@ -40,13 +40,13 @@ pub(crate) struct FloorArgs {
     #[arg(long, default_value_t = 1, value_parser = at_least_one)]
     request_bytes: usize,
 
-    /// The length of the reply to it.
+    /// The length of the reply, in `fixed` mode.
     #[arg(long, default_value_t = 8)]
     reply_bytes: usize,
 }
 
 impl FloorArgs {
-    /// What [`child`](super::child) starts.
+    /// The arguments with which [`ServerChild`](super::child::ServerChild) starts it.
     pub(super) fn command_line(
         mode: FloorMode,
         request_bytes: usize,
@@ -88,15 +88,15 @@ pub(super) fn run(args: &FloorArgs) -> Result<(), Failure> {
 }
 
 const LISTENER: Token = Token(usize::MAX);
-const EVENTS_PER_TURN: usize = 1024;
+const EVENTS_PER_POLL: usize = 1024;
 const READ_BYTES: usize = 64 << 10;
 
 #[derive(Debug)]
 struct Peer {
     stream: TcpStream,
-    /// Bytes of a request that is not complete.
+    /// Received bytes of an incomplete request.
     remainder: usize,
-    /// Has had its first answer, in `wake-all` mode.
+    /// Whether it got its first answer, in `wake-all` mode.
     greeted: bool,
 }
 
@@ -104,7 +104,7 @@ fn serve(mut listener: TcpListener, args: &FloorArgs) -> io::Result<()> {
     let mut poll = Poll::new()?;
     poll.registry()
         .register(&mut listener, LISTENER, Interest::READABLE)?;
-    let mut events = Events::with_capacity(EVENTS_PER_TURN);
+    let mut events = Events::with_capacity(EVENTS_PER_POLL);
     let mut peers: Slab<Peer> = Slab::new();
     let mut buffer = vec![0; READ_BYTES];
     let replies = vec![0; READ_BYTES / args.request_bytes * args.reply_bytes + args.reply_bytes];
@@ -153,8 +153,8 @@ fn accept(listener: &TcpListener, poll: &Poll, peers: &mut Slab<Peer>) -> io::Re
     }
 }
 
-/// Whether the peer is still there. A socket that does not take a reply whole has a peer that does
-/// not read: not what is measured here, so it is closed too.
+/// Returns whether the peer is still connected. A peer that does not read is disconnected, as it is not what
+/// is measured.
 fn answer(peer: &mut Peer, buffer: &mut [u8], replies: &[u8], args: &FloorArgs) -> bool {
     loop {
         let count = match peer.stream.read(buffer) {
@@ -175,7 +175,7 @@ fn answer(peer: &mut Peer, buffer: &mut [u8], replies: &[u8], args: &FloorArgs) 
     }
 }
 
-/// Whether the peer that said so is still there.
+/// Returns whether the peer that sent the request is still connected.
 fn wake_all(peers: &mut Slab<Peer>, token: Token, buffer: &mut [u8]) -> bool {
     let count = match peers[token.0].stream.read(buffer) {
         Ok(count) => count,
@@ -183,7 +183,7 @@ fn wake_all(peers: &mut Slab<Peer>, token: Token, buffer: &mut [u8]) -> bool {
     };
     if count > 0 {
         for (_, peer) in peers.iter_mut() {
-            // One that is gone is noticed when its own event comes.
+            // A disconnected peer is noticed by its own event.
             let _ = peer.stream.write(&[0]);
         }
     }

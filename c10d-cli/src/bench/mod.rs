@@ -1,8 +1,8 @@
-//! `c10d bench`: a load generator for any TCPStore server, with a floor to compare with; a
-//! rendezvous of many nodes; calls between two workers, and references to each other's values.
+//! `c10d bench`: benchmarks of a TCPStore server, a rendezvous, RPC calls, and remote references.
 //!
-//! The load generator is one thread, so that on two cores the server has one to itself. It speaks
-//! only the base protocol; a PyTorch server is measured with the same bytes.
+//! Figures stand beside a *floor*: the same exchange without the measured software. The load generator for
+//! stores is one thread, so that on two cores the server has one to itself. It uses only the base protocol,
+//! so a PyTorch server gets the same bytes.
 
 mod affinity;
 mod child;
@@ -25,21 +25,21 @@ use crate::failure::Failure;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {
-    /// Measures a store's server: a fresh one of its own, or a running one.
+    /// Measures a store server: a new one, or a running one.
     Store(store::StoreBenchArgs),
     /// Measures how long many nodes take to agree on their ranks.
     Rendezvous(rendezvous::RendezvousBenchArgs),
     /// Measures calls between two workers, in one process and in two.
     Rpc(rpc::RpcBenchArgs),
-    /// The other side of `rpc`, as a process of its own.
+    /// The second process of `rpc`.
     #[command(hide = true)]
     RpcPeer(rpc::RpcPeerArgs),
-    /// Measures references to values on another worker, in one process and in two.
+    /// Measures remote references between two workers, in one process and in two.
     Rref(rref::RRefBenchArgs),
-    /// The other side of `rref`, as a process of its own.
+    /// The second process of `rref`.
     #[command(hide = true)]
     RrefPeer,
-    /// A server that parses nothing: what the same event loop costs without a store in it.
+    /// The floor of `store`: the same event loop without a store.
     #[command(hide = true)]
     Floor(floor::FloorArgs),
 }

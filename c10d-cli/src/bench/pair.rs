@@ -7,23 +7,23 @@ use clap::Args;
 
 use crate::quantity::{at_least_one, round_seconds};
 
-/// The longest silence of the other side: far above every figure worth knowing.
+/// The timeout of each step: far above every plausible figure.
 pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What one worker lets another one queue.
+/// The most calls that one worker queues for another.
 const IN_FLIGHT_MAX: usize = 65_536;
 
-/// How many calls or references are under way where the goals are about many.
+/// The number of concurrent calls or references to which goals apply.
 pub(super) const GOAL_IN_FLIGHT: usize = 64;
 
-/// How it is measured and printed.
+/// The options of benchmarks of two workers.
 #[derive(Debug, Args)]
 pub(super) struct PairArgs {
     /// How long each figure is measured in a round.
     #[arg(long, value_name = "SECONDS", default_value_t = 0.2, value_parser = round_seconds)]
     seconds: f64,
 
-    /// How many rounds there are, after a warm-up; figures are their medians.
+    /// The number of rounds after a warm-up; figures are medians of the rounds.
     #[arg(long, default_value_t = 5, value_parser = at_least_one)]
     pub(super) rounds: usize,
 
@@ -31,7 +31,7 @@ pub(super) struct PairArgs {
     #[arg(long)]
     pub(super) json: bool,
 
-    /// Leaves it to the system on which core each side runs.
+    /// Does not pin the two sides to cores.
     #[arg(long)]
     pub(super) no_pin: bool,
 }
@@ -43,7 +43,7 @@ impl PairArgs {
     }
 }
 
-/// Where the two sides are.
+/// Where the two workers run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
     OneProcess,
@@ -59,8 +59,8 @@ impl Place {
     }
 }
 
-/// Whether the floor is measured, first and second in this round: who comes second finds the caches of who
-/// came first.
+/// Whether the first and the second measurement of a round is the floor. They alternate, as the second finds
+/// caches filled by the first.
 pub(super) const fn order(round: usize) -> [bool; 2] {
     let floor_first = !round.is_multiple_of(2);
     [floor_first, !floor_first]
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_two_sides_take_turns_in_going_first() {
+    fn the_floor_is_first_in_every_second_round() {
         assert_eq!([order(0), order(1)], [[false, true], [true, false]]);
     }
 }

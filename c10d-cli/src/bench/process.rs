@@ -1,16 +1,16 @@
-//! What the system knows about another process: its memory and its processor time.
+//! Memory and processor time of another process, read from /proc.
 
 use std::fs;
 use std::time::Duration;
 
 use rustix::param::clock_ticks_per_second;
 
-/// A process by its id. All readings are `None` when it is gone or the system has no /proc.
+/// A process by its id. All figures are `None` if it has ended or the system has no /proc.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Process(pub(super) u32);
 
 impl Process {
-    /// Its own memory, files and shared memory not counted.
+    /// Anonymous resident memory in bytes: without files and shared memory.
     pub(super) fn anonymous_bytes(self) -> Option<u64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.0)).ok()?;
         let line = status
@@ -20,12 +20,11 @@ impl Process {
         Some(kibibytes << 10)
     }
 
-    /// The time its threads have spent on a processor, in user and in system mode. Counted in ticks
-    /// of 10 ms on most systems.
+    /// User and system time of all threads. The resolution is 10 ms on most systems.
     pub(super) fn cpu_time(self) -> Option<Duration> {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.0)).ok()?;
-        // The name stands in parentheses and may hold anything, so count from its end:
-        // field 3 comes next, 14 and 15 are the two times.
+        // The name is in parentheses and may contain any byte, so count from its end: the next field is
+        // number 3, the two times are 14 and 15.
         let (_, after_name) = stat.rsplit_once(')')?;
         let mut fields = after_name.split_ascii_whitespace().skip(14 - 3);
         let user: u64 = fields.next()?.parse().ok()?;
@@ -40,13 +39,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_process_uses_memory_and_the_dead_use_none() {
+    fn an_ended_process_has_no_figures() {
         let this = Process(std::process::id());
         if cfg!(target_os = "linux") {
             assert!(this.anonymous_bytes().unwrap() > 4096);
             assert!(this.cpu_time().unwrap() < Duration::from_secs(3600));
         }
-        // Above the largest process id there is.
+        // Above the largest process id.
         let nobody = Process(u32::MAX);
         assert_eq!((nobody.anonymous_bytes(), nobody.cpu_time()), (None, None));
     }

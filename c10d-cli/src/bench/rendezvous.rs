@@ -1,8 +1,8 @@
 //! `c10d bench rendezvous`: how long many nodes take to agree on their ranks.
 //!
-//! All nodes are handlers in this process, each with connections of its own to one server, also in
-//! this process: what is measured is the protocol with its worst case, that all nodes come at once,
-//! not a network. It starts no workers.
+//! All nodes are handlers in this process, each with connections of its own to one server, also in this
+//! process. This measures the protocol in its worst case, when all nodes arrive at once, not a network. It
+//! starts no workers.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -27,11 +27,11 @@ use crate::quantity::at_least_one;
 
 const RUN_ID: &str = "bench";
 
-/// The longest that any step may take: far above every figure worth knowing.
+/// The timeout of each step: far above every plausible figure.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A node's thread only waits for its handler. The default of 2 MiB, a thousand times, is more than
-/// some systems grant.
+/// A node's thread only waits for its handler. A thousand times the default of 2 MiB exceeds the limits of
+/// some systems.
 const STACK_BYTES: usize = 256 << 10;
 
 /// Both ends of up to four connections: the state, the watch, the write lease, and a spare one.
@@ -40,15 +40,15 @@ const FILES_PER_NODE: u64 = 8;
 /// The server's sockets, the workers' store, standard streams.
 const OTHER_FILES: u64 = 64;
 
-/// Measures how long nodes that come at the same time take to have their ranks, with all nodes and
-/// the store in one process.
+/// Measures how long nodes that arrive at the same time take to get their ranks, with all nodes and the
+/// store in one process.
 #[derive(Debug, Args)]
 pub(crate) struct RendezvousBenchArgs {
-    /// How many nodes; several numbers are measured one after the other.
+    /// The numbers of nodes, measured one after the other.
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_values_t = [2, 8, 32, 128], value_parser = at_least_one)]
     nodes: Vec<usize>,
 
-    /// How often each is measured; figures are medians.
+    /// The number of rounds; figures are their medians.
     #[arg(long, default_value_t = 3, value_parser = at_least_one)]
     rounds: usize,
 
@@ -59,7 +59,9 @@ pub(crate) struct RendezvousBenchArgs {
 
 #[derive(Debug, thiserror::Error)]
 enum RendezvousBenchError {
-    #[error("{nodes} nodes need {needed} open files, and there can be {left} more (ulimit -Hn)")]
+    #[error(
+        "{nodes} nodes need {needed} open files, but the limit allows only {left} more (ulimit -Hn)"
+    )]
     TooFewFiles {
         nodes: usize,
         needed: u64,
@@ -78,22 +80,22 @@ enum RendezvousBenchError {
     #[error("the thread of a node panicked")]
     Panic,
 
-    /// A figure for a split world would be worthless.
+    /// A figure without agreement would be worthless.
     #[error("{nodes} nodes do not agree: {detail}")]
     Disagreement { nodes: usize, detail: String },
 }
 
-/// What one rendezvous took.
+/// The figures of one rendezvous.
 #[derive(Debug)]
 struct Measured {
     /// Until all nodes were connected, one after the other.
     connecting: Duration,
-    /// From the first node that asked until the last one that knew its rank and the workers' store.
+    /// From the first join until the last node knew its rank and the workers' store.
     agreeing: Duration,
     writes_tried: u64,
     writes_done: u64,
     bytes: u64,
-    /// `None` where the system does not tell.
+    /// `None` without /proc.
     connections: Option<usize>,
 }
 
@@ -103,7 +105,7 @@ pub(super) fn run(args: &RendezvousBenchArgs) -> Result<(), Failure> {
     for &nodes in &args.nodes {
         let row = Row::measure(nodes, args.rounds, files_left)
             .map_err(io::Error::other)
-            .map_err(Failure::system("the rendezvous cannot be measured"))?;
+            .map_err(Failure::system("cannot measure the rendezvous"))?;
         rows.push(row);
     }
     if args.json {
@@ -219,7 +221,7 @@ fn table(rows: &[Row]) -> String {
     table
 }
 
-/// One rendezvous of so many nodes, on a server of its own.
+/// Measures one rendezvous of `nodes` nodes on a new server.
 fn measure(nodes: usize) -> Result<Measured, RendezvousBenchError> {
     let server = TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default())?;
     let start = Instant::now();
@@ -230,7 +232,7 @@ fn measure(nodes: usize) -> Result<Measured, RendezvousBenchError> {
     let start = Instant::now();
     let rounds = join(&handlers)?;
     let agreeing = start.elapsed();
-    // What follows are signs of life, which are not counted.
+    // Later writes are heartbeats, which are not counted.
     let sum = |count: fn(&Traffic) -> u64| handlers.iter().map(|node| count(&node.traffic)).sum();
     let measured = Measured {
         connecting,
@@ -269,7 +271,7 @@ impl Node {
         let settings = RendezvousSettings::new(RUN_ID, nodes, nodes)
             .map_err(RendezvousError::from)?
             .with_join_timeout(PATIENCE);
-        // Names of a usual length, as their bytes are most of the state.
+        // Names of a realistic length, as they are most of the state.
         let options = DynamicRendezvousOptions::new()
             .with_local_addr(format!("node-{node:05}.cluster.example"))
             .with_workers_host("127.0.0.1");
@@ -278,7 +280,7 @@ impl Node {
     }
 }
 
-/// All nodes join at once, each on a thread of its own.
+/// Joins all nodes at once, each on a thread of its own.
 fn join(nodes: &[Node]) -> Result<Vec<RendezvousInfo>, RendezvousBenchError> {
     thread::scope(|scope| {
         let mut failure = None;
@@ -300,7 +302,7 @@ fn join(nodes: &[Node]) -> Result<Vec<RendezvousInfo>, RendezvousBenchError> {
             }
         }
         if failure.is_some() {
-            // The others would wait for the missing ones.
+            // The other nodes would wait for the missing ones.
             for node in nodes {
                 node.handler.interrupt();
             }
@@ -321,7 +323,7 @@ fn join(nodes: &[Node]) -> Result<Vec<RendezvousInfo>, RendezvousBenchError> {
     })
 }
 
-/// That there is one world, in which each rank is held once.
+/// Checks that all nodes are in one round, and that each rank exists once.
 fn check(rounds: &[RendezvousInfo]) -> Result<(), RendezvousBenchError> {
     let nodes = rounds.len();
     let disagreement = |detail| Err(RendezvousBenchError::Disagreement { nodes, detail });
@@ -359,8 +361,7 @@ fn check(rounds: &[RendezvousInfo]) -> Result<(), RendezvousBenchError> {
     Ok(())
 }
 
-/// The open connections to a server on this machine, as the system counts them; `None` where it
-/// has no /proc.
+/// The number of open connections to a server on this machine; `None` without /proc.
 fn connections_to(port: u16) -> Option<usize> {
     let tables = ["/proc/self/net/tcp", "/proc/self/net/tcp6"].map(fs::read_to_string);
     let [Ok(ipv4), ipv6] = tables else {
@@ -391,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn one_world_with_each_rank_once_is_agreement_and_nothing_else_is() {
+    fn agreement_is_one_world_with_each_rank_once() {
         let agreed = [round(1, 3, 1), round(0, 3, 1), round(2, 3, 1)];
         assert!(check(&agreed).is_ok());
         for (wrong, text) in [
@@ -406,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn the_connections_of_one_server_are_counted_and_no_others() {
+    fn only_connections_of_one_server_are_counted() {
         if !cfg!(target_os = "linux") {
             return;
         }

@@ -1,4 +1,4 @@
-//! Figures, and how they are shown: a table for people, JSON for programs.
+//! Figures of a benchmark, printed as a table or as JSON.
 
 use std::fmt::Write as _;
 
@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use crate::failure::Failure;
 use crate::output::{print, print_line};
 
-/// What a figure counts.
+/// The unit of a figure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Unit {
     OperationsPerSecond,
@@ -37,7 +37,7 @@ impl Unit {
     }
 }
 
-/// The same figure, measured several times.
+/// The samples of one figure.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Samples(Vec<f64>);
 
@@ -46,7 +46,7 @@ impl Samples {
         self.0.push(value);
     }
 
-    /// `None` when there are none.
+    /// `None` without samples.
     pub(super) fn median(&self) -> Option<f64> {
         let mut sorted = self.0.clone();
         sorted.sort_by(f64::total_cmp);
@@ -66,7 +66,7 @@ impl Samples {
         self.0.iter().copied().max_by(f64::total_cmp)
     }
 
-    /// Each value divided by the one measured next to it.
+    /// Each sample divided by the floor's of the same round.
     fn ratios(&self, floor: &Self) -> Self {
         Self(
             self.0
@@ -84,7 +84,7 @@ impl Extend<f64> for Samples {
     }
 }
 
-/// What a figure should be.
+/// The goal of a figure.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Goal {
     RatioAtLeast(f64),
@@ -92,20 +92,20 @@ pub(super) enum Goal {
     AtLeast(f64),
 }
 
-/// One thing measured.
+/// One figure of a benchmark.
 #[derive(Debug, Clone)]
 pub(super) struct Row {
     pub(super) name: String,
     pub(super) unit: Unit,
     pub(super) samples: Samples,
-    /// The same of the floor, round by round; empty when it was not measured.
+    /// The floor's samples, one per round; empty if it was not measured.
     pub(super) floor: Samples,
     pub(super) goal: Option<Goal>,
-    /// Processor time of the server for an operation, in microseconds.
+    /// Processor time of the server per operation, in microseconds.
     pub(super) server_cpu: Samples,
     pub(super) floor_cpu: Samples,
-    /// The part of the time in which the server had a processor. Well below 1: it was not the
-    /// bottleneck, and could do more than the figure says.
+    /// The fraction of time in which the server used a processor. Well below 1, the server was not the
+    /// bottleneck.
     pub(super) server_busy: Samples,
 }
 
@@ -123,7 +123,7 @@ impl Row {
         }
     }
 
-    /// Adds a round's figure, the floor's or the one that is compared with it.
+    /// Adds a sample, of the floor or of the measured software.
     pub(super) fn push(&mut self, is_floor: bool, value: f64) {
         if is_floor {
             self.floor.push(value);
@@ -132,12 +132,12 @@ impl Row {
         }
     }
 
-    /// The server's figure divided by the floor's, measured side by side.
+    /// The median ratio of the server's figure to the floor's of the same round.
     fn ratio(&self) -> Option<f64> {
         self.samples.ratios(&self.floor).median()
     }
 
-    /// `None` without a goal, or when what it is about was not measured.
+    /// `None` without a goal, or without the figures that it needs.
     fn goal_is_met(&self) -> Option<bool> {
         Some(match self.goal? {
             Goal::RatioAtLeast(least) => self.ratio()? >= least,
@@ -197,18 +197,18 @@ impl Row {
     }
 }
 
-/// All that a run has found.
+/// The result of a benchmark.
 #[derive(Debug)]
 pub(super) struct Report {
-    /// What was measured, in words.
+    /// The measured subject, in words.
     pub(super) subject: String,
-    /// What a reader of the figures has to know.
+    /// Facts that a reader of the figures must know.
     pub(super) notes: Vec<String>,
     pub(super) rows: Vec<Row>,
 }
 
 impl Report {
-    /// To standard output: one JSON object, or a table.
+    /// Prints one JSON object, or a table.
     pub(super) fn print(&self, as_json: bool) -> Result<(), Failure> {
         if as_json {
             print_line(self.json())
@@ -266,13 +266,12 @@ impl Report {
                 *width = (*width).max(cell.len());
             }
         }
-        // An empty column says nothing.
         let shown = |column: usize| lines[1..].iter().any(|line| !line[column].is_empty());
         let mut table = format!("{}\n", self.subject);
         for line in &lines {
             let mut text = String::new();
             for (column, (cell, width)) in line.iter().zip(widths).enumerate() {
-                // Numbers to the right, words to the left. Writing to a string cannot fail.
+                // Aligns numbers right, words left. Writing to a string cannot fail.
                 let _ = match column {
                     _ if !shown(column) => Ok(()),
                     0 | 4 | 9 => write!(text, "{cell:<width$}  "),
@@ -318,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn medians() {
+    fn a_median_of_an_even_number_is_the_mean_of_the_middle_two() {
         assert_eq!(samples(&[]).median(), None);
         assert_eq!(samples(&[3.0]).median(), Some(3.0));
         assert_eq!(samples(&[9.0, 1.0]).median(), Some(5.0));
@@ -341,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn a_goal_is_judged_by_the_median_of_the_ratios_of_neighbours() {
+    fn a_goal_is_judged_by_the_median_of_the_ratios_per_round() {
         let mut row = Row::new("add", Unit::OperationsPerSecond);
         row.samples = samples(&[90.0, 190.0, 50.0]);
         row.goal = Some(Goal::RatioAtLeast(0.93));
@@ -355,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_and_the_json_say_the_same() {
+    fn the_table_and_the_json_agree() {
         let mut row = Row::new("add", Unit::OperationsPerSecond);
         row.samples = samples(&[1500.0, 1000.0, 2000.0]);
         row.floor = samples(&[3000.0, 2000.0, 4000.0]);

@@ -1,4 +1,4 @@
-//! `c10d bench store`: which server, which workloads, in which order.
+//! `c10d bench store`: selects the server and the workloads.
 
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -21,17 +21,16 @@ use crate::failure::Failure;
 use crate::open_files;
 use crate::quantity::{at_least_one, round_seconds};
 
-/// Measures a server from one thread. Without --connect that is a server of its own, on a core of
-/// its own.
+/// Measures a store server from one thread. Without --connect it starts a server, on a core of its own.
 ///
-/// Writes keys that begin with `bench/`, and `init/`: never point it at the store of a running job.
+/// Writes keys that start with `bench/`, and `init/`: never use it on the store of a running job.
 #[derive(Debug, Args)]
 pub(crate) struct StoreBenchArgs {
-    /// Measures this server instead of one of its own.
+    /// Measures this server instead of a new one.
     #[arg(long, value_name = "HOST:PORT")]
     connect: Option<HostPort>,
 
-    /// The process of that server, to read its memory and processor time.
+    /// The process id of that server, to read its memory and processor time.
     #[arg(long, value_name = "PID", requires = "connect")]
     server_pid: Option<u32>,
 
@@ -39,28 +38,28 @@ pub(crate) struct StoreBenchArgs {
     #[arg(long)]
     json: bool,
 
-    /// Only this one; may be given several times.
+    /// Runs only this workload; can be repeated.
     #[arg(long, value_enum)]
     only: Vec<Workload>,
 
-    /// How many ranks `ranks` has.
+    /// The number of ranks of `ranks`.
     #[arg(long, value_name = "N", default_value_t = 16_000, value_parser = at_least_one)]
     ranks: usize,
 
-    /// How long a round is.
+    /// How long a round lasts.
     #[arg(long, value_name = "SECONDS", default_value_t = 0.5, value_parser = round_seconds)]
     seconds: f64,
 
-    /// How many rounds there are, after a warm-up; figures are their medians. `sweep` and `ranks`
-    /// have three at most.
+    /// The number of rounds after a warm-up; figures are medians of the rounds. At most 3 for `sweep` and
+    /// `ranks`.
     #[arg(long, default_value_t = 5, value_parser = at_least_one)]
     rounds: usize,
 
-    /// The connection counts of `sweep`.
+    /// The numbers of connections of `sweep`.
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_values_t = [1, 16, 256], value_parser = at_least_one)]
     connections: Vec<usize>,
 
-    /// The requests in flight on each connection of `sweep`.
+    /// The numbers of requests in flight per connection of `sweep`.
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_values_t = [1, 16], value_parser = at_least_one)]
     depth: Vec<usize>,
 
@@ -68,7 +67,7 @@ pub(crate) struct StoreBenchArgs {
     #[arg(long, value_name = "BYTES", default_value_t = 64)]
     value_bytes: usize,
 
-    /// How many connections may be on their way at a time. Keep it well below the server's backlog.
+    /// How many connections are opened at a time. Keep it well below the server's backlog.
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = at_least_one)]
     connect_window: usize,
 
@@ -76,24 +75,24 @@ pub(crate) struct StoreBenchArgs {
     #[arg(long)]
     no_floor: bool,
 
-    /// Leaves it to the system on which core each process runs.
+    /// Does not pin the processes to cores.
     #[arg(long)]
     no_pin: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Workload {
-    /// A round trip on one connection, and one through a bare echo server.
+    /// Round trips on one connection, beside those to a bare echo server.
     Ping,
-    /// PING, GET and SET through the client library, on one connection.
+    /// PING, GET and SET of the client library, on one connection.
     Client,
-    /// 64 connections, one ADD in flight on each.
+    /// 64 connections with one ADD in flight each.
     Add,
-    /// 64 connections, 16 pairs of SET and GET in flight on each.
+    /// 64 connections with 16 pairs of SET and GET in flight each.
     SetGet,
     /// ADD with other numbers of connections and requests in flight.
     Sweep,
-    /// Thousands of ranks that connect, meet, wait and give up.
+    /// Thousands of ranks that connect, meet in barriers, wait, and cancel.
     Ranks,
     /// A 4 MiB value, written and read.
     Large,
@@ -105,7 +104,7 @@ const ALL: [Workload; 7] = [
     Workload::Add,
     Workload::SetGet,
     Workload::Sweep,
-    // Before the large values: their memory, once freed, would hide what the ranks take.
+    // Before the large values: their freed memory would hide what the ranks need.
     Workload::Ranks,
     Workload::Large,
 ];
@@ -119,10 +118,10 @@ pub(super) fn run(args: &StoreBenchArgs) -> Result<(), Failure> {
 
 fn measure(args: &StoreBenchArgs) -> Result<Report, Failure> {
     let mut notes = Vec::new();
-    // Before a server is started, which inherits it.
+    // Before the server starts, which inherits the limit.
     let files_left = open_files::raise_limit();
     let cores = Cores::choose(!args.no_pin, &mut notes);
-    // The child lives as long as the measurement.
+    // The child must live as long as the measurement.
     let (subject, server, process, _child) = match &args.connect {
         Some(target) => {
             let subject = format!("the server at {target}");
@@ -141,7 +140,7 @@ fn measure(args: &StoreBenchArgs) -> Result<Report, Failure> {
                 command.push("--end-with-parent".to_owned());
             }
             let child = ServerChild::start(&command, cores)?;
-            let subject = "a server of its own".to_owned();
+            let subject = "a new server".to_owned();
             (subject, child.address(), Some(child.process()), Some(child))
         }
     };
@@ -235,7 +234,7 @@ fn ranks_that_fit(wanted: usize, files_left: Option<u64>, notes: &mut Vec<String
         return wanted;
     }
     notes.push(format!(
-        "{room} ranks instead of {wanted}: that is the limit on open files (ulimit -Hn)"
+        "{room} ranks instead of {wanted}, because of the limit on open files (ulimit -Hn)"
     ));
     usize::try_from(room).unwrap_or(wanted)
 }

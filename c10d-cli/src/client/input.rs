@@ -1,4 +1,4 @@
-//! Where a value comes from: an argument, a file, or standard input.
+//! Reads a value from an argument, a file, or standard input.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -22,7 +22,7 @@ pub(super) struct ValueArgs {
 }
 
 impl ValueArgs {
-    /// The whole value. Not part of the timeout: a slow pipe is not the server's fault.
+    /// Reads the whole value. --timeout does not include this: it limits the server, not a slow pipe.
     pub(super) fn read(&self) -> Result<Vec<u8>, Failure> {
         match (&self.value, &self.file) {
             (Some(value), _) => argument(value),
@@ -32,7 +32,7 @@ impl ValueArgs {
     }
 }
 
-/// A value that was given on the command line, or `-`.
+/// A value given on the command line; `-` for standard input.
 pub(super) fn argument(value: &OsStr) -> Result<Vec<u8>, Failure> {
     if value != "-" {
         return Ok(bytes_of(value).to_vec());
@@ -49,7 +49,7 @@ pub(super) fn file(path: &Path) -> Result<Vec<u8>, Failure> {
         .map_err(|error| Failure::Usage(format!("cannot read {}: {error}", path.display())))
 }
 
-/// An argument as it was given, UTF-8 or not.
+/// The bytes of an argument, which need not be UTF-8.
 pub(super) fn bytes_of(argument: &OsStr) -> &[u8] {
     argument.as_bytes()
 }

@@ -1,11 +1,10 @@
-//! Values in JSON without loss, whatever their bytes.
+//! Values in JSON without loss.
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
 
-/// A key with its value: as text under `value` if it is UTF-8, and otherwise under `base64` (RFC 4648,
-/// section 4, with padding).
+/// A key with its value: `value` for UTF-8, otherwise `base64` (RFC 4648, section 4, with padding).
 pub(super) fn pair(key: &str, value: &[u8]) -> Value {
     match std::str::from_utf8(value) {
         Ok(text) => json!({ "key": key, "value": text }),
@@ -18,7 +17,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_stays_text_and_other_bytes_are_base64() {
+    fn utf8_is_text_and_other_bytes_are_base64() {
         let table: [(&[u8], &str); 4] = [
             (b"", r#"{"key":"k","value":""}"#),
             ("é\n".as_bytes(), r#"{"key":"k","value":"é\n"}"#),

@@ -1,4 +1,4 @@
-//! `c10d store get` and its siblings: one operation on a running store, for shells and scripts.
+//! `c10d store get` and its siblings: one operation on a running store, for scripts.
 
 mod input;
 mod json;
@@ -16,53 +16,52 @@ use crate::quantity::at_least_one;
 use input::ValueArgs;
 use target::TargetArgs;
 
-/// All but `serve` that `c10d store` can do.
+/// The subcommands of `c10d store`, except `serve`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ClientCommand {
-    /// Prints a key's value, waiting for the key. Exactly its bytes, no newline.
+    /// Waits until a key exists, and prints its value: exactly its bytes, without a newline.
     Get(KeyArgs),
     /// Sets a key.
     #[command(override_usage = "c10d store set [OPTIONS] KEY <VALUE|-|--file FILE>")]
     Set(KeyValueArgs),
-    /// Adds to the number at a key and prints the sum. A missing key counts as 0.
+    /// Adds to the number at a key, and prints the sum. A missing key counts as 0.
     Add(AddArgs),
     /// Sets a key if it has the expected value, or if it is missing and the expected value is empty.
     ///
-    /// Prints the server's answer: the value that the key has now. Exit code 1 when nothing was
-    /// written. (For a missing key the server then answers with the expected value.)
+    /// Prints the server's answer: the value of the key after the command. Exit code 1 if nothing was
+    /// written. (In that case the server answers with the expected value for a missing key.)
     #[command(
         override_usage = "c10d store compare-set [OPTIONS] KEY EXPECTED <DESIRED|-|--file FILE>"
     )]
     CompareSet(CompareSetArgs),
-    /// Tells whether all keys are there: prints `true` or `false`, exit code 0 or 1.
+    /// Checks whether all keys exist: prints `true` or `false`, exit code 0 or 1.
     Check(KeysArgs),
-    /// Waits until all keys are there.
+    /// Waits until all keys exist.
     Wait(KeysArgs),
-    /// Deletes a key. Exit code 1 when it was not there.
+    /// Deletes a key. Exit code 1 if it does not exist.
     Delete(KeyArgs),
-    /// Prints the keys, sorted, one a line. A key that is not UTF-8 shows replacement characters.
+    /// Prints the keys, sorted, one per line. Bytes that are not UTF-8 are shown as replacement characters.
     Keys(TargetArgs),
-    /// Prints how many keys the store has, those outside --prefix and its own bookkeeping included.
+    /// Prints the number of all keys, including those outside --prefix and internal ones.
     Count(TargetArgs),
-    /// Appends to a key's value, creating the key if it is missing.
+    /// Appends to a key's value. Creates a missing key.
     #[command(override_usage = "c10d store append [OPTIONS] KEY <VALUE|-|--file FILE>")]
     Append(KeyValueArgs),
-    /// Prints the values of all keys, waiting for them, with nothing in between; --json keeps them
-    /// apart.
+    /// Waits until all keys exist, and prints their values without separators; --json separates them.
     MultiGet(KeysArgs),
     /// Sets several keys with one request.
     MultiSet(MultiSetArgs),
-    /// Puts a value at the end of a queue.
+    /// Appends a value to a queue.
     #[command(override_usage = "c10d store push [OPTIONS] KEY <VALUE|-|--file FILE>")]
     Push(KeyValueArgs),
-    /// Takes the first value from a queue and prints it, waiting for one.
+    /// Waits for a value in a queue, removes the first, and prints it.
     Pop(PopArgs),
     /// Prints the length of a queue.
     Len(KeyArgs),
-    /// Waits until so many workers have called this with this key. A key serves once, and a timeout
-    /// does not take the arrival back.
+    /// Waits until --world-size workers have called this with the same key. A key can be used once, and a
+    /// timeout does not undo the arrival.
     Barrier(BarrierArgs),
-    /// Prints the time of one round trip.
+    /// Prints the time of one round trip in milliseconds.
     Ping(TargetArgs),
 }
 
@@ -97,7 +96,7 @@ pub(crate) struct KeyValueArgs {
 pub(crate) struct AddArgs {
     /// The key.
     key: String,
-    /// What to add; may be negative.
+    /// The number to add; may be negative.
     #[arg(default_value_t = 1, allow_negative_numbers = true)]
     delta: i64,
     #[command(flatten)]
@@ -108,7 +107,7 @@ pub(crate) struct AddArgs {
 pub(crate) struct CompareSetArgs {
     /// The key.
     key: String,
-    /// The value it must have; empty for a key that must be missing.
+    /// The value that the key must have; empty for a key that must not exist.
     #[arg(allow_negative_numbers = true)]
     expected: OsString,
     #[command(flatten)]
@@ -119,14 +118,14 @@ pub(crate) struct CompareSetArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct MultiSetArgs {
-    /// KEY VALUE, any number of times. A value of `-` is read from standard input.
+    /// Pairs of a key and a value. The value `-` is read from standard input.
     #[arg(
         value_name = "KEY VALUE",
         allow_negative_numbers = true,
         required_unless_present = "file"
     )]
     pairs: Vec<OsString>,
-    /// A key and the file that holds its value; after the pairs above.
+    /// A key and the file with its value; written after the pairs above.
     #[arg(long, num_args = 2, value_names = ["KEY", "FILE"])]
     file: Vec<OsString>,
     #[command(flatten)]
@@ -137,7 +136,7 @@ pub(crate) struct MultiSetArgs {
 pub(crate) struct PopArgs {
     /// The key.
     key: String,
-    /// Does not wait: exit code 1 when the queue is empty.
+    /// Does not wait: exit code 1 if the queue is empty.
     #[arg(long)]
     no_wait: bool,
     #[command(flatten)]
@@ -148,14 +147,14 @@ pub(crate) struct PopArgs {
 pub(crate) struct BarrierArgs {
     /// The key.
     key: String,
-    /// How many workers meet.
+    /// The number of workers.
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     world_size: usize,
     #[command(flatten)]
     target: TargetArgs,
 }
 
-/// Reads what the command needs, connects, does it, prints the answer.
+/// Reads the input, connects, executes the command, prints the answer.
 pub(crate) fn run(command: &ClientCommand) -> Result<(), Failure> {
     match command {
         ClientCommand::Get(args) => {
@@ -190,7 +189,10 @@ pub(crate) fn run(command: &ClientCommand) -> Result<(), Failure> {
             if deleted {
                 Ok(())
             } else {
-                Err(Failure::No(format!("delete {:?}: not there", args.key)))
+                Err(Failure::No(format!(
+                    "delete {:?}: the key does not exist",
+                    args.key
+                )))
             }
         }
         ClientCommand::Keys(target) => {
@@ -238,7 +240,7 @@ pub(crate) fn run(command: &ClientCommand) -> Result<(), Failure> {
     }
 }
 
-/// A write of one value to one key, which has no answer but that it was done.
+/// Writes one value to one key. Such a write has no answer.
 fn write(
     operation: &str,
     args: &KeyValueArgs,
@@ -275,8 +277,8 @@ fn compare_set(args: &CompareSetArgs) -> Result<(), Failure> {
     let swap = client.store().compare_set(&args.key, expected, &desired)?;
     let written = match swap.swapped() {
         Some(swapped) => swapped,
-        // A key that is missing is answered with the expected value. Where that is the desired one
-        // as well, only a look can tell whether the key is there.
+        // For a missing key the server answers with the expected value. If that equals the desired one,
+        // only another request shows whether the key exists.
         None => expected != desired || client.store().check(&[&args.key])?,
     };
     let mut json = json::pair(&args.key, swap.value());
@@ -286,7 +288,7 @@ fn compare_set(args: &CompareSetArgs) -> Result<(), Failure> {
         return Ok(());
     }
     Err(Failure::No(format!(
-        "compare-set {:?}: nothing written, it does not have the expected value",
+        "compare-set {:?}: not written, the key does not have the expected value",
         args.key
     )))
 }
@@ -302,7 +304,7 @@ fn multi_set(args: &MultiSetArgs) -> Result<(), Failure> {
         .count()
         > 1
     {
-        let text = "standard input can be read only once, so one value at most can be -";
+        let text = "standard input can be read only once: at most one value can be -";
         return Err(Failure::Usage(text.to_owned()));
     }
     for pair in args.pairs.chunks(2) {

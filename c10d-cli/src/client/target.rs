@@ -1,4 +1,4 @@
-//! Which store, and how long it may take.
+//! The options that all client commands share: server, timeout, prefix, output.
 
 use std::env;
 use std::fmt::Display;
@@ -17,27 +17,27 @@ use crate::serve::DEFAULT_PORT;
 
 #[derive(Debug, Args)]
 pub(crate) struct TargetArgs {
-    /// The store's server. [default: $MASTER_ADDR:$MASTER_PORT]
+    /// The server of the store. [default: $MASTER_ADDR:$MASTER_PORT]
     #[arg(long, value_name = "HOST:PORT")]
     connect: Option<HostPort>,
 
-    /// How long connecting and the operation may take together: 5s, 250ms, 2m. What needs no waiting
-    /// gets 250ms at least, so that 0 checks once. A server that refuses is tried again until then; a
-    /// line on standard error after a second says so.
+    /// The time for connecting and the operation together: 5s, 250ms, 2m. 0 checks once: an operation
+    /// that does not wait gets at least 250ms. A refused connection is retried until then; after a second
+    /// a line on standard error reports it.
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "5s")]
     timeout: Duration,
 
-    /// Puts every key below this prefix: `k` stands for `PREFIX/k`, as with PyTorch's PrefixStore.
+    /// Puts PREFIX/ before every key, as PyTorch's PrefixStore does.
     #[arg(long)]
     prefix: Option<String>,
 
-    /// Prints the answer as one JSON object: {"key": "k", "value": "text"}, where a value that is not
-    /// UTF-8 is {"key": "k", "base64": "//4="}. Errors stay on standard error.
+    /// Prints the answer as one JSON object: {"key": "k", "value": "text"}, or for a value that is not
+    /// UTF-8 {"key": "k", "base64": "//4="}. Errors are still lines on standard error.
     #[arg(long)]
     json: bool,
 }
 
-/// Enough for a server that is there, and what the store gives any operation that needs no waiting.
+/// Enough for a running server, and the minimum of the store for operations that do not wait.
 const CONNECT_TIMEOUT_MIN: Duration = Duration::from_millis(250);
 
 /// A connected store.
@@ -63,7 +63,7 @@ impl TargetArgs {
         Ok(Client { tcp, prefixed })
     }
 
-    /// Prints an answer: the object with --json, else the bytes.
+    /// Prints the object with --json, else the bytes.
     pub(super) fn answer(&self, json: Value, bytes: &[u8]) -> Result<(), Failure> {
         if self.json {
             print_line(json)
@@ -72,7 +72,7 @@ impl TargetArgs {
         }
     }
 
-    /// Prints an answer: the object with --json, else the text and a newline.
+    /// Prints the object with --json, else the text and a newline.
     pub(super) fn answer_line(&self, json: Value, text: impl Display) -> Result<(), Failure> {
         if self.json {
             print_line(json)
@@ -86,14 +86,15 @@ impl TargetArgs {
             return Ok(target.clone());
         }
         let Some(host) = variable("MASTER_ADDR").filter(|host| !host.is_empty()) else {
-            let text = "which store? Give --connect HOST:PORT, or set MASTER_ADDR and MASTER_PORT";
+            let text =
+                "no store given: use --connect HOST:PORT, or set MASTER_ADDR and MASTER_PORT";
             return Err(Failure::Usage(text.to_owned()));
         };
         let port = match variable("MASTER_PORT") {
             None => DEFAULT_PORT,
-            Some(port) => port
-                .parse()
-                .map_err(|_| Failure::Usage(format!("MASTER_PORT is {port:?}, not a port")))?,
+            Some(port) => port.parse().map_err(|_| {
+                Failure::Usage(format!("MASTER_PORT is {port:?}, which is not a port"))
+            })?,
         };
         Ok(HostPort::new(host, port))
     }
@@ -107,8 +108,8 @@ impl Client {
         }
     }
 
-    /// Does what nothing answers on this wire, and then makes sure: the answer to a later PING on
-    /// the same connection proves that the server has carried it out and not refused it.
+    /// Executes a write, which the protocol does not answer, and confirms it: the answer to a PING behind it
+    /// on the same connection proves that the server did not reject it.
     pub(super) fn write(
         &self,
         what: String,
@@ -148,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn the_argument_comes_before_the_environment() {
+    fn the_option_takes_precedence_over_the_environment() {
         let both = [("MASTER_ADDR", "::1"), ("MASTER_PORT", "1234")];
         assert_eq!(target(Some("a:1"), &both).unwrap(), "a:1");
         assert_eq!(target(None, &both).unwrap(), "[::1]:1234");
@@ -156,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_or_bad_target_is_wrong_usage() {
+    fn a_missing_or_malformed_target_is_a_usage_error() {
         for variables in [
             &[][..],
             &[("MASTER_ADDR", "")],

@@ -1,28 +1,28 @@
-//! How many processors and accelerators there are for workers to use.
+//! Counts processors and accelerators.
 //!
-//! Loads no vendor's library: what a driver shows in the file system has to do. So a device that is
-//! listed but broken counts.
+//! Reads only the file system and the environment, and loads no vendor library. So a device that is listed
+//! but broken counts.
 
 use std::fs;
 use std::io;
 use std::path::Path;
 
-/// What workers can be counted by.
+/// The kinds of devices that `--nproc-per-node` can count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DeviceKind {
-    /// The processors this process may run on.
+    /// Processors on which this process may run.
     Cpu,
-    /// The GPUs of NVIDIA or else of AMD.
+    /// GPUs of NVIDIA, or else of AMD.
     Gpu,
-    /// The GPUs of Intel.
+    /// GPUs of Intel.
     Xpu,
-    /// GPUs if there are any, or else processors. Not Intel's, as most of those are part of a
-    /// processor and no place to train.
+    /// GPUs of NVIDIA or AMD, or else processors. Most GPUs of Intel are part of a processor and unfit for
+    /// training.
     Auto,
 }
 
 impl DeviceKind {
-    /// The word for it on a command line, in lower case as with torchrun.
+    /// The kind of a word on the command line, in lower case as with torchrun.
     pub(crate) fn from_word(word: &str) -> Option<Self> {
         match word {
             "cpu" => Some(Self::Cpu),
@@ -34,20 +34,20 @@ impl DeviceKind {
     }
 }
 
-/// Devices of the asked kind cannot be counted, or there are none.
+/// Why devices could not be counted.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DevicesError {
-    #[error("there is no GPU of NVIDIA or AMD here, or none is visible{}", by(.variables))]
+    #[error("this machine has no visible GPU of NVIDIA or AMD{}", by(.variables))]
     NoGpu {
-        /// The variables that are set and hide some.
+        /// The variables that are set and may hide devices.
         variables: Vec<&'static str>,
     },
-    #[error("there is no GPU of Intel here, or none is visible{}", by(.variables))]
+    #[error("this machine has no visible GPU of Intel{}", by(.variables))]
     NoXpu {
-        /// The variables that are set and hide some.
+        /// The variables that are set and may hide devices.
         variables: Vec<&'static str>,
     },
-    #[error("the processors cannot be counted: {0}")]
+    #[error("cannot count processors: {0}")]
     Cpu(#[source] io::Error),
 }
 
@@ -63,7 +63,7 @@ const HIP: &str = "HIP_VISIBLE_DEVICES";
 const ROCR: &str = "ROCR_VISIBLE_DEVICES";
 const LEVEL_ZERO: &str = "ZE_AFFINITY_MASK";
 
-/// Counts devices, at least one. `root` is where the file system is (`/`, but for tests), `variable`
+/// Counts devices, at least one. `root` is the root of the file system (`/`, except in tests), `variable`
 /// reads the environment.
 pub(crate) fn count(
     kind: DeviceKind,
@@ -97,8 +97,8 @@ pub(crate) fn count(
 
 #[cfg(target_os = "linux")]
 fn cpus() -> io::Result<usize> {
-    // Unlike `available_parallelism` this leaves CPU quotas aside, as PyTorch does. It fails on a
-    // machine with more processors than the set has room for.
+    // Unlike `available_parallelism` this ignores CPU quotas, as PyTorch does. It fails on a machine with
+    // more processors than the set can hold.
     match rustix::thread::sched_getaffinity(None) {
         Ok(allowed) => Ok(allowed.count() as usize),
         Err(_) => std::thread::available_parallelism().map(usize::from),
@@ -118,8 +118,8 @@ fn gpus(root: &Path, variable: &dyn Fn(&str) -> Option<String>) -> usize {
     amd_gpus(root, variable)
 }
 
-/// The device files come first: in a container the driver's list may show the whole machine. They
-/// may be missing until a program has used the driver, so its list comes second.
+/// Counts device files: in a container the driver's list may show the whole machine. Device files may be
+/// missing until a program has used the driver; then counts its list.
 fn nvidia_gpus(root: &Path, variable: &dyn Fn(&str) -> Option<String>) -> usize {
     let files = count_entries(&root.join("dev"), |name| {
         let number = name.strip_prefix("nvidia").unwrap_or_default();
@@ -130,20 +130,20 @@ fn nvidia_gpus(root: &Path, variable: &dyn Fn(&str) -> Option<String>) -> usize 
         files => files,
     };
     match variable(CUDA) {
-        // On a machine of another vendor, CUDA_VISIBLE_DEVICES may be meant for that.
+        // AMD's runtime reads CUDA_VISIBLE_DEVICES as well.
         Some(_) if present == 0 && has_kfd(root) => 0,
-        // The devices may be there without any of these files, as under Windows' Linux.
+        // Devices without any of these files exist under the Windows Subsystem for Linux.
         Some(list) if present == 0 => visible(&list, usize::MAX),
         Some(list) => visible(&list, present),
         None => present,
     }
 }
 
-/// AMD's runtime hides devices first by ROCR_VISIBLE_DEVICES. The indices of HIP_VISIBLE_DEVICES, and
-/// of CUDA_VISIBLE_DEVICES in its stead, count what is left.
+/// AMD's runtime applies ROCR_VISIBLE_DEVICES first. HIP_VISIBLE_DEVICES, or else CUDA_VISIBLE_DEVICES, has
+/// indices into the remaining devices.
 fn amd_gpus(root: &Path, variable: &dyn Fn(&str) -> Option<String>) -> usize {
     let nodes = root.join(KFD_NODES);
-    // Processors are nodes too, without SIMD units.
+    // Processors are nodes without SIMD units.
     let mut number = count_entries(&nodes, |name| {
         let properties = nodes.join(name).join("properties");
         fs::read_to_string(properties).is_ok_and(|text| simd_count(&text) > 0)
@@ -179,15 +179,14 @@ fn xpus(root: &Path, variable: &dyn Fn(&str) -> Option<String>) -> usize {
         name.starts_with("renderD") && vendor.is_ok_and(|vendor| vendor.trim() == INTEL)
     });
     match variable(LEVEL_ZERO) {
-        // Level Zero takes an empty mask for none at all.
+        // Level Zero ignores an empty mask.
         Some(mask) if !mask.trim().is_empty() => visible(&mask, present),
         _ => present,
     }
 }
 
-/// How many of `present` devices a list makes visible: indices or ids, separated by commas, up to the
-/// first that means no device, such as -1. A list that names one twice is void, as it is for the
-/// vendors' runtimes.
+/// How many of `present` devices a list makes visible: indices or ids separated by commas, up to the first
+/// invalid one, such as -1. A list with a duplicate makes none visible, as in the vendors' runtimes.
 fn visible(list: &str, present: usize) -> usize {
     let mut seen: Vec<&str> = Vec::new();
     for entry in list.split(',').map(str::trim) {
@@ -209,14 +208,14 @@ fn visible(list: &str, present: usize) -> usize {
     seen.len()
 }
 
-/// How many entries of a directory have a fitting name; none when it cannot be read.
-fn count_entries(directory: &Path, fits: impl Fn(&str) -> bool) -> usize {
+/// How many entries of a directory match; 0 if it cannot be read.
+fn count_entries(directory: &Path, matches_name: impl Fn(&str) -> bool) -> usize {
     let Ok(entries) = fs::read_dir(directory) else {
         return 0;
     };
     let names = entries.flatten().map(|entry| entry.file_name());
     names
-        .filter(|name| name.to_str().is_some_and(&fits))
+        .filter(|name| name.to_str().is_some_and(&matches_name))
         .count()
 }
 
@@ -226,7 +225,7 @@ mod tests {
 
     use super::*;
 
-    /// A made-up machine: files with their contents, and directories, whose names end with `/`.
+    /// A fake machine: files with their contents, and directories, whose names end with `/`.
     fn machine(paths: &[(&str, &str)]) -> TempDir {
         let root = tempfile::tempdir().unwrap();
         for (path, contents) in paths {
@@ -258,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn processors_are_those_this_process_may_use() {
+    fn processors_are_those_on_which_this_process_may_run() {
         let nothing = machine(&[]);
         let cpus = count_on(&nothing, DeviceKind::Cpu, &[]).unwrap();
         assert!(cpus >= 1);
@@ -266,20 +265,20 @@ mod tests {
     }
 
     #[test]
-    fn no_device_is_an_error_that_names_what_hides_them() {
+    fn an_error_for_no_device_names_the_variables_that_may_hide_it() {
         let nothing = machine(&[]);
         assert_eq!(
             count_on(&nothing, DeviceKind::Gpu, &[]).unwrap_err(),
-            "there is no GPU of NVIDIA or AMD here, or none is visible"
+            "this machine has no visible GPU of NVIDIA or AMD"
         );
         assert_eq!(
             count_on(&nothing, DeviceKind::Gpu, &[(CUDA, ""), (ROCR, "x")]).unwrap_err(),
-            "there is no GPU of NVIDIA or AMD here, or none is visible \
+            "this machine has no visible GPU of NVIDIA or AMD \
              (see CUDA_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES)"
         );
         assert_eq!(
             count_on(&nothing, DeviceKind::Xpu, &[]).unwrap_err(),
-            "there is no GPU of Intel here, or none is visible"
+            "this machine has no visible GPU of Intel"
         );
     }
 
@@ -302,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_of_visible_devices_is_read_as_the_runtimes_read_it() {
+    fn a_list_of_visible_devices_is_parsed_as_by_the_runtimes() {
         let four = machine(&[
             ("dev/nvidia0", ""),
             ("dev/nvidia1", ""),
@@ -329,12 +328,12 @@ mod tests {
     }
 
     #[test]
-    fn without_device_files_the_list_is_believed() {
+    fn without_device_files_the_list_is_counted() {
         assert_eq!(gpus_on(&machine(&[]), &[(CUDA, "0,1,2")]), 3);
     }
 
     #[test]
-    fn amd_gpus_are_the_nodes_that_compute() {
+    fn amd_gpus_are_the_nodes_with_simd_units() {
         let two = machine(&[
             (
                 "sys/class/kfd/kfd/topology/nodes/0/properties",
@@ -364,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn intel_gpus_are_counted_only_when_asked_for() {
+    fn intel_gpus_are_counted_only_as_xpu() {
         let mixed = machine(&[
             ("sys/class/drm/renderD128/device/vendor", "0x8086\n"),
             ("sys/class/drm/renderD129/device/vendor", "0x8086\n"),

@@ -1,4 +1,4 @@
-//! What to try when workers cannot start, or run a Python that lacks their packages.
+//! Hints for workers that cannot start, or whose Python lacks a package.
 
 use std::env;
 use std::fs;
@@ -11,14 +11,14 @@ use std::time::{Duration, Instant};
 
 use elastic_agent::{ExitKind, Failures, ProcessFailure};
 
-/// How Python ends the traceback of an import that fails.
+/// The last line of the traceback of a failed import.
 const MISSING_MODULE: &str = "ModuleNotFoundError: No module named ";
 
-/// How long Python may take to say whether it has a module. It takes milliseconds.
+/// How long Python may take to report whether it has a module: normally milliseconds.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 const PROBE_PAUSE: Duration = Duration::from_millis(10);
 
-/// What to try when the system has refused to start `program`.
+/// A hint when the system could not start `program`.
 pub(super) fn for_start(program: &Path, is_python: bool, error: &io::Error) -> Option<String> {
     let is_here = fs::metadata(program).is_ok_and(|metadata| metadata.is_file());
     let is_name = program.components().count() == 1 && !program.starts_with(".");
@@ -43,14 +43,14 @@ fn start_hint(
     let name = program.display();
     match error {
         io::ErrorKind::NotFound if is_python => Some(format!(
-            "{name} is not found: PYTHON_EXEC names the interpreter, or activate an environment"
+            "{name} not found: set PYTHON_EXEC to the interpreter, or activate an environment"
         )),
         io::ErrorKind::NotFound if is_here && is_name && is_executable => Some(format!(
-            "{name} is in this directory, which is not in PATH: write ./{name}"
+            "{name} is in this directory, which is not in PATH: use ./{name}"
         )),
         io::ErrorKind::NotFound if is_here && is_name => Some(format!(
             "{name} is in this directory, which is not in PATH, and it is not executable: \
-             chmod +x {name} and write ./{name}, or run its interpreter, as in: sh {name}"
+             chmod +x {name} and use ./{name}, or run its interpreter, as in: sh {name}"
         )),
         io::ErrorKind::PermissionDenied if is_here && !is_executable => Some(format!(
             "{name} is not executable: chmod +x {name}, or run its interpreter, as in: sh {name}"
@@ -59,18 +59,18 @@ fn start_hint(
     }
 }
 
-/// Which interpreter lacks a module, when that is why workers have failed.
+/// A hint when workers failed because their interpreter lacks a module.
 pub(super) fn for_failures(interpreter: &Path, failures: &Failures) -> Option<String> {
     let path = full_path(interpreter, env::var_os("PATH").as_deref());
     let module = match missing_module(failures) {
         Some(module) => module,
-        // On a terminal the reason is not known here, as workers write to it by themselves.
+        // On a terminal the reason is unknown, as workers write to the terminal directly.
         None if is_unexplained(failures.first()) && lacks_torch(&path) => "torch".to_owned(),
         None => return None,
     };
     Some(format!(
-        "the workers ran {}, which has no module {module}; PYTHON_EXEC names another interpreter, or \
-         activate an environment: python3 is looked up in PATH",
+        "the workers' interpreter, {}, has no module {module}: set PYTHON_EXEC to another interpreter, or \
+         activate an environment (python3 is looked up in PATH)",
         path.display()
     ))
 }
@@ -89,7 +89,7 @@ fn missing_module(failures: &Failures) -> Option<String> {
     })
 }
 
-/// What a Python program leaves of an exception when nothing of its standard error is known.
+/// Whether a Python program may have failed by an exception of which nothing is known.
 fn is_unexplained(failure: &ProcessFailure) -> bool {
     failure.exit == ExitKind::Code(1) && !failure.has_error_file() && failure.stderr_tail.is_empty()
 }
@@ -118,7 +118,7 @@ fn lacks_torch(interpreter: &Path) -> bool {
     }
 }
 
-/// Where the system finds a program: in the first directory of `search` that has it.
+/// The path of a program: in the first directory of `search` that has it.
 fn full_path(program: &Path, search: Option<&std::ffi::OsStr>) -> PathBuf {
     if program.components().count() > 1 {
         return program.to_owned();
@@ -143,16 +143,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_that_cannot_be_started_has_a_hint() {
+    fn a_program_that_cannot_start_gets_a_hint() {
         let hint = |name: &str, is_python, error, is_here, is_executable| {
             let is_name = !name.contains('/');
             let path = Path::new(name);
             start_hint(path, is_python, error, is_here, is_name, is_executable).unwrap_or_default()
         };
         assert!(hint("python3", true, NotFound, false, false).contains("PYTHON_EXEC"));
-        assert!(hint("el.sh", false, NotFound, true, true).ends_with("write ./el.sh"));
+        assert!(hint("el.sh", false, NotFound, true, true).ends_with("use ./el.sh"));
         let text = hint("el.sh", false, NotFound, true, false);
-        assert!(text.contains("chmod +x el.sh and write ./el.sh"), "{text}");
+        assert!(text.contains("chmod +x el.sh and use ./el.sh"), "{text}");
         let text = hint("./el.sh", false, PermissionDenied, true, false);
         assert!(text.starts_with("./el.sh is not executable"), "{text}");
         assert_eq!(hint("el.sh", false, NotFound, false, false), "");
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn the_interpreter_is_the_first_one_of_the_path() {
+    fn the_interpreter_is_the_first_executable_in_the_path() {
         let folder = tempfile::tempdir().unwrap();
         let [first, second] = ["a", "b"].map(|name| folder.path().join(name));
         for directory in [&first, &second] {

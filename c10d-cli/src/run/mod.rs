@@ -1,8 +1,7 @@
 //! `c10d run`: launches the workers of one node, as torchrun does.
 //!
-//! Puts together what others do: options (`options`), rendezvous (`elastic-rendezvous`), workers
-//! (`elastic-agent`). What is here is what the launcher's user sees: signals, progress, the report at
-//! the end, exit codes.
+//! Combines the options, a rendezvous (`elastic-rendezvous`) and an agent (`elastic-agent`). Handles what
+//! users see: signals, progress, the report on failures, exit codes.
 
 pub(crate) mod devices;
 mod hint;
@@ -31,20 +30,20 @@ use crate::terminal;
 use options::{RunOptions, RunPlan, Surroundings};
 use signals::Signals;
 
-/// What is logged unless RUST_LOG says otherwise: what concerns the job as a whole.
+/// The default of RUST_LOG: warnings, and events of the whole job.
 pub(crate) const LOG_LEVELS: &str =
     "warn,c10d::run=info,elastic_agent::agent=info,elastic_rendezvous=info";
 
-/// Where whoever started this launcher wants to read why it failed, as in PyTorch.
+/// Names the file in which the launcher writes why it failed, as in PyTorch.
 const ERROR_FILE: &str = "TORCHELASTIC_ERROR_FILE";
 
-/// Set to `1` on all nodes: the worker with rank 0 serves the workers' store, not an agent.
+/// `1` on all nodes: the worker with rank 0 serves the workers' store, instead of an agent.
 const DISABLE_SHARED_STORE: &str = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE";
 
-/// Set to `1` on all nodes: all nodes have as many workers, so that ranks need no exchange.
+/// `1` on all nodes: all nodes have the same number of workers, so ranks need no exchange.
 const IDENTICAL_WORKERS: &str = "TORCH_ELASTIC_WORKER_IDENTICAL";
 
-/// Runs the workers of this node to their end; what the command exits with.
+/// Runs the workers of this node until they end. Returns the exit code.
 pub(crate) fn run(options: RunOptions) -> Result<u8, Failure> {
     let variable = |name: &str| std::env::var(name).ok();
     let surroundings = Surroundings {
@@ -69,7 +68,7 @@ pub(crate) fn run(options: RunOptions) -> Result<u8, Failure> {
             report["error"] = failure.to_string().into();
         }
         match print_line(report) {
-            // How the run ended is worth more than that nobody reads it.
+            // The exit code of a failed run matters more than a closed standard output.
             Err(failure) if matches!(result, Ok(0)) => return Err(failure),
             _ => {}
         }
@@ -77,7 +76,7 @@ pub(crate) fn run(options: RunOptions) -> Result<u8, Failure> {
     result
 }
 
-/// Completes `report` when the run has come so far that there is something to report.
+/// Fills in `report` once an agent has run.
 fn run_job(plan: &RunPlan, report: &mut Value) -> Result<u8, Failure> {
     let is_on = |name: &str| std::env::var(name).is_ok_and(|value| value == "1");
     let agent_options = agent_options(plan, is_on(IDENTICAL_WORKERS))?;
@@ -101,7 +100,7 @@ fn run_job(plan: &RunPlan, report: &mut Value) -> Result<u8, Failure> {
     terminal::hide();
     *report = report::json(&agent, &result);
     let exit = conclude(plan, &agent, &*handler, result);
-    // Until the very end: the first signal must not end this process before its workers.
+    // Last: until then a signal must not end this process before its workers.
     drop(signals);
     exit
 }
@@ -150,7 +149,8 @@ fn with_shared_store(parameters: RendezvousParameters, is_shared: bool) -> Rende
     parameters.with_config(config)
 }
 
-/// Tells people, other nodes and whoever started this command how it ended.
+/// Reports the outcome to the user, to the other nodes, and to the program that started this command.
+/// Returns the exit code.
 fn conclude(
     plan: &RunPlan,
     agent: &ElasticAgent,
@@ -163,7 +163,7 @@ fn conclude(
             Ok(0)
         }
         Ok(AgentOutcome::NotNeeded) => {
-            log::info!("the job has ended; this node was a spare that was not needed");
+            log::info!("the job ended; this node was a spare that was not needed");
             Ok(0)
         }
         Ok(AgentOutcome::Failed(failures)) => {
@@ -176,9 +176,9 @@ fn conclude(
             signal,
             had_workers,
         }) => {
-            // The others may go on without this node.
+            // The other nodes may continue without this one.
             if let Err(error) = handler.leave() {
-                log::warn!("{error}");
+                log::warn!("cannot leave the rendezvous: {error}");
             }
             let by_signal = u8::try_from(signal).map_or(1, |signal| signal.saturating_add(128));
             Ok(if had_workers { 1 } else { by_signal })
@@ -190,14 +190,14 @@ fn conclude(
                 error => (error, None),
             };
             match cause {
-                // The others know, or cannot be told.
+                // The other nodes know, or cannot be reached.
                 AgentError::Rendezvous(_) => {}
                 AgentError::Ranks(_) => {
                     if let Err(error) = handler.leave() {
-                        log::warn!("{error}");
+                        log::warn!("cannot leave the rendezvous: {error}");
                     }
                 }
-                // Without this node there is no job.
+                // The job cannot run without this node.
                 _ => {
                     handler.shutdown();
                 }
@@ -206,7 +206,7 @@ fn conclude(
                 show_failures(plan, agent, failures);
             }
             leave_error_file(|path| match failures.map(Failures::first) {
-                // What the worker says of itself tells more than what came of it.
+                // The worker's own error file says more than the error that followed.
                 Some(first) if first.has_error_file() => first.write_error_file(path),
                 _ => {
                     let text = error.to_string();
@@ -230,7 +230,7 @@ fn conclude(
     }
 }
 
-/// The report on failed workers, on standard error: when that is closed there is nobody to tell.
+/// Prints the report on failures to standard error. Ignores a closed standard error.
 fn show_failures(plan: &RunPlan, agent: &ElasticAgent, failures: &Failures) {
     let _ = writeln!(terminal::StandardError, "{}", agent.summary(failures));
     if plan.is_python
@@ -239,11 +239,11 @@ fn show_failures(plan: &RunPlan, agent: &ElasticAgent, failures: &Failures) {
         log::warn!("{hint}");
     }
     if let Some(directory) = agent.log_directory() {
-        log::info!("the logs of the workers are in {}", directory.display());
+        log::info!("logs of this node's workers are in {}", directory.display());
     }
 }
 
-/// Leaves the reason where the program that started this one looks for it.
+/// Writes the reason to the file that the program that started this one reads.
 fn leave_error_file(write: impl FnOnce(&Path) -> Result<(), ErrorFileError>) {
     if let Some(path) = error_file_path()
         && let Err(error) = write(&path)

@@ -1,7 +1,7 @@
-//! The options of `c10d run`, and what they come to.
+//! The options of `c10d run`, and the plan that follows from them.
 //!
-//! Reads no environment, counts no device and picks no random number: [`Surroundings`] brings those.
-//! What `--redirects` and `--tee` mean, and which signals exist, is the agent's to say.
+//! Pure: [`Surroundings`] provides the environment, the number of devices and randomness. The values of
+//! `--redirects`, `--tee` and `--signals-to-handle` are parsed by the modules that use them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
@@ -19,23 +19,24 @@ use super::devices::{DeviceKind, DevicesError};
 use crate::serve::DEFAULT_PORT;
 
 const AFTER_HELP: &str = "\
-Each worker runs SCRIPT with the arguments after it, whatever they look like. One whose name ends with .py
-is run by python3, or by $PYTHON_EXEC; any other is a program.
+Each worker runs SCRIPT with all arguments after it, even those that look like options. A SCRIPT whose name
+ends with .py is run by python3, or by $PYTHON_EXEC; any other is executed as a program.
 
-Each option can be written with underscores too, as in --nproc_per_node, and cut short as long as it is
-clear. One that is not given has its value from the environment: --nproc-per-node from
-PET_NPROC_PER_NODE, and so on; a flag is on when its variable is a number other than 0.
+Options can also be written with underscores, as in --nproc_per_node, and abbreviated as long as they are
+unambiguous. The default of each option is an environment variable: PET_NPROC_PER_NODE for --nproc-per-node,
+and so on; a flag is on if its variable is a number other than 0.
 
-Without --rdzv-backend, --rdzv-endpoint and --master-port, a job of one node is a --standalone one.
+A job of one node without --rdzv-backend, --rdzv-endpoint and --master-port is run as with --standalone.
 
 Exit codes:
-  0    all workers of this node have succeeded, or it was a spare that was not needed
-  1    workers have failed, there was no rendezvous, or a signal has ended the workers
-  2    wrong usage
-  128+ that signal came before there were workers";
+  0    all workers of this node succeeded, or the node was a spare that was not needed
+  1    workers failed or could not start, the rendezvous failed, or a signal stopped the workers
+  2    invalid options: nothing was started
+  3    a system call failed that concerns neither workers nor rendezvous
+  128+N  signal N arrived before workers were started";
 
-/// torchrun's options, as text: [`resolve`](Self::resolve) reads them, so that a value from the
-/// environment and one from the command line are read alike.
+/// torchrun's options, as text: [`resolve`](Self::resolve) parses values from the command line and from the
+/// environment in the same way.
 #[derive(Debug, Clone, Args)]
 #[command(
     after_help = AFTER_HELP,
@@ -45,12 +46,13 @@ Exit codes:
     subcommand_value_name = "SCRIPT [ARGUMENT]..."
 )]
 pub(crate) struct RunOptions {
-    /// How many nodes: N, or MIN:MAX for a job that can grow and shrink. [default: 1:1]
+    /// The number of nodes: N, or MIN:MAX for an elastic job. [default: 1:1]
     #[arg(long, value_name = "N|MIN:MAX", allow_negative_numbers = true)]
     nnodes: Option<String>,
 
-    /// How many workers on this node: a number, or the processors (cpu), NVIDIA's or AMD's GPUs (gpu),
-    /// Intel's (xpu), or the GPUs if there are any and else the processors (auto). [default: 1]
+    /// The number of workers on this node: a number, or one per processor (cpu), per GPU of NVIDIA or AMD
+    /// (gpu), per GPU of Intel (xpu), or per GPU if there is one and else per processor (auto).
+    /// [default: 1]
     #[arg(
         long,
         alias = "nproc_per_node",
@@ -59,15 +61,15 @@ pub(crate) struct RunOptions {
     )]
     nproc_per_node: Option<String>,
 
-    /// How the nodes find each other: c10d or static. [default: static]
+    /// How nodes find each other: c10d or static. [default: static]
     #[arg(long, alias = "rdzv_backend", value_name = "NAME")]
     rdzv_backend: Option<String>,
 
-    /// Where: HOST or HOST:PORT. A c10d rendezvous on a shared file has a path here.
+    /// Where nodes meet: HOST or HOST:PORT. For a c10d rendezvous on a shared file, its path.
     #[arg(long, alias = "rdzv_endpoint", value_name = "HOST[:PORT]")]
     rdzv_endpoint: Option<String>,
 
-    /// Which job; the same on all nodes, and another for another run. [default: none]
+    /// The id of the job: the same on all nodes, different for each run. [default: none]
     #[arg(long, alias = "rdzv_id", value_name = "ID")]
     rdzv_id: Option<String>,
 
@@ -75,12 +77,12 @@ pub(crate) struct RunOptions {
     #[arg(long, alias = "rdzv_conf", value_name = "KEY=VALUE,...")]
     rdzv_conf: Option<String>,
 
-    /// A job of its own on a free port of this machine; takes the place of --rdzv-backend,
-    /// --rdzv-endpoint and --rdzv-id.
+    /// Runs a job of one node, on a free port of this machine; overrides --rdzv-backend, --rdzv-endpoint
+    /// and --rdzv-id.
     #[arg(long)]
     standalone: bool,
 
-    /// How often the workers are started again after a failure. [default: 0]
+    /// How often workers are restarted after a failure. [default: 0]
     #[arg(
         long,
         alias = "max_restarts",
@@ -89,7 +91,7 @@ pub(crate) struct RunOptions {
     )]
     max_restarts: Option<String>,
 
-    /// For torchrun's sake, has no effect: the end of a worker is noticed at once.
+    /// Accepted for compatibility, without effect: exits of workers are noticed at once.
     #[arg(
         long,
         alias = "monitor_interval",
@@ -98,23 +100,23 @@ pub(crate) struct RunOptions {
     )]
     monitor_interval: Option<String>,
 
-    /// spawn, fork or forkserver; for torchrun's sake, has no effect: workers are programs.
+    /// spawn, fork or forkserver. Accepted for compatibility, without effect: workers are programs.
     #[arg(long, alias = "start_method", value_name = "METHOD")]
     start_method: Option<String>,
 
-    /// For torchrun's sake, has no effect: there are no event handlers.
+    /// Accepted for compatibility, without effect: event handlers are not supported.
     #[arg(long, alias = "event_log_handler", value_name = "NAME")]
     event_log_handler: Option<String>,
 
-    /// Reports the end as one line of JSON too, the last one on standard output.
+    /// Also reports the outcome as one line of JSON, the last one on standard output.
     #[arg(long)]
     json: bool,
 
-    /// What the workers of this node are for; ranks are counted within a role too. [default: default]
+    /// The role of this node's workers; each role has ranks of its own. [default: default]
     #[arg(long, value_name = "NAME")]
     role: Option<String>,
 
-    /// SCRIPT is the name of a Python module, as with `python -m`.
+    /// SCRIPT is a Python module, as with `python -m`.
     #[arg(short, long)]
     module: bool,
 
@@ -126,20 +128,20 @@ pub(crate) struct RunOptions {
     #[arg(long, alias = "run_path", hide = true)]
     run_path: bool,
 
-    /// Where the log files go, into a directory of this run. [default: a new temporary directory]
+    /// The directory for log files; each run creates a directory in it. [default: a new temporary one]
     #[arg(long, alias = "log_dir", value_name = "DIR")]
     log_dir: Option<String>,
 
-    /// Writes output to files in place of the console: 0 none, 1 stdout, 2 stderr, 3 both; or for
-    /// some local ranks, as in 0:1,1:2. [default: 0]
+    /// Writes output to files instead of the console: 0 none, 1 stdout, 2 stderr, 3 both; or by local
+    /// rank, as in 0:1,1:2. [default: 0]
     #[arg(short, long, value_name = "STREAMS")]
     redirects: Option<String>,
 
-    /// Writes output to files and to the console, in the notation of --redirects. [default: 0]
+    /// Writes output to files and to the console; values as for --redirects. [default: 0]
     #[arg(short, long, value_name = "STREAMS")]
     tee: Option<String>,
 
-    /// What to put before each line of a --tee: text with ${role_name}, ${local_rank}, ${rank} and
+    /// The prefix of each --tee line on the console: text with ${role_name}, ${local_rank}, ${rank} and
     /// ${hostname}. [default: $TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE, or
     /// [${role_name}${local_rank}]:]
     #[arg(
@@ -150,11 +152,12 @@ pub(crate) struct RunOptions {
     )]
     log_line_prefix_template: Option<String>,
 
-    /// Shows the output of these local ranks alone, as in 0,2.
+    /// Shows only the output of these local ranks, as in 0,2.
     #[arg(long, alias = "local_ranks_filter", value_name = "RANKS")]
     local_ranks_filter: Option<String>,
 
-    /// Collects the lines of a stdout --tee that hold one of these texts in a file; `,,` is a comma.
+    /// Also writes --tee lines of stdout that contain one of these texts to a file of their own; `,,` is a
+    /// comma within a text.
     #[arg(
         long,
         alias = "duplicate_stdout_filters",
@@ -172,7 +175,7 @@ pub(crate) struct RunOptions {
     )]
     duplicate_stderr_filters: Option<String>,
 
-    /// Which node this is, from 0; for the static backend alone. [default: 0]
+    /// The rank of this node, from 0; only for the static backend. [default: 0]
     #[arg(
         long,
         alias = "node_rank",
@@ -181,11 +184,11 @@ pub(crate) struct RunOptions {
     )]
     node_rank: Option<String>,
 
-    /// The host of node 0; for the static backend without --rdzv-endpoint. [default: 127.0.0.1]
+    /// The host of node 0; only for the static backend without --rdzv-endpoint. [default: 127.0.0.1]
     #[arg(long, alias = "master_addr", value_name = "HOST")]
     master_addr: Option<String>,
 
-    /// The port of node 0; for the static backend without --rdzv-endpoint. [default: 29500]
+    /// The port of node 0; only for the static backend without --rdzv-endpoint. [default: 29500]
     #[arg(
         long,
         alias = "master_port",
@@ -194,7 +197,7 @@ pub(crate) struct RunOptions {
     )]
     master_port: Option<String>,
 
-    /// The address that this node gives to the others. [default: the full name of this machine]
+    /// The address of this node that other nodes get. [default: the full name of this machine]
     #[arg(long, alias = "local_addr", value_name = "HOST")]
     local_addr: Option<String>,
 
@@ -202,15 +205,15 @@ pub(crate) struct RunOptions {
     #[arg(long, alias = "logs_specs", hide = true)]
     logs_specs: Option<String>,
 
-    /// Only `none`: workers are not bound to processors.
+    /// Only `none` is supported: workers are not bound to processors.
     #[arg(long, alias = "numa_binding", value_name = "MODE")]
     numa_binding: Option<String>,
 
-    /// The signals that end the workers before this command. [default: SIGTERM,SIGINT,SIGHUP,SIGQUIT]
+    /// The signals that stop the workers before the launcher. [default: SIGTERM,SIGINT,SIGHUP,SIGQUIT]
     #[arg(long, alias = "signals_to_handle", value_name = "NAME,...")]
     signals_to_handle: Option<String>,
 
-    /// How long workers may take to end before they are killed.
+    /// How long workers have to exit after such a signal, before SIGKILL.
     /// [default: $TORCH_ELASTIC_SHUTDOWN_TIMEOUT, or 30]
     #[arg(
         long,
@@ -220,7 +223,7 @@ pub(crate) struct RunOptions {
     )]
     shutdown_timeout: Option<String>,
 
-    /// Shows each worker one GPU, which is its first, and tells it that its local rank is 0.
+    /// Makes one GPU visible to each worker, with LOCAL_RANK=0.
     #[arg(long, alias = "virtual_local_rank")]
     virtual_local_rank: bool,
 
@@ -232,76 +235,74 @@ pub(crate) struct RunOptions {
     script: Option<Script>,
 }
 
-/// What each worker runs, and its arguments.
+/// The script and its arguments.
 ///
-/// For clap this is a subcommand that it does not know: the one thing after whose name it leaves
-/// everything alone, `--help` and `--nnodes` too, without taking a mistyped option for the name.
+/// An external subcommand for clap: only after its name does clap leave all arguments alone, even `--help`,
+/// and still report a mistyped option before it.
 #[derive(Debug, Clone, Subcommand)]
 enum Script {
     #[command(external_subcommand)]
     Command(Vec<OsString>),
 }
 
-/// What the options alone do not tell.
+/// What the plan depends on besides the options.
 pub(crate) struct Surroundings<'a> {
-    /// The environment.
+    /// Reads an environment variable.
     pub(crate) variable: &'a dyn Fn(&str) -> Option<String>,
     /// Counts devices, at least one.
     pub(crate) count_devices: &'a dyn Fn(DeviceKind) -> Result<usize, DevicesError>,
-    /// A random number, from which the id of a standalone run is made.
+    /// A random number, for the id of a standalone run.
     pub(crate) seed: u64,
 }
 
-/// What `c10d run` is to do.
+/// What `c10d run` does.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct RunPlan {
-    /// The nodes, and how they find each other. The endpoint has been read once, so it is well-formed
-    /// unless it is a path. The settings hold `timeout`, and with the static backend `rank`.
+    /// The nodes, and how they find each other. The endpoint is well-formed, unless it is a path. The
+    /// settings contain `timeout`, and with the static backend `rank`.
     pub(crate) rendezvous: RendezvousParameters,
     /// How many workers this node starts, at least one.
     pub(crate) worker_count: usize,
-    /// The role of this node's workers.
     pub(crate) role: String,
-    /// How often the workers may fail before this node does.
+    /// How often workers may be restarted after a failure.
     pub(crate) max_restarts: u32,
-    /// How long workers may take to end when this command is told to end; zero kills them at once.
+    /// How long workers have to exit after a signal; zero kills them at once.
     pub(crate) shutdown_timeout: Duration,
-    /// The names of the signals to pass on, not checked: one that does not exist deserves a warning.
+    /// The names of the signals that stop the workers, not checked.
     pub(crate) signals: Vec<String>,
-    /// Where this run makes its directory of logs. None is a new temporary directory.
+    /// Where this run creates its log directory; `None` for a new temporary directory.
     pub(crate) log_dir: Option<PathBuf>,
-    /// Which streams go to files, in torchrun's notation, not read yet.
+    /// The streams that go to files, in torchrun's notation, not parsed.
     pub(crate) redirects: String,
-    /// Which streams go to files and to the console, in the same notation, not read yet.
+    /// The streams that go to files and to the console, likewise.
     pub(crate) tee: String,
-    /// What stands before each line of a tee, if not the usual.
+    /// The prefix of each tee'd line; `None` for the default.
     pub(crate) log_line_prefix_template: Option<String>,
-    /// The local ranks whose output is shown, in order and each once. None is all.
+    /// The local ranks whose output is shown, sorted and unique; `None` for all.
     pub(crate) local_ranks_filter: Option<Vec<u64>>,
-    /// Texts that mark a line of stdout as one to collect. None of them is empty, as such a one
-    /// would mark every line.
+    /// Non-empty texts: lines of stdout that contain one go to a file of their own.
     pub(crate) duplicate_stdout_filters: Vec<String>,
     /// The same for stderr.
     pub(crate) duplicate_stderr_filters: Vec<String>,
-    /// Whether each worker sees one GPU alone and 0 for its local rank.
+    /// Whether each worker sees one GPU and local rank 0.
     pub(crate) virtual_local_rank: bool,
-    /// The program that each worker runs.
+    /// The program that each worker executes.
     pub(crate) program: OsString,
-    /// Its arguments, in which `${local_rank}` is still to be replaced.
+    /// The program's arguments, with `${local_rank}` not replaced.
     pub(crate) args: Vec<OsString>,
-    /// Whether that is a Python interpreter.
+    /// Whether the program is a Python interpreter.
     pub(crate) is_python: bool,
-    /// Whether the end is reported as JSON too, on standard output.
+    /// Whether to print the report as JSON.
     pub(crate) json: bool,
-    /// What people call it: the script, the module or the program.
+    /// The script, module or program as the user gave it.
     pub(crate) script: OsString,
-    /// What the workers' environment has beyond this command's own.
+    /// Variables that workers get in addition to this command's own environment.
     pub(crate) environment: Vec<(&'static str, String)>,
-    /// What to tell people before the start, one line each.
+    /// Warnings to log before the start, one line each.
     pub(crate) warnings: Vec<String>,
 }
 
-/// The options make no sense. One line, which names the option, or the variable, and its value.
+/// Why options are invalid. The message is one line that names the option or variable and its value.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub(crate) enum UsageError {
@@ -309,18 +310,18 @@ pub(crate) enum UsageError {
     Value {
         /// The option or the variable.
         name: String,
-        /// What it was given.
+        /// The rejected value.
         value: String,
-        /// What would do.
+        /// The accepted values.
         expected: &'static str,
     },
     #[error("{name} is {word:?}, but {source}")]
     Devices {
         /// The option or the variable.
         name: String,
-        /// The word for the devices.
+        /// The kind of devices, as given.
         word: String,
-        /// Why there is no number.
+        /// Why they could not be counted.
         source: DevicesError,
     },
     #[error("{name}: {source}")]
@@ -337,7 +338,7 @@ pub(crate) enum UsageError {
         /// What is wrong with its value.
         source: EndpointError,
     },
-    #[error("{name} is {node_rank}, but the ranks of {max_nodes} nodes end at {}", max_nodes - 1)]
+    #[error("{name} is {node_rank}, but with {max_nodes} nodes the highest rank is {}", max_nodes - 1)]
     NodeRank {
         /// The option or the variable.
         name: String,
@@ -346,20 +347,20 @@ pub(crate) enum UsageError {
         /// The number of nodes.
         max_nodes: usize,
     },
-    #[error("--module and --no-python do not go together")]
+    #[error("--module and --no-python cannot be combined")]
     ModuleWithoutPython,
     #[error("{name} is not supported: {why}")]
     Unsupported {
         /// The option or the variable, and its value.
         name: String,
-        /// What makes it so, or what to do instead.
+        /// The reason, or what to do instead.
         why: &'static str,
     },
-    #[error("there is no script to run")]
+    #[error("no SCRIPT given: name a script or program to run")]
     NoScript,
 }
 
-/// The value of an option, and where it comes from.
+/// The value of an option, and the name of the option or variable that gave it.
 #[derive(Debug, Clone)]
 struct Given {
     name: String,
@@ -382,7 +383,7 @@ impl Given {
         )
     }
 
-    /// A number, blanks around it allowed.
+    /// Parses a number; ignores blanks around it.
     fn number<T: FromStr>(self, expected: &'static str) -> Result<T, UsageError> {
         self.value
             .trim()
@@ -392,7 +393,7 @@ impl Given {
 }
 
 impl Surroundings<'_> {
-    /// What the command line gives, or else the environment. An empty variable is a value too, as with
+    /// The value on the command line, or else in the environment. An empty variable is a value, as with
     /// torchrun (`torch/distributed/argparse_util.py`).
     fn given(&self, option: &str, on_command_line: Option<String>) -> Option<Given> {
         if let Some(value) = on_command_line {
@@ -412,8 +413,7 @@ impl Surroundings<'_> {
             .map_or_else(|| default.to_owned(), |given| given.value)
     }
 
-    /// A flag's variable has to be a number even when the flag is given: what is wrong should not come
-    /// out only when the flag is left away.
+    /// A flag's variable must be a number even if the flag is given, so that an invalid value shows at once.
     fn flag(&self, option: &str, on_command_line: bool) -> Result<bool, UsageError> {
         let Some(given) = self.given(option, None) else {
             return Ok(on_command_line);
@@ -424,10 +424,10 @@ impl Surroundings<'_> {
 }
 
 impl RunOptions {
-    /// Reads the options, fills in what is not given, and settles what follows from what.
+    /// Parses the options, and applies defaults.
     ///
     /// # Errors
-    /// A [`UsageError`]; nothing has been done then.
+    /// A [`UsageError`]; then nothing was started.
     pub(crate) fn resolve(
         mut self,
         surroundings: &Surroundings<'_>,
@@ -450,8 +450,8 @@ impl RunOptions {
         let mut environment = vec![("TORCHELASTIC_SIGNALS_TO_HANDLE", signals.clone())];
         if worker_count > 1 && surroundings.variable("OMP_NUM_THREADS").is_none() {
             warnings.push(format!(
-                "OMP_NUM_THREADS is not set, so each of the {worker_count} workers is given 1, not to \
-                 overload this machine; set it to what suits them"
+                "OMP_NUM_THREADS is not set: each of the {worker_count} workers gets OMP_NUM_THREADS=1, so that \
+                 they do not overload this machine; set it for the best performance"
             ));
             environment.push(("OMP_NUM_THREADS", "1".to_owned()));
         }
@@ -512,7 +512,7 @@ impl RunOptions {
         })
     }
 
-    /// An option whose absence would change what the job does is refused.
+    /// Rejects options without which the job would do something else than the user asked for.
     fn refuse_unsupported(&mut self, surroundings: &Surroundings<'_>) -> Result<(), UsageError> {
         let refuse = |name: String, why| Err(UsageError::Unsupported { name, why });
         if let Some(mode) = self.numa_binding.take().filter(|mode| mode != "none") {
@@ -520,18 +520,17 @@ impl RunOptions {
             return refuse(format!("--numa-binding {mode}"), why);
         }
         if let Some(name) = self.logs_specs.take() {
-            let why = "it names a Python class, and there is no Python here";
+            let why = "it names a Python class, and the launcher runs no Python";
             return refuse(format!("--logs-specs {name}"), why);
         }
         if surroundings.flag("run-path", self.run_path)? {
-            let why = "there is no interpreter here to run the script in; leave it away, and python \
-                       runs the script";
+            let why = "the launcher runs no Python; without the option python runs the script";
             return refuse("--run-path".to_owned(), why);
         }
         if let Some(shell) = self.print_completion.take() {
             return refuse(
                 format!("--print-completion {shell}"),
-                "there is no completion for this command",
+                "shell completion does not exist",
             );
         }
         Ok(())
@@ -546,31 +545,29 @@ impl RunOptions {
             if !["spawn", "fork", "forkserver"].contains(&given.value.as_str()) {
                 return Err(given.refused("spawn, fork or forkserver"));
             }
-            warnings
-                .push(given.has_no_effect("workers are programs, which are always started anew"));
+            warnings.push(given.has_no_effect("workers are started as programs"));
         }
         if let Some(given) = surroundings.given("monitor-interval", self.monitor_interval.take()) {
             check_interval(given.clone())?;
-            warnings.push(given.has_no_effect("the end of a worker is noticed at once"));
+            warnings.push(given.has_no_effect("exits of workers are noticed at once"));
         }
         let timer = surroundings.variable("TORCHELASTIC_ENABLE_FILE_TIMER");
         if let Some(given) = timer.filter(|given| given.value == "1") {
             warnings.push(given.has_no_effect(
-                "there is no watchdog here for the timers that workers set, so none of them expires",
+                "the launcher has no watchdog, so timers that workers set do not expire",
             ));
         }
         if let Some(given) = surroundings.variable("TORCHELASTIC_HEALTH_CHECK_PORT") {
-            warnings.push(given.has_no_effect("there is no health check server here"));
+            warnings.push(given.has_no_effect("the launcher has no health check server"));
         }
         let handler = surroundings.given("event-log-handler", self.event_log_handler.take());
         if let Some(given) = handler.filter(|given| given.value != "null") {
-            warnings.push(given.has_no_effect("there are no event handlers"));
+            warnings.push(given.has_no_effect("event handlers are not supported"));
         }
         Ok(())
     }
 
-    /// What people call the command, the program that it takes, the program's arguments, and whether the
-    /// program is a Python interpreter.
+    /// The name for reports, the program, its arguments, and whether it is a Python interpreter.
     fn command(
         &mut self,
         surroundings: &Surroundings<'_>,
@@ -594,7 +591,7 @@ impl RunOptions {
             .map(|given| given.value)
             .filter(|path| !path.is_empty())
             .unwrap_or_else(|| "python3".to_owned());
-        // Unbuffered, so that what a worker prints is not lost with it.
+        // Unbuffered, so that the last output of a worker that crashes is not lost.
         let mut args: Vec<OsString> = vec!["-u".into()];
         if is_module {
             args.push("-m".into());
@@ -623,8 +620,7 @@ impl RunOptions {
         let run_id = match (&meeting, run_id) {
             (Meeting::Alone { asked_for }, given) => {
                 if let Some(given) = given.filter(|_| !asked_for) {
-                    warnings
-                        .push(given.has_no_effect("a job of one node makes up an id of its own"));
+                    warnings.push(given.has_no_effect("a job of one node gets a random id"));
                 }
                 random_id(surroundings.seed)
             }
@@ -638,7 +634,7 @@ impl RunOptions {
             (_, Some(given)) => {
                 let rank: usize = given.clone().number("a whole number, 0 or more")?;
                 if rank != 0 {
-                    warnings.push(given.has_no_effect("only the static backend is told ranks"));
+                    warnings.push(given.has_no_effect("only the static backend uses node ranks"));
                 }
             }
             (_, None) => {}
@@ -730,14 +726,14 @@ impl RunOptions {
 /// How the nodes find each other.
 #[derive(Debug)]
 enum Meeting {
-    /// There is one machine, and nobody to find.
+    /// The job has one node.
     Alone {
-        /// Whether that was said, or follows from what was not.
+        /// Whether --standalone was given; otherwise it is the default.
         asked_for: bool,
     },
-    /// At a store, if one is named, which any node may serve.
+    /// At a store that any node may serve; `None` for the default endpoint.
     C10d(Option<Given>),
-    /// At a store that node 0 serves; every node is told its rank.
+    /// At a store that node 0 serves; each node knows its rank.
     Static(Given),
 }
 
@@ -815,7 +811,7 @@ fn local_ranks(given: Given) -> Result<Option<Vec<u64>>, UsageError> {
     }
 }
 
-/// What stands between commas, blanks around it and empty ones left out.
+/// Splits a list at commas; drops blanks around entries, and empty entries.
 fn listed(text: &str) -> Vec<String> {
     let names = text.split(',').map(str::trim);
     names
@@ -828,7 +824,7 @@ fn is_python_file(script: &OsStr) -> bool {
     script.as_encoded_bytes().ends_with(b".py")
 }
 
-/// A random UUID (RFC 9562, version 4), the run id of a job that nobody else is to join.
+/// A random UUID (RFC 9562, version 4): the run id of a standalone job.
 fn random_id(seed: u64) -> String {
     let random = fastrand::Rng::with_seed(seed).u128(..);
     let digits = format!(
@@ -839,7 +835,7 @@ fn random_id(seed: u64) -> String {
     parts.join("-")
 }
 
-/// The bits of a UUID that are not random, and what they are.
+/// The mask of the fixed bits of a UUID, and their values.
 const VERSION_AND_VARIANT: (u128, u128) = (
     0x0000_0000_0000_f000_c000_0000_0000_0000,
     0x0000_0000_0000_4000_8000_0000_0000_0000,

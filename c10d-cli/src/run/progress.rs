@@ -1,4 +1,4 @@
-//! One line on a terminal that says which nodes have joined while a node waits for others.
+//! The live line on a terminal: which nodes have joined, while a node waits for others.
 
 use std::sync::Arc;
 
@@ -6,11 +6,11 @@ use elastic_rendezvous::{NodeId, RanksReport, RendezvousEvent, RendezvousHandler
 
 use crate::terminal;
 
-/// A join that is over sooner needs no line.
+/// Shorter joins show no line.
 const QUIET_MS: u128 = 500;
 
-/// Shows how joins of `handler` stand, if standard error is a terminal. A join that completes hides
-/// the line before workers start.
+/// Shows the progress of joins, if standard error is a terminal. A completed join hides the line before
+/// workers start.
 pub(super) fn show(handler: &dyn RendezvousHandler) {
     if !terminal::is_live() {
         return;
@@ -27,7 +27,7 @@ pub(super) fn show(handler: &dyn RendezvousHandler) {
     }));
 }
 
-/// What matters comes first, as the terminal may be narrow.
+/// The most important part comes first, as a narrow terminal truncates the line.
 fn line(report: &WaitReport) -> String {
     let here = report.participants.len();
     let wanted = if report.min_nodes == report.max_nodes {
@@ -57,13 +57,13 @@ fn line_of_ranks(report: &RanksReport) -> String {
     let time_left = report.time_left.as_secs();
     if !report.is_connected {
         return format!(
-            "no store at {} yet, which node rank 0 hosts, {time_left} s left",
+            "no store at {} yet (hosted by node rank 0), {time_left} s left",
             report.endpoint
         );
     }
     let mut text = format!("{} of {} nodes", report.joined, report.world_size);
     let unnamed = report.unnamed_ranks().count();
-    // PyTorch's nodes are counted and have no name: then any of these ranks can be the missing one.
+    // PyTorch's nodes are counted but not named, so any unnamed rank may be a missing one.
     let label = if report.missing() < unnamed {
         format!(", {} missing of node ranks ", report.missing())
     } else {
@@ -85,7 +85,7 @@ fn named(node: &NodeId) -> String {
     format!("{} ({})", node.addr, node.pid)
 }
 
-/// Appends `items`, the first few, as no terminal shows more.
+/// Appends the first items; a terminal shows no more.
 fn list(text: &mut String, label: &str, items: impl Iterator<Item = String>) {
     const ITEMS_MAX: usize = 16;
     for (index, item) in items.take(ITEMS_MAX).enumerate() {

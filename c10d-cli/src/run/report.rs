@@ -1,11 +1,11 @@
-//! `--json`: how a run ended, as one object.
+//! `--json`: the outcome of a run as one object.
 
 use elastic_agent::{AgentError, AgentOutcome, ElasticAgent, ExitKind, Failures, ProcessFailure};
 use serde_json::{Value, json};
 
 use super::signals::name_of;
 
-/// The outcome and the workers that failed. The caller adds `exit_code` and `error`.
+/// The outcome, the log directory and the failed workers. The caller adds `exit_code` and `error`.
 pub(super) fn json(agent: &ElasticAgent, result: &Result<AgentOutcome, AgentError>) -> Value {
     let (outcome, failures) = match result {
         Ok(AgentOutcome::Succeeded) => ("succeeded", None),
@@ -33,7 +33,7 @@ fn of_failures(failures: &Failures) -> Vec<Value> {
         .collect()
 }
 
-/// Times are seconds since the epoch; the exit code is negative for a signal, as in PyTorch.
+/// `time` is in seconds since the epoch; `exit_code` is negative for a signal, as in PyTorch.
 fn of_failure(failure: &ProcessFailure, is_root_cause: bool) -> Value {
     let signal = match failure.exit {
         ExitKind::Signal { number, .. } => Some(name_of(number)),

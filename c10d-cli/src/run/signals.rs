@@ -1,4 +1,4 @@
-//! Signals to the launcher, passed on to its agent.
+//! Passes signals of the launcher to its agent.
 
 use std::io;
 use std::thread::JoinHandle;
@@ -10,13 +10,13 @@ use signal_hook::low_level::signal_name;
 
 const THREAD: &str = "signals";
 
-/// Signals that go to the workers and have no other effect.
+/// Signals that are only forwarded to the workers.
 const FORWARDED: [i32; 2] = [SIGUSR1, SIGUSR2];
 
-/// The highest number of a signal that has a name.
+/// The highest number of a named signal.
 const SIGNAL_MAX: i32 = 31;
 
-/// Passes signals on as long as it lives; dropping it joins its thread.
+/// Passes signals on until it is dropped, which joins its thread.
 #[derive(Debug)]
 pub(crate) struct Signals {
     handle: Handle,
@@ -24,7 +24,8 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// From now on, signals of these names end the agent, and SIGUSR1 and SIGUSR2 go to its workers.
+    /// Starts to pass signals on: those of these names stop the agent, SIGUSR1 and SIGUSR2 go to its
+    /// workers.
     pub(crate) fn pass_on(names: &[String], agent: AgentHandle) -> io::Result<Self> {
         let mut numbers: Vec<i32> = names.iter().filter_map(|name| number_of(name)).collect();
         let ending = numbers.clone();
@@ -57,27 +58,27 @@ impl Drop for Signals {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            log::error!("the thread {THREAD} panicked");
+            log::error!("thread {THREAD} panicked");
         }
     }
 }
 
-/// A signal as people know it.
+/// The name of a signal.
 pub(super) fn name_of(signal: i32) -> &'static str {
     signal_name(signal).unwrap_or("a signal")
 }
 
-/// The number of a signal that can be handled; a warning for others, as in torchrun.
+/// The number of a signal that can be handled. Logs a warning for any other, as torchrun does.
 fn number_of(name: &str) -> Option<i32> {
     let number = (1..=SIGNAL_MAX).find(|number| signal_name(*number) == Some(name));
     match number {
         Some(number) if !FORBIDDEN.contains(&number) => Some(number),
         Some(_) => {
-            log::warn!("--signals-to-handle: {name} cannot be handled");
+            log::warn!("--signals-to-handle: ignoring {name}, which no process can handle");
             None
         }
         None => {
-            log::warn!("--signals-to-handle: {name:?} is no signal");
+            log::warn!("--signals-to-handle: ignoring {name:?}, which is not the name of a signal");
             None
         }
     }
@@ -88,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_those_of_the_system() {
+    fn only_names_of_handleable_signals_have_numbers() {
         assert_eq!(number_of("SIGTERM"), Some(15));
         assert_eq!(number_of("SIGKILL"), None);
         assert_eq!(number_of("TERM"), None);

@@ -1,4 +1,4 @@
-//! `c10d bench`: that it runs, measures what it says, and refuses a server that answers wrongly.
+//! `c10d bench`: figures, options, and a server with wrong answers.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -85,7 +85,7 @@ fn a_table_and_a_running_server() {
         .iter()
         .chain(&arguments)
         .chain(&chosen);
-    // Twice: what a run leaves behind must not disturb the next one.
+    // Twice: keys left by one run must not disturb the next.
     for _ in 0..2 {
         let ended = run(words.clone());
         assert_eq!(
@@ -112,10 +112,10 @@ fn a_table_and_a_running_server() {
 }
 
 #[test]
-fn more_ranks_than_files_are_scaled_down_with_a_note() {
+fn more_ranks_than_files_are_reduced_with_a_note() {
     let words = ["bench", "store", "--json", "--no-pin", "--rounds=1"];
     let ranks = ["--only=ranks", "--ranks=1000000000"];
-    // Under a limit of 200 files, set by the shell for itself and its child.
+    // The shell sets a limit of 200 files for itself and its child.
     let limited = std::process::Command::new("sh")
         .args([
             "-c",
@@ -132,7 +132,7 @@ fn more_ranks_than_files_are_scaled_down_with_a_note() {
 }
 
 #[test]
-fn the_floor_answers_by_the_number_of_bytes() {
+fn the_fixed_floor_answers_by_the_number_of_bytes() {
     let words = ["bench", "floor", "--request-bytes=5", "--reply-bytes=2"];
     let floor = Server::start_with(words);
     let mut peer = floor.connect();
@@ -150,7 +150,7 @@ fn the_floor_answers_by_the_number_of_bytes() {
 }
 
 #[test]
-fn the_echo_returns_what_it_got() {
+fn the_echo_floor_echoes() {
     let echo = Server::start_with(["bench", "floor", "--mode=echo"]);
     let mut peer = echo.connect();
     for text in [&b"a"[..], b"bcd", &[7; 4000]] {
@@ -167,7 +167,7 @@ fn a_server_that_answers_wrongly_is_not_measured() {
     let address = echo.address.to_string();
     for workload in ["ping", "add", "set-get", "large", "ranks"] {
         let words = ["--connect", &address, "--only", workload];
-        run(SMALL.iter().chain(&words)).assert_fails(3, "wrongly");
+        run(SMALL.iter().chain(&words)).assert_fails(3, "incorrectly");
     }
 }
 
@@ -187,7 +187,7 @@ fn a_missing_server_has_exit_code_3() {
 }
 
 #[test]
-fn wrong_usage_has_exit_code_2() {
+fn invalid_options_of_store_have_exit_code_2() {
     for words in [
         &["--ranks=0"][..],
         &["--seconds=0"],
@@ -203,7 +203,7 @@ fn wrong_usage_has_exit_code_2() {
 
 #[test]
 fn a_rendezvous_of_few_and_of_many_nodes_is_measured() {
-    // The second takes turns in writing, the first does not.
+    // The larger rendezvous writes with leases, the smaller without.
     let words = ["bench", "rendezvous", "--nodes=2,12", "--rounds=2"];
     let ended = run(words.iter().chain(&["--json"]));
     assert_eq!(
@@ -237,7 +237,7 @@ fn a_rendezvous_of_few_and_of_many_nodes_is_measured() {
 }
 
 #[test]
-fn a_rendezvous_that_needs_more_files_than_there_can_be_is_refused() {
+fn a_rendezvous_that_needs_more_files_than_the_limit_is_refused() {
     let limited = std::process::Command::new("sh")
         .args([
             "-c",
@@ -294,7 +294,7 @@ fn calls_of_each_length_are_measured_in_one_process_and_in_two() {
         assert!(figure("floor_median") > 0.0, "{row}");
         assert!(figure("ratio_to_floor") > 0.0, "{row}");
     }
-    // The goal of the throughput is about 64 in flight, which these are not.
+    // The goal of throughput applies to 64 calls in flight only.
     let goals: Vec<_> = report["rows"]
         .as_array()
         .unwrap()
@@ -306,7 +306,7 @@ fn calls_of_each_length_are_measured_in_one_process_and_in_two() {
 }
 
 #[test]
-fn a_table_of_calls_has_the_chosen_lengths_and_says_what_the_floor_is() {
+fn a_table_of_calls_has_the_chosen_lengths_and_names_the_floor() {
     let ended = run(SMALL_RPC.iter().chain(&["--payload=0,70KiB"]));
     let table = ended.stdout_text();
     assert_eq!(ended.code, Some(0), "{ended:?}");
@@ -332,14 +332,14 @@ fn a_table_of_calls_has_the_chosen_lengths_and_says_what_the_floor_is() {
 }
 
 #[test]
-fn the_other_side_of_calls_says_where_it_listens() {
+fn the_second_process_of_calls_announces_its_address() {
     let agent = Server::start_with(["bench", "rpc-peer", "agent"]);
-    // What is announced is a store, which any client can use.
+    // The announced address is that of a store, which any client can use.
     assert_eq!(agent.store(&["add", "came", "1"]).stdout_text(), "1\n");
 
     let echo = Server::start_with(["bench", "rpc-peer", "echo"]);
     let mut peer = echo.connect();
-    // A length, then as many bytes: nothing comes back before all are there.
+    // A length, then the bytes: the echo answers only a complete payload.
     let mut reply = [0; 7];
     peer.write_all(b"\x03\0\0\0ab").unwrap();
     peer.write_all(b"c").unwrap();
@@ -351,7 +351,7 @@ fn the_other_side_of_calls_says_where_it_listens() {
 }
 
 #[test]
-fn calls_that_make_no_sense_have_exit_code_2() {
+fn invalid_options_of_rpc_have_exit_code_2() {
     for words in [
         &["--payload=65MiB"][..],
         &["--payload=many"],
@@ -379,7 +379,7 @@ const SMALL_RREF: [&str; 7] = [
 ];
 
 #[test]
-fn lives_of_references_are_measured_in_one_process_and_in_two() {
+fn references_are_measured_in_one_process_and_in_two() {
     let ended = run(SMALL_RREF.iter().chain(&["--json"]));
     assert_eq!(
         (ended.code, ended.stderr.as_str()),
@@ -417,7 +417,7 @@ fn lives_of_references_are_measured_in_one_process_and_in_two() {
         // Beside a latency stands that of a plain call.
         assert_eq!(row["ratio_to_floor"].is_f64(), unit == "us", "{row}");
     }
-    // The goal of the lives is about 64 at a time, which these are not.
+    // The goal of throughput applies to 64 references at a time only.
     let goals: Vec<_> = report["rows"]
         .as_array()
         .unwrap()
@@ -429,7 +429,7 @@ fn lives_of_references_are_measured_in_one_process_and_in_two() {
 }
 
 #[test]
-fn a_table_of_references_says_what_the_floor_is() {
+fn a_table_of_references_names_the_floor() {
     let ended = run(SMALL_RREF);
     let table = ended.stdout_text();
     assert_eq!(ended.code, Some(0), "{ended:?}");
@@ -444,13 +444,13 @@ fn a_table_of_references_says_what_the_floor_is() {
 }
 
 #[test]
-fn the_other_side_of_references_says_where_its_store_is() {
+fn the_second_process_of_references_announces_its_store() {
     let owner = Server::start_with(["bench", "rref-peer"]);
     assert_eq!(owner.store(&["add", "came", "1"]).stdout_text(), "1\n");
 }
 
 #[test]
-fn references_that_make_no_sense_have_exit_code_2() {
+fn invalid_options_of_rref_have_exit_code_2() {
     for words in [
         &["--in-flight=0"][..],
         &["--in-flight=65537"],

@@ -1,4 +1,4 @@
-//! The client commands: each one's answer and each exit code.
+//! `c10d store`: the answer and the exit codes of each client command.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -13,7 +13,7 @@ use socket2::{Domain, Socket, Type};
 
 use crate::process::{Running, Server, command, run, run_with_input, until};
 
-/// Neither UTF-8 nor without zeros and newlines.
+/// Not UTF-8, with zeros and newlines.
 const BINARY: &[u8] = b"\x00\xff\n\r\x80\n";
 
 #[test]
@@ -49,7 +49,7 @@ fn values_come_from_an_argument_a_file_or_standard_input() {
 }
 
 #[test]
-fn a_value_as_long_as_pytorch_takes_goes_both_ways() {
+fn a_value_of_pytorchs_longest_size_round_trips() {
     let server = Server::start();
     let value: Vec<u8> = (0..8 << 20).map(|index| (index % 253) as u8).collect();
     run_with_input(server.arguments(&["set", "long", "-"]), &value).assert_prints("");
@@ -78,7 +78,7 @@ fn numbers() {
 }
 
 #[test]
-fn compare_set_tells_whether_it_wrote() {
+fn compare_set_reports_whether_it_wrote() {
     let server = Server::start();
     server
         .store(&["compare-set", "k", "", "one"])
@@ -93,15 +93,15 @@ fn compare_set_tells_whether_it_wrote() {
         .assert_prints(BINARY);
 
     let refused = server.store(&["compare-set", "k", "one", "three"]);
-    refused.assert_fails(1, "nothing written");
+    refused.assert_fails(1, "not written, the key does not have");
     assert_eq!(refused.stdout, BINARY);
-    // A missing key is answered with the expected value, whatever that is.
+    // For a missing key the server answers with the expected value.
     server
         .store(&["compare-set", "missing", "old", "new"])
-        .assert_fails(1, "nothing written");
+        .assert_fails(1, "not written, the key does not have");
     server
         .store(&["compare-set", "missing", "same", "same"])
-        .assert_fails(1, "nothing written");
+        .assert_fails(1, "not written, the key does not have");
     assert_eq!(server.store(&["check", "missing"]).code, Some(1));
 }
 
@@ -129,11 +129,11 @@ fn check_wait_delete() {
     server.store(&["delete", "a"]).assert_prints("");
     server
         .store(&["delete", "a"])
-        .assert_fails(1, "delete \"a\": not there");
+        .assert_fails(1, "delete \"a\": the key does not exist");
 }
 
 #[test]
-fn keys_and_their_number() {
+fn keys_and_their_count() {
     let server = Server::start();
     server.store(&["keys"]).assert_prints("");
     server
@@ -348,7 +348,7 @@ fn the_environment_names_the_server() {
 }
 
 #[test]
-fn what_is_not_there_in_time_has_exit_code_1() {
+fn a_key_that_is_missing_until_the_timeout_has_exit_code_1() {
     let server = Server::start();
     server
         .store(&["get", "k", "--timeout=50ms"])
@@ -367,7 +367,7 @@ fn what_is_not_there_in_time_has_exit_code_1() {
 }
 
 #[test]
-fn wrong_usage_has_exit_code_2() {
+fn invalid_arguments_have_exit_code_2() {
     let server = Server::start();
     let long_key = "k".repeat(8192);
     server
@@ -376,7 +376,7 @@ fn wrong_usage_has_exit_code_2() {
     server
         .store(&["set", "k", "--file", "/no/such/file"])
         .assert_fails(2, "cannot read /no/such/file");
-    run(["store", "get", "k"]).assert_fails(2, "which store?");
+    run(["store", "get", "k"]).assert_fails(2, "no store given");
     for words in [
         &["get"][..],
         &["set", "k"],
@@ -399,8 +399,8 @@ fn wrong_usage_has_exit_code_2() {
     }
 }
 
-/// An address that refuses connections as long as the socket lives: bound, so that no other process is
-/// given the port, and not listening.
+/// An address that refuses connections while the socket exists: bound, so that no other process gets the
+/// port, but not listening.
 fn refusing_address() -> (Socket, String) {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     let any_port = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
@@ -410,7 +410,7 @@ fn refusing_address() -> (Socket, String) {
 }
 
 #[test]
-fn no_server_has_exit_code_3_when_the_timeout_is_over() {
+fn a_missing_server_has_exit_code_3_after_the_timeout() {
     let (_held, address) = refusing_address();
     let words = [
         "store",
@@ -426,10 +426,10 @@ fn no_server_has_exit_code_3_when_the_timeout_is_over() {
 }
 
 #[test]
-fn a_client_that_keeps_trying_to_connect_says_until_when() {
+fn a_client_that_retries_to_connect_logs_until_when() {
     let (_held, address) = refusing_address();
     let words = ["store", "get", "k", "--connect", &address];
-    // Ended at the end of the test, long before it gives up.
+    // Killed at the end of the test, long before its timeout.
     let mut client = Running::start(command(words));
     let notice = client.line_of_stderr();
     for text in ["still connecting to", &address, "refused", "; trying for "] {
@@ -439,7 +439,7 @@ fn a_client_that_keeps_trying_to_connect_says_until_when() {
 
 #[test]
 fn a_server_that_never_answers_has_exit_code_3() {
-    // The system accepts for it, nobody reads.
+    // The system accepts the connection, and no process reads.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = silent.local_addr().unwrap().to_string();
     let start = Instant::now();
@@ -456,7 +456,7 @@ fn a_server_that_never_answers_has_exit_code_3() {
 }
 
 #[test]
-fn a_server_that_goes_away_has_exit_code_3() {
+fn a_server_that_disconnects_has_exit_code_3() {
     let server = Server::start();
     let words = ["barrier", "b", "--world-size=2", "--timeout=1m"];
     let waiting = Running::start(command(server.arguments(&words)));

@@ -1,4 +1,4 @@
-//! What holds for every command: standard output that fails, slips in names, the version.
+//! All commands: a failing standard output, mistyped names, the version.
 
 use std::fs::OpenOptions;
 use std::io::{self, Read};
@@ -6,7 +6,7 @@ use std::process::Stdio;
 
 use crate::process::{Running, Server, command, run, run_with_input};
 
-/// A value larger than a pipe holds.
+/// Larger than the buffer of a pipe.
 const VALUE_BYTES: usize = 1 << 20;
 
 fn server_with_a_long_value() -> Server {
@@ -17,7 +17,7 @@ fn server_with_a_long_value() -> Server {
 }
 
 #[test]
-fn a_reader_that_leaves_ends_the_command_quietly() {
+fn a_closed_standard_output_ends_the_command_silently() {
     let server = server_with_a_long_value();
     for words in [&["get", "k"][..], &["get", "k", "--json"]] {
         let (mut reader, writer) = io::pipe().unwrap();
@@ -53,7 +53,7 @@ fn a_full_disk_has_a_message_and_an_exit_code_of_its_own() {
 }
 
 #[test]
-fn a_slip_leads_to_the_command_that_was_meant() {
+fn a_mistyped_command_is_corrected() {
     for (words, meant) in [
         (&["serve"][..], "c10d store serve"),
         (&["launch", "train.py"], "c10d run"),
@@ -74,7 +74,7 @@ fn the_version_names_the_commit_and_the_release_of_pytorch() {
     let start = concat!("c10d ", env!("CARGO_PKG_VERSION"), " (");
     let inside = text.strip_prefix(start).unwrap();
     let commit = inside.strip_suffix("follows PyTorch 2.15)\n").unwrap();
-    // Empty when it was built from a source archive.
+    // Missing in a build from a source archive.
     if let Some(commit) = commit.strip_prefix("commit ") {
         let digits = commit.strip_suffix(", ").unwrap();
         assert!(digits.len() == 12 && digits.bytes().all(|byte| byte.is_ascii_hexdigit()));

@@ -1,4 +1,4 @@
-//! The built command, run as a user runs it.
+//! Runs the built command as users do.
 #![forbid(unsafe_code)]
 
 mod bench;

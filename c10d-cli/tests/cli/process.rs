@@ -1,4 +1,4 @@
-//! Child processes that never outlive their test.
+//! Child processes that do not outlive their test.
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Far longer than anything takes here; ends a test that would hang.
+/// Far longer than any step takes: ends a test that hangs.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) fn command<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Command {
@@ -18,7 +18,7 @@ pub(crate) fn command<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -
     prepared(command)
 }
 
-/// A command whose surroundings do not matter and whose output can be read.
+/// A command without the variables of this environment, and with captured output.
 pub(crate) fn prepared(mut command: Command) -> Command {
     command
         .env_remove("MASTER_ADDR")
@@ -30,7 +30,7 @@ pub(crate) fn prepared(mut command: Command) -> Command {
     command
 }
 
-/// A command's end: its exit code and what it wrote.
+/// The exit code and the output of a command.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Ended {
     pub(crate) code: Option<i32>,
@@ -46,7 +46,7 @@ impl Ended {
         assert_eq!(self.stdout, expected, "{self:?}");
     }
 
-    /// One line on standard error that begins with the command's name and holds `text`.
+    /// Asserts the exit code, and one line on standard error with the command's name and `text`.
     #[track_caller]
     pub(crate) fn assert_fails(&self, code: i32, text: &str) {
         assert_eq!(self.code, Some(code), "{self:?}");
@@ -77,7 +77,7 @@ impl Running {
         kill_process(Pid::from_child(&self.0), signal).unwrap();
     }
 
-    /// The first line that it writes to standard error, of which nothing can be read afterwards.
+    /// The first line on standard error, the rest of which cannot be read afterwards.
     pub(crate) fn line_of_stderr(&mut self) -> String {
         let mut line = String::new();
         let stderr = self.0.stderr.take().unwrap();
@@ -119,7 +119,7 @@ impl Drop for Running {
     }
 }
 
-/// Runs to the end. Only for commands with output that fits a pipe.
+/// Runs a command until it ends. Its output must fit into a pipe.
 pub(crate) fn run<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Ended {
     Running::start(command(arguments)).end()
 }
@@ -137,7 +137,7 @@ pub(crate) fn run_with_input<S: AsRef<OsStr>>(
     running.end()
 }
 
-/// A server that has said where it listens.
+/// A running server with a known address.
 #[derive(Debug)]
 pub(crate) struct Server {
     pub(crate) running: Running,
@@ -188,7 +188,7 @@ impl Server {
         words.into_iter().map(str::to_owned).collect()
     }
 
-    /// What it wrote after its line, and how it ended.
+    /// The exit code, and the output after the first line.
     pub(crate) fn end(mut self) -> Ended {
         let mut rest = Vec::new();
         let mut ended = self.running.end();
@@ -198,7 +198,7 @@ impl Server {
     }
 }
 
-/// Waits for a condition.
+/// Waits until a condition holds.
 #[track_caller]
 pub(crate) fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();

@@ -1,6 +1,6 @@
-//! `c10d run`: whole jobs of shell scripts, on one node and on two, and how they end.
+//! `c10d run`: whole jobs of shell scripts, on one and on several nodes.
 //!
-//! That real PyTorch workers can live in such a job is shown in `integration-tests`.
+//! `integration-tests` runs real PyTorch workers.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -16,13 +16,13 @@ use tempfile::TempDir;
 
 use crate::process::{Ended, Running, Server, command, until};
 
-/// Names the job's folder to everything that runs in it, so that a test finds what is left.
+/// The job's folder, in the environment of all its processes, so that a test finds those that are left.
 const FOLDER: &str = "C10D_TEST_FOLDER";
 
-/// One job: a folder with its scripts and what they write. Whatever still runs is killed on drop.
+/// One job: a folder with its scripts and their files. Drop kills processes that still run.
 struct Job {
     folder: TempDir,
-    /// The nodes' rendezvous, if they have one of their own.
+    /// The store of the rendezvous, if the test serves it.
     server: Option<Server>,
 }
 
@@ -34,7 +34,7 @@ impl Job {
         }
     }
 
-    /// With a store on a port of its own, which outlives every node.
+    /// A job whose store outlives every node.
     fn with_server() -> Self {
         let mut job = Self::new();
         job.server = Some(Server::start());
@@ -49,7 +49,7 @@ impl Job {
         self.path(name).exists()
     }
 
-    /// What a worker wrote, once it has written the line end.
+    /// A line that a worker writes, once it is complete.
     fn line(&self, name: &str) -> String {
         let mut text = String::new();
         until(name, || {
@@ -85,7 +85,7 @@ impl Job {
         self.start(arguments, script).end()
     }
 
-    /// As [`start`](Self::start), one of two nodes that meet at the job's server.
+    /// Like [`start`](Self::start), for one of two nodes that meet at the job's server.
     fn start_node(&self, arguments: &[&str], script: &str) -> Running {
         let endpoint = format!("--rdzv-endpoint={}", self.server().address);
         let common = [
@@ -102,8 +102,8 @@ impl Job {
         self.server.as_ref().unwrap()
     }
 
-    /// The processes that have this job's folder in their environment: the agents, the workers and
-    /// whatever those have started. Empty where there is no /proc.
+    /// The processes with this job's folder in their environment: agents, workers and their children. Empty
+    /// without /proc.
     fn processes(&self) -> BTreeSet<i32> {
         let wanted = format!("{FOLDER}={}", self.folder.path().display());
         let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -117,7 +117,7 @@ impl Job {
             .collect()
     }
 
-    /// An agent that ends has waited for its workers.
+    /// Asserts that no process of the job is left.
     #[track_caller]
     fn assert_nothing_runs(&self) {
         let processes = self.processes();
@@ -133,13 +133,13 @@ impl Drop for Job {
     }
 }
 
-/// A port that was free a moment ago, for a server that cannot say which one it was given.
+/// A port that was just free, for a server that cannot report its port.
 fn free_port() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     listener.local_addr().unwrap().port()
 }
 
-/// The lines of one or several nodes, sorted.
+/// The sorted output lines of nodes.
 fn lines<'a>(ended: impl IntoIterator<Item = &'a Ended>) -> Vec<&'a str> {
     let mut lines: Vec<&str> = ended
         .into_iter()
@@ -161,11 +161,11 @@ const RANKS: &str =
 const RANKS_OF_2_NODES: [&str; 4] = ["0 4 0 2 0 2", "1 4 1 2 0 2", "2 4 0 2 1 2", "3 4 1 2 1 2"];
 
 #[test]
-fn a_node_on_its_own_starts_every_rank_and_ends_with_0() {
+fn a_standalone_node_starts_every_rank_and_exits_with_0() {
     let job = Job::new();
     let ended = job.run(&["--standalone", "--nproc-per-node=4"], RANKS);
     assert_succeeded(&ended);
-    // Where the workers' store is, and which process has which rank.
+    // The address of the workers' store, and the rank of each process.
     let log: Vec<&str> = ended.stderr.lines().collect();
     let [hosts, joined, store, ranks] = &log[..] else {
         panic!("{ended:?}");
@@ -204,7 +204,7 @@ fn two_nodes_meet_at_a_served_store_and_agree_on_ranks_and_master() {
 }
 
 #[test]
-fn whichever_of_two_nodes_comes_first_serves_the_store() {
+fn the_first_of_two_nodes_serves_the_store() {
     let job = Job::new();
     let endpoint = format!("--rdzv-endpoint=127.0.0.1:{}", free_port());
     let options = [
@@ -237,7 +237,7 @@ fn two_nodes_meet_in_a_file() {
 }
 
 #[test]
-fn nodes_that_are_told_their_ranks_need_no_rendezvous() {
+fn static_nodes_use_their_given_ranks() {
     let job = Job::new();
     let port = free_port().to_string();
     let nodes = ["1", "0"].map(|rank| {
@@ -256,13 +256,13 @@ fn nodes_that_are_told_their_ranks_need_no_rendezvous() {
     let ended = nodes.map(Running::end);
     ended.iter().for_each(assert_succeeded);
     assert_eq!(lines(&ended), RANKS_OF_2_NODES);
-    // The node with rank 1 was started first, and has its ranks all the same.
+    // The node with rank 1 started first.
     assert_eq!(lines([&ended[0]]), RANKS_OF_2_NODES[2..]);
     assert_eq!(job.line("3"), port);
 }
 
 #[test]
-fn a_worker_that_fails_for_good_is_the_root_cause_in_the_report() {
+fn the_worker_that_fails_is_the_root_cause_in_the_report() {
     let job = Job::new();
     let script = "
         [ $RANK = 1 ] || exec sleep 1000
@@ -284,7 +284,7 @@ fn a_worker_that_fails_for_good_is_the_root_cause_in_the_report() {
 }
 
 #[test]
-fn the_report_holds_what_the_worker_says_and_is_left_for_who_started_the_launcher() {
+fn the_workers_error_file_is_reported_and_copied_for_the_parent_program() {
     let job = Job::new();
     let script = r#"
         echo '{"message": {"message": "ValueError: 42 is too many", "extraInfo":
@@ -302,7 +302,7 @@ fn the_report_holds_what_the_worker_says_and_is_left_for_who_started_the_launche
 }
 
 #[test]
-fn without_an_error_file_of_a_worker_its_exit_code_and_last_lines_are_left() {
+fn without_an_error_file_the_parent_program_gets_exit_code_and_last_lines() {
     let job = Job::new();
     let error_file = job.path("error.json");
     let mut command = job.command(&["--standalone"], "echo no train.bin >&2; exit 3");
@@ -318,7 +318,7 @@ fn without_an_error_file_of_a_worker_its_exit_code_and_last_lines_are_left() {
 }
 
 #[test]
-fn the_end_can_be_had_as_json() {
+fn json_reports_the_outcome() {
     let job = Job::new();
     let report = |options: &[&str], script: &str| -> Value {
         let ended = job.run(&[&["--json"], options].concat(), script);
@@ -362,7 +362,7 @@ fn the_end_can_be_had_as_json() {
 }
 
 #[test]
-fn failed_workers_are_started_again_as_often_as_allowed() {
+fn failed_workers_are_restarted_up_to_max_restarts() {
     let job = Job::new();
     let script = "
         echo $RANK: $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS
@@ -410,7 +410,7 @@ fn a_failure_on_one_of_two_nodes_restarts_the_workers_of_both() {
 }
 
 #[test]
-fn of_three_nodes_the_one_that_was_killed_is_named_and_nobody_else() {
+fn only_the_killed_node_of_three_is_named() {
     let job = Job::with_server();
     let endpoint = format!("--rdzv-endpoint={}", job.server().address);
     let options = [
@@ -420,7 +420,7 @@ fn of_three_nodes_the_one_that_was_killed_is_named_and_nobody_else() {
         "--rdzv-conf=is_host=0,keep_alive_interval=1",
         &endpoint,
     ];
-    // In the round of three all workers fail when one node is gone, as PyTorch's do.
+    // When one of three nodes is lost all workers fail, as PyTorch's do.
     let script = "
         [ $GROUP_WORLD_SIZE = 3 ] || exit 0
         echo > $C10D_TEST_FOLDER/ready.$RANK
@@ -448,7 +448,7 @@ fn of_three_nodes_the_one_that_was_killed_is_named_and_nobody_else() {
 }
 
 #[test]
-fn sigterm_ends_the_workers_and_what_they_have_started() {
+fn sigterm_ends_workers_and_their_children() {
     let job = Job::new();
     let script = "
         trap 'echo TERM > $C10D_TEST_FOLDER/told.$RANK; exit 0' TERM
@@ -467,7 +467,7 @@ fn sigterm_ends_the_workers_and_what_they_have_started() {
     );
     assert_eq!(["told.0", "told.1"].map(|name| job.line(name)), ["TERM"; 2]);
     for child in children {
-        assert!(is_gone(&child), "{child}");
+        assert!(has_ended(&child), "{child}");
     }
     job.assert_nothing_runs();
 }
@@ -495,14 +495,14 @@ fn workers_that_ignore_sigterm_are_killed_after_the_shutdown_timeout() {
 }
 
 #[test]
-fn a_node_that_waits_for_others_leaves_at_sigterm_and_they_go_on_without_it() {
+fn a_waiting_node_leaves_at_sigterm_and_the_others_continue() {
     let job = Job::with_server();
     let waiting = job.start_node(&[], RANKS);
     let state = || {
         let seconds = ["get", "torch.rendezvous.job", "--timeout=5s"];
         job.server().store(&seconds).stdout
     };
-    // Longer than the mark that stands there before anybody has joined.
+    // Longer than the initial value, before any node has joined.
     until("the node has joined", || state().len() > 100);
     waiting.signal(Signal::TERM);
     let ended = waiting.end();
@@ -533,11 +533,11 @@ fn no_worker_outlives_an_agent_that_is_killed() {
     }
     agent.signal(Signal::KILL);
     assert_eq!(agent.end().code, None);
-    until("nothing runs any more", || job.processes().is_empty());
+    until("no process is left", || job.processes().is_empty());
 }
 
 #[test]
-fn sigusr1_reaches_the_workers_and_leaves_the_agent_alone() {
+fn sigusr1_reaches_the_workers_and_does_not_end_the_agent() {
     let job = Job::new();
     let script = "
         trap 'echo > $C10D_TEST_FOLDER/told.$RANK; exit 0' USR1
@@ -549,13 +549,13 @@ fn sigusr1_reaches_the_workers_and_leaves_the_agent_alone() {
     }
     agent.signal(Signal::USR1);
     let ended = agent.end();
-    // The shells tell that the signal has ended their `sleep`, which is in their process group.
+    // The shells report that the signal ended their `sleep`, which is in their process group.
     assert_succeeded(&ended);
     assert!(job.exists("told.0") && job.exists("told.1"));
 }
 
 #[test]
-fn a_spare_node_ends_with_0_when_the_job_is_done() {
+fn a_spare_node_exits_with_0_when_the_job_ends() {
     let job = Job::with_server();
     let endpoint = format!("--rdzv-endpoint={}", job.server().address);
     let options = ["--rdzv-backend=c10d", "--rdzv-conf=is_host=0", &endpoint];
@@ -579,10 +579,10 @@ fn a_spare_node_ends_with_0_when_the_job_is_done() {
 }
 
 #[test]
-fn bad_values_are_told_in_one_line_before_anything_starts() {
+fn an_invalid_value_is_reported_in_one_line_before_anything_starts() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let taken = format!("127.0.0.1:{}", taken.local_addr().unwrap().port());
-    // Stays bound until the end of the test.
+    // Bound until the end of the test.
     let holder = TcpListener::bind("127.0.0.1:0").unwrap();
     let held = holder.local_addr().unwrap().to_string();
     let job = Job::new();
@@ -634,7 +634,7 @@ fn bad_values_are_told_in_one_line_before_anything_starts() {
 }
 
 #[test]
-fn a_program_that_cannot_be_started_is_named() {
+fn a_program_that_cannot_start_is_named() {
     let job = Job::new();
     let program = job.path("nothing");
     let mut command = command(["run", "--standalone", "--nproc-per-node=1", "--no-python"]);
@@ -647,7 +647,7 @@ fn a_program_that_cannot_be_started_is_named() {
 }
 
 #[test]
-fn a_script_of_this_directory_without_its_path_has_a_hint() {
+fn a_script_in_this_directory_but_not_in_path_gets_a_hint() {
     let job = Job::new();
     let run = |mode| {
         let script = job.path("el.sh");
@@ -660,16 +660,16 @@ fn a_script_of_this_directory_without_its_path_has_a_hint() {
     let ended = run(0o755);
     assert_eq!(ended.code, Some(1), "{ended:?}");
     assert!(
-        ended.stderr.ends_with("not in PATH: write ./el.sh\n"),
+        ended.stderr.ends_with("not in PATH: use ./el.sh\n"),
         "{ended:?}"
     );
     let ended = run(0o644);
     assert!(ended.stderr.contains("chmod +x el.sh"), "{ended:?}");
 }
 
-/// An interpreter that is a shell script: what real ones write is in `integration-tests`.
+/// A shell script in place of the interpreter; `integration-tests` uses real ones.
 #[test]
-fn a_python_without_the_module_is_named() {
+fn an_interpreter_without_the_module_is_named() {
     let job = Job::new();
     let python = job.path("python");
     let text = "#!/bin/sh\n\
@@ -688,7 +688,7 @@ fn a_python_without_the_module_is_named() {
     let ended = run(&python);
     assert_eq!(ended.code, Some(1), "{ended:?}");
     let hint = format!(
-        "the workers ran {}, which has no module torch; PYTHON_EXEC",
+        "the workers' interpreter, {}, has no module torch: set PYTHON_EXEC",
         python.display()
     );
     assert_eq!(ended.stderr.matches(&hint).count(), 1, "{ended:?}");
@@ -696,13 +696,13 @@ fn a_python_without_the_module_is_named() {
     assert!(
         ended
             .stderr
-            .contains("is not found: PYTHON_EXEC names the interpreter"),
+            .contains("not found: set PYTHON_EXEC to the interpreter"),
         "{ended:?}"
     );
 }
 
 #[test]
-fn what_is_no_state_of_a_rendezvous_is_an_error_and_stays_as_it_is() {
+fn a_malformed_rendezvous_state_is_an_error_and_is_not_changed() {
     let job = Job::with_server();
     for value in ["garbage!", "AAAA", "gASVBQAAAAAAAACMAWGULg=="] {
         let key = "torch.rendezvous.job";
@@ -722,7 +722,7 @@ fn what_is_no_state_of_a_rendezvous_is_an_error_and_stays_as_it_is() {
 }
 
 #[test]
-fn lines_that_are_shown_as_well_as_logged_begin_with_role_and_rank() {
+fn teed_lines_have_a_prefix_with_role_and_rank() {
     let job = Job::new();
     let logs = format!("--log-dir={}", job.path("logs").display());
     let script = "echo out $RANK; echo err $RANK >&2; printf 'no end %s' $RANK";
@@ -746,7 +746,7 @@ fn lines_that_are_shown_as_well_as_logged_begin_with_role_and_rank() {
 }
 
 #[test]
-fn logs_have_a_folder_for_each_run_attempt_and_rank() {
+fn logs_have_a_directory_per_run_attempt_and_rank() {
     let job = Job::new();
     let log_dir = job.path("logs");
     let logs = format!("--log-dir={}", log_dir.display());
@@ -800,8 +800,8 @@ fn children(folder: &Path) -> Vec<PathBuf> {
     entries.map(|entry| entry.unwrap().path()).collect()
 }
 
-/// Whether this process has ended. One that nobody has waited for counts as ended.
-fn is_gone(pid: &str) -> bool {
+/// Whether a process has ended. A zombie counts as ended.
+fn has_ended(pid: &str) -> bool {
     let pid = Pid::from_raw(pid.parse().unwrap()).unwrap();
     match fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())) {
         // The state stands behind the name, which is in parentheses.

@@ -1,4 +1,4 @@
-//! `c10d run`: what whoever looks at a job that does not start, or not again, finds in its log.
+//! `c10d run`: the log of a job that cannot start or restart.
 
 use std::fs::{self, File};
 use std::process::Command;
@@ -7,7 +7,7 @@ use tempfile::TempDir;
 
 use crate::process::{Ended, Running, Server, command, until};
 
-/// A node that meets others at a store which somebody else serves, and runs `script`.
+/// A node that runs `script`, with a store served by the test.
 fn node(endpoint: &str, arguments: &[&str], script: &str) -> Command {
     let common = [
         "run",
@@ -27,7 +27,7 @@ fn node(endpoint: &str, arguments: &[&str], script: &str) -> Command {
     command
 }
 
-/// The report on a worker with `rank` that has ended with 7, and the line that comes last.
+/// Asserts the report on a worker with `rank` and exit code 7, and the last line.
 #[track_caller]
 fn assert_reports(ended: &Ended, rank: usize, reasons: &[&str]) {
     assert_eq!(ended.code, Some(1), "{ended:?}");
@@ -49,8 +49,8 @@ fn assert_reports(ended: &Ended, rank: usize, reasons: &[&str]) {
 }
 
 #[test]
-fn a_store_that_cannot_be_reached_is_told_long_before_the_join_times_out() {
-    // Nobody serves there.
+fn an_unreachable_store_is_logged_long_before_the_join_times_out() {
+    // No server listens there.
     let endpoint = "127.0.0.1:1";
     let folder = TempDir::new().unwrap();
     let log = folder.path().join("log");
@@ -59,7 +59,7 @@ fn a_store_that_cannot_be_reached_is_told_long_before_the_join_times_out() {
     // The join times out after 600 s. Killed at the end of the test.
     let _node = Running::start(command);
     let mut line = String::new();
-    until("the log tells", || {
+    until("the log names the store", || {
         line = fs::read_to_string(&log).unwrap_or_default();
         line.ends_with('\n')
     });
@@ -70,7 +70,7 @@ fn a_store_that_cannot_be_reached_is_told_long_before_the_join_times_out() {
 }
 
 #[test]
-fn when_a_failed_worker_cannot_be_restarted_its_failure_is_reported_beside_the_reason() {
+fn a_failed_restart_reports_the_workers_failure_and_the_reason() {
     let server = Server::start();
     let endpoint = server.address.to_string();
     let folder = TempDir::new().unwrap();
@@ -89,7 +89,7 @@ fn when_a_failed_worker_cannot_be_restarted_its_failure_is_reported_beside_the_r
 }
 
 #[test]
-fn what_the_worker_says_of_itself_is_left_for_who_started_the_launcher_that_cannot_restart_it() {
+fn a_failed_restart_copies_the_workers_error_file_for_the_parent_program() {
     let server = Server::start();
     let endpoint = server.address.to_string();
     let folder = TempDir::new().unwrap();
@@ -108,11 +108,11 @@ fn what_the_worker_says_of_itself_is_left_for_who_started_the_launcher_that_cann
 }
 
 #[test]
-fn a_worker_that_fails_after_other_nodes_have_finished_is_reported_and_not_restarted() {
+fn a_worker_that_fails_after_other_nodes_finished_is_not_restarted() {
     let server = Server::start();
     let endpoint = server.address.to_string();
     let options = ["--nnodes=2", "--max-restarts=3"];
-    // It waits for the other one. Killed at the end of the test.
+    // Waits for the other node. Killed at the end of the test.
     let _finished = Running::start(node(&endpoint, &options, "exit 0"));
     let script = "
         echo $RANK

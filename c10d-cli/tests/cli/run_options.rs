@@ -1,9 +1,9 @@
-//! `c10d run`: which command lines it refuses before it starts anything, and how.
+//! `c10d run`: command lines that are rejected before anything starts.
 
 use crate::process::{command, run};
 
 #[test]
-fn wrong_values_are_told_in_one_line_and_end_with_2() {
+fn an_invalid_value_is_reported_in_one_line_with_exit_code_2() {
     for (arguments, text) in [
         (&["--nnodes=2:1", "s.py"][..], "--nnodes is \"2:1\""),
         (
@@ -27,7 +27,10 @@ fn wrong_values_are_told_in_one_line_and_end_with_2() {
             "--numa-binding node is not supported",
         ),
         (&["-m", "--no-python", "mod"], "--module and --no-python"),
-        (&["--standalone"], "there is no script to run"),
+        (
+            &["--standalone"],
+            "no SCRIPT given: name a script or program to run",
+        ),
     ] {
         let ended = run(["run"].iter().chain(arguments));
         ended.assert_fails(2, text);
@@ -36,7 +39,7 @@ fn wrong_values_are_told_in_one_line_and_end_with_2() {
 }
 
 #[test]
-fn wrong_variables_are_told_by_their_name() {
+fn an_invalid_variable_is_reported_by_its_name() {
     for (name, value) in [
         ("PET_NNODES", "x"),
         ("PET_STANDALONE", "yes"),
@@ -54,7 +57,7 @@ fn wrong_variables_are_told_by_their_name() {
 }
 
 #[test]
-fn what_is_no_option_ends_with_2() {
+fn an_unknown_option_has_exit_code_2() {
     for arguments in [
         &["run", "--unknown", "s.py"][..],
         &["run", "--nnodes"],
@@ -67,7 +70,7 @@ fn what_is_no_option_ends_with_2() {
 }
 
 #[test]
-fn the_help_names_every_option_and_where_defaults_come_from() {
+fn the_help_names_every_option_and_the_source_of_defaults() {
     let ended = run(["run", "--help"]);
     assert_eq!(ended.code, Some(0), "{ended:?}");
     let help = ended.stdout_text();

@@ -1,4 +1,4 @@
-//! `c10d run` on a terminal: what a person sees while a node waits, runs and ends.
+//! `c10d run` on a terminal: the live line, the log, and the output of workers.
 
 use std::fs::{File, OpenOptions};
 use std::io::Read;
@@ -13,11 +13,11 @@ use rustix::termios::{Winsize, tcsetwinsize};
 
 use crate::process::{Running, Server, command, until};
 
-/// What a terminal shows, with the little that is needed: printable characters, CR, LF, "erase to the
-/// end of the line". Colors are skipped; anything else fails the test.
+/// A minimal terminal: printable characters, CR, LF, and "erase to the end of the line". Skips colors; any
+/// other byte fails the test.
 #[derive(Debug, Default)]
 struct Screen {
-    /// The last one is where the cursor stands.
+    /// The cursor is in the last line.
     lines: Vec<Vec<u8>>,
     column: usize,
     escape: Option<Vec<u8>>,
@@ -64,7 +64,7 @@ impl Screen {
     }
 }
 
-/// A node with a terminal of its own for standard output and error.
+/// A node with a terminal as standard output and standard error.
 struct Node {
     running: Running,
     screen: Arc<Mutex<Screen>>,
@@ -118,7 +118,7 @@ impl Node {
         self.screen.lock().unwrap().text()
     }
 
-    /// The exit code, and what stands on the terminal in the end.
+    /// The exit code, and the final lines of the terminal.
     fn end(self) -> (Option<i32>, Vec<String>) {
         let code = self.running.end().code;
         self.reader.join().unwrap();
@@ -151,12 +151,12 @@ fn is_log(line: &str) -> bool {
 }
 
 #[test]
-fn log_lines_and_output_of_workers_go_above_the_line_that_shows_the_join() {
+fn log_lines_and_output_of_workers_go_above_the_live_line() {
     let server = Server::start();
     let script = "echo a line of a worker; echo another line of a worker >&2";
     let options = ["--nnodes=3"];
     let mut first = node(&server, &options, script);
-    // The rendezvous logs each of its steps.
+    // Makes the rendezvous log each step.
     first.env("RUST_LOG", "trace");
     let first = Node::start(first);
     let shows = |live: &str| {
@@ -196,7 +196,7 @@ fn log_lines_and_output_of_workers_go_above_the_line_that_shows_the_join() {
     }
 }
 
-/// The server of the test stands in for node rank 0, which does not join.
+/// The test serves the store in place of node rank 0, which does not join.
 #[test]
 fn a_static_rendezvous_shows_which_node_rank_is_missing() {
     let server = Server::start();
@@ -223,7 +223,7 @@ fn ctrl_c_names_the_workers_it_waits_for_and_a_second_one_kills_them() {
     };
     until("both workers ignore the signals", || count("ready") == 2);
     node.running.signal(Signal::INT);
-    until("it says who it is waiting for", || {
+    until("the log names the workers", || {
         count("still waiting for local rank 0 (pid ") == 1
     });
     node.running.signal(Signal::INT);

@@ -1,4 +1,4 @@
-//! `c10d store serve`: its line, its limits, its end.
+//! `c10d store serve`: its output, limits and end.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -13,7 +13,7 @@ use rustix::process::Signal;
 
 use crate::process::{Server, command, prepared, run, until};
 
-/// Says hello and whether the server answers a PING.
+/// Completes the handshake; returns whether the server answers a PING.
 fn greet(stream: &mut TcpStream) -> bool {
     let hello = [0, 0xce, 0xf7, 0x85, 0x3c, 0x0d, 1, 2, 3, 4];
     let mut answer = [0; 4];
@@ -24,7 +24,7 @@ fn greet(stream: &mut TcpStream) -> bool {
 }
 
 #[test]
-fn it_serves_until_sigterm_or_sigint_and_says_one_line() {
+fn the_server_runs_until_sigterm_or_sigint_and_prints_one_line() {
     for (signal, name) in [(Signal::TERM, "SIGTERM"), (Signal::INT, "SIGINT")] {
         let server = Server::start();
         assert!(server.address.ip().is_loopback());
@@ -43,7 +43,7 @@ fn it_serves_until_sigterm_or_sigint_and_says_one_line() {
         );
         assert!(!ended.stderr.contains("listening on"), "{ended:?}");
         assert!(
-            ended.stderr.contains(&format!("stopping on {name}")),
+            ended.stderr.contains(&format!("received {name}: stopping")),
             "{ended:?}"
         );
         assert_eq!(idle.read(&mut [0]).unwrap(), 0, "the connection is closed");
@@ -51,7 +51,7 @@ fn it_serves_until_sigterm_or_sigint_and_says_one_line() {
 }
 
 #[test]
-fn the_log_says_how_many_connections_fit() {
+fn the_log_has_the_number_of_possible_connections() {
     let server = Server::start_with(["store", "serve", "--port=0", "--connections-max=7"]);
     server.running.signal(Signal::TERM);
     let log = server.end().stderr;
@@ -63,19 +63,19 @@ fn the_log_says_how_many_connections_fit() {
 }
 
 #[test]
-fn a_world_that_does_not_fit_is_warned_of() {
+fn a_world_size_beyond_the_limit_logs_a_warning() {
     let server = Server::start_with(["store", "serve", "--port=0", "--world-size=1000000000"]);
     server.running.signal(Signal::TERM);
     let log = server.end().stderr;
-    assert!(log.contains("1000000000 workers do not fit"), "{log}");
+    assert!(log.contains("1000000000 workers exceed the limit"), "{log}");
     if cfg!(target_os = "linux") {
         assert!(log.contains("net.core.somaxconn"), "{log}");
     }
 }
 
-/// Every limit, and who ran into it.
+/// Every limit, and the peer that exceeded it.
 #[test]
-fn each_refusal_is_logged_with_the_peers_address() {
+fn each_rejected_request_is_logged_with_the_peers_address() {
     let server = Server::start_with([
         "store",
         "serve",
@@ -161,7 +161,7 @@ fn each_refusal_is_logged_with_the_peers_address() {
 }
 
 #[test]
-fn one_connection_too_many_is_logged_with_its_address() {
+fn a_connection_beyond_the_limit_is_logged_with_its_address() {
     let server = Server::start_with(["store", "serve", "--port=0", "--connections-max=1"]);
     let _first = server.connect();
     let mut second = server.connect();
@@ -175,10 +175,10 @@ fn one_connection_too_many_is_logged_with_its_address() {
     );
 }
 
-/// With no descriptor left, newcomers are turned away at once, those who are served stay, and there is
-/// room again as soon as one leaves. (PyTorch's older server aborts here.)
+/// Without a free descriptor the server rejects new connections at once, keeps serving the others, and accepts
+/// again as soon as one disconnects. (PyTorch's older server aborts.)
 #[test]
-fn without_a_descriptor_left_newcomers_are_turned_away_and_the_rest_is_served() {
+fn without_a_free_descriptor_new_connections_are_rejected_and_others_are_served() {
     let mut limited = Command::new("sh");
     let program = env!("CARGO_BIN_EXE_c10d");
     limited.args([
@@ -211,21 +211,21 @@ fn without_a_descriptor_left_newcomers_are_turned_away_and_the_rest_is_served() 
             let fields: Vec<&str> = stat.rsplit(") ").next().unwrap().split(' ').collect();
             [fields[11], fields[12]].map(|ticks| ticks.parse::<u64>().unwrap())
         };
-        until("the server rests", || {
+        until("the server is idle", || {
             let before = processor_time();
             thread::sleep(Duration::from_millis(100));
             processor_time() == before
         });
     }
     drop(served);
-    until("there is room again", || greet(&mut server.connect()));
+    until("the server accepts again", || greet(&mut server.connect()));
     server.running.signal(Signal::TERM);
     let log = server.end().stderr;
     assert!(log.contains("no file descriptor left"), "{log}");
 }
 
 #[test]
-fn rust_log_decides_what_is_logged() {
+fn rust_log_sets_the_log_level() {
     let mut quiet = command(["store", "serve", "--port=0"]);
     quiet.env("RUST_LOG", "error");
     let server = Server::start_command(quiet);
@@ -234,7 +234,7 @@ fn rust_log_decides_what_is_logged() {
 }
 
 #[test]
-fn a_taken_port_is_told() {
+fn a_port_in_use_is_reported() {
     let server = Server::start();
     let port = format!("--port={}", server.address.port());
     let second = run(["store", "serve", &port]);
@@ -255,24 +255,24 @@ fn a_taken_port_is_told() {
 }
 
 #[test]
-fn a_limit_given_is_a_limit_kept() {
+fn a_given_limit_is_enforced() {
     let server = Server::start_with(["store", "serve", "--port=0", "--value-bytes-max=4"]);
     server.store(&["set", "k", "1234"]).assert_prints("");
     server
         .store(&["set", "k", "12345"])
-        .assert_fails(3, "set \"k\": sent, but perhaps refused: ");
+        .assert_fails(3, "set \"k\": outcome unknown: ");
     server.store(&["get", "k"]).assert_prints("1234");
 }
 
 #[test]
-fn a_peer_that_says_nothing_is_sent_away() {
+fn a_silent_peer_is_disconnected() {
     let server = Server::start_with(["store", "serve", "--port=0", "--hello-timeout=1ms"]);
     let mut silent = server.connect();
     assert_eq!(silent.read(&mut [0]).unwrap(), 0);
 }
 
 #[test]
-fn a_socket_of_the_parent_can_be_served() {
+fn a_listening_socket_of_the_parent_can_be_served() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     fcntl_setfd(&listener, FdFlags::empty()).unwrap();
     let fd = format!("--listen-fd={}", listener.as_raw_fd());
@@ -296,7 +296,7 @@ fn a_socket_of_the_parent_can_be_served() {
 }
 
 #[test]
-fn wrong_usage_has_exit_code_2() {
+fn invalid_arguments_have_exit_code_2() {
     for arguments in [
         &["--no-such-flag"][..],
         &["--port=65536"],
@@ -317,7 +317,7 @@ fn wrong_usage_has_exit_code_2() {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn it_can_end_with_its_parent() {
+fn the_server_can_end_with_its_parent() {
     use std::process::Stdio;
 
     let script = "\"$0\" store serve --port 0 --end-with-parent & wait";
@@ -330,7 +330,7 @@ fn it_can_end_with_its_parent() {
     let server = Server::start_command(shell);
     assert!(TcpStream::connect(server.address).is_ok());
     server.running.signal(Signal::KILL);
-    until("the server is gone", || {
+    until("the server has ended", || {
         TcpStream::connect(server.address).is_err()
     });
 }

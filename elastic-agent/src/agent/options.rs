@@ -171,3 +171,18 @@ impl AgentOptions {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_agent_without_workers_is_refused() {
+        let options = |workers| AgentOptions::new(CommandLine::new("true", [""; 0]), workers);
+        assert!(options(1).check().is_ok());
+        assert_eq!(
+            options(0).check().unwrap_err().to_string(),
+            "invalid option: local_world_size must be at least 1"
+        );
+    }
+}

@@ -1,4 +1,4 @@
-//! Two agents, the second of which serves an echo.
+//! Two agents, of which the second serves an echo function.
 
 use std::collections::VecDeque;
 use std::io;
@@ -25,29 +25,29 @@ pub(in super::super) const SERVER: &str = "server";
 pub(in super::super) const CLIENT: &str = "client";
 const FUNCTION: &str = "echo";
 
-/// Takes a request and does not answer it before [`FORGET`] is called.
+/// A function that does not answer before [`FORGET`] is called.
 const KEEP: &str = "keep";
 const FORGET: &str = "forget";
 
-/// Calls in flight that end at their deadlines.
+/// The number of calls that end at their deadlines.
 pub(super) const EXPIRING: usize = 10_000;
 
-/// The first deadline: by then all calls have been made.
+/// The first deadline, by which all calls are in flight.
 const EXPIRY_MIN: Duration = Duration::from_millis(500);
 
-/// A caller, and whom it calls.
+/// A calling agent, and the agent that it calls.
 #[derive(Debug)]
 pub(super) struct AgentPair {
     client: Agent,
-    /// Known beforehand, so that no call looks it up.
+    /// Looked up once, so that no call does it.
     server: WorkerInfo,
-    /// After the client: to it, a server that goes first is a loss.
+    /// Dropped after the client, which would otherwise report a lost worker.
     _host: Host,
 }
 
-/// What keeps the server running.
+/// Keeps the server running.
 #[derive(Debug)]
-#[expect(dead_code, reason = "held for what dropping it ends")]
+#[expect(dead_code, reason = "dropping it ends the server")]
 enum Host {
     Agent(Agent),
     Process(ServerChild),
@@ -58,7 +58,7 @@ impl AgentPair {
     pub(super) fn in_process(cores: Option<Cores>) -> Result<Self, RpcBenchError> {
         let store: Arc<dyn Store> = Arc::new(HashStore::new());
         let its_store = Arc::clone(&store);
-        // On another thread, as neither start returns before the other worker is there.
+        // On another thread, as a start returns only when both workers have joined.
         let starting = on_server_core(cores, || {
             thread::Builder::new()
                 .name("bench-rpc-start".to_owned())
@@ -87,8 +87,8 @@ impl AgentPair {
         })
     }
 
-    /// How long after their deadlines [`EXPIRING`] unanswered calls end that are in flight at the same time.
-    /// The deadlines are spread evenly over `time`.
+    /// Makes [`EXPIRING`] concurrent calls that are not answered; returns how long after its deadline each
+    /// ended. The deadlines are spread evenly over `time`.
     pub(super) fn expire(&self, time: Duration) -> Result<Vec<Duration>, RpcBenchError> {
         let (ended, ends) = mpsc::channel();
         for index in 0..EXPIRING {
@@ -110,7 +110,7 @@ impl AgentPair {
                         bytes: answer.len(),
                     }),
                 };
-                // Nobody listens any more after the first error.
+                // Fails after the first error, which drops the receiver.
                 let _ = ended.send(late);
             });
         }
@@ -170,7 +170,7 @@ impl EchoClient for AgentPair {
     }
 }
 
-/// The server's process. Its threads serve until it is killed.
+/// The server process. Its threads serve until it is killed.
 pub(super) fn serve(
     announce: impl FnOnce(SocketAddr) -> io::Result<()>,
 ) -> Result<(), RpcBenchError> {

@@ -1,9 +1,9 @@
-//! The floor: a bare TCP echo, with blocking sockets and one thread on each side.
+//! The floor of RPC benchmarks: a bare TCP echo, with blocking sockets and one thread on each side.
 //!
-//! A length stands before each payload, and nothing is sent back before a payload is whole, as no function
-//! runs before its arguments are there. No table of calls, no dispatch, no other thread to be woken: what
-//! is left is the price of the sockets. With many in flight each side takes all that has come in one read
-//! and sends it in one write, so that figure is what the wire allows, not what a call can cost.
+//! Each payload has a length before it and is sent back when it is complete, as a function runs only with
+//! complete arguments. There is no table of calls, no dispatch and no wake-up of another thread: only the
+//! cost of the sockets remains. With many payloads in flight each side reads and writes all available ones
+//! at once, so that figure is the limit of the connection, not of calls.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -22,33 +22,33 @@ use super::echo_client::{EchoClient, PAYLOAD_BYTES_MAX, check_length};
 use super::error::RpcBenchError;
 use super::peer::PeerKind;
 
-/// The length of a payload.
+/// The length before each payload.
 const HEADER_BYTES: usize = 4;
 
-/// What is read at a time, unless it is the rest of a longer frame.
+/// The size of a read, except for the rest of a longer frame.
 const BUFFER_BYTES: usize = 256 << 10;
 
-/// As much as the sockets of both directions hold for certain: with less in flight a thread can write
-/// all of it before it reads.
+/// What the socket buffers of both directions certainly hold: with less in flight, a thread can write all of
+/// it before it reads.
 const UNREAD_BYTES_MAX: usize = 128 << 10;
 
-/// The client's side of an echo, and what keeps the other one running.
+/// The client of an echo, and its server.
 #[derive(Debug)]
 pub(super) struct EchoPair {
     stream: TcpStream,
     frames: Frames,
-    /// After the stream, whose end ends the server.
+    /// Dropped after the stream, whose end ends the server.
     _host: Host,
 }
 
 #[derive(Debug)]
-#[expect(dead_code, reason = "held for what dropping it ends")]
+#[expect(dead_code, reason = "dropping it ends the server")]
 enum Host {
     Thread(ServerThread),
     Process(ServerChild),
 }
 
-/// Joined on drop: ends when the client's stream has ended.
+/// Joined on drop. Ends when the client closes its stream.
 #[derive(Debug)]
 struct ServerThread(Option<JoinHandle<io::Result<()>>>);
 
@@ -91,7 +91,7 @@ impl EchoPair {
         }
     }
 
-    /// Waits for at least one whole frame, takes all that are, and returns how many.
+    /// Waits for a complete frame, consumes all complete ones, and returns their number.
     fn receive(&mut self, payload: &Bytes) -> Result<usize, RpcBenchError> {
         loop {
             let whole = self.frames.receive(&mut self.stream)?;
@@ -128,7 +128,7 @@ impl EchoPair {
         Ok(answered)
     }
 
-    /// Writes from a second thread: else both sides could wait for each other to read.
+    /// Writes from a second thread, as otherwise both sides could block in writes.
     fn window_of_large(
         &mut self,
         payload: &Bytes,
@@ -144,7 +144,7 @@ impl EchoPair {
                 .spawn_scoped(scope, move || {
                     while permitted.recv().is_ok() {
                         if let Err(error) = writing.write_all(&frame) {
-                            // Wakes the reader, which waits for an answer.
+                            // Wakes the reader.
                             let _ = writing.shutdown(Shutdown::Both);
                             return Err(error);
                         }
@@ -153,7 +153,7 @@ impl EchoPair {
                 })?;
             let read = self.read_window(payload, in_flight, end, permits);
             if read.is_err() {
-                // Wakes the writer, which nobody reads from any more.
+                // Wakes the writer.
                 let _ = self.stream.shutdown(Shutdown::Both);
             }
             match writer.join() {
@@ -175,7 +175,7 @@ impl EchoPair {
         let mut wanted = in_flight;
         loop {
             for _ in 0..wanted {
-                // Fails when the writer has; then the stream is shut down, and reading says so.
+                // Fails if the writer failed; it shut the stream down, so reading fails as well.
                 let _ = permits.send(());
             }
             waiting += wanted;
@@ -237,7 +237,7 @@ impl EchoClient for EchoPair {
     }
 }
 
-/// The server's process: answers one connection to its end.
+/// The server process: serves one connection until it ends.
 pub(super) fn serve(announce: impl FnOnce(SocketAddr) -> io::Result<()>) -> io::Result<()> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     announce(listener.local_addr()?)?;
@@ -245,7 +245,7 @@ pub(super) fn serve(announce: impl FnOnce(SocketAddr) -> io::Result<()>) -> io::
     answer(stream)
 }
 
-/// Sends back each frame that has come whole, until the client closes.
+/// Sends back each complete frame until the client disconnects.
 fn answer(mut stream: TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let mut frames = Frames::default();
@@ -277,16 +277,16 @@ fn frame(payload: &Bytes) -> io::Result<Vec<u8>> {
     Ok(frame)
 }
 
-/// What has been received and not been consumed.
+/// Received bytes that are not consumed.
 #[derive(Debug, Default)]
 struct Frames {
     buffer: Vec<u8>,
     filled: usize,
-    /// The length of the frame at the front, where it is known and the frame not whole.
+    /// The length of the first frame, if it is known and the frame incomplete.
     wanted: usize,
 }
 
-/// The frames at the front of which no byte is missing.
+/// The complete frames at the front.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Whole {
     frames: usize,
@@ -294,7 +294,7 @@ struct Whole {
 }
 
 impl Frames {
-    /// Reads once. Of a long frame no more than its end, so that nothing behind it has to be moved.
+    /// Reads once, and not beyond the end of a long frame, so that no bytes need to be moved.
     fn receive(&mut self, stream: &mut impl Read) -> io::Result<Whole> {
         let end = self.wanted.max(BUFFER_BYTES);
         if self.buffer.len() < end {
@@ -320,7 +320,7 @@ impl Frames {
                 usize::try_from(LittleEndian::read_u32(header)).unwrap_or(usize::MAX);
             if payload_bytes > PAYLOAD_BYTES_MAX {
                 return Err(io::Error::other(format!(
-                    "a payload of {payload_bytes} bytes, the limit is {PAYLOAD_BYTES_MAX}"
+                    "a payload of {payload_bytes} bytes exceeds the limit of {PAYLOAD_BYTES_MAX}"
                 )));
             }
             let frame_bytes = HEADER_BYTES + payload_bytes;
@@ -349,7 +349,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_are_whole_however_they_are_cut() {
+    fn any_split_gives_the_same_frames() {
         let payloads = [
             Bytes::new(),
             Bytes::from_static(b"abc"),
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_long_frame_no_more_than_its_end_is_read() {
+    fn a_read_does_not_go_beyond_a_long_frame() {
         let long = frame(&vec![1; 3 * BUFFER_BYTES].into()).unwrap();
         let twice = long.repeat(2);
         let mut stream = &twice[..];
@@ -387,18 +387,18 @@ mod tests {
     }
 
     #[test]
-    fn a_payload_beyond_the_limit_is_an_error_and_takes_no_memory() {
+    fn a_payload_beyond_the_limit_is_an_error_and_allocates_nothing() {
         let mut frames = Frames::default();
         let said = frames.receive(&mut &[0xff; HEADER_BYTES][..]).unwrap_err();
         assert_eq!(
             said.to_string(),
-            "a payload of 4294967295 bytes, the limit is 67108864"
+            "a payload of 4294967295 bytes exceeds the limit of 67108864"
         );
         assert_eq!(frames.buffer.len(), BUFFER_BYTES);
     }
 
     #[test]
-    fn the_end_of_a_stream_is_an_error_even_between_frames() {
+    fn the_end_of_the_stream_is_an_error_even_between_frames() {
         let ended = Frames::default().receive(&mut &[][..]).unwrap_err();
         assert_eq!(ended.kind(), io::ErrorKind::UnexpectedEof);
     }

@@ -6,24 +6,24 @@ use bytes::Bytes;
 
 use super::error::RpcBenchError;
 
-/// A few of these can be under way within what an agent lets wait by default.
+/// An agent's default limits allow a few of these in flight.
 pub(super) const PAYLOAD_BYTES_MAX: usize = 64 << 20;
 
-/// Two sides, one of which sends back what the other one sends.
+/// A client of an echo server.
 pub(super) trait EchoClient {
     /// One round trip.
     fn echo(&mut self, payload: &Bytes) -> Result<Bytes, RpcBenchError>;
 
-    /// Round trips one after the other until `time` is up, at least one; how long each took. Of an answer
-    /// only the length is looked at.
+    /// Makes round trips one after the other for `time`, at least one; returns their times. Checks only the
+    /// length of answers.
     fn one_at_a_time(
         &mut self,
         payload: &Bytes,
         time: Duration,
     ) -> Result<Vec<Duration>, RpcBenchError>;
 
-    /// Keeps `in_flight` payloads under way until `time` is up, then lets the last answers come in; how
-    /// many were answered.
+    /// Keeps `in_flight` payloads in flight for `time`, then waits for the remaining answers; returns the
+    /// number of answers.
     fn many_at_a_time(
         &mut self,
         payload: &Bytes,

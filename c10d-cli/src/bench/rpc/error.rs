@@ -31,6 +31,6 @@ pub(in super::super) enum RpcBenchError {
     Panic,
 
     /// A figure for wrong answers would be worthless.
-    #[error("{bytes} bytes were sent, and not the same came back")]
+    #[error("the answer differs from the {bytes} bytes that were sent")]
     WrongAnswer { bytes: usize },
 }

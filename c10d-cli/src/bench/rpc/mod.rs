@@ -1,8 +1,7 @@
-//! `c10d bench rpc`: what a call between two workers costs, beside a bare TCP echo in the same run.
+//! `c10d bench rpc`: the cost of a call between two workers, beside a bare TCP echo.
 //!
-//! Two workers in one process, and two in a process each. Each figure is taken once in every round, of
-//! the agents and of the echo one right after the other, so that what else the machine does meets both;
-//! ratios are of neighbours.
+//! The two workers share one process, or have one each. Each round measures agents and echo one right after
+//! the other, so that other load affects both; ratios are of the same round.
 
 pub(super) mod agents;
 mod echo;
@@ -30,18 +29,18 @@ use super::report::{Goal, Report, Row, Unit};
 use crate::failure::Failure;
 use crate::quantity::ByteCount;
 
-/// The payload that the goals are about.
+/// The payload to which goals apply.
 const GOAL_PAYLOAD_BYTES: usize = 64;
 
-/// Measures calls between two workers whose function returns what it was given: in one process and in
-/// two, one call at a time and many, beside a bare TCP echo.
+/// Measures calls of an echo function between two workers: in one process and in two, one call at a time and
+/// many, beside a bare TCP echo.
 #[derive(Debug, Args)]
 pub(crate) struct RpcBenchArgs {
     /// The lengths of the payloads, measured one after the other.
     #[arg(long, value_name = "BYTES,..", value_delimiter = ',', default_values_t = [ByteCount(64), ByteCount(1 << 10), ByteCount(1 << 20)], value_parser = payload_bytes)]
     payload: Vec<ByteCount>,
 
-    /// How many calls are in flight where throughput is measured.
+    /// The number of calls in flight when throughput is measured.
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = in_flight)]
     in_flight: usize,
 
@@ -50,7 +49,7 @@ pub(crate) struct RpcBenchArgs {
 }
 
 /// The agents and the echo of one place, both connected.
-struct Contest {
+struct Comparison {
     place: Place,
     agents: AgentPair,
     echo: EchoPair,
@@ -62,7 +61,7 @@ pub(super) fn run(args: &RpcBenchArgs) -> Result<(), Failure> {
     notes.push("the floor is a bare TCP echo, one thread on each side".to_owned());
     let rows = measure(args, cores)
         .map_err(io::Error::other)
-        .map_err(Failure::system("calls cannot be measured"))?;
+        .map_err(Failure::system("cannot measure calls"))?;
     let report = Report {
         subject: format!("calls between two workers, {} in flight", args.in_flight),
         notes,
@@ -71,7 +70,7 @@ pub(super) fn run(args: &RpcBenchArgs) -> Result<(), Failure> {
     report.print(args.pair.json)
 }
 
-/// The other process: serves until it is killed, or its client is gone.
+/// The second process: serves until it is killed, or its client disconnects.
 pub(super) fn serve(args: &RpcPeerArgs) -> Result<(), Failure> {
     end_with_measurement();
     match args.kind {
@@ -84,24 +83,24 @@ pub(super) fn serve(args: &RpcPeerArgs) -> Result<(), Failure> {
 
 fn measure(args: &RpcBenchArgs, cores: Option<Cores>) -> Result<Vec<Row>, RpcBenchError> {
     let time = args.pair.time();
-    let mut contests = [
-        Contest {
+    let mut comparisons = [
+        Comparison {
             place: Place::OneProcess,
             agents: AgentPair::in_process(cores)?,
             echo: EchoPair::in_process(cores)?,
         },
-        Contest {
+        Comparison {
             place: Place::TwoProcesses,
             agents: AgentPair::two_processes(cores)?,
             echo: EchoPair::two_processes(cores)?,
         },
     ];
     let mut measurements = Vec::new();
-    for (index, contest) in contests.iter_mut().enumerate() {
+    for (index, comparison) in comparisons.iter_mut().enumerate() {
         for payload in &args.payload {
             let payload = payload_of(payload.0);
-            contest.warm_up(&payload, args.in_flight, time / 2)?;
-            let rows = contest.rows(payload.len(), args.in_flight);
+            comparison.warm_up(&payload, args.in_flight, time / 2)?;
+            let rows = comparison.rows(payload.len(), args.in_flight);
             measurements.push((index, payload, rows));
         }
     }
@@ -111,9 +110,9 @@ fn measure(args: &RpcBenchArgs, cores: Option<Cores>) -> Result<Vec<Row>, RpcBen
     });
     for round in 0..args.pair.rounds {
         for (index, payload, rows) in &mut measurements {
-            contests[*index].measure(payload, args.in_flight, time, round, rows)?;
+            comparisons[*index].measure(payload, args.in_flight, time, round, rows)?;
         }
-        let mut late = contests[1].agents.expire(time)?;
+        let mut late = comparisons[1].agents.expire(time)?;
         let [p50, p99] = percentiles(&mut late);
         let max = late.iter().max().map_or(0.0, |max| max.as_secs_f64() * 1e6);
         for (row, value) in expiry.iter_mut().zip([p50, p99, max]) {
@@ -124,7 +123,7 @@ fn measure(args: &RpcBenchArgs, cores: Option<Cores>) -> Result<Vec<Row>, RpcBen
     Ok(rows.chain(expiry).collect())
 }
 
-impl Contest {
+impl Comparison {
     /// The median and the 99th percentile of a round trip, and the throughput.
     fn rows(&self, payload_bytes: usize, in_flight: usize) -> [Row; 3] {
         let name = |figure: &str| {
@@ -144,7 +143,7 @@ impl Contest {
         [median, tail, throughput]
     }
 
-    /// Compares an answer byte by byte, then lets caches, buffers and threads settle.
+    /// Compares an answer byte by byte, then fills caches and buffers.
     fn warm_up(
         &mut self,
         payload: &Bytes,
@@ -163,7 +162,7 @@ impl Contest {
         Ok(())
     }
 
-    /// One round: agents and echo take turns in going first.
+    /// One round: agents and echo alternate in going first.
     fn measure(
         &mut self,
         payload: &Bytes,
@@ -199,9 +198,9 @@ impl Contest {
     }
 }
 
-/// Bytes that differ from their neighbours, so that lost or doubled ones are noticed.
+/// Different neighbouring bytes, so that lost or repeated bytes are noticed.
 fn payload_of(bytes: usize) -> Bytes {
-    // 251 is prime: no buffer's size is a multiple of the period.
+    // The period 251 is prime, so it divides no buffer size.
     (0..bytes).map(|index| (index % 251) as u8).collect()
 }
 
@@ -225,18 +224,18 @@ mod tests {
             let times = side.one_at_a_time(&payload, moment).unwrap();
             assert!(!times.is_empty());
             assert!(side.many_at_a_time(&payload, 5, moment).unwrap() >= 5);
-            // Nothing is left over for the next one.
+            // No answer is left unread.
             assert_eq!(side.echo(&payload).unwrap(), payload);
         }
     }
 
     #[test]
-    fn two_agents_in_one_process_return_what_they_get() {
+    fn two_agents_in_one_process_echo() {
         check_pair(&mut AgentPair::in_process(None).unwrap());
     }
 
     #[test]
-    fn the_echo_returns_what_it_gets_and_its_thread_ends_with_it() {
+    fn the_bare_echo_echoes_and_its_thread_ends_with_it() {
         check_pair(&mut EchoPair::in_process(None).unwrap());
     }
 }

@@ -9,7 +9,7 @@ pub(crate) struct RpcPeerArgs {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum PeerKind {
-    /// A store, and a worker that meets others in it. What is announced is the store's address.
+    /// A store, and a worker that joins through it. Announces the store's address.
     Agent,
     /// A bare echo for one connection.
     Echo,

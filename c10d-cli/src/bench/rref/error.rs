@@ -10,7 +10,6 @@ use super::super::rpc::error::RpcBenchError;
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum RRefBenchError {
-    /// What workers with references have in common with those without.
     #[error(transparent)]
     Worker(#[from] RpcBenchError),
 
@@ -30,11 +29,11 @@ pub(super) enum RRefBenchError {
     Reference(#[from] RRefError),
 
     /// A figure for wrong answers would be worthless.
-    #[error("the value {wanted} was created, and {found} was fetched")]
+    #[error("created the value {wanted}, but fetched {found}")]
     WrongValue { wanted: u64, found: u64 },
 
-    /// Nor would one for values that stay for ever.
-    #[error("what was dropped is not freed after {after:?}: {left:?}")]
+    /// A figure for values that are never freed would be worthless.
+    #[error("dropped references are not freed after {after:?}: {left:?}")]
     NotFreed { after: Duration, left: TableSizes },
 }
 

@@ -1,8 +1,8 @@
-//! `c10d bench rref`: what a reference to a value on another worker costs.
+//! `c10d bench rref`: the cost of a reference to a value on another worker.
 //!
-//! Two workers in one process, and two in a process each; the first one creates, fetches and drops values
-//! of the second. Latencies stand beside those of a plain call in the same round. A figure with many at a
-//! time ends when both sides know that everything is freed, not when the last handle is dropped.
+//! The two workers share one process, or have one each; the first creates, fetches and drops values owned
+//! by the second. Latencies stand beside those of a plain call in the same round. A measurement of many
+//! references ends when both sides have freed everything, not when the last handle is dropped.
 
 mod error;
 mod workers;
@@ -22,18 +22,18 @@ use super::report::{Goal, Report, Row, Unit};
 use crate::failure::Failure;
 use crate::quantity::at_least_one;
 
-/// Each of them takes some hundred bytes on both sides.
+/// Each reference takes some hundred bytes on both sides.
 const LIVE_MAX: usize = 10_000_000;
 
-/// Measures references from one worker to values of another: their lives, from the creation to the owner's
-/// freeing, how long it takes to create and fetch one, and what one takes of the owner's memory.
+/// Measures references from one worker to values of another: their whole life from creation until the owner
+/// frees the value, the time to create and fetch one, and the owner's memory per reference.
 #[derive(Debug, Args)]
 pub(crate) struct RRefBenchArgs {
-    /// How many references are alive at a time where many are.
+    /// The number of references alive at a time when throughput is measured.
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = in_flight)]
     in_flight: usize,
 
-    /// How many references are alive when the owner's memory is measured.
+    /// The number of references alive when the owner's memory is measured.
     #[arg(long, value_name = "N", default_value_t = 100_000, value_parser = live)]
     live: usize,
 
@@ -47,7 +47,7 @@ pub(super) fn run(args: &RRefBenchArgs) -> Result<(), Failure> {
     notes.push("the floor is a plain call with 8 bytes each way".to_owned());
     let rows = measure(args, cores)
         .map_err(io::Error::other)
-        .map_err(Failure::system("references cannot be measured"))?;
+        .map_err(Failure::system("cannot measure references"))?;
     let report = Report {
         subject: format!(
             "references to values of another worker, {} alive at a time",
@@ -59,7 +59,7 @@ pub(super) fn run(args: &RRefBenchArgs) -> Result<(), Failure> {
     report.print(args.pair.json)
 }
 
-/// The other process: owns values until it is killed, or its client is gone.
+/// The second process: owns values until it is killed.
 pub(super) fn serve() -> Result<(), Failure> {
     end_with_measurement();
     workers::serve(announce)
@@ -69,27 +69,28 @@ pub(super) fn serve() -> Result<(), Failure> {
 
 fn measure(args: &RRefBenchArgs, cores: Option<Cores>) -> Result<Vec<Row>, RRefBenchError> {
     let time = args.pair.time();
-    // First, and with an owner of its own: what others have freed would be used again, and not be seen.
+    // First, and with an owner of its own: memory freed by other measurements would be reused unnoticed.
     let memory = owner_memory(args.live, cores)?;
-    let mut contests = [
+    let mut comparisons = [
         (Place::OneProcess, WorkerPair::in_process(cores)?),
         (Place::TwoProcesses, WorkerPair::two_processes(cores)?),
     ]
-    .map(|(place, workers)| Contest::new(place, workers, args.in_flight));
-    for contest in &mut contests {
-        contest.warm_up(time / 2)?;
+    .map(|(place, workers)| Comparison::new(place, workers, args.in_flight));
+    for comparison in &mut comparisons {
+        comparison.warm_up(time / 2)?;
     }
     for round in 0..args.pair.rounds {
-        for contest in &mut contests {
-            contest.measure(time, round)?;
+        for comparison in &mut comparisons {
+            comparison.measure(time, round)?;
         }
     }
-    let rows = contests.into_iter().flat_map(|contest| contest.rows);
+    let rows = comparisons
+        .into_iter()
+        .flat_map(|comparison| comparison.rows);
     Ok(rows.chain(memory).collect())
 }
 
-/// What a reference takes of its owner's memory while it lives, its value of 8 bytes included. `None`
-/// where the system does not tell what a process uses.
+/// The owner's memory per live reference, including its value of 8 bytes. `None` without /proc.
 fn owner_memory(live: usize, cores: Option<Cores>) -> Result<Option<Row>, RRefBenchError> {
     let mut workers = WorkerPair::two_processes(cores)?;
     workers.some_lives(1)?;
@@ -107,15 +108,15 @@ fn owner_memory(live: usize, cores: Option<Cores>) -> Result<Option<Row>, RRefBe
     Ok(Some(row))
 }
 
-/// The two workers of one place, and what is measured of them.
-struct Contest {
+/// The two workers of one place, and their figures.
+struct Comparison {
     workers: WorkerPair,
     in_flight: usize,
-    /// Lives with a fetch, lives without, the median and the 99th percentile of a creation and its fetch.
+    /// Lives with a fetch, lives without, and the median and 99th percentile of a creation with its fetch.
     rows: [Row; 4],
 }
 
-impl Contest {
+impl Comparison {
     fn new(place: Place, workers: WorkerPair, in_flight: usize) -> Self {
         let name = |figure: &str| format!("{} {figure}", place.name());
         let mut lives = Row::new(
@@ -139,7 +140,7 @@ impl Contest {
         }
     }
 
-    /// Lets caches, buffers and threads settle.
+    /// Fills caches and buffers.
     fn warm_up(&mut self, time: Duration) -> Result<(), RRefBenchError> {
         self.workers.plain_calls(time)?;
         self.workers.create_and_fetch(time)?;
@@ -148,7 +149,7 @@ impl Contest {
         Ok(())
     }
 
-    /// One round: references and plain calls take turns in going first.
+    /// One round: references and plain calls alternate in going first.
     fn measure(&mut self, time: Duration, round: usize) -> Result<(), RRefBenchError> {
         let Self {
             workers,
@@ -187,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lives_of_each_kind_are_counted_and_leave_nothing_behind() {
+    fn measured_references_are_all_freed() {
         let moment = Duration::from_millis(1);
         let mut workers = WorkerPair::in_process(None).unwrap();
         assert!(!workers.plain_calls(moment).unwrap().is_empty());
@@ -198,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_with_the_owner_until_it_is_dropped() {
+    fn the_owner_keeps_a_value_until_its_reference_is_dropped() {
         let mut workers = WorkerPair::in_process(None).unwrap();
         let alive = workers.create_and_keep(300).unwrap();
         assert_eq!((alive.len(), workers.owned().unwrap()), (300, 300));

@@ -1,4 +1,4 @@
-//! Two workers, the second of which owns what the first one creates.
+//! Two workers, of which the second owns the values that the first creates.
 
 use std::collections::VecDeque;
 use std::io;
@@ -20,26 +20,26 @@ use super::super::rpc::agents::{CLIENT, SERVER, open, start};
 use super::super::rpc::error::RpcBenchError;
 use super::error::RRefBenchError;
 
-/// Makes the value that it is given.
+/// The function that creates a value equal to its argument.
 const MAKE: &str = "make";
 
-/// The plain call beside it: returns the bytes that it is given.
+/// The function of the plain call: returns its argument.
 const ECHO: &str = "echo";
 
-/// How many creations are under way where it does not matter.
+/// The number of concurrent creations when time does not matter.
 const CREATING: usize = 256;
 
-/// How often it is looked whether all is freed. No figure is as small as to be much of it.
-const LOOK_PAUSE: Duration = Duration::from_micros(50);
+/// The pause between checks whether everything is freed: much shorter than every figure.
+const CHECK_PAUSE: Duration = Duration::from_micros(50);
 
-/// Who creates, and whom it has own the values.
+/// The worker that creates values, and the worker that owns them.
 #[derive(Debug)]
 pub(super) struct WorkerPair {
     rrefs: RRefs,
     client: Worker,
-    /// Known beforehand, so that no request looks it up.
+    /// Looked up once, so that no request does it.
     server: WorkerInfo,
-    /// After the client: to it, a server that goes first is a loss.
+    /// Dropped after the client, which would otherwise report a lost worker.
     host: Host,
     next: u64,
 }
@@ -47,11 +47,11 @@ pub(super) struct WorkerPair {
 #[derive(Debug)]
 struct Worker {
     agent: Agent,
-    /// References are served as long as these are kept.
+    /// Serves references while it is alive.
     rrefs: RRefs,
 }
 
-/// What keeps the server running.
+/// Keeps the server running.
 #[derive(Debug)]
 enum Host {
     Worker(Worker),
@@ -63,7 +63,7 @@ impl WorkerPair {
     pub(super) fn in_process(cores: Option<Cores>) -> Result<Self, RRefBenchError> {
         let store: Arc<dyn Store> = Arc::new(HashStore::new());
         let its_store = Arc::clone(&store);
-        // On another thread, as neither start returns before the other worker is there.
+        // On another thread, as a start returns only when both workers have joined.
         let starting = on_server_core(cores, || {
             thread::Builder::new()
                 .name("bench-rref-start".to_owned())
@@ -93,7 +93,7 @@ impl WorkerPair {
         })
     }
 
-    /// The owner's own memory, where it is a process of its own and the system tells.
+    /// The owner's memory; `None` if it is in this process, or without /proc.
     pub(super) fn owner_bytes(&self) -> Option<u64> {
         match &self.host {
             Host::Worker(_) => None,
@@ -101,7 +101,7 @@ impl WorkerPair {
         }
     }
 
-    /// How many values the owner has, where it is in this process.
+    /// The number of the owner's values; 0 if it is another process.
     pub(super) fn owned(&self) -> Result<usize, RRefBenchError> {
         Ok(match &self.host {
             Host::Worker(worker) => worker.rrefs.sizes()?.owners,
@@ -116,7 +116,7 @@ impl WorkerPair {
         Ok(Created { rref, value })
     }
 
-    /// Plain calls one after the other until `time` is up, at least one; how long each took.
+    /// Makes plain calls one after the other for `time`, at least one; returns their times.
     pub(super) fn plain_calls(&self, time: Duration) -> Result<Vec<Duration>, RRefBenchError> {
         let payload = Bytes::from_static(&[7; 8]);
         one_at_a_time(time, || {
@@ -133,8 +133,8 @@ impl WorkerPair {
         })
     }
 
-    /// Creations, each with its fetch, one after the other until `time` is up, at least one; how long
-    /// each took. The drop of one is not waited for, and is part of the time of the next.
+    /// Creates and fetches values one after the other for `time`, at least one; returns the times. The drop
+    /// of a reference overlaps the next creation.
     pub(super) fn create_and_fetch(
         &mut self,
         time: Duration,
@@ -147,8 +147,8 @@ impl WorkerPair {
         Ok(times)
     }
 
-    /// Keeps `in_flight` references alive, each created, fetched and dropped, until `time` is up, then
-    /// lets the last ones be freed; how many there were.
+    /// Keeps `in_flight` references alive, each created, fetched and dropped, for `time`, then waits until
+    /// all are freed; returns their number.
     pub(super) fn lives(
         &mut self,
         in_flight: usize,
@@ -158,7 +158,7 @@ impl WorkerPair {
         self.lives_while(in_flight, || Instant::now() < end)
     }
 
-    /// As many lives as these, all at a time.
+    /// Creates, fetches and drops `count` references, all concurrently.
     pub(super) fn some_lives(&mut self, count: usize) -> Result<u64, RRefBenchError> {
         self.lives_while(count, || false)
     }
@@ -166,7 +166,7 @@ impl WorkerPair {
     fn lives_while(
         &mut self,
         in_flight: usize,
-        goes_on: impl Fn() -> bool,
+        keep_going: impl Fn() -> bool,
     ) -> Result<u64, RRefBenchError> {
         let mut alive = VecDeque::with_capacity(in_flight);
         for _ in 0..in_flight {
@@ -177,7 +177,7 @@ impl WorkerPair {
             created.check(fetched.wait()?)?;
             drop(created);
             lived += 1;
-            if goes_on() {
+            if keep_going() {
                 alive.push_back(self.create_and_ask()?);
             }
         }
@@ -191,7 +191,7 @@ impl WorkerPair {
         Ok((created, fetched))
     }
 
-    /// As [`WorkerPair::lives`], without the fetch: each is dropped when its owner has confirmed it.
+    /// As [`WorkerPair::lives`] without the fetch: drops each reference once its owner has confirmed it.
     pub(super) fn lives_unread(
         &mut self,
         in_flight: usize,
@@ -215,7 +215,7 @@ impl WorkerPair {
         Ok(lived)
     }
 
-    /// So many references that live until they are dropped, each with its value there.
+    /// Creates `count` references whose values exist.
     pub(super) fn create_and_keep(
         &mut self,
         count: usize,
@@ -234,7 +234,7 @@ impl WorkerPair {
         Ok(alive)
     }
 
-    /// Waits until nothing is alive here, and the owner has been told of all that was.
+    /// Waits until no reference is alive and the owner has freed all values.
     pub(super) fn wait_until_freed(&self) -> Result<(), RRefBenchError> {
         let began = Instant::now();
         loop {
@@ -246,18 +246,18 @@ impl WorkerPair {
             if after > PATIENCE {
                 return Err(RRefBenchError::NotFreed { after, left });
             }
-            thread::sleep(LOOK_PAUSE);
+            thread::sleep(CHECK_PAUSE);
         }
     }
 }
 
-/// A deletion is a message under way until the owner has answered it.
+/// A deletion is queued until the owner has confirmed it.
 fn is_empty(sizes: &TableSizes) -> bool {
     sizes.pending_users + sizes.confirmed_users + sizes.failed_users == 0
         && sizes.deletes_queued + sizes.pending_futures == 0
 }
 
-/// A reference, and what its value should be.
+/// A reference and its expected value.
 #[derive(Debug)]
 struct Created {
     rref: RRef<u64>,
@@ -303,7 +303,7 @@ impl Worker {
     }
 }
 
-/// The server's process. Its threads serve until it is killed.
+/// The server process. Its threads serve until it is killed.
 pub(super) fn serve(
     announce: impl FnOnce(SocketAddr) -> io::Result<()>,
 ) -> Result<(), RRefBenchError> {

@@ -1,7 +1,7 @@
-//! The time of one operation of the library's client, on one connection.
+//! Latencies of the client library, on one connection.
 //!
-//! The other workloads send prepared bytes, so that they measure the server alone. This one measures
-//! what a program that uses `TcpStore` waits for.
+//! The other workloads send prepared bytes and so measure only the server. This one measures what a program
+//! that uses `TcpStore` waits for.
 
 use std::time::{Duration, Instant};
 
@@ -13,14 +13,14 @@ use super::super::latency::percentiles;
 use super::super::report::{Row, Unit};
 use super::setting::Setting;
 
-/// Longer than any operation here takes.
+/// Longer than any operation takes.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
 const KEY: &str = "bench/client";
 const VALUE: [u8; 64] = [7; 64];
 
-/// PING, GET and SET by turns: the median of each round, and for PING the 99th percentile too. A SET
-/// has no answer, so its time is that of sending it; each is followed by a PING that is not measured.
+/// Alternates PING, GET and SET: the median of each round, and for PING the 99th percentile too. The protocol
+/// does not answer SET, so its time is that of sending it; an unmeasured PING follows each.
 pub(in super::super) fn client(setting: &Setting) -> Result<[Row; 4], BenchError> {
     let options = TcpStoreOptions::default()
         .with_timeout(SILENCE_MAX)
@@ -48,7 +48,7 @@ pub(in super::super) fn client(setting: &Setting) -> Result<[Row; 4], BenchError
     Ok(rows)
 }
 
-/// Operations for `time`, each followed by `after`, which does not count: their median and 99th
+/// Repeats an operation for `time`, each followed by the unmeasured `after`. Returns the median and 99th
 /// percentile in microseconds.
 fn measure(
     time: Duration,

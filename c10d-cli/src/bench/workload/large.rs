@@ -13,8 +13,8 @@ const VALUE_BYTES: usize = 4 << 20;
 const KEY: &str = "bench/large";
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
-/// A SET, which nothing answers, followed by a PING, until the PING is answered; and a GET until its
-/// last byte. Each as often as a round has time for.
+/// Measures a SET until the answer to a PING behind it, as the protocol does not answer SET, and a GET until
+/// its last byte; each as often as fits in a round.
 pub(in super::super) fn large_values(setting: &Setting) -> Result<[Row; 2], BenchError> {
     let address = setting.server;
     let connect = || {
@@ -50,7 +50,7 @@ pub(in super::super) fn large_values(setting: &Setting) -> Result<[Row; 2], Benc
         Err(BenchError::WrongAnswer {
             address,
             request: name,
-            detail: "other bytes than were set".to_owned(),
+            detail: "the bytes differ from those that were set".to_owned(),
         })
     };
 

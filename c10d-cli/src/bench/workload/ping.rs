@@ -1,7 +1,7 @@
-//! The time of a round trip on one connection.
+//! The latency of a round trip on one connection.
 //!
-//! Blocking reads and writes on purpose: a poll in between would add to both sides of the ratio and
-//! so flatter the server.
+//! Reads and writes block on purpose: a poll in between would add to both sides of the ratio, in the server's
+//! favour.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -18,8 +18,8 @@ use super::setting::Setting;
 /// Longer than any answer to a PING takes.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
-/// PING against the server and an echo of the same bytes, by turns: the median and the 99th
-/// percentile of each round.
+/// Alternates PINGs to the server and an echo of the same bytes: the median and the 99th percentile of each
+/// round.
 pub(in super::super) fn ping(setting: &Setting) -> Result<[Row; 2], BenchError> {
     let mut server = RoundTrips::connect(setting.server)?;
     server.exchange(&requests::hello(), &requests::HELLO_REPLY)?;
@@ -93,7 +93,7 @@ impl RoundTrips {
         })
     }
 
-    /// Round trips for `time`: their median and 99th percentile in microseconds.
+    /// Makes round trips for `time`. Returns their median and 99th percentile in microseconds.
     fn measure(
         &mut self,
         request: &[u8],

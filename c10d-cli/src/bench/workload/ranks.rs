@@ -1,4 +1,4 @@
-//! A whole job at its start: thousands of ranks that connect, meet and wait.
+//! The start of a large job: thousands of ranks that connect, meet in barriers, wait and cancel.
 
 use std::time::{Duration, Instant};
 
@@ -10,14 +10,14 @@ use super::super::report::{Row, Unit};
 use super::requests;
 use super::setting::Setting;
 
-/// How many ranks, how often.
+/// The size of the job, and the number of rounds.
 #[derive(Debug, Clone, Copy)]
 pub(in super::super) struct RanksShape {
     pub(in super::super) ranks: usize,
     pub(in super::super) rounds: usize,
 }
 
-/// All figures of a job of so many ranks, one connection each.
+/// All figures of a job, with one connection per rank.
 pub(in super::super) fn ranks(
     shape: RanksShape,
     setting: &Setting,
@@ -41,7 +41,7 @@ pub(in super::super) fn ranks(
         None
     };
     for round in 0..shape.rounds {
-        // The first round finds the server's tables empty, so it alone shows what they take.
+        // Only the first round shows the memory of the server's tables, which are empty before it.
         let before = setting
             .process
             .and_then(|process| process.anonymous_bytes());
@@ -83,13 +83,12 @@ pub(in super::super) fn ranks(
     Ok(rows)
 }
 
-/// The rows that have a floor, and the answer to what a rank says first.
+/// The rows that have a floor, and the length of the answer to a rank's first request.
 const CONNECT: usize = 0;
 const WAKE_ALL: usize = 3;
 const JOINED_BYTES: usize = 4 + 8;
 
-/// The same two phases without a store: as many connects, each with one exchange, and one byte to
-/// each in a row.
+/// The same two phases without a store: connects with one exchange each, and one byte to each connection.
 fn floor(
     ranks: usize,
     child: &ServerChild,
@@ -114,7 +113,7 @@ fn floor(
     Ok((connect_time, start.elapsed()))
 }
 
-/// The ranks of one round, connected. Its keys are its own, as a barrier's key serves once.
+/// The connected ranks of one round, with keys of its own, as a barrier key can be used once.
 #[derive(Debug)]
 struct Job {
     fleet: Fleet,
@@ -124,7 +123,7 @@ struct Job {
 }
 
 impl Job {
-    /// Connect, VALIDATE, PING and ADD to `init/`, until the last answer.
+    /// Measures connect, VALIDATE, PING and ADD to `init/`, until the last answer.
     fn connect(
         ranks: usize,
         round: usize,
@@ -189,7 +188,7 @@ impl Job {
         Ok(start.elapsed())
     }
 
-    /// The same with the command of that name.
+    /// A barrier by the command BARRIER.
     fn barrier_by_command(&mut self) -> Result<Duration, BenchError> {
         let ranks = self.fleet.len();
         let world_size = i64::try_from(ranks).unwrap_or(i64::MAX);
@@ -203,7 +202,7 @@ impl Job {
         Ok(start.elapsed())
     }
 
-    /// All wait on one key; from its SET to the last wake.
+    /// All ranks wait for one key: from its SET to the last wake-up.
     fn one_key_wakes_all(&mut self) -> Result<Duration, BenchError> {
         let ranks = self.fleet.len();
         let key = self.key("go");
@@ -219,8 +218,8 @@ impl Job {
         Ok(start.elapsed())
     }
 
-    /// Each waits on a key of its own, then each gives up: from the first WAIT until all are known
-    /// to wait, and from the first cancel to the last answer.
+    /// Each rank waits for a key of its own, then cancels: from the first WAIT until all are known to wait,
+    /// and from the first cancel to the last answer.
     fn wait_apart_then_cancel(&mut self) -> Result<(Duration, Duration), BenchError> {
         let round = self.round;
         let start = Instant::now();
@@ -236,7 +235,7 @@ impl Job {
         Ok((waiting, start.elapsed()))
     }
 
-    /// A wait on every link, with a PING behind it whose answer proves that the wait has begun.
+    /// Starts a wait on every link; the answer to a PING behind it proves that it has started.
     fn wait_and_make_sure(&mut self, wait: impl Fn(usize) -> Vec<u8>) -> Result<(), BenchError> {
         let ping = requests::ping();
         for rank in 0..self.fleet.len() {
@@ -249,8 +248,8 @@ impl Job {
             .run(|links, _, reply| expect(links, "PING", reply, requests::HELLO_REPLY))
     }
 
-    /// Deletes the round's keys and closes all connections. Returns when the server has noticed:
-    /// it answers a newcomer only after what it had to do before.
+    /// Deletes the round's keys and closes all connections. Returns when the server has noticed, which the
+    /// answer to a new connection proves.
     fn leave(mut self, setting: &Setting) -> Result<(), BenchError> {
         for key in &self.keys {
             self.fleet.call(0, &requests::delete(key), 8)?;

@@ -1,21 +1,21 @@
-//! The bytes of the requests. All keys begin with `bench/`, but for `init/`.
+//! The bytes of the requests. All keys start with `bench/`, except `init/`.
 
 use byteorder::{ByteOrder, LittleEndian};
 use c10d_store::wire::{Opcode, RequestBuf, VALIDATION_MAGIC};
 
-/// Like a process id, which is what PyTorch's clients send; below 2^16.
+/// In place of the process id that PyTorch's clients send; below 2^16.
 const NONCE: u32 = 4242;
 
 /// The answer to [`hello`] and to [`ping`].
 pub(super) const HELLO_REPLY: [u8; 4] = [NONCE as u8, (NONCE >> 8) as u8, 0, 0];
 
-/// The wake of a wait or a barrier.
+/// The answer that ends a wait or a barrier.
 pub(super) const STOP_WAITING: [u8; 1] = [0];
 
-/// The answer to a cancel.
+/// The answer to CANCEL_WAIT.
 pub(super) const WAIT_CANCELED: [u8; 1] = [1];
 
-/// VALIDATE and PING, as PyTorch's clients say hello.
+/// The handshake of PyTorch's clients: VALIDATE and PING.
 pub(super) fn hello() -> Vec<u8> {
     let mut request = RequestBuf::new();
     request.opcode(Opcode::Validate).u32(VALIDATION_MAGIC);
@@ -23,7 +23,7 @@ pub(super) fn hello() -> Vec<u8> {
     request.to_bytes()
 }
 
-/// The hello of a worker: counted under `init/`, too.
+/// The handshake of a worker, which is also counted under `init/`.
 pub(super) fn join() -> Vec<u8> {
     let mut request = RequestBuf::new();
     request.opcode(Opcode::Add).raw_key(b"init/").i64(1);
@@ -89,7 +89,7 @@ pub(super) fn blob(value: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// The answer to an ADD, when it has the right length.
+/// The number in the answer to an ADD; `None` for another length.
 pub(super) fn number(reply: &[u8]) -> Option<i64> {
     (reply.len() == 8).then(|| LittleEndian::read_i64(reply))
 }

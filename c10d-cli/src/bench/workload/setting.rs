@@ -1,4 +1,4 @@
-//! How a workload is to be measured.
+//! How a workload is measured.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -9,27 +9,27 @@ use super::super::fleet::Fleet;
 use super::super::process::Process;
 use super::requests;
 
-/// What all workloads need to know.
+/// The settings of all workloads.
 #[derive(Debug, Clone, Copy)]
 pub(in super::super) struct Setting {
-    /// The server that is measured.
+    /// The measured server.
     pub(in super::super) server: SocketAddr,
-    /// Its process, when it is known and on this machine.
+    /// The server's process, if it is known and on this machine.
     pub(in super::super) process: Option<Process>,
-    /// Where this thread and the servers that it starts run.
+    /// The cores of this thread and of the servers that it starts.
     pub(in super::super) cores: Option<Cores>,
-    /// Whether to measure the floor too.
+    /// Whether to measure the floor.
     pub(in super::super) floor: bool,
     /// How often each figure is measured.
     pub(in super::super) rounds: usize,
-    /// How long a round of a workload without an end of its own lasts.
+    /// How long a round lasts, for workloads without a natural end.
     pub(in super::super) round_time: Duration,
-    /// Connections that may be on their way at a time.
+    /// How many connections are opened at a time.
     pub(in super::super) connect_window: usize,
 }
 
 impl Setting {
-    /// A fleet of so many connections that have said hello.
+    /// Opens a fleet of connections that have completed the handshake.
     pub(super) fn fleet(&self, connections: usize) -> Result<Fleet, BenchError> {
         let mut fleet = Fleet::new(self.server)?;
         let hello = requests::hello();

@@ -1,4 +1,4 @@
-//! Requests answered per second, with so many connections and so many requests in flight on each.
+//! Requests answered per second, by connections and requests in flight per connection.
 
 use super::super::child::ServerChild;
 use super::super::error::BenchError;
@@ -11,9 +11,9 @@ use super::setting::Setting;
 
 #[derive(Debug, Clone, Copy)]
 pub(in super::super) enum Kind {
-    /// An ADD of 1, each connection to a key of its own.
+    /// ADD of 1; each connection has a key of its own.
     Add,
-    /// A SET and a GET of the same key, each connection its own. Two operations.
+    /// SET and GET of the same key, two operations; each connection has a key of its own.
     SetGet { value_bytes: usize },
 }
 
@@ -22,7 +22,7 @@ pub(in super::super) struct Throughput {
     pub(in super::super) name: String,
     pub(in super::super) kind: Kind,
     pub(in super::super) connections: usize,
-    /// Requests (ADD) or pairs of them (SET and GET) in flight on each connection.
+    /// Requests (ADD) or pairs (SET and GET) in flight per connection.
     pub(in super::super) depth: usize,
     pub(in super::super) goal: Option<Goal>,
 }
@@ -37,7 +37,7 @@ struct Batches {
 }
 
 impl Throughput {
-    /// Measures server and floor by turns, so that what else the machine does hits both.
+    /// Alternates between server and floor, so that other load affects both.
     pub(in super::super) fn measure(&self, setting: &Setting) -> Result<Row, BenchError> {
         let batches = self.batches();
         let mut server = setting.fleet(self.connections)?;
@@ -113,13 +113,13 @@ impl Throughput {
         }
     }
 
-    /// One request on each connection, the replies compared in full: later ones are only counted.
-    /// Returns how many units were sent.
+    /// Sends one request on each connection and compares the whole reply; later ones are only counted.
+    /// Returns the number of units sent.
     fn warm_up(&self, fleet: &mut Fleet) -> Result<u64, BenchError> {
         let value = self.value();
         for connection in 0..self.connections {
             let key = self.key(connection);
-            // Another run's count would be in the way.
+            // Removes the count of an earlier run.
             fleet.call(connection, &requests::delete(&key), 8)?;
             let (request, expected) = match self.kind {
                 Kind::Add => (requests::add(&key, 1), vec![1, 0, 0, 0, 0, 0, 0, 0]),
@@ -137,7 +137,7 @@ impl Throughput {
         Ok(self.connections as u64)
     }
 
-    /// The counters tell whether every ADD was carried out once.
+    /// Checks by the counters that every ADD was executed once.
     fn check_totals(&self, fleet: &mut Fleet, sent: u64) -> Result<(), BenchError> {
         if !matches!(self.kind, Kind::Add) {
             return Ok(());
@@ -178,9 +178,9 @@ impl Throughput {
 struct Measured {
     operations_per_second: f64,
     sent: u64,
-    /// Processor time of the server for an operation.
+    /// Processor time of the server per operation.
     cpu_us_per_operation: Option<f64>,
-    /// The part of the time in which the server had a processor.
+    /// The fraction of time in which the server used a processor.
     busy: Option<f64>,
 }
 

@@ -1,5 +1,5 @@
-//! What torchrun 2.15 makes of the same command lines and variables is in the tables, but for what
-//! the comments say.
+//! The tables hold what torchrun 2.15 does with the same command lines and variables, except where a
+//! comment says otherwise.
 
 use clap::{CommandFactory, Parser};
 
@@ -14,7 +14,7 @@ struct CommandLine {
 
 type Variables<'a> = &'a [(&'a str, &'a str)];
 
-/// The plan for a command line, or one line about what is wrong with it.
+/// The plan for a command line, or the error message.
 fn plan_of<'a>(
     words: impl IntoIterator<Item = &'a str>,
     variables: Variables<'_>,
@@ -85,7 +85,7 @@ fn command(line: &str, variables: Variables<'_>) -> Vec<String> {
 }
 
 #[test]
-fn the_options_do_not_contradict_each_other() {
+fn the_option_definitions_are_consistent() {
     CommandLine::command().debug_assert();
 }
 
@@ -127,7 +127,7 @@ fn a_script_alone_has_torchruns_defaults() {
 }
 
 #[test]
-fn the_nodes_meet_where_torchrun_would_have_them() {
+fn the_rendezvous_is_torchruns() {
     let alone = "1:1 c10d \"localhost:0\" random timeout=900";
     for (line, expected) in [
         ("s.py", alone),
@@ -196,8 +196,8 @@ fn the_nodes_meet_where_torchrun_would_have_them() {
 }
 
 #[test]
-fn a_script_is_run_as_its_name_says() {
-    // torchrun gives python all scripts without --no-python, x.sh too; and PYTHON_EXEC= runs "".
+fn a_scripts_name_decides_how_it_is_run() {
+    // torchrun runs all scripts with python without --no-python, even x.sh; and PYTHON_EXEC= runs "".
     let python_exec = [("PYTHON_EXEC", "/opt/py")];
     for (line, variables, expected) in [
         ("s.py --x", &[][..], &["python3", "-u", "s.py", "--x"][..]),
@@ -227,8 +227,8 @@ fn a_script_is_run_as_its_name_says() {
 }
 
 #[test]
-fn what_follows_the_script_is_the_scripts() {
-    // The Python of torchrun decides whether `--` comes through; here all does.
+fn all_arguments_after_the_script_are_the_scripts() {
+    // With torchrun the Python version decides whether `--` is passed on; here it always is.
     for line in [
         "s.py -m --help --nnodes=3 --standalone -h --version --unknown",
         "s.py --",
@@ -258,7 +258,7 @@ fn every_option_has_an_underscored_form() {
 }
 
 #[test]
-fn other_options_are_read_as_torchrun_reads_them() {
+fn other_options_are_parsed_as_by_torchrun() {
     let given = plan(
         "--nproc_per_node 2 --max-r=3 --rol=eval -r 3 -t 0:1 --log-dir=/l \
          --log-line-prefix-template=[${rank}] --local-ranks-filter=2,0,2 --local-addr=1.2.3.4 \
@@ -303,7 +303,7 @@ fn other_options_are_read_as_torchrun_reads_them() {
 
 #[test]
 fn filters_are_split_at_single_commas() {
-    // torchrun keeps empty ones, which match every line.
+    // torchrun keeps empty texts, which match every line.
     for (text, expected) in [
         ("", &[][..]),
         ("a,b", &["a", "b"]),
@@ -327,12 +327,12 @@ fn workers_are_counted_by_number_or_by_device() {
     }
     assert_eq!(
         refusal("--nproc-per-node=gpu s.py", &[]),
-        "--nproc-per-node is \"gpu\", but there is no GPU of NVIDIA or AMD here, or none is visible"
+        "--nproc-per-node is \"gpu\", but this machine has no visible GPU of NVIDIA or AMD"
     );
 }
 
 #[test]
-fn several_workers_get_one_thread_each_unless_told_otherwise() {
+fn several_workers_get_one_thread_each_by_default() {
     let threads = |line, variables: Variables<'_>| {
         let environment = plan(line, variables).environment;
         let found = environment
@@ -362,7 +362,7 @@ fn several_workers_get_one_thread_each_unless_told_otherwise() {
 }
 
 #[test]
-fn the_environment_stands_in_for_what_is_not_given() {
+fn the_environment_provides_defaults() {
     let static_pair = "2:3 static \"127.0.0.1:29500\" none rank=0,timeout=900";
     let standalone_pair = "2:2 c10d \"localhost:0\" random timeout=900";
     for (line, variables, expected) in [
@@ -438,7 +438,7 @@ fn some_options_have_a_second_variable() {
 }
 
 #[test]
-fn wrong_values_are_named_with_their_option() {
+fn an_invalid_value_is_named_with_its_option() {
     for (line, message) in [
         (
             "--nnodes=0 s.py",
@@ -450,7 +450,7 @@ fn wrong_values_are_named_with_their_option() {
         ("--nnodes= s.py", "--nnodes is \"\""),
         ("--nnodes=:2 s.py", "--nnodes is \":2\""),
         ("--nnodes -1 s.py", "--nnodes is \"-1\""),
-        // torchrun goes on with no worker, or fewer.
+        // torchrun continues with no worker, or fewer.
         ("--nproc-per-node=0 s.py", "--nproc-per-node is \"0\""),
         ("--nproc-per-node -1 s.py", "--nproc-per-node is \"-1\""),
         ("--nproc-per-node=CPU s.py", "--nproc-per-node is \"CPU\""),
@@ -492,7 +492,7 @@ fn wrong_values_are_named_with_their_option() {
         ("--node-rank=-1 s.py", "--node-rank is \"-1\""),
         (
             "--nnodes=2 --node-rank=2 s.py",
-            "--node-rank is 2, but the ranks of 2 nodes end at 1",
+            "--node-rank is 2, but with 2 nodes the highest rank is 1",
         ),
         (
             "--rdzv-backend=etcd s.py",
@@ -518,7 +518,7 @@ fn wrong_values_are_named_with_their_option() {
         ("--start-method=x s.py", "--start-method is \"x\""),
         (
             "-m --no-python x",
-            "--module and --no-python do not go together",
+            "--module and --no-python cannot be combined",
         ),
         (
             "--numa-binding=node s.py",
@@ -535,12 +535,18 @@ fn wrong_values_are_named_with_their_option() {
         assert!(error.starts_with(message), "{line}: {error}");
         assert!(!error.contains('\n'), "{line}: {error}");
     }
-    assert_eq!(refusal("--nnodes=2", &[]), "there is no script to run");
-    assert_eq!(plan_of([], &[]).unwrap_err(), "there is no script to run");
+    assert_eq!(
+        refusal("--nnodes=2", &[]),
+        "no SCRIPT given: name a script or program to run"
+    );
+    assert_eq!(
+        plan_of([], &[]).unwrap_err(),
+        "no SCRIPT given: name a script or program to run"
+    );
 }
 
 #[test]
-fn what_is_no_option_is_not_taken_for_a_script_or_a_value() {
+fn a_mistyped_option_is_not_taken_for_a_script_or_a_value() {
     for (line, word) in [
         ("--foo s.py", "--foo"),
         ("-x s.py", "-x"),
@@ -560,7 +566,7 @@ fn what_is_no_option_is_not_taken_for_a_script_or_a_value() {
 }
 
 #[test]
-fn wrong_variables_are_named() {
+fn an_invalid_variable_is_named() {
     for (name, value, message) in [
         ("PET_NNODES", "", "PET_NNODES is \"\""),
         ("PET_STANDALONE", "true", "PET_STANDALONE is \"true\""),
@@ -585,7 +591,7 @@ fn wrong_variables_are_named() {
 }
 
 #[test]
-fn what_has_no_effect_is_told() {
+fn options_without_effect_cause_a_warning() {
     for (line, variables, warning) in [
         (
             "--rdzv-id=j s.py",
@@ -620,22 +626,22 @@ fn what_has_no_effect_is_told() {
         (
             "--start-method=fork s.py",
             &[],
-            "--start-method is \"fork\", which has no effect: workers are programs",
+            "--start-method is \"fork\", which has no effect: workers are started as programs",
         ),
         (
             "s.py",
             &[("PET_MONITOR_INTERVAL", "5")],
-            "PET_MONITOR_INTERVAL is \"5\", which has no effect: the end of a worker",
+            "PET_MONITOR_INTERVAL is \"5\", which has no effect: exits of workers",
         ),
         (
             "s.py",
             &[("TORCHELASTIC_ENABLE_FILE_TIMER", "1")],
-            "TORCHELASTIC_ENABLE_FILE_TIMER is \"1\", which has no effect: there is no watchdog",
+            "TORCHELASTIC_ENABLE_FILE_TIMER is \"1\", which has no effect: the launcher has no watchdog",
         ),
         (
             "s.py",
             &[("TORCHELASTIC_HEALTH_CHECK_PORT", "8080")],
-            "TORCHELASTIC_HEALTH_CHECK_PORT is \"8080\", which has no effect: there is no health check",
+            "TORCHELASTIC_HEALTH_CHECK_PORT is \"8080\", which has no effect: the launcher has no health check",
         ),
     ] {
         let warnings = plan(line, variables).warnings;
