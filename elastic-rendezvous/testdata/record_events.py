@@ -38,7 +38,7 @@ dynamic.logger.addHandler(logging.NullHandler())
 
 
 class Backend(c10d.C10dRendezvousBackend):
-    """Says once that another node has written first, or fails, when told to."""
+    """Reports one write conflict, or fails, on request."""
 
     loses_a_write = False
     is_broken = False

@@ -1,4 +1,4 @@
-//! One executor, stepped by hand: moments to the nanosecond, and what only happens once in a while.
+//! One executor, stepped by hand: times to the nanosecond, and rare events.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ fn token(number: u8) -> Token {
     Token::new([number])
 }
 
-/// A state with these participants, who have written at that time.
+/// A state with these participants, whose heartbeats are `heartbeat`.
 fn open(nodes: &[&str], heartbeat: Timestamp) -> RendezvousState {
     let mut state = RendezvousState::default();
     for name in nodes {
@@ -52,8 +52,7 @@ fn complete(nodes: &[(&str, i64)], heartbeat: Timestamp) -> RendezvousState {
     state
 }
 
-/// The executor of `me` in a job of 2 to 4 nodes, in the middle of an operation that it has begun at
-/// [`START`], with `state` as what it has read.
+/// The executor of `me` in a job of 2 to 4 nodes that has begun `operation` at [`START`] and read `state`.
 fn executor(operation: Operation, state: RendezvousState) -> Executor {
     let settings = RendezvousSettings::for_test(2, 4);
     let mut executor = Executor::new(node("me"), settings, START);
@@ -63,7 +62,7 @@ fn executor(operation: Operation, state: RendezvousState) -> Executor {
     executor
 }
 
-/// Asks for the state and gets it at once.
+/// Requests the state and gets it at once.
 fn read_again(executor: &mut Executor, state: &RendezvousState, now: Now) {
     executor.wake();
     assert_eq!(executor.step(now), Need::Read);
@@ -75,7 +74,7 @@ fn rule(executor: &Executor) -> Rule {
 }
 
 #[test]
-fn a_sign_of_life_is_due_when_the_last_one_is_an_interval_old_and_not_before() {
+fn a_heartbeat_is_due_when_the_last_one_is_an_interval_old() {
     let state = open(&["me"], START.wall);
     let mut executor = executor(Operation::Join, state.clone());
     let until = START.monotonic + 5 * SECOND;
@@ -95,7 +94,7 @@ fn a_sign_of_life_is_due_when_the_last_one_is_an_interval_old_and_not_before() {
 #[test]
 fn the_last_call_is_over_when_more_than_its_time_has_passed() {
     let mut state = open(&["me", "peer"], START.wall);
-    // Whatever the writer's clock says.
+    // The writer's clock does not matter.
     state.deadline = Some(START.wall.before(3600 * SECOND));
     let mut executor = executor(Operation::Join, state.clone());
     for seconds in (5..=30).step_by(5) {
@@ -115,7 +114,7 @@ fn the_last_call_is_over_when_more_than_its_time_has_passed() {
 }
 
 #[test]
-fn a_join_wakes_up_for_its_deadline() {
+fn a_join_wakes_at_its_deadline() {
     let settings = RendezvousSettings::for_test(2, 4);
     let mut executor = Executor::new(node("me"), settings, START);
     let deadline = START.monotonic + 2 * SECOND;
@@ -137,7 +136,7 @@ fn a_join_wakes_up_for_its_deadline() {
 }
 
 #[test]
-fn a_node_is_dropped_when_it_was_silent_for_more_than_its_time() {
+fn a_node_is_dropped_after_more_than_dead_after_of_silence() {
     let state = open(&["me", "peer"], START.wall);
     let mut executor = executor(Operation::KeepAlive, state.clone());
     read_again(&mut executor, &state, at(15 * SECOND));
@@ -146,7 +145,7 @@ fn a_node_is_dropped_when_it_was_silent_for_more_than_its_time() {
     read_again(&mut executor, &state, late);
     assert!(!executor.state().participants.contains_key(&node("peer")));
     assert_eq!(executor.report(late).dropped.len(), 1);
-    // It goes from the store with the next change.
+    // The next write removes it from the store.
     assert_eq!(executor.step(late), Need::Write);
     assert!(
         !executor
@@ -155,16 +154,16 @@ fn a_node_is_dropped_when_it_was_silent_for_more_than_its_time() {
             .last_heartbeats
             .contains_key(&node("peer"))
     );
-    // When it comes back, it is dropped no more.
+    // When it is back, it is no longer reported as dropped.
     let state = open(&["me", "peer"], late.wall);
     executor.on_written(Written::Theirs(Box::new(state), token(2)), late);
     assert!(executor.state().participants.contains_key(&node("peer")));
     assert_eq!(executor.report(late).dropped.len(), 0);
 }
 
-/// As after a SIGSTOP: what the others have written meanwhile is not in it.
+/// As after a SIGSTOP: the answer lacks what the others wrote meanwhile.
 #[test]
-fn an_answer_that_lay_unread_for_long_makes_nobody_dead() {
+fn an_answer_that_was_read_late_drops_nobody() {
     let state = open(&["me", "peer"], START.wall);
     let mut executor = executor(Operation::KeepAlive, state.clone());
     let asked = at(4 * SECOND);
@@ -174,10 +173,9 @@ fn an_answer_that_lay_unread_for_long_makes_nobody_dead() {
     assert!(executor.state().participants.contains_key(&node("peer")));
 }
 
-/// Also a shell that hands in what it has read itself, while the executor waits, is judged by when it
-/// could have read that.
+/// Silence also counts when the loop passes states to the waiting executor without a request.
 #[test]
-fn states_read_during_waits_let_the_silent_be_dropped() {
+fn silent_nodes_are_dropped_by_states_read_during_waits() {
     let mut state = open(&["me", "peer"], START.wall);
     state.round = 1;
     let mut executor = executor(Operation::Join, state.clone());
@@ -194,9 +192,9 @@ fn states_read_during_waits_let_the_silent_be_dropped() {
     assert!(!executor.state().participants.contains_key(&node("peer")));
 }
 
-/// The others may not have seen it complete: they must find it whole.
+/// The other members must see the whole round first.
 #[test]
-fn a_complete_round_keeps_its_silent_members_until_all_have_had_time_to_see_it() {
+fn a_complete_round_keeps_silent_members_until_all_had_time_to_see_it() {
     let open = open(&["a", "b", "me"], START.wall);
     let mut executor = executor(Operation::KeepAlive, open);
     let mut state = complete(&[("a", 0), ("b", 1), ("me", 2)], START.wall);
@@ -216,7 +214,7 @@ fn a_complete_round_keeps_its_silent_members_until_all_have_had_time_to_see_it()
 fn a_round_that_has_lost_a_member_is_left_for_the_next_one() {
     let mut executor = executor(Operation::Join, open(&["a", "b"], START.wall));
     assert_eq!(executor.step(START), Need::Write);
-    // The write went through and its answer was lost; b has come and gone.
+    // The write succeeded but its answer was lost; b has joined and left.
     let state = complete(&[("a", 0), ("me", 2)], START.wall);
     executor.on_read(Some((state, token(2))), START);
     assert_eq!(executor.step(START), Need::Write);
@@ -228,14 +226,14 @@ fn a_round_that_has_lost_a_member_is_left_for_the_next_one() {
 }
 
 #[test]
-fn a_node_that_holds_back_looks_now_and_then_until_the_suspect_must_have_written() {
+fn a_node_checks_suspects_once_a_second_until_they_must_have_written() {
     let state = open(&["a", "b", "c"], START.wall.before(60 * SECOND));
     let mut executor = executor(Operation::Join, state.clone());
     let until = START.monotonic + SECOND;
     assert_eq!(executor.step(START), Need::Wait { until });
     assert_eq!(rule(&executor), Rule::H2);
     assert_eq!(executor.report(START).suspects.len(), 3);
-    // Two have written. The third is dead; the node does not ask for it without end.
+    // Two have written. The third is dead, and the node does not poll for it forever.
     let mut state = state;
     for name in ["a", "b"] {
         state
@@ -255,7 +253,7 @@ fn a_node_that_holds_back_looks_now_and_then_until_the_suspect_must_have_written
 }
 
 #[test]
-fn a_node_that_comes_while_we_look_is_no_suspect_whatever_its_clock_says() {
+fn a_node_that_appears_after_the_first_read_is_no_suspect() {
     let mut executor = executor(Operation::Join, open(&["me"], START.wall));
     executor.step(START);
     let mut state = open(&["me", "a", "b"], START.wall.before(900 * SECOND));
@@ -264,7 +262,7 @@ fn a_node_that_comes_while_we_look_is_no_suspect_whatever_its_clock_says() {
     let now = at(SECOND);
     read_again(&mut executor, &state, now);
     assert_eq!(executor.report(now).suspects, []);
-    // A node that has not looked for so long cannot know when they came.
+    // After 16 s without a read, it is unknown when they joined.
     let mut executor = self::executor(Operation::Join, open(&["me"], START.wall));
     executor.step(START);
     let now = at(16 * SECOND);
@@ -273,10 +271,10 @@ fn a_node_that_comes_while_we_look_is_no_suspect_whatever_its_clock_says() {
 }
 
 #[test]
-fn the_first_heartbeat_of_a_node_that_comes_while_we_look_tells_its_clock() {
+fn the_first_heartbeat_of_a_new_node_reveals_its_clock() {
     let mut executor = executor(Operation::Join, open(&["me"], START.wall));
     executor.step(START);
-    // It has dropped us, as its clock is a minute ahead.
+    // It has dropped `me`, because its clock is a minute ahead.
     let state = open(&["ahead"], START.wall.after(60 * SECOND));
     read_again(&mut executor, &state, START);
     assert_eq!(executor.step(START), Need::Write);
@@ -285,7 +283,7 @@ fn the_first_heartbeat_of_a_node_that_comes_while_we_look_tells_its_clock() {
 }
 
 #[test]
-fn a_last_call_that_is_over_for_others_only_keeps_nobody_busy() {
+fn a_wait_for_a_suspect_after_the_last_call_is_no_busy_loop() {
     let mut state = open(&["me", "a"], START.wall);
     state
         .last_heartbeats
@@ -305,7 +303,7 @@ fn a_last_call_that_is_over_for_others_only_keeps_nobody_busy() {
 }
 
 #[test]
-fn a_spare_that_is_needed_has_all_the_time_for_joining() {
+fn a_spare_that_is_needed_has_the_whole_join_timeout() {
     let mut state = complete(&[("a", 0), ("b", 1), ("c", 2)], START.wall);
     state.redundancy_list.insert(node("me"));
     state.last_heartbeats.insert(node("me"), START.wall);
@@ -324,7 +322,7 @@ fn a_spare_that_is_needed_has_all_the_time_for_joining() {
 }
 
 #[test]
-fn when_the_state_has_vanished_a_join_begins_anew_without_a_token() {
+fn a_join_starts_again_without_a_token_when_the_state_disappears() {
     let mut executor = executor(Operation::Join, open(&["a"], START.wall));
     assert_eq!(executor.step(START), Need::Write);
     assert_eq!(executor.to_write().1, Some(&token(1)));
@@ -337,7 +335,7 @@ fn when_the_state_has_vanished_a_join_begins_anew_without_a_token() {
 }
 
 #[test]
-fn a_participant_wakes_up_for_the_end_of_the_last_call() {
+fn a_participant_wakes_at_the_end_of_the_last_call() {
     let mut state = open(&["me", "a"], START.wall);
     state.deadline = Some(START.wall);
     let mut settings = RendezvousSettings::for_test(2, 4);
@@ -351,7 +349,7 @@ fn a_participant_wakes_up_for_the_end_of_the_last_call() {
 }
 
 #[test]
-fn a_member_that_is_gone_has_left_or_was_lost_as_its_heartbeats_tell() {
+fn heartbeats_tell_members_that_left_from_lost_ones() {
     let members = complete(&[("a", 0), ("b", 1), ("me", 2)], START.wall);
     let mut executor = executor(Operation::Join, members.clone());
     assert_eq!(executor.step(START), Need::Done(Ok(())));
@@ -362,7 +360,7 @@ fn a_member_that_is_gone_has_left_or_was_lost_as_its_heartbeats_tell() {
         let left = left.iter().map(|it| it.to_string());
         lost.chain(left).collect::<Vec<_>>()
     };
-    // It writes, and then leaves.
+    // a writes and then leaves.
     let mut state = members.clone();
     let wrote_at = at(5 * SECOND);
     state.last_heartbeats.insert(node("a"), wrote_at.wall);
@@ -371,7 +369,7 @@ fn a_member_that_is_gone_has_left_or_was_lost_as_its_heartbeats_tell() {
     state.last_heartbeats.shift_remove(&node("a"));
     read_again(&mut executor, &state, at(10 * SECOND));
     assert_eq!(names(&executor), ["a (pid 1) left the round"]);
-    // Another node drops the other one, 10 s after its last heartbeat that was seen here.
+    // Another node drops b, 10 s after its last heartbeat observed here.
     state.participants.shift_remove(&node("b"));
     state.last_heartbeats.shift_remove(&node("b"));
     state.wait_list.insert(node("a"));
@@ -386,13 +384,13 @@ fn a_member_that_is_gone_has_left_or_was_lost_as_its_heartbeats_tell() {
     assert_eq!(executor.take_newly_lost(), []);
     let missing = executor.report(at(10 * SECOND));
     assert_eq!(missing.missing_nodes().collect::<Vec<_>>(), [&node("b")]);
-    // It was only slow, and is in the round again.
+    // Both are members again.
     read_again(&mut executor, &members, at(11 * SECOND));
     assert_eq!(names(&executor), [""; 0]);
 }
 
 #[test]
-fn the_pause_after_a_conflict_is_doubled_but_the_closer_to_death_the_shorter() {
+fn pauses_after_conflicts_double_within_the_time_left_until_the_drop() {
     let state = open(&["me", "other"], START.wall);
     let mut executor = executor(Operation::Join, state.clone());
     let mut pause_after = |seconds| {
@@ -407,24 +405,24 @@ fn the_pause_after_a_conflict_is_doubled_but_the_closer_to_death_the_shorter() {
     for _ in 0..20 {
         pause_after(1);
     }
-    // 128 attempts fit into what is left of 15 s.
+    // 128 attempts fit into the rest of 15 s.
     assert_eq!(pause_after(1), Some(14 * SECOND / 128));
     assert_eq!(pause_after(10), Some(5 * SECOND / 128));
     assert_eq!(pause_after(15), Some(4 * MILLISECOND));
 }
 
 #[test]
-fn when_others_were_faster_their_state_counts_and_ours_is_forgotten() {
+fn after_a_conflict_local_changes_are_discarded() {
     let mut executor = executor(Operation::Join, open(&["a"], START.wall));
     assert_eq!(executor.step(START), Need::Write);
     assert!(executor.to_write().0.participants.contains_key(&node("me")));
-    // Full meanwhile: there is nothing to write but that this node is a spare.
+    // The round is full meanwhile, so this node becomes a spare.
     let full = complete(&[("a", 0), ("b", 1), ("c", 2), ("d", 3)], START.wall);
     executor.on_written(Written::Theirs(Box::new(full.clone()), token(2)), START);
     assert_eq!(*executor.state(), full);
     assert_eq!(executor.step(START), Need::Write);
     assert_eq!(rule(&executor), Rule::J11);
-    // And now it is one, by a write whose answer was lost.
+    // It already is one, by a write whose answer was lost.
     let mut listed = executor.to_write().0.clone();
     listed
         .last_heartbeats
@@ -435,8 +433,8 @@ fn when_others_were_faster_their_state_counts_and_ours_is_forgotten() {
     assert_eq!(executor.step(START), Need::Read);
 }
 
-/// An executor that has left a complete round of `me`, `a` and `b`, while `late` was waiting, and now
-/// finds a round open: what it does when that is `state`, whose last call has just begun.
+/// An executor that has left a complete round of `me`, `a` and `b`, while `late` was waiting, and has now read
+/// the open round `state`, whose last call has just begun.
 fn after_a_restart(state: &RendezvousState) -> Executor {
     let mut executor = executor(
         Operation::Join,
@@ -445,7 +443,7 @@ fn after_a_restart(state: &RendezvousState) -> Executor {
     assert_eq!(executor.step(START), Need::Done(Ok(())));
     executor.begin(Operation::Exit, START.monotonic + 600 * SECOND, START);
     assert_eq!(executor.step(START), Need::Read);
-    // b has left already, and is on its way to the wait list.
+    // b has left already and is about to wait.
     let mut left = complete(&[("a", 0), ("me", 2)], START.wall);
     left.wait_list.insert(node("late"));
     left.last_heartbeats.insert(node("late"), START.wall);
@@ -466,10 +464,10 @@ fn reopened(nodes: &[&str]) -> RendezvousState {
 }
 
 #[test]
-fn when_all_are_back_nobody_else_is_waited_for() {
+fn the_last_call_ends_when_all_are_back() {
     let mut executor = after_a_restart(&reopened(&["me", "a", "b"]));
     let waits = matches!(executor.step(START), Need::Wait { .. });
-    assert!(waits, "the node that had waited is expected too");
+    assert!(waits, "the waiting node is expected too");
     let all = reopened(&["me", "a", "b", "late"]);
     let mut executor = after_a_restart(&all);
     assert_eq!(executor.step(START), Need::Write);
@@ -477,7 +475,7 @@ fn when_all_are_back_nobody_else_is_waited_for() {
 }
 
 #[test]
-fn a_node_that_does_not_come_back_is_waited_for_as_long_as_its_way_can_take() {
+fn a_node_that_does_not_rejoin_is_expected_for_2_s() {
     let state = reopened(&["me", "a", "late"]);
     let mut executor = after_a_restart(&state);
     let until = START.monotonic + 2 * SECOND + MILLISECOND;
@@ -492,7 +490,7 @@ fn a_node_that_does_not_come_back_is_waited_for_as_long_as_its_way_can_take() {
 }
 
 #[test]
-fn a_node_that_still_waits_is_expected_until_the_last_call_is_over() {
+fn a_node_on_the_wait_list_is_expected_until_the_last_call_is_over() {
     let mut state = reopened(&["me", "a", "late"]);
     state.wait_list.insert(node("b"));
     state.last_heartbeats.insert(node("b"), START.wall);
@@ -503,12 +501,12 @@ fn a_node_that_still_waits_is_expected_until_the_last_call_is_over() {
 }
 
 #[test]
-fn who_joins_for_the_first_time_or_after_an_eviction_hears_the_whole_last_call() {
+fn a_node_that_rejoins_after_an_eviction_waits_for_the_whole_last_call() {
     let mut executor = after_a_restart(&reopened(&["me", "a", "b", "late"]));
     assert_eq!(executor.step(START), Need::Write);
     executor.on_written(Written::Ours(token(4)), START);
     assert_eq!(executor.step(START), Need::Done(Ok(())));
-    // The others have dropped it and go on in another round: it has nothing to leave.
+    // The others have dropped it and started another round, so it has nothing to leave.
     let mut state = reopened(&["a", "b", "late"]);
     state.round = 2;
     executor.begin(Operation::Exit, START.monotonic + 600 * SECOND, START);

@@ -1,4 +1,4 @@
-//! What must hold in every simulation, at every moment, whatever goes wrong.
+//! The invariants of every simulation, checked at each write, read and join.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -11,15 +11,15 @@ use crate::state::RendezvousState;
 /// Ranks by node.
 pub(super) type Ranks = BTreeMap<NodeId, i64>;
 
-/// Remembers what has happened and panics when a law is broken.
+/// Records the history and panics when an invariant is violated.
 #[derive(Debug)]
 pub(super) struct Laws {
     settings: RendezvousSettings,
-    /// The nodes of each round that was completed.
+    /// The nodes of each completed round.
     completed: BTreeMap<i64, Ranks>,
-    /// Who has left a complete round of its own accord, or was dropped by a node of PyTorch's.
+    /// The nodes that left a complete round on their own, or that a PyTorch node dropped.
     departed: BTreeMap<i64, BTreeSet<NodeId>>,
-    /// Who has finished a join with which rank.
+    /// The node of each round and rank that has finished its join.
     joined: BTreeMap<(i64, i64), NodeId>,
 }
 
@@ -83,13 +83,13 @@ impl Laws {
                 let silence = now - *at;
                 assert!(
                     silence > self.settings.dead_after(),
-                    "{writer} drops {node}, which has written {silence:?} ago"
+                    "{writer} drops {node}, which wrote {silence:?} ago"
                 );
             }
         }
     }
 
-    /// A node of ours has made `seen` of `version`, which it was given at `at`.
+    /// A node of ours has read `version` at `at`, and `seen` is its copy without dead nodes.
     pub(super) fn on_adopt(
         &self,
         reader: &NodeId,
@@ -102,13 +102,13 @@ impl Laws {
                 let silence = at - *written_at;
                 assert!(
                     silence > self.settings.dead_after(),
-                    "{reader} takes {node} for dead, which had written {silence:?} before"
+                    "{reader} drops {node}, which wrote {silence:?} before"
                 );
             }
         }
     }
 
-    /// `node` has finished a join; what it sees.
+    /// `node` has finished a join and sees the state `seen`.
     pub(super) fn on_joined(&mut self, node: &NodeId, is_torch: bool, seen: &RendezvousState) {
         let round = seen.round;
         assert!(seen.complete, "{node} has joined a round that is open");
@@ -122,7 +122,7 @@ impl Laws {
         if is_torch {
             return;
         }
-        // Members that have left before it looked, it cannot see. It sees all others.
+        // It sees all members but those that left before it read the state.
         for member in world.keys() {
             let departed = self.departed.get(&round);
             assert!(
@@ -141,7 +141,10 @@ impl Laws {
         let lists = state.participants.keys().chain(&state.wait_list);
         for node in lists.chain(&state.redundancy_list) {
             assert!(listed.insert(node), "{node} is on two lists");
-            assert!(state.last_heartbeats.contains_key(node), "{node} is mute");
+            assert!(
+                state.last_heartbeats.contains_key(node),
+                "{node} has no heartbeat"
+            );
         }
         assert_eq!(listed.len(), state.last_heartbeats.len(), "{state:?}");
         assert!(!state.complete || !state.participants.is_empty());

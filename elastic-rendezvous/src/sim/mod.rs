@@ -1,8 +1,8 @@
-//! Whole rendezvous in memory and in made-up time, for tests.
+//! A simulator of whole rendezvous in virtual time, for tests.
 //!
-//! Any number of executors, each with clocks of its own, over one value with a fencing token. All that
-//! happens is drawn from a seed: how long a message takes, what comes first, what is lost. Here is what
-//! the shell does in `node_loop` and the launcher above it, without threads.
+//! Any number of executors, each with its own clocks, share one value with a fencing token. A seed determines
+//! latencies, the order of simultaneous events, and lost messages. The simulator does what `node_loop` and
+//! the launcher do, without threads.
 
 mod by_hand;
 mod laws;
@@ -28,19 +28,19 @@ use crate::settings::RendezvousSettings;
 use crate::state::RendezvousState;
 use crate::timestamp::Timestamp;
 
-/// After so long, a request without an answer is asked anew.
+/// How long a node waits for an answer before it repeats the request.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A node that waits for less than [`SHORT`] so often in a row, with nothing new, runs hot.
+/// A node with more waits below [`SHORT`] in a row than this, without a new state, is in a busy loop.
 const SHORT: Duration = Duration::from_millis(2);
 const SHORT_WAITS_MAX: u32 = 8;
 
-/// How bad the network is.
+/// The faults of the network.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Network {
-    /// The share of messages that take up to a second and a half.
+    /// The share of messages that take up to 1.5 s.
     slow: f64,
-    /// The share of writes that are refused though their token is the present one.
+    /// The share of writes that are refused although their token is current.
     refused: f64,
     /// The share of writes whose answer is lost.
     lost: f64,
@@ -68,15 +68,15 @@ enum Request {
 
 #[derive(Debug)]
 enum Event {
-    /// A request has come to the store.
+    /// A request arrives at the store.
     Request(u64, Request),
-    /// An answer has come to the node; whether to a write.
+    /// An answer arrives at the node; the flag says whether to a write.
     Answer(u64, Answer, bool),
-    /// No answer has come.
+    /// No answer has arrived in time.
     NoAnswer(u64),
-    /// The time is over for which the node wanted to wait.
+    /// The wait of the node is over.
     Wake(u64),
-    /// A node that cannot be woken asks.
+    /// A node that cannot be woken polls.
     Poll(u64),
     /// The pause after a conflict is over.
     Retry(u64),
@@ -96,10 +96,10 @@ pub(crate) struct World {
     now: Duration,
     settings: RendezvousSettings,
     network: Network,
-    /// When the network last became as it is.
+    /// When the network was last changed.
     network_since: Duration,
     random: fastrand::Rng,
-    /// By time; at the same time in random order.
+    /// By time; events at the same time are in random order.
     events: BTreeMap<(Duration, u32, u64), (usize, Event)>,
     events_made: u64,
     store: SimStore,
@@ -127,7 +127,7 @@ impl World {
         }
     }
 
-    /// A node of ours that is yet to start; its number.
+    /// Adds a node of ours that has not started; returns its number.
     fn add(&mut self, name: &str) -> usize {
         let me = NodeId::new(name, 1 + self.nodes.len() as i64, 0);
         let never = Now {
@@ -140,7 +140,7 @@ impl World {
         self.nodes.len() - 1
     }
 
-    /// A node of PyTorch's.
+    /// Adds a PyTorch node that has not started; returns its number.
     fn add_torch(&mut self, name: &str) -> usize {
         let me = NodeId::new(name, 1 + self.nodes.len() as i64, 0);
         let torch = TorchNode::new(me, self.settings.clone());
@@ -154,7 +154,7 @@ impl World {
         self.network_since = self.now;
     }
 
-    /// Has something happen to a node so many milliseconds from now.
+    /// Schedules a command for a node, `millis` from now.
     fn command_in(&mut self, millis: u64, node: usize, command: Command) {
         let at = self.now + Duration::from_millis(millis);
         self.schedule(at, node, Event::Command(command));
@@ -169,7 +169,7 @@ impl World {
         self.run_until(end, |_| false);
     }
 
-    /// Runs until `is_done`, or until `end`; whether it was done.
+    /// Runs until `is_done` or until `end`; returns whether it was done.
     fn run_until(&mut self, end: Duration, is_done: impl Fn(&Self) -> bool) -> bool {
         loop {
             if is_done(self) {
@@ -195,8 +195,8 @@ impl World {
         self.nodes.iter().filter(|node| node.is_alive()).count()
     }
 
-    /// Whether all nodes that live and fit are in the present round and know it, the others are
-    /// spares, and nobody else is listed.
+    /// Whether all live nodes that fit are members of the current round and know it, the others are spares,
+    /// and no other node is listed.
     fn is_settled(&self) -> bool {
         let state = self.store.state();
         let alive = self.alive();
@@ -266,12 +266,12 @@ impl World {
                 Stage::Member => self.keep_alive(index),
                 _ => self.drive(index),
             },
-            // Too late: the node has gone on.
+            // Late: the node no longer waits for this.
             _ => {}
         }
     }
 
-    /// What the store does.
+    /// Handles a request at the store.
     fn serve(&mut self, index: usize, ask: u64, request: Request) {
         let mut is_ours = false;
         let was_write = matches!(request, Request::Write(..));
@@ -334,7 +334,7 @@ impl World {
         }
     }
 
-    /// A node of ours that nothing hinders gives its signs of life in time.
+    /// A node of ours writes its heartbeats in time if nothing delays it.
     fn check_punctual(&self, writer: usize, before: Option<&Version>) {
         let node = &self.nodes[writer];
         if self.network != Network::CALM || node.was_paused || node.is_torch() {
@@ -344,7 +344,7 @@ impl World {
         let when_calm = self.network_since + self.settings.keep_alive_interval;
         if let Some(at) = written_at.filter(|at| **at >= when_calm) {
             let pause = self.now - *at;
-            // Many that write at once hold each other up; one interval must remain to spare.
+            // Concurrent writers delay each other; one interval must be left.
             let pause_max = self.settings.dead_after() - self.settings.keep_alive_interval;
             assert!(pause <= pause_max, "{} wrote {pause:?} ago", node.me());
         }
@@ -376,7 +376,7 @@ impl World {
             }
             Need::Done(result) => {
                 let Stage::Busy(operation) = node.stage else {
-                    panic!("{} has done something unasked", node.me());
+                    panic!("{} has finished without an operation", node.me());
                 };
                 match (operation, result) {
                     (Operation::Exit, Ok(())) => {
@@ -423,12 +423,12 @@ impl World {
         self.drive(index);
     }
 
-    /// A member has nothing to do until its next sign of life.
+    /// Lets a member wait until its next heartbeat, or restart.
     fn rest(&mut self, index: usize) {
         let node = &mut self.nodes[index];
         if node.restarts && !node.plans_rejoin && node.wants_restart() {
             node.plans_rejoin = true;
-            // So long it takes to stop the workers.
+            // The time to stop the workers.
             let millis = self.random.u64(0..2_000);
             let joins = node.joins.len();
             self.command_in(millis, index, Command::Restart { joins });
@@ -444,14 +444,14 @@ impl World {
         }
     }
 
-    /// Waits as the shell does, and wakes the node when `until` has come.
+    /// Waits as the loop does, and wakes the node at `until`.
     fn wait(&mut self, index: usize, until: Duration) {
         let node = &mut self.nodes[index];
         node.ask += 1;
         if until.saturating_sub(self.now) <= SHORT {
             node.short_waits += 1;
             let is_hot = node.short_waits > SHORT_WAITS_MAX;
-            assert!(!is_hot, "{} asks without end", node.me());
+            assert!(!is_hot, "{} is in a busy loop", node.me());
         }
         let ask = node.ask;
         let is_member = node.stage == Stage::Member;
@@ -518,8 +518,8 @@ impl World {
             Command::Rejoin | Command::Leave | Command::Close => {
                 let is_joining =
                     matches!(node.stage, Stage::Busy(Operation::Exit | Operation::Join));
-                let is_vain = is_joining && matches!(command, Command::Rejoin);
-                if !node.is_alive() || is_vain {
+                let is_redundant = is_joining && matches!(command, Command::Rejoin);
+                if !node.is_alive() || is_redundant {
                     return;
                 }
                 node.commands.push_back(command);
@@ -530,7 +530,7 @@ impl World {
         }
     }
 
-    /// Begins what was asked of a node next.
+    /// Begins the next command of a node.
     fn next_command(&mut self, index: usize) {
         let node = &mut self.nodes[index];
         let monotonic = node.clock(self.now).monotonic;
@@ -539,7 +539,7 @@ impl World {
             Some(Command::Close) => (Operation::Close, self.settings.close_timeout),
             _ => {
                 node.plans_rejoin = false;
-                // One is as good as several.
+                // One rejoin covers all that are queued.
                 node.commands
                     .retain(|command| !matches!(command, Command::Rejoin));
                 (Operation::Exit, self.settings.join_timeout)

@@ -1,4 +1,4 @@
-//! A simulated node: an executor, a clock of its own, and what it is doing at the moment.
+//! A simulated node: an executor or a PyTorch node, its clocks, and its current operation.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::rc::Rc;
@@ -14,46 +14,46 @@ use crate::settings::RendezvousSettings;
 use crate::state::RendezvousState;
 use crate::timestamp::Timestamp;
 
-/// What the right clock on the wall says when the simulation begins.
+/// The correct wall clock at the start of the simulation.
 const WALL: Timestamp = Timestamp::from_micros(1_800_000_000_000_000);
 
-/// Who plays a node.
+/// The implementation of a node.
 #[derive(Debug)]
 pub(super) enum Player {
     Ours(Box<Executor>),
     Torch(Box<TorchNode>),
 }
 
-/// How a node of ours learns of changes.
+/// How a node of ours notices changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Watching {
-    /// It asks once a second.
+    /// It polls once a second.
     Polls,
-    /// It is woken when somebody comes or goes.
+    /// It is woken when nodes join or leave.
     Members,
-    /// It is woken, while it is in an open round, by what concerns the whole round only.
+    /// In an open round it is woken only by changes of the round itself.
     Round,
 }
 
-/// What is asked of a node from outside, or happens to it.
+/// A command to a node, or a fault.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Command {
-    /// Its process begins, and joins.
+    /// Its process starts and joins.
     Start,
     /// It leaves its round and joins the next one.
     Rejoin,
-    /// It has stopped its workers and joins again, unless it has joined again meanwhile: so many times
-    /// it had joined when it began to stop them.
+    /// It has stopped its workers and joins again, unless it has joined meanwhile: `joins` is the number of its
+    /// joins when it began to stop them.
     Restart {
         joins: usize,
     },
     Leave,
     Close,
-    /// It stops for ever.
+    /// It stops for good.
     Crash,
-    /// It stops for a while: nothing reaches it, its clocks go on.
+    /// It stops for a while: nothing reaches it, but its clocks advance.
     Pause(Duration),
-    /// Its clock on the wall is set by so many seconds.
+    /// Its wall clock is changed by this number of seconds.
     Jump(i64),
 }
 
@@ -61,7 +61,7 @@ pub(super) enum Command {
 pub(super) enum Stage {
     Absent,
     Busy(Operation),
-    /// In a complete round, between two signs of life.
+    /// A member of a complete round, between two heartbeats.
     Member,
     Over(Outcome),
 }
@@ -74,7 +74,7 @@ pub(super) enum Outcome {
     Failed(OperationError),
 }
 
-/// A complete round, as the node saw it when it had joined.
+/// A complete round, as the node saw it when it joined.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Joined {
     pub(super) at: Duration,
@@ -87,29 +87,29 @@ pub(super) struct Joined {
 pub(super) struct SimNode {
     pub(super) player: Player,
     pub(super) watching: Watching,
-    /// Whether it joins again when somebody waits, or is lost.
+    /// Whether it joins again when nodes wait or members are lost.
     pub(super) restarts: bool,
     pub(super) stage: Stage,
-    /// By how many seconds its clock on the wall is wrong.
+    /// The error of its wall clock, in seconds.
     pub(super) skew: i64,
-    /// What its monotonic clock said when the simulation began.
+    /// Its monotonic clock at the start of the simulation.
     pub(super) boot: Duration,
-    /// The number of what it waits for: what comes for another number comes too late.
+    /// The number of the request it waits for; events for other numbers are ignored.
     pub(super) ask: u64,
     pub(super) paused_until: Duration,
     pub(super) was_paused: bool,
     pub(super) commands: VecDeque<Command>,
     pub(super) plans_rejoin: bool,
-    /// Until when a member waits before it looks whether a sign of life is due.
+    /// Until when a member waits before it checks for a due heartbeat.
     pub(super) idle_until: Duration,
     pub(super) deadline: Duration,
-    /// What it has read last.
+    /// The last version that it has read.
     pub(super) known: Option<Rc<Version>>,
     pub(super) joins: Vec<Joined>,
-    /// How often in a row it has waited for next to nothing.
+    /// The number of very short waits in a row.
     pub(super) short_waits: u32,
     pub(super) round: i64,
-    /// The nodes that it has named as lost.
+    /// The nodes that it has reported as lost.
     pub(super) lost: Vec<NodeId>,
 }
 
@@ -182,7 +182,7 @@ impl SimNode {
         }
     }
 
-    /// The process begins: so does what it observes.
+    /// Starts the process, with new observations.
     pub(super) fn start(&mut self, now: Duration) {
         let clock = self.clock(now);
         if let Player::Ours(executor) = &mut self.player {
@@ -236,19 +236,19 @@ impl SimNode {
             self.short_waits = 0;
         }
         self.known = version.cloned();
-        // The stored round: in its own copy a node may have dropped the last member of a round, which
-        // begins the next one, and then read that the member has written after all.
+        // The stored round is checked. In its own copy, a node may drop the last member of a round, which opens
+        // the next one, and then read that the member has written after all.
         let round = version.map_or(0, |version| version.state.round);
         assert!(
             self.round <= round,
-            "{} was told round {round} after round {}",
+            "{} has read round {round} after round {}",
             self.me(),
             self.round
         );
         self.round = round;
     }
 
-    /// How long it pauses at most before it tries again, after others were faster.
+    /// The longest pause after a write conflict.
     pub(super) fn conflict_pause_max(&self, now: Duration) -> Option<Duration> {
         match &self.player {
             Player::Ours(executor) => executor.conflict_pause_max(self.clock(now)),
@@ -256,7 +256,7 @@ impl SimNode {
         }
     }
 
-    /// When it looks again whether a sign of life is due.
+    /// When it next checks for a due heartbeat.
     pub(super) fn next_heartbeat(&self, settings: &RendezvousSettings, now: Duration) -> Duration {
         let due = match &self.player {
             Player::Ours(executor) => executor.heartbeat_due_at(),

@@ -1,4 +1,4 @@
-//! Random histories. Each is drawn from a seed; `SEED=n` repeats one, `ROUNDS=n` runs n fresh ones.
+//! Random histories. A seed determines each; `SEED=n` repeats one, `ROUNDS=n` runs n new ones.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -9,11 +9,11 @@ use crate::settings::RendezvousSettings;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Clocks are wrong by up to a quarter of an hour.
+/// The largest error of a wall clock, in seconds.
 const SKEW_MAX: i64 = 900;
 
-/// Runs `history` for one seed after the other and says at a failure which one it was. By default these
-/// are the same `rounds` seeds in every run, so that a run says something about a change. See [`seeds`].
+/// Runs `history` for a number of seeds and names the seed of a failure. By default these are the same
+/// `rounds` seeds in every run, so that runs are comparable. See [`seeds`].
 fn for_seeds(rounds: u64, history: impl Fn(u64) + std::panic::RefUnwindSafe) {
     let number = |name| {
         let text = std::env::var(name).ok()?;
@@ -27,8 +27,8 @@ fn for_seeds(rounds: u64, history: impl Fn(u64) + std::panic::RefUnwindSafe) {
     }
 }
 
-/// `SEED` alone is one history. `ROUNDS` alone are that many fresh ones. With both, the seeds count on
-/// from `SEED`: a caller that prints it can repeat them all, whatever happens to the run.
+/// `SEED` alone is one history, `ROUNDS` alone that many new ones. With both, the seeds count up from `SEED`, so
+/// that a caller that prints it can repeat all of them.
 fn seeds(
     first: Option<u64>,
     rounds: Option<u64>,
@@ -44,7 +44,7 @@ fn seeds(
 }
 
 #[test]
-fn seeds_are_fixed_or_fresh_or_those_that_were_asked_for() {
+fn seeds_are_fixed_or_new_or_given() {
     let seeds = |first, rounds| seeds(first, rounds, 3, || 100).collect::<Vec<_>>();
     assert_eq!(seeds(None, None), [0, 1, 2]);
     assert_eq!(seeds(None, Some(2)), [100, 101]);
@@ -52,16 +52,15 @@ fn seeds_are_fixed_or_fresh_or_those_that_were_asked_for() {
     assert_eq!(seeds(Some(u64::MAX), Some(2)), [u64::MAX, 0]);
 }
 
-/// Histories that failed once: each found a defect of the simulation itself. A node's own copy of the
-/// state, not the stored one, went back by a round; a restart that was planned in one round was carried
-/// out in the next.
+/// Histories that failed because of defects in the simulator: a node's own copy of the state, not the stored
+/// one, went back by a round; a restart that was planned in one round happened in the next.
 #[test]
 fn histories_that_have_failed_before_pass() {
     faults(3740591573270001998, 12);
     nodes_of_both_kinds(2066653375588246547);
 }
 
-/// A world of `count` nodes, each with clocks and a way of watching of its own.
+/// A world of `count` nodes with random clocks and ways of watching.
 fn world(seed: u64, settings: RendezvousSettings, count: usize) -> (World, fastrand::Rng) {
     let mut random = fastrand::Rng::with_seed(seed ^ 0x5eed);
     let mut world = World::new(seed, settings);
@@ -72,7 +71,7 @@ fn world(seed: u64, settings: RendezvousSettings, count: usize) -> (World, fastr
 }
 
 fn add(world: &mut World, random: &mut fastrand::Rng) -> usize {
-    // Names in another order than that of the starts.
+    // The order of names differs from the order of starts.
     let index = world.add(&format!("node{}", random.u32(..)));
     let node = &mut world.nodes[index];
     if random.bool() {
@@ -87,20 +86,24 @@ fn add(world: &mut World, random: &mut fastrand::Rng) -> usize {
     index
 }
 
-/// Runs until all is well and then some, in which nothing may change.
+/// Runs until the world is settled and 20 s more, in which nothing may change.
 fn settle(world: &mut World, limit: Duration) {
     let end = world.now + limit;
     let is_settled = world.run_until(end, World::is_settled);
-    assert!(is_settled, "not settled after {limit:?}: {}", tell(world));
+    assert!(
+        is_settled,
+        "not settled after {limit:?}: {}",
+        describe(world)
+    );
     let joins: usize = world.nodes.iter().map(|node| node.joins.len()).sum();
     world.run_for(20 * SECOND);
-    assert!(world.is_settled(), "settled no more: {}", tell(world));
+    assert!(world.is_settled(), "no longer settled: {}", describe(world));
     let later: usize = world.nodes.iter().map(|node| node.joins.len()).sum();
     assert_eq!(joins, later, "restarts without a reason");
 }
 
-/// What to look at when a history has failed.
-fn tell(world: &World) -> String {
+/// Describes the world of a failed history.
+fn describe(world: &World) -> String {
     let mut text = format!("at {:?}, {:#?}", world.now, world.store.state());
     for node in &world.nodes {
         let (me, stage) = (node.me(), node.stage);
@@ -114,7 +117,7 @@ fn between(random: &mut fastrand::Rng, millis: RangeInclusive<u64>) -> u64 {
 }
 
 #[test]
-fn when_all_must_come_the_last_one_completes_the_round_at_once() {
+fn the_last_of_max_nodes_completes_the_round_at_once() {
     for_seeds(30, |seed| {
         let mut random = fastrand::Rng::with_seed(seed);
         let count = random.usize(2..=12);
@@ -127,7 +130,7 @@ fn when_all_must_come_the_last_one_completes_the_round_at_once() {
             last = last.max(millis);
         }
         world.run_for(Duration::from_millis(last));
-        // A node whose clock is behind looks dead until it is seen to write.
+        // A node whose clock is behind is a suspect until it writes.
         let limit = world.settings.keep_alive_interval + 2 * SECOND;
         settle(&mut world, limit);
         assert!(world.nodes.iter().all(|node| node.joins.len() == 1));
@@ -135,14 +138,14 @@ fn when_all_must_come_the_last_one_completes_the_round_at_once() {
 }
 
 #[test]
-fn when_enough_have_come_the_round_is_complete_after_the_last_call() {
+fn min_nodes_complete_the_round_after_the_last_call() {
     for_seeds(30, |seed| {
         let mut random = fastrand::Rng::with_seed(seed);
         let count = random.usize(1..=11);
         let mut settings = RendezvousSettings::for_test(random.usize(1..=count), count + 1);
         settings.last_call_timeout = random.u32(1..=30) * SECOND;
         let (mut world, mut random) = world(seed, settings, count);
-        // All come before the first could have ended the last call.
+        // All start before the last call of the first can end.
         let longest = world.settings.last_call_timeout.as_millis() as u64 - 500;
         for node in 0..count {
             let millis = between(&mut random, 0..=longest);
@@ -172,7 +175,7 @@ fn more_nodes_than_there_are_places_become_spares() {
 }
 
 #[test]
-fn after_all_that_can_happen_the_survivors_complete_a_round() {
+fn survivors_of_any_faults_complete_a_round() {
     for_seeds(50, |seed| faults(seed, 12));
 }
 
@@ -219,19 +222,19 @@ fn faults(seed: u64, nodes_max: usize) {
     world.run_for(Duration::from_millis(horizon));
     world.set_network(Network::CALM);
     world.run_for(Duration::from_millis(ends - horizon));
-    // What was on its way when the network became calm.
+    // Messages from before the network became calm.
     world.run_for(5 * SECOND);
     if world.alive() < world.settings.min_nodes {
-        // Nothing can be completed; nothing may break either.
+        // No round can complete, but the invariants must still hold.
         return world.run_for(60 * SECOND);
     }
-    // The dead are noticed, their round is left, and the next one has its last call: at worst twice.
+    // Dead nodes are dropped, their round is left, and the next one has its last call: at worst twice.
     let limit = 2 * (2 * world.settings.dead_after() + world.settings.last_call_timeout);
     settle(&mut world, limit + 20 * SECOND);
 }
 
 #[test]
-fn forty_nodes_survive_what_twelve_do() {
+fn forty_nodes_survive_the_same_faults() {
     for_seeds(2, |seed| faults(seed, 40));
 }
 
@@ -243,7 +246,7 @@ fn nodes_of_both_kinds_complete_rounds_together_in_any_order() {
 fn nodes_of_both_kinds(seed: u64) {
     let mut random = fastrand::Rng::with_seed(seed);
     let count = random.usize(2..=8);
-    // With places for all: PyTorch's nodes alone do not come to rest otherwise.
+    // With places for all, because PyTorch's nodes alone restart without end otherwise.
     let mut settings = RendezvousSettings::for_test(random.usize(1..=count), count);
     settings.last_call_timeout = random.u32(2..=30) * SECOND;
     let mut world = World::new(seed, settings);
@@ -260,7 +263,7 @@ fn nodes_of_both_kinds(seed: u64) {
         let at = between(&mut random, 20_000..=80_000);
         world.command_in(at, random.usize(0..count), Command::Rejoin);
     }
-    // Nobody of theirs would notice that the last one of ours is gone.
+    // PyTorch's nodes alone would not notice a crash: keep one of ours.
     if random.bool() && count > world.settings.min_nodes {
         let at = between(&mut random, 20_000..=80_000);
         world.command_in(at, random.usize(1..count), Command::Crash);
@@ -271,7 +274,7 @@ fn nodes_of_both_kinds(seed: u64) {
 }
 
 #[test]
-fn a_restart_of_nodes_that_are_up_needs_no_last_call() {
+fn a_restart_of_running_nodes_needs_no_last_call() {
     for_seeds(30, |seed| {
         let mut random = fastrand::Rng::with_seed(seed);
         let count = random.usize(1..=11);

@@ -1,4 +1,4 @@
-//! Histories with a name: what a job goes through, and where PyTorch's nodes go wrong.
+//! Named histories: typical events of a job, and faults of PyTorch's nodes.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::timestamp::Timestamp;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// The right time when a simulation begins.
+/// The correct wall clock at the start of a simulation.
 const START: Timestamp = Timestamp::from_micros(1_800_000_000_000_000);
 
 fn settings(min_nodes: usize, max_nodes: usize) -> RendezvousSettings {
@@ -54,13 +54,13 @@ fn is_spare(world: &World, node: usize) -> bool {
     world.store.state().redundancy_list.contains(me)
 }
 
-/// How often a node has joined a round.
+/// The number of rounds that a node has joined.
 fn joins(world: &World, node: usize) -> usize {
     world.nodes[node].joins.len()
 }
 
 #[test]
-fn a_member_that_restarts_takes_the_others_with_it_into_the_next_round() {
+fn a_restart_of_one_member_starts_the_next_round_for_all() {
     let mut world = settled(settings(3, 3), 3);
     assert_eq!(world.store.state().round, 0);
     world.command(1, Command::Rejoin);
@@ -72,13 +72,13 @@ fn a_member_that_restarts_takes_the_others_with_it_into_the_next_round() {
 }
 
 #[test]
-fn a_node_that_comes_later_is_in_the_next_round() {
+fn a_late_node_is_in_the_next_round() {
     let mut world = settled(settings(2, 4), 2);
     let late = world.add("late");
     world.command(late, Command::Start);
     world.run_for(SECOND);
     assert!(!world.is_settled());
-    // It has waited already: there is no last call for it.
+    // All are back, so there is no last call.
     settle(&mut world, 5 * SECOND);
     let state = world.store.state();
     assert_eq!((state.round, state.participants.len()), (1, 3));
@@ -95,19 +95,19 @@ fn the_last_place_ends_the_last_call() {
 }
 
 #[test]
-fn when_a_node_leaves_the_others_go_on_without_it() {
+fn the_others_continue_without_a_node_that_leaves() {
     let mut world = settled(settings(2, 4), 3);
     world.command(0, Command::Leave);
     world.run_for(SECOND / 10);
     assert_eq!(outcome(&world, 0), Stage::Over(Outcome::Left));
-    // Nobody had to find out that it is silent, and nobody waits for it.
+    // It is not dropped for silence, and the others do not wait for it.
     settle(&mut world, 8 * SECOND);
     assert_eq!(world.store.state().participants.len(), 2);
     assert_eq!(world.store.state().round, 1);
 }
 
 #[test]
-fn when_a_node_crashes_the_others_notice_and_go_on_without_it() {
+fn the_others_continue_without_a_node_that_crashes() {
     let mut world = settled(settings(2, 4), 3);
     world.command(0, Command::Crash);
     world.run_for(SECOND / 10);
@@ -118,7 +118,7 @@ fn when_a_node_crashes_the_others_notice_and_go_on_without_it() {
 }
 
 #[test]
-fn survivors_that_restart_name_the_node_that_was_killed_and_nobody_else() {
+fn survivors_report_only_the_killed_node_as_lost() {
     let ways = [Watching::Members, Watching::Round, Watching::Polls];
     for (seed, (first, second)) in (0..).zip(ways.into_iter().flat_map(|a| ways.map(|b| (a, b)))) {
         let mut world = World::new(seed, settings(2, 3));
@@ -129,14 +129,14 @@ fn survivors_that_restart_name_the_node_that_was_killed_and_nobody_else() {
         world.nodes[0].watching = first;
         world.nodes[1].watching = second;
         settle(&mut world, 10 * SECOND);
-        // As far into an interval between two heartbeats as the seed says.
+        // The seed determines the position between two heartbeats.
         world.run_for(SECOND * seed as u32 / 2);
         world.command(2, Command::Crash);
-        // The workers of both survivors lose their connections, and fail. Both agents restart them.
+        // The workers of both survivors fail as their connections break, and both agents restart them.
         world.command_in(200 + 150 * seed, 0, Command::Rejoin);
         world.command_in(400, 1, Command::Rejoin);
         world.run_for(SECOND);
-        // Nobody counts as lost yet, least of all a survivor that is on its way back.
+        // No node is lost yet, in particular no survivor that is about to rejoin.
         for node in [0, 1] {
             assert_eq!(
                 world.nodes[node].lost,
@@ -171,7 +171,7 @@ fn a_spare_takes_the_place_of_a_member_that_crashes() {
 }
 
 #[test]
-fn of_two_nodes_for_one_place_one_becomes_a_spare_and_the_members_stay() {
+fn surplus_nodes_become_spares_and_the_members_stay() {
     let mut world = settled(settings(2, 3), 5);
     world.command(0, Command::Rejoin);
     world.command(1, Command::Rejoin);
@@ -185,7 +185,7 @@ fn of_two_nodes_for_one_place_one_becomes_a_spare_and_the_members_stay() {
 }
 
 #[test]
-fn spares_may_go_when_the_job_is_over() {
+fn spares_end_gracefully_when_the_job_ends() {
     let mut world = settled(settings(2, 2), 4);
     let spares: Vec<usize> = (0..4).filter(|node| is_spare(&world, *node)).collect();
     assert_eq!(spares.len(), 2);
@@ -197,7 +197,7 @@ fn spares_may_go_when_the_job_is_over() {
         let expected = Stage::Over(Outcome::Failed(OperationError::GracefulExit));
         assert_eq!(outcome(&world, spare), expected);
     }
-    // Who comes later is told that it is closed.
+    // A late node fails, as the rendezvous is closed.
     let late = world.add("late");
     world.command(late, Command::Start);
     world.run_for(SECOND);
@@ -221,7 +221,7 @@ fn a_join_that_times_out_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_place_on_the_wait_list_is_given_back_in_time() {
+fn a_waiting_node_that_times_out_leaves_the_wait_list() {
     let mut settings = settings(1, 2);
     settings.join_timeout = 20 * SECOND;
     settings.last_call_timeout = SECOND;
@@ -239,7 +239,7 @@ fn a_place_on_the_wait_list_is_given_back_in_time() {
 }
 
 #[test]
-fn a_spare_does_not_time_out_and_joins_with_all_its_time_when_it_is_needed() {
+fn a_spare_does_not_time_out_and_has_the_whole_join_timeout_when_needed() {
     let mut settings = settings(2, 2);
     settings.join_timeout = 20 * SECOND;
     let mut world = settled(settings, 3);
@@ -253,7 +253,7 @@ fn a_spare_does_not_time_out_and_joins_with_all_its_time_when_it_is_needed() {
     assert_eq!(joins(&world, spare), 1);
 }
 
-/// A state that an earlier job has left behind; its nodes are long dead.
+/// A state of an earlier job, whose nodes are dead.
 fn stale(participants: usize, is_complete: bool, heartbeat: Timestamp) -> RendezvousState {
     let mut state = RendezvousState {
         round: 5,
@@ -282,21 +282,21 @@ fn completes_without_the_dead(stale: &RendezvousState, min_nodes: usize, max_nod
         settle(&mut world, limit);
         for node in &world.nodes {
             let nodes: Vec<usize> = node.joins.iter().map(|join| join.nodes.len()).collect();
-            assert_eq!(nodes, [3], "nobody was ever in a round with the dead");
+            assert_eq!(nodes, [3], "no round contained a dead node");
         }
     }
 }
 
 #[test]
-fn a_complete_round_of_the_dead_is_followed_by_one_of_the_living() {
+fn a_complete_round_of_dead_nodes_is_followed_by_one_of_live_nodes() {
     let long_ago = START.before(3600 * SECOND);
     completes_without_the_dead(&stale(2, true, long_ago), 3, 3);
-    // Also when there is no place: then all begin as spares.
+    // Also when it is full: then all start as spares.
     completes_without_the_dead(&stale(3, true, long_ago), 2, 3);
 }
 
 #[test]
-fn an_open_round_of_the_dead_is_not_completed_with_them() {
+fn an_open_round_is_not_completed_with_dead_nodes() {
     let long_ago = START.before(3600 * SECOND);
     completes_without_the_dead(&stale(2, false, long_ago), 3, 3);
     let mut state = stale(2, false, long_ago);
@@ -304,15 +304,15 @@ fn an_open_round_of_the_dead_is_not_completed_with_them() {
     completes_without_the_dead(&state, 2, 3);
 }
 
-/// PyTorch's nodes wait until that time has come.
+/// PyTorch's nodes would wait until that time.
 #[test]
-fn the_dead_whose_clocks_were_ahead_are_as_dead() {
+fn dead_nodes_whose_clocks_were_ahead_are_dropped_as_soon() {
     let ahead = START.after(3600 * SECOND);
     completes_without_the_dead(&stale(2, true, ahead), 3, 3);
 }
 
 #[test]
-fn a_node_that_stops_for_less_than_its_time_is_kept() {
+fn a_short_pause_of_a_node_is_tolerated() {
     let mut world = settled(settings(3, 3), 3);
     world.command(0, Command::Pause(9 * SECOND));
     world.run_for(60 * SECOND);
@@ -321,7 +321,7 @@ fn a_node_that_stops_for_less_than_its_time_is_kept() {
 }
 
 #[test]
-fn a_node_that_stopped_for_too_long_notices_and_comes_back() {
+fn a_node_that_was_dropped_during_a_pause_rejoins() {
     let mut world = settled(settings(3, 3), 3);
     world.command(0, Command::Pause(30 * SECOND));
     world.run_for(29 * SECOND);
@@ -338,7 +338,7 @@ fn a_node_that_stopped_for_too_long_notices_and_comes_back() {
 }
 
 #[test]
-fn clocks_that_are_wrong_or_set_are_no_reason_to_restart() {
+fn wrong_or_changed_clocks_cause_no_restart() {
     let mut world = World::new(11, settings(4, 4));
     for (number, skew) in [0, 900, -900, 61].into_iter().enumerate() {
         let node = world.add(&format!("node{number}"));
@@ -354,7 +354,7 @@ fn clocks_that_are_wrong_or_set_are_no_reason_to_restart() {
 }
 
 #[test]
-fn clocks_that_are_wrong_do_not_slow_a_restart_down() {
+fn wrong_clocks_do_not_delay_a_restart() {
     let mut world = World::new(12, settings(3, 3));
     for (number, skew) in [0, 900, -900].into_iter().enumerate() {
         let node = world.add(&format!("node{number}"));
@@ -363,7 +363,7 @@ fn clocks_that_are_wrong_do_not_slow_a_restart_down() {
     }
     settle(&mut world, 8 * SECOND);
     world.run_for(10 * SECOND);
-    // They have seen each other write: nobody looks dead, though all heartbeats are new again.
+    // They have seen each other write, so none is a suspect.
     world.command(0, Command::Rejoin);
     world.run_for(SECOND / 10);
     let limit = 2 * SECOND + SECOND / 2;
@@ -379,7 +379,7 @@ fn forty_nodes_complete_a_round_with_a_bounded_number_of_writes() {
             node.watching = watching;
         }
         settle(&mut world, 10 * SECOND);
-        // All want to write at the same time: at worst each of 40 waits for all before it.
+        // All write at once: at worst each of 40 conflicts with all before it.
         assert!(world.writes_tried < 40 * 40, "{}", world.writes_tried);
         world.command(17, Command::Rejoin);
         world.command(23, Command::Crash);
@@ -392,20 +392,20 @@ fn forty_nodes_complete_a_round_with_a_bounded_number_of_writes() {
 }
 
 #[test]
-fn what_others_write_only_for_their_signs_of_life_wakes_nobody() {
+fn heartbeats_of_others_wake_nobody() {
     let mut world = settled(settings(12, 12), 12);
     world.run_for(10 * SECOND);
     let before = (world.writes_tried, world.events_made);
     world.run_for(100 * SECOND);
     let writes = world.writes_tried - before.0;
-    // 12 nodes, one write each in 5 s; hardly one is in vain.
+    // 12 nodes, one write each in 5 s, and few conflicts.
     assert!((230..=300).contains(&writes), "{writes}");
     let events_by_write = (world.events_made - before.1) / writes;
     assert!(events_by_write <= 10, "{events_by_write}");
 }
 
 #[test]
-fn a_write_whose_answer_is_lost_is_not_made_twice() {
+fn a_write_whose_answer_is_lost_is_not_repeated() {
     let mut world = World::new(3, settings(2, 2));
     world.set_network(Network {
         slow: 0.0,
@@ -431,44 +431,43 @@ fn nodes_of_both_kinds_complete_rounds_together() {
     world.command_in(500, theirs, Command::Start);
     settle(&mut world, 33 * SECOND);
     assert_eq!(world.store.state().round, 0);
-    // One of theirs comes: ours makes room, and so does theirs.
+    // A PyTorch node joins: both others restart for it.
     let late = world.add_torch("late");
     world.command(late, Command::Start);
     world.run_for(SECOND);
     settle(&mut world, 38 * SECOND);
     assert_eq!(world.store.state().participants.len(), 3);
-    // Ours restarts: theirs see it on the wait list.
+    // Ours restarts: the PyTorch nodes see it on the wait list.
     let round = world.store.state().round;
     world.command(ours, Command::Rejoin);
     world.run_for(SECOND);
     settle(&mut world, 38 * SECOND);
     assert_eq!(world.store.state().round, round + 1);
-    // Theirs restarts: ours sees it.
+    // A PyTorch node restarts: ours sees it.
     world.command(theirs, Command::Rejoin);
     world.run_for(SECOND);
     settle(&mut world, 38 * SECOND);
     assert_eq!(world.store.state().round, round + 2);
-    // Theirs dies: theirs would not notice, ours does and takes the other one along.
+    // A PyTorch node dies: only ours notices, and its restart makes the other one restart.
     world.command(theirs, Command::Crash);
     world.run_for(SECOND);
     settle(&mut world, 65 * SECOND);
     assert_eq!(world.store.state().participants.len(), 2);
 }
 
-/// Whether `node` lives, in the eyes of the node `by`.
+/// Whether the node `by` considers `node` alive.
 fn is_seen(world: &World, by: usize, node: usize) -> bool {
     let me = world.nodes[node].me();
     world.nodes[by].state().last_heartbeats.contains_key(me)
 }
 
 #[test]
-fn pytorchs_node_that_we_have_seen_write_does_not_take_us_for_dead_though_our_clock_is_behind() {
+fn a_pytorch_node_that_was_seen_writing_keeps_our_node_whose_clock_is_behind() {
     for watching in [Watching::Polls, Watching::Members] {
         let mut world = World::new(9, settings(2, 2));
         let (ours, theirs) = (world.add("ours"), world.add_torch("theirs"));
         world.nodes[ours].skew = -60;
         world.nodes[ours].watching = watching;
-        // Ours is there, and theirs comes.
         world.command(theirs, Command::Start);
         world.command_in(10_000, ours, Command::Start);
         world.run_for(11 * SECOND);
@@ -483,16 +482,16 @@ fn pytorchs_node_that_we_have_seen_write_does_not_take_us_for_dead_though_our_cl
     }
 }
 
-/// What cannot be cured: a heartbeat of ours that was written before we could know the other's clock.
+/// Not curable: our heartbeat was written before the other clock was known.
 #[test]
-fn pytorchs_node_that_comes_takes_us_for_dead_once_when_our_clock_is_behind() {
+fn a_pytorch_node_that_joins_drops_our_node_whose_clock_is_behind_once() {
     let mut world = World::new(10, settings(2, 2));
     let (ours, theirs) = (world.add("ours"), world.add_torch("theirs"));
     world.nodes[ours].skew = -60;
     world.command(ours, Command::Start);
     world.command_in(7_000, theirs, Command::Start);
     world.run_for(7 * SECOND + SECOND / 2);
-    // Ours was dropped, has seen theirs write, and has joined anew with its time.
+    // Ours was dropped, saw the other node write, and rejoined with its time.
     settle(&mut world, 10 * SECOND);
     let round = world.store.state().round;
     for _ in 0..100 {
@@ -503,23 +502,23 @@ fn pytorchs_node_that_comes_takes_us_for_dead_once_when_our_clock_is_behind() {
 }
 
 #[test]
-fn pytorchs_node_whose_clock_is_behind_is_not_taken_for_dead() {
+fn a_pytorch_node_whose_clock_is_behind_is_not_dropped() {
     let mut world = World::new(13, settings(2, 2));
     let (ours, theirs) = (world.add("ours"), world.add_torch("theirs"));
     world.nodes[theirs].skew = -60;
     world.command(theirs, Command::Start);
     world.command_in(2_000, ours, Command::Start);
     world.run_for(2 * SECOND);
-    // It looks dead until it has given a sign of life.
+    // It is a suspect until its next heartbeat.
     settle(&mut world, 8 * SECOND);
     world.run_for(120 * SECOND);
     assert!(world.is_settled());
     assert_eq!(world.store.state().round, 0);
 }
 
-/// The model is right about PyTorch's nodes: among themselves they do what they are known for.
+/// Checks the model of PyTorch's nodes against their known behaviour.
 #[test]
-fn pytorchs_nodes_alone_drop_each_other_when_a_clock_is_ahead() {
+fn pytorch_nodes_alone_drop_each_other_when_a_clock_is_ahead() {
     let mut world = World::new(14, settings(2, 2));
     let (right, ahead) = (world.add_torch("right"), world.add_torch("ahead"));
     world.nodes[ahead].skew = 20;
@@ -541,10 +540,10 @@ fn pytorchs_nodes_alone_drop_each_other_when_a_clock_is_ahead() {
     assert_eq!(outcome(&world, ahead), Stage::Busy(Operation::Join));
 }
 
-/// Measured: three handlers of PyTorch 2.15 with two places, of which one restarted once, went on to
-/// restart about once a second.
+/// Measured: three handlers of PyTorch 2.15 with two places restarted about once a second after a first
+/// restart.
 #[test]
-fn pytorchs_nodes_alone_restart_for_ever_where_one_more_waits_than_there_are_places() {
+fn pytorch_nodes_alone_restart_endlessly_when_one_more_waits_than_there_are_places() {
     let mut world = World::new(15, settings(2, 2));
     for number in 0..3 {
         let node = world.add_torch(&format!("node{number}"));

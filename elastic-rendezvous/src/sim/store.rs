@@ -1,6 +1,6 @@
-//! The store of a simulated rendezvous: one value with a fencing token, and who waits for it to change.
+//! The store of a simulated rendezvous: one value with a fencing token.
 //!
-//! The value is the text that a real store would hold, so everything here went through the codec.
+//! The value is the text of a real store, so every state passes through the codec.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -17,15 +17,15 @@ pub(super) struct Version {
     pub(super) token: Token,
     pub(super) state: RendezvousState,
     ranges: Option<WatchRanges>,
-    /// When each listed node has really written its heartbeat.
+    /// When each listed node wrote its heartbeat, in simulated time.
     pub(super) written_at: BTreeMap<NodeId, Duration>,
 }
 
-/// What a node has read, or what came of its write.
+/// The result of a read or write.
 #[derive(Debug, Clone)]
 pub(super) struct Answer {
     pub(super) version: Option<Rc<Version>>,
-    /// Whether it is what the node has just written.
+    /// Whether it is the state that the node wrote.
     pub(super) is_ours: bool,
     /// When the store answered.
     pub(super) at: Duration,
@@ -41,7 +41,7 @@ impl SimStore {
         self.present.as_ref()
     }
 
-    /// The stored state; an empty one while there is none.
+    /// The stored state; the initial one while there is none.
     pub(super) fn state(&self) -> RendezvousState {
         self.present
             .as_ref()
@@ -49,7 +49,7 @@ impl SimStore {
             .unwrap_or_default()
     }
 
-    /// Whether a writer that knows `token` may write.
+    /// Whether a write with `token` succeeds.
     pub(super) fn admits(&self, token: Option<&Token>) -> bool {
         self.present.as_ref().map(|version| &version.token) == token
     }
@@ -75,8 +75,7 @@ impl SimStore {
         }));
     }
 
-    /// Whether `part` differs from what a waiting node knows, as a real store decides it: by the
-    /// characters of that part.
+    /// Whether `part` differs from the version `known`, by its characters, as in a real store.
     pub(super) fn differs(&self, known: Option<&Rc<Version>>, part: Part) -> bool {
         let (Some(known), Some(present)) = (known, &self.present) else {
             return known.is_some() != self.present.is_some();

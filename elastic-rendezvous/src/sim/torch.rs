@@ -1,4 +1,4 @@
-//! A node of PyTorch's, as far as others notice: the same tables, but judged by the clock on the wall.
+//! A model of a PyTorch node: the same tables, with liveness by the wall clock.
 //!
 //! In PyTorch: `_RendezvousStateHolder`, `_DistributedRendezvousOpExecutor`
 //! (`torch/distributed/elastic/rendezvous/dynamic_rendezvous.py`).
@@ -14,7 +14,7 @@ use crate::node::NodeId;
 use crate::settings::RendezvousSettings;
 use crate::state::RendezvousState;
 
-/// How long it trusts what it has read, and sleeps while it waits.
+/// How long it uses a state that it has read, and how long it sleeps while it waits.
 pub(super) const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
@@ -89,7 +89,7 @@ impl TorchNode {
         }
     }
 
-    /// What it has read, or what its write has come to.
+    /// Adopts the result of a read or write.
     pub(super) fn adopt(&mut self, stored: Option<(RendezvousState, Token)>, now: Now) {
         let (state, token) = stored.unzip();
         self.state = state.unwrap_or_default();
@@ -128,7 +128,7 @@ impl TorchNode {
             Operation::Join => decide::join(&ctx),
             Operation::Close => decide::close(&ctx),
             Operation::KeepAlive => decide::keep_alive(&ctx),
-            Operation::Leave => unreachable!("PyTorch's nodes do not leave, they vanish"),
+            Operation::Leave => unreachable!("PyTorch's nodes have no such operation"),
         };
         decision.action
     }

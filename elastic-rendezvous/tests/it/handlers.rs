@@ -1,4 +1,4 @@
-//! Handlers over real stores: threads, clocks and all. What is decided is tested in the crate itself.
+//! Handlers over real stores, with threads and clocks. The decisions are tested in the crate itself.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ fn node_over(
 }
 
 fn node(store: &Arc<dyn Store>, min_nodes: usize, max_nodes: usize) -> Arc<DynamicRendezvous> {
-    // Long enough for a node that is up already.
+    // Long enough for a node that is running already.
     let last_call_timeout = Duration::from_millis(500);
     let settings = settings(min_nodes, max_nodes).with_last_call_timeout(last_call_timeout);
     node_with(store, settings)
@@ -67,7 +67,7 @@ fn membership(node: &DynamicRendezvous) -> Membership {
     node.membership().expect("a membership")
 }
 
-/// Whether `node` sees that `other`, and nobody else, has left the round for good.
+/// Whether `node` sees that only `other` has left the round for good.
 fn has_left(node: &DynamicRendezvous, other: &DynamicRendezvous) -> bool {
     membership(node).left == [LeftNode::new(other.node().clone(), false)]
 }
@@ -80,7 +80,7 @@ fn tcp() -> (TcpStore, Arc<dyn Store>) {
 }
 
 #[test]
-fn nodes_over_each_kind_of_store_get_ranks_and_one_workers_store() {
+fn nodes_over_each_kind_of_store_get_ranks_and_the_same_workers_store() {
     let path = std::env::temp_dir().join(format!("handlers-{}", std::process::id()));
     let (_host, tcp) = tcp();
     let stores: [Arc<dyn Store>; 3] = [
@@ -125,7 +125,7 @@ fn a_newcomer_makes_members_join_again_and_finds_the_same_workers_store() {
     assert_eq!(a.num_nodes_waiting().expect("a number"), 0);
     let c = node(&store, 2, 3);
     let joining_c = join(&c);
-    changes.recv_timeout(LONG).expect("to be told");
+    changes.recv_timeout(LONG).expect("an event");
     eventually("one waits", || membership(&a).waiting == [c.node().clone()]);
     let (joining_a, joining_b) = (join(&a), join(&b));
     for round in [joined(joining_a), joined(joining_b), joined(joining_c)] {
@@ -135,7 +135,7 @@ fn a_newcomer_makes_members_join_again_and_finds_the_same_workers_store() {
 }
 
 #[test]
-fn a_node_that_leaves_is_missed_at_once() {
+fn a_node_that_leaves_is_noticed_at_once() {
     let (_host, store) = tcp();
     // The round completes when it is full. The last call would take longer than this test may.
     let settings = settings(2, 3).with_last_call_timeout(LONG * 2);
@@ -155,14 +155,14 @@ fn a_node_that_leaves_is_missed_at_once() {
         assert_eq!(membership(node).lost, []);
     }
     assert!(!membership(a).is_evicted);
-    // All that are left are back: there is nobody to wait for.
+    // All remaining nodes are back, so the last call ends.
     let (joining_a, joining_b) = (join(a), join(b));
     assert_eq!(joined(joining_a).world_size, 2);
     assert_eq!(joined(joining_b).world_size, 2);
 }
 
 #[test]
-fn a_node_that_dies_is_missed_when_it_was_silent_for_too_long() {
+fn a_node_that_dies_is_reported_as_lost() {
     let (_host, store) = tcp();
     let settings = settings(2, 2).with_keep_alive(Duration::from_millis(100), 3);
     let (a, b) = (
@@ -178,22 +178,22 @@ fn a_node_that_dies_is_missed_when_it_was_silent_for_too_long() {
             let _ = told.send((*lost).clone());
         }
     }));
-    let gone = b.node().clone();
-    // Its threads end, and nothing is written.
+    let dead = b.node().clone();
+    // Its threads end without a write.
     drop(b);
-    let lost = lost.recv_timeout(LONG).expect("to be told");
-    assert_eq!(lost.node, gone);
+    let lost = lost.recv_timeout(LONG).expect("an event");
+    assert_eq!(lost.node, dead);
     assert!(lost.silence > Duration::from_millis(300), "{lost}");
     eventually("the loss is seen", || membership(&a).lost == [lost.clone()]);
     assert_eq!(membership(&a).left, []);
 }
 
 #[test]
-fn a_join_that_times_out_says_who_was_there_and_leaves_nothing_behind() {
+fn a_join_that_times_out_reports_the_joined_nodes_and_leaves_no_trace() {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
     let settings = settings(2, 2).with_join_timeout(Duration::from_millis(50));
     let lonely = node_with(&store, settings);
-    let error = lonely.next_rendezvous().expect_err("nobody came");
+    let error = lonely.next_rendezvous().expect_err("no other node");
     let RendezvousError::Timeout { report } = &error else {
         panic!("{error}");
     };
@@ -205,7 +205,7 @@ fn a_join_that_times_out_says_who_was_there_and_leaves_nothing_behind() {
 }
 
 #[test]
-fn an_interrupted_join_leaves_and_so_do_later_ones() {
+fn an_interrupted_join_leaves_and_later_ones_fail() {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
     let lonely = node(&store, 2, 2);
     let (told, waiting) = channel();
@@ -234,7 +234,7 @@ fn an_interrupted_join_leaves_and_so_do_later_ones() {
 }
 
 #[test]
-fn closing_ends_joins_and_lets_spares_go() {
+fn closing_ends_joins_and_spares() {
     let (_host, store) = tcp();
     let member = node(&store, 1, 1);
     joined(join(&member));
@@ -262,7 +262,7 @@ fn closing_ends_joins_and_lets_spares_go() {
 }
 
 #[test]
-fn a_value_that_is_no_state_is_an_error_and_is_left_alone() {
+fn a_value_that_is_not_a_state_is_an_error_and_stays_in_the_store() {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
     let garbage = b"Y29zCnN5c3RlbQ==";
     store.set("torch.rendezvous.job", garbage).expect("set");
@@ -351,7 +351,7 @@ fn the_write_lease_is_released_when_the_store_fails_under_it() {
     assert_eq!(node.next_rendezvous().expect("a round").world_size, 1);
 }
 
-/// A backend whose watch fails at once, however often it is asked.
+/// A backend whose watch always fails at once.
 #[derive(Debug)]
 struct CannotWatch {
     backend: C10dBackend,
@@ -402,7 +402,7 @@ impl StateWatch for FailingWatch {
 }
 
 #[test]
-fn a_watch_that_fails_is_not_asked_again_and_others_are_seen_all_the_same() {
+fn after_a_failed_watch_the_state_is_polled() {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
     let waits = Arc::default();
     let backend = CannotWatch {
@@ -418,7 +418,7 @@ fn a_watch_that_fails_is_not_asked_again_and_others_are_seen_all_the_same() {
         }
     }));
     let joining = join(&first);
-    // A second report comes when it has waited, and would have asked without end meanwhile.
+    // Before a second report, a busy loop would have watched many times.
     for _ in 0..2 {
         waiting.recv_timeout(LONG).expect("to wait");
     }
@@ -431,7 +431,7 @@ fn a_watch_that_fails_is_not_asked_again_and_others_are_seen_all_the_same() {
 }
 
 #[test]
-fn the_registry_makes_handlers_by_name_and_names_those_that_it_knows() {
+fn the_registry_creates_handlers_by_name_and_lists_known_names() {
     let parameters = |backend: &str, endpoint: &str| {
         RendezvousParameters::new(backend, endpoint, "job", 1, 1).expect("parameters")
     };
@@ -478,7 +478,7 @@ fn static_node(rank: usize, world_size: usize, port: u16, timeout: u64) -> Stati
     StaticRendezvous::new(&parameters).expect("a handler")
 }
 
-/// Starts the host of a static rendezvous on a free port, and waits until it says which one.
+/// Starts the host of a static rendezvous on a free port, and waits until it reports the port.
 fn static_host(world_size: usize, timeout: u64) -> (Joining, u16) {
     let host = static_node(0, world_size, 0, timeout);
     let (told, reports) = channel();
@@ -489,7 +489,7 @@ fn static_host(world_size: usize, timeout: u64) -> (Joining, u16) {
     }));
     let joining = thread::spawn(move || host.next_rendezvous());
     loop {
-        let report = reports.recv_timeout(LONG).expect("to be told");
+        let report = reports.recv_timeout(LONG).expect("a report");
         if report.is_connected {
             return (joining, report.endpoint.port());
         }
@@ -497,7 +497,7 @@ fn static_host(world_size: usize, timeout: u64) -> (Joining, u16) {
 }
 
 #[test]
-fn a_static_rendezvous_gives_each_node_the_rank_it_was_told() {
+fn a_static_rendezvous_keeps_the_given_ranks() {
     let (joining, port) = static_host(2, 60);
     let other = static_node(1, 2, port, 60);
     let (told, changes) = channel();
@@ -508,7 +508,7 @@ fn a_static_rendezvous_gives_each_node_the_rank_it_was_told() {
     }));
     let other = other.next_rendezvous().expect("a round");
     let round = joined(joining);
-    changes.try_recv().expect("to be told that all have joined");
+    changes.try_recv().expect("an event when all have joined");
     assert_eq!((round.rank, round.world_size), (0, 2));
     assert_eq!((other.rank, other.world_size), (1, 2));
     assert_eq!(round.bootstrap.master.port(), port);
@@ -517,9 +517,9 @@ fn a_static_rendezvous_gives_each_node_the_rank_it_was_told() {
 }
 
 #[test]
-fn a_static_rendezvous_says_who_has_joined_and_which_ranks_are_missing() {
+fn a_static_rendezvous_reports_joined_nodes_and_missing_ranks() {
     let (joining, port) = static_host(4, 3);
-    // PyTorch's nodes count themselves, and write no name.
+    // PyTorch's nodes count themselves but write no name.
     let options = TcpStoreOptions::default().with_world_size(4);
     let _torch = TcpStore::open("127.0.0.1", port, options).expect("a connection");
     let other = static_node(2, 4, port, 3).next_rendezvous();
@@ -544,8 +544,8 @@ fn a_static_rendezvous_says_who_has_joined_and_which_ranks_are_missing() {
 }
 
 #[test]
-fn a_port_that_is_held_by_something_else_is_an_error_within_the_join_timeout() {
-    // It accepts connections, by the backlog, and never answers.
+fn a_silent_peer_on_the_port_is_an_error_within_the_join_timeout() {
+    // The backlog accepts connections that nobody answers.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
     let endpoint = silent.local_addr().expect("an address").to_string();
     let join_timeout = Duration::from_secs(2);
@@ -558,7 +558,7 @@ fn a_port_that_is_held_by_something_else_is_an_error_within_the_join_timeout() {
         let error = error.expect_err("no store");
         let elapsed = started.elapsed();
         assert!(error.to_string().contains(&endpoint), "{error}");
-        // The default of one call to the store, 60 s, must not count.
+        // Not the default timeout of a store call, 60 s.
         assert!(elapsed < LONG / 2, "{elapsed:?}: {error}");
         assert!(elapsed >= join_timeout / 2, "{elapsed:?}: {error}");
     }
@@ -589,7 +589,7 @@ fn a_watch_checks_once_with_a_timeout_of_zero_and_waits_indefinitely_without_one
         let changed = thread::scope(|scope| {
             let waiting = scope.spawn(|| watch.wait(None, Part::Members, None));
             let state = codec::encode(&RendezvousState::default());
-            backend.set_state(&state, None).expect("to be stored");
+            backend.set_state(&state, None).expect("a write");
             waiting.join().expect("no panic").expect("an answer")
         });
         assert!(matches!(changed, Watched::Changed(Some(_))), "{changed:?}");

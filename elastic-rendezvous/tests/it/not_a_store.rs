@@ -1,4 +1,4 @@
-//! An endpoint whose port is held by something that is no store.
+//! Endpoints where another kind of server listens.
 
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
@@ -23,7 +23,7 @@ const PEERS: [(&str, Behave); 3] = [
 ];
 
 #[test]
-fn a_peer_that_is_no_store_costs_the_join_timeout_and_no_more() {
+fn a_peer_that_is_not_a_store_is_an_error_within_the_join_timeout() {
     for (text, behave) in PEERS {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let address = listener.local_addr().expect("bound");
@@ -45,10 +45,10 @@ fn a_peer_that_is_no_store_costs_the_join_timeout_and_no_more() {
         let created = RendezvousRegistry::default().create(&parameters);
         let elapsed = started.elapsed();
         let error = match created {
-            Ok(_) => panic!("{text}: there is no store"),
+            Ok(_) => panic!("{text}: not a store"),
             Err(error) => error.to_string(),
         };
-        // Far below the 60 s that one call of the store may take.
+        // Far below the timeout of a store call, 60 s.
         assert!(elapsed < Duration::from_secs(30), "{elapsed:?}: {error}");
         assert!(error.contains(text), "{error}");
         assert!(error.contains(&address.to_string()), "{error}");

@@ -1,4 +1,4 @@
-//! The events of our nodes against those that PyTorch's nodes have recorded in the same histories
+//! Compares the events of our nodes with those of PyTorch's nodes in the same histories
 //! (`testdata/record_events.py`).
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,7 +22,7 @@ const KEEP_ALIVE: &str = "dynamic_rendezvous.py:DynamicRendezvousHandler._keep_a
 /// Far more than anything here takes.
 const LONG: Duration = Duration::from_secs(60);
 
-/// Long enough for a node that is alone to write what it wants to write.
+/// Long enough for the writes of a single node.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A node and the events that it has recorded.
@@ -38,12 +38,12 @@ struct Events {
     is_new: Condvar,
 }
 
-/// How the backend of a node misbehaves.
+/// The faults of a backend.
 #[derive(Debug, Default)]
 struct Faults {
     loses_a_write: AtomicBool,
     is_broken: AtomicBool,
-    /// Breaks when the node has joined.
+    /// Sets `is_broken` when the node has joined.
     breaks_after_join: AtomicBool,
 }
 
@@ -245,7 +245,7 @@ fn assert_recorded(history: &str, nodes: &[(&str, &Node)]) {
 }
 
 #[test]
-fn a_node_completes_a_round_alone_and_closes_and_another_comes_too_late() {
+fn a_node_completes_a_round_alone_and_closes_before_another_joins() {
     let store = store();
     let (a, late) = (
         Node::new(&store, settings(1, 1)),
@@ -278,7 +278,7 @@ fn two_nodes_complete_a_round_and_shut_down() {
 #[test]
 fn a_join_times_out() {
     let a = Node::new(&store(), with_join_timeout(settings(2, 2)));
-    a.join().expect_err("nobody came");
+    a.join().expect_err("no other node");
     assert_recorded("join timeout", &[("a", &a)]);
 }
 
@@ -316,7 +316,7 @@ fn a_spare_node_replaces_a_lost_one() {
     assert_same(&until_joined(b.events(&[&a])), &theirs, "b");
 }
 
-/// Without the heartbeats of a node that waits, as their number depends on the time that it waits.
+/// Removes the heartbeats of a waiting node, whose number depends on the duration of the wait.
 fn without_heartbeats(events: &[Value]) -> Vec<Value> {
     let is_of = |event: &Value, method: &str| {
         let name = event["name"].as_str().expect("a name");
@@ -357,7 +357,7 @@ fn a_node_joins_twice() {
 }
 
 #[test]
-fn a_node_finds_that_another_has_written_first() {
+fn a_node_has_a_write_conflict() {
     let a = Node::new(&store(), settings(1, 1));
     a.join().expect("a round");
     a.faults.loses_a_write.store(true, Ordering::Release);
@@ -387,7 +387,7 @@ fn calls_and_heartbeats_fail_with_the_store() {
     a.join().expect_err("broken");
     assert!(!a.handler.shutdown());
     let mut ours = a.events(&[]);
-    // Others fail until the node leaves the round to join again.
+    // More heartbeats fail until the node leaves the round.
     let mut failed = 0;
     ours.retain(|event| {
         failed += usize::from(event["name"] == KEEP_ALIVE);

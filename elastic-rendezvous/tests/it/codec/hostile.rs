@@ -1,4 +1,4 @@
-//! Bytes that somebody has tampered with: an error or a state, never a panic.
+//! Hostile bytes give an error or a state, never a panic.
 
 use elastic_rendezvous::codec::{self, CodecLimits, CorruptState, CorruptStateKind};
 use elastic_rendezvous::{NodeId, RendezvousState, Timestamp};
@@ -11,8 +11,8 @@ fn decode(bytes: &[u8]) -> Result<RendezvousState, CorruptState> {
     codec::decode(bytes, &CodecLimits::default())
 }
 
-/// Whatever is accepted can be written and read again.
-fn look_at(bytes: &[u8]) {
+/// Accepted bytes give a state that can be encoded and decoded again.
+fn check(bytes: &[u8]) {
     match decode(bytes) {
         Ok(state) => assert_eq!(decode(&codec::encode(&state)), Ok(state)),
         Err(error) => {
@@ -34,7 +34,7 @@ fn small_state() -> RendezvousState {
     state
 }
 
-/// States of one PyTorch; the other's are the same but for the order of sets.
+/// States of one release of PyTorch; those of the other differ only in the order of sets.
 fn small_vectors() -> impl Iterator<Item = vectors::Vector> {
     vectors::states()
         .into_iter()
@@ -63,17 +63,17 @@ fn a_text_cut_anywhere_is_refused() {
 }
 
 #[test]
-fn any_byte_may_have_any_other_value() {
+fn any_byte_can_have_any_other_value() {
     for pickle in [
         codec::encode(&RendezvousState::default()),
         codec::encode(&small_state()),
     ] {
         let mut changed = pickle.clone();
         for position in 0..pickle.len() {
-            // Other values at each position.
+            // Different values at each position.
             for value in (position % SHARE..256).step_by(SHARE) {
                 changed[position] = u8::try_from(value).expect("a byte");
-                look_at(&changed);
+                check(&changed);
             }
             changed[position] = pickle[position];
         }
@@ -81,7 +81,7 @@ fn any_byte_may_have_any_other_value() {
 }
 
 #[test]
-fn any_bit_of_a_vector_may_be_the_other() {
+fn any_bit_of_a_vector_can_be_flipped() {
     for vector in small_vectors().chain(vectors::extra()) {
         let len = vector.pickle.len();
         if len > 500 {
@@ -91,14 +91,14 @@ fn any_bit_of_a_vector_may_be_the_other() {
         for position in 0..len {
             for bit in (position % SHARE..8).step_by(SHARE) {
                 changed[position] ^= 1 << bit;
-                look_at(&changed);
+                check(&changed);
                 changed[position] ^= 1 << bit;
             }
         }
     }
 }
 
-/// The opcodes of a pickle that consists of known ones, with their operands.
+/// Splits a pickle of known opcodes into opcodes with operands.
 fn opcodes(pickle: &[u8]) -> Vec<&[u8]> {
     let mut rest = pickle;
     let mut opcodes = Vec::new();
@@ -119,20 +119,20 @@ fn opcodes(pickle: &[u8]) -> Vec<&[u8]> {
 }
 
 #[test]
-fn any_opcode_may_be_missing_doubled_or_swapped_with_the_next() {
+fn any_opcode_can_be_missing_doubled_or_swapped_with_the_next() {
     let pickle = codec::encode(&small_state());
     let opcodes = opcodes(&pickle);
     assert_eq!(opcodes.concat(), pickle);
     for index in 0..opcodes.len() {
         let mut without = opcodes.clone();
         without.remove(index);
-        look_at(&without.concat());
+        check(&without.concat());
         let mut doubled = opcodes.clone();
         doubled.insert(index, opcodes[index]);
-        look_at(&doubled.concat());
+        check(&doubled.concat());
         let mut swapped = opcodes.clone();
         swapped.swap(index, (index + 1) % opcodes.len());
-        look_at(&swapped.concat());
+        check(&swapped.concat());
     }
 }
 
@@ -152,7 +152,7 @@ proptest! {
 
     #[test]
     fn random_bytes_do_no_harm(bytes: Vec<u8>) {
-        look_at(&bytes);
+        check(&bytes);
     }
 
     #[test]
@@ -170,10 +170,10 @@ proptest! {
         if ending {
             bytes.push(b'.');
         }
-        look_at(&bytes);
+        check(&bytes);
     }
 
-    /// Deeper than random opcodes get: a state in which some have been exchanged.
+    /// Reaches deeper than random opcodes: a state with some opcodes replaced.
     #[test]
     fn a_state_with_exchanged_opcodes_does_no_harm(
         changes in prop::collection::vec((any::<prop::sample::Index>(), pieces()), 1..6),
@@ -184,12 +184,11 @@ proptest! {
             let index = index.index(opcodes.len());
             opcodes[index] = piece;
         }
-        look_at(&opcodes.concat());
+        check(&opcodes.concat());
     }
 }
 
-/// A whole state whose map of attributes is filled by `attributes`, after the state's
-/// class was put into memo slot 0.
+/// A state whose map of attributes is filled by `attributes`. Memo slot 0 has the state's class.
 fn pickle(attributes: &[u8]) -> Vec<u8> {
     const MODULE: &[u8] = b"\x8c\x37torch.distributed.elastic.rendezvous.dynamic_rendezvous";
     [
@@ -209,7 +208,7 @@ const WAIT_LIST: &[u8] = b"\x8c\x09wait_list\x8f";
 const HEARTBEATS: &[u8] = b"\x8c\x0flast_heartbeats}";
 const NODE_CLASS: &[u8] =
     b"\x8c\x37torch.distributed.elastic.rendezvous.dynamic_rendezvous\x8c\x09_NodeDesc\x93";
-/// One of that class: `a`, 1, 0. The last byte gives it its attributes.
+/// A node of that class: `a`, 1, 0. The last byte sets its attributes.
 const NODE: &[u8] = b")\x81}(\x8c\x04addr\x8c\x01a\x8c\x03pidK\x01\x8c\x08local_idK\x00ub";
 
 fn kind(bytes: &[u8]) -> CorruptStateKind {
@@ -217,7 +216,7 @@ fn kind(bytes: &[u8]) -> CorruptStateKind {
 }
 
 #[test]
-fn the_least_state_by_hand_is_accepted() {
+fn a_minimal_handwritten_state_is_accepted() {
     let bytes = pickle(&[ROUND, FLAGS, PARTICIPANTS, WAIT_LIST, HEARTBEATS].concat());
     let state = decode(&bytes).expect("a state");
     assert_eq!(state.round, 7);
@@ -325,7 +324,7 @@ fn objects_are_made_and_filled_once() {
     let node_again = [NODE_CLASS, NODE, b"}b"].concat();
     let expected = CorruptStateKind::Again("a node's attributes");
     assert_eq!(kind(&pickle(&node_again)), expected);
-    // As a key it would need a hash, which it does not have yet.
+    // A key needs a hash, which this node does not have yet.
     let unbuilt = [PARTICIPANTS, NODE_CLASS, b")\x81K\x00s"].concat();
     let error = decode(&pickle(&unbuilt)).expect_err("refused");
     assert!(
@@ -381,7 +380,7 @@ fn each_limit_holds() {
     );
 }
 
-/// Each of these would take gigabytes, or a deep stack, from a reader that believes it.
+/// Each of these would cost a naive decoder gigabytes of memory or a deep stack.
 #[test]
 fn floods_end_at_a_limit() {
     let bytes_max = (6 << 20) / SHARE;
@@ -423,7 +422,7 @@ fn floods_end_at_a_limit() {
 }
 
 #[test]
-fn time_zones_a_day_off_and_beyond_are_refused() {
+fn time_zones_with_an_offset_of_a_day_are_refused() {
     let zone = |days: &[u8], seconds: &[u8]| {
         [
             b"\x80\x04\x8c\x08datetime\x8c\x08timezone\x93\x8c\x08datetime\x8c\x09timedelta\x93",

@@ -1,4 +1,4 @@
-//! Whatever a state says, it comes back.
+//! Every state survives encoding and decoding.
 
 use elastic_rendezvous::codec::{self, CodecLimits};
 use elastic_rendezvous::{DatetimeStyle, NodeId, RendezvousState, Timestamp};
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::cases;
 use super::states::{state_of, states};
 
-fn comes_back(state: &RendezvousState) -> Result<(), TestCaseError> {
+fn check_round_trip(state: &RendezvousState) -> Result<(), TestCaseError> {
     let limits = CodecLimits::default();
     let bytes = codec::encode(state);
     let decoded = codec::decode(&bytes, &limits);
@@ -20,7 +20,7 @@ fn comes_back(state: &RendezvousState) -> Result<(), TestCaseError> {
             .keys()
             .eq(state.last_heartbeats.keys())
     );
-    // What shares memory there shares it here, so the bytes are the same.
+    // Shared addresses stay shared, so the bytes are equal.
     prop_assert_eq!(codec::encode(&decoded), bytes);
     let text = codec::to_text(state);
     let from_text = codec::from_text(&text, &limits);
@@ -32,8 +32,8 @@ proptest! {
     #![proptest_config(cases(256))]
 
     #[test]
-    fn states_come_back_unchanged(state in states(40)) {
-        comes_back(&state)?;
+    fn states_round_trip(state in states(40)) {
+        check_round_trip(&state)?;
     }
 }
 
@@ -41,26 +41,26 @@ proptest! {
     #![proptest_config(cases(20))]
 
     #[test]
-    fn states_of_many_nodes_come_back_unchanged(state in states(2100)) {
-        comes_back(&state)?;
+    fn states_of_many_nodes_round_trip(state in states(2100)) {
+        check_round_trip(&state)?;
     }
 }
 
 #[test]
-fn sizes_around_the_edges_of_batches_and_frames_come_back_unchanged() {
+fn states_at_the_limits_of_batches_and_frames_round_trip() {
     let sizes = [
         0, 1, 2, 256, 700, 770, 999, 1000, 1001, 1999, 2000, 2001, 2100,
     ];
     for nodes in sizes {
         let mut state = state_of(nodes);
-        comes_back(&state).unwrap_or_else(|error| panic!("{nodes} nodes: {error}"));
+        check_round_trip(&state).unwrap_or_else(|error| panic!("{nodes} nodes: {error}"));
         state.wait_list = state.participants.drain(..).map(|(node, _)| node).collect();
-        comes_back(&state).unwrap_or_else(|error| panic!("{nodes} nodes wait: {error}"));
+        check_round_trip(&state).unwrap_or_else(|error| panic!("{nodes} nodes wait: {error}"));
     }
 }
 
 #[test]
-fn times_that_python_does_not_have_become_the_nearest() {
+fn times_outside_of_pythons_range_are_clamped() {
     let mut state = RendezvousState {
         deadline: Some(Timestamp::from_micros(i64::MAX)),
         ..RendezvousState::default()
@@ -75,7 +75,7 @@ fn times_that_python_does_not_have_become_the_nearest() {
 }
 
 #[test]
-fn the_style_of_times_is_kept_while_there_are_times() {
+fn the_style_of_times_is_kept() {
     let limits = CodecLimits::default();
     for style in [DatetimeStyle::Aware, DatetimeStyle::Naive] {
         let mut state = state_of(2);

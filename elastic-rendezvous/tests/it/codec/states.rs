@@ -32,7 +32,7 @@ pub(crate) fn states(nodes: usize) -> impl Strategy<Value = RendezvousState> {
                 state.wait_list.insert(node.clone());
             }
             if is_spare {
-                // Equal, but other memory.
+                // Equal, in other memory.
                 let addr: Arc<str> = Arc::from(&*node.addr);
                 let spare = NodeId::new(addr, node.pid, node.local_id);
                 state.redundancy_list.insert(spare);
@@ -48,7 +48,7 @@ pub(crate) fn states(nodes: usize) -> impl Strategy<Value = RendezvousState> {
     })
 }
 
-/// A state of `nodes` participants that live.
+/// A state of `nodes` participants with heartbeats.
 pub(crate) fn state_of(nodes: usize) -> RendezvousState {
     let mut state = RendezvousState::default();
     for index in 0..nodes {
@@ -61,7 +61,7 @@ pub(crate) fn state_of(nodes: usize) -> RendezvousState {
     state
 }
 
-/// Times are written in `style`; without any, nothing tells.
+/// Sets the style of times; a state without times has no style and stays aware.
 pub(crate) fn set_style(state: &mut RendezvousState, style: DatetimeStyle) {
     let has_times = state.deadline.is_some() || !state.last_heartbeats.is_empty();
     state.datetime_style = if has_times {
@@ -85,7 +85,7 @@ pub(crate) fn times() -> impl Strategy<Value = Timestamp> {
     ]
 }
 
-/// Some share memory, as those of nodes of one host may.
+/// Addresses, some of which share memory, like those of nodes on one host.
 fn addresses() -> impl Strategy<Value = Arc<str>> {
     let shared: Vec<Arc<str>> = ["localhost", "", "::1", "wait_list", "knoten-ü", "節点"]
         .map(Arc::from)
@@ -98,7 +98,7 @@ fn addresses() -> impl Strategy<Value = Arc<str>> {
     ]
 }
 
-/// Around the lengths in which a pickle has integers, too.
+/// Integers, including those around the limits of pickle lengths.
 fn integers() -> impl Strategy<Value = i64> {
     let edges = [
         0,

@@ -1,4 +1,4 @@
-//! What PyTorch 2.9.1 and 2.15.0 wrote, and what a decoder must take or refuse.
+//! States written by PyTorch 2.9.1 and 2.15.0, and encodings that a decoder must accept or refuse.
 
 use elastic_rendezvous::codec::{self, CodecLimits};
 use elastic_rendezvous::{DatetimeStyle, NodeId, RendezvousState, Timestamp};
@@ -13,7 +13,7 @@ const EXTRA: &str = include_str!("../../../testdata/rendezvous-state-extra.jsonl
 pub(crate) struct Vector {
     pub(crate) name: String,
     pub(crate) verdict: String,
-    /// As it is stored.
+    /// The stored text.
     pub(crate) text: String,
     pub(crate) pickle: Vec<u8>,
     pub(crate) state: Option<RendezvousState>,
@@ -113,14 +113,14 @@ fn decode(pickle: &[u8]) -> Result<RendezvousState, codec::CorruptState> {
 }
 
 #[test]
-fn states_of_pytorch_are_what_their_description_says() {
+fn states_of_pytorch_match_their_description() {
     let vectors = states();
     assert_eq!(vectors.len(), 64);
     for vector in vectors {
         let text = vector.text.as_bytes();
         let state = codec::from_text(text, &CodecLimits::default());
         assert_eq!(state.ok(), vector.state, "{}", vector.name);
-        // The maps are in the order that was stored, which equality does not look at.
+        // Equality ignores the order of maps, which must be the stored one.
         let state = decode(&vector.pickle).expect("just decoded");
         let expected = vector.state.expect("a description");
         assert!(state.participants.keys().eq(expected.participants.keys()));
@@ -179,7 +179,7 @@ fn foreign_encodings_of_a_state_are_accepted() {
 }
 
 #[test]
-fn what_is_no_state_is_refused() {
+fn other_values_are_refused() {
     let mut count = 0;
     for vector in extra().iter().filter(|vector| vector.verdict == "reject") {
         let error = decode(&vector.pickle).expect_err(&vector.name);
@@ -194,7 +194,7 @@ fn what_is_no_state_is_refused() {
     assert_eq!(count, 24);
 }
 
-/// Torch takes a node made by a call of its class, and nobody writes one.
+/// PyTorch accepts a node made by a call of its class, but never writes one.
 #[test]
 fn a_node_made_by_a_call_is_refused() {
     let mut count = 0;
@@ -207,9 +207,8 @@ fn a_node_made_by_a_call_is_refused() {
     assert_eq!(count, 1);
 }
 
-/// The kinds of set order that PyTorch may have written a state in differ; ours does not.
 #[test]
-fn encodings_of_ours_and_of_a_pickler_agree() {
+fn our_encoding_equals_that_of_python_picklers() {
     let identical: Vec<String> = extra()
         .into_iter()
         .filter(|vector| {

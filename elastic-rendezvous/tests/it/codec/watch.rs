@@ -1,4 +1,4 @@
-//! What changes a range of the stored text, and what does not.
+//! Which changes of a state change the ranges of its text.
 
 use elastic_rendezvous::codec::{self, CodecLimits, WatchRanges};
 use elastic_rendezvous::{DatetimeStyle, NodeId, RendezvousState, Timestamp};
@@ -11,7 +11,7 @@ fn ranges(text: &[u8]) -> WatchRanges {
     codec::watch_ranges(text).expect("our own layout")
 }
 
-/// Whether whoever watches `before` would be woken by `after`.
+/// Whether `after` would wake a node that watches `range` of `before`.
 fn changes(before: &[u8], after: &[u8], range: std::ops::Range<usize>) -> bool {
     after.get(range.clone()) != Some(&before[range])
 }
@@ -40,7 +40,7 @@ proptest! {
         let after = codec::to_text(&later);
         prop_assert!(!changes(&before, &after, header.clone()));
         prop_assert!(!changes(&before, &after, members.clone()));
-        // And the other way round, from many to few.
+        // Also in the opposite direction.
         prop_assert_eq!(ranges(&after), WatchRanges { header, members });
     }
 
@@ -122,7 +122,7 @@ proptest! {
     }
 }
 
-/// Frames within the members do not see times either.
+/// Frame lengths within the members do not depend on times.
 #[test]
 fn heartbeats_of_many_nodes_change_no_range() {
     for nodes in [600, 700, 800, 1000, 1001, 2000] {
@@ -141,7 +141,7 @@ fn heartbeats_of_many_nodes_change_no_range() {
     }
 }
 
-/// The ranges are the parts named and little else: as many characters as those bytes take.
+/// The ranges contain their parts and at most the rest of a base64 group.
 #[test]
 fn ranges_begin_with_the_attributes_and_end_before_the_next() {
     let state = RendezvousState::default();
@@ -153,7 +153,7 @@ fn ranges_begin_with_the_attributes_and_end_before_the_next() {
     };
     let WatchRanges { header, members } = ranges(&text);
     let start = place(b"\x8c\x05round") / 3 * 4;
-    // The opcode of the next name is within.
+    // Includes the opcode of the next name.
     let end_at = |name: &[u8]| (place(name) + 1).div_ceil(3) * 4;
     assert_eq!(header, start..end_at(b"\x8c\x0cparticipants"));
     assert_eq!(members, start..end_at(b"\x8c\x0flast_heartbeats"));
@@ -169,7 +169,7 @@ fn all_states_of_pytorch_have_ranges() {
     }
 }
 
-/// PyTorch adds a heartbeat to its own state; we see no change of what we watch.
+/// A heartbeat that follows a state of PyTorch.
 #[test]
 fn a_heartbeat_after_a_state_of_pytorch_changes_no_range() {
     let mut count = 0;
