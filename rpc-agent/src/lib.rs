@@ -88,6 +88,7 @@ mod in_flight;
 mod incoming;
 mod metrics;
 mod outgoing;
+mod pool;
 mod registry;
 mod retry;
 mod sync;

@@ -92,7 +92,7 @@ impl Shared {
         }
         drop(state);
         if !unparked.is_empty() {
-            self.pool.submit(self, unparked);
+            self.pool.submit(unparked);
         }
         if let Some((link, error)) = failure {
             self.lose(peer, &link, error);
@@ -177,7 +177,7 @@ impl Shared {
         drop(state);
         let mut found = Vec::new();
         let farewell = self.take_messages(peer, &link, messages, &mut found);
-        self.pool.submit(self, found);
+        self.pool.submit(found);
         if farewell {
             // Before anything is sent that nobody reads.
             self.lose(peer, &link, left());
@@ -504,7 +504,7 @@ impl Shared {
             }
             let end = self.read_peer_as(peer, link.token, &mut found, true);
             if !found.is_empty() {
-                self.pool.submit(self, found.drain(..));
+                self.pool.submit(found.drain(..));
             }
             self.flush_dirty();
             // Who sends without a pause would keep it reading.

@@ -8,7 +8,6 @@ mod link;
 mod options;
 mod peer;
 mod poller;
-mod pool;
 mod requests;
 mod retries;
 mod shared;
@@ -28,6 +27,7 @@ use c10d_store::{Store, StoreError};
 pub use self::options::{AgentOptions, CallOptions};
 pub(crate) use self::peer::ServedCall;
 use self::poller::Sockets;
+use self::requests::AgentWork;
 use self::shared::{Parts, RUNNING, STOPPED, STOPPING, Shared};
 use crate::directory::{Directory, DirectoryError, Group};
 use crate::error::RpcError;
@@ -142,7 +142,7 @@ impl Agent {
         // On failure the agent is dropped, which ends what was started.
         shared
             .pool
-            .start(&shared, poller)
+            .start(Arc::new(AgentWork::new(Arc::clone(&shared), poller)))
             .map_err(StartError::Thread)?;
         Ok(agent)
     }
@@ -495,7 +495,10 @@ impl Executor for Driver {
         let Some(shared) = self.0.upgrade() else {
             return block();
         };
-        let _waiting = shared.pool.enter_wait(&shared);
+        if shared.pool.is_own_thread() {
+            shared.flush_dirty();
+        }
+        let _waiting = shared.pool.enter_wait();
         shared.drive(is_complete, deadline, hint);
         if !is_complete() {
             block();
@@ -616,7 +619,7 @@ impl Shared {
         // Before the dials have ended, which can take a moment: nobody has to wait for that.
         self.end_connections();
         self.stop_dialing();
-        self.pool.stop(self);
+        self.pool.stop();
         self.stage.store(STOPPED, Ordering::SeqCst);
         // What a function or a callback that was still running began.
         self.end_connections();

@@ -3,8 +3,8 @@
 use std::any::Any;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -12,7 +12,6 @@ use bytes::Bytes;
 use super::AgentHandle;
 use super::peer::{Peer, PeerState, Request, ServedCall, WayBack};
 use super::poller::Poller;
-use super::pool::Work;
 use super::retries::Later;
 use super::shared::Shared;
 use crate::context::{Context, Reply};
@@ -20,54 +19,63 @@ use crate::error::RpcError;
 use crate::fault::{Fault, Leg};
 use crate::future::panic_text;
 use crate::handler_error::HandlerError;
+use crate::pool::Work;
 use crate::registry::Body;
 use crate::wire::{ErrorKind, Frame};
 
-impl Work for Shared {
-    type Poller = Poller;
-    type Request = Request;
+/// What the pool of an agent works for.
+pub(crate) struct AgentWork {
+    shared: Arc<Shared>,
+    poller: Mutex<Poller>,
+}
 
-    fn flush(self: &Arc<Self>) {
-        self.flush_dirty();
+impl AgentWork {
+    pub(crate) const fn new(shared: Arc<Shared>, poller: Poller) -> Self {
+        let poller = Mutex::new(poller);
+        Self { shared, poller }
+    }
+}
+
+impl Work<Request> for AgentWork {
+    fn flush(&self) {
+        self.shared.flush_dirty();
     }
 
     fn has_unsent(&self) -> bool {
-        self.has_dirty()
+        self.shared.has_dirty()
     }
 
     fn has_collected(&self) -> bool {
-        self.has_gathered()
+        self.shared.has_gathered()
     }
 
-    fn poll(self: &Arc<Self>, poller: &mut Poller, found: &mut VecDeque<Request>) {
-        self.poll_once(poller, found);
+    fn poll(&self, found: &mut VecDeque<Request>) {
+        let mut poller = self.poller.lock().unwrap_or_else(PoisonError::into_inner);
+        self.shared.poll_once(&mut poller, found);
     }
 
     fn wake_poller(&self) {
-        self.sockets.wake();
+        self.shared.sockets.wake();
     }
 
-    fn run(self: &Arc<Self>, request: Request) {
-        self.run_request(request);
+    fn run(&self, request: Request) {
+        self.shared.run_request(request);
     }
 
-    fn refuse(self: &Arc<Self>, request: Request, threads: usize) {
-        self.end_queueing(&request.call);
-        self.metrics.request_refused();
+    fn refuse(&self, request: Request, threads: usize) {
+        let call = &request.call;
+        self.shared.end_queueing(call);
+        self.shared.metrics.request_refused();
         let reason = format!("all {threads} threads wait for nested calls");
-        self.answer_error(
-            &request.call.peer,
-            &request.call.way_back,
-            ErrorKind::Rejected,
-            &reason,
-        );
+        self.shared
+            .answer_error(&call.peer, &call.way_back, ErrorKind::Rejected, &reason);
     }
 
-    fn is_slow(request: &Request) -> bool {
+    fn is_slow(&self, request: &Request) -> bool {
         request.call.function.is_slow()
     }
 
-    fn arrived_at(request: &Request) -> Instant {
+    fn arrived_at(&self, request: &Request) -> Instant {
         request.call.arrived_at
     }
 }

@@ -19,7 +19,6 @@ use super::link::not_connected;
 use super::options::AgentOptions;
 use super::peer::{Peer, PeerState, PendingCall, Request, ServedCall, WayBack};
 use super::poller::Sockets;
-use super::pool::{Callback, Pool};
 use super::retries::Later;
 use crate::directory::Directory;
 use crate::error::{CallMessage, CallSite, NotSent, Outcome, RpcError};
@@ -28,6 +27,7 @@ use crate::future::{Executor, FutureMessage, Hint, Job, RpcFuture, contained};
 use crate::in_flight::Completed;
 use crate::incoming::IncomingLimits;
 use crate::metrics::Metrics;
+use crate::pool::{Callback, Pool};
 use crate::registry::{FUNCTION_NAME_BYTES_MAX, Registry};
 use crate::retry::RetryThread;
 use crate::sync::Monitor;
@@ -46,7 +46,7 @@ const REPLACED: &str = "another worker has taken its place";
 const CORKED_BYTES_MAX: u64 = 32 << 10;
 
 /// From so many calls in flight to one worker on, a further one waits a moment for more to leave with it:
-/// until its caller waits for an answer, an answer comes, or the stand-by looks, a quarter of a
+/// until its caller waits for an answer, an answer comes, or the standby thread looks, a quarter of a
 /// millisecond later at most. A write costs as much as the rest of a small call.
 const GATHERED_CALLS_MIN: usize = 4;
 
@@ -65,7 +65,7 @@ pub(crate) struct Shared {
     /// A thread is at the agent's orderly end.
     pub(crate) is_ending: Monitor<bool>,
     pub(crate) sockets: Sockets,
-    pub(crate) pool: Pool<Self>,
+    pub(crate) pool: Arc<Pool<Request>>,
     pub(crate) dialers: Dialers,
     pub(crate) later: RetryThread<Later>,
     pub(crate) metrics: Metrics,
@@ -94,12 +94,6 @@ pub(crate) struct Shared {
 pub(crate) type PeerLostCallback = Arc<dyn Fn(&WorkerInfo, &str) + Send + Sync>;
 
 pub(crate) type PeerLeftCallback = Arc<dyn Fn(&WorkerInfo, Option<u64>) + Send + Sync>;
-
-impl AsRef<Pool<Self>> for Shared {
-    fn as_ref(&self) -> &Pool<Self> {
-        &self.pool
-    }
-}
 
 pub(crate) struct Parts {
     pub(crate) me: WorkerInfo,
@@ -134,7 +128,6 @@ impl Shared {
                 me.name.as_str(),
                 options.handler_threads,
                 options.threads_max,
-                now,
             ),
             dialers: Dialers::default(),
             metrics: Metrics::default(),
@@ -647,7 +640,7 @@ impl Shared {
             self.lock_dirty().push(Arc::clone(peer));
             self.has_dirty.store(true, Ordering::SeqCst);
         }
-        // A thread of the pool flushes before it rests; if that takes long, the stand-by does.
+        // A thread of the pool flushes before it rests; if that takes long, the standby thread does.
         if !is_own && !self.has_gathered.load(Ordering::Relaxed) {
             self.has_gathered.store(true, Ordering::Relaxed);
         }
@@ -693,7 +686,7 @@ impl Shared {
             callback();
             shared.activity.end();
         };
-        self.pool.call_back(self, Box::new(counted));
+        self.pool.call_back(Box::new(counted));
     }
 
     /// Has a job run on a thread of the pool; after the agent's end it is dropped.
@@ -704,7 +697,7 @@ impl Shared {
             job();
             shared.activity.end();
         };
-        if let Err(counted) = self.pool.queue_callback(self, Box::new(counted)) {
+        if let Err(counted) = self.pool.queue_callback(Box::new(counted)) {
             drop(counted);
             self.activity.end();
         }
@@ -765,7 +758,7 @@ impl Shared {
         let way_back = WayBack { link, id };
         if let Some(request) = self.admit(peer, way_back, budget_ms, function, payload, arrived_at)
         {
-            self.pool.submit(self, [request]);
+            self.pool.submit([request]);
         }
     }
 

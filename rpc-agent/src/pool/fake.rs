@@ -1,22 +1,22 @@
-//! What a pool works for in its tests: a network that is a queue, and requests that are closures.
+//! Work for the tests of the pool: the network is a queue, and the requests are closures.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use c10d_socket::Deadline;
 
-use super::{Pool, Work};
+use super::threads::{Pool, Work};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Arc, Monitor};
 
-/// Until a test that hangs fails.
+/// After this time a test that hangs fails.
 pub(super) const LONG: Duration = Duration::from_secs(30);
 
 pub(super) type Body = Box<dyn FnOnce(&Arc<FakeWork>) + Send>;
 
 pub(super) struct FakeWork {
-    pub(super) pool: Pool<Self>,
-    /// What became of the requests so far.
+    pub(super) pool: Arc<Pool<FakeRequest>>,
+    /// How requests and callbacks ended so far.
     pub(super) fates: Arc<Monitor<Fates>>,
     network: Monitor<Network>,
     unsent: AtomicBool,
@@ -25,14 +25,14 @@ pub(super) struct FakeWork {
 
 #[derive(Debug, Default)]
 struct Network {
-    came: VecDeque<FakeRequest>,
+    arrived: VecDeque<FakeRequest>,
     is_woken: bool,
     polls: u64,
     /// The thread of each poll is the only one.
     is_polled: bool,
 }
 
-/// Numbers of requests, in the order in which it happened.
+/// Numbers of requests and callbacks, in order of time.
 #[derive(Debug, Default)]
 pub(super) struct Fates {
     pub(super) ran: Vec<u32>,
@@ -40,11 +40,11 @@ pub(super) struct Fates {
     pub(super) dropped: Vec<u32>,
     pub(super) called_back: Vec<u32>,
     pub(super) flushed: u32,
-    pub(super) is_poller_dropped: bool,
+    pub(super) is_work_dropped: bool,
 }
 
 impl Fates {
-    /// Every request that something became of.
+    /// Every request that ran, was refused or was dropped.
     pub(super) fn requests(&self) -> Vec<u32> {
         let mut all = [&*self.ran, &self.refused, &self.dropped].concat();
         all.sort_unstable();
@@ -52,11 +52,12 @@ impl Fates {
     }
 }
 
-pub(super) struct FakePoller(Arc<Monitor<Fates>>);
+/// What the pool owns while it runs.
+struct OwnedWork(Arc<FakeWork>);
 
-impl Drop for FakePoller {
+impl Drop for OwnedWork {
     fn drop(&mut self) {
-        self.0.lock().is_poller_dropped = true;
+        self.0.note(|fates| fates.is_work_dropped = true);
     }
 }
 
@@ -64,7 +65,7 @@ impl Drop for FakePoller {
 pub(super) struct FakeRequest {
     number: u32,
     is_slow: bool,
-    came_at: Instant,
+    arrived_at: Instant,
     /// `None` once it was run or refused.
     body: Option<Body>,
     fates: Arc<Monitor<Fates>>,
@@ -85,85 +86,81 @@ impl Drop for FakeRequest {
     }
 }
 
-impl AsRef<Pool<Self>> for FakeWork {
-    fn as_ref(&self) -> &Pool<Self> {
-        &self.pool
-    }
-}
-
-impl Work for FakeWork {
-    type Poller = FakePoller;
-    type Request = FakeRequest;
-
-    fn flush(self: &Arc<Self>) {
-        if self.unsent.swap(false, Ordering::SeqCst) {
-            self.note(|fates| fates.flushed += 1);
-        }
+impl Work<FakeRequest> for OwnedWork {
+    fn flush(&self) {
+        self.0.flush();
     }
 
     fn has_unsent(&self) -> bool {
-        self.unsent.load(Ordering::SeqCst)
+        self.0.unsent.load(Ordering::SeqCst)
     }
 
     fn has_collected(&self) -> bool {
-        self.collected.swap(false, Ordering::SeqCst)
+        self.0.collected.swap(false, Ordering::SeqCst)
     }
 
-    fn poll(self: &Arc<Self>, _: &mut FakePoller, found: &mut VecDeque<FakeRequest>) {
-        let mut network = self.network.lock();
+    fn poll(&self, found: &mut VecDeque<FakeRequest>) {
+        let monitor = &self.0.network;
+        let mut network = monitor.lock();
         assert!(
             !std::mem::replace(&mut network.is_polled, true),
             "two threads poll"
         );
         network.polls += 1;
-        while network.came.is_empty() && !network.is_woken {
-            (network, _) = self.network.wait_until(network, Deadline::NEVER);
+        while network.arrived.is_empty() && !network.is_woken {
+            (network, _) = monitor.wait_until(network, Deadline::NEVER);
         }
         network.is_woken = false;
         network.is_polled = false;
-        found.append(&mut network.came);
+        found.append(&mut network.arrived);
     }
 
     fn wake_poller(&self) {
-        self.network.lock().is_woken = true;
-        self.network.notify_all();
+        self.0.network.lock().is_woken = true;
+        self.0.network.notify_all();
     }
 
-    fn run(self: &Arc<Self>, mut request: FakeRequest) {
+    fn run(&self, mut request: FakeRequest) {
         let number = request.number;
         let body = request.body.take();
-        body.expect("a request is run once")(self);
-        self.note(|fates| fates.ran.push(number));
+        body.expect("a request is run once")(&self.0);
+        self.0.note(|fates| fates.ran.push(number));
     }
 
-    fn refuse(self: &Arc<Self>, mut request: FakeRequest, _threads: usize) {
+    fn refuse(&self, mut request: FakeRequest, _threads: usize) {
         let number = request.number;
         drop(request.body.take());
-        self.note(|fates| fates.refused.push(number));
+        self.0.note(|fates| fates.refused.push(number));
     }
 
-    fn is_slow(request: &FakeRequest) -> bool {
+    fn is_slow(&self, request: &FakeRequest) -> bool {
         request.is_slow
     }
 
-    fn arrived_at(request: &FakeRequest) -> Instant {
-        request.came_at
+    fn arrived_at(&self, request: &FakeRequest) -> Instant {
+        request.arrived_at
     }
 }
 
 impl FakeWork {
-    /// A pool that runs.
+    /// Starts a pool.
     pub(super) fn start(handlers_max: usize, threads_max: usize) -> Arc<Self> {
         let work = Arc::new(Self {
-            pool: Pool::new("test", handlers_max, threads_max, Instant::now()),
+            pool: Pool::new("test", handlers_max, threads_max),
             fates: Arc::default(),
             network: Monitor::default(),
             unsent: AtomicBool::new(false),
             collected: AtomicBool::new(false),
         });
-        let poller = FakePoller(Arc::clone(&work.fates));
-        work.pool.start(&work, poller).expect("two threads");
+        let owned = Arc::new(OwnedWork(Arc::clone(&work)));
+        work.pool.start(owned).expect("two threads");
         work
+    }
+
+    fn flush(&self) {
+        if self.unsent.swap(false, Ordering::SeqCst) {
+            self.note(|fates| fates.flushed += 1);
+        }
     }
 
     pub(super) fn request(
@@ -174,31 +171,31 @@ impl FakeWork {
         FakeRequest {
             number,
             is_slow: false,
-            came_at: Instant::now(),
+            arrived_at: Instant::now(),
             body: Some(Box::new(body)),
             fates: Arc::clone(&self.fates),
         }
     }
 
-    /// A request comes in through the poller.
+    /// A request arrives from the network.
     pub(super) fn arrive(&self, number: u32, body: impl FnOnce(&Arc<Self>) + Send + 'static) {
         let request = self.request(number, body);
         self.arrive_together([request]);
     }
 
     pub(super) fn arrive_together(&self, requests: impl IntoIterator<Item = FakeRequest>) {
-        self.network.lock().came.extend(requests);
+        self.network.lock().arrived.extend(requests);
         self.network.notify_all();
     }
 
-    /// A request comes otherwise.
+    /// A request is submitted.
     pub(super) fn submit(
         self: &Arc<Self>,
         number: u32,
         body: impl FnOnce(&Arc<Self>) + Send + 'static,
     ) {
         let request = self.request(number, body);
-        self.pool.submit(self, [request]);
+        self.pool.submit([request]);
     }
 
     pub(super) fn call_back(
@@ -212,7 +209,7 @@ impl FakeWork {
             fates.lock().called_back.push(number);
             fates.notify_all();
         };
-        self.pool.call_back(self, Box::new(noted));
+        self.pool.call_back(Box::new(noted));
     }
 
     /// Leaves something to be sent, as a function on a thread of the pool does.
@@ -225,7 +222,8 @@ impl FakeWork {
 
     /// Waits at a gate in the way in which a function waits for a call of its own.
     pub(super) fn wait_at(self: &Arc<Self>, gate: &Gate) {
-        let _waiting = self.pool.enter_wait(self);
+        self.flush();
+        let _waiting = self.pool.enter_wait();
         gate.pass();
     }
 
@@ -234,7 +232,7 @@ impl FakeWork {
         self.fates.notify_all();
     }
 
-    /// Waits until it is so.
+    /// Waits until the condition holds.
     pub(super) fn until(&self, what: &str, is_so: impl Fn(&Fates) -> bool) {
         let deadline = deadline();
         let mut fates = self.fates.lock();
@@ -249,13 +247,14 @@ impl FakeWork {
         }
     }
 
-    /// Takes away what came and was not polled.
+    /// Takes the requests that were not polled.
     #[cfg(shuttle)]
     pub(super) fn unread(&self) -> Vec<u32> {
-        let came = std::mem::take(&mut self.network.lock().came);
-        let numbers = came.iter().map(|request| request.number).collect();
+        let arrived = std::mem::take(&mut self.network.lock().arrived);
+        let numbers = arrived.iter().map(|request| request.number).collect();
         // They were not the pool's to drop.
-        came.into_iter()
+        arrived
+            .into_iter()
             .for_each(|mut request| drop(request.body.take()));
         numbers
     }
@@ -294,7 +293,7 @@ impl Gate {
         self.0.notify_all();
     }
 
-    /// Waits until so many have come in all.
+    /// Waits until this number of threads have arrived in all.
     pub(super) fn await_arrivals(&self, arrivals: usize) {
         let deadline = deadline();
         let mut gate = self.0.lock();
@@ -303,7 +302,7 @@ impl Gate {
             (gate, has_passed) = self.0.wait_until(gate, deadline);
             assert!(
                 !has_passed,
-                "{arrivals} did not come within {LONG:?}: {gate:?}"
+                "{arrivals} did not arrive within {LONG:?}: {gate:?}"
             );
         }
     }
@@ -314,7 +313,7 @@ impl Gate {
     }
 }
 
-/// In a model whoever is not woken waits for ever, which is found out at once.
+/// In a model a thread that is never woken is reported as a deadlock.
 fn deadline() -> Deadline {
     if cfg!(shuttle) {
         Deadline::NEVER

@@ -1,10 +1,10 @@
 //! The pool under a model checker: `RUSTFLAGS='--cfg shuttle' cargo test --lib shuttle`.
 //!
-//! A wake-up that is lost leaves all threads asleep, which the checker reports as a deadlock.
+//! A lost wake-up leaves all threads asleep, which the checker reports as a deadlock.
 
 use super::fake::{FakeWork, Gate};
-use super::*;
-use crate::sync::thread;
+use super::scheduler::PoolGauges;
+use crate::sync::{Arc, thread};
 
 fn check(model: fn()) {
     shuttle::check_random(model, 2000);
@@ -16,10 +16,10 @@ fn gate() -> Arc<Gate> {
 }
 
 #[test]
-fn whatever_comes_from_wherever_is_run_under_shuttle() {
+fn polled_and_submitted_requests_and_callbacks_run_under_shuttle() {
     check(|| {
         let work = FakeWork::start(2, 2);
-        let coming = [
+        let senders = [
             thread::spawn({
                 let work = Arc::clone(&work);
                 move || {
@@ -38,20 +38,20 @@ fn whatever_comes_from_wherever_is_run_under_shuttle() {
         work.until("all ran", |fates| {
             fates.ran.len() == 3 && fates.called_back.len() == 1
         });
-        for coming in coming {
-            coming.join().unwrap();
+        for sender in senders {
+            sender.join().unwrap();
         }
-        work.pool.stop(&work);
+        work.pool.stop();
         assert_eq!(work.fates.lock().requests(), [0, 1, 2]);
         assert_eq!(work.pool.gauges(), PoolGauges::default());
     });
 }
 
 #[test]
-fn a_stop_at_any_time_leaves_nothing_undone_and_nothing_done_twice_under_shuttle() {
+fn at_a_stop_each_task_runs_once_or_is_dropped_under_shuttle() {
     check(|| {
         let work = FakeWork::start(1, 2);
-        let coming = [
+        let senders = [
             thread::spawn({
                 let work = Arc::clone(&work);
                 move || {
@@ -70,13 +70,14 @@ fn a_stop_at_any_time_leaves_nothing_undone_and_nothing_done_twice_under_shuttle
                 }
             }),
         ];
-        work.pool.stop(&work);
+        work.pool.stop();
         assert_eq!(work.pool.gauges(), PoolGauges::default());
-        assert!(work.fates.lock().is_poller_dropped);
-        for coming in coming {
-            coming.join().unwrap();
+        for sender in senders {
+            sender.join().unwrap();
         }
-        // What nobody has read stays with the network.
+        // A caller may hold it for a moment longer than the pool.
+        assert!(work.fates.lock().is_work_dropped);
+        // Requests that no thread has read stay in the network.
         let unread = work.unread();
         let fates = work.fates.lock();
         let mut requests = fates.requests();
@@ -96,7 +97,7 @@ fn a_stop_at_any_time_leaves_nothing_undone_and_nothing_done_twice_under_shuttle
 }
 
 #[test]
-fn a_function_that_blocks_holds_up_no_other_under_shuttle() {
+fn a_function_that_blocks_delays_no_other_under_shuttle() {
     check(|| {
         let work = FakeWork::start(3, 3);
         let gate = gate();
@@ -108,12 +109,12 @@ fn a_function_that_blocks_holds_up_no_other_under_shuttle() {
         let opened = Arc::clone(&gate);
         work.arrive(2, move |_| opened.open());
         work.until("all ran", |fates| fates.ran.len() == 3);
-        work.pool.stop(&work);
+        work.pool.stop();
     });
 }
 
 #[test]
-fn a_callback_that_blocks_holds_up_no_other_under_shuttle() {
+fn a_callback_that_blocks_delays_no_other_under_shuttle() {
     check(|| {
         let work = FakeWork::start(1, 3);
         let gate = gate();
@@ -127,12 +128,12 @@ fn a_callback_that_blocks_holds_up_no_other_under_shuttle() {
         work.until("all ran", |fates| {
             fates.ran.len() == 1 && fates.called_back.len() == 2
         });
-        work.pool.stop(&work);
+        work.pool.stop();
     });
 }
 
 #[test]
-fn a_nested_wait_ends_as_others_take_the_place_under_shuttle() {
+fn another_thread_takes_the_place_of_one_that_waits_under_shuttle() {
     check(|| {
         let work = FakeWork::start(1, 2);
         let gate = gate();
@@ -144,36 +145,36 @@ fn a_nested_wait_ends_as_others_take_the_place_under_shuttle() {
         });
         work.until("both ran", |fates| fates.ran.len() == 2);
         opening.join().unwrap();
-        work.pool.stop(&work);
+        work.pool.stop();
         assert_eq!(work.pool.gauges(), PoolGauges::default());
     });
 }
 
 #[test]
-fn when_all_wait_a_request_is_refused_or_was_early_enough_under_shuttle() {
+fn a_request_runs_early_or_is_refused_while_all_threads_wait_under_shuttle() {
     check(|| {
         let work = FakeWork::start(1, 1);
         let gate = gate();
         let nested = Arc::clone(&gate);
         work.arrive(0, move |work| work.wait_at(&nested));
         work.submit(1, |_| {});
-        work.until("something became of it", |fates| {
+        work.until("it ran or was refused", |fates| {
             fates.ran.contains(&1) || fates.refused.contains(&1)
         });
         gate.open();
         work.until("both ended", |fates| fates.requests() == [0, 1]);
-        work.pool.stop(&work);
+        work.pool.stop();
     });
 }
 
 #[test]
-fn callbacks_run_though_all_wait_for_them_under_shuttle() {
+fn callbacks_run_while_all_threads_wait_under_shuttle() {
     check(|| {
         let work = FakeWork::start(1, 1);
         let gates = [gate(), gate()];
         let nested = Arc::clone(&gates[0]);
         work.arrive(0, move |work| work.wait_at(&nested));
-        // Were the first callback first, the request would be refused.
+        // Otherwise the callback could begin first, and the request would be refused.
         gates[0].await_arrivals(1);
         let (first, its_work) = (Arc::clone(&gates[1]), Arc::clone(&work));
         work.call_back(0, move || its_work.wait_at(&first));
@@ -181,13 +182,13 @@ fn callbacks_run_though_all_wait_for_them_under_shuttle() {
         work.until("all ran", |fates| {
             fates.ran.len() == 1 && fates.called_back.len() == 2
         });
-        work.pool.stop(&work);
+        work.pool.stop();
         assert_eq!(work.pool.gauges(), PoolGauges::default());
     });
 }
 
 #[test]
-fn while_a_pool_stops_a_function_that_waits_gets_its_callback_under_shuttle() {
+fn a_function_that_waits_gets_its_callback_while_the_pool_stops_under_shuttle() {
     check(|| {
         let work = FakeWork::start(1, 1);
         let gate = gate();
@@ -198,7 +199,7 @@ fn while_a_pool_stops_a_function_that_waits_gets_its_callback_under_shuttle() {
             let work = Arc::clone(&work);
             move || work.call_back(0, move || gate.open())
         });
-        work.pool.stop(&work);
+        work.pool.stop();
         calling_back.join().unwrap();
         let fates = work.fates.lock();
         assert_eq!((&*fates.ran, &*fates.called_back), (&[0][..], &[0][..]));
@@ -209,7 +210,7 @@ fn while_a_pool_stops_a_function_that_waits_gets_its_callback_under_shuttle() {
 fn a_function_can_stop_its_own_pool_under_shuttle() {
     check(|| {
         let work = FakeWork::start(1, 2);
-        work.submit(0, |work| work.pool.stop(work));
+        work.submit(0, |work| work.pool.stop());
         work.call_back(0, || {});
         work.arrive(1, |_| {});
         work.until("it ran", |fates| {
@@ -219,7 +220,7 @@ fn a_function_can_stop_its_own_pool_under_shuttle() {
 }
 
 #[test]
-fn what_is_left_unsent_is_sent_though_its_thread_blocks_under_shuttle() {
+fn unsent_output_is_sent_while_its_thread_blocks_under_shuttle() {
     check(|| {
         let work = FakeWork::start(2, 3);
         let gate = gate();
@@ -230,6 +231,6 @@ fn what_is_left_unsent_is_sent_though_its_thread_blocks_under_shuttle() {
         });
         work.until("it was sent", |fates| fates.flushed > 0);
         gate.open();
-        work.pool.stop(&work);
+        work.pool.stop();
     });
 }

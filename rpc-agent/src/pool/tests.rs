@@ -1,28 +1,29 @@
-//! The pool with real threads. Nothing waits for time: who waits, waits for what another thread does.
+//! The pool with real threads. Each wait is for something that another thread does, none for time.
 
-use std::sync::mpsc;
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
+use std::time::Instant;
 
 use super::fake::{FakeWork, Gate, LONG};
-use super::*;
+use super::scheduler::{PoolGauges, Scheduler};
 
 fn gate() -> Arc<Gate> {
     Arc::default()
 }
 
-/// A body that waits at the gate and does not say so to the pool, as one that computes.
+/// A body that blocks at the gate without telling the pool, like one that computes.
 fn blocked(gate: &Arc<Gate>) -> impl FnOnce(&Arc<FakeWork>) + Send + 'static {
     let gate = Arc::clone(gate);
     move |_| gate.pass()
 }
 
-/// A body that waits at the gate for a call of its own.
+/// A body that waits at the gate as for a call of its own.
 fn waiting(gate: &Arc<Gate>) -> impl FnOnce(&Arc<FakeWork>) + Send + 'static {
     let gate = Arc::clone(gate);
     move |work| work.wait_at(&gate)
 }
 
-/// Waits until the pool's gauges are so.
+/// Waits until the condition holds for the pool's gauges.
 fn until(work: &Arc<FakeWork>, what: &str, is_so: impl Fn(PoolGauges) -> bool) {
     let began = Instant::now();
     while !is_so(work.pool.gauges()) {
@@ -36,7 +37,7 @@ fn until(work: &Arc<FakeWork>, what: &str, is_so: impl Fn(PoolGauges) -> bool) {
 }
 
 #[test]
-fn requests_run_whether_they_come_from_the_poller_or_not() {
+fn requests_run_whether_polled_or_submitted() {
     let work = FakeWork::start(4, 8);
     work.arrive(0, |_| {});
     work.submit(1, |_| {});
@@ -44,11 +45,11 @@ fn requests_run_whether_they_come_from_the_poller_or_not() {
     work.until("all ran", |fates| {
         fates.requests() == [0, 1] && fates.called_back == [7]
     });
-    work.pool.stop(&work);
+    work.pool.stop();
 }
 
 #[test]
-fn a_burst_of_short_requests_starts_no_thread_for_each() {
+fn a_burst_of_short_requests_starts_few_threads() {
     let work = FakeWork::start(16, 256);
     for number in 0..500 {
         work.submit(number, |_| {});
@@ -57,13 +58,13 @@ fn a_burst_of_short_requests_starts_no_thread_for_each() {
     work.until("all ran", |fates| {
         fates.ran.len() == 500 && fates.called_back.len() == 500
     });
-    let begun = work.pool.lock().threads_begun;
+    let begun = work.pool.ask(Scheduler::threads_begun);
     assert!(begun < 50, "{begun} threads for 1000 short tasks");
-    work.pool.stop(&work);
+    work.pool.stop();
 }
 
 #[test]
-fn the_stand_by_takes_the_poller_over_when_a_request_blocks() {
+fn the_standby_thread_takes_over_the_poller_when_a_request_blocks() {
     let work = FakeWork::start(4, 8);
     let gate = gate();
     work.arrive(0, blocked(&gate));
@@ -71,12 +72,12 @@ fn the_stand_by_takes_the_poller_over_when_a_request_blocks() {
     work.arrive(1, |_| {});
     work.until("the second one ran", |fates| fates.ran == [1]);
     gate.open();
-    work.pool.stop(&work);
+    work.pool.stop();
     assert_eq!(work.fates.lock().ran, [1, 0]);
 }
 
 #[test]
-fn somebody_polls_however_many_requests_block_that_came_together() {
+fn a_thread_polls_although_many_requests_of_one_batch_block() {
     let work = FakeWork::start(8, 16);
     let gate = gate();
     let together: Vec<_> = (0..7).map(|n| work.request(n, blocked(&gate))).collect();
@@ -85,11 +86,11 @@ fn somebody_polls_however_many_requests_block_that_came_together() {
     work.arrive(7, |_| {});
     work.until("the last one ran", |fates| fates.ran == [7]);
     gate.open();
-    work.pool.stop(&work);
+    work.pool.stop();
 }
 
 #[test]
-fn somebody_polls_while_callbacks_block() {
+fn a_thread_polls_while_callbacks_block() {
     let work = FakeWork::start(2, 8);
     let gate = gate();
     for number in 0..5 {
@@ -100,12 +101,12 @@ fn somebody_polls_while_callbacks_block() {
     work.arrive(0, |_| {});
     work.until("the request ran", |fates| fates.ran == [0]);
     gate.open();
-    work.pool.stop(&work);
+    work.pool.stop();
     assert_eq!(work.fates.lock().called_back.len(), 5);
 }
 
 #[test]
-fn no_more_functions_run_at_a_time_than_may() {
+fn at_most_handlers_max_functions_run_at_a_time() {
     let work = FakeWork::start(2, 8);
     let (gate, inside, most) = (gate(), Arc::new(Mutex::new(0)), Arc::new(Mutex::new(0)));
     for number in 0..10 {
@@ -125,18 +126,18 @@ fn no_more_functions_run_at_a_time_than_may() {
     }
     gate.await_arrivals(2);
     until(&work, "the others are queued", |gauges| gauges.queued == 8);
-    // A callback is no function of a request, and is not held up.
+    // The limit is for requests, not for callbacks.
     work.call_back(0, || {});
     work.until("the callback ran", |fates| fates.called_back == [0]);
     assert_eq!(gate.arrivals(), 2);
     gate.open();
     work.until("all ran", |fates| fates.ran.len() == 10);
     assert_eq!(*most.lock().unwrap(), 2);
-    work.pool.stop(&work);
+    work.pool.stop();
 }
 
 #[test]
-fn who_waits_for_a_call_of_its_own_leaves_its_place_to_another() {
+fn another_thread_takes_the_place_of_a_function_that_waits() {
     let work = FakeWork::start(1, 4);
     let gate = gate();
     work.arrive(0, waiting(&gate));
@@ -146,11 +147,11 @@ fn who_waits_for_a_call_of_its_own_leaves_its_place_to_another() {
     work.arrive(1, move |_| opened.open());
     work.until("both ran", |fates| fates.requests() == [0, 1]);
     assert_eq!(work.pool.gauges().waiting, 0);
-    work.pool.stop(&work);
+    work.pool.stop();
 }
 
 #[test]
-fn when_all_threads_wait_requests_are_refused_and_afterwards_run() {
+fn requests_are_refused_while_all_threads_wait_and_run_afterwards() {
     let work = FakeWork::start(2, 2);
     let gate = gate();
     work.arrive(0, waiting(&gate));
@@ -164,12 +165,12 @@ fn when_all_threads_wait_requests_are_refused_and_afterwards_run() {
     work.until("those that waited ended", |fates| fates.ran.len() == 2);
     work.arrive(4, |_| {});
     work.until("the next one ran", |fates| fates.ran.last() == Some(&4));
-    work.pool.stop(&work);
+    work.pool.stop();
     assert_eq!(work.fates.lock().requests(), [0, 1, 2, 3, 4]);
 }
 
 #[test]
-fn callbacks_run_even_when_all_threads_wait_as_they_may_wait_for_them() {
+fn callbacks_run_while_all_threads_wait() {
     let work = FakeWork::start(2, 2);
     let gates = [gate(), gate(), gate()];
     work.arrive(0, waiting(&gates[0]));
@@ -184,11 +185,11 @@ fn callbacks_run_even_when_all_threads_wait_as_they_may_wait_for_them() {
     work.until("all ran", |fates| {
         fates.ran.len() == 2 && fates.called_back.len() == 2
     });
-    work.pool.stop(&work);
+    work.pool.stop();
 }
 
 #[test]
-fn the_poller_is_looked_after_while_a_callback_runs_and_all_others_wait() {
+fn a_thread_polls_while_a_callback_runs_and_all_others_wait() {
     let work = FakeWork::start(1, 1);
     let (nested, called) = (gate(), gate());
     work.arrive(0, waiting(&nested));
@@ -196,20 +197,19 @@ fn the_poller_is_looked_after_while_a_callback_runs_and_all_others_wait() {
     let blocking = Arc::clone(&called);
     work.call_back(0, move || blocking.pass());
     called.await_arrivals(1);
-    // Nobody is left but a thread beyond the limit: it takes what comes.
+    // Only the thread beyond the limit is left to take requests.
     work.arrive(1, |_| {});
     work.until("it was refused", |fates| fates.refused == [1]);
     called.open();
     nested.open();
-    work.pool.stop(&work);
+    work.pool.stop();
     assert_eq!(work.fates.lock().ran, [0]);
 }
 
 #[test]
-fn what_a_function_leaves_unsent_is_sent_while_it_blocks() {
+fn unsent_output_of_a_callback_is_sent_while_it_blocks() {
     let work = FakeWork::start(4, 8);
     let gate = gate();
-    // Not on the thread that polled, which is not waited for.
     let blocking = Arc::clone(&gate);
     let own = Arc::clone(&work);
     work.call_back(0, move || {
@@ -219,20 +219,20 @@ fn what_a_function_leaves_unsent_is_sent_while_it_blocks() {
     gate.await_arrivals(1);
     work.until("it was sent", |fates| fates.flushed > 0);
     gate.open();
-    work.pool.stop(&work);
+    work.pool.stop();
 }
 
 #[test]
-fn a_thread_that_waits_leaves_nothing_to_be_sent_later() {
+fn a_thread_that_waits_is_not_an_own_thread() {
     let work = FakeWork::start(4, 8);
-    let (sender, said) = mpsc::channel();
+    let (sender, told) = mpsc::channel();
     let foreign = work.pool.is_own_thread();
     work.arrive(0, move |work| {
         let before = work.pool.is_own_thread();
-        let waiting = work.pool.enter_wait(work);
+        let waiting = work.pool.enter_wait();
         let while_waiting = work.pool.is_own_thread();
-        // A second wait inside the first one is no further one.
-        drop(work.pool.enter_wait(work));
+        // A wait inside a wait does not count again.
+        drop(work.pool.enter_wait());
         let gauges = work.pool.gauges();
         drop(waiting);
         let after = work.pool.is_own_thread();
@@ -240,34 +240,34 @@ fn a_thread_that_waits_leaves_nothing_to_be_sent_later() {
             .send((before, while_waiting, gauges.waiting, after))
             .unwrap();
     });
-    assert_eq!(said.recv_timeout(LONG), Ok((true, false, 1, true)));
+    assert_eq!(told.recv_timeout(LONG), Ok((true, false, 1, true)));
     assert!(!foreign);
-    work.pool.stop(&work);
+    work.pool.stop();
 }
 
 #[test]
-fn a_wait_of_a_thread_that_is_not_the_pools_counts_for_nothing() {
+fn waits_of_foreign_threads_do_not_count() {
     let work = FakeWork::start(1, 1);
     let other = FakeWork::start(1, 1);
-    let waiting = work.pool.enter_wait(&work);
+    let waiting = work.pool.enter_wait();
     assert_eq!(work.pool.gauges().waiting, 0);
     drop(waiting);
-    // A thread of another pool is a stranger as well.
+    // Nor do those of another pool's threads.
     let strange = Arc::clone(&work);
-    let (sender, said) = mpsc::channel();
+    let (sender, told) = mpsc::channel();
     other.arrive(0, move |_| {
-        let _waiting = strange.pool.enter_wait(&strange);
+        let _waiting = strange.pool.enter_wait();
         sender
             .send((strange.pool.gauges().waiting, strange.pool.is_own_thread()))
             .unwrap();
     });
-    assert_eq!(said.recv_timeout(LONG), Ok((0, false)));
-    work.pool.stop(&work);
-    other.pool.stop(&other);
+    assert_eq!(told.recv_timeout(LONG), Ok((0, false)));
+    work.pool.stop();
+    other.pool.stop();
 }
 
 #[test]
-fn threads_without_work_end_but_for_two() {
+fn idle_threads_end_except_for_two() {
     let work = FakeWork::start(16, 32);
     let gate = gate();
     for number in 0..10 {
@@ -279,12 +279,12 @@ fn threads_without_work_end_but_for_two() {
     until(&work, "two are left", |gauges| gauges.threads == 2);
     work.arrive(10, |_| {});
     work.until("the last one ran", |fates| fates.ran.len() == 11);
-    work.pool.stop(&work);
+    work.pool.stop();
     assert_eq!(work.pool.gauges(), PoolGauges::default());
 }
 
 #[test]
-fn a_stop_waits_for_what_runs_and_drops_what_is_queued() {
+fn a_stop_waits_for_running_requests_and_drops_queued_ones() {
     let work = FakeWork::start(1, 4);
     let gate = gate();
     work.arrive(0, blocked(&gate));
@@ -294,12 +294,12 @@ fn a_stop_waits_for_what_runs_and_drops_what_is_queued() {
     let stopping = thread::spawn({
         let work = Arc::clone(&work);
         move || {
-            work.pool.stop(&work);
+            work.pool.stop();
             work.fates.lock().ran.clone()
         }
     });
     work.until("the queued one was dropped", |fates| fates.dropped == [1]);
-    // What comes from now on is not taken.
+    // The pool takes no more requests.
     work.submit(2, |_| {});
     work.call_back(0, || {});
     work.until("the callback ran", |fates| fates.called_back == [0]);
@@ -307,20 +307,20 @@ fn a_stop_waits_for_what_runs_and_drops_what_is_queued() {
     assert_eq!(stopping.join().unwrap(), [0]);
     let fates = work.fates.lock();
     assert_eq!(fates.requests(), [0, 1, 2]);
-    assert!(fates.is_poller_dropped);
+    assert!(fates.is_work_dropped);
     drop(fates);
     assert_eq!(work.pool.gauges(), PoolGauges::default());
 }
 
 #[test]
-fn while_a_pool_stops_a_function_that_waits_still_gets_its_callback() {
+fn a_function_that_waits_gets_its_callback_while_the_pool_stops() {
     let work = FakeWork::start(2, 2);
     let gate = gate();
     work.arrive(0, waiting(&gate));
     gate.await_arrivals(1);
     let stopping = thread::spawn({
         let work = Arc::clone(&work);
-        move || work.pool.stop(&work)
+        move || work.pool.stop()
     });
     until(&work, "all others have ended", |gauges| gauges.threads == 1);
     let opened = Arc::clone(&gate);
@@ -331,9 +331,9 @@ fn while_a_pool_stops_a_function_that_waits_still_gets_its_callback() {
 }
 
 #[test]
-fn after_a_stop_callbacks_run_where_they_come_from() {
+fn after_a_stop_callbacks_run_on_the_calling_thread() {
     let work = FakeWork::start(2, 2);
-    work.pool.stop(&work);
+    work.pool.stop();
     let (sender, ran_on) = mpsc::channel();
     work.call_back(0, move || sender.send(thread::current().id()).unwrap());
     assert_eq!(ran_on.try_recv(), Ok(thread::current().id()));
@@ -346,30 +346,30 @@ fn a_function_can_stop_its_own_pool() {
     let work = FakeWork::start(2, 4);
     let (sender, gauges) = mpsc::channel();
     work.arrive(0, move |work| {
-        work.pool.stop(work);
+        work.pool.stop();
         sender.send(work.pool.gauges().threads).unwrap();
     });
     assert_eq!(gauges.recv_timeout(LONG), Ok(1));
-    until(&work, "its thread ends too", |gauges| gauges.threads == 0);
-    assert!(work.fates.lock().is_poller_dropped);
+    work.until("its thread ends too", |fates| fates.is_work_dropped);
+    assert_eq!(work.pool.gauges().threads, 0);
 }
 
 #[test]
 fn an_idle_pool_polls_and_does_not_spin() {
     let work = FakeWork::start(2, 4);
-    until(&work, "the stand-by sleeps", |_| {
-        work.pool.lock().stand_by == StandBy::Sleeps
+    until(&work, "the standby thread sleeps", |_| {
+        work.pool.ask(Scheduler::is_standby_asleep)
     });
     let polls = work.polls();
     work.arrive(0, |_| {});
     work.until("it ran", |fates| fates.ran == [0]);
-    until(&work, "the stand-by sleeps again", |_| {
-        work.pool.lock().stand_by == StandBy::Sleeps
+    until(&work, "the standby thread sleeps again", |_| {
+        work.pool.ask(Scheduler::is_standby_asleep)
     });
     assert!(
         work.polls() <= polls + 2,
         "{polls} polls, then {}",
         work.polls()
     );
-    work.pool.stop(&work);
+    work.pool.stop();
 }

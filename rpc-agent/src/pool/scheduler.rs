@@ -1,0 +1,654 @@
+//! What the threads of a pool do next, and which of them are woken or started.
+//!
+//! A thread reports to the scheduler and obeys the [`Next`] that it returns. What concerns other threads
+//! collects in [`Effects`], which the caller takes after each step and carries out.
+
+#[cfg(all(test, not(shuttle)))]
+mod exploration;
+#[cfg(all(test, not(shuttle)))]
+mod tests;
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+/// How often the standby thread checks, while there is something to do.
+pub(super) const TICK: Duration = Duration::from_micros(250);
+
+/// A task or a poller that has waited for this long is taken by the standby thread. A model has no time.
+pub(super) const STALE: Duration = Duration::from_micros(if cfg!(shuttle) { 0 } else { 200 });
+
+/// After this number of ticks in a row with nothing to do the standby thread sleeps until it is woken. Fewer
+/// in tests, which visit every state.
+const QUIET_TICKS_MAX: u32 = if cfg!(test) { 1 } else { 4 };
+
+/// A thread that had nothing to do for this long ends, unless it is one of the last two. Short in tests.
+pub(super) const IDLE_MAX: Duration = Duration::from_millis(if cfg!(test) { 20 } else { 10_000 });
+
+/// The queues of a pool, and what each of its threads is doing.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Scheduler<R, C> {
+    handlers_max: usize,
+    threads_max: usize,
+    stage: Stage,
+    requests: VecDeque<QueuedRequest<R>>,
+    slow_queued: usize,
+    /// With the time at which they were queued, or somewhat earlier.
+    callbacks: VecDeque<(Instant, C)>,
+    /// `None` while a thread polls.
+    poller_free_since: Option<Instant>,
+    threads: usize,
+    threads_begun: u64,
+    /// Threads that run functions, and that run callbacks; those that wait in one are in `waiting`.
+    handlers: usize,
+    callers_back: usize,
+    waiting: usize,
+    /// Threads that sleep, or that are about to: the standby thread and the others.
+    idle: usize,
+    standby: Standby,
+    /// Idle threads that were woken for a task and have not reported yet.
+    wanted: usize,
+    effects: Effects,
+}
+
+/// A request on its way through the queue.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct QueuedRequest<R> {
+    pub(super) request: R,
+    pub(super) arrived_at: Instant,
+    pub(super) is_slow: bool,
+}
+
+/// What a thread does next.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Next<R, C> {
+    /// Calls back, then reports [`Scheduler::returned`].
+    CallBack(C),
+    /// Runs a request, then reports [`Scheduler::returned`].
+    Run(R),
+    /// Answers that no thread can run the request.
+    Refuse(R),
+    /// Flushes, waits for the sockets once, then reports [`Scheduler::polled`].
+    Poll,
+    /// Flushes.
+    Flush,
+    /// Flushes if something is unsent, then reports [`Scheduler::looked`].
+    Look,
+    /// Sleeps, then reports [`Thread::woke`].
+    Sleep(Sleep),
+    End,
+}
+
+/// How a thread sleeps. It may wake up without a reason.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sleep {
+    /// For [`IDLE_MAX`], or until [`Effects::wake_idle`].
+    Idle,
+    /// As the standby thread, for [`TICK`] or until [`Effects::wake_standby`].
+    Tick,
+    /// As the standby thread, until [`Effects::wake_standby`].
+    Standby,
+}
+
+/// What concerns other threads than the one that reports.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub(super) struct Effects {
+    /// How many idle threads are to be woken.
+    pub(super) wake_idle: usize,
+    pub(super) wake_standby: bool,
+    pub(super) wake_poller: bool,
+    /// Numbers of the threads to be started. They count as threads already; when one cannot be started,
+    /// report [`Scheduler::not_started`].
+    pub(super) spawn: Range<u64>,
+}
+
+/// What the standby thread found when it looked.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Look {
+    /// It had to flush.
+    pub(super) flushed: bool,
+    /// Something was produced since the last look.
+    pub(super) collected: bool,
+}
+
+/// How many threads do what.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct PoolGauges {
+    pub(crate) threads: usize,
+    /// Threads with nothing to do.
+    pub(crate) idle: usize,
+    /// Threads that wait for a call inside a function or a callback.
+    pub(crate) waiting: usize,
+    /// Requests that no thread runs yet.
+    pub(crate) queued: usize,
+}
+
+/// The scheduler's note about one thread, which the thread carries.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Thread(Phase);
+
+impl Thread {
+    pub(super) const fn new() -> Self {
+        Self(Phase::Free)
+    }
+
+    /// The thread has slept.
+    pub(super) const fn woke(&mut self, has_timed_out: bool) {
+        if let Phase::Idle { timed_out } = &mut self.0 {
+            *timed_out = has_timed_out;
+        }
+    }
+}
+
+/// What a thread is doing when it runs a task.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Task {
+    Handler,
+    Callback,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum Phase {
+    /// Looks for something to do.
+    Free,
+    /// Has flushed and may sleep.
+    Flushed,
+    Runs(Task),
+    Polls,
+    Idle {
+        timed_out: bool,
+    },
+    /// The standby thread, between ticks.
+    Standby {
+        quiet_ticks: u32,
+    },
+    /// The standby thread sleeps for a tick.
+    Ticks {
+        quiet_ticks: u32,
+    },
+    /// The standby thread looks, to sleep afterwards if `is_last`.
+    Looks {
+        quiet_ticks: u32,
+        is_last: bool,
+    },
+    /// The standby thread has found nothing in its last look, and sleeps until it is to watch again.
+    FallsAsleep,
+    /// No longer the standby thread: nobody watches what it would have sent.
+    Resigns,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum Stage {
+    /// No thread yet.
+    New,
+    Running,
+    /// No request is taken or run any more.
+    Stopping,
+    /// All threads have ended, and none will be started.
+    Stopped,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Standby {
+    /// No idle thread is the standby thread.
+    None,
+    /// It checks every [`TICK`].
+    Watching,
+    /// It looks once more before it sleeps.
+    LastLook,
+    /// It sleeps until it is woken.
+    Asleep,
+}
+
+impl<R, C> Scheduler<R, C> {
+    pub(super) fn new(handlers_max: usize, threads_max: usize, now: Instant) -> Self {
+        Self {
+            handlers_max,
+            threads_max,
+            stage: Stage::New,
+            requests: VecDeque::new(),
+            slow_queued: 0,
+            callbacks: VecDeque::new(),
+            poller_free_since: Some(now),
+            threads: 0,
+            threads_begun: 0,
+            handlers: 0,
+            callers_back: 0,
+            waiting: 0,
+            idle: 0,
+            standby: Standby::None,
+            wanted: 0,
+            effects: Effects::default(),
+        }
+    }
+
+    /// Starts the first two threads.
+    pub(super) fn start(&mut self) {
+        self.stage = Stage::Running;
+        self.spawn(2);
+    }
+
+    /// A thread of [`Effects::spawn`] could not be started.
+    pub(super) const fn not_started(&mut self) {
+        self.threads -= 1;
+    }
+
+    pub(super) fn has_effects(&self) -> bool {
+        self.effects != Effects::default()
+    }
+
+    /// What other threads have to do after the steps since the last call.
+    pub(super) fn take_effects(&mut self) -> Effects {
+        std::mem::take(&mut self.effects)
+    }
+
+    /// Queues a callback, unless the pool has stopped.
+    pub(super) fn queue_callback(
+        &mut self,
+        callback: C,
+        now: Instant,
+        caller_polls: bool,
+    ) -> Result<(), C> {
+        if self.stage == Stage::Stopped {
+            return Err(callback);
+        }
+        self.callbacks.push_back((now, callback));
+        // A thread that polls takes it itself, right after.
+        if !caller_polls {
+            self.call_threads(1);
+        }
+        Ok(())
+    }
+
+    /// When the last of the queued callbacks was queued.
+    pub(super) fn last_callback_at(&self) -> Option<Instant> {
+        self.callbacks.back().map(|(at, _)| *at)
+    }
+
+    /// Queues requests; returns them once the pool is stopping.
+    pub(super) fn submit<I>(&mut self, batch: I, caller_polls: bool) -> Result<(), I>
+    where
+        I: IntoIterator<Item = QueuedRequest<R>>,
+    {
+        if self.stage >= Stage::Stopping {
+            return Err(batch);
+        }
+        self.queue(batch);
+        if !caller_polls {
+            self.call_threads(self.slow_queued.min(self.handlers_max).max(1));
+        }
+        Ok(())
+    }
+
+    fn queue(&mut self, batch: impl IntoIterator<Item = QueuedRequest<R>>) {
+        for queued in batch {
+            self.slow_queued += usize::from(queued.is_slow);
+            self.requests.push_back(queued);
+        }
+    }
+
+    /// A thread that runs a task is about to wait: another one may take its place.
+    pub(super) fn enter_wait(&mut self, task: Task) {
+        *self.running(task) -= 1;
+        self.waiting += 1;
+        // Otherwise what is queued would wait for the standby thread: this thread is known to block.
+        self.call_threads(1);
+    }
+
+    /// The wait is over. More tasks may run now than would have been begun.
+    pub(super) const fn leave_wait(&mut self, task: Task) {
+        self.waiting -= 1;
+        *self.running(task) += 1;
+    }
+
+    /// Whether the standby thread will soon send what collects.
+    pub(super) fn is_watched(&self) -> bool {
+        self.standby == Standby::Watching
+    }
+
+    /// Has the standby thread watch again. Whether it sleeps, and is to be woken.
+    pub(super) fn watch(&mut self) -> bool {
+        let was_asleep = self.standby == Standby::Asleep;
+        if was_asleep {
+            self.standby = Standby::Watching;
+        }
+        was_asleep
+    }
+
+    /// All threads end once the callbacks and the functions that run have run. Returns the requests that
+    /// are dropped.
+    pub(super) fn stop(&mut self) -> VecDeque<QueuedRequest<R>> {
+        self.stage = Stage::Stopping;
+        self.slow_queued = 0;
+        std::mem::take(&mut self.requests)
+    }
+
+    /// All threads have ended, perhaps but for one that runs the stop itself. Returns the requests that are
+    /// dropped because they were polled during the stop, and the callbacks that are left to be run.
+    pub(super) fn finish(&mut self) -> (VecDeque<QueuedRequest<R>>, Vec<C>) {
+        self.stage = Stage::Stopped;
+        self.slow_queued = 0;
+        let callbacks = std::mem::take(&mut self.callbacks);
+        let callbacks = callbacks.into_iter().map(|(_, callback)| callback);
+        (std::mem::take(&mut self.requests), callbacks.collect())
+    }
+
+    /// A thread has run its task.
+    pub(super) fn returned(&mut self, thread: &mut Thread) {
+        if let Phase::Runs(task) = thread.0 {
+            *self.running(task) -= 1;
+        }
+        thread.0 = Phase::Free;
+    }
+
+    /// A thread has polled, and found `batch`.
+    pub(super) fn polled(
+        &mut self,
+        thread: &mut Thread,
+        batch: impl IntoIterator<Item = QueuedRequest<R>>,
+        now: Instant,
+    ) {
+        thread.0 = Phase::Free;
+        self.poller_free_since = Some(now);
+        let slow_before = self.slow_queued;
+        self.queue(batch);
+        let slow = self.slow_queued - slow_before;
+        self.call_threads(slow.min(self.handlers_max));
+    }
+
+    /// A thread has looked.
+    pub(super) fn looked(&mut self, thread: &mut Thread, look: Look, now: Instant) {
+        let Phase::Looks {
+            quiet_ticks,
+            is_last,
+        } = thread.0
+        else {
+            return;
+        };
+        let is_quiet = self.poller_free_since.is_none() && !self.has_task() && !look.collected;
+        if is_last {
+            thread.0 = if is_quiet && !look.flushed && self.standby == Standby::LastLook {
+                Phase::FallsAsleep
+            } else {
+                self.standby = Standby::Watching;
+                Phase::Standby { quiet_ticks: 0 }
+            };
+        } else if self.is_stale(now) {
+            let more = self.requests.len().saturating_sub(1);
+            self.end_rest(thread);
+            self.call_threads(more.min(self.handlers_max.saturating_sub(self.handlers + 1)));
+        } else {
+            let quiet_ticks = if is_quiet { quiet_ticks + 1 } else { 0 };
+            thread.0 = Phase::Standby { quiet_ticks };
+        }
+    }
+
+    /// What a thread does next.
+    pub(super) fn next(&mut self, thread: &mut Thread) -> Next<R, C> {
+        loop {
+            match thread.0 {
+                Phase::Free | Phase::Flushed => {
+                    if let Some(next) = self.next_task(thread) {
+                        return next;
+                    }
+                    if self.stage >= Stage::Stopping {
+                        self.threads -= 1;
+                        return Next::End;
+                    }
+                    if thread.0 == Phase::Free {
+                        thread.0 = Phase::Flushed;
+                        return Next::Flush;
+                    }
+                    self.idle += 1;
+                    thread.0 = Phase::Idle { timed_out: false };
+                }
+                Phase::Idle { timed_out } => {
+                    if self.is_called() {
+                        self.end_rest(thread);
+                    } else if self.standby == Standby::None {
+                        self.standby = Standby::Watching;
+                        thread.0 = Phase::Standby { quiet_ticks: 0 };
+                    } else if timed_out && self.threads > 2 {
+                        self.idle -= 1;
+                        self.threads -= 1;
+                        return Next::End;
+                    } else {
+                        return Next::Sleep(Sleep::Idle);
+                    }
+                }
+                Phase::Standby { quiet_ticks } => {
+                    if self.is_called() {
+                        self.end_rest(thread);
+                    } else if quiet_ticks < QUIET_TICKS_MAX {
+                        thread.0 = Phase::Ticks { quiet_ticks };
+                        return Next::Sleep(Sleep::Tick);
+                    } else {
+                        // First this, then a last look: a thread that collects does it the other way round.
+                        self.standby = Standby::LastLook;
+                        let is_last = true;
+                        thread.0 = Phase::Looks {
+                            quiet_ticks,
+                            is_last,
+                        };
+                        return Next::Look;
+                    }
+                }
+                Phase::Ticks { quiet_ticks } => {
+                    let is_last = false;
+                    thread.0 = Phase::Looks {
+                        quiet_ticks,
+                        is_last,
+                    };
+                    return Next::Look;
+                }
+                Phase::FallsAsleep => {
+                    if self.is_called() {
+                        self.end_rest(thread);
+                    } else if self.standby == Standby::Watching {
+                        thread.0 = Phase::Standby { quiet_ticks: 0 };
+                    } else {
+                        self.standby = Standby::Asleep;
+                        return Next::Sleep(Sleep::Standby);
+                    }
+                }
+                Phase::Resigns => {
+                    thread.0 = Phase::Free;
+                    return Next::Look;
+                }
+                Phase::Looks { .. } | Phase::Polls | Phase::Runs(_) => {
+                    unreachable!("a thread reports before it asks what is next")
+                }
+            }
+        }
+    }
+
+    fn next_task(&mut self, thread: &mut Thread) -> Option<Next<R, C>> {
+        if self.can_call_back()
+            && let Some((_, callback)) = self.callbacks.pop_front()
+        {
+            self.begin(thread, Task::Callback);
+            return Some(Next::CallBack(callback));
+        }
+        if self.can_run()
+            && let Some(request) = self.pop_request()
+        {
+            self.begin(thread, Task::Handler);
+            return Some(Next::Run(request));
+        }
+        if self.must_refuse()
+            && let Some(request) = self.pop_request()
+        {
+            thread.0 = Phase::Free;
+            return Some(Next::Refuse(request));
+        }
+        if self.stage >= Stage::Stopping {
+            return None;
+        }
+        self.poller_free_since.take()?;
+        thread.0 = Phase::Polls;
+        Some(Next::Poll)
+    }
+
+    fn pop_request(&mut self) -> Option<R> {
+        let queued = self.requests.pop_front()?;
+        self.slow_queued -= usize::from(queued.is_slow);
+        Some(queued.request)
+    }
+
+    /// A thread begins a task: another one must check what it leaves behind.
+    fn begin(&mut self, thread: &mut Thread, task: Task) {
+        thread.0 = Phase::Runs(task);
+        *self.running(task) += 1;
+        if !self.has_task() {
+            return;
+        }
+        match self.standby {
+            Standby::Watching => {}
+            Standby::LastLook => self.standby = Standby::Watching,
+            Standby::Asleep => self.effects.wake_standby = self.watch(),
+            // It becomes the standby thread when it wakes.
+            Standby::None if self.idle > 0 => self.effects.wake_idle += 1,
+            Standby::None if self.coming() > 0 => {}
+            Standby::None => self.spawn_or_wake_poller(1),
+        }
+    }
+
+    /// Gets further threads to come. Beyond the limit only the thread that polls is left.
+    fn spawn_or_wake_poller(&mut self, count: usize) {
+        let started = count.min(self.may_spawn());
+        self.spawn(started);
+        self.effects.wake_poller |= started < count;
+    }
+
+    /// Wakes or starts up to `wanted` threads for what was just queued.
+    fn call_threads(&mut self, wanted: usize) {
+        if wanted == 0 || self.stage == Stage::New || !self.has_task() {
+            // The thread that makes it possible to run more takes it.
+            return;
+        }
+        let woken = self.idle.saturating_sub(self.wanted).min(wanted);
+        self.wanted += woken;
+        self.effects.wake_idle += woken;
+        let plain_idle = self.idle - usize::from(self.standby != Standby::None);
+        if woken > 0 && plain_idle < self.wanted {
+            self.effects.wake_standby = true;
+        }
+        let missing = (wanted - woken).saturating_sub(self.coming());
+        self.spawn_or_wake_poller(missing);
+    }
+
+    fn spawn(&mut self, count: usize) {
+        if count == 0 {
+            return;
+        }
+        let begun = self.threads_begun + count as u64;
+        if self.effects.spawn.is_empty() {
+            self.effects.spawn = self.threads_begun + 1..begun + 1;
+        } else {
+            self.effects.spawn.end = begun + 1;
+        }
+        self.threads_begun = begun;
+        self.threads += count;
+    }
+
+    /// Whether an idle thread is to stop resting.
+    fn is_called(&self) -> bool {
+        self.wanted > 0 || self.stage >= Stage::Stopping
+    }
+
+    fn end_rest(&mut self, thread: &mut Thread) {
+        self.idle -= 1;
+        self.wanted = self.wanted.saturating_sub(1);
+        if matches!(thread.0, Phase::Idle { .. }) {
+            thread.0 = Phase::Free;
+            return;
+        }
+        self.standby = Standby::None;
+        if self.idle > 0 {
+            self.effects.wake_idle += 1;
+        }
+        thread.0 = Phase::Resigns;
+    }
+
+    const fn running(&mut self, task: Task) -> &mut usize {
+        match task {
+            Task::Handler => &mut self.handlers,
+            Task::Callback => &mut self.callers_back,
+        }
+    }
+
+    const fn busy(&self) -> usize {
+        self.handlers + self.callers_back + self.waiting
+    }
+
+    fn can_run(&self) -> bool {
+        self.stage < Stage::Stopping
+            && self.busy() < self.threads_max
+            && self.handlers < self.handlers_max
+    }
+
+    /// A function that waits may wait for a callback: one is run even if all threads wait.
+    const fn can_call_back(&self) -> bool {
+        self.busy() < self.threads_max || self.busy() == self.waiting
+    }
+
+    /// Whether requests are refused: every thread that may run a function waits inside one.
+    fn must_refuse(&self) -> bool {
+        self.stage < Stage::Stopping && self.waiting >= self.threads_max
+    }
+
+    /// How many threads may be started: all together one more than are busy, and than may be busy.
+    fn may_spawn(&self) -> usize {
+        if self.stage == Stage::Stopped {
+            return 0;
+        }
+        let limit = self.busy().max(self.threads_max) + 1;
+        limit.saturating_sub(self.threads)
+    }
+
+    /// Threads that are about to look for something to do: neither busy, nor idle, nor polling.
+    fn coming(&self) -> usize {
+        let polling = usize::from(self.poller_free_since.is_none());
+        self.threads
+            .saturating_sub(self.busy() + self.idle + polling)
+    }
+
+    /// Whether a free thread finds a callback or a request.
+    fn has_queued_task(&self) -> bool {
+        !self.callbacks.is_empty() && self.can_call_back()
+            || !self.requests.is_empty() && (self.can_run() || self.must_refuse())
+    }
+
+    /// Whether a free thread finds something to do.
+    fn has_task(&self) -> bool {
+        self.poller_free_since.is_some() && self.stage < Stage::Stopping || self.has_queued_task()
+    }
+
+    /// Whether something has waited for too long for which there could be a thread.
+    fn is_stale(&self, now: Instant) -> bool {
+        let is_old = |since: Instant| now.saturating_duration_since(since) >= STALE;
+        let callback = self.callbacks.front().map(|(at, _)| *at);
+        let request = self.requests.front().map(|queued| queued.arrived_at);
+        self.poller_free_since.is_some_and(is_old)
+            || self.has_queued_task() && callback.into_iter().chain(request).any(is_old)
+    }
+
+    pub(super) fn gauges(&self) -> PoolGauges {
+        PoolGauges {
+            threads: self.threads,
+            idle: self.idle,
+            waiting: self.waiting,
+            queued: self.requests.len(),
+        }
+    }
+
+    #[cfg(all(test, not(shuttle)))]
+    pub(super) fn threads_begun(&self) -> u64 {
+        self.threads_begun
+    }
+
+    #[cfg(all(test, not(shuttle)))]
+    pub(super) fn is_standby_asleep(&self) -> bool {
+        self.standby == Standby::Asleep
+    }
+}
