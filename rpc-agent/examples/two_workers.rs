@@ -1,6 +1,8 @@
-//! Two workers of a group that call each other. Here both are in one process and meet in a store of this
-//! process; in a training job each is a process of its own, and the store is a `TcpStore`.
-#![expect(clippy::print_stdout, reason = "an example talks to its user")]
+//! Two workers that call each other with serde types, retries and timeouts.
+//!
+//! Both run in this process and share a `HashStore`. In a job each worker is a process of its own, and the
+//! store is a `TcpStore`.
+#![expect(clippy::print_stdout, reason = "an example prints its results")]
 
 use std::error::Error;
 use std::sync::Arc;
@@ -11,19 +13,19 @@ use std::time::Duration;
 use c10d_store::{HashStore, Store};
 use rpc_agent::{Agent, AgentOptions, CallOptions, HandlerError, Registry, RetryOptions};
 
-/// How long a worker waits for the other one, at the start and at the end.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// How long a worker waits for the other one at shutdown.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 fn main() -> Result<(), Box<dyn Error>> {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
-    let its_store = Arc::clone(&store);
-    let server = thread::spawn(move || serve(its_store).map_err(|error| error.to_string()));
+    let server_store = Arc::clone(&store);
+    let server = thread::spawn(move || serve(server_store).map_err(|error| error.to_string()));
     train(store)?;
     server.join().map_err(|_| "the server panicked")??;
     Ok(())
 }
 
-/// Worker 0 has a parameter, and functions that the others may call.
+/// Worker 0 keeps a parameter, and lets other workers read and write it.
 fn serve(store: Arc<dyn Store>) -> Result<(), Box<dyn Error>> {
     let parameter = Arc::new(AtomicI64::new(0));
     let mut registry = Registry::new();
@@ -31,10 +33,10 @@ fn serve(store: Arc<dyn Store>) -> Result<(), Box<dyn Error>> {
     let read = Arc::clone(&parameter);
     registry.register_typed("read", move |_, ()| Ok(read.load(Ordering::SeqCst)))?;
 
-    // Called with retries, so it may run twice: it says what the value becomes, not by how much it grows.
+    // Called with retries, so it may run twice: it sets a value, because an increment would not be idempotent.
     registry.register_typed("write", move |context, value: i64| {
         if value < 0 {
-            return Err(HandlerError::new(format!("{value} is below zero")));
+            return Err(HandlerError::new(format!("{value} is negative")));
         }
         println!("{} writes {value}", context.caller());
         parameter.store(value, Ordering::SeqCst);
@@ -42,40 +44,40 @@ fn serve(store: Arc<dyn Store>) -> Result<(), Box<dyn Error>> {
     })?;
 
     let agent = Agent::start(options("server", 0), registry, store)?;
-    // Serves for as long as the other worker has anything under way.
-    agent.shutdown(PATIENCE)?;
+    // Serves until the other worker shuts down too.
+    agent.shutdown(TIMEOUT)?;
     Ok(())
 }
 
-/// Worker 1 calls worker 0.
+/// Worker 1 calls the functions of worker 0.
 fn train(store: Arc<dyn Store>) -> Result<(), Box<dyn Error>> {
     let agent = Agent::start(options("trainer", 1), Registry::new(), store)?;
 
-    // Arguments, a result: what a function takes and returns are its types on both sides.
+    // Caller and callee must use the same types.
     let before: i64 = agent.call("server", "read", ())?;
 
-    // A call that may go wrong on its way is repeated: twice here, 100 ms and 150 ms after a failure.
+    // At most two retries, 100 ms and 150 ms after the failure before.
     let retries = RetryOptions::default()
         .with_max_retries(2)
         .with_retry_duration(Duration::from_millis(100));
     let written = agent.call_with_retries::<i64, ()>("server", "write", before + 1, &retries);
     written.wait()?;
 
-    // Calls can go on side by side, each with a timeout of its own.
+    // Concurrent calls, each with a timeout of its own.
     let soon = CallOptions::default().with_timeout(Duration::from_secs(5));
     let reads = [(); 3].map(|()| agent.call_async::<(), i64>("server", "read", (), soon));
     for read in reads {
         println!("read {}", read.wait()?);
     }
 
-    // An error tells where it happened, and whether the function ran.
+    // An error names the call, and tells whether the function ran.
     if let Err(error) = agent.call::<i64, ()>("server", "write", -1) {
         println!("{error} ({:?})", error.outcome());
     }
 
     println!("{}", agent.metrics());
-    // Neither worker leaves while the other one still needs it.
-    agent.shutdown(PATIENCE)?;
+    // Coordinated shutdown: no worker leaves while the other one still needs it.
+    agent.shutdown(TIMEOUT)?;
     Ok(())
 }
 
