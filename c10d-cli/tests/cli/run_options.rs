@@ -1,5 +1,9 @@
 //! `c10d run`: command lines that are rejected before anything starts.
 
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
 use crate::process::{command, run};
 
 #[test]
@@ -84,4 +88,33 @@ fn the_help_names_every_option_and_the_source_of_defaults() {
         assert!(help.contains(text), "{text}");
     }
     assert!(!help.contains("--logs-specs"), "{help}");
+}
+
+#[test]
+fn the_manual_has_every_option_of_the_help_and_no_other() {
+    let manual = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/run.md");
+    let manual = fs::read_to_string(manual).unwrap();
+    let (_, options) = manual.split_once("\n## Options\n").unwrap();
+    let (options, _) = options.split_once("\n### ").unwrap();
+    let help = run(["run", "--help"]);
+    let (help, _) = help.stdout_text().split_once("\nEach worker runs").unwrap();
+    let of_help = names(help);
+    let mut of_manual = names(options);
+    // The help hides options that it rejects, and has --help.
+    for rejected in ["--run-path", "--logs-specs", "--print-completion"] {
+        assert!(of_manual.remove(rejected), "{rejected}");
+    }
+    of_manual.insert("--help".to_owned());
+    assert_eq!(of_help, of_manual);
+}
+
+/// The long options in a text, without those written with underscores.
+fn names(text: &str) -> BTreeSet<String> {
+    let is_name = |char: char| char.is_ascii_alphanumeric() || matches!(char, '-' | '_');
+    let words = text.split(|char| !is_name(char));
+    words
+        .filter(|word| word.len() > 2 && word.starts_with("--") && word.as_bytes()[2] != b'-')
+        .filter(|word| !word.contains('_'))
+        .map(str::to_owned)
+        .collect()
 }
