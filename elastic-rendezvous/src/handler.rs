@@ -20,8 +20,8 @@ use crate::report::{LeftNode, LostNode, WaitReport};
 /// closing the rendezvous.
 ///
 /// A handler runs one call at a time. A call waits for the one in progress, which can be a join of up to the
-/// join timeout; [`interrupt`](Self::interrupt) ends it. The stated blocking times do not include that wait, nor the last store
-/// call, which a deadline does not cut short.
+/// join timeout; [`interrupt`](Self::interrupt) ends it. The stated blocking times do not include that wait,
+/// nor the last store call, which a deadline does not cut short.
 pub trait RendezvousHandler: Debug + Send + Sync {
     /// The name of the backend: `c10d`, `static`.
     fn backend(&self) -> &str;

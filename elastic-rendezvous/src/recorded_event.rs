@@ -1,6 +1,7 @@
 //! The events that PyTorch's nodes record, derived from decisions and results.
 //!
-//! Names and messages equal PyTorch's exactly, because tools match them (`torch/distributed/elastic/events/api.py`, `rendezvous/dynamic_rendezvous.py`).
+//! Names and messages equal PyTorch's exactly, because tools match them
+//! (`torch/distributed/elastic/events/api.py`, `rendezvous/dynamic_rendezvous.py`).
 
 use std::error::Error;
 use std::fmt;

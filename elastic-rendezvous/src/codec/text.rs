@@ -10,7 +10,8 @@ use super::limits::CodecLimits;
 use super::watch::WatchRanges;
 use crate::state::RendezvousState;
 
-/// The value of the key while there is no state, because a GET of a missing key blocks. In PyTorch: `C10dRendezvousBackend._NULL_SENTINEL`
+/// The value of the key while there is no state, because a GET of a missing key blocks. In PyTorch:
+/// `C10dRendezvousBackend._NULL_SENTINEL`
 /// (`torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py`).
 pub const SENTINEL: &[u8] = b"Y2FuaW1hZGFt";
 
