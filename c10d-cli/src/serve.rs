@@ -87,7 +87,7 @@ impl ServeArgs {
             .with_limits(limits)
             .with_unsent_bytes_max(self.unsent_bytes_max.0)
             .with_connections_max(self.connections_max)
-            .with_hello_timeout(self.hello_timeout);
+            .with_handshake_timeout(self.hello_timeout);
         let world_size = self.world_size.and_then(|size| usize::try_from(size).ok());
         match world_size {
             Some(world_size) => options.with_world_size(world_size),
@@ -256,6 +256,6 @@ mod tests {
         assert_eq!(limits.request_bytes_max(), 4);
         assert_eq!(options.unsent_bytes_max(), 5);
         assert_eq!(options.connections_max(), 6);
-        assert_eq!(options.hello_timeout(), Duration::from_secs(7));
+        assert_eq!(options.handshake_timeout(), Duration::from_secs(7));
     }
 }

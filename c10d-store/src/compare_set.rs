@@ -1,19 +1,19 @@
-//! What a `compare_set` did, as far as the store's answer tells.
+//! The result of a `compare_set`.
 
 use std::fmt;
 
-/// What [`Store::compare_set`](crate::Store::compare_set_bytes) did: the value of the key after it, and
-/// whether this call wrote it.
+/// The result of [`Store::compare_set`](crate::Store::compare_set_bytes): the value of the key after
+/// it, and whether this call wrote it.
 ///
 /// | store | [`swapped`](Self::swapped) |
 /// |---|---|
 /// | `HashStore`, `FileStore` | always known |
 /// | `TcpStore` on this crate's server | always known |
-/// | `TcpStore` on PyTorch's server | `None` when the answer is `desired`, unless `expected` and `desired` are both empty |
+/// | `TcpStore` on PyTorch's server | `None` if the reply is `desired`, unless `expected` and `desired` are both empty |
 ///
-/// PyTorch's server answers with a value and nothing else. When that is `desired`, either this call
-/// wrote it, or the key held it already. A caller that must know which one uses a `desired` value that
-/// no other worker writes, for instance its own name.
+/// PyTorch's server replies with a value only. If that is `desired`, either this call wrote it, or the
+/// key had that value already. A caller that must know uses a `desired` value that no other worker
+/// writes, for instance its own name.
 #[derive(Clone, PartialEq, Eq)]
 pub struct CompareSet {
     value: Vec<u8>,
@@ -28,12 +28,12 @@ impl CompareSet {
         }
     }
 
-    /// What the answer of COMPARE_SET tells (docs/wire.md, COMPARE_SET 1 to 4).
+    /// From the reply of COMPARE_SET (docs/wire.md, COMPARE_SET 1 to 4).
     pub(crate) fn from_answer(answer: Vec<u8>, expected: &[u8], desired: &[u8]) -> Self {
         let swapped = if answer != desired {
             Some(false)
         } else if expected.is_empty() && desired.is_empty() {
-            // A missing key and an empty value are both as expected.
+            // A missing key and an empty value both match.
             Some(true)
         } else {
             None
@@ -44,15 +44,14 @@ impl CompareSet {
         }
     }
 
-    /// Whether this call wrote `desired`; `None` when the store's answer does not tell.
+    /// Whether this call wrote `desired`; `None` if the store does not report it.
     #[must_use]
     pub const fn swapped(&self) -> Option<bool> {
         self.swapped
     }
 
-    /// The value that the key has now, as PyTorch's `compare_set` returns it: `desired` if that was
-    /// written. For a missing key whose `expected` was not empty it is `expected`, though the key is
-    /// still missing.
+    /// The value of the key, as PyTorch's `compare_set` returns it: `desired` if that was written. For a
+    /// missing key and a non-empty `expected` it is `expected`, and the key is still missing.
     #[must_use]
     pub fn value(&self) -> &[u8] {
         &self.value
@@ -79,13 +78,12 @@ impl fmt::Debug for CompareSet {
 mod tests {
     use super::*;
 
-    /// Every state of the key against a server that follows the table: what is said to be known is
-    /// true.
+    /// For every state of the key, a reported outcome is the true one.
     #[test]
-    fn what_an_answer_tells_is_what_happened() {
+    fn a_reported_outcome_is_true() {
         let values: [&[u8]; 4] = [b"", b"a", b"b", b"c"];
         let states = values.map(Some).into_iter().chain([None]);
-        let mut untold = 0;
+        let mut unreported = 0;
         for present in states {
             for expected in values {
                 for desired in values {
@@ -95,20 +93,20 @@ mod tests {
                     } else {
                         present.unwrap_or(expected)
                     };
-                    let told = CompareSet::from_answer(answer.to_vec(), expected, desired);
+                    let result = CompareSet::from_answer(answer.to_vec(), expected, desired);
                     let row = format!("{present:?}, {expected:?}, {desired:?}");
-                    assert_eq!(told.value(), answer, "{row}");
-                    match told.swapped() {
+                    assert_eq!(result.value(), answer, "{row}");
+                    match result.swapped() {
                         Some(swapped) => assert_eq!(swapped, swaps, "{row}"),
-                        None => untold += 1,
+                        None => unreported += 1,
                     }
                     if !swaps && answer != desired {
-                        assert_eq!(told.swapped(), Some(false), "{row}");
+                        assert_eq!(result.swapped(), Some(false), "{row}");
                     }
                 }
             }
         }
-        assert!(untold > 0);
+        assert!(unreported > 0);
     }
 
     #[test]

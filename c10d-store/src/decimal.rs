@@ -1,14 +1,8 @@
-//! The decimal text in which a store keeps the numbers of `add`.
-//!
-//! The only parser and the only formatter of the crate, so that no two stores disagree about a
-//! number. Pure.
+//! The decimal text of the numbers of `add`: the only parser and formatter, for all stores.
 
-/// Reads the number at the start of `text` the way C's `strtoll` in base 10 does, as PyTorch's
-/// stores do (docs/wire.md, ADD): leading white space, an optional sign, then digits up to the
-/// first other byte. `None` when there are no digits or the number is no `i64`.
-///
-/// C also stops at a NUL, which needs no rule of its own here: it is neither white space, nor a
-/// sign, nor a digit.
+/// Reads the number at the start of `text` as C's `strtoll` in base 10 and PyTorch's stores do
+/// (docs/wire.md, ADD): leading white space, an optional sign, then digits up to the first other byte.
+/// `None` without digits, or if the number does not fit an `i64`.
 pub(crate) fn parse_decimal(text: &[u8]) -> Option<i64> {
     let start = text.iter().position(|byte| !is_c_space(*byte))?;
     let (is_negative, digits) = match &text[start..] {
@@ -16,7 +10,7 @@ pub(crate) fn parse_decimal(text: &[u8]) -> Option<i64> {
         [b'+', digits @ ..] => (false, digits),
         digits => (false, digits),
     };
-    // Counting downwards, because the smallest number has no positive counterpart.
+    // Accumulates the negated number, because the smallest number has no positive counterpart.
     let mut negated: i64 = 0;
     let mut digit_count = 0;
     for byte in digits.iter().take_while(|byte| byte.is_ascii_digit()) {
@@ -32,10 +26,10 @@ pub(crate) fn parse_decimal(text: &[u8]) -> Option<i64> {
     }
 }
 
-/// Replaces the content of `text` by `number` in decimal. Allocates nothing when the capacity
-/// suffices; 20 bytes always do.
+/// Replaces the content of `text` with `number` in decimal. Does not allocate if the capacity is at
+/// least 20 bytes.
 pub(crate) fn write_decimal(number: i64, text: &mut Vec<u8>) {
-    // As long as the longest, "-9223372036854775808".
+    // The length of the longest number, "-9223372036854775808".
     let mut digits = [0; 20];
     let mut start = digits.len();
     let mut rest = number.unsigned_abs();
@@ -55,7 +49,7 @@ pub(crate) fn write_decimal(number: i64, text: &mut Vec<u8>) {
     text.extend_from_slice(&digits[start..]);
 }
 
-/// C's `isspace`; unlike `u8::is_ascii_whitespace` it takes the vertical tab.
+/// C's `isspace`, which unlike `u8::is_ascii_whitespace` includes the vertical tab.
 const fn is_c_space(byte: u8) -> bool {
     matches!(byte, b' ' | b'\t' | b'\n' | 0x0b | 0x0c | b'\r')
 }
@@ -66,7 +60,7 @@ mod tests {
 
     use super::*;
 
-    /// docs/wire.md, ADD: what each present value counts as.
+    /// docs/wire.md, ADD: how each value is read.
     #[test]
     fn add_reads_values_like_strtoll() {
         let table: &[(&[u8], Option<i64>)] = &[
@@ -109,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_is_written_without_padding_and_replaces_what_was_there() {
+    fn a_written_number_replaces_the_content() {
         let mut text = b"something longer than any number".to_vec();
         let capacity = text.capacity();
         for number in [0, 1, -1, 9, 10, -10, 99, 100, 12345, i64::MAX, i64::MIN] {
@@ -121,7 +115,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_reads_back(number: i64) {
+        fn written_numbers_read_back(number: i64) {
             let mut text = Vec::new();
             write_decimal(number, &mut text);
             prop_assert_eq!(String::from_utf8_lossy(&text), number.to_string());
@@ -129,7 +123,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_a_number_or_none(text: Vec<u8>) {
+        fn parsing_accepts_any_bytes(text: Vec<u8>) {
             parse_decimal(&text);
         }
     }

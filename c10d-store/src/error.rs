@@ -1,7 +1,7 @@
-//! What can go wrong with a store, and for whom.
+//! Errors of the stores.
 //!
-//! Every error names the operation, the key, the store and the time spent; an operation that may
-//! have taken effect all the same is told apart from one that was never sent.
+//! Every error names the operation, the key, the store and the elapsed time, and distinguishes a
+//! request that was not sent from one whose outcome is unknown.
 
 use std::fmt;
 use std::io;
@@ -64,23 +64,23 @@ impl fmt::Display for Operation {
     }
 }
 
-/// Which call failed, on what, where, and how long it had been going on.
+/// The operation, key, store and elapsed time of a failed call.
 ///
-/// Shown as `get "model/epoch" at TCP store 10.0.0.1:29500 after 1.250s`.
+/// `Display` shows `get "model/epoch" at TCP store 10.0.0.1:29500 after 1.250s`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ErrorContext {
-    /// The call.
+    /// The operation that failed.
     pub operation: Operation,
-    /// The key or keys it was about, shortened for display; empty when it is about none.
+    /// Its keys, shortened for display; empty without keys.
     pub keys: String,
-    /// Which store, with its address or path.
+    /// The store, with its address or path.
     pub store: String,
-    /// How long the call had been going on.
+    /// The time from the start of the call to the failure.
     pub elapsed: Duration,
 }
 
 impl ErrorContext {
-    /// Describes a call about any number of keys. Long keys and long lists are shortened.
+    /// Describes a call with any number of keys. Long keys and long lists are shortened.
     pub fn new<'a>(
         operation: Operation,
         keys: impl IntoIterator<Item = &'a str>,
@@ -95,7 +95,7 @@ impl ErrorContext {
         }
     }
 
-    /// The same call, told as being about these keys only.
+    /// The same call with other keys.
     #[must_use]
     pub fn with_keys<'a>(self, keys: impl IntoIterator<Item = &'a str>) -> Self {
         Self {
@@ -104,8 +104,8 @@ impl ErrorContext {
         }
     }
 
-    /// The same place and time, told as another operation on another key: for an operation that is
-    /// built from simpler ones.
+    /// The same store and time with another operation and key, for an operation that is built from
+    /// simpler ones.
     #[must_use]
     pub fn for_operation(self, operation: Operation, key: &str) -> Self {
         Self {
@@ -131,13 +131,13 @@ impl fmt::Display for ErrorContext {
     }
 }
 
-/// Whether an operation that failed on the way can have taken effect.
+/// Whether a failed operation can have taken effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// Nothing reached the store: repeating is safe.
+    /// The request was not sent: a retry is safe.
     NotSent,
-    /// The request may or may not have been carried out. Only the caller knows whether repeating
-    /// is harmless (a `get` is, an `add` is not).
+    /// The request may have been carried out. The caller decides whether a retry is safe (a `get` is,
+    /// an `add` is not).
     Unknown,
 }
 
@@ -154,22 +154,22 @@ impl fmt::Display for Outcome {
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// The keys did not appear (or nothing was pushed) in time. Nothing changed and the store
-    /// stays usable: wait again, with a longer timeout, or find out who should have written them.
+    /// The keys did not appear, or nothing was pushed, in time. Nothing changed, and the store stays
+    /// usable: wait again with a longer timeout, or find out which worker should have written them.
     #[error(
         "{context}: timed out (limit {:.3}s){}",
         timeout.as_secs_f64(),
         what_is_missing(context.operation)
     )]
     Timeout {
-        /// The call.
+        /// The failed call.
         context: ErrorContext,
-        /// The limit that was in force.
+        /// The time limit of the call.
         timeout: Duration,
     },
 
-    /// Not all workers arrived at the barrier in time. The arrival has been counted by the store,
-    /// so a second try under the same key counts twice: use another key.
+    /// Not all workers arrived at the barrier in time. This arrival stays counted, so a retry with the
+    /// same key counts twice: use another key.
     #[error(
         "{context}: timed out (limit {:.3}s) with {} of {world_size} workers arrived, this one \
          included",
@@ -177,22 +177,22 @@ pub enum StoreError {
         OrUnknown(*arrived)
     )]
     BarrierTimeout {
-        /// The call.
+        /// The failed call.
         context: ErrorContext,
-        /// The limit that was in force.
+        /// The time limit of the call.
         timeout: Duration,
-        /// How many workers the barrier waits for.
+        /// The number of workers that the barrier waits for.
         world_size: usize,
-        /// How many had arrived, repeated tries included; `None` when that could not be found out.
+        /// The number of arrivals, including retries; `None` if the store did not report it.
         arrived: Option<i64>,
     },
 
     /// The store's server could not be reached. Nothing was sent.
     #[error("{context}: {source}")]
     Connect {
-        /// The call; a later call than the opening one connects when it needs a further connection.
+        /// The failed call: opening the store, or a call that needed another connection.
         context: ErrorContext,
-        /// What was tried.
+        /// The failed attempts.
         source: ConnectError,
     },
 
@@ -203,86 +203,86 @@ pub enum StoreError {
     /// The server could not be started.
     #[error("cannot start the store's server: {source}")]
     Server {
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 
-    /// The connection broke during the call, or had broken before it. The handle is of no further
-    /// use: a server that comes back is a new, empty store.
+    /// The connection was lost, during the call or earlier. The handle stays unusable: a server that
+    /// restarts is a new, empty store.
     #[error("{context}: the connection to the server was lost ({source}); {outcome}")]
     ConnectionLost {
-        /// The call.
+        /// The failed call.
         context: ErrorContext,
-        /// Whether it can have taken effect.
+        /// Whether the call can have taken effect.
         outcome: Outcome,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 
-    /// The server did not answer in time an operation that it answers at once: it is stopped, stuck
-    /// or cut off. Later calls use a new connection.
+    /// The server did not answer a request that it answers at once: it is stopped, hangs, or is cut
+    /// off. Later calls use a new connection.
     #[error(
         "{context}: no answer from the server (limit {:.3}s); whether it took effect is unknown",
         timeout.as_secs_f64()
     )]
     NoReply {
-        /// The call.
+        /// The failed call.
         context: ErrorContext,
-        /// The limit that was in force.
+        /// The time limit of the call.
         timeout: Duration,
     },
 
-    /// The peer's bytes are not the protocol: probably not a store's server, or another version.
-    #[error("{context}: unexpected answer from the server: {detail}")]
+    /// The peer does not speak the TCPStore protocol, or speaks another version of it.
+    #[error("{context}: unexpected reply from the server: {detail}")]
     Protocol {
-        /// The call.
+        /// The failed call.
         context: ErrorContext,
-        /// What was received.
+        /// The received bytes, in words.
         detail: String,
     },
 
-    /// A key, a value or a list of keys is longer than the store takes. Nothing was sent.
+    /// A key, a value or a list of keys exceeds a limit of the store. Nothing was sent.
     #[error("{context}: {what} is {actual}, the limit is {limit}; nothing was sent")]
     LimitExceeded {
-        /// The call.
+        /// The failed call.
         context: ErrorContext,
-        /// What is too long: `key bytes`, `value bytes`, `keys in one request`.
+        /// The limited quantity: `key bytes`, `value bytes`, `keys in one request`, `request bytes`.
         what: &'static str,
-        /// Its length.
+        /// The actual number.
         actual: usize,
-        /// The longest allowed.
+        /// The limit.
         limit: usize,
     },
 
-    /// The caller asked for something that has no meaning. Nothing was sent.
+    /// An argument is invalid. Nothing was sent.
     #[error("{context}: {detail}")]
     InvalidArgument {
-        /// The call.
+        /// The failed call.
         context: ErrorContext,
-        /// What is wrong with it.
+        /// What is wrong with the argument.
         detail: String,
     },
 
-    /// The queue was not empty a moment ago, but another worker took its last element.
+    /// Another worker took the last element of the queue before this call could.
     #[error("{context}: queue is empty")]
     QueueEmpty {
-        /// The call.
+        /// The failed call.
         context: ErrorContext,
     },
 
     /// `add` on a value that is not a decimal number. Nothing changed.
-    #[error("{context}: the present value {value:?} is not a number; nothing changed")]
+    #[error("{context}: the value {value:?} is not a number; nothing changed")]
     NotANumber {
-        /// The call.
+        /// The failed call.
         context: ErrorContext,
         /// The value, shortened.
         value: String,
     },
 
-    /// This store, or the server's version, does not have the operation. Nothing changed.
+    /// The store does not support the operation. Nothing changed.
     #[error("{context}: not supported by this store")]
     Unsupported {
-        /// The call.
+        /// The failed call.
         context: ErrorContext,
     },
 
@@ -292,47 +292,47 @@ pub enum StoreError {
         context.elapsed.as_secs_f64()
     )]
     WorkersMissing {
-        /// The call.
+        /// The failed call.
         context: ErrorContext,
-        /// How many joined.
+        /// The number of workers that joined.
         joined: i64,
-        /// How many were expected.
+        /// The expected number of workers.
         world_size: usize,
     },
 
-    /// A file store's file could not be used.
+    /// Reading or writing the file of a file store failed.
     #[error("{context}: {source}")]
     File {
-        /// The call.
+        /// The failed call.
         context: ErrorContext,
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 
-    /// A file store's file does not hold whole records. Nothing was changed.
+    /// The file of a file store contains something else than records. Nothing was changed.
     #[error("{context}: corrupt at byte {offset}: {detail}")]
     CorruptFile {
-        /// The call.
+        /// The failed call.
         context: ErrorContext,
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// Where the bad record starts.
+        /// The byte offset of the first bad record.
         offset: u64,
         /// What is wrong with it.
         detail: &'static str,
     },
 
-    /// The handle was closed by this process.
+    /// This process closed the handle.
     #[error("{context}: the store has been closed")]
     Closed {
-        /// The call.
+        /// The failed call.
         context: ErrorContext,
     },
 }
 
-/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
+/// Same as `Display`, which is what `unwrap` and a `main` that returns the error print.
 impl fmt::Debug for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
@@ -340,19 +340,19 @@ impl fmt::Debug for StoreError {
 }
 
 impl StoreError {
-    /// A wait that ran out of time. Only one that has a limit can.
+    /// [`Timeout`](Self::Timeout) of a call, which has a time limit since it timed out.
     pub(crate) fn timeout(context: ErrorContext, timeout: Option<Duration>) -> Self {
         let timeout = timeout.unwrap_or(Duration::MAX);
         Self::Timeout { context, timeout }
     }
 
-    /// Whether a wait ran out of time (as opposed to anything being broken).
+    /// Whether a wait timed out, and nothing is broken.
     #[must_use]
     pub const fn is_timeout(&self) -> bool {
         matches!(self, Self::Timeout { .. } | Self::BarrierTimeout { .. })
     }
 
-    /// Whether the operation may have taken effect although it failed.
+    /// Whether the failed operation may have taken effect.
     #[must_use]
     pub const fn outcome_is_unknown(&self) -> bool {
         match self {
@@ -377,7 +377,7 @@ impl StoreError {
     }
 }
 
-/// What a wait that timed out was for.
+/// The reason of a timeout.
 const fn what_is_missing(operation: Operation) -> &'static str {
     match operation {
         Operation::Get => ": the key is missing",
@@ -388,7 +388,6 @@ const fn what_is_missing(operation: Operation) -> &'static str {
     }
 }
 
-/// A number, or that it is not known.
 struct OrUnknown(Option<i64>);
 
 impl fmt::Display for OrUnknown {
@@ -400,7 +399,7 @@ impl fmt::Display for OrUnknown {
     }
 }
 
-/// Keys shown of a list, and characters shown of a key.
+/// The most keys shown of a list, and characters shown of a key.
 const KEYS_SHOWN_MAX: usize = 8;
 const KEY_CHARS_SHOWN_MAX: usize = 80;
 
@@ -429,7 +428,6 @@ fn summarize_keys<'a>(keys: impl IntoIterator<Item = &'a str>) -> String {
 mod tests {
     use super::*;
 
-    /// What a `main` that returns the error prints.
     #[test]
     fn debug_output_is_the_text() {
         let context = ErrorContext::new(

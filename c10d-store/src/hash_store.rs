@@ -1,4 +1,4 @@
-//! The store of one process: a map behind a lock.
+//! A store within one process: a map behind a lock.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -15,15 +15,15 @@ use crate::known::Known;
 use crate::store::{DEFAULT_TIMEOUT, Store, generic_barrier, takes_any_bytes};
 use crate::value_rules;
 
-/// A store that lives in this process, for jobs of one process and for tests.
+/// A store within one process, for single-process jobs and for tests.
 ///
-/// A clone is a second handle to the same contents, with a default timeout of its own, and open also
-/// if the original is closed. The contents live as long as the last handle.
+/// A clone is a second handle to the same contents, with its own default timeout; closing one handle
+/// does not close the others. The contents live as long as the last handle.
 ///
-/// Every operation is atomic. `get` and `multi_get` look at values only; `check` and `wait` are
-/// satisfied by a queue with elements as well, as in PyTorch. Unlike PyTorch's `HashStore`, every
-/// write wakes those who wait for it (there, `add` wakes nobody, and `queue_push` may wake the wrong
-/// thread), and `multi_get` returns values that were all present at one moment.
+/// Every operation is atomic. `get` and `multi_get` need a value; a queue with elements also satisfies
+/// `check` and `wait`, as in PyTorch. Unlike in PyTorch's `HashStore`, every write wakes the calls that
+/// wait for it (there, `add` wakes none, and `queue_push` may wake the wrong thread), and the values
+/// of `multi_get` existed at the same moment.
 ///
 /// ```
 /// use std::thread;
@@ -34,7 +34,7 @@ use crate::value_rules;
 /// let store = HashStore::new();
 /// let worker = store.clone();
 /// let worker = thread::spawn(move || worker.set("address", "10.0.0.1"));
-/// assert_eq!(store.get("address")?, b"10.0.0.1"); // waits for the worker
+/// assert_eq!(store.get("address")?, b"10.0.0.1"); // waits until the key exists
 /// worker.join().expect("the worker does not panic")?;
 /// # Ok(())
 /// # }
@@ -42,25 +42,24 @@ use crate::value_rules;
 pub struct HashStore {
     shared: Arc<Shared>,
     timeout: Mutex<Option<Duration>>,
-    /// Set under the lock of the contents, so that no sleeper can miss it.
+    /// Set under the lock of the contents, so that no waiting thread can miss it.
     closed: AtomicBool,
 }
 
 struct Shared {
     contents: Mutex<Contents>,
-    /// Tells every sleeper that something was written, or a handle closed. One condition for all keys
-    /// and handles: a sleeper looks again and goes back to sleep, which costs little and can lose no
-    /// wake.
+    /// Notified after a write, and when a handle is closed. One condition for all keys and handles: a
+    /// woken thread checks again and waits on, which costs little and cannot lose a wakeup.
     written: Condvar,
 }
 
 #[derive(Default)]
 struct Contents {
     values: HashMap<String, Vec<u8>>,
-    /// Holds no empty queue: one that runs empty is removed.
+    /// Invariant: no queue is empty.
     queues: HashMap<String, VecDeque<Vec<u8>>>,
-    /// How many threads sleep on `written`. Without sleepers a write makes no system call.
-    sleepers: usize,
+    /// The number of threads that wait on `written`. With none, a write makes no system call.
+    waiting_threads: usize,
 }
 
 impl HashStore {
@@ -78,7 +77,7 @@ impl HashStore {
         }
     }
 
-    /// The contents, for a call on this handle.
+    /// Locks the contents for a call on this handle.
     fn contents(
         &self,
         operation: Operation,
@@ -95,7 +94,7 @@ impl HashStore {
         keys: &[&str],
         elapsed: Duration,
     ) -> Result<(), StoreError> {
-        // Written and read under the lock, which makes the order.
+        // Written and read under the lock, so no stronger ordering is needed.
         if self.closed.load(Ordering::Relaxed) {
             let keys = keys.iter().copied();
             let context = ErrorContext::new(operation, keys, self.label(), elapsed);
@@ -104,7 +103,7 @@ impl HashStore {
         Ok(())
     }
 
-    /// Runs `change` on the contents and wakes the sleepers.
+    /// Runs `change` on the contents and wakes the waiting threads.
     fn write<T>(
         &self,
         operation: Operation,
@@ -113,34 +112,34 @@ impl HashStore {
     ) -> Result<T, StoreError> {
         let mut contents = self.contents(operation, keys)?;
         let result = change(&mut contents);
-        let is_awaited = contents.sleepers > 0;
+        let has_waiting_threads = contents.waiting_threads > 0;
         drop(contents);
-        if is_awaited {
+        if has_waiting_threads {
             self.shared.written.notify_all();
         }
         Ok(result)
     }
 
-    /// Sleeps until `is_there` holds for every key, and returns the contents still locked, so that
-    /// the caller sees them as they were at that moment.
+    /// Waits until every key satisfies `exists`, and returns the contents still locked, so that the
+    /// caller sees them at that moment.
     fn wait_for(
         &self,
         operation: Operation,
         keys: &[&str],
         timeout: Option<Duration>,
-        is_there: impl Fn(&Contents, &str) -> bool,
+        exists: impl Fn(&Contents, &str) -> bool,
     ) -> Result<MutexGuard<'_, Contents>, StoreError> {
         let started = Instant::now();
         let deadline = Deadline::after(started, timeout);
         let mut contents = self.contents(operation, keys)?;
-        while !keys.iter().all(|key| is_there(&contents, key)) {
+        while !keys.iter().all(|key| exists(&contents, key)) {
             let now = Instant::now();
             if deadline.has_passed(now) {
-                let missing = keys.iter().filter(|key| !is_there(&contents, key)).copied();
+                let missing = keys.iter().filter(|key| !exists(&contents, key)).copied();
                 let context = ErrorContext::new(operation, missing, self.label(), now - started);
                 return Err(StoreError::timeout(context, timeout));
             }
-            contents = self.shared.sleep(contents, deadline.remaining(now));
+            contents = self.shared.wait(contents, deadline.remaining(now));
             self.check_not_closed(operation, keys, started.elapsed())?;
         }
         Ok(contents)
@@ -149,18 +148,18 @@ impl HashStore {
 
 impl Shared {
     fn contents(&self) -> MutexGuard<'_, Contents> {
-        // Each change under the lock is one call on a map, so the contents are whole even when a
-        // thread panicked meanwhile (for want of memory).
+        // Each change under the lock is one call on a map, so the contents are consistent even if a
+        // thread panicked (out of memory).
         self.contents.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sleeps until something is written, a handle closed, the time over, or for no reason at all.
-    fn sleep<'a>(
+    /// Waits until a write, a closed handle, the timeout, or a spurious wakeup.
+    fn wait<'a>(
         &self,
         mut contents: MutexGuard<'a, Contents>,
         time_left: Option<Duration>,
     ) -> MutexGuard<'a, Contents> {
-        contents.sleepers += 1;
+        contents.waiting_threads += 1;
         let mut contents = match time_left {
             None => self
                 .written
@@ -173,7 +172,7 @@ impl Shared {
                     .0
             }
         };
-        contents.sleepers -= 1;
+        contents.waiting_threads -= 1;
         contents
     }
 }
@@ -303,8 +302,8 @@ impl Store for HashStore {
     }
 
     fn wait_timeout(&self, keys: &[&str], timeout: Option<Duration>) -> Result<(), StoreError> {
-        let is_there = Contents::has_value_or_queue;
-        drop(self.wait_for(Operation::Wait, keys, timeout, is_there)?);
+        let exists = Contents::has_value_or_queue;
+        drop(self.wait_for(Operation::Wait, keys, timeout, exists)?);
         Ok(())
     }
 
@@ -331,7 +330,7 @@ impl Store for HashStore {
         Ok(contents.values.remove(key).is_some())
     }
 
-    /// The number of values; queues are not counted.
+    /// The number of values, without queues.
     fn num_keys(&self) -> Result<u64, StoreError> {
         Ok(self.contents(Operation::NumKeys, &[])?.values.len() as u64)
     }
@@ -342,7 +341,7 @@ impl Store for HashStore {
         })
     }
 
-    /// The values were all present at one moment.
+    /// The values existed at the same moment.
     fn multi_get(&self, keys: &[&str]) -> Result<Vec<Vec<u8>>, StoreError> {
         let timeout = self.timeout();
         let contents = self.wait_for(Operation::MultiGet, keys, timeout, Contents::has_value)?;
@@ -421,7 +420,7 @@ impl Store for HashStore {
         let contents = self.shared.contents();
         self.closed.store(true, Ordering::Relaxed);
         drop(contents);
-        // Those of other handles look and go back to sleep.
+        // Calls of other handles check and wait on.
         self.shared.written.notify_all();
     }
 

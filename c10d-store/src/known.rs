@@ -1,12 +1,10 @@
-//! What a caller knows of a value, and whether a value is something else.
-//!
-//! Knows nothing of keys, stores and waiting: see [`Store::wait_change`](crate::Store::wait_change).
+//! The known value that a wait for a change compares with.
 
 use std::fmt;
 use std::ops::Range;
 
 /// What the caller of [`Store::wait_change`](crate::Store::wait_change) knows of a value: all of it,
-/// the bytes of one part, or nothing. A value *differs* when it is not as known.
+/// the bytes of one range, or nothing. A value *differs* if it does not match.
 ///
 /// ```
 /// use c10d_store::Known;
@@ -14,7 +12,7 @@ use std::ops::Range;
 /// let whole = Known::whole(b"round 7, beat 1");
 /// assert!(whole.differs_from(b"round 7, beat 2"));
 ///
-/// // Only the round matters, whatever comes behind it.
+/// // Compares only the round.
 /// let round = Known::part(b"round 7, beat 1", 0..7);
 /// assert!(!round.differs_from(b"round 7, beat 23"));
 /// assert!(round.differs_from(b"round 8, beat 1"));
@@ -26,22 +24,22 @@ use std::ops::Range;
 pub struct Known<'a> {
     offset: usize,
     bytes: &'a [u8],
-    /// Of the whole value; `None` when it does not matter.
+    /// Of the whole value; `None` matches any length.
     len: Option<usize>,
 }
 
 impl<'a> Known<'a> {
-    /// All of a value: one that is longer, shorter or has another byte differs.
+    /// A whole value: a longer or shorter value, or one with another byte, differs.
     #[must_use]
     pub const fn whole(value: &'a [u8]) -> Self {
         Self::new(0, value, Some(value.len()))
     }
 
-    /// The bytes of `value` in `range`. What lies outside of it, and how long a value is, does not
-    /// matter, but one that ends before the range does differs.
+    /// The bytes of `value` in `range`. Bytes outside of it and the length do not matter, except that a
+    /// value that ends before the range differs.
     ///
-    /// A range that is not within `value` says nothing about it, and is as [`nothing`](Self::nothing):
-    /// so a mistake makes a wait return early, and not hang.
+    /// A range that is not within `value` is the same as [`nothing`](Self::nothing), so that this
+    /// mistake makes a wait return early instead of hang.
     #[must_use]
     pub fn part(value: &'a [u8], range: Range<usize>) -> Self {
         let offset = range.start;
@@ -51,10 +49,10 @@ impl<'a> Known<'a> {
         }
     }
 
-    /// Nothing: any value differs, also an empty one.
+    /// Nothing: any value differs, including an empty one.
     #[must_use]
     pub const fn nothing() -> Self {
-        // No value reaches that far.
+        // No value is that long.
         Self::new(usize::MAX, &[], None)
     }
 
@@ -62,7 +60,7 @@ impl<'a> Known<'a> {
         Self { offset, bytes, len }
     }
 
-    /// Bytes of a value before the known ones; [`usize::MAX`] when nothing is known.
+    /// The number of bytes before the known ones; [`usize::MAX`] if nothing is known.
     #[must_use]
     pub const fn offset(&self) -> usize {
         self.offset
@@ -74,17 +72,17 @@ impl<'a> Known<'a> {
         self.bytes
     }
 
-    /// How many bytes the whole value has; `None` when its length does not matter.
+    /// The length of the whole value in bytes; `None` if it does not matter.
     #[must_use]
     #[expect(
         clippy::len_without_is_empty,
-        reason = "the length of the value, not of what is known of it"
+        reason = "the length of the value, not of the known bytes"
     )]
     pub const fn len(&self) -> Option<usize> {
         self.len
     }
 
-    /// Whether `value` is not as known. Costs the known bytes up to the first difference.
+    /// Whether `value` does not match. Compares up to the first difference.
     #[must_use]
     pub fn differs_from(&self, value: &[u8]) -> bool {
         let same_length = self.len.is_none_or(|len| len == value.len());
@@ -113,7 +111,7 @@ mod tests {
 
     /// docs/wire.md, WAIT_CHANGE 1.
     #[test]
-    fn a_value_differs_where_the_known_bytes_or_the_known_length_do() {
+    fn a_value_differs_in_the_known_bytes_or_the_known_length() {
         let value = b"abcdef";
         #[rustfmt::skip]
         let table: [(&str, Known<'_>, &[u8], bool); 17] = [
@@ -129,8 +127,8 @@ mod tests {
             ("another byte in the part", Known::part(value, 2..4), b"abce", true),
             ("ends within the part", Known::part(value, 2..4), b"abc", true),
             ("ends before the part", Known::part(value, 2..4), b"a", true),
-            ("an empty part that is there", Known::part(value, 6..6), b"......", false),
-            ("an empty part that is not", Known::part(value, 6..6), b".....", true),
+            ("an empty part within the value", Known::part(value, 6..6), b"......", false),
+            ("an empty part beyond the value", Known::part(value, 6..6), b".....", true),
             ("a part of something shorter", Known::part(value, 4..7), value, true),
             ("nothing, and a value", Known::nothing(), value, true),
             ("nothing, and an empty value", Known::nothing(), b"", true),
@@ -141,13 +139,13 @@ mod tests {
     }
 
     #[test]
-    fn an_offset_at_the_end_of_the_address_space_is_beyond_every_value() {
+    fn the_largest_offset_is_beyond_every_value() {
         assert!(Known::new(usize::MAX, b"x", None).differs_from(b"x"));
         assert!(Known::new(usize::MAX - 1, b"xyz", Some(3)).differs_from(b"xyz"));
     }
 
     #[test]
-    fn a_range_that_runs_backwards_is_knowledge_of_nothing() {
+    fn a_reversed_range_is_the_same_as_nothing() {
         #[expect(clippy::reversed_empty_ranges, reason = "that is the mistake")]
         let known = Known::part(b"abc", 2..1);
         assert_eq!(known, Known::nothing());

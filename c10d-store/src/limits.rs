@@ -1,10 +1,10 @@
-//! How much one request may hold.
+//! Limits on the size of requests.
 
-/// Limits on what a peer may send, each checked as soon as the length word has been read and before
-/// any memory is reserved for what it announces.
+/// Limits on requests. Each is checked as soon as the length word has arrived, before any memory is
+/// reserved for the announced length.
 ///
-/// The defaults for keys, values and key counts are those of PyTorch's libuv server; a request that
-/// its client considers legal is legal here.
+/// The defaults for keys, values and key counts are those of PyTorch's libuv server, so requests that
+/// are legal there are legal here.
 ///
 /// ```
 /// use c10d_store::WireLimits;
@@ -32,54 +32,56 @@ impl Default for WireLimits {
 }
 
 impl WireLimits {
-    /// The longest key, in bytes, the `/` that clients put before it included. PyTorch: 8192.
+    /// The longest key in bytes, including the `/` that clients put before it. Default 8192, as in
+    /// PyTorch.
     #[must_use]
     pub const fn key_bytes_max(&self) -> usize {
         self.key_bytes_max
     }
 
-    /// The longest value, expected value, queue element or known bytes (of a WAIT_CHANGE) that one
-    /// request may bring, in bytes. APPEND can still make a stored value longer. PyTorch: 8 MiB.
+    /// The longest value, expected value, queue element or known bytes (of a WAIT_CHANGE) in a request,
+    /// in bytes. APPEND can make a stored value longer. Default 8 MiB, as in PyTorch.
     #[must_use]
     pub const fn value_bytes_max(&self) -> usize {
         self.value_bytes_max
     }
 
-    /// The most keys in one CHECK, WAIT, MULTI_GET, MULTI_SET or WAIT_GET. PyTorch: 131,072.
+    /// The most keys in one CHECK, WAIT, MULTI_GET, MULTI_SET or WAIT_GET. Default 131,072, as in
+    /// PyTorch.
     #[must_use]
     pub const fn keys_per_request_max(&self) -> usize {
         self.keys_per_request_max
     }
 
-    /// The longest request as a whole, in bytes. PyTorch has no such limit, which lets one
-    /// MULTI_SET announce a tebibyte; the default of 1 GiB is far above any use seen.
+    /// The longest request as a whole, in bytes. Default 1 GiB, far more than any known use. PyTorch has
+    /// no such limit, so that one MULTI_SET can announce a tebibyte.
     #[must_use]
     pub const fn request_bytes_max(&self) -> usize {
         self.request_bytes_max
     }
 
-    /// Changes [`key_bytes_max`](Self::key_bytes_max).
+    /// Sets [`key_bytes_max`](Self::key_bytes_max).
     #[must_use]
     pub const fn with_key_bytes_max(mut self, bytes: usize) -> Self {
         self.key_bytes_max = bytes;
         self
     }
 
-    /// Changes [`value_bytes_max`](Self::value_bytes_max).
+    /// Sets [`value_bytes_max`](Self::value_bytes_max).
     #[must_use]
     pub const fn with_value_bytes_max(mut self, bytes: usize) -> Self {
         self.value_bytes_max = bytes;
         self
     }
 
-    /// Changes [`keys_per_request_max`](Self::keys_per_request_max).
+    /// Sets [`keys_per_request_max`](Self::keys_per_request_max).
     #[must_use]
     pub const fn with_keys_per_request_max(mut self, keys: usize) -> Self {
         self.keys_per_request_max = keys;
         self
     }
 
-    /// Changes [`request_bytes_max`](Self::request_bytes_max).
+    /// Sets [`request_bytes_max`](Self::request_bytes_max).
     #[must_use]
     pub const fn with_request_bytes_max(mut self, bytes: usize) -> Self {
         self.request_bytes_max = bytes;

@@ -1,12 +1,12 @@
-//! Requests and replies as plain values: what the wire carries and the state machine speaks.
+//! Requests and replies as values, between the wire and the state machine.
 
 use std::fmt;
 
 use crate::stored_value::Value;
 use crate::wire::Blobs;
 
-/// One peer of the server. The number is chosen by the shell and never reused while a reply to the
-/// old bearer can still be under way.
+/// A connection of the server. The event loop chooses the number, and does not reuse it while a reply
+/// to its previous owner can still be queued.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct ConnId(pub(crate) u64);
 
@@ -22,20 +22,20 @@ pub(crate) struct Keys<'a>(KeysRepr<'a>);
 
 #[derive(Clone, Copy)]
 enum KeysRepr<'a> {
-    /// As they came over the wire, not copied.
+    /// As received, not copied.
     Encoded(Blobs<'a>),
     Listed(&'a [&'a [u8]]),
 }
 
 impl<'a> Keys<'a> {
-    /// Keys that came over the wire.
+    /// Keys as received.
     pub(crate) fn encoded(blobs: Blobs<'a>) -> Self {
         Self(KeysRepr::Encoded(blobs))
     }
 
     /// Each key in the request's order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &'a [u8]> + use<'a> {
-        // One of the two is always empty: two iterator types without an allocation.
+        // One of the two is always empty: chains two iterator types without an allocation.
         let (encoded, listed) = match self.0 {
             KeysRepr::Encoded(blobs) => (blobs, &[][..]),
             KeysRepr::Listed(keys) => (Blobs::default(), keys),
@@ -51,7 +51,7 @@ impl<'a> From<&'a [&'a [u8]]> for Keys<'a> {
 }
 
 impl fmt::Debug for Keys<'_> {
-    /// How many: the pairs of a MULTI_SET hold values.
+    /// The count only: the pairs of a MULTI_SET contain values.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Keys")
             .field("count", &self.iter().count())
@@ -59,16 +59,16 @@ impl fmt::Debug for Keys<'_> {
     }
 }
 
-/// A value that a request brings.
+/// The value of a request.
 pub(crate) enum Payload<'a> {
     /// Still in the receive buffer.
     Borrowed(&'a [u8]),
-    /// A long one, in the buffer it was received into: storing it copies nothing.
+    /// A long value in the buffer it was received into, so that storing it copies nothing.
     Owned(Value),
 }
 
 impl fmt::Debug for Payload<'_> {
-    /// Lengths instead of bytes: they can be long and secret.
+    /// Lengths only: the bytes can be long and secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Payload")
             .field("bytes", &self.as_bytes().len())
@@ -77,7 +77,6 @@ impl fmt::Debug for Payload<'_> {
 }
 
 impl Payload<'_> {
-    /// The bytes.
     pub(crate) fn as_bytes(&self) -> &[u8] {
         match self {
             Self::Borrowed(bytes) => bytes,
@@ -85,7 +84,6 @@ impl Payload<'_> {
         }
     }
 
-    /// The bytes as a value of its own.
     pub(crate) fn into_value(self) -> Value {
         match self {
             Self::Borrowed(bytes) => Value::from(bytes),
@@ -94,7 +92,7 @@ impl Payload<'_> {
     }
 }
 
-/// One request, its bytes borrowed from the receive buffer.
+/// A request that borrows from the receive buffer.
 #[cfg_attr(test, derive(Debug))]
 pub(crate) enum Request<'a> {
     Validate {
@@ -108,8 +106,8 @@ pub(crate) enum Request<'a> {
         key: &'a [u8],
         expected: &'a [u8],
         desired: Payload<'a>,
-        /// Whether the answer says if `desired` was written. Extension (COMPARE_EXCHANGE).
-        tells_outcome: bool,
+        /// Whether the reply says if `desired` was written. Extension (COMPARE_EXCHANGE).
+        reports_outcome: bool,
     },
     Get {
         key: &'a [u8],
@@ -162,50 +160,50 @@ pub(crate) enum Request<'a> {
     WaitGet {
         keys: Keys<'a>,
     },
-    /// Extension, too.
+    /// Extension: docs/wire.md, section 9.
     TryAdd {
         key: &'a [u8],
         delta: i64,
     },
-    /// Extension, too.
+    /// Extension: docs/wire.md, section 9.
     WaitChange {
         key: &'a [u8],
-        /// Where in the value the known bytes stand.
+        /// The offset of the known bytes in the value.
         offset: usize,
-        /// How long the value is known to be, if that matters.
+        /// The known length of the value; `None` matches any length.
         length: Option<usize>,
         known: Payload<'a>,
     },
 }
 
-/// One piece of a reply. Some replies have several, in order: a count and its blobs, say.
+/// A piece of a reply. Some replies have several, for instance a count and its blobs.
 #[cfg_attr(test, derive(Debug))]
 pub(crate) enum Reply<'a> {
-    /// PING's answer.
+    /// Reply to PING.
     Nonce(u32),
     /// A number or a count.
     Integer(i64),
-    /// CHECK: whether all keys are there.
+    /// CHECK: whether all keys exist.
     Ready(bool),
-    /// A wait or a barrier is over.
+    /// A wait or a barrier is complete.
     StopWaiting,
     /// A cancel has taken effect.
     WaitCanceled,
-    /// COMPARE_EXCHANGE: whether the desired value was written. The answer of COMPARE_SET follows.
+    /// COMPARE_EXCHANGE: whether the desired value was written. The reply of COMPARE_SET follows.
     Exchanged(bool),
     /// TRY_ADD: the sum.
     Added(i64),
-    /// TRY_ADD: the present value is not a number. How it starts, and how long it is in bytes.
+    /// TRY_ADD: the value is not a number. Its first bytes, and its length in bytes.
     NotANumber { head: &'a [u8], length: usize },
-    /// A value; one that is missing is an empty one on this wire.
+    /// A value; a missing one is encoded as an empty one.
     Value(Option<&'a Value>),
-    /// Bytes that are not a stored value: a key in a listing, a value handed back.
+    /// Bytes that are not a stored value: a key of a listing, or an expected value sent back.
     Bytes(&'a [u8]),
 }
 
-/// Where the state machine puts its replies.
+/// The destination of the state machine's replies.
 pub(crate) trait Replies {
-    /// Hands over one piece of a reply to `conn`, which may be another connection than the one
-    /// whose request is being handled. Pieces to one connection leave in the order given.
+    /// Queues a piece of a reply to `conn`, which may be another connection than the one whose request
+    /// is being handled. The order of pieces to one connection is kept.
     fn reply(&mut self, conn: ConnId, reply: Reply<'_>);
 }

@@ -1,4 +1,4 @@
-//! A part of another store's key space.
+//! A namespace within another store.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,16 +8,16 @@ use crate::error::StoreError;
 use crate::known::Known;
 use crate::store::{Store, generic_barrier, takes_any_bytes};
 
-/// A view of another store in which every key is put below a prefix: `k` stands for `prefix/k`.
+/// A namespace within another store: the key `k` becomes `prefix/k` there.
 ///
-/// Wraps any store, a shared `Arc<dyn Store>` and another `PrefixStore` included; nested prefixes
-/// join from the outermost store inwards. Errors name the full keys. The default timeout is the
-/// wrapped store's, and setting it here sets it there; closing it here closes it there.
+/// Wraps any store, including an `Arc<dyn Store>` and another `PrefixStore`. With nested prefixes the
+/// innermost store's prefix comes first in the full key, which errors show. The default timeout and
+/// [`close`](Store::close) are those of the wrapped store.
 ///
 /// As in PyTorch, [`num_keys`](Store::num_keys) counts the whole underlying store, and
-/// [`barrier`](Store::barrier) is made of `add`, `set` and `wait` even where the underlying store
-/// has a barrier of its own. Unlike in PyTorch, [`list_keys`](Store::list_keys) shows only what lies
-/// below `prefix/`; there, the prefix `a` also shows (and mutilates) the keys of its neighbour `ab`.
+/// [`barrier`](Store::barrier) consists of `add`, `set` and `wait` even if the underlying store has a
+/// barrier command. Unlike in PyTorch, [`list_keys`](Store::list_keys) returns only keys below
+/// `prefix/`; in PyTorch, the prefix `a` also lists (and cuts) the keys of the prefix `ab`.
 ///
 /// ```
 /// use c10d_store::{HashStore, PrefixStore, Store};
@@ -38,7 +38,7 @@ pub struct PrefixStore<S> {
 }
 
 impl<S: Store> PrefixStore<S> {
-    /// The keys of `underlying` below `prefix`. An empty prefix is one as well: `k` stands for `/k`.
+    /// The keys of `underlying` below `prefix`. With an empty prefix, `k` becomes `/k`.
     pub fn new(prefix: impl Into<String>, underlying: S) -> Self {
         Self {
             prefix: prefix.into(),
@@ -46,13 +46,12 @@ impl<S: Store> PrefixStore<S> {
         }
     }
 
-    /// The prefix, without the separator.
+    /// The prefix, without the `/`.
     pub fn prefix(&self) -> &str {
         &self.prefix
     }
 
-    /// The store one layer down, with its type. For one of unknown type see
-    /// [`underlying_store`](Store::underlying_store).
+    /// The wrapped store, with its type; [`underlying_store`](Store::underlying_store) without.
     pub const fn underlying(&self) -> &S {
         &self.underlying
     }
@@ -186,7 +185,7 @@ impl<S: Store> Store for PrefixStore<S> {
         Ok(keys)
     }
 
-    /// Not forwarded, as in PyTorch: workers on both libraries must write the same keys to meet.
+    /// Not forwarded, as in PyTorch: workers on either library must write the same keys to meet.
     fn barrier_timeout(
         &self,
         key: &str,

@@ -1,41 +1,40 @@
-//! One peer's bytes, turned into requests.
+//! Turns the bytes of one peer into requests.
 //!
-//! Knows the handshake and where requests end; knows neither the socket nor what a request means.
-//! Whatever way the bytes are cut, the same requests come out.
+//! Pure: knows the handshake and where requests end, but no socket and no meaning of a request. Any
+//! split of the bytes gives the same requests.
 
 use crate::limits::WireLimits;
 use crate::message::Request;
 use crate::stored_value::Value;
 use crate::wire::{FrameScan, Progress, VALIDATION_MAGIC, WireError, WireErrorKind};
 
-/// From this many missing bytes on, the next read goes straight into the unfinished request.
+/// If at least this many bytes are missing, the next read goes directly into the unfinished request.
 const DIRECT_READ_BYTES_MIN: usize = 32 << 10;
 
-/// Memory reserved for an unfinished request is at most this, plus [`GROWTH`] times what has
-/// arrived of it: an announced length reserves nothing by itself.
+/// The memory reserved for an unfinished request is at most this plus [`GROWTH`] times the bytes that
+/// have arrived: an announced length alone reserves no more.
 const RESERVE_BYTES_MIN: usize = 64 << 10;
 const GROWTH: usize = 7;
 
-/// Where the shell should put the next bytes of this peer.
+/// Where the event loop reads the next bytes of this peer into.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum NextRead {
-    /// Into any buffer; hand them to [`Session::receive`].
+    /// Any buffer; pass the bytes to [`Session::receive`].
     Anywhere,
-    /// Up to so many bytes onto the end of [`Session::direct_buffer`], which has room for them;
-    /// then call [`Session::resume`].
+    /// The end of [`Session::direct_buffer`], which has capacity for `bytes_max`; then call
+    /// [`Session::resume`].
     Direct { bytes_max: usize },
 }
 
-/// Whether to go on with the requests that have arrived.
+/// Whether to continue with the requests that have arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Flow {
     Continue,
-    /// The peer has enough replies to read: what has arrived besides is kept for
-    /// [`Session::resume`].
+    /// The peer has enough unread replies: the remaining bytes are kept for [`Session::resume`].
     Pause,
 }
 
-/// Why a session ends: the peer's bytes are wrong, or the handler refused a request.
+/// Why a session ends: the peer's bytes are invalid, or the handler refused a request.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum SessionError<E> {
     Wire(WireError),
@@ -48,26 +47,26 @@ impl<E> From<WireError> for SessionError<E> {
     }
 }
 
-/// The receiving side of one connection: two words between requests, as a server has thousands of
-/// them that are idle.
+/// The receiving side of one connection. Two words of memory between requests, since a server has
+/// thousands of idle connections.
 #[derive(Debug, Default)]
 pub(crate) struct Session {
-    greeted: bool,
+    handshake_done: bool,
     partial: Option<Box<Partial>>,
 }
 
-/// The start of an unfinished request (or, after a pause, whole ones too).
+/// The start of an unfinished request; after a pause, whole requests too.
 #[derive(Default)]
 struct Partial {
     bytes: Vec<u8>,
     /// How far the bytes have been scanned.
     scan: FrameScan,
-    /// Bytes needed at least before there is anything to do.
+    /// Bytes needed before anything can be done.
     needed: usize,
 }
 
 impl std::fmt::Debug for Partial {
-    /// Lengths instead of bytes: they can be long and secret.
+    /// Lengths only: the bytes can be long and secret.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Partial")
             .field("bytes", &self.bytes.len())
@@ -76,22 +75,22 @@ impl std::fmt::Debug for Partial {
     }
 }
 
-/// How far a run over some bytes came.
+/// The result of [`Session::run`].
 struct Run {
     used: usize,
     flow: Flow,
-    /// How far the request after the used bytes has been scanned, and what it needs.
+    /// The scan of the request after the used bytes, and the bytes it needs.
     scan: FrameScan,
     needed: usize,
 }
 
 impl Session {
-    /// Whether the peer has said hello.
-    pub(crate) const fn is_greeted(&self) -> bool {
-        self.greeted
+    /// Whether the peer has completed the handshake.
+    pub(crate) const fn is_handshake_done(&self) -> bool {
+        self.handshake_done
     }
 
-    /// How to read next; reserves the room for a direct read.
+    /// Where to read next; reserves the capacity for a direct read.
     pub(crate) fn next_read(&mut self) -> NextRead {
         let Some(partial) = &mut self.partial else {
             return NextRead::Anywhere;
@@ -111,12 +110,12 @@ impl Session {
         }
     }
 
-    /// Where a direct read appends its bytes.
+    /// The buffer to which a direct read appends.
     pub(crate) fn direct_buffer(&mut self) -> &mut Vec<u8> {
         &mut self.partial.get_or_insert_default().bytes
     }
 
-    /// Takes bytes that were read into a buffer of the shell.
+    /// Handles bytes that were read into a buffer of the event loop.
     pub(crate) fn receive<E>(
         &mut self,
         bytes: &[u8],
@@ -138,8 +137,7 @@ impl Session {
         Ok(run.flow)
     }
 
-    /// Goes on after a pause, or after bytes were read onto the end of
-    /// [`direct_buffer`](Self::direct_buffer).
+    /// Continues after a pause, or after bytes were read into [`direct_buffer`](Self::direct_buffer).
     pub(crate) fn resume<E>(
         &mut self,
         limits: &WireLimits,
@@ -156,7 +154,7 @@ impl Session {
             mut scan,
             ..
         } = std::mem::take(&mut **partial);
-        if self.greeted
+        if self.handshake_done
             && scan.advance(&bytes, limits)? == Progress::Complete(bytes.len())
             && let Some(start) = scan.frame(&bytes).long_value_start()
         {
@@ -165,7 +163,7 @@ impl Session {
             let value = Value::from_tail(bytes, start);
             return match scan.request_with_value(&head, value) {
                 Some(request) => handle(request).map_err(SessionError::Refused),
-                None => unreachable!("only commands that end with a value have a long one"),
+                None => unreachable!("only commands that end with a value have a long value"),
             };
         }
         let run = self.run(scan, &bytes, limits, handle)?;
@@ -182,8 +180,7 @@ impl Session {
         Ok(run.flow)
     }
 
-    /// Hands out the whole requests in `bytes`, the first of which has been scanned as far as `scan`
-    /// says.
+    /// Passes the whole requests in `bytes` to `handle`. `scan` is the progress in the first one.
     fn run<E>(
         &mut self,
         mut scan: FrameScan,
@@ -196,8 +193,8 @@ impl Session {
         let mut flow = Flow::Continue;
         while used < bytes.len() && flow == Flow::Continue {
             let rest = &bytes[used..];
-            if !self.greeted && rest[0] != 0 {
-                return Err(refuse(WireErrorKind::NotGreeted(rest[0])).into());
+            if !self.handshake_done && rest[0] != 0 {
+                return Err(refuse(WireErrorKind::HandshakeMissing(rest[0])).into());
             }
             match scan.advance(rest, limits)? {
                 Progress::NeedAtLeast(bytes_min) => {
@@ -209,7 +206,7 @@ impl Session {
                     scan.reset();
                     used += length;
                     if let Request::Validate { magic } = request {
-                        self.greet(magic)?;
+                        self.validate(magic)?;
                     } else {
                         flow = handle(request).map_err(SessionError::Refused)?;
                     }
@@ -224,15 +221,15 @@ impl Session {
         })
     }
 
-    /// docs/wire.md, section 3: VALIDATE is legal once, as the first command.
-    fn greet(&mut self, magic: u32) -> Result<(), WireError> {
-        if self.greeted {
+    /// docs/wire.md, section 3: VALIDATE must be the first command, and occurs once.
+    fn validate(&mut self, magic: u32) -> Result<(), WireError> {
+        if self.handshake_done {
             return Err(refuse(WireErrorKind::SecondValidate));
         }
         if magic != VALIDATION_MAGIC {
             return Err(refuse(WireErrorKind::WrongMagic(magic)));
         }
-        self.greeted = true;
+        self.handshake_done = true;
         Ok(())
     }
 }

@@ -1,7 +1,7 @@
-//! The operations that every store has, as an object-safe trait.
+//! The operations of every store, as an object-safe trait.
 //!
-//! Holds no logic besides the generic forms that PyTorch's base class defines
-//! (`torch/csrc/distributed/c10d/Store.hpp`); how an operation is carried out is each store's matter.
+//! Contains no logic except the generic barrier of PyTorch's base class
+//! (`torch/csrc/distributed/c10d/Store.hpp`).
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -11,23 +11,23 @@ use crate::compare_set::CompareSet;
 use crate::error::{ErrorContext, Operation, StoreError};
 use crate::known::Known;
 
-/// The default timeout of a store, 300 s, as in PyTorch.
+/// The default timeout of a store: 300 s, as in PyTorch.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// A key-value store that the workers of a training job share.
+/// A key-value store shared by the workers of a training job.
 ///
-/// Keys are strings, values are bytes. All methods may be called from any number of threads; one
-/// that blocks does not hold up the others.
+/// Keys are strings, values are bytes. All methods may be called from any number of threads, and a
+/// call that blocks does not delay others.
 ///
 /// **Timeouts** mean the same in every store of this crate: `None` waits indefinitely, and
 /// [`Duration::ZERO`] checks once without waiting. (In PyTorch, zero checks once in TCPStore, and
 /// waits indefinitely in HashStore and FileStore.)
 ///
 /// Every store of this crate and `dyn Store` also have `set`, `compare_set`, `append` and `queue_push`,
-/// which take anything that can be seen as bytes; an implementation provides `set_bytes` and its like.
+/// which take any `AsRef<[u8]>`; an implementation provides `set_bytes` and the like.
 ///
-/// The behaviour follows PyTorch's `c10d::Store`; where a method says nothing else, it blocks for
-/// at most [`timeout`](Self::timeout).
+/// The behaviour follows PyTorch's `c10d::Store`. Unless a method says otherwise, it blocks for at most
+/// [`timeout`](Self::timeout).
 ///
 /// ```
 /// use c10d_store::{HashStore, Store};
@@ -41,34 +41,35 @@ pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
 /// # }
 /// ```
 pub trait Store: Debug + Send + Sync {
-    /// Creates `key` or replaces its value, and wakes all that wait for it.
+    /// Creates `key` or replaces its value, and wakes all calls that wait for it.
     ///
-    /// Over TCP nothing answers this: it returns once the bytes are handed to the system. A
-    /// later operation on the same store sees it; another client may not see it yet.
+    /// Over TCP the server sends no reply: the call returns once the system has accepted the bytes. A
+    /// later operation on the same store sees the write; another client may not see it yet.
     ///
     /// # Errors
-    /// When the store cannot be reached or the key or value exceeds a limit.
+    /// [`StoreError::LimitExceeded`] for a key or value that is too long, [`StoreError::Closed`] after
+    /// [`close`](Self::close), and any error of reaching the store: [`StoreError::ConnectionLost`],
+    /// [`StoreError::NoReply`], [`StoreError::File`].
     fn set_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError>;
 
-    /// The value of `key`, waiting for the key to appear for at most [`timeout`](Self::timeout).
+    /// The value of `key`. Waits until the key exists, for at most [`timeout`](Self::timeout).
     ///
     /// # Errors
-    /// [`StoreError::Timeout`] when the key did not appear; otherwise as [`set_bytes`](Self::set_bytes).
+    /// [`StoreError::Timeout`] if the key did not appear; otherwise as [`set_bytes`](Self::set_bytes).
     fn get(&self, key: &str) -> Result<Vec<u8>, StoreError> {
         self.get_timeout(key, self.timeout())
     }
 
-    /// The value of `key`, waiting for the key to appear for at most `timeout`.
+    /// The value of `key`. Waits until the key exists, for at most `timeout`.
     ///
     /// # Errors
-    /// [`StoreError::Timeout`] when the key did not appear; otherwise as [`set_bytes`](Self::set_bytes).
+    /// [`StoreError::Timeout`] if the key did not appear; otherwise as [`set_bytes`](Self::set_bytes).
     fn get_timeout(&self, key: &str, timeout: Option<Duration>) -> Result<Vec<u8>, StoreError>;
 
-    /// The value of `key`, or `None` when the key is missing. Does not wait for the key.
+    /// The value of `key`, or `None` if the key is missing. Does not wait for the key.
     ///
-    /// PyTorch's servers answer a read of a missing key by an empty value. So there the value is also
-    /// empty when the key is deleted during this call, and when `key` is a queue. No other store
-    /// confuses the two.
+    /// PyTorch's servers answer a read of a missing key with an empty value. On such a server the value
+    /// is also empty if the key is deleted during this call, and if `key` is a queue.
     ///
     /// ```
     /// use c10d_store::{HashStore, Store};
@@ -90,19 +91,20 @@ pub trait Store: Debug + Send + Sync {
     /// the sum. Overflow wraps.
     ///
     /// # Errors
-    /// [`StoreError::NotANumber`] when the present value is not a number; the store stays usable.
+    /// [`StoreError::NotANumber`] if the value is not a number; the store stays usable. Otherwise as
+    /// [`set_bytes`](Self::set_bytes).
     fn add(&self, key: &str, delta: i64) -> Result<i64, StoreError>;
 
     /// Writes `desired` if the value of `key` equals `expected`, or if the key is missing and
-    /// `expected` is empty. Returns the value of the key after that, and whether it was written as far
-    /// as the store tells: see [`CompareSet`].
+    /// `expected` is empty. Returns the resulting value and, if the store reports it, whether this call
+    /// wrote it: see [`CompareSet`].
     ///
     /// ```
     /// use c10d_store::{HashStore, Store};
     ///
     /// # fn main() -> Result<(), c10d_store::StoreError> {
     /// let store = HashStore::new();
-    /// // The first worker to claim the key leads. Each claims it by a value of its own.
+    /// // The first worker to claim the key leads. Each worker writes its own value.
     /// assert_eq!(store.compare_set("leader", "", "worker 1")?.value(), b"worker 1");
     /// assert_eq!(store.compare_set("leader", "", "worker 2")?.value(), b"worker 1");
     /// # Ok(())
@@ -118,32 +120,31 @@ pub trait Store: Debug + Send + Sync {
         desired: &[u8],
     ) -> Result<CompareSet, StoreError>;
 
-    /// Whether every key is present, without waiting. True for no keys.
+    /// Whether every key exists. Does not wait for keys. True for no keys.
     ///
     /// # Errors
     /// As [`set_bytes`](Self::set_bytes).
     fn check(&self, keys: &[&str]) -> Result<bool, StoreError>;
 
-    /// Waits until every key is present, for at most [`timeout`](Self::timeout).
+    /// Waits until every key exists, for at most [`timeout`](Self::timeout).
     ///
     /// # Errors
-    /// [`StoreError::Timeout`] when one did not appear.
+    /// [`StoreError::Timeout`] if a key did not appear; otherwise as [`set_bytes`](Self::set_bytes).
     fn wait(&self, keys: &[&str]) -> Result<(), StoreError> {
         self.wait_timeout(keys, self.timeout())
     }
 
-    /// Waits until every key is present, for at most `timeout`.
+    /// Waits until every key exists, for at most `timeout`.
     ///
     /// # Errors
-    /// [`StoreError::Timeout`] when one did not appear.
+    /// [`StoreError::Timeout`] if a key did not appear; otherwise as [`set_bytes`](Self::set_bytes).
     fn wait_timeout(&self, keys: &[&str], timeout: Option<Duration>) -> Result<(), StoreError>;
 
-    /// Waits until `key` has a value that differs from what is `known` of it, and returns that value,
-    /// for at most `timeout`. At once if it differs already. A missing key is waited for.
+    /// Waits until the value of `key` differs from what is `known`, for at most `timeout`, and returns
+    /// it. Returns at once if it differs already. Waits for a missing key.
     ///
-    /// What counts is the value as it is when the store looks. One that changes and changes back
-    /// between two looks can pass unseen, more so where [`wakes_on_change`](Self::wakes_on_change) is
-    /// false.
+    /// A value that changes and changes back between two checks can go unnoticed, more so where
+    /// [`wakes_on_change`](Self::wakes_on_change) is false.
     ///
     /// ```
     /// use std::time::Duration;
@@ -156,7 +157,7 @@ pub trait Store: Debug + Send + Sync {
     /// let seen = store.wait_change("state", Known::nothing(), Some(Duration::ZERO))?;
     /// assert_eq!(seen, b"round 7, beat 1");
     ///
-    /// store.set("state", b"round 7, beat 2")?; // of no interest to who looks at the round only
+    /// store.set("state", b"round 7, beat 2")?; // the round is the same
     /// let round = Known::part(&seen, 0..7);
     /// let unchanged = store.wait_change("state", round, Some(Duration::from_millis(1)));
     /// assert!(unchanged.unwrap_err().is_timeout());
@@ -165,8 +166,8 @@ pub trait Store: Debug + Send + Sync {
     /// ```
     ///
     /// # Errors
-    /// [`StoreError::Timeout`] when no such value was seen in time; otherwise as [`set_bytes`](Self::set_bytes),
-    /// the known bytes being the value.
+    /// [`StoreError::Timeout`] if the value did not change in time; otherwise as
+    /// [`set_bytes`](Self::set_bytes), with the limit on values for the known bytes.
     fn wait_change(
         &self,
         key: &str,
@@ -174,19 +175,17 @@ pub trait Store: Debug + Send + Sync {
         timeout: Option<Duration>,
     ) -> Result<Vec<u8>, StoreError>;
 
-    /// Whether [`wait_change`](Self::wait_change) returns as soon as the value differs, or some
-    /// milliseconds later. If not, it asks once a second, as a PyTorch server leaves nothing else to
-    /// do.
+    /// Whether [`wait_change`](Self::wait_change) returns within milliseconds of a change. If not, it
+    /// polls once a second: PyTorch's servers have no such notification.
     fn wakes_on_change(&self) -> bool;
 
-    /// Removes `key`; whether it was there ([`FileStore`](crate::FileStore) too, unlike PyTorch's,
-    /// which always says yes).
+    /// Removes `key`, and returns whether it existed. (PyTorch's `FileStore` always returns true.)
     ///
     /// # Errors
     /// As [`set_bytes`](Self::set_bytes).
     fn delete_key(&self, key: &str) -> Result<bool, StoreError>;
 
-    /// The number of keys with a value in the whole store, the store's own bookkeeping included.
+    /// The number of keys with a value in the whole store, including the store's internal keys.
     ///
     /// # Errors
     /// As [`set_bytes`](Self::set_bytes).
@@ -198,10 +197,11 @@ pub trait Store: Debug + Send + Sync {
     /// As [`set_bytes`](Self::set_bytes).
     fn append_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError>;
 
-    /// The values of all `keys`, in their order, waiting until every one is present.
+    /// The values of all `keys`, in order. Waits until every key exists, for at most
+    /// [`timeout`](Self::timeout).
     ///
     /// # Errors
-    /// [`StoreError::Timeout`] when one did not appear.
+    /// [`StoreError::Timeout`] if a key did not appear; otherwise as [`set_bytes`](Self::set_bytes).
     fn multi_get(&self, keys: &[&str]) -> Result<Vec<Vec<u8>>, StoreError>;
 
     /// Sets all pairs, from left to right.
@@ -210,43 +210,48 @@ pub trait Store: Debug + Send + Sync {
     /// As [`set_bytes`](Self::set_bytes).
     fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<(), StoreError>;
 
-    /// Puts `value` at the tail of the queue `key`.
+    /// Appends `value` to the queue `key`.
     ///
     /// # Errors
-    /// [`StoreError::Unsupported`] where the store has no queues.
+    /// [`StoreError::Unsupported`] if the store has no queues; otherwise as
+    /// [`set_bytes`](Self::set_bytes).
     fn queue_push_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
         let _ = value;
         Err(no_queues(self, Operation::QueuePush, key))
     }
 
-    /// Takes the head of the queue `key`, waiting for one for at most [`timeout`](Self::timeout).
+    /// Removes and returns the first element of the queue `key`. Waits for one, for at most
+    /// [`timeout`](Self::timeout).
     ///
     /// # Errors
-    /// [`StoreError::Timeout`] when nothing was pushed in time; [`StoreError::QueueEmpty`] when
-    /// another worker took the element first (only against PyTorch's server);
-    /// [`StoreError::Unsupported`] where the store has no queues.
+    /// [`StoreError::Timeout`] if nothing was pushed in time, [`StoreError::QueueEmpty`] if another
+    /// worker took the element first (only on PyTorch's server), [`StoreError::Unsupported`] if the
+    /// store has no queues; otherwise as [`set_bytes`](Self::set_bytes).
     fn queue_pop(&self, key: &str) -> Result<Vec<u8>, StoreError> {
         Err(no_queues(self, Operation::QueuePop, key))
     }
 
-    /// Takes the head of the queue `key` if there is one, without waiting.
+    /// Removes and returns the first element of the queue `key`; `None` if the queue is empty. Does not
+    /// wait for one.
     ///
     /// # Errors
-    /// [`StoreError::Unsupported`] where the store has no queues.
+    /// [`StoreError::Unsupported`] if the store has no queues; otherwise as
+    /// [`set_bytes`](Self::set_bytes).
     fn try_queue_pop(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
         Err(no_queues(self, Operation::QueuePop, key))
     }
 
-    /// The number of elements in the queue `key`; 0 for an unknown one.
+    /// The number of elements in the queue `key`; 0 for a missing one.
     ///
     /// # Errors
-    /// [`StoreError::Unsupported`] where the store has no queues.
+    /// [`StoreError::Unsupported`] if the store has no queues; otherwise as
+    /// [`set_bytes`](Self::set_bytes).
     fn queue_len(&self, key: &str) -> Result<u64, StoreError> {
         Err(no_queues(self, Operation::QueueLen, key))
     }
 
-    /// All keys that have a value, in no particular order. A key that is not UTF-8 comes back with
-    /// replacement characters.
+    /// All keys that have a value, in no particular order. Bytes that are not UTF-8 become replacement
+    /// characters.
     ///
     /// # Errors
     /// As [`set_bytes`](Self::set_bytes).
@@ -256,19 +261,21 @@ pub trait Store: Debug + Send + Sync {
     /// [`timeout`](Self::timeout). See [`barrier_timeout`](Self::barrier_timeout).
     ///
     /// # Errors
-    /// [`StoreError::BarrierTimeout`] when not all arrived in time.
+    /// As [`barrier_timeout`](Self::barrier_timeout).
     fn barrier(&self, key: &str, world_size: usize) -> Result<(), StoreError> {
         self.barrier_timeout(key, world_size, self.timeout())
     }
 
     /// Waits until `world_size` workers have arrived at the barrier `key`, for at most `timeout`.
     ///
-    /// A key serves once: a completed barrier stays open. An arrival that timed out has been
-    /// counted all the same. Workers that go through a [`PrefixStore`](crate::PrefixStore) and
-    /// workers that do not never meet, as in PyTorch.
+    /// A key works once: a completed barrier stays open. An arrival that timed out stays counted.
+    /// Workers that use a [`PrefixStore`](crate::PrefixStore) and workers that use the TCP store itself
+    /// do not meet, as in PyTorch.
     ///
     /// # Errors
-    /// [`StoreError::BarrierTimeout`] when not all arrived in time.
+    /// [`StoreError::BarrierTimeout`] if not all workers arrived in time,
+    /// [`StoreError::InvalidArgument`] for a world size of 0 (not on TCP stores); otherwise as
+    /// [`set_bytes`](Self::set_bytes).
     fn barrier_timeout(
         &self,
         key: &str,
@@ -276,45 +283,44 @@ pub trait Store: Debug + Send + Sync {
         timeout: Option<Duration>,
     ) -> Result<(), StoreError>;
 
-    /// The timeout of operations that have none of their own; `None` waits indefinitely.
+    /// The default timeout, for operations without a timeout argument; `None` waits indefinitely.
     fn timeout(&self) -> Option<Duration>;
 
-    /// Changes the default timeout of later calls, on this handle and on every wrapper around it.
+    /// Sets the default timeout of later calls on this handle and on every wrapper around it.
     fn set_timeout(&self, timeout: Option<Duration>);
 
-    /// A second, independent handle to the same store.
+    /// A second, independent handle to the same store, with the same default timeout.
     ///
     /// # Errors
-    /// When the store cannot be reached, or this handle has been [closed](Self::close).
+    /// [`StoreError::Connect`] or [`StoreError::File`] if the store cannot be reached,
+    /// [`StoreError::Closed`] after [`close`](Self::close).
     fn clone_store(&self) -> Result<Arc<dyn Store>, StoreError>;
 
-    /// Ends this handle: calls of it that are under way in other threads fail at once with
-    /// [`StoreError::Closed`], and so do all later ones. The store itself and other handles of it,
-    /// [clones](Self::clone_store) included, go on. A wrapper closes the handle that it wraps. Does
-    /// not block.
+    /// Closes this handle: its calls in progress in other threads fail at once with
+    /// [`StoreError::Closed`], and so do all later ones. The store and its other handles, including
+    /// [clones](Self::clone_store), continue. A wrapper closes the handle that it wraps. Does not block.
     fn close(&self);
 
-    /// Whether `append`, `multi_get` and `multi_set` are single operations of the store itself.
+    /// Whether the store implements `append`, `multi_get` and `multi_set` as single operations.
     fn has_extended_api(&self) -> bool;
 
-    /// What this store is, for error messages: `TCP store 10.0.0.1:29500`, `hash store`.
+    /// The store's name in error messages: `TCP store 10.0.0.1:29500`, `hash store`.
     fn label(&self) -> String;
 
-    /// What errors call `key`: the key below all the prefixes that wrappers put before it.
+    /// `key` with all prefixes of wrappers, as error messages show it.
     fn full_key(&self, key: &str) -> String {
         key.to_owned()
     }
 
-    /// The store that this one wraps, one layer down; `None` for a store that wraps none. PyTorch's
+    /// The store that this one wraps; `None` if it wraps none. PyTorch's
     /// `PrefixStore.underlying_store`.
     fn underlying_store(&self) -> Option<&dyn Store> {
         None
     }
 }
 
-/// The operations that take values, for callers with any kind of bytes: strings, arrays, vectors. A
-/// method with a type parameter would make the trait unfit for `dyn Store`, so every type has them as
-/// its own.
+/// The operations with values, for any kind of bytes: strings, arrays, vectors. Generic methods would
+/// make the trait unusable as `dyn Store`, so every type has them as inherent methods.
 macro_rules! takes_any_bytes {
     (impl[$($generics:tt)*] $type:ty) => {
         impl<$($generics)*> $type {
@@ -375,8 +381,8 @@ pub(crate) use takes_any_bytes;
 takes_any_bytes!(impl[] dyn Store + '_);
 
 impl dyn Store + '_ {
-    /// The innermost store that wraps no other: this one, or the one below all its prefixes.
-    /// PyTorch's `PrefixStore._underlying_non_prefix_store`.
+    /// The innermost store, which wraps no other. PyTorch's
+    /// `PrefixStore._underlying_non_prefix_store`.
     pub fn innermost_store(&self) -> &dyn Store {
         let mut store = self;
         while let Some(underlying) = store.underlying_store() {
@@ -392,9 +398,9 @@ fn no_queues<S: Store + ?Sized>(store: &S, operation: Operation, key: &str) -> S
     }
 }
 
-/// PyTorch's generic barrier, for stores without one of their own
-/// (`Store::barrier`): other keys than the TCP server's command, and
-/// "arrived last" is an equality, so a world size of 0 never completes there. Here it is refused.
+/// PyTorch's generic barrier (`Store::barrier`), for stores without a barrier command. It uses other
+/// keys than the TCP server's command. In PyTorch a world size of 0 never completes, since the last
+/// arrival is recognized by equality; here it is refused.
 pub(crate) fn generic_barrier<S: Store + ?Sized>(
     store: &S,
     key: &str,

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-/// From this length on a value is shared with the connections that are sending it instead of being
-/// copied for each. Below it, one copy costs less than the bookkeeping and the second slice of a
-/// vectored write.
+/// Values of at least this many bytes are shared with the connections that send them instead of being
+/// copied for each. A copy of a shorter value costs less than the bookkeeping and the second slice of
+/// a vectored write.
 pub(crate) const SHARED_VALUE_BYTES_MIN: usize = 16 << 10;
 
 /// The bytes of one value or queue element.
@@ -12,7 +12,7 @@ pub(crate) const SHARED_VALUE_BYTES_MIN: usize = 16 << 10;
 pub(crate) struct Value(Repr);
 
 impl std::fmt::Debug for Value {
-    /// Lengths instead of bytes: they can be long and secret.
+    /// Lengths only: the bytes can be long and secret.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Value")
             .field("bytes", &self.as_bytes().len())
@@ -23,9 +23,8 @@ impl std::fmt::Debug for Value {
 #[derive(Clone)]
 enum Repr {
     Short(Vec<u8>),
-    /// The value is `bytes[start..]`: a long value keeps the buffer that it was received into,
-    /// command and key in front of it included, as copying megabytes to shed a few bytes is a bad
-    /// trade.
+    /// The value is `bytes[start..]`: a long value keeps its receive buffer, including the command and
+    /// key in front of it, since copying megabytes to save a few bytes is not worth it.
     Long {
         bytes: Arc<Vec<u8>>,
         start: usize,
@@ -33,7 +32,7 @@ enum Repr {
 }
 
 impl Value {
-    /// Takes over a received buffer whose tail, from `start` on, is the value.
+    /// Takes a receive buffer whose tail from `start` is the value.
     pub(crate) fn from_tail(mut bytes: Vec<u8>, start: usize) -> Self {
         if bytes.len() - start < SHARED_VALUE_BYTES_MIN {
             bytes.drain(..start);
@@ -45,7 +44,6 @@ impl Value {
         })
     }
 
-    /// The bytes.
     pub(crate) fn as_bytes(&self) -> &[u8] {
         match &self.0 {
             Repr::Short(bytes) => bytes,
@@ -53,7 +51,7 @@ impl Value {
         }
     }
 
-    /// The allocation and the offset of a value that is worth sharing; `None` for a short one.
+    /// The allocation and offset of a long value; `None` for a short one.
     pub(crate) fn shared(&self) -> Option<(&Arc<Vec<u8>>, usize)> {
         match &self.0 {
             Repr::Short(_) => None,
@@ -61,8 +59,7 @@ impl Value {
         }
     }
 
-    /// Replaces the content, reusing the allocation of a short value unless most of it would be
-    /// waste.
+    /// Replaces the content. Reuses the allocation of a short value unless most of it would be unused.
     pub(crate) fn assign(&mut self, new: &[u8]) {
         match &mut self.0 {
             Repr::Short(bytes)
@@ -75,8 +72,8 @@ impl Value {
         }
     }
 
-    /// Appends in amortized linear time, unless the value is being sent at this moment: then the
-    /// sender keeps the old bytes and this value gets a copy.
+    /// Appends in amortized linear time, unless the value is being sent: then the sender keeps the old
+    /// bytes, and this value becomes a copy.
     pub(crate) fn append(&mut self, more: &[u8]) {
         match &mut self.0 {
             Repr::Short(bytes) => {
@@ -89,7 +86,7 @@ impl Value {
         }
     }
 
-    /// The buffer of a value that is to be a short one, for writing a number in place.
+    /// Makes this a short value and returns its buffer, for writing a number in place.
     pub(crate) fn make_short(&mut self) -> &mut Vec<u8> {
         if matches!(self.0, Repr::Long { .. }) {
             self.0 = Repr::Short(Vec::new());
@@ -120,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_long_value_is_its_buffers_tail_and_is_not_copied() {
+    fn a_long_value_keeps_its_receive_buffer() {
         let buffer = vec![9; SHARED_VALUE_BYTES_MIN + 5];
         let address = buffer.as_ptr();
         let value = Value::from_tail(buffer, 5);
@@ -130,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn appending_while_the_value_is_being_sent_leaves_the_sent_bytes_alone() {
+    fn appending_does_not_change_bytes_being_sent() {
         let mut value = Value::from(&[1; SHARED_VALUE_BYTES_MIN][..]);
         let in_flight = Arc::clone(value.shared().expect("it is long").0);
         value.append(b"more");
@@ -139,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn values_move_between_short_and_long_as_they_change() {
+    fn a_changed_value_becomes_short_or_long() {
         let mut value = Value::from(&b"short"[..]);
         assert!(value.shared().is_none());
         value.append(&[2; SHARED_VALUE_BYTES_MIN]);

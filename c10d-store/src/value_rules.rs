@@ -1,12 +1,11 @@
-//! What `add` and `compare_set` make of the value that is there: the rules that the in-process
-//! store and the file store have in common. Pure.
+//! The rules of `add` and `compare_set` that HashStore and FileStore share. Pure.
 
 use crate::decimal::parse_decimal;
 
-/// The sum that `add` leaves behind, or `None` when the present value is not a number.
+/// The sum of `add`, or `None` if the current value is not a number. Overflow wraps.
 ///
-/// A missing and an empty value count as 0. (The TCP server refuses an empty one, as PyTorch's
-/// does; PyTorch's local stores take it.) Overflow wraps.
+/// A missing or empty value counts as 0, as in PyTorch's local stores. (The TCP server refuses an
+/// empty value, as PyTorch's does.)
 pub(crate) fn sum(present: Option<&[u8]>, delta: i64) -> Option<i64> {
     let present = match present {
         None | Some([]) => 0,
@@ -15,14 +14,14 @@ pub(crate) fn sum(present: Option<&[u8]>, delta: i64) -> Option<i64> {
     Some(present.wrapping_add(delta))
 }
 
-/// Whether `compare_set` writes: the present value is the expected one, or there is none and an
-/// empty one is expected. (An empty expectation does match an empty value, and no other.)
+/// Whether `compare_set` writes: the current value equals the expected one. A missing value equals an
+/// empty one.
 pub(crate) fn is_expected(present: Option<&[u8]>, expected: &[u8]) -> bool {
     present.unwrap_or_default() == expected
 }
 
-/// What `compare_set` answers when it did not write: the present value; for a missing key the
-/// expected one, by which PyTorch's callers cannot tell.
+/// The result of a `compare_set` that did not write: the current value, or for a missing key the
+/// expected one, as in PyTorch.
 pub(crate) fn refusal<'a>(present: Option<&'a [u8]>, expected: &'a [u8]) -> &'a [u8] {
     present.unwrap_or(expected)
 }
@@ -32,7 +31,7 @@ pub(crate) fn shorten(value: &[u8]) -> String {
     shorten_head(value, value.len())
 }
 
-/// A value of `length` bytes, of which the first ones are known, as an error message shows it.
+/// A value of `length` bytes that starts with `head`, as an error message shows it.
 pub(crate) fn shorten_head(head: &[u8], length: usize) -> String {
     const BYTES_SHOWN_MAX: usize = 40;
     let shown = &head[..head.len().min(BYTES_SHOWN_MAX)];
@@ -48,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sum_starts_from_nothing_or_a_number() {
+    fn add_accepts_missing_and_empty_values_and_numbers() {
         assert_eq!(sum(None, 5), Some(5));
         assert_eq!(sum(Some(b""), 5), Some(5));
         assert_eq!(sum(Some(b" 12abc"), 1), Some(13));

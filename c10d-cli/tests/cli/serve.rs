@@ -129,16 +129,16 @@ fn each_rejected_request_is_logged_with_the_peers_address() {
         ),
         (
             b"GET / HTTP/1.1\r\n\r\n".to_vec(),
-            "first byte 0x47 where VALIDATE (0x00) belongs",
+            "first byte is 0x47, expected VALIDATE (0x00)",
         ),
-        (vec![0, 1, 2, 3, 4], "wrong validation word 0x04030201"),
+        (vec![0, 1, 2, 3, 4], "wrong magic number 0x04030201"),
         ([hello, hello].concat(), "second VALIDATE"),
         ([&hello[..], &[19]].concat(), "unknown command 0x13"),
         (
             [&hello[..], &set(1), b"x", &[4], &word(1), b"k", &word(1)].concat(),
             "not a decimal number",
         ),
-        (vec![], "no hello within 200ms"),
+        (vec![], "no handshake within 200ms"),
     ];
     let mut expected = Vec::new();
     for (bytes, reason) in cases {
@@ -170,7 +170,9 @@ fn a_connection_beyond_the_limit_is_logged_with_its_address() {
     server.running.signal(Signal::TERM);
     let log = server.end().stderr;
     assert!(
-        log.contains(&format!("refused {address}: 1 connections are the limit")),
+        log.contains(&format!(
+            "refused {address}: the limit of 1 connections is reached"
+        )),
         "{log}"
     );
 }

@@ -1,5 +1,5 @@
-//! `add`, also on a value that is not a number: an answer where the server has TRY_ADD. Other servers
-//! close the connection, so there it is made anew, and the value is looked at.
+//! `add`, including values that are not a number. A server with TRY_ADD reports them. Other servers
+//! close the connection, so the client reconnects and reads the value.
 
 use std::time::Instant;
 
@@ -13,10 +13,10 @@ use crate::error::StoreError;
 use crate::value_rules::{shorten, shorten_head};
 use crate::wire::{ADDED, CHECK_READY, NOT_A_NUMBER, Opcode, RequestBuf};
 
-/// What TRY_ADD answers.
+/// The reply of TRY_ADD.
 enum Answer {
     Sum(i64),
-    /// The value is not a number; how it starts, as an error shows it.
+    /// The value is not a number; its start, as an error shows it.
     NotANumber(String),
 }
 
@@ -40,7 +40,7 @@ impl Call<'_> {
         }
     }
 
-    /// The ADD of PyTorch's servers, which close the connection when the value is not a number.
+    /// ADD on PyTorch's servers, which close the connection if the value is not a number.
     fn plain_add(&self, mut lease: Lease<'_>, key: &str, delta: i64) -> Result<i64, StoreError> {
         let timeout = self.answer_timeout();
         let deadline = self.deadline(timeout);
@@ -55,7 +55,7 @@ impl Call<'_> {
             Err(failure) => failure,
         };
         if matches!(&failure, Failure::Lost(error) if is_closed_by_peer(error)) {
-            // From now: the request may have used up the call's own time.
+            // From now: the request may have used up the call's timeout.
             let grace = Deadline::after(Instant::now(), ANSWER_TIMEOUT_MIN).at_least(deadline);
             if let Some(value) = value_on_new_connection(&mut lease, key, grace)
                 && parse_decimal(&value).is_none()
@@ -74,8 +74,8 @@ impl Call<'_> {
     }
 }
 
-/// The value of `key`, asked for on a new connection of the same lane. `None` also when the server does
-/// not answer or has no value: then it may be another one, which came up at the same address.
+/// Reads the value of `key` on a new connection of the same lane. `None` if the server does not answer
+/// or has no value: it may be a new server at the same address.
 fn value_on_new_connection(
     lease: &mut Lease<'_>,
     key: &str,
@@ -107,12 +107,12 @@ fn read_answer(connection: &mut Connection, deadline: Deadline) -> Result<Answer
         NOT_A_NUMBER => {
             let length = connection.read_i64(deadline)?;
             let head = connection.read_blob(deadline)?;
-            // A length beyond i64 is no server's, and only shown.
+            // No server sends a length beyond i64; it is only shown.
             let length = usize::try_from(length).unwrap_or(head.len());
             Ok(Answer::NotANumber(shorten_head(&head, length)))
         }
         other => Err(Failure::Protocol(format!(
-            "TRY_ADD was answered by 0x{other:02x}"
+            "the reply to TRY_ADD was 0x{other:02x}"
         ))),
     }
 }

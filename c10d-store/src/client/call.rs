@@ -1,4 +1,4 @@
-//! One call of a store: its time, its connection, and the error it ends with.
+//! One call of a store: its deadline, its connection and its errors.
 
 use std::time::{Duration, Instant};
 
@@ -12,10 +12,10 @@ use crate::decimal::parse_decimal;
 use crate::error::{ErrorContext, Operation, StoreError};
 use crate::wire::{CHECK_NOT_READY, CHECK_READY, Opcode, RequestBuf, STOP_WAITING, WAIT_CANCELED};
 
-/// What an operation gets that the server answers at once, even if the timeout is shorter.
+/// The least time for a request that the server answers at once, even if the timeout is shorter.
 pub(super) const ANSWER_TIMEOUT_MIN: Duration = Duration::from_millis(250);
 
-/// After a timeout so long is spent at most on finding out what was missing, and for so many keys.
+/// After a timeout, the most time spent on finding the missing keys, and the most keys checked.
 const DIAGNOSIS_TIMEOUT: Duration = Duration::from_millis(100);
 const DIAGNOSED_KEYS_MAX: usize = 1024;
 
@@ -25,7 +25,7 @@ pub(super) fn at_least_an_answer(timeout: Option<Duration>) -> Option<Duration> 
 }
 
 impl Transport {
-    /// A call about some keys and values, the limits checked.
+    /// Starts a call with these keys and values, after checking the limits.
     pub(super) fn call<'c>(
         &'c self,
         operation: Operation,
@@ -38,7 +38,7 @@ impl Transport {
     }
 }
 
-/// One call: what it is about and since when it goes on.
+/// One call: its operation, keys and start time.
 #[derive(Debug)]
 pub(super) struct Call<'c> {
     transport: &'c Transport,
@@ -74,18 +74,18 @@ impl<'c> Call<'c> {
         self.transport.timeout()
     }
 
-    /// The limit of what the server answers at once.
+    /// The time limit for a request that the server answers at once.
     pub(super) fn answer_timeout(&self) -> Option<Duration> {
         at_least_an_answer(self.transport.timeout())
     }
 
-    /// A connection for this call, to be had within `timeout`, or a moment if that is shorter.
+    /// A connection for this call. Waits for at most `timeout`, or [`ANSWER_TIMEOUT_MIN`] if longer.
     pub(super) fn lease(&self, timeout: Option<Duration>) -> Result<Lease<'c>, StoreError> {
         let timeout = at_least_an_answer(timeout);
         self.lease_by(self.deadline(timeout), timeout)
     }
 
-    /// A connection for this call, to be had by `deadline`; errors tell of `timeout`.
+    /// A connection for this call, until `deadline`; errors show `timeout`.
     pub(super) fn lease_by(
         &self,
         deadline: Deadline,
@@ -95,7 +95,7 @@ impl<'c> Call<'c> {
         lease.map_err(|error| self.explain(error, timeout))
     }
 
-    /// Sleeps until the deadline, unless the store is closed before, or turns out to be lost.
+    /// Sleeps until the deadline. Fails early if the store is closed or its connection is lost.
     pub(super) fn sleep_until(
         &self,
         deadline: Deadline,
@@ -105,7 +105,7 @@ impl<'c> Call<'c> {
         slept.map_err(|error| self.explain(error, timeout))
     }
 
-    /// Sends a request that the server does not answer.
+    /// Sends a request that has no reply.
     pub(super) fn tell<'v>(
         &self,
         build: impl FnOnce(&mut RequestBuf<'v>),
@@ -128,7 +128,7 @@ impl<'c> Call<'c> {
             .map_err(|error| self.explain(error, timeout))
     }
 
-    /// Sends a request that the server answers at once, and reads the answer.
+    /// Sends a request that the server answers at once, and reads the reply.
     pub(super) fn ask<'v, T>(
         &self,
         build: impl FnOnce(&mut RequestBuf<'v>),
@@ -144,13 +144,13 @@ impl<'c> Call<'c> {
         read: impl FnOnce(&mut Connection, Deadline) -> Result<T, Failure>,
     ) -> Result<T, StoreError> {
         let timeout = self.answer_timeout();
-        // From now: a wait before it on the same lease has used up the call's own time.
+        // From now: an earlier wait on the same lease may have used up the call's timeout.
         let deadline =
             Deadline::after(Instant::now(), ANSWER_TIMEOUT_MIN).at_least(self.deadline(timeout));
         self.ask_by(lease, deadline, timeout, build, read)
     }
 
-    /// As [`ask_on`](Self::ask_on), by a deadline of its own; errors tell of `timeout`.
+    /// As [`ask_on`](Self::ask_on) with another deadline; errors show `timeout`.
     pub(super) fn ask_by<'v, T>(
         &self,
         lease: &mut Lease<'_>,
@@ -164,7 +164,7 @@ impl<'c> Call<'c> {
             .map_err(|error| self.explain(error, timeout))
     }
 
-    /// Sends a request that the server answers when it is time, and waits for that.
+    /// Sends a request that the server answers later, and waits for the reply.
     pub(super) fn wait_on<'v>(
         &self,
         lease: &mut Lease<'_>,
@@ -175,7 +175,7 @@ impl<'c> Call<'c> {
         self.wait_by(lease, self.deadline(timeout), timeout, follows, build)
     }
 
-    /// As [`wait_on`](Self::wait_on), by a deadline of its own; errors tell of `timeout`.
+    /// As [`wait_on`](Self::wait_on) with another deadline; errors show `timeout`.
     pub(super) fn wait_by<'v>(
         &self,
         lease: &mut Lease<'_>,
@@ -191,9 +191,9 @@ impl<'c> Call<'c> {
             .map_err(|error| self.explain(error, timeout))
     }
 
-    /// The values of the call's keys, as soon as all are there: one round trip where the server
-    /// knows how, else two.
-    pub(super) fn get_when_there(
+    /// The values of the call's keys as soon as all exist: one round trip if the server has WAIT_GET,
+    /// otherwise two.
+    pub(super) fn get_when_present(
         &self,
         timeout: Option<Duration>,
     ) -> Result<Vec<Vec<u8>>, StoreError> {
@@ -228,8 +228,8 @@ impl<'c> Call<'c> {
         )
     }
 
-    /// The value of `key` if there is one, where the server has WAIT_GET: a wait and its cancel in
-    /// one write. The server carries them out in order, so the wait ends at once either way.
+    /// The value of `key`, if it exists, from a server with WAIT_GET: a wait and its cancel in one
+    /// write. The server handles them in order, so the wait ends at once.
     pub(super) fn try_get_on(
         &self,
         lease: &mut Lease<'_>,
@@ -243,7 +243,7 @@ impl<'c> Call<'c> {
             },
             |connection, deadline| {
                 let mut value = None;
-                // Another worker's write can come between the two.
+                // Another worker's write can arrive between the two.
                 loop {
                     match connection.read_u8(deadline)? {
                         STOP_WAITING if value.is_none() => {
@@ -251,7 +251,7 @@ impl<'c> Call<'c> {
                         }
                         WAIT_CANCELED => return Ok(value),
                         other => {
-                            let detail = format!("a wait was answered by 0x{other:02x}");
+                            let detail = format!("the reply to a wait was 0x{other:02x}");
                             return Err(Failure::Protocol(detail));
                         }
                     }
@@ -260,7 +260,7 @@ impl<'c> Call<'c> {
         )
     }
 
-    /// Whether the call's keys are all there.
+    /// Whether all keys of the call exist.
     pub(super) fn check_on(&self, lease: &mut Lease<'_>) -> Result<bool, StoreError> {
         let answer = self.ask_on(
             lease,
@@ -272,7 +272,7 @@ impl<'c> Call<'c> {
         match answer {
             CHECK_READY => Ok(true),
             CHECK_NOT_READY => Ok(false),
-            other => Err(self.protocol_error(format!("CHECK was answered by 0x{other:02x}"))),
+            other => Err(self.protocol_error(format!("the reply to CHECK was 0x{other:02x}"))),
         }
     }
 
@@ -298,7 +298,7 @@ impl<'c> Call<'c> {
         u64::try_from(count).map_err(|_| self.protocol_error(format!("a count of {count}")))
     }
 
-    /// A timeout that names the keys which are still missing, if the server says so at once.
+    /// A timeout error that names the missing keys, if the server reports them at once.
     pub(super) fn timed_out(&self, lease: Lease<'_>, timeout: Option<Duration>) -> StoreError {
         let mut context = self.context();
         if let Some(missing) = self.missing_keys(lease) {
@@ -307,7 +307,7 @@ impl<'c> Call<'c> {
         StoreError::timeout(context, timeout)
     }
 
-    /// Which of several keys are missing, found out on the side after a timeout.
+    /// Which of several keys are missing, asked after a timeout.
     fn missing_keys(&self, lease: Lease<'_>) -> Option<Vec<&'c str>> {
         if !(2..=DIAGNOSED_KEYS_MAX).contains(&self.keys.len()) {
             return None;
@@ -331,11 +331,11 @@ impl<'c> Call<'c> {
             .filter(|(_, answer)| *answer != CHECK_READY)
             .map(|(key, _)| *key)
             .collect();
-        // All there by now: then the list as a whole says more than an empty one.
+        // All exist by now: the whole list is more useful than an empty one.
         (!missing.is_empty()).then_some(missing)
     }
 
-    /// How far a barrier got, found out on the side after a timeout.
+    /// The number of arrivals at a barrier, asked after a timeout.
     pub(super) fn arrived_at_barrier(&self, lease: Lease<'_>, key: &str) -> Option<i64> {
         let count = self.diagnose(
             lease,
@@ -347,7 +347,7 @@ impl<'c> Call<'c> {
         parse_decimal(&count)
     }
 
-    /// Asks something that only makes an error clearer, and only for a moment.
+    /// Asks for details of an error, for at most [`DIAGNOSIS_TIMEOUT`].
     fn diagnose<T>(
         &self,
         mut lease: Lease<'_>,
@@ -374,7 +374,7 @@ impl<'c> Call<'c> {
         explain(error, self.context(), timeout)
     }
 
-    /// Refuses what the server would close the connection for.
+    /// Refuses requests for which the server would close the connection.
     fn check_limits(&self, values: &[&[u8]]) -> Result<(), StoreError> {
         let limits = self.transport.limits;
         let too_long = |what, actual, limit| StoreError::LimitExceeded {
@@ -384,7 +384,7 @@ impl<'c> Call<'c> {
             limit,
         };
         for key in self.keys {
-            // The `/` counts.
+            // The limit includes the `/`.
             let limit = limits.key_bytes_max().saturating_sub(1);
             if key.len() > limit {
                 return Err(too_long("key bytes", key.len(), limit));
@@ -394,7 +394,7 @@ impl<'c> Call<'c> {
         if self.keys.len() > limit {
             return Err(too_long("keys in one request", self.keys.len(), limit));
         }
-        // Two words for a count, or what else stands beside keys and values.
+        // Two words for a count or other arguments.
         let length_words = 8 * (2 + self.keys.len() + values.len());
         let of_keys: usize = self.keys.iter().map(|key| key.len() + 1).sum();
         let of_values: usize = values.iter().map(|value| value.len()).sum();

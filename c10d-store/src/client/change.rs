@@ -1,5 +1,5 @@
-//! Waiting until a value differs from what is known: by WAIT_CHANGE where the server has it, else by
-//! looking now and then.
+//! Waits until a value differs from the known one: with WAIT_CHANGE if the server has it, otherwise by
+//! polling.
 
 use std::time::{Duration, Instant};
 
@@ -12,13 +12,12 @@ use crate::error::StoreError;
 use crate::known::Known;
 use crate::wire::Opcode;
 
-/// How often a value is looked at where the server cannot tell that it has changed: as often as
-/// PyTorch's rendezvous looks (`dynamic_rendezvous.py`), so that a node costs such a server no more
-/// than one of PyTorch's.
-const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// The polling interval on servers without WAIT_CHANGE: that of PyTorch's rendezvous
+/// (`dynamic_rendezvous.py`), so that a node causes no more load than a PyTorch node.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 impl<'c> Call<'c> {
-    /// The value of `key`, as soon as there is one that differs from what is known.
+    /// The value of `key`, as soon as it differs from `known`.
     pub(super) fn wait_for_change(
         &self,
         key: &str,
@@ -29,7 +28,7 @@ impl<'c> Call<'c> {
         if lease.has_wait_change() {
             self.wait_change_on(lease, key, known, timeout)
         } else {
-            self.look_until_changed(lease, key, known, timeout)
+            self.poll_until_changed(lease, key, known, timeout)
         }
     }
 
@@ -53,7 +52,7 @@ impl<'c> Call<'c> {
         }
     }
 
-    fn look_until_changed(
+    fn poll_until_changed(
         &self,
         mut lease: Lease<'c>,
         key: &str,
@@ -63,8 +62,8 @@ impl<'c> Call<'c> {
         let deadline = self.deadline(timeout);
         loop {
             let now = Instant::now();
-            let next_look = Deadline::after(now, LOOK_INTERVAL).min(deadline);
-            if let Some(value) = self.look_on(&mut lease, key, next_look, timeout)?
+            let next_poll = Deadline::after(now, POLL_INTERVAL).min(deadline);
+            if let Some(value) = self.read_on(&mut lease, key, next_poll, timeout)?
                 && known.differs_from(&value)
             {
                 return Ok(value);
@@ -72,15 +71,15 @@ impl<'c> Call<'c> {
             if deadline.has_passed(now) {
                 return Err(self.timed_out(lease, timeout));
             }
-            // Others may have the connection meanwhile.
+            // Other calls may use the connection meanwhile.
             drop(lease);
-            self.sleep_until(next_look, timeout)?;
+            self.sleep_until(next_poll, timeout)?;
             lease = self.lease_again(timeout)?;
         }
     }
 
-    /// A connection for the next look. Others may keep all of them for longer than one answer may take,
-    /// which is no reason to give up early.
+    /// A connection for the next poll. Keeps waiting while other calls use all connections for longer
+    /// than the time limit for one reply.
     fn lease_again(&self, timeout: Option<Duration>) -> Result<Lease<'c>, StoreError> {
         let deadline = self.deadline(timeout);
         loop {
@@ -91,9 +90,9 @@ impl<'c> Call<'c> {
         }
     }
 
-    /// The value of `key`, which is waited for until the deadline if it is missing: a server that wakes
-    /// for it makes that look an early one. (PyTorch's older one does not wake for every write.)
-    fn look_on(
+    /// Reads the value of `key`. Waits for a missing key until the deadline, so that it is noticed before
+    /// the next poll. (PyTorch's older server does not wake waits on every write.)
+    fn read_on(
         &self,
         lease: &mut Lease<'_>,
         key: &str,
@@ -117,8 +116,8 @@ impl<'c> Call<'c> {
         )
     }
 
-    /// Until when what is asked now has to be answered: a call that lasts for hours must notice a server
-    /// that hangs, and a short one must not wait for it for longer than its own time and a moment.
+    /// The deadline of a request sent now: a call that lasts for hours must notice a server that hangs,
+    /// and a short call must not wait much longer than its timeout.
     fn answer_deadline(&self, timeout: Option<Duration>) -> Deadline {
         let now = Instant::now();
         let moment = Deadline::after(now, ANSWER_TIMEOUT_MIN);

@@ -1,6 +1,6 @@
-//! One connection of a client: requests out, answers in, and what is still owed.
+//! One connection of a client: sends requests, reads replies, and tracks replies still due.
 //!
-//! Used by one call at a time. Does not know what a request means, nor which store it belongs to.
+//! Used by one call at a time. Knows neither the meaning of a request nor the store.
 
 use std::fmt;
 use std::io::{self, IoSlice};
@@ -16,44 +16,43 @@ use crate::wire::{
     WAIT_CANCELED, read_i64, read_u32, read_u64,
 };
 
-/// Bytes received ahead. Short replies then cost one receive; long ones bypass the buffer.
+/// The size of the read buffer. Short replies then cost one receive; long ones bypass the buffer.
 const READ_AHEAD_BYTES: usize = 4096;
 
-/// After its deadline a wait is cancelled, and the server's answer to that is waited for so long.
-/// When it does not come the call returns all the same, and the next call on the connection takes
-/// the answer in.
+/// After its deadline a wait is cancelled; this is the time limit for the reply to the cancel. Without
+/// a reply the call returns, and the next call on the connection reads the reply.
 const CANCEL_GRACE: Duration = Duration::from_millis(100);
 
-/// Once an answer has begun to arrive, its rest gets at least so long.
+/// The least time for the rest of a reply that has begun to arrive.
 const REST_GRACE: Duration = Duration::from_secs(1);
 
-/// How to begin a connection.
+/// The handshake of a new connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Hello {
     /// With a PING that asks for the server's capabilities.
     Ping,
-    /// Without one: PyTorch's servers up to 2.4 close on it.
+    /// Without a PING: PyTorch's servers up to 2.4 close the connection on it.
     Plain,
 }
 
-/// How an exchange failed.
+/// Why an exchange failed.
 #[derive(Debug)]
 pub(super) enum Failure {
-    /// The request cannot have been carried out, as not all of it was sent.
+    /// The request was not sent completely, so it cannot have been carried out.
     NotSent(io::Error),
     /// The connection broke after the request was sent.
     Lost(io::Error),
-    /// No answer by the deadline.
+    /// No reply by the deadline.
     NoReply,
-    /// The answer makes no sense.
+    /// The reply violates the protocol.
     Protocol(String),
 }
 
-/// What comes with the answer to a wait.
+/// What follows the reply to a wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Follows {
     Nothing,
-    /// So many values.
+    /// This number of values.
     Values(usize),
 }
 
@@ -61,15 +60,15 @@ pub(super) enum Follows {
 #[derive(PartialEq, Eq)]
 #[cfg_attr(test, derive(Debug))]
 pub(super) enum Waited {
-    /// With the values that follow the answer, if any.
+    /// The values that follow the reply, if any.
     Done(Vec<Vec<u8>>),
     TimedOut,
 }
 
-/// A wait whose answer has not been read.
+/// A wait whose reply has not been read.
 #[derive(Debug, Clone, Copy)]
 struct Pending {
-    /// The answer to a mark comes first.
+    /// The reply to a mark comes first.
     mark_due: bool,
     cancelled: bool,
     follows: Follows,
@@ -82,17 +81,17 @@ pub(super) struct Connection {
     start: usize,
     end: usize,
     capabilities: u32,
-    /// Something that the server does not answer was sent since its last answer.
+    /// A request without a reply was sent since the server's last reply.
     unacknowledged: bool,
     pending: Option<Pending>,
     reply_bytes_max: usize,
-    /// Memory of the last request, for the next.
+    /// The allocation of the last request, for reuse.
     request_memory: Vec<u8>,
 }
 
 impl Connection {
-    /// Says hello on a new connection.
-    pub(super) fn greet(
+    /// Runs the handshake on a new connection.
+    pub(super) fn open(
         stream: Stream,
         hello: Hello,
         reply_bytes_max: usize,
@@ -117,7 +116,7 @@ impl Connection {
                 let answer = connection.read_u32(deadline)?;
                 if answer & !CAPABILITY_MASK != CAPABILITY_NONCE {
                     return Err(Failure::Protocol(format!(
-                        "the peer does not speak the TCPStore protocol: it answered PING by \
+                        "the peer does not speak the TCPStore protocol: its reply to PING was \
                          0x{answer:08x} instead of 0x{CAPABILITY_NONCE:08x}"
                     )));
                 }
@@ -135,7 +134,7 @@ impl Connection {
     /// The address of the server.
     ///
     /// # Errors
-    /// When the connection has already failed.
+    /// If the connection has already failed.
     pub(super) fn peer_addr(&self) -> io::Result<SocketAddr> {
         self.stream.peer_addr()
     }
@@ -160,24 +159,23 @@ impl Connection {
         self.capabilities & CAPABILITY_COMPARE_EXCHANGE != 0
     }
 
-    /// Whether everything sent has been acknowledged by an answer.
+    /// Whether a reply has acknowledged everything sent.
     pub(super) const fn is_acknowledged(&self) -> bool {
         !self.unacknowledged
     }
 
-    /// Whether the answers to everything asked have been read, so that something else can be asked
-    /// at once.
+    /// Whether all replies have been read, so that another request can be sent.
     pub(super) const fn is_in_step(&self) -> bool {
         self.pending.is_none()
     }
 
-    /// A request in memory of earlier ones.
+    /// A request that reuses the allocation of earlier ones.
     pub(super) fn new_request<'v>(&mut self) -> RequestBuf<'v> {
         RequestBuf::reusing(std::mem::take(&mut self.request_memory))
     }
 
-    /// Takes in the answer to a cancelled wait that an earlier call left behind. To be called
-    /// before anything else is sent.
+    /// Reads the reply to a cancelled wait of an earlier call. Must be called before anything else is
+    /// sent.
     pub(super) fn settle(&mut self, deadline: Deadline) -> Result<(), Failure> {
         if self.pending.is_some() && self.advance(deadline, &mut || {})?.is_none() {
             return Err(Failure::NoReply);
@@ -185,7 +183,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Sends a request that the server does not answer.
+    /// Sends a request that has no reply.
     pub(super) fn tell(
         &mut self,
         request: RequestBuf<'_>,
@@ -198,7 +196,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Has everything sent so far acknowledged.
+    /// Waits until the server has acknowledged everything sent so far.
     pub(super) fn acknowledge(&mut self, deadline: Deadline) -> Result<(), Failure> {
         if self.unacknowledged {
             let mark = |request: &mut RequestBuf<'_>| {
@@ -209,8 +207,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Sends a request that the server answers at once, and reads the answer, which acknowledges
-    /// whatever was sent before.
+    /// Sends a request that the server answers at once, and reads the reply, which acknowledges
+    /// everything sent before.
     pub(super) fn ask<'v, T>(
         &mut self,
         build: impl FnOnce(&mut RequestBuf<'v>),
@@ -226,10 +224,9 @@ impl Connection {
         Ok(answer)
     }
 
-    /// Sends a request that the server answers when it is time, and waits for the answer until the
-    /// deadline; then cancels it, which leaves the connection in step. An answer that crosses the
-    /// cancel counts as an answer. `acknowledged` is called once everything sent earlier is known to
-    /// have been carried out.
+    /// Sends a request that the server answers later, and waits for the reply until the deadline; then
+    /// cancels it, which keeps the connection usable. A reply that crosses the cancel counts. Calls
+    /// `acknowledged` once everything sent earlier has been acknowledged.
     pub(super) fn wait<'v>(
         &mut self,
         build: impl FnOnce(&mut RequestBuf<'v>),
@@ -264,8 +261,8 @@ impl Connection {
         Ok(waited.unwrap_or(Waited::TimedOut))
     }
 
-    /// Reads on in the answer to the pending wait. `None` when it is not there by the deadline;
-    /// nothing is lost then.
+    /// Continues to read the reply to the pending wait. `None` if it does not arrive by the deadline; a
+    /// later call continues.
     fn advance(
         &mut self,
         deadline: Deadline,
@@ -296,7 +293,7 @@ impl Connection {
             Err(Failure::NoReply) => return Ok(None),
             Err(failure) => return Err(failure),
         };
-        // From here on the answer is being consumed, so a failure ends the connection.
+        // From here on the reply is being consumed, so a failure ends the connection.
         self.unacknowledged = false;
         let waited = match status {
             STOP_WAITING => {
@@ -306,7 +303,7 @@ impl Connection {
             WAIT_CANCELED if cancelled => Waited::TimedOut,
             other => {
                 return Err(Failure::Protocol(format!(
-                    "a wait was answered by 0x{other:02x}"
+                    "the reply to a wait was 0x{other:02x}"
                 )));
             }
         };
@@ -329,19 +326,19 @@ impl Connection {
             let answer = self.read_u8(deadline)?;
             if answer != WAIT_CANCELED {
                 return Err(Failure::Protocol(format!(
-                    "CANCEL_WAIT was answered by 0x{answer:02x}"
+                    "the reply to CANCEL_WAIT was 0x{answer:02x}"
                 )));
             }
         }
         Ok(values)
     }
 
-    /// The answer to a mark.
+    /// Reads the reply to a mark.
     pub(super) fn read_mark(&mut self, deadline: Deadline) -> Result<(), Failure> {
         match self.read_u8(deadline)? {
             CHECK_READY => Ok(()),
             other => Err(Failure::Protocol(format!(
-                "a CHECK of no keys was answered by 0x{other:02x}"
+                "the reply to a CHECK of no keys was 0x{other:02x}"
             ))),
         }
     }
@@ -356,45 +353,45 @@ impl Connection {
         result.map_err(Failure::NotSent)
     }
 
-    /// Whether the server has closed the connection, found out without waiting. Without this, a
-    /// write that nobody answers would succeed into a dead connection.
+    /// Fails if the server has closed the connection; does not wait. Without this check, a write without
+    /// a reply would succeed on a dead connection.
     fn check_alive(&mut self) -> Result<(), Failure> {
         if self.start < self.end {
-            return Err(Failure::Protocol("bytes that nobody asked for".to_owned()));
+            return Err(Failure::Protocol("bytes without a request".to_owned()));
         }
         let now = Deadline::at(Instant::now());
         match self.stream.read_by(&mut self.ahead[..1], now) {
             Err(error) if error.kind() == io::ErrorKind::TimedOut => Ok(()),
             Err(error) => Err(Failure::NotSent(error)),
             Ok(0) => Err(Failure::NotSent(closed_by_server())),
-            Ok(_) => Err(Failure::Protocol("bytes that nobody asked for".to_owned())),
+            Ok(_) => Err(Failure::Protocol("bytes without a request".to_owned())),
         }
     }
 
-    /// One byte of an answer.
+    /// Reads one byte.
     pub(super) fn read_u8(&mut self, deadline: Deadline) -> Result<u8, Failure> {
         let [byte] = self.read_array::<1>(deadline)?;
         Ok(byte)
     }
 
-    /// A nonce of an answer.
+    /// Reads a nonce.
     pub(super) fn read_u32(&mut self, deadline: Deadline) -> Result<u32, Failure> {
         Ok(read_u32(self.read_array(deadline)?))
     }
 
-    /// A number of an answer.
+    /// Reads a number.
     pub(super) fn read_i64(&mut self, deadline: Deadline) -> Result<i64, Failure> {
         Ok(read_i64(self.read_array(deadline)?))
     }
 
-    /// A length-prefixed value of an answer.
+    /// Reads a length-prefixed value.
     pub(super) fn read_blob(&mut self, deadline: Deadline) -> Result<Vec<u8>, Failure> {
         let announced = read_u64(self.read_array(deadline)?);
         let length = match usize::try_from(announced) {
             Ok(length) if length <= self.reply_bytes_max => length,
             _ => {
                 return Err(Failure::Protocol(format!(
-                    "a value of {announced} bytes is announced, the limit is {}",
+                    "a value has {announced} bytes, the limit is {}",
                     self.reply_bytes_max
                 )));
             }
@@ -411,7 +408,7 @@ impl Connection {
         Ok(blob)
     }
 
-    /// So many length-prefixed values.
+    /// Reads `count` length-prefixed values.
     pub(super) fn read_blobs(
         &mut self,
         count: usize,
@@ -420,7 +417,7 @@ impl Connection {
         (0..count).map(|_| self.read_blob(deadline)).collect()
     }
 
-    /// Exactly `N` bytes; when they are not all there by the deadline, none is consumed.
+    /// Reads exactly `N` bytes. If they do not all arrive by the deadline, none is consumed.
     fn read_array<const N: usize>(&mut self, deadline: Deadline) -> Result<[u8; N], Failure> {
         while self.end - self.start < N {
             if self.start == self.end {
@@ -446,7 +443,7 @@ impl Connection {
 }
 
 impl fmt::Debug for Connection {
-    /// Without the bytes that were received or sent: they hold values.
+    /// Without received or sent bytes: they contain values.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Connection")
             .field("stream", &self.stream)
@@ -458,7 +455,7 @@ impl fmt::Debug for Connection {
     }
 }
 
-/// Whether the peer ended the connection: with a FIN or, when it left something unread, an RST.
+/// Whether the peer closed the connection: with FIN or, if it left data unread, with RST.
 pub(super) fn is_closed_by_peer(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -469,7 +466,7 @@ pub(super) fn is_closed_by_peer(error: &io::Error) -> bool {
 fn closed_by_server() -> io::Error {
     io::Error::new(
         io::ErrorKind::UnexpectedEof,
-        "closed by the server; was it shut down?",
+        "closed by the server, which may have stopped",
     )
 }
 

@@ -1,4 +1,4 @@
-//! What happened to a connection, told as what happened to a call.
+//! Turns a failure of a connection into the error of a call.
 
 use std::io;
 use std::time::Duration;
@@ -7,7 +7,6 @@ use super::connection::{Failure, is_closed_by_peer};
 use super::pool::{Ended, PoolError};
 use crate::error::{ErrorContext, Operation, Outcome, StoreError};
 
-/// Turns what happened to a connection into what happened to a call.
 pub(super) fn explain(
     error: PoolError,
     context: ErrorContext,
@@ -33,8 +32,8 @@ pub(super) fn explain(
         PoolError::Failure(failure) => failure,
     };
     match failure {
-        // Part of it may be there: a request of several parts takes effect part by part on PyTorch's
-        // server.
+        // Part of it may have taken effect: PyTorch's server applies a request of several pairs pair by
+        // pair.
         Failure::NotSent(source) if source.kind() == io::ErrorKind::TimedOut => {
             StoreError::NoReply { context, timeout }
         }
@@ -46,7 +45,7 @@ pub(super) fn explain(
         Failure::Lost(source) => {
             let source = match hint(context.operation) {
                 Some(hint) if is_closed_by_peer(&source) => {
-                    io::Error::new(source.kind(), format!("{source} {hint}"))
+                    io::Error::new(source.kind(), format!("{source}; {hint}"))
                 }
                 _ => source,
             };
@@ -61,22 +60,21 @@ pub(super) fn explain(
     }
 }
 
-/// What else than its death can make a server close the connection in answer to a request: the wire
-/// has no error replies.
+/// Other reasons for a server to close the connection: the protocol has no error replies.
 const fn hint(operation: Operation) -> Option<&'static str> {
     match operation {
-        Operation::Add => Some("A server also closes when the present value is not a number."),
+        Operation::Add => Some("a server also closes the connection if the value is not a number"),
         Operation::Barrier => Some(
-            "A server also closes when the present value is not a number, and PyTorch's before 2.10 \
-             do not know the operation.",
+            "a server also closes the connection if the value is not a number, and PyTorch's servers \
+             before 2.10 do not support the operation",
         ),
-        Operation::ListKeys => Some("PyTorch's servers before 2.10 do not know the operation."),
+        Operation::ListKeys => Some("PyTorch's servers before 2.10 do not support the operation"),
         Operation::QueuePush | Operation::QueuePop | Operation::QueueLen => Some(
-            "PyTorch's older server back end (use_libuv=False) and early releases have no queues.",
+            "PyTorch's older server back end, use_libuv=False, and early releases have no queues",
         ),
-        Operation::Get | Operation::MultiGet | Operation::WaitChange => {
-            Some("PyTorch's older server back end also closes when the key is deleted meanwhile.")
-        }
+        Operation::Get | Operation::MultiGet | Operation::WaitChange => Some(
+            "PyTorch's older server back end also closes the connection if the key is deleted meanwhile",
+        ),
         _ => None,
     }
 }

@@ -1,20 +1,19 @@
-//! Which connection a call takes, so that one that blocks holds up no other.
+//! Decides which connection a call uses, so that a call that blocks does not delay others. Pure.
 //!
-//! A store is used over one connection, its first lane, as long as calls follow each other. While a
-//! call waits on that connection for a key, others take the next lane, and so on. Knows no sockets,
-//! clocks or threads: the present is an argument.
+//! Sequential calls share one connection, the first lane. While a call on it waits for a key, other
+//! calls use the next lane, and so on.
 //!
-//! Order between calls: a write that nobody answers (`set`) is only known to have been carried out
-//! once a later request on the same connection has been answered. So a lane may be passed over only
-//! when it is *settled*: everything sent on it before the wait has been acknowledged. And writes on
-//! any lane but the first are acknowledged before the call returns. Together: whatever a thread has
-//! written, its next call sees, on whichever lane.
+//! Order between calls: a write without a reply (`set`) has certainly been carried out only when a
+//! later request on the same connection has been answered. So a call may skip a lane only if the lane
+//! is *settled*: everything sent on it before the wait has been acknowledged. Writes on any lane except
+//! the first are acknowledged before the call returns. Together: a thread's next call sees what it has
+//! written, on any lane.
 
 use std::time::{Duration, Instant};
 
-/// How long a call that might be over at once is waited for before another lane is taken. A round
-/// trip takes well under a millisecond nearly everywhere, and a second connection costs both sides
-/// memory and a descriptor for good.
+/// How long to wait for a call that may end at once before another lane is used. A round trip usually
+/// takes well under a millisecond, and another connection costs both sides memory and a descriptor
+/// until the store is closed.
 const GRACE: Duration = Duration::from_millis(1);
 
 #[derive(Debug, Default)]
@@ -27,24 +26,24 @@ enum Lane {
     Idle,
     /// In use by a call that the server answers at once.
     Busy,
-    /// In use by a call that may wait for long.
+    /// In use by a call that may wait long.
     Blocking {
         since: Instant,
         settled: bool,
     },
 }
 
-/// What a call is to do.
+/// The lane for a call, or how long to wait for one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Take {
     /// Use this lane; it is the caller's until [`Lanes::give_back`].
     Lane(usize),
-    /// Ask again when a lane changes, or at this moment at the latest.
+    /// Ask again when a lane changes, at the latest at this time.
     WaitUntil(Option<Instant>),
 }
 
 impl Lanes {
-    /// Asks for a lane.
+    /// Takes a lane.
     pub(super) fn take(&mut self, now: Instant) -> Take {
         for (index, lane) in self.lanes.iter_mut().enumerate() {
             match *lane {
@@ -65,27 +64,27 @@ impl Lanes {
         Take::Lane(self.lanes.len() - 1)
     }
 
-    /// The call on this lane may wait for long from now on.
-    pub(super) fn begins_to_block(&mut self, lane: usize, now: Instant, settled: bool) {
+    /// The call on this lane may wait long from now on.
+    pub(super) fn start_blocking(&mut self, lane: usize, now: Instant, settled: bool) {
         self.lanes[lane] = Lane::Blocking {
             since: now,
             settled,
         };
     }
 
-    /// All that was sent on this lane before the waiting call has been acknowledged.
+    /// Everything sent on this lane before the waiting call has been acknowledged.
     pub(super) fn settled(&mut self, lane: usize) {
         if let Lane::Blocking { settled, .. } = &mut self.lanes[lane] {
             *settled = true;
         }
     }
 
-    /// The call on this lane is answered at once again.
-    pub(super) fn blocks_no_more(&mut self, lane: usize) {
+    /// The call on this lane no longer waits.
+    pub(super) fn stop_blocking(&mut self, lane: usize) {
         self.lanes[lane] = Lane::Busy;
     }
 
-    /// The call on this lane is over.
+    /// The call on this lane has ended.
     pub(super) fn give_back(&mut self, lane: usize) {
         self.lanes[lane] = Lane::Idle;
     }
@@ -96,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn calls_that_follow_each_other_share_one_lane() {
+    fn sequential_calls_share_one_lane() {
         let now = Instant::now();
         let mut lanes = Lanes::default();
         for _ in 0..3 {
@@ -117,21 +116,21 @@ mod tests {
     }
 
     #[test]
-    fn a_call_that_blocks_is_passed_after_the_grace_and_once_settled() {
+    fn a_blocking_call_is_skipped_after_the_grace_once_settled() {
         let now = Instant::now();
         let mut lanes = Lanes::default();
         assert_eq!(lanes.take(now), Take::Lane(0));
-        lanes.begins_to_block(0, now, false);
+        lanes.start_blocking(0, now, false);
         assert_eq!(lanes.take(now + GRACE), Take::WaitUntil(None));
         lanes.settled(0);
         assert_eq!(lanes.take(now), Take::WaitUntil(Some(now + GRACE)));
         assert_eq!(lanes.take(now + GRACE), Take::Lane(1));
 
-        // The second lane is now the one to wait for, the first one is preferred when free.
+        // Calls now wait for the second lane, and prefer the first when it is free.
         assert_eq!(lanes.take(now + GRACE), Take::WaitUntil(None));
         lanes.give_back(0);
         assert_eq!(lanes.take(now + GRACE), Take::Lane(0));
-        lanes.blocks_no_more(0);
+        lanes.stop_blocking(0);
         lanes.give_back(1);
         assert_eq!(lanes.take(now + GRACE), Take::WaitUntil(None));
     }

@@ -1,4 +1,4 @@
-//! The server that a master store hosts: where it listens, and who shares it.
+//! The server of a master: the addresses it listens on, and its sharing within a process.
 
 use std::collections::HashMap;
 use std::io;
@@ -16,14 +16,14 @@ use super::options::{ListenOn, TcpStoreOptions};
 use crate::error::StoreError;
 use crate::server::TcpStoreServer;
 
-/// Servers of this process that were started as multi-tenant, by port.
+/// The multi-tenant servers of this process, by port.
 static TENANTS: Mutex<Option<HashMap<u16, Weak<TcpStoreServer>>>> = Mutex::new(None);
 
-/// How long a server that its last tenant has dropped may take to end: it takes well under a
-/// millisecond, but its thread has to be scheduled.
+/// The longest time for a server to stop after its last tenant has dropped it: it takes well under a
+/// millisecond, but its thread must be scheduled.
 const CLOSING_TIME_MAX: Duration = Duration::from_secs(1);
 
-/// Starts the server of a master, or joins one that it may share (docs/wire.md, section 8).
+/// Starts the server of a master, or returns one that it may share (docs/wire.md, section 8).
 pub(super) fn start(
     target: &HostPort,
     options: &mut TcpStoreOptions,
@@ -32,14 +32,14 @@ pub(super) fn start(
     if !options.multi_tenant || target.port() == 0 {
         return Ok(Arc::new(start_new(target, options, deadline)?));
     }
-    // Held while the server starts, so that two masters of one port cannot both start one. Starting
-    // takes a bind and a thread; only a name that has to be looked up can make it long.
+    // Held while the server starts, so that two masters on one port cannot both start one. Starting
+    // means a bind and a thread; only a name lookup can take long.
     let mut tenants = TENANTS.lock().unwrap_or_else(PoisonError::into_inner);
     let tenants = tenants.get_or_insert_default();
     if let Some(server) = tenants.get(&target.port()).and_then(Weak::upgrade) {
         return Ok(server);
     }
-    // The last tenant may have let go of a server whose thread still closes the port.
+    // The thread of a server that its last tenant dropped may still be closing the port.
     let may_be_closing = tenants.contains_key(&target.port());
     let patience = Deadline::after(Instant::now(), CLOSING_TIME_MAX).min(deadline);
     let server = loop {
@@ -59,11 +59,11 @@ pub(super) fn start(
     Ok(server)
 }
 
-/// Where a client in the same process reaches a server.
+/// The address at which a client in the same process reaches the server.
 pub(super) fn address_from_here(server: &TcpStoreServer) -> SocketAddr {
     let mut address = server.local_addr();
     match address.ip() {
-        // Dual stack: IPv4 reaches it, and is there on every machine.
+        // Dual stack: every machine has IPv4 loopback.
         IpAddr::V6(ip) if ip.is_unspecified() => address.set_ip(Ipv4Addr::LOCALHOST.into()),
         IpAddr::V4(ip) if ip.is_unspecified() => address.set_ip(Ipv4Addr::LOCALHOST.into()),
         _ => {}
@@ -106,7 +106,7 @@ fn listen_for(
     let local = match resolve_local(target, deadline) {
         Ok(local) => local,
         Err(error) => {
-            log::warn!("{error}; listening on all interfaces");
+            log::warn!("listening on all interfaces: {error}");
             Vec::new()
         }
     };
@@ -114,8 +114,8 @@ fn listen_for(
         Choice::These(addresses) => listen_on_each(&addresses, target.port()),
         Choice::AllInterfaces(reason) => {
             log::warn!(
-                "the store for {target} listens on all interfaces, as {} {reason}: \
-                 whoever reaches this machine can read and change it",
+                "listening on all interfaces for the store {target}, since {} {reason}: \
+                 anyone who reaches this machine can read and change the store",
                 target.host()
             );
             listen(&on_port(target.port()))
@@ -129,7 +129,7 @@ enum Choice {
     AllInterfaces(&'static str),
 }
 
-/// Decides where to listen, given those addresses of a name which are this machine's.
+/// Decides where to listen, given the addresses of a name that this machine has.
 fn choose_addresses(local: &[SocketAddr]) -> Choice {
     let reachable: Vec<IpAddr> = local
         .iter()
@@ -137,19 +137,19 @@ fn choose_addresses(local: &[SocketAddr]) -> Choice {
         .filter(|ip| !is_link_local(*ip))
         .collect();
     if reachable.is_empty() {
-        return Choice::AllInterfaces("is no address of this machine");
+        return Choice::AllInterfaces("is not an address of this machine");
     }
     if reachable.iter().all(IpAddr::is_loopback) {
-        // Many distributions map a machine's own name to 127.0.1.1, while the other nodes resolve
-        // it to the real address: listening on the loopback alone would make them all wait in vain.
+        // Many distributions map a machine's own name to 127.0.1.1, while other nodes resolve it to
+        // the real address: they could not connect to a server on loopback only.
         return Choice::AllInterfaces(
-            "means a loopback address here, and may mean another elsewhere",
+            "resolves to a loopback address here, and may resolve to another one elsewhere",
         );
     }
     Choice::These(reachable)
 }
 
-/// Such an address needs an interface beside it, which a list of addresses does not tell.
+/// A link-local address is only valid with an interface, which a list of addresses does not contain.
 const fn is_link_local(ip: IpAddr) -> bool {
     matches!(ip, IpAddr::V6(ip) if is_link_local_v6(ip))
 }
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_master_listens_where_its_name_points_and_nowhere_else_if_it_can() {
+    fn a_master_listens_on_the_addresses_of_its_name() {
         let these = |ips: &[&str]| {
             Choice::These(
                 ips.iter()

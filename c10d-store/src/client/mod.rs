@@ -30,20 +30,19 @@ pub use options::{ListenOn, TcpStoreOptions};
 use pool::Pool;
 use transport::Transport;
 
-/// How often a master looks whether all workers have joined, as PyTorch's.
+/// How often a master polls the worker count, as PyTorch does.
 const WORKER_COUNT_INTERVAL: Duration = Duration::from_millis(10);
 
-/// A client of a TCPStore server, PyTorch's or this crate's, and optionally its host.
+/// A client of a TCPStore server (PyTorch's or this crate's), and optionally the host of the server.
 ///
-/// Any number of threads may use one store: a call that waits for a key holds up no other call, for
-/// which a further connection is opened when it is needed. What a thread has written, its next call
-/// sees.
+/// Any number of threads may use one store. A call that waits for a key does not delay other calls: the
+/// client opens another connection if needed. A thread's next call sees what it has written.
 ///
-/// A call has its timeout, or 250 ms if that is longer, and at most 0.2 s more in which a wait is
-/// cancelled and its missing keys are found out, also when the server is stopped or cut off; a store
-/// stays usable after a timeout. When the server closes the connection (it died, or it refused a request, for which the
-/// wire has no other answer) every call fails at once, and so do all later ones: a server that comes
-/// back is another, empty store.
+/// A call blocks for at most its timeout, or 250 ms if that is longer, plus 0.2 s to cancel a wait and
+/// find the missing keys. This also holds if the server is stopped or cut off. The store stays usable
+/// after a timeout. If the server closes the connection (it stopped, or it refused a request, since the
+/// protocol has no error replies), the current and all later calls fail at once: a server that restarts
+/// is a new, empty store.
 ///
 /// The behaviour follows PyTorch's `TCPStore` (`torch/csrc/distributed/c10d/TCPStore.cpp`).
 ///
@@ -61,7 +60,7 @@ const WORKER_COUNT_INTERVAL: Duration = Duration::from_millis(10);
 #[derive(Debug)]
 pub struct TcpStore {
     transport: Transport,
-    /// The server as the caller named it, with the port that a master chose.
+    /// The server as the caller named it, with the port of a master's server.
     server_name: HostPort,
     connect_options: ConnectOptions,
     reply_bytes_max: usize,
@@ -70,23 +69,24 @@ pub struct TcpStore {
 }
 
 impl TcpStore {
-    /// Connects to a server with the default options: a plain client, 300 s for everything.
+    /// Connects to a server as a plain client with the default options. Retries for at most 300 s.
     ///
     /// # Errors
-    /// [`StoreError::Connect`] when the server cannot be reached, [`StoreError::Protocol`] when what
-    /// answers is no TCPStore server.
+    /// [`StoreError::Connect`] if the server cannot be reached, [`StoreError::Protocol`] if the peer is
+    /// not a TCPStore server.
     pub fn connect(host: &str, port: u16) -> Result<Self, StoreError> {
         Self::open(host, port, TcpStoreOptions::default())
     }
 
-    /// Opens a store as PyTorch's constructor does: hosts the server if this is the master, connects,
-    /// and, if a world size is given, counts the workers. Blocks for at most the options' timeout.
+    /// Opens a store as PyTorch's constructor does: starts the server on a master, connects and, with a
+    /// world size, counts the workers; the master waits until all have joined. Blocks for at most the
+    /// [timeout of the options](TcpStoreOptions::with_timeout).
     ///
-    /// A master with port 0 lets the system choose: see [`port`](Self::port).
+    /// For port 0 on a master the system chooses the [`port`](Self::port).
     ///
     /// # Errors
-    /// As [`connect`](Self::connect); [`StoreError::Listen`] and [`StoreError::Server`] on a master
-    /// that cannot host; [`StoreError::WorkersMissing`] when not all workers joined in time;
+    /// As [`connect`](Self::connect); [`StoreError::Listen`] and [`StoreError::Server`] if a master
+    /// cannot start the server, [`StoreError::WorkersMissing`] if not all workers joined in time,
     /// [`StoreError::InvalidArgument`] for a world size of 0.
     pub fn open(host: &str, port: u16, mut options: TcpStoreOptions) -> Result<Self, StoreError> {
         let started = Instant::now();
@@ -121,31 +121,29 @@ impl TcpStore {
         Ok(store)
     }
 
-    /// The server's host, as it was given when the store was opened, as PyTorch's `TCPStore.host`.
+    /// The server's host, as passed to [`open`](Self::open). PyTorch's `TCPStore.host`.
     #[must_use]
     pub fn host(&self) -> &str {
         self.server_name.host()
     }
 
-    /// The server's port. When a master was opened with port 0, the port that the system chose.
+    /// The server's port; for a master opened with port 0, the port that the system chose.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.server_name.port()
     }
 
-    /// The server that this store hosts, if it is a master. It ends with the last store that holds
-    /// it.
+    /// The server, if this store is a master. It stops when the last store that shares it is dropped.
     #[must_use]
     pub fn server(&self) -> Option<&TcpStoreServer> {
         self.server.as_deref()
     }
 
-    /// Sends a request that changes nothing and returns the time until its answer. Blocks for at most
-    /// the store's timeout.
+    /// Measures a round trip to the server. Blocks for at most the store's timeout.
     ///
     /// # Errors
-    /// [`StoreError::NoReply`] when the server does not answer in time, or
-    /// [`StoreError::ConnectionLost`].
+    /// [`StoreError::NoReply`] if the server does not answer in time, [`StoreError::ConnectionLost`],
+    /// or [`StoreError::Closed`].
     pub fn ping(&self) -> Result<Duration, StoreError> {
         let call = Call::new(&self.transport, Operation::Ping, &[]);
         let sent = Instant::now();
@@ -158,9 +156,9 @@ impl TcpStore {
         Ok(sent.elapsed())
     }
 
-    /// Ends the store's connections: calls that are under way in other threads fail at once with
-    /// [`StoreError::Closed`], and so do all later ones. Clones go on, and so does a hosted server until
-    /// the store is dropped.
+    /// Closes the store's connections: its calls in progress in other threads fail at once with
+    /// [`StoreError::Closed`], and so do all later ones. Clones continue, and a hosted server runs until
+    /// the store is dropped. Does not block.
     pub fn close(&self) {
         self.transport.pool.close();
     }
@@ -197,8 +195,9 @@ impl TcpStore {
         })
     }
 
-    /// Counts this process as a worker that has joined, as [`open`](Self::open) does for a store with a
-    /// world size, and returns how many have (docs/wire.md, 7.2). Blocks for at most the store's timeout.
+    /// Counts this process as a joined worker and returns how many have joined (docs/wire.md, 7.2).
+    /// [`open`](Self::open) does this for a store with a world size. Blocks for at most the store's
+    /// timeout.
     ///
     /// # Errors
     /// As [`add`](Store::add).
@@ -206,7 +205,7 @@ impl TcpStore {
         self.add_workers(1)
     }
 
-    /// How many workers have joined. Blocks for at most the store's timeout.
+    /// The number of workers that have joined. Blocks for at most the store's timeout.
     ///
     /// # Errors
     /// As [`add`](Store::add).
@@ -227,7 +226,7 @@ impl TcpStore {
         )
     }
 
-    /// docs/wire.md, 7.2: everyone counts itself, the host of the server waits for the others.
+    /// docs/wire.md, 7.2: every worker counts itself, and the host of the server waits for the others.
     fn join_workers(
         &self,
         world_size: usize,

@@ -1,4 +1,4 @@
-//! The store's operations as requests: one round trip each, but for the waits of PyTorch's servers.
+//! The store's operations as requests: one round trip each, except for waits on PyTorch's servers.
 
 use std::sync::Arc;
 use std::thread;
@@ -16,7 +16,7 @@ use crate::known::Known;
 use crate::store::{Store, takes_any_bytes};
 use crate::wire::{EXCHANGED, NOT_EXCHANGED, Opcode};
 
-/// The pause before a queue is waited for again whose element another worker has taken.
+/// The delay before waiting again for a queue whose element another worker has taken.
 const LOST_RACE_PAUSE: Duration = Duration::from_millis(1);
 
 takes_any_bytes!(impl[] TcpStore);
@@ -34,7 +34,7 @@ impl Store for TcpStore {
         let mut values = self
             .transport
             .call(Operation::Get, &[key], &[])?
-            .get_when_there(timeout)?;
+            .get_when_present(timeout)?;
         Ok(values.pop().unwrap_or_default())
     }
 
@@ -75,8 +75,8 @@ impl Store for TcpStore {
             .transport
             .call(Operation::CompareSet, &keys, &[expected, desired])?;
         let mut lease = call.lease(self.timeout())?;
-        let tells_outcome = lease.has_compare_exchange();
-        let opcode = if tells_outcome {
+        let reports_outcome = lease.has_compare_exchange();
+        let opcode = if reports_outcome {
             Opcode::CompareExchange
         } else {
             Opcode::CompareSet
@@ -88,7 +88,7 @@ impl Store for TcpStore {
                 request.value(expected).value(desired);
             },
             |connection, deadline| {
-                let outcome = if tells_outcome {
+                let outcome = if reports_outcome {
                     Some(connection.read_u8(deadline)?)
                 } else {
                     None
@@ -101,7 +101,7 @@ impl Store for TcpStore {
             Some(EXCHANGED) => Ok(CompareSet::new(value, true)),
             Some(NOT_EXCHANGED) => Ok(CompareSet::new(value, false)),
             Some(other) => {
-                Err(call.protocol_error(format!("COMPARE_EXCHANGE was answered by 0x{other:02x}")))
+                Err(call.protocol_error(format!("the reply to COMPARE_EXCHANGE was 0x{other:02x}")))
             }
         }
     }
@@ -174,7 +174,7 @@ impl Store for TcpStore {
     fn multi_get(&self, keys: &[&str]) -> Result<Vec<Vec<u8>>, StoreError> {
         self.transport
             .call(Operation::MultiGet, keys, &[])?
-            .get_when_there(self.timeout())
+            .get_when_present(self.timeout())
     }
 
     fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<(), StoreError> {
@@ -202,10 +202,9 @@ impl Store for TcpStore {
         let timeout = self.timeout();
         let keys = [key];
         let call = self.transport.call(Operation::QueuePop, &keys, &[])?;
-        // Look first: an element that is there costs one round trip, and a server without queues
-        // says so at once instead of letting the wait run out. Another worker can take the element
-        // between a wake and the pop (and a value of the same name ends the wait without any): then
-        // the wait goes on.
+        // Pop first: an existing element then costs one round trip, and a server without queues fails
+        // at once instead of after the timeout. Another worker can take the element between a wakeup
+        // and the pop, and a value of the same name ends the wait without an element: then wait again.
         let mut lease = call.lease(timeout)?;
         let mut lost_races = 0;
         loop {
@@ -218,7 +217,7 @@ impl Store for TcpStore {
                         context: call.context(),
                     });
                 }
-                // Most likely the value of that name, which will end the next wait at once too.
+                // Most likely a value of that name, which ends the next wait at once too.
                 thread::sleep(LOST_RACE_PAUSE);
             }
             let waited = call.wait_on(&mut lease, timeout, Follows::Nothing, |request| {
@@ -302,8 +301,8 @@ impl Store for TcpStore {
         self.transport.set_timeout(timeout);
     }
 
-    /// A new connection to the same server, with this store's present timeout. Does not keep a
-    /// hosted server alive.
+    /// Opens a new connection to the same server, with this store's timeout. Does not keep a hosted
+    /// server running.
     fn clone_store(&self) -> Result<Arc<dyn Store>, StoreError> {
         self.check_not_closed()?;
         let timeout = self.timeout();

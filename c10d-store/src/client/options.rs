@@ -1,4 +1,4 @@
-//! How a [`TcpStore`](super::TcpStore) is opened.
+//! Options of [`TcpStore::open`](super::TcpStore::open).
 
 use std::net::{IpAddr, TcpListener};
 use std::time::Duration;
@@ -9,8 +9,8 @@ use crate::limits::WireLimits;
 use crate::server::ServerOptions;
 use crate::store::DEFAULT_TIMEOUT;
 
-/// The options of [`TcpStore::open`](super::TcpStore::open); the defaults make a plain client. The
-/// names are those of PyTorch's `TCPStore` constructor.
+/// The options of [`TcpStore::open`](super::TcpStore::open), named as in PyTorch's `TCPStore`
+/// constructor. The defaults make a plain client.
 ///
 /// ```
 /// use c10d_store::{Store, TcpStore, TcpStoreOptions};
@@ -40,14 +40,14 @@ pub struct TcpStoreOptions {
     pub(super) reply_bytes_max: usize,
 }
 
-/// The address on which a master listens.
+/// The addresses on which a master listens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum ListenOn {
-    /// The addresses that the store's host name means, if they are this machine's. Otherwise, and
-    /// when a name that other machines may resolve means a loopback address here, all interfaces,
-    /// with a warning: PyTorch's store always listens on all, which has let strangers in before
-    /// (CVE-2025-47277).
+    /// The addresses of the store's host name, if this machine has them. All interfaces, with a
+    /// warning, if it has none of them, or if the name resolves to a loopback address here and may
+    /// resolve to another one elsewhere. (PyTorch always listens on all interfaces, which has exposed
+    /// stores to untrusted networks: CVE-2025-47277.)
     #[default]
     Host,
     /// All interfaces.
@@ -75,14 +75,14 @@ impl Default for TcpStoreOptions {
 }
 
 impl TcpStoreOptions {
-    /// The number of workers, at least 1. Default: not fixed, and nobody is counted.
+    /// The number of workers, at least 1. Default: none, and workers are not counted.
     #[must_use]
     pub const fn with_world_size(mut self, world_size: usize) -> Self {
         self.world_size = Some(world_size);
         self
     }
 
-    /// Whether this process hosts the server. Default: no.
+    /// Whether this process hosts the server. Default false.
     #[must_use]
     pub const fn with_master(mut self, is_master: bool) -> Self {
         self.is_master = is_master;
@@ -98,62 +98,61 @@ impl TcpStoreOptions {
         self
     }
 
-    /// Whether the master returns only when all workers have joined. Default yes; has no effect
-    /// without a world size.
+    /// Whether the master waits until all workers have joined. Default true, as in PyTorch; has no
+    /// effect without a world size.
     #[must_use]
     pub const fn with_wait_for_workers(mut self, wait: bool) -> Self {
         self.wait_for_workers = wait;
         self
     }
 
-    /// Whether a master shares the server of an earlier multi-tenant master in this process that has
-    /// the same port, instead of starting its own. Default: no.
+    /// Whether a master shares the server of an earlier multi-tenant master in this process on the same
+    /// port instead of starting its own. Default false, as in PyTorch.
     #[must_use]
     pub const fn with_multi_tenant(mut self, multi_tenant: bool) -> Self {
         self.multi_tenant = multi_tenant;
         self
     }
 
-    /// A bound socket, listening or not, for the master to listen on (PyTorch's `master_listen_fd`;
-    /// an `OwnedFd` converts into a `TcpListener`). The port must be the store's, or that must be 0.
+    /// A bound socket for the master's server (PyTorch's `master_listen_fd`; an `OwnedFd` converts into
+    /// a `TcpListener`). It must be bound to the store's port, unless that is 0. Default: none.
     #[must_use]
     pub fn with_listener(mut self, listener: TcpListener) -> Self {
         self.listener = Some(listener);
         self
     }
 
-    /// Where a master listens. Default [`ListenOn::Host`].
+    /// The addresses on which a master listens. Default [`ListenOn::Host`].
     #[must_use]
     pub const fn with_listen_on(mut self, listen_on: ListenOn) -> Self {
         self.listen_on = listen_on;
         self
     }
 
-    /// How connections are made: backoff and socket options.
+    /// Backoff and socket options of connections. Default [`ConnectOptions::default`].
     #[must_use]
     pub fn with_connect_options(mut self, options: ConnectOptions) -> Self {
         self.connect_options = options;
         self
     }
 
-    /// The limits of a master's server.
+    /// The options of a master's server. Default [`ServerOptions::default`].
     #[must_use]
     pub fn with_server_options(mut self, options: ServerOptions) -> Self {
         self.server_options = options;
         self
     }
 
-    /// What the server takes, as far as this client checks before it sends. Default: what PyTorch's
-    /// server takes. A server that is sent more closes the connection, so raise this only together
-    /// with the server's own limits.
+    /// The limits that the client checks before it sends. Default: those of PyTorch's server. A server
+    /// closes the connection on a larger request, so raise them together with the server's limits.
     #[must_use]
     pub const fn with_limits(mut self, limits: WireLimits) -> Self {
         self.limits = limits;
         self
     }
 
-    /// The longest value that the client accepts from the server, in bytes. Default 1 GiB: APPEND
-    /// can make values longer than one request may bring.
+    /// The longest value that the client accepts from the server, in bytes. Default 1 GiB, since APPEND
+    /// can make a value longer than the limit for one request.
     #[must_use]
     pub const fn with_reply_bytes_max(mut self, bytes: usize) -> Self {
         self.reply_bytes_max = bytes;

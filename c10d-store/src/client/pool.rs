@@ -1,7 +1,7 @@
 //! The connections of one store, shared by its threads.
 //!
-//! The shell around [`Lanes`]: locks, wakes and connects. The lock is held for bookkeeping only,
-//! never across a system call.
+//! The shell around [`Lanes`]: locks, notifies and connects. The lock is never held across a system
+//! call.
 
 use std::io;
 use std::net::{Shutdown, SocketAddr};
@@ -28,31 +28,31 @@ pub(super) struct Pool {
 #[derive(Debug, Default)]
 struct Shared {
     lanes: Lanes,
-    /// The connection of each lane while no call uses it; `None` when there is none yet.
+    /// The connection of each lane while no call uses it; `None` before it is opened.
     idle: Vec<Option<Connection>>,
-    /// The socket of each lane's connection, in use or not, for closing.
+    /// The socket of each lane's connection, in use or not, for shutting it down.
     sockets: Vec<Option<Arc<TcpStream>>>,
-    /// Where the server was reached. Once it is known, every further connection goes there: a name can
-    /// stand for several addresses, and what answers or refuses at another one is another server.
+    /// The address of the first connection. All later connections use it: a name can have several
+    /// addresses, and another address is another server.
     server: Option<HostPort>,
-    /// The server does not know the hello with a PING.
+    /// The server does not support the handshake with PING.
     wants_plain_hello: bool,
-    /// The server has WAIT_CHANGE, as its latest hello said.
+    /// The server has WAIT_CHANGE, by its latest handshake.
     has_wait_change: bool,
-    /// Why no call can succeed any more.
+    /// Why every call fails from now on.
     ended: Option<Ended>,
 }
 
-/// Why a pool is of no more use.
+/// Why a pool has ended.
 #[derive(Debug, Clone)]
 pub(super) enum Ended {
     /// The process closed the store.
     Closed,
-    /// The server is gone.
+    /// The connection to the server was lost.
     Lost { kind: io::ErrorKind, text: String },
 }
 
-/// Why a lane could not be had.
+/// Why no lane was available.
 #[derive(Debug)]
 pub(super) enum PoolError {
     Ended(Ended),
@@ -82,12 +82,11 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Where the server is.
     pub(super) const fn target(&self) -> &HostPort {
         &self.target
     }
 
-    /// Takes a connection for one call, waiting for one or making one until the deadline.
+    /// Takes a connection for one call; waits for one or opens one until the deadline.
     pub(super) fn take(&self, deadline: Deadline) -> Result<Lease<'_>, PoolError> {
         let (lane, connection) = self.take_lane(deadline)?;
         let mut lease = Lease {
@@ -119,7 +118,7 @@ impl Pool {
         self.lock().has_wait_change
     }
 
-    /// Fails when the process has closed the store.
+    /// Fails if the process has closed the store.
     pub(super) fn check_not_closed(&self) -> Result<(), PoolError> {
         match self.lock().ended {
             Some(Ended::Closed) => Err(PoolError::Ended(Ended::Closed)),
@@ -127,7 +126,7 @@ impl Pool {
         }
     }
 
-    /// Sleeps until the deadline. Fails early when the pool ends.
+    /// Sleeps until the deadline. Fails early if the pool ends.
     pub(super) fn sleep_until(&self, deadline: Deadline) -> Result<(), PoolError> {
         let mut shared = self.lock();
         loop {
@@ -142,7 +141,7 @@ impl Pool {
         }
     }
 
-    /// Ends every call that is under way and all later ones.
+    /// Fails the calls in progress and all later ones.
     pub(super) fn close(&self) {
         self.end(Ended::Closed);
     }
@@ -172,8 +171,9 @@ impl Pool {
         }
     }
 
-    /// Connects. The first time it is tried until the deadline, as the server may not be up yet; later
-    /// once, as a server that refuses then is gone, and one that comes back is another, empty store.
+    /// Connects. The first connection retries until the deadline, since the server may not have started
+    /// yet. Later ones make one attempt: a server that refuses then has stopped, and one that restarts
+    /// is a new, empty store.
     fn connect(&self, lane: usize, deadline: Deadline) -> Result<Connection, PoolError> {
         let Some(server) = self.lock().server.clone() else {
             return self.dial(lane, &self.target, &self.connect_options, deadline);
@@ -206,17 +206,17 @@ impl Pool {
         };
         loop {
             let stream = dialer.connect().map_err(PoolError::Connect)?;
-            let greeted = match Stream::new(stream) {
+            let opened = match Stream::new(stream) {
                 Ok(stream) => {
                     self.make_closable(lane, &stream)?;
-                    Connection::greet(stream, hello, self.reply_bytes_max, deadline)
+                    Connection::open(stream, hello, self.reply_bytes_max, deadline)
                 }
                 Err(error) => Err(Failure::Lost(error)),
             };
-            if greeted.is_err() {
+            if opened.is_err() {
                 self.lock().sockets[lane] = None;
             }
-            let error = match greeted {
+            let error = match opened {
                 Ok(connection) => {
                     self.lock().wants_plain_hello = hello == Hello::Plain;
                     return Ok(connection);
@@ -232,12 +232,12 @@ impl Pool {
                 Err(Failure::Lost(error) | Failure::NotSent(error)) => error,
                 Err(Failure::NoReply) => io::Error::new(
                     io::ErrorKind::TimedOut,
-                    "connected, but the peer does not answer; it may not speak the TCPStore protocol",
+                    "connected, but the peer did not answer; it may not speak the TCPStore protocol",
                 ),
                 Err(failure @ Failure::Protocol(_)) => return Err(PoolError::Failure(failure)),
             };
-            // A server that closes may be of a version without PING, or not be up yet behind a
-            // proxy that is: both hellos in turn, the second one at once.
+            // A server that closes may be a version without PING, or not have started yet behind a
+            // running proxy: alternate between both handshakes, the second one without a delay.
             match hello {
                 Hello::Ping if error.kind() != io::ErrorKind::TimedOut => hello = Hello::Plain,
                 _ => {
@@ -248,7 +248,7 @@ impl Pool {
         }
     }
 
-    /// From now on the end of the pool ends this connection too, also during its hello.
+    /// Lets the end of the pool shut down this connection, even during its handshake.
     fn make_closable(&self, lane: usize, stream: &Stream) -> Result<(), PoolError> {
         let mut shared = self.lock();
         match &shared.ended {
@@ -281,18 +281,18 @@ impl Pool {
         self.has_ended.notify_all();
         for socket in sockets.into_iter().flatten() {
             if let Err(error) = socket.shutdown(Shutdown::Both) {
-                log::debug!("{}: shutting down a connection: {error}", self.target);
+                log::debug!("{}: cannot shut down a connection: {error}", self.target);
             }
         }
     }
 
     fn lock(&self) -> MutexGuard<'_, Shared> {
-        // Nothing panics while it holds the lock, and no invariant spans two acquisitions.
+        // No code panics while it holds the lock, and no invariant spans two acquisitions.
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Waits for a condition until the deadline, or for no reason at all.
+/// Waits for a notification, the deadline, or a spurious wakeup.
 fn wait_by<'s>(
     condition: &Condvar,
     shared: MutexGuard<'s, Shared>,
@@ -311,8 +311,7 @@ fn wait_by<'s>(
     }
 }
 
-/// The address of the server; `None` for one that needs an interface beside it, which a host and a
-/// port do not hold.
+/// The address of the server; `None` for a link-local address, since a `HostPort` has no interface.
 fn peer_of(connection: &Connection) -> Option<HostPort> {
     match connection.peer_addr() {
         Ok(SocketAddr::V6(address)) if address.scope_id() != 0 => None,
@@ -326,12 +325,12 @@ fn peer_of(connection: &Connection) -> Option<HostPort> {
 pub(super) struct Lease<'p> {
     pool: &'p Pool,
     lane: usize,
-    /// `None` once the connection is out of step.
+    /// `None` once an exchange has failed.
     connection: Option<Connection>,
 }
 
 impl Lease<'_> {
-    /// Whether writes that nobody answers may stay unacknowledged when the call returns.
+    /// Whether writes without a reply may stay unacknowledged when the call returns.
     pub(super) const fn is_first_lane(&self) -> bool {
         self.lane == 0
     }
@@ -364,14 +363,13 @@ impl Lease<'_> {
             .is_some_and(Connection::has_compare_exchange)
     }
 
-    /// Whether the connection is good for another exchange at once.
+    /// Whether the connection is ready for another exchange.
     pub(super) fn is_in_step(&self) -> bool {
         self.connection.as_ref().is_some_and(Connection::is_in_step)
     }
 
-    /// Runs one exchange. A failure drops the connection, as it may be out of step; a connection
-    /// that the server has closed ends the whole pool, for a server that comes back is another,
-    /// empty store.
+    /// Runs one exchange. A failure drops the connection, since replies may still be due. A connection
+    /// closed by the server ends the whole pool: a server that restarts is a new, empty store.
     pub(super) fn exchange<T>(
         &mut self,
         exchange: impl FnOnce(&mut Connection) -> Result<T, Failure>,
@@ -380,8 +378,8 @@ impl Lease<'_> {
             .map_err(|failure| self.end_by(failure))
     }
 
-    /// Runs one exchange. A failure drops the connection, but does not end the pool: the caller finds out
-    /// what it means, with [`reconnect`](Self::reconnect) or [`end_by`](Self::end_by).
+    /// Runs one exchange. A failure drops the connection but does not end the pool; the caller continues
+    /// with [`reconnect`](Self::reconnect) or [`end_by`](Self::end_by).
     pub(super) fn attempt<T>(
         &mut self,
         exchange: impl FnOnce(&mut Connection) -> Result<T, Failure>,
@@ -396,14 +394,14 @@ impl Lease<'_> {
         result
     }
 
-    /// Makes a new connection for this lane, to the same server.
+    /// Opens a new connection for this lane, to the same server.
     pub(super) fn reconnect(&mut self, deadline: Deadline) -> Result<(), PoolError> {
         self.connection = None;
         self.connection = Some(self.pool.connect(self.lane, deadline)?);
         Ok(())
     }
 
-    /// Ends the pool if the failure means that the server is gone.
+    /// Ends the pool if the failure means that the connection to the server is lost.
     pub(super) fn end_by(&self, failure: Failure) -> PoolError {
         match &failure {
             Failure::Lost(error) | Failure::NotSent(error)
@@ -423,7 +421,7 @@ impl Lease<'_> {
         PoolError::Failure(failure)
     }
 
-    /// Runs one exchange that may wait for long, during which other calls take other lanes.
+    /// Runs one exchange that may wait long, while other calls use other lanes.
     pub(super) fn exchange_blocking<T>(
         &mut self,
         exchange: impl FnOnce(&mut Connection, &mut dyn FnMut()) -> Result<T, Failure>,
@@ -435,14 +433,14 @@ impl Lease<'_> {
             .is_none_or(Connection::is_acknowledged);
         pool.lock()
             .lanes
-            .begins_to_block(lane, Instant::now(), settled);
+            .start_blocking(lane, Instant::now(), settled);
         pool.lane_changed.notify_all();
         let mut acknowledged = || {
             pool.lock().lanes.settled(lane);
             pool.lane_changed.notify_all();
         };
         let result = self.exchange(|connection| exchange(connection, &mut acknowledged));
-        pool.lock().lanes.blocks_no_more(lane);
+        pool.lock().lanes.stop_blocking(lane);
         result
     }
 }
@@ -459,7 +457,7 @@ impl Drop for Lease<'_> {
         }
         shared.lanes.give_back(self.lane);
         drop(shared);
-        // All, because one that is woken at its own deadline would not use the lane.
+        // All, because a thread that reaches its deadline at the same time would not use the lane.
         self.pool.lane_changed.notify_all();
     }
 }
@@ -485,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn closing_ends_a_sleep_that_has_no_end_of_its_own() {
+    fn closing_ends_a_sleep_without_a_deadline() {
         let server = serve();
         let pool = open(&server);
         thread::scope(|scope| {
@@ -499,7 +497,7 @@ mod tests {
     }
 
     #[test]
-    fn closing_ends_a_hello_that_is_not_answered() {
+    fn closing_ends_an_unanswered_handshake() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let port = listener.local_addr().expect("bound").port();
         let opening = thread::spawn(move || {
@@ -515,7 +513,7 @@ mod tests {
 
         let taken = pool.take(Deadline::NEVER).expect("the first lane");
         let long_ago = Instant::now() - Duration::from_secs(1);
-        pool.lock().lanes.begins_to_block(0, long_ago, true);
+        pool.lock().lanes.start_blocking(0, long_ago, true);
         let deadline = Deadline::after(Instant::now(), Duration::from_secs(60));
         thread::scope(|scope| {
             let second = scope.spawn(|| pool.take(deadline).map(drop));
@@ -532,7 +530,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sleep_lasts_its_time_while_others_use_the_store() {
+    fn a_sleep_lasts_until_its_deadline_while_others_use_the_store() {
         let server = serve();
         let pool = open(&server);
         let deadline = Deadline::after(Instant::now(), Duration::from_millis(5));

@@ -1,4 +1,4 @@
-//! The socket of a connection: reads and writes by a deadline, waiting on mio readiness.
+//! The socket of a connection: reads and writes with a deadline, on mio readiness.
 
 use std::io::{self, IoSlice, Read};
 use std::net::SocketAddr;
@@ -10,31 +10,31 @@ use mio::event::Event;
 use mio::net::TcpStream;
 use mio::{Events, Interest, Poll, Token};
 
-/// A connected socket and the [`Poll`] that it is registered with once: two descriptors.
+/// A connected socket and the [`Poll`] that it is registered with: two descriptors.
 ///
 /// Used by one thread at a time. Another thread wakes it by shutting down the
 /// [`socket`](Self::socket), which every platform reports as readiness, so that no `Waker` (a third
 /// descriptor on Linux) is needed.
 ///
-/// Readiness is edge-triggered: an event is reported once, when something changes. So the stream
-/// remembers it until a call has found nothing more. A request and its reply cost three system
-/// calls: send, poll, receive. A deadline that has passed checks once without waiting.
+/// Readiness is edge-triggered: an event is reported once, when the state changes. So the stream
+/// remembers it until a call would block. A request and its reply cost three system calls: send, poll,
+/// receive. A deadline that has passed checks once without waiting.
 #[derive(Debug)]
 pub(super) struct Stream {
     socket: Arc<TcpStream>,
     poll: Poll,
     events: Events,
-    /// A receive may find something. False only when an event will report the next input.
+    /// A receive may find input. False only if an event will report the next input.
     may_receive: bool,
-    /// The peer has ended its side, or the connection has failed: no further event is certain.
+    /// The peer has closed its side, or the connection has failed: no further event may follow.
     has_ended: bool,
 }
 
 impl Stream {
-    /// Takes over a connection and makes it non-blocking.
+    /// Takes a connection and makes it non-blocking.
     ///
     /// # Errors
-    /// What the system reports; most likely that the process has no descriptor left.
+    /// The system's error; most likely the process has no descriptor left.
     pub(super) fn new(stream: std::net::TcpStream) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         let mut socket = TcpStream::from_std(stream);
@@ -59,7 +59,7 @@ impl Stream {
     /// The address of the peer.
     ///
     /// # Errors
-    /// When the connection has already failed.
+    /// If the connection has already failed.
     pub(super) fn peer_addr(&self) -> io::Result<SocketAddr> {
         self.socket.peer_addr()
     }
@@ -68,8 +68,8 @@ impl Stream {
     /// of bytes; 0 at the end of the stream, or when `buf` is empty.
     ///
     /// # Errors
-    /// [`io::ErrorKind::TimedOut`] when nothing arrived by the deadline, else what the connection
-    /// reports.
+    /// [`io::ErrorKind::TimedOut`] if nothing arrived by the deadline; otherwise the error of the
+    /// connection.
     pub(super) fn read_by(&mut self, buf: &mut [u8], deadline: Deadline) -> io::Result<usize> {
         if buf.is_empty() {
             return Ok(0);
@@ -78,16 +78,16 @@ impl Stream {
         self.receive(room, deadline, |mut socket| socket.read(buf))
     }
 
-    /// Appends exactly `len` bytes to `buf`, waiting until the deadline; never takes more from the
+    /// Appends exactly `len` bytes to `buf`, waiting until the deadline; never reads more from the
     /// stream.
     ///
-    /// The memory is not zeroed first, and is reserved as the bytes arrive: at no time for more than
-    /// 64 KiB and eight times what was received so far. So a peer that announces much and sends
-    /// little costs little, and a large value is moved a handful of times.
+    /// Reserves memory as the bytes arrive: at most 64 KiB plus eight times the received bytes, not
+    /// zeroed. So a peer that announces much and sends little costs little, and a large value is moved
+    /// a few times only.
     ///
     /// # Errors
-    /// As [`read_by`](Self::read_by), and [`io::ErrorKind::UnexpectedEof`] when the stream ends before.
-    /// What was received by then is at the end of `buf`.
+    /// As [`read_by`](Self::read_by), and [`io::ErrorKind::UnexpectedEof`] if the stream ends early. The
+    /// received bytes are at the end of `buf`.
     pub(super) fn read_exact_into_vec_by(
         &mut self,
         buf: &mut Vec<u8>,
@@ -113,19 +113,19 @@ impl Stream {
         Ok(())
     }
 
-    /// Writes all pieces one after the other, waiting for room until the deadline. Success means that
-    /// the system has them, not that the peer does. The pieces are used up on the way: their content
-    /// afterwards is unspecified.
+    /// Writes all pieces in order, waiting for buffer space until the deadline. Success means that the
+    /// system has accepted them, not that the peer has received them. The content of `pieces` is
+    /// unspecified afterwards.
     ///
     /// # Errors
-    /// [`io::ErrorKind::TimedOut`] when not everything was taken by the deadline, else what the
-    /// connection reports.
+    /// [`io::ErrorKind::TimedOut`] if the system did not accept everything by the deadline; otherwise the
+    /// error of the connection.
     pub(super) fn write_all_by(
         &mut self,
         mut pieces: &mut [IoSlice<'_>],
         deadline: Deadline,
     ) -> io::Result<()> {
-        // Empty pieces in front would make a send of nothing look like a closed connection.
+        // With empty pieces in front, a send of 0 bytes would look like a closed connection.
         IoSlice::advance_slices(&mut pieces, 0);
         while !pieces.is_empty() {
             match self.socket.try_io(|| send_vectored(&*self.socket, pieces)) {
@@ -140,7 +140,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Runs `receive_once`, which has `room` bytes of room, until it does not say "would block".
+    /// Repeats `receive_once`, which has capacity for `room` bytes, until it would not block.
     fn receive(
         &mut self,
         room: usize,
@@ -164,12 +164,12 @@ impl Stream {
         }
     }
 
-    /// Waits for an event that `is_wanted`. Every other event is noted, as it is not reported again.
+    /// Waits for an event that `is_wanted`. Records every other event, since it is not reported again.
     fn wait_for(&mut self, is_wanted: fn(&Event) -> bool, deadline: Deadline) -> io::Result<()> {
         loop {
             let remaining = deadline.remaining(Instant::now());
             match self.poll.poll(&mut self.events, remaining) {
-                // A signal: only what remains of the time is waited again.
+                // After a signal only the remaining time is waited.
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 result => result?,
             }
@@ -200,12 +200,12 @@ fn is_writable(event: &Event) -> bool {
 /// The only registration of the poll.
 const SOCKET: Token = Token(0);
 
-/// What a peer may make us reserve by announcing a length alone.
+/// The memory that is reserved for an announced length alone.
 const READ_AHEAD_BYTES: usize = 64 * 1024;
 
-/// A receive that leaves room in its buffer has emptied the socket, and the next input is an event of
-/// its own: epoll(7) and kqueue(2) promise that. mio's other selectors, on rarer systems, report again
-/// only after a receive that would have blocked.
+/// Whether a receive that does not fill its buffer has emptied the socket, and the next input causes an
+/// event: epoll(7) and kqueue(2) guarantee that. mio's other selectors report again only after a
+/// receive that would block.
 const SHORT_RECEIVE_DRAINS: bool = cfg!(any(
     target_os = "linux",
     target_os = "android",

@@ -1,4 +1,4 @@
-//! What every call of one store shares: its connections, its default timeout and its limits.
+//! State shared by all calls of one store: connections, default timeout and limits.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use crate::limits::WireLimits;
 #[derive(Debug)]
 pub(super) struct Transport {
     pub(super) pool: Pool,
-    /// What errors call the store.
+    /// The store's name in errors.
     pub(super) label: String,
     pub(super) limits: WireLimits,
     timeout: Mutex<Option<Duration>>,
@@ -30,7 +30,7 @@ impl Transport {
         }
     }
 
-    /// The timeout of calls that have none of their own.
+    /// The default timeout.
     pub(super) fn timeout(&self) -> Option<Duration> {
         *self.timeout.lock().unwrap_or_else(PoisonError::into_inner)
     }

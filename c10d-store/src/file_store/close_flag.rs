@@ -1,11 +1,11 @@
-//! Whether a store object has been closed, and pauses that end when it is.
+//! Whether a store object has been closed, and sleeps that end when it is.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use c10d_socket::Deadline;
 
-/// Set once, by [`set`](Self::set).
+/// A flag that is set once, by [`set`](Self::set).
 #[derive(Debug, Default)]
 pub(super) struct CloseFlag {
     is_set: Mutex<bool>,
@@ -13,18 +13,17 @@ pub(super) struct CloseFlag {
 }
 
 impl CloseFlag {
-    /// Closes, and ends every pause.
+    /// Sets the flag and ends all sleeps.
     pub(super) fn set(&self) {
         *self.lock() = true;
         self.was_set.notify_all();
     }
 
-    /// Whether the store object has been closed.
     pub(super) fn is_set(&self) -> bool {
         *self.lock()
     }
 
-    /// Sleeps for so long, or until closed.
+    /// Sleeps for `duration`, or until the flag is set.
     pub(super) fn pause(&self, duration: Duration) {
         let deadline = Deadline::after(Instant::now(), duration);
         let mut is_set = self.lock();
@@ -38,7 +37,7 @@ impl CloseFlag {
     }
 
     fn lock(&self) -> MutexGuard<'_, bool> {
-        // Nothing panics while it holds the lock.
+        // No code panics while it holds the lock.
         self.is_set.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -50,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn closing_ends_the_pauses_of_other_threads_and_all_later_ones() {
+    fn closing_ends_current_and_later_sleeps() {
         let flag = CloseFlag::default();
         let started = Instant::now();
         let long = Duration::from_secs(60);
@@ -66,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_lasts_its_time() {
+    fn a_sleep_lasts_its_duration() {
         let flag = CloseFlag::default();
         let started = Instant::now();
         flag.pause(Duration::from_millis(5));

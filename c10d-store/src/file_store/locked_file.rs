@@ -1,8 +1,8 @@
-//! Opening a store file and holding its lock.
+//! Opens a store file and holds its lock.
 //!
-//! The lock is `flock(2)`: advisory, on the whole file, released by the kernel when its owner dies.
-//! It belongs to one opening of the file, so two threads that open the file for themselves exclude
-//! each other like two processes.
+//! The lock is flock(2): advisory, on the whole file, released by the kernel when its owner dies. It
+//! belongs to an open file description, so two threads that each open the file exclude each other like
+//! two processes.
 
 use std::fs::{self, File, Metadata, OpenOptions, TryLockError};
 use std::io;
@@ -16,12 +16,12 @@ use c10d_socket::Deadline;
 
 use super::close_flag::CloseFlag;
 
-/// How long a thread that found the lock taken sleeps: at first about as long as an operation holds
-/// it, then longer, so that a lock which is held for long costs no CPU.
+/// The interval between attempts to lock: at first about as long as an operation holds the lock, then
+/// longer, so that waiting for a lock held long costs little CPU.
 const LOCK_PAUSE_MIN: Duration = Duration::from_micros(50);
 const LOCK_PAUSE_MAX: Duration = Duration::from_millis(10);
 
-/// PyTorch's mode, before the process's mask.
+/// PyTorch's file mode, before the umask.
 const MODE: u32 = 0o644;
 
 /// A file whose lock is held until this is dropped.
@@ -30,12 +30,12 @@ pub(super) struct LockedFile {
     file: File,
 }
 
-/// Why a lock was not had.
+/// Why locking failed.
 #[derive(Debug)]
 pub(super) enum LockError {
-    /// Others held it until the deadline.
+    /// Other workers held the lock until the deadline.
     Busy,
-    /// The store object was closed meanwhile.
+    /// The store object was closed.
     Closed,
     Io(io::Error),
 }
@@ -46,15 +46,15 @@ impl From<io::Error> for LockError {
     }
 }
 
-/// For how long a lock is asked for.
+/// How long to wait for a lock.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Patience<'a> {
     pub(super) deadline: Deadline,
-    /// Ends the wait early; `None` when nothing does.
+    /// Ends the wait early when set; `None` for a wait that cannot be ended early.
     pub(super) closed: Option<&'a CloseFlag>,
 }
 
-/// Which file a path leads to, whatever its name.
+/// The identity of a file, independent of its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Identity {
     device: u64,
@@ -70,7 +70,7 @@ impl Identity {
     }
 }
 
-/// Opens the file to read it, without a lock; `None` when there is none.
+/// Opens the file for reading, without a lock; `None` if it is missing.
 pub(super) fn open_to_read(path: &Path) -> io::Result<Option<(File, Metadata)>> {
     let Some(file) = present(File::open(path))? else {
         return Ok(None);
@@ -80,14 +80,14 @@ pub(super) fn open_to_read(path: &Path) -> io::Result<Option<(File, Metadata)>> 
 }
 
 impl LockedFile {
-    /// Locks a file so that nobody writes while it is read.
+    /// Takes the shared lock, which excludes writers.
     pub(super) fn shared(file: File, patience: Patience<'_>) -> Result<Self, LockError> {
         lock(&file, File::try_lock_shared, patience)?;
         Ok(Self { file })
     }
 
-    /// Opens the file to write it and locks out everybody else; `None` when there is no file and
-    /// none is to be created.
+    /// Opens the file for writing and takes the exclusive lock; `None` if the file is missing and `create`
+    /// is false.
     pub(super) fn exclusive(
         path: &Path,
         create: bool,
@@ -98,7 +98,7 @@ impl LockedFile {
         loop {
             let file = match options.open(path) {
                 Ok(file) => file,
-                // With `create` it is the folder that is missing.
+                // With `create`, the directory is missing, which is an error.
                 Err(error) if error.kind() == io::ErrorKind::NotFound && !create => {
                     return Ok(None);
                 }
@@ -107,8 +107,7 @@ impl LockedFile {
             let opened = regular(&file)?;
             lock(&file, File::try_lock, patience)?;
             let locked = Self { file };
-            // Whoever held the lock may have removed the file; what is written to it now, nobody
-            // would ever read.
+            // The previous owner of the lock may have removed the file: a write to it would be lost.
             let at_path = present(fs::metadata(path))?;
             if at_path.is_some_and(|at_path| Identity::of(&at_path) == Identity::of(&opened)) {
                 return Ok(Some(locked));
@@ -130,8 +129,8 @@ impl Deref for LockedFile {
 
 impl Drop for LockedFile {
     fn drop(&mut self) {
-        // Closing would not do: a duplicate of the descriptor, here or in a process that was just
-        // forked, would keep the lock.
+        // Closing is not enough: a duplicate of the descriptor, here or in a forked process, would keep
+        // the lock.
         if let Err(error) = self.file.unlock() {
             log::warn!("cannot unlock a store file: {error}");
         }
@@ -168,7 +167,7 @@ fn lock(
     }
 }
 
-/// Turns "there is no such file" into `None`.
+/// Turns `NotFound` into `None`.
 fn present<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
         Ok(found) => Ok(Some(found)),
@@ -177,7 +176,7 @@ fn present<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     }
 }
 
-/// The file's metadata. Only a regular file has a length to read up to; reading a pipe would block.
+/// The metadata of a regular file. Other files have no length, and reading a pipe would block.
 fn regular(file: &File) -> io::Result<Metadata> {
     let metadata = file.metadata()?;
     if !metadata.is_file() {

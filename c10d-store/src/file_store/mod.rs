@@ -1,6 +1,4 @@
-//! A store in a file that the workers share, compatible with PyTorch's `FileStore`.
-//!
-//! The format, the locking and the differences from PyTorch are in docs/file-store.md.
+//! A store in a shared file, compatible with PyTorch's `FileStore`: see docs/file-store.md.
 
 mod close_flag;
 mod locked_file;
@@ -22,33 +20,32 @@ use crate::known::Known;
 use crate::store::{DEFAULT_TIMEOUT, Store, generic_barrier, takes_any_bytes};
 use crate::value_rules;
 
-/// How often a waiting call looks at the file: soon at first, as what is waited for is often about
-/// to come; later as rarely as PyTorch, whose 10 ms cost next to nothing.
+/// The polling interval of a waiting call: short at first, since the write often follows soon; later
+/// PyTorch's 10 ms, which cost next to nothing.
 const POLL_PAUSE_MIN: Duration = Duration::from_millis(1);
 const POLL_PAUSE_MAX: Duration = Duration::from_millis(10);
 
-/// How long dropping a store waits for the file's lock.
+/// The longest time that dropping a store waits for the file's lock.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A store in a file that all workers can open: on one machine, or on a shared file system that
-/// supports `flock`.
+/// A store in a file that all workers can open: on one machine, or on a shared file system with
+/// `flock`.
 ///
-/// The file is a log to which every write appends a record; it never shrinks while it is in use.
-/// Workers on PyTorch's `FileStore` and on this one may use the same file at the same time. There
-/// are no queues.
+/// The file is a log: every write appends a record, and the file does not shrink while in use. PyTorch's
+/// `FileStore` and this one can share a file. There are no queues.
 ///
-/// Every operation is atomic, [`multi_get`](Store::multi_get), [`multi_set`](Store::multi_set) and
-/// [`append`](Store::append_bytes) included. Waiting is polling: a value is noticed up to 10 ms after it
-/// was written. Every operation waits for the file's lock, for at most the [timeout](Store::timeout)
-/// or 1 s, whichever is longer.
+/// Every operation is atomic, including [`multi_get`](Store::multi_get),
+/// [`multi_set`](Store::multi_set) and [`append`](Store::append_bytes). Waiting calls poll: they notice a
+/// write within 10 ms. Every operation waits for the file's lock for at most its timeout, or 1 s if that
+/// is longer.
 ///
-/// A missing file is an empty store, and the first write creates it.
+/// A missing file is an empty store, which the first write creates. A file left by an earlier run is
+/// read as if it belonged to this one.
 ///
-/// **Dropping** a store counts it as closed in the file, and removes the file when it was the last
-/// one open and at least `world_size` have been closed. Without a world size it is never removed. A
-/// file that is left over from an earlier run is read as if it were of this one. Dropping waits for
-/// the file's lock for at most 5 s; what goes wrong is logged. [Closing](Store::close) a store ends its
-/// calls, but counts for the file only once the store is dropped.
+/// **Dropping** a store counts it as closed in the file, and removes the file if no store is open and at
+/// least `world_size` have been closed. Without a world size the file is never removed. Dropping waits
+/// for the file's lock for at most 5 s and logs errors. [Closing](Store::close) a store ends its calls,
+/// but the file counts it as closed only when it is dropped.
 ///
 /// ```
 /// use c10d_store::{FileStore, Store};
@@ -69,11 +66,11 @@ pub struct FileStore {
     file: StoreFile,
     world_size: Option<usize>,
     timeout: Mutex<Option<Duration>>,
-    /// [`CLOSE_TIMEOUT`], but for tests.
+    /// [`CLOSE_TIMEOUT`], except in tests.
     close_timeout: Duration,
 }
 
-/// How a [`FileStore`] is opened.
+/// Options of [`FileStore::open_with`].
 #[derive(Debug, Clone)]
 pub struct FileStoreOptions {
     world_size: Option<usize>,
@@ -81,8 +78,8 @@ pub struct FileStoreOptions {
 }
 
 impl FileStoreOptions {
-    /// After how many closed stores the last one removes the file. By default never, as in PyTorch:
-    /// who does not know how many workers there are cannot know that none will come any more.
+    /// The number of closed stores after which the last one removes the file. Default: none, and the file
+    /// is not removed, as in PyTorch: without the number of workers, more of them may still open it.
     #[must_use]
     pub const fn with_world_size(mut self, world_size: usize) -> Self {
         self.world_size = Some(world_size);
@@ -108,13 +105,13 @@ impl Default for FileStoreOptions {
 }
 
 impl FileStore {
-    /// Opens or creates the store file at `path`. The last of the stores removes it when at least
-    /// `world_size` have been closed; `None` keeps it (PyTorch's -1).
+    /// Opens or creates the store file at `path`. The last store removes it if at least `world_size` have
+    /// been closed; `None` keeps it (PyTorch's -1). Waits for the file's lock for at most 300 s.
     ///
     /// # Errors
-    /// [`StoreError::File`] when the file cannot be created or opened, at once;
-    /// [`StoreError::CorruptFile`] when it holds something else than a store, which is left as it
-    /// is; [`StoreError::Timeout`] when its lock was held by others for 300 s.
+    /// [`StoreError::File`] if the file cannot be created or opened, [`StoreError::CorruptFile`] if it
+    /// contains something else than a store (it stays unchanged), [`StoreError::Timeout`] if other
+    /// workers held its lock for 300 s.
     pub fn open(path: impl AsRef<Path>, world_size: Option<usize>) -> Result<Self, StoreError> {
         let options = FileStoreOptions {
             world_size,
@@ -123,17 +120,17 @@ impl FileStore {
         Self::open_with(path, &options)
     }
 
-    /// As [`open`](Self::open), with more to choose.
+    /// As [`open`](Self::open), with options. Waits for the file's lock for at most their timeout.
     ///
     /// # Errors
-    /// As [`open`](Self::open), but with the timeout of `options`.
+    /// As [`open`](Self::open), with the timeout of `options`.
     pub fn open_with(
         path: impl AsRef<Path>,
         options: &FileStoreOptions,
     ) -> Result<Self, StoreError> {
         let path = path.as_ref();
-        // The file is opened anew by each operation, and a process may change its folder meanwhile.
-        // Where that cannot be helped, because the path is empty or the folder is gone, opening fails.
+        // Each operation opens the file again, and the process may change its directory meanwhile. If
+        // the path is empty or the directory was removed, opening fails.
         let file = StoreFile::new(path::absolute(path).unwrap_or_else(|_| path.to_owned()));
         let call = Call::begin(Operation::Open, &[], options.timeout);
         file.write(&call, |writer| {
@@ -149,7 +146,7 @@ impl FileStore {
         })
     }
 
-    /// Where the file is.
+    /// The absolute path of the file.
     pub fn path(&self) -> &Path {
         self.file.path()
     }
@@ -177,7 +174,7 @@ impl FileStore {
         Call::begin(operation, keys, self.timeout())
     }
 
-    /// Shows `look` what the file holds now.
+    /// Runs `look` on the current contents of the file.
     fn read<T>(
         &self,
         operation: Operation,
@@ -186,8 +183,8 @@ impl FileStore {
         self.file.read(&self.call(operation, &[]), look)
     }
 
-    /// Waits until all keys of the call are there, and shows `take` what the file holds then.
-    fn read_when_there<T>(
+    /// Waits until all keys of the call exist, and runs `take` on the contents.
+    fn read_when_present<T>(
         &self,
         call: &Call<'_>,
         take: impl Fn(&Entries) -> T,
@@ -203,8 +200,7 @@ impl FileStore {
         })
     }
 
-    /// Looks at the file again and again until `look` takes something from it. What `look` says
-    /// instead is which keys keep the call waiting.
+    /// Polls the file until `look` returns a result instead of the keys that are missing.
     fn read_when<'k, T>(
         &self,
         call: &Call<'k>,
@@ -213,12 +209,12 @@ impl FileStore {
         let deadline = call.deadline();
         let mut pause = POLL_PAUSE_MIN;
         loop {
-            let is_last_look = deadline.has_passed(Instant::now());
+            let is_last_poll = deadline.has_passed(Instant::now());
             let missing = match self.file.read(call, &look)? {
                 Ok(taken) => return Ok(taken),
                 Err(missing) => missing,
             };
-            if is_last_look {
+            if is_last_poll {
                 let context = self.file.context(call, missing);
                 return Err(StoreError::timeout(context, call.timeout()));
             }
@@ -245,8 +241,7 @@ impl FileStore {
         self.file.write(&call, |writer| writer.append(&records))
     }
 
-    /// Under one lock, reads the value of `key` and writes the one that `decide` makes of it, if
-    /// any.
+    /// Under one lock, reads the value of `key` and writes the value that `decide` returns, if any.
     fn update<T>(
         &self,
         operation: Operation,
@@ -268,7 +263,7 @@ impl FileStore {
     }
 }
 
-/// Puts the record into `records` that adds `delta` to a number of the bookkeeping; returns the sum.
+/// Appends to `records` the record that adds `delta` to an internal counter; returns the sum.
 fn count(
     file: &StoreFile,
     call: &Call<'_>,
@@ -292,7 +287,7 @@ fn count(
 impl Drop for FileStore {
     fn drop(&mut self) {
         if let Err(error) = self.count_as_closed() {
-            log::warn!("a file store was not counted as closed: {error}");
+            log::warn!("cannot count a file store as closed: {error}");
         }
     }
 }
@@ -317,7 +312,7 @@ impl Store for FileStore {
     fn get_timeout(&self, key: &str, timeout: Option<Duration>) -> Result<Vec<u8>, StoreError> {
         let keys = [key];
         let call = Call::begin(Operation::Get, &keys, timeout);
-        self.read_when_there(&call, |entries| {
+        self.read_when_present(&call, |entries| {
             entries.user(key).unwrap_or_default().to_vec()
         })
     }
@@ -367,7 +362,7 @@ impl Store for FileStore {
 
     fn wait_timeout(&self, keys: &[&str], timeout: Option<Duration>) -> Result<(), StoreError> {
         let call = Call::begin(Operation::Wait, keys, timeout);
-        self.read_when_there(&call, |_| ())
+        self.read_when_present(&call, |_| ())
     }
 
     fn wait_change(
@@ -384,7 +379,7 @@ impl Store for FileStore {
         })
     }
 
-    /// True: a change is noticed up to 10 ms after it was written.
+    /// True: a change is noticed within 10 ms.
     fn wakes_on_change(&self) -> bool {
         true
     }
@@ -396,16 +391,16 @@ impl Store for FileStore {
         record::encode(DELETED_USER, key.as_bytes(), b"", &mut record)
             .map_err(|too_long| self.file.too_long(&call, &too_long))?;
         let deleted = self.file.write_if_present(&call, |writer| {
-            let is_there = writer.entries().user(key).is_some();
-            if is_there {
+            let exists = writer.entries().user(key).is_some();
+            if exists {
                 writer.append(&record)?;
             }
-            Ok(is_there)
+            Ok(exists)
         })?;
         Ok(deleted.unwrap_or(false))
     }
 
-    /// Counts `refcount/` and, once a store has been closed, `cleanup/` as well, as in PyTorch.
+    /// Includes `refcount/` and, once a store has been closed, `cleanup/`, as in PyTorch.
     fn num_keys(&self) -> Result<u64, StoreError> {
         self.read(Operation::NumKeys, |entries| entries.len() as u64)
     }
@@ -417,10 +412,10 @@ impl Store for FileStore {
         })
     }
 
-    /// The values were all present at one moment.
+    /// The values existed at the same moment.
     fn multi_get(&self, keys: &[&str]) -> Result<Vec<Vec<u8>>, StoreError> {
         let call = self.call(Operation::MultiGet, keys);
-        self.read_when_there(&call, |entries| {
+        self.read_when_present(&call, |entries| {
             let value = |key: &&str| entries.user(key).unwrap_or_default().to_vec();
             keys.iter().map(value).collect()
         })
@@ -432,7 +427,7 @@ impl Store for FileStore {
         self.write_all(Operation::MultiSet, &keys, pairs)
     }
 
-    /// The users' keys, without the bookkeeping.
+    /// The users' keys, without internal ones.
     fn list_keys(&self) -> Result<Vec<String>, StoreError> {
         self.read(Operation::ListKeys, |entries| {
             let keys = entries.user_keys();
@@ -458,7 +453,7 @@ impl Store for FileStore {
         *self.timeout.lock().unwrap_or_else(PoisonError::into_inner) = timeout;
     }
 
-    /// Opens the file a second time: the clone counts as one more open store.
+    /// Opens the file again: the clone counts as another open store.
     fn clone_store(&self) -> Result<Arc<dyn Store>, StoreError> {
         self.file
             .check_not_closed(&self.call(Operation::Open, &[]))?;
@@ -473,7 +468,7 @@ impl Store for FileStore {
         self.file.close();
     }
 
-    /// True, as these operations are atomic here; PyTorch's says false.
+    /// True, since these operations are atomic here; false in PyTorch.
     fn has_extended_api(&self) -> bool {
         true
     }
@@ -489,14 +484,14 @@ mod tests {
 
     use super::*;
 
-    /// A store can be dropped while the lock is held: it gives up, and says so in the log only.
+    /// A store can be dropped while the lock is held: it gives up and logs a warning.
     #[test]
-    fn dropping_waits_for_the_lock_but_not_forever() {
+    fn dropping_waits_for_the_lock_with_a_limit() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("store");
         let mut store = FileStore::open(&path, Some(1)).unwrap();
         assert_eq!(store.close_timeout, CLOSE_TIMEOUT);
-        // An operation waits for 1 s at least.
+        // An operation waits for at least 1 s.
         store.close_timeout = Duration::from_millis(1100);
         let before = fs::read(&path).unwrap();
         let holder = File::open(&path).unwrap();

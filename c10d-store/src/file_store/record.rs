@@ -1,21 +1,21 @@
-//! The records of a store file, and the map that replaying them gives.
+//! The records of a store file, and the map that results from replaying them. Pure.
 //!
-//! Pure: bytes in, bytes out. Format and meaning: docs/file-store.md, Records.
+//! Specified in docs/file-store.md, Records.
 
 use std::collections::HashMap;
 
 use byteorder::{ByteOrder, LittleEndian};
 
-/// What a stored name starts with: the keys of the users, and deletions of stored names.
+/// The prefixes of stored names: users' keys, and deletions.
 pub(super) const USER: &[u8] = b"/";
 pub(super) const DELETED_USER: &[u8] = b"-/";
 const DELETED: &[u8] = b"-";
 
-/// Stored names of the bookkeeping: how many store objects are open, and how many have been closed.
+/// The stored names of the internal counters: open store objects, and closed ones.
 pub(super) const REFCOUNT: &[u8] = b"refcount/";
 pub(super) const CLEANUP: &[u8] = b"cleanup/";
 
-/// The longest stored name and the longest value, as a record counts them in 32 bits.
+/// The longest stored name and value: a record has 32-bit lengths.
 pub(super) const FIELD_BYTES_MAX: usize = u32::MAX as usize;
 
 /// How much of a torn record [`can_start_record`] needs to see.
@@ -23,7 +23,7 @@ pub(super) const RECORD_HEAD_BYTES: usize = LEN_BYTES + REFCOUNT.len();
 
 const LEN_BYTES: usize = 4;
 
-/// A name or value that a record cannot hold.
+/// A name or value is too long for a record.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct TooLong {
     pub(super) what: &'static str,
@@ -31,8 +31,8 @@ pub(super) struct TooLong {
     pub(super) limit: usize,
 }
 
-/// Appends to `out` the record that gives `value` to the stored name `prefix` + `name`. On an error
-/// `out` is as before.
+/// Appends to `out` the record that sets the stored name `prefix` + `name` to `value`. On an error
+/// `out` stays unchanged.
 pub(super) fn encode(
     prefix: &[u8],
     name: &[u8],
@@ -68,7 +68,7 @@ fn push_len(out: &mut Vec<u8>, len: u32) {
     out.extend_from_slice(&bytes);
 }
 
-/// What the bytes at the start of some input are.
+/// The result of decoding the start of an input.
 #[derive(PartialEq, Eq)]
 #[cfg_attr(test, derive(Debug))]
 enum Decoded<'a> {
@@ -77,7 +77,7 @@ enum Decoded<'a> {
         value: &'a [u8],
         bytes: usize,
     },
-    /// Not a whole record yet; it has at least `bytes_min` bytes.
+    /// An incomplete record of at least `bytes_min` bytes.
     Partial { bytes_min: u64 },
 }
 
@@ -102,9 +102,9 @@ fn decode(input: &[u8]) -> Decoded<'_> {
     }
 }
 
-/// The length of the field whose length prefix is at `start`, and where it ends; or, when `input`
-/// is too short for it, how long `input` must be at least. Lengths are in 64 bits until they are
-/// known to lie inside the input, as two of them may exceed a `usize`.
+/// The length and end of the field whose length prefix is at `start`; or, if `input` is too short, the
+/// least length that `input` must have. Lengths are `u64` until checked against the input, since two
+/// of them may exceed a `usize`.
 fn field_end(input: &[u8], start: usize) -> Result<(usize, usize), u64> {
     let content = start + LEN_BYTES;
     let Some(len) = input.get(start..content) else {
@@ -118,10 +118,10 @@ fn field_end(input: &[u8], start: usize) -> Result<(usize, usize), u64> {
     Ok((len as usize, end as usize))
 }
 
-/// Whether `tail`, which is no whole record, can be the start of one that some writer of this
-/// format began. Where it cannot, the file is something else, and nobody's to cut.
+/// Whether `tail`, an incomplete record, can be the start of a record of this format. If not, the file
+/// is something else and must not be truncated.
 ///
-/// Needs the first [`RECORD_HEAD_BYTES`] bytes of the tail to be certain.
+/// Needs the first [`RECORD_HEAD_BYTES`] bytes of the tail.
 pub(super) fn can_start_record(tail: &[u8]) -> bool {
     let Some(len) = tail.get(..LEN_BYTES) else {
         return true;
@@ -136,23 +136,23 @@ pub(super) fn can_start_record(tail: &[u8]) -> bool {
         || is_exactly(CLEANUP)
 }
 
-/// Whether `a` and `b` are equal as far as both go.
+/// Whether one of `a` and `b` is a prefix of the other.
 fn agree(a: &[u8], b: &[u8]) -> bool {
     let len = a.len().min(b.len());
     a[..len] == b[..len]
 }
 
-/// What a file says after its records have been applied in order.
+/// The contents of a file after replaying its records.
 #[derive(Default, PartialEq, Eq)]
 pub(super) struct Entries {
-    /// Under the users' keys, without the `/`.
+    /// By users' key, without the `/`.
     user: HashMap<Vec<u8>, Vec<u8>>,
-    /// Under any other stored name: the bookkeeping.
+    /// By any other stored name: the internal counters.
     other: HashMap<Vec<u8>, Vec<u8>>,
 }
 
 impl std::fmt::Debug for Entries {
-    /// Lengths instead of bytes: they can be long and secret.
+    /// Counts only: the bytes can be long and secret.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Entries")
             .field("user_keys", &self.user.len())
@@ -161,12 +161,12 @@ impl std::fmt::Debug for Entries {
     }
 }
 
-/// How far a replay got.
+/// The result of a replay.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Replayed {
     /// Bytes of whole records, all applied.
     pub(super) bytes: usize,
-    /// How long the record behind them is at least.
+    /// The least length of the record that follows.
     pub(super) next_bytes_min: u64,
 }
 
@@ -191,7 +191,7 @@ impl Entries {
     }
 
     fn apply(&mut self, name: &[u8], value: &[u8]) {
-        // A user's key that starts with `-` is stored as `/-...`, so no key looks like a deletion.
+        // A user's key that starts with `-` is stored as `/-...`, so it does not look like a deletion.
         if let Some(deleted) = name.strip_prefix(DELETED) {
             match deleted.strip_prefix(USER) {
                 Some(key) => self.user.remove(key),
@@ -210,7 +210,7 @@ impl Entries {
         self.user.get(key.as_bytes()).map(Vec::as_slice)
     }
 
-    /// The value of a bookkeeping name.
+    /// The value of an internal counter.
     pub(super) fn bookkeeping(&self, name: &[u8]) -> Option<&[u8]> {
         self.other.get(name).map(Vec::as_slice)
     }
@@ -219,7 +219,7 @@ impl Entries {
         self.user.keys().map(Vec::as_slice)
     }
 
-    /// The number of stored names, the bookkeeping included.
+    /// The number of stored names, including internal ones.
     pub(super) fn len(&self) -> usize {
         self.user.len() + self.other.len()
     }
@@ -294,14 +294,14 @@ mod tests {
     }
 
     #[test]
-    fn a_record_cut_anywhere_waits_for_its_rest() {
+    fn a_record_cut_anywhere_is_partial() {
         let whole = record(USER, b"key", b"value");
         for cut in 0..whole.len() {
             let mut entries = Entries::default();
             let replayed = entries.replay(&whole[..cut]);
             assert_eq!(replayed.bytes, 0);
             assert_eq!(entries, Entries::default());
-            // Never more than the truth, and always more than there is.
+            // At most the true length, and more than the input.
             assert!(replayed.next_bytes_min > cut as u64, "cut at {cut}");
             assert!(replayed.next_bytes_min <= whole.len() as u64);
             assert!(can_start_record(&whole[..cut]), "cut at {cut}");
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn claimed_lengths_are_only_reported() {
+    fn announced_lengths_reserve_nothing() {
         let cases: &[(&[u8], u64)] = &[
             (b"", 8),
             (b"\xff\xff\xff\xff", u64::from(u32::MAX) + 8),
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn other_files_do_not_pass_for_torn_records() {
+    fn other_files_are_not_torn_records() {
         let torn: &[&[u8]] = &[
             b"",
             b"\x05\0\0",
@@ -397,7 +397,7 @@ mod tests {
     }
 
     proptest! {
-        /// However the log is cut into pieces, it replays to what a plain map would hold.
+        /// Any split of the log replays to the same map.
         #[test]
         fn any_split_replays_to_the_same(steps in steps(), cuts: Vec<prop::sample::Index>) {
             let mut log = Vec::new();
@@ -436,9 +436,9 @@ mod tests {
             prop_assert_eq!(entries, Entries { user, other });
         }
 
-        /// Strangers' bytes replay to something, and as far as their lengths make sense.
+        /// Arbitrary bytes replay without a panic.
         #[test]
-        fn any_bytes_replay(bytes: Vec<u8>) {
+        fn replay_accepts_any_bytes(bytes: Vec<u8>) {
             let mut entries = Entries::default();
             let replayed = entries.replay(&bytes);
             let rest = &bytes[replayed.bytes..];

@@ -1,4 +1,4 @@
-//! What one store object has read of its file so far.
+//! The records that one store object has read from its file.
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -7,34 +7,34 @@ use std::os::unix::fs::FileExt;
 use super::locked_file::{Identity, LockedFile};
 use super::record::{Entries, RECORD_HEAD_BYTES, can_start_record};
 
-/// How much is read at once, unless a single record is longer.
+/// The size of a read, unless a single record is longer.
 const CHUNK_BYTES: u64 = 64 << 10;
 
-/// A copy of the file's contents, brought up to date by reading what was appended since.
+/// A copy of the file's contents, updated by reading the appended records.
 #[derive(Debug, Default)]
 pub(super) struct Replica {
     source: Option<Source>,
     entries: Entries,
-    /// End of the last whole record that was read.
+    /// The end of the last whole record read.
     offset: u64,
 }
 
-/// The file that was read. Kept open, because while it is, no new file at the same path can get the
-/// same inode number and so pass for this one.
+/// The file that was read. Kept open so that no new file at the same path can get the same inode
+/// number.
 #[derive(Debug)]
 struct Source {
     identity: Identity,
     _file: File,
 }
 
-/// What lies behind the last whole record.
+/// What follows the last whole record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Tail {
     /// Nothing.
     Whole,
-    /// The start of a record whose writer died.
+    /// An incomplete record, whose writer died.
     Torn { offset: u64, bytes: u64 },
-    /// Bytes that no writer of this format wrote.
+    /// Bytes that no writer of this format writes.
     Foreign { offset: u64 },
 }
 
@@ -43,18 +43,17 @@ impl Replica {
         &self.entries
     }
 
-    /// Whether a file with this metadata holds exactly what has been read.
+    /// Whether a file with this metadata contains exactly what has been read.
     pub(super) fn is_current(&self, metadata: &Metadata) -> bool {
         self.is_of(metadata) && metadata.len() == self.offset
     }
 
-    /// Forgets everything: the file is gone.
+    /// Resets the replica: the file is missing.
     pub(super) fn clear(&mut self) {
         *self = Self::default();
     }
 
-    /// Reads what was appended since the last time; everything when the file is another one, or
-    /// shorter than what was read.
+    /// Reads the appended records; all records if the file is another one, or shorter than before.
     pub(super) fn refresh(&mut self, file: &LockedFile) -> io::Result<Tail> {
         let metadata = file.metadata()?;
         if !self.is_of(&metadata) || metadata.len() < self.offset {
@@ -69,16 +68,15 @@ impl Replica {
         self.read(file, metadata.len())
     }
 
-    /// Writes whole records behind the last one. When that fails, what was written of them is cut
-    /// off again.
+    /// Appends whole records; truncates them again if that fails.
     ///
     /// The file must be locked exclusively, refreshed, and without a torn tail.
     pub(super) fn append(&mut self, file: &LockedFile, records: &[u8]) -> io::Result<()> {
-        // One system call in practice, so that a writer that is killed leaves all or nothing; and
-        // whatever it leaves, the next writer repairs.
+        // One system call in practice, so that a killed writer leaves all or nothing; the next writer
+        // repairs the rest.
         if let Err(error) = file.write_all_at(records, self.offset) {
             if let Err(error) = file.set_len(self.offset) {
-                log::warn!("cannot cut off a record that was not written to its end: {error}");
+                log::warn!("cannot truncate an incomplete record: {error}");
             }
             return Err(error);
         }
@@ -111,7 +109,7 @@ impl Replica {
             if left == 0 {
                 return Ok(Tail::Whole);
             }
-            // Memory follows what the file holds, never what a length claims.
+            // Memory follows the size of the file, not an announced length.
             if replayed.next_bytes_min > left {
                 return self.classify(file, left);
             }

@@ -1,4 +1,4 @@
-//! One store object's access to its file: each read and each change of the file as a whole.
+//! The reads and writes of one store object on its file.
 
 use std::fs;
 use std::io;
@@ -14,12 +14,11 @@ use super::record::{Entries, TooLong};
 use super::replica::{Replica, Tail};
 use crate::error::{ErrorContext, Operation, StoreError};
 
-/// The least that an operation waits for the file's lock, whatever its timeout. Others hold the
-/// lock for microseconds all the time, so giving up at the first sight of it would make a zero
-/// timeout fail at random.
+/// The least time that an operation waits for the file's lock. Other workers often hold the lock for
+/// microseconds, so an operation with a zero timeout would otherwise fail at random.
 const LOCK_TIMEOUT_MIN: Duration = Duration::from_secs(1);
 
-/// A call on a file store, for its deadline and its errors.
+/// A call on a file store: its operation, keys, start time and timeout.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Call<'a> {
     operation: Operation,
@@ -28,17 +27,17 @@ pub(super) struct Call<'a> {
     timeout: Option<Duration>,
 }
 
-/// A store file and what has been read of it.
+/// A store file and the records read from it.
 #[derive(Debug)]
 pub(super) struct StoreFile {
     path: PathBuf,
-    /// Locked after the file's lock, never while waiting for that: a thread that does wait holds up
-    /// nobody who needs only the replica.
+    /// Locked after the file's lock, and not while waiting for that, so that threads that need only the
+    /// replica are not delayed.
     replica: Mutex<Replica>,
     closed: CloseFlag,
 }
 
-/// The file in the hands of its only writer, with all its records read.
+/// The exclusively locked file, with all its records read.
 #[derive(Debug)]
 pub(super) struct Writer<'a> {
     store_file: &'a StoreFile,
@@ -60,18 +59,18 @@ impl StoreFile {
         &self.path
     }
 
-    /// What the store is called in errors.
+    /// The store's name in errors.
     pub(super) fn label(&self) -> String {
         format!("file store {}", self.path.display())
     }
 
-    /// Ends every call that is under way and all later ones but [`Operation::Close`], which is what
-    /// dropping the store object still has to do.
+    /// Fails the calls in progress and all later ones, except [`Operation::Close`], which dropping the
+    /// store object still needs.
     pub(super) fn close(&self) {
         self.closed.set();
     }
 
-    /// Fails when the store object has been closed.
+    /// Fails if the store object has been closed.
     pub(super) fn check_not_closed(&self, call: &Call<'_>) -> Result<(), StoreError> {
         if call.ends_with(&self.closed).is_some_and(CloseFlag::is_set) {
             return Err(self.closed_error(call));
@@ -79,19 +78,19 @@ impl StoreFile {
         Ok(())
     }
 
-    /// Sleeps between two looks at the file, unless the store object is closed.
+    /// Sleeps between two polls of the file; ends early if the store object is closed.
     pub(super) fn pause(&self, duration: Duration) {
         self.closed.pause(duration);
     }
 
-    /// Shows `look` what the file holds now. A missing file holds nothing.
+    /// Runs `look` on the current contents. A missing file is empty.
     pub(super) fn read<T>(
         &self,
         call: &Call<'_>,
         look: impl FnOnce(&Entries) -> T,
     ) -> Result<T, StoreError> {
         self.check_not_closed(call)?;
-        // Opened each time, because on a network file system that is what makes the length current.
+        // Opened each time, because on a network file system opening makes the length current.
         let opened = open_to_read(&self.path).map_err(|error| self.file_error(call, error))?;
         let Some((file, metadata)) = opened else {
             let mut replica = self.replica();
@@ -99,7 +98,7 @@ impl StoreFile {
             return Ok(look(replica.entries()));
         };
         {
-            // A file that has not grown needs no lock: its last change was read whole.
+            // A file that has not grown needs no lock: its last record was read completely.
             let replica = self.replica();
             if replica.is_current(&metadata) {
                 return Ok(look(replica.entries()));
@@ -112,13 +111,13 @@ impl StoreFile {
             .refresh(&file)
             .map_err(|error| self.file_error(call, error))?;
         match tail {
-            // A torn record was never written as far as anybody can tell; the next writer cuts it.
+            // A torn record does not count as written; the next writer truncates it.
             Tail::Whole | Tail::Torn { .. } => Ok(look(replica.entries())),
             Tail::Foreign { offset } => Err(self.corrupt(call, offset)),
         }
     }
 
-    /// Lets `change` read and write the file while nobody else does, creating it if it is missing.
+    /// Runs `change` under the exclusive lock. Creates a missing file.
     pub(super) fn write<T>(
         &self,
         call: &Call<'_>,
@@ -158,11 +157,10 @@ impl StoreFile {
         match tail {
             Tail::Whole => {}
             Tail::Torn { offset, bytes } => {
-                // Every writer holds the lock that we hold, so the one of this record is dead. To be
-                // done before anything else: PyTorch's readers spin on a torn record for ever.
+                // We hold the lock of all writers, so the writer of this record has died. Truncate at
+                // once: PyTorch's readers spin on a torn record indefinitely.
                 log::warn!(
-                    "{}: cutting off {bytes} bytes at byte {offset}, the start of a record whose \
-                     writer died",
+                    "{}: truncating {bytes} bytes at byte {offset}: the writer of this record died",
                     self.label()
                 );
                 file.set_len(offset)
@@ -179,8 +177,7 @@ impl StoreFile {
     }
 
     fn replica(&self) -> MutexGuard<'_, Replica> {
-        // A replica is a whole number of records at any time, also when a thread panicked meanwhile
-        // (for want of memory).
+        // A replica is always a whole number of records, even if a thread panicked (out of memory).
         self.replica.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -231,7 +228,7 @@ impl StoreFile {
             context: self.context(call, call.keys.iter().copied()),
             path: self.path.clone(),
             offset,
-            detail: "no record of a store starts like this",
+            detail: "not a record of a store",
         }
     }
 
@@ -257,7 +254,7 @@ impl Writer<'_> {
             .map_err(|error| self.store_file.file_error(self.call, error))
     }
 
-    /// Removes the file. Whoever waits for its lock notices and starts a new one.
+    /// Removes the file. Writers that wait for its lock notice and create a new file.
     pub(super) fn remove_file(&self) -> Result<(), StoreError> {
         fs::remove_file(&self.store_file.path)
             .map_err(|error| self.store_file.file_error(self.call, error))
@@ -290,7 +287,7 @@ impl<'a> Call<'a> {
         Deadline::after(self.started, self.timeout)
     }
 
-    /// The flag that ends this call early, if it is one that the flag ends.
+    /// The flag that ends this call early; `None` for [`Operation::Close`].
     fn ends_with<'f>(&self, closed: &'f CloseFlag) -> Option<&'f CloseFlag> {
         (self.operation != Operation::Close).then_some(closed)
     }

@@ -1,20 +1,19 @@
-//! Why no store was opened by a URL.
+//! Errors of opening a store by URL.
 
 use std::fmt;
 
 use crate::error::StoreError;
 
-/// Why no store was opened by a URL. The texts contain PyTorch's, where it has one that says what is
-/// wrong.
+/// Opening a store by URL failed. The texts contain PyTorch's, where PyTorch's names the problem.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum UrlError {
-    /// The scheme is none that names a store.
+    /// The scheme does not name a store.
     #[error("No rendezvous handler for {scheme}:// (URL {url:?}); known are tcp, env and file")]
     Scheme {
         /// The URL.
         url: String,
-        /// Its scheme; empty when it has none.
+        /// Its scheme; empty if it has none.
         scheme: String,
     },
 
@@ -38,10 +37,10 @@ pub enum UrlError {
         name: &'static str,
     },
 
-    /// A rank, world size or port is no number, or not one in its range.
+    /// A rank, world size or port is not a number or is out of range.
     #[error("{place} is {value:?}, which is not {expected}")]
     Number {
-        /// Where the value stands: `rank in the URL "tcp://..."`, `environment variable RANK`.
+        /// The place of the value: `rank in the URL "tcp://..."`, `environment variable RANK`.
         place: String,
         /// The value.
         value: String,
@@ -49,7 +48,7 @@ pub enum UrlError {
         expected: &'static str,
     },
 
-    /// Both the URL and the caller give a rank or a world size.
+    /// Both the URL and the caller specify a rank or a world size.
     #[error(
         "The url: {url} has node-specific arguments(rank, world_size) already; give both in the URL, \
          or neither"
@@ -59,7 +58,7 @@ pub enum UrlError {
         url: String,
     },
 
-    /// The URL cannot be taken apart.
+    /// The URL cannot be parsed.
     #[error("{detail} in the URL {url:?}")]
     Malformed {
         /// The URL.
@@ -73,7 +72,7 @@ pub enum UrlError {
     Store(#[from] StoreError),
 }
 
-/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
+/// Same as `Display`, which is what `unwrap` and a `main` that returns the error print.
 impl fmt::Debug for UrlError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)

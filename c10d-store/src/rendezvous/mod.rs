@@ -1,4 +1,4 @@
-//! Stores opened by a URL, as PyTorch's `torch.distributed.rendezvous()` opens them.
+//! Opens stores by URL, as PyTorch's `torch.distributed.rendezvous()` does.
 
 mod error;
 mod plan;
@@ -17,10 +17,10 @@ use crate::file_store::{FileStore, FileStoreOptions};
 use crate::store::Store;
 pub use error::UrlError;
 
-/// PyTorch's `default_pg_timeout`, 30 min: how long a rank waits for the others by default.
+/// PyTorch's `default_pg_timeout`, 30 min.
 const DEFAULT_RENDEZVOUS_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 
-/// A store, and this process's place among those that open it.
+/// A store, with the rank of this process and the world size.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Rendezvous {
@@ -28,8 +28,7 @@ pub struct Rendezvous {
     pub store: Arc<dyn Store>,
     /// The rank of this process. Not checked against the world size, as in PyTorch.
     pub rank: usize,
-    /// How many processes there are; `None` for a negative number, PyTorch's sign that it is not
-    /// fixed.
+    /// The number of processes; `None` for a negative number, which in PyTorch means "not fixed".
     pub world_size: Option<usize>,
 }
 
@@ -58,7 +57,7 @@ pub fn rendezvous(url: &str) -> Result<Rendezvous, UrlError> {
     RendezvousOptions::default().open(url)
 }
 
-/// How a store is opened by a URL: the arguments of PyTorch's `rendezvous()` besides the URL.
+/// The arguments of PyTorch's `rendezvous()` besides the URL.
 #[derive(Debug, Clone)]
 pub struct RendezvousOptions {
     rank: Option<usize>,
@@ -77,14 +76,14 @@ impl Default for RendezvousOptions {
 }
 
 impl RendezvousOptions {
-    /// The rank, for a URL that names neither rank nor world size.
+    /// The rank, for a URL without rank and world size.
     #[must_use]
     pub const fn with_rank(mut self, rank: usize) -> Self {
         self.rank = Some(rank);
         self
     }
 
-    /// The world size, for a URL that names neither rank nor world size.
+    /// The world size, for a URL without rank and world size.
     #[must_use]
     pub const fn with_world_size(mut self, world_size: usize) -> Self {
         self.world_size = Some(world_size);
@@ -99,26 +98,26 @@ impl RendezvousOptions {
         self
     }
 
-    /// Opens the store that `url` names, in the environment of this process. Blocks for at most the
-    /// timeout: rank 0 of a TCP store until all ranks have joined, the others until they have
+    /// Opens the store that `url` names, with the environment variables of this process. Blocks for at
+    /// most the timeout: rank 0 of a TCP store until all ranks have joined, other ranks until they have
     /// connected.
     ///
-    /// Follows `torch/distributed/rendezvous.py` of PyTorch 2.15, down to what it makes of odd URLs:
-    /// nothing is percent-decoded, the last of repeated parameters counts, the fragment does not, and
-    /// neither does the host of a `file` URL. `use_libuv` is accepted and has no effect. Masters of
-    /// one process and port share a server, and where `TORCHELASTIC_USE_AGENT_STORE` is `True` and the
-    /// launcher serves the store at this address, no rank hosts it. Unlike in PyTorch, a negative rank
-    /// is refused. There is no second rendezvous on one URL, in PyTorch either.
+    /// Follows `torch/distributed/rendezvous.py` of PyTorch 2.15, including unusual URLs: nothing is
+    /// percent-decoded, the last of repeated parameters counts, and the fragment and the host of a `file`
+    /// URL are ignored. `use_libuv` is accepted without effect. Masters of one process and port share a
+    /// server. If `TORCHELASTIC_USE_AGENT_STORE` is `True` and the launcher serves the store at this
+    /// address, no rank hosts it. Unlike in PyTorch, a negative rank is refused. As in PyTorch, a URL
+    /// works for one rendezvous only.
     ///
     /// # Errors
-    /// [`UrlError::Store`] when the store cannot be opened; the other variants at once, when the URL or
-    /// the environment lacks something or is malformed.
+    /// [`UrlError::Store`] if the store cannot be opened; other variants at once, if the URL or the
+    /// environment is incomplete or malformed.
     pub fn open(&self, url: &str) -> Result<Rendezvous, UrlError> {
         self.open_in(url, &|name| env::var(name).ok())
     }
 
-    /// As [`open`](Self::open), in another environment than this process's: `variable` returns the
-    /// value of the variable with the given name.
+    /// As [`open`](Self::open), with other environment variables: `variable` returns the value of the
+    /// variable with the given name.
     ///
     /// ```
     /// use c10d_store::RendezvousOptions;

@@ -1,4 +1,4 @@
-//! What a URL says is to be opened. Opens nothing.
+//! Turns a URL into the store to open. Pure.
 
 use super::error::UrlError;
 use super::url::{self, Url};
@@ -8,7 +8,7 @@ const FILE_EXAMPLE: &str = "file:///shared/job17?rank=0&world_size=4";
 
 const PORT_RANGE: &str = "a number from 0 to 65535";
 
-/// A store to be opened, and the place of this process.
+/// A store to open, with the rank and the world size.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Plan {
     pub(super) target: Target,
@@ -32,7 +32,7 @@ pub(super) enum Target {
 type Variable<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 impl Plan {
-    /// Reads a URL, with the rank and world size that the caller gives besides.
+    /// Parses a URL, with the rank and world size of the caller's options.
     pub(super) fn new(
         url: &str,
         rank: Option<usize>,
@@ -81,7 +81,7 @@ impl Plan {
                 let (host, port) = parsed.host_and_port();
                 let port = port.ok_or_else(|| missing("port number"))?;
                 let port = port_in_url(port, url)?;
-                // All is read before anything is missing, as a parameter may be malformed.
+                // Read all parameters first: a malformed one is reported before a missing one.
                 let (rank, world_size) = (rank()?, world_size()?);
                 let rank = rank.ok_or_else(|| missing("rank parameter"))?;
                 let world_size = world_size.ok_or_else(|| missing("world size parameter"))?;
@@ -147,7 +147,7 @@ fn tcp(host: String, port: u16, rank: &Number, variable: Variable<'_>) -> Target
     }
 }
 
-/// A number, and where it was given.
+/// A number and its place, for errors.
 struct Number {
     value: i64,
     text: String,
@@ -201,8 +201,8 @@ fn number_in(name: &'static str, variable: Variable<'_>) -> Result<Number, UrlEr
     number(&text, || format!("environment variable {name}"))
 }
 
-/// What Python's `int()` takes for a number, in ASCII: blanks around it, a sign, leading zeros, single
-/// underscores between digits.
+/// Parses a number as Python's `int()`, in ASCII: surrounding spaces, a sign, leading zeros, and single
+/// underscores between digits are allowed.
 fn python_int(text: &str) -> Option<i64> {
     let text = text.trim();
     let digits = text.strip_prefix(['+', '-']).unwrap_or(text);

@@ -1,4 +1,4 @@
-//! URLs against what PyTorch 2.15.0 makes of them, recorded by `testdata/rendezvous_urls.py`.
+//! URLs against PyTorch 2.15.0, recorded by `testdata/rendezvous_urls.py`.
 
 use serde_json::{Value as Json, json};
 
@@ -39,7 +39,7 @@ fn shown(plan: &Plan) -> Json {
     shown
 }
 
-/// Texts of Python's, for which ours say more: what is to be found in them instead.
+/// The text that our error must contain for an error of PyTorch's.
 fn expected_text(error: &str) -> &str {
     let (kind, text) = error.split_once(": ").expect("kind and text");
     match kind {
@@ -57,14 +57,14 @@ fn expected_text(error: &str) -> &str {
 }
 
 #[test]
-fn every_recorded_url_means_what_it_means_to_pytorch() {
+fn every_recorded_url_gives_the_same_plan_as_pytorch() {
     let mut count = 0;
     for mut row in rows() {
         let name = row["name"].as_str().expect("text").to_owned();
         let plan = plan_of(&row);
         count += 1;
         if name == "tcp, rank is -1" {
-            // PyTorch hands on a rank that no worker has.
+            // PyTorch accepts a rank that no worker has.
             let text = plan.unwrap_err().to_string();
             assert!(text.contains("is \"-1\", which is not"), "{text}");
             continue;
@@ -107,7 +107,7 @@ fn the_default_timeout_is_pytorchs() {
 }
 
 #[test]
-fn errors_can_be_read_without_the_source() {
+fn errors_name_the_url_and_the_problem() {
     let text = |url: &str| {
         let plan = Plan::new(url, None, None, &|_| None);
         plan.expect_err("it lacks something").to_string()

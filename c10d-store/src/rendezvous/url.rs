@@ -1,19 +1,20 @@
-//! URLs taken apart as Python's `urllib.parse` does it, for the three schemes that name a store.
+//! Parses URLs as Python's `urllib.parse` does, for the three schemes that name a store.
 //!
-//! Not as browsers do it: they decode, encode and normalize, and two ranks would use different files.
+//! The url crate follows browsers, which decode and normalize: a Python rank and a Rust rank would then
+//! use different files.
 
 /// The parts of a URL.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Url<'a> {
     /// In lower case; empty if there is none.
     pub(super) scheme: String,
-    /// Between the two slashes and the path: user, host and port.
+    /// The part between `//` and the path: user, host and port.
     authority: &'a str,
     pub(super) path: &'a str,
     query: &'a str,
 }
 
-/// Removes what Python ignores anywhere in a URL.
+/// Removes the characters that Python ignores anywhere in a URL.
 pub(super) fn clean(url: &str) -> String {
     url.trim_start_matches(|c| c <= ' ')
         .chars()
@@ -22,7 +23,7 @@ pub(super) fn clean(url: &str) -> String {
 }
 
 impl<'a> Url<'a> {
-    /// Takes a [cleaned](clean) URL apart. `Err` says what is wrong.
+    /// Parses a [cleaned](clean) URL. `Err` names the problem.
     pub(super) fn parse(url: &'a str) -> Result<Self, &'static str> {
         let is_scheme = |text: &str| {
             text.starts_with(|c: char| c.is_ascii_alphabetic())
@@ -51,7 +52,7 @@ impl<'a> Url<'a> {
         })
     }
 
-    /// The host, in lower case but for an IPv6 zone, and the port as text; either may be missing.
+    /// The host, in lower case except for an IPv6 zone, and the port as text; either may be missing.
     pub(super) fn host_and_port(&self) -> (Option<String>, Option<&'a str>) {
         let (_user, address) = self
             .authority
@@ -79,7 +80,7 @@ impl<'a> Url<'a> {
         for pair in self.query.split('&').filter(|pair| !pair.is_empty()) {
             let (key, value) = pair.split_once('=').ok_or(pair)?;
             if key == name {
-                // What follows a second sign is lost in PyTorch.
+                // PyTorch drops everything after a second `=`.
                 found = value.split('=').next();
             }
         }

@@ -1,4 +1,4 @@
-//! One accepted connection and the table of all of them.
+//! An accepted connection, and the table of all of them.
 
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -12,18 +12,20 @@ use crate::message::{ConnId, Replies, Reply};
 use crate::session::Session;
 use crate::wire::encode_reply;
 
-/// Reply bytes from which on a peer's further requests wait until it has read.
+/// With at least this many unsent reply bytes, a peer's further requests wait until it reads.
 pub(super) const PAUSE_UNSENT_BYTES: usize = 1 << 20;
 
-/// What a connection is still good for.
+/// The phase of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
     /// Requests are read and answered.
     Open,
-    /// The peer has closed its sending side: what it asked for is sent to the end, then closed.
+    /// The peer has closed its sending side: the remaining replies are sent, then the connection is
+    /// closed.
     Finishing,
-    /// The peer has done wrong: earlier replies are sent, then our sending side is closed, and what
-    /// still arrives is dropped, so that the system does not reset the connection under the replies.
+    /// The peer sent an invalid request: earlier replies are sent, then the sending side is closed, and
+    /// further input is discarded, so that the system does not reset the connection before the peer has
+    /// read the replies.
     Refusing,
 }
 
@@ -34,23 +36,23 @@ pub(super) struct Connection {
     pub(super) session: Session,
     pub(super) out: SendBuf,
     pub(super) phase: Phase,
-    /// Requests wait for the peer to read its replies.
+    /// Requests wait until the peer reads its replies.
     pub(super) paused: bool,
-    /// Requests that waited can be carried out now.
+    /// Waiting requests can be carried out now.
     pub(super) resume: bool,
-    /// More replies than allowed: to be closed.
+    /// The replies exceed the limit: the connection is to be closed.
     pub(super) overflowed: bool,
-    /// Is in the list of connections that got replies from another's request.
+    /// In the list of connections that have new replies.
     touched: bool,
-    /// When the hello, or the end, is overdue.
+    /// The deadline of the handshake or of closing.
     pub(super) deadline: Option<Instant>,
-    /// What the system has been asked to report.
+    /// The registered interest; `None` if not registered.
     pub(super) registered: Option<Interest>,
     generation: u32,
 }
 
 impl Connection {
-    /// What the system should report, computed from the state; `None` for nothing at all.
+    /// The interest to register, from the state; `None` for none.
     pub(super) fn interest(&self) -> Option<Interest> {
         let readable = match self.phase {
             Phase::Open => !self.paused,
@@ -66,8 +68,8 @@ impl Connection {
     }
 }
 
-/// All connections, by slot. A token holds the slot and a generation, so that a late event or wake
-/// for a closed connection finds nothing instead of its successor.
+/// All connections, by slot. A token contains the slot and a generation, so that a late event for a
+/// closed connection does not reach the next connection in its slot.
 #[derive(Debug)]
 pub(super) struct Connections {
     slots: Slab<Connection>,
@@ -79,7 +81,7 @@ pub(super) struct Connections {
 const SLOT_BITS: u32 = usize::BITS / 2;
 const SLOT_MASK: usize = (1 << SLOT_BITS) - 1;
 
-/// Generations end before the tokens of the waker and the listeners begin.
+/// Generations stay below the tokens of the waker and the listeners.
 const GENERATION_END: u32 = (SLOT_MASK >> 1) as u32;
 
 impl Connections {
@@ -138,8 +140,8 @@ impl Connections {
         self.slots.try_remove(token.0 & SLOT_MASK)
     }
 
-    /// The connections that have got replies since the last call, in the order in which each got
-    /// its first. Hand the emptied list back with [`reuse_touched`](Self::reuse_touched).
+    /// The connections with new replies since the last call, in the order of their first reply. Return
+    /// the list with [`reuse_touched`](Self::reuse_touched).
     pub(super) fn take_touched(&mut self) -> Vec<Token> {
         let touched = std::mem::take(&mut self.touched);
         for token in &touched {
@@ -181,12 +183,12 @@ impl Replies for Connections {
     }
 }
 
-/// The name by which the state machine knows a connection.
+/// The state machine's id of a connection.
 pub(super) const fn conn_id_of(token: Token) -> ConnId {
     ConnId(token.0 as u64)
 }
 
-/// The token of a connection, from the state machine's name for it.
+/// The token of a connection, from the state machine's id.
 pub(super) const fn token_of(conn: ConnId) -> Token {
     Token(conn.0 as usize)
 }

@@ -1,4 +1,4 @@
-//! What the server's thread counts, for other threads to read.
+//! Counters of the server's thread, for other threads to read.
 
 use std::sync::atomic::AtomicUsize;
 

@@ -1,8 +1,7 @@
 //! The server's only thread: moves bytes between sockets, sessions and the store.
 //!
-//! Decides nothing about the protocol. One turn: accept; for each socket that can be read, read
-//! some, hand the requests to the state, send each connection what it has got with one write; then
-//! the timers.
+//! Makes no protocol decisions. One iteration: accept; for each readable socket, read, pass the
+//! requests to the state, and send each connection its replies with one write; then the timers.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -31,30 +30,30 @@ const WAKER: Token = Token(usize::MAX);
 /// Listener `i` has the token `LISTENER_LAST - i`.
 const LISTENER_LAST: usize = usize::MAX - 1;
 
-/// Events taken from the system at a time.
-const EVENTS_PER_TURN: usize = 1024;
+/// Events returned by one poll.
+const EVENTS_PER_ITERATION: usize = 1024;
 
-/// The buffer that all connections are read into. Large enough for many pipelined requests, small
-/// enough to stay in the processor's cache.
+/// The size of the read buffer shared by all connections: large enough for many pipelined requests,
+/// small enough to stay in the CPU cache.
 const READ_BYTES: usize = 64 << 10;
 
-/// Bytes of one connection handled in one turn before the others get theirs.
-const TURN_BYTES: usize = 1 << 20;
+/// The most bytes of one connection handled in one iteration, for fairness.
+const BYTES_PER_ITERATION: usize = 1 << 20;
 
-/// New connections accepted in one turn before the others get theirs. As large as the usual
-/// backlog: a connect that finds the backlog full is retried by its system only after a second.
-const ACCEPTS_PER_TURN: usize = 4096;
+/// The most connections accepted in one iteration. As large as the usual backlog: a connect that finds
+/// the backlog full is retried by its system only after a second.
+const ACCEPTS_PER_ITERATION: usize = 4096;
 
-/// How long a peer that has closed its sending side may take to read what is left for it.
+/// How long a peer that has closed its sending side may take to read its remaining replies.
 const FINISHING_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How long a refused peer may take to read its last replies and to close.
 const REFUSING_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// When to try again to accept after the system had no memory or descriptors to spare.
+/// The delay before accepting again after the system had no memory or descriptors.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
-/// Keys named in a report of waits that last.
+/// The most keys named in a report of long waits.
 const KEYS_REPORTED_MAX: usize = 3;
 
 const EMFILE: i32 = 24;
@@ -70,14 +69,14 @@ pub(super) struct EventLoop {
     counts: Arc<Counts>,
     stall: StallWatch,
     read_buffer: Box<[u8]>,
-    /// Connections with work left from this turn; no event will come for it.
+    /// Connections with work left from this iteration, for which no event will arrive.
     ready: VecDeque<Token>,
-    /// Listeners that may have more to accept; no event will come for it.
+    /// Listeners that may have more connections to accept, for which no event will arrive.
     accept_more: Vec<usize>,
     accept_retry_at: Option<Instant>,
     timers: Timers,
-    /// Given up for a moment when the process has no descriptor left, so that the peers at the door
-    /// can be turned away instead of waiting for ever.
+    /// A spare descriptor, closed for a moment when the process has none left, so that queued peers can
+    /// be accepted and refused instead of hanging.
     spare_file: Option<File>,
 }
 
@@ -118,22 +117,22 @@ impl EventLoop {
         Ok((event_loop, waker))
     }
 
-    /// Runs until the stop flag is set and the waker called. All connections close on return.
+    /// Runs until the stop flag is set and the waker is called. All connections close on return.
     pub(super) fn run(mut self) {
-        let mut events = Events::with_capacity(EVENTS_PER_TURN);
+        let mut events = Events::with_capacity(EVENTS_PER_ITERATION);
         while !self.stop.load(Ordering::Acquire) {
             let timeout = self.time_to_sleep();
             if let Err(error) = self.poll.poll(&mut events, timeout) {
                 if error.kind() == io::ErrorKind::Interrupted {
                     continue;
                 }
-                log::error!("the store's server cannot wait for its sockets any more: {error}");
+                log::error!("the store server stops, as it cannot poll its sockets: {error}");
                 return;
             }
-            self.turn(&events);
+            self.handle_events(&events);
         }
         log::debug!(
-            "store server stops with {} connections",
+            "the store server stops with {} connections",
             self.connections.len()
         );
     }
@@ -158,7 +157,7 @@ impl EventLoop {
         [timer, retry, report].into_iter().flatten().min()
     }
 
-    fn turn(&mut self, events: &Events) {
+    fn handle_events(&mut self, events: &Events) {
         let now = Instant::now();
         self.state.set_now(now);
         self.accept_where_possible(events);
@@ -178,7 +177,7 @@ impl EventLoop {
         self.watch_waits(now);
     }
 
-    /// Publishes how many wait, and reports waits that last.
+    /// Publishes the number of waits, and logs a report of long ones.
     fn watch_waits(&mut self, now: Instant) {
         let waiting = self.state.waiting();
         self.counts.waiting.store(waiting, Ordering::Release);
@@ -192,10 +191,10 @@ impl EventLoop {
             Some((connection.peer, since))
         });
         let Some((oldest_peer, since)) = oldest else {
-            // Every wait has a beginning and a connection. If not: silence, and no loop without pause.
+            // Every wait has a start and a connection. If not, log nothing rather than spin.
             return self.stall.observe(false, || now);
         };
-        if !self.stall.is_to_be_reported(since, now) {
+        if !self.stall.is_report_due(since, now) {
             return;
         }
         let stall = Stall {
@@ -247,22 +246,22 @@ impl EventLoop {
     }
 
     fn accept(&mut self, listener: usize, now: Instant) {
-        for _ in 0..ACCEPTS_PER_TURN {
+        for _ in 0..ACCEPTS_PER_ITERATION {
             match self.listeners[listener].accept() {
                 Ok((stream, peer)) => self.admit(stream, peer, now),
                 Err(error) => match error.kind() {
                     io::ErrorKind::WouldBlock => return,
-                    // The peer gave up, or a signal came: neither is the listener's fault.
+                    // The peer disconnected, or a signal arrived: the listener is fine.
                     io::ErrorKind::ConnectionAborted
                     | io::ErrorKind::ConnectionReset
                     | io::ErrorKind::Interrupted => {}
-                    _ => match self.turn_away(listener, &error) {
-                        TurnedAway::One => {}
-                        // The system asks for a free descriptor before it looks whether anybody
-                        // waits, so the error alone does not say that somebody does.
-                        TurnedAway::NobodyWaits => return,
-                        TurnedAway::Impossible => {
-                            log::warn!("cannot accept a connection, trying again soon: {error}");
+                    _ => match self.refuse_one(listener, &error) {
+                        Refused::One => {}
+                        // The system allocates a descriptor before it checks the queue, so the error
+                        // does not mean that a connection is queued.
+                        Refused::NoneQueued => return,
+                        Refused::Impossible => {
+                            log::warn!("cannot accept connections, retrying soon: {error}");
                             self.accept_retry_at = Some(now + ACCEPT_RETRY);
                             return;
                         }
@@ -273,41 +272,41 @@ impl EventLoop {
         self.accept_more.push(listener);
     }
 
-    /// Out of descriptors: gives up the spare one to accept a connection and close it, which its
-    /// peer sees at once.
-    fn turn_away(&mut self, listener: usize, error: &io::Error) -> TurnedAway {
+    /// Out of descriptors: closes the spare one to accept a connection and close it, which the peer
+    /// notices at once.
+    fn refuse_one(&mut self, listener: usize, error: &io::Error) -> Refused {
         if !matches!(error.raw_os_error(), Some(EMFILE | ENFILE)) {
-            return TurnedAway::Impossible;
+            return Refused::Impossible;
         }
         let Some(spare_file) = self.spare_file.take() else {
             self.spare_file = open_spare_file();
-            return TurnedAway::Impossible;
+            return Refused::Impossible;
         };
         drop(spare_file);
         let refused = self.listeners[listener].accept().map(|(_, peer)| peer);
         self.spare_file = open_spare_file();
         match refused {
             Ok(peer) => {
-                log::warn!("refused {peer}: this process has no file descriptor left ({error})");
-                TurnedAway::One
+                log::warn!("refused {peer}: this process has no file descriptor left: {error}");
+                Refused::One
             }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => TurnedAway::NobodyWaits,
-            Err(_) => TurnedAway::Impossible,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Refused::NoneQueued,
+            Err(_) => Refused::Impossible,
         }
     }
 
     fn admit(&mut self, stream: mio::net::TcpStream, peer: SocketAddr, now: Instant) {
         if self.connections.len() >= self.options.connections_max() {
             log::warn!(
-                "refused {peer}: {} connections are the limit",
+                "refused {peer}: the limit of {} connections is reached",
                 self.options.connections_max()
             );
             return;
         }
         if let Err(error) = configure_accepted(&stream, &SocketOptions::default()) {
-            log::debug!("{peer}: socket options: {error}");
+            log::debug!("{peer}: cannot set socket options: {error}");
         }
-        let deadline = now.checked_add(self.options.hello_timeout());
+        let deadline = now.checked_add(self.options.handshake_timeout());
         let token = self.connections.insert(stream, peer, deadline);
         self.publish_count();
         if let Some(deadline) = deadline {
@@ -317,10 +316,10 @@ impl EventLoop {
         log::debug!("accepted {peer} as {:?}", conn_id_of(token));
     }
 
-    /// Reads from a connection and carries out what has arrived. With `to_the_end` a short read is
-    /// not taken for the last one, as the end of the stream may lie behind it.
+    /// Reads from a connection and handles the requests. With `to_the_end` a short read is not the last
+    /// one, since the end of the stream may follow.
     fn read(&mut self, token: Token, to_the_end: bool) {
-        let mut budget = TURN_BYTES;
+        let mut budget = BYTES_PER_ITERATION;
         while let Some(connection) = self.connections.get_mut(token) {
             match connection.phase {
                 Phase::Open if connection.paused => return,
@@ -374,7 +373,7 @@ impl EventLoop {
         }
     }
 
-    /// Carries out the requests in what has arrived, then sends all that came of it.
+    /// Handles the requests in the input, then sends all new replies.
     fn process(&mut self, token: Token, input: Input) {
         let Some(connection) = self.connections.get_mut(token) else {
             return;
@@ -396,7 +395,7 @@ impl EventLoop {
             Input::InSession => session.resume(limits, handle),
         };
         if let Some(connection) = self.connections.get_mut(token) {
-            if session.is_greeted() {
+            if session.is_handshake_done() {
                 connection.deadline = None;
             }
             connection.session = session;
@@ -408,7 +407,7 @@ impl EventLoop {
         self.flush_touched();
     }
 
-    /// Sends what connections have got, and what they get from others that turn out to be dead.
+    /// Sends new replies, including those caused by connections that fail while sending.
     fn flush_touched(&mut self) {
         while self.connections.has_touched() {
             let touched = self.connections.take_touched();
@@ -425,7 +424,7 @@ impl EventLoop {
         };
         if connection.overflowed {
             let error = io::Error::other(format!(
-                "its unread replies exceed the limit of {} bytes",
+                "unread replies exceed the limit of {} bytes",
                 self.options.unsent_bytes_max()
             ));
             log::warn!("refused {}: {error}", connection.peer);
@@ -470,13 +469,16 @@ impl EventLoop {
         };
         connection.registered = wanted;
         if let Err(error) = result {
-            log::warn!("{}: cannot watch the connection: {error}", connection.peer);
+            log::warn!(
+                "{}: cannot register the connection: {error}",
+                connection.peer
+            );
             self.close(token, &error);
         }
     }
 
-    /// The peer has closed its sending side. As a client does that only when it ends, its pending
-    /// wait is dropped; what it asked for before is still sent.
+    /// The peer has closed its sending side. A client does that only when it stops, so its pending wait
+    /// is removed; earlier replies are still sent.
     fn on_end_of_stream(&mut self, token: Token) {
         let Some(connection) = self.connections.get_mut(token) else {
             return;
@@ -499,7 +501,7 @@ impl EventLoop {
                 log::warn!("refused {}: {error}", connection.peer);
             }
             SessionError::Refused(error) => {
-                log::warn!("refused a request of {}: {error}", connection.peer);
+                log::warn!("refused {}: {error}", connection.peer);
             }
         }
         connection.phase = Phase::Refusing;
@@ -507,13 +509,13 @@ impl EventLoop {
         self.set_deadline(token, REFUSING_TIMEOUT);
         self.forget(token);
         self.flush(token);
-        // What has arrived already would turn the close into a reset.
+        // Unread input would turn the close into a reset.
         self.discard(token);
     }
 
-    /// Drops what a refused peer still sends, until it closes.
+    /// Discards the input of a refused peer until it closes.
     fn discard(&mut self, token: Token) {
-        let mut budget = TURN_BYTES;
+        let mut budget = BYTES_PER_ITERATION;
         while let Some(connection) = self.connections.get_mut(token) {
             match connection.stream.read(&mut self.read_buffer) {
                 Ok(0) if connection.out.is_empty() => return self.close_quietly(token),
@@ -554,12 +556,12 @@ impl EventLoop {
             }
             match connection.phase {
                 Phase::Open => log::warn!(
-                    "refused {}: no hello within {:?}",
+                    "refused {}: no handshake within {:?}",
                     connection.peer,
-                    self.options.hello_timeout()
+                    self.options.handshake_timeout()
                 ),
                 Phase::Finishing => log::warn!(
-                    "{}: {} bytes of replies left unread for {FINISHING_TIMEOUT:?}",
+                    "closing {}: {} bytes of replies unread for {FINISHING_TIMEOUT:?}",
                     connection.peer,
                     connection.out.unsent_bytes()
                 ),
@@ -579,7 +581,7 @@ impl EventLoop {
     fn close_quietly(&mut self, token: Token) {
         if let Some(connection) = self.connections.remove(token) {
             log::debug!("closed {} ({:?})", connection.peer, conn_id_of(token));
-            // The socket is closed before anyone is woken by its end.
+            // Close the socket before its end wakes other connections.
             drop(connection);
             self.publish_count();
             self.forget(token);
@@ -592,29 +594,29 @@ impl EventLoop {
             .store(self.connections.len(), Ordering::Release);
     }
 
-    /// Takes a connection out of the store: its wait, and a wake that another can use. The other is
-    /// told by the next [`flush_touched`](Self::flush_touched) and not from here: thousands of dead
-    /// peers in one queue's line would each call for the next one from within the last.
+    /// Removes a connection from the store: its wait, and a wakeup that another connection can use. The
+    /// next [`flush_touched`](Self::flush_touched) sends to that connection; sending from here would
+    /// recurse once for each of thousands of dead peers that wait for one queue.
     fn forget(&mut self, token: Token) {
         self.state
             .disconnect(conn_id_of(token), &mut self.connections);
     }
 }
 
-/// What came of turning a peer away.
+/// The result of [`EventLoop::refuse_one`].
 #[derive(Debug, Clone, Copy)]
-enum TurnedAway {
+enum Refused {
     One,
-    NobodyWaits,
+    NoneQueued,
     Impossible,
 }
 
-/// Where a piece of input is.
+/// Where the input is.
 #[derive(Debug, Clone, Copy)]
 enum Input {
-    /// So many bytes in the shared read buffer.
+    /// This number of bytes in the shared read buffer.
     Shared(usize),
-    /// In the session already: read there directly, or left there by a pause.
+    /// In the session: read directly into it, or kept there by a pause.
     InSession,
 }
 

@@ -1,4 +1,4 @@
-//! The TCPStore server: one thread, one event loop, one store.
+//! The TCPStore server: one thread with an event loop and a store.
 
 mod connection;
 mod counts;
@@ -20,13 +20,13 @@ use counts::Counts;
 use event_loop::EventLoop;
 pub use options::ServerOptions;
 
-/// A running TCPStore server that PyTorch's clients and this crate's can use.
+/// A running TCPStore server, for PyTorch's clients and this crate's.
 ///
-/// It has one thread, `c10d-store`, which [`shutdown`](Self::shutdown) and `Drop` end: all
-/// connections are closed at once, so that clients that wait get an error instead of hanging.
+/// It has one thread, `c10d-store`, which [`shutdown`](Self::shutdown) and `Drop` stop. They close all
+/// connections, so that waiting clients get an error instead of hanging.
 ///
-/// There is no authentication and no encryption on this wire: whoever reaches the port can read and
-/// write everything. Bind the narrowest address that serves.
+/// The protocol has no authentication and no encryption: anyone who reaches the port can read and write
+/// everything. Listen on an address of the cluster's own network.
 ///
 /// The behaviour follows PyTorch's libuv server (`torch/csrc/distributed/c10d/
 /// TCPStoreLibUvBackend.cpp`) byte for byte, without its weaknesses: see docs/wire.md.
@@ -51,12 +51,13 @@ pub struct TcpStoreServer {
 }
 
 impl TcpStoreServer {
-    /// Listens on an address and serves it. Port 0 lets the system choose. For a name, or for all
-    /// interfaces, see [`c10d_socket::listen`] and [`serve`](Self::serve).
+    /// Listens on an address and serves it. For port 0 the system chooses a port. Does not block for a
+    /// literal address; a name is looked up without a time limit, so use [`c10d_socket::listen`] and
+    /// [`serve`](Self::serve) for a name, and for all interfaces.
     ///
     /// # Errors
-    /// [`StoreError::Listen`] when the address cannot be listened on, [`StoreError::Server`] when the
-    /// system has no thread or descriptor left.
+    /// [`StoreError::Listen`] if listening on the address fails, [`StoreError::Server`] if the name has
+    /// no address or the system has no thread or descriptor left.
     pub fn bind(address: impl ToSocketAddrs, options: ServerOptions) -> Result<Self, StoreError> {
         let addresses = address.to_socket_addrs().map_err(server_error)?;
         let mut result = Err(server_error(io::Error::new(
@@ -75,12 +76,12 @@ impl TcpStoreServer {
         Self::serve(result?, options)
     }
 
-    /// Serves bound sockets, all of them with one store. They are set up as
-    /// [`c10d_socket::adopt_listener`] does.
+    /// Serves one store on bound sockets, which are set up as by [`c10d_socket::adopt_listener`]. Does
+    /// not block.
     ///
     /// # Errors
-    /// [`StoreError::Listen`] when one cannot listen, [`StoreError::Server`] when there is none or
-    /// the system has no thread or descriptor left.
+    /// [`StoreError::Listen`] if a socket cannot listen, [`StoreError::Server`] if there is none or the
+    /// system has no thread or descriptor left.
     pub fn serve(listeners: Vec<TcpListener>, options: ServerOptions) -> Result<Self, StoreError> {
         let listeners = listeners
             .into_iter()
@@ -116,20 +117,20 @@ impl TcpStoreServer {
         })
     }
 
-    /// The address it listens on; the first one when there are several.
+    /// The address that the server listens on; the first one if there are several.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.local_addrs[0]
     }
 
-    /// All addresses it listens on.
+    /// All addresses that the server listens on.
     #[must_use]
     pub fn local_addrs(&self) -> &[SocketAddr] {
         &self.local_addrs
     }
 
-    /// Whether the server still serves. It does until it is dropped, unless the system failed it
-    /// (which the log tells): a host that lives long may want to look now and then.
+    /// Whether the server's thread is running. It runs until the server is dropped, unless a system call
+    /// failed, which is logged: long-running hosts may check this from time to time.
     #[must_use]
     pub fn is_running(&self) -> bool {
         self.thread
@@ -137,21 +138,21 @@ impl TcpStoreServer {
             .is_some_and(|thread| !thread.is_finished())
     }
 
-    /// How many connections it has, those that have not said who they are included. A host that
-    /// wants to end waits for the others' to go.
+    /// The number of connections, including those that have not completed the handshake. A host can
+    /// wait until its clients have disconnected before it stops.
     #[must_use]
     pub fn connection_count(&self) -> usize {
         self.counts.connections.load(Ordering::Acquire)
     }
 
-    /// How many connections wait for a key, a barrier or an element of a queue.
+    /// The number of connections that wait for a key, a barrier or an element of a queue.
     #[must_use]
     pub fn waiting_count(&self) -> usize {
         self.counts.waiting.load(Ordering::Acquire)
     }
 
-    /// Closes every connection and ends the thread. Blocks until it has ended, which takes as long
-    /// as the request that is being carried out: microseconds.
+    /// Closes all connections and stops the thread. Blocks until the current request is complete, which
+    /// takes microseconds.
     pub fn shutdown(mut self) {
         self.end();
     }
@@ -162,12 +163,12 @@ impl TcpStoreServer {
         };
         self.stop.store(true, Ordering::Release);
         if let Err(error) = self.waker.wake() {
-            // Nothing else can reach the thread; joining it would hang.
-            log::error!("cannot wake the store's server to stop it: {error}");
+            // The thread cannot be woken, so joining it would hang.
+            log::error!("cannot stop the store server: {error}");
             return;
         }
         if thread.join().is_err() {
-            log::error!("the store's server ended by a panic");
+            log::error!("the thread of the store server panicked");
         }
     }
 }

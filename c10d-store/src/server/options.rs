@@ -1,11 +1,11 @@
-//! What a server allows its peers.
+//! Limits and timeouts of a server.
 
 use std::time::Duration;
 
 use crate::limits::WireLimits;
 
-/// The limits of a [`TcpStoreServer`](super::TcpStoreServer). Each has a default that no PyTorch
-/// job comes near; each refusal is logged with the peer's address.
+/// Limits and timeouts of a [`TcpStoreServer`](super::TcpStoreServer). The defaults are far above what
+/// PyTorch jobs use. Each refusal is logged with the peer's address.
 ///
 /// ```
 /// use c10d_store::ServerOptions;
@@ -13,7 +13,7 @@ use crate::limits::WireLimits;
 ///
 /// let options = ServerOptions::default()
 ///     .with_connections_max(4096)
-///     .with_hello_timeout(Duration::from_secs(10));
+///     .with_handshake_timeout(Duration::from_secs(10));
 /// assert_eq!(options.connections_max(), 4096);
 /// ```
 #[derive(Debug, Clone)]
@@ -21,7 +21,7 @@ pub struct ServerOptions {
     limits: WireLimits,
     unsent_bytes_max: usize,
     connections_max: usize,
-    hello_timeout: Duration,
+    handshake_timeout: Duration,
     world_size: Option<usize>,
     stall_report_after: Duration,
 }
@@ -32,7 +32,7 @@ impl Default for ServerOptions {
             limits: WireLimits::default(),
             unsent_bytes_max: 256 << 20,
             connections_max: 1 << 18,
-            hello_timeout: Duration::from_secs(60),
+            handshake_timeout: Duration::from_secs(60),
             world_size: None,
             stall_report_after: Duration::from_secs(30),
         }
@@ -40,91 +40,91 @@ impl Default for ServerOptions {
 }
 
 impl ServerOptions {
-    /// Limits on single requests.
+    /// The limits on single requests. Default [`WireLimits::default`].
     #[must_use]
     pub const fn limits(&self) -> &WireLimits {
         &self.limits
     }
 
-    /// The most memory for reply bytes that wait for a peer which does not read them; the connection
-    /// is closed at that point. Long before it, from 1 MiB on, the server stops carrying out the
-    /// peer's further requests until it reads, so only one single reply can be that long. Values of
-    /// 16 KiB and more are sent from where they are stored and do not count, so this is reached only
-    /// by a listing or a MULTI_GET of very many short values. Default 256 MiB; PyTorch: no limit.
+    /// The most memory for unsent reply bytes of one connection, in bytes; the server closes a connection
+    /// that exceeds it. From 1 MiB the server already stops handling further requests of the peer until
+    /// it reads, and values of 16 KiB and more are sent from the store's memory and do not count. So
+    /// only a listing or a MULTI_GET of very many short values reaches this limit. Default 256 MiB;
+    /// PyTorch has no limit.
     #[must_use]
     pub const fn unsent_bytes_max(&self) -> usize {
         self.unsent_bytes_max
     }
 
-    /// The most connections at a time; one more is accepted and closed at once. Default 262,144,
-    /// so that in practice the system's limit on open files decides, as with PyTorch.
+    /// The most connections at a time; the server closes further ones at once. Default 262,144, so that
+    /// in practice the system's limit on open files applies, as in PyTorch.
     #[must_use]
     pub const fn connections_max(&self) -> usize {
         self.connections_max
     }
 
-    /// How long a new connection may take to say a correct hello. Default 60 s, far above the
-    /// slowest start seen and short enough that a port scanner's idle connections go away.
-    /// PyTorch: for ever.
+    /// The time limit for the handshake of a new connection; [`Duration::MAX`] for none. Default 60 s:
+    /// far above the slowest start seen, and short enough to close idle connections of port scanners.
+    /// PyTorch has no limit.
     #[must_use]
-    pub const fn hello_timeout(&self) -> Duration {
-        self.hello_timeout
+    pub const fn handshake_timeout(&self) -> Duration {
+        self.handshake_timeout
     }
 
-    /// How many workers the job has, if that is known. While fewer have joined, a wait that lasts is
-    /// logged as a warning. Default: not known. No limit: more workers are served, too.
+    /// The number of workers of the job; `None` if unknown, the default. While fewer have joined, a
+    /// report of long waits is a warning. The server also serves more workers.
     #[must_use]
     pub const fn world_size(&self) -> Option<usize> {
         self.world_size
     }
 
-    /// How long a connection waits for a key before the server logs who waits for what: as a warning
-    /// while workers are missing, else for debugging only. The pauses between the lines grow from this
-    /// time up to 10 min. Default 30 s: longer than workers of one job start apart.
+    /// How long a connection waits before the server logs a report of the waits: as a warning while
+    /// workers are missing, otherwise at debug level. The intervals between reports grow from this time
+    /// to 10 min. Default 30 s: longer than the workers of a job usually take to start.
     #[must_use]
     pub const fn stall_report_after(&self) -> Duration {
         self.stall_report_after
     }
 
-    /// Changes [`world_size`](Self::world_size).
+    /// Sets [`world_size`](Self::world_size).
     #[must_use]
     pub const fn with_world_size(mut self, world_size: usize) -> Self {
         self.world_size = Some(world_size);
         self
     }
 
-    /// Changes [`stall_report_after`](Self::stall_report_after).
+    /// Sets [`stall_report_after`](Self::stall_report_after).
     #[must_use]
     pub const fn with_stall_report_after(mut self, after: Duration) -> Self {
         self.stall_report_after = after;
         self
     }
 
-    /// Changes [`limits`](Self::limits).
+    /// Sets [`limits`](Self::limits).
     #[must_use]
     pub const fn with_limits(mut self, limits: WireLimits) -> Self {
         self.limits = limits;
         self
     }
 
-    /// Changes [`unsent_bytes_max`](Self::unsent_bytes_max).
+    /// Sets [`unsent_bytes_max`](Self::unsent_bytes_max).
     #[must_use]
     pub const fn with_unsent_bytes_max(mut self, bytes: usize) -> Self {
         self.unsent_bytes_max = bytes;
         self
     }
 
-    /// Changes [`connections_max`](Self::connections_max).
+    /// Sets [`connections_max`](Self::connections_max).
     #[must_use]
     pub const fn with_connections_max(mut self, connections: usize) -> Self {
         self.connections_max = connections;
         self
     }
 
-    /// Changes [`hello_timeout`](Self::hello_timeout).
+    /// Sets [`handshake_timeout`](Self::handshake_timeout).
     #[must_use]
-    pub const fn with_hello_timeout(mut self, timeout: Duration) -> Self {
-        self.hello_timeout = timeout;
+    pub const fn with_handshake_timeout(mut self, timeout: Duration) -> Self {
+        self.handshake_timeout = timeout;
         self
     }
 }

@@ -1,32 +1,32 @@
-//! When waits have lasted so long that somebody should be told, and what they are told.
+//! Decides when long waits are reported in the log, and formats the report.
 //!
-//! Knows no clock, socket or log: the present is an argument, a line is a result. A wait of minutes is
-//! normal in a job whose workers are all there (a barrier, a slow step), so it is a warning only while
-//! workers are missing.
+//! Pure: the current time is an argument, the log line a result. A wait of minutes is normal in a job
+//! whose workers have all joined (a barrier, a slow step), so a report is a warning only while workers
+//! are missing.
 
 use std::fmt;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-/// The longest pause between two reports of one wait.
+/// The longest interval between two reports of one wait.
 const PAUSE_MAX: Duration = Duration::from_secs(600);
 
-/// Characters shown of a key.
+/// The most characters shown of a key.
 const KEY_CHARS_MAX: usize = 80;
 
-/// Decides when the next report is due. Is armed only while somebody waits.
+/// Decides when the next report is due. Armed only while a connection waits.
 #[derive(Debug)]
 pub(super) struct StallWatch {
     after: Duration,
     due: Option<Instant>,
-    /// The oldest wait of the last report, and the pause after it.
+    /// The oldest wait of the last report, and the interval after it.
     reported: Option<(Instant, Duration)>,
 }
 
-/// Who waits, and for what.
+/// A report of the waits.
 #[derive(Debug)]
 pub(super) struct Stall {
-    /// How many connections wait.
+    /// The number of waiting connections.
     pub(super) waiting: usize,
     pub(super) oldest_since: Instant,
     pub(super) oldest_peer: SocketAddr,
@@ -36,18 +36,18 @@ pub(super) struct Stall {
     pub(super) workers: Workers,
 }
 
-/// How many workers are there.
+/// The workers of the job, as far as the server knows.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Workers {
-    /// How many the job has, if that is known.
+    /// The number of workers in the job, if known.
     pub(super) world_size: Option<usize>,
-    /// How many have counted themselves, if any has.
+    /// The number of workers that have counted themselves, if any has.
     pub(super) joined: Option<i64>,
     pub(super) connections: usize,
 }
 
 impl Workers {
-    /// Whether some are certainly missing. Every worker has at least one connection.
+    /// Whether workers are certainly missing. Every worker has at least one connection.
     fn are_missing(self) -> bool {
         let Some(world_size) = self.world_size else {
             return false;
@@ -68,7 +68,7 @@ impl StallWatch {
         }
     }
 
-    /// To be called whenever the number of waits may have changed.
+    /// Must be called whenever the number of waits may have changed.
     pub(super) fn observe(&mut self, is_anyone_waiting: bool, now: impl FnOnce() -> Instant) {
         if !is_anyone_waiting {
             self.due = None;
@@ -78,13 +78,13 @@ impl StallWatch {
         }
     }
 
-    /// When to [`report`](Self::report).
+    /// When the next report may be due.
     pub(super) const fn due(&self) -> Option<Instant> {
         self.due
     }
 
-    /// Whether a wait that began then is to be reported now; sets when to look next.
-    pub(super) fn is_to_be_reported(&mut self, oldest_since: Instant, now: Instant) -> bool {
+    /// Whether to report the oldest wait now; sets the next due time.
+    pub(super) fn is_report_due(&mut self, oldest_since: Instant, now: Instant) -> bool {
         if now.saturating_duration_since(oldest_since) < self.after {
             self.due = oldest_since.checked_add(self.after);
             return false;
@@ -100,7 +100,7 @@ impl StallWatch {
 }
 
 impl Stall {
-    /// The level and the line for the log.
+    /// The log level and line.
     pub(super) fn line(&self, now: Instant) -> (log::Level, String) {
         let level = if self.workers.are_missing() {
             log::Level::Warn
@@ -162,7 +162,7 @@ mod tests {
 
     /// An hour in virtual time.
     #[test]
-    fn one_wait_is_reported_with_growing_pauses_and_nobody_is_woken_without_waits() {
+    fn one_wait_is_reported_at_growing_intervals_and_only_while_it_lasts() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut watch = StallWatch::new(Duration::from_secs(30));
@@ -172,7 +172,7 @@ mod tests {
 
         let mut reports = Vec::new();
         while let Some(due) = watch.due().filter(|due| *due <= at(3600)) {
-            assert!(watch.is_to_be_reported(start, due));
+            assert!(watch.is_report_due(start, due));
             reports.push((due - start).as_secs());
             watch.observe(true, || unreachable!("it is armed"));
         }
@@ -185,23 +185,23 @@ mod tests {
     }
 
     #[test]
-    fn only_waits_that_last_are_reported_and_never_more_often_than_the_first_pause() {
+    fn short_waits_are_not_reported_and_reports_keep_the_first_interval() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut watch = StallWatch::new(Duration::from_secs(30));
         watch.observe(true, || start);
-        // The first wait is over, and a younger one is the oldest.
-        assert!(!watch.is_to_be_reported(at(20), at(30)));
+        // The first wait has ended, and a later one is the oldest.
+        assert!(!watch.is_report_due(at(20), at(30)));
         assert_eq!(watch.due(), Some(at(50)));
-        assert!(watch.is_to_be_reported(at(20), at(50)));
-        // Another wait each time: the pause does not grow, and does not shrink.
+        assert!(watch.is_report_due(at(20), at(50)));
+        // A different wait each time: the interval neither grows nor shrinks.
         assert_eq!(watch.due(), Some(at(80)));
-        assert!(watch.is_to_be_reported(at(21), at(80)));
+        assert!(watch.is_report_due(at(21), at(80)));
         assert_eq!(watch.due(), Some(at(110)));
     }
 
     #[test]
-    fn it_is_a_warning_exactly_while_workers_are_missing() {
+    fn a_report_is_a_warning_only_while_workers_are_missing() {
         let now = Instant::now();
         let level = |world_size, joined, connections| {
             let workers = Workers {
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn the_line_says_what_is_known_and_stays_short() {
+    fn the_line_names_what_is_known_and_is_bounded() {
         let now = Instant::now();
         let workers = Workers {
             world_size: Some(4),

@@ -1,6 +1,4 @@
-//! When which connection has run out of time.
-//!
-//! Knows no clock: the present is an argument.
+//! Deadlines of connections. Pure: the current time is an argument.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -8,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use mio::Token;
 
-/// Deadlines of connections. One that was changed or withdrawn stays in the heap until its time
-/// comes; whether it still holds is the connection's to say.
+/// A heap of deadlines. One that was changed or cancelled stays in the heap until it expires; the
+/// connection knows whether it is still valid.
 #[derive(Debug, Default)]
 pub(super) struct Timers {
     heap: BinaryHeap<Reverse<(Instant, usize)>>,
@@ -24,7 +22,7 @@ impl Timers {
         self.heap.is_empty()
     }
 
-    /// The next deadline that has come, if any.
+    /// The next expired deadline, if any.
     pub(super) fn pop_due(&mut self, now: Instant) -> Option<(Instant, Token)> {
         let Reverse((at, token)) = *self.heap.peek()?;
         if at > now {
@@ -34,14 +32,14 @@ impl Timers {
         Some((at, Token(token)))
     }
 
-    /// How long until a deadline that `holds`; those that hold no more are dropped on the way.
+    /// The time until the next deadline that `is_valid`; removes invalid ones before it.
     pub(super) fn time_left(
         &mut self,
         now: impl FnOnce() -> Instant,
-        mut holds: impl FnMut(Instant, Token) -> bool,
+        mut is_valid: impl FnMut(Instant, Token) -> bool,
     ) -> Option<Duration> {
         while let Some(Reverse((at, token))) = self.heap.peek() {
-            if holds(*at, Token(*token)) {
+            if is_valid(*at, Token(*token)) {
                 return Some(at.saturating_duration_since(now()));
             }
             self.heap.pop();
@@ -55,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn deadlines_come_in_order_and_withdrawn_ones_are_skipped() {
+    fn deadlines_expire_in_order_and_cancelled_ones_are_skipped() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut timers = Timers::default();
@@ -69,7 +67,7 @@ mod tests {
         assert_eq!(
             left,
             Some(Duration::from_secs(2)),
-            "the second one is withdrawn"
+            "the second one is cancelled"
         );
         assert_eq!(timers.pop_due(at(9)), Some((at(3), Token(3))));
         assert_eq!(timers.time_left(|| at(9), |_, _| true), None);

@@ -1,4 +1,4 @@
-//! The server without sockets: sessions and state joined in memory, for tests.
+//! The server without sockets, for tests: sessions and state in memory.
 
 #[cfg(test)]
 mod splits;
@@ -19,8 +19,8 @@ use crate::state::{Refusal, StoreState};
 use crate::wire::RequestBuf;
 use crate::wire::encode_reply;
 
-/// As many random cases as PROPTEST_CASES says, or else `default`. A failing case is printed, made
-/// small, and kept in a file of regressions that later runs replay first.
+/// PROPTEST_CASES random cases, or `default`. A failing case is printed, minimized, and stored in a
+/// regression file that later runs replay first.
 #[cfg(test)]
 pub(crate) fn cases(default: u32) -> ProptestConfig {
     match std::env::var_os("PROPTEST_CASES") {
@@ -29,7 +29,7 @@ pub(crate) fn cases(default: u32) -> ProptestConfig {
     }
 }
 
-/// A server that is driven by hand. A connection exists from the first time it is named.
+/// A server driven by test code. A connection exists from its first use.
 #[derive(Debug, Default)]
 pub(crate) struct SimServer {
     pub(crate) state: StoreState,
@@ -66,7 +66,7 @@ impl SimServer {
             state.handle(ConnId(conn), request, outputs)?;
             Ok::<_, Refusal>(Flow::Continue)
         };
-        // As the event loop does it: a long request is continued in the session's own buffer.
+        // As in the event loop, a long request continues in the session's own buffer.
         let outcome = match session.next_read() {
             NextRead::Direct { bytes_max } if bytes.len() <= bytes_max => {
                 session.direct_buffer().extend_from_slice(bytes);
@@ -82,20 +82,23 @@ impl SimServer {
         self.state.check_invariants();
     }
 
-    /// The handshake, its answer taken off.
+    /// Runs the handshake and reads its reply.
     #[cfg(test)]
-    pub(crate) fn greet(&mut self, conn: u64) {
+    pub(crate) fn open(&mut self, conn: u64) {
         let mut hello = RequestBuf::new();
         hello.hello();
         self.send(conn, &hello.to_bytes());
         assert_eq!(self.take(conn), [0xf, 0, 0x0d, 0xc1], "the capabilities");
     }
 
-    /// What the server has sent to a connection since the last call.
+    /// The bytes that the server has sent to a connection since the last call.
     pub(crate) fn take(&mut self, conn: u64) -> Vec<u8> {
         let mut bytes = Vec::new();
         let output = self.outputs.0.entry(conn).or_default();
-        output.bytes.flush(&mut bytes).expect("a vector takes all");
+        output
+            .bytes
+            .flush(&mut bytes)
+            .expect("a vector accepts everything");
         bytes
     }
 

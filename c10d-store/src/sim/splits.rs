@@ -84,7 +84,7 @@ fn request() -> impl Strategy<Value = Vec<u8>> {
 
 fn run(pieces: impl IntoIterator<Item = Vec<u8>>) -> (Vec<u8>, bool) {
     let mut server = SimServer::default();
-    server.greet(CONN);
+    server.open(CONN);
     for piece in pieces {
         server.send(CONN, &piece);
     }

@@ -1,5 +1,5 @@
-//! The golden vectors, recorded from PyTorch 2.15.0's libuv server, replayed byte for byte: whole,
-//! one byte at a time, cut in two at every position, and with the set-up in the same piece.
+//! Replays golden vectors, recorded from PyTorch 2.15.0's libuv server: as one piece, byte by byte, cut
+//! in two at every position, and together with the setup.
 
 use serde_json::Value as Json;
 
@@ -24,11 +24,11 @@ fn bytes(hex: &Json) -> Vec<u8> {
         .collect()
 }
 
-/// How the bytes of a vector reach the server.
+/// How the bytes of a vector are split.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Delivery {
     Whole,
-    /// Set-up and request in one piece.
+    /// Setup and request in one piece.
     Coalesced,
     ByteByByte,
     CutAt(usize),
@@ -36,11 +36,11 @@ enum Delivery {
 
 const CONN: u64 = 1;
 
-/// Replays a vector of one connection and says what is wrong, if anything.
+/// Replays a vector of one connection. `Err` names the difference.
 fn replay(vector: &Json, delivery: Delivery) -> Result<(), String> {
     let mut server = SimServer::default();
     if vector["handshake"].as_bool().unwrap_or(true) {
-        server.greet(CONN);
+        server.open(CONN);
     }
     let mut setup = Vec::new();
     for request in vector["setup"].as_array().into_iter().flatten() {
@@ -78,7 +78,7 @@ fn replay(vector: &Json, delivery: Delivery) -> Result<(), String> {
 }
 
 #[test]
-fn single_connection_vectors_hold_whole_coalesced_and_byte_by_byte() {
+fn single_connection_vectors_match_for_each_delivery() {
     let mut count = 0;
     for vector in vectors(SINGLE) {
         for delivery in [Delivery::Whole, Delivery::Coalesced, Delivery::ByteByByte] {
@@ -91,10 +91,10 @@ fn single_connection_vectors_hold_whole_coalesced_and_byte_by_byte() {
 }
 
 #[test]
-fn single_connection_vectors_hold_when_cut_at_every_position() {
+fn single_connection_vectors_match_when_cut_anywhere() {
     for vector in vectors(SINGLE) {
         let length = bytes(&vector["request_hex"]).len();
-        // A request of kilobytes is mostly value: its inside is cut at a few places only.
+        // A request of kilobytes is mostly value, which is cut at a few places only.
         let step = (length / 600).max(1);
         for position in (1..length.min(64)).chain((64..length).step_by(step)) {
             replay(&vector, Delivery::CutAt(position))
@@ -104,7 +104,7 @@ fn single_connection_vectors_hold_when_cut_at_every_position() {
 }
 
 #[test]
-fn vectors_of_several_connections_hold() {
+fn vectors_of_several_connections_match() {
     let mut count = 0;
     for vector in vectors(MULTI) {
         replay_steps(&vector).unwrap_or_else(|error| panic!("{}: {error}", vector["name"]));
@@ -127,7 +127,7 @@ fn replay_steps(vector: &Json) -> Result<(), String> {
         let (conn, slot) = (u64::from(name), usize::from(name));
         if !greeted[slot] {
             greeted[slot] = true;
-            server.greet(conn);
+            server.open(conn);
         }
         if let Some(request) = step.get("send") {
             server.send(conn, &bytes(request));
@@ -154,8 +154,8 @@ fn replay_steps(vector: &Json) -> Result<(), String> {
     Ok(())
 }
 
-/// PyTorch's bugs, as recorded. What ours does instead is tested in `state::tests`; here it is only
-/// made sure that none of them has come in unnoticed.
+/// Recorded bugs of PyTorch. Our behaviour is tested in `state::tests`; this test makes sure that none
+/// of the bugs is reproduced.
 #[test]
 fn quirks_of_pytorch_are_not_reproduced() {
     let reproduced: Vec<String> = vectors(QUIRKS)
@@ -170,9 +170,9 @@ fn quirks_of_pytorch_are_not_reproduced() {
         })
         .map(|vector| vector["name"].to_string())
         .collect();
-    // Three records cannot tell the right behaviour from the wrong one: a second wait gets one answer
-    // also when it replaces the first properly, a wrong magic ends closed at once as well as later,
-    // and a MULTI_SET that is completed after another's SET wins in either order of events.
+    // Three records do not distinguish the right behaviour from the wrong one: a second wait gets one
+    // reply if it correctly replaces the first, a wrong magic number closes the connection at once or
+    // later, and a MULTI_SET completed after another client's SET wins in either case.
     assert_eq!(
         reproduced,
         [

@@ -1,21 +1,20 @@
-//! What must hold between any two requests, as code.
+//! The invariants between requests.
 
 use super::StoreState;
 use super::waiters::Wants;
 
-/// In debug builds the invariants are checked after each request while the store is small, as a
-/// check costs the size of the store.
+/// Debug builds check the invariants after each request while the store has at most this many items,
+/// since a check costs time linear in the size of the store.
 #[cfg(debug_assertions)]
 const CHECKED_ITEMS_MAX: usize = 64;
 
 impl StoreState {
-    /// Panics when the state contradicts itself, which only a bug in this module can bring about.
+    /// Panics if an invariant is violated, which is a bug in this module.
     ///
-    /// - No slot is empty, no queue is empty, and the values are counted right.
-    /// - A name and its list of waiters know each other; the chains are whole.
-    /// - Nobody sleeps beside an element: a queue with more elements than woken connections has no
-    ///   waiter of WAIT. For values there is no such sentence: docs/wire.md, BARRIER lets an unfinished
-    ///   arrival create its counter and wake nobody.
+    /// - No slot and no queue is empty, and the count of values is right.
+    /// - A slot and its list of waiters refer to each other, and the chains are consistent.
+    /// - No WAIT waits for a queue with more elements than woken connections. There is no such invariant
+    ///   for values: an unfinished BARRIER creates its counter without waking waits (docs/wire.md).
     pub(crate) fn check_invariants(&self) {
         let mut values = 0;
         let mut lists = 0;

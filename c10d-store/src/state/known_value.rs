@@ -1,11 +1,11 @@
-//! What those who wait for a change know of a value, kept for as long as they wait.
+//! The known values of waits for a change.
 
 use crate::known::Known;
 use crate::message::Payload;
 use crate::stored_value::Value;
 
-/// An owned [`Known`]. Waiters that know the same share one, so that a thousand of them cost one copy
-/// of the bytes, and one comparison for each write.
+/// An owned [`Known`]. Waits with the same known value share one, so that a thousand of them cost one
+/// copy of the bytes and one comparison for each write.
 #[derive(Debug)]
 pub(super) struct KnownValue {
     offset: usize,
@@ -14,7 +14,6 @@ pub(super) struct KnownValue {
 }
 
 impl KnownValue {
-    /// Takes over what a request brought.
     pub(super) fn new(offset: usize, bytes: Payload<'_>, length: Option<usize>) -> Self {
         Self {
             offset,
@@ -23,7 +22,6 @@ impl KnownValue {
         }
     }
 
-    /// The knowledge.
     pub(super) fn as_known(&self) -> Known<'_> {
         Known::new(self.offset, self.bytes.as_bytes(), self.length)
     }

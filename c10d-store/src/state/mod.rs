@@ -1,8 +1,8 @@
-//! The store itself: every request answered, in memory, without a socket, a clock or a thread.
+//! The store's state machine. Pure: no socket, clock or thread.
 //!
-//! Give it requests one at a time with [`StoreState::handle`], and tell it of every connection that
-//! ends with [`StoreState::disconnect`]; replies go to the caller's [`Replies`] in the order in
-//! which they must leave. The behaviour is that of docs/wire.md, section 5.
+//! Pass requests one at a time to [`StoreState::handle`], and report every closed connection with
+//! [`StoreState::disconnect`]. Replies go to the caller's [`Replies`] in sending order. The behaviour is
+//! specified in docs/wire.md, section 5.
 
 #[cfg(any(test, debug_assertions))]
 mod invariants;
@@ -21,41 +21,41 @@ use crate::decimal::{parse_decimal, write_decimal};
 use crate::known::Known;
 use crate::message::{ConnId, Keys, Payload, Replies, Reply, Request};
 use crate::stored_value::Value;
-use crate::wire::{WORKER_COUNT_KEY, answer_to_ping};
+use crate::wire::{WORKER_COUNT_KEY, reply_to_ping};
 use known_value::KnownValue;
 pub(crate) use waiters::WaitSummary;
 use waiters::{Answer, ListId, Waiters, Wants, Woken};
 
-/// Why a request cannot be answered. The wire has no error replies, so the connection is closed
-/// after the replies that came before; nothing else has changed.
+/// Why a request is refused. The protocol has no error replies, so the connection is closed after the
+/// earlier replies. A refused request changes nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Refusal {
     /// ADD or BARRIER on a value that is not a number.
     #[error("the value is not a decimal number")]
     NotANumber,
-    /// VALIDATE is the session's matter and never reaches the state.
+    /// The session handles VALIDATE, so it does not reach the state.
     #[error("unexpected VALIDATE")]
     UnexpectedValidate,
 }
 
-/// How much of a value a refused TRY_ADD shows: enough to recognize it.
+/// How much of a value a refused TRY_ADD returns: enough to recognize it.
 const NOT_A_NUMBER_HEAD_BYTES: usize = 64;
 
 /// All names of the store with their values, queues and waiters.
 #[derive(Debug, Default)]
 pub(crate) struct StoreState {
     slots: HashMap<Box<[u8]>, Slot>,
-    /// How many slots have a value.
+    /// The number of slots with a value.
     value_count: usize,
     waiters: Waiters,
-    /// Connections that were woken by a push and have not yet said what they do about it, each with
-    /// the queue's name. A connection that does anything but pop passes the wake on, so that no
-    /// element lies beside a sleeping waiter.
+    /// Connections that were woken by a push and have not sent their next request, each with the queue's
+    /// name. If that request is not a pop, the wakeup passes to the next waiter, so that no wait continues
+    /// while the queue has an element.
     pledges: HashMap<ConnId, Box<[u8]>>,
     /// Scratch space, empty between calls.
     woken: Vec<Woken>,
     emptied: Vec<Box<[u8]>>,
-    /// Values compared with what waiters know, for the test that those who know the same cost one.
+    /// Comparisons with known values, for the test that waits with the same known value share one.
     #[cfg(test)]
     comparisons: u64,
 }
@@ -74,12 +74,12 @@ struct Slot {
 }
 
 impl Slot {
-    const fn is_there(&self) -> bool {
+    const fn exists(&self) -> bool {
         self.value.is_some() || self.queue.is_some()
     }
 
     const fn is_empty(&self) -> bool {
-        !self.is_there() && self.waiters.is_none()
+        !self.exists() && self.waiters.is_none()
     }
 }
 
@@ -89,10 +89,10 @@ impl StoreState {
         Self::default()
     }
 
-    /// Carries out one request of `conn`.
+    /// Handles one request of `conn`.
     ///
     /// # Errors
-    /// [`Refusal`] when nothing can be answered: close the connection.
+    /// [`Refusal`] if the connection must be closed.
     pub(crate) fn handle(
         &mut self,
         conn: ConnId,
@@ -104,7 +104,7 @@ impl StoreState {
         }
         match request {
             Request::Validate { .. } => return Err(Refusal::UnexpectedValidate),
-            Request::Ping { nonce } => replies.reply(conn, Reply::Nonce(answer_to_ping(nonce))),
+            Request::Ping { nonce } => replies.reply(conn, Reply::Nonce(reply_to_ping(nonce))),
             Request::Set { key, value } => self.set(key, value, replies),
             Request::Get { key } => {
                 let value = self.slots.get(key).and_then(|slot| slot.value.as_ref());
@@ -120,13 +120,13 @@ impl StoreState {
                 key,
                 expected,
                 desired,
-                tells_outcome,
+                reports_outcome,
             } => {
                 let writes = self.compares_equal(key, expected);
                 if writes {
                     self.set(key, desired, replies);
                 }
-                if tells_outcome {
+                if reports_outcome {
                     replies.reply(conn, Reply::Exchanged(writes));
                 }
                 let current = self.slots.get(key).and_then(|slot| slot.value.as_ref());
@@ -140,7 +140,7 @@ impl StoreState {
                 );
             }
             Request::Check { keys } => {
-                let ready = keys.iter().all(|key| self.is_there(key));
+                let ready = keys.iter().all(|key| self.key_exists(key));
                 replies.reply(conn, Reply::Ready(ready));
             }
             Request::Wait { keys } => self.wait(conn, keys, replies),
@@ -192,7 +192,7 @@ impl StoreState {
         Ok(())
     }
 
-    /// Forgets a connection: its pending wait, and a wake that it can no longer make use of.
+    /// Removes a closed connection: its pending wait, and a wakeup that it has not used.
     pub(crate) fn disconnect(&mut self, conn: ConnId, replies: &mut impl Replies) {
         self.cancel(conn);
         if !self.pledges.is_empty() {
@@ -200,30 +200,30 @@ impl StoreState {
         }
     }
 
-    /// Says what time it is: waits that begin from now on begin then.
+    /// Sets the current time, as the start of later waits.
     pub(crate) const fn set_now(&mut self, now: Instant) {
         self.waiters.set_now(now);
     }
 
-    /// How many connections wait.
+    /// The number of waiting connections.
     pub(crate) fn waiting(&self) -> usize {
         self.waiters.waiting()
     }
 
-    /// Who waits for what, with the names of at most `keys_max` keys.
+    /// A summary of the waits, with at most `keys_max` keys.
     pub(crate) fn summary_of_waits(&self, keys_max: usize) -> WaitSummary {
         self.waiters.summary(keys_max)
     }
 
-    /// How many workers have counted themselves; `None` when none has (docs/wire.md, 7.2).
+    /// The number of workers that have counted themselves; `None` if none has (docs/wire.md, 7.2).
     pub(crate) fn joined_workers(&self) -> Option<i64> {
         let slot = self.slots.get(WORKER_COUNT_KEY)?;
         parse_decimal(slot.value.as_ref()?.as_bytes())
     }
 
     /// docs/wire.md, CHECK: a value, or a queue that is not empty.
-    fn is_there(&self, key: &[u8]) -> bool {
-        self.slots.get(key).is_some_and(Slot::is_there)
+    fn key_exists(&self, key: &[u8]) -> bool {
+        self.slots.get(key).is_some_and(Slot::exists)
     }
 
     fn queue(&self, key: &[u8]) -> Option<&VecDeque<Value>> {
@@ -235,14 +235,14 @@ impl StoreState {
         self.wake_for_value(waiters, replies);
     }
 
-    /// docs/wire.md, MULTI_SET: all pairs are there before anyone is woken.
+    /// docs/wire.md, MULTI_SET: all pairs are written before any wait is woken.
     fn multi_set(&mut self, pairs: Keys<'_>, replies: &mut impl Replies) {
         let mut blobs = pairs.iter();
-        let mut anyone_waits = false;
+        let mut has_waiters = false;
         while let (Some(key), Some(value)) = (blobs.next(), blobs.next()) {
-            anyone_waits |= self.write(key, Payload::Borrowed(value)).is_some();
+            has_waiters |= self.write(key, Payload::Borrowed(value)).is_some();
         }
-        if anyone_waits {
+        if has_waiters {
             for key in pairs.iter().step_by(2) {
                 let waiters = self.slots.get(key).and_then(|slot| slot.waiters);
                 self.wake_for_value(waiters, replies);
@@ -250,7 +250,7 @@ impl StoreState {
         }
     }
 
-    /// Writes a value. Wakes nobody, but says who waits.
+    /// Writes a value without waking its waiters, and returns them.
     fn write(&mut self, key: &[u8], new: Payload<'_>) -> Option<ListId> {
         let Some(slot) = self.slots.get_mut(key) else {
             let value = Some(new.into_value());
@@ -274,8 +274,8 @@ impl StoreState {
         slot.waiters
     }
 
-    /// docs/wire.md, ADD and BARRIER: adds to the number under `key`. Wakes nobody, but says who
-    /// waits.
+    /// docs/wire.md, ADD and BARRIER: adds to the number at `key` without waking its waiters, and returns
+    /// them.
     fn add(&mut self, key: &[u8], delta: i64) -> Result<(i64, Option<ListId>), Refusal> {
         let slot = match self.slots.get_mut(key) {
             Some(slot) => slot,
@@ -294,7 +294,7 @@ impl StoreState {
         Ok((sum, slot.waiters))
     }
 
-    /// docs/wire.md, TRY_ADD: an ADD that says so when the value is not a number.
+    /// docs/wire.md, TRY_ADD: an ADD that reports a value that is not a number.
     fn try_add(&mut self, conn: ConnId, key: &[u8], delta: i64, replies: &mut impl Replies) {
         if let Ok((sum, waiters)) = self.add(key, delta) {
             self.wake_for_value(waiters, replies);
@@ -327,9 +327,7 @@ impl StoreState {
         }
     }
 
-    /// docs/wire.md, COMPARE_SET. Wakes exactly when the value was written (PyTorch's server wakes
-    /// always, its older one never).
-    /// Whether a COMPARE_SET writes: an empty expectation matches a missing key, too.
+    /// docs/wire.md, COMPARE_SET: whether it writes. An empty `expected` also matches a missing key.
     fn compares_equal(&self, key: &[u8], expected: &[u8]) -> bool {
         let current = self.slots.get(key).and_then(|slot| slot.value.as_ref());
         current.map_or(&[][..], Value::as_bytes) == expected
@@ -351,19 +349,19 @@ impl StoreState {
 
     fn wait(&mut self, conn: ConnId, keys: Keys<'_>, replies: &mut impl Replies) {
         self.cancel(conn);
-        if keys.iter().all(|key| self.is_there(key)) {
+        if keys.iter().all(|key| self.key_exists(key)) {
             replies.reply(conn, Reply::StopWaiting);
             return;
         }
         self.waiters.open(conn, Answer::Stop);
         for key in keys.iter() {
-            if !self.is_there(key) {
+            if !self.key_exists(key) {
                 self.miss(conn, key, Wants::ValueOrElement);
             }
         }
     }
 
-    /// docs/wire.md, WAIT_GET: answered at the first moment at which all values are there.
+    /// docs/wire.md, WAIT_GET: answered as soon as all values exist at the same moment.
     fn wait_get(&mut self, conn: ConnId, keys: Keys<'_>, replies: &mut impl Replies) {
         let has_value =
             |state: &Self, key: &[u8]| state.slots.get(key).is_some_and(|s| s.value.is_some());
@@ -381,8 +379,7 @@ impl StoreState {
         }
     }
 
-    /// docs/wire.md, WAIT_CHANGE: answered at the first moment at which there is a value that is not as
-    /// known.
+    /// docs/wire.md, WAIT_CHANGE: answered as soon as a value exists that differs from the known one.
     fn wait_change(
         &mut self,
         conn: ConnId,
@@ -401,11 +398,11 @@ impl StoreState {
             replies.reply(conn, Reply::Value(Some(value)));
             return;
         }
-        // All who have seen the present value know the same, if they look at the same part of it.
-        let known_to_last = slot
+        // Waits that have seen the current value usually have the same known value.
+        let last_known = slot
             .and_then(|slot| slot.waiters)
             .and_then(|list| self.waiters.last_known(list));
-        let known = match known_to_last {
+        let known = match last_known {
             Some(shared) if shared.as_known() == known => Arc::clone(shared),
             _ => Arc::new(KnownValue::new(offset, bytes, length)),
         };
@@ -413,8 +410,8 @@ impl StoreState {
         self.miss(conn, key, Wants::Change(known));
     }
 
-    /// docs/wire.md, BARRIER: an ordinary counter, which an unfinished arrival creates without
-    /// waking those who wait for the key.
+    /// docs/wire.md, BARRIER: an ordinary counter, which an unfinished arrival creates without waking
+    /// the waits for its key.
     fn barrier(
         &mut self,
         conn: ConnId,
@@ -424,8 +421,8 @@ impl StoreState {
     ) -> Result<(), Refusal> {
         let (arrived, waiters) = self.add(key, 1)?;
         if arrived >= world_size {
-            // An earlier arrival of the same connection is answered too; any other wait of it is
-            // replaced by this one.
+            // An earlier arrival of the same connection is answered too; this request replaces any other
+            // wait of it.
             self.wake_for_value(waiters, replies);
             self.cancel(conn);
             replies.reply(conn, Reply::StopWaiting);
@@ -492,14 +489,14 @@ impl StoreState {
         self.waiters.miss(conn, list, wants);
     }
 
-    /// A value has been written where these wait.
+    /// Wakes waits after a write of their key.
     fn wake_for_value(&mut self, waiters: Option<ListId>, replies: &mut impl Replies) {
         let Some(list) = waiters else {
             return;
         };
         let slot = self.slots.get(self.waiters.name(list));
         let value = slot.and_then(|slot| slot.value.as_ref());
-        // Waiters that know the same stand behind each other, and are asked for one answer.
+        // Waits with the same known value are adjacent, so one comparison serves all of them.
         let mut compared: Option<(Arc<KnownValue>, bool)> = None;
         let differs = |known: &Arc<KnownValue>| match &compared {
             Some((last, differs)) if Arc::ptr_eq(last, known) => *differs,
@@ -517,13 +514,13 @@ impl StoreState {
         let mut woken = std::mem::take(&mut self.woken);
         let emptied = self.waiters.value_written(list, differs, &mut woken);
         if let Some(name) = emptied {
-            self.forget_list(&name);
+            self.remove_list(&name);
         }
         for Woken { conn, answer } in woken.drain(..) {
             match answer {
                 Answer::Stop => replies.reply(conn, Reply::StopWaiting),
                 Answer::Values(keys) => {
-                    // A key that came first may be deleted again by now: then the wait goes on.
+                    // An earlier key may have been deleted again: then the wait continues.
                     let keys: Vec<&[u8]> = keys.iter().map(|key| &**key).collect();
                     self.wait_get(conn, Keys::from(&keys[..]), replies);
                 }
@@ -532,7 +529,7 @@ impl StoreState {
         self.woken = woken;
     }
 
-    /// Lets the first waiter of a queue know that there is an element.
+    /// Wakes the first waiter of a queue that has an element.
     fn offer_element(&mut self, key: &[u8], replies: &mut impl Replies) {
         let Some(Slot {
             queue: Some(_),
@@ -544,7 +541,7 @@ impl StoreState {
         };
         let mut woken = std::mem::take(&mut self.woken);
         if let Some(name) = self.waiters.element_pushed(*list, &mut woken) {
-            self.forget_list(&name);
+            self.remove_list(&name);
         }
         for Woken { conn, answer } in woken.drain(..) {
             match answer {
@@ -552,14 +549,14 @@ impl StoreState {
                     self.pledges.insert(conn, key.into());
                     replies.reply(conn, Reply::StopWaiting);
                 }
-                Answer::Values(_) => unreachable!("an element never ends a wait for values"),
+                Answer::Values(_) => unreachable!("an element does not end a wait for values"),
             }
         }
         self.woken = woken;
     }
 
-    /// A connection that was woken by a push says what it does next (`None`: it is gone). Popping
-    /// uses the wake up, a PING leaves it open, and anything else passes it on.
+    /// Handles the next request of a connection that was woken by a push (`None`: it disconnected). A pop
+    /// uses the wakeup, a PING keeps it, and anything else passes it to the next waiter.
     fn settle_pledge(
         &mut self,
         conn: ConnId,
@@ -582,13 +579,13 @@ impl StoreState {
         let mut emptied = std::mem::take(&mut self.emptied);
         self.waiters.cancel(conn, &mut emptied);
         for name in emptied.drain(..) {
-            self.forget_list(&name);
+            self.remove_list(&name);
         }
         self.emptied = emptied;
     }
 
-    /// The last waiter of a name is gone.
-    fn forget_list(&mut self, name: &[u8]) {
+    /// The last waiter of a name was removed.
+    fn remove_list(&mut self, name: &[u8]) {
         if let Some(slot) = self.slots.get_mut(name) {
             slot.waiters = None;
             if slot.is_empty() {
@@ -598,7 +595,7 @@ impl StoreState {
     }
 }
 
-/// Counts go over the wire as `i64`; memory ends long before that does.
+/// Counts are `i64` on the wire; memory ends long before their limit.
 fn count(count: usize) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
 }

@@ -307,13 +307,13 @@ impl Model {
         }
         match operation.clone() {
             Operation::Set(key, value) => self.write(key, value),
-            Operation::CompareSet(key, expected, desired, tells_outcome) => {
+            Operation::CompareSet(key, expected, desired, reports_outcome) => {
                 let current = self.values.get(&key).cloned();
                 let writes = current.clone().unwrap_or_default() == expected;
                 if writes {
                     self.write(key, desired.clone());
                 }
-                if tells_outcome {
+                if reports_outcome {
                     self.say(conn, Said::Exchanged(writes));
                 }
                 let kept = current.unwrap_or(expected);
@@ -453,12 +453,12 @@ fn step(state: &mut StoreState, conn: u64, operation: &Operation, out: &mut Reco
             key: &one(key),
             value: Payload::Borrowed(value)
         }),
-        Operation::CompareSet(key, expected, desired, tells_outcome) => {
+        Operation::CompareSet(key, expected, desired, reports_outcome) => {
             handle!(Request::CompareSet {
                 key: &one(key),
                 expected,
                 desired: Payload::Borrowed(desired),
-                tells_outcome: *tells_outcome
+                reports_outcome: *reports_outcome
             })
         }
         Operation::Get(key) => handle!(Request::Get { key: &one(key) }),

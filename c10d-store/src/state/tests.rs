@@ -152,7 +152,7 @@ fn compare_set<'a>(key: &'a str, expected: &'a str, desired: &'a str) -> Request
         key: key.as_bytes(),
         expected: expected.as_bytes(),
         desired: Payload::Borrowed(desired.as_bytes()),
-        tells_outcome: false,
+        reports_outcome: false,
     }
 }
 
@@ -161,7 +161,7 @@ fn compare_exchange<'a>(key: &'a str, expected: &'a str, desired: &'a str) -> Re
         key: key.as_bytes(),
         expected: expected.as_bytes(),
         desired: Payload::Borrowed(desired.as_bytes()),
-        tells_outcome: true,
+        reports_outcome: true,
     }
 }
 

@@ -1,11 +1,10 @@
-//! Who waits for which names, in order of arrival.
+//! The pending waits for each name, in order of arrival.
 //!
-//! Every pending wait holds one entry for each name that it still misses. An entry stands in two
-//! doubly linked chains, that of its name and that of its wait, so that a wake costs the waiters it
-//! reaches and a cancel costs the entries of its own wait, however many others there are. (PyTorch's
-//! server scans all waits of the server for both.)
+//! A pending wait has one entry for each missing name. An entry is in two doubly linked lists, that of
+//! its name and that of its wait, so that a wakeup costs the waits it reaches, and a cancel costs the
+//! entries of its own wait. (PyTorch's server scans all waits for both.)
 //!
-//! Knows nothing of values and queues: whether a value is what a waiter knows already, the caller says.
+//! Knows no values and queues: the caller compares known values.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,16 +15,16 @@ use slab::Slab;
 use super::known_value::KnownValue;
 use crate::message::ConnId;
 
-/// What makes an entry count as there.
+/// What satisfies an entry.
 #[derive(Debug)]
 pub(super) enum Wants {
     /// A value, or an element of a queue: WAIT.
     ValueOrElement,
-    /// The same, though the name may well be there already: an unfinished BARRIER.
+    /// The same, although the name may exist already: an unfinished BARRIER.
     Barrier,
-    /// A value only: WAIT_GET.
+    /// A value: WAIT_GET.
     Value,
-    /// A value that is not the known one: WAIT_CHANGE.
+    /// A value that differs from the known one: WAIT_CHANGE.
     Change(Arc<KnownValue>),
 }
 
@@ -35,15 +34,15 @@ impl Wants {
     }
 }
 
-/// What the peer is to be sent once nothing is missing any more.
+/// The reply once no name is missing.
 #[derive(Debug)]
 pub(super) enum Answer {
     Stop,
-    /// The values of these keys, all present at the same moment.
+    /// The values of these keys, which all exist at the same moment.
     Values(Box<[Box<[u8]>]>),
 }
 
-/// A wait that is over.
+/// A completed wait.
 #[derive(Debug)]
 pub(super) struct Woken {
     pub(super) conn: ConnId,
@@ -59,9 +58,9 @@ pub(super) struct Waiters {
     entries: Slab<Entry>,
     lists: Slab<List>,
     waits: HashMap<ConnId, Wait>,
-    /// The present, as the server last said it.
+    /// The current time, as last set by the server.
     now: Option<Instant>,
-    /// Entries taken off so far, for the test that a cancel costs its own only.
+    /// Entries removed so far, for the test that a cancel costs its own entries only.
     #[cfg(test)]
     steps: u64,
 }
@@ -75,23 +74,23 @@ struct List {
 
 #[derive(Debug)]
 struct Wait {
-    /// Entries that this wait still has. Invariant: the length of its chain, at least 1.
+    /// The number of entries of this wait. Invariant: the length of its list, at least 1.
     missing: u32,
     first: u32,
     answer: Answer,
     since: Option<Instant>,
 }
 
-/// Who waits for what, for a report.
+/// A summary of the waits, for a report.
 #[derive(Debug)]
 pub(crate) struct WaitSummary {
-    /// How many connections wait.
+    /// The number of waiting connections.
     pub(crate) waiting: usize,
-    /// The connection that has waited longest, and since when.
+    /// The connection that has waited longest, and the start of its wait.
     pub(crate) oldest: Option<(ConnId, Instant)>,
     /// Some of the keys, each with the number of connections that wait for it.
     pub(crate) keys: Vec<(Vec<u8>, usize)>,
-    /// How many keys are waited for besides.
+    /// The number of further keys.
     pub(crate) more_keys: usize,
 }
 
@@ -106,7 +105,7 @@ struct Entry {
     prev_in_wait: u32,
 }
 
-/// The end of a chain.
+/// The end of a linked list.
 const NONE: u32 = u32::MAX;
 
 impl Waiters {
@@ -116,24 +115,23 @@ impl Waiters {
         self.waits.contains_key(&conn)
     }
 
-    /// How many entries there are, of all waits.
+    /// The number of entries of all waits.
     #[cfg(debug_assertions)]
     pub(super) fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Later waits begin at this time.
+    /// Sets the start time of later waits.
     pub(super) const fn set_now(&mut self, now: Instant) {
         self.now = Some(now);
     }
 
-    /// How many connections wait.
+    /// The number of waiting connections.
     pub(super) fn waiting(&self) -> usize {
         self.waits.len()
     }
 
-    /// Who waits for what, with the names of at most `keys_max` keys. Costs a look at each wait, and at
-    /// the waiters of the keys named.
+    /// A summary with at most `keys_max` keys. Visits each wait, and the waiters of the named keys.
     pub(super) fn summary(&self, keys_max: usize) -> WaitSummary {
         let started = |(conn, wait): (&ConnId, &Wait)| wait.since.map(|since| (since, *conn));
         let oldest = self.waits.iter().filter_map(started).min();
@@ -158,12 +156,12 @@ impl Waiters {
         length
     }
 
-    /// The name for which these wait.
+    /// The name of a list.
     pub(super) fn name(&self, list: ListId) -> &[u8] {
         &self.lists[list.0 as usize].name
     }
 
-    /// What the last one in the list knows, if it waits for a change.
+    /// The known value of the last entry in the list, if it waits for a change.
     pub(super) fn last_known(&self, list: ListId) -> Option<&Arc<KnownValue>> {
         let last = self.lists[list.0 as usize].last;
         match &self.entries.get(last as usize)?.wants {
@@ -172,7 +170,7 @@ impl Waiters {
         }
     }
 
-    /// Makes a list for `name`, which has none. It must get an entry before anything else happens.
+    /// Makes a list for `name`, which has none. The caller must add an entry at once.
     pub(super) fn new_list(&mut self, name: &[u8]) -> ListId {
         ListId(index(self.lists.insert(List {
             name: name.into(),
@@ -181,8 +179,7 @@ impl Waiters {
         })))
     }
 
-    /// Opens a wait for a connection that has none. It must get an entry before anything else
-    /// happens.
+    /// Opens a wait for a connection that has none. The caller must add an entry at once.
     pub(super) fn open(&mut self, conn: ConnId, answer: Answer) {
         let wait = Wait {
             missing: 0,
@@ -194,7 +191,7 @@ impl Waiters {
         debug_assert!(replaced.is_none(), "{conn:?} was waiting already");
     }
 
-    /// Lets the open wait of `conn` miss one more name.
+    /// Adds a missing name to the open wait of `conn`.
     pub(super) fn miss(&mut self, conn: ConnId, list: ListId, wants: Wants) {
         let wait = self.waits.get_mut(&conn).expect("the wait is open");
         let list_record = &mut self.lists[list.0 as usize];
@@ -219,10 +216,9 @@ impl Waiters {
         wait.missing += 1;
     }
 
-    /// A value has been written under the list's name: nobody misses it any more, but for those who
-    /// wait for a change and for whom it does not differ from what they know. Those who now miss
-    /// nothing are added to `woken`, in order of arrival. Returns the name when the list is empty and
-    /// gone.
+    /// A value was written: removes the entries of the list, except those that wait for a change and whose
+    /// known value does not differ. Appends completed waits to `woken`, in order of arrival. Returns the
+    /// name if the list became empty and was removed.
     pub(super) fn value_written(
         &mut self,
         list: ListId,
@@ -245,9 +241,8 @@ impl Waiters {
         self.drop_if_empty(list)
     }
 
-    /// An element has been pushed under the list's name: entries that want one are counted down in
-    /// order of arrival until one wait is over. Returns that wait, and the name when the list is
-    /// empty and gone.
+    /// An element was pushed: removes entries that accept one, in order of arrival, until one wait is
+    /// complete, and appends that to `woken`. Returns the name if the list became empty and was removed.
     pub(super) fn element_pushed(
         &mut self,
         list: ListId,
@@ -266,8 +261,8 @@ impl Waiters {
         self.drop_if_empty(list)
     }
 
-    /// Forgets the wait of a connection, if it has one. The names whose lists are empty and gone
-    /// are added to `emptied`. Costs the entries of this wait only.
+    /// Removes the wait of a connection, if it has one. Appends the names whose lists became empty and
+    /// were removed to `emptied`. Costs the entries of this wait only.
     pub(super) fn cancel(&mut self, conn: ConnId, emptied: &mut Vec<Box<[u8]>>) {
         let Some(wait) = self.waits.remove(&conn) else {
             return;
@@ -287,7 +282,7 @@ impl Waiters {
         let wait = self.waits.get_mut(&entry.conn).expect("an entry's wait");
         wait.missing -= 1;
         if wait.missing == 0 {
-            let wait = self.waits.remove(&entry.conn).expect("it was just there");
+            let wait = self.waits.remove(&entry.conn).expect("found above");
             woken.push(Woken {
                 conn: entry.conn,
                 answer: wait.answer,
@@ -329,8 +324,8 @@ impl Waiters {
         empty.then(|| self.lists.remove(list.0 as usize).name)
     }
 
-    /// The sentences of this module as code. `wanted` is called for each list with its name and
-    /// what its entries want.
+    /// Checks the invariants of this module. Calls `wanted` for each list with its name and what its
+    /// entries want.
     #[cfg(any(test, debug_assertions))]
     pub(super) fn check_invariants(&self, mut wanted: impl FnMut(ListId, &[u8], &[&Wants])) {
         let mut entries_in_lists = 0;
@@ -339,7 +334,7 @@ impl Waiters {
             let (mut at, mut prev) = (list.first, NONE);
             while at != NONE {
                 let entry = &self.entries[at as usize];
-                assert_eq!(entry.prev_in_list, prev, "a list's chain is whole");
+                assert_eq!(entry.prev_in_list, prev, "a name's list is consistent");
                 assert_eq!(entry.list.0 as usize, id, "an entry knows its list");
                 wants.push(&entry.wants);
                 (prev, at) = (at, entry.next_in_list);
@@ -354,13 +349,13 @@ impl Waiters {
             let (mut at, mut prev, mut missing) = (wait.first, NONE, 0);
             while at != NONE {
                 let entry = &self.entries[at as usize];
-                assert_eq!(entry.prev_in_wait, prev, "a wait's chain is whole");
+                assert_eq!(entry.prev_in_wait, prev, "a wait's list is consistent");
                 assert_eq!(entry.conn, *conn, "an entry knows its connection");
                 missing += 1;
                 (prev, at) = (at, entry.next_in_wait);
             }
             assert_eq!(wait.missing, missing, "a wait counts its entries");
-            assert!(missing > 0, "a wait that misses nothing is over");
+            assert!(missing > 0, "a wait without missing names is complete");
             entries_in_waits += missing as usize;
         }
         assert_eq!(entries_in_lists, self.entries.len(), "no entry is lost");

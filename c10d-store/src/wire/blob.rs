@@ -1,20 +1,20 @@
-//! Runs of length-prefixed byte strings.
+//! Sequences of length-prefixed byte strings.
 
 use byteorder::{ByteOrder, LittleEndian};
 
-/// Bytes of a length word.
+/// Bytes in a length word.
 pub(super) const LENGTH_BYTES: usize = 8;
 
-/// An iterator over a run of blobs (`u64` length, then the bytes) whose lengths have been checked.
+/// An iterator over blobs (`u64` length, then the bytes) whose lengths have been checked.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Blobs<'a> {
-    /// Invariant: holds exactly `count` whole blobs.
+    /// Invariant: exactly `count` whole blobs.
     bytes: &'a [u8],
     count: usize,
 }
 
 impl std::fmt::Debug for Blobs<'_> {
-    /// Lengths instead of bytes: they can be long and secret.
+    /// Lengths only: the bytes can be long and secret.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Blobs")
             .field("count", &self.count)
@@ -24,7 +24,7 @@ impl std::fmt::Debug for Blobs<'_> {
 }
 
 impl<'a> Blobs<'a> {
-    /// `bytes` has been found to hold `count` blobs by a [`FrameScan`](super::FrameScan).
+    /// `bytes` must be exactly `count` blobs, as checked by a [`FrameScan`](super::FrameScan).
     pub(super) const fn checked(bytes: &'a [u8], count: usize) -> Self {
         Self { bytes, count }
     }

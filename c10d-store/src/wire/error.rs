@@ -1,56 +1,56 @@
-//! Bytes that are not the protocol.
+//! Protocol errors in received bytes.
 
 use std::fmt;
 
 use super::opcode::Opcode;
 
-/// Why a peer's bytes were refused, and where.
+/// A protocol error in a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WireError {
-    /// The command, when its byte was a known one.
+    /// The command; `None` if its byte is unknown or has not been read.
     pub opcode: Option<Opcode>,
-    /// Bytes from the start of the request to the place of the fault.
+    /// The byte offset of the error in the request.
     pub offset: usize,
     /// What is wrong.
     pub kind: WireErrorKind,
 }
 
-/// What is wrong with a peer's bytes.
+/// The kind of a [`WireError`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WireErrorKind {
-    /// The command byte is none of the protocol's.
+    /// The command byte is unknown.
     UnknownOpcode(u8),
-    /// The first command is not VALIDATE: a port scanner, another protocol.
-    NotGreeted(u8),
-    /// VALIDATE with another word than the protocol's.
+    /// The first command is not VALIDATE, for instance from a port scanner or another protocol.
+    HandshakeMissing(u8),
+    /// VALIDATE has the wrong magic number.
     WrongMagic(u32),
-    /// VALIDATE after the first command.
+    /// VALIDATE is not the first command.
     SecondValidate,
     /// A key is longer than the limit.
     KeyTooLong {
-        /// The length announced.
+        /// The announced length.
         bytes: u64,
         /// The limit.
         bytes_max: usize,
     },
     /// A value is longer than the limit.
     ValueTooLong {
-        /// The length announced.
+        /// The announced length.
         bytes: u64,
         /// The limit.
         bytes_max: usize,
     },
-    /// A request names more keys than the limit.
+    /// A request has more keys than the limit.
     TooManyKeys {
-        /// The count announced.
+        /// The announced count.
         keys: u64,
         /// The limit.
         keys_max: usize,
     },
     /// A request as a whole is longer than the limit.
     RequestTooLong {
-        /// Its length, as far as it is known.
+        /// The length as far as it is known.
         bytes: usize,
         /// The limit.
         bytes_max: usize,
@@ -65,10 +65,12 @@ impl fmt::Display for WireError {
         }
         match self.kind {
             WireErrorKind::UnknownOpcode(byte) => write!(f, "unknown command 0x{byte:02x}"),
-            WireErrorKind::NotGreeted(byte) => {
-                write!(f, "first byte 0x{byte:02x} where VALIDATE (0x00) belongs")
+            WireErrorKind::HandshakeMissing(byte) => {
+                write!(f, "first byte is 0x{byte:02x}, expected VALIDATE (0x00)")
             }
-            WireErrorKind::WrongMagic(magic) => write!(f, "wrong validation word 0x{magic:08x}"),
+            WireErrorKind::WrongMagic(magic) => {
+                write!(f, "wrong magic number 0x{magic:08x} in VALIDATE")
+            }
             WireErrorKind::SecondValidate => write!(f, "second VALIDATE"),
             WireErrorKind::KeyTooLong { bytes, bytes_max } => {
                 write!(f, "key of {bytes} bytes, limit {bytes_max}")

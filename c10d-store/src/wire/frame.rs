@@ -1,7 +1,7 @@
-//! Where one request ends, found without ever looking at a byte twice.
+//! Finds the end of a request in linear time.
 //!
-//! PyTorch's server restarts the parse of an unfinished request with every 4096 bytes that arrive,
-//! which makes long lists cost quadratic time; a [`FrameScan`] remembers how far it got.
+//! PyTorch's server parses an unfinished request again from its start with every 4096 bytes that
+//! arrive, which is quadratic for long lists; a [`FrameScan`] continues where it stopped.
 
 use byteorder::{ByteOrder, LittleEndian};
 
@@ -12,36 +12,34 @@ use crate::limits::WireLimits;
 use crate::message::{Keys, Payload, Request};
 use crate::stored_value::{SHARED_VALUE_BYTES_MIN, Value};
 
-/// How far a request has been seen.
+/// The progress of a [`FrameScan`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Progress {
-    /// The request is whole; it is this many bytes long.
+    /// The request is complete, with this length in bytes.
     Complete(usize),
-    /// At least this many bytes, counted from the request's start, are needed to get on.
+    /// The scan needs at least this many bytes from the start of the request.
     NeedAtLeast(usize),
 }
 
 /// A resumable scan of one request.
 ///
-/// Feed it the request's bytes from their start, ever more of them, until it says
-/// [`Progress::Complete`]; then take the request with [`frame`](Self::frame). Each byte costs
-/// constant time, however the bytes are cut.
+/// Call [`advance`](Self::advance) with a growing prefix of the request until it returns
+/// [`Progress::Complete`], then [`frame`](Self::frame). Each byte costs constant time for any split.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct FrameScan {
-    /// Bytes checked so far. Invariant: never beyond what has been fed.
+    /// Bytes checked so far. Invariant: at most the bytes received.
     checked: usize,
     opcode: Option<Opcode>,
-    /// The argument being scanned.
+    /// The index of the argument being scanned.
     field: usize,
-    /// Blobs still to come in the list being scanned; `None` before its count was read.
+    /// Remaining blobs of the list being scanned; `None` before its count was read.
     list_left: Option<usize>,
     list_len: usize,
-    /// Start of each argument that has been scanned, and its end. For blobs and lists without the
-    /// length or count word.
+    /// Start and end of each scanned argument, without the length or count word.
     spans: [Span; FIELDS_MAX],
-    /// Length words looked at, for the test that the cost is linear.
+    /// Length words read, for the test of linear cost.
     #[cfg(test)]
-    looks: std::cell::Cell<usize>,
+    length_reads: std::cell::Cell<usize>,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -53,12 +51,12 @@ struct Span {
 const FIELDS_MAX: usize = 4;
 
 impl FrameScan {
-    /// Looks at what has arrived of the request; `bytes` starts at the request's first byte and is
-    /// never shorter than in an earlier call.
+    /// Scans the bytes of the request that have arrived; `bytes` starts at the first byte of the request
+    /// and is never shorter than in an earlier call.
     ///
     /// # Errors
-    /// When the bytes can never become a request within the limits. No memory has been reserved
-    /// for what they announce.
+    /// If the bytes cannot become a request within the limits. No memory has been reserved for
+    /// announced lengths.
     pub(crate) fn advance(
         &mut self,
         bytes: &[u8],
@@ -104,12 +102,12 @@ impl FrameScan {
         Ok(Progress::Complete(self.checked))
     }
 
-    /// Forgets everything, for the next request.
+    /// Starts over, for the next request.
     pub(crate) fn reset(&mut self) {
         *self = Self::default();
     }
 
-    /// The request that has been found complete in `bytes`, the same bytes as scanned.
+    /// The complete request in `bytes`, which must be the scanned bytes.
     pub(crate) fn frame<'a>(&self, bytes: &'a [u8]) -> Frame<'a> {
         Frame {
             opcode: self.opcode.unwrap_or(Opcode::Validate),
@@ -119,9 +117,8 @@ impl FrameScan {
         }
     }
 
-    /// The request that has been found complete and whose last argument is the long `value`, taken
-    /// out of the frame; `head` is what stands in front of it. `None` when the command has no value
-    /// at its end.
+    /// The complete request, with `head` as its bytes before the last argument and `value` as the last
+    /// argument. `None` if the command does not end with a value.
     pub(crate) fn request_with_value<'a>(
         &self,
         head: &'a [u8],
@@ -137,7 +134,7 @@ impl FrameScan {
                 key: arg(0),
                 expected: arg(1),
                 desired: value,
-                tells_outcome: self.opcode == Some(Opcode::CompareExchange),
+                reports_outcome: self.opcode == Some(Opcode::CompareExchange),
             },
             Opcode::WaitChange => Request::WaitChange {
                 key: arg(0),
@@ -149,7 +146,7 @@ impl FrameScan {
         })
     }
 
-    /// The end of the blob whose length word stands at `start`, or how many bytes are needed.
+    /// The end of the blob whose length word is at `start`, or the number of bytes needed.
     #[inline]
     fn blob_end(
         &self,
@@ -160,7 +157,7 @@ impl FrameScan {
     ) -> Result<Result<usize, Progress>, WireError> {
         #[cfg(test)]
         {
-            self.looks.set(self.looks.get() + 1);
+            self.length_reads.set(self.length_reads.get() + 1);
         }
         let Some(word) = bytes.get(start..start + LENGTH_BYTES) else {
             return Ok(Err(Progress::NeedAtLeast(start + LENGTH_BYTES)));
@@ -194,7 +191,7 @@ impl FrameScan {
         Ok(Ok(end))
     }
 
-    /// Scans a list as far as the bytes go. `None` when it is whole.
+    /// Scans a list as far as the bytes go. `None` once it is complete.
     fn scan_list(
         &mut self,
         bytes: &[u8],
@@ -229,7 +226,7 @@ impl FrameScan {
             }
         };
         while left > 0 {
-            // In a list of pairs an odd number left means that a value comes next.
+            // In a list of pairs, an odd remainder means that a value is next.
             let kind = if field == Field::Pairs && left % 2 == 1 {
                 Field::Value
             } else {
@@ -257,7 +254,7 @@ impl FrameScan {
     }
 }
 
-/// One whole request, still as bytes.
+/// A complete request, as bytes.
 #[cfg_attr(test, derive(Debug))]
 pub(crate) struct Frame<'a> {
     opcode: Opcode,
@@ -282,7 +279,7 @@ impl<'a> Frame<'a> {
                 key: self.arg(0),
                 expected: self.arg(1),
                 desired: Payload::Borrowed(self.arg(2)),
-                tells_outcome: self.opcode == Opcode::CompareExchange,
+                reports_outcome: self.opcode == Opcode::CompareExchange,
             },
             Opcode::Get => Request::Get { key: self.arg(0) },
             Opcode::Add => Request::Add {
@@ -328,8 +325,7 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// Where the frame's last argument starts, if that is a value long enough to be kept in the buffer
-    /// it was received into.
+    /// The offset of the last argument, if that is a value long enough to stay in its receive buffer.
     pub(crate) fn long_value_start(&self) -> Option<usize> {
         let last = match self.opcode {
             Opcode::Set | Opcode::Append | Opcode::QueuePush => 1,
@@ -352,13 +348,13 @@ impl<'a> Frame<'a> {
     }
 }
 
-/// A place in a value, or its length. What does not fit into memory lies behind the end of every
-/// value, as the largest `usize` does.
+/// An offset in a value, or its length. Numbers beyond `usize` become its maximum, which is also
+/// beyond the end of every value.
 fn read_position(word: &[u8]) -> usize {
     usize::try_from(LittleEndian::read_u64(word)).unwrap_or(usize::MAX)
 }
 
-/// docs/wire.md, WAIT_CHANGE: the known length, if it matters.
+/// The known length of a WAIT_CHANGE; `None` matches any length.
 fn read_known_length(word: &[u8]) -> Option<usize> {
     (LittleEndian::read_u64(word) != ANY_LENGTH).then(|| read_position(word))
 }
@@ -368,10 +364,10 @@ mod tests {
     use super::*;
     use crate::wire::RequestBuf;
 
-    /// Long lists in small pieces: each piece may look again at the one length word that it left
-    /// unfinished, and at no other. (PyTorch's server looks at all of them again.)
+    /// Long lists in small pieces: each piece may read again the one length word that was incomplete,
+    /// and no other. (PyTorch's server reads all of them again.)
     #[test]
-    fn the_cost_is_that_of_the_pieces_and_the_blobs() {
+    fn the_cost_is_linear_in_pieces_and_blobs() {
         let count = 5_000;
         let mut request = RequestBuf::new();
         request.opcode(Opcode::MultiSet).count(count);
@@ -391,12 +387,15 @@ mod tests {
                 let is_complete = progress == Progress::Complete(bytes.len());
                 assert_eq!(is_complete, seen == bytes.len());
             }
-            assert!(scan.looks.get() <= 2 * count + pieces, "pieces of {piece}");
+            assert!(
+                scan.length_reads.get() <= 2 * count + pieces,
+                "pieces of {piece}"
+            );
         }
     }
 
     #[test]
-    fn what_is_too_long_is_refused_by_its_length_word_alone() {
+    fn limits_are_checked_on_the_length_word() {
         let limits = WireLimits::default();
         let refused = |build: &dyn Fn(&mut RequestBuf<'_>)| {
             let mut request = RequestBuf::new();

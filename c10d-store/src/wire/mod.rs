@@ -1,6 +1,4 @@
-//! The bytes of the protocol, and the only place that knows their order. See docs/wire.md.
-//!
-//! Knows neither sockets nor the store's state.
+//! The wire format, specified in docs/wire.md. Pure; the only place that knows the byte order.
 
 mod blob;
 mod error;
@@ -13,7 +11,7 @@ mod request;
 pub(crate) use blob::Blobs;
 pub use error::{WireError, WireErrorKind};
 pub(crate) use frame::{FrameScan, Progress};
-pub(crate) use handshake::answer_to_ping;
+pub(crate) use handshake::reply_to_ping;
 pub use handshake::{
     CAPABILITIES, CAPABILITY_COMPARE_EXCHANGE, CAPABILITY_MASK, CAPABILITY_NONCE,
     CAPABILITY_TRY_ADD, CAPABILITY_WAIT_CHANGE, CAPABILITY_WAIT_GET, VALIDATION_MAGIC,

@@ -1,4 +1,4 @@
-//! The command bytes and the shape of what follows each.
+//! The command bytes and the arguments of each command.
 
 /// A command byte (docs/wire.md, section 4).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,17 +38,17 @@ pub(super) enum Field {
     U64,
     Key,
     Value,
-    /// A count, then so many keys.
+    /// A count, then that many keys.
     Keys,
-    /// A count, then so many times a key and a value.
+    /// A count, then that many pairs of key and value.
     Pairs,
 }
 
-/// The known length of a WAIT_CHANGE to which the length of the value does not matter.
+/// The known length of a WAIT_CHANGE that matches values of any length.
 pub(crate) const ANY_LENGTH: u64 = u64::MAX;
 
 impl Opcode {
-    /// The command of a byte, if it is one.
+    /// The command of a byte; `None` for an unknown one.
     pub const fn from_byte(byte: u8) -> Option<Self> {
         Some(match byte {
             0 => Self::Validate,

@@ -1,4 +1,4 @@
-//! Replies: their bytes, and the words that a client reads.
+//! The bytes of replies, for the server and the client.
 
 use byteorder::{ByteOrder, LittleEndian};
 use c10d_socket::SendBuf;
@@ -6,24 +6,24 @@ use c10d_socket::SendBuf;
 use crate::message::Reply;
 use crate::stored_value::Value;
 
-/// CHECK: all keys are there.
+/// CHECK: all keys exist.
 pub(crate) const CHECK_READY: u8 = 0;
 /// CHECK: a key is missing.
 pub(crate) const CHECK_NOT_READY: u8 = 1;
-/// A wait or a barrier is over.
+/// A wait or a barrier is complete.
 pub(crate) const STOP_WAITING: u8 = 0;
 /// A cancel has taken effect.
 pub(crate) const WAIT_CANCELED: u8 = 1;
 /// TRY_ADD: the sum follows.
 pub(crate) const ADDED: u8 = 0;
-/// TRY_ADD: the head of a value follows that is not a number.
+/// TRY_ADD: the value is not a number; its length and first bytes follow.
 pub(crate) const NOT_A_NUMBER: u8 = 1;
-/// COMPARE_EXCHANGE: nothing was written; the answer of COMPARE_SET follows.
+/// COMPARE_EXCHANGE: nothing was written; the reply of COMPARE_SET follows.
 pub(crate) const NOT_EXCHANGED: u8 = 0;
-/// COMPARE_EXCHANGE: the desired value was written, and follows.
+/// COMPARE_EXCHANGE: the desired value was written; it follows.
 pub(crate) const EXCHANGED: u8 = 1;
 
-/// Appends a piece of a reply to what a connection sends.
+/// Appends a piece of a reply to the send buffer of a connection.
 #[inline]
 pub(crate) fn encode_reply(reply: Reply<'_>, out: &mut SendBuf) {
     match reply {
@@ -64,17 +64,17 @@ pub(crate) fn encode_reply(reply: Reply<'_>, out: &mut SendBuf) {
     }
 }
 
-/// A count or length of a reply.
+/// Decodes a count or length.
 pub(crate) fn read_u64(word: [u8; 8]) -> u64 {
     LittleEndian::read_u64(&word)
 }
 
-/// A number of a reply.
+/// Decodes a number.
 pub(crate) fn read_i64(word: [u8; 8]) -> i64 {
     LittleEndian::read_i64(&word)
 }
 
-/// A nonce of a reply.
+/// Decodes a nonce.
 pub(crate) fn read_u32(word: [u8; 4]) -> u32 {
     LittleEndian::read_u32(&word)
 }

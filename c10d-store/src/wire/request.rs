@@ -1,4 +1,4 @@
-//! Building requests, for clients.
+//! Encodes requests, for clients.
 
 use std::io::IoSlice;
 
@@ -8,19 +8,19 @@ use super::handshake::{CAPABILITY_NONCE, VALIDATION_MAGIC};
 use super::opcode::{ANY_LENGTH, Opcode};
 use crate::known::Known;
 
-/// The byte that clients put before every user key; the server knows nothing of it
+/// The byte that clients put before every user key; it has no meaning for the server
 /// (docs/wire.md, section 4.1).
 const PAYLOAD_KEY_PREFIX: u8 = b'/';
 
-/// The key under which workers are counted; the only one without the `/` (docs/wire.md, 7.2).
+/// The key of the worker count; the only one without the `/` (docs/wire.md, 7.2).
 pub(crate) const WORKER_COUNT_KEY: &[u8] = b"init/";
 
-/// Values from this length on are sent from the caller's memory instead of being copied.
+/// Values of at least this many bytes are sent from the caller's memory instead of being copied.
 const BORROWED_VALUE_BYTES_MIN: usize = 4096;
 
-/// One or more requests in the making.
+/// A buffer of one or more encoded requests.
 ///
-/// Long values are borrowed, so that sending one copies it only once, into the socket.
+/// Long values are borrowed, so that sending copies them only once, into the socket.
 ///
 /// ```
 /// use c10d_store::wire::{Opcode, RequestBuf};
@@ -34,12 +34,12 @@ const BORROWED_VALUE_BYTES_MIN: usize = 4096;
 #[derive(Default)]
 pub struct RequestBuf<'v> {
     copied: Vec<u8>,
-    /// Borrowed values, each with the length of `copied` at the place where it belongs.
+    /// Borrowed values, each with its position in `copied`.
     borrowed: Vec<(usize, &'v [u8])>,
 }
 
 impl std::fmt::Debug for RequestBuf<'_> {
-    /// Lengths instead of bytes: they can be long and secret.
+    /// Lengths only: the bytes can be long and secret.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("RequestBuf")
             .field("copied_bytes", &self.copied.len())
@@ -49,13 +49,13 @@ impl std::fmt::Debug for RequestBuf<'_> {
 }
 
 impl<'v> RequestBuf<'v> {
-    /// No request yet.
+    /// An empty buffer.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A buffer that reuses `memory`, whose content is dropped.
+    /// An empty buffer that reuses the allocation of `memory`.
     #[must_use]
     pub fn reusing(mut memory: Vec<u8>) -> Self {
         memory.clear();
@@ -65,37 +65,37 @@ impl<'v> RequestBuf<'v> {
         }
     }
 
-    /// The memory, for the next request.
+    /// The allocation, for [`reusing`](Self::reusing).
     #[must_use]
     pub fn into_memory(self) -> Vec<u8> {
         self.copied
     }
 
-    /// The handshake: VALIDATE and a PING that asks for the server's capabilities.
+    /// Appends the handshake: VALIDATE, and a PING that asks for the server's capabilities.
     pub fn hello(&mut self) -> &mut Self {
         self.opcode(Opcode::Validate).u32(VALIDATION_MAGIC);
         self.opcode(Opcode::Ping).u32(CAPABILITY_NONCE)
     }
 
-    /// The handshake for a server that does not know PING (PyTorch's up to 2.4): VALIDATE and, as
-    /// nothing answers that, a [`mark`](Self::mark).
+    /// Appends the handshake for servers without PING (PyTorch up to 2.4): VALIDATE and, since that
+    /// has no reply, a [`mark`](Self::mark).
     pub fn plain_hello(&mut self) -> &mut Self {
         self.opcode(Opcode::Validate).u32(VALIDATION_MAGIC).mark()
     }
 
-    /// A CHECK of no keys: changes nothing, is known to every server, and its answer of one zero byte
-    /// shows that everything before it has been carried out.
+    /// Appends a CHECK of no keys: it changes nothing, every server supports it, and its reply, one zero
+    /// byte, shows that every earlier request has been carried out.
     pub fn mark(&mut self) -> &mut Self {
         self.opcode(Opcode::Check).count(0)
     }
 
-    /// Starts a request.
+    /// Appends a command byte, which starts a request.
     pub fn opcode(&mut self, opcode: Opcode) -> &mut Self {
         self.copied.push(opcode as u8);
         self
     }
 
-    /// A user's key: the `/` is added here.
+    /// Appends a user's key, with the `/` before it.
     pub fn user_key(&mut self, key: &str) -> &mut Self {
         self.count(key.len() + 1);
         self.copied.push(PAYLOAD_KEY_PREFIX);
@@ -103,7 +103,7 @@ impl<'v> RequestBuf<'v> {
         self
     }
 
-    /// A count and so many users' keys.
+    /// Appends a count and the users' keys.
     pub fn user_keys(&mut self, keys: &[&str]) -> &mut Self {
         self.count(keys.len());
         for key in keys {
@@ -112,14 +112,14 @@ impl<'v> RequestBuf<'v> {
         self
     }
 
-    /// A key as it is: `init/` is the only one without the `/` before it.
+    /// Appends a key without the `/`: only `init/` has none.
     pub fn raw_key(&mut self, key: &[u8]) -> &mut Self {
         self.count(key.len());
         self.copied.extend_from_slice(key);
         self
     }
 
-    /// A value.
+    /// Appends a value with its length.
     pub fn value(&mut self, value: &'v [u8]) -> &mut Self {
         self.count(value.len());
         if value.len() < BORROWED_VALUE_BYTES_MIN {
@@ -130,19 +130,19 @@ impl<'v> RequestBuf<'v> {
         self
     }
 
-    /// What is known of a value, as WAIT_CHANGE's last three arguments.
+    /// Appends a known value as the last three arguments of WAIT_CHANGE.
     pub fn known(&mut self, known: Known<'v>) -> &mut Self {
         self.u64(known.offset() as u64);
         self.u64(known.len().map_or(ANY_LENGTH, |len| len as u64));
         self.value(known.bytes())
     }
 
-    /// A count of what follows.
+    /// Appends a count.
     pub fn count(&mut self, count: usize) -> &mut Self {
         self.u64(count as u64)
     }
 
-    /// A number.
+    /// Appends a signed number.
     pub fn i64(&mut self, number: i64) -> &mut Self {
         let mut word = [0; 8];
         LittleEndian::write_i64(&mut word, number);
@@ -150,7 +150,7 @@ impl<'v> RequestBuf<'v> {
         self
     }
 
-    /// A number that is never negative.
+    /// Appends an unsigned number.
     pub fn u64(&mut self, number: u64) -> &mut Self {
         let mut word = [0; 8];
         LittleEndian::write_u64(&mut word, number);
@@ -158,7 +158,7 @@ impl<'v> RequestBuf<'v> {
         self
     }
 
-    /// A nonce or the validation word.
+    /// Appends a nonce or a magic number.
     pub fn u32(&mut self, number: u32) -> &mut Self {
         let mut word = [0; 4];
         LittleEndian::write_u32(&mut word, number);
@@ -166,7 +166,7 @@ impl<'v> RequestBuf<'v> {
         self
     }
 
-    /// The bytes in order, for a vectored write.
+    /// The encoded bytes, for a vectored write.
     pub fn io_slices(&self) -> Vec<IoSlice<'_>> {
         let mut slices = Vec::with_capacity(2 * self.borrowed.len() + 1);
         let mut from = 0;
@@ -181,13 +181,13 @@ impl<'v> RequestBuf<'v> {
         slices
     }
 
-    /// The bytes in one piece, if no value is borrowed.
+    /// The encoded bytes in one piece; `None` if a value is borrowed.
     #[must_use]
     pub fn contiguous(&self) -> Option<&[u8]> {
         self.borrowed.is_empty().then_some(&self.copied)
     }
 
-    /// All bytes, copied.
+    /// A copy of the encoded bytes.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         self.io_slices()

@@ -220,7 +220,7 @@ fn one_connection_too_many_is_closed_at_once_and_others_stay() {
 #[test]
 fn a_peer_that_says_no_hello_in_time_is_closed() {
     let timeout = Duration::from_millis(150);
-    let server = serve(ServerOptions::default().with_hello_timeout(timeout));
+    let server = serve(ServerOptions::default().with_handshake_timeout(timeout));
     let mut greeted = Raw::greeted(server.local_addr());
     let started = Instant::now();
     let mut silent = Raw::connect(server.local_addr());

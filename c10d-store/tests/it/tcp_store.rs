@@ -885,12 +885,12 @@ fn a_pop_whose_element_is_taken_by_another_waits_on() {
 }
 
 #[test]
-fn nonsense_for_an_answer_is_an_error_that_shows_it() {
+fn an_invalid_reply_is_named_in_the_error() {
     let answers: [(&[u8], &str); 3] = [
-        (&[0x48, 0x54], "a wait was answered by 0x48"),
+        (&[0x48, 0x54], "the reply to a wait was 0x48"),
         (
             &[0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff],
-            "bytes is announced",
+            "bytes, the limit is",
         ),
         (&[0, 0, 0, 0, 0x80, 0, 0, 0, 0], "the limit is"),
     ];
@@ -906,15 +906,15 @@ fn nonsense_for_an_answer_is_an_error_that_shows_it() {
     }
 }
 
-/// A peer that is no store: what it does with a connection, whether that is told at once, and how.
+/// Peers that are not a store, and the error for each.
 #[test]
-fn a_peer_that_is_no_store_costs_no_more_than_the_timeout_and_is_named() {
+fn a_peer_that_is_not_a_store_is_reported_within_the_timeout() {
     type Behave = fn(TcpStream) -> Option<TcpStream>;
     let table: [(&str, Behave); 3] = [
-        ("does not answer; it may not speak", Some),
+        ("did not answer; it may not speak", Some),
         ("closed the connection; it may not speak", |_| None),
         (
-            "does not speak the TCPStore protocol: it answered PING by 0x50545448",
+            "does not speak the TCPStore protocol: its reply to PING was 0x50545448",
             |mut stream| {
                 stream.write_all(b"HTTP/1.0 400 Bad Request").unwrap();
                 Some(stream)
