@@ -151,7 +151,7 @@ impl FileStore {
         self.file.path()
     }
 
-    /// docs/file-store.md, Bookkeeping.
+    /// docs/file-store.md, Reference counting.
     fn count_as_closed(&self) -> Result<(), StoreError> {
         let call = Call::begin(Operation::Close, &[], Some(self.close_timeout));
         self.file.write_if_present(&call, |writer| {

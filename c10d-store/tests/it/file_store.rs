@@ -131,7 +131,7 @@ fn what_one_object_writes_another_reads() {
     assert_eq!(a.list_keys().unwrap(), ["n"]);
 }
 
-/// docs/file-store.md, Bookkeeping: the last of the stores removes the file.
+/// docs/file-store.md, Reference counting: the last of the stores removes the file.
 #[test]
 fn the_file_is_removed_when_all_have_closed() {
     let open = |path: &Path, world_size| FileStore::open(path, world_size).unwrap();
