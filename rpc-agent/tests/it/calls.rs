@@ -22,7 +22,7 @@ const PART_BYTES: usize = 128 << 10;
 const LARGE_BYTES: usize = 64 << 20;
 
 #[test]
-fn bytes_come_back_as_they_were_sent_whatever_their_number() {
+fn payloads_of_any_length_are_echoed_unchanged() {
     let seed = seed();
     let agents = group(2);
     let around = |bytes: usize| [bytes - 1, bytes, bytes + 1];
@@ -42,7 +42,7 @@ fn bytes_come_back_as_they_were_sent_whatever_their_number() {
 }
 
 #[test]
-fn sixty_four_mib_go_both_ways_at_the_same_time() {
+fn payloads_of_64_mib_travel_in_both_directions_at_once() {
     let agents = group(2);
     let sent = [noise(1, LARGE_BYTES), noise(2, LARGE_BYTES)];
     let answers = [(0, 1), (1, 0)].map(|(from, to)| {
@@ -55,7 +55,7 @@ fn sixty_four_mib_go_both_ways_at_the_same_time() {
 }
 
 #[test]
-fn of_many_calls_at_once_each_gets_its_own_answer() {
+fn each_of_many_concurrent_calls_receives_its_own_answer() {
     let seed = seed();
     let agents = group(3);
     thread::scope(|scope| {
@@ -92,7 +92,7 @@ fn of_many_calls_at_once_each_gets_its_own_answer() {
 }
 
 #[test]
-fn a_worker_calls_itself() {
+fn a_worker_can_call_itself() {
     let (_, agent) = pair(|_| {});
     for bytes in [0, 5, 2 * PART_BYTES] {
         let sent = noise(7, bytes);
@@ -104,7 +104,7 @@ fn a_worker_calls_itself() {
 }
 
 #[test]
-fn a_worker_is_called_by_its_name_its_id_or_both() {
+fn a_worker_is_called_by_name_id_or_both() {
     let (agent, other) = pair(|_| {});
     let info = other.me().clone();
     assert_eq!(info, WorkerInfo::new("worker1", 1).unwrap());
@@ -121,7 +121,7 @@ fn a_worker_is_called_by_its_name_its_id_or_both() {
 }
 
 #[test]
-fn who_is_not_in_the_group_cannot_be_called() {
+fn a_worker_outside_the_group_cannot_be_called() {
     let (agent, _other) = pair(|_| {});
     let by_name = agent.call_bytes("nobody", "echo", "").unwrap_err();
     assert_eq!(
@@ -143,7 +143,7 @@ fn who_is_not_in_the_group_cannot_be_called() {
 }
 
 #[test]
-fn a_function_that_is_not_registered_is_named_in_the_error() {
+fn the_error_names_an_unregistered_function() {
     let (agent, _other) = pair(|_| {});
     let longest = "f".repeat(FUNCTION_NAME_BYTES_MAX);
     let too_long = "f".repeat(FUNCTION_NAME_BYTES_MAX + 1);
@@ -168,7 +168,7 @@ fn double(_: &Context, payload: &[u8]) -> Result<Vec<u8>, HandlerError> {
 }
 
 #[test]
-fn a_message_beyond_the_limit_is_an_error_that_says_both_sizes_and_the_connection_stays() {
+fn a_message_beyond_the_limit_fails_with_both_sizes_and_keeps_the_connection() {
     const BYTES_MAX: usize = 300_000;
     let (agent, _other) = pair_with(
         |_, options| options.with_message_bytes_max(BYTES_MAX as u64),
@@ -203,7 +203,7 @@ fn a_message_beyond_the_limit_is_an_error_that_says_both_sizes_and_the_connectio
 }
 
 #[test]
-fn a_limit_of_the_other_worker_fails_the_call_alone() {
+fn exceeding_the_callees_limit_fails_only_that_call() {
     const BYTES_MAX: usize = 200_000;
     let gate = Gate::new();
     let agents = group_with(
@@ -251,7 +251,7 @@ fn a_limit_of_the_other_worker_fails_the_call_alone() {
     assert_eq!(agent.metrics().connections_opened, 1);
 }
 
-/// Waits for a future with nothing but what the standard library has.
+/// A minimal `block_on`.
 fn block_on<F: Future>(future: F) -> F::Output {
     struct Unpark(thread::Thread);
     impl Wake for Unpark {
@@ -270,7 +270,7 @@ fn block_on<F: Future>(future: F) -> F::Output {
 }
 
 #[test]
-fn calls_are_awaited_without_a_runtime() {
+fn calls_can_be_awaited_without_an_async_runtime() {
     async fn chain(agent: &AgentHandle) -> Result<Bytes, RpcError> {
         let options = CallOptions::default();
         let first = agent
@@ -317,7 +317,7 @@ fn is_of_the_pool(name: &str) -> bool {
 }
 
 #[test]
-fn a_callback_runs_at_once_when_the_answer_is_there() {
+fn a_callback_on_a_completed_call_runs_at_once() {
     let (agent, _other) = pair(|_| {});
     let answer = agent.call_bytes_async(1, "echo", "here", CallOptions::default());
     answer.wait().unwrap();
@@ -331,7 +331,7 @@ fn a_callback_runs_at_once_when_the_answer_is_there() {
 }
 
 #[test]
-fn a_callback_registered_before_runs_on_a_thread_of_the_pool() {
+fn a_callback_on_a_pending_call_runs_on_the_pool() {
     let (agent, _other, gate, _end) = held_pair();
     let (sender, receiver) = mpsc::channel();
     let register = |call: &FutureMessage| {
@@ -343,21 +343,21 @@ fn a_callback_registered_before_runs_on_a_thread_of_the_pool() {
         });
     };
     let held = agent.call_bytes_async(1, "hold", "", CallOptions::default());
-    // Its time passes, which the thread that polls finds out.
+    // The call expires; the polling thread notices.
     let expired = agent.call_bytes_async(1, "hold", "", within(Duration::from_millis(1)));
     register(&held);
     register(&expired);
     let (is_ok, name) = receiver.recv_timeout(PATIENCE).unwrap();
     assert!(!is_ok && is_of_the_pool(&name), "{name}");
     gate.open();
-    // Who waits reads the answer itself, and yet leaves the callback to the pool.
+    // The waiting thread reads the answer itself, but the callback runs on the pool.
     held.wait().unwrap();
     let (is_ok, name) = receiver.recv_timeout(PATIENCE).unwrap();
     assert!(is_ok && is_of_the_pool(&name), "{name}");
 }
 
 #[test]
-fn a_callback_calls_and_waits_as_it_likes() {
+fn a_callback_can_call_and_wait() {
     let (agent, other, gate, _end) = held_pair();
     let (sender, receiver) = mpsc::channel();
     // Many more than there are threads that run functions, in callbacks of callbacks.
@@ -391,7 +391,7 @@ fn a_callback_calls_and_waits_as_it_likes() {
 
 #[test]
 #[expect(clippy::panic, reason = "that is what is tested")]
-fn a_callback_that_panics_harms_no_other() {
+fn a_panicking_callback_does_not_affect_others() {
     let (agent, _other, gate, _end) = held_pair();
     let ran = Arc::new(AtomicUsize::new(0));
     let call = agent.call_bytes_async(1, "hold", "", CallOptions::default());
@@ -419,7 +419,7 @@ fn a_callback_that_panics_harms_no_other() {
 }
 
 #[test]
-fn calls_are_chained_and_joined() {
+fn calls_can_be_chained_and_joined() {
     let (agent, _other) = pair(|_| {});
     let handle = agent.handle();
     let options = CallOptions::default();
@@ -439,7 +439,7 @@ fn calls_are_chained_and_joined() {
 }
 
 #[test]
-fn a_future_that_is_dropped_cancels_nothing() {
+fn dropping_a_future_does_not_cancel_its_call() {
     let (sender, receiver) = mpsc::channel();
     let (agent, _other) = pair(move |registry| {
         let sender = Mutex::new(sender.clone());
@@ -462,7 +462,7 @@ fn a_future_that_is_dropped_cancels_nothing() {
     assert_eq!(agent.metrics().calls_in_flight, 0);
 }
 
-/// Keeps a payload under way until told to stop, and counts how often it came back.
+/// Sends a payload again and again until stopped, and counts the answers.
 fn keep_streaming(
     agent: AgentHandle,
     to: u32,
@@ -480,7 +480,7 @@ fn keep_streaming(
 }
 
 #[test]
-fn large_payloads_do_not_hold_up_small_ones() {
+fn large_payloads_do_not_delay_small_ones() {
     const SMALL_CALLS: usize = 64;
     let agents = group(2);
     let payload = noise(3, LARGE_BYTES);
@@ -493,7 +493,7 @@ fn large_payloads_do_not_hold_up_small_ones() {
             keep_streaming(handle, to, payload.clone(), stop, Arc::clone(&count))
         })
         .into();
-    until("large payloads are under way", || {
+    until("large payloads are in flight", || {
         agents
             .iter()
             .all(|agent| agent.metrics().bytes_sent > 1 << 20)
@@ -520,7 +520,7 @@ fn large_payloads_do_not_hold_up_small_ones() {
 }
 
 #[test]
-fn small_payloads_do_not_hold_up_a_large_one() {
+fn small_payloads_do_not_delay_a_large_one() {
     let (agent, _other) = pair(|_| {});
     let payload = noise(4, 8 << 20);
     let stop = Arc::new(AtomicBool::new(false));
@@ -531,7 +531,7 @@ fn small_payloads_do_not_hold_up_a_large_one() {
             keep_streaming(agent.handle(), 1, noise(n, 1000), stop, Arc::clone(&count))
         })
         .collect();
-    until("small payloads are under way", || {
+    until("small payloads are in flight", || {
         count.load(Ordering::SeqCst) > 0
     });
     assert!(agent.call_bytes(1, "echo", payload.clone()).unwrap() == payload);
@@ -616,7 +616,7 @@ mod typed {
                 })
                 .unwrap();
         });
-        // Seven bytes of text are announced, and none comes.
+        // Announces seven bytes of text and sends none.
         let arguments = agent.call::<u8, u64>(1, "length", 7).unwrap_err();
         assert!(
             matches!(
@@ -650,7 +650,7 @@ mod typed {
             remote.to_string(),
             "Error on Node 1: call of `fail` on worker worker1 (id 1): the function failed: no"
         );
-        until("nothing is under way", || {
+        until("nothing is in flight", || {
             agent.metrics().calls_in_flight == 0
         });
     }

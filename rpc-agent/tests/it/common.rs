@@ -1,4 +1,4 @@
-//! Groups of agents in this process that meet in a shared store, and what makes their functions wait.
+//! Helpers: groups of agents in this process, conditions to wait for, and gates that block functions.
 
 use std::panic::resume_unwind;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -9,10 +9,10 @@ use bytes::Bytes;
 use c10d_store::{HashStore, Store};
 use rpc_agent::{Agent, AgentOptions, CallOptions, Registry, StartError};
 
-/// Far longer than anything takes here; ends a test that would hang.
+/// Reached only if a test hangs.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The options of a worker named `worker<rank>` on loopback, in a group whose members come and go.
+/// The options of a worker named `worker<rank>` on loopback, in a dynamic group.
 pub(crate) fn options(rank: u32) -> AgentOptions {
     named(&format!("worker{rank}"), rank)
 }
@@ -24,7 +24,7 @@ pub(crate) fn named(name: &str, rank: u32) -> AgentOptions {
         .with_start_timeout(PATIENCE)
 }
 
-/// A registry with the function `echo`, and what `fill` puts in.
+/// A registry with the function `echo` and those that `fill` registers.
 pub(crate) fn registry(fill: impl FnOnce(&mut Registry)) -> Registry {
     let mut registry = Registry::new();
     registry
@@ -34,12 +34,12 @@ pub(crate) fn registry(fill: impl FnOnce(&mut Registry)) -> Registry {
     registry
 }
 
-/// A group of fixed size whose workers know `echo`.
+/// A static group whose workers know `echo`.
 pub(crate) fn group(world_size: u32) -> Vec<Agent> {
     group_with(world_size, |_, options| options, |_, _| {})
 }
 
-/// A group of fixed size: `adjust` and `fill` change the options and the registry of each rank.
+/// A static group: `adjust` and `fill` change the options and the registry of each rank.
 pub(crate) fn group_with(
     world_size: u32,
     adjust: impl Fn(u32, AgentOptions) -> AgentOptions,
@@ -77,7 +77,7 @@ pub(crate) fn pair_with(
     (agents.next().unwrap(), agents.next().unwrap())
 }
 
-/// Starts agents at the same time, as those of a group of fixed size wait for each other.
+/// Starts agents at the same time, as those of a static group wait for each other.
 pub(crate) fn start_all(
     store: &Arc<dyn Store>,
     workers: Vec<(AgentOptions, Registry)>,
@@ -97,12 +97,12 @@ pub(crate) fn start_all(
     })
 }
 
-/// A store of this process.
+/// A store in this process.
 pub(crate) fn shared_store() -> Arc<dyn Store> {
     Arc::new(HashStore::new())
 }
 
-/// A call with this timeout; zero: none.
+/// Options of a call with this timeout.
 pub(crate) fn within(timeout: Duration) -> CallOptions {
     CallOptions::default().with_timeout(timeout)
 }
@@ -123,17 +123,17 @@ pub(crate) fn seed() -> u64 {
     seed
 }
 
-/// Waits for a condition that others bring about.
+/// Waits until a condition is true.
 #[track_caller]
 pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let began = Instant::now();
     while !is_so() {
-        assert!(began.elapsed() < PATIENCE, "waited in vain: {what}");
+        assert!(began.elapsed() < PATIENCE, "timed out waiting for: {what}");
         thread::sleep(Duration::from_micros(200));
     }
 }
 
-/// Holds functions up until the test lets them go.
+/// Blocks functions until the test opens it.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
     state: Mutex<GateState>,
@@ -155,38 +155,36 @@ impl Gate {
     /// Waits until the gate is open.
     #[track_caller]
     pub(crate) fn pass(&self) {
-        self.wait_inside("the gate stays closed", |state| state.is_open);
+        self.wait_inside("the gate to open", |state| state.is_open);
     }
 
-    /// Waits until so many are inside at the same time, or once were.
+    /// Waits until `others` functions have been inside at the same time.
     #[track_caller]
     pub(crate) fn pass_with(&self, others: usize) {
-        self.wait_inside("the others do not come", |state| {
-            state.inside_peak >= others
-        });
+        self.wait_inside("the others to arrive", |state| state.inside_peak >= others);
     }
 
-    /// Lets all go, now and later.
+    /// Lets all functions pass, now and later.
     pub(crate) fn open(&self) {
         self.lock().is_open = true;
         self.changed.notify_all();
     }
 
-    /// Waits until so many wait at the gate.
+    /// Waits until `count` functions wait at the gate.
     #[track_caller]
     pub(crate) fn await_inside(&self, count: usize) {
         let state = self.lock();
-        drop(self.wait(state, "nobody comes to the gate", |state| {
+        drop(self.wait(state, "functions at the gate", |state| {
             state.inside >= count
         }));
     }
 
-    /// How many wait at the gate.
+    /// Number of functions that wait at the gate.
     pub(crate) fn inside(&self) -> usize {
         self.lock().inside
     }
 
-    /// The most that were ever inside.
+    /// Greatest number of functions inside so far.
     pub(crate) fn inside_peak(&self) -> usize {
         self.lock().inside_peak
     }
@@ -211,7 +209,7 @@ impl Gate {
         let began = Instant::now();
         while !is_so(&state) {
             let left = PATIENCE.saturating_sub(began.elapsed());
-            assert!(!left.is_zero(), "waited in vain: {what}");
+            assert!(!left.is_zero(), "timed out waiting for: {what}");
             state = self
                 .changed
                 .wait_timeout(state, left)
@@ -226,7 +224,7 @@ impl Gate {
     }
 }
 
-/// Opens a gate when a test ends, however it ends: an agent waits for its functions.
+/// Opens a gate when a test ends or panics, because shutdown waits for the functions behind it.
 #[derive(Debug)]
 pub(crate) struct OpenAtEnd(pub(crate) Arc<Gate>);
 

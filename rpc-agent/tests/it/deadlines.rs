@@ -1,4 +1,4 @@
-//! When calls are given up, and what is known of them then, over loopback.
+//! Deadlines of calls, and the outcomes of calls that expire, over loopback.
 
 use std::net::TcpListener;
 use std::sync::{Arc, Mutex, mpsc};
@@ -33,8 +33,8 @@ fn expired_after(call: &FutureMessage) -> Duration {
     }
 }
 
-/// Calls with ever longer timeouts, until a call has begun there by the time that it times out here.
-/// On a busy machine the first ones do not get that far.
+/// Calls with growing timeouts, until one has started at the callee before it expires here. Under load the
+/// first ones may not.
 fn expired_while_held(agent: &Agent, function: &str, gate: &Gate) -> (Duration, RpcError) {
     let mut timeout = SHORT;
     loop {
@@ -67,7 +67,7 @@ fn held_pair(timeout: Duration) -> (Agent, Agent, Arc<Gate>, OpenAtEnd) {
     (agent, other, gate, end)
 }
 
-/// A function that never answers, and what it was to answer with.
+/// A function that never answers, and the replies it keeps.
 fn register_never(registry: &mut Registry, replies: &Arc<Mutex<Vec<Reply>>>) {
     let replies = Arc::clone(replies);
     registry
@@ -78,7 +78,7 @@ fn register_never(registry: &mut Registry, replies: &Arc<Mutex<Vec<Reply>>>) {
 }
 
 #[test]
-fn a_call_without_an_answer_ends_with_the_words_of_pytorch_at_its_deadline() {
+fn an_unanswered_call_fails_at_its_deadline_with_pytorchs_text() {
     let (agent, other, gate, _end) = held_pair(SHORT);
     let began = Instant::now();
     let (timeout, error) = expired_while_held(&agent, "hold", &gate);
@@ -103,7 +103,7 @@ fn a_call_without_an_answer_ends_with_the_words_of_pytorch_at_its_deadline() {
 }
 
 #[test]
-fn a_call_has_the_timeout_of_its_own_or_else_the_agents() {
+fn a_call_uses_its_own_timeout_or_the_agents() {
     let (agent, _other, gate, _end) = held_pair(SHORT);
     let longer = 2 * SHORT;
     let never = call_within(&agent, Duration::ZERO);
@@ -120,7 +120,7 @@ fn a_call_has_the_timeout_of_its_own_or_else_the_agents() {
 }
 
 #[test]
-fn a_change_of_the_agents_timeout_is_for_later_calls() {
+fn changing_the_agents_timeout_affects_only_later_calls() {
     let (agent, _other, gate, _end) = held_pair(Duration::ZERO);
     assert_eq!(agent.timeout(), Duration::ZERO);
     let never = call(&agent);
@@ -137,7 +137,7 @@ fn a_change_of_the_agents_timeout_is_for_later_calls() {
 }
 
 #[test]
-fn a_timeout_below_a_millisecond_is_no_never() {
+fn a_timeout_below_a_millisecond_expires() {
     let (agent, _other, _, _end) = held_pair(PATIENCE);
     for timeout in [Duration::from_nanos(1), Duration::from_micros(999)] {
         assert_eq!(expired_after(&call_within(&agent, timeout)), timeout);
@@ -151,7 +151,7 @@ fn a_timeout_below_a_millisecond_is_no_never() {
 }
 
 #[test]
-fn a_late_answer_is_dropped_and_counted_and_the_connection_goes_on() {
+fn a_late_answer_is_dropped_and_counted_and_keeps_the_connection() {
     let (agent, other, gate, _end) = held_pair(PATIENCE);
     let (_, error) = expired_while_held(&agent, "hold", &gate);
     assert_eq!(error.outcome(), Outcome::Unknown);
@@ -176,7 +176,7 @@ fn a_late_answer_is_dropped_and_counted_and_the_connection_goes_on() {
 }
 
 #[test]
-fn a_large_late_answer_does_not_disturb_what_comes_behind_it() {
+fn a_large_late_answer_does_not_affect_later_messages() {
     let gate = Gate::new();
     let (agent, _other) = pair(|registry| {
         let gate = Arc::clone(&gate);
@@ -206,7 +206,7 @@ fn a_large_late_answer_does_not_disturb_what_comes_behind_it() {
 
 /// How late they end is measured by `c10d bench rpc`.
 #[test]
-fn ten_thousand_calls_without_an_answer_end_at_their_deadlines_and_not_before() {
+fn ten_thousand_unanswered_calls_expire_at_their_deadlines_and_not_before() {
     const CALLS: usize = 10_000;
     let seed = seed();
     let mut random = fastrand::Rng::with_seed(seed);
@@ -269,7 +269,7 @@ fn ten_thousand_calls_without_an_answer_end_at_their_deadlines_and_not_before() 
 }
 
 #[test]
-fn a_deadline_and_an_answer_at_the_same_time_give_one_of_the_two() {
+fn a_race_of_deadline_and_answer_yields_one_of_them() {
     let (agent, _other) = pair(|registry| {
         registry
             .register("after", |_, payload| {
@@ -362,7 +362,7 @@ fn silent_worker(gate: &Arc<Gate>) -> (TcpListener, Vec<Agent>) {
 }
 
 #[test]
-fn a_call_that_was_never_sent_says_so_and_why() {
+fn the_timeout_of_an_unsent_call_says_why_it_was_not_sent() {
     let gate = Gate::new();
     let (silent, agents) = silent_worker(&gate);
     let error = agents[0]

@@ -1,4 +1,4 @@
-//! Connections that are about to be made: what comes in between, and what a dial may not hold up.
+//! Connections that are being made, and events that interfere with a dial.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -13,7 +13,7 @@ use crate::common::{PATIENCE, named, registry, shared_store, start_all, until, w
 use crate::raw::{GOODBYE, HELLO, REQUEST, RESPONSE, RawFrame, RawWorker};
 use crate::raw::{frame, links_of, read_frame, send, welcome};
 
-/// Agents of a group of fixed size, and whom the tests play themselves.
+/// Agents of a static group, and whom the tests play themselves.
 fn start(
     store: &Arc<dyn Store>,
     world_size: u32,
@@ -72,7 +72,7 @@ fn says_more(socket: &TcpStream) -> bool {
 }
 
 #[test]
-fn a_dial_that_a_connection_has_overtaken_does_not_disturb_the_next_one() {
+fn a_dial_overtaken_by_a_connection_does_not_disturb_the_next_dial() {
     /// Who is refused for this reason dials again after a pause.
     const USE_THE_OTHER: u8 = 3;
     let store = shared_store();
@@ -123,7 +123,7 @@ fn a_dial_that_a_connection_has_overtaken_does_not_disturb_the_next_one() {
 }
 
 #[test]
-fn a_worker_that_does_not_welcome_holds_up_no_dial_of_another() {
+fn a_silent_worker_does_not_delay_dials_of_others() {
     // The attempt to connect to it is over after two seconds. When a machine is so busy that nothing else
     // happens meanwhile, that says nothing: there are other tries.
     let is_answered_meanwhile = || {
@@ -152,7 +152,7 @@ fn a_worker_that_does_not_welcome_holds_up_no_dial_of_another() {
 }
 
 #[test]
-fn a_call_without_a_timeout_ends_though_the_store_does_not_say_where_the_worker_is() {
+fn a_call_without_a_timeout_fails_if_the_store_does_not_answer() {
     for claim in [Some("what is this"), None] {
         let store = shared_store();
         let _raw = RawWorker::join(&*store, 1, "raw", 5);
@@ -179,7 +179,7 @@ fn a_call_without_a_timeout_ends_though_the_store_does_not_say_where_the_worker_
 }
 
 #[test]
-fn a_farewell_right_behind_the_welcome_is_a_farewell() {
+fn a_goodbye_right_after_the_welcome_counts_as_leaving() {
     let store = shared_store();
     let raw = RawWorker::join(&*store, 1, "raw", 5);
     let agent = start(&store, 2, &[("agent", 0)], |options| options).remove(0);

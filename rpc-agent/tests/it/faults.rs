@@ -1,4 +1,4 @@
-//! Requests that a test's fault sends more than once: what is said of them is as true as of others.
+//! Duplicated requests: their errors must report the right outcome.
 
 use std::collections::HashSet;
 use std::io::{self, Read};
@@ -24,7 +24,7 @@ const NAME: &str = "take";
 /// What a request has in its body besides the payload.
 const BODY_BYTES_MIN: usize = 4 + NAME.len();
 
-/// An agent, a connection to it that a worker made by hand does not read, and calls of that worker, most
+/// An agent, a connection to it that a raw worker does not read, and calls of that worker, most
 /// of them doubled: more than the systems between them take.
 fn calls_that_nobody_reads(seed: u64, timeout: Duration) -> (Agent, TcpStream, Vec<FutureMessage>) {
     let store = shared_store();
@@ -60,7 +60,7 @@ fn assert_truth(calls: &[FutureMessage], arrived: &HashSet<usize>) {
 }
 
 #[test]
-fn a_call_sent_twice_of_which_one_request_was_withdrawn_at_its_deadline_may_have_run() {
+fn a_duplicated_call_with_one_request_withdrawn_at_its_deadline_may_have_run() {
     for seed in 1..=4 {
         let (agent, mut link, calls) = calls_that_nobody_reads(seed, Duration::from_millis(50));
         for call in &calls {
@@ -83,7 +83,7 @@ fn a_call_sent_twice_of_which_one_request_was_withdrawn_at_its_deadline_may_have
 }
 
 #[test]
-fn a_call_sent_twice_of_which_one_request_was_sent_when_the_agent_ended_may_have_run() {
+fn a_duplicated_call_with_one_request_sent_before_shutdown_may_have_run() {
     for seed in 1..=4 {
         let (agent, mut link, calls) = calls_that_nobody_reads(seed, Duration::ZERO);
         agent.shutdown_now();
@@ -92,7 +92,7 @@ fn a_call_sent_twice_of_which_one_request_was_sent_when_the_agent_ended_may_have
         let mut header = [0; 16];
         while link.read_exact(&mut header).is_ok() {
             let body_bytes = LittleEndian::read_u32(&header[..4]);
-            // A farewell has none.
+            // A Goodbye has none.
             if let Some(payload_bytes) = (body_bytes as usize).checked_sub(BODY_BYTES_MIN) {
                 arrived.insert(payload_bytes - PAYLOAD_BYTES_MIN);
             }
@@ -105,7 +105,7 @@ fn a_call_sent_twice_of_which_one_request_was_sent_when_the_agent_ended_may_have
 }
 
 #[test]
-fn a_large_message_that_is_sent_twice_does_not_cost_the_connection() {
+fn a_duplicated_large_message_keeps_the_connection() {
     let faults = FaultPlan::new(3).duplicate(1.0).unwrap();
     let adjust = |rank, options: AgentOptions| match rank {
         0 => options.with_faults(faults.clone()),

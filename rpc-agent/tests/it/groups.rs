@@ -1,4 +1,4 @@
-//! How workers come together, and come and go, over loopback and a store that they share.
+//! How workers join and leave groups, over loopback and a shared store.
 
 use std::io::Write;
 use std::sync::{Arc, Mutex};
@@ -44,7 +44,7 @@ fn directory_error(error: &StartError) -> &DirectoryError {
 }
 
 #[test]
-fn workers_of_one_name_are_refused_on_every_rank_and_both_are_named() {
+fn a_duplicate_name_fails_on_every_rank_and_names_both_workers() {
     let same = ["same", "other", "same", "fourth"];
     let options = (0..4).map(|rank| named(same[rank as usize], rank).with_world_size(4));
     for started in start(&shared_store(), options) {
@@ -66,7 +66,7 @@ fn workers_of_one_name_are_refused_on_every_rank_and_both_are_named() {
 }
 
 #[test]
-fn workers_of_one_rank_are_refused_on_every_rank_and_both_are_named() {
+fn a_duplicate_rank_fails_on_every_rank_and_names_both_workers() {
     // A mistake of who starts them: rank 2 was meant to be there.
     let workers = [("a", 0), ("b", 1), ("c", 1)];
     let options = workers.map(|(name, rank)| named(name, rank).with_world_size(3));
@@ -93,7 +93,7 @@ fn workers_of_one_rank_are_refused_on_every_rank_and_both_are_named() {
 }
 
 #[test]
-fn a_name_or_a_rank_that_no_worker_can_have_is_refused() {
+fn an_invalid_name_or_rank_is_refused() {
     let store = shared_store();
     let refused = |options: AgentOptions| {
         let started = Agent::start(options, Registry::new(), store.clone_store().unwrap());
@@ -115,7 +115,7 @@ fn a_name_or_a_rank_that_no_worker_can_have_is_refused() {
 }
 
 #[test]
-fn who_starts_first_waits_for_who_comes_late() {
+fn the_first_worker_waits_for_a_late_one() {
     let store = shared_store();
     let in_group = |rank| options(rank).with_world_size(3);
     thread::scope(|scope| {
@@ -142,7 +142,7 @@ fn who_starts_first_waits_for_who_comes_late() {
 }
 
 #[test]
-fn a_start_that_takes_too_long_names_the_ranks_that_did_not_come() {
+fn a_start_timeout_lists_the_missing_ranks() {
     let store = shared_store();
     let in_group = |rank| {
         options(rank)
@@ -183,7 +183,7 @@ fn a_start_that_takes_too_long_names_the_ranks_that_did_not_come() {
 }
 
 #[test]
-fn a_group_has_a_fixed_size_or_none() {
+fn static_and_dynamic_workers_cannot_be_mixed() {
     let store = shared_store();
     let _first = start_one(&store, options(0));
     let error = start(&store, [options(1).with_world_size(2)])
@@ -198,7 +198,7 @@ fn a_group_has_a_fixed_size_or_none() {
 }
 
 #[test]
-fn a_worker_finds_one_that_comes_later() {
+fn a_worker_finds_one_that_joins_later() {
     let store = shared_store();
     let first = start_one(&store, named("ps-0", 0));
     for to_late in ["ps-1", "ps-2"] {
@@ -228,7 +228,7 @@ fn a_worker_finds_one_that_comes_later() {
 }
 
 #[test]
-fn many_workers_that_join_at_the_same_time_all_find_each_other() {
+fn many_workers_that_join_at_once_find_each_other() {
     const WORKERS: u32 = 12;
     let started = start(&shared_store(), (0..WORKERS).map(options));
     let agents: Vec<Agent> = started.into_iter().map(Result::unwrap).collect();
@@ -245,7 +245,7 @@ fn many_workers_that_join_at_the_same_time_all_find_each_other() {
 }
 
 #[test]
-fn a_second_worker_of_a_name_or_an_id_is_refused_and_the_first_goes_on() {
+fn a_second_worker_of_a_name_or_id_is_refused_and_the_first_continues() {
     let store = shared_store();
     let agents = ["a", "b"].map(|name| start_one(&store, named(name, u32::from(name == "b"))));
     let by_name = start(&store, [named("b", 2)]).remove(0).unwrap_err();
@@ -266,15 +266,15 @@ fn a_second_worker_of_a_name_or_an_id_is_refused_and_the_first_goes_on() {
 }
 
 #[test]
-fn a_worker_that_left_is_not_found_any_more() {
+fn a_worker_that_left_is_no_longer_found() {
     let store = shared_store();
     let agents = [0, 1, 2].map(|rank| start_one(&store, options(rank)));
     let [first, second, third] = agents;
     assert_eq!(first.call_bytes("worker1", "echo", "here").unwrap(), "here");
     second.shutdown(PATIENCE).unwrap();
     let words = "name:worker0,rank:0 could not find destination name worker1";
-    // A call that overtakes the farewell gets no answer.
-    until("the farewell has come", || {
+    // A call that overtakes the Goodbye gets no answer.
+    until("the Goodbye has come", || {
         let error = first.call_bytes("worker1", "echo", "").unwrap_err();
         !matches!(error, RpcError::ConnectionLost { .. })
     });
@@ -324,7 +324,7 @@ fn start_life(store: &Arc<dyn Store>, life: u32, replies: &Arc<Mutex<Vec<Reply>>
 }
 
 #[test]
-fn a_worker_that_comes_back_is_another_one_with_a_connection_of_its_own() {
+fn a_restarted_worker_has_a_new_incarnation_and_connection() {
     let store = shared_store();
     let replies = Arc::default();
     let first = start_one(&store, options(0));
@@ -334,7 +334,7 @@ fn a_worker_that_comes_back_is_another_one_with_a_connection_of_its_own() {
             // It is the one that calls first.
             assert_eq!(agent.call_bytes(0, "echo", "back").unwrap(), "back");
         }
-        // A call that overtakes the farewell of the former life gets no answer.
+        // A call that overtakes the Goodbye of the previous incarnation gets no answer.
         until("the new life answers", || {
             let answer = first.call_bytes("worker1", "life", "");
             answer.is_ok_and(|answer| answer == life.to_string())
@@ -357,7 +357,7 @@ fn a_worker_that_comes_back_is_another_one_with_a_connection_of_its_own() {
             "{error:?}"
         );
         assert_eq!(error.outcome(), Outcome::Unknown);
-        // Nobody is there to take the answer of a former life.
+        // Nobody is there to take the answer of a previous incarnation.
         let next = start_life(&store, life * 10, &replies);
         let pending = first.call_bytes_async(1, "later", "", CallOptions::default());
         until("the call is there", || replies.lock().unwrap().len() == 2);
@@ -377,7 +377,7 @@ fn a_worker_that_comes_back_is_another_one_with_a_connection_of_its_own() {
 }
 
 #[test]
-fn a_call_to_a_worker_that_ended_without_leaving_fails_at_once() {
+fn a_call_to_a_worker_that_stopped_without_leaving_fails_at_once() {
     let store = shared_store();
     let first = start_one(&store, options(0));
     let second = start_one(&store, options(1));
@@ -401,7 +401,7 @@ fn a_call_to_a_worker_that_ended_without_leaving_fails_at_once() {
 }
 
 #[test]
-fn calls_of_a_worker_whose_place_another_takes_fail_at_once() {
+fn calls_to_a_replaced_worker_fail_at_once() {
     let store = shared_store();
     let me = named("a", 0).with_connect_timeout(Duration::from_secs(3600));
     let agent = start_one(&store, me);

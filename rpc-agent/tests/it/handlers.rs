@@ -1,4 +1,4 @@
-//! What functions may do while they run, and what becomes of their results, over loopback.
+//! What functions can do, and how their results reach the caller, over loopback.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
@@ -42,7 +42,7 @@ fn register_hold(registry: &mut Registry, gate: &Arc<Gate>) {
 }
 
 #[test]
-fn as_many_functions_run_at_once_as_there_are_threads_for_them_and_no_more() {
+fn as_many_functions_run_at_once_as_there_are_handler_threads() {
     for threads in [1, 2, 5, 16] {
         let gate = Gate::new();
         let (agent, other) = pair_with(
@@ -66,7 +66,7 @@ fn as_many_functions_run_at_once_as_there_are_threads_for_them_and_no_more() {
 }
 
 #[test]
-fn a_slow_function_does_not_hold_up_fast_ones() {
+fn a_slow_function_does_not_delay_fast_ones() {
     let (agent, _other, gate, _end) = held_pair(4);
     // In the first round it is not known yet to be slow.
     for round in 1..=3 {
@@ -84,7 +84,7 @@ fn a_slow_function_does_not_hold_up_fast_ones() {
 }
 
 #[test]
-fn slow_functions_hold_up_nobody_as_long_as_one_thread_for_functions_is_left() {
+fn slow_functions_delay_no_others_while_a_handler_thread_is_free() {
     for round in 0..20 {
         // Each time new, so that none is known to be slow.
         let (agent, other, gate, _end) = held_pair(4);
@@ -111,7 +111,7 @@ fn slow_functions_hold_up_nobody_as_long_as_one_thread_for_functions_is_left() {
 }
 
 #[test]
-fn a_worker_whose_only_thread_is_held_up_gets_its_own_answers_and_callbacks() {
+fn a_worker_whose_only_handler_thread_is_busy_receives_answers_and_runs_callbacks() {
     let (agent, other, gate, _end) = held_pair(1);
     let slow = call(&agent, 1, "hold", "");
     gate.await_inside(1);
@@ -142,7 +142,7 @@ fn a_worker_whose_only_thread_is_held_up_gets_its_own_answers_and_callbacks() {
 
 #[test]
 #[expect(clippy::panic, reason = "that is what is tested")]
-fn a_panic_is_an_error_that_names_worker_function_and_words() {
+fn a_panic_is_an_error_with_worker_function_and_message() {
     let (agent, other) = pair(|registry| {
         registry
             .register("say", |_, _| panic!("out of paper"))
@@ -184,7 +184,7 @@ fn a_panic_is_an_error_that_names_worker_function_and_words() {
 }
 
 #[test]
-fn an_error_of_a_function_arrives_in_its_words() {
+fn the_error_of_a_function_keeps_its_text() {
     let (agent, _other) = pair(|registry| {
         registry
             .register("fail", |_, payload| {
@@ -245,7 +245,7 @@ fn register_down(registry: &mut Registry) {
 }
 
 #[test]
-fn nested_calls_go_deeper_than_there_are_threads_for_functions() {
+fn nested_calls_can_be_deeper_than_the_handler_threads() {
     let agents = group_with(
         2,
         |_, options| options.with_handler_threads(2),
@@ -270,7 +270,7 @@ fn nested_calls_go_deeper_than_there_are_threads_for_functions() {
 }
 
 #[test]
-fn nested_calls_beyond_the_limit_of_threads_end_with_an_error_and_the_workers_go_on() {
+fn nested_calls_beyond_the_thread_limit_fail_and_the_workers_continue() {
     let agents = group_with(
         2,
         |_, options| {
@@ -300,7 +300,7 @@ fn nested_calls_beyond_the_limit_of_threads_end_with_an_error_and_the_workers_go
 }
 
 #[test]
-fn a_function_calls_its_own_worker() {
+fn a_function_can_call_its_own_worker() {
     let (agent, other) = pair_with(
         |_, options| options.with_handler_threads(1),
         |registry| {
@@ -322,7 +322,7 @@ fn a_function_calls_its_own_worker() {
 }
 
 #[test]
-fn a_function_answers_later_from_another_thread_and_occupies_none_meanwhile() {
+fn a_deferred_function_answers_from_another_thread_and_occupies_none() {
     const CALLS: usize = 60;
     type Taken = Vec<(Vec<u8>, Reply)>;
     let replies: Arc<Mutex<Taken>> = Arc::default();
@@ -385,7 +385,7 @@ fn a_function_answers_later_from_another_thread_and_occupies_none_meanwhile() {
 
 #[test]
 #[expect(clippy::panic, reason = "that is what is tested")]
-fn a_function_that_panics_before_it_answers_later_fails_its_call() {
+fn a_deferred_function_that_panics_fails_its_call() {
     let (agent, other) = pair(|registry| {
         registry
             .register_deferred("later", |_, _, _reply| panic!("on purpose"))
@@ -399,7 +399,7 @@ fn a_function_that_panics_before_it_answers_later_fails_its_call() {
 }
 
 #[test]
-fn a_function_learns_who_calls_it_by_which_name_and_how_long_it_has() {
+fn the_context_has_the_caller_the_function_and_the_deadline() {
     let (agent, other) = pair(|registry| {
         let describe = |context: &Context, _: &[u8]| {
             let left = context.deadline().remaining(Instant::now());
@@ -455,7 +455,7 @@ fn requests_beyond_the_queue_are_refused() {
     let first = call(&agent, 1, "hold", "");
     gate.await_inside(1);
     let queued = calls(&agent, QUEUED_MAX, "hold");
-    // It stands behind the others on the same connection.
+    // It follows the others on the same connection.
     let error = agent.call_bytes(1, "echo", "").unwrap_err();
     assert_eq!(
         error.to_string(),
@@ -513,7 +513,7 @@ fn a_request_whose_deadline_passed_in_the_queue_is_not_run() {
 }
 
 #[test]
-fn a_function_keeps_what_it_was_sent_and_answers_with_it() {
+fn a_function_can_keep_and_return_its_payload() {
     let kept: Arc<Mutex<Vec<bytes::Bytes>>> = Arc::default();
     let (agent, _other) = pair(|registry| {
         let kept = Arc::clone(&kept);

@@ -1,4 +1,4 @@
-//! Jobs of the program on the agent's threads, and what the agent tells of ends and of processes.
+//! Jobs on the agent's threads, and the callbacks about peers and shutdown.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
@@ -18,7 +18,7 @@ fn pair_end(agents: [&Agent; 2]) {
 }
 
 #[test]
-fn jobs_run_on_the_agents_threads_when_their_time_has_come_and_not_before() {
+fn jobs_run_on_the_pool_when_they_are_due_and_not_before() {
     let agents = group(1);
     let began = Instant::now();
     let (sender, ran) = mpsc::channel();
@@ -44,7 +44,7 @@ fn jobs_run_on_the_agents_threads_when_their_time_has_come_and_not_before() {
 }
 
 #[test]
-fn a_job_can_call_and_one_that_panics_harms_nothing() {
+fn a_job_can_call_and_a_panicking_job_harms_nothing() {
     let (caller, server) = pair(|_| {});
     let (sender, ran) = mpsc::channel();
     caller.spawn(|| panic!("a bad job"));
@@ -58,7 +58,7 @@ fn a_job_can_call_and_one_that_panics_harms_nothing() {
 }
 
 #[test]
-fn the_joint_end_waits_for_a_job_that_runs_and_not_for_one_that_is_not_due() {
+fn coordinated_shutdown_waits_for_a_running_job_and_not_for_a_later_one() {
     let agents = group(1);
     let (has_begun, has_ended) = (
         Arc::new(AtomicBool::new(false)),
@@ -88,7 +88,7 @@ fn the_joint_end_waits_for_a_job_that_runs_and_not_for_one_that_is_not_due() {
 }
 
 #[test]
-fn after_the_end_jobs_are_dropped_and_not_run() {
+fn jobs_after_shutdown_are_dropped() {
     let agents = group(1);
     agents[0].shutdown_now();
     let ran = Arc::new(AtomicUsize::new(0));
@@ -107,7 +107,7 @@ fn after_the_end_jobs_are_dropped_and_not_run() {
 }
 
 #[test]
-fn who_wants_to_know_of_the_agents_end_is_told_once_and_when_its_threads_have_ended() {
+fn on_end_runs_once_after_all_threads_have_exited() {
     let agents = group(1);
     let (sender, told) = mpsc::channel();
     let handle = agents[0].handle();
@@ -125,7 +125,7 @@ fn who_wants_to_know_of_the_agents_end_is_told_once_and_when_its_threads_have_en
 }
 
 #[test]
-fn a_worker_that_leaves_in_order_is_told_of_as_left_and_not_as_lost() {
+fn a_worker_that_shuts_down_is_reported_as_left_and_not_as_lost() {
     let store = shared_store();
     let stays = Agent::start(options(0), registry(|_| {}), store.clone_store().unwrap()).unwrap();
     let leaves = Agent::start(options(1), registry(|_| {}), store.clone_store().unwrap()).unwrap();
@@ -141,7 +141,7 @@ fn a_worker_that_leaves_in_order_is_told_of_as_left_and_not_as_lost() {
 }
 
 #[test]
-fn the_incarnation_of_a_worker_is_that_of_its_process() {
+fn an_incarnation_belongs_to_one_start_of_a_worker() {
     let store = shared_store();
     let start = |rank| {
         let store = store.clone_store().unwrap();

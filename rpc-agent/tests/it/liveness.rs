@@ -1,4 +1,4 @@
-//! Nobody waits for ever for something that only the agent's own threads could do.
+//! Liveness: no thread waits indefinitely for work that only the agent's own threads can do.
 
 use std::sync::{Arc, mpsc};
 use std::thread;
@@ -18,7 +18,7 @@ fn soon() -> CallOptions {
 }
 
 #[test]
-fn a_call_made_in_a_callback_leaves_though_the_callback_blocks() {
+fn a_call_made_in_a_callback_is_sent_while_the_callback_blocks() {
     let (caller, _server) = pair(|_| {});
     for _ in 0..50 {
         let (sender, answers) = mpsc::channel();
@@ -39,7 +39,7 @@ fn a_call_made_in_a_callback_leaves_though_the_callback_blocks() {
 }
 
 #[test]
-fn a_call_made_in_a_function_leaves_though_the_function_blocks() {
+fn a_call_made_in_a_function_is_sent_while_the_function_blocks() {
     let (caller, _server) = pair(|registry| {
         registry
             .register("blocks", |context, _| {
@@ -60,7 +60,7 @@ fn a_call_made_in_a_function_leaves_though_the_function_blocks() {
 }
 
 #[test]
-fn with_one_thread_for_functions_a_function_can_wait_for_retries_and_continuations() {
+fn with_one_handler_thread_a_function_can_wait_for_retries_and_continuations() {
     let (caller, _server) = pair_with(
         |_, options| options.with_threads_max(1),
         |registry| {
@@ -87,7 +87,7 @@ fn with_one_thread_for_functions_a_function_can_wait_for_retries_and_continuatio
 }
 
 #[test]
-fn a_refusal_gets_through_to_a_function_that_waits_for_another() {
+fn a_refusal_reaches_a_function_that_waits_for_another_call() {
     let agents = group_with(
         2,
         |_, options| options,
@@ -124,7 +124,7 @@ fn a_refusal_gets_through_to_a_function_that_waits_for_another() {
 }
 
 #[test]
-fn a_callback_about_a_lost_worker_that_panics_harms_nothing() {
+fn a_panic_in_on_peer_lost_harms_nothing() {
     // Every request that leaves takes its connection down.
     let faults = FaultPlan::new(1).cut(1.0).unwrap();
     let adjust = |rank, options: AgentOptions| match rank {
@@ -141,7 +141,7 @@ fn a_callback_about_a_lost_worker_that_panics_harms_nothing() {
         matches!(result, Err(RpcError::ConnectionLost { .. }))
     });
     assert_eq!(lost.recv_timeout(PATIENCE).unwrap(), *server.me());
-    // The end waits for all callbacks.
+    // Shutdown waits for all callbacks.
     thread::scope(|scope| {
         for agent in [&caller, &server] {
             scope.spawn(|| agent.shutdown(PATIENCE / 3).unwrap());
@@ -151,7 +151,7 @@ fn a_callback_about_a_lost_worker_that_panics_harms_nothing() {
 }
 
 #[test]
-fn an_answer_to_an_earlier_life_of_a_worker_is_not_taken_for_one_to_the_present_life() {
+fn an_answer_to_a_previous_incarnation_does_not_complete_a_new_call() {
     let [first, second] = [Gate::new(), Gate::new()];
     let gates = [
         OpenAtEnd(Arc::clone(&first)),
@@ -181,7 +181,7 @@ fn an_answer_to_an_earlier_life_of_a_worker_is_not_taken_for_one_to_the_present_
     drop(caller);
     assert!(lost.wait().is_err());
 
-    // The calls of both lives have the same numbers.
+    // The calls of both incarnations have the same numbers.
     let caller = start();
     let answer = caller.call_bytes_async(1, "new", "", soon());
     second.await_inside(1);

@@ -1,4 +1,4 @@
-//! The agent as its users see it, over loopback. All in one program, which links once.
+//! Tests of the public API over loopback, in one test binary that links once.
 
 mod calls;
 mod common;

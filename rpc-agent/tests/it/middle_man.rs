@@ -1,4 +1,4 @@
-//! Passes the bytes of connections on, until the test cuts them.
+//! A TCP proxy that forwards connections until the test cuts them.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 
-/// Stands between those who dial it and one listener. Dropping it cuts everything.
+/// Forwards connections to one listener. Dropping it cuts all of them.
 #[derive(Debug)]
 pub(crate) struct MiddleMan {
     port: u16,

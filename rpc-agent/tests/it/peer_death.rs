@@ -1,4 +1,4 @@
-//! Workers that die, and connections that end: what becomes of the calls, and what comes after.
+//! Killed workers and lost connections: how their calls fail, and how workers recover.
 
 use std::env;
 use std::io::{self, BufRead, BufReader, Read};
@@ -19,8 +19,8 @@ use crate::common::{PATIENCE, noise, registry, shared_store, start_all, until, w
 use crate::middle_man::MiddleMan;
 use crate::raw::{REQUEST, RESPONSE, RawWorker, address_of, frame, publish, read_frame, send};
 
-/// The part that a process started by a test plays: its rank, the size of its group (0: none), and the
-/// port of the store.
+/// Arguments of a process that a test starts: its rank, the size of its group (0: dynamic), and the port of the
+/// store.
 const PART: &str = "RPC_AGENT_TEST_WORKER";
 
 /// A worker in a process of its own.
@@ -56,7 +56,7 @@ impl WorkerProcess {
         );
     }
 
-    /// The hard way: SIGKILL.
+    /// Kills it with SIGKILL.
     fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -70,7 +70,7 @@ impl Drop for WorkerProcess {
     }
 }
 
-/// Not a test: what the processes run.
+/// Not a test: the main function of these processes.
 #[test]
 #[expect(clippy::print_stdout, reason = "its parent reads it")]
 fn worker_process() {
@@ -138,7 +138,7 @@ fn wait(future: &FutureMessage) -> Result<Bytes, RpcError> {
     future.wait_timeout(PATIENCE).expect("it ends")
 }
 
-/// What the agent tells of lost peers.
+/// Records `on_peer_lost`.
 fn losses(agent: &AgentHandle) -> Receiver<(WorkerInfo, String)> {
     let (tell, told) = mpsc::channel();
     let tell = Mutex::new(tell);
@@ -163,7 +163,7 @@ fn assert_lost(error: &RpcError, worker: &str) {
     );
 }
 
-/// The error of a call to a worker whose process is gone.
+/// The error of a call to a worker whose process has exited.
 #[track_caller]
 fn assert_nobody_there(error: &RpcError) {
     assert!(
@@ -183,7 +183,7 @@ fn store_server() -> (TcpStoreServer, Arc<dyn Store>) {
     (server, Arc::new(store))
 }
 
-/// Two agents here, with ranks 0 and 2, and between them a process, in a group of fixed size.
+/// Two agents here, with ranks 0 and 2, and between them a process, in a static group.
 fn group_with_process() -> (Vec<Agent>, Held, WorkerProcess, TcpStoreServer) {
     let (server, store) = store_server();
     let mut process = WorkerProcess::start(1, 3, &server);
@@ -201,7 +201,7 @@ fn group_with_process() -> (Vec<Agent>, Held, WorkerProcess, TcpStoreServer) {
 }
 
 #[test]
-fn calls_in_flight_to_a_killed_worker_fail_at_once_and_no_others() {
+fn only_calls_in_flight_to_a_killed_worker_fail_and_at_once() {
     let (agents, held, mut process, _server) = group_with_process();
     let agent = &agents[0];
     let losses = losses(agent);
@@ -236,7 +236,7 @@ fn calls_in_flight_to_a_killed_worker_fail_at_once_and_no_others() {
 }
 
 #[test]
-fn the_joint_end_fails_soon_and_names_the_killed_worker() {
+fn coordinated_shutdown_fails_soon_and_names_the_killed_worker() {
     let (agents, _held, mut process, _server) = group_with_process();
     assert_eq!(echo(&agents[0], "worker1").unwrap(), "here");
     process.kill();
@@ -251,7 +251,7 @@ fn the_joint_end_fails_soon_and_names_the_killed_worker() {
 }
 
 #[test]
-fn a_worker_started_anew_under_its_name_is_reachable_again() {
+fn a_restarted_worker_is_reachable_under_its_name() {
     let (server, store) = store_server();
     let agent = Agent::start(crate::common::options(0), registry(|_| {}), store).unwrap();
     let losses = losses(&agent);
@@ -272,7 +272,7 @@ fn a_worker_started_anew_under_its_name_is_reachable_again() {
     assert!(losses.try_recv().is_err());
 }
 
-/// Two agents, of which the first reaches the second through a middle man.
+/// Two agents, the first of which reaches the second through the proxy.
 fn group_with_middle_man() -> (Agent, Agent, Held, MiddleMan) {
     let store = shared_store();
     let held = Held::default();
@@ -292,7 +292,7 @@ fn group_with_middle_man() -> (Agent, Agent, Held, MiddleMan) {
 }
 
 #[test]
-fn a_connection_cut_on_its_way_fails_its_calls_and_is_made_anew() {
+fn a_cut_connection_fails_its_calls_and_is_made_again() {
     let (agent, peer, held, middle_man) = group_with_middle_man();
     let (here, there) = (losses(&agent), losses(&peer));
     for round in 1..=5_u64 {
@@ -330,7 +330,7 @@ fn a_connection_cut_on_its_way_fails_its_calls_and_is_made_anew() {
 }
 
 #[test]
-fn a_request_of_which_a_part_was_sent_is_unknown_and_one_that_waits_is_not_executed() {
+fn a_partly_sent_request_is_unknown_and_a_queued_one_is_not_executed() {
     let (agent, _peer, _held, middle_man) = group_with_middle_man();
     assert_eq!(echo(&agent, "worker1").unwrap(), "here");
     middle_man.allow(1 << 20);
@@ -365,7 +365,7 @@ fn a_request_of_which_a_part_was_sent_is_unknown_and_one_that_waits_is_not_execu
 }
 
 #[test]
-fn half_a_frame_counts_as_sent_to_who_sent_it_and_as_nothing_to_who_got_it() {
+fn half_a_frame_counts_as_sent_for_the_sender_and_as_nothing_for_the_receiver() {
     let store = shared_store();
     let raw = RawWorker::join(&*store, 1, "worker1", 5);
     let held = Held::default();
@@ -405,7 +405,7 @@ fn half_a_frame_counts_as_sent_to_who_sent_it_and_as_nothing_to_who_got_it() {
 }
 
 #[test]
-fn calls_wait_for_a_dial_and_fail_together_when_nobody_listens() {
+fn calls_wait_for_a_dial_and_fail_together_if_it_is_refused() {
     let store = shared_store();
     let raw = RawWorker::join(&*store, 1, "worker1", 5);
     let workers = vec![(
@@ -426,7 +426,7 @@ fn calls_wait_for_a_dial_and_fail_together_when_nobody_listens() {
     for (number, call) in (0_u8..).zip(&early) {
         assert_eq!(wait(call).unwrap(), vec![number]);
     }
-    // Gone for good.
+    // The worker does not return.
     let late: Vec<_> = (0..10).map(|number| call(vec![number])).collect();
     let requests: Vec<_> = (0..10).map(|_| read_frame(&mut socket).kind).collect();
     assert_eq!(requests, [REQUEST; 10]);

@@ -1,4 +1,4 @@
-//! A worker whose every byte a test writes by hand: it pins the format, and does what no agent does.
+//! A worker whose bytes a test writes by hand: pins the wire format, and does what no agent does.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use byteorder::{ByteOrder, LittleEndian, WriteBytesExt};
 use c10d_store::Store;
 
-/// Longer than anything takes on a loaded machine: only a hang lasts as long.
+/// Reached only if a test hangs.
 const LONG: Duration = Duration::from_secs(60);
 
 pub(crate) const HELLO: u8 = 1;
@@ -29,7 +29,7 @@ pub(crate) const MESSAGE_BYTES_MAX: u64 = 256 << 20;
 /// Where a group whose members come and go has its list.
 const MEMBER_LIST: &str = "names/_ALL_WORKER_INFOS";
 
-/// A worker of a group of fixed size that listens, and is otherwise the test's to play.
+/// A worker of a static group that listens, and is otherwise the test's to play.
 #[derive(Debug)]
 pub(crate) struct RawWorker {
     pub(crate) id: u16,
@@ -52,7 +52,7 @@ impl RawWorker {
         }
     }
 
-    /// Takes its place in a group whose members come and go. Nobody else may join or leave meanwhile.
+    /// Takes its place in a dynamic group. Nobody else may join or leave meanwhile.
     pub(crate) fn join_list(store: &dyn Store, id: u16, name: &str, incarnation: u64) -> Self {
         let worker = Self::join(store, id, name, incarnation);
         let (version, members) = member_list(store);
@@ -69,7 +69,7 @@ impl RawWorker {
         socket
     }
 
-    /// [`RawWorker::accept`], unless nobody comes in time.
+    /// [`RawWorker::accept`] with a timeout.
     pub(crate) fn accept_within(&self, patience: Duration) -> Option<TcpStream> {
         let began = Instant::now();
         self.listener.set_nonblocking(true).unwrap();
@@ -132,19 +132,19 @@ impl RawWorker {
     }
 }
 
-/// What a worker of a group of fixed size says of itself in the store.
+/// What a worker of a static group says of itself in the store.
 pub(crate) fn publish(store: &dyn Store, id: u16, name: &str, port: u16, incarnation: u64) {
     let claim = format!("{name} tcp://127.0.0.1:{port}#{incarnation:016x}");
     store.set(&format!("names/{id}"), claim.as_bytes()).unwrap();
 }
 
-/// Where a worker of a group of fixed size listens, and its incarnation.
+/// Where a worker of a static group listens, and its incarnation.
 pub(crate) fn address_of(store: &dyn Store, id: u16) -> (SocketAddr, u64) {
     let claim = String::from_utf8(store.get(&format!("names/{id}")).unwrap()).unwrap();
     parse_claim(&claim)
 }
 
-/// Where a worker of a group whose members come and go listens, and its incarnation.
+/// Where a worker of a dynamic group listens, and its incarnation.
 pub(crate) fn listed_address_of(store: &dyn Store, id: u16) -> (SocketAddr, u64) {
     let (_, members) = member_list(store);
     let line = members
@@ -184,7 +184,7 @@ pub(crate) fn send(socket: &mut TcpStream, bytes: &[u8]) {
     socket.write_all(bytes).unwrap();
 }
 
-/// A frame as it came.
+/// A received frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RawFrame {
     pub(crate) kind: u8,
@@ -194,7 +194,7 @@ pub(crate) struct RawFrame {
     pub(crate) body: Vec<u8>,
 }
 
-/// The next frame; panics when there is none.
+/// Reads the next frame; panics at the end of the stream.
 #[track_caller]
 pub(crate) fn read_frame(socket: &mut TcpStream) -> RawFrame {
     let mut header = [0; 16];

@@ -1,4 +1,4 @@
-//! Calls with retries: when they try again, when they do not, and how they end.
+//! Calls with retries: which failures they retry, and how they end.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,7 +16,7 @@ use crate::common::{PATIENCE, options, pair, pair_with, registry, shared_store, 
 use crate::middle_man::MiddleMan;
 use crate::raw::{ERROR, REQUEST, RawWorker, address_of, frame, publish, read_frame, send};
 
-/// Pauses of 2, 3, 4 ms and so on; attempts wait for ever.
+/// Pauses of 2, 3, 4 ms and so on; attempts have no timeout.
 fn quick(max_retries: i64) -> RetryOptions {
     RetryOptions::default()
         .with_max_retries(max_retries)
@@ -67,7 +67,7 @@ impl Runs {
     }
 }
 
-/// An agent whose only other worker is made by hand.
+/// An agent whose only other worker is a raw worker.
 fn agent_and_raw() -> (Agent, RawWorker) {
     let store = shared_store();
     let raw = RawWorker::join(&*store, 1, "worker1", 5);
@@ -77,7 +77,7 @@ fn agent_and_raw() -> (Agent, RawWorker) {
 }
 
 #[test]
-fn a_call_succeeds_after_as_many_failures_as_it_has_retries() {
+fn a_call_succeeds_with_its_last_retry() {
     for failures in 0..=5 {
         let faults = FaultPlan::new(1).fail("count", failures);
         let runs = Runs::default();
@@ -114,7 +114,7 @@ fn one_attempt_that_may_have_run_makes_the_outcome_of_all_unknown() {
 }
 
 #[test]
-fn an_attempt_that_may_have_run_is_not_forgotten_when_the_next_one_finds_no_function() {
+fn an_attempt_that_may_have_run_counts_when_the_next_one_finds_no_function() {
     let (agent, raw) = agent_and_raw();
     let call = agent.call_bytes_with_retries("worker1", "f", "x", &quick(3));
     let mut link = raw.accept_link();
@@ -146,7 +146,7 @@ fn an_attempt_that_may_have_run_is_not_forgotten_when_the_next_one_finds_no_func
 }
 
 #[test]
-fn an_attempt_that_may_have_run_is_not_forgotten_when_the_agent_ends_during_the_next_one() {
+fn an_attempt_that_may_have_run_counts_when_the_agent_shuts_down_during_the_next_one() {
     let (agent, raw) = agent_and_raw();
     let call = agent.call_bytes_with_retries("worker1", "f", "x", &quick(3));
     let mut link = raw.accept_link();
@@ -161,7 +161,7 @@ fn an_attempt_that_may_have_run_is_not_forgotten_when_the_agent_ends_during_the_
 }
 
 #[test]
-fn a_call_whose_retries_are_used_up_fails_with_the_last_cause() {
+fn a_call_without_retries_left_fails_with_the_last_cause() {
     let faults = FaultPlan::new(1).fail("*", 3);
     let (agent, _other) = pair_with_faults(&faults, |_| {});
     let call = agent.call_bytes_with_retries("worker1", "echo", "x", &quick(2));
@@ -220,7 +220,7 @@ fn without_retries_the_first_failure_is_the_last_attempt() {
 }
 
 #[test]
-fn a_function_runs_again_for_each_answer_that_was_lost() {
+fn a_function_runs_again_for_each_lost_answer() {
     const CALLS: u64 = 40;
     let faults = FaultPlan::new(11).lose_answers(0.5).unwrap();
     let runs = Runs::default();
@@ -252,7 +252,7 @@ fn a_function_runs_again_for_each_answer_that_was_lost() {
 }
 
 #[test]
-fn what_the_function_said_is_not_asked_again_unless_wanted() {
+fn errors_of_a_function_are_retried_only_if_requested() {
     let asked = Arc::new(AtomicU64::new(0));
     let (agent, _other) = pair(|registry| {
         let asked = Arc::clone(&asked);
@@ -294,7 +294,7 @@ fn what_the_function_said_is_not_asked_again_unless_wanted() {
 }
 
 #[test]
-fn options_that_make_no_sense_are_the_calls_error_and_nothing_is_sent() {
+fn invalid_options_fail_the_call_and_nothing_is_sent() {
     let (agent, other) = pair(|_| {});
     let cases = [
         (quick(-1), "maxRetries cannot be negative."),
@@ -333,7 +333,7 @@ fn options_that_make_no_sense_are_the_calls_error_and_nothing_is_sent() {
 }
 
 #[test]
-fn a_retry_goes_over_a_new_connection_when_the_old_one_was_cut() {
+fn a_retry_uses_a_new_connection_after_a_cut() {
     let store = shared_store();
     let replies: Arc<Mutex<Vec<Reply>>> = Arc::default();
     let fill = |registry: &mut Registry| {
@@ -367,7 +367,7 @@ fn a_retry_goes_over_a_new_connection_when_the_old_one_was_cut() {
 }
 
 #[test]
-fn calls_with_retries_get_through_connections_that_are_cut_all_the_time() {
+fn calls_with_retries_succeed_over_connections_that_are_cut_repeatedly() {
     let faults = FaultPlan::new(5).cut(0.2).unwrap();
     let (agent, _other) = pair_with(|_, options| options.with_faults(faults.clone()), |_| {});
     let retries = quick(10_000).with_max_delay(Duration::from_millis(5));
@@ -391,7 +391,7 @@ fn calls_with_retries_get_through_connections_that_are_cut_all_the_time() {
 }
 
 #[test]
-fn an_answer_to_an_attempt_that_was_given_up_completes_nothing() {
+fn an_answer_to_a_timed_out_attempt_completes_nothing() {
     let (arrived, attempts) = mpsc::channel();
     let arrived = Mutex::new(arrived);
     let store = shared_store();
@@ -445,7 +445,7 @@ fn an_answer_to_an_attempt_that_was_given_up_completes_nothing() {
 }
 
 #[test]
-fn many_calls_that_fail_together_are_all_repeated() {
+fn many_calls_that_fail_together_are_all_retried() {
     const CALLS: u64 = 200;
     let faults = FaultPlan::new(1).fail("count", 2);
     let runs = Runs::default();
@@ -468,7 +468,7 @@ fn many_calls_that_fail_together_are_all_repeated() {
 }
 
 #[test]
-fn all_calls_with_retries_end_with_the_agent() {
+fn shutdown_fails_all_calls_with_retries() {
     const WAITING: usize = 25;
     const SENT: usize = 15;
     let faults = FaultPlan::new(1).fail("echo", u32::MAX);
@@ -509,9 +509,9 @@ fn all_calls_with_retries_end_with_the_agent() {
     }
     let metrics = agent.metrics();
     assert_eq!((metrics.retry_queue_len, metrics.calls_in_flight), (0, 0));
-    // The end waits for the callbacks too.
+    // Shutdown waits for the callbacks too.
     assert_eq!(completions.load(Ordering::SeqCst), (WAITING + SENT) as u64);
-    // What comes later ends at once.
+    // Later calls fail at once.
     let late = agent.call_bytes_with_retries("worker1", "echo", "", &quick(3));
     let error = late.try_get().expect("at once").unwrap_err();
     assert!(matches!(error, RpcError::Shutdown { .. }), "{error:?}");
@@ -519,7 +519,7 @@ fn all_calls_with_retries_end_with_the_agent() {
 }
 
 #[test]
-fn callbacks_of_calls_with_retries_run_on_threads_of_the_pool() {
+fn callbacks_of_calls_with_retries_run_on_the_pool() {
     let faults = FaultPlan::new(1).fail("echo", 2);
     let (agent, _other) = pair_with_faults(&faults, |_| {});
     let (tell, told) = mpsc::channel();
@@ -552,7 +552,7 @@ fn callbacks_of_calls_with_retries_run_on_threads_of_the_pool() {
 }
 
 #[test]
-fn a_call_of_the_worker_itself_is_repeated_too() {
+fn calls_of_a_worker_to_itself_are_retried_too() {
     let faults = FaultPlan::new(1).fail("echo", 2);
     let (agent, _other) = pair_with_faults(&faults, |_| {});
     let call = agent.call_bytes_with_retries("worker0", "echo", "x", &quick(2));
@@ -561,7 +561,7 @@ fn a_call_of_the_worker_itself_is_repeated_too() {
 }
 
 #[test]
-fn calls_with_retries_to_a_worker_that_is_given_up_end_as_if_used_up() {
+fn abandoning_retries_to_a_worker_ends_them_as_exhausted() {
     const WAITING: usize = 25;
     let faults = FaultPlan::new(1).fail("echo", u32::MAX);
     let held: Arc<Mutex<Vec<Reply>>> = Arc::default();
@@ -592,7 +592,7 @@ fn calls_with_retries_to_a_worker_that_is_given_up_end_as_if_used_up() {
         assert_eq!(error.outcome(), Outcome::NotExecuted);
         assert!(error.to_string().contains("given up"), "{error}");
     }
-    // The attempt that is under way is the last one.
+    // The attempt that is in flight is the last one.
     assert!(!sent.is_complete());
     other.shutdown_now();
     let error = wait(&sent).unwrap_err();

@@ -1,4 +1,4 @@
-//! How agents end: together, at once, by accident, and what becomes of what was under way.
+//! Coordinated and immediate shutdown of agents, and how their calls end.
 
 use std::fs;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -29,7 +29,7 @@ fn call(agent: &AgentHandle, worker: &str, function: &str) -> FutureMessage {
     agent.call_bytes_async(worker, function, "x", within(Duration::ZERO))
 }
 
-/// All agents end together, each on a thread of its own.
+/// Shuts down all agents together, each on its own thread.
 fn end_all(agents: &[Agent]) {
     thread::scope(|scope| {
         for agent in agents {
@@ -38,7 +38,7 @@ fn end_all(agents: &[Agent]) {
     });
 }
 
-/// Waits until a worker has arrived in the first round of the joint end.
+/// Waits until a worker has arrived in the first round of coordinated shutdown.
 fn await_arrival(store: &dyn Store, rank: u32) {
     let key = format!("shutdown/0/1/here/{rank}");
     until("it waits for the others", || store.check(&[&key]).unwrap());
@@ -64,7 +64,7 @@ fn start_group(
 }
 
 #[test]
-fn a_group_that_does_nothing_ends() {
+fn an_idle_group_shuts_down() {
     for world_size in 1..=5 {
         let agents = group(world_size);
         end_all(&agents);
@@ -73,7 +73,7 @@ fn a_group_that_does_nothing_ends() {
 }
 
 #[test]
-fn a_worker_that_waits_for_the_end_still_serves_nested_calls() {
+fn a_worker_in_shutdown_still_serves_nested_calls() {
     let gate = Gate::new();
     let _open = OpenAtEnd(Arc::clone(&gate));
     let store = shared_store();
@@ -111,7 +111,7 @@ fn a_worker_that_waits_for_the_end_still_serves_nested_calls() {
 }
 
 #[test]
-fn calls_that_follow_from_answers_are_waited_for() {
+fn shutdown_waits_for_calls_made_by_callbacks() {
     const STEPS: u64 = 50;
     fn step(agent: AgentHandle, left: u64, done: Arc<AtomicU64>) {
         if left == 0 {
@@ -135,7 +135,7 @@ fn calls_that_follow_from_answers_are_waited_for() {
 }
 
 #[test]
-fn a_deferred_answer_is_waited_for_and_so_are_the_calls_made_for_it() {
+fn shutdown_waits_for_deferred_answers_and_their_calls() {
     let store = shared_store();
     let gate = Gate::new();
     let _open = OpenAtEnd(Arc::clone(&gate));
@@ -170,7 +170,7 @@ fn a_deferred_answer_is_waited_for_and_so_are_the_calls_made_for_it() {
 }
 
 #[test]
-fn retries_that_wait_for_their_time_are_waited_for() {
+fn shutdown_waits_for_queued_retries() {
     let faults = FaultPlan::new(1).fail("echo", 3);
     let (agent, other) = pair_with(|_, options| options.with_faults(faults.clone()), |_| {});
     let retries = RetryOptions::default().with_retry_duration(Duration::from_millis(10));
@@ -189,7 +189,7 @@ fn retries_that_wait_for_their_time_are_waited_for() {
 }
 
 #[test]
-fn the_first_wait_for_a_worker_that_comes_late() {
+fn shutdown_waits_for_a_late_worker() {
     let store = shared_store();
     let agents = start_group(&store, 3, |_, _| {});
     let (late, early) = agents.split_last().unwrap();
@@ -213,7 +213,7 @@ fn the_first_wait_for_a_worker_that_comes_late() {
 }
 
 #[test]
-fn a_timeout_names_who_had_not_arrived() {
+fn a_shutdown_timeout_lists_the_absent_workers() {
     let agents = group(3);
     let error = agents[0].shutdown(Duration::from_millis(50)).unwrap_err();
     let TerminationError::WorkersAbsent {
@@ -232,7 +232,7 @@ fn a_timeout_names_who_had_not_arrived() {
         said.contains("worker1 (id 1), worker2 (id 2) had not arrived"),
         "{said}"
     );
-    // It has ended all the same.
+    // The agent has stopped nevertheless.
     assert_eq!(agents[0].metrics().threads, 0);
     assert_ended(
         &call(&agents[0], "worker1", "echo").wait().unwrap_err(),
@@ -241,7 +241,7 @@ fn a_timeout_names_who_had_not_arrived() {
 }
 
 #[test]
-fn a_timeout_with_calls_of_its_own_says_so_and_fails_them() {
+fn a_shutdown_timeout_reports_and_fails_unanswered_calls() {
     let held: Arc<Mutex<Vec<Reply>>> = Arc::default();
     let (agent, _other) = pair(|registry| {
         let held = Arc::clone(&held);
@@ -262,7 +262,7 @@ fn a_timeout_with_calls_of_its_own_says_so_and_fails_them() {
 }
 
 #[test]
-fn a_worker_that_leaves_before_the_joint_end_is_not_waited_for() {
+fn coordinated_shutdown_does_not_wait_for_a_worker_that_has_stopped() {
     let agents = group(2);
     let called = call(&agents[0], "worker1", "nothing");
     assert!(wait(&called).is_err(), "there is a connection now");
@@ -280,7 +280,7 @@ fn a_worker_that_leaves_before_the_joint_end_is_not_waited_for() {
 }
 
 #[test]
-fn a_worker_that_was_lost_and_refuses_a_dial_is_dead_to_the_joint_end() {
+fn a_lost_worker_that_refuses_a_dial_is_dead_for_coordinated_shutdown() {
     let store = shared_store();
     let raw = RawWorker::join(&*store, 1, "worker1", 5);
     let workers = [0, 2].map(|rank| (options(rank).with_world_size(3), registry(|_| {})));
@@ -314,7 +314,7 @@ fn a_worker_that_was_lost_and_refuses_a_dial_is_dead_to_the_joint_end() {
 }
 
 #[test]
-fn a_lost_connection_alone_is_no_death() {
+fn a_lost_connection_alone_does_not_mean_a_dead_worker() {
     let store = shared_store();
     let raw = RawWorker::join(&*store, 1, "worker1", 5);
     let workers = vec![(options(0).with_world_size(2), registry(|_| {}))];
@@ -343,7 +343,7 @@ fn a_lost_connection_alone_is_no_death() {
 }
 
 #[test]
-fn to_end_twice_is_to_end_once() {
+fn a_second_shutdown_does_nothing() {
     let agents = group(2);
     end_all(&agents);
     for agent in &agents {
@@ -354,7 +354,7 @@ fn to_end_twice_is_to_end_once() {
 }
 
 #[test]
-fn two_threads_may_end_an_agent_at_the_same_time() {
+fn two_threads_can_shut_down_an_agent_at_once() {
     for _ in 0..20 {
         let agents = group(2);
         let start = Barrier::new(2 * agents.len());
@@ -370,7 +370,7 @@ fn two_threads_may_end_an_agent_at_the_same_time() {
 }
 
 #[test]
-fn the_end_at_once_ends_a_joint_end_that_waits() {
+fn shutdown_now_interrupts_a_coordinated_shutdown() {
     let store = shared_store();
     let agents = start_group(&store, 2, |_, _| {});
     thread::scope(|scope| {
@@ -386,7 +386,7 @@ fn the_end_at_once_ends_a_joint_end_that_waits() {
 }
 
 #[test]
-fn the_end_at_once_ends_a_wait_for_an_answer_that_somebody_has_promised_for_later() {
+fn shutdown_now_interrupts_a_wait_for_a_deferred_answer() {
     let held: Arc<Mutex<Vec<Reply>>> = Arc::default();
     let (agent, other) = pair(|registry| {
         let held = Arc::clone(&held);
@@ -413,7 +413,7 @@ fn the_end_at_once_ends_a_wait_for_an_answer_that_somebody_has_promised_for_late
 }
 
 #[test]
-fn the_end_at_once_completes_all_calls_and_tells_what_is_known_of_them() {
+fn shutdown_now_fails_all_calls_with_their_outcome() {
     let store = shared_store();
     let raw = RawWorker::join(&*store, 1, "worker1", 5);
     let silent = RawWorker::join(&*store, 2, "worker2", 5);
@@ -452,7 +452,7 @@ fn the_end_at_once_completes_all_calls_and_tells_what_is_known_of_them() {
 }
 
 #[test]
-fn a_call_of_the_worker_itself_that_runs_at_the_end_is_not_said_not_to_have_run() {
+fn a_call_to_itself_that_runs_at_shutdown_is_not_reported_as_not_executed() {
     let gate = Gate::new();
     let _open = OpenAtEnd(Arc::clone(&gate));
     let agents = group_with(
@@ -479,7 +479,7 @@ fn a_call_of_the_worker_itself_that_runs_at_the_end_is_not_said_not_to_have_run(
 }
 
 #[test]
-fn calls_after_the_end_fail_and_were_never_sent() {
+fn calls_after_shutdown_fail_as_not_executed() {
     let (agent, _other) = pair(|_| {});
     let handle = agent.handle();
     agent.shutdown_now();
@@ -507,7 +507,7 @@ fn calls_after_the_end_fail_and_were_never_sent() {
 }
 
 #[test]
-fn futures_that_are_pending_when_an_agent_is_dropped_are_completed() {
+fn dropping_an_agent_completes_pending_futures() {
     let held: Arc<Mutex<Vec<Reply>>> = Arc::default();
     let (agent, other) = pair(|registry| {
         let held = Arc::clone(&held);
@@ -523,7 +523,7 @@ fn futures_that_are_pending_when_an_agent_is_dropped_are_completed() {
     for call in &calls {
         assert_ended(&call.try_get().unwrap().unwrap_err(), Outcome::Unknown);
     }
-    // The other has heard the farewell. Its answers go nowhere, its calls find nobody.
+    // The other has heard the Goodbye. Its answers go nowhere, its calls find nobody.
     for reply in std::mem::take(&mut *held.lock().unwrap()) {
         reply.send(Ok("late"));
     }
@@ -538,7 +538,7 @@ fn futures_that_are_pending_when_an_agent_is_dropped_are_completed() {
 }
 
 #[test]
-fn the_end_waits_for_functions_that_run() {
+fn shutdown_waits_for_running_functions() {
     let gate = Gate::new();
     let _open = OpenAtEnd(Arc::clone(&gate));
     let (agent, other) = pair(|registry| {
@@ -595,12 +595,12 @@ fn agent_with_end(
 }
 
 #[test]
-fn a_function_may_end_its_own_agent_at_once() {
+fn a_function_can_call_shutdown_now_on_its_own_agent() {
     let (agent, other) = agent_with_end("end", |agent| {
         agent.shutdown_now();
         b"ended".to_vec()
     });
-    // Its answer cannot be sent any more.
+    // Its answer can no longer be sent.
     let error = wait(&call(&other, "worker0", "end")).unwrap_err();
     assert!(
         matches!(error, RpcError::ConnectionLost { .. }),
@@ -614,9 +614,9 @@ fn a_function_may_end_its_own_agent_at_once() {
 }
 
 #[test]
-fn a_function_that_asks_for_the_joint_end_is_busy_itself() {
+fn a_function_that_requests_coordinated_shutdown_fails_as_busy() {
     let (agent, other) = agent_with_end("end", |agent| {
-        // It would be waited for, for ever.
+        // Waiting for it would take forever.
         let error = agent.shutdown(Duration::ZERO).unwrap_err();
         assert!(matches!(error, TerminationError::Busy { .. }), "{error:?}");
         Vec::new()
@@ -631,7 +631,7 @@ fn a_function_that_asks_for_the_joint_end_is_busy_itself() {
 }
 
 #[test]
-fn a_callback_may_end_its_own_agent() {
+fn a_callback_can_shut_down_its_own_agent() {
     let agents = group(2);
     let mut agents = agents.into_iter().map(Arc::new);
     let (agent, _other) = (agents.next().unwrap(), agents.next().unwrap());
@@ -659,7 +659,7 @@ fn a_callback_may_end_its_own_agent() {
 }
 
 #[test]
-fn a_member_of_a_group_that_comes_and_goes_leaves_when_its_calls_have_ended() {
+fn a_member_of_a_dynamic_group_leaves_when_its_calls_have_ended() {
     let store = shared_store();
     let gate = Gate::new();
     let _open = OpenAtEnd(Arc::clone(&gate));
@@ -690,8 +690,8 @@ fn a_member_of_a_group_that_comes_and_goes_leaves_when_its_calls_have_ended() {
 }
 
 #[test]
-fn a_worker_that_ends_right_after_an_answer_has_left_and_is_not_lost() {
-    // The thread that has written the answer may not be done when the farewell is to be written. If that
+fn a_worker_that_stops_right_after_an_answer_has_left_and_is_not_lost() {
+    // The thread that has written the answer may not be done when the Goodbye is to be written. If that
     // does not wait for it, about one round in 100 shows it while others want the processors, too, and
     // one in 1000 with one pair alone.
     const PAIRS: usize = 4;
@@ -707,7 +707,7 @@ fn a_worker_that_ends_right_after_an_answer_has_left_and_is_not_lost() {
                 let stays = start(0);
                 for round in 0..ROUNDS {
                     let leaves = start(1);
-                    // A call may go to the former life, and find that it has left.
+                    // A call may go to the previous incarnation, and find that it has left.
                     until("it is answered", || {
                         wait(&call(&stays, "worker1", "echo")).is_ok()
                     });
@@ -720,7 +720,7 @@ fn a_worker_that_ends_right_after_an_answer_has_left_and_is_not_lost() {
 }
 
 #[test]
-fn a_group_can_join_without_ending_and_go_on() {
+fn a_group_can_join_and_continue() {
     let agents = group(3);
     for _ in 0..3 {
         thread::scope(|scope| {

@@ -1,8 +1,7 @@
-//! Random calls between several agents in one process, with faults, restarts and ends at random.
+//! Random calls between agents in one process, with random faults, restarts and shutdowns.
 //!
-//! Whatever happens: every future completes exactly once, a success has the right content, nothing stays
-//! in a queue, an end takes bounded time, and no thread is left. `SEED=n` repeats a round, `ROUNDS=n` runs
-//! as many from a seed of its own, or from `SEED`.
+//! Invariants: each future completes exactly once, each value is the right one, queues become empty, shutdown
+//! takes bounded time, and no thread remains. `SEED=n` repeats a round, `ROUNDS=n` runs n rounds.
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -32,9 +31,9 @@ const CALLS: usize = 40;
 const CALLERS_PER_AGENT: usize = 2;
 
 #[test]
-fn whatever_happens_every_call_ends_once_and_every_agent_ends() {
+fn every_call_ends_once_and_every_agent_shuts_down() {
     // No thread of another test's agents may be among those that are counted.
-    if !in_own_process("soak::whatever_happens_every_call_ends_once_and_every_agent_ends") {
+    if !in_own_process("soak::every_call_ends_once_and_every_agent_shuts_down") {
         return;
     }
     let number = |name| {
@@ -55,16 +54,16 @@ fn whatever_happens_every_call_ends_once_and_every_agent_ends() {
     }
 }
 
-/// What kind of round it is.
+/// The kind of a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// No faults: every call succeeds that can.
+    /// No faults: each valid call succeeds.
     Calm,
-    /// Faults, in a group whose members come and go: one goes in the middle and comes back.
+    /// Faults, in a dynamic group: one worker leaves and rejoins.
     Restart,
-    /// Faults, and a joint end.
+    /// Faults, then a coordinated shutdown.
     Faulty,
-    /// Faults, and all agents end while calls are under way.
+    /// Faults, and all agents stop while calls are in flight.
     Abrupt,
 }
 
@@ -144,7 +143,7 @@ fn run(seed: u64) {
         }
     }
     for agent in &agents {
-        until("nothing is under way any more", || {
+        until("nothing is in flight any more", || {
             let metrics = agent.metrics();
             let under_way = [
                 metrics.calls_in_flight,
@@ -202,7 +201,7 @@ fn threads_alive() -> Vec<String> {
         .collect()
 }
 
-/// Ends agents at the same time, as those of a group of fixed size wait for each other.
+/// Ends agents at the same time, as those of a static group wait for each other.
 fn end_all(agents: Vec<Agent>, end: fn(&Agent)) {
     bounded("all agents end", move || {
         thread::scope(|scope| {
@@ -213,7 +212,7 @@ fn end_all(agents: Vec<Agent>, end: fn(&Agent)) {
     });
 }
 
-/// Fails if it takes too long, instead of hanging.
+/// Fails instead of hanging.
 #[track_caller]
 fn bounded(what: &str, run: impl FnOnce() + Send + 'static) {
     let (ended, end) = mpsc::channel();
@@ -337,7 +336,7 @@ fn functions() -> Registry {
     })
 }
 
-/// Whom to pass the request on to, and what.
+/// The next worker to pass the request on to, and the rest of the request.
 fn next_hop(payload: &Bytes) -> Option<(u32, Bytes)> {
     let (&hops, rest) = payload.split_first()?;
     let (&to, rest) = rest.split_first().filter(|_| hops > 0)?;
@@ -373,7 +372,7 @@ struct Entry {
     callbacks_wanted: u32,
 }
 
-/// How a call ends if nothing goes wrong on its way.
+/// How a call ends without network faults.
 #[derive(Debug, Clone)]
 enum Wanted {
     Answer(Bytes),
@@ -534,7 +533,6 @@ impl Caller {
         self.ledger
             .enter(what.clone(), wanted.clone(), &future, callbacks_wanted);
         match self.rng.u32(..9) {
-            // Nobody waits.
             0..4 => drop(future),
             4 => drop(future.wait()),
             5 => {
@@ -593,7 +591,7 @@ impl Caller {
     }
 }
 
-/// Waits as a host of async code does.
+/// A minimal `block_on`.
 fn block_on<F: Future>(future: F) -> F::Output {
     struct Unpark(Thread);
     impl Wake for Unpark {

@@ -1,5 +1,5 @@
-//! Peers that break the rules of a connection, or have never heard of them: each gets what it deserves,
-//! and nobody else notices. The tests write and read all bytes by hand, which pins the format.
+//! Peers that violate the protocol: only their own connection fails. The tests write and read all bytes by
+//! hand, which pins the wire format.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -24,7 +24,7 @@ use crate::raw::{
 
 const PART_BYTES: usize = 128 << 10;
 
-/// An agent, another one that must not notice anything, and between them a worker made by hand.
+/// An agent, a second one that must not be affected, and a raw worker.
 struct Group {
     store: Arc<dyn Store>,
     agent: Agent,
@@ -59,7 +59,7 @@ impl Group {
         }
     }
 
-    /// A connection that says nothing yet.
+    /// A connection on which nothing was sent yet.
     fn stranger(&self) -> TcpStream {
         connect(address_of(&*self.store, 0).0)
     }
@@ -80,7 +80,7 @@ impl Group {
         }
     }
 
-    /// A call of the worker made by hand, without a timeout.
+    /// A call of the raw worker, without a timeout.
     fn call_raw(&self, payload: impl Into<Bytes>) -> FutureMessage {
         let options = within(Duration::ZERO);
         self.agent
@@ -100,7 +100,7 @@ fn read_exactly(socket: &mut TcpStream, count: usize) -> Vec<u8> {
 }
 
 #[test]
-fn the_bytes_of_a_dial_and_of_a_call_are_these() {
+fn a_dial_and_a_call_send_the_golden_bytes() {
     let group = Group::new();
     let options = within(Duration::from_millis(60_000));
     let call = group
@@ -147,7 +147,7 @@ fn the_bytes_of_a_dial_and_of_a_call_are_these() {
 }
 
 #[test]
-fn the_bytes_of_a_call_that_is_served_are_these() {
+fn serving_a_call_sends_the_golden_bytes() {
     let group = Group::new();
     let mut socket = group.stranger();
     send(&mut socket, &group.raw.hello(0, group.incarnation(), 0));
@@ -227,7 +227,7 @@ fn large_messages_travel_in_parts_of_128_kib() {
 }
 
 #[test]
-fn the_number_of_an_error_says_what_is_known_of_the_call() {
+fn the_error_kind_determines_the_outcome() {
     let group = Group::new();
     let mut socket = group.raw.dial(&*group.store, 0, 0);
     let cases: [(u16, Outcome, &str); 6] = [
@@ -250,7 +250,7 @@ fn the_number_of_an_error_says_what_is_known_of_the_call() {
 }
 
 #[test]
-fn what_is_no_hello_is_closed() {
+fn an_invalid_hello_closes_the_connection() {
     let group = Group::new();
     let me = group.incarnation();
     let good = hello_body(1, 0, 5, me, 0, "raw");
@@ -288,14 +288,14 @@ fn what_is_no_hello_is_closed() {
         await_closed(&mut socket);
         group.assert_serves_others();
     }
-    // Nothing of it has done any harm to the worker that they pretended to be.
+    // The worker that they impersonated is not affected.
     let mut socket = group.raw.dial(&*group.store, 0, 0);
     send(&mut socket, &request(1, "echo", b"x"));
     assert_eq!(read_frame(&mut socket).body, b"x");
 }
 
 #[test]
-fn a_hello_of_or_for_somebody_else_is_refused() {
+fn a_hello_of_or_for_another_worker_is_refused() {
     let group = Group::new();
     let me = group.incarnation();
     // Reasons: 1 another worker, 2 another incarnation.
@@ -333,13 +333,13 @@ fn a_hello_of_or_for_somebody_else_is_refused() {
 }
 
 #[test]
-fn a_hello_may_come_in_pieces_and_take_its_time() {
+fn a_hello_may_arrive_slowly_in_pieces() {
     let group = Group::new();
     let mut socket = group.stranger();
     let hello = group.raw.hello(0, group.incarnation(), 0);
     for piece in hello.chunks(7) {
         send(&mut socket, piece);
-        // Who has said half of it holds up nobody.
+        // A half-sent Hello delays no other connection.
         group.assert_serves_others();
     }
     assert_eq!(read_frame(&mut socket).kind, WELCOME);
@@ -348,7 +348,7 @@ fn a_hello_may_come_in_pieces_and_take_its_time() {
 }
 
 #[test]
-fn a_request_before_the_welcome_is_a_breach() {
+fn a_request_before_the_welcome_closes_the_connection() {
     let group = Group::new();
     let mut socket = group.stranger();
     let hello = group.raw.hello(0, group.incarnation(), 0);
@@ -358,7 +358,7 @@ fn a_request_before_the_welcome_is_a_breach() {
 }
 
 #[test]
-fn garbage_after_a_hello_ends_the_connection_and_fails_its_calls_only() {
+fn garbage_after_a_hello_closes_the_connection_and_fails_only_its_calls() {
     let group = Group::new();
     let garbage = [
         noise(4, 4096).to_vec(),
@@ -415,7 +415,7 @@ fn garbage_after_a_hello_ends_the_connection_and_fails_its_calls_only() {
 }
 
 #[test]
-fn an_answer_that_nobody_waits_for_is_dropped_and_counted() {
+fn an_unexpected_answer_is_dropped_and_counted() {
     let group = Group::new();
     let mut socket = group.raw.dial(&*group.store, 0, 0);
     send(&mut socket, &frame(RESPONSE, 0, 0, 77, b"x"));
@@ -430,7 +430,7 @@ fn an_answer_that_nobody_waits_for_is_dropped_and_counted() {
     send(&mut socket, &request(1, "echo", b"x"));
     assert_eq!(read_frame(&mut socket).body, b"x");
     assert!(group.agent.metrics().late_responses >= 2);
-    // To say the same twice is no harm either.
+    // A second answer to the same call is dropped too.
     let call = group.call_raw(vec![]);
     let id = read_frame(&mut socket).id;
     for answer in [b"1", b"2"] {
@@ -441,7 +441,7 @@ fn an_answer_that_nobody_waits_for_is_dropped_and_counted() {
 }
 
 #[test]
-fn the_end_of_a_connection_is_noticed_along_with_its_last_bytes() {
+fn end_of_stream_is_detected_together_with_the_last_bytes() {
     let socket: Arc<Mutex<Option<TcpStream>>> = Arc::default();
     let group = Group::with(
         |options| options,
@@ -477,11 +477,11 @@ fn the_end_of_a_connection_is_noticed_along_with_its_last_bytes() {
     assert_eq!(group.agent.metrics().connections_lost, 50);
 }
 
-/// What is under way to a peer that reads nothing: with the two systems, and with the agent.
+/// What is in flight to a peer that reads nothing: with the two systems, and with the agent.
 const BACKLOG_BYTES_MAX: u64 = 2 << 20;
 
 #[test]
-fn a_peer_that_reads_no_answers_costs_bounded_memory() {
+fn a_peer_that_does_not_read_answers_costs_bounded_memory() {
     const ANSWER_BYTES: usize = 1 << 20;
     const CALLS: u64 = 200;
     const HANDLER_THREADS: usize = 4;
@@ -544,7 +544,7 @@ fn a_peer_that_reads_no_answers_costs_bounded_memory() {
 }
 
 #[test]
-fn requests_are_served_however_small_the_backlog_may_be() {
+fn requests_are_served_with_the_smallest_backlog() {
     const CALLS: u64 = 200;
     let group = Group::with(|options| options.with_backlog_bytes_max(1), |_| {});
     let mut socket = group.raw.dial(&*group.store, 0, 0);
@@ -558,7 +558,7 @@ fn requests_are_served_however_small_the_backlog_may_be() {
 }
 
 #[test]
-fn a_peer_that_does_not_read_what_it_is_refused_loses_its_connection() {
+fn a_peer_that_does_not_read_refusals_loses_its_connection() {
     let group = Group::with(
         |options| {
             options
@@ -595,7 +595,7 @@ fn a_peer_that_does_not_read_what_it_is_refused_loses_its_connection() {
 }
 
 #[test]
-fn calls_to_a_peer_that_reads_nothing_end_at_their_deadlines_or_at_once() {
+fn calls_to_a_peer_that_does_not_read_fail_at_their_deadlines_or_at_once() {
     let group = Group::with(
         |options| options.with_backlog_bytes_max(BACKLOG_BYTES_MAX),
         |_| {},
@@ -649,7 +649,7 @@ fn calls_to_a_peer_that_reads_nothing_end_at_their_deadlines_or_at_once() {
 }
 
 #[test]
-fn calls_to_a_peer_that_never_answers_end_at_their_deadlines() {
+fn calls_to_a_silent_peer_fail_at_their_deadlines() {
     let group = Group::new();
     let mut socket = group.raw.dial(&*group.store, 0, 0);
     let reading = thread::spawn(move || {
@@ -690,7 +690,7 @@ fn calls_to_a_peer_that_never_answers_end_at_their_deadlines() {
 }
 
 #[test]
-fn who_waits_for_a_peer_that_never_answers_is_told_at_the_deadline() {
+fn a_thread_that_waits_for_a_silent_peer_returns_at_the_deadline() {
     let group = Group::new();
     let _socket = group.raw.dial(&*group.store, 0, 0);
     // One that goes on: who waits for the others reads the connection, and must not wait for its end.
@@ -711,7 +711,7 @@ fn who_waits_for_a_peer_that_never_answers_is_told_at_the_deadline() {
 }
 
 #[test]
-fn who_waits_for_a_peer_that_sends_without_a_pause_is_told_when_the_time_is_over() {
+fn a_thread_that_reads_from_a_busy_peer_returns_at_the_deadline() {
     /// Answers that nobody waits for, written in one go.
     const ANSWERS: u64 = 10_000;
     let group = Group::new();
@@ -748,7 +748,7 @@ fn who_waits_for_a_peer_that_sends_without_a_pause_is_told_when_the_time_is_over
 }
 
 #[test]
-fn an_address_where_somebody_else_listens_is_tried_until_the_connect_timeout() {
+fn an_address_of_another_process_is_dialed_until_the_connect_timeout() {
     let group = Group::with(
         |options| options.with_connect_timeout(Duration::from_millis(50)),
         |_| {},
@@ -769,8 +769,8 @@ fn an_address_where_somebody_else_listens_is_tried_until_the_connect_timeout() {
 }
 
 #[test]
-fn a_flood_of_connections_pushes_out_the_oldest_silent_ones() {
-    let name = "strangers::a_flood_of_connections_pushes_out_the_oldest_silent_ones";
+fn a_flood_of_connections_closes_the_oldest_silent_ones() {
+    let name = "strangers::a_flood_of_connections_closes_the_oldest_silent_ones";
     if !in_own_process_with_many_files(name) {
         return;
     }
@@ -797,14 +797,14 @@ fn a_flood_of_connections_pushes_out_the_oldest_silent_ones() {
 }
 
 #[test]
-fn a_hello_is_refused_once_the_agent_has_ended_and_its_port_is_closed() {
+fn after_shutdown_a_hello_is_refused_and_the_port_is_closed() {
     let group = Group::new();
     let (address, _) = address_of(&*group.store, 0);
     let mut open = group.raw.dial(&*group.store, 0, 0);
     let call: RpcFuture<Bytes> = group.call_raw(vec![]);
     assert_eq!(read_frame(&mut open).kind, REQUEST);
     group.agent.shutdown_now();
-    // The farewell: nothing was wrong with the connection.
+    // The Goodbye: nothing was wrong with the connection.
     assert_eq!(read_frame(&mut open).kind, crate::raw::GOODBYE);
     await_closed(&mut open);
     let error = wait(&call).unwrap_err();
