@@ -679,7 +679,7 @@ impl Incoming {
     }
 
     /// The sums agree with what they sum up.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(crate) fn check_invariants(&self) {
         let announced = self
             .assembling

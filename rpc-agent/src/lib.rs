@@ -37,6 +37,9 @@ mod directory;
 mod error;
 mod fault;
 mod future;
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzzing;
 mod handler_error;
 mod handshake;
 mod in_flight;
