@@ -17,6 +17,7 @@
 //! |---|---|
 //! | `rpc-1`, `rpc-2`, ... | sockets, functions and callbacks |
 //! | `rpc-retry` | sends attempts of calls with retries when they are due |
+//! | `rpc-timer` | queues jobs of [`AgentHandle::spawn_at`] when they are due |
 //! | `rpc-dial-1`, ... | connects to other workers |
 //!
 //! Functions run in parallel, at most [`AgentOptions::with_handler_threads`] at a time. A function may call any
@@ -51,6 +52,7 @@ mod registry;
 mod retry;
 mod sync;
 mod termination;
+mod timer;
 #[cfg(feature = "typed")]
 pub mod typed;
 mod wire;
@@ -65,7 +67,7 @@ pub use future::{FutureMessage, Promise, RpcFuture, join_all};
 pub use handler_error::HandlerError;
 pub use metrics::{LatencySnapshot, MetricsSnapshot, PeerSnapshot};
 pub use registry::{FUNCTION_NAME_BYTES_MAX, Registry, RegistryError, RegistryId};
-pub use retry::{RetryOptions, RetryOptionsError};
+pub use retry::{RetryGroup, RetryOptions, RetryOptionsError};
 pub use termination::{TerminationError, Workers};
 pub use worker::{
     Destination, WORKER_ID_MAX, WORKER_NAME_BYTES_MAX, WorkerError, WorkerId, WorkerInfo,

@@ -24,7 +24,10 @@ impl Runtime {
             _ => CONTROL,
         };
         let timeout = creation.as_ref().and_then(|creation| creation.timeout);
-        let retries = self.options.retries_within(timeout);
+        let retries = self
+            .options
+            .retries_within(timeout)
+            .with_group(&self.retry_group);
         let bytes = message.encode(self.incarnation);
         let runtime = Arc::clone(self);
         self.agent

@@ -40,7 +40,8 @@ impl Runtime {
                     let retries = RetryOptions::default()
                         .with_max_retries(5)
                         .with_retry_duration(Duration::from_millis(100))
-                        .with_attempt_timeout(timeout);
+                        .with_attempt_timeout(timeout)
+                        .with_group(&runtime.retry_group);
                     runtime
                         .agent
                         .call_bytes_with_retries(worker, ALIVE, Bytes::new(), &retries)
@@ -102,7 +103,7 @@ impl Runtime {
             LossReport::Lost { .. } => {}
         }
         // Messages that the context has dropped are not retried.
-        self.agent.give_up_retries(worker);
+        self.agent.abandon_retries(&self.retry_group, worker);
         true
     }
 }

@@ -15,7 +15,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use rpc_agent::{AgentHandle, Reply, RpcFuture, WorkerId, WorkerInfo};
+use rpc_agent::{AgentHandle, Reply, RetryGroup, RpcFuture, WorkerId, WorkerInfo};
 
 use crate::context::{
     Control, Effect, FetchError, Handle, RRefContext, RequestToken, UserError, UserStatus,
@@ -189,6 +189,8 @@ impl Inner {
 pub(crate) struct Runtime {
     pub(crate) agent: AgentHandle,
     pub(crate) options: RRefOptions,
+    /// The messages and the liveness checks of all references.
+    pub(crate) retry_group: RetryGroup,
     pub(crate) incarnation: u64,
     creator: Arc<dyn RunCreation>,
     inner: Mutex<Inner>,
@@ -211,6 +213,7 @@ impl Runtime {
         let runtime = Arc::new(Self {
             agent: agent.clone(),
             options: options.clone(),
+            retry_group: RetryGroup::new(),
             incarnation,
             creator,
             inner: Mutex::new(Inner {

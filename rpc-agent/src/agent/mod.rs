@@ -17,7 +17,7 @@ use std::io;
 use std::net::{IpAddr, UdpSocket};
 use std::ops::Deref;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -36,7 +36,7 @@ use crate::handler_error::HandlerError;
 use crate::handshake::LinkState;
 use crate::metrics::{Gauges, MetricsSnapshot};
 use crate::registry::{Registry, RegistryId};
-use crate::retry::{RetryOptions, RetryThread};
+use crate::retry::{RetryGroup, RetryOptions};
 use crate::termination::{self, Termination, TerminationError};
 use crate::wire::Frame;
 use crate::worker::{Destination, WorkerError, WorkerId, WorkerInfo};
@@ -110,16 +110,6 @@ impl Agent {
             group,
             deadline,
         )?;
-        let sender: Arc<OnceLock<Weak<Shared>>> = Arc::default();
-        let later = RetryThread::start(seed, {
-            let sender = Arc::clone(&sender);
-            move |later| {
-                if let Some(shared) = sender.get().and_then(Weak::upgrade) {
-                    shared.send_later(later);
-                }
-            }
-        })
-        .map_err(StartError::Thread)?;
         let parts = Parts {
             me,
             incarnation,
@@ -128,18 +118,31 @@ impl Agent {
             directory,
             store,
             sockets,
-            later,
+            retry_seed: seed,
         };
         let shared = Arc::new_cyclic(|weak: &Weak<Shared>| {
             Shared::new(parts, Arc::new(Driver(Weak::clone(weak))))
         });
-        let _ = sender.set(Arc::downgrade(&shared));
         let agent = Self {
             handle: AgentHandle {
                 shared: Arc::clone(&shared),
             },
         };
         // On failure the agent is dropped, which ends what was started.
+        let weak = Arc::downgrade(&shared);
+        let send_retry = move |call| {
+            if let Some(shared) = weak.upgrade() {
+                shared.send_retry(call);
+            }
+        };
+        shared.retry.start(send_retry).map_err(StartError::Thread)?;
+        let weak = Arc::downgrade(&shared);
+        let on_timer = move |delayed| {
+            if let Some(shared) = weak.upgrade() {
+                shared.on_timer(delayed);
+            }
+        };
+        shared.timer.start(on_timer).map_err(StartError::Thread)?;
         shared
             .pool
             .start(Arc::new(AgentWork::new(Arc::clone(&shared), poller)))
@@ -320,11 +323,13 @@ impl AgentHandle {
             .call_with_retries(to.into(), function, payload.into(), options)
     }
 
-    /// Ends the calls with retries to a worker, as if they were used up: [`RpcError::RetriesExhausted`].
-    /// Those that wait for their next attempt end now, others with the attempt that is under way. For who
-    /// knows that the worker is dead. Calls that begin later are tried as usual.
-    pub fn give_up_retries(&self, worker: WorkerId) {
-        self.shared.give_up_retries(worker);
+    /// Ends the calls of a group to a worker, as if their retries were exhausted:
+    /// [`RpcError::RetriesExhausted`]. For callers that know that the worker is dead. Does not wait.
+    ///
+    /// Calls that wait for their next attempt end now, others with the attempt that is under way. Calls
+    /// outside of the group, and those that begin later, are retried as usual.
+    pub fn abandon_retries(&self, group: &RetryGroup, worker: WorkerId) {
+        self.shared.abandon_retries(group, worker);
     }
 
     /// Has a callback run, on a thread of the agent, each time that the connection to a worker ends
@@ -590,7 +595,7 @@ impl Shared {
             threads: pool.threads,
             threads_idle: pool.idle,
             threads_waiting: pool.waiting,
-            retry_queue_len: self.later.len(),
+            retry_queue_len: self.retry.len(),
         };
         let peers = self.peers();
         let peers = peers
@@ -613,9 +618,7 @@ impl Shared {
         // already, or has seen the stage.
         drop(self.is_ending.lock());
         self.is_ending.notify_all();
-        for later in self.later.stop() {
-            self.drop_later(later);
-        }
+        self.stop_timers();
         // Before the dials have ended, which can take a moment: nobody has to wait for that.
         self.end_connections();
         self.stop_dialing();
@@ -623,9 +626,7 @@ impl Shared {
         self.stage.store(STOPPED, Ordering::SeqCst);
         // What a function or a callback that was still running began.
         self.end_connections();
-        for later in self.later.stop() {
-            self.drop_later(later);
-        }
+        self.stop_timers();
         let ended = std::mem::take(&mut *self.ended.lock().unwrap_or_else(PoisonError::into_inner));
         for callback in ended {
             contained("a callback about the agent's end", callback);

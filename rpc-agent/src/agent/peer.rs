@@ -34,8 +34,6 @@ pub(crate) struct Peer {
     pub(crate) metrics: PeerMetrics,
     /// The greatest message that it takes, as it said when it connected last.
     message_bytes_max: AtomicU64,
-    /// How often those were given up who wait for it to come back.
-    times_given_up: AtomicU64,
     state: Mutex<PeerState>,
     /// No thread writes any more.
     flushed: Condvar,
@@ -175,7 +173,6 @@ impl Peer {
             predecessors,
             metrics: PeerMetrics::default(),
             message_bytes_max: AtomicU64::new(u64::MAX),
-            times_given_up: AtomicU64::new(0),
             is_self,
             state: Mutex::new(PeerState {
                 in_flight: InFlight::new(),
@@ -240,16 +237,6 @@ impl Peer {
     pub(crate) fn takes_at_most(&self, message_bytes: u64) {
         self.message_bytes_max
             .store(message_bytes, Ordering::Relaxed);
-    }
-
-    /// Changes with each [`Peer::give_up`].
-    pub(crate) fn times_given_up(&self) -> u64 {
-        self.times_given_up.load(Ordering::SeqCst)
-    }
-
-    /// Whoever sends to it again and again by now makes no further attempt.
-    pub(crate) fn give_up(&self) {
-        self.times_given_up.fetch_add(1, Ordering::SeqCst);
     }
 
     /// By which the future of a call is driven.

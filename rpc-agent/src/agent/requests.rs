@@ -12,7 +12,7 @@ use bytes::Bytes;
 use super::AgentHandle;
 use super::peer::{Peer, PeerState, Request, ServedCall, WayBack};
 use super::poller::Poller;
-use super::retries::Later;
+use super::retries::Delayed;
 use super::shared::Shared;
 use crate::context::{Context, Reply};
 use crate::error::RpcError;
@@ -218,11 +218,11 @@ impl Shared {
                 Fault::Duplicate { copies: more } => copies += more,
                 Fault::Cut => cuts = true,
                 Fault::Delay(delay) => {
-                    let later = Later::Answer {
+                    let delayed = Delayed::Answer {
                         call: call.clone(),
                         payload,
                     };
-                    let _ = self.later.schedule(Instant::now() + delay, later);
+                    let _ = self.timer.schedule(Instant::now() + delay, delayed);
                     return;
                 }
             }

@@ -19,7 +19,7 @@ use super::link::not_connected;
 use super::options::AgentOptions;
 use super::peer::{Peer, PeerState, PendingCall, Request, ServedCall, WayBack};
 use super::poller::Sockets;
-use super::retries::Later;
+use super::retries::{Delayed, RetriedCall};
 use crate::directory::Directory;
 use crate::error::{CallMessage, CallSite, NotSent, Outcome, RpcError};
 use crate::fault::{Fault, Leg};
@@ -31,6 +31,7 @@ use crate::pool::{Callback, Pool};
 use crate::registry::{FUNCTION_NAME_BYTES_MAX, Registry};
 use crate::retry::RetryThread;
 use crate::sync::Monitor;
+use crate::timer::TimerThread;
 use crate::wire::{self, ErrorKind};
 use crate::worker::{Destination, WorkerInfo};
 
@@ -67,7 +68,10 @@ pub(crate) struct Shared {
     pub(crate) sockets: Sockets,
     pub(crate) pool: Arc<Pool<Request>>,
     pub(crate) dialers: Dialers,
-    pub(crate) later: RetryThread<Later>,
+    pub(crate) retry: RetryThread<Box<RetriedCall>>,
+    pub(crate) timer: TimerThread<Delayed>,
+    /// Of the next call with retries.
+    pub(crate) retry_seed: AtomicU64,
     pub(crate) metrics: Metrics,
     pub(crate) activity: Activity,
     /// [`RUNNING`] and what follows; never goes back.
@@ -103,7 +107,7 @@ pub(crate) struct Parts {
     pub(crate) directory: Directory,
     pub(crate) store: Arc<dyn Store>,
     pub(crate) sockets: Sockets,
-    pub(crate) later: RetryThread<Later>,
+    pub(crate) retry_seed: u64,
 }
 
 impl Shared {
@@ -117,7 +121,7 @@ impl Shared {
             directory,
             store,
             sockets,
-            later,
+            retry_seed,
         } = parts;
         let shared = Self {
             limits: IncomingLimits {
@@ -154,7 +158,9 @@ impl Shared {
             joint_end: JointEndTurn::default(),
             is_ending: Monitor::default(),
             sockets,
-            later,
+            retry: RetryThread::new(),
+            timer: TimerThread::new("rpc-timer"),
+            retry_seed: AtomicU64::new(retry_seed),
         };
         let me = shared.me.clone();
         let workers = shared.directory.workers();
@@ -372,7 +378,7 @@ impl Shared {
                         .get();
                     drop(state);
                     self.expect_deadline(began, timeout);
-                    let later = Later::Request {
+                    let delayed = Delayed::Request {
                         peer: Arc::clone(peer),
                         id,
                         function,
@@ -383,7 +389,7 @@ impl Shared {
                         },
                     };
                     // After a stop the call fails with all others.
-                    let _ = self.later.schedule(Instant::now() + delay, later);
+                    let _ = self.timer.schedule(Instant::now() + delay, delayed);
                     return future;
                 }
             }

@@ -1,17 +1,15 @@
-//! Repeating a request until it gets through.
+//! Calls with retries: when the next attempt begins, and with which error a call ends.
 //!
-//! Does not know how a request is sent, nor what a record is that waits to be sent again.
+//! [`RetryState`] decides, one for each call. The [`RetryThread`] holds the attempts to come in order of
+//! time. Neither knows how an attempt is sent.
 
-#[cfg(all(test, shuttle))]
-mod model_tests;
+mod group;
 mod options;
-mod queue;
-#[cfg(all(test, not(shuttle)))]
-mod tests;
+mod state;
 mod thread;
-mod verdict;
 
-pub(crate) use self::options::RetryPolicy;
+pub use self::group::RetryGroup;
+pub(crate) use self::group::RetryMembership;
 pub use self::options::{RetryOptions, RetryOptionsError};
+pub(crate) use self::state::{RetryState, Verdict};
 pub(crate) use self::thread::RetryThread;
-pub(crate) use self::verdict::Verdict;

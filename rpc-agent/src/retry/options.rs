@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use super::group::RetryGroup;
+
 /// How a call with retries is repeated.
 ///
 /// Repeating is *at least once*: when an answer is lost the function has run, and runs again. Only what
@@ -32,6 +34,7 @@ pub struct RetryOptions {
     jitter: f64,
     attempt_timeout: Duration,
     retry_executed: bool,
+    group: Option<RetryGroup>,
 }
 
 impl RetryOptions {
@@ -99,10 +102,21 @@ impl RetryOptions {
         self
     }
 
+    /// Puts the call into a group, whose calls can be abandoned together. Default: in no group, only the
+    /// options above and the agent's shutdown end the call.
+    pub fn with_group(mut self, group: &RetryGroup) -> Self {
+        self.group = Some(group.clone());
+        self
+    }
+
+    pub(crate) const fn group(&self) -> Option<&RetryGroup> {
+        self.group.as_ref()
+    }
+
     /// Checks the options, as each call that uses them does.
     ///
     /// # Errors
-    /// [`RetryOptionsError`], the first three in the order and in the words of PyTorch.
+    /// [`RetryOptionsError`]: the first three in PyTorch's order and words.
     pub fn validate(&self) -> Result<(), RetryOptionsError> {
         self.checked().map(drop)
     }
@@ -161,6 +175,7 @@ impl Default for RetryOptions {
             jitter: 0.0,
             attempt_timeout: Duration::from_secs(10),
             retry_executed: false,
+            group: None,
         }
     }
 }

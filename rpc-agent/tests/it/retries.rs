@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use rpc_agent::{
-    Agent, FaultPlan, FutureMessage, HandlerError, NotSent, Outcome, Registry, Reply, RetryOptions,
-    RetryOptionsError, RpcError,
+    Agent, FaultPlan, FutureMessage, HandlerError, NotSent, Outcome, Registry, Reply, RetryGroup,
+    RetryOptions, RetryOptionsError, RpcError,
 };
 
 use crate::common::{PATIENCE, options, pair, pair_with, registry, shared_store, start_all, until};
@@ -548,6 +548,7 @@ fn callbacks_of_calls_with_retries_run_on_the_pool() {
         let is_registrar = thread::current().name() == Some(name.as_str());
         assert!(is_registrar || name.starts_with("rpc-"), "{name}");
         assert_ne!(name, "rpc-retry");
+        assert_ne!(name, "rpc-timer");
     }
 }
 
@@ -561,7 +562,7 @@ fn calls_of_a_worker_to_itself_are_retried_too() {
 }
 
 #[test]
-fn abandoning_retries_to_a_worker_ends_them_as_exhausted() {
+fn abandoned_calls_of_a_group_end_with_exhausted_retries_and_no_others() {
     const WAITING: usize = 25;
     let faults = FaultPlan::new(1).fail("echo", u32::MAX);
     let held: Arc<Mutex<Vec<Reply>>> = Arc::default();
@@ -572,17 +573,23 @@ fn abandoning_retries_to_a_worker_ends_them_as_exhausted() {
             .unwrap();
     });
     let to = other.me().id;
+    let group = RetryGroup::new();
+    let grouped = slow().with_group(&group);
     let waiting: Vec<_> = (0..WAITING)
-        .map(|_| agent.call_bytes_with_retries(to, "echo", "", &slow()))
+        .map(|_| agent.call_bytes_with_retries(to, "echo", "", &grouped))
         .collect();
-    let own = agent.call_bytes_with_retries(agent.me().id, "echo", "", &slow());
-    let retries = slow().with_attempt_timeout(Duration::MAX);
+    let others = [
+        agent.call_bytes_with_retries(agent.me().id, "echo", "", &grouped),
+        agent.call_bytes_with_retries(to, "echo", "", &slow()),
+        agent.call_bytes_with_retries(to, "echo", "", &slow().with_group(&RetryGroup::new())),
+    ];
+    let retries = grouped.clone().with_attempt_timeout(Duration::MAX);
     let sent = agent.call_bytes_with_retries(to, "hold", "", &retries);
     until("all are where they should be", || {
         let queued = agent.metrics().retry_queue_len;
-        queued == WAITING as u64 + 1 && held.lock().unwrap().len() == 1
+        queued == WAITING as u64 + 3 && held.lock().unwrap().len() == 1
     });
-    agent.give_up_retries(to);
+    agent.abandon_retries(&group, to);
     for call in &waiting {
         let error = call.try_get().expect("at once").unwrap_err();
         assert!(
@@ -590,7 +597,7 @@ fn abandoning_retries_to_a_worker_ends_them_as_exhausted() {
             "{error:?}"
         );
         assert_eq!(error.outcome(), Outcome::NotExecuted);
-        assert!(error.to_string().contains("given up"), "{error}");
+        assert!(error.to_string().contains("abandoned"), "{error}");
     }
     // The attempt that is in flight is the last one.
     assert!(!sent.is_complete());
@@ -601,11 +608,11 @@ fn abandoning_retries_to_a_worker_ends_them_as_exhausted() {
         "{error:?}"
     );
     assert_eq!(error.outcome(), Outcome::Unknown);
-    // Calls to others go on, and so do later ones.
-    assert!(!own.is_complete());
-    let later = agent.call_bytes_with_retries(to, "echo", "", &slow());
+    // Calls to other workers and outside of the group go on, and so do later ones.
+    assert!(!others.iter().any(FutureMessage::is_complete));
+    let later = agent.call_bytes_with_retries(to, "echo", "", &grouped);
     until("it waits for its next attempt", || {
-        agent.metrics().retry_queue_len == 2
+        agent.metrics().retry_queue_len == 4
     });
     assert!(!later.is_complete());
 }

@@ -1,12 +1,12 @@
 //! A worker whose place another process takes, in a group whose members come and go.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use c10d_store::{HashStore, Store};
-use rpc_agent::{Agent, AgentOptions, Registry};
+use rpc_agent::{Agent, AgentOptions, Registry, RetryOptions};
 use rref::{RRef, RRefs};
 
 use crate::common::{Gate, PATIENCE, functions, quick, until};
@@ -16,7 +16,15 @@ fn member(
     store: &Arc<dyn Store>,
     adjust: impl FnOnce(AgentOptions) -> AgentOptions,
 ) -> (Agent, RRefs) {
-    let mut registry = Registry::new();
+    member_with(Registry::new(), rank, store, adjust)
+}
+
+fn member_with(
+    mut registry: Registry,
+    rank: u32,
+    store: &Arc<dyn Store>,
+    adjust: impl FnOnce(AgentOptions) -> AgentOptions,
+) -> (Agent, RRefs) {
     let rrefs = RRefs::register_with(&mut registry, functions(|_| {}), quick()).unwrap();
     let options = AgentOptions::new(format!("worker{rank}"), rank).with_host("127.0.0.1");
     let store = store.clone_store().unwrap();
@@ -104,4 +112,54 @@ fn a_creation_on_a_worker_that_was_just_replaced_is_good_or_freed() {
     agent.shutdown_now();
     assert!(wrong.is_empty(), "{wrong:?}");
     assert!(good > 0, "no creation was good");
+}
+
+#[test]
+fn a_retried_call_of_the_program_reaches_the_next_process_of_a_worker_that_references_abandoned() {
+    let store: Arc<dyn Store> = Arc::new(HashStore::new());
+    let (agent, rrefs) = member(0, &store, |options| {
+        options.with_handler_threads(1).with_threads_max(1)
+    });
+    rrefs.attach(&agent).unwrap();
+    // On the only thread, callbacks run in the order in which they were registered: after the references'.
+    let is_told = Arc::new(AtomicBool::new(false));
+    {
+        let is_told = Arc::clone(&is_told);
+        agent.on_peer_left(move |_, _| is_told.store(true, Ordering::SeqCst));
+    }
+    let held = Arc::new(Mutex::new(Vec::new()));
+    let mut silent = Registry::new();
+    {
+        let held = Arc::clone(&held);
+        silent
+            .register_deferred("ask", move |_, _, reply| held.lock().unwrap().push(reply))
+            .unwrap();
+    }
+    let (old, old_rrefs) = member_with(silent, 1, &store, |options| options);
+    old_rrefs.attach(&old).unwrap();
+    let made: RRef<i64> = rrefs.remote("worker1", "number", 1_i64).unwrap();
+    made.wait_ready(Some(PATIENCE)).unwrap();
+    let retries = RetryOptions::default()
+        .with_max_retries(10_000)
+        .with_retry_duration(Duration::from_millis(20))
+        .with_backoff(1.0);
+    let call = agent.call_bytes_with_retries("worker1", "ask", Vec::new(), &retries);
+    until("the first attempt has arrived", || {
+        !held.lock().unwrap().is_empty()
+    });
+    old.shutdown_now();
+    until("the references have abandoned it", || {
+        is_told.load(Ordering::SeqCst)
+    });
+    let mut answering = Registry::new();
+    answering
+        .register("ask", |_, _| Ok(b"of the next one".to_vec()))
+        .unwrap();
+    let (new, new_rrefs) = member_with(answering, 1, &store, |options| options);
+    new_rrefs.attach(&new).unwrap();
+    let answer = call.wait_timeout(PATIENCE).expect("in time");
+    assert_eq!(answer.unwrap(), "of the next one");
+    drop(made);
+    new.shutdown_now();
+    agent.shutdown_now();
 }

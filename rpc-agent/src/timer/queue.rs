@@ -1,69 +1,50 @@
-//! What waits to be sent again, by the time at which it will be.
+//! Values in order of the time at which they are due, without a clock.
 //!
-//! Knows no clock and no thread, nor what it keeps. Due times are rounded up to milliseconds: what is due
-//! in the same one leaves together, and nothing leaves early.
+//! Due times are rounded up to milliseconds: values that are due in the same one leave together, and none
+//! leaves early.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use super::options::RetryPolicy;
-use super::verdict::{self, Verdict};
-use crate::error::RpcError;
-
 #[derive(Debug)]
-pub(super) struct RetryQueue<T> {
-    /// From which the milliseconds count.
+pub(super) struct TimerQueue<T> {
+    /// The milliseconds count from here.
     epoch: Instant,
-    random: fastrand::Rng,
     /// By due time in ms; none of the lists is empty.
-    records: BTreeMap<u64, Vec<T>>,
+    values: BTreeMap<u64, Vec<T>>,
     len: usize,
 }
 
-impl<T> RetryQueue<T> {
-    pub(super) fn new(now: Instant, seed: u64) -> Self {
+impl<T> TimerQueue<T> {
+    pub(super) fn new(now: Instant) -> Self {
         Self {
             epoch: now,
-            random: fastrand::Rng::with_seed(seed),
-            records: BTreeMap::new(),
+            values: BTreeMap::new(),
             len: 0,
         }
     }
 
-    /// What follows from the failure of an attempt: see [`verdict::on_failure`].
-    pub(super) fn on_failure(
-        &mut self,
-        policy: &RetryPolicy,
-        failed_attempts: u32,
-        began: Instant,
-        now: Instant,
-        error: &RpcError,
-    ) -> Verdict {
-        let draw = self.random.f64();
-        verdict::on_failure(policy, failed_attempts, began, now, error, draw)
-    }
-
-    /// Keeps a record until `at`. True if it is now due before all others.
-    pub(super) fn schedule(&mut self, at: Instant, record: T) -> bool {
+    /// Keeps a value until `at`. Returns whether it is now due before all others.
+    pub(super) fn schedule(&mut self, at: Instant, value: T) -> bool {
         let at_ms = whole_ms(
             at.saturating_duration_since(self.epoch)
                 .as_nanos()
                 .div_ceil(1_000_000),
         );
         let is_first = self
-            .records
+            .values
             .first_key_value()
             .is_none_or(|(first, _)| at_ms < *first);
-        self.records.entry(at_ms).or_default().push(record);
+        self.values.entry(at_ms).or_default().push(value);
         self.len += 1;
         is_first
     }
 
-    /// Takes out what is due, in the order of the due times, then of the insertion.
+    /// Takes out the values that are due, in order of due time, then of insertion.
     pub(super) fn due(&mut self, now: Instant) -> Vec<T> {
         let now_ms = whole_ms(now.saturating_duration_since(self.epoch).as_millis());
         let mut due = Vec::new();
-        while let Some(first) = self.records.first_entry()
+        while let Some(first) = self.values.first_entry()
             && *first.key() <= now_ms
         {
             due.append(&mut first.remove());
@@ -72,28 +53,28 @@ impl<T> RetryQueue<T> {
         due
     }
 
-    /// The time until something is due; `None` when nothing waits.
+    /// The time until a value is due; `None` when none waits.
     pub(super) fn poll_timeout(&self, now: Instant) -> Option<Duration> {
-        let (at_ms, _) = self.records.first_key_value()?;
+        let (at_ms, _) = self.values.first_key_value()?;
         let present = now.saturating_duration_since(self.epoch);
         Some(Duration::from_millis(*at_ms).saturating_sub(present))
     }
 
-    /// Takes out those that are meant, in the same order.
+    /// Takes out the values for which `is_meant` is true, in the same order.
     pub(super) fn take_where(&mut self, is_meant: impl Fn(&T) -> bool) -> Vec<T> {
         let mut taken = Vec::new();
-        self.records.retain(|_, records| {
-            taken.extend(records.extract_if(.., |record| is_meant(record)));
-            !records.is_empty()
+        self.values.retain(|_, values| {
+            taken.extend(values.extract_if(.., |value| is_meant(value)));
+            !values.is_empty()
         });
         self.len -= taken.len();
         taken
     }
 
-    /// Takes out everything, in the same order.
+    /// Takes out all values, in the same order.
     pub(super) fn drain(&mut self) -> Vec<T> {
         self.len = 0;
-        std::mem::take(&mut self.records)
+        std::mem::take(&mut self.values)
             .into_values()
             .flatten()
             .collect()
@@ -115,12 +96,10 @@ mod tests {
 
     use super::*;
 
-    const SEED: u64 = 1;
-
     #[test]
-    fn what_is_due_at_the_same_instant_leaves_together_and_in_order() {
+    fn values_due_at_the_same_instant_leave_together_and_in_order() {
         let now = Instant::now();
-        let mut queue = RetryQueue::new(now, SEED);
+        let mut queue = TimerQueue::new(now);
         let at = now + Duration::from_millis(10);
         assert!(queue.schedule(at, "first"));
         assert!(!queue.schedule(at, "second"));
@@ -137,9 +116,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_due_within_a_millisecond_leaves_together_at_its_end() {
+    fn values_due_within_a_millisecond_leave_together_at_its_end() {
         let now = Instant::now();
-        let mut queue = RetryQueue::new(now, SEED);
+        let mut queue = TimerQueue::new(now);
         queue.schedule(now + Duration::from_micros(9_999), 'b');
         queue.schedule(now + Duration::from_micros(9_001), 'a');
         assert_eq!(queue.poll_timeout(now), Some(Duration::from_millis(10)));
@@ -152,56 +131,31 @@ mod tests {
     }
 
     #[test]
-    fn what_was_due_before_the_queue_began_is_due_at_once() {
+    fn a_value_due_before_the_queue_began_is_due_at_once() {
         let now = Instant::now();
-        let mut queue = RetryQueue::new(now + Duration::from_secs(1), SEED);
+        let mut queue = TimerQueue::new(now + Duration::from_secs(1));
         queue.schedule(now, ());
         assert_eq!(queue.poll_timeout(now), Some(Duration::ZERO));
         assert_eq!(queue.due(now), [()]);
     }
 
     #[test]
-    fn what_is_taken_out_is_not_due_any_more_and_the_rest_is() {
+    fn values_taken_out_are_not_due_and_the_others_are() {
         let now = Instant::now();
-        let mut queue = RetryQueue::new(now, SEED);
+        let mut queue = TimerQueue::new(now);
         let at = |ms| now + Duration::from_millis(ms);
-        for (ms, record) in [(10, 1), (5, 2), (10, 3), (20, 4)] {
-            queue.schedule(at(ms), record);
+        for (ms, value) in [(10, 1), (5, 2), (10, 3), (20, 4)] {
+            queue.schedule(at(ms), value);
         }
-        assert_eq!(queue.take_where(|record| *record != 3), [2, 1, 4]);
+        assert_eq!(queue.take_where(|value| *value != 3), [2, 1, 4]);
         assert_eq!(queue.len(), 1);
         assert_eq!(queue.poll_timeout(now), Some(Duration::from_millis(10)));
         assert_eq!(queue.due(at(30)), [3]);
         assert_eq!(queue.take_where(|_| true), []);
     }
 
-    #[test]
-    fn the_random_numbers_are_those_of_the_seed() {
-        let options = crate::RetryOptions::default().with_jitter(1.0);
-        let policy = options.checked().unwrap();
-        let error = RpcError::NotSent {
-            call: Box::new(crate::CallSite {
-                to: crate::WorkerInfo::new("ps", 1).unwrap(),
-                function: "push".into(),
-            }),
-            cause: crate::NotSent::Injected,
-        };
-        let now = Instant::now();
-        let delays = |seed| {
-            let mut queue = RetryQueue::<()>::new(now, seed);
-            let delay = |_| match queue.on_failure(&policy, 1, now, now, &error) {
-                Verdict::Again { at } => at - now,
-                Verdict::GiveUp(error) => panic!("{error}"),
-            };
-            (0..3).map(delay).collect::<Vec<_>>()
-        };
-        assert_eq!(delays(7), delays(7));
-        assert_ne!(delays(7), delays(8));
-        assert_ne!(delays(7)[0], delays(7)[1]);
-    }
-
-    /// Everything leaves once, not early, and in order; a thread that sleeps for `poll_timeout` wakes
-    /// when something is due.
+    /// Each value leaves once, not early, and in order; a thread that sleeps for `poll_timeout` wakes when
+    /// a value is due.
     #[derive(Debug, Clone)]
     enum Step {
         Schedule { after_us: u64 },
@@ -222,7 +176,7 @@ mod tests {
         fn any_history_agrees_with_a_sorted_list(steps in prop::collection::vec(step(), 0..60)) {
             let epoch = Instant::now();
             let mut now = epoch;
-            let mut queue = RetryQueue::new(epoch, SEED);
+            let mut queue = TimerQueue::new(epoch);
             let mut model: Vec<(Duration, usize)> = Vec::new();
             for (number, step) in steps.into_iter().enumerate() {
                 match step {

@@ -1,30 +1,35 @@
-//! The retry thread under a model checker: `RUSTFLAGS='--cfg shuttle' cargo test --lib shuttle`.
+//! The timer under a model checker: `RUSTFLAGS='--cfg shuttle' cargo test --lib shuttle`.
 
+use std::io;
 use std::time::{Duration, Instant};
 
-use super::thread::RetryThread;
+use super::thread::TimerThread;
 use crate::sync::{Arc, Mutex, thread};
 
 const HOUR: Duration = Duration::from_secs(3600);
-const SEED: u64 = 1;
 
 fn check(model: fn()) {
     shuttle::check_random(model, 2000);
     shuttle::check_pct(model, 2000, 3);
 }
 
-/// A thread, and what it has sent.
-fn recording() -> (Arc<RetryThread<u32>>, Arc<Mutex<Vec<u32>>>) {
+fn started<T: Send + 'static>(on_due: impl Fn(T) + Send + 'static) -> io::Result<TimerThread<T>> {
+    let timer = TimerThread::new("test-timer");
+    timer.start(on_due).map(|()| timer)
+}
+
+/// A timer, and the values that were due.
+fn recording() -> (Arc<TimerThread<u32>>, Arc<Mutex<Vec<u32>>>) {
     let sent = Arc::new(Mutex::new(Vec::new()));
-    let thread = RetryThread::start(SEED, {
+    let thread = started({
         let sent = Arc::clone(&sent);
-        move |record| sent.lock().unwrap().push(record)
+        move |value| sent.lock().unwrap().push(value)
     });
     (Arc::new(thread.unwrap()), sent)
 }
 
 #[test]
-fn every_record_is_sent_or_given_back_exactly_once_under_shuttle() {
+fn every_value_is_handed_over_or_returned_exactly_once_under_shuttle() {
     check(|| {
         let (retry, sent) = recording();
         let scheduling: Vec<_> = [[0, 1], [2, 3]]
@@ -46,7 +51,7 @@ fn every_record_is_sent_or_given_back_exactly_once_under_shuttle() {
         for scheduling in scheduling {
             seen.extend(scheduling.join().unwrap());
         }
-        // The thread has ended: nothing is sent after this.
+        // The thread has ended: no value is due after this.
         seen.extend(sent.lock().unwrap().iter());
         seen.sort_unstable();
         assert_eq!(seen, [0, 1, 2, 3]);
@@ -55,14 +60,14 @@ fn every_record_is_sent_or_given_back_exactly_once_under_shuttle() {
 }
 
 #[test]
-fn of_two_who_stop_it_each_finds_it_ended_under_shuttle() {
+fn each_of_two_threads_that_stop_it_finds_it_ended_under_shuttle() {
     check(|| {
         let (retry, sent) = recording();
         retry
             .schedule(Instant::now() - Duration::from_secs(1), 0)
             .unwrap();
         retry.schedule(Instant::now() + HOUR, 1).unwrap();
-        let stop = |retry: Arc<RetryThread<u32>>, sent: Arc<Mutex<Vec<u32>>>| {
+        let stop = |retry: Arc<TimerThread<u32>>, sent: Arc<Mutex<Vec<u32>>>| {
             move || (retry.stop(), sent.lock().unwrap().len())
         };
         let other = thread::spawn(stop(Arc::clone(&retry), Arc::clone(&sent)));
@@ -77,12 +82,12 @@ fn of_two_who_stop_it_each_finds_it_ended_under_shuttle() {
 }
 
 #[test]
-fn an_earlier_record_wakes_the_thread_under_shuttle() {
+fn an_earlier_value_wakes_the_thread_under_shuttle() {
     check(|| {
         let (sender, receiver) = shuttle::sync::mpsc::channel();
         let sender = Mutex::new(sender);
-        let retry = RetryThread::start(SEED, move |record: u32| {
-            sender.lock().unwrap().send(record).unwrap();
+        let retry = started(move |value: u32| {
+            sender.lock().unwrap().send(value).unwrap();
         })
         .unwrap();
         retry.schedule(Instant::now() + HOUR, 1).unwrap();
@@ -96,22 +101,22 @@ fn an_earlier_record_wakes_the_thread_under_shuttle() {
 }
 
 #[test]
-fn a_send_may_schedule_and_stop_under_shuttle() {
+fn the_callback_may_schedule_and_stop_under_shuttle() {
     check(|| {
-        let own = Arc::new(Mutex::new(std::sync::Weak::<RetryThread<u32>>::new()));
+        let own = Arc::new(Mutex::new(std::sync::Weak::<TimerThread<u32>>::new()));
         let given_back = Arc::new(Mutex::new(Vec::new()));
-        let retry = RetryThread::start(SEED, {
+        let retry = started({
             let (own, given_back) = (Arc::clone(&own), Arc::clone(&given_back));
-            move |record| {
+            move |value| {
                 let Some(retry) = own.lock().unwrap().upgrade() else {
-                    given_back.lock().unwrap().push(record);
+                    given_back.lock().unwrap().push(value);
                     return;
                 };
-                if record == 0 {
+                if value == 0 {
                     let again = retry.schedule(Instant::now() - Duration::from_secs(1), 1);
                     given_back.lock().unwrap().extend(again.err());
                 } else {
-                    given_back.lock().unwrap().push(record);
+                    given_back.lock().unwrap().push(value);
                     given_back.lock().unwrap().extend(retry.stop());
                 }
             }
@@ -123,7 +128,7 @@ fn a_send_may_schedule_and_stop_under_shuttle() {
             .unwrap();
         let of_us = retry.stop();
         let of_it = given_back.lock().unwrap().clone();
-        // Record 0 was either not sent, or it became record 1, which ended somewhere.
+        // Value 0 was either not due, or it became value 1, which was due or was returned.
         let all: Vec<u32> = of_us.into_iter().chain(of_it).collect();
         assert!(all == [0] || all == [1], "{all:?}");
     });

@@ -1,25 +1,38 @@
+use std::io;
 use std::sync::{Arc, Mutex, OnceLock, Weak, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::thread::RetryThread;
+use super::thread::TimerThread;
 
 /// Longer than anything takes here.
 const LONG: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(3600);
-const SEED: u64 = 1;
+const NAME: &str = "test-timer";
 
-/// A thread that tells what it sends.
-fn telling<T: Send + 'static>() -> (RetryThread<T>, mpsc::Receiver<T>) {
+fn started<T: Send + 'static>(on_due: impl Fn(T) + Send + 'static) -> io::Result<TimerThread<T>> {
+    let timer = TimerThread::new(NAME);
+    timer.start(on_due).map(|()| timer)
+}
+
+fn started_with_batches<T: Send + 'static>(
+    on_batch: impl Fn(Vec<T>) + Send + 'static,
+) -> io::Result<TimerThread<T>> {
+    let timer = TimerThread::new(NAME);
+    timer.start_with_batches(on_batch).map(|()| timer)
+}
+
+/// A timer that tells which values are due.
+fn telling<T: Send + 'static>() -> (TimerThread<T>, mpsc::Receiver<T>) {
     let (sender, receiver) = mpsc::channel();
-    let thread = RetryThread::start(SEED, move |record| {
-        let _ = sender.send(record);
+    let thread = started(move |value| {
+        let _ = sender.send(value);
     });
     (thread.unwrap(), receiver)
 }
 
 #[test]
-fn a_record_is_sent_when_it_is_due_and_not_before() {
+fn a_value_is_handed_over_when_it_is_due_and_not_before() {
     let (thread, sent) = telling();
     let at = Instant::now() + Duration::from_millis(20);
     thread.schedule(at, 'a').unwrap();
@@ -29,30 +42,27 @@ fn a_record_is_sent_when_it_is_due_and_not_before() {
 }
 
 #[test]
-fn the_thread_has_its_name_and_sends_on_itself() {
+fn the_callback_runs_on_the_named_thread() {
     let (sender, receiver) = mpsc::channel();
-    let retry = RetryThread::start(SEED, move |()| {
+    let retry = started(move |()| {
         let name = thread::current().name().map(str::to_owned);
         let _ = sender.send(name);
     });
     let retry = retry.unwrap();
     retry.schedule(Instant::now(), ()).unwrap();
-    assert_eq!(
-        receiver.recv_timeout(LONG),
-        Ok(Some("rpc-retry".to_owned()))
-    );
+    assert_eq!(receiver.recv_timeout(LONG), Ok(Some(NAME.to_owned())));
 }
 
 #[test]
-fn two_records_due_at_the_same_instant_go_out_in_one_wake_up() {
+fn two_values_due_at_the_same_instant_leave_in_one_wake_up() {
     let (sender, receiver) = mpsc::channel();
     let (go_on, may_go_on) = mpsc::channel::<()>();
-    let thread = RetryThread::start_with_batches(SEED, move |batch: Vec<u32>| {
+    let thread = started_with_batches(move |batch: Vec<u32>| {
         let _ = sender.send(batch);
         let _ = may_go_on.recv_timeout(LONG);
     })
     .unwrap();
-    // The thread is busy until both are there.
+    // The thread is busy until both are scheduled.
     let at = Instant::now();
     thread.schedule(at, 0).unwrap();
     assert_eq!(receiver.recv_timeout(LONG).unwrap(), [0]);
@@ -64,7 +74,7 @@ fn two_records_due_at_the_same_instant_go_out_in_one_wake_up() {
 }
 
 #[test]
-fn a_record_inserted_earlier_than_the_current_sleep_target_wakes_the_thread() {
+fn an_earlier_value_than_the_current_sleep_target_wakes_the_thread() {
     let (thread, sent) = telling();
     thread.schedule(Instant::now() + HOUR, "late").unwrap();
     thread
@@ -76,7 +86,7 @@ fn a_record_inserted_earlier_than_the_current_sleep_target_wakes_the_thread() {
 }
 
 #[test]
-fn what_waits_comes_back_when_it_stops_and_what_comes_later_too() {
+fn a_stop_returns_the_values_that_wait_and_later_ones_are_refused() {
     let (thread, sent) = telling();
     let at = Instant::now() + HOUR;
     thread.schedule(at, 1).unwrap();
@@ -88,21 +98,21 @@ fn what_waits_comes_back_when_it_stops_and_what_comes_later_too() {
     assert_eq!(thread.len(), 0);
     assert!(
         sent.recv_timeout(LONG).is_err(),
-        "it was sent, or the thread is still there"
+        "it was due, or the thread has not ended"
     );
 }
 
 #[test]
-fn a_panic_while_sending_costs_one_record() {
+fn a_panic_of_the_callback_costs_one_value() {
     let (sender, sent) = mpsc::channel();
-    let thread = RetryThread::start(SEED, move |record: u32| {
-        assert_ne!(record, 1, "a bad record");
-        let _ = sender.send(record);
+    let thread = started(move |value: u32| {
+        assert_ne!(value, 1, "a bad value");
+        let _ = sender.send(value);
     })
     .unwrap();
     let at = Instant::now() + Duration::from_millis(10);
-    for record in [0, 1, 2] {
-        thread.schedule(at, record).unwrap();
+    for value in [0, 1, 2] {
+        thread.schedule(at, value).unwrap();
     }
     assert_eq!(sent.recv_timeout(LONG), Ok(0));
     assert_eq!(sent.recv_timeout(LONG), Ok(2));
@@ -111,11 +121,11 @@ fn a_panic_while_sending_costs_one_record() {
 }
 
 #[test]
-fn ten_thousand_immediate_failures_are_sent_one_after_the_other() {
-    let retry = Arc::new(OnceLock::<Weak<RetryThread<u32>>>::new());
+fn a_callback_can_schedule_the_next_value_ten_thousand_times() {
+    let retry = Arc::new(OnceLock::<Weak<TimerThread<u32>>>::new());
     let (sender, done) = mpsc::channel();
     let thread = Arc::new(
-        RetryThread::start(SEED, {
+        started({
             let retry = Arc::clone(&retry);
             move |count| {
                 if count == 10_000 {
@@ -135,11 +145,11 @@ fn ten_thousand_immediate_failures_are_sent_one_after_the_other() {
 }
 
 #[test]
-fn it_can_be_stopped_from_within_a_send_and_joined_by_another() {
-    let own = Arc::new(OnceLock::<Weak<RetryThread<u32>>>::new());
+fn the_callback_can_stop_the_timer_and_another_thread_join_it() {
+    let own = Arc::new(OnceLock::<Weak<TimerThread<u32>>>::new());
     let (sender, given_back) = mpsc::channel();
     let thread = Arc::new(
-        RetryThread::start(SEED, {
+        started({
             let own = Arc::clone(&own);
             move |_| {
                 let thread = own.get().and_then(Weak::upgrade).unwrap();
@@ -159,11 +169,11 @@ fn it_can_be_stopped_from_within_a_send_and_joined_by_another() {
 
 #[test]
 fn its_last_owner_can_be_the_thread_itself() {
-    let own = Arc::new(Mutex::new(None::<Arc<RetryThread<u32>>>));
+    let own = Arc::new(Mutex::new(None::<Arc<TimerThread<u32>>>));
     let (sender, ended) = mpsc::channel::<()>();
     let (go_on, may_go_on) = mpsc::channel::<()>();
     let thread = Arc::new(
-        RetryThread::start(SEED, {
+        started({
             let own = Arc::clone(&own);
             move |_| {
                 let _sender = &sender;
@@ -199,17 +209,36 @@ fn stopping_races_with_starting_and_sleeping_ten_thousand_times() {
 }
 
 #[test]
-fn two_threads_can_stop_it_and_each_finds_it_ended() {
+fn each_of_two_threads_that_stop_it_finds_it_ended() {
     for _ in 0..200 {
         let (thread, sent) = telling();
         thread.schedule(Instant::now() + HOUR, ()).unwrap();
         let given_back = thread::scope(|scope| {
             let other = scope.spawn(|| thread.stop().len());
             let given_back = thread.stop().len();
-            // Whichever of the two joined it.
+            // No matter which of the two joined it.
             assert_eq!(sent.try_recv(), Err(mpsc::TryRecvError::Disconnected));
             given_back + other.join().unwrap()
         });
         assert_eq!(given_back, 1);
     }
+}
+
+#[test]
+fn values_scheduled_before_the_start_are_handed_over_after_it() {
+    let timer = TimerThread::new(NAME);
+    let (sender, due) = mpsc::channel();
+    timer.schedule(Instant::now(), 'a').unwrap();
+    assert_eq!(timer.len(), 1);
+    timer
+        .start(move |value| sender.send(value).unwrap())
+        .unwrap();
+    assert_eq!(due.recv_timeout(LONG), Ok('a'));
+}
+
+#[test]
+fn a_timer_that_was_not_started_stops() {
+    let timer = TimerThread::new(NAME);
+    timer.schedule(Instant::now(), 'a').unwrap();
+    assert_eq!(timer.stop(), ['a']);
 }

@@ -1,0 +1,424 @@
+//! One call with retries: what follows from the failure of an attempt, and the error of the whole call.
+
+use std::time::{Duration, Instant};
+
+use super::options::RetryPolicy;
+use crate::error::{CallSite, Outcome, RpcError};
+
+/// The longest pause, as factors and counts can make pauses longer than a clock can express. 10,000 hours,
+/// which PyTorch uses as its infinite timeout.
+const DELAY_MAX: Duration = Duration::from_secs(10_000 * 3600);
+
+/// What follows from the failure of an attempt.
+#[derive(Debug)]
+pub(crate) enum Verdict {
+    /// The next attempt begins at `at`.
+    Again { at: Instant },
+    /// The whole call fails with this error.
+    GiveUp(RpcError),
+}
+
+/// What is known of a call with retries so far.
+#[derive(Debug)]
+pub(crate) struct RetryState {
+    policy: RetryPolicy,
+    attempts: u32,
+    /// Of all attempts: one that was sent may have run.
+    outcome: Outcome,
+    began: Instant,
+    /// For the jitter.
+    random: fastrand::Rng,
+}
+
+impl RetryState {
+    pub(crate) fn new(policy: RetryPolicy, began: Instant, seed: u64) -> Self {
+        Self {
+            policy,
+            attempts: 0,
+            outcome: Outcome::NotExecuted,
+            began,
+            random: fastrand::Rng::with_seed(seed),
+        }
+    }
+
+    /// Counts an attempt that begins, and returns its timeout.
+    pub(crate) const fn begin_attempt(&mut self) -> Duration {
+        self.attempts += 1;
+        self.policy.attempt_timeout
+    }
+
+    /// Attempts that have begun.
+    pub(crate) const fn attempts(&self) -> u32 {
+        self.attempts
+    }
+
+    /// What follows from `error`, with which the latest attempt has just ended.
+    pub(crate) fn on_failure(&mut self, error: &RpcError, now: Instant) -> Verdict {
+        if error.outcome() != Outcome::NotExecuted {
+            self.outcome = Outcome::Unknown;
+        }
+        let is_retried = match error {
+            // An agent that was shut down sends nothing any more, whatever the options say.
+            RpcError::Shutdown { .. } => false,
+            _ => self.policy.retry_executed || error.is_transient(),
+        };
+        if !is_retried {
+            return Verdict::GiveUp(self.of_all_attempts(error.clone()));
+        }
+        if self.attempts <= self.policy.max_retries {
+            let delay = delay(&self.policy, self.attempts, self.random.f64());
+            let at = now.checked_add(delay);
+            let is_in_time =
+                |at: &Instant| at.duration_since(self.began) <= self.policy.total_time_max;
+            if let Some(at) = at.filter(is_in_time) {
+                return Verdict::Again { at };
+            }
+        }
+        let outcome = self.outcome_with(error);
+        Verdict::GiveUp(self.exhausted(error.clone(), outcome))
+    }
+
+    /// The error of the call when its worker is abandoned; `last` is that of the latest attempt.
+    pub(crate) fn abandoned(&self, last: RpcError) -> RpcError {
+        self.exhausted(last, self.outcome)
+    }
+
+    /// The error of the call when the agent ends before the next attempt.
+    pub(crate) const fn shut_down(&self, call: Box<CallSite>) -> RpcError {
+        let outcome = self.outcome;
+        RpcError::Shutdown { call, outcome }
+    }
+
+    /// The error of the latest attempt as that of the whole call: when an earlier attempt may have run, it
+    /// does not say that the function did not.
+    fn of_all_attempts(&self, error: RpcError) -> RpcError {
+        let outcome = self.outcome_with(&error);
+        if error.outcome() == outcome {
+            return error;
+        }
+        match error {
+            RpcError::Shutdown { call, .. } => RpcError::Shutdown { call, outcome },
+            // It has no place for what is known of the others.
+            last => self.exhausted(last, outcome),
+        }
+    }
+
+    /// What is known of all attempts when the latest one has ended with `error`.
+    fn outcome_with(&self, error: &RpcError) -> Outcome {
+        match error.outcome() {
+            Outcome::NotExecuted => self.outcome,
+            outcome => outcome,
+        }
+    }
+
+    fn exhausted(&self, last: RpcError, outcome: Outcome) -> RpcError {
+        RpcError::RetriesExhausted {
+            max_retries: self.policy.max_retries,
+            attempts: self.attempts,
+            outcome,
+            last: Box::new(last),
+        }
+    }
+}
+
+/// The pause before the `retry`-th retry, counted from 1, in whole milliseconds:
+/// `retry_duration * backoff ^ (retry - 1)`.
+///
+/// PyTorch counts the pause from the sending, with exponents 0, 0, 1, 2, ...; an attempt that fails after
+/// longer than its pause is retried without one.
+fn delay(policy: &RetryPolicy, retry: u32, draw: f64) -> Duration {
+    let exponent = f64::from(retry.saturating_sub(1));
+    let longest = policy.max_delay.min(DELAY_MAX);
+    let seconds = policy.retry_duration.as_secs_f64() * policy.backoff.powf(exponent);
+    // Zero times an overflow is no number: no pause stays none.
+    let pause = match Duration::try_from_secs_f64(seconds) {
+        _ if policy.retry_duration.is_zero() => Duration::ZERO,
+        Ok(pause) => pause.min(longest),
+        Err(_) => longest,
+    };
+    let spread = 1.0 + policy.jitter * (2.0 * draw - 1.0);
+    let pause = if policy.jitter > 0.0 {
+        pause.mul_f64(spread.max(0.0)).min(longest)
+    } else {
+        pause
+    };
+    Duration::from_millis(u64::try_from(pause.as_millis()).unwrap_or(u64::MAX))
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use std::io;
+    use std::sync::Arc;
+
+    use super::super::options::RetryOptions;
+    use super::*;
+    use crate::error::NotSent;
+    use crate::worker::WorkerInfo;
+
+    fn call() -> Box<CallSite> {
+        Box::new(CallSite {
+            to: WorkerInfo::new("ps", 1).unwrap(),
+            function: "push".into(),
+        })
+    }
+
+    fn not_sent() -> RpcError {
+        RpcError::NotSent {
+            call: call(),
+            cause: NotSent::Connect("refused".into()),
+        }
+    }
+
+    fn remote() -> RpcError {
+        RpcError::Remote {
+            call: call(),
+            message: "no such shard".into(),
+            panicked: false,
+        }
+    }
+
+    /// A call whose latest attempt is number `attempts`.
+    fn state(policy: RetryPolicy, began: Instant, attempts: u32) -> RetryState {
+        let mut state = RetryState::new(policy, began, 1);
+        state.attempts = attempts;
+        state
+    }
+
+    fn verdict(
+        options: &RetryOptions,
+        failed_attempts: u32,
+        error: &RpcError,
+    ) -> Result<Duration, RpcError> {
+        let now = Instant::now();
+        let mut state = state(options.checked().unwrap(), now, failed_attempts);
+        match state.on_failure(error, now) {
+            Verdict::Again { at } => Ok(at - now),
+            Verdict::GiveUp(error) => Err(error),
+        }
+    }
+
+    fn delays_ms(options: &RetryOptions, retries: u32) -> Vec<u128> {
+        let delay_ms = |retry| verdict(options, retry, &not_sent()).unwrap().as_millis();
+        (1..=retries).map(delay_ms).collect()
+    }
+
+    #[test]
+    fn the_pauses_grow_from_the_first_one_by_the_factor() {
+        let options = RetryOptions::default().with_max_retries(5);
+        assert_eq!(delays_ms(&options, 5), [1000, 1500, 2250, 3375, 5062]);
+        let even = options.clone().with_backoff(1.0);
+        assert_eq!(delays_ms(&even, 5), [1000; 5]);
+        let none = options.with_retry_duration_ms(0);
+        assert_eq!(delays_ms(&none, 5), [0; 5]);
+    }
+
+    #[test]
+    fn no_pause_is_longer_than_the_longest() {
+        let options = RetryOptions::default()
+            .with_max_retries(5)
+            .with_max_delay(Duration::from_millis(2000));
+        assert_eq!(delays_ms(&options, 5), [1000, 1500, 2000, 2000, 2000]);
+        let policy = options.with_jitter(1.0).checked().unwrap();
+        assert_eq!(delay(&policy, 5, 1.0), Duration::from_millis(2000));
+    }
+
+    #[test]
+    fn no_options_overflow() {
+        for pause_ms in [0, 1, i64::MAX] {
+            for backoff in [1.0, 1.5, f64::MAX] {
+                let options = RetryOptions::default()
+                    .with_max_retries(i64::MAX)
+                    .with_retry_duration_ms(pause_ms)
+                    .with_backoff(backoff)
+                    .with_jitter(1.0);
+                let policy = options.checked().unwrap();
+                for retry in [0, 1, 2, 1000, u32::MAX] {
+                    for draw in [0.0, 0.5, 1.0] {
+                        let delay = delay(&policy, retry, draw);
+                        assert!(delay <= DELAY_MAX, "{policy:?}, {retry}: {delay:?}");
+                        assert!(
+                            pause_ms > 0 || delay.is_zero(),
+                            "{policy:?}, {retry}: {delay:?}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn jitter_reaches_evenly_to_both_sides() {
+        let policy = RetryOptions::default().with_jitter(0.2).checked().unwrap();
+        let delay_ms = |draw| delay(&policy, 2, draw).as_millis();
+        assert_eq!(
+            [delay_ms(0.0), delay_ms(0.5), delay_ms(1.0)],
+            [1200, 1500, 1800]
+        );
+    }
+
+    #[test]
+    fn after_the_last_retry_the_call_fails_with_the_counts_and_the_last_error() {
+        let options = RetryOptions::default();
+        for attempts in 1..=3 {
+            assert!(
+                verdict(&options, attempts, &not_sent()).is_ok(),
+                "attempt {attempts}"
+            );
+        }
+        let error = verdict(&options, 4, &not_sent()).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "The RPC has not succeeded after the specified number of max retries (3). Attempts: 4, \
+             the last one: call of `push` on worker ps (id 1) was not sent: refused"
+        );
+    }
+
+    #[test]
+    fn without_retries_the_first_failure_is_the_last() {
+        let options = RetryOptions::default().with_max_retries(0);
+        let error = verdict(&options, 1, &not_sent()).unwrap_err();
+        assert!(
+            matches!(
+                error,
+                RpcError::RetriesExhausted {
+                    max_retries: 0,
+                    attempts: 1,
+                    ..
+                }
+            ),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_permanent_error_ends_the_call_unless_retries_of_it_are_asked_for() {
+        let errors = [remote(), RpcError::NoSuchFunction { call: call() }];
+        for error in errors {
+            let asked = RetryOptions::default().retry_executed(true);
+            let ended_by = verdict(&RetryOptions::default(), 1, &error).unwrap_err();
+            assert_eq!(ended_by.to_string(), error.to_string());
+            assert!(verdict(&asked, 1, &error).is_ok(), "{error}");
+        }
+        let lost = RpcError::ConnectionLost {
+            call: call(),
+            cause: Arc::new(io::Error::from(io::ErrorKind::ConnectionReset)),
+        };
+        assert!(verdict(&RetryOptions::default(), 1, &lost).is_ok());
+    }
+
+    #[test]
+    fn an_agent_that_was_shut_down_does_not_retry_even_if_asked() {
+        let error = RpcError::Shutdown {
+            call: call(),
+            outcome: Outcome::Unknown,
+        };
+        let asked = RetryOptions::default().retry_executed(true);
+        let ended_by = verdict(&asked, 1, &error).unwrap_err();
+        assert!(matches!(ended_by, RpcError::Shutdown { .. }), "{ended_by}");
+    }
+
+    #[test]
+    fn a_retry_that_would_begin_after_the_total_time_is_not_made() {
+        let policy = RetryOptions::default()
+            .with_total_time_max(Duration::from_millis(3000))
+            .checked()
+            .unwrap();
+        let began = Instant::now();
+        let after = |ms, failed_attempts| {
+            let now = began + Duration::from_millis(ms);
+            state(policy.clone(), began, failed_attempts).on_failure(&not_sent(), now)
+        };
+        assert!(
+            matches!(after(2000, 1), Verdict::Again { at } if at == began + Duration::from_millis(3000))
+        );
+        let Verdict::GiveUp(error) = after(2001, 1) else {
+            panic!("it would begin 1 ms too late");
+        };
+        assert!(
+            matches!(
+                error,
+                RpcError::RetriesExhausted {
+                    max_retries: 3,
+                    attempts: 1,
+                    ..
+                }
+            ),
+            "{error}"
+        );
+        assert!(matches!(after(1600, 2), Verdict::GiveUp(_)));
+    }
+
+    fn timed_out() -> RpcError {
+        RpcError::Timeout {
+            call: call(),
+            after: Duration::from_secs(1),
+            outcome: Outcome::Unknown,
+            cause: None,
+        }
+    }
+
+    #[test]
+    fn attempts_are_counted_and_get_the_timeout_of_the_options() {
+        let options = RetryOptions::default().with_attempt_timeout(Duration::from_secs(7));
+        let mut state = state(options.checked().unwrap(), Instant::now(), 0);
+        assert_eq!(state.begin_attempt(), Duration::from_secs(7));
+        state.begin_attempt();
+        assert_eq!(state.attempts(), 2);
+    }
+
+    #[test]
+    fn the_random_numbers_are_those_of_the_seed() {
+        let options = RetryOptions::default()
+            .with_max_retries(9)
+            .with_jitter(1.0)
+            .with_backoff(1.0);
+        let now = Instant::now();
+        let delays = |seed| {
+            let mut state = RetryState::new(options.checked().unwrap(), now, seed);
+            let delay = |_| {
+                state.begin_attempt();
+                match state.on_failure(&not_sent(), now) {
+                    Verdict::Again { at } => at - now,
+                    Verdict::GiveUp(error) => panic!("{error}"),
+                }
+            };
+            (0..3).map(delay).collect::<Vec<_>>()
+        };
+        assert_eq!(delays(7), delays(7));
+        assert_ne!(delays(7), delays(8));
+        assert_ne!(delays(7)[0], delays(7)[1]);
+    }
+
+    #[test]
+    fn the_final_error_tells_the_outcome_of_all_attempts() {
+        let options = RetryOptions::default().with_max_retries(1);
+        let now = Instant::now();
+        let after_timeout = || {
+            let mut state = state(options.checked().unwrap(), now, 1);
+            let first = state.on_failure(&timed_out(), now);
+            assert!(matches!(first, Verdict::Again { .. }));
+            state.begin_attempt();
+            state
+        };
+        let shutdown = RpcError::Shutdown {
+            call: call(),
+            outcome: Outcome::NotExecuted,
+        };
+        let no_function = RpcError::NoSuchFunction { call: call() };
+        for last in [not_sent(), shutdown, no_function] {
+            assert_eq!(last.outcome(), Outcome::NotExecuted);
+            let Verdict::GiveUp(error) = after_timeout().on_failure(&last, now) else {
+                panic!("the retries are used up: {last}");
+            };
+            assert_eq!(error.outcome(), Outcome::Unknown, "{error}");
+        }
+        let state = after_timeout();
+        assert_eq!(state.abandoned(not_sent()).outcome(), Outcome::Unknown);
+        assert_eq!(state.shut_down(call()).outcome(), Outcome::Unknown);
+        // An answer of the function tells more.
+        let Verdict::GiveUp(error) = after_timeout().on_failure(&remote(), now) else {
+            panic!("it is not retried");
+        };
+        assert_eq!(error.outcome(), Outcome::Executed);
+    }
+}
