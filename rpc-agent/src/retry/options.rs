@@ -1,15 +1,15 @@
-//! How often, when, and after which errors a request is repeated.
+//! How often, when, and after which errors a call is retried.
 
 use std::time::Duration;
 
 use super::group::RetryGroup;
 
-/// How a call with retries is repeated.
+/// How often, when, and after which errors a call is retried.
 ///
-/// Repeating is *at least once*: when an answer is lost the function has run, and runs again. Only what
-/// may be done twice should be called so.
+/// Retries are *at least once*: when an answer is lost, the function has run, and runs again. Retry only
+/// functions that may run twice.
 ///
-/// The options are checked by the call that uses them, as PyTorch does.
+/// Each call checks its options, as in PyTorch.
 ///
 /// ```
 /// use rpc_agent::RetryOptions;
@@ -38,16 +38,15 @@ pub struct RetryOptions {
 }
 
 impl RetryOptions {
-    /// How often at most the request is sent again; 0: never. Default 3, so that with the other defaults
-    /// a call gives up within five seconds when nobody is there (PyTorch began with 3, and has 5 today).
+    /// The limit of retries; 0: one attempt only. Default 3, as in the first PyTorch with retries (later 5):
+    /// with the other defaults a call to a worker that refuses connections fails within five seconds.
     pub fn with_max_retries(mut self, max_retries: i64) -> Self {
         self.max_retries = max_retries;
         self
     }
 
-    /// The pause between the first failure and the first retry, in whole milliseconds (a part of one
-    /// counts as one). Default 1 s, as PyTorch: what is repeated is not urgent, and a restarting peer
-    /// takes about that long.
+    /// The pause between the first failure and the first retry, rounded up to whole milliseconds. Default
+    /// 1 s, as in PyTorch, about the time that a peer takes to restart.
     pub fn with_retry_duration(self, pause: Duration) -> Self {
         let ms = pause.as_nanos().div_ceil(1_000_000);
         self.with_retry_duration_ms(i64::try_from(ms).unwrap_or(i64::MAX))
@@ -59,44 +58,42 @@ impl RetryOptions {
         self
     }
 
-    /// How much longer each pause is than the one before. Default 1.5, as PyTorch: the pauses are 1000,
-    /// 1500, 2250, 3375, 5062 ms. (PyTorch counts them from the sending and has the first one twice.)
+    /// The factor from one pause to the next. Default 1.5, as in PyTorch: the pauses are 1000, 1500, 2250,
+    /// 3375, 5062 ms. (PyTorch counts them from the sending and has the first one twice.)
     pub fn with_backoff(mut self, factor: f64) -> Self {
         self.backoff = factor;
         self
     }
 
-    /// The longest pause, jitter included. Default [`Duration::MAX`]: with few retries the factor alone
-    /// sets it.
+    /// The longest pause, jitter included. Default [`Duration::MAX`], as few retries keep pauses short.
     pub fn with_max_delay(mut self, max: Duration) -> Self {
         self.max_delay = max;
         self
     }
 
-    /// How long after the call began a retry may still begin; the attempts that began in time go on.
-    /// Default [`Duration::MAX`]: the number of retries alone ends it.
+    /// How long after the call began a retry may still begin. An attempt that began in time continues.
+    /// Default [`Duration::MAX`]: only the number of retries is limited.
     pub fn with_total_time_max(mut self, max: Duration) -> Self {
         self.total_time_max = max;
         self
     }
 
-    /// How far a pause may be from its length, as a part of it, drawn evenly to both sides. Default 0:
-    /// the pauses are those above. Many workers that lose the same peer should not come back together:
-    /// give them some.
+    /// By which fraction a pause may be shorter or longer, drawn evenly. Default 0. Use some where many
+    /// workers lose the same peer, so that they do not all reconnect at once.
     pub fn with_jitter(mut self, jitter: f64) -> Self {
         self.jitter = jitter;
         self
     }
 
-    /// How long an attempt waits for its answer; [`Duration::MAX`] for ever. Default 10 s: with the 60 s
-    /// of an ordinary call, one lost answer would cost a minute (in PyTorch it does).
+    /// How long an attempt waits for its answer; [`Duration::MAX`]: indefinitely. Default 10 s: with the
+    /// 60 s of a call without retries, one lost answer would cost a minute, as it does in PyTorch.
     pub fn with_attempt_timeout(mut self, timeout: Duration) -> Self {
         self.attempt_timeout = timeout;
         self
     }
 
-    /// Whether errors after which the same call would hardly fare better are answered by a retry too: the
-    /// function's own errors, an unknown function or worker. Default no: they end the call at once.
+    /// Whether permanent errors are retried too: the function's own errors, an unknown function or worker.
+    /// Default no: they end the call at once.
     pub fn retry_executed(mut self, is_wanted: bool) -> Self {
         self.retry_executed = is_wanted;
         self
@@ -121,7 +118,7 @@ impl RetryOptions {
         self.checked().map(drop)
     }
 
-    /// What the options come to.
+    /// The checked options.
     pub(crate) fn checked(&self) -> Result<RetryPolicy, RetryOptionsError> {
         if self.max_retries < 0 {
             return Err(RetryOptionsError::MaxRetries {
@@ -196,46 +193,46 @@ pub(crate) struct RetryPolicy {
     pub(crate) retry_executed: bool,
 }
 
-/// Options that make no sense.
+/// Invalid [`RetryOptions`].
 #[derive(Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RetryOptionsError {
-    /// Fewer than no retries.
+    /// The number of retries is negative.
     #[error("maxRetries cannot be negative.")]
     MaxRetries {
-        /// What was given.
+        /// The value given.
         max_retries: i64,
     },
-    /// Pauses that get shorter. PyTorch's text names the wrong option.
+    /// The backoff factor is below 1. PyTorch's text names the wrong option.
     #[error("maxRetries cannot be exponentially decaying.")]
     Backoff {
-        /// What was given.
+        /// The value given.
         backoff: f64,
     },
-    /// A pause that would be over before it began.
+    /// The pause is negative.
     #[error("rpcRetryDuration cannot be negative.")]
     RetryDuration {
-        /// What was given.
+        /// The value given.
         retry_duration_ms: i64,
     },
-    /// A factor that is no number.
+    /// The backoff factor is infinite or not a number.
     #[error("retryBackoff must be finite, but is {backoff}")]
     BackoffNotFinite {
-        /// What was given.
+        /// The value given.
         backoff: f64,
     },
-    /// More jitter than pause, or less than none.
+    /// The jitter is not within 0 to 1.
     #[error("the jitter must be within 0 to 1, but is {jitter}")]
     Jitter {
-        /// What was given.
+        /// The value given.
         jitter: f64,
     },
-    /// No time for an answer.
+    /// The timeout of an attempt is zero.
     #[error("the timeout of an attempt must not be zero")]
     AttemptTimeout,
 }
 
-/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
+/// Like `Display`, for `unwrap` and for a `main` that returns the error.
 impl std::fmt::Debug for RetryOptionsError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         std::fmt::Display::fmt(self, f)
@@ -246,7 +243,7 @@ impl std::fmt::Debug for RetryOptionsError {
 mod tests {
     use super::*;
 
-    fn said(options: &RetryOptions) -> String {
+    fn refusal(options: &RetryOptions) -> String {
         options.validate().unwrap_err().to_string()
     }
 
@@ -268,17 +265,17 @@ mod tests {
             .with_backoff(0.99)
             .with_retry_duration_ms(-1)
             .with_jitter(1.5);
-        assert_eq!(said(&options), "maxRetries cannot be negative.");
+        assert_eq!(refusal(&options), "maxRetries cannot be negative.");
         options = options.with_max_retries(0);
         assert_eq!(
-            said(&options),
+            refusal(&options),
             "maxRetries cannot be exponentially decaying."
         );
         options = options.with_backoff(1.0);
-        assert_eq!(said(&options), "rpcRetryDuration cannot be negative.");
+        assert_eq!(refusal(&options), "rpcRetryDuration cannot be negative.");
         options = options.with_retry_duration_ms(0);
         assert_eq!(
-            said(&options),
+            refusal(&options),
             "the jitter must be within 0 to 1, but is 1.5"
         );
         options = options.with_jitter(1.0);
@@ -286,23 +283,23 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_is_refused() {
+    fn infinite_and_undefined_numbers_are_refused() {
         for backoff in [f64::NAN, f64::INFINITY] {
             let options = RetryOptions::default().with_backoff(backoff);
-            assert!(said(&options).starts_with("retryBackoff must be finite"));
+            assert!(refusal(&options).starts_with("retryBackoff must be finite"));
         }
         let options = RetryOptions::default().with_jitter(f64::NAN);
-        assert!(said(&options).starts_with("the jitter must be"));
+        assert!(refusal(&options).starts_with("the jitter must be"));
     }
 
     #[test]
-    fn an_attempt_without_time_is_refused() {
+    fn a_zero_attempt_timeout_is_refused() {
         let options = RetryOptions::default().with_attempt_timeout(Duration::ZERO);
         assert_eq!(options.validate(), Err(RetryOptionsError::AttemptTimeout));
     }
 
     #[test]
-    fn a_part_of_a_millisecond_counts_as_one_and_nothing_overflows() {
+    fn pauses_round_up_to_milliseconds_and_nothing_overflows() {
         let pause = |pause| {
             let policy = RetryOptions::default().with_retry_duration(pause).checked();
             policy.unwrap().retry_duration
