@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rpc_agent::{RegistryError, RetryOptionsError, RpcError, WorkerInfo};
 
-use crate::context::{FetchError, ForkError, GiveError, MissingKind, ReceiveError, UserError};
+use crate::context::{FetchError, ForkError, MissingKind, ReceiveError, SetValueError, UserError};
 use crate::id::RRefId;
 use crate::report::LeakReport;
 
@@ -143,11 +143,11 @@ impl RRefError {
     }
 
     /// Why a value cannot be set.
-    pub(crate) fn of_give(error: GiveError, rref: RRefId) -> Self {
+    pub(crate) fn of_set_value(error: SetValueError, rref: RRefId) -> Self {
         match error {
-            GiveError::AlreadyGiven => Self::AlreadySet { rref },
-            GiveError::MadeByFunction => Self::Refused(format!("{rref}: {error}").into()),
-            GiveError::ShutDown => Self::Shutdown,
+            SetValueError::AlreadySet => Self::AlreadySet { rref },
+            SetValueError::MadeByFunction => Self::Refused(format!("{rref}: {error}").into()),
+            SetValueError::ShutDown => Self::Shutdown,
         }
     }
 

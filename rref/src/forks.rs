@@ -112,7 +112,7 @@ impl Runtime {
         match outcome {
             Outcome::Executed => self.step(RunOn::AgentThread, |inner, now| {
                 for fork in forks {
-                    inner.context.fork_has_arrived(now, fork);
+                    inner.context.fork_arrived(now, fork);
                 }
             }),
             Outcome::NotExecuted => self.undo_forks(forks),

@@ -99,7 +99,7 @@ impl Mint {
     }
 
     /// Whether a name is of this process's making, and not given yet.
-    pub(crate) fn is_still_to_give(&self, id: GloballyUniqueId) -> bool {
+    pub(crate) fn is_unissued(&self, id: GloballyUniqueId) -> bool {
         if id.created_on != self.created_on || id.incarnation != self.incarnation {
             return false;
         }
@@ -162,11 +162,11 @@ mod tests {
             ..first
         };
         assert_eq!(
-            [first, next, for_nobody].map(|id| mint.is_still_to_give(id)),
+            [first, next, for_nobody].map(|id| mint.is_unissued(id)),
             [false, true, true]
         );
         assert_eq!(mint.fork(other).0, next);
-        assert!(!mint.is_still_to_give(next));
+        assert!(!mint.is_unissued(next));
         let of_others = [
             GloballyUniqueId {
                 created_on: other,
@@ -177,7 +177,7 @@ mod tests {
                 ..for_nobody
             },
         ];
-        assert_eq!(of_others.map(|id| mint.is_still_to_give(id)), [false; 2]);
+        assert_eq!(of_others.map(|id| mint.is_unissued(id)), [false; 2]);
     }
 
     #[test]

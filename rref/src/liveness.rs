@@ -71,7 +71,7 @@ impl Runtime {
     fn is_replaced(self: &Arc<Self>, worker: WorkerId, incarnation: u64) -> bool {
         self.step(RunOn::AgentThread, |inner, now| {
             let known = inner.context.incarnation_of(worker);
-            inner.context.hear(now, worker, incarnation);
+            inner.context.heard_from(now, worker, incarnation);
             known.is_some_and(|known| known != incarnation)
         })
     }

@@ -240,9 +240,9 @@ impl Runtime {
         result: Result<Value, Arc<str>>,
     ) -> Result<(), RRefError> {
         self.step(RunOn::AgentThread, |inner, now| {
-            inner.context.give(now, rref, result)
+            inner.context.set_value(now, rref, result)
         })
-        .map_err(|error| RRefError::of_give(error, rref))
+        .map_err(|error| RRefError::of_set_value(error, rref))
     }
 
     /// A future of a value of this worker.

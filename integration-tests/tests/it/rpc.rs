@@ -114,7 +114,7 @@ fn users_of_a_killed_owner_get_an_error_that_names_it() {
         let text = error.to_string();
         assert!(matches!(error, RRefError::Function { .. }), "{text}");
         assert!(
-            text.contains("name=a)") && text.contains("was lost"),
+            text.contains("name=a)") && text.contains("is lost"),
             "{text}"
         );
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::effect::Effect;
-use super::error::{FetchError, GiveError};
+use super::error::{FetchError, SetValueError};
 use super::owned::Value;
 use super::state::{Phase, RRefContext};
 use crate::id::RRefId;
@@ -38,20 +38,20 @@ impl<V: Clone> RRefContext<V> {
     /// A value that is refused is freed.
     ///
     /// # Errors
-    /// [`GiveError`].
-    pub(crate) fn give(
+    /// [`SetValueError`].
+    pub(crate) fn set_value(
         &mut self,
         now: Instant,
         rref: RRefId,
         result: Result<V, Arc<str>>,
-    ) -> Result<(), GiveError> {
+    ) -> Result<(), SetValueError> {
         let given = match self.owned.get(&rref) {
-            None => Err(GiveError::ShutDown),
-            Some(_) if self.phase == Phase::Sweeping => Err(GiveError::ShutDown),
+            None => Err(SetValueError::ShutDown),
+            Some(_) if self.phase == Phase::Sweeping => Err(SetValueError::ShutDown),
             Some(owned) => match owned.value {
                 Value::Promised => Ok(()),
-                Value::Ready(_) | Value::Failed { .. } => Err(GiveError::AlreadyGiven),
-                Value::Unmade | Value::Running => Err(GiveError::MadeByFunction),
+                Value::Ready(_) | Value::Failed { .. } => Err(SetValueError::AlreadySet),
+                Value::Uncreated | Value::Running => Err(SetValueError::MadeByFunction),
             },
         };
         match (given, result) {
@@ -77,8 +77,8 @@ impl<V: Clone> RRefContext<V> {
         let Some(owned) = self.owned.get_mut(&rref) else {
             return;
         };
-        if matches!(owned.value, Value::Unmade) {
-            self.unmade -= 1;
+        if matches!(owned.value, Value::Uncreated) {
+            self.uncreated -= 1;
         }
         owned.value = value;
         let waiters = std::mem::take(&mut owned.waiters);
@@ -93,7 +93,7 @@ impl<V: Clone> RRefContext<V> {
     }
 
     /// Ends the wait for a value that can no longer be given, as this worker's references have ended.
-    pub(super) fn break_promise(&mut self, rref: RRefId) {
+    pub(super) fn fail_promise(&mut self, rref: RRefId) {
         let owned = self.owned.get(&rref);
         if owned.is_some_and(|owned| matches!(owned.value, Value::Promised)) {
             let why = "its owner was shut down before it gave the value";

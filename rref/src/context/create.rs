@@ -8,7 +8,7 @@ use rpc_agent::WorkerId;
 
 use super::effect::{Control, Delivery, Effect};
 use super::error::UserError;
-use super::owned::{Holder, Owned, UNMADE_MAX, Value};
+use super::owned::{Holder, Owned, UNCREATED_MAX, Value};
 use super::state::{Phase, RRefContext};
 use super::user::{Failure, State, User};
 use crate::id::{ForkId, RRefId};
@@ -53,7 +53,7 @@ impl<V: Clone> RRefContext<V> {
         self.create_owned(now, type_name, Value::Running)
     }
 
-    /// A reference to a value of this worker that its program gives later, by [`RRefContext::give`]. Requests
+    /// A reference to a value of this worker that its program gives later, by [`RRefContext::set_value`]. Requests
     /// for it wait until then.
     ///
     /// # Errors
@@ -138,7 +138,7 @@ impl<V: Clone> RRefContext<V> {
     }
 
     /// A creation for another worker has come.
-    pub(super) fn creation_came(
+    pub(super) fn receive_creation(
         &mut self,
         now: Instant,
         from: WorkerId,
@@ -152,15 +152,15 @@ impl<V: Clone> RRefContext<V> {
             function,
             arguments,
         } = call;
-        if self.gone.contains(rref.0) {
+        if self.tombstones.contains(rref.0) {
             return Answer::RemoteAccept;
         }
         if self.is_former(rref.0.created_on, rref.0.incarnation) {
             return Answer::Refused(format!("the creator of {rref} was lost").into());
         }
-        let is_deleted = self.gone.contains(fork.0);
+        let is_deleted = self.tombstones.contains(fork.0);
         match self.owned.get(&rref) {
-            Some(owned) if !matches!(owned.value, Value::Unmade) => {
+            Some(owned) if !matches!(owned.value, Value::Uncreated) => {
                 return if is_deleted || owned.forks.contains_key(&fork) {
                     Answer::RemoteAccept
                 } else {
@@ -180,7 +180,7 @@ impl<V: Clone> RRefContext<V> {
             let holder = Holder::arrived(now, from, incarnation);
             owned.forks.insert(fork, holder);
         }
-        self.unmade -= 1;
+        self.uncreated -= 1;
         self.effects.push(Effect::RunFunction {
             rref,
             from,
@@ -206,7 +206,7 @@ impl<V: Clone> RRefContext<V> {
                 user.owner_incarnation = incarnation;
                 State::Confirmed
             }
-            Delivery::Unknown(error) => State::Doubtful(error),
+            Delivery::Unknown(error) => State::Unsettled(error),
             Delivery::Answered {
                 answer: Answer::Refused(error),
                 ..
@@ -217,8 +217,8 @@ impl<V: Clone> RRefContext<V> {
                 failed(format!("unexpected answer {answer:?}").into(), was_forked)
             }
         };
-        user.has_timed_out = matches!(state, State::Doubtful(_));
-        if let State::Doubtful(error) | State::Failed(error, Failure::Telling) = &state {
+        user.has_timed_out = matches!(state, State::Unsettled(_));
+        if let State::Unsettled(error) | State::Failed(error, Failure::Reporting) = &state {
             let message = Message::Abandon {
                 rref: user.rref,
                 fork,
@@ -230,7 +230,7 @@ impl<V: Clone> RRefContext<V> {
         } else {
             user.state = state;
         }
-        self.tell(fork);
+        self.notify(fork);
         self.settle_user(now, fork);
     }
 
@@ -243,7 +243,7 @@ impl<V: Clone> RRefContext<V> {
         (rref, fork): (RRefId, ForkId),
         error: Arc<str>,
     ) -> Answer {
-        if self.gone.contains(rref.0) || self.gone.contains(fork.0) {
+        if self.tombstones.contains(rref.0) || self.tombstones.contains(fork.0) {
             return Answer::Abandoned;
         }
         let Some(owned) = self.entry(now, rref) else {
@@ -256,7 +256,7 @@ impl<V: Clone> RRefContext<V> {
                     return Answer::Created;
                 }
             }
-            Value::Unmade => {
+            Value::Uncreated => {
                 let value = Value::Failed {
                     error,
                     is_abandoned: true,
@@ -281,7 +281,7 @@ impl<V: Clone> RRefContext<V> {
         let Some(user) = self.users.get_mut(&fork) else {
             return;
         };
-        let (State::Doubtful(error) | State::Failed(error, _)) = &user.state else {
+        let (State::Unsettled(error) | State::Failed(error, _)) = &user.state else {
             return;
         };
         let error = Arc::clone(error);
@@ -291,10 +291,10 @@ impl<V: Clone> RRefContext<V> {
                 user.owner_incarnation = answered_by;
                 State::Confirmed
             }
-            Answer::Abandoned => State::Failed(error, Failure::Told),
-            _ => State::Failed(error, Failure::Private),
+            Answer::Abandoned => State::Failed(error, Failure::Reported),
+            _ => State::Failed(error, Failure::Unreported),
         };
-        self.tell(fork);
+        self.notify(fork);
         self.settle_user(now, fork);
     }
 
@@ -303,9 +303,9 @@ impl<V: Clone> RRefContext<V> {
         if !self.owned.contains_key(&rref) {
             let value = if self.is_former(rref.0.created_on, rref.0.incarnation) {
                 Value::lost_creator(rref)
-            } else if self.unmade < UNMADE_MAX {
-                self.unmade += 1;
-                Value::Unmade
+            } else if self.uncreated < UNCREATED_MAX {
+                self.uncreated += 1;
+                Value::Uncreated
             } else {
                 return None;
             };
@@ -317,13 +317,13 @@ impl<V: Clone> RRefContext<V> {
 
 fn failed(error: Arc<str>, was_forked: bool) -> State {
     let failure = if was_forked {
-        Failure::Telling
+        Failure::Reporting
     } else {
-        Failure::Private
+        Failure::Unreported
     };
     State::Failed(error, failure)
 }
 
 pub(super) fn too_many() -> Answer {
-    Answer::Refused(format!("{UNMADE_MAX} references wait for their creation already").into())
+    Answer::Refused(format!("{UNCREATED_MAX} references wait for their creation already").into())
 }

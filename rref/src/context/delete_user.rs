@@ -38,17 +38,17 @@ impl<V: Clone> RRefContext<V> {
         let is_known = match user.state {
             State::Creating
             | State::Requesting
-            | State::Doubtful(_)
-            | State::Failed(_, Failure::Telling) => return,
-            State::Confirmed | State::Failed(_, Failure::Told) => true,
-            State::Failed(_, Failure::Private) | State::Refused(_) | State::OwnerLost => false,
+            | State::Unsettled(_)
+            | State::Failed(_, Failure::Reporting) => return,
+            State::Confirmed | State::Failed(_, Failure::Reported) => true,
+            State::Failed(_, Failure::Unreported) | State::Refused(_) | State::OwnerLost => false,
         };
         let Some(user) = self.users.remove(&fork) else {
             return;
         };
         // A message is decoded once: this name is not to come again.
         if user.parent.is_some() {
-            self.gone.insert(now, fork.0);
+            self.tombstones.insert(now, fork.0);
         }
         if is_known {
             self.send_delete(now, user.owner, user.rref, fork);
@@ -56,7 +56,7 @@ impl<V: Clone> RRefContext<V> {
     }
 
     /// Tells the shell how far the user is.
-    pub(super) fn tell(&mut self, fork: ForkId) {
+    pub(super) fn notify(&mut self, fork: ForkId) {
         if let Some(user) = self.users.get(&fork) {
             self.effects.push(match user.error() {
                 None => Effect::Confirmed { fork },

@@ -43,7 +43,7 @@ pub(crate) enum FetchError {
     Deleted(RRefId),
     /// It is named as one of this worker's making, and none has this name.
     #[error("no reference was named {0} here")]
-    Invented(RRefId),
+    UnknownId(RRefId),
     /// It was not there by the request's deadline.
     #[error("the value of the reference {0} was not there by the deadline")]
     TimedOut(RRefId),
@@ -52,7 +52,7 @@ pub(crate) enum FetchError {
     Failed(Arc<str>),
     /// The request comes from a process that was declared dead.
     #[error("worker {0} was given up as dead here")]
-    GivenUp(WorkerId),
+    PeerDead(WorkerId),
     /// Too many requests wait for values.
     #[error("{max} requests wait for values already")]
     TooMany {
@@ -64,10 +64,10 @@ pub(crate) enum FetchError {
 /// Why a reference does not take a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub(crate) enum GiveError {
+pub(crate) enum SetValueError {
     /// It has a value or an error.
     #[error("the reference has a value or an error already")]
-    AlreadyGiven,
+    AlreadySet,
     /// A function makes its value.
     #[error("the value of the reference is made by a function")]
     MadeByFunction,
@@ -97,7 +97,7 @@ pub(crate) enum ReceiveError {
     ReceivedBefore(ForkId),
     /// It is not named by its parent, or as something of this worker's making that has no such name.
     #[error("the fork {0} was not named by whom it says")]
-    Invented(ForkId),
+    UnknownId(ForkId),
     /// Its value is gone: the sender did not keep to the protocol, or was given up as dead.
     #[error("the value of the reference {0} has been deleted")]
     Deleted(RRefId),

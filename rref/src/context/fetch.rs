@@ -6,7 +6,7 @@ use rpc_agent::WorkerId;
 
 use super::effect::{Effect, RequestToken};
 use super::error::FetchError;
-use super::owned::{UNMADE_MAX, WAITING_MAX, Waiting};
+use super::owned::{UNCREATED_MAX, WAITING_MAX, Waiting};
 use super::state::{Phase, RRefContext};
 use crate::id::RRefId;
 
@@ -33,10 +33,10 @@ impl<V: Clone> RRefContext<V> {
     ) {
         // At the end no value comes any more that is not here: one that is still referred to is.
         let has_ended = self.phase == Phase::Sweeping && !self.owned.contains_key(&rref);
-        let error = if self.gone.contains(rref.0) || has_ended {
+        let error = if self.tombstones.contains(rref.0) || has_ended {
             FetchError::Deleted(rref)
-        } else if self.mint.is_still_to_give(rref.0) {
-            FetchError::Invented(rref)
+        } else if self.mint.is_unissued(rref.0) {
+            FetchError::UnknownId(rref)
         } else if let Some(result) = self.try_value(rref) {
             let result = result.map_err(FetchError::Failed);
             self.effects.push(Effect::AnswerFetch { token, result });
@@ -63,7 +63,7 @@ impl<V: Clone> RRefContext<V> {
                 .extend(deadline.map(|deadline| (deadline, token)));
             return;
         } else {
-            FetchError::TooMany { max: UNMADE_MAX }
+            FetchError::TooMany { max: UNCREATED_MAX }
         };
         let result = Err(error);
         self.effects.push(Effect::AnswerFetch { token, result });
@@ -81,7 +81,7 @@ impl<V: Clone> RRefContext<V> {
     }
 
     /// A request is not waited with any longer.
-    pub(super) fn give_up_fetch(&mut self, now: Instant, token: RequestToken, error: FetchError) {
+    pub(super) fn fail_fetch(&mut self, now: Instant, token: RequestToken, error: FetchError) {
         let Some(rref) = self.waiting.get(&token).map(|waiting| waiting.rref) else {
             return;
         };

@@ -8,14 +8,14 @@ use rpc_agent::WorkerId;
 use super::create::too_many;
 use super::effect::{Carrier, Control, Handle, Received};
 use super::error::{ForkError, ReceiveError, UserError};
-use super::owned::{Arrival, Holder, UNMADE_MAX};
+use super::owned::{Arrival, Holder, UNCREATED_MAX};
 use super::state::{Phase, RRefContext};
 use super::user::{Child, State, User};
 use crate::id::{ForkId, RRefId};
 use crate::protocol::{Answer, ForkData, Message};
 
 /// The most messages without an answer: no more references are received then.
-pub(super) const SENDINGS_MAX: usize = 1 << 20;
+pub(super) const UNANSWERED_MAX: usize = 1 << 20;
 
 impl<V: Clone> RRefContext<V> {
     /// Makes a user for another worker, whose data goes into a message to it. Then one of
@@ -92,7 +92,7 @@ impl<V: Clone> RRefContext<V> {
     }
 
     /// The message with this fork goes to the transport. The end of a call is told: by
-    /// [`fork_has_arrived`](Self::fork_has_arrived), [`undo_fork`](Self::undo_fork) or
+    /// [`fork_arrived`](Self::fork_arrived), [`undo_fork`](Self::undo_fork) or
     /// [`fork_outcome_unknown`](Self::fork_outcome_unknown). That of a creation, which is answered before
     /// the references in it are looked at, is told by this with [`Carrier::Answer`].
     pub(crate) fn commit_fork(&mut self, now: Instant, data: &ForkData, carrier: Carrier) {
@@ -108,7 +108,7 @@ impl<V: Clone> RRefContext<V> {
 
     /// The call with this fork was answered by its receiver, which has taken the references in it. What the
     /// owner has sent need not be asked for then; a child's registration is still to come.
-    pub(crate) fn fork_has_arrived(&mut self, now: Instant, data: &ForkData) {
+    pub(crate) fn fork_arrived(&mut self, now: Instant, data: &ForkData) {
         let (rref, fork) = (data.rref, data.fork);
         if self.holder(rref, fork).is_some() {
             self.set_arrival(rref, fork, Arrival::Arrived);
@@ -119,7 +119,7 @@ impl<V: Clone> RRefContext<V> {
 
     /// The message with this fork was not made, or it is certain that it has not arrived.
     pub(crate) fn undo_fork(&mut self, now: Instant, data: &ForkData) {
-        self.fork_is_not_there(now, data.rref, data.fork);
+        self.fork_not_received(now, data.rref, data.fork);
     }
 
     /// The message with this fork was sent, and what became of it is not known: its receiver is asked.
@@ -147,15 +147,17 @@ impl<V: Clone> RRefContext<V> {
         if self.phase != Phase::Running {
             return Err(ReceiveError::ShutDown);
         }
-        if self.is_invented(rref, fork) || fork.0.created_on != parent {
-            return Err(ReceiveError::Invented(fork));
+        if self.is_unissued(rref, fork) || fork.0.created_on != parent {
+            return Err(ReceiveError::UnknownId(fork));
         }
-        if self.gone.contains(fork.0) || self.users.contains_key(&fork) {
+        if self.tombstones.contains(fork.0) || self.users.contains_key(&fork) {
             return Err(ReceiveError::ReceivedBefore(fork));
         }
         // Who is told of it has to answer.
-        if parent != self.me && self.outbox.sendings.len() >= SENDINGS_MAX {
-            return Err(ReceiveError::TooManyMessages { max: SENDINGS_MAX });
+        if parent != self.me && self.outbox.unanswered.len() >= UNANSWERED_MAX {
+            return Err(ReceiveError::TooManyMessages {
+                max: UNANSWERED_MAX,
+            });
         }
         if owner == self.me {
             if owner_incarnation != self.incarnation && owner_incarnation != 0 {
@@ -206,11 +208,11 @@ impl<V: Clone> RRefContext<V> {
         data: &ForkData,
     ) -> Result<(), ReceiveError> {
         let (rref, me) = (data.rref, self.me);
-        if self.gone.contains(rref.0) {
+        if self.tombstones.contains(rref.0) {
             return Err(ReceiveError::Deleted(rref));
         }
         let Some(owned) = self.entry(now, rref) else {
-            return Err(ReceiveError::TooMany { max: UNMADE_MAX });
+            return Err(ReceiveError::TooMany { max: UNCREATED_MAX });
         };
         let ours = owned
             .type_name
@@ -229,7 +231,7 @@ impl<V: Clone> RRefContext<V> {
             // The fork is no user, and is never among the known ones: it has kept its parent alive.
             self.send_child_accept(now, data.parent, data.fork);
         }
-        self.gone.insert(now, data.fork.0);
+        self.tombstones.insert(now, data.fork.0);
         Ok(())
     }
 
@@ -243,10 +245,10 @@ impl<V: Clone> RRefContext<V> {
         fork: ForkId,
     ) -> Answer {
         // A late copy: its user has been known and deleted.
-        if self.gone.contains(fork.0) {
+        if self.tombstones.contains(fork.0) {
             return Answer::Ack;
         }
-        if self.gone.contains(rref.0) {
+        if self.tombstones.contains(rref.0) {
             return Answer::Refused("its value has been deleted".into());
         }
         let Some(owned) = self.entry(now, rref) else {
@@ -284,7 +286,7 @@ impl<V: Clone> RRefContext<V> {
         if user.state == State::OwnerLost {
             self.send_delete(now, owner, rref, fork);
         }
-        self.tell(fork);
+        self.notify(fork);
         // Known or refused: the parent has nothing to protect any more.
         if let Some(parent) = parent {
             self.send_child_accept(now, parent, fork);

@@ -18,8 +18,8 @@ impl<V: Clone> RRefContext<V> {
         if is_sweeping {
             owned.handles = 0;
         }
-        let is_unmade = matches!(owned.value, Value::Unmade);
-        let is_awaited = is_unmade && !is_sweeping && !owned.waiters.is_empty();
+        let is_uncreated = matches!(owned.value, Value::Uncreated);
+        let is_awaited = is_uncreated && !is_sweeping && !owned.waiters.is_empty();
         if !owned.forks.is_empty() || owned.handles > 0 || is_awaited {
             return;
         }
@@ -31,20 +31,20 @@ impl<V: Clone> RRefContext<V> {
         }
         match owned.value {
             // Its creation can still come. Users that were here before it have come and gone.
-            Value::Unmade => self.unmade -= 1,
+            Value::Uncreated => self.uncreated -= 1,
             // Once it was created, no user is alive that is not known: this is the end.
             Value::Running | Value::Promised | Value::Failed { .. } => {
-                self.gone.insert(now, rref.0);
+                self.tombstones.insert(now, rref.0);
             }
             Value::Ready(value) => {
-                self.gone.insert(now, rref.0);
+                self.tombstones.insert(now, rref.0);
                 self.effects.push(Effect::Free(value));
             }
         }
     }
 
     pub(super) fn user_deleted(&mut self, now: Instant, rref: RRefId, fork: ForkId) {
-        self.gone.insert(now, fork.0);
+        self.tombstones.insert(now, fork.0);
         self.remove_holder(rref, fork);
         self.settle_owned(now, rref);
     }

@@ -24,7 +24,7 @@ impl<V: Clone> RRefContext<V> {
     #[cfg(any(test, debug_assertions))]
     pub(crate) fn check_small_tables(&self) -> Result<(), String> {
         const ENTRIES_MAX: usize = 64;
-        let entries = self.owned.len() + self.users.len() + self.outbox.sendings.len();
+        let entries = self.owned.len() + self.users.len() + self.outbox.unanswered.len();
         if entries > ENTRIES_MAX {
             return Ok(());
         }
@@ -32,13 +32,13 @@ impl<V: Clone> RRefContext<V> {
     }
 
     fn check_owned(&self) -> Result<(), String> {
-        let mut unmade = 0;
+        let mut uncreated = 0;
         let mut waiters = 0;
         for (rref, owned) in &self.owned {
-            let is_unmade = matches!(owned.value, Value::Unmade);
-            unmade += usize::from(is_unmade);
+            let is_uncreated = matches!(owned.value, Value::Uncreated);
+            uncreated += usize::from(is_uncreated);
             waiters += owned.waiters.len();
-            let is_awaited = is_unmade && !owned.waiters.is_empty();
+            let is_awaited = is_uncreated && !owned.waiters.is_empty();
             if owned.forks.is_empty() && owned.handles == 0 && !is_awaited {
                 return Err(format!("a value is referred to: {rref}"));
             }
@@ -50,7 +50,7 @@ impl<V: Clone> RRefContext<V> {
                     "no value is waited for that nobody can give: {rref}"
                 ));
             }
-            if self.gone.contains(rref.0) {
+            if self.tombstones.contains(rref.0) {
                 return Err(format!("what is gone is not owned: {rref}"));
             }
             if owned.value.result().is_some() && !owned.waiters.is_empty() {
@@ -62,7 +62,7 @@ impl<V: Clone> RRefContext<V> {
                 }
             }
             for fork in owned.forks.keys() {
-                if self.gone.contains(fork.0) {
+                if self.tombstones.contains(fork.0) {
                     return Err(format!("a user that is gone is not known: {fork}"));
                 }
                 if self.users.contains_key(fork) {
@@ -70,8 +70,11 @@ impl<V: Clone> RRefContext<V> {
                 }
             }
         }
-        if unmade != self.unmade {
-            return Err(format!("{} entries are unmade, not {unmade}", self.unmade));
+        if uncreated != self.uncreated {
+            return Err(format!(
+                "{} entries are uncreated, not {uncreated}",
+                self.uncreated
+            ));
         }
         if waiters != self.waiting.len() {
             return Err(format!(
@@ -106,7 +109,7 @@ impl<V: Clone> RRefContext<V> {
             }
             let is_settling = matches!(
                 user.state,
-                State::Doubtful(_) | State::Failed(_, Failure::Telling)
+                State::Unsettled(_) | State::Failed(_, Failure::Reporting)
             );
             if is_settling != self.outbox.contains(Control::Abandon(*fork)) {
                 return Err(format!(
@@ -174,14 +177,14 @@ impl<V: Clone> RRefContext<V> {
 
     fn check_outbox(&self) -> Result<(), String> {
         let outbox = &self.outbox;
-        let probes = outbox.sendings.keys().filter(|&&control| {
+        let probes = outbox.unanswered.keys().filter(|&&control| {
             matches!(control, Control::Probe(_)) && !outbox.is_stalled(control)
         });
         let probes = probes.count();
         if probes != outbox.probes {
             return Err(format!("{probes} probes are sent, not {}", outbox.probes));
         }
-        for (control, sending) in &outbox.sendings {
+        for (control, sending) in &outbox.unanswered {
             if sending.to == self.me {
                 return Err(format!("no message goes to its sender: {control:?}"));
             }

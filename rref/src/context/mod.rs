@@ -54,7 +54,7 @@ mod user;
 mod tests;
 
 pub(crate) use effect::{Carrier, Control, Delivery, Effect, Handle, RequestToken, UserStatus};
-pub(crate) use error::{FetchError, ForkError, GiveError, ReceiveError, UserError};
+pub(crate) use error::{FetchError, ForkError, ReceiveError, SetValueError, UserError};
 pub(crate) use peer_lost::LossReport;
 pub(crate) use state::{RRefContext, Timing};
 

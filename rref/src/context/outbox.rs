@@ -15,7 +15,7 @@ use crate::protocol::Message;
 
 /// One message.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) struct Sending {
+pub(super) struct Unanswered {
     pub(super) to: WorkerId,
     pub(super) message: Message,
     /// Of the last sending, or of the stall.
@@ -25,14 +25,14 @@ pub(super) struct Sending {
 /// All of them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub(super) struct Outbox {
-    pub(super) sendings: BTreeMap<Control, Sending>,
-    /// Those of `sendings` that wait for a sign of life, by receiver. None is empty.
+    pub(super) unanswered: BTreeMap<Control, Unanswered>,
+    /// Those of `unanswered` that wait for a sign of life, by receiver. None is empty.
     pub(super) stalled: BTreeMap<WorkerId, Stalled>,
-    /// How many of `sendings` are probes that have not stalled.
+    /// How many of `unanswered` are probes that have not stalled.
     pub(super) probes: usize,
     /// Deletions that wait for the batch before them, by owner. No queue is empty.
     pub(super) deletes: BTreeMap<WorkerId, VecDeque<(RRefId, ForkId)>>,
-    /// The owners that have a batch of deletions among `sendings`.
+    /// The owners that have a batch of deletions among `unanswered`.
     pub(super) deleting: BTreeSet<WorkerId>,
     pub(super) batches: u64,
 }
@@ -47,11 +47,11 @@ pub(super) struct Stalled {
 
 impl Outbox {
     pub(super) fn contains(&self, control: Control) -> bool {
-        self.sendings.contains_key(&control)
+        self.unanswered.contains_key(&control)
     }
 
     pub(super) fn is_stalled(&self, control: Control) -> bool {
-        self.sendings
+        self.unanswered
             .get(&control)
             .and_then(|sending| self.stalled.get(&sending.to))
             .is_some_and(|stalled| stalled.controls.contains(&control))
@@ -62,8 +62,8 @@ impl Outbox {
         self.stalled.values().map(|stalled| stalled.since).min()
     }
 
-    pub(super) fn remove(&mut self, control: Control) -> Option<Sending> {
-        let sending = self.sendings.remove(&control)?;
+    pub(super) fn remove(&mut self, control: Control) -> Option<Unanswered> {
+        let sending = self.unanswered.remove(&control)?;
         let was_stalled = self
             .stalled
             .get_mut(&sending.to)

@@ -13,7 +13,7 @@ use crate::id::{ForkId, RRefId};
 pub(super) const WAITING_MAX: usize = 1 << 16;
 
 /// The most references that were heard of before their creation. Peers make such entries.
-pub(super) const UNMADE_MAX: usize = 1 << 16;
+pub(super) const UNCREATED_MAX: usize = 1 << 16;
 
 /// A reference that is owned here.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -34,7 +34,7 @@ pub(super) struct Owned<V> {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) enum Value<V> {
     /// The creation has not come.
-    Unmade,
+    Uncreated,
     /// The function runs.
     Running,
     /// The program of this worker gives it later.
@@ -100,7 +100,7 @@ impl<V: Clone> Value<V> {
     /// Unless it is still to come.
     pub(super) fn result(&self) -> Option<Result<V, Arc<str>>> {
         match self {
-            Self::Unmade | Self::Running | Self::Promised => None,
+            Self::Uncreated | Self::Running | Self::Promised => None,
             Self::Ready(value) => Some(Ok(value.clone())),
             Self::Failed { error, .. } => Some(Err(Arc::clone(error))),
         }

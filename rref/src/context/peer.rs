@@ -15,7 +15,7 @@ pub(super) struct Peer {
 }
 
 impl Peer {
-    pub(super) fn give_up(&mut self, incarnation: u64) {
+    pub(super) fn declare_dead(&mut self, incarnation: u64) {
         if self.former.contains(&incarnation) {
             return;
         }

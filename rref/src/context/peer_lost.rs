@@ -9,7 +9,7 @@ use super::effect::{Control, Delivery};
 use super::error::FetchError;
 use super::owned::{Arrival, Holder, Owned, Value, Waiting};
 use super::state::RRefContext;
-use super::user::{InVain, State, User};
+use super::user::{Orphan, State, User};
 use crate::id::{ForkId, RRefId};
 use crate::protocol::Answer;
 
@@ -45,18 +45,18 @@ impl<V: Clone> RRefContext<V> {
         }
         if connected != incarnation {
             if let Some(connected) = connected {
-                self.hear(now, worker, connected);
+                self.heard_from(now, worker, connected);
             }
             return LossReport::Replaced;
         }
-        let was_involved = self.has_part(worker);
+        let was_involved = self.is_involved(worker);
         self.peer_lost(now, worker, incarnation);
         LossReport::Lost { was_involved }
     }
 
     /// A worker gave a sign of life; `false` if it is of a process that was given up. A new process is the
     /// end of the one before.
-    pub(crate) fn hear(&mut self, now: Instant, worker: WorkerId, incarnation: u64) -> bool {
+    pub(crate) fn heard_from(&mut self, now: Instant, worker: WorkerId, incarnation: u64) -> bool {
         let known = self.peers.get(&worker).and_then(|peer| peer.incarnation);
         if known != Some(incarnation) {
             if self.is_former(worker, incarnation) {
@@ -66,7 +66,7 @@ impl<V: Clone> RRefContext<V> {
             peer.incarnation = Some(incarnation);
             peer.is_lost = false;
             if let Some(former) = known {
-                peer.give_up(former);
+                peer.declare_dead(former);
                 self.process_lost(now, worker, former);
             }
         }
@@ -93,7 +93,7 @@ impl<V: Clone> RRefContext<V> {
         let heard = peer.incarnation.take();
         peer.is_lost = true;
         for lost in [heard, incarnation].into_iter().flatten() {
-            peer.give_up(lost);
+            peer.declare_dead(lost);
         }
         let is_its = |of: u64| match (heard, incarnation) {
             (None, None) => true,
@@ -124,7 +124,7 @@ impl<V: Clone> RRefContext<V> {
 
     /// Whether a worker has anything to do with what is here: a value, a user, a message.
     #[must_use]
-    pub(crate) fn has_part(&self, worker: WorkerId) -> bool {
+    pub(crate) fn is_involved(&self, worker: WorkerId) -> bool {
         let holds = |owned: &Owned<V>| owned.forks.values().any(|holder| holder.worker == worker);
         self.users.values().any(|user| user.owner == worker)
             || self.children.values().any(|child| child.to == worker)
@@ -132,7 +132,7 @@ impl<V: Clone> RRefContext<V> {
             || self.waiting.values().any(|waiting| waiting.from == worker)
             || self
                 .outbox
-                .sendings
+                .unanswered
                 .values()
                 .any(|sending| sending.to == worker)
     }
@@ -162,7 +162,7 @@ impl<V: Clone> RRefContext<V> {
             |holder| holder.incarnation.is_some_and(is_its),
             is_its,
         );
-        self.ask_for_forks_on(now, worker);
+        self.reprobe_forks_on(now, worker);
     }
 
     /// Releases what a dead worker refers to, forgets what it has asked for, and ends the wait for what it
@@ -177,7 +177,7 @@ impl<V: Clone> RRefContext<V> {
         let asked = |(&token, waiting): (_, &Waiting)| (waiting.from == worker).then_some(token);
         let tokens: Vec<RequestToken> = self.waiting.iter().filter_map(asked).collect();
         for token in tokens {
-            self.give_up_fetch(now, token, FetchError::GivenUp(worker));
+            self.fail_fetch(now, token, FetchError::PeerDead(worker));
         }
         let rrefs: Vec<RRefId> = self.owned.keys().copied().collect();
         for rref in rrefs {
@@ -189,12 +189,12 @@ impl<V: Clone> RRefContext<V> {
                 .iter()
                 .filter(|(_, holder)| holder.worker == worker && is_released(holder));
             let its: Vec<ForkId> = its.map(|(&fork, _)| fork).collect();
-            let is_unmade = matches!(owned.value, Value::Unmade);
+            let is_uncreated = matches!(owned.value, Value::Uncreated);
             for fork in its {
-                self.gone.insert(now, fork.0);
+                self.tombstones.insert(now, fork.0);
                 self.remove_holder(rref, fork);
             }
-            if is_unmade && rref.0.created_on == worker && is_its(rref.0.incarnation) {
+            if is_uncreated && rref.0.created_on == worker && is_its(rref.0.incarnation) {
                 self.complete(rref, Value::lost_creator(rref));
             }
             self.settle_owned(now, rref);
@@ -203,7 +203,7 @@ impl<V: Clone> RRefContext<V> {
 
     /// The users that were sent to a worker, and are said to have arrived there, may have arrived at a former
     /// process of it: they are asked for when that is due.
-    pub(super) fn ask_for_forks_on(&mut self, now: Instant, worker: WorkerId) {
+    pub(super) fn reprobe_forks_on(&mut self, now: Instant, worker: WorkerId) {
         let mut unclear = Vec::new();
         for (&rref, owned) in &self.owned {
             let forks = owned.forks.iter().filter(|(_, holder)| {
@@ -237,22 +237,22 @@ impl<V: Clone> RRefContext<V> {
                 continue;
             };
             let before = std::mem::replace(&mut user.state, State::OwnerLost);
-            let in_vain = InVain {
+            let orphans = Orphan {
                 owner,
                 rref: user.rref,
                 fork,
             };
             match before {
                 State::Creating => {
-                    self.in_vain.insert(Control::Create(fork), in_vain);
+                    self.orphans.insert(Control::Create(fork), orphans);
                 }
                 State::Requesting if !self.outbox.is_stalled(Control::ForkRequest(fork)) => {
-                    self.in_vain.insert(Control::ForkRequest(fork), in_vain);
+                    self.orphans.insert(Control::ForkRequest(fork), orphans);
                 }
                 _ => {}
             }
             let parent = user.parent.filter(|_| before == State::Requesting);
-            self.tell(fork);
+            self.notify(fork);
             // There is nothing to protect any more, which the parent may not know yet.
             if let Some(parent) = parent {
                 self.send_child_accept(now, parent, fork);
@@ -272,13 +272,13 @@ impl<V: Clone> RRefContext<V> {
 
     /// The message of a user that was given up has ended. If anybody has registered the user, it is deleted
     /// there.
-    pub(super) fn ended_in_vain(&mut self, now: Instant, in_vain: InVain, delivery: &Delivery) {
-        let InVain { owner, rref, fork } = in_vain;
+    pub(super) fn orphan_ended(&mut self, now: Instant, orphans: Orphan, delivery: &Delivery) {
+        let Orphan { owner, rref, fork } = orphans;
         let may_be_known = match delivery {
             Delivery::Answered {
                 incarnation,
                 answer: Answer::Ack | Answer::RemoteAccept,
-            } => self.hear(now, owner, *incarnation),
+            } => self.heard_from(now, owner, *incarnation),
             Delivery::Unknown(_) => self.incarnation_of(owner).is_some(),
             _ => false,
         };

@@ -29,8 +29,8 @@ impl<V: Clone> RRefContext<V> {
                 self.send(now, to, control, Message::Probe { rref, fork });
             }
             Some(_) if !self.users.contains_key(&fork) => {
-                self.gone.insert(now, fork.0);
-                self.fork_is_not_there(now, rref, fork);
+                self.tombstones.insert(now, fork.0);
+                self.fork_not_received(now, rref, fork);
             }
             _ => self.set_arrival(rref, fork, Arrival::UnderWay { since: now }),
         }
@@ -49,7 +49,7 @@ impl<V: Clone> RRefContext<V> {
                 self.set_arrival(rref, fork, Arrival::UnderWay { since: now });
             }
             Answer::Received => self.set_arrival(rref, fork, Arrival::Arrived),
-            Answer::NotReceived => self.fork_is_not_there(now, rref, fork),
+            Answer::NotReceived => self.fork_not_received(now, rref, fork),
             _ => self.set_arrival(rref, fork, Arrival::UnderWay { since: now }),
         }
     }
@@ -70,7 +70,7 @@ impl<V: Clone> RRefContext<V> {
     }
 
     /// A fork has not arrived and never will, or is gone again.
-    pub(super) fn fork_is_not_there(&mut self, now: Instant, rref: RRefId, fork: ForkId) {
+    pub(super) fn fork_not_received(&mut self, now: Instant, rref: RRefId, fork: ForkId) {
         if self.children.contains_key(&fork) {
             self.release_child(now, fork);
         } else if self.holder(rref, fork).is_some() {

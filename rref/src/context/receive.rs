@@ -26,19 +26,19 @@ impl<V: Clone> RRefContext<V> {
         deadline: Option<Instant>,
         message: Message,
     ) {
-        let is_heard = self.hear(now, from, incarnation);
+        let is_heard = self.heard_from(now, from, incarnation);
         let answer = match message {
             Message::Fetch { rref } | Message::Call { rref, .. } => {
                 if is_heard {
                     self.fetch_for(now, token, from, rref, deadline);
                 } else {
-                    let result = Err(FetchError::GivenUp(from));
+                    let result = Err(FetchError::PeerDead(from));
                     self.effects.push(Effect::AnswerFetch { token, result });
                 }
                 return;
             }
             message if is_heard => self.handle(now, from, incarnation, message),
-            _ => Answer::Refused(FetchError::GivenUp(from).to_string().into()),
+            _ => Answer::Refused(FetchError::PeerDead(from).to_string().into()),
         };
         self.effects.push(Effect::Reply { token, answer });
     }
@@ -59,7 +59,7 @@ impl<V: Clone> RRefContext<V> {
                 arguments,
             } => {
                 if !is_by(rref, fork, from, incarnation) {
-                    return invented(rref, fork);
+                    return unknown_id(rref, fork);
                 }
                 let call = Creation {
                     rref,
@@ -68,21 +68,21 @@ impl<V: Clone> RRefContext<V> {
                     function,
                     arguments,
                 };
-                self.creation_came(now, from, incarnation, call)
+                self.receive_creation(now, from, incarnation, call)
             }
             // Waits for a value, which is no answer of the context's.
             Message::Fetch { rref } | Message::Call { rref, .. } => {
                 Answer::Refused(format!("{rref}: not a control message").into())
             }
             Message::ForkRequest { rref, fork }
-                if self.is_invented(rref, fork) || fork.0.named_for() != Some(from) =>
+                if self.is_unissued(rref, fork) || fork.0.named_for() != Some(from) =>
             {
-                invented(rref, fork)
+                unknown_id(rref, fork)
             }
             Message::Probe { rref, fork } | Message::Query { rref, fork }
-                if self.is_invented(rref, fork) || fork.0.created_on != from =>
+                if self.is_unissued(rref, fork) || fork.0.created_on != from =>
             {
-                invented(rref, fork)
+                unknown_id(rref, fork)
             }
             Message::ForkRequest { rref, fork } => {
                 self.fork_requested(now, from, incarnation, rref, fork)
@@ -101,14 +101,14 @@ impl<V: Clone> RRefContext<V> {
                 for (rref, fork) in forks {
                     // By who holds it, or has made it.
                     let is_its = fork.0.named_for() == Some(from) || fork.0.created_on == from;
-                    if is_its && !self.is_invented(rref, fork) {
+                    if is_its && !self.is_unissued(rref, fork) {
                         self.user_deleted(now, rref, fork);
                     }
                 }
                 Answer::Ack
             }
             Message::Abandon { rref, fork, .. } if !is_by(rref, fork, from, incarnation) => {
-                invented(rref, fork)
+                unknown_id(rref, fork)
             }
             Message::Abandon { rref, fork, error } => {
                 self.abandoned(now, from, incarnation, (rref, fork), error)
@@ -118,7 +118,7 @@ impl<V: Clone> RRefContext<V> {
                 if self.users.contains_key(&fork) || is_accepting {
                     Answer::Received
                 } else {
-                    self.gone.insert(now, fork.0);
+                    self.tombstones.insert(now, fork.0);
                     Answer::NotReceived
                 }
             }
@@ -126,7 +126,7 @@ impl<V: Clone> RRefContext<V> {
                 let owned = self.owned.get(&rref);
                 if owned.is_some_and(|owned| owned.forks.contains_key(&fork)) {
                     Answer::Known
-                } else if self.gone.contains(fork.0) || self.gone.contains(rref.0) {
+                } else if self.tombstones.contains(fork.0) || self.tombstones.contains(rref.0) {
                     Answer::Deleted
                 } else {
                     Answer::Unknown
@@ -142,12 +142,16 @@ impl<V: Clone> RRefContext<V> {
         control: Control,
         mut delivery: Delivery,
     ) {
-        if let Some(in_vain) = self.in_vain.remove(&control) {
-            return self.ended_in_vain(now, in_vain, &delivery);
+        if let Some(orphans) = self.orphans.remove(&control) {
+            return self.orphan_ended(now, orphans, &delivery);
         }
         let to = match control {
             Control::Create(fork) => self.users.get(&fork).map(|user| user.owner),
-            _ => self.outbox.sendings.get(&control).map(|sending| sending.to),
+            _ => self
+                .outbox
+                .unanswered
+                .get(&control)
+                .map(|sending| sending.to),
         };
         let Some(to) = to else {
             return;
@@ -158,13 +162,13 @@ impl<V: Clone> RRefContext<V> {
         let mut answered_by = 0;
         if let Delivery::Answered { incarnation, .. } = delivery {
             answered_by = incarnation;
-            if !self.hear(now, to, incarnation) {
+            if !self.heard_from(now, to, incarnation) {
                 // It will not be answered by anybody who is heard: as if it had been sent before the loss.
                 if self.incarnation_of(to).is_none() {
                     return self.peer_lost(now, to, None);
                 }
                 // There is a later process, which has not answered yet.
-                let why = FetchError::GivenUp(to).to_string();
+                let why = FetchError::PeerDead(to).to_string();
                 delivery = Delivery::Unknown(why.into());
             }
         }
@@ -212,8 +216,8 @@ impl<V: Clone> RRefContext<V> {
     }
 
     /// Whether one of these is a name that this process has yet to give: nobody can have it from here.
-    pub(super) fn is_invented(&self, rref: RRefId, fork: ForkId) -> bool {
-        self.mint.is_still_to_give(rref.0) || self.mint.is_still_to_give(fork.0)
+    pub(super) fn is_unissued(&self, rref: RRefId, fork: ForkId) -> bool {
+        self.mint.is_unissued(rref.0) || self.mint.is_unissued(fork.0)
     }
 }
 
@@ -224,7 +228,7 @@ fn is_by(rref: RRefId, fork: ForkId, from: WorkerId, incarnation: u64) -> bool {
         .all(|id| id.created_on == from && id.incarnation == incarnation)
 }
 
-fn invented(rref: RRefId, fork: ForkId) -> Answer {
+fn unknown_id(rref: RRefId, fork: ForkId) -> Answer {
     let what = format!("{rref} or {fork} was not given by whom it names");
     Answer::Refused(what.into())
 }

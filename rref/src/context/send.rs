@@ -6,19 +6,19 @@ use std::time::Instant;
 use rpc_agent::WorkerId;
 
 use super::effect::{Control, Effect};
-use super::outbox::{Sending, Stalled};
-use super::state::{RRefContext, is_over};
+use super::outbox::{Stalled, Unanswered};
+use super::state::{RRefContext, has_elapsed};
 use crate::id::{ForkId, RRefId};
 use crate::protocol::{DELETES_MAX, Message};
 
 impl<V: Clone> RRefContext<V> {
     pub(super) fn send(&mut self, now: Instant, to: WorkerId, control: Control, message: Message) {
-        let sending = Sending {
+        let sending = Unanswered {
             to,
             message: message.clone(),
             since: now,
         };
-        let before = self.outbox.sendings.insert(control, sending);
+        let before = self.outbox.unanswered.insert(control, sending);
         debug_assert!(before.is_none(), "{control:?} is under way");
         self.outbox.probes += usize::from(matches!(control, Control::Probe(_)));
         self.effects.push(Effect::Send {
@@ -69,7 +69,7 @@ impl<V: Clone> RRefContext<V> {
     }
 
     pub(super) fn stall(&mut self, now: Instant, control: Control) {
-        if let Some(sending) = self.outbox.sendings.get_mut(&control) {
+        if let Some(sending) = self.outbox.unanswered.get_mut(&control) {
             sending.since = now;
             let to = sending.to;
             let stalled = self.outbox.stalled.entry(to).or_insert_with(|| Stalled {
@@ -109,7 +109,7 @@ impl<V: Clone> RRefContext<V> {
             .outbox
             .stalled
             .iter()
-            .filter(|(_, stalled)| is_over(stalled.since, resend_after, now))
+            .filter(|(_, stalled)| has_elapsed(stalled.since, resend_after, now))
             .map(|(&to, _)| to)
             .collect();
         for to in overdue {
@@ -121,7 +121,7 @@ impl<V: Clone> RRefContext<V> {
     pub(super) fn drop_messages_to(&mut self, worker: WorkerId) {
         let controls: Vec<Control> = self
             .outbox
-            .sendings
+            .unanswered
             .iter()
             .filter(|(_, sending)| sending.to == worker)
             .map(|(&control, _)| control)

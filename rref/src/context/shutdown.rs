@@ -27,7 +27,7 @@ impl<V: Clone> RRefContext<V> {
         self.phase = Phase::Sweeping;
         let rrefs: Vec<RRefId> = self.owned.keys().copied().collect();
         for rref in rrefs {
-            self.break_promise(rref);
+            self.fail_promise(rref);
             self.settle_owned(now, rref);
         }
     }
@@ -43,13 +43,13 @@ impl<V: Clone> RRefContext<V> {
         self.children.clear();
         self.under_way.clear();
         self.outbox = Outbox::default();
-        self.in_vain.clear();
+        self.orphans.clear();
         for owned in self.owned.values_mut() {
             owned.forks.clear();
         }
         let rrefs: Vec<RRefId> = self.owned.keys().copied().collect();
         for rref in rrefs {
-            self.break_promise(rref);
+            self.fail_promise(rref);
             self.settle_owned(now, rref);
         }
     }
@@ -59,7 +59,7 @@ impl<V: Clone> RRefContext<V> {
     pub(crate) fn has_no_users(&self) -> bool {
         self.users.is_empty()
             && self.children.is_empty()
-            && self.outbox.sendings.is_empty()
+            && self.outbox.unanswered.is_empty()
             && self.outbox.deletes.is_empty()
     }
 

@@ -29,11 +29,11 @@ impl<V: Clone> RRefContext<V> {
     pub(crate) fn sizes(&self) -> TableSizes {
         let mut sizes = TableSizes {
             owners: self.owned.len(),
-            pending_owners: self.unmade,
+            pending_owners: self.uncreated,
             forks: self.owned.values().map(|owned| owned.forks.len()).sum(),
             pending_children: self.children.len(),
             deletes_queued: self.outbox.deletes_queued(),
-            pending_futures: self.outbox.sendings.len(),
+            pending_futures: self.outbox.unanswered.len(),
             stalled: self
                 .outbox
                 .stalled
@@ -41,7 +41,7 @@ impl<V: Clone> RRefContext<V> {
                 .map(|stalled| stalled.controls.len())
                 .sum(),
             parked_fetches: self.waiting.len(),
-            tombstone_ranges: self.gone.ranges(),
+            tombstone_ranges: self.tombstones.ranges(),
             ..TableSizes::default()
         };
         for user in self.users.values() {
@@ -67,7 +67,7 @@ impl<V: Clone> RRefContext<V> {
             rref,
             type_name: owned.type_name.clone(),
             state: match owned.value {
-                Value::Unmade => ValueState::Uncreated,
+                Value::Uncreated => ValueState::Uncreated,
                 Value::Running => ValueState::Running,
                 Value::Promised => ValueState::Promised,
                 Value::Ready(_) => ValueState::Ready,
@@ -96,8 +96,8 @@ impl<V: Clone> RRefContext<V> {
                 State::Creating => UserState::Creating,
                 State::Requesting => UserState::Requesting,
                 State::Confirmed => UserState::Confirmed,
-                State::Doubtful(_) => UserState::Unsettled,
-                State::Failed(_, Failure::Private | Failure::Telling | Failure::Told) => {
+                State::Unsettled(_) => UserState::Unsettled,
+                State::Failed(_, Failure::Unreported | Failure::Reporting | Failure::Reported) => {
                     UserState::Failed
                 }
                 State::Refused(_) => UserState::Refused,
@@ -113,7 +113,7 @@ impl<V: Clone> RRefContext<V> {
             to: child.to,
             age: age(child.since),
         });
-        let messages = self.outbox.sendings.iter().map(|(&control, sending)| {
+        let messages = self.outbox.unanswered.iter().map(|(&control, sending)| {
             let (kind, fork) = match control {
                 Control::Create(fork) => (MessageKind::Creation, Some(fork)),
                 Control::ForkRequest(fork) => (MessageKind::Registration, Some(fork)),
@@ -167,7 +167,7 @@ impl<V: Clone> RRefContext<V> {
         for child in self.children.values() {
             count(child.to, MissingKind::Children);
         }
-        for sending in self.outbox.sendings.values() {
+        for sending in self.outbox.unanswered.values() {
             count(sending.to, MissingKind::Messages);
         }
         for (&owner, queue) in &self.outbox.deletes {

@@ -11,7 +11,7 @@ use super::outbox::Outbox;
 use super::owned::{Owned, Waiting};
 use super::peer::Peer;
 use super::tombstones::Tombstones;
-use super::user::{Child, InVain, State, User};
+use super::user::{Child, Orphan, State, User};
 use crate::id::{ForkId, Mint, RRefId};
 
 /// The shortest time of [`Timing`].
@@ -57,8 +57,8 @@ pub(crate) struct RRefContext<V> {
     pub(super) mint: Mint,
     pub(super) phase: Phase,
     pub(super) owned: BTreeMap<RRefId, Owned<V>>,
-    /// How many of `owned` are unmade.
-    pub(super) unmade: usize,
+    /// How many of `owned` are uncreated.
+    pub(super) uncreated: usize,
     /// Requests for values that are not there.
     pub(super) waiting: BTreeMap<RequestToken, Waiting>,
     pub(super) deadlines: BTreeSet<(Instant, RequestToken)>,
@@ -67,9 +67,9 @@ pub(crate) struct RRefContext<V> {
     /// The forks whose [`Arrival`] is `UnderWay`, by its time.
     pub(super) under_way: BTreeSet<(Instant, RRefId, ForkId)>,
     pub(super) outbox: Outbox,
-    pub(super) in_vain: BTreeMap<Control, InVain>,
+    pub(super) orphans: BTreeMap<Control, Orphan>,
     pub(super) peers: BTreeMap<WorkerId, Peer>,
-    pub(super) gone: Tombstones,
+    pub(super) tombstones: Tombstones,
     pub(super) effects: Vec<Effect<V>>,
 }
 
@@ -89,16 +89,16 @@ impl<V: Clone> RRefContext<V> {
             mint: Mint::new(me, incarnation),
             phase: Phase::Running,
             owned: BTreeMap::new(),
-            unmade: 0,
+            uncreated: 0,
             waiting: BTreeMap::new(),
             deadlines: BTreeSet::new(),
             users: BTreeMap::new(),
             children: BTreeMap::new(),
             under_way: BTreeSet::new(),
             outbox: Outbox::default(),
-            in_vain: BTreeMap::new(),
+            orphans: BTreeMap::new(),
             peers: BTreeMap::new(),
-            gone: Tombstones::new(now),
+            tombstones: Tombstones::new(now),
             effects: Vec::new(),
         }
     }
@@ -165,6 +165,6 @@ impl<V: Clone> RRefContext<V> {
 }
 
 /// Whether so much time has passed since then.
-pub(super) fn is_over(since: Instant, time: Duration, now: Instant) -> bool {
+pub(super) fn has_elapsed(since: Instant, time: Duration, now: Instant) -> bool {
     since.checked_add(time).is_some_and(|end| end <= now)
 }

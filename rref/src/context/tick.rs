@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use super::error::FetchError;
 use super::probe::PROBES_MAX;
-use super::state::{RRefContext, is_over};
+use super::state::{RRefContext, has_elapsed};
 
 impl<V: Clone> RRefContext<V> {
     /// Does what is due: requests whose deadline has passed, messages that could not be sent, children
@@ -17,13 +17,13 @@ impl<V: Clone> RRefContext<V> {
                 self.deadlines.remove(&(deadline, token));
                 continue;
             };
-            self.give_up_fetch(now, token, FetchError::TimedOut(rref));
+            self.fail_fetch(now, token, FetchError::TimedOut(rref));
         }
-        self.gone.expire(now);
+        self.tombstones.expire(now);
         self.resend_overdue(now);
         while let Some(&(since, rref, fork)) = self.under_way.first()
             && self.outbox.probes < PROBES_MAX
-            && is_over(since, self.timing.probe_after, now)
+            && has_elapsed(since, self.timing.probe_after, now)
         {
             self.probe(now, rref, fork);
         }
@@ -42,7 +42,7 @@ impl<V: Clone> RRefContext<V> {
         };
         let resend = self.outbox.oldest_stall();
         let resend = resend.and_then(|since| since.checked_add(self.timing.resend_after));
-        let expiry = self.gone.next_expiry();
+        let expiry = self.tombstones.next_expiry();
         [deadline, probe, resend, expiry]
             .into_iter()
             .flatten()

@@ -41,7 +41,7 @@ pub(super) enum State {
     /// The owner knows it.
     Confirmed,
     /// The creation was not answered; the owner is asked to settle it.
-    Doubtful(Arc<str>),
+    Unsettled(Arc<str>),
     /// The creation failed.
     Failed(Arc<str>, Failure),
     /// The owner did not register it.
@@ -54,11 +54,11 @@ pub(super) enum State {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Failure {
     /// Nothing, and nobody asks it.
-    Private,
+    Unreported,
     /// Others may ask it for the value: it is being told.
-    Telling,
+    Reporting,
     /// It knows the user, and answers for the value with the error.
-    Told,
+    Reported,
 }
 
 /// A user that was sent to another worker, and is not known to have arrived and been registered.
@@ -74,7 +74,7 @@ pub(super) struct Child {
 /// A creation or a registration that was given up with its owner while its message is still under way: a
 /// later process of the worker may take it for its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct InVain {
+pub(super) struct Orphan {
     pub(super) owner: WorkerId,
     pub(super) rref: RRefId,
     pub(super) fork: ForkId,
@@ -85,7 +85,7 @@ impl User {
     pub(super) fn error(&self) -> Option<UserError> {
         match &self.state {
             State::Creating | State::Requesting | State::Confirmed => None,
-            State::Doubtful(error) => Some(UserError::CreationUnknown(Arc::clone(error))),
+            State::Unsettled(error) => Some(UserError::CreationUnknown(Arc::clone(error))),
             State::Failed(error, _) => Some(UserError::CreationFailed(Arc::clone(error))),
             State::Refused(reason) => Some(UserError::Refused(Arc::clone(reason))),
             State::OwnerLost => Some(UserError::OwnerLost(self.owner)),

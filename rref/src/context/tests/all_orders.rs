@@ -260,7 +260,7 @@ fn a_message_that_is_not_encoded_leaves_nothing_behind() {
 
 const PROMISE: Op = Op::CreatePromised { slot: 0 };
 const GIVE: Op = Op::GiveValue { slot: 0 };
-const GIVE_ERROR: Op = Op::GiveError { slot: 0 };
+const GIVE_ERROR: Op = Op::SetValueError { slot: 0 };
 
 #[test]
 fn a_value_is_given_before_or_after_it_is_asked_for() {

@@ -6,10 +6,12 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use rpc_agent::WorkerId;
 
-use crate::context::owned::{UNMADE_MAX, WAITING_MAX};
+use crate::context::owned::{UNCREATED_MAX, WAITING_MAX};
 use crate::context::probe::PROBES_MAX;
 use crate::context::{Carrier, Handle, RRefContext, Timing, UserStatus};
-use crate::context::{Control, Delivery, Effect, FetchError, GiveError, ReceiveError, UserError};
+use crate::context::{
+    Control, Delivery, Effect, FetchError, ReceiveError, SetValueError, UserError,
+};
 use crate::id::{ForkId, GloballyUniqueId, RRefId};
 use crate::protocol::{Answer, ForkData, Message};
 
@@ -435,7 +437,7 @@ fn what_a_dead_worker_has_asked_for_is_not_waited_with() {
     owner.peer_lost(now, worker(C), None);
     let given_up = Effect::AnswerFetch {
         token: 8,
-        result: Err(FetchError::GivenUp(worker(C))),
+        result: Err(FetchError::PeerDead(worker(C))),
     };
     assert_eq!(owner.take_effects(), [given_up]);
     assert_eq!(owner.sizes().parked_fetches, 1);
@@ -450,7 +452,7 @@ fn what_its_receiver_has_answered_is_not_asked_for() {
     let second = owner.fork(now, Handle::Owner(rref), worker(C)).unwrap();
     owner.commit_fork(now, &first, Carrier::Call);
     owner.commit_fork(now, &second, Carrier::Call);
-    owner.fork_has_arrived(now, &first);
+    owner.fork_arrived(now, &first);
     // Nor is a call that goes on, however long it takes.
     assert_eq!(owner.next_tick(), None);
     // That of a creation is known for accepted only.
@@ -629,14 +631,14 @@ fn nobody_can_register_delete_or_ask_for_the_user_of_another() {
 fn strangers_cannot_fill_the_tables() {
     let now = Instant::now();
     let mut owner = context(B, now);
-    for n in 0..UNMADE_MAX as u64 + 10 {
+    for n in 0..UNCREATED_MAX as u64 + 10 {
         let message = Message::ForkRequest {
             rref: RRefId(id(A, 2 * n)),
             fork: ForkId(id(A, u64::from(C) << 48 | (2 * n + 1))),
         };
         receive(&mut owner, now, C, message);
     }
-    assert_eq!(owner.sizes().pending_owners, UNMADE_MAX);
+    assert_eq!(owner.sizes().pending_owners, UNCREATED_MAX);
     for token in 0..WAITING_MAX as u64 + 10 {
         owner.fetch(now, token, R(), None);
         owner.effects.clear();
@@ -686,23 +688,23 @@ fn a_value_is_given_once_to_all_that_wait() {
     assert_eq!(owner.take_effects(), [timed_out(3)]);
     owner.tick(soon);
     assert_eq!(owner.take_effects(), [timed_out(2)]);
-    assert_eq!(owner.give(soon, rref, Ok("value")), Ok(()));
+    assert_eq!(owner.set_value(soon, rref, Ok("value")), Ok(()));
     let result = Ok("value");
     assert_eq!(
         owner.take_effects(),
         [Effect::AnswerFetch { token: 1, result }]
     );
     // What is refused is freed, and an error is nothing to be freed.
-    let refused = Err(GiveError::AlreadyGiven);
-    assert_eq!(owner.give(soon, rref, Ok("second")), refused);
+    let refused = Err(SetValueError::AlreadySet);
+    assert_eq!(owner.set_value(soon, rref, Ok("second")), refused);
     assert_eq!(owner.take_effects(), [Effect::Free("second")]);
-    assert_eq!(owner.give(soon, rref, Err("error".into())), refused);
+    assert_eq!(owner.set_value(soon, rref, Err("error".into())), refused);
     assert_eq!(owner.take_effects(), []);
     assert_eq!(owner.try_value(rref), Some(Ok("value")));
     owner.drop_handle(soon, Handle::Owner(rref));
     assert_eq!(owner.take_effects(), [Effect::Free("value")]);
-    let refused = Err(GiveError::ShutDown);
-    assert_eq!(owner.give(soon, rref, Ok("late")), refused);
+    let refused = Err(SetValueError::ShutDown);
+    assert_eq!(owner.set_value(soon, rref, Ok("late")), refused);
 }
 
 #[test]
@@ -710,8 +712,8 @@ fn what_a_function_makes_is_not_given() {
     let now = Instant::now();
     let mut owner = context(B, now);
     let rref = owner.create_here(now, "t").unwrap();
-    let refused = Err(GiveError::MadeByFunction);
-    assert_eq!(owner.give(now, rref, Ok("given")), refused);
+    let refused = Err(SetValueError::MadeByFunction);
+    assert_eq!(owner.set_value(now, rref, Ok("given")), refused);
     owner.function_finished(now, rref, Ok("made"));
     assert_eq!(owner.try_value(rref), Some(Ok("made")));
 }
@@ -725,7 +727,7 @@ fn a_value_that_was_not_given_by_the_end_is_an_error() {
         let rref = owner.create_promised(now, "t").unwrap();
         let fork = owner.fork(now, Handle::Owner(rref), worker(A)).unwrap();
         owner.commit_fork(now, &fork, Carrier::Call);
-        owner.fork_has_arrived(now, &fork);
+        owner.fork_arrived(now, &fork);
         let fetch = Message::Fetch { rref };
         assert_eq!(receive(&mut owner, now, A, fetch), []);
         owner.delete_all_users(now);
@@ -737,7 +739,10 @@ fn a_value_that_was_not_given_by_the_end_is_an_error() {
             owner.take_effects(),
             [Effect::AnswerFetch { token: 7, result }]
         );
-        assert_eq!(owner.give(now, rref, Ok("late")), Err(GiveError::ShutDown));
+        assert_eq!(
+            owner.set_value(now, rref, Ok("late")),
+            Err(SetValueError::ShutDown)
+        );
         assert_eq!(owner.take_effects(), [Effect::Free("late")]);
     }
 }

@@ -39,7 +39,7 @@ fn programs(random: &mut fastrand::Rng, workers: usize) -> Vec<Thread> {
             0 => Op::CreateLocal { slot },
             4 => {
                 // Or never.
-                let give = [Op::GiveValue { slot }, Op::GiveError { slot }];
+                let give = [Op::GiveValue { slot }, Op::SetValueError { slot }];
                 gives = random.choice(give).filter(|_| random.u8(0..4) != 0);
                 Op::CreatePromised { slot }
             }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use rpc_agent::WorkerId;
 
-use crate::context::fork::SENDINGS_MAX;
+use crate::context::fork::UNANSWERED_MAX;
 use crate::context::owned::WAITING_MAX;
 use crate::context::{Carrier, Handle, RRefContext, Timing, UserStatus};
 use crate::context::{Control, Delivery, Effect, LossReport, ReceiveError};
@@ -60,14 +60,14 @@ fn deleted(effects: &[Effect<&'static str>]) -> Vec<(RRefId, ForkId)> {
 fn a_reference_that_went_to_a_new_process_is_no_reference_of_the_old_one() {
     let now = Instant::now();
     let mut owner = context(A, now);
-    assert!(owner.hear(now, worker(B), OLD));
+    assert!(owner.heard_from(now, worker(B), OLD));
     let rref = owner.create_local(now, "t", "value").unwrap();
     // The transport is connected to the new process by now, of which nothing was heard here.
     let data = owner.fork(now, Handle::Owner(rref), worker(B)).unwrap();
     owner.commit_fork(now, &data, Carrier::Answer);
     owner.drop_handle(now, Handle::Owner(rref));
     owner.take_effects();
-    assert!(owner.hear(now, worker(B), NEW));
+    assert!(owner.heard_from(now, worker(B), NEW));
     let effects = owner.take_effects();
     assert!(!effects.contains(&Effect::Free("value")), "{effects:?}");
     owner.receive(now, worker(B), NEW, 7, None, Message::Fetch { rref });
@@ -90,14 +90,14 @@ fn a_reference_that_went_to_a_new_process_is_no_reference_of_the_old_one() {
 fn a_reference_that_a_new_process_has_answered_for_is_no_reference_of_the_old_one() {
     let now = Instant::now();
     let mut owner = context(A, now);
-    assert!(owner.hear(now, worker(B), OLD));
+    assert!(owner.heard_from(now, worker(B), OLD));
     let rref = owner.create_local(now, "t", "value").unwrap();
     let data = owner.fork(now, Handle::Owner(rref), worker(B)).unwrap();
     owner.commit_fork(now, &data, Carrier::Answer);
-    owner.fork_has_arrived(now, &data);
+    owner.fork_arrived(now, &data);
     owner.drop_handle(now, Handle::Owner(rref));
     owner.take_effects();
-    assert!(owner.hear(now, worker(B), NEW));
+    assert!(owner.heard_from(now, worker(B), NEW));
     let effects = owner.take_effects();
     assert!(!effects.contains(&Effect::Free("value")), "{effects:?}");
 }
@@ -112,7 +112,7 @@ fn a_process_that_was_heard_from_while_a_loss_was_reported_is_not_lost() {
     owner.drop_handle(now, Handle::Owner(rref));
     // The reporter reads both sources; then the new process sends its first message.
     let (heard, connected) = (owner.incarnation_of(worker(B)), Some(OLD));
-    assert!(owner.hear(now, worker(B), NEW));
+    assert!(owner.heard_from(now, worker(B), NEW));
     let report = owner.process_ended(now, worker(B), Some(OLD), connected, heard);
     assert_eq!(report, LossReport::Outdated);
     // The report that is made again finds the worker connected as the new process.
@@ -132,7 +132,7 @@ fn a_process_that_was_heard_from_while_a_loss_was_reported_is_not_lost() {
 fn a_parent_waits_for_a_child_that_went_to_a_new_process() {
     let now = Instant::now();
     let mut user = context(A, now);
-    assert!(user.hear(now, worker(C), OLD));
+    assert!(user.heard_from(now, worker(C), OLD));
     let fork = user
         .create_remote(now, worker(B), "t", "f".into(), Bytes::new())
         .unwrap();
@@ -141,7 +141,7 @@ fn a_parent_waits_for_a_child_that_went_to_a_new_process() {
     user.commit_fork(now, &data, Carrier::Answer);
     user.drop_handle(now, Handle::User(fork));
     user.take_effects();
-    assert!(user.hear(now, worker(C), NEW));
+    assert!(user.heard_from(now, worker(C), NEW));
     let effects = user.take_effects();
     assert_eq!(deleted(&effects), [], "its child is under way: {effects:?}");
     let accept = Message::ChildAccept { fork: data.fork };
@@ -153,7 +153,7 @@ fn a_parent_waits_for_a_child_that_went_to_a_new_process() {
 fn a_creation_that_a_new_process_has_accepted_is_good() {
     let now = Instant::now();
     let mut user = context(A, now);
-    assert!(user.hear(now, worker(B), OLD));
+    assert!(user.heard_from(now, worker(B), OLD));
     let fork = user
         .create_remote(now, worker(B), "t", "f".into(), Bytes::new())
         .unwrap();
@@ -169,7 +169,7 @@ fn a_creation_that_a_new_process_has_accepted_is_good() {
 fn a_creation_that_reaches_a_new_process_after_the_loss_of_the_old_one_is_deleted() {
     let now = Instant::now();
     let mut user = context(A, now);
-    assert!(user.hear(now, worker(B), OLD));
+    assert!(user.heard_from(now, worker(B), OLD));
     let fork = user
         .create_remote(now, worker(B), "t", "f".into(), Bytes::new())
         .unwrap();
@@ -187,7 +187,7 @@ fn a_registration_that_reaches_a_new_owner_in_vain_is_deleted_there() {
     let now = Instant::now();
     for is_lost_first in [false, true] {
         let mut third = context(C, now);
-        assert!(third.hear(now, worker(B), OLD));
+        assert!(third.heard_from(now, worker(B), OLD));
         let data = ForkData {
             owner: worker(B),
             owner_incarnation: OLD,
@@ -215,7 +215,7 @@ fn a_registration_that_reaches_a_new_owner_in_vain_is_deleted_there() {
 fn a_reference_of_a_new_owner_is_good_though_only_the_old_one_was_heard_of() {
     let now = Instant::now();
     let mut third = context(C, now);
-    assert!(third.hear(now, worker(B), OLD));
+    assert!(third.heard_from(now, worker(B), OLD));
     let data = ForkData {
         owner: worker(B),
         owner_incarnation: NEW,
@@ -267,13 +267,13 @@ fn a_child_whose_worker_hears_its_parent_no_more_is_asked_for_at_the_owner() {
 fn late_news_of_the_end_of_an_old_process_do_not_end_the_new_one() {
     let now = Instant::now();
     let mut owner = context(A, now);
-    assert!(owner.hear(now, worker(B), OLD));
-    assert!(owner.hear(now, worker(B), NEW));
+    assert!(owner.heard_from(now, worker(B), OLD));
+    assert!(owner.heard_from(now, worker(B), NEW));
     owner.peer_lost(now, worker(B), Some(OLD));
     assert_eq!(owner.incarnation_of(worker(B)), Some(NEW));
-    assert!(owner.hear(now, worker(B), NEW));
+    assert!(owner.heard_from(now, worker(B), NEW));
     owner.peer_lost(now, worker(B), Some(NEW));
-    assert!(!owner.hear(now, worker(B), NEW));
+    assert!(!owner.heard_from(now, worker(B), NEW));
 }
 
 #[test]
@@ -348,11 +348,11 @@ fn references_that_come_back_wait_for_a_limited_number_of_answers() {
         parent: worker(A),
         type_name: "t".into(),
     };
-    for n in 0..SENDINGS_MAX as u64 {
+    for n in 0..UNANSWERED_MAX as u64 {
         owner.receive_fork(now, &data(n)).unwrap();
         owner.effects.clear();
     }
-    let max = SENDINGS_MAX;
+    let max = UNANSWERED_MAX;
     assert_eq!(
         owner.receive_fork(now, &data(max as u64)),
         Err(ReceiveError::TooManyMessages { max })

@@ -59,7 +59,7 @@ pub(super) enum Op {
     GiveValue {
         slot: u32,
     },
-    GiveError {
+    SetValueError {
         slot: u32,
     },
     /// Sends a reference, as a result or with a call; it gets into a slot of the receiver.
@@ -396,7 +396,7 @@ impl World {
             Some(
                 Op::Send { slot, .. }
                 | Op::GiveValue { slot }
-                | Op::GiveError { slot }
+                | Op::SetValueError { slot }
                 | Op::FailToSend { slot, .. }
                 | Op::Fetch { slot }
                 | Op::Drop { slot },
@@ -504,7 +504,7 @@ impl World {
 
     /// Nothing happens but that time passes, until all is over: then `false`.
     pub(super) fn wait(&mut self) -> bool {
-        if self.is_over() {
+        if self.has_elapsed() {
             return false;
         }
         self.quiet_steps += 1;
@@ -519,7 +519,7 @@ impl World {
         true
     }
 
-    fn is_over(&self) -> bool {
+    fn has_elapsed(&self) -> bool {
         let is_idle = self.packets.is_empty()
             && self
                 .contexts
@@ -555,7 +555,7 @@ impl World {
 
     /// All that holds in the end.
     pub(super) fn check_end(&self) {
-        assert!(self.is_over(), "not over:\n{self:?}");
+        assert!(self.has_elapsed(), "not over:\n{self:?}");
         for context in self.contexts.iter().flatten() {
             let mut sizes = context.sizes();
             sizes.tombstone_ranges = 0;
@@ -757,9 +757,9 @@ impl World {
                 self.slots
                     .insert((on, slot), Slot::Held(Handle::Owner(rref)));
             }
-            Op::GiveValue { slot } | Op::GiveError { slot } => {
+            Op::GiveValue { slot } | Op::SetValueError { slot } => {
                 if let Some(Handle::Owner(rref)) = slot_of(slot) {
-                    self.give(on, rref, matches!(op, Op::GiveValue { .. }));
+                    self.set_value(on, rref, matches!(op, Op::GiveValue { .. }));
                 }
             }
             Op::Send {
@@ -816,7 +816,7 @@ impl World {
     }
 
     /// Gives a reference its value or an error. Only the first one that is given counts.
-    fn give(&mut self, on: usize, rref: RRefId, is_value: bool) {
+    fn set_value(&mut self, on: usize, rref: RRefId, is_value: bool) {
         let is_first = self.promised.remove(&rref);
         if is_first && is_value {
             self.created.insert(rref);
@@ -829,7 +829,7 @@ impl World {
             } else {
                 Err("no value".into())
             };
-            given = Some(context.give(now, rref, result));
+            given = Some(context.set_value(now, rref, result));
         });
         assert_eq!(given.map(|given| given.is_ok()), Some(is_first), "{rref}");
     }
@@ -925,7 +925,7 @@ impl World {
             Packet::Taken { data, is_taken } => {
                 self.on(index(data.parent), |context, now| {
                     if is_taken {
-                        context.fork_has_arrived(now, &data);
+                        context.fork_arrived(now, &data);
                     } else {
                         context.fork_outcome_unknown(now, &data);
                     }
