@@ -108,8 +108,8 @@ fn train(
 }
 
 fn lock(parameters: &Parameters) -> Result<MutexGuard<'_, Vec<f64>>, HandlerError> {
-    let gone = |_| HandlerError::new("a thread has panicked while it changed the parameters");
-    parameters.lock().map_err(gone)
+    let poisoned = |_| HandlerError::new("a thread has panicked while it changed the parameters");
+    parameters.lock().map_err(poisoned)
 }
 
 /// Starts a worker of the group, with what it needs for references.

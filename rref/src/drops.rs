@@ -1,31 +1,24 @@
-//! Notes that are left in passing, for somebody who is sent for them.
+//! The queue of dropped handles.
 //!
-//! Handles are dropped in destructors: on any thread, with any locks held. So a drop only leaves a note
-//! here, and whoever finds none but its own has a thread come for them all. No note is forgotten:
+//! A handle is dropped on any thread, with any locks held. So a drop only adds a note here, and a push to the
+//! empty queue has the caller schedule a thread that takes all notes. No note is lost:
 //!
-//! > While a note lies here, whoever left the first of them has been told to send somebody.
+//! > While the queue has notes, the push of the first of them has returned true.
 //!
-//! No flag says so, as the notes themselves do. A note is left, and seen to be the first or not, in one go
-//! under the lock under which all are taken: it is among those taken, or it is one of the next. So no
-//! ordering matters but the lock's. An atomic flag beside the lock would have to be cleared before the look,
-//! as a note left between a look and a later clearing would have nobody come; even then, somebody would be
-//! sent now and then for a note that is already taken.
-//!
-//! Knows nothing of handles, of threads, or of how somebody is sent.
+//! A push adds its note and checks whether it is the first under the lock under which notes are taken, so a note
+//! is among those taken or starts the next round. An atomic flag beside the lock would need a clearing order.
 
 use std::sync::PoisonError;
 
 use crate::sync::{Mutex, MutexGuard};
 
-/// Notes that nobody has come for yet.
+/// Notes that no thread has taken yet.
 ///
-/// Between two pushes that return true there is one [`DropQueue::take`] that finds something. So at most one
-/// is on the way, and does not come in vain, unless others take notes in passing: each who finds some allows
-/// for one more on the way.
+/// Between two pushes that return true there is one [`DropQueue::take`] that finds notes, so a scheduled
+/// thread finds notes, unless another one has taken them.
 ///
-/// Who is told to send somebody may have nobody left to send, as all threads have ended for good. That need
-/// not be told here: it is so for later notes too, which are spared the attempt. They lie until they are
-/// taken in passing or the queue goes, and each is smaller than the handle that it was left for.
+/// If the agent has ended, no thread can be scheduled. The notes then stay until they are taken otherwise or the
+/// queue is dropped; each is smaller than its handle.
 #[derive(Debug)]
 pub(crate) struct DropQueue<T> {
     notes: Mutex<Vec<T>>,
@@ -38,11 +31,11 @@ impl<T> DropQueue<T> {
         }
     }
 
-    /// Leaves a note. True: it is the first, and the caller is to send somebody to [`DropQueue::take`].
+    /// Adds a note. Returns true for the first one: the caller schedules a [`DropQueue::take`].
     ///
-    /// Takes one lock, for as long as it takes to add to a vector. Can be called in any destructor: under
-    /// this lock nothing is dropped, no other is taken, and none of `T`'s code runs.
-    #[must_use = "somebody has to come for the notes"]
+    /// Safe to call in any destructor: under the lock nothing is dropped, no other lock is taken, and none of `T`'s
+    /// code runs.
+    #[must_use = "true: schedule a take"]
     pub(crate) fn push(&self, note: T) -> bool {
         let mut notes = self.lock();
         let is_first = notes.is_empty();
@@ -50,17 +43,15 @@ impl<T> DropQueue<T> {
         is_first
     }
 
-    /// Takes all notes, in the order in which they were left. Whoever leaves one after that has another
-    /// come.
+    /// Takes all notes, in order. The next push returns true.
     ///
-    /// Their memory goes with them, so that nothing of it is left here after a burst, however long. The next
-    /// first note allocates for itself and a few more, which is little beside having somebody come for it.
-    #[must_use = "the notes are gone from the queue"]
+    /// Takes the vector, too, so that a burst leaves no memory behind.
+    #[must_use = "the notes leave the queue"]
     pub(crate) fn take(&self) -> Vec<T> {
         std::mem::take(&mut *self.lock())
     }
 
-    /// Whether all notes that were left so far have been taken.
+    /// Whether all notes have been taken.
     #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
         self.lock().is_empty()
@@ -79,7 +70,7 @@ mod tests {
     use std::thread;
 
     #[test]
-    fn the_first_note_sends_somebody_and_who_comes_takes_all_in_order() {
+    fn the_first_push_schedules_a_take_of_all_notes_in_order() {
         let queue = DropQueue::new();
         assert!(queue.is_empty());
         assert_eq!(queue.take(), []);
@@ -87,12 +78,12 @@ mod tests {
         assert!(!queue.is_empty());
         assert_eq!(queue.take(), [1, 2, 3]);
         assert!(queue.is_empty());
-        assert!(queue.push(4), "nobody is on the way any more");
+        assert!(queue.push(4), "no take is scheduled any more");
         assert_eq!(queue.take(), [4]);
     }
 
     #[test]
-    fn if_nobody_can_be_sent_nobody_else_tries_until_the_notes_are_taken_in_passing() {
+    fn later_pushes_schedule_no_take_until_the_notes_are_taken() {
         let queue = DropQueue::new();
         assert!(queue.push(1));
         assert_eq!([2, 3].map(|note| queue.push(note)), [false; 2]);
@@ -101,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn the_memory_of_a_burst_goes_with_its_notes() {
+    fn a_take_releases_the_memory_of_a_burst() {
         let queue = DropQueue::new();
         for note in 0..100_000 {
             let _ = queue.push(note);
@@ -113,11 +104,11 @@ mod tests {
     }
 
     #[test]
-    fn a_note_that_leaves_another_when_it_is_dropped_finds_the_lock_free() {
+    fn a_note_whose_drop_pushes_another_finds_the_lock_free() {
         struct Parent(Arc<DropQueue<Option<Self>>>);
         impl Drop for Parent {
             fn drop(&mut self) {
-                // Without this it would not fail, but hang.
+                // Without this the test would hang instead of fail.
                 assert!(self.0.notes.try_lock().is_ok());
                 assert!(self.0.push(None));
             }
@@ -129,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn of_notes_left_by_many_threads_none_is_lost_and_nobody_comes_in_vain() {
+    fn notes_of_many_threads_are_taken_once_without_empty_takes() {
         const THREADS: u32 = 4;
         const NOTES: u32 = 5_000;
         let queue = Arc::new(DropQueue::new());
@@ -148,7 +139,6 @@ mod tests {
             .collect();
         drop(send);
         let mut taken = Vec::new();
-        // Ends with the threads.
         for () in sent {
             let notes = queue.take();
             assert!(!notes.is_empty());

@@ -1,6 +1,4 @@
-//! The result of something asked of another worker, when there is one.
-//!
-//! A future of `rpc-agent` with this crate's errors: it waits, is awaited and calls back as that one does.
+//! A future of `rpc-agent` with this crate's errors.
 
 use std::fmt;
 use std::future::Future;
@@ -12,9 +10,8 @@ use rpc_agent::RpcFuture;
 
 use crate::error::RRefError;
 
-/// A result that comes later, once and for good: a value or an [`RRefError`]. A handle, as [`RpcFuture`]
-/// is; dropping it cancels nothing.
-#[must_use = "an error that nobody looks at is lost"]
+/// The future result of a request: a value or an [`RRefError`]. Clones share it; dropping them cancels nothing.
+#[must_use = "an unread error is lost"]
 pub struct RRefFuture<T> {
     inner: RpcFuture<Result<T, RRefError>>,
 }
@@ -24,22 +21,22 @@ impl<T: Clone + Send + 'static> RRefFuture<T> {
         Self { inner }
     }
 
-    /// Whether the result is there. Never blocks.
+    /// Whether the result has arrived. Never blocks.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         self.inner.is_complete()
     }
 
-    /// Blocks until the result is there, for as long as the request's own timeout lets it.
+    /// Blocks until the result arrives, for at most the request's own timeout.
     ///
     /// # Errors
-    /// The request's.
+    /// Those of the request.
     pub fn wait(&self) -> Result<T, RRefError> {
         self.inner.wait()?
     }
 
-    /// Blocks until the result is there, for at most `timeout`. `None`: it is not, and the request goes
-    /// on.
+    /// Blocks until the result arrives, for at most `timeout`; zero checks once. Returns `None` if it has not, and
+    /// the request continues.
     #[must_use]
     pub fn wait_timeout(&self, timeout: Duration) -> Option<Result<T, RRefError>> {
         self.inner
@@ -47,7 +44,7 @@ impl<T: Clone + Send + 'static> RRefFuture<T> {
             .map(|result| result.map_err(RRefError::from).flatten())
     }
 
-    /// Registers a callback, which runs at once if the result is there, else on a thread of the agent.
+    /// Runs a callback with the result: at once if it has arrived, else on a thread of the agent.
     pub fn on_complete(&self, callback: impl FnOnce(Result<T, RRefError>) + Send + 'static) {
         self.inner.on_complete(move |result| {
             callback(result.clone().map_err(RRefError::from).flatten());

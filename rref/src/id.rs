@@ -1,22 +1,21 @@
-//! The names of references and of their forks: unique over all workers and their restarts.
+//! The ids of references and forks, unique over all workers and their restarts.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use rpc_agent::WorkerId;
 
-/// A name that is given once: by whom, and the how many-th of its names it is.
+/// An id that is given once.
 ///
-/// Unlike PyTorch's, it has the creator's *incarnation*, a number that each process draws when it starts:
-/// the count begins at 0 in a restarted worker, whose id is the old one.
+/// Unlike PyTorch's, it contains the creator's *incarnation*, which each process draws when it starts: a restarted
+/// worker has the same worker id and counts from 0 again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GloballyUniqueId {
-    /// The worker that gave the name.
+    /// The worker that gave the id.
     pub created_on: WorkerId,
-    /// Of that worker's process.
+    /// The incarnation of that worker's process.
     pub incarnation: u64,
-    /// Which of the names that the process has given it is: in the high 16 bits the worker that the name
-    /// is for, below them the count of names for that worker, from 0.
+    /// The worker that the id is for, in the high 16 bits, and below it the count of ids for that worker, from 0.
     pub local_id: u64,
 }
 
@@ -35,11 +34,11 @@ impl fmt::Display for GloballyUniqueId {
     }
 }
 
-/// A reference: one value, on one owner, whoever refers to it.
+/// Identifies a reference: one value on one owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RRefId(pub GloballyUniqueId);
 
-/// One transfer of a reference to a worker, and the user that it made there.
+/// Identifies a user: one transfer of a reference to a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ForkId(pub GloballyUniqueId);
 
@@ -56,26 +55,24 @@ impl fmt::Display for ForkId {
 }
 
 impl GloballyUniqueId {
-    /// The worker that it was named for: the owner of a reference, the holder of a user, and of a creator's
-    /// user the owner.
+    /// The worker that it is for: the owner of a reference, the holder of a user; of a creator's user, the owner.
     pub(crate) fn named_for(self) -> Option<WorkerId> {
         let of = u32::try_from(self.local_id >> COUNT_BITS).ok()?;
         WorkerId::new(of).ok()
     }
 }
 
-/// The lower bits of a name count; the upper ones say for which worker.
+/// The low bits of a local id count; the high ones are the worker that it is for.
 const COUNT_BITS: u32 = 48;
 const COUNT_MAX: u64 = (1 << COUNT_BITS) - 1;
 
-/// Gives the names of one process. References and forks share the count, as in PyTorch; but there is one
-/// for each worker that names are for. So the names that one worker sees, and has to remember when they are
-/// gone, follow each other, and many of them are one range.
+/// Gives the ids of one process. References and forks share the count, as in PyTorch, with a count for each
+/// worker that ids are for. So the ids that one worker sees, and remembers as tombstones, are consecutive.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Mint {
     created_on: WorkerId,
     incarnation: u64,
-    /// By the worker that names are for.
+    /// By the worker that ids are for.
     counts: BTreeMap<WorkerId, u64>,
 }
 
@@ -88,17 +85,17 @@ impl Mint {
         }
     }
 
-    /// A reference to a value of `owner`.
+    /// The id of a reference to a value of `owner`.
     pub(crate) fn rref(&mut self, owner: WorkerId) -> RRefId {
         RRefId(self.next(owner))
     }
 
-    /// A user on worker `on`, or one whose creation `on` is asked for.
+    /// The id of a user on worker `on`, or of a creator's user of a value there.
     pub(crate) fn fork(&mut self, on: WorkerId) -> ForkId {
         ForkId(self.next(on))
     }
 
-    /// Whether a name is of this process's making, and not given yet.
+    /// Whether this process is still to give the id.
     pub(crate) fn is_unissued(&self, id: GloballyUniqueId) -> bool {
         if id.created_on != self.created_on || id.incarnation != self.incarnation {
             return false;

@@ -1,11 +1,11 @@
-//! What workers tell each other about references, as bytes of an RPC's request or answer.
+//! The messages about references, as bytes of a request or an answer of `rpc-agent`.
 //!
-//! All integers are little-endian. A request or an answer begins with a version, a kind and the sender's
-//! incarnation; what follows is each kind's own, and nothing may follow that. An id is worker (16 bits),
-//! incarnation (64) and local id (64); a text has its length before it (32 bits). Lengths are checked
-//! against a limit of the field, and against the bytes that are there, before memory is reserved.
+//! Integers are little-endian. A message begins with a version, a kind and the sender's incarnation; its fields
+//! follow, and no byte may follow them. An id is worker (16 bits), incarnation (64) and local id (64); a text has
+//! its length in front (32 bits). Lengths are checked against the field's limit, and against the bytes received,
+//! before memory is reserved.
 //!
-//! What a value's bytes are, and how arguments are encoded, is not known here. The names follow PyTorch's
+//! The encoding of values and arguments is not known here. The names follow PyTorch's
 //! `torch/csrc/distributed/rpc/rref_proto.h`; the bytes do not.
 
 use std::sync::Arc;
@@ -30,10 +30,10 @@ pub(crate) const RUN: &str = "rref/run";
 pub(crate) const HOLDS: &str = "rref/holds";
 pub(crate) const ALIVE: &str = "rref/alive";
 
-/// The longest type name, in bytes. A longer one is cut where it is given.
+/// The longest type name, in bytes. A longer one is cut.
 pub(crate) const TYPE_NAME_BYTES_MAX: usize = 1024;
 
-/// What is kept of an error's text, in bytes.
+/// The longest error text, in bytes. A longer one is cut.
 pub(crate) const ERROR_BYTES_MAX: usize = 64 << 10;
 
 /// The most deletions in one message.
@@ -41,10 +41,10 @@ pub const DELETES_MAX: usize = 128;
 
 const ID_BYTES: usize = 2 + 8 + 8;
 
-/// A reference as it travels inside of another message: PyTorch's seven values and the incarnations.
+/// A reference inside another message: PyTorch's seven values and the incarnations.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ForkData {
-    /// Who has the value.
+    /// The worker that has the value.
     pub owner: WorkerId,
     /// Of the owner's process; 0 if the sender does not know it.
     pub owner_incarnation: u64,
@@ -54,12 +54,12 @@ pub struct ForkData {
     pub fork: ForkId,
     /// The sender.
     pub parent: WorkerId,
-    /// The type of the value, as the reference's creator called it.
+    /// The name of the value's type, by the reference's creator.
     pub type_name: Arc<str>,
 }
 
 impl ForkData {
-    /// Appends it to what is being encoded.
+    /// Appends the fork data to `bytes`.
     pub fn encode(&self, bytes: &mut Vec<u8>) {
         put_worker(bytes, self.owner);
         put_u64(bytes, self.owner_incarnation);
@@ -69,10 +69,10 @@ impl ForkData {
         put_text(bytes, &self.type_name, TYPE_NAME_BYTES_MAX);
     }
 
-    /// Takes it from the begin of `bytes`, which then begin after it.
+    /// Takes fork data from the front of `bytes`.
     ///
     /// # Errors
-    /// [`DecodeError`]; `bytes` are at no particular place then.
+    /// [`DecodeError`]; `bytes` are unspecified then.
     pub fn decode(bytes: &mut &[u8]) -> Result<Self, DecodeError> {
         Ok(Self {
             owner: take_worker(bytes)?,
@@ -88,18 +88,17 @@ impl ForkData {
 /// A request.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub enum Message {
-    /// To the owner: make a value, by running a function. The answer says that the reference is
-    /// registered, not that the function has run.
+    /// To the owner: create a value by running a function. The answer says that the reference is registered.
     RemoteCall {
         /// The reference, named by the sender.
         rref: RRefId,
         /// The sender's user.
         fork: ForkId,
-        /// What the function's result is.
+        /// The type of the function's result.
         type_name: Arc<str>,
         /// The function.
         function: Arc<str>,
-        /// Its arguments, encoded.
+        /// The packed arguments.
         arguments: Bytes,
     },
     /// To the owner: send a copy of the value.
@@ -113,43 +112,43 @@ pub enum Message {
         rref: RRefId,
         /// The function.
         function: Arc<str>,
-        /// Its other arguments, encoded.
+        /// The packed arguments.
         arguments: Bytes,
     },
-    /// To the owner: the sender has the user `fork`, which it got from another user.
+    /// To the owner: register the sender's user, which it received from another user.
     ForkRequest {
         /// The reference.
         rref: RRefId,
         /// The sender's user.
         fork: ForkId,
     },
-    /// To the parent: the owner knows your child, or is its receiver; you may go.
+    /// To the parent: the owner knows the child, or is its receiver, so the parent may be deleted.
     ChildAccept {
         /// The child.
         fork: ForkId,
     },
-    /// To the owner: these users are gone. At most [`DELETES_MAX`].
+    /// To the owner: these users were deleted. At most [`DELETES_MAX`].
     UserDelete {
-        /// Which.
+        /// References and users.
         forks: Vec<(RRefId, ForkId)>,
     },
-    /// To the owner: the creation was given up. If it has not come by now, it fails for everybody.
+    /// To the owner: the creation was abandoned. If it has not arrived by now, it fails for all workers.
     Abandon {
         /// The reference.
         rref: RRefId,
         /// The creator's user.
         fork: ForkId,
-        /// Why it was given up.
+        /// Why it was abandoned.
         error: Arc<str>,
     },
-    /// To whom a reference was sent: has it come? If not, it is refused from now on.
+    /// To a reference's receiver: has it arrived? If not, it is refused from now on.
     Probe {
         /// The reference.
         rref: RRefId,
-        /// The user that it would have made.
+        /// The user that it makes.
         fork: ForkId,
     },
-    /// To the owner: do you know this user?
+    /// To the owner: is this user known?
     Query {
         /// The reference.
         rref: RRefId,
@@ -159,7 +158,7 @@ pub enum Message {
 }
 
 impl std::fmt::Debug for Message {
-    /// Lengths instead of bytes: they can be long and secret.
+    /// Prints lengths instead of arguments, which can be long and secret.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::RemoteCall {
@@ -219,8 +218,7 @@ impl std::fmt::Debug for Message {
 }
 
 impl Message {
-    /// The request's bytes; `incarnation` is the sender's. Of [`Message::UserDelete`] no more than
-    /// [`DELETES_MAX`] are encoded, of texts no more than their limits.
+    /// Encodes the message; `incarnation` is the sender's. Deletions and texts are cut to their limits.
     #[must_use]
     pub fn encode(&self, incarnation: u64) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(64);
@@ -290,10 +288,10 @@ impl Message {
         bytes
     }
 
-    /// The sender's incarnation and the request.
+    /// Decodes the sender's incarnation and the message.
     ///
     /// # Errors
-    /// [`DecodeError`].
+    /// [`DecodeError`] if the bytes are not a message.
     pub fn decode(whole: &Bytes) -> Result<(u64, Self), DecodeError> {
         let mut rest: &[u8] = whole;
         let bytes = &mut rest;
@@ -356,33 +354,33 @@ impl Message {
     }
 }
 
-/// The answer to a [`Message`], except to those that ask for a value.
+/// The answer to a [`Message`] that does not request a value.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Answer {
-    /// Done, now or at an earlier time.
+    /// Done, now or before.
     Ack,
     /// To [`Message::RemoteCall`]: the reference and its first user are registered.
     RemoteAccept,
-    /// To [`Message::Abandon`]: the creation had come before.
+    /// To [`Message::Abandon`]: the creation had arrived.
     Created,
-    /// To [`Message::Abandon`]: it had not, and has no effect any more.
+    /// To [`Message::Abandon`]: the creation had not arrived, and has no effect from now on.
     Abandoned,
-    /// To [`Message::Probe`]: it has come.
+    /// To [`Message::Probe`]: the reference has arrived.
     Received,
-    /// To [`Message::Probe`]: it is not here, and is refused if it still comes.
+    /// To [`Message::Probe`]: the reference has not arrived, and is refused from now on.
     NotReceived,
-    /// To [`Message::Query`]: a user.
+    /// To [`Message::Query`]: a registered user.
     Known,
-    /// To [`Message::Query`]: a former user.
+    /// To [`Message::Query`]: a deleted user.
     Deleted,
-    /// To [`Message::Query`]: never heard of it, or too long ago.
+    /// To [`Message::Query`]: an unknown user, or one that was deleted long ago.
     Unknown,
-    /// Nothing was done, and trying again is of no use.
+    /// Nothing was done, and retrying is useless.
     Refused(Arc<str>),
 }
 
 impl Answer {
-    /// The answer's bytes; `incarnation` is that of who answers.
+    /// Encodes the answer; `incarnation` is that of the answering process.
     #[must_use]
     pub fn encode(&self, incarnation: u64) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(10);
@@ -405,10 +403,10 @@ impl Answer {
         bytes
     }
 
-    /// The incarnation of who answered, and the answer.
+    /// Decodes the incarnation of the answering process, and the answer.
     ///
     /// # Errors
-    /// [`DecodeError`].
+    /// [`DecodeError`] if the bytes are not an answer.
     pub fn decode(mut bytes: &[u8]) -> Result<(u64, Self), DecodeError> {
         let (kind, incarnation) = take_header(&mut bytes)?;
         let answer = match kind {
@@ -429,20 +427,20 @@ impl Answer {
     }
 }
 
-/// Bytes that are no message.
+/// Why bytes are not a message.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DecodeError {
-    /// The end comes too early.
+    /// The bytes end within a field.
     #[error("the message ends within its {what}")]
     Truncated {
-        /// What was being read.
+        /// The field.
         what: &'static str,
     },
-    /// Bytes after the end.
+    /// Bytes follow the message.
     #[error("{bytes} bytes follow the end of the message")]
     Trailing {
-        /// How many.
+        /// How many bytes.
         bytes: usize,
     },
     /// Another version of the protocol.
@@ -451,32 +449,32 @@ pub enum DecodeError {
         /// Its first byte.
         version: u8,
     },
-    /// No such kind.
+    /// An unknown kind.
     #[error("a message of kind {kind} is not known here")]
     Kind {
         /// Its second byte.
         kind: u8,
     },
-    /// A worker's number that none can have.
+    /// A worker id out of range.
     #[error("{worker} is no worker id")]
     Worker {
         /// The number.
         worker: u16,
     },
-    /// A field is longer than it may be.
+    /// A field exceeds its limit.
     #[error("the {what} has the length {len}, the limit is {max}")]
     TooLong {
-        /// Which.
+        /// The field.
         what: &'static str,
         /// Its length, in bytes or elements.
         len: usize,
         /// The limit.
         max: usize,
     },
-    /// A text is no UTF-8.
+    /// A text is not UTF-8.
     #[error("the {what} is not UTF-8")]
     Text {
-        /// Which.
+        /// The field.
         what: &'static str,
     },
 }

@@ -1,7 +1,6 @@
-//! The lock of what has model tests: the standard library's, or a model checker's.
+//! The locks of code with model tests: the standard library's, or with `--cfg shuttle` the model checker's.
 //!
-//! Built with `--cfg shuttle`, every use of it is a point where another thread can come between. What has
-//! no model tests takes its locks from the standard library, as a model checker's work in a model only.
+//! The model checker's locks work inside a model only, so code without model tests uses the standard library's.
 
 #[cfg(not(shuttle))]
 pub(crate) use std::sync::{Mutex, MutexGuard};

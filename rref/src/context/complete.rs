@@ -10,7 +10,7 @@ use super::state::{Phase, RRefContext};
 use crate::id::RRefId;
 
 impl<V: Clone> RRefContext<V> {
-    /// The function that makes a value has returned, or failed.
+    /// The function that makes a value has returned or failed.
     pub(crate) fn function_finished(
         &mut self,
         now: Instant,
@@ -29,16 +29,13 @@ impl<V: Clone> RRefContext<V> {
                 self.complete(rref, value);
                 self.settle_owned(now, rref);
             }
-            // Nobody has waited for it.
+            // The entry was removed meanwhile, so no worker has a reference.
             _ => self.effects.extend(result.ok().map(Effect::Free)),
         }
     }
 
-    /// Gives a reference of [`RRefContext::create_promised`] its value, or the error that there is none, once.
-    /// A value that is refused is freed.
-    ///
-    /// # Errors
-    /// [`SetValueError`].
+    /// Sets the value, or the error, of a reference made by [`RRefContext::create_promised`], once. A refused value
+    /// is freed.
     pub(crate) fn set_value(
         &mut self,
         now: Instant,
@@ -66,13 +63,13 @@ impl<V: Clone> RRefContext<V> {
                 self.complete(rref, value);
                 self.settle_owned(now, rref);
             }
-            // The caller drops it after it has released its lock.
+            // An effect, as a destructor must not run under the caller's lock.
             (Err(_), result) => self.effects.extend(result.ok().map(Effect::Free)),
         }
         given
     }
 
-    /// Gives an entry its value, and the value to those who wait for it.
+    /// Stores a value, and answers the requests that wait for it.
     pub(super) fn complete(&mut self, rref: RRefId, value: Value<V>) {
         let Some(owned) = self.owned.get_mut(&rref) else {
             return;
@@ -92,11 +89,11 @@ impl<V: Clone> RRefContext<V> {
         }
     }
 
-    /// Ends the wait for a value that can no longer be given, as this worker's references have ended.
+    /// Fails a promised value, as the shutdown leaves no handle that could set it.
     pub(super) fn fail_promise(&mut self, rref: RRefId) {
         let owned = self.owned.get(&rref);
         if owned.is_some_and(|owned| matches!(owned.value, Value::Promised)) {
-            let why = "its owner was shut down before it gave the value";
+            let why = "its owner was shut down before it set the value";
             let value = Value::Failed {
                 error: why.into(),
                 is_abandoned: false,

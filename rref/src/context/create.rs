@@ -14,7 +14,7 @@ use super::user::{Failure, State, User};
 use crate::id::{ForkId, RRefId};
 use crate::protocol::{Answer, Message, TYPE_NAME_BYTES_MAX, cut};
 
-/// What a creation says.
+/// The fields of a creation's message.
 pub(super) struct Creation {
     pub(super) rref: RRefId,
     pub(super) fork: ForkId,
@@ -24,10 +24,7 @@ pub(super) struct Creation {
 }
 
 impl<V: Clone> RRefContext<V> {
-    /// A reference to a value of this worker. Nobody is told.
-    ///
-    /// # Errors
-    /// [`UserError::ShutDown`].
+    /// Creates a reference to a value of this worker. Sends nothing.
     pub(crate) fn create_local(
         &mut self,
         now: Instant,
@@ -37,14 +34,11 @@ impl<V: Clone> RRefContext<V> {
         self.create_owned(now, type_name, Value::Ready(value))
     }
 
-    /// A reference to what a function of this worker will return: the shell runs it, and reports by
+    /// Creates a reference to the result of a function that the shell runs on this worker, and reports by
     /// [`RRefContext::function_finished`].
     ///
-    /// PyTorch counts the creation as a user of its own, named as the reference; here the handle is
-    /// enough: a result that comes after it was dropped is freed at once.
-    ///
-    /// # Errors
-    /// [`UserError::ShutDown`].
+    /// PyTorch counts the creation as a user of its own. Here the handle keeps the entry: a result that arrives
+    /// after it was dropped is freed at once.
     pub(crate) fn create_here(
         &mut self,
         now: Instant,
@@ -53,11 +47,7 @@ impl<V: Clone> RRefContext<V> {
         self.create_owned(now, type_name, Value::Running)
     }
 
-    /// A reference to a value of this worker that its program gives later, by [`RRefContext::set_value`]. Requests
-    /// for it wait until then.
-    ///
-    /// # Errors
-    /// [`UserError::ShutDown`].
+    /// Creates a reference to a value that the program sets later by [`RRefContext::set_value`].
     pub(crate) fn create_promised(
         &mut self,
         now: Instant,
@@ -73,7 +63,7 @@ impl<V: Clone> RRefContext<V> {
         value: Value<V>,
     ) -> Result<RRefId, UserError> {
         if self.phase != Phase::Running {
-            // The caller drops it after it has released its lock.
+            // An effect, as a destructor must not run under the caller's lock.
             if let Value::Ready(value) = value {
                 self.effects.push(Effect::Free(value));
             }
@@ -87,11 +77,10 @@ impl<V: Clone> RRefContext<V> {
         Ok(rref)
     }
 
-    /// A reference to what a function on another worker will return. The message is sent with retries,
-    /// for as long as the creation may take; that it runs is not awaited.
+    /// Creates a reference to the result of a function on another worker. The message is sent with retries.
     ///
     /// # Errors
-    /// [`UserError::ShutDown`], and [`UserError::OwnerIsHere`] when `owner` is this worker.
+    /// [`UserError::ShutDown`]; [`UserError::OwnerIsHere`] if `owner` is this worker.
     pub(crate) fn create_remote(
         &mut self,
         now: Instant,
@@ -122,7 +111,7 @@ impl<V: Clone> RRefContext<V> {
             since: now,
         };
         self.users.insert(fork, user);
-        // Not in the outbox: a creation that is not answered is not repeated, but settled.
+        // Not in the outbox: a creation that is not answered is settled, not resent.
         self.effects.push(Effect::Send {
             to: owner,
             control: Control::Create(fork),
@@ -137,7 +126,7 @@ impl<V: Clone> RRefContext<V> {
         Ok(fork)
     }
 
-    /// A creation for another worker has come.
+    /// Handles a creation by another worker.
     pub(super) fn receive_creation(
         &mut self,
         now: Instant,
@@ -167,7 +156,7 @@ impl<V: Clone> RRefContext<V> {
                     Answer::Refused(format!("{rref} was created by another call").into())
                 };
             }
-            // Nobody knows of it: the creator has given it up, and has sent it to nobody.
+            // Its only user was deleted: the creator has abandoned it and forked it to no worker.
             None if is_deleted => return Answer::RemoteAccept,
             _ => {}
         }
@@ -234,7 +223,7 @@ impl<V: Clone> RRefContext<V> {
         self.settle_user(now, fork);
     }
 
-    /// The creator has given up.
+    /// Handles the settlement of a creation that its creator has abandoned.
     pub(super) fn abandoned(
         &mut self,
         now: Instant,
@@ -298,7 +287,7 @@ impl<V: Clone> RRefContext<V> {
         self.settle_user(now, fork);
     }
 
-    /// The entry of a reference that is not gone, made if need be; an error when there are too many.
+    /// The entry of a reference that was not freed, made if needed; `None` at the limit.
     pub(super) fn entry(&mut self, now: Instant, rref: RRefId) -> Option<&mut Owned<V>> {
         if !self.owned.contains_key(&rref) {
             let value = if self.is_former(rref.0.created_on, rref.0.incarnation) {
@@ -325,5 +314,8 @@ fn failed(error: Arc<str>, was_forked: bool) -> State {
 }
 
 pub(super) fn too_many() -> Answer {
-    Answer::Refused(format!("{UNCREATED_MAX} references wait for their creation already").into())
+    Answer::Refused(
+        format!("the limit of {UNCREATED_MAX} references that wait for their creation is reached")
+            .into(),
+    )
 }

@@ -8,8 +8,7 @@ use super::user::{Child, Failure, State};
 use crate::id::ForkId;
 
 impl<V: Clone> RRefContext<V> {
-    /// The last clone of an `RRef` is gone. A handle that the end of the references has taken may be given
-    /// back all the same.
+    /// The last clone of a handle was dropped. The shutdown may have taken the handle before.
     pub(crate) fn drop_handle(&mut self, now: Instant, handle: Handle) {
         match handle {
             Handle::Owner(rref) => {
@@ -27,7 +26,7 @@ impl<V: Clone> RRefContext<V> {
         }
     }
 
-    /// Removes the user if nothing keeps it, and has the owner told if that knows it.
+    /// Deletes the user if nothing keeps it, and notifies the owner if that knows the user.
     pub(super) fn settle_user(&mut self, now: Instant, fork: ForkId) {
         let Some(user) = self.users.get(&fork) else {
             return;
@@ -46,7 +45,7 @@ impl<V: Clone> RRefContext<V> {
         let Some(user) = self.users.remove(&fork) else {
             return;
         };
-        // A message is decoded once: this name is not to come again.
+        // A late copy of the message that carried it is refused.
         if user.parent.is_some() {
             self.tombstones.insert(now, fork.0);
         }
@@ -55,7 +54,7 @@ impl<V: Clone> RRefContext<V> {
         }
     }
 
-    /// Tells the shell how far the user is.
+    /// Reports the user's state to the shell.
     pub(super) fn notify(&mut self, fork: ForkId) {
         if let Some(user) = self.users.get(&fork) {
             self.effects.push(match user.error() {

@@ -9,90 +9,71 @@ use super::error::{FetchError, UserError};
 use crate::id::{ForkId, RRefId};
 use crate::protocol::{Answer, Message};
 
-/// Names a request that waits for its answer. Drawn by the shell; unique among those that are open.
+/// Names an open request. Drawn by the shell.
 pub(crate) type RequestToken = u64;
 
-/// Which of the context's own messages it is, in the report of its end.
+/// Identifies one of the context's own messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Control {
-    /// The creation of a value, by the creator's user.
+    /// Creates a value, for the creator's user.
     Create(ForkId),
-    /// A child's registration.
+    /// Registers a child.
     ForkRequest(ForkId),
-    /// The release of a child's parent.
+    /// Releases a child's parent.
     ChildAccept(ForkId),
-    /// The end of a creation whose outcome is unknown.
+    /// Settles a creation whose outcome is unknown.
     Abandon(ForkId),
-    /// The question whether a child has arrived.
+    /// Asks whether a child has arrived.
     Probe(ForkId),
-    /// The question whether the owner knows a child.
+    /// Asks whether the owner knows a child.
     Query(ForkId),
-    /// Deletions; one such message to an owner is under way at a time.
+    /// Deletes users; one such message to an owner is under way at a time.
     Deletes {
-        /// The owner.
         owner: WorkerId,
-        /// Counts the batches of this context.
+        /// Counts this context's batches.
         batch: u64,
     },
 }
 
-/// What the shell does, outside of its lock and in this order.
+/// What the shell carries out, without its lock and in this order.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Effect<V> {
-    /// Send, with retries (each message may run twice at its receiver), and report the end once by
+    /// Send with retries, so the receiver may handle it twice, and report the outcome once by
     /// [`control_finished`](crate::context::RRefContext::control_finished).
     Send {
-        /// To whom; another worker.
+        /// Another worker.
         to: WorkerId,
-        /// For the report.
         control: Control,
-        /// What.
         message: Message,
     },
     /// Answer a request.
-    Reply {
-        /// Which.
-        token: RequestToken,
-        /// With what.
-        answer: Answer,
-    },
-    /// Run a function, then report its result by
-    /// [`function_finished`](crate::context::RRefContext::function_finished). Asked once for a reference.
+    Reply { token: RequestToken, answer: Answer },
+    /// Run a function, and report its result by
+    /// [`function_finished`](crate::context::RRefContext::function_finished). Once for each reference.
     RunFunction {
         /// The reference that gets the result.
         rref: RRefId,
-        /// Who asked.
+        /// The creator.
         from: WorkerId,
-        /// Which function.
         function: Arc<str>,
-        /// Its arguments, encoded.
+        /// Packed, with their references.
         arguments: Bytes,
     },
     /// Answer a request for a value.
     AnswerFetch {
-        /// Which.
         token: RequestToken,
-        /// The value.
         result: Result<V, FetchError>,
     },
     /// The owner knows this user.
-    Confirmed {
-        /// Which.
-        fork: ForkId,
-    },
-    /// This user is of no use. After [`UserError::CreationUnknown`] it may still be confirmed.
-    Failed {
-        /// Which.
-        fork: ForkId,
-        /// Why.
-        error: UserError,
-    },
-    /// Drop a value: nobody refers to it.
+    Confirmed { fork: ForkId },
+    /// This user cannot be used. After [`UserError::CreationUnknown`] it may still be confirmed.
+    Failed { fork: ForkId, error: UserError },
+    /// Drop a value without users and handles.
     Free(V),
 }
 
 impl<V: std::fmt::Debug> std::fmt::Debug for Effect<V> {
-    /// Lengths instead of bytes: they can be long and secret.
+    /// Prints lengths instead of arguments, which can be long and secret.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Send {
@@ -138,17 +119,16 @@ impl<V: std::fmt::Debug> std::fmt::Debug for Effect<V> {
     }
 }
 
-/// How a message that was sent with retries has ended.
+/// The outcome of a message that was sent with retries.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Delivery {
     /// The peer answered.
     Answered {
-        /// The incarnation of who answered.
+        /// Of the process that answered.
         incarnation: u64,
-        /// What.
         answer: Answer,
     },
-    /// It is certain that no attempt has arrived.
+    /// No attempt has arrived.
     NotDelivered(Arc<str>),
     /// The peer answered with an error.
     Refused(Arc<str>),
@@ -156,17 +136,17 @@ pub(crate) enum Delivery {
     Unknown(Arc<str>),
 }
 
-/// What a reference travels in.
+/// The message that carries a reference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Carrier {
-    /// A call, of which the sender learns how it ends. While it goes on its references are not asked for: it
-    /// may wait for a thread of its receiver for long.
+    /// A call, whose outcome its sender learns. Its references are not probed meanwhile, as it may wait for a
+    /// thread of its receiver.
     Call,
-    /// An answer, of which nobody says whether it has arrived.
+    /// An answer, whose arrival is not reported.
     Answer,
 }
 
-/// What a program holds: all clones of an `RRef` together hold one.
+/// A counted handle of the program: all clones of an `RRef` together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Handle {
     /// Of a value of this worker.
@@ -175,12 +155,12 @@ pub(crate) enum Handle {
     User(ForkId),
 }
 
-/// A reference that came in a message.
+/// A received reference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Received {
-    /// To be given back by [`RRefContext::drop_handle`].
+    /// The program returns it by `drop_handle`.
     pub(crate) handle: Handle,
-    /// Whether the owner knows it; if not, [`Effect::Confirmed`] or [`Effect::Failed`] comes.
+    /// Whether the owner knows it; if not, [`Effect::Confirmed`] or [`Effect::Failed`] follows.
     pub(crate) is_confirmed: bool,
 }
 
@@ -191,6 +171,6 @@ pub(crate) enum UserStatus {
     Pending,
     /// The owner knows it.
     Confirmed,
-    /// It is of no use.
+    /// It cannot be used.
     Failed(UserError),
 }

@@ -6,125 +6,125 @@ use rpc_agent::WorkerId;
 
 use crate::id::{ForkId, RRefId};
 
-/// Why a user is of no use.
+/// Why a user cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub(crate) enum UserError {
     /// The owner did not create the value.
-    #[error("the creation of the reference's value failed: {0}")]
+    #[error("the value of the reference was not created: {0}")]
     CreationFailed(Arc<str>),
-    /// No answer came. The first sentence is PyTorch's.
+    /// The creation was not answered. The first sentence is PyTorch's.
     #[error(
         "RRef creation via rpc.remote() timed out, and it is possible that the RRef on the owner node \
          does not exist.: {0}"
     )]
     CreationUnknown(Arc<str>),
-    /// The owner refused the user: the value is gone, or there is too much of something.
+    /// The owner refused the registration: the value was freed, or a limit is reached.
     #[error("the owner refused the reference: {0}")]
     Refused(Arc<str>),
     /// The owner is dead.
-    #[error("worker {0}, the owner of the reference, was lost")]
+    #[error("worker {0}, the owner of the reference, has died")]
     OwnerLost(WorkerId),
     /// The references of this worker were shut down.
     #[error("the references of this worker were shut down")]
     ShutDown,
-    /// A worker cannot be asked to create for itself; see
+    /// A value of this worker is created by
     /// [`create_here`](crate::context::RRefContext::create_here).
-    #[error("the value is to be created here")]
+    #[error("worker asked to create a value for itself")]
     OwnerIsHere,
 }
 
-/// Why there is no value.
+/// Why a value does not exist.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub(crate) enum FetchError {
-    /// Nobody referred to it any more.
-    #[error("the value of the reference {0} has been deleted")]
+    /// It was freed.
+    #[error("the value of reference {0} has been deleted")]
     Deleted(RRefId),
-    /// It is named as one of this worker's making, and none has this name.
-    #[error("no reference was named {0} here")]
+    /// Its id is still to be given by this worker.
+    #[error("no reference has the id {0}")]
     UnknownId(RRefId),
-    /// It was not there by the request's deadline.
-    #[error("the value of the reference {0} was not there by the deadline")]
+    /// It did not exist by the request's deadline.
+    #[error("reference {0} had no value by the deadline")]
     TimedOut(RRefId),
-    /// The function that should have made it failed, in its words.
+    /// The function that should have made it failed with this message.
     #[error("{0}")]
     Failed(Arc<str>),
     /// The request comes from a process that was declared dead.
-    #[error("worker {0} was given up as dead here")]
+    #[error("worker {0} was declared dead here; only a new process of it is accepted")]
     PeerDead(WorkerId),
     /// Too many requests wait for values.
-    #[error("{max} requests wait for values already")]
+    #[error("the limit of {max} requests that wait for values is reached")]
     TooMany {
         /// The limit.
         max: usize,
     },
 }
 
-/// Why a reference does not take a value.
+/// Why a value cannot be set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub(crate) enum SetValueError {
     /// It has a value or an error.
-    #[error("the reference has a value or an error already")]
+    #[error("the reference already has a value or an error")]
     AlreadySet,
     /// A function makes its value.
-    #[error("the value of the reference is made by a function")]
+    #[error("cannot set the value of the reference: a function makes it")]
     MadeByFunction,
     /// The references of this worker were shut down.
     #[error("the references of this worker were shut down")]
     ShutDown,
 }
 
-/// Why a reference cannot be sent.
+/// Why a reference cannot be forked.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub(crate) enum ForkError {
-    /// The user is of no use.
+    /// The user cannot be used.
     #[error(transparent)]
     User(#[from] UserError),
-    /// The handle was given back. The words are PyTorch's.
+    /// The handle was dropped. The text is PyTorch's.
     #[error("the reference has been deleted. Cannot call fork an UserRRef after deletion.")]
     Deleted,
 }
 
-/// Why a reference that came in a message is not accepted.
+/// Why a received reference is refused.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub(crate) enum ReceiveError {
-    /// A message is decoded once, and not after its sender was told that it had not come.
-    #[error("the fork {0} was received before, or given up by its sender")]
+    /// It was received before, or was denied to a probe of its sender.
+    #[error("fork {0} was received before, or abandoned by its sender")]
     ReceivedBefore(ForkId),
-    /// It is not named by its parent, or as something of this worker's making that has no such name.
-    #[error("the fork {0} was not named by whom it says")]
+    /// Its parent did not give its id, or this worker is still to give it.
+    #[error("fork {0} was not named by the worker in its id")]
     UnknownId(ForkId),
-    /// Its value is gone: the sender did not keep to the protocol, or was given up as dead.
-    #[error("the value of the reference {0} has been deleted")]
+    /// Its value was freed: its sender broke the protocol or was declared dead.
+    #[error("the value of reference {0} has been deleted")]
     Deleted(RRefId),
     /// The owner is dead.
-    #[error("worker {0}, the owner of the reference, was lost")]
+    #[error("worker {0}, the owner of the reference, has died")]
     OwnerLost(WorkerId),
     /// The owner has it with another type.
-    #[error("the reference {rref} is of type `{ours}`, and came as `{theirs}`")]
+    #[error("reference {rref} is of type `{ours}`, but was received as `{theirs}`")]
     TypeMismatch {
         /// The reference.
         rref: RRefId,
         /// The owner's type.
         ours: Arc<str>,
-        /// The message's.
+        /// The type in the message.
         theirs: Arc<str>,
     },
     /// The references of this worker were shut down.
     #[error("the references of this worker were shut down")]
     ShutDown,
-    /// There are too many references whose creation has not come.
-    #[error("{max} references wait for their creation already")]
+    /// Too many references were named here before their creation.
+    #[error("the limit of {max} references that wait for their creation is reached")]
     TooMany {
         /// The limit.
         max: usize,
     },
     /// Too many messages about references have no answer yet.
-    #[error("{max} messages about references have no answer yet")]
+    #[error("the limit of {max} unanswered messages about references is reached")]
     TooManyMessages {
         /// The limit.
         max: usize,

@@ -11,8 +11,7 @@ use super::state::{Phase, RRefContext};
 use crate::id::RRefId;
 
 impl<V: Clone> RRefContext<V> {
-    /// Asks for a value of this worker, which [`Effect::AnswerFetch`] brings, at the deadline at the
-    /// latest.
+    /// Requests a value of this worker. [`Effect::AnswerFetch`] answers, by the deadline at the latest.
     pub(crate) fn fetch(
         &mut self,
         now: Instant,
@@ -31,7 +30,7 @@ impl<V: Clone> RRefContext<V> {
         rref: RRefId,
         deadline: Option<Instant>,
     ) {
-        // At the end no value comes any more that is not here: one that is still referred to is.
+        // During the sweep, an entry that does not exist will not be created.
         let has_ended = self.phase == Phase::Sweeping && !self.owned.contains_key(&rref);
         let error = if self.tombstones.contains(rref.0) || has_ended {
             FetchError::Deleted(rref)
@@ -80,7 +79,7 @@ impl<V: Clone> RRefContext<V> {
         self.effects.push(Effect::AnswerFetch { token, result });
     }
 
-    /// A request is not waited with any longer.
+    /// Ends a request that waits.
     pub(super) fn fail_fetch(&mut self, now: Instant, token: RequestToken, error: FetchError) {
         let Some(rref) = self.waiting.get(&token).map(|waiting| waiting.rref) else {
             return;

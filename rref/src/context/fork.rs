@@ -14,15 +14,12 @@ use super::user::{Child, State, User};
 use crate::id::{ForkId, RRefId};
 use crate::protocol::{Answer, ForkData, Message};
 
-/// The most messages without an answer: no more references are received then.
+/// The most messages without an answer. At the limit, received references are refused.
 pub(super) const UNANSWERED_MAX: usize = 1 << 20;
 
 impl<V: Clone> RRefContext<V> {
-    /// Makes a user for another worker, whose data goes into a message to it. Then one of
-    /// [`commit_fork`](Self::commit_fork) and [`undo_fork`](Self::undo_fork) is due.
-    ///
-    /// # Errors
-    /// [`ForkError`].
+    /// Makes a user for another worker; its data go into a message to that worker. The caller then calls
+    /// [`commit_fork`](Self::commit_fork) or [`undo_fork`](Self::undo_fork).
     pub(crate) fn fork(
         &mut self,
         now: Instant,
@@ -91,10 +88,11 @@ impl<V: Clone> RRefContext<V> {
         }
     }
 
-    /// The message with this fork goes to the transport. The end of a call is told: by
-    /// [`fork_arrived`](Self::fork_arrived), [`undo_fork`](Self::undo_fork) or
-    /// [`fork_outcome_unknown`](Self::fork_outcome_unknown). That of a creation, which is answered before
-    /// the references in it are looked at, is told by this with [`Carrier::Answer`].
+    /// The message with this fork is handed to the transport.
+    ///
+    /// The outcome of a call is reported by [`fork_arrived`](Self::fork_arrived), [`undo_fork`](Self::undo_fork) or
+    /// [`fork_outcome_unknown`](Self::fork_outcome_unknown). A creation is answered before its references are
+    /// received, so its acceptance is reported by this with [`Carrier::Answer`].
     pub(crate) fn commit_fork(&mut self, now: Instant, data: &ForkData, carrier: Carrier) {
         let before = self.arrival(data.rref, data.fork);
         if matches!(before, Some(Arrival::Encoding | Arrival::InCall)) {
@@ -106,8 +104,8 @@ impl<V: Clone> RRefContext<V> {
         }
     }
 
-    /// The call with this fork was answered by its receiver, which has taken the references in it. What the
-    /// owner has sent need not be asked for then; a child's registration is still to come.
+    /// The receiver has answered the call with this fork, so it has received the fork. A child's registration is
+    /// still awaited.
     pub(crate) fn fork_arrived(&mut self, now: Instant, data: &ForkData) {
         let (rref, fork) = (data.rref, data.fork);
         if self.holder(rref, fork).is_some() {
@@ -117,20 +115,17 @@ impl<V: Clone> RRefContext<V> {
         }
     }
 
-    /// The message with this fork was not made, or it is certain that it has not arrived.
+    /// The message with this fork was not made, or certainly not delivered.
     pub(crate) fn undo_fork(&mut self, now: Instant, data: &ForkData) {
         self.fork_not_received(now, data.rref, data.fork);
     }
 
-    /// The message with this fork was sent, and what became of it is not known: its receiver is asked.
+    /// The outcome of the message with this fork is unknown: its receiver is probed.
     pub(crate) fn fork_outcome_unknown(&mut self, now: Instant, data: &ForkData) {
         self.probe(now, data.rref, data.fork);
     }
 
-    /// A reference came in a message.
-    ///
-    /// # Errors
-    /// [`ReceiveError`].
+    /// Receives a reference of a message.
     pub(crate) fn receive_fork(
         &mut self,
         now: Instant,
@@ -153,7 +148,7 @@ impl<V: Clone> RRefContext<V> {
         if self.tombstones.contains(fork.0) || self.users.contains_key(&fork) {
             return Err(ReceiveError::ReceivedBefore(fork));
         }
-        // Who is told of it has to answer.
+        // Receiving it sends a message.
         if parent != self.me && self.outbox.unanswered.len() >= UNANSWERED_MAX {
             return Err(ReceiveError::TooManyMessages {
                 max: UNANSWERED_MAX,
@@ -201,7 +196,7 @@ impl<V: Clone> RRefContext<V> {
         })
     }
 
-    /// A reference has come back to its owner, maybe before its creation.
+    /// Receives a reference at its owner, perhaps before its creation.
     pub(super) fn receive_own(
         &mut self,
         now: Instant,
@@ -228,14 +223,14 @@ impl<V: Clone> RRefContext<V> {
         if data.parent == me {
             self.remove_holder(rref, data.fork);
         } else {
-            // The fork is no user, and is never among the known ones: it has kept its parent alive.
+            // The fork never becomes a user. It has kept its parent alive.
             self.send_child_accept(now, data.parent, data.fork);
         }
         self.tombstones.insert(now, data.fork.0);
         Ok(())
     }
 
-    /// A child asks to be known.
+    /// Registers a user that another worker has received.
     pub(super) fn fork_requested(
         &mut self,
         now: Instant,
@@ -244,7 +239,7 @@ impl<V: Clone> RRefContext<V> {
         rref: RRefId,
         fork: ForkId,
     ) -> Answer {
-        // A late copy: its user has been known and deleted.
+        // A late copy: the user was registered and deleted.
         if self.tombstones.contains(fork.0) {
             return Answer::Ack;
         }
@@ -273,7 +268,7 @@ impl<V: Clone> RRefContext<V> {
             !matches!(user.owner_incarnation, 0) && answered_by != user.owner_incarnation;
         let (owner, rref) = (user.owner, user.rref);
         user.state = match answer {
-            // A new process of the owner knows nothing of the value, and has registered it in vain.
+            // A new process of the owner has no such value, and must forget the registration.
             Answer::Ack if is_other => State::OwnerLost,
             Answer::Ack => {
                 user.owner_incarnation = answered_by;
@@ -287,14 +282,14 @@ impl<V: Clone> RRefContext<V> {
             self.send_delete(now, owner, rref, fork);
         }
         self.notify(fork);
-        // Known or refused: the parent has nothing to protect any more.
+        // Registered or refused: the parent may be deleted.
         if let Some(parent) = parent {
             self.send_child_accept(now, parent, fork);
         }
         self.settle_user(now, fork);
     }
 
-    /// A child needs its parent no more.
+    /// Removes a child that no longer needs its parent.
     pub(super) fn release_child(&mut self, now: Instant, child: ForkId) {
         let Some(Child {
             parent, arrival, ..

@@ -9,7 +9,7 @@ use super::state::{Phase, RRefContext};
 use crate::id::{ForkId, RRefId};
 
 impl<V: Clone> RRefContext<V> {
-    /// Removes the entry if nobody refers to it.
+    /// Frees the value if no user is known, no handle is held, and no request waits for its creation.
     pub(super) fn settle_owned(&mut self, now: Instant, rref: RRefId) {
         let is_sweeping = self.phase == Phase::Sweeping;
         let Some(owned) = self.owned.get_mut(&rref) else {
@@ -30,9 +30,9 @@ impl<V: Clone> RRefContext<V> {
             self.answer_fetch(token, Err(FetchError::Deleted(rref)));
         }
         match owned.value {
-            // Its creation can still come. Users that were here before it have come and gone.
+            // Its creation can still arrive, so its id stays valid. Its users were registered and deleted.
             Value::Uncreated => self.uncreated -= 1,
-            // Once it was created, no user is alive that is not known: this is the end.
+            // No living user is unknown once the value was created: docs/rref-protocol.md, section 5.
             Value::Running | Value::Promised | Value::Failed { .. } => {
                 self.tombstones.insert(now, rref.0);
             }
@@ -49,7 +49,7 @@ impl<V: Clone> RRefContext<V> {
         self.settle_owned(now, rref);
     }
 
-    /// A user of a value here is gone.
+    /// Removes a user of a value here.
     pub(super) fn remove_holder(&mut self, rref: RRefId, fork: ForkId) {
         if let Some(owned) = self.owned.get_mut(&rref)
             && let Some(holder) = owned.forks.remove(&fork)

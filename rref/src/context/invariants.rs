@@ -1,4 +1,4 @@
-//! What holds between any two events, as far as one worker can know it.
+//! The invariants of one worker's tables, which hold between any two steps.
 
 use super::effect::Control;
 use super::owned::{Arrival, Value};
@@ -8,10 +8,10 @@ use crate::id::ForkId;
 use crate::protocol::Message;
 
 impl<V: Clone> RRefContext<V> {
-    /// The first sentence that does not hold. Takes time in proportion to the tables.
+    /// Checks all invariants. Takes time in proportion to the tables.
     ///
     /// # Errors
-    /// The sentence, with the entry that it does not hold for.
+    /// The first violated invariant, with the entry that violates it.
     pub(crate) fn check_invariants(&self) -> Result<(), String> {
         self.check_owned()?;
         self.check_users()?;
@@ -40,21 +40,21 @@ impl<V: Clone> RRefContext<V> {
             waiters += owned.waiters.len();
             let is_awaited = is_uncreated && !owned.waiters.is_empty();
             if owned.forks.is_empty() && owned.handles == 0 && !is_awaited {
-                return Err(format!("a value is referred to: {rref}"));
+                return Err(format!("a value without user and handle is freed: {rref}"));
             }
             if self.phase == Phase::Sweeping && owned.handles > 0 && owned.forks.is_empty() {
                 return Err(format!("a swept value has a user: {rref}"));
             }
             if self.phase == Phase::Sweeping && matches!(owned.value, Value::Promised) {
                 return Err(format!(
-                    "no value is waited for that nobody can give: {rref}"
+                    "no promised value is left that cannot be set: {rref}"
                 ));
             }
             if self.tombstones.contains(rref.0) {
-                return Err(format!("what is gone is not owned: {rref}"));
+                return Err(format!("a tombstone is not owned: {rref}"));
             }
             if owned.value.result().is_some() && !owned.waiters.is_empty() {
-                return Err(format!("nobody waits for a value that is there: {rref}"));
+                return Err(format!("no request waits for a ready value: {rref}"));
             }
             for token in &owned.waiters {
                 if self.waiting.get(token).map(|waiting| waiting.rref) != Some(*rref) {
@@ -63,7 +63,7 @@ impl<V: Clone> RRefContext<V> {
             }
             for fork in owned.forks.keys() {
                 if self.tombstones.contains(fork.0) {
-                    return Err(format!("a user that is gone is not known: {fork}"));
+                    return Err(format!("a deleted user is not known: {fork}"));
                 }
                 if self.users.contains_key(fork) {
                     return Err(format!("a worker is no user of its own value: {fork}"));
@@ -104,7 +104,7 @@ impl<V: Clone> RRefContext<V> {
             let is_requesting = user.state == State::Requesting;
             if is_requesting != self.outbox.contains(Control::ForkRequest(*fork)) {
                 return Err(format!(
-                    "a user waits for its owner exactly while it asks: {fork}"
+                    "a user is requesting exactly while its FORK_REQUEST is open: {fork}"
                 ));
             }
             let is_settling = matches!(
@@ -113,7 +113,7 @@ impl<V: Clone> RRefContext<V> {
             );
             if is_settling != self.outbox.contains(Control::Abandon(*fork)) {
                 return Err(format!(
-                    "a creation is in doubt exactly while its owner is asked: {fork}"
+                    "a creation is unsettled exactly while its ABANDON is open: {fork}"
                 ));
             }
             let is_accepting = self.outbox.contains(Control::ChildAccept(*fork));
@@ -125,7 +125,9 @@ impl<V: Clone> RRefContext<V> {
             let is_held = user.has_handle || user.children > 0;
             let is_pending = is_requesting || is_settling || user.state == State::Creating;
             if !is_held && !is_pending {
-                return Err(format!("a user that nothing keeps is deleted: {fork}"));
+                return Err(format!(
+                    "a user without handle and children is deleted: {fork}"
+                ));
             }
         }
         Ok(())
@@ -134,7 +136,7 @@ impl<V: Clone> RRefContext<V> {
     fn check_children(&self) -> Result<(), String> {
         for (fork, child) in &self.children {
             if !self.users.contains_key(&child.parent) {
-                return Err(format!("the parent of a child is there: of {fork}"));
+                return Err(format!("a child has a parent: {fork}"));
             }
         }
         Ok(())
@@ -154,12 +156,14 @@ impl<V: Clone> RRefContext<V> {
             if let Arrival::UnderWay { since } = arrival {
                 under_way += 1;
                 if !self.under_way.contains(&(since, rref, fork)) {
-                    return Err(format!("what is under way will be asked for: {fork}"));
+                    return Err(format!("a fork under way is scheduled for a probe: {fork}"));
                 }
             }
             let is_asked = self.outbox.contains(Control::Probe(fork));
             if is_asked != (arrival == Arrival::Asked) {
-                return Err(format!("what is asked for is noted: {fork}"));
+                return Err(format!(
+                    "a fork is probed exactly while its PROBE is open: {fork}"
+                ));
             }
         }
         if under_way != self.under_way.len() {
@@ -169,7 +173,7 @@ impl<V: Clone> RRefContext<V> {
         Ok(())
     }
 
-    /// Whether a user is there whose owner is not lost: that one may be known to a later process in vain.
+    /// Whether a user exists whose owner is not lost. Of a lost owner, a later process may know the user.
     fn is_used(&self, fork: ForkId) -> bool {
         let user = self.users.get(&fork);
         user.is_some_and(|user| user.state != State::OwnerLost)
@@ -196,18 +200,18 @@ impl<V: Clone> RRefContext<V> {
             if let Control::Deletes { owner, .. } = control
                 && !outbox.deleting.contains(owner)
             {
-                return Err(format!("each batch to an owner is listed: to {owner}"));
+                return Err(format!("each batch of deletions is listed: to {owner}"));
             }
         }
         for (to, stalled) in &outbox.stalled {
             let controls = &stalled.controls;
             if controls.is_empty() || controls.iter().any(|control| !outbox.contains(*control)) {
-                return Err(format!("what has stalled is to be sent: to {to}"));
+                return Err(format!("a stalled message is unanswered: to {to}"));
             }
         }
         for (owner, queue) in &outbox.deletes {
             if !outbox.deleting.contains(owner) {
-                return Err(format!("deletions wait for others: to {owner}"));
+                return Err(format!("queued deletions wait for a batch: to {owner}"));
             }
             if let Some((_, fork)) = queue.iter().find(|(_, fork)| self.is_used(*fork)) {
                 return Err(format!("a living user is not deleted: {fork}"));

@@ -1,30 +1,28 @@
-//! The protocol of references as a state machine: events in, effects out.
+//! The protocol of references as a state machine: steps in, effects out.
 //!
-//! Knows no socket, clock, thread or randomness, and neither functions nor the encoding of values. Every
-//! method may leave effects, which [`RRefContext::take_effects`] hands to the shell.
+//! Knows no socket, clock, thread or randomness, and neither functions nor the encoding of values. A step may
+//! leave effects, which [`RRefContext::take_effects`] returns to the shell.
 //!
 //! # The two guarantees
 //!
-//! 1. The owner is told when any user is gone.
+//! 1. The owner is told of each user's deletion.
 //! 2. A user is not deleted before the owner knows its children.
 //!
-//! So an owner that knows no user of a value that was created has none: each unknown user has a living
-//! parent, that one is known or has a living parent itself, and the chain ends at a user that the owner
-//! has made, or at the creator's, which both are known. See PyTorch's
-//! `torch/csrc/distributed/rpc/rref_context.h` and `torch/csrc/distributed/rpc/rref_impl.h`.
+//! So if an owner knows no user of a created value, there is none: an unknown user has a living parent, which is
+//! known or has a living parent itself, and the chain ends at a user that the owner forked or at the creator's.
+//! Both are known. See PyTorch's `torch/csrc/distributed/rpc/rref_context.h` and
+//! `torch/csrc/distributed/rpc/rref_impl.h`.
 //!
 //! # Beyond PyTorch
 //!
-//! - A creation is answered when it is registered, not when its function has run; it is sent with retries
-//!   and runs once. If it was not answered at all, the owner is asked to settle it: either it has come
-//!   meanwhile, or it never counts, for nobody. So no user waits for what will not come.
-//! - Ids of what is gone are kept for a while: late copies of messages change nothing. All handlers can
-//!   run twice; numbers and windows for messages are not needed for that.
-//! - Messages that could not be sent are kept, and sent when their receiver is heard of again.
-//! - Whether a reference has arrived can be asked at its receiver, which then refuses it if it has not,
-//!   and at its owner.
-//! - Dead workers are no guarantee's end: their users are released, and users of their values fail. A user
-//!   that only a dead worker has passed on, and that the owner does not know yet, may find its value gone.
+//! - A creation is answered when it is registered, not when its function has run. It is sent with retries and
+//!   runs once. If no attempt is answered, the owner settles it: it has arrived, or it never has an effect.
+//! - Ids of deleted references and users are remembered for a while, so late copies of messages change nothing.
+//!   Every handler may run twice.
+//! - Messages whose retries are exhausted are kept, and resent when their receiver is heard from.
+//! - A parent can ask the receiver of a reference whether it has arrived, and the owner.
+//! - Users of dead workers are released, and users of their values fail. A user that only a dead worker has
+//!   passed on, and that the owner does not know yet, may find its value freed.
 
 mod complete;
 mod create;

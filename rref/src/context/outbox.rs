@@ -1,7 +1,7 @@
-//! The context's own messages, from their sending until they are answered.
+//! The context's own messages, until they are answered.
 //!
-//! A message whose retries are used up *stalls*. It is not given up: it is sent again as soon as anything
-//! is heard of its receiver, and at a low rate before that, until the receiver is declared dead.
+//! A message whose retries are exhausted *stalls*: it is resent when its receiver is heard from, or at a low
+//! rate, until the receiver is declared dead.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -13,34 +13,34 @@ use super::effect::Control;
 use crate::id::{ForkId, RRefId};
 use crate::protocol::Message;
 
-/// One message.
+/// A message without an answer.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Unanswered {
     pub(super) to: WorkerId,
     pub(super) message: Message,
-    /// Of the last sending, or of the stall.
+    /// When it was sent last, or stalled.
     pub(super) since: Instant,
 }
 
-/// All of them.
+/// All messages without an answer, and queued deletions.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub(super) struct Outbox {
     pub(super) unanswered: BTreeMap<Control, Unanswered>,
-    /// Those of `unanswered` that wait for a sign of life, by receiver. None is empty.
+    /// The stalled messages among `unanswered`, by receiver. No entry is empty.
     pub(super) stalled: BTreeMap<WorkerId, Stalled>,
     /// How many of `unanswered` are probes that have not stalled.
     pub(super) probes: usize,
-    /// Deletions that wait for the batch before them, by owner. No queue is empty.
+    /// Deletions that wait for an earlier batch, by owner. No queue is empty.
     pub(super) deletes: BTreeMap<WorkerId, VecDeque<(RRefId, ForkId)>>,
     /// The owners that have a batch of deletions among `unanswered`.
     pub(super) deleting: BTreeSet<WorkerId>,
     pub(super) batches: u64,
 }
 
-/// What has stalled on the way to a worker.
+/// The stalled messages to one worker.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Stalled {
-    /// Of the first of these.
+    /// When the first of them stalled.
     pub(super) since: Instant,
     pub(super) controls: BTreeSet<Control>,
 }
@@ -57,7 +57,7 @@ impl Outbox {
             .is_some_and(|stalled| stalled.controls.contains(&control))
     }
 
-    /// When a message has stalled, of those that wait for a sign of life.
+    /// When the oldest stalled message stalled.
     pub(super) fn oldest_stall(&self) -> Option<Instant> {
         self.stalled.values().map(|stalled| stalled.since).min()
     }

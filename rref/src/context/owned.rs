@@ -12,74 +12,74 @@ use crate::id::{ForkId, RRefId};
 /// The most requests that wait for values.
 pub(super) const WAITING_MAX: usize = 1 << 16;
 
-/// The most references that were heard of before their creation. Peers make such entries.
+/// The most uncreated entries, as peers can make them.
 pub(super) const UNCREATED_MAX: usize = 1 << 16;
 
-/// A reference that is owned here.
+/// The entry of a reference that this worker owns.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Owned<V> {
-    /// Unknown until the creation or a fork has told it.
+    /// `None` before the creation or a fork has named it.
     pub(super) type_name: Option<Arc<str>>,
     pub(super) value: Value<V>,
-    /// Held by this worker's program.
+    /// How many handles this worker's program holds; clones count as one.
     pub(super) handles: usize,
     /// The users that are known and not deleted.
     pub(super) forks: BTreeMap<ForkId, Holder>,
-    /// Requests for the value.
+    /// Requests that wait for the value.
     pub(super) waiters: BTreeSet<RequestToken>,
     pub(super) since: Instant,
 }
 
-/// What there is of a value.
+/// How far a value is.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) enum Value<V> {
-    /// The creation has not come.
+    /// The reference was named here before its creation arrived.
     Uncreated,
-    /// The function runs.
+    /// Its function runs.
     Running,
-    /// The program of this worker gives it later.
+    /// This worker's program sets it later.
     Promised,
     Ready(V),
     Failed {
         error: Arc<str>,
-        /// The creation never came, and will not.
+        /// The creation did not arrive, and has no effect if it still does.
         is_abandoned: bool,
     },
 }
 
-/// Who has a user.
+/// The worker that has a user.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Holder {
     pub(super) worker: WorkerId,
-    /// Of the worker's process, if it has come with the user itself; one that was sent from here may have
-    /// gone to the next process.
+    /// Of the worker's process, if it registered the user itself. A user that was sent from here may have arrived at
+    /// a later process.
     pub(super) incarnation: Option<u64>,
     pub(super) since: Instant,
     pub(super) arrival: Arrival,
 }
 
-/// Whether a user that was sent from here is known to have arrived.
+/// Whether a user that was sent from here has arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Arrival {
     /// Its message is being encoded.
     Encoding,
     /// In a call that has not ended.
     InCall,
-    /// It was sent, or asked for last, at that time.
+    /// Sent, or probed without a result, at that time.
     UnderWay { since: Instant },
-    /// Its worker is being asked.
+    /// A probe is under way.
     Asked,
-    /// The worker said so, or came with it.
+    /// The worker has confirmed it, or has sent a message about it.
     Arrived,
 }
 
-/// A request for a value that is not there.
+/// A request for a value that does not exist yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Waiting {
     pub(super) rref: RRefId,
-    /// Who asks.
+    /// The worker that requests it.
     pub(super) from: WorkerId,
-    /// When that one gives up.
+    /// The deadline of the request; `None`: it waits indefinitely.
     pub(super) deadline: Option<Instant>,
 }
 
@@ -97,7 +97,7 @@ impl<V> Owned<V> {
 }
 
 impl<V: Clone> Value<V> {
-    /// Unless it is still to come.
+    /// The value or its error; `None` before either.
     pub(super) fn result(&self) -> Option<Result<V, Arc<str>>> {
         match self {
             Self::Uncreated | Self::Running | Self::Promised => None,

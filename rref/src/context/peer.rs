@@ -1,4 +1,4 @@
-//! What is known of another worker's processes.
+//! The processes of another worker: the present one, and those that were declared dead.
 
 /// How many former processes of a worker are remembered.
 const FORMER_MAX: usize = 8;
@@ -6,11 +6,11 @@ const FORMER_MAX: usize = 8;
 /// Another worker.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub(super) struct Peer {
-    /// Of its process, once it was heard of.
+    /// Of the process that was heard from last; `None` before that, and after its death.
     pub(super) incarnation: Option<u64>,
-    /// Processes that were given up, the latest last. They are heard no more, even if they live.
+    /// Processes that were declared dead, the latest last. Their messages are refused, even if they live.
     pub(super) former: Vec<u64>,
-    /// Given up, and no later process was heard of.
+    /// Declared dead, and no later process was heard from.
     pub(super) is_lost: bool,
 }
 

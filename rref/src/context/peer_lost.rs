@@ -54,8 +54,8 @@ impl<V: Clone> RRefContext<V> {
         LossReport::Lost { was_involved }
     }
 
-    /// A worker gave a sign of life; `false` if it is of a process that was given up. A new process is the
-    /// end of the one before.
+    /// A message of a worker's process has arrived. Returns `false` if that process was declared dead. A new process
+    /// implies the end of the one before.
     pub(crate) fn heard_from(&mut self, now: Instant, worker: WorkerId, incarnation: u64) -> bool {
         let known = self.peers.get(&worker).and_then(|peer| peer.incarnation);
         if known != Some(incarnation) {
@@ -74,19 +74,17 @@ impl<V: Clone> RRefContext<V> {
         true
     }
 
-    /// A worker is dead: not a connection that was lost, which may be made again. Its users are released,
-    /// and the users of its values fail. `incarnation` is its last process, where the transport knows that:
-    /// it counts as given up even if nothing was heard of it here, so that a late message of it is not taken
-    /// for that of a new one.
+    /// A worker is dead: its users are released, and users of its values fail.
     ///
-    /// If it lives all the same, it is not heard any more. A later process of the same worker is.
+    /// `incarnation` is its last process, if the transport knows it. That process is refused from now on, even if
+    /// it lives or was never heard from; a later process of the worker is accepted.
     pub(crate) fn peer_lost(&mut self, now: Instant, worker: WorkerId, incarnation: Option<u64>) {
         let known = self.incarnation_of(worker);
         if let Some(lost) = incarnation
             && known.is_some_and(|known| known != lost)
             && self.is_former(worker, lost)
         {
-            // Its successor was heard of before the news of its end.
+            // Its successor was heard from before the report of its end.
             return;
         }
         let peer = self.peers.entry(worker).or_default();
@@ -100,12 +98,12 @@ impl<V: Clone> RRefContext<V> {
             (heard, given) => Some(of) == heard || Some(of) == given,
         };
         self.lose_owner(now, worker, |user| {
-            // Who still waits for an answer waits in vain, whichever process it asked.
+            // An open creation or registration will not be answered, whichever process it was sent to.
             let of = user.owner_incarnation;
             user.state != State::Confirmed || of == 0 || is_its(of)
         });
         self.drop_messages_to(worker);
-        // What is being encoded has yet to be sent, and a later process may be there by then.
+        // A message that is still being encoded may go to a later process.
         let is_sent = |arrival: Arrival| arrival != Arrival::Encoding;
         for fork in self.children_where(|child| child.to == worker && is_sent(child.arrival)) {
             self.outbox.remove(Control::Query(fork));
@@ -116,13 +114,13 @@ impl<V: Clone> RRefContext<V> {
         self.release_forks_of(now, worker, is_released, is_its);
     }
 
-    /// Which process of a worker was heard of last; none if that was given up.
+    /// The process of a worker that was heard from last; `None` if it was declared dead.
     #[must_use]
     pub(crate) fn incarnation_of(&self, worker: WorkerId) -> Option<u64> {
         self.peers.get(&worker)?.incarnation
     }
 
-    /// Whether a worker has anything to do with what is here: a value, a user, a message.
+    /// Whether a worker owns, uses, or is sent anything here.
     #[must_use]
     pub(crate) fn is_involved(&self, worker: WorkerId) -> bool {
         let holds = |owned: &Owned<V>| owned.forks.values().any(|holder| holder.worker == worker);
@@ -143,14 +141,14 @@ impl<V: Clone> RRefContext<V> {
             .is_some_and(|peer| peer.former.contains(&incarnation))
     }
 
-    /// Whether a process of a worker, 0 for the present one, was given up.
+    /// Whether a process of a worker, 0 for the present one, was declared dead.
     pub(super) fn is_lost(&self, worker: WorkerId, incarnation: u64) -> bool {
         let is_lost = self.peers.get(&worker).is_some_and(|peer| peer.is_lost);
         self.is_former(worker, incarnation) || (incarnation == 0 && is_lost)
     }
 
-    /// A process of a worker has ended, and a later one has its place. What was sent to the worker, and is
-    /// not answered, may have gone to either: the present one answers for it, or is asked.
+    /// A later process has taken a worker's place. Unanswered messages may have gone to either: answers of the
+    /// present one count, and forks are probed again.
     pub(super) fn process_lost(&mut self, now: Instant, worker: WorkerId, former: u64) {
         let is_its = |of: u64| of == former;
         self.lose_owner(now, worker, |user| {
@@ -165,8 +163,7 @@ impl<V: Clone> RRefContext<V> {
         self.reprobe_forks_on(now, worker);
     }
 
-    /// Releases what a dead worker refers to, forgets what it has asked for, and ends the wait for what it
-    /// would have created.
+    /// Releases the users of a dead process, drops its requests, and fails what it would have created.
     pub(super) fn release_forks_of(
         &mut self,
         now: Instant,
@@ -201,8 +198,7 @@ impl<V: Clone> RRefContext<V> {
         }
     }
 
-    /// The users that were sent to a worker, and are said to have arrived there, may have arrived at a former
-    /// process of it: they are asked for when that is due.
+    /// Schedules probes of the forks on a worker that may have arrived at its former process.
     pub(super) fn reprobe_forks_on(&mut self, now: Instant, worker: WorkerId) {
         let mut unclear = Vec::new();
         for (&rref, owned) in &self.owned {
@@ -218,7 +214,7 @@ impl<V: Clone> RRefContext<V> {
         }
     }
 
-    /// The owner is dead: its values are no more, and neither is there anything to be told to it.
+    /// Fails the users of a dead owner's values. Nothing is sent to it.
     pub(super) fn lose_owner(
         &mut self,
         now: Instant,
@@ -253,7 +249,7 @@ impl<V: Clone> RRefContext<V> {
             }
             let parent = user.parent.filter(|_| before == State::Requesting);
             self.notify(fork);
-            // There is nothing to protect any more, which the parent may not know yet.
+            // The parent may be deleted, and may not know of the loss yet.
             if let Some(parent) = parent {
                 self.send_child_accept(now, parent, fork);
             }
@@ -270,7 +266,7 @@ impl<V: Clone> RRefContext<V> {
         }
     }
 
-    /// The message of a user that was given up has ended. If anybody has registered the user, it is deleted
+    /// The message of an orphaned user has ended. If a later process may have registered the user, it is deleted
     /// there.
     pub(super) fn orphan_ended(&mut self, now: Instant, orphans: Orphan, delivery: &Delivery) {
         let Orphan { owner, rref, fork } = orphans;

@@ -8,11 +8,11 @@ use super::state::RRefContext;
 use crate::id::{ForkId, RRefId};
 use crate::protocol::{Answer, Message};
 
-/// How many probes are under way at a time, those that have stalled not counted.
+/// The most probes under way at a time; stalled ones do not count.
 pub(super) const PROBES_MAX: usize = 1024;
 
 impl<V: Clone> RRefContext<V> {
-    /// Asks the receiver of a fork whether it has come.
+    /// Asks the receiver of a fork whether it has arrived.
     pub(super) fn probe(&mut self, now: Instant, rref: RRefId, fork: ForkId) {
         let control = Control::Probe(fork);
         if self.outbox.contains(control) {
@@ -23,7 +23,7 @@ impl<V: Clone> RRefContext<V> {
             None => self.holder(rref, fork).map(|holder| holder.worker),
         };
         match to {
-            // A message to this worker itself: it is decoded here, or never.
+            // A message to this worker itself is decoded here or never.
             Some(to) if to != self.me => {
                 self.set_arrival(rref, fork, Arrival::Asked);
                 self.send(now, to, control, Message::Probe { rref, fork });
@@ -44,7 +44,7 @@ impl<V: Clone> RRefContext<V> {
         answer: &Answer,
     ) {
         match answer {
-            // It will ask the owner, and then release its parent.
+            // It registers at the owner, and releases its parent then.
             Answer::Received if self.children.contains_key(&fork) => {
                 self.set_arrival(rref, fork, Arrival::UnderWay { since: now });
             }
@@ -54,7 +54,7 @@ impl<V: Clone> RRefContext<V> {
         }
     }
 
-    /// Asks the owner whether it knows a child whose worker cannot be reached.
+    /// Asks the owner whether it knows a child whose worker does not answer.
     pub(super) fn query(&mut self, now: Instant, fork: ForkId) {
         let Some(child) = self.children.get(&fork) else {
             return;
@@ -69,7 +69,7 @@ impl<V: Clone> RRefContext<V> {
         }
     }
 
-    /// A fork has not arrived and never will, or is gone again.
+    /// A fork has not arrived and never will, or was deleted.
     pub(super) fn fork_not_received(&mut self, now: Instant, rref: RRefId, fork: ForkId) {
         if self.children.contains_key(&fork) {
             self.release_child(now, fork);
@@ -89,7 +89,7 @@ impl<V: Clone> RRefContext<V> {
         }
     }
 
-    /// Notes whether a child, or a user of a value here, has arrived.
+    /// Sets whether a child, or a user of a value here, has arrived.
     pub(super) fn set_arrival(&mut self, rref: RRefId, fork: ForkId, arrival: Arrival) {
         let place = match self.children.get_mut(&fork) {
             Some(child) => Some(&mut child.arrival),
@@ -104,7 +104,7 @@ impl<V: Clone> RRefContext<V> {
         }
     }
 
-    /// What was to be done about a fork that had not arrived is not to be done any more.
+    /// Removes what was scheduled or sent for a fork that had not arrived.
     pub(super) fn forget_arrival(&mut self, arrival: Arrival, rref: RRefId, fork: ForkId) {
         match arrival {
             Arrival::UnderWay { since } => {

@@ -12,11 +12,10 @@ use crate::id::{ForkId, RRefId};
 use crate::protocol::{Answer, Message};
 
 impl<V: Clone> RRefContext<V> {
-    /// A request has come. It is answered by [`Effect::Reply`] or [`Effect::AnswerFetch`], now or later;
-    /// `incarnation` is what it says of its sender, `deadline` when the caller gives up.
+    /// Receives a request, which [`Effect::Reply`] or [`Effect::AnswerFetch`] answers, now or later. `incarnation`
+    /// is the sender's, by its message.
     ///
-    /// For [`Message::Call`] the value is given to the shell, as for a fetch; what is to be run on it the
-    /// shell keeps.
+    /// [`Message::Call`] is answered with the value, as a fetch is. The shell keeps what is to run on it.
     pub(crate) fn receive(
         &mut self,
         now: Instant,
@@ -70,7 +69,7 @@ impl<V: Clone> RRefContext<V> {
                 };
                 self.receive_creation(now, from, incarnation, call)
             }
-            // Waits for a value, which is no answer of the context's.
+            // Answered by `receive`, as they wait for a value.
             Message::Fetch { rref } | Message::Call { rref, .. } => {
                 Answer::Refused(format!("{rref}: not a control message").into())
             }
@@ -99,7 +98,7 @@ impl<V: Clone> RRefContext<V> {
             }
             Message::UserDelete { forks } => {
                 for (rref, fork) in forks {
-                    // By who holds it, or has made it.
+                    // By its holder or by its maker.
                     let is_its = fork.0.named_for() == Some(from) || fork.0.created_on == from;
                     if is_its && !self.is_unissued(rref, fork) {
                         self.user_deleted(now, rref, fork);
@@ -135,7 +134,7 @@ impl<V: Clone> RRefContext<V> {
         }
     }
 
-    /// A message of [`Effect::Send`] has been answered, or its retries are used up.
+    /// A message of [`Effect::Send`] was answered, or its retries are exhausted.
     pub(crate) fn control_finished(
         &mut self,
         now: Instant,
@@ -163,11 +162,11 @@ impl<V: Clone> RRefContext<V> {
         if let Delivery::Answered { incarnation, .. } = delivery {
             answered_by = incarnation;
             if !self.heard_from(now, to, incarnation) {
-                // It will not be answered by anybody who is heard: as if it had been sent before the loss.
+                // No accepted process will answer: as if it had been sent before the loss.
                 if self.incarnation_of(to).is_none() {
                     return self.peer_lost(now, to, None);
                 }
-                // There is a later process, which has not answered yet.
+                // A later process exists, which has not answered yet.
                 let why = FetchError::PeerDead(to).to_string();
                 delivery = Delivery::Unknown(why.into());
             }
@@ -187,7 +186,7 @@ impl<V: Clone> RRefContext<V> {
                 return;
             }
         };
-        // It is not there when the answer came from a new process of the worker.
+        // `heard_from` has removed it if the answer came from a new process.
         let Some(sending) = self.outbox.remove(control) else {
             return;
         };
@@ -200,7 +199,7 @@ impl<V: Clone> RRefContext<V> {
                 if let Message::Probe { rref, .. } = sending.message {
                     self.probe_answered(now, rref, fork, &answer);
                 }
-                // It hears this worker no more: its owner may know what became of the child.
+                // The receiver refuses this worker; the owner may know the child.
                 if let Answer::Refused(_) = answer {
                     self.query(now, fork);
                 }
@@ -215,13 +214,13 @@ impl<V: Clone> RRefContext<V> {
         }
     }
 
-    /// Whether one of these is a name that this process has yet to give: nobody can have it from here.
+    /// Whether one of these ids is still to be given by this process, so that no peer can have it.
     pub(super) fn is_unissued(&self, rref: RRefId, fork: ForkId) -> bool {
         self.mint.is_unissued(rref.0) || self.mint.is_unissued(fork.0)
     }
 }
 
-/// Whether a creation is named by who asks for it.
+/// Whether the worker that requests a creation has named it.
 fn is_by(rref: RRefId, fork: ForkId, from: WorkerId, incarnation: u64) -> bool {
     [rref.0, fork.0]
         .iter()
@@ -229,6 +228,6 @@ fn is_by(rref: RRefId, fork: ForkId, from: WorkerId, incarnation: u64) -> bool {
 }
 
 fn unknown_id(rref: RRefId, fork: ForkId) -> Answer {
-    let what = format!("{rref} or {fork} was not given by whom it names");
+    let what = format!("{rref} or {fork} was not given by the worker in its id");
     Answer::Refused(what.into())
 }

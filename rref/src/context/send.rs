@@ -28,7 +28,7 @@ impl<V: Clone> RRefContext<V> {
         });
     }
 
-    /// Tells the owner, with others, that a user is gone.
+    /// Queues a user's deletion for its owner.
     pub(super) fn send_delete(
         &mut self,
         now: Instant,
@@ -81,7 +81,7 @@ impl<V: Clone> RRefContext<V> {
         }
     }
 
-    /// Sends again what has stalled on the way to this worker.
+    /// Resends the stalled messages to a worker.
     pub(super) fn resend(&mut self, now: Instant, to: WorkerId) {
         let stalled = self.outbox.stalled.get(&to);
         let controls = stalled.map(|stalled| stalled.controls.clone());
@@ -90,7 +90,7 @@ impl<V: Clone> RRefContext<V> {
                 continue;
             };
             match sending.message {
-                // What has gathered meanwhile goes with it.
+                // Deletions that were queued meanwhile go into the same batch.
                 Message::UserDelete { forks } => {
                     let queue = self.outbox.deletes.entry(to).or_default();
                     for fork in forks.into_iter().rev() {
@@ -117,7 +117,7 @@ impl<V: Clone> RRefContext<V> {
         }
     }
 
-    /// Drops everything that was to go to a worker that is dead.
+    /// Drops all messages to a dead worker.
     pub(super) fn drop_messages_to(&mut self, worker: WorkerId) {
         let controls: Vec<Control> = self
             .outbox

@@ -9,8 +9,8 @@ use super::state::{Phase, RRefContext};
 use crate::id::{ForkId, RRefId};
 
 impl<V: Clone> RRefContext<V> {
-    /// The first step of the joint end: no new references, and all users go, whoever holds them, as soon
-    /// as their registrations and their children allow.
+    /// The first step of the shutdown: refuses new references, and deletes all users as soon as their registrations
+    /// and children allow, held or not.
     pub(crate) fn delete_all_users(&mut self, now: Instant) {
         if self.phase == Phase::Running {
             self.phase = Phase::DeletingUsers;
@@ -21,8 +21,7 @@ impl<V: Clone> RRefContext<V> {
         }
     }
 
-    /// The second step: values without users go, and the others with their last user. A value that was not
-    /// given is an error from now on.
+    /// The second step: frees values without users, and the others with their last user. Promised values fail.
     pub(crate) fn sweep_unforked(&mut self, now: Instant) {
         self.phase = Phase::Sweeping;
         let rrefs: Vec<RRefId> = self.owned.keys().copied().collect();
@@ -32,7 +31,7 @@ impl<V: Clone> RRefContext<V> {
         }
     }
 
-    /// The agent has ended, and nothing will be answered any more: everything goes.
+    /// The agent has ended, so no message will be answered: removes everything.
     pub(crate) fn end(&mut self, now: Instant) {
         self.phase = Phase::Sweeping;
         let users = std::mem::take(&mut self.users);
@@ -54,7 +53,7 @@ impl<V: Clone> RRefContext<V> {
         }
     }
 
-    /// Whether there is no user here, and no message under way.
+    /// Whether this worker has no user, no child, and no unanswered message.
     #[must_use]
     pub(crate) fn has_no_users(&self) -> bool {
         self.users.is_empty()
@@ -63,7 +62,7 @@ impl<V: Clone> RRefContext<V> {
             && self.outbox.deletes.is_empty()
     }
 
-    /// Whether all tables are empty: no value, no user, no message under way.
+    /// Whether all tables but the tombstones are empty.
     #[must_use]
     pub(crate) fn is_drained(&self) -> bool {
         self.owned.is_empty() && self.has_no_users() && self.waiting.is_empty()

@@ -14,18 +14,16 @@ use super::tombstones::Tombstones;
 use super::user::{Child, Orphan, State, User};
 use crate::id::{ForkId, Mint, RRefId};
 
-/// The shortest time of [`Timing`].
+/// The shortest time of [`Timing`]: what is due again at once would never end.
 const WAIT_MIN: Duration = Duration::from_millis(1);
 
-/// How long the context waits for others. A time of less than a millisecond counts as one, and one that no
-/// clock reaches is waited for without end.
+/// The context's timers. Times below 1 ms count as 1 ms; [`Duration::MAX`] disables a timer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Timing {
-    /// For so long a reference may be under way in an answer, or a child be unregistered, before its receiver
-    /// is asked whether it has come. Default 30 s.
+    /// How long a reference may be under way in an answer, or a child be unregistered, before its receiver is
+    /// probed. Default 30 s.
     pub(crate) probe_after: Duration,
-    /// For so long a message whose retries are used up waits for a sign of life before it is tried all the
-    /// same. Default 10 s.
+    /// How long a stalled message waits for its receiver to be heard from before it is resent. Default 10 s.
     pub(crate) resend_after: Duration,
 }
 
@@ -38,13 +36,13 @@ impl Default for Timing {
     }
 }
 
-/// How far the joint end is.
+/// How far the shutdown is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Phase {
     Running,
-    /// No new references; users go as soon as they may.
+    /// No new references. Users are deleted as soon as their registrations and children allow.
     DeletingUsers,
-    /// Values without users go, whoever holds a handle here.
+    /// Values without users are freed, whether a handle is held here or not.
     Sweeping,
 }
 
@@ -59,12 +57,12 @@ pub(crate) struct RRefContext<V> {
     pub(super) owned: BTreeMap<RRefId, Owned<V>>,
     /// How many of `owned` are uncreated.
     pub(super) uncreated: usize,
-    /// Requests for values that are not there.
+    /// Requests for values that do not exist yet.
     pub(super) waiting: BTreeMap<RequestToken, Waiting>,
     pub(super) deadlines: BTreeSet<(Instant, RequestToken)>,
     pub(super) users: BTreeMap<ForkId, User>,
     pub(super) children: BTreeMap<ForkId, Child>,
-    /// The forks whose [`Arrival`] is `UnderWay`, by its time.
+    /// The forks whose [`Arrival`] is `UnderWay`, by the time since then.
     pub(super) under_way: BTreeSet<(Instant, RRefId, ForkId)>,
     pub(super) outbox: Outbox,
     pub(super) orphans: BTreeMap<Control, Orphan>,
@@ -74,10 +72,9 @@ pub(crate) struct RRefContext<V> {
 }
 
 impl<V: Clone> RRefContext<V> {
-    /// Without any reference. `incarnation` is drawn anew by each process, and not 0.
+    /// An empty context. `incarnation` is drawn by each process, and is not 0.
     #[must_use]
     pub(crate) fn new(me: WorkerId, incarnation: u64, timing: Timing, now: Instant) -> Self {
-        // What is due at once, again and again, would be done without end.
         let timing = Timing {
             probe_after: timing.probe_after.max(WAIT_MIN),
             resend_after: timing.resend_after.max(WAIT_MIN),
@@ -110,7 +107,7 @@ impl<V: Clone> RRefContext<V> {
         std::mem::take(&mut self.effects)
     }
 
-    /// Who owns what a handle refers to.
+    /// The owner of a handle's reference; `None` after the shutdown.
     #[must_use]
     pub(crate) fn owner_of(&self, handle: Handle) -> Option<WorkerId> {
         match handle {
@@ -119,7 +116,7 @@ impl<V: Clone> RRefContext<V> {
         }
     }
 
-    /// What a handle refers to.
+    /// The reference of a handle.
     #[must_use]
     pub(crate) fn rref_of(&self, handle: Handle) -> Option<RRefId> {
         match handle {
@@ -128,7 +125,7 @@ impl<V: Clone> RRefContext<V> {
         }
     }
 
-    /// The type of what a handle refers to, where it is known.
+    /// The type of a handle's reference, if it is known.
     #[must_use]
     pub(crate) fn type_name_of(&self, handle: Handle) -> Option<Arc<str>> {
         match handle {
@@ -140,7 +137,7 @@ impl<V: Clone> RRefContext<V> {
         }
     }
 
-    /// How far a user is; none if it is gone.
+    /// How far a user is; `None` if it was deleted.
     #[must_use]
     pub(crate) fn status(&self, fork: ForkId) -> Option<UserStatus> {
         let user = self.users.get(&fork)?;
@@ -151,20 +148,19 @@ impl<V: Clone> RRefContext<V> {
         })
     }
 
-    /// Whether a user's creation was not answered in time, unless its owner has said since that it has
-    /// accepted it all the same.
+    /// Whether a user's creation was not answered in time, and its owner has not accepted it since.
     #[must_use]
     pub(crate) fn has_timed_out(&self, fork: ForkId) -> bool {
         self.users.get(&fork).is_some_and(|user| user.has_timed_out)
     }
 
-    /// A value of this worker, or its creation's error; none while it is still to come.
+    /// A value of this worker, or its creation's error; `None` before either.
     pub(crate) fn try_value(&self, rref: RRefId) -> Option<Result<V, Arc<str>>> {
         self.owned.get(&rref)?.value.result()
     }
 }
 
-/// Whether so much time has passed since then.
+/// Whether `time` has passed since then.
 pub(super) fn has_elapsed(since: Instant, time: Duration, now: Instant) -> bool {
     since.checked_add(time).is_some_and(|end| end <= now)
 }

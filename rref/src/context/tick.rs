@@ -7,8 +7,7 @@ use super::probe::PROBES_MAX;
 use super::state::{RRefContext, has_elapsed};
 
 impl<V: Clone> RRefContext<V> {
-    /// Does what is due: requests whose deadline has passed, messages that could not be sent, children
-    /// that are under way for long. To be called at [`RRefContext::next_tick`], or more often.
+    /// Does what is due. Call it at [`RRefContext::next_tick`], or more often.
     pub(crate) fn tick(&mut self, now: Instant) {
         while let Some(&(deadline, token)) = self.deadlines.first()
             && deadline <= now
@@ -29,7 +28,7 @@ impl<V: Clone> RRefContext<V> {
         }
     }
 
-    /// When [`RRefContext::tick`] is to be called next; none while nothing waits for anything.
+    /// When [`RRefContext::tick`] is due; `None` while nothing waits.
     #[must_use]
     pub(crate) fn next_tick(&self) -> Option<Instant> {
         let deadline = self.deadlines.first().map(|&(deadline, _)| deadline);
@@ -37,7 +36,7 @@ impl<V: Clone> RRefContext<V> {
             Some((since, ..)) if self.outbox.probes < PROBES_MAX => {
                 since.checked_add(self.timing.probe_after)
             }
-            // Where there are too many, an answer leads to the next ones.
+            // At the limit, the answer to a probe sends the next one.
             _ => None,
         };
         let resend = self.outbox.oldest_stall();

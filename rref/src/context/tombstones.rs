@@ -1,12 +1,11 @@
-//! The ids of what is gone, so that a late message does not bring it back.
+//! The ids of deleted references and users, so that late messages do not revive them.
 //!
-//! Ids of one process count upwards, and a reference and its users mostly go together: what is gone is
-//! kept as ranges, and a worker that creates and drops a million references leaves a few of them.
+//! Ids of one process count upwards, and a reference and its users are mostly deleted together. So ids are kept
+//! as ranges: a worker that creates and drops a million references leaves a few of them.
 //!
-//! An id is kept for one to two times [`TOMBSTONE_AGE`]. That has to be longer than a copy of a message can
-//! be under way: the time for which a message is sent again, and the age at which a receiver refuses it. The
-//! sets are bounded besides: if more than [`RANGES_MAX`] ranges gather within that time, the older half
-//! goes early. What is lost then is not safety: a revived fork keeps a value alive, it frees none.
+//! An id is kept for one to two times [`TOMBSTONE_AGE`], which is longer than a copy of a message can be under
+//! way. If more than [`RANGES_MAX`] ranges gather within that time, the older half is forgotten early. That
+//! costs no safety: a revived fork keeps a value alive, it frees none.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -15,16 +14,16 @@ use rpc_agent::WorkerId;
 
 use crate::id::GloballyUniqueId;
 
-/// How long an id is kept at least.
+/// The shortest time that an id is kept.
 pub(super) const TOMBSTONE_AGE: Duration = Duration::from_secs(300);
 
-/// How many ranges are kept at most, of each of the two ages.
+/// The most ranges of each of the two ages.
 pub(super) const RANGES_MAX: usize = 1 << 17;
 
 /// First and last local id of each range, by the process that gave the ids.
 type Ranges = BTreeMap<(WorkerId, u64), BTreeMap<u64, u64>>;
 
-/// Ids that are gone.
+/// Deleted ids.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Tombstones {
     recent: Ranges,
@@ -78,14 +77,14 @@ impl Tombstones {
         }
     }
 
-    /// Forgets what is old enough.
+    /// Forgets the ids that are old enough.
     pub(super) fn expire(&mut self, now: Instant) {
         if now.saturating_duration_since(self.rotated) >= TOMBSTONE_AGE {
             self.rotate(now);
         }
     }
 
-    /// When [`Tombstones::expire`] has something to forget.
+    /// When [`Tombstones::expire`] is due.
     pub(super) fn next_expiry(&self) -> Option<Instant> {
         (self.ranges() > 0).then(|| self.rotated + TOMBSTONE_AGE)
     }

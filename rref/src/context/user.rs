@@ -14,24 +14,24 @@ use crate::id::{ForkId, RRefId};
 pub(super) struct User {
     pub(super) rref: RRefId,
     pub(super) owner: WorkerId,
-    /// Of the owner's process; 0 while it is not known.
+    /// Of the owner's process; 0 while it is unknown.
     pub(super) owner_incarnation: u64,
     pub(super) type_name: Arc<str>,
-    /// Who sent it; none for the creator's.
+    /// The worker that sent it; `None` for the creator's user.
     pub(super) parent: Option<WorkerId>,
     pub(super) state: State,
-    /// Whether the program holds it.
+    /// Whether the program holds its handle.
     pub(super) has_handle: bool,
-    /// How many of the context's children are its own.
+    /// How many entries of the context's `children` it has.
     pub(super) children: usize,
-    /// Whether it ever was sent.
+    /// Whether it was ever forked, so that other workers may have the reference.
     pub(super) was_forked: bool,
-    /// Its creation timed out, and its owner has not confirmed it.
+    /// Its creation timed out, and its owner has not accepted it since.
     pub(super) has_timed_out: bool,
     pub(super) since: Instant,
 }
 
-/// How far a user is. A user to be deleted is no more among the users, but in the outbox.
+/// How far a user is. A deleted user is not in the table; its deletion is in the outbox.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) enum State {
     /// The creation is under way.
@@ -44,7 +44,7 @@ pub(super) enum State {
     Unsettled(Arc<str>),
     /// The creation failed.
     Failed(Arc<str>, Failure),
-    /// The owner did not register it.
+    /// The owner refused the registration.
     Refused(Arc<str>),
     /// The owner is dead.
     OwnerLost,
@@ -53,26 +53,26 @@ pub(super) enum State {
 /// What the owner knows of a failed creation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Failure {
-    /// Nothing, and nobody asks it.
+    /// Nothing, and no worker will ask it.
     Unreported,
-    /// Others may ask it for the value: it is being told.
+    /// It is being notified, as other workers may request the value.
     Reporting,
-    /// It knows the user, and answers for the value with the error.
+    /// It knows the user, and answers requests with the error.
     Reported,
 }
 
-/// A user that was sent to another worker, and is not known to have arrived and been registered.
+/// A user that was forked for another worker and is not known to be registered.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Child {
-    /// Whose child it is.
+    /// The user that it keeps alive.
     pub(super) parent: ForkId,
     pub(super) to: WorkerId,
     pub(super) arrival: Arrival,
     pub(super) since: Instant,
 }
 
-/// A creation or a registration that was given up with its owner while its message is still under way: a
-/// later process of the worker may take it for its own.
+/// A user whose owner was lost while the message that creates or registers it was under way. A later process of
+/// the owner may accept that message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Orphan {
     pub(super) owner: WorkerId,
@@ -81,7 +81,7 @@ pub(super) struct Orphan {
 }
 
 impl User {
-    /// Why it is of no use, if so.
+    /// Why the user cannot be used; `None` if it can.
     pub(super) fn error(&self) -> Option<UserError> {
         match &self.state {
             State::Creating | State::Requesting | State::Confirmed => None,

@@ -152,7 +152,7 @@ fn more_deletions_than_allowed_are_refused() {
 }
 
 #[test]
-fn an_announced_length_beyond_the_limit_is_refused_before_its_bytes_are_there() {
+fn a_length_above_the_limit_is_refused_before_its_bytes_arrive() {
     let mut bytes = Vec::new();
     put_header(&mut bytes, 9, 1);
     bytes.extend_from_slice(&[0xff; 4]);

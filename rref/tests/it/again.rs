@@ -78,7 +78,7 @@ fn use_references(workers: &[Worker]) {
 }
 
 #[test]
-fn groups_with_the_same_names_in_one_process_do_not_know_of_each_other() {
+fn groups_with_the_same_names_in_one_process_are_independent() {
     let [alive_a, alive_b] = [Alive::default(), Alive::default()];
     let group_of = |alive: &Alive| {
         let alive = Arc::clone(alive);
@@ -159,7 +159,7 @@ fn groups_with_the_same_names_in_one_process_do_not_know_of_each_other() {
 }
 
 #[test]
-fn references_work_in_a_second_group_after_the_first_has_ended_and_old_ones_stay_ended() {
+fn a_second_group_works_after_the_first_and_old_references_stay_shut_down() {
     let first = group(2);
     let old: RRef<i64> = first[0].rrefs.remote("worker1", "number", 1_i64).unwrap();
     old.wait_ready(Some(PATIENCE)).unwrap();
@@ -190,7 +190,7 @@ fn references_work_in_a_second_group_after_the_first_has_ended_and_old_ones_stay
 }
 
 #[test]
-fn references_to_own_values_have_ended_with_their_group() {
+fn references_to_own_values_fail_after_the_shutdown() {
     let workers = group(2);
     let own = workers[0].rrefs.rref(2_i64).unwrap();
     let made: RRef<i64> = workers[0].rrefs.remote("worker0", "number", 3_i64).unwrap();
@@ -200,7 +200,7 @@ fn references_to_own_values_have_ended_with_their_group() {
 }
 
 #[test]
-fn references_to_own_values_have_ended_while_the_agent_goes_on() {
+fn references_to_own_values_fail_after_the_shutdown_while_the_agent_runs() {
     let workers = group(1);
     let own = workers[0].rrefs.rref(2_i64).unwrap();
     workers[0].rrefs.leave(Some(PATIENCE)).unwrap();
@@ -209,13 +209,13 @@ fn references_to_own_values_have_ended_while_the_agent_goes_on() {
 }
 
 #[test]
-fn references_have_ended_with_their_workers_part_of_the_end_though_the_agents_go_on() {
+fn references_fail_after_leaving_while_the_agents_run() {
     let workers = group(2);
     let user: RRef<i64> = workers[0].rrefs.remote("worker1", "number", 1_i64).unwrap();
     user.wait_ready(Some(PATIENCE)).unwrap();
     workers[0].rrefs.leave(Some(PATIENCE)).unwrap();
     assert_ended(&[&user], &workers[0].rrefs);
-    // The other worker is not disturbed, and is told that this one takes no references any more.
+    // The other worker is unaffected, and gets an error for references that it sends.
     let own = workers[1].rrefs.rref(4_i64).unwrap();
     assert_eq!(own.to_here(Some(PATIENCE)).unwrap(), 4);
     let called = workers[1].rrefs.call::<_, i64>("worker0", "read", &own);
@@ -229,7 +229,7 @@ fn references_have_ended_with_their_workers_part_of_the_end_though_the_agents_go
 }
 
 #[test]
-fn an_agent_that_goes_without_the_end_leaves_the_others_of_the_process_as_they_are() {
+fn an_agent_that_stops_without_a_shutdown_leaves_other_agents_unchanged() {
     let [a, b] = [group(2), group(2)];
     let in_a: RRef<i64> = a[0].rrefs.remote("worker1", "number", 1_i64).unwrap();
     in_a.wait_ready(Some(PATIENCE)).unwrap();
@@ -304,7 +304,7 @@ fn until_released(kept: &Arc<()>) {
 }
 
 #[test]
-fn nothing_of_an_agent_is_kept_after_its_end_and_the_last_handle() {
+fn an_agent_is_freed_after_its_shutdown_and_the_last_handle() {
     let kept = Arc::new(());
     let Worker { rrefs, agent } = worker_that_keeps(&kept, &Gate::new());
     let held = nodes(&rrefs);
@@ -321,7 +321,7 @@ fn nothing_of_an_agent_is_kept_after_its_end_and_the_last_handle() {
 }
 
 #[test]
-fn nothing_of_an_agent_is_kept_that_goes_without_its_end() {
+fn an_agent_that_stops_without_a_shutdown_is_freed() {
     let kept = Arc::new(());
     let Worker { rrefs, agent } = worker_that_keeps(&kept, &Gate::new());
     let number = rrefs.rref(1_i64).unwrap();
@@ -331,7 +331,7 @@ fn nothing_of_an_agent_is_kept_that_goes_without_its_end() {
 }
 
 #[test]
-fn nothing_is_kept_of_values_that_hold_references_when_an_agent_goes_without_its_end() {
+fn values_that_hold_references_are_freed_when_an_agent_stops_without_a_shutdown() {
     let kept = Arc::new(());
     let Worker { rrefs, agent } = worker_that_keeps(&kept, &Gate::new());
     let held = nodes(&rrefs);
@@ -341,11 +341,11 @@ fn nothing_is_kept_of_values_that_hold_references_when_an_agent_goes_without_its
 }
 
 #[test]
-fn nothing_is_kept_of_an_agent_whose_calls_were_under_way_at_its_end() {
+fn an_agent_with_calls_under_way_is_freed_after_it_stops() {
     let (kept, gate) = (Arc::new(()), Gate::new());
     let Worker { rrefs, agent } = worker_that_keeps(&kept, &gate);
     let slow: RRef<i64> = rrefs.remote("solo", "slow", ()).unwrap();
-    until("its function runs", || gate.come() == 1);
+    until("its function runs", || gate.arrived() == 1);
     let waiting: Vec<_> = (0..4)
         .map(|_| slow.fetch(Some(PATIENCE)).unwrap())
         .collect();

@@ -10,13 +10,13 @@ use c10d_store::{HashStore, Store};
 use rpc_agent::{Agent, AgentOptions, HandlerError, Registry, RetryOptions};
 use rref::{Functions, LeakReport, RRef, RRefOptions, RRefs};
 
-/// Far longer than anything takes here; ends a test that would hang.
+/// Far longer than any step takes; ends a test that would hang.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How long a program waits for what may have been lost.
+/// How long a program waits for a message that may be lost.
 pub(crate) const SHORT: Duration = Duration::from_millis(400);
 
-/// What the tests' functions work on.
+/// The value of the tests' functions.
 pub(crate) type List = Mutex<Vec<i64>>;
 
 /// A worker of a test.
@@ -28,7 +28,7 @@ pub(crate) struct Worker {
 /// How many [`Counted`] values a test has alive, by owner of the counter.
 pub(crate) type Alive = Arc<AtomicUsize>;
 
-/// A value that knows when it is dropped.
+/// A value that counts the living ones.
 pub(crate) struct Counted {
     alive: Alive,
 }
@@ -48,7 +48,7 @@ impl Drop for Counted {
     }
 }
 
-/// The functions that all workers of the tests know, and those that `fill` adds.
+/// The functions of all workers, and those that `fill` adds.
 pub(crate) fn functions(fill: impl FnOnce(&mut Functions)) -> Functions {
     let mut functions = Functions::new();
     functions
@@ -74,7 +74,7 @@ pub(crate) fn functions(fill: impl FnOnce(&mut Functions)) -> Functions {
             Ok(list.lock().unwrap().iter().sum::<i64>())
         })
         .unwrap();
-    // Uses a reference that came as an argument, and gives it back.
+    // Uses a reference that it receives as an argument.
     functions
         .register("read", |_, number: RRef<i64>| {
             assert!(number.confirmed(), "a function runs when it is confirmed");
@@ -196,7 +196,7 @@ pub(crate) fn group_with_stranger(
     (workers, stranger)
 }
 
-/// Ends all workers in order, and returns what was held at the begin of that.
+/// Shuts down all workers, and returns their leak reports.
 #[track_caller]
 pub(crate) fn shut_down(workers: &[Worker]) -> Vec<LeakReport> {
     thread::scope(|scope| {
@@ -221,7 +221,7 @@ pub(crate) fn shut_down(workers: &[Worker]) -> Vec<LeakReport> {
     })
 }
 
-/// Whether there is nothing in a worker's tables but the ids of what is gone.
+/// Whether a worker's tables are empty but for tombstones.
 pub(crate) fn is_empty(worker: &Worker) -> bool {
     worker.rrefs.check_invariants().unwrap();
     let sizes = worker.rrefs.sizes().unwrap();
@@ -240,18 +240,18 @@ pub(crate) fn until_empty(workers: &[Worker]) {
                 .iter()
                 .map(|worker| worker.rrefs.snapshot().unwrap());
             let tables: Vec<_> = tables.map(|snapshot| snapshot.to_string()).collect();
-            panic!("waited in vain for empty tables:\n{}", tables.join("\n"));
+            panic!("timed out waiting for empty tables:\n{}", tables.join("\n"));
         }
         thread::sleep(Duration::from_micros(200));
     }
 }
 
-/// Waits for a condition that others bring about.
+/// Waits until a condition holds.
 #[track_caller]
 pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let began = Instant::now();
     while !is_so() {
-        assert!(began.elapsed() < PATIENCE, "waited in vain: {what}");
+        assert!(began.elapsed() < PATIENCE, "timed out: {what}");
         thread::sleep(Duration::from_micros(200));
     }
 }
@@ -265,10 +265,10 @@ pub(crate) fn seed() -> u64 {
     seed
 }
 
-/// Holds functions up until the test lets them go.
+/// Blocks functions until the test opens it.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
-    /// Whether it is open, and how many have come.
+    /// Whether it is open, and how many functions have arrived.
     state: Mutex<(bool, usize)>,
     changed: Condvar,
 }
@@ -295,8 +295,8 @@ impl Gate {
         self.changed.notify_all();
     }
 
-    /// How many have come to it.
-    pub(crate) fn come(&self) -> usize {
+    /// How many functions have arrived.
+    pub(crate) fn arrived(&self) -> usize {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).1
     }
 }

@@ -69,8 +69,8 @@ impl Drop for Curious {
 }
 
 #[test]
-fn a_value_that_is_not_taken_after_the_end_is_dropped_under_no_lock() {
-    // An agent whose lock is held for ever would not end.
+fn a_value_refused_after_the_shutdown_is_dropped_under_no_lock() {
+    // An agent whose lock is held forever would not end.
     let workers = ManuallyDrop::new(group(1));
     let rrefs = workers[0].rrefs.clone();
     rrefs.leave(Some(PATIENCE)).unwrap();
@@ -83,7 +83,7 @@ fn a_value_that_is_not_taken_after_the_end_is_dropped_under_no_lock() {
 
 #[test]
 fn a_value_of_the_wrong_type_is_dropped_under_no_lock() {
-    // An agent whose lock is held for ever would not end.
+    // An agent whose lock is held forever would not end.
     let workers = ManuallyDrop::new(group_with(
         1,
         |_, options| options,
@@ -118,8 +118,8 @@ impl Drop for Grenade {
 }
 
 #[test]
-fn values_whose_destructors_panic_cost_nobody_else_anything() {
-    let name = "destructors::values_whose_destructors_panic_cost_nobody_else_anything";
+fn a_panicking_destructor_affects_no_other_value() {
+    let name = "destructors::a_panicking_destructor_affects_no_other_value";
     if !in_own_process(name) {
         return;
     }

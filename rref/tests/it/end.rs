@@ -1,4 +1,4 @@
-//! The end: reports of what is held, cycles, the order of the shutdown, and workers that die.
+//! The shutdown: leak reports, cycles, its order, and workers that die.
 
 use std::env;
 use std::io::{self, BufRead, BufReader, Read};
@@ -96,7 +96,7 @@ fn cycles_over_workers_are_reported_and_freed_by_the_shutdown() {
 }
 
 #[test]
-fn a_shutdown_that_some_do_not_come_to_names_them() {
+fn a_shutdown_names_the_workers_that_do_not_call_it() {
     let workers = group(2);
     let short = Duration::from_millis(300);
     let error = workers[0]
@@ -111,7 +111,7 @@ fn a_shutdown_that_some_do_not_come_to_names_them() {
 }
 
 #[test]
-fn a_worker_that_leaves_names_who_holds_its_values() {
+fn leaving_names_the_workers_that_hold_values() {
     let workers = group(2);
     let held: RRef<i64> = workers[1].rrefs.remote("worker0", "number", 1_i64).unwrap();
     held.wait_ready(Some(PATIENCE)).unwrap();
@@ -131,7 +131,7 @@ fn a_worker_that_leaves_names_who_holds_its_values() {
     );
     assert_eq!(missing[0].what, MissingKind::References);
     assert_eq!(report.values.len(), 1);
-    // It goes on as soon as the other one lets go.
+    // It continues as soon as the other one drops it.
     drop(held);
     workers[0].rrefs.leave(Some(PATIENCE)).unwrap();
     workers[1].rrefs.leave(Some(PATIENCE)).unwrap();
@@ -200,7 +200,7 @@ fn start_worker(rank: u32, store: &str, port: u16, functions: Functions) -> (Age
     (agent, rrefs)
 }
 
-/// Not a test: what the process runs.
+/// Not a test: the child process runs it.
 #[test]
 #[expect(clippy::print_stdout, reason = "its parent reads it")]
 fn worker_process() {
@@ -239,7 +239,7 @@ fn a_killed_workers_references_are_released_and_its_values_are_lost_at_once() {
     let lent = rrefs.rref_opaque(Counted::new(&alive)).unwrap();
     rrefs.call::<_, ()>("worker1", "hold", &lent).unwrap();
     drop(lent);
-    until("the handle is gone", || {
+    until("the handle is dropped", || {
         rrefs
             .leak_report()
             .unwrap()
@@ -296,7 +296,7 @@ fn the_value_of_a_worker_that_waits_to_leave_can_be_used_while_it_is_held() {
 }
 
 #[test]
-fn an_owner_that_dies_together_with_the_store_is_lost_all_the_same() {
+fn an_owner_that_dies_together_with_the_store_counts_as_lost() {
     let store = TcpStoreServer::bind(("127.0.0.1", 0), ServerOptions::default()).unwrap();
     let mut other = WorkerProcess::start(&store);
     let port = store.local_addr().port();
@@ -304,7 +304,7 @@ fn an_owner_that_dies_together_with_the_store_is_lost_all_the_same() {
     other.await_started();
     let lost: RRef<i64> = rrefs.remote("worker1", "number", 3_i64).unwrap();
     assert_eq!(lost.to_here(Some(PATIENCE)).unwrap(), 3);
-    // Nobody says where a worker is from now on.
+    // No directory is left.
     drop(store);
     other.kill();
     let error = lost.to_here(Some(PATIENCE)).unwrap_err();
@@ -315,7 +315,7 @@ fn an_owner_that_dies_together_with_the_store_is_lost_all_the_same() {
 }
 
 #[test]
-fn one_thread_ends_the_references_and_with_their_own_agent_only() {
+fn one_thread_shuts_down_the_references_of_its_own_agent() {
     let workers = group(2);
     let [first, second] = &workers[..] else {
         panic!("two workers");
@@ -334,7 +334,7 @@ fn one_thread_ends_the_references_and_with_their_own_agent_only() {
                 tell.send(ended).unwrap();
             });
         }
-        // While the other worker has not come, only who is not to end them can have ended.
+        // While the other worker has not arrived, only the refused thread can have returned.
         let error = told.recv().unwrap().unwrap_err();
         assert!(matches!(error, ShutdownError::InProgress), "{error}");
         second
@@ -349,7 +349,7 @@ fn one_thread_ends_the_references_and_with_their_own_agent_only() {
 }
 
 #[test]
-fn references_of_a_creation_here_that_takes_none_are_given_back() {
+fn unused_references_of_a_local_creation_are_released() {
     let gate = Gate::new();
     let for_functions = Arc::clone(&gate);
     let workers = group_with(
@@ -366,11 +366,11 @@ fn references_of_a_creation_here_that_takes_none_are_given_back() {
         },
     );
     let rrefs = &workers[0].rrefs;
-    // They keep the threads busy.
+    // These occupy the threads.
     let slow: Vec<RRef<i64>> = (0..8)
         .map(|_| rrefs.remote("worker0", "slow", ()).unwrap())
         .collect();
-    until("the functions run", || gate.come() > 0);
+    until("the functions run", || gate.arrived() > 0);
     let own = rrefs.rref(1_i64).unwrap();
     let made: RRef<i64> = rrefs.remote("worker0", "read", &own).unwrap();
     drop((own, slow));

@@ -58,7 +58,7 @@ impl<T: Send + Sync + 'static> Shared<T> {
 }
 
 #[test]
-fn all_that_wait_for_a_value_get_it_when_it_is_given() {
+fn setting_a_value_answers_all_waits() {
     let shared = Shared::<i64>::new(|_| {});
     let Shared { workers, own, user } = &shared;
     let here = own.value_future().unwrap();
@@ -84,7 +84,7 @@ fn all_that_wait_for_a_value_get_it_when_it_is_given() {
 }
 
 #[test]
-fn all_that_wait_for_a_value_get_the_error_when_that_is_given() {
+fn setting_an_error_fails_all_waits() {
     let shared = Shared::<i64>::new(|_| {});
     let Shared { own, user, .. } = &shared;
     let here = own.value_future().unwrap();
@@ -109,7 +109,7 @@ fn all_that_wait_for_a_value_get_the_error_when_that_is_given() {
 }
 
 #[test]
-fn a_value_is_given_once_and_on_its_owner() {
+fn a_value_is_set_once_and_on_its_owner() {
     let shared = Shared::<Counted>::new(|_| {});
     let Shared { workers, own, user } = &shared;
     let alive = Alive::default();
@@ -197,7 +197,7 @@ fn a_timeout_of_zero_checks_once_for_the_value() {
 }
 
 #[test]
-fn a_reference_that_comes_back_to_its_owner_gives_the_value() {
+fn a_reference_that_returns_to_its_owner_sets_the_value() {
     let shared = Shared::<i64>::new(|functions| {
         functions
             .register("give", |_, (rref, value): (RRef<i64>, i64)| {
@@ -226,7 +226,7 @@ fn a_reference_that_comes_back_to_its_owner_gives_the_value() {
 }
 
 #[test]
-fn a_value_that_was_never_given_is_in_the_report_of_the_end() {
+fn a_value_that_was_never_set_is_in_the_leak_report() {
     let shared = Shared::<i64>::new(|_| {});
     let Shared { workers, own, user } = shared;
     let future = own.value_future().unwrap();
@@ -247,7 +247,7 @@ fn a_value_that_was_never_given_is_in_the_report_of_the_end() {
     assert!(
         error
             .to_string()
-            .contains("shut down before it gave the value"),
+            .contains("shut down before it set the value"),
         "{error}"
     );
     assert!(matches!(own.set_value(1), Err(RRefError::Shutdown)));
@@ -260,7 +260,7 @@ fn a_value_that_was_never_given_is_in_the_report_of_the_end() {
 }
 
 #[test]
-fn an_owner_that_leaves_ends_the_wait_for_a_value_that_it_has_not_given() {
+fn an_owner_that_leaves_fails_the_wait_for_an_unset_value() {
     let shared = Shared::<i64>::new(|_| {});
     let Shared { workers, own, user } = shared;
     let waiting = user.fetch(None).unwrap();
@@ -273,7 +273,7 @@ fn an_owner_that_leaves_ends_the_wait_for_a_value_that_it_has_not_given() {
         assert!(
             error
                 .to_string()
-                .contains("shut down before it gave the value"),
+                .contains("shut down before it set the value"),
             "{error}"
         );
         drop(user);
@@ -286,7 +286,7 @@ fn an_owner_that_leaves_ends_the_wait_for_a_value_that_it_has_not_given() {
 }
 
 #[test]
-fn a_future_whose_reference_is_dropped_before_the_value_is_given_fails() {
+fn a_future_whose_reference_is_dropped_before_the_value_is_set_fails() {
     let workers = group(1);
     let own: RRef<i64> = workers[0].rrefs.rref_without_value().unwrap();
     let future = own.value_future().unwrap();
@@ -298,7 +298,7 @@ fn a_future_whose_reference_is_dropped_before_the_value_is_given_fails() {
 }
 
 #[test]
-fn values_given_while_messages_are_doubled_and_late_reach_all() {
+fn values_set_while_messages_are_duplicated_and_late_reach_all() {
     let plan = FaultPlan::new(seed())
         .duplicate(0.3)
         .and_then(|plan| plan.delay_randomly(0.3, Duration::from_millis(20)))

@@ -1,4 +1,4 @@
-//! What is long, large, many, or of no time at all.
+//! Long, large and many things, and timeouts of zero.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -41,7 +41,7 @@ struct Node {
 }
 
 #[test]
-fn leaving_is_over_in_time_though_others_do_not_say_what_they_hold() {
+fn leaving_ends_in_time_while_others_do_not_report_what_they_hold() {
     let workers = group_with(
         2,
         |rank, options| {
@@ -99,7 +99,7 @@ fn the_report_of_a_long_chain_does_not_take_long() {
 }
 
 #[test]
-fn waits_that_end_in_time_leave_nothing_with_the_timer() {
+fn waits_that_end_leave_no_timer() {
     let gate = Gate::new();
     let for_functions = Arc::clone(&gate);
     let workers = group_with(
@@ -115,17 +115,17 @@ fn waits_that_end_in_time_leave_nothing_with_the_timer() {
                 .unwrap();
         },
     );
-    // Something is gone: its name is to be forgotten, in minutes.
-    let gone: RRef<i64> = workers[0].rrefs.remote("worker1", "number", 1_i64).unwrap();
-    gone.wait_ready(Some(PATIENCE)).unwrap();
-    drop(gone);
+    // A tombstone is to be forgotten, in minutes.
+    let freed: RRef<i64> = workers[0].rrefs.remote("worker1", "number", 1_i64).unwrap();
+    freed.wait_ready(Some(PATIENCE)).unwrap();
+    drop(freed);
     until_empty(&workers);
     let slow: RRef<i64> = workers[0].rrefs.remote("worker1", "slow", ()).unwrap();
     slow.wait_confirmed(Some(PATIENCE)).unwrap();
     for _ in 0..50 {
         slow.wait_ready(Some(Duration::from_millis(3))).unwrap_err();
     }
-    until("nobody waits", || {
+    until("no request waits", || {
         workers[1].rrefs.sizes().unwrap().parked_fetches == 0
     });
     let waiting = workers[1].agent.metrics().retry_queue_len;
@@ -162,7 +162,7 @@ fn many_deletions_arrive_at_a_worker_that_takes_small_messages() {
 }
 
 #[test]
-fn a_call_that_is_given_up_says_after_how_long() {
+fn a_timeout_error_names_the_time_of_the_call() {
     let gate = Gate::new();
     let workers = group_with(
         2,
@@ -248,7 +248,7 @@ fn invalid_retry_options_are_refused_when_references_are_registered() {
 }
 
 #[test]
-fn attempts_without_a_time_of_their_own_are_messages_all_the_same() {
+fn attempts_without_a_timeout_deliver_messages() {
     let options = RRefOptions::default().with_attempt_timeout(None);
     let workers = group_of(2, &options, |_, options| options, |_, _| {});
     let number = workers[0].rrefs.remote("worker1", "number", 1_i64);

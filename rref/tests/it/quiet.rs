@@ -12,7 +12,7 @@ use rref::{RRef, RRefError};
 use crate::common::{Alive, Counted, Gate, PATIENCE, group_of, quick, until};
 
 #[test]
-fn a_reference_in_an_answer_that_nobody_took_is_freed() {
+fn a_reference_in_an_undelivered_answer_is_freed() {
     let alive = Alive::default();
     let gate = Gate::new();
     let options = quick().with_probe_after(Duration::from_millis(50));
@@ -40,14 +40,14 @@ fn a_reference_in_an_answer_that_nobody_took_is_freed() {
         matches!(error, RRefError::Rpc(RpcError::Timeout { .. })),
         "{error}"
     );
-    until("the function runs", || gate.come() == 1);
+    until("the function runs", || gate.arrived() == 1);
     assert_eq!(alive.load(Ordering::SeqCst), 1);
     gate.open();
     until("the value is freed", || alive.load(Ordering::SeqCst) == 0);
 }
 
 #[test]
-fn a_deletion_whose_retries_were_used_up_is_sent_again() {
+fn a_deletion_whose_retries_are_exhausted_is_resent() {
     let alive = Alive::default();
     let once = RetryOptions::default()
         .with_max_retries(1)
@@ -79,7 +79,7 @@ fn a_deletion_whose_retries_were_used_up_is_sent_again() {
 }
 
 #[test]
-fn what_a_worker_held_that_left_without_a_word_about_its_references_is_freed() {
+fn values_held_by_a_worker_that_left_without_a_shutdown_are_freed() {
     let alive = Alive::default();
     let held: Arc<Mutex<Vec<RRef<Counted>>>> = Arc::default();
     let workers = group_of(
@@ -108,7 +108,7 @@ fn what_a_worker_held_that_left_without_a_word_about_its_references_is_freed() {
 }
 
 #[test]
-fn a_reference_among_the_arguments_of_a_creation_that_takes_none_is_given_back() {
+fn an_unused_reference_among_the_arguments_of_a_creation_is_released() {
     let workers = group_of(
         2,
         &quick().with_probe_after(Duration::from_millis(100)),

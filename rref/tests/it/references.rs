@@ -81,7 +81,7 @@ fn an_own_value_is_shared_and_not_copied() {
         *list.to_here(Some(PATIENCE)).unwrap().lock().unwrap(),
         [1, 2]
     );
-    // The handle is gone, and who uses the value keeps it.
+    // The handle was dropped; the running function keeps the value.
     drop(list);
     until_empty(&workers);
     assert_eq!(second.lock().unwrap().len(), 2);
@@ -177,7 +177,7 @@ fn a_failed_creation_is_an_error_at_every_holder() {
     assert!(failed.confirmed(), "the function's failure is its value");
     drop(failed);
 
-    // The owner cannot run these, and nobody has to wait for a timeout.
+    // The owner cannot run these, which is an error before any timeout.
     let began = Instant::now();
     let unknown: RRef<i64> = workers[0].rrefs.remote("worker1", "no such", ()).unwrap();
     let error = unknown.to_here(None).unwrap_err();
@@ -321,7 +321,7 @@ fn a_reference_twice_in_one_message_is_two_users_of_the_receiver() {
         .rrefs
         .call_async::<_, i64>("worker2", "twice", (&own, &own), CallOptions::default())
         .unwrap();
-    until("both have come", || {
+    until("both have arrived", || {
         workers[2].rrefs.sizes().unwrap().confirmed_users == 2
     });
     assert_eq!(workers[1].rrefs.sizes().unwrap().forks, 2);
@@ -490,7 +490,7 @@ fn the_value_outlives_every_user_and_is_dropped_once() {
     rrefs.call::<_, ()>("worker2", "hold", &value).unwrap();
     assert_eq!(alive.load(Ordering::SeqCst), 1);
     drop(value);
-    until("the creator is gone", || {
+    until("the creator is deleted", || {
         workers[1].rrefs.sizes().unwrap().forks == 1
     });
     assert_eq!(alive.load(Ordering::SeqCst), 1);
@@ -524,7 +524,7 @@ fn group_with_hold(world_size: u32, fill: impl Fn(&mut Functions)) -> (Vec<Worke
 fn hold(workers: &[Worker], gate: &Gate) -> RRefFuture<()> {
     let options = CallOptions::default().with_timeout(PATIENCE);
     let held = workers[0].rrefs.call_async("worker1", "hold", (), options);
-    until("the thread is held", || gate.come() == 1);
+    until("the thread is held", || gate.arrived() == 1);
     held.unwrap()
 }
 
@@ -555,7 +555,7 @@ fn a_function_waits_for_the_confirmation_of_its_references_without_a_thread() {
                 .unwrap()
         })
         .collect();
-    until("all calls have come", || {
+    until("all calls have arrived", || {
         workers[2].rrefs.sizes().unwrap().pending_users == 20
     });
     // Others are served.
@@ -615,7 +615,7 @@ fn a_creation_that_is_not_answered_in_time_fails_and_is_undone() {
 }
 
 #[test]
-fn values_that_hold_references_free_them_when_they_go() {
+fn freed_values_drop_the_references_that_they_hold() {
     // A chain of values, each of which holds the next: one goes after the other.
     let workers = group_with(
         3,

@@ -1,4 +1,4 @@
-//! A worker whose place another process takes, in a group whose members come and go.
+//! A worker that another process replaces, in a group whose members change.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -35,7 +35,7 @@ fn member_with(
 }
 
 #[test]
-fn a_late_word_of_a_farewell_is_not_the_end_of_the_next_process() {
+fn a_late_farewell_does_not_end_the_next_process() {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
     let (agent, rrefs) = member(0, &store, |options| {
         options.with_handler_threads(1).with_threads_max(1)
@@ -52,10 +52,10 @@ fn a_late_word_of_a_farewell_is_not_the_end_of_the_next_process() {
     }
     rrefs.attach(&agent).unwrap();
     // On the only thread, callbacks run in the order in which they were registered: after the references'.
-    let is_told = Arc::new(AtomicBool::new(false));
+    let is_notified = Arc::new(AtomicBool::new(false));
     {
-        let is_told = Arc::clone(&is_told);
-        agent.on_peer_left(move |_, _| is_told.store(true, Ordering::SeqCst));
+        let is_notified = Arc::clone(&is_notified);
+        agent.on_peer_left(move |_, _| is_notified.store(true, Ordering::SeqCst));
     }
     let (old, old_rrefs) = member(1, &store, |options| options);
     old_rrefs.attach(&old).unwrap();
@@ -66,7 +66,7 @@ fn a_late_word_of_a_farewell_is_not_the_end_of_the_next_process() {
     before.wait_ready(Some(PATIENCE)).unwrap();
     drop(before);
     old.shutdown(PATIENCE).unwrap();
-    until("the farewell has come", || gate.come() == 1);
+    until("the farewell has arrived", || gate.arrived() == 1);
     let (new, new_rrefs) = member(1, &store, |options| options);
     new_rrefs.attach(&new).unwrap();
     // It connects.
@@ -74,7 +74,7 @@ fn a_late_word_of_a_farewell_is_not_the_end_of_the_next_process() {
     assert_eq!(agent.incarnation_of(new.me().id), Some(new.incarnation()));
     gate.open();
     until("the references know of the former one's end", || {
-        is_told.load(Ordering::SeqCst)
+        is_notified.load(Ordering::SeqCst)
     });
     let made: RRef<i64> = new_rrefs.remote("worker0", "number", 5_i64).unwrap();
     let read = made.to_here(Some(PATIENCE));
@@ -84,7 +84,7 @@ fn a_late_word_of_a_farewell_is_not_the_end_of_the_next_process() {
 }
 
 #[test]
-fn a_creation_on_a_worker_that_was_just_replaced_is_good_or_freed() {
+fn a_creation_on_a_worker_that_was_just_replaced_is_usable_or_freed() {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
     let (agent, rrefs) = member(0, &store, |options| options);
     rrefs.attach(&agent).unwrap();

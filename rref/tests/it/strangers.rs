@@ -1,13 +1,11 @@
-//! Bytes of a member of the group that does not keep to the protocol, as requests and as answers.
+//! Requests and answers of a group member that breaks the protocol.
 //!
-//! The stranger is an agent without references. What it can do by design is not tested: there is no
-//! authentication, so it can name the user of another, and delete it, accept it or deny it. What it names
-//! here are users and values that it has invented, and values of others under users of its own.
+//! The stranger is an agent without references. There is no authentication, so it may delete, accept or deny the
+//! users of others; that is not tested. Here it names users and values that do not exist, and values of others
+//! under users of its own.
 //!
-//! What it leaves at a worker is no more than what that has taken on: a user for each creation, each request
-//! to be registered and each creation given up that was answered so, with the value that it refers to, which
-//! may never come; and the ids of what is gone. All but the ids goes when the stranger deletes it, or when
-//! its process is no more.
+//! At a worker it may leave one user for each creation, registration and settlement that was accepted, with that
+//! user's value, and tombstones. Users go when the stranger deletes them or its process has ended.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -57,7 +55,7 @@ fn worker(id: u32) -> WorkerId {
     WorkerId::new(id).unwrap()
 }
 
-/// The stranger: what it says of itself, and what it has registered at the target.
+/// The stranger, and the users that it has registered at the target.
 struct Stranger {
     agent: Agent,
     incarnation: u64,
@@ -79,7 +77,7 @@ impl Stranger {
         }
     }
 
-    /// A name that nobody has given.
+    /// An id that no worker has given.
     fn id(&mut self, created_on: u32) -> GloballyUniqueId {
         GloballyUniqueId {
             created_on: worker(created_on),
@@ -95,7 +93,7 @@ impl Stranger {
         RRefId(self.id(STRANGER))
     }
 
-    /// One of its own users.
+    /// The id of one of its own users.
     fn fork(&mut self) -> ForkId {
         let id = self.id(STRANGER);
         ForkId(GloballyUniqueId {
@@ -142,7 +140,7 @@ impl Stranger {
             Message::Abandon {
                 rref: self.rref(),
                 fork: self.fork(),
-                error: "given up".into(),
+                error: "abandoned".into(),
             },
             Message::Probe {
                 rref: self.rref(),
@@ -178,7 +176,7 @@ impl Stranger {
         valid
     }
 
-    /// Asks for all of it at once, and waits for all answers.
+    /// Sends all requests at once, and waits for all answers.
     #[track_caller]
     fn ask_all(&mut self, requests: Vec<(&'static str, Bytes)>, held: RRefId) -> Vec<Asked> {
         let asking: Vec<_> = requests
@@ -211,7 +209,7 @@ impl Stranger {
         asked.collect()
     }
 
-    /// Asks for one thing.
+    /// Sends one request.
     #[track_caller]
     fn ask(
         &mut self,
@@ -224,7 +222,7 @@ impl Stranger {
         answer
     }
 
-    /// Sends a control message, which is answered.
+    /// Sends a control message, and returns its answer.
     #[track_caller]
     fn tell(&mut self, message: &Message) -> Answer {
         let function = match message {
@@ -236,7 +234,7 @@ impl Stranger {
         Answer::decode(&answer).unwrap().1
     }
 
-    /// What the target has taken on.
+    /// Notes a user that the target has registered.
     fn note(&mut self, function: &str, payload: &Bytes, answer: &Result<Bytes, RpcError>) {
         let (CREATE | CONTROL, Ok(answer)) = (function, answer) else {
             return;
@@ -252,7 +250,7 @@ impl Stranger {
         self.registered.insert(user);
     }
 
-    /// Nothing is left at the target of what the stranger has sent but the users that it has taken on.
+    /// The target keeps nothing of the stranger but registered users.
     #[track_caller]
     fn check_left(&self, target: &Worker) {
         let snapshot = target.rrefs.snapshot().unwrap();
@@ -272,7 +270,7 @@ impl Stranger {
         );
     }
 
-    /// Says that it is another process: nothing is left of the one before.
+    /// Poses as another process, which releases all users of the one before.
     #[track_caller]
     fn start_again_for(&mut self, target: u32) {
         self.incarnation = self.rng.u64(INCARNATION + 1..);
@@ -285,7 +283,7 @@ impl Stranger {
         assert_eq!(Answer::decode(&answer.unwrap()).unwrap().1, Answer::Unknown);
     }
 
-    /// Deletes all that is registered. Then there is nothing.
+    /// Deletes all registered users.
     #[track_caller]
     fn delete_all(&mut self) {
         let users: Vec<_> = std::mem::take(&mut self.registered).into_iter().collect();
@@ -312,7 +310,7 @@ fn packed(forks: &[ForkData], value: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Whether the request is in order, and is for a value that may still come.
+/// Whether the request is valid, and waits for a value that may still be created.
 fn waits(function: &str, payload: &Bytes, held: RRefId) -> bool {
     matches!(function, FETCH | AWAIT | CALL)
         && matches!(
@@ -334,7 +332,7 @@ fn begin(seed: u64) -> (Vec<Worker>, RRef<List>, Stranger) {
     (workers, list, Stranger::new(agent, Rng::with_seed(seed)))
 }
 
-/// The target still serves others, has lost no thread, and keeps nothing.
+/// The target still serves others, has lost no thread, and leaks nothing.
 #[track_caller]
 fn check_well(workers: &[Worker], list: RRef<List>, mut stranger: Stranger) {
     let [target, third] = workers else {
@@ -343,7 +341,7 @@ fn check_well(workers: &[Worker], list: RRef<List>, mut stranger: Stranger) {
     assert_eq!(target.agent.metrics().handler_panics, 0);
     assert_eq!(third.agent.metrics().handler_panics, 0);
     stranger.check_left(target);
-    // What was asked in order was done. The value that the third holds is there.
+    // Valid requests were served, and the third worker's value exists.
     let items = list.to_here(Some(PATIENCE)).unwrap().into_inner().unwrap();
     assert_eq!(items[0], 1);
     let made: RRef<i64> = third.rrefs.remote("worker0", "number", 9_i64).unwrap();
@@ -356,7 +354,7 @@ fn check_well(workers: &[Worker], list: RRef<List>, mut stranger: Stranger) {
     end(workers, &stranger);
 }
 
-/// Ends all agents. Nobody holds anything.
+/// Stops all agents. No reference is held.
 #[track_caller]
 fn end(workers: &[Worker], stranger: &Stranger) {
     for worker in workers {
@@ -370,7 +368,7 @@ fn end(workers: &[Worker], stranger: &Stranger) {
 }
 
 #[test]
-fn requests_that_end_too_early_are_answered_and_leave_what_was_registered() {
+fn truncated_requests_are_answered_and_keep_registered_users() {
     let (workers, list, mut stranger) = begin(seed());
     let kinds = stranger.valid(list.id()).len();
     for kind in 0..kinds {
@@ -403,7 +401,7 @@ fn requests_that_end_too_early_are_answered_and_leave_what_was_registered() {
 }
 
 #[test]
-fn requests_with_any_one_byte_changed_are_answered_and_leave_what_was_registered() {
+fn requests_with_any_one_byte_changed_are_answered_and_keep_registered_users() {
     let (workers, list, mut stranger) = begin(seed());
     let kinds = stranger.valid(list.id()).len();
     for kind in 0..kinds {
@@ -451,7 +449,7 @@ fn a_message_for_another_function_is_refused_by_each() {
 }
 
 #[test]
-fn random_bytes_are_answered_and_leave_what_was_registered() {
+fn random_bytes_are_answered_and_keep_registered_users() {
     let (workers, list, mut stranger) = begin(seed());
     for _ in 0..40 {
         for function in FUNCTIONS {
@@ -478,7 +476,7 @@ fn random_bytes_are_answered_and_leave_what_was_registered() {
 }
 
 #[test]
-fn announced_numbers_and_lengths_are_checked_before_they_are_believed() {
+fn counts_and_lengths_are_checked_before_use() {
     let (workers, list, mut stranger) = begin(seed());
     let run = |arguments: &[u8]| [b"\x06forget", arguments].concat();
     let mut too_many = number(FORKS_MAX + 1).to_vec();
@@ -568,9 +566,9 @@ fn a_message_of_another_incarnation_releases_the_users_of_the_one_before_and_nob
         bytes[at] ^= 0x55;
         stranger.ask(CONTROL, bytes).unwrap();
         seen(1);
-        // It is not heard any more: for what it asks it gets no answer but this.
-        let given_up = stranger.tell(&query);
-        assert!(matches!(given_up, Answer::Refused(_)), "{given_up:?}");
+        // Its requests are refused from now on.
+        let refused = stranger.tell(&query);
+        assert!(matches!(refused, Answer::Refused(_)), "{refused:?}");
         stranger.incarnation = stranger.rng.u64(1..);
         stranger.registered.clear();
     }
@@ -578,7 +576,7 @@ fn a_message_of_another_incarnation_releases_the_users_of_the_one_before_and_nob
 }
 
 #[test]
-fn lies_about_what_does_not_exist_free_no_value_that_another_holds() {
+fn messages_about_unknown_users_free_no_value_of_another() {
     let alive = Alive::default();
     let runs = Arc::new(AtomicUsize::new(0));
     let (its_alive, its_runs) = (Arc::clone(&alive), Arc::clone(&runs));
@@ -629,7 +627,7 @@ fn lies_about_what_does_not_exist_free_no_value_that_another_holds() {
         );
         is_there();
     }
-    // The value is made already, and is not made again or given up.
+    // The value exists, and is neither made again nor abandoned.
     let fork = stranger.fork();
     let again = stranger.tell(&creation(r, fork));
     assert!(matches!(again, Answer::Refused(_)), "{again:?}");
@@ -639,8 +637,8 @@ fn lies_about_what_does_not_exist_free_no_value_that_another_holds() {
         error: "a lie".into(),
     };
     let fork = stranger.fork();
-    let given_up = stranger.tell(&abandon(r, fork));
-    assert!(matches!(given_up, Answer::Refused(_)), "{given_up:?}");
+    let refused = stranger.tell(&abandon(r, fork));
+    assert!(matches!(refused, Answer::Refused(_)), "{refused:?}");
     assert_eq!(runs.load(Ordering::SeqCst), 1);
     is_there();
     // A user of its own comes and goes.
@@ -679,7 +677,7 @@ fn lies_about_what_does_not_exist_free_no_value_that_another_holds() {
 }
 
 #[test]
-fn a_reference_that_a_stranger_has_sent_is_answered_for_wherever_it_says_to_come_from() {
+fn a_strangers_reference_is_answered_whatever_its_owner_and_parent() {
     let (workers, list, mut stranger) = begin(seed());
     let nobody = 99;
     for owner in [TARGET, THIRD, STRANGER, nobody] {
@@ -709,7 +707,7 @@ fn a_reference_that_a_stranger_has_sent_is_answered_for_wherever_it_says_to_come
 }
 
 #[test]
-fn what_a_stranger_has_got_is_kept_until_it_gives_it_back() {
+fn a_reference_sent_to_a_stranger_is_kept_until_its_deletion() {
     let (workers, list, mut stranger) = begin(seed());
     let number = workers[1].rrefs.remote("worker0", "number", 5_i64);
     let number: RRef<i64> = number.unwrap();
@@ -741,7 +739,7 @@ fn what_a_stranger_has_got_is_kept_until_it_gives_it_back() {
     assert_eq!(fetched[0].2.as_ref().unwrap()[..], [0, 0, 0, 0, 0, 10]);
     stranger.delete_all();
     let fetched = stranger.ask_all(vec![(FETCH, fetch)], rref);
-    assert_eq!(fetched[0].2.as_ref().unwrap()[..], [2], "it is gone");
+    assert_eq!(fetched[0].2.as_ref().unwrap()[..], [2], "it was freed");
     check_well(&workers, list, stranger);
 }
 
@@ -843,7 +841,7 @@ fn any_answer(function: &str, rng: &mut Rng) -> Bytes {
 }
 
 #[test]
-fn an_answer_of_a_process_that_was_given_up_ends_the_wait_for_it() {
+fn an_answer_of_a_process_declared_dead_ends_the_wait() {
     let incarnations = Mutex::new([INCARNATION, INCARNATION + 1, INCARNATION].into_iter());
     let mut registry = Registry::new();
     registry
@@ -895,7 +893,7 @@ fn a_stranger_that_contradicts_itself_is_answered_and_harms_nobody_else() {
             4 => Message::Abandon {
                 rref,
                 fork,
-                error: "given up".into(),
+                error: "abandoned".into(),
             },
             5 => Message::Probe { rref, fork },
             _ => Message::Query { rref, fork },
@@ -920,7 +918,7 @@ fn a_stranger_that_contradicts_itself_is_answered_and_harms_nobody_else() {
 }
 
 #[test]
-fn names_that_the_target_is_about_to_give_can_be_invented_without_harm() {
+fn ids_that_the_target_is_still_to_give_are_refused() {
     let (workers, list, mut stranger) = begin(seed());
     let target = &workers[0].rrefs;
     let before = target.rref(0_i64).unwrap();
@@ -975,14 +973,14 @@ fn names_that_the_target_is_about_to_give_can_be_invented_without_harm() {
 }
 
 #[test]
-fn a_request_without_a_deadline_goes_with_the_worker_that_made_it() {
+fn a_request_without_a_deadline_is_dropped_with_its_worker() {
     let (workers, list, mut stranger) = begin(seed());
     let parked = |expected| {
         until("so many requests wait", || {
             workers[0].rrefs.sizes().unwrap().parked_fetches == expected
         });
     };
-    // Its creator would be a worker that does not exist, so nobody will make it.
+    // Its creator is a worker that does not exist, so it is never created.
     let rref = RRefId(stranger.id(99));
     let fetch = stranger.encode(&Message::Fetch { rref });
     let options = CallOptions::default().with_timeout(Duration::ZERO);

@@ -3,7 +3,7 @@
 //! In each state, each thread may go on and each packet may arrive; besides, as often as the budget says,
 //! what is unusual happens to any packet. Worlds that were met before are not visited again. A lost
 //! request that is sent again is no step of its own: it is one that arrives later. A lost answer is a copy
-//! of the request that nobody awaits the answer of.
+//! of the request whose answer is not awaited.
 
 use std::collections::HashSet;
 use std::time::Instant;
@@ -202,7 +202,7 @@ fn two_forks_at_once() {
 }
 
 #[test]
-fn the_owner_gives_its_value_to_two() {
+fn the_owner_shares_its_value_with_two() {
     explore_all(
         1_500,
         &[
@@ -217,7 +217,7 @@ fn the_owner_gives_its_value_to_two() {
 }
 
 #[test]
-fn a_value_goes_out_is_passed_on_and_comes_back_to_its_owner() {
+fn a_reference_is_sent_forwarded_and_returned_to_its_owner() {
     explore_long(
         (1, 25_000),
         &[
@@ -245,7 +245,7 @@ fn self_creation_shared_with_another_and_with_itself() {
 }
 
 #[test]
-fn a_message_that_is_not_encoded_leaves_nothing_behind() {
+fn a_failed_encoding_leaves_no_fork() {
     explore_all(
         3_000,
         &[
@@ -263,7 +263,7 @@ const GIVE: Op = Op::GiveValue { slot: 0 };
 const GIVE_ERROR: Op = Op::SetValueError { slot: 0 };
 
 #[test]
-fn a_value_is_given_before_or_after_it_is_asked_for() {
+fn a_value_is_set_before_or_after_its_fetch() {
     explore_all(
         300,
         &[
@@ -274,7 +274,7 @@ fn a_value_is_given_before_or_after_it_is_asked_for() {
 }
 
 #[test]
-fn a_value_is_given_while_its_reference_goes_on_to_a_third() {
+fn a_value_is_set_while_its_reference_is_forwarded() {
     explore_all(
         3_000,
         &[
@@ -286,7 +286,7 @@ fn a_value_is_given_while_its_reference_goes_on_to_a_third() {
 }
 
 #[test]
-fn an_error_is_given_to_those_that_wait_and_to_those_that_come_later() {
+fn a_set_error_fails_waiting_and_later_fetches() {
     explore_with_values(
         0,
         1_000,
@@ -299,7 +299,7 @@ fn an_error_is_given_to_those_that_wait_and_to_those_that_come_later() {
 }
 
 #[test]
-fn a_value_is_given_by_a_reference_that_came_back_to_its_owner() {
+fn a_value_is_set_by_a_reference_that_returned_to_its_owner() {
     explore_all(
         1_000,
         &[
@@ -311,7 +311,7 @@ fn a_value_is_given_by_a_reference_that_came_back_to_its_owner() {
 }
 
 #[test]
-fn two_give_a_value_at_once_and_one_is_refused() {
+fn of_two_concurrent_set_values_one_is_refused() {
     explore_all(
         300,
         &[
@@ -323,7 +323,7 @@ fn two_give_a_value_at_once_and_one_is_refused() {
 }
 
 #[test]
-fn a_value_that_is_never_given_is_asked_for_and_dropped() {
+fn a_value_that_is_never_set_is_fetched_and_dropped() {
     explore_with_values(
         0,
         200,

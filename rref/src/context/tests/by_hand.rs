@@ -108,7 +108,7 @@ fn a_creation_is_accepted_before_its_function_has_run_and_runs_once() {
 }
 
 #[test]
-fn a_creation_that_comes_after_its_deletion_does_not_run() {
+fn a_creation_that_arrives_after_its_deletion_does_not_run() {
     let now = Instant::now();
     let mut owner = context(B, now);
     let delete = Message::UserDelete {
@@ -121,7 +121,7 @@ fn a_creation_that_comes_after_its_deletion_does_not_run() {
 }
 
 #[test]
-fn a_result_that_nobody_waits_for_is_freed_at_once() {
+fn a_result_without_references_is_freed_at_once() {
     let now = Instant::now();
     let mut owner = context(B, now);
     receive(&mut owner, now, A, creation(R(), F()));
@@ -157,7 +157,7 @@ fn a_fetch_before_the_creation_waits_and_one_after_the_deletion_fails_at_once() 
 }
 
 #[test]
-fn a_fetch_that_is_not_answered_ends_at_its_deadline_and_leaves_nothing() {
+fn an_unanswered_fetch_ends_at_its_deadline_and_leaves_no_entry() {
     let now = Instant::now();
     let mut owner = context(B, now);
     let deadline = now + Duration::from_secs(1);
@@ -191,7 +191,7 @@ fn a_late_copy_of_a_fork_request_does_not_revive_its_user() {
 }
 
 #[test]
-fn deletions_to_an_owner_gather_behind_the_one_under_way() {
+fn deletions_queue_behind_the_batch_under_way() {
     let now = Instant::now();
     let mut user = context(A, now);
     let forks: Vec<ForkId> = (0..3)
@@ -252,7 +252,7 @@ fn deletions_to_an_owner_gather_behind_the_one_under_way() {
 }
 
 #[test]
-fn a_child_that_is_not_heard_of_is_asked_for_at_its_worker_and_then_at_the_owner() {
+fn a_silent_child_is_probed_at_its_worker_and_queried_at_the_owner() {
     let now = Instant::now();
     let mut user = context(A, now);
     let fork = user
@@ -303,7 +303,7 @@ fn a_child_that_is_not_heard_of_is_asked_for_at_its_worker_and_then_at_the_owner
 }
 
 #[test]
-fn a_reference_that_was_asked_for_before_it_came_is_refused() {
+fn a_reference_that_arrives_after_its_probe_is_refused() {
     let now = Instant::now();
     let mut third = context(C, now);
     let data = forked(2);
@@ -388,7 +388,7 @@ fn a_new_process_of_a_worker_releases_the_users_of_the_old_one() {
 }
 
 #[test]
-fn a_late_request_of_a_dead_process_that_was_never_heard_of_is_refused() {
+fn a_late_request_of_an_unknown_dead_process_is_refused() {
     let now = Instant::now();
     let mut owner = context(B, now);
     owner.peer_lost(now, worker(A), Some(incarnation(A)));
@@ -413,7 +413,7 @@ fn a_late_request_of_a_dead_process_that_was_never_heard_of_is_refused() {
 }
 
 #[test]
-fn what_a_dead_worker_has_asked_for_is_not_waited_with() {
+fn requests_of_a_dead_worker_are_dropped() {
     let now = Instant::now();
     let mut owner = context(B, now);
     receive(&mut owner, now, A, creation(R(), F()));
@@ -435,16 +435,16 @@ fn what_a_dead_worker_has_asked_for_is_not_waited_with() {
     );
     assert_eq!(owner.take_effects(), []);
     owner.peer_lost(now, worker(C), None);
-    let given_up = Effect::AnswerFetch {
+    let refused = Effect::AnswerFetch {
         token: 8,
         result: Err(FetchError::PeerDead(worker(C))),
     };
-    assert_eq!(owner.take_effects(), [given_up]);
+    assert_eq!(owner.take_effects(), [refused]);
     assert_eq!(owner.sizes().parked_fetches, 1);
 }
 
 #[test]
-fn what_its_receiver_has_answered_is_not_asked_for() {
+fn a_fork_whose_receiver_has_answered_is_not_probed() {
     let now = Instant::now();
     let mut owner = context(B, now);
     let rref = owner.create_local(now, "t", "value").unwrap();
@@ -473,7 +473,7 @@ fn what_its_receiver_has_answered_is_not_asked_for() {
 }
 
 #[test]
-fn probes_are_sent_a_limited_number_at_a_time() {
+fn the_number_of_probes_under_way_is_limited() {
     let now = Instant::now();
     let mut owner = context(B, now);
     let rref = owner.create_local(now, "t", "value").unwrap();
@@ -502,7 +502,7 @@ fn probes_are_sent_a_limited_number_at_a_time() {
 }
 
 #[test]
-fn what_has_stalled_is_tried_again_when_its_time_has_come() {
+fn a_stalled_message_is_resent_after_its_timer() {
     let now = Instant::now();
     let mut third = context(C, now);
     let data = forked(2);
@@ -520,7 +520,7 @@ fn what_has_stalled_is_tried_again_when_its_time_has_come() {
 }
 
 #[test]
-fn the_end_of_the_agent_frees_all_and_fails_who_waits() {
+fn the_end_of_the_agent_frees_all_values_and_fails_all_waits() {
     let now = Instant::now();
     let mut worker_b = context(B, now);
     receive(&mut worker_b, now, A, creation(R(), F()));
@@ -549,7 +549,7 @@ fn the_end_of_the_agent_frees_all_and_fails_who_waits() {
 }
 
 #[test]
-fn an_abandoned_creation_gives_its_error_to_all_who_wait_and_never_runs() {
+fn an_abandoned_creation_fails_all_waits_and_never_runs() {
     let now = Instant::now();
     let mut owner = context(B, now);
     receive(&mut owner, now, C, Message::Fetch { rref: R() });
@@ -559,13 +559,13 @@ fn an_abandoned_creation_gives_its_error_to_all_who_wait_and_never_runs() {
         fork: F(),
         error: Arc::clone(&error),
     };
-    let told = Effect::AnswerFetch {
+    let failed = Effect::AnswerFetch {
         token: 7,
         result: Err(FetchError::Failed(error)),
     };
     assert_eq!(
         receive(&mut owner, now, A, abandon.clone()),
-        [told, reply(Answer::Abandoned)]
+        [failed, reply(Answer::Abandoned)]
     );
     assert_eq!(
         receive(&mut owner, now, A, creation(R(), F())),
@@ -578,7 +578,7 @@ fn an_abandoned_creation_gives_its_error_to_all_who_wait_and_never_runs() {
 }
 
 #[test]
-fn nobody_can_register_delete_or_ask_for_the_user_of_another() {
+fn a_worker_cannot_register_delete_or_query_the_user_of_another() {
     let now = Instant::now();
     let mut owner = context(B, now);
     receive(&mut owner, now, A, creation(R(), F()));
@@ -650,7 +650,7 @@ fn strangers_cannot_fill_the_tables() {
 }
 
 #[test]
-fn the_report_names_who_holds_a_value() {
+fn the_snapshot_names_the_holders_of_a_value() {
     let now = Instant::now();
     let mut owner = context(B, now);
     receive(&mut owner, now, A, creation(R(), F()));
@@ -671,7 +671,7 @@ fn the_report_names_who_holds_a_value() {
 }
 
 #[test]
-fn a_value_is_given_once_to_all_that_wait() {
+fn a_value_is_set_once_for_all_waits() {
     let now = Instant::now();
     let mut owner = context(B, now);
     let rref = owner.create_promised(now, "t").unwrap();
@@ -708,7 +708,7 @@ fn a_value_is_given_once_to_all_that_wait() {
 }
 
 #[test]
-fn what_a_function_makes_is_not_given() {
+fn the_value_of_a_function_cannot_be_set() {
     let now = Instant::now();
     let mut owner = context(B, now);
     let rref = owner.create_here(now, "t").unwrap();
@@ -719,7 +719,7 @@ fn what_a_function_makes_is_not_given() {
 }
 
 #[test]
-fn a_value_that_was_not_given_by_the_end_is_an_error() {
+fn a_value_that_is_unset_at_the_shutdown_fails() {
     type End = fn(&mut Context, Instant);
     for end in [Context::sweep_unforked as End, Context::end as End] {
         let now = Instant::now();
@@ -733,7 +733,7 @@ fn a_value_that_was_not_given_by_the_end_is_an_error() {
         owner.delete_all_users(now);
         assert_eq!(owner.take_effects(), [], "it may still be given");
         end(&mut owner, now);
-        let why = "its owner was shut down before it gave the value";
+        let why = "its owner was shut down before it set the value";
         let result = Err(FetchError::Failed(why.into()));
         assert_eq!(
             owner.take_effects(),

@@ -125,7 +125,7 @@ fn go_on(world: &mut World, random: &mut fastrand::Rng) -> bool {
 }
 
 #[test]
-fn whatever_is_delayed_copied_or_lost_all_is_freed_once_and_not_too_early() {
+fn with_delays_copies_and_losses_each_value_is_freed_once_and_not_too_early() {
     for_seeds(2000, |seed| {
         let (mut world, mut random) = start(seed);
         while go_on(&mut world, &mut random) {}
@@ -134,7 +134,7 @@ fn whatever_is_delayed_copied_or_lost_all_is_freed_once_and_not_too_early() {
 }
 
 #[test]
-fn whoever_dies_the_tables_of_the_others_become_empty() {
+fn after_a_death_the_tables_of_the_others_become_empty() {
     for_seeds(2000, |seed| {
         let (mut world, mut random) = start(seed);
         for _ in 0..random.usize(0..60) {
@@ -156,7 +156,7 @@ fn whoever_dies_the_tables_of_the_others_become_empty() {
             }
             world.mourn(on, victim);
         }
-        // Threads that wait for what the dead one would have sent wait for ever.
+        // Threads that wait for what the dead one would have sent wait forever.
         while let Some(step) = pick(&mut random, &world.steps()) {
             world.take(step);
         }
@@ -171,7 +171,7 @@ fn whoever_dies_the_tables_of_the_others_become_empty() {
 }
 
 #[test]
-fn an_end_in_the_midst_of_everything_empties_all_tables() {
+fn a_shutdown_at_any_time_empties_all_tables() {
     for_seeds(2000, |seed| {
         let (mut world, mut random) = start(seed);
         for _ in 0..random.usize(0..80) {

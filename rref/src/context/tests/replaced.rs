@@ -1,4 +1,4 @@
-//! Workers whose place another process has taken: what was sent to which of the two is not always known.
+//! Workers that another process has replaced. Unanswered messages may have gone to either process.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -57,7 +57,7 @@ fn deleted(effects: &[Effect<&'static str>]) -> Vec<(RRefId, ForkId)> {
 }
 
 #[test]
-fn a_reference_that_went_to_a_new_process_is_no_reference_of_the_old_one() {
+fn a_reference_sent_to_a_new_process_survives_the_old_one() {
     let now = Instant::now();
     let mut owner = context(A, now);
     assert!(owner.heard_from(now, worker(B), OLD));
@@ -87,7 +87,7 @@ fn a_reference_that_went_to_a_new_process_is_no_reference_of_the_old_one() {
 }
 
 #[test]
-fn a_reference_that_a_new_process_has_answered_for_is_no_reference_of_the_old_one() {
+fn a_reference_answered_by_a_new_process_survives_the_old_one() {
     let now = Instant::now();
     let mut owner = context(A, now);
     assert!(owner.heard_from(now, worker(B), OLD));
@@ -150,7 +150,7 @@ fn a_parent_waits_for_a_child_that_went_to_a_new_process() {
 }
 
 #[test]
-fn a_creation_that_a_new_process_has_accepted_is_good() {
+fn a_creation_accepted_by_a_new_process_is_confirmed() {
     let now = Instant::now();
     let mut user = context(A, now);
     assert!(user.heard_from(now, worker(B), OLD));
@@ -174,7 +174,7 @@ fn a_creation_that_reaches_a_new_process_after_the_loss_of_the_old_one_is_delete
         .create_remote(now, worker(B), "t", "f".into(), Bytes::new())
         .unwrap();
     let rref = user.rref_of(Handle::User(fork)).unwrap();
-    // Nobody is there; the creation is still being tried.
+    // The worker has no process; the creation is still being retried.
     user.peer_lost(now, worker(B), Some(OLD));
     user.drop_handle(now, Handle::User(fork));
     user.take_effects();
@@ -183,7 +183,7 @@ fn a_creation_that_reaches_a_new_process_after_the_loss_of_the_old_one_is_delete
 }
 
 #[test]
-fn a_registration_that_reaches_a_new_owner_in_vain_is_deleted_there() {
+fn an_orphaned_registration_at_a_new_owner_process_is_deleted() {
     let now = Instant::now();
     for is_lost_first in [false, true] {
         let mut third = context(C, now);
@@ -212,7 +212,7 @@ fn a_registration_that_reaches_a_new_owner_in_vain_is_deleted_there() {
 }
 
 #[test]
-fn a_reference_of_a_new_owner_is_good_though_only_the_old_one_was_heard_of() {
+fn a_reference_of_a_new_owner_process_is_accepted_before_that_process_is_known() {
     let now = Instant::now();
     let mut third = context(C, now);
     assert!(third.heard_from(now, worker(B), OLD));
@@ -233,7 +233,7 @@ fn a_reference_of_a_new_owner_is_good_though_only_the_old_one_was_heard_of() {
 }
 
 #[test]
-fn a_child_whose_worker_hears_its_parent_no_more_is_asked_for_at_the_owner() {
+fn a_child_whose_worker_refuses_its_parent_is_queried_at_the_owner() {
     let now = Instant::now();
     let mut user = context(A, now);
     let fork = user
@@ -247,7 +247,8 @@ fn a_child_whose_worker_hears_its_parent_no_more_is_asked_for_at_the_owner() {
     let due = now + Timing::default().probe_after;
     user.tick(due);
     user.take_effects();
-    let why: Arc<str> = "worker 0 was given up as dead here".into();
+    let why: Arc<str> =
+        "worker 0 was declared dead here; only a new process of it is accepted".into();
     let probe = Control::Probe(data.fork);
     user.control_finished(due, probe, by(102, Answer::Refused(why)));
     let query = Effect::Send {
@@ -264,7 +265,7 @@ fn a_child_whose_worker_hears_its_parent_no_more_is_asked_for_at_the_owner() {
 }
 
 #[test]
-fn late_news_of_the_end_of_an_old_process_do_not_end_the_new_one() {
+fn a_late_report_of_an_old_process_does_not_end_the_new_one() {
     let now = Instant::now();
     let mut owner = context(A, now);
     assert!(owner.heard_from(now, worker(B), OLD));
@@ -277,7 +278,7 @@ fn late_news_of_the_end_of_an_old_process_do_not_end_the_new_one() {
 }
 
 #[test]
-fn what_is_encoded_when_its_receiver_is_lost_may_go_to_its_successor() {
+fn a_fork_being_encoded_when_its_receiver_dies_may_go_to_its_successor() {
     let now = Instant::now();
     let mut owner = context(A, now);
     let rref = owner.create_local(now, "t", "value").unwrap();
@@ -291,7 +292,7 @@ fn what_is_encoded_when_its_receiver_is_lost_may_go_to_its_successor() {
 }
 
 #[test]
-fn times_without_end_are_waited_for_without_end() {
+fn timers_of_unlimited_length_never_fire() {
     let now = Instant::now();
     let timing = Timing {
         probe_after: Duration::MAX,
@@ -311,7 +312,7 @@ fn times_without_end_are_waited_for_without_end() {
 }
 
 #[test]
-fn times_of_nothing_end_too() {
+fn timers_of_zero_length_count_as_a_millisecond() {
     let (done, is_done) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         let now = Instant::now();
@@ -336,7 +337,7 @@ fn times_of_nothing_end_too() {
 }
 
 #[test]
-fn references_that_come_back_wait_for_a_limited_number_of_answers() {
+fn references_are_refused_at_the_limit_of_unanswered_messages() {
     let now = Instant::now();
     let mut owner = context(B, now);
     let rref = owner.create_local(now, "t", "value").unwrap();
@@ -363,7 +364,7 @@ fn references_that_come_back_wait_for_a_limited_number_of_answers() {
 }
 
 #[test]
-fn as_many_requests_as_may_wait_end_together_soon() {
+fn the_most_waiting_requests_end_together_in_linear_time() {
     let now = Instant::now();
     let mut owner = context(B, now);
     let rref = RRefId(id(A, 100, 0));

@@ -1,4 +1,4 @@
-//! Several contexts, the programs that use them, and a network between them that does what it is told.
+//! A simulated world: several contexts, their programs, and a network under the test's control.
 //!
 //! A value is the id of its reference, so that each knows which one was freed.
 
