@@ -20,13 +20,13 @@ impl Context {
     /// The worker that called.
     #[must_use]
     pub fn caller(&self) -> &WorkerInfo {
-        &self.call.peer.info
+        self.call.caller()
     }
 
     /// The name by which the function was called.
     #[must_use]
     pub fn function(&self) -> &str {
-        &self.call.function.name
+        self.call.function()
     }
 
     /// When the caller stops waiting; work after that is wasted. [`Deadline::NEVER`] if the call has no
@@ -36,7 +36,7 @@ impl Context {
     /// time that the request was on its way.
     #[must_use]
     pub fn deadline(&self) -> Deadline {
-        self.call.deadline
+        self.call.deadline()
     }
 
     /// The agent that runs the function, for calls to any worker.
@@ -66,7 +66,7 @@ impl Reply {
     /// Answers the call. Does not block. Does nothing if the caller's connection was lost meanwhile.
     pub fn send(mut self, answer: Result<impl Into<Bytes>, HandlerError>) {
         if let Some((agent, call)) = self.pending.take() {
-            agent.answer_later(&call, answer.map(Into::into));
+            call.answer(agent.runtime(), answer.map(Into::into));
         }
     }
 }
@@ -75,7 +75,7 @@ impl Drop for Reply {
     fn drop(&mut self) {
         if let Some((agent, call)) = self.pending.take() {
             let error = HandlerError::new("the function dropped its reply without an answer");
-            agent.answer_later(&call, Err(error));
+            call.answer(agent.runtime(), Err(error));
         }
     }
 }
@@ -83,10 +83,7 @@ impl Drop for Reply {
 impl fmt::Debug for Reply {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Reply")
-            .field(
-                "to",
-                &self.pending.as_ref().map(|(_, call)| &call.peer.info),
-            )
+            .field("to", &self.pending.as_ref().map(|(_, call)| call.caller()))
             .finish_non_exhaustive()
     }
 }

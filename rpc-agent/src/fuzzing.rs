@@ -1,6 +1,6 @@
 //! What `fuzz/` calls. Present in fuzzing builds only.
 
-use crate::incoming::{Expects, Incoming, IncomingLimits, Message, Recipient};
+use crate::peer::{Expects, Incoming, IncomingLimits, Message, Recipient};
 use crate::wire::{Frame, Welcome, WireError};
 
 /// Bounds the memory of one run: 16 messages of 1 MiB.

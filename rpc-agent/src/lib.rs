@@ -17,7 +17,7 @@
 //! |---|---|
 //! | `rpc-1`, `rpc-2`, ... | sockets, functions and callbacks |
 //! | `rpc-retry` | sends attempts of calls with retries when they are due |
-//! | `rpc-timer` | queues jobs of [`AgentHandle::spawn_at`] when they are due |
+//! | `rpc-timer` | starts the jobs of [`AgentHandle::spawn_at`] when they are due |
 //! | `rpc-dial-1`, ... | connects to other workers |
 //!
 //! Functions run in parallel, at most [`AgentOptions::with_handler_threads`] at a time. A function may call any
@@ -42,14 +42,13 @@ mod future;
 #[doc(hidden)]
 pub mod fuzzing;
 mod handler_error;
-mod handshake;
-mod in_flight;
-mod incoming;
 mod metrics;
-mod outgoing;
+mod peer;
 mod pool;
 mod registry;
+mod registry_id;
 mod retry;
+mod runtime;
 mod sync;
 mod termination;
 mod timer;
@@ -66,7 +65,8 @@ pub use fault::{FaultPlan, FaultPlanError, InjectedFaults};
 pub use future::{FutureMessage, Promise, RpcFuture, join_all};
 pub use handler_error::HandlerError;
 pub use metrics::{LatencySnapshot, MetricsSnapshot, PeerSnapshot};
-pub use registry::{FUNCTION_NAME_BYTES_MAX, Registry, RegistryError, RegistryId};
+pub use registry::{FUNCTION_NAME_BYTES_MAX, Registry, RegistryError};
+pub use registry_id::RegistryId;
 pub use retry::{RetryGroup, RetryOptions, RetryOptionsError};
 pub use termination::{TerminationError, Workers};
 pub use worker::{

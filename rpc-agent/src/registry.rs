@@ -12,6 +12,8 @@ use bytes::Bytes;
 
 use crate::context::{Context, Reply};
 use crate::handler_error::HandlerError;
+use crate::peer::{FunctionId, Functions};
+use crate::registry_id::RegistryId;
 
 /// The longest name of a function, in bytes.
 pub const FUNCTION_NAME_BYTES_MAX: usize = 255;
@@ -35,22 +37,10 @@ const SLOW: Duration = Duration::from_micros(100);
 /// ```
 #[derive(Default)]
 pub struct Registry {
-    functions: HashMap<Arc<str>, Arc<Function>>,
+    functions: Vec<Arc<Function>>,
+    ids: HashMap<Arc<str>, FunctionId>,
     id: RegistryId,
 }
-
-/// Identifies a [`Registry`], so that code which registers functions can check later that an agent was
-/// started with the same registry.
-#[derive(Debug, Clone, Default)]
-pub struct RegistryId(Arc<u8>);
-
-impl PartialEq for RegistryId {
-    fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
-    }
-}
-
-impl Eq for RegistryId {}
 
 impl Registry {
     /// Creates an empty registry.
@@ -114,11 +104,18 @@ impl Registry {
 
     /// The names of the functions, in no particular order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.functions.keys().map(|name| &**name)
+        self.functions.iter().map(|function| &*function.name)
     }
 
-    pub(crate) fn find(&self, name: &str) -> Option<&Arc<Function>> {
-        self.functions.get(name)
+    /// The names with the ids by which [`Registry::function`] finds the functions.
+    pub(crate) fn ids(&self) -> Functions {
+        let ids = self.ids.iter();
+        ids.map(|(name, id)| (Arc::clone(name), *id)).collect()
+    }
+
+    /// A function by one of this registry's own ids.
+    pub(crate) fn function(&self, id: FunctionId) -> &Arc<Function> {
+        &self.functions[id.0 as usize]
     }
 
     fn insert(&mut self, name: &str, body: Body) -> Result<(), RegistryError> {
@@ -126,22 +123,24 @@ impl Registry {
             return Err(RegistryError::Name { bytes: name.len() });
         }
         let name: Arc<str> = name.into();
-        if self.functions.contains_key(&name) {
+        if self.ids.contains_key(&name) {
             return Err(RegistryError::Taken { name });
         }
-        let function = Function {
-            name: Arc::clone(&name),
+        // Names of at most 255 bytes that are held in memory are fewer than 2^32.
+        let id = FunctionId(self.functions.len() as u32);
+        self.ids.insert(Arc::clone(&name), id);
+        self.functions.push(Arc::new(Function {
+            name,
             body,
             mean_run_ns: AtomicU64::new(0),
-        };
-        self.functions.insert(name, Arc::new(function));
+        }));
         Ok(())
     }
 }
 
 impl fmt::Debug for Registry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_set().entries(self.functions.keys()).finish()
+        f.debug_set().entries(self.names()).finish()
     }
 }
 
@@ -230,14 +229,14 @@ mod tests {
             );
         }
         assert_eq!(registry.names().count(), 2);
-        assert!(registry.find("g").is_none());
+        assert!(registry.ids().find("g").is_none());
     }
 
     #[test]
     fn a_function_is_slow_by_its_average_run_time_and_can_become_fast_again() {
         let mut registry = Registry::new();
         registry.register("f", |_, _| Ok(Vec::new())).unwrap();
-        let function = registry.find("f").unwrap();
+        let function = registry.function(registry.ids().find("f").unwrap());
         assert!(!function.is_slow());
         function.ran_for(Duration::from_millis(10));
         assert!(function.is_slow());

@@ -4,7 +4,7 @@
 //! flags, `u16` auxiliary (its meaning depends on the kind) and `u64` call id, all little-endian. Limits
 //! that follow from the header are checked before the body is received.
 //!
-//! Knows neither sockets nor the order of frames; see [`crate::incoming`].
+//! Knows neither sockets nor the order of frames; see the module `peer::incoming`.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -214,7 +214,7 @@ pub(crate) struct Hello {
     pub(crate) incarnation: u64,
     /// The incarnation of `to` that the sender read from the store; 0 for any.
     pub(crate) incarnation_wanted: u64,
-    /// The sender's count of connections of this pair; see [`crate::handshake`].
+    /// The sender's count of connections of this pair: see the module `peer::pair`.
     pub(crate) links: u32,
     /// The longest payload that the sender accepts.
     pub(crate) message_bytes_max: u64,

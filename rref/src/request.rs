@@ -146,7 +146,7 @@ fn explain(runtime: &Arc<Runtime>, info: RequestInfo, error: RpcError) -> RpcFut
 
 /// The options of a call with this timeout.
 fn options(timeout: Option<Duration>) -> CallOptions {
-    CallOptions::default().with_timeout(timeout.unwrap_or(Duration::MAX))
+    CallOptions::default().with_timeout(timeout)
 }
 
 impl Runtime {
@@ -435,7 +435,7 @@ impl Runtime {
             function,
             rref: Some(rref),
             waits_for_value: false,
-            timeout: options.timeout().unwrap_or_else(|| self.agent.timeout()),
+            timeout: self.agent.timeout_of(&options).unwrap_or(Duration::MAX),
         };
         let payload = message.encode(self.incarnation);
         Ok(self.request_with_forks(CALL, info, payload, forks, options))
@@ -458,7 +458,7 @@ impl Runtime {
             function: function.into(),
             rref: None,
             waits_for_value: false,
-            timeout: options.timeout().unwrap_or_else(|| self.agent.timeout()),
+            timeout: self.agent.timeout_of(&options).unwrap_or(Duration::MAX),
         };
         Ok(self.request_with_forks(RUN, info, bytes, forks, options))
     }

@@ -54,10 +54,10 @@ impl RRefs {
         }
         let ending = Ending::begin(runtime, timeout)?;
         let barrier = || -> Result<LeakReport, ShutdownError> {
-            agent.join(ending.join_timeout())?;
+            agent.join(ending.deadline.remaining(Instant::now()))?;
             let report = leak_report(runtime, ending.deadline);
             // No worker deletes anything before all have their reports.
-            agent.join(ending.join_timeout())?;
+            agent.join(ending.deadline.remaining(Instant::now()))?;
             Ok(report)
         };
         let report = barrier();
@@ -119,13 +119,6 @@ impl<'a> Ending<'a> {
             began,
             deadline: timeout.map_or(Deadline::NEVER, |timeout| Deadline::after(began, timeout)),
         })
-    }
-
-    /// The rest of the time as [`Agent::join`] takes it: there, zero waits indefinitely.
-    fn join_timeout(&self) -> Duration {
-        self.deadline
-            .remaining(Instant::now())
-            .map_or(Duration::ZERO, |left| left.max(Duration::from_millis(1)))
     }
 
     /// Deletes the users, waits for the answers, frees the values, and waits for other workers' users.

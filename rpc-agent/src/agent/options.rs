@@ -5,6 +5,7 @@ use std::time::Duration;
 use c10d_socket::SocketOptions;
 
 use crate::fault::FaultPlan;
+use crate::runtime::CallTimeout;
 
 /// How an agent is set up: who it is, in which group, and its limits. All but the name and the rank
 /// has a default.
@@ -26,7 +27,7 @@ pub struct AgentOptions {
     pub(crate) host: Option<String>,
     pub(crate) port: u16,
     pub(crate) advertised_host: Option<String>,
-    pub(crate) timeout: Duration,
+    pub(crate) timeout: Option<Duration>,
     pub(crate) start_timeout: Duration,
     pub(crate) connect_timeout: Duration,
     pub(crate) handler_threads: usize,
@@ -51,7 +52,7 @@ impl AgentOptions {
             host: None,
             port: 0,
             advertised_host: None,
-            timeout: Duration::from_secs(60),
+            timeout: Some(Duration::from_secs(60)),
             start_timeout: Duration::from_secs(300),
             connect_timeout: Duration::from_secs(10),
             handler_threads: 16,
@@ -94,11 +95,11 @@ impl AgentOptions {
         self
     }
 
-    /// How long a call may take that has no timeout of its own; zero: for ever. Default 60 s, as
-    /// PyTorch.
+    /// How long a call may take that has no timeout of its own; `None` for no limit. Default 60 s, as PyTorch. In
+    /// PyTorch zero means no limit; here a call with a timeout of zero expires at once.
     #[must_use]
-    pub fn with_timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
+    pub fn with_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
+        self.timeout = timeout.into();
         self
     }
 
@@ -182,20 +183,14 @@ impl AgentOptions {
 /// How one call is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CallOptions {
-    pub(crate) timeout: Option<Duration>,
+    pub(crate) timeout: CallTimeout,
 }
 
 impl CallOptions {
-    /// How long the call may take; zero: for ever. Default: the agent's.
+    /// How long the call may take; `None` for no limit. Default: [`AgentOptions::with_timeout`].
     #[must_use]
-    pub fn with_timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = Some(timeout);
+    pub fn with_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
+        self.timeout = CallTimeout::Own(timeout.into());
         self
-    }
-
-    /// [`CallOptions::with_timeout`], if it was called.
-    #[must_use]
-    pub const fn timeout(&self) -> Option<Duration> {
-        self.timeout
     }
 }

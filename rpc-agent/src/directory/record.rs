@@ -168,7 +168,7 @@ mod tests {
             ("tcp://a:0#0000000000000000", "port 0"),
             ("tcp://a:65536#0000000000000000", "port"),
             ("tcp://:1#0000000000000000", "host is missing"),
-            ("tcp://a b:1#0000000000000000", "blank"),
+            ("tcp://a b:1#0000000000000000", "a space"),
             (long.as_str(), "too long"),
         ] {
             let error = Address::parse(text).unwrap_err().to_string();

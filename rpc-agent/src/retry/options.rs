@@ -32,7 +32,7 @@ pub struct RetryOptions {
     max_delay: Duration,
     total_time_max: Duration,
     jitter: f64,
-    attempt_timeout: Duration,
+    attempt_timeout: Option<Duration>,
     retry_executed: bool,
     group: Option<RetryGroup>,
 }
@@ -85,10 +85,10 @@ impl RetryOptions {
         self
     }
 
-    /// How long an attempt waits for its answer; [`Duration::MAX`]: indefinitely. Default 10 s: with the
+    /// How long an attempt waits for its answer, more than zero; `None`: indefinitely. Default 10 s: with the
     /// 60 s of a call without retries, one lost answer would cost a minute, as it does in PyTorch.
-    pub fn with_attempt_timeout(mut self, timeout: Duration) -> Self {
-        self.attempt_timeout = timeout;
+    pub fn with_attempt_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
+        self.attempt_timeout = timeout.into();
         self
     }
 
@@ -145,7 +145,7 @@ impl RetryOptions {
                 jitter: self.jitter,
             });
         }
-        if self.attempt_timeout.is_zero() {
+        if self.attempt_timeout == Some(Duration::ZERO) {
             return Err(RetryOptionsError::AttemptTimeout);
         }
         Ok(RetryPolicy {
@@ -170,7 +170,7 @@ impl Default for RetryOptions {
             max_delay: Duration::MAX,
             total_time_max: Duration::MAX,
             jitter: 0.0,
-            attempt_timeout: Duration::from_secs(10),
+            attempt_timeout: Some(Duration::from_secs(10)),
             retry_executed: false,
             group: None,
         }
@@ -188,8 +188,8 @@ pub(crate) struct RetryPolicy {
     pub(crate) total_time_max: Duration,
     /// 0 to 1.
     pub(crate) jitter: f64,
-    /// Not zero; `MAX` for none.
-    pub(crate) attempt_timeout: Duration,
+    /// Not zero; `None` for no limit.
+    pub(crate) attempt_timeout: Option<Duration>,
     pub(crate) retry_executed: bool,
 }
 
@@ -254,7 +254,7 @@ mod tests {
         assert_eq!(policy.retry_duration, Duration::from_millis(1000));
         assert_eq!(policy.backoff, 1.5);
         assert_eq!(policy.jitter, 0.0);
-        assert_eq!(policy.attempt_timeout, Duration::from_secs(10));
+        assert_eq!(policy.attempt_timeout, Some(Duration::from_secs(10)));
         assert!(!policy.retry_executed);
     }
 

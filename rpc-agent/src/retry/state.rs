@@ -42,7 +42,7 @@ impl RetryState {
     }
 
     /// Counts an attempt that begins, and returns its timeout.
-    pub(crate) const fn begin_attempt(&mut self) -> Duration {
+    pub(crate) const fn begin_attempt(&mut self) -> Option<Duration> {
         self.attempts += 1;
         self.policy.attempt_timeout
     }
@@ -361,7 +361,7 @@ mod tests {
     fn attempts_are_counted_and_get_the_timeout_of_the_options() {
         let options = RetryOptions::default().with_attempt_timeout(Duration::from_secs(7));
         let mut state = state(options.checked().unwrap(), Instant::now(), 0);
-        assert_eq!(state.begin_attempt(), Duration::from_secs(7));
+        assert_eq!(state.begin_attempt(), Some(Duration::from_secs(7)));
         state.begin_attempt();
         assert_eq!(state.attempts(), 2);
     }

@@ -102,8 +102,8 @@ pub(crate) fn shared_store() -> Arc<dyn Store> {
     Arc::new(HashStore::new())
 }
 
-/// Options of a call with this timeout.
-pub(crate) fn within(timeout: Duration) -> CallOptions {
+/// Options of a call with this timeout; `None` for no limit.
+pub(crate) fn within(timeout: impl Into<Option<Duration>>) -> CallOptions {
     CallOptions::default().with_timeout(timeout)
 }
 

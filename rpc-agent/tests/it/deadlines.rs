@@ -20,7 +20,7 @@ fn call(agent: &Agent) -> FutureMessage {
     agent.call_bytes_async(1, "hold", "", CallOptions::default())
 }
 
-fn call_within(agent: &Agent, timeout: Duration) -> FutureMessage {
+fn call_within(agent: &Agent, timeout: impl Into<Option<Duration>>) -> FutureMessage {
     agent.call_bytes_async(1, "hold", "", within(timeout))
 }
 
@@ -49,8 +49,8 @@ fn expired_while_held(agent: &Agent, function: &str, gate: &Gate) -> (Duration, 
 }
 
 /// Two workers whose timeout is this; the second answers `hold` when the gate opens.
-fn held_pair(timeout: Duration) -> (Agent, Agent, Arc<Gate>, OpenAtEnd) {
-    let gate = Gate::new();
+fn held_pair(timeout: impl Into<Option<Duration>>) -> (Agent, Agent, Arc<Gate>, OpenAtEnd) {
+    let (gate, timeout) = (Gate::new(), timeout.into());
     let (agent, other) = pair_with(
         |_, options| options.with_timeout(timeout),
         |registry| {
@@ -106,7 +106,7 @@ fn an_unanswered_call_fails_at_its_deadline_with_pytorchs_text() {
 fn a_call_uses_its_own_timeout_or_the_agents() {
     let (agent, _other, gate, _end) = held_pair(SHORT);
     let longer = 2 * SHORT;
-    let never = call_within(&agent, Duration::ZERO);
+    let never = call_within(&agent, None);
     let long = call_within(&agent, PATIENCE);
     for _ in 0..3 {
         let (one, other) = (call(&agent), call_within(&agent, longer));
@@ -121,13 +121,13 @@ fn a_call_uses_its_own_timeout_or_the_agents() {
 
 #[test]
 fn changing_the_agents_timeout_affects_only_later_calls() {
-    let (agent, _other, gate, _end) = held_pair(Duration::ZERO);
-    assert_eq!(agent.timeout(), Duration::ZERO);
+    let (agent, _other, gate, _end) = held_pair(None);
+    assert_eq!(agent.timeout(), None);
     let never = call(&agent);
     agent.set_timeout(SHORT);
-    assert_eq!(agent.timeout(), SHORT);
+    assert_eq!(agent.timeout(), Some(SHORT));
     let short = call(&agent);
-    agent.set_timeout(Duration::ZERO);
+    agent.set_timeout(None);
     let later = call(&agent);
     assert_eq!(expired_after(&short), SHORT);
     assert!(!never.is_complete() && !later.is_complete());

@@ -30,7 +30,7 @@ fn start(
 
 /// A call without a timeout.
 fn call(agent: &Agent, worker: &str) -> FutureMessage {
-    agent.call_bytes_async(worker, "f", "x", within(Duration::ZERO))
+    agent.call_bytes_async(worker, "f", "x", within(None))
 }
 
 #[track_caller]

@@ -26,7 +26,10 @@ const BODY_BYTES_MIN: usize = 4 + NAME.len();
 
 /// An agent, a connection to it that a raw worker does not read, and calls of that worker, most
 /// of them doubled: more than the systems between them take.
-fn calls_that_nobody_reads(seed: u64, timeout: Duration) -> (Agent, TcpStream, Vec<FutureMessage>) {
+fn calls_that_nobody_reads(
+    seed: u64,
+    timeout: Option<Duration>,
+) -> (Agent, TcpStream, Vec<FutureMessage>) {
     let store = shared_store();
     let raw = RawWorker::join(&*store, 1, "worker1", 5);
     let faults = FaultPlan::new(seed).duplicate(0.8).unwrap();
@@ -62,13 +65,14 @@ fn assert_truth(calls: &[FutureMessage], arrived: &HashSet<usize>) {
 #[test]
 fn a_duplicated_call_with_one_request_withdrawn_at_its_deadline_may_have_run() {
     for seed in 1..=4 {
-        let (agent, mut link, calls) = calls_that_nobody_reads(seed, Duration::from_millis(50));
+        let (agent, mut link, calls) =
+            calls_that_nobody_reads(seed, Some(Duration::from_millis(50)));
         for call in &calls {
             let ended = call.wait_timeout(PATIENCE).expect("it ends");
             assert!(ended.is_err());
         }
         // Behind all that is still to come of them.
-        let last = agent.call_bytes_async("worker1", NAME, "last", within(Duration::ZERO));
+        let last = agent.call_bytes_async("worker1", NAME, "last", within(None));
         let mut arrived = HashSet::new();
         loop {
             let payload_bytes = read_frame(&mut link).body.len() - BODY_BYTES_MIN;
@@ -85,7 +89,7 @@ fn a_duplicated_call_with_one_request_withdrawn_at_its_deadline_may_have_run() {
 #[test]
 fn a_duplicated_call_with_one_request_sent_before_shutdown_may_have_run() {
     for seed in 1..=4 {
-        let (agent, mut link, calls) = calls_that_nobody_reads(seed, Duration::ZERO);
+        let (agent, mut link, calls) = calls_that_nobody_reads(seed, None);
         agent.shutdown_now();
         let mut arrived = HashSet::new();
         // The last frame may be cut anywhere.

@@ -407,7 +407,7 @@ fn calls_to_a_replaced_worker_fail_at_once() {
     let agent = start_one(&store, me);
     let raw = RawWorker::join_list(&*store, 1, "b", 5);
     // It does not welcome who dials.
-    let never = within(Duration::ZERO);
+    let never = within(None);
     let call = agent.call_bytes_async("b", "f", "x", never);
     let mut silent = raw.accept();
     assert_eq!(read_frame(&mut silent).kind, HELLO);

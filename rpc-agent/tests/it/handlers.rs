@@ -277,7 +277,7 @@ fn nested_calls_beyond_the_thread_limit_fail_and_the_workers_continue() {
             options
                 .with_handler_threads(2)
                 .with_threads_max(8)
-                .with_timeout(Duration::ZERO)
+                .with_timeout(None)
         },
         |_, registry| register_down(registry),
     );
@@ -415,7 +415,7 @@ fn the_context_has_the_caller_the_function_and_the_deadline() {
         registry.register("describe", describe).unwrap();
         registry.register("also", describe).unwrap();
     });
-    let ask = |agent: &Agent, function: &str, timeout| {
+    let ask = |agent: &Agent, function: &str, timeout: Option<Duration>| {
         let answer = agent
             .call_bytes_with(1, function, "", within(timeout))
             .unwrap();
@@ -423,19 +423,19 @@ fn the_context_has_the_caller_the_function_and_the_deadline() {
         let (who, left) = answer.rsplit_once(' ').unwrap();
         (who.to_owned(), left.parse::<u64>().unwrap())
     };
-    let (who, left) = ask(&agent, "describe", PATIENCE);
+    let (who, left) = ask(&agent, "describe", Some(PATIENCE));
     assert_eq!(
         who,
         "WorkerInfo(id=0, name=worker0) describe WorkerInfo(id=1, name=worker1)"
     );
     assert!(left > 0 && left <= PATIENCE.as_millis() as u64, "{left} ms");
-    let (who, left) = ask(&other, "also", Duration::ZERO);
+    let (who, left) = ask(&other, "also", None);
     assert_eq!(
         who,
         "WorkerInfo(id=1, name=worker1) also WorkerInfo(id=1, name=worker1)"
     );
     assert_eq!(left, u64::MAX);
-    let (_, left) = ask(&agent, "also", Duration::ZERO);
+    let (_, left) = ask(&agent, "also", None);
     assert_eq!(left, u64::MAX);
 }
 

@@ -6,7 +6,6 @@ use std::net::TcpStream;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use bytes::Bytes;
 use c10d_store::{ServerOptions, Store, TcpStore, TcpStoreServer};
@@ -120,7 +119,7 @@ impl Held {
 
 /// Calls of `hold`, without timeouts, that have arrived there.
 fn hold(agent: &AgentHandle, worker: &str, count: usize) -> Vec<FutureMessage> {
-    let never = within(Duration::ZERO);
+    let never = within(None);
     let calls: Vec<_> = (0..count)
         .map(|_| agent.call_bytes_async(worker, "hold", vec![], never))
         .collect();
@@ -218,7 +217,7 @@ fn only_calls_in_flight_to_a_killed_worker_fail_and_at_once() {
     assert!(cause.contains("lost"), "{cause}");
 
     // The next one finds nobody, and so does one with retries.
-    let never = within(Duration::ZERO);
+    let never = within(None);
     let next = agent.call_bytes_async("worker1", "echo", vec![], never);
     assert_nobody_there(&wait(&next).unwrap_err());
 
@@ -241,7 +240,7 @@ fn coordinated_shutdown_fails_soon_and_names_the_killed_worker() {
     assert_eq!(echo(&agents[0], "worker1").unwrap(), "here");
     process.kill();
     // No timeout at all.
-    let error = agents[0].shutdown(Duration::ZERO).unwrap_err();
+    let error = agents[0].shutdown(None).unwrap_err();
     assert!(
         matches!(&error, TerminationError::WorkersDead { dead, .. }
             if dead.named() == [WorkerInfo::new("worker1", 1).unwrap()]),
@@ -265,7 +264,7 @@ fn a_restarted_worker_is_reachable_under_its_name() {
         }
         let (peer, _) = losses.recv_timeout(PATIENCE).unwrap();
         assert_eq!(peer.name.as_str(), "worker1", "life {life}");
-        let next = agent.call_bytes_async("worker1", "echo", vec![], within(Duration::ZERO));
+        let next = agent.call_bytes_async("worker1", "echo", vec![], within(None));
         assert_nobody_there(&wait(&next).unwrap_err());
     }
     assert_eq!(agent.metrics().reconnects, 2);
@@ -335,7 +334,7 @@ fn a_partly_sent_request_is_unknown_and_a_queued_one_is_not_executed() {
     assert_eq!(echo(&agent, "worker1").unwrap(), "here");
     middle_man.allow(1 << 20);
     // Together more than the systems between here and there hold: what is left waits in the agent.
-    let never = within(Duration::ZERO);
+    let never = within(None);
     let payload = noise(1, 16 << 20);
     let calls: Vec<_> = (0..40)
         .map(|_| agent.call_bytes_async("worker1", "echo", payload.clone(), never))
@@ -388,7 +387,7 @@ fn half_a_frame_counts_as_sent_for_the_sender_and_as_nothing_for_the_receiver() 
     assert_eq!(agent.metrics().requests_received, 1);
 
     // An answer of which half arrives is none: nobody knows whether the function ran.
-    let call = agent.call_bytes_async("worker1", "f", vec![], within(Duration::ZERO));
+    let call = agent.call_bytes_async("worker1", "f", vec![], within(None));
     let mut socket = raw.accept_link();
     let id = read_frame(&mut socket).id;
     let answer = frame(RESPONSE, 0, 0, id, &[1; 100]);
@@ -397,7 +396,7 @@ fn half_a_frame_counts_as_sent_for_the_sender_and_as_nothing_for_the_receiver() 
     assert_lost(&wait(&call).unwrap_err(), "worker1");
 
     // And so for a request that was read and not answered.
-    let call = agent.call_bytes_async("worker1", "f", vec![], within(Duration::ZERO));
+    let call = agent.call_bytes_async("worker1", "f", vec![], within(None));
     let mut socket = raw.accept_link();
     assert_eq!(read_frame(&mut socket).kind, REQUEST);
     drop(socket);
@@ -413,8 +412,7 @@ fn calls_wait_for_a_dial_and_fail_together_if_it_is_refused() {
         registry(|_| {}),
     )];
     let agent = start_all(&store, workers).pop().unwrap().unwrap();
-    let call =
-        |payload: Vec<u8>| agent.call_bytes_async("worker1", "f", payload, within(Duration::ZERO));
+    let call = |payload: Vec<u8>| agent.call_bytes_async("worker1", "f", payload, within(None));
     // Dialed, and not welcomed yet: the calls wait, and are sent when it is.
     let early: Vec<_> = (0..10).map(|number| call(vec![number])).collect();
     let mut socket = raw.accept_link();

@@ -26,7 +26,7 @@ fn wait(future: &FutureMessage) -> Result<Bytes, RpcError> {
 }
 
 fn call(agent: &AgentHandle, worker: &str, function: &str) -> FutureMessage {
-    agent.call_bytes_async(worker, function, "x", within(Duration::ZERO))
+    agent.call_bytes_async(worker, function, "x", within(None))
 }
 
 /// Shuts down all agents together, each on its own thread.
@@ -118,7 +118,7 @@ fn shutdown_waits_for_calls_made_by_callbacks() {
             return;
         }
         let to = format!("worker{}", left % 3);
-        let call = agent.call_bytes_async(&to, "echo", "x", within(Duration::ZERO));
+        let call = agent.call_bytes_async(&to, "echo", "x", within(None));
         call.on_complete(move |result| {
             assert!(result.is_ok(), "{result:?}");
             done.fetch_add(1, Ordering::SeqCst);
@@ -268,7 +268,7 @@ fn coordinated_shutdown_does_not_wait_for_a_worker_that_has_stopped() {
     assert!(wait(&called).is_err(), "there is a connection now");
     thread::scope(|scope| {
         // Without a timeout.
-        let end = scope.spawn(|| agents[0].shutdown(Duration::ZERO));
+        let end = scope.spawn(|| agents[0].shutdown(None));
         agents[1].shutdown_now();
         let error = end.join().unwrap().unwrap_err();
         assert!(
@@ -297,7 +297,7 @@ fn a_lost_worker_that_refuses_a_dial_is_dead_for_coordinated_shutdown() {
         // Without timeouts.
         let ends: Vec<_> = agents
             .iter()
-            .map(|agent| scope.spawn(|| agent.shutdown(Duration::ZERO)))
+            .map(|agent| scope.spawn(|| agent.shutdown(None)))
             .collect();
         // It dies while they wait for their calls.
         drop(raw);
@@ -349,7 +349,7 @@ fn a_second_shutdown_does_nothing() {
     for agent in &agents {
         agent.shutdown(PATIENCE).unwrap();
         agent.shutdown_now();
-        agent.shutdown(Duration::ZERO).unwrap();
+        agent.shutdown(None).unwrap();
     }
 }
 
@@ -374,7 +374,7 @@ fn shutdown_now_interrupts_a_coordinated_shutdown() {
     let store = shared_store();
     let agents = start_group(&store, 2, |_, _| {});
     thread::scope(|scope| {
-        let end = scope.spawn(|| agents[0].shutdown(Duration::ZERO));
+        let end = scope.spawn(|| agents[0].shutdown(None));
         await_arrival(&*store, 0);
         agents[0].shutdown_now();
         let error = end.join().unwrap().unwrap_err();
@@ -399,7 +399,7 @@ fn shutdown_now_interrupts_a_wait_for_a_deferred_answer() {
     let (tell, told) = mpsc::channel();
     thread::scope(|scope| {
         // It may begin before the end and after it.
-        scope.spawn(|| tell.send(other.join(Duration::ZERO)).unwrap());
+        scope.spawn(|| tell.send(other.join(None)).unwrap());
         other.shutdown_now();
         let ended = told.recv_timeout(PATIENCE);
         // Lets the test end also where that does not.
@@ -617,7 +617,7 @@ fn a_function_can_call_shutdown_now_on_its_own_agent() {
 fn a_function_that_requests_coordinated_shutdown_fails_as_busy() {
     let (agent, other) = agent_with_end("end", |agent| {
         // Waiting for it would take forever.
-        let error = agent.shutdown(Duration::ZERO).unwrap_err();
+        let error = agent.shutdown(None).unwrap_err();
         assert!(matches!(error, TerminationError::Busy { .. }), "{error:?}");
         Vec::new()
     });
@@ -727,7 +727,7 @@ fn a_group_can_join_and_continue() {
             for agent in &agents {
                 scope.spawn(|| {
                     let next = (agent.me().id.get() + 1) % 3;
-                    let call = agent.call_bytes_async(next, "echo", "x", within(Duration::ZERO));
+                    let call = agent.call_bytes_async(next, "echo", "x", within(None));
                     agent.join(PATIENCE).unwrap();
                     assert_eq!(call.try_get().unwrap().unwrap(), "x");
                 });

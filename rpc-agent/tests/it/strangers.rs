@@ -82,7 +82,7 @@ impl Group {
 
     /// A call of the raw worker, without a timeout.
     fn call_raw(&self, payload: impl Into<Bytes>) -> FutureMessage {
-        let options = within(Duration::ZERO);
+        let options = within(None);
         self.agent
             .call_bytes_async("raw", "double", payload, options)
     }

@@ -983,7 +983,7 @@ fn a_request_without_a_deadline_is_dropped_with_its_worker() {
     // Its creator is a worker that does not exist, so it is never created.
     let rref = RRefId(stranger.id(99));
     let fetch = stranger.encode(&Message::Fetch { rref });
-    let options = CallOptions::default().with_timeout(Duration::ZERO);
+    let options = CallOptions::default().with_timeout(None);
     let asked = stranger
         .agent
         .call_bytes_async(worker(TARGET), FETCH, fetch, options);

@@ -11,8 +11,8 @@ fn id(number: u32) -> WorkerId {
     WorkerId::new(number).unwrap()
 }
 
-fn link(me: u32, peer: u32) -> Link {
-    Link::new(id(me), incarnation_of(me), id(peer))
+fn link(me: u32, peer: u32) -> Pair {
+    Pair::new(id(me), incarnation_of(me), id(peer))
 }
 
 fn incarnation_of(number: u32) -> u64 {
@@ -54,7 +54,7 @@ fn refused(reason: RefuseReason, links: u32) -> Answer {
 fn the_first_hello_is_accepted_as_connection_1() {
     let mut listener = link(2, 1);
     let answer = listener.on_hello(&hello(1, 2, 0));
-    let instead_of = LinkState::Idle;
+    let instead_of = PairState::Idle;
     assert_eq!(
         answer,
         Answer::Accept {
@@ -67,7 +67,7 @@ fn the_first_hello_is_accepted_as_connection_1() {
     assert_eq!(dialer.dial(ANY), Some(0));
     assert_eq!(dialer.dial(ANY), None, "one dial at a time");
     assert_eq!(dialer.on_welcome(&welcome(2, 1)), AfterWelcome::Established);
-    assert_eq!((dialer.state(), dialer.links), (LinkState::Established, 1));
+    assert_eq!((dialer.state(), dialer.links), (PairState::Established, 1));
     assert_eq!(dialer.dial(ANY), None, "not beside a connection");
 }
 
@@ -80,7 +80,7 @@ fn of_two_dials_that_of_the_lower_id_is_accepted() {
         lower.on_hello(&hello(2, 1, 0)),
         refused(RefuseReason::UseOther, 0)
     );
-    let instead_of = LinkState::Dialing {
+    let instead_of = PairState::Dialing {
         incarnation_wanted: ANY,
     };
     let accepted = Answer::Accept {
@@ -104,7 +104,7 @@ fn a_hello_that_knows_of_the_connection_replaces_it_and_an_older_one_does_not() 
     let refuse = refuse(RefuseReason::UseOther, 1);
     assert_eq!(dialer.on_refuse(&refuse), AfterRefuse::AwaitPeer);
     let links = dialer.dial(ANY).unwrap();
-    let instead_of = LinkState::Established;
+    let instead_of = PairState::Established;
     let replaced = Answer::Accept {
         links: 2,
         instead_of,
@@ -158,7 +158,7 @@ fn a_restarted_process_replaces_the_connection_of_the_old_one_and_counts_from_0(
     }
     listener.on_hello(&hello(2, 1, 9));
     assert_eq!(listener.hello_links(77), 0);
-    let instead_of = LinkState::Established;
+    let instead_of = PairState::Established;
     let replaced = Answer::Accept {
         links: 1,
         instead_of,
@@ -180,7 +180,7 @@ fn a_welcome_of_another_process_is_not_accepted() {
     let mut dialer = link(1, 2);
     dialer.dial(7);
     assert_eq!(dialer.on_welcome(&welcome(2, 1)), AfterWelcome::ReadAddress);
-    assert_eq!((dialer.state(), dialer.links), (LinkState::Idle, 0));
+    assert_eq!((dialer.state(), dialer.links), (PairState::Idle, 0));
 }
 
 #[test]
@@ -212,7 +212,7 @@ struct World {
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Side {
-    link: Link,
+    link: Pair,
     /// The connection that it dials or uses, by its place in the list.
     uses: Option<usize>,
 }
@@ -298,7 +298,7 @@ impl World {
         }
         let dialing = |side: &usize| {
             let state = self.sides[*side].link.state();
-            matches!(state, LinkState::Dialing { .. })
+            matches!(state, PairState::Dialing { .. })
         };
         events.extend((0..2).filter(dialing).map(Event::GiveUp));
         events
@@ -363,7 +363,7 @@ impl World {
                 let before = self.sides[to].uses;
                 let answer = match self.sides[to].link.on_hello(&hello) {
                     Answer::Accept { links, instead_of } => {
-                        assert_eq!(before.is_none(), instead_of == LinkState::Idle);
+                        assert_eq!(before.is_none(), instead_of == PairState::Idle);
                         if let Some(old) = before {
                             self.close(old, to);
                         }
@@ -396,7 +396,7 @@ impl World {
             }
             Packet::End if is_used => {
                 match self.sides[to].link.state() {
-                    LinkState::Established => self.sides[to].link.on_lost(),
+                    PairState::Established => self.sides[to].link.on_lost(),
                     _ => self.sides[to].link.on_dial_failed(),
                 }
                 self.sides[to].uses = None;
@@ -448,7 +448,7 @@ impl World {
     }
 
     fn is_established(&self, side: usize) -> bool {
-        self.sides[side].link.state() == LinkState::Established
+        self.sides[side].link.state() == PairState::Established
     }
 
     /// Both use the same connection, and nothing is under way that could change it.
@@ -487,7 +487,7 @@ impl World {
         }
         assert!(used_by_both <= 1, "{self:?}");
         for side in &self.sides {
-            assert_eq!(side.uses.is_none(), side.link.state() == LinkState::Idle);
+            assert_eq!(side.uses.is_none(), side.link.state() == PairState::Idle);
         }
     }
 }

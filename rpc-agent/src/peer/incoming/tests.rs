@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::wire::ErrorKind;
 use crate::wire::PART_BYTES;
 use crate::worker::{WorkerId, WorkerInfo};
 
@@ -533,10 +534,9 @@ fn expected(all: &[Sent], turns: &[usize]) -> (Vec<u8>, Vec<Message>) {
                     kind: ErrorKind::Rejected,
                     text: text.as_str().into(),
                 }],
-                Message::Error {
+                Message::Failure {
                     id,
-                    kind: ErrorKind::Rejected,
-                    text: text.as_str().into(),
+                    failure: Failure::Rejected(text.as_str().into()),
                 },
             ),
             Sent::Goodbye => (

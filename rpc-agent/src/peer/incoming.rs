@@ -5,13 +5,13 @@
 //! means.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
 use bytes::Bytes;
 
+use super::failure::Failure;
 use crate::wire::{
-    self, ErrorKind, Frame, HEADER_BYTES, Header, Hello, Kind, LARGE_MESSAGES_BYTES_MAX,
-    LARGE_MESSAGES_MAX, Refuse, Welcome, WireError,
+    self, Frame, HEADER_BYTES, Header, Hello, Kind, LARGE_MESSAGES_BYTES_MAX, LARGE_MESSAGES_MAX,
+    Refuse, Welcome, WireError,
 };
 
 /// The buffer of a connection that is idle.
@@ -80,10 +80,10 @@ pub(crate) enum Message {
         id: u64,
         payload: Bytes,
     },
-    Error {
+    /// The answer to a call that failed at the callee.
+    Failure {
         id: u64,
-        kind: ErrorKind,
-        text: Arc<str>,
+        failure: Failure,
     },
     Goodbye {
         reason: u16,
@@ -504,11 +504,8 @@ impl Incoming {
             }
             Frame::Error { id, kind, text } => {
                 self.check_no_assembly(header.kind, true, id)?;
-                Message::Error {
-                    id,
-                    kind,
-                    text: text.into(),
-                }
+                let failure = Failure::received(kind, text.into());
+                Message::Failure { id, failure }
             }
             Frame::LargeRequest {
                 id,

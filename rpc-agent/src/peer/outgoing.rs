@@ -49,6 +49,8 @@ pub(crate) struct Outgoing {
     /// Put back before it was written to its end.
     unfinished: Option<Batch>,
     is_batch_out: bool,
+    /// There is no connection yet: nothing is encoded ahead, so that every request can be withdrawn.
+    is_held: bool,
     /// Memory for the next `ready`.
     spare: Encoded,
     unsent_bytes: u64,
@@ -156,9 +158,23 @@ pub(crate) enum WriteProgress {
 }
 
 impl Outgoing {
-    /// Nothing waits. Allocates nothing.
+    /// Nothing is queued, and there is a connection.
+    #[cfg(test)]
     pub(crate) fn new() -> Self {
         Self::default()
+    }
+
+    /// Nothing is queued, and there is no connection: until [`Outgoing::start`] every request can be withdrawn.
+    pub(crate) fn held() -> Self {
+        Self {
+            is_held: true,
+            ..Self::default()
+        }
+    }
+
+    /// There is a connection.
+    pub(crate) fn start(&mut self) {
+        self.is_held = false;
     }
 
     /// Adds a request.
@@ -199,6 +215,20 @@ impl Outgoing {
     /// messages: push it when these are gone.
     pub(crate) fn push_frame(&mut self, frame: &Frame<'_>) {
         self.push_small(None, Bytes::new(), |out| frame.encode(out));
+    }
+
+    /// Puts a frame before everything that is queued: the first of a connection. Nothing of the queue has been
+    /// written yet.
+    pub(crate) fn put_first(&mut self, frame: &Frame<'_>) {
+        debug_assert!(!self.is_batch_out && self.unfinished.is_none());
+        let mut encoded = Encoded::default();
+        frame.encode(&mut encoded.copied);
+        self.unsent_bytes += encoded.bytes() as u64;
+        self.unfinished = Some(Batch {
+            encoded,
+            sent_bytes: 0,
+            settled_bytes: 0,
+        });
     }
 
     /// What is not yet known to be written, payloads included.
@@ -322,7 +352,7 @@ impl Outgoing {
     ) {
         let is_copied = payload.len() <= COPIED_BYTES_MAX;
         // The head may reach beyond the limit.
-        if self.waiting.is_empty() && self.ready.has_room(payload.len()) {
+        if !self.is_held && self.waiting.is_empty() && self.ready.has_room(payload.len()) {
             let before = self.ready.bytes();
             self.ready.begin(request_id);
             head(&mut self.ready.copied);

@@ -15,7 +15,7 @@ use crate::worker::WorkerId;
 
 /// One side's view of the connections of a pair.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) struct Link {
+pub(crate) struct Pair {
     me: WorkerId,
     my_incarnation: u64,
     peer: WorkerId,
@@ -23,13 +23,13 @@ pub(crate) struct Link {
     peer_incarnation: Option<u64>,
     /// The number of the last connection that was accepted, as far as this side knows.
     links: u32,
-    state: LinkState,
+    state: PairState,
     is_closing: bool,
 }
 
 /// What this side has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum LinkState {
+pub(crate) enum PairState {
     /// No connection, and no attempt to make one.
     Idle,
     /// An attempt, from its begin to the answer to its Hello.
@@ -48,7 +48,7 @@ pub(crate) enum Answer {
     Accept {
         links: u32,
         /// What is to be closed, now that this connection is used.
-        instead_of: LinkState,
+        instead_of: PairState,
     },
     /// A Refuse with these `links`; the connection is to be closed.
     Refuse { reason: RefuseReason, links: u32 },
@@ -74,7 +74,7 @@ pub(crate) enum AfterWelcome {
     ReadAddress,
 }
 
-impl Link {
+impl Pair {
     /// No connection yet. The two ids differ.
     pub(crate) fn new(me: WorkerId, my_incarnation: u64, peer: WorkerId) -> Self {
         debug_assert_ne!(me, peer);
@@ -84,13 +84,13 @@ impl Link {
             peer,
             peer_incarnation: None,
             links: 0,
-            state: LinkState::Idle,
+            state: PairState::Idle,
             is_closing: false,
         }
     }
 
     /// What this side has.
-    pub(crate) const fn state(&self) -> LinkState {
+    pub(crate) const fn state(&self) -> PairState {
         self.state
     }
 
@@ -106,10 +106,10 @@ impl Link {
     /// [`on_dial_failed`](Self::on_dial_failed), or an [`Answer::Accept`] instead of it. The Hello may be
     /// built later, with [`hello_links`](Self::hello_links).
     pub(crate) fn dial(&mut self, incarnation_wanted: u64) -> Option<u32> {
-        if self.state != LinkState::Idle || self.is_closing {
+        if self.state != PairState::Idle || self.is_closing {
             return None;
         }
-        self.state = LinkState::Dialing { incarnation_wanted };
+        self.state = PairState::Dialing { incarnation_wanted };
         Some(self.hello_links(incarnation_wanted))
     }
 
@@ -131,30 +131,30 @@ impl Link {
         self.links = links.max(hello.links).saturating_add(1);
         Answer::Accept {
             links: self.links,
-            instead_of: std::mem::replace(&mut self.state, LinkState::Established),
+            instead_of: std::mem::replace(&mut self.state, PairState::Established),
         }
     }
 
     /// The present dial was accepted.
     pub(crate) fn on_welcome(&mut self, welcome: &Welcome) -> AfterWelcome {
-        let LinkState::Dialing { incarnation_wanted } = self.state else {
+        let PairState::Dialing { incarnation_wanted } = self.state else {
             debug_assert!(false, "only a dial that goes on is answered");
             return AfterWelcome::ReadAddress;
         };
         if incarnation_wanted != 0 && incarnation_wanted != welcome.incarnation {
-            self.state = LinkState::Idle;
+            self.state = PairState::Idle;
             return AfterWelcome::ReadAddress;
         }
         self.links = self.links_with(welcome.incarnation).max(welcome.links);
         self.peer_incarnation = Some(welcome.incarnation);
-        self.state = LinkState::Established;
+        self.state = PairState::Established;
         AfterWelcome::Established
     }
 
     /// The present dial was refused.
     pub(crate) fn on_refuse(&mut self, refuse: &Refuse) -> AfterRefuse {
-        debug_assert!(matches!(self.state, LinkState::Dialing { .. }));
-        self.state = LinkState::Idle;
+        debug_assert!(matches!(self.state, PairState::Dialing { .. }));
+        self.state = PairState::Idle;
         match refuse.reason {
             RefuseReason::UseOther => {
                 // The next Hello shall not be refused for the same reason: by then this side has had the
@@ -169,14 +169,14 @@ impl Link {
 
     /// The present dial ended without an answer.
     pub(crate) fn on_dial_failed(&mut self) {
-        debug_assert!(matches!(self.state, LinkState::Dialing { .. }));
-        self.state = LinkState::Idle;
+        debug_assert!(matches!(self.state, PairState::Dialing { .. }));
+        self.state = PairState::Idle;
     }
 
     /// The established connection ended.
     pub(crate) fn on_lost(&mut self) {
-        debug_assert_eq!(self.state, LinkState::Established);
-        self.state = LinkState::Idle;
+        debug_assert_eq!(self.state, PairState::Established);
+        self.state = PairState::Idle;
     }
 
     /// From now on every Hello is refused, and nothing is dialed.
@@ -195,13 +195,13 @@ impl Link {
             return Some(RefuseReason::ShuttingDown);
         }
         let is_better = match self.state {
-            LinkState::Idle => true,
-            LinkState::Dialing { incarnation_wanted } => {
+            PairState::Idle => true,
+            PairState::Dialing { incarnation_wanted } => {
                 // A dial of another process than the one that is there now comes to nothing.
                 let is_gone = incarnation_wanted != 0 && incarnation_wanted != hello.incarnation;
                 self.peer < self.me || is_gone
             }
-            LinkState::Established => {
+            PairState::Established => {
                 self.peer_incarnation != Some(hello.incarnation) || hello.links >= links
             }
         };

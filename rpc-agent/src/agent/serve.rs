@@ -1,0 +1,123 @@
+//! Runs the registered functions on the threads of the pool.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use super::handle::AgentHandle;
+use super::served_call::ServedCall;
+use crate::context::{Context, Reply};
+use crate::future::panic_text;
+use crate::peer::Failure;
+use crate::pool::Work;
+use crate::registry::{Body, Registry};
+use crate::runtime::{Poller, ReplyTo, Served};
+
+/// What the threads of an agent's pool do.
+pub(super) struct Service {
+    pub(super) agent: AgentHandle,
+    pub(super) registry: Registry,
+    /// The pool lets one thread at a time poll: nobody ever waits for this lock.
+    pub(super) poller: Mutex<Poller>,
+}
+
+impl Work<Served> for Service {
+    fn flush(&self) {
+        self.agent.runtime().driver.flush();
+    }
+
+    fn has_unsent(&self) -> bool {
+        self.agent.runtime().driver.has_gathered()
+    }
+
+    fn has_collected(&self) -> bool {
+        self.agent.runtime().driver.take_outsiders()
+    }
+
+    fn poll(&self, found: &mut VecDeque<Served>) {
+        let mut poller = self.poller.lock().unwrap_or_else(PoisonError::into_inner);
+        poller.poll(found);
+    }
+
+    fn wake_poller(&self) {
+        self.agent.runtime().driver.sockets.wake();
+    }
+
+    fn run(&self, served: Served) {
+        let runtime = self.agent.runtime();
+        let Some((peer, request)) = runtime.driver.begin_request(served) else {
+            return;
+        };
+        let function = Arc::clone(self.registry.function(request.function));
+        let reply_to = ReplyTo {
+            peer,
+            route: request.route,
+            function: Arc::clone(&function.name),
+        };
+        let began = Instant::now();
+        if request.deadline.has_passed(began) {
+            runtime.driver.metrics.request_refused();
+            return runtime
+                .sender
+                .answer(&reply_to, Err(Failure::DeadlinePassed));
+        }
+        let is_deferred = matches!(function.body, Body::Deferred(_));
+        let context = Context {
+            agent: self.agent.clone(),
+            call: ServedCall::begin(runtime, reply_to, request.deadline, is_deferred),
+        };
+        let payload = request.payload;
+        // Counted and logged before the answer: the caller may look at once.
+        let note_panic = |context: &Context, text: &str| {
+            runtime.driver.metrics.handler_panicked();
+            log::error!(
+                "{}: function `{}` panicked, called by {}: {text}",
+                runtime.driver.me(),
+                function.name,
+                context.call.caller()
+            );
+        };
+        match &function.body {
+            Body::Direct(run) => {
+                let result = catch_unwind(AssertUnwindSafe(|| run(&context, payload)));
+                function.ran_for(began.elapsed());
+                match result {
+                    Ok(answer) => context.call.answer(runtime, answer),
+                    Err(panic) => {
+                        let text = panic_text(&*panic);
+                        note_panic(&context, text);
+                        context.call.panicked(runtime, text);
+                    }
+                }
+            }
+            Body::Deferred(run) => {
+                let reply = Reply {
+                    pending: Some((self.agent.clone(), context.call.clone())),
+                };
+                let result = catch_unwind(AssertUnwindSafe(|| run(&context, payload, reply)));
+                function.ran_for(began.elapsed());
+                if let Err(panic) = result {
+                    // The reply was dropped on the way, and has answered.
+                    note_panic(&context, panic_text(&*panic));
+                }
+            }
+        }
+    }
+
+    fn refuse(&self, served: Served, threads: usize) {
+        let reason = format!("all {threads} threads wait for nested calls");
+        self.agent
+            .runtime()
+            .driver
+            .refuse_request(&served, reason.into());
+    }
+
+    fn is_slow(&self, served: &Served) -> bool {
+        self.registry.function(served.request.function).is_slow()
+    }
+
+    fn arrived_at(&self, served: &Served) -> Instant {
+        served.request.arrived_at
+    }
+}

@@ -1,0 +1,69 @@
+//! A call to a peer.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::error::{CallSite, NotSent, Outcome, RpcError};
+
+/// A call that is about to be made. `P` is the shell's means to complete it.
+pub(crate) struct NewCall<'a, P> {
+    pub(crate) promise: P,
+    pub(crate) function: &'a str,
+    pub(crate) started_at: Instant,
+    /// `None` for no limit.
+    pub(crate) timeout: Option<Duration>,
+    /// When it expires, in milliseconds of the caller's clock, rounded up.
+    pub(crate) deadline_ms: Option<u64>,
+    /// Whether a test sends the request more than once: that one copy was not sent does not mean that none was.
+    pub(crate) is_repeated: bool,
+}
+
+/// A call without an answer.
+pub(crate) struct PendingCall<P> {
+    pub(crate) promise: P,
+    pub(crate) function: Arc<str>,
+    pub(crate) started_at: Instant,
+    /// `None` for no limit.
+    pub(crate) timeout: Option<Duration>,
+    pub(super) is_repeated: bool,
+}
+
+impl<P> PendingCall<P> {
+    /// The error of a call whose connection ended.
+    pub(super) fn lost(
+        &self,
+        call: Box<CallSite>,
+        outcome: Outcome,
+        cause: &Arc<io::Error>,
+    ) -> RpcError {
+        let cause = Arc::clone(cause);
+        match outcome {
+            Outcome::NotExecuted => RpcError::NotSent {
+                call,
+                cause: NotSent::ConnectionLost(cause),
+            },
+            _ => RpcError::ConnectionLost { call, cause },
+        }
+    }
+}
+
+impl<P> fmt::Debug for PendingCall<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PendingCall")
+            .field("function", &self.function)
+            .field("started_at", &self.started_at)
+            .field("timeout", &self.timeout)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The milliseconds that a request tells its callee: rounded up, so that no time becomes 0, which means no limit.
+pub(super) fn budget_ms(timeout: Option<Duration>) -> u32 {
+    timeout.map_or(0, |timeout| {
+        u32::try_from(timeout.as_nanos().div_ceil(1_000_000))
+            .unwrap_or(u32::MAX)
+            .max(1)
+    })
+}

@@ -1,0 +1,218 @@
+//! Who reads and who writes one connection, and what the poller watches it for.
+//!
+//! Reading and writing happen without a lock: a thread takes the decoder or a batch out, and gives it back. A thread
+//! that finds it taken leaves a note to the one that has it. A caller that waits for an answer may borrow the
+//! connection from the poller, which saves waking a second thread for the answer.
+
+use std::net::SocketAddr;
+
+use super::incoming::Incoming;
+
+/// One of the connections that a [`Peer`](super::Peer) has had, numbered from 1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct ConnectionId(pub(super) u64);
+
+/// What the poller watches a socket for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Watch {
+    pub(crate) readable: bool,
+    pub(crate) writable: bool,
+}
+
+/// A connection in use. `S` is the shell's handle of its socket.
+pub(super) struct Connection<S> {
+    pub(super) id: ConnectionId,
+    pub(super) socket: S,
+    pub(super) address: SocketAddr,
+    reader: Reader,
+    writer: Writer,
+    waiter: Waiter,
+    /// The poller has reported the end of the stream: no further event will.
+    is_read_closed: bool,
+    watched: Watch,
+}
+
+/// The thread that has the decoder.
+enum Reader {
+    /// None. Events start a read.
+    Idle(Box<Incoming>),
+    /// One is reading.
+    Busy {
+        /// More arrived meanwhile: it is to read again before it stops.
+        again: bool,
+    },
+}
+
+/// The thread that has the batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Writer {
+    Idle,
+    /// One is writing, and will send what is queued meanwhile.
+    Busy,
+    /// None: the socket takes no more bytes until it is writable.
+    Blocked,
+}
+
+/// The thread that waits for the socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Waiter {
+    Poller,
+    /// A caller that waits for its answer, instead of the poller.
+    Caller {
+        /// It also waits until the socket is writable.
+        for_output: bool,
+    },
+}
+
+/// On whose behalf a thread reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reads {
+    ForPoller,
+    ForCaller,
+}
+
+/// What a reading thread does next.
+#[derive(Debug)]
+pub(crate) enum ReadNext {
+    /// Stop: the decoder was taken back.
+    Stop,
+    /// Read on, as more has arrived. `to_end` as in [`Connection::take_reader`].
+    Again {
+        decoder: Box<Incoming>,
+        to_end: bool,
+    },
+}
+
+impl<S> Connection<S> {
+    pub(super) fn new(id: ConnectionId, socket: S, address: SocketAddr, decoder: Incoming) -> Self {
+        Self {
+            id,
+            socket,
+            address,
+            reader: Reader::Idle(Box::new(decoder)),
+            writer: Writer::Idle,
+            waiter: Waiter::Poller,
+            is_read_closed: false,
+            watched: Watch::default(),
+        }
+    }
+
+    /// Gives the decoder to a thread that is to read, and whether the end of the stream was reported: then a short
+    /// read does not mean that no more comes. `None` when another thread reads.
+    pub(super) fn take_reader(&mut self, reads: Reads) -> Option<(Box<Incoming>, bool)> {
+        if self.waiter != Waiter::Poller && reads == Reads::ForPoller {
+            // An event from before the connection was lent. Reading now would take the answer from the caller that
+            // waits for the socket.
+            return None;
+        }
+        match &mut self.reader {
+            Reader::Busy { again } => {
+                *again = true;
+                None
+            }
+            reader @ Reader::Idle(_) => {
+                let Reader::Idle(decoder) =
+                    std::mem::replace(reader, Reader::Busy { again: false })
+                else {
+                    return None;
+                };
+                Some((decoder, self.is_read_closed))
+            }
+        }
+    }
+
+    /// Takes the decoder back from a thread that has read all there was (`is_drained`), or gave way to others.
+    pub(super) fn give_back_reader(
+        &mut self,
+        decoder: Box<Incoming>,
+        is_drained: bool,
+    ) -> ReadNext {
+        if let Reader::Busy { again } = &mut self.reader
+            && std::mem::take(again)
+            && is_drained
+        {
+            return ReadNext::Again {
+                decoder,
+                to_end: self.is_read_closed,
+            };
+        }
+        self.reader = Reader::Idle(decoder);
+        ReadNext::Stop
+    }
+
+    /// The peer has sent its last byte: the event that reports it may be the one of that byte.
+    pub(super) fn read_closed(&mut self) {
+        self.is_read_closed = true;
+    }
+
+    /// Lends the connection to a caller that waits for an answer. Fails while another one has it or a thread reads.
+    pub(super) fn lend(&mut self) -> bool {
+        let is_free = self.waiter == Waiter::Poller && matches!(self.reader, Reader::Idle(_));
+        if is_free {
+            self.waiter = Waiter::Caller { for_output: false };
+        }
+        is_free
+    }
+
+    /// Before the borrowing caller waits: whether it must also wait until the socket is writable.
+    pub(super) fn waits_for_output(&mut self) -> bool {
+        let for_output = self.writer == Writer::Blocked;
+        self.waiter = Waiter::Caller { for_output };
+        for_output
+    }
+
+    /// Takes the connection back from the caller.
+    pub(super) fn end_lending(&mut self) {
+        self.waiter = Waiter::Poller;
+    }
+
+    /// Whether a thread may begin to write; if so, the caller is the one.
+    pub(super) fn begin_writing(&mut self) -> bool {
+        let is_free = self.writer == Writer::Idle;
+        if is_free {
+            self.writer = Writer::Busy;
+        }
+        is_free
+    }
+
+    pub(super) fn end_writing(&mut self) {
+        self.writer = Writer::Idle;
+    }
+
+    pub(super) fn block_writing(&mut self) {
+        self.writer = Writer::Blocked;
+    }
+
+    /// The socket takes bytes again. False if nothing waited for it.
+    pub(super) fn writable(&mut self) -> bool {
+        let was_blocked = self.writer == Writer::Blocked;
+        if was_blocked {
+            self.writer = Writer::Idle;
+        }
+        was_blocked
+    }
+
+    pub(super) fn is_writing(&self) -> bool {
+        self.writer == Writer::Busy
+    }
+
+    /// Whether queued bytes would be taken along or must wait: nobody needs to begin to write.
+    pub(super) fn is_writer_idle(&self) -> bool {
+        self.writer == Writer::Idle
+    }
+
+    /// What the poller is to watch from now on, if that changes: before and after.
+    pub(super) fn watch_change(&mut self) -> Option<(Watch, Watch)> {
+        let is_lent_for_output = self.waiter == Waiter::Caller { for_output: true };
+        let wanted = Watch {
+            readable: self.waiter == Waiter::Poller,
+            writable: self.writer == Writer::Blocked && !is_lent_for_output,
+        };
+        let before = std::mem::replace(&mut self.watched, wanted);
+        (before != wanted).then_some((before, wanted))
+    }
+
+    pub(super) fn watched(&self) -> Watch {
+        self.watched
+    }
+}

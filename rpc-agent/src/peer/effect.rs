@@ -1,0 +1,113 @@
+//! What is to be done after an input, as values.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+
+use super::call::PendingCall;
+use super::connection::{ConnectionId, Watch};
+use super::outgoing::Batch;
+use super::request::Request;
+use crate::error::RpcError;
+
+/// One thing to be done. `P` completes a call, `S` is a socket.
+#[derive(Debug)]
+pub(crate) enum Effect<P, S> {
+    /// Write the batch, and report with [`Peer::written`](super::Peer::written). Nobody else writes meanwhile.
+    Send {
+        connection: ConnectionId,
+        socket: S,
+        batch: Batch,
+    },
+    /// Call [`Peer::flush`](super::Peer::flush) soon: more may leave with what is queued. `is_new`: unless that is
+    /// going to happen already.
+    SendSoon { is_new: bool },
+    /// A call has its result.
+    Complete {
+        call: PendingCall<P>,
+        result: Result<Bytes, RpcError>,
+    },
+    /// A request is to be run by a free thread.
+    Admit(Request),
+    /// Make an attempt to connect at this time, for the dial of this number.
+    Dial { dial: u64, at: Instant },
+    /// Close the socket, which the poller watches so.
+    Close { socket: S, watched: Watch },
+    /// The state of the connection has changed.
+    Notify(Notice),
+    /// An event that is only counted.
+    Count(Count),
+}
+
+/// A change that the program or the log is told of.
+#[derive(Debug)]
+pub(crate) enum Notice {
+    Connected {
+        address: SocketAddr,
+        is_reconnect: bool,
+    },
+    /// The peer ended its connection with a farewell.
+    Left { incarnation: Option<u64> },
+    /// The connection ended without one.
+    Lost {
+        cause: Arc<str>,
+        calls_failed: usize,
+    },
+    /// No connection could be made.
+    Unreachable {
+        cause: Arc<str>,
+        calls_failed: usize,
+    },
+}
+
+/// An event that is only counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Count {
+    /// An answer to a call that had ended.
+    LateAnswer,
+    /// A request that was refused before its function ran.
+    RequestRefused,
+    /// A request that arrived.
+    RequestReceived,
+}
+
+/// Effects in the order in which they are to be carried out. One, the usual case, takes no allocation.
+#[derive(Debug)]
+pub(crate) struct Effects<P, S> {
+    first: Option<Effect<P, S>>,
+    rest: VecDeque<Effect<P, S>>,
+}
+
+impl<P, S> Effects<P, S> {
+    pub(crate) const fn new() -> Self {
+        Self {
+            first: None,
+            rest: VecDeque::new(),
+        }
+    }
+
+    pub(crate) fn push(&mut self, effect: Effect<P, S>) {
+        if self.first.is_none() && self.rest.is_empty() {
+            self.first = Some(effect);
+        } else {
+            self.rest.push_back(effect);
+        }
+    }
+
+    pub(crate) fn pop(&mut self) -> Option<Effect<P, S>> {
+        self.first.take().or_else(|| self.rest.pop_front())
+    }
+}
+
+/// How a connection ended.
+#[derive(Debug)]
+pub(super) enum End {
+    /// With the peer's farewell.
+    Left,
+    /// Without.
+    Failed(io::Error),
+}

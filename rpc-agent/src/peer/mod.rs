@@ -1,0 +1,35 @@
+//! Everything that is decided about one other worker, as pure state machines.
+//!
+//! [`Peer`] is what an agent knows of one worker of its group: the connection to it, or the attempts to make one;
+//! the calls to it that have no answer; the requests from it that have not begun; what waits to be sent. Inputs are
+//! method calls, with the present as an argument; what is to be done is returned as [`Effect`]s. The machine is
+//! composed of smaller ones, each with its own tests: [`pair`] chooses among crossing connections, [`in_flight`] is
+//! the table of calls, [`incoming`] and [`outgoing`] are the two directions of the byte stream, [`connection`] says
+//! which thread reads and writes, [`admission`] which requests may begin.
+//!
+//! Knows no socket, clock, thread, lock or random source. `runtime` carries the effects out.
+
+mod admission;
+mod call;
+mod config;
+mod connection;
+mod effect;
+mod failure;
+mod in_flight;
+mod incoming;
+mod machine;
+mod outgoing;
+mod pair;
+mod request;
+#[cfg(all(test, not(shuttle)))]
+mod tests;
+
+pub(crate) use self::call::{NewCall, PendingCall};
+pub(crate) use self::config::{Config, Functions};
+pub(crate) use self::connection::{ConnectionId, ReadNext, Reads, Watch};
+pub(crate) use self::effect::{Count, Effect, Effects, Notice};
+pub(crate) use self::failure::Failure;
+pub(crate) use self::in_flight::CallId;
+pub(crate) use self::incoming::{Expects, Incoming, IncomingLimits, Message, Recipient};
+pub(crate) use self::machine::{AttemptFailure, Peer, Welcomed};
+pub(crate) use self::request::{FunctionId, ReplyRoute, Request};

@@ -1,0 +1,724 @@
+//! Two agents that know each other, their network, and what must always hold.
+//!
+//! Each step is one [`Event`]. Reading, writing and running a function take two events each, so that anything can come
+//! between their begin and their end.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io::{self, Write};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+
+use crate::error::{Outcome, RpcError};
+use crate::peer::connection::{ConnectionId, ReadNext, Reads, Watch};
+use crate::peer::effect::{Effect, Effects};
+use crate::peer::incoming::{Expects, Incoming, IncomingLimits, Message, Recipient};
+use crate::peer::machine::{AttemptFailure, Peer, Welcomed};
+use crate::peer::outgoing::{Batch, WriteProgress};
+use crate::peer::request::{FunctionId, Request};
+use crate::peer::{Config, NewCall};
+use crate::wire::{Frame, Hello, Refuse};
+use crate::worker::WorkerInfo;
+
+/// A call's number. Its payload is the number in decimal digits, and so is its answer.
+type Call = u32;
+
+/// A connection, by its place in the list.
+type WireId = usize;
+
+type Machine = Peer<Call, WireId>;
+
+/// The bytes that a socket takes before it blocks.
+const SOCKET_BYTES: usize = 96;
+
+/// One step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Event {
+    /// A side calls the other. `twice`: a test's fault sends the request twice.
+    Call {
+        side: usize,
+        twice: bool,
+    },
+    /// A scheduled attempt to connect is made.
+    Attempt {
+        side: usize,
+        at: usize,
+    },
+    /// The bytes of a handshake arrive.
+    Shake {
+        wire: WireId,
+        to: usize,
+    },
+    /// A thread takes the decoder.
+    BeginRead {
+        side: usize,
+        reads: bool,
+    },
+    /// It has read what had arrived.
+    EndRead {
+        side: usize,
+    },
+    /// A thread writes the batch that it was given.
+    Write {
+        side: usize,
+    },
+    /// The socket takes bytes again.
+    Writable {
+        side: usize,
+    },
+    /// What waits for more to leave with it is sent.
+    Flush {
+        side: usize,
+    },
+    /// A caller borrows the connection from the poller, and gives it back.
+    Lend {
+        side: usize,
+    },
+    EndLending {
+        side: usize,
+    },
+    /// A thread takes a request and runs it.
+    Begin {
+        side: usize,
+    },
+    /// The function returns.
+    Return {
+        side: usize,
+    },
+    /// The calls expire.
+    Expire {
+        side: usize,
+    },
+    /// The network breaks a connection; what was on its way is lost.
+    Break {
+        wire: WireId,
+    },
+    /// The process ends without a farewell and comes back.
+    Restart {
+        side: usize,
+    },
+    /// The agent shuts down in order.
+    ShutDown {
+        side: usize,
+    },
+    /// Another worker has taken the other side's id.
+    Replace {
+        side: usize,
+    },
+}
+
+impl Event {
+    /// Whether the network or a process fails. All else happens by itself, sooner or later.
+    pub(super) fn is_fault(self) -> bool {
+        matches!(
+            self,
+            Self::Expire { .. }
+                | Self::Break { .. }
+                | Self::Restart { .. }
+                | Self::ShutDown { .. }
+                | Self::Replace { .. }
+        )
+    }
+}
+
+/// How often what may still happen.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Budget {
+    pub(super) calls: [u32; 2],
+    pub(super) faults: u32,
+    pub(super) twice: bool,
+}
+
+pub(super) struct World {
+    sides: [Side; 2],
+    wires: Vec<Wire>,
+    budget: Budget,
+    calls: BTreeMap<Call, Record>,
+    now: Instant,
+}
+
+struct Side {
+    machine: Machine,
+    incarnation: u64,
+    attempts: Vec<u64>,
+    flushes: bool,
+    /// Batches that threads have been told to write: of the present connection, and of earlier ones.
+    writes: VecDeque<(ConnectionId, WireId, Batch)>,
+    reading: Option<(ConnectionId, Box<Incoming>)>,
+    /// The connection that a caller has borrowed, and whether it also waits until that is writable.
+    lent: Option<(ConnectionId, bool)>,
+    /// Requests that no thread has taken, and those that run.
+    admitted: VecDeque<Request>,
+    running: VecDeque<Request>,
+    is_shut_down: bool,
+    is_replaced: bool,
+}
+
+struct Wire {
+    dialer: usize,
+    dial: u64,
+    /// On their way to each side.
+    bytes: [VecDeque<u8>; 2],
+    is_closed: [bool; 2],
+    /// The network has broken it: each side will see the end in its own time.
+    is_broken: bool,
+    /// The decoder of each side's handshake; `None` once the machine has it.
+    shaking: [Option<Incoming>; 2],
+    /// What each side's poller watches.
+    watched: [Watch; 2],
+}
+
+#[derive(Debug, Default)]
+struct Record {
+    caller: usize,
+    /// Of the calling process. A call ends with its process.
+    incarnation: u64,
+    twice: bool,
+    executed: u32,
+    result: Option<Result<Bytes, RpcError>>,
+}
+
+impl World {
+    pub(super) fn new(budget: Budget) -> Self {
+        Self {
+            sides: [0, 1].map(|side| Side::new(side, 1)),
+            wires: Vec::new(),
+            budget,
+            calls: BTreeMap::new(),
+            now: Instant::now(),
+        }
+    }
+
+    /// What can happen next.
+    pub(super) fn events(&self) -> Vec<Event> {
+        let mut events = Vec::new();
+        for (side, it) in self.sides.iter().enumerate() {
+            if it.is_shut_down {
+                continue;
+            }
+            if self.budget.calls[side] > 0 {
+                events.push(Event::Call { side, twice: false });
+                if self.budget.twice {
+                    events.push(Event::Call { side, twice: true });
+                }
+            }
+            events.extend((0..it.attempts.len()).map(|at| Event::Attempt { side, at }));
+            if it.flushes {
+                events.push(Event::Flush { side });
+            }
+            if !it.writes.is_empty() {
+                events.push(Event::Write { side });
+            }
+            if !it.admitted.is_empty() {
+                events.push(Event::Begin { side });
+            }
+            if !it.running.is_empty() {
+                events.push(Event::Return { side });
+            }
+            if it.reading.is_some() {
+                events.push(Event::EndRead { side });
+            }
+            if let Some((_, &wire)) = it.machine.connection() {
+                let (wire, watched) = (&self.wires[wire], self.wires[wire].watched[side]);
+                let is_readable = !wire.bytes[side].is_empty() || wire.has_ended_for(side);
+                if is_readable && it.reading.is_none() {
+                    if watched.readable {
+                        events.push(Event::BeginRead { side, reads: false });
+                    }
+                    if it.lent.is_some() {
+                        events.push(Event::BeginRead { side, reads: true });
+                    }
+                }
+                let has_room = wire.bytes[1 - side].len() < SOCKET_BYTES;
+                let caller_waits = it.lent.is_some_and(|(_, for_output)| for_output);
+                if has_room && (watched.writable || caller_waits) {
+                    events.push(Event::Writable { side });
+                }
+                if it.lent.is_none() && it.machine.calls_in_flight() > 0 {
+                    events.push(Event::Lend { side });
+                }
+            }
+            if it.lent.is_some() {
+                events.push(Event::EndLending { side });
+            }
+            if self.budget.faults > 0 {
+                if it.machine.calls_in_flight() > 0 {
+                    events.push(Event::Expire { side });
+                }
+                events.push(Event::Restart { side });
+                events.push(Event::ShutDown { side });
+                if !it.is_replaced {
+                    events.push(Event::Replace { side });
+                }
+            }
+        }
+        for (wire, it) in self.wires.iter().enumerate() {
+            for to in 0..2 {
+                let has_news = !it.bytes[to].is_empty() || it.has_ended_for(to);
+                if it.shaking[to].is_some() && !it.is_closed[to] && has_news {
+                    events.push(Event::Shake { wire, to });
+                }
+            }
+            if self.budget.faults > 0 && !it.is_broken && it.is_closed == [false; 2] {
+                events.push(Event::Break { wire });
+            }
+        }
+        events
+    }
+
+    pub(super) fn step(&mut self, event: Event) {
+        if event.is_fault() {
+            self.budget.faults -= 1;
+        }
+        self.now += Duration::from_millis(1);
+        let now = self.now;
+        match event {
+            Event::Call { side, twice } => self.call(side, twice),
+            Event::Attempt { side, at } => {
+                let dial = self.sides[side].attempts.remove(at);
+                if self.input(side, |machine, _| machine.begin_attempt(dial, now)) {
+                    self.dial(side, dial);
+                }
+            }
+            Event::Shake { wire, to } if self.wires[wire].dialer == to => self.hear(wire, to),
+            Event::Shake { wire, to } => self.accept(wire, to),
+            Event::BeginRead { side, reads } => {
+                let reads = [Reads::ForPoller, Reads::ForCaller][usize::from(reads)];
+                let (connection, _) = self.sides[side].machine.connection().expect("connected");
+                let taken = self.input(side, |machine, _| machine.take_reader(connection, reads));
+                self.sides[side].reading = taken.map(|(decoder, _)| (connection, decoder));
+            }
+            Event::EndRead { side } => self.read(side),
+            Event::Write { side } => self.write(side),
+            Event::Writable { side } => {
+                let (connection, _) = self.sides[side].machine.connection().expect("connected");
+                self.input(side, |machine, effects| {
+                    machine.writable(connection, effects)
+                });
+                self.wait_on_loan(side);
+            }
+            Event::Flush { side } => {
+                self.sides[side].flushes = false;
+                self.input(side, Machine::flush);
+            }
+            Event::Lend { side } => {
+                let lent = self.input(side, |machine, _| machine.lend());
+                self.sides[side].lent = lent.map(|(connection, _)| (connection, false));
+                self.wait_on_loan(side);
+            }
+            Event::EndLending { side } => {
+                let (connection, _) = self.sides[side].lent.take().expect("lent");
+                self.input(side, |machine, _| machine.end_lending(connection));
+            }
+            Event::Begin { side } => {
+                let request = self.sides[side].admitted.pop_front().expect("admitted");
+                let begun = self.input(side, |machine, _| machine.begin_request(request));
+                if let Some(request) = begun {
+                    let call: Call = number(&request.payload);
+                    self.calls.get_mut(&call).expect("a call").executed += 1;
+                    self.sides[side].running.push_back(request);
+                }
+            }
+            Event::Return { side } => {
+                let request = self.sides[side].running.pop_front().expect("running");
+                self.input(side, |machine, effects| {
+                    machine.respond(request.route, Ok(request.payload), true, effects)
+                });
+            }
+            Event::Expire { side } => {
+                self.input(side, |machine, effects| machine.tick(u64::MAX - 1, effects));
+            }
+            Event::Break { wire } => {
+                self.wires[wire].is_broken = true;
+                self.wires[wire].bytes = [VecDeque::new(), VecDeque::new()];
+            }
+            Event::Restart { side } => {
+                for wire in &mut self.wires {
+                    wire.is_closed[side] = true;
+                    wire.shaking[side] = None;
+                    wire.bytes[side].clear();
+                }
+                let incarnation = self.sides[side].incarnation + 1;
+                self.sides[side] = Side::new(side, incarnation);
+            }
+            Event::ShutDown { side } => {
+                self.input(side, Machine::say_goodbye);
+                while !self.sides[side].writes.is_empty() {
+                    self.write(side);
+                }
+                self.input(side, Machine::end);
+                self.sides[side].is_shut_down = true;
+                for wire in 0..self.wires.len() {
+                    self.close(wire, side);
+                }
+            }
+            Event::Replace { side } => {
+                self.input(side, Machine::replaced);
+                self.sides[side].is_replaced = true;
+            }
+        }
+        self.check();
+    }
+
+    /// At rest nothing can happen but faults: every call of a living process has its result.
+    pub(super) fn check_at_rest(&self) {
+        for (call, record) in &self.calls {
+            let side = &self.sides[record.caller];
+            if side.incarnation == record.incarnation {
+                assert!(
+                    record.result.is_some(),
+                    "call {call} has no result: {record:?}"
+                );
+            }
+        }
+        // The pool of an agent that has shut down runs no requests.
+        for side in self.sides.iter().filter(|side| !side.is_shut_down) {
+            assert_eq!(side.machine.requests_queued(), 0);
+            assert_eq!(side.machine.calls_in_flight(), 0);
+        }
+        let used = [0, 1].map(|side| self.sides[side].machine.connection().map(|(_, wire)| *wire));
+        if let [Some(one), Some(other)] = used {
+            assert_eq!(one, other, "the two sides use different connections");
+        }
+    }
+
+    /// Whether all calls have succeeded.
+    pub(super) fn has_succeeded(&self) -> bool {
+        let mut records = self.calls.values();
+        records.all(|record| matches!(record.result, Some(Ok(_))))
+    }
+
+    /// What always holds.
+    fn check(&self) {
+        for (call, record) in &self.calls {
+            let most = if record.twice { 2 } else { 1 };
+            assert!(record.executed <= most, "call {call}: {record:?}");
+            match &record.result {
+                Some(Ok(answer)) => {
+                    assert_eq!(number(answer), *call);
+                    assert!(record.executed > 0, "call {call}: {record:?}");
+                }
+                Some(Err(error)) if error.outcome() == Outcome::NotExecuted => {
+                    assert_eq!(record.executed, 0, "call {call}: {record:?}");
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Gives an input to a side's machine, and carries out what follows.
+    fn input<R>(
+        &mut self,
+        side: usize,
+        input: impl FnOnce(&mut Machine, &mut Effects<Call, WireId>) -> R,
+    ) -> R {
+        let mut effects = Effects::new();
+        let it = &mut self.sides[side];
+        let result = input(&mut it.machine, &mut effects);
+        if let Some((wire, before, after)) = it.machine.watch_change() {
+            assert_eq!(self.wires[wire].watched[side], before);
+            self.wires[wire].watched[side] = after;
+        }
+        while let Some(effect) = effects.pop() {
+            let it = &mut self.sides[side];
+            match effect {
+                Effect::Send {
+                    connection,
+                    socket,
+                    batch,
+                } => {
+                    let writers = it.writes.iter().filter(|(of, ..)| *of == connection);
+                    assert_eq!(writers.count(), 0, "two threads write one connection");
+                    it.writes.push_back((connection, socket, batch));
+                }
+                Effect::SendSoon { .. } => it.flushes = true,
+                Effect::Complete { call, result } => {
+                    let record = self.calls.get_mut(&call.promise).expect("a call");
+                    assert!(record.result.is_none(), "call {} ended twice", call.promise);
+                    record.result = Some(result);
+                }
+                Effect::Admit(request) => it.admitted.push_back(request),
+                Effect::Dial { dial, .. } => it.attempts.push(dial),
+                Effect::Close { socket, .. } => self.close(socket, side),
+                Effect::Notify(_) | Effect::Count(_) => {}
+            }
+        }
+        result
+    }
+
+    fn call(&mut self, side: usize, twice: bool) {
+        self.budget.calls[side] -= 1;
+        let call = self.calls.len() as Call;
+        let record = Record {
+            caller: side,
+            incarnation: self.sides[side].incarnation,
+            twice,
+            ..Record::default()
+        };
+        self.calls.insert(call, record);
+        let now = self.now;
+        let new = NewCall {
+            promise: call,
+            function: "f",
+            started_at: now,
+            timeout: Some(Duration::from_secs(1)),
+            deadline_ms: Some(1),
+            is_repeated: twice,
+        };
+        let payload = Bytes::from(call.to_string());
+        self.input(side, |machine, effects| {
+            if !twice {
+                return machine.call(new, payload, false, now, effects);
+            }
+            if let Some(id) = machine.expect(new, payload.len(), effects) {
+                for _ in 0..2 {
+                    machine.send(id, payload.clone(), None, false, now, effects);
+                }
+            }
+        });
+    }
+
+    /// The borrowing caller waits again.
+    fn wait_on_loan(&mut self, side: usize) {
+        if let Some((connection, _)) = self.sides[side].lent {
+            let for_output = self.input(side, |machine, _| machine.waits_for_output(connection));
+            self.sides[side].lent = for_output.map(|for_output| (connection, for_output));
+        }
+    }
+
+    fn dial(&mut self, side: usize, dial: u64) {
+        let now = self.now;
+        let other = &self.sides[1 - side];
+        if other.is_shut_down {
+            let failure = AttemptFailure::Hopeless {
+                cause: "refused".into(),
+                is_dead: true,
+            };
+            self.input(side, |machine, effects| {
+                machine.attempt_failed(dial, failure, now, effects);
+            });
+            return;
+        }
+        let wanted = other.incarnation;
+        let Some(hello) = self.input(side, |machine, _| machine.hello(dial, wanted)) else {
+            return;
+        };
+        let mut bytes = [VecDeque::new(), VecDeque::new()];
+        let mut encoded = Vec::new();
+        Frame::Hello(hello).encode(&mut encoded);
+        bytes[1 - side].extend(encoded);
+        let mut shaking = [None, None];
+        let limits = IncomingLimits::default();
+        shaking[side] = Some(Incoming::new(Expects::WelcomeOrRefuse, limits));
+        shaking[1 - side] = Some(Incoming::new(Expects::Hello, limits));
+        self.wires.push(Wire {
+            dialer: side,
+            dial,
+            bytes,
+            is_closed: [false; 2],
+            is_broken: false,
+            shaking,
+            watched: [Watch::default(); 2],
+        });
+    }
+
+    /// The acceptor's side of a handshake.
+    fn accept(&mut self, wire: WireId, side: usize) {
+        let mut decoder = self.wires[wire].shaking[side].take().expect("a handshake");
+        let Some(Message::Hello(hello)) = self.receive(wire, side, &mut decoder).pop() else {
+            return self.close(wire, side);
+        };
+        let answer = |world: &mut Self, hello: &Hello| {
+            decoder.open();
+            let connection = (wire, address());
+            world.input(side, |machine, effects| {
+                machine.accept(hello, connection, decoder, effects)
+            })
+        };
+        if let Err((reason, links)) = answer(self, &hello) {
+            let mut encoded = Vec::new();
+            let text = String::new();
+            Frame::Refuse(Refuse {
+                reason,
+                links,
+                text,
+            })
+            .encode(&mut encoded);
+            if !self.wires[wire].has_ended_for(side) {
+                self.wires[wire].bytes[1 - side].extend(encoded);
+            }
+            self.close(wire, side);
+        }
+    }
+
+    /// The dialer's side of a handshake.
+    fn hear(&mut self, wire: WireId, side: usize) {
+        let (now, dial) = (self.now, self.wires[wire].dial);
+        let mut decoder = self.wires[wire].shaking[side].take().expect("a handshake");
+        let mut messages = self.receive(wire, side, &mut decoder);
+        let first = (!messages.is_empty()).then(|| messages.remove(0));
+        match first {
+            Some(Message::Welcome(welcome)) => {
+                let connection = (wire, address());
+                let welcomed = self.input(side, |machine, effects| {
+                    machine.welcomed(dial, &welcome, connection, decoder, messages, now, effects)
+                });
+                if welcomed != Welcomed::Established {
+                    self.close(wire, side);
+                }
+            }
+            Some(Message::Refuse(refuse)) => {
+                self.input(side, |machine, effects| {
+                    machine.refused(dial, &refuse, now, effects);
+                });
+                self.close(wire, side);
+            }
+            _ => {
+                let failure = AttemptFailure::Again("no welcome".into());
+                self.input(side, |machine, effects| {
+                    machine.attempt_failed(dial, failure, now, effects);
+                });
+                self.close(wire, side);
+            }
+        }
+    }
+
+    fn read(&mut self, side: usize) {
+        let now = self.now;
+        let (connection, mut decoder) = self.sides[side].reading.take().expect("reading");
+        let wire = match self.sides[side].machine.connection() {
+            Some((current, wire)) if current == connection => *wire,
+            // It has ended meanwhile.
+            _ => return,
+        };
+        let messages = self.receive(wire, side, &mut decoder);
+        let has_ended = self.wires[wire].has_ended_for(side);
+        let again = self.input(side, |machine, effects| {
+            if !machine.received(connection, messages, true, now, effects) {
+                return None;
+            }
+            if has_ended {
+                let error = io::Error::from(io::ErrorKind::UnexpectedEof);
+                machine.connection_lost(connection, error, effects);
+                return None;
+            }
+            match machine.give_back_reader(connection, decoder, true) {
+                ReadNext::Again { decoder, .. } => Some(decoder),
+                ReadNext::Stop => None,
+            }
+        });
+        self.sides[side].reading = again.map(|decoder| (connection, decoder));
+    }
+
+    /// Writes as much as the socket takes.
+    fn write(&mut self, side: usize) {
+        let (connection, wire, mut batch) = self.sides[side].writes.pop_front().expect("a batch");
+        let it = &mut self.wires[wire];
+        let result = if it.is_closed[side] || it.has_ended_for(side) {
+            Err(io::Error::from(io::ErrorKind::BrokenPipe))
+        } else {
+            batch.write_to(&mut Socket(&mut it.bytes[1 - side]))
+        };
+        let is_blocked = matches!(result, Ok(WriteProgress::Blocked));
+        assert!(!is_blocked || it.bytes[1 - side].len() == SOCKET_BYTES);
+        self.input(side, |machine, effects| {
+            machine.written(connection, batch, result, effects);
+        });
+    }
+
+    /// All messages in the bytes that have arrived.
+    fn receive(&mut self, wire: WireId, side: usize, decoder: &mut Incoming) -> Vec<Message> {
+        let mut bytes: Vec<u8> = self.wires[wire].bytes[side].drain(..).collect();
+        let mut inbox = Inbox(Vec::new());
+        while !bytes.is_empty() {
+            let (buffer, bytes_max) = decoder.spare();
+            buffer.extend(bytes.drain(..bytes_max.min(bytes.len())));
+            decoder.received(&mut inbox).expect("well-formed");
+        }
+        inbox.0
+    }
+
+    fn close(&mut self, wire: WireId, side: usize) {
+        let it = &mut self.wires[wire];
+        it.is_closed[side] = true;
+        it.shaking[side] = None;
+        it.bytes[side].clear();
+    }
+}
+
+impl Wire {
+    fn has_ended_for(&self, side: usize) -> bool {
+        self.is_broken || self.is_closed[1 - side]
+    }
+}
+
+impl Side {
+    fn new(side: usize, incarnation: u64) -> Self {
+        let worker = |side: usize| WorkerInfo::new(&format!("w{side}"), side as u32).unwrap();
+        let function = [(Arc::from("f"), FunctionId(0))];
+        let config = Config {
+            me: worker(side),
+            incarnation,
+            message_bytes_max: 1 << 20,
+            backlog_bytes_max: 1 << 20,
+            requests_queued_max: 100,
+            // Each event takes 1 ms.
+            connect_timeout: Duration::from_millis(60),
+            functions: function.into_iter().collect(),
+        };
+        Self {
+            machine: Peer::new(Arc::new(config), worker(1 - side)),
+            incarnation,
+            attempts: Vec::new(),
+            flushes: false,
+            writes: VecDeque::new(),
+            reading: None,
+            lent: None,
+            admitted: VecDeque::new(),
+            running: VecDeque::new(),
+            is_shut_down: false,
+            is_replaced: false,
+        }
+    }
+}
+
+/// Takes bytes up to a limit.
+struct Socket<'a>(&'a mut VecDeque<u8>);
+
+impl Write for Socket<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let room = SOCKET_BYTES.saturating_sub(self.0.len());
+        if room == 0 {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let count = room.min(bytes.len());
+        self.0.extend(&bytes[..count]);
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+struct Inbox(Vec<Message>);
+
+impl Recipient for Inbox {
+    fn wants_response(&mut self, _: u64) -> bool {
+        true
+    }
+
+    fn take(&mut self, message: Message) {
+        self.0.push(message);
+    }
+}
+
+fn address() -> SocketAddr {
+    (Ipv4Addr::LOCALHOST, 1).into()
+}
+
+fn number(payload: &Bytes) -> Call {
+    std::str::from_utf8(payload).unwrap().parse().unwrap()
+}

@@ -1,0 +1,171 @@
+//! Makes calls: finds the worker, makes the future, sends the request.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use c10d_socket::Deadline;
+
+use super::driver::Driver;
+use super::entry::PeerEntry;
+use super::sender::Sender;
+use crate::directory::Directory;
+use crate::error::RpcError;
+use crate::future::{Executor, FutureMessage, Hint, Promise, RpcFuture};
+use crate::peer::NewCall;
+use crate::worker::Destination;
+
+/// Stands for no timeout.
+const NONE_MS: u64 = u64::MAX;
+
+/// How long a call may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum CallTimeout {
+    /// As long as the agent's own timeout says.
+    #[default]
+    OfAgent,
+    /// So long; `None` for no limit.
+    Own(Option<Duration>),
+}
+
+/// Makes calls on behalf of an agent.
+pub(crate) struct Caller {
+    pub(super) driver: Arc<Driver>,
+    directory: Arc<Directory>,
+    executor: Arc<dyn Executor>,
+    sender: Arc<dyn Sender>,
+    /// Whether workers may leave: then the list of members says whose a name or an id is.
+    is_dynamic_group: bool,
+    timeout_ms: AtomicU64,
+}
+
+impl Caller {
+    pub(super) fn new(
+        driver: &Arc<Driver>,
+        directory: &Arc<Directory>,
+        executor: Arc<dyn Executor>,
+        sender: Arc<dyn Sender>,
+        is_dynamic_group: bool,
+        timeout: Option<Duration>,
+    ) -> Self {
+        Self {
+            driver: Arc::clone(driver),
+            directory: Arc::clone(directory),
+            executor,
+            sender,
+            is_dynamic_group,
+            timeout_ms: AtomicU64::new(to_ms(timeout)),
+        }
+    }
+
+    /// How long a call may take that has no timeout of its own; `None` for no limit.
+    pub(crate) fn timeout(&self) -> Option<Duration> {
+        match self.timeout_ms.load(Ordering::Relaxed) {
+            NONE_MS => None,
+            ms => Some(Duration::from_millis(ms)),
+        }
+    }
+
+    pub(crate) fn set_timeout(&self, timeout: Option<Duration>) {
+        self.timeout_ms.store(to_ms(timeout), Ordering::Relaxed);
+    }
+
+    /// Makes a call.
+    pub(crate) fn call(
+        &self,
+        to: Destination<'_>,
+        function: &str,
+        payload: Bytes,
+        timeout: CallTimeout,
+    ) -> FutureMessage {
+        match self.find(to) {
+            Ok(peer) => self.call_peer(&peer, function, payload, timeout),
+            Err(error) => self.failed(error),
+        }
+    }
+
+    /// Makes a call to a worker that was found.
+    pub(super) fn call_peer(
+        &self,
+        peer: &Arc<PeerEntry>,
+        function: &str,
+        payload: Bytes,
+        timeout: CallTimeout,
+    ) -> FutureMessage {
+        let driver = &self.driver;
+        let (promise, future) = self.promise_driven_by(peer.hint());
+        let timeout = match timeout {
+            CallTimeout::OfAgent => self.timeout(),
+            CallTimeout::Own(timeout) => timeout,
+        };
+        let started_at = Instant::now();
+        driver.metrics.call_started(&peer.metrics);
+        driver.activity.begin_call();
+        let call = NewCall {
+            promise,
+            function,
+            started_at,
+            timeout,
+            deadline_ms: driver.clock.deadline_ms(started_at, timeout),
+            is_repeated: false,
+        };
+        self.sender.request(peer, call, payload);
+        future
+    }
+
+    /// A future that has failed.
+    pub(super) fn failed(&self, error: RpcError) -> FutureMessage {
+        let (promise, future) = self.promise();
+        promise.complete(Err(error));
+        future
+    }
+
+    /// A pending future whose callbacks run on the agent's threads.
+    pub(crate) fn promise<T: Clone + Send + 'static>(&self) -> (Promise<T>, RpcFuture<T>) {
+        self.promise_driven_by(Hint::NONE)
+    }
+
+    /// The worker that a call is for. Blocks in a dynamic group, for one request to the store, if it is not known.
+    pub(crate) fn find(&self, to: Destination<'_>) -> Result<Arc<PeerEntry>, RpcError> {
+        let driver = &self.driver;
+        let known = match &to {
+            to if self.is_dynamic_group => {
+                let worker = self.directory.find(to);
+                worker.map(|worker| driver.peer_of(worker))
+            }
+            Destination::Id(id) => driver.peers.get(*id),
+            Destination::Info(info) => driver
+                .peers
+                .get(info.id.get())
+                .filter(|peer| peer.info == **info),
+            Destination::Name(name) => driver.peers.named(name),
+        };
+        if let Some(peer) = known {
+            return Ok(peer);
+        }
+        let once = Deadline::at(driver.clock.start());
+        match self.directory.find_or_wait(&to, once) {
+            Ok(Some(worker)) => Ok(driver.peer_of(worker)),
+            Ok(None) => Err(driver.no_such_worker(&to)),
+            Err(error) => {
+                log::warn!("{}: {error}", driver.me());
+                Err(driver.no_such_worker(&to))
+            }
+        }
+    }
+
+    fn promise_driven_by<T: Clone + Send + 'static>(
+        &self,
+        hint: Hint,
+    ) -> (Promise<T>, RpcFuture<T>) {
+        RpcFuture::with_executor(Some(Arc::clone(&self.executor)), hint)
+    }
+}
+
+/// Rounded up, so that a short time does not become none at all.
+fn to_ms(timeout: Option<Duration>) -> u64 {
+    timeout.map_or(NONE_MS, |timeout| {
+        u64::try_from(timeout.as_nanos().div_ceil(1_000_000)).unwrap_or(NONE_MS)
+    })
+}

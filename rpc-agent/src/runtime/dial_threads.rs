@@ -1,0 +1,140 @@
+//! The threads that make connections, and which peers are due when.
+//!
+//! Looking up a name, connecting and the handshake may each take seconds, so they happen on threads of their own:
+//! `rpc-dial-1` and so on, started when they are needed, ended when idle. What an attempt does is `dialer`'s.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use super::entry::PeerEntry;
+
+/// More attempts at a time than this wait for each other.
+const THREADS_MAX: usize = 8;
+
+/// A thread that had nothing to do for this long ends.
+const IDLE_MAX: Duration = Duration::from_secs(5);
+
+/// Makes one attempt to connect. Does not panic.
+pub(super) trait Attempt: Send + Sync {
+    fn attempt(&self, peer: &Arc<PeerEntry>, dial: u64);
+}
+
+/// The attempts that are scheduled, and the threads that make them.
+#[derive(Default)]
+pub(crate) struct DialThreads {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// `None` before the start and after the end: then nothing is scheduled.
+    attempts: Option<Arc<dyn Attempt>>,
+    /// By time, then in order of scheduling.
+    due: BTreeMap<(Instant, u64), (Arc<PeerEntry>, u64)>,
+    scheduled: u64,
+    threads: usize,
+    idle: usize,
+    handles: Vec<JoinHandle<()>>,
+    threads_started: u64,
+}
+
+impl DialThreads {
+    /// Starts no thread yet.
+    pub(super) fn start(&self, attempts: Arc<dyn Attempt>) {
+        self.lock().attempts = Some(attempts);
+    }
+
+    /// Has an attempt made at this time, for the dial of this number.
+    pub(super) fn schedule(self: &Arc<Self>, at: Instant, peer: &Arc<PeerEntry>, dial: u64) {
+        let mut state = self.lock();
+        if state.attempts.is_none() {
+            return;
+        }
+        state.scheduled += 1;
+        let order = state.scheduled;
+        state.due.insert((at, order), (Arc::clone(peer), dial));
+        self.call_thread(state);
+    }
+
+    /// Ends the threads and joins them: within the time of two attempts.
+    pub(super) fn stop(&self) {
+        let mut state = self.lock();
+        let attempts = state.attempts.take();
+        let due = std::mem::take(&mut state.due);
+        let handles = std::mem::take(&mut state.handles);
+        drop(state);
+        drop((attempts, due));
+        self.changed.notify_all();
+        for handle in handles {
+            if handle.thread().id() != thread::current().id() && handle.join().is_err() {
+                log::error!("a thread that connects panicked");
+            }
+        }
+    }
+
+    /// Makes sure that a thread comes for what is due next.
+    fn call_thread(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
+        if state.idle > 0 || state.threads == THREADS_MAX {
+            drop(state);
+            self.changed.notify_one();
+            return;
+        }
+        state.threads_started += 1;
+        let threads = Arc::clone(self);
+        // Under the lock, so that `stop` finds every thread that lives.
+        let spawned = thread::Builder::new()
+            .name(format!("rpc-dial-{}", state.threads_started))
+            .spawn(move || threads.run());
+        match spawned {
+            Ok(handle) => {
+                state.threads += 1;
+                state.handles.retain(|handle| !handle.is_finished());
+                state.handles.push(handle);
+            }
+            Err(error) => log::error!("cannot start a thread that connects: {error}"),
+        }
+    }
+
+    fn run(self: &Arc<Self>) {
+        let mut state = self.lock();
+        while let Some(attempts) = state.attempts.clone() {
+            let now = Instant::now();
+            let first = state.due.first_key_value().map(|((at, _), _)| *at);
+            if first.is_some_and(|at| at <= now) {
+                let Some((_, (peer, dial))) = state.due.pop_first() else {
+                    continue;
+                };
+                // This thread may be away for seconds.
+                if state.due.is_empty() {
+                    drop(state);
+                } else {
+                    self.call_thread(state);
+                }
+                attempts.attempt(&peer, dial);
+                drop((peer, attempts));
+                state = self.lock();
+                continue;
+            }
+            drop(attempts);
+            let pause = first.map_or(IDLE_MAX, |at| at - now);
+            state.idle += 1;
+            let (after, timeout) = self
+                .changed
+                .wait_timeout(state, pause)
+                .unwrap_or_else(PoisonError::into_inner);
+            state = after;
+            state.idle -= 1;
+            if timeout.timed_out() && state.due.is_empty() {
+                break;
+            }
+        }
+        state.threads -= 1;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,396 @@
+//! Locks a peer's state machine, gives it an input, unlocks it, and carries out what follows.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use bytes::Bytes;
+
+use super::activity::Activity;
+use super::clock::Clock;
+use super::dial_threads::DialThreads;
+use super::entry::{Core, CoreEffects, PeerEntry, State};
+use super::gathered::Gathered;
+use super::listeners::Listeners;
+use super::sockets::Sockets;
+use super::stage::Stage;
+use super::table::PeerTable;
+use crate::error::RpcError;
+use crate::future::{Promise, contained};
+use crate::metrics::Metrics;
+use crate::peer::{Config, ConnectionId, Count, Effect, Effects, Notice, PendingCall, Request};
+use crate::pool::{Callback, Pool};
+use crate::worker::{Destination, WorkerInfo};
+
+/// A request to be run by the pool, and the peer that sent it.
+#[derive(Debug)]
+pub(crate) struct Served {
+    pub(crate) peer: Arc<PeerEntry>,
+    pub(crate) request: Request,
+}
+
+/// Carries out the effects of all peers of an agent.
+pub(crate) struct Driver {
+    pub(crate) config: Arc<Config>,
+    pub(crate) clock: Clock,
+    pub(crate) stage: Stage,
+    pub(crate) peers: PeerTable,
+    pub(crate) sockets: Sockets,
+    pub(crate) pool: Arc<Pool<Served>>,
+    pub(crate) metrics: Metrics,
+    pub(crate) activity: Arc<Activity>,
+    pub(crate) listeners: Listeners,
+    pub(super) dials: Arc<DialThreads>,
+    gathered: Gathered,
+    /// Requests of all peers that have not begun.
+    requests_queued: AtomicUsize,
+}
+
+impl Driver {
+    pub(crate) fn new(
+        config: Config,
+        sockets: Sockets,
+        pool: Arc<Pool<Served>>,
+        workers: impl IntoIterator<Item = WorkerInfo>,
+        now: Instant,
+    ) -> Self {
+        let config = Arc::new(config);
+        Self {
+            peers: PeerTable::new(&config, workers),
+            clock: Clock::new(now),
+            stage: Stage::default(),
+            sockets,
+            pool,
+            metrics: Metrics::default(),
+            activity: Arc::default(),
+            listeners: Listeners::default(),
+            dials: Arc::default(),
+            gathered: Gathered::default(),
+            requests_queued: AtomicUsize::new(0),
+            config,
+        }
+    }
+
+    /// This agent's own worker.
+    pub(crate) fn me(&self) -> &WorkerInfo {
+        &self.config.me
+    }
+
+    /// Gives an input to a peer's machine, and carries out what follows. The requests that may run go to the pool.
+    pub(super) fn step<R>(
+        &self,
+        peer: &Arc<PeerEntry>,
+        input: impl FnOnce(&mut Core, &mut CoreEffects) -> R,
+    ) -> R {
+        let mut admitted = Vec::new();
+        let result = self.step_into(peer, &mut admitted, input);
+        if !admitted.is_empty() {
+            self.pool.submit(admitted);
+        }
+        result
+    }
+
+    /// [`Driver::step`], but the requests that may run go to `admitted`.
+    pub(super) fn step_into<R>(
+        &self,
+        peer: &Arc<PeerEntry>,
+        admitted: &mut impl Extend<Served>,
+        input: impl FnOnce(&mut Core, &mut CoreEffects) -> R,
+    ) -> R {
+        let mut effects = Effects::new();
+        let result = self.input(peer, &mut effects, input);
+        self.carry_out(peer, effects, admitted);
+        result
+    }
+
+    /// Before a caller to whom the connection is lent waits for the socket: whether it also waits until that is
+    /// writable, and for which deadline of a call at most. `None` when it must not wait: the connection has ended, or
+    /// another thread is expiring calls. One of them may be the caller's own, and nothing that comes on the connection
+    /// reports that.
+    pub(super) fn begin_lent_wait(
+        &self,
+        peer: &PeerEntry,
+        connection: ConnectionId,
+    ) -> Option<(bool, Option<u64>)> {
+        self.locked(peer, |state| {
+            if state.expiring > 0 {
+                return None;
+            }
+            let for_output = state.core.waits_for_output(connection)?;
+            Some((for_output, state.core.next_deadline_ms()))
+        })
+    }
+
+    /// Fails the calls to a peer whose deadline has passed; returns the next deadline.
+    pub(super) fn expire(&self, peer: &Arc<PeerEntry>, now_ms: u64) -> Option<u64> {
+        let mut effects = Effects::new();
+        let next = {
+            let mut state = peer.lock();
+            let next = state.core.next_deadline_ms();
+            if next.is_none_or(|next| next > now_ms) {
+                return next;
+            }
+            state.core.tick(now_ms, &mut effects);
+            state.expiring += 1;
+            state.core.next_deadline_ms()
+        };
+        self.carry_out(peer, effects, &mut Vec::new());
+        peer.lock().expiring -= 1;
+        next
+    }
+
+    /// The peer of a worker that is known to exist. A worker of another name that had its id loses its connection.
+    pub(super) fn peer_of(&self, worker: WorkerInfo) -> Arc<PeerEntry> {
+        let (peer, replaced) = self.peers.place(worker);
+        if let Some(replaced) = replaced {
+            self.step(&replaced, Core::replaced);
+        }
+        peer
+    }
+
+    /// A thread is about to run a request. `None` when that must wait until the peer has read some of its answers.
+    pub(crate) fn begin_request(&self, served: Served) -> Option<(Arc<PeerEntry>, Request)> {
+        let Served { peer, request } = served;
+        let request = self.step(&peer, |core, _| core.begin_request(request))?;
+        Some((peer, request))
+    }
+
+    /// Refuses a request that no thread can run.
+    pub(crate) fn refuse_request(&self, served: &Served, reason: Arc<str>) {
+        let is_pool_thread = self.pool.is_own_thread();
+        self.step(&served.peer, |core, effects| {
+            core.refuse_admitted(served.request.route, reason, is_pool_thread, effects);
+        });
+    }
+
+    /// The error of a call to a worker that is not in the group.
+    pub(super) fn no_such_worker(&self, to: &Destination<'_>) -> RpcError {
+        let wanted = match to {
+            Destination::Id(id) => format!("id {id}"),
+            Destination::Name(name) => format!("name {name}"),
+            Destination::Info(info) => format!("name {}", info.name),
+        };
+        RpcError::NoSuchWorker {
+            me: Box::new(self.me().clone()),
+            wanted: wanted.into(),
+        }
+    }
+
+    /// Sends what waits for more to leave with it.
+    pub(crate) fn flush(&self) {
+        loop {
+            let peers = self.gathered.take();
+            if peers.is_empty() {
+                return;
+            }
+            for peer in peers {
+                self.step(&peer, Core::flush);
+            }
+        }
+    }
+
+    /// Whether something waits for more to leave with it.
+    pub(crate) fn has_gathered(&self) -> bool {
+        self.gathered.is_filled()
+    }
+
+    /// Whether a thread outside of the pool has gathered something since this was asked last.
+    pub(crate) fn take_outsiders(&self) -> bool {
+        self.gathered.take_outsiders()
+    }
+
+    /// Completes a call that has its result.
+    pub(super) fn complete(
+        &self,
+        peer: &PeerEntry,
+        promise: &Promise<Bytes>,
+        started_at: Instant,
+        result: Result<Bytes, RpcError>,
+    ) {
+        match &result {
+            Ok(_) => {
+                let latency = started_at.elapsed();
+                self.metrics.call_succeeded(&peer.metrics, latency);
+            }
+            Err(error) => {
+                self.metrics.call_failed(&peer.metrics, error);
+                log::debug!("{}: {error}", self.me());
+            }
+        }
+        promise.complete(result);
+        // Callbacks of the future count as activity by now.
+        self.activity.end();
+    }
+
+    /// Hands a callback to the pool, which runs it at once when it has stopped.
+    pub(super) fn call_back(&self, callback: Callback) {
+        self.activity.begin();
+        let activity = Arc::clone(&self.activity);
+        self.pool.call_back(Box::new(move || {
+            callback();
+            activity.end();
+        }));
+    }
+
+    /// Runs a job on a thread of the pool; after the agent's end it is dropped.
+    pub(super) fn spawn(&self, job: Callback) {
+        self.activity.begin();
+        let activity = Arc::clone(&self.activity);
+        let counted: Callback = Box::new(move || {
+            job();
+            activity.end();
+        });
+        if let Err(counted) = self.pool.queue_callback(counted) {
+            drop(counted);
+            self.activity.end();
+        }
+    }
+
+    fn input<R>(
+        &self,
+        peer: &PeerEntry,
+        effects: &mut CoreEffects,
+        input: impl FnOnce(&mut Core, &mut CoreEffects) -> R,
+    ) -> R {
+        self.locked(peer, |state| input(&mut state.core, effects))
+    }
+
+    /// Runs `change` under the peer's lock, and what has to be done with each change before others see it.
+    fn locked<R>(&self, peer: &PeerEntry, change: impl FnOnce(&mut State) -> R) -> R {
+        let mut state = peer.lock();
+        let queued_before = state.core.requests_queued();
+        let result = change(&mut state);
+        let queued = state.core.requests_queued();
+        if let Some((socket, before, after)) = state.core.watch_change()
+            && let Err(error) = self.sockets.watch(&socket, before, after)
+        {
+            // Without events the connection is of no use: shut down, it reports an error to the next thread that reads.
+            log::error!("{}: cannot watch a connection: {error}", self.me());
+            let _ = socket.stream.shutdown(std::net::Shutdown::Both);
+        }
+        peer.stepped(&mut state);
+        drop(state);
+        self.count_queued(queued_before, queued);
+        result
+    }
+
+    fn count_queued(&self, before: usize, after: usize) {
+        if after > before {
+            let added = after - before;
+            let queued = self.requests_queued.fetch_add(added, Ordering::Relaxed);
+            self.metrics.handler_queue_seen(queued + added);
+        } else if after < before {
+            self.requests_queued
+                .fetch_sub(before - after, Ordering::Relaxed);
+        }
+    }
+
+    fn carry_out(
+        &self,
+        peer: &Arc<PeerEntry>,
+        mut effects: CoreEffects,
+        admitted: &mut impl Extend<Served>,
+    ) {
+        while let Some(effect) = effects.pop() {
+            match effect {
+                Effect::Send {
+                    connection,
+                    socket,
+                    mut batch,
+                } => {
+                    let before = batch.sent_bytes();
+                    let result = batch.write_to(&mut &socket.stream);
+                    self.metrics
+                        .sent(&peer.metrics, batch.sent_bytes() - before);
+                    self.input(peer, &mut effects, |core, effects| {
+                        core.written(connection, batch, result, effects);
+                    });
+                }
+                Effect::SendSoon { is_new } => self.gather(peer, is_new),
+                Effect::Complete { call, result } => {
+                    let PendingCall {
+                        promise,
+                        started_at,
+                        ..
+                    } = call;
+                    self.complete(peer, &promise, started_at, result);
+                }
+                Effect::Admit(request) => admitted.extend([Served {
+                    peer: Arc::clone(peer),
+                    request,
+                }]),
+                Effect::Dial { dial, at } => self.dials.schedule(at, peer, dial),
+                Effect::Close { socket, watched } => self.sockets.release(&socket, watched),
+                Effect::Notify(notice) => self.notify(peer, notice),
+                Effect::Count(Count::LateAnswer) => self.metrics.late_response(),
+                Effect::Count(Count::RequestRefused) => self.metrics.request_refused(),
+                Effect::Count(Count::RequestReceived) => self.metrics.requests_received(1),
+            }
+        }
+    }
+
+    /// A thread of the pool flushes before it sleeps; the standby thread does if that takes long.
+    fn gather(&self, peer: &Arc<PeerEntry>, is_new: bool) {
+        if is_new {
+            self.gathered.push(peer);
+        }
+        if !self.pool.is_own_thread() {
+            self.gathered.note_outsider();
+        }
+        if !self.pool.is_watched() {
+            self.flush();
+        }
+    }
+
+    fn notify(&self, peer: &Arc<PeerEntry>, notice: Notice) {
+        let (me, info) = (self.me(), &peer.info);
+        match notice {
+            Notice::Connected {
+                address,
+                is_reconnect,
+            } => {
+                log::debug!("{me}: connected to {info} at {address}");
+                self.metrics.connection_opened(is_reconnect);
+            }
+            Notice::Left { incarnation } => {
+                for callback in self.listeners.left() {
+                    let info = info.clone();
+                    self.call_back(Box::new(move || {
+                        contained("the callback of `on_peer_left`", || {
+                            callback(&info, incarnation);
+                        });
+                    }));
+                }
+            }
+            Notice::Lost {
+                cause,
+                calls_failed,
+            } => {
+                self.metrics.connection_lost();
+                if self.stage.is_running() {
+                    log::warn!("{me}: {info}: {cause}; {calls_failed} calls fail");
+                }
+                for callback in self.listeners.lost() {
+                    let (info, cause) = (info.clone(), Arc::clone(&cause));
+                    self.call_back(Box::new(move || {
+                        contained("the callback of `on_peer_lost`", || callback(&info, &cause));
+                    }));
+                }
+            }
+            Notice::Unreachable {
+                cause,
+                calls_failed,
+            } => {
+                log::warn!("{me}: cannot connect to {info}: {cause}; {calls_failed} calls fail");
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for Driver {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Driver")
+            .field("me", self.me())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,110 @@
+//! A worker as the shell keeps it: its state machine behind a lock, its counters, its place in the group.
+
+use std::fmt;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use bytes::Bytes;
+use c10d_socket::Deadline;
+
+use super::socket::Socket;
+use crate::future::{Hint, Promise};
+use crate::metrics::PeerMetrics;
+use crate::peer::{Config, Effects, Peer};
+use crate::worker::WorkerInfo;
+
+pub(crate) type Core = Peer<Promise<Bytes>, Arc<Socket>>;
+
+pub(crate) type CoreEffects = Effects<Promise<Bytes>, Arc<Socket>>;
+
+/// A worker of the group, the agent's own included.
+pub(crate) struct PeerEntry {
+    pub(crate) info: WorkerInfo,
+    pub(crate) is_self: bool,
+    /// How many workers had this id before: futures of calls to them must not be taken for this one's.
+    pub(super) predecessors: u32,
+    pub(crate) metrics: PeerMetrics,
+    state: Mutex<State>,
+    /// No thread writes any more.
+    written: Condvar,
+}
+
+/// What a peer's lock guards.
+pub(super) struct State {
+    pub(super) core: Core,
+    /// Threads that have taken expired calls out and have not completed all of them yet.
+    pub(super) expiring: usize,
+    is_write_awaited: bool,
+}
+
+impl PeerEntry {
+    pub(super) fn new(config: &Arc<Config>, info: WorkerInfo, predecessors: u32) -> Self {
+        Self {
+            is_self: info.id == config.me.id,
+            predecessors,
+            metrics: PeerMetrics::default(),
+            state: Mutex::new(State {
+                core: Peer::new(Arc::clone(config), info.clone()),
+                expiring: 0,
+                is_write_awaited: false,
+            }),
+            written: Condvar::new(),
+            info,
+        }
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        // A panic under this lock is a defect of this crate. The state is still better than no state at all.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Blocks until no thread writes to this worker, or the deadline.
+    pub(super) fn wait_written(&self, deadline: Deadline) {
+        let mut state = self.lock();
+        while state.core.is_writing()
+            && let Some(left) = deadline.remaining(Instant::now())
+            && !left.is_zero()
+        {
+            state.is_write_awaited = true;
+            let waited = self.written.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// To be called after each step, with the lock.
+    pub(super) fn stepped(&self, state: &mut State) {
+        if state.is_write_awaited && !state.core.is_writing() {
+            state.is_write_awaited = false;
+            self.written.notify_all();
+        }
+    }
+
+    /// By which the future of a call to this worker is driven.
+    pub(super) fn hint(&self) -> Hint {
+        if self.is_self {
+            return Hint::NONE;
+        }
+        Hint(u64::from(self.predecessors) << 32 | u64::from(self.info.id.get()))
+    }
+
+    /// The incarnation of the process at the other end of the last connection.
+    pub(crate) fn incarnation(&self) -> Option<u64> {
+        self.lock().core.peer_incarnation()
+    }
+
+    pub(super) fn calls_in_flight(&self) -> usize {
+        self.lock().core.calls_in_flight()
+    }
+
+    pub(super) fn is_connected(&self) -> bool {
+        self.lock().core.is_connected()
+    }
+}
+
+impl fmt::Debug for PeerEntry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PeerEntry")
+            .field("info", &self.info)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,50 @@
+//! The agent as its futures see it: it runs their callbacks, and helps a thread that waits for one.
+
+use std::sync::{Arc, Weak};
+
+use c10d_socket::Deadline;
+
+use super::driver::Driver;
+use super::reader::read_while_waiting;
+use crate::future::{Executor, Hint, Job};
+
+/// Does not keep the agent alive: a future may outlive it.
+pub(super) struct FutureDriver(Weak<Driver>);
+
+impl FutureDriver {
+    pub(super) fn executor(driver: &Arc<Driver>) -> Arc<dyn Executor> {
+        Arc::new(Self(Arc::downgrade(driver)))
+    }
+}
+
+impl Executor for FutureDriver {
+    fn execute(&self, job: Job) {
+        match self.0.upgrade() {
+            Some(driver) => driver.call_back(job),
+            None => job(),
+        }
+    }
+
+    fn drive(
+        &self,
+        is_complete: &dyn Fn() -> bool,
+        deadline: Deadline,
+        hint: Hint,
+        block: &mut dyn FnMut(),
+    ) {
+        let Some(driver) = self.0.upgrade() else {
+            return block();
+        };
+        driver.flush();
+        let _waiting = driver.pool.enter_wait();
+        // The low half is the id.
+        let id = (hint.0 & u64::from(u32::MAX)) as u32;
+        let peer = driver.peers.get(id);
+        if let Some(peer) = peer.filter(|peer| peer.hint() == hint && !peer.is_self) {
+            read_while_waiting(&driver, &peer, is_complete, deadline);
+        }
+        if !is_complete() {
+            block();
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! Peers with something unsent that waits for more to leave with it.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::entry::PeerEntry;
+
+/// Which peers are to be flushed by the next thread that is about to sleep.
+#[derive(Debug, Default)]
+pub(super) struct Gathered {
+    peers: Mutex<Vec<Arc<PeerEntry>>>,
+    is_filled: AtomicBool,
+    /// A thread outside of the pool has gathered something.
+    has_outsiders: AtomicBool,
+}
+
+impl Gathered {
+    pub(super) fn push(&self, peer: &Arc<PeerEntry>) {
+        let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        peers.push(Arc::clone(peer));
+        drop(peers);
+        self.is_filled.store(true, Ordering::SeqCst);
+    }
+
+    /// A thread that does not flush by itself has gathered something: the standby thread must stay awake.
+    pub(super) fn note_outsider(&self) {
+        if !self.has_outsiders.load(Ordering::Relaxed) {
+            self.has_outsiders.store(true, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn take_outsiders(&self) -> bool {
+        self.has_outsiders.swap(false, Ordering::Relaxed)
+    }
+
+    pub(super) fn is_filled(&self) -> bool {
+        self.is_filled.load(Ordering::SeqCst)
+    }
+
+    /// Takes all peers out; empty when there are none.
+    pub(super) fn take(&self) -> Vec<Arc<PeerEntry>> {
+        if !self.is_filled() || !self.is_filled.swap(false, Ordering::SeqCst) {
+            return Vec::new();
+        }
+        std::mem::take(&mut *self.peers.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}

@@ -1,0 +1,326 @@
+//! The parts of a running agent, and how they end.
+
+use std::io;
+use std::net::TcpListener;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use c10d_socket::{Deadline, SocketOptions};
+use c10d_store::Store;
+use mio::Poll;
+
+use super::caller::Caller;
+use super::dialer::Dialer;
+use super::driver::{Driver, Served};
+use super::entry::Core;
+use super::faulty_sender::FaultySender;
+use super::future_driver::FutureDriver;
+use super::poller::Poller;
+use super::retrier::Retrier;
+use super::sender::{DirectSender, Sender};
+use super::shutdown_turn::ShutdownTurn;
+use super::sockets::Sockets;
+use crate::directory::Directory;
+use crate::fault::FaultPlan;
+use crate::future::{Job, contained};
+use crate::metrics::{Gauges, MetricsSnapshot};
+use crate::peer::{Config, IncomingLimits};
+use crate::pool::{Pool, Work};
+use crate::sync::Monitor;
+use crate::termination::{Activity, Termination, TerminationError};
+use crate::timer::TimerThread;
+use crate::worker::WorkerInfo;
+
+/// How long the end of an agent waits for a thread that is writing to a connection. None of them blocks.
+const FAREWELL_MAX: Duration = Duration::from_secs(1);
+
+/// The thread of delayed jobs.
+const TIMER_THREAD: &str = "rpc-timer";
+
+/// What an agent is made of.
+pub(crate) struct Parts {
+    pub(crate) config: Config,
+    pub(crate) directory: Directory,
+    /// Kept open for as long as the agent: it may host the server that the others use.
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) pool: Arc<Pool<Served>>,
+    pub(crate) poll: Poll,
+    pub(crate) sockets: Sockets,
+    pub(crate) listeners: Vec<TcpListener>,
+    pub(crate) socket_options: SocketOptions,
+    pub(crate) timeout: Option<Duration>,
+    /// Whether workers may join and leave the group.
+    pub(crate) is_dynamic_group: bool,
+    pub(crate) faults: Option<FaultPlan>,
+    /// Of the jitter of retries.
+    pub(crate) seed: u64,
+}
+
+/// A running agent, without the functions that it serves.
+pub(crate) struct Runtime {
+    pub(crate) driver: Arc<Driver>,
+    pub(crate) caller: Arc<Caller>,
+    pub(crate) retries: Arc<Retrier>,
+    pub(crate) sender: Arc<dyn Sender>,
+    timer: Arc<TimerThread<Job>>,
+    directory: Arc<Directory>,
+    _store: Arc<dyn Store>,
+    is_dynamic_group: bool,
+    /// How often the group was joined for its end.
+    joins: AtomicU64,
+    shutdown_turn: ShutdownTurn,
+    /// A thread is ending the agent in order.
+    is_ending: Monitor<bool>,
+    ended: Mutex<Vec<Job>>,
+}
+
+impl Runtime {
+    /// Puts the parts together. No thread runs yet.
+    pub(crate) fn new(parts: Parts) -> io::Result<(Arc<Self>, Poller)> {
+        let limits = IncomingLimits {
+            message_bytes_max: parts.config.message_bytes_max,
+            ..IncomingLimits::default()
+        };
+        let directory = Arc::new(parts.directory);
+        let me = parts.config.me.clone();
+        let workers = directory.workers().into_iter().chain([me]);
+        let driver = Arc::new(Driver::new(
+            parts.config,
+            parts.sockets,
+            parts.pool,
+            workers,
+            Instant::now(),
+        ));
+        let poller = Poller::new(
+            &driver,
+            parts.poll,
+            parts.listeners,
+            parts.socket_options.clone(),
+            limits,
+            parts.is_dynamic_group,
+        )?;
+        let timer = Arc::new(TimerThread::new(TIMER_THREAD));
+        let direct = DirectSender::new(&driver);
+        let sender: Arc<dyn Sender> = match parts.faults {
+            None => Arc::new(direct),
+            Some(plan) => Arc::new(FaultySender {
+                inner: direct,
+                plan,
+                timer: Arc::clone(&timer),
+            }),
+        };
+        let caller = Arc::new(Caller::new(
+            &driver,
+            &directory,
+            FutureDriver::executor(&driver),
+            Arc::clone(&sender),
+            parts.is_dynamic_group,
+            parts.timeout,
+        ));
+        driver.dials.start(Arc::new(Dialer {
+            driver: Arc::clone(&driver),
+            directory: Arc::clone(&directory),
+            socket_options: parts.socket_options,
+            limits,
+            is_dynamic_group: parts.is_dynamic_group,
+        }));
+        let runtime = Self {
+            retries: Retrier::new(&caller, parts.seed),
+            driver,
+            caller,
+            sender,
+            timer,
+            directory,
+            _store: parts.store,
+            is_dynamic_group: parts.is_dynamic_group,
+            joins: AtomicU64::new(0),
+            shutdown_turn: ShutdownTurn::default(),
+            is_ending: Monitor::default(),
+            ended: Mutex::default(),
+        };
+        Ok((Arc::new(runtime), poller))
+    }
+
+    /// Starts the threads; `work` is done by those of the pool. After an error [`Runtime::stop`] ends what was started.
+    pub(crate) fn start(&self, work: Arc<dyn Work<Served>>) -> io::Result<()> {
+        self.retries.start()?;
+        self.timer.start(|job: Job| job())?;
+        self.driver.pool.start(work)
+    }
+
+    /// Runs a job on a thread of the pool at `at`, unless the agent has ended by then.
+    pub(crate) fn spawn_at(&self, at: Instant, job: Job) {
+        let driver = Arc::clone(&self.driver);
+        // What comes back is dropped, without a lock.
+        let _ = self.timer.schedule(at, Box::new(move || driver.spawn(job)));
+    }
+
+    /// Runs a job on a thread of the pool; after the agent's end it is dropped.
+    pub(crate) fn spawn(&self, job: Job) {
+        self.driver.spawn(job);
+    }
+
+    /// Runs a callback when the agent has ended; one that comes too late is dropped.
+    pub(crate) fn on_end(&self, callback: Job) {
+        let mut callbacks = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        // Under the lock: the thread that ends the agent takes the callbacks after that.
+        if !self.driver.stage.is_stopped() {
+            callbacks.push(callback);
+        }
+    }
+
+    /// Whether the caller is to end the agent: once, and not when it has ended. Waits while another thread does.
+    pub(crate) fn begin_ending(&self, deadline: Deadline) -> Result<bool, TerminationError> {
+        let began = Instant::now();
+        let is_running = || self.driver.stage.is_running();
+        if is_running() && self.driver.pool.is_own_thread() {
+            return Err(self.busy(began.elapsed()));
+        }
+        let mut is_ending = self.is_ending.lock();
+        while *is_ending && is_running() {
+            let has_passed;
+            (is_ending, has_passed) = self.is_ending.wait_until(is_ending, deadline);
+            if has_passed && is_running() {
+                drop(is_ending);
+                return Err(self.busy(began.elapsed()));
+            }
+        }
+        *is_ending = true;
+        Ok(is_running())
+    }
+
+    /// Leaves the group in order: with all others, or alone if its members come and go.
+    pub(crate) fn leave(&self, deadline: Deadline) -> Result<(), TerminationError> {
+        if !self.is_dynamic_group {
+            return self.join(deadline);
+        }
+        let began = Instant::now();
+        if !self.driver.activity.wait_idle(deadline) {
+            return Err(self.busy(began.elapsed()));
+        }
+        self.directory.leave(deadline)?;
+        Ok(())
+    }
+
+    /// Waits until no call is outstanding anywhere in the group. A join that failed is continued by the next one: the
+    /// others wait in the same round.
+    pub(crate) fn join(&self, deadline: Deadline) -> Result<(), TerminationError> {
+        let began = Instant::now();
+        let Some(stopped) = self.shutdown_turn.begin(deadline) else {
+            return Err(self.busy(began.elapsed()));
+        };
+        let begun = match stopped {
+            Some(termination) => Ok(termination),
+            None => self.directory.clone_store(deadline).map(|store| {
+                let generation = self.joins.fetch_add(1, Ordering::SeqCst);
+                let workers = self.directory.workers();
+                Termination::new(store, generation, self.driver.me().clone(), workers)
+            }),
+        };
+        let mut termination = match begun {
+            Ok(termination) => termination,
+            Err(error) => {
+                self.shutdown_turn.end(None);
+                return Err(error.into());
+            }
+        };
+        let result = termination.run(self, deadline);
+        self.shutdown_turn
+            .end(result.is_err().then_some(termination));
+        result
+    }
+
+    pub(crate) fn metrics(&self) -> MetricsSnapshot {
+        let driver = &self.driver;
+        let pool = driver.pool.gauges();
+        let gauges = Gauges {
+            handler_queue_len: pool.queued,
+            threads: pool.threads,
+            threads_idle: pool.idle,
+            threads_waiting: pool.waiting,
+            retry_queue_len: self.retries.waiting(),
+        };
+        let peers = driver.peers.all();
+        let peers = peers
+            .iter()
+            .map(|peer| peer.metrics.snapshot(peer.info.clone()));
+        driver.metrics.snapshot(gauges, peers.collect())
+    }
+
+    /// Ends everything, once; a second caller waits for nothing.
+    pub(crate) fn stop(&self) {
+        let driver = &self.driver;
+        if !driver.stage.begin_stop() {
+            return;
+        }
+        driver.activity.end_waits();
+        // A thread that waits for its turn to end the agent need not wait any longer. Locked, so that it sleeps
+        // already, or has seen the stage.
+        drop(self.is_ending.lock());
+        self.is_ending.notify_all();
+        self.retries.stop();
+        drop(self.timer.stop());
+        // Before the dials have ended, which can take a moment: no call has to wait for that.
+        driver.peers.close();
+        self.end_connections();
+        driver.dials.stop();
+        driver.pool.stop();
+        driver.stage.end_stop();
+        // What a function or a callback that was still running began.
+        self.end_connections();
+        self.retries.stop();
+        let ended = std::mem::take(&mut *self.ended.lock().unwrap_or_else(PoisonError::into_inner));
+        for callback in ended {
+            contained("the callback of `on_end`", callback);
+        }
+    }
+
+    /// Says goodbye to all peers, and fails the calls to them.
+    fn end_connections(&self) {
+        for peer in self.driver.peers.all() {
+            self.driver.step(&peer, Core::say_goodbye);
+            // A thread that is writing takes the farewell along, if it is given the time to.
+            peer.wait_written(Deadline::after(Instant::now(), FAREWELL_MAX));
+            self.driver.step(&peer, Core::end);
+        }
+    }
+
+    fn busy(&self, elapsed: Duration) -> TerminationError {
+        TerminationError::Busy {
+            me: Box::new(self.driver.me().clone()),
+            round: 0,
+            calls_out: self.calls_out(),
+            elapsed,
+        }
+    }
+}
+
+impl Activity for Runtime {
+    fn wait_idle(&self, by: Deadline) -> bool {
+        self.driver.activity.wait_idle(by)
+    }
+
+    fn calls_started(&self) -> u64 {
+        self.driver.activity.calls_started()
+    }
+
+    fn calls_out(&self) -> usize {
+        let peers = self.driver.peers.all();
+        peers.iter().map(|peer| peer.calls_in_flight()).sum()
+    }
+
+    fn is_interrupted(&self) -> bool {
+        !self.driver.stage.is_running()
+    }
+
+    fn dead(&self) -> Vec<WorkerInfo> {
+        let now = Instant::now();
+        let mut peers = self.driver.peers.all();
+        peers.retain(|peer| {
+            self.driver
+                .step(peer, |core, effects| core.is_known_dead(now, effects))
+        });
+        peers.iter().map(|peer| peer.info.clone()).collect()
+    }
+}

@@ -1,0 +1,45 @@
+//! The shell around the peers' state machines: threads, sockets and locks.
+//!
+//! Each file here is one part: [`driver`] locks a peer's machine, gives it an input, unlocks it, and carries out what
+//! follows; [`poller`] waits for all sockets; [`acceptor`] and [`dialer`] make connections; [`reader`] reads them;
+//! [`caller`] makes calls and [`retrier`] repeats them; [`lifecycle`] ends everything. What each one needs it holds;
+//! nothing holds everything.
+//!
+//! Decides nothing about calls, requests and connections: that is `peer`. Knows neither the registered functions nor
+//! the public API, which are `agent`.
+//!
+//! # Locks
+//!
+//! A thread holds at most one lock of this crate at a time, with two exceptions, both without a wait: under a peer's
+//! lock the poller is told what to watch (`epoll_ctl`), so that two changes cannot cross; and the pool starts a thread
+//! under its own lock, so that its end finds every thread. No lock is held while a socket is read or written, or while
+//! a function or a callback runs.
+
+mod acceptor;
+mod activity;
+mod caller;
+mod clock;
+mod dial_threads;
+mod dialer;
+mod driver;
+mod entry;
+mod faulty_sender;
+mod future_driver;
+mod gathered;
+mod lifecycle;
+mod listeners;
+mod poller;
+mod reader;
+mod retrier;
+mod sender;
+mod shutdown_turn;
+mod socket;
+mod sockets;
+mod stage;
+mod table;
+
+pub(crate) use self::caller::CallTimeout;
+pub(crate) use self::driver::Served;
+pub(crate) use self::lifecycle::{Parts, Runtime};
+pub(crate) use self::poller::Poller;
+pub(crate) use self::sender::ReplyTo;

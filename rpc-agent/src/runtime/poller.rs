@@ -1,0 +1,195 @@
+//! Waits for all sockets of an agent at once, and has the ready ones read, written and accepted.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use c10d_socket::SocketOptions;
+use mio::{Events, Poll};
+
+use super::acceptor::Acceptor;
+use super::driver::{Driver, Served};
+use super::entry::PeerEntry;
+use super::reader::{self, ReadEnd};
+use super::sockets::{Owner, Sockets, WAKER};
+use crate::peer::{ConnectionId, IncomingLimits, Reads};
+
+const EVENTS_MAX: usize = 256;
+
+/// The pause before accepting is tried again after it failed, as when there are too many open files.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// One thread of the pool has it at a time.
+pub(crate) struct Poller {
+    driver: Arc<Driver>,
+    poll: Poll,
+    events: Events,
+    listeners: HashMap<usize, TcpListener>,
+    acceptor: Acceptor,
+    /// Connections of which more can be read at once.
+    more: VecDeque<(Arc<PeerEntry>, ConnectionId)>,
+    /// Accepting failed, and is tried again then.
+    accept_again_at: Option<Instant>,
+}
+
+impl Poller {
+    /// The system's poller, and the handle by which other threads use it.
+    pub(crate) fn open() -> io::Result<(Poll, Sockets)> {
+        let poll = Poll::new()?;
+        let sockets = Sockets::new(poll.registry().try_clone()?)?;
+        Ok((poll, sockets))
+    }
+
+    /// `poll` is the one that the driver's sockets were opened with; the listeners must be non-blocking.
+    pub(crate) fn new(
+        driver: &Arc<Driver>,
+        poll: Poll,
+        listeners: Vec<TcpListener>,
+        socket_options: SocketOptions,
+        limits: IncomingLimits,
+        is_dynamic_group: bool,
+    ) -> io::Result<Self> {
+        let mut by_token = HashMap::new();
+        for listener in listeners {
+            by_token.insert(driver.sockets.listen(&listener)?, listener);
+        }
+        let acceptor = Acceptor::new(Arc::clone(driver), socket_options, limits, is_dynamic_group);
+        Ok(Self {
+            driver: Arc::clone(driver),
+            poll,
+            events: Events::with_capacity(EVENTS_MAX),
+            listeners: by_token,
+            acceptor,
+            more: VecDeque::new(),
+            accept_again_at: None,
+        })
+    }
+
+    /// Waits for the sockets and the earliest deadline, once, and handles what is ready. Requests that may run go to
+    /// `admitted`.
+    pub(crate) fn poll(&mut self, admitted: &mut VecDeque<Served>) {
+        let driver = Arc::clone(&self.driver);
+        let call_ms = driver.sockets.begin_wait();
+        let timeout = self.timeout(call_ms, Instant::now());
+        let polled = self.poll.poll(&mut self.events, timeout);
+        driver.sockets.end_wait();
+        if let Err(error) = polled
+            && error.kind() != io::ErrorKind::Interrupted
+        {
+            log::error!("{}: cannot poll: {error}", driver.me());
+            // Not to spin: what fails now will fail again.
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let mut accepts = self.accept_again_at.is_some();
+        let mut handshakes = Vec::new();
+        let earlier = std::mem::take(&mut self.more);
+        for event in &self.events {
+            if event.token() == WAKER {
+                continue;
+            }
+            match driver.sockets.owner(event.token().0) {
+                Some(Owner::Peer(peer)) => {
+                    let more = on_event(&driver, &peer, event, admitted);
+                    self.more.extend(more.map(|connection| (peer, connection)));
+                }
+                Some(Owner::Handshake) => handshakes.push(event.token().0),
+                Some(Owner::Listener) => accepts = true,
+                // Closed while its event was on its way.
+                None => {}
+            }
+        }
+        // Those that had more last time come after the others.
+        for (peer, connection) in earlier {
+            let end = reader::read(&driver, &peer, connection, Reads::ForPoller, admitted);
+            if end == ReadEnd::More {
+                self.more.push_back((peer, connection));
+            }
+        }
+        for token in handshakes {
+            self.acceptor.readable(token, admitted);
+        }
+        let now = Instant::now();
+        if accepts {
+            self.accept(now);
+        }
+        self.acceptor.expire(now);
+        let now_ms = driver.clock.ms_of(now);
+        if driver.sockets.take_due(now_ms) {
+            let peers = driver.peers.all();
+            let next = peers.iter().filter_map(|peer| driver.expire(peer, now_ms));
+            if let Some(next) = next.min() {
+                driver.sockets.expect_at(next);
+            }
+        }
+    }
+
+    fn timeout(&self, call_ms: Option<u64>, now: Instant) -> Option<Duration> {
+        if !self.more.is_empty() {
+            return Some(Duration::ZERO);
+        }
+        let call = call_ms.and_then(|ms| self.driver.clock.at_ms(ms).instant());
+        [call, self.acceptor.next_deadline(), self.accept_again_at]
+            .into_iter()
+            .flatten()
+            .min()
+            .map(|at| at.saturating_duration_since(now))
+    }
+
+    fn accept(&mut self, now: Instant) {
+        self.accept_again_at = None;
+        for listener in self.listeners.values() {
+            loop {
+                match listener.accept() {
+                    Ok((stream, _)) => self.acceptor.accept(stream, now),
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                    Err(error)
+                        if matches!(
+                            error.kind(),
+                            io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted
+                        ) => {}
+                    Err(error) => {
+                        log::warn!(
+                            "{}: cannot accept a connection: {error}; trying again in {ACCEPT_PAUSE:?}",
+                            self.driver.me()
+                        );
+                        self.accept_again_at = Some(now + ACCEPT_PAUSE);
+                        break;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Has a peer's connection written and read. Returns it when there is more to read.
+fn on_event(
+    driver: &Driver,
+    peer: &Arc<PeerEntry>,
+    event: &mio::event::Event,
+    admitted: &mut VecDeque<Served>,
+) -> Option<ConnectionId> {
+    let connection = {
+        let mut state = peer.lock();
+        let (connection, socket) = state.core.connection()?;
+        if socket.token != event.token().0 {
+            // An event of an earlier connection.
+            return None;
+        }
+        if event.is_read_closed() || event.is_error() {
+            state.core.read_closed(connection);
+        }
+        connection
+    };
+    if event.is_writable() || event.is_error() {
+        driver.step_into(peer, admitted, |core, effects| {
+            core.writable(connection, effects);
+        });
+    }
+    if !(event.is_readable() || event.is_read_closed() || event.is_error()) {
+        return None;
+    }
+    let end = reader::read(driver, peer, connection, Reads::ForPoller, admitted);
+    (end == ReadEnd::More).then_some(connection)
+}

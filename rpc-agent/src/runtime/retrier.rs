@@ -1,0 +1,186 @@
+//! Calls with retries: makes each attempt, and has it repeated on the retry thread.
+//!
+//! What follows from a failure is decided by [`RetryState`]; the attempts to come are held by [`RetryThread`].
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use bytes::Bytes;
+
+use super::caller::{CallTimeout, Caller};
+use super::entry::PeerEntry;
+use crate::error::{CallSite, NotSent, RpcError};
+use crate::future::{FutureMessage, Promise};
+use crate::retry::{RetryGroup, RetryMembership, RetryOptions, RetryState, RetryThread, Verdict};
+use crate::worker::{Destination, WorkerId};
+
+/// Makes calls with retries on behalf of an agent.
+pub(crate) struct Retrier {
+    caller: Arc<Caller>,
+    /// The attempts that are not due yet.
+    attempts: RetryThread<Box<Retried>>,
+    /// Of the next call's jitter.
+    next_seed: AtomicU64,
+}
+
+/// A call with retries that has no result yet.
+struct Retried {
+    peer: Arc<PeerEntry>,
+    function: Arc<str>,
+    payload: Bytes,
+    promise: Promise<Bytes>,
+    state: RetryState,
+    /// `None`: in no group, so never abandoned.
+    membership: Option<RetryMembership>,
+}
+
+impl Retrier {
+    /// Starts no thread yet. `seed` is that of the jitter.
+    pub(super) fn new(caller: &Arc<Caller>, seed: u64) -> Arc<Self> {
+        Arc::new(Self {
+            caller: Arc::clone(caller),
+            attempts: RetryThread::new(),
+            next_seed: AtomicU64::new(seed),
+        })
+    }
+
+    pub(super) fn start(self: &Arc<Self>) -> io::Result<()> {
+        let this = Arc::clone(self);
+        self.attempts.start(move |call| {
+            this.caller.driver.metrics.retry_sent();
+            this.attempt(call);
+        })
+    }
+
+    /// Makes a call until it succeeds.
+    pub(crate) fn call(
+        self: &Arc<Self>,
+        to: Destination<'_>,
+        function: &str,
+        payload: Bytes,
+        options: &RetryOptions,
+    ) -> FutureMessage {
+        let caller = &self.caller;
+        let policy = match options.checked() {
+            Ok(policy) => policy,
+            Err(error) => return caller.failed(RpcError::RetryOptions(error)),
+        };
+        let peer = match caller.find(to) {
+            Ok(peer) => peer,
+            Err(error) => return caller.failed(error),
+        };
+        let (promise, future) = caller.promise();
+        caller.driver.activity.begin();
+        let seed = self.next_seed.fetch_add(1, Ordering::Relaxed);
+        self.attempt(Box::new(Retried {
+            membership: options
+                .group()
+                .map(|group| RetryMembership::new(group, peer.info.id)),
+            peer,
+            function: function.into(),
+            payload,
+            promise,
+            state: RetryState::new(policy, Instant::now(), seed),
+        }));
+        future
+    }
+
+    /// Ends the calls of the group to a worker: those that wait for their next attempt now, the others when the present
+    /// attempt has failed.
+    pub(crate) fn abandon(&self, group: &RetryGroup, worker: WorkerId) {
+        group.abandon(worker);
+        self.end_abandoned();
+    }
+
+    /// How many attempts wait for their time.
+    pub(super) fn waiting(&self) -> usize {
+        self.attempts.len()
+    }
+
+    /// Ends the thread, and fails the calls that wait for their next attempt.
+    pub(super) fn stop(&self) {
+        for call in self.attempts.stop() {
+            self.end_by_shutdown(*call);
+        }
+    }
+
+    fn attempt(self: &Arc<Self>, mut call: Box<Retried>) {
+        let timeout = call.state.begin_attempt();
+        let attempt = self.caller.call_peer(
+            &call.peer,
+            &call.function,
+            call.payload.clone(),
+            CallTimeout::Own(timeout),
+        );
+        let this = Arc::clone(self);
+        attempt.on_complete(move |result| this.after_attempt(call, result));
+    }
+
+    fn after_attempt(&self, mut call: Box<Retried>, result: &Result<Bytes, RpcError>) {
+        let driver = &self.caller.driver;
+        let error = match result {
+            Ok(payload) => return self.end(*call, Ok(payload.clone())),
+            Err(error) => error,
+        };
+        let (me, attempts) = (driver.me(), call.state.attempts());
+        log::debug!("{me}: Send try {attempts} failed: {error}");
+        match call.state.on_failure(error, Instant::now()) {
+            Verdict::GiveUp(error) => self.end(*call, Err(error)),
+            Verdict::Again { .. } if call.is_abandoned() => {
+                let error = call.state.abandoned(error.clone());
+                self.end(*call, Err(error));
+            }
+            Verdict::Again { at } => {
+                let membership = call.membership.clone();
+                if let Err(call) = self.attempts.schedule(at, call) {
+                    self.end_by_shutdown(*call);
+                } else if membership.is_some_and(|membership| membership.is_abandoned()) {
+                    // Abandoned just now, before this attempt could be found.
+                    self.end_abandoned();
+                }
+            }
+        }
+    }
+
+    fn end_abandoned(&self) {
+        for call in self.attempts.take_where(|call| call.is_abandoned()) {
+            let last = RpcError::NotSent {
+                call: call.site(),
+                cause: NotSent::Connect("the worker was abandoned".into()),
+            };
+            let error = call.state.abandoned(last);
+            self.end(*call, Err(error));
+        }
+    }
+
+    /// The agent ends before the next attempt.
+    fn end_by_shutdown(&self, call: Retried) {
+        let error = call.state.shut_down(call.site());
+        self.end(call, Err(error));
+    }
+
+    fn end(&self, call: Retried, result: Result<Bytes, RpcError>) {
+        let driver = &self.caller.driver;
+        if matches!(result, Err(RpcError::RetriesExhausted { .. })) {
+            driver.metrics.retries_exhausted();
+        }
+        call.promise.complete(result);
+        driver.activity.end();
+    }
+}
+
+impl Retried {
+    fn is_abandoned(&self) -> bool {
+        let membership = self.membership.as_ref();
+        membership.is_some_and(RetryMembership::is_abandoned)
+    }
+
+    fn site(&self) -> Box<CallSite> {
+        Box::new(CallSite {
+            to: self.peer.info.clone(),
+            function: Arc::clone(&self.function),
+        })
+    }
+}

@@ -1,0 +1,168 @@
+//! The sockets of an agent as all threads may use them while one thread polls.
+
+use std::io;
+use std::net::TcpListener;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use mio::net::TcpStream;
+use mio::unix::SourceFd;
+use mio::{Interest, Token, Waker};
+use slab::Slab;
+
+use super::entry::PeerEntry;
+use super::socket::Socket;
+use crate::peer::Watch;
+
+pub(super) const WAKER: Token = Token(usize::MAX);
+
+/// No deadline at all.
+const NEVER: u64 = u64::MAX;
+
+/// Registers sockets with the poller, and wakes it.
+pub(crate) struct Sockets {
+    registry: mio::Registry,
+    waker: Waker,
+    owners: Mutex<Slab<Owner>>,
+    /// The earliest deadline of a call, in milliseconds of the agent's clock, or an earlier time.
+    next_deadline_ms: AtomicU64,
+    /// The poller waits, for that deadline at most.
+    is_waiting: AtomicBool,
+}
+
+/// What a token stands for.
+#[derive(Debug, Clone)]
+pub(super) enum Owner {
+    Listener,
+    /// An accepted connection that has not completed the handshake.
+    Handshake,
+    Peer(Arc<PeerEntry>),
+}
+
+impl Sockets {
+    pub(super) fn new(registry: mio::Registry) -> io::Result<Self> {
+        Ok(Self {
+            waker: Waker::new(&registry, WAKER)?,
+            registry,
+            owners: Mutex::default(),
+            next_deadline_ms: AtomicU64::new(NEVER),
+            is_waiting: AtomicBool::new(false),
+        })
+    }
+
+    /// Registers a listener, and returns its token.
+    pub(super) fn listen(&self, listener: &TcpListener) -> io::Result<usize> {
+        let token = self.lock_owners().insert(Owner::Listener);
+        let fd = listener.as_raw_fd();
+        self.registry
+            .register(&mut SourceFd(&fd), Token(token), Interest::READABLE)?;
+        Ok(token)
+    }
+
+    /// Ends a wait of the poller.
+    pub(crate) fn wake(&self) {
+        if let Err(error) = self.waker.wake() {
+            log::error!("cannot wake the poller: {error}");
+        }
+    }
+
+    /// A call expires at this time: the poller will not sleep beyond.
+    pub(super) fn expect_at(&self, deadline_ms: u64) {
+        if deadline_ms >= self.next_deadline_ms.load(Ordering::SeqCst) {
+            return;
+        }
+        let before = self
+            .next_deadline_ms
+            .fetch_min(deadline_ms, Ordering::SeqCst);
+        if deadline_ms < before && self.is_waiting.load(Ordering::SeqCst) {
+            self.wake();
+        }
+    }
+
+    /// Says that the poller is about to wait, and for which deadline at most.
+    pub(super) fn begin_wait(&self) -> Option<u64> {
+        self.is_waiting.store(true, Ordering::SeqCst);
+        let deadline_ms = self.next_deadline_ms.load(Ordering::SeqCst);
+        (deadline_ms != NEVER).then_some(deadline_ms)
+    }
+
+    pub(super) fn end_wait(&self) {
+        self.is_waiting.store(false, Ordering::SeqCst);
+    }
+
+    /// Whether the earliest deadline has passed. If so it is forgotten: the caller finds the next one, and calls that
+    /// begin meanwhile report theirs.
+    pub(super) fn take_due(&self, now_ms: u64) -> bool {
+        let is_due = now_ms >= self.next_deadline_ms.load(Ordering::SeqCst);
+        if is_due {
+            self.next_deadline_ms.store(NEVER, Ordering::SeqCst);
+        }
+        is_due
+    }
+
+    /// Gives a token to a connection that was accepted, or to one that was dialed (`peer`).
+    pub(super) fn adopt(
+        &self,
+        stream: TcpStream,
+        peer: Option<&Arc<PeerEntry>>,
+    ) -> io::Result<Arc<Socket>> {
+        let address = stream.peer_addr()?;
+        let owner = match peer {
+            Some(peer) => Owner::Peer(Arc::clone(peer)),
+            None => Owner::Handshake,
+        };
+        let token = self.lock_owners().insert(owner);
+        Ok(Arc::new(Socket {
+            token,
+            stream,
+            address,
+        }))
+    }
+
+    /// The connection is this peer's from now on.
+    pub(super) fn give_to(&self, socket: &Socket, peer: &Arc<PeerEntry>) {
+        if let Some(owner) = self.lock_owners().get_mut(socket.token) {
+            *owner = Owner::Peer(Arc::clone(peer));
+        }
+    }
+
+    /// Changes what the poller watches a socket for.
+    pub(super) fn watch(&self, socket: &Socket, before: Watch, after: Watch) -> io::Result<()> {
+        let fd = socket.stream.as_raw_fd();
+        let mut source = SourceFd(&fd);
+        let token = Token(socket.token);
+        match (interest(before), interest(after)) {
+            (None, Some(after)) => self.registry.register(&mut source, token, after),
+            (Some(_), Some(after)) => self.registry.reregister(&mut source, token, after),
+            (Some(_), None) => self.registry.deregister(&mut source),
+            (None, None) => Ok(()),
+        }
+    }
+
+    /// Closes a connection for both sides, and for a thread that waits for it.
+    pub(super) fn release(&self, socket: &Socket, watched: Watch) {
+        if let Err(error) = self.watch(socket, watched, Watch::default()) {
+            log::debug!("cannot deregister a connection that ends: {error}");
+        }
+        let _ = socket.stream.shutdown(std::net::Shutdown::Both);
+        self.lock_owners().try_remove(socket.token);
+    }
+
+    pub(super) fn owner(&self, token: usize) -> Option<Owner> {
+        self.lock_owners().get(token).cloned()
+    }
+
+    fn lock_owners(&self) -> MutexGuard<'_, Slab<Owner>> {
+        self.owners.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn interest(watch: Watch) -> Option<Interest> {
+    match (watch.readable, watch.writable) {
+        (true, true) => Some(Interest::READABLE | Interest::WRITABLE),
+        (true, false) => Some(Interest::READABLE),
+        (false, true) => Some(Interest::WRITABLE),
+        (false, false) => None,
+    }
+}
