@@ -1,4 +1,4 @@
-//! A rival's server as a process of its own, seen from both sides.
+//! A rival's server in a process of its own: how the parent starts it, and what the child runs.
 
 use std::env;
 use std::io::{self, BufRead, BufReader, Write};
@@ -13,11 +13,11 @@ use crate::placement::Placement;
 use crate::rival::Rival;
 use crate::rivals;
 
-/// What the child writes before its address.
+/// Precedes the address on the child's standard output.
 const ANNOUNCEMENT: &str = "listening on ";
 
-/// A running server. Killed on drop; it also ends by itself when this process does, however that
-/// comes about.
+/// A running server. Dropping it kills the process, which also exits by itself when this process ends for
+/// any reason.
 #[derive(Debug)]
 pub(crate) struct Server {
     child: Child,
@@ -25,7 +25,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts this program as the rival's server, and waits until it listens or ends.
+    /// Starts this program as the rival's server, and waits until it listens or exits.
     pub(crate) fn start(rival: Rival, placement: Placement) -> Result<Self, CompareError> {
         let executable =
             env::current_exe().map_err(CompareError::setup(rival, "cannot find this program"))?;
@@ -34,7 +34,7 @@ impl Server {
             Command::new(executable)
                 .arg("--serve")
                 .args(name.as_ref().map(|name| name.get_name()))
-                // Its end tells the server that this process is gone.
+                // Closed when this process ends: the server then exits.
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped())
                 .spawn()
@@ -42,7 +42,7 @@ impl Server {
         })?;
         let mut server = Self {
             child,
-            // Replaced below; until then `server` only sees to it that the child is killed.
+            // Replaced below; until then `server` only kills the child if an error returns.
             address: SocketAddr::from(([0; 4], 0)),
         };
         server.address = server
@@ -55,7 +55,7 @@ impl Server {
         self.address
     }
 
-    /// The child says nothing more after its line, so its output need not be read on.
+    /// The child writes nothing after this line, so reading on is not needed.
     fn read_address(&mut self) -> io::Result<SocketAddr> {
         let mut line = String::new();
         if let Some(stdout) = self.child.stdout.as_mut() {
@@ -70,15 +70,15 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Both fail only when it has ended already.
+        // Both fail only if the child has exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// The child's side: serves until standard input ends. Returns only with an error.
+/// Serves until standard input is closed. Returns only on an error.
 pub(crate) fn serve(rival: Rival) -> Result<(), CompareError> {
-    // The process owns this thread: it ends with it, or ends it.
+    // Not joined: this thread ends the process or ends with it.
     thread::Builder::new()
         .name("parent-watch".to_owned())
         .spawn(|| {

@@ -1,4 +1,4 @@
-//! Why there are no figures.
+//! Errors that end a run.
 
 use std::error::Error;
 use std::io;
@@ -27,11 +27,10 @@ pub(crate) enum CompareError {
         source: Box<dyn Error + Send + Sync>,
     },
 
-    /// A figure for wrong answers would be worthless.
     #[error("{rival}: wrong answer: {detail}")]
     WrongAnswer { rival: Rival, detail: String },
 
-    #[error("{rival}: calls that should take {expected_ms} ms are not done after {waited_ms} ms")]
+    #[error("{rival}: calls did not complete within {waited_ms} ms, expected {expected_ms} ms")]
     Stalled {
         rival: Rival,
         expected_ms: u128,

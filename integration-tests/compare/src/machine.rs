@@ -1,14 +1,14 @@
-//! Where the figures come from: the machine, and the versions that were measured.
+//! The machine and the versions that were measured.
 
 use std::fs;
 
 /// As Cargo resolved them when this program was built.
 const LOCK_FILE: &str = include_str!("../Cargo.lock");
 
-/// Whose versions matter for the figures.
+/// Packages whose versions affect the figures.
 const PACKAGES: [&str; 5] = ["rpc-agent", "tarpc", "tonic", "h2", "tokio"];
 
-/// Processor, cores and system, as far as the system tells.
+/// Processor, cores and operating system.
 pub(crate) fn describe(cores: usize) -> String {
     let model = fs::read_to_string("/proc/cpuinfo")
         .ok()
@@ -35,7 +35,7 @@ fn cpu_model(cpuinfo: &str) -> Option<&str> {
     Some(line.split_once(':')?.1.trim())
 }
 
-/// The first of the versions, if there are several.
+/// The first version, if the file lists several.
 fn version_of<'a>(lock_file: &'a str, name: &str) -> Option<&'a str> {
     let name_line = format!("name = \"{name}\"");
     let mut lines = lock_file.lines().skip_while(|line| *line != name_line);
@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn a_version_is_that_of_the_package_of_exactly_this_name() {
+    fn version_of_matches_the_whole_package_name() {
         let lock_file = "[[package]]\nname = \"tokio-util\"\nversion = \"0.7.1\"\n\n\
                          [[package]]\nname = \"tokio\"\nversion = \"1.2.3\"\n";
         assert_eq!(version_of(lock_file, "tokio"), Some("1.2.3"));
@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn the_processor_is_called_as_the_system_calls_it() {
+    fn cpu_model_is_the_first_model_name_in_cpuinfo() {
         let cpuinfo = "processor\t: 0\nmodel name\t: AMD EPYC\nmodel name\t: other\n";
         assert_eq!(cpu_model(cpuinfo), Some("AMD EPYC"));
         assert_eq!(cpu_model("processor: 0\n"), None);

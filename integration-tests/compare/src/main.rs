@@ -1,7 +1,6 @@
 //! `compare`: the same calls over `rpc-agent`, tarpc, tonic and a bare TCP echo, in one run.
 //!
-//! Each server is this program again, as a process of its own. Measures speed only: what each of
-//! them can do besides is no part of it.
+//! Each server is this program again, in a process of its own. Measures speed only, not features.
 #![forbid(unsafe_code)]
 
 mod child;
@@ -34,27 +33,27 @@ struct Options {
     #[arg(long)]
     json: bool,
 
-    /// One short round: does everything work?
+    /// Runs one short round, to see whether everything works.
     #[arg(long, conflicts_with_all = ["rounds", "seconds"])]
     quick: bool,
 
-    /// How many rounds there are, after a warm-up.
+    /// The number of rounds after a warm-up.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: u16,
 
-    /// How long each rival is measured for a figure, in each round.
+    /// The measuring time for each figure of each rival in a round.
     #[arg(long, value_name = "SECONDS", default_value_t = 0.5, value_parser = round_seconds)]
     seconds: f64,
 
-    /// Leaves it to the system on which core each process runs.
+    /// Does not pin the processes to cores.
     #[arg(long)]
     no_pin: bool,
 
-    /// Only this one; may be given several times.
+    /// Measures only this rival; can be repeated.
     #[arg(long, value_enum)]
     only: Vec<Rival>,
 
-    /// Is the server of this rival, until its standard input ends.
+    /// Serves as this rival until standard input is closed.
     #[arg(long, value_enum, hide = true)]
     serve: Option<Rival>,
 }
@@ -68,7 +67,7 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // There is nobody else to tell when standard error is gone.
+            // Nothing is left to report to when standard error is closed.
             let _ = writeln!(io::stderr(), "error: {error}");
             ExitCode::FAILURE
         }

@@ -1,29 +1,28 @@
-//! Which core the client and the servers run on.
+//! Pins the client and the servers to cores.
 //!
-//! A wake-up on the same core costs a quarter of one on a core that sleeps. Left to the system, what
-//! else the machine does decides from one second to the next which of them a call pays, and so
-//! decides the figures; see the README.
+//! A wake-up on the same core costs a quarter of one on an idle core. Without pinning, other load on the
+//! machine decides which one a call pays, and so decides the figures; see the README.
 
 use std::io;
 use std::thread;
 
 use crate::error::CompareError;
 
-/// Where both sides run.
+/// The cores of both sides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Placement {
-    /// A core for the servers and another one for the clients.
+    /// Servers on one core, clients on another.
     Apart { server: usize, client: usize },
-    /// As the system likes.
+    /// Not pinned.
     Free,
 }
 
 impl Placement {
-    /// The first and the second of the cores that this process may use. Free when there is one only,
-    /// and where a core cannot be chosen.
+    /// The first two cores that this process may use. `Free` with only one core, and where the system cannot
+    /// pin.
     pub(crate) fn apart() -> Result<Self, CompareError> {
         let mut cores = allowed_cores()
-            .map_err(CompareError::system("cannot read which cores there are"))?
+            .map_err(CompareError::system("cannot read the allowed cores"))?
             .into_iter();
         Ok(match (cores.next(), cores.next()) {
             (Some(server), Some(client)) => Self::Apart { server, client },
@@ -31,7 +30,7 @@ impl Placement {
         })
     }
 
-    /// Puts this thread, and all that it starts later, on the clients' core.
+    /// Pins this thread, and all threads that it starts later, to the clients' core.
     pub(crate) fn enter(self) -> Result<(), CompareError> {
         match self {
             Self::Apart { client, .. } => pin_this_thread(client),
@@ -39,8 +38,7 @@ impl Placement {
         }
     }
 
-    /// Runs `start` on the servers' core. A process started meanwhile inherits it, with all its
-    /// threads.
+    /// Runs `start` on the servers' core. A process that it starts inherits the core.
     pub(crate) fn on_server_core<T>(
         self,
         start: impl FnOnce() -> Result<T, CompareError>,
@@ -56,19 +54,19 @@ impl Placement {
 
     pub(crate) fn describe(self) -> &'static str {
         match self {
-            Self::Apart { .. } => "each pinned to a core of its own",
+            Self::Apart { .. } => "each pinned to its own core",
             Self::Free => "not pinned to cores",
         }
     }
 }
 
-/// How many cores this process may use, before it is pinned to one.
+/// The number of cores that this process may use. Call it before pinning.
 pub(crate) fn cores() -> usize {
     thread::available_parallelism().map_or(1, usize::from)
 }
 
 fn pin_this_thread(core: usize) -> Result<(), CompareError> {
-    pin(core).map_err(CompareError::system("cannot choose the core to run on"))
+    pin(core).map_err(CompareError::system("cannot pin to a core"))
 }
 
 #[cfg(target_os = "linux")]
@@ -90,7 +88,7 @@ fn pin(core: usize) -> io::Result<()> {
     Ok(sched_setaffinity(None, &set)?)
 }
 
-/// None that could be chosen.
+/// Empty: pinning is not supported.
 #[cfg(not(target_os = "linux"))]
 fn allowed_cores() -> io::Result<Vec<usize>> {
     Ok(Vec::new())

@@ -1,4 +1,4 @@
-//! Figures, and how they are shown: Markdown for people, JSON for programs.
+//! Figures as Markdown for people and as JSON for programs.
 
 use std::fmt::Write as _;
 
@@ -9,7 +9,7 @@ use crate::placement::Placement;
 use crate::plan::{Load, Plan};
 use crate::rival::{Family, Rival};
 
-/// What a figure counts.
+/// The unit of a figure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unit {
     Microseconds,
@@ -80,7 +80,7 @@ impl Row {
         })
     }
 
-    /// A round's value of the rival at this place in the list of rivals.
+    /// Adds a round's value for the rival with this index.
     pub(crate) fn push(&mut self, rival: usize, value: f64) {
         self.samples[rival].1.push(value);
     }
@@ -92,7 +92,7 @@ impl Row {
         )
     }
 
-    /// `None` when it was not measured.
+    /// `None` if the family was not measured.
     fn best_of(&self, family: Family) -> Option<Entry<'_>> {
         let entries = self
             .samples
@@ -134,7 +134,7 @@ impl Row {
     }
 }
 
-/// All that a run has found.
+/// The result of a run.
 #[derive(Debug)]
 pub(crate) struct Report {
     pub(crate) cores: usize,

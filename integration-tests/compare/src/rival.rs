@@ -1,10 +1,10 @@
-//! Who is compared.
+//! The frameworks that are compared.
 
 use std::fmt;
 
 use clap::ValueEnum;
 
-/// One column of figures. What uses tokio is there once for each of its runtimes.
+/// One column of figures. Frameworks on tokio appear once per runtime.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Rival {
     /// Blocking sockets, one thread on each side, a length before each payload: the floor.
@@ -16,7 +16,7 @@ pub(crate) enum Rival {
     TonicCurrentThread,
 }
 
-/// Whom the table names: the better of a rival's runtimes.
+/// A framework. The table shows the better of its runtimes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Family {
     Bare,
@@ -48,7 +48,7 @@ impl Rival {
         }
     }
 
-    /// The runtime of tokio it runs on, if it does.
+    /// The tokio runtime; `None` without tokio.
     pub(crate) fn flavor(self) -> Option<Flavor> {
         match self {
             Self::Bare | Self::RpcAgent => None,
@@ -68,7 +68,7 @@ impl fmt::Display for Rival {
     }
 }
 
-/// Which of tokio's schedulers, on both sides.
+/// The scheduler of the tokio runtime, on both sides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Flavor {
     /// tokio's default: as many workers as cores.

@@ -1,4 +1,4 @@
-//! The program as its user runs it.
+//! Runs the program as a user does.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -8,7 +8,7 @@ use serde_json::Value;
 const COMPARE: &str = env!("CARGO_BIN_EXE_compare");
 
 #[test]
-fn a_quick_run_has_every_figure_of_every_rival() {
+fn a_quick_run_measures_every_figure_of_every_rival() {
     let output = Command::new(COMPARE)
         .args(["--quick", "--json"])
         .output()
@@ -39,7 +39,7 @@ fn a_quick_run_has_every_figure_of_every_rival() {
 }
 
 #[test]
-fn a_server_says_where_it_listens_and_ends_with_its_standard_input() {
+fn a_server_announces_its_address_and_exits_when_stdin_closes() {
     let mut server = Command::new(COMPARE)
         .args(["--serve", "bare"])
         .stdin(Stdio::piped())
@@ -56,7 +56,7 @@ fn a_server_says_where_it_listens_and_ends_with_its_standard_input() {
 }
 
 #[test]
-fn what_is_not_known_is_an_error_in_words() {
+fn an_unknown_rival_is_named_in_the_error() {
     let output = Command::new(COMPARE)
         .args(["--only", "carrier-pigeon"])
         .output()

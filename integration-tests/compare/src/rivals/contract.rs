@@ -9,10 +9,10 @@ use bytes::Bytes;
 use crate::error::CompareError;
 use crate::rival::Rival;
 
-/// Longer than any call takes on a machine that works.
+/// Longer than any call takes on a working machine.
 pub(super) const SILENCE_MAX: Duration = Duration::from_secs(30);
 
-/// Longer than any payload here; what a server reserves memory for at most.
+/// Larger than any payload: the limit of the servers.
 pub(super) const MESSAGE_BYTES_MAX: usize = 16 << 20;
 
 /// Reports the server's address to the process that started it.
@@ -20,18 +20,18 @@ pub(super) type Announce<'a> = &'a mut dyn FnMut(SocketAddr) -> io::Result<()>;
 
 /// Calls over one connection, whose payloads the server echoes.
 pub(crate) trait Client {
-    /// One call, and its answer.
+    /// Makes one call and returns its answer.
     fn echo(&mut self, payload: &Bytes) -> Result<Bytes, CompareError>;
 
-    /// One call after the other until `time` has passed, at least one: how long each took.
+    /// Makes calls one after another until `time` has passed, at least one, and returns their latencies.
     fn one_in_flight(
         &mut self,
         payload: &Bytes,
         time: Duration,
     ) -> Result<Vec<Duration>, CompareError>;
 
-    /// As many calls in flight as asked for, until `time` has passed; then waits for the answers
-    /// that are still out, which count.
+    /// Keeps `in_flight` calls in flight until `time` has passed, then waits for the outstanding answers, which
+    /// count too.
     fn window(
         &mut self,
         payload: &Bytes,
@@ -47,7 +47,7 @@ pub(crate) struct Throughput {
     pub(crate) elapsed: Duration,
 }
 
-/// What is checked of every answer that is measured; the bytes themselves are compared once, before.
+/// Checks every measured answer. The warm-up has compared the bytes.
 pub(super) fn check_length(
     rival: Rival,
     payload: &[u8],

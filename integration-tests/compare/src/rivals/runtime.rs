@@ -1,4 +1,4 @@
-//! Calls from tasks of a tokio runtime, the same for all that need one.
+//! Calls from tasks of a tokio runtime, shared by tarpc and tonic.
 //!
 //! The loops run inside the runtime, where such calls are cheapest: on the multi-thread one they are
 //! tasks of its workers, so no call pays for waking the thread in `block_on`.
@@ -25,7 +25,7 @@ pub(super) fn start(flavor: Flavor) -> io::Result<Runtime> {
     .build()
 }
 
-/// A rival's handle on its connection, cloned for each task as its users would.
+/// A handle to the rival's connection. Each task clones it, as the rival's users do.
 pub(super) trait Caller: Clone + Send + 'static {
     fn echo(&mut self, payload: Bytes) -> impl Future<Output = Result<Bytes, CompareError>> + Send;
 }
@@ -54,8 +54,7 @@ impl<C: Caller> TokioClient<C> {
     }
 }
 
-/// Runs the future as a task of the runtime, and gives it up when it takes much longer than it
-/// should.
+/// Runs the future as a task of the runtime, and fails after [`SILENCE_MAX`] beyond `expected`.
 fn run<T, F>(
     rival: Rival,
     runtime: &Runtime,

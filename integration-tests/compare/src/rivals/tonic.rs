@@ -46,7 +46,7 @@ pub(super) fn serve(
         incoming
             .local_addr()
             .and_then(announce)
-            .map_err(CompareError::setup(rival, "cannot tell the address"))?;
+            .map_err(CompareError::setup(rival, "cannot announce the address"))?;
         Server::builder()
             .initial_stream_window_size(STREAM_WINDOW_BYTES)
             .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
