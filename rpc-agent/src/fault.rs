@@ -1,7 +1,7 @@
-//! Faults for tests: which message is failed, lost, doubled, late, or takes its connection down.
+//! Fault injection for tests: fails, drops, duplicates or delays messages, and closes connections.
 //!
-//! Only decides. Who sends the message asks here before and does what it is told; nothing here sleeps,
-//! sends or reads a clock.
+//! This module only decides, without I/O, sleep or clock. The sender asks before each send and applies the
+//! decision.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,24 +11,24 @@ use byteorder::{ByteOrder, LittleEndian};
 
 use crate::worker::WorkerId;
 
-/// How many different messages a plan tells apart; beyond that it forgets the oldest one.
+/// Most distinct messages that a plan remembers. Beyond that it forgets the oldest.
 const MESSAGES_KNOWN_MAX: usize = 65_536;
 
-/// Multiplier of splitmix64, from which [`mix`] and [`Fingerprint`] take their other numbers, too.
+/// Increment of splitmix64.
 const GOLDEN_GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Which faults an agent injects into what it sends, for tests.
+/// Faults that an agent injects into the messages that it sends, for tests.
 ///
-/// PyTorch's faulty agent can fail or delay requests before they are sent. This plan can do that, and also
-/// what a network does: lose or double a request or its answer, deliver messages in another order (by
-/// random delays), and cut a connection.
+/// Like PyTorch's faulty agent, a plan can fail or delay requests before they are sent. It can also simulate
+/// a faulty network: drop or duplicate requests and responses, reorder messages by random delays, and close
+/// connections.
 ///
-/// Chance is seeded. What happens to a message depends on the seed, its direction, function, receiver and
-/// bytes, and on how many times the same message was sent before; what else is sent, and by which thread,
-/// changes nothing. So a test that prints its seed can be repeated.
+/// Random faults are seeded. The fault of a message depends only on the seed, the message's direction,
+/// function, receiver and bytes, and on how many times it was sent before. Other messages and the sending
+/// thread have no influence, so a test that prints its seed can be replayed.
 ///
-/// A clone shares the counters and the memory of what was sent, but gets no rules added later. Functions
-/// are given by name, or by the beginning of their names followed by `*`; `*` alone means all.
+/// A clone shares the counters and the history of sent messages, but not the rules added later. A rule
+/// selects functions by name, or by a prefix followed by `*`; `*` alone selects all.
 ///
 /// ```
 /// use rpc_agent::{AgentOptions, FaultPlan};
@@ -41,7 +41,7 @@ const GOLDEN_GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
 ///     .duplicate(0.01)?;
 /// let options = AgentOptions::new("trainer:0", 0).with_faults(faults.clone());
 /// # let _ = options;
-/// // ... run the test, then see that something did go wrong:
+/// // ... run the test, then check how many faults were injected:
 /// assert_eq!(faults.injected().failed, 0);
 /// # Ok::<(), rpc_agent::FaultPlanError>(())
 /// ```
@@ -52,7 +52,7 @@ pub struct FaultPlan {
 }
 
 impl FaultPlan {
-    /// A plan without faults yet.
+    /// An empty plan. `seed` selects the random faults.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self {
@@ -64,10 +64,10 @@ impl FaultPlan {
         }
     }
 
-    /// Fails requests of these functions before they are sent: the first `times` sends of each distinct
-    /// payload to a worker. Further ones pass, so a call with at least that many retries succeeds.
+    /// Fails the first `times` sends of each distinct request to these functions.
     ///
-    /// Of several rules for one function the first one counts.
+    /// A request is distinct by worker, function and payload. Later sends pass, so a call with at least
+    /// `times` retries succeeds. The first rule that matches a function applies.
     #[must_use]
     pub fn fail(mut self, functions: impl Into<String>, times: u32) -> Self {
         let pattern = Pattern(functions.into());
@@ -75,10 +75,9 @@ impl FaultPlan {
         self
     }
 
-    /// Sends every request of these functions that much later. Nobody sleeps meanwhile: messages sent
-    /// after it overtake it.
+    /// Delays every request to these functions. Later messages overtake it, as the sender does not sleep.
     ///
-    /// Of several rules for one function the first one counts.
+    /// The first rule that matches a function applies.
     #[must_use]
     pub fn delay(mut self, functions: impl Into<String>, delay: Duration) -> Self {
         let pattern = Pattern(functions.into());
@@ -86,15 +85,15 @@ impl FaultPlan {
         self
     }
 
-    /// Loses this share of all requests and of all answers: they count as sent and never arrive.
+    /// Drops this share, from 0 to 1, of all requests and of all responses. They count as sent.
     ///
     /// # Errors
-    /// [`FaultPlanError::Rate`] if the rate is not from 0 to 1. So do all methods that take a rate.
+    /// [`FaultPlanError::Rate`] if the rate is not from 0 to 1.
     pub fn lose(self, rate: f64) -> Result<Self, FaultPlanError> {
         self.lose_requests(rate)?.lose_answers(rate)
     }
 
-    /// Loses this share of the requests. Their functions do not run.
+    /// Drops this share of the requests. Their functions do not run.
     ///
     /// # Errors
     /// As [`FaultPlan::lose`].
@@ -102,7 +101,7 @@ impl FaultPlan {
         self.with_rate("lose_requests", rate, |rules| &mut rules.lose_requests)
     }
 
-    /// Loses this share of the answers. Their functions did run.
+    /// Drops this share of the responses. Their functions have run.
     ///
     /// # Errors
     /// As [`FaultPlan::lose`].
@@ -110,7 +109,7 @@ impl FaultPlan {
         self.with_rate("lose_answers", rate, |rules| &mut rules.lose_answers)
     }
 
-    /// Sends this share of the messages twice or three times.
+    /// Sends this share of the messages two or three times.
     ///
     /// # Errors
     /// As [`FaultPlan::lose`].
@@ -118,7 +117,7 @@ impl FaultPlan {
         self.with_rate("duplicate", rate, |rules| &mut rules.duplicate)
     }
 
-    /// Sends this share of the messages later, by a time drawn evenly from zero to `delay_max`.
+    /// Delays this share of the messages by a uniformly random time of at most `delay_max`.
     ///
     /// # Errors
     /// As [`FaultPlan::lose`].
@@ -131,7 +130,7 @@ impl FaultPlan {
         self.with_rate("delay_randomly", rate, |rules| &mut rules.delay_randomly)
     }
 
-    /// Cuts the connection behind this share of the messages, whose fate is then unknown.
+    /// Closes the connection after this share of the messages. The outcome of those calls is unknown.
     ///
     /// # Errors
     /// As [`FaultPlan::lose`].
@@ -139,14 +138,14 @@ impl FaultPlan {
         self.with_rate("cut", rate, |rules| &mut rules.cut)
     }
 
-    /// How many faults were injected so far by this plan and its clones.
+    /// The number of faults injected so far by this plan and its clones.
     #[must_use]
     pub fn injected(&self) -> InjectedFaults {
         self.with_history(|history| history.injected)
     }
 
-    /// What is to be done with a message that is about to be sent. Every send asks once, so every retry
-    /// asks again. `function` is the one called, for an answer as well.
+    /// The fault for a message that is about to be sent. Called once per send, so once per retry.
+    /// For a response, `function` is the function that was called.
     pub(crate) fn decide(&self, leg: Leg, function: &str, to: WorkerId, payload: &[u8]) -> Fault {
         let rules = &*self.rules;
         let (fails, delay) = match leg {
@@ -171,7 +170,7 @@ impl FaultPlan {
         }
         if fault != Fault::Deliver {
             log::debug!(
-                "fault injected: {fault:?} for {leg:?} {} of `{function}` to worker id {to}",
+                "fault injected: {fault:?} into send {} of {leg:?} of `{function}` to worker id {to}",
                 u64::from(sends_before) + 1
             );
             self.with_history(|history| history.injected.count(leg, fault));
@@ -197,47 +196,47 @@ impl FaultPlan {
     }
 }
 
-/// A fault plan that makes no sense.
+/// An invalid [`FaultPlan`] setting.
 #[derive(Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FaultPlanError {
-    /// A rate is a share of the messages.
+    /// A rate is outside 0 to 1.
     #[error("the rate of `{name}` is {rate}, must be from 0 to 1")]
     Rate {
-        /// The method it was given to.
+        /// The [`FaultPlan`] method.
         name: &'static str,
-        /// What was given.
+        /// The rejected value.
         rate: f64,
     },
 }
 
-/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
+/// Same text as `Display`, as `unwrap` and a `main` that returns the error print `Debug`.
 impl std::fmt::Debug for FaultPlanError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         std::fmt::Display::fmt(self, f)
     }
 }
 
-/// How many faults a [`FaultPlan`] injected.
+/// Numbers of faults that a [`FaultPlan`] has injected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct InjectedFaults {
-    /// Requests failed before they were sent.
+    /// Requests that failed before they were sent.
     pub failed: u64,
-    /// Requests lost on the way.
+    /// Requests dropped.
     pub requests_lost: u64,
-    /// Answers lost on the way.
+    /// Responses dropped.
     pub answers_lost: u64,
     /// Messages sent more than once.
     pub duplicated: u64,
-    /// Messages sent later.
+    /// Messages delayed.
     pub delayed: u64,
-    /// Connections cut.
+    /// Connections closed.
     pub cut: u64,
 }
 
 impl InjectedFaults {
-    /// All together.
+    /// The sum of all counters.
     #[must_use]
     pub fn total(&self) -> u64 {
         let lost = self.requests_lost + self.answers_lost;
@@ -265,20 +264,20 @@ pub(crate) enum Leg {
     Answer,
 }
 
-/// What is to be done with a message.
+/// The decision about one send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// Nothing special: it is sent.
+    /// Send the message without a fault.
     Deliver,
-    /// A request: it is not sent, its call fails with `NotSent::Injected`.
+    /// Do not send the request; its call fails with `NotSent::Injected`.
     Fail,
-    /// It is not sent, and its sender believes it was.
+    /// Do not send the message, but count it as sent.
     Lose,
-    /// It is sent, and so many times again.
+    /// Send the message and `copies` more.
     Duplicate { copies: u32 },
-    /// It is sent that much later; the sender does not wait for it.
+    /// Send the message after this time, without blocking the sender.
     Delay(Duration),
-    /// It is sent, and its connection cut at once.
+    /// Send the message, then close its connection at once.
     Cut,
 }
 
@@ -313,8 +312,8 @@ impl Rules {
         rates.iter().any(|&rate| rate > 0.0)
     }
 
-    /// Each kind of fault is drawn whether or not it can happen: a rate that is changed changes nothing
-    /// about the others. At most one happens to a message, the worst one first.
+    /// Draws at most one fault, the most severe first. Every kind is drawn each time, so that changing one
+    /// rate does not change the random numbers of the others.
     fn draw(&self, leg: Leg, message: Fingerprint, sends_before: u32) -> Fault {
         let seed = mix(self.seed ^ mix(message.0 ^ mix(u64::from(sends_before))));
         let mut random = fastrand::Rng::with_seed(seed);
@@ -341,14 +340,14 @@ impl Rules {
     }
 }
 
-/// A function's name, or the beginning of one and `*`.
+/// A function name, or a prefix followed by `*`.
 #[derive(Debug, Clone)]
 struct Pattern(String);
 
 impl Pattern {
     fn matches(&self, function: &str) -> bool {
         match self.0.strip_suffix('*') {
-            Some(beginning) => function.starts_with(beginning),
+            Some(prefix) => function.starts_with(prefix),
             None => self.0 == function,
         }
     }
@@ -359,18 +358,18 @@ fn first_match<T: Copy>(rules: &[(Pattern, T)], function: &str) -> Option<T> {
     rule.map(|(_, value)| *value)
 }
 
-/// What was decided already.
+/// Sends and faults so far.
 #[derive(Debug, Default)]
 struct History {
     /// How many times each message was sent.
     sends: HashMap<Fingerprint, u32>,
-    /// The same messages, the oldest one first.
+    /// The keys of `sends`, oldest first.
     order: VecDeque<Fingerprint>,
     injected: InjectedFaults,
 }
 
 impl History {
-    /// Counts one more send and returns how many there were before.
+    /// Counts a send; returns the number of earlier ones.
     fn count(&mut self, message: Fingerprint) -> u32 {
         if let Some(sends) = self.sends.get_mut(&message) {
             let before = *sends;
@@ -388,7 +387,7 @@ impl History {
     }
 }
 
-/// Stands for a message. The same in every process and with every compiler, unlike the hashes of `std`.
+/// A message's hash. Unlike the hashes of `std`, it is the same in every process and Rust version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Fingerprint(u64);
 
@@ -404,7 +403,7 @@ impl Fingerprint {
     }
 
     fn with(self, bytes: &[u8]) -> Self {
-        // The length keeps the end of one part from being taken for the start of the next one.
+        // The length separates adjacent fields: `ab` + `c` and `a` + `bc` differ.
         let mut state = mix(self.0 ^ bytes.len() as u64);
         let mut words = bytes.chunks_exact(8);
         for word in &mut words {
@@ -420,7 +419,7 @@ impl Fingerprint {
     }
 }
 
-/// The finish of splitmix64 (Steele, Lea and Flood, 2014): every bit in changes half of those out.
+/// The finalizer of splitmix64 (Steele, Lea and Flood, 2014): each input bit affects half of the output bits.
 fn mix(seed: u64) -> u64 {
     let mut z = seed.wrapping_add(GOLDEN_GAMMA);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -440,7 +439,7 @@ mod tests {
         plan.decide(Leg::Request, function, worker(1), payload)
     }
 
-    fn everything(seed: u64) -> FaultPlan {
+    fn all_faults(seed: u64) -> FaultPlan {
         FaultPlan::new(seed)
             .lose(0.1)
             .and_then(|plan| plan.duplicate(0.1))
@@ -450,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_without_rules_delivers_and_remembers_nothing() {
+    fn an_empty_plan_delivers_every_message_and_stores_none() {
         let plan = FaultPlan::new(1);
         assert_eq!(request(&plan, "f", b"x"), Fault::Deliver);
         assert_eq!(plan.injected(), InjectedFaults::default());
@@ -458,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn each_distinct_payload_fails_so_many_times_and_passes_then() {
+    fn each_distinct_request_fails_the_given_number_of_times() {
         let plan = FaultPlan::new(1).fail("f", 2);
         for payload in [b"one", b"two"] {
             let faults: Vec<_> = (0..4).map(|_| request(&plan, "f", payload)).collect();
@@ -475,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_is_for_one_name_or_for_a_beginning_and_the_first_one_counts() {
+    fn a_rule_matches_a_name_or_a_prefix_and_the_first_match_applies() {
         let plan = FaultPlan::new(1).fail("rref.fork", 0).fail("rref.*", 1);
         let all = FaultPlan::new(1).fail("*", 1);
         for (function, fault) in [
@@ -490,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_of_a_slow_function_are_late_after_they_have_failed() {
+    fn a_request_is_delayed_after_its_injected_failures() {
         let late = Duration::from_millis(1500);
         let plan = FaultPlan::new(1).delay("f", late).fail("f", 1);
         assert_eq!(request(&plan, "f", b""), Fault::Fail);
@@ -502,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn certain_faults_happen_always_and_impossible_ones_never() {
+    fn rate_1_always_injects_and_rate_0_never_does() {
         let sure = |plan: Result<FaultPlan, FaultPlanError>| plan.unwrap();
         let lossy = sure(FaultPlan::new(3).lose_answers(1.0));
         let twice = sure(FaultPlan::new(3).duplicate(1.0));
@@ -534,14 +533,14 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_of_fault_happens_about_as_often_as_asked() {
-        let plan = everything(42);
+    fn each_kind_of_fault_occurs_at_about_its_rate() {
+        let plan = all_faults(42);
         for number in 0..10_000_u32 {
             let payload = number.to_string();
             request(&plan, "f", payload.as_bytes());
         }
         let injected = plan.injected();
-        // One kind hides another: 0.1 of all are cut, 0.1 of the rest are lost, and so on.
+        // At most one fault per message: 0.1 of all are cut, 0.1 of the rest are lost, and so on.
         for (count, expected) in [
             (injected.cut, 1000),
             (injected.requests_lost, 900),
@@ -553,7 +552,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_seed_decides_the_same_for_every_message_in_whatever_order() {
+    fn the_same_seed_gives_the_same_faults_in_any_order() {
         let decide_all = |plan: &FaultPlan, order: &mut dyn Iterator<Item = u32>| {
             let mut faults: Vec<_> = order
                 .map(|number| {
@@ -568,17 +567,17 @@ mod tests {
             faults.sort_by_key(|(message, _)| *message);
             faults
         };
-        let forward = decide_all(&everything(5), &mut (0..1000));
-        assert_eq!(forward, decide_all(&everything(5), &mut (0..1000)));
-        // By hundreds, each one backwards: every message meets its sends in the same number.
+        let forward = decide_all(&all_faults(5), &mut (0..1000));
+        assert_eq!(forward, decide_all(&all_faults(5), &mut (0..1000)));
+        // Each hundred reversed: the number of earlier sends of each message stays the same.
         let mut backward =
             (0..10).flat_map(|hundred| (0..100).rev().map(move |n| 100 * hundred + n));
-        assert_eq!(forward, decide_all(&everything(5), &mut backward));
-        assert_ne!(forward, decide_all(&everything(6), &mut (0..1000)));
+        assert_eq!(forward, decide_all(&all_faults(5), &mut backward));
+        assert_ne!(forward, decide_all(&all_faults(6), &mut (0..1000)));
     }
 
     #[test]
-    fn a_clone_shares_what_happened() {
+    fn a_clone_shares_the_history() {
         let plan = FaultPlan::new(1).fail("f", 1);
         let clone = plan.clone();
         assert_eq!(request(&plan, "f", b""), Fault::Fail);
@@ -587,7 +586,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_is_from_0_to_1() {
+    fn a_rate_outside_0_to_1_is_rejected() {
         for rate in [-0.1, 1.1, f64::NAN, f64::INFINITY] {
             let said = FaultPlan::new(1).cut(rate).unwrap_err().to_string();
             let expected = format!("the rate of `cut` is {rate}, must be from 0 to 1");
@@ -602,7 +601,7 @@ mod tests {
     }
 
     #[test]
-    fn the_memory_of_messages_is_bounded() {
+    fn the_history_is_bounded() {
         let plan = FaultPlan::new(1).fail("f", 1);
         for number in 0..MESSAGES_KNOWN_MAX + 10 {
             let fault = request(&plan, "f", number.to_string().as_bytes());
@@ -614,7 +613,7 @@ mod tests {
     }
 
     #[test]
-    fn fingerprints_tell_parts_and_directions_apart() {
+    fn fingerprints_depend_on_every_field_and_its_boundaries() {
         let of =
             |leg, function, to, payload: &[u8]| Fingerprint::of(leg, function, worker(to), payload);
         let prints = [

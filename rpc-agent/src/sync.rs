@@ -1,7 +1,7 @@
-//! Locks, threads and atomics: those of the standard library, or a model checker's.
+//! Locks, threads and atomics of the standard library or, with `--cfg shuttle`, of the model checker.
 //!
-//! The one switch between the two is here: what has model tests takes its primitives from this file.
-//! Built with `--cfg shuttle`, every step of them is a point where another thread can come between.
+//! Code with model tests imports its primitives from this file. Under the model checker the scheduler can
+//! switch threads at every operation on them.
 
 #[cfg(not(shuttle))]
 pub(crate) use std::{
@@ -20,9 +20,9 @@ use std::time::Duration;
 
 use c10d_socket::Deadline;
 
-/// A value behind a lock, and those who wait for it to change.
+/// A mutex with a condition variable.
 ///
-/// Knows no poison: what it guards is changed in steps that cannot panic halfway.
+/// Ignores poisoning: no change of the guarded value can panic halfway.
 #[derive(Debug, Default)]
 pub(crate) struct Monitor<T> {
     value: Mutex<T>,
@@ -41,13 +41,13 @@ impl<T> Monitor<T> {
         self.value.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Wakes everybody who waits. A system call even if nobody does.
+    /// Wakes all waiting threads. Makes a system call even if no thread waits.
     pub(crate) fn notify_all(&self) {
         self.has_changed.notify_all();
     }
 
-    /// Gives the lock up until notified, or the deadline passes. The flag says that it has passed; like
-    /// any wait, it may also end for no reason.
+    /// Releases the lock until notified or the deadline passes. The flag is true if the deadline has
+    /// passed. Spurious wakeups are possible.
     #[cfg(not(shuttle))]
     pub(crate) fn wait_until<'a>(
         &'a self,
@@ -64,7 +64,7 @@ impl<T> Monitor<T> {
         wait_timeout(&self.has_changed, guard, &self.value, left)
     }
 
-    /// The model has no time: a deadline passes sooner or later, or never.
+    /// The model has no clock: a deadline passes at a random point, [`Deadline::NEVER`] never.
     #[cfg(shuttle)]
     pub(crate) fn wait_until<'a>(
         &'a self,
@@ -79,8 +79,8 @@ impl<T> Monitor<T> {
     }
 }
 
-/// Gives the lock, which is `mutex`'s, up until notified, or for so long. The flag says that the time has
-/// passed; like any wait, it may also end for no reason. Knows no poison.
+/// Releases the lock of `mutex` until notified or `timeout` passes. The flag is true after a timeout.
+/// Spurious wakeups are possible. Ignores poisoning.
 #[cfg(not(shuttle))]
 pub(crate) fn wait_timeout<'a, T>(
     condvar: &Condvar,
@@ -94,8 +94,8 @@ pub(crate) fn wait_timeout<'a, T>(
     (guard, result.timed_out())
 }
 
-/// The model has no time: whether it passes first is a toss of a coin, and others can come between its
-/// passing and the lock. What must happen may not depend on it.
+/// The model has no clock: the timeout passes at random, and other threads can run before the lock is
+/// taken again. Code must make progress even if the timeout never passes.
 #[cfg(shuttle)]
 pub(crate) fn wait_timeout<'a, T>(
     condvar: &Condvar,
@@ -110,7 +110,7 @@ pub(crate) fn wait_timeout<'a, T>(
     (guard.unwrap_or_else(PoisonError::into_inner), false)
 }
 
-/// [`wait_timeout`] for a short while, whose passing something depends on.
+/// [`wait_timeout`] for callers whose progress depends on the timeout.
 #[cfg(not(shuttle))]
 pub(crate) fn wait_tick<'a, T>(
     condvar: &Condvar,
@@ -121,7 +121,7 @@ pub(crate) fn wait_tick<'a, T>(
     wait_timeout(condvar, guard, mutex, tick).0
 }
 
-/// In the model it always passes.
+/// In the model the timeout always passes.
 #[cfg(shuttle)]
 pub(crate) fn wait_tick<'a, T>(
     _condvar: &Condvar,

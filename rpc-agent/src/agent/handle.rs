@@ -1,4 +1,4 @@
-//! Calls and questions that any thread may ask of a running agent.
+//! A handle for making calls through a running agent, from any thread.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,8 +15,10 @@ use crate::retry::{RetryGroup, RetryOptions};
 use crate::runtime::{CallTimeout, Runtime};
 use crate::worker::{Destination, WorkerId, WorkerInfo};
 
-/// Makes calls through an [`Agent`](crate::Agent). Cheap to clone, and does not keep the agent alive: after its end
-/// every call fails with [`RpcError::Shutdown`].
+/// Makes calls through an [`Agent`](crate::Agent). Cheap to clone.
+///
+/// A handle does not keep the agent alive: once the agent has ended, every call fails with
+/// [`RpcError::Shutdown`].
 #[derive(Clone)]
 pub struct AgentHandle {
     runtime: Arc<Runtime>,
@@ -47,15 +49,14 @@ impl AgentHandle {
         self.runtime.driver.me()
     }
 
-    /// All workers of the group that this one knows of.
+    /// All workers of the group that this agent knows.
     #[must_use]
     pub fn workers(&self) -> Vec<WorkerInfo> {
         let peers = self.runtime.driver.peers.all();
         peers.iter().map(|peer| peer.info.clone()).collect()
     }
 
-    /// A worker by name or id. In a group whose members come and go the store is asked for one that is
-    /// not known yet.
+    /// A worker by name or id. In a dynamic group, the agent looks an unknown worker up in the store.
     ///
     /// # Errors
     /// [`RpcError::NoSuchWorker`].
@@ -64,13 +65,13 @@ impl AgentHandle {
         Ok(peer.info.clone())
     }
 
-    /// How long a call may take that has no timeout of its own; `None` for no limit.
+    /// Timeout of calls without their own; `None` for no limit.
     #[must_use]
     pub fn timeout(&self) -> Option<Duration> {
         self.runtime.caller.timeout()
     }
 
-    /// How long a call with these options may take; `None` for no limit.
+    /// Timeout of a call with these options; `None` for no limit.
     #[must_use]
     pub fn timeout_of(&self, options: &CallOptions) -> Option<Duration> {
         match options.timeout {
@@ -79,13 +80,12 @@ impl AgentHandle {
         }
     }
 
-    /// Changes [`AgentHandle::timeout`] for later calls. `None`: calls have no deadline.
+    /// Changes [`AgentHandle::timeout`] for later calls; `None` for no limit.
     pub fn set_timeout(&self, timeout: impl Into<Option<Duration>>) {
         self.runtime.caller.set_timeout(timeout.into());
     }
 
-    /// Calls a function with bytes and waits for the bytes that it returns, for at most the agent's
-    /// timeout.
+    /// Calls a function with bytes and waits for its result, at most [`AgentHandle::timeout`].
     ///
     /// May be called from a function that this agent runs.
     ///
@@ -115,7 +115,7 @@ impl AgentHandle {
         self.call_bytes_async(to, function, payload, options).wait()
     }
 
-    /// Calls a function with bytes and does not wait. What goes wrong is the future's result.
+    /// Calls a function with bytes without waiting. The future returns errors.
     pub fn call_bytes_async<'a>(
         &self,
         to: impl Into<Destination<'a>>,
@@ -128,8 +128,9 @@ impl AgentHandle {
             .call(to.into(), function, payload.into(), options.timeout)
     }
 
-    /// Calls a function until it succeeds, at least once: if an answer is lost the function runs again, so
-    /// it must do no harm twice. Does not wait.
+    /// Calls a function with retries, without waiting. The function must be idempotent.
+    ///
+    /// If a response is lost, the function runs again.
     pub fn call_bytes_with_retries<'a>(
         &self,
         to: impl Into<Destination<'a>>,
@@ -142,24 +143,26 @@ impl AgentHandle {
             .call(to.into(), function, payload.into(), options)
     }
 
-    /// Ends the calls of a group to a worker, as if their retries were exhausted: [`RpcError::RetriesExhausted`]. For
-    /// callers that know that the worker is dead. Does not wait.
+    /// Stops the retries of a group's calls to a worker, without waiting. For a worker known to be dead.
     ///
-    /// Calls that wait for their next attempt end now, others with the attempt that is under way. Calls outside of the
-    /// group, and those that begin later, are retried as usual.
+    /// The calls fail with [`RpcError::RetriesExhausted`]: those that wait for their next attempt at once, the
+    /// others if their current attempt fails. Calls outside the group, and later ones, are retried as usual.
     pub fn abandon_retries(&self, group: &RetryGroup, worker: WorkerId) {
         self.runtime.retries.abandon(group, worker);
     }
 
-    /// Has a callback run, on a thread of the agent, each time that the connection to a worker ends
-    /// without its farewell, with the reason. Calls that were under way have failed by then.
+    /// Registers a callback for connections that end without a Goodbye. It receives the worker and the reason.
+    ///
+    /// It runs on an agent thread, after the calls in flight on the connection have failed.
     pub fn on_peer_lost(&self, callback: impl Fn(&WorkerInfo, &str) + Send + Sync + 'static) {
         self.runtime.driver.listeners.on_lost(Arc::new(callback));
     }
 
-    /// Has a callback run, on a thread of the agent, each time that a worker ends its connection with a
-    /// farewell: its agent has ended in order, or has left the group. With the incarnation of the process
-    /// that did so: another one may be connected by the time that the callback runs.
+    /// Registers a callback for workers that close their connection with a Goodbye, to shut down or to
+    /// leave the group.
+    ///
+    /// It runs on an agent thread and receives the incarnation of the process that left: another one may
+    /// have connected by then.
     pub fn on_peer_left(
         &self,
         callback: impl Fn(&WorkerInfo, Option<u64>) + Send + Sync + 'static,
@@ -167,55 +170,59 @@ impl AgentHandle {
         self.runtime.driver.listeners.on_left(Arc::new(callback));
     }
 
-    /// Has a callback run when the agent has ended, on the thread that has ended it: all calls have failed
-    /// by then, and no thread of the agent runs any more. If it has ended already, the callback is dropped.
+    /// Registers a callback for the agent's end. If the agent has already ended, the callback is dropped.
+    ///
+    /// It runs on the thread that ended the agent, after all calls have failed and all agent threads have
+    /// ended.
     pub fn on_end(&self, callback: impl FnOnce() + Send + 'static) {
         self.runtime.on_end(Box::new(callback));
     }
 
-    /// Has a job run soon, once, on a thread of the agent, as a callback of a future does; after the agent's
-    /// end it is dropped, on this thread. Does not block. The joint end waits for it. A panic is logged.
+    /// Runs a job on an agent thread, without waiting. For work that must not run in place, as in a
+    /// destructor.
     ///
-    /// For what must not happen where it is found out, as in a destructor.
+    /// A coordinated shutdown waits for the job. Once the agent has ended, the job is dropped on the calling
+    /// thread. A panic of the job is logged.
     pub fn spawn(&self, job: impl FnOnce() + Send + 'static) {
         self.runtime
             .spawn(Box::new(move || contained("a job", job)));
     }
 
-    /// [`AgentHandle::spawn`] at a later time, or soon if that has passed. The joint end does not wait for
-    /// what is not due yet; the agent's end drops it.
+    /// [`AgentHandle::spawn`] at the given time, or at once if it has passed.
+    ///
+    /// A coordinated shutdown does not wait for a job that is not due; the agent's end drops it.
     pub fn spawn_at(&self, at: Instant, job: impl FnOnce() + Send + 'static) {
         self.runtime
             .spawn_at(at, Box::new(move || contained("a job", job)));
     }
 
-    /// A pending future, and what completes it. Its callbacks run on the agent's threads, and one of those
-    /// that waits for it has another take its place, as with the future of a call.
+    /// A pending future and its write half. Its callbacks run on the agent's threads.
+    ///
+    /// While an agent thread waits for the future, another thread replaces it, as with the future of a call.
     pub fn promise<T: Clone + Send + 'static>(&self) -> (Promise<T>, RpcFuture<T>) {
         self.runtime.caller.promise()
     }
 
-    /// Which registry the agent was started with.
+    /// Identifies the registry that the agent was started with.
     #[must_use]
     pub fn registry_id(&self) -> RegistryId {
         self.registry_id.clone()
     }
 
-    /// For how long a worker is dialed: see [`AgentOptions::with_connect_timeout`].
+    /// Time limit for connecting to a worker: see [`with_connect_timeout`](crate::AgentOptions::with_connect_timeout).
     #[must_use]
     pub fn connect_timeout(&self) -> Duration {
         self.connect_timeout
     }
 
-    /// The number that this worker's process has drawn for the agent, so that its messages are told from
-    /// those of another process with the same name and id. Never 0.
+    /// The agent's random incarnation number, never 0. It distinguishes this process from others with the
+    /// same worker name and id.
     #[must_use]
     pub fn incarnation(&self) -> u64 {
         self.runtime.driver.config.incarnation
     }
 
-    /// The incarnation of a worker's process, as it was when a connection to it was made last; `None`
-    /// before the first one.
+    /// The incarnation of a worker's process at its last connection; `None` before the first one.
     #[must_use]
     pub fn incarnation_of(&self, worker: WorkerId) -> Option<u64> {
         if worker == self.me().id {
@@ -224,7 +231,7 @@ impl AgentHandle {
         self.runtime.driver.peers.get(worker.get())?.incarnation()
     }
 
-    /// What has happened so far, in numbers.
+    /// Counters, gauges and latencies of the agent.
     #[must_use]
     pub fn metrics(&self) -> MetricsSnapshot {
         self.runtime.metrics()

@@ -1,4 +1,4 @@
-//! How an agent is set up.
+//! Options of agents and calls.
 
 use std::time::Duration;
 
@@ -7,8 +7,7 @@ use c10d_socket::SocketOptions;
 use crate::fault::FaultPlan;
 use crate::runtime::CallTimeout;
 
-/// How an agent is set up: who it is, in which group, and its limits. All but the name and the rank
-/// has a default.
+/// Configuration of an agent: its name and rank, its group, timeouts and limits.
 ///
 /// ```
 /// use rpc_agent::AgentOptions;
@@ -41,8 +40,9 @@ pub struct AgentOptions {
 }
 
 impl AgentOptions {
-    /// A worker of this name and rank, in a group whose members come and go; see
-    /// [`AgentOptions::with_world_size`].
+    /// Options for a worker in a dynamic group, which workers join and leave at any time.
+    ///
+    /// For a group of fixed size, see [`AgentOptions::with_world_size`].
     #[must_use]
     pub fn new(name: impl Into<String>, rank: u32) -> Self {
         Self {
@@ -66,7 +66,7 @@ impl AgentOptions {
         }
     }
 
-    /// A group of this many workers, ranks 0 to `world_size - 1`, that start together and end together.
+    /// Sets a fixed group size: ranks 0 to `world_size - 1` start together and shut down together.
     #[must_use]
     pub fn with_world_size(mut self, world_size: u32) -> Self {
         self.world_size = Some(world_size);
@@ -80,78 +80,85 @@ impl AgentOptions {
         self
     }
 
-    /// The port to listen on. Default 0: one that is free.
+    /// The port to listen on. Default 0: the system selects a free port.
     #[must_use]
     pub fn with_port(mut self, port: u16) -> Self {
         self.port = port;
         self
     }
 
-    /// The host that the others are told to connect to. Default: the host listened on or, on all
-    /// interfaces, the address from which this machine reaches others, or else 127.0.0.1 with a warning.
+    /// The host that other workers connect to. Default: the host of [`AgentOptions::with_host`].
+    ///
+    /// Without either, the agent advertises the address from which this machine reaches others. If there
+    /// is none, it advertises 127.0.0.1 and logs a warning.
     #[must_use]
     pub fn with_advertised_host(mut self, host: impl Into<String>) -> Self {
         self.advertised_host = Some(host.into());
         self
     }
 
-    /// How long a call may take that has no timeout of its own; `None` for no limit. Default 60 s, as PyTorch. In
-    /// PyTorch zero means no limit; here a call with a timeout of zero expires at once.
+    /// Timeout of calls without their own; `None` for no limit. Default 60 s, as in PyTorch.
+    ///
+    /// In PyTorch zero means no limit; here a call with a timeout of zero expires at once.
     #[must_use]
     pub fn with_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
         self.timeout = timeout.into();
         self
     }
 
-    /// How long the start may take: the others' arrival. Default 300 s, the default of a store.
+    /// Time limit of the start, which waits for the other workers. Default 300 s, the default of a store.
     #[must_use]
     pub fn with_start_timeout(mut self, timeout: Duration) -> Self {
         self.start_timeout = timeout;
         self
     }
 
-    /// For how long a worker is dialed, from the first attempt on, before the calls that wait for the
-    /// connection fail. Default 10 s. A refused connection fails at once: a worker listens from before its
-    /// address is known until it ends.
+    /// Time limit for connecting to a worker, all attempts included. Default 10 s.
+    ///
+    /// Calls that wait for the connection then fail. If the connection is refused they fail at once: a
+    /// worker listens before it publishes its address, and until it ends.
     #[must_use]
     pub fn with_connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = timeout;
         self
     }
 
-    /// How many functions run at a time, at least 1; those that wait for calls of their own are not
-    /// counted. Default 16, as PyTorch.
+    /// How many functions run concurrently, at least 1. Default 16, as in PyTorch.
+    ///
+    /// Functions that wait for nested calls are not counted.
     #[must_use]
     pub fn with_handler_threads(mut self, threads: usize) -> Self {
         self.handler_threads = threads.max(1);
         self
     }
 
-    /// How many threads there may be, those that wait for nested calls included. Threads are started as
-    /// they are needed. When all wait, a further request is refused, as waiting could be for ever.
-    /// Default 256.
+    /// Largest number of handler threads, those that wait for nested calls included. Default 256.
+    ///
+    /// Threads start on demand. When all of them wait, the agent refuses further requests to prevent a
+    /// deadlock.
     #[must_use]
     pub fn with_threads_max(mut self, threads: usize) -> Self {
         self.threads_max = threads.max(1);
         self
     }
 
-    /// The greatest request or answer, in bytes, sent or received. Default 256 MiB.
+    /// Largest request or response, sent or received, in bytes. Default 256 MiB.
     #[must_use]
     pub fn with_message_bytes_max(mut self, bytes: u64) -> Self {
         self.message_bytes_max = bytes;
         self
     }
 
-    /// How many bytes may wait to be sent to one worker; a call beyond that fails at once, and requests
-    /// of that worker wait. Default 512 MiB.
+    /// Largest send queue per worker, in bytes. Default 512 MiB.
+    ///
+    /// When it is full, calls to that worker fail at once, and requests from it wait.
     #[must_use]
     pub fn with_backlog_bytes_max(mut self, bytes: u64) -> Self {
         self.backlog_bytes_max = bytes;
         self
     }
 
-    /// How many requests of one worker may wait for a thread; those beyond are refused. Default 65,536.
+    /// How many requests of one worker may be queued; further ones are refused. Default 65,536.
     #[must_use]
     pub fn with_requests_queued_max(mut self, requests: usize) -> Self {
         self.requests_queued_max = requests;
@@ -165,14 +172,14 @@ impl AgentOptions {
         self
     }
 
-    /// The seed of everything random here: the incarnation, jitter. Default: one from the system.
+    /// Seed of the incarnation and of jitter. Default: a random seed from the system.
     #[must_use]
     pub fn with_seed(mut self, seed: u64) -> Self {
         self.seed = Some(seed);
         self
     }
 
-    /// Faults to inject, for tests.
+    /// Injects faults, for tests. Default: none.
     #[must_use]
     pub fn with_faults(mut self, faults: FaultPlan) -> Self {
         self.faults = Some(faults);
@@ -180,14 +187,14 @@ impl AgentOptions {
     }
 }
 
-/// How one call is made.
+/// Options of one call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CallOptions {
     pub(crate) timeout: CallTimeout,
 }
 
 impl CallOptions {
-    /// How long the call may take; `None` for no limit. Default: [`AgentOptions::with_timeout`].
+    /// Timeout of the call; `None` for no limit. Default: [`AgentOptions::with_timeout`].
     #[must_use]
     pub fn with_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
         self.timeout = CallTimeout::Own(timeout.into());

@@ -1,4 +1,4 @@
-//! Why an agent does not start.
+//! Errors of starting an agent.
 
 use std::fmt;
 use std::io;
@@ -13,27 +13,27 @@ use crate::worker::WorkerError;
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
-    /// The name or the rank is none.
+    /// The name or the rank is invalid.
     #[error(transparent)]
     Worker(#[from] WorkerError),
-    /// It cannot listen.
+    /// The agent cannot listen on its host and port.
     #[error("cannot listen for other workers: {0}")]
     Listen(#[from] ListenError),
-    /// A socket of its own failed.
+    /// A socket that the agent uses internally cannot be created.
     #[error("cannot set up the sockets: {0}")]
     Socket(#[source] io::Error),
-    /// The group was not joined.
+    /// The agent cannot join the group.
     #[error(transparent)]
     Directory(Box<DirectoryError>),
     /// The store cannot be used.
     #[error("cannot use the store: {0}")]
     Store(#[source] StoreError),
-    /// The system has no thread.
+    /// The system cannot start a thread.
     #[error("cannot start a thread: {0}")]
     Thread(#[source] io::Error),
 }
 
-/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
+/// Same text as `Display`, as `unwrap` and a `main` that returns the error print `Debug`.
 impl fmt::Debug for StartError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)

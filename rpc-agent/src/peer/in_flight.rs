@@ -1,28 +1,26 @@
-//! The calls of one peer that have no answer yet: by call id, and by deadline.
+//! The calls to one peer that await a response, indexed by call id and by deadline.
 //!
-//! Knows no clock: the present is an argument. What an expired call's error says is not decided here.
+//! No clock: the current time is an argument.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Marks the end of a list.
+/// End of a linked list.
 const NONE: u32 = u32::MAX;
 
-/// No deadline.
+/// Stands for no deadline.
 const NEVER: u64 = u64::MAX;
 
-/// The number of a call on the wire. No two calls of one [`InFlight`] have the same, until one place was
-/// used 2^32 times.
+/// A call's id on the wire: slot and generation. Unique in one [`InFlight`] until one slot has been used
+/// 2^32 times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct CallId(u64);
 
 impl CallId {
-    /// As it came from the wire.
     pub(crate) const fn from_wire(number: u64) -> Self {
         Self(number)
     }
 
-    /// As it goes onto the wire.
     pub(crate) const fn get(self) -> u64 {
         self.0
     }
@@ -31,12 +29,10 @@ impl CallId {
         Self(((generation as u64) << 32) | slot as u64)
     }
 
-    /// The low 32 bits.
     const fn slot(self) -> u32 {
         (self.0 & 0xFFFF_FFFF) as u32
     }
 
-    /// The high 32 bits.
     const fn generation(self) -> u32 {
         (self.0 >> 32) as u32
     }
@@ -48,45 +44,45 @@ impl fmt::Display for CallId {
     }
 }
 
-/// What an answer is for.
+/// The call that a response belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Completed<T> {
-    /// A call that waited for it.
+    /// A call that awaited the response.
     Call(T),
-    /// A call that has ended already: its deadline passed, or it was answered before.
+    /// A call that has already expired or completed.
     Late,
-    /// No call ever had this id.
+    /// No call had this id.
     Unknown,
 }
 
-/// Calls without an answer, each with a value and perhaps a deadline in whole milliseconds of the
-/// caller's clock.
+/// Calls that await a response, each with a value and an optional deadline in milliseconds of the caller's
+/// clock.
 ///
-/// Adding and completing a call takes constant time but for the first and the last call of a deadline,
-/// and allocates nothing once there is room for as many calls.
+/// Adding and completing a call takes constant time, except for the first and the last call of a deadline,
+/// and allocates nothing while the number of calls stays below its previous maximum.
 #[derive(Debug)]
 pub(crate) struct InFlight<T> {
     slots: Vec<Slot<T>>,
-    /// The first of the list of free slots.
+    /// Head of the list of free slots.
     free: u32,
     len: usize,
-    /// The first call of each deadline but `recent`. Calls with the same are a list, the newest first.
+    /// Head of the list of calls, newest first, for each deadline except `recent`.
     buckets: BTreeMap<u64, u32>,
-    /// The deadline that was added last: most calls have the same timeout, so the next call's is equal or
-    /// a little later, and the tree is touched once a millisecond only.
+    /// The deadline added last. Most calls have the same timeout, so consecutive calls share a deadline, and
+    /// the tree changes at most once per millisecond.
     recent: Bucket,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Bucket {
     deadline_ms: u64,
-    /// `NONE` when no call has this deadline any more.
+    /// `NONE` when no call has this deadline.
     first: u32,
 }
 
 #[derive(Debug)]
 struct Slot<T> {
-    /// Of the call in the slot, or of the next one when it is free.
+    /// Generation of the slot's call or, in a free slot, of the next call.
     generation: u32,
     content: Content<T>,
 }
@@ -101,13 +97,13 @@ enum Content<T> {
 struct Entry<T> {
     value: T,
     deadline_ms: u64,
-    /// Neighbours in the list of the deadline.
+    /// Neighbours in the list of calls with this deadline.
     previous: u32,
     next: u32,
 }
 
 impl<T> InFlight<T> {
-    /// No calls. Allocates nothing.
+    /// Allocates nothing.
     pub(crate) const fn new() -> Self {
         Self {
             slots: Vec::new(),
@@ -121,15 +117,15 @@ impl<T> InFlight<T> {
         }
     }
 
-    /// How many calls wait.
+    /// Number of calls.
     pub(crate) const fn len(&self) -> usize {
         self.len
     }
 
-    /// Adds a call. Deadlines between milliseconds are to be rounded up; `None` is no deadline.
+    /// Adds a call. The caller rounds the deadline up to milliseconds; `None` is no deadline.
     ///
     /// # Panics
-    /// When 2^32 - 1 calls wait already.
+    /// If 2^32 - 1 calls are in flight already.
     pub(crate) fn insert(&mut self, deadline_ms: Option<u64>, value: T) -> CallId {
         let deadline_ms = deadline_ms.unwrap_or(NEVER);
         let next = if deadline_ms == NEVER {
@@ -154,7 +150,10 @@ impl<T> InFlight<T> {
             }
             None => {
                 let index = u32::try_from(self.slots.len()).unwrap_or(NONE);
-                assert!(index != NONE, "fewer than 2^32 calls wait for one peer");
+                assert!(
+                    index != NONE,
+                    "fewer than 2^32 calls to one peer are in flight"
+                );
                 self.slots.push(Slot {
                     generation: 1,
                     content: entry,
@@ -172,7 +171,7 @@ impl<T> InFlight<T> {
         CallId::new(index, generation)
     }
 
-    /// The value of a call that waits.
+    /// The value of a call; `None` if it is not in flight.
     pub(crate) fn get(&self, id: CallId) -> Option<&T> {
         let slot = self.slots.get(id.slot() as usize)?;
         match &slot.content {
@@ -181,17 +180,16 @@ impl<T> InFlight<T> {
         }
     }
 
-    /// Whether this call waits.
     pub(crate) fn contains(&self, id: CallId) -> bool {
         self.get(id).is_some()
     }
 
-    /// Takes the call out that an answer is for.
+    /// Removes the call that a response belongs to.
     pub(crate) fn complete(&mut self, id: CallId) -> Completed<T> {
         let Some(slot) = self.slots.get(id.slot() as usize) else {
             return Completed::Unknown;
         };
-        // Before the numbers of a place wrap around, those it gave out are the lower ones.
+        // A slot has issued only generations below its own, until they wrap around.
         if id.generation() == 0 || id.generation() > slot.generation {
             return Completed::Unknown;
         }
@@ -207,8 +205,7 @@ impl<T> InFlight<T> {
         }
     }
 
-    /// Takes out all calls whose deadline is `now_ms` or before, the earliest first, equal ones in the
-    /// order in which they were added.
+    /// Removes all calls with a deadline of at most `now_ms`, by deadline, then in the order of insertion.
     pub(crate) fn expire(&mut self, now_ms: u64) -> Vec<(CallId, T)> {
         let mut expired = Vec::new();
         while let Some(deadline_ms) = self.next_deadline_ms()
@@ -233,7 +230,7 @@ impl<T> InFlight<T> {
         expired
     }
 
-    /// The earliest deadline of a call that waits.
+    /// The earliest deadline; `None` if no call has one.
     pub(crate) fn next_deadline_ms(&self) -> Option<u64> {
         let recent = (self.recent.first != NONE).then_some(self.recent.deadline_ms);
         let other = self
@@ -246,7 +243,7 @@ impl<T> InFlight<T> {
         }
     }
 
-    /// Takes all calls out, in no particular order. Their answers are late from now on.
+    /// Removes all calls, in no particular order. Responses to them are late from now on.
     pub(crate) fn drain(&mut self) -> Vec<(CallId, T)> {
         self.buckets.clear();
         self.recent.first = NONE;
@@ -286,7 +283,7 @@ impl<T> InFlight<T> {
         }
     }
 
-    /// Frees a slot; its entry is still in the list of its deadline.
+    /// Frees a slot. Its entry stays linked: see [`InFlight::unlink`].
     fn remove(&mut self, index: u32) -> Option<Entry<T>> {
         let slot = self.slots.get_mut(index as usize)?;
         if let Content::Free { .. } = slot.content {
@@ -296,14 +293,14 @@ impl<T> InFlight<T> {
         let Content::Call(entry) = std::mem::replace(&mut slot.content, free) else {
             return None;
         };
-        // 0 is no call's, so that a number made up by a peer is seldom one.
+        // No call has generation 0, so that a small id invented by a peer matches no call.
         slot.generation = slot.generation.checked_add(1).unwrap_or(1);
         self.free = index;
         self.len -= 1;
         Some(entry)
     }
 
-    /// Takes a removed entry out of the list of its deadline.
+    /// Removes an entry from the list of its deadline.
     fn unlink(&mut self, entry: &Entry<T>) {
         if entry.deadline_ms == NEVER {
             return;
@@ -322,8 +319,8 @@ impl<T> InFlight<T> {
         }
     }
 
-    /// Every call with a deadline is in the list of this deadline once, and every other slot in the list
-    /// of free ones.
+    /// Checks that each call with a deadline is in the list of that deadline once, and each free slot in the
+    /// free list.
     #[cfg(test)]
     fn check_invariants(&self) {
         let mut listed = 0;
@@ -337,7 +334,7 @@ impl<T> InFlight<T> {
             let (mut index, mut before) = (first, NONE);
             while index != NONE {
                 let Content::Call(entry) = &self.slots[index as usize].content else {
-                    panic!("a list of calls has a free slot");
+                    panic!("a list of calls contains a free slot");
                 };
                 assert_eq!((entry.deadline_ms, entry.previous), (deadline_ms, before));
                 (before, index) = (index, entry.next);
@@ -355,7 +352,7 @@ impl<T> InFlight<T> {
         let (mut index, mut free) = (self.free, 0);
         while index != NONE {
             let Content::Free { next } = self.slots[index as usize].content else {
-                panic!("the list of free slots has a call");
+                panic!("the free list contains a call");
             };
             index = next;
             free += 1;
@@ -379,7 +376,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn calls_expire_in_the_order_of_their_deadlines_then_as_they_were_added() {
+    fn calls_expire_by_deadline_then_by_insertion_order() {
         let mut calls = InFlight::new();
         for (name, deadline_ms) in [("a", 5), ("b", 3), ("c", 5), ("d", 9), ("e", 5), ("f", 3)] {
             calls.insert(Some(deadline_ms), name);
@@ -398,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn a_late_answer_is_told_from_one_to_no_call_and_from_the_next_call_in_its_place() {
+    fn late_and_unknown_responses_are_told_apart_after_a_slot_is_reused() {
         let mut calls = InFlight::new();
         let first = calls.insert(Some(1), 'a');
         assert_eq!(calls.expire(1), [(first, 'a')]);
@@ -421,7 +418,7 @@ mod tests {
     #[derive(Debug, Clone)]
     enum Step {
         Insert(Option<u64>),
-        /// One of all ids ever given out.
+        /// One of all ids issued so far.
         Complete(prop::sample::Index),
         Expire(u64),
         Drain,
@@ -439,7 +436,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn behaves_like_a_map_that_is_searched(steps in steps()) {
+        fn behaves_like_a_map_with_linear_search(steps in steps()) {
             let mut calls = InFlight::new();
             let mut model: BTreeMap<usize, (CallId, Option<u64>)> = BTreeMap::new();
             let mut given: Vec<CallId> = Vec::new();

@@ -1,8 +1,7 @@
-//! The receiving side of one connection: bytes to messages.
+//! Decodes the bytes received on one connection into messages.
 //!
-//! Whatever way the bytes are cut, the same messages come out. A payload of a large message is received
-//! into its own memory and not copied again. Knows neither the socket, nor the clock, nor what a message
-//! means.
+//! The result does not depend on how the stream is split into reads. The payload of a large message is
+//! received into its own allocation and not copied again. No socket, no clock, no message semantics.
 
 use std::collections::HashMap;
 
@@ -14,36 +13,36 @@ use crate::wire::{
     Refuse, Welcome, WireError,
 };
 
-/// The buffer of a connection that is idle.
+/// Capacity of the receive buffer of an idle connection.
 const BUFFER_BYTES_MIN: usize = 4 << 10;
 
-/// The buffer of a busy one. It has room for any frame that is not received into its own memory.
+/// Capacity of the receive buffer of a busy connection. Larger frames get their own allocation.
 const BUFFER_BYTES_MAX: usize = 64 << 10;
 
-/// From this many missing bytes on, a frame is received into its own memory.
+/// A frame that lacks at least this many bytes is received into its own allocation.
 const DIRECT_BYTES_MIN: usize = 16 << 10;
 
-/// A large message reserves so much when it begins, and the whole when that has arrived: an announced
-/// length alone reserves little.
+/// First allocation for a large message. The rest is allocated when these bytes have arrived, so that an
+/// announced length alone costs little memory.
 const FIRST_RESERVE_BYTES: usize = 1 << 20;
 
-/// An answer is cut out of what was received with it when that is so many times as long: who keeps the
-/// answer shall not keep the rest.
+/// A response is copied out of its batch when the batch is more than this many times as long, so that a
+/// response that is kept does not pin the whole batch.
 const PINNED_FACTOR_MAX: usize = 4;
 
-/// What a peer may make this side keep.
+/// Limits on the memory that a peer's messages may occupy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct IncomingLimits {
-    /// The greatest payload of a message.
+    /// Largest payload of one message.
     pub(crate) message_bytes_max: u64,
-    /// The payloads of all messages under way in parts, unless there is only one.
+    /// Largest sum of the payloads of incomplete large messages. One alone may exceed it.
     pub(crate) assembling_bytes_max: u64,
-    /// The number of messages under way in parts.
+    /// Most incomplete large messages.
     pub(crate) assembling_messages_max: usize,
 }
 
 impl Default for IncomingLimits {
-    /// 256 MiB a message, and what the protocol allows to be under way in parts.
+    /// 256 MiB per message, and the protocol's limits for incomplete large messages.
     fn default() -> Self {
         Self {
             message_bytes_max: 256 << 20,
@@ -53,16 +52,16 @@ impl Default for IncomingLimits {
     }
 }
 
-/// What a connection's first frame has to be.
+/// The first frame that a connection must receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Expects {
-    /// This side was dialed. After the Hello nothing may come until [`Incoming::open`].
+    /// This side accepted the connection. No frame may follow the Hello until [`Incoming::open`].
     Hello,
-    /// This side dialed. After a Welcome come messages, after a Refuse comes nothing.
+    /// This side dialed. Messages follow a Welcome; no frame follows a Refuse.
     WelcomeOrRefuse,
 }
 
-/// A whole message.
+/// A complete message.
 #[derive(Clone, PartialEq, Eq)]
 #[cfg_attr(test, derive(Debug))]
 pub(crate) enum Message {
@@ -71,7 +70,7 @@ pub(crate) enum Message {
     Refuse(Refuse),
     Request {
         id: u64,
-        /// The time that the caller still waits; 0 for no limit.
+        /// Time left until the caller's deadline; 0 for no deadline.
         budget_ms: u32,
         function: FunctionName,
         payload: Bytes,
@@ -80,7 +79,7 @@ pub(crate) enum Message {
         id: u64,
         payload: Bytes,
     },
-    /// The answer to a call that failed at the callee.
+    /// The error response to a call.
     Failure {
         id: u64,
         failure: Failure,
@@ -90,23 +89,22 @@ pub(crate) enum Message {
     },
 }
 
-/// A function's name as it was received: a slice of the received bytes.
+/// A function name, as a slice of the received bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct FunctionName(Bytes);
 
 impl FunctionName {
     pub(crate) fn as_str(&self) -> &str {
-        std::str::from_utf8(&self.0).expect("the decoder checked it")
+        std::str::from_utf8(&self.0).expect("the decoder validated the UTF-8")
     }
 }
 
-/// Who takes the messages.
+/// Receives the decoded messages.
 pub(crate) trait Recipient {
-    /// Whether somebody still waits for the answer to this call. Asked for large answers, when they
-    /// begin and before each part: the rest of an unwanted one is skipped, and it is never handed out.
+    /// Whether a caller still waits for the response to this call. Asked at the start of a large response
+    /// and before each part: the decoder skips the rest of an unwanted one and does not deliver it.
     fn wants_response(&mut self, id: u64) -> bool;
 
-    /// Takes a message.
     fn take(&mut self, message: Message);
 }
 
@@ -114,36 +112,36 @@ pub(crate) trait Recipient {
 enum Stage {
     Hello,
     WelcomeOrRefuse,
-    /// Until this side has answered the Hello, or for ever after a Refuse.
+    /// Until this side has answered the Hello, or indefinitely after a Refuse.
     Nothing,
     Messages,
 }
 
-/// The receiving side of one connection.
+/// Decoder of one connection.
 ///
-/// The shell receives onto the end of what [`spare`](Self::spare) gives, then calls
+/// The caller appends received bytes to the buffer from [`spare`](Self::spare), then calls
 /// [`received`](Self::received).
 pub(crate) struct Incoming {
     limits: IncomingLimits,
     stage: Stage,
-    /// The start of a frame, between two calls of `received`.
+    /// Between two calls of `received`: the start of a frame.
     buffer: Vec<u8>,
-    /// What the buffer grows to when it has been filled.
+    /// Target capacity of `buffer`.
     buffer_bytes_wanted: usize,
     /// The length of the buffer before the last receive.
     buffer_bytes_before: usize,
-    /// A frame that is received into its own memory: the buffer is empty then.
+    /// The frame that is being received into its own allocation. `buffer` is empty meanwhile.
     frame: Option<LongFrame>,
-    /// The part whose payload comes next: the buffer is empty then, between two calls.
+    /// The part whose payload comes next. Between two calls `buffer` is empty meanwhile.
     part: Option<Part>,
     assembling: HashMap<MessageKey, Assembly>,
-    /// The payloads of `assembling`, as announced.
+    /// Sum of the announced payload lengths of `assembling`.
     assembling_bytes: u64,
     broken: Option<WireError>,
 }
 
 impl std::fmt::Debug for Incoming {
-    /// Lengths instead of bytes: they can be long and secret.
+    /// Prints lengths, not bytes: payloads can be long and secret.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Incoming")
             .field("buffer_bytes", &self.buffer.len())
@@ -160,7 +158,7 @@ struct LongFrame {
 }
 
 impl std::fmt::Debug for LongFrame {
-    /// Lengths instead of bytes: they can be long and secret.
+    /// Prints lengths, not bytes: payloads can be long and secret.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("LongFrame")
             .field("bytes", &self.bytes.len())
@@ -169,7 +167,7 @@ impl std::fmt::Debug for LongFrame {
     }
 }
 
-/// Call ids of requests are the peer's, those of responses are this side's.
+/// The peer assigns the call ids of requests, this side those of responses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct MessageKey {
     is_response: bool,
@@ -182,22 +180,22 @@ struct Part {
     missing_bytes: usize,
 }
 
-/// A large message of which a part is missing.
+/// An incomplete large message.
 struct Assembly {
-    /// What to make of it; `None` for an answer that nobody waits for.
+    /// `None` for a response.
     request: Option<RequestHead>,
-    /// Empty when nobody waits for it.
+    /// Empty when unwanted.
     payload: Vec<u8>,
-    /// Of `payload`. Beyond may lie the start of the next frame, until [`Incoming::received`].
+    /// Payload bytes in `payload`. The start of the next frame may follow them until [`Incoming::received`].
     filled_bytes: usize,
-    /// What is still to come, that of the present part included.
+    /// Bytes not yet received, those of the current part included.
     missing_bytes: u64,
     payload_bytes: u64,
     is_wanted: bool,
 }
 
 impl std::fmt::Debug for Assembly {
-    /// Lengths instead of bytes: they can be long and secret.
+    /// Prints lengths, not bytes: payloads can be long and secret.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Assembly")
             .field("filled_bytes", &self.filled_bytes)
@@ -214,7 +212,7 @@ struct RequestHead {
 }
 
 impl Incoming {
-    /// Before the first byte. Allocates nothing.
+    /// Allocates nothing.
     pub(crate) fn new(expects: Expects, limits: IncomingLimits) -> Self {
         Self {
             limits,
@@ -233,13 +231,13 @@ impl Incoming {
         }
     }
 
-    /// The Hello has been accepted: messages may come.
+    /// Allows messages, after this side has accepted the Hello.
     pub(crate) fn open(&mut self) {
         debug_assert_eq!(self.stage, Stage::Nothing);
         self.stage = Stage::Messages;
     }
 
-    /// Where to append the next bytes, and at most how many: never 0, and there is room for them.
+    /// The buffer to append received bytes to, and how many fit: at least 1.
     pub(crate) fn spare(&mut self) -> (&mut Vec<u8>, usize) {
         if let Some(part) = &self.part
             && part.missing_bytes >= DIRECT_BYTES_MIN
@@ -247,7 +245,7 @@ impl Incoming {
             && assembly.is_wanted
         {
             assembly.payload.truncate(assembly.filled_bytes);
-            // The next header may come along: it saves a receive for each part.
+            // Reading the next header along saves one receive per part.
             let bytes_max = part.missing_bytes + HEADER_BYTES;
             assembly.reserve(part.missing_bytes);
             return (&mut assembly.payload, bytes_max);
@@ -265,11 +263,11 @@ impl Incoming {
         (&mut self.buffer, bytes_max)
     }
 
-    /// Hands out the messages that are complete with the bytes appended to [`spare`](Self::spare).
+    /// Delivers the messages completed by the bytes appended to [`spare`](Self::spare).
     ///
     /// # Errors
-    /// [`WireError`] when the peer does not keep to the protocol or to the limits; what came before the
-    /// fault has been handed out. The connection is of no use then, and the error stays.
+    /// [`WireError`] when the peer violates the protocol or a limit. Messages before the violation have
+    /// been delivered. Every later call returns the same error.
     pub(crate) fn received(&mut self, recipient: &mut impl Recipient) -> Result<(), WireError> {
         if let Some(error) = self.broken {
             return Err(error);
@@ -286,7 +284,7 @@ impl Incoming {
         result
     }
 
-    /// The memory held for what is not complete.
+    /// Bytes allocated for incomplete messages.
     #[cfg(test)]
     pub(crate) fn held_bytes(&self) -> usize {
         let assembling = self
@@ -312,9 +310,9 @@ impl Incoming {
             return Ok(());
         }
         let mut buffer = std::mem::take(&mut self.buffer);
-        let came = buffer.len().saturating_sub(self.buffer_bytes_before);
-        let is_filled = came > 0 && buffer.len() == buffer.capacity();
-        self.adapt_buffer(came, is_filled);
+        let received = buffer.len().saturating_sub(self.buffer_bytes_before);
+        let is_filled = received > 0 && buffer.len() == buffer.capacity();
+        self.adapt_buffer(received, is_filled);
         let used = self.take_buffer(&buffer, recipient)?;
         if used < buffer.len() {
             buffer.drain(..used);
@@ -329,16 +327,16 @@ impl Incoming {
         Ok(())
     }
 
-    /// A receive that filled the buffer makes it grow, a short one makes it shrink once it is empty.
-    fn adapt_buffer(&mut self, came_bytes: usize, is_filled: bool) {
+    /// Grows the buffer after a receive that filled it; shrinks it, once empty, after a short receive.
+    fn adapt_buffer(&mut self, received_bytes: usize, is_filled: bool) {
         if is_filled {
             self.buffer_bytes_wanted = (self.buffer_bytes_wanted * 4).min(BUFFER_BYTES_MAX);
-        } else if came_bytes <= BUFFER_BYTES_MIN {
+        } else if received_bytes <= BUFFER_BYTES_MIN {
             self.buffer_bytes_wanted = BUFFER_BYTES_MIN;
         }
     }
 
-    /// What was received into a large message's own memory.
+    /// Accounts for the bytes received directly into a large message.
     fn take_direct(&mut self, recipient: &mut impl Recipient) {
         let Some(part) = &mut self.part else {
             return;
@@ -346,12 +344,12 @@ impl Incoming {
         let Some(assembly) = self.assembling.get_mut(&part.key) else {
             return;
         };
-        let came = assembly.payload.len() - assembly.filled_bytes;
-        let of_part = came.min(part.missing_bytes);
+        let received = assembly.payload.len() - assembly.filled_bytes;
+        let of_part = received.min(part.missing_bytes);
         assembly.filled_bytes += of_part;
         assembly.missing_bytes -= of_part as u64;
         part.missing_bytes -= of_part;
-        if came > of_part {
+        if received > of_part {
             debug_assert!(self.buffer.is_empty());
             let next = &assembly.payload[assembly.filled_bytes..];
             self.buffer.extend_from_slice(next);
@@ -373,12 +371,12 @@ impl Incoming {
         match Header::decode(&bytes)? {
             Some(header) => self.take_frame(&header, 0, &mut batch, recipient),
             None => {
-                unreachable!("a frame is received into its own memory once its header is known")
+                unreachable!("a frame gets its own allocation after its header is decoded")
             }
         }
     }
 
-    /// Takes all whole frames and what there is of a part; returns how many bytes that were.
+    /// Consumes all complete frames and the available bytes of a part; returns the number of bytes.
     fn take_buffer(
         &mut self,
         buffer: &[u8],
@@ -419,8 +417,8 @@ impl Incoming {
         }
     }
 
-    /// Where to keep the start of a frame: a long one goes into its own memory. Returns how many bytes
-    /// need not stay in the buffer.
+    /// Moves the start of a long frame into its own allocation. Returns how many bytes it moved; 0 when
+    /// the frame stays in the buffer.
     fn keep_start(&mut self, start: &[u8], frame_bytes: usize) -> usize {
         let missing_bytes = frame_bytes - start.len();
         if missing_bytes < DIRECT_BYTES_MIN && frame_bytes <= BUFFER_BYTES_MAX {
@@ -453,7 +451,7 @@ impl Incoming {
         }
     }
 
-    /// Takes the whole frame at `at` in the batch, which is no part.
+    /// Consumes the complete frame at `at` in the batch, which is not a part.
     fn take_frame(
         &mut self,
         header: &Header,
@@ -515,7 +513,7 @@ impl Incoming {
             } => {
                 let request = RequestHead {
                     budget_ms,
-                    // Not a slice: what it was received with is not to be kept until the last part.
+                    // Copied, as a slice would pin its batch until the last part.
                     function: FunctionName(Bytes::copy_from_slice(function.as_bytes())),
                 };
                 return self.begin_message(header.kind, id, payload_bytes, Some(request), true);
@@ -525,7 +523,7 @@ impl Incoming {
                 return self.begin_message(header.kind, id, payload_bytes, None, is_wanted);
             }
             Frame::RequestPart { .. } | Frame::ResponsePart { .. } => {
-                unreachable!("parts are taken piece by piece")
+                unreachable!("`take_part` consumes parts")
             }
             Frame::Goodbye { reason } => Message::Goodbye { reason },
         };
@@ -541,7 +539,7 @@ impl Incoming {
         Ok(())
     }
 
-    /// A call has one request and one answer.
+    /// Rejects a second request or response of a call whose large message is incomplete.
     fn check_no_assembly(&self, kind: Kind, is_response: bool, id: u64) -> Result<(), WireError> {
         if !self.assembling.is_empty()
             && self
@@ -624,7 +622,7 @@ impl Incoming {
         Ok(())
     }
 
-    /// Takes what `bytes` has of the present part, and returns how many bytes that were.
+    /// Consumes the bytes of the current part at the start of `bytes`; returns their number.
     fn take_part(&mut self, bytes: &[u8], recipient: &mut impl Recipient) -> usize {
         let Some(part) = &mut self.part else {
             return 0;
@@ -643,7 +641,7 @@ impl Incoming {
         of_part
     }
 
-    /// Hands a large message out when its last part is complete.
+    /// Delivers a large message when its last part is complete.
     fn end_part(&mut self, recipient: &mut impl Recipient) {
         let Some(part) = self.part.take_if(|part| part.missing_bytes == 0) else {
             return;
@@ -675,7 +673,7 @@ impl Incoming {
         });
     }
 
-    /// The sums agree with what they sum up.
+    /// Checks the counters against the data that they count.
     #[cfg(any(test, fuzzing))]
     pub(crate) fn check_invariants(&self) {
         let announced = self
@@ -707,13 +705,13 @@ impl Incoming {
 }
 
 impl Assembly {
-    /// Makes room for so many more bytes of the payload and a header.
+    /// Makes room for `more_bytes` of the payload and a header.
     fn reserve(&mut self, more_bytes: usize) {
         let needed = self.filled_bytes + more_bytes + HEADER_BYTES;
         if self.payload.capacity() >= needed {
             return;
         }
-        // A message that was accepted fits in memory, and so in a usize.
+        // An accepted message fits in memory, and so in a `usize`.
         let whole = usize::try_from(self.payload_bytes).unwrap_or(usize::MAX - HEADER_BYTES);
         let wanted = if needed <= FIRST_RESERVE_BYTES {
             whole.min(FIRST_RESERVE_BYTES)
@@ -725,7 +723,7 @@ impl Assembly {
     }
 }
 
-/// Whole frames that were received together, and one copy of them for all that is cut out of it.
+/// Complete frames that were received together. All slices of them share one copy.
 struct Batch<'b> {
     source: &'b [u8],
     copy: Option<Bytes>,
@@ -751,7 +749,7 @@ const fn is_part(kind: Kind) -> bool {
     matches!(kind, Kind::RequestPart | Kind::ResponsePart)
 }
 
-/// How far the whole frames reach that `bytes` begins with, up to a part, an unfinished frame or a fault.
+/// Length of the complete frames at the start of `bytes`, up to a part, an incomplete frame or an error.
 fn whole_frames_bytes(bytes: &[u8]) -> usize {
     let mut end = 0;
     while let Ok(Some(header)) = Header::decode(&bytes[end..]) {

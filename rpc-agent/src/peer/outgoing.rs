@@ -1,10 +1,10 @@
-//! The sending side of one connection: what waits to be sent, and in which order it goes.
+//! The send queue of one connection.
 //!
-//! Small frames go first, up to [`SMALL_BYTES_MAX`], then one part of one large message, and so on:
-//! neither holds the other up. Large messages take turns. Who sends takes a [`Batch`] out, writes it, and
-//! puts it back, so that no lock around the queue needs to be held while writing.
+//! The queue alternates between small frames, up to [`SMALL_BYTES_MAX`], and one part of one large message,
+//! so that neither starves the other. Large messages are sent round-robin. The sender takes a [`Batch`]
+//! out, writes it, and puts it back, so that no lock on the queue is held during the write.
 //!
-//! Knows neither the socket nor the clock, nor what becomes of a call.
+//! No socket, no clock, no call state.
 
 use std::collections::{HashSet, VecDeque};
 use std::io::{self, IoSlice, Write};
@@ -17,58 +17,58 @@ use crate::wire::{
     encode_request_head, encode_response_head,
 };
 
-/// Payloads up to this length are copied, longer ones are sent from where they are.
+/// Payloads up to this length are copied; longer ones are sent without a copy.
 const COPIED_BYTES_MAX: usize = 4 << 10;
 
-/// So many bytes of small frames go before it is the turn of a large message. As many are encoded ahead
-/// and can no longer be withdrawn.
+/// Bytes of small frames sent between two parts of large messages. As many are encoded ahead and can no
+/// longer be withdrawn.
 const SMALL_BYTES_MAX: usize = 64 << 10;
 
-/// Pieces handed to the system in one vectored write.
+/// Slices per vectored write.
 const SLICES_PER_WRITE_MAX: usize = 64;
 
-/// Memory for copied bytes shrinks to this when a batch needed no more.
+/// An encoding buffer with more capacity is freed after a batch of at most this length.
 const IDLE_BYTES_MAX: usize = 4 << 10;
 
-/// The memory that an emptied queue keeps.
+/// An empty queue with more capacity is freed.
 const QUEUE_KEPT_BYTES_MAX: usize = 512;
 
-/// What waits to be sent to one peer.
+/// The send queue of one peer.
 #[derive(Debug, Default)]
 pub(crate) struct Outgoing {
-    /// Small frames that go next.
+    /// Small frames to send next, encoded.
     ready: Encoded,
-    /// Small frames after them, which can be withdrawn.
+    /// Small frames after `ready`; requests among them can be withdrawn.
     waiting: VecDeque<Waiting>,
-    /// Large messages that have begun, in the order of their turns.
+    /// Large messages in progress, in round-robin order.
     begun: VecDeque<Stream>,
-    /// The bytes of `begun` as announced to the peer.
+    /// Sum of the payload lengths of `begun`.
     begun_bytes: u64,
-    /// Large messages that have not begun.
+    /// Large messages of which nothing has been taken.
     not_begun: VecDeque<Stream>,
-    /// Put back before it was written to its end.
+    /// A partly written batch.
     unfinished: Option<Batch>,
     is_batch_out: bool,
-    /// There is no connection yet: nothing is encoded ahead, so that every request can be withdrawn.
+    /// True until a connection exists: nothing is encoded ahead, so that every request can be withdrawn.
     is_held: bool,
-    /// Memory for the next `ready`.
+    /// Recycled buffers for the next `ready`.
     spare: Encoded,
     unsent_bytes: u64,
 }
 
-/// Frames in the order in which they go.
+/// Encoded frames, in sending order.
 #[derive(Default)]
 struct Encoded {
     copied: Vec<u8>,
-    /// Payloads that belong between the copied bytes.
+    /// Payloads to insert between the copied bytes.
     shared: Vec<Shared>,
     shared_bytes: usize,
-    /// Where the requests begin.
+    /// Start positions of the requests.
     requests: Vec<RequestStart>,
 }
 
 impl std::fmt::Debug for Encoded {
-    /// Lengths instead of bytes: they can be long and secret.
+    /// Prints lengths, not bytes: payloads can be long and secret.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Encoded")
             .field("copied_bytes", &self.copied.len())
@@ -78,13 +78,13 @@ impl std::fmt::Debug for Encoded {
 }
 
 struct Shared {
-    /// How many copied bytes go before it.
+    /// Number of copied bytes that precede it.
     copied_before: usize,
     bytes: Bytes,
 }
 
 impl std::fmt::Debug for Shared {
-    /// Lengths instead of bytes: they can be long and secret.
+    /// Prints lengths, not bytes: payloads can be long and secret.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Shared")
             .field("copied_before", &self.copied_before)
@@ -102,13 +102,13 @@ struct RequestStart {
 
 struct Waiting {
     request_id: Option<u64>,
-    /// The frame, but for a shared payload.
+    /// The frame without the shared payload.
     copied: Vec<u8>,
     shared: Bytes,
 }
 
 impl std::fmt::Debug for Waiting {
-    /// Lengths instead of bytes: they can be long and secret.
+    /// Prints lengths, not bytes: payloads can be long and secret.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Waiting")
             .field("request_id", &self.request_id)
@@ -122,14 +122,14 @@ impl std::fmt::Debug for Waiting {
 struct Stream {
     id: u64,
     is_response: bool,
-    /// The frame that begins it; empty once it was taken.
+    /// The encoded start frame; empty once taken.
     start: Vec<u8>,
     rest: Bytes,
     payload_bytes: u64,
 }
 
 impl std::fmt::Debug for Stream {
-    /// Lengths instead of bytes: they can be long and secret.
+    /// Prints lengths, not bytes: payloads can be long and secret.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Stream")
             .field("id", &self.id)
@@ -139,32 +139,32 @@ impl std::fmt::Debug for Stream {
     }
 }
 
-/// What to write next. To be given back with [`Outgoing::put_back`], also after an error.
+/// Bytes to write next. The sender returns it with [`Outgoing::put_back`], also after an error.
 #[derive(Debug)]
 pub(crate) struct Batch {
     encoded: Encoded,
     sent_bytes: usize,
-    /// Of `sent_bytes`, what the queue has been told of.
+    /// The part of `sent_bytes` that [`Outgoing::unsent_bytes`] already accounts for.
     settled_bytes: usize,
 }
 
-/// How far a write came.
+/// Result of [`Batch::write_to`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WriteProgress {
-    /// All is written.
+    /// The whole batch is written.
     Done,
-    /// The writer takes no more at present.
+    /// The write would block.
     Blocked,
 }
 
 impl Outgoing {
-    /// Nothing is queued, and there is a connection.
+    /// An empty queue with a connection.
     #[cfg(test)]
     pub(crate) fn new() -> Self {
         Self::default()
     }
 
-    /// Nothing is queued, and there is no connection: until [`Outgoing::start`] every request can be withdrawn.
+    /// An empty queue without a connection. Every request can be withdrawn until [`Outgoing::start`].
     pub(crate) fn held() -> Self {
         Self {
             is_held: true,
@@ -172,15 +172,15 @@ impl Outgoing {
         }
     }
 
-    /// There is a connection.
+    /// Marks the connection as established.
     pub(crate) fn start(&mut self) {
         self.is_held = false;
     }
 
-    /// Adds a request.
+    /// Queues a request.
     ///
     /// # Panics
-    /// When the function's name is longer than a frame holds.
+    /// If the function name does not fit in a frame.
     pub(crate) fn push_request(&mut self, id: u64, budget_ms: u32, function: &str, payload: Bytes) {
         if payload.len() <= PART_BYTES {
             let bytes = payload.len();
@@ -199,7 +199,7 @@ impl Outgoing {
         self.push_large(id, false, &start, payload);
     }
 
-    /// Adds a response.
+    /// Queues a response.
     pub(crate) fn push_response(&mut self, id: u64, payload: Bytes) {
         if payload.len() <= PART_BYTES {
             let bytes = payload.len();
@@ -211,13 +211,13 @@ impl Outgoing {
         self.push_large(id, true, &start, payload);
     }
 
-    /// Adds a frame that is no request, no response and no part of one. A Goodbye overtakes large
-    /// messages: push it when these are gone.
+    /// Queues any other small frame. It overtakes large messages, so push a Goodbye only after they are
+    /// sent.
     pub(crate) fn push_frame(&mut self, frame: &Frame<'_>) {
         self.push_small(None, Bytes::new(), |out| frame.encode(out));
     }
 
-    /// Puts a frame before everything that is queued: the first of a connection. Nothing of the queue has been
+    /// Puts the first frame of a connection before everything queued. Requires that nothing has been
     /// written yet.
     pub(crate) fn put_first(&mut self, frame: &Frame<'_>) {
         debug_assert!(!self.is_batch_out && self.unfinished.is_none());
@@ -231,18 +231,18 @@ impl Outgoing {
         });
     }
 
-    /// What is not yet known to be written, payloads included.
+    /// Bytes not yet known to be written, payloads included.
     pub(crate) fn unsent_bytes(&self) -> u64 {
         self.unsent_bytes
     }
 
-    /// Whether [`take_batch`](Self::take_batch) has something to give.
+    /// Whether [`take_batch`](Self::take_batch) returns a batch.
     pub(crate) fn is_batch_ready(&self) -> bool {
         !self.is_batch_out && self.unsent_bytes > 0
     }
 
-    /// Takes out what is to be written next: about `bytes_max` bytes, one turn at least. `None` when
-    /// nothing waits, or while another batch is out.
+    /// Takes out about `bytes_max` bytes to write, at least one frame or part. `None` when the queue is
+    /// empty or another batch is out.
     pub(crate) fn take_batch(&mut self, bytes_max: usize) -> Option<Batch> {
         if !self.is_batch_ready() {
             return None;
@@ -274,7 +274,7 @@ impl Outgoing {
         })
     }
 
-    /// Takes a batch back: what of it is not written goes out first.
+    /// Takes a batch back. Its unwritten bytes are sent first.
     pub(crate) fn put_back(&mut self, mut batch: Batch) {
         debug_assert!(self.is_batch_out);
         self.is_batch_out = false;
@@ -289,7 +289,7 @@ impl Outgoing {
             memory = Encoded::default();
         }
         memory.clear();
-        // One warm allocation serves a connection with one batch at a time.
+        // Reuse the larger allocation: a connection with one batch at a time then needs only one.
         if self.ready.is_empty() && self.ready.copied.capacity() < memory.copied.capacity() {
             mem::swap(&mut self.ready, &mut memory);
         }
@@ -299,9 +299,8 @@ impl Outgoing {
         }
     }
 
-    /// Removes those of these requests that can still be removed, and returns which these were: no byte
-    /// of them has been sent, and none will be. A request that is encoded ahead or has begun is not among
-    /// them, nor is a response ever.
+    /// Removes the given requests unless they are encoded ahead or in progress; returns the removed ids.
+    /// No byte of a removed request is ever sent. Responses stay.
     pub(crate) fn withdraw(&mut self, ids: &HashSet<u64>) -> Vec<u64> {
         let mut withdrawn = Vec::new();
         let mut withdrawn_bytes = 0;
@@ -325,8 +324,8 @@ impl Outgoing {
         withdrawn
     }
 
-    /// The requests of which no byte was given to a writer, as far as it is known: of a batch that is out
-    /// all count as sent. For the end of a connection, when nothing more will be sent.
+    /// Ids of the requests of which no byte was written. All requests of a batch that is out count as sent.
+    /// For a connection that is closed, when nothing more will be sent.
     pub(crate) fn unsent_requests(&self) -> Vec<u64> {
         let of_batch = self.unfinished.iter().flat_map(Batch::unsent_requests);
         let of_ready = self.ready.requests.iter().map(|request| request.id);
@@ -343,7 +342,7 @@ impl Outgoing {
             .collect()
     }
 
-    /// Encodes a frame whose payload, if it has one, is not yet encoded by `head`.
+    /// Queues a frame: `head` encodes all of it except the payload.
     fn push_small(
         &mut self,
         request_id: Option<u64>,
@@ -351,7 +350,7 @@ impl Outgoing {
         head: impl FnOnce(&mut Vec<u8>),
     ) {
         let is_copied = payload.len() <= COPIED_BYTES_MAX;
-        // The head may reach beyond the limit.
+        // The head is not counted, so it may exceed the limit.
         if !self.is_held && self.waiting.is_empty() && self.ready.has_room(payload.len()) {
             let before = self.ready.bytes();
             self.ready.begin(request_id);
@@ -395,12 +394,12 @@ impl Outgoing {
         self.not_begun.push_back(stream);
     }
 
-    /// The turn of a large message: one part of it. A new one begins before an old one goes on, if the
-    /// peer takes one more.
+    /// Takes one part of one large message. A new message starts before one in progress continues, if the
+    /// protocol's limits allow one more.
     fn take_part(&mut self, encoded: &mut Encoded) {
         let can_begin = self.not_begun.front().is_some_and(|stream| {
             let bytes = self.begun_bytes.saturating_add(stream.payload_bytes);
-            // Only a test's fault sends a message twice; in turns its parts could not be told apart.
+            // Only an injected fault sends a message twice; interleaved, its parts would be ambiguous.
             let is_same =
                 |begun: &Stream| (begun.id, begun.is_response) == (stream.id, stream.is_response);
             self.begun.is_empty()
@@ -431,7 +430,7 @@ impl Outgoing {
         }
     }
 
-    /// The turn of the small frames.
+    /// Takes up to [`SMALL_BYTES_MAX`] of small frames.
     fn take_waiting(&mut self, encoded: &mut Encoded, bytes_max: usize) {
         let end = bytes_max.min(encoded.bytes() + SMALL_BYTES_MAX);
         while encoded.bytes() < end
@@ -441,7 +440,7 @@ impl Outgoing {
         }
     }
 
-    /// Fills `ready` again, so that it has room only if nothing waits.
+    /// Refills `ready`, so that it has room only if `waiting` is empty.
     fn encode_ahead(&mut self) {
         while let Some(next) = self.waiting.front()
             && self.ready.has_room(next.bytes())
@@ -462,7 +461,7 @@ impl Outgoing {
         shrink(&mut self.not_begun);
     }
 
-    /// The sums agree with what they sum up; a batch that is out is the caller's to count.
+    /// Checks the counters against the data that they count. `bytes_out` are those of the batch that is out.
     #[cfg(test)]
     fn check_invariants(&self, bytes_out: usize) {
         let waiting: usize = self.waiting.iter().map(Waiting::bytes).sum();
@@ -485,11 +484,11 @@ impl Outgoing {
 }
 
 impl Batch {
-    /// Writes until all is written or the writer takes no more. May be called again.
+    /// Writes until the batch is written or the write would block. May be called again.
     ///
     /// # Errors
-    /// What the writer reports, besides `WouldBlock` and `Interrupted`; [`io::ErrorKind::WriteZero`]
-    /// when it takes nothing.
+    /// The writer's errors except `WouldBlock` and `Interrupted`; [`io::ErrorKind::WriteZero`] when it
+    /// accepts no bytes.
     pub(crate) fn write_to(&mut self, writer: &mut impl Write) -> io::Result<WriteProgress> {
         while self.sent_bytes < self.encoded.bytes() {
             let mut slices = [IoSlice::new(&[]); SLICES_PER_WRITE_MAX];
@@ -511,12 +510,11 @@ impl Batch {
         Ok(WriteProgress::Done)
     }
 
-    /// How many bytes have been written.
     pub(crate) const fn sent_bytes(&self) -> usize {
         self.sent_bytes
     }
 
-    /// The bytes that are not written yet, as far as the slices reach; returns how many slices that are.
+    /// Fills `slices` with the unwritten bytes; returns the number of slices used.
     pub(crate) fn slices<'s>(&'s self, slices: &mut [IoSlice<'s>]) -> usize {
         let mut skip = self.sent_bytes;
         let mut used = 0;
@@ -546,7 +544,7 @@ impl Batch {
         used
     }
 
-    /// The requests of which no byte is written.
+    /// Ids of the requests of which no byte is written.
     fn unsent_requests(&self) -> impl Iterator<Item = u64> {
         let requests = self.encoded.requests.iter();
         requests
@@ -564,12 +562,12 @@ impl Encoded {
         self.bytes() == 0
     }
 
-    /// Whether a frame of so many bytes may be encoded ahead; a longer one than the limit goes alone.
+    /// Whether `more_bytes` may be encoded ahead. A frame over the limit is encoded alone.
     fn has_room(&self, more_bytes: usize) -> bool {
         self.is_empty() || self.bytes() + more_bytes < SMALL_BYTES_MAX
     }
 
-    /// A frame begins here.
+    /// Records the start of a frame.
     fn begin(&mut self, request_id: Option<u64>) {
         if let Some(id) = request_id {
             let bytes_before = self.bytes();
@@ -608,7 +606,7 @@ impl Waiting {
 }
 
 impl Stream {
-    /// What of it is not taken yet, headers included.
+    /// Bytes not yet taken, headers included.
     fn wire_bytes(&self) -> u64 {
         let headers = self.rest.len().div_ceil(PART_BYTES) * HEADER_BYTES;
         (self.start.len() + self.rest.len() + headers) as u64

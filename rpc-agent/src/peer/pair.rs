@@ -1,14 +1,13 @@
-//! Which connection two workers use: one, though both may dial at the same time.
+//! Selects the one connection that two workers use, although both may dial at the same time.
 //!
 //! Each side counts the connections of the pair (`links`), and every Hello, Welcome and Refuse carries the
-//! sender's count. A Hello with a lower count than the listener's was sent before its sender knew of the
-//! connection that the listener holds, so the listener keeps that one. A Hello with the same count was sent
-//! by a side that knew of it and has lost it, so the listener replaces it. When both dial at the same time,
-//! the dial of the worker with the lower id is accepted.
+//! sender's count. If a Hello has a lower count than the listener's, its sender did not know of the
+//! listener's connection yet: the listener keeps it. If the count is the same, the sender knew of that
+//! connection and has lost it: the listener replaces it. When both dial at the same time, the dial of the
+//! worker with the lower id is accepted.
 //!
-//! Knows neither sockets nor the clock. When to dial again, and what became of calls on a connection that
-//! was lost, is decided elsewhere; which of its connections an event belongs to, the caller knows: the
-//! events of a dial that was given up, or of a connection that was replaced, are not reported here.
+//! No sockets, no clock. The caller decides when to dial again and what happens to calls on a lost
+//! connection. It must not report events of an abandoned dial or of a replaced connection.
 
 use crate::wire::{Hello, Refuse, RefuseReason, Welcome};
 use crate::worker::WorkerId;
@@ -19,63 +18,63 @@ pub(crate) struct Pair {
     me: WorkerId,
     my_incarnation: u64,
     peer: WorkerId,
-    /// Of the process that `links` counts connections with.
+    /// The process to which `links` applies.
     peer_incarnation: Option<u64>,
-    /// The number of the last connection that was accepted, as far as this side knows.
+    /// Number of connections accepted so far, as far as this side knows.
     links: u32,
     state: PairState,
     is_closing: bool,
 }
 
-/// What this side has.
+/// Connection state of one side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum PairState {
-    /// No connection, and no attempt to make one.
+    /// No connection and no dial.
     Idle,
-    /// An attempt, from its begin to the answer to its Hello.
+    /// A dial, until its Hello is answered.
     Dialing {
-        /// Of the process that is dialed; 0 for any.
+        /// Incarnation of the process to dial; 0 for any.
         incarnation_wanted: u64,
     },
     /// A connection in use.
     Established,
 }
 
-/// What to answer to a Hello.
+/// The answer to a Hello.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Answer {
-    /// A Welcome with these `links`; the connection is established.
+    /// Send a Welcome with these `links`; the connection is established.
     Accept {
         links: u32,
-        /// What is to be closed, now that this connection is used.
+        /// The previous state: the caller closes its dial or connection.
         instead_of: PairState,
     },
-    /// A Refuse with these `links`; the connection is to be closed.
+    /// Send a Refuse with these `links`, then close the connection.
     Refuse { reason: RefuseReason, links: u32 },
 }
 
-/// What a Refuse means for who dialed.
+/// What the dialer does after a Refuse.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AfterRefuse {
-    /// The peer has another connection, or is making one. Should it not come, dial again after a pause.
+    /// The peer has or dials another connection. If none arrives, dial again after a pause.
     AwaitPeer,
-    /// Another process is at this address: read the address again, and dial again after a pause.
+    /// Another process has this address: read the address again, and dial again after a pause.
     ReadAddress,
-    /// The peer is about to end, or of another version: it takes no calls.
+    /// The peer accepts no calls: it is shutting down or has another protocol version.
     GiveUp,
 }
 
-/// What a Welcome means for who dialed.
+/// What the dialer does after a Welcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AfterWelcome {
     /// The connection is established.
     Established,
-    /// Another process than the wanted one has answered: close, and read the address again.
+    /// The wrong process answered: close the connection and read the address again.
     ReadAddress,
 }
 
 impl Pair {
-    /// No connection yet. The two ids differ.
+    /// A pair without a connection. The two ids must differ.
     pub(crate) fn new(me: WorkerId, my_incarnation: u64, peer: WorkerId) -> Self {
         debug_assert_ne!(me, peer);
         Self {
@@ -89,22 +88,21 @@ impl Pair {
         }
     }
 
-    /// What this side has.
     pub(crate) const fn state(&self) -> PairState {
         self.state
     }
 
-    /// The process at the other end of the last connection.
+    /// Incarnation of the peer process of the last connection; `None` before the first.
     pub(crate) const fn peer_incarnation(&self) -> Option<u64> {
         self.peer_incarnation
     }
 
-    /// Begins a dial of the process with this incarnation (0 for any); returns the `links` of the Hello,
-    /// or `None` when there is a connection or a dial already.
+    /// Starts a dial of the process with this incarnation (0 for any) and returns the `links` of its Hello.
     ///
-    /// A dial lasts until [`on_welcome`](Self::on_welcome), [`on_refuse`](Self::on_refuse),
-    /// [`on_dial_failed`](Self::on_dial_failed), or an [`Answer::Accept`] instead of it. The Hello may be
-    /// built later, with [`hello_links`](Self::hello_links).
+    /// Returns `None` while there is a connection or a dial, and after [`close`](Self::close). A dial ends
+    /// with [`on_welcome`](Self::on_welcome), [`on_refuse`](Self::on_refuse),
+    /// [`on_dial_failed`](Self::on_dial_failed), or an [`Answer::Accept`] that replaces it. The Hello may
+    /// be built later, with [`hello_links`](Self::hello_links).
     pub(crate) fn dial(&mut self, incarnation_wanted: u64) -> Option<u32> {
         if self.state != PairState::Idle || self.is_closing {
             return None;
@@ -121,7 +119,7 @@ impl Pair {
         }
     }
 
-    /// Decides about a Hello of the peer.
+    /// Accepts or refuses a Hello from the peer.
     pub(crate) fn on_hello(&mut self, hello: &Hello) -> Answer {
         let links = self.links_with(hello.incarnation);
         if let Some(reason) = self.reason_to_refuse(hello, links) {
@@ -135,10 +133,10 @@ impl Pair {
         }
     }
 
-    /// The present dial was accepted.
+    /// The peer accepted the current dial.
     pub(crate) fn on_welcome(&mut self, welcome: &Welcome) -> AfterWelcome {
         let PairState::Dialing { incarnation_wanted } = self.state else {
-            debug_assert!(false, "only a dial that goes on is answered");
+            debug_assert!(false, "a Welcome answers a current dial");
             return AfterWelcome::ReadAddress;
         };
         if incarnation_wanted != 0 && incarnation_wanted != welcome.incarnation {
@@ -151,14 +149,14 @@ impl Pair {
         AfterWelcome::Established
     }
 
-    /// The present dial was refused.
+    /// The peer refused the current dial.
     pub(crate) fn on_refuse(&mut self, refuse: &Refuse) -> AfterRefuse {
         debug_assert!(matches!(self.state, PairState::Dialing { .. }));
         self.state = PairState::Idle;
         match refuse.reason {
             RefuseReason::UseOther => {
-                // The next Hello shall not be refused for the same reason: by then this side has had the
-                // time to learn of that connection, and if it has not got it, has lost it.
+                // The next Hello then carries the peer's count and replaces that connection. By then it
+                // has either arrived at this side or is lost.
                 self.links = self.links.max(refuse.links);
                 AfterRefuse::AwaitPeer
             }
@@ -167,19 +165,19 @@ impl Pair {
         }
     }
 
-    /// The present dial ended without an answer.
+    /// The current dial ended without an answer.
     pub(crate) fn on_dial_failed(&mut self) {
         debug_assert!(matches!(self.state, PairState::Dialing { .. }));
         self.state = PairState::Idle;
     }
 
-    /// The established connection ended.
+    /// The established connection was lost.
     pub(crate) fn on_lost(&mut self) {
         debug_assert_eq!(self.state, PairState::Established);
         self.state = PairState::Idle;
     }
 
-    /// From now on every Hello is refused, and nothing is dialed.
+    /// Refuses every later Hello and dial.
     pub(crate) fn close(&mut self) {
         self.is_closing = true;
     }
@@ -197,9 +195,9 @@ impl Pair {
         let is_better = match self.state {
             PairState::Idle => true,
             PairState::Dialing { incarnation_wanted } => {
-                // A dial of another process than the one that is there now comes to nothing.
-                let is_gone = incarnation_wanted != 0 && incarnation_wanted != hello.incarnation;
-                self.peer < self.me || is_gone
+                // This side dials a previous incarnation, so its dial cannot succeed.
+                let is_stale = incarnation_wanted != 0 && incarnation_wanted != hello.incarnation;
+                self.peer < self.me || is_stale
             }
             PairState::Established => {
                 self.peer_incarnation != Some(hello.incarnation) || hello.links >= links
@@ -208,7 +206,7 @@ impl Pair {
         (!is_better).then_some(RefuseReason::UseOther)
     }
 
-    /// The count of connections with one process of the peer: a restarted one has had none.
+    /// The connection count for this incarnation of the peer; 0 for a restarted peer.
     fn links_with(&self, incarnation: u64) -> u32 {
         if self
             .peer_incarnation

@@ -1,6 +1,6 @@
-//! What an agent has under way: calls without an answer, callbacks that have not run, retries that wait.
+//! Counts an agent's pending work: calls without a response, callbacks that have not run, waiting retries.
 //!
-//! The end of a group waits until there is nothing of it on any worker.
+//! A coordinated shutdown waits until no worker has any.
 
 #[cfg(all(test, shuttle))]
 mod model_tests;
@@ -10,36 +10,35 @@ use c10d_socket::Deadline;
 use crate::sync::Monitor;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Counts what is under way.
+/// Counter of pending operations.
 #[derive(Debug, Default)]
 pub(crate) struct Activity {
     under_way: AtomicU64,
     calls_started: AtomicU64,
-    /// Somebody waits for zero.
-    is_awaited: AtomicBool,
-    /// Nobody is to wait any more.
-    is_over: AtomicBool,
+    /// A thread waits for zero, or has done so.
+    has_waiter: AtomicBool,
+    waits_ended: AtomicBool,
     idle: Monitor<()>,
 }
 
 impl Activity {
-    /// Something begins. What follows from it must begin before it ends.
+    /// Counts the start of an operation. Operations that it causes must begin before it ends.
     pub(crate) fn begin(&self) {
         self.under_way.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// A call begins.
+    /// Counts the start of a call.
     pub(crate) fn begin_call(&self) {
         self.calls_started.fetch_add(1, Ordering::SeqCst);
         self.begin();
     }
 
-    /// Something ends.
+    /// Counts the end of an operation.
     pub(crate) fn end(&self) {
         let before = self.under_way.fetch_sub(1, Ordering::SeqCst);
-        debug_assert!(before > 0, "what ends has begun");
-        if before == 1 && self.is_awaited.load(Ordering::SeqCst) {
-            // Locked, so that who is about to sleep has either seen zero or sleeps already.
+        debug_assert!(before > 0, "each end has a begin");
+        if before == 1 && self.has_waiter.load(Ordering::SeqCst) {
+            // Taking the lock ensures that a waiter has either seen zero or already sleeps.
             drop(self.idle.lock());
             self.idle.notify_all();
         }
@@ -49,28 +48,28 @@ impl Activity {
         self.under_way.load(Ordering::SeqCst)
     }
 
-    /// All calls ever begun.
+    /// Total number of calls begun.
     pub(crate) fn calls_started(&self) -> u64 {
         self.calls_started.load(Ordering::SeqCst)
     }
 
-    /// Ends all waits, now and later: what is under way may stay so for ever, as an answer that a function
-    /// has promised for later.
+    /// Ends all current and later waits. Pending operations may never end, such as a handler's deferred
+    /// response.
     pub(crate) fn end_waits(&self) {
-        self.is_over.store(true, Ordering::SeqCst);
+        self.waits_ended.store(true, Ordering::SeqCst);
         drop(self.idle.lock());
         self.idle.notify_all();
     }
 
-    /// Waits until nothing is under way, the deadline, or [`Activity::end_waits`]; whether nothing is.
+    /// Waits for zero, the deadline, or [`Activity::end_waits`]. Returns whether zero was reached.
     pub(crate) fn wait_idle(&self, deadline: Deadline) -> bool {
-        self.is_awaited.store(true, Ordering::SeqCst);
+        self.has_waiter.store(true, Ordering::SeqCst);
         let mut guard = self.idle.lock();
         loop {
             if self.under_way() == 0 {
                 return true;
             }
-            if self.is_over.load(Ordering::SeqCst) {
+            if self.waits_ended.load(Ordering::SeqCst) {
                 return false;
             }
             let has_passed;
@@ -89,7 +88,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     #[test]
-    fn a_wait_ends_when_the_last_thing_ends() {
+    fn a_wait_ends_with_the_last_operation() {
         let activity = Arc::new(Activity::default());
         assert!(activity.wait_idle(Deadline::NEVER));
         activity.begin_call();

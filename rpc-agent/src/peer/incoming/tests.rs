@@ -1,4 +1,4 @@
-//! What comes out for which bytes, however they are cut.
+//! Decoded messages, errors and memory use, for any split of the stream into reads.
 
 use proptest::prelude::*;
 
@@ -10,13 +10,13 @@ use crate::worker::{WorkerId, WorkerInfo};
 #[derive(Debug, Default)]
 struct Inbox {
     messages: Vec<Message>,
-    /// Answers to these calls are not wanted.
-    gone: Vec<u64>,
+    /// Ids of the calls whose callers no longer wait.
+    abandoned: Vec<u64>,
 }
 
 impl Recipient for Inbox {
     fn wants_response(&mut self, id: u64) -> bool {
-        !self.gone.contains(&id)
+        !self.abandoned.contains(&id)
     }
 
     fn take(&mut self, message: Message) {
@@ -30,7 +30,7 @@ fn opened(limits: IncomingLimits) -> Incoming {
     incoming
 }
 
-/// Gives `bytes` to the receiver, each time at most `steps` many, in turn.
+/// Feeds `bytes` in reads of at most `steps` bytes, cycling through `steps`.
 fn feed(
     incoming: &mut Incoming,
     mut bytes: &[u8],
@@ -97,7 +97,7 @@ fn refuse() -> Frame<'static> {
     })
 }
 
-/// A large request or response in parts of so many bytes.
+/// A large request or response in parts of `part_bytes`.
 fn large_frames(is_response: bool, id: u64, payload: &[u8], part_bytes: usize) -> Vec<Frame<'_>> {
     let payload_bytes = payload.len() as u64;
     let mut frames = vec![if is_response {
@@ -125,7 +125,7 @@ fn numbered(bytes: usize) -> Vec<u8> {
 }
 
 #[test]
-fn before_the_handshake_is_done_only_its_own_frames_are_taken() {
+fn only_handshake_frames_are_accepted_before_the_handshake_completes() {
     let table: [(Expects, Vec<Frame<'_>>, usize, Option<&str>); 8] = [
         (Expects::Hello, vec![hello()], 1, None),
         (
@@ -184,7 +184,7 @@ fn before_the_handshake_is_done_only_its_own_frames_are_taken() {
 }
 
 #[test]
-fn after_an_accepted_hello_come_messages() {
+fn messages_are_accepted_after_the_hello_is() {
     let mut incoming = Incoming::new(Expects::Hello, IncomingLimits::default());
     let mut inbox = Inbox::default();
     feed(&mut incoming, &encode(&[hello()]), &[], &mut inbox).unwrap();
@@ -194,7 +194,7 @@ fn after_an_accepted_hello_come_messages() {
 }
 
 #[test]
-fn what_exceeds_a_limit_is_refused_before_memory_is_reserved() {
+fn a_message_over_a_limit_is_rejected_before_memory_is_allocated() {
     let limits = IncomingLimits {
         message_bytes_max: 400_000,
         assembling_bytes_max: 500_000,
@@ -267,7 +267,7 @@ fn what_exceeds_a_limit_is_refused_before_memory_is_reserved() {
 }
 
 #[test]
-fn a_part_cannot_have_more_than_its_message_misses() {
+fn a_part_longer_than_the_rest_of_its_message_is_rejected() {
     let payload = numbered(PART_BYTES + 10);
     let mut frames = large_frames(false, 1, &payload, PART_BYTES);
     frames.pop();
@@ -284,7 +284,7 @@ fn a_part_cannot_have_more_than_its_message_misses() {
 }
 
 #[test]
-fn one_message_may_have_more_than_the_limit_of_several() {
+fn a_single_large_message_may_exceed_the_limit_for_several() {
     let limits = IncomingLimits {
         assembling_bytes_max: 1,
         ..IncomingLimits::default()
@@ -297,7 +297,7 @@ fn one_message_may_have_more_than_the_limit_of_several() {
 }
 
 #[test]
-fn a_large_payload_is_received_into_the_memory_in_which_it_is_handed_out() {
+fn a_large_payload_is_received_without_a_copy() {
     let payload = numbered(8 << 20);
     let bytes = encode(&large_frames(false, 1, &payload, PART_BYTES));
     let mut incoming = opened(IncomingLimits::default());
@@ -305,7 +305,7 @@ fn a_large_payload_is_received_into_the_memory_in_which_it_is_handed_out() {
     let mut rest = bytes.as_slice();
     let mut receives = 0;
     let mut last = std::ptr::null();
-    let mut by_way_of_the_buffer = 0;
+    let mut through_the_buffer = 0;
     while !rest.is_empty() {
         let (buffer, bytes_max) = incoming.spare();
         let (now, later) = rest.split_at(bytes_max.min(rest.len()));
@@ -313,7 +313,7 @@ fn a_large_payload_is_received_into_the_memory_in_which_it_is_handed_out() {
         if buffer.capacity() > BUFFER_BYTES_MAX {
             last = buffer.as_ptr();
         } else {
-            by_way_of_the_buffer += now.len();
+            through_the_buffer += now.len();
         }
         rest = later;
         receives += 1;
@@ -324,13 +324,13 @@ fn a_large_payload_is_received_into_the_memory_in_which_it_is_handed_out() {
     };
     assert_eq!(got, &payload);
     assert_eq!(got.as_ptr(), last);
-    // One for the start, and one for each part.
+    // One receive for the start and one per part.
     assert!(receives <= 64 + 2, "{receives} receives");
-    assert!(by_way_of_the_buffer <= BUFFER_BYTES_MIN);
+    assert!(through_the_buffer <= BUFFER_BYTES_MIN);
 }
 
 #[test]
-fn memory_of_a_large_message_is_reserved_as_it_arrives() {
+fn memory_for_a_large_message_is_allocated_as_it_arrives() {
     let mut incoming = opened(IncomingLimits::default());
     let mut inbox = Inbox::default();
     let payload = numbered(PART_BYTES);
@@ -358,24 +358,24 @@ fn memory_of_a_large_message_is_reserved_as_it_arrives() {
 }
 
 #[test]
-fn an_unwanted_large_answer_is_skipped_without_keeping_it() {
+fn an_unwanted_large_response_is_skipped_and_not_stored() {
     let payload = numbered(3 * PART_BYTES);
     let frames = large_frames(true, 7, &payload, PART_BYTES);
-    for gone_after in 0..frames.len() {
+    for abandoned_after in 0..frames.len() {
         for step in [1000, usize::MAX] {
             let mut incoming = opened(IncomingLimits::default());
             let mut inbox = Inbox::default();
             feed(
                 &mut incoming,
-                &encode(&frames[..gone_after]),
+                &encode(&frames[..abandoned_after]),
                 &[step],
                 &mut inbox,
             )
             .unwrap();
-            inbox.gone.push(7);
+            inbox.abandoned.push(7);
             feed(
                 &mut incoming,
-                &encode(&frames[gone_after..]),
+                &encode(&frames[abandoned_after..]),
                 &[step],
                 &mut inbox,
             )
@@ -425,7 +425,7 @@ fn requests_received_together_share_one_copy() {
 }
 
 #[test]
-fn a_short_answer_among_others_is_cut_out_and_a_long_one_is_not() {
+fn a_short_response_is_copied_out_of_its_batch_and_a_long_one_is_not() {
     let long = numbered(3000);
     let frames = [
         Frame::Response {
@@ -465,7 +465,7 @@ fn a_short_answer_among_others_is_cut_out_and_a_long_one_is_not() {
 }
 
 #[test]
-fn a_buffer_grows_when_it_is_filled_and_an_idle_connection_keeps_little() {
+fn the_buffer_grows_when_full_and_shrinks_when_idle() {
     let frames: Vec<_> = (0..40_000).map(|id| request(id, b"payload")).collect();
     let bytes = encode(&frames);
     let mut incoming = opened(IncomingLimits::default());
@@ -478,14 +478,14 @@ fn a_buffer_grows_when_it_is_filled_and_an_idle_connection_keeps_little() {
     assert!(incoming.held_bytes() <= BUFFER_BYTES_MIN);
 }
 
-/// What a peer sends, and what is to come out of it.
+/// A message that the peer sends.
 #[derive(Debug, Clone)]
 enum Sent {
     Request(Vec<u8>),
     Response(Vec<u8>),
     Error(String),
     Goodbye,
-    /// Is a response, payload length, part length.
+    /// Whether it is a response, the payload length, the part length.
     Large(bool, usize, usize),
 }
 
@@ -506,8 +506,8 @@ fn sent() -> impl Strategy<Value = Sent> {
     ]
 }
 
-/// The bytes of all, large ones interleaved as `turns` say, and the messages.
-fn expected(all: &[Sent], turns: &[usize]) -> (Vec<u8>, Vec<Message>) {
+/// The encoded bytes of all messages, with large ones interleaved by `lane_order`, and the decoded messages.
+fn expected(all: &[Sent], lane_order: &[usize]) -> (Vec<u8>, Vec<Message>) {
     let content = numbered(3 * PART_BYTES);
     let mut lanes: Vec<(Vec<Frame<'_>>, Message)> = Vec::new();
     for (sent, id) in all.iter().zip(0_u64..) {
@@ -564,9 +564,9 @@ fn expected(all: &[Sent], turns: &[usize]) -> (Vec<u8>, Vec<Message>) {
     }
     let mut bytes = Vec::new();
     let mut messages = Vec::new();
-    let mut turns = turns.iter().cycle();
+    let mut lane_order = lane_order.iter().cycle();
     while !lanes.is_empty() {
-        let lane = turns.next().expect("a cycle does not end") % lanes.len().min(8);
+        let lane = lane_order.next().expect("a cycle is infinite") % lanes.len().min(8);
         let frame = lanes[lane]
             .0
             .pop()
@@ -583,14 +583,14 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(150))]
 
     #[test]
-    fn the_same_messages_come_out_however_the_bytes_are_cut(
+    fn messages_do_not_depend_on_how_the_stream_is_split(
         all in prop::collection::vec(sent(), 1..12),
-        turns in prop::collection::vec(any::<usize>(), 1..30),
+        lane_order in prop::collection::vec(any::<usize>(), 1..30),
         steps in prop::collection::vec(
             prop_oneof![1..40_usize, 1..5000_usize, 1..200_000_usize], 1..20
         ),
     ) {
-        let (bytes, messages) = expected(&all, &turns);
+        let (bytes, messages) = expected(&all, &lane_order);
         for steps in [&steps[..], &[]] {
             let mut inbox = Inbox::default();
             let mut incoming = opened(IncomingLimits::default());
@@ -601,15 +601,15 @@ proptest! {
     }
 
     #[test]
-    fn a_fault_is_found_and_what_came_before_it_handed_out_however_the_bytes_are_cut(
+    fn an_error_and_the_messages_before_it_do_not_depend_on_how_the_stream_is_split(
         all in prop::collection::vec(sent(), 1..6),
-        turns in prop::collection::vec(any::<usize>(), 1..30),
+        lane_order in prop::collection::vec(any::<usize>(), 1..30),
         at in any::<prop::sample::Index>(),
         byte: u8,
         steps in prop::collection::vec(prop_oneof![1..40_usize, 1..50_000_usize], 1..20),
     ) {
-        let (mut bytes, _) = expected(&all, &turns);
-        // Mostly in a header, where a changed byte does harm.
+        let (mut bytes, _) = expected(&all, &lane_order);
+        // Mostly in a header, where a changed byte causes an error.
         let at = at.index(bytes.len().min(200));
         bytes[at] = byte;
         let mut seen = None;
@@ -624,7 +624,7 @@ proptest! {
     }
 
     #[test]
-    fn random_bytes_do_no_harm_and_reserve_little(
+    fn corrupt_frames_do_not_panic_and_allocate_little(
         frames in prop::collection::vec(
             (wire::tests::any_frame(), 0..4_u64, any::<Option<(u16, u8)>>()), 0..20
         ),

@@ -1,11 +1,11 @@
-//! Order and fairness, partial writes, withdrawal.
+//! Order, fairness, partial writes and withdrawal.
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::wire::{self, ErrorKind};
 
-/// Takes so many bytes a call, in turn; 0 is "would block".
+/// A writer that accepts the next number of bytes from `steps` per call; 0 means `WouldBlock`.
 struct Trickle<'s> {
     taken: Vec<u8>,
     steps: std::iter::Cycle<std::slice::Iter<'s, usize>>,
@@ -26,7 +26,7 @@ impl Write for Trickle<'_> {
     }
 
     fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
-        let mut room = *self.steps.next().expect("a cycle does not end");
+        let mut room = *self.steps.next().expect("a cycle is infinite");
         if room == 0 {
             return Err(io::ErrorKind::WouldBlock.into());
         }
@@ -44,7 +44,7 @@ impl Write for Trickle<'_> {
     }
 }
 
-/// Takes a batch, writes it as far as it goes, puts it back.
+/// Takes a batch, writes it until it is done or would block, and puts it back.
 fn send_one(outgoing: &mut Outgoing, bytes_max: usize, writer: &mut Trickle<'_>) -> bool {
     let Some(mut batch) = outgoing.take_batch(bytes_max) else {
         return false;
@@ -74,7 +74,7 @@ fn payload(bytes: usize) -> Bytes {
         .into()
 }
 
-/// One word for each frame: its kind and call, `+` for a part.
+/// One word per frame: its kind and call id, `+` for a part.
 fn words(mut bytes: &[u8]) -> Vec<String> {
     let mut words = Vec::new();
     while let Some((frame, length)) = wire::decode(bytes).expect("the frames are well-formed") {
@@ -95,7 +95,7 @@ fn words(mut bytes: &[u8]) -> Vec<String> {
     words
 }
 
-/// `q` for a request or `r` for a response, its call, the length of its payload.
+/// `q` for a request or `r` for a response, the call id, the payload length.
 type Pushed = (char, u64, usize);
 
 const MANY: &[usize] = &[usize::MAX];
@@ -105,18 +105,18 @@ fn set(ids: &[u64]) -> HashSet<u64> {
 }
 
 #[test]
-fn small_frames_go_first_then_large_messages_take_turns() {
+fn small_frames_are_sent_first_then_large_messages_round_robin() {
     let part = PART_BYTES;
     let table: [(&[Pushed], &str); 5] = [
         (&[('q', 1, 10), ('r', 2, 0), ('q', 3, 5000)], "q1 r2 q3"),
-        // At the limit of a frame, and one beyond it.
+        // At the limit of a frame, and one byte over it.
         (&[('q', 1, part), ('q', 2, part + 1)], "q1 Q2 q2+ q2+"),
         (&[('r', 1, 2 * part), ('q', 2, 1)], "q2 R1 r1+ r1+"),
         (
             &[('q', 1, 3 * part), ('r', 2, 2 * part), ('q', 3, 2 * part)],
             "Q1 q1+ R2 r2+ Q3 q3+ q1+ r2+ q3+ q1+",
         ),
-        // 100,000 bytes are more than a turn of small frames has, so each such frame is one.
+        // Each frame of 100,000 bytes exceeds `SMALL_BYTES_MAX`, so a part follows each.
         (
             &[
                 ('q', 1, 100_000),
@@ -143,14 +143,14 @@ fn small_frames_go_first_then_large_messages_take_turns() {
 }
 
 #[test]
-fn neither_small_frames_nor_large_messages_wait_for_the_end_of_the_others() {
+fn small_frames_and_large_messages_do_not_starve_each_other() {
     for bytes_max in [1, 256 << 10] {
         let mut outgoing = Outgoing::new();
         let mut writer = Trickle::new(MANY);
         outgoing.push_response(7, payload(20 * PART_BYTES));
         let mut next = 100;
         for _ in 0..20 {
-            // More small frames come than go.
+            // Queue more small frames than one batch sends.
             for _ in 0..40 {
                 outgoing.push_request(next, 0, "f", payload(4000));
                 next += 1;
@@ -159,19 +159,22 @@ fn neither_small_frames_nor_large_messages_wait_for_the_end_of_the_others() {
         }
         let words = words(&writer.taken);
         let parts: Vec<usize> = (0..words.len()).filter(|at| words[*at] == "r7+").collect();
-        assert_eq!(parts.len(), 20, "one part a batch at least");
-        // Between two parts: the small frames of one turn.
+        assert_eq!(parts.len(), 20, "at least one part per batch");
+        // `SMALL_BYTES_MAX` of small frames between two parts.
         let most = SMALL_BYTES_MAX / 4000 + 1;
         assert!(
             parts.windows(2).all(|two| two[1] - two[0] <= 2 * most),
             "{parts:?}"
         );
-        assert!(words.len() - parts.len() > 19 * 15, "small ones go too");
+        assert!(
+            words.len() - parts.len() > 19 * 15,
+            "small frames are sent too"
+        );
     }
 }
 
 #[test]
-fn no_more_large_messages_begin_than_a_receiver_takes() {
+fn large_messages_in_progress_stay_within_the_protocol_limit() {
     let mut outgoing = Outgoing::new();
     for id in 0..100 {
         outgoing.push_request(id, 0, "f", payload(3 * PART_BYTES));
@@ -192,7 +195,7 @@ fn no_more_large_messages_begin_than_a_receiver_takes() {
 }
 
 #[test]
-fn payloads_are_not_copied_unless_they_are_short() {
+fn only_short_payloads_are_copied() {
     let mut outgoing = Outgoing::new();
     let (long, large) = (payload(COPIED_BYTES_MAX + 1), payload(PART_BYTES + 1));
     outgoing.push_request(1, 0, "f", payload(COPIED_BYTES_MAX));
@@ -208,7 +211,7 @@ fn payloads_are_not_copied_unless_they_are_short() {
 }
 
 #[test]
-fn a_request_that_is_not_encoded_ahead_can_be_withdrawn_once() {
+fn a_request_can_be_withdrawn_once_until_it_is_encoded_ahead() {
     let mut outgoing = Outgoing::new();
     for id in 0..100 {
         outgoing.push_request(id, 0, "f", payload(4000));
@@ -216,7 +219,7 @@ fn a_request_that_is_not_encoded_ahead_can_be_withdrawn_once() {
     outgoing.push_response(90, payload(4000));
     outgoing.push_request(200, 0, "f", payload(PART_BYTES + 1));
     outgoing.push_response(200, payload(PART_BYTES + 1));
-    // 16 of 4,021 and more bytes are encoded ahead.
+    // 16 frames of at least 4,021 bytes are encoded ahead.
     assert_eq!(
         outgoing.withdraw(&set(&[0, 15, 90, 20, 200, 999])),
         [20, 90, 200]
@@ -239,7 +242,7 @@ fn a_request_that_is_not_encoded_ahead_can_be_withdrawn_once() {
 }
 
 #[test]
-fn a_large_request_that_has_begun_is_sent_to_its_end() {
+fn a_large_request_in_progress_cannot_be_withdrawn() {
     let mut outgoing = Outgoing::new();
     outgoing.push_request(1, 0, "f", payload(3 * PART_BYTES));
     outgoing.push_request(2, 0, "f", payload(3 * PART_BYTES));
@@ -251,7 +254,7 @@ fn a_large_request_that_has_begun_is_sent_to_its_end() {
 }
 
 #[test]
-fn a_request_counts_as_sent_from_its_first_written_byte_on() {
+fn a_request_counts_as_sent_once_its_first_byte_is_written() {
     let mut outgoing = Outgoing::new();
     outgoing.push_request(1, 0, "f", payload(10));
     outgoing.push_response(2, payload(10));
@@ -285,7 +288,7 @@ fn a_request_counts_as_sent_from_its_first_written_byte_on() {
 }
 
 #[test]
-fn a_writer_that_takes_nothing_is_an_error() {
+fn a_write_of_zero_bytes_is_an_error() {
     let mut outgoing = Outgoing::new();
     outgoing.push_frame(&Frame::Goodbye { reason: 0 });
     let mut batch = outgoing.take_batch(1).unwrap();
@@ -345,7 +348,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..80)
 }
 
-/// What the receiver makes of bytes: kind, call, payload length or text.
+/// The decoded messages, sorted: kind, call id, payload or error text.
 fn received(bytes: &[u8]) -> Vec<(char, u64, Vec<u8>)> {
     let mut messages: Vec<(char, u64, Vec<u8>)> = Vec::new();
     let mut large: Vec<(char, u64, Vec<u8>, u64)> = Vec::new();
@@ -368,7 +371,7 @@ fn received(bytes: &[u8]) -> Vec<(char, u64, Vec<u8>)> {
                 let (_, _, content, _) = large
                     .iter_mut()
                     .find(|(_, other, _, _)| *other == id)
-                    .expect("a part comes after its begin");
+                    .expect("a part follows its start frame");
                 content.extend_from_slice(payload);
             }
             other => panic!("not sent here: {other:?}"),
@@ -387,7 +390,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(100))]
 
     #[test]
-    fn all_that_is_not_withdrawn_arrives_once_whatever_the_writer_takes(
+    fn every_message_not_withdrawn_arrives_once_for_any_partial_writes(
         steps in steps(),
         bytes_max in prop_oneof![1..1000_usize, 1000..500_000_usize],
         takes in prop::collection::vec(

@@ -1,4 +1,4 @@
-//! The rules one by one, then every order of events up to a number of losses.
+//! Unit tests of each rule, then an exhaustive search of all event orders with up to two losses.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -51,7 +51,7 @@ fn refused(reason: RefuseReason, links: u32) -> Answer {
 }
 
 #[test]
-fn the_first_hello_is_accepted_as_connection_1() {
+fn the_first_hello_is_accepted_with_count_1() {
     let mut listener = link(2, 1);
     let answer = listener.on_hello(&hello(1, 2, 0));
     let instead_of = PairState::Idle;
@@ -68,11 +68,11 @@ fn the_first_hello_is_accepted_as_connection_1() {
     assert_eq!(dialer.dial(ANY), None, "one dial at a time");
     assert_eq!(dialer.on_welcome(&welcome(2, 1)), AfterWelcome::Established);
     assert_eq!((dialer.state(), dialer.links), (PairState::Established, 1));
-    assert_eq!(dialer.dial(ANY), None, "not beside a connection");
+    assert_eq!(dialer.dial(ANY), None, "no dial while connected");
 }
 
 #[test]
-fn of_two_dials_that_of_the_lower_id_is_accepted() {
+fn of_two_simultaneous_dials_the_lower_ids_is_accepted() {
     let (mut lower, mut higher) = (link(1, 2), link(2, 1));
     lower.dial(ANY);
     higher.dial(ANY);
@@ -91,7 +91,7 @@ fn of_two_dials_that_of_the_lower_id_is_accepted() {
 }
 
 #[test]
-fn a_hello_that_knows_of_the_connection_replaces_it_and_an_older_one_does_not() {
+fn a_hello_replaces_the_connection_only_if_its_count_is_current() {
     let mut listener = link(1, 2);
     listener.on_hello(&hello(2, 1, 0));
     assert_eq!(
@@ -146,7 +146,7 @@ fn a_hello_to_another_worker_or_process_is_refused() {
 }
 
 #[test]
-fn a_restarted_process_replaces_the_connection_of_the_old_one_and_counts_from_0() {
+fn a_restarted_peer_replaces_the_old_connection_and_counts_from_0() {
     let restarted = Hello {
         incarnation: 77,
         ..hello(2, 1, 0)
@@ -166,7 +166,7 @@ fn a_restarted_process_replaces_the_connection_of_the_old_one_and_counts_from_0(
     assert_eq!(listener.on_hello(&restarted), replaced);
     assert_eq!(listener.peer_incarnation(), Some(77));
 
-    // A dial of the old process gives way, though the lower id's.
+    // The restarted peer also replaces a dial of the old process by the lower id.
     let mut dialer = link(1, 2);
     dialer.dial(incarnation_of(2));
     assert!(matches!(
@@ -176,7 +176,7 @@ fn a_restarted_process_replaces_the_connection_of_the_old_one_and_counts_from_0(
 }
 
 #[test]
-fn a_welcome_of_another_process_is_not_accepted() {
+fn a_welcome_from_another_process_is_rejected() {
     let mut dialer = link(1, 2);
     dialer.dial(7);
     assert_eq!(dialer.on_welcome(&welcome(2, 1)), AfterWelcome::ReadAddress);
@@ -184,7 +184,7 @@ fn a_welcome_of_another_process_is_not_accepted() {
 }
 
 #[test]
-fn a_refusal_says_whether_to_dial_again() {
+fn the_reason_of_a_refusal_decides_the_next_step() {
     let table = [
         (RefuseReason::UseOther, AfterRefuse::AwaitPeer, 5),
         (RefuseReason::WrongWorker, AfterRefuse::ReadAddress, 0),
@@ -200,29 +200,29 @@ fn a_refusal_says_whether_to_dial_again() {
     }
 }
 
-/// Two sides and all that is under way between them.
+/// Two sides and the packets in flight between them.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct World {
     sides: [Side; 2],
-    /// Connections of which something is still to be delivered, or that a side uses.
+    /// Connections that a side uses or that still have packets in flight.
     connections: Vec<Connection>,
-    /// How often the network may still break a connection.
+    /// How many more connections or dials may fail.
     losses_left: u32,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Side {
     link: Pair,
-    /// The connection that it dials or uses, by its place in the list.
+    /// Index of the connection that it dials or uses.
     uses: Option<usize>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Connection {
     dialer: usize,
-    /// What is under way to each side.
+    /// Packets in flight to each side.
     to: [VecDeque<Packet>; 2],
-    /// Whether this side has closed it, or seen its end.
+    /// Per side: whether it has closed the connection or seen its end.
     is_closed: [bool; 2],
 }
 
@@ -241,12 +241,12 @@ enum Event {
         connection: usize,
         to: usize,
     },
-    /// The network breaks a connection; so many packets still arrive at each side.
+    /// The network breaks a connection; the first `arrive` packets still reach each side.
     Lose {
         connection: usize,
         arrive: [usize; 2],
     },
-    /// This side's dial takes too long. Its Hello may still arrive.
+    /// This side's dial times out. Its Hello may still arrive.
     GiveUp(usize),
 }
 
@@ -310,7 +310,7 @@ impl World {
             Event::Dial(side) => world.dial(side),
             Event::Deliver { connection, to } => world.deliver(connection, to),
             Event::Lose { connection, arrive } => {
-                // Each side will see the end in its own time.
+                // Each side sees the end independently of the other.
                 world.losses_left -= 1;
                 for (queue, arrive) in world.connections[connection].to.iter_mut().zip(arrive) {
                     queue.truncate(arrive);
@@ -357,7 +357,7 @@ impl World {
         let packet = self.connections[connection].to[to].pop_front();
         let from = 1 - to;
         let is_used = self.sides[to].uses == Some(connection);
-        match packet.expect("something is under way") {
+        match packet.expect("a packet is in flight") {
             Packet::Hello { links } => {
                 let hello = hello(from as u32, to as u32, links);
                 let before = self.sides[to].uses;
@@ -374,7 +374,7 @@ impl World {
                 };
                 let is_refused = matches!(answer, Packet::Refuse { .. });
                 let it = &mut self.connections[connection];
-                // After a loss or a close by the dialer the answer reaches nobody.
+                // After a loss or a close by the dialer the answer is lost.
                 if !it.is_closed[from] && it.to[from].back() != Some(&Packet::End) {
                     it.to[from].push_back(answer);
                 }
@@ -404,12 +404,12 @@ impl World {
             }
             Packet::End => self.close(connection, to),
             Packet::Welcome { .. } | Packet::Refuse { .. } => {
-                unreachable!("who gives a dial up closes it, and gets nothing more")
+                unreachable!("a side that abandons a dial closes it and receives nothing more")
             }
         }
     }
 
-    /// Drops connections that are over, and lowers counts, so that equal situations are equal values.
+    /// Removes finished connections and normalizes counts, so that equivalent states are equal.
     fn forget_finished(&mut self) {
         let mut at = 0;
         while at < self.connections.len() {
@@ -440,7 +440,7 @@ impl World {
                 }
             }
         }
-        // The rules compare counts and add 1, so that only differences matter.
+        // The rules compare counts and add 1, so only differences matter.
         let least = counts.iter().map(|count| **count).min().unwrap_or(0);
         for count in counts {
             *count -= least;
@@ -451,7 +451,7 @@ impl World {
         self.sides[side].link.state() == PairState::Established
     }
 
-    /// Both use the same connection, and nothing is under way that could change it.
+    /// Both use the same connection, and no packet is in flight.
     fn is_settled(&self) -> bool {
         self.is_established(0)
             && self.is_established(1)
@@ -459,14 +459,13 @@ impl World {
             && self.deliveries().is_empty()
     }
 
-    /// What must hold at every moment.
+    /// Asserts the invariants of every state.
     fn check(&self) {
         let mut used_by_both = 0;
         for (at, connection) in self.connections.iter().enumerate() {
             let uses = |side: usize| self.sides[side].uses == Some(at) && self.is_established(side);
             used_by_both += usize::from(uses(0) && uses(1));
             for side in 0..2 {
-                // Who accepted did so once; who dialed has had the Welcome.
                 let is_open = !connection.is_closed[side];
                 assert!(
                     is_open || !uses(side),
@@ -481,7 +480,7 @@ impl World {
                         || is_mine
                         || awaits
                         || connection.to[side].back() == Some(&Packet::End),
-                    "a connection that is open and used by nobody: {self:?}"
+                    "an open connection is unused: {self:?}"
                 );
             }
         }
@@ -492,7 +491,7 @@ impl World {
     }
 }
 
-/// All situations that can be reached, each with those that follow without a loss.
+/// All reachable states, each with its successors without a loss.
 fn explore(losses: u32) -> HashMap<World, Vec<World>> {
     let mut found = HashMap::new();
     let mut open = vec![World::new(losses)];
@@ -507,21 +506,21 @@ fn explore(losses: u32) -> HashMap<World, Vec<World>> {
         open.extend(next.iter().cloned());
         open.extend(world.losses().into_iter().map(|event| world.after(event)));
         found.insert(world, next);
-        assert!(found.len() < 200_000, "the situations do not end");
+        assert!(found.len() < 200_000, "too many states");
     }
     found
 }
 
 #[test]
-fn whatever_was_lost_both_sides_end_on_the_same_connection() {
+fn after_any_losses_both_sides_settle_on_the_same_connection() {
     let found = explore(2);
 
-    // Where nothing can happen without a loss, both use the same connection.
+    // A state without a successor is settled, and a settled state has no successor.
     for (world, next) in &found {
         assert_eq!(next.is_empty(), world.is_settled(), "{world:?}");
     }
 
-    // From everywhere such a situation can be reached without a loss.
+    // A settled state can be reached from every state without a loss.
     let mut before: HashMap<&World, Vec<&World>> = HashMap::new();
     for (world, next) in &found {
         for next in next {
@@ -539,8 +538,8 @@ fn whatever_was_lost_both_sides_end_on_the_same_connection() {
     }
     assert_eq!(good.len(), found.len());
 
-    // And when pauses before dialing are longer than the way of a frame, it is reached in any order of
-    // events, within so many of them.
+    // If the pause before a dial exceeds the network delay, every order of events reaches a settled state
+    // within a bounded number of events.
     let mut steps_max = 0;
     let mut longest: HashMap<World, Option<u32>> = HashMap::new();
     for world in found.keys() {
@@ -549,11 +548,11 @@ fn whatever_was_lost_both_sides_end_on_the_same_connection() {
     assert!(steps_max <= 30, "{steps_max}");
 }
 
-/// The most events until both are settled, when nobody dials while something is under way.
+/// The most events until both sides are settled, if neither dials while a packet is in flight.
 fn steps_to_settle(world: &World, longest: &mut HashMap<World, Option<u32>>) -> u32 {
     match longest.get(world) {
         Some(Some(steps)) => return *steps,
-        Some(None) => panic!("it goes round in a circle: {world:?}"),
+        Some(None) => panic!("the states form a cycle: {world:?}"),
         None => {}
     }
     longest.insert(world.clone(), None);

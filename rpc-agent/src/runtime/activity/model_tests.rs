@@ -1,4 +1,4 @@
-//! Waiting for the end of all that is under way, under a model checker:
+//! Model tests of waiting for all pending operations:
 //! `RUSTFLAGS='--cfg shuttle' cargo test --lib shuttle`.
 
 use c10d_socket::Deadline;
@@ -7,14 +7,14 @@ use super::Activity;
 use crate::sync::{Arc, thread};
 
 #[test]
-fn a_wait_ends_with_the_last_thing_however_they_follow_from_each_other_under_shuttle() {
+fn a_wait_ends_with_the_last_of_nested_operations_under_shuttle() {
     let model = || {
         let activity = Arc::new(Activity::default());
         activity.begin_call();
         let ending = thread::spawn({
             let activity = Arc::clone(&activity);
             move || {
-                // A callback follows from the call, and runs on another thread.
+                // The call causes a callback on another thread.
                 activity.begin();
                 let calling_back = thread::spawn({
                     let activity = Arc::clone(&activity);
@@ -24,7 +24,7 @@ fn a_wait_ends_with_the_last_thing_however_they_follow_from_each_other_under_shu
                 calling_back.join().unwrap();
             }
         });
-        // Nobody wakes who overlooks the end: a deadlock.
+        // A missed wakeup is a deadlock, which the model checker reports.
         assert!(activity.wait_idle(Deadline::NEVER));
         assert_eq!(activity.under_way(), 0);
         ending.join().unwrap();
@@ -34,7 +34,7 @@ fn a_wait_ends_with_the_last_thing_however_they_follow_from_each_other_under_shu
 }
 
 #[test]
-fn every_one_of_two_waits_ends_under_shuttle() {
+fn two_concurrent_waits_both_end_under_shuttle() {
     let model = || {
         let activity = Arc::new(Activity::default());
         activity.begin();
@@ -55,7 +55,7 @@ fn every_one_of_two_waits_ends_under_shuttle() {
 }
 
 #[test]
-fn a_wait_that_is_over_tells_the_truth_under_shuttle() {
+fn a_wait_with_a_deadline_returns_true_only_at_zero_under_shuttle() {
     shuttle::check_random(
         || {
             let activity = Arc::new(Activity::default());
