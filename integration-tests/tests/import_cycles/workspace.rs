@@ -16,7 +16,11 @@ pub(crate) struct Target {
 }
 
 /// Manifests of the workspaces, relative to the repository.
-const MANIFESTS: [&str; 2] = ["Cargo.toml", "integration-tests/compare/Cargo.toml"];
+const MANIFESTS: [&str; 3] = [
+    "Cargo.toml",
+    "fuzz/Cargo.toml",
+    "integration-tests/compare/Cargo.toml",
+];
 
 fn repository() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
