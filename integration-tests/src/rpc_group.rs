@@ -94,7 +94,7 @@ impl Member {
             options = options.with_world_size(world_size);
         }
         let agent = Agent::start(options, registry, store)?;
-        rrefs.attach(&agent)?;
+        rrefs.attach(agent.handle())?;
         Ok(Self {
             agent,
             rrefs,

@@ -52,30 +52,31 @@ fn serve(store: Arc<dyn Store>) -> Result<(), Box<dyn Error>> {
 /// Worker 1 calls the functions of worker 0.
 fn train(store: Arc<dyn Store>) -> Result<(), Box<dyn Error>> {
     let agent = Agent::start(options("trainer", 1), Registry::new(), store)?;
+    let calls = agent.handle();
 
     // Caller and callee must use the same types.
-    let before: i64 = agent.call("server", "read", ())?;
+    let before: i64 = calls.call("server", "read", ())?;
 
     // At most two retries, 100 ms and 150 ms after the failure before.
     let retries = RetryOptions::default()
         .with_max_retries(2)
         .with_retry_duration(Duration::from_millis(100));
-    let written = agent.call_with_retries::<i64, ()>("server", "write", before + 1, &retries);
+    let written = calls.call_with_retries::<i64, ()>("server", "write", before + 1, &retries);
     written.wait()?;
 
     // Concurrent calls, each with a timeout of its own.
     let soon = CallOptions::default().with_timeout(Duration::from_secs(5));
-    let reads = [(); 3].map(|()| agent.call_async::<(), i64>("server", "read", (), soon));
+    let reads = [(); 3].map(|()| calls.call_async::<(), i64>("server", "read", (), soon));
     for read in reads {
         println!("read {}", read.wait()?);
     }
 
     // An error names the call, and tells whether the function ran.
-    if let Err(error) = agent.call::<i64, ()>("server", "write", -1) {
+    if let Err(error) = calls.call::<i64, ()>("server", "write", -1) {
         println!("{error} ({:?})", error.outcome());
     }
 
-    println!("{}", agent.metrics());
+    println!("{}", calls.metrics());
     // Coordinated shutdown: no worker leaves while the other one still needs it.
     agent.shutdown(TIMEOUT)?;
     Ok(())

@@ -121,7 +121,7 @@ fn start(name: &str, rank: u32, port: u16) -> Result<(Agent, RRefs), Failure> {
         .with_world_size(1 + TRAINERS)
         .with_host("127.0.0.1");
     let agent = Agent::start(options, registry, store)?;
-    rrefs.attach(&agent)?;
+    rrefs.attach(agent.handle())?;
     Ok((agent, rrefs))
 }
 

@@ -50,7 +50,7 @@ impl Hub {
 /// let mut registry = Registry::new();
 /// let rrefs = RRefs::register(&mut registry, Functions::new())?;
 /// // let agent = Agent::start(options, registry, store)?;
-/// // rrefs.attach(&agent)?;
+/// // rrefs.attach(agent.handle())?;
 /// # drop(rrefs);
 /// # Ok::<(), rref::RegisterError>(())
 /// ```
@@ -134,7 +134,7 @@ impl RRefs {
     /// # let rrefs = RRefs::register(&mut registry, Functions::new())?;
     /// # let options = AgentOptions::new("alone", 0).with_world_size(1).with_host("127.0.0.1");
     /// # let agent = Agent::start(options, registry, Arc::new(HashStore::new()))?;
-    /// # rrefs.attach(&agent)?;
+    /// # rrefs.attach(agent.handle())?;
     /// let loss: RRef<f64> = rrefs.rref_without_value()?;
     /// let waiting = loss.value_future()?; // other workers may fetch it, too
     /// assert!(!loss.has_value()? && !waiting.is_complete());

@@ -46,10 +46,10 @@ impl RRefs {
         timeout: Option<Duration>,
     ) -> Result<LeakReport, ShutdownError> {
         let runtime = self.runtime().map_err(|_| ShutdownError::NotAttached)?;
-        if runtime.agent.incarnation() != agent.incarnation() {
+        if runtime.agent.incarnation() != agent.handle().incarnation() {
             return Err(ShutdownError::OtherAgent {
                 attached: runtime.agent.me().clone(),
-                given: agent.me().clone(),
+                given: agent.handle().me().clone(),
             });
         }
         let ending = Ending::begin(runtime, timeout)?;

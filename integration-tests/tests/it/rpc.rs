@@ -135,14 +135,16 @@ fn a_call_to_a_killed_worker_has_an_unknown_outcome_and_a_retry_reaches_the_next
     let _watchdog = Watchdog::start("a_call_to_a_killed_worker", LIMIT);
     let mut group = Group::of_changing_size(PROGRAMS, &["a", "b"]);
     let retrying = group.start_agent("retrying", 9);
-    let agent = group.driver.agent.handle();
+    let agent = group.driver.agent.handle().clone();
     let once = agent.call_async::<_, u32>("a", BLOCK, 1_u32, unlimited());
     let retries = RetryOptions::default()
         .with_max_retries(1000)
         .with_retry_duration(Duration::from_millis(20))
         .with_backoff(1.0)
         .with_attempt_timeout(LIMIT);
-    let again = retrying.call_with_retries::<_, u32>("a", BLOCK, 1_u32, &retries);
+    let again = retrying
+        .handle()
+        .call_with_retries::<_, u32>("a", BLOCK, 1_u32, &retries);
     group.await_arrival("a", 1);
     group.await_arrival("a", 1);
     group.kill("a");

@@ -3,7 +3,6 @@
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, UdpSocket};
-use std::ops::Deref;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -119,16 +118,16 @@ impl Agent {
         Ok(agent)
     }
 
-    /// A handle that makes calls, for other threads.
+    /// Makes calls from this worker. Clone it where an owned one is needed, as for another thread.
     #[must_use]
-    pub fn handle(&self) -> AgentHandle {
-        self.handle.clone()
+    pub fn handle(&self) -> &AgentHandle {
+        &self.handle
     }
 
     /// Waits until no call is outstanding anywhere in the group. All workers of the group must call it.
     ///
     /// The functions of this worker are served on. Blocks until all others have come and none of them
-    /// has anything under way, at most for `timeout`; zero: for ever.
+    /// has anything under way, at most for `timeout`. `None` waits indefinitely, and zero checks once.
     ///
     /// # Errors
     /// [`TerminationError`], which names who had not come.
@@ -140,9 +139,10 @@ impl Agent {
     /// it, however calls are nested. All workers of a group of fixed size must call it. Of a group whose
     /// members come and go, this worker leaves when its own calls have ended.
     ///
-    /// Blocks at most for `timeout` until all are ready to end, zero: for ever; and then until the
-    /// functions that run here have returned. The agent has ended afterwards, even after an error. A
-    /// second time it does nothing, and from a second thread it waits for the first one.
+    /// Blocks at most for `timeout` until all are ready to end (`None` waits indefinitely, and zero checks
+    /// once), and then until the functions that run here have returned. The agent has ended afterwards,
+    /// even after an error. A second time it does nothing, and from a second thread it waits for the first
+    /// one.
     ///
     /// Not for a function or a callback of this agent, which would wait for itself: there it fails at
     /// once.
@@ -169,14 +169,6 @@ impl Agent {
     /// fail, too. Blocks until the functions that run here have returned. A second time it does nothing.
     pub fn shutdown_now(&self) {
         self.handle.runtime().stop();
-    }
-}
-
-impl Deref for Agent {
-    type Target = AgentHandle;
-
-    fn deref(&self) -> &AgentHandle {
-        &self.handle
     }
 }
 

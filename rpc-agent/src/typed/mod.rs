@@ -121,7 +121,7 @@ impl AgentHandle {
     /// [`AgentHandle::call_bytes`] with the arguments encoded and the result decoded.
     ///
     /// ```no_run
-    /// # fn f(agent: &rpc_agent::Agent) -> Result<(), rpc_agent::RpcError> {
+    /// # fn f(agent: &rpc_agent::AgentHandle) -> Result<(), rpc_agent::RpcError> {
     /// let sum = agent.call::<(i64, i64), i64>("worker1", "add", (1, 2))?;
     /// assert_eq!(sum, 3);
     /// # Ok(())
@@ -168,7 +168,7 @@ impl AgentHandle {
     /// Calls a function without waiting. All errors are delivered by the future.
     ///
     /// ```no_run
-    /// # fn f(agent: &rpc_agent::Agent) -> Result<(), rpc_agent::RpcError> {
+    /// # fn f(agent: &rpc_agent::AgentHandle) -> Result<(), rpc_agent::RpcError> {
     /// use rpc_agent::CallOptions;
     ///
     /// let options = CallOptions::default();

@@ -7,7 +7,7 @@ use std::time::Duration;
 use c10d_store::{HashStore, Store};
 
 use crate::error::{Outcome, RpcError};
-use crate::{Agent, AgentOptions, CallOptions, HandlerError, Registry, RetryOptions};
+use crate::{Agent, AgentHandle, AgentOptions, CallOptions, HandlerError, Registry, RetryOptions};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -33,7 +33,7 @@ fn registry() -> Registry {
 }
 
 /// Runs `test` on worker `a`, with `b` at the other end.
-fn with_two_workers(test: impl FnOnce(&Agent)) {
+fn with_two_workers(test: impl FnOnce(&AgentHandle)) {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
     let start = |name, rank, store| {
         let options = AgentOptions::new(name, rank)
@@ -47,7 +47,7 @@ fn with_two_workers(test: impl FnOnce(&Agent)) {
         let its_store = Arc::clone(&store);
         scope.spawn(move || start("b", 1, its_store).shutdown(TIMEOUT).unwrap());
         let agent = start("a", 0, store);
-        test(&agent);
+        test(agent.handle());
         agent.shutdown(TIMEOUT).unwrap();
     });
 }

@@ -35,7 +35,10 @@ fn payloads_of_any_length_are_echoed_unchanged() {
     for (from, to) in [(0, 1), (1, 0)] {
         for bytes in sizes.into_iter().flatten() {
             let sent = noise(seed ^ bytes as u64, bytes);
-            let answer = agents[from].call_bytes(to, "echo", sent.clone()).unwrap();
+            let answer = agents[from]
+                .handle()
+                .call_bytes(to, "echo", sent.clone())
+                .unwrap();
             assert!(answer == sent, "{bytes} bytes from {from} to {to}");
         }
     }
@@ -47,7 +50,9 @@ fn payloads_of_64_mib_travel_in_both_directions_at_once() {
     let sent = [noise(1, LARGE_BYTES), noise(2, LARGE_BYTES)];
     let answers = [(0, 1), (1, 0)].map(|(from, to)| {
         let payload = sent[from].clone();
-        agents[from].call_bytes_async(to as u32, "echo", payload, CallOptions::default())
+        agents[from]
+            .handle()
+            .call_bytes_async(to as u32, "echo", payload, CallOptions::default())
     });
     for (sent, answer) in sent.iter().zip(answers) {
         assert!(answer.wait().unwrap() == sent);
@@ -70,7 +75,7 @@ fn each_of_many_concurrent_calls_receives_its_own_answer() {
                         let sent = noise(random.u64(..), random.usize(0..1 << bits));
                         let to = random.u32(0..3);
                         let options = CallOptions::default();
-                        let answer = agents[from as usize].call_bytes_async(
+                        let answer = agents[from as usize].handle().call_bytes_async(
                             to,
                             "echo",
                             sent.clone(),
@@ -86,7 +91,7 @@ fn each_of_many_concurrent_calls_receives_its_own_answer() {
         }
     });
     for agent in &agents {
-        let metrics = agent.metrics();
+        let metrics = agent.handle().metrics();
         assert_eq!((metrics.calls_succeeded, metrics.calls_in_flight), (700, 0));
     }
 }
@@ -96,45 +101,69 @@ fn a_worker_can_call_itself() {
     let (_, agent) = pair(|_| {});
     for bytes in [0, 5, 2 * PART_BYTES] {
         let sent = noise(7, bytes);
-        assert!(agent.call_bytes("worker1", "echo", sent.clone()).unwrap() == sent);
+        assert!(
+            agent
+                .handle()
+                .call_bytes("worker1", "echo", sent.clone())
+                .unwrap()
+                == sent
+        );
     }
-    let error = agent.call_bytes(1, "ehco", "").unwrap_err();
+    let error = agent.handle().call_bytes(1, "ehco", "").unwrap_err();
     assert!(matches!(error, RpcError::NoSuchFunction { .. }), "{error}");
-    assert_eq!(agent.metrics().connections_opened, 0);
+    assert_eq!(agent.handle().metrics().connections_opened, 0);
 }
 
 #[test]
 fn a_worker_is_called_by_name_id_or_both() {
     let (agent, other) = pair(|_| {});
-    let info = other.me().clone();
+    let info = other.handle().me().clone();
     assert_eq!(info, WorkerInfo::new("worker1", 1).unwrap());
-    assert_eq!(agent.call_bytes("worker1", "echo", "name").unwrap(), "name");
-    assert_eq!(agent.call_bytes(1, "echo", "id").unwrap(), "id");
-    assert_eq!(agent.call_bytes(info.id, "echo", "id").unwrap(), "id");
     assert_eq!(
-        agent.call_bytes(&info.name, "echo", "name").unwrap(),
+        agent
+            .handle()
+            .call_bytes("worker1", "echo", "name")
+            .unwrap(),
         "name"
     );
-    assert_eq!(agent.call_bytes(&info, "echo", "both").unwrap(), "both");
-    assert_eq!(agent.worker("worker1").unwrap(), info);
-    assert_eq!(agent.workers(), [agent.me().clone(), info]);
+    assert_eq!(agent.handle().call_bytes(1, "echo", "id").unwrap(), "id");
+    assert_eq!(
+        agent.handle().call_bytes(info.id, "echo", "id").unwrap(),
+        "id"
+    );
+    assert_eq!(
+        agent
+            .handle()
+            .call_bytes(&info.name, "echo", "name")
+            .unwrap(),
+        "name"
+    );
+    assert_eq!(
+        agent.handle().call_bytes(&info, "echo", "both").unwrap(),
+        "both"
+    );
+    assert_eq!(agent.handle().worker("worker1").unwrap(), info);
+    assert_eq!(
+        agent.handle().workers(),
+        [agent.handle().me().clone(), info]
+    );
 }
 
 #[test]
 fn a_worker_outside_the_group_cannot_be_called() {
     let (agent, _other) = pair(|_| {});
-    let by_name = agent.call_bytes("nobody", "echo", "").unwrap_err();
+    let by_name = agent.handle().call_bytes("nobody", "echo", "").unwrap_err();
     assert_eq!(
         by_name.to_string(),
         "name:worker0,rank:0 could not find destination name nobody"
     );
-    let by_id = agent.call_bytes(7, "echo", "").unwrap_err();
+    let by_id = agent.handle().call_bytes(7, "echo", "").unwrap_err();
     assert_eq!(
         by_id.to_string(),
         "name:worker0,rank:0 could not find destination id 7"
     );
     let wrong = WorkerInfo::new("worker0", 1).unwrap();
-    let by_both = agent.call_bytes(&wrong, "echo", "").unwrap_err();
+    let by_both = agent.handle().call_bytes(&wrong, "echo", "").unwrap_err();
     for error in [by_name, by_id, by_both] {
         assert!(matches!(error, RpcError::NoSuchWorker { .. }), "{error}");
         assert_eq!(error.outcome(), Outcome::NotExecuted);
@@ -148,7 +177,10 @@ fn the_error_names_an_unregistered_function() {
     let longest = "f".repeat(FUNCTION_NAME_BYTES_MAX);
     let too_long = "f".repeat(FUNCTION_NAME_BYTES_MAX + 1);
     for function in ["ehco", "", &longest, &too_long] {
-        let error = agent.call_bytes("worker1", function, "").unwrap_err();
+        let error = agent
+            .handle()
+            .call_bytes("worker1", function, "")
+            .unwrap_err();
         assert_eq!(
             error.to_string(),
             format!(
@@ -159,8 +191,11 @@ fn the_error_names_an_unregistered_function() {
         assert!(matches!(error, RpcError::NoSuchFunction { .. }), "{error}");
         assert_eq!(error.outcome(), Outcome::NotExecuted);
     }
-    assert_eq!(agent.call_bytes("worker1", "echo", "on").unwrap(), "on");
-    assert_eq!(agent.metrics().connections_opened, 1);
+    assert_eq!(
+        agent.handle().call_bytes("worker1", "echo", "on").unwrap(),
+        "on"
+    );
+    assert_eq!(agent.handle().metrics().connections_opened, 1);
 }
 
 fn double(_: &Context, payload: &[u8]) -> Result<Vec<u8>, HandlerError> {
@@ -175,9 +210,10 @@ fn a_message_beyond_the_limit_fails_with_both_sizes_and_keeps_the_connection() {
         |registry| registry.register("double", double).unwrap(),
     );
     let most = noise(1, BYTES_MAX);
-    assert!(agent.call_bytes(1, "echo", most.clone()).unwrap() == most);
+    assert!(agent.handle().call_bytes(1, "echo", most.clone()).unwrap() == most);
 
     let request = agent
+        .handle()
         .call_bytes(1, "echo", noise(1, BYTES_MAX + 1))
         .unwrap_err();
     assert_eq!(
@@ -188,6 +224,7 @@ fn a_message_beyond_the_limit_fails_with_both_sizes_and_keeps_the_connection() {
     assert_eq!(request.outcome(), Outcome::NotExecuted);
 
     let answer = agent
+        .handle()
         .call_bytes(1, "double", noise(1, BYTES_MAX / 2 + 1))
         .unwrap_err();
     assert_eq!(
@@ -198,8 +235,8 @@ fn a_message_beyond_the_limit_fails_with_both_sizes_and_keeps_the_connection() {
     assert_eq!(answer.outcome(), Outcome::Executed);
     assert!(!answer.is_transient());
 
-    assert_eq!(agent.call_bytes(1, "echo", "on").unwrap(), "on");
-    assert_eq!(agent.metrics().connections_opened, 1);
+    assert_eq!(agent.handle().call_bytes(1, "echo", "on").unwrap(), "on");
+    assert_eq!(agent.handle().metrics().connections_opened, 1);
 }
 
 #[test]
@@ -226,9 +263,12 @@ fn exceeding_the_callees_limit_fails_only_that_call() {
         unreachable!()
     };
     let _end = OpenAtEnd(Arc::clone(&gate));
-    let before = agent.call_bytes_async(1, "hold", "", CallOptions::default());
+    let before = agent
+        .handle()
+        .call_bytes_async(1, "hold", "", CallOptions::default());
     gate.await_inside(1);
     let error = agent
+        .handle()
         .call_bytes(1, "echo", noise(1, BYTES_MAX + 1))
         .unwrap_err();
     assert_eq!(
@@ -239,6 +279,7 @@ fn exceeding_the_callees_limit_fails_only_that_call() {
     assert_eq!(error.outcome(), Outcome::NotExecuted);
     // The other way it is the answer.
     let error = other
+        .handle()
         .call_bytes(0, "double", noise(1, BYTES_MAX / 2 + 1))
         .unwrap_err();
     assert_eq!(
@@ -248,7 +289,7 @@ fn exceeding_the_callees_limit_fails_only_that_call() {
     );
     gate.open();
     assert_eq!(before.wait().unwrap(), "");
-    assert_eq!(agent.metrics().connections_opened, 1);
+    assert_eq!(agent.handle().metrics().connections_opened, 1);
 }
 
 /// A minimal `block_on`.
@@ -282,8 +323,10 @@ fn calls_can_be_awaited_without_an_async_runtime() {
         second.await
     }
     let (agent, _other) = pair(|_| {});
-    assert_eq!(block_on(chain(&agent)).unwrap(), "first");
-    let missing = agent.call_bytes_async("worker1", "ehco", "", CallOptions::default());
+    assert_eq!(block_on(chain(agent.handle())).unwrap(), "first");
+    let missing = agent
+        .handle()
+        .call_bytes_async("worker1", "ehco", "", CallOptions::default());
     assert!(matches!(
         block_on(missing),
         Err(RpcError::NoSuchFunction { .. })
@@ -319,7 +362,9 @@ fn is_of_the_pool(name: &str) -> bool {
 #[test]
 fn a_callback_on_a_completed_call_runs_at_once() {
     let (agent, _other) = pair(|_| {});
-    let answer = agent.call_bytes_async(1, "echo", "here", CallOptions::default());
+    let answer = agent
+        .handle()
+        .call_bytes_async(1, "echo", "here", CallOptions::default());
     answer.wait().unwrap();
     let ran = Arc::new(Mutex::new(None));
     let seen = Arc::clone(&ran);
@@ -342,9 +387,13 @@ fn a_callback_on_a_pending_call_runs_on_the_pool() {
             sender.send((is_ok, name)).unwrap();
         });
     };
-    let held = agent.call_bytes_async(1, "hold", "", CallOptions::default());
+    let held = agent
+        .handle()
+        .call_bytes_async(1, "hold", "", CallOptions::default());
     // The call expires; the polling thread notices.
-    let expired = agent.call_bytes_async(1, "hold", "", within(Duration::from_millis(1)));
+    let expired = agent
+        .handle()
+        .call_bytes_async(1, "hold", "", within(Duration::from_millis(1)));
     register(&held);
     register(&expired);
     let (is_ok, name) = receiver.recv_timeout(PATIENCE).unwrap();
@@ -364,8 +413,10 @@ fn a_callback_can_call_and_wait() {
     let callbacks = 50;
     let calls: Vec<_> = (0..callbacks)
         .map(|_| {
-            let call = agent.call_bytes_async(1, "hold", "a", CallOptions::default());
-            let handle = agent.handle();
+            let call = agent
+                .handle()
+                .call_bytes_async(1, "hold", "a", CallOptions::default());
+            let handle = agent.handle().clone();
             let sender = sender.clone();
             call.on_complete(move |result| {
                 let first = handle.call_bytes(1, "echo", result.clone().unwrap());
@@ -394,7 +445,9 @@ fn a_callback_can_call_and_wait() {
 fn a_panicking_callback_does_not_affect_others() {
     let (agent, _other, gate, _end) = held_pair();
     let ran = Arc::new(AtomicUsize::new(0));
-    let call = agent.call_bytes_async(1, "hold", "", CallOptions::default());
+    let call = agent
+        .handle()
+        .call_bytes_async(1, "hold", "", CallOptions::default());
     for callback in 0..6 {
         let ran = Arc::clone(&ran);
         call.on_complete(move |_| {
@@ -415,15 +468,16 @@ fn a_panicking_callback_does_not_affect_others() {
     assert_eq!(ran.load(Ordering::SeqCst), 6);
     // At once, too, on this very thread.
     call.on_complete(|_| panic!("on purpose"));
-    assert_eq!(agent.call_bytes(1, "echo", "on").unwrap(), "on");
+    assert_eq!(agent.handle().call_bytes(1, "echo", "on").unwrap(), "on");
 }
 
 #[test]
 fn calls_can_be_chained_and_joined() {
     let (agent, _other) = pair(|_| {});
-    let handle = agent.handle();
+    let handle = agent.handle().clone();
     let options = CallOptions::default();
     let twice = agent
+        .handle()
         .call_bytes_async(1, "echo", "abc", options)
         .and_then(move |answer| {
             handle.call_bytes_async(1, "echo", [answer.clone(), answer].concat(), options)
@@ -431,7 +485,11 @@ fn calls_can_be_chained_and_joined() {
         .then(|answer| Ok(answer?.len()));
     assert_eq!(twice.wait().unwrap(), 6);
 
-    let calls = (0..100_u32).map(|n| agent.call_bytes_async(1, "echo", n.to_string(), options));
+    let calls = (0..100_u32).map(|n| {
+        agent
+            .handle()
+            .call_bytes_async(1, "echo", n.to_string(), options)
+    });
     let all: RpcFuture<Vec<Bytes>> = join_all(calls.collect());
     for (n, answer) in all.wait().unwrap().into_iter().enumerate() {
         assert_eq!(answer, n.to_string());
@@ -450,16 +508,26 @@ fn dropping_a_future_does_not_cancel_its_call() {
             })
             .unwrap();
     });
-    drop(agent.call_bytes_async(1, "tell", "small", CallOptions::default()));
-    drop(agent.call_bytes_async(1, "tell", noise(1, 1 << 20), CallOptions::default()));
+    drop(
+        agent
+            .handle()
+            .call_bytes_async(1, "tell", "small", CallOptions::default()),
+    );
+    drop(
+        agent
+            .handle()
+            .call_bytes_async(1, "tell", noise(1, 1 << 20), CallOptions::default()),
+    );
     let mut told: Vec<_> = (0..2)
         .map(|_| receiver.recv_timeout(PATIENCE).unwrap())
         .collect();
     told.sort_by_key(Vec::len);
     assert_eq!(told[0], b"small");
     assert!(told[1] == noise(1, 1 << 20));
-    until("both calls end", || agent.metrics().calls_succeeded == 2);
-    assert_eq!(agent.metrics().calls_in_flight, 0);
+    until("both calls end", || {
+        agent.handle().metrics().calls_succeeded == 2
+    });
+    assert_eq!(agent.handle().metrics().calls_in_flight, 0);
 }
 
 /// Sends a payload again and again until stopped, and counts the answers.
@@ -488,7 +556,7 @@ fn large_payloads_do_not_delay_small_ones() {
     let count = Arc::new(AtomicUsize::new(0));
     let streams: Vec<_> = [(0, 1), (1, 0)]
         .map(|(from, to): (usize, u32)| {
-            let handle = agents[from].handle();
+            let handle = agents[from].handle().clone();
             let stop = Arc::clone(&stop);
             keep_streaming(handle, to, payload.clone(), stop, Arc::clone(&count))
         })
@@ -496,12 +564,13 @@ fn large_payloads_do_not_delay_small_ones() {
     until("large payloads are in flight", || {
         agents
             .iter()
-            .all(|agent| agent.metrics().bytes_sent > 1 << 20)
+            .all(|agent| agent.handle().metrics().bytes_sent > 1 << 20)
     });
     for n in 0..SMALL_CALLS {
         let small = noise(n as u64, 64);
         assert_eq!(
             agents[n % 2]
+                .handle()
                 .call_bytes(1 - n as u32 % 2, "echo", small.clone())
                 .unwrap(),
             small
@@ -528,13 +597,25 @@ fn small_payloads_do_not_delay_a_large_one() {
     let streams: Vec<_> = (0..16)
         .map(|n| {
             let stop = Arc::clone(&stop);
-            keep_streaming(agent.handle(), 1, noise(n, 1000), stop, Arc::clone(&count))
+            keep_streaming(
+                agent.handle().clone(),
+                1,
+                noise(n, 1000),
+                stop,
+                Arc::clone(&count),
+            )
         })
         .collect();
     until("small payloads are in flight", || {
         count.load(Ordering::SeqCst) > 0
     });
-    assert!(agent.call_bytes(1, "echo", payload.clone()).unwrap() == payload);
+    assert!(
+        agent
+            .handle()
+            .call_bytes(1, "echo", payload.clone())
+            .unwrap()
+            == payload
+    );
     stop.store(true, Ordering::SeqCst);
     for stream in streams {
         stream.join().unwrap();
@@ -553,19 +634,19 @@ fn two_workers_that_call_each_other_at_the_same_time_use_one_connection() {
                     barrier.wait();
                     let (from, to) = (n % 2, 1 - n as u32 % 2);
                     for _ in 0..3 {
-                        let answer = agents[from].call_bytes(to, "echo", "first");
+                        let answer = agents[from].handle().call_bytes(to, "echo", "first");
                         assert_eq!(answer.unwrap(), "first", "in round {round}");
                     }
                 });
             }
         });
         for agent in &agents {
-            let metrics = agent.metrics();
+            let metrics = agent.handle().metrics();
             assert_eq!(
                 (metrics.connections_opened, metrics.connections_lost),
                 (1, 0),
                 "{:?} in round {round}",
-                agent.me()
+                agent.handle().me()
             );
         }
     }
@@ -591,16 +672,21 @@ mod typed {
         });
         assert_eq!(
             agent
+                .handle()
                 .call::<(i64, i64), i64>("worker1", "add", (1, 2))
                 .unwrap(),
             3
         );
         let options = CallOptions::default();
-        let sum = agent.call_async::<(i64, i64), i64>(1, "add", (-5, 2), options);
+        let sum = agent
+            .handle()
+            .call_async::<(i64, i64), i64>(1, "add", (-5, 2), options);
         assert_eq!(sum.wait().unwrap(), -3);
         let words = vec!["a".to_owned(), "bc".to_owned()];
         let retries = RetryOptions::default();
-        let joined = agent.call_with_retries::<_, String>(1, "later", words, &retries);
+        let joined = agent
+            .handle()
+            .call_with_retries::<_, String>(1, "later", words, &retries);
         assert_eq!(joined.wait().unwrap(), "abc");
     }
 
@@ -617,7 +703,7 @@ mod typed {
                 .unwrap();
         });
         // Announces seven bytes of text and sends none.
-        let arguments = agent.call::<u8, u64>(1, "length", 7).unwrap_err();
+        let arguments = agent.handle().call::<u8, u64>(1, "length", 7).unwrap_err();
         assert!(
             matches!(
                 arguments,
@@ -635,6 +721,7 @@ mod typed {
         );
 
         let result = agent
+            .handle()
             .call::<&str, (u64, u64)>(1, "length", "abc")
             .unwrap_err();
         assert!(matches!(result, RpcError::Codec { .. }), "{result}");
@@ -645,13 +732,13 @@ mod typed {
                 && said.contains("(u64, u64)"),
             "{said}"
         );
-        let remote = agent.call::<(), ()>(1, "fail", ()).unwrap_err();
+        let remote = agent.handle().call::<(), ()>(1, "fail", ()).unwrap_err();
         assert_eq!(
             remote.to_string(),
             "Error on Node 1: call of `fail` on worker worker1 (id 1): the function failed: no"
         );
         until("nothing is in flight", || {
-            agent.metrics().calls_in_flight == 0
+            agent.handle().metrics().calls_in_flight == 0
         });
     }
 }

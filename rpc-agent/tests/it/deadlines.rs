@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use rpc_agent::{
-    Agent, CallOptions, FutureMessage, Outcome, Registry, Reply, RpcError, StartError,
+    Agent, AgentHandle, CallOptions, FutureMessage, Outcome, Registry, Reply, RpcError, StartError,
 };
 
 use crate::common::{
@@ -16,11 +16,11 @@ use crate::common::{until, within};
 /// Short, and long enough to be told from others.
 const SHORT: Duration = Duration::from_millis(20);
 
-fn call(agent: &Agent) -> FutureMessage {
+fn call(agent: &AgentHandle) -> FutureMessage {
     agent.call_bytes_async(1, "hold", "", CallOptions::default())
 }
 
-fn call_within(agent: &Agent, timeout: impl Into<Option<Duration>>) -> FutureMessage {
+fn call_within(agent: &AgentHandle, timeout: impl Into<Option<Duration>>) -> FutureMessage {
     agent.call_bytes_async(1, "hold", "", within(timeout))
 }
 
@@ -35,7 +35,7 @@ fn expired_after(call: &FutureMessage) -> Duration {
 
 /// Calls with growing timeouts, until one has started at the callee before it expires here. Under load the
 /// first ones may not.
-fn expired_while_held(agent: &Agent, function: &str, gate: &Gate) -> (Duration, RpcError) {
+fn expired_while_held(agent: &AgentHandle, function: &str, gate: &Gate) -> (Duration, RpcError) {
     let mut timeout = SHORT;
     loop {
         let call = agent.call_bytes_with(1, function, "", within(timeout));
@@ -81,7 +81,7 @@ fn register_never(registry: &mut Registry, replies: &Arc<Mutex<Vec<Reply>>>) {
 fn an_unanswered_call_fails_at_its_deadline_with_pytorchs_text() {
     let (agent, other, gate, _end) = held_pair(SHORT);
     let began = Instant::now();
-    let (timeout, error) = expired_while_held(&agent, "hold", &gate);
+    let (timeout, error) = expired_while_held(agent.handle(), "hold", &gate);
     assert!(began.elapsed() >= timeout, "{:?}", began.elapsed());
     assert_eq!(
         error.to_string(),
@@ -93,23 +93,23 @@ fn an_unanswered_call_fails_at_its_deadline_with_pytorchs_text() {
     );
     assert_eq!(error.outcome(), Outcome::Unknown);
     assert!(error.is_transient());
-    let metrics = agent.metrics();
+    let metrics = agent.handle().metrics();
     assert_eq!(
         (metrics.timeouts, metrics.calls_in_flight),
         (metrics.calls_failed, 0)
     );
     // A call to oneself as well.
-    assert_eq!(expired_after(&call(&other)), SHORT);
+    assert_eq!(expired_after(&call(other.handle())), SHORT);
 }
 
 #[test]
 fn a_call_uses_its_own_timeout_or_the_agents() {
     let (agent, _other, gate, _end) = held_pair(SHORT);
     let longer = 2 * SHORT;
-    let never = call_within(&agent, None);
-    let long = call_within(&agent, PATIENCE);
+    let never = call_within(agent.handle(), None);
+    let long = call_within(agent.handle(), PATIENCE);
     for _ in 0..3 {
-        let (one, other) = (call(&agent), call_within(&agent, longer));
+        let (one, other) = (call(agent.handle()), call_within(agent.handle(), longer));
         assert_eq!(expired_after(&one), SHORT);
         assert_eq!(expired_after(&other), longer);
     }
@@ -122,13 +122,13 @@ fn a_call_uses_its_own_timeout_or_the_agents() {
 #[test]
 fn changing_the_agents_timeout_affects_only_later_calls() {
     let (agent, _other, gate, _end) = held_pair(None);
-    assert_eq!(agent.timeout(), None);
-    let never = call(&agent);
-    agent.set_timeout(SHORT);
-    assert_eq!(agent.timeout(), Some(SHORT));
-    let short = call(&agent);
-    agent.set_timeout(None);
-    let later = call(&agent);
+    assert_eq!(agent.handle().timeout(), None);
+    let never = call(agent.handle());
+    agent.handle().set_timeout(SHORT);
+    assert_eq!(agent.handle().timeout(), Some(SHORT));
+    let short = call(agent.handle());
+    agent.handle().set_timeout(None);
+    let later = call(agent.handle());
     assert_eq!(expired_after(&short), SHORT);
     assert!(!never.is_complete() && !later.is_complete());
     gate.open();
@@ -140,34 +140,50 @@ fn changing_the_agents_timeout_affects_only_later_calls() {
 fn a_timeout_below_a_millisecond_expires() {
     let (agent, _other, _, _end) = held_pair(PATIENCE);
     for timeout in [Duration::from_nanos(1), Duration::from_micros(999)] {
-        assert_eq!(expired_after(&call_within(&agent, timeout)), timeout);
-        agent.set_timeout(timeout);
-        assert_eq!(expired_after(&call(&agent)), Duration::from_millis(1));
+        assert_eq!(
+            expired_after(&call_within(agent.handle(), timeout)),
+            timeout
+        );
+        agent.handle().set_timeout(timeout);
+        assert_eq!(
+            expired_after(&call(agent.handle())),
+            Duration::from_millis(1)
+        );
     }
     // Nor is one beyond all clocks.
-    let endless = call_within(&agent, Duration::MAX);
-    assert_eq!(expired_after(&call(&agent)), Duration::from_millis(1));
+    let endless = call_within(agent.handle(), Duration::MAX);
+    assert_eq!(
+        expired_after(&call(agent.handle())),
+        Duration::from_millis(1)
+    );
     assert!(!endless.is_complete());
 }
 
 #[test]
 fn a_late_answer_is_dropped_and_counted_and_keeps_the_connection() {
     let (agent, other, gate, _end) = held_pair(PATIENCE);
-    let (_, error) = expired_while_held(&agent, "hold", &gate);
+    let (_, error) = expired_while_held(agent.handle(), "hold", &gate);
     assert_eq!(error.outcome(), Outcome::Unknown);
-    let late = agent.metrics().late_responses;
-    let own = other.call_bytes_async(1, "hold", "", within(SHORT));
+    let late = agent.handle().metrics().late_responses;
+    let own = other
+        .handle()
+        .call_bytes_async(1, "hold", "", within(SHORT));
     expired_after(&own);
-    assert_eq!(agent.metrics().calls_in_flight, 0);
+    assert_eq!(agent.handle().metrics().calls_in_flight, 0);
     gate.open();
     until("the late answer comes", || {
-        agent.metrics().late_responses > late
+        agent.handle().metrics().late_responses > late
     });
-    until("the own one, too", || other.metrics().late_responses == 1);
+    until("the own one, too", || {
+        other.handle().metrics().late_responses == 1
+    });
     for _ in 0..3 {
-        assert_eq!(agent.call_bytes(1, "echo", "next").unwrap(), "next");
+        assert_eq!(
+            agent.handle().call_bytes(1, "echo", "next").unwrap(),
+            "next"
+        );
     }
-    let metrics = agent.metrics();
+    let metrics = agent.handle().metrics();
     assert_eq!(
         (metrics.connections_opened, metrics.connections_lost),
         (1, 0)
@@ -188,15 +204,18 @@ fn a_large_late_answer_does_not_affect_later_messages() {
             .unwrap();
     });
     let _end = OpenAtEnd(Arc::clone(&gate));
-    let (_, error) = expired_while_held(&agent, "large", &gate);
+    let (_, error) = expired_while_held(agent.handle(), "large", &gate);
     assert_eq!(error.outcome(), Outcome::Unknown);
-    let late = agent.metrics().late_responses;
+    let late = agent.handle().metrics().late_responses;
     gate.open();
     until("the late answer comes", || {
-        agent.metrics().late_responses > late
+        agent.handle().metrics().late_responses > late
     });
-    assert_eq!(agent.call_bytes(1, "large", "").unwrap().len(), 3 << 20);
-    let metrics = agent.metrics();
+    assert_eq!(
+        agent.handle().call_bytes(1, "large", "").unwrap().len(),
+        3 << 20
+    );
+    let metrics = agent.handle().metrics();
     assert_eq!(
         (metrics.connections_opened, metrics.connections_lost),
         (1, 0)
@@ -218,7 +237,9 @@ fn ten_thousand_unanswered_calls_expire_at_their_deadlines_and_not_before() {
         // In step with nothing, the last ones after all have been sent.
         let timeout = Duration::from_micros(random.u64(300_000..1_500_000));
         let began = Instant::now();
-        let call = agent.call_bytes_async(1, "never", &b""[..], within(timeout));
+        let call = agent
+            .handle()
+            .call_bytes_async(1, "never", &b""[..], within(timeout));
         let sender = sender.clone();
         call.on_complete(move |result| {
             let is_early = began.elapsed() < timeout;
@@ -244,16 +265,19 @@ fn ten_thousand_unanswered_calls_expire_at_their_deadlines_and_not_before() {
         assert!(!is_early, "no call ends before its deadline");
     }
 
-    let metrics = agent.metrics();
+    let metrics = agent.handle().metrics();
     assert_eq!(
         (metrics.timeouts, metrics.calls_in_flight),
         (CALLS as u64, 0)
     );
     // Behind all the others on the same connection.
-    assert_eq!(agent.call_bytes(1, "echo", "next").unwrap(), "next");
-    let received = other.metrics().requests_received - 1;
+    assert_eq!(
+        agent.handle().call_bytes(1, "echo", "next").unwrap(),
+        "next"
+    );
+    let received = other.handle().metrics().requests_received - 1;
     until("all that were sent have been looked at", || {
-        let refused = other.metrics().requests_refused;
+        let refused = other.handle().metrics().requests_refused;
         replies.lock().unwrap().len() as u64 + refused == received
     });
     // The answers come now, and are one too many each.
@@ -262,10 +286,13 @@ fn ten_thousand_unanswered_calls_expire_at_their_deadlines_and_not_before() {
         reply.send(Ok(&b"late"[..]));
     }
     until("all late answers come", || {
-        agent.metrics().late_responses == received - refused_in_time
+        agent.handle().metrics().late_responses == received - refused_in_time
     });
-    assert_eq!(agent.call_bytes(1, "echo", "next").unwrap(), "next");
-    assert_eq!(agent.metrics().connections_opened, 1);
+    assert_eq!(
+        agent.handle().call_bytes(1, "echo", "next").unwrap(),
+        "next"
+    );
+    assert_eq!(agent.handle().metrics().connections_opened, 1);
 }
 
 #[test]
@@ -286,7 +313,7 @@ fn a_race_of_deadline_and_answer_yields_one_of_them() {
     let (sender, receiver) = mpsc::channel();
     for round in 0..150_u64 {
         let payload = (500 + 10 * round).to_string();
-        let call = agent.call_bytes_async(
+        let call = agent.handle().call_bytes_async(
             1,
             "after",
             payload.clone(),
@@ -312,7 +339,7 @@ fn a_race_of_deadline_and_answer_yields_one_of_them() {
         receiver.recv_timeout(PATIENCE).is_err(),
         "each callback runs once"
     );
-    let metrics = agent.metrics();
+    let metrics = agent.handle().metrics();
     assert_eq!((metrics.timeouts, metrics.calls_in_flight), (expired, 0));
 }
 
@@ -366,6 +393,7 @@ fn the_timeout_of_an_unsent_call_says_why_it_was_not_sent() {
     let gate = Gate::new();
     let (silent, agents) = silent_worker(&gate);
     let error = agents[0]
+        .handle()
         .call_bytes_with(1, "hold", "", within(SHORT))
         .unwrap_err();
     assert!(matches!(error, RpcError::Timeout { .. }), "{error}");
@@ -376,10 +404,16 @@ fn the_timeout_of_an_unsent_call_says_why_it_was_not_sent() {
          on worker worker1 (id 1), the request was never sent: no connection has been made yet"
     );
     // The other direction has an address where somebody is.
-    assert_eq!(agents[1].call_bytes(0, "echo", "here").unwrap(), "here");
+    assert_eq!(
+        agents[1].handle().call_bytes(0, "echo", "here").unwrap(),
+        "here"
+    );
     // And the connection that it made serves both.
-    assert_eq!(agents[0].call_bytes(1, "echo", "there").unwrap(), "there");
-    let (_, error) = expired_while_held(&agents[0], "hold", &gate);
+    assert_eq!(
+        agents[0].handle().call_bytes(1, "echo", "there").unwrap(),
+        "there"
+    );
+    let (_, error) = expired_while_held(agents[0].handle(), "hold", &gate);
     assert_eq!(error.outcome(), Outcome::Unknown);
     gate.open();
     drop(silent);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use c10d_store::Store;
-use rpc_agent::{Agent, AgentOptions, FutureMessage, NotSent, Outcome, RpcError};
+use rpc_agent::{Agent, AgentHandle, AgentOptions, FutureMessage, NotSent, Outcome, RpcError};
 
 use crate::common::{PATIENCE, named, registry, shared_store, start_all, until, within};
 use crate::raw::{GOODBYE, HELLO, REQUEST, RESPONSE, RawFrame, RawWorker};
@@ -29,7 +29,7 @@ fn start(
 }
 
 /// A call without a timeout.
-fn call(agent: &Agent, worker: &str) -> FutureMessage {
+fn call(agent: &AgentHandle, worker: &str) -> FutureMessage {
     agent.call_bytes_async(worker, "f", "x", within(None))
 }
 
@@ -81,7 +81,7 @@ fn a_dial_overtaken_by_a_connection_does_not_disturb_the_next_dial() {
     let pace = RawWorker::join(&*store, 2, "pace", 6);
     let agent = start(&store, 3, &[("agent", 1)], |options| options).remove(0);
     // Two dials, so two threads for them, and both have come to the same pause.
-    let (first, _paced) = (call(&agent, "raw"), call(&agent, "pace"));
+    let (first, _paced) = (call(agent.handle(), "raw"), call(agent.handle(), "pace"));
     for _ in 0..4 {
         raw.refuse(USE_THE_OTHER);
         pace.refuse(USE_THE_OTHER);
@@ -96,7 +96,7 @@ fn a_dial_overtaken_by_a_connection_does_not_disturb_the_next_dial() {
         "{error:?}"
     );
 
-    let second = call(&agent, "raw");
+    let second = call(agent.handle(), "raw");
     let mut dialed = next_hello(&raw);
     while links_of(&dialed.1) == 0 {
         // From before the worker connected, after all.
@@ -114,9 +114,9 @@ fn a_dial_overtaken_by_a_connection_does_not_disturb_the_next_dial() {
     // Nor those after it.
     drop(link);
     until("the connection is lost", || {
-        agent.metrics().connections_lost == 2
+        agent.handle().metrics().connections_lost == 2
     });
-    let third = call(&agent, "raw");
+    let third = call(agent.handle(), "raw");
     let (mut link, asked) = first_request(&raw, next_hello(&raw));
     send(&mut link, &frame(RESPONSE, 0, 0, asked.id, b"again"));
     assert_eq!(wait(&third).unwrap(), "again");
@@ -131,7 +131,7 @@ fn a_silent_worker_does_not_delay_dials_of_others() {
         let silent = RawWorker::join(&*store, 3, "silent", 5);
         let names = [("agent", 0), ("known", 1), ("other", 2)];
         let agents = start(&store, 4, &names, |options| options);
-        let agent = &agents[0];
+        let agent = agents[0].handle();
         // The thread that has dialed has nothing to do any more when the last of these is answered.
         for _ in 0..20 {
             agent
@@ -163,7 +163,7 @@ fn a_call_without_a_timeout_fails_if_the_store_does_not_answer() {
             Some(claim) => store.set("names/1", claim.as_bytes()).unwrap(),
             None => assert!(store.delete_key("names/1").unwrap()),
         }
-        let error = wait(&call(&agent, "raw")).unwrap_err();
+        let error = wait(&call(agent.handle(), "raw")).unwrap_err();
         assert!(
             matches!(
                 error,
@@ -183,7 +183,7 @@ fn a_goodbye_right_after_the_welcome_counts_as_leaving() {
     let store = shared_store();
     let raw = RawWorker::join(&*store, 1, "raw", 5);
     let agent = start(&store, 2, &[("agent", 0)], |options| options).remove(0);
-    let call = call(&agent, "raw");
+    let call = call(agent.handle(), "raw");
     let mut socket = raw.accept();
     assert_eq!(read_frame(&mut socket).kind, HELLO);
     let farewell = frame(GOODBYE, 0, 0, 0, b"");
@@ -192,5 +192,5 @@ fn a_goodbye_right_after_the_welcome_counts_as_leaving() {
     let error = wait(&call).unwrap_err();
     // Who has said it reads nothing more.
     assert_eq!(error.outcome(), Outcome::NotExecuted, "{error}");
-    assert_eq!(agent.metrics().connections_lost, 0);
+    assert_eq!(agent.handle().metrics().connections_lost, 0);
 }

@@ -41,7 +41,9 @@ fn calls_that_nobody_reads(
     let payload = noise(seed, PAYLOAD_BYTES_MIN + CALLS);
     let calls = (0..CALLS).map(|number| {
         let payload = payload.slice(..PAYLOAD_BYTES_MIN + number);
-        agent.call_bytes_async("worker1", NAME, payload, within(timeout))
+        agent
+            .handle()
+            .call_bytes_async("worker1", NAME, payload, within(timeout))
     });
     let calls = calls.collect();
     (agent, link, calls)
@@ -72,7 +74,9 @@ fn a_duplicated_call_with_one_request_withdrawn_at_its_deadline_may_have_run() {
             assert!(ended.is_err());
         }
         // Behind all that is still to come of them.
-        let last = agent.call_bytes_async("worker1", NAME, "last", within(None));
+        let last = agent
+            .handle()
+            .call_bytes_async("worker1", NAME, "last", within(None));
         let mut arrived = HashSet::new();
         loop {
             let payload_bytes = read_frame(&mut link).body.len() - BODY_BYTES_MIN;
@@ -117,8 +121,13 @@ fn a_duplicated_large_message_keeps_the_connection() {
     };
     let (agent, served) = pair_with(adjust, |_| {});
     let payload = noise(1, 600 << 10);
-    let answer = agent.call_bytes_with("worker1", "echo", payload.clone(), within(PATIENCE));
+    let answer =
+        agent
+            .handle()
+            .call_bytes_with("worker1", "echo", payload.clone(), within(PATIENCE));
     assert_eq!(answer.unwrap(), payload);
-    until("both have come", || served.metrics().requests_received > 1);
-    assert_eq!(served.metrics().connections_lost, 0);
+    until("both have come", || {
+        served.handle().metrics().requests_received > 1
+    });
+    assert_eq!(served.handle().metrics().connections_lost, 0);
 }

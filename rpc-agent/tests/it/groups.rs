@@ -128,13 +128,20 @@ fn the_first_worker_waits_for_a_late_one() {
         let first = first.join().unwrap().into_iter();
         let agents: Vec<Agent> = first.map(Result::unwrap).chain([late]).collect();
         for agent in &agents {
-            let names: Vec<_> = agent.workers().iter().map(ToString::to_string).collect();
+            let names: Vec<_> = agent
+                .handle()
+                .workers()
+                .iter()
+                .map(ToString::to_string)
+                .collect();
             assert_eq!(
                 names,
                 [0, 1, 2].map(|rank| format!("WorkerInfo(id={rank}, name=worker{rank})"))
             );
             let answers = (0..3).map(|to| {
-                agent.call_bytes_async(to, "echo", to.to_string(), CallOptions::default())
+                agent
+                    .handle()
+                    .call_bytes_async(to, "echo", to.to_string(), CallOptions::default())
             });
             assert_eq!(join_all(answers.collect()).wait().unwrap(), ["0", "1", "2"]);
         }
@@ -202,7 +209,7 @@ fn a_worker_finds_one_that_joins_later() {
     let store = shared_store();
     let first = start_one(&store, named("ps-0", 0));
     for to_late in ["ps-1", "ps-2"] {
-        let error = first.call_bytes(to_late, "echo", "").unwrap_err();
+        let error = first.handle().call_bytes(to_late, "echo", "").unwrap_err();
         assert_eq!(
             error.to_string(),
             format!("name:ps-0,rank:0 could not find destination name {to_late}")
@@ -210,19 +217,34 @@ fn a_worker_finds_one_that_joins_later() {
     }
     let second = start_one(&store, named("ps-1", 1));
     assert_eq!(
-        first.call_bytes("ps-1", "echo", "by name").unwrap(),
+        first
+            .handle()
+            .call_bytes("ps-1", "echo", "by name")
+            .unwrap(),
         "by name"
     );
-    assert_eq!(second.call_bytes(0, "echo", "back").unwrap(), "back");
-    let third = start_one(&store, named("ps-2", 7));
-    assert_eq!(first.call_bytes(7, "echo", "by id").unwrap(), "by id");
     assert_eq!(
-        second.call_bytes(third.me(), "echo", "by both").unwrap(),
+        second.handle().call_bytes(0, "echo", "back").unwrap(),
+        "back"
+    );
+    let third = start_one(&store, named("ps-2", 7));
+    assert_eq!(
+        first.handle().call_bytes(7, "echo", "by id").unwrap(),
+        "by id"
+    );
+    assert_eq!(
+        second
+            .handle()
+            .call_bytes(third.handle().me(), "echo", "by both")
+            .unwrap(),
         "by both"
     );
-    assert_eq!(third.call_bytes("ps-1", "echo", "back").unwrap(), "back");
     assert_eq!(
-        first.worker("ps-2").unwrap(),
+        third.handle().call_bytes("ps-1", "echo", "back").unwrap(),
+        "back"
+    );
+    assert_eq!(
+        first.handle().worker("ps-2").unwrap(),
         WorkerInfo::new("ps-2", 7).unwrap()
     );
 }
@@ -237,7 +259,13 @@ fn many_workers_that_join_at_once_find_each_other() {
             scope.spawn(move || {
                 for to in 0..WORKERS {
                     let name = format!("worker{to}");
-                    assert_eq!(agent.call_bytes(&name, "echo", name.clone()).unwrap(), name);
+                    assert_eq!(
+                        agent
+                            .handle()
+                            .call_bytes(&name, "echo", name.clone())
+                            .unwrap(),
+                        name
+                    );
                 }
             });
         }
@@ -262,7 +290,10 @@ fn a_second_worker_of_a_name_or_id_is_refused_and_the_first_continues() {
         ),
         "{said}"
     );
-    assert_eq!(agents[0].call_bytes("b", "echo", "on").unwrap(), "on");
+    assert_eq!(
+        agents[0].handle().call_bytes("b", "echo", "on").unwrap(),
+        "on"
+    );
 }
 
 #[test]
@@ -270,40 +301,64 @@ fn a_worker_that_left_is_no_longer_found() {
     let store = shared_store();
     let agents = [0, 1, 2].map(|rank| start_one(&store, options(rank)));
     let [first, second, third] = agents;
-    assert_eq!(first.call_bytes("worker1", "echo", "here").unwrap(), "here");
+    assert_eq!(
+        first
+            .handle()
+            .call_bytes("worker1", "echo", "here")
+            .unwrap(),
+        "here"
+    );
     second.shutdown(PATIENCE).unwrap();
     let words = "name:worker0,rank:0 could not find destination name worker1";
     // A call that overtakes the Goodbye gets no answer.
     until("the Goodbye has come", || {
-        let error = first.call_bytes("worker1", "echo", "").unwrap_err();
+        let error = first
+            .handle()
+            .call_bytes("worker1", "echo", "")
+            .unwrap_err();
         !matches!(error, RpcError::ConnectionLost { .. })
     });
     for _ in 0..2 {
-        let error = first.call_bytes("worker1", "echo", "").unwrap_err();
+        let error = first
+            .handle()
+            .call_bytes("worker1", "echo", "")
+            .unwrap_err();
         assert!(error.to_string().contains(words), "{error}");
         assert_eq!(error.outcome(), Outcome::NotExecuted);
     }
-    let error = third.call_bytes(1, "echo", "").unwrap_err();
+    let error = third.handle().call_bytes(1, "echo", "").unwrap_err();
     assert!(
         error
             .to_string()
             .ends_with("name:worker2,rank:2 could not find destination name worker1"),
         "{error}"
     );
-    assert_eq!(first.call_bytes(2, "echo", "on").unwrap(), "on");
+    assert_eq!(first.handle().call_bytes(2, "echo", "on").unwrap(), "on");
 
     // Another one takes its name, and a third its id.
     let again = start_one(&store, named("worker1", 5));
     assert_eq!(
-        first.call_bytes("worker1", "echo", "moved").unwrap(),
+        first
+            .handle()
+            .call_bytes("worker1", "echo", "moved")
+            .unwrap(),
         "moved"
     );
-    assert_eq!(first.worker("worker1").unwrap(), *again.me());
-    let other = start_one(&store, named("other", 1));
-    assert_eq!(first.call_bytes(1, "echo", "other").unwrap(), "other");
-    assert_eq!(first.worker(1).unwrap(), *other.me());
     assert_eq!(
-        third.call_bytes("worker1", "echo", "moved").unwrap(),
+        first.handle().worker("worker1").unwrap(),
+        *again.handle().me()
+    );
+    let other = start_one(&store, named("other", 1));
+    assert_eq!(
+        first.handle().call_bytes(1, "echo", "other").unwrap(),
+        "other"
+    );
+    assert_eq!(first.handle().worker(1).unwrap(), *other.handle().me());
+    assert_eq!(
+        third
+            .handle()
+            .call_bytes("worker1", "echo", "moved")
+            .unwrap(),
         "moved"
     );
 }
@@ -332,14 +387,19 @@ fn a_restarted_worker_has_a_new_incarnation_and_connection() {
         let agent = start_life(&store, life, &replies);
         if life == 3 {
             // It is the one that calls first.
-            assert_eq!(agent.call_bytes(0, "echo", "back").unwrap(), "back");
+            assert_eq!(
+                agent.handle().call_bytes(0, "echo", "back").unwrap(),
+                "back"
+            );
         }
         // A call that overtakes the Goodbye of the previous incarnation gets no answer.
         until("the new life answers", || {
-            let answer = first.call_bytes("worker1", "life", "");
+            let answer = first.handle().call_bytes("worker1", "life", "");
             answer.is_ok_and(|answer| answer == life.to_string())
         });
-        let pending = first.call_bytes_async(1, "later", "", CallOptions::default());
+        let pending = first
+            .handle()
+            .call_bytes_async(1, "later", "", CallOptions::default());
         until("the call is there", || replies.lock().unwrap().len() == 1);
         if life % 2 == 0 {
             // It ends without leaving the list.
@@ -359,19 +419,21 @@ fn a_restarted_worker_has_a_new_incarnation_and_connection() {
         assert_eq!(error.outcome(), Outcome::Unknown);
         // Nobody is there to take the answer of a previous incarnation.
         let next = start_life(&store, life * 10, &replies);
-        let pending = first.call_bytes_async(1, "later", "", CallOptions::default());
+        let pending = first
+            .handle()
+            .call_bytes_async(1, "later", "", CallOptions::default());
         until("the call is there", || replies.lock().unwrap().len() == 2);
         let mut both = std::mem::take(&mut *replies.lock().unwrap()).into_iter();
         both.next().unwrap().send(Ok(&b"former"[..]));
         both.next().unwrap().send(Ok(&b"present"[..]));
         assert_eq!(pending.wait().unwrap(), "present");
         assert_eq!(
-            first.call_bytes(1, "life", "").unwrap(),
+            first.handle().call_bytes(1, "life", "").unwrap(),
             (life * 10).to_string()
         );
         next.shutdown(PATIENCE).unwrap();
     }
-    let metrics = first.metrics();
+    let metrics = first.handle().metrics();
     assert_eq!((metrics.connections_opened, metrics.reconnects), (6, 5));
     assert_eq!((metrics.late_responses, metrics.calls_in_flight), (0, 0));
 }
@@ -382,12 +444,12 @@ fn a_call_to_a_worker_that_stopped_without_leaving_fails_at_once() {
     let first = start_one(&store, options(0));
     let second = start_one(&store, options(1));
     let third = start_one(&store, options(2));
-    assert_eq!(first.call_bytes(1, "echo", "").unwrap(), "");
+    assert_eq!(first.handle().call_bytes(1, "echo", "").unwrap(), "");
     drop(second);
     // With a connection that has just ended, and without any.
     for caller in [&first, &third] {
         until("the end is known", || {
-            let error = caller.call_bytes(1, "echo", "").unwrap_err();
+            let error = caller.handle().call_bytes(1, "echo", "").unwrap_err();
             assert!(
                 matches!(
                     error,
@@ -408,13 +470,15 @@ fn calls_to_a_replaced_worker_fail_at_once() {
     let raw = RawWorker::join_list(&*store, 1, "b", 5);
     // It does not welcome who dials.
     let never = within(None);
-    let call = agent.call_bytes_async("b", "f", "x", never);
+    let call = agent.handle().call_bytes_async("b", "f", "x", never);
     let mut silent = raw.accept();
     assert_eq!(read_frame(&mut silent).kind, HELLO);
     let retries = RetryOptions::default().with_max_retries(1);
     let retries = retries.with_retry_duration(Duration::from_millis(1));
     let retries = retries.with_attempt_timeout(Duration::MAX);
-    let retried = agent.call_bytes_with_retries("b", "f", "x", &retries);
+    let retried = agent
+        .handle()
+        .call_bytes_with_retries("b", "f", "x", &retries);
 
     let mut link = connect(listed_address_of(&*store, 0).0);
     let hello = hello_body(1, 0, 77, 0, 0, "c");
@@ -430,7 +494,7 @@ fn calls_to_a_replaced_worker_fail_at_once() {
         unreachable!("{error:?}");
     };
     assert_replaced(last);
-    assert_eq!(agent.metrics().calls_in_flight, 0);
+    assert_eq!(agent.handle().metrics().calls_in_flight, 0);
 
     // A Welcome of the former one comes too late, and the other one is served.
     let _ = silent.write_all(&welcome(raw.incarnation, 1));

@@ -6,17 +6,17 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rpc_agent::{
-    Agent, CallOptions, Context, FutureMessage, HandlerError, Outcome, Registry, Reply, RpcError,
-    join_all,
+    Agent, AgentHandle, CallOptions, Context, FutureMessage, HandlerError, Outcome, Registry,
+    Reply, RpcError, join_all,
 };
 
 use crate::common::{Gate, OpenAtEnd, PATIENCE, group_with, noise, pair, pair_with, until, within};
 
-fn call(agent: &Agent, to: u32, function: &str, payload: &'static str) -> FutureMessage {
+fn call(agent: &AgentHandle, to: u32, function: &str, payload: &'static str) -> FutureMessage {
     agent.call_bytes_async(to, function, payload, CallOptions::default())
 }
 
-fn calls(agent: &Agent, count: usize, function: &str) -> Vec<FutureMessage> {
+fn calls(agent: &AgentHandle, count: usize, function: &str) -> Vec<FutureMessage> {
     (0..count).map(|_| call(agent, 1, function, "")).collect()
 }
 
@@ -57,10 +57,12 @@ fn as_many_functions_run_at_once_as_there_are_handler_threads() {
                     .unwrap();
             },
         );
-        join_all(calls(&agent, 4 * threads, "meet")).wait().unwrap();
+        join_all(calls(agent.handle(), 4 * threads, "meet"))
+            .wait()
+            .unwrap();
         assert_eq!(gate.inside_peak(), threads);
         until("all are counted", || {
-            other.metrics().requests_handled == 4 * threads as u64
+            other.handle().metrics().requests_handled == 4 * threads as u64
         });
     }
 }
@@ -70,11 +72,14 @@ fn a_slow_function_does_not_delay_fast_ones() {
     let (agent, _other, gate, _end) = held_pair(4);
     // In the first round it is not known yet to be slow.
     for round in 1..=3 {
-        let slow = call(&agent, 1, "hold", "slow");
+        let slow = call(agent.handle(), 1, "hold", "slow");
         for _ in 0..50 {
-            assert_eq!(agent.call_bytes(1, "echo", "fast").unwrap(), "fast");
+            assert_eq!(
+                agent.handle().call_bytes(1, "echo", "fast").unwrap(),
+                "fast"
+            );
         }
-        join_all(calls(&agent, 200, "echo")).wait().unwrap();
+        join_all(calls(agent.handle(), 200, "echo")).wait().unwrap();
         assert!(!slow.is_complete(), "in round {round}");
         if round == 3 {
             gate.open();
@@ -88,19 +93,19 @@ fn slow_functions_delay_no_others_while_a_handler_thread_is_free() {
     for round in 0..20 {
         // Each time new, so that none is known to be slow.
         let (agent, other, gate, _end) = held_pair(4);
-        let slow = calls(&agent, 3, "hold");
+        let slow = calls(agent.handle(), 3, "hold");
         for _ in 0..20 {
             assert_eq!(
-                agent.call_bytes(1, "echo", "fast").unwrap(),
+                agent.handle().call_bytes(1, "echo", "fast").unwrap(),
                 "fast",
                 "in round {round}"
             );
         }
-        let last = call(&agent, 1, "hold", "");
+        let last = call(agent.handle(), 1, "hold", "");
         gate.await_inside(4);
         // Now none is left, and what it calls itself goes on still.
         assert_eq!(
-            other.call_bytes(0, "echo", "mine").unwrap(),
+            other.handle().call_bytes(0, "echo", "mine").unwrap(),
             "mine",
             "in round {round}"
         );
@@ -113,12 +118,14 @@ fn slow_functions_delay_no_others_while_a_handler_thread_is_free() {
 #[test]
 fn a_worker_whose_only_handler_thread_is_busy_receives_answers_and_runs_callbacks() {
     let (agent, other, gate, _end) = held_pair(1);
-    let slow = call(&agent, 1, "hold", "");
+    let slow = call(agent.handle(), 1, "hold", "");
     gate.await_inside(1);
-    let waiting = call(&agent, 1, "echo", "");
+    let waiting = call(agent.handle(), 1, "echo", "");
     let (sender, receiver) = mpsc::channel();
     for n in 0..50 {
-        let answer = other.call_bytes_async(0, "echo", "mine", CallOptions::default());
+        let answer = other
+            .handle()
+            .call_bytes_async(0, "echo", "mine", CallOptions::default());
         let sender = sender.clone();
         answer.on_complete(move |result| sender.send((n, result.clone().unwrap())).unwrap());
     }
@@ -127,12 +134,12 @@ fn a_worker_whose_only_handler_thread_is_busy_receives_answers_and_runs_callback
         assert_eq!(answer, "mine");
     }
     assert_eq!(
-        other.call_bytes(0, "echo", "waited for").unwrap(),
+        other.handle().call_bytes(0, "echo", "waited for").unwrap(),
         "waited for"
     );
     // There is one thread for functions, so this one has to wait.
     until("the request waits", || {
-        other.metrics().handler_queue_len == 1
+        other.handle().metrics().handler_queue_len == 1
     });
     assert!(!waiting.is_complete());
     gate.open();
@@ -163,7 +170,10 @@ fn a_panic_is_an_error_with_worker_function_and_message() {
         ("throw", "(the panic message is not text)"),
     ] {
         for (caller, place) in [(&agent, "over the wire"), (&other, "at home")] {
-            let error = caller.call_bytes("worker1", function, "abc").unwrap_err();
+            let error = caller
+                .handle()
+                .call_bytes("worker1", function, "abc")
+                .unwrap_err();
             assert_eq!(
                 error.to_string(),
                 format!(
@@ -179,8 +189,8 @@ fn a_panic_is_an_error_with_worker_function_and_message() {
             assert!(!error.is_transient());
         }
     }
-    assert_eq!(other.metrics().handler_panics, 6);
-    assert_eq!(agent.call_bytes(1, "echo", "on").unwrap(), "on");
+    assert_eq!(other.handle().metrics().handler_panics, 6);
+    assert_eq!(agent.handle().call_bytes(1, "echo", "on").unwrap(), "on");
 }
 
 #[test]
@@ -200,7 +210,10 @@ fn the_error_of_a_function_keeps_its_text() {
     });
     let long = "é".repeat(100_000);
     for words in ["", "no", "kein Blatt für é → ü", &long] {
-        let error = agent.call_bytes(1, "fail", words.to_owned()).unwrap_err();
+        let error = agent
+            .handle()
+            .call_bytes(1, "fail", words.to_owned())
+            .unwrap_err();
         let RpcError::Remote {
             call,
             message,
@@ -218,9 +231,16 @@ fn the_error_of_a_function_keeps_its_text() {
         assert!(message.len() == words.len() || message.len() > 60_000);
         assert_eq!(error.outcome(), Outcome::Executed);
     }
-    assert_eq!(&agent.call_bytes(1, "parse", "200").unwrap()[..], [200]);
     assert_eq!(
-        agent.call_bytes(1, "parse", "300").unwrap_err().to_string(),
+        &agent.handle().call_bytes(1, "parse", "200").unwrap()[..],
+        [200]
+    );
+    assert_eq!(
+        agent
+            .handle()
+            .call_bytes(1, "parse", "300")
+            .unwrap_err()
+            .to_string(),
         "Error on Node 1: call of `parse` on worker worker1 (id 1): the function failed: number too \
          large to fit in target type"
     );
@@ -252,13 +272,16 @@ fn nested_calls_can_be_deeper_than_the_handler_threads() {
         |_, registry| register_down(registry),
     );
     for _ in 0..3 {
-        assert_eq!(agents[0].call_bytes(1, "down", "40").unwrap(), "40");
+        assert_eq!(
+            agents[0].handle().call_bytes(1, "down", "40").unwrap(),
+            "40"
+        );
     }
     let both: Vec<_> = (0..4)
         .flat_map(|_| {
             [
-                call(&agents[0], 1, "down", "40"),
-                call(&agents[1], 0, "down", "40"),
+                call(agents[0].handle(), 1, "down", "40"),
+                call(agents[1].handle(), 0, "down", "40"),
             ]
         })
         .collect();
@@ -266,7 +289,10 @@ fn nested_calls_can_be_deeper_than_the_handler_threads() {
         assert_eq!(answer, "40");
     }
     // To itself: its caller is itself.
-    assert_eq!(agents[0].call_bytes(0, "down", "40").unwrap(), "40");
+    assert_eq!(
+        agents[0].handle().call_bytes(0, "down", "40").unwrap(),
+        "40"
+    );
 }
 
 #[test]
@@ -282,7 +308,7 @@ fn nested_calls_beyond_the_thread_limit_fail_and_the_workers_continue() {
         |_, registry| register_down(registry),
     );
     for to in [1, 0, 1] {
-        let error = call(&agents[0], to, "down", "100")
+        let error = call(agents[0].handle(), to, "down", "100")
             .wait_timeout(PATIENCE)
             .unwrap()
             .unwrap_err();
@@ -291,11 +317,17 @@ fn nested_calls_beyond_the_thread_limit_fail_and_the_workers_continue() {
             said.contains("was refused by the worker: all 8 threads wait for nested calls"),
             "{said}"
         );
-        assert_eq!(agents[0].call_bytes(to, "down", "6").unwrap(), "6");
+        assert_eq!(agents[0].handle().call_bytes(to, "down", "6").unwrap(), "6");
     }
     for agent in &agents {
-        until("no thread waits", || agent.metrics().threads_waiting == 0);
-        assert!(agent.metrics().threads <= 9, "{:?}", agent.metrics());
+        until("no thread waits", || {
+            agent.handle().metrics().threads_waiting == 0
+        });
+        assert!(
+            agent.handle().metrics().threads <= 9,
+            "{:?}",
+            agent.handle().metrics()
+        );
     }
 }
 
@@ -317,8 +349,8 @@ fn a_function_can_call_its_own_worker() {
                 .unwrap();
         },
     );
-    assert_eq!(agent.call_bytes(1, "again", "ab").unwrap(), "abab");
-    assert_eq!(other.call_bytes(1, "again", "ab").unwrap(), "abab");
+    assert_eq!(agent.handle().call_bytes(1, "again", "ab").unwrap(), "abab");
+    assert_eq!(other.handle().call_bytes(1, "again", "ab").unwrap(), "abab");
 }
 
 #[test]
@@ -338,14 +370,18 @@ fn a_deferred_function_answers_from_another_thread_and_occupies_none() {
         },
     );
     let waiting: Vec<_> = (0..CALLS)
-        .map(|n| agent.call_bytes_async(1, "later", n.to_string(), CallOptions::default()))
+        .map(|n| {
+            agent
+                .handle()
+                .call_bytes_async(1, "later", n.to_string(), CallOptions::default())
+        })
         .collect();
     until("all have been taken", || {
         replies.lock().unwrap().len() == CALLS
     });
-    assert_eq!(other.metrics().requests_deferred, CALLS as u64);
+    assert_eq!(other.handle().metrics().requests_deferred, CALLS as u64);
     assert_eq!(
-        agent.call_bytes(1, "echo", "meanwhile").unwrap(),
+        agent.handle().call_bytes(1, "echo", "meanwhile").unwrap(),
         "meanwhile"
     );
     assert!(waiting.iter().all(|call| !call.is_complete()));
@@ -380,7 +416,9 @@ fn a_deferred_function_answers_from_another_thread_and_occupies_none() {
         }
     }
     assert_eq!(ends, [CALLS / 3; 3]);
-    until("all are counted", || other.metrics().requests_deferred == 0);
+    until("all are counted", || {
+        other.handle().metrics().requests_deferred == 0
+    });
 }
 
 #[test]
@@ -392,10 +430,12 @@ fn a_deferred_function_that_panics_fails_its_call() {
             .unwrap();
     });
     for caller in [&agent, &other] {
-        let error = caller.call_bytes(1, "later", "").unwrap_err();
+        let error = caller.handle().call_bytes(1, "later", "").unwrap_err();
         assert!(matches!(error, RpcError::Remote { .. }), "{error:?}");
     }
-    until("both are counted", || other.metrics().handler_panics == 2);
+    until("both are counted", || {
+        other.handle().metrics().handler_panics == 2
+    });
 }
 
 #[test]
@@ -415,7 +455,7 @@ fn the_context_has_the_caller_the_function_and_the_deadline() {
         registry.register("describe", describe).unwrap();
         registry.register("also", describe).unwrap();
     });
-    let ask = |agent: &Agent, function: &str, timeout: Option<Duration>| {
+    let ask = |agent: &AgentHandle, function: &str, timeout: Option<Duration>| {
         let answer = agent
             .call_bytes_with(1, function, "", within(timeout))
             .unwrap();
@@ -423,19 +463,19 @@ fn the_context_has_the_caller_the_function_and_the_deadline() {
         let (who, left) = answer.rsplit_once(' ').unwrap();
         (who.to_owned(), left.parse::<u64>().unwrap())
     };
-    let (who, left) = ask(&agent, "describe", Some(PATIENCE));
+    let (who, left) = ask(agent.handle(), "describe", Some(PATIENCE));
     assert_eq!(
         who,
         "WorkerInfo(id=0, name=worker0) describe WorkerInfo(id=1, name=worker1)"
     );
     assert!(left > 0 && left <= PATIENCE.as_millis() as u64, "{left} ms");
-    let (who, left) = ask(&other, "also", None);
+    let (who, left) = ask(other.handle(), "also", None);
     assert_eq!(
         who,
         "WorkerInfo(id=1, name=worker1) also WorkerInfo(id=1, name=worker1)"
     );
     assert_eq!(left, u64::MAX);
-    let (_, left) = ask(&agent, "also", None);
+    let (_, left) = ask(agent.handle(), "also", None);
     assert_eq!(left, u64::MAX);
 }
 
@@ -452,11 +492,11 @@ fn requests_beyond_the_queue_are_refused() {
         |registry| register_hold(registry, &gate),
     );
     let _end = OpenAtEnd(Arc::clone(&gate));
-    let first = call(&agent, 1, "hold", "");
+    let first = call(agent.handle(), 1, "hold", "");
     gate.await_inside(1);
-    let queued = calls(&agent, QUEUED_MAX, "hold");
+    let queued = calls(agent.handle(), QUEUED_MAX, "hold");
     // It follows the others on the same connection.
-    let error = agent.call_bytes(1, "echo", "").unwrap_err();
+    let error = agent.handle().call_bytes(1, "echo", "").unwrap_err();
     assert_eq!(
         error.to_string(),
         "call of `echo` on worker worker1 (id 1) was refused by the worker: 3 requests of \
@@ -464,14 +504,16 @@ fn requests_beyond_the_queue_are_refused() {
     );
     assert_eq!(error.outcome(), Outcome::NotExecuted);
     assert!(error.is_transient());
-    assert_eq!(other.metrics().requests_refused, 1);
+    assert_eq!(other.handle().metrics().requests_refused, 1);
     // Each worker has a queue of its own.
-    let own = other.call_bytes_async(1, "hold", "", CallOptions::default());
+    let own = other
+        .handle()
+        .call_bytes_async(1, "hold", "", CallOptions::default());
     gate.open();
     first.wait().unwrap();
     own.wait().unwrap();
     join_all(queued).wait().unwrap();
-    assert_eq!(agent.call_bytes(1, "echo", "on").unwrap(), "on");
+    assert_eq!(agent.handle().call_bytes(1, "echo", "on").unwrap(), "on");
 }
 
 #[test]
@@ -493,11 +535,13 @@ fn a_request_whose_deadline_passed_in_the_queue_is_not_run() {
         },
     );
     let _end = OpenAtEnd(Arc::clone(&gate));
-    let first = call(&agent, 1, "hold", "");
+    let first = call(agent.handle(), 1, "hold", "");
     gate.await_inside(1);
-    let late = agent.call_bytes_async(1, "mark", "", within(TIMEOUT));
+    let late = agent
+        .handle()
+        .call_bytes_async(1, "mark", "", within(TIMEOUT));
     until("the request is there", || {
-        other.metrics().requests_received == 2
+        other.handle().metrics().requests_received == 2
     });
     let came_before = Instant::now();
     assert!(matches!(late.wait(), Err(RpcError::Timeout { .. })));
@@ -507,9 +551,9 @@ fn a_request_whose_deadline_passed_in_the_queue_is_not_run() {
     gate.open();
     first.wait().unwrap();
     // The queue is one: what came later has run, so the other one had its turn.
-    agent.call_bytes(1, "echo", "").unwrap();
+    agent.handle().call_bytes(1, "echo", "").unwrap();
     assert_eq!(marks.load(Ordering::SeqCst), 0);
-    assert_eq!(other.metrics().requests_refused, 1);
+    assert_eq!(other.handle().metrics().requests_refused, 1);
 }
 
 #[test]
@@ -527,7 +571,11 @@ fn a_function_can_keep_and_return_its_payload() {
     let sent: Vec<_> = (0..100).map(|n| noise(n, 37 * n as usize)).collect();
     let answers: Vec<_> = sent
         .iter()
-        .map(|sent| agent.call_bytes_async(1, "keep", sent.clone(), CallOptions::default()))
+        .map(|sent| {
+            agent
+                .handle()
+                .call_bytes_async(1, "keep", sent.clone(), CallOptions::default())
+        })
         .collect();
     let answers = join_all(answers).wait().unwrap();
     assert!(answers == sent);

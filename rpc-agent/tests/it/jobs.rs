@@ -24,10 +24,12 @@ fn jobs_run_on_the_pool_when_they_are_due_and_not_before() {
     let (sender, ran) = mpsc::channel();
     for after_ms in [40, 0, 20] {
         let sender = sender.clone();
-        agents[0].spawn_at(began + Duration::from_millis(after_ms), move || {
-            let thread = thread::current().name().unwrap_or_default().to_owned();
-            sender.send((after_ms, began.elapsed(), thread)).unwrap();
-        });
+        agents[0]
+            .handle()
+            .spawn_at(began + Duration::from_millis(after_ms), move || {
+                let thread = thread::current().name().unwrap_or_default().to_owned();
+                sender.send((after_ms, began.elapsed(), thread)).unwrap();
+            });
     }
     drop(sender);
     let mut ran: Vec<_> = ran.iter().collect();
@@ -47,9 +49,9 @@ fn jobs_run_on_the_pool_when_they_are_due_and_not_before() {
 fn a_job_can_call_and_a_panicking_job_harms_nothing() {
     let (caller, server) = pair(|_| {});
     let (sender, ran) = mpsc::channel();
-    caller.spawn(|| panic!("a bad job"));
-    let handle = caller.handle();
-    caller.spawn(move || {
+    caller.handle().spawn(|| panic!("a bad job"));
+    let handle = caller.handle().clone();
+    caller.handle().spawn(move || {
         let echo = handle.call_bytes_with(1, "echo", "x", within(PATIENCE));
         sender.send(echo.unwrap()).unwrap();
     });
@@ -66,16 +68,18 @@ fn coordinated_shutdown_waits_for_a_running_job_and_not_for_a_later_one() {
     );
     let (begun, ended) = (Arc::clone(&has_begun), Arc::clone(&has_ended));
     let (open, gate) = mpsc::channel::<()>();
-    agents[0].spawn(move || {
+    agents[0].handle().spawn(move || {
         begun.store(true, Ordering::SeqCst);
         gate.recv_timeout(PATIENCE).unwrap();
         ended.store(true, Ordering::SeqCst);
     });
     let never = Arc::new(());
     let held = Arc::clone(&never);
-    agents[0].spawn_at(Instant::now() + Duration::from_secs(3600), move || {
-        drop(held)
-    });
+    agents[0]
+        .handle()
+        .spawn_at(Instant::now() + Duration::from_secs(3600), move || {
+            drop(held)
+        });
     until("the job has begun", || has_begun.load(Ordering::SeqCst));
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -98,8 +102,8 @@ fn jobs_after_shutdown_are_dropped() {
             ran.fetch_add(1, Ordering::SeqCst);
         };
         match at {
-            Some(at) => agents[0].spawn_at(at, job),
-            None => agents[0].spawn(job),
+            Some(at) => agents[0].handle().spawn_at(at, job),
+            None => agents[0].handle().spawn(job),
         }
     }
     assert_eq!(Arc::strong_count(&ran), 1, "they were dropped");
@@ -110,9 +114,11 @@ fn jobs_after_shutdown_are_dropped() {
 fn on_end_runs_once_after_all_threads_have_exited() {
     let agents = group(1);
     let (sender, told) = mpsc::channel();
-    let handle = agents[0].handle();
-    agents[0].on_end(|| panic!("a bad callback"));
-    agents[0].on_end(move || sender.send(handle.metrics().threads).unwrap());
+    let handle = agents[0].handle().clone();
+    agents[0].handle().on_end(|| panic!("a bad callback"));
+    agents[0]
+        .handle()
+        .on_end(move || sender.send(handle.metrics().threads).unwrap());
     agents[0].shutdown(PATIENCE).unwrap();
     agents[0].shutdown_now();
     assert_eq!(told.recv(), Ok(0));
@@ -120,7 +126,7 @@ fn on_end_runs_once_after_all_threads_have_exited() {
     // Too late.
     let token = Arc::new(());
     let held = Arc::clone(&token);
-    agents[0].on_end(move || drop(held));
+    agents[0].handle().on_end(move || drop(held));
     assert_eq!(Arc::strong_count(&token), 1);
 }
 
@@ -130,12 +136,17 @@ fn a_worker_that_shuts_down_is_reported_as_left_and_not_as_lost() {
     let stays = Agent::start(options(0), registry(|_| {}), store.clone_store().unwrap()).unwrap();
     let leaves = Agent::start(options(1), registry(|_| {}), store.clone_store().unwrap()).unwrap();
     let (sender, left) = mpsc::channel();
-    stays.on_peer_lost(|worker, cause| panic!("{worker} was lost: {cause}"));
-    stays.on_peer_left(move |worker, _| sender.send(worker.clone()).unwrap());
     stays
+        .handle()
+        .on_peer_lost(|worker, cause| panic!("{worker} was lost: {cause}"));
+    stays
+        .handle()
+        .on_peer_left(move |worker, _| sender.send(worker.clone()).unwrap());
+    stays
+        .handle()
         .call_bytes_with(1, "echo", "x", within(PATIENCE))
         .unwrap();
-    let worker = leaves.me().clone();
+    let worker = leaves.handle().me().clone();
     leaves.shutdown(PATIENCE).unwrap();
     assert_eq!(left.recv_timeout(PATIENCE).unwrap(), worker);
 }
@@ -149,24 +160,35 @@ fn an_incarnation_belongs_to_one_start_of_a_worker() {
     };
     let (caller, server) = (start(0), start(1));
     let id = WorkerId::new(1).unwrap();
-    assert_eq!(caller.incarnation_of(id), None);
+    assert_eq!(caller.handle().incarnation_of(id), None);
     assert_eq!(
-        caller.incarnation_of(caller.me().id),
-        Some(caller.incarnation())
+        caller.handle().incarnation_of(caller.handle().me().id),
+        Some(caller.handle().incarnation())
     );
     caller
+        .handle()
         .call_bytes_with(1, "echo", "x", within(PATIENCE))
         .unwrap();
-    assert_eq!(caller.incarnation_of(id), Some(server.incarnation()));
+    assert_eq!(
+        caller.handle().incarnation_of(id),
+        Some(server.handle().incarnation())
+    );
     server.shutdown(PATIENCE).unwrap();
     // Until another process is there, its last one is the one that is known.
-    assert_eq!(caller.incarnation_of(id), Some(server.incarnation()));
+    assert_eq!(
+        caller.handle().incarnation_of(id),
+        Some(server.handle().incarnation())
+    );
     let next = start(1);
-    assert_ne!(next.incarnation(), server.incarnation());
+    assert_ne!(next.handle().incarnation(), server.handle().incarnation());
     until("the new process is found", || {
         caller
+            .handle()
             .call_bytes_with(1, "echo", "x", within(PATIENCE))
             .is_ok()
     });
-    assert_eq!(caller.incarnation_of(id), Some(next.incarnation()));
+    assert_eq!(
+        caller.handle().incarnation_of(id),
+        Some(next.handle().incarnation())
+    );
 }

@@ -22,8 +22,8 @@ fn a_call_made_in_a_callback_is_sent_while_the_callback_blocks() {
     let (caller, _server) = pair(|_| {});
     for _ in 0..50 {
         let (sender, answers) = mpsc::channel();
-        let handle = caller.handle();
-        let first = caller.call_bytes_async(1, "echo", "first", soon());
+        let handle = caller.handle().clone();
+        let first = caller.handle().call_bytes_async(1, "echo", "first", soon());
         first.on_complete(move |_| {
             let (inner, answered) = mpsc::channel();
             let second = handle.call_bytes_async(1, "echo", "second", soon());
@@ -53,7 +53,7 @@ fn a_call_made_in_a_function_is_sent_while_the_function_blocks() {
             })
             .unwrap();
     });
-    let calls = [(); 4].map(|()| caller.call_bytes_async(1, "blocks", "", soon()));
+    let calls = [(); 4].map(|()| caller.handle().call_bytes_async(1, "blocks", "", soon()));
     for call in calls {
         assert_eq!(call.wait().unwrap(), "x");
     }
@@ -81,7 +81,9 @@ fn with_one_handler_thread_a_function_can_wait_for_retries_and_continuations() {
     );
     for _ in 0..10 {
         let payload = noise(1, 100);
-        let answer = caller.call_bytes_with(1, "nested", payload.clone(), soon());
+        let answer = caller
+            .handle()
+            .call_bytes_with(1, "nested", payload.clone(), soon());
         assert_eq!(answer.unwrap(), payload);
     }
 }
@@ -117,6 +119,7 @@ fn a_refusal_reaches_a_function_that_waits_for_another_call() {
     // The function runs on the first worker, which the second one asks back.
     assert_eq!(
         agents[0]
+            .handle()
             .call_bytes_with(0, "passes on", "", soon())
             .unwrap(),
         ""
@@ -133,21 +136,25 @@ fn a_panic_in_on_peer_lost_harms_nothing() {
     };
     let (caller, server) = pair_with(adjust, |_| {});
     let (sender, lost) = mpsc::channel();
-    caller.on_peer_lost(|_, _| panic!("a bad callback"));
-    caller.on_peer_lost(move |worker, _| sender.send(worker.clone()).unwrap());
+    caller
+        .handle()
+        .on_peer_lost(|_, _| panic!("a bad callback"));
+    caller
+        .handle()
+        .on_peer_lost(move |worker, _| sender.send(worker.clone()).unwrap());
     // The first one is not cut, as it makes the connection.
     until("the connection is lost", || {
-        let result = caller.call_bytes_with(1, "echo", "x", soon());
+        let result = caller.handle().call_bytes_with(1, "echo", "x", soon());
         matches!(result, Err(RpcError::ConnectionLost { .. }))
     });
-    assert_eq!(lost.recv_timeout(PATIENCE).unwrap(), *server.me());
+    assert_eq!(lost.recv_timeout(PATIENCE).unwrap(), *server.handle().me());
     // Shutdown waits for all callbacks.
     thread::scope(|scope| {
         for agent in [&caller, &server] {
             scope.spawn(|| agent.shutdown(PATIENCE / 3).unwrap());
         }
     });
-    assert_eq!(caller.metrics().threads, 0);
+    assert_eq!(caller.handle().metrics().threads, 0);
 }
 
 #[test]
@@ -176,18 +183,18 @@ fn an_answer_to_a_previous_incarnation_does_not_complete_a_new_call() {
     let start =
         || Agent::start(options(0), registry(|_| {}), store.clone_store().unwrap()).unwrap();
     let caller = start();
-    let lost = caller.call_bytes_async(1, "old", "", soon());
+    let lost = caller.handle().call_bytes_async(1, "old", "", soon());
     first.await_inside(1);
     drop(caller);
     assert!(lost.wait().is_err());
 
     // The calls of both incarnations have the same numbers.
     let caller = start();
-    let answer = caller.call_bytes_async(1, "new", "", soon());
+    let answer = caller.handle().call_bytes_async(1, "new", "", soon());
     second.await_inside(1);
     first.open();
     until("the old call is answered", || {
-        server.metrics().requests_handled == 1
+        server.handle().metrics().requests_handled == 1
     });
     drop(gates);
     assert_eq!(answer.wait().unwrap(), "new");

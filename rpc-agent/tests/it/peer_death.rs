@@ -203,9 +203,9 @@ fn group_with_process() -> (Vec<Agent>, Held, WorkerProcess, TcpStoreServer) {
 fn only_calls_in_flight_to_a_killed_worker_fail_and_at_once() {
     let (agents, held, mut process, _server) = group_with_process();
     let agent = &agents[0];
-    let losses = losses(agent);
-    let doomed = hold(agent, "worker1", 20);
-    let others = hold(agent, "worker2", 5);
+    let losses = losses(agent.handle());
+    let doomed = hold(agent.handle(), "worker1", 20);
+    let others = hold(agent.handle(), "worker2", 5);
     assert_eq!(held.len(), 5);
     process.kill();
     for call in &doomed {
@@ -218,11 +218,13 @@ fn only_calls_in_flight_to_a_killed_worker_fail_and_at_once() {
 
     // The next one finds nobody, and so does one with retries.
     let never = within(None);
-    let next = agent.call_bytes_async("worker1", "echo", vec![], never);
+    let next = agent
+        .handle()
+        .call_bytes_async("worker1", "echo", vec![], never);
     assert_nobody_there(&wait(&next).unwrap_err());
 
     // Those to another worker go on, and end as they would have.
-    assert_eq!(echo(agent, "worker2").unwrap(), "here");
+    assert_eq!(echo(agent.handle(), "worker2").unwrap(), "here");
     assert!(others.iter().all(|call| !call.is_complete()));
     held.answer_all();
     for call in &others {
@@ -230,14 +232,14 @@ fn only_calls_in_flight_to_a_killed_worker_fail_and_at_once() {
     }
     // A refused dial is no second loss.
     assert_eq!(losses.try_recv(), Err(mpsc::TryRecvError::Empty));
-    let metrics = agent.metrics();
+    let metrics = agent.handle().metrics();
     assert_eq!((metrics.connections_lost, metrics.calls_in_flight), (1, 0));
 }
 
 #[test]
 fn coordinated_shutdown_fails_soon_and_names_the_killed_worker() {
     let (agents, _held, mut process, _server) = group_with_process();
-    assert_eq!(echo(&agents[0], "worker1").unwrap(), "here");
+    assert_eq!(echo(agents[0].handle(), "worker1").unwrap(), "here");
     process.kill();
     // No timeout at all.
     let error = agents[0].shutdown(None).unwrap_err();
@@ -253,21 +255,23 @@ fn coordinated_shutdown_fails_soon_and_names_the_killed_worker() {
 fn a_restarted_worker_is_reachable_under_its_name() {
     let (server, store) = store_server();
     let agent = Agent::start(crate::common::options(0), registry(|_| {}), store).unwrap();
-    let losses = losses(&agent);
+    let losses = losses(agent.handle());
     for life in 0..3 {
         let mut process = WorkerProcess::start(1, 0, &server);
         process.await_started();
-        let calls = hold(&agent, "worker1", 3);
+        let calls = hold(agent.handle(), "worker1", 3);
         process.kill();
         for call in &calls {
             assert_lost(&wait(call).unwrap_err(), "worker1");
         }
         let (peer, _) = losses.recv_timeout(PATIENCE).unwrap();
         assert_eq!(peer.name.as_str(), "worker1", "life {life}");
-        let next = agent.call_bytes_async("worker1", "echo", vec![], within(None));
+        let next = agent
+            .handle()
+            .call_bytes_async("worker1", "echo", vec![], within(None));
         assert_nobody_there(&wait(&next).unwrap_err());
     }
-    assert_eq!(agent.metrics().reconnects, 2);
+    assert_eq!(agent.handle().metrics().reconnects, 2);
     assert!(losses.try_recv().is_err());
 }
 
@@ -293,10 +297,10 @@ fn group_with_middle_man() -> (Agent, Agent, Held, MiddleMan) {
 #[test]
 fn a_cut_connection_fails_its_calls_and_is_made_again() {
     let (agent, peer, held, middle_man) = group_with_middle_man();
-    let (here, there) = (losses(&agent), losses(&peer));
+    let (here, there) = (losses(agent.handle()), losses(peer.handle()));
     for round in 1..=5_u64 {
-        let calls = hold(&agent, "worker1", 10);
-        let back = hold(&peer, "worker0", 10);
+        let calls = hold(agent.handle(), "worker1", 10);
+        let back = hold(peer.handle(), "worker0", 10);
         middle_man.cut();
         for call in &calls {
             assert_lost(&wait(call).unwrap_err(), "worker1");
@@ -314,30 +318,36 @@ fn a_cut_connection_fails_its_calls_and_is_made_again() {
             there.recv_timeout(PATIENCE).unwrap().0.name.as_str(),
             "worker0"
         );
-        assert_eq!(echo(&agent, "worker1").unwrap(), "here");
-        assert_eq!(echo(&peer, "worker0").unwrap(), "here");
-        assert_eq!(agent.metrics().reconnects, round);
-        assert_eq!(peer.metrics().reconnects, round);
+        assert_eq!(echo(agent.handle(), "worker1").unwrap(), "here");
+        assert_eq!(echo(peer.handle(), "worker0").unwrap(), "here");
+        assert_eq!(agent.handle().metrics().reconnects, round);
+        assert_eq!(peer.handle().metrics().reconnects, round);
         // Answers to calls that are lost go nowhere, and harm nobody.
         held.answer_all();
     }
     assert!(here.try_recv().is_err());
     assert!(there.try_recv().is_err());
-    assert_eq!(agent.metrics().calls_in_flight, 0);
-    assert_eq!(peer.metrics().calls_in_flight, 0);
-    until("no request is left", || peer.metrics().requests_active == 0);
+    assert_eq!(agent.handle().metrics().calls_in_flight, 0);
+    assert_eq!(peer.handle().metrics().calls_in_flight, 0);
+    until("no request is left", || {
+        peer.handle().metrics().requests_active == 0
+    });
 }
 
 #[test]
 fn a_partly_sent_request_is_unknown_and_a_queued_one_is_not_executed() {
     let (agent, _peer, _held, middle_man) = group_with_middle_man();
-    assert_eq!(echo(&agent, "worker1").unwrap(), "here");
+    assert_eq!(echo(agent.handle(), "worker1").unwrap(), "here");
     middle_man.allow(1 << 20);
     // Together more than the systems between here and there hold: what is left waits in the agent.
     let never = within(None);
     let payload = noise(1, 16 << 20);
     let calls: Vec<_> = (0..40)
-        .map(|_| agent.call_bytes_async("worker1", "echo", payload.clone(), never))
+        .map(|_| {
+            agent
+                .handle()
+                .call_bytes_async("worker1", "echo", payload.clone(), never)
+        })
         .collect();
     middle_man.await_allowance_used();
     middle_man.cut_and_allow_all();
@@ -360,7 +370,7 @@ fn a_partly_sent_request_is_unknown_and_a_queued_one_is_not_executed() {
     assert_eq!(outcomes[39], Outcome::NotExecuted, "none of it was sent");
     // What was sent comes before what was not.
     assert!(outcomes.is_sorted_by_key(|outcome| *outcome == Outcome::NotExecuted));
-    assert_eq!(echo(&agent, "worker1").unwrap(), "here");
+    assert_eq!(echo(agent.handle(), "worker1").unwrap(), "here");
 }
 
 #[test]
@@ -382,12 +392,14 @@ fn half_a_frame_counts_as_sent_for_the_sender_and_as_nothing_for_the_receiver() 
     until("the whole one runs", || held.len() == 1);
     drop(socket);
     until("the connection is lost", || {
-        agent.metrics().connections_lost == 1
+        agent.handle().metrics().connections_lost == 1
     });
-    assert_eq!(agent.metrics().requests_received, 1);
+    assert_eq!(agent.handle().metrics().requests_received, 1);
 
     // An answer of which half arrives is none: nobody knows whether the function ran.
-    let call = agent.call_bytes_async("worker1", "f", vec![], within(None));
+    let call = agent
+        .handle()
+        .call_bytes_async("worker1", "f", vec![], within(None));
     let mut socket = raw.accept_link();
     let id = read_frame(&mut socket).id;
     let answer = frame(RESPONSE, 0, 0, id, &[1; 100]);
@@ -396,7 +408,9 @@ fn half_a_frame_counts_as_sent_for_the_sender_and_as_nothing_for_the_receiver() 
     assert_lost(&wait(&call).unwrap_err(), "worker1");
 
     // And so for a request that was read and not answered.
-    let call = agent.call_bytes_async("worker1", "f", vec![], within(None));
+    let call = agent
+        .handle()
+        .call_bytes_async("worker1", "f", vec![], within(None));
     let mut socket = raw.accept_link();
     assert_eq!(read_frame(&mut socket).kind, REQUEST);
     drop(socket);
@@ -412,7 +426,11 @@ fn calls_wait_for_a_dial_and_fail_together_if_it_is_refused() {
         registry(|_| {}),
     )];
     let agent = start_all(&store, workers).pop().unwrap().unwrap();
-    let call = |payload: Vec<u8>| agent.call_bytes_async("worker1", "f", payload, within(None));
+    let call = |payload: Vec<u8>| {
+        agent
+            .handle()
+            .call_bytes_async("worker1", "f", payload, within(None))
+    };
     // Dialed, and not welcomed yet: the calls wait, and are sent when it is.
     let early: Vec<_> = (0..10).map(|number| call(vec![number])).collect();
     let mut socket = raw.accept_link();

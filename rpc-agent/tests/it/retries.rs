@@ -83,11 +83,13 @@ fn a_call_succeeds_with_its_last_retry() {
         let runs = Runs::default();
         let (agent, _other) = pair_with_faults(&faults, |registry| runs.register(registry));
         let retries = quick(i64::from(failures));
-        let call = agent.call_bytes_with_retries("worker1", "count", "x", &retries);
+        let call = agent
+            .handle()
+            .call_bytes_with_retries("worker1", "count", "x", &retries);
         assert_eq!(wait(&call).unwrap(), "x");
         assert_eq!(faults.injected().failed, u64::from(failures));
         assert_eq!(runs.total(), 1, "what failed was never sent");
-        let metrics = agent.metrics();
+        let metrics = agent.handle().metrics();
         assert_eq!(metrics.retries_sent, u64::from(failures));
         assert_eq!((metrics.retries_exhausted, metrics.retry_queue_len), (0, 0));
     }
@@ -96,7 +98,9 @@ fn a_call_succeeds_with_its_last_retry() {
 #[test]
 fn one_attempt_that_may_have_run_makes_the_outcome_of_all_unknown() {
     let (agent, raw) = agent_and_raw();
-    let call = agent.call_bytes_with_retries("worker1", "f", "x", &quick(1));
+    let call = agent
+        .handle()
+        .call_bytes_with_retries("worker1", "f", "x", &quick(1));
     let mut link = raw.accept_link();
     assert_eq!(read_frame(&mut link).kind, REQUEST);
     // The first attempt was read, the second one finds nobody.
@@ -116,7 +120,9 @@ fn one_attempt_that_may_have_run_makes_the_outcome_of_all_unknown() {
 #[test]
 fn an_attempt_that_may_have_run_counts_when_the_next_one_finds_no_function() {
     let (agent, raw) = agent_and_raw();
-    let call = agent.call_bytes_with_retries("worker1", "f", "x", &quick(3));
+    let call = agent
+        .handle()
+        .call_bytes_with_retries("worker1", "f", "x", &quick(3));
     let mut link = raw.accept_link();
     assert_eq!(read_frame(&mut link).kind, REQUEST);
     drop(link);
@@ -148,7 +154,9 @@ fn an_attempt_that_may_have_run_counts_when_the_next_one_finds_no_function() {
 #[test]
 fn an_attempt_that_may_have_run_counts_when_the_agent_shuts_down_during_the_next_one() {
     let (agent, raw) = agent_and_raw();
-    let call = agent.call_bytes_with_retries("worker1", "f", "x", &quick(3));
+    let call = agent
+        .handle()
+        .call_bytes_with_retries("worker1", "f", "x", &quick(3));
     let mut link = raw.accept_link();
     assert_eq!(read_frame(&mut link).kind, REQUEST);
     drop(link);
@@ -164,7 +172,9 @@ fn an_attempt_that_may_have_run_counts_when_the_agent_shuts_down_during_the_next
 fn a_call_without_retries_left_fails_with_the_last_cause() {
     let faults = FaultPlan::new(1).fail("*", 3);
     let (agent, _other) = pair_with_faults(&faults, |_| {});
-    let call = agent.call_bytes_with_retries("worker1", "echo", "x", &quick(2));
+    let call = agent
+        .handle()
+        .call_bytes_with_retries("worker1", "echo", "x", &quick(2));
     let error = wait(&call).unwrap_err();
     let RpcError::RetriesExhausted {
         max_retries: 2,
@@ -192,10 +202,12 @@ fn a_call_without_retries_left_fails_with_the_last_cause() {
          intentionally"
     );
     assert_eq!(error.outcome(), Outcome::NotExecuted);
-    let metrics = agent.metrics();
+    let metrics = agent.handle().metrics();
     assert_eq!((metrics.retries_sent, metrics.retries_exhausted), (2, 1));
     // The next call with the same bytes is the fourth send.
-    let call = agent.call_bytes_with_retries("worker1", "echo", "x", &quick(0));
+    let call = agent
+        .handle()
+        .call_bytes_with_retries("worker1", "echo", "x", &quick(0));
     assert_eq!(wait(&call).unwrap(), "x");
 }
 
@@ -203,7 +215,9 @@ fn a_call_without_retries_left_fails_with_the_last_cause() {
 fn without_retries_the_first_failure_is_the_last_attempt() {
     let faults = FaultPlan::new(1).fail("echo", 1);
     let (agent, _other) = pair_with_faults(&faults, |_| {});
-    let call = agent.call_bytes_with_retries("worker1", "echo", "x", &quick(0));
+    let call = agent
+        .handle()
+        .call_bytes_with_retries("worker1", "echo", "x", &quick(0));
     let error = wait(&call).unwrap_err();
     assert!(
         matches!(
@@ -216,7 +230,7 @@ fn without_retries_the_first_failure_is_the_last_attempt() {
         ),
         "{error:?}"
     );
-    assert_eq!(agent.metrics().retries_sent, 0);
+    assert_eq!(agent.handle().metrics().retries_sent, 0);
 }
 
 #[test]
@@ -234,7 +248,11 @@ fn a_function_runs_again_for_each_lost_answer() {
     let payloads: Vec<Bytes> = (0..CALLS).map(|number| number.to_string().into()).collect();
     let calls: Vec<_> = payloads
         .iter()
-        .map(|payload| agent.call_bytes_with_retries("worker1", "count", payload.clone(), &retries))
+        .map(|payload| {
+            agent
+                .handle()
+                .call_bytes_with_retries("worker1", "count", payload.clone(), &retries)
+        })
         .collect();
     for (payload, call) in payloads.iter().zip(&calls) {
         assert_eq!(wait(call).unwrap(), payload);
@@ -248,7 +266,7 @@ fn a_function_runs_again_for_each_lost_answer() {
         "{} runs, {lost} lost",
         runs.total()
     );
-    assert_eq!(agent.metrics().retries_sent, runs.total() - CALLS);
+    assert_eq!(agent.handle().metrics().retries_sent, runs.total() - CALLS);
 }
 
 #[test]
@@ -263,7 +281,9 @@ fn errors_of_a_function_are_retried_only_if_requested() {
             })
             .unwrap();
     });
-    let call = agent.call_bytes_with_retries("worker1", "refuse", "", &quick(5));
+    let call = agent
+        .handle()
+        .call_bytes_with_retries("worker1", "refuse", "", &quick(5));
     let error = wait(&call).unwrap_err();
     assert!(
         matches!(&error, RpcError::Remote { message, .. } if **message == *"no"),
@@ -272,7 +292,9 @@ fn errors_of_a_function_are_retried_only_if_requested() {
     assert_eq!(asked.load(Ordering::SeqCst), 1);
 
     let retries = quick(2).retry_executed(true);
-    let call = agent.call_bytes_with_retries("worker1", "refuse", "", &retries);
+    let call = agent
+        .handle()
+        .call_bytes_with_retries("worker1", "refuse", "", &retries);
     let error = wait(&call).unwrap_err();
     assert!(
         matches!(error, RpcError::RetriesExhausted { attempts: 3, .. }),
@@ -281,16 +303,20 @@ fn errors_of_a_function_are_retried_only_if_requested() {
     assert_eq!(error.outcome(), Outcome::Executed);
     assert_eq!(asked.load(Ordering::SeqCst), 4);
 
-    let call = agent.call_bytes_with_retries("worker1", "nothing", "", &quick(5));
+    let call = agent
+        .handle()
+        .call_bytes_with_retries("worker1", "nothing", "", &quick(5));
     let error = wait(&call).unwrap_err();
     assert!(
         matches!(error, RpcError::NoSuchFunction { .. }),
         "{error:?}"
     );
-    let call = agent.call_bytes_with_retries("nobody", "echo", "", &quick(5));
+    let call = agent
+        .handle()
+        .call_bytes_with_retries("nobody", "echo", "", &quick(5));
     let error = wait(&call).unwrap_err();
     assert!(matches!(error, RpcError::NoSuchWorker { .. }), "{error:?}");
-    assert_eq!(agent.metrics().retries_sent, 2);
+    assert_eq!(agent.handle().metrics().retries_sent, 2);
 }
 
 #[test]
@@ -316,20 +342,24 @@ fn invalid_options_fail_the_call_and_nothing_is_sent() {
         ),
     ];
     for (retries, words) in cases {
-        let call = agent.call_bytes_with_retries("worker1", "echo", "", &retries);
+        let call = agent
+            .handle()
+            .call_bytes_with_retries("worker1", "echo", "", &retries);
         let error = call.try_get().expect("at once").unwrap_err();
         assert_eq!(error.to_string(), words);
         assert_eq!(error.outcome(), Outcome::NotExecuted);
     }
-    let call = agent.call_bytes_with_retries("worker1", "echo", "", &quick(-1));
+    let call = agent
+        .handle()
+        .call_bytes_with_retries("worker1", "echo", "", &quick(-1));
     assert!(matches!(
         call.try_get(),
         Some(Err(RpcError::RetryOptions(RetryOptionsError::MaxRetries {
             max_retries: -1
         })))
     ));
-    assert_eq!(agent.metrics().calls_started, 0);
-    assert_eq!(other.metrics().requests_received, 0);
+    assert_eq!(agent.handle().metrics().calls_started, 0);
+    assert_eq!(other.handle().metrics().requests_received, 0);
 }
 
 #[test]
@@ -356,13 +386,15 @@ fn a_retry_uses_a_new_connection_after_a_cut() {
     let middle_man = MiddleMan::start(address);
     publish(&*store, 1, "worker1", middle_man.port(), incarnation);
 
-    let call = agents[0].call_bytes_with_retries("worker1", "first waits", "x", &quick(3));
+    let call = agents[0]
+        .handle()
+        .call_bytes_with_retries("worker1", "first waits", "x", &quick(3));
     until("the first attempt has arrived", || {
         !replies.lock().unwrap().is_empty()
     });
     middle_man.cut();
     assert_eq!(wait(&call).unwrap(), "x");
-    let metrics = agents[0].metrics();
+    let metrics = agents[0].handle().metrics();
     assert_eq!((metrics.retries_sent, metrics.reconnects), (1, 1));
 }
 
@@ -375,8 +407,12 @@ fn calls_with_retries_succeed_over_connections_that_are_cut_repeatedly() {
         let payloads = (0..20).map(|number| Bytes::from(format!("{round} {number}")));
         let calls: Vec<_> = payloads
             .map(|payload| {
-                let call =
-                    agent.call_bytes_with_retries("worker1", "echo", payload.clone(), &retries);
+                let call = agent.handle().call_bytes_with_retries(
+                    "worker1",
+                    "echo",
+                    payload.clone(),
+                    &retries,
+                );
                 (payload, call)
             })
             .collect();
@@ -385,7 +421,7 @@ fn calls_with_retries_succeed_over_connections_that_are_cut_repeatedly() {
         }
     }
     assert!(faults.injected().cut > 0);
-    let metrics = agent.metrics();
+    let metrics = agent.handle().metrics();
     assert!(metrics.retries_sent > 0);
     assert_eq!((metrics.calls_in_flight, metrics.retry_queue_len), (0, 0));
 }
@@ -410,7 +446,9 @@ fn an_answer_to_a_timed_out_attempt_completes_nothing() {
     let agent = &agents[0];
 
     let retries = quick(1000).with_attempt_timeout(Duration::from_millis(100));
-    let call = agent.call_bytes_with_retries("worker1", "hold", "", &retries);
+    let call = agent
+        .handle()
+        .call_bytes_with_retries("worker1", "hold", "", &retries);
     let completions = Arc::new(AtomicU64::new(0));
     call.on_complete({
         let completions = Arc::clone(&completions);
@@ -423,7 +461,7 @@ fn an_answer_to_a_timed_out_attempt_completes_nothing() {
     let mut latest = attempts.recv_timeout(PATIENCE).unwrap();
     first.send(Ok("late"));
     until("the late answer is dropped", || {
-        agent.metrics().late_responses == 1
+        agent.handle().metrics().late_responses == 1
     });
     // The attempt that is answered in time is whichever is the latest then.
     let answer = loop {
@@ -453,14 +491,16 @@ fn many_calls_that_fail_together_are_all_retried() {
     let calls: Vec<_> = (0..CALLS)
         .map(|number| {
             let payload = number.to_string();
-            agent.call_bytes_with_retries("worker1", "count", payload, &quick(2))
+            agent
+                .handle()
+                .call_bytes_with_retries("worker1", "count", payload, &quick(2))
         })
         .collect();
     for (number, call) in (0..CALLS).zip(&calls) {
         assert_eq!(wait(call).unwrap(), number.to_string());
     }
     assert_eq!(runs.total(), CALLS);
-    let metrics = agent.metrics();
+    let metrics = agent.handle().metrics();
     assert_eq!(
         (metrics.retries_sent, metrics.retry_queue_len),
         (2 * CALLS, 0)
@@ -484,7 +524,9 @@ fn shutdown_fails_all_calls_with_retries() {
         let calls = (0..count).map(|number| {
             let payload = number.to_string();
             let retries = slow().with_attempt_timeout(Duration::MAX);
-            let call = agent.call_bytes_with_retries("worker1", function, payload, &retries);
+            let call = agent
+                .handle()
+                .call_bytes_with_retries("worker1", function, payload, &retries);
             let completions = Arc::clone(&completions);
             call.on_complete(move |_| {
                 completions.fetch_add(1, Ordering::SeqCst);
@@ -496,7 +538,7 @@ fn shutdown_fails_all_calls_with_retries() {
     let waiting = begin("echo", WAITING);
     let sent = begin("hold", SENT);
     until("all are where they should be", || {
-        let queued = agent.metrics().retry_queue_len;
+        let queued = agent.handle().metrics().retry_queue_len;
         queued == WAITING as u64 && held.lock().unwrap().len() == SENT
     });
     agent.shutdown_now();
@@ -507,12 +549,14 @@ fn shutdown_fails_all_calls_with_retries() {
         assert!(matches!(error, RpcError::Shutdown { .. }), "{error:?}");
         assert_eq!(error.outcome(), outcome);
     }
-    let metrics = agent.metrics();
+    let metrics = agent.handle().metrics();
     assert_eq!((metrics.retry_queue_len, metrics.calls_in_flight), (0, 0));
     // Shutdown waits for the callbacks too.
     assert_eq!(completions.load(Ordering::SeqCst), (WAITING + SENT) as u64);
     // Later calls fail at once.
-    let late = agent.call_bytes_with_retries("worker1", "echo", "", &quick(3));
+    let late = agent
+        .handle()
+        .call_bytes_with_retries("worker1", "echo", "", &quick(3));
     let error = late.try_get().expect("at once").unwrap_err();
     assert!(matches!(error, RpcError::Shutdown { .. }), "{error:?}");
     assert_eq!(error.outcome(), Outcome::NotExecuted);
@@ -528,8 +572,12 @@ fn callbacks_of_calls_with_retries_run_on_the_pool() {
         let _ = tell.send(name);
     };
     // The failures are the retry thread's own: no answer comes into it.
-    let exhausted = agent.call_bytes_with_retries("worker1", "echo", "a", &quick(1));
-    let succeeded = agent.call_bytes_with_retries("worker1", "echo", "b", &quick(2));
+    let exhausted = agent
+        .handle()
+        .call_bytes_with_retries("worker1", "echo", "a", &quick(1));
+    let succeeded = agent
+        .handle()
+        .call_bytes_with_retries("worker1", "echo", "b", &quick(2));
     for call in [&exhausted, &succeeded] {
         let on_complete = here.clone();
         call.on_complete(move |_| on_complete());
@@ -556,9 +604,11 @@ fn callbacks_of_calls_with_retries_run_on_the_pool() {
 fn calls_of_a_worker_to_itself_are_retried_too() {
     let faults = FaultPlan::new(1).fail("echo", 2);
     let (agent, _other) = pair_with_faults(&faults, |_| {});
-    let call = agent.call_bytes_with_retries("worker0", "echo", "x", &quick(2));
+    let call = agent
+        .handle()
+        .call_bytes_with_retries("worker0", "echo", "x", &quick(2));
     assert_eq!(wait(&call).unwrap(), "x");
-    assert_eq!(agent.metrics().retries_sent, 2);
+    assert_eq!(agent.handle().metrics().retries_sent, 2);
 }
 
 #[test]
@@ -572,24 +622,39 @@ fn abandoned_calls_of_a_group_end_with_exhausted_retries_and_no_others() {
             .register_deferred("hold", move |_, _, reply| held.lock().unwrap().push(reply))
             .unwrap();
     });
-    let to = other.me().id;
+    let to = other.handle().me().id;
     let group = RetryGroup::new();
     let grouped = slow().with_group(&group);
     let waiting: Vec<_> = (0..WAITING)
-        .map(|_| agent.call_bytes_with_retries(to, "echo", "", &grouped))
+        .map(|_| {
+            agent
+                .handle()
+                .call_bytes_with_retries(to, "echo", "", &grouped)
+        })
         .collect();
     let others = [
-        agent.call_bytes_with_retries(agent.me().id, "echo", "", &grouped),
-        agent.call_bytes_with_retries(to, "echo", "", &slow()),
-        agent.call_bytes_with_retries(to, "echo", "", &slow().with_group(&RetryGroup::new())),
+        agent
+            .handle()
+            .call_bytes_with_retries(agent.handle().me().id, "echo", "", &grouped),
+        agent
+            .handle()
+            .call_bytes_with_retries(to, "echo", "", &slow()),
+        agent.handle().call_bytes_with_retries(
+            to,
+            "echo",
+            "",
+            &slow().with_group(&RetryGroup::new()),
+        ),
     ];
     let retries = grouped.clone().with_attempt_timeout(Duration::MAX);
-    let sent = agent.call_bytes_with_retries(to, "hold", "", &retries);
+    let sent = agent
+        .handle()
+        .call_bytes_with_retries(to, "hold", "", &retries);
     until("all are where they should be", || {
-        let queued = agent.metrics().retry_queue_len;
+        let queued = agent.handle().metrics().retry_queue_len;
         queued == WAITING as u64 + 3 && held.lock().unwrap().len() == 1
     });
-    agent.abandon_retries(&group, to);
+    agent.handle().abandon_retries(&group, to);
     for call in &waiting {
         let error = call.try_get().expect("at once").unwrap_err();
         assert!(
@@ -610,9 +675,11 @@ fn abandoned_calls_of_a_group_end_with_exhausted_retries_and_no_others() {
     assert_eq!(error.outcome(), Outcome::Unknown);
     // Calls to other workers and outside of the group go on, and so do later ones.
     assert!(!others.iter().any(FutureMessage::is_complete));
-    let later = agent.call_bytes_with_retries(to, "echo", "", &grouped);
+    let later = agent
+        .handle()
+        .call_bytes_with_retries(to, "echo", "", &grouped);
     until("it waits for its next attempt", || {
-        agent.metrics().retry_queue_len == 4
+        agent.handle().metrics().retry_queue_len == 4
     });
     assert!(!later.is_complete());
 }

@@ -68,7 +68,11 @@ fn an_idle_group_shuts_down() {
     for world_size in 1..=5 {
         let agents = group(world_size);
         end_all(&agents);
-        assert!(agents.iter().all(|agent| agent.metrics().threads == 0));
+        assert!(
+            agents
+                .iter()
+                .all(|agent| agent.handle().metrics().threads == 0)
+        );
     }
 }
 
@@ -93,7 +97,7 @@ fn a_worker_in_shutdown_still_serves_nested_calls() {
             })
             .unwrap();
     });
-    let call = call(&agents[0], "worker1", "chain");
+    let call = call(agents[0].handle(), "worker1", "chain");
     thread::scope(|scope| {
         let ends: Vec<_> = agents
             .iter()
@@ -128,7 +132,7 @@ fn shutdown_waits_for_calls_made_by_callbacks() {
     let agents = group(3);
     let done = Arc::new(AtomicU64::new(0));
     for agent in &agents {
-        step(agent.handle(), STEPS, Arc::clone(&done));
+        step(agent.handle().clone(), STEPS, Arc::clone(&done));
     }
     end_all(&agents);
     assert_eq!(done.load(Ordering::SeqCst), 3 * STEPS);
@@ -153,7 +157,7 @@ fn shutdown_waits_for_deferred_answers_and_their_calls() {
             })
             .unwrap();
     });
-    let call = call(&agents[0], "worker1", "later");
+    let call = call(agents[0].handle(), "worker1", "later");
     thread::scope(|scope| {
         let ends: Vec<_> = agents
             .iter()
@@ -174,7 +178,9 @@ fn shutdown_waits_for_queued_retries() {
     let faults = FaultPlan::new(1).fail("echo", 3);
     let (agent, other) = pair_with(|_, options| options.with_faults(faults.clone()), |_| {});
     let retries = RetryOptions::default().with_retry_duration(Duration::from_millis(10));
-    let call = agent.call_bytes_with_retries("worker1", "echo", "x", &retries);
+    let call = agent
+        .handle()
+        .call_bytes_with_retries("worker1", "echo", "x", &retries);
     let has_run = Arc::new(AtomicU64::new(0));
     call.on_complete({
         let has_run = Arc::clone(&has_run);
@@ -203,7 +209,7 @@ fn shutdown_waits_for_a_late_worker() {
         assert!(ends.iter().all(|end| !end.is_finished()));
         // They serve as long as they wait.
         for _ in 0..10 {
-            assert_eq!(wait(&call(late, "worker0", "echo")).unwrap(), "x");
+            assert_eq!(wait(&call(late.handle(), "worker0", "echo")).unwrap(), "x");
         }
         late.shutdown(PATIENCE).unwrap();
         for end in ends {
@@ -233,9 +239,11 @@ fn a_shutdown_timeout_lists_the_absent_workers() {
         "{said}"
     );
     // The agent has stopped nevertheless.
-    assert_eq!(agents[0].metrics().threads, 0);
+    assert_eq!(agents[0].handle().metrics().threads, 0);
     assert_ended(
-        &call(&agents[0], "worker1", "echo").wait().unwrap_err(),
+        &call(agents[0].handle(), "worker1", "echo")
+            .wait()
+            .unwrap_err(),
         Outcome::NotExecuted,
     );
 }
@@ -249,7 +257,9 @@ fn a_shutdown_timeout_reports_and_fails_unanswered_calls() {
             .register_deferred("hold", move |_, _, reply| held.lock().unwrap().push(reply))
             .unwrap();
     });
-    let calls: Vec<_> = (0..3).map(|_| call(&agent, "worker1", "hold")).collect();
+    let calls: Vec<_> = (0..3)
+        .map(|_| call(agent.handle(), "worker1", "hold"))
+        .collect();
     until("all have arrived", || held.lock().unwrap().len() == 3);
     let error = agent.shutdown(Duration::from_millis(50)).unwrap_err();
     assert!(
@@ -264,7 +274,7 @@ fn a_shutdown_timeout_reports_and_fails_unanswered_calls() {
 #[test]
 fn coordinated_shutdown_does_not_wait_for_a_worker_that_has_stopped() {
     let agents = group(2);
-    let called = call(&agents[0], "worker1", "nothing");
+    let called = call(agents[0].handle(), "worker1", "nothing");
     assert!(wait(&called).is_err(), "there is a connection now");
     thread::scope(|scope| {
         // Without a timeout.
@@ -287,7 +297,7 @@ fn a_lost_worker_that_refuses_a_dial_is_dead_for_coordinated_shutdown() {
     let agents = start_all(&store, workers.into());
     let agents: Vec<Agent> = agents.into_iter().map(Result::unwrap).collect();
     let links = agents.iter().map(|agent| {
-        let call = call(agent, "worker1", "f");
+        let call = call(agent.handle(), "worker1", "f");
         let mut link = raw.accept_link();
         assert_eq!(read_frame(&mut link).kind, REQUEST);
         (call, link)
@@ -321,7 +331,9 @@ fn a_lost_connection_alone_does_not_mean_a_dead_worker() {
     let agent = start_all(&store, workers).pop().unwrap().unwrap();
     let link = raw.dial(&*store, 0, 0);
     drop(link);
-    until("it is lost", || agent.metrics().connections_lost == 1);
+    until("it is lost", || {
+        agent.handle().metrics().connections_lost == 1
+    });
     thread::scope(|scope| {
         let end = scope.spawn(|| agent.shutdown(PATIENCE));
         await_arrival(&*store, 0);
@@ -394,7 +406,7 @@ fn shutdown_now_interrupts_a_wait_for_a_deferred_answer() {
             .register_deferred("hold", move |_, _, reply| held.lock().unwrap().push(reply))
             .unwrap();
     });
-    let _held_up = call(&agent, "worker1", "hold");
+    let _held_up = call(agent.handle(), "worker1", "hold");
     until("it has come", || held.lock().unwrap().len() == 1);
     let (tell, told) = mpsc::channel();
     thread::scope(|scope| {
@@ -419,13 +431,17 @@ fn shutdown_now_fails_all_calls_with_their_outcome() {
     let silent = RawWorker::join(&*store, 2, "worker2", 5);
     let workers = vec![(options(0).with_world_size(3), registry(|_| {}))];
     let agent = start_all(&store, workers).pop().unwrap().unwrap();
-    let sent: Vec<_> = (0..10).map(|_| call(&agent, "worker1", "f")).collect();
+    let sent: Vec<_> = (0..10)
+        .map(|_| call(agent.handle(), "worker1", "f"))
+        .collect();
     let mut link = raw.accept_link();
     for _ in &sent {
         assert_eq!(read_frame(&mut link).kind, REQUEST);
     }
     // To a worker that does not welcome it.
-    let unsent: Vec<_> = (0..10).map(|_| call(&agent, "worker2", "f")).collect();
+    let unsent: Vec<_> = (0..10)
+        .map(|_| call(agent.handle(), "worker2", "f"))
+        .collect();
     let waiting = silent.accept();
     // One that waits for its answer on a thread, another in a chain.
     thread::scope(|scope| {
@@ -447,7 +463,7 @@ fn shutdown_now_fails_all_calls_with_their_outcome() {
         assert!(error.to_string().contains("never sent"), "{error}");
     }
     drop(waiting);
-    let metrics = agent.metrics();
+    let metrics = agent.handle().metrics();
     assert_eq!((metrics.calls_in_flight, metrics.threads), (0, 0));
 }
 
@@ -468,7 +484,7 @@ fn a_call_to_itself_that_runs_at_shutdown_is_not_reported_as_not_executed() {
                 .unwrap();
         },
     );
-    let call = call(&agents[0], "worker0", "hold");
+    let call = call(agents[0].handle(), "worker0", "hold");
     gate.await_inside(1);
     thread::scope(|scope| {
         scope.spawn(|| agents[0].shutdown_now());
@@ -481,11 +497,11 @@ fn a_call_to_itself_that_runs_at_shutdown_is_not_reported_as_not_executed() {
 #[test]
 fn calls_after_shutdown_fail_as_not_executed() {
     let (agent, _other) = pair(|_| {});
-    let handle = agent.handle();
+    let handle = agent.handle().clone();
     agent.shutdown_now();
     for to in ["worker1", "worker0"] {
         assert_ended(
-            &wait(&call(&agent, to, "echo")).unwrap_err(),
+            &wait(&call(agent.handle(), to, "echo")).unwrap_err(),
             Outcome::NotExecuted,
         );
         assert_ended(
@@ -515,8 +531,10 @@ fn dropping_an_agent_completes_pending_futures() {
             .register_deferred("hold", move |_, _, reply| held.lock().unwrap().push(reply))
             .unwrap();
     });
-    let calls: Vec<_> = (0..10).map(|_| call(&agent, "worker1", "hold")).collect();
-    let back = call(&other, "worker0", "echo");
+    let calls: Vec<_> = (0..10)
+        .map(|_| call(agent.handle(), "worker1", "hold"))
+        .collect();
+    let back = call(other.handle(), "worker0", "echo");
     assert_eq!(wait(&back).unwrap(), "x");
     until("all have arrived", || held.lock().unwrap().len() == 10);
     drop(agent);
@@ -527,7 +545,7 @@ fn dropping_an_agent_completes_pending_futures() {
     for reply in std::mem::take(&mut *held.lock().unwrap()) {
         reply.send(Ok("late"));
     }
-    let error = wait(&call(&other, "worker0", "echo")).unwrap_err();
+    let error = wait(&call(other.handle(), "worker0", "echo")).unwrap_err();
     assert!(
         matches!(
             error,
@@ -550,7 +568,9 @@ fn shutdown_waits_for_running_functions() {
             })
             .unwrap();
     });
-    let calls: Vec<_> = (0..3).map(|_| call(&agent, "worker1", "slow")).collect();
+    let calls: Vec<_> = (0..3)
+        .map(|_| call(agent.handle(), "worker1", "slow"))
+        .collect();
     gate.await_inside(3);
     thread::scope(|scope| {
         let end = scope.spawn(|| other.shutdown_now());
@@ -566,7 +586,7 @@ fn shutdown_waits_for_running_functions() {
         gate.open();
         end.join().unwrap();
     });
-    assert_eq!(other.metrics().threads, 0);
+    assert_eq!(other.handle().metrics().threads, 0);
 }
 
 /// An agent that its own functions can end.
@@ -601,14 +621,14 @@ fn a_function_can_call_shutdown_now_on_its_own_agent() {
         b"ended".to_vec()
     });
     // Its answer can no longer be sent.
-    let error = wait(&call(&other, "worker0", "end")).unwrap_err();
+    let error = wait(&call(other.handle(), "worker0", "end")).unwrap_err();
     assert!(
         matches!(error, RpcError::ConnectionLost { .. }),
         "{error:?}"
     );
-    until("it has ended", || agent.metrics().threads == 0);
+    until("it has ended", || agent.handle().metrics().threads == 0);
     assert_ended(
-        &wait(&call(&agent, "worker1", "echo")).unwrap_err(),
+        &wait(&call(agent.handle(), "worker1", "echo")).unwrap_err(),
         Outcome::NotExecuted,
     );
 }
@@ -621,13 +641,13 @@ fn a_function_that_requests_coordinated_shutdown_fails_as_busy() {
         assert!(matches!(error, TerminationError::Busy { .. }), "{error:?}");
         Vec::new()
     });
-    let error = wait(&call(&other, "worker0", "end")).unwrap_err();
+    let error = wait(&call(other.handle(), "worker0", "end")).unwrap_err();
     assert!(
         matches!(error, RpcError::ConnectionLost { .. }),
         "{error:?}"
     );
-    until("it has ended", || agent.metrics().threads == 0);
-    assert_eq!(agent.metrics().handler_panics, 0);
+    until("it has ended", || agent.handle().metrics().threads == 0);
+    assert_eq!(agent.handle().metrics().handler_panics, 0);
 }
 
 #[test]
@@ -637,18 +657,18 @@ fn a_callback_can_shut_down_its_own_agent() {
     let (agent, _other) = (agents.next().unwrap(), agents.next().unwrap());
     let (tell, told) = mpsc::channel();
     let own = Arc::clone(&agent);
-    call(&agent, "worker1", "echo").on_complete(move |_| {
+    call(agent.handle(), "worker1", "echo").on_complete(move |_| {
         own.shutdown_now();
         let _ = tell.send(());
     });
     told.recv_timeout(PATIENCE).unwrap();
-    until("it has ended", || agent.metrics().threads == 0);
+    until("it has ended", || agent.handle().metrics().threads == 0);
     // And the last one who knows it may be one.
     let agents = group(2);
     let mut agents = agents.into_iter();
     let (agent, _other) = (agents.next().unwrap(), agents.next().unwrap());
     let (tell, told) = mpsc::channel();
-    let handle = agent.handle();
+    let handle = agent.handle().clone();
     let first = call(&handle, "worker1", "echo");
     first.on_complete(move |_| {
         drop(agent);
@@ -677,7 +697,7 @@ fn a_member_of_a_dynamic_group_leaves_when_its_calls_have_ended() {
         Agent::start(options(rank), registry(fill), store).unwrap()
     };
     let (first, second) = (start(0), start(1));
-    let call = call(&first, "worker1", "slow");
+    let call = call(first.handle(), "worker1", "slow");
     gate.await_inside(1);
     thread::scope(|scope| {
         let end = scope.spawn(|| first.shutdown(PATIENCE));
@@ -709,10 +729,14 @@ fn a_worker_that_stops_right_after_an_answer_has_left_and_is_not_lost() {
                     let leaves = start(1);
                     // A call may go to the previous incarnation, and find that it has left.
                     until("it is answered", || {
-                        wait(&call(&stays, "worker1", "echo")).is_ok()
+                        wait(&call(stays.handle(), "worker1", "echo")).is_ok()
                     });
                     leaves.shutdown(PATIENCE).unwrap();
-                    assert_eq!(stays.metrics().connections_lost, 0, "round {round}");
+                    assert_eq!(
+                        stays.handle().metrics().connections_lost,
+                        0,
+                        "round {round}"
+                    );
                 }
             });
         }
@@ -726,8 +750,10 @@ fn a_group_can_join_and_continue() {
         thread::scope(|scope| {
             for agent in &agents {
                 scope.spawn(|| {
-                    let next = (agent.me().id.get() + 1) % 3;
-                    let call = agent.call_bytes_async(next, "echo", "x", within(None));
+                    let next = (agent.handle().me().id.get() + 1) % 3;
+                    let call = agent
+                        .handle()
+                        .call_bytes_async(next, "echo", "x", within(None));
                     agent.join(PATIENCE).unwrap();
                     assert_eq!(call.try_get().unwrap().unwrap(), "x");
                 });
@@ -753,7 +779,7 @@ fn no_thread_outlives_its_agent() {
         if round % 2 == 0 {
             for number in 0..20 {
                 let (from, to) = (&agents[number % 2], format!("worker{}", number / 2 % 2));
-                calls.push(call(from, &to, "echo"));
+                calls.push(call(from.handle(), &to, "echo"));
             }
         }
         match round % 4 {

@@ -94,7 +94,7 @@ fn run(seed: u64) {
     let ledger = Arc::new(Ledger::new(kind));
     let mut callers: Vec<_> = agents
         .iter()
-        .flat_map(|agent| callers(agent, world_size, &ledger, &mut rng))
+        .flat_map(|agent| callers(agent.handle(), world_size, &ledger, &mut rng))
         .collect();
 
     let all_calls = CALLS * callers.len();
@@ -106,7 +106,7 @@ fn run(seed: u64) {
             let share = rng.usize(all_calls / 5..all_calls * 4 / 5);
             ledger.until_begun(share);
             let old = agents.remove(rank as usize);
-            ended.push(old.handle());
+            ended.push(old.handle().clone());
             let is_orderly = rng.bool();
             bounded("one agent ends", move || {
                 if is_orderly {
@@ -117,12 +117,12 @@ fn run(seed: u64) {
             });
             let (options, registry) = setup(rank, &mut rng);
             let again = Agent::start(options, registry, store.clone_store().unwrap()).unwrap();
-            callers.extend(self::callers(&again, world_size, &ledger, &mut rng));
+            callers.extend(self::callers(again.handle(), world_size, &ledger, &mut rng));
             agents.insert(rank as usize, again);
         }
         Kind::Abrupt => {
             ledger.until_begun(rng.usize(all_calls / 5..all_calls));
-            ended.extend(agents.iter().map(Agent::handle));
+            ended.extend(agents.iter().map(|agent| agent.handle().clone()));
             end_all(std::mem::take(&mut agents), |agent| agent.shutdown_now());
         }
     }
@@ -137,6 +137,7 @@ fn run(seed: u64) {
         for to in 0..world_size {
             until("every worker is reached in the end", || {
                 agent
+                    .handle()
                     .call_bytes(to, "echo", "ping")
                     .is_ok_and(|answer| answer == "ping")
             });
@@ -144,7 +145,7 @@ fn run(seed: u64) {
     }
     for agent in &agents {
         until("nothing is in flight any more", || {
-            let metrics = agent.metrics();
+            let metrics = agent.handle().metrics();
             let under_way = [
                 metrics.calls_in_flight,
                 metrics.requests_active,
@@ -156,7 +157,7 @@ fn run(seed: u64) {
             under_way == [0; 6]
         });
     }
-    ended.extend(agents.iter().map(Agent::handle));
+    ended.extend(agents.iter().map(|agent| agent.handle().clone()));
     end_all(agents, |agent| agent.shutdown(PATIENCE / 2).unwrap());
 
     for handle in &ended {
@@ -468,14 +469,14 @@ impl Ledger {
 
 /// Threads that make random calls.
 fn callers(
-    agent: &Agent,
+    agent: &AgentHandle,
     world_size: u32,
     ledger: &Arc<Ledger>,
     rng: &mut Rng,
 ) -> Vec<thread::JoinHandle<()>> {
     let begin = |_| {
         let caller = Caller {
-            agent: agent.handle(),
+            agent: agent.clone(),
             world_size,
             ledger: Arc::clone(ledger),
             rng: rng.fork(),

@@ -75,7 +75,9 @@ impl Group {
         let calls = [(&self.other, "agent"), (&self.agent, "other")];
         for (from, to) in calls {
             let options = within(PATIENCE);
-            let answer = from.call_bytes_with(to, "echo", payload.clone(), options);
+            let answer = from
+                .handle()
+                .call_bytes_with(to, "echo", payload.clone(), options);
             assert_eq!(answer.unwrap(), payload);
         }
     }
@@ -84,6 +86,7 @@ impl Group {
     fn call_raw(&self, payload: impl Into<Bytes>) -> FutureMessage {
         let options = within(None);
         self.agent
+            .handle()
             .call_bytes_async("raw", "double", payload, options)
     }
 }
@@ -105,6 +108,7 @@ fn a_dial_and_a_call_send_the_golden_bytes() {
     let options = within(Duration::from_millis(60_000));
     let call = group
         .agent
+        .handle()
         .call_bytes_async("raw", "double", vec![7], options);
 
     let mut socket = group.raw.accept();
@@ -411,7 +415,7 @@ fn garbage_after_a_hello_closes_the_connection_and_fails_only_its_calls() {
         await_closed(&mut socket);
         group.assert_serves_others();
     }
-    assert_eq!(group.agent.metrics().calls_in_flight, 0);
+    assert_eq!(group.agent.handle().metrics().calls_in_flight, 0);
 }
 
 #[test]
@@ -429,7 +433,7 @@ fn an_unexpected_answer_is_dropped_and_counted() {
     send(&mut socket, &frame(RESPONSE_PART, 0, 0, 78, &[0]));
     send(&mut socket, &request(1, "echo", b"x"));
     assert_eq!(read_frame(&mut socket).body, b"x");
-    assert!(group.agent.metrics().late_responses >= 2);
+    assert!(group.agent.handle().metrics().late_responses >= 2);
     // A second answer to the same call is dropped too.
     let call = group.call_raw(vec![]);
     let id = read_frame(&mut socket).id;
@@ -474,7 +478,7 @@ fn end_of_stream_is_detected_together_with_the_last_bytes() {
             "{error:?}"
         );
     }
-    assert_eq!(group.agent.metrics().connections_lost, 50);
+    assert_eq!(group.agent.handle().metrics().connections_lost, 50);
 }
 
 /// What is in flight to a peer that reads nothing: with the two systems, and with the agent.
@@ -508,13 +512,13 @@ fn a_peer_that_does_not_read_answers_costs_bounded_memory() {
         send(&mut socket, &request(id, "big", b""));
     }
     until("all requests have come", || {
-        group.agent.metrics().requests_received == CALLS
+        group.agent.handle().metrics().requests_received == CALLS
     });
     for _ in 0..20 {
         group.assert_serves_others();
         // What is sent is with the systems. Each thread may have begun one more run before the backlog
         // was there.
-        let sent = group.agent.metrics().bytes_sent;
+        let sent = group.agent.handle().metrics().bytes_sent;
         let runs = runs.load(Ordering::SeqCst);
         let with_agent = (runs * ANSWER_BYTES as u64).saturating_sub(sent);
         let bound = BACKLOG_BYTES_MAX + (HANDLER_THREADS as u64 + 1) * ANSWER_BYTES as u64;
@@ -579,7 +583,7 @@ fn a_peer_that_does_not_read_refusals_loses_its_connection() {
         ),
         "{error:?}"
     );
-    assert_eq!(group.agent.metrics().connections_lost, 1);
+    assert_eq!(group.agent.handle().metrics().connections_lost, 1);
     group.assert_serves_others();
 
     // One that reads them may ask on.
@@ -607,6 +611,7 @@ fn calls_to_a_peer_that_does_not_read_fail_at_their_deadlines_or_at_once() {
         let options = within(Duration::from_millis(200));
         let call = group
             .agent
+            .handle()
             .call_bytes_async("raw", "double", payload.clone(), options);
         match call.try_get() {
             // Of those that were expired before the backlog was reached there is nothing to learn.
@@ -665,6 +670,7 @@ fn calls_to_a_silent_peer_fail_at_their_deadlines() {
             let options = within(Duration::from_millis(20 + number % 5));
             group
                 .agent
+                .handle()
                 .call_bytes_async("raw", "double", vec![1], options)
         })
         .collect();
@@ -680,8 +686,8 @@ fn calls_to_a_silent_peer_fail_at_their_deadlines() {
         );
     }
     let mut socket = reading.join().unwrap();
-    assert_eq!(group.agent.metrics().timeouts, 100);
-    assert_eq!(group.agent.metrics().calls_in_flight, 0);
+    assert_eq!(group.agent.handle().metrics().timeouts, 100);
+    assert_eq!(group.agent.handle().metrics().calls_in_flight, 0);
     // The connection is as good as before.
     let call = group.call_raw(vec![4]);
     let id = read_frame(&mut socket).id;
@@ -700,6 +706,7 @@ fn a_thread_that_waits_for_a_silent_peer_returns_at_the_deadline() {
         let options = within(Duration::from_millis(1 + number % 3));
         let call = group
             .agent
+            .handle()
             .call_bytes_async("raw", "double", vec![1], options);
         let error = wait(&call).unwrap_err();
         assert!(matches!(error, RpcError::Timeout { .. }), "{error:?}");
@@ -741,7 +748,7 @@ fn a_thread_that_reads_from_a_busy_peer_returns_at_the_deadline() {
             flood.join().unwrap();
         });
         until("all of them are read", || {
-            group.agent.metrics().late_responses == sent
+            group.agent.handle().metrics().late_responses == sent
         });
     }
     assert!(!endless.is_complete());

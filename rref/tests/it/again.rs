@@ -282,7 +282,7 @@ fn worker_that_keeps(kept: &Arc<()>, gate: &Arc<Gate>) -> Worker {
         .with_host("127.0.0.1")
         .with_world_size(1);
     let agent = Agent::start(options, registry, store).unwrap();
-    rrefs.attach(&agent).unwrap();
+    rrefs.attach(agent.handle()).unwrap();
     Worker { rrefs, agent }
 }
 
@@ -373,13 +373,13 @@ fn an_agent_with_calls_under_way_is_freed_after_it_stops() {
 fn an_agent_that_was_started_with_another_registry_is_refused() {
     let kept = Arc::new(());
     let [first, second] = [0, 1].map(|_| worker_that_keeps(&kept, &Gate::new()));
-    assert_eq!(first.agent.me(), second.agent.me());
+    assert_eq!(first.agent.handle().me(), second.agent.handle().me());
     for _ in 0..2 {
-        let error = first.rrefs.attach(&second.agent).unwrap_err();
+        let error = first.rrefs.attach(second.agent.handle()).unwrap_err();
         assert!(matches!(error, RRefError::Refused(_)), "{error}");
         assert!(error.to_string().contains("another registry"), "{error}");
         // That does not change with an agent of its own.
-        first.rrefs.attach(&first.agent).unwrap();
+        first.rrefs.attach(first.agent.handle()).unwrap();
     }
     assert!(is_empty(&first));
     for worker in [first, second] {

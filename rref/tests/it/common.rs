@@ -150,7 +150,7 @@ pub(crate) fn group_of(
                         RRefs::register_with(&mut registry, functions, rref_options.clone())
                             .unwrap();
                     let agent = Agent::start(options, registry, store).unwrap();
-                    rrefs.attach(&agent).unwrap();
+                    rrefs.attach(agent.handle()).unwrap();
                     Worker { rrefs, agent }
                 })
             })
@@ -183,7 +183,7 @@ pub(crate) fn group_with_stranger(
             let store = store.clone_store().unwrap();
             thread::spawn(move || {
                 let agent = Agent::start(options, registry, store).unwrap();
-                rrefs.attach(&agent).unwrap();
+                rrefs.attach(agent.handle()).unwrap();
                 Worker { rrefs, agent }
             })
         })

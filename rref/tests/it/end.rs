@@ -196,7 +196,7 @@ fn start_worker(rank: u32, store: &str, port: u16, functions: Functions) -> (Age
         .with_connect_timeout(Duration::from_secs(1))
         .with_host("127.0.0.1");
     let agent = Agent::start(options, registry, store).unwrap();
-    rrefs.attach(&agent).unwrap();
+    rrefs.attach(agent.handle()).unwrap();
     (agent, rrefs)
 }
 

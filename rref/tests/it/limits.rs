@@ -128,7 +128,7 @@ fn waits_that_end_leave_no_timer() {
     until("no request waits", || {
         workers[1].rrefs.sizes().unwrap().parked_fetches == 0
     });
-    let waiting = workers[1].agent.metrics().retry_queue_len;
+    let waiting = workers[1].agent.handle().metrics().retry_queue_len;
     gate.open();
     drop(slow);
     shut_down(&workers);

@@ -401,6 +401,7 @@ fn a_reference_has_no_encoding_outside_of_a_message() {
     assert!(rpc_agent::typed::decode::<RRef<i64>>(&[0]).is_err());
     let sent = workers[0]
         .agent
+        .handle()
         .call::<_, i64>("worker1", "anything", &number);
     assert!(sent.is_err());
     assert_eq!(workers[0].rrefs.sizes().unwrap().forks, 0);

@@ -44,21 +44,23 @@ fn a_late_farewell_does_not_end_the_next_process() {
     let is_first = AtomicBool::new(true);
     {
         let gate = Arc::clone(&gate);
-        agent.on_peer_left(move |_, _| {
+        agent.handle().on_peer_left(move |_, _| {
             if is_first.swap(false, Ordering::SeqCst) {
                 gate.pass();
             }
         });
     }
-    rrefs.attach(&agent).unwrap();
+    rrefs.attach(agent.handle()).unwrap();
     // On the only thread, callbacks run in the order in which they were registered: after the references'.
     let is_notified = Arc::new(AtomicBool::new(false));
     {
         let is_notified = Arc::clone(&is_notified);
-        agent.on_peer_left(move |_, _| is_notified.store(true, Ordering::SeqCst));
+        agent
+            .handle()
+            .on_peer_left(move |_, _| is_notified.store(true, Ordering::SeqCst));
     }
     let (old, old_rrefs) = member(1, &store, |options| options);
-    old_rrefs.attach(&old).unwrap();
+    old_rrefs.attach(old.handle()).unwrap();
     let number: RRef<i64> = old_rrefs.rref(1_i64).unwrap();
     let own: RRef<i64> = rrefs.rref(1_i64).unwrap();
     let _ = (number, own);
@@ -68,10 +70,13 @@ fn a_late_farewell_does_not_end_the_next_process() {
     old.shutdown(PATIENCE).unwrap();
     until("the farewell has arrived", || gate.arrived() == 1);
     let (new, new_rrefs) = member(1, &store, |options| options);
-    new_rrefs.attach(&new).unwrap();
+    new_rrefs.attach(new.handle()).unwrap();
     // It connects.
-    let _ = new.call_bytes("worker0", "nothing", Vec::new());
-    assert_eq!(agent.incarnation_of(new.me().id), Some(new.incarnation()));
+    let _ = new.handle().call_bytes("worker0", "nothing", Vec::new());
+    assert_eq!(
+        agent.handle().incarnation_of(new.handle().me().id),
+        Some(new.handle().incarnation())
+    );
     gate.open();
     until("the references know of the former one's end", || {
         is_notified.load(Ordering::SeqCst)
@@ -87,12 +92,12 @@ fn a_late_farewell_does_not_end_the_next_process() {
 fn a_creation_on_a_worker_that_was_just_replaced_is_usable_or_freed() {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
     let (agent, rrefs) = member(0, &store, |options| options);
-    rrefs.attach(&agent).unwrap();
+    rrefs.attach(agent.handle()).unwrap();
     let mut wrong = Vec::new();
     let mut good = 0;
     for round in 0..20 {
         let (other, other_rrefs) = member(1, &store, |options| options);
-        other_rrefs.attach(&other).unwrap();
+        other_rrefs.attach(other.handle()).unwrap();
         let made: Result<RRef<i64>, _> = rrefs.remote("worker1", "number", 7_i64);
         if let Ok(made) = made {
             let read = made.to_here(Some(PATIENCE));
@@ -120,12 +125,14 @@ fn a_retried_call_of_the_program_reaches_the_next_process_of_a_worker_that_refer
     let (agent, rrefs) = member(0, &store, |options| {
         options.with_handler_threads(1).with_threads_max(1)
     });
-    rrefs.attach(&agent).unwrap();
+    rrefs.attach(agent.handle()).unwrap();
     // On the only thread, callbacks run in the order in which they were registered: after the references'.
     let is_told = Arc::new(AtomicBool::new(false));
     {
         let is_told = Arc::clone(&is_told);
-        agent.on_peer_left(move |_, _| is_told.store(true, Ordering::SeqCst));
+        agent
+            .handle()
+            .on_peer_left(move |_, _| is_told.store(true, Ordering::SeqCst));
     }
     let held = Arc::new(Mutex::new(Vec::new()));
     let mut silent = Registry::new();
@@ -136,14 +143,16 @@ fn a_retried_call_of_the_program_reaches_the_next_process_of_a_worker_that_refer
             .unwrap();
     }
     let (old, old_rrefs) = member_with(silent, 1, &store, |options| options);
-    old_rrefs.attach(&old).unwrap();
+    old_rrefs.attach(old.handle()).unwrap();
     let made: RRef<i64> = rrefs.remote("worker1", "number", 1_i64).unwrap();
     made.wait_ready(Some(PATIENCE)).unwrap();
     let retries = RetryOptions::default()
         .with_max_retries(10_000)
         .with_retry_duration(Duration::from_millis(20))
         .with_backoff(1.0);
-    let call = agent.call_bytes_with_retries("worker1", "ask", Vec::new(), &retries);
+    let call = agent
+        .handle()
+        .call_bytes_with_retries("worker1", "ask", Vec::new(), &retries);
     until("the first attempt has arrived", || {
         !held.lock().unwrap().is_empty()
     });
@@ -156,7 +165,7 @@ fn a_retried_call_of_the_program_reaches_the_next_process_of_a_worker_that_refer
         .register("ask", |_, _| Ok(b"of the next one".to_vec()))
         .unwrap();
     let (new, new_rrefs) = member_with(answering, 1, &store, |options| options);
-    new_rrefs.attach(&new).unwrap();
+    new_rrefs.attach(new.handle()).unwrap();
     let answer = call.wait_timeout(PATIENCE).expect("in time");
     assert_eq!(answer.unwrap(), "of the next one");
     drop(made);

@@ -188,9 +188,12 @@ impl Stranger {
                     PATIENCE / 2
                 };
                 let options = CallOptions::default().with_timeout(timeout);
-                let asked =
-                    self.agent
-                        .call_bytes_async(worker(TARGET), function, payload.clone(), options);
+                let asked = self.agent.handle().call_bytes_async(
+                    worker(TARGET),
+                    function,
+                    payload.clone(),
+                    options,
+                );
                 (function, payload, asked)
             })
             .collect();
@@ -279,6 +282,7 @@ impl Stranger {
         let options = CallOptions::default().with_timeout(PATIENCE);
         let answer = self
             .agent
+            .handle()
             .call_bytes_with(worker(target), CONTROL, query, options);
         assert_eq!(Answer::decode(&answer.unwrap()).unwrap().1, Answer::Unknown);
     }
@@ -338,8 +342,8 @@ fn check_well(workers: &[Worker], list: RRef<List>, mut stranger: Stranger) {
     let [target, third] = workers else {
         panic!("two workers")
     };
-    assert_eq!(target.agent.metrics().handler_panics, 0);
-    assert_eq!(third.agent.metrics().handler_panics, 0);
+    assert_eq!(target.agent.handle().metrics().handler_panics, 0);
+    assert_eq!(third.agent.handle().metrics().handler_panics, 0);
     stranger.check_left(target);
     // Valid requests were served, and the third worker's value exists.
     let items = list.to_here(Some(PATIENCE)).unwrap().into_inner().unwrap();
@@ -672,7 +676,7 @@ fn messages_about_unknown_users_free_no_value_of_another() {
     drop(value);
     until("the value is freed", || alive.load(Ordering::SeqCst) == 0);
     until_empty(&workers);
-    assert_eq!(workers[0].agent.metrics().handler_panics, 0);
+    assert_eq!(workers[0].agent.handle().metrics().handler_panics, 0);
     end(&workers, &stranger);
 }
 
@@ -785,7 +789,7 @@ fn an_owner_that_answers_anything_gives_errors_and_keeps_no_user() {
         }
         rrefs.leak_report().unwrap();
     }
-    assert_eq!(workers[0].agent.metrics().handler_panics, 0);
+    assert_eq!(workers[0].agent.handle().metrics().handler_panics, 0);
     let made: RRef<i64> = workers[1].rrefs.remote("worker0", "number", 9_i64).unwrap();
     assert_eq!(made.to_here(Some(PATIENCE)).unwrap(), 9);
     drop(made);
@@ -986,6 +990,7 @@ fn a_request_without_a_deadline_is_dropped_with_its_worker() {
     let options = CallOptions::default().with_timeout(None);
     let asked = stranger
         .agent
+        .handle()
         .call_bytes_async(worker(TARGET), FETCH, fetch, options);
     parked(1);
     stranger.start_again_for(TARGET);

@@ -79,7 +79,7 @@ impl AgentPair {
     }
 
     fn new(client: Agent, host: Host) -> Result<Self, RpcBenchError> {
-        let server = client.worker(SERVER)?;
+        let server = client.handle().worker(SERVER)?;
         Ok(Self {
             client,
             server,
@@ -97,9 +97,10 @@ impl AgentPair {
             let timeout = EXPIRY_MIN + time.mul_f64(place);
             let options = CallOptions::default().with_timeout(timeout);
             let deadline = Instant::now() + timeout;
-            let call = self
-                .client
-                .call_bytes_async(&self.server, KEEP, Bytes::new(), options);
+            let call =
+                self.client
+                    .handle()
+                    .call_bytes_async(&self.server, KEEP, Bytes::new(), options);
             let ended = ended.clone();
             call.on_complete(move |result| {
                 let late = deadline.elapsed();
@@ -116,13 +117,16 @@ impl AgentPair {
         }
         drop(ended);
         let late: Vec<_> = ends.iter().collect::<Result<_, _>>()?;
-        self.client.call_bytes(&self.server, FORGET, Bytes::new())?;
+        self.client
+            .handle()
+            .call_bytes(&self.server, FORGET, Bytes::new())?;
         Ok(late)
     }
 
     fn send(&self, payload: &Bytes) -> FutureMessage {
         let options = CallOptions::default();
         self.client
+            .handle()
             .call_bytes_async(&self.server, FUNCTION, payload.clone(), options)
     }
 }

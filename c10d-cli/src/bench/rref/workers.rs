@@ -86,7 +86,7 @@ impl WorkerPair {
     fn new(client: Worker, host: Host) -> Result<Self, RRefBenchError> {
         Ok(Self {
             rrefs: client.rrefs.clone(),
-            server: client.agent.worker(SERVER)?,
+            server: client.agent.handle().worker(SERVER)?,
             client,
             host,
             next: 0,
@@ -121,7 +121,7 @@ impl WorkerPair {
         let payload = Bytes::from_static(&[7; 8]);
         one_at_a_time(time, || {
             let options = CallOptions::default();
-            let agent = &self.client.agent;
+            let agent = self.client.agent.handle();
             let answer = agent.call_bytes_async(&self.server, ECHO, payload.clone(), options);
             let bytes = answer.wait()?.len();
             if bytes == payload.len() {
@@ -298,7 +298,7 @@ impl Worker {
         registry.register_bytes(ECHO, |_, payload| Ok(payload))?;
         let rrefs = RRefs::register(&mut registry, functions)?;
         let agent = start(name, rank, registry, store)?;
-        rrefs.attach(&agent)?;
+        rrefs.attach(agent.handle())?;
         Ok(Self { agent, rrefs })
     }
 }

@@ -73,8 +73,12 @@ impl AgentClient {
     }
 
     fn send(&self, payload: &Bytes) -> FutureMessage {
-        self.agent
-            .call_bytes_async(SERVER, FUNCTION, payload.clone(), CallOptions::default())
+        self.agent.handle().call_bytes_async(
+            SERVER,
+            FUNCTION,
+            payload.clone(),
+            CallOptions::default(),
+        )
     }
 
     fn answer(future: &FutureMessage) -> Result<Bytes, CompareError> {
