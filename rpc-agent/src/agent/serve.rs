@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::handle::AgentHandle;
@@ -12,14 +12,12 @@ use crate::future::panic_text;
 use crate::peer::Failure;
 use crate::pool::Work;
 use crate::registry::{Body, Registry};
-use crate::runtime::{Poller, ReplyTo, Served};
+use crate::runtime::{ReplyTo, Served};
 
 /// What the threads of an agent's pool do.
 pub(super) struct Service {
     pub(super) agent: AgentHandle,
     pub(super) registry: Registry,
-    /// The pool lets one thread at a time poll: nobody ever waits for this lock.
-    pub(super) poller: Mutex<Poller>,
 }
 
 impl Work<Served> for Service {
@@ -36,8 +34,7 @@ impl Work<Served> for Service {
     }
 
     fn poll(&self, found: &mut VecDeque<Served>) {
-        let mut poller = self.poller.lock().unwrap_or_else(PoisonError::into_inner);
-        poller.poll(found);
+        self.agent.runtime().poll(found);
     }
 
     fn wake_poller(&self) {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, UdpSocket};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use c10d_socket::{Deadline, HostPort, ListenOptions, listen};
@@ -104,12 +104,11 @@ impl Agent {
             faults: options.faults,
             seed,
         };
-        let (runtime, poller) = Runtime::new(parts).map_err(StartError::Socket)?;
+        let runtime = Runtime::new(parts).map_err(StartError::Socket)?;
         let handle = AgentHandle::new(runtime, registry.id(), options.connect_timeout);
         let service = Service {
             agent: handle.clone(),
             registry,
-            poller: Mutex::new(poller),
         };
         // On failure the agent is dropped, which ends what was started.
         let agent = Self { handle };

@@ -154,10 +154,6 @@ impl Acceptor {
             ..
         } = handshake;
         let driver = &self.driver;
-        if !driver.stage.is_running() {
-            let text = describe(RefuseReason::ShuttingDown).to_owned();
-            return self.refuse(&socket, RefuseReason::ShuttingDown, 0, text);
-        }
         let me = driver.me();
         if hello.to != me.id || hello.from.id == me.id || self.is_stranger(hello) {
             let text = format!(

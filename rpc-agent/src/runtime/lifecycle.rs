@@ -1,9 +1,10 @@
 //! The parts of a running agent, and how they end.
 
+use std::collections::VecDeque;
 use std::io;
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use c10d_socket::{Deadline, SocketOptions};
@@ -64,6 +65,8 @@ pub(crate) struct Runtime {
     pub(crate) retries: Arc<Retrier>,
     pub(crate) sender: Arc<dyn Sender>,
     timer: Arc<TimerThread<Job>>,
+    /// `None` while a thread polls, which the pool lets one at a time do, and after the end.
+    poller: Mutex<Option<Box<Poller>>>,
     directory: Arc<Directory>,
     _store: Arc<dyn Store>,
     is_dynamic_group: bool,
@@ -77,7 +80,7 @@ pub(crate) struct Runtime {
 
 impl Runtime {
     /// Puts the parts together. No thread runs yet.
-    pub(crate) fn new(parts: Parts) -> io::Result<(Arc<Self>, Poller)> {
+    pub(crate) fn new(parts: Parts) -> io::Result<Arc<Self>> {
         let limits = IncomingLimits {
             message_bytes_max: parts.config.message_bytes_max,
             ..IncomingLimits::default()
@@ -131,6 +134,7 @@ impl Runtime {
             caller,
             sender,
             timer,
+            poller: Mutex::new(Some(Box::new(poller))),
             directory,
             _store: parts.store,
             is_dynamic_group: parts.is_dynamic_group,
@@ -139,7 +143,7 @@ impl Runtime {
             is_ending: Monitor::default(),
             ended: Mutex::default(),
         };
-        Ok((Arc::new(runtime), poller))
+        Ok(Arc::new(runtime))
     }
 
     /// Starts the threads; `work` is done by those of the pool. After an error [`Runtime::stop`] ends what was started.
@@ -147,6 +151,15 @@ impl Runtime {
         self.retries.start()?;
         self.timer.start(|job: Job| job())?;
         self.driver.pool.start(work)
+    }
+
+    /// Waits for the sockets once; requests that may run go to `admitted`.
+    pub(crate) fn poll(&self, admitted: &mut VecDeque<Served>) {
+        let Some(mut poller) = self.lock_poller().take() else {
+            return;
+        };
+        poller.poll(admitted);
+        *self.lock_poller() = Some(poller);
     }
 
     /// Runs a job on a thread of the pool at `at`, unless the agent has ended by then.
@@ -266,6 +279,8 @@ impl Runtime {
         self.end_connections();
         driver.dials.stop();
         driver.pool.stop();
+        // Closes the listeners also when a function of this agent has stopped it and still runs.
+        drop(self.lock_poller().take());
         driver.stage.end_stop();
         // What a function or a callback that was still running began.
         self.end_connections();
@@ -274,6 +289,10 @@ impl Runtime {
         for callback in ended {
             contained("the callback of `on_end`", callback);
         }
+    }
+
+    fn lock_poller(&self) -> MutexGuard<'_, Option<Box<Poller>>> {
+        self.poller.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Says goodbye to all peers, and fails the calls to them.

@@ -65,33 +65,35 @@ pub(super) fn read(
         if messages.is_empty() && failure.is_none() && !ends {
             continue;
         }
-        let next = driver.step_into(peer, admitted, |core, effects| {
-            let now = Instant::now();
-            let is_pool_thread = driver.pool.is_own_thread();
-            if !core.received(connection, messages, is_pool_thread, now, effects) {
-                return Next::Stop(ReadEnd::NotMine);
-            }
+        let is_connected = driver.step_into(peer, admitted, |core, effects| {
+            let (now, is_pool_thread) = (Instant::now(), driver.pool.is_own_thread());
+            let is_connected = core.received(connection, messages, is_pool_thread, now, effects);
             if let Some(error) = failure {
                 core.connection_lost(connection, error, effects);
-                return Next::Stop(ReadEnd::NotMine);
+                return false;
             }
-            if !ends {
-                return Next::ReadOn(decoder, to_end);
-            }
-            match core.give_back_reader(connection, decoder, is_drained) {
-                ReadNext::Again { decoder, to_end } => Next::ReadOn(decoder, to_end),
-                ReadNext::Stop if is_more => Next::Stop(ReadEnd::More),
-                ReadNext::Stop => Next::Stop(ReadEnd::Drained),
-            }
+            is_connected
+        });
+        if !is_connected {
+            return ReadEnd::NotMine;
+        }
+        if !ends {
+            continue;
+        }
+        // Only now that the calls are completed: a caller that borrows the connection checks its call first, and
+        // would wait for an answer that was read already.
+        let next = driver.step(peer, |core, _| {
+            core.give_back_reader(connection, decoder, is_drained)
         });
         match next {
-            Next::Stop(end) => return end,
-            Next::ReadOn(same, until_end) => {
-                decoder = same;
-                if ends {
-                    read_bytes = 0;
-                    to_end = until_end;
-                }
+            ReadNext::Stop if is_more => return ReadEnd::More,
+            ReadNext::Stop => return ReadEnd::Drained,
+            ReadNext::Again {
+                decoder: same,
+                to_end: until_end,
+            } => {
+                (decoder, to_end) = (same, until_end);
+                read_bytes = 0;
             }
         }
     }
@@ -154,12 +156,6 @@ pub(crate) fn read_while_waiting(
         }
     }
     driver.step(peer, |core, _| core.end_lending(connection));
-}
-
-enum Next {
-    Stop(ReadEnd),
-    /// With the decoder, and whether to read to the end of the stream.
-    ReadOn(Box<Incoming>, bool),
 }
 
 enum Got {

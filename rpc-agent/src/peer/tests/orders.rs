@@ -102,6 +102,30 @@ fn a_call_sent_twice_ends_in_every_order_with_two_faults() {
     assert!(every_order(budget, depth(7, 9)) > 1_000);
 }
 
+#[test]
+fn a_call_that_expires_before_there_is_a_connection_is_never_sent() {
+    let mut world = World::new(Budget {
+        calls: [2, 0],
+        faults: 1,
+        twice: false,
+    });
+    let call = Event::Call {
+        side: 0,
+        twice: false,
+    };
+    for event in [call, Event::Expire { side: 0 }, call] {
+        world.step(event);
+    }
+    // Each step checks that no call that "was not executed" was.
+    while let events = world.events()
+        && let Some(next) = first_without_fault(&events)
+    {
+        world.step(events[next]);
+    }
+    world.check_at_rest();
+    assert_eq!(world.executed(), [0, 1]);
+}
+
 /// `SEED=n` repeats a history, `ROUNDS=n` runs n of them.
 #[test]
 fn random_histories_of_many_calls_and_faults_end() {

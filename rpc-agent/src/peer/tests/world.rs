@@ -390,6 +390,11 @@ impl World {
         records.all(|record| matches!(record.result, Some(Ok(_))))
     }
 
+    /// How often each call was executed.
+    pub(super) fn executed(&self) -> Vec<u32> {
+        self.calls.values().map(|record| record.executed).collect()
+    }
+
     /// What always holds.
     fn check(&self) {
         for (call, record) in &self.calls {
