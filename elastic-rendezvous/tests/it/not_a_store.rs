@@ -13,7 +13,7 @@ use elastic_rendezvous::{RendezvousParameters, RendezvousRegistry, parse_config}
 type Behave = fn(TcpStream) -> Option<TcpStream>;
 
 const PEERS: [(&str, Behave); 3] = [
-    ("does not answer", Some),
+    ("did not answer", Some),
     ("closed the connection", |_| None),
     ("does not speak the TCPStore protocol", |mut stream| {
         // The client may have closed by now.
