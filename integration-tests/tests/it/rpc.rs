@@ -21,7 +21,7 @@ const PROGRAMS: Programs = Programs {
 
 /// No time limit of its own: a call that ends does so for another reason.
 fn unlimited() -> CallOptions {
-    CallOptions::default().with_timeout(Duration::ZERO)
+    CallOptions::default().with_timeout(None)
 }
 
 /// A list at `owner`, which the driver refers to.
