@@ -47,7 +47,7 @@ pub(super) enum Event {
         at: usize,
     },
     /// The bytes of a handshake arrive.
-    Shake {
+    Handshake {
         wire: WireId,
         to: usize,
     },
@@ -165,7 +165,7 @@ struct Wire {
     /// The network has broken it: each side will see the end in its own time.
     is_broken: bool,
     /// The decoder of each side's handshake; `None` once the machine has it.
-    shaking: [Option<Incoming>; 2],
+    handshakes: [Option<Incoming>; 2],
     /// What each side's poller watches.
     watched: [Watch; 2],
 }
@@ -257,8 +257,8 @@ impl World {
         for (wire, it) in self.wires.iter().enumerate() {
             for to in 0..2 {
                 let has_news = !it.bytes[to].is_empty() || it.has_ended_for(to);
-                if it.shaking[to].is_some() && !it.is_closed[to] && has_news {
-                    events.push(Event::Shake { wire, to });
+                if it.handshakes[to].is_some() && !it.is_closed[to] && has_news {
+                    events.push(Event::Handshake { wire, to });
                 }
             }
             if self.budget.faults > 0 && !it.is_broken && it.is_closed == [false; 2] {
@@ -282,8 +282,8 @@ impl World {
                     self.dial(side, dial);
                 }
             }
-            Event::Shake { wire, to } if self.wires[wire].dialer == to => self.hear(wire, to),
-            Event::Shake { wire, to } => self.accept(wire, to),
+            Event::Handshake { wire, to } if self.wires[wire].dialer == to => self.hear(wire, to),
+            Event::Handshake { wire, to } => self.accept(wire, to),
             Event::BeginRead { side, reads } => {
                 let reads = [Reads::ForPoller, Reads::ForCaller][usize::from(reads)];
                 let (connection, _) = self.sides[side].machine.connection().expect("connected");
@@ -337,7 +337,7 @@ impl World {
             Event::Restart { side } => {
                 for wire in &mut self.wires {
                     wire.is_closed[side] = true;
-                    wire.shaking[side] = None;
+                    wire.handshakes[side] = None;
                     wire.bytes[side].clear();
                 }
                 let incarnation = self.sides[side].incarnation + 1;
@@ -514,24 +514,26 @@ impl World {
         let mut encoded = Vec::new();
         Frame::Hello(hello).encode(&mut encoded);
         bytes[1 - side].extend(encoded);
-        let mut shaking = [None, None];
+        let mut handshakes = [None, None];
         let limits = IncomingLimits::default();
-        shaking[side] = Some(Incoming::new(Expects::WelcomeOrRefuse, limits));
-        shaking[1 - side] = Some(Incoming::new(Expects::Hello, limits));
+        handshakes[side] = Some(Incoming::new(Expects::WelcomeOrRefuse, limits));
+        handshakes[1 - side] = Some(Incoming::new(Expects::Hello, limits));
         self.wires.push(Wire {
             dialer: side,
             dial,
             bytes,
             is_closed: [false; 2],
             is_broken: false,
-            shaking,
+            handshakes,
             watched: [Watch::default(); 2],
         });
     }
 
     /// The acceptor's side of a handshake.
     fn accept(&mut self, wire: WireId, side: usize) {
-        let mut decoder = self.wires[wire].shaking[side].take().expect("a handshake");
+        let mut decoder = self.wires[wire].handshakes[side]
+            .take()
+            .expect("a handshake");
         let Some(Message::Hello(hello)) = self.receive(wire, side, &mut decoder).pop() else {
             return self.close(wire, side);
         };
@@ -561,7 +563,9 @@ impl World {
     /// The dialer's side of a handshake.
     fn hear(&mut self, wire: WireId, side: usize) {
         let (now, dial) = (self.now, self.wires[wire].dial);
-        let mut decoder = self.wires[wire].shaking[side].take().expect("a handshake");
+        let mut decoder = self.wires[wire].handshakes[side]
+            .take()
+            .expect("a handshake");
         let mut messages = self.receive(wire, side, &mut decoder);
         let first = (!messages.is_empty()).then(|| messages.remove(0));
         match first {
@@ -648,7 +652,7 @@ impl World {
     fn close(&mut self, wire: WireId, side: usize) {
         let it = &mut self.wires[wire];
         it.is_closed[side] = true;
-        it.shaking[side] = None;
+        it.handshakes[side] = None;
         it.bytes[side].clear();
     }
 }
