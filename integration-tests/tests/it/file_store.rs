@@ -163,7 +163,7 @@ fn four_of_both_kinds_meet_at_barriers() {
     });
 }
 
-/// docs/file-store.md, Reference counting: the last one to close removes the file, whoever it is.
+/// docs/file-store.md, Reference counting: the last handle that closes removes the file.
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
 fn the_last_to_close_removes_the_file() {

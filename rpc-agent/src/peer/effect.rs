@@ -71,8 +71,8 @@ pub(crate) enum Count {
     LateAnswer,
     /// A request that was refused before its function ran.
     RequestRefused,
-    /// A request that arrived.
-    RequestReceived,
+    /// A request of the agent to itself.
+    OwnRequest,
 }
 
 /// Effects in the order in which they are to be carried out. One, the usual case, takes no allocation.

@@ -222,6 +222,7 @@ impl<P, S: Clone> Peer<P, S> {
         let budget_ms = budget_ms(timeout);
         if matches!(self.phase, Phase::Own) {
             let function = Arc::clone(&call.function);
+            effects.push(Effect::Count(Count::OwnRequest));
             let route = ReplyRoute {
                 connection: None,
                 call: id.get(),
@@ -429,7 +430,6 @@ impl<P, S: Clone> Peer<P, S> {
         now: Instant,
         effects: &mut Effects<P, S>,
     ) {
-        effects.push(Effect::Count(Count::RequestReceived));
         let Some(function) = self.config.functions.find(function) else {
             return self.refuse(route, Failure::NoSuchFunction, is_pool_thread, effects);
         };
@@ -618,29 +618,14 @@ impl<P, S: Clone> Peer<P, S> {
         };
         self.phase = Phase::Absent(absence);
         self.last_failure = Some(Arc::clone(&cause));
-        let calls = self.take_calls(false);
         effects.push(Effect::Notify(Notice::Unreachable {
             cause: Arc::clone(&cause),
-            calls_failed: calls.len(),
+            calls_failed: self.in_flight.len(),
         }));
-        for (call, outcome) in calls {
-            let site = self.site(&call.function);
-            let error = if self.is_closing {
-                RpcError::Shutdown {
-                    call: site,
-                    outcome,
-                }
-            } else {
-                RpcError::NotSent {
-                    call: site,
-                    cause: NotSent::Connect(Arc::clone(&cause)),
-                }
-            };
-            effects.push(Effect::Complete {
-                call,
-                result: Err(error),
-            });
-        }
+        self.fail_calls(false, effects, |site, _, _| RpcError::NotSent {
+            call: site,
+            cause: NotSent::Connect(Arc::clone(&cause)),
+        });
     }
 
     /// Decides on a connection that the peer has made. It replaces one that the peer no longer has.
@@ -978,16 +963,10 @@ impl<P, S: Clone> Peer<P, S> {
             let error = io::Error::new(io::ErrorKind::ConnectionReset, REPLACED);
             self.end_connection(End::Failed(error), effects);
         } else {
-            for (call, _) in self.take_calls(false) {
-                let error = RpcError::NotSent {
-                    call: self.site(&call.function),
-                    cause: NotSent::Connect(REPLACED.into()),
-                };
-                effects.push(Effect::Complete {
-                    call,
-                    result: Err(error),
-                });
-            }
+            self.fail_calls(false, effects, |site, _, _| RpcError::NotSent {
+                call: site,
+                cause: NotSent::Connect(REPLACED.into()),
+            });
         }
         self.phase = Phase::Replaced;
     }
@@ -1012,16 +991,12 @@ impl<P, S: Clone> Peer<P, S> {
             self.phase = Phase::Absent(before);
         }
         self.admission.connection_ended();
-        for (call, outcome) in self.take_calls(had_connection) {
-            let error = RpcError::Shutdown {
-                call: self.site(&call.function),
+        self.fail_calls(had_connection, effects, |site, _, outcome| {
+            RpcError::Shutdown {
+                call: site,
                 outcome,
-            };
-            effects.push(Effect::Complete {
-                call,
-                result: Err(error),
-            });
-        }
+            }
+        });
     }
 
     /// Ends the connection in use.
@@ -1059,23 +1034,10 @@ impl<P, S: Clone> Peer<P, S> {
         for _ in 0..self.admission.connection_ended() {
             effects.push(Effect::Count(Count::RequestRefused));
         }
-        let calls = self.take_calls(true);
-        let calls_failed = calls.len();
-        for (call, outcome) in calls {
-            let site = self.site(&call.function);
-            let error = if self.is_closing {
-                RpcError::Shutdown {
-                    call: site,
-                    outcome,
-                }
-            } else {
-                call.lost(site, outcome, &error)
-            };
-            effects.push(Effect::Complete {
-                call,
-                result: Err(error),
-            });
-        }
+        let calls_failed = self.in_flight.len();
+        self.fail_calls(true, effects, |site, call, outcome| {
+            call.lost(site, outcome, &error)
+        });
         effects.push(Effect::Notify(if has_left {
             Notice::Left { incarnation }
         } else {
@@ -1102,24 +1064,38 @@ impl<P, S: Clone> Peer<P, S> {
         true
     }
 
-    /// Takes all calls out, each with what is known of it: a request of which no byte was sent has not been executed.
-    fn take_calls(&mut self, had_connection: bool) -> Vec<(PendingCall<P>, Outcome)> {
+    /// Fails all calls: with `error`, or as shut down. A request of which no byte was sent has not been executed.
+    fn fail_calls(
+        &mut self,
+        had_connection: bool,
+        effects: &mut Effects<P, S>,
+        error: impl Fn(Box<CallSite>, &PendingCall<P>, Outcome) -> RpcError,
+    ) {
         let mut unsent = self.outgoing.unsent_requests();
         unsent.sort_unstable();
         self.outgoing = Outgoing::held();
-        let calls = self.in_flight.drain().into_iter();
-        calls
-            .map(|(id, call)| {
-                let is_unsent =
-                    !had_connection || !call.is_repeated && unsent.binary_search(&id.get()).is_ok();
-                let outcome = if is_unsent {
-                    Outcome::NotExecuted
-                } else {
-                    Outcome::Unknown
-                };
-                (call, outcome)
-            })
-            .collect()
+        for (id, call) in self.in_flight.drain() {
+            let is_unsent =
+                !had_connection || !call.is_repeated && unsent.binary_search(&id.get()).is_ok();
+            let outcome = if is_unsent {
+                Outcome::NotExecuted
+            } else {
+                Outcome::Unknown
+            };
+            let site = self.site(&call.function);
+            let error = if self.is_closing {
+                RpcError::Shutdown {
+                    call: site,
+                    outcome,
+                }
+            } else {
+                error(site, &call, outcome)
+            };
+            effects.push(Effect::Complete {
+                call,
+                result: Err(error),
+            });
+        }
     }
 
     // ---- What the parts above share ----

@@ -324,7 +324,7 @@ impl Driver {
                 Effect::Notify(notice) => self.notify(peer, notice),
                 Effect::Count(Count::LateAnswer) => self.metrics.late_response(),
                 Effect::Count(Count::RequestRefused) => self.metrics.request_refused(),
-                Effect::Count(Count::RequestReceived) => self.metrics.requests_received(1),
+                Effect::Count(Count::OwnRequest) => self.metrics.requests_received(1),
             }
         }
     }

@@ -220,6 +220,9 @@ impl Recipient for Inbox<'_> {
     }
 
     fn take(&mut self, message: Message) {
+        if matches!(message, Message::Request { .. }) {
+            self.driver.metrics.requests_received(1);
+        }
         self.messages.push(message);
     }
 }
