@@ -26,7 +26,8 @@ impl Context {
     /// The name by which the function was called.
     #[must_use]
     pub fn function(&self) -> &str {
-        self.call.function()
+        let config = &self.agent.runtime().driver.config;
+        config.functions.name(self.call.function())
     }
 
     /// When the caller stops waiting; work after that is wasted. [`Deadline::NEVER`] if the call has no

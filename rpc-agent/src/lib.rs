@@ -43,6 +43,7 @@ mod future;
 pub mod fuzzing;
 mod handler_error;
 mod metrics;
+mod milliseconds;
 mod peer;
 mod pool;
 mod registry;

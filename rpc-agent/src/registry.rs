@@ -2,7 +2,6 @@
 //!
 //! A peer can run only the functions that are registered here.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -37,8 +36,9 @@ const SLOW: Duration = Duration::from_micros(100);
 /// ```
 #[derive(Default)]
 pub struct Registry {
-    functions: Vec<Arc<Function>>,
-    ids: HashMap<Arc<str>, FunctionId>,
+    names: Functions,
+    /// In the order of their ids.
+    functions: Vec<Function>,
     id: RegistryId,
 }
 
@@ -104,17 +104,16 @@ impl Registry {
 
     /// The names of the functions, in no particular order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.functions.iter().map(|function| &*function.name)
+        self.functions().names()
     }
 
     /// The names with the ids by which [`Registry::function`] finds the functions.
-    pub(crate) fn ids(&self) -> Functions {
-        let ids = self.ids.iter();
-        ids.map(|(name, id)| (Arc::clone(name), *id)).collect()
+    pub(crate) fn functions(&self) -> &Functions {
+        &self.names
     }
 
     /// A function by one of this registry's own ids.
-    pub(crate) fn function(&self, id: FunctionId) -> &Arc<Function> {
+    pub(crate) fn function(&self, id: FunctionId) -> &Function {
         &self.functions[id.0 as usize]
     }
 
@@ -123,17 +122,13 @@ impl Registry {
             return Err(RegistryError::Name { bytes: name.len() });
         }
         let name: Arc<str> = name.into();
-        if self.ids.contains_key(&name) {
+        if self.names.add(Arc::clone(&name)).is_none() {
             return Err(RegistryError::Taken { name });
         }
-        // Names of at most 255 bytes that are held in memory are fewer than 2^32.
-        let id = FunctionId(self.functions.len() as u32);
-        self.ids.insert(Arc::clone(&name), id);
-        self.functions.push(Arc::new(Function {
-            name,
+        self.functions.push(Function {
             body,
             mean_run_ns: AtomicU64::new(0),
-        }));
+        });
         Ok(())
     }
 }
@@ -179,7 +174,6 @@ pub(crate) enum Body {
 
 /// A registered function, and its average run time.
 pub(crate) struct Function {
-    pub(crate) name: Arc<str>,
     pub(crate) body: Body,
     /// A moving average over about 8 runs. An update that is lost to another thread does no harm.
     mean_run_ns: AtomicU64,
@@ -202,7 +196,6 @@ impl Function {
 impl fmt::Debug for Function {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Function")
-            .field("name", &self.name)
             .field("mean_run_ns", &self.mean_run_ns)
             .finish_non_exhaustive()
     }
@@ -229,14 +222,14 @@ mod tests {
             );
         }
         assert_eq!(registry.names().count(), 2);
-        assert!(registry.ids().find("g").is_none());
+        assert!(registry.functions().find("g").is_none());
     }
 
     #[test]
     fn a_function_is_slow_by_its_average_run_time_and_can_become_fast_again() {
         let mut registry = Registry::new();
         registry.register("f", |_, _| Ok(Vec::new())).unwrap();
-        let function = registry.function(registry.ids().find("f").unwrap());
+        let function = registry.function(registry.functions().find("f").unwrap());
         assert!(!function.is_slow());
         function.ran_for(Duration::from_millis(10));
         assert!(function.is_slow());

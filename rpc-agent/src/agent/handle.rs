@@ -22,21 +22,11 @@ use crate::worker::{Destination, WorkerId, WorkerInfo};
 #[derive(Clone)]
 pub struct AgentHandle {
     runtime: Arc<Runtime>,
-    registry_id: RegistryId,
-    connect_timeout: Duration,
 }
 
 impl AgentHandle {
-    pub(super) fn new(
-        runtime: Arc<Runtime>,
-        registry_id: RegistryId,
-        connect_timeout: Duration,
-    ) -> Self {
-        Self {
-            runtime,
-            registry_id,
-            connect_timeout,
-        }
+    pub(super) fn new(runtime: Arc<Runtime>) -> Self {
+        Self { runtime }
     }
 
     pub(crate) fn runtime(&self) -> &Runtime {
@@ -206,13 +196,13 @@ impl AgentHandle {
     /// Identifies the registry that the agent was started with.
     #[must_use]
     pub fn registry_id(&self) -> RegistryId {
-        self.registry_id.clone()
+        self.runtime.registry_id.clone()
     }
 
     /// Time limit for connecting to a worker: see [`with_connect_timeout`](crate::AgentOptions::with_connect_timeout).
     #[must_use]
     pub fn connect_timeout(&self) -> Duration {
-        self.connect_timeout
+        self.runtime.driver.config.connect_timeout
     }
 
     /// The agent's random incarnation number, never 0. It distinguishes this process from others with the

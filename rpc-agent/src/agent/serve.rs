@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::time::Instant;
 
 use super::handle::AgentHandle;
@@ -46,11 +45,11 @@ impl Work<Served> for Service {
         let Some((peer, request)) = runtime.driver.begin_request(served) else {
             return;
         };
-        let function = Arc::clone(self.registry.function(request.function));
+        let function = self.registry.function(request.function);
         let reply_to = ReplyTo {
             peer,
             route: request.route,
-            function: Arc::clone(&function.name),
+            function: request.function,
         };
         let began = Instant::now();
         if request.deadline.has_passed(began) {
@@ -71,8 +70,8 @@ impl Work<Served> for Service {
             log::error!(
                 "{}: function `{}` panicked, called by {}: {text}",
                 runtime.driver.me(),
-                function.name,
-                context.call.caller()
+                context.function(),
+                context.caller()
             );
         };
         match &function.body {

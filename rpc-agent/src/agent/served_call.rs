@@ -1,12 +1,10 @@
 //! A call that a function of this agent serves, and its answer.
 
-use std::sync::Arc;
-
 use bytes::Bytes;
 use c10d_socket::Deadline;
 
 use crate::handler_error::HandlerError;
-use crate::peer::Failure;
+use crate::peer::{Failure, FunctionId};
 use crate::runtime::{ReplyTo, Runtime};
 use crate::worker::WorkerInfo;
 
@@ -42,9 +40,9 @@ impl ServedCall {
         &self.reply_to.peer.info
     }
 
-    /// The name by which the function was called.
-    pub(crate) fn function(&self) -> &Arc<str> {
-        &self.reply_to.function
+    /// The function that was called.
+    pub(crate) fn function(&self) -> FunctionId {
+        self.reply_to.function
     }
 
     /// When the caller stops waiting.

@@ -88,10 +88,11 @@ impl Agent {
             backlog_bytes_max: options.backlog_bytes_max,
             requests_queued_max: options.requests_queued_max,
             connect_timeout: options.connect_timeout,
-            functions: registry.ids(),
+            functions: registry.functions().clone(),
         };
         let parts = Parts {
             config,
+            registry_id: registry.id(),
             directory,
             store,
             pool,
@@ -105,7 +106,7 @@ impl Agent {
             seed,
         };
         let runtime = Runtime::new(parts).map_err(StartError::Socket)?;
-        let handle = AgentHandle::new(runtime, registry.id(), options.connect_timeout);
+        let handle = AgentHandle::new(runtime);
         let service = Service {
             agent: handle.clone(),
             registry,

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::error::{CallSite, NotSent, Outcome, RpcError};
+use crate::milliseconds::milliseconds;
 
 /// A call that is about to be made. `P` is the shell's means to complete it.
 pub(crate) struct NewCall<'a, P> {
@@ -62,7 +63,7 @@ impl<P> fmt::Debug for PendingCall<P> {
 /// The milliseconds that a request tells its callee: rounded up, so that no time becomes 0, which means no limit.
 pub(super) fn budget_ms(timeout: Option<Duration>) -> u32 {
     timeout.map_or(0, |timeout| {
-        u32::try_from(timeout.as_nanos().div_ceil(1_000_000))
+        u32::try_from(milliseconds(timeout))
             .unwrap_or(u32::MAX)
             .max(1)
     })

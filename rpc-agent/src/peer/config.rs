@@ -1,6 +1,6 @@
 //! What all peers of an agent have in common.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,18 +26,37 @@ pub(crate) struct Config {
     pub(crate) functions: Functions,
 }
 
-/// The functions that peers may call, by name.
-#[derive(Debug, Default)]
-pub(crate) struct Functions(HashMap<Arc<str>, FunctionId>);
-
-impl Functions {
-    pub(crate) fn find(&self, name: &str) -> Option<FunctionId> {
-        self.0.get(name).copied()
-    }
+/// The names of the functions that peers may call.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Functions {
+    names: Vec<Arc<str>>,
+    ids: BTreeMap<Arc<str>, FunctionId>,
 }
 
-impl FromIterator<(Arc<str>, FunctionId)> for Functions {
-    fn from_iter<I: IntoIterator<Item = (Arc<str>, FunctionId)>>(functions: I) -> Self {
-        Self(functions.into_iter().collect())
+impl Functions {
+    /// Adds a function. `None` if the name is taken.
+    pub(crate) fn add(&mut self, name: Arc<str>) -> Option<FunctionId> {
+        if self.ids.contains_key(&name) {
+            return None;
+        }
+        // Names of at most 255 bytes that are held in memory are fewer than 2^32.
+        let id = FunctionId(self.names.len() as u32);
+        self.ids.insert(Arc::clone(&name), id);
+        self.names.push(name);
+        Some(id)
+    }
+
+    pub(crate) fn find(&self, name: &str) -> Option<FunctionId> {
+        self.ids.get(name).copied()
+    }
+
+    /// The name of a function that was added.
+    pub(crate) fn name(&self, id: FunctionId) -> &str {
+        &self.names[id.0 as usize]
+    }
+
+    /// All names, in the order of the ids.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.names.iter().map(|name| &**name)
     }
 }

@@ -23,9 +23,8 @@ pub(crate) enum Effect<P, S> {
         socket: S,
         batch: Batch,
     },
-    /// Call [`Peer::flush`](super::Peer::flush) soon: more may leave with what is queued. `is_new`: unless that is
-    /// going to happen already.
-    SendSoon { is_new: bool },
+    /// Call [`Peer::flush`](super::Peer::flush) soon: more may leave with what is queued. Not repeated before that.
+    SendSoon,
     /// A call has its result.
     Complete {
         call: PendingCall<P>,
@@ -79,27 +78,40 @@ pub(crate) enum Count {
 #[derive(Debug)]
 pub(crate) struct Effects<P, S> {
     first: Option<Effect<P, S>>,
-    rest: VecDeque<Effect<P, S>>,
+    /// `None` before there was more than one: then there is nothing to be dropped.
+    rest: Option<VecDeque<Effect<P, S>>>,
+}
+
+impl<P, S> Default for Effects<P, S> {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 impl<P, S> Effects<P, S> {
     pub(crate) const fn new() -> Self {
         Self {
             first: None,
-            rest: VecDeque::new(),
+            rest: None,
         }
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.first.is_none() && self.rest.as_ref().is_none_or(VecDeque::is_empty)
+    }
+
     pub(crate) fn push(&mut self, effect: Effect<P, S>) {
-        if self.first.is_none() && self.rest.is_empty() {
+        if self.is_empty() {
             self.first = Some(effect);
         } else {
-            self.rest.push_back(effect);
+            self.rest.get_or_insert_default().push_back(effect);
         }
     }
 
     pub(crate) fn pop(&mut self) -> Option<Effect<P, S>> {
-        self.first.take().or_else(|| self.rest.pop_front())
+        self.first
+            .take()
+            .or_else(|| self.rest.as_mut()?.pop_front())
     }
 }
 

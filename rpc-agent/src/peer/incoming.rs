@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use bytes::Bytes;
 
 use super::failure::Failure;
+use super::request::FunctionId;
 use crate::wire::{
     self, Frame, HEADER_BYTES, Header, Hello, Kind, LARGE_MESSAGES_BYTES_MAX, LARGE_MESSAGES_MAX,
     Refuse, Welcome, WireError,
@@ -72,7 +73,8 @@ pub(crate) enum Message {
         id: u64,
         /// Time left until the caller's deadline; 0 for no deadline.
         budget_ms: u32,
-        function: FunctionName,
+        /// `None` if the recipient has no function of this name.
+        function: Option<FunctionId>,
         payload: Bytes,
     },
     Response {
@@ -89,18 +91,11 @@ pub(crate) enum Message {
     },
 }
 
-/// A function name, as a slice of the received bytes.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct FunctionName(Bytes);
-
-impl FunctionName {
-    pub(crate) fn as_str(&self) -> &str {
-        std::str::from_utf8(&self.0).expect("the decoder validated the UTF-8")
-    }
-}
-
 /// Receives the decoded messages.
 pub(crate) trait Recipient {
+    /// The function of this name, if there is one.
+    fn find_function(&mut self, name: &str) -> Option<FunctionId>;
+
     /// Whether a caller still waits for the response to this call. Asked at the start of a large response
     /// and before each part: the decoder skips the rest of an unwanted one and does not deliver it.
     fn wants_response(&mut self, id: u64) -> bool;
@@ -208,7 +203,7 @@ impl std::fmt::Debug for Assembly {
 #[derive(Debug)]
 struct RequestHead {
     budget_ms: u32,
-    function: FunctionName,
+    function: Option<FunctionId>,
 }
 
 impl Incoming {
@@ -366,6 +361,7 @@ impl Incoming {
         let bytes = Bytes::from(frame.bytes);
         let mut batch = Batch {
             source: &bytes,
+            is_single_frame: true,
             copy: Some(bytes.clone()),
         };
         match Header::decode(&bytes)? {
@@ -408,6 +404,7 @@ impl Incoming {
                 batch_end = used + whole_frames_bytes(rest);
                 batch = Batch {
                     source: &buffer[used..batch_end],
+                    is_single_frame: batch_end == used + frame_bytes,
                     copy: None,
                 };
             }
@@ -481,13 +478,11 @@ impl Incoming {
             } => {
                 self.check_length(payload.len() as u64)?;
                 self.check_no_assembly(header.kind, false, id)?;
-                let payload_start = end - payload.len();
-                let function_start = payload_start - function.len();
                 Message::Request {
                     id,
                     budget_ms,
-                    function: FunctionName(batch.slice(function_start, payload_start)),
-                    payload: batch.slice(payload_start, end),
+                    function: recipient.find_function(function),
+                    payload: batch.slice(end - payload.len(), end),
                 }
             }
             Frame::Response { id, payload } => {
@@ -513,8 +508,7 @@ impl Incoming {
             } => {
                 let request = RequestHead {
                     budget_ms,
-                    // Copied, as a slice would pin its batch until the last part.
-                    function: FunctionName(Bytes::copy_from_slice(function.as_bytes())),
+                    function: recipient.find_function(function),
                 };
                 return self.begin_message(header.kind, id, payload_bytes, Some(request), true);
             }
@@ -726,18 +720,23 @@ impl Assembly {
 /// Complete frames that were received together. All slices of them share one copy.
 struct Batch<'b> {
     source: &'b [u8],
+    is_single_frame: bool,
     copy: Option<Bytes>,
 }
 
 impl Batch<'_> {
     const EMPTY: Self = Batch {
         source: &[],
+        is_single_frame: true,
         copy: None,
     };
 
     fn slice(&mut self, start: usize, end: usize) -> Bytes {
         if start == end {
             return Bytes::new();
+        }
+        if self.is_single_frame && self.copy.is_none() {
+            return Bytes::copy_from_slice(&self.source[start..end]);
         }
         self.copy
             .get_or_insert_with(|| Bytes::copy_from_slice(self.source))

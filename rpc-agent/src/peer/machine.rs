@@ -16,10 +16,10 @@ use super::connection::{Connection, ConnectionId, ReadNext, Reads, Watch};
 use super::effect::{Count, Effect, Effects, End, Notice};
 use super::failure::Failure;
 use super::in_flight::{CallId, Completed, InFlight};
-use super::incoming::{FunctionName, Incoming, Message};
+use super::incoming::{Incoming, Message};
 use super::outgoing::{Batch, Outgoing, WriteProgress};
 use super::pair::{AfterRefuse, AfterWelcome, Answer, Pair, PairState};
-use super::request::{ReplyRoute, Request};
+use super::request::{FunctionId, ReplyRoute, Request};
 use crate::error::{CallMessage, CallSite, NotSent, Outcome, RpcError};
 use crate::wire::{self, Frame, Hello, Refuse, RefuseReason, Welcome};
 use crate::worker::WorkerInfo;
@@ -221,7 +221,7 @@ impl<P, S: Clone> Peer<P, S> {
         };
         let budget_ms = budget_ms(timeout);
         if matches!(self.phase, Phase::Own) {
-            let function = Arc::clone(&call.function);
+            let function = self.config.functions.find(&call.function);
             effects.push(Effect::Count(Count::OwnRequest));
             let route = ReplyRoute {
                 connection: None,
@@ -230,7 +230,7 @@ impl<P, S: Clone> Peer<P, S> {
             self.request(
                 route,
                 budget_ms,
-                &function,
+                function,
                 payload,
                 is_pool_thread,
                 now,
@@ -424,13 +424,13 @@ impl<P, S: Clone> Peer<P, S> {
         &mut self,
         route: ReplyRoute,
         budget_ms: u32,
-        function: &str,
+        function: Option<FunctionId>,
         payload: Bytes,
         is_pool_thread: bool,
         now: Instant,
         effects: &mut Effects<P, S>,
     ) {
-        let Some(function) = self.config.functions.find(function) else {
+        let Some(function) = function else {
             return self.refuse(route, Failure::NoSuchFunction, is_pool_thread, effects);
         };
         let deadline = if budget_ms == 0 {
@@ -743,7 +743,7 @@ impl<P, S: Clone> Peer<P, S> {
     pub(crate) fn received(
         &mut self,
         connection: ConnectionId,
-        messages: Vec<Message>,
+        messages: impl IntoIterator<Item = Message>,
         is_pool_thread: bool,
         now: Instant,
         effects: &mut Effects<P, S>,
@@ -764,11 +764,10 @@ impl<P, S: Clone> Peer<P, S> {
                         connection: Some(connection),
                         call: id,
                     };
-                    let function: &FunctionName = &function;
                     self.request(
                         route,
                         budget_ms,
-                        function.as_str(),
+                        function,
                         payload,
                         is_pool_thread,
                         now,
@@ -934,8 +933,9 @@ impl<P, S: Clone> Peer<P, S> {
         if is_urgent {
             return self.send_now(effects);
         }
-        let is_new = !std::mem::replace(&mut self.sends_soon, true);
-        effects.push(Effect::SendSoon { is_new });
+        if !std::mem::replace(&mut self.sends_soon, true) {
+            effects.push(Effect::SendSoon);
+        }
     }
 
     fn send_now(&mut self, effects: &mut Effects<P, S>) {

@@ -491,11 +491,12 @@ impl Batch {
     /// accepts no bytes.
     pub(crate) fn write_to(&mut self, writer: &mut impl Write) -> io::Result<WriteProgress> {
         while self.sent_bytes < self.encoded.bytes() {
-            let mut slices = [IoSlice::new(&[]); SLICES_PER_WRITE_MAX];
-            let used = self.slices(&mut slices);
-            let written = match &slices[..used] {
-                [only] => writer.write(only),
-                several => writer.write_vectored(several),
+            let written = if self.encoded.shared.is_empty() {
+                writer.write(&self.encoded.copied[self.sent_bytes..])
+            } else {
+                let mut slices = [IoSlice::new(&[]); SLICES_PER_WRITE_MAX];
+                let used = self.slices(&mut slices);
+                writer.write_vectored(&slices[..used])
             };
             match written {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),

@@ -344,6 +344,9 @@ impl<R: Send + 'static> Pool<R> {
 
     /// Unlocks, and does what the scheduler wants of other threads.
     fn unlock(self: &Arc<Self>, state: MutexGuard<'_, State<R>>) {
+        if !state.scheduler.has_effects() {
+            return self.publish(&state);
+        }
         if let Err(error) = self.carry_out(state) {
             log::warn!("{}: cannot start another thread: {error}", self.name);
         }
@@ -352,9 +355,6 @@ impl<R: Send + 'static> Pool<R> {
     /// [`Pool::unlock`]; fails when a thread cannot be started.
     fn carry_out(self: &Arc<Self>, mut state: MutexGuard<'_, State<R>>) -> io::Result<()> {
         self.publish(&state);
-        if !state.scheduler.has_effects() {
-            return Ok(());
-        }
         let Effects {
             wake_idle,
             wake_standby,

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::group::RetryGroup;
+use crate::milliseconds::milliseconds;
 
 /// How often, when, and after which errors a call is retried.
 ///
@@ -48,8 +49,7 @@ impl RetryOptions {
     /// The pause between the first failure and the first retry, rounded up to whole milliseconds. Default
     /// 1 s, as in PyTorch, about the time that a peer takes to restart.
     pub fn with_retry_duration(self, pause: Duration) -> Self {
-        let ms = pause.as_nanos().div_ceil(1_000_000);
-        self.with_retry_duration_ms(i64::try_from(ms).unwrap_or(i64::MAX))
+        self.with_retry_duration_ms(i64::try_from(milliseconds(pause)).unwrap_or(i64::MAX))
     }
 
     /// [`RetryOptions::with_retry_duration`], in milliseconds.

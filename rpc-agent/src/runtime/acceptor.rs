@@ -11,9 +11,11 @@ use std::time::{Duration, Instant};
 use c10d_socket::{SocketOptions, configure_accepted, recv_into_spare};
 
 use super::driver::{Driver, Served};
-use super::reader;
+use super::reader::{self, ReadBuffers};
 use super::socket::{NOT_SENT_LOW_WATER_BYTES, Socket};
-use crate::peer::{Expects, Incoming, IncomingLimits, Message, Reads, Recipient, Watch};
+use crate::peer::{
+    Expects, FunctionId, Incoming, IncomingLimits, Message, Reads, Recipient, Watch,
+};
 use crate::wire::{Frame, Hello, Refuse, RefuseReason, WireError};
 
 /// How long the handshake of a connection may take.
@@ -176,7 +178,8 @@ impl Acceptor {
         match accepted {
             // What came with the Hello is in the decoder already.
             Ok(connection) => {
-                reader::read(driver, &peer, connection, Reads::ForPoller, admitted);
+                let (reads, mut buffers) = (Reads::ForPoller, ReadBuffers::default());
+                reader::read(driver, &peer, connection, reads, &mut buffers, admitted);
             }
             Err((reason, links)) => {
                 log::debug!("{me}: refused {}: {}", hello.from, describe(reason));
@@ -257,6 +260,10 @@ fn read_hello(handshake: &mut Handshake) -> io::Result<Option<Hello>> {
 struct Hellos(Option<Hello>);
 
 impl Recipient for Hellos {
+    fn find_function(&mut self, _: &str) -> Option<FunctionId> {
+        None
+    }
+
     fn wants_response(&mut self, _: u64) -> bool {
         false
     }

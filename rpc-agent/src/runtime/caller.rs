@@ -13,6 +13,7 @@ use super::sender::Sender;
 use crate::directory::Directory;
 use crate::error::RpcError;
 use crate::future::{Executor, FutureMessage, Hint, Promise, RpcFuture};
+use crate::milliseconds::milliseconds;
 use crate::peer::NewCall;
 use crate::worker::Destination;
 
@@ -55,7 +56,7 @@ impl Caller {
             executor,
             sender,
             is_dynamic_group,
-            timeout_ms: AtomicU64::new(to_ms(timeout)),
+            timeout_ms: AtomicU64::new(timeout.map_or(NONE_MS, milliseconds)),
         }
     }
 
@@ -68,7 +69,8 @@ impl Caller {
     }
 
     pub(crate) fn set_timeout(&self, timeout: Option<Duration>) {
-        self.timeout_ms.store(to_ms(timeout), Ordering::Relaxed);
+        self.timeout_ms
+            .store(timeout.map_or(NONE_MS, milliseconds), Ordering::Relaxed);
     }
 
     /// Makes a call.
@@ -161,11 +163,4 @@ impl Caller {
     ) -> (Promise<T>, RpcFuture<T>) {
         RpcFuture::with_executor(Some(Arc::clone(&self.executor)), hint)
     }
-}
-
-/// Rounded up, so that a short time does not become none at all.
-fn to_ms(timeout: Option<Duration>) -> u64 {
-    timeout.map_or(NONE_MS, |timeout| {
-        u64::try_from(timeout.as_nanos().div_ceil(1_000_000)).unwrap_or(NONE_MS)
-    })
 }

@@ -4,6 +4,8 @@ use std::time::{Duration, Instant};
 
 use c10d_socket::Deadline;
 
+use crate::milliseconds::milliseconds;
+
 /// Converts between instants and milliseconds since the start.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Clock {
@@ -30,7 +32,7 @@ impl Clock {
     pub(crate) fn deadline_ms(self, started_at: Instant, timeout: Option<Duration>) -> Option<u64> {
         let at = started_at.checked_add(timeout?)?;
         let since = at.saturating_duration_since(self.start);
-        u64::try_from(since.as_nanos().div_ceil(1_000_000)).ok()
+        Some(milliseconds(since))
     }
 
     pub(crate) fn at_ms(self, ms: u64) -> Deadline {

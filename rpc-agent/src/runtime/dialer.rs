@@ -18,7 +18,8 @@ use super::entry::PeerEntry;
 use super::socket::NOT_SENT_LOW_WATER_BYTES;
 use crate::directory::Directory;
 use crate::peer::{
-    AttemptFailure, Expects, Incoming, IncomingLimits, Message, Recipient, Watch, Welcomed,
+    AttemptFailure, Expects, FunctionId, Functions, Incoming, IncomingLimits, Message, Recipient,
+    Watch, Welcomed,
 };
 use crate::wire::{Frame, Hello};
 use crate::worker::Destination;
@@ -39,7 +40,7 @@ impl Attempt for Dialer {
     fn attempt(&self, peer: &Arc<PeerEntry>, dial: u64) {
         let driver = &self.driver;
         let began = Instant::now();
-        if !driver.step(peer, |core, _| core.begin_attempt(dial, began)) {
+        if !driver.change(peer, |core| core.begin_attempt(dial, began)) {
             return;
         }
         if let Err(failure) = self.connect(peer, dial, Deadline::after(began, ATTEMPT_MAX)) {
@@ -83,8 +84,11 @@ impl Dialer {
                 AttemptFailure::Again(cause)
             }
         })?;
-        let hello = |core: &mut super::entry::Core| core.hello(dial, address.incarnation);
-        let Some(hello) = self.driver.step(peer, |core, _| hello(core)) else {
+        let incarnation = address.incarnation;
+        let hello = self
+            .driver
+            .change(peer, |core| core.hello(dial, incarnation));
+        let Some(hello) = hello else {
             return Ok(());
         };
         self.shake_hands(peer, dial, stream, hello, deadline)
@@ -105,7 +109,11 @@ impl Dialer {
         stream.set_nonblocking(true)?;
         write_all_by(&stream, &bytes, deadline)?;
         let mut decoder = Incoming::new(Expects::WelcomeOrRefuse, self.limits);
-        let mut answers = Answers::default();
+        let mut answers = Answers {
+            functions: &self.driver.config.functions,
+            first: None,
+            rest: Vec::new(),
+        };
         while answers.first.is_none() {
             if !wait_for_input(&stream, deadline.remaining(Instant::now()))? {
                 return Err(io::ErrorKind::TimedOut.into());
@@ -150,13 +158,17 @@ impl Dialer {
 }
 
 /// The first answer to a Hello, and the messages right behind it.
-#[derive(Default)]
-struct Answers {
+struct Answers<'a> {
+    functions: &'a Functions,
     first: Option<Message>,
     rest: Vec<Message>,
 }
 
-impl Recipient for Answers {
+impl Recipient for Answers<'_> {
+    fn find_function(&mut self, name: &str) -> Option<FunctionId> {
+        self.functions.find(name)
+    }
+
     fn wants_response(&mut self, _: u64) -> bool {
         // No call has been sent on this connection yet.
         false

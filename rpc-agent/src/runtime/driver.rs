@@ -76,16 +76,25 @@ impl Driver {
         &self.config.me
     }
 
+    /// Gives an input that has no effects to a peer's machine.
+    pub(super) fn change<R>(&self, peer: &PeerEntry, input: impl FnOnce(&mut Core) -> R) -> R {
+        self.locked(peer, |state| input(&mut state.core))
+    }
+
     /// Gives an input to a peer's machine, and carries out what follows. The requests that may run go to the pool.
     pub(super) fn step<R>(
         &self,
         peer: &Arc<PeerEntry>,
         input: impl FnOnce(&mut Core, &mut CoreEffects) -> R,
     ) -> R {
-        let mut admitted = Vec::new();
-        let result = self.step_into(peer, &mut admitted, input);
-        if !admitted.is_empty() {
-            self.pool.submit(admitted);
+        let mut effects = Effects::new();
+        let result = self.input(peer, &mut effects, input);
+        if !effects.is_empty() {
+            let mut admitted = Vec::new();
+            self.carry_out(peer, &mut effects, &mut admitted);
+            if !admitted.is_empty() {
+                self.pool.submit(admitted);
+            }
         }
         result
     }
@@ -97,8 +106,18 @@ impl Driver {
         admitted: &mut impl Extend<Served>,
         input: impl FnOnce(&mut Core, &mut CoreEffects) -> R,
     ) -> R {
-        let mut effects = Effects::new();
-        let result = self.input(peer, &mut effects, input);
+        self.step_with(peer, &mut Effects::new(), admitted, input)
+    }
+
+    /// [`Driver::step_into`] with memory for many effects, which is empty afterwards.
+    pub(super) fn step_with<R>(
+        &self,
+        peer: &Arc<PeerEntry>,
+        effects: &mut CoreEffects,
+        admitted: &mut impl Extend<Served>,
+        input: impl FnOnce(&mut Core, &mut CoreEffects) -> R,
+    ) -> R {
+        let result = self.input(peer, effects, input);
         self.carry_out(peer, effects, admitted);
         result
     }
@@ -134,7 +153,7 @@ impl Driver {
             state.expiring += 1;
             state.core.next_deadline_ms()
         };
-        self.carry_out(peer, effects, &mut Vec::new());
+        self.carry_out(peer, &mut effects, &mut Vec::new());
         peer.lock().expiring -= 1;
         next
     }
@@ -151,7 +170,7 @@ impl Driver {
     /// A thread is about to run a request. `None` when that must wait until the peer has read some of its answers.
     pub(crate) fn begin_request(&self, served: Served) -> Option<(Arc<PeerEntry>, Request)> {
         let Served { peer, request } = served;
-        let request = self.step(&peer, |core, _| core.begin_request(request))?;
+        let request = self.change(&peer, |core| core.begin_request(request))?;
         Some((peer, request))
     }
 
@@ -288,7 +307,7 @@ impl Driver {
     fn carry_out(
         &self,
         peer: &Arc<PeerEntry>,
-        mut effects: CoreEffects,
+        effects: &mut CoreEffects,
         admitted: &mut impl Extend<Served>,
     ) {
         while let Some(effect) = effects.pop() {
@@ -302,11 +321,11 @@ impl Driver {
                     let result = batch.write_to(&mut &socket.stream);
                     self.metrics
                         .sent(&peer.metrics, batch.sent_bytes() - before);
-                    self.input(peer, &mut effects, |core, effects| {
+                    self.input(peer, effects, |core, effects| {
                         core.written(connection, batch, result, effects);
                     });
                 }
-                Effect::SendSoon { is_new } => self.gather(peer, is_new),
+                Effect::SendSoon => self.gather(peer),
                 Effect::Complete { call, result } => {
                     let PendingCall {
                         promise,
@@ -330,13 +349,8 @@ impl Driver {
     }
 
     /// A thread of the pool flushes before it sleeps; the standby thread does if that takes long.
-    fn gather(&self, peer: &Arc<PeerEntry>, is_new: bool) {
-        if is_new {
-            self.gathered.push(peer);
-        }
-        if !self.pool.is_own_thread() {
-            self.gathered.note_outsider();
-        }
+    fn gather(&self, peer: &Arc<PeerEntry>) {
+        self.gathered.push(peer, !self.pool.is_own_thread());
         if !self.pool.is_watched() {
             self.flush();
         }

@@ -74,9 +74,8 @@ impl Sender for FaultySender {
             Ok(payload) => payload,
             failure => return inner.answer(to, failure),
         };
-        let fault = self
-            .plan
-            .decide(Leg::Answer, &to.function, to.peer.info.id, &payload);
+        let (function, caller) = (inner.function(to), to.peer.info.id);
+        let fault = self.plan.decide(Leg::Answer, function, caller, &payload);
         match fault {
             Fault::Deliver => inner.answer(to, Ok(payload)),
             Fault::Fail | Fault::Lose => {}

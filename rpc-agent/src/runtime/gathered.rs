@@ -15,16 +15,13 @@ pub(super) struct Gathered {
 }
 
 impl Gathered {
-    pub(super) fn push(&self, peer: &Arc<PeerEntry>) {
+    /// `is_outsider`: the calling thread does not flush by itself, so that the standby thread must stay awake.
+    pub(super) fn push(&self, peer: &Arc<PeerEntry>, is_outsider: bool) {
         let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
         peers.push(Arc::clone(peer));
         drop(peers);
         self.is_filled.store(true, Ordering::SeqCst);
-    }
-
-    /// A thread that does not flush by itself has gathered something: the standby thread must stay awake.
-    pub(super) fn note_outsider(&self) {
-        if !self.has_outsiders.load(Ordering::Relaxed) {
+        if is_outsider && !self.has_outsiders.load(Ordering::Relaxed) {
             self.has_outsiders.store(true, Ordering::Relaxed);
         }
     }

@@ -28,6 +28,7 @@ use crate::future::{Job, contained};
 use crate::metrics::{Gauges, MetricsSnapshot};
 use crate::peer::{Config, IncomingLimits};
 use crate::pool::{Pool, Work};
+use crate::registry_id::RegistryId;
 use crate::sync::Monitor;
 use crate::termination::{Activity, Termination, TerminationError};
 use crate::timer::TimerThread;
@@ -42,6 +43,8 @@ const TIMER_THREAD: &str = "rpc-timer";
 /// What an agent is made of.
 pub(crate) struct Parts {
     pub(crate) config: Config,
+    /// Of the registry with the functions.
+    pub(crate) registry_id: RegistryId,
     pub(crate) directory: Directory,
     /// Kept open for as long as the agent: it may host the server that the others use.
     pub(crate) store: Arc<dyn Store>,
@@ -64,6 +67,7 @@ pub(crate) struct Runtime {
     pub(crate) caller: Arc<Caller>,
     pub(crate) retries: Arc<Retrier>,
     pub(crate) sender: Arc<dyn Sender>,
+    pub(crate) registry_id: RegistryId,
     timer: Arc<TimerThread<Job>>,
     /// `None` while a thread polls, which the pool lets one at a time do, and after the end.
     poller: Mutex<Option<Box<Poller>>>,
@@ -133,6 +137,7 @@ impl Runtime {
             driver,
             caller,
             sender,
+            registry_id: parts.registry_id,
             timer,
             poller: Mutex::new(Some(Box::new(poller))),
             directory,

@@ -12,7 +12,7 @@ use mio::{Events, Poll};
 use super::acceptor::Acceptor;
 use super::driver::{Driver, Served};
 use super::entry::PeerEntry;
-use super::reader::{self, ReadEnd};
+use super::reader::{self, ReadBuffers, ReadEnd};
 use super::sockets::{Owner, Sockets, WAKER};
 use crate::peer::{ConnectionId, IncomingLimits, Reads};
 
@@ -28,6 +28,7 @@ pub(crate) struct Poller {
     events: Events,
     listeners: HashMap<usize, TcpListener>,
     acceptor: Acceptor,
+    buffers: ReadBuffers,
     /// Connections of which more can be read at once.
     more: VecDeque<(Arc<PeerEntry>, ConnectionId)>,
     /// Accepting failed, and is tried again then.
@@ -62,6 +63,7 @@ impl Poller {
             events: Events::with_capacity(EVENTS_MAX),
             listeners: by_token,
             acceptor,
+            buffers: ReadBuffers::default(),
             more: VecDeque::new(),
             accept_again_at: None,
         })
@@ -91,7 +93,7 @@ impl Poller {
             }
             match driver.sockets.owner(event.token().0) {
                 Some(Owner::Peer(peer)) => {
-                    let more = on_event(&driver, &peer, event, admitted);
+                    let more = on_event(&driver, &peer, event, &mut self.buffers, admitted);
                     self.more.extend(more.map(|connection| (peer, connection)));
                 }
                 Some(Owner::Handshake) => handshakes.push(event.token().0),
@@ -102,7 +104,8 @@ impl Poller {
         }
         // Those that had more last time come after the others.
         for (peer, connection) in earlier {
-            let end = reader::read(&driver, &peer, connection, Reads::ForPoller, admitted);
+            let (reads, buffers) = (Reads::ForPoller, &mut self.buffers);
+            let end = reader::read(&driver, &peer, connection, reads, buffers, admitted);
             if end == ReadEnd::More {
                 self.more.push_back((peer, connection));
             }
@@ -168,6 +171,7 @@ fn on_event(
     driver: &Driver,
     peer: &Arc<PeerEntry>,
     event: &mio::event::Event,
+    buffers: &mut ReadBuffers,
     admitted: &mut VecDeque<Served>,
 ) -> Option<ConnectionId> {
     let connection = {
@@ -190,6 +194,7 @@ fn on_event(
     if !(event.is_readable() || event.is_read_closed() || event.is_error()) {
         return None;
     }
-    let end = reader::read(driver, peer, connection, Reads::ForPoller, admitted);
+    let reads = Reads::ForPoller;
+    let end = reader::read(driver, peer, connection, reads, buffers, admitted);
     (end == ReadEnd::More).then_some(connection)
 }

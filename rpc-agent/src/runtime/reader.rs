@@ -7,9 +7,9 @@ use std::time::Instant;
 use c10d_socket::{Deadline, recv_into_spare, wait_for_either, wait_for_input};
 
 use super::driver::{Driver, Served};
-use super::entry::PeerEntry;
+use super::entry::{Core, CoreEffects, PeerEntry};
 use super::socket::Socket;
-use crate::peer::{ConnectionId, Incoming, Message, ReadNext, Reads, Recipient};
+use crate::peer::{ConnectionId, FunctionId, Incoming, Message, ReadNext, Reads, Recipient};
 
 /// Bytes read from one connection before others get their turn.
 const READ_BYTES_MAX: usize = 1 << 20;
@@ -25,12 +25,20 @@ pub(super) enum ReadEnd {
     NotMine,
 }
 
+/// Memory that a thread uses for one read after another.
+#[derive(Default)]
+pub(super) struct ReadBuffers {
+    messages: Vec<Message>,
+    effects: CoreEffects,
+}
+
 /// Reads what has arrived from a peer; the requests in it that may run go to `admitted`.
 pub(super) fn read(
     driver: &Driver,
     peer: &Arc<PeerEntry>,
     connection: ConnectionId,
     reads: Reads,
+    buffers: &mut ReadBuffers,
     admitted: &mut impl Extend<Served>,
 ) -> ReadEnd {
     let (socket, mut decoder, mut to_end) = {
@@ -45,35 +53,32 @@ pub(super) fn read(
     };
     let mut read_bytes = 0;
     loop {
-        let got = receive(driver, peer, &socket, &mut decoder);
-        let (count, bytes_max, messages, failure) = match got {
-            Ok(Got::Nothing) => (0, 0, Vec::new(), None),
-            Ok(Got::Bytes {
-                count,
-                bytes_max,
-                messages,
-                failure,
-            }) => (count, bytes_max, messages, failure),
-            Err(error) => (0, 0, Vec::new(), Some(error)),
-        };
+        let Received {
+            count,
+            bytes_max,
+            failure,
+        } = receive(driver, peer, &socket, &mut decoder, &mut buffers.messages);
         read_bytes += count;
         // A stream that gave less than it could has no more; an edge reports what comes. But no other edge reports an
         // end that was reported along with these bytes.
         let is_drained = count == 0 || count < bytes_max && !to_end;
         let is_more = !is_drained && read_bytes >= READ_BYTES_MAX;
         let ends = is_drained || is_more;
-        if messages.is_empty() && failure.is_none() && !ends {
+        if buffers.messages.is_empty() && failure.is_none() && !ends {
             continue;
         }
-        let is_connected = driver.step_into(peer, admitted, |core, effects| {
-            let (now, is_pool_thread) = (Instant::now(), driver.pool.is_own_thread());
-            let is_connected = core.received(connection, messages, is_pool_thread, now, effects);
-            if let Some(error) = failure {
-                core.connection_lost(connection, error, effects);
-                return false;
-            }
-            is_connected
-        });
+        let messages = buffers.messages.drain(..);
+        let is_connected =
+            driver.step_with(peer, &mut buffers.effects, admitted, |core, effects| {
+                let (now, is_pool_thread) = (Instant::now(), driver.pool.is_own_thread());
+                let is_connected =
+                    core.received(connection, messages, is_pool_thread, now, effects);
+                if let Some(error) = failure {
+                    core.connection_lost(connection, error, effects);
+                    return false;
+                }
+                is_connected
+            });
         if !is_connected {
             return ReadEnd::NotMine;
         }
@@ -82,7 +87,7 @@ pub(super) fn read(
         }
         // Only now that the calls are completed: a caller that borrows the connection checks its call first, and
         // would wait for an answer that was read already.
-        let next = driver.step(peer, |core, _| {
+        let next = driver.change(peer, |core| {
             core.give_back_reader(connection, decoder, is_drained)
         });
         match next {
@@ -107,10 +112,10 @@ pub(crate) fn read_while_waiting(
     is_complete: &dyn Fn() -> bool,
     deadline: Deadline,
 ) {
-    let Some((connection, socket)) = driver.step(peer, |core, _| core.lend()) else {
+    let Some((connection, socket)) = driver.change(peer, Core::lend) else {
         return;
     };
-    let mut admitted = Vec::new();
+    let (mut buffers, mut admitted) = (ReadBuffers::default(), Vec::new());
     while !is_complete() {
         // Nobody wakes this thread when a call expires, its own perhaps: it expires them itself.
         let Some((for_output, next_ms)) = driver.begin_lent_wait(peer, connection) else {
@@ -145,7 +150,8 @@ pub(crate) fn read_while_waiting(
                 break;
             }
         }
-        let end = read(driver, peer, connection, Reads::ForCaller, &mut admitted);
+        let reads = Reads::ForCaller;
+        let end = read(driver, peer, connection, reads, &mut buffers, &mut admitted);
         if !admitted.is_empty() {
             driver.pool.submit(admitted.drain(..));
         }
@@ -155,61 +161,66 @@ pub(crate) fn read_while_waiting(
             break;
         }
     }
-    driver.step(peer, |core, _| core.end_lending(connection));
+    driver.change(peer, |core| core.end_lending(connection));
 }
 
-enum Got {
-    Nothing,
-    Bytes {
-        count: usize,
-        /// The most that could have been read.
-        bytes_max: usize,
-        messages: Vec<Message>,
-        /// The bytes break the protocol after these messages.
-        failure: Option<io::Error>,
-    },
+/// What one receive gave.
+struct Received {
+    count: usize,
+    /// The most that could have been received.
+    bytes_max: usize,
+    /// The connection has failed, or the bytes break the protocol after the messages before.
+    failure: Option<io::Error>,
 }
 
-/// Reads once.
+/// Receives once; appends the messages that this completes.
 fn receive(
     driver: &Driver,
     peer: &PeerEntry,
     socket: &Socket,
     decoder: &mut Incoming,
-) -> io::Result<Got> {
+    messages: &mut Vec<Message>,
+) -> Received {
     let (buffer, bytes_max) = decoder.spare();
-    let count = match recv_into_spare(&socket.stream, buffer, bytes_max) {
+    let (count, failure) = match recv_into_spare(&socket.stream, buffer, bytes_max) {
         Ok(0) => {
             let text = "closed by the peer";
-            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, text));
+            let error = io::Error::new(io::ErrorKind::UnexpectedEof, text);
+            (0, Some(error))
         }
-        Ok(count) => count,
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Got::Nothing),
-        Err(error) => return Err(error),
+        Ok(count) => {
+            driver.metrics.received(&peer.metrics, count);
+            let mut inbox = Inbox {
+                driver,
+                peer,
+                messages,
+            };
+            let failure = decoder.received(&mut inbox).err();
+            let invalid = |error| io::Error::new(io::ErrorKind::InvalidData, error);
+            (count, failure.map(invalid))
+        }
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => (0, None),
+        Err(error) => (0, Some(error)),
     };
-    driver.metrics.received(&peer.metrics, count);
-    let mut inbox = Inbox {
-        driver,
-        peer,
-        messages: Vec::new(),
-    };
-    let failure = decoder.received(&mut inbox).err();
-    Ok(Got::Bytes {
+    Received {
         count,
         bytes_max,
-        messages: inbox.messages,
-        failure: failure.map(|error| io::Error::new(io::ErrorKind::InvalidData, error)),
-    })
+        failure,
+    }
 }
 
 /// Collects messages, and says which large answers are awaited.
 struct Inbox<'a> {
     driver: &'a Driver,
     peer: &'a PeerEntry,
-    messages: Vec<Message>,
+    messages: &'a mut Vec<Message>,
 }
 
 impl Recipient for Inbox<'_> {
+    fn find_function(&mut self, name: &str) -> Option<FunctionId> {
+        self.driver.config.functions.find(name)
+    }
+
     fn wants_response(&mut self, id: u64) -> bool {
         let is_wanted = self.peer.lock().core.is_awaited(id);
         if !is_wanted {
@@ -224,5 +235,76 @@ impl Recipient for Inbox<'_> {
             self.driver.metrics.requests_received(1);
         }
         self.messages.push(message);
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use std::pin::pin;
+    use std::sync::mpsc;
+    use std::task::{Context, Poll, Wake, Waker};
+    use std::thread;
+
+    use c10d_store::{HashStore, Store};
+
+    use super::*;
+    use crate::{Agent, AgentOptions, CallOptions, Registry};
+
+    /// Tries to borrow the connection while its call is being completed.
+    struct Borrower {
+        driver: Arc<Driver>,
+        peer: Arc<PeerEntry>,
+        outcome: mpsc::Sender<bool>,
+    }
+
+    impl Wake for Borrower {
+        fn wake(self: Arc<Self>) {
+            let lent = self.driver.change(&self.peer, |core| {
+                let (connection, _) = core.lend()?;
+                core.end_lending(connection);
+                Some(connection)
+            });
+            self.outcome.send(lent.is_some()).unwrap();
+        }
+    }
+
+    /// A caller looks at its call, borrows the connection, and waits for the socket. Could it borrow between the read
+    /// of its answer and its completion, it would wait for bytes that were read already.
+    #[test]
+    fn a_connection_is_not_lent_between_the_read_of_an_answer_and_its_completion() {
+        let store: Arc<dyn Store> = Arc::new(HashStore::new());
+        let start = |rank: u32, registry: Registry| {
+            let options = AgentOptions::new(&format!("w{rank}"), rank).with_world_size(2);
+            let options = options.with_host("127.0.0.1");
+            let store = Arc::clone(&store);
+            thread::spawn(move || Agent::start(options, registry, store).unwrap())
+        };
+        let (answer, awaited) = mpsc::channel();
+        let mut registry = Registry::new();
+        registry
+            .register_deferred("f", move |_, _, reply| answer.send(reply).unwrap())
+            .unwrap();
+        let (server, client) = (start(0, registry), start(1, Registry::new()));
+        let (server, client) = (server.join().unwrap(), client.join().unwrap());
+
+        let mut call = pin!(client.handle().call_bytes_async(
+            "w0",
+            "f",
+            "",
+            CallOptions::default()
+        ));
+        let driver = Arc::clone(&client.handle().runtime().driver);
+        let (outcome, was_lent) = mpsc::channel();
+        let waker = Waker::from(Arc::new(Borrower {
+            peer: driver.peers.get(0).unwrap(),
+            driver,
+            outcome,
+        }));
+        let mut context = Context::from_waker(&waker);
+        assert!(call.as_mut().poll(&mut context).is_pending());
+        awaited.recv().unwrap().send(Ok(""));
+        assert!(!was_lent.recv().unwrap());
+        assert!(matches!(call.poll(&mut context), Poll::Ready(Ok(_))));
+        drop((client, server));
     }
 }

@@ -10,7 +10,7 @@ use super::driver::Driver;
 use super::entry::PeerEntry;
 use crate::error::{CallSite, NotSent, RpcError};
 use crate::future::Promise;
-use crate::peer::{CallId, Failure, NewCall, ReplyRoute};
+use crate::peer::{CallId, Failure, FunctionId, NewCall, ReplyRoute};
 
 /// Where an answer goes.
 #[derive(Debug, Clone)]
@@ -18,7 +18,7 @@ pub(crate) struct ReplyTo {
     pub(crate) peer: Arc<PeerEntry>,
     pub(crate) route: ReplyRoute,
     /// The function that was called.
-    pub(crate) function: Arc<str>,
+    pub(crate) function: FunctionId,
 }
 
 /// Sends messages. None of the methods blocks.
@@ -103,6 +103,11 @@ impl DirectSender {
         }
     }
 
+    /// The function that was called.
+    pub(super) fn function(&self, to: &ReplyTo) -> &str {
+        self.driver.config.functions.name(to.function)
+    }
+
     fn expect_deadline(&self, deadline_ms: Option<u64>) {
         if let Some(deadline_ms) = deadline_ms {
             self.driver.sockets.expect_at(deadline_ms);
@@ -128,7 +133,7 @@ impl Sender for DirectSender {
             core.respond(to.route, answer, is_pool_thread, effects)
         });
         if !is_sent {
-            let (me, info, function) = (driver.me(), &to.peer.info, &to.function);
+            let (me, info, function) = (driver.me(), &to.peer.info, self.function(to));
             log::debug!("{me}: {info}: answer of `{function}` dropped: its connection has ended");
         }
     }

@@ -6,6 +6,8 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use crate::milliseconds::milliseconds;
+
 #[derive(Debug)]
 pub(super) struct TimerQueue<T> {
     /// The milliseconds count from here.
@@ -26,11 +28,7 @@ impl<T> TimerQueue<T> {
 
     /// Keeps a value until `at`. Returns whether it is now due before all others.
     pub(super) fn schedule(&mut self, at: Instant, value: T) -> bool {
-        let at_ms = whole_ms(
-            at.saturating_duration_since(self.epoch)
-                .as_nanos()
-                .div_ceil(1_000_000),
-        );
+        let at_ms = milliseconds(at.saturating_duration_since(self.epoch));
         let is_first = self
             .values
             .first_key_value()
@@ -42,7 +40,8 @@ impl<T> TimerQueue<T> {
 
     /// Takes out the values that are due, in order of due time, then of insertion.
     pub(super) fn due(&mut self, now: Instant) -> Vec<T> {
-        let now_ms = whole_ms(now.saturating_duration_since(self.epoch).as_millis());
+        let since = now.saturating_duration_since(self.epoch);
+        let now_ms = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
         let mut due = Vec::new();
         while let Some(first) = self.values.first_entry()
             && *first.key() <= now_ms
@@ -83,11 +82,6 @@ impl<T> TimerQueue<T> {
     pub(super) const fn len(&self) -> usize {
         self.len
     }
-}
-
-/// 2^64 ms are more than five hundred million years.
-fn whole_ms(ms: u128) -> u64 {
-    u64::try_from(ms).unwrap_or(u64::MAX)
 }
 
 #[cfg(all(test, not(shuttle)))]

@@ -18,7 +18,7 @@ use crate::peer::incoming::{Expects, Incoming, IncomingLimits, Message, Recipien
 use crate::peer::machine::{AttemptFailure, Peer, Welcomed};
 use crate::peer::outgoing::{Batch, WriteProgress};
 use crate::peer::request::{FunctionId, Request};
-use crate::peer::{Config, NewCall};
+use crate::peer::{Config, Functions, NewCall};
 use crate::wire::{Frame, Hello, Refuse};
 use crate::worker::WorkerInfo;
 
@@ -438,7 +438,10 @@ impl World {
                     assert_eq!(writers.count(), 0, "two threads write one connection");
                     it.writes.push_back((connection, socket, batch));
                 }
-                Effect::SendSoon { .. } => it.flushes = true,
+                Effect::SendSoon => {
+                    assert!(!it.flushes, "told twice");
+                    it.flushes = true;
+                }
                 Effect::Complete { call, result } => {
                     let record = self.calls.get_mut(&call.promise).expect("a call");
                     assert!(record.result.is_none(), "call {} ended twice", call.promise);
@@ -666,7 +669,8 @@ impl Wire {
 impl Side {
     fn new(side: usize, incarnation: u64) -> Self {
         let worker = |side: usize| WorkerInfo::new(&format!("w{side}"), side as u32).unwrap();
-        let function = [(Arc::from("f"), FunctionId(0))];
+        let mut functions = Functions::default();
+        functions.add("f".into());
         let config = Config {
             me: worker(side),
             incarnation,
@@ -675,7 +679,7 @@ impl Side {
             requests_queued_max: 100,
             // Each event takes 1 ms.
             connect_timeout: Duration::from_millis(60),
-            functions: function.into_iter().collect(),
+            functions,
         };
         Self {
             machine: Peer::new(Arc::new(config), worker(1 - side)),
@@ -715,6 +719,10 @@ impl Write for Socket<'_> {
 struct Inbox(Vec<Message>);
 
 impl Recipient for Inbox {
+    fn find_function(&mut self, name: &str) -> Option<FunctionId> {
+        (name == "f").then_some(FunctionId(0))
+    }
+
     fn wants_response(&mut self, _: u64) -> bool {
         true
     }
