@@ -107,9 +107,9 @@ fn held(runtime: &Arc<Runtime>, rref: RRefId) -> Edges {
     let Some(Ok(value)) = value else {
         return Vec::new();
     };
-    let what = format!("the encoding of a `{}`", value.type_name());
     let cells = packing::collect(|| {
-        let _ = runtime.contain_panic(&what, || value.visit());
+        let what = value.type_name();
+        let _ = runtime.contain_panic(format_args!("the encoding of a `{what}`"), || value.visit());
     });
     cells
         .iter()

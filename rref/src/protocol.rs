@@ -221,7 +221,21 @@ impl Message {
     /// Encodes the message; `incarnation` is the sender's. Deletions and texts are cut to their limits.
     #[must_use]
     pub fn encode(&self, incarnation: u64) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(64);
+        let variable_bytes = match self {
+            Self::RemoteCall {
+                type_name,
+                function,
+                arguments,
+                ..
+            } => type_name.len() + function.len() + arguments.len(),
+            Self::Call {
+                function,
+                arguments,
+                ..
+            } => function.len() + arguments.len(),
+            _ => 0,
+        };
+        let mut bytes = Vec::with_capacity(64 + variable_bytes);
         let out = &mut bytes;
         match self {
             Self::RemoteCall {

@@ -67,9 +67,10 @@ impl Response {
             return Self::failure(&Failure::Opaque(type_name.to_owned()));
         }
         let mut bytes = vec![VALUE];
-        let what = format!("the encoding of a `{type_name}`");
         let packed = packing::pack_with(runtime, to, None, &mut bytes, || {
-            runtime.contain_panic(&what, || value.encode())?
+            runtime.contain_panic(format_args!("the encoding of a `{type_name}`"), || {
+                value.encode()
+            })?
         });
         match packed {
             Ok(forks) => Self {

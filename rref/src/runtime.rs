@@ -135,8 +135,9 @@ impl Inner {
     }
 
     fn take_todo(&mut self) -> Vec<Todo> {
-        let mut todo = Vec::new();
-        for effect in self.context.take_effects() {
+        let effects = self.context.take_effects();
+        let mut todo = Vec::with_capacity(effects.len());
+        for effect in effects {
             match effect {
                 Effect::Send {
                     to,
@@ -376,8 +377,8 @@ impl Runtime {
 
     /// Drops a value. A panic of its destructor is logged.
     pub(crate) fn free(&self, value: Value) {
-        let what = format!("the destructor of a `{}`", value.type_name());
-        let _ = self.contain_panic(&what, || drop(value));
+        let what = value.type_name();
+        let _ = self.contain_panic(format_args!("the destructor of a `{what}`"), || drop(value));
     }
 
     /// Runs a job on an agent thread.
@@ -426,7 +427,7 @@ impl Runtime {
     /// Runs the program's code. A panic is logged, and becomes the error.
     pub(crate) fn contain_panic<R>(
         &self,
-        what: &str,
+        what: fmt::Arguments<'_>,
         run: impl FnOnce() -> R,
     ) -> Result<R, String> {
         catch_unwind(AssertUnwindSafe(run)).map_err(|panic| {

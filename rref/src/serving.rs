@@ -387,9 +387,10 @@ impl Server {
             caller: caller.clone(),
             deadline,
         };
-        let what = format!("function `{}`", function.name);
         runtime
-            .contain_panic(&what, || prepared(&context, on))?
+            .contain_panic(format_args!("function `{}`", function.name), || {
+                prepared(&context, on)
+            })?
             .map_err(|error| error.message().to_owned())
     }
 
@@ -574,9 +575,10 @@ fn prepare(
     cells: Vec<Arc<Cell>>,
     values: &[u8],
 ) -> Result<Prepared, String> {
-    let what = format!("decoding the arguments of `{}`", function.name);
+    let name = &function.name;
     let (prepared, error) = packing::unpack_with(cells, || {
-        runtime.contain_panic(&what, || function.prepare(values))
+        let what = format_args!("decoding the arguments of `{name}`");
+        runtime.contain_panic(what, || function.prepare(values))
     });
     match (prepared, error) {
         (_, Some(error)) => Err(format!("wrong arguments: {error}")),

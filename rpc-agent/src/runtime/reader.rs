@@ -274,7 +274,7 @@ mod tests {
     fn a_connection_is_not_lent_between_the_read_of_an_answer_and_its_completion() {
         let store: Arc<dyn Store> = Arc::new(HashStore::new());
         let start = |rank: u32, registry: Registry| {
-            let options = AgentOptions::new(&format!("w{rank}"), rank).with_world_size(2);
+            let options = AgentOptions::new(format!("w{rank}"), rank).with_world_size(2);
             let options = options.with_host("127.0.0.1");
             let store = Arc::clone(&store);
             thread::spawn(move || Agent::start(options, registry, store).unwrap())
