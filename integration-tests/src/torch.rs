@@ -508,7 +508,8 @@ pub enum Feature {
     Contract,
     /// Times with a time zone in the state of a rendezvous.
     AwareTimes,
-    /// Gloo groups of elastic jobs that end: some workers of 2.4.1 hang, under its own torchrun too.
+    /// Gloo groups of elastic jobs that end: the destructor of a group may hang in 2.4.1, under its own torchrun too
+    /// (see `process_group.py`).
     ElasticJobs,
     /// The variable `TORCHELASTIC_SIGNALS_TO_HANDLE` for workers.
     SignalsVariable,

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use bytes::Bytes;
 
 use super::failure::Failure;
-use super::request::FunctionId;
+use super::functions::FunctionId;
 use crate::wire::{
     self, Frame, HEADER_BYTES, Header, Hello, Kind, LARGE_MESSAGES_BYTES_MAX, LARGE_MESSAGES_MAX,
     Refuse, Welcome, WireError,

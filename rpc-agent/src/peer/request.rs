@@ -7,10 +7,7 @@ use bytes::Bytes;
 use c10d_socket::Deadline;
 
 use super::connection::ConnectionId;
-
-/// A registered function: its place in the registry.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct FunctionId(pub(crate) u32);
+use super::functions::FunctionId;
 
 /// Where the answer to a request goes: to the connection on which it came, and to no later one. Another incarnation
 /// of the worker may use the same id for another call.

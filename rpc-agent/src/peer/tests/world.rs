@@ -17,8 +17,8 @@ use crate::peer::effect::{Effect, Effects};
 use crate::peer::incoming::{Expects, Incoming, IncomingLimits, Message, Recipient};
 use crate::peer::machine::{AttemptFailure, Peer, Welcomed};
 use crate::peer::outgoing::{Batch, WriteProgress};
-use crate::peer::request::{FunctionId, Request};
-use crate::peer::{Config, Functions, NewCall};
+use crate::peer::request::Request;
+use crate::peer::{Config, FunctionId, Functions, NewCall};
 use crate::wire::{Frame, Hello, Refuse};
 use crate::worker::WorkerInfo;
 
