@@ -335,7 +335,7 @@ fn a_table_of_calls_has_the_chosen_lengths_and_names_the_floor() {
 fn the_second_process_of_calls_announces_its_address() {
     let agent = Server::start_with(["bench", "rpc-peer", "agent"]);
     // The announced address is that of a store, which any client can use.
-    assert_eq!(agent.store(&["add", "came", "1"]).stdout_text(), "1\n");
+    assert_eq!(agent.store(&["add", "counter", "1"]).stdout_text(), "1\n");
 
     let echo = Server::start_with(["bench", "rpc-peer", "echo"]);
     let mut peer = echo.connect();
@@ -412,9 +412,9 @@ fn references_are_measured_in_one_process_and_in_two() {
         assert_eq!(row["rounds"].as_array().unwrap().len(), rounds, "{row}");
         let figure = |name: &str| row[name].as_f64().unwrap();
         assert!(figure("min") <= figure("median") && figure("median") <= figure("max"));
-        // So few references may find room in what the owner had anyway.
+        // So few references may fit in memory that the owner has already allocated.
         assert!(figure("min") > 0.0 || unit == "bytes", "{row}");
-        // Beside a latency stands that of a plain call.
+        // The floor of a latency is the latency of a plain call.
         assert_eq!(row["ratio_to_floor"].is_f64(), unit == "us", "{row}");
     }
     // The goal of throughput applies to 64 references at a time only.
@@ -446,7 +446,7 @@ fn a_table_of_references_names_the_floor() {
 #[test]
 fn the_second_process_of_references_announces_its_store() {
     let owner = Server::start_with(["bench", "rref-peer"]);
-    assert_eq!(owner.store(&["add", "came", "1"]).stdout_text(), "1\n");
+    assert_eq!(owner.store(&["add", "counter", "1"]).stdout_text(), "1\n");
 }
 
 #[test]

@@ -165,7 +165,7 @@ fn a_standalone_node_starts_every_rank_and_exits_with_0() {
     let job = Job::new();
     let ended = job.run(&["--standalone", "--nproc-per-node=4"], RANKS);
     assert_succeeded(&ended);
-    // The address of the workers' store, and the rank of each process.
+    // The log has the address of the workers' store, and the rank of each process.
     let log: Vec<&str> = ended.stderr.lines().collect();
     let [hosts, joined, store, ranks] = &log[..] else {
         panic!("{ended:?}");
@@ -451,7 +451,7 @@ fn only_the_killed_node_of_three_is_named() {
 fn sigterm_ends_workers_and_their_children() {
     let job = Job::new();
     let script = "
-        trap 'echo TERM > $C10D_TEST_FOLDER/told.$RANK; exit 0' TERM
+        trap 'echo TERM > $C10D_TEST_FOLDER/signaled.$RANK; exit 0' TERM
         sh -c 'echo $$ > $C10D_TEST_FOLDER/child.$RANK; exec sleep 1000' &
         wait";
     let agent = job.start(&["--standalone", "--nproc-per-node=2"], script);
@@ -465,7 +465,10 @@ fn sigterm_ends_workers_and_their_children() {
             .contains("killed workers that did not exit in time"),
         "{ended:?}"
     );
-    assert_eq!(["told.0", "told.1"].map(|name| job.line(name)), ["TERM"; 2]);
+    assert_eq!(
+        ["signaled.0", "signaled.1"].map(|name| job.line(name)),
+        ["TERM"; 2]
+    );
     for child in children {
         assert!(has_ended(&child), "{child}");
     }
@@ -476,7 +479,7 @@ fn sigterm_ends_workers_and_their_children() {
 fn workers_that_ignore_sigterm_are_killed_after_the_shutdown_timeout() {
     let job = Job::new();
     let script = "
-        trap 'echo > $C10D_TEST_FOLDER/told' TERM
+        trap 'echo > $C10D_TEST_FOLDER/signaled' TERM
         echo > $C10D_TEST_FOLDER/ready
         while :; do sleep 0.01; done";
     let agent = job.start(&["--standalone", "--shutdown-timeout=1"], script);
@@ -484,7 +487,7 @@ fn workers_that_ignore_sigterm_are_killed_after_the_shutdown_timeout() {
     agent.signal(Signal::TERM);
     let ended = agent.end();
     assert_eq!(ended.code, Some(1), "{ended:?}");
-    assert!(job.exists("told"), "{ended:?}");
+    assert!(job.exists("signaled"), "{ended:?}");
     assert!(
         ended
             .stderr
@@ -540,7 +543,7 @@ fn no_worker_outlives_an_agent_that_is_killed() {
 fn sigusr1_reaches_the_workers_and_does_not_end_the_agent() {
     let job = Job::new();
     let script = "
-        trap 'echo > $C10D_TEST_FOLDER/told.$RANK; exit 0' USR1
+        trap 'echo > $C10D_TEST_FOLDER/signaled.$RANK; exit 0' USR1
         echo > $C10D_TEST_FOLDER/ready.$RANK
         while :; do sleep 0.01; done";
     let agent = job.start(&["--standalone", "--nproc-per-node=2"], script);
@@ -551,7 +554,7 @@ fn sigusr1_reaches_the_workers_and_does_not_end_the_agent() {
     let ended = agent.end();
     // The shells report that the signal ended their `sleep`, which is in their process group.
     assert_succeeded(&ended);
-    assert!(job.exists("told.0") && job.exists("told.1"));
+    assert!(job.exists("signaled.0") && job.exists("signaled.1"));
 }
 
 #[test]
@@ -804,7 +807,7 @@ fn children(folder: &Path) -> Vec<PathBuf> {
 fn has_ended(pid: &str) -> bool {
     let pid = Pid::from_raw(pid.parse().unwrap()).unwrap();
     match fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())) {
-        // The state stands behind the name, which is in parentheses.
+        // The state follows the name, which is in parentheses.
         Ok(stat) => stat.rsplit(')').next().unwrap().starts_with(" Z"),
         Err(_) => rustix::process::test_kill_process(pid).is_err() || cfg!(target_os = "linux"),
     }

@@ -30,8 +30,8 @@ fn the_server_runs_until_sigterm_or_sigint_and_prints_one_line() {
         assert!(server.address.ip().is_loopback());
         server.store(&["set", "k", "v"]).assert_prints("");
         server.store(&["get", "k"]).assert_prints("v");
-        // A client that waits does not hold up the end. Its PING is answered, so the server has accepted
-        // it: the system resets connections that still wait for that when the server ends.
+        // A connected client does not delay the shutdown. The PING ensures that the server has accepted the
+        // connection: the system resets connections that are still in the accept queue.
         let mut idle = server.connect();
         assert!(greet(&mut idle));
         server.running.signal(signal);
@@ -145,7 +145,7 @@ fn each_rejected_request_is_logged_with_the_peers_address() {
         let mut stream = server.connect();
         stream.write_all(&bytes).unwrap();
         let mut rest = Vec::new();
-        // The end may be a reset.
+        // The connection may be reset.
         let _ = stream.read_to_end(&mut rest);
         expected.push((stream.local_addr().unwrap(), reason));
     }
@@ -190,16 +190,16 @@ fn without_a_free_descriptor_new_connections_are_rejected_and_others_are_served(
     ]);
     let server = Server::start_command(prepared(limited));
     let mut served = Vec::new();
-    let mut turned_away = 0;
+    let mut rejected = 0;
     for _ in 0..60 {
         let mut stream = server.connect();
         if greet(&mut stream) {
             served.push(stream);
         } else {
-            turned_away += 1;
+            rejected += 1;
         }
     }
-    assert!(served.len() >= 20 && turned_away >= 20, "{turned_away}");
+    assert!(served.len() >= 20 && rejected >= 20, "{rejected}");
     for stream in &mut served {
         stream.write_all(&[0x0d, 5, 6, 7, 8]).unwrap();
         let mut answer = [0; 4];
@@ -207,7 +207,7 @@ fn without_a_free_descriptor_new_connections_are_rejected_and_others_are_served(
         assert_eq!(answer, [5, 6, 7, 8]);
     }
     if cfg!(target_os = "linux") {
-        // A server that kept asking for the descriptor that it does not get would never rest.
+        // A server that retried `accept` in a loop would use the processor all the time.
         let processor_time = || {
             let stat = fs::read_to_string(format!("/proc/{}/stat", server.running.id())).unwrap();
             let fields: Vec<&str> = stat.rsplit(") ").next().unwrap().split(' ').collect();

@@ -1,6 +1,6 @@
 //! Groups leave no process, thread or descriptor behind.
 //!
-//! Runs in a process of its own, as it counts those of the whole process.
+//! Runs in a separate process, because it counts the resources of the whole process.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,7 @@ use elastic_agent::{Destination, KillSwitch, Signal, WorkerLogs, WorkerPlan};
 use crate::second_process::{self, test_name};
 use crate::util::{NEVER_REACHED, eventually, next, shells, start};
 
-/// How many descriptors, threads and children this process has.
+/// The numbers of descriptors, threads and children of this process.
 fn resources() -> (usize, usize, usize) {
     let entries = |path| fs::read_dir(path).unwrap().count();
     let own = std::process::id().to_string();

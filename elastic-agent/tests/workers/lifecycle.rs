@@ -143,14 +143,14 @@ fn a_worker_that_ignores_the_signal_is_killed_after_the_grace() {
 #[test]
 fn the_kill_switch_ends_the_grace() {
     let folder = tempfile::tempdir().unwrap();
-    let script = "trap 'echo told > $DIR/told' TERM; echo > $DIR/ready
+    let script = "trap 'echo > $DIR/signaled' TERM; echo > $DIR/ready
         while :; do sleep 0.01; done";
     let (group, _exits) = start(shells(folder.path(), &[script]));
     line_of(&file(folder.path(), "ready"));
     let kill_switch = KillSwitch::new();
     let report = thread::scope(|scope| {
         scope.spawn(|| {
-            line_of(&file(folder.path(), "told"));
+            line_of(&file(folder.path(), "signaled"));
             kill_switch.trigger();
         });
         group.stop(Signal::TERM, None, &kill_switch)
