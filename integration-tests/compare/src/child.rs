@@ -1,4 +1,4 @@
-//! A rival's server in a process of its own: how the parent starts it, and what the child runs.
+//! A rival's server in a separate process: the parent starts it, and the child serves.
 
 use std::env;
 use std::io::{self, BufRead, BufReader, Write};

@@ -1,7 +1,7 @@
-//! What is measured, in which order.
+//! Runs the measurements.
 //!
-//! Every figure of every rival is taken once in each round, one right after the other, so that what
-//! else the machine does meets all of them alike.
+//! Each round measures every figure once for each rival, one rival right after the other, so that other load on the
+//! machine affects all rivals equally.
 
 use std::time::Duration;
 
@@ -16,11 +16,11 @@ use crate::report::{Report, Row};
 use crate::rival::Rival;
 use crate::rivals::{self, Client};
 
-/// A rival with its server running and its connection made.
+/// A rival with a running server and a connected client.
 struct Contestant {
     rival: Rival,
     client: Box<dyn Client>,
-    /// After the client: a server that goes first would be an error to it.
+    /// Dropped after the client, which would otherwise report a lost connection.
     _server: Server,
 }
 
@@ -58,8 +58,7 @@ pub(crate) fn run(
         for (rows, load) in rows.iter_mut().zip(LOADS) {
             let [p50, p99, throughput] = rows;
             let payload = payload(load.payload_bytes);
-            // Nobody always comes after the same neighbour's cold caches: each round begins with
-            // another one.
+            // Each round starts with another rival, so that none always runs first.
             for turn in 0..contestants.len() {
                 let index = (turn + round) % contestants.len();
                 let client = &mut contestants[index].client;
@@ -88,7 +87,7 @@ pub(crate) fn run(
 }
 
 impl Contestant {
-    /// Compares an answer byte by byte, then lets caches, windows and allocators settle.
+    /// Compares one answer byte by byte, then runs calls to warm up caches, windows and allocators.
     fn warm_up(&mut self, payload: &Bytes, load: Load, time: Duration) -> Result<(), CompareError> {
         let answer = self.client.echo(payload)?;
         if answer != payload {
@@ -103,7 +102,7 @@ impl Contestant {
     }
 }
 
-/// Bytes that differ from their neighbours, so that an answer with lost or doubled ones is noticed.
+/// Bytes that differ from their neighbours, so that a comparison detects lost and duplicated bytes.
 fn payload(length: usize) -> Bytes {
     // 251 is prime: no buffer's size is a multiple of the period.
     (0..length).map(|index| (index % 251) as u8).collect()

@@ -1,8 +1,8 @@
-//! What is measured, how often and for how long.
+//! Payloads, rounds and durations of the measurements.
 
 use std::time::Duration;
 
-/// A payload, and how many of it are in flight where it is about throughput.
+/// A payload, and the number of calls in flight when throughput is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Load {
     pub(crate) name: &'static str,
@@ -21,7 +21,7 @@ pub(crate) const LOADS: [Load; 3] = [
         payload_bytes: 1 << 10,
         in_flight: 64,
     },
-    // 64 of them would measure the machine's memory.
+    // 64 in flight would measure the memory bandwidth.
     Load {
         name: "1 MiB",
         payload_bytes: 1 << 20,
@@ -29,11 +29,11 @@ pub(crate) const LOADS: [Load; 3] = [
     },
 ];
 
-/// How often, and how long.
+/// The number of rounds and the duration of each measurement.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Plan {
     pub(crate) rounds: u16,
-    /// For one figure of one rival.
+    /// The duration for one figure of one rival in a round.
     pub(crate) time: Duration,
     pub(crate) warm_up: Duration,
 }

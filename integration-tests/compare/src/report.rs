@@ -14,7 +14,7 @@ use crate::rival::{Family, Rival};
 pub(crate) enum Unit {
     Microseconds,
     CallsPerSecond,
-    /// Of payload, in one direction: as many go the other way at the same time.
+    /// Payload in one direction. The other direction carries the same amount.
     MegabytesPerSecond,
 }
 
@@ -31,7 +31,7 @@ impl Unit {
         matches!(self, Self::Microseconds)
     }
 
-    /// A throughput in this unit.
+    /// Converts a call rate to this unit.
     pub(crate) fn of_calls(self, calls_per_second: f64, load: Load) -> f64 {
         match self {
             Self::MegabytesPerSecond => calls_per_second * load.payload_bytes as f64 / 1e6,
@@ -40,7 +40,7 @@ impl Unit {
     }
 }
 
-/// One figure, of all rivals, with a value for each round.
+/// One figure for all rivals, with a value for each round.
 #[derive(Debug)]
 pub(crate) struct Row {
     pub(crate) load: Load,
@@ -59,7 +59,7 @@ struct Entry<'a> {
 }
 
 impl Row {
-    /// Median and tail with one call in flight, and throughput; without values.
+    /// Empty rows for p50 and p99 with one call in flight, and for throughput.
     pub(crate) fn of_load(load: Load, rivals: &[Rival]) -> [Self; 3] {
         let throughput = if load.payload_bytes >= 1 << 20 {
             Unit::MegabytesPerSecond
@@ -183,7 +183,7 @@ impl Report {
                 writeln!(
                     table,
                     "| {} | {} | {} | {} | {} | {} | {} | {} | {} |",
-                    // Once for each group of lines.
+                    // Only in the first row of each figure.
                     std::mem::take(&mut name),
                     family.name(),
                     show(entry.median),
@@ -211,7 +211,7 @@ impl Report {
     }
 }
 
-/// `None` when there are none.
+/// `None` without samples.
 fn median(samples: &[f64]) -> Option<f64> {
     let mut sorted = samples.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -223,7 +223,7 @@ fn median(samples: &[f64]) -> Option<f64> {
     }
 }
 
-/// The median of the ratios within each round: noise that lasted for a round is in both its numbers.
+/// The median of the ratios of each round. Noise of a whole round affects both values, so the ratio cancels it.
 fn ratio(samples: &[f64], others: &[f64]) -> Option<f64> {
     let ratios: Vec<_> = samples
         .iter()
@@ -233,7 +233,7 @@ fn ratio(samples: &[f64], others: &[f64]) -> Option<f64> {
     median(&ratios)
 }
 
-/// `1234567.8` as `1,234,568`; of times one decimal place.
+/// Formats `1234567.8` as `1,234,568`; times have one decimal place.
 fn with_separators(value: f64, unit: Unit) -> String {
     let text = match unit {
         Unit::Microseconds => format!("{value:.1}"),
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn medians_and_ratios_are_those_of_neighbours() {
+    fn ratios_compare_values_of_the_same_round() {
         assert_eq!(median(&[]), None);
         assert_eq!(median(&[9.0, 1.0]), Some(5.0));
         assert_eq!(median(&[9.0, 1.0, 2.0]), Some(2.0));

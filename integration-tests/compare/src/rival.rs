@@ -7,7 +7,7 @@ use clap::ValueEnum;
 /// One column of figures. Frameworks on tokio appear once per runtime.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Rival {
-    /// Blocking sockets, one thread on each side, a length before each payload: the floor.
+    /// Blocking sockets, one thread on each side, length-prefixed payloads: the lower bound.
     Bare,
     RpcAgent,
     TarpcMultiThread,
@@ -48,7 +48,7 @@ impl Rival {
         }
     }
 
-    /// The tokio runtime; `None` without tokio.
+    /// The scheduler of the tokio runtime; `None` without tokio.
     pub(crate) fn flavor(self) -> Option<Flavor> {
         match self {
             Self::Bare | Self::RpcAgent => None,

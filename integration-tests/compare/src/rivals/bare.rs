@@ -1,8 +1,8 @@
-//! The floor: blocking sockets, a length before each payload, one thread on each side.
+//! The lower bound: blocking sockets, length-prefixed payloads, one thread on each side.
 //!
-//! No table of calls, no dispatch, no other thread that could be woken: what is left is the price of
-//! the sockets. With many calls in flight each side takes all that has arrived in one read and
-//! answers it in one write, so the figure is what the wire allows, not what calls cost.
+//! Without call tables, dispatch and thread wake-ups, only the cost of the sockets remains. With many calls in flight,
+//! each side reads all arrived frames at once and answers them in one write, so the figure is the throughput of the
+//! socket, not the cost of calls.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -20,18 +20,17 @@ use crate::rival::Rival;
 /// The length of a payload, little-endian.
 const HEADER_BYTES: usize = 4;
 
-/// What is read at a time, unless a frame is longer.
+/// The initial size of the receive buffer. It grows for longer frames.
 const BUFFER_BYTES: usize = 256 << 10;
 
-/// As much as the sockets of both directions hold for certain: with less in flight a thread can write
-/// all of it before it reads.
+/// The amount that the socket buffers certainly hold. Up to it, one thread can write all requests before it reads.
 const IN_FLIGHT_BYTES_MAX: usize = 128 << 10;
 
 pub(super) fn serve(announce: Announce<'_>) -> Result<(), CompareError> {
     listen(announce).map_err(CompareError::setup(Rival::Bare, "cannot serve"))
 }
 
-/// One connection at a time: there is one client, with one.
+/// Serves one connection at a time; the only client has one connection.
 fn listen(announce: Announce<'_>) -> io::Result<()> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     announce(listener.local_addr()?)?;
@@ -41,7 +40,7 @@ fn listen(announce: Announce<'_>) -> io::Result<()> {
     }
 }
 
-/// Sends back each frame that has arrived whole, until the client closes.
+/// Echoes each complete frame until the client closes the connection.
 fn answer(mut stream: TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let mut frames = Frames::new();
@@ -53,14 +52,14 @@ fn answer(mut stream: TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-/// What has been received and not yet dealt with.
+/// Received bytes that are not yet processed.
 #[derive(Debug)]
 struct Frames {
     buffer: Vec<u8>,
     filled: usize,
 }
 
-/// The frames at the beginning of a buffer of which no byte is missing.
+/// The complete frames at the beginning of a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Whole {
     frames: usize,
@@ -86,7 +85,7 @@ impl Frames {
         &self.buffer[..self.filled]
     }
 
-    /// Counts them, and makes room for one that does not fit.
+    /// Counts the complete frames; grows the buffer if a frame does not fit.
     fn whole(&mut self) -> io::Result<Whole> {
         let mut whole = Whole {
             frames: 0,
@@ -141,7 +140,7 @@ impl Echo {
         })
     }
 
-    /// Reads until at least one frame is whole.
+    /// Reads until at least one frame is complete.
     fn receive(&mut self) -> io::Result<Whole> {
         loop {
             if self.frames.receive(&mut self.stream)? == 0 {
@@ -154,13 +153,13 @@ impl Echo {
         }
     }
 
-    /// One request, already a frame, and its answer, which stays in the buffer.
+    /// Sends a request frame and receives its answer, which stays in the buffer.
     fn exchange(&mut self, request: &[u8]) -> io::Result<Whole> {
         self.stream.write_all(request)?;
         self.receive()
     }
 
-    /// Writes from the thread that reads.
+    /// Writes and reads on one thread.
     fn window_of_small(&mut self, requests: &Requests, end: Instant) -> io::Result<u64> {
         self.stream.write_all(requests.first(requests.count))?;
         let mut waiting = requests.count;
@@ -179,7 +178,7 @@ impl Echo {
         Ok(calls)
     }
 
-    /// Writes from a second thread: else both sides could wait for each other to read.
+    /// Writes on a second thread. With one thread, both sides could block in a write.
     fn window_of_large(&mut self, requests: &Requests, end: Instant) -> io::Result<u64> {
         let mut writing = self.stream.try_clone()?;
         let (permits, permitted) = mpsc::channel::<()>();
@@ -189,7 +188,7 @@ impl Echo {
                 .spawn_scoped(scope, move || {
                     while permitted.recv().is_ok() {
                         if let Err(error) = writing.write_all(requests.first(1)) {
-                            // Wakes the reader, which waits for an answer.
+                            // Ends the read of the other thread.
                             let _ = writing.shutdown(Shutdown::Both);
                             return Err(error);
                         }
@@ -215,7 +214,7 @@ impl Echo {
         let mut wanted = requests.count;
         loop {
             for _ in 0..wanted {
-                // Fails when the writer has; then the socket is shut down, and reading says so.
+                // Fails if the writer has failed. It has shut down the socket, so the next read fails.
                 let _ = permits.send(());
             }
             waiting += wanted;
@@ -236,7 +235,7 @@ impl Echo {
     }
 }
 
-/// Equal frames, one after the other, ready to be written.
+/// Identical consecutive frames, ready to be written.
 #[derive(Debug)]
 struct Requests {
     frames: Vec<u8>,
@@ -248,7 +247,7 @@ impl Requests {
     fn new(payload: &[u8], count: usize) -> Self {
         let frame = frame(payload);
         Self {
-            // The large ones are written one by one.
+            // Large frames are written one by one.
             frames: if frame.len() * count <= IN_FLIGHT_BYTES_MAX {
                 frame.repeat(count)
             } else {
@@ -276,7 +275,7 @@ impl Requests {
 
 fn frame(payload: &[u8]) -> Vec<u8> {
     let mut frame = vec![0; HEADER_BYTES];
-    // No payload here is near 4 GiB; a server refuses what does not fit.
+    // All payloads are far below 4 GiB; a server rejects longer ones.
     LittleEndian::write_u32(&mut frame, u32::try_from(payload.len()).unwrap_or(u32::MAX));
     frame.extend_from_slice(payload);
     frame
@@ -361,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_beyond_the_limit_is_an_error_and_takes_no_memory() {
+    fn a_frame_beyond_the_limit_is_an_error_and_allocates_nothing() {
         let mut frames = Frames::new();
         frames.receive(&mut &[0xff_u8; HEADER_BYTES][..]).unwrap();
         let said = frames.whole().unwrap_err().to_string();

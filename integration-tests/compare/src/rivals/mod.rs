@@ -14,7 +14,7 @@ use crate::rival::{Family, Rival};
 use contract::Announce;
 pub(crate) use contract::Client;
 
-/// Serves on a free port of 127.0.0.1 until the process ends; returns only with an error.
+/// Serves on a free port of 127.0.0.1 until the process exits; returns only on an error.
 pub(crate) fn serve(rival: Rival, announce: Announce<'_>) -> Result<(), CompareError> {
     match (rival.family(), rival.flavor().unwrap_or_default()) {
         (Family::Bare, _) => bare::serve(announce),
@@ -24,7 +24,7 @@ pub(crate) fn serve(rival: Rival, announce: Announce<'_>) -> Result<(), CompareE
     }
 }
 
-/// A client with its connection made.
+/// Connects a client.
 pub(crate) fn connect(rival: Rival, address: SocketAddr) -> Result<Box<dyn Client>, CompareError> {
     Ok(match (rival.family(), rival.flavor().unwrap_or_default()) {
         (Family::Bare, _) => Box::new(bare::Echo::connect(address)?),

@@ -1,7 +1,7 @@
 //! `rpc-agent`, between two workers of a group of two.
 //!
-//! What is announced is the server's store: through it the client finds the worker by its name, as it
-//! would in a job. Calls in flight are futures of one thread, which waits for the oldest.
+//! The server announces the address of its store, in which the client finds the worker by name, as in a job. One
+//! thread sends all calls in flight and waits for the oldest.
 
 use std::collections::VecDeque;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -29,10 +29,10 @@ pub(super) fn serve(announce: Announce<'_>) -> Result<(), CompareError> {
         .map_err(CompareError::setup(Rival::RpcAgent, "cannot register"))?;
     announce(store.local_addr()).map_err(CompareError::setup(
         Rival::RpcAgent,
-        "cannot tell the address",
+        "cannot announce the address",
     ))?;
     let _agent = start(SERVER, 0, store.local_addr(), registry)?;
-    // Its threads serve, until the process ends.
+    // The agent's threads serve until the process exits.
     loop {
         thread::park();
     }
@@ -66,7 +66,7 @@ pub(super) struct AgentClient {
 }
 
 impl AgentClient {
-    /// Finds the server through its store. The connection is made by the first call.
+    /// Finds the server through its store. The first call connects.
     pub(super) fn connect(store: SocketAddr) -> Result<Self, CompareError> {
         let agent = start("client", 1, store, Registry::new())?;
         Ok(Self { agent })

@@ -1,7 +1,7 @@
 //! Calls from tasks of a tokio runtime, shared by tarpc and tonic.
 //!
-//! The loops run inside the runtime, where such calls are cheapest: on the multi-thread one they are
-//! tasks of its workers, so no call pays for waking the thread in `block_on`.
+//! The loops run as tasks inside the runtime, where calls are cheapest: with the multi-thread runtime, no call wakes
+//! the thread in `block_on`.
 
 use std::future::Future;
 use std::io;

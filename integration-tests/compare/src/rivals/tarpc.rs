@@ -1,7 +1,7 @@
-//! tarpc over TCP with bincode, the fastest of the encodings it comes with.
+//! tarpc over TCP with bincode, its fastest encoding.
 //!
-//! Payloads are `Bytes`, which serde moves as one block; of a `Vec<u8>` it would take each byte
-//! singly. TCP_NODELAY is set on both sides, as on all rivals; tarpc leaves it to its user.
+//! Payloads are `Bytes`, which serde copies as one block; it encodes each byte of a `Vec<u8>` separately. TCP_NODELAY is
+//! set on both sides, as for all rivals; tarpc does not set it.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -21,7 +21,7 @@ use super::runtime::{self, Caller, TokioClient};
 use crate::error::CompareError;
 use crate::rival::{Flavor, Rival};
 
-/// In a module of its own: what the macro writes has its own style.
+/// A separate module, because the macro generates code in another style.
 mod service {
     use bytes::Bytes;
 
@@ -61,7 +61,7 @@ async fn listen(announce: Announce<'_>) -> io::Result<()> {
         let (stream, _) = listener.accept().await?;
         stream.set_nodelay(true)?;
         let requests = BaseChannel::with_defaults(transport(stream)).execute(Server.serve());
-        // A task for each call, as tarpc's examples have it: a slow one holds up no other.
+        // A task for each call, as in tarpc's examples, so that a slow call does not delay others.
         tokio::spawn(requests.for_each(async |response| {
             tokio::spawn(response);
         }));

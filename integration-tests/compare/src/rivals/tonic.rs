@@ -1,8 +1,8 @@
 //! tonic: unary gRPC calls over HTTP/2, in plain text.
 //!
-//! Messages are raw bytes, not protobuf: it is the cheapest codec there can be, and needs no
-//! generated code. The rest of the service is what the generator would write. The flow control
-//! windows are raised, as the 1 MiB of a default connection would hold large payloads back.
+//! Messages are raw bytes, not protobuf: this is the cheapest codec and needs no generated code. The rest of the
+//! service corresponds to generated code. The flow control windows are larger than the default of 1 MiB for a
+//! connection, which would delay large payloads.
 
 use std::convert::Infallible;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -29,7 +29,7 @@ const PATH: &str = "/compare.Echo/Echo";
 
 /// Twice the largest payload.
 const STREAM_WINDOW_BYTES: u32 = 2 << 20;
-/// All payloads in flight, twice.
+/// Twice the payloads in flight.
 const CONNECTION_WINDOW_BYTES: u32 = 16 << 20;
 
 pub(super) fn serve(
@@ -141,7 +141,7 @@ impl UnaryService<Bytes> for EchoMethod {
     }
 }
 
-/// A message is its bytes.
+/// Passes messages on as raw bytes.
 #[derive(Debug, Clone, Copy)]
 struct RawCodec;
 
