@@ -4,13 +4,13 @@ Usage: elastic_worker.py MODE FOLDER [FAILURES]
 
 MODE says what it does:
     env     writes its environment
-    sum     joins a gloo group, sums up over all workers once, ends
-    fail    as sum, but the worker with local rank 0 of node 0 fails in its first FAILURES lives,
-            between joining and ending
-    loop    sums up again and again until there is a file `stop`
+    sum     joins a gloo group, runs one all-reduce over all workers, exits
+    fail    like sum, but rank 0 fails after the all-reduce in its first FAILURES attempts
+    loop    runs all-reduces until the file `stop` exists
 
-What it finds goes into files of FOLDER, each written at one go: `env.RANK`, `done.RANK`, with `fail`
-`life.PID` after the first sum, and in a loop `now.RANK.PID` after each sum. An exception ends it, with its text on standard error.
+The results are JSON files in FOLDER, written atomically: `env.RANK`; `done.RANK` at the end; with `fail` also
+`attempt.PID` after the first all-reduce; with `loop` also `now.RANK.PID` after each all-reduce. An exception ends the
+worker, with its message on standard error.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ from pathlib import Path
 RANK = int(os.environ["RANK"])
 RESTART_COUNT = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 
-# Between two sums: many in a second, and time for others on a small machine.
+# Between two all-reduces: many per second, and idle time for other processes.
 PAUSE_SECONDS = 0.05
 
 PR_SET_PDEATHSIG = 1
@@ -47,12 +47,12 @@ def main():
     import torch
     import torch.distributed as dist
 
-    def sum_up(values):
+    def all_reduce(values):
         total = torch.tensor(values, dtype=torch.int64)
         dist.all_reduce(total)
         return total.tolist()
 
-    def found(total):
+    def result(total):
         return {
             "rank": RANK,
             "pid": os.getpid(),
@@ -66,29 +66,29 @@ def main():
         }
 
     dist.init_process_group("gloo")
-    # How many there are, the sum of their ranks, the sum of their squares.
-    total = sum_up([1, RANK, RANK * RANK])
+    # Count, sum, and sum of squares of the ranks.
+    total = all_reduce([1, RANK, RANK * RANK])
     if mode == "fail":
-        write(folder, f"life.{os.getpid()}", found(total))
-        # All have written before one of them fails.
+        write(folder, f"attempt.{os.getpid()}", result(total))
+        # Every worker writes its file before one fails.
         dist.barrier()
         if RESTART_COUNT < int(sys.argv[3]) and RANK == 0:
-            sys.exit(f"failing on purpose, in life {RESTART_COUNT}")
-        # Never met while one has failed.
-        total = sum_up([1, RANK, RANK * RANK])
+            sys.exit(f"failing on purpose, in attempt {RESTART_COUNT}")
+        # Completes only if no worker has failed.
+        total = all_reduce([1, RANK, RANK * RANK])
     elif mode == "loop":
-        # All stop after the same sum: one that has seen the file tells the others in it.
+        # All workers stop after the same all-reduce, which also reports whether a worker has seen the file.
         while True:
-            is_to_stop = int((folder / "stop").exists())
-            *total, stopping = sum_up([1, RANK, RANK * RANK, is_to_stop])
-            write(folder, f"now.{RANK}.{os.getpid()}", found(total))
+            sees_stop = int((folder / "stop").exists())
+            *total, stopping = all_reduce([1, RANK, RANK * RANK, sees_stop])
+            write(folder, f"now.{RANK}.{os.getpid()}", result(total))
             if stopping:
                 break
             time.sleep(PAUSE_SECONDS)
     elif mode != "sum":
         raise ValueError(f"unknown mode: {mode}")
     dist.destroy_process_group()
-    write(folder, f"done.{RANK}", found(total))
+    write(folder, f"done.{RANK}", result(total))
 
 
 main()

@@ -1,14 +1,14 @@
-"""One rank of a gloo process group: joins it, sums up, meets the others, leaves.
+"""One rank of a gloo process group: joins, runs collectives, leaves.
 
 Usage: process_group.py MODE RANK WORLD_SIZE PORT TIMEOUT_SECONDS
 
 MODE says how the rank finds the store:
-    env     init_method "env://": everything comes from the environment
+    env     init_method "env://", with the variables of the environment
     tcp     init_method "tcp://127.0.0.1:PORT"
-    store   a TCPStore that is opened here and given to init_process_group
+    store   a TCPStore that this script opens and passes to init_process_group
 
-Prints one JSON object: {"rank": 0, "sum": [...], "gathered": [...]}. An exception ends the process
-with its text on standard error.
+Prints one JSON object: {"rank": 0, "sum": [...], "gathered": [...], ...}. An exception ends the process, with its
+message on standard error.
 """
 
 import json
@@ -19,8 +19,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-# PyTorch 2.4 joins the threads of a group with the interpreter's lock held. A thread that drops a tensor at that
-# moment waits for the lock, and the process for the thread, without our server as well.
+# PyTorch 2.4 joins the threads of a group while it holds the GIL. If one of them drops a tensor at that moment, it
+# waits for the GIL: a deadlock. It also occurs without our server.
 DESTROYING_MAY_HANG = torch.__version__.startswith("2.4.")
 
 
@@ -53,11 +53,11 @@ def main():
     dist.barrier()
     gathered = [torch.zeros(1, dtype=torch.int64) for _ in range(world_size)]
     dist.all_gather(gathered, torch.tensor([rank * 10]))
-    # Pickled and sent with its length first, unlike a tensor.
+    # Unlike a tensor, an object is pickled, and its length is sent first.
     objects = [{"from": 0, "text": "hello"}] if rank == 0 else [None]
     dist.broadcast_object_list(objects, src=0)
 
-    # A subgroup goes through the same store, under a prefix of its own.
+    # A subgroup uses the same store with its own prefix.
     even = dist.new_group(ranks=list(range(0, world_size, 2)), timeout=timeout)
     evens = torch.tensor([rank])
     if rank % 2 == 0:
@@ -79,7 +79,7 @@ def main():
         flush=True,
     )
     if DESTROYING_MAY_HANG:
-        # Without the destructors.
+        # Skips the destructors.
         os._exit(0)
 
 

@@ -1,6 +1,6 @@
-"""PyTorch stores on strings: opens stores and runs operations on them as told.
+"""Opens PyTorch stores and runs operations on them, as requested on standard input.
 
-Reads one JSON object per line from standard input, answers with one per line on standard output:
+Reads one JSON object per line from standard input, and replies with one per line on standard output:
 
     {"id": 1, "thread": "a", "op": "open", "store": "a", "kind": "tcp", "host": "127.0.0.1", "port": 29500}
     {"id": 1, "value": {"port": 29500}, "elapsed": 0.002}
@@ -8,8 +8,8 @@ Reads one JSON object per line from standard input, answers with one per line on
     {"id": 2, "thread": "a", "op": "get", "store": "a", "key": "k"}
     {"id": 2, "error": "DistStoreError", "bases": ["DistError", "RuntimeError"], "message": "...", "elapsed": 0.3}
 
-Each name in "thread" is a thread of its own that runs its operations in order, so that any number of
-them can block at the same time. Values are hexadecimal. The process ends when its input does.
+Each name in "thread" has its own thread, which runs its operations in order, so several operations can block at the
+same time. Values are hexadecimal. The process exits when standard input ends.
 """
 
 import gc
@@ -67,7 +67,7 @@ def close_store(r):
 
 
 def queue_pop(store, r):
-    # Older bindings know no keyword here, so the common case passes none.
+    # Older bindings do not accept the argument, so the default omits it.
     return store.queue_pop(r["key"]) if r["block"] else store.queue_pop(r["key"], False)
 
 
@@ -84,7 +84,7 @@ def wait(store, r):
 
 
 def add_many(store, r):
-    """Many additions without a round trip to the test for each; the last sum."""
+    """Runs many additions in one request, and returns the last sum."""
     total = None
     for _ in range(r["times"]):
         total = store.add(r["key"], r["delta"])
@@ -168,7 +168,7 @@ def main():
             threads[name] = queue.SimpleQueue()
             threading.Thread(target=work, args=(threads[name],), name=name, daemon=True).start()
         threads[name].put(r)
-    # Threads that still block must not keep the process.
+    # Exits even if threads are still blocked.
     os._exit(0)
 
 

@@ -1,20 +1,19 @@
-"""PyTorch's own reading, changing and writing of rendezvous states.
+"""Decodes, changes and encodes rendezvous states with PyTorch.
 
 Usage: rendezvous_codec.py
 
-Prints PyTorch's version as JSON. Then takes one JSON object a line from standard input and answers
-each with one on standard output:
+Prints PyTorch's version as JSON. Then reads one JSON object per line from standard input, and replies to each with one
+on standard output:
 
     {"pickle": "80..", "how": "sync", "action": "add_to_participants", "node": ["host", 1, 0]}
     {"before": {...}, "again": "80..", "after": {...}, "pickle": "80.."}
 
-HOW says how PyTorch reads and writes the state:
-    sync    as its rendezvous does, through a backend; needs times with a time zone
+HOW selects how PyTorch decodes and encodes the state:
+    sync    through a backend, as its rendezvous does; requires times with a time zone
     pickle  with Python's pickle alone
 
-ACTION is what the node does then, by the name of PyTorch's own method; null for nothing. "again" is
-the state read and written without a change. Times are in microseconds since 1970. An exception ends
-the process with its text on standard error.
+ACTION names the PyTorch method that the node calls then; null for none. "again" is the state encoded without a change.
+Times are in microseconds since 1970. An exception ends the process, with its message on standard error.
 """
 
 import json
@@ -27,13 +26,13 @@ from torch.distributed.elastic.rendezvous import dynamic_rendezvous as rendezvou
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
-# So many that no node completes a round or starts its last call by coming, and every one that leaves
-# ends the last call.
+# So large that a joining node never completes a round or starts the last call, and a leaving node always cancels the
+# last call.
 NODES = 1_000_000
 
 
 class Backend(rendezvous.RendezvousBackend):
-    """A store that holds one state and lets everybody replace it."""
+    """A backend that holds one state in memory and accepts every write."""
 
     def __init__(self, state):
         self.state = state
@@ -99,7 +98,7 @@ def answer(request):
         min_nodes=NODES,
         max_nodes=NODES,
         timeout=rendezvous.RendezvousTimeout(),
-        # Nobody is taken for dead.
+        # No node is considered dead.
         keep_alive_interval=timedelta(days=365 * 100),
         keep_alive_max_attempt=1,
     )

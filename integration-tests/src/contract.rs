@@ -1,45 +1,44 @@
-//! What every store promises, written once and checked for every pair of client and server.
+//! The operations that every store must support, tested for every pair of client and server.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::peer::{Failure, Peer, PeerResult};
-use crate::torch::{Feature, Release, left_out};
+use crate::torch::{Feature, Release, print_skipped};
 
-/// In what stores differ from each other.
+/// Features and behaviours in which stores differ.
 #[derive(Debug, Clone, Copy)]
 pub struct Traits {
-    /// It has queues.
+    /// The store has queues.
     pub queues: bool,
-    /// It has `barrier`.
+    /// The store has `barrier`.
     pub barrier: bool,
-    /// It has `list_keys`.
+    /// The store has `list_keys`.
     pub list_keys: bool,
     /// The client has `clone`.
     pub clone: bool,
-    /// Whether a wait for a key ends when a `compare_set` creates it.
+    /// Whether a `compare_set` that creates a key wakes waits for the key.
     pub compare_set_wakes: bool,
-    /// Keys of its own that `num_keys` counts in a fresh store.
+    /// The number of internal keys that `num_keys` counts in a fresh store.
     pub own_keys: u64,
-    /// Whether `list_keys` shows nothing but the user's keys.
+    /// Whether `list_keys` returns only the user's keys.
     pub lists_only_users_keys: bool,
-    /// What `delete_key` says of a missing key.
+    /// The result of `delete_key` for a missing key.
     pub delete_of_missing: bool,
-    /// Whether `append`, `multi_get` and `multi_set` are its own.
+    /// Whether the store implements `append`, `multi_get` and `multi_set` itself.
     pub extended_api: bool,
-    /// What `add` to something that is not a number does: [`Failure::Lost`] when it costs the
-    /// connection.
+    /// The error of `add` to a value that is not a number. [`Failure::Lost`]: the server closes the connection.
     pub add_to_text: Failure,
-    /// Whether `barrier` without a timeout takes the store's: PyTorch's PrefixStore does not.
+    /// Whether `barrier` without a timeout uses the store's timeout. PyTorch's `PrefixStore` does not.
     pub barrier_has_default_timeout: bool,
-    /// Whether a clone has the timeout of the original: PyTorch's FileStore's has the default.
+    /// Whether a clone has the timeout of the original. With PyTorch's `FileStore` it has the default timeout.
     pub clone_keeps_timeout: bool,
-    /// The longest value to try.
+    /// The length of the longest value to test.
     pub value_bytes_max: usize,
 }
 
 impl Traits {
-    /// What of it is left with PyTorch's `release` on either end.
+    /// Clears the features that PyTorch's `release` does not have.
     #[must_use]
     pub fn with(mut self, release: &Release) -> Self {
         for (has, feature) in [
@@ -54,17 +53,17 @@ impl Traits {
     }
 }
 
-/// Whether a part of the contract applies. If not, prints that it is left out.
+/// Returns `part`: whether a part of the contract applies. If not, prints that the test skips it.
 fn has(part: bool, name: &str) -> bool {
     if !part {
-        left_out(&format!(
+        print_skipped(&format!(
             "{name}, which the client or the store does not have"
         ));
     }
     part
 }
 
-/// A TCP store, as a direct connection to a server with queues shows it.
+/// A TCP store with queues, without a prefix.
 pub const TCP: Traits = Traits {
     queues: true,
     barrier: true,
@@ -81,16 +80,16 @@ pub const TCP: Traits = Traits {
     value_bytes_max: 8 << 20,
 };
 
-/// Long enough to be measured, short enough to wait for often.
+/// A timeout that tests let expire.
 const SHORT: Duration = Duration::from_millis(150);
 
-/// For what has to happen: never waited for in a run that succeeds.
+/// A timeout that expires only when a test fails.
 const LONG: Duration = Duration::from_secs(30);
 
-/// Runs every operation of a fresh store, with its corner cases.
+/// Tests every operation of a fresh store, with its corner cases.
 ///
 /// # Panics
-/// When one of them does something else than promised.
+/// When an operation violates the contract.
 pub fn every_operation(peer: &dyn Peer, traits: &Traits) {
     peer.set_timeout(LONG).expect("set_timeout");
     values(peer);
@@ -116,33 +115,36 @@ pub fn every_operation(peer: &dyn Peer, traits: &Traits) {
     }
 }
 
-/// Runs `add` on something that is not a number. Comes last, as it may cost the connection.
+/// Tests `add` to a value that is not a number. Call it last: the server may close the connection.
 ///
 /// # Panics
-/// When it does something else than promised.
+/// When the operation violates the contract.
 pub fn add_to_text(peer: &dyn Peer, other: &dyn Peer, traits: &Traits) {
     peer.set("text", b"abc").expect("set");
     let error = peer.add("text", 1).expect_err("abc is not a number");
     assert_eq!(error.failure, traits.add_to_text, "{error}");
-    assert_eq!(other.get("text").expect("the others go on"), b"abc");
+    assert_eq!(
+        other.get("text").expect("other clients are unaffected"),
+        b"abc"
+    );
     if traits.add_to_text == Failure::NotANumber {
-        assert_eq!(peer.get("text").expect("the same handle goes on"), b"abc");
+        assert_eq!(peer.get("text").expect("the client remains usable"), b"abc");
         peer.add("after_text", 1).expect("add");
     }
 }
 
-/// Two users of one store see what the other one does, and wake each other.
+/// Tests that two clients of one store see each other's changes and wake each other's waits.
 ///
 /// # Panics
-/// When they do not.
-pub fn two_users(a: &dyn Peer, b: &dyn Peer, traits: &Traits) {
+/// When an operation violates the contract.
+pub fn two_clients(a: &dyn Peer, b: &dyn Peer, traits: &Traits) {
     for (round, (waiter, writer)) in [(a, b), (b, a)].into_iter().enumerate() {
-        let who = format!("{} waits for {}", waiter.name(), writer.name());
+        let case = format!("{} waits for {}", waiter.name(), writer.name());
         let key = |name: &str| format!("two/{round}/{name}");
         waiter.set_timeout(LONG).expect("set_timeout");
         writer.set_timeout(LONG).expect("set_timeout");
 
-        // Every operation that writes releases who waits for the key.
+        // Every operation that writes a key wakes the waits for it.
         type Write = fn(&dyn Peer, &str) -> PeerResult<()>;
         let writes: [(&str, Write, &[u8]); 5] = [
             ("set", |p, k| p.set(k, b"v"), b"v"),
@@ -162,13 +164,13 @@ pub fn two_users(a: &dyn Peer, b: &dyn Peer, traits: &Traits) {
             let key = key(name);
             let got = while_waiting(
                 || waiter.get(&key),
-                || write(writer, &key).unwrap_or_else(|e| panic!("{who}: {name}: {e}")),
+                || write(writer, &key).unwrap_or_else(|e| panic!("{case}: {name}: {e}")),
             );
-            let got = got.unwrap_or_else(|e| panic!("{who}: get after {name}: {e}"));
-            assert_eq!(got, value, "{who}: {name}");
+            let got = got.unwrap_or_else(|e| panic!("{case}: get after {name}: {e}"));
+            assert_eq!(got, value, "{case}: {name}");
         }
 
-        // A wait for several keys ends with the last of them.
+        // A wait for several keys ends when the last of them exists.
         let (first, last) = (key("first"), key("last"));
         let keys = [first.as_str(), last.as_str()];
         let waited = while_waiting(
@@ -179,9 +181,9 @@ pub fn two_users(a: &dyn Peer, b: &dyn Peer, traits: &Traits) {
                 writer.set(&first, b"").expect("set");
             },
         );
-        waited.unwrap_or_else(|e| panic!("{who}: wait for two keys: {e}"));
+        waited.unwrap_or_else(|e| panic!("{case}: wait for two keys: {e}"));
 
-        // Additions of both come together.
+        // Concurrent additions by both clients are all counted.
         let sum = key("sum");
         thread::scope(|scope| {
             for peer in [a, b] {
@@ -193,7 +195,7 @@ pub fn two_users(a: &dyn Peer, b: &dyn Peer, traits: &Traits) {
                 });
             }
         });
-        assert_eq!(waiter.add(&sum, 0).expect("add"), 100, "{who}");
+        assert_eq!(waiter.add(&sum, 0).expect("add"), 100, "{case}");
 
         if has(traits.barrier, "barrier") {
             let meet = key("meet");
@@ -202,10 +204,10 @@ pub fn two_users(a: &dyn Peer, b: &dyn Peer, traits: &Traits) {
                 || {
                     writer
                         .barrier(&meet, 2, Some(LONG))
-                        .unwrap_or_else(|e| panic!("{who}: the last at the barrier: {e}"));
+                        .unwrap_or_else(|e| panic!("{case}: last arrival at the barrier: {e}"));
                 },
             );
-            met.unwrap_or_else(|e| panic!("{who}: the first at the barrier: {e}"));
+            met.unwrap_or_else(|e| panic!("{case}: first arrival at the barrier: {e}"));
         }
 
         if has(traits.queues, "queues") {
@@ -215,7 +217,7 @@ pub fn two_users(a: &dyn Peer, b: &dyn Peer, traits: &Traits) {
                 || writer.queue_push(&queue, b"job").expect("queue_push"),
             );
             assert_eq!(
-                popped.unwrap_or_else(|e| panic!("{who}: queue_pop: {e}")),
+                popped.unwrap_or_else(|e| panic!("{case}: queue_pop: {e}")),
                 b"job"
             );
             for element in [&b"1"[..], b"", b"3"] {
@@ -227,16 +229,16 @@ pub fn two_users(a: &dyn Peer, b: &dyn Peer, traits: &Traits) {
             }
         }
 
-        // What one deletes is gone for the other.
-        assert!(writer.delete_key(&sum).expect("delete_key"), "{who}");
-        assert!(!waiter.check(&[&sum]).expect("check"), "{who}");
+        // A key that one client deletes is missing for the other.
+        assert!(writer.delete_key(&sum).expect("delete_key"), "{case}");
+        assert!(!waiter.check(&[&sum]).expect("check"), "{case}");
     }
 }
 
-/// Runs `wait` on a thread, then `act`, and gives the result of `wait`.
+/// Runs `wait` on a thread and `act` 30 ms later; returns the result of `wait`.
 ///
-/// `act` starts as soon as the thread does; most of the time the wait has begun by then. What is
-/// asserted must hold either way, and does: a key that is there already ends a wait as well.
+/// The wait has usually begun when `act` runs, but assertions must not depend on it: a wait for a key that
+/// already exists ends at once.
 pub fn while_waiting<T: Send>(wait: impl FnOnce() -> T + Send, act: impl FnOnce()) -> T {
     thread::scope(|scope| {
         let waiting = scope.spawn(wait);
@@ -249,10 +251,10 @@ pub fn while_waiting<T: Send>(wait: impl FnOnce() -> T + Send, act: impl FnOnce(
     })
 }
 
-/// Runs `operation`, which must time out after `limit`, not before, and not as late as by the store's own timeout.
+/// Asserts that `operation` times out after `limit`: neither earlier nor only after the store's own timeout.
 ///
 /// # Panics
-/// When it does anything else.
+/// When the operation succeeds, fails with another error or times out too early or too late.
 pub fn times_out<T: std::fmt::Debug>(
     what: &str,
     limit: Duration,
@@ -262,7 +264,7 @@ pub fn times_out<T: std::fmt::Debug>(
     let error = operation().expect_err(what);
     let elapsed = started.elapsed();
     assert_eq!(error.failure, Failure::Timeout, "{what}: {error}");
-    // A millisecond for clocks that are rounded down. Above, a wait without this limit is told apart.
+    // 1 ms of tolerance for clocks that round down. LONG is the store's own timeout.
     assert!(
         elapsed + Duration::from_millis(1) >= limit && elapsed < LONG,
         "{what}: a limit of {limit:?} took {elapsed:?}"
@@ -296,7 +298,7 @@ fn numbers(peer: &dyn Peer) {
     assert_eq!(peer.get("numbers/new").expect("get"), b"-2");
     assert_eq!(add("numbers/zero", 0), 0);
     assert_eq!(peer.get("numbers/zero").expect("get"), b"0");
-    // docs/wire.md, 5.3: as C's strtoll reads it.
+    // docs/wire.md, 5.3: parsed as by C's strtoll.
     peer.set("numbers/text", b" \t+12abc").expect("set");
     assert_eq!(add("numbers/text", 1), 13);
     assert_eq!(add("numbers/limit", i64::MAX), i64::MAX);
@@ -312,7 +314,7 @@ fn compare_set(peer: &dyn Peer) {
         peer.compare_set(key, expected, desired)
             .expect("compare_set")
     };
-    // docs/wire.md, 5.4, row by row.
+    // The rows of the table in docs/wire.md, 5.4.
     assert_eq!(compare_set("cas", b"other", b"x"), b"other");
     assert!(!peer.check(&["cas"]).expect("check"), "nothing was stored");
     assert_eq!(compare_set("cas", b"", b"one"), b"one");
@@ -325,7 +327,7 @@ fn compare_set(peer: &dyn Peer) {
 }
 
 fn presence(peer: &dyn Peer) {
-    assert!(peer.check(&[]).expect("check"), "no keys are all there");
+    assert!(peer.check(&[]).expect("check"), "check of no keys is true");
     peer.set("here", b"").expect("set");
     assert!(peer.check(&["here"]).expect("check"));
     assert!(peer.check(&["here", "here"]).expect("check"));
@@ -350,7 +352,11 @@ fn deletion(peer: &dyn Peer, traits: &Traits) {
         traits.delete_of_missing
     );
     assert_eq!(peer.num_keys().expect("num_keys"), before);
-    assert_eq!(peer.add("doomed", 1).expect("add"), 1, "starts anew");
+    assert_eq!(
+        peer.add("doomed", 1).expect("add"),
+        1,
+        "a deleted counter starts at 0"
+    );
 }
 
 fn append(peer: &dyn Peer, traits: &Traits) {
@@ -391,7 +397,7 @@ fn queues(peer: &dyn Peer) {
     assert_eq!(peer.queue_len("q").expect("queue_len"), 3);
     assert!(
         peer.check(&["q"]).expect("check"),
-        "a filled queue is there"
+        "a queue with elements exists as a key"
     );
     assert_eq!(peer.queue_pop("q").expect("queue_pop"), b"first");
     assert_eq!(peer.try_queue_pop("q").expect("queue_pop"), b"");
@@ -399,12 +405,12 @@ fn queues(peer: &dyn Peer) {
     assert_eq!(peer.queue_len("q").expect("queue_len"), 0);
     assert!(
         !peer.check(&["q"]).expect("check"),
-        "an empty one is not there"
+        "an empty queue does not"
     );
     peer.set_timeout(SHORT).expect("set_timeout");
     times_out("queue_pop", SHORT, || peer.queue_pop("q"));
     peer.set_timeout(LONG).expect("set_timeout");
-    // A queue and a value of one name are two things.
+    // A queue and a value with the same key are independent.
     let before = peer.num_keys().expect("num_keys");
     peer.queue_push("q", b"element").expect("queue_push");
     assert_eq!(peer.num_keys().expect("num_keys"), before);
@@ -430,7 +436,7 @@ fn barrier(peer: &dyn Peer) {
     peer.barrier("alone, default timeout", 1, None)
         .expect("barrier");
     times_out("barrier", SHORT, || peer.barrier("never", 2, Some(SHORT)));
-    // docs/wire.md, 5.8: the arrival that timed out has been counted.
+    // docs/wire.md, 5.8: an arrival counts even if its wait timed out.
     peer.barrier("never", 2, Some(LONG)).expect("barrier");
 }
 
@@ -446,14 +452,14 @@ fn timeouts(peer: &dyn Peer, traits: &Traits) {
         });
     }
     peer.set_timeout(LONG).expect("set_timeout");
-    // And none of it left anything behind on the connection.
+    // The connection remains usable after the timeouts.
     peer.set("missing", b"late").expect("set");
     assert_eq!(peer.get("missing").expect("get"), b"late");
     assert!(peer.delete_key("missing").expect("delete_key"));
 }
 
 fn sizes(peer: &dyn Peer, traits: &Traits) {
-    // Around the sizes at which a client's or a server's buffers are full.
+    // Lengths around the buffer sizes of clients and servers.
     let around = [1439, 1440, 1441, 4095, 4096, 4097, 65_536];
     for length in around.into_iter().chain([traits.value_bytes_max]) {
         let value: Vec<u8> = (0..=u8::MAX).cycle().take(length).collect();
@@ -470,7 +476,7 @@ fn sizes(peer: &dyn Peer, traits: &Traits) {
 fn clones(peer: &dyn Peer, traits: &Traits) {
     let clone = peer.clone_store().expect("clone");
     peer.set("from the original", b"o").expect("set");
-    // A set has no reply: ask something on the same connection before looking from another one.
+    // SET has no reply. The CHECK on the same connection ensures that it was executed.
     assert!(peer.check(&["from the original"]).expect("check"));
     assert_eq!(clone.get("from the original").expect("get"), b"o");
     assert_eq!(clone.add("clones", 2).expect("add"), 2);

@@ -1,4 +1,4 @@
-//! Waiting for a condition that nothing announces.
+//! Polls for conditions that cannot be awaited.
 
 use std::fs;
 use std::thread;
@@ -6,33 +6,33 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Pid;
 
-/// Far longer than any condition takes in a run that succeeds.
+/// Expires only when a test fails.
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// Waits until a thread of this process is blocked in the kernel, or has ended (Linux).
 ///
 /// # Panics
-/// When it is not within half a minute.
+/// When neither happens within 30 s.
 pub fn until_blocked(thread: Pid) {
     let path = format!("/proc/self/task/{}/stat", thread.as_raw_nonzero());
     eventually("the thread is blocked", || {
         let Ok(stat) = fs::read_to_string(&path) else {
             return true;
         };
-        // The name before it stands in parentheses, and may have some itself.
+        // The state follows the name, which is in parentheses and may contain parentheses.
         stat.rsplit(") ")
             .next()
             .is_some_and(|rest| rest.starts_with('S'))
     });
 }
 
-/// Waits until `condition` holds; `what` says which in messages.
+/// Polls until `condition` holds; `what` describes it in messages.
 ///
-/// For instance that somebody has arrived at a barrier: its key is there from the first arrival on,
-/// but a wait for the key would end with the barrier only (docs/wire.md, 5.8).
+/// An example is the first arrival at a barrier. It creates the barrier's key, but a wait for the key ends
+/// only when the barrier opens (docs/wire.md, 5.8).
 ///
 /// # Panics
-/// When it does not hold within half a minute.
+/// When the condition does not hold within 30 s.
 pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let started = Instant::now();
     while !condition() {

@@ -1,7 +1,7 @@
-//! Launchers, `c10d run` and torchrun, that start workers for a test, and what their workers find.
+//! Runs `c10d run` and torchrun for tests, and reads the results of their workers.
 //!
-//! The workers are `python/elastic_worker.py`. They tell through files in the job's folder, so that a
-//! worker that is started again, or somewhere else, is heard as well.
+//! The workers run `python/elastic_worker.py`. They report through files in the job's folder, so results of
+//! restarted workers and of workers on any node arrive in the same place.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -19,13 +19,13 @@ use serde_json::Value;
 use crate::process::ChildProcess;
 use crate::torch::{PYTHON_VARIABLE, python, script};
 
-/// Names a launcher to everything it starts, so that a test finds what is left of it.
+/// Identifies the launcher in the environment of all its processes, so that tests find processes that remain.
 const LAUNCHER_VARIABLE: &str = "C10D_TEST_LAUNCHER";
 
-/// Has the worker killed with its launcher, where the launcher does not see to that itself.
+/// Makes a worker die with its launcher, for launchers that do not ensure this themselves.
 const DIE_VARIABLE: &str = "C10D_TEST_DIE_WITH_LAUNCHER";
 
-/// Which launcher.
+/// The launcher program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// `c10d run`.
@@ -34,22 +34,22 @@ pub enum Kind {
     Torchrun,
 }
 
-/// A job: a folder that its workers write to.
+/// A job, with the folder that its workers write to.
 #[derive(Debug, Clone)]
 pub struct Job {
     folder: PathBuf,
 }
 
-/// A running launcher. Dropping it kills it and everything that it has started.
+/// A running launcher. Drop kills it and all processes that it has started.
 #[derive(Debug)]
 pub struct Launcher {
     process: ChildProcess,
-    /// What [`LAUNCHER_VARIABLE`] is for it.
+    /// The value of [`LAUNCHER_VARIABLE`].
     mark: String,
 }
 
 impl Job {
-    /// A job whose workers write to `folder`, which exists and is empty.
+    /// Creates a job whose workers write to `folder`, an existing empty directory.
     #[must_use]
     pub fn new(folder: &Path) -> Self {
         Self {
@@ -57,11 +57,11 @@ impl Job {
         }
     }
 
-    /// Starts a launcher; `name` tells it from the others of the job. `options` come before
-    /// the worker's script, `words` after it: its mode, and what belongs to that besides the folder.
+    /// Starts a launcher. `name` is unique in the job; `options` are the launcher's. `words` are the worker's
+    /// mode and the further arguments of the mode.
     ///
     /// # Panics
-    /// When it cannot be started.
+    /// When the launcher cannot be started.
     #[must_use]
     pub fn start<O, W>(
         &self,
@@ -79,7 +79,6 @@ impl Job {
             Kind::C10d => {
                 let mut command = prepared(Command::new(c10d()));
                 command.arg("run");
-                // What it runs scripts with.
                 command.env(
                     "PYTHON_EXEC",
                     env::var_os(PYTHON_VARIABLE).unwrap_or_default(),
@@ -108,25 +107,25 @@ impl Job {
         }
     }
 
-    /// Has the workers in a loop end.
+    /// Tells workers in mode `loop` to exit.
     ///
     /// # Panics
-    /// When the file cannot be written.
+    /// When the stop file cannot be written.
     pub fn stop(&self) {
         fs::write(self.folder.join("stop"), "").expect("the job's folder can be written to");
     }
 
-    /// What one worker wrote; `None` if it has not.
+    /// Reads a file of a worker; `None` if the file does not exist.
     ///
     /// # Panics
-    /// When that is not JSON.
+    /// When the file is not JSON.
     #[must_use]
     pub fn read(&self, name: &str) -> Option<Value> {
         let text = fs::read(self.folder.join(name)).ok()?;
         Some(serde_json::from_slice(&text).expect("workers write JSON"))
     }
 
-    /// What the workers in a loop wrote last, as far as they still run.
+    /// The latest results of the workers in mode `loop` that still run.
     ///
     /// # Panics
     /// When the folder cannot be read.
@@ -135,19 +134,19 @@ impl Job {
         let mut found = self.read_all("now.");
         found.retain(|found| {
             let pid = found["pid"].as_i64().unwrap_or_default();
-            // One that has ended, waited for or not, has no environment any more.
+            // An exited process, even a zombie, has no environment.
             fs::read(format!("/proc/{pid}/environ")).is_ok_and(|bytes| !bytes.is_empty())
         });
         found
     }
 
-    /// What each worker wrote that was started and was to fail, or to see another one fail.
+    /// The results that workers in mode `fail` wrote, one for each start of a worker.
     ///
     /// # Panics
     /// When the folder cannot be read.
     #[must_use]
-    pub fn lives(&self) -> Vec<Value> {
-        self.read_all("life.")
+    pub fn attempts(&self) -> Vec<Value> {
+        self.read_all("attempt.")
     }
 
     fn read_all(&self, prefix: &str) -> Vec<Value> {
@@ -161,28 +160,28 @@ impl Job {
 }
 
 impl Launcher {
-    /// Its process.
+    /// The launcher's process.
     pub fn process(&mut self) -> &mut ChildProcess {
         &mut self.process
     }
 
-    /// Waits for its end and gives its exit code; `None` when a signal has ended it.
+    /// Waits for the launcher and returns its exit code; `None` if a signal killed it.
     ///
     /// # Panics
-    /// When it does not end in `limit`.
-    pub fn end(&mut self, limit: Duration) -> Option<i32> {
+    /// When the launcher still runs after `limit`.
+    pub fn wait(&mut self, limit: Duration) -> Option<i32> {
         self.process.wait(limit).code()
     }
 
-    /// Sends it a signal, and only it.
+    /// Sends a signal to the launcher, but not to its workers.
     ///
     /// # Panics
-    /// When it has ended.
+    /// When the launcher has exited.
     pub fn signal(&self, signal: Signal) {
         self.process.signal(signal);
     }
 
-    /// The processes that live and that it has started, at first or second hand; itself included.
+    /// The pids of the launcher and of its descendants that still run.
     #[must_use]
     pub fn processes(&self) -> BTreeSet<i32> {
         let wanted = format!("{LAUNCHER_VARIABLE}={}", self.mark);
@@ -200,14 +199,14 @@ impl Launcher {
 
 impl Drop for Launcher {
     fn drop(&mut self) {
-        // Before the process itself is: its standard error ends with the last worker.
+        // Before `ChildProcess` is dropped: its drop waits until the last worker has closed standard error.
         for pid in self.processes().into_iter().filter_map(Pid::from_raw) {
             let _ = kill_process(pid, Signal::KILL);
         }
     }
 }
 
-/// An address that was free a moment ago, for a server that cannot say which port it was given.
+/// An address that was just free, for a server that cannot report its port.
 ///
 /// # Panics
 /// When no port is free.
@@ -219,11 +218,11 @@ pub fn free_address() -> SocketAddr {
         .expect("a bound socket has an address")
 }
 
-/// The command of this workspace, built by cargo as the tests were: a test of another package is not
-/// told where it is.
+/// Builds `c10d` in the profile of the tests and returns its path, which Cargo gives only to tests of its own
+/// package.
 ///
 /// # Panics
-/// When it cannot be built.
+/// When the build fails.
 fn c10d() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
@@ -244,11 +243,11 @@ fn c10d() -> &'static Path {
             .filter_map(|line| serde_json::from_slice::<Value>(line).ok())
             .filter(|message| message["target"]["name"] == "c10d")
             .find_map(|message| message["executable"].as_str().map(PathBuf::from))
-            .expect("cargo tells where it has put the command")
+            .expect("cargo prints the path of the executable")
     })
 }
 
-/// A launcher whose surroundings do not matter.
+/// Removes the variables that would affect a launcher, and sets those of all tests.
 fn prepared(mut command: Command) -> Command {
     let given = env::vars_os().map(|(name, _)| name);
     for name in given.filter(|name| name.as_encoded_bytes().starts_with(b"PET_")) {

@@ -1,7 +1,7 @@
-//! Support for whole-system tests: real processes, real faults, and real PyTorch on the other end.
+//! Helpers for whole-system tests with real processes, injected faults and real PyTorch.
 //!
-//! The tests themselves are in `tests/`. Those that need PyTorch are ignored unless asked for, see
-//! README.md. Nothing here is published, and nothing outside this folder depends on it.
+//! The tests are in `tests/`. Tests that need PyTorch are ignored by default; see README.md. This package is not
+//! published, and no other package depends on it.
 #![forbid(unsafe_code)]
 
 pub mod contract;

@@ -1,4 +1,4 @@
-//! A store's user, PyTorch's or ours: the same tests are run with both.
+//! A common interface to PyTorch's stores and ours, so that the same tests run with both.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,27 +8,27 @@ use serde_json::{Value, json};
 
 use crate::torch::{TorchError, TorchStore, from_hex, milliseconds, strings, to_hex};
 
-/// Why an operation failed, as far as both sides can tell.
+/// The kinds of errors that both implementations distinguish.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Failure {
-    /// It ran out of time; nothing is broken.
+    /// The operation timed out. The store remains usable.
     Timeout,
-    /// The queue had nothing.
+    /// The queue was empty.
     QueueEmpty,
     /// The store does not have the operation.
     Unsupported,
-    /// The connection is gone.
+    /// The connection was lost.
     Lost,
-    /// The present value is not a number, as a store in the same process says it.
+    /// The value is not a number. TCP servers close the connection instead.
     NotANumber,
     /// Anything else.
     Other,
 }
 
-/// An operation's failure, with the words that came with it.
+/// A failed operation.
 #[derive(Debug, Clone)]
 pub struct PeerError {
-    /// What kind it is.
+    /// The kind of error.
     pub failure: Failure,
     /// The error's text.
     pub text: String,
@@ -37,11 +37,10 @@ pub struct PeerError {
 /// The result of an operation.
 pub type PeerResult<T> = Result<T, PeerError>;
 
-/// The operations of a store, whoever carries them out. They mean what those of
-/// [`Store`] mean.
+/// The operations of [`Store`], run by PyTorch or by us.
 #[expect(missing_docs, reason = "each method is the operation of the same name")]
 pub trait Peer: Send + Sync {
-    /// Who it is, for messages.
+    /// A name for messages.
     fn name(&self) -> String;
     fn set(&self, key: &str, value: &[u8]) -> PeerResult<()>;
     fn get(&self, key: &str) -> PeerResult<Vec<u8>>;
@@ -56,10 +55,10 @@ pub trait Peer: Send + Sync {
     fn multi_set(&self, pairs: &[(&str, &[u8])]) -> PeerResult<()>;
     fn queue_push(&self, key: &str, value: &[u8]) -> PeerResult<()>;
     fn queue_pop(&self, key: &str) -> PeerResult<Vec<u8>>;
-    /// Fails with [`Failure::QueueEmpty`] when there is nothing.
+    /// Fails with [`Failure::QueueEmpty`] when the queue is empty.
     fn try_queue_pop(&self, key: &str) -> PeerResult<Vec<u8>>;
     fn queue_len(&self, key: &str) -> PeerResult<u64>;
-    /// In alphabetical order.
+    /// Returns the keys in alphabetical order.
     fn list_keys(&self) -> PeerResult<Vec<String>>;
     fn barrier(&self, key: &str, world_size: usize, timeout: Option<Duration>) -> PeerResult<()>;
     fn timeout(&self) -> PeerResult<Duration>;
@@ -205,7 +204,7 @@ impl Peer for TorchStore {
         format!("PyTorch's {self:?}")
     }
     fn set(&self, key: &str, value: &[u8]) -> PeerResult<()> {
-        nothing(self.call("set", json!({"key": key, "value": to_hex(value)}))?)
+        null(self.call("set", json!({"key": key, "value": to_hex(value)}))?)
     }
     fn get(&self, key: &str) -> PeerResult<Vec<u8>> {
         bytes(&self.call("get", json!({"key": key}))?)
@@ -224,7 +223,7 @@ impl Peer for TorchStore {
         boolean(&self.call("check", json!({"keys": keys}))?)
     }
     fn wait(&self, keys: &[&str], timeout: Option<Duration>) -> PeerResult<()> {
-        nothing(self.call(
+        null(self.call(
             "wait",
             json!({"keys": keys, "timeout_ms": timeout.map(milliseconds)}),
         )?)
@@ -236,7 +235,7 @@ impl Peer for TorchStore {
         count(&self.call("num_keys", json!({}))?)
     }
     fn append(&self, key: &str, value: &[u8]) -> PeerResult<()> {
-        nothing(self.call("append", json!({"key": key, "value": to_hex(value)}))?)
+        null(self.call("append", json!({"key": key, "value": to_hex(value)}))?)
     }
     fn multi_get(&self, keys: &[&str]) -> PeerResult<Vec<Vec<u8>>> {
         let values = self.call("multi_get", json!({"keys": keys}))?;
@@ -246,10 +245,10 @@ impl Peer for TorchStore {
     fn multi_set(&self, pairs: &[(&str, &[u8])]) -> PeerResult<()> {
         let keys: Vec<&str> = pairs.iter().map(|(key, _)| *key).collect();
         let values: Vec<String> = pairs.iter().map(|(_, value)| to_hex(value)).collect();
-        nothing(self.call("multi_set", json!({"keys": keys, "values": values}))?)
+        null(self.call("multi_set", json!({"keys": keys, "values": values}))?)
     }
     fn queue_push(&self, key: &str, value: &[u8]) -> PeerResult<()> {
-        nothing(self.call("queue_push", json!({"key": key, "value": to_hex(value)}))?)
+        null(self.call("queue_push", json!({"key": key, "value": to_hex(value)}))?)
     }
     fn queue_pop(&self, key: &str) -> PeerResult<Vec<u8>> {
         bytes(&self.call("queue_pop", json!({"key": key, "block": true}))?)
@@ -266,7 +265,7 @@ impl Peer for TorchStore {
         Ok(keys)
     }
     fn barrier(&self, key: &str, world_size: usize, timeout: Option<Duration>) -> PeerResult<()> {
-        nothing(self.call(
+        null(self.call(
             "barrier",
             json!({
                 "key": key,
@@ -281,7 +280,7 @@ impl Peer for TorchStore {
         )?))
     }
     fn set_timeout(&self, timeout: Duration) -> PeerResult<()> {
-        nothing(self.call("set_timeout", json!({"timeout_ms": milliseconds(timeout)}))?)
+        null(self.call("set_timeout", json!({"timeout_ms": milliseconds(timeout)}))?)
     }
     fn clone_store(&self) -> PeerResult<Box<dyn Peer>> {
         Ok(Box::new(self.cloned()))
@@ -291,7 +290,7 @@ impl Peer for TorchStore {
     }
 }
 
-fn nothing(value: Value) -> PeerResult<()> {
+fn null(value: Value) -> PeerResult<()> {
     match value {
         Value::Null => Ok(()),
         other => Err(unexpected(&other)),

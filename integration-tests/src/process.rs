@@ -1,4 +1,4 @@
-//! Child processes that never outlive their test.
+//! Child processes that are killed when their test ends.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use serde_json::Value;
 
-/// The processes running now, for [`kill_all`].
+/// The running child processes, for [`kill_all`].
 static RUNNING: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
 
-/// Lines of a child's standard error that are kept for messages.
+/// The number of last lines of a child's standard error that are kept for messages.
 const STDERR_LINES_MAX: usize = 40;
 
-/// A child process with pipes on all three standard streams, killed when dropped.
+/// A child process with pipes as standard streams. Drop kills it.
 pub struct ChildProcess {
     child: Child,
     what: String,
@@ -31,7 +31,7 @@ impl ChildProcess {
     /// Starts `command`; `what` names it in messages.
     ///
     /// # Panics
-    /// When it cannot be started.
+    /// When the process cannot be started.
     #[must_use]
     pub fn start(what: impl Into<String>, command: &mut Command) -> Self {
         let what = what.into();
@@ -59,34 +59,34 @@ impl ChildProcess {
         }
     }
 
-    /// What it is, as given to [`start`](Self::start).
+    /// The name given to [`start`](Self::start).
     #[must_use]
     pub fn what(&self) -> &str {
         &self.what
     }
 
-    /// Takes its standard input. Dropping the pipe closes it.
+    /// Takes the standard input of the child. Drop closes it.
     ///
     /// # Panics
-    /// The second time.
+    /// When called a second time.
     pub fn take_stdin(&mut self) -> ChildStdin {
         self.stdin.take().expect("stdin is taken once")
     }
 
-    /// Takes its standard output.
+    /// Takes the standard output of the child.
     ///
     /// # Panics
-    /// The second time.
+    /// When called a second time.
     pub fn take_stdout(&mut self) -> BufReader<ChildStdout> {
         self.stdout.take().expect("stdout is taken once")
     }
 
-    /// The next line of its standard output, without the line end.
+    /// Reads the next line of standard output, without the line end.
     ///
-    /// Blocks until there is one: only for children that print it first thing.
+    /// Blocks without a timeout.
     ///
     /// # Panics
-    /// When it ends without printing one, or the output was taken.
+    /// When standard output ends before a line, or was taken.
     pub fn read_line(&mut self) -> String {
         let stdout = self.stdout.as_mut().expect("stdout was not taken");
         let mut line = String::new();
@@ -101,11 +101,11 @@ impl ChildProcess {
         line.trim_end().to_owned()
     }
 
-    /// The next line of its standard output that is a JSON object. Others are passed over: gloo of PyTorch
-    /// 2.9 reports its connections there.
+    /// Reads the next JSON object on standard output, and skips other lines: gloo of PyTorch 2.9 prints its
+    /// connections there.
     ///
     /// # Panics
-    /// When it ends without one.
+    /// When standard output ends before a JSON object.
     pub fn read_json(&mut self) -> Value {
         loop {
             let line = self.read_line();
@@ -116,18 +116,18 @@ impl ChildProcess {
         }
     }
 
-    /// What it wrote to standard error so far, the last lines of it.
+    /// The last lines that the child has written to standard error.
     #[must_use]
     pub fn stderr(&self) -> String {
         lock(&self.stderr).join("\n")
     }
 
-    /// Stops it as if it were stuck (SIGSTOP). It still counts as connected everywhere.
+    /// Stops the process (SIGSTOP). Its connections stay open.
     ///
-    /// Returns when all of its threads stand still: the signal alone does not wait for that.
+    /// Returns when all of its threads have stopped.
     ///
     /// # Panics
-    /// When it has ended.
+    /// When the process has exited.
     pub fn pause(&self) {
         self.signal(Signal::STOP);
         let waited = waitpid(Some(self.pid()), WaitOptions::UNTRACED);
@@ -135,20 +135,20 @@ impl ChildProcess {
         assert!(stopped, "{} does not stop: {waited:?}", self.what);
     }
 
-    /// Lets it go on after [`pause`](Self::pause).
+    /// Continues the process after [`pause`](Self::pause).
     pub fn resume(&self) {
         self.signal(Signal::CONT);
     }
 
-    /// Ends it at once (SIGKILL): no clean-up of its own, as in a crash.
+    /// Kills the process (SIGKILL), as in a crash.
     pub fn kill(&self) {
         self.signal(Signal::KILL);
     }
 
-    /// Waits for its end.
+    /// Waits until the process exits.
     ///
     /// # Panics
-    /// When it still runs after `limit`.
+    /// When the process still runs after `limit`.
     pub fn wait(&mut self, limit: Duration) -> ExitStatus {
         let started = Instant::now();
         loop {
@@ -174,10 +174,10 @@ impl ChildProcess {
             .expect("a child has a process id")
     }
 
-    /// Sends it a signal.
+    /// Sends a signal to the process.
     ///
     /// # Panics
-    /// When it has ended.
+    /// When the process has exited.
     pub fn signal(&self, signal: Signal) {
         kill_process(self.pid(), signal)
             .unwrap_or_else(|error| panic!("cannot signal {}: {error}", self.what));
@@ -195,7 +195,7 @@ impl fmt::Debug for ChildProcess {
 
 impl Drop for ChildProcess {
     fn drop(&mut self) {
-        // A process that has been waited for is left alone by both.
+        // Both do nothing if the process has been waited for.
         let _ = self.child.kill();
         let _ = self.child.wait();
         lock(&RUNNING).remove(&self.child.id());
@@ -205,7 +205,7 @@ impl Drop for ChildProcess {
     }
 }
 
-/// Kills every child that still runs, for a test process that is about to abort.
+/// Kills all child processes. Call it before an abort, which runs no drops.
 pub fn kill_all() {
     for &id in lock(&RUNNING).iter() {
         if let Some(pid) = i32::try_from(id).ok().and_then(Pid::from_raw) {

@@ -1,6 +1,6 @@
-//! A client that speaks the store's wire protocol byte by byte, so that a test can misbehave.
+//! A client that sends any bytes, so that tests can violate the store's wire protocol.
 //!
-//! Written out by hand, apart from the library: a mistake made on both sides would hide itself.
+//! It shares no code with the library: a bug in shared code would go unnoticed.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use byteorder::{ByteOrder, LittleEndian};
 
-/// How long a reply may take before the test fails.
+/// The timeout for each read and write.
 const REPLY_LIMIT: Duration = Duration::from_secs(60);
 
 const MAGIC: u32 = 0x3C85_F7CE;
@@ -19,7 +19,7 @@ pub struct RawClient {
     stream: TcpStream,
 }
 
-/// A request, put together piece by piece.
+/// A request under construction.
 #[derive(Debug, Clone, Default)]
 pub struct Request {
     bytes: Vec<u8>,
@@ -38,13 +38,13 @@ pub mod command {
     pub const BARRIER: u8 = 18;
 }
 
-/// A wait or barrier is over because the keys are there.
+/// The reply to a wait or barrier whose keys exist.
 pub const READY: u8 = 0;
-/// A wait or barrier is over because it was cancelled.
+/// The reply to a cancelled wait or barrier.
 pub const CANCELLED: u8 = 1;
 
 impl Request {
-    /// A request that starts with this command byte.
+    /// Creates a request with a command byte.
     #[must_use]
     pub fn new(command: u8) -> Self {
         Self {
@@ -52,7 +52,7 @@ impl Request {
         }
     }
 
-    /// Adds a length and the bytes.
+    /// Appends a length and the bytes.
     #[must_use]
     pub fn blob(self, bytes: &[u8]) -> Self {
         let mut request = self.u64(bytes.len() as u64);
@@ -60,7 +60,7 @@ impl Request {
         request
     }
 
-    /// Adds a `u32`.
+    /// Appends a `u32`.
     #[must_use]
     pub fn u32(mut self, value: u32) -> Self {
         let mut bytes = [0; 4];
@@ -69,7 +69,7 @@ impl Request {
         self
     }
 
-    /// Adds a `u64`.
+    /// Appends a `u64`.
     #[must_use]
     pub fn u64(mut self, value: u64) -> Self {
         let mut bytes = [0; 8];
@@ -78,7 +78,7 @@ impl Request {
         self
     }
 
-    /// Adds an `i64`.
+    /// Appends an `i64`.
     #[must_use]
     pub fn i64(mut self, value: i64) -> Self {
         let mut bytes = [0; 8];
@@ -95,10 +95,10 @@ impl Request {
 }
 
 impl RawClient {
-    /// Connects, without a word.
+    /// Connects without a handshake.
     ///
     /// # Errors
-    /// When the system says so.
+    /// When the connection fails.
     pub fn connect(address: SocketAddr) -> io::Result<Self> {
         let stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
@@ -107,21 +107,21 @@ impl RawClient {
         Ok(Self { stream })
     }
 
-    /// Connects, introduces itself and waits for the answer.
+    /// Connects and completes the handshake.
     ///
     /// # Errors
-    /// When the system says so, or the answer is wrong or late.
+    /// When the connection or the handshake fails.
     pub fn join(address: SocketAddr) -> io::Result<Self> {
         let mut client = Self::connect(address)?;
-        client.hello()?;
+        client.handshake()?;
         Ok(client)
     }
 
-    /// Introduces itself and waits for the answer.
+    /// Sends the handshake and waits until the server has accepted it.
     ///
     /// # Errors
-    /// When the system says so, or the answer is wrong or late.
-    pub fn hello(&mut self) -> io::Result<()> {
+    /// When the connection is closed, or the reply is wrong or late.
+    pub fn handshake(&mut self) -> io::Result<()> {
         self.send(&Request::new(command::VALIDATE).u32(MAGIC))?;
         self.fence()
     }
@@ -129,12 +129,12 @@ impl RawClient {
     /// Sends a request.
     ///
     /// # Errors
-    /// When the system says so, or the peer stops reading for too long.
+    /// When the connection is closed, or the server does not read in time.
     pub fn send(&mut self, request: &Request) -> io::Result<()> {
         self.send_bytes(request.bytes())
     }
 
-    /// Sends anything.
+    /// Sends any bytes.
     ///
     /// # Errors
     /// As [`send`](Self::send).
@@ -142,11 +142,10 @@ impl RawClient {
         self.stream.write_all(bytes)
     }
 
-    /// Waits until everything sent so far has been carried out, by a PING; the next bytes to come
-    /// must be its reply.
+    /// Waits until the server has executed all requests sent so far: sends a PING, and expects its reply next.
     ///
     /// # Errors
-    /// When the connection is closed, or anything else comes first.
+    /// When the connection is closed, or the next bytes are not the reply to the PING.
     pub fn fence(&mut self) -> io::Result<()> {
         const NONCE: u32 = 0x5EED_CAFE;
         self.send(&Request::new(command::PING).u32(NONCE))?;
@@ -160,15 +159,15 @@ impl RawClient {
         ))
     }
 
-    /// One byte of reply.
+    /// Reads one byte of a reply.
     ///
     /// # Errors
-    /// When the connection is closed or nothing comes in time.
+    /// When the connection is closed, or no byte arrives in time.
     pub fn read_u8(&mut self) -> io::Result<u8> {
         Ok(self.read_bytes::<1>()?[0])
     }
 
-    /// An `i64` of reply.
+    /// Reads an `i64` of a reply.
     ///
     /// # Errors
     /// As [`read_u8`](Self::read_u8).
@@ -176,7 +175,7 @@ impl RawClient {
         Ok(LittleEndian::read_i64(&self.read_bytes::<8>()?))
     }
 
-    /// A length and as many bytes.
+    /// Reads a length and the bytes.
     ///
     /// # Errors
     /// As [`read_u8`](Self::read_u8).
@@ -192,10 +191,10 @@ impl RawClient {
         Ok(bytes)
     }
 
-    /// Waits until the peer closes, and how many bytes came before that.
+    /// Reads until the server closes the connection; returns the number of bytes. After a reset, 0.
     ///
     /// # Errors
-    /// When it does not close in time. A reset counts as closed.
+    /// When the server does not close the connection in time.
     pub fn read_to_close(&mut self) -> io::Result<u64> {
         match io::copy(&mut self.stream, &mut io::sink()) {
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Ok(0),
@@ -206,7 +205,7 @@ impl RawClient {
     /// Closes both directions.
     ///
     /// # Errors
-    /// When the system says so.
+    /// When the system call fails.
     pub fn close(self) -> io::Result<()> {
         self.stream.shutdown(Shutdown::Both)
     }

@@ -1,5 +1,6 @@
-//! A relay between a client and a server that can hold back the server's replies and the cancelling of
-//! waits: it makes a reply cross a cancel on the way, every time.
+//! A relay between a client and a server that can hold back the server's replies and the client's CANCEL_WAIT.
+//!
+//! With it a test reproduces a reply that crosses the cancel on the network.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::raw_client::command::CANCEL_WAIT;
 
-/// Passes one connection on to a server; a second one is refused.
+/// Forwards one connection to a server, and refuses further ones.
 #[derive(Debug)]
 pub struct Relay {
     address: SocketAddr,
@@ -27,7 +28,7 @@ struct Shared {
 struct State {
     holding: bool,
     held: Vec<u8>,
-    /// Bytes of requests passed on since the hold began.
+    /// The number of request bytes forwarded since the hold began.
     requested: usize,
     may_cancel: bool,
     closed: bool,
@@ -35,10 +36,10 @@ struct State {
 }
 
 impl Relay {
-    /// Listens on loopback and passes the first connection on to `server`.
+    /// Listens on loopback, and forwards the first connection to `server`.
     ///
     /// # Errors
-    /// When the system says so.
+    /// When the socket or the thread cannot be created.
     pub fn start(server: SocketAddr) -> io::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let address = listener.local_addr()?;
@@ -47,7 +48,7 @@ impl Relay {
         let thread = thread::Builder::new()
             .name("relay".to_owned())
             .spawn(move || {
-                // An error here shows as a closed connection at the client.
+                // The client sees an error as a closed connection.
                 let _ = run(listener, server, &for_thread);
                 for_thread.close();
             })?;
@@ -58,13 +59,13 @@ impl Relay {
         })
     }
 
-    /// Where the client is to connect.
+    /// The address for the client.
     #[must_use]
     pub const fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Keeps back from now on what the server sends, and the client's next CANCEL_WAIT.
+    /// Holds back the server's replies and the client's next CANCEL_WAIT.
     pub fn hold(&self) {
         let mut state = self.shared.lock();
         state.holding = true;
@@ -72,11 +73,10 @@ impl Relay {
         state.may_cancel = false;
     }
 
-    /// Waits until a request, or a part of one, was passed on since the start or the last
-    /// [`hold`](Self::hold).
+    /// Waits until a part of a request was forwarded since the start or the last [`hold`](Self::hold).
     ///
     /// # Panics
-    /// When that takes longer than `limit`.
+    /// When this takes longer than `limit`.
     pub fn wait_requested(&self, limit: Duration) {
         let state = self.shared.lock();
         let (_state, waited) = self
@@ -87,16 +87,16 @@ impl Relay {
         assert!(!waited.timed_out(), "no request within {limit:?}");
     }
 
-    /// Passes on the CANCEL_WAIT that is kept back, or the one that comes.
+    /// Forwards the CANCEL_WAIT that is held back, or the next one.
     pub fn pass_cancel(&self) {
         self.shared.lock().may_cancel = true;
         self.shared.changed.notify_all();
     }
 
-    /// Waits until at least `bytes` are kept back.
+    /// Waits until at least `bytes` bytes of replies are held back.
     ///
     /// # Panics
-    /// When that takes longer than `limit`.
+    /// When this takes longer than `limit`, or the connection is closed.
     pub fn wait_held(&self, bytes: usize, limit: Duration) {
         let started = Instant::now();
         let mut state = self.shared.lock();
@@ -104,7 +104,7 @@ impl Relay {
             let left = limit.saturating_sub(started.elapsed());
             assert!(
                 !left.is_zero() && !state.closed,
-                "{bytes} bytes of reply expected, {:?} came",
+                "expected {bytes} bytes of replies, received {:?}",
                 state.held
             );
             state = self
@@ -116,10 +116,10 @@ impl Relay {
         }
     }
 
-    /// Passes on what was kept back, and everything after it; the bytes that were kept back.
+    /// Ends the hold: forwards the replies held back, and returns them.
     ///
     /// # Errors
-    /// When the client is gone.
+    /// When the client has disconnected.
     pub fn release(&self) -> io::Result<Vec<u8>> {
         let mut state = self.shared.lock();
         state.holding = false;
@@ -135,7 +135,7 @@ impl Relay {
 impl Drop for Relay {
     fn drop(&mut self) {
         self.shared.close();
-        // Ends the accept when nobody ever came.
+        // Ends the accept if no client has connected.
         drop(TcpStream::connect(self.address));
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -207,13 +207,13 @@ fn pass_requests(
         if !others.is_empty() {
             shared.count_requested(others.len());
         }
-        // No other request of these tests ends with this byte.
+        // In these tests only a CANCEL_WAIT ends with this byte.
         if *last == CANCEL_WAIT {
             let state = shared.lock();
-            let is_kept = |state: &mut State| state.holding && !state.may_cancel && !state.closed;
+            let is_held = |state: &mut State| state.holding && !state.may_cancel && !state.closed;
             let _state = shared
                 .changed
-                .wait_while(state, is_kept)
+                .wait_while(state, is_held)
                 .unwrap_or_else(PoisonError::into_inner);
         }
         server.write_all(&[*last])?;
@@ -233,8 +233,8 @@ fn pass_replies(server: &mut TcpStream, shared: &Shared) -> io::Result<()> {
             state.held.extend_from_slice(&buffer[..count]);
             shared.changed.notify_all();
         } else if let Some(client) = state.streams.first_mut() {
-            // Under the lock, so that nothing overtakes what `release` writes. Replies in these
-            // tests are a few bytes: the system's buffer takes them.
+            // Under the lock, so that the replies follow those that `release` writes. The write does not block:
+            // replies in these tests are a few bytes.
             client.write_all(&buffer[..count])?;
         }
     }

@@ -1,5 +1,7 @@
-//! Groups of workers with RPC agents and references: one member is the test, the others are processes
-//! (`src/bin/rpc-worker.rs`) that it kills, stops and restarts.
+//! Groups of workers with RPC agents and references.
+//!
+//! The test process is one member, the driver. The other members are processes (`src/bin/rpc-worker.rs`) that the
+//! test kills, stops and restarts.
 
 use std::collections::{BTreeMap, HashMap};
 use std::error::Error;
@@ -21,21 +23,21 @@ use serde_json::{Value, json};
 use crate::eventually::eventually;
 use crate::process::ChildProcess;
 
-/// What references refer to here.
+/// The type of the referenced values.
 pub type List = Mutex<Vec<i64>>;
 
-/// The name of the member that is the test; its rank is 0.
+/// The name of the test's own member, which has rank 0.
 pub const DRIVER: &str = "driver";
 
-/// How long a member waits for others, at the start and in the shutdown.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// The timeout for the start and the shutdown of members.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The function whose arrival tells the driver that [`BLOCK`] runs.
+/// The driver's function that a worker calls when [`BLOCK`] starts.
 const ARRIVED: &str = "arrived";
 
-/// A function that tells the driver of its call, gives the number of the worker's life, and blocks in the
-/// life given.
-pub const BLOCK: &str = "block in life";
+/// A worker's function that reports its start to the driver and returns the worker's incarnation. It blocks
+/// forever if its argument equals the incarnation.
+pub const BLOCK: &str = "block in incarnation";
 
 /// One worker: its agent and its references.
 #[derive(Debug)]
@@ -47,22 +49,22 @@ pub struct Member {
     is_fixed: bool,
 }
 
-/// The driver and its worker processes, with a store in a process of its own.
+/// The driver, its worker processes and the store's process.
 #[derive(Debug)]
 pub struct Group {
-    /// The driver.
+    /// The test's own member.
     pub driver: Member,
     store: ChildProcess,
     address: SocketAddr,
     program: PathBuf,
     processes: BTreeMap<&'static str, ChildProcess>,
     ranks: BTreeMap<&'static str, u32>,
-    lives: BTreeMap<&'static str, u32>,
+    incarnations: BTreeMap<&'static str, u32>,
     arrivals: Arc<Mutex<Vec<(String, u32)>>>,
     is_fixed: bool,
 }
 
-/// The programs of this package, which only its tests are told.
+/// The paths of this package's programs. Cargo gives them to integration tests only.
 #[derive(Debug, Clone, Copy)]
 pub struct Programs {
     /// `store-process`.
@@ -72,10 +74,10 @@ pub struct Programs {
 }
 
 impl Member {
-    /// Starts a member; a `world_size` of 0 means a group whose members come and go.
+    /// Starts a member. A `world_size` of 0 means a dynamic group: members join and leave at any time.
     ///
     /// # Errors
-    /// What the store, the agent or the references say.
+    /// When the store, the agent or the references cannot be started.
     pub fn start(
         name: &str,
         rank: u32,
@@ -102,12 +104,13 @@ impl Member {
         })
     }
 
-    /// Ends the references and then the agent, each within `timeout`, together with the others if the group
-    /// is of fixed size. What came of it, as JSON:
-    /// `references` and `agent` are null or the error, `held` is how many values were still held by
-    /// somebody, `left` is what is in the tables afterwards.
+    /// Shuts down the references, then the agent, each within `timeout`. In a group of fixed size all members take
+    /// part.
+    ///
+    /// Returns a JSON object: `references` and `agent` are null or the error, `held` is the number of values that
+    /// still had users, and `left` is the number of table entries after the shutdown.
     #[must_use]
-    pub fn end(&self, timeout: Duration) -> Value {
+    pub fn shutdown(&self, timeout: Duration) -> Value {
         let report = if self.is_fixed {
             self.rrefs.shutdown(&self.agent, Some(timeout))
         } else {
@@ -125,36 +128,39 @@ impl Member {
     }
 }
 
-/// What [`Member::end`] gives when all went well and nobody held anything.
+/// The report of [`Member::shutdown`] without errors and remaining values.
 #[must_use]
-pub fn clean_end() -> Value {
+pub fn clean_report() -> Value {
     json!({"references": null, "held": 0, "left": 0, "agent": null})
 }
 
 impl Group {
-    /// Starts a group of fixed size of the driver and `workers`.
+    /// Starts a group of fixed size: the driver and `workers`.
     ///
     /// # Panics
-    /// When one does not start.
+    /// When a member does not start.
     #[must_use]
     pub fn of_fixed_size(programs: Programs, workers: &[&'static str]) -> Self {
         Self::start(programs, workers, true)
     }
 
-    /// Starts a group whose members come and go.
+    /// Starts a group whose members join and leave at any time.
     ///
     /// # Panics
-    /// When one does not start.
+    /// When a member does not start.
     #[must_use]
-    pub fn of_changing_size(programs: Programs, workers: &[&'static str]) -> Self {
+    pub fn dynamic(programs: Programs, workers: &[&'static str]) -> Self {
         Self::start(programs, workers, false)
     }
 
     fn start(programs: Programs, workers: &[&'static str], is_fixed: bool) -> Self {
         let mut store = ChildProcess::start("the store", Command::new(programs.store).arg("serve"));
-        let address: SocketAddr = store.read_line().parse().expect("it prints its address");
+        let address: SocketAddr = store
+            .read_line()
+            .parse()
+            .expect("the server prints its address");
         let program = PathBuf::from(programs.worker);
-        let size = u32::try_from(workers.len() + 1).expect("a few");
+        let size = u32::try_from(workers.len() + 1).expect("the group is small");
         let world_size = if is_fixed { size } else { 0 };
         let ranks: BTreeMap<&'static str, u32> = workers.iter().copied().zip(1..).collect();
         let mut processes: BTreeMap<&'static str, ChildProcess> = ranks
@@ -167,20 +173,22 @@ impl Group {
             })
             .collect();
         let arrivals = Arc::new(Mutex::new(Vec::new()));
-        let told = Arc::clone(&arrivals);
-        let note = move |arrival| {
-            lock(&told).push(arrival);
+        let recorded = Arc::clone(&arrivals);
+        let record = move |arrival| {
+            lock(&recorded).push(arrival);
             Ok(())
         };
         let mut functions = WorkerFunctions::new(1, |_| ()).expect("the names are different");
-        let again = note.clone();
+        let record_too = record.clone();
         functions
             .registry
-            .register_typed(ARRIVED, move |_, arrival: (String, u32)| note(arrival))
+            .register_typed(ARRIVED, move |_, arrival: (String, u32)| record(arrival))
             .expect("the name is new");
         functions
             .functions
-            .register(ARRIVED, move |_, arrival: (String, u32)| again(arrival))
+            .register(ARRIVED, move |_, arrival: (String, u32)| {
+                record_too(arrival)
+            })
             .expect("the name is new");
         let driver = Member::start(DRIVER, 0, world_size, address.port(), functions)
             .unwrap_or_else(|error| panic!("the driver does not start: {error}"));
@@ -192,7 +200,7 @@ impl Group {
             store,
             address,
             program,
-            lives: ranks.keys().map(|name| (*name, 1)).collect(),
+            incarnations: ranks.keys().map(|name| (*name, 1)).collect(),
             ranks,
             processes,
             arrivals,
@@ -200,11 +208,10 @@ impl Group {
         }
     }
 
-    /// One more member of a group whose members come and go, in the test's process: an agent without
-    /// references.
+    /// Starts another member of a dynamic group in the test's process: an agent without references.
     ///
     /// # Panics
-    /// When it does not start.
+    /// When the agent does not start.
     #[must_use]
     pub fn start_agent(&self, name: &str, rank: u32) -> Agent {
         let store = TcpStore::connect("127.0.0.1", self.address.port()).expect("the store runs");
@@ -215,71 +222,74 @@ impl Group {
     /// The process of a worker.
     ///
     /// # Panics
-    /// When it was killed.
+    /// When the worker was killed.
     #[must_use]
     pub fn process(&self, worker: &str) -> &ChildProcess {
-        self.processes.get(worker).expect("it runs")
+        self.processes.get(worker).expect("the worker runs")
     }
 
-    /// Kills the store's server (SIGKILL), and gives the address that it had.
+    /// Kills the store's server (SIGKILL); returns its address.
     pub fn kill_store(&mut self) -> SocketAddr {
         self.store.kill();
-        self.store.wait(PATIENCE);
+        self.store.wait(TIMEOUT);
         self.address
     }
 
-    /// The names of the workers that run.
+    /// The names of the running workers.
     #[must_use]
     pub fn workers(&self) -> Vec<&'static str> {
         self.processes.keys().copied().collect()
     }
 
-    /// Kills a worker (SIGKILL), and waits for its end.
+    /// Kills a worker (SIGKILL), and waits until it has exited.
     ///
     /// # Panics
-    /// When it was killed before.
+    /// When the worker was killed before.
     pub fn kill(&mut self, worker: &str) {
-        let mut process = self.processes.remove(worker).expect("it runs");
+        let mut process = self.processes.remove(worker).expect("the worker runs");
         process.kill();
-        process.wait(PATIENCE);
+        process.wait(TIMEOUT);
     }
 
-    /// Starts the next life of a worker that was killed, under its name and rank.
+    /// Restarts a killed worker with the same name and rank: its next incarnation.
     ///
     /// # Panics
-    /// When it does not start, or was not killed.
+    /// When the worker does not start, or was not killed.
     pub fn restart(&mut self, worker: &'static str) {
         assert!(!self.processes.contains_key(worker), "{worker} runs");
         assert!(
             !self.is_fixed,
-            "nobody comes back into a group of fixed size"
+            "a group of fixed size accepts no restarted worker"
         );
-        let life = self.lives.get_mut(worker).expect("a worker of the group");
-        *life += 1;
+        let incarnation = self
+            .incarnations
+            .get_mut(worker)
+            .expect("a worker of the group");
+        *incarnation += 1;
         let rank = self.ranks[worker];
-        let mut process = start_worker(&self.program, worker, rank, 0, self.address, *life);
+        let mut process = start_worker(&self.program, worker, rank, 0, self.address, *incarnation);
         assert_eq!(process.read_line(), "started");
         self.processes.insert(worker, process);
     }
 
-    /// Waits until [`BLOCK`] runs on a worker in the given life.
+    /// Waits until [`BLOCK`] runs on a worker in this incarnation.
     ///
     /// # Panics
-    /// When it does not.
-    pub fn await_arrival(&self, worker: &str, life: u32) {
+    /// When the function does not start in time.
+    pub fn wait_for_start(&self, worker: &str, incarnation: u32) {
         eventually("the function runs", || {
             let mut arrivals = lock(&self.arrivals);
             let found = arrivals
                 .iter()
-                .position(|it| *it == (worker.to_owned(), life));
+                .position(|it| *it == (worker.to_owned(), incarnation));
             found.map(|index| arrivals.swap_remove(index)).is_some()
         });
     }
 
-    /// Calls a worker's function, as the driver.
+    /// Calls a worker's function from the driver.
     ///
     /// # Panics
-    /// When it fails.
+    /// When the call fails.
     #[track_caller]
     pub fn ask<A, R>(&self, worker: &str, function: &str, arguments: A) -> R
     where
@@ -292,11 +302,11 @@ impl Group {
             .unwrap_or_else(|error| panic!("{function} on {worker}: {error}"))
     }
 
-    /// How many entries the tables of a worker have.
+    /// The number of entries in a worker's reference tables.
     #[must_use]
     pub fn in_use(&self, worker: &str) -> usize {
         if worker == DRIVER {
-            return in_use(&self.driver.rrefs).expect("it is attached");
+            return in_use(&self.driver.rrefs).expect("the references are attached");
         }
         self.ask(worker, "in use", ())
     }
@@ -304,38 +314,39 @@ impl Group {
     /// Waits until the tables of all workers are empty.
     ///
     /// # Panics
-    /// When they stay in use.
+    /// When entries remain.
     pub fn until_empty(&self) {
         for worker in self.workers().into_iter().chain([DRIVER]) {
             eventually("the tables are empty", || self.in_use(worker) == 0);
         }
     }
 
-    /// Has all members end, see [`Member::end`], and waits for the ends of the processes; what each said, by name.
+    /// Shuts down all members and waits for the processes. Returns the report of each member by name, see
+    /// [`Member::shutdown`].
     ///
     /// # Panics
-    /// When one does not end.
-    pub fn end(mut self, timeout: Duration) -> BTreeMap<&'static str, Value> {
+    /// When a process does not exit, or fails.
+    pub fn shutdown(mut self, timeout: Duration) -> BTreeMap<&'static str, Value> {
         for worker in self.workers() {
-            let () = self.ask(worker, "end", timeout);
+            let () = self.ask(worker, "shutdown", timeout);
         }
-        let mut endings = BTreeMap::from([(DRIVER, self.driver.end(timeout))]);
+        let mut reports = BTreeMap::from([(DRIVER, self.driver.shutdown(timeout))]);
         for (worker, process) in &mut self.processes {
             let line = process.read_line();
-            endings.insert(*worker, serde_json::from_str(&line).expect("JSON"));
-            assert!(process.wait(PATIENCE).success(), "{worker}: {line}");
+            reports.insert(*worker, serde_json::from_str(&line).expect("JSON"));
+            assert!(process.wait(TIMEOUT).success(), "{worker}: {line}");
         }
-        endings
+        reports
     }
 
-    /// [`end`](Self::end) of a group of which nobody holds anything.
+    /// Shuts down a group without remaining references.
     ///
     /// # Panics
-    /// When something is left, or somebody has anything to complain of.
+    /// When a member reports an error or remaining values.
     #[track_caller]
-    pub fn end_clean(self) {
-        for (name, ending) in self.end(PATIENCE) {
-            assert_eq!(ending, clean_end(), "{name}");
+    pub fn shutdown_clean(self) {
+        for (name, report) in self.shutdown(TIMEOUT) {
+            assert_eq!(report, clean_report(), "{name}");
         }
     }
 }
@@ -345,7 +356,7 @@ impl Drop for Group {
         if thread::panicking() {
             for process in self.processes.values() {
                 let text = process.stderr();
-                let _ = writeln!(io::stderr(), "{} said:\n{text}", process.what());
+                let _ = writeln!(io::stderr(), "stderr of {}:\n{text}", process.what());
             }
         }
     }
@@ -354,8 +365,8 @@ impl Drop for Group {
 fn agent_options(name: &str, rank: u32) -> AgentOptions {
     AgentOptions::new(name, rank)
         .with_host("127.0.0.1")
-        .with_start_timeout(PATIENCE)
-        // How long a worker that cannot be found or reached is looked for.
+        .with_start_timeout(TIMEOUT)
+        // Short, so that calls to killed workers fail soon.
         .with_connect_timeout(Duration::from_secs(2))
 }
 
@@ -365,14 +376,14 @@ fn start_worker(
     rank: u32,
     world_size: u32,
     store: SocketAddr,
-    life: u32,
+    incarnation: u32,
 ) -> ChildProcess {
     let mut command = Command::new(program);
     command
         .arg(name)
         .args([rank, world_size].map(|number| number.to_string()));
-    command.args([store.port().to_string(), life.to_string()]);
-    ChildProcess::start(format!("{name}, life {life}"), &mut command)
+    command.args([store.port().to_string(), incarnation.to_string()]);
+    ChildProcess::start(format!("{name}, incarnation {incarnation}"), &mut command)
 }
 
 /// The functions of a worker.
@@ -383,29 +394,29 @@ pub struct WorkerFunctions {
 }
 
 impl WorkerFunctions {
-    /// What all members can be asked for. `life` is how often the worker was started; `end` is what
-    /// the function of this name does.
+    /// Creates the functions of all members. `incarnation` counts the starts of the worker from 1; `shutdown` runs
+    /// when the function of this name is called.
     ///
     /// # Errors
-    /// When two have one name.
+    /// When two functions have the same name.
     pub fn new(
-        life: u32,
-        end: impl Fn(Duration) + Send + Sync + 'static,
+        incarnation: u32,
+        shutdown: impl Fn(Duration) + Send + Sync + 'static,
     ) -> Result<Self, Box<dyn Error>> {
         let mut registry = Registry::new();
-        registry.register_typed(BLOCK, move |context, in_life: u32| {
-            let arrival = (context.agent().me().name.to_string(), life);
+        registry.register_typed(BLOCK, move |context, blocked_incarnation: u32| {
+            let arrival = (context.agent().me().name.to_string(), incarnation);
             context.agent().call::<_, ()>(DRIVER, ARRIVED, arrival)?;
-            block_in(in_life, life);
-            Ok(life)
+            block_if(blocked_incarnation, incarnation);
+            Ok(incarnation)
         })?;
         let mut functions = Functions::new();
-        register_values(&mut functions, life)?;
+        register_values(&mut functions, incarnation)?;
         register_keeping(&mut functions)?;
         functions.register("in use", |context, ()| Ok(in_use(context.rrefs())?))?;
         functions.register("users", |context, ()| Ok(context.rrefs().sizes()?.forks))?;
-        functions.register("end", move |_, timeout: Duration| {
-            end(timeout);
+        functions.register("shutdown", move |_, timeout: Duration| {
+            shutdown(timeout);
             Ok(())
         })?;
         Ok(Self {
@@ -415,15 +426,18 @@ impl WorkerFunctions {
     }
 }
 
-/// Values, and what runs on them.
-fn register_values(functions: &mut Functions, life: u32) -> Result<(), FunctionError> {
+/// Registers constructors of values, and methods that run on them.
+fn register_values(functions: &mut Functions, incarnation: u32) -> Result<(), FunctionError> {
     functions.register("list", |_, items: Vec<i64>| Ok(Mutex::new(items)))?;
-    functions.register("list unless in life", move |context, in_life: u32| {
-        let arrival = (context.rrefs().me()?.name.to_string(), life);
-        context.rrefs().call::<_, ()>(DRIVER, ARRIVED, arrival)?;
-        block_in(in_life, life);
-        Ok(Mutex::new(vec![i64::from(life)]))
-    })?;
+    functions.register(
+        "list unless in incarnation",
+        move |context, blocked_incarnation: u32| {
+            let arrival = (context.rrefs().me()?.name.to_string(), incarnation);
+            context.rrefs().call::<_, ()>(DRIVER, ARRIVED, arrival)?;
+            block_if(blocked_incarnation, incarnation);
+            Ok(Mutex::new(vec![i64::from(incarnation)]))
+        },
+    )?;
     functions.register_method("push", |_, list: &List, item: i64| {
         let mut list = lock(list);
         list.push(item);
@@ -434,7 +448,7 @@ fn register_values(functions: &mut Functions, life: u32) -> Result<(), FunctionE
     })
 }
 
-/// References that a worker keeps under a name, passes on, and uses.
+/// Registers functions that keep references under a name, pass them to other workers and use them.
 fn register_keeping(functions: &mut Functions) -> Result<(), FunctionError> {
     let kept: Arc<Mutex<HashMap<String, RRef<List>>>> = Arc::default();
     let find = move |kept: &Mutex<HashMap<String, RRef<List>>>, name: &str| {
@@ -461,20 +475,20 @@ fn register_keeping(functions: &mut Functions) -> Result<(), FunctionError> {
         Ok(find(&by_name, &name)?.rpc_sync::<_, usize>("push", item)?)
     })?;
     functions.register("wait for", move |_, name: String| {
-        Ok(find(&kept, &name)?.wait_ready(Some(PATIENCE))?)
+        Ok(find(&kept, &name)?.wait_ready(Some(TIMEOUT))?)
     })
 }
 
-/// Waits for the process to be killed, if this is the life in which to.
-fn block_in(in_life: u32, life: u32) {
-    if in_life == life {
+/// Blocks forever if this is the incarnation to block.
+fn block_if(blocked_incarnation: u32, incarnation: u32) {
+    if blocked_incarnation == incarnation {
         loop {
             thread::park();
         }
     }
 }
 
-/// How many entries the tables of a worker have, without those that only remember what is gone.
+/// The number of entries in the reference tables, without those that only record removed references.
 fn in_use(rrefs: &RRefs) -> Result<usize, RRefError> {
     let sizes = rrefs.sizes()?;
     Ok(sizes.owners

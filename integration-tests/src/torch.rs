@@ -1,8 +1,7 @@
-//! Real PyTorch processes, driven step by step.
+//! Controls PyTorch processes step by step.
 //!
-//! [`Torch`] runs `python/puppet.py`, which opens PyTorch's stores and carries out operations on
-//! them. Every store has a thread of its own over there, so any number of them can block at the same
-//! time, and a test decides what happens in which order.
+//! [`Torch`] runs `python/puppet.py`, which opens PyTorch's stores and runs operations on them. Each store has its
+//! own Python thread, so several operations can block at the same time, and the test decides their order.
 
 use std::collections::{BTreeSet, HashMap};
 use std::env;
@@ -24,15 +23,15 @@ use crate::process::ChildProcess;
 /// The environment variable that names the Python interpreter with PyTorch.
 pub const PYTHON_VARIABLE: &str = "C10D_TORCH_PYTHON";
 
-/// How long a test waits for an answer that has no shorter limit of its own.
+/// The default timeout for a reply.
 const REPLY_LIMIT: Duration = Duration::from_secs(60);
 
-/// How long Python and PyTorch may take to start, on a machine that is busy.
+/// The timeout for the start of Python and PyTorch, on a busy machine.
 const START_LIMIT: Duration = Duration::from_secs(180);
 
 type Replies = Arc<Mutex<HashMap<u64, Sender<Value>>>>;
 
-/// A Python process with PyTorch in it, killed when dropped.
+/// A Python process with PyTorch. Drop kills it.
 #[derive(Debug)]
 pub struct Torch {
     process: Mutex<ChildProcess>,
@@ -52,9 +51,9 @@ pub struct TorchStore {
     port: u16,
 }
 
-/// An operation under way in PyTorch.
+/// A running operation in PyTorch.
 #[derive(Debug)]
-#[must_use = "an operation that nobody waits for proves nothing"]
+#[must_use = "wait for the operation to get its result"]
 pub struct Pending {
     torch: Arc<Torch>,
     id: u64,
@@ -62,35 +61,35 @@ pub struct Pending {
     reply: Receiver<Value>,
 }
 
-/// A constructor under way in PyTorch.
+/// A running constructor in PyTorch.
 #[derive(Debug)]
-#[must_use = "a constructor that nobody waits for proves nothing"]
+#[must_use = "wait for the constructor to get the store"]
 pub struct PendingStore {
     pending: Pending,
     name: String,
 }
 
-/// What PyTorch answered, and after how long.
+/// A reply of PyTorch.
 #[derive(Debug, Clone)]
 pub struct Reply {
     /// The result or the exception.
     pub result: Result<Value, TorchError>,
-    /// How long the operation took over there.
+    /// The duration of the operation in the Python process.
     pub elapsed: Duration,
 }
 
 /// A Python exception.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TorchError {
-    /// Its class, without the module.
+    /// The class, without the module.
     pub class: String,
-    /// The classes it derives from, nearest first.
+    /// The base classes, nearest first.
     pub bases: Vec<String>,
-    /// Its text.
+    /// The message, perhaps with a stack trace.
     pub message: String,
 }
 
-/// How to open a PyTorch `TCPStore`. `None` leaves an argument out.
+/// The arguments of a PyTorch `TCPStore`. `None` omits an argument.
 #[derive(Debug, Clone, Default)]
 #[expect(missing_docs, reason = "each field is the argument of the same name")]
 pub struct TcpArguments {
@@ -134,9 +133,9 @@ impl Torch {
         })
     }
 
-    /// One process for all tests of a test program, started by the first that asks for it: loading
-    /// PyTorch takes seconds. It ends with the test program. For tests that kill or stop their
-    /// PyTorch, use [`start`](Self::start).
+    /// The process that all tests of a test program share, because loading PyTorch takes seconds.
+    ///
+    /// The first call starts it. Tests that kill or stop their PyTorch use [`start`](Self::start).
     #[must_use]
     pub fn shared() -> Arc<Self> {
         static SHARED: LazyLock<Arc<Torch>> = LazyLock::new(Torch::start);
@@ -149,20 +148,20 @@ impl Torch {
         &self.version
     }
 
-    /// A `TCPStore` that is a client of the server at `address`.
+    /// Opens a `TCPStore` that is a client of the server at `address`.
     ///
     /// # Panics
-    /// When it cannot be opened.
+    /// When the store cannot be opened.
     #[must_use]
     pub fn tcp_client(self: &Arc<Self>, address: SocketAddr) -> TorchStore {
         self.open_tcp(address, &TcpArguments::default())
             .unwrap_or_else(|error| panic!("cannot open a TCPStore at {address}: {error}"))
     }
 
-    /// A `TCPStore` that hosts its server, with the libuv back end or the older one.
+    /// Opens a `TCPStore` that hosts its server, with the libuv backend or the older one.
     ///
     /// # Panics
-    /// When it cannot be opened.
+    /// When the store cannot be opened.
     #[must_use]
     pub fn tcp_server(self: &Arc<Self>, use_libuv: bool) -> TorchStore {
         let arguments = TcpArguments {
@@ -174,10 +173,10 @@ impl Torch {
             .unwrap_or_else(|error| panic!("cannot open a TCPStore as server: {error}"))
     }
 
-    /// A `TCPStore`; port 0 lets a server choose.
+    /// Opens a `TCPStore`. With port 0 a server chooses its port.
     ///
     /// # Errors
-    /// When the constructor raises.
+    /// When the constructor raises an exception.
     pub fn open_tcp(
         self: &Arc<Self>,
         address: SocketAddr,
@@ -186,7 +185,7 @@ impl Torch {
         self.begin_open_tcp(address, arguments).finish()
     }
 
-    /// As [`open_tcp`](Self::open_tcp), without waiting for the constructor.
+    /// Like [`open_tcp`](Self::open_tcp), but does not wait for the constructor.
     pub fn begin_open_tcp(
         self: &Arc<Self>,
         address: SocketAddr,
@@ -212,10 +211,10 @@ impl Torch {
         PendingStore { pending, name }
     }
 
-    /// A `FileStore` on `path`; without a world size the file is never removed.
+    /// Opens a `FileStore` on `path`. Without a world size the file is never removed.
     ///
     /// # Panics
-    /// When it cannot be opened.
+    /// When the store cannot be opened.
     #[must_use]
     pub fn file_store(self: &Arc<Self>, path: &Path, world_size: Option<usize>) -> TorchStore {
         self.open(json!({
@@ -225,31 +224,31 @@ impl Torch {
         }))
     }
 
-    /// A new `HashStore`.
+    /// Opens a new `HashStore`.
     ///
     /// # Panics
-    /// When it cannot be opened.
+    /// When the store cannot be opened.
     #[must_use]
     pub fn hash_store(self: &Arc<Self>) -> TorchStore {
         self.open(json!({"kind": "hash"}))
     }
 
-    /// Ends the process at once, as a crash would, and waits for its end.
+    /// Kills the process, as in a crash, and waits until it has exited.
     ///
     /// # Panics
-    /// When it does not end.
+    /// When the process does not exit.
     pub fn kill(&self) -> ExitStatus {
         let mut process = lock(&self.process);
         process.kill();
         process.wait(REPLY_LIMIT)
     }
 
-    /// Stops the process as if it were stuck; its connections stay open.
+    /// Stops the process. Its connections stay open.
     pub fn pause(&self) {
         lock(&self.process).pause();
     }
 
-    /// Lets it go on after [`pause`](Self::pause).
+    /// Continues the process after [`pause`](Self::pause).
     pub fn resume(&self) {
         lock(&self.process).resume();
     }
@@ -304,7 +303,7 @@ impl Torch {
 }
 
 impl TorchStore {
-    /// The server's port; 0 for a store that has none.
+    /// The server's port; 0 for a store without a server.
     #[must_use]
     pub const fn port(&self) -> u16 {
         self.port
@@ -316,13 +315,13 @@ impl TorchStore {
         SocketAddr::from(([127, 0, 0, 1], self.port))
     }
 
-    /// The process it lives in.
+    /// The process of this store.
     #[must_use]
     pub const fn torch(&self) -> &Arc<Torch> {
         &self.torch
     }
 
-    /// Starts operation `op` with these arguments, without waiting for it.
+    /// Starts operation `op`, and does not wait for it.
     pub fn begin(&self, op: &str, arguments: Value) -> Pending {
         let mut request = arguments;
         request["op"] = json!(op);
@@ -330,15 +329,15 @@ impl TorchStore {
         self.torch.begin(&self.thread, request)
     }
 
-    /// Carries out operation `op` with these arguments.
+    /// Runs operation `op`.
     ///
     /// # Errors
-    /// When it raises.
+    /// When the operation raises an exception.
     pub fn call(&self, op: &str, arguments: Value) -> Result<Value, TorchError> {
         self.begin(op, arguments).wait().result
     }
 
-    /// The same Python object, used from another thread over there.
+    /// The same Python object, used from another Python thread.
     #[must_use]
     pub fn on_another_thread(&self) -> Self {
         Self {
@@ -347,10 +346,10 @@ impl TorchStore {
         }
     }
 
-    /// A `PrefixStore` around it.
+    /// Opens a `PrefixStore` around this store.
     ///
     /// # Panics
-    /// When it cannot be opened.
+    /// When the store cannot be opened.
     #[must_use]
     pub fn prefixed(&self, prefix: &str) -> Self {
         let wrapper = self
@@ -362,10 +361,10 @@ impl TorchStore {
         }
     }
 
-    /// What `clone` gives.
+    /// Clones the store in Python.
     ///
     /// # Panics
-    /// When it raises.
+    /// When `clone` raises an exception.
     #[must_use]
     pub fn cloned(&self) -> Self {
         let clone = self.torch.open(json!({"kind": "clone", "base": self.name}));
@@ -375,10 +374,10 @@ impl TorchStore {
         }
     }
 
-    /// Lets go of the object over there: its destructor runs, a server ends.
+    /// Drops the Python object, which also stops a server that it hosts.
     ///
     /// # Panics
-    /// When it raises.
+    /// When the drop raises an exception.
     pub fn close(self) {
         self.call("close", json!({}))
             .unwrap_or_else(|error| panic!("close: {error}"));
@@ -386,19 +385,19 @@ impl TorchStore {
 }
 
 impl Pending {
-    /// Waits for the answer.
+    /// Waits for the reply.
     ///
     /// # Panics
-    /// When it does not come within a minute, or the process has ended.
+    /// When no reply arrives within a minute, or the process has ended.
     #[must_use]
     pub fn wait(self) -> Reply {
         self.wait_at_most(REPLY_LIMIT)
     }
 
-    /// Waits for the answer, for at most `limit`.
+    /// Waits for the reply, for at most `limit`.
     ///
     /// # Panics
-    /// When it does not come in time, or the process has ended.
+    /// When no reply arrives in time, or the process has ended.
     #[must_use]
     pub fn wait_at_most(self, limit: Duration) -> Reply {
         let reply = match self.reply.recv_timeout(limit) {
@@ -424,9 +423,9 @@ impl Pending {
         Reply { result, elapsed }
     }
 
-    /// Whether the answer is still out.
+    /// Whether the operation still runs.
     #[must_use]
-    pub fn is_open(&self) -> bool {
+    pub fn is_pending(&self) -> bool {
         lock(&self.torch.replies).contains_key(&self.id)
     }
 }
@@ -434,17 +433,17 @@ impl Pending {
 impl PendingStore {
     /// Whether the constructor still runs.
     #[must_use]
-    pub fn is_open(&self) -> bool {
-        self.pending.is_open()
+    pub fn is_pending(&self) -> bool {
+        self.pending.is_pending()
     }
 
     /// Waits for the constructor.
     ///
     /// # Errors
-    /// When it raises.
+    /// When the constructor raises an exception.
     ///
     /// # Panics
-    /// When it does not return within a minute, or the process has ended.
+    /// When the constructor does not return within a minute, or the process has ended.
     pub fn finish(self) -> Result<TorchStore, TorchError> {
         let torch = Arc::clone(&self.pending.torch);
         let value = self.pending.wait().result?;
@@ -459,13 +458,13 @@ impl PendingStore {
 }
 
 impl TorchError {
-    /// Whether it is a `class`, itself or by derivation.
+    /// Whether the exception is an instance of `class` or of a class derived from it.
     #[must_use]
     pub fn is_a(&self, class: &str) -> bool {
         self.class == class || self.bases.iter().any(|base| base == class)
     }
 
-    /// Its text up to the first line end: PyTorch may append a stack trace.
+    /// The first line of the message. PyTorch may append a stack trace.
     #[must_use]
     pub fn first_line(&self) -> &str {
         self.message.lines().next().unwrap_or_default()
@@ -480,14 +479,14 @@ impl fmt::Display for TorchError {
 
 impl std::error::Error for TorchError {}
 
-/// A release of PyTorch: which one the tests face, and what it has.
+/// A release of PyTorch, and its features.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Release {
     version: String,
     minor: u32,
 }
 
-/// What not every release that is tested has (docs/wire.md, 10.3).
+/// A feature that some of the tested releases lack (docs/wire.md, 10.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Feature {
     /// `queue_push`, `queue_pop`, `queue_len`.
@@ -498,38 +497,38 @@ pub enum Feature {
     Barrier,
     /// `Store.list_keys`.
     ListKeys,
-    /// The texts of errors that PyTorch 2.15 has, which our server's users see.
+    /// The error messages of PyTorch 2.15 clients.
     ErrorTexts,
-    /// PING, by which the raw client of the tests tells that its requests were carried out.
+    /// The PING command. The raw client uses it to wait until its requests were executed.
     Ping,
-    /// "wait timeout after" in the error of a wait that timed out, instead of "Socket Timeout".
+    /// A wait that timed out reports "wait timeout after" instead of "Socket Timeout".
     WaitTimeoutText,
-    /// The contract of `contract.rs` in full, between PyTorch's own two ends.
+    /// The contract in `contract.rs` holds in full between PyTorch's own client and server.
     Contract,
-    /// Times with a time zone in the state of a rendezvous.
+    /// Times with a time zone in rendezvous states.
     AwareTimes,
-    /// Gloo groups of elastic jobs that end: the destructor of a group may hang in 2.4.1, under its own torchrun too
+    /// Elastic jobs with gloo groups exit reliably. In 2.4.1 the destructor of a group may hang, also under torchrun
     /// (see `process_group.py`).
     ElasticJobs,
-    /// The variable `TORCHELASTIC_SIGNALS_TO_HANDLE` for workers.
+    /// Workers have the variable `TORCHELASTIC_SIGNALS_TO_HANDLE`.
     SignalsVariable,
 }
 
 impl Release {
-    /// The one that [`PYTHON_VARIABLE`] names. Asks it once, without loading PyTorch.
+    /// The release that [`PYTHON_VARIABLE`] names. Read once, without loading PyTorch.
     ///
     /// # Panics
-    /// When the variable is not set, or names no Python with a release that the tests know.
+    /// When the variable is not set, or names a Python without a supported release.
     #[must_use]
     pub fn tested() -> &'static Self {
         static TESTED: LazyLock<Release> = LazyLock::new(|| {
-            let ask = "import importlib.metadata as m; print(m.version('torch'))";
-            let output = python().args(["-c", ask]).output();
+            let code = "import importlib.metadata as m; print(m.version('torch'))";
+            let output = python().args(["-c", code]).output();
             let output = output.unwrap_or_else(|e| panic!("{PYTHON_VARIABLE}: {e}"));
             let version = String::from_utf8_lossy(&output.stdout).trim().to_owned();
             Release::new(&version).unwrap_or_else(|| {
                 panic!(
-                    "{PYTHON_VARIABLE}: the tests know no PyTorch {version:?}: {}",
+                    "{PYTHON_VARIABLE}: PyTorch {version:?} is not supported by the tests: {}",
                     String::from_utf8_lossy(&output.stderr)
                 )
             })
@@ -540,31 +539,31 @@ impl Release {
     fn new(version: &str) -> Option<Self> {
         let mut numbers = version.split('.');
         let (major, minor) = (numbers.next()?, numbers.next()?.parse().ok()?);
-        // What lies between these has not been tried.
+        // Other releases have not been tested.
         (major == "2" && [4, 9, 15].contains(&minor)).then(|| Self {
             version: version.to_owned(),
             minor,
         })
     }
 
-    /// `torch.__version__`, perhaps without what comes after a `+`.
+    /// `torch.__version__`, perhaps without the local part after `+`.
     #[must_use]
     pub fn version(&self) -> &str {
         &self.version
     }
 
-    /// Whether it has `feature`.
+    /// Whether the release has `feature`.
     #[must_use]
     pub const fn has(&self, feature: Feature) -> bool {
         self.minor >= feature.since()
     }
 
-    /// Whether the calling test can do what needs `feature`. If not, prints that it is left out.
+    /// Whether the release has `feature`. If not, prints that the calling test skips it.
     #[must_use]
     pub fn allows(&self, feature: Feature) -> bool {
         let has = self.has(feature);
         if !has {
-            left_out(&format!(
+            print_skipped(&format!(
                 "{feature:?}, which PyTorch {} does not have",
                 self.version
             ));
@@ -573,19 +572,20 @@ impl Release {
     }
 }
 
-/// Prints, once, what the calling test does not do, and why: on standard error past the capture of
-/// libtest, as nobody reads the output of a test that passes.
-pub fn left_out(what: &str) {
+/// Prints once what the calling test skips, and why.
+///
+/// Writes directly to standard error, because libtest discards the captured output of tests that pass.
+pub fn print_skipped(what: &str) {
     static PRINTED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     let thread = thread::current();
-    let line = format!("left out of {}: {what}", thread.name().unwrap_or("a test"));
+    let line = format!("skipped in {}: {what}", thread.name().unwrap_or("a test"));
     if lock(&PRINTED).insert(line.clone()) {
         let _ = writeln!(io::stderr(), "{line}");
     }
 }
 
 impl Feature {
-    /// The first release that has it, as far as the tested ones tell.
+    /// The minor version of the first tested release with this feature.
     const fn since(self) -> u32 {
         match self {
             Self::Ping
@@ -600,7 +600,7 @@ impl Feature {
     }
 }
 
-/// The command that runs Python, with the environment that PyTorch is tested in.
+/// A command that runs Python with the environment of the tests.
 ///
 /// # Panics
 /// When the variable [`PYTHON_VARIABLE`] is not set.
@@ -626,7 +626,7 @@ pub fn script(name: &str) -> PathBuf {
         .join(name)
 }
 
-/// Bytes as the scripts want them.
+/// Encodes bytes for the Python scripts.
 #[must_use]
 pub fn to_hex(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
@@ -639,10 +639,10 @@ pub fn to_hex(bytes: &[u8]) -> String {
     text
 }
 
-/// Bytes as the scripts give them.
+/// Decodes bytes from the Python scripts.
 ///
 /// # Panics
-/// When `text` is not hexadecimal: the script is broken.
+/// When `text` is not hexadecimal.
 #[must_use]
 pub fn from_hex(text: &str) -> Vec<u8> {
     let nibble = |digit: u8| match digit {
@@ -651,7 +651,7 @@ pub fn from_hex(text: &str) -> Vec<u8> {
         _ => panic!("not a hexadecimal digit: {digit:#04x}"),
     };
     let pairs = text.as_bytes().chunks_exact(2);
-    assert!(pairs.remainder().is_empty(), "half a byte");
+    assert!(pairs.remainder().is_empty(), "odd number of digits");
     pairs
         .map(|pair| nibble(pair[0]) << 4 | nibble(pair[1]))
         .collect()
@@ -667,7 +667,7 @@ pub(crate) fn strings(value: &Value) -> Vec<String> {
         .collect()
 }
 
-/// A duration as the scripts want it.
+/// Encodes a duration for the Python scripts.
 pub(crate) fn milliseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
@@ -675,7 +675,7 @@ pub(crate) fn milliseconds(duration: Duration) -> u64 {
 fn dispatch(stdout: BufReader<ChildStdout>, replies: &Replies) {
     for line in stdout.lines() {
         let Ok(line) = line else { break };
-        // Whatever else prints to standard output is not for us.
+        // Libraries may print other lines to standard output.
         let Ok(reply) = serde_json::from_str::<Value>(&line) else {
             continue;
         };
@@ -686,7 +686,7 @@ fn dispatch(stdout: BufReader<ChildStdout>, replies: &Replies) {
             let _ = sender.send(reply);
         }
     }
-    // Without their senders, all that wait learn that nothing will come.
+    // Dropping the senders ends all waits.
     lock(replies).clear();
 }
 
@@ -699,7 +699,7 @@ mod tests {
     use super::{Feature, Release, from_hex, to_hex};
 
     #[test]
-    fn a_release_has_what_its_version_says() {
+    fn the_version_determines_the_features_of_a_release() {
         let features = [Feature::Queues, Feature::Barrier];
         for (version, has) in [
             ("2.4.1+cu121", [false, false]),
@@ -719,7 +719,7 @@ mod tests {
     }
 
     #[test]
-    fn hexadecimal_comes_back_unchanged() {
+    fn hexadecimal_round_trips() {
         let all: Vec<u8> = (0..=u8::MAX).collect();
         assert_eq!(to_hex(&[0, 0x1f, 0xff]), "001fff");
         assert_eq!(from_hex(&to_hex(&all)), all);

@@ -1,4 +1,4 @@
-//! An upper bound for a whole test: a call that hangs must end the run, not stall it.
+//! A timeout for a whole test: if a call hangs, the test process aborts.
 
 use std::io::{self, Write};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use crate::process;
 
-/// Ends the test process with a message unless dropped in time.
+/// Aborts the test process with a message unless dropped in time.
 ///
-/// Bounds calls that have no deadline of their own, or whose deadline is what the test is about.
+/// It covers calls without a timeout, and calls whose timeout is under test.
 #[derive(Debug)]
 pub struct Watchdog {
     dropped: Option<Sender<()>>,
@@ -17,10 +17,10 @@ pub struct Watchdog {
 }
 
 impl Watchdog {
-    /// Starts the clock of `test`.
+    /// Starts the timeout of `test`.
     ///
     /// # Panics
-    /// When the system has no thread left.
+    /// When the thread cannot be created.
     #[must_use]
     pub fn start(test: &'static str, limit: Duration) -> Self {
         let (dropped, on_drop) = mpsc::channel();
@@ -49,7 +49,7 @@ impl Drop for Watchdog {
 }
 
 fn abort(test: &str, limit: Duration) {
-    // Written directly: what `eprintln!` prints in a test is kept until the test ends.
+    // Not `eprintln!`: libtest would capture it, and the abort would discard it.
     let _ = writeln!(
         io::stderr(),
         "\n{test}: still running after {limit:?}; ending the test process"

@@ -1,11 +1,11 @@
-//! Links, headings and source paths that Markdown files name must exist, and so must the documents that
-//! source files cite.
+//! Checks that links, headings and source paths in Markdown files exist, and that documents cited in source files
+//! exist.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
-/// A path in backticks with one of these endings is a file of this repository.
+/// A path in backticks with one of these endings must be a file of this repository.
 const SOURCE_ENDINGS: [&str; 6] = [".rs", ".md", ".toml", ".jsonl", ".py", ".sh"];
 
 #[test]
@@ -40,7 +40,7 @@ fn every_document_and_section_that_is_cited_exists() {
     assert!(cited > 100, "found only {cited} citations");
 }
 
-/// Facts about one module belong into its documentation; here they made both documents grow twofold.
+/// Facts about one module belong in its module documentation, not in these documents.
 #[test]
 fn the_documents_at_the_root_stay_short() {
     let tree = Tree::read();

@@ -1,4 +1,4 @@
-//! Peers that misbehave, without PyTorch: they hurt themselves and nobody else.
+//! Misbehaving clients and servers, without PyTorch: no other client is affected.
 
 use std::io::{self, Read, Write};
 use std::net::TcpListener;
@@ -30,10 +30,10 @@ fn join(server: &TcpStoreServer) -> RawClient {
     RawClient::join(server.local_addr()).expect("a connection")
 }
 
-/// The whole contract that the interoperation tests use, both ends ours.
+/// The contract that the tests with PyTorch use.
 #[test]
-fn every_operation_between_our_own_two_ends() {
-    let _watchdog = Watchdog::start("every_operation_between_our_own_two_ends", LIMIT);
+fn every_operation_between_our_client_and_our_server() {
+    let _watchdog = Watchdog::start("every_operation_between_our_client_and_our_server", LIMIT);
     let server = serve();
     let client = Ours(connect(&server));
     let other = Ours(connect(&server));
@@ -42,13 +42,13 @@ fn every_operation_between_our_own_two_ends() {
         ..contract::TCP
     };
     contract::every_operation(&client, &traits);
-    contract::two_users(&client, &other, &traits);
+    contract::two_clients(&client, &other, &traits);
     contract::add_to_text(&client, &other, &traits);
 }
 
 #[test]
-fn half_a_request_and_then_silence() {
-    let _watchdog = Watchdog::start("half_a_request_and_then_silence", LIMIT);
+fn an_incomplete_request_does_not_block_other_clients() {
+    let _watchdog = Watchdog::start("an_incomplete_request_does_not_block_other_clients", LIMIT);
     let server = serve();
     let client = connect(&server);
     let set = Request::new(command::SET).blob(b"/half").blob(b"value");
@@ -58,7 +58,7 @@ fn half_a_request_and_then_silence() {
         peer.send_bytes(&set.bytes()[..cut]).expect("sent");
         silent.push(peer);
     }
-    // And some that never say anything at all.
+    // Connections without any bytes.
     for _ in 0..20 {
         silent.push(RawClient::connect(server.local_addr()).expect("a connection"));
     }
@@ -68,34 +68,34 @@ fn half_a_request_and_then_silence() {
     }
     assert!(started.elapsed() < LONG, "{:?}", started.elapsed());
     assert!(!client.check(&["half"]).expect("check"));
-    // Closing in the middle applies nothing either.
+    // An incomplete request is not executed when its connection is closed.
     drop(silent);
     assert_eq!(client.add("rounds", 1).expect("add"), 201);
     assert!(!client.check(&["half"]).expect("check"));
 }
 
 #[test]
-fn requests_that_trickle_in_byte_by_byte() {
-    let _watchdog = Watchdog::start("requests_that_trickle_in_byte_by_byte", LIMIT);
+fn a_request_that_arrives_byte_by_byte_is_executed() {
+    let _watchdog = Watchdog::start("a_request_that_arrives_byte_by_byte_is_executed", LIMIT);
     let server = serve();
     let mut slow = join(&server);
     let request = Request::new(command::SET).blob(b"/slow").blob(b"value");
     for byte in request.bytes() {
         slow.send_bytes(&[*byte]).expect("sent");
     }
-    slow.fence().expect("carried out");
+    slow.fence().expect("executed");
     assert_eq!(connect(&server).get("slow").expect("get"), b"value");
 }
 
 #[test]
-fn a_reader_that_stops_reading() {
-    let _watchdog = Watchdog::start("a_reader_that_stops_reading", LIMIT);
+fn a_client_that_does_not_read_does_not_block_others() {
+    let _watchdog = Watchdog::start("a_client_that_does_not_read_does_not_block_others", LIMIT);
     let server = serve();
     let client = connect(&server);
     let value = vec![b'x'; 4 << 20];
     client.set("large", &value).expect("set");
     assert!(client.check(&["large"]).expect("check"));
-    // 256 MiB of replies are asked for and not read; the requests are a few kilobytes.
+    // The client requests 256 MiB of replies and does not read them.
     let mut stuck = join(&server);
     let get = Request::new(command::GET).blob(b"/large");
     for _ in 0..64 {
@@ -106,16 +106,16 @@ fn a_reader_that_stops_reading() {
         assert_eq!(client.add("rounds", 1).expect("add"), round);
     }
     assert!(started.elapsed() < LONG, "{:?}", started.elapsed());
-    // When it reads at last, everything is there.
+    // All replies arrive once the client reads.
     for _ in 0..64 {
         assert!(stuck.read_blob().expect("a reply") == value);
     }
-    stuck.fence().expect("in step");
+    stuck.fence().expect("in sync");
 }
 
 #[test]
-fn strangers_are_turned_away_and_nobody_else_notices() {
-    let _watchdog = Watchdog::start("strangers_are_turned_away", LIMIT);
+fn invalid_requests_close_only_their_own_connection() {
+    let _watchdog = Watchdog::start("invalid_requests_close_only_their_own_connection", LIMIT);
     let server = serve();
     let client = connect(&server);
     let noise: Vec<u8> = (0..=u8::MAX).rev().cycle().take(10_000).collect();
@@ -127,12 +127,12 @@ fn strangers_are_turned_away_and_nobody_else_notices() {
         &noise,
     ];
     for opening in openings {
-        let mut stranger = RawClient::connect(server.local_addr()).expect("a connection");
-        // The server may have closed before all of it is written.
-        let _ = stranger.send_bytes(opening);
-        assert_eq!(stranger.read_to_close().expect("closed"), 0, "{opening:?}");
+        let mut peer = RawClient::connect(server.local_addr()).expect("a connection");
+        // The server may close the connection before all bytes are written.
+        let _ = peer.send_bytes(opening);
+        assert_eq!(peer.read_to_close().expect("closed"), 0, "{opening:?}");
     }
-    // The same after a correct hello: an unknown command, and lengths beyond all limits.
+    // Invalid requests after a valid handshake: unknown commands, and lengths beyond the limits.
     let commands = [
         Request::new(19),
         Request::new(0xff),
@@ -141,17 +141,20 @@ fn strangers_are_turned_away_and_nobody_else_notices() {
         Request::new(command::WAIT).u64(u64::MAX),
     ];
     for request in commands {
-        let mut stranger = join(&server);
-        stranger.send(&request).expect("sent");
-        assert_eq!(stranger.read_to_close().expect("closed"), 0, "{request:?}");
+        let mut peer = join(&server);
+        peer.send(&request).expect("sent");
+        assert_eq!(peer.read_to_close().expect("closed"), 0, "{request:?}");
     }
-    assert_eq!(client.add("untouched", 1).expect("add"), 1);
+    assert_eq!(client.add("counter", 1).expect("add"), 1);
     assert_eq!(client.num_keys().expect("num_keys"), 1);
 }
 
 #[test]
-fn connections_that_come_and_go_leave_nothing_behind() {
-    let _watchdog = Watchdog::start("connections_that_come_and_go", LIMIT);
+fn clients_that_disconnect_during_a_wait_do_not_affect_others() {
+    let _watchdog = Watchdog::start(
+        "clients_that_disconnect_during_a_wait_do_not_affect_others",
+        LIMIT,
+    );
     let server = serve();
     let client = connect(&server);
     let wait = Request::new(command::WAIT).u64(1).blob(b"/later");
@@ -166,10 +169,10 @@ fn connections_that_come_and_go_leave_nothing_behind() {
     assert!(client.check(&["later"]).expect("check"));
 }
 
-/// docs/wire.md, 5.6: the wake is on its way when the cancel is sent. Here it always is.
+/// The server has sent the wake when the client sends the cancel (docs/wire.md, 5.6).
 #[test]
-fn a_wake_that_crosses_the_cancel_is_taken_off_the_wire() {
-    let _watchdog = Watchdog::start("a_wake_that_crosses_the_cancel", LIMIT);
+fn a_wake_that_crosses_the_cancel_is_consumed() {
+    let _watchdog = Watchdog::start("a_wake_that_crosses_the_cancel_is_consumed", LIMIT);
     let server = serve();
     let relay = Relay::start(server.local_addr()).expect("a relay");
     let client = TcpStore::connect("127.0.0.1", relay.address().port()).expect("a client");
@@ -185,11 +188,11 @@ fn a_wake_that_crosses_the_cancel_is_taken_off_the_wire() {
             let name = format!("/{key}");
             let set = Request::new(command::SET).blob(name.as_bytes()).blob(b"v");
             writer.send(&set).expect("sent");
-            writer.fence().expect("carried out");
+            writer.fence().expect("executed");
             relay.pass_cancel();
             relay.wait_held(2, LONG);
             assert_eq!(
-                relay.release().expect("the client is there"),
+                relay.release().expect("the client is connected"),
                 [READY, CANCELLED]
             );
             match waiting.join().expect("no panic") {
@@ -200,62 +203,68 @@ fn a_wake_that_crosses_the_cancel_is_taken_off_the_wire() {
         });
         assert_eq!(client.get(&key).expect("get"), b"v");
         assert_eq!(client.add("rounds", 1).expect("add"), round);
-        // docs/wire.md, 7.5: a success, if the answers took less than 0.1 s. On a busy machine they may not.
+        // docs/wire.md, 7.5: the wait succeeds if both replies arrive within 0.1 s, which may fail on a busy
+        // machine.
         if round >= 20 && succeeded > 0 {
             return;
         }
     }
-    panic!("the answer is never used");
+    panic!("no wait succeeded with a late reply");
 }
 
-/// docs/wire.md, 7.6: a lost connection ends every call, one that is still dialling included.
+/// docs/wire.md, 7.6: a lost connection fails every call, also calls that are still connecting.
 #[test]
-fn a_further_connection_is_not_dialled_for_long_when_the_server_is_gone() {
-    let _watchdog = Watchdog::start("a_further_connection", Duration::from_secs(60));
+fn a_lost_server_also_fails_a_call_that_is_still_connecting() {
+    let _watchdog = Watchdog::start(
+        "a_lost_server_also_fails_a_call_that_is_still_connecting",
+        Duration::from_secs(60),
+    );
     let server = serve();
     let relay = Relay::start(server.local_addr()).expect("a relay");
     let client = TcpStore::connect("127.0.0.1", relay.address().port()).expect("a client");
     thread::scope(|scope| {
-        // One of the two has the only connection there is; the other one's is refused.
-        let (tell, told) = mpsc::channel();
+        // One call has the only connection that the relay accepts; the other one's connection is refused.
+        let (thread_ids, started) = mpsc::channel();
         let call = |key| {
-            let (tell, client) = (tell.clone(), &client);
+            let (thread_ids, client) = (thread_ids.clone(), &client);
             scope.spawn(move || {
-                tell.send(gettid()).expect("the test listens");
+                thread_ids.send(gettid()).expect("the test receives");
                 client.get(key)
             })
         };
         let calls = [call("never"), call("ever")];
         relay.wait_requested(LONG);
-        for thread in told.iter().take(2) {
+        for thread in started.iter().take(2) {
             until_blocked(thread);
         }
         drop(relay);
         for call in calls {
-            call.join().expect("no panic").expect_err("it has gone");
+            call.join()
+                .expect("no panic")
+                .expect_err("the server is lost");
         }
     });
 }
 
-/// Something listens there that is no store.
+/// The client connects to servers that are not stores.
 #[test]
-fn a_client_tells_a_stranger_from_a_server() {
-    let _watchdog = Watchdog::start("a_client_tells_a_stranger_from_a_server", LIMIT);
+fn a_client_rejects_a_server_that_is_not_a_store() {
+    let _watchdog = Watchdog::start("a_client_rejects_a_server_that_is_not_a_store", LIMIT);
     type Answer = fn(&mut std::net::TcpStream) -> io::Result<()>;
-    let strangers: [(&str, Answer); 3] = [
-        ("says nothing", |stream| {
+    let servers: [(&str, Answer); 3] = [
+        ("sends nothing", |stream| {
             io::copy(stream, &mut io::sink()).map(drop)
         }),
-        ("closes", |_| Ok(())),
-        ("speaks something else", |stream| {
+        ("closes the connection", |_| Ok(())),
+        ("speaks another protocol", |stream| {
             stream.read_exact(&mut [0; 10])?;
             stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         }),
     ];
-    for (name, answer) in strangers {
+    for (name, answer) in servers {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
         let address = listener.local_addr().expect("its address");
-        // It ends with the test: nobody waits for its last accept.
+        // Not joined: it blocks in `accept` until the test process ends.
         thread::spawn(move || {
             for stream in listener.incoming() {
                 let Ok(mut stream) = stream else { return };

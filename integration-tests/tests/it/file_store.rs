@@ -1,4 +1,4 @@
-//! One file, PyTorch's `FileStore` and ours on it at the same time.
+//! PyTorch's `FileStore` and ours on the same file at the same time.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use tempfile::TempDir;
 const LIMIT: Duration = Duration::from_secs(120);
 const LONG: Duration = Duration::from_secs(30);
 
-/// Our store: no queues, and the bookkeeping of open and closed stores is counted.
+/// Our store has no queues, and `num_keys` counts its internal key for the reference count.
 const OURS: Traits = Traits {
     queues: false,
     barrier: true,
@@ -33,7 +33,7 @@ const OURS: Traits = Traits {
     value_bytes_max: 1 << 20,
 };
 
-/// PyTorch's (docs/file-store.md, Differences from PyTorch).
+/// PyTorch's store (docs/file-store.md, Differences from PyTorch).
 const TORCHS: Traits = Traits {
     delete_of_missing: true,
     extended_api: false,
@@ -51,24 +51,24 @@ fn open(path: &Path) -> FileStore {
     FileStore::open(path, None).expect("our FileStore")
 }
 
-/// The same operations are right on both sides, one after the other on one file.
+/// Both stores run all operations, one after the other, on the same file.
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn every_operation_on_either_side() {
-    let _watchdog = Watchdog::start("every_operation_on_either_side", LIMIT);
+fn every_operation_of_both_stores_on_one_file() {
+    let _watchdog = Watchdog::start("every_operation_of_both_stores_on_one_file", LIMIT);
     let (_folder, path) = folder();
-    // Each holds the file open while the other works on it.
+    // Both stores have the file open during the whole test.
     let ours = open(&path);
     let torchs = Torch::shared().file_store(&path, None);
-    let ours_below = Ours(PrefixStore::new("ours", open(&path)));
-    contract::every_operation(&ours_below, &OURS);
+    let ours_with_prefix = Ours(PrefixStore::new("ours", open(&path)));
+    contract::every_operation(&ours_with_prefix, &OURS);
     let traits = Traits {
         barrier_has_default_timeout: false,
         ..TORCHS.with(Release::tested())
     };
     contract::every_operation(&torchs.prefixed("torch"), &traits);
 
-    // Both have the same picture of all of it.
+    // Both stores read the same keys and values.
     let user_keys = ours.list_keys().expect("list_keys");
     let user_keys: Vec<&str> = user_keys
         .iter()
@@ -90,21 +90,24 @@ fn every_operation_on_either_side() {
 
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn they_see_and_wake_each_other() {
-    let _watchdog = Watchdog::start("they_see_and_wake_each_other", LIMIT);
+fn both_stores_see_each_others_changes_and_wake_each_other() {
+    let _watchdog = Watchdog::start(
+        "both_stores_see_each_others_changes_and_wake_each_other",
+        LIMIT,
+    );
     let (_folder, path) = folder();
     let torchs = Torch::shared().file_store(&path, None);
-    contract::two_users(&Ours(open(&path)), &torchs, &OURS.with(Release::tested()));
+    contract::two_clients(&Ours(open(&path)), &torchs, &OURS.with(Release::tested()));
 }
 
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn additions_from_both_sides_sum_up() {
-    let _watchdog = Watchdog::start("additions_from_both_sides_sum_up", LIMIT);
+fn concurrent_additions_by_both_stores_are_all_counted() {
+    let _watchdog = Watchdog::start("concurrent_additions_by_both_stores_are_all_counted", LIMIT);
     const TIMES: i64 = 300;
     let (_folder, path) = folder();
     let torch = Torch::shared();
-    // The rest of the file is written at the same time, so that replays start at odd places.
+    // Other records are written at the same time, so that reads of the file start at various offsets.
     let torchs = [torch.file_store(&path, None), torch.file_store(&path, None)];
     let adding: Vec<_> = torchs
         .iter()
@@ -122,7 +125,7 @@ fn additions_from_both_sides_sum_up() {
                 for i in 0..TIMES {
                     store.add("sum", 1).expect("add");
                     store
-                        .set(&format!("noise/{number}"), i.to_string().as_bytes())
+                        .set(&format!("other/{number}"), i.to_string().as_bytes())
                         .expect("set");
                 }
             });
@@ -138,8 +141,8 @@ fn additions_from_both_sides_sum_up() {
 
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn four_of_both_kinds_meet_at_barriers() {
-    let _watchdog = Watchdog::start("four_of_both_kinds_meet_at_barriers", LIMIT);
+fn four_clients_of_both_kinds_pass_barriers() {
+    let _watchdog = Watchdog::start("four_clients_of_both_kinds_pass_barriers", LIMIT);
     if !Release::tested().allows(Feature::Barrier) {
         return;
     }
@@ -163,11 +166,11 @@ fn four_of_both_kinds_meet_at_barriers() {
     });
 }
 
-/// docs/file-store.md, Reference counting: the last handle that closes removes the file.
+/// docs/file-store.md, Reference counting.
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn the_last_to_close_removes_the_file() {
-    let _watchdog = Watchdog::start("the_last_to_close_removes_the_file", LIMIT);
+fn the_last_store_to_close_removes_the_file() {
+    let _watchdog = Watchdog::start("the_last_store_to_close_removes_the_file", LIMIT);
     let torch = Torch::shared();
     for ours_is_last in [true, false] {
         let (_folder, path) = folder();
@@ -177,12 +180,12 @@ fn the_last_to_close_removes_the_file() {
         assert_eq!(ours.get("k").expect("get"), b"v");
         if ours_is_last {
             torchs.close();
-            assert!(path.exists(), "one is still open");
+            assert!(path.exists(), "one store is still open");
             assert_eq!(ours.get("k").expect("get"), b"v");
             drop(ours);
         } else {
             drop(ours);
-            assert!(path.exists(), "one is still open");
+            assert!(path.exists(), "one store is still open");
             assert_eq!(torchs.get("k").expect("get"), b"v");
             torchs.close();
         }
@@ -190,11 +193,14 @@ fn the_last_to_close_removes_the_file() {
     }
 }
 
-/// Also when they were never open together; and without a world size the file stays.
+/// Stores count even if they were never open at the same time. Without a world size the file stays.
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn closed_stores_count_and_an_unknown_world_size_keeps_the_file() {
-    let _watchdog = Watchdog::start("closed_stores_count", LIMIT);
+fn closed_stores_count_and_without_a_world_size_the_file_stays() {
+    let _watchdog = Watchdog::start(
+        "closed_stores_count_and_without_a_world_size_the_file_stays",
+        LIMIT,
+    );
     let torch = Torch::shared();
     let (_folder, path) = folder();
     torch.file_store(&path, Some(3)).close();

@@ -1,5 +1,6 @@
-//! Whole-system tests. One program, as each links all crates; `tests/scale.rs` is another one,
-//! because it raises the limit on open files.
+//! Whole-system tests in one program, because each test program links all crates.
+//!
+//! `tests/scale.rs` is a separate program because it raises the limit on open files.
 
 mod documents;
 mod faults;

@@ -1,4 +1,4 @@
-//! PyTorch's clients and ours on one store, on our server and on both of PyTorch's.
+//! PyTorch's clients and ours on the same store, with our server and both of PyTorch's servers.
 
 use std::net::SocketAddr;
 use std::thread;
@@ -16,7 +16,7 @@ use serde_json::json;
 const LIMIT: Duration = Duration::from_secs(120);
 const LONG: Duration = Duration::from_secs(30);
 
-/// A server of any kind; it ends when dropped.
+/// A server of any kind. Drop shuts it down.
 struct AnyServer {
     name: &'static str,
     address: SocketAddr,
@@ -85,11 +85,11 @@ impl Drop for AnyServer {
     }
 }
 
-/// The contract itself is checked: PyTorch's own two ends, and its store in one process, keep it.
+/// Tests the contract itself with PyTorch alone: its client and servers, and its `HashStore`.
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn pytorch_by_itself_keeps_the_same_contract() {
-    let _watchdog = Watchdog::start("pytorch_by_itself_keeps_the_same_contract", LIMIT);
+fn pytorchs_own_client_and_servers_fulfil_the_contract() {
+    let _watchdog = Watchdog::start("pytorchs_own_client_and_servers_fulfil_the_contract", LIMIT);
     if !Release::tested().allows(Feature::Contract) {
         return;
     }
@@ -109,30 +109,33 @@ fn pytorch_by_itself_keeps_the_same_contract() {
 
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn they_see_and_wake_each_other() {
-    let _watchdog = Watchdog::start("they_see_and_wake_each_other", LIMIT);
+fn both_clients_see_each_others_changes_and_wake_each_other() {
+    let _watchdog = Watchdog::start(
+        "both_clients_see_each_others_changes_and_wake_each_other",
+        LIMIT,
+    );
     for server in AnyServer::all() {
         let ours = Ours(server.connect());
-        contract::two_users(&ours, &server.connect_torch(), &server.traits);
+        contract::two_clients(&ours, &server.connect_torch(), &server.traits);
     }
 }
 
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn they_meet_below_a_prefix() {
-    let _watchdog = Watchdog::start("they_meet_below_a_prefix", LIMIT);
+fn both_clients_share_keys_under_a_prefix() {
+    let _watchdog = Watchdog::start("both_clients_share_keys_under_a_prefix", LIMIT);
     for server in AnyServer::all() {
         let ours = Ours(PrefixStore::new(
             "inner",
             PrefixStore::new("outer", server.connect()),
         ));
         let torchs = server.connect_torch().prefixed("outer").prefixed("inner");
-        contract::two_users(&ours, &torchs, &server.traits);
+        contract::two_clients(&ours, &torchs, &server.traits);
 
         let plain = server.connect_torch();
-        ours.set("whole name", b"1").expect("set");
-        assert!(ours.check(&["whole name"]).expect("check"));
-        assert_eq!(plain.get("outer/inner/whole name").expect("get"), b"1");
+        ours.set("key", b"1").expect("set");
+        assert!(ours.check(&["key"]).expect("check"));
+        assert_eq!(plain.get("outer/inner/key").expect("get"), b"1");
         if server.traits.list_keys {
             let listed = torchs.list_keys().expect("list_keys");
             let ours = ours.list_keys().expect("list_keys");
@@ -143,8 +146,8 @@ fn they_meet_below_a_prefix() {
 
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn eight_of_both_kinds_meet_at_barriers() {
-    let _watchdog = Watchdog::start("eight_of_both_kinds_meet_at_barriers", LIMIT);
+fn eight_clients_of_both_kinds_pass_barriers() {
+    let _watchdog = Watchdog::start("eight_clients_of_both_kinds_pass_barriers", LIMIT);
     if !Release::tested().allows(Feature::Barrier) {
         return;
     }
@@ -168,7 +171,7 @@ fn eight_of_both_kinds_meet_at_barriers() {
                         observer.add(&before, 1).expect("add");
                         rank.barrier(&format!("round-{round}"), 8, Some(LONG))
                             .unwrap_or_else(|e| panic!("{}: {e}", rank.name()));
-                        // Nobody gets through before the last one has come.
+                        // The barrier opens only after the last arrival.
                         assert_eq!(observer.get(&before).expect("get"), b"8");
                     }
                 });
@@ -177,11 +180,11 @@ fn eight_of_both_kinds_meet_at_barriers() {
     }
 }
 
-/// Elements of one queue, pushed and popped by both kinds: each comes out once.
+/// Both kinds of clients push and pop: each element is popped once.
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn a_queue_between_them_loses_and_doubles_nothing() {
-    let _watchdog = Watchdog::start("a_queue_between_them", LIMIT);
+fn a_shared_queue_delivers_each_element_once() {
+    let _watchdog = Watchdog::start("a_shared_queue_delivers_each_element_once", LIMIT);
     if !Release::tested().allows(Feature::Queues) {
         return;
     }
@@ -205,7 +208,7 @@ fn a_queue_between_them_loses_and_doubles_nothing() {
                         while got.len() < EACH {
                             match popper.queue_pop("jobs") {
                                 Ok(element) => got.push(element),
-                                // docs/wire.md, 4.2: somebody was faster.
+                                // docs/wire.md, 4.2: another client popped the element.
                                 Err(e) if e.failure == Failure::QueueEmpty => {}
                                 Err(e) => panic!("{}: {e}", popper.name()),
                             }
@@ -236,7 +239,7 @@ fn a_queue_between_them_loses_and_doubles_nothing() {
     }
 }
 
-/// `compare_set` from both sides at once: all are told of the same winner.
+/// Concurrent `compare_set` calls by both kinds of clients all return the winner's value.
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
 fn compare_set_has_one_winner() {
@@ -251,7 +254,7 @@ fn compare_set_has_one_winner() {
         for round in 0..20 {
             let key = format!("leader-{round}");
             let answers: Vec<Vec<u8>> = thread::scope(|scope| {
-                let asking: Vec<_> = peers
+                let calls: Vec<_> = peers
                     .iter()
                     .enumerate()
                     .map(|(number, peer)| {
@@ -262,14 +265,14 @@ fn compare_set_has_one_winner() {
                         })
                     })
                     .collect();
-                asking
+                calls
                     .into_iter()
-                    .map(|a| a.join().expect("compare_set"))
+                    .map(|call| call.join().expect("compare_set"))
                     .collect()
             });
             let winner = server.connect().get(&key).expect("get");
             assert!(
-                answers.iter().all(|a| *a == winner),
+                answers.iter().all(|answer| *answer == winner),
                 "{}: {answers:?}",
                 server.name
             );
@@ -277,13 +280,13 @@ fn compare_set_has_one_winner() {
     }
 }
 
-/// docs/wire.md, 7.2, our host: it waits until PyTorch's workers have counted themselves.
+/// docs/wire.md, 7.2: our host waits until PyTorch's workers have registered.
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
 fn our_host_waits_for_pytorchs_workers() {
     let _watchdog = Watchdog::start("our_host_waits_for_pytorchs_workers", LIMIT);
     let torch = Torch::shared();
-    // The port must be known before the host is up, as it is in a job: the workers dial until then.
+    // As in a job, the workers know the port and retry until the host listens.
     let port = free_port();
     let arguments = TcpArguments {
         world_size: Some(3),
@@ -300,7 +303,7 @@ fn our_host_waits_for_pytorchs_workers() {
         .with_master(true)
         .with_world_size(3)
         .with_timeout(LONG);
-    let host = TcpStore::open("127.0.0.1", port, options).expect("all three come");
+    let host = TcpStore::open("127.0.0.1", port, options).expect("all three workers join");
     host.set("from the host", b"hello").expect("set");
     for worker in workers {
         let worker = worker.finish().expect("a client");
@@ -308,7 +311,7 @@ fn our_host_waits_for_pytorchs_workers() {
     }
 }
 
-/// And the other way round.
+/// PyTorch's host waits until our workers have registered.
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
 fn pytorchs_host_waits_for_our_workers() {
@@ -330,9 +333,9 @@ fn pytorchs_host_waits_for_our_workers() {
                 .with_timeout(LONG)
         };
         let first = TcpStore::open("127.0.0.1", port, options()).expect("a client");
-        assert!(host.is_open(), "one is missing");
+        assert!(host.is_pending(), "one worker is missing");
         let second = TcpStore::open("127.0.0.1", port, options()).expect("a client");
-        let host = host.finish().expect("all three came");
+        let host = host.finish().expect("all three workers joined");
         host.set("from the host", b"hello").expect("set");
         for worker in [first, second] {
             assert_eq!(worker.get("from the host").expect("get"), b"hello");
@@ -341,7 +344,7 @@ fn pytorchs_host_waits_for_our_workers() {
     }
 }
 
-/// docs/wire.md, 7.2: a missing worker is an error that counts those who came.
+/// docs/wire.md, 7.2: the error names the number of workers that joined.
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
 fn a_missing_worker_is_reported_by_our_host() {
@@ -359,7 +362,8 @@ fn a_missing_worker_is_reported_by_our_host() {
         .with_world_size(3)
         .with_timeout(Duration::from_secs(3));
     let started = Instant::now();
-    let error = TcpStore::open("127.0.0.1", port, options).expect_err("the third never comes");
+    let error =
+        TcpStore::open("127.0.0.1", port, options).expect_err("the third worker is missing");
     assert!(started.elapsed() < LONG);
     assert!(
         matches!(
@@ -375,38 +379,38 @@ fn a_missing_worker_is_reported_by_our_host() {
     let _ = worker.finish();
 }
 
-/// A wait that one kind gives up leaves those of the other kind alone.
+/// A wait that times out does not end the waits of other clients.
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn cancelled_waits_leave_the_others_waiting() {
-    let _watchdog = Watchdog::start("cancelled_waits_leave_the_others_waiting", LIMIT);
+fn a_timed_out_wait_does_not_end_the_waits_of_others() {
+    let _watchdog = Watchdog::start("a_timed_out_wait_does_not_end_the_waits_of_others", LIMIT);
     for server in AnyServer::all() {
         let (ours, torchs) = (server.connect(), server.connect_torch());
-        let (our_quitter, torch_quitter) = (server.connect(), server.connect_torch());
+        let (our_impatient, torch_impatient) = (server.connect(), server.connect_torch());
         thread::scope(|scope| {
-            let patient = torchs.begin("get", json!({"key": "k"}));
+            let torchs_waiting = torchs.begin("get", json!({"key": "k"}));
             let ours_waiting = scope.spawn(|| ours.get("k"));
             for _ in 0..5 {
-                let quit = Duration::from_millis(20);
-                our_quitter
-                    .wait_timeout(&["k"], Some(quit))
-                    .expect_err("not there yet");
-                torch_quitter
-                    .wait(&["k"], Some(quit))
-                    .expect_err("not there yet");
+                let timeout = Duration::from_millis(20);
+                our_impatient
+                    .wait_timeout(&["k"], Some(timeout))
+                    .expect_err("the key is missing");
+                torch_impatient
+                    .wait(&["k"], Some(timeout))
+                    .expect_err("the key is missing");
             }
-            assert!(patient.is_open(), "{}", server.name);
-            our_quitter.set("k", b"v").expect("set");
+            assert!(torchs_waiting.is_pending(), "{}", server.name);
+            our_impatient.set("k", b"v").expect("set");
             assert_eq!(ours_waiting.join().expect("get").expect("get"), b"v");
-            assert_eq!(patient.wait().result.expect("get"), json!("76"));
+            assert_eq!(torchs_waiting.wait().result.expect("get"), json!("76"));
         });
-        assert_eq!(our_quitter.get("k").expect("get"), b"v");
-        assert_eq!(torch_quitter.get("k").expect("get"), b"v");
+        assert_eq!(our_impatient.get("k").expect("get"), b"v");
+        assert_eq!(torch_impatient.get("k").expect("get"), b"v");
     }
 }
 
-/// A port that nobody listens on at the moment. Nothing else in this test program binds fixed
-/// ports, and the system hands out others first.
+/// A port that was just free. No other test in this program binds a fixed port, and the system assigns other
+/// ports first.
 fn free_port() -> u16 {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     listener.local_addr().expect("its number").port()

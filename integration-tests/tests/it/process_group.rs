@@ -1,8 +1,8 @@
-//! Process groups of real PyTorch processes that find each other through our server.
+//! PyTorch processes that form process groups through our server.
 //!
-//! By default rank 0 of an `env://` or `tcp://` group hosts the store itself, and would collide with
-//! a server that is there already. A rank is told not to by the same variable with which torchrun
-//! does it, `TORCHELASTIC_USE_AGENT_STORE`: see [`env_of_rank`].
+//! By default rank 0 of an `env://` or `tcp://` group hosts the store itself, and its bind would fail because our
+//! server uses the port. As with torchrun, `TORCHELASTIC_USE_AGENT_STORE` makes rank 0 a client: see
+//! [`env_of_rank`].
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// Ample for a group on loopback, Python's start included.
+/// Longer than a group on loopback takes, including the start of Python.
 const GROUP_TIMEOUT: Duration = Duration::from_secs(120);
 
 const WORLD_SIZE: usize = 4;
@@ -52,24 +52,23 @@ fn start_rank(mode: Mode, rank: usize, server: &TcpStoreServer, timeout: Duratio
     ChildProcess::start(format!("rank {rank}"), &mut command)
 }
 
-/// What a rank needs in its environment to use a store that somebody else hosts.
+/// Sets the variables with which a rank uses an existing store.
 fn env_of_rank(command: &mut Command, rank: usize, port: u16) {
     command
-        // Where the store is, and who asks: what `env://` reads.
+        // The variables that `env://` reads.
         .env("MASTER_ADDR", "127.0.0.1")
         .env("MASTER_PORT", port.to_string())
         .env("RANK", rank.to_string())
         .env("WORLD_SIZE", WORLD_SIZE.to_string())
-        // There is a server at exactly MASTER_ADDR:MASTER_PORT already: rank 0 is a plain client as
-        // well. The value must be the word "True". Host and port of `tcp://` must be spelled as
-        // they are in those two variables.
+        // A server runs at MASTER_ADDR:MASTER_PORT: rank 0 is a client too. The value must be "True". The host
+        // and port in a `tcp://` URL must have the same spelling as these two variables.
         .env("TORCHELASTIC_USE_AGENT_STORE", "True")
-        // PyTorch 2.4 asks for it together with that one.
+        // PyTorch 2.4 requires it together with TORCHELASTIC_USE_AGENT_STORE.
         .env("TORCHELASTIC_RESTART_COUNT", "0");
 }
 
 fn expect_results(ranks: Vec<ChildProcess>) {
-    // Of the ranks 0, 1, 2, 3: how many, their sum, the sum of their squares.
+    // Count, sum, and sum of squares of the ranks 0, 1, 2, 3.
     let sum = json!([4, 6, 14]);
     for (rank, mut process) in ranks.into_iter().enumerate() {
         let result: Value = process.read_json();
@@ -91,43 +90,42 @@ fn run_group(mode: Mode) {
         .map(|rank| start_rank(mode, rank, &server, GROUP_TIMEOUT))
         .collect();
     expect_results(ranks);
-    // The ranks counted themselves, and what they told each other went through our server.
+    // The ranks registered and exchanged their addresses through our server.
     let store = TcpStore::connect("127.0.0.1", server.local_addr().port()).expect("a client");
     let keys = store.list_keys().expect("list_keys");
     assert!(keys.len() >= WORLD_SIZE, "{keys:?}");
     assert_eq!(
         store.num_keys().expect("num_keys"),
         keys.len() as u64 + 1,
-        "all keys are listed but the count of workers"
+        "list_keys omits only the count of workers"
     );
 }
 
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn a_gloo_group_from_the_environment() {
-    let _watchdog = Watchdog::start("a_gloo_group_from_the_environment", LIMIT);
+fn a_gloo_group_with_env_init_method() {
+    let _watchdog = Watchdog::start("a_gloo_group_with_env_init_method", LIMIT);
     run_group(Mode::Env);
 }
 
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn a_gloo_group_by_address() {
-    let _watchdog = Watchdog::start("a_gloo_group_by_address", LIMIT);
+fn a_gloo_group_with_tcp_init_method() {
+    let _watchdog = Watchdog::start("a_gloo_group_with_tcp_init_method", LIMIT);
     run_group(Mode::Tcp);
 }
 
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn a_gloo_group_on_a_store_of_its_own() {
-    let _watchdog = Watchdog::start("a_gloo_group_on_a_store_of_its_own", LIMIT);
+fn a_gloo_group_with_an_explicit_store() {
+    let _watchdog = Watchdog::start("a_gloo_group_with_an_explicit_store", LIMIT);
     run_group(Mode::Store);
 }
 
-/// A rank that never comes is an error for the others, in time.
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn a_missing_rank_is_a_timeout() {
-    let _watchdog = Watchdog::start("a_missing_rank_is_a_timeout", LIMIT);
+fn a_missing_rank_makes_the_others_time_out() {
+    let _watchdog = Watchdog::start("a_missing_rank_makes_the_others_time_out", LIMIT);
     let server = serve();
     let timeout = Duration::from_secs(5);
     let started = Instant::now();
@@ -141,7 +139,7 @@ fn a_missing_rank_is_a_timeout() {
         assert!(text.to_lowercase().contains("timeout"), "{text}");
     }
     assert!(started.elapsed() >= timeout);
-    // The server has outlived it all.
+    // The server still works.
     let store = TcpStore::connect("127.0.0.1", server.local_addr().port()).expect("a client");
-    assert_eq!(store.add("alive", 1).expect("add"), 1);
+    assert_eq!(store.add("counter", 1).expect("add"), 1);
 }

@@ -1,4 +1,4 @@
-//! Real processes that die or get stuck, without PyTorch: what the others notice, and when.
+//! Killed and stopped processes, without PyTorch: other clients recover, or fail with an error in time.
 
 use std::net::SocketAddr;
 use std::process::Command;
@@ -13,7 +13,7 @@ use integration_tests::watchdog::Watchdog;
 const LIMIT: Duration = Duration::from_secs(60);
 const LONG: Duration = Duration::from_secs(30);
 
-/// How long "at once" may take on a busy machine; far below the 300 s that the operations have.
+/// The limit for "at once" on a busy machine; the timeout of the operations is 300 s.
 const AT_ONCE: Duration = Duration::from_secs(10);
 
 fn store_process(arguments: &[&str]) -> ChildProcess {
@@ -24,7 +24,10 @@ fn store_process(arguments: &[&str]) -> ChildProcess {
 
 fn server_process() -> (ChildProcess, SocketAddr) {
     let mut server = store_process(&["serve"]);
-    let address = server.read_line().parse().expect("it prints its address");
+    let address = server
+        .read_line()
+        .parse()
+        .expect("the server prints its address");
     (server, address)
 }
 
@@ -37,8 +40,8 @@ fn serve() -> TcpStoreServer {
 }
 
 #[test]
-fn a_killed_server_ends_every_call_at_once() {
-    let _watchdog = Watchdog::start("a_killed_server_ends_every_call_at_once", LIMIT);
+fn a_killed_server_fails_every_call_at_once() {
+    let _watchdog = Watchdog::start("a_killed_server_fails_every_call_at_once", LIMIT);
     let (mut server, address) = server_process();
     let client = connect(address);
     thread::scope(|scope| {
@@ -50,12 +53,17 @@ fn a_killed_server_ends_every_call_at_once() {
             scope.spawn(|| client.barrier("b", 2)),
         ];
         let observer = connect(address);
-        eventually("one has arrived", || observer.check(&["b"]).expect("check"));
+        eventually("one client has arrived", || {
+            observer.check(&["b"]).expect("check")
+        });
         server.kill();
         let killed = Instant::now();
         for call in calls {
-            let error = call.join().expect("no panic").expect_err("it was killed");
-            // Lost, or never had: a call may just have been dialling a connection of its own.
+            let error = call
+                .join()
+                .expect("no panic")
+                .expect_err("the server was killed");
+            // Connect: the call may have been opening a connection of its own.
             assert!(
                 matches!(
                     error,
@@ -71,8 +79,8 @@ fn a_killed_server_ends_every_call_at_once() {
 }
 
 #[test]
-fn a_server_killed_under_load_fails_all_of_it_at_once() {
-    let _watchdog = Watchdog::start("a_server_killed_under_load", LIMIT);
+fn a_server_killed_under_load_fails_all_calls_at_once() {
+    let _watchdog = Watchdog::start("a_server_killed_under_load_fails_all_calls_at_once", LIMIT);
     let (mut server, address) = server_process();
     let value = vec![7; 256 << 10];
     thread::scope(|scope| {
@@ -86,7 +94,7 @@ fn a_server_killed_under_load_fails_all_of_it_at_once() {
                             .set(&key, value)
                             .and_then(|()| client.get(&key))
                             .and_then(|got| {
-                                assert!(got == *value, "never half a value");
+                                assert!(got == *value, "the value is complete");
                                 client.add("rounds", 1)
                             });
                         if let Err(error) = result {
@@ -115,8 +123,8 @@ fn a_server_killed_under_load_fails_all_of_it_at_once() {
 }
 
 #[test]
-fn a_stuck_server_holds_no_call_past_its_deadline() {
-    let _watchdog = Watchdog::start("a_stuck_server_holds_no_call_past_its_deadline", LIMIT);
+fn calls_to_a_stopped_server_time_out() {
+    let _watchdog = Watchdog::start("calls_to_a_stopped_server_time_out", LIMIT);
     let (server, address) = server_process();
     let timeout = Duration::from_millis(500);
     let options = TcpStoreOptions::default().with_timeout(timeout);
@@ -140,16 +148,19 @@ fn a_stuck_server_holds_no_call_past_its_deadline() {
     }
     server.resume();
     client.set_timeout(Some(LONG));
-    assert_eq!(client.get("k").expect("the server goes on"), b"v");
+    assert_eq!(client.get("k").expect("the server has resumed"), b"v");
 }
 
 #[test]
-fn a_client_killed_in_a_wait_disturbs_nobody() {
-    let _watchdog = Watchdog::start("a_client_killed_in_a_wait_disturbs_nobody", LIMIT);
+fn a_client_killed_during_a_wait_does_not_affect_others() {
+    let _watchdog = Watchdog::start(
+        "a_client_killed_during_a_wait_does_not_affect_others",
+        LIMIT,
+    );
     let server = serve();
     let port = server.local_addr().port().to_string();
     let client = connect(server.local_addr());
-    let mut doomed: Vec<ChildProcess> = [
+    let mut killed: Vec<ChildProcess> = [
         &["get", &port, "k"][..],
         &["queue-pop", &port, "q"],
         &["barrier", &port, "b", "2"],
@@ -157,24 +168,26 @@ fn a_client_killed_in_a_wait_disturbs_nobody() {
     .into_iter()
     .map(store_process)
     .collect();
-    eventually("one has arrived", || client.check(&["b"]).expect("check"));
-    for process in &mut doomed {
+    eventually("one client has arrived", || {
+        client.check(&["b"]).expect("check")
+    });
+    for process in &mut killed {
         process.kill();
         process.wait(LONG);
     }
-    // What the dead waited for goes to the living.
+    // The element goes to the client that still runs.
     client.queue_push("q", b"element").expect("queue_push");
     assert_eq!(client.queue_pop("q").expect("queue_pop"), b"element");
     client.set("k", b"v").expect("set");
     assert_eq!(client.get("k").expect("get"), b"v");
     client
         .barrier_timeout("b", 2, Some(LONG))
-        .expect("the arrival of the dead counts");
+        .expect("the arrival of the killed client counts");
 }
 
 #[test]
-fn waiting_processes_are_released() {
-    let _watchdog = Watchdog::start("waiting_processes_are_released", LIMIT);
+fn writes_wake_waiting_processes() {
+    let _watchdog = Watchdog::start("writes_wake_waiting_processes", LIMIT);
     let server = serve();
     let port = server.local_addr().port().to_string();
     let client = connect(server.local_addr());
@@ -193,10 +206,9 @@ fn waiting_processes_are_released() {
     }
 }
 
-/// Additions of several processes come together, none lost and none doubled.
 #[test]
-fn additions_of_processes_sum_up() {
-    let _watchdog = Watchdog::start("additions_of_processes_sum_up", LIMIT);
+fn concurrent_additions_by_processes_are_all_counted() {
+    let _watchdog = Watchdog::start("concurrent_additions_by_processes_are_all_counted", LIMIT);
     let (_server, address) = server_process();
     let port = address.port().to_string();
     let mut adders: Vec<ChildProcess> = (0..4)
@@ -209,8 +221,8 @@ fn additions_of_processes_sum_up() {
 }
 
 #[test]
-fn a_server_whose_input_ends_says_goodbye() {
-    let _watchdog = Watchdog::start("a_server_whose_input_ends_says_goodbye", LIMIT);
+fn a_server_that_shuts_down_fails_pending_calls() {
+    let _watchdog = Watchdog::start("a_server_that_shuts_down_fails_pending_calls", LIMIT);
     let (mut server, address) = server_process();
     let client = connect(address);
     thread::scope(|scope| {
@@ -218,15 +230,23 @@ fn a_server_whose_input_ends_says_goodbye() {
         let meeting = connect(address);
         let meeting = scope.spawn(move || meeting.barrier("b", 2));
         let observer = connect(address);
-        eventually("one has arrived", || observer.check(&["b"]).expect("check"));
+        eventually("one client has arrived", || {
+            observer.check(&["b"]).expect("check")
+        });
         drop(server.take_stdin());
-        getting.join().expect("no panic").expect_err("it has gone");
-        meeting.join().expect("no panic").expect_err("it has gone");
+        getting
+            .join()
+            .expect("no panic")
+            .expect_err("the server has shut down");
+        meeting
+            .join()
+            .expect("no panic")
+            .expect_err("the server has shut down");
     });
     assert!(server.wait(LONG).success());
 }
 
-/// The error says what failed and where.
+/// Asserts that the error names the operation and the server's address.
 fn expect_named(error: &StoreError, operation: &str, port: u16) {
     let text = error.to_string();
     assert!(text.contains(&format!("127.0.0.1:{port}")), "{text}");

@@ -1,7 +1,7 @@
-//! Rendezvous states that go from our codec to PyTorch's own classes and back.
+//! Rendezvous states that pass from our codec to PyTorch's classes and back.
 //!
-//! PyTorch reads a state of ours, describes what it sees, changes it with its own methods, writes it;
-//! we read that and compare.
+//! PyTorch decodes a state of ours, describes it as JSON, changes it with its own methods and encodes it. The test
+//! decodes the result and compares.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -19,7 +19,7 @@ const LIMIT: Duration = Duration::from_secs(300);
 
 const ROUNDS: usize = 60;
 
-/// Names the seed of a failed run, to repeat it.
+/// Sets the random seed, to repeat a failed run.
 const SEED_VARIABLE: &str = "C10D_TEST_SEED";
 
 /// A process that runs `rendezvous_codec.py`.
@@ -28,7 +28,7 @@ struct Torch {
     stdin: ChildStdin,
 }
 
-/// What PyTorch made of a state.
+/// PyTorch's reply: the state before and after the action, and its encodings.
 struct Answer {
     before: RendezvousState,
     again: Vec<u8>,
@@ -48,7 +48,7 @@ impl Torch {
         Self { process, stdin }
     }
 
-    /// Gives PyTorch `pickle`, and lets `node` do `action`.
+    /// Sends `pickle` to PyTorch, where `node` performs `action`.
     fn ask(&mut self, pickle: &[u8], how: &str, action: Option<(&str, &NodeId)>) -> Answer {
         let request = json!({
             "pickle": to_hex(pickle),
@@ -104,7 +104,7 @@ fn integer(json: &Value) -> i64 {
     json.as_i64().expect("an integer of 64 bits")
 }
 
-/// Also by the order of the maps.
+/// Asserts that two states are equal, including the order of the maps.
 fn assert_same(left: &RendezvousState, right: &RendezvousState, what: &str) {
     assert_eq!(left, right, "{what}");
     assert!(
@@ -122,12 +122,12 @@ fn decode(pickle: &[u8]) -> RendezvousState {
         .unwrap_or_else(|error| panic!("{error}: {}", to_hex(pickle)))
 }
 
-/// Python's order of a set with several members is random, and so are the bytes.
+/// Whether the encoding is deterministic. Python's order of a set with several members is random.
 fn has_fixed_bytes(state: &RendezvousState) -> bool {
     state.wait_list.len() <= 1 && state.redundancy_list.len() <= 1
 }
 
-/// Random states from a seed that a failed test prints.
+/// A generator of random states. A failed test prints its seed.
 struct Random {
     rng: fastrand::Rng,
 }
@@ -153,7 +153,7 @@ impl Random {
         self.below(count) == 0
     }
 
-    /// Of any length up to 62 bits, so that every form of integer occurs.
+    /// An integer of 0 to 62 bits, so that every pickle encoding of integers occurs.
     fn integer(&mut self) -> i64 {
         let bits = self.below(63);
         let magnitude = self.below(1 << bits) as i64;
@@ -164,13 +164,12 @@ impl Random {
         }
     }
 
-    /// From 1970 to 2100.
+    /// A time from 1970 to 2100.
     fn time(&mut self) -> Timestamp {
         Timestamp::from_micros(self.below(4_102_444_800_000_000) as i64)
     }
 
-    /// Python holds each string of up to one character once, however many there are. So all are
-    /// longer, for the bytes to be ours.
+    /// Addresses are longer than one character: Python shares shorter strings, which would change the bytes.
     fn node(&mut self) -> NodeId {
         let addr = match self.below(6) {
             0 => "localhost".to_owned(),
@@ -215,8 +214,8 @@ impl Random {
     }
 }
 
-/// What a node may do, and what becomes of the state, as PyTorch has it. A heartbeat's time is
-/// PyTorch's clock and taken from `theirs`.
+/// Applies a node's action to `state` as PyTorch does. The time of a heartbeat is read from `theirs`, because it
+/// comes from PyTorch's clock.
 fn apply(action: &str, node: &NodeId, state: &mut RendezvousState, theirs: &RendezvousState) {
     let keeps_alive = |state: &mut RendezvousState| {
         let time = theirs.last_heartbeats[node];
@@ -262,7 +261,8 @@ fn apply(action: &str, node: &NodeId, state: &mut RendezvousState, theirs: &Rend
     }
 }
 
-/// Encodes `state`, has PyTorch continue it, and compares everything at every step.
+/// Encodes `state`, lets PyTorch apply `action`, and compares the states and bytes of each step. Returns PyTorch's
+/// encoding.
 fn exchange(torch: &mut Torch, state: &RendezvousState, action: &str, node: &NodeId) -> Vec<u8> {
     let ours = codec::encode(state);
     let answer = torch.ask(&ours, "sync", Some((action, node)));
@@ -284,10 +284,10 @@ fn exchange(torch: &mut Torch, state: &RendezvousState, action: &str, node: &Nod
 
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn pytorch_and_we_continue_each_others_states() {
-    let test = "pytorch_and_we_continue_each_others_states";
+fn pytorch_and_our_codec_read_each_others_states() {
+    let test = "pytorch_and_our_codec_read_each_others_states";
     let _watchdog = Watchdog::start(test, LIMIT);
-    // A rendezvous without them dies of states with them.
+    // Older releases fail on states with aware times.
     if !Release::tested().allows(Feature::AwareTimes) {
         return;
     }
@@ -296,7 +296,7 @@ fn pytorch_and_we_continue_each_others_states() {
     for _ in 0..ROUNDS {
         let nodes = random.below(12);
         let mut state = random.state(nodes);
-        // What PyTorch has written goes on: nodes, strings and times are its objects then.
+        // Continues with the state that PyTorch has encoded.
         for _ in 0..3 {
             let leaving = state
                 .participants
@@ -320,13 +320,13 @@ fn pytorch_and_we_continue_each_others_states() {
     }
 }
 
-/// Beyond 64 KiB a pickle has several frames, and beyond 1000 entries a map several batches.
+/// A pickle above 64 KiB has several frames, and a map with more than 1000 entries several batches.
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn large_states_have_the_bytes_of_pytorch() {
-    let test = "large_states_have_the_bytes_of_pytorch";
+fn large_states_have_the_same_bytes_as_pytorchs() {
+    let test = "large_states_have_the_same_bytes_as_pytorchs";
     let _watchdog = Watchdog::start(test, LIMIT);
-    // A rendezvous without them dies of states with them.
+    // Older releases fail on states with aware times.
     if !Release::tested().allows(Feature::AwareTimes) {
         return;
     }
@@ -348,12 +348,11 @@ fn large_states_have_the_bytes_of_pytorch() {
     }
 }
 
-/// PyTorch of today dies of such a state in its rendezvous; the one that writes it reads it with the
-/// same pickle.
+/// Tests pickle alone: the rendezvous of current PyTorch fails on such a state, which only older releases write.
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn times_without_a_time_zone_are_pythons() {
-    let test = "times_without_a_time_zone_are_pythons";
+fn times_without_a_time_zone_round_trip() {
+    let test = "times_without_a_time_zone_round_trip";
     let _watchdog = Watchdog::start(test, LIMIT);
     let mut random = Random::new(test);
     let mut torch = Torch::start();
@@ -371,11 +370,11 @@ fn times_without_a_time_zone_are_pythons() {
     }
 }
 
-/// All times and integers that both can hold.
+/// The smallest and largest times and integers that both can represent.
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn extremes_are_the_same_on_both_sides() {
-    let test = "extremes_are_the_same_on_both_sides";
+fn extreme_times_and_integers_round_trip() {
+    let test = "extreme_times_and_integers_round_trip";
     let _watchdog = Watchdog::start(test, LIMIT);
     let mut torch = Torch::start();
     let integers = [0, 255, 256, 65_535, 65_536, 1 << 31, 1 << 39, i64::MAX];

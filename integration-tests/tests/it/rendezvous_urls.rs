@@ -1,5 +1,4 @@
-//! Stores opened by a URL: the recorded cases against the real library, and ranks of both kinds at one
-//! URL.
+//! Stores opened by a URL: PyTorch's results match the recorded ones, and Python and Rust ranks share a store.
 
 use std::fs;
 use std::net::TcpListener;
@@ -14,13 +13,13 @@ use integration_tests::watchdog::Watchdog;
 
 const LIMIT: Duration = Duration::from_secs(180);
 
-/// The recording from which c10d-store's own tests take what they expect.
+/// Compares PyTorch with the recording that c10d-store's tests use.
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn the_recorded_urls_are_pytorchs() {
-    let _watchdog = Watchdog::start("the_recorded_urls_are_pytorchs", LIMIT);
+fn the_recorded_results_match_pytorch() {
+    let _watchdog = Watchdog::start("the_recorded_results_match_pytorch", LIMIT);
     if !Torch::shared().version().starts_with("2.15.") {
-        // Earlier releases differ, in what the launcher's store is used for.
+        // Earlier releases use the launcher's store differently.
         return;
     }
     let testdata = Path::new(env!("CARGO_MANIFEST_DIR")).join("../c10d-store/testdata");
@@ -33,19 +32,19 @@ fn the_recorded_urls_are_pytorchs() {
     assert_eq!(recorded.lines().count(), output.lines().count());
 }
 
-/// Python's rank 1 against our rank 0, which hosts the store where there is one.
+/// Rank 1 is a Python process. Rank 0 is ours, and hosts the store of the `tcp://` URL.
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn ranks_of_both_kinds_meet_at_one_url() {
+fn a_python_rank_and_a_rust_rank_share_a_url() {
     const RANK_1: &str = "
 import sys, torch.distributed as dist
 store, rank, world_size = next(dist.rendezvous(sys.argv[1], 1, 2))
 store.set('from python', str(rank))
 print(store.get('from rust').decode(), rank, world_size)
 ";
-    let _watchdog = Watchdog::start("ranks_of_both_kinds_meet_at_one_url", LIMIT);
+    let _watchdog = Watchdog::start("a_python_rank_and_a_rust_rank_share_a_url", LIMIT);
     let folder = tempfile::tempdir().expect("a folder");
-    // No other test uses this address, so nobody takes the port meanwhile.
+    // No other test uses this address, so the port stays free.
     let probe = TcpListener::bind("127.0.0.78:0").expect("a free port");
     let port = probe.local_addr().expect("bound").port();
     drop(probe);

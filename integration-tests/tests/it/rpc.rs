@@ -1,5 +1,4 @@
-//! Calls and references between processes over a store's server: workers that are killed, stopped and
-//! restarted, and a server that is killed.
+//! Calls and references between processes: workers are killed, stopped and restarted, and the store is killed.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +10,7 @@ use rref::{RRef, RRefError};
 
 const LIMIT: Duration = Duration::from_secs(180);
 
-/// Ample for what happens at once, on a busy machine; below the 60 s of a call.
+/// The limit for "at once" on a busy machine; the timeout of a call is 60 s.
 const AT_ONCE: Duration = Duration::from_secs(20);
 
 const PROGRAMS: Programs = Programs {
@@ -19,15 +18,15 @@ const PROGRAMS: Programs = Programs {
     worker: env!("CARGO_BIN_EXE_rpc-worker"),
 };
 
-/// No time limit of its own: a call that ends does so for another reason.
+/// Options without a timeout, for calls that must end for another reason.
 fn unlimited() -> CallOptions {
     CallOptions::default().with_timeout(None)
 }
 
-/// A list at `owner`, which the driver refers to.
+/// Creates a list at `owner`; returns the driver's reference.
 fn list(group: &Group, owner: &str, items: &[i64]) -> RRef<List> {
-    let made = group.driver.rrefs.remote(owner, "list", items);
-    made.expect("the request is sent")
+    let created = group.driver.rrefs.remote(owner, "list", items);
+    created.expect("the request is sent")
 }
 
 fn keep(group: &Group, worker: &str, name: &str, list: &RRef<List>) {
@@ -39,32 +38,32 @@ fn pass(group: &Group, name: &str, from: &str, to: &str) {
 }
 
 #[test]
-fn references_pass_through_three_processes_and_go_with_the_last_holder() {
-    let _watchdog = Watchdog::start("references_pass_through_three_processes", LIMIT);
+fn a_value_lives_until_the_last_of_three_processes_drops_its_reference() {
+    let _watchdog = Watchdog::start("a_value_lives_until_the_last_reference", LIMIT);
     let group = Group::of_fixed_size(PROGRAMS, &["a", "b", "c"]);
     let sums = list(&group, "a", &[1, 2]);
     keep(&group, "b", "sums", &sums);
     drop(sums);
     pass(&group, "sums", "b", "c");
     assert!(group.ask::<_, bool>("b", "forget", "sums"));
-    // The value is c's alone now, and b needs nothing of it.
+    // Only c has a reference now; b's table entries are removed.
     assert_eq!(group.ask::<_, usize>("c", "push through", ("sums", 40)), 3);
-    eventually("b has let go", || group.in_use("b") == 0);
+    eventually("b has dropped its reference", || group.in_use("b") == 0);
     assert_ne!(group.in_use("a"), 0);
-    // It travels back to the worker that has it.
+    // The reference returns to the owner.
     pass(&group, "sums", "c", "a");
     assert!(group.ask::<_, bool>("c", "forget", "sums"));
-    eventually("c has let go", || group.in_use("c") == 0);
+    eventually("c has dropped its reference", || group.in_use("c") == 0);
     assert_eq!(group.ask::<_, usize>("a", "push through", ("sums", 0)), 4);
     assert!(group.ask::<_, bool>("a", "forget", "sums"));
     group.until_empty();
-    group.end_clean();
+    group.shutdown_clean();
 }
 
 #[test]
 fn the_references_of_a_killed_user_are_released_and_those_of_others_are_not() {
     let _watchdog = Watchdog::start("the_references_of_a_killed_user", LIMIT);
-    let mut group = Group::of_changing_size(PROGRAMS, &["a", "b", "c"]);
+    let mut group = Group::dynamic(PROGRAMS, &["a", "b", "c"]);
     for name in ["shared", "of b alone"] {
         let value = list(&group, "a", &[7]);
         keep(&group, "b", name, &value);
@@ -78,38 +77,38 @@ fn the_references_of_a_killed_user_are_released_and_those_of_others_are_not() {
     assert_eq!(group.ask::<_, usize>("c", "push through", ("shared", 1)), 2);
     group.kill("c");
     group.until_empty();
-    group.end_clean();
+    group.shutdown_clean();
 }
 
 #[test]
 fn users_of_a_killed_owner_get_an_error_that_names_it() {
     let _watchdog = Watchdog::start("users_of_a_killed_owner", LIMIT);
-    let mut group = Group::of_changing_size(PROGRAMS, &["a", "b"]);
+    let mut group = Group::dynamic(PROGRAMS, &["a", "b"]);
     let value = list(&group, "a", &[1]);
-    value.wait_ready(Some(LIMIT)).expect("it is made");
+    value.wait_ready(Some(LIMIT)).expect("the value is created");
     keep(&group, "b", "value", &value);
     let rrefs = group.driver.rrefs.clone();
-    let unmade: RRef<List> = rrefs
-        .remote("a", "list unless in life", 1_u32)
+    let uncreated: RRef<List> = rrefs
+        .remote("a", "list unless in incarnation", 1_u32)
         .expect("the request is sent");
-    keep(&group, "b", "unmade", &unmade);
-    group.await_arrival("a", 1);
-    // b waits for the value, and a method is to run on it: neither has a time limit.
-    let method = unmade.rpc_async::<_, i64>("sum", (), unlimited());
+    keep(&group, "b", "uncreated", &uncreated);
+    group.wait_for_start("a", 1);
+    // b waits for the value, and the driver calls a method on it, both without a timeout.
+    let method = uncreated.rpc_async::<_, i64>("sum", (), unlimited());
     let method = method.expect("the request is sent");
-    let wait = rrefs.call_async::<_, ()>("b", "wait for", "unmade", unlimited());
+    let wait = rrefs.call_async::<_, ()>("b", "wait for", "uncreated", unlimited());
     let wait = wait.expect("the request is sent");
 
     group.kill("a");
     let killed = Instant::now();
-    let error = method.wait().expect_err("its owner is dead");
+    let error = method.wait().expect_err("the owner was killed");
     assert!(matches!(error, RRefError::OwnerLost { .. }), "{error}");
     assert!(error.to_string().contains("name=a)"), "{error}");
     for error in [
-        wait.wait().expect_err("its owner is dead"),
+        wait.wait().expect_err("the owner was killed"),
         rrefs
             .call::<_, usize>("b", "push through", ("value", 1))
-            .expect_err("its owner is dead"),
+            .expect_err("the owner was killed"),
     ] {
         let text = error.to_string();
         assert!(matches!(error, RRefError::Function { .. }), "{text}");
@@ -120,20 +119,19 @@ fn users_of_a_killed_owner_get_an_error_that_names_it() {
     }
     assert!(killed.elapsed() < AT_ONCE, "{:?}", killed.elapsed());
 
-    for name in ["value", "unmade"] {
+    for name in ["value", "uncreated"] {
         assert!(group.ask::<_, bool>("b", "forget", name));
     }
-    drop((value, unmade));
+    drop((value, uncreated));
     group.until_empty();
-    group.end_clean();
+    group.shutdown_clean();
 }
 
-/// The retries are those of an agent without references: `rref` has an agent give up its retries to a
-/// worker that is known to be dead.
+/// The retrying agent has no references, because `rref` stops an agent's retries to a worker that it knows is dead.
 #[test]
-fn a_call_to_a_killed_worker_has_an_unknown_outcome_and_a_retry_reaches_the_next_life() {
+fn a_call_to_a_killed_worker_has_an_unknown_outcome_and_a_retry_reaches_its_next_incarnation() {
     let _watchdog = Watchdog::start("a_call_to_a_killed_worker", LIMIT);
-    let mut group = Group::of_changing_size(PROGRAMS, &["a", "b"]);
+    let mut group = Group::dynamic(PROGRAMS, &["a", "b"]);
     let retrying = group.start_agent("retrying", 9);
     let agent = group.driver.agent.handle().clone();
     let once = agent.call_async::<_, u32>("a", BLOCK, 1_u32, unlimited());
@@ -145,11 +143,11 @@ fn a_call_to_a_killed_worker_has_an_unknown_outcome_and_a_retry_reaches_the_next
     let again = retrying
         .handle()
         .call_with_retries::<_, u32>("a", BLOCK, 1_u32, &retries);
-    group.await_arrival("a", 1);
-    group.await_arrival("a", 1);
+    group.wait_for_start("a", 1);
+    group.wait_for_start("a", 1);
     group.kill("a");
     let killed = Instant::now();
-    let error = once.wait().expect_err("it was killed");
+    let error = once.wait().expect_err("the worker was killed");
     assert!(matches!(error, RpcError::ConnectionLost { .. }), "{error}");
     assert_eq!(error.outcome(), Outcome::Unknown, "{error}");
     let text = error.to_string();
@@ -158,33 +156,35 @@ fn a_call_to_a_killed_worker_has_an_unknown_outcome_and_a_retry_reaches_the_next
         "{text}"
     );
     assert!(killed.elapsed() < AT_ONCE, "{:?}", killed.elapsed());
-    // A call that finds nobody is known not to have run.
+    // A call to a missing worker was certainly not executed.
     let error = agent
         .call::<_, u32>("a", BLOCK, 1_u32)
-        .expect_err("nobody is there");
+        .expect_err("the worker is missing");
     assert_eq!(error.outcome(), Outcome::NotExecuted, "{error}");
     assert_eq!(
-        agent.call::<_, u32>("b", BLOCK, 2_u32).expect("b goes on"),
+        agent
+            .call::<_, u32>("b", BLOCK, 2_u32)
+            .expect("b still runs"),
         1
     );
 
     let early = again.wait_timeout(Duration::ZERO);
     assert!(
         early.is_none(),
-        "it ends before somebody is there: {early:?}"
+        "the call ends before the restart: {early:?}"
     );
     group.restart("a");
-    assert_eq!(again.wait().expect("the next life answers"), 2);
-    retrying.shutdown(AT_ONCE).expect("it leaves");
+    assert_eq!(again.wait().expect("the next incarnation replies"), 2);
+    retrying.shutdown(AT_ONCE).expect("the agent shuts down");
     group.until_empty();
-    group.end_clean();
+    group.shutdown_clean();
 }
 
 #[test]
-fn a_group_goes_on_without_its_store_and_its_shutdown_names_the_store() {
-    let _watchdog = Watchdog::start("a_group_goes_on_without_its_store", LIMIT);
+fn a_group_works_without_its_store_and_its_shutdown_error_names_the_store() {
+    let _watchdog = Watchdog::start("a_group_works_without_its_store", LIMIT);
     let mut group = Group::of_fixed_size(PROGRAMS, &["a", "b"]);
-    // Connections are made by the first call in each pair.
+    // The first call between two workers connects them.
     let before = list(&group, "a", &[1]);
     keep(&group, "b", "before", &before);
     assert_eq!(group.ask::<_, usize>("b", "push through", ("before", 2)), 2);
@@ -198,55 +198,57 @@ fn a_group_goes_on_without_its_store_and_its_shutdown_names_the_store() {
     assert!(group.ask::<_, bool>("b", "forget", "before"));
     assert!(group.ask::<_, bool>("a", "forget", "after"));
     group.until_empty();
-    for (name, ending) in group.end(Duration::from_secs(2)) {
-        assert_eq!(ending["left"], 0, "{name}: {ending}");
+    for (name, report) in group.shutdown(Duration::from_secs(2)) {
+        assert_eq!(report["left"], 0, "{name}: {report}");
         for part in ["references", "agent"] {
-            let text = ending[part].as_str().unwrap_or_default();
+            let text = report[part].as_str().unwrap_or_default();
             assert!(
                 text.contains(&store.to_string()),
-                "{name}: {part}: {ending}"
+                "{name}: {part}: {report}"
             );
         }
     }
 }
 
 #[test]
-fn calls_to_a_stopped_worker_meet_their_deadlines_and_no_others_do() {
-    let _watchdog = Watchdog::start("calls_to_a_stopped_worker", LIMIT);
+fn only_calls_to_a_stopped_worker_time_out() {
+    let _watchdog = Watchdog::start("only_calls_to_a_stopped_worker_time_out", LIMIT);
     let group = Group::of_fixed_size(PROGRAMS, &["a", "b"]);
     let agent = group.driver.agent.handle();
     let held = list(&group, "a", &[1]);
-    held.wait_ready(Some(LIMIT)).expect("it is made");
+    held.wait_ready(Some(LIMIT)).expect("the value is created");
     keep(&group, "b", "held", &held);
     assert_eq!(group.ask::<_, usize>("b", "push through", ("held", 1)), 2);
     group.process("a").pause();
     let timeout = Duration::from_millis(300);
     let within = CallOptions::default().with_timeout(timeout);
-    let doomed = (0..20).map(|_| agent.call_async::<_, u32>("a", BLOCK, 2_u32, within));
-    let doomed: Vec<_> = doomed.collect();
+    let timed_out = (0..20).map(|_| agent.call_async::<_, u32>("a", BLOCK, 2_u32, within));
+    let timed_out: Vec<_> = timed_out.collect();
     let read = held.rpc_async::<_, i64>("sum", (), unlimited());
     let read = read.expect("the request is sent");
-    // Those to another worker are answered meanwhile.
+    // Calls to another worker are answered meanwhile.
     for _ in 0..100 {
         assert_eq!(
-            agent.call::<_, u32>("b", BLOCK, 2_u32).expect("b goes on"),
+            agent
+                .call::<_, u32>("b", BLOCK, 2_u32)
+                .expect("b still runs"),
             1
         );
     }
-    for call in doomed {
-        let error = call.wait().expect_err("it is stopped");
+    for call in timed_out {
+        let error = call.wait().expect_err("the worker is stopped");
         let RpcError::Timeout { after, outcome, .. } = &error else {
             panic!("{error}");
         };
         assert_eq!((*after, *outcome), (timeout, Outcome::Unknown), "{error}");
     }
-    // It is silent, not dead: what is released reaches it later, and what waits is answered.
+    // A stopped worker is not dead: after it resumes, it gets the releases and answers the calls.
     assert!(group.ask::<_, bool>("b", "forget", "held"));
     assert!(!read.is_complete());
-    assert_ne!(group.in_use("b"), 0, "the release has no answer");
+    assert_ne!(group.in_use("b"), 0, "the release is not confirmed");
     group.process("a").resume();
-    assert_eq!(read.wait().expect("it goes on"), 2);
+    assert_eq!(read.wait().expect("the worker has resumed"), 2);
     drop(held);
     group.until_empty();
-    group.end_clean();
+    group.shutdown_clean();
 }

@@ -1,6 +1,6 @@
-//! Jobs of real PyTorch workers under `c10d run`, alone and together with torchrun.
+//! Jobs of PyTorch workers under `c10d run`, alone and together with torchrun.
 //!
-//! The workers are `python/elastic_worker.py`: gloo groups that sum up.
+//! The workers run `python/elastic_worker.py`: they form gloo groups and run all-reduces.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -13,8 +13,8 @@ use integration_tests::watchdog::Watchdog;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-/// Ample for what a test waits for, the start of Python on a busy machine included.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// The timeout for each step, including the start of Python on a busy machine.
+const STEP_LIMIT: Duration = Duration::from_secs(120);
 
 const LIMIT: Duration = Duration::from_secs(400);
 
@@ -22,7 +22,7 @@ fn serve() -> TcpStoreServer {
     TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).expect("a server")
 }
 
-/// The options of a node whose rendezvous is at `store`.
+/// The launcher's options of a node whose rendezvous uses `store`.
 fn options(store: SocketAddr, nodes: &str, more: &[&str]) -> Vec<String> {
     let mut options = vec![
         format!("--nnodes={nodes}"),
@@ -37,17 +37,17 @@ fn options(store: SocketAddr, nodes: &str, more: &[&str]) -> Vec<String> {
     options
 }
 
-/// All end well, and leave nothing.
+/// Asserts that all launchers exit with 0 and leave no processes.
 #[track_caller]
 fn expect_success(launchers: Vec<Launcher>) {
     for mut launcher in launchers {
-        let code = launcher.end(PATIENCE);
+        let code = launcher.wait(STEP_LIMIT);
         assert_eq!(code, Some(0), "{}", launcher.process().stderr());
         assert!(launcher.processes().is_empty(), "{launcher:?}");
     }
 }
 
-/// What all workers of a job found in the end, by rank: the same sum, each from its place.
+/// Asserts that all workers of a job finished with the same sum; returns their results by rank.
 #[track_caller]
 fn expect_done(job: &Job, world_size: usize) -> Vec<Value> {
     let found: Vec<Value> = (0..world_size)
@@ -64,13 +64,13 @@ fn expect_done(job: &Job, world_size: usize) -> Vec<Value> {
     found
 }
 
-/// Of the ranks: how many, their sum, the sum of their squares.
+/// Count, sum, and sum of squares of the ranks.
 fn sum(world_size: usize) -> Value {
     let squares: usize = (0..world_size).map(|rank| rank * rank).sum();
     json!([world_size, (0..world_size).sum::<usize>(), squares])
 }
 
-/// Waits until so many workers sum up together, and gives what they found.
+/// Waits until a group of `world_size` workers runs; returns their results.
 #[track_caller]
 fn wait_for_world(job: &Job, launchers: &mut [Launcher], world_size: usize) -> Vec<Value> {
     let started = Instant::now();
@@ -85,11 +85,11 @@ fn wait_for_world(job: &Job, launchers: &mut [Launcher], world_size: usize) -> V
         if ranks.len() == world_size && now.len() == world_size {
             return now;
         }
-        if started.elapsed() > PATIENCE {
+        if started.elapsed() > STEP_LIMIT {
             let texts = launchers.iter_mut().map(|it| it.process().stderr());
             let texts: Vec<String> = texts.collect();
             panic!(
-                "no world of {world_size} but {now:?}; the launchers say:\n{}",
+                "no world of {world_size} but {now:?}; stderr of the launchers:\n{}",
                 texts.join("\n\n")
             );
         }
@@ -99,8 +99,8 @@ fn wait_for_world(job: &Job, launchers: &mut [Launcher], world_size: usize) -> V
 
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn workers_of_two_nodes_are_one_gloo_group() {
-    let _watchdog = Watchdog::start("workers_of_two_nodes_are_one_gloo_group", LIMIT);
+fn workers_of_two_nodes_form_one_gloo_group() {
+    let _watchdog = Watchdog::start("workers_of_two_nodes_form_one_gloo_group", LIMIT);
     if !Release::tested().allows(Feature::ElasticJobs) {
         return;
     }
@@ -115,8 +115,8 @@ fn workers_of_two_nodes_are_one_gloo_group() {
     assert_eq!(json!(groups), json!([0, 0, 1, 1]));
 }
 
-/// One job of a node of each kind, where `host` serves the rendezvous.
-fn mix(host: Kind) {
+/// Runs a job with one `c10d run` node and one torchrun node; `host` hosts the store of the rendezvous.
+fn run_mixed(host: Kind) {
     let folder = tempfile::tempdir().expect("a folder");
     let job = Job::new(folder.path());
     let store = free_address();
@@ -137,7 +137,7 @@ fn torchrun_joins_a_job_that_c10d_hosts() {
     if !Release::tested().allows(Feature::ElasticJobs) {
         return;
     }
-    mix(Kind::C10d);
+    run_mixed(Kind::C10d);
 }
 
 #[test]
@@ -147,10 +147,10 @@ fn c10d_joins_a_job_that_torchrun_hosts() {
     if !Release::tested().allows(Feature::ElasticJobs) {
         return;
     }
-    mix(Kind::Torchrun);
+    run_mixed(Kind::Torchrun);
 }
 
-/// A worker that fails twice takes its job along both times, which then goes on.
+/// Runs a job of two nodes in which one worker fails twice. Each failure restarts all workers.
 fn fail_twice(kinds: [Kind; 2]) {
     let folder = tempfile::tempdir().expect("a folder");
     let job = Job::new(folder.path());
@@ -165,35 +165,38 @@ fn fail_twice(kinds: [Kind; 2]) {
     expect_success(nodes.into());
     expect_done(&job, 2);
 
-    // Each agent starts its worker three times. The one whose worker fails counts each restart; the
-    // other one only those for which its own worker had failed as well by the time it stopped it.
+    // Each agent starts its worker three times. The agent of the failing worker counts each restart. The other
+    // agent counts a restart only if its own worker failed too before the agent stopped it.
     let mut restarts: BTreeMap<String, Vec<(bool, u64)>> = BTreeMap::new();
-    for life in job.lives() {
-        let launcher = life["launcher"].to_string();
-        let count = life["restart_count"].as_u64().expect("a count");
-        let lives = restarts.entry(launcher).or_default();
-        lives.push((life["rank"] == json!(0), count));
+    for attempt in job.attempts() {
+        let launcher = attempt["launcher"].to_string();
+        let count = attempt["restart_count"].as_u64().expect("a count");
+        let counts = restarts.entry(launcher).or_default();
+        counts.push((attempt["rank"] == json!(0), count));
     }
     assert_eq!(restarts.len(), 2, "{restarts:?}");
     let mut failing = 0;
-    for lives in restarts.values_mut() {
-        lives.sort_unstable();
-        assert_eq!(lives.len(), 3, "{lives:?}");
-        if lives[0].0 {
-            assert_eq!(*lives, [(true, 0), (true, 1), (true, 2)]);
+    for counts in restarts.values_mut() {
+        counts.sort_unstable();
+        assert_eq!(counts.len(), 3, "{counts:?}");
+        if counts[0].0 {
+            assert_eq!(*counts, [(true, 0), (true, 1), (true, 2)]);
             failing += 1;
         } else {
-            assert_eq!(lives[0], (false, 0));
-            assert!(lives.iter().all(|life| *life <= (false, 2)), "{lives:?}");
+            assert_eq!(counts[0], (false, 0));
+            assert!(
+                counts.iter().all(|count| *count <= (false, 2)),
+                "{counts:?}"
+            );
         }
     }
-    assert_eq!(failing, 1, "one node has rank 0 in each life");
+    assert_eq!(failing, 1, "the same node has rank 0 in each attempt");
 }
 
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn a_worker_that_fails_twice_is_started_again_with_those_of_both_nodes() {
-    let _watchdog = Watchdog::start("a_worker_that_fails_twice_is_started_again", LIMIT);
+fn two_failures_restart_the_workers_of_both_nodes() {
+    let _watchdog = Watchdog::start("two_failures_restart_the_workers_of_both_nodes", LIMIT);
     if !Release::tested().allows(Feature::ElasticJobs) {
         return;
     }
@@ -202,15 +205,18 @@ fn a_worker_that_fails_twice_is_started_again_with_those_of_both_nodes() {
 
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn a_worker_that_fails_twice_is_started_again_with_that_of_torchrun() {
-    let _watchdog = Watchdog::start("a_worker_that_fails_twice_with_torchrun", LIMIT);
+fn two_failures_restart_the_workers_of_c10d_and_torchrun() {
+    let _watchdog = Watchdog::start(
+        "two_failures_restart_the_workers_of_c10d_and_torchrun",
+        LIMIT,
+    );
     if !Release::tested().allows(Feature::ElasticJobs) {
         return;
     }
     fail_twice([Kind::C10d, Kind::Torchrun]);
 }
 
-/// A third node joins two that work; then it is killed, and the two go on.
+/// A third node joins a job of two nodes and is then killed; the job continues with two nodes.
 fn grow_and_shrink(newcomer: &str, rank_of_newcomer: usize) {
     let folder = tempfile::tempdir().expect("a folder");
     let job = Job::new(folder.path());
@@ -252,8 +258,8 @@ fn grow_and_shrink(newcomer: &str, rank_of_newcomer: usize) {
 
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn a_job_grows_by_a_node_and_outlives_its_death() {
-    let _watchdog = Watchdog::start("a_job_grows_by_a_node_and_outlives_its_death", LIMIT);
+fn a_job_survives_the_death_of_a_node_that_joined_late() {
+    let _watchdog = Watchdog::start("a_job_survives_the_death_of_a_node_that_joined_late", LIMIT);
     if !Release::tested().allows(Feature::ElasticJobs) {
         return;
     }
@@ -262,8 +268,11 @@ fn a_job_grows_by_a_node_and_outlives_its_death() {
 
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn a_job_grows_by_a_node_that_becomes_the_first_and_outlives_its_death() {
-    let _watchdog = Watchdog::start("a_job_grows_by_a_node_that_becomes_the_first", LIMIT);
+fn a_job_survives_the_death_of_a_node_that_joined_late_as_rank_0() {
+    let _watchdog = Watchdog::start(
+        "a_job_survives_the_death_of_a_node_that_joined_late_as_rank_0",
+        LIMIT,
+    );
     if !Release::tested().allows(Feature::ElasticJobs) {
         return;
     }
@@ -285,9 +294,9 @@ fn sigterm_ends_torch_workers_within_the_grace_period() {
     let [mut node] = nodes;
     let started = Instant::now();
     node.signal(Signal::TERM);
-    assert_eq!(node.end(PATIENCE), Some(1));
+    assert_eq!(node.wait(STEP_LIMIT), Some(1));
     let text = node.process().stderr();
-    // The grace period is 30 s, as nothing else was asked for.
+    // The default grace period is 30 s.
     assert!(started.elapsed() < Duration::from_secs(30), "{text}");
     assert!(!text.contains("killed workers"), "{text}");
     assert!(node.processes().is_empty());
@@ -312,7 +321,7 @@ fn workers_have_the_environment_that_torchrun_gives_them() {
         ];
         expect_success(vec![job.start(kind, "node", options, &["env"])]);
         ["env.0", "env.1"].map(|name| {
-            let found = job.read(name).expect("each worker wrote its environment");
+            let found = job.read(name).expect("each worker writes its environment");
             let found: BTreeMap<String, String> = serde_json::from_value(found).expect("text");
             found
         })
@@ -324,7 +333,7 @@ fn workers_have_the_environment_that_torchrun_gives_them() {
         }
     }
     for (mut c10d, mut torchrun) in of_c10d.into_iter().zip(of_torchrun) {
-        // The tests' own, and what torchrun itself was started with.
+        // Variables set by the tests.
         for name in [
             "PYTHON_EXEC",
             "PYTHONUNBUFFERED",
@@ -334,7 +343,7 @@ fn workers_have_the_environment_that_torchrun_gives_them() {
             c10d.remove(name);
             torchrun.remove(name);
         }
-        // Of the run: there, and not empty.
+        // Values that differ between runs: set and not empty.
         for name in [
             "MASTER_ADDR",
             "MASTER_PORT",

@@ -1,4 +1,4 @@
-//! PyTorch's clients on our server.
+//! PyTorch's clients with our server.
 
 use std::net::{SocketAddr, TcpListener};
 use std::thread;
@@ -22,12 +22,12 @@ fn serve() -> TcpStoreServer {
     TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).expect("a server on loopback")
 }
 
-/// What our server and PyTorch's client have together.
+/// The features that both our server and PyTorch's client have.
 fn traits() -> Traits {
     TCP.with(Release::tested())
 }
 
-/// What PyTorch says of a wait that timed out.
+/// PyTorch's message for a wait that timed out.
 fn timed_out_after(milliseconds: u64) -> String {
     if Release::tested().has(Feature::WaitTimeoutText) {
         format!("wait timeout after {milliseconds}ms")
@@ -36,7 +36,7 @@ fn timed_out_after(milliseconds: u64) -> String {
     }
 }
 
-/// A server and a PyTorch client of it.
+/// A server and a PyTorch client connected to it.
 fn pair() -> (TcpStoreServer, TorchStore) {
     let server = serve();
     let client = Torch::shared().tcp_client(server.local_addr());
@@ -51,7 +51,7 @@ fn expect_error(error: &TorchError, class: &str, first_line: &str) {
 
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn the_release_is_the_one_that_the_others_take_it_for() {
+fn the_detected_release_is_the_loaded_one() {
     let loaded = Torch::shared().version().to_owned();
     let named = Release::tested().version();
     assert_eq!(loaded.split('+').next(), named.split('+').next());
@@ -87,7 +87,7 @@ fn every_operation_through_the_older_client() {
     if !Release::tested().allows(Feature::Queues) {
         return;
     }
-    // It refuses by itself, whatever the server can do.
+    // The client itself refuses queue operations.
     let error = client
         .call("queue_len", json!({"key": "q"}))
         .expect_err("no queues");
@@ -117,15 +117,15 @@ fn two_clients_see_and_wake_each_other() {
     let _watchdog = Watchdog::start("two_clients_see_and_wake_each_other", LIMIT);
     let (server, first) = pair();
     let second = Torch::shared().tcp_client(server.local_addr());
-    contract::two_users(&first, &second, &traits());
-    contract::two_users(&first.prefixed("p"), &second.prefixed("p"), &traits());
+    contract::two_clients(&first, &second, &traits());
+    contract::two_clients(&first.prefixed("p"), &second.prefixed("p"), &traits());
 }
 
-/// The texts that PyTorch users match on.
+/// PyTorch's users match on these messages.
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn errors_read_as_with_pytorchs_server() {
-    let _watchdog = Watchdog::start("errors_read_as_with_pytorchs_server", LIMIT);
+fn errors_have_the_messages_of_pytorchs_server() {
+    let _watchdog = Watchdog::start("errors_have_the_messages_of_pytorchs_server", LIMIT);
     if !Release::tested().allows(Feature::ErrorTexts) {
         return;
     }
@@ -176,7 +176,7 @@ fn errors_read_as_with_pytorchs_server() {
         "wait timeout after 130ms, keys: /p/a",
     );
 
-    // Only this costs the connection.
+    // `add` to text closes the connection.
     client.set("text", b"abc").expect("set");
     let error = call("add", json!({"key": "text", "delta": 1}));
     assert!(error.is_a("DistNetworkError"), "{error}");
@@ -195,7 +195,7 @@ fn errors_read_as_with_pytorchs_server() {
     };
     let error = Torch::shared()
         .open_tcp(address, &arguments)
-        .expect_err("nobody is there");
+        .expect_err("no server listens");
     assert!(error.is_a("DistNetworkError"), "{error}");
     assert!(
         error
@@ -207,23 +207,23 @@ fn errors_read_as_with_pytorchs_server() {
 
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn a_wait_that_timed_out_leaves_the_store_in_step() {
-    let _watchdog = Watchdog::start("a_wait_that_timed_out_leaves_the_store_in_step", LIMIT);
+fn the_client_works_after_a_wait_that_timed_out() {
+    let _watchdog = Watchdog::start("the_client_works_after_a_wait_that_timed_out", LIMIT);
     let (_server, client) = pair();
     for round in 1..=20 {
         let error = client
             .wait(&["never"], Some(Duration::from_millis(5)))
-            .expect_err("nobody sets it");
+            .expect_err("the key is never set");
         assert!(error.text.contains(&timed_out_after(5)), "{error}");
         assert_eq!(client.add("rounds", 1).expect("add"), round);
     }
 }
 
-/// docs/wire.md, 5.6: the wake is on its way when the cancel is sent. Here it always is.
+/// The server has sent the wake when the client sends the cancel (docs/wire.md, 5.6).
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn a_wake_that_crosses_the_cancel_is_taken_off_the_wire() {
-    let _watchdog = Watchdog::start("a_wake_that_crosses_the_cancel", LIMIT);
+fn a_wake_that_crosses_the_cancel_is_consumed() {
+    let _watchdog = Watchdog::start("a_wake_that_crosses_the_cancel_is_consumed", LIMIT);
     let server = serve();
     let relay = Relay::start(server.local_addr()).expect("a relay");
     let client = Torch::shared().tcp_client(relay.address());
@@ -238,24 +238,27 @@ fn a_wake_that_crosses_the_cancel_is_taken_off_the_wire() {
             .blob(b"set");
         relay.wait_requested(within);
         writer.send(&set).expect("set");
-        writer.fence().expect("the set is carried out");
-        // The wake is held; the reply to the cancel joins it.
+        writer.fence().expect("the set is executed");
+        // The relay holds the wake, and now also the reply to the cancel.
         relay.pass_cancel();
         relay.wait_held(2, within);
-        let held = relay.release().expect("the client is there");
+        let held = relay.release().expect("the client is connected");
         assert_eq!(held, [READY, CANCELLED]);
-        let error = waiting.wait().result.expect_err("it had timed out");
+        let error = waiting.wait().result.expect_err("the wait timed out");
         assert!(error.message.contains(&timed_out_after(100)), "{error}");
         assert_eq!(client.get(&key).expect("get"), b"set");
         assert_eq!(client.add("rounds", 1).expect("add"), round);
     }
 }
 
-/// The same without help: whichever comes first, the connection stays in step.
+/// Without the relay: the wake and the cancel cross only sometimes.
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn sets_around_the_timeout_of_a_wait() {
-    let _watchdog = Watchdog::start("sets_around_the_timeout_of_a_wait", LIMIT);
+fn a_set_near_the_timeout_of_a_wait_does_not_break_the_connection() {
+    let _watchdog = Watchdog::start(
+        "a_set_near_the_timeout_of_a_wait_does_not_break_the_connection",
+        LIMIT,
+    );
     let (server, client) = pair();
     let mut writer = RawClient::join(server.local_addr()).expect("a connection");
     let timeout = Duration::from_millis(20);
@@ -265,11 +268,12 @@ fn sets_around_the_timeout_of_a_wait() {
         let set = Request::new(command::SET)
             .blob(format!("/{key}").as_bytes())
             .blob(b"set");
-        // From 5 ms before the timeout to 5 ms after it; at the ends certainly before and after.
+        // From 5 ms before the timeout to 5 ms after it. The first and last five rounds set before and after the
+        // wait.
         let offset = timeout - Duration::from_millis(5) + Duration::from_micros(round * 33);
         let set_now = |writer: &mut RawClient| {
             writer.send(&set).expect("set");
-            writer.fence().expect("the set is carried out");
+            writer.fence().expect("the set is executed");
         };
         if round <= 5 {
             set_now(&mut writer);
@@ -301,8 +305,8 @@ fn sets_around_the_timeout_of_a_wait() {
 
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn a_server_that_shuts_down_ends_every_wait_at_once() {
-    let _watchdog = Watchdog::start("a_server_that_shuts_down_ends_every_wait_at_once", LIMIT);
+fn a_server_that_shuts_down_fails_every_wait_at_once() {
+    let _watchdog = Watchdog::start("a_server_that_shuts_down_fails_every_wait_at_once", LIMIT);
     if !Release::tested().allows(Feature::Barrier) {
         return;
     }
@@ -317,17 +321,17 @@ fn a_server_that_shuts_down_ends_every_wait_at_once() {
         clients[2].begin("queue_pop", json!({"key": "never", "block": true})),
         clients[3].begin("barrier", json!({"key": "b", "world_size": 2})),
     ];
-    // The barrier is the last to have been asked for: once it shows, the server knows them all,
-    // or will find their requests when it closes.
+    // The barrier was requested last. When its key exists, the other requests are at least in the server's
+    // receive buffers.
     let observer = torch.tcp_client(server.local_addr());
-    eventually("the first has arrived", || {
+    eventually("one client has arrived", || {
         observer.check(&["b"]).expect("check")
     });
-    assert!(waits.iter().all(|wait| wait.is_open()));
+    assert!(waits.iter().all(|wait| wait.is_pending()));
     let started = Instant::now();
     server.shutdown();
     for wait in waits {
-        let error = wait.wait().result.expect_err("the server has gone");
+        let error = wait.wait().result.expect_err("the server has shut down");
         assert_eq!(error.class, "DistNetworkError", "{error}");
     }
     assert!(started.elapsed() < Duration::from_secs(10));
@@ -349,7 +353,7 @@ fn the_largest_values_and_requests() {
         client.queue_push("q", &largest).expect("queue_push");
         assert!(client.queue_pop("q").expect("queue_pop") == largest);
     }
-    // Appended to, a value may pass the limit.
+    // APPEND may exceed the limit on values.
     client.append("a", b"!").expect("append");
     let value = client.get("a").expect("get");
     assert_eq!((value.len(), value.last()), ((8 << 20) + 1, Some(&b'!')));
@@ -363,7 +367,7 @@ fn the_largest_values_and_requests() {
     assert!(values.iter().zip(&keys).all(|(v, k)| v == k.as_bytes()));
     let longest_key = "k".repeat(8191);
     assert_eq!(client.add(&longest_key, 1).expect("add"), 1);
-    // One byte more ends the connection: the next call says so (docs/wire.md, 6.1).
+    // One byte more closes the connection, and the next call fails (docs/wire.md, 6.1).
     let _ = client.set(&"k".repeat(8192), b"v");
     let error = client.check(&["a"]).expect_err("the connection is closed");
     assert!(error.text.contains("DistNetworkError"), "{error}");
@@ -378,7 +382,7 @@ fn many_python_threads_and_clones() {
     }
     let (server, client) = pair();
     let torch = Torch::shared();
-    // One object on several threads, a clone each, and a connection each.
+    // One object on several threads, clones, and separate clients.
     let mut stores = vec![client.clone()];
     for _ in 0..3 {
         stores.push(client.on_another_thread());
@@ -397,10 +401,10 @@ fn many_python_threads_and_clones() {
     assert_eq!(sums.iter().max(), Some(&2000));
     assert_eq!(client.get("sum").expect("get"), b"2000");
 
-    // A wait in one thread of a clone leaves the original free.
+    // A wait in a clone does not block the original.
     let clone = client.cloned();
     let waiting = clone.begin("get", json!({"key": "later"}));
-    assert_eq!(client.add("free", 1).expect("add"), 1);
+    assert_eq!(client.add("counter", 1).expect("add"), 1);
     client.set("later", b"now").expect("set");
     let got = waiting.wait().result.expect("get");
     assert_eq!(got, json!(to_hex(b"now")));
@@ -408,8 +412,8 @@ fn many_python_threads_and_clones() {
 
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn every_element_of_a_queue_goes_to_one_of_those_who_wait() {
-    let _watchdog = Watchdog::start("every_element_goes_to_one", LIMIT);
+fn each_queue_element_goes_to_one_waiting_client() {
+    let _watchdog = Watchdog::start("each_queue_element_goes_to_one_waiting_client", LIMIT);
     if !Release::tested().allows(Feature::Queues) {
         return;
     }
@@ -422,7 +426,7 @@ fn every_element_of_a_queue_goes_to_one_of_those_who_wait() {
         let (pushed, mut popped) = thread::scope(|scope| {
             let popping: Vec<_> = poppers
                 .iter()
-                .map(|popper| scope.spawn(|| pop_in_the_end(popper, "q")))
+                .map(|popper| scope.spawn(|| pop_with_retries(popper, "q")))
                 .collect();
             let pushed = [0, 1, 2, 3, 4].map(|i| vec![round, i]);
             for element in &pushed {
@@ -440,8 +444,8 @@ fn every_element_of_a_queue_goes_to_one_of_those_who_wait() {
     }
 }
 
-/// docs/wire.md, 4.2: PyTorch's blocking pop is two steps, and somebody else can be faster in between.
-fn pop_in_the_end(popper: &TorchStore, queue: &str) -> Vec<u8> {
+/// docs/wire.md, 4.2: PyTorch's blocking pop has two steps, between which another client can pop the element.
+fn pop_with_retries(popper: &TorchStore, queue: &str) -> Vec<u8> {
     loop {
         match popper.queue_pop(queue) {
             Ok(element) => return element,
@@ -453,8 +457,8 @@ fn pop_in_the_end(popper: &TorchStore, queue: &str) -> Vec<u8> {
 
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn a_barrier_of_eight_over_and_over() {
-    let _watchdog = Watchdog::start("a_barrier_of_eight_over_and_over", LIMIT);
+fn eight_clients_pass_twenty_barriers() {
+    let _watchdog = Watchdog::start("eight_clients_pass_twenty_barriers", LIMIT);
     if !Release::tested().allows(Feature::Barrier) {
         return;
     }
@@ -470,17 +474,20 @@ fn a_barrier_of_eight_over_and_over() {
                 json!({"key": key, "world_size": 8, "timeout_ms": 30_000}),
             )
         };
-        let (last, others) = ranks.split_last().expect("eight of them");
+        let (last, others) = ranks.split_last().expect("there are eight ranks");
         let waiting: Vec<_> = others.iter().map(arrive).collect();
-        assert!(waiting.iter().all(|rank| rank.is_open()), "one is missing");
-        arrive(last).wait().result.expect("the last arrives");
+        assert!(
+            waiting.iter().all(|rank| rank.is_pending()),
+            "one rank is missing"
+        );
+        arrive(last).wait().result.expect("the last rank arrives");
         for rank in waiting {
             rank.wait().result.expect("released");
         }
     }
 }
 
-/// docs/wire.md, 7.2: every participant counts itself, and a client does not wait for the others.
+/// docs/wire.md, 7.2: every worker counts itself, and clients do not wait for other workers.
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
 fn workers_are_counted() {
@@ -522,26 +529,29 @@ fn count_of_workers(server: SocketAddr) -> Vec<u8> {
 
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn a_client_killed_in_a_wait_disturbs_nobody() {
-    let _watchdog = Watchdog::start("a_client_killed_in_a_wait_disturbs_nobody", LIMIT);
+fn a_client_killed_during_a_wait_does_not_affect_others() {
+    let _watchdog = Watchdog::start(
+        "a_client_killed_during_a_wait_does_not_affect_others",
+        LIMIT,
+    );
     if !Release::tested().allows(Feature::Barrier) {
         return;
     }
     let (server, client) = pair();
-    let doomed = Torch::start();
-    let popper = doomed.tcp_client(server.local_addr());
-    let arrived = doomed.tcp_client(server.local_addr());
+    let killed = Torch::start();
+    let popper = killed.tcp_client(server.local_addr());
+    let arrived = killed.tcp_client(server.local_addr());
     let pending = [
         popper.begin("queue_pop", json!({"key": "q", "block": true})),
         arrived.begin("barrier", json!({"key": "b", "world_size": 2})),
     ];
-    eventually("the doomed has arrived", || {
+    eventually("the killed client has arrived", || {
         client.check(&["b"]).expect("check")
     });
-    assert!(pending.iter().all(|wait| wait.is_open()));
-    doomed.kill();
+    assert!(pending.iter().all(|wait| wait.is_pending()));
+    killed.kill();
     drop(pending);
-    // Its arrival counts on (docs/wire.md, 5.8); its wait takes no element with it.
+    // The arrival still counts (docs/wire.md, 5.8). The pending pop takes no element.
     client
         .barrier("b", 2, Some(Duration::from_secs(30)))
         .expect("barrier");
@@ -551,10 +561,10 @@ fn a_client_killed_in_a_wait_disturbs_nobody() {
 
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn over_ipv6() {
-    let _watchdog = Watchdog::start("over_ipv6", LIMIT);
+fn a_client_connects_over_ipv6() {
+    let _watchdog = Watchdog::start("a_client_connects_over_ipv6", LIMIT);
     if TcpListener::bind("[::1]:0").is_err() {
-        // A machine without IPv6 has nothing to show here.
+        // The machine has no IPv6.
         return;
     }
     let server = TcpStoreServer::bind("[::1]:0", ServerOptions::default()).expect("a server");

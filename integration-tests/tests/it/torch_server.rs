@@ -1,4 +1,4 @@
-//! Our client on PyTorch's servers, both back ends.
+//! Our client with PyTorch's servers, the libuv backend and the older one.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use integration_tests::watchdog::Watchdog;
 
 const LIMIT: Duration = Duration::from_secs(90);
 
-/// PyTorch's older back end (docs/wire.md, 11).
+/// PyTorch's older backend (docs/wire.md, 11).
 const POLL: Traits = Traits {
     queues: false,
     compare_set_wakes: false,
@@ -27,7 +27,7 @@ fn connect(server: &TorchStore) -> TcpStore {
 
 fn servers() -> [(TorchStore, Traits); 2] {
     let torch = Torch::shared();
-    // The clone is our client's.
+    // `clone` is a feature of our client.
     let of_release = |traits: Traits| Traits {
         clone: true,
         ..traits.with(Release::tested())
@@ -45,7 +45,7 @@ fn every_operation() {
     for (server, traits) in servers() {
         let client = Ours(connect(&server));
         contract::every_operation(&client, &traits);
-        // The server closes the connection, and our client makes that lane anew.
+        // The server closes the connection, and our client connects again.
         let traits = Traits {
             add_to_text: Failure::NotANumber,
             ..traits
@@ -61,7 +61,7 @@ fn every_operation_below_a_prefix() {
     let _watchdog = Watchdog::start("every_operation_below_a_prefix", LIMIT);
     for (server, mut traits) in servers() {
         let client = PrefixStore::new("outer", connect(&server));
-        // Its view does not show what others have.
+        // `num_keys` counts keys outside the prefix, which `list_keys` omits.
         traits.lists_only_users_keys = false;
         contract::every_operation(&Ours(PrefixStore::new("inner", client)), &traits);
         assert!(connect(&server).check(&["outer/inner/cas"]).expect("check"));
@@ -75,7 +75,7 @@ fn two_clients_see_and_wake_each_other() {
     let _watchdog = Watchdog::start("two_clients_see_and_wake_each_other", LIMIT);
     for (server, traits) in servers() {
         let (first, second) = (connect(&server), connect(&server));
-        contract::two_users(&Ours(first), &Ours(second), &traits);
+        contract::two_clients(&Ours(first), &Ours(second), &traits);
         server.close();
     }
 }
@@ -91,7 +91,7 @@ fn queues_on_the_older_server_fail_clearly() {
         ("queue_pop", |s| s.try_queue_pop("jobs").map(drop)),
     ];
     for (name, call) in calls {
-        // The server closes the connection, which is all that the wire has to say no.
+        // The server can only close the connection: the protocol has no reply for unknown commands.
         let error = call(&connect(&server)).expect_err(name);
         assert!(
             matches!(
@@ -103,23 +103,23 @@ fn queues_on_the_older_server_fail_clearly() {
         let text = error.to_string();
         assert!(text.contains(name) && text.contains("jobs"), "{text}");
     }
-    // A push has no reply; the operation after it tells.
+    // A push has no reply; the next operation fails.
     let client = connect(&server);
     let _ = client.queue_push("jobs", b"x");
-    client.check(&["x"]).expect_err("the connection is gone");
+    client.check(&["x"]).expect_err("the connection is lost");
     server.close();
 }
 
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn a_wait_that_timed_out_leaves_the_store_usable() {
-    let _watchdog = Watchdog::start("a_wait_that_timed_out_leaves_the_store_usable", LIMIT);
+fn the_client_works_after_a_wait_that_timed_out() {
+    let _watchdog = Watchdog::start("the_client_works_after_a_wait_that_timed_out", LIMIT);
     for (server, _) in servers() {
         let client = connect(&server);
         for round in 1..=20 {
             let error = client
                 .wait_timeout(&["never"], Some(Duration::from_millis(5)))
-                .expect_err("nobody sets it");
+                .expect_err("the key is never set");
             assert!(matches!(error, StoreError::Timeout { .. }), "{error:?}");
             assert_eq!(client.add("rounds", 1).expect("add"), round);
         }
@@ -127,51 +127,54 @@ fn a_wait_that_timed_out_leaves_the_store_usable() {
     }
 }
 
-/// docs/wire.md, 4.2: neither of its servers can tell of a change, so the client looks.
+/// docs/wire.md, 4.2: PyTorch's servers cannot report a change, so the client polls.
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn a_wait_for_a_change_sees_it_at_the_next_look() {
-    let _watchdog = Watchdog::start("a_wait_for_a_change_sees_it_at_the_next_look", LIMIT);
+fn wait_change_detects_a_change_by_polling() {
+    let _watchdog = Watchdog::start("wait_change_detects_a_change_by_polling", LIMIT);
     for (server, _) in servers() {
         let (waiter, writer) = (connect(&server), connect(&server));
         assert!(!waiter.wakes_on_change());
         let error = waiter
             .wait_change("state", Known::nothing(), Some(Duration::from_millis(5)))
-            .expect_err("nobody has set it");
+            .expect_err("the key is missing");
         assert!(matches!(error, StoreError::Timeout { .. }), "{error:?}");
         writer.set("state", b"round 7, beat 1").expect("set");
         let seen = waiter
             .wait_change("state", Known::nothing(), Some(LIMIT))
-            .expect("it is there");
+            .expect("the key exists");
         assert_eq!(seen, b"round 7, beat 1");
 
         let round = Known::part(&seen, 0..7);
         thread::scope(|scope| {
             let waiting = scope.spawn(|| waiter.wait_change("state", round, Some(LIMIT)));
-            // In the same store meanwhile, which another thread keeps waiting.
+            // Changes outside the compared part do not end the wait. It runs on the same client in another thread.
             for beat in 2..=20 {
                 let value = format!("round 7, beat {beat}");
                 waiter.set("state", value.as_bytes()).expect("set");
                 assert_eq!(waiter.get("state").expect("get"), value.as_bytes());
             }
-            // On the older server a compare_set wakes nobody, and a look finds it all the same.
+            // On the older server a compare_set wakes no waits, but polling detects it.
             let next = b"round 8, beat 0";
             let written = writer
                 .compare_set("state", b"round 7, beat 20", next)
                 .expect("compare_set");
             assert_eq!(written.value(), next);
-            let seen = waiting.join().expect("no panic").expect("it changed");
+            let seen = waiting
+                .join()
+                .expect("no panic")
+                .expect("the value changed");
             assert_eq!(seen, next);
         });
         server.close();
     }
 }
 
-/// docs/wire.md, 5.6: the wake is on its way when the cancel is sent. Here it always is.
+/// The server has sent the wake when the client sends the cancel (docs/wire.md, 5.6).
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn a_wake_that_crosses_the_cancel_is_taken_off_the_wire() {
-    let _watchdog = Watchdog::start("a_wake_that_crosses_the_cancel", LIMIT);
+fn a_wake_that_crosses_the_cancel_is_consumed() {
+    let _watchdog = Watchdog::start("a_wake_that_crosses_the_cancel_is_consumed", LIMIT);
     if !Release::tested().allows(Feature::Ping) {
         return;
     }
@@ -193,10 +196,10 @@ fn a_wake_that_crosses_the_cancel_is_taken_off_the_wire() {
                     .blob(format!("/{key}").as_bytes())
                     .blob(b"set");
                 writer.send(&set).expect("set");
-                writer.fence().expect("the set is carried out");
+                writer.fence().expect("the set is executed");
                 relay.pass_cancel();
                 relay.wait_held(2, LIMIT);
-                let held = relay.release().expect("the client is there");
+                let held = relay.release().expect("the client is connected");
                 assert_eq!(held, [READY, CANCELLED]);
                 match waiting.join().expect("wait") {
                     Ok(()) => succeeded += 1,
@@ -206,22 +209,25 @@ fn a_wake_that_crosses_the_cancel_is_taken_off_the_wire() {
             });
             assert_eq!(client.get(&key).expect("get"), b"set");
             assert_eq!(client.add("rounds", 1).expect("add"), round);
-            // docs/wire.md, 7.5: a success, if the answers took less than 0.1 s. On a busy machine they may
-            // not.
+            // docs/wire.md, 7.5: the wait succeeds if both replies arrive within 0.1 s, which may fail on a busy
+            // machine.
             if round >= 20 && succeeded > 0 {
                 break;
             }
         }
-        assert!(succeeded > 0, "the answer is never used");
+        assert!(succeeded > 0, "no wait succeeded with a late reply");
         server.close();
     }
 }
 
-/// The same without help: whichever comes first, the store stays in step.
+/// Without the relay: the wake and the cancel cross only sometimes.
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn sets_around_the_timeout_of_a_wait() {
-    let _watchdog = Watchdog::start("sets_around_the_timeout_of_a_wait", LIMIT);
+fn a_set_near_the_timeout_of_a_wait_does_not_break_the_connection() {
+    let _watchdog = Watchdog::start(
+        "a_set_near_the_timeout_of_a_wait_does_not_break_the_connection",
+        LIMIT,
+    );
     if !Release::tested().allows(Feature::Ping) {
         return;
     }
@@ -235,11 +241,12 @@ fn sets_around_the_timeout_of_a_wait() {
             let set = Request::new(command::SET)
                 .blob(format!("/{key}").as_bytes())
                 .blob(b"set");
-            // From 2 ms before the timeout to 2 ms after it; at the ends certainly before and after.
+            // From 2 ms before the timeout to 2 ms after it. The first and last five rounds set before and after
+            // the wait.
             let offset = timeout - Duration::from_millis(2) + Duration::from_micros(round * 13);
             if round <= 5 {
                 writer.send(&set).expect("set");
-                writer.fence().expect("the set is carried out");
+                writer.fence().expect("the set is executed");
             }
             let waited = thread::scope(|scope| {
                 let waiting = scope.spawn(|| client.wait_timeout(&[key.as_str()], Some(timeout)));
@@ -251,7 +258,7 @@ fn sets_around_the_timeout_of_a_wait() {
             });
             if round > 295 {
                 writer.send(&set).expect("set");
-                writer.fence().expect("the set is carried out");
+                writer.fence().expect("the set is executed");
             }
             match waited {
                 Ok(()) => in_time += 1,
@@ -271,8 +278,8 @@ fn sets_around_the_timeout_of_a_wait() {
 
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn a_killed_server_ends_every_call_at_once() {
-    let _watchdog = Watchdog::start("a_killed_server_ends_every_call_at_once", LIMIT);
+fn a_killed_server_fails_every_call_at_once() {
+    let _watchdog = Watchdog::start("a_killed_server_fails_every_call_at_once", LIMIT);
     if !Release::tested().allows(Feature::Barrier) {
         return;
     }
@@ -286,7 +293,9 @@ fn a_killed_server_ends_every_call_at_once() {
             let waiting = scope.spawn(|| client.wait(&["never", "ever"]));
             let meeting = scope.spawn(|| barrier_client.barrier("b", 2));
             let observer = connect(&server);
-            eventually("one has arrived", || observer.check(&["b"]).expect("check"));
+            eventually("one client has arrived", || {
+                observer.check(&["b"]).expect("check")
+            });
             torch.kill();
             let killed = Instant::now();
             let get = getting.join().expect("get").map(drop);
@@ -298,15 +307,15 @@ fn a_killed_server_ends_every_call_at_once() {
             killed
         });
         assert!(killed.elapsed() < Duration::from_secs(10));
-        // And it stays that way: nothing hangs on a dead server.
-        client.add("x", 1).expect_err("the server is dead");
+        // Later calls fail too, without blocking.
+        client.add("x", 1).expect_err("the server was killed");
         assert!(killed.elapsed() < Duration::from_secs(20));
     }
 }
 
 fn expect_lost(result: Result<(), StoreError>, port: u16, words: &[&str]) {
     let error = result.expect_err("the server was killed");
-    // Lost, or never had: a call may just have been dialling a connection of its own.
+    // Connect: the call may have been opening a connection of its own.
     assert!(
         matches!(
             error,
@@ -323,8 +332,8 @@ fn expect_lost(result: Result<(), StoreError>, port: u16, words: &[&str]) {
 
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn a_stopped_server_holds_no_call_past_its_deadline() {
-    let _watchdog = Watchdog::start("a_stopped_server_holds_no_call_past_its_deadline", LIMIT);
+fn calls_to_a_stopped_server_time_out() {
+    let _watchdog = Watchdog::start("calls_to_a_stopped_server_time_out", LIMIT);
     for use_libuv in [true, false] {
         let torch = Torch::start();
         let server = torch.tcp_server(use_libuv);
@@ -353,7 +362,7 @@ fn a_stopped_server_holds_no_call_past_its_deadline() {
             expect_named(&error, name, server.port());
         }
         torch.resume();
-        // The server goes on, and so does the client.
+        // The client works again after the server has resumed.
         client.set_timeout(Some(Duration::from_secs(30)));
         assert_eq!(client.get("k").expect("get"), b"v");
         client.set("after", b"pause").expect("set");
@@ -361,7 +370,7 @@ fn a_stopped_server_holds_no_call_past_its_deadline() {
     }
 }
 
-/// The error says what failed and where.
+/// Asserts that the error names the operation and the server's address.
 fn expect_named(error: &StoreError, operation: &str, port: u16) {
     let text = error.to_string();
     assert!(text.contains(&format!("127.0.0.1:{port}")), "{text}");
