@@ -148,7 +148,7 @@ mod tests {
         let found = resolve(&HostPort::new("localhost", 80), in_time).unwrap();
         assert!(found.iter().all(|address| address.port() == 80));
         assert!(found.iter().any(|address| address.ip().is_loopback()));
-        // RFC 6761: no host has this name, however fast the answer.
+        // RFC 6761: this name does not exist, so the lookup fails even if the answer is in time.
         let past = Deadline::at(Instant::now());
         assert!(resolve(&HostPort::new("name.invalid.", 80), past).is_err());
     }

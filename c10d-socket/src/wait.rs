@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_time_limit_is_exact_and_cut_to_what_poll_takes() {
+    fn a_timeout_is_exact_up_to_the_maximum_of_poll() {
         let table = [
             (Some(Duration::ZERO), Some((0, 0))),
             (Some(Duration::from_nanos(1)), Some((0, 1))),

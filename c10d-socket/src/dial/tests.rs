@@ -1,4 +1,4 @@
-//! The dial plan in virtual time.
+//! Tests of the dial plan in virtual time.
 
 use std::error::Error;
 
@@ -33,7 +33,7 @@ impl World {
         self.now - self.started
     }
 
-    /// Runs until `outcome` returns `None` (the attempt succeeds) or the plan gives up. `outcome` gets
+    /// Runs until `outcome` returns `None` (the attempt succeeds) or the plan fails. `outcome` gets
     /// the time limit of an attempt, and returns how long it takes and how it fails.
     fn run(
         &mut self,
@@ -77,18 +77,18 @@ fn a_refusing_server_is_retried_until_the_deadline() {
             let error = world
                 .run(&[address(1)], |_, _| Some((Duration::ZERO, REFUSED)))
                 .unwrap_err();
-            let story = format!("seed {seed}, limit {limit:?}: {error}");
-            assert!(error.is_timeout(), "{story}");
-            assert!(error.elapsed() <= limit, "{story}");
-            assert!(error.elapsed() >= limit * 9 / 10, "{story}");
+            let case = format!("seed {seed}, limit {limit:?}: {error}");
+            assert!(error.is_timeout(), "{case}");
+            assert!(error.elapsed() <= limit, "{case}");
+            assert!(error.elapsed() >= limit * 9 / 10, "{case}");
             let (_, last_try) = world.tries[world.tries.len() - 1];
             assert_eq!(
                 error.elapsed(),
                 last_try,
-                "the last thing is an attempt: {story}"
+                "the plan ends with an attempt: {case}"
             );
-            assert_eq!(error.rounds(), world.tries.len() as u64, "{story}");
-            assert_eq!(error.failures()[0].count(), error.rounds(), "{story}");
+            assert_eq!(error.rounds(), world.tries.len() as u64, "{case}");
+            assert_eq!(error.failures()[0].count(), error.rounds(), "{case}");
         }
     }
 }
@@ -254,7 +254,7 @@ fn a_failed_handshake_continues_with_the_next_address_then_the_backoff() {
 }
 
 #[test]
-fn giving_up_is_final() {
+fn a_failed_plan_stays_failed() {
     let mut world = World::new(Duration::from_secs(60), 1);
     let denied = |_, _| Some((Duration::ZERO, io::ErrorKind::PermissionDenied));
     world.run(&[address(1)], denied).unwrap_err();
@@ -265,7 +265,7 @@ fn giving_up_is_final() {
 }
 
 #[test]
-fn without_a_deadline_it_continues() {
+fn without_a_deadline_the_plan_keeps_trying() {
     let mut world = World::new(Duration::MAX, 1);
     let mut tries = 0;
     let found = world.run(&[address(1)], |_, time| {
