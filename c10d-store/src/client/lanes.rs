@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_call_is_waited_for() {
+    fn a_call_waits_for_a_short_call() {
         let now = Instant::now();
         let mut lanes = Lanes::default();
         assert_eq!(lanes.take(now), Take::Lane(0));

@@ -509,7 +509,10 @@ mod tests {
         let mut hello = [0; 10];
         first.read_exact(&mut hello).expect("VALIDATE and PING");
         first.write_all(&hello[6..]).expect("the nonce");
-        let pool = opening.join().expect("no panic").expect("a hello");
+        let pool = opening
+            .join()
+            .expect("no panic")
+            .expect("the handshake succeeds");
 
         let taken = pool.take(Deadline::NEVER).expect("the first lane");
         let long_ago = Instant::now() - Duration::from_secs(1);

@@ -484,9 +484,9 @@ mod tests {
 
     use super::*;
 
-    /// A store can be dropped while the lock is held: it gives up and logs a warning.
+    /// If another worker holds the lock, dropping the store times out and logs a warning.
     #[test]
-    fn dropping_waits_for_the_lock_with_a_limit() {
+    fn dropping_waits_for_the_lock_with_a_timeout() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("store");
         let mut store = FileStore::open(&path, Some(1)).unwrap();
@@ -499,6 +499,6 @@ mod tests {
         let started = Instant::now();
         drop(store);
         assert!(started.elapsed() >= Duration::from_millis(1100));
-        assert_eq!(fs::read(&path).unwrap(), before, "nothing was counted");
+        assert_eq!(fs::read(&path).unwrap(), before, "the counts are unchanged");
     }
 }

@@ -301,7 +301,7 @@ mod tests {
             let replayed = entries.replay(&whole[..cut]);
             assert_eq!(replayed.bytes, 0);
             assert_eq!(entries, Entries::default());
-            // At most the true length, and more than the input.
+            // The minimum exceeds the input, but not the true length.
             assert!(replayed.next_bytes_min > cut as u64, "cut at {cut}");
             assert!(replayed.next_bytes_min <= whole.len() as u64);
             assert!(can_start_record(&whole[..cut]), "cut at {cut}");
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn announced_lengths_reserve_nothing() {
+    fn announced_lengths_reserve_no_memory() {
         let cases: &[(&[u8], u64)] = &[
             (b"", 8),
             (b"\xff\xff\xff\xff", u64::from(u32::MAX) + 8),

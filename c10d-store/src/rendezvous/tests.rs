@@ -1,4 +1,4 @@
-//! URLs against PyTorch 2.15.0, recorded by `testdata/rendezvous_urls.py`.
+//! Compares URLs with the results of PyTorch 2.15.0, recorded by `testdata/rendezvous_urls.py`.
 
 use serde_json::{Value as Json, json};
 
@@ -39,7 +39,7 @@ fn shown(plan: &Plan) -> Json {
     shown
 }
 
-/// The text that our error must contain for an error of PyTorch's.
+/// The text that our error must contain where PyTorch's error is `error`.
 fn expected_text(error: &str) -> &str {
     let (kind, text) = error.split_once(": ").expect("kind and text");
     match kind {
@@ -64,7 +64,7 @@ fn every_recorded_url_gives_the_same_plan_as_pytorch() {
         let plan = plan_of(&row);
         count += 1;
         if name == "tcp, rank is -1" {
-            // PyTorch accepts a rank that no worker has.
+            // PyTorch accepts this rank, although no worker can have it.
             let text = plan.unwrap_err().to_string();
             assert!(text.contains("is \"-1\", which is not"), "{text}");
             continue;
@@ -74,10 +74,10 @@ fn every_recorded_url_gives_the_same_plan_as_pytorch() {
             let ours = plan.expect_err(&name).to_string();
             assert!(ours.contains(expected), "{name}: {ours:?} for {error:?}");
             let url = row["url"].as_str().expect("text");
-            let names_place = ours.contains(url) || ours.contains("environment variable");
+            let names_source = ours.contains(url) || ours.contains("environment variable");
             assert!(
-                names_place || url.contains(['\n']),
-                "{name}: {ours:?} does not say where"
+                names_source || url.contains(['\n']),
+                "{name}: {ours:?} names neither the URL nor a variable"
             );
             continue;
         }
@@ -90,7 +90,7 @@ fn every_recorded_url_gives_the_same_plan_as_pytorch() {
 }
 
 #[test]
-fn the_default_timeout_is_pytorchs() {
+fn the_default_timeout_equals_that_of_pytorch() {
     for row in rows() {
         if let Some(seconds) = row["opens"]["timeout_s"].as_f64()
             && row["arguments"]["timeout_s"].is_null()
@@ -110,7 +110,7 @@ fn the_default_timeout_is_pytorchs() {
 fn errors_name_the_url_and_the_problem() {
     let text = |url: &str| {
         let plan = Plan::new(url, None, None, &|_| None);
-        plan.expect_err("it lacks something").to_string()
+        plan.expect_err("the URL is incomplete").to_string()
     };
     assert_eq!(
         text("tcp://node0:29500?world_size=4"),

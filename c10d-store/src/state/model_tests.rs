@@ -1,4 +1,4 @@
-//! The state against a naive model that scans everything: the same requests must get the same
+//! Compares the state with a naive model that scans everything: the same requests must get the same
 //! replies in the same order.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -7,12 +7,12 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::StoreState;
-use super::tests::{Recorder, Said};
+use super::tests::{OwnedReply, Recorder};
 use crate::decimal::parse_decimal;
 use crate::message::{ConnId, Keys, Payload, Request};
 use crate::sim::cases;
 
-/// A request, or the end of a connection.
+/// A request, or a disconnect.
 #[derive(Debug, Clone)]
 enum Operation {
     Set(u8, Vec<u8>),
@@ -23,7 +23,7 @@ enum Operation {
     Check(Vec<u8>),
     Wait(Vec<u8>),
     WaitGet(Vec<u8>),
-    WaitChange(u8, Knows),
+    WaitChange(u8, KnownPart),
     Cancel,
     NumKeys,
     Delete(u8),
@@ -38,25 +38,25 @@ enum Operation {
     Disconnect,
 }
 
-/// What a waiter knows: the bytes at an offset, and perhaps the length.
+/// The part of a value that a waiter knows: the bytes at an offset, and possibly the length.
 #[derive(Debug, Clone)]
-struct Knows {
+struct KnownPart {
     offset: usize,
     bytes: Vec<u8>,
     length: Option<usize>,
 }
 
-impl Knows {
-    /// The document's sentence, byte by byte.
-    fn is_true_of(&self, value: &[u8]) -> bool {
-        let is_there = |(index, byte): (usize, &u8)| value.get(self.offset + index) == Some(byte);
+impl KnownPart {
+    /// Whether a value is as known (docs/wire.md, 9.3), compared byte by byte.
+    fn matches(&self, value: &[u8]) -> bool {
+        let is_same = |(index, byte): (usize, &u8)| value.get(self.offset + index) == Some(byte);
         value.len() >= self.offset
-            && self.bytes.iter().enumerate().all(is_there)
+            && self.bytes.iter().enumerate().all(is_same)
             && self.length.is_none_or(|length| value.len() == length)
     }
 }
 
-/// The keys are single bytes, few enough to collide.
+/// A key of one byte. There are few keys, so that requests collide.
 fn key() -> impl Strategy<Value = u8> {
     b'a'..=b'c'
 }
@@ -69,14 +69,14 @@ fn value() -> impl Strategy<Value = Vec<u8>> {
     ]
 }
 
-/// Mostly a value that may well be there, or its first byte: else no wait would last.
-fn knows() -> impl Strategy<Value = Knows> {
-    let whole = |bytes: Vec<u8>| Knows {
+/// Mostly a likely current value or its first byte. With other values few requests would have to wait.
+fn known_part() -> impl Strategy<Value = KnownPart> {
+    let whole = |bytes: Vec<u8>| KnownPart {
         offset: 0,
         length: Some(bytes.len()),
         bytes,
     };
-    let head = |bytes: Vec<u8>| Knows {
+    let head = |bytes: Vec<u8>| KnownPart {
         offset: 0,
         length: None,
         bytes: bytes[..bytes.len().min(1)].to_vec(),
@@ -87,7 +87,7 @@ fn knows() -> impl Strategy<Value = Knows> {
         3 => small.prop_map(whole),
         3 => value().prop_map(head),
         1 => (0..4_usize, value(), prop::option::of(0..4_usize)).prop_map(
-            |(offset, bytes, length)| Knows { offset, bytes, length }
+            |(offset, bytes, length)| KnownPart { offset, bytes, length }
         ),
     ]
 }
@@ -96,14 +96,14 @@ fn operation() -> impl Strategy<Value = Operation> {
     prop_oneof![
         4 => (key(), value()).prop_map(|(k, v)| Operation::Set(k, v)),
         3 => (key(), value(), value(), any::<bool>())
-            .prop_map(|(k, e, d, tells)| Operation::CompareSet(k, e, d, tells)),
+            .prop_map(|(k, e, d, reports)| Operation::CompareSet(k, e, d, reports)),
         1 => key().prop_map(Operation::Get),
         3 => (key(), -3..4_i64).prop_map(|(k, d)| Operation::Add(k, d)),
         2 => (key(), -3..4_i64).prop_map(|(k, d)| Operation::TryAdd(k, d)),
         1 => vec(key(), 0..4).prop_map(Operation::Check),
         6 => vec(key(), 0..4).prop_map(Operation::Wait),
         4 => vec(key(), 0..4).prop_map(Operation::WaitGet),
-        6 => (key(), knows()).prop_map(|(k, knows)| Operation::WaitChange(k, knows)),
+        6 => (key(), known_part()).prop_map(|(k, known)| Operation::WaitChange(k, known)),
         3 => Just(Operation::Cancel),
         1 => Just(Operation::NumKeys),
         4 => key().prop_map(Operation::Delete),
@@ -124,47 +124,48 @@ enum Kind {
     Wait,
     Barrier,
     WaitGet,
-    WaitChange(Knows),
+    WaitChange(KnownPart),
 }
 
 #[derive(Debug)]
 struct Pending {
     conn: u64,
     kind: Kind,
-    /// What is still missing: the key, and when the entry was made.
+    /// The missing keys, each with the time at which its entry was made.
     missing: Vec<(u8, u64)>,
     wanted: Vec<u8>,
 }
 
-/// The document's sentences, carried out the slow way.
+/// A slow and simple implementation of docs/wire.md.
 #[derive(Debug, Default)]
 struct Model {
     values: BTreeMap<u8, Vec<u8>>,
     queues: BTreeMap<u8, VecDeque<Vec<u8>>>,
     pending: Vec<Pending>,
+    /// The connections that a push has woken and that have not used the wakeup, each with its queue.
     pledges: BTreeMap<u64, u8>,
     clock: u64,
-    said: Vec<(u64, Said)>,
+    replies: Vec<(u64, OwnedReply)>,
 }
 
 impl Model {
-    fn say(&mut self, conn: u64, said: Said) {
-        self.said.push((conn, said));
+    fn reply(&mut self, conn: u64, reply: OwnedReply) {
+        self.replies.push((conn, reply));
     }
 
     fn has_element(&self, key: u8) -> bool {
         self.queues.get(&key).is_some_and(|queue| !queue.is_empty())
     }
 
-    fn is_there(&self, key: u8) -> bool {
+    fn key_exists(&self, key: u8) -> bool {
         self.values.contains_key(&key) || self.has_element(key)
     }
 
-    fn value(&self, key: u8) -> Said {
-        Said::Bytes(self.values.get(&key).cloned().unwrap_or_default())
+    fn value(&self, key: u8) -> OwnedReply {
+        OwnedReply::Bytes(self.values.get(&key).cloned().unwrap_or_default())
     }
 
-    /// The waits that miss `key`, the one that began to miss it first in front.
+    /// The waits that miss `key`, oldest entry first: the time of the entry and the connection.
     fn waiting_for(&self, key: u8) -> Vec<(u64, u64)> {
         let mut entries = Vec::new();
         for pending in &self.pending {
@@ -178,8 +179,8 @@ impl Model {
         entries
     }
 
-    /// Takes one entry off a wait; the wait, if nothing is missing any more.
-    fn count_down(&mut self, conn: u64, since: u64) -> Option<Pending> {
+    /// Removes one entry of a wait. Returns the wait if no key is missing any more.
+    fn remove_entry(&mut self, conn: u64, since: u64) -> Option<Pending> {
         let index = self.pending.iter().position(|p| p.conn == conn)?;
         let pending = &mut self.pending[index];
         pending.missing.retain(|(_, entry)| *entry != since);
@@ -190,27 +191,27 @@ impl Model {
     }
 
     fn wake(&mut self, key: u8) {
-        let mut over = Vec::new();
+        let mut complete = Vec::new();
         for (since, conn) in self.waiting_for(key) {
             let value = &self.values[&key];
-            let knows_it = |p: &Pending| match &p.kind {
-                Kind::WaitChange(knows) => p.conn == conn && knows.is_true_of(value),
+            let is_unchanged = |p: &Pending| match &p.kind {
+                Kind::WaitChange(known) => p.conn == conn && known.matches(value),
                 Kind::Wait | Kind::Barrier | Kind::WaitGet => false,
             };
-            if !self.pending.iter().any(knows_it) {
-                over.extend(self.count_down(conn, since));
+            if !self.pending.iter().any(is_unchanged) {
+                complete.extend(self.remove_entry(conn, since));
             }
         }
-        for pending in over {
+        for pending in complete {
             match pending.kind {
                 Kind::WaitGet => self.wait_get(pending.conn, &pending.wanted),
-                Kind::WaitChange(_) => self.say_changed(pending.conn, key),
-                Kind::Wait | Kind::Barrier => self.say(pending.conn, Said::Stop),
+                Kind::WaitChange(_) => self.reply_changed(pending.conn, key),
+                Kind::Wait | Kind::Barrier => self.reply(pending.conn, OwnedReply::Stop),
             }
         }
     }
 
-    fn offer(&mut self, key: u8) {
+    fn offer_element(&mut self, key: u8) {
         if !self.has_element(key) {
             return;
         }
@@ -221,9 +222,9 @@ impl Model {
             if self.pending.iter().any(wants_value) {
                 continue;
             }
-            if self.count_down(conn, since).is_some() {
+            if self.remove_entry(conn, since).is_some() {
                 self.pledges.insert(conn, key);
-                self.say(conn, Said::Stop);
+                self.reply(conn, OwnedReply::Stop);
                 return;
             }
         }
@@ -238,7 +239,7 @@ impl Model {
         self.pending.retain(|pending| pending.conn != conn);
     }
 
-    fn miss(&mut self, conn: u64, kind: Kind, keys: Vec<u8>, wanted: &[u8]) {
+    fn add_wait(&mut self, conn: u64, kind: Kind, keys: Vec<u8>, wanted: &[u8]) {
         let missing = keys
             .into_iter()
             .map(|key| {
@@ -261,27 +262,27 @@ impl Model {
             .filter(|key| !self.values.contains_key(key))
             .collect();
         if missing.is_empty() {
-            self.say(conn, Said::Stop);
+            self.reply(conn, OwnedReply::Stop);
             for key in keys {
                 let value = self.value(*key);
-                self.say(conn, value);
+                self.reply(conn, value);
             }
         } else {
-            self.miss(conn, Kind::WaitGet, missing, keys);
+            self.add_wait(conn, Kind::WaitGet, missing, keys);
         }
     }
 
-    fn wait_change(&mut self, conn: u64, key: u8, knows: Knows) {
+    fn wait_change(&mut self, conn: u64, key: u8, known: KnownPart) {
         match self.values.get(&key) {
-            Some(value) if !knows.is_true_of(value) => self.say_changed(conn, key),
-            _ => self.miss(conn, Kind::WaitChange(knows), vec![key], &[]),
+            Some(value) if !known.matches(value) => self.reply_changed(conn, key),
+            _ => self.add_wait(conn, Kind::WaitChange(known), vec![key], &[]),
         }
     }
 
-    fn say_changed(&mut self, conn: u64, key: u8) {
-        self.say(conn, Said::Stop);
+    fn reply_changed(&mut self, conn: u64, key: u8) {
+        self.reply(conn, OwnedReply::Stop);
         let value = self.value(key);
-        self.say(conn, value);
+        self.reply(conn, value);
     }
 
     fn add(&mut self, key: u8, delta: i64) -> Option<i64> {
@@ -294,7 +295,7 @@ impl Model {
         Some(sum)
     }
 
-    /// Carries out an operation; `false` when the connection is to be closed.
+    /// Executes an operation. Returns `false` if the connection must be closed.
     fn step(&mut self, conn: u64, operation: &Operation) -> bool {
         if !matches!(operation, Operation::Ping)
             && let Some(queue) = self.pledges.remove(&conn)
@@ -303,7 +304,7 @@ impl Model {
             if matches!(operation, Operation::Disconnect) {
                 self.cancel(conn);
             }
-            self.offer(queue);
+            self.offer_element(queue);
         }
         match operation.clone() {
             Operation::Set(key, value) => self.write(key, value),
@@ -314,67 +315,67 @@ impl Model {
                     self.write(key, desired.clone());
                 }
                 if reports_outcome {
-                    self.say(conn, Said::Exchanged(writes));
+                    self.reply(conn, OwnedReply::Exchanged(writes));
                 }
                 let kept = current.unwrap_or(expected);
-                self.say(conn, Said::Bytes(if writes { desired } else { kept }));
+                self.reply(conn, OwnedReply::Bytes(if writes { desired } else { kept }));
             }
             Operation::Get(key) => {
                 let value = self.value(key);
-                self.say(conn, value);
+                self.reply(conn, value);
             }
             Operation::Add(key, delta) => match self.add(key, delta) {
                 Some(sum) => {
                     self.wake(key);
-                    self.say(conn, Said::Integer(sum));
+                    self.reply(conn, OwnedReply::Integer(sum));
                 }
                 None => return false,
             },
             Operation::TryAdd(key, delta) => match self.add(key, delta) {
                 Some(sum) => {
                     self.wake(key);
-                    self.say(conn, Said::Added(sum));
+                    self.reply(conn, OwnedReply::Added(sum));
                 }
                 None => {
                     let mut head = self.values[&key].clone();
                     let length = head.len();
                     head.truncate(64);
-                    self.say(conn, Said::NotANumber(head, length));
+                    self.reply(conn, OwnedReply::NotANumber(head, length));
                 }
             },
             Operation::Check(keys) => {
-                let ready = keys.iter().all(|key| self.is_there(*key));
-                self.say(conn, Said::Ready(ready));
+                let ready = keys.iter().all(|key| self.key_exists(*key));
+                self.reply(conn, OwnedReply::Ready(ready));
             }
             Operation::Wait(keys) => {
                 self.cancel(conn);
                 let missing: Vec<u8> = keys
                     .iter()
                     .copied()
-                    .filter(|key| !self.is_there(*key))
+                    .filter(|key| !self.key_exists(*key))
                     .collect();
                 if missing.is_empty() {
-                    self.say(conn, Said::Stop);
+                    self.reply(conn, OwnedReply::Stop);
                 } else {
-                    self.miss(conn, Kind::Wait, missing, &[]);
+                    self.add_wait(conn, Kind::Wait, missing, &[]);
                 }
             }
             Operation::WaitGet(keys) => {
                 self.cancel(conn);
                 self.wait_get(conn, &keys);
             }
-            Operation::WaitChange(key, knows) => {
+            Operation::WaitChange(key, known) => {
                 self.cancel(conn);
-                self.wait_change(conn, key, knows);
+                self.wait_change(conn, key, known);
             }
             Operation::Cancel => {
                 self.cancel(conn);
-                self.say(conn, Said::Canceled);
+                self.reply(conn, OwnedReply::Canceled);
             }
-            Operation::NumKeys => self.say(conn, Said::Integer(self.values.len() as i64)),
+            Operation::NumKeys => self.reply(conn, OwnedReply::Integer(self.values.len() as i64)),
             Operation::Delete(key) => {
                 let deleted = self.values.remove(&key).is_some();
-                self.say(conn, Said::Integer(i64::from(deleted)));
+                self.reply(conn, OwnedReply::Integer(i64::from(deleted)));
             }
             Operation::Append(key, more) => {
                 let mut value = self.values.get(&key).cloned().unwrap_or_default();
@@ -384,7 +385,7 @@ impl Model {
             Operation::MultiGet(keys) => {
                 for key in keys {
                     let value = self.value(key);
-                    self.say(conn, value);
+                    self.reply(conn, value);
                 }
             }
             Operation::MultiSet(pairs) => {
@@ -397,41 +398,41 @@ impl Model {
             }
             Operation::Push(key, element) => {
                 self.queues.entry(key).or_default().push_back(element);
-                self.offer(key);
+                self.offer_element(key);
             }
             Operation::Pop(key) => {
                 let queue = self.queues.entry(key).or_default();
                 let length = queue.len() as i64;
                 let element = queue.pop_front();
-                self.say(conn, Said::Integer(length));
+                self.reply(conn, OwnedReply::Integer(length));
                 if let Some(element) = element {
-                    self.say(conn, Said::Bytes(element));
+                    self.reply(conn, OwnedReply::Bytes(element));
                 }
             }
             Operation::Len(key) => {
                 let length = self.queues.get(&key).map_or(0, VecDeque::len);
-                self.say(conn, Said::Integer(length as i64));
+                self.reply(conn, OwnedReply::Integer(length as i64));
             }
             Operation::Barrier(key, world_size) => match self.add(key, 1) {
                 Some(arrived) if arrived >= world_size => {
                     self.wake(key);
                     self.cancel(conn);
-                    self.say(conn, Said::Stop);
+                    self.reply(conn, OwnedReply::Stop);
                 }
                 Some(_) => {
                     self.cancel(conn);
-                    self.miss(conn, Kind::Barrier, vec![key], &[]);
+                    self.add_wait(conn, Kind::Barrier, vec![key], &[]);
                 }
                 None => return false,
             },
-            Operation::Ping => self.say(conn, Said::Nonce(3)),
+            Operation::Ping => self.reply(conn, OwnedReply::Nonce(3)),
             Operation::Disconnect => self.cancel(conn),
         }
         true
     }
 }
 
-/// Carries out an operation on the real state; `false` when it refuses.
+/// Executes an operation on the real state. Returns `false` if the state refuses it.
 fn step(state: &mut StoreState, conn: u64, operation: &Operation, out: &mut Recorder) -> bool {
     let conn = ConnId(conn);
     let one = |key: &u8| [*key];
@@ -473,11 +474,11 @@ fn step(state: &mut StoreState, conn: u64, operation: &Operation, out: &mut Reco
         Operation::Check(keys) => with_keys!(keys, |keys| Request::Check { keys }),
         Operation::Wait(keys) => with_keys!(keys, |keys| Request::Wait { keys }),
         Operation::WaitGet(keys) => with_keys!(keys, |keys| Request::WaitGet { keys }),
-        Operation::WaitChange(key, knows) => handle!(Request::WaitChange {
+        Operation::WaitChange(key, known) => handle!(Request::WaitChange {
             key: &one(key),
-            offset: knows.offset,
-            length: knows.length,
-            known: Payload::Borrowed(&knows.bytes)
+            offset: known.offset,
+            length: known.length,
+            known: Payload::Borrowed(&known.bytes)
         }),
         Operation::Cancel => handle!(Request::CancelWait),
         Operation::NumKeys => handle!(Request::GetNumKeys),
@@ -519,30 +520,30 @@ fn step(state: &mut StoreState, conn: u64, operation: &Operation, out: &mut Reco
 proptest! {
     #![proptest_config(cases(400))]
 
-    /// Four connections, three keys, any order. A failure prints its case, which then replays from
-    /// the regressions file.
+    /// Four connections and three keys, in any order. A failing case is printed, and stored in the
+    /// regression file that later runs replay first.
     #[test]
-    fn the_state_answers_as_the_model_does(
+    fn the_state_replies_like_the_model(
         script in vec((0..4_u64, operation()), 1..60),
     ) {
         let mut state = StoreState::new();
         let mut model = Model::default();
         for (index, (conn, operation)) in script.iter().enumerate() {
             let mut out = Recorder::default();
-            let mut went_on = step(&mut state, *conn, operation, &mut out);
-            let mut model_went_on = model.step(*conn, operation);
-            if !went_on {
+            let mut is_open = step(&mut state, *conn, operation, &mut out);
+            let mut model_is_open = model.step(*conn, operation);
+            if !is_open {
                 state.disconnect(ConnId(*conn), &mut out);
-                went_on = true;
-                if !model_went_on {
+                is_open = true;
+                if !model_is_open {
                     model.step(*conn, &Operation::Disconnect);
-                    model_went_on = true;
+                    model_is_open = true;
                 }
             }
             state.check_invariants();
-            let said = std::mem::take(&mut model.said);
-            prop_assert_eq!(out.0, said, "step {} {:?}", index, operation);
-            prop_assert_eq!(went_on, model_went_on, "step {} {:?}", index, operation);
+            let expected = std::mem::take(&mut model.replies);
+            prop_assert_eq!(out.0, expected, "step {} {:?}", index, operation);
+            prop_assert_eq!(is_open, model_is_open, "step {} {:?}", index, operation);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Every command's replies as whole lists, and what ours does where PyTorch's server has a bug.
+//! The complete replies to each command, and the correct behaviour where PyTorch's server has a bug.
 
 use super::{Refusal, StoreState};
 use crate::known::Known;
@@ -6,7 +6,7 @@ use crate::message::{ConnId, Keys, Payload, Replies, Reply, Request};
 
 /// A reply that owns its bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Said {
+pub(super) enum OwnedReply {
     Nonce(u32),
     Integer(i64),
     Ready(bool),
@@ -20,28 +20,28 @@ pub(super) enum Said {
 
 /// Collects replies in order.
 #[derive(Debug, Default)]
-pub(super) struct Recorder(pub(super) Vec<(u64, Said)>);
+pub(super) struct Recorder(pub(super) Vec<(u64, OwnedReply)>);
 
 impl Replies for Recorder {
     fn reply(&mut self, conn: ConnId, reply: Reply<'_>) {
-        let said = match reply {
-            Reply::Nonce(nonce) => Said::Nonce(nonce),
-            Reply::Integer(number) => Said::Integer(number),
-            Reply::Ready(ready) => Said::Ready(ready),
-            Reply::StopWaiting => Said::Stop,
-            Reply::WaitCanceled => Said::Canceled,
-            Reply::Exchanged(exchanged) => Said::Exchanged(exchanged),
-            Reply::Added(sum) => Said::Added(sum),
-            Reply::NotANumber { head, length } => Said::NotANumber(head.to_vec(), length),
-            Reply::Value(None) => Said::Bytes(Vec::new()),
-            Reply::Value(Some(value)) => Said::Bytes(value.as_bytes().to_vec()),
-            Reply::Bytes(bytes) => Said::Bytes(bytes.to_vec()),
+        let owned = match reply {
+            Reply::Nonce(nonce) => OwnedReply::Nonce(nonce),
+            Reply::Integer(number) => OwnedReply::Integer(number),
+            Reply::Ready(ready) => OwnedReply::Ready(ready),
+            Reply::StopWaiting => OwnedReply::Stop,
+            Reply::WaitCanceled => OwnedReply::Canceled,
+            Reply::Exchanged(exchanged) => OwnedReply::Exchanged(exchanged),
+            Reply::Added(sum) => OwnedReply::Added(sum),
+            Reply::NotANumber { head, length } => OwnedReply::NotANumber(head.to_vec(), length),
+            Reply::Value(None) => OwnedReply::Bytes(Vec::new()),
+            Reply::Value(Some(value)) => OwnedReply::Bytes(value.as_bytes().to_vec()),
+            Reply::Bytes(bytes) => OwnedReply::Bytes(bytes.to_vec()),
         };
-        self.0.push((conn.0, said));
+        self.0.push((conn.0, owned));
     }
 }
 
-/// A state and a way to talk to it in one line.
+/// A state with shorthands for requests.
 #[derive(Debug, Default)]
 struct Store {
     state: StoreState,
@@ -52,11 +52,11 @@ const B: u64 = 2;
 const C: u64 = 3;
 
 impl Store {
-    fn on(&mut self, conn: u64, request: Request<'_>) -> Vec<(u64, Said)> {
+    fn on(&mut self, conn: u64, request: Request<'_>) -> Vec<(u64, OwnedReply)> {
         let mut recorder = Recorder::default();
         self.state
             .handle(ConnId(conn), request, &mut recorder)
-            .expect("a request that can be answered");
+            .expect("the request is accepted");
         self.state.check_invariants();
         recorder.0
     }
@@ -64,19 +64,19 @@ impl Store {
     fn refused(&mut self, conn: u64, request: Request<'_>) -> Refusal {
         let mut recorder = Recorder::default();
         let result = self.state.handle(ConnId(conn), request, &mut recorder);
-        assert_eq!(recorder.0, [], "a refusal says nothing");
+        assert_eq!(recorder.0, [], "a refusal sends no reply");
         self.state.check_invariants();
-        result.expect_err("a request that cannot be answered")
+        result.expect_err("the request is refused")
     }
 
-    fn disconnect(&mut self, conn: u64) -> Vec<(u64, Said)> {
+    fn disconnect(&mut self, conn: u64) -> Vec<(u64, OwnedReply)> {
         let mut recorder = Recorder::default();
         self.state.disconnect(ConnId(conn), &mut recorder);
         self.state.check_invariants();
         recorder.0
     }
 
-    fn set(&mut self, key: &str, value: &str) -> Vec<(u64, Said)> {
+    fn set(&mut self, key: &str, value: &str) -> Vec<(u64, OwnedReply)> {
         self.on(C, set(key, value))
     }
 
@@ -88,24 +88,24 @@ impl Store {
             },
         )[..]
         {
-            [(C, Said::Bytes(bytes))] => bytes.clone(),
+            [(C, OwnedReply::Bytes(bytes))] => bytes.clone(),
             other => panic!("{other:?}"),
         }
     }
 
-    fn wait(&mut self, conn: u64, keys: &[&str]) -> Vec<(u64, Said)> {
+    fn wait(&mut self, conn: u64, keys: &[&str]) -> Vec<(u64, OwnedReply)> {
         let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_bytes()).collect();
         let keys = Keys::from(&keys[..]);
         self.on(conn, Request::Wait { keys })
     }
 
-    fn wait_get(&mut self, conn: u64, keys: &[&str]) -> Vec<(u64, Said)> {
+    fn wait_get(&mut self, conn: u64, keys: &[&str]) -> Vec<(u64, OwnedReply)> {
         let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_bytes()).collect();
         let keys = Keys::from(&keys[..]);
         self.on(conn, Request::WaitGet { keys })
     }
 
-    fn wait_change(&mut self, conn: u64, key: &str, known: Known<'_>) -> Vec<(u64, Said)> {
+    fn wait_change(&mut self, conn: u64, key: &str, known: Known<'_>) -> Vec<(u64, OwnedReply)> {
         self.on(conn, wait_change(key, known))
     }
 }
@@ -191,16 +191,16 @@ fn delete(key: &str) -> Request<'_> {
     }
 }
 
-fn stop(conn: u64) -> (u64, Said) {
-    (conn, Said::Stop)
+fn stop(conn: u64) -> (u64, OwnedReply) {
+    (conn, OwnedReply::Stop)
 }
 
-fn bytes(conn: u64, text: &str) -> (u64, Said) {
-    (conn, Said::Bytes(text.as_bytes().to_vec()))
+fn bytes(conn: u64, text: &str) -> (u64, OwnedReply) {
+    (conn, OwnedReply::Bytes(text.as_bytes().to_vec()))
 }
 
 #[test]
-fn compare_set_writes_on_a_match_and_answers_with_what_is_there() {
+fn compare_set_writes_on_a_match_and_returns_the_value() {
     // docs/wire.md, COMPARE_SET: present value (if any), expected, answer, value afterwards.
     let table = [
         (None, "", "new", Some("new")),
@@ -215,32 +215,34 @@ fn compare_set_writes_on_a_match_and_answers_with_what_is_there() {
         if let Some(value) = present {
             store.set("k", value);
         }
-        let said = store.on(A, compare_set("k", expected, "new"));
-        assert_eq!(said, [bytes(A, answer)], "{present:?} {expected:?}");
+        let replies = store.on(A, compare_set("k", expected, "new"));
+        assert_eq!(replies, [bytes(A, answer)], "{present:?} {expected:?}");
         let key: &[&[u8]] = &[b"k"];
         let keys = Keys::from(key);
         assert_eq!(
             store.on(A, Request::Check { keys }),
-            [(A, Said::Ready(after.is_some()))]
+            [(A, OwnedReply::Ready(after.is_some()))]
         );
         assert_eq!(store.get("k"), after.unwrap_or_default().as_bytes());
     }
 }
 
 #[test]
-fn compare_exchange_tells_a_write_from_a_value_that_was_desired_already() {
+fn compare_exchange_reports_whether_it_wrote() {
     let mut store = Store::default();
-    let mut ask = |expected| store.on(A, compare_exchange("k", expected, "new"));
-    // docs/wire.md, COMPARE_EXCHANGE: the answers of COMPARE_SET alone are "x", "new" and "new".
-    let told = |exchanged, value| [(A, Said::Exchanged(exchanged)), bytes(A, value)];
-    assert_eq!(ask("x"), told(false, "x"));
-    assert_eq!(ask(""), told(true, "new"));
-    assert_eq!(ask(""), told(false, "new"));
-    assert_eq!(ask("new"), told(true, "new"));
+    let mut exchange = |expected| store.on(A, compare_exchange("k", expected, "new"));
+    // docs/wire.md, COMPARE_EXCHANGE: the replies of COMPARE_SET to the first three are only "x", "new"
+    // and "new".
+    let exchange_reply =
+        |exchanged, value| [(A, OwnedReply::Exchanged(exchanged)), bytes(A, value)];
+    assert_eq!(exchange("x"), exchange_reply(false, "x"));
+    assert_eq!(exchange(""), exchange_reply(true, "new"));
+    assert_eq!(exchange(""), exchange_reply(false, "new"));
+    assert_eq!(exchange("new"), exchange_reply(true, "new"));
 }
 
 #[test]
-fn compare_set_wakes_exactly_when_it_wrote() {
+fn compare_set_wakes_waiters_only_if_it_writes() {
     let mut store = Store::default();
     assert_eq!(store.wait(A, &["k"]), []);
     assert_eq!(store.on(B, compare_set("k", "x", "v")), [bytes(B, "x")]);
@@ -251,7 +253,7 @@ fn compare_set_wakes_exactly_when_it_wrote() {
 }
 
 #[test]
-fn add_refuses_what_is_no_number_and_changes_nothing() {
+fn add_refuses_a_value_that_is_not_a_number() {
     let mut store = Store::default();
     for text in ["", "abc", "--1", "9223372036854775808"] {
         store.set("k", text);
@@ -262,14 +264,14 @@ fn add_refuses_what_is_no_number_and_changes_nothing() {
     store.set("k", "9223372036854775807");
     assert_eq!(
         store.on(A, add("k", 1)),
-        [(A, Said::Integer(i64::MIN))],
+        [(A, OwnedReply::Integer(i64::MIN))],
         "overflow wraps"
     );
     assert_eq!(store.get("k"), b"-9223372036854775808");
 }
 
 #[test]
-fn try_add_answers_what_is_no_number_and_changes_nothing() {
+fn try_add_returns_a_value_that_is_not_a_number() {
     let mut store = Store::default();
     let long = "x".repeat(100);
     for text in ["", "abc", "--1", "9223372036854775808", &long] {
@@ -277,29 +279,32 @@ fn try_add_answers_what_is_no_number_and_changes_nothing() {
         let head = text.as_bytes()[..text.len().min(64)].to_vec();
         assert_eq!(
             store.on(A, try_add("k", 1)),
-            [(A, Said::NotANumber(head, text.len()))]
+            [(A, OwnedReply::NotANumber(head, text.len()))]
         );
         assert_eq!(store.get("k"), text.as_bytes());
     }
-    // TRY_ADD 1: otherwise it is ADD, which creates, wraps and wakes.
+    // TRY_ADD 1: otherwise it works like ADD, which creates the key, wraps around and wakes waiters.
     assert_eq!(store.wait(B, &["n"]), []);
     assert_eq!(
         store.on(A, try_add("n", i64::MAX)),
-        [stop(B), (A, Said::Added(i64::MAX))]
+        [stop(B), (A, OwnedReply::Added(i64::MAX))]
     );
-    assert_eq!(store.on(A, try_add("n", 1)), [(A, Said::Added(i64::MIN))]);
+    assert_eq!(
+        store.on(A, try_add("n", 1)),
+        [(A, OwnedReply::Added(i64::MIN))]
+    );
     assert_eq!(store.get("n"), b"-9223372036854775808");
 }
 
 #[test]
-fn a_wait_ends_when_each_key_has_been_there_once() {
+fn a_wait_ends_when_each_key_has_existed_once() {
     let mut store = Store::default();
     store.set("a", "1");
     assert_eq!(store.wait(A, &["a", "b", "c", "b"]), []);
     assert_eq!(store.set("b", "1"), []);
     store.on(C, delete("b"));
     assert_eq!(store.set("c", "1"), [stop(A)]);
-    assert_eq!(store.set("c", "2"), [], "one answer for one wait");
+    assert_eq!(store.set("c", "2"), [], "a wait gets one reply");
 }
 
 #[test]
@@ -321,21 +326,24 @@ fn a_second_wait_replaces_the_first() {
 }
 
 #[test]
-fn after_a_cancel_nothing_more_comes() {
+fn a_cancelled_wait_gets_no_reply() {
     let mut store = Store::default();
     store.wait(A, &["k", "l"]);
     assert_eq!(store.set("k", "1"), []);
-    assert_eq!(store.on(A, Request::CancelWait), [(A, Said::Canceled)]);
+    assert_eq!(
+        store.on(A, Request::CancelWait),
+        [(A, OwnedReply::Canceled)]
+    );
     assert_eq!(store.set("l", "1"), []);
     assert_eq!(
         store.on(A, Request::CancelWait),
-        [(A, Said::Canceled)],
-        "one answer for each cancel, pending or not"
+        [(A, OwnedReply::Canceled)],
+        "each cancel gets one reply, with or without a pending wait"
     );
 }
 
 #[test]
-fn wait_get_answers_with_the_values_of_one_moment() {
+fn wait_get_returns_values_that_exist_at_the_same_time() {
     let mut store = Store::default();
     store.set("a", "1");
     assert_eq!(
@@ -347,7 +355,7 @@ fn wait_get_answers_with_the_values_of_one_moment() {
     assert_eq!(store.wait_get(A, &["b", "a"]), []);
     assert_eq!(store.set("b", "2"), [stop(A), bytes(A, "2"), bytes(A, "1")]);
 
-    // A key that came first and is gone when the last one comes is waited for again.
+    // A key that is set first, but deleted before the last one is set, is waited for again.
     assert_eq!(store.wait_get(A, &["x", "y"]), []);
     store.set("x", "1");
     store.on(C, delete("x"));
@@ -356,7 +364,7 @@ fn wait_get_answers_with_the_values_of_one_moment() {
 }
 
 #[test]
-fn multi_set_writes_all_before_it_wakes_anyone() {
+fn multi_set_writes_all_pairs_before_waking_waiters() {
     let mut store = Store::default();
     store.set("a", "old");
     store.wait_get(A, &["a", "b"]);
@@ -369,7 +377,7 @@ fn multi_set_writes_all_before_it_wakes_anyone() {
 }
 
 #[test]
-fn wait_get_does_not_take_a_queue_for_a_value() {
+fn wait_get_ignores_queues() {
     let mut store = Store::default();
     assert_eq!(store.wait_get(A, &["k"]), []);
     assert_eq!(store.wait(B, &["k"]), []);
@@ -381,13 +389,16 @@ fn wait_get_does_not_take_a_queue_for_a_value() {
 fn wait_get_can_be_cancelled() {
     let mut store = Store::default();
     store.wait_get(A, &["k"]);
-    assert_eq!(store.on(A, Request::CancelWait), [(A, Said::Canceled)]);
+    assert_eq!(
+        store.on(A, Request::CancelWait),
+        [(A, OwnedReply::Canceled)]
+    );
     assert_eq!(store.set("k", "v"), []);
 }
 
 /// docs/wire.md, WAIT_CHANGE 1.
 #[test]
-fn wait_change_answers_at_once_what_differs_already() {
+fn wait_change_returns_a_different_value_at_once() {
     let mut store = Store::default();
     store.set("k", "round 7, beat 1");
     let differs = [
@@ -400,8 +411,8 @@ fn wait_change_answers_at_once_what_differs_already() {
         Known::part(b"round 7, beat 1.", 0..16),
     ];
     for known in differs {
-        let said = store.wait_change(A, "k", known);
-        assert_eq!(said, [stop(A), bytes(A, "round 7, beat 1")], "{known:?}");
+        let replies = store.wait_change(A, "k", known);
+        assert_eq!(replies, [stop(A), bytes(A, "round 7, beat 1")], "{known:?}");
     }
     let same = [
         Known::whole(b"round 7, beat 1"),
@@ -414,9 +425,9 @@ fn wait_change_answers_at_once_what_differs_already() {
     }
 }
 
-/// docs/wire.md, WAIT_CHANGE 2: the first write after which it differs, whatever writes.
+/// docs/wire.md, WAIT_CHANGE 2: the first write of any kind after which the value differs.
 #[test]
-fn wait_change_answers_the_first_write_that_makes_a_difference() {
+fn wait_change_ends_at_the_first_different_value() {
     let mut store = Store::default();
     let writes: [(Request<'_>, &str); 5] = [
         (set("k", "6"), "6"),
@@ -428,19 +439,23 @@ fn wait_change_answers_the_first_write_that_makes_a_difference() {
     for (write, after) in writes {
         store.set("k", "5");
         assert_eq!(store.wait_change(A, "k", Known::whole(b"5")), []);
-        assert_eq!(store.set("k", "5"), [], "a write of the same");
+        assert_eq!(
+            store.set("k", "5"),
+            [],
+            "the write does not change the value"
+        );
         assert_eq!(
             store.on(B, compare_set("k", "x", "6")),
             [bytes(B, "5")],
-            "no write"
+            "the compare_set does not write"
         );
         assert_eq!(store.set("other", "6"), []);
-        let said = store.on(B, write);
-        assert_eq!(said[..2], [stop(A), bytes(A, after)]);
-        assert_eq!(store.set("k", "8"), [], "one answer for one wait");
+        let replies = store.on(B, write);
+        assert_eq!(replies[..2], [stop(A), bytes(A, after)]);
+        assert_eq!(store.set("k", "8"), [], "a wait gets one reply");
     }
 
-    // The part only, and the whole value in the answer.
+    // Only the known part is compared, but the reply holds the whole value.
     store.set("k", "round 7, beat 1");
     store.wait_change(A, "k", Known::part(b"round 7", 0..7));
     assert_eq!(store.set("k", "round 7, beat 2"), []);
@@ -459,13 +474,17 @@ fn wait_change_answers_the_first_write_that_makes_a_difference() {
 
 /// docs/wire.md, WAIT_CHANGE 3.
 #[test]
-fn wait_change_waits_for_a_missing_key_and_compares_what_comes() {
+fn wait_change_waits_for_a_missing_key_and_compares_its_value() {
     let mut store = Store::default();
     assert_eq!(store.wait_change(A, "k", Known::whole(b"1")), []);
     assert_eq!(store.wait_change(B, "k", Known::nothing()), []);
     assert_eq!(store.set("k", "1"), [stop(B), bytes(B, "1")]);
     store.on(C, delete("k"));
-    assert_eq!(store.set("k", "1"), [], "deleted and back: no difference");
+    assert_eq!(
+        store.set("k", "1"),
+        [],
+        "the key is deleted and set to the known value"
+    );
     store.on(C, delete("k"));
     assert_eq!(store.set("k", ""), [stop(A), bytes(A, "")]);
     store.on(C, delete("k"));
@@ -474,7 +493,7 @@ fn wait_change_waits_for_a_missing_key_and_compares_what_comes() {
 
 /// docs/wire.md, WAIT_CHANGE 4.
 #[test]
-fn wait_change_takes_no_queue_for_a_value_and_no_unfinished_barrier_for_a_write() {
+fn wait_change_ignores_queues_and_unfinished_barriers() {
     let mut store = Store::default();
     assert_eq!(store.wait_change(A, "k", Known::nothing()), []);
     assert_eq!(store.wait(B, &["k"]), []);
@@ -488,7 +507,7 @@ fn wait_change_takes_no_queue_for_a_value_and_no_unfinished_barrier_for_a_write(
         [stop(A), bytes(A, "3"), stop(B), stop(C), stop(4)]
     );
 
-    // Who knows what an unfinished arrival wrote waits on when the next write brings it again.
+    // The wait ignores the count of an unfinished barrier, and the next write restores the known value.
     store.set("n", "1");
     assert_eq!(store.wait_change(A, "n", Known::whole(b"1")), []);
     assert_eq!(store.on(B, barrier("n", 9)), []);
@@ -498,12 +517,15 @@ fn wait_change_takes_no_queue_for_a_value_and_no_unfinished_barrier_for_a_write(
 
 /// docs/wire.md, WAIT_CHANGE 5.
 #[test]
-fn wait_change_is_replaced_cancelled_and_forgotten_as_any_wait() {
+fn wait_change_is_cancelled_and_replaced_like_wait() {
     let mut store = Store::default();
     store.set("k", "1");
     let known = Known::whole(b"1");
     store.wait_change(A, "k", known);
-    assert_eq!(store.on(A, Request::CancelWait), [(A, Said::Canceled)]);
+    assert_eq!(
+        store.on(A, Request::CancelWait),
+        [(A, OwnedReply::Canceled)]
+    );
     assert_eq!(store.set("k", "2"), []);
 
     store.set("k", "1");
@@ -524,28 +546,29 @@ fn wait_change_is_replaced_cancelled_and_forgotten_as_any_wait() {
 }
 
 #[test]
-fn multi_set_compares_once_all_pairs_are_written() {
+fn multi_set_compares_after_writing_all_pairs() {
     let mut store = Store::default();
     store.set("k", "1");
     store.wait_change(A, "k", Known::whole(b"1"));
-    let there_and_back: &[&[u8]] = &[b"k", b"2", b"k", b"1"];
-    let pairs = Keys::from(there_and_back);
+    let changed_and_restored: &[&[u8]] = &[b"k", b"2", b"k", b"1"];
+    let pairs = Keys::from(changed_and_restored);
     assert_eq!(store.on(C, Request::MultiSet { pairs }), []);
     let twice: &[&[u8]] = &[b"k", b"2", b"k", b"3"];
     let pairs = Keys::from(twice);
-    let said = store.on(C, Request::MultiSet { pairs });
-    assert_eq!(said, [stop(A), bytes(A, "3")]);
+    let replies = store.on(C, Request::MultiSet { pairs });
+    assert_eq!(replies, [stop(A), bytes(A, "3")]);
 }
 
-/// Counted, not timed: heartbeats behind a part that thousands wait for must stay cheap.
+/// Thousands of clients may wait for one part of a value while heartbeats change the rest. The test
+/// counts comparisons instead of time.
 #[test]
-fn a_write_is_compared_once_for_all_who_know_the_same() {
+fn a_write_is_compared_once_per_known_value() {
     let mut store = StoreState::new();
     let mut sink = Recorder::default();
     let mut handle = |store: &mut StoreState, conn: u64, request: Request<'_>| {
         store
             .handle(ConnId(conn), request, &mut sink)
-            .expect("a request that can be answered");
+            .expect("the request is accepted");
         std::mem::take(&mut sink.0)
     };
     handle(&mut store, 0, set("k", "round 7, beat 0"));
@@ -555,31 +578,30 @@ fn a_write_is_compared_once_for_all_who_know_the_same() {
         assert_eq!(handle(&mut store, conn, wait_change("k", round)), []);
     }
     for beat in 1..=9 {
-        let said = handle(&mut store, 0, set("k", &format!("round 7, beat {beat}")));
-        assert_eq!(said, []);
+        let replies = handle(&mut store, 0, set("k", &format!("round 7, beat {beat}")));
+        assert_eq!(replies, []);
     }
     assert_eq!(store.comparisons, 9);
-    let said = handle(&mut store, 0, set("k", "round 8"));
+    let replies = handle(&mut store, 0, set("k", "round 8"));
     assert_eq!(store.comparisons, 10);
     let want: Vec<_> = (1..=waiters)
         .flat_map(|conn| [stop(conn), bytes(conn, "round 8")])
         .collect();
-    assert!(said == want, "everybody, in order of arrival");
+    assert!(replies == want, "all waiters, in order of arrival");
     store.check_invariants();
 }
 
 #[test]
-fn a_push_wakes_one_waiter_and_an_unused_wake_goes_to_the_next() {
+fn a_push_wakes_one_waiter_and_an_unused_wakeup_passes_to_the_next() {
     let mut store = Store::default();
     store.wait(A, &["q"]);
     store.wait(B, &["q"]);
     assert_eq!(store.on(C, push("q", "e")), [stop(A)]);
-    // Dying, cancelling (a timeout that crosses the wake) and turning to something else all leave
-    // the element to B.
+    // The wakeup passes to B if A disconnects or cancels its wait (a timeout that crosses the wakeup).
     assert_eq!(store.disconnect(A), [stop(B)]);
     assert_eq!(
         store.on(B, pop("q")),
-        [(B, Said::Integer(1)), bytes(B, "e")]
+        [(B, OwnedReply::Integer(1)), bytes(B, "e")]
     );
 
     store.wait(A, &["q"]);
@@ -587,7 +609,7 @@ fn a_push_wakes_one_waiter_and_an_unused_wake_goes_to_the_next() {
     assert_eq!(store.on(C, push("q", "e")), [stop(A)]);
     assert_eq!(
         store.on(A, Request::CancelWait),
-        [stop(B), (A, Said::Canceled)]
+        [stop(B), (A, OwnedReply::Canceled)]
     );
     store.on(B, pop("q"));
 
@@ -596,19 +618,19 @@ fn a_push_wakes_one_waiter_and_an_unused_wake_goes_to_the_next() {
     assert_eq!(store.on(C, push("q", "e")), [stop(A)]);
     assert_eq!(
         store.on(A, Request::Ping { nonce: 5 }),
-        [(A, Said::Nonce(5))],
-        "a PING decides nothing"
+        [(A, OwnedReply::Nonce(5))],
+        "a PING keeps the wakeup"
     );
     assert_eq!(
         store.on(A, pop("q")),
-        [(A, Said::Integer(1)), bytes(A, "e")]
+        [(A, OwnedReply::Integer(1)), bytes(A, "e")]
     );
     assert_eq!(store.on(C, push("q", "f")), [stop(B)]);
 }
 
 #[test]
-fn a_waiter_of_a_queue_and_a_key_needs_both_once() {
-    // PyTorch hangs on the first order and counts two pushes as two keys.
+fn a_wait_for_a_queue_and_a_key_needs_both() {
+    // PyTorch's server hangs in the first order, and counts two pushes as two keys in the second.
     let mut store = Store::default();
     store.on(C, push("q", "e"));
     assert_eq!(store.wait(A, &["q", "x"]), []);
@@ -622,8 +644,8 @@ fn a_waiter_of_a_queue_and_a_key_needs_both_once() {
 }
 
 #[test]
-fn a_woken_waiter_is_off_the_queues_list() {
-    // In PyTorch the second push releases the wait on another key.
+fn a_woken_waiter_is_removed_from_the_queue() {
+    // In PyTorch's server the second push wakes the wait for another key.
     let mut store = Store::default();
     store.wait(A, &["q"]);
     assert_eq!(store.on(C, push("q", "e")), [stop(A)]);
@@ -634,10 +656,10 @@ fn a_woken_waiter_is_off_the_queues_list() {
 }
 
 #[test]
-fn an_emptied_queue_leaves_nothing_behind() {
+fn an_emptied_queue_is_removed() {
     let mut store = Store::default();
     for name in ["p", "q", "r"] {
-        assert_eq!(store.on(A, pop(name)), [(A, Said::Integer(0))]);
+        assert_eq!(store.on(A, pop(name)), [(A, OwnedReply::Integer(0))]);
         store.on(A, push(name, "e"));
         store.on(A, pop(name));
         store.wait(A, &[name]);
@@ -647,7 +669,7 @@ fn an_emptied_queue_leaves_nothing_behind() {
 }
 
 #[test]
-fn barrier_rows_of_the_document() {
+fn barriers_complete_as_documented() {
     let mut store = Store::default();
     assert_eq!(store.on(A, barrier("one", 1)), [stop(A)]);
     assert_eq!(store.on(A, barrier("none", 0)), [stop(A)]);
@@ -657,12 +679,20 @@ fn barrier_rows_of_the_document() {
     assert_eq!(
         store.get("two"),
         b"1",
-        "an unfinished arrival is there already"
+        "the count of an unfinished barrier is visible"
     );
     assert_eq!(store.on(B, barrier("two", 2)), [stop(A), stop(B)]);
-    assert_eq!(store.on(C, barrier("two", 2)), [stop(C)], "stays open");
+    assert_eq!(
+        store.on(C, barrier("two", 2)),
+        [stop(C)],
+        "a completed barrier stays open"
+    );
     store.on(C, delete("two"));
-    assert_eq!(store.on(A, barrier("two", 2)), [], "fresh after a delete");
+    assert_eq!(
+        store.on(A, barrier("two", 2)),
+        [],
+        "a delete resets the barrier"
+    );
 
     assert_eq!(store.on(B, barrier("same", 2)), []);
     assert_eq!(store.on(B, barrier("same", 2)), [stop(B), stop(B)]);
@@ -676,10 +706,13 @@ fn barrier_rows_of_the_document() {
 }
 
 #[test]
-fn a_barrier_arrival_counts_even_when_it_is_given_up() {
+fn a_cancelled_barrier_arrival_still_counts() {
     let mut store = Store::default();
     store.on(A, barrier("k", 2));
-    assert_eq!(store.on(A, Request::CancelWait), [(A, Said::Canceled)]);
+    assert_eq!(
+        store.on(A, Request::CancelWait),
+        [(A, OwnedReply::Canceled)]
+    );
     assert_eq!(store.on(B, barrier("k", 2)), [stop(B)]);
 
     store.on(A, barrier("l", 2));
@@ -688,7 +721,7 @@ fn a_barrier_arrival_counts_even_when_it_is_given_up() {
 }
 
 #[test]
-fn an_unfinished_barrier_wakes_nobody_and_any_write_releases_it() {
+fn an_unfinished_barrier_wakes_no_waiter_and_any_write_ends_it() {
     let mut store = Store::default();
     store.wait(C, &["k"]);
     assert_eq!(store.on(A, barrier("k", 2)), []);
@@ -702,12 +735,12 @@ fn an_unfinished_barrier_wakes_nobody_and_any_write_releases_it() {
     assert_eq!(
         store.on(C, push("l", "e")),
         [stop(A)],
-        "a push releases one"
+        "a push wakes one waiter"
     );
 }
 
 #[test]
-fn a_disconnect_forgets_the_wait() {
+fn a_disconnect_removes_the_wait() {
     let mut store = Store::default();
     store.wait(A, &["k", "l"]);
     store.wait(B, &["k"]);
@@ -716,16 +749,16 @@ fn a_disconnect_forgets_the_wait() {
 }
 
 #[test]
-fn the_capability_nonce_is_answered_with_capabilities_and_others_echoed() {
+fn a_ping_returns_capabilities_for_their_nonce_and_echoes_others() {
     let mut store = Store::default();
     let mut ping = |nonce| store.on(A, Request::Ping { nonce });
-    assert_eq!(ping(0xC10D_0000), [(A, Said::Nonce(0xC10D_000F))]);
+    assert_eq!(ping(0xC10D_0000), [(A, OwnedReply::Nonce(0xC10D_000F))]);
     for nonce in [0, 1, 0xC10D_0001, 0xC10D_FFFF, u32::MAX] {
-        assert_eq!(ping(nonce), [(A, Said::Nonce(nonce))]);
+        assert_eq!(ping(nonce), [(A, OwnedReply::Nonce(nonce))]);
     }
 }
 
-/// A cancel must cost the canceller's entries, not everybody's; counted, not timed.
+/// A cancel must not visit the entries of other connections. The test counts steps instead of time.
 #[test]
 fn a_cancel_touches_only_its_own_entries() {
     let mut store = StoreState::new();

@@ -364,8 +364,8 @@ mod tests {
     use super::*;
     use crate::wire::RequestBuf;
 
-    /// Long lists in small pieces: each piece may read again the one length word that was incomplete,
-    /// and no other. (PyTorch's server reads all of them again.)
+    /// A long list arrives in small pieces. Each piece may reread only the length word that was
+    /// incomplete. (PyTorch's server rereads all of them.)
     #[test]
     fn the_cost_is_linear_in_pieces_and_blobs() {
         let count = 5_000;

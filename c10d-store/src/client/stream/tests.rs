@@ -1,4 +1,4 @@
-//! Reading and writing over loopback, with peers that stall, trickle and close.
+//! Tests of reads and writes over loopback, with peers that stall, send single bytes and close.
 
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
@@ -12,7 +12,7 @@ use c10d_socket::wait_for_input;
 
 use super::*;
 
-/// Time enough for anything that does not hang, on a machine however loaded.
+/// A timeout that only a hang reaches, even on a loaded machine.
 const LONG: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(50);
 
@@ -20,7 +20,7 @@ fn within(time: Duration) -> Deadline {
     Deadline::after(Instant::now(), time)
 }
 
-/// Two ends of a connection: the one under test, and the peer's.
+/// The stream under test and the peer's end of its connection.
 fn pair() -> (Stream, std::net::TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let near = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -32,7 +32,7 @@ fn write(near: &mut Stream, bytes: &[u8], deadline: Deadline) -> io::Result<()> 
     near.write_all_by(&mut [IoSlice::new(bytes)], deadline)
 }
 
-/// Writes until nothing more goes in.
+/// Writes until the socket buffers are full.
 fn fill(near: &mut Stream) {
     let chunk = vec![7; 1 << 20];
     while write(near, &chunk, within(SHORT)).is_ok() {}
@@ -47,7 +47,7 @@ fn trickle(mut peer: std::net::TcpStream) -> JoinHandle<()> {
     })
 }
 
-/// Starts a thread and returns once it sleeps in the system, where that can be observed.
+/// Starts a thread and returns once it is blocked, on systems with /proc.
 fn blocked<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
     let (sender, receiver) = mpsc::channel::<PathBuf>();
     let thread = thread::spawn(move || {
@@ -63,21 +63,25 @@ fn blocked<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Join
         if stat.rsplit(") ").next().unwrap().starts_with('S') {
             break;
         }
-        assert!(!deadline.has_passed(Instant::now()), "never blocks: {stat}");
+        assert!(
+            !deadline.has_passed(Instant::now()),
+            "the thread does not block: {stat}"
+        );
         thread::yield_now();
     }
     thread
 }
 
 #[test]
-fn pieces_arrive_in_order_however_many() {
+fn many_pieces_arrive_in_order() {
     let (mut near, mut far) = pair();
     let reader = thread::spawn(move || {
         let mut got = Vec::new();
         far.read_to_end(&mut got).unwrap();
         got
     });
-    // More pieces than one call takes, empty ones among them, and more bytes than a socket holds.
+    // More pieces than one system call takes, some of them empty, and more bytes than the socket
+    // buffers hold.
     let parts: Vec<Vec<u8>> = (0..5_000_usize)
         .map(|at| vec![at as u8; at % 3_000])
         .collect();
@@ -90,7 +94,7 @@ fn pieces_arrive_in_order_however_many() {
 }
 
 #[test]
-fn a_read_is_exact_however_the_bytes_arrive() {
+fn a_read_collects_bytes_that_arrive_one_by_one() {
     let (mut near, far) = pair();
     let trickling = trickle(far);
     let mut buf = b"kept".to_vec();
@@ -104,7 +108,7 @@ fn a_read_is_exact_however_the_bytes_arrive() {
 }
 
 #[test]
-fn a_trickle_does_not_hold_a_read_beyond_its_deadline() {
+fn single_bytes_do_not_extend_the_deadline_of_a_read() {
     let (mut near, far) = pair();
     let trickling = trickle(far);
     let mut buf = Vec::new();
@@ -123,7 +127,7 @@ fn a_trickle_does_not_hold_a_read_beyond_its_deadline() {
 }
 
 #[test]
-fn a_passed_deadline_takes_what_has_arrived() {
+fn after_the_deadline_bytes_that_have_arrived_are_read() {
     let (mut near, mut far) = pair();
     let mut buf = [0; 4];
     let error = near.read_by(&mut buf, within(Duration::ZERO)).unwrap_err();
@@ -135,7 +139,7 @@ fn a_passed_deadline_takes_what_has_arrived() {
 }
 
 #[test]
-fn input_stays_known_until_it_is_read() {
+fn unread_input_stays_readable() {
     let (mut near, mut far) = pair();
     far.write_all(b"abc").unwrap();
     for letter in [b"a", b"b", b"c"] {
@@ -148,7 +152,7 @@ fn input_stays_known_until_it_is_read() {
 }
 
 #[test]
-fn input_that_arrives_while_a_write_waits_is_not_forgotten() {
+fn input_that_arrives_during_a_write_is_readable_afterwards() {
     let (mut near, mut far) = pair();
     fill(&mut near);
     let chunk = vec![7; 1 << 20];
@@ -170,12 +174,12 @@ fn input_that_arrives_while_a_write_waits_is_not_forgotten() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn an_end_that_arrives_with_the_last_bytes_is_seen() {
+fn an_end_of_stream_that_arrives_with_the_last_bytes_is_read() {
     let (mut near, mut far) = pair();
     far.write_all(b"ab").unwrap();
     far.shutdown(Shutdown::Write).unwrap();
     // One event reports both.
-    wait_until_ended(&near);
+    wait_for_fin(&near);
     let mut buf = [0; 16];
     assert_eq!(near.read_by(&mut buf, within(LONG)).unwrap(), 2);
     for _ in 0..2 {
@@ -186,9 +190,9 @@ fn an_end_that_arrives_with_the_last_bytes_is_seen() {
     far.read_exact(&mut buf[..1]).unwrap();
 }
 
-/// Returns once the peer's FIN has arrived, without taking an event or a byte.
+/// Returns once the peer's FIN has arrived, without consuming an event or a byte.
 #[cfg(target_os = "linux")]
-fn wait_until_ended(near: &Stream) {
+fn wait_for_fin(near: &Stream) {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let limit = Timespec {
         tv_sec: 60,
@@ -199,7 +203,7 @@ fn wait_until_ended(near: &Stream) {
 }
 
 #[test]
-fn an_early_end_is_an_error_and_keeps_what_arrived() {
+fn an_early_end_of_stream_is_an_error_and_keeps_the_bytes() {
     let (mut near, mut far) = pair();
     far.write_all(b"abc").unwrap();
     drop(far);
@@ -213,7 +217,7 @@ fn an_early_end_is_an_error_and_keeps_what_arrived() {
 }
 
 #[test]
-fn a_large_value_arrives_whole_and_the_next_message_stays() {
+fn a_large_read_leaves_the_next_message() {
     let (mut near, mut far) = pair();
     let value: Vec<u8> = (0..8 << 20).map(|at: u32| (at % 251) as u8).collect();
     let sent = value.clone();
