@@ -1,4 +1,5 @@
-//! How many descriptors a client's connection takes. Alone in its process, as it counts all of them.
+//! Tests how many file descriptors a connection uses. The test counts those of its whole process, so it
+//! needs its own process.
 #![cfg(target_os = "linux")]
 
 use std::fs;
@@ -10,11 +11,11 @@ use c10d_store::{ServerOptions, Store, TcpStore, TcpStoreServer};
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// What the open descriptors refer to, without the number of each.
+/// The kind of each open descriptor, such as `socket`.
 fn descriptors() -> Vec<String> {
     let mut kinds = Vec::new();
     for entry in fs::read_dir("/proc/self/fd").unwrap() {
-        // The descriptor of this very listing is gone by now.
+        // Another thread may have closed the descriptor since the listing.
         if let Ok(target) = fs::read_link(entry.unwrap().path()) {
             let target = target.to_string_lossy();
             kinds.push(target.split(":[").next().unwrap().to_owned());
@@ -24,7 +25,7 @@ fn descriptors() -> Vec<String> {
 }
 
 fn count(kind: &str) -> usize {
-    descriptors().iter().filter(|it| *it == kind).count()
+    descriptors().iter().filter(|each| *each == kind).count()
 }
 
 fn wait_until(what: &str, condition: impl Fn() -> bool) {
@@ -36,7 +37,7 @@ fn wait_until(what: &str, condition: impl Fn() -> bool) {
 }
 
 #[test]
-fn a_connection_takes_a_socket_and_a_poll_and_gives_both_back() {
+fn a_connection_uses_a_socket_and_a_poller_until_it_is_closed() {
     let server = TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).unwrap();
     let port = server.local_addr().port();
     let total = || descriptors().len();
@@ -45,11 +46,11 @@ fn a_connection_takes_a_socket_and_a_poll_and_gives_both_back() {
     let stores: Vec<Arc<TcpStore>> = (0..5)
         .map(|_| Arc::new(TcpStore::connect("127.0.0.1", port).unwrap()))
         .collect();
-    // The server in this process has a socket for each too.
+    // The server's end of each connection is a socket of this process too.
     wait_until("five connections", || count("socket") == sockets + 2 * 5);
     assert_eq!(total(), before + 3 * 5, "{:?}", descriptors());
 
-    // A call that blocks makes the next one open a second connection.
+    // While one call blocks, the next one opens a second connection.
     let waiters: Vec<_> = stores
         .iter()
         .map(|store| {
@@ -69,7 +70,7 @@ fn a_connection_takes_a_socket_and_a_poll_and_gives_both_back() {
     for waiter in waiters {
         waiter.join().unwrap().unwrap();
     }
-    // A closed store keeps nothing, though its handle lives on.
+    // A closed store keeps no descriptors, although its handle still exists.
     for store in &stores {
         store.close();
     }

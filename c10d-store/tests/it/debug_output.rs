@@ -1,4 +1,4 @@
-//! `{:?}` of a public type shows no value that it holds or has just moved.
+//! Tests that the `Debug` output of public types contains no stored values.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -8,11 +8,11 @@ use c10d_store::wire::{Opcode, RequestBuf};
 use c10d_store::{FileStore, HashStore, Known, PrefixStore, ServerOptions, Store};
 use c10d_store::{TcpStore, TcpStoreServer};
 
-/// Easy to find, as text and as a list of numbers.
+/// Easy to find in output, as text and as a list of byte values.
 const SECRET: &[u8] = b"QZQZQZ";
 
-fn assert_holds_no_data(it: &impl Debug) {
-    for shown in [format!("{it:?}"), format!("{it:#?}")] {
+fn assert_shows_no_secret(object: &impl Debug) {
+    for shown in [format!("{object:?}"), format!("{object:#?}")] {
         let packed: String = shown.split_whitespace().collect();
         assert!(!packed.contains("QZQZ"), "{shown}");
         assert!(!packed.contains("81,90,81"), "{shown}");
@@ -20,7 +20,7 @@ fn assert_holds_no_data(it: &impl Debug) {
     }
 }
 
-fn use_with_data(store: &dyn Store) {
+fn store_secrets(store: &dyn Store) {
     let large = SECRET.repeat(10_000);
     store.set("small", SECRET).unwrap();
     store.set("large", &large[..]).unwrap();
@@ -32,20 +32,20 @@ fn use_with_data(store: &dyn Store) {
 fn stores_show_no_values() {
     let server = TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).unwrap();
     let tcp = TcpStore::connect("127.0.0.1", server.local_addr().port()).unwrap();
-    use_with_data(&tcp);
-    assert_holds_no_data(&tcp);
-    assert_holds_no_data(&server);
+    store_secrets(&tcp);
+    assert_shows_no_secret(&tcp);
+    assert_shows_no_secret(&server);
 
     let hash = HashStore::new();
-    use_with_data(&hash);
-    assert_holds_no_data(&hash);
+    store_secrets(&hash);
+    assert_shows_no_secret(&hash);
 
     let directory = tempfile::tempdir().unwrap();
     let file = FileStore::open(directory.path().join("store"), None).unwrap();
-    use_with_data(&file);
-    assert_holds_no_data(&file);
+    store_secrets(&file);
+    assert_shows_no_secret(&file);
 
-    assert_holds_no_data(&PrefixStore::new("p", Arc::new(tcp)));
+    assert_shows_no_secret(&PrefixStore::new("p", Arc::new(tcp)));
 }
 
 #[test]
@@ -54,11 +54,11 @@ fn arguments_and_results_show_no_values() {
     let large = SECRET.repeat(10_000);
     request.opcode(Opcode::Set).raw_key(b"k").value(SECRET);
     request.opcode(Opcode::Set).raw_key(b"k").value(&large);
-    assert_holds_no_data(&request);
-    assert_holds_no_data(&Known::whole(SECRET));
+    assert_shows_no_secret(&request);
+    assert_shows_no_secret(&Known::whole(SECRET));
 
     let store = HashStore::new();
     store.set_timeout(Some(Duration::ZERO));
     let written = store.compare_set("k", b"", SECRET).unwrap();
-    assert_holds_no_data(&written);
+    assert_shows_no_secret(&written);
 }

@@ -1,4 +1,4 @@
-//! The store in a file: format, repair, removal, locking.
+//! Tests of `FileStore`: file format, repair, removal and locking.
 
 use std::env;
 use std::fs::{self, File, OpenOptions};
@@ -39,7 +39,7 @@ fn append_to_file(path: &Path, bytes: &[u8]) {
 }
 
 #[test]
-fn it_keeps_the_contract() {
+fn store_contract_holds() {
     let folder = tempfile::tempdir().unwrap();
     let files = std::cell::Cell::new(0);
     let make = || -> Arc<dyn Store> {
@@ -56,7 +56,7 @@ fn it_keeps_the_contract() {
 
 /// docs/file-store.md, Records: the whole file after each operation.
 #[test]
-fn the_file_is_byte_for_byte_that_of_pytorch() {
+fn the_file_equals_that_of_pytorch() {
     let (_folder, path) = store_path();
     let mut expected = Vec::new();
     let mut expect = |what: &str, records: &[(&str, &[u8])]| {
@@ -87,7 +87,7 @@ fn the_file_is_byte_for_byte_that_of_pytorch() {
     store.compare_set("missing", b"1", b"y").unwrap();
     expect("compare_set that does not match", &[]);
     store.add("c", 1).unwrap_err();
-    expect("add to what is no number", &[]);
+    expect("add to a value that is not a number", &[]);
     store.append("c", b"x").unwrap();
     expect("append", &[("/c", b"xx")]);
     store.multi_set(&[("-", b"1"), ("", b"")]).unwrap();
@@ -106,13 +106,13 @@ fn new_files_have_the_mode_of_pytorch() {
     let (_folder, path) = store_path();
     let _store = FileStore::open(&path, None).unwrap();
     let mode = fs::metadata(&path).unwrap().permissions().mode() & 0o777;
-    // What the process's mask leaves of 0644.
+    // 0644, reduced by the umask of the process.
     assert_eq!(mode & !0o644, 0);
     assert_eq!(mode & 0o600, 0o600);
 }
 
 #[test]
-fn what_one_object_writes_another_reads() {
+fn stores_on_one_file_see_each_others_writes() {
     let (_folder, path) = store_path();
     let a = FileStore::open(&path, Some(2)).unwrap();
     let b = FileStore::open(&path, Some(2)).unwrap();
@@ -124,14 +124,14 @@ fn what_one_object_writes_another_reads() {
     assert!(!a.check(&["k"]).unwrap());
     assert_eq!(a.add("n", 1).unwrap(), 1);
     assert_eq!(b.add("n", 1).unwrap(), 2);
-    // Only refcount/ so far.
+    // "n" and "refcount/". The first close adds "cleanup/".
     assert_eq!(a.num_keys().unwrap(), 2);
     drop(b);
     assert_eq!(a.num_keys().unwrap(), 3);
     assert_eq!(a.list_keys().unwrap(), ["n"]);
 }
 
-/// docs/file-store.md, Reference counting: the last of the stores removes the file.
+/// docs/file-store.md, Reference counting: the last store to close removes the file.
 #[test]
 fn the_file_is_removed_when_all_have_closed() {
     let open = |path: &Path, world_size| FileStore::open(path, world_size).unwrap();
@@ -140,7 +140,7 @@ fn the_file_is_removed_when_all_have_closed() {
         [(Some(0), 1), (Some(1), 1), (Some(3), 3), (None, usize::MAX)]
     {
         let (_folder, path) = store_path();
-        // One after the other, never open together.
+        // The stores open and close one after another.
         for closed in 1..=4 {
             drop(open(&path, world_size));
             let is_removed = closed >= closes_to_removal;
@@ -151,7 +151,7 @@ fn the_file_is_removed_when_all_have_closed() {
         }
     }
 
-    // Enough have closed, but one is still open.
+    // As many stores as the world size have closed, but one is still open.
     let (_folder, path) = store_path();
     let stores = [open(&path, Some(1)), open(&path, Some(1))];
     let [first, second] = stores;
@@ -161,7 +161,7 @@ fn the_file_is_removed_when_all_have_closed() {
     drop(second);
     assert!(!path.exists());
 
-    // A clone counts as one more.
+    // A clone counts as another store.
     let (_folder, path) = store_path();
     let store = open(&path, Some(1));
     let clone = store.clone_store().unwrap();
@@ -170,7 +170,7 @@ fn the_file_is_removed_when_all_have_closed() {
     drop(clone);
     assert!(!path.exists());
 
-    // Already gone: left alone.
+    // Closing accepts that the file is already removed.
     let (_folder, path) = store_path();
     let store = open(&path, Some(1));
     fs::remove_file(&path).unwrap();
@@ -189,10 +189,10 @@ fn the_file_of_an_earlier_run_is_read() {
     assert_eq!(store.get("k").unwrap(), b"1");
 }
 
-/// A writer that died at any byte of its record: readers do not see the record and do not hang, the
-/// next writer repairs the file.
+/// A writer died after writing part of a record. Readers ignore that part and do not hang, and the next
+/// writer removes it.
 #[test]
-fn a_torn_record_was_never_written() {
+fn a_torn_record_is_ignored_and_removed_by_the_next_writer() {
     let torn = record("/torn", b"value");
     for cut in 1..torn.len() {
         let (_folder, path) = store_path();
@@ -210,14 +210,14 @@ fn a_torn_record_was_never_written() {
                 .is_timeout()
         );
         assert_eq!(store.num_keys().unwrap(), 2);
-        // Readers leave it alone: a reader must not write.
+        // A reader must not write, so the torn record is still in the file.
         assert_eq!(fs::read(&path).unwrap().len(), whole.len() + cut);
 
         store.set("next", b"2").unwrap();
         let repaired = [whole, record("/next", b"2")].concat();
         assert_eq!(fs::read(&path).unwrap(), repaired, "cut at {cut}");
 
-        // The same for an object that finds the torn record when it opens the file.
+        // Opening a store on the file removes the torn record too.
         append_to_file(&path, &torn[..cut]);
         let opened = FileStore::open(&path, None).unwrap();
         let reopened = [repaired, record("refcount/", b"2")].concat();
@@ -226,9 +226,9 @@ fn a_torn_record_was_never_written() {
     }
 }
 
-/// A log cut at any byte holds the records before the cut.
+/// A store on a log that is cut at any byte holds the records before the cut.
 #[test]
-fn a_file_cut_anywhere_holds_what_is_whole() {
+fn a_truncated_file_holds_its_complete_records() {
     let records = [
         record("refcount/", b"1"),
         record("/a", b"1"),
@@ -243,7 +243,7 @@ fn a_file_cut_anywhere_holds_what_is_whole() {
         fs::write(&path, &log[..cut]).unwrap();
         let store = FileStore::open(&path, None).unwrap();
         let mut end = 0;
-        let whole = records
+        let complete = records
             .iter()
             .take_while(|record| {
                 end += record.len();
@@ -252,11 +252,11 @@ fn a_file_cut_anywhere_holds_what_is_whole() {
             .count();
         assert_eq!(
             store.check(&["a"]).unwrap(),
-            (2..4).contains(&whole),
+            (2..4).contains(&complete),
             "cut at {cut}"
         );
-        assert_eq!(store.check(&["b"]).unwrap(), whole >= 3, "cut at {cut}");
-        assert_eq!(store.check(&["-c"]).unwrap(), whole >= 6, "cut at {cut}");
+        assert_eq!(store.check(&["b"]).unwrap(), complete >= 3, "cut at {cut}");
+        assert_eq!(store.check(&["-c"]).unwrap(), complete >= 6, "cut at {cut}");
         store.set("new", b"1").unwrap();
         assert_eq!(
             FileStore::open(&path, None).unwrap().get("new").unwrap(),
@@ -265,9 +265,9 @@ fn a_file_cut_anywhere_holds_what_is_whole() {
     }
 }
 
-/// Lengths that point beyond the end cost neither memory nor time.
+/// A record whose length exceeds the file is a torn record. Its length reserves no memory.
 #[test]
-fn claimed_lengths_are_not_believed() {
+fn a_length_beyond_the_end_is_a_torn_record() {
     let tails: [&[u8]; 4] = [
         b"\xff\xff\xff\xff/k",
         b"\x02\0\0\0/k\xff\xff\xff\xff",
@@ -288,9 +288,9 @@ fn claimed_lengths_are_not_believed() {
     }
 }
 
-/// A file of somebody else's is not destroyed by taking it for a torn record.
+/// The content of a file that is not a store must not be removed as a torn record.
 #[test]
-fn other_files_are_left_alone() {
+fn other_files_are_not_changed() {
     for content in [
         &b"Dear diary, today I trained a model.\n"[..],
         b"\x7fELF\x02\x01\x01\0",
@@ -307,7 +307,7 @@ fn other_files_are_left_alone() {
         assert_eq!(fs::read(&path).unwrap(), content);
     }
 
-    // Also when it happens to a store that is open.
+    // The same holds for foreign bytes behind the records of an open store.
     let (_folder, path) = store_path();
     let store = FileStore::open(&path, None).unwrap();
     append_to_file(&path, b"garbage in the log");
@@ -321,7 +321,7 @@ fn other_files_are_left_alone() {
 }
 
 #[test]
-fn what_cannot_be_opened_fails_at_once() {
+fn an_unusable_path_fails_at_once() {
     let (folder, _) = store_path();
     let started = Instant::now();
     for path in [
@@ -336,7 +336,7 @@ fn what_cannot_be_opened_fails_at_once() {
     assert!(started.elapsed() < LONG / 2);
 }
 
-/// The next run removes the file and creates it anew, often under the same inode number.
+/// The next run removes and recreates the file, often with the same inode number.
 #[test]
 fn a_replaced_file_is_read_from_its_start() {
     let (_folder, path) = store_path();
@@ -348,7 +348,7 @@ fn a_replaced_file_is_read_from_its_start() {
 
         fs::remove_file(&path).unwrap();
         let other = FileStore::open(&path, None).unwrap();
-        // Longer than the file before, so that the length does not give it away.
+        // The new file is longer than the old one, so its length does not reveal the replacement.
         other.set("new", vec![b'x'; 1000 + round]).unwrap();
         assert!(!store.check(&[&old]).unwrap(), "round {round}");
         assert_eq!(store.get("new").unwrap().len(), 1000 + round);
@@ -400,16 +400,16 @@ fn a_missing_file_is_an_empty_store() {
     assert_eq!(store.get("k").unwrap(), b"2");
 }
 
-/// Somebody holds the lock and does not let go: every operation fails in time.
+/// Another worker holds the lock and never releases it.
 #[test]
-fn a_lock_that_is_never_released_is_a_timeout() {
+fn operations_time_out_if_the_lock_is_never_released() {
     let (_folder, path) = store_path();
     let store = FileStore::open(&path, None).unwrap();
     store.set("n", b"1").unwrap();
     store.set_timeout(Some(Duration::from_millis(10)));
     let holder = File::open(&path).unwrap();
     holder.lock().unwrap();
-    // Unread changes, so that readers need the lock as well.
+    // Because of this unread record, readers need the lock too.
     append_to_file(&path, &record("/late", b"1"));
 
     let started = Instant::now();
@@ -435,7 +435,7 @@ fn a_lock_that_is_never_released_is_a_timeout() {
     });
     assert!(
         started.elapsed() >= Duration::from_secs(1),
-        "short timeouts are lenient here"
+        "a timeout for the lock is at least 1 s"
     );
     assert!(started.elapsed() < LONG / 2);
 
@@ -444,16 +444,16 @@ fn a_lock_that_is_never_released_is_a_timeout() {
     assert_eq!(store.add("n", 1).unwrap(), 2);
 }
 
-/// Closing does not wait for the lock, and whoever does wait for it waits no longer.
+/// Closing does not wait for the lock, and fails the calls that do.
 #[test]
-fn closing_ends_a_wait_for_the_lock_and_leaves_the_bookkeeping_to_the_drop() {
+fn closing_fails_waits_for_the_lock_and_the_drop_updates_the_counts() {
     type Call = fn(&FileStore) -> Result<(), StoreError>;
     let (_folder, path) = store_path();
     let store = FileStore::open(&path, Some(1)).unwrap();
     store.set_timeout(None);
     let holder = File::open(&path).unwrap();
     holder.lock().unwrap();
-    // Unread changes, so that readers need the lock as well.
+    // Because of this unread record, readers need the lock too.
     append_to_file(&path, &record("/late", b"1"));
     let before = fs::read(&path).unwrap();
 
@@ -476,10 +476,10 @@ fn closing_ends_a_wait_for_the_lock_and_leaves_the_bookkeeping_to_the_drop() {
     assert_eq!(fs::read(&path).unwrap(), before);
     holder.unlock().unwrap();
     drop(store);
-    assert!(!path.exists(), "the last one removes the file");
+    assert!(!path.exists(), "the last store removes the file");
 }
 
-/// One thread of an object waits for the lock; another one can still read what is known.
+/// While one thread waits for the lock, another can read the records that the store has already read.
 #[test]
 fn readers_of_an_unchanged_file_need_no_lock() {
     let (_folder, path) = store_path();
@@ -503,8 +503,7 @@ fn readers_of_an_unchanged_file_need_no_lock() {
     assert_eq!(store.get("k").unwrap(), b"2");
 }
 
-/// Writers that wait for the lock while the file is removed, and perhaps created anew, do not write
-/// into the void.
+/// The file is removed, and perhaps recreated, while a writer waits for its lock.
 #[test]
 fn nothing_is_written_to_a_removed_file() {
     for round in 0..20 {
@@ -520,7 +519,7 @@ fn nothing_is_written_to_a_removed_file() {
                 started.send(Observed::this_thread()).unwrap();
                 store.set("k", b"1")
             });
-            // It has opened the file and waits for its lock.
+            // The writer has opened the file and waits for its lock.
             is_started.recv().unwrap().wait_until_blocked();
             fs::remove_file(&path).unwrap();
             if is_replaced {
@@ -536,7 +535,7 @@ fn nothing_is_written_to_a_removed_file() {
 }
 
 #[test]
-fn corrupt_bookkeeping_is_reported_and_left_alone() {
+fn corrupt_bookkeeping_is_reported_and_not_overwritten() {
     let (_folder, path) = store_path();
     let content = record("refcount/", b"many");
     fs::write(&path, &content).unwrap();
@@ -546,7 +545,7 @@ fn corrupt_bookkeeping_is_reported_and_left_alone() {
     assert_eq!(fs::read(&path).unwrap(), content);
 }
 
-/// Keys and names that other programs may put there.
+/// Other programs may write names that `FileStore` never writes, and keys that are not UTF-8.
 #[test]
 fn foreign_records_are_replayed() {
     let (_folder, path) = store_path();
@@ -572,7 +571,7 @@ fn foreign_records_are_replayed() {
 }
 
 #[test]
-fn values_longer_than_a_read_come_back() {
+fn values_longer_than_one_read_are_complete() {
     let (_folder, path) = store_path();
     let store = FileStore::open(&path, None).unwrap();
     let reader = FileStore::open(&path, None).unwrap();
@@ -582,14 +581,14 @@ fn values_longer_than_a_read_come_back() {
         store.set("short", b"1").unwrap();
         assert!(reader.get("long").unwrap() == value, "{len}");
     }
-    // All at once, from the start.
+    // A new store reads the whole file at once.
     let late = FileStore::open(&path, None).unwrap();
     assert_eq!(late.get("long").unwrap().len(), 5 << 20);
     assert_eq!(late.get("short").unwrap(), b"1");
 }
 
 #[test]
-fn a_relative_path_stays_where_it_was() {
+fn a_relative_path_becomes_absolute() {
     let (_folder, path) = store_path();
     let name = format!("file-store-{}", std::process::id());
     let options = FileStoreOptions::default()
@@ -605,11 +604,11 @@ fn a_relative_path_stays_where_it_was() {
     assert!(!path.exists());
 }
 
-/// The environment variable that makes [`child`] work on a store file.
+/// The environment variable with the path of the store file for [`child`].
 const CHILD_PATH: &str = "C10D_FILE_STORE_TEST_PATH";
 const CHILD_ADDS: i64 = 200;
 
-/// Not a test by itself: what the other processes of the next test do.
+/// The child processes of the next test run this. Without the variable it does nothing.
 #[test]
 fn child() {
     let Some(path) = env::var_os(CHILD_PATH) else {

@@ -1,4 +1,4 @@
-//! The store of one process.
+//! Tests of `HashStore`.
 
 use std::sync::Arc;
 use std::thread;
@@ -9,7 +9,7 @@ use c10d_store::{DEFAULT_TIMEOUT, HashStore, Store};
 use crate::store_contract::{self, Features, LONG};
 
 #[test]
-fn it_keeps_the_contract() {
+fn store_contract_holds() {
     store_contract::all(&|| Arc::new(HashStore::new()), Features::LOCAL);
 }
 
@@ -26,11 +26,11 @@ fn handles_share_the_contents_but_not_the_timeout() {
     assert!(store.has_extended_api());
     assert!(
         !format!("{store:?}").contains('k'),
-        "contents can be long and secret"
+        "debug output shows no contents"
     );
 }
 
-/// PyTorch's raises "queue is empty" at once.
+/// PyTorch's `HashStore` raises "queue is empty" at once instead.
 #[test]
 fn a_pop_waits_for_an_element_even_if_the_name_has_a_value() {
     let store = HashStore::new();
@@ -47,7 +47,7 @@ fn a_pop_waits_for_an_element_even_if_the_name_has_a_value() {
     });
 }
 
-/// Two keys that are swapped together are never seen as a mixture.
+/// A `multi_get` sees all writes of a `multi_set` or none.
 #[test]
 fn multi_get_is_a_snapshot() {
     let store = HashStore::new();
@@ -67,7 +67,7 @@ fn multi_get_is_a_snapshot() {
 }
 
 #[test]
-fn a_thousand_sleepers_are_all_woken() {
+fn a_thousand_waiting_threads_are_all_woken() {
     let store = HashStore::new();
     store.set_timeout(Some(LONG));
     thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! What the crate logs, from warnings upwards, for tests to look into.
+//! Records the warnings and errors that the crate logs, for tests.
 
 use std::sync::{Mutex, Once, PoisonError};
 use std::thread;
@@ -25,7 +25,7 @@ impl log::Log for Recorder {
     fn flush(&self) {}
 }
 
-/// Records from now on.
+/// Starts recording. Later calls have no effect.
 pub(crate) fn record() {
     static START: Once = Once::new();
     START.call_once(|| {
@@ -43,7 +43,7 @@ pub(crate) fn wait_for(text: &str) -> String {
             return line.clone();
         }
         drop(lines);
-        assert!(Instant::now() < deadline, "no line with {text:?}");
+        assert!(Instant::now() < deadline, "no log line contains {text:?}");
         thread::sleep(Duration::from_millis(1));
     }
 }

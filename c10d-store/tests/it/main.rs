@@ -1,6 +1,6 @@
-//! The tests of the public API, in one binary: one is built and linked faster than five.
+//! Tests of the public API, in one binary because that builds faster than several.
 //!
-//! A test that needs a process of its own goes to a file of its own beside this folder.
+//! A test that needs its own process is a separate file next to this folder.
 
 mod blocked;
 mod debug_output;

@@ -1,4 +1,4 @@
-//! A part of another store's key space.
+//! Tests of `PrefixStore`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,13 +8,13 @@ use c10d_store::{FileStore, HashStore, Known, PrefixStore, Store, StoreError};
 use crate::store_contract::{self, Features};
 
 #[test]
-fn it_keeps_the_contract_over_a_hash_store() {
+fn store_contract_holds_over_a_hash_store() {
     let make = || -> Arc<dyn Store> { Arc::new(PrefixStore::new("p", HashStore::new())) };
     store_contract::all(&make, Features::LOCAL);
 }
 
 #[test]
-fn it_keeps_the_contract_over_a_shared_store_and_nested() {
+fn store_contract_holds_over_a_shared_store_and_nested() {
     let make = || -> Arc<dyn Store> {
         let shared: Arc<dyn Store> = Arc::new(HashStore::new());
         Arc::new(PrefixStore::new("", PrefixStore::new("a/b", shared)))
@@ -23,7 +23,7 @@ fn it_keeps_the_contract_over_a_shared_store_and_nested() {
 }
 
 #[test]
-fn it_keeps_the_contract_over_a_file_store() {
+fn store_contract_holds_over_a_file_store() {
     let folder = tempfile::tempdir().unwrap();
     let files = std::cell::Cell::new(0);
     let make = || -> Arc<dyn Store> {
@@ -39,7 +39,7 @@ fn it_keeps_the_contract_over_a_file_store() {
 }
 
 #[test]
-fn the_stores_below_can_be_found_without_their_types() {
+fn wrapped_stores_are_accessible_through_the_trait() {
     let base: Arc<dyn Store> = Arc::new(HashStore::new());
     let nested: Arc<dyn Store> = Arc::new(PrefixStore::new(
         "b",
@@ -57,7 +57,7 @@ fn the_stores_below_can_be_found_without_their_types() {
 }
 
 #[test]
-fn keys_are_joined_from_the_outermost_store_inwards() {
+fn the_innermost_prefix_comes_first_in_a_key() {
     let base = HashStore::new();
     let a = PrefixStore::new("a", base.clone());
     let ab = PrefixStore::new("b", a.clone());
@@ -87,7 +87,7 @@ fn keys_are_joined_from_the_outermost_store_inwards() {
     assert_eq!(ab.num_keys().unwrap(), base.num_keys().unwrap());
 }
 
-/// PyTorch's compares the prefix without the separator: `ab` would show up as an empty key.
+/// PyTorch's `PrefixStore` ignores the separator here and would list `ab` as an empty key.
 #[test]
 fn only_keys_below_the_prefix_are_listed() {
     let base = HashStore::new();
@@ -138,7 +138,7 @@ fn the_timeout_is_that_of_the_wrapped_store() {
 }
 
 #[test]
-fn closing_it_closes_the_wrapped_handle() {
+fn closing_closes_the_wrapped_handle() {
     let other = HashStore::new();
     let base: Arc<dyn Store> = Arc::new(other.clone());
     let store = PrefixStore::new("b", PrefixStore::new("a", Arc::clone(&base)));
@@ -152,9 +152,9 @@ fn closing_it_closes_the_wrapped_handle() {
     assert_eq!(other.get("a/b/k").unwrap(), b"1");
 }
 
-/// Members meet under the keys that PyTorch's generic barrier writes.
+/// Our workers and PyTorch's can meet in one barrier only if both write the same keys.
 #[test]
-fn the_barrier_is_made_of_ordinary_keys() {
+fn the_barrier_writes_the_keys_of_pytorch() {
     let base = HashStore::new();
     PrefixStore::new("p", base.clone()).barrier("b", 1).unwrap();
     let mut keys = base.list_keys().unwrap();

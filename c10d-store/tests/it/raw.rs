@@ -1,4 +1,4 @@
-//! A peer that speaks bytes, for tests of what a well-behaved client never does.
+//! A client that sends raw bytes, for requests that a correct client never sends.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use c10d_store::wire::RequestBuf;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Longer than anything takes on a loaded machine: only a hang lasts as long.
+/// A timeout that only a hang reaches, even on a loaded machine.
 pub(crate) const LONG: Duration = Duration::from_secs(30);
 
-/// Waits until `holds` does; looks now and then.
+/// Polls until `holds` returns true.
 #[track_caller]
 pub(crate) fn wait_until(what: &str, holds: impl Fn() -> bool) {
     let deadline = Instant::now() + LONG;
@@ -21,13 +21,13 @@ pub(crate) fn wait_until(what: &str, holds: impl Fn() -> bool) {
     }
 }
 
-/// How many connections one test may have, so that two that want many can run beside each other and
-/// beside all that want few. Both ends of each are in this process.
+/// How many connections one test may open. Two tests that open many, and all others, share the limit on
+/// open files, and each connection has both ends in this process.
 pub(crate) fn connections_possible() -> u64 {
     open_files_limit().saturating_sub(400) / 4
 }
 
-/// How many files this process may have open, after asking the system for as many as it allows.
+/// Raises the limit on open files of this process to the maximum and returns it.
 fn open_files_limit() -> u64 {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {
@@ -44,21 +44,21 @@ fn open_files_limit() -> u64 {
 pub(crate) struct Raw(pub(crate) TcpStream);
 
 impl Raw {
-    /// Connects and says nothing.
+    /// Connects without sending anything.
     pub(crate) fn connect(address: SocketAddr) -> Self {
         let stream = TcpStream::connect(address).expect("the server accepts");
-        stream.set_nodelay(true).expect("an option of the socket");
+        stream.set_nodelay(true).expect("a socket option");
         stream
             .set_read_timeout(Some(LONG))
-            .expect("an option of the socket");
+            .expect("a socket option");
         stream
             .set_write_timeout(Some(LONG))
-            .expect("an option of the socket");
+            .expect("a socket option");
         Self(stream)
     }
 
-    /// Connects and says hello as PyTorch's client does.
-    pub(crate) fn greeted(address: SocketAddr) -> Self {
+    /// Connects and runs the handshake of PyTorch's client.
+    pub(crate) fn with_handshake(address: SocketAddr) -> Self {
         let mut raw = Self::connect(address);
         raw.send(&[0, 0xce, 0xf7, 0x85, 0x3c, 0x0d, 1, 2, 3, 4]);
         raw.expect(&[1, 2, 3, 4]);
@@ -79,7 +79,7 @@ impl Raw {
         let mut bytes = vec![0; count];
         self.0
             .read_exact(&mut bytes)
-            .unwrap_or_else(|error| panic!("{count} bytes wanted: {error}"));
+            .unwrap_or_else(|error| panic!("cannot read {count} bytes: {error}"));
         bytes
     }
 
@@ -89,31 +89,33 @@ impl Raw {
         assert!(got == bytes, "want {bytes:02x?}, got {got:02x?}");
     }
 
-    /// Whatever was sent has been handled, and nothing but the PING's answer came back.
+    /// Waits until the server has handled all earlier requests, and asserts that no reply is unread.
     #[track_caller]
     pub(crate) fn fence(&mut self) {
         self.send(&[0x0d, 0x5e, 0xc4, 0xe7, 0xf0]);
         self.expect(&[0x5e, 0xc4, 0xe7, 0xf0]);
     }
 
-    /// Says hello to a server that may close at once; whether it answered.
-    pub(crate) fn try_greet(&mut self) -> bool {
-        let hello = [0, 0xce, 0xf7, 0x85, 0x3c, 0x0d, 1, 2, 3, 4];
+    /// Tries the handshake with a server that may close the connection. Returns whether it replied.
+    pub(crate) fn try_handshake(&mut self) -> bool {
+        let handshake = [0, 0xce, 0xf7, 0x85, 0x3c, 0x0d, 1, 2, 3, 4];
         let mut answer = [0; 4];
         let result = self
             .0
-            .write_all(&hello)
+            .write_all(&handshake)
             .and_then(|()| self.0.read_exact(&mut answer));
         result.is_ok() && answer == [1, 2, 3, 4]
     }
 
-    /// Everything up to the server's close. A reset counts as one.
+    /// Reads until the server closes the connection. A reset counts as a close.
     pub(crate) fn read_to_close(&mut self) -> Vec<u8> {
         let mut bytes = Vec::new();
         match self.0.read_to_end(&mut bytes) {
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {}
-            Err(error) => panic!("not closed: {error}, after {bytes:02x?}"),
+            Err(error) => {
+                panic!("the server did not close the connection: {error}, after {bytes:02x?}")
+            }
         }
         bytes
     }

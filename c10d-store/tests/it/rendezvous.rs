@@ -1,4 +1,4 @@
-//! Stores opened by a URL.
+//! Tests of stores that are opened by a URL.
 
 use std::thread;
 use std::time::Duration;
@@ -13,7 +13,7 @@ fn options() -> RendezvousOptions {
     RendezvousOptions::default().with_timeout(LONG)
 }
 
-/// An address that no other test uses, so that nobody takes a port of it which is free.
+/// No other test uses this address, so its free ports stay free.
 const HOST: &str = "127.0.0.77";
 
 /// A port of [`HOST`] on which nothing listens.
@@ -23,7 +23,7 @@ fn free_port() -> u16 {
 }
 
 #[test]
-fn the_ranks_of_a_tcp_url_meet_in_the_store_that_rank_0_hosts() {
+fn ranks_of_a_tcp_url_share_the_store_that_rank_0_hosts() {
     let port = free_port();
     let opened: Vec<_> = thread::scope(|scope| {
         let ranks = [0, 1, 2].map(|rank| {
@@ -42,7 +42,7 @@ fn the_ranks_of_a_tcp_url_meet_in_the_store_that_rank_0_hosts() {
 }
 
 #[test]
-fn the_environment_names_the_store_of_the_launcher_which_no_rank_hosts() {
+fn no_rank_hosts_the_store_if_the_launcher_does() {
     let server = TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).unwrap();
     let port = server.local_addr().port().to_string();
     let environment = |name: &str| {
@@ -59,7 +59,7 @@ fn the_environment_names_the_store_of_the_launcher_which_no_rank_hosts() {
     let opened = options().open_in("env://", &environment).unwrap();
     opened.store.set("k", "v").unwrap();
     assert_eq!(server.connection_count(), 1);
-    // Without the launcher's word rank 0 hosts, and the port is taken.
+    // Without TORCHELASTIC_USE_AGENT_STORE rank 0 tries to host the store, and the port is in use.
     let without = |name: &str| environment(name).filter(|_| name != "TORCHELASTIC_USE_AGENT_STORE");
     let error = options().open_in("env://", &without).unwrap_err();
     assert!(
@@ -69,7 +69,7 @@ fn the_environment_names_the_store_of_the_launcher_which_no_rank_hosts() {
 }
 
 #[test]
-fn a_file_url_names_a_file_that_the_last_rank_removes() {
+fn the_last_rank_removes_the_file_of_a_file_url() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a%20b");
     let open = |rank| {
@@ -81,13 +81,13 @@ fn a_file_url_names_a_file_that_the_last_rank_removes() {
     assert_eq!(b.store.get("k").unwrap(), b"v");
     assert_eq!((b.rank, b.world_size), (1, Some(2)));
     assert_eq!(b.store.timeout(), Some(LONG));
-    assert!(path.exists(), "nothing is decoded");
+    assert!(path.exists(), "the path is not percent-decoded");
     drop((a, b));
     assert!(!path.exists());
 }
 
 #[test]
-fn what_cannot_be_opened_says_why() {
+fn a_url_that_cannot_be_opened_is_an_error() {
     let error = rendezvous("http://127.0.0.1:1?rank=0&world_size=1").unwrap_err();
     assert!(matches!(error, UrlError::Scheme { .. }), "{error}");
     let url = format!("tcp://{HOST}:{}?rank=1&world_size=2", free_port());

@@ -1,4 +1,4 @@
-//! The server over real sockets: its limits, and peers that do wrong.
+//! Tests of the server over real sockets: limits, and peers that break the protocol.
 
 use std::net::TcpStream;
 use std::thread;
@@ -21,29 +21,29 @@ fn with_limits(limits: WireLimits) -> TcpStoreServer {
 }
 
 fn blob(bytes: &[u8]) -> Vec<u8> {
-    let mut blob = (bytes.len() as u64).to_le_bytes_of_wire();
+    let mut blob = (bytes.len() as u64).to_wire_bytes();
     blob.extend_from_slice(bytes);
     blob
 }
 
-/// The wire's length word; the lint against byte orders outside of `wire` is right elsewhere.
+/// Encodes a length word. A lint forbids the standard methods for byte order outside of `wire`.
 trait LengthWord {
-    fn to_le_bytes_of_wire(self) -> Vec<u8>;
+    fn to_wire_bytes(self) -> Vec<u8>;
 }
 
 impl LengthWord for u64 {
-    fn to_le_bytes_of_wire(self) -> Vec<u8> {
+    fn to_wire_bytes(self) -> Vec<u8> {
         (0..8).map(|byte| (self >> (8 * byte)) as u8).collect()
     }
 }
 
-/// The store still serves, and the key "k" has this value.
+/// Asserts that the server still serves new connections, and that the key "k" has this value.
 fn assert_served(server: &TcpStoreServer, value: &[u8]) {
-    let mut witness = Raw::greeted(server.local_addr());
-    witness.request(|request| {
+    let mut observer = Raw::with_handshake(server.local_addr());
+    observer.request(|request| {
         request.opcode(Opcode::Get).raw_key(b"k");
     });
-    witness.expect(&blob(value));
+    observer.expect(&blob(value));
 }
 
 // --- the golden vectors over TCP -------------------------------------------------------------
@@ -63,7 +63,7 @@ fn golden_vectors_of_one_connection_hold_over_tcp() {
         let server = serve(ServerOptions::default());
         let handshake = vector["handshake"].as_bool().unwrap_or(true);
         let mut peer = if handshake {
-            Raw::greeted(server.local_addr())
+            Raw::with_handshake(server.local_addr())
         } else {
             Raw::connect(server.local_addr())
         };
@@ -98,7 +98,7 @@ fn golden_vectors_of_one_connection_hold_over_tcp() {
 // --- limits ----------------------------------------------------------------------------------
 
 #[test]
-fn each_wire_limit_costs_the_connection_and_nothing_else() {
+fn exceeding_a_wire_limit_closes_only_that_connection() {
     let limits = WireLimits::default()
         .with_key_bytes_max(10)
         .with_value_bytes_max(20)
@@ -107,7 +107,7 @@ fn each_wire_limit_costs_the_connection_and_nothing_else() {
     let server = with_limits(limits);
     let store = TcpStore::connect("127.0.0.1", server.local_addr().port()).expect("a client");
     store.set("unused", b"").expect("a client");
-    let mut setter = Raw::greeted(server.local_addr());
+    let mut setter = Raw::with_handshake(server.local_addr());
     setter.request(|request| {
         request.opcode(Opcode::Set).raw_key(b"k").value(b"safe");
     });
@@ -145,7 +145,7 @@ fn each_wire_limit_costs_the_connection_and_nothing_else() {
                 r.opcode(Opcode::MultiSet).count(usize::MAX);
             });
         },
-        // Every part within its limit, the whole not.
+        // Each part is within its limit, but the whole request is too long.
         &|peer| {
             peer.request(|r| {
                 r.opcode(Opcode::MultiSet).count(3);
@@ -154,16 +154,16 @@ fn each_wire_limit_costs_the_connection_and_nothing_else() {
         },
     ];
     for (index, send) in refused.iter().enumerate() {
-        let mut peer = Raw::greeted(server.local_addr());
-        // The answer to what came before is still delivered.
+        let mut peer = Raw::with_handshake(server.local_addr());
+        // The reply to the request before it is still delivered.
         peer.send(&[0x0d, 9, 9, 9, 9]);
         send(&mut peer);
         assert_eq!(peer.read_to_close(), [9, 9, 9, 9], "case {index}");
         assert_served(&server, b"safe");
     }
 
-    // What is just within the limits is served.
-    let mut peer = Raw::greeted(server.local_addr());
+    // A request exactly at the limits is served.
+    let mut peer = Raw::with_handshake(server.local_addr());
     peer.request(|r| {
         r.opcode(Opcode::Set).raw_key(&[b'x'; 10]).value(&[1; 20]);
     });
@@ -171,7 +171,7 @@ fn each_wire_limit_costs_the_connection_and_nothing_else() {
 }
 
 #[test]
-fn raised_limits_let_large_values_through() {
+fn raised_limits_allow_large_values() {
     let limits = WireLimits::default().with_value_bytes_max(64 << 20);
     let server = with_limits(limits);
     let options = TcpStoreOptions::default()
@@ -181,9 +181,9 @@ fn raised_limits_let_large_values_through() {
     let pattern: Vec<u8> = (0..251).collect();
     let large = pattern.repeat((9 << 20) / pattern.len());
     store.set("large", &large).expect("within the limits");
-    assert!(store.get("large").expect("it is there") == large);
+    assert!(store.get("large").expect("the key exists") == large);
     store.append("large", b"tail").expect("appended");
-    let longer = store.get("large").expect("it is there");
+    let longer = store.get("large").expect("the key exists");
     assert!(longer[..large.len()] == large && longer.ends_with(b"tail"));
     assert_eq!(
         store
@@ -196,51 +196,54 @@ fn raised_limits_let_large_values_through() {
 }
 
 #[test]
-fn one_connection_too_many_is_closed_at_once_and_others_stay() {
+fn a_connection_above_the_limit_is_closed_at_once() {
     let server = serve(ServerOptions::default().with_connections_max(2));
-    let mut first = Raw::greeted(server.local_addr());
-    let mut second = Raw::greeted(server.local_addr());
+    let mut first = Raw::with_handshake(server.local_addr());
+    let mut second = Raw::with_handshake(server.local_addr());
     let mut third = Raw::connect(server.local_addr());
     assert_eq!(third.read_to_close(), b"");
     first.fence();
     second.fence();
 
-    // A place that becomes free can be taken; the server learns of it a moment later.
+    // Once the server has noticed a disconnect, it accepts another connection.
     drop(first);
     let started = Instant::now();
     loop {
         let mut fourth = Raw::connect(server.local_addr());
-        if fourth.try_greet() {
+        if fourth.try_handshake() {
             break;
         }
-        assert!(started.elapsed() < LONG, "the place never became free");
+        assert!(
+            started.elapsed() < LONG,
+            "no new connection was accepted after a disconnect"
+        );
     }
 }
 
 #[test]
-fn a_peer_that_says_no_hello_in_time_is_closed() {
+fn a_peer_without_a_handshake_is_disconnected_after_the_timeout() {
     let timeout = Duration::from_millis(150);
     let server = serve(ServerOptions::default().with_handshake_timeout(timeout));
-    let mut greeted = Raw::greeted(server.local_addr());
+    let mut complete = Raw::with_handshake(server.local_addr());
     let started = Instant::now();
     let mut silent = Raw::connect(server.local_addr());
-    let mut halfway = Raw::connect(server.local_addr());
-    halfway.send(&[0, 0xce, 0xf7]);
+    let mut partial = Raw::connect(server.local_addr());
+    partial.send(&[0, 0xce, 0xf7]);
     assert_eq!(silent.read_to_close(), b"");
-    assert_eq!(halfway.read_to_close(), b"");
+    assert_eq!(partial.read_to_close(), b"");
     assert!(started.elapsed() >= timeout);
-    greeted.fence();
+    complete.fence();
 }
 
 #[test]
-fn a_reader_that_stops_reading_is_held_back_and_gets_everything_later() {
+fn a_slow_reader_is_throttled_and_gets_every_reply() {
     let server = serve(ServerOptions::default());
     let value = vec![5; 1 << 20];
-    let mut reader = Raw::greeted(server.local_addr());
+    let mut reader = Raw::with_handshake(server.local_addr());
     reader.request(|r| {
         r.opcode(Opcode::Set).raw_key(b"k").value(&value);
     });
-    // 400 MiB of answers, were they all made at once: above the limit on unsent bytes.
+    // 400 MiB of replies: above the limit on unsent bytes if the server made them all at once.
     const GETS: usize = 400;
     for _ in 0..GETS {
         reader.request(|r| {
@@ -258,9 +261,9 @@ fn a_reader_that_stops_reading_is_held_back_and_gets_everything_later() {
 }
 
 #[test]
-fn one_answer_above_the_limit_on_unsent_bytes_closes_the_connection() {
+fn one_reply_above_the_limit_on_unsent_bytes_closes_the_connection() {
     let server = serve(ServerOptions::default().with_unsent_bytes_max(10_000));
-    let mut peer = Raw::greeted(server.local_addr());
+    let mut peer = Raw::with_handshake(server.local_addr());
     peer.request(|r| {
         r.opcode(Opcode::Set).raw_key(b"k").value(&[7; 4000]);
         r.opcode(Opcode::MultiGet).count(4);
@@ -272,12 +275,12 @@ fn one_answer_above_the_limit_on_unsent_bytes_closes_the_connection() {
     assert_served(&server, &[7; 4000]);
 }
 
-/// Long values are sent from where they are stored, so they do not count towards the limit.
+/// A reply shares long values with the store, so they do not count towards the limit.
 #[test]
-fn a_reply_of_many_long_values_is_no_overflow() {
+fn long_values_do_not_count_as_unsent_bytes() {
     let server = serve(ServerOptions::default().with_unsent_bytes_max(10_000));
     let value = vec![7; 1 << 20];
-    let mut peer = Raw::greeted(server.local_addr());
+    let mut peer = Raw::with_handshake(server.local_addr());
     peer.request(|r| {
         r.opcode(Opcode::Set).raw_key(b"k").value(&value);
         r.opcode(Opcode::MultiGet).count(100);
@@ -292,12 +295,12 @@ fn a_reply_of_many_long_values_is_no_overflow() {
     peer.fence();
 }
 
-// --- peers that do wrong ---------------------------------------------------------------------
+// --- peers that break the protocol -----------------------------------------------------------
 
 #[test]
-fn bytes_that_are_not_the_protocol_cost_their_connection_only() {
+fn other_protocols_close_only_their_connection() {
     let server = serve(ServerOptions::default());
-    let mut setter = Raw::greeted(server.local_addr());
+    let mut setter = Raw::with_handshake(server.local_addr());
     setter.request(|r| {
         r.opcode(Opcode::Set).raw_key(b"k").value(b"safe");
     });
@@ -310,7 +313,7 @@ fn bytes_that_are_not_the_protocol_cost_their_connection_only() {
     let all: [&[u8]; 5] = [http, &tls, &wrong_magic, &no_validate, &long_noise];
     for noise in all {
         let mut peer = Raw::connect(server.local_addr());
-        // The server may close in the middle of long noise.
+        // The server may close the connection before it has read everything.
         let _ = std::io::Write::write_all(&mut peer.0, noise);
         assert_eq!(peer.read_to_close(), b"");
         assert_served(&server, b"safe");
@@ -319,9 +322,9 @@ fn bytes_that_are_not_the_protocol_cost_their_connection_only() {
 }
 
 #[test]
-fn a_half_request_holds_up_nobody_and_is_dropped_with_its_connection() {
+fn a_partial_request_blocks_no_other_client_and_has_no_effect() {
     let server = serve(ServerOptions::default());
-    let mut half = Raw::greeted(server.local_addr());
+    let mut half = Raw::with_handshake(server.local_addr());
     half.request(|r| {
         r.opcode(Opcode::MultiSet)
             .count(2)
@@ -334,10 +337,10 @@ fn a_half_request_holds_up_nobody_and_is_dropped_with_its_connection() {
 }
 
 #[test]
-fn a_peer_that_half_closes_gets_all_that_it_asked_for() {
+fn a_peer_that_half_closes_gets_every_reply() {
     let server = serve(ServerOptions::default());
     let value = vec![3; 8 << 20];
-    let mut peer = Raw::greeted(server.local_addr());
+    let mut peer = Raw::with_handshake(server.local_addr());
     peer.request(|r| {
         r.opcode(Opcode::Set).raw_key(b"k").value(&value);
         r.opcode(Opcode::Get).raw_key(b"k");
@@ -345,14 +348,14 @@ fn a_peer_that_half_closes_gets_all_that_it_asked_for() {
     peer.close_sending();
     assert!(
         peer.read_to_close() == blob(&value),
-        "PyTorch's server cuts it off"
+        "the reply is complete, unlike that of PyTorch's server"
     );
 }
 
 #[test]
-fn requests_sent_before_a_close_are_all_carried_out() {
+fn requests_sent_before_a_close_are_all_executed() {
     let server = serve(ServerOptions::default());
-    let mut peer = Raw::greeted(server.local_addr());
+    let mut peer = Raw::with_handshake(server.local_addr());
     let all: Vec<u8> = (0..100).collect();
     for number in 0..100 {
         peer.request(|r| {
@@ -363,27 +366,27 @@ fn requests_sent_before_a_close_are_all_carried_out() {
     }
     drop(peer);
     let store = TcpStore::connect("127.0.0.1", server.local_addr().port()).expect("a client");
-    let mut witness = Raw::greeted(server.local_addr());
+    let mut observer = Raw::with_handshake(server.local_addr());
     let started = Instant::now();
-    // The order between connections is the server's.
+    // Requests of different connections have no fixed order, so early reads may be incomplete.
     loop {
-        witness.request(|r| {
+        observer.request(|r| {
             r.opcode(Opcode::WaitGet).count(1).raw_key(b"k");
         });
-        witness.expect(&[0]);
-        let length = witness.read(8)[0];
-        if witness.read(usize::from(length)) == all {
+        observer.expect(&[0]);
+        let length = observer.read(8)[0];
+        if observer.read(usize::from(length)) == all {
             break;
         }
-        assert!(started.elapsed() < LONG, "some were lost");
+        assert!(started.elapsed() < LONG, "some appends were lost");
     }
     store.ping().expect("served");
 }
 
 #[test]
-fn pipelined_requests_are_answered_in_order_whatever_their_number() {
+fn many_pipelined_requests_are_answered_in_order() {
     let server = serve(ServerOptions::default());
-    let mut peer = Raw::greeted(server.local_addr());
+    let mut peer = Raw::with_handshake(server.local_addr());
     let count = 20_000_i64;
     let mut burst = RequestBuf::new();
     for _ in 0..count {
@@ -393,39 +396,39 @@ fn pipelined_requests_are_answered_in_order_whatever_their_number() {
     let mut writer = peer.0.try_clone().expect("a second handle");
     let sending = thread::spawn(move || std::io::Write::write_all(&mut writer, &bytes));
     for number in 1..=count {
-        let want: Vec<u8> = (number as u64).to_le_bytes_of_wire();
+        let want: Vec<u8> = (number as u64).to_wire_bytes();
         peer.expect(&want);
     }
     sending.join().expect("no panic").expect("all sent");
 }
 
-/// A push wakes the first waiter; if that one turns out to be dead the next, and so on through a long
-/// line of dead ones. One call from within the other would end the server's stack here.
+/// A push wakes the first waiter. If that one has disconnected, the next one is woken, and so on. A
+/// recursive implementation overflows the stack here.
 #[test]
-fn a_push_into_a_long_line_of_dead_waiters_reaches_the_living_one() {
+fn a_push_skips_thousands_of_disconnected_waiters() {
     let server = serve(ServerOptions::default());
     let wait = |peer: &mut Raw| {
         peer.request(|r| {
             r.opcode(Opcode::Wait).count(1).raw_key(b"q");
         });
     };
-    let mut doomed: Vec<Raw> = (0..raw::connections_possible().min(3_000))
-        .map(|_| Raw::greeted(server.local_addr()))
+    let mut leaving: Vec<Raw> = (0..raw::connections_possible().min(3_000))
+        .map(|_| Raw::with_handshake(server.local_addr()))
         .collect();
-    for peer in &mut doomed {
+    for peer in &mut leaving {
         wait(peer);
     }
-    for peer in &mut doomed {
+    for peer in &mut leaving {
         peer.fence();
         let socket = socket2::SockRef::from(&peer.0);
         socket.set_linger(Some(Duration::ZERO)).expect("an option");
     }
-    let mut living = Raw::greeted(server.local_addr());
-    wait(&mut living);
-    living.fence();
+    let mut remaining = Raw::with_handshake(server.local_addr());
+    wait(&mut remaining);
+    remaining.fence();
 
-    // The push stands behind a request that keeps the server busy while the waiters die.
-    let mut busy = Raw::greeted(server.local_addr());
+    // The request before the push keeps the server busy while the waiters disconnect.
+    let mut busy = Raw::with_handshake(server.local_addr());
     let mut burst = RequestBuf::new();
     burst.opcode(Opcode::Check).count(131_072);
     for _ in 0..131_071 {
@@ -438,24 +441,24 @@ fn a_push_into_a_long_line_of_dead_waiters_reaches_the_living_one() {
         .value(b"e");
     let bytes = burst.to_bytes();
     let (most, last) = bytes.split_at(bytes.len() - 10);
-    let mut setter = Raw::greeted(server.local_addr());
+    let mut setter = Raw::with_handshake(server.local_addr());
     setter.request(|r| {
         r.opcode(Opcode::Set).raw_key(b"q2").value(b"");
     });
     setter.fence();
     busy.send(most);
     busy.send(last);
-    drop(doomed);
+    drop(leaving);
     busy.expect(&[0]);
-    living.expect(&[0]);
-    living.request(|r| {
+    remaining.expect(&[0]);
+    remaining.request(|r| {
         r.opcode(Opcode::QueuePop).raw_key(b"q");
     });
-    living.expect(&1_u64.to_le_bytes_of_wire());
-    living.expect(&blob(b"e"));
+    remaining.expect(&1_u64.to_wire_bytes());
+    remaining.expect(&blob(b"e"));
 }
 
-// --- waiting for a change --------------------------------------------------------------------
+// --- WAIT_CHANGE -----------------------------------------------------------------------------
 
 fn set(peer: &mut Raw, value: &[u8]) {
     peer.request(|r| {
@@ -473,13 +476,13 @@ fn changed(value: &[u8]) -> Vec<u8> {
     [&[0], &blob(value)[..]].concat()
 }
 
-/// docs/wire.md, 9.3: its example.
+/// The example of docs/wire.md, 9.3.
 #[test]
-fn a_change_of_the_known_part_is_told_and_no_other() {
+fn wait_change_reports_only_a_change_of_the_known_part() {
     let server = serve(ServerOptions::default());
     let (mut waiter, mut writer) = (
-        Raw::greeted(server.local_addr()),
-        Raw::greeted(server.local_addr()),
+        Raw::with_handshake(server.local_addr()),
+        Raw::with_handshake(server.local_addr()),
     );
     writer.send(&[
         1, 2, 0, 0, 0, 0, 0, 0, 0, b'/', b'k', 2, 0, 0, 0, 0, 0, 0, 0, b'a', b'1',
@@ -501,11 +504,11 @@ fn a_change_of_the_known_part_is_told_and_no_other() {
 
 /// docs/wire.md, WAIT_CHANGE 5 and the race of 5.6.
 #[test]
-fn a_wait_for_a_change_is_cancelled_replaced_and_ended_as_any_wait() {
+fn wait_change_is_cancelled_and_replaced_like_wait() {
     let server = serve(ServerOptions::default());
     let (mut waiter, mut writer) = (
-        Raw::greeted(server.local_addr()),
-        Raw::greeted(server.local_addr()),
+        Raw::with_handshake(server.local_addr()),
+        Raw::with_handshake(server.local_addr()),
     );
     set(&mut writer, b"1");
     writer.fence();
@@ -526,7 +529,7 @@ fn a_wait_for_a_change_is_cancelled_replaced_and_ended_as_any_wait() {
     waiter.expect(&changed(b"3"));
     waiter.expect(&[1]);
 
-    // Replaced, by another of its kind and by a WAIT.
+    // Another WAIT_CHANGE replaces it, and so does a WAIT.
     wait_change(&mut waiter, Known::whole(b"3"));
     wait_change(&mut waiter, Known::part(b"3", 0..0));
     waiter.fence();
@@ -544,7 +547,7 @@ fn a_wait_for_a_change_is_cancelled_replaced_and_ended_as_any_wait() {
     waiter.expect(&[0]);
     waiter.fence();
 
-    // Ended with its connection: the write finds nobody, and the server goes on.
+    // A disconnect removes it, and the next write works.
     wait_change(&mut waiter, Known::whole(b""));
     waiter.fence();
     drop(waiter);
@@ -552,19 +555,19 @@ fn a_wait_for_a_change_is_cancelled_replaced_and_ended_as_any_wait() {
     writer.fence();
 }
 
-/// The value is sent to all of them from where it is stored: a copy each would exceed the limit on
-/// unsent bytes and cost them their connections.
+/// All replies share the stored value. With a copy each, the connections would exceed the limit on
+/// unsent bytes and be closed.
 #[test]
-fn a_thousand_waiters_are_woken_by_one_write_and_share_its_bytes() {
+fn one_write_wakes_a_thousand_waiters_that_share_its_value() {
     let server = serve(ServerOptions::default().with_unsent_bytes_max(10_000));
-    let mut writer = Raw::greeted(server.local_addr());
+    let mut writer = Raw::with_handshake(server.local_addr());
     let value = |round: u8, beat: u8| [&[round; 200][..], &[beat; 64 << 10]].concat();
     let first = value(7, 0);
     set(&mut writer, &first);
     writer.fence();
 
     let mut waiters: Vec<Raw> = (0..raw::connections_possible().min(1_000))
-        .map(|_| Raw::greeted(server.local_addr()))
+        .map(|_| Raw::with_handshake(server.local_addr()))
         .collect();
     for waiter in &mut waiters {
         wait_change(waiter, Known::part(&first, 0..200));
@@ -586,13 +589,13 @@ fn a_thousand_waiters_are_woken_by_one_write_and_share_its_bytes() {
     }
 }
 
-// --- the end of a server ---------------------------------------------------------------------
+// --- shutdown --------------------------------------------------------------------------------
 
 #[test]
-fn shutdown_ends_blocked_clients_at_once_and_frees_the_port() {
+fn shutdown_disconnects_blocked_clients_and_frees_the_port() {
     let server = serve(ServerOptions::default());
     let address = server.local_addr();
-    let mut waiting: Vec<Raw> = (0..20).map(|_| Raw::greeted(address)).collect();
+    let mut waiting: Vec<Raw> = (0..20).map(|_| Raw::with_handshake(address)).collect();
     for peer in &mut waiting {
         peer.request(|r| {
             r.opcode(Opcode::Wait).count(1).raw_key(b"never");
@@ -610,9 +613,9 @@ fn shutdown_ends_blocked_clients_at_once_and_frees_the_port() {
 }
 
 #[test]
-fn dropping_a_server_ends_it() {
+fn dropping_a_server_stops_it() {
     let server = serve(ServerOptions::default());
-    let mut peer = Raw::greeted(server.local_addr());
+    let mut peer = Raw::with_handshake(server.local_addr());
     drop(server);
     assert_eq!(peer.read_to_close(), b"");
 }
@@ -628,16 +631,16 @@ fn one_store_can_be_served_on_several_addresses() {
     let server = TcpStoreServer::serve(listeners, ServerOptions::default()).expect("served");
     assert_eq!(server.local_addrs(), addresses);
     for (index, address) in addresses.iter().enumerate() {
-        let mut peer = Raw::greeted(*address);
+        let mut peer = Raw::with_handshake(*address);
         peer.request(|r| {
             r.opcode(Opcode::Add).raw_key(b"k").i64(1);
         });
-        peer.expect(&(index as u64 + 1).to_le_bytes_of_wire());
+        peer.expect(&(index as u64 + 1).to_wire_bytes());
     }
 }
 
 #[test]
-fn a_wait_that_lasts_while_workers_are_missing_is_logged() {
+fn a_long_wait_is_logged_while_workers_are_missing() {
     log_lines::record();
     let server = serve(
         ServerOptions::default()
@@ -654,29 +657,29 @@ fn a_wait_that_lasts_while_workers_are_missing_is_logged() {
     let workers = [worker(), worker(), worker()];
     thread::scope(|scope| {
         for worker in &workers {
-            scope.spawn(|| worker.get("written by the absent one").unwrap());
+            scope.spawn(|| worker.get("set by the missing worker").unwrap());
         }
-        wait_until("three wait", || server.waiting_count() == 3);
+        wait_until("three workers wait", || server.waiting_count() == 3);
         let line = log_lines::wait_for("waiting connections: 3,");
         assert!(line.starts_with("3 of 4 workers have joined;"), "{line}");
         assert!(line.contains("s: 127.0.0.1:"), "{line}");
         assert!(
-            line.ends_with("\"written by the absent one\" (by 3)"),
+            line.ends_with("\"set by the missing worker\" (by 3)"),
             "{line}"
         );
-        worker().set("written by the absent one", "").unwrap();
+        worker().set("set by the missing worker", "").unwrap();
     });
-    wait_until("nobody waits", || server.waiting_count() == 0);
+    wait_until("no worker waits", || server.waiting_count() == 0);
 }
 
 #[test]
-fn a_host_can_see_when_the_last_peer_has_gone() {
+fn the_connection_count_is_zero_after_the_last_disconnect() {
     let server = serve(ServerOptions::default());
     assert_eq!(server.connection_count(), 0);
-    let peer = Raw::greeted(server.local_addr());
-    let other = Raw::greeted(server.local_addr());
+    let peer = Raw::with_handshake(server.local_addr());
+    let other = Raw::with_handshake(server.local_addr());
     assert_eq!(server.connection_count(), 2);
     drop(peer);
     drop(other);
-    wait_until("nobody is counted", || server.connection_count() == 0);
+    wait_until("no connection is left", || server.connection_count() == 0);
 }

@@ -1,8 +1,8 @@
-//! What every store has to do, as checks that run over any of them.
+//! Checks of the `Store` contract that run over every store type.
 //!
-//! A check gets a new, empty store. Threads share that handle or take clones of it. Between two
-//! handles of a TCP store a write is seen only after a later answer on the writing handle, so the
-//! checks ask for one ([`settle`]) before they look through another handle.
+//! A check gets a new, empty store. Threads share that handle or take clones of it. A write to a TCP
+//! store is visible through other handles only after a later reply on the writing handle, so the
+//! checks request one ([`settle`]) before they use another handle.
 
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -13,60 +13,59 @@ use c10d_store::{Known, Operation, Store, StoreError};
 
 use crate::blocked::Observed;
 
-/// Where stores may differ.
+/// The points in which stores may differ.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Features {
-    /// Has `queue_push` and its like.
+    /// The store has the queue operations.
     pub(crate) queues: bool,
-    /// `add` takes an existing empty value for 0 (PyTorch's local stores do, its server does not).
+    /// `add` treats an existing empty value as 0 (PyTorch's local stores do, its server does not).
     pub(crate) adds_to_empty: bool,
-    /// A `compare_set` always says whether it wrote.
-    pub(crate) tells_every_swap: bool,
-    /// The error of a wait for several keys names those that did not come, and no others; a TCP
-    /// client does not learn which they were.
+    /// `compare_set` always reports whether it wrote.
+    pub(crate) reports_every_swap: bool,
+    /// The timeout error of a wait for several keys names only the missing ones.
     pub(crate) names_missing_keys: bool,
-    /// A barrier of no workers is refused as meaningless.
+    /// A barrier with a world size of 0 is refused as an invalid argument.
     pub(crate) refuses_empty_barrier: bool,
-    /// A wait for a change is woken, as [`Store::wakes_on_change`] says.
+    /// The expected [`Store::wakes_on_change`].
     pub(crate) wakes_on_change: bool,
 }
 
 impl Features {
-    /// A store in this process.
+    /// `HashStore`. The other stores list their differences from it.
     pub(crate) const LOCAL: Self = Self {
         queues: true,
         adds_to_empty: true,
-        tells_every_swap: true,
+        reports_every_swap: true,
         names_missing_keys: true,
         refuses_empty_barrier: true,
         wakes_on_change: true,
     };
 }
 
-/// Longer than any check takes on a loaded machine: only a lost wake lasts as long.
+/// A timeout that no check reaches on a loaded machine unless a wakeup is lost.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
 
 type Check = fn(&Arc<dyn Store>, Features);
 
-/// Runs every check, each on a store of its own.
+/// Runs every check, each on a new store.
 #[expect(
     clippy::print_stdout,
-    reason = "the output of a test that fails ends with the check that failed"
+    reason = "the output of a failed test ends with the name of the failed check"
 )]
 pub(crate) fn all(make: &dyn Fn() -> Arc<dyn Store>, features: Features) {
     let checks: &[(&str, Check)] = &[
         ("values_are_set_and_read", values_are_set_and_read),
+        ("try_get_does_not_wait", try_get_does_not_wait),
         (
-            "a_value_is_read_without_waiting",
-            a_value_is_read_without_waiting,
+            "get_timeout_overrides_the_default",
+            get_timeout_overrides_the_default,
         ),
         (
-            "one_get_can_have_its_own_timeout",
-            one_get_can_have_its_own_timeout,
+            "values_can_be_strings_vectors_and_arrays",
+            values_can_be_strings_vectors_and_arrays,
         ),
-        ("all_kinds_of_bytes_are_taken", all_kinds_of_bytes_are_taken),
-        ("any_bytes_are_values", any_bytes_are_values),
-        ("odd_keys_are_keys", odd_keys_are_keys),
+        ("a_value_can_be_any_bytes", a_value_can_be_any_bytes),
+        ("a_key_can_be_any_string", a_key_can_be_any_string),
         ("keys_are_deleted", keys_are_deleted),
         (
             "compare_set_follows_its_table",
@@ -74,13 +73,13 @@ pub(crate) fn all(make: &dyn Fn() -> Arc<dyn Store>, features: Features) {
         ),
         ("add_follows_its_table", add_follows_its_table),
         (
-            "add_refuses_what_is_no_number",
-            add_refuses_what_is_no_number,
+            "add_refuses_a_value_that_is_not_a_number",
+            add_refuses_a_value_that_is_not_a_number,
         ),
-        ("append_joins", append_joins),
+        ("append_adds_to_the_end", append_adds_to_the_end),
         (
-            "many_are_set_and_read_at_once",
-            many_are_set_and_read_at_once,
+            "multi_set_and_multi_get_take_many_keys",
+            multi_set_and_multi_get_take_many_keys,
         ),
         ("keys_are_counted_and_listed", keys_are_counted_and_listed),
         ("check_does_not_wait", check_does_not_wait),
@@ -88,10 +87,7 @@ pub(crate) fn all(make: &dyn Fn() -> Arc<dyn Store>, features: Features) {
             "every_write_wakes_wait_and_get",
             every_write_wakes_wait_and_get,
         ),
-        (
-            "a_wait_lasts_until_its_last_key",
-            a_wait_lasts_until_its_last_key,
-        ),
+        ("a_wait_needs_all_its_keys", a_wait_needs_all_its_keys),
         ("waits_time_out", waits_time_out),
         (
             "a_zero_timeout_checks_once_without_waiting",
@@ -106,32 +102,29 @@ pub(crate) fn all(make: &dyn Fn() -> Arc<dyn Store>, features: Features) {
             a_timeout_leaves_the_store_usable,
         ),
         (
-            "a_blocked_call_blocks_nobody_else",
-            a_blocked_call_blocks_nobody_else,
+            "a_blocked_call_does_not_block_other_threads",
+            a_blocked_call_does_not_block_other_threads,
         ),
         (
-            "what_differs_is_answered_at_once",
-            what_differs_is_answered_at_once,
+            "wait_change_returns_a_different_value_at_once",
+            wait_change_returns_a_different_value_at_once,
         ),
         (
-            "every_write_ends_a_wait_for_a_change",
-            every_write_ends_a_wait_for_a_change,
+            "every_write_wakes_wait_change",
+            every_write_wakes_wait_change,
         ),
         (
-            "a_wait_for_a_change_sees_its_part_only",
-            a_wait_for_a_change_sees_its_part_only,
+            "wait_change_ignores_changes_outside_its_part",
+            wait_change_ignores_changes_outside_its_part,
         ),
         (
-            "a_missing_key_is_waited_for_and_compared",
-            a_missing_key_is_waited_for_and_compared,
+            "wait_change_waits_for_a_missing_key",
+            wait_change_waits_for_a_missing_key,
         ),
+        ("wait_change_times_out", wait_change_times_out),
         (
-            "a_wait_for_a_change_times_out",
-            a_wait_for_a_change_times_out,
-        ),
-        (
-            "closing_ends_calls_under_way_and_all_later_ones",
-            closing_ends_calls_under_way_and_all_later_ones,
+            "closing_fails_current_and_later_calls",
+            closing_fails_current_and_later_calls,
         ),
         (
             "the_default_timeout_can_be_set",
@@ -143,19 +136,22 @@ pub(crate) fn all(make: &dyn Fn() -> Arc<dyn Store>, features: Features) {
             one_of_many_compare_sets_wins,
         ),
         (
-            "concurrent_appends_lose_nothing",
-            concurrent_appends_lose_nothing,
+            "concurrent_appends_are_all_kept",
+            concurrent_appends_are_all_kept,
         ),
         (
-            "a_barrier_gathers_all_workers",
-            a_barrier_gathers_all_workers,
+            "a_barrier_waits_for_all_workers",
+            a_barrier_waits_for_all_workers,
         ),
         ("a_barrier_times_out", a_barrier_times_out),
         (
             "queues_are_first_in_first_out",
             queues_are_first_in_first_out,
         ),
-        ("queues_and_values_are_apart", queues_and_values_are_apart),
+        (
+            "a_queue_and_a_value_can_share_a_name",
+            a_queue_and_a_value_can_share_a_name,
+        ),
         ("a_pop_waits_for_a_push", a_pop_waits_for_a_push),
         ("each_element_is_popped_once", each_element_is_popped_once),
     ];
@@ -165,7 +161,7 @@ pub(crate) fn all(make: &dyn Fn() -> Arc<dyn Store>, features: Features) {
     }
 }
 
-/// Gets an answer from the store, so that what was written before is visible everywhere.
+/// Waits for a reply of the store, so that earlier writes are visible through all handles.
 fn settle(store: &dyn Store) {
     store.check(&[]).expect("check without keys");
 }
@@ -187,7 +183,7 @@ fn values_are_set_and_read(store: &Arc<dyn Store>, _: Features) {
     assert_eq!(clone_of(store).get("k").unwrap(), b"2");
 }
 
-fn a_value_is_read_without_waiting(store: &Arc<dyn Store>, features: Features) {
+fn try_get_does_not_wait(store: &Arc<dyn Store>, features: Features) {
     store.set_timeout(Some(LONG));
     let started = Instant::now();
     assert_eq!(store.try_get("k").unwrap(), None);
@@ -197,18 +193,18 @@ fn a_value_is_read_without_waiting(store: &Arc<dyn Store>, features: Features) {
     assert_eq!(store.try_get("k").unwrap(), Some(b"1".to_vec()));
     assert!(store.delete_key("k").unwrap());
     assert_eq!(store.try_get("k").unwrap(), None);
-    // Nothing is left of the reads before: a write that comes now answers none of them.
+    // The earlier reads left no pending wait that this write could answer.
     store.set("k", "2").unwrap();
     assert_eq!(store.add("n", 1).unwrap(), 1);
-    // PyTorch's server takes a queue for an empty value.
+    // Without the extensions a queue reads as an empty value, as with PyTorch's server.
     if features.queues && features.wakes_on_change {
         store.queue_push("q", "1").unwrap();
         assert_eq!(store.try_get("q").unwrap(), None);
     }
-    assert!(started.elapsed() < LONG / 2, "it waits");
+    assert!(started.elapsed() < LONG / 2, "try_get waited");
 }
 
-fn one_get_can_have_its_own_timeout(store: &Arc<dyn Store>, _: Features) {
+fn get_timeout_overrides_the_default(store: &Arc<dyn Store>, _: Features) {
     let timeout = Duration::from_millis(20);
     store.set_timeout(Some(LONG));
     let started = Instant::now();
@@ -233,7 +229,7 @@ fn one_get_can_have_its_own_timeout(store: &Arc<dyn Store>, _: Features) {
     );
 }
 
-fn all_kinds_of_bytes_are_taken(store: &Arc<dyn Store>, features: Features) {
+fn values_can_be_strings_vectors_and_arrays(store: &Arc<dyn Store>, features: Features) {
     store.set("k", "text").unwrap();
     store.append("k", String::from(" and ")).unwrap();
     store.append("k", vec![b'1']).unwrap();
@@ -246,7 +242,7 @@ fn all_kinds_of_bytes_are_taken(store: &Arc<dyn Store>, features: Features) {
     }
 }
 
-fn any_bytes_are_values(store: &Arc<dyn Store>, _: Features) {
+fn a_value_can_be_any_bytes(store: &Arc<dyn Store>, _: Features) {
     let every_byte: Vec<u8> = (0..=255).collect();
     let long: Vec<u8> = (0..1 << 20).map(|i| (i % 251) as u8).collect();
     for value in [&b""[..], b"\0", b"\xff\xfe\x00\x80", &every_byte, &long] {
@@ -255,7 +251,7 @@ fn any_bytes_are_values(store: &Arc<dyn Store>, _: Features) {
     }
 }
 
-fn odd_keys_are_keys(store: &Arc<dyn Store>, _: Features) {
+fn a_key_can_be_any_string(store: &Arc<dyn Store>, _: Features) {
     let keys = [
         "",
         "/",
@@ -300,22 +296,22 @@ fn compare_set_follows_its_table(store: &Arc<dyn Store>, features: Features) {
         expected: &'static [u8],
         desired: &'static [u8],
         answer: &'static [u8],
-        left: Option<&'static [u8]>,
+        after: Option<&'static [u8]>,
     }
     #[rustfmt::skip]
     let table = [
-        Row { writes: true, present: None, expected: b"", desired: b"new", answer: b"new", left: Some(b"new") },
-        Row { writes: true, present: None, expected: b"", desired: b"", answer: b"", left: Some(b"") },
-        Row { writes: false, present: None, expected: b"old", desired: b"new", answer: b"old", left: None },
-        Row { writes: true, present: Some(b"old"), expected: b"old", desired: b"new", answer: b"new", left: Some(b"new") },
-        Row { writes: true, present: Some(b"old"), expected: b"old", desired: b"", answer: b"", left: Some(b"") },
-        Row { writes: false, present: Some(b"old"), expected: b"other", desired: b"new", answer: b"old", left: Some(b"old") },
-        Row { writes: false, present: Some(b"old"), expected: b"", desired: b"new", answer: b"old", left: Some(b"old") },
-        Row { writes: true, present: Some(b""), expected: b"", desired: b"new", answer: b"new", left: Some(b"new") },
-        Row { writes: false, present: Some(b""), expected: b"old", desired: b"new", answer: b"", left: Some(b"") },
-        Row { writes: false, present: Some(b"new"), expected: b"old", desired: b"new", answer: b"new", left: Some(b"new") },
-        Row { writes: false, present: None, expected: b"same", desired: b"same", answer: b"same", left: None },
-        Row { writes: true, present: Some(b"same"), expected: b"same", desired: b"same", answer: b"same", left: Some(b"same") },
+        Row { writes: true, present: None, expected: b"", desired: b"new", answer: b"new", after: Some(b"new") },
+        Row { writes: true, present: None, expected: b"", desired: b"", answer: b"", after: Some(b"") },
+        Row { writes: false, present: None, expected: b"old", desired: b"new", answer: b"old", after: None },
+        Row { writes: true, present: Some(b"old"), expected: b"old", desired: b"new", answer: b"new", after: Some(b"new") },
+        Row { writes: true, present: Some(b"old"), expected: b"old", desired: b"", answer: b"", after: Some(b"") },
+        Row { writes: false, present: Some(b"old"), expected: b"other", desired: b"new", answer: b"old", after: Some(b"old") },
+        Row { writes: false, present: Some(b"old"), expected: b"", desired: b"new", answer: b"old", after: Some(b"old") },
+        Row { writes: true, present: Some(b""), expected: b"", desired: b"new", answer: b"new", after: Some(b"new") },
+        Row { writes: false, present: Some(b""), expected: b"old", desired: b"new", answer: b"", after: Some(b"") },
+        Row { writes: false, present: Some(b"new"), expected: b"old", desired: b"new", answer: b"new", after: Some(b"new") },
+        Row { writes: false, present: None, expected: b"same", desired: b"same", answer: b"same", after: None },
+        Row { writes: true, present: Some(b"same"), expected: b"same", desired: b"same", answer: b"same", after: Some(b"same") },
     ];
     for (i, row) in table.iter().enumerate() {
         let key = format!("row{i}");
@@ -326,14 +322,18 @@ fn compare_set_follows_its_table(store: &Arc<dyn Store>, features: Features) {
         assert_eq!(swap.value(), row.answer, "row {i}");
         match swap.swapped() {
             Some(swapped) => assert_eq!(swapped, row.writes, "row {i}"),
-            None => assert!(!features.tells_every_swap, "row {i}"),
+            None => assert!(!features.reports_every_swap, "row {i}"),
         }
         if row.answer != row.desired {
             assert_eq!(swap.swapped(), Some(false), "row {i}");
         }
-        assert_eq!(store.check(&[&key]).unwrap(), row.left.is_some(), "row {i}");
-        if let Some(left) = row.left {
-            assert_eq!(store.get(&key).unwrap(), left, "row {i}");
+        assert_eq!(
+            store.check(&[&key]).unwrap(),
+            row.after.is_some(),
+            "row {i}"
+        );
+        if let Some(after) = row.after {
+            assert_eq!(store.get(&key).unwrap(), after, "row {i}");
         }
     }
 }
@@ -372,7 +372,7 @@ fn add_follows_its_table(store: &Arc<dyn Store>, features: Features) {
     }
 }
 
-fn add_refuses_what_is_no_number(store: &Arc<dyn Store>, features: Features) {
+fn add_refuses_a_value_that_is_not_a_number(store: &Arc<dyn Store>, features: Features) {
     let mut table: Vec<&[u8]> = vec![
         b"abc",
         b"--1",
@@ -393,25 +393,25 @@ fn add_refuses_what_is_no_number(store: &Arc<dyn Store>, features: Features) {
             matches!(error, StoreError::NotANumber { .. }),
             "{row}: {error}"
         );
-        // The handle goes on.
+        // The handle stays usable.
         assert_eq!(store.get("n").unwrap(), present, "{row}");
     }
 }
 
-fn append_joins(store: &Arc<dyn Store>, _: Features) {
+fn append_adds_to_the_end(store: &Arc<dyn Store>, _: Features) {
     store.append("k", b"ab").unwrap();
     store.append("k", b"").unwrap();
     store.append("k", b"\0c").unwrap();
     assert_eq!(store.get("k").unwrap(), b"ab\0c");
     store.append("empty", b"").unwrap();
     assert_eq!(store.get("empty").unwrap(), b"");
-    // PyTorch's generic form loses an append of what is already there.
+    // PyTorch's generic `append` loses the second append, which equals the current value.
     store.append("same", b"x").unwrap();
     store.append("same", b"x").unwrap();
     assert_eq!(store.get("same").unwrap(), b"xx");
 }
 
-fn many_are_set_and_read_at_once(store: &Arc<dyn Store>, _: Features) {
+fn multi_set_and_multi_get_take_many_keys(store: &Arc<dyn Store>, _: Features) {
     assert_eq!(store.multi_get(&[]).unwrap(), Vec::<Vec<u8>>::new());
     store.multi_set(&[]).unwrap();
     store
@@ -489,12 +489,15 @@ fn every_write_wakes_wait_and_get(store: &Arc<dyn Store>, _: Features) {
             }),
             || write(store, key),
         );
-        // A wait that is not woken but looks when its time is over succeeds as well, too late.
-        assert!(started.elapsed() < LONG / 2, "{name} does not wake");
+        // A wait that misses its wakeup but checks again at its deadline also succeeds, too late.
+        assert!(
+            started.elapsed() < LONG / 2,
+            "{name} did not wake the waiters"
+        );
     }
 }
 
-/// Runs `act` when the waiters are seen to be blocked, and joins them.
+/// Runs `act` once all waiters are blocked, then joins them.
 fn while_blocked<W: FnOnce() + Send>(waiters: impl IntoIterator<Item = W>, act: impl FnOnce()) {
     thread::scope(|scope| {
         let (started, all_started) = mpsc::channel();
@@ -503,7 +506,7 @@ fn while_blocked<W: FnOnce() + Send>(waiters: impl IntoIterator<Item = W>, act: 
             scope.spawn(move || {
                 started
                     .send(Observed::this_thread())
-                    .expect("the checking thread listens");
+                    .expect("the checking thread receives");
                 waiter();
             })
         };
@@ -514,12 +517,12 @@ fn while_blocked<W: FnOnce() + Send>(waiters: impl IntoIterator<Item = W>, act: 
         }
         act();
         for waiter in waiters {
-            waiter.join().expect("the waiter ends well");
+            waiter.join().expect("the waiter succeeds");
         }
     });
 }
 
-fn a_wait_lasts_until_its_last_key(store: &Arc<dyn Store>, _: Features) {
+fn a_wait_needs_all_its_keys(store: &Arc<dyn Store>, _: Features) {
     store.set("present", b"0").unwrap();
     settle(store);
     let (done, is_done) = mpsc::channel();
@@ -529,7 +532,7 @@ fn a_wait_lasts_until_its_last_key(store: &Arc<dyn Store>, _: Features) {
             waiter
                 .wait_timeout(&["present", "first", "second"], Some(LONG))
                 .unwrap();
-            done.send(()).expect("the checking thread listens");
+            done.send(()).expect("the checking thread receives");
         }],
         || {
             store.set("first", b"1").unwrap();
@@ -541,7 +544,7 @@ fn a_wait_lasts_until_its_last_key(store: &Arc<dyn Store>, _: Features) {
     );
     assert_eq!(is_done.recv(), Ok(()));
 
-    // multi_get as well, in the order asked for.
+    // multi_get waits too, and returns the values in the requested order.
     store.set_timeout(Some(LONG));
     let reader = clone_of(store);
     while_blocked(
@@ -561,8 +564,8 @@ fn waits_time_out(store: &Arc<dyn Store>, features: Features) {
         let started = Instant::now();
         let error = call().unwrap_err();
         let elapsed = started.elapsed();
-        assert!(elapsed >= timeout, "{error}: gave up after {elapsed:?}");
-        assert!(elapsed < LONG / 2, "{error}: gave up after {elapsed:?}");
+        assert!(elapsed >= timeout, "{error}: returned after {elapsed:?}");
+        assert!(elapsed < LONG / 2, "{error}: returned after {elapsed:?}");
         assert!(error.is_timeout() && !error.outcome_is_unknown(), "{error}");
         let StoreError::Timeout {
             context,
@@ -629,12 +632,12 @@ fn a_zero_timeout_checks_once_without_waiting(store: &Arc<dyn Store>, features: 
                 assert_eq!(store.queue_pop("q").unwrap(), b"1");
             }
         }
-        assert!(started.elapsed() < LONG / 2, "it waited");
+        assert!(started.elapsed() < LONG / 2, "a call waited");
     }
 }
 
-/// Each blocking operation, with `None` as its own timeout, where the default is zero, and as the
-/// default.
+/// Runs each blocking operation with `None` as its own timeout (the default is zero then) or as the
+/// default timeout.
 fn without_a_timeout_a_call_waits_indefinitely(store: &Arc<dyn Store>, features: Features) {
     type Call = fn(&dyn Store);
     const WORKERS: usize = 3;
@@ -681,8 +684,9 @@ fn a_timeout_leaves_the_store_usable(store: &Arc<dyn Store>, _: Features) {
     }
 }
 
-/// One handle, several threads: also a TCP store may not keep its connection to a waiting thread.
-fn a_blocked_call_blocks_nobody_else(store: &Arc<dyn Store>, _: Features) {
+/// Several threads share one handle. A TCP store must not make them wait for a connection on which
+/// another call blocks.
+fn a_blocked_call_does_not_block_other_threads(store: &Arc<dyn Store>, _: Features) {
     while_blocked(
         ["a", "b"].map(|key| move || store.wait_timeout(&[key], Some(LONG)).unwrap()),
         || {
@@ -693,7 +697,7 @@ fn a_blocked_call_blocks_nobody_else(store: &Arc<dyn Store>, _: Features) {
     );
 }
 
-fn what_differs_is_answered_at_once(store: &Arc<dyn Store>, features: Features) {
+fn wait_change_returns_a_different_value_at_once(store: &Arc<dyn Store>, features: Features) {
     assert_eq!(store.wakes_on_change(), features.wakes_on_change);
     assert_eq!(clone_of(store).wakes_on_change(), features.wakes_on_change);
     let long = vec![b'x'; 1 << 20];
@@ -724,7 +728,7 @@ fn what_differs_is_answered_at_once(store: &Arc<dyn Store>, features: Features) 
     }
 }
 
-fn every_write_ends_a_wait_for_a_change(store: &Arc<dyn Store>, features: Features) {
+fn every_write_wakes_wait_change(store: &Arc<dyn Store>, features: Features) {
     let writes: [(&str, Write, &[u8]); 5] = [
         ("set", |store, key| store.set(key, b"6").unwrap(), b"6"),
         (
@@ -765,7 +769,7 @@ fn every_write_ends_a_wait_for_a_change(store: &Arc<dyn Store>, features: Featur
         }),
         || {
             for (name, write, _) in writes {
-                // What is not stored, and a write of the same, end nothing.
+                // A failed compare_set and a write of the same value do not wake the wait.
                 assert_eq!(store.compare_set(name, b"x", b"y").unwrap().value(), b"5");
                 store.set(name, b"5").unwrap();
                 write(store, name);
@@ -775,7 +779,7 @@ fn every_write_ends_a_wait_for_a_change(store: &Arc<dyn Store>, features: Featur
     );
     assert!(started.elapsed() < LONG / 2, "a wait was not woken");
     if features.queues {
-        // A queue of the name is no value.
+        // A push to a queue of the same name does not wake the wait.
         store.queue_push("set", b"e").unwrap();
         let timeout = Duration::from_millis(5);
         let waited = store.wait_change("set", Known::whole(b"6"), Some(timeout));
@@ -783,8 +787,8 @@ fn every_write_ends_a_wait_for_a_change(store: &Arc<dyn Store>, features: Featur
     }
 }
 
-/// One handle for all: a wait in one thread holds up no other.
-fn a_wait_for_a_change_sees_its_part_only(store: &Arc<dyn Store>, _: Features) {
+/// All threads share one handle, so a waiting thread must not block the others.
+fn wait_change_ignores_changes_outside_its_part(store: &Arc<dyn Store>, _: Features) {
     store.set("k", b"round 7, beat 0").unwrap();
     let (done, is_done) = mpsc::channel();
     while_blocked(
@@ -792,7 +796,7 @@ fn a_wait_for_a_change_sees_its_part_only(store: &Arc<dyn Store>, _: Features) {
             let round = Known::part(b"round 7, beat 0", 0..7);
             let seen = store.wait_change("k", round, None).unwrap();
             assert_eq!(seen, b"round 8, beat 0");
-            done.send(()).expect("the checking thread listens");
+            done.send(()).expect("the checking thread receives");
         }],
         || {
             for beat in 1..=20 {
@@ -808,7 +812,7 @@ fn a_wait_for_a_change_sees_its_part_only(store: &Arc<dyn Store>, _: Features) {
     assert_eq!(is_done.recv(), Ok(()));
 }
 
-fn a_missing_key_is_waited_for_and_compared(store: &Arc<dyn Store>, _: Features) {
+fn wait_change_waits_for_a_missing_key(store: &Arc<dyn Store>, _: Features) {
     store.set("deleted", b"1").unwrap();
     assert!(store.delete_key("deleted").unwrap());
     let waiter = clone_of(store);
@@ -821,7 +825,7 @@ fn a_missing_key_is_waited_for_and_compared(store: &Arc<dyn Store>, _: Features)
                     .wait_change(key, Known::whole(b"1"), Some(LONG))
                     .unwrap();
                 assert_eq!(seen, b"2", "{key}");
-                done.send(()).expect("the checking thread listens");
+                done.send(()).expect("the checking thread receives");
             }
         }),
         || {
@@ -837,9 +841,9 @@ fn a_missing_key_is_waited_for_and_compared(store: &Arc<dyn Store>, _: Features)
     );
 }
 
-fn a_wait_for_a_change_times_out(store: &Arc<dyn Store>, _: Features) {
+fn wait_change_times_out(store: &Arc<dyn Store>, _: Features) {
     store.set("present", b"1").unwrap();
-    // The default timeout has no part in it.
+    // The timeout of the call applies, not the default one.
     store.set_timeout(Some(LONG));
     let timeout = Duration::from_millis(20);
     for (key, known) in [
@@ -864,7 +868,7 @@ fn a_wait_for_a_change_times_out(store: &Arc<dyn Store>, _: Features) {
     assert_eq!(seen.unwrap(), b"1", "the store is usable afterwards");
 }
 
-fn closing_ends_calls_under_way_and_all_later_ones(store: &Arc<dyn Store>, features: Features) {
+fn closing_fails_current_and_later_calls(store: &Arc<dyn Store>, features: Features) {
     type Call = fn(&dyn Store) -> Result<(), StoreError>;
     let blocking: [Call; 6] = [
         |store| store.get("late").map(drop),
@@ -880,7 +884,7 @@ fn closing_ends_calls_under_way_and_all_later_ones(store: &Arc<dyn Store>, featu
         },
         |store| store.barrier_timeout("meet", 9, Some(LONG)),
     ];
-    let at_once: [Call; 9] = [
+    let non_blocking: [Call; 9] = [
         |store| store.set("k", b"1"),
         |store| store.get("present").map(drop),
         |store| store.add("n", 1).map(drop),
@@ -891,7 +895,7 @@ fn closing_ends_calls_under_way_and_all_later_ones(store: &Arc<dyn Store>, featu
         |store| store.multi_set(&[("k", b"1")]),
         |store| store.list_keys().map(drop),
     ];
-    let of_queues: [Call; 4] = [
+    let queue_operations: [Call; 4] = [
         |store| store.queue_push("q", b"1"),
         |store| store.queue_pop("q").map(drop),
         |store| store.try_queue_pop("q").map(drop),
@@ -919,16 +923,20 @@ fn closing_ends_calls_under_way_and_all_later_ones(store: &Arc<dyn Store>, featu
         }),
         || closing.close(),
     );
-    assert!(started.elapsed() < LONG / 2, "a call was not ended");
+    assert!(
+        started.elapsed() < LONG / 2,
+        "a call did not end at the close"
+    );
     closing.close();
-    let queue_calls = of_queues.iter().filter(|_| features.queues);
-    let calls = blocking.iter().chain(&at_once).chain(queue_calls);
+    let queue_calls = queue_operations.iter().filter(|_| features.queues);
+    let calls = blocking.iter().chain(&non_blocking).chain(queue_calls);
     for (index, call) in calls.enumerate() {
         expect_closed(index, call(&closing));
     }
     expect_closed(0, closing.clone_store().map(drop));
 
-    // The store and its other handles, made from the closed one included, go on; nothing was written.
+    // The other handles stay open, including a clone of the closed one, and the failed calls wrote
+    // nothing.
     for open in [store, &other] {
         assert_eq!(open.get("present").unwrap(), b"1");
         assert!(!open.check(&["k"]).unwrap());
@@ -984,12 +992,12 @@ fn one_of_many_compare_sets_wins(store: &Arc<dyn Store>, _: Features) {
     for round in 0..10 {
         let key = &format!("leader{round}");
         let answers: Vec<Vec<u8>> = thread::scope(|scope| {
-            let rivals: Vec<_> = (0..4_u8)
+            let callers: Vec<_> = (0..4_u8)
                 .map(|i| scope.spawn(move || store.compare_set(key, b"", [i]).unwrap()))
                 .collect();
-            rivals
+            callers
                 .into_iter()
-                .map(|rival| rival.join().expect("no panic").into_value())
+                .map(|caller| caller.join().expect("no panic").into_value())
                 .collect()
         });
         let leader = store.get(key).unwrap();
@@ -1000,7 +1008,7 @@ fn one_of_many_compare_sets_wins(store: &Arc<dyn Store>, _: Features) {
     }
 }
 
-fn concurrent_appends_lose_nothing(store: &Arc<dyn Store>, _: Features) {
+fn concurrent_appends_are_all_kept(store: &Arc<dyn Store>, _: Features) {
     thread::scope(|scope| {
         for letter in *b"xy" {
             let store = clone_of(store);
@@ -1017,7 +1025,7 @@ fn concurrent_appends_lose_nothing(store: &Arc<dyn Store>, _: Features) {
     assert_eq!((log.len(), count(b'x'), count(b'y')), (100, 50, 50));
 }
 
-fn a_barrier_gathers_all_workers(store: &Arc<dyn Store>, features: Features) {
+fn a_barrier_waits_for_all_workers(store: &Arc<dyn Store>, features: Features) {
     const WORKERS: usize = 4;
     for round in 0..3 {
         let key = &format!("barrier{round}");
@@ -1028,7 +1036,7 @@ fn a_barrier_gathers_all_workers(store: &Arc<dyn Store>, features: Features) {
                 scope.spawn(move || {
                     store.add(arrivals, 1).unwrap();
                     store.barrier_timeout(key, WORKERS, Some(LONG)).unwrap();
-                    // Nobody gets through before all have come.
+                    // No worker passes before all have arrived.
                     assert_eq!(store.add(arrivals, 0).unwrap(), WORKERS as i64);
                 });
             }
@@ -1092,13 +1100,13 @@ fn queues_are_first_in_first_out(store: &Arc<dyn Store>, features: Features) {
     assert_eq!(store.try_queue_pop("q").unwrap(), None);
 }
 
-fn queues_and_values_are_apart(store: &Arc<dyn Store>, features: Features) {
+fn a_queue_and_a_value_can_share_a_name(store: &Arc<dyn Store>, features: Features) {
     if !features.queues {
         return;
     }
     let bookkeeping = store.num_keys().unwrap();
     store.queue_push("q", b"element").unwrap();
-    // A queue satisfies check and wait, and is otherwise no key.
+    // For check and wait a queue with an element is a key; for other operations it is not.
     assert!(store.check(&["q"]).unwrap());
     store.wait_timeout(&["q"], Some(Duration::ZERO)).unwrap();
     assert_eq!(store.num_keys().unwrap(), bookkeeping);
@@ -1121,7 +1129,7 @@ fn a_pop_waits_for_a_push(store: &Arc<dyn Store>, features: Features) {
     let started = Instant::now();
     let (popper, waiter, other) = (clone_of(store), clone_of(store), clone_of(store));
     let waiters: [Box<dyn FnOnce() + Send>; 2] = [
-        // First in line, for something else: a single wake must not be spent on it.
+        // The first waiter waits for another key: a push that wakes one waiter must not choose it.
         Box::new(move || other.wait(&["other"]).unwrap()),
         Box::new(move || assert_eq!(popper.queue_pop("q").unwrap(), b"1")),
     ];

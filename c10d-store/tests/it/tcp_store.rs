@@ -1,4 +1,4 @@
-//! The client: against our server, and against peers that a test plays by hand.
+//! Tests of the TCP client, against our server and against scripted servers.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
@@ -20,7 +20,7 @@ fn serve() -> TcpStoreServer {
 
 fn client(server: &TcpStoreServer) -> TcpStore {
     let options = TcpStoreOptions::default().with_timeout(LONG);
-    TcpStore::open("127.0.0.1", server.local_addr().port(), options).expect("the server is there")
+    TcpStore::open("127.0.0.1", server.local_addr().port(), options).expect("the server listens")
 }
 
 fn ms(milliseconds: u64) -> Duration {
@@ -34,7 +34,7 @@ const TCP: Features = Features {
 };
 
 #[test]
-fn it_keeps_the_contract() {
+fn store_contract_holds() {
     let make = || -> Arc<dyn Store> {
         let options = TcpStoreOptions::default().with_master(true);
         Arc::new(TcpStore::open("127.0.0.1", 0, options).expect("a free port"))
@@ -43,13 +43,13 @@ fn it_keeps_the_contract() {
 }
 
 #[test]
-fn it_keeps_the_contract_under_a_prefix() {
+fn store_contract_holds_under_a_prefix() {
     let make = || -> Arc<dyn Store> {
         let options = TcpStoreOptions::default().with_master(true);
         let store = TcpStore::open("127.0.0.1", 0, options).expect("a free port");
         Arc::new(PrefixStore::new("outer", PrefixStore::new("inner", store)))
     };
-    // The generic barrier is the prefixed store's.
+    // A prefix store uses the generic barrier.
     let features = Features {
         refuses_empty_barrier: true,
         ..TCP
@@ -57,22 +57,22 @@ fn it_keeps_the_contract_under_a_prefix() {
     store_contract::all(&make, features);
 }
 
-/// As PyTorch's server is: what the extensions do is done without them.
+/// PyTorch's server has no extensions, and the client works without them.
 #[test]
-fn it_keeps_the_contract_without_extensions() {
+fn store_contract_holds_without_extensions() {
     let server = serve();
-    let front = WithoutExtensions::of(server.local_addr());
+    let proxy = WithoutExtensions::in_front_of(server.local_addr());
     let round = std::cell::Cell::new(0);
     let make = || -> Arc<dyn Store> {
-        // One server for all stores, each with keys of its own.
+        // All stores share one server, so each gets its own prefix.
         round.set(round.get() + 1);
-        let store = TcpStore::connect("127.0.0.1", front.port()).expect("the server is there");
+        let store = TcpStore::connect("127.0.0.1", proxy.port()).expect("the proxy listens");
         Arc::new(PrefixStore::new(round.get().to_string(), store))
     };
     let features = Features {
         refuses_empty_barrier: true,
         wakes_on_change: false,
-        tells_every_swap: false,
+        reports_every_swap: false,
         ..TCP
     };
     store_contract::all(&make, features);
@@ -81,7 +81,7 @@ fn it_keeps_the_contract_without_extensions() {
 // --- waiting ---------------------------------------------------------------------------------
 
 #[test]
-fn two_keys_of_which_one_comes_late() {
+fn multi_get_waits_for_a_late_key() {
     let server = serve();
     let (waiter, setter) = (client(&server), client(&server));
     setter.set("early", b"1").unwrap();
@@ -95,14 +95,14 @@ fn two_keys_of_which_one_comes_late() {
 }
 
 #[test]
-fn a_timeout_leaves_the_store_usable_and_names_what_is_missing() {
+fn a_timeout_names_the_missing_key_and_leaves_the_store_usable() {
     let server = serve();
     let store = client(&server);
-    store.set("there", b"1").unwrap();
+    store.set("present", b"1").unwrap();
     for _ in 0..5 {
         let started = Instant::now();
         let error = store
-            .wait_timeout(&["there", "absent"], Some(ms(30)))
+            .wait_timeout(&["present", "absent"], Some(ms(30)))
             .unwrap_err();
         assert!(started.elapsed() >= ms(30));
         let StoreError::Timeout { context, timeout } = &error else {
@@ -112,14 +112,14 @@ fn a_timeout_leaves_the_store_usable_and_names_what_is_missing() {
         assert_eq!(context.keys, "\"absent\"");
         let place = format!("TCP store 127.0.0.1:{}", server.local_addr().port());
         assert!(error.to_string().contains(&place), "{error}");
-        assert_eq!(store.get("there").unwrap(), b"1");
+        assert_eq!(store.get("present").unwrap(), b"1");
     }
     store.set_timeout(Some(ms(20)));
     assert!(store.get("absent").unwrap_err().is_timeout());
     assert!(store.queue_pop("absent").unwrap_err().is_timeout());
     assert!(
         store
-            .multi_get(&["there", "absent"])
+            .multi_get(&["present", "absent"])
             .unwrap_err()
             .is_timeout()
     );
@@ -128,12 +128,12 @@ fn a_timeout_leaves_the_store_usable_and_names_what_is_missing() {
 }
 
 #[test]
-fn a_timeout_of_zero_looks_once() {
+fn a_zero_timeout_checks_once_without_waiting() {
     let server = serve();
     let store = client(&server);
-    store.set("there", b"1").unwrap();
+    store.set("present", b"1").unwrap();
     store
-        .wait_timeout(&["there"], Some(Duration::ZERO))
+        .wait_timeout(&["present"], Some(Duration::ZERO))
         .unwrap();
     assert!(
         store
@@ -142,12 +142,12 @@ fn a_timeout_of_zero_looks_once() {
             .is_timeout()
     );
     store.set_timeout(Some(Duration::ZERO));
-    assert_eq!(store.get("there").unwrap(), b"1");
+    assert_eq!(store.get("present").unwrap(), b"1");
     assert_eq!(store.add("counter", 1).unwrap(), 1);
 }
 
 #[test]
-fn a_barrier_that_times_out_says_how_many_came() {
+fn a_barrier_timeout_reports_how_many_workers_arrived() {
     let server = serve();
     let store = client(&server);
     let error = store.barrier_timeout("start", 3, Some(ms(20))).unwrap_err();
@@ -159,7 +159,7 @@ fn a_barrier_that_times_out_says_how_many_came() {
 }
 
 #[test]
-fn a_wait_in_one_thread_holds_up_no_other_and_uses_a_second_connection_only_then() {
+fn other_threads_use_a_second_connection_while_one_waits() {
     let server = serve();
     let store = Arc::new(client(&server));
     let waiting = {
@@ -168,7 +168,7 @@ fn a_wait_in_one_thread_holds_up_no_other_and_uses_a_second_connection_only_then
     };
     wait_until("the wait has arrived", || server.waiting_count() == 1);
     assert_eq!(server.connection_count(), 1);
-    // Each of these has 30 s; with one connection they would need the wait to end first.
+    // With only one connection these calls would wait until the first one ends, and time out.
     let started = Instant::now();
     for round in 1..=50 {
         store.set("k", b"v").unwrap();
@@ -188,7 +188,7 @@ fn a_wait_in_one_thread_holds_up_no_other_and_uses_a_second_connection_only_then
 
 /// A thread sees its own writes, whichever connections its calls use.
 #[test]
-fn a_thread_sees_what_it_wrote_while_others_block() {
+fn a_thread_sees_its_own_writes_while_others_block() {
     let server = serve();
     let store = Arc::new(client(&server));
     let threads: Vec<JoinHandle<()>> = (0..4)
@@ -200,7 +200,7 @@ fn a_thread_sees_what_it_wrote_while_others_block() {
                     let value = round.to_string();
                     store.set(&key, value.as_bytes()).unwrap();
                     if thread % 2 == 0 {
-                        // Blocks for a moment on the connection that others would use.
+                        // For a moment, blocks on the connection that other calls would use.
                         let waited =
                             store.wait_timeout(&["never"], Some(Duration::from_micros(500)));
                         assert!(waited.unwrap_err().is_timeout());
@@ -220,12 +220,12 @@ fn a_thread_sees_what_it_wrote_while_others_block() {
     }
 }
 
-/// Lets a write and the deadline of a wait meet: the write comes earlier after each round in which the
-/// deadline was first, later after each other.
+/// Makes a write and the deadline of a wait coincide: adjusts the delay of the write after each round,
+/// so that the write is first in about half of the rounds.
 struct Race {
     delay_us: i64,
-    won: u64,
-    lost: u64,
+    successes: u64,
+    timeouts: u64,
     deadline: Instant,
 }
 
@@ -235,21 +235,21 @@ impl Race {
     fn new() -> Self {
         Self {
             delay_us: 1_000,
-            won: 0,
-            lost: 0,
+            successes: 0,
+            timeouts: 0,
             deadline: Instant::now() + LONG,
         }
     }
 
-    /// The next round's number, until each side has won often.
+    /// The number of the next round; `None` once each outcome has occurred 100 times.
     fn next_round(&self) -> Option<u64> {
         assert!(
             Instant::now() < self.deadline,
-            "one side only: {} waits won, {} lost",
-            self.won,
-            self.lost
+            "only one outcome occurred: {} waits succeeded, {} timed out",
+            self.successes,
+            self.timeouts
         );
-        (self.won < 100 || self.lost < 100).then_some(self.won + self.lost + 1)
+        (self.successes < 100 || self.timeouts < 100).then_some(self.successes + self.timeouts + 1)
     }
 
     fn pause_before_write(&self) {
@@ -260,20 +260,20 @@ impl Race {
         thread::sleep(Duration::from_micros(self.delay_us.min(0).unsigned_abs()));
     }
 
-    fn finish_round(&mut self, has_won: bool) {
+    fn finish_round(&mut self, succeeded: bool) {
         let step = 40;
-        self.delay_us += if has_won { step } else { -step };
-        *(if has_won {
-            &mut self.won
+        self.delay_us += if succeeded { step } else { -step };
+        *(if succeeded {
+            &mut self.successes
         } else {
-            &mut self.lost
+            &mut self.timeouts
         }) += 1;
     }
 }
 
-/// Keys that arrive around the deadline: whatever the outcome, the connection stays in step.
+/// A key is set around the deadline of a wait. In either outcome, later replies match their requests.
 #[test]
-fn the_cancel_race_is_survived_whoever_wins() {
+fn replies_stay_in_order_after_the_cancel_race() {
     let server = serve();
     let (waiter, setter) = (client(&server), client(&server));
     let mut race = Race::new();
@@ -291,16 +291,20 @@ fn the_cancel_race_is_survived_whoever_wins() {
         if let Err(error) = &result {
             assert!(error.is_timeout(), "round {round}: {error}");
         }
-        // The next answer is the right one only if no byte was left over or taken too many.
+        // The next reply is right only if the wait read exactly its own bytes.
         assert_eq!(waiter.add("step", 1).unwrap(), round as i64);
         race.finish_round(result.is_ok());
     }
-    assert_eq!(server.connection_count(), 2, "no connection was given up");
+    assert_eq!(
+        server.connection_count(),
+        2,
+        "both clients keep their connection"
+    );
 }
 
-/// The same for a wait for a change, whose answer brings a value along.
+/// The same race with WAIT_CHANGE, whose reply also holds a value.
 #[test]
-fn the_cancel_race_of_a_wait_for_a_change_is_survived_whoever_wins() {
+fn replies_stay_in_order_after_the_cancel_race_of_wait_change() {
     let server = serve();
     let (waiter, setter) = (client(&server), client(&server));
     let mut known = b"0".to_vec();
@@ -322,19 +326,23 @@ fn the_cancel_race_of_a_wait_for_a_change_is_survived_whoever_wins() {
             Ok(seen) => assert_eq!(*seen, next),
             Err(error) => assert!(error.is_timeout(), "round {round}: {error}"),
         }
-        // The next answer is the right one only if no byte was left over or taken too many.
+        // The next reply is right only if the wait read exactly its own bytes.
         assert_eq!(waiter.add("step", 1).unwrap(), round as i64);
         race.finish_round(result.is_ok());
         known = next;
     }
-    assert_eq!(server.connection_count(), 2, "no connection was given up");
+    assert_eq!(
+        server.connection_count(),
+        2,
+        "both clients keep their connection"
+    );
 }
 
 // --- add on a value that is not a number ---------------------------------------------------------
 
-/// docs/wire.md, TRY_ADD: an answer on the same connection.
+/// docs/wire.md, TRY_ADD: the server replies and keeps the connection open.
 #[test]
-fn add_to_text_is_answered_on_the_same_connection() {
+fn add_to_text_keeps_the_connection() {
     let server = serve();
     let store = client(&server);
     store.set("k", [b'x'; 100]).unwrap();
@@ -348,14 +356,14 @@ fn add_to_text_is_answered_on_the_same_connection() {
     assert_eq!(server.connection_count(), 1);
 }
 
-/// A server without extensions closes the connection, as PyTorch's does: only the lane of that call is
-/// made anew, and the call that waits on another one goes on.
+/// A server without extensions closes the connection, as PyTorch's server does. The client reopens only
+/// that connection, and a call that waits on another connection continues.
 #[test]
-fn add_to_text_without_extensions_costs_one_connection_and_no_other_call() {
+fn add_to_text_without_extensions_reopens_one_connection() {
     let server = serve();
-    let front = WithoutExtensions::of(server.local_addr());
+    let proxy = WithoutExtensions::in_front_of(server.local_addr());
     let options = TcpStoreOptions::default().with_timeout(LONG);
-    let store = Arc::new(TcpStore::open("127.0.0.1", front.port(), options).unwrap());
+    let store = Arc::new(TcpStore::open("127.0.0.1", proxy.port(), options).unwrap());
     let observer = client(&server);
     store.set("k", b"text").unwrap();
     let waiting = {
@@ -377,14 +385,14 @@ fn add_to_text_without_extensions_costs_one_connection_and_no_other_call() {
     assert_eq!(waiting.join().unwrap().unwrap(), b"1");
 }
 
-/// What answers at the address of a server that ended is another, empty store.
+/// A new server at the address of a stopped one is another, empty store.
 #[test]
-fn add_does_not_go_on_with_another_server_at_the_same_address() {
-    let (tell, told) = std::sync::mpsc::channel::<()>();
+fn add_does_not_continue_on_a_new_server_at_the_same_address() {
+    let (signal, signaled) = std::sync::mpsc::channel::<()>();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
-    let playing = thread::spawn(move || {
-        let greet = || {
+    let serving = thread::spawn(move || {
+        let handshake = || {
             let (mut stream, _) = listener.accept().unwrap();
             stream.set_read_timeout(Some(LONG)).unwrap();
             expect(
@@ -394,15 +402,15 @@ fn add_does_not_go_on_with_another_server_at_the_same_address() {
             stream.write_all(&ECHO).unwrap();
             stream
         };
-        let mut stream = greet();
-        expect(&mut stream, &about_k(4));
+        let mut stream = handshake();
+        expect(&mut stream, &request_for_k(4));
         drop(stream);
-        let mut stream = greet();
+        let mut stream = handshake();
         // CHECK of "/k": missing.
         expect(&mut stream, &[5, 1, 0, 0, 0, 0, 0, 0, 0]);
-        expect(&mut stream, &about_k(5)[1..]);
+        expect(&mut stream, &request_for_k(5)[1..]);
         stream.write_all(&[1]).unwrap();
-        told.recv().unwrap();
+        signaled.recv().unwrap();
     });
     let store = open(port, LONG);
     let error = store.add("k", 1).unwrap_err();
@@ -413,20 +421,20 @@ fn add_does_not_go_on_with_another_server_at_the_same_address() {
     assert!(error.outcome_is_unknown());
     let error = store.add("k", 1).unwrap_err();
     assert!(error.to_string().contains("earlier: "), "{error}");
-    tell.send(()).unwrap();
-    playing.join().unwrap();
+    signal.send(()).unwrap();
+    serving.join().unwrap();
 }
 
-// --- a server played by hand -----------------------------------------------------------------
+// --- scripted servers ------------------------------------------------------------------------
 
-/// A server that plays one connection as the test says.
-fn play<T: Send + 'static>(
+/// Starts a server that accepts one connection, replies to its handshake and then runs `script`.
+fn scripted_server<T: Send + 'static>(
     capabilities: [u8; 4],
     script: impl FnOnce(TcpStream) -> T + Send + 'static,
 ) -> (u16, JoinHandle<T>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
-    let playing = thread::spawn(move || {
+    let serving = thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         stream.set_read_timeout(Some(LONG)).unwrap();
         expect(
@@ -436,12 +444,14 @@ fn play<T: Send + 'static>(
         stream.write_all(&capabilities).unwrap();
         script(stream)
     });
-    (port, playing)
+    (port, serving)
 }
 
-/// What PyTorch's server answers: the nonce.
+/// The handshake reply of PyTorch's server: the nonce, without any capability.
 const ECHO: [u8; 4] = [0, 0, 0x0d, 0xc1];
+/// The handshake reply of a server that has only the WAIT_GET extension.
 const WAIT_GET: [u8; 4] = [1, 0, 0x0d, 0xc1];
+/// The handshake reply of a server that has only the WAIT_CHANGE extension.
 const WAIT_CHANGE: [u8; 4] = [2, 0, 0x0d, 0xc1];
 
 fn expect(stream: &mut TcpStream, want: &[u8]) {
@@ -450,8 +460,9 @@ fn expect(stream: &mut TcpStream, want: &[u8]) {
     assert_eq!(got, want);
 }
 
-/// The bytes of one request about the key "k": the command, and "/k" as a blob.
-fn about_k(opcode: u8) -> Vec<u8> {
+/// The bytes of a request for the key "k": the opcode and "/k" as a blob. WAIT and WAIT_GET take a
+/// list of one key.
+fn request_for_k(opcode: u8) -> Vec<u8> {
     let mut bytes = vec![opcode];
     if matches!(opcode, 6 | 0x80) {
         bytes.extend_from_slice(&[1, 0, 0, 0, 0, 0, 0, 0]);
@@ -466,32 +477,32 @@ fn open(port: u16, timeout: Duration) -> TcpStore {
 }
 
 #[test]
-fn get_takes_two_requests_where_the_server_has_no_wait_get_and_one_where_it_has() {
-    let (port, playing) = play(ECHO, |mut stream| {
-        expect(&mut stream, &about_k(6));
+fn get_sends_two_requests_without_wait_get_and_one_with_it() {
+    let (port, serving) = scripted_server(ECHO, |mut stream| {
+        expect(&mut stream, &request_for_k(6));
         stream.write_all(&[0]).unwrap();
-        expect(&mut stream, &about_k(3));
+        expect(&mut stream, &request_for_k(3));
         stream.write_all(&[1, 0, 0, 0, 0, 0, 0, 0, b'v']).unwrap();
     });
     assert_eq!(open(port, LONG).get("k").unwrap(), b"v");
-    playing.join().unwrap();
+    serving.join().unwrap();
 
-    let (port, playing) = play(WAIT_GET, |mut stream| {
-        expect(&mut stream, &about_k(0x80));
-        // In pieces, as the network may deliver it.
+    let (port, serving) = scripted_server(WAIT_GET, |mut stream| {
+        expect(&mut stream, &request_for_k(0x80));
+        // Byte by byte, as the network may deliver it.
         for byte in [0, 1, 0, 0, 0, 0, 0, 0, 0, b'v'] {
             stream.write_all(&[byte]).unwrap();
         }
     });
     assert_eq!(open(port, LONG).get("k").unwrap(), b"v");
-    playing.join().unwrap();
+    serving.join().unwrap();
 }
 
-/// docs/wire.md, 9.3: the offset, the length of the value (or that it does not matter), the bytes.
+/// docs/wire.md, 9.3: a request holds the offset, the length of the value (or any) and the bytes.
 #[test]
-fn a_wait_for_a_change_is_one_request_where_the_server_has_it() {
+fn wait_change_sends_one_request_with_the_extension() {
     let any_length = [0xff; 8];
-    let (port, playing) = play(WAIT_CHANGE, move |mut stream| {
+    let (port, serving) = scripted_server(WAIT_CHANGE, move |mut stream| {
         let requests: [&[u8]; 3] = [
             &[
                 &[0; 8][..],
@@ -510,7 +521,7 @@ fn a_wait_for_a_change_is_one_request_where_the_server_has_it() {
             &[&[0xff; 8][..], &any_length, &[0; 8]].concat(),
         ];
         for known in requests {
-            expect(&mut stream, &[&about_k(0x81), known].concat());
+            expect(&mut stream, &[&request_for_k(0x81), known].concat());
             for byte in [0, 1, 0, 0, 0, 0, 0, 0, 0, b'v'] {
                 stream.write_all(&[byte]).unwrap();
             }
@@ -525,22 +536,22 @@ fn a_wait_for_a_change_is_one_request_where_the_server_has_it() {
     ] {
         assert_eq!(store.wait_change("k", known, Some(LONG)).unwrap(), b"v");
     }
-    playing.join().unwrap();
+    serving.join().unwrap();
 }
 
-/// Also one that has the other extension. A look is a WAIT, as the key may be missing, and a GET.
+/// A poll is a WAIT, because the key may be missing, and a GET. The client does not poll with WAIT_GET.
 #[test]
-fn a_wait_for_a_change_looks_once_a_second_where_the_server_does_not_have_it() {
-    let look = |capabilities| {
-        let (port, playing) = play(capabilities, |mut stream| {
+fn wait_change_polls_once_a_second_without_the_extension() {
+    let poll = |capabilities| {
+        let (port, serving) = scripted_server(capabilities, |mut stream| {
             for value in [b'1', b'2'] {
-                expect(&mut stream, &about_k(6));
+                expect(&mut stream, &request_for_k(6));
                 stream.write_all(&[0]).unwrap();
-                expect(&mut stream, &about_k(3));
+                expect(&mut stream, &request_for_k(3));
                 stream.write_all(&[1, 0, 0, 0, 0, 0, 0, 0, value]).unwrap();
             }
         });
-        // The time of the store is that of one look, not of the whole wait.
+        // The store's timeout limits one poll, not the whole wait.
         let store = open(port, ms(300));
         assert!(!store.wakes_on_change());
         let started = Instant::now();
@@ -548,21 +559,21 @@ fn a_wait_for_a_change_looks_once_a_second_where_the_server_does_not_have_it() {
         assert_eq!(seen.unwrap(), b"2");
         assert!(started.elapsed() >= Duration::from_secs(1), "one pause");
         assert!(started.elapsed() < LONG / 2);
-        playing.join().unwrap();
+        serving.join().unwrap();
     };
     thread::scope(|scope| {
-        scope.spawn(|| look(ECHO));
-        scope.spawn(|| look(WAIT_GET));
+        scope.spawn(|| poll(ECHO));
+        scope.spawn(|| poll(WAIT_GET));
     });
 }
 
-/// Neither the store's timeout nor the interval of looks makes such a wait last longer than it may.
+/// Neither the store's timeout nor the polling interval extends the deadline of the call.
 #[test]
-fn a_server_that_stops_answering_looks_costs_the_wait_its_deadline_and_no_more() {
-    let (port, playing) = play(ECHO, |mut stream| {
-        expect(&mut stream, &about_k(6));
+fn wait_change_keeps_its_deadline_if_a_poll_is_not_answered() {
+    let (port, serving) = scripted_server(ECHO, |mut stream| {
+        expect(&mut stream, &request_for_k(6));
         stream.write_all(&[0]).unwrap();
-        expect(&mut stream, &about_k(3));
+        expect(&mut stream, &request_for_k(3));
         let mut rest = Vec::new();
         let _ = stream.read_to_end(&mut rest);
     });
@@ -574,32 +585,32 @@ fn a_server_that_stops_answering_looks_costs_the_wait_its_deadline_and_no_more()
     assert!(started.elapsed() < LONG / 2);
     assert!(matches!(error, StoreError::NoReply { .. }), "{error}");
     drop(store);
-    playing.join().unwrap();
+    serving.join().unwrap();
 }
 
-/// Between two looks the connection is free for others.
+/// Between two polls other calls can use the connection.
 #[test]
-fn a_wait_for_a_change_that_only_looks_keeps_no_connection() {
-    let (tell, told) = std::sync::mpsc::channel::<()>();
-    let (port, playing) = play(ECHO, move |mut stream| {
-        expect(&mut stream, &about_k(6));
+fn a_polling_wait_change_does_not_hold_its_connection() {
+    let (signal, signaled) = std::sync::mpsc::channel::<()>();
+    let (port, serving) = scripted_server(ECHO, move |mut stream| {
+        expect(&mut stream, &request_for_k(6));
         stream.write_all(&[0]).unwrap();
-        expect(&mut stream, &about_k(3));
+        expect(&mut stream, &request_for_k(3));
         stream.write_all(&[1, 0, 0, 0, 0, 0, 0, 0, b'1']).unwrap();
-        tell.send(()).unwrap();
+        signal.send(()).unwrap();
         expect(&mut stream, &[7]);
         stream.write_all(&[5, 0, 0, 0, 0, 0, 0, 0]).unwrap();
-        // The next look, during which the connection ends.
-        expect(&mut stream, &about_k(6));
+        // The server closes the connection during the next poll.
+        expect(&mut stream, &request_for_k(6));
     });
     let store = Arc::new(open(port, LONG));
     let waiting = {
         let store = Arc::clone(&store);
         thread::spawn(move || store.wait_change("k", Known::whole(b"1"), Some(LONG)))
     };
-    told.recv().unwrap();
+    signaled.recv().unwrap();
     assert_eq!(store.num_keys().unwrap(), 5);
-    playing.join().unwrap();
+    serving.join().unwrap();
     let error = waiting.join().unwrap().unwrap_err();
     assert!(
         matches!(error, StoreError::ConnectionLost { .. }),
@@ -607,12 +618,12 @@ fn a_wait_for_a_change_that_only_looks_keeps_no_connection() {
     );
 }
 
-/// PyTorch's servers up to 2.4 do not know PING and close on it.
+/// Servers of PyTorch up to 2.4 close the connection on PING.
 #[test]
-fn a_server_without_ping_is_greeted_without_it() {
+fn a_server_without_ping_gets_a_handshake_without_it() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
-    let playing = thread::spawn(move || {
+    let serving = thread::spawn(move || {
         let (mut first, _) = listener.accept().unwrap();
         expect(&mut first, &[0, 0xce, 0xf7, 0x85, 0x3c, 0x0d]);
         drop(first);
@@ -621,9 +632,9 @@ fn a_server_without_ping_is_greeted_without_it() {
         let check_of_nothing = [5, 0, 0, 0, 0, 0, 0, 0, 0];
         expect(&mut second, &check_of_nothing);
         second.write_all(&[0]).unwrap();
-        expect(&mut second, &about_k(6));
+        expect(&mut second, &request_for_k(6));
         second.write_all(&[0]).unwrap();
-        expect(&mut second, &about_k(3));
+        expect(&mut second, &request_for_k(3));
         second.write_all(&[1, 0, 0, 0, 0, 0, 0, 0, b'v']).unwrap();
         expect(&mut second, &check_of_nothing);
         second.write_all(&[0]).unwrap();
@@ -631,14 +642,14 @@ fn a_server_without_ping_is_greeted_without_it() {
     let store = open(port, LONG);
     assert_eq!(store.get("k").unwrap(), b"v");
     store.ping().unwrap();
-    playing.join().unwrap();
+    serving.join().unwrap();
 }
 
-/// The race of the specification, forced: the wake is on its way when the cancel arrives.
+/// Forces the race of docs/wire.md, 5.6: the server has sent the wakeup when the cancel arrives.
 #[test]
-fn a_key_that_comes_while_the_cancel_is_under_way_counts_as_there() {
-    let (port, playing) = play(ECHO, |mut stream| {
-        expect(&mut stream, &about_k(6));
+fn a_wakeup_that_crosses_the_cancel_ends_the_wait() {
+    let (port, serving) = scripted_server(ECHO, |mut stream| {
+        expect(&mut stream, &request_for_k(6));
         expect(&mut stream, &[12]);
         stream.write_all(&[0, 1]).unwrap();
         expect(&mut stream, &[7]);
@@ -646,11 +657,15 @@ fn a_key_that_comes_while_the_cancel_is_under_way_counts_as_there() {
     });
     let store = open(port, LONG);
     store.wait_timeout(&["k"], Some(ms(20))).unwrap();
-    assert_eq!(store.num_keys().unwrap(), 5, "still in step");
-    playing.join().unwrap();
+    assert_eq!(
+        store.num_keys().unwrap(),
+        5,
+        "later replies match their requests"
+    );
+    serving.join().unwrap();
 
-    let (port, playing) = play(WAIT_GET, |mut stream| {
-        expect(&mut stream, &about_k(0x80));
+    let (port, serving) = scripted_server(WAIT_GET, |mut stream| {
+        expect(&mut stream, &request_for_k(0x80));
         expect(&mut stream, &[12]);
         stream
             .write_all(&[0, 1, 0, 0, 0, 0, 0, 0, 0, b'v', 1])
@@ -660,11 +675,15 @@ fn a_key_that_comes_while_the_cancel_is_under_way_counts_as_there() {
     });
     let store = open(port, ms(20));
     assert_eq!(store.get("k").unwrap(), b"v");
-    assert_eq!(store.num_keys().unwrap(), 5, "still in step");
-    playing.join().unwrap();
+    assert_eq!(
+        store.num_keys().unwrap(),
+        5,
+        "later replies match their requests"
+    );
+    serving.join().unwrap();
 
-    let (port, playing) = play(WAIT_CHANGE, |mut stream| {
-        expect(&mut stream, &about_k(0x81));
+    let (port, serving) = scripted_server(WAIT_CHANGE, |mut stream| {
+        expect(&mut stream, &request_for_k(0x81));
         expect(&mut stream, &[0xff; 16]);
         expect(&mut stream, &[0; 8]);
         expect(&mut stream, &[12]);
@@ -677,18 +696,22 @@ fn a_key_that_comes_while_the_cancel_is_under_way_counts_as_there() {
     let store = open(port, LONG);
     let seen = store.wait_change("k", Known::nothing(), Some(ms(20)));
     assert_eq!(seen.unwrap(), b"v");
-    assert_eq!(store.num_keys().unwrap(), 5, "still in step");
-    playing.join().unwrap();
+    assert_eq!(
+        store.num_keys().unwrap(),
+        5,
+        "later replies match their requests"
+    );
+    serving.join().unwrap();
 }
 
-/// The answer to a cancel that is late is taken in by the next call, on the same connection.
+/// The next call reads the late reply to a cancel, on the same connection.
 #[test]
-fn a_server_that_is_slow_to_confirm_a_cancel_delays_nobody_and_stays_in_step() {
-    let (go, gone) = std::sync::mpsc::channel::<()>();
-    let (port, playing) = play(ECHO, move |mut stream| {
-        expect(&mut stream, &about_k(6));
+fn a_late_cancel_reply_does_not_delay_the_timeout() {
+    let (signal, signaled) = std::sync::mpsc::channel::<()>();
+    let (port, serving) = scripted_server(ECHO, move |mut stream| {
+        expect(&mut stream, &request_for_k(6));
         expect(&mut stream, &[12]);
-        gone.recv().unwrap();
+        signaled.recv().unwrap();
         stream.write_all(&[0, 1]).unwrap();
         expect(&mut stream, &[7]);
         stream.write_all(&[5, 0, 0, 0, 0, 0, 0, 0]).unwrap();
@@ -702,14 +725,14 @@ fn a_server_that_is_slow_to_confirm_a_cancel_delays_nobody_and_stays_in_step() {
             .is_timeout()
     );
     assert!(started.elapsed() < LONG / 2);
-    go.send(()).unwrap();
+    signal.send(()).unwrap();
     assert_eq!(store.num_keys().unwrap(), 5);
-    playing.join().unwrap();
+    serving.join().unwrap();
 }
 
 #[test]
-fn a_server_that_stops_answering_costs_a_call_its_deadline_and_no_more() {
-    let (port, playing) = play(ECHO, |mut stream| {
+fn a_call_keeps_its_deadline_if_the_server_does_not_answer() {
+    let (port, serving) = scripted_server(ECHO, |mut stream| {
         let mut rest = Vec::new();
         let _ = stream.read_to_end(&mut rest);
         rest
@@ -727,19 +750,19 @@ fn a_server_that_stops_answering_costs_a_call_its_deadline_and_no_more() {
             .contains("add \"k\" at TCP store 127.0.0.1:")
     );
     drop(store);
-    assert_eq!(playing.join().unwrap()[0], 4);
+    assert_eq!(serving.join().unwrap()[0], 4);
 }
 
 #[test]
-fn a_server_that_closes_in_the_middle_ends_calls_at_once_and_for_good() {
-    let (port, playing) = play(ECHO, |mut stream| {
-        expect(&mut stream, &about_k(6));
+fn a_closed_connection_fails_current_and_later_calls() {
+    let (port, serving) = scripted_server(ECHO, |mut stream| {
+        expect(&mut stream, &request_for_k(6));
     });
     let store = open(port, LONG);
     let started = Instant::now();
     let error = store.get("k").unwrap_err();
     assert!(started.elapsed() < LONG / 2);
-    playing.join().unwrap();
+    serving.join().unwrap();
     let StoreError::ConnectionLost {
         context, outcome, ..
     } = &error
@@ -759,9 +782,9 @@ fn a_server_that_closes_in_the_middle_ends_calls_at_once_and_for_good() {
     assert!(error.to_string().contains("earlier: "), "{error}");
 }
 
-/// PyTorch's client lets the first `set` after the server's death pass.
+/// PyTorch's client reports success for the first `set` after the server has stopped.
 #[test]
-fn a_set_after_the_servers_death_fails() {
+fn a_set_fails_after_the_server_has_stopped() {
     let server = serve();
     let store = client(&server);
     store.set("k", b"1").unwrap();
@@ -772,7 +795,7 @@ fn a_set_after_the_servers_death_fails() {
 }
 
 #[test]
-fn a_killed_server_ends_every_blocked_call() {
+fn a_server_shutdown_fails_every_blocked_call() {
     let server = serve();
     let store = Arc::new(client(&server));
     let blocked: Vec<JoinHandle<StoreError>> = (0..3)
@@ -799,23 +822,23 @@ fn a_killed_server_ends_every_blocked_call() {
     }
 }
 
-/// A call that needs a further connection when the server has gone must not dial a dead port until its
-/// deadline, and the call that still waits on the first connection must not wait on.
+/// The server has stopped listening. A call that needs a second connection must not retry until its
+/// deadline, and the call that waits on the first connection must fail too.
 #[test]
-fn a_further_connection_that_is_refused_ends_the_store_at_once() {
-    let (tell, told) = std::sync::mpsc::channel::<()>();
+fn a_refused_second_connection_fails_all_calls_at_once() {
+    let (signal, signaled) = std::sync::mpsc::channel::<()>();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
-    let playing = thread::spawn(move || {
+    let serving = thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         expect(
             &mut stream,
             &[0, 0xce, 0xf7, 0x85, 0x3c, 0x0d, 0, 0, 0x0d, 0xc1],
         );
         stream.write_all(&ECHO).unwrap();
-        expect(&mut stream, &about_k(6));
+        expect(&mut stream, &request_for_k(6));
         drop(listener);
-        tell.send(()).unwrap();
+        signal.send(()).unwrap();
         // The connection itself stays open until the client ends it.
         let mut rest = Vec::new();
         stream.read_to_end(&mut rest).unwrap();
@@ -826,13 +849,13 @@ fn a_further_connection_that_is_refused_ends_the_store_at_once() {
         let store = Arc::clone(&store);
         thread::spawn(move || store.get("k").unwrap_err())
     };
-    told.recv().unwrap();
+    signaled.recv().unwrap();
     let started = Instant::now();
     let error = store.add("n", 1).unwrap_err();
     assert!(matches!(error, StoreError::Connect { .. }), "{error}");
     let text = error.to_string();
     assert!(text.contains("add \"n\" at TCP store localhost:"), "{text}");
-    // The address that answered before, not the name, which may stand for others as well.
+    // The client dials the address of the first connection. The name may have other addresses.
     assert!(text.contains("cannot connect to 127.0.0.1:"), "{text}");
     let error = waiting.join().unwrap();
     assert!(
@@ -840,19 +863,19 @@ fn a_further_connection_that_is_refused_ends_the_store_at_once() {
         "{error}"
     );
     assert!(started.elapsed() < LONG / 2);
-    playing.join().unwrap();
+    serving.join().unwrap();
 }
 
-/// The answer to the cancel comes late: a pop sent then would take it for its own.
+/// The reply to the cancel is late. A pop sent before it arrives would read it as its own reply.
 #[test]
-fn a_blocking_pop_stays_in_step_when_the_cancel_is_confirmed_late() {
-    let (go, gone) = std::sync::mpsc::channel::<()>();
-    let (port, playing) = play(ECHO, move |mut stream| {
-        expect(&mut stream, &about_k(15));
+fn a_pop_is_not_sent_before_a_late_cancel_reply() {
+    let (signal, signaled) = std::sync::mpsc::channel::<()>();
+    let (port, serving) = scripted_server(ECHO, move |mut stream| {
+        expect(&mut stream, &request_for_k(15));
         stream.write_all(&[0; 8]).unwrap();
-        expect(&mut stream, &about_k(6));
+        expect(&mut stream, &request_for_k(6));
         expect(&mut stream, &[12]);
-        gone.recv().unwrap();
+        signaled.recv().unwrap();
         stream.write_all(&[1]).unwrap();
         expect(&mut stream, &[7]);
         stream.write_all(&[5, 0, 0, 0, 0, 0, 0, 0]).unwrap();
@@ -860,28 +883,28 @@ fn a_blocking_pop_stays_in_step_when_the_cancel_is_confirmed_late() {
     let store = open(port, ms(300));
     let error = store.queue_pop("k").unwrap_err();
     assert!(matches!(error, StoreError::Timeout { .. }), "{error}");
-    go.send(()).unwrap();
+    signal.send(()).unwrap();
     assert_eq!(store.num_keys().unwrap(), 5);
-    playing.join().unwrap();
+    serving.join().unwrap();
 }
 
 #[test]
-fn a_pop_whose_element_is_taken_by_another_waits_on() {
-    let (port, playing) = play(ECHO, |mut stream| {
-        expect(&mut stream, &about_k(15));
+fn a_pop_keeps_waiting_if_another_client_takes_the_element() {
+    let (port, serving) = scripted_server(ECHO, |mut stream| {
+        expect(&mut stream, &request_for_k(15));
         stream.write_all(&[0; 8]).unwrap();
-        expect(&mut stream, &about_k(6));
+        expect(&mut stream, &request_for_k(6));
         stream.write_all(&[0]).unwrap();
-        expect(&mut stream, &about_k(15));
+        expect(&mut stream, &request_for_k(15));
         stream.write_all(&[0; 8]).unwrap();
-        expect(&mut stream, &about_k(6));
+        expect(&mut stream, &request_for_k(6));
         stream.write_all(&[0]).unwrap();
-        expect(&mut stream, &about_k(15));
+        expect(&mut stream, &request_for_k(15));
         stream.write_all(&[1, 0, 0, 0, 0, 0, 0, 0]).unwrap();
         stream.write_all(&[1, 0, 0, 0, 0, 0, 0, 0, b'e']).unwrap();
     });
     assert_eq!(open(port, LONG).queue_pop("k").unwrap(), b"e");
-    playing.join().unwrap();
+    serving.join().unwrap();
 }
 
 #[test]
@@ -895,14 +918,14 @@ fn an_invalid_reply_is_named_in_the_error() {
         (&[0, 0, 0, 0, 0x80, 0, 0, 0, 0], "the limit is"),
     ];
     for (answer, text) in answers {
-        let (port, playing) = play(WAIT_GET, move |mut stream| {
-            expect(&mut stream, &about_k(0x80));
+        let (port, serving) = scripted_server(WAIT_GET, move |mut stream| {
+            expect(&mut stream, &request_for_k(0x80));
             stream.write_all(answer).unwrap();
         });
         let error = open(port, LONG).get("k").unwrap_err();
         assert!(matches!(error, StoreError::Protocol { .. }), "{error}");
         assert!(error.to_string().contains(text), "{error}");
-        playing.join().unwrap();
+        serving.join().unwrap();
     }
 }
 
@@ -924,9 +947,9 @@ fn a_peer_that_is_not_a_store_is_reported_within_the_timeout() {
     for (text, behave) in table {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let playing = thread::spawn(move || {
+        let serving = thread::spawn(move || {
             let mut kept = Vec::new();
-            // Ends with the connection that says "q".
+            // A connection that sends "q" ends the loop.
             loop {
                 let (stream, _) = listener.accept().unwrap();
                 let mut first = [0];
@@ -944,7 +967,7 @@ fn a_peer_that_is_not_a_store_is_reported_within_the_timeout() {
         assert!(elapsed < LONG / 2, "{elapsed:?}: {shown}");
         assert!(shown.contains(text), "{shown}");
         assert!(shown.contains(&address.to_string()), "{shown}");
-        // The limit as it was given, not what was left of it.
+        // The error shows the configured limit, not the remaining time.
         if shown.contains("limit") {
             assert!(shown.contains("(limit 0.300s)"), "{shown}");
         } else {
@@ -954,12 +977,12 @@ fn a_peer_that_is_not_a_store_is_reported_within_the_timeout() {
             .unwrap()
             .write_all(b"q")
             .unwrap();
-        playing.join().unwrap();
+        serving.join().unwrap();
     }
 }
 
 #[test]
-fn a_get_that_times_out_says_that_the_key_is_missing() {
+fn a_get_timeout_reports_that_the_key_is_missing() {
     let server = serve();
     let store = client(&server);
     store.set_timeout(Some(ms(20)));
@@ -989,8 +1012,8 @@ fn limits_are_checked_before_anything_is_sent() {
         assert!(matches!(error, StoreError::LimitExceeded { .. }), "{error}");
         assert!(!error.outcome_is_unknown());
     }
-    store.set(&long_key[1..], b"as long as it may be").unwrap();
-    assert_eq!(store.get(&long_key[1..]).unwrap(), b"as long as it may be");
+    store.set(&long_key[1..], b"at the limit").unwrap();
+    assert_eq!(store.get(&long_key[1..]).unwrap(), b"at the limit");
 }
 
 // --- hosting ---------------------------------------------------------------------------------
@@ -1049,7 +1072,7 @@ fn a_master_takes_over_a_bound_socket() {
 }
 
 #[test]
-fn a_taken_port_is_told() {
+fn a_port_in_use_is_reported() {
     let server = serve();
     let port = server.local_addr().port();
     let error = TcpStore::open("127.0.0.1", port, master()).unwrap_err();
@@ -1060,7 +1083,7 @@ fn a_taken_port_is_told() {
 }
 
 #[test]
-fn tenants_of_one_port_share_a_server_which_ends_with_the_last() {
+fn tenants_share_a_server_until_the_last_one_closes() {
     let port = serve().local_addr().port();
     let tenant = || TcpStore::open("127.0.0.1", port, master().with_multi_tenant(true));
     let first = tenant().unwrap();
@@ -1075,15 +1098,15 @@ fn tenants_of_one_port_share_a_server_which_ends_with_the_last() {
     assert!(!third.check(&["k"]).unwrap(), "a new server");
 }
 
-/// One tenant goes while the next one comes, in another thread.
+/// Another thread closes the last tenant while a new one opens.
 #[test]
-fn a_tenant_may_come_while_the_last_one_goes() {
+fn a_tenant_can_open_while_the_last_one_closes() {
     let port = serve().local_addr().port();
     let tenant = || TcpStore::open("127.0.0.1", port, master().with_multi_tenant(true));
     let mut last = tenant().unwrap();
     for _ in 0..50 {
         let leaving = thread::spawn(move || drop(last));
-        // Either the same server, which then goes on, or a new one on the port just left.
+        // The new tenant shares the server or starts a new one on the freed port.
         last = tenant().unwrap();
         leaving.join().unwrap();
         last.set("k", b"v").unwrap();
@@ -1145,7 +1168,7 @@ fn missing_workers_are_counted_in_the_error() {
 }
 
 #[test]
-fn close_ends_calls_in_other_threads() {
+fn close_fails_calls_in_other_threads() {
     let server = serve();
     let store = Arc::new(client(&server));
     let blocked = {
@@ -1153,7 +1176,7 @@ fn close_ends_calls_in_other_threads() {
         thread::spawn(move || store.barrier("never", 2))
     };
     let observer = client(&server);
-    wait_until("it waits", || server.waiting_count() == 1);
+    wait_until("the barrier waits", || server.waiting_count() == 1);
     store.close();
     let error = blocked.join().unwrap().unwrap_err();
     assert!(matches!(error, StoreError::Closed { .. }), "{error}");

@@ -1,4 +1,4 @@
-//! A server that says that it has no extensions, as PyTorch's does: a proxy in front of one that has.
+//! A proxy that hides the extensions of our server, so that clients see a server like PyTorch's.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
-/// Passes bytes on both ways, and answers the hello's PING as PyTorch's server does, by its nonce.
-/// Dropping it ends its listening; each connection ends with its client.
+/// Forwards bytes in both directions, except the reply to the handshake's PING: the client gets the
+/// plain nonce, as from PyTorch's server. The drop waits until the clients have disconnected.
 pub(crate) struct WithoutExtensions {
     address: SocketAddr,
     stop: Arc<AtomicBool>,
@@ -15,21 +15,21 @@ pub(crate) struct WithoutExtensions {
 }
 
 impl WithoutExtensions {
-    pub(crate) fn of(server: SocketAddr) -> Self {
+    pub(crate) fn in_front_of(server: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let address = listener.local_addr().expect("it is bound");
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let accepting = thread::spawn(move || {
-            let mut passing = Vec::new();
+            let mut connections = Vec::new();
             for client in listener.incoming() {
                 if stopped.load(Ordering::Acquire) {
                     break;
                 }
                 let client = client.expect("a connection");
-                passing.push(thread::spawn(move || pass(client, server)));
+                connections.push(thread::spawn(move || forward(client, server)));
             }
-            for connection in passing {
+            for connection in connections {
                 connection.join().expect("no panic");
             }
         });
@@ -48,37 +48,37 @@ impl WithoutExtensions {
 impl Drop for WithoutExtensions {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
-        // Wakes the thread that accepts.
+        // Wakes the accepting thread.
         let woken = TcpStream::connect(self.address).is_ok();
         if let Some(accepting) = self.accepting.take()
             && woken
             && accepting.join().is_err()
             && !thread::panicking()
         {
-            panic!("a connection of the proxy ended by a panic");
+            panic!("a connection thread of the proxy panicked");
         }
     }
 }
 
-/// The nonce of the hello's PING on the wire: docs/wire.md, CAPABILITY 2.
+/// The nonce of the handshake's PING, as sent on the wire: docs/wire.md, CAPABILITY 2.
 const NONCE: [u8; 4] = [0, 0, 0x0d, 0xc1];
 
-/// One connection, until either side ends it.
-fn pass(client: TcpStream, server: SocketAddr) {
-    let server = TcpStream::connect(server).expect("the server is there");
+/// Forwards one connection until either side closes it.
+fn forward(client: TcpStream, server: SocketAddr) {
+    let server = TcpStream::connect(server).expect("the server listens");
     let options = [client.set_nodelay(true), server.set_nodelay(true)];
-    assert!(options.iter().all(Result::is_ok), "options of the sockets");
+    assert!(options.iter().all(Result::is_ok), "socket options");
     let (mut from_client, mut to_server) = (&client, &server);
     let (mut from_server, mut to_client) = (&server, &client);
     thread::scope(|scope| {
         scope.spawn(move || {
-            // An error is an end as well: the test learns of it on its own side.
+            // An error ends the connection too; the test sees the close on its own side.
             let _ = io::copy(&mut from_client, &mut to_server);
             let _ = to_server.shutdown(Shutdown::Write);
         });
         let mut capabilities = NONCE;
         if from_server.read_exact(&mut capabilities).is_ok() {
-            assert_ne!(capabilities, NONCE, "a server with extensions");
+            assert_ne!(capabilities, NONCE, "the server has extensions");
             let _ = to_client
                 .write_all(&NONCE)
                 .and_then(|()| io::copy(&mut from_server, &mut to_client));
