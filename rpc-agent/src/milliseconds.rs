@@ -16,7 +16,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_started_millisecond_counts() {
+    fn durations_round_up_to_milliseconds() {
         let ns = Duration::from_nanos;
         let cases = [
             (0, 0),

@@ -230,7 +230,7 @@ mod tests {
                 LeaseStep::Wait { until }
             );
         }
-        // So does another holder, also after the lease was free.
+        // Another holder also restarts the lease, including a holder after a release.
         let now = start + LEASE * 20;
         let until = now + LEASE;
         assert_eq!(watch.observe(b"b 0", now, LEASE), LeaseStep::Wait { until });

@@ -1,4 +1,4 @@
-//! Groups of several workers over real stores.
+//! Groups of several workers over in-process and TCP stores.
 
 use std::sync::Arc;
 use std::thread;
@@ -9,7 +9,7 @@ use c10d_store::{HashStore, PrefixStore, ServerOptions, TcpStore, TcpStoreServer
 use super::*;
 use crate::worker::WorkerId;
 
-/// Reached only if a test hangs.
+/// Timeout of all waits in the tests; reached only if a test hangs.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn patience() -> Deadline {
@@ -20,7 +20,7 @@ fn passed() -> Deadline {
     Deadline::at(Instant::now())
 }
 
-/// A store that several workers share, each through a handle of its own.
+/// A store shared by several workers. Each worker gets its own handle.
 struct Shared {
     stores: Box<dyn Fn() -> Arc<dyn Store>>,
     _server: Option<TcpStoreServer>,
@@ -60,7 +60,7 @@ impl Shared {
         (self.stores)()
     }
 
-    /// A worker with the incarnation 100 + id and the port 4000 + id.
+    /// Joins a worker with incarnation 100 + id and port 4000 + id.
     fn join(
         &self,
         name: &str,
@@ -71,7 +71,7 @@ impl Shared {
         join(self.store(), name, id, u64::from(id) + 100, group, by)
     }
 
-    /// Joins all at once, each on its own thread.
+    /// Joins all workers concurrently, each on its own thread.
     fn join_all(
         &self,
         workers: &[(&str, u32)],
@@ -136,7 +136,7 @@ fn workers_of_a_static_group_find_each_other() {
                 assert_eq!(address.incarnation, u64::from(id) + 100);
             }
             assert_eq!(directory.find(&"nobody".into()), None);
-            // All members are known, so this does not wait.
+            // All members are known, so the call returns without waiting.
             let nobody = directory.find_or_wait(&3.into(), Deadline::NEVER).unwrap();
             assert_eq!(nobody, None);
         }
@@ -160,7 +160,7 @@ fn a_duplicate_name_is_an_error_on_each_rank_that_names_both_workers() {
 #[test]
 fn a_duplicate_rank_is_an_error_on_each_waiting_worker() {
     for shared in Shared::all() {
-        // Rank 2 of three never joins: two processes were given rank 1.
+        // Rank 2 of three never joins, because two processes were given rank 1.
         let joining = thread::scope(|scope| {
             let joining: Vec<_> = [("a", 0, 1), ("b", 1, 2), ("b", 1, 3)]
                 .map(|(name, id, incarnation)| {
@@ -216,7 +216,7 @@ fn a_rank_beyond_the_world_size_is_refused() {
 
 #[test]
 fn static_and_dynamic_members_cannot_be_mixed() {
-    for (first, second, said) in [
+    for (first, second, error_text) in [
         (known(1), Group::Dynamic, "has no world size"),
         (Group::Dynamic, known(2), "has a world size"),
     ] {
@@ -233,7 +233,7 @@ fn static_and_dynamic_members_cannot_be_mixed() {
             ),
             "{error}"
         );
-        assert!(error.contains(said), "{error}");
+        assert!(error.contains(error_text), "{error}");
         assert!(error.contains("rpc_prefix_0/rpcIsStaticGroup"), "{error}");
     }
 }

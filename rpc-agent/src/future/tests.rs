@@ -12,7 +12,7 @@ use c10d_socket::Deadline;
 use super::*;
 use crate::error::RpcError;
 
-/// Longer than anything takes here.
+/// Far longer than any step of these tests takes.
 const LONG: Duration = Duration::from_secs(60);
 
 fn broken(text: &str) -> RpcError {
@@ -26,16 +26,16 @@ fn text<T: fmt::Debug>(result: Option<Result<T, RpcError>>) -> String {
     }
 }
 
-/// Records what callbacks report, in order.
+/// Returns a list, and a function that appends to it; callbacks use it to record their order.
 fn notes<T>() -> (Arc<Mutex<Vec<T>>>, impl Fn(T) + Clone) {
     let notes = Arc::new(Mutex::new(Vec::new()));
     let writer = Arc::clone(&notes);
     (notes, move |note| writer.lock().unwrap().push(note))
 }
 
-fn until(is_so: impl Fn() -> bool) {
+fn until(condition: impl Fn() -> bool) {
     let deadline = Instant::now() + LONG;
-    while !is_so() {
+    while !condition() {
         assert!(
             Instant::now() < deadline,
             "the condition did not become true"
@@ -44,15 +44,15 @@ fn until(is_so: impl Fn() -> bool) {
     }
 }
 
-/// Runs jobs when the test asks for it, and records who drives.
+/// An executor that runs jobs when the test asks for it, and records the calls of `drive`.
 #[derive(Default)]
-struct ByHand {
+struct ManualExecutor {
     jobs: Mutex<Vec<Job>>,
     driven: Mutex<Vec<(Hint, Deadline, bool)>>,
     on_drive: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
-impl ByHand {
+impl ManualExecutor {
     fn run_all(&self) {
         loop {
             let jobs = std::mem::take(&mut *self.jobs.lock().unwrap());
@@ -68,7 +68,7 @@ impl ByHand {
     }
 }
 
-impl Executor for ByHand {
+impl Executor for ManualExecutor {
     fn execute(&self, job: Job) {
         self.jobs.lock().unwrap().push(job);
     }
@@ -183,9 +183,9 @@ fn dropping_a_promise_fails_its_future() {
     });
     until(|| future.slot.waiting() == 1);
     drop(promise);
-    let said = text(Some(waiting.join().unwrap()));
+    let error_text = text(Some(waiting.join().unwrap()));
     assert_eq!(
-        said,
+        error_text,
         "the promise of this future was dropped before it was completed"
     );
 
@@ -214,7 +214,7 @@ fn callbacks_of_a_pending_future_run_upon_completion_in_order() {
 
 #[test]
 fn a_callback_of_a_complete_future_runs_at_once_on_the_registering_thread() {
-    let executor = Arc::new(ByHand::default());
+    let executor = Arc::new(ManualExecutor::default());
     let (promise, future) = executor.future(Hint::NONE);
     promise.complete(Ok(1));
     let (seen, note) = notes();
@@ -226,7 +226,7 @@ fn a_callback_of_a_complete_future_runs_at_once_on_the_registering_thread() {
 #[test]
 fn all_callbacks_of_one_completion_are_one_job_of_the_executor() {
     for count in [1, 2, 5] {
-        let executor = Arc::new(ByHand::default());
+        let executor = Arc::new(ManualExecutor::default());
         let (promise, future) = executor.future(Hint::NONE);
         let (seen, note) = notes();
         for n in 0..count {
@@ -243,7 +243,7 @@ fn all_callbacks_of_one_completion_are_one_job_of_the_executor() {
 
 #[test]
 fn a_completion_without_callbacks_submits_no_job() {
-    let executor = Arc::new(ByHand::default());
+    let executor = Arc::new(ManualExecutor::default());
     let (promise, future) = executor.future(Hint::NONE);
     promise.complete(Ok(1));
     assert!(executor.jobs.lock().unwrap().is_empty());
@@ -251,7 +251,7 @@ fn a_completion_without_callbacks_submits_no_job() {
 }
 
 #[test]
-fn a_panicking_callback_harms_neither_other_callbacks_nor_the_completing_thread() {
+fn a_panicking_callback_affects_neither_other_callbacks_nor_the_completing_thread() {
     let (promise, future) = RpcFuture::new();
     let (seen, note) = notes();
     future.on_complete(|_| panic!("first"));
@@ -284,7 +284,7 @@ fn a_continuation_turns_a_value_or_an_error_into_either() {
     let (promise, future) = RpcFuture::new();
     let doubled = future.then(|result: Result<u32, _>| Ok(2 * result?));
     let failed = future.then(|_| Err::<u32, _>(broken("not wanted")));
-    let panicked = future.then(|_| -> Result<u32, RpcError> { panic!("oh {}", 1) });
+    let panicked = future.then(|_| -> Result<u32, RpcError> { panic!("bad value {}", 1) });
     let further = doubled.then(|result| Ok(format!("{}", result?)));
     assert!(!doubled.is_complete());
     promise.complete(Ok(4));
@@ -293,7 +293,7 @@ fn a_continuation_turns_a_value_or_an_error_into_either() {
     assert_eq!(text(failed.try_get()), "not wanted");
     assert_eq!(
         text(panicked.try_get()),
-        "a continuation of a future panicked: oh 1"
+        "a continuation of a future panicked: bad value 1"
     );
     let mended = failed.then(|result| Ok(result.unwrap_or(0)));
     assert_eq!(mended.wait().unwrap(), 0);
@@ -343,13 +343,16 @@ fn a_continuation_that_returns_its_own_future_fails_it() {
     });
     *own.lock().unwrap() = Some(child.clone());
     promise.complete(Ok(1));
-    let said = text(child.try_get());
-    assert_eq!(said, "a continuation returned the future that waits for it");
+    let error_text = text(child.try_get());
+    assert_eq!(
+        error_text,
+        "a continuation returned the future that waits for it"
+    );
 }
 
 #[test]
 fn callbacks_of_a_child_run_on_its_parents_executor() {
-    let executor = Arc::new(ByHand::default());
+    let executor = Arc::new(ManualExecutor::default());
     let (promise, future) = executor.future(Hint(7));
     let child = future.then(Ok::<_, RpcError>).then(|_| Ok(()));
     let grandchild = child.and_then(|()| RpcFuture::ready(Ok(3)));
@@ -368,7 +371,7 @@ fn callbacks_of_a_child_run_on_its_parents_executor() {
 
 #[test]
 fn an_executor_that_drops_its_jobs_fails_the_futures_that_depend_on_them() {
-    let executor = Arc::new(ByHand::default());
+    let executor = Arc::new(ManualExecutor::default());
     let (promise, future) = executor.future(Hint::NONE);
     let child = future.then(|_| Ok(()));
     promise.complete(Ok(1));
@@ -381,7 +384,7 @@ fn an_executor_that_drops_its_jobs_fails_the_futures_that_depend_on_them() {
 
 #[test]
 fn a_waiting_thread_drives_first_with_hint_and_deadline() {
-    let executor = Arc::new(ByHand::default());
+    let executor = Arc::new(ManualExecutor::default());
     let (promise, future) = executor.future(Hint(7));
     let deadline = Deadline::after(Instant::now(), LONG);
     *executor.on_drive.lock().unwrap() = Some(Box::new(move || {
@@ -402,7 +405,7 @@ fn a_waiting_thread_drives_first_with_hint_and_deadline() {
 
 #[test]
 fn a_thread_whose_drive_had_no_result_continues_to_wait() {
-    let executor = Arc::new(ByHand::default());
+    let executor = Arc::new(ManualExecutor::default());
     let (promise, future) = executor.future(Hint(7));
     assert!(future.wait_timeout(Duration::from_millis(1)).is_none());
     let waiting = thread::spawn({
@@ -418,7 +421,7 @@ fn a_thread_whose_drive_had_no_result_continues_to_wait() {
 
 #[test]
 fn a_wait_of_zero_checks_once_without_waiting() {
-    let executor = Arc::new(ByHand::default());
+    let executor = Arc::new(ManualExecutor::default());
     let (promise, future) = executor.future(Hint(7));
     assert!(future.wait_timeout(Duration::ZERO).is_none());
     assert!(executor.driven.lock().unwrap().is_empty(), "it was driven");
@@ -428,7 +431,7 @@ fn a_wait_of_zero_checks_once_without_waiting() {
 
 #[test]
 fn a_future_without_a_hint_is_not_driven() {
-    let executor = Arc::new(ByHand::default());
+    let executor = Arc::new(ManualExecutor::default());
     let (_promise, future) = executor.future(Hint::NONE);
     assert!(future.wait_timeout(Duration::from_millis(1)).is_none());
     assert!(executor.driven.lock().unwrap().is_empty());
@@ -480,11 +483,11 @@ fn a_dropped_handle_removes_its_waker() {
 }
 
 #[test]
-fn a_panicking_waker_harms_no_callback() {
+fn a_panicking_waker_affects_no_callback() {
     struct Panicking;
     impl Wake for Panicking {
         fn wake(self: Arc<Self>) {
-            panic!("a bad runtime");
+            panic!("a broken waker");
         }
     }
     let (promise, mut future) = RpcFuture::new();
@@ -522,14 +525,14 @@ fn a_future_can_be_awaited_by_value_and_by_reference() {
 
 #[test]
 fn no_lock_is_held_while_wakers_and_callbacks_run() {
-    struct Looks(RpcFuture<u32>, AtomicBool);
-    impl Wake for Looks {
+    struct Observer(RpcFuture<u32>, AtomicBool);
+    impl Wake for Observer {
         fn wake(self: Arc<Self>) {
             self.1.store(self.0.wait().is_ok(), Ordering::SeqCst);
         }
     }
     let (promise, mut future) = RpcFuture::new();
-    let looks = Arc::new(Looks(future.clone(), AtomicBool::new(false)));
+    let looks = Arc::new(Observer(future.clone(), AtomicBool::new(false)));
     assert!(poll(&mut future, &Waker::from(Arc::clone(&looks))).is_pending());
     promise.complete(Ok(1));
     assert!(looks.1.load(Ordering::SeqCst));

@@ -75,9 +75,8 @@ fn at_a_stop_each_task_runs_once_or_is_dropped_under_shuttle() {
         for sender in senders {
             sender.join().unwrap();
         }
-        // A caller may hold it for a moment longer than the pool.
         assert!(work.fates.lock().is_work_dropped);
-        // Requests that no thread has read stay in the network.
+        // Requests that no thread has read stay in the simulated network.
         let unread = work.unread();
         let fates = work.fates.lock();
         let mut requests = fates.requests();
@@ -97,7 +96,7 @@ fn at_a_stop_each_task_runs_once_or_is_dropped_under_shuttle() {
 }
 
 #[test]
-fn a_function_that_blocks_delays_no_other_under_shuttle() {
+fn a_blocked_function_does_not_delay_others_under_shuttle() {
     check(|| {
         let work = FakeWork::start(3, 3);
         let gate = gate();
@@ -114,7 +113,7 @@ fn a_function_that_blocks_delays_no_other_under_shuttle() {
 }
 
 #[test]
-fn a_callback_that_blocks_delays_no_other_under_shuttle() {
+fn a_blocked_callback_does_not_delay_others_under_shuttle() {
     check(|| {
         let work = FakeWork::start(1, 3);
         let gate = gate();
@@ -133,7 +132,7 @@ fn a_callback_that_blocks_delays_no_other_under_shuttle() {
 }
 
 #[test]
-fn another_thread_takes_the_place_of_one_that_waits_under_shuttle() {
+fn another_thread_replaces_one_that_waits_under_shuttle() {
     check(|| {
         let work = FakeWork::start(1, 2);
         let gate = gate();
@@ -174,7 +173,7 @@ fn callbacks_run_while_all_threads_wait_under_shuttle() {
         let gates = [gate(), gate()];
         let nested = Arc::clone(&gates[0]);
         work.arrive(0, move |work| work.wait_at(&nested));
-        // Otherwise the callback could begin first, and the request would be refused.
+        // Without this wait, the callback could run first, and the request would be refused.
         gates[0].await_arrivals(1);
         let (first, its_work) = (Arc::clone(&gates[1]), Arc::clone(&work));
         work.call_back(0, move || its_work.wait_at(&first));

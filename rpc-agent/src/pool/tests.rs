@@ -1,4 +1,4 @@
-//! The pool with real threads. Each wait is for something that another thread does, none for time.
+//! The pool with real threads. Each wait is for an event of another thread, none for a duration.
 
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
@@ -11,13 +11,13 @@ fn gate() -> Arc<Gate> {
     Arc::default()
 }
 
-/// A body that blocks at the gate without telling the pool, like one that computes.
+/// A function body that blocks at the gate without telling the pool, like a computation.
 fn blocked(gate: &Arc<Gate>) -> impl FnOnce(&Arc<FakeWork>) + Send + 'static {
     let gate = Arc::clone(gate);
     move |_| gate.pass()
 }
 
-/// A body that waits at the gate as for a call of its own.
+/// A function body that waits at the gate with a wait that the pool knows, like a wait for a call.
 fn waiting(gate: &Arc<Gate>) -> impl FnOnce(&Arc<FakeWork>) + Send + 'static {
     let gate = Arc::clone(gate);
     move |work| work.wait_at(&gate)
@@ -42,7 +42,7 @@ fn requests_run_whether_polled_or_submitted() {
     work.arrive(0, |_| {});
     work.submit(1, |_| {});
     work.call_back(7, || {});
-    work.until("all ran", |fates| {
+    work.until("all tasks ran", |fates| {
         fates.requests() == [0, 1] && fates.called_back == [7]
     });
     work.pool.stop();
@@ -55,7 +55,7 @@ fn a_burst_of_short_requests_starts_few_threads() {
         work.submit(number, |_| {});
         work.call_back(number, || {});
     }
-    work.until("all ran", |fates| {
+    work.until("all tasks ran", |fates| {
         fates.ran.len() == 500 && fates.called_back.len() == 500
     });
     let begun = work.pool.ask(Scheduler::threads_begun);
@@ -126,18 +126,18 @@ fn at_most_handlers_max_functions_run_at_a_time() {
     }
     gate.await_arrivals(2);
     until(&work, "the others are queued", |gauges| gauges.queued == 8);
-    // The limit is for requests, not for callbacks.
+    // The limit applies to requests, not to callbacks.
     work.call_back(0, || {});
     work.until("the callback ran", |fates| fates.called_back == [0]);
     assert_eq!(gate.arrivals(), 2);
     gate.open();
-    work.until("all ran", |fates| fates.ran.len() == 10);
+    work.until("all tasks ran", |fates| fates.ran.len() == 10);
     assert_eq!(*most.lock().unwrap(), 2);
     work.pool.stop();
 }
 
 #[test]
-fn another_thread_takes_the_place_of_a_function_that_waits() {
+fn another_thread_replaces_one_whose_function_waits() {
     let work = FakeWork::start(1, 4);
     let gate = gate();
     work.arrive(0, waiting(&gate));
@@ -176,13 +176,13 @@ fn callbacks_run_while_all_threads_wait() {
     work.arrive(0, waiting(&gates[0]));
     work.arrive(1, waiting(&gates[0]));
     gates[0].await_arrivals(2);
-    // The first callback waits for the second one, which frees those that wait.
+    // The first callback waits for the second one, which opens the gate for the waiting functions.
     let (first, its_work) = (Arc::clone(&gates[1]), Arc::clone(&work));
     work.call_back(0, move || its_work.wait_at(&first));
     gates[1].await_arrivals(1);
     let opened = gates.clone();
     work.call_back(1, move || opened.iter().for_each(|gate| gate.open()));
-    work.until("all ran", |fates| {
+    work.until("all tasks ran", |fates| {
         fates.ran.len() == 2 && fates.called_back.len() == 2
     });
     work.pool.stop();
@@ -197,7 +197,7 @@ fn a_thread_polls_while_a_callback_runs_and_all_others_wait() {
     let blocking = Arc::clone(&called);
     work.call_back(0, move || blocking.pass());
     called.await_arrivals(1);
-    // Only the thread beyond the limit is left to take requests.
+    // Only the extra thread for callbacks is left, and it refuses requests.
     work.arrive(1, |_| {});
     work.until("it was refused", |fates| fates.refused == [1]);
     called.open();
@@ -225,13 +225,13 @@ fn unsent_output_of_a_callback_is_sent_while_it_blocks() {
 #[test]
 fn a_thread_that_waits_is_not_an_own_thread() {
     let work = FakeWork::start(4, 8);
-    let (sender, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     let foreign = work.pool.is_own_thread();
     work.arrive(0, move |work| {
         let before = work.pool.is_own_thread();
         let waiting = work.pool.enter_wait();
         let while_waiting = work.pool.is_own_thread();
-        // A wait inside a wait does not count again.
+        // A nested wait does not count again.
         drop(work.pool.enter_wait());
         let gauges = work.pool.gauges();
         drop(waiting);
@@ -240,28 +240,28 @@ fn a_thread_that_waits_is_not_an_own_thread() {
             .send((before, while_waiting, gauges.waiting, after))
             .unwrap();
     });
-    assert_eq!(told.recv_timeout(LONG), Ok((true, false, 1, true)));
+    assert_eq!(receiver.recv_timeout(LONG), Ok((true, false, 1, true)));
     assert!(!foreign);
     work.pool.stop();
 }
 
 #[test]
-fn waits_of_foreign_threads_do_not_count() {
+fn waits_of_other_threads_do_not_count() {
     let work = FakeWork::start(1, 1);
     let other = FakeWork::start(1, 1);
     let waiting = work.pool.enter_wait();
     assert_eq!(work.pool.gauges().waiting, 0);
     drop(waiting);
-    // Nor do those of another pool's threads.
-    let strange = Arc::clone(&work);
-    let (sender, told) = mpsc::channel();
+    // Waits of another pool's threads do not count either.
+    let foreign = Arc::clone(&work);
+    let (sender, receiver) = mpsc::channel();
     other.arrive(0, move |_| {
-        let _waiting = strange.pool.enter_wait();
+        let _waiting = foreign.pool.enter_wait();
         sender
-            .send((strange.pool.gauges().waiting, strange.pool.is_own_thread()))
+            .send((foreign.pool.gauges().waiting, foreign.pool.is_own_thread()))
             .unwrap();
     });
-    assert_eq!(told.recv_timeout(LONG), Ok((0, false)));
+    assert_eq!(receiver.recv_timeout(LONG), Ok((0, false)));
     work.pool.stop();
     other.pool.stop();
 }
@@ -276,7 +276,7 @@ fn idle_threads_end_except_for_two() {
     gate.await_arrivals(10);
     assert!(work.pool.gauges().threads >= 11);
     gate.open();
-    until(&work, "two are left", |gauges| gauges.threads == 2);
+    until(&work, "two threads are left", |gauges| gauges.threads == 2);
     work.arrive(10, |_| {});
     work.until("the last one ran", |fates| fates.ran.len() == 11);
     work.pool.stop();
@@ -362,7 +362,7 @@ fn an_idle_pool_polls_and_does_not_spin() {
     });
     let polls = work.polls();
     work.arrive(0, |_| {});
-    work.until("it ran", |fates| fates.ran == [0]);
+    work.until("the task ran", |fates| fates.ran == [0]);
     until(&work, "the standby thread sleeps again", |_| {
         work.pool.ask(Scheduler::is_standby_asleep)
     });

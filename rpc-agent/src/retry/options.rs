@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn options_are_refused_in_the_order_and_the_words_of_pytorch() {
+    fn options_are_refused_in_the_order_and_with_the_texts_of_pytorch() {
         let mut options = RetryOptions::default()
             .with_max_retries(-1)
             .with_backoff(0.99)

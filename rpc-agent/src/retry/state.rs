@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn no_pause_is_longer_than_the_longest() {
+    fn no_pause_exceeds_the_maximum() {
         let options = RetryOptions::default()
             .with_max_retries(5)
             .with_max_delay(Duration::from_millis(2000));
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn jitter_reaches_evenly_to_both_sides() {
+    fn jitter_is_symmetric() {
         let policy = RetryOptions::default().with_jitter(0.2).checked().unwrap();
         let delay_ms = |draw| delay(&policy, 2, draw).as_millis();
         assert_eq!(
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_permanent_error_ends_the_call_unless_retries_of_it_are_asked_for() {
+    fn a_permanent_error_ends_the_call_unless_its_retries_are_requested() {
         let errors = [remote(), RpcError::NoSuchFunction { call: call() }];
         for error in errors {
             let asked = RetryOptions::default().retry_executed(true);
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_that_was_shut_down_does_not_retry_even_if_asked() {
+    fn an_agent_that_was_shut_down_does_not_retry_even_if_requested() {
         let error = RpcError::Shutdown {
             call: call(),
             outcome: Outcome::Unknown,
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn the_random_numbers_are_those_of_the_seed() {
+    fn the_seed_determines_the_random_numbers() {
         let options = RetryOptions::default()
             .with_max_retries(9)
             .with_jitter(1.0)
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn the_final_error_tells_the_outcome_of_all_attempts() {
+    fn the_final_error_has_the_outcome_of_all_attempts() {
         let options = RetryOptions::default().with_max_retries(1);
         let now = Instant::now();
         let after_timeout = || {
@@ -415,7 +415,7 @@ mod tests {
         let state = after_timeout();
         assert_eq!(state.abandoned(not_sent()).outcome(), Outcome::Unknown);
         assert_eq!(state.shut_down(call()).outcome(), Outcome::Unknown);
-        // An answer of the function tells more.
+        // An answer of the function determines the outcome.
         let Verdict::GiveUp(error) = after_timeout().on_failure(&remote(), now) else {
             panic!("it is not retried");
         };

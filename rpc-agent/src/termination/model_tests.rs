@@ -1,8 +1,8 @@
-//! Random histories of workers that call each other and shut down, checked against the rule.
+//! Checks the shutdown rule with random histories of workers that call each other and shut down.
 //!
-//! There is no time: each step performs one of the possible events, chosen at random. Messages, handlers
-//! and workers have speeds, because otherwise a message would hardly ever be in flight for several rounds.
-//! `SEED=n` repeats one history, `ROUNDS=n` runs n of them.
+//! The model has no clock: each step performs one possible event, chosen at random. Messages, handlers and workers
+//! have speeds; without them, a message would hardly ever stay in flight for several rounds. `SEED=n` repeats one
+//! history, `ROUNDS=n` runs n of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::env;
@@ -41,14 +41,14 @@ enum IdleWait {
 
 #[derive(Debug)]
 struct Worker {
-    /// Of its callbacks and its shutdown; each of its handlers has a speed of its own. Changes at random.
+    /// Speed of the worker's callbacks and its shutdown; changes at random. Each handler has its own speed.
     speed: u8,
     started: u64,
     out: BTreeSet<u64>,
-    /// Its answered calls whose callbacks have not run yet. They are in `out` too.
+    /// Answered calls whose callbacks have not run yet. `out` contains them as well.
     callbacks: Vec<u64>,
     handlers: Vec<Handler>,
-    /// Calls that its program makes before it shuts down.
+    /// Calls that the program makes before it shuts down.
     own_calls: u32,
     idle_wait: IdleWait,
     core: Detector,
@@ -80,11 +80,11 @@ struct World {
     rounds: BTreeMap<u32, Round>,
     left: u64,
     next_call: u64,
-    /// Calls that all handlers and callbacks together may still make.
+    /// Number of calls that all handlers and callbacks together may still make.
     nested_calls: u32,
 }
 
-/// An event that is possible now.
+/// A possible event.
 #[derive(Debug, Clone, Copy)]
 enum Event {
     Deliver(usize),
@@ -139,7 +139,7 @@ impl World {
         events
     }
 
-    /// Whether the next step of a worker's shutdown would not block.
+    /// Whether the next step of the worker's shutdown would return without blocking.
     fn can_proceed(&self, worker: &Worker) -> bool {
         match worker.core.step() {
             Step::AwaitIdle => {
@@ -155,7 +155,7 @@ impl World {
         }
     }
 
-    /// Mostly the fastest possible event, sometimes any. `None` if no event is possible.
+    /// Chooses mostly the fastest possible event, sometimes any. `None` if no event is possible.
     fn choose(&mut self) -> Option<Event> {
         let events = self.events();
         if self.rng.u32(0..8) == 0 {
@@ -200,7 +200,7 @@ impl World {
         }
     }
 
-    /// A handler calls a worker, answers, or returns; it may continue after its answer.
+    /// Lets a handler call a worker, answer, or return. It may continue after its answer.
     fn handle(&mut self, worker: usize, handler: usize) {
         match self.rng.u32(0..3) {
             0 => self.maybe_call(worker),

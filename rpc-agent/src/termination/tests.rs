@@ -1,4 +1,4 @@
-//! Coordinated shutdown of workers that are threads, over real stores.
+//! Coordinated shutdown of workers that are threads, over in-process and TCP stores.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex};
@@ -8,7 +8,7 @@ use c10d_store::{HashStore, PrefixStore, ServerOptions, TcpStore, TcpStoreServer
 
 use super::*;
 
-/// Reached only if a test hangs.
+/// Timeout of all waits in the tests; reached only if a test hangs.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn patience() -> Deadline {
@@ -30,7 +30,7 @@ fn termination(store: &Arc<dyn Store>, workers: &[WorkerInfo], id: usize) -> Ter
     Termination::new(store, 0, workers[id].clone(), workers.to_vec())
 }
 
-/// One store of each kind, and the server of one of them.
+/// One store of each kind, and the server of the TCP store.
 fn stores() -> (Vec<Arc<dyn Store>>, TcpStoreServer) {
     let server = TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).unwrap();
     let tcp = TcpStore::connect("127.0.0.1", server.local_addr().port()).unwrap();
@@ -151,7 +151,7 @@ fn no_worker_leaves_before_the_last_call_is_answered() {
             while busy.asked.load(Ordering::SeqCst) == 0 {
                 thread::yield_now();
             }
-            // Its callback makes another call before the first one ends.
+            // The callback makes another call before the first call ends.
             busy.start();
             busy.end();
             assert_eq!(left.load(Ordering::SeqCst), 0);
@@ -173,8 +173,8 @@ fn a_timeout_lists_the_absent_workers_and_shutdown_can_continue_later() {
             .run(&Calls::default(), soon())
             .unwrap_err()
             .to_string();
-        let said = "in round 1, w1 (id 1), w2 (id 2) had not arrived (0 calls of this worker are unanswered)";
-        assert!(error.ends_with(said), "{error}");
+        let error_text = "in round 1, w1 (id 1), w2 (id 2) had not arrived (0 calls of this worker are unanswered)";
+        assert!(error.ends_with(error_text), "{error}");
 
         thread::scope(|scope| {
             let ends: Vec<_> = (1..3)
@@ -215,8 +215,8 @@ fn a_dead_worker_ends_the_wait_without_a_deadline() {
         *calls.dead.lock().unwrap() = vec![workers[2].clone()];
         let mut end = termination(store, &workers, 0);
         let error = end.run(&calls, Deadline::NEVER).unwrap_err();
-        let said = "w2 (id 2) died before arriving in round 1";
-        assert!(error.to_string().contains(said), "{error}");
+        let error_text = "w2 (id 2) died before arriving in round 1";
+        assert!(error.to_string().contains(error_text), "{error}");
     }
 }
 
@@ -227,7 +227,7 @@ fn a_worker_that_died_after_it_arrived_does_not_block_the_others() {
         let workers = workers(2);
         let calls = Calls::default();
         *calls.dead.lock().unwrap() = vec![workers[1].clone()];
-        // It arrived in both rounds, and had to publish the sum of the second one.
+        // The dead worker arrived in both rounds, and would have published the sum of the second one.
         for round in 1..=2 {
             store
                 .set(&format!("shutdown/0/{round}/here/1"), b"")
@@ -275,7 +275,7 @@ fn a_single_worker_shuts_down_at_once() {
     for store in &stores {
         let mut end = termination(store, &workers(1), 0);
         end.run(&Calls::default(), patience()).unwrap();
-        // A second run does nothing.
+        // A second run returns at once and changes nothing.
         end.run(&Calls::default(), patience()).unwrap();
         assert_eq!(store.get("shutdown/0/left").unwrap(), b"1");
     }
@@ -307,7 +307,7 @@ fn an_invalid_sum_is_an_error_with_its_key() {
         .run(&Calls::default(), patience())
         .unwrap_err()
         .to_string();
-    let said = "graceful shutdown: \"rpc_prefix_0/shutdown/0/1/ready\" at hash store is not a number: \
+    let error_text = "graceful shutdown: \"rpc_prefix_0/shutdown/0/1/ready\" at hash store is not a number: \
                 \"many\"";
-    assert_eq!(error, said);
+    assert_eq!(error, error_text);
 }

@@ -18,7 +18,7 @@ fn started<T: Send + 'static>(on_due: impl Fn(T) + Send + 'static) -> io::Result
     timer.start(on_due).map(|()| timer)
 }
 
-/// A timer, and the values that were due.
+/// A timer, and the list of values that came due.
 fn recording() -> (Arc<TimerThread<u32>>, Arc<Mutex<Vec<u32>>>) {
     let sent = Arc::new(Mutex::new(Vec::new()));
     let thread = started({
@@ -51,7 +51,7 @@ fn every_value_is_handed_over_or_returned_exactly_once_under_shuttle() {
         for scheduling in scheduling {
             seen.extend(scheduling.join().unwrap());
         }
-        // The thread has ended: no value is due after this.
+        // The thread has ended, so no value comes due after this.
         seen.extend(sent.lock().unwrap().iter());
         seen.sort_unstable();
         assert_eq!(seen, [0, 1, 2, 3]);
@@ -60,7 +60,7 @@ fn every_value_is_handed_over_or_returned_exactly_once_under_shuttle() {
 }
 
 #[test]
-fn each_of_two_threads_that_stop_it_finds_it_ended_under_shuttle() {
+fn two_threads_can_stop_the_timer_concurrently_under_shuttle() {
     check(|| {
         let (retry, sent) = recording();
         retry
@@ -94,7 +94,7 @@ fn an_earlier_value_wakes_the_thread_under_shuttle() {
         retry
             .schedule(Instant::now() - Duration::from_secs(1), 0)
             .unwrap();
-        // Without the wake-up both threads would sleep: a deadlock.
+        // Without the wake-up, both threads would sleep forever, which the checker reports as a deadlock.
         assert_eq!(receiver.recv(), Ok(0));
         assert_eq!(retry.stop(), [1]);
     });
@@ -128,7 +128,7 @@ fn the_callback_may_schedule_and_stop_under_shuttle() {
             .unwrap();
         let of_us = retry.stop();
         let of_it = given_back.lock().unwrap().clone();
-        // Value 0 was either not due, or it became value 1, which was due or was returned.
+        // Either value 0 was returned, or it came due and value 1 was returned or came due.
         let all: Vec<u32> = of_us.into_iter().chain(of_it).collect();
         assert!(all == [0] || all == [1], "{all:?}");
     });

@@ -148,8 +148,8 @@ mod tests {
         assert_eq!(queue.take_where(|_| true), []);
     }
 
-    /// Each value leaves once, not early, and in order; a thread that sleeps for `poll_timeout` wakes when
-    /// a value is due.
+    /// Invariants: each value leaves once, not early, and in order. A thread that sleeps for `poll_timeout` wakes
+    /// when a value is due.
     #[derive(Debug, Clone)]
     enum Step {
         Schedule { after_us: u64 },

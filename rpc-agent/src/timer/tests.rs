@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::thread::TimerThread;
 
-/// Longer than anything takes here.
+/// Far longer than any step of these tests takes.
 const LONG: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(3600);
 const NAME: &str = "test-timer";
@@ -22,8 +22,8 @@ fn started_with_batches<T: Send + 'static>(
     timer.start_with_batches(on_batch).map(|()| timer)
 }
 
-/// A timer that tells which values are due.
-fn telling<T: Send + 'static>() -> (TimerThread<T>, mpsc::Receiver<T>) {
+/// A timer that sends each due value to a channel.
+fn reporting<T: Send + 'static>() -> (TimerThread<T>, mpsc::Receiver<T>) {
     let (sender, receiver) = mpsc::channel();
     let thread = started(move |value| {
         let _ = sender.send(value);
@@ -33,7 +33,7 @@ fn telling<T: Send + 'static>() -> (TimerThread<T>, mpsc::Receiver<T>) {
 
 #[test]
 fn a_value_is_handed_over_when_it_is_due_and_not_before() {
-    let (thread, sent) = telling();
+    let (thread, sent) = reporting();
     let at = Instant::now() + Duration::from_millis(20);
     thread.schedule(at, 'a').unwrap();
     assert_eq!(sent.recv_timeout(LONG), Ok('a'));
@@ -56,26 +56,26 @@ fn the_callback_runs_on_the_named_thread() {
 #[test]
 fn two_values_due_at_the_same_instant_leave_in_one_wake_up() {
     let (sender, receiver) = mpsc::channel();
-    let (go_on, may_go_on) = mpsc::channel::<()>();
+    let (resume, resumed) = mpsc::channel::<()>();
     let thread = started_with_batches(move |batch: Vec<u32>| {
         let _ = sender.send(batch);
-        let _ = may_go_on.recv_timeout(LONG);
+        let _ = resumed.recv_timeout(LONG);
     })
     .unwrap();
-    // The thread is busy until both are scheduled.
+    // The callback blocks until both values are scheduled.
     let at = Instant::now();
     thread.schedule(at, 0).unwrap();
     assert_eq!(receiver.recv_timeout(LONG).unwrap(), [0]);
     thread.schedule(at, 1).unwrap();
     thread.schedule(at, 2).unwrap();
-    go_on.send(()).unwrap();
+    resume.send(()).unwrap();
     assert_eq!(receiver.recv_timeout(LONG).unwrap(), [1, 2]);
-    drop(go_on);
+    drop(resume);
 }
 
 #[test]
 fn an_earlier_value_than_the_current_sleep_target_wakes_the_thread() {
-    let (thread, sent) = telling();
+    let (thread, sent) = reporting();
     thread.schedule(Instant::now() + HOUR, "late").unwrap();
     thread
         .schedule(Instant::now() + HOUR / 2, "less late")
@@ -86,8 +86,8 @@ fn an_earlier_value_than_the_current_sleep_target_wakes_the_thread() {
 }
 
 #[test]
-fn a_stop_returns_the_values_that_wait_and_later_ones_are_refused() {
-    let (thread, sent) = telling();
+fn a_stop_returns_the_pending_values_and_later_ones_are_refused() {
+    let (thread, sent) = reporting();
     let at = Instant::now() + HOUR;
     thread.schedule(at, 1).unwrap();
     thread.schedule(at, 2).unwrap();
@@ -103,7 +103,7 @@ fn a_stop_returns_the_values_that_wait_and_later_ones_are_refused() {
 }
 
 #[test]
-fn a_panic_of_the_callback_costs_one_value() {
+fn a_panic_of_the_callback_loses_only_one_value() {
     let (sender, sent) = mpsc::channel();
     let thread = started(move |value: u32| {
         assert_ne!(value, 1, "a bad value");
@@ -147,7 +147,7 @@ fn a_callback_can_schedule_the_next_value_ten_thousand_times() {
 #[test]
 fn the_callback_can_stop_the_timer_and_another_thread_join_it() {
     let own = Arc::new(OnceLock::<Weak<TimerThread<u32>>>::new());
-    let (sender, given_back) = mpsc::channel();
+    let (sender, returned) = mpsc::channel();
     let thread = Arc::new(
         started({
             let own = Arc::clone(&own);
@@ -161,23 +161,23 @@ fn the_callback_can_stop_the_timer_and_another_thread_join_it() {
     own.set(Arc::downgrade(&thread)).unwrap();
     thread.schedule(Instant::now() + HOUR, 1).unwrap();
     thread.schedule(Instant::now(), 0).unwrap();
-    assert_eq!(given_back.recv_timeout(LONG), Ok(vec![1]));
+    assert_eq!(returned.recv_timeout(LONG), Ok(vec![1]));
     assert!(thread.stop().is_empty());
-    // The thread has ended, and its sender with it.
-    assert_eq!(given_back.try_recv(), Err(mpsc::TryRecvError::Disconnected));
+    // The thread has ended and dropped its sender.
+    assert_eq!(returned.try_recv(), Err(mpsc::TryRecvError::Disconnected));
 }
 
 #[test]
-fn its_last_owner_can_be_the_thread_itself() {
+fn the_last_owner_can_be_the_timer_thread_itself() {
     let own = Arc::new(Mutex::new(None::<Arc<TimerThread<u32>>>));
     let (sender, ended) = mpsc::channel::<()>();
-    let (go_on, may_go_on) = mpsc::channel::<()>();
+    let (resume, resumed) = mpsc::channel::<()>();
     let thread = Arc::new(
         started({
             let own = Arc::clone(&own);
             move |_| {
                 let _sender = &sender;
-                let _ = may_go_on.recv_timeout(LONG);
+                let _ = resumed.recv_timeout(LONG);
                 drop(own.lock().unwrap().take());
             }
         })
@@ -186,7 +186,7 @@ fn its_last_owner_can_be_the_thread_itself() {
     thread.schedule(Instant::now() + HOUR, 1).unwrap();
     thread.schedule(Instant::now(), 0).unwrap();
     *own.lock().unwrap() = Some(thread);
-    go_on.send(()).unwrap();
+    resume.send(()).unwrap();
     assert_eq!(
         ended.recv_timeout(LONG),
         Err(mpsc::RecvTimeoutError::Disconnected)
@@ -196,31 +196,31 @@ fn its_last_owner_can_be_the_thread_itself() {
 #[test]
 fn stopping_races_with_starting_and_sleeping_ten_thousand_times() {
     for round in 0..10_000_u32 {
-        let (thread, sent) = telling();
+        let (thread, sent) = reporting();
         let mut scheduled = 0;
         if round % 2 == 1 {
             thread.schedule(Instant::now(), ()).unwrap();
             thread.schedule(Instant::now() + HOUR, ()).unwrap();
             scheduled = 2;
         }
-        let given_back = thread.stop().len();
-        assert_eq!(given_back + sent.iter().count(), scheduled, "round {round}");
+        let returned = thread.stop().len();
+        assert_eq!(returned + sent.iter().count(), scheduled, "round {round}");
     }
 }
 
 #[test]
-fn each_of_two_threads_that_stop_it_finds_it_ended() {
+fn two_threads_can_stop_the_timer_concurrently() {
     for _ in 0..200 {
-        let (thread, sent) = telling();
+        let (thread, sent) = reporting();
         thread.schedule(Instant::now() + HOUR, ()).unwrap();
-        let given_back = thread::scope(|scope| {
+        let returned = thread::scope(|scope| {
             let other = scope.spawn(|| thread.stop().len());
-            let given_back = thread.stop().len();
-            // No matter which of the two joined it.
+            let returned = thread.stop().len();
+            // Both calls return after the thread has ended, whichever one joined it.
             assert_eq!(sent.try_recv(), Err(mpsc::TryRecvError::Disconnected));
-            given_back + other.join().unwrap()
+            returned + other.join().unwrap()
         });
-        assert_eq!(given_back, 1);
+        assert_eq!(returned, 1);
     }
 }
 

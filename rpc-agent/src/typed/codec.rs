@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn an_announced_length_reserves_no_memory_and_costs_no_time() {
-        // The greatest length, with nothing behind it: allocating it would abort the test.
+        // The maximum length without any elements. Allocating it would abort the test.
         let huge = encode(&u64::MAX).unwrap();
         assert!(decode::<Vec<u8>>(&huge).is_err());
         assert!(decode::<Vec<[u64; 32]>>(&huge).is_err());
@@ -225,7 +225,7 @@ mod tests {
 
     #[test]
     fn a_recursive_type_is_nested_at_most_128_levels_deep() {
-        // Each link is a newtype and an option.
+        // Each link consists of a newtype and an option.
         let nested = |links: usize| [vec![1_u8; links], vec![0]].concat();
         let mut list = &decode::<List>(&nested(63)).unwrap();
         let mut links = 0;

@@ -1,4 +1,4 @@
-//! Golden frames, invalid frames, and random ones.
+//! Golden frames, invalid frames and random frames.
 
 use proptest::prelude::*;
 
@@ -126,8 +126,8 @@ fn an_invalid_header_is_refused() {
             "Goodbye frame with a body of 1 bytes, not 0 to 0",
         ),
     ];
-    for (bytes, said) in table {
-        assert_eq!(error_of(&bytes), said);
+    for (bytes, error_text) in table {
+        assert_eq!(error_of(&bytes), error_text);
     }
 }
 
@@ -194,14 +194,14 @@ fn an_invalid_body_is_refused() {
         ),
         (raw(0, 6, 0, 7), "Error frame with unknown error kind 7"),
     ];
-    for (bytes, said) in table {
-        assert_eq!(error_of(&bytes), said);
+    for (bytes, error_text) in table {
+        assert_eq!(error_of(&bytes), error_text);
     }
 }
 
 #[test]
 fn a_long_text_is_cut_between_characters_and_invalid_utf8_is_replaced() {
-    // 65,535 bytes, and a character of two.
+    // 65,535 ASCII bytes, then a character of two bytes.
     let text = format!("{}é", "x".repeat(ERROR_TEXT_BYTES_MAX - 1));
     let bytes = encoded(&Frame::Error {
         id: 1,

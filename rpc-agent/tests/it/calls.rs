@@ -1,4 +1,4 @@
-//! Calls between agents over loopback: payloads, destinations, callbacks, and how they share a connection.
+//! Calls between agents over loopback: payloads, destinations, callbacks, sharing of a connection.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, Mutex, mpsc};
@@ -16,7 +16,7 @@ use crate::common::{
     Gate, OpenAtEnd, PATIENCE, group, group_with, noise, pair, pair_with, seed, until, within,
 };
 
-/// The most bytes of a payload in one frame.
+/// Maximum payload bytes of one frame.
 const PART_BYTES: usize = 128 << 10;
 
 const LARGE_BYTES: usize = 64 << 20;
@@ -70,7 +70,7 @@ fn each_of_many_concurrent_calls_receives_its_own_answer() {
                 let mut random = fastrand::Rng::with_seed(seed ^ from);
                 let calls: Vec<_> = (0..700)
                     .map(|_| {
-                        // Small ones mostly, and some of several parts.
+                        // Mostly small payloads, and some of several parts.
                         let bits = random.u32(0..19);
                         let sent = noise(random.u64(..), random.usize(0..1 << bits));
                         let to = random.u32(0..3);
@@ -277,7 +277,7 @@ fn exceeding_the_callees_limit_fails_only_that_call() {
          message_bytes_max of both workers is 200000"
     );
     assert_eq!(error.outcome(), Outcome::NotExecuted);
-    // The other way it is the answer.
+    // In the other direction, the answer exceeds the limit.
     let error = other
         .handle()
         .call_bytes(0, "double", noise(1, BYTES_MAX / 2 + 1))
@@ -318,7 +318,7 @@ fn calls_can_be_awaited_without_an_async_runtime() {
             .call_bytes_async("worker1", "echo", "first", options)
             .await?;
         let second = agent.call_bytes_async("worker1", "echo", first, options);
-        // By reference, and again.
+        // Awaits the future by reference, then by value.
         assert_eq!((&second).await?, "first");
         second.await
     }
@@ -333,7 +333,7 @@ fn calls_can_be_awaited_without_an_async_runtime() {
     ));
 }
 
-/// Two workers, the second of which answers `hold` when the gate opens.
+/// Two workers. The second one answers `hold` when the gate opens.
 fn held_pair() -> (Agent, Agent, Arc<Gate>, OpenAtEnd) {
     let gate = Gate::new();
     let (agent, other) = pair(|registry| {
@@ -353,8 +353,9 @@ fn thread_name() -> String {
     thread::current().name().unwrap_or_default().to_owned()
 }
 
-/// Whether a thread runs functions and callbacks: not the ones that dial, or send retries.
-fn is_of_the_pool(name: &str) -> bool {
+/// Whether the thread is a pool thread (not a dialing, retry or timer thread), so it runs functions and
+/// callbacks.
+fn is_pool_thread(name: &str) -> bool {
     let number = name.strip_prefix("rpc-").unwrap_or_default();
     number.parse::<u64>().is_ok()
 }
@@ -390,26 +391,26 @@ fn a_callback_on_a_pending_call_runs_on_the_pool() {
     let held = agent
         .handle()
         .call_bytes_async(1, "hold", "", CallOptions::default());
-    // The call expires; the polling thread notices.
+    // The polling thread expires the call.
     let expired = agent
         .handle()
         .call_bytes_async(1, "hold", "", within(Duration::from_millis(1)));
     register(&held);
     register(&expired);
     let (is_ok, name) = receiver.recv_timeout(PATIENCE).unwrap();
-    assert!(!is_ok && is_of_the_pool(&name), "{name}");
+    assert!(!is_ok && is_pool_thread(&name), "{name}");
     gate.open();
     // The waiting thread reads the answer itself, but the callback runs on the pool.
     held.wait().unwrap();
     let (is_ok, name) = receiver.recv_timeout(PATIENCE).unwrap();
-    assert!(is_ok && is_of_the_pool(&name), "{name}");
+    assert!(is_ok && is_pool_thread(&name), "{name}");
 }
 
 #[test]
 fn a_callback_can_call_and_wait() {
     let (agent, other, gate, _end) = held_pair();
     let (sender, receiver) = mpsc::channel();
-    // Many more than there are threads that run functions, in callbacks of callbacks.
+    // More nested callbacks than the pool has threads.
     let callbacks = 50;
     let calls: Vec<_> = (0..callbacks)
         .map(|_| {
@@ -466,7 +467,7 @@ fn a_panicking_callback_does_not_affect_others() {
         "a continuation of a future panicked: on purpose"
     );
     assert_eq!(ran.load(Ordering::SeqCst), 6);
-    // At once, too, on this very thread.
+    // A panicking callback that runs at once, on the registering thread.
     call.on_complete(|_| panic!("on purpose"));
     assert_eq!(agent.handle().call_bytes(1, "echo", "on").unwrap(), "on");
 }
@@ -502,7 +503,7 @@ fn dropping_a_future_does_not_cancel_its_call() {
     let (agent, _other) = pair(move |registry| {
         let sender = Mutex::new(sender.clone());
         registry
-            .register("tell", move |_, payload| {
+            .register("record", move |_, payload| {
                 sender.lock().unwrap().send(payload.to_vec()).unwrap();
                 Ok(Vec::new())
             })
@@ -511,26 +512,26 @@ fn dropping_a_future_does_not_cancel_its_call() {
     drop(
         agent
             .handle()
-            .call_bytes_async(1, "tell", "small", CallOptions::default()),
+            .call_bytes_async(1, "record", "small", CallOptions::default()),
     );
     drop(
         agent
             .handle()
-            .call_bytes_async(1, "tell", noise(1, 1 << 20), CallOptions::default()),
+            .call_bytes_async(1, "record", noise(1, 1 << 20), CallOptions::default()),
     );
-    let mut told: Vec<_> = (0..2)
+    let mut payloads: Vec<_> = (0..2)
         .map(|_| receiver.recv_timeout(PATIENCE).unwrap())
         .collect();
-    told.sort_by_key(Vec::len);
-    assert_eq!(told[0], b"small");
-    assert!(told[1] == noise(1, 1 << 20));
+    payloads.sort_by_key(Vec::len);
+    assert_eq!(payloads[0], b"small");
+    assert!(payloads[1] == noise(1, 1 << 20));
     until("both calls end", || {
         agent.handle().metrics().calls_succeeded == 2
     });
     assert_eq!(agent.handle().metrics().calls_in_flight, 0);
 }
 
-/// Sends a payload again and again until stopped, and counts the answers.
+/// Repeats calls with `payload` until stopped, and counts the answers.
 fn keep_streaming(
     agent: AgentHandle,
     to: u32,
@@ -576,7 +577,7 @@ fn large_payloads_do_not_delay_small_ones() {
             small
         );
     }
-    // Each would have waited for one of them at least, had it stood in their queue.
+    // If small calls were queued behind large ones, each would wait for at least one large call.
     let large_calls = count.load(Ordering::SeqCst);
     stop.store(true, Ordering::SeqCst);
     assert!(
@@ -665,8 +666,8 @@ mod typed {
                 .register_typed("add", |_, (a, b): (i64, i64)| Ok(a + b))
                 .unwrap();
             registry
-                .register_typed_deferred("later", |_, words: Vec<String>, reply| {
-                    reply.send(Ok(words.concat()));
+                .register_typed_deferred("later", |_, expected_text: Vec<String>, reply| {
+                    reply.send(Ok(expected_text.concat()));
                 })
                 .unwrap();
         });
@@ -682,11 +683,12 @@ mod typed {
             .handle()
             .call_async::<(i64, i64), i64>(1, "add", (-5, 2), options);
         assert_eq!(sum.wait().unwrap(), -3);
-        let words = vec!["a".to_owned(), "bc".to_owned()];
+        let expected_text = vec!["a".to_owned(), "bc".to_owned()];
         let retries = RetryOptions::default();
-        let joined = agent
-            .handle()
-            .call_with_retries::<_, String>(1, "later", words, &retries);
+        let joined =
+            agent
+                .handle()
+                .call_with_retries::<_, String>(1, "later", expected_text, &retries);
         assert_eq!(joined.wait().unwrap(), "abc");
     }
 
@@ -702,7 +704,7 @@ mod typed {
                 })
                 .unwrap();
         });
-        // Announces seven bytes of text and sends none.
+        // Sends a string length of 7 without the string's bytes.
         let arguments = agent.handle().call::<u8, u64>(1, "length", 7).unwrap_err();
         assert!(
             matches!(
@@ -714,10 +716,10 @@ mod typed {
             ),
             "{arguments}"
         );
-        let said = arguments.to_string();
+        let error_text = arguments.to_string();
         assert!(
-            said.contains("wrong arguments") && said.contains("String"),
-            "{said}"
+            error_text.contains("wrong arguments") && error_text.contains("String"),
+            "{error_text}"
         );
 
         let result = agent
@@ -726,11 +728,11 @@ mod typed {
             .unwrap_err();
         assert!(matches!(result, RpcError::Codec { .. }), "{result}");
         assert_eq!(result.outcome(), Outcome::Executed);
-        let said = result.to_string();
+        let error_text = result.to_string();
         assert!(
-            said.starts_with("call of `length` on worker worker1 (id 1): ")
-                && said.contains("(u64, u64)"),
-            "{said}"
+            error_text.starts_with("call of `length` on worker worker1 (id 1): ")
+                && error_text.contains("(u64, u64)"),
+            "{error_text}"
         );
         let remote = agent.handle().call::<(), ()>(1, "fail", ()).unwrap_err();
         assert_eq!(

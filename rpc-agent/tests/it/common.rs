@@ -1,4 +1,4 @@
-//! Helpers: groups of agents in this process, conditions to wait for, and gates that block functions.
+//! Helpers: groups of agents in this process, polling for a condition, and gates that block functions.
 
 use std::panic::resume_unwind;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -9,7 +9,7 @@ use bytes::Bytes;
 use c10d_store::{HashStore, Store};
 use rpc_agent::{Agent, AgentOptions, CallOptions, Registry, StartError};
 
-/// Reached only if a test hangs.
+/// Timeout of all waits in the tests; reached only if a test hangs.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The options of a worker named `worker<rank>` on loopback, in a dynamic group.
@@ -17,7 +17,7 @@ pub(crate) fn options(rank: u32) -> AgentOptions {
     named(&format!("worker{rank}"), rank)
 }
 
-/// [`options`] of a worker of another name.
+/// [`options`] of a worker named `name`.
 pub(crate) fn named(name: &str, rank: u32) -> AgentOptions {
     AgentOptions::new(name, rank)
         .with_host("127.0.0.1")
@@ -34,12 +34,12 @@ pub(crate) fn registry(fill: impl FnOnce(&mut Registry)) -> Registry {
     registry
 }
 
-/// A static group whose workers know `echo`.
+/// Starts a static group whose workers have only the function `echo`.
 pub(crate) fn group(world_size: u32) -> Vec<Agent> {
     group_with(world_size, |_, options| options, |_, _| {})
 }
 
-/// A static group: `adjust` and `fill` change the options and the registry of each rank.
+/// Starts a static group. `adjust` and `fill` change the options and the registry of each rank.
 pub(crate) fn group_with(
     world_size: u32,
     adjust: impl Fn(u32, AgentOptions) -> AgentOptions,
@@ -58,7 +58,7 @@ pub(crate) fn group_with(
         .collect()
 }
 
-/// [`group_with`] of two workers, the second of which has the functions.
+/// [`group_with`] of two workers. Only the second one gets the functions of `fill`.
 pub(crate) fn pair(fill: impl Fn(&mut Registry)) -> (Agent, Agent) {
     pair_with(|_, options| options, fill)
 }
@@ -77,7 +77,7 @@ pub(crate) fn pair_with(
     (agents.next().unwrap(), agents.next().unwrap())
 }
 
-/// Starts agents at the same time, as those of a static group wait for each other.
+/// Starts agents concurrently, because the workers of a static group wait for each other.
 pub(crate) fn start_all(
     store: &Arc<dyn Store>,
     workers: Vec<(AgentOptions, Registry)>,
@@ -107,14 +107,14 @@ pub(crate) fn within(timeout: impl Into<Option<Duration>>) -> CallOptions {
     CallOptions::default().with_timeout(timeout)
 }
 
-/// Bytes that differ from place to place and from seed to seed.
+/// Returns pseudo-random bytes, determined by `seed`.
 pub(crate) fn noise(seed: u64, bytes: usize) -> Bytes {
     let mut noise = vec![0; bytes];
     fastrand::Rng::with_seed(seed).fill(&mut noise);
     noise.into()
 }
 
-/// The seed of a random test, shown when the test fails; `SEED=` in the environment repeats it.
+/// The seed of a random test, printed when the test fails. The environment variable `SEED` sets it.
 #[expect(clippy::print_stderr, reason = "shown when the test fails")]
 pub(crate) fn seed() -> u64 {
     let given = std::env::var("SEED").ok();
@@ -123,11 +123,11 @@ pub(crate) fn seed() -> u64 {
     seed
 }
 
-/// Waits until a condition is true.
+/// Polls until the condition is true; panics after [`PATIENCE`].
 #[track_caller]
-pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+pub(crate) fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let began = Instant::now();
-    while !is_so() {
+    while !condition() {
         assert!(began.elapsed() < PATIENCE, "timed out waiting for: {what}");
         thread::sleep(Duration::from_micros(200));
     }
@@ -170,7 +170,7 @@ impl Gate {
         self.changed.notify_all();
     }
 
-    /// Waits until `count` functions wait at the gate.
+    /// Waits until `count` functions are blocked at the gate.
     #[track_caller]
     pub(crate) fn await_inside(&self, count: usize) {
         let state = self.lock();
@@ -179,23 +179,23 @@ impl Gate {
         }));
     }
 
-    /// Number of functions that wait at the gate.
+    /// Number of functions that are blocked at the gate.
     pub(crate) fn inside(&self) -> usize {
         self.lock().inside
     }
 
-    /// Greatest number of functions inside so far.
+    /// Maximum number of functions that were inside at the same time.
     pub(crate) fn inside_peak(&self) -> usize {
         self.lock().inside_peak
     }
 
     #[track_caller]
-    fn wait_inside(&self, what: &str, is_so: impl Fn(&GateState) -> bool) {
+    fn wait_inside(&self, what: &str, condition: impl Fn(&GateState) -> bool) {
         let mut state = self.lock();
         state.inside += 1;
         state.inside_peak = state.inside_peak.max(state.inside);
         self.changed.notify_all();
-        let mut state = self.wait(state, what, is_so);
+        let mut state = self.wait(state, what, condition);
         state.inside -= 1;
     }
 
@@ -204,10 +204,10 @@ impl Gate {
         &'a self,
         mut state: MutexGuard<'a, GateState>,
         what: &str,
-        is_so: impl Fn(&GateState) -> bool,
+        condition: impl Fn(&GateState) -> bool,
     ) -> MutexGuard<'a, GateState> {
         let began = Instant::now();
-        while !is_so(&state) {
+        while !condition(&state) {
             let left = PATIENCE.saturating_sub(began.elapsed());
             assert!(!left.is_zero(), "timed out waiting for: {what}");
             state = self
@@ -224,7 +224,7 @@ impl Gate {
     }
 }
 
-/// Opens a gate when a test ends or panics, because shutdown waits for the functions behind it.
+/// Opens a gate when the test ends or panics; otherwise shutdown would wait for the blocked functions.
 #[derive(Debug)]
 pub(crate) struct OpenAtEnd(pub(crate) Arc<Gate>);
 

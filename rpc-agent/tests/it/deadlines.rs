@@ -1,4 +1,4 @@
-//! Deadlines of calls, and the outcomes of calls that expire, over loopback.
+//! Deadlines of calls over loopback, and the outcomes of expired calls.
 
 use std::net::TcpListener;
 use std::sync::{Arc, Mutex, mpsc};
@@ -13,7 +13,7 @@ use crate::common::{
 };
 use crate::common::{until, within};
 
-/// Short, and long enough to be told from others.
+/// A short timeout that differs from the others in these tests.
 const SHORT: Duration = Duration::from_millis(20);
 
 fn call(agent: &AgentHandle) -> FutureMessage {
@@ -24,17 +24,17 @@ fn call_within(agent: &AgentHandle, timeout: impl Into<Option<Duration>>) -> Fut
     agent.call_bytes_async(1, "hold", "", within(timeout))
 }
 
-/// The timeout of which a call says that it has passed.
+/// Returns the expired timeout that the error of a call reports.
 #[track_caller]
 fn expired_after(call: &FutureMessage) -> Duration {
-    match call.wait_timeout(PATIENCE).expect("the call ends") {
+    match call.wait_timeout(PATIENCE).expect("the call completes") {
         Err(RpcError::Timeout { after, .. }) => after,
         other => unreachable!("{other:?}"),
     }
 }
 
-/// Calls with growing timeouts, until one has started at the callee before it expires here. Under load the
-/// first ones may not.
+/// Makes calls with growing timeouts until one has started at the callee before it expires here. On a
+/// loaded machine, calls with short timeouts may expire before they start.
 fn expired_while_held(agent: &AgentHandle, function: &str, gate: &Gate) -> (Duration, RpcError) {
     let mut timeout = SHORT;
     loop {
@@ -44,11 +44,11 @@ fn expired_while_held(agent: &AgentHandle, function: &str, gate: &Gate) -> (Dura
             return (timeout, error);
         }
         timeout *= 2;
-        assert!(timeout < PATIENCE, "no call has begun: {error}");
+        assert!(timeout < PATIENCE, "no call has started: {error}");
     }
 }
 
-/// Two workers whose timeout is this; the second answers `hold` when the gate opens.
+/// Two workers with this timeout. The second one answers `hold` when the gate opens.
 fn held_pair(timeout: impl Into<Option<Duration>>) -> (Agent, Agent, Arc<Gate>, OpenAtEnd) {
     let (gate, timeout) = (Gate::new(), timeout.into());
     let (agent, other) = pair_with(
@@ -67,7 +67,7 @@ fn held_pair(timeout: impl Into<Option<Duration>>) -> (Agent, Agent, Arc<Gate>, 
     (agent, other, gate, end)
 }
 
-/// A function that never answers, and the replies it keeps.
+/// Registers a function that never answers; `replies` keeps its unsent replies.
 fn register_never(registry: &mut Registry, replies: &Arc<Mutex<Vec<Reply>>>) {
     let replies = Arc::clone(replies);
     registry
@@ -98,7 +98,7 @@ fn an_unanswered_call_fails_at_its_deadline_with_pytorchs_text() {
         (metrics.timeouts, metrics.calls_in_flight),
         (metrics.calls_failed, 0)
     );
-    // A call to oneself as well.
+    // A call to the own worker expires in the same way.
     assert_eq!(expired_after(&call(other.handle())), SHORT);
 }
 
@@ -150,7 +150,7 @@ fn a_timeout_below_a_millisecond_expires() {
             Duration::from_millis(1)
         );
     }
-    // Nor is one beyond all clocks.
+    // A call with the maximum timeout does not expire, and does not delay the expiry of others.
     let endless = call_within(agent.handle(), Duration::MAX);
     assert_eq!(
         expired_after(&call(agent.handle())),
@@ -171,10 +171,10 @@ fn a_late_answer_is_dropped_and_counted_and_keeps_the_connection() {
     expired_after(&own);
     assert_eq!(agent.handle().metrics().calls_in_flight, 0);
     gate.open();
-    until("the late answer comes", || {
+    until("the late answer arrives", || {
         agent.handle().metrics().late_responses > late
     });
-    until("the own one, too", || {
+    until("the late answer of the own worker arrives", || {
         other.handle().metrics().late_responses == 1
     });
     for _ in 0..3 {
@@ -208,7 +208,7 @@ fn a_large_late_answer_does_not_affect_later_messages() {
     assert_eq!(error.outcome(), Outcome::Unknown);
     let late = agent.handle().metrics().late_responses;
     gate.open();
-    until("the late answer comes", || {
+    until("the late answer arrives", || {
         agent.handle().metrics().late_responses > late
     });
     assert_eq!(
@@ -223,7 +223,7 @@ fn a_large_late_answer_does_not_affect_later_messages() {
     assert_eq!(metrics.calls_in_flight, 0);
 }
 
-/// How late they end is measured by `c10d bench rpc`.
+/// `c10d bench rpc` measures how late calls expire.
 #[test]
 fn ten_thousand_unanswered_calls_expire_at_their_deadlines_and_not_before() {
     const CALLS: usize = 10_000;
@@ -234,7 +234,7 @@ fn ten_thousand_unanswered_calls_expire_at_their_deadlines_and_not_before() {
     let (sender, receiver) = mpsc::channel();
     let mut calls = Vec::new();
     for _ in 0..CALLS {
-        // In step with nothing, the last ones after all have been sent.
+        // Timeouts are spread out; the last ones end after all calls were sent.
         let timeout = Duration::from_micros(random.u64(300_000..1_500_000));
         let began = Instant::now();
         let call = agent
@@ -243,7 +243,8 @@ fn ten_thousand_unanswered_calls_expire_at_their_deadlines_and_not_before() {
         let sender = sender.clone();
         call.on_complete(move |result| {
             let is_early = began.elapsed() < timeout;
-            // On a busy machine the other worker finds some so late that it does not begin with them.
+            // On a loaded machine, the other worker refuses some requests because they have already
+            // expired.
             let refused = "before the function could begin";
             let was_refused = match result {
                 Err(RpcError::Timeout { after, cause, .. }) if *after == timeout => Some(
@@ -260,7 +261,7 @@ fn ten_thousand_unanswered_calls_expire_at_their_deadlines_and_not_before() {
     let mut refused_in_time = 0;
     for _ in 0..CALLS {
         let (was_refused, is_early) = receiver.recv_timeout(PATIENCE).unwrap();
-        let was_refused = was_refused.expect("a call without an answer ends by its timeout");
+        let was_refused = was_refused.expect("an unanswered call fails with its timeout");
         refused_in_time += u64::from(was_refused);
         assert!(!is_early, "no call ends before its deadline");
     }
@@ -270,22 +271,22 @@ fn ten_thousand_unanswered_calls_expire_at_their_deadlines_and_not_before() {
         (metrics.timeouts, metrics.calls_in_flight),
         (CALLS as u64, 0)
     );
-    // Behind all the others on the same connection.
+    // This call follows all others on the same connection.
     assert_eq!(
         agent.handle().call_bytes(1, "echo", "next").unwrap(),
         "next"
     );
     let received = other.handle().metrics().requests_received - 1;
-    until("all that were sent have been looked at", || {
+    until("the other worker has handled all requests", || {
         let refused = other.handle().metrics().requests_refused;
         replies.lock().unwrap().len() as u64 + refused == received
     });
-    // The answers come now, and are one too many each.
+    // Each answer sent now is late.
     let replies = std::mem::take(&mut *replies.lock().unwrap());
     for reply in replies {
         reply.send(Ok(&b"late"[..]));
     }
-    until("all late answers come", || {
+    until("all late answers arrive", || {
         agent.handle().metrics().late_responses == received - refused_in_time
     });
     assert_eq!(
@@ -296,7 +297,7 @@ fn ten_thousand_unanswered_calls_expire_at_their_deadlines_and_not_before() {
 }
 
 #[test]
-fn a_race_of_deadline_and_answer_yields_one_of_them() {
+fn a_race_of_deadline_and_answer_completes_the_call_once() {
     let (agent, _other) = pair(|registry| {
         registry
             .register("after", |_, payload| {
@@ -331,10 +332,10 @@ fn a_race_of_deadline_and_answer_yields_one_of_them() {
         }
     }
     drop(sender);
-    let told: Vec<bool> = (0..150)
+    let outcomes: Vec<bool> = (0..150)
         .map(|_| receiver.recv_timeout(PATIENCE).unwrap())
         .collect();
-    assert_eq!(told.iter().filter(|is_ok| **is_ok).count(), answered);
+    assert_eq!(outcomes.iter().filter(|is_ok| **is_ok).count(), answered);
     assert!(
         receiver.recv_timeout(PATIENCE).is_err(),
         "each callback runs once"
@@ -343,16 +344,17 @@ fn a_race_of_deadline_and_answer_yields_one_of_them() {
     assert_eq!((metrics.timeouts, metrics.calls_in_flight), (expired, 0));
 }
 
-/// A port of 127.0.0.1 on which nobody says anything, and an agent that is told to be there.
+/// A listener that never answers, on 127.0.0.1, and agents. The directory lists agent 1 at the listener's
+/// address.
 fn silent_worker(gate: &Arc<Gate>) -> (TcpListener, Vec<Agent>) {
-    // Another process may hold the port on the second address.
+    // Another process may hold the same port on 127.0.0.2.
     const PORTS_MAX: usize = 20;
     let store = shared_store();
     let mut failures = Vec::new();
     while failures.len() < PORTS_MAX {
         let silent = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = silent.local_addr().unwrap().port();
-        // Where the agent really is, nobody is told.
+        // Agent 1 listens on 127.0.0.2 but advertises 127.0.0.1.
         let hidden = options(1)
             .with_host("127.0.0.2")
             .with_port(port)
@@ -403,12 +405,12 @@ fn the_timeout_of_an_unsent_call_says_why_it_was_not_sent() {
         "RPC ran for more than set timeout (20 ms) and will now be marked with an error: call of `hold` \
          on worker worker1 (id 1), the request was never sent: no connection has been made yet"
     );
-    // The other direction has an address where somebody is.
+    // Agent 0 is reachable, so agent 1 can call it.
     assert_eq!(
         agents[1].handle().call_bytes(0, "echo", "here").unwrap(),
         "here"
     );
-    // And the connection that it made serves both.
+    // Agent 0 then calls over the connection that agent 1 made.
     assert_eq!(
         agents[0].handle().call_bytes(1, "echo", "there").unwrap(),
         "there"

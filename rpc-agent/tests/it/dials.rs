@@ -1,4 +1,4 @@
-//! Connections that are being made, and events that interfere with a dial.
+//! Dials that are interrupted by other connections, refused, or not answered.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -13,7 +13,7 @@ use crate::common::{PATIENCE, named, registry, shared_store, start_all, until, w
 use crate::raw::{GOODBYE, HELLO, REQUEST, RESPONSE, RawFrame, RawWorker};
 use crate::raw::{frame, links_of, read_frame, send, welcome};
 
-/// Agents of a static group, and whom the tests play themselves.
+/// Starts the agents of a static group. Raw workers, played by the tests, fill the other ranks.
 fn start(
     store: &Arc<dyn Store>,
     world_size: u32,
@@ -35,15 +35,16 @@ fn call(agent: &AgentHandle, worker: &str) -> FutureMessage {
 
 #[track_caller]
 fn wait(future: &FutureMessage) -> Result<Bytes, RpcError> {
-    future.wait_timeout(PATIENCE).expect("it ends")
+    future.wait_timeout(PATIENCE).expect("the call completes")
 }
 
-/// The next Hello to a worker. Who dials may also find that it need not say one, and close.
+/// Accepts the next Hello for a raw worker. A dialer that no longer needs the connection closes it without
+/// a Hello.
 fn next_hello(worker: &RawWorker) -> (TcpStream, RawFrame) {
     loop {
         let socket = worker.accept_within(PATIENCE);
         let mut socket = socket.expect("the worker is dialed");
-        if says_more(&socket) {
+        if has_data(&socket) {
             let hello = read_frame(&mut socket);
             assert_eq!(hello.kind, HELLO);
             return (socket, hello);
@@ -51,15 +52,15 @@ fn next_hello(worker: &RawWorker) -> (TcpStream, RawFrame) {
     }
 }
 
-/// Welcomes who dials a worker, and reads the first request. On a busy machine an attempt may be over
-/// before the Welcome comes; then there is another.
+/// Sends a Welcome and reads the first request. On a loaded machine, the attempt may time out before the
+/// Welcome arrives; then the dialer makes another attempt.
 fn first_request(
     worker: &RawWorker,
     (mut socket, mut hello): (TcpStream, RawFrame),
 ) -> (TcpStream, RawFrame) {
     loop {
         let _ = socket.write_all(&welcome(worker.incarnation, links_of(&hello) + 1));
-        if says_more(&socket) {
+        if has_data(&socket) {
             let asked = read_frame(&mut socket);
             return (socket, asked);
         }
@@ -67,26 +68,26 @@ fn first_request(
     }
 }
 
-fn says_more(socket: &TcpStream) -> bool {
+fn has_data(socket: &TcpStream) -> bool {
     socket.peek(&mut [0]).is_ok_and(|bytes| bytes > 0)
 }
 
 #[test]
 fn a_dial_overtaken_by_a_connection_does_not_disturb_the_next_dial() {
-    /// Who is refused for this reason dials again after a pause.
+    /// Refuse reason after which the dialer dials again after a pause.
     const USE_THE_OTHER: u8 = 3;
     let store = shared_store();
-    // With the lower id, so that it is welcome while it is dialed.
+    // The raw worker has the lower id, so the agent accepts its connection during the agent's own dial.
     let raw = RawWorker::join(&*store, 0, "raw", 5);
     let pace = RawWorker::join(&*store, 2, "pace", 6);
     let agent = start(&store, 3, &[("agent", 1)], |options| options).remove(0);
-    // Two dials, so two threads for them, and both have come to the same pause.
+    // Two dials on two threads; both have reached the same pause.
     let (first, _paced) = (call(agent.handle(), "raw"), call(agent.handle(), "pace"));
     for _ in 0..4 {
         raw.refuse(USE_THE_OTHER);
         pace.refuse(USE_THE_OTHER);
     }
-    // Before the next attempt is due the worker connects by itself, and ends that connection.
+    // Before the next attempt is due, the worker connects to the agent and closes that connection.
     let mut link = raw.dial(&*store, 1, 0);
     assert_eq!(read_frame(&mut link).kind, REQUEST);
     drop(link);
@@ -99,11 +100,11 @@ fn a_dial_overtaken_by_a_connection_does_not_disturb_the_next_dial() {
     let second = call(agent.handle(), "raw");
     let mut dialed = next_hello(&raw);
     while links_of(&dialed.1) == 0 {
-        // From before the worker connected, after all.
+        // The agent sent this Hello before the worker connected.
         dialed = next_hello(&raw);
     }
-    // Three pauses of one dial are longer than one of the other, whatever chance makes of them: the
-    // attempt that was overtaken has been due.
+    // Three pauses of one dial are longer than one pause of the other dial, for any jitter. So the outdated
+    // attempt has come due.
     for _ in 0..3 {
         pace.refuse(USE_THE_OTHER);
     }
@@ -111,7 +112,7 @@ fn a_dial_overtaken_by_a_connection_does_not_disturb_the_next_dial() {
     send(&mut link, &frame(RESPONSE, 0, 0, asked.id, b"ok"));
     assert_eq!(wait(&second).unwrap(), "ok");
 
-    // Nor those after it.
+    // Later dials work as well.
     drop(link);
     until("the connection is lost", || {
         agent.handle().metrics().connections_lost == 2
@@ -124,15 +125,15 @@ fn a_dial_overtaken_by_a_connection_does_not_disturb_the_next_dial() {
 
 #[test]
 fn a_silent_worker_does_not_delay_dials_of_others() {
-    // The attempt to connect to it is over after two seconds. When a machine is so busy that nothing else
-    // happens meanwhile, that says nothing: there are other tries.
+    // The attempt to connect to the silent worker times out after two seconds. On a loaded machine, an
+    // attempt may time out before the other call is answered; therefore the test repeats this.
     let is_answered_meanwhile = || {
         let store = shared_store();
         let silent = RawWorker::join(&*store, 3, "silent", 5);
         let names = [("agent", 0), ("known", 1), ("other", 2)];
         let agents = start(&store, 4, &names, |options| options);
         let agent = agents[0].handle();
-        // The thread that has dialed has nothing to do any more when the last of these is answered.
+        // When the last of these calls is answered, the thread that dialed is idle.
         for _ in 0..20 {
             agent
                 .call_bytes_with("known", "echo", "x", within(PATIENCE))
@@ -147,20 +148,21 @@ fn a_silent_worker_does_not_delay_dials_of_others() {
         let read = socket.read(&mut [0]);
         read.is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
     };
-    // Whether both calls find the same thread without work is up to the system, so each try has several.
+    // The operating system decides whether the same idle thread takes both dials, so each try has several
+    // rounds.
     assert!((0..3).any(|_| (0..6).all(|_| is_answered_meanwhile())));
 }
 
 #[test]
 fn a_call_without_a_timeout_fails_if_the_store_does_not_answer() {
-    for claim in [Some("what is this"), None] {
+    for record in [Some("what is this"), None] {
         let store = shared_store();
         let _raw = RawWorker::join(&*store, 1, "raw", 5);
         let adjust =
             |options: AgentOptions| options.with_connect_timeout(Duration::from_millis(50));
         let agent = start(&store, 2, &[("agent", 0)], adjust).remove(0);
-        match claim {
-            Some(claim) => store.set("names/1", claim.as_bytes()).unwrap(),
+        match record {
+            Some(record) => store.set("names/1", record.as_bytes()).unwrap(),
             None => assert!(store.delete_key("names/1").unwrap()),
         }
         let error = wait(&call(agent.handle(), "raw")).unwrap_err();
@@ -172,7 +174,7 @@ fn a_call_without_a_timeout_fails_if_the_store_does_not_answer() {
                     ..
                 }
             ),
-            "{claim:?}: {error:?}"
+            "{record:?}: {error:?}"
         );
         assert_eq!(error.outcome(), Outcome::NotExecuted);
     }
@@ -186,11 +188,11 @@ fn a_goodbye_right_after_the_welcome_counts_as_leaving() {
     let call = call(agent.handle(), "raw");
     let mut socket = raw.accept();
     assert_eq!(read_frame(&mut socket).kind, HELLO);
-    let farewell = frame(GOODBYE, 0, 0, 0, b"");
-    let both = [welcome(raw.incarnation, 1), farewell].concat();
+    let goodbye = frame(GOODBYE, 0, 0, 0, b"");
+    let both = [welcome(raw.incarnation, 1), goodbye].concat();
     send(&mut socket, &both);
     let error = wait(&call).unwrap_err();
-    // Who has said it reads nothing more.
+    // After its Goodbye, a worker does not read requests.
     assert_eq!(error.outcome(), Outcome::NotExecuted, "{error}");
     assert_eq!(agent.handle().metrics().connections_lost, 0);
 }

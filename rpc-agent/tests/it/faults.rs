@@ -1,4 +1,4 @@
-//! Duplicated requests: their errors must report the right outcome.
+//! Duplicated requests: the error of a call must report the right outcome.
 
 use std::collections::HashSet;
 use std::io::{self, Read};
@@ -15,21 +15,18 @@ use crate::raw::{RawWorker, read_frame};
 
 const CALLS: usize = 300;
 
-/// The payload of the first call. Each further one has a byte more, which tells them apart.
+/// Payload length of the first call. Each next payload is one byte longer, which identifies the call.
 const PAYLOAD_BYTES_MIN: usize = 40 << 10;
 
-/// The function that they call.
+/// The function that the calls name.
 const NAME: &str = "take";
 
-/// What a request has in its body besides the payload.
+/// Bytes of a request's body besides the payload.
 const BODY_BYTES_MIN: usize = 4 + NAME.len();
 
-/// An agent, a connection to it that a raw worker does not read, and calls of that worker, most
-/// of them doubled: more than the systems between them take.
-fn calls_that_nobody_reads(
-    seed: u64,
-    timeout: Option<Duration>,
-) -> (Agent, TcpStream, Vec<FutureMessage>) {
+/// Starts an agent and makes calls to a raw worker that does not read the connection. Most requests are
+/// duplicated. Together they exceed the socket buffers.
+fn unread_calls(seed: u64, timeout: Option<Duration>) -> (Agent, TcpStream, Vec<FutureMessage>) {
     let store = shared_store();
     let raw = RawWorker::join(&*store, 1, "worker1", 5);
     let faults = FaultPlan::new(seed).duplicate(0.8).unwrap();
@@ -49,31 +46,30 @@ fn calls_that_nobody_reads(
     (agent, link, calls)
 }
 
-/// `arrived` are the calls of which a request has come, or the beginning of one.
+/// Checks the outcomes. `arrived` holds the calls of which at least a part of a request has arrived.
 #[track_caller]
-fn assert_truth(calls: &[FutureMessage], arrived: &HashSet<usize>) {
+fn assert_outcomes(calls: &[FutureMessage], arrived: &HashSet<usize>) {
     let mut not_executed = 0;
     for (number, call) in calls.iter().enumerate() {
-        let ended = call.wait_timeout(PATIENCE).expect("it ends");
+        let ended = call.wait_timeout(PATIENCE).expect("the call completes");
         let error = ended.unwrap_err();
         if error.outcome() == Outcome::NotExecuted {
-            assert!(!arrived.contains(&number), "call {number} came: {error}");
+            assert!(!arrived.contains(&number), "call {number} arrived: {error}");
             not_executed += 1;
         }
     }
-    assert!(not_executed > 0, "all were sent");
+    assert!(not_executed > 0, "every call was sent");
 }
 
 #[test]
 fn a_duplicated_call_with_one_request_withdrawn_at_its_deadline_may_have_run() {
     for seed in 1..=4 {
-        let (agent, mut link, calls) =
-            calls_that_nobody_reads(seed, Some(Duration::from_millis(50)));
+        let (agent, mut link, calls) = unread_calls(seed, Some(Duration::from_millis(50)));
         for call in &calls {
-            let ended = call.wait_timeout(PATIENCE).expect("it ends");
+            let ended = call.wait_timeout(PATIENCE).expect("the call completes");
             assert!(ended.is_err());
         }
-        // Behind all that is still to come of them.
+        // This request follows all remaining requests of the other calls.
         let last = agent
             .handle()
             .call_bytes_async("worker1", NAME, "last", within(None));
@@ -85,7 +81,7 @@ fn a_duplicated_call_with_one_request_withdrawn_at_its_deadline_may_have_run() {
             }
             arrived.insert(payload_bytes - PAYLOAD_BYTES_MIN);
         }
-        assert_truth(&calls, &arrived);
+        assert_outcomes(&calls, &arrived);
         drop(last);
     }
 }
@@ -93,14 +89,14 @@ fn a_duplicated_call_with_one_request_withdrawn_at_its_deadline_may_have_run() {
 #[test]
 fn a_duplicated_call_with_one_request_sent_before_shutdown_may_have_run() {
     for seed in 1..=4 {
-        let (agent, mut link, calls) = calls_that_nobody_reads(seed, None);
+        let (agent, mut link, calls) = unread_calls(seed, None);
         agent.shutdown_now();
         let mut arrived = HashSet::new();
-        // The last frame may be cut anywhere.
+        // The last frame may be truncated.
         let mut header = [0; 16];
         while link.read_exact(&mut header).is_ok() {
             let body_bytes = LittleEndian::read_u32(&header[..4]);
-            // A Goodbye has none.
+            // A Goodbye has an empty body.
             if let Some(payload_bytes) = (body_bytes as usize).checked_sub(BODY_BYTES_MIN) {
                 arrived.insert(payload_bytes - PAYLOAD_BYTES_MIN);
             }
@@ -108,7 +104,7 @@ fn a_duplicated_call_with_one_request_sent_before_shutdown_may_have_run() {
             io::copy(&mut body, &mut io::sink()).unwrap();
         }
         assert!(!arrived.is_empty(), "nothing was sent");
-        assert_truth(&calls, &arrived);
+        assert_outcomes(&calls, &arrived);
     }
 }
 
@@ -126,7 +122,7 @@ fn a_duplicated_large_message_keeps_the_connection() {
             .handle()
             .call_bytes_with("worker1", "echo", payload.clone(), within(PATIENCE));
     assert_eq!(answer.unwrap(), payload);
-    until("both have come", || {
+    until("both requests have arrived", || {
         served.handle().metrics().requests_received > 1
     });
     assert_eq!(served.handle().metrics().connections_lost, 0);

@@ -1,4 +1,4 @@
-//! How workers join and leave groups, over loopback and a shared store.
+//! Joining and leaving groups, over loopback and a shared store.
 
 use std::io::Write;
 use std::sync::{Arc, Mutex};
@@ -15,7 +15,7 @@ use crate::common::{PATIENCE, named, options, registry, shared_store, start_all,
 use crate::raw::{HELLO, RawWorker, WELCOME, connect, frame, hello_body, listed_address_of};
 use crate::raw::{await_closed, read_frame, request, send, welcome};
 
-/// Starts workers at the same time that know `echo`.
+/// Starts workers concurrently. Each has the function `echo`.
 fn start(store: &Arc<dyn Store>, options: impl IntoIterator<Item = AgentOptions>) -> Vec<Started> {
     let workers = options.into_iter();
     let workers = workers.map(|options| (options, registry(|_| {})));
@@ -54,20 +54,20 @@ fn a_duplicate_name_fails_on_every_rank_and_names_both_workers() {
                 if name == "same" && (first.0, second.0) == (0, 2)),
             "{error:?}"
         );
-        let said = error.to_string();
+        let error_text = error.to_string();
         assert!(
-            said.starts_with(
+            error_text.starts_with(
                 "RPC worker name same is not unique. Workers 0 and 2 share the same name. \
                  (0 is at 127.0.0.1:"
             ),
-            "{said}"
+            "{error_text}"
         );
     }
 }
 
 #[test]
 fn a_duplicate_rank_fails_on_every_rank_and_names_both_workers() {
-    // A mistake of who starts them: rank 2 was meant to be there.
+    // A launch mistake: two workers have rank 1, and rank 2 is missing.
     let workers = [("a", 0), ("b", 1), ("c", 1)];
     let options = workers.map(|(name, rank)| named(name, rank).with_world_size(3));
     for started in start(&shared_store(), options) {
@@ -81,12 +81,12 @@ fn a_duplicate_rank_fails_on_every_rank_and_names_both_workers() {
             unreachable!("{error:?}");
         };
         let mut both = [&*holder.0, &*refused.0];
-        let words = format!(
+        let expected_text = format!(
             "RPC worker id 1 is not unique. Worker {} and already has ID and {} cannot be added.",
             both[0], both[1]
         );
-        let said = error.to_string();
-        assert!(said.starts_with(&words), "{said}");
+        let error_text = error.to_string();
+        assert!(error_text.starts_with(&expected_text), "{error_text}");
         both.sort_unstable();
         assert_eq!(both, ["b", "c"]);
     }
@@ -120,7 +120,7 @@ fn the_first_worker_waits_for_a_late_one() {
     let in_group = |rank| options(rank).with_world_size(3);
     thread::scope(|scope| {
         let first = scope.spawn(|| start(&store, [in_group(2), in_group(0)]));
-        // They have said who they are, and wait.
+        // Both workers are registered, and wait for rank 1.
         store
             .wait_timeout(&["names/0", "names/2"], Some(PATIENCE))
             .unwrap();
@@ -156,7 +156,7 @@ fn a_start_timeout_lists_the_missing_ranks() {
             .with_world_size(20)
             .with_start_timeout(Duration::from_millis(20))
     };
-    let mut said = Vec::new();
+    let mut error_text = Vec::new();
     for rank in [2, 0] {
         let error = start(&store, [in_group(rank)]).remove(0).unwrap_err();
         assert!(
@@ -166,26 +166,26 @@ fn a_start_timeout_lists_the_missing_ranks() {
             ),
             "{error:?}"
         );
-        said.push(error.to_string());
+        error_text.push(error.to_string());
     }
     assert!(
-        said[0].starts_with("only 1 of 20 workers joined within "),
-        "{said:?}"
+        error_text[0].starts_with("only 1 of 20 workers joined within "),
+        "{error_text:?}"
     );
     assert!(
-        said[1].starts_with("only 2 of 20 workers joined within "),
-        "{said:?}"
+        error_text[1].starts_with("only 2 of 20 workers joined within "),
+        "{error_text:?}"
     );
     assert!(
-        said[0]
+        error_text[0]
             .ends_with("for rank 0, 1, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16 and 3 more"),
-        "{said:?}"
+        "{error_text:?}"
     );
     assert!(
-        said[1].ends_with(
+        error_text[1].ends_with(
             "for rank 1, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17 and 2 more"
         ),
-        "{said:?}"
+        "{error_text:?}"
     );
 }
 
@@ -273,22 +273,23 @@ fn many_workers_that_join_at_once_find_each_other() {
 }
 
 #[test]
-fn a_second_worker_of_a_name_or_id_is_refused_and_the_first_continues() {
+fn a_second_worker_with_the_same_name_or_id_is_refused_and_the_first_one_continues() {
     let store = shared_store();
     let agents = ["a", "b"].map(|name| start_one(&store, named(name, u32::from(name == "b"))));
     let by_name = start(&store, [named("b", 2)]).remove(0).unwrap_err();
-    let said = by_name.to_string();
+    let error_text = by_name.to_string();
     assert!(
-        said.starts_with("RPC worker name b is not unique. Workers 1 and 2 share the same name."),
-        "{said}"
+        error_text
+            .starts_with("RPC worker name b is not unique. Workers 1 and 2 share the same name."),
+        "{error_text}"
     );
     let by_id = start(&store, [named("c", 1)]).remove(0).unwrap_err();
-    let said = by_id.to_string();
+    let error_text = by_id.to_string();
     assert!(
-        said.starts_with(
+        error_text.starts_with(
             "RPC worker id 1 is not unique. Worker b and already has ID and c cannot be added."
         ),
-        "{said}"
+        "{error_text}"
     );
     assert_eq!(
         agents[0].handle().call_bytes("b", "echo", "on").unwrap(),
@@ -309,9 +310,9 @@ fn a_worker_that_left_is_no_longer_found() {
         "here"
     );
     second.shutdown(PATIENCE).unwrap();
-    let words = "name:worker0,rank:0 could not find destination name worker1";
-    // A call that overtakes the Goodbye gets no answer.
-    until("the Goodbye has come", || {
+    let expected_text = "name:worker0,rank:0 could not find destination name worker1";
+    // A call that is sent before the Goodbye arrives gets no answer.
+    until("the Goodbye has arrived", || {
         let error = first
             .handle()
             .call_bytes("worker1", "echo", "")
@@ -323,7 +324,7 @@ fn a_worker_that_left_is_no_longer_found() {
             .handle()
             .call_bytes("worker1", "echo", "")
             .unwrap_err();
-        assert!(error.to_string().contains(words), "{error}");
+        assert!(error.to_string().contains(expected_text), "{error}");
         assert_eq!(error.outcome(), Outcome::NotExecuted);
     }
     let error = third.handle().call_bytes(1, "echo", "").unwrap_err();
@@ -335,7 +336,7 @@ fn a_worker_that_left_is_no_longer_found() {
     );
     assert_eq!(first.handle().call_bytes(2, "echo", "on").unwrap(), "on");
 
-    // Another one takes its name, and a third its id.
+    // New workers reuse its name and its id.
     let again = start_one(&store, named("worker1", 5));
     assert_eq!(
         first
@@ -363,11 +364,18 @@ fn a_worker_that_left_is_no_longer_found() {
     );
 }
 
-/// A worker with a function that answers with `life`, and one that is answered through `replies`.
-fn start_life(store: &Arc<dyn Store>, life: u32, replies: &Arc<Mutex<Vec<Reply>>>) -> Agent {
+/// A worker with two functions: one answers with `incarnation`, the test answers the other one through
+/// `replies`.
+fn start_incarnation(
+    store: &Arc<dyn Store>,
+    incarnation: u32,
+    replies: &Arc<Mutex<Vec<Reply>>>,
+) -> Agent {
     start_with(store, options(1), |registry| {
         registry
-            .register("life", move |_, _| Ok(life.to_string().into_bytes()))
+            .register("incarnation", move |_, _| {
+                Ok(incarnation.to_string().into_bytes())
+            })
             .unwrap();
         let replies = Arc::clone(replies);
         registry
@@ -383,26 +391,28 @@ fn a_restarted_worker_has_a_new_incarnation_and_connection() {
     let store = shared_store();
     let replies = Arc::default();
     let first = start_one(&store, options(0));
-    for life in 1..=4 {
-        let agent = start_life(&store, life, &replies);
-        if life == 3 {
-            // It is the one that calls first.
+    for incarnation in 1..=4 {
+        let agent = start_incarnation(&store, incarnation, &replies);
+        if incarnation == 3 {
+            // The restarted worker makes the first call.
             assert_eq!(
                 agent.handle().call_bytes(0, "echo", "back").unwrap(),
                 "back"
             );
         }
-        // A call that overtakes the Goodbye of the previous incarnation gets no answer.
-        until("the new life answers", || {
-            let answer = first.handle().call_bytes("worker1", "life", "");
-            answer.is_ok_and(|answer| answer == life.to_string())
+        // A call that is sent before the previous incarnation's Goodbye arrives gets no answer.
+        until("the new incarnation answers", || {
+            let answer = first.handle().call_bytes("worker1", "incarnation", "");
+            answer.is_ok_and(|answer| answer == incarnation.to_string())
         });
         let pending = first
             .handle()
             .call_bytes_async(1, "later", "", CallOptions::default());
-        until("the call is there", || replies.lock().unwrap().len() == 1);
-        if life % 2 == 0 {
-            // It ends without leaving the list.
+        until("the request has arrived", || {
+            replies.lock().unwrap().len() == 1
+        });
+        if incarnation % 2 == 0 {
+            // The agent stops without leaving the member list.
             agent.shutdown_now();
         } else {
             let reply = replies.lock().unwrap().pop().unwrap();
@@ -417,19 +427,21 @@ fn a_restarted_worker_has_a_new_incarnation_and_connection() {
             "{error:?}"
         );
         assert_eq!(error.outcome(), Outcome::Unknown);
-        // Nobody is there to take the answer of a previous incarnation.
-        let next = start_life(&store, life * 10, &replies);
+        // The next incarnation must not complete a pending call of the previous one.
+        let next = start_incarnation(&store, incarnation * 10, &replies);
         let pending = first
             .handle()
             .call_bytes_async(1, "later", "", CallOptions::default());
-        until("the call is there", || replies.lock().unwrap().len() == 2);
+        until("the request has arrived", || {
+            replies.lock().unwrap().len() == 2
+        });
         let mut both = std::mem::take(&mut *replies.lock().unwrap()).into_iter();
         both.next().unwrap().send(Ok(&b"former"[..]));
         both.next().unwrap().send(Ok(&b"present"[..]));
         assert_eq!(pending.wait().unwrap(), "present");
         assert_eq!(
-            first.handle().call_bytes(1, "life", "").unwrap(),
-            (life * 10).to_string()
+            first.handle().call_bytes(1, "incarnation", "").unwrap(),
+            (incarnation * 10).to_string()
         );
         next.shutdown(PATIENCE).unwrap();
     }
@@ -446,9 +458,9 @@ fn a_call_to_a_worker_that_stopped_without_leaving_fails_at_once() {
     let third = start_one(&store, options(2));
     assert_eq!(first.handle().call_bytes(1, "echo", "").unwrap(), "");
     drop(second);
-    // With a connection that has just ended, and without any.
+    // One caller has a connection that was just lost, the other one has none.
     for caller in [&first, &third] {
-        until("the end is known", || {
+        until("the caller knows that the worker has stopped", || {
             let error = caller.handle().call_bytes(1, "echo", "").unwrap_err();
             assert!(
                 matches!(
@@ -468,7 +480,7 @@ fn calls_to_a_replaced_worker_fail_at_once() {
     let me = named("a", 0).with_connect_timeout(Duration::from_secs(3600));
     let agent = start_one(&store, me);
     let raw = RawWorker::join_list(&*store, 1, "b", 5);
-    // It does not welcome who dials.
+    // The raw worker accepts the connection but sends no Welcome.
     let never = within(None);
     let call = agent.handle().call_bytes_async("b", "f", "x", never);
     let mut silent = raw.accept();
@@ -484,9 +496,9 @@ fn calls_to_a_replaced_worker_fail_at_once() {
     let hello = hello_body(1, 0, 77, 0, 0, "c");
     send(&mut link, &frame(HELLO, 0, 0, 0, &hello));
     assert_eq!(read_frame(&mut link).kind, WELCOME);
-    assert_replaced(&ended(&call));
-    // Nor does the second attempt dial anybody.
-    let error = ended(&retried);
+    assert_replaced(&error_of(&call));
+    // The second attempt makes no connection either.
+    let error = error_of(&retried);
     let RpcError::RetriesExhausted {
         attempts: 2, last, ..
     } = &error
@@ -496,7 +508,7 @@ fn calls_to_a_replaced_worker_fail_at_once() {
     assert_replaced(last);
     assert_eq!(agent.handle().metrics().calls_in_flight, 0);
 
-    // A Welcome of the former one comes too late, and the other one is served.
+    // The previous worker's Welcome is too late; the agent serves the new worker.
     let _ = silent.write_all(&welcome(raw.incarnation, 1));
     await_closed(&mut silent);
     send(&mut link, &request(1, "echo", b"c"));
@@ -504,8 +516,8 @@ fn calls_to_a_replaced_worker_fail_at_once() {
 }
 
 #[track_caller]
-fn ended(call: &FutureMessage) -> RpcError {
-    let ended = call.wait_timeout(PATIENCE).expect("it ends");
+fn error_of(call: &FutureMessage) -> RpcError {
+    let ended = call.wait_timeout(PATIENCE).expect("the call completes");
     ended.unwrap_err()
 }
 

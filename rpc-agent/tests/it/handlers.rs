@@ -1,4 +1,4 @@
-//! What functions can do, and how their results reach the caller, over loopback.
+//! Functions over loopback: concurrency, panics, errors, nested calls, deferred answers, queue limits.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
@@ -20,7 +20,7 @@ fn calls(agent: &AgentHandle, count: usize, function: &str) -> Vec<FutureMessage
     (0..count).map(|_| call(agent, 1, function, "")).collect()
 }
 
-/// Two workers; the second has `hold`, which waits for the gate, and so many threads for functions.
+/// Two workers. The second one has `handler_threads` threads and a function `hold` that waits at the gate.
 fn held_pair(handler_threads: usize) -> (Agent, Agent, Arc<Gate>, OpenAtEnd) {
     let gate = Gate::new();
     let (agent, other) = pair_with(
@@ -61,7 +61,7 @@ fn as_many_functions_run_at_once_as_there_are_handler_threads() {
             .wait()
             .unwrap();
         assert_eq!(gate.inside_peak(), threads);
-        until("all are counted", || {
+        until("all calls are counted", || {
             other.handle().metrics().requests_handled == 4 * threads as u64
         });
     }
@@ -70,7 +70,7 @@ fn as_many_functions_run_at_once_as_there_are_handler_threads() {
 #[test]
 fn a_slow_function_does_not_delay_fast_ones() {
     let (agent, _other, gate, _end) = held_pair(4);
-    // In the first round it is not known yet to be slow.
+    // In the first round, the worker does not know yet that the function is slow.
     for round in 1..=3 {
         let slow = call(agent.handle(), 1, "hold", "slow");
         for _ in 0..50 {
@@ -91,7 +91,7 @@ fn a_slow_function_does_not_delay_fast_ones() {
 #[test]
 fn slow_functions_delay_no_others_while_a_handler_thread_is_free() {
     for round in 0..20 {
-        // Each time new, so that none is known to be slow.
+        // Each round starts new workers, which do not know yet which functions are slow.
         let (agent, other, gate, _end) = held_pair(4);
         let slow = calls(agent.handle(), 3, "hold");
         for _ in 0..20 {
@@ -103,7 +103,7 @@ fn slow_functions_delay_no_others_while_a_handler_thread_is_free() {
         }
         let last = call(agent.handle(), 1, "hold", "");
         gate.await_inside(4);
-        // Now none is left, and what it calls itself goes on still.
+        // No handler thread is free, but the worker can still make calls.
         assert_eq!(
             other.handle().call_bytes(0, "echo", "mine").unwrap(),
             "mine",
@@ -137,8 +137,8 @@ fn a_worker_whose_only_handler_thread_is_busy_receives_answers_and_runs_callback
         other.handle().call_bytes(0, "echo", "waited for").unwrap(),
         "waited for"
     );
-    // There is one thread for functions, so this one has to wait.
-    until("the request waits", || {
+    // The only handler thread is busy, so this request is queued.
+    until("the request is queued", || {
         other.handle().metrics().handler_queue_len == 1
     });
     assert!(!waiting.is_complete());
@@ -164,7 +164,7 @@ fn a_panic_is_an_error_with_worker_function_and_message() {
             .unwrap();
     });
     let before = "Error on Node 1: call of ";
-    for (function, words) in [
+    for (function, expected_text) in [
         ("say", "out of paper"),
         ("format", "3 bytes are odd"),
         ("throw", "(the panic message is not text)"),
@@ -177,7 +177,7 @@ fn a_panic_is_an_error_with_worker_function_and_message() {
             assert_eq!(
                 error.to_string(),
                 format!(
-                    "{before}`{function}` on worker worker1 (id 1): the function panicked: {words}"
+                    "{before}`{function}` on worker worker1 (id 1): the function panicked: {expected_text}"
                 ),
                 "{place}"
             );
@@ -209,10 +209,10 @@ fn the_error_of_a_function_keeps_its_text() {
             .unwrap();
     });
     let long = "é".repeat(100_000);
-    for words in ["", "no", "kein Blatt für é → ü", &long] {
+    for expected_text in ["", "no", "kein Blatt für é → ü", &long] {
         let error = agent
             .handle()
-            .call_bytes(1, "fail", words.to_owned())
+            .call_bytes(1, "fail", expected_text.to_owned())
             .unwrap_err();
         let RpcError::Remote {
             call,
@@ -226,9 +226,13 @@ fn the_error_of_a_function_keeps_its_text() {
             (&*call.to.name.to_string(), &*call.function),
             ("worker1", "fail")
         );
-        // At most 64 KiB arrive, of whole characters.
-        assert!(words.starts_with(&**message), "{} bytes", message.len());
-        assert!(message.len() == words.len() || message.len() > 60_000);
+        // The text is cut to at most 64 KiB, at a character boundary.
+        assert!(
+            expected_text.starts_with(&**message),
+            "{} bytes",
+            message.len()
+        );
+        assert!(message.len() == expected_text.len() || message.len() > 60_000);
         assert_eq!(error.outcome(), Outcome::Executed);
     }
     assert_eq!(
@@ -246,7 +250,7 @@ fn the_error_of_a_function_keeps_its_text() {
     );
 }
 
-/// Calls the other worker with one less, and returns the sum of what came back and one.
+/// Registers `down`: calls the other worker with `number - 1` and returns the answer plus one.
 fn register_down(registry: &mut Registry) {
     registry
         .register("down", |context, payload| {
@@ -288,7 +292,7 @@ fn nested_calls_can_be_deeper_than_the_handler_threads() {
     for answer in join_all(both).wait().unwrap() {
         assert_eq!(answer, "40");
     }
-    // To itself: its caller is itself.
+    // A worker that calls itself is its own caller.
     assert_eq!(
         agents[0].handle().call_bytes(0, "down", "40").unwrap(),
         "40"
@@ -312,10 +316,10 @@ fn nested_calls_beyond_the_thread_limit_fail_and_the_workers_continue() {
             .wait_timeout(PATIENCE)
             .unwrap()
             .unwrap_err();
-        let said = error.to_string();
+        let error_text = error.to_string();
         assert!(
-            said.contains("was refused by the worker: all 8 threads wait for nested calls"),
-            "{said}"
+            error_text.contains("was refused by the worker: all 8 threads wait for nested calls"),
+            "{error_text}"
         );
         assert_eq!(agents[0].handle().call_bytes(to, "down", "6").unwrap(), "6");
     }
@@ -376,7 +380,7 @@ fn a_deferred_function_answers_from_another_thread_and_occupies_none() {
                 .call_bytes_async(1, "later", n.to_string(), CallOptions::default())
         })
         .collect();
-    until("all have been taken", || {
+    until("the test has all replies", || {
         replies.lock().unwrap().len() == CALLS
     });
     assert_eq!(other.handle().metrics().requests_deferred, CALLS as u64);
@@ -405,18 +409,20 @@ fn a_deferred_function_answers_from_another_thread_and_occupies_none() {
                 ends[0] += 1;
             }
             Err(error) => {
-                let said = error.to_string();
+                let error_text = error.to_string();
                 let expected = [
                     "the function failed: not today",
                     "the function failed: the function dropped its reply without an answer",
                 ];
-                let which = expected.iter().position(|words| said.ends_with(words));
+                let which = expected
+                    .iter()
+                    .position(|expected_text| error_text.ends_with(expected_text));
                 ends[which.unwrap() + 1] += 1;
             }
         }
     }
     assert_eq!(ends, [CALLS / 3; 3]);
-    until("all are counted", || {
+    until("all calls are counted", || {
         other.handle().metrics().requests_deferred == 0
     });
 }
@@ -433,7 +439,7 @@ fn a_deferred_function_that_panics_fails_its_call() {
         let error = caller.handle().call_bytes(1, "later", "").unwrap_err();
         assert!(matches!(error, RpcError::Remote { .. }), "{error:?}");
     }
-    until("both are counted", || {
+    until("both calls are counted", || {
         other.handle().metrics().handler_panics == 2
     });
 }
@@ -495,7 +501,7 @@ fn requests_beyond_the_queue_are_refused() {
     let first = call(agent.handle(), 1, "hold", "");
     gate.await_inside(1);
     let queued = calls(agent.handle(), QUEUED_MAX, "hold");
-    // It follows the others on the same connection.
+    // This request follows the others on the same connection.
     let error = agent.handle().call_bytes(1, "echo", "").unwrap_err();
     assert_eq!(
         error.to_string(),
@@ -505,7 +511,7 @@ fn requests_beyond_the_queue_are_refused() {
     assert_eq!(error.outcome(), Outcome::NotExecuted);
     assert!(error.is_transient());
     assert_eq!(other.handle().metrics().requests_refused, 1);
-    // Each worker has a queue of its own.
+    // The limit applies to each caller separately.
     let own = other
         .handle()
         .call_bytes_async(1, "hold", "", CallOptions::default());
@@ -540,17 +546,17 @@ fn a_request_whose_deadline_passed_in_the_queue_is_not_run() {
     let late = agent
         .handle()
         .call_bytes_async(1, "mark", "", within(TIMEOUT));
-    until("the request is there", || {
+    until("the request has arrived", || {
         other.handle().metrics().requests_received == 2
     });
     let came_before = Instant::now();
     assert!(matches!(late.wait(), Err(RpcError::Timeout { .. })));
-    until("its time is over there, too", || {
+    until("the request has expired at the callee", || {
         came_before.elapsed() > TIMEOUT
     });
     gate.open();
     first.wait().unwrap();
-    // The queue is one: what came later has run, so the other one had its turn.
+    // Requests run in order, and a later one has run, so the expired one was dequeued.
     agent.handle().call_bytes(1, "echo", "").unwrap();
     assert_eq!(marks.load(Ordering::SeqCst), 0);
     assert_eq!(other.handle().metrics().requests_refused, 1);

@@ -1,4 +1,4 @@
-//! Jobs on the agent's threads, and the callbacks about peers and shutdown.
+//! Jobs on the agent's threads; callbacks for lost peers, departed peers and shutdown.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
@@ -9,7 +9,7 @@ use rpc_agent::{Agent, WorkerId};
 
 use crate::common::{PATIENCE, group, options, pair, registry, shared_store, until, within};
 
-fn pair_end(agents: [&Agent; 2]) {
+fn shut_down_pair(agents: [&Agent; 2]) {
     thread::scope(|scope| {
         for agent in agents {
             scope.spawn(|| agent.shutdown(PATIENCE).unwrap());
@@ -35,7 +35,7 @@ fn jobs_run_on_the_pool_when_they_are_due_and_not_before() {
     let mut ran: Vec<_> = ran.iter().collect();
     ran.sort();
     let due: Vec<u64> = ran.iter().map(|(after_ms, ..)| *after_ms).collect();
-    assert_eq!(due, [0, 20, 40], "each once");
+    assert_eq!(due, [0, 20, 40], "each job runs once");
     for (after_ms, ran_after, thread) in ran {
         assert!(
             ran_after >= Duration::from_millis(after_ms),
@@ -46,7 +46,7 @@ fn jobs_run_on_the_pool_when_they_are_due_and_not_before() {
 }
 
 #[test]
-fn a_job_can_call_and_a_panicking_job_harms_nothing() {
+fn a_job_can_make_calls_and_a_panicking_job_does_not_affect_others() {
     let (caller, server) = pair(|_| {});
     let (sender, ran) = mpsc::channel();
     caller.handle().spawn(|| panic!("a bad job"));
@@ -56,7 +56,7 @@ fn a_job_can_call_and_a_panicking_job_harms_nothing() {
         sender.send(echo.unwrap()).unwrap();
     });
     assert_eq!(ran.recv_timeout(PATIENCE).unwrap(), "x");
-    pair_end([&caller, &server]);
+    shut_down_pair([&caller, &server]);
 }
 
 #[test]
@@ -80,7 +80,7 @@ fn coordinated_shutdown_waits_for_a_running_job_and_not_for_a_later_one() {
         .spawn_at(Instant::now() + Duration::from_secs(3600), move || {
             drop(held)
         });
-    until("the job has begun", || has_begun.load(Ordering::SeqCst));
+    until("the job is running", || has_begun.load(Ordering::SeqCst));
     thread::scope(|scope| {
         scope.spawn(|| {
             agents[0].shutdown(PATIENCE).unwrap();
@@ -113,7 +113,7 @@ fn jobs_after_shutdown_are_dropped() {
 #[test]
 fn on_end_runs_once_after_all_threads_have_exited() {
     let agents = group(1);
-    let (sender, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     let handle = agents[0].handle().clone();
     agents[0].handle().on_end(|| panic!("a bad callback"));
     agents[0]
@@ -121,9 +121,9 @@ fn on_end_runs_once_after_all_threads_have_exited() {
         .on_end(move || sender.send(handle.metrics().threads).unwrap());
     agents[0].shutdown(PATIENCE).unwrap();
     agents[0].shutdown_now();
-    assert_eq!(told.recv(), Ok(0));
-    assert!(told.recv().is_err(), "told twice");
-    // Too late.
+    assert_eq!(receiver.recv(), Ok(0));
+    assert!(receiver.recv().is_err(), "on_end ran twice");
+    // Registering after the shutdown drops the callback.
     let token = Arc::new(());
     let held = Arc::clone(&token);
     agents[0].handle().on_end(move || drop(held));
@@ -174,7 +174,7 @@ fn an_incarnation_belongs_to_one_start_of_a_worker() {
         Some(server.handle().incarnation())
     );
     server.shutdown(PATIENCE).unwrap();
-    // Until another process is there, its last one is the one that is known.
+    // The caller keeps the last known incarnation until the worker restarts.
     assert_eq!(
         caller.handle().incarnation_of(id),
         Some(server.handle().incarnation())

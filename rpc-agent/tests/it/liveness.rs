@@ -12,7 +12,7 @@ use crate::common::{
     until,
 };
 
-/// Ends a call that would hang, so that the test fails.
+/// Options of a call with a timeout, so that a call that hangs fails the test.
 fn soon() -> CallOptions {
     crate::common::within(PATIENCE / 3)
 }
@@ -28,10 +28,10 @@ fn a_call_made_in_a_callback_is_sent_while_the_callback_blocks() {
             let (inner, answered) = mpsc::channel();
             let second = handle.call_bytes_async(1, "echo", "second", soon());
             second.on_complete(move |answer| inner.send(answer.clone()).unwrap());
-            // Not the future's own way to wait, of which the agent would know.
+            // Blocks without `RpcFuture::wait`, so the agent does not know that this thread waits.
             sender.send(answered.recv_timeout(PATIENCE)).unwrap();
         });
-        // Who waits reads the answer itself: the callback runs on a thread that does not poll.
+        // The waiting thread reads the answer itself, so the callback runs on a thread that does not poll.
         assert_eq!(first.wait().unwrap(), "first");
         let answer = answers.recv_timeout(2 * PATIENCE).unwrap().unwrap();
         assert_eq!(answer.unwrap(), "second");
@@ -116,7 +116,7 @@ fn a_refusal_reaches_a_function_that_waits_for_another_call() {
                 .unwrap();
         },
     );
-    // The function runs on the first worker, which the second one asks back.
+    // The function runs on the first worker and calls the second one, which calls the first one.
     assert_eq!(
         agents[0]
             .handle()
@@ -127,8 +127,8 @@ fn a_refusal_reaches_a_function_that_waits_for_another_call() {
 }
 
 #[test]
-fn a_panic_in_on_peer_lost_harms_nothing() {
-    // Every request that leaves takes its connection down.
+fn a_panic_in_on_peer_lost_does_not_affect_the_agent() {
+    // Each sent request cuts its connection.
     let faults = FaultPlan::new(1).cut(1.0).unwrap();
     let adjust = |rank, options: AgentOptions| match rank {
         0 => options.with_faults(faults.clone()),
@@ -142,7 +142,7 @@ fn a_panic_in_on_peer_lost_harms_nothing() {
     caller
         .handle()
         .on_peer_lost(move |worker, _| sender.send(worker.clone()).unwrap());
-    // The first one is not cut, as it makes the connection.
+    // The first request makes the connection and is therefore not cut.
     until("the connection is lost", || {
         let result = caller.handle().call_bytes_with(1, "echo", "x", soon());
         matches!(result, Err(RpcError::ConnectionLost { .. }))
@@ -188,7 +188,7 @@ fn an_answer_to_a_previous_incarnation_does_not_complete_a_new_call() {
     drop(caller);
     assert!(lost.wait().is_err());
 
-    // The calls of both incarnations have the same numbers.
+    // Calls of both incarnations have the same ids.
     let caller = start();
     let answer = caller.handle().call_bytes_async(1, "new", "", soon());
     second.await_inside(1);

@@ -1,19 +1,19 @@
-//! Tests that need a process of their own: they count its threads, or need more files than usual.
+//! Runs tests in a process of their own: they count threads, or need many open files.
 
 use std::env;
 use std::process::Command;
 
-/// Names the test that a process was started for.
+/// Environment variable with the name of the test that a child process runs.
 const TEST: &str = "RPC_AGENT_TEST_ALONE";
 
-/// Whether this is the process started for `test` (its path, as `--exact` takes it), which is to run it. If
-/// not, runs it in such a process, and fails if it fails there.
+/// Returns whether this is the child process for `test` (the test's path, as `--exact` takes it). In the
+/// parent process, runs the test in a child process and panics if it fails there.
 #[track_caller]
 pub(crate) fn in_own_process(test: &str) -> bool {
     in_own_process_by(Command::new(env::current_exe().unwrap()), test)
 }
 
-/// [`in_own_process`], in one that may have 4096 files open.
+/// [`in_own_process`] with a limit of 4096 open files.
 #[track_caller]
 pub(crate) fn in_own_process_with_many_files(test: &str) -> bool {
     let mut shell = Command::new("sh");
@@ -43,7 +43,7 @@ fn in_own_process_by(mut command: Command, test: &str) -> bool {
         "`{test}` failed: {}",
         output.status
     );
-    // A name that no test has is no failure to the test program.
+    // The test program succeeds if no test matches the name.
     assert!(
         printed.contains("1 passed"),
         "no test has the name `{test}`"

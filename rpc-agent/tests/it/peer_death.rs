@@ -1,4 +1,4 @@
-//! Killed workers and lost connections: how their calls fail, and how workers recover.
+//! Killed workers and lost connections: how their calls fail, and how workers reconnect.
 
 use std::env;
 use std::io::{self, BufRead, BufReader, Read};
@@ -15,17 +15,17 @@ use rpc_agent::{
 };
 
 use crate::common::{PATIENCE, noise, registry, shared_store, start_all, until, within};
-use crate::middle_man::MiddleMan;
+use crate::proxy::Proxy;
 use crate::raw::{REQUEST, RESPONSE, RawWorker, address_of, frame, publish, read_frame, send};
 
-/// Arguments of a process that a test starts: its rank, the size of its group (0: dynamic), and the port of the
-/// store.
+/// Environment variable with the arguments of a child process: rank, world size (0: dynamic group), store
+/// port.
 const PART: &str = "RPC_AGENT_TEST_WORKER";
 
-/// A worker in a process of its own.
+/// A worker in a child process.
 struct WorkerProcess {
     child: Child,
-    /// Its end is the process's.
+    /// The child process exits when this pipe closes.
     _stdin: ChildStdin,
 }
 
@@ -46,7 +46,7 @@ impl WorkerProcess {
         }
     }
 
-    /// Waits until its agent has started.
+    /// Waits until the child's agent has started.
     fn await_started(&mut self) {
         let mut lines = BufReader::new(self.child.stdout.take().unwrap()).lines();
         assert!(
@@ -69,7 +69,7 @@ impl Drop for WorkerProcess {
     }
 }
 
-/// Not a test: the main function of these processes.
+/// Main function of the child processes; not a test.
 #[test]
 #[expect(clippy::print_stdout, reason = "its parent reads it")]
 fn worker_process() {
@@ -90,7 +90,7 @@ fn worker_process() {
     drop(agent);
 }
 
-/// The calls of the function `hold`, which nobody answers until the test does.
+/// Unanswered calls of the function `hold`. The test answers them.
 #[derive(Debug, Clone, Default)]
 struct Held(Arc<Mutex<Vec<Reply>>>);
 
@@ -117,13 +117,13 @@ impl Held {
     }
 }
 
-/// Calls of `hold`, without timeouts, that have arrived there.
+/// Makes calls of `hold` without timeouts, and waits until they have arrived.
 fn hold(agent: &AgentHandle, worker: &str, count: usize) -> Vec<FutureMessage> {
     let never = within(None);
     let calls: Vec<_> = (0..count)
         .map(|_| agent.call_bytes_async(worker, "hold", vec![], never))
         .collect();
-    // Requests arrive in their order.
+    // Requests arrive in order, so the calls of `hold` have arrived.
     assert_eq!(echo(agent, worker).unwrap(), "here");
     calls
 }
@@ -134,17 +134,20 @@ fn echo(agent: &AgentHandle, worker: &str) -> Result<Bytes, RpcError> {
 
 #[track_caller]
 fn wait(future: &FutureMessage) -> Result<Bytes, RpcError> {
-    future.wait_timeout(PATIENCE).expect("it ends")
+    future.wait_timeout(PATIENCE).expect("the call completes")
 }
 
-/// Records `on_peer_lost`.
+/// Receives the worker and the cause of each `on_peer_lost`.
 fn losses(agent: &AgentHandle) -> Receiver<(WorkerInfo, String)> {
-    let (tell, told) = mpsc::channel();
-    let tell = Mutex::new(tell);
+    let (sender, receiver) = mpsc::channel();
+    let sender = Mutex::new(sender);
     agent.on_peer_lost(move |peer, cause| {
-        let _ = tell.lock().unwrap().send((peer.clone(), cause.to_owned()));
+        let _ = sender
+            .lock()
+            .unwrap()
+            .send((peer.clone(), cause.to_owned()));
     });
-    told
+    receiver
 }
 
 #[track_caller]
@@ -155,16 +158,16 @@ fn assert_lost(error: &RpcError, worker: &str) {
     );
     assert_eq!(error.outcome(), Outcome::Unknown);
     assert_eq!(error.call().unwrap().to.name.as_str(), worker);
-    let said = error.to_string();
+    let error_text = error.to_string();
     assert!(
-        said.contains(worker) && said.contains("outcome unknown"),
-        "{said}"
+        error_text.contains(worker) && error_text.contains("outcome unknown"),
+        "{error_text}"
     );
 }
 
-/// The error of a call to a worker whose process has exited.
+/// Asserts the error of a call to a worker whose process has exited.
 #[track_caller]
-fn assert_nobody_there(error: &RpcError) {
+fn assert_connection_refused(error: &RpcError) {
     assert!(
         matches!(
             error,
@@ -182,7 +185,7 @@ fn store_server() -> (TcpStoreServer, Arc<dyn Store>) {
     (server, Arc::new(store))
 }
 
-/// Two agents here, with ranks 0 and 2, and between them a process, in a static group.
+/// A static group of three: agents with ranks 0 and 2 here, and a child process with rank 1.
 fn group_with_process() -> (Vec<Agent>, Held, WorkerProcess, TcpStoreServer) {
     let (server, store) = store_server();
     let mut process = WorkerProcess::start(1, 3, &server);
@@ -200,7 +203,7 @@ fn group_with_process() -> (Vec<Agent>, Held, WorkerProcess, TcpStoreServer) {
 }
 
 #[test]
-fn only_calls_in_flight_to_a_killed_worker_fail_and_at_once() {
+fn exactly_the_calls_in_flight_to_a_killed_worker_fail_at_once() {
     let (agents, held, mut process, _server) = group_with_process();
     let agent = &agents[0];
     let losses = losses(agent.handle());
@@ -209,28 +212,28 @@ fn only_calls_in_flight_to_a_killed_worker_fail_and_at_once() {
     assert_eq!(held.len(), 5);
     process.kill();
     for call in &doomed {
-        // None has a timeout: that it ends at all is because of the death.
+        // The calls have no timeout, so only the death of the worker can end them.
         assert_lost(&wait(call).unwrap_err(), "worker1");
     }
     let (peer, cause) = losses.recv_timeout(PATIENCE).unwrap();
     assert_eq!(peer, WorkerInfo::new("worker1", 1).unwrap());
     assert!(cause.contains("lost"), "{cause}");
 
-    // The next one finds nobody, and so does one with retries.
+    // The next call fails because the connection is refused.
     let never = within(None);
     let next = agent
         .handle()
         .call_bytes_async("worker1", "echo", vec![], never);
-    assert_nobody_there(&wait(&next).unwrap_err());
+    assert_connection_refused(&wait(&next).unwrap_err());
 
-    // Those to another worker go on, and end as they would have.
+    // Calls to another worker are unaffected.
     assert_eq!(echo(agent.handle(), "worker2").unwrap(), "here");
     assert!(others.iter().all(|call| !call.is_complete()));
     held.answer_all();
     for call in &others {
         assert_eq!(wait(call).unwrap(), "answered");
     }
-    // A refused dial is no second loss.
+    // A refused dial does not count as another loss.
     assert_eq!(losses.try_recv(), Err(mpsc::TryRecvError::Empty));
     let metrics = agent.handle().metrics();
     assert_eq!((metrics.connections_lost, metrics.calls_in_flight), (1, 0));
@@ -241,7 +244,7 @@ fn coordinated_shutdown_fails_soon_and_names_the_killed_worker() {
     let (agents, _held, mut process, _server) = group_with_process();
     assert_eq!(echo(agents[0].handle(), "worker1").unwrap(), "here");
     process.kill();
-    // No timeout at all.
+    // No timeout.
     let error = agents[0].shutdown(None).unwrap_err();
     assert!(
         matches!(&error, TerminationError::WorkersDead { dead, .. }
@@ -269,14 +272,14 @@ fn a_restarted_worker_is_reachable_under_its_name() {
         let next = agent
             .handle()
             .call_bytes_async("worker1", "echo", vec![], within(None));
-        assert_nobody_there(&wait(&next).unwrap_err());
+        assert_connection_refused(&wait(&next).unwrap_err());
     }
     assert_eq!(agent.handle().metrics().reconnects, 2);
     assert!(losses.try_recv().is_err());
 }
 
-/// Two agents, the first of which reaches the second through the proxy.
-fn group_with_middle_man() -> (Agent, Agent, Held, MiddleMan) {
+/// Two agents. The first one reaches the second one through the proxy.
+fn group_with_proxy() -> (Agent, Agent, Held, Proxy) {
     let store = shared_store();
     let held = Held::default();
     let workers = [0, 1].map(|rank| {
@@ -289,27 +292,27 @@ fn group_with_middle_man() -> (Agent, Agent, Held, MiddleMan) {
     let mut agents = agents.into_iter().map(Result::unwrap);
     let (agent, peer) = (agents.next().unwrap(), agents.next().unwrap());
     let (address, incarnation) = address_of(&*store, 1);
-    let middle_man = MiddleMan::start(address);
-    publish(&*store, 1, "worker1", middle_man.port(), incarnation);
-    (agent, peer, held, middle_man)
+    let proxy = Proxy::start(address);
+    publish(&*store, 1, "worker1", proxy.port(), incarnation);
+    (agent, peer, held, proxy)
 }
 
 #[test]
-fn a_cut_connection_fails_its_calls_and_is_made_again() {
-    let (agent, peer, held, middle_man) = group_with_middle_man();
+fn a_cut_connection_fails_its_calls_and_is_reestablished() {
+    let (agent, peer, held, proxy) = group_with_proxy();
     let (here, there) = (losses(agent.handle()), losses(peer.handle()));
     for round in 1..=5_u64 {
         let calls = hold(agent.handle(), "worker1", 10);
         let back = hold(peer.handle(), "worker0", 10);
-        middle_man.cut();
+        proxy.cut();
         for call in &calls {
             assert_lost(&wait(call).unwrap_err(), "worker1");
         }
         for call in &back {
             assert_lost(&wait(call).unwrap_err(), "worker0");
         }
-        // The peer cannot tell yet whether the dial of the next call comes before or after its own
-        // notice: in either order one connection follows, and its callback ran once for this one.
+        // The next dial may arrive before or after the peer detects the loss. In both cases the peers make
+        // one connection, and the callback has run once for the lost one.
         assert_eq!(
             here.recv_timeout(PATIENCE).unwrap().0.name.as_str(),
             "worker1"
@@ -322,7 +325,7 @@ fn a_cut_connection_fails_its_calls_and_is_made_again() {
         assert_eq!(echo(peer.handle(), "worker0").unwrap(), "here");
         assert_eq!(agent.handle().metrics().reconnects, round);
         assert_eq!(peer.handle().metrics().reconnects, round);
-        // Answers to calls that are lost go nowhere, and harm nobody.
+        // Late answers to lost calls are dropped.
         held.answer_all();
     }
     assert!(here.try_recv().is_err());
@@ -336,10 +339,10 @@ fn a_cut_connection_fails_its_calls_and_is_made_again() {
 
 #[test]
 fn a_partly_sent_request_is_unknown_and_a_queued_one_is_not_executed() {
-    let (agent, _peer, _held, middle_man) = group_with_middle_man();
+    let (agent, _peer, _held, proxy) = group_with_proxy();
     assert_eq!(echo(agent.handle(), "worker1").unwrap(), "here");
-    middle_man.allow(1 << 20);
-    // Together more than the systems between here and there hold: what is left waits in the agent.
+    proxy.allow(1 << 20);
+    // The calls exceed the socket buffers and the proxy's limit, so some stay queued in the agent.
     let never = within(None);
     let payload = noise(1, 16 << 20);
     let calls: Vec<_> = (0..40)
@@ -349,8 +352,8 @@ fn a_partly_sent_request_is_unknown_and_a_queued_one_is_not_executed() {
                 .call_bytes_async("worker1", "echo", payload.clone(), never)
         })
         .collect();
-    middle_man.await_allowance_used();
-    middle_man.cut_and_allow_all();
+    proxy.await_allowance_used();
+    proxy.cut_and_allow_all();
     let outcomes: Vec<_> = calls
         .iter()
         .map(|call| {
@@ -368,13 +371,13 @@ fn a_partly_sent_request_is_unknown_and_a_queued_one_is_not_executed() {
         .collect();
     assert_eq!(outcomes[0], Outcome::Unknown, "a part of it was sent");
     assert_eq!(outcomes[39], Outcome::NotExecuted, "none of it was sent");
-    // What was sent comes before what was not.
+    // Sent calls precede unsent ones.
     assert!(outcomes.is_sorted_by_key(|outcome| *outcome == Outcome::NotExecuted));
     assert_eq!(echo(agent.handle(), "worker1").unwrap(), "here");
 }
 
 #[test]
-fn half_a_frame_counts_as_sent_for_the_sender_and_as_nothing_for_the_receiver() {
+fn a_partial_frame_counts_as_sent_for_the_sender_and_is_ignored_by_the_receiver() {
     let store = shared_store();
     let raw = RawWorker::join(&*store, 1, "worker1", 5);
     let held = Held::default();
@@ -384,19 +387,19 @@ fn half_a_frame_counts_as_sent_for_the_sender_and_as_nothing_for_the_receiver() 
     )];
     let agent = start_all(&store, workers).pop().unwrap().unwrap();
 
-    // A request of which half arrives is no request.
+    // The receiver ignores a partial request.
     let mut socket: TcpStream = raw.dial(&*store, 0, 0);
     let request = crate::raw::request(1, "hold", &[1; 100]);
     send(&mut socket, &request);
     send(&mut socket, &request[..60]);
-    until("the whole one runs", || held.len() == 1);
+    until("the complete request runs", || held.len() == 1);
     drop(socket);
     until("the connection is lost", || {
         agent.handle().metrics().connections_lost == 1
     });
     assert_eq!(agent.handle().metrics().requests_received, 1);
 
-    // An answer of which half arrives is none: nobody knows whether the function ran.
+    // A partial answer does not complete the call; the outcome stays unknown.
     let call = agent
         .handle()
         .call_bytes_async("worker1", "f", vec![], within(None));
@@ -407,7 +410,7 @@ fn half_a_frame_counts_as_sent_for_the_sender_and_as_nothing_for_the_receiver() 
     drop(socket);
     assert_lost(&wait(&call).unwrap_err(), "worker1");
 
-    // And so for a request that was read and not answered.
+    // The same holds for a request that was read but not answered.
     let call = agent
         .handle()
         .call_bytes_async("worker1", "f", vec![], within(None));
@@ -431,7 +434,7 @@ fn calls_wait_for_a_dial_and_fail_together_if_it_is_refused() {
             .handle()
             .call_bytes_async("worker1", "f", payload, within(None))
     };
-    // Dialed, and not welcomed yet: the calls wait, and are sent when it is.
+    // The calls are queued during the dial, and sent after the Welcome.
     let early: Vec<_> = (0..10).map(|number| call(vec![number])).collect();
     let mut socket = raw.accept_link();
     for number in 0..10 {
@@ -442,7 +445,7 @@ fn calls_wait_for_a_dial_and_fail_together_if_it_is_refused() {
     for (number, call) in (0_u8..).zip(&early) {
         assert_eq!(wait(call).unwrap(), vec![number]);
     }
-    // The worker does not return.
+    // The worker stops and does not return.
     let late: Vec<_> = (0..10).map(|number| call(vec![number])).collect();
     let requests: Vec<_> = (0..10).map(|_| read_frame(&mut socket).kind).collect();
     assert_eq!(requests, [REQUEST; 10]);
@@ -453,6 +456,6 @@ fn calls_wait_for_a_dial_and_fail_together_if_it_is_refused() {
     }
     let after: Vec<_> = (0..10).map(|number| call(vec![number])).collect();
     for call in &after {
-        assert_nobody_there(&wait(call).unwrap_err());
+        assert_connection_refused(&wait(call).unwrap_err());
     }
 }

@@ -1,4 +1,4 @@
-//! A worker whose bytes a test writes by hand: pins the wire format, and does what no agent does.
+//! A raw worker, whose bytes a test writes by hand. It pins the wire format and can violate the protocol.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use byteorder::{ByteOrder, LittleEndian, WriteBytesExt};
 use c10d_store::Store;
 
-/// Reached only if a test hangs.
+/// Timeout of all waits in the tests; reached only if a test hangs.
 const LONG: Duration = Duration::from_secs(60);
 
 pub(crate) const HELLO: u8 = 1;
@@ -23,13 +23,13 @@ pub(crate) const GOODBYE: u8 = 9;
 
 pub(crate) const LARGE: u8 = 1;
 
-/// The default limit of a message, which each side tells the other.
+/// Default limit of a message's length. Each side announces its limit in the handshake.
 pub(crate) const MESSAGE_BYTES_MAX: u64 = 256 << 20;
 
-/// Where a group whose members come and go has its list.
+/// Store key of the member list of a dynamic group.
 const MEMBER_LIST: &str = "names/_ALL_WORKER_INFOS";
 
-/// A worker of a static group that listens, and is otherwise the test's to play.
+/// A worker of a static group without an agent. The test accepts its connections and writes its frames.
 #[derive(Debug)]
 pub(crate) struct RawWorker {
     pub(crate) id: u16,
@@ -39,7 +39,7 @@ pub(crate) struct RawWorker {
 }
 
 impl RawWorker {
-    /// Takes its place in the group, with `incarnation`.
+    /// Registers the worker in a static group, with `incarnation`.
     pub(crate) fn join(store: &dyn Store, id: u16, name: &str, incarnation: u64) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -52,17 +52,17 @@ impl RawWorker {
         }
     }
 
-    /// Takes its place in a dynamic group. Nobody else may join or leave meanwhile.
+    /// Registers the worker in a dynamic group. No other worker may join or leave at the same time.
     pub(crate) fn join_list(store: &dyn Store, id: u16, name: &str, incarnation: u64) -> Self {
         let worker = Self::join(store, id, name, incarnation);
         let (version, members) = member_list(store);
-        let claim = String::from_utf8(store.get(&format!("names/{id}")).unwrap()).unwrap();
-        let list = format!("version {}\n{members}{id} {claim}\n", version + 1);
+        let record = String::from_utf8(store.get(&format!("names/{id}")).unwrap()).unwrap();
+        let list = format!("version {}\n{members}{id} {record}\n", version + 1);
         store.set(MEMBER_LIST, list.as_bytes()).unwrap();
         worker
     }
 
-    /// A connection that an agent dials, before anything is said on it.
+    /// Accepts a connection from an agent before any byte is read or written.
     pub(crate) fn accept(&self) -> TcpStream {
         let (socket, _) = self.listener.accept().unwrap();
         limit_waits(&socket);
@@ -88,7 +88,7 @@ impl RawWorker {
         Some(socket)
     }
 
-    /// A connection that an agent dials, its Hello answered with a Welcome.
+    /// Accepts a connection from an agent, and answers its Hello with a Welcome.
     pub(crate) fn accept_link(&self) -> TcpStream {
         let mut socket = self.accept();
         let hello = read_frame(&mut socket);
@@ -98,30 +98,31 @@ impl RawWorker {
         socket
     }
 
-    /// Answers the next Hello with a Refuse for this reason, and waits until that is understood.
+    /// Answers the next Hello with a Refuse for `reason`, and waits until the dialer has closed the
+    /// connection.
     pub(crate) fn refuse(&self, reason: u8) {
         let mut socket = self.accept();
         assert_eq!(read_frame(&mut socket).kind, HELLO);
         let body = [&[reason][..], &u32_bytes(0), b"not now"].concat();
-        // Who dialed may have given up.
+        // The dialer may have closed the connection already.
         let _ = socket.write_all(&frame(REFUSE, 0, 0, 0, &body));
         await_closed(&mut socket);
     }
 
-    /// A Hello of this worker to the worker `to`.
-    pub(crate) fn hello(&self, to: u16, incarnation_wanted: u64, links: u32) -> Vec<u8> {
+    /// Encodes a Hello of this worker to the worker `to`.
+    pub(crate) fn hello(&self, to: u16, expected_incarnation: u64, links: u32) -> Vec<u8> {
         let body = hello_body(
             self.id,
             to,
             self.incarnation,
-            incarnation_wanted,
+            expected_incarnation,
             links,
             &self.name,
         );
         frame(HELLO, 0, 0, 0, &body)
     }
 
-    /// A connection to an agent, which has welcomed it.
+    /// Dials an agent and waits for its Welcome.
     pub(crate) fn dial(&self, store: &dyn Store, to: u16, links: u32) -> TcpStream {
         let (address, incarnation) = address_of(store, to);
         let mut socket = connect(address);
@@ -132,28 +133,30 @@ impl RawWorker {
     }
 }
 
-/// What a worker of a static group says of itself in the store.
+/// Publishes the address and the incarnation of a worker of a static group in the store.
 pub(crate) fn publish(store: &dyn Store, id: u16, name: &str, port: u16, incarnation: u64) {
-    let claim = format!("{name} tcp://127.0.0.1:{port}#{incarnation:016x}");
-    store.set(&format!("names/{id}"), claim.as_bytes()).unwrap();
+    let record = format!("{name} tcp://127.0.0.1:{port}#{incarnation:016x}");
+    store
+        .set(&format!("names/{id}"), record.as_bytes())
+        .unwrap();
 }
 
-/// Where a worker of a static group listens, and its incarnation.
+/// Reads the address and the incarnation of a worker of a static group from the store.
 pub(crate) fn address_of(store: &dyn Store, id: u16) -> (SocketAddr, u64) {
-    let claim = String::from_utf8(store.get(&format!("names/{id}")).unwrap()).unwrap();
-    parse_claim(&claim)
+    let record = String::from_utf8(store.get(&format!("names/{id}")).unwrap()).unwrap();
+    parse_record(&record)
 }
 
-/// Where a worker of a dynamic group listens, and its incarnation.
+/// Reads the address and the incarnation of a worker of a dynamic group from the store.
 pub(crate) fn listed_address_of(store: &dyn Store, id: u16) -> (SocketAddr, u64) {
     let (_, members) = member_list(store);
     let line = members
         .lines()
         .find_map(|line| line.strip_prefix(&format!("{id} ")));
-    parse_claim(line.unwrap())
+    parse_record(line.unwrap())
 }
 
-/// The version and the lines of a group's list.
+/// Reads the version and the lines of the member list.
 fn member_list(store: &dyn Store) -> (u64, String) {
     let list = String::from_utf8(store.get(MEMBER_LIST).unwrap()).unwrap();
     let (version, members) = list.split_once('\n').unwrap();
@@ -161,8 +164,8 @@ fn member_list(store: &dyn Store) -> (u64, String) {
     (version.parse().unwrap(), members.to_owned())
 }
 
-fn parse_claim(claim: &str) -> (SocketAddr, u64) {
-    let (_, address) = claim.split_once(" tcp://").unwrap();
+fn parse_record(record: &str) -> (SocketAddr, u64) {
+    let (_, address) = record.split_once(" tcp://").unwrap();
     let (address, incarnation) = address.split_once('#').unwrap();
     let incarnation = u64::from_str_radix(incarnation, 16).unwrap();
     (address.parse().unwrap(), incarnation)
@@ -194,7 +197,7 @@ pub(crate) struct RawFrame {
     pub(crate) body: Vec<u8>,
 }
 
-/// Reads the next frame; panics at the end of the stream.
+/// Reads the next frame; panics if the stream has ended.
 #[track_caller]
 pub(crate) fn read_frame(socket: &mut TcpStream) -> RawFrame {
     let mut header = [0; 16];
@@ -210,12 +213,12 @@ pub(crate) fn read_frame(socket: &mut TcpStream) -> RawFrame {
     }
 }
 
-/// How many connections of the pair the sender of a Hello has counted.
+/// Number of connections between the two workers that the sender of the Hello has counted.
 pub(crate) fn links_of(hello: &RawFrame) -> u32 {
     LittleEndian::read_u32(&hello.body[30..34])
 }
 
-/// Waits until the other side has closed the connection. What it sent before is skipped.
+/// Waits until the peer has closed the connection. Skips the bytes that it sent before.
 #[track_caller]
 pub(crate) fn await_closed(socket: &mut TcpStream) {
     let mut skipped = [0; 4096];
@@ -223,7 +226,7 @@ pub(crate) fn await_closed(socket: &mut TcpStream) {
         match socket.read(&mut skipped) {
             Ok(0) => return,
             Ok(_) => {}
-            // What it had not read makes of its close a reset.
+            // The close is a reset if the peer had not read all bytes.
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return,
             Err(error) => panic!("the connection was not closed: {error}"),
         }
@@ -237,7 +240,7 @@ pub(crate) fn frame(kind: u8, flags: u8, aux: u16, id: u64, body: &[u8]) -> Vec<
     bytes
 }
 
-/// A header that announces a body of any length.
+/// A frame header that announces `length` bytes of body.
 pub(crate) fn header(length: u32, kind: u8, flags: u8, aux: u16, id: u64) -> Vec<u8> {
     let mut bytes = u32_bytes(length);
     bytes.extend_from_slice(&[kind, flags]);
@@ -250,7 +253,7 @@ pub(crate) fn hello_body(
     from: u16,
     to: u16,
     incarnation: u64,
-    incarnation_wanted: u64,
+    expected_incarnation: u64,
     links: u32,
     name: &str,
 ) -> Vec<u8> {
@@ -261,7 +264,7 @@ pub(crate) fn hello_body(
         &u16_bytes(from),
         &u16_bytes(to),
         &u64_bytes(incarnation),
-        &u64_bytes(incarnation_wanted),
+        &u64_bytes(expected_incarnation),
         &u32_bytes(links),
         &u64_bytes(MESSAGE_BYTES_MAX),
         &[name_length],
@@ -280,7 +283,7 @@ pub(crate) fn welcome(incarnation: u64, links: u32) -> Vec<u8> {
     frame(WELCOME, 0, 0, 0, &body)
 }
 
-/// A request without a limit of time.
+/// A request without a timeout.
 pub(crate) fn request(id: u64, function: &str, payload: &[u8]) -> Vec<u8> {
     let name_length = u16::try_from(function.len()).unwrap();
     let body = [&u32_bytes(0), function.as_bytes(), payload].concat();

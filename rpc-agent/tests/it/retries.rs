@@ -1,4 +1,4 @@
-//! Calls with retries: which failures they retry, and how they end.
+//! Calls with retries: which failures are retried, and how the calls end.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,10 +13,10 @@ use rpc_agent::{
 };
 
 use crate::common::{PATIENCE, options, pair, pair_with, registry, shared_store, start_all, until};
-use crate::middle_man::MiddleMan;
+use crate::proxy::Proxy;
 use crate::raw::{ERROR, REQUEST, RawWorker, address_of, frame, publish, read_frame, send};
 
-/// Pauses of 2, 3, 4 ms and so on; attempts have no timeout.
+/// Pauses of 2, 3, 4 ms and so on; no timeout per attempt.
 fn quick(max_retries: i64) -> RetryOptions {
     RetryOptions::default()
         .with_max_retries(max_retries)
@@ -24,17 +24,17 @@ fn quick(max_retries: i64) -> RetryOptions {
         .with_attempt_timeout(Duration::MAX)
 }
 
-/// Pauses that no test waits for.
+/// Pauses so long that no retry happens during a test.
 fn slow() -> RetryOptions {
     RetryOptions::default().with_retry_duration(Duration::from_secs(3600))
 }
 
 #[track_caller]
 fn wait(future: &FutureMessage) -> Result<Bytes, RpcError> {
-    future.wait_timeout(PATIENCE).expect("it ends")
+    future.wait_timeout(PATIENCE).expect("the call completes")
 }
 
-/// A worker whose requests suffer `faults`, and another one.
+/// Two workers. The fault plan applies to the requests of the first one.
 fn pair_with_faults(faults: &FaultPlan, fill: impl Fn(&mut Registry)) -> (Agent, Agent) {
     let adjust = |rank, options: rpc_agent::AgentOptions| match rank {
         0 => options.with_faults(faults.clone()),
@@ -43,7 +43,7 @@ fn pair_with_faults(faults: &FaultPlan, fill: impl Fn(&mut Registry)) -> (Agent,
     pair_with(adjust, fill)
 }
 
-/// A function `count` that counts its runs by payload, and answers with the payload.
+/// Implements the function `count`: it counts its runs per payload and returns the payload.
 #[derive(Debug, Clone, Default)]
 struct Runs(Arc<Mutex<HashMap<Bytes, u64>>>);
 
@@ -88,7 +88,7 @@ fn a_call_succeeds_with_its_last_retry() {
             .call_bytes_with_retries("worker1", "count", "x", &retries);
         assert_eq!(wait(&call).unwrap(), "x");
         assert_eq!(faults.injected().failed, u64::from(failures));
-        assert_eq!(runs.total(), 1, "what failed was never sent");
+        assert_eq!(runs.total(), 1, "the failed attempts were not sent");
         let metrics = agent.handle().metrics();
         assert_eq!(metrics.retries_sent, u64::from(failures));
         assert_eq!((metrics.retries_exhausted, metrics.retry_queue_len), (0, 0));
@@ -103,7 +103,7 @@ fn one_attempt_that_may_have_run_makes_the_outcome_of_all_unknown() {
         .call_bytes_with_retries("worker1", "f", "x", &quick(1));
     let mut link = raw.accept_link();
     assert_eq!(read_frame(&mut link).kind, REQUEST);
-    // The first attempt was read, the second one finds nobody.
+    // The first attempt was read. The second attempt fails because the connection is refused.
     drop(raw);
     drop(link);
     let error = wait(&call).unwrap_err();
@@ -118,7 +118,7 @@ fn one_attempt_that_may_have_run_makes_the_outcome_of_all_unknown() {
 }
 
 #[test]
-fn an_attempt_that_may_have_run_counts_when_the_next_one_finds_no_function() {
+fn an_attempt_that_may_have_run_counts_when_the_next_one_has_no_such_function() {
     let (agent, raw) = agent_and_raw();
     let call = agent
         .handle()
@@ -160,10 +160,13 @@ fn an_attempt_that_may_have_run_counts_when_the_agent_shuts_down_during_the_next
     let mut link = raw.accept_link();
     assert_eq!(read_frame(&mut link).kind, REQUEST);
     drop(link);
-    // The second attempt waits for a Welcome, which never comes.
+    // The second attempt waits for a Welcome that the raw worker never sends.
     let _silent = raw.accept();
     agent.shutdown_now();
-    let error = call.try_get().expect("the end completes all").unwrap_err();
+    let error = call
+        .try_get()
+        .expect("shutdown completes all calls")
+        .unwrap_err();
     assert!(matches!(error, RpcError::Shutdown { .. }), "{error:?}");
     assert_eq!(error.outcome(), Outcome::Unknown);
 }
@@ -204,7 +207,7 @@ fn a_call_without_retries_left_fails_with_the_last_cause() {
     assert_eq!(error.outcome(), Outcome::NotExecuted);
     let metrics = agent.handle().metrics();
     assert_eq!((metrics.retries_sent, metrics.retries_exhausted), (2, 1));
-    // The next call with the same bytes is the fourth send.
+    // The next call with the same payload is the fourth send.
     let call = agent
         .handle()
         .call_bytes_with_retries("worker1", "echo", "x", &quick(0));
@@ -260,7 +263,7 @@ fn a_function_runs_again_for_each_lost_answer() {
     }
     let lost = faults.injected().answers_lost;
     assert!(lost > 0);
-    // On a loaded machine a call may also be repeated that only took its time.
+    // On a loaded machine, a slow call may also be repeated.
     assert!(
         runs.total() >= CALLS + lost,
         "{} runs, {lost} lost",
@@ -341,12 +344,12 @@ fn invalid_options_fail_the_call_and_nothing_is_sent() {
             "the timeout of an attempt must not be zero",
         ),
     ];
-    for (retries, words) in cases {
+    for (retries, expected_text) in cases {
         let call = agent
             .handle()
             .call_bytes_with_retries("worker1", "echo", "", &retries);
-        let error = call.try_get().expect("at once").unwrap_err();
-        assert_eq!(error.to_string(), words);
+        let error = call.try_get().expect("the call fails at once").unwrap_err();
+        assert_eq!(error.to_string(), expected_text);
         assert_eq!(error.outcome(), Outcome::NotExecuted);
     }
     let call = agent
@@ -383,8 +386,8 @@ fn a_retry_uses_a_new_connection_after_a_cut() {
     let agents = start_all(&store, workers.into());
     let agents: Vec<Agent> = agents.into_iter().map(Result::unwrap).collect();
     let (address, incarnation) = address_of(&*store, 1);
-    let middle_man = MiddleMan::start(address);
-    publish(&*store, 1, "worker1", middle_man.port(), incarnation);
+    let proxy = Proxy::start(address);
+    publish(&*store, 1, "worker1", proxy.port(), incarnation);
 
     let call = agents[0]
         .handle()
@@ -392,7 +395,7 @@ fn a_retry_uses_a_new_connection_after_a_cut() {
     until("the first attempt has arrived", || {
         !replies.lock().unwrap().is_empty()
     });
-    middle_man.cut();
+    proxy.cut();
     assert_eq!(wait(&call).unwrap(), "x");
     let metrics = agents[0].handle().metrics();
     assert_eq!((metrics.retries_sent, metrics.reconnects), (1, 1));
@@ -456,14 +459,14 @@ fn an_answer_to_a_timed_out_attempt_completes_nothing() {
             completions.fetch_add(1, Ordering::SeqCst);
         }
     });
-    // With the second attempt here, the first one has been given up.
+    // When the second attempt arrives, the first one has timed out.
     let first: Reply = attempts.recv_timeout(PATIENCE).unwrap();
     let mut latest = attempts.recv_timeout(PATIENCE).unwrap();
     first.send(Ok("late"));
     until("the late answer is dropped", || {
         agent.handle().metrics().late_responses == 1
     });
-    // The attempt that is answered in time is whichever is the latest then.
+    // Answer the latest attempt until one answer arrives in time.
     let answer = loop {
         while let Ok(later) = attempts.try_recv() {
             latest = later;
@@ -475,7 +478,7 @@ fn an_answer_to_a_timed_out_attempt_completes_nothing() {
         latest = attempts.recv_timeout(PATIENCE).unwrap();
     };
     assert_eq!(answer.unwrap(), "in time");
-    until("its callback has run", || {
+    until("the callback has run", || {
         completions.load(Ordering::SeqCst) == 1
     });
     agents[0].shutdown_now();
@@ -537,7 +540,7 @@ fn shutdown_fails_all_calls_with_retries() {
     };
     let waiting = begin("echo", WAITING);
     let sent = begin("hold", SENT);
-    until("all are where they should be", || {
+    until("all calls are waiting or in flight", || {
         let queued = agent.handle().metrics().retry_queue_len;
         queued == WAITING as u64 && held.lock().unwrap().len() == SENT
     });
@@ -545,19 +548,22 @@ fn shutdown_fails_all_calls_with_retries() {
     let never_sent = waiting.iter().map(|call| (call, Outcome::NotExecuted));
     let sent = sent.iter().map(|call| (call, Outcome::Unknown));
     for (call, outcome) in never_sent.chain(sent) {
-        let error = call.try_get().expect("the end completes all").unwrap_err();
+        let error = call
+            .try_get()
+            .expect("shutdown completes all calls")
+            .unwrap_err();
         assert!(matches!(error, RpcError::Shutdown { .. }), "{error:?}");
         assert_eq!(error.outcome(), outcome);
     }
     let metrics = agent.handle().metrics();
     assert_eq!((metrics.retry_queue_len, metrics.calls_in_flight), (0, 0));
-    // Shutdown waits for the callbacks too.
+    // Shutdown waits for callbacks as well.
     assert_eq!(completions.load(Ordering::SeqCst), (WAITING + SENT) as u64);
     // Later calls fail at once.
     let late = agent
         .handle()
         .call_bytes_with_retries("worker1", "echo", "", &quick(3));
-    let error = late.try_get().expect("at once").unwrap_err();
+    let error = late.try_get().expect("the call fails at once").unwrap_err();
     assert!(matches!(error, RpcError::Shutdown { .. }), "{error:?}");
     assert_eq!(error.outcome(), Outcome::NotExecuted);
 }
@@ -566,12 +572,12 @@ fn shutdown_fails_all_calls_with_retries() {
 fn callbacks_of_calls_with_retries_run_on_the_pool() {
     let faults = FaultPlan::new(1).fail("echo", 2);
     let (agent, _other) = pair_with_faults(&faults, |_| {});
-    let (tell, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     let here = move || {
         let name = thread::current().name().unwrap_or("").to_owned();
-        let _ = tell.send(name);
+        let _ = sender.send(name);
     };
-    // The failures are the retry thread's own: no answer comes into it.
+    // The injected failures occur on the retry thread, without an answer from the other worker.
     let exhausted = agent
         .handle()
         .call_bytes_with_retries("worker1", "echo", "a", &quick(1));
@@ -591,8 +597,8 @@ fn callbacks_of_calls_with_retries_run_on_the_pool() {
     assert!(wait(&exhausted).is_err());
     assert!(wait(&succeeded).is_ok());
     for _ in 0..4 {
-        let name = told.recv_timeout(PATIENCE).unwrap();
-        // What is complete already when a callback is registered runs it there.
+        let name = receiver.recv_timeout(PATIENCE).unwrap();
+        // A callback on a complete future runs on the registering thread.
         let is_registrar = thread::current().name() == Some(name.as_str());
         assert!(is_registrar || name.starts_with("rpc-"), "{name}");
         assert_ne!(name, "rpc-retry");
@@ -650,13 +656,13 @@ fn abandoned_calls_of_a_group_end_with_exhausted_retries_and_no_others() {
     let sent = agent
         .handle()
         .call_bytes_with_retries(to, "hold", "", &retries);
-    until("all are where they should be", || {
+    until("all calls are waiting or in flight", || {
         let queued = agent.handle().metrics().retry_queue_len;
         queued == WAITING as u64 + 3 && held.lock().unwrap().len() == 1
     });
     agent.handle().abandon_retries(&group, to);
     for call in &waiting {
-        let error = call.try_get().expect("at once").unwrap_err();
+        let error = call.try_get().expect("the call fails at once").unwrap_err();
         assert!(
             matches!(error, RpcError::RetriesExhausted { attempts: 1, .. }),
             "{error:?}"
@@ -664,7 +670,7 @@ fn abandoned_calls_of_a_group_end_with_exhausted_retries_and_no_others() {
         assert_eq!(error.outcome(), Outcome::NotExecuted);
         assert!(error.to_string().contains("abandoned"), "{error}");
     }
-    // The attempt that is in flight is the last one.
+    // The attempt in flight stays in flight, and is the last one.
     assert!(!sent.is_complete());
     other.shutdown_now();
     let error = wait(&sent).unwrap_err();
@@ -673,12 +679,12 @@ fn abandoned_calls_of_a_group_end_with_exhausted_retries_and_no_others() {
         "{error:?}"
     );
     assert_eq!(error.outcome(), Outcome::Unknown);
-    // Calls to other workers and outside of the group go on, and so do later ones.
+    // Calls to other workers, calls outside the group and later calls continue.
     assert!(!others.iter().any(FutureMessage::is_complete));
     let later = agent
         .handle()
         .call_bytes_with_retries(to, "echo", "", &grouped);
-    until("it waits for its next attempt", || {
+    until("the call waits for its next attempt", || {
         agent.handle().metrics().retry_queue_len == 4
     });
     assert!(!later.is_complete());

@@ -1,4 +1,4 @@
-//! Coordinated and immediate shutdown of agents, and how their calls end.
+//! Coordinated and immediate shutdown of agents, and the outcomes of their calls.
 
 use std::fs;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,15 +22,15 @@ use crate::raw::{REQUEST, RawWorker, read_frame};
 
 #[track_caller]
 fn wait(future: &FutureMessage) -> Result<Bytes, RpcError> {
-    future.wait_timeout(PATIENCE).expect("it ends")
+    future.wait_timeout(PATIENCE).expect("the call completes")
 }
 
 fn call(agent: &AgentHandle, worker: &str, function: &str) -> FutureMessage {
     agent.call_bytes_async(worker, function, "x", within(None))
 }
 
-/// Shuts down all agents together, each on its own thread.
-fn end_all(agents: &[Agent]) {
+/// Shuts down all agents concurrently.
+fn shut_down_all(agents: &[Agent]) {
     thread::scope(|scope| {
         for agent in agents {
             scope.spawn(|| agent.shutdown(PATIENCE).unwrap());
@@ -38,14 +38,14 @@ fn end_all(agents: &[Agent]) {
     });
 }
 
-/// Waits until a worker has arrived in the first round of coordinated shutdown.
+/// Waits until a worker has arrived in the first round of the coordinated shutdown.
 fn await_arrival(store: &dyn Store, rank: u32) {
     let key = format!("shutdown/0/1/here/{rank}");
-    until("it waits for the others", || store.check(&[&key]).unwrap());
+    until("the worker has arrived", || store.check(&[&key]).unwrap());
 }
 
 #[track_caller]
-fn assert_ended(error: &RpcError, outcome: Outcome) {
+fn assert_shutdown_error(error: &RpcError, outcome: Outcome) {
     assert!(matches!(error, RpcError::Shutdown { .. }), "{error:?}");
     assert_eq!(error.outcome(), outcome, "{error}");
 }
@@ -67,7 +67,7 @@ fn start_group(
 fn an_idle_group_shuts_down() {
     for world_size in 1..=5 {
         let agents = group(world_size);
-        end_all(&agents);
+        shut_down_all(&agents);
         assert!(
             agents
                 .iter()
@@ -85,7 +85,8 @@ fn a_worker_in_shutdown_still_serves_nested_calls() {
         let gate = Arc::clone(&gate);
         registry
             .register_bytes("chain", move |context, payload| {
-                // 0 calls 1, which waits; then 2, which calls 0, which has nothing left to call.
+                // Worker 0 calls worker 1, which waits at the gate, then calls worker 2. Worker 2 calls
+                // worker 0, which returns.
                 match rank {
                     1 => {
                         gate.pass();
@@ -104,7 +105,7 @@ fn a_worker_in_shutdown_still_serves_nested_calls() {
             .map(|agent| scope.spawn(|| agent.shutdown(PATIENCE)))
             .collect();
         gate.await_inside(1);
-        // Worker 2 has nothing under way and waits for the others: it is needed all the same.
+        // Worker 2 is idle and waits for the others, but the nested call still needs it.
         await_arrival(&*store, 2);
         gate.open();
         for end in ends {
@@ -134,7 +135,7 @@ fn shutdown_waits_for_calls_made_by_callbacks() {
     for agent in &agents {
         step(agent.handle().clone(), STEPS, Arc::clone(&done));
     }
-    end_all(&agents);
+    shut_down_all(&agents);
     assert_eq!(done.load(Ordering::SeqCst), 3 * STEPS);
 }
 
@@ -188,7 +189,7 @@ fn shutdown_waits_for_queued_retries() {
             has_run.fetch_add(1, Ordering::SeqCst);
         }
     });
-    end_all(&[agent, other]);
+    shut_down_all(&[agent, other]);
     assert_eq!(call.try_get().unwrap().unwrap(), "x");
     assert_eq!(has_run.load(Ordering::SeqCst), 1);
     assert_eq!(faults.injected().failed, 3);
@@ -207,7 +208,7 @@ fn shutdown_waits_for_a_late_worker() {
         await_arrival(&*store, 0);
         await_arrival(&*store, 1);
         assert!(ends.iter().all(|end| !end.is_finished()));
-        // They serve as long as they wait.
+        // The workers serve requests while they wait.
         for _ in 0..10 {
             assert_eq!(wait(&call(late.handle(), "worker0", "echo")).unwrap(), "x");
         }
@@ -233,14 +234,14 @@ fn a_shutdown_timeout_lists_the_absent_workers() {
     };
     let worker = |name, rank| WorkerInfo::new(name, rank).unwrap();
     assert_eq!(absent.named(), [worker("worker1", 1), worker("worker2", 2)]);
-    let said = error.to_string();
+    let error_text = error.to_string();
     assert!(
-        said.contains("worker1 (id 1), worker2 (id 2) had not arrived"),
-        "{said}"
+        error_text.contains("worker1 (id 1), worker2 (id 2) had not arrived"),
+        "{error_text}"
     );
-    // The agent has stopped nevertheless.
+    // The agent has stopped although the shutdown failed.
     assert_eq!(agents[0].handle().metrics().threads, 0);
-    assert_ended(
+    assert_shutdown_error(
         &call(agents[0].handle(), "worker1", "echo")
             .wait()
             .unwrap_err(),
@@ -260,14 +261,16 @@ fn a_shutdown_timeout_reports_and_fails_unanswered_calls() {
     let calls: Vec<_> = (0..3)
         .map(|_| call(agent.handle(), "worker1", "hold"))
         .collect();
-    until("all have arrived", || held.lock().unwrap().len() == 3);
+    until("all requests have arrived", || {
+        held.lock().unwrap().len() == 3
+    });
     let error = agent.shutdown(Duration::from_millis(50)).unwrap_err();
     assert!(
         matches!(&error, TerminationError::Busy { calls_out: 3, .. }),
         "{error:?}"
     );
     for call in &calls {
-        assert_ended(&call.try_get().unwrap().unwrap_err(), Outcome::Unknown);
+        assert_shutdown_error(&call.try_get().unwrap().unwrap_err(), Outcome::Unknown);
     }
 }
 
@@ -275,9 +278,12 @@ fn a_shutdown_timeout_reports_and_fails_unanswered_calls() {
 fn coordinated_shutdown_does_not_wait_for_a_worker_that_has_stopped() {
     let agents = group(2);
     let called = call(agents[0].handle(), "worker1", "nothing");
-    assert!(wait(&called).is_err(), "there is a connection now");
+    assert!(
+        wait(&called).is_err(),
+        "the call fails, but makes a connection"
+    );
     thread::scope(|scope| {
-        // Without a timeout.
+        // No timeout.
         let end = scope.spawn(|| agents[0].shutdown(None));
         agents[1].shutdown_now();
         let error = end.join().unwrap().unwrap_err();
@@ -304,12 +310,12 @@ fn a_lost_worker_that_refuses_a_dial_is_dead_for_coordinated_shutdown() {
     });
     let links: Vec<_> = links.collect();
     thread::scope(|scope| {
-        // Without timeouts.
+        // No timeouts.
         let ends: Vec<_> = agents
             .iter()
             .map(|agent| scope.spawn(|| agent.shutdown(None)))
             .collect();
-        // It dies while they wait for their calls.
+        // The worker dies while the others wait for their calls.
         drop(raw);
         drop(links);
         for end in ends {
@@ -331,18 +337,19 @@ fn a_lost_connection_alone_does_not_mean_a_dead_worker() {
     let agent = start_all(&store, workers).pop().unwrap().unwrap();
     let link = raw.dial(&*store, 0, 0);
     drop(link);
-    until("it is lost", || {
+    until("the connection is lost", || {
         agent.handle().metrics().connections_lost == 1
     });
     thread::scope(|scope| {
         let end = scope.spawn(|| agent.shutdown(PATIENCE));
         await_arrival(&*store, 0);
-        // Whether it is dead is asked where it listens. It is not.
+        // The agent dials the lost worker to find out whether it is dead. The worker accepts the
+        // connection.
         let link = raw.accept_link();
         assert!(!end.is_finished());
         for round in 1..=2 {
             let key = |name: &str| format!("shutdown/0/{round}/{name}");
-            until("the other is there", || {
+            until("the other worker has arrived", || {
                 store.check(&[&key("here/0")]).unwrap()
             });
             store.set(&key("here/1"), b"").unwrap();
@@ -357,7 +364,7 @@ fn a_lost_connection_alone_does_not_mean_a_dead_worker() {
 #[test]
 fn a_second_shutdown_does_nothing() {
     let agents = group(2);
-    end_all(&agents);
+    shut_down_all(&agents);
     for agent in &agents {
         agent.shutdown(PATIENCE).unwrap();
         agent.shutdown_now();
@@ -407,16 +414,18 @@ fn shutdown_now_interrupts_a_wait_for_a_deferred_answer() {
             .unwrap();
     });
     let _held_up = call(agent.handle(), "worker1", "hold");
-    until("it has come", || held.lock().unwrap().len() == 1);
-    let (tell, told) = mpsc::channel();
+    until("the request has arrived", || {
+        held.lock().unwrap().len() == 1
+    });
+    let (sender, receiver) = mpsc::channel();
     thread::scope(|scope| {
-        // It may begin before the end and after it.
-        scope.spawn(|| tell.send(other.join(None)).unwrap());
+        // `join` may start before or after the shutdown.
+        scope.spawn(|| sender.send(other.join(None)).unwrap());
         other.shutdown_now();
-        let ended = told.recv_timeout(PATIENCE);
-        // Lets the test end also where that does not.
+        let ended = receiver.recv_timeout(PATIENCE);
+        // Completes the call, so that the test ends even if `join` was not interrupted.
         held.lock().unwrap().clear();
-        let error = ended.expect("it waits on").unwrap_err();
+        let error = ended.expect("the wait was not interrupted").unwrap_err();
         assert!(
             matches!(error, TerminationError::Interrupted { .. }),
             "{error:?}"
@@ -438,28 +447,28 @@ fn shutdown_now_fails_all_calls_with_their_outcome() {
     for _ in &sent {
         assert_eq!(read_frame(&mut link).kind, REQUEST);
     }
-    // To a worker that does not welcome it.
+    // Calls to a worker that sends no Welcome.
     let unsent: Vec<_> = (0..10)
         .map(|_| call(agent.handle(), "worker2", "f"))
         .collect();
     let waiting = silent.accept();
-    // One that waits for its answer on a thread, another in a chain.
+    // One thread waits for a call, and another call has a continuation.
     thread::scope(|scope| {
         let waits = scope.spawn(|| sent[0].wait());
         let chained = sent[1].then(|result| result.map(|answer| answer.len()));
         agent.shutdown_now();
-        assert_ended(&waits.join().unwrap().unwrap_err(), Outcome::Unknown);
-        assert_ended(&chained.try_get().unwrap().unwrap_err(), Outcome::Unknown);
+        assert_shutdown_error(&waits.join().unwrap().unwrap_err(), Outcome::Unknown);
+        assert_shutdown_error(&chained.try_get().unwrap().unwrap_err(), Outcome::Unknown);
     });
     for call in &sent {
-        assert_ended(
-            &call.try_get().expect("all end").unwrap_err(),
+        assert_shutdown_error(
+            &call.try_get().expect("all calls complete").unwrap_err(),
             Outcome::Unknown,
         );
     }
     for call in &unsent {
-        let error = call.try_get().expect("all end").unwrap_err();
-        assert_ended(&error, Outcome::NotExecuted);
+        let error = call.try_get().expect("all calls complete").unwrap_err();
+        assert_shutdown_error(&error, Outcome::NotExecuted);
         assert!(error.to_string().contains("never sent"), "{error}");
     }
     drop(waiting);
@@ -490,7 +499,10 @@ fn a_call_to_itself_that_runs_at_shutdown_is_not_reported_as_not_executed() {
         scope.spawn(|| agents[0].shutdown_now());
         let ended = call.wait_timeout(PATIENCE);
         gate.open();
-        assert_ended(&ended.expect("it ends").unwrap_err(), Outcome::Unknown);
+        assert_shutdown_error(
+            &ended.expect("the call completes").unwrap_err(),
+            Outcome::Unknown,
+        );
     });
 }
 
@@ -500,26 +512,26 @@ fn calls_after_shutdown_fail_as_not_executed() {
     let handle = agent.handle().clone();
     agent.shutdown_now();
     for to in ["worker1", "worker0"] {
-        assert_ended(
+        assert_shutdown_error(
             &wait(&call(agent.handle(), to, "echo")).unwrap_err(),
             Outcome::NotExecuted,
         );
-        assert_ended(
+        assert_shutdown_error(
             &wait(&call(&handle, to, "echo")).unwrap_err(),
             Outcome::NotExecuted,
         );
     }
     drop(agent);
-    assert_ended(
+    assert_shutdown_error(
         &wait(&call(&handle, "worker1", "echo")).unwrap_err(),
         Outcome::NotExecuted,
     );
-    // A callback of such a call runs all the same.
-    let (tell, told) = mpsc::channel();
+    // Callbacks of such calls run as well.
+    let (sender, receiver) = mpsc::channel();
     call(&handle, "worker1", "echo").on_complete(move |result| {
-        let _ = tell.send(result.is_err());
+        let _ = sender.send(result.is_err());
     });
-    assert_eq!(told.recv_timeout(PATIENCE), Ok(true));
+    assert_eq!(receiver.recv_timeout(PATIENCE), Ok(true));
 }
 
 #[test]
@@ -536,12 +548,14 @@ fn dropping_an_agent_completes_pending_futures() {
         .collect();
     let back = call(other.handle(), "worker0", "echo");
     assert_eq!(wait(&back).unwrap(), "x");
-    until("all have arrived", || held.lock().unwrap().len() == 10);
+    until("all requests have arrived", || {
+        held.lock().unwrap().len() == 10
+    });
     drop(agent);
     for call in &calls {
-        assert_ended(&call.try_get().unwrap().unwrap_err(), Outcome::Unknown);
+        assert_shutdown_error(&call.try_get().unwrap().unwrap_err(), Outcome::Unknown);
     }
-    // The other has heard the Goodbye. Its answers go nowhere, its calls find nobody.
+    // The other worker has received the Goodbye. Its late answers are dropped, and its calls fail.
     for reply in std::mem::take(&mut *held.lock().unwrap()) {
         reply.send(Ok("late"));
     }
@@ -574,7 +588,7 @@ fn shutdown_waits_for_running_functions() {
     gate.await_inside(3);
     thread::scope(|scope| {
         let end = scope.spawn(|| other.shutdown_now());
-        // The callers are told at once.
+        // The callers fail at once, before the functions return.
         for call in &calls {
             let error = wait(call).unwrap_err();
             assert!(
@@ -589,8 +603,8 @@ fn shutdown_waits_for_running_functions() {
     assert_eq!(other.handle().metrics().threads, 0);
 }
 
-/// An agent that its own functions can end.
-fn agent_with_end(
+/// An agent whose function `function` runs `end` on the agent itself.
+fn agent_that_ends_itself(
     function: &str,
     end: impl Fn(&Agent) -> Vec<u8> + Send + Sync + 'static,
 ) -> (Arc<Agent>, Agent) {
@@ -616,18 +630,20 @@ fn agent_with_end(
 
 #[test]
 fn a_function_can_call_shutdown_now_on_its_own_agent() {
-    let (agent, other) = agent_with_end("end", |agent| {
+    let (agent, other) = agent_that_ends_itself("end", |agent| {
         agent.shutdown_now();
         b"ended".to_vec()
     });
-    // Its answer can no longer be sent.
+    // After the shutdown, the function's answer cannot be sent.
     let error = wait(&call(other.handle(), "worker0", "end")).unwrap_err();
     assert!(
         matches!(error, RpcError::ConnectionLost { .. }),
         "{error:?}"
     );
-    until("it has ended", || agent.handle().metrics().threads == 0);
-    assert_ended(
+    until("all threads have exited", || {
+        agent.handle().metrics().threads == 0
+    });
+    assert_shutdown_error(
         &wait(&call(agent.handle(), "worker1", "echo")).unwrap_err(),
         Outcome::NotExecuted,
     );
@@ -635,8 +651,8 @@ fn a_function_can_call_shutdown_now_on_its_own_agent() {
 
 #[test]
 fn a_function_that_requests_coordinated_shutdown_fails_as_busy() {
-    let (agent, other) = agent_with_end("end", |agent| {
-        // Waiting for it would take forever.
+    let (agent, other) = agent_that_ends_itself("end", |agent| {
+        // A wait for the shutdown would deadlock, because the shutdown waits for this function.
         let error = agent.shutdown(None).unwrap_err();
         assert!(matches!(error, TerminationError::Busy { .. }), "{error:?}");
         Vec::new()
@@ -646,7 +662,9 @@ fn a_function_that_requests_coordinated_shutdown_fails_as_busy() {
         matches!(error, RpcError::ConnectionLost { .. }),
         "{error:?}"
     );
-    until("it has ended", || agent.handle().metrics().threads == 0);
+    until("all threads have exited", || {
+        agent.handle().metrics().threads == 0
+    });
     assert_eq!(agent.handle().metrics().handler_panics, 0);
 }
 
@@ -655,27 +673,29 @@ fn a_callback_can_shut_down_its_own_agent() {
     let agents = group(2);
     let mut agents = agents.into_iter().map(Arc::new);
     let (agent, _other) = (agents.next().unwrap(), agents.next().unwrap());
-    let (tell, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     let own = Arc::clone(&agent);
     call(agent.handle(), "worker1", "echo").on_complete(move |_| {
         own.shutdown_now();
-        let _ = tell.send(());
+        let _ = sender.send(());
     });
-    told.recv_timeout(PATIENCE).unwrap();
-    until("it has ended", || agent.handle().metrics().threads == 0);
-    // And the last one who knows it may be one.
+    receiver.recv_timeout(PATIENCE).unwrap();
+    until("all threads have exited", || {
+        agent.handle().metrics().threads == 0
+    });
+    // A callback may also drop the last reference to its agent.
     let agents = group(2);
     let mut agents = agents.into_iter();
     let (agent, _other) = (agents.next().unwrap(), agents.next().unwrap());
-    let (tell, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     let handle = agent.handle().clone();
     let first = call(&handle, "worker1", "echo");
     first.on_complete(move |_| {
         drop(agent);
-        let _ = tell.send(());
+        let _ = sender.send(());
     });
-    told.recv_timeout(PATIENCE).unwrap();
-    until("it has ended", || handle.metrics().threads == 0);
+    receiver.recv_timeout(PATIENCE).unwrap();
+    until("all threads have exited", || handle.metrics().threads == 0);
 }
 
 #[test]
@@ -705,15 +725,15 @@ fn a_member_of_a_dynamic_group_leaves_when_its_calls_have_ended() {
         end.join().unwrap().unwrap();
     });
     assert_eq!(call.try_get().unwrap().unwrap(), "x");
-    // The other one neither ends nor waits.
+    // The other worker neither shuts down nor waits.
     second.shutdown(PATIENCE).unwrap();
 }
 
 #[test]
 fn a_worker_that_stops_right_after_an_answer_has_left_and_is_not_lost() {
-    // The thread that has written the answer may not be done when the Goodbye is to be written. If that
-    // does not wait for it, about one round in 100 shows it while others want the processors, too, and
-    // one in 1000 with one pair alone.
+    // The thread that wrote the answer may still hold the connection when the Goodbye is due. Without a
+    // wait for that thread, about 1 round in 100 fails on a loaded machine, and 1 in 1000 with a single
+    // pair.
     const PAIRS: usize = 4;
     const ROUNDS: usize = 300;
     thread::scope(|scope| {
@@ -727,8 +747,8 @@ fn a_worker_that_stops_right_after_an_answer_has_left_and_is_not_lost() {
                 let stays = start(0);
                 for round in 0..ROUNDS {
                     let leaves = start(1);
-                    // A call may go to the previous incarnation, and find that it has left.
-                    until("it is answered", || {
+                    // A call may reach the previous incarnation and fail because that has left.
+                    until("the call is answered", || {
                         wait(&call(stays.handle(), "worker1", "echo")).is_ok()
                     });
                     leaves.shutdown(PATIENCE).unwrap();
@@ -760,19 +780,19 @@ fn a_group_can_join_and_continue() {
             }
         });
     }
-    end_all(&agents);
+    shut_down_all(&agents);
 }
 
 #[test]
 fn no_thread_outlives_its_agent() {
-    // Other tests start agents, too.
+    // Other tests start agents as well.
     if !in_own_process("shutdown::no_thread_outlives_its_agent") {
         return;
     }
     for round in 0..200 {
         let agents = group(2);
-        // A thread gives itself its name.
-        until("two of each pool, and the retry threads", || {
+        // Each thread sets its own name, after its start.
+        until("each agent has two pool threads and a retry thread", || {
             agent_threads() >= 6
         });
         let mut calls = Vec::new();
@@ -783,18 +803,18 @@ fn no_thread_outlives_its_agent() {
             }
         }
         match round % 4 {
-            0 | 1 => end_all(&agents),
+            0 | 1 => shut_down_all(&agents),
             2 => agents[0].shutdown_now(),
             _ => {}
         }
         drop(agents);
         assert!(calls.iter().all(FutureMessage::is_complete));
-        // A thread that was joined may be seen for a moment longer.
+        // The operating system may list a joined thread for a moment longer.
         until("no thread is left", || agent_threads() == 0);
     }
 }
 
-/// How many threads of this process are an agent's.
+/// Number of threads of this process that belong to agents.
 fn agent_threads() -> usize {
     let tasks = fs::read_dir("/proc/self/task").unwrap();
     let names = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok());

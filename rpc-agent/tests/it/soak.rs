@@ -23,16 +23,16 @@ use rpc_agent::{
 use crate::common::{PATIENCE, noise, options, registry, shared_store, start_all, until, within};
 use crate::own_process::in_own_process;
 
-/// One round of each kind, and two more.
+/// One seed for each kind of round, and two more.
 const SEEDS: [u64; 6] = [0, 1, 2, 3, 5, 7];
 
-/// Calls of one calling thread.
+/// Calls per calling thread.
 const CALLS: usize = 40;
 const CALLERS_PER_AGENT: usize = 2;
 
 #[test]
 fn every_call_ends_once_and_every_agent_shuts_down() {
-    // No thread of another test's agents may be among those that are counted.
+    // The test counts agent threads, so agents of other tests must not run in this process.
     if !in_own_process("soak::every_call_ends_once_and_every_agent_shuts_down") {
         return;
     }
@@ -104,13 +104,13 @@ fn run(seed: u64) {
         Kind::Restart => {
             let rank = rng.u32(..world_size);
             let share = rng.usize(all_calls / 5..all_calls * 4 / 5);
-            ledger.until_begun(share);
+            ledger.await_started(share);
             let old = agents.remove(rank as usize);
             ended.push(old.handle().clone());
-            let is_orderly = rng.bool();
-            bounded("one agent ends", move || {
-                if is_orderly {
-                    // Its calls may not end in time: it ends nevertheless.
+            let is_coordinated = rng.bool();
+            bounded("one agent shuts down", move || {
+                if is_coordinated {
+                    // Its calls may outlast the timeout; the agent stops nevertheless.
                     let _ = old.shutdown(Duration::from_millis(200));
                 }
                 drop(old);
@@ -121,21 +121,21 @@ fn run(seed: u64) {
             agents.insert(rank as usize, again);
         }
         Kind::Abrupt => {
-            ledger.until_begun(rng.usize(all_calls / 5..all_calls));
+            ledger.await_started(rng.usize(all_calls / 5..all_calls));
             ended.extend(agents.iter().map(|agent| agent.handle().clone()));
-            end_all(std::mem::take(&mut agents), |agent| agent.shutdown_now());
+            shut_down_all(std::mem::take(&mut agents), |agent| agent.shutdown_now());
         }
     }
 
-    bounded("all callers end", move || {
+    bounded("all callers return", move || {
         callers
             .into_iter()
             .for_each(|caller| caller.join().unwrap());
     });
-    ledger.settle();
+    ledger.check_all();
     for agent in &agents {
         for to in 0..world_size {
-            until("every worker is reached in the end", || {
+            until("every worker is reachable", || {
                 agent
                     .handle()
                     .call_bytes(to, "echo", "ping")
@@ -144,7 +144,7 @@ fn run(seed: u64) {
         }
     }
     for agent in &agents {
-        until("nothing is in flight any more", || {
+        until("nothing is in flight", || {
             let metrics = agent.handle().metrics();
             let under_way = [
                 metrics.calls_in_flight,
@@ -158,7 +158,7 @@ fn run(seed: u64) {
         });
     }
     ended.extend(agents.iter().map(|agent| agent.handle().clone()));
-    end_all(agents, |agent| agent.shutdown(PATIENCE / 2).unwrap());
+    shut_down_all(agents, |agent| agent.shutdown(PATIENCE / 2).unwrap());
 
     for handle in &ended {
         let metrics = handle.metrics();
@@ -175,8 +175,8 @@ fn run(seed: u64) {
         assert!(matches!(refused, RpcError::Shutdown { .. }), "{refused}");
     }
     until("no thread is left", || threads_alive().is_empty());
-    // Nothing has run a second time meanwhile.
-    ledger.settle();
+    // No callback has run a second time.
+    ledger.check_all();
 
     let injected: u64 = plans
         .take()
@@ -188,12 +188,12 @@ fn run(seed: u64) {
     match kind {
         Kind::Calm => assert_eq!(injected, 0),
         Kind::Restart | Kind::Faulty => assert!(injected > 0 && recovered > 0),
-        // It may be over before a retry is due.
+        // The round may end before a retry is due.
         Kind::Abrupt => assert!(injected > 0),
     }
 }
 
-/// Names of this process's threads that belong to agents.
+/// Names of the agent threads in this process.
 fn threads_alive() -> Vec<String> {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
     tasks
@@ -202,9 +202,9 @@ fn threads_alive() -> Vec<String> {
         .collect()
 }
 
-/// Ends agents at the same time, as those of a static group wait for each other.
-fn end_all(agents: Vec<Agent>, end: fn(&Agent)) {
-    bounded("all agents end", move || {
+/// Shuts down agents concurrently, because the workers of a static group wait for each other.
+fn shut_down_all(agents: Vec<Agent>, end: fn(&Agent)) {
+    bounded("all agents shut down", move || {
         thread::scope(|scope| {
             for agent in agents {
                 scope.spawn(move || end(&agent));
@@ -213,7 +213,7 @@ fn end_all(agents: Vec<Agent>, end: fn(&Agent)) {
     });
 }
 
-/// Fails instead of hanging.
+/// Panics if `run` does not return within [`PATIENCE`].
 #[track_caller]
 fn bounded(what: &str, run: impl FnOnce() + Send + 'static) {
     let (ended, end) = mpsc::channel();
@@ -222,7 +222,7 @@ fn bounded(what: &str, run: impl FnOnce() + Send + 'static) {
         let _ = ended.send(());
     });
     if let Err(mpsc::RecvTimeoutError::Timeout) = end.recv_timeout(PATIENCE) {
-        panic!("not within {PATIENCE:?}: {what}");
+        panic!("timed out after {PATIENCE:?} waiting for: {what}");
     }
     running.join().unwrap();
 }
@@ -269,8 +269,8 @@ fn faults(rng: &mut Rng) -> FaultPlan {
         .unwrap()
 }
 
-/// What every worker serves. A request of `relay`, `retried` and `later` begins with the number of further
-/// workers that it is to pass, and their ranks.
+/// The functions of every worker. A request of `relay`, `retried` or `later` begins with the number of
+/// further hops, then their ranks.
 fn functions() -> Registry {
     registry(|registry| {
         registry
@@ -326,7 +326,7 @@ fn functions() -> Registry {
             .unwrap();
         registry
             .register("asks for nothing", |context, _| {
-                // The answer that there is no such function has to get through to who waits.
+                // The refusal must reach this waiting thread.
                 let caller = context.caller().id;
                 match context.agent().call_bytes(caller.get(), "nothing", "") {
                     Err(RpcError::NoSuchFunction { .. }) => Ok(b"as expected".to_vec()),
@@ -337,7 +337,7 @@ fn functions() -> Registry {
     })
 }
 
-/// The next worker to pass the request on to, and the rest of the request.
+/// Splits a request into the next hop and the rest.
 fn next_hop(payload: &Bytes) -> Option<(u32, Bytes)> {
     let (&hops, rest) = payload.split_first()?;
     let (&to, rest) = rest.split_first().filter(|_| hops > 0)?;
@@ -356,26 +356,26 @@ fn retries() -> RetryOptions {
         .with_attempt_timeout(Duration::from_millis(150))
 }
 
-/// The calls of a round, and what became of them.
+/// The calls of a round, and their expected and actual results.
 struct Ledger {
     kind: Kind,
-    begun: AtomicUsize,
-    /// Calls that succeeded although their first request was not sent.
+    started: AtomicUsize,
+    /// Calls that succeeded after their first attempt had failed.
     recovered: AtomicUsize,
     entries: Mutex<Vec<Entry>>,
 }
 
 struct Entry {
     what: String,
-    wanted: Wanted,
+    expected: Expected,
     future: FutureMessage,
     callbacks: Arc<AtomicU32>,
-    callbacks_wanted: u32,
+    callbacks_expected: u32,
 }
 
-/// How a call ends without network faults.
+/// Result of a call if no network fault occurs.
 #[derive(Debug, Clone)]
-enum Wanted {
+enum Expected {
     Answer(Bytes),
     Failure(String),
     NoSuchFunction,
@@ -385,16 +385,22 @@ impl Ledger {
     fn new(kind: Kind) -> Self {
         Self {
             kind,
-            begun: AtomicUsize::new(0),
+            started: AtomicUsize::new(0),
             recovered: AtomicUsize::new(0),
             entries: Mutex::default(),
         }
     }
 
-    /// Notes a call; a callback of each completion is counted.
-    fn enter(&self, what: String, wanted: Wanted, future: &FutureMessage, callbacks_wanted: u32) {
+    /// Records a call, and counts its callbacks.
+    fn record(
+        &self,
+        what: String,
+        expected: Expected,
+        future: &FutureMessage,
+        callbacks_expected: u32,
+    ) {
         let callbacks = Arc::new(AtomicU32::new(0));
-        for _ in 0..callbacks_wanted {
+        for _ in 0..callbacks_expected {
             let callbacks = Arc::clone(&callbacks);
             future.on_complete(move |_| {
                 callbacks.fetch_add(1, Ordering::SeqCst);
@@ -402,44 +408,44 @@ impl Ledger {
         }
         let entry = Entry {
             what,
-            wanted,
+            expected,
             future: future.clone(),
             callbacks,
-            callbacks_wanted,
+            callbacks_expected,
         };
         let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
         entries.push(entry);
     }
 
-    fn until_begun(&self, calls: usize) {
-        until("enough calls have begun", || {
-            self.begun.load(Ordering::SeqCst) >= calls
+    fn await_started(&self, calls: usize) {
+        until("enough calls have started", || {
+            self.started.load(Ordering::SeqCst) >= calls
         });
     }
 
-    /// Every call has ended as it may, and every callback has run once.
-    fn settle(&self) {
+    /// Asserts that every call has an allowed result and that every callback has run once.
+    fn check_all(&self) {
         let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
         for entry in &*entries {
             let result = entry.future.wait_timeout(PATIENCE);
             let result = result.unwrap_or_else(|| panic!("never completed: {}", entry.what));
-            if let Err(why) = self.judge(&entry.wanted, &result) {
+            if let Err(why) = self.check(&entry.expected, &result) {
                 panic!("{}: {why}", entry.what);
             }
             until("all callbacks have run", || {
-                entry.callbacks.load(Ordering::SeqCst) >= entry.callbacks_wanted
+                entry.callbacks.load(Ordering::SeqCst) >= entry.callbacks_expected
             });
             let ran = entry.callbacks.load(Ordering::SeqCst);
-            assert_eq!(ran, entry.callbacks_wanted, "{}", entry.what);
+            assert_eq!(ran, entry.callbacks_expected, "{}", entry.what);
         }
     }
 
-    fn judge(&self, wanted: &Wanted, result: &Result<Bytes, RpcError>) -> Result<(), String> {
-        let error = match (wanted, result) {
-            (Wanted::Answer(answer), Ok(given)) if answer == given => return Ok(()),
+    fn check(&self, expected: &Expected, result: &Result<Bytes, RpcError>) -> Result<(), String> {
+        let error = match (expected, result) {
+            (Expected::Answer(answer), Ok(given)) if answer == given => return Ok(()),
             (_, Ok(given)) => return Err(format!("a wrong answer of {} bytes", given.len())),
-            (Wanted::NoSuchFunction, Err(RpcError::NoSuchFunction { .. })) => return Ok(()),
-            (Wanted::Failure(text), Err(RpcError::Remote { message, .. }))
+            (Expected::NoSuchFunction, Err(RpcError::NoSuchFunction { .. })) => return Ok(()),
+            (Expected::Failure(text), Err(RpcError::Remote { message, .. }))
                 if **message == **text =>
             {
                 return Ok(());
@@ -448,9 +454,9 @@ impl Ledger {
         };
         let text = error.to_string();
         if text.contains("given up by") {
-            return Err(format!("somebody forgot it: {text}"));
+            return Err(format!("a promise was dropped: {text}"));
         }
-        let may_be = match error {
+        let is_allowed = match error {
             RpcError::Shutdown { .. } | RpcError::NoSuchWorker { .. } => {
                 matches!(self.kind, Kind::Restart | Kind::Abrupt)
             }
@@ -460,7 +466,7 @@ impl Ledger {
             } => !panicked && message.starts_with("nested: "),
             other => other.is_transient(),
         };
-        if may_be && self.kind != Kind::Calm {
+        if is_allowed && self.kind != Kind::Calm {
             return Ok(());
         }
         Err(format!("failed: {text}"))
@@ -496,14 +502,14 @@ struct Caller {
 impl Caller {
     fn run(mut self) {
         for number in 0..CALLS {
-            self.ledger.begun.fetch_add(1, Ordering::SeqCst);
+            self.ledger.started.fetch_add(1, Ordering::SeqCst);
             self.make_call(number);
         }
     }
 
     fn make_call(&mut self, number: usize) {
         let to = self.rng.u32(..self.world_size);
-        let (function, payload, wanted) = self.choose();
+        let (function, payload, expected) = self.choose();
         let what = format!(
             "call {number} of {} of `{function}` on {to}, {} bytes",
             self.agent.me(),
@@ -513,7 +519,7 @@ impl Caller {
         if self.ledger.kind != Kind::Calm && self.rng.u32(..8) == 0 {
             options = within(Duration::from_millis(self.rng.u64(1..30)));
         }
-        // The faults fail each first attempt of these.
+        // The fault plan fails the first attempt of each call of `retried`.
         let is_retried = function == "retried";
         let with_retries = self.ledger.kind != Kind::Calm && (is_retried || self.rng.u32(..5) == 0);
         let future = if with_retries {
@@ -530,9 +536,9 @@ impl Caller {
                     .fetch_add(result.is_ok().into(), Ordering::SeqCst);
             });
         }
-        let callbacks_wanted = self.rng.u32(..4);
+        let callbacks_expected = self.rng.u32(..4);
         self.ledger
-            .enter(what.clone(), wanted.clone(), &future, callbacks_wanted);
+            .record(what.clone(), expected.clone(), &future, callbacks_expected);
         match self.rng.u32(..9) {
             0..4 => drop(future),
             4 => drop(future.wait()),
@@ -547,20 +553,20 @@ impl Caller {
                     .then(|result| result)
                     .and_then(|answer| FutureMessage::ready(Ok(answer)));
                 self.ledger
-                    .enter(format!("then: {what}"), wanted, &chained, 1);
+                    .record(format!("then: {what}"), expected, &chained, 1);
             }
             _ => {
                 let all = join_all(vec![future.clone(), future]);
                 let first = all.then(|answers| answers.map(|mut answers| answers.swap_remove(0)));
                 self.ledger
-                    .enter(format!("join: {what}"), wanted, &first, 1);
+                    .record(format!("join: {what}"), expected, &first, 1);
                 drop(first.wait());
             }
         }
     }
 
-    /// A function, its payload, and how the call should end.
-    fn choose(&mut self) -> (&'static str, Bytes, Wanted) {
+    /// Chooses a function, its payload, and the expected result.
+    fn choose(&mut self) -> (&'static str, Bytes, Expected) {
         let bytes = match self.rng.u32(..10) {
             0 => 0,
             1 => self.rng.usize(..200 << 10),
@@ -569,24 +575,24 @@ impl Caller {
         };
         let data = noise(self.rng.u64(..), bytes);
         match self.rng.u32(..12) {
-            0..3 => ("echo", data.clone(), Wanted::Answer(data)),
+            0..3 => ("echo", data.clone(), Expected::Answer(data)),
             number @ 3..9 => {
                 let name = ["relay", "retried", "later"][(number % 3) as usize];
                 let hops = self.rng.usize(..4);
                 let ranks = (0..hops).map(|_| self.rng.u8(..self.world_size as u8));
                 let head: Vec<u8> = std::iter::once(hops as u8).chain(ranks).collect();
                 let payload = [&*head, &*data].concat().into();
-                (name, payload, Wanted::Answer(reversed(&data)))
+                (name, payload, Expected::Answer(reversed(&data)))
             }
-            9 => ("slow", data.clone(), Wanted::Answer(reversed(&data))),
+            9 => ("slow", data.clone(), Expected::Answer(reversed(&data))),
             10 if self.rng.bool() => {
                 let text = format!("no use for {bytes} bytes");
-                ("fails", data, Wanted::Failure(text))
+                ("fails", data, Expected::Failure(text))
             }
-            10 => ("nothing", data, Wanted::NoSuchFunction),
+            10 => ("nothing", data, Expected::NoSuchFunction),
             _ => {
                 let answer = Bytes::from_static(b"as expected");
-                ("asks for nothing", data, Wanted::Answer(answer))
+                ("asks for nothing", data, Expected::Answer(answer))
             }
         }
     }

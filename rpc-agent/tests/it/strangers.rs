@@ -24,7 +24,7 @@ use crate::raw::{
 
 const PART_BYTES: usize = 128 << 10;
 
-/// An agent, a second one that must not be affected, and a raw worker.
+/// An agent under test, a second agent that must not be affected, and a raw worker.
 struct Group {
     store: Arc<dyn Store>,
     agent: Agent,
@@ -59,7 +59,7 @@ impl Group {
         }
     }
 
-    /// A connection on which nothing was sent yet.
+    /// Connects to the agent without sending anything.
     fn stranger(&self) -> TcpStream {
         connect(address_of(&*self.store, 0).0)
     }
@@ -68,7 +68,7 @@ impl Group {
         address_of(&*self.store, 0).1
     }
 
-    /// The agent serves the other one, and is served.
+    /// Asserts that the agent and the other agent can still call each other.
     #[track_caller]
     fn assert_serves_others(&self) {
         let payload = noise(1, 1000);
@@ -82,7 +82,7 @@ impl Group {
         }
     }
 
-    /// A call of the raw worker, without a timeout.
+    /// Makes a call to the raw worker, without a timeout.
     fn call_raw(&self, payload: impl Into<Bytes>) -> FutureMessage {
         let options = within(None);
         self.agent
@@ -93,7 +93,7 @@ impl Group {
 
 #[track_caller]
 fn wait(future: &FutureMessage) -> Result<Bytes, RpcError> {
-    future.wait_timeout(PATIENCE).expect("it ends")
+    future.wait_timeout(PATIENCE).expect("the call completes")
 }
 
 fn read_exactly(socket: &mut TcpStream, count: usize) -> Vec<u8> {
@@ -113,16 +113,16 @@ fn a_dial_and_a_call_send_the_golden_bytes() {
 
     let mut socket = group.raw.accept();
     let hello = [
-        &[48, 0, 0, 0, 1, 0, 0, 0][..], // 48 bytes of body, a Hello, no flags
-        &[0; 8],                        // of no call
+        &[48, 0, 0, 0, 1, 0, 0, 0][..], // body of 48 bytes, Hello, no flags
+        &[0; 8],                        // no call id
         b"C10DRPC\0",
         &[1, 0], // version
         &[0, 0], // from worker 0
         &[1, 0], // to worker 1
         &u64_bytes(group.incarnation()),
-        &[0xee, 0xff, 0xc0, 0, 0xee, 0xff, 0xc0, 0], // the incarnation that is wanted
-        &[0; 4],                                     // no connection of this pair yet
-        &[0, 0, 0, 16, 0, 0, 0, 0],                  // takes messages of 256 MiB
+        &[0xee, 0xff, 0xc0, 0, 0xee, 0xff, 0xc0, 0], // expected incarnation
+        &[0; 4],                                     // no earlier connection of this pair
+        &[0, 0, 0, 16, 0, 0, 0, 0],                  // message limit: 256 MiB
         &[5],
         b"agent",
     ]
@@ -130,19 +130,19 @@ fn a_dial_and_a_call_send_the_golden_bytes() {
     assert_eq!(read_exactly(&mut socket, hello.len()), hello);
 
     let welcome = [
-        &[20, 0, 0, 0, 2, 0, 0, 0][..], // 20 bytes of body, a Welcome
+        &[20, 0, 0, 0, 2, 0, 0, 0][..], // body of 20 bytes, Welcome
         &[0; 8],
-        &[0xee, 0xff, 0xc0, 0, 0xee, 0xff, 0xc0, 0], // the incarnation of who speaks
-        &[1, 0, 0, 0],                               // the first connection of this pair
+        &[0xee, 0xff, 0xc0, 0, 0xee, 0xff, 0xc0, 0], // incarnation of the sender
+        &[1, 0, 0, 0],                               // first connection of this pair
         &[0, 0, 0, 16, 0, 0, 0, 0],
     ]
     .concat();
     send(&mut socket, &welcome);
 
-    let start = [11, 0, 0, 0, 4, 0, 6, 0]; // 11 bytes of body, a Request, 6 of them the name
+    let start = [11, 0, 0, 0, 4, 0, 6, 0]; // body of 11 bytes, Request, name of 6 bytes
     assert_eq!(read_exactly(&mut socket, 8), start);
     let id = read_exactly(&mut socket, 8);
-    let body = [&[0x60, 0xea, 0, 0][..], b"double", &[7]].concat(); // within 60,000 ms
+    let body = [&[0x60, 0xea, 0, 0][..], b"double", &[7]].concat(); // timeout 60,000 ms
     assert_eq!(read_exactly(&mut socket, 11), body);
 
     let response = [&[1, 0, 0, 0, 5, 0, 0, 0][..], &id, &[14]].concat();
@@ -162,7 +162,7 @@ fn serving_a_call_sends_the_golden_bytes() {
     let call = [
         &[10, 0, 0, 0, 4, 0, 4, 0][..],
         &id,
-        &[0; 4], // without a limit of time
+        &[0; 4], // no timeout
         b"echo",
         &[1, 2],
     ]
@@ -182,7 +182,7 @@ fn large_messages_travel_in_parts_of_128_kib() {
     let mut socket = group.raw.dial(&*group.store, 0, 0);
     let payload = noise(2, PART_BYTES + 1);
     send(&mut socket, &large_request(3, "echo", payload.len() as u64));
-    // One part is short: a part may have any length.
+    // Parts may have any length; one of these is short.
     let (first, rest) = payload.split_at(1000);
     let (second, third) = rest.split_at(PART_BYTES - 10_000);
     for part in [first, second, third] {
@@ -203,7 +203,7 @@ fn large_messages_travel_in_parts_of_128_kib() {
         assert!(part.body == expected, "a part of {} bytes", part.body.len());
     }
 
-    // And the other way.
+    // The other direction: the agent sends the large request.
     let call = group.call_raw(payload.clone());
     let start = read_frame(&mut socket);
     assert_eq!((start.kind, start.flags, start.aux), (REQUEST, LARGE, 6));
@@ -242,13 +242,13 @@ fn the_error_kind_determines_the_outcome() {
         (5, Outcome::Executed, "answer has"),
         (6, Outcome::NotExecuted, "deadline had passed"),
     ];
-    for (number, outcome, words) in cases {
+    for (number, outcome, expected_text) in cases {
         let call = group.call_raw(vec![]);
         let id = read_frame(&mut socket).id;
         send(&mut socket, &frame(ERROR, 0, number, id, b"why"));
         let error = wait(&call).unwrap_err();
         assert_eq!(error.outcome(), outcome, "{error}");
-        assert!(error.to_string().contains(words), "{error}");
+        assert!(error.to_string().contains(expected_text), "{error}");
         assert!(error.to_string().contains("raw"), "{error}");
     }
 }
@@ -268,7 +268,7 @@ fn an_invalid_hello_closes_the_connection() {
         noise(3, 4096).to_vec(),
         vec![0; 64],
         vec![0xff; 64],
-        // The magic bytes, the version, a worker's id beyond all, a bad name, a wrong length of it.
+        // Wrong magic bytes, wrong version, worker id out of range, invalid name, wrong name length.
         changed(0, b'X'),
         changed(8, 2),
         changed(11, 0x80),
@@ -280,7 +280,7 @@ fn an_invalid_hello_closes_the_connection() {
         header(513, HELLO, 0, 0, 0),
         header(42, HELLO, 0, 0, 0),
         header(48, HELLO, 1, 0, 0),
-        // Frames that may come only later.
+        // Frames that are valid only after the handshake.
         request(1, "echo", b"x"),
         frame(RESPONSE, 0, 0, 1, b"x"),
         welcome(me, 1),
@@ -292,7 +292,7 @@ fn an_invalid_hello_closes_the_connection() {
         await_closed(&mut socket);
         group.assert_serves_others();
     }
-    // The worker that they impersonated is not affected.
+    // The impersonated worker is not affected.
     let mut socket = group.raw.dial(&*group.store, 0, 0);
     send(&mut socket, &request(1, "echo", b"x"));
     assert_eq!(read_frame(&mut socket).body, b"x");
@@ -307,12 +307,12 @@ fn a_hello_of_or_for_another_worker_is_refused() {
         (
             hello_body(1, 2, 5, me, 0, "raw"),
             1,
-            "another worker is wanted",
+            "another worker is expected",
         ),
         (
             hello_body(1, 0, 5, me ^ 1, 0, "raw"),
             2,
-            "an earlier process is wanted",
+            "a previous incarnation is expected",
         ),
         (hello_body(1, 0, 5, me, 0, "war"), 1, "an unknown name"),
         (
@@ -343,7 +343,7 @@ fn a_hello_may_arrive_slowly_in_pieces() {
     let hello = group.raw.hello(0, group.incarnation(), 0);
     for piece in hello.chunks(7) {
         send(&mut socket, piece);
-        // A half-sent Hello delays no other connection.
+        // A partial Hello delays no other connection.
         group.assert_serves_others();
     }
     assert_eq!(read_frame(&mut socket).kind, WELCOME);
@@ -379,7 +379,7 @@ fn garbage_after_a_hello_closes_the_connection_and_fails_only_its_calls() {
         frame(ERROR, 0, 99, 1, b"x"),
         frame(REQUEST_PART, 0, 0, 1, b"x"),
         frame(RESPONSE_PART, 0, 0, 1, b"x"),
-        // Large messages: greater than all, not large at all, twice the same.
+        // Large messages: above the limit, too small to be large, started twice.
         large_request(1, "echo", u64::MAX),
         large_request(1, "echo", crate::raw::MESSAGE_BYTES_MAX + 1),
         large_request(1, "echo", 1),
@@ -434,7 +434,7 @@ fn an_unexpected_answer_is_dropped_and_counted() {
     send(&mut socket, &request(1, "echo", b"x"));
     assert_eq!(read_frame(&mut socket).body, b"x");
     assert!(group.agent.handle().metrics().late_responses >= 2);
-    // A second answer to the same call is dropped too.
+    // A second answer to the same call is dropped as well.
     let call = group.call_raw(vec![]);
     let id = read_frame(&mut socket).id;
     for answer in [b"1", b"2"] {
@@ -451,8 +451,8 @@ fn end_of_stream_is_detected_together_with_the_last_bytes() {
         |options| options,
         |registry| {
             let socket = Arc::clone(&socket);
-            // The thread that runs it is the one that reads the sockets: when it looks again, the bytes
-            // and the end are both there.
+            // The thread that runs this function also reads the sockets. At its next read, both the last
+            // bytes and the end of the stream have arrived.
             registry
                 .register("hang up", move |_, _| {
                     let mut socket = socket.lock().unwrap().take().unwrap();
@@ -470,8 +470,10 @@ fn end_of_stream_is_detected_together_with_the_last_bytes() {
         send(&mut link, &request(1, "hang up", b""));
         *socket = Some(link);
         drop(socket);
-        // Who waits for the call would look after the connection itself.
-        until("the end is noticed", || call.is_complete());
+        // Polls, because a thread that waits for the call would read the connection itself.
+        until("the agent detects the end of the stream", || {
+            call.is_complete()
+        });
         let error = wait(&call).unwrap_err();
         assert!(
             matches!(error, RpcError::ConnectionLost { .. }),
@@ -481,7 +483,7 @@ fn end_of_stream_is_detected_together_with_the_last_bytes() {
     assert_eq!(group.agent.handle().metrics().connections_lost, 50);
 }
 
-/// What is in flight to a peer that reads nothing: with the two systems, and with the agent.
+/// Maximum bytes in flight to a peer that does not read: in the socket buffers and in the agent.
 const BACKLOG_BYTES_MAX: u64 = 2 << 20;
 
 #[test]
@@ -511,21 +513,21 @@ fn a_peer_that_does_not_read_answers_costs_bounded_memory() {
     for id in 0..CALLS {
         send(&mut socket, &request(id, "big", b""));
     }
-    until("all requests have come", || {
+    until("all requests have arrived", || {
         group.agent.handle().metrics().requests_received == CALLS
     });
     for _ in 0..20 {
         group.assert_serves_others();
-        // What is sent is with the systems. Each thread may have begun one more run before the backlog
-        // was there.
+        // Sent bytes are in the socket buffers. Each thread may have started one more run before the
+        // backlog limit was reached.
         let sent = group.agent.handle().metrics().bytes_sent;
         let runs = runs.load(Ordering::SeqCst);
         let with_agent = (runs * ANSWER_BYTES as u64).saturating_sub(sent);
         let bound = BACKLOG_BYTES_MAX + (HANDLER_THREADS as u64 + 1) * ANSWER_BYTES as u64;
-        assert!(with_agent <= bound, "{with_agent} bytes wait");
+        assert!(with_agent <= bound, "{with_agent} bytes are queued");
         assert!(runs < CALLS, "{runs} runs");
     }
-    // When it reads at last, every one of its requests is answered.
+    // When the peer reads at last, it receives the answers to all requests.
     let expected = noise(5, ANSWER_BYTES);
     let mut answers: Vec<Vec<u8>> = vec![Vec::new(); usize::try_from(CALLS).unwrap()];
     let mut complete = 0;
@@ -573,9 +575,9 @@ fn a_peer_that_does_not_read_refusals_loses_its_connection() {
     );
     let mut socket = group.raw.dial(&*group.store, 0, 0);
     let requests: Vec<u8> = (0..10_000).flat_map(|id| request(id, "no", b"")).collect();
-    // A refusal of each of these would be 64 MB on the wire, and several times as much in memory.
+    // Refusals of all these requests would take 64 MB on the wire, and several times as much memory.
     let ended = (0..400).find_map(|_| socket.write_all(&requests).err());
-    let error = ended.expect("the connection ends before");
+    let error = ended.expect("the agent closes the connection first");
     assert!(
         matches!(
             error.kind(),
@@ -586,7 +588,7 @@ fn a_peer_that_does_not_read_refusals_loses_its_connection() {
     assert_eq!(group.agent.handle().metrics().connections_lost, 1);
     group.assert_serves_others();
 
-    // One that reads them may ask on.
+    // A peer that reads its refusals keeps its connection.
     let mut socket = group.raw.dial(&*group.store, 0, 1);
     let some: Vec<u8> = (0..100).flat_map(|id| request(id, "no", b"")).collect();
     for _ in 0..50 {
@@ -614,7 +616,7 @@ fn calls_to_a_peer_that_does_not_read_fail_at_their_deadlines_or_at_once() {
             .handle()
             .call_bytes_async("raw", "double", payload.clone(), options);
         match call.try_get() {
-            // Of those that were expired before the backlog was reached there is nothing to learn.
+            // Calls that expired before the backlog limit was reached fail with a timeout.
             Some(Err(error)) if !matches!(error, RpcError::Timeout { .. }) => break error,
             _ => calls.push(call),
         }
@@ -644,7 +646,7 @@ fn calls_to_a_peer_that_does_not_read_fail_at_their_deadlines_or_at_once() {
     }
     assert!(unsent > 0, "none of {} was withdrawn", calls.len());
     assert!(unsent < calls.len(), "the first ones were sent");
-    // What was withdrawn makes room.
+    // Withdrawn requests free their space in the backlog.
     let call = group.call_raw(payload);
     assert!(call.try_get().is_none());
     group.assert_serves_others();
@@ -688,7 +690,7 @@ fn calls_to_a_silent_peer_fail_at_their_deadlines() {
     let mut socket = reading.join().unwrap();
     assert_eq!(group.agent.handle().metrics().timeouts, 100);
     assert_eq!(group.agent.handle().metrics().calls_in_flight, 0);
-    // The connection is as good as before.
+    // The connection still works.
     let call = group.call_raw(vec![4]);
     let id = read_frame(&mut socket).id;
     send(&mut socket, &frame(RESPONSE, 0, 0, id, &[8]));
@@ -699,7 +701,8 @@ fn calls_to_a_silent_peer_fail_at_their_deadlines() {
 fn a_thread_that_waits_for_a_silent_peer_returns_at_the_deadline() {
     let group = Group::new();
     let _socket = group.raw.dial(&*group.store, 0, 0);
-    // One that goes on: who waits for the others reads the connection, and must not wait for its end.
+    // A pending call. The threads that wait for the other calls read the connection, and must not wait for
+    // this call.
     let endless = group.call_raw(vec![]);
     let began = Instant::now();
     for number in 0..300 {
@@ -710,7 +713,7 @@ fn a_thread_that_waits_for_a_silent_peer_returns_at_the_deadline() {
             .call_bytes_async("raw", "double", vec![1], options);
         let error = wait(&call).unwrap_err();
         assert!(matches!(error, RpcError::Timeout { .. }), "{error:?}");
-        // A wait that misses its call's end lasts until its own.
+        // A wait that misses the expiry of its call lasts until its own timeout.
         assert!(began.elapsed() < PATIENCE, "call {number}");
     }
     assert!(!endless.is_complete());
@@ -719,14 +722,14 @@ fn a_thread_that_waits_for_a_silent_peer_returns_at_the_deadline() {
 
 #[test]
 fn a_thread_that_reads_from_a_busy_peer_returns_at_the_deadline() {
-    /// Answers that nobody waits for, written in one go.
+    /// Answers to calls that no thread waits for, written in one go.
     const ANSWERS: u64 = 10_000;
     let group = Group::new();
     let endless = group.call_raw(vec![]);
     let mut socket = group.raw.accept_link();
     let answers = frame(RESPONSE, 0, 0, 1 << 40, b"").repeat(ANSWERS as usize);
     let mut sent = 0;
-    // Whether the poller reads them or who waits depends on who comes first.
+    // Either the poller or the waiting thread reads the answers, depending on which one starts first.
     for _ in 0..5 {
         let (start, is_over) = (Barrier::new(2), AtomicBool::new(false));
         thread::scope(|scope| {
@@ -739,7 +742,10 @@ fn a_thread_that_reads_from_a_busy_peer_returns_at_the_deadline() {
                     if is_over.load(Ordering::SeqCst) {
                         break;
                     }
-                    assert!(began.elapsed() < PATIENCE / 3, "the wait goes on");
+                    assert!(
+                        began.elapsed() < PATIENCE / 3,
+                        "the wait continues after the deadline"
+                    );
                 }
             });
             start.wait();
@@ -747,7 +753,7 @@ fn a_thread_that_reads_from_a_busy_peer_returns_at_the_deadline() {
             is_over.store(true, Ordering::SeqCst);
             flood.join().unwrap();
         });
-        until("all of them are read", || {
+        until("the agent has read all answers", || {
             group.agent.handle().metrics().late_responses == sent
         });
     }
@@ -760,7 +766,7 @@ fn an_address_of_another_process_is_dialed_until_the_connect_timeout() {
         |options| options.with_connect_timeout(Duration::from_millis(50)),
         |_| {},
     );
-    // The other agent listens where the raw worker is said to.
+    // The raw worker's published address belongs to the other agent.
     let (other, _) = address_of(&*group.store, 2);
     publish(&*group.store, 1, "raw", other.port(), 5);
     let error = wait(&group.call_raw(vec![])).unwrap_err();
@@ -786,7 +792,7 @@ fn a_flood_of_connections_closes_the_oldest_silent_ones() {
     let group = Group::new();
     let mut sockets: Vec<TcpStream> = (0..CONNECTIONS).map(|_| group.stranger()).collect();
     group.assert_serves_others();
-    // One who knows the rules gets in among them.
+    // During the flood, a valid worker can connect.
     let mut socket = group.raw.dial(&*group.store, 0, 0);
     send(&mut socket, &request(1, "echo", b"x"));
     assert_eq!(read_frame(&mut socket).body, b"x");
@@ -811,11 +817,13 @@ fn after_shutdown_a_hello_is_refused_and_the_port_is_closed() {
     let call: RpcFuture<Bytes> = group.call_raw(vec![]);
     assert_eq!(read_frame(&mut open).kind, REQUEST);
     group.agent.shutdown_now();
-    // The Goodbye: nothing was wrong with the connection.
+    // A Goodbye: the agent left without a connection failure.
     assert_eq!(read_frame(&mut open).kind, crate::raw::GOODBYE);
     await_closed(&mut open);
     let error = wait(&call).unwrap_err();
     assert!(matches!(error, RpcError::Shutdown { .. }), "{error:?}");
-    // A process that another test is starting may hold the port for a moment longer.
-    until("nobody listens", || TcpStream::connect(address).is_err());
+    // A child process of another test may hold the port for a moment longer.
+    until("the port is closed", || {
+        TcpStream::connect(address).is_err()
+    });
 }

@@ -1,4 +1,4 @@
-//! Decoded messages, errors and memory use, for any split of the stream into reads.
+//! Decoded messages, errors and memory use, independent of how the stream is split into reads.
 
 use proptest::prelude::*;
 
@@ -14,7 +14,7 @@ struct Inbox {
     abandoned: Vec<u64>,
 }
 
-/// The functions that a recipient knows.
+/// The functions that the recipient has registered.
 const FUNCTIONS: [&str; 2] = ["f", "large"];
 
 fn function(name: &str) -> Option<FunctionId> {
@@ -499,7 +499,7 @@ enum Sent {
     Response(Vec<u8>),
     Error(String),
     Goodbye,
-    /// Whether it is a response, the payload length, the part length.
+    /// Whether it is a response, then the payload length, then the part length.
     Large(bool, usize, usize),
 }
 

@@ -1,4 +1,4 @@
-//! Order, fairness, partial writes and withdrawal.
+//! Order, fairness, partial writes and withdrawal of outgoing messages.
 
 use proptest::prelude::*;
 
@@ -54,7 +54,7 @@ fn send_one(outgoing: &mut Outgoing, bytes_max: usize, writer: &mut Trickle<'_>)
         "one batch at a time"
     );
     outgoing.check_invariants(batch.encoded.bytes() - batch.sent_bytes);
-    batch.write_to(writer).expect("a trickle never fails");
+    batch.write_to(writer).expect("a Trickle never fails");
     outgoing.put_back(batch);
     outgoing.check_invariants(0);
     true
@@ -87,7 +87,7 @@ fn words(mut bytes: &[u8]) -> Vec<String> {
             Frame::ResponsePart { id, .. } => format!("r{id}+"),
             Frame::Error { id, .. } => format!("e{id}"),
             Frame::Goodbye { .. } => "bye".to_owned(),
-            other => panic!("not sent here: {other:?}"),
+            other => panic!("unexpected frame: {other:?}"),
         });
         bytes = &bytes[length..];
     }
@@ -374,7 +374,7 @@ fn received(bytes: &[u8]) -> Vec<(char, u64, Vec<u8>)> {
                     .expect("a part follows its start frame");
                 content.extend_from_slice(payload);
             }
-            other => panic!("not sent here: {other:?}"),
+            other => panic!("unexpected frame: {other:?}"),
         }
     }
     assert!(bytes.is_empty());

@@ -327,7 +327,7 @@ impl World {
                 }
             }
         }
-        world.forget_finished();
+        world.remove_finished();
         world.check();
         world
     }
@@ -410,7 +410,7 @@ impl World {
     }
 
     /// Removes finished connections and normalizes counts, so that equivalent states are equal.
-    fn forget_finished(&mut self) {
+    fn remove_finished(&mut self) {
         let mut at = 0;
         while at < self.connections.len() {
             let it = &self.connections[at];

@@ -1,5 +1,4 @@
-//! Two peers' machines against each other, over a network that the test controls: every order of events up to a depth,
-//! and random histories.
+//! The state machines of two peers against each other, over a network that the test controls.
 
 mod orders;
 mod world;

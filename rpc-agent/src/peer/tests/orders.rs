@@ -1,11 +1,11 @@
-//! Every order of events up to a depth, and random histories.
+//! Explores every order of events up to a depth, and runs random histories.
 
 use super::world::{Budget, Event, World};
 
-/// After a history the rest happens in a fixed order. More events than this mean that it never ends.
+/// Limit of the events in a history; a longer history is treated as endless.
 const EVENTS_MAX: usize = 2_000;
 
-/// Runs histories that begin with every sequence of `depth` choices, and returns how many these were.
+/// Runs every sequence of `depth` choices, each continued in a fixed order. Returns the number of histories.
 fn every_order(budget: Budget, depth: usize) -> u64 {
     let mut choices: Vec<(usize, usize)> = Vec::new();
     let mut histories = 0;
@@ -20,7 +20,7 @@ fn every_order(budget: Budget, depth: usize) -> u64 {
             at += 1;
             chosen.or_else(|| first_without_fault(events))
         });
-        // The next sequence: the last choice that has a further alternative takes it.
+        // Advance to the next sequence: increment the last choice that has an alternative left.
         while choices.pop_if(|(chosen, of)| *chosen + 1 == *of).is_some() {}
         match choices.last_mut() {
             Some((chosen, _)) => *chosen += 1,
@@ -30,12 +30,12 @@ fn every_order(budget: Budget, depth: usize) -> u64 {
 }
 
 fn first_without_fault(events: &[Event]) -> Option<usize> {
-    // Lending ends by itself, and need not begin.
-    let goes_on = |event: &Event| !event.is_fault() && !matches!(event, Event::Lend { .. });
-    events.iter().position(goes_on)
+    // A loan of the connection is optional, so do not start one.
+    let is_regular = |event: &Event| !event.is_fault() && !matches!(event, Event::Lend { .. });
+    events.iter().position(is_regular)
 }
 
-/// One history. When it fails it is printed.
+/// Runs one history until no event is chosen. Prints the history if it fails.
 fn run(budget: Budget, mut choose: impl FnMut(&[Event]) -> Option<usize>) {
     let mut history = History(Vec::new());
     let mut world = World::new(budget);
@@ -45,7 +45,7 @@ fn run(budget: Budget, mut choose: impl FnMut(&[Event]) -> Option<usize>) {
             break;
         };
         history.0.push(events[chosen]);
-        assert!(history.0.len() < EVENTS_MAX, "it does not come to rest");
+        assert!(history.0.len() < EVENTS_MAX, "the history does not end");
         world.step(events[chosen]);
     }
     world.check_at_rest();
@@ -116,7 +116,7 @@ fn a_call_that_expires_before_there_is_a_connection_is_never_sent() {
     for event in [call, Event::Expire { side: 0 }, call] {
         world.step(event);
     }
-    // Each step checks that no call that "was not executed" was.
+    // Each step asserts that no call with the outcome "not executed" was executed.
     while let events = world.events()
         && let Some(next) = first_without_fault(&events)
     {
@@ -151,7 +151,7 @@ fn random_histories_of_many_calls_and_faults_end() {
             }
             left -= 1;
             let chosen = random.usize(..events.len());
-            // Mostly what goes on by itself, so that connections live for a while.
+            // Mostly prefer events other than faults, so that connections live for a while.
             if events[chosen].is_fault() && random.u32(..8) > 0 {
                 return first_without_fault(events).or(Some(chosen));
             }

@@ -1,7 +1,7 @@
-//! Two agents that know each other, their network, and what must always hold.
+//! Two agents that know each other, a simulated network, and the invariants.
 //!
-//! Each step is one [`Event`]. Reading, writing and running a function take two events each, so that anything can come
-//! between their begin and their end.
+//! Each step is one [`Event`]. Reading, writing and running a function take two events each, so that other events can
+//! happen in between.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, Write};
@@ -22,21 +22,21 @@ use crate::peer::{Config, FunctionId, Functions, NewCall};
 use crate::wire::{Frame, Hello, Refuse};
 use crate::worker::WorkerInfo;
 
-/// A call's number. Its payload is the number in decimal digits, and so is its answer.
+/// The number of a call. The payload and the answer are the number in decimal digits.
 type Call = u32;
 
-/// A connection, by its place in the list.
+/// Index of a connection in [`World::wires`].
 type WireId = usize;
 
 type Machine = Peer<Call, WireId>;
 
-/// The bytes that a socket takes before it blocks.
+/// Number of bytes that a socket accepts before it blocks.
 const SOCKET_BYTES: usize = 96;
 
-/// One step.
+/// One step of the simulation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Event {
-    /// A side calls the other. `twice`: a test's fault sends the request twice.
+    /// A side calls the other. `twice`: an injected fault duplicates the request.
     Call {
         side: usize,
         twice: bool,
@@ -51,28 +51,28 @@ pub(super) enum Event {
         wire: WireId,
         to: usize,
     },
-    /// A thread takes the decoder.
+    /// A thread takes the decoder to read.
     BeginRead {
         side: usize,
         reads: bool,
     },
-    /// It has read what had arrived.
+    /// The thread has read the bytes that had arrived.
     EndRead {
         side: usize,
     },
-    /// A thread writes the batch that it was given.
+    /// A thread writes the batch that the machine gave it.
     Write {
         side: usize,
     },
-    /// The socket takes bytes again.
+    /// The socket accepts bytes again.
     Writable {
         side: usize,
     },
-    /// What waits for more to leave with it is sent.
+    /// The collected output is sent.
     Flush {
         side: usize,
     },
-    /// A caller borrows the connection from the poller, and gives it back.
+    /// A caller borrows the connection from the poller.
     Lend {
         side: usize,
     },
@@ -91,15 +91,15 @@ pub(super) enum Event {
     Expire {
         side: usize,
     },
-    /// The network breaks a connection; what was on its way is lost.
+    /// The network breaks a connection. Bytes in flight are lost.
     Break {
         wire: WireId,
     },
-    /// The process ends without a farewell and comes back.
+    /// The process dies without a Goodbye and restarts.
     Restart {
         side: usize,
     },
-    /// The agent shuts down in order.
+    /// The agent shuts down with a Goodbye.
     ShutDown {
         side: usize,
     },
@@ -110,7 +110,7 @@ pub(super) enum Event {
 }
 
 impl Event {
-    /// Whether the network or a process fails. All else happens by itself, sooner or later.
+    /// Whether the event is a fault or an expiry; all other events happen in every complete history.
     pub(super) fn is_fault(self) -> bool {
         matches!(
             self,
@@ -123,7 +123,7 @@ impl Event {
     }
 }
 
-/// How often what may still happen.
+/// How many calls and faults may still happen.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Budget {
     pub(super) calls: [u32; 2],
@@ -144,12 +144,12 @@ struct Side {
     incarnation: u64,
     attempts: Vec<u64>,
     flushes: bool,
-    /// Batches that threads have been told to write: of the present connection, and of earlier ones.
+    /// Batches for threads to write, of the current connection and of earlier ones.
     writes: VecDeque<(ConnectionId, WireId, Batch)>,
     reading: Option<(ConnectionId, Box<Incoming>)>,
-    /// The connection that a caller has borrowed, and whether it also waits until that is writable.
+    /// The connection that a caller has borrowed, and whether the caller waits until the socket is writable.
     lent: Option<(ConnectionId, bool)>,
-    /// Requests that no thread has taken, and those that run.
+    /// Requests that no thread has taken yet.
     admitted: VecDeque<Request>,
     running: VecDeque<Request>,
     is_shut_down: bool,
@@ -159,21 +159,21 @@ struct Side {
 struct Wire {
     dialer: usize,
     dial: u64,
-    /// On their way to each side.
+    /// Bytes in flight to each side.
     bytes: [VecDeque<u8>; 2],
     is_closed: [bool; 2],
-    /// The network has broken it: each side will see the end in its own time.
+    /// Whether the network has broken the connection. Each side detects the end independently.
     is_broken: bool,
     /// The decoder of each side's handshake; `None` once the machine has it.
     handshakes: [Option<Incoming>; 2],
-    /// What each side's poller watches.
+    /// The interest that each side's poller has registered.
     watched: [Watch; 2],
 }
 
 #[derive(Debug, Default)]
 struct Record {
     caller: usize,
-    /// Of the calling process. A call ends with its process.
+    /// Incarnation of the calling process. A call ends with its process.
     incarnation: u64,
     twice: bool,
     executed: u32,
@@ -191,7 +191,7 @@ impl World {
         }
     }
 
-    /// What can happen next.
+    /// The events that can happen next.
     pub(super) fn events(&self) -> Vec<Event> {
         let mut events = Vec::new();
         for (side, it) in self.sides.iter().enumerate() {
@@ -362,7 +362,7 @@ impl World {
         self.check();
     }
 
-    /// At rest nothing can happen but faults: every call of a living process has its result.
+    /// Asserts the final state, where only faults are possible: every call of a living process has a result.
     pub(super) fn check_at_rest(&self) {
         for (call, record) in &self.calls {
             let side = &self.sides[record.caller];
@@ -395,7 +395,7 @@ impl World {
         self.calls.values().map(|record| record.executed).collect()
     }
 
-    /// What always holds.
+    /// Asserts the invariants.
     fn check(&self) {
         for (call, record) in &self.calls {
             let most = if record.twice { 2 } else { 1 };
@@ -413,7 +413,7 @@ impl World {
         }
     }
 
-    /// Gives an input to a side's machine, and carries out what follows.
+    /// Gives an input to a side's machine and carries out the effects.
     fn input<R>(
         &mut self,
         side: usize,
@@ -439,7 +439,7 @@ impl World {
                     it.writes.push_back((connection, socket, batch));
                 }
                 Effect::SendSoon => {
-                    assert!(!it.flushes, "told twice");
+                    assert!(!it.flushes, "a second flush was requested");
                     it.flushes = true;
                 }
                 Effect::Complete { call, result } => {
@@ -488,7 +488,7 @@ impl World {
         });
     }
 
-    /// The borrowing caller waits again.
+    /// The borrowing caller starts to wait again.
     fn wait_on_loan(&mut self, side: usize) {
         if let Some((connection, _)) = self.sides[side].lent {
             let for_output = self.input(side, |machine, _| machine.waits_for_output(connection));
@@ -532,7 +532,7 @@ impl World {
         });
     }
 
-    /// The acceptor's side of a handshake.
+    /// Runs the acceptor's side of a handshake.
     fn accept(&mut self, wire: WireId, side: usize) {
         let mut decoder = self.wires[wire].handshakes[side]
             .take()
@@ -563,7 +563,7 @@ impl World {
         }
     }
 
-    /// The dialer's side of a handshake.
+    /// Runs the dialer's side of a handshake.
     fn hear(&mut self, wire: WireId, side: usize) {
         let (now, dial) = (self.now, self.wires[wire].dial);
         let mut decoder = self.wires[wire].handshakes[side]
@@ -602,7 +602,7 @@ impl World {
         let (connection, mut decoder) = self.sides[side].reading.take().expect("reading");
         let wire = match self.sides[side].machine.connection() {
             Some((current, wire)) if current == connection => *wire,
-            // It has ended meanwhile.
+            // The connection has ended since the read began.
             _ => return,
         };
         let messages = self.receive(wire, side, &mut decoder);
@@ -624,7 +624,7 @@ impl World {
         self.sides[side].reading = again.map(|decoder| (connection, decoder));
     }
 
-    /// Writes as much as the socket takes.
+    /// Writes as many bytes as the socket accepts.
     fn write(&mut self, side: usize) {
         let (connection, wire, mut batch) = self.sides[side].writes.pop_front().expect("a batch");
         let it = &mut self.wires[wire];
@@ -640,7 +640,7 @@ impl World {
         });
     }
 
-    /// All messages in the bytes that have arrived.
+    /// Decodes all messages in the bytes that have arrived.
     fn receive(&mut self, wire: WireId, side: usize, decoder: &mut Incoming) -> Vec<Message> {
         let mut bytes: Vec<u8> = self.wires[wire].bytes[side].drain(..).collect();
         let mut inbox = Inbox(Vec::new());
@@ -697,7 +697,7 @@ impl Side {
     }
 }
 
-/// Takes bytes up to a limit.
+/// A writer that accepts bytes up to a limit.
 struct Socket<'a>(&'a mut VecDeque<u8>);
 
 impl Write for Socket<'_> {

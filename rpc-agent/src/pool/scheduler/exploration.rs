@@ -1,12 +1,12 @@
-//! Every state that a small pool can reach: threads step in every order, and wake-ups arrive late.
+//! Explores every state that a small pool can reach: threads step in every order, and wake-ups arrive late.
 //!
-//! Invariants: [`World::check`]. A state that breaks one is reported with the steps that lead to it.
+//! [`World::check`] asserts the invariants. A failure shows the steps that lead to the state.
 
 use std::collections::HashMap;
 
 use super::*;
 
-/// What is left to happen from outside.
+/// How many external events may still happen.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Budget {
     are_slow: bool,
@@ -18,7 +18,7 @@ struct Budget {
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum At {
-    /// Is about to ask what is next.
+    /// The thread is about to ask for its next step.
     Ready,
     Looks,
     Polls,
@@ -34,7 +34,7 @@ enum SleepOrder {
     Standby,
 }
 
-/// A pool, and the wake-ups that are on their way.
+/// A pool, and the wake-ups in flight.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct World {
     scheduler: Scheduler<(), ()>,
@@ -60,7 +60,7 @@ impl World {
         world
     }
 
-    /// Adds the scheduler's effects to those that are on their way.
+    /// Adds the scheduler's effects to the wake-ups in flight.
     fn collect_effects(&mut self) {
         let effects = self.scheduler.take_effects();
         let spawned = effects.spawn.clone().count() as u64;
@@ -68,14 +68,14 @@ impl World {
             let limit = self.scheduler.busy().max(self.scheduler.threads_max) + 1;
             assert!(
                 self.scheduler.threads <= limit,
-                "more threads than may be: {self:?}"
+                "more threads than allowed: {self:?}"
             );
         }
         self.wakes.wake_idle += effects.wake_idle;
         self.wakes.wake_standby |= effects.wake_standby;
         self.wakes.wake_poller |= effects.wake_poller;
         self.wakes.spawn.end += spawned;
-        // The numbers of threads distinguish no states, nor does a wake-up more than there are sleepers.
+        // Normalize the state: thread numbers and more wake-ups than sleepers make no difference.
         self.scheduler.threads_begun = 0;
         self.wakes.wake_idle = self.wakes.wake_idle.min(self.threads.len());
         self.threads.sort();
@@ -89,7 +89,7 @@ impl World {
         }
     }
 
-    /// All states that one step leads to, with the step's name.
+    /// All states that are one step away, with the name of the step.
     fn successors(&self) -> Vec<(String, Self)> {
         let mut successors = Vec::new();
         let mut step = |name: String, change: &dyn Fn(&mut Self)| {
@@ -180,7 +180,7 @@ impl World {
             step("a stop".to_owned(), &|world| {
                 world.budget.stops -= 1;
                 world.scheduler.stop();
-                // As the pool does, it wakes all.
+                // Like the pool, wake all threads.
                 for index in 0..world.threads.len() {
                     if matches!(world.threads[index].0, At::Sleeps(_)) {
                         world.wake(index, false);
@@ -192,7 +192,7 @@ impl World {
         successors
     }
 
-    /// The wake-ups that are on their way arrive.
+    /// Adds the arrivals of the wake-ups in flight to the steps.
     fn wake_ups(&self, step: &mut impl FnMut(String, &dyn Fn(&mut Self))) {
         let sleeper = |world: &Self, is_meant: fn(SleepOrder) -> bool| {
             world
@@ -234,7 +234,7 @@ impl World {
         let (at, thread) = &mut self.threads[index];
         let next = self.scheduler.next(thread);
         if matches!(next, Next::Sleep(_)) && self.scheduler.has_effects() {
-            // Carries them out first, and asks again.
+            // The thread carries out the effects first, then asks again.
             return;
         }
         *at = match next {
@@ -291,19 +291,19 @@ impl World {
         let slow = scheduler.requests.iter().filter(|queued| queued.is_slow);
         assert_eq!(scheduler.slow_queued, slow.count());
         if scheduler.stage == Stage::Stopping {
-            assert_eq!(sleeping, 0, "a thread sleeps through the stop");
+            assert_eq!(sleeping, 0, "a thread sleeps during the stop");
         }
         if scheduler.has_task() {
-            assert!(self.is_any_awake(), "nobody comes for a task");
+            assert!(self.is_any_awake(), "no thread is available for a task");
         }
         if scheduler.is_watched() {
             let ticking = Standby::Watching;
             assert_eq!(scheduler.standby, ticking);
-            assert!(scheduler.idle > 0, "nobody watches");
+            assert!(scheduler.idle > 0, "no idle thread can watch");
         }
     }
 
-    /// Whether a thread is awake and free, or will be without anything from outside.
+    /// Whether a thread is awake and free, or will become so without external events.
     fn is_any_awake(&self) -> bool {
         let wakes = &self.wakes;
         let idle = self.count(|at| *at == At::Sleeps(SleepOrder::Idle));
@@ -317,7 +317,7 @@ impl World {
     }
 }
 
-/// Visits all states, and returns how many there are and in how many of them all threads have ended.
+/// Visits all states. Returns the number of states, and the number of states in which all threads have ended.
 fn explore(start: World) -> (usize, usize) {
     let mut seen = HashMap::from([(start.clone(), 0)]);
     let mut states = vec![(start, 0, "the start".to_owned())];
@@ -343,10 +343,7 @@ fn explore(start: World) -> (usize, usize) {
             ended += 1;
         } else {
             let is_done = !world.scheduler.has_task();
-            assert!(
-                is_done || !successors.is_empty(),
-                "no thread can go on: {world:#?}"
-            );
+            assert!(is_done || !successors.is_empty(), "deadlock: {world:#?}");
         }
         for (name, successor) in successors {
             if !seen.contains_key(&successor) {

@@ -1,4 +1,4 @@
-//! Each decision of the scheduler by hand.
+//! Unit tests of the scheduler's decisions.
 
 use super::*;
 
@@ -9,7 +9,7 @@ struct Pool {
     epoch: Instant,
 }
 
-/// A pool whose first thread polls, and whose second one is the standby thread and ticks.
+/// A pool with two threads: the first one polls, the second one is the standby thread and ticks.
 fn running(handlers_max: usize, threads_max: usize) -> (Pool, Thread, Thread) {
     let epoch = Instant::now();
     let mut scheduler = Scheduler::new(handlers_max, threads_max, epoch);
@@ -29,7 +29,7 @@ impl Pool {
         self.scheduler.next(thread)
     }
 
-    /// A thread has polled and found requests, whose names say which are slow.
+    /// The thread has polled and found requests. A name that starts with `slow` marks a slow one.
     fn found(&mut self, thread: &mut Thread, names: &[&'static str]) {
         let batch = self.queued(names);
         self.scheduler.polled(thread, batch, self.epoch);
@@ -55,14 +55,14 @@ impl Pool {
             .expect("not stopped");
     }
 
-    /// The standby thread has slept for a tick and looks, so long after everything else.
+    /// The standby thread wakes from a tick and looks, `after` the start of the test.
     fn tick(&mut self, standby: &mut Thread, after: Duration, look: Look) {
         standby.woke(true);
         assert_eq!(self.next(standby), Next::Look);
         self.scheduler.looked(standby, look, self.epoch + after);
     }
 
-    /// The standby thread is called to a task, and looks once more before.
+    /// The standby thread is woken for a task. It looks once more before it takes the task.
     fn call_standby(&mut self, standby: &mut Thread) {
         standby.woke(false);
         if standby.0 == (Phase::Ticks { quiet_ticks: 0 }) {
@@ -76,7 +76,7 @@ impl Pool {
         self.scheduler.looked(standby, Look::default(), self.epoch);
     }
 
-    /// Another thread with nothing to do.
+    /// Adds an idle thread.
     fn add_idle(&mut self) -> Thread {
         self.scheduler.spawn(1);
         self.scheduler.take_effects();
@@ -126,7 +126,7 @@ fn put_to_sleep(pool: &mut Pool, standby: &mut Thread) {
 }
 
 #[test]
-fn a_thread_runs_what_it_polled_and_wakes_no_other() {
+fn a_thread_runs_the_requests_it_polled_and_wakes_no_other() {
     let (mut pool, mut polling, _standby) = running(4, 8);
     pool.found(&mut polling, &["a"]);
     assert_eq!(pool.next(&mut polling), Next::Run("a"));
@@ -160,12 +160,12 @@ fn a_thread_that_runs_a_request_wakes_a_sleeping_standby_thread() {
 }
 
 #[test]
-fn a_thread_that_runs_a_request_starts_another_if_none_rests() {
+fn a_thread_that_runs_a_request_starts_another_if_none_is_idle() {
     let (mut pool, mut polling, mut standby) = running(4, 8);
     pool.found(&mut polling, &["a", "b", "c"]);
     assert_eq!(pool.next(&mut polling), Next::Run("a"));
     pool.tick(&mut standby, STALE, Look::default());
-    // Of the two that are left it takes one itself.
+    // The standby thread takes one of the two queued requests itself.
     pool.look(&mut standby);
     assert_eq!(pool.effects(), NO_EFFECTS);
     assert_eq!(pool.next(&mut standby), Next::Run("b"));
@@ -173,7 +173,7 @@ fn a_thread_that_runs_a_request_starts_another_if_none_rests() {
 }
 
 #[test]
-fn the_standby_thread_takes_over_a_poller_that_is_stale_but_no_sooner() {
+fn the_standby_thread_takes_over_polling_only_when_it_is_stale() {
     let (mut pool, mut polling, mut standby) = running(4, 8);
     pool.found(&mut polling, &["a"]);
     assert_eq!(pool.next(&mut polling), Next::Run("a"));
@@ -185,7 +185,7 @@ fn the_standby_thread_takes_over_a_poller_that_is_stale_but_no_sooner() {
     assert_eq!(pool.next(&mut standby), Next::Sleep(Sleep::Tick));
     pool.tick(&mut standby, STALE, Look::default());
     assert!(!pool.scheduler.is_watched());
-    // Its last look sends what relied on it.
+    // The last look sends output that relied on this thread.
     pool.look(&mut standby);
     assert_eq!(pool.next(&mut standby), Next::Poll);
 }
@@ -210,7 +210,8 @@ fn a_standby_thread_that_takes_over_stale_requests_calls_others_for_the_rest() {
     pool.found(&mut polling, &["a", "b", "c", "d"]);
     assert_eq!(pool.next(&mut polling), Next::Run("a"));
     pool.tick(&mut standby, STALE, Look::default());
-    // One for "b" itself, the idle thread for "c"; for "d" it is coming itself as far as is known.
+    // The standby thread takes \"b\". It wakes the idle thread twice: as the new standby thread, and for \"c\". It
+    // counts itself as available for \"d\", so no thread is started.
     let effects = pool.effects();
     assert_eq!((effects.wake_idle, effects.spawn), (2, 0..0));
 }
@@ -219,11 +220,11 @@ fn a_standby_thread_that_takes_over_stale_requests_calls_others_for_the_rest() {
 fn the_standby_thread_sleeps_after_quiet_ticks_and_a_last_look() {
     let (mut pool, _polling, mut standby) = running(4, 8);
     put_to_sleep(&mut pool, &mut standby);
-    // Woken without a reason it sleeps on.
+    // Without a task the woken thread sleeps again.
     standby.woke(false);
     assert_eq!(pool.next(&mut standby), Next::Sleep(Sleep::Standby));
     assert!(pool.scheduler.watch());
-    assert!(!pool.scheduler.watch(), "once is enough");
+    assert!(!pool.scheduler.watch(), "a second wake-up is not needed");
     standby.woke(false);
     assert_eq!(pool.next(&mut standby), Next::Sleep(Sleep::Tick));
 }
@@ -239,7 +240,7 @@ fn output_keeps_the_standby_thread_awake() {
         pool.tick(&mut standby, Duration::ZERO, collected);
         assert_eq!(pool.next(&mut standby), Next::Sleep(Sleep::Tick));
     }
-    // Also what it finds in its last look.
+    // Output found in the last look has the same effect.
     for _ in 0..QUIET_TICKS_MAX {
         pool.tick(&mut standby, Duration::ZERO, Look::default());
         let _ = pool.next(&mut standby);
@@ -255,7 +256,7 @@ fn output_keeps_the_standby_thread_awake() {
 }
 
 #[test]
-fn a_task_that_is_left_behind_during_the_last_look_keeps_the_standby_thread_awake() {
+fn a_task_left_during_the_last_look_keeps_the_standby_thread_awake() {
     let (mut pool, mut polling, mut standby) = running(4, 8);
     for _ in 0..QUIET_TICKS_MAX {
         pool.tick(&mut standby, Duration::ZERO, Look::default());
@@ -276,7 +277,7 @@ fn a_callback_wakes_an_idle_thread_or_the_standby_thread_or_starts_one() {
     pool.call_back(1);
     assert_eq!(pool.effects(), woken(1, false));
     pool.call_back(2);
-    // The only other thread that sleeps is the standby thread.
+    // The standby thread is the only other sleeping thread.
     assert_eq!(pool.effects(), woken(1, true));
     pool.call_back(3);
     assert_eq!(pool.effects(), spawned(4..5));
@@ -304,7 +305,7 @@ fn slow_requests_get_a_thread_each_up_to_the_limit() {
         &mut polling,
         &["slow 1", "b", "slow 2", "slow 3", "slow 4", "slow 5"],
     );
-    // The standby thread is woken, the thread that polled comes itself.
+    // The standby thread is woken. The polling thread takes a request itself.
     let effects = pool.effects();
     assert_eq!((effects.wake_idle, effects.wake_standby), (1, true));
     assert_eq!(effects.spawn, 3..4, "three in all: handlers_max");
@@ -325,13 +326,13 @@ fn the_poller_is_woken_when_no_thread_may_be_started() {
     pool.submit(&["a"]);
     assert_eq!(pool.effects(), NO_EFFECTS, "it cannot run yet");
     pool.scheduler.enter_wait(Task::Callback);
-    // It is refused, by the thread that polls.
+    // The polling thread refuses the request.
     let effects = pool.effects();
     assert_eq!((effects.wake_poller, effects.spawn), (true, 0..0));
 }
 
 #[test]
-fn no_more_requests_run_at_a_time_than_may_but_callbacks_do() {
+fn the_limit_of_concurrent_requests_does_not_apply_to_callbacks() {
     let (mut pool, mut polling, mut standby) = running(1, 8);
     pool.found(&mut polling, &["a", "b"]);
     assert_eq!(pool.next(&mut polling), Next::Run("a"));
@@ -345,7 +346,7 @@ fn no_more_requests_run_at_a_time_than_may_but_callbacks_do() {
 }
 
 #[test]
-fn another_thread_takes_the_place_of_one_that_waits() {
+fn another_thread_replaces_one_that_waits() {
     let (mut pool, mut polling, mut standby) = running(1, 8);
     pool.found(&mut polling, &["a", "b"]);
     assert_eq!(pool.next(&mut polling), Next::Run("a"));
@@ -382,7 +383,7 @@ fn one_callback_at_a_time_runs_beyond_the_limit() {
     pool.effects();
     pool.call_standby(&mut standby);
     assert_eq!(pool.next(&mut standby), Next::CallBack(1));
-    // Another thread for the sockets.
+    // Another thread starts to poll the sockets.
     assert_eq!(pool.effects(), spawned(3..4));
     let mut third = Thread::new();
     assert_eq!(pool.next(&mut third), Next::Poll);
@@ -408,8 +409,8 @@ fn the_poller_is_woken_to_refuse_a_request_while_a_callback_runs_beyond_the_limi
     pool.scheduler.returned(&mut standby);
     pool.call_back(2);
     pool.submit(&["b"]);
-    assert_eq!(pool.effects(), NO_EFFECTS, "a thread is coming");
-    // But it takes the callback only.
+    assert_eq!(pool.effects(), NO_EFFECTS, "a thread is on its way");
+    // The standby thread takes the callback but no request.
     assert_eq!(pool.next(&mut standby), Next::CallBack(2));
     assert!(pool.effects().wake_poller);
 }
@@ -420,7 +421,7 @@ fn an_idle_thread_ends_unless_it_is_one_of_the_last_two() {
     let (mut third, mut fourth) = (pool.add_idle(), pool.add_idle());
     third.woke(true);
     assert_eq!(pool.next(&mut third), Next::End);
-    // Not one that is wanted.
+    // A thread that is wanted for a task does not end.
     pool.call_back(1);
     fourth.woke(true);
     assert_eq!(pool.next(&mut fourth), Next::CallBack(1));
@@ -455,7 +456,7 @@ fn a_stop_drops_requests_and_ends_threads_after_the_callbacks() {
     assert_eq!(pool.next(&mut polling), Next::CallBack(1));
     pool.call_standby(&mut standby);
     assert_eq!(pool.next(&mut standby), Next::End);
-    // The callback waits for another one: a thread is started for it.
+    // The running callback waits for another callback, so a thread is started for that one.
     pool.effects();
     pool.scheduler.enter_wait(Task::Callback);
     pool.call_back(2);
@@ -476,7 +477,7 @@ fn a_stop_drops_requests_and_ends_threads_after_the_callbacks() {
 }
 
 #[test]
-fn what_is_queued_before_the_start_waits_for_it() {
+fn tasks_queued_before_the_start_run_after_it() {
     let epoch = Instant::now();
     let mut scheduler = Scheduler::<u32, u32>::new(1, 1, epoch);
     scheduler

@@ -1,5 +1,4 @@
-//! Model tests of waiting for all pending operations:
-//! `RUSTFLAGS='--cfg shuttle' cargo test --lib shuttle`.
+//! Model tests of the wait for all pending operations: `RUSTFLAGS='--cfg shuttle' cargo test --lib shuttle`.
 
 use c10d_socket::Deadline;
 
@@ -14,7 +13,7 @@ fn a_wait_ends_with_the_last_of_nested_operations_under_shuttle() {
         let ending = thread::spawn({
             let activity = Arc::clone(&activity);
             move || {
-                // The call causes a callback on another thread.
+                // The call triggers a callback on another thread.
                 activity.begin();
                 let calling_back = thread::spawn({
                     let activity = Arc::clone(&activity);

@@ -8,36 +8,36 @@ use std::thread::{self, JoinHandle};
 
 /// Forwards connections to one listener. Dropping it cuts all of them.
 #[derive(Debug)]
-pub(crate) struct MiddleMan {
+pub(crate) struct Proxy {
     port: u16,
     shared: Arc<Shared>,
-    accepting: Option<JoinHandle<()>>,
+    acceptor: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug, Default)]
 struct Shared {
-    /// Both sides of the connections so far.
+    /// Both sockets of each forwarded connection.
     sockets: Mutex<Vec<TcpStream>>,
-    /// How many bytes of the dialing sides may still pass.
+    /// How many more bytes may pass from the dialers to the listener; `None` for no limit.
     allowance: Mutex<Option<u64>>,
-    allowance_is_used: Condvar,
+    allowance_changed: Condvar,
     is_ended: AtomicBool,
 }
 
-impl MiddleMan {
-    /// Passes on to `target` whatever dials [`MiddleMan::port`].
+impl Proxy {
+    /// Listens on [`Proxy::port`] and forwards connections to `target`.
     pub(crate) fn start(target: SocketAddr) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
         let shared = Arc::new(Shared::default());
-        let accepting = thread::spawn({
+        let acceptor = thread::spawn({
             let shared = Arc::clone(&shared);
             move || accept(&listener, target, &shared)
         });
         Self {
             port,
             shared,
-            accepting: Some(accepting),
+            acceptor: Some(acceptor),
         }
     }
 
@@ -45,101 +45,101 @@ impl MiddleMan {
         self.port
     }
 
-    /// Ends the connections that there are. Later ones are passed on again.
+    /// Closes all connections. Later connections are forwarded again.
     pub(crate) fn cut(&self) {
         for socket in lock(&self.shared.sockets).drain(..) {
             let _ = socket.shutdown(Shutdown::Both);
         }
     }
 
-    /// From now on lets only so many more bytes through to the listener, and takes no others in.
+    /// Forwards only `bytes` more bytes to the listener, then stops reading from the dialers.
     pub(crate) fn allow(&self, bytes: u64) {
         *lock(&self.shared.allowance) = Some(bytes);
     }
 
-    /// Waits until all bytes that are allowed have passed.
+    /// Waits until the allowed bytes have been forwarded.
     pub(crate) fn await_allowance_used(&self) {
         let mut allowance = lock(&self.shared.allowance);
         while *allowance != Some(0) {
             allowance = self
                 .shared
-                .allowance_is_used
+                .allowance_changed
                 .wait(allowance)
                 .unwrap_or_else(PoisonError::into_inner);
         }
     }
 
-    /// Lets everything through again on later connections.
+    /// Closes all connections and removes the limit for later ones.
     pub(crate) fn cut_and_allow_all(&self) {
         self.cut();
         *lock(&self.shared.allowance) = None;
     }
 }
 
-impl Drop for MiddleMan {
+impl Drop for Proxy {
     fn drop(&mut self) {
         self.shared.is_ended.store(true, Ordering::SeqCst);
-        // Wakes the one who accepts.
+        // Wakes the acceptor thread.
         let _ = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port));
         self.cut();
-        if let Some(accepting) = self.accepting.take() {
-            let _ = accepting.join();
+        if let Some(acceptor) = self.acceptor.take() {
+            let _ = acceptor.join();
         }
     }
 }
 
 fn accept(listener: &TcpListener, target: SocketAddr, shared: &Arc<Shared>) {
-    let mut passing = Vec::new();
+    let mut forwarding = Vec::new();
     loop {
         let (near, _) = listener.accept().unwrap();
         if shared.is_ended.load(Ordering::SeqCst) {
             break;
         }
-        // With the listener gone, the one who dials finds its connection closed.
+        // Without a listener at the target, the dialer's connection is closed.
         let Ok(far) = TcpStream::connect(target) else {
             continue;
         };
         let clone = |socket: &TcpStream| socket.try_clone().unwrap();
         lock(&shared.sockets).extend([clone(&near), clone(&far)]);
         let (to_far, to_near) = ((clone(&near), clone(&far)), (far, near));
-        passing.push(thread::spawn({
+        forwarding.push(thread::spawn({
             let shared = Arc::clone(shared);
-            move || pass(to_far.0, to_far.1, Some(&shared))
+            move || forward(to_far.0, to_far.1, Some(&shared))
         }));
-        passing.push(thread::spawn(move || pass(to_near.0, to_near.1, None)));
+        forwarding.push(thread::spawn(move || forward(to_near.0, to_near.1, None)));
     }
     for socket in lock(&shared.sockets).drain(..) {
         let _ = socket.shutdown(Shutdown::Both);
     }
-    for thread in passing {
+    for thread in forwarding {
         let _ = thread.join();
     }
 }
 
-fn pass(mut from: TcpStream, mut to: TcpStream, limits: Option<&Shared>) {
+fn forward(mut from: TcpStream, mut to: TcpStream, limits: Option<&Shared>) {
     let mut buffer = vec![0; 64 << 10];
     loop {
         let mut count = match from.read(&mut buffer) {
             Ok(0) | Err(_) => break,
             Ok(count) => count,
         };
-        let mut is_held_up = false;
+        let mut is_limit_reached = false;
         if let Some(shared) = limits
             && let Some(left) = &mut *lock(&shared.allowance)
         {
-            let passes = count.min(usize::try_from(*left).unwrap_or(usize::MAX));
-            *left -= passes as u64;
-            is_held_up = passes < count;
-            count = passes;
+            let allowed = count.min(usize::try_from(*left).unwrap_or(usize::MAX));
+            *left -= allowed as u64;
+            is_limit_reached = allowed < count;
+            count = allowed;
         }
         if to.write_all(&buffer[..count]).is_err() {
             break;
         }
         if let Some(shared) = limits {
-            shared.allowance_is_used.notify_all();
+            shared.allowance_changed.notify_all();
         }
-        if is_held_up {
-            // The rest never arrives, and the connection stays as it is until it is cut.
+        if is_limit_reached {
+            // The connection stays open without forwarding until the test cuts it.
             return;
         }
     }
