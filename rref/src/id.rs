@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn names_for_one_worker_follow_each_other_and_are_no_other_workers() {
+    fn ids_for_one_worker_are_consecutive_and_differ_from_those_for_others() {
         let [me, one, two] = [3, 1, 2].map(|id| WorkerId::new(id).unwrap());
         let mut mint = Mint::new(me, 77);
         let first = [mint.fork(one), mint.fork(two)].map(|fork| fork.0.local_id);
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_known_for_given_or_for_one_of_another() {
+    fn only_unassigned_ids_of_this_process_are_unissued() {
         let [me, other] = [3, 1].map(|id| WorkerId::new(id).unwrap());
         let mut mint = Mint::new(me, 77);
         let first = mint.fork(other).0;
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restarted_process_gives_no_name_of_its_predecessor() {
+    fn a_restarted_process_reuses_no_ids() {
         let worker = WorkerId::new(3).unwrap();
         assert_ne!(
             Mint::new(worker, 1).rref(worker),

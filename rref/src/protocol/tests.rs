@@ -83,7 +83,7 @@ fn carries_bytes(message: &Message) -> bool {
 
 proptest! {
     #[test]
-    fn messages_come_back_unchanged_and_only_as_a_whole(any in message(), incarnation: u64) {
+    fn messages_survive_encoding_and_no_prefix_decodes(any in message(), incarnation: u64) {
         let bytes = Bytes::from(any.encode(incarnation));
         prop_assert_eq!(Message::decode(&bytes), Ok((incarnation, any.clone())));
         if !carries_bytes(&any) {
@@ -96,7 +96,7 @@ proptest! {
     }
 
     #[test]
-    fn answers_come_back_unchanged_and_only_as_a_whole(any in answer(), incarnation: u64) {
+    fn answers_survive_encoding_and_no_prefix_decodes(any in answer(), incarnation: u64) {
         let bytes = any.encode(incarnation);
         prop_assert_eq!(Answer::decode(&bytes), Ok((incarnation, any)));
         for end in 0..bytes.len() {
@@ -105,7 +105,7 @@ proptest! {
     }
 
     #[test]
-    fn fork_data_is_taken_from_the_begin_of_more_bytes(
+    fn fork_data_decodes_from_the_start_of_longer_input(
         owner in id(), rref in rref(), fork in fork(), type_name in text(), after: Vec<u8>
     ) {
         let data = ForkData {
@@ -120,7 +120,7 @@ proptest! {
     }
 
     #[test]
-    fn random_bytes_do_no_harm(kind in 0..11_u8, bytes: Vec<u8>) {
+    fn random_bytes_do_not_panic(kind in 0..11_u8, bytes: Vec<u8>) {
         let bytes = [&[VERSION, kind][..], &bytes].concat();
         let _ = Answer::decode(&bytes);
         let _ = ForkData::decode(&mut &bytes[..]);
@@ -208,7 +208,7 @@ proptest! {
 
 proptest! {
     #[test]
-    fn a_name_and_its_arguments_come_back_unchanged(name in "\\PC{0,60}", arguments: Vec<u8>) {
+    fn a_name_and_its_arguments_survive_encoding(name in "\\PC{0,60}", arguments: Vec<u8>) {
         let mut bytes = Vec::new();
         join_name(&name, &mut bytes).unwrap();
         let named = bytes.len();
@@ -221,7 +221,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_a_name_and_arguments_or_none(bytes: Vec<u8>) {
+    fn any_bytes_split_into_a_name_and_arguments_or_fail(bytes: Vec<u8>) {
         let bytes = Bytes::from(bytes);
         if let Some((name, arguments)) = split_name(&bytes) {
             let mut joined = Vec::new();
@@ -249,7 +249,7 @@ fn the_longest_name_fits_and_a_longer_one_is_refused_and_leaves_no_bytes() {
 }
 
 #[test]
-fn a_name_that_is_no_utf_8_or_longer_than_the_request_is_none() {
+fn an_invalid_name_is_refused() {
     for bytes in [
         &b""[..],
         b"\x01",

@@ -1,5 +1,4 @@
-//! Several agents in one process, side by side and one after the other: they have nothing in common, and
-//! nothing of an ended one is kept.
+//! Several agents in one process, concurrent and consecutive: they share nothing, and an ended agent is freed.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
@@ -15,7 +14,7 @@ use crate::common::{
     shut_down, until, until_empty,
 };
 
-/// All that can be asked of a reference after the end of its agent.
+/// Asserts that every operation on the references fails after the end of their agent.
 #[track_caller]
 fn assert_ended(numbers: &[&RRef<i64>], rrefs: &RRefs) {
     for number in numbers {
@@ -64,7 +63,7 @@ fn assert_ended(numbers: &[&RRef<i64>], rrefs: &RRefs) {
     assert!(matches!(rrefs.rref(1_i64), Err(RRefError::Shutdown)));
 }
 
-/// Makes references of all kinds, uses them, and drops them.
+/// Creates references of all kinds, uses them, and drops them.
 #[track_caller]
 fn use_references(workers: &[Worker]) {
     let rrefs = &workers[0].rrefs;
@@ -104,11 +103,11 @@ fn groups_with_the_same_names_in_one_process_are_independent() {
     assert_eq!(
         in_a.to_string(),
         in_b.to_string(),
-        "both are the first of their groups"
+        "both are the first references of their groups"
     );
     assert_ne!(in_a, in_b);
 
-    // The one's have no way through the other, in any direction, and nothing is left of the attempt.
+    // Each group refuses the references of the other one, in both directions, and the attempts leave no entry.
     for (foreign, worker) in [
         (&in_a, &b[0]),
         (&in_a, &b[1]),
@@ -134,12 +133,12 @@ fn groups_with_the_same_names_in_one_process_are_independent() {
     );
     drop(mixed);
 
-    // The end of the one is none of the other's.
+    // The shutdown of one group does not affect the other one.
     let reports = shut_down(&a);
     assert_eq!(reports[1].values.len(), 1);
     assert_eq!((count(&alive_a), count(&alive_b)), (0, 1));
     use_references(&b);
-    until("its own value is left", || {
+    until("only the own value is left", || {
         b[1].rrefs.sizes().unwrap().forks == 1
     });
     let ready = in_a.wait_ready(Some(PATIENCE));
@@ -153,7 +152,7 @@ fn groups_with_the_same_names_in_one_process_are_independent() {
     in_b.wait_ready(Some(PATIENCE)).unwrap();
     drop(in_b);
     until_empty(&b);
-    // It has left the tables before it is freed.
+    // The value leaves the tables before it is freed.
     until("its value is freed", || count(&alive_b) == 0);
     shut_down(&b);
 }
@@ -168,11 +167,7 @@ fn a_second_group_works_after_the_first_and_old_references_stay_shut_down() {
     let second = group(2);
     let new: RRef<i64> = second[0].rrefs.remote("worker1", "number", 2_i64).unwrap();
     new.wait_ready(Some(PATIENCE)).unwrap();
-    assert_eq!(
-        new.to_string(),
-        old.to_string(),
-        "the counts are the process's no more"
-    );
+    assert_eq!(new.to_string(), old.to_string(), "the ids start anew");
     assert_ne!(new.id(), old.id());
     assert_ended(&[&old], &first[0].rrefs);
     let called = second[0].rrefs.call::<_, i64>("worker1", "read", &old);
@@ -180,7 +175,7 @@ fn a_second_group_works_after_the_first_and_old_references_stay_shut_down() {
         matches!(called, Err(RRefError::Foreign { .. })),
         "{called:?}"
     );
-    // Deletions are sent again: PyTorch's second group sends none.
+    // The second group sends deletions. (PyTorch's second group sends none.)
     use_references(&second);
     drop(old);
     assert_eq!(new.to_here(Some(PATIENCE)).unwrap(), 2);
@@ -215,7 +210,7 @@ fn references_fail_after_leaving_while_the_agents_run() {
     user.wait_ready(Some(PATIENCE)).unwrap();
     workers[0].rrefs.leave(Some(PATIENCE)).unwrap();
     assert_ended(&[&user], &workers[0].rrefs);
-    // The other worker is unaffected, and gets an error for references that it sends.
+    // The other worker still works, but gets an error for references that it sends.
     let own = workers[1].rrefs.rref(4_i64).unwrap();
     assert_eq!(own.to_here(Some(PATIENCE)).unwrap(), 4);
     let called = workers[1].rrefs.call::<_, i64>("worker0", "read", &own);
@@ -246,11 +241,11 @@ fn an_agent_that_stops_without_a_shutdown_leaves_other_agents_unchanged() {
     shut_down(&b);
 }
 
-/// A value that can hold a reference to another one.
+/// A value that can hold a reference to another value.
 #[derive(Serialize, Deserialize)]
 struct Node(Mutex<Option<RRef<Self>>>);
 
-/// A worker alone in its group, whose functions keep `kept`; one of them waits at the gate.
+/// A worker alone in its group, whose functions hold `kept`. One of the functions waits at the gate.
 fn worker_that_keeps(kept: &Arc<()>, gate: &Arc<Gate>) -> Worker {
     let mut registry = Registry::new();
     let (kept, gate) = (Arc::clone(kept), Arc::clone(gate));
@@ -258,13 +253,13 @@ fn worker_that_keeps(kept: &Arc<()>, gate: &Arc<Gate>) -> Worker {
         let also = Arc::clone(&kept);
         functions
             .register("node", move |_, next: Option<RRef<Node>>| {
-                assert!(Arc::strong_count(&kept) > 1, "the test has it, too");
+                assert!(Arc::strong_count(&kept) > 1, "the test holds it as well");
                 Ok(Node(Mutex::new(next)))
             })
             .unwrap();
         functions
             .register_method("point", move |_, node: &Node, next: RRef<Node>| {
-                assert!(Arc::strong_count(&also) > 1, "the test has it, too");
+                assert!(Arc::strong_count(&also) > 1, "the test holds it as well");
                 *node.0.lock().unwrap() = Some(next);
                 Ok(())
             })
@@ -286,14 +281,15 @@ fn worker_that_keeps(kept: &Arc<()>, gate: &Arc<Gate>) -> Worker {
     Worker { rrefs, agent }
 }
 
-/// A chain of two, in which the first value holds the only reference to the second, and one in a circle.
+/// A chain of two nodes, where the first value holds the only reference to the second; and a node that refers to
+/// itself.
 fn nodes(rrefs: &RRefs) -> [RRef<Node>; 2] {
     let inner: RRef<Node> = rrefs.remote("solo", "node", None::<RRef<Node>>).unwrap();
     let outer: RRef<Node> = rrefs.remote("solo", "node", Some(&inner)).unwrap();
-    let circle: RRef<Node> = rrefs.remote("solo", "node", None::<RRef<Node>>).unwrap();
-    circle.rpc_sync::<_, ()>("point", &circle).unwrap();
+    let cycle: RRef<Node> = rrefs.remote("solo", "node", None::<RRef<Node>>).unwrap();
+    cycle.rpc_sync::<_, ()>("point", &cycle).unwrap();
     outer.wait_ready(Some(PATIENCE)).unwrap();
-    [outer, circle]
+    [outer, cycle]
 }
 
 #[track_caller]
@@ -312,7 +308,7 @@ fn an_agent_is_freed_after_its_shutdown_and_the_last_handle() {
     rrefs.shutdown(&agent, Some(PATIENCE)).unwrap();
     agent.shutdown(PATIENCE).unwrap();
     assert!(Arc::strong_count(&kept) > 1);
-    // In the order in which it can be least expected: the handles last.
+    // Drop in an unusual order: the handles last.
     drop(agent);
     drop(rrefs);
     drop(held);
@@ -345,7 +341,7 @@ fn an_agent_with_calls_under_way_is_freed_after_it_stops() {
     let (kept, gate) = (Arc::new(()), Gate::new());
     let Worker { rrefs, agent } = worker_that_keeps(&kept, &gate);
     let slow: RRef<i64> = rrefs.remote("solo", "slow", ()).unwrap();
-    until("its function runs", || gate.arrived() == 1);
+    until("the function runs", || gate.arrived() == 1);
     let waiting: Vec<_> = (0..4)
         .map(|_| slow.fetch(Some(PATIENCE)).unwrap())
         .collect();
@@ -361,7 +357,7 @@ fn an_agent_with_calls_under_way_is_freed_after_it_stops() {
                 "{fetched:?}"
             );
         }
-        // The end waits for what runs.
+        // Shutdown waits for the running function.
         gate.open();
         ending.join().unwrap()
     });
@@ -378,7 +374,7 @@ fn an_agent_that_was_started_with_another_registry_is_refused() {
         let error = first.rrefs.attach(second.agent.handle()).unwrap_err();
         assert!(matches!(error, RRefError::Refused(_)), "{error}");
         assert!(error.to_string().contains("another registry"), "{error}");
-        // That does not change with an agent of its own.
+        // Attaching to the right agent does not change this.
         first.rrefs.attach(first.agent.handle()).unwrap();
     }
     assert!(is_empty(&first));

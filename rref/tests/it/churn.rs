@@ -1,4 +1,4 @@
-//! Many references, one after the other and side by side: nothing stays behind.
+//! Many references, one after the other and concurrently: no entry and no memory stays behind.
 
 use std::thread;
 use std::time::Duration;
@@ -10,14 +10,14 @@ use rref::{RRef, RRefError};
 use crate::common::{Worker, group, group_with, seed, shut_down, until_empty};
 use crate::own_process::in_own_process;
 
-/// So many references live at a time, in each thread.
+/// Number of concurrent references per thread.
 const MANY_ALIVE: usize = 64;
 
-/// Few of them: each is waited for on a thread of the worker that reads it, and a worker keeps its threads
-/// for a while, which is memory too.
+/// A small number of concurrent references: each read occupies a thread of the reading worker, and idle threads use
+/// memory.
 const FEW_ALIVE: usize = 4;
 
-/// Lives of references: created, sent to a third worker, fetched there, dropped.
+/// Creates references, sends them to a third worker, which fetches their values, and drops them.
 fn churn(worker: &Worker, lives: usize, alive_max: usize) {
     let mut alive: Vec<RRef<i64>> = Vec::with_capacity(alive_max);
     let mut reads = Vec::with_capacity(alive_max);
@@ -42,7 +42,7 @@ fn churn(worker: &Worker, lives: usize, alive_max: usize) {
     }
 }
 
-/// What this process has in memory, in KiB.
+/// Resident memory of this process, in KiB.
 fn resident_kib() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("VmRSS:"));
@@ -59,7 +59,7 @@ fn live(workers: &[Worker], lives: usize, alive_max: usize) {
     until_empty(workers);
 }
 
-/// How many references live one after the other: all of them with `LONG` set, as in CI.
+/// Number of references to create: `all` with `LONG` set, as in CI; otherwise fewer.
 fn lives(all: usize) -> usize {
     match env::var_os("LONG") {
         Some(_) => all,
@@ -88,7 +88,7 @@ fn a_hundred_thousand_references_with_faults_leave_empty_tables() {
     let mut left = lives;
     let options = CallOptions::default().with_timeout(Duration::from_secs(2));
     while left > 0 {
-        // Many at a time, as a lost message holds up those that are waited for with it.
+        // Many at a time, because a lost message delays the other waits of its batch.
         let alive = left.min(2_000);
         left -= alive;
         let lives: Vec<_> = (0..alive)
@@ -106,7 +106,7 @@ fn a_hundred_thousand_references_with_faults_leave_empty_tables() {
                     assert_eq!(value, 1);
                     read += 1;
                 }
-                // Calls are not repeated, and a function that reads is one more call.
+                // Calls are not repeated, and a read is a second call.
                 Err(error @ (RRefError::Deleted { .. } | RRefError::OwnerLost { .. })) => {
                     panic!("{error}")
                 }
@@ -128,7 +128,7 @@ fn a_hundred_thousand_references_with_faults_leave_empty_tables() {
     shut_down(&workers);
 }
 
-/// Fewer references would show nothing.
+/// With fewer references, a leak would not show.
 #[test]
 #[ignore = "takes a minute in a debug build; CI runs it in a release build"]
 #[expect(clippy::print_stderr, reason = "shown when the test fails")]
@@ -137,14 +137,14 @@ fn a_hundred_thousand_references_leave_flat_memory() {
         return;
     }
     let workers = group(3);
-    // The tables and the allocator have their sizes by then.
+    // After this round, the tables and the allocator have reached their sizes.
     live(&workers, 30_000, FEW_ALIVE);
     let before = resident_kib();
     live(&workers, 100_000, FEW_ALIVE);
     let after = resident_kib();
     eprintln!("{before} KiB at first, {after} KiB later");
-    // The allocator still grows, by 1.5 to 3 MiB and less with each further round. An entry that stays behind in
-    // any table has more than 60 bytes.
+    // The allocator still grows, by 1.5 to 3 MiB in this round and less in each further one. A leaked table entry has
+    // more than 60 bytes.
     assert!(after < before + (5 << 10));
     shut_down(&workers);
 }

@@ -1,4 +1,4 @@
-//! Groups of agents in this process, with references, that meet in a shared store.
+//! Groups of agents with references in this process, over a shared store.
 
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,25 +10,25 @@ use c10d_store::{HashStore, Store};
 use rpc_agent::{Agent, AgentOptions, HandlerError, Registry, RetryOptions};
 use rref::{Functions, LeakReport, RRef, RRefOptions, RRefs};
 
-/// Far longer than any step takes; ends a test that would hang.
+/// Timeout of all waits in the tests; far longer than any step takes.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How long a program waits for a message that may be lost.
+/// Timeout of a wait for a message that may be lost.
 pub(crate) const SHORT: Duration = Duration::from_millis(400);
 
-/// The value of the tests' functions.
+/// The value type of the test functions.
 pub(crate) type List = Mutex<Vec<i64>>;
 
-/// A worker of a test.
+/// A worker of a test group.
 pub(crate) struct Worker {
     pub(crate) rrefs: RRefs,
     pub(crate) agent: Agent,
 }
 
-/// How many [`Counted`] values a test has alive, by owner of the counter.
+/// Number of living [`Counted`] values.
 pub(crate) type Alive = Arc<AtomicUsize>;
 
-/// A value that counts the living ones.
+/// A value that counts its living instances.
 pub(crate) struct Counted {
     alive: Alive,
 }
@@ -74,16 +74,22 @@ pub(crate) fn functions(fill: impl FnOnce(&mut Functions)) -> Functions {
             Ok(list.lock().unwrap().iter().sum::<i64>())
         })
         .unwrap();
-    // Uses a reference that it receives as an argument.
+    // Uses the reference that it receives as an argument.
     functions
         .register("read", |_, number: RRef<i64>| {
-            assert!(number.confirmed(), "a function runs when it is confirmed");
+            assert!(
+                number.confirmed(),
+                "the function runs only after the confirmation"
+            );
             Ok(number.to_here(Some(PATIENCE))?)
         })
         .unwrap();
     functions
         .register("read soon", |_, number: RRef<i64>| {
-            assert!(number.confirmed(), "a function runs when it is confirmed");
+            assert!(
+                number.confirmed(),
+                "the function runs only after the confirmation"
+            );
             Ok(number.to_here(Some(SHORT))?)
         })
         .unwrap();
@@ -94,7 +100,7 @@ pub(crate) fn functions(fill: impl FnOnce(&mut Functions)) -> Functions {
     functions
 }
 
-/// Retries that do not take long when a test loses messages.
+/// Options with short retries, for tests that lose messages.
 pub(crate) fn quick() -> RRefOptions {
     let retries = RetryOptions::default()
         .with_max_retries(40)
@@ -106,12 +112,12 @@ pub(crate) fn quick() -> RRefOptions {
         .with_attempt_timeout(Some(Duration::from_millis(200)))
 }
 
-/// A group of fixed size.
+/// Starts a group of fixed size.
 pub(crate) fn group(world_size: u32) -> Vec<Worker> {
     group_with(world_size, |_, options| options, |_, _| {})
 }
 
-/// A group of fixed size: `adjust` and `fill` change the options and the functions of each rank.
+/// Starts a group of fixed size. `adjust` and `fill` change the options and the functions of each rank.
 pub(crate) fn group_with(
     world_size: u32,
     adjust: impl Fn(u32, AgentOptions) -> AgentOptions,
@@ -120,7 +126,7 @@ pub(crate) fn group_with(
     group_of(world_size, &quick(), adjust, fill)
 }
 
-/// [`group_with`] of workers whose references behave so.
+/// [`group_with`] with `options` for the references.
 pub(crate) fn group_of(
     world_size: u32,
     rref_options: &RRefOptions,
@@ -162,7 +168,7 @@ pub(crate) fn group_of(
     })
 }
 
-/// Two workers and an agent of their group that has no references, but these functions.
+/// Starts a group of two workers, and an agent without references that has the functions of `registry`.
 pub(crate) fn group_with_stranger(
     registry: Registry,
     fill: impl Fn(u32, &mut Functions),
@@ -221,7 +227,7 @@ pub(crate) fn shut_down(workers: &[Worker]) -> Vec<LeakReport> {
     })
 }
 
-/// Whether a worker's tables are empty but for tombstones.
+/// Whether a worker's tables are empty except for tombstones.
 pub(crate) fn is_empty(worker: &Worker) -> bool {
     worker.rrefs.check_invariants().unwrap();
     let sizes = worker.rrefs.sizes().unwrap();
@@ -246,17 +252,17 @@ pub(crate) fn until_empty(workers: &[Worker]) {
     }
 }
 
-/// Waits until a condition holds.
+/// Polls until the condition is true; panics after [`PATIENCE`].
 #[track_caller]
-pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+pub(crate) fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let began = Instant::now();
-    while !is_so() {
-        assert!(began.elapsed() < PATIENCE, "timed out: {what}");
+    while !condition() {
+        assert!(began.elapsed() < PATIENCE, "timed out waiting for: {what}");
         thread::sleep(Duration::from_micros(200));
     }
 }
 
-/// The seed of a random test, shown when the test fails; `SEED=` in the environment repeats it.
+/// The seed of a random test, printed when the test fails. The environment variable `SEED` sets it.
 #[expect(clippy::print_stderr, reason = "shown when the test fails")]
 pub(crate) fn seed() -> u64 {
     let given = std::env::var("SEED").ok();
@@ -268,7 +274,7 @@ pub(crate) fn seed() -> u64 {
 /// Blocks functions until the test opens it.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
-    /// Whether it is open, and how many functions have arrived.
+    /// Whether the gate is open, and how many functions have arrived.
     state: Mutex<(bool, usize)>,
     changed: Condvar,
 }
@@ -295,7 +301,7 @@ impl Gate {
         self.changed.notify_all();
     }
 
-    /// How many functions have arrived.
+    /// Number of functions that have arrived.
     pub(crate) fn arrived(&self) -> usize {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).1
     }

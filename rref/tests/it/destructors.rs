@@ -1,4 +1,4 @@
-//! Code of the program that runs in the midst of it all: encodings and destructors, those that panic too.
+//! User code that runs inside operations: serialization and destructors, including those that panic.
 
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,22 +13,22 @@ use serde::{Serialize, Serializer};
 use crate::common::{Alive, Counted, PATIENCE, group, group_with, shut_down, until};
 use crate::own_process::in_own_process;
 
-/// Has it done on a thread of its own, so that a test that would hang fails.
+/// Runs `run` on its own thread, so that a deadlock fails the test.
 fn soon<R: Send + 'static>(what: &str, run: impl FnOnce() -> R + Send + 'static) -> R {
     let (done, is_done) = mpsc::channel();
     thread::spawn(move || done.send(run()));
     is_done
         .recv_timeout(Duration::from_secs(20))
-        .unwrap_or_else(|_| panic!("it hangs: {what}"))
+        .unwrap_or_else(|_| panic!("timed out: {what}"))
 }
 
-/// Its encoding panics behind a reference.
+/// A tuple whose serialization panics after a reference was encoded.
 #[derive(Serialize)]
-struct Explosive<'a>(&'a RRef<i64>, Bomb);
+struct RefThenPanic<'a>(&'a RRef<i64>, PanicsOnEncode);
 
-struct Bomb;
+struct PanicsOnEncode;
 
-impl Serialize for Bomb {
+impl Serialize for PanicsOnEncode {
     fn serialize<S: Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {
         panic!("not to be encoded")
     }
@@ -42,7 +42,7 @@ fn an_encoding_that_panics_leaves_no_reference_behind() {
     let user: RRef<i64> = rrefs.remote("worker1", "number", 1_i64).unwrap();
     for number in [&own, &user] {
         let called = catch_unwind(AssertUnwindSafe(|| {
-            rrefs.call::<_, i64>("worker1", "read", Explosive(number, Bomb))
+            rrefs.call::<_, i64>("worker1", "read", RefThenPanic(number, PanicsOnEncode))
         }));
         assert!(called.is_err());
     }
@@ -59,10 +59,10 @@ fn an_encoding_that_panics_leaves_no_reference_behind() {
     shut_down(&workers);
 }
 
-/// A value that looks at the tables when it goes.
-struct Curious(RRefs);
+/// A value whose destructor reads the reference tables.
+struct TableReader(RRefs);
 
-impl Drop for Curious {
+impl Drop for TableReader {
     fn drop(&mut self) {
         let _ = self.0.sizes();
     }
@@ -70,12 +70,12 @@ impl Drop for Curious {
 
 #[test]
 fn a_value_refused_after_the_shutdown_is_dropped_under_no_lock() {
-    // An agent whose lock is held forever would not end.
+    // Not dropped: dropping an agent whose lock is still held would hang the test.
     let workers = ManuallyDrop::new(group(1));
     let rrefs = workers[0].rrefs.clone();
     rrefs.leave(Some(PATIENCE)).unwrap();
     soon("the destructor", move || {
-        let refused = rrefs.rref_opaque(Curious(rrefs.clone()));
+        let refused = rrefs.rref_opaque(TableReader(rrefs.clone()));
         assert!(matches!(refused, Err(RRefError::Shutdown)), "{refused:?}");
     });
     ManuallyDrop::into_inner(workers)[0].agent.shutdown_now();
@@ -83,14 +83,14 @@ fn a_value_refused_after_the_shutdown_is_dropped_under_no_lock() {
 
 #[test]
 fn a_value_of_the_wrong_type_is_dropped_under_no_lock() {
-    // An agent whose lock is held forever would not end.
+    // Not dropped: dropping an agent whose lock is still held would hang the test.
     let workers = ManuallyDrop::new(group_with(
         1,
         |_, options| options,
         |_, functions| {
             functions
                 .register_opaque("curious", |context, ()| {
-                    Ok(Curious(context.rrefs().clone()))
+                    Ok(TableReader(context.rrefs().clone()))
                 })
                 .unwrap();
         },
@@ -109,9 +109,9 @@ fn a_value_of_the_wrong_type_is_dropped_under_no_lock() {
 
 /// A value whose destructor panics.
 #[derive(Serialize)]
-struct Grenade;
+struct PanicsOnDrop;
 
-impl Drop for Grenade {
+impl Drop for PanicsOnDrop {
     fn drop(&mut self) {
         panic!("not to be dropped")
     }
@@ -126,11 +126,13 @@ fn a_panicking_destructor_affects_no_other_value() {
     let workers = group(1);
     let rrefs = &workers[0].rrefs;
     let alive = Alive::default();
-    let held: Vec<_> = (0..3).map(|_| rrefs.rref(Grenade).unwrap()).collect();
+    let held: Vec<_> = (0..3).map(|_| rrefs.rref(PanicsOnDrop).unwrap()).collect();
     let counted = rrefs.rref_opaque(Counted::new(&alive)).unwrap();
     drop((held, counted));
-    // At one go.
+    // Frees both values together.
     rrefs.leave(Some(PATIENCE)).unwrap();
-    until("the other is freed", || alive.load(Ordering::SeqCst) == 0);
+    until("the other value is freed", || {
+        alive.load(Ordering::SeqCst) == 0
+    });
     workers[0].agent.shutdown_now();
 }

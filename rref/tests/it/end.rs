@@ -1,4 +1,4 @@
-//! The shutdown: leak reports, cycles, its order, and workers that die.
+//! Shutdown: leak reports, reference cycles, order, and workers that die.
 
 use std::env;
 use std::io::{self, BufRead, BufReader, Read};
@@ -17,7 +17,7 @@ use crate::common::{
     Alive, Counted, Gate, PATIENCE, functions, group, group_with, quick, shut_down, until,
 };
 
-/// A value that can refer to another one.
+/// A value that can refer to another value.
 #[derive(Serialize, Deserialize)]
 struct Node {
     next: Mutex<Option<RRef<Self>>>,
@@ -48,7 +48,7 @@ fn the_report_names_each_value_its_holders_and_their_ages() {
     let own = workers[1].rrefs.rref(2_i64).unwrap();
     let report = workers[1].rrefs.leak_report().unwrap();
     let of_held = report.values.iter().find(|value| value.rref == held.id());
-    let of_held = of_held.expect("it is held");
+    let of_held = of_held.expect("the value is held");
     assert_eq!(of_held.type_name.as_deref(), Some("i64"));
     assert_eq!(of_held.handles, 0);
     assert_eq!(of_held.held_by.len(), 1);
@@ -62,7 +62,7 @@ fn the_report_names_each_value_its_holders_and_their_ages() {
             .contains("on WorkerInfo(id=0, name=worker0) for")
     );
     assert!(report.cycles.is_empty());
-    // The shutdown reports the same, and ends it.
+    // The shutdown reports and frees the same values.
     let reports = shut_down(&workers);
     assert_eq!((reports[0].values.len(), reports[1].values.len()), (0, 2));
 }
@@ -87,7 +87,10 @@ fn cycles_over_workers_are_reported_and_freed_by_the_shutdown() {
         let report = worker.rrefs.leak_report().unwrap();
         assert_eq!(report.cycles.len(), 1, "{report}");
         let cycle = &report.cycles[0];
-        assert_eq!(cycle[0], *id, "it begins with the worker's own");
+        assert_eq!(
+            cycle[0], *id,
+            "the cycle starts with the value of the reporting worker"
+        );
         assert_eq!(cycle.len(), 3);
         assert!(ids.iter().all(|id| cycle.contains(id)));
     }
@@ -131,7 +134,7 @@ fn leaving_names_the_workers_that_hold_values() {
     );
     assert_eq!(missing[0].what, MissingKind::References);
     assert_eq!(report.values.len(), 1);
-    // It continues as soon as the other one drops it.
+    // `leave` succeeds as soon as the other worker drops the reference.
     drop(held);
     workers[0].rrefs.leave(Some(PATIENCE)).unwrap();
     workers[1].rrefs.leave(Some(PATIENCE)).unwrap();
@@ -140,13 +143,13 @@ fn leaving_names_the_workers_that_hold_values() {
     }
 }
 
-/// The part that a process started by a test plays: the port of the store.
+/// Environment variable with the store's port for a child process.
 const PART: &str = "RREF_TEST_WORKER";
 
-/// Worker 1 of two, in a process of its own.
+/// Worker 1 of two, in a child process.
 struct WorkerProcess {
     child: Child,
-    /// Its end is the process's.
+    /// The child process exits when this pipe closes.
     _stdin: ChildStdin,
     lines: io::Lines<BufReader<ChildStdout>>,
 }
@@ -200,7 +203,7 @@ fn start_worker(rank: u32, store: &str, port: u16, functions: Functions) -> (Age
     (agent, rrefs)
 }
 
-/// Not a test: the child process runs it.
+/// Main function of the child process; not a test.
 #[test]
 #[expect(clippy::print_stdout, reason = "its parent reads it")]
 fn worker_process() {
@@ -234,7 +237,7 @@ fn a_killed_workers_references_are_released_and_its_values_are_lost_at_once() {
     let (agent, rrefs) = start_worker(0, "127.0.0.1", port, functions(|_| {}));
     other.await_started();
 
-    // It holds a value of this worker, and this worker holds one of its values.
+    // The other worker holds a value of this worker, and this worker holds a value of the other one.
     let alive = Alive::default();
     let lent = rrefs.rref_opaque(Counted::new(&alive)).unwrap();
     rrefs.call::<_, ()>("worker1", "hold", &lent).unwrap();
@@ -258,7 +261,7 @@ fn a_killed_workers_references_are_released_and_its_values_are_lost_at_once() {
     let error = waiting.wait().unwrap_err();
     assert!(matches!(error, RRefError::OwnerLost { .. }), "{error}");
     assert!(error.to_string().contains("name=worker1"), "{error}");
-    until("the value that it held is freed", || {
+    until("the value that the dead worker held is freed", || {
         alive.load(Ordering::SeqCst) == 0
     });
     for error in [
@@ -271,7 +274,7 @@ fn a_killed_workers_references_are_released_and_its_values_are_lost_at_once() {
     }
     assert!(began.elapsed() < PATIENCE / 2, "{:?}", began.elapsed());
     drop((lost, never));
-    until("nothing is left of it", || {
+    until("all entries of the dead worker are removed", || {
         let sizes = rrefs.sizes().unwrap();
         sizes.owners + sizes.forks + sizes.confirmed_users + sizes.failed_users == 0
     });
@@ -304,7 +307,7 @@ fn an_owner_that_dies_together_with_the_store_counts_as_lost() {
     other.await_started();
     let lost: RRef<i64> = rrefs.remote("worker1", "number", 3_i64).unwrap();
     assert_eq!(lost.to_here(Some(PATIENCE)).unwrap(), 3);
-    // No directory is left.
+    // Without the store, the worker list is not available.
     drop(store);
     other.kill();
     let error = lost.to_here(Some(PATIENCE)).unwrap_err();
@@ -325,23 +328,23 @@ fn one_thread_shuts_down_the_references_of_its_own_agent() {
         .shutdown(&second.agent, Some(PATIENCE))
         .unwrap_err();
     assert!(matches!(error, ShutdownError::OtherAgent { .. }), "{error}");
-    let (tell, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     thread::scope(|scope| {
         for _ in 0..2 {
-            let tell = tell.clone();
+            let sender = sender.clone();
             scope.spawn(move || {
                 let ended = first.rrefs.shutdown(&first.agent, Some(PATIENCE));
-                tell.send(ended).unwrap();
+                sender.send(ended).unwrap();
             });
         }
-        // While the other worker has not arrived, only the refused thread can have returned.
-        let error = told.recv().unwrap().unwrap_err();
+        // The other worker has not arrived, so only the refused thread can have returned.
+        let error = receiver.recv().unwrap().unwrap_err();
         assert!(matches!(error, ShutdownError::InProgress), "{error}");
         second
             .rrefs
             .shutdown(&second.agent, Some(PATIENCE))
             .unwrap();
-        told.recv().unwrap().unwrap();
+        receiver.recv().unwrap().unwrap();
     });
     for worker in &workers {
         worker.agent.shutdown_now();
@@ -366,7 +369,7 @@ fn unused_references_of_a_local_creation_are_released() {
         },
     );
     let rrefs = &workers[0].rrefs;
-    // These occupy the threads.
+    // The slow functions occupy all threads.
     let slow: Vec<RRef<i64>> = (0..8)
         .map(|_| rrefs.remote("worker0", "slow", ()).unwrap())
         .collect();
@@ -376,7 +379,9 @@ fn unused_references_of_a_local_creation_are_released() {
     drop((own, slow));
     let left = thread::scope(|scope| {
         let leaving = scope.spawn(|| rrefs.leave(Some(PATIENCE / 3)));
-        until("no more references are made", || rrefs.rref(1_i64).is_err());
+        until("the worker refuses new references", || {
+            rrefs.rref(1_i64).is_err()
+        });
         gate.open();
         leaving.join().unwrap()
     });

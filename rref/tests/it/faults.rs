@@ -1,4 +1,4 @@
-//! References while messages are lost, doubled and late.
+//! References while messages are lost, duplicated and delayed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,8 +13,8 @@ use crate::common::{
     PATIENCE, SHORT, Worker, group_of, group_with, quick, seed, shut_down, until_empty,
 };
 
-/// Creates, reads, shares and drops references at random. The value of a held reference always exists.
-/// Returns how many reads got the value.
+/// Creates, reads, shares and drops references at random. The value of a held reference must always exist. Returns
+/// how many reads succeeded.
 fn run_program(worker: &Worker, workers: u32, rounds: u32, mut rng: Rng) -> u32 {
     let mut held: Vec<(RRef<i64>, i64)> = Vec::new();
     let mut reads = 0;
@@ -26,7 +26,7 @@ fn run_program(worker: &Worker, workers: u32, rounds: u32, mut rng: Rng) -> u32 
         Err(error @ (RRefError::Deleted { .. } | RRefError::OwnerLost { .. })) => {
             panic!("{error}")
         }
-        // Lost on the way: a call is not repeated.
+        // The call was lost; calls are not repeated.
         Err(_) => {}
     };
     for _ in 0..rounds {
@@ -59,7 +59,7 @@ fn run_program(worker: &Worker, workers: u32, rounds: u32, mut rng: Rng) -> u32 
                 }
             }
             (5, Some(place)) => {
-                // Sent, and dropped at once: the receiver has it all the same.
+                // The reference is dropped right after it was sent. The receiver can still use it.
                 let (rref, number) = held.swap_remove(place);
                 let read = worker
                     .rrefs
@@ -79,7 +79,7 @@ fn run_group(seed: u64, workers: u32, rounds: u32, faults: impl Fn(FaultPlan) ->
     let plans: Vec<_> = (0..workers)
         .map(|rank| faults(FaultPlan::new(seed + u64::from(rank))))
         .collect();
-    // What is lost shows soon: whether a message comes later than that makes no difference to the test.
+    // Short, so that a lost message is probed soon. A message that arrives after its probe makes no difference.
     let options = quick().with_probe_after(Duration::from_millis(300));
     let group = group_of(
         workers,
@@ -169,7 +169,9 @@ fn a_function_that_makes_a_value_runs_once_despite_retries() {
     for rref in &made {
         rref.wait_confirmed(Some(PATIENCE)).unwrap();
     }
-    crate::common::until("all have run", || runs.load(Ordering::SeqCst) >= 200);
+    crate::common::until("all functions have run", || {
+        runs.load(Ordering::SeqCst) >= 200
+    });
     drop(made);
     until_empty(&group);
     assert_eq!(runs.load(Ordering::SeqCst), 200);

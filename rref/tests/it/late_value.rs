@@ -1,4 +1,4 @@
-//! References whose value is given after they were made.
+//! References whose value is set after they were created.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
@@ -12,7 +12,7 @@ use crate::common::{
     Alive, Counted, List, PATIENCE, Worker, group, group_with, seed, shut_down, until, until_empty,
 };
 
-/// Worker 0 owns a reference without a value; worker 1 holds a user of it, which `take` gives to the test.
+/// Worker 0 owns a reference without a value. Worker 1 holds a user of it, which `take` returns.
 struct Shared<T> {
     workers: Vec<Worker>,
     own: RRef<T>,
@@ -43,9 +43,9 @@ impl<T: Send + Sync + 'static> Shared<T> {
         Self { workers, own, user }
     }
 
-    /// Waits until that many requests wait for the value.
-    fn until_parked(&self, requests: usize) {
-        until("the requests wait", || {
+    /// Waits until the given number of requests wait for the value.
+    fn await_parked(&self, requests: usize) {
+        until("the requests are parked", || {
             self.workers[0].rrefs.sizes().unwrap().parked_fetches == requests
         });
     }
@@ -67,14 +67,14 @@ fn setting_a_value_answers_all_waits() {
         workers[1]
             .rrefs
             .call_async::<_, i64>("worker2", "read", user, CallOptions::default());
-    shared.until_parked(3);
+    shared.await_parked(3);
     assert!(!own.has_value().unwrap() && !here.is_complete() && !there.is_complete());
     own.set_value(7).unwrap();
     assert!(own.has_value().unwrap());
     assert_eq!(*here.wait().unwrap(), 7);
     assert_eq!(there.wait().unwrap(), 7);
     assert_eq!(third.unwrap().wait().unwrap(), 7);
-    // Later as well.
+    // A later fetch succeeds as well.
     assert_eq!(user.to_here(Some(PATIENCE)).unwrap(), 7);
     assert!(Arc::ptr_eq(
         &own.value_future().unwrap().wait().unwrap(),
@@ -89,7 +89,7 @@ fn setting_an_error_fails_all_waits() {
     let Shared { own, user, .. } = &shared;
     let here = own.value_future().unwrap();
     let there = user.fetch(Some(PATIENCE)).unwrap();
-    shared.until_parked(2);
+    shared.await_parked(2);
     assert!(own.set_error("no luck").unwrap());
     assert!(own.has_value().unwrap());
     for error in [
@@ -158,7 +158,7 @@ fn a_future_of_an_opaque_value_needs_no_encoding_and_methods_wait_for_the_value(
     let Shared { own, user, .. } = &shared;
     let future = own.value_future().unwrap();
     let sum = user.rpc_async::<_, i64>("sum", (), CallOptions::default());
-    shared.until_parked(2);
+    shared.await_parked(2);
     own.set_value_opaque(Mutex::new(vec![1, 2])).unwrap();
     assert_eq!(sum.unwrap().wait().unwrap(), 3);
     assert_eq!(*future.wait().unwrap().lock().unwrap(), [1, 2]);
@@ -206,7 +206,7 @@ fn a_reference_that_returns_to_its_owner_sets_the_value() {
             .unwrap();
     });
     let Shared { workers, own, user } = shared;
-    // The owner holds no handle of it any more.
+    // The owner drops its last handle.
     drop(own);
     let waiting = user.fetch(Some(PATIENCE)).unwrap();
     let given: bool = workers[1]
@@ -264,7 +264,7 @@ fn an_owner_that_leaves_fails_the_wait_for_an_unset_value() {
     let shared = Shared::<i64>::new(|_| {});
     let Shared { workers, own, user } = shared;
     let waiting = user.fetch(None).unwrap();
-    until("the request waits", || {
+    until("the request is parked", || {
         workers[0].rrefs.sizes().unwrap().parked_fetches == 1
     });
     thread::scope(|scope| {

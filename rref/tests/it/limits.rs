@@ -1,4 +1,4 @@
-//! Long, large and many things, and timeouts of zero.
+//! Limits: long names, long chains, many messages, and timeouts of zero.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -41,7 +41,7 @@ struct Node {
 }
 
 #[test]
-fn leaving_ends_in_time_while_others_do_not_report_what_they_hold() {
+fn leave_respects_its_timeout_while_others_do_not_report_their_references() {
     let workers = group_with(
         2,
         |rank, options| {
@@ -80,7 +80,7 @@ fn leaving_ends_in_time_while_others_do_not_report_what_they_hold() {
 }
 
 #[test]
-fn the_report_of_a_long_chain_does_not_take_long() {
+fn the_report_of_a_long_chain_is_fast() {
     let workers = group(1);
     let rrefs = &workers[0].rrefs;
     let mut head: Option<RRef<Node>> = None;
@@ -99,7 +99,7 @@ fn the_report_of_a_long_chain_does_not_take_long() {
 }
 
 #[test]
-fn waits_that_end_leave_no_timer() {
+fn completed_waits_leave_no_timer() {
     let gate = Gate::new();
     let for_functions = Arc::clone(&gate);
     let workers = group_with(
@@ -115,7 +115,7 @@ fn waits_that_end_leave_no_timer() {
                 .unwrap();
         },
     );
-    // A tombstone is to be forgotten, in minutes.
+    // A tombstone has a timer too, which expires after minutes.
     let freed: RRef<i64> = workers[0].rrefs.remote("worker1", "number", 1_i64).unwrap();
     freed.wait_ready(Some(PATIENCE)).unwrap();
     drop(freed);
@@ -125,14 +125,14 @@ fn waits_that_end_leave_no_timer() {
     for _ in 0..50 {
         slow.wait_ready(Some(Duration::from_millis(3))).unwrap_err();
     }
-    until("no request waits", || {
+    until("no request is waiting", || {
         workers[1].rrefs.sizes().unwrap().parked_fetches == 0
     });
     let waiting = workers[1].agent.handle().metrics().retry_queue_len;
     gate.open();
     drop(slow);
     shut_down(&workers);
-    assert!(waiting < 10, "{waiting} jobs wait for their time");
+    assert!(waiting < 10, "{waiting} jobs are scheduled");
 }
 
 #[test]
@@ -223,7 +223,7 @@ fn a_timeout_of_zero_checks_once_for_the_confirmation_and_the_shutdown() {
     );
     slow.wait_confirmed(None).unwrap();
     slow.wait_confirmed(zero).unwrap();
-    // The other worker holds a value of this one.
+    // The other worker still holds a value of this worker.
     let own = rrefs.rref(1_i64).unwrap();
     let held: RRef<i64> = workers[1].rrefs.remote("worker0", "number", 1_i64).unwrap();
     held.wait_ready(None).unwrap();

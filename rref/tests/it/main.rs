@@ -1,4 +1,4 @@
-//! References over real agents on loopback. All in one program, which links once.
+//! Tests of references over real agents on loopback, in one test binary that links once.
 
 mod again;
 mod churn;

@@ -1,13 +1,13 @@
-//! Tests that need a process of their own: they measure its memory, or let it panic.
+//! Runs tests in a process of their own: they measure its memory, or panic.
 
 use std::env;
 use std::process::Command;
 
-/// Names the test that a process was started for.
+/// Environment variable with the name of the test that a child process runs.
 const TEST: &str = "RREF_TEST_ALONE";
 
-/// Whether this is the process started for `test` (its path, as `--exact` takes it), which is to run it. If
-/// not, runs it in such a process, and fails if it fails there.
+/// Returns whether this is the child process for `test` (the test's path, as `--exact` takes it). In the parent
+/// process, runs the test in a child process and panics if it fails there.
 #[track_caller]
 #[expect(
     clippy::print_stderr,
@@ -29,7 +29,7 @@ pub(crate) fn in_own_process(test: &str) -> bool {
         "`{test}` failed: {}",
         output.status
     );
-    // A name that no test has is no failure to the test program.
+    // The test program succeeds if no test matches the name.
     assert!(
         printed.contains("1 passed"),
         "no test has the name `{test}`"

@@ -1,6 +1,6 @@
-//! Workers whose programs do nothing more: what is due happens by itself.
+//! Workers whose programs are idle: due work must still happen.
 //!
-//! Nothing here looks into the tables, which would do what is due.
+//! These tests do not read the tables, because a read would trigger the due work.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
@@ -115,7 +115,7 @@ fn an_unused_reference_among_the_arguments_of_a_creation_is_released() {
         |_, options| options,
         |_, _| {},
     );
-    // It serves on, and takes no references any more.
+    // The worker still serves calls, but accepts no references.
     workers[1].rrefs.leave(Some(PATIENCE)).unwrap();
     let alive = Alive::default();
     let own = workers[0].rrefs.rref_opaque(Counted::new(&alive)).unwrap();

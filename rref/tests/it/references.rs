@@ -1,4 +1,4 @@
-//! References over agents of this process: how they are made, used, passed on, and freed.
+//! References over agents in this process: creation, use, sharing and release.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -12,7 +12,7 @@ use crate::common::{
     Alive, Counted, Gate, List, PATIENCE, Worker, group, group_with, shut_down, until, until_empty,
 };
 
-/// A function that makes a value which counts itself.
+/// Registers a function that creates a [`Counted`] value.
 fn counted(functions: &mut Functions, alive: &Alive) {
     let alive = Arc::clone(alive);
     functions
@@ -43,7 +43,7 @@ fn a_value_is_made_on_its_owner_fetched_and_freed_with_the_last_handle() {
 fn ids_are_printed_as_pytorch_prints_them() {
     let workers = group(2);
     let number: RRef<i64> = workers[0].rrefs.remote("worker1", "number", 1_i64).unwrap();
-    // In PyTorch's form; the names for worker 1 are counted apart.
+    // PyTorch's format. Ids for worker 1 have their own counter.
     let [first, second] = [1_u64 << 48, (1 << 48) + 1];
     assert_eq!(
         number.to_string(),
@@ -81,7 +81,7 @@ fn an_own_value_is_shared_and_not_copied() {
         *list.to_here(Some(PATIENCE)).unwrap().lock().unwrap(),
         [1, 2]
     );
-    // The handle was dropped; the running function keeps the value.
+    // The handle was dropped; the running function keeps the value alive.
     drop(list);
     until_empty(&workers);
     assert_eq!(second.lock().unwrap().len(), 2);
@@ -107,7 +107,7 @@ fn a_worker_can_make_values_on_itself() {
 }
 
 #[test]
-fn methods_run_where_the_value_is() {
+fn methods_run_on_the_owner() {
     let workers = group(2);
     let list: RRef<List> = workers[0]
         .rrefs
@@ -124,7 +124,7 @@ fn methods_run_where_the_value_is() {
     lengths.sort_unstable();
     assert_eq!(lengths, [4, 5, 6, 7]);
     let sum: RRef<i64> = list.remote("sum", ()).unwrap();
-    // The method's own handle protects the value.
+    // The running method keeps the value alive without the handle.
     drop(list);
     assert_eq!(sum.to_here(Some(PATIENCE)).unwrap(), 28);
     assert_eq!(sum.owner().name.as_str(), "worker1");
@@ -151,7 +151,7 @@ fn a_method_of_another_type_and_an_unknown_one_are_errors() {
         arguments.to_string().contains("wrong arguments"),
         "{arguments}"
     );
-    // The wrong type of a result shows on the owner.
+    // The owner detects that the result has the wrong type.
     let typed: RRef<String> = workers[0].rrefs.remote("worker1", "number", 7_i64).unwrap();
     let error = typed.to_here(Some(PATIENCE)).unwrap_err();
     assert!(
@@ -177,7 +177,7 @@ fn a_failed_creation_is_an_error_at_every_holder() {
     assert!(failed.confirmed(), "the function's failure is its value");
     drop(failed);
 
-    // The owner cannot run these, which is an error before any timeout.
+    // The owner cannot run these functions. The error arrives before any timeout.
     let began = Instant::now();
     let unknown: RRef<i64> = workers[0].rrefs.remote("worker1", "no such", ()).unwrap();
     let error = unknown.to_here(None).unwrap_err();
@@ -251,7 +251,7 @@ fn remote_does_not_wait_for_the_function_and_local_value_does() {
         .rrefs
         .remote_with_timeout("worker1", "slow", (), Some(Duration::from_secs(20)))
         .unwrap();
-    // Confirmed while the function runs: its run time is not the creation's.
+    // The creation is confirmed while the function still runs.
     slow.wait_confirmed(Some(PATIENCE)).unwrap();
     let soon = Duration::from_millis(30);
     let error = slow.to_here(Some(soon)).unwrap_err();
@@ -273,10 +273,10 @@ fn remote_does_not_wait_for_the_function_and_local_value_does() {
 }
 
 #[test]
-fn a_reference_goes_from_user_to_user_to_owner_and_comes_back() {
+fn a_reference_can_be_sent_between_users_to_its_owner_and_back() {
     let workers = group(3);
     let number: RRef<i64> = workers[0].rrefs.remote("worker1", "number", 9_i64).unwrap();
-    // User to user, user to owner, and to oneself.
+    // From a user to a user, to the owner, and to itself.
     for to in ["worker2", "worker1", "worker0"] {
         let read: i64 = workers[0].rrefs.call(to, "read", &number).unwrap();
         assert_eq!(read, 9, "{to}");
@@ -284,7 +284,7 @@ fn a_reference_goes_from_user_to_user_to_owner_and_comes_back() {
         assert_eq!(back, number);
         assert_eq!(back.to_here(Some(PATIENCE)).unwrap(), 9, "{to}");
     }
-    // The owner to a user.
+    // From the owner to a user.
     let own = workers[1].rrefs.rref(4_i64).unwrap();
     assert_eq!(
         workers[1]
@@ -321,7 +321,7 @@ fn a_reference_twice_in_one_message_is_two_users_of_the_receiver() {
         .rrefs
         .call_async::<_, i64>("worker2", "twice", (&own, &own), CallOptions::default())
         .unwrap();
-    until("both have arrived", || {
+    until("both references have arrived", || {
         workers[2].rrefs.sizes().unwrap().confirmed_users == 2
     });
     assert_eq!(workers[1].rrefs.sizes().unwrap().forks, 2);
@@ -374,7 +374,7 @@ fn references_can_be_anywhere_in_a_value() {
     };
     let total: (String, i64) = rrefs.call("worker2", "total", &node).unwrap();
     assert_eq!(total, ("n".to_owned(), 5_310));
-    // As a value that holds references: they live as long as it does.
+    // A value that holds references keeps them alive.
     let kept: RRef<Node> = rrefs.remote("worker2", "keep", &node).unwrap();
     drop(node);
     let node = kept.to_here(Some(PATIENCE)).unwrap();
@@ -405,7 +405,7 @@ fn a_reference_has_no_encoding_outside_of_a_message() {
         .call::<_, i64>("worker1", "anything", &number);
     assert!(sent.is_err());
     assert_eq!(workers[0].rrefs.sizes().unwrap().forks, 0);
-    // One of another agent is refused, too.
+    // A reference of another agent is refused as well.
     let sent = workers[1].rrefs.call::<_, i64>("worker0", "read", &number);
     assert!(matches!(sent, Err(RRefError::Foreign { .. })), "{sent:?}");
     drop(number);
@@ -415,8 +415,8 @@ fn a_reference_has_no_encoding_outside_of_a_message() {
 
 #[test]
 fn arguments_that_cannot_be_encoded_leave_no_fork() {
-    struct Refuses;
-    impl Serialize for Refuses {
+    struct FailsToEncode;
+    impl Serialize for FailsToEncode {
         fn serialize<S: serde::Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {
             Err(serde::ser::Error::custom("not me"))
         }
@@ -426,7 +426,7 @@ fn arguments_that_cannot_be_encoded_leave_no_fork() {
     let own = rrefs.rref(1_i64).unwrap();
     let user: RRef<i64> = rrefs.remote("worker1", "number", 2_i64).unwrap();
     user.wait_confirmed(Some(PATIENCE)).unwrap();
-    let sent = rrefs.call::<_, i64>("worker2", "read", (&own, &user, Refuses));
+    let sent = rrefs.call::<_, i64>("worker2", "read", (&own, &user, FailsToEncode));
     assert!(matches!(sent, Err(RRefError::Codec(_))), "{sent:?}");
     let sizes = rrefs.sizes().unwrap();
     assert_eq!((sizes.forks, sizes.pending_children), (0, 0));
@@ -448,7 +448,7 @@ fn a_call_that_is_refused_leaves_no_fork() {
                 .is_err()
         );
     }
-    // Received, but no arguments of this function.
+    // The receiver decodes the arguments, but they have the wrong types.
     assert!(
         rrefs
             .call::<_, i64>("worker2", "read", (&own, &user))
@@ -491,7 +491,7 @@ fn the_value_outlives_every_user_and_is_dropped_once() {
     rrefs.call::<_, ()>("worker2", "hold", &value).unwrap();
     assert_eq!(alive.load(Ordering::SeqCst), 1);
     drop(value);
-    until("the creator is deleted", || {
+    until("the user of the creator is deleted", || {
         workers[1].rrefs.sizes().unwrap().forks == 1
     });
     assert_eq!(alive.load(Ordering::SeqCst), 1);
@@ -501,7 +501,7 @@ fn the_value_outlives_every_user_and_is_dropped_once() {
     shut_down(&workers);
 }
 
-/// Workers of one thread each for functions. `hold` keeps it until the gate opens: the worker answers nothing.
+/// Starts workers with one handler thread each. The function `hold` blocks that thread until the gate opens.
 fn group_with_hold(world_size: u32, fill: impl Fn(&mut Functions)) -> (Vec<Worker>, Arc<Gate>) {
     let gate = Gate::new();
     let workers = group_with(
@@ -521,11 +521,11 @@ fn group_with_hold(world_size: u32, fill: impl Fn(&mut Functions)) -> (Vec<Worke
     (workers, gate)
 }
 
-/// Occupies the only thread of worker 1.
+/// Blocks the only handler thread of worker 1.
 fn hold(workers: &[Worker], gate: &Gate) -> RRefFuture<()> {
     let options = CallOptions::default().with_timeout(PATIENCE);
     let held = workers[0].rrefs.call_async("worker1", "hold", (), options);
-    until("the thread is held", || gate.arrived() == 1);
+    until("the thread is blocked", || gate.arrived() == 1);
     held.unwrap()
 }
 
@@ -546,7 +546,7 @@ fn a_function_waits_for_the_confirmation_of_its_references_without_a_thread() {
     let rrefs = &workers[0].rrefs;
     let number: RRef<i64> = rrefs.remote("worker1", "number", 3_i64).unwrap();
     number.wait_ready(Some(PATIENCE)).unwrap();
-    // The owner answers no registration meanwhile.
+    // The owner is blocked and answers no registration.
     let held = hold(&workers, &gate);
     let calls: Vec<_> = (0..20)
         .map(|_| {
@@ -559,7 +559,7 @@ fn a_function_waits_for_the_confirmation_of_its_references_without_a_thread() {
     until("all calls have arrived", || {
         workers[2].rrefs.sizes().unwrap().pending_users == 20
     });
-    // Others are served.
+    // The waiting worker still serves other calls.
     assert_eq!(rrefs.call::<_, i64>("worker2", "number", 1_i64).unwrap(), 1);
     assert_eq!(running.load(Ordering::SeqCst), 0);
     gate.open();
@@ -594,7 +594,7 @@ fn a_creation_that_is_not_answered_in_time_fails_and_is_undone() {
             .starts_with("RRef creation via rpc.remote() timed out"),
         "{error}"
     );
-    // All that is asked of it fails at once.
+    // All operations on it fail at once.
     assert!(late.timed_out() && !late.confirmed());
     let sent = workers[0].rrefs.call::<_, ()>("worker0", "hold", &late);
     for error in [
@@ -617,7 +617,7 @@ fn a_creation_that_is_not_answered_in_time_fails_and_is_undone() {
 
 #[test]
 fn freed_values_drop_the_references_that_they_hold() {
-    // A chain of values, each of which holds the next: one goes after the other.
+    // A chain of values, each of which holds the next one. They are freed one after the other.
     let workers = group_with(
         3,
         |_, options| options,
@@ -637,7 +637,7 @@ fn freed_values_drop_the_references_that_they_hold() {
     }
     let first = first.unwrap();
     first.wait_ready(Some(PATIENCE)).unwrap();
-    until("all are there", || {
+    until("all values exist", || {
         workers
             .iter()
             .map(|worker| worker.rrefs.sizes().unwrap().owners)

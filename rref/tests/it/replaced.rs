@@ -1,4 +1,4 @@
-//! A worker that another process replaces, in a group whose members change.
+//! Workers that are replaced by another process, in a dynamic group.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -35,7 +35,7 @@ fn member_with(
 }
 
 #[test]
-fn a_late_farewell_does_not_end_the_next_process() {
+fn a_late_departure_report_does_not_end_the_next_process() {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
     let (agent, rrefs) = member(0, &store, |options| {
         options.with_handler_threads(1).with_threads_max(1)
@@ -51,7 +51,8 @@ fn a_late_farewell_does_not_end_the_next_process() {
         });
     }
     rrefs.attach(agent.handle()).unwrap();
-    // On the only thread, callbacks run in the order in which they were registered: after the references'.
+    // The only thread runs callbacks in the order of their registration, so this one runs after that of the
+    // references.
     let is_notified = Arc::new(AtomicBool::new(false));
     {
         let is_notified = Arc::clone(&is_notified);
@@ -68,19 +69,20 @@ fn a_late_farewell_does_not_end_the_next_process() {
     before.wait_ready(Some(PATIENCE)).unwrap();
     drop(before);
     old.shutdown(PATIENCE).unwrap();
-    until("the farewell has arrived", || gate.arrived() == 1);
+    until("the first process has left", || gate.arrived() == 1);
     let (new, new_rrefs) = member(1, &store, |options| options);
     new_rrefs.attach(new.handle()).unwrap();
-    // It connects.
+    // The new process connects to worker 0.
     let _ = new.handle().call_bytes("worker0", "nothing", Vec::new());
     assert_eq!(
         agent.handle().incarnation_of(new.handle().me().id),
         Some(new.handle().incarnation())
     );
     gate.open();
-    until("the references know of the former one's end", || {
-        is_notified.load(Ordering::SeqCst)
-    });
+    until(
+        "the references have handled the departure of the first process",
+        || is_notified.load(Ordering::SeqCst),
+    );
     let made: RRef<i64> = new_rrefs.remote("worker0", "number", 5_i64).unwrap();
     let read = made.to_here(Some(PATIENCE));
     new.shutdown_now();
@@ -93,20 +95,20 @@ fn a_creation_on_a_worker_that_was_just_replaced_is_usable_or_freed() {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
     let (agent, rrefs) = member(0, &store, |options| options);
     rrefs.attach(agent.handle()).unwrap();
-    let mut wrong = Vec::new();
-    let mut good = 0;
+    let mut leaked = Vec::new();
+    let mut succeeded = 0;
     for round in 0..20 {
         let (other, other_rrefs) = member(1, &store, |options| options);
         other_rrefs.attach(other.handle()).unwrap();
         let made: Result<RRef<i64>, _> = rrefs.remote("worker1", "number", 7_i64);
         if let Ok(made) = made {
             let read = made.to_here(Some(PATIENCE));
-            good += u32::from(read.is_ok());
+            succeeded += u32::from(read.is_ok());
             drop(made);
             let began = Instant::now();
             while other_rrefs.sizes().unwrap().owners > 0 {
                 if began.elapsed() > PATIENCE / 6 {
-                    wrong.push((round, read.err().map(|e| e.to_string())));
+                    leaked.push((round, read.err().map(|e| e.to_string())));
                     break;
                 }
                 thread::yield_now();
@@ -115,24 +117,25 @@ fn a_creation_on_a_worker_that_was_just_replaced_is_usable_or_freed() {
         other.shutdown_now();
     }
     agent.shutdown_now();
-    assert!(wrong.is_empty(), "{wrong:?}");
-    assert!(good > 0, "no creation was good");
+    assert!(leaked.is_empty(), "{leaked:?}");
+    assert!(succeeded > 0, "no creation succeeded");
 }
 
 #[test]
-fn a_retried_call_of_the_program_reaches_the_next_process_of_a_worker_that_references_abandoned() {
+fn a_retried_call_of_the_program_reaches_the_next_process_of_a_departed_worker() {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
     let (agent, rrefs) = member(0, &store, |options| {
         options.with_handler_threads(1).with_threads_max(1)
     });
     rrefs.attach(agent.handle()).unwrap();
-    // On the only thread, callbacks run in the order in which they were registered: after the references'.
-    let is_told = Arc::new(AtomicBool::new(false));
+    // The only thread runs callbacks in the order of their registration, so this one runs after that of the
+    // references.
+    let is_notified = Arc::new(AtomicBool::new(false));
     {
-        let is_told = Arc::clone(&is_told);
+        let is_notified = Arc::clone(&is_notified);
         agent
             .handle()
-            .on_peer_left(move |_, _| is_told.store(true, Ordering::SeqCst));
+            .on_peer_left(move |_, _| is_notified.store(true, Ordering::SeqCst));
     }
     let held = Arc::new(Mutex::new(Vec::new()));
     let mut silent = Registry::new();
@@ -157,17 +160,18 @@ fn a_retried_call_of_the_program_reaches_the_next_process_of_a_worker_that_refer
         !held.lock().unwrap().is_empty()
     });
     old.shutdown_now();
-    until("the references have abandoned it", || {
-        is_told.load(Ordering::SeqCst)
-    });
+    until(
+        "the references have handled the departure of the first process",
+        || is_notified.load(Ordering::SeqCst),
+    );
     let mut answering = Registry::new();
     answering
-        .register("ask", |_, _| Ok(b"of the next one".to_vec()))
+        .register("ask", |_, _| Ok(b"from the next process".to_vec()))
         .unwrap();
     let (new, new_rrefs) = member_with(answering, 1, &store, |options| options);
     new_rrefs.attach(new.handle()).unwrap();
-    let answer = call.wait_timeout(PATIENCE).expect("in time");
-    assert_eq!(answer.unwrap(), "of the next one");
+    let answer = call.wait_timeout(PATIENCE).expect("the call completes");
+    assert_eq!(answer.unwrap(), "from the next process");
     drop(made);
     new.shutdown_now();
     agent.shutdown_now();

@@ -1,11 +1,11 @@
-//! Requests and answers of a group member that breaks the protocol.
+//! Requests and answers of a group member that violates the protocol.
 //!
-//! The stranger is an agent without references. There is no authentication, so it may delete, accept or deny the
-//! users of others; that is not tested. Here it names users and values that do not exist, and values of others
-//! under users of its own.
+//! The stranger is an agent without references. Messages are not authenticated, so it could delete, accept or deny
+//! the users of other workers; that is not tested. In these tests it names users and values that do not exist, and
+//! existing values under its own users.
 //!
-//! At a worker it may leave one user for each creation, registration and settlement that was accepted, with that
-//! user's value, and tombstones. Users go when the stranger deletes them or its process has ended.
+//! At a worker it may leave tombstones, and one user for each accepted creation, registration or settlement. Such a
+//! user ends when the stranger deletes it or when the stranger's process ends.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -34,38 +34,38 @@ const HOLDS: &str = "rref/holds";
 const ALIVE: &str = "rref/alive";
 const FUNCTIONS: [&str; 8] = [CREATE, CONTROL, FETCH, AWAIT, CALL, RUN, HOLDS, ALIVE];
 
-/// The workers' ids. The target is asked, the third holds a value of the target's.
+/// Worker ids. The stranger sends its requests to the target; the third worker holds a value of the target.
 const TARGET: u32 = 0;
 const THIRD: u32 = 1;
 const STRANGER: u32 = 2;
 
-/// Where the sender's incarnation is in a message.
+/// Position of the sender's incarnation in a message.
 const INCARNATION_BYTES: Range<usize> = 2..10;
 
-/// What the stranger says of its process, at first.
+/// The stranger's first incarnation.
 const INCARNATION: u64 = 77;
 
-/// How long the stranger waits for values that it has invented: the owner waits for them as long.
+/// Timeout of fetches of nonexistent values; the owner parks them for this long.
 const SOON: Duration = Duration::from_millis(300);
 
-/// The references in one message, as docs/rref.md, section 8, has it.
+/// Maximum number of references in one message (docs/rref.md, section 8).
 const FORKS_MAX: u32 = 65_536;
 
 fn worker(id: u32) -> WorkerId {
     WorkerId::new(id).unwrap()
 }
 
-/// The stranger, and the users that it has registered at the target.
+/// A group member that violates the protocol, and the users that it has registered at the target.
 struct Stranger {
     agent: Agent,
     incarnation: u64,
     rng: Rng,
-    /// Users that the target has taken on. Only these may be left there, each with the value it refers to.
+    /// Users that the target has accepted, each with its value. The target may keep only these.
     registered: BTreeSet<(RRefId, ForkId)>,
 }
 
-/// A request, and the answer that it got.
-type Asked = (&'static str, Bytes, Result<Bytes, RpcError>);
+/// A request and its answer.
+type Exchange = (&'static str, Bytes, Result<Bytes, RpcError>);
 
 impl Stranger {
     fn new(agent: Agent, rng: Rng) -> Self {
@@ -77,7 +77,7 @@ impl Stranger {
         }
     }
 
-    /// An id that no worker has given.
+    /// An id that no worker has assigned.
     fn id(&mut self, created_on: u32) -> GloballyUniqueId {
         GloballyUniqueId {
             created_on: worker(created_on),
@@ -93,7 +93,7 @@ impl Stranger {
         RRefId(self.id(STRANGER))
     }
 
-    /// The id of one of its own users.
+    /// A new id of one of the stranger's own users.
     fn fork(&mut self) -> ForkId {
         let id = self.id(STRANGER);
         ForkId(GloballyUniqueId {
@@ -102,7 +102,7 @@ impl Stranger {
         })
     }
 
-    /// A reference to a value of the third worker that does not exist.
+    /// A reference to a nonexistent value of the third worker.
     fn fork_data(&mut self) -> ForkData {
         ForkData {
             owner: worker(THIRD),
@@ -118,7 +118,7 @@ impl Stranger {
         message.encode(self.incarnation).into()
     }
 
-    /// One valid request for each kind, and the function that takes it. `held` is a list of the target's.
+    /// One valid request of each kind, with the function that takes it. `held` is a list that the target owns.
     fn valid(&mut self, held: RRefId) -> Vec<(&'static str, Bytes)> {
         let creation = |this: &mut Self, function: &str, arguments: Vec<u8>| Message::RemoteCall {
             rref: this.rref(),
@@ -176,10 +176,10 @@ impl Stranger {
         valid
     }
 
-    /// Sends all requests at once, and waits for all answers.
+    /// Sends all requests concurrently, and waits for all answers.
     #[track_caller]
-    fn ask_all(&mut self, requests: Vec<(&'static str, Bytes)>, held: RRefId) -> Vec<Asked> {
-        let asking: Vec<_> = requests
+    fn request_all(&mut self, requests: Vec<(&'static str, Bytes)>, held: RRefId) -> Vec<Exchange> {
+        let pending: Vec<_> = requests
             .into_iter()
             .map(|(function, payload)| {
                 let timeout = if waits(function, &payload, held) {
@@ -197,7 +197,7 @@ impl Stranger {
                 (function, payload, asked)
             })
             .collect();
-        let asked = asking.into_iter().map(|(function, payload, asked)| {
+        let asked = pending.into_iter().map(|(function, payload, asked)| {
             let answer = asked.wait_timeout(PATIENCE);
             let answer = answer.unwrap_or_else(|| panic!("{function} hangs on {payload:?}"));
             if !waits(function, &payload, held) {
@@ -206,7 +206,7 @@ impl Stranger {
                     "{function} {payload:?}: {answer:?}"
                 );
             }
-            self.note(function, &payload, &answer);
+            self.record_user(function, &payload, &answer);
             (function, payload, answer)
         });
         asked.collect()
@@ -214,31 +214,31 @@ impl Stranger {
 
     /// Sends one request.
     #[track_caller]
-    fn ask(
+    fn request_one(
         &mut self,
         function: &'static str,
         payload: impl Into<Bytes>,
     ) -> Result<Bytes, RpcError> {
         let unknown = self.rref();
-        let asked = self.ask_all(vec![(function, payload.into())], unknown);
+        let asked = self.request_all(vec![(function, payload.into())], unknown);
         let (_, _, answer) = asked.into_iter().next().unwrap();
         answer
     }
 
-    /// Sends a control message, and returns its answer.
+    /// Sends a control message and returns its answer.
     #[track_caller]
-    fn tell(&mut self, message: &Message) -> Answer {
+    fn send_control(&mut self, message: &Message) -> Answer {
         let function = match message {
             Message::RemoteCall { .. } => CREATE,
             _ => CONTROL,
         };
         let payload = self.encode(message);
-        let answer = self.ask(function, payload).unwrap();
+        let answer = self.request_one(function, payload).unwrap();
         Answer::decode(&answer).unwrap().1
     }
 
-    /// Notes a user that the target has registered.
-    fn note(&mut self, function: &str, payload: &Bytes, answer: &Result<Bytes, RpcError>) {
+    /// Records a user that the target has registered.
+    fn record_user(&mut self, function: &str, payload: &Bytes, answer: &Result<Bytes, RpcError>) {
         let (CREATE | CONTROL, Ok(answer)) = (function, answer) else {
             return;
         };
@@ -253,9 +253,9 @@ impl Stranger {
         self.registered.insert(user);
     }
 
-    /// The target keeps nothing of the stranger but registered users.
+    /// Asserts that the target keeps nothing of the stranger except registered users.
     #[track_caller]
-    fn check_left(&self, target: &Worker) {
+    fn check_remaining_users(&self, target: &Worker) {
         let snapshot = target.rrefs.snapshot().unwrap();
         for row in &snapshot.owned {
             let its_own = row
@@ -273,9 +273,10 @@ impl Stranger {
         );
     }
 
-    /// Poses as another process, which releases all users of the one before.
+    /// Takes a new incarnation and contacts the worker `target`, which releases all users of the previous
+    /// incarnation.
     #[track_caller]
-    fn start_again_for(&mut self, target: u32) {
+    fn restart_for(&mut self, target: u32) {
         self.incarnation = self.rng.u64(INCARNATION + 1..);
         let (rref, fork) = (self.rref(), self.fork());
         let query = self.encode(&Message::Query { rref, fork });
@@ -293,7 +294,10 @@ impl Stranger {
         let users: Vec<_> = std::mem::take(&mut self.registered).into_iter().collect();
         for forks in users.chunks(DELETES_MAX) {
             let forks = forks.to_vec();
-            assert_eq!(self.tell(&Message::UserDelete { forks }), Answer::Ack);
+            assert_eq!(
+                self.send_control(&Message::UserDelete { forks }),
+                Answer::Ack
+            );
         }
     }
 }
@@ -304,7 +308,7 @@ fn number(number: u32) -> [u8; 4] {
     bytes
 }
 
-/// Arguments: references, and an encoded value.
+/// Encodes arguments: references, then an encoded value.
 fn packed(forks: &[ForkData], value: &[u8]) -> Vec<u8> {
     let mut bytes = number(u32::try_from(forks.len()).unwrap()).to_vec();
     for fork in forks {
@@ -314,7 +318,7 @@ fn packed(forks: &[ForkData], value: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Whether the request is valid, and waits for a value that may still be created.
+/// Whether the request is valid and waits for a value that may still be created.
 fn waits(function: &str, payload: &Bytes, held: RRefId) -> bool {
     matches!(function, FETCH | AWAIT | CALL)
         && matches!(
@@ -323,8 +327,8 @@ fn waits(function: &str, payload: &Bytes, held: RRefId) -> bool {
         )
 }
 
-/// A group whose target owns a list that the third holds, and the stranger with its random numbers.
-fn begin(seed: u64) -> (Vec<Worker>, RRef<List>, Stranger) {
+/// Starts a group with a stranger. The target owns a list that the third worker holds.
+fn start_group(seed: u64) -> (Vec<Worker>, RRef<List>, Stranger) {
     let (workers, agent) = group_with_stranger(Registry::new(), |_, functions| {
         functions
             .register("forget", |_, _: RRef<i64>| Ok(0_i64))
@@ -336,15 +340,15 @@ fn begin(seed: u64) -> (Vec<Worker>, RRef<List>, Stranger) {
     (workers, list, Stranger::new(agent, Rng::with_seed(seed)))
 }
 
-/// The target still serves others, has lost no thread, and leaks nothing.
+/// Asserts that the target still serves other workers, no handler has panicked, and nothing leaks. Stops the group.
 #[track_caller]
-fn check_well(workers: &[Worker], list: RRef<List>, mut stranger: Stranger) {
+fn check_healthy(workers: &[Worker], list: RRef<List>, mut stranger: Stranger) {
     let [target, third] = workers else {
         panic!("two workers")
     };
     assert_eq!(target.agent.handle().metrics().handler_panics, 0);
     assert_eq!(third.agent.handle().metrics().handler_panics, 0);
-    stranger.check_left(target);
+    stranger.check_remaining_users(target);
     // Valid requests were served, and the third worker's value exists.
     let items = list.to_here(Some(PATIENCE)).unwrap().into_inner().unwrap();
     assert_eq!(items[0], 1);
@@ -358,7 +362,7 @@ fn check_well(workers: &[Worker], list: RRef<List>, mut stranger: Stranger) {
     end(workers, &stranger);
 }
 
-/// Stops all agents. No reference is held.
+/// Stops all agents; no reference may be held.
 #[track_caller]
 fn end(workers: &[Worker], stranger: &Stranger) {
     for worker in workers {
@@ -373,19 +377,19 @@ fn end(workers: &[Worker], stranger: &Stranger) {
 
 #[test]
 fn truncated_requests_are_answered_and_keep_registered_users() {
-    let (workers, list, mut stranger) = begin(seed());
+    let (workers, list, mut stranger) = start_group(seed());
     let kinds = stranger.valid(list.id()).len();
     for kind in 0..kinds {
         let (function, whole) = stranger.valid(list.id()).swap_remove(kind);
-        // Each with names of its own, as all of them are heard.
+        // Each request uses new ids, because the target processes all of them.
         let cut: Vec<_> = (0..whole.len())
             .map(|end| {
                 let (function, whole) = stranger.valid(list.id()).swap_remove(kind);
                 (function, whole.slice(..end.min(whole.len())))
             })
             .collect();
-        let asked = stranger.ask_all(cut, list.id());
-        // Arguments and lists can end earlier; all others are errors.
+        let asked = stranger.request_all(cut, list.id());
+        // Truncated arguments and lists can be valid; all other truncated requests are errors.
         let has_rest = matches!(
             Message::decode(&whole),
             Ok((
@@ -398,15 +402,15 @@ fn truncated_requests_are_answered_and_keep_registered_users() {
                 assert!(answer.is_err(), "{function} {cut:?}: {answer:?}");
             }
         }
-        let whole = stranger.ask_all(vec![(function, whole)], list.id());
+        let whole = stranger.request_all(vec![(function, whole)], list.id());
         assert!(whole[0].2.is_ok(), "{:?}", whole[0]);
     }
-    check_well(&workers, list, stranger);
+    check_healthy(&workers, list, stranger);
 }
 
 #[test]
 fn requests_with_any_one_byte_changed_are_answered_and_keep_registered_users() {
-    let (workers, list, mut stranger) = begin(seed());
+    let (workers, list, mut stranger) = start_group(seed());
     let kinds = stranger.valid(list.id()).len();
     for kind in 0..kinds {
         let len = stranger.valid(list.id())[kind].1.len();
@@ -421,18 +425,18 @@ fn requests_with_any_one_byte_changed_are_answered_and_keep_registered_users() {
                     (function, Bytes::from(bytes))
                 })
                 .collect();
-            stranger.ask_all(changed, list.id());
+            stranger.request_all(changed, list.id());
         }
     }
     assert!(!stranger.registered.is_empty());
-    check_well(&workers, list, stranger);
+    check_healthy(&workers, list, stranger);
 }
 
 #[test]
 fn a_message_for_another_function_is_refused_by_each() {
-    let (workers, list, mut stranger) = begin(seed());
+    let (workers, list, mut stranger) = start_group(seed());
     for (its_function, payload) in stranger.valid(list.id()) {
-        // `alive` takes anything, and `run` takes names.
+        // `alive` accepts any bytes, and `run` accepts names.
         let others = [CREATE, CONTROL, FETCH, AWAIT, CALL, HOLDS].into_iter();
         let others: Vec<_> = others
             .filter(|function| match its_function {
@@ -441,7 +445,7 @@ fn a_message_for_another_function_is_refused_by_each() {
             })
             .map(|function| (function, payload.clone()))
             .collect();
-        for (function, payload, answer) in stranger.ask_all(others, list.id()) {
+        for (function, payload, answer) in stranger.request_all(others, list.id()) {
             assert!(
                 matches!(answer, Err(RpcError::Remote { .. })),
                 "{its_function} to {function} {payload:?}: {answer:?}"
@@ -449,19 +453,19 @@ fn a_message_for_another_function_is_refused_by_each() {
         }
     }
     assert!(stranger.registered.is_empty());
-    check_well(&workers, list, stranger);
+    check_healthy(&workers, list, stranger);
 }
 
 #[test]
 fn random_bytes_are_answered_and_keep_registered_users() {
-    let (workers, list, mut stranger) = begin(seed());
+    let (workers, list, mut stranger) = start_group(seed());
     for _ in 0..40 {
         for function in FUNCTIONS {
             let random: Vec<_> = (0..16)
                 .map(|_| {
                     let len = stranger.rng.usize(..160);
                     let mut bytes: Vec<u8> = (0..len).map(|_| stranger.rng.u8(..)).collect();
-                    // Half of them get beyond the header.
+                    // Half of the requests get a valid header.
                     if stranger.rng.bool() && len > INCARNATION_BYTES.end {
                         bytes[0] = 1;
                         bytes[1] = stranger.rng.u8(..10);
@@ -473,20 +477,20 @@ fn random_bytes_are_answered_and_keep_registered_users() {
                     (function, Bytes::from(bytes))
                 })
                 .collect();
-            stranger.ask_all(random, list.id());
+            stranger.request_all(random, list.id());
         }
     }
-    check_well(&workers, list, stranger);
+    check_healthy(&workers, list, stranger);
 }
 
 #[test]
 fn counts_and_lengths_are_checked_before_use() {
-    let (workers, list, mut stranger) = begin(seed());
+    let (workers, list, mut stranger) = start_group(seed());
     let run = |arguments: &[u8]| [b"\x06forget", arguments].concat();
     let mut too_many = number(FORKS_MAX + 1).to_vec();
     let fork = stranger.fork_data();
     fork.encode(&mut too_many);
-    // A name of a function that is no UTF-8, and lengths of 2^32 - 1 where there are none.
+    // Function names that are not UTF-8, and counts of 2^32 - 1 without elements.
     let mut requests = vec![
         (RUN, run(&[0xff; 4])),
         (RUN, run(&[0xff; 300])),
@@ -519,16 +523,16 @@ fn counts_and_lengths_are_checked_before_use() {
     let requests = requests
         .into_iter()
         .map(|(function, payload)| (function, payload.into()));
-    for (function, payload, answer) in stranger.ask_all(requests.collect(), list.id()) {
+    for (function, payload, answer) in stranger.request_all(requests.collect(), list.id()) {
         assert!(
             matches!(answer, Err(RpcError::Remote { .. })),
             "{function} {payload:?}: {answer:?}"
         );
     }
-    // The arguments of a creation are looked at later: its error is the value.
+    // The owner decodes the arguments of a creation later: a decoding error becomes the value.
     for arguments in [vec![0xff; 4], too_many, b"\x01\0\0\0".to_vec()] {
         let (rref, fork) = (stranger.rref(), stranger.fork());
-        let created = stranger.tell(&Message::RemoteCall {
+        let created = stranger.send_control(&Message::RemoteCall {
             rref,
             fork,
             type_name: "i64".into(),
@@ -537,18 +541,18 @@ fn counts_and_lengths_are_checked_before_use() {
         });
         assert_eq!(created, Answer::RemoteAccept);
         let fetched = stranger.encode(&Message::Fetch { rref });
-        let fetched = stranger.ask_all(vec![(FETCH, fetched)], rref);
+        let fetched = stranger.request_all(vec![(FETCH, fetched)], rref);
         let answer = fetched[0].2.as_ref().unwrap();
         assert_eq!(answer[0], 4, "the creation failed: {answer:?}");
     }
-    check_well(&workers, list, stranger);
+    check_healthy(&workers, list, stranger);
 }
 
 #[test]
-fn a_message_of_another_incarnation_releases_the_users_of_the_one_before_and_nobody_elses() {
-    let (workers, list, mut stranger) = begin(seed());
+fn a_message_of_another_incarnation_releases_only_the_users_of_the_previous_one() {
+    let (workers, list, mut stranger) = start_group(seed());
     let seen = |forks| {
-        until("the target has so many users", || {
+        until("the target has the expected number of users", || {
             workers[0].rrefs.sizes().unwrap().forks == forks
         });
     };
@@ -558,25 +562,25 @@ fn a_message_of_another_incarnation_releases_the_users_of_the_one_before_and_nob
             rref: list.id(),
             fork,
         };
-        assert_eq!(stranger.tell(&request), Answer::Ack);
+        assert_eq!(stranger.send_control(&request), Answer::Ack);
         let request = Message::ForkRequest {
             rref,
             fork: stranger.fork(),
         };
-        assert_eq!(stranger.tell(&request), Answer::Ack);
+        assert_eq!(stranger.send_control(&request), Answer::Ack);
         seen(3);
         let query = Message::Query { rref, fork };
         let mut bytes = stranger.encode(&query).to_vec();
         bytes[at] ^= 0x55;
-        stranger.ask(CONTROL, bytes).unwrap();
+        stranger.request_one(CONTROL, bytes).unwrap();
         seen(1);
-        // Its requests are refused from now on.
-        let refused = stranger.tell(&query);
+        // Requests of the previous incarnation are refused.
+        let refused = stranger.send_control(&query);
         assert!(matches!(refused, Answer::Refused(_)), "{refused:?}");
         stranger.incarnation = stranger.rng.u64(1..);
         stranger.registered.clear();
     }
-    check_well(&workers, list, stranger);
+    check_healthy(&workers, list, stranger);
 }
 
 #[test]
@@ -612,66 +616,80 @@ fn messages_about_unknown_users_free_no_value_of_another() {
         assert_eq!(alive.load(Ordering::SeqCst), 1);
         value.rpc_sync::<_, ()>("touch", ()).unwrap();
     };
-    // Users of the value that do not exist, and values that do not exist.
+    // Nonexistent users of an existing value, and nonexistent values.
     for rref in [r, unknown] {
         let forks = (0..8).map(|_| (rref, stranger.fork())).collect();
-        assert_eq!(stranger.tell(&Message::UserDelete { forks }), Answer::Ack);
+        assert_eq!(
+            stranger.send_control(&Message::UserDelete { forks }),
+            Answer::Ack
+        );
         is_there();
         let fork = stranger.fork();
-        assert_eq!(stranger.tell(&Message::ChildAccept { fork }), Answer::Ack);
+        assert_eq!(
+            stranger.send_control(&Message::ChildAccept { fork }),
+            Answer::Ack
+        );
         let fork = stranger.fork();
         assert_eq!(
-            stranger.tell(&Message::Probe { rref, fork }),
+            stranger.send_control(&Message::Probe { rref, fork }),
             Answer::NotReceived
         );
         let fork = stranger.fork();
         assert_eq!(
-            stranger.tell(&Message::Query { rref, fork }),
+            stranger.send_control(&Message::Query { rref, fork }),
             Answer::Unknown
         );
         is_there();
     }
-    // The value exists, and is neither made again nor abandoned.
+    // The existing value is neither created again nor abandoned.
     let fork = stranger.fork();
-    let again = stranger.tell(&creation(r, fork));
+    let again = stranger.send_control(&creation(r, fork));
     assert!(matches!(again, Answer::Refused(_)), "{again:?}");
     let abandon = |rref, fork| Message::Abandon {
         rref,
         fork,
-        error: "a lie".into(),
+        error: "a false error".into(),
     };
     let fork = stranger.fork();
-    let refused = stranger.tell(&abandon(r, fork));
+    let refused = stranger.send_control(&abandon(r, fork));
     assert!(matches!(refused, Answer::Refused(_)), "{refused:?}");
     assert_eq!(runs.load(Ordering::SeqCst), 1);
     is_there();
-    // A user of its own comes and goes.
+    // The stranger registers and deletes a user of its own.
     let fork = stranger.fork();
     let request = Message::ForkRequest { rref: r, fork };
-    assert_eq!(stranger.tell(&request), Answer::Ack);
-    assert_eq!(stranger.tell(&request), Answer::Ack);
+    assert_eq!(stranger.send_control(&request), Answer::Ack);
+    assert_eq!(stranger.send_control(&request), Answer::Ack);
     let delete = Message::UserDelete {
         forks: vec![(r, fork)],
     };
-    assert_eq!(stranger.tell(&delete), Answer::Ack);
-    assert_eq!(stranger.tell(&delete), Answer::Ack);
+    assert_eq!(stranger.send_control(&delete), Answer::Ack);
+    assert_eq!(stranger.send_control(&delete), Answer::Ack);
     is_there();
-    // A value that the third seems to have created is not made.
+    // A creation in the name of the third worker is refused.
     let rref = RRefId(stranger.id(THIRD));
     let fork = stranger.fork();
-    let by_other = stranger.tell(&creation(rref, fork));
+    let by_other = stranger.send_control(&creation(rref, fork));
     assert!(matches!(by_other, Answer::Refused(_)), "{by_other:?}");
-    // One of its own is, once.
+    // A creation in its own name runs, and runs only once.
     let (rref, fork) = (stranger.rref(), stranger.fork());
-    assert_eq!(stranger.tell(&creation(rref, fork)), Answer::RemoteAccept);
-    assert_eq!(stranger.tell(&creation(rref, fork)), Answer::RemoteAccept);
-    until("it is made", || alive.load(Ordering::SeqCst) == 2);
+    assert_eq!(
+        stranger.send_control(&creation(rref, fork)),
+        Answer::RemoteAccept
+    );
+    assert_eq!(
+        stranger.send_control(&creation(rref, fork)),
+        Answer::RemoteAccept
+    );
+    until("the value is created", || alive.load(Ordering::SeqCst) == 2);
     stranger.delete_all();
-    until("it is freed", || alive.load(Ordering::SeqCst) == 1);
+    until("the created value is freed", || {
+        alive.load(Ordering::SeqCst) == 1
+    });
     assert_eq!(runs.load(Ordering::SeqCst), 2);
     is_there();
 
-    stranger.check_left(&workers[0]);
+    stranger.check_remaining_users(&workers[0]);
     assert_eq!(workers[0].rrefs.sizes().unwrap().forks, 1);
     drop(value);
     until("the value is freed", || alive.load(Ordering::SeqCst) == 0);
@@ -681,11 +699,11 @@ fn messages_about_unknown_users_free_no_value_of_another() {
 }
 
 #[test]
-fn a_strangers_reference_is_answered_whatever_its_owner_and_parent() {
-    let (workers, list, mut stranger) = begin(seed());
-    let nobody = 99;
-    for owner in [TARGET, THIRD, STRANGER, nobody] {
-        for parent in [TARGET, THIRD, STRANGER, nobody] {
+fn a_strangers_reference_is_answered_for_any_owner_and_parent() {
+    let (workers, list, mut stranger) = start_group(seed());
+    let nonexistent = 99;
+    for owner in [TARGET, THIRD, STRANGER, nonexistent] {
+        for parent in [TARGET, THIRD, STRANGER, nonexistent] {
             for type_name in ["i64", "no such"] {
                 let fork = ForkData {
                     owner: worker(owner),
@@ -693,11 +711,11 @@ fn a_strangers_reference_is_answered_whatever_its_owner_and_parent() {
                     type_name: type_name.into(),
                     ..stranger.fork_data()
                 };
-                // Twice in one message: that is no reference at all.
+                // The same reference twice in one message is invalid.
                 let twice = [fork.clone(), fork.clone()];
                 for forks in [&twice[..], &twice[..1]] {
                     let run = [b"\x06forget", &*packed(forks, &[0])].concat();
-                    let answer = stranger.ask(RUN, run);
+                    let answer = stranger.request_one(RUN, run);
                     if forks.len() == 2 {
                         assert!(answer.is_err(), "{fork:?}: {answer:?}");
                     } else if let (Ok(answer), "no such") = (answer, type_name) {
@@ -707,19 +725,19 @@ fn a_strangers_reference_is_answered_whatever_its_owner_and_parent() {
             }
         }
     }
-    check_well(&workers, list, stranger);
+    check_healthy(&workers, list, stranger);
 }
 
 #[test]
 fn a_reference_sent_to_a_stranger_is_kept_until_its_deletion() {
-    let (workers, list, mut stranger) = begin(seed());
+    let (workers, list, mut stranger) = start_group(seed());
     let number = workers[1].rrefs.remote("worker0", "number", 5_i64);
     let number: RRef<i64> = number.unwrap();
     number.wait_ready(Some(PATIENCE)).unwrap();
-    // A user of its own, which it sends to the owner and gets back as another one.
+    // The stranger registers a user, sends it to the owner, and gets another user back.
     let (rref, fork) = (number.id(), stranger.fork());
     assert_eq!(
-        stranger.tell(&Message::ForkRequest { rref, fork }),
+        stranger.send_control(&Message::ForkRequest { rref, fork }),
         Answer::Ack
     );
     let sent = ForkData {
@@ -728,27 +746,27 @@ fn a_reference_sent_to_a_stranger_is_kept_until_its_deletion() {
         ..stranger.fork_data()
     };
     let run = [b"\x04echo", &*packed(&[sent], &[0])].concat();
-    let answer = stranger.ask(RUN, run).unwrap();
+    let answer = stranger.request_one(RUN, run).unwrap();
     assert_eq!(answer[..5], [0, 1, 0, 0, 0]);
     let back = ForkData::decode(&mut &answer[5..]).unwrap();
     assert_eq!((back.rref, back.parent), (rref, worker(TARGET)));
     stranger.registered.insert((rref, back.fork));
     drop(number);
-    until("its two users are left", || {
+    until("two users of the stranger are left", || {
         workers[1].rrefs.sizes().unwrap().confirmed_users == 1
             && workers[0].rrefs.sizes().unwrap().forks == 3
     });
     let fetch = stranger.encode(&Message::Fetch { rref });
-    let fetched = stranger.ask_all(vec![(FETCH, fetch.clone())], rref);
+    let fetched = stranger.request_all(vec![(FETCH, fetch.clone())], rref);
     assert_eq!(fetched[0].2.as_ref().unwrap()[..], [0, 0, 0, 0, 0, 10]);
     stranger.delete_all();
-    let fetched = stranger.ask_all(vec![(FETCH, fetch)], rref);
+    let fetched = stranger.request_all(vec![(FETCH, fetch)], rref);
     assert_eq!(fetched[0].2.as_ref().unwrap()[..], [2], "it was freed");
-    check_well(&workers, list, stranger);
+    check_healthy(&workers, list, stranger);
 }
 
 #[test]
-fn an_owner_that_answers_anything_gives_errors_and_keeps_no_user() {
+fn random_answers_of_an_owner_cause_errors_and_leave_no_user() {
     let seed = seed();
     let answers = Arc::new(Mutex::new(Rng::with_seed(seed)));
     let mut registry = Registry::new();
@@ -766,7 +784,7 @@ fn an_owner_that_answers_anything_gives_errors_and_keeps_no_user() {
         let options = CallOptions::default().with_timeout(PATIENCE / 2);
         let made: RRef<List> = rrefs.remote(to, "list", vec![1_i64]).unwrap();
         let own = rrefs.rref(1_i64).unwrap();
-        // What they end with is the stranger's to say; that they end is not.
+        // The results depend on the stranger's answers, but every operation must end.
         let ends = [
             made.wait_confirmed(Some(PATIENCE)),
             made.to_here(Some(PATIENCE)).map(drop),
@@ -782,7 +800,7 @@ fn an_owner_that_answers_anything_gives_errors_and_keeps_no_user() {
                 .map(drop),
         ];
         let is_late = matches!(ends[0], Err(RRefError::TimedOut { .. }));
-        assert!(!is_late, "the creation is answered, whatever the answer");
+        assert!(!is_late, "any answer must end the wait");
         for end in ends {
             let is_late = matches!(&end, Err(RRefError::Rpc(RpcError::Timeout { .. })));
             assert!(!is_late, "{end:?}");
@@ -793,8 +811,8 @@ fn an_owner_that_answers_anything_gives_errors_and_keeps_no_user() {
     let made: RRef<i64> = workers[1].rrefs.remote("worker0", "number", 9_i64).unwrap();
     assert_eq!(made.to_here(Some(PATIENCE)).unwrap(), 9);
     drop(made);
-    // What it was sent it may keep: that is all that is left, and it goes with its agent.
-    until("what is left is the stranger's", || {
+    // Only references that were sent to the stranger remain, until its agent ends.
+    until("only references of the stranger remain", || {
         let snapshot = workers[0].rrefs.snapshot().unwrap();
         let mut holders = snapshot.owned.iter().flat_map(|row| &row.forks);
         holders.all(|holder| holder.worker == to)
@@ -807,7 +825,7 @@ fn an_owner_that_answers_anything_gives_errors_and_keeps_no_user() {
     end(&workers, &stranger);
 }
 
-/// Any answer of one process: of a kind of the protocol's, with its end cut off or changed, or random.
+/// A random answer of the first incarnation: valid, truncated, extended, or random bytes.
 fn any_answer(function: &str, rng: &mut Rng) -> Bytes {
     let answers = [
         Answer::Ack,
@@ -821,7 +839,7 @@ fn any_answer(function: &str, rng: &mut Rng) -> Bytes {
         Answer::Unknown,
         Answer::Refused("no".into()),
     ];
-    // Often what a good owner says, so that there are users that are confirmed.
+    // Often a correct answer, so that some users are confirmed.
     let answer = match (rng.bool(), function) {
         (true, CREATE) => Answer::RemoteAccept,
         (true, _) => Answer::Ack,
@@ -835,7 +853,7 @@ fn any_answer(function: &str, rng: &mut Rng) -> Bytes {
         0 => bytes.truncate(rng.usize(..=bytes.len())),
         1 => {
             bytes.iter_mut().for_each(|byte| *byte = rng.u8(..));
-            // No message at all, so that it is not by chance one of another process.
+            // An invalid version, so that the bytes cannot be an answer of another incarnation.
             bytes[0] |= 2;
         }
         2 => bytes.extend_from_slice(&[0xff; 9]),
@@ -857,8 +875,9 @@ fn an_answer_of_a_process_declared_dead_ends_the_wait() {
         .unwrap();
     let (workers, agent) = group_with_stranger(registry, |_, _| {});
     let stranger = Stranger::new(agent, Rng::new());
-    // The second answer is the end of the first process and good, and the third one comes of the first again.
-    for is_given_up in [false, false, true] {
+    // The second answer comes from a new incarnation, which ends the first one. The third answer comes from the first
+    // incarnation again, so that creation fails.
+    for fails in [false, false, true] {
         let made = workers[0].rrefs.remote(worker(STRANGER), "number", 1_i64);
         let made: RRef<i64> = made.unwrap();
         let confirmed = made.wait_confirmed(Some(PATIENCE / 6));
@@ -866,16 +885,16 @@ fn an_answer_of_a_process_declared_dead_ends_the_wait() {
             !matches!(confirmed, Err(RRefError::TimedOut { .. })),
             "{confirmed:?}"
         );
-        assert_eq!(confirmed.is_err(), is_given_up, "{confirmed:?}");
+        assert_eq!(confirmed.is_err(), fails, "{confirmed:?}");
     }
     until_empty(&workers);
     end(&workers, &stranger);
 }
 
 #[test]
-fn a_stranger_that_contradicts_itself_is_answered_and_harms_nobody_else() {
-    let (workers, list, mut stranger) = begin(seed());
-    // Few names, each of which is a value, a user, and a user of all the values.
+fn contradictory_requests_are_answered_and_do_not_affect_others() {
+    let (workers, list, mut stranger) = start_group(seed());
+    // A few ids, each used as a value, as a user, and as a user of all the values.
     let names: Vec<_> = (0..6).map(|_| stranger.id(STRANGER)).collect();
     for _ in 0..2_000 {
         let any = |stranger: &mut Stranger| names[stranger.rng.usize(..names.len())];
@@ -902,7 +921,7 @@ fn a_stranger_that_contradicts_itself_is_answered_and_harms_nobody_else() {
             5 => Message::Probe { rref, fork },
             _ => Message::Query { rref, fork },
         };
-        stranger.tell(&message);
+        stranger.send_control(&message);
         if stranger.rng.u8(..8) == 0 {
             let sent = ForkData {
                 owner: worker(stranger.rng.u32(..3)),
@@ -911,36 +930,36 @@ fn a_stranger_that_contradicts_itself_is_answered_and_harms_nobody_else() {
                 ..stranger.fork_data()
             };
             let run = [b"\x06forget", &*packed(&[sent], &[0])].concat();
-            stranger.ask_all(vec![(RUN, run.into())], rref);
+            stranger.request_all(vec![(RUN, run.into())], rref);
         }
     }
     stranger.registered.clear();
     for target in [TARGET, THIRD] {
-        stranger.start_again_for(target);
+        stranger.restart_for(target);
     }
-    check_well(&workers, list, stranger);
+    check_healthy(&workers, list, stranger);
 }
 
 #[test]
-fn ids_that_the_target_is_still_to_give_are_refused() {
-    let (workers, list, mut stranger) = begin(seed());
+fn ids_that_the_target_has_not_assigned_yet_are_refused() {
+    let (workers, list, mut stranger) = start_group(seed());
     let target = &workers[0].rrefs;
     let before = target.rref(0_i64).unwrap();
     let next = |count: u64| GloballyUniqueId {
         local_id: before.id().0.local_id + count,
         ..before.id().0
     };
-    // The next values are fetched, registered with, deleted and created before they are there.
+    // Fetch, register with, delete and create the next values before the target assigns their ids.
     let rrefs: Vec<_> = (1..=4).map(|count| RRefId(next(count))).collect();
     let early = stranger.encode(&Message::Fetch { rref: rrefs[0] });
-    stranger.ask_all(vec![(FETCH, early)], list.id());
+    stranger.request_all(vec![(FETCH, early)], list.id());
     let mut say = |message| {
         let payload = stranger.encode(&message);
         let function = match message {
             Message::RemoteCall { .. } => CREATE,
             _ => CONTROL,
         };
-        let _ = stranger.ask(function, payload);
+        let _ = stranger.request_one(function, payload);
     };
     let fork = ForkId(GloballyUniqueId {
         created_on: worker(STRANGER),
@@ -970,21 +989,21 @@ fn ids_that_the_target_is_still_to_give_are_refused() {
     }
     drop((before, values));
     for target in [TARGET, THIRD] {
-        stranger.start_again_for(target);
+        stranger.restart_for(target);
     }
     stranger.registered.clear();
-    check_well(&workers, list, stranger);
+    check_healthy(&workers, list, stranger);
 }
 
 #[test]
 fn a_request_without_a_deadline_is_dropped_with_its_worker() {
-    let (workers, list, mut stranger) = begin(seed());
+    let (workers, list, mut stranger) = start_group(seed());
     let parked = |expected| {
-        until("so many requests wait", || {
+        until("the expected number of requests is parked", || {
             workers[0].rrefs.sizes().unwrap().parked_fetches == expected
         });
     };
-    // Its creator is a worker that does not exist, so it is never created.
+    // The value's creator is a nonexistent worker, so the value is never created.
     let rref = RRefId(stranger.id(99));
     let fetch = stranger.encode(&Message::Fetch { rref });
     let options = CallOptions::default().with_timeout(None);
@@ -993,8 +1012,8 @@ fn a_request_without_a_deadline_is_dropped_with_its_worker() {
         .handle()
         .call_bytes_async(worker(TARGET), FETCH, fetch, options);
     parked(1);
-    stranger.start_again_for(TARGET);
+    stranger.restart_for(TARGET);
     parked(0);
     assert!(asked.wait_timeout(PATIENCE).is_some());
-    check_well(&workers, list, stranger);
+    check_healthy(&workers, list, stranger);
 }

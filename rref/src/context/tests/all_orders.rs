@@ -1,9 +1,8 @@
-//! Every order of events, of short programs on three workers.
+//! Explores every order of events of short programs on three workers.
 //!
-//! In each state, each thread may go on and each packet may arrive; besides, as often as the budget says,
-//! what is unusual happens to any packet. Worlds that were met before are not visited again. A lost
-//! request that is sent again is no step of its own: it is one that arrives later. A lost answer is a copy
-//! of the request whose answer is not awaited.
+//! In each state, each thread may take its next step, each packet may arrive, and the budget may allow faults. States
+//! that were visited before are skipped. The retry of a lost request is not modeled as a step: it equals a late
+//! arrival. A lost answer is modeled as a copy of the request whose answer is ignored.
 
 use std::collections::HashSet;
 use std::time::Instant;
@@ -12,12 +11,12 @@ use crate::context::Carrier;
 
 use super::world::{Budget, Op, Step, Thread, World};
 
-/// The creator, the owner, and a third.
+/// The creator, the owner, and a third worker.
 const A: usize = 0;
 const B: usize = 1;
 const C: usize = 2;
 
-/// What was seen.
+/// Totals of an exploration.
 #[derive(Debug, Default)]
 struct Seen {
     states: usize,
@@ -27,14 +26,14 @@ struct Seen {
 
 fn explore(threads: &[Thread], budget: Budget) -> Seen {
     let start = World::new(3, threads.to_vec(), budget, Instant::now());
-    let mut met = HashSet::from([start.fingerprint()]);
+    let mut visited = HashSet::from([start.fingerprint()]);
     let mut open = vec![start];
     let mut seen = Seen::default();
     while let Some(world) = open.pop() {
         seen.states += 1;
-        let usual = world.steps();
+        let regular = world.steps();
         let mut next = Vec::new();
-        if usual.is_empty() {
+        if regular.is_empty() {
             let mut world = world.clone();
             if world.wait() {
                 next.push(world);
@@ -49,64 +48,70 @@ fn explore(threads: &[Thread], budget: Budget) -> Seen {
             world.take(step);
             world
         };
-        next.extend(usual.into_iter().chain(world.faults()).map(after));
+        next.extend(regular.into_iter().chain(world.faults()).map(after));
         open.extend(
             next.into_iter()
-                .filter(|world| met.insert(world.fingerprint())),
+                .filter(|world| visited.insert(world.fingerprint())),
         );
     }
     seen
 }
 
-/// Whether to explore all: minutes in a debug build.
+/// Whether to explore completely, which takes minutes in a debug build.
 fn is_long() -> bool {
     std::env::var_os("LONG").is_some()
 }
 
-/// [`explore_all`] with `LONG` set, as in CI. Else with nothing unusual only, which takes a second; `states_min`
-/// of the states are without anything unusual.
-fn explore_long((usual_min, states_min): (usize, usize), threads: &[Thread]) {
+/// [`explore_all`] with `LONG` set, as in CI; otherwise an exploration without faults, which takes a second and must
+/// visit `regular_min` states.
+fn explore_long((regular_min, states_min): (usize, usize), threads: &[Thread]) {
     if is_long() {
         return explore_all(states_min, threads);
     }
     let seen = explore(threads, Budget::default());
     assert!(seen.ends > 0);
-    assert_eq!(seen.values_max, 1, "the program makes a value");
-    assert!(seen.states >= usual_min, "only {} states", seen.states);
+    assert_eq!(seen.values_max, 1, "the program creates a value");
+    assert!(seen.states >= regular_min, "only {} states", seen.states);
 }
 
-/// The program with nothing unusual, and with one unusual event of each kind. Fewer states than `states_min`
-/// in all mean that the exploration has lost something.
+/// Explores the program without faults, and with each kind of fault once. Fails if it visits fewer than `states_min`
+/// states in all, because then the exploration has become incomplete.
 fn explore_all(states_min: usize, threads: &[Thread]) {
     explore_with_values(1, states_min, threads);
 }
 
-/// [`explore_all`] of a program that makes that many values at most.
+/// [`explore_all`] of a program that creates up to `values_max` values.
 fn explore_with_values(values_max: usize, states_min: usize, threads: &[Thread]) {
-    let usual = Budget::default();
+    let no_faults = Budget::default();
     let budgets = [
-        usual,
-        Budget { copies: 1, ..usual },
-        Budget { stalls: 1, ..usual },
+        no_faults,
+        Budget {
+            copies: 1,
+            ..no_faults
+        },
+        Budget {
+            stalls: 1,
+            ..no_faults
+        },
         Budget {
             lost_calls: 1,
-            ..usual
+            ..no_faults
         },
         Budget {
             call_copies: 1,
-            ..usual
+            ..no_faults
         },
         Budget {
             not_delivered: 1,
             failing_functions: 1,
-            ..usual
+            ..no_faults
         },
     ];
     let mut states = 0;
     for budget in budgets {
         let seen = explore(threads, budget);
         assert!(seen.ends > 0);
-        assert_eq!(seen.values_max, values_max, "values that were made");
+        assert_eq!(seen.values_max, values_max, "created values");
         states += seen.states;
     }
     assert!(states >= states_min, "only {states} states");
@@ -258,16 +263,16 @@ fn a_failed_encoding_leaves_no_fork() {
     );
 }
 
-const PROMISE: Op = Op::CreatePromised { slot: 0 };
-const GIVE: Op = Op::GiveValue { slot: 0 };
-const GIVE_ERROR: Op = Op::SetValueError { slot: 0 };
+const CREATE_PROMISED: Op = Op::CreatePromised { slot: 0 };
+const SET: Op = Op::SetValue { slot: 0 };
+const SET_ERROR: Op = Op::SetValueError { slot: 0 };
 
 #[test]
 fn a_value_is_set_before_or_after_its_fetch() {
     explore_all(
         300,
         &[
-            Thread::new(B, &[PROMISE, call(A, 0), GIVE, DROP]),
+            Thread::new(B, &[CREATE_PROMISED, call(A, 0), SET, DROP]),
             Thread::new(A, &[FETCH, DROP]),
         ],
     );
@@ -278,7 +283,7 @@ fn a_value_is_set_while_its_reference_is_forwarded() {
     explore_all(
         3_000,
         &[
-            Thread::new(B, &[PROMISE, call(A, 0), GIVE, DROP]),
+            Thread::new(B, &[CREATE_PROMISED, call(A, 0), SET, DROP]),
             Thread::new(A, &[call(C, 0), DROP]),
             Thread::new(C, &[FETCH, DROP]),
         ],
@@ -291,7 +296,10 @@ fn a_set_error_fails_waiting_and_later_fetches() {
         0,
         1_000,
         &[
-            Thread::new(B, &[PROMISE, call(A, 0), send(C, 0), GIVE_ERROR, DROP]),
+            Thread::new(
+                B,
+                &[CREATE_PROMISED, call(A, 0), send(C, 0), SET_ERROR, DROP],
+            ),
             Thread::new(A, &[FETCH, DROP]),
             Thread::new(C, &[FETCH, DROP]),
         ],
@@ -303,9 +311,9 @@ fn a_value_is_set_by_a_reference_that_returned_to_its_owner() {
     explore_all(
         1_000,
         &[
-            Thread::new(B, &[PROMISE, call(A, 0), DROP]),
+            Thread::new(B, &[CREATE_PROMISED, call(A, 0), DROP]),
             Thread::new(A, &[call(B, 5), FETCH, DROP]),
-            Thread::new(B, &[Op::GiveValue { slot: 5 }, Op::Drop { slot: 5 }]),
+            Thread::new(B, &[Op::SetValue { slot: 5 }, Op::Drop { slot: 5 }]),
         ],
     );
 }
@@ -315,8 +323,8 @@ fn of_two_concurrent_set_values_one_is_refused() {
     explore_all(
         300,
         &[
-            Thread::new(B, &[PROMISE, call(A, 0), call(B, 5), GIVE, DROP]),
-            Thread::new(B, &[Op::GiveValue { slot: 5 }, Op::Drop { slot: 5 }]),
+            Thread::new(B, &[CREATE_PROMISED, call(A, 0), call(B, 5), SET, DROP]),
+            Thread::new(B, &[Op::SetValue { slot: 5 }, Op::Drop { slot: 5 }]),
             Thread::new(A, &[FETCH, DROP]),
         ],
     );
@@ -328,13 +336,13 @@ fn a_value_that_is_never_set_is_fetched_and_dropped() {
         0,
         200,
         &[
-            Thread::new(B, &[PROMISE, call(A, 0), DROP]),
+            Thread::new(B, &[CREATE_PROMISED, call(A, 0), DROP]),
             Thread::new(A, &[FETCH, DROP]),
         ],
     );
 }
 
-/// Takes long, but a minute or two in a release build: `cargo test --release -p rref two_copies -- --ignored`.
+/// Takes a minute or two in a release build: `cargo test --release -p rref two_copies -- --ignored`.
 #[test]
 #[ignore = "takes long in a debug build"]
 fn two_copies_a_stall_a_lost_and_a_copied_call_in_one_run() {

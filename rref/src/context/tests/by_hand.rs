@@ -1,4 +1,4 @@
-//! Single events and all their effects.
+//! Unit tests: single events and all their effects.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -81,7 +81,7 @@ fn run(rref: RRefId) -> Effect<&'static str> {
     }
 }
 
-/// What A sends to C of a value of B.
+/// The reference data that A sends to C for a value of B.
 fn forked(local_id: u64) -> ForkData {
     ForkData {
         owner: worker(B),
@@ -211,7 +211,7 @@ fn deletions_queue_behind_the_batch_under_way() {
     for fork in forks {
         user.drop_handle(now, Handle::User(fork));
     }
-    // Names are counted for each worker that they are for.
+    // Each receiving worker has its own counter for ids.
     let for_b = u64::from(B) << 48;
     let batch = |batch, locals: &[u64]| Effect::Send {
         to: worker(B),
@@ -238,7 +238,7 @@ fn deletions_queue_behind_the_batch_under_way() {
     };
     user.control_finished(now, control(0), answered(B, Answer::Ack));
     assert_eq!(user.take_effects(), [batch(1, &[2, 4])]);
-    // Its retries are used up: it is sent again when anything is heard of the owner.
+    // The retries are exhausted. The batch is sent again after the next message from the owner.
     user.control_finished(now, control(1), Delivery::Unknown("no answer".into()));
     assert_eq!(user.take_effects(), []);
     let probe = Message::Probe {
@@ -338,7 +338,7 @@ fn the_death_of_an_owner_fails_its_users_at_once() {
                 fork: data.fork,
                 error: error.clone()
             },
-            // Its parent protects nothing any more.
+            // The parent no longer has to wait for this child.
             Effect::Send {
                 to: worker(A),
                 control: accept,
@@ -401,7 +401,7 @@ fn a_late_request_of_an_unknown_dead_process_is_refused() {
         }]
     ));
     assert!(owner.is_drained());
-    // A later process of the worker is a worker like any other.
+    // A later process of the worker is accepted.
     let of_new = |local_id| GloballyUniqueId {
         incarnation: 999,
         ..id(A, local_id)
@@ -453,9 +453,9 @@ fn a_fork_whose_receiver_has_answered_is_not_probed() {
     owner.commit_fork(now, &first, Carrier::Call);
     owner.commit_fork(now, &second, Carrier::Call);
     owner.fork_arrived(now, &first);
-    // Nor is a call that goes on, however long it takes.
+    // A reference in an unanswered call is not probed, regardless of the duration of the call.
     assert_eq!(owner.next_tick(), None);
-    // That of a creation is known for accepted only.
+    // The arrival of an answer is not reported, so its references are probed.
     owner.commit_fork(now, &second, Carrier::Answer);
     let due = now + Timing::default().probe_after;
     assert_eq!(owner.next_tick(), Some(due));
@@ -492,7 +492,8 @@ fn the_number_of_probes_under_way_is_limited() {
         })
         .collect();
     assert_eq!(sent.len(), PROBES_MAX);
-    // None more, until one is answered, or has stalled: its worker does not hold up the others.
+    // No more probes until one is answered or fails. An unanswered probe of one worker does not block those of
+    // others.
     assert_eq!(owner.next_tick(), None);
     owner.control_finished(due, sent[0], answered(A, Answer::Received));
     owner.control_finished(due, sent[1], Delivery::NotDelivered("refused".into()));
@@ -520,7 +521,7 @@ fn a_stalled_message_is_resent_after_its_timer() {
 }
 
 #[test]
-fn the_end_of_the_agent_frees_all_values_and_fails_all_waits() {
+fn an_agent_that_ends_frees_all_values_and_fails_all_waits() {
     let now = Instant::now();
     let mut worker_b = context(B, now);
     receive(&mut worker_b, now, A, creation(R(), F()));
@@ -587,7 +588,7 @@ fn a_worker_cannot_register_delete_or_query_the_user_of_another() {
     let delete = |fork| Message::UserDelete {
         forks: vec![(R(), fork)],
     };
-    // C names the creator's user, and one that A may have sent on.
+    // C sends messages about the creator's user, and about another user that A may have created.
     for fork in [F(), of_a] {
         assert_eq!(
             receive(&mut owner, now, C, delete(fork)),
@@ -614,7 +615,7 @@ fn a_worker_cannot_register_delete_or_query_the_user_of_another() {
     };
     assert_eq!(receive(&mut owner, now, A, known), [reply(Answer::Ack)]);
     assert_eq!(owner.sizes().forks, 2);
-    // And a child is accepted by whom it was sent to.
+    // Only the worker that received a child may accept it.
     let mut user = context(A, now);
     let fork = user
         .create_remote(now, worker(B), "t", "f".into(), Bytes::new())
@@ -684,7 +685,7 @@ fn a_value_is_set_once_for_all_waits() {
         token,
         result: Err(FetchError::TimedOut(rref)),
     };
-    // A request without time is answered at once.
+    // A request with a timeout of zero is answered at once.
     assert_eq!(owner.take_effects(), [timed_out(3)]);
     owner.tick(soon);
     assert_eq!(owner.take_effects(), [timed_out(2)]);
@@ -694,7 +695,7 @@ fn a_value_is_set_once_for_all_waits() {
         owner.take_effects(),
         [Effect::AnswerFetch { token: 1, result }]
     );
-    // What is refused is freed, and an error is nothing to be freed.
+    // A refused value is freed; a refused error has nothing to free.
     let refused = Err(SetValueError::AlreadySet);
     assert_eq!(owner.set_value(soon, rref, Ok("second")), refused);
     assert_eq!(owner.take_effects(), [Effect::Free("second")]);
@@ -731,7 +732,7 @@ fn a_value_that_is_unset_at_the_shutdown_fails() {
         let fetch = Message::Fetch { rref };
         assert_eq!(receive(&mut owner, now, A, fetch), []);
         owner.delete_all_users(now);
-        assert_eq!(owner.take_effects(), [], "it may still be given");
+        assert_eq!(owner.take_effects(), [], "the value may still be set");
         end(&mut owner, now);
         let why = "its owner was shut down before it set the value";
         let result = Err(FetchError::Failed(why.into()));

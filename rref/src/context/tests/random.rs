@@ -1,4 +1,4 @@
-//! Long random histories. Each is drawn from a seed; `SEED=n` repeats one, `ROUNDS=n` tries so many.
+//! Long random histories, each determined by a seed. `SEED=n` repeats one, `ROUNDS=n` runs n of them.
 
 use std::time::Instant;
 
@@ -24,8 +24,8 @@ fn for_seeds(rounds: u64, history: impl Fn(u64) + std::panic::RefUnwindSafe) {
     }
 }
 
-/// Some references, each created by one thread and passed on along a random tree, in which everybody
-/// drops it at some time.
+/// Generates programs: each reference is created by one thread, sent along a random tree, and dropped by each holder
+/// at some time.
 fn programs(random: &mut fastrand::Rng, workers: usize) -> Vec<Thread> {
     let mut threads = Vec::new();
     let mut slots = 0;
@@ -34,13 +34,13 @@ fn programs(random: &mut fastrand::Rng, workers: usize) -> Vec<Thread> {
         let slot = slots;
         slots += 1;
         let owner = random.usize(0..workers);
-        let mut gives = None;
+        let mut setter = None;
         let create = match random.u8(0..5) {
             0 => Op::CreateLocal { slot },
             4 => {
-                // Or never.
-                let give = [Op::GiveValue { slot }, Op::SetValueError { slot }];
-                gives = random.choice(give).filter(|_| random.u8(0..4) != 0);
+                // One in four values is never set.
+                let setters = [Op::SetValue { slot }, Op::SetValueError { slot }];
+                setter = random.choice(setters).filter(|_| random.u8(0..4) != 0);
                 Op::CreatePromised { slot }
             }
             1 => Op::CreateHere { slot },
@@ -76,8 +76,8 @@ fn programs(random: &mut fastrand::Rng, workers: usize) -> Vec<Thread> {
                     _ => {}
                 }
             }
-            if let Some(give) = gives.take() {
-                ops.insert(random.usize(1..=ops.len()), give);
+            if let Some(set) = setter.take() {
+                ops.insert(random.usize(1..=ops.len()), set);
             }
             ops.push(Op::Drop { slot });
             threads.push(Thread::new(on, &ops));
@@ -106,8 +106,8 @@ fn start(seed: u64) -> (World, fastrand::Rng) {
     (world, random)
 }
 
-/// One step; `false` when all is over.
-fn go_on(world: &mut World, random: &mut fastrand::Rng) -> bool {
+/// Takes one step; returns `false` when nothing is left to do.
+fn take_step(world: &mut World, random: &mut fastrand::Rng) -> bool {
     let faults = world.faults();
     if random.u8(0..8) == 0
         && let Some(fault) = pick(random, &faults)
@@ -128,7 +128,7 @@ fn go_on(world: &mut World, random: &mut fastrand::Rng) -> bool {
 fn with_delays_copies_and_losses_each_value_is_freed_once_and_not_too_early() {
     for_seeds(2000, |seed| {
         let (mut world, mut random) = start(seed);
-        while go_on(&mut world, &mut random) {}
+        while take_step(&mut world, &mut random) {}
         world.check_end();
     });
 }
@@ -138,25 +138,25 @@ fn after_a_death_the_tables_of_the_others_become_empty() {
     for_seeds(2000, |seed| {
         let (mut world, mut random) = start(seed);
         for _ in 0..random.usize(0..60) {
-            if !go_on(&mut world, &mut random) {
+            if !take_step(&mut world, &mut random) {
                 break;
             }
         }
         let victim = random.usize(..world.contexts.len());
         world.kill(victim);
-        let mut mourners: Vec<usize> = (0..world.contexts.len())
+        let mut survivors: Vec<usize> = (0..world.contexts.len())
             .filter(|&on| on != victim)
             .collect();
-        random.shuffle(&mut mourners);
-        for on in mourners {
+        random.shuffle(&mut survivors);
+        for on in survivors {
             for _ in 0..random.usize(0..10) {
                 if !world.steps().is_empty() {
-                    go_on(&mut world, &mut random);
+                    take_step(&mut world, &mut random);
                 }
             }
-            world.mourn(on, victim);
+            world.report_loss(on, victim);
         }
-        // Threads that wait for what the dead one would have sent wait forever.
+        // Threads that wait for a message of the dead worker wait forever.
         while let Some(step) = pick(&mut random, &world.steps()) {
             world.take(step);
         }
@@ -165,7 +165,7 @@ fn after_a_death_the_tables_of_the_others_become_empty() {
             world.take(step);
         }
         world.sweep();
-        while go_on(&mut world, &mut random) {}
+        while take_step(&mut world, &mut random) {}
         world.check_end();
     });
 }
@@ -175,7 +175,7 @@ fn a_shutdown_at_any_time_empties_all_tables() {
     for_seeds(2000, |seed| {
         let (mut world, mut random) = start(seed);
         for _ in 0..random.usize(0..80) {
-            if !go_on(&mut world, &mut random) {
+            if !take_step(&mut world, &mut random) {
                 break;
             }
         }
@@ -184,7 +184,7 @@ fn a_shutdown_at_any_time_empties_all_tables() {
             world.take(step);
         }
         world.sweep();
-        while go_on(&mut world, &mut random) {}
+        while take_step(&mut world, &mut random) {}
         world.check_end();
     });
 }

@@ -1,4 +1,4 @@
-//! Workers that another process has replaced. Unanswered messages may have gone to either process.
+//! Workers that were replaced by another process. Unanswered messages may have gone to either process.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -44,7 +44,7 @@ fn id(of: u32, incarnation: u64, local_id: u64) -> GloballyUniqueId {
     }
 }
 
-/// The deletions among these effects.
+/// Returns the deletions among the effects.
 fn deleted(effects: &[Effect<&'static str>]) -> Vec<(RRefId, ForkId)> {
     let forks = effects.iter().filter_map(|effect| match effect {
         Effect::Send {
@@ -62,7 +62,7 @@ fn a_reference_sent_to_a_new_process_survives_the_old_one() {
     let mut owner = context(A, now);
     assert!(owner.heard_from(now, worker(B), OLD));
     let rref = owner.create_local(now, "t", "value").unwrap();
-    // The transport is connected to the new process by now, of which nothing was heard here.
+    // The transport is connected to the new process, but no message of it has arrived.
     let data = owner.fork(now, Handle::Owner(rref), worker(B)).unwrap();
     owner.commit_fork(now, &data, Carrier::Answer);
     owner.drop_handle(now, Handle::Owner(rref));
@@ -76,7 +76,7 @@ fn a_reference_sent_to_a_new_process_survives_the_old_one() {
         owner.take_effects(),
         [Effect::AnswerFetch { token: 7, result }]
     );
-    // If it did not go there, the new process says so, and the value goes.
+    // If the message did not reach the new process, the probe's answer says so, and the value is freed.
     let due = now + Timing::default().probe_after;
     owner.tick(due);
     owner.take_effects();
@@ -110,18 +110,18 @@ fn a_process_that_was_heard_from_while_a_loss_was_reported_is_not_lost() {
     let data = owner.fork(now, Handle::Owner(rref), worker(B)).unwrap();
     owner.commit_fork(now, &data, Carrier::Answer);
     owner.drop_handle(now, Handle::Owner(rref));
-    // The reporter reads both sources; then the new process sends its first message.
+    // The report was made from values that were read before the new process sent its first message.
     let (heard, connected) = (owner.incarnation_of(worker(B)), Some(OLD));
     assert!(owner.heard_from(now, worker(B), NEW));
     let report = owner.process_ended(now, worker(B), Some(OLD), connected, heard);
     assert_eq!(report, LossReport::Outdated);
-    // The report that is made again finds the worker connected as the new process.
+    // The repeated report finds the worker connected as the new process.
     let heard = owner.incarnation_of(worker(B));
     let report = owner.process_ended(now, worker(B), Some(OLD), Some(NEW), heard);
     assert_eq!(report, LossReport::Replaced);
     assert_eq!(owner.incarnation_of(worker(B)), Some(NEW));
     owner.take_effects();
-    // Only the end of the new process is the loss of the worker.
+    // Only the end of the new process counts as the loss of the worker.
     let report = owner.process_ended(now, worker(B), Some(NEW), Some(NEW), heard);
     assert_eq!(report, LossReport::Lost { was_involved: true });
     assert_eq!(owner.take_effects(), [Effect::Free("value")]);
@@ -143,7 +143,7 @@ fn a_parent_waits_for_a_child_that_went_to_a_new_process() {
     user.take_effects();
     assert!(user.heard_from(now, worker(C), NEW));
     let effects = user.take_effects();
-    assert_eq!(deleted(&effects), [], "its child is under way: {effects:?}");
+    assert_eq!(deleted(&effects), [], "its child is in flight: {effects:?}");
     let accept = Message::ChildAccept { fork: data.fork };
     user.receive(now, worker(C), NEW, 7, None, accept);
     assert_eq!(deleted(&user.take_effects()), [(data.rref, fork)]);
@@ -174,7 +174,7 @@ fn a_creation_that_reaches_a_new_process_after_the_loss_of_the_old_one_is_delete
         .create_remote(now, worker(B), "t", "f".into(), Bytes::new())
         .unwrap();
     let rref = user.rref_of(Handle::User(fork)).unwrap();
-    // The worker has no process; the creation is still being retried.
+    // The worker has no process at this time; the creation is still being retried.
     user.peer_lost(now, worker(B), Some(OLD));
     user.drop_handle(now, Handle::User(fork));
     user.take_effects();
@@ -325,7 +325,7 @@ fn timers_of_zero_length_count_as_a_millisecond() {
             .create_remote(now, worker(B), "t", "f".into(), Bytes::new())
             .unwrap();
         user.control_finished(now, Control::Create(fork), by(OLD, Answer::RemoteAccept));
-        // A call to itself, whose reference waits for the owner.
+        // A reference that the worker sends to itself waits for the owner's answer.
         let data = user.fork(now, Handle::User(fork), worker(A)).unwrap();
         user.commit_fork(now, &data, Carrier::Answer);
         user.receive_fork(now, &data).unwrap();
@@ -358,13 +358,13 @@ fn references_are_refused_at_the_limit_of_unanswered_messages() {
         owner.receive_fork(now, &data(max as u64)),
         Err(ReceiveError::TooManyMessages { max })
     );
-    // Its own to itself need no answer.
+    // A reference that the owner sends to itself needs no answer.
     let own = owner.fork(now, Handle::Owner(rref), worker(B)).unwrap();
     owner.receive_fork(now, &own).unwrap();
 }
 
 #[test]
-fn the_most_waiting_requests_end_together_in_linear_time() {
+fn the_maximum_number_of_waiting_requests_ends_in_linear_time() {
     let now = Instant::now();
     let mut owner = context(B, now);
     let rref = RRefId(id(A, 100, 0));

@@ -1,6 +1,6 @@
-//! A simulated world: several contexts, their programs, and a network under the test's control.
+//! A simulated world: several contexts, their programs, and a simulated network.
 //!
-//! A value is the id of its reference, so that each knows which one was freed.
+//! Each value is the id of its reference, so that the test knows which value was freed.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,13 +16,13 @@ use crate::context::{Control, Delivery, Effect, FetchError};
 use crate::id::{ForkId, RRefId};
 use crate::protocol::{Answer, ForkData, Message};
 
-/// Fetches have tokens of their own; all other requests are answered at once.
+/// Token of all requests except fetches; these requests are answered at once.
 const AT_ONCE: u64 = u64::MAX;
 
-/// How long a fetch waits. Time passes only while nothing else happens.
+/// Timeout of a fetch. Time passes only when no other step is possible.
 const FETCH_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// How often time may pass without anything else to be done, until all has to be over.
+/// Maximum number of consecutive time steps before every wait must have ended.
 const QUIET_STEPS_MAX: usize = 20;
 
 pub(super) type Context = RRefContext<RRefId>;
@@ -39,7 +39,7 @@ pub(super) fn index(worker: WorkerId) -> usize {
     worker.get() as usize
 }
 
-/// What a thread of a program does next. Slots are a worker's variables.
+/// The next operation of a thread. Slots are a worker's variables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Op {
     CreateRemote {
@@ -52,24 +52,24 @@ pub(super) enum Op {
     CreateLocal {
         slot: u32,
     },
-    /// A reference whose value is given later, or never.
+    /// Creates a reference whose value is set later or never.
     CreatePromised {
         slot: u32,
     },
-    GiveValue {
+    SetValue {
         slot: u32,
     },
     SetValueError {
         slot: u32,
     },
-    /// Sends a reference, as a result or with a call; it gets into a slot of the receiver.
+    /// Sends a reference, as a result or with a call. The receiver stores it in `slot_there`.
     Send {
         slot: u32,
         to: usize,
         slot_there: u32,
         carrier: Carrier,
     },
-    /// Begins to encode a message, and fails.
+    /// Starts to encode a message, and fails.
     FailToSend {
         slot: u32,
         to: usize,
@@ -87,11 +87,11 @@ pub(super) struct Thread {
     pub(super) on: usize,
     pub(super) ops: Vec<Op>,
     pub(super) done: usize,
-    /// Of a fetch, for its answer.
+    /// The handle whose fetch awaits an answer.
     waits_for: Option<Handle>,
 }
 
-/// Which fetch: of which thread, and the how many-th of its operations.
+/// Identifies a fetch by its thread and the index of its operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Fetch {
     thread: usize,
@@ -126,7 +126,7 @@ impl Thread {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Slot {
     Held(Handle),
-    /// What came was not accepted, or could not be made.
+    /// The reference was refused or could not be created.
     Void,
 }
 
@@ -138,7 +138,7 @@ pub(super) enum Packet {
         to: usize,
         control: Control,
         message: Message,
-        /// Not for a copy of which nobody awaits the answer.
+        /// False for a copy whose answer nothing awaits.
         is_awaited: bool,
     },
     Answer {
@@ -152,9 +152,9 @@ pub(super) enum Packet {
         to: usize,
         data: ForkData,
         slot: u32,
-        /// Its sender has given it up.
+        /// The sender no longer waits for the call.
         is_late: bool,
-        /// Its sender will be told whether its reference was taken.
+        /// The sender awaits whether the receiver accepted the reference.
         is_awaited: bool,
     },
     Taken {
@@ -178,33 +178,33 @@ pub(super) enum Packet {
     },
 }
 
-/// What may happen next.
+/// A possible step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
     Thread(usize),
     Deliver(usize),
-    /// A second copy of a request comes, too. As the retry of a request whose answer was lost: the copy
-    /// that came first is the one without an answer.
+    /// A second copy of a request arrives as well, like the retry after a lost answer: the answer to the copy is
+    /// ignored.
     Copy(usize),
-    /// The retries of a request are used up, and a copy of it may still come.
+    /// The retries of a request are exhausted, and a copy of it may still arrive.
     StallLate(usize),
-    /// The same, and none has come or will.
+    /// The retries of a request are exhausted, and no copy of it has arrived or will arrive.
     StallLost(usize),
-    /// It is certain that a creation has not arrived.
+    /// A creation certainly did not arrive.
     NotDelivered(usize),
     /// A function fails.
     FunctionFails(usize),
-    /// A call was lost, and its sender knows no more than that it has no answer.
+    /// A call was lost. The sender only knows that it got no answer.
     CallLost(usize),
-    /// The same, but the call still comes.
+    /// A call got no answer, but arrives later.
     CallLate(usize),
-    /// It is certain that a call has not arrived.
+    /// A call certainly did not arrive.
     CallNotSent(usize),
-    /// A second copy of a call comes, too.
+    /// A second copy of a call arrives as well.
     CallCopy(usize),
 }
 
-/// How often the unusual happens.
+/// How often each fault may still happen.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub(super) struct Budget {
     pub(super) copies: u32,
@@ -217,9 +217,9 @@ pub(super) struct Budget {
 
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct World {
-    /// None of a dead worker. A world shares them with those that it was copied from.
+    /// `None` for a dead worker. Copies of a world share the contexts.
     pub(super) contexts: Vec<Option<Arc<Context>>>,
-    /// Of the contexts, once asked for by [`World::fingerprint`]: most of the time a step changes one of them.
+    /// Cached hashes of the contexts, for [`World::fingerprint`]; most steps change only one context.
     hashes: Vec<Cell<Option<u64>>>,
     pub(super) packets: Vec<Packet>,
     pub(super) threads: Vec<Thread>,
@@ -228,11 +228,11 @@ pub(super) struct World {
     now: Instant,
     quiet_steps: usize,
     has_deaths: bool,
-    /// Retries were used up: something may have waited for time to pass.
+    /// Retries were exhausted, so some waits may have timed out.
     has_stalled: bool,
     ran: BTreeSet<RRefId>,
     created: BTreeSet<RRefId>,
-    /// Those without a value that somebody may give.
+    /// References without a value that may still be set.
     promised: BTreeSet<RRefId>,
     freed: BTreeSet<RRefId>,
     confirmed: BTreeSet<ForkId>,
@@ -269,7 +269,7 @@ impl World {
         }
     }
 
-    /// Equal for worlds that differ only in the order in which their packets were sent.
+    /// Hash of the state; equal for worlds that differ only in the order of their packets.
     pub(super) fn fingerprint(&self) -> u64 {
         let mut packets: Vec<u64> = self.packets.iter().map(hash).collect();
         packets.sort_unstable();
@@ -299,19 +299,19 @@ impl World {
         self.created.len()
     }
 
-    /// The usual steps: threads go on and packets arrive.
+    /// The steps that are not faults: threads continue and packets arrive.
     pub(super) fn steps(&self) -> Vec<Step> {
         let threads = (0..self.threads.len())
             .filter(|&thread| self.is_ready(thread))
             .map(Step::Thread);
         let packets = (0..self.packets.len())
-            // Equal copies: one order of them is enough.
+            // Equal copies need only one order.
             .filter(|&at| !self.packets[..at].contains(&self.packets[at]))
             .map(Step::Deliver);
         threads.chain(packets).collect()
     }
 
-    /// The unusual ones that the budget allows.
+    /// The faults that the budget allows.
     pub(super) fn faults(&self) -> Vec<Step> {
         let mut faults = Vec::new();
         for (at, packet) in self.packets.iter().enumerate() {
@@ -358,7 +358,7 @@ impl World {
         faults
     }
 
-    /// Whether another copy of a call than this packet is under way, or has arrived.
+    /// Whether another copy of the call is in flight or has arrived.
     fn has_other(&self, but: usize, of: ForkId) -> bool {
         let is_other = |(at, packet): (usize, &Packet)| {
             at != but && matches!(packet, Packet::Call { data, .. } if data.fork == of)
@@ -366,7 +366,7 @@ impl World {
         self.received.contains(&of) || self.packets.iter().enumerate().any(is_other)
     }
 
-    /// Whether a copy of a creation is under way, or has arrived.
+    /// Whether a copy of the creation is in flight or has arrived.
     fn has_copy(&self, of: Control) -> bool {
         let is_late = self.packets.iter().any(|packet| {
             matches!(packet, Packet::Request { control, is_awaited: false, .. } if *control == of)
@@ -395,7 +395,7 @@ impl World {
             ) => true,
             Some(
                 Op::Send { slot, .. }
-                | Op::GiveValue { slot }
+                | Op::SetValue { slot }
                 | Op::SetValueError { slot }
                 | Op::FailToSend { slot, .. }
                 | Op::Fetch { slot }
@@ -431,7 +431,7 @@ impl World {
                     ..
                 } = &mut packet
                 else {
-                    panic!("{packet:?} is no request");
+                    panic!("{packet:?} is not a request");
                 };
                 let (from, control) = (*from, *control);
                 *is_awaited = false;
@@ -474,7 +474,7 @@ impl World {
                     let has_other = self.has_other(at, data.fork);
                     let lost = self.packets.swap_remove(at);
                     if !has_other {
-                        self.void(&lost);
+                        self.mark_void(&lost);
                     }
                 }
                 self.on(index(data.parent), |context, now| {
@@ -502,7 +502,7 @@ impl World {
         self.packets.push(copy);
     }
 
-    /// Nothing happens but that time passes, until all is over: then `false`.
+    /// Lets time pass; returns `false` when everything has ended.
     pub(super) fn wait(&mut self) -> bool {
         if self.has_elapsed() {
             return false;
@@ -510,7 +510,7 @@ impl World {
         self.quiet_steps += 1;
         assert!(
             self.quiet_steps <= QUIET_STEPS_MAX,
-            "it does not end:\n{self:?}"
+            "the history does not end:\n{self:?}"
         );
         self.now += Duration::from_secs(31);
         for on in 0..self.contexts.len() {
@@ -526,7 +526,7 @@ impl World {
                 .iter()
                 .flatten()
                 .all(|context| context.is_drained());
-        // What a dead worker would have sent is awaited in vain.
+        // Threads may wait forever for a message of a dead worker.
         let is_done = self.has_deaths
             || self
                 .threads
@@ -535,7 +535,7 @@ impl World {
         is_idle && is_done
     }
 
-    /// The joint end: who still holds something has it taken.
+    /// Coordinated shutdown: deletes all remaining users.
     pub(super) fn stop(&mut self) {
         self.has_stopped = true;
         for thread in &mut self.threads {
@@ -553,9 +553,9 @@ impl World {
         }
     }
 
-    /// All that holds in the end.
+    /// Asserts the final state.
     pub(super) fn check_end(&self) {
-        assert!(self.has_elapsed(), "not over:\n{self:?}");
+        assert!(self.has_elapsed(), "not finished:\n{self:?}");
         for context in self.contexts.iter().flatten() {
             let mut sizes = context.sizes();
             sizes.tombstone_ranges = 0;
@@ -572,7 +572,7 @@ impl World {
         self.hashes[victim].set(None);
         self.has_deaths = true;
         self.slots.retain(|&(on, _), _| on != victim);
-        // What has left it may still arrive.
+        // Packets that the worker has sent may still arrive.
         let (to_it, others) = std::mem::take(&mut self.packets)
             .into_iter()
             .partition(|packet| match packet {
@@ -584,8 +584,8 @@ impl World {
         self.packets = others;
     }
 
-    /// A living worker is told of a death, by a transport that was connected to the dead one.
-    pub(super) fn mourn(&mut self, on: usize, victim: usize) {
+    /// Reports to a living worker that its connection to the dead worker was lost.
+    pub(super) fn report_loss(&mut self, on: usize, victim: usize) {
         self.on(on, |context, now| {
             context.peer_lost(now, worker(victim), Some(incarnation_of(victim)));
         });
@@ -645,7 +645,7 @@ impl World {
                         !was_confirmed || self.has_deaths,
                         "{fork} was confirmed, and fails: {error}"
                     );
-                    // Nobody waits for the value of a reference that has failed.
+                    // A failed reference ends the waits for its value.
                     for thread in &mut self.threads {
                         if thread.on == on && thread.waits_for == Some(Handle::User(fork)) {
                             thread.waits_for = None;
@@ -659,26 +659,29 @@ impl World {
         reply
     }
 
-    /// A request gets a value that was made or given, and waits for one that may still be given until its
-    /// deadline.
+    /// A fetch must return a value that was created or set. It may time out only if its value may still be set, or
+    /// after a fault.
     fn check_answer(&self, fetch: Fetch, result: &Result<RRefId, FetchError>) {
         let thread = &self.threads[fetch.thread];
-        // Not one whose creation has failed meanwhile.
+        // False if the creation has failed in the meantime.
         let is_awaited = thread.done == fetch.op && thread.waits_for.is_some();
         match result {
-            Ok(value) => assert!(self.created.contains(value), "{value} was not given"),
+            Ok(value) => assert!(
+                self.created.contains(value),
+                "{value} was neither created nor set"
+            ),
             Err(FetchError::TimedOut(rref)) if is_awaited => assert!(
                 self.has_stalled
                     || self.has_deaths
                     || self.has_stopped
                     || self.promised.contains(rref),
-                "nobody has answered for {rref}"
+                "the fetch of {rref} must not time out"
             ),
             Err(_) => {}
         }
     }
 
-    /// No living user, no handle and no message that is under way refers to what is freed.
+    /// Asserts that no living user, handle or message in flight refers to the freed value.
     fn free(&mut self, rref: RRefId) {
         assert!(self.created.contains(&rref), "{rref} never had a value");
         assert!(self.freed.insert(rref), "{rref} is freed twice");
@@ -702,7 +705,7 @@ impl World {
             if let Packet::Call { data, is_late, .. } = packet {
                 assert!(
                     *is_late || data.rref != rref,
-                    "{rref} is freed, and under way"
+                    "{rref} is freed while in flight"
                 );
             }
         }
@@ -738,7 +741,7 @@ impl World {
             Op::CreateLocal { slot } => {
                 let mut made = None;
                 self.on(on, |context, now| {
-                    // The first context tells which id comes next.
+                    // Predict the id that the context will assign.
                     let next = context.mint.clone().rref(worker(on));
                     made = context.create_local(now, "t", next).ok();
                 });
@@ -757,9 +760,9 @@ impl World {
                 self.slots
                     .insert((on, slot), Slot::Held(Handle::Owner(rref)));
             }
-            Op::GiveValue { slot } | Op::SetValueError { slot } => {
+            Op::SetValue { slot } | Op::SetValueError { slot } => {
                 if let Some(Handle::Owner(rref)) = slot_of(slot) {
-                    self.set_value(on, rref, matches!(op, Op::GiveValue { .. }));
+                    self.set_value(on, rref, matches!(op, Op::SetValue { .. }));
                 }
             }
             Op::Send {
@@ -815,7 +818,7 @@ impl World {
         self.threads[at].done += usize::from(is_done);
     }
 
-    /// Gives a reference its value or an error. Only the first one that is given counts.
+    /// Sets the value or the error of a reference. Only the first call has an effect.
     fn set_value(&mut self, on: usize, rref: RRefId, is_value: bool) {
         let is_first = self.promised.remove(&rref);
         if is_first && is_value {
@@ -823,7 +826,7 @@ impl World {
         }
         let mut given = None;
         self.on(on, |context, now| {
-            // A second value would be freed by the name of the first.
+            // Refused values are errors here, because a refused value would be freed under the same id.
             let result = if is_value && is_first {
                 Ok(rref)
             } else {
@@ -834,7 +837,7 @@ impl World {
         assert_eq!(given.map(|given| given.is_ok()), Some(is_first), "{rref}");
     }
 
-    /// Whether there is something to wait for.
+    /// Starts a fetch; returns whether there is an answer to wait for.
     fn fetch(&mut self, on: usize, thread: usize, handle: Handle) -> bool {
         let Some(context) = &self.contexts[on] else {
             return false;
@@ -887,9 +890,9 @@ impl World {
                 is_awaited,
             } => {
                 if self.contexts[to].is_none() {
-                    // Its sender finds out, if it has not yet, or has by now forgotten.
+                    // The sender learns of the loss, unless it has already handled it.
                     if is_awaited && self.contexts[from].is_some() {
-                        self.mourn(from, to);
+                        self.report_loss(from, to);
                     }
                     return;
                 }
@@ -957,13 +960,13 @@ impl World {
                             if let Packet::Call { data, is_late, .. } = packet
                                 && data.fork == fork
                             {
-                                // A copy: what came first counts.
+                                // Further copies are late: the first one counts.
                                 *is_late = true;
                             }
                         }
                     }
                     Some(Err(_)) if self.received.contains(&data.fork) => {}
-                    // The one that counts may still come.
+                    // The copy that counts may still arrive.
                     Some(Err(_)) if self.has_other(usize::MAX, data.fork) => {}
                     Some(Err(error)) => {
                         let is_late = matches!(packet, Packet::Call { is_late: true, .. });
@@ -971,7 +974,7 @@ impl World {
                             is_late || self.has_deaths || self.has_stopped,
                             "refused: {error}"
                         );
-                        self.void(&packet);
+                        self.mark_void(&packet);
                     }
                     None => {}
                 }
@@ -985,7 +988,7 @@ impl World {
             } => {
                 if self.contexts[to].is_none() {
                     if self.contexts[from].is_some() {
-                        self.mourn(from, to);
+                        self.report_loss(from, to);
                     }
                     return;
                 }
@@ -1014,7 +1017,7 @@ impl World {
                         || self.has_stopped
                         || matches!(
                             result,
-                            // Whether it may time out was checked when it was answered.
+                            // [`World::check_answer`] has checked whether the fetch may time out.
                             Ok(_) | Err(FetchError::Failed(_) | FetchError::TimedOut(_))
                         ),
                     "{fetch:?} has the answer {result:?}"
@@ -1029,8 +1032,8 @@ impl World {
         }
     }
 
-    /// What was to come will not.
-    fn void(&mut self, call: &Packet) {
+    /// Marks the receiver's slot as void, because its reference will not arrive.
+    fn mark_void(&mut self, call: &Packet) {
         if let Packet::Call { to, slot, .. } = call {
             self.slots.insert((*to, *slot), Slot::Void);
         }
