@@ -13,7 +13,7 @@ use crate::timestamp::Timestamp;
 const NOW: Timestamp = Timestamp::from_micros(1_800_000_000_000_000);
 const DEADLINE: Duration = Duration::from_secs(100_000);
 
-/// All actions, to find them by name.
+/// All actions, found by their names.
 const ACTIONS: [Action; 14] = [
     Action::KeepAlive,
     Action::AddToParticipants,
@@ -31,8 +31,8 @@ const ACTIONS: [Action; 14] = [
     Action::GracefulExit,
 ];
 
-/// The lines of a table without comments, as trimmed columns with their line number.
-fn lines(table: &'static str) -> impl Iterator<Item = (usize, Vec<&'static str>)> {
+/// The lines of a table as trimmed columns, with their line numbers. Comments and empty lines are skipped.
+fn cases(table: &'static str) -> impl Iterator<Item = (usize, Vec<&'static str>)> {
     (1..)
         .zip(table.lines())
         .filter(|(_, line)| !line.starts_with('#') && !line.trim().is_empty())
@@ -56,8 +56,8 @@ fn state(text: &str) -> RendezvousState {
     let mut state = RendezvousState::default();
     let mut beats = Vec::new();
     for token in text.split_whitespace() {
-        let (what, value) = token.split_once('=').unwrap_or((token, ""));
-        match what {
+        let (key, value) = token.split_once('=').unwrap_or((token, ""));
+        match key {
             "complete" => state.complete = true,
             "closed" => state.closed = true,
             "last_call" => state.deadline = Some(NOW),
@@ -104,8 +104,8 @@ fn event(text: &str) -> Event {
         has_suspects: false,
     };
     for token in text.split_whitespace() {
-        let (what, value) = token.split_once('=').unwrap_or((token, ""));
-        match what {
+        let (key, value) = token.split_once('=').unwrap_or((token, ""));
+        match key {
             "due" => event.heartbeat_due = true,
             "over" => event.last_call_over = true,
             "old" => event.has_suspects = true,
@@ -118,7 +118,7 @@ fn event(text: &str) -> Event {
     event
 }
 
-/// `T+5s+1ns`.
+/// Parses a sum such as `T+5s+1ns`, where T is [`DEADLINE`].
 fn moment(text: &str) -> Duration {
     text.split('+')
         .map(|term| match term {
@@ -132,7 +132,7 @@ fn moment(text: &str) -> Duration {
         .sum()
 }
 
-/// Runs every case and requires one for every row.
+/// Runs every case of a table, and fails if a row has none.
 fn check(
     file: &str,
     table: &'static str,
@@ -140,7 +140,7 @@ fn check(
     decide: impl Fn(&Context<'_>, bool) -> Decision,
 ) {
     let mut seen = BTreeSet::new();
-    for (number, columns) in lines(table) {
+    for (number, columns) in cases(table) {
         let [row, before, happens, action] = columns[..] else {
             panic!("{file}, line {number}: not four columns");
         };
@@ -165,7 +165,7 @@ fn check(
 }
 
 #[test]
-fn joining_follows_its_table() {
+fn join_follows_its_table() {
     let rows = [
         "J1", "J2", "J3", "J4", "J5", "J6", "J7", "J8", "J9", "J10", "J11", "J12", "J13", "J14",
         "J15",
@@ -175,7 +175,7 @@ fn joining_follows_its_table() {
 }
 
 #[test]
-fn our_joining_differs_from_pytorchs_only_where_the_document_says_so() {
+fn amendments_follow_their_table() {
     let rows = ["H1", "H2", "H3", "H4"];
     let table = include_str!("testdata/amend.txt");
     check("amend.txt", table, &rows, |ctx, has_suspects| {
@@ -184,35 +184,35 @@ fn our_joining_differs_from_pytorchs_only_where_the_document_says_so() {
 }
 
 #[test]
-fn leaving_a_round_follows_its_table() {
+fn exit_follows_its_table() {
     let table = include_str!("testdata/exit.txt");
     check("exit.txt", table, &["E1", "E2", "E3"], |ctx, _| exit(ctx));
 }
 
 #[test]
-fn closing_follows_its_table() {
+fn close_follows_its_table() {
     let table = include_str!("testdata/close.txt");
     check("close.txt", table, &["C1", "C2", "C3"], |ctx, _| close(ctx));
 }
 
 #[test]
-fn heartbeats_follow_their_table() {
+fn keep_alive_follows_its_table() {
     let table = include_str!("testdata/keep_alive.txt");
     let rows = ["K1", "K2", "K3"];
     check("keep_alive.txt", table, &rows, |ctx, _| keep_alive(ctx));
 }
 
 #[test]
-fn leaving_for_good_follows_its_table() {
+fn leave_follows_its_table() {
     let table = include_str!("testdata/leave.txt");
     let rows = ["L1", "L2", "L3", "L4", "L5"];
     check("leave.txt", table, &rows, |ctx, _| leave(ctx));
 }
 
 #[test]
-fn actions_change_what_the_document_says_and_nothing_else() {
+fn actions_have_only_the_documented_effects() {
     let mut seen = BTreeSet::new();
-    for (number, columns) in lines(include_str!("testdata/effects.txt")) {
+    for (number, columns) in cases(include_str!("testdata/effects.txt")) {
         let [before, action, after] = columns[..] else {
             panic!("effects.txt, line {number}: not three columns");
         };
@@ -237,7 +237,7 @@ fn actions_change_what_the_document_says_and_nothing_else() {
 }
 
 #[test]
-fn the_order_of_arrival_stays_when_ranks_are_given() {
+fn ranks_do_not_change_the_order_of_arrival() {
     let mut state = state("in=z,me,a deadline=-1");
     let settings = RendezvousSettings::for_test(2, 4);
     apply(
@@ -252,7 +252,7 @@ fn the_order_of_arrival_stays_when_ranks_are_given() {
 }
 
 #[test]
-fn ranks_follow_addresses_code_point_by_code_point_then_processes_then_handlers() {
+fn ranks_follow_the_code_points_of_addresses_then_process_ids_then_handler_numbers() {
     let in_order = [
         NodeId::new("Node2", 1, 0),
         NodeId::new("node10", 1, 0),

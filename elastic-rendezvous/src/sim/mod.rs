@@ -1,14 +1,14 @@
-//! A simulator of whole rendezvous in virtual time, for tests.
+//! Simulates complete rendezvous in virtual time, for tests.
 //!
 //! Any number of executors, each with its own clocks, share one value with a fencing token. A seed determines
-//! latencies, the order of simultaneous events, and lost messages. The simulator does what `node_loop` and
-//! the launcher do, without threads.
+//! latencies, the order of simultaneous events, and lost messages. The simulator replaces `node_loop` and the
+//! launcher, and uses no threads.
 
-mod by_hand;
-mod laws;
+mod invariants;
 mod node;
 mod random;
 mod scenarios;
+mod scripted;
 mod store;
 mod torch;
 
@@ -16,8 +16,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
-use self::laws::Laws;
-use self::node::{Command, Joined, Outcome, Player, SimNode, Stage, Watching};
+use self::invariants::Invariants;
+use self::node::{Command, Implementation, Joined, Outcome, SimNode, Stage, Watching};
 use self::store::{Answer, SimStore, Version};
 use self::torch::{POLL_INTERVAL, TorchNode};
 use crate::backend::{Part, Token};
@@ -31,8 +31,9 @@ use crate::timestamp::Timestamp;
 /// How long a node waits for an answer before it repeats the request.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A node with more waits below [`SHORT`] in a row than this, without a new state, is in a busy loop.
-const SHORT: Duration = Duration::from_millis(2);
+/// A node that waits for at most [`SHORT_WAIT`] more than [`SHORT_WAITS_MAX`] times in a row, without a new
+/// state, is in a busy loop.
+const SHORT_WAIT: Duration = Duration::from_millis(2);
 const SHORT_WAITS_MAX: u32 = 8;
 
 /// The faults of the network.
@@ -70,15 +71,15 @@ enum Request {
 enum Event {
     /// A request arrives at the store.
     Request(u64, Request),
-    /// An answer arrives at the node; the flag says whether to a write.
+    /// An answer arrives at the node; the flag is true for the answer to a write.
     Answer(u64, Answer, bool),
-    /// No answer has arrived in time.
+    /// No answer has arrived within [`REPLY_TIMEOUT`].
     NoAnswer(u64),
-    /// The wait of the node is over.
+    /// The node's wait ends.
     Wake(u64),
-    /// A node that cannot be woken polls.
+    /// A node that polls reads the state.
     Poll(u64),
-    /// The pause after a conflict is over.
+    /// The pause after a write conflict ends.
     Retry(u64),
     Command(Command),
 }
@@ -86,7 +87,7 @@ enum Event {
 #[derive(Debug)]
 struct Watch {
     node: usize,
-    ask: u64,
+    request_id: u64,
     known: Option<Rc<Version>>,
     part: Part,
 }
@@ -99,13 +100,13 @@ pub(crate) struct World {
     /// When the network was last changed.
     network_since: Duration,
     random: fastrand::Rng,
-    /// By time; events at the same time are in random order.
+    /// Ordered by time; events at the same time are in random order.
     events: BTreeMap<(Duration, u32, u64), (usize, Event)>,
     events_made: u64,
     store: SimStore,
     watches: Vec<Watch>,
     nodes: Vec<SimNode>,
-    laws: Laws,
+    invariants: Invariants,
     writes_tried: u64,
 }
 
@@ -113,7 +114,7 @@ impl World {
     fn new(seed: u64, settings: RendezvousSettings) -> Self {
         Self {
             now: Duration::ZERO,
-            laws: Laws::new(settings.clone()),
+            invariants: Invariants::new(settings.clone()),
             settings,
             network: Network::CALM,
             network_since: Duration::ZERO,
@@ -136,7 +137,7 @@ impl World {
         };
         let executor = Executor::new(me, self.settings.clone(), never);
         self.nodes
-            .push(SimNode::new(Player::Ours(Box::new(executor))));
+            .push(SimNode::new(Implementation::Ours(Box::new(executor))));
         self.nodes.len() - 1
     }
 
@@ -145,7 +146,7 @@ impl World {
         let me = NodeId::new(name, 1 + self.nodes.len() as i64, 0);
         let torch = TorchNode::new(me, self.settings.clone());
         self.nodes
-            .push(SimNode::new(Player::Torch(Box::new(torch))));
+            .push(SimNode::new(Implementation::Torch(Box::new(torch))));
         self.nodes.len() - 1
     }
 
@@ -195,8 +196,8 @@ impl World {
         self.nodes.iter().filter(|node| node.is_alive()).count()
     }
 
-    /// Whether all live nodes that fit are members of the current round and know it, the others are spares,
-    /// and no other node is listed.
+    /// Whether as many live nodes as fit are members of the current round and have joined it, the other live
+    /// nodes are spares, and no other node is listed.
     fn is_settled(&self) -> bool {
         let state = self.store.state();
         let alive = self.alive();
@@ -221,7 +222,7 @@ impl World {
                 );
                 let joined = node.joins.last();
                 !is_joining
-                    && !node.plans_rejoin
+                    && !node.is_rejoin_planned
                     && node.commands.is_empty()
                     && joined.is_some_and(|it| it.round == state.round && it.nodes == members)
             })
@@ -241,38 +242,42 @@ impl World {
     }
 
     fn handle(&mut self, index: usize, event: Event) {
-        if let Event::Request(ask, request) = event {
-            return self.serve(index, ask, request);
+        if let Event::Request(request_id, request) = event {
+            return self.serve(index, request_id, request);
         }
         let node = &mut self.nodes[index];
-        let reaches_stopped = matches!(
+        let affects_paused = matches!(
             event,
             Event::Command(Command::Crash | Command::Pause(_) | Command::Jump(_))
         );
-        if self.now < node.paused_until && !reaches_stopped {
+        if self.now < node.paused_until && !affects_paused {
             let at = node.paused_until;
             return self.schedule(at, index, event);
         }
         match event {
             Event::Request(..) => {}
             Event::Command(command) => self.on_command(index, command),
-            Event::Answer(ask, answer, was_write) if ask == node.ask => {
+            Event::Answer(request_id, answer, was_write) if request_id == node.request_id => {
                 self.on_answer(index, &answer, was_write);
             }
-            Event::NoAnswer(ask) if ask == node.ask => self.send(index, Request::Read),
-            Event::Retry(ask) if ask == node.ask => self.drive(index),
-            Event::Poll(ask) if ask == node.ask => self.send(index, Request::Read),
-            Event::Wake(ask) if ask == node.ask => match node.stage {
+            Event::NoAnswer(request_id) if request_id == node.request_id => {
+                self.send(index, Request::Read)
+            }
+            Event::Retry(request_id) if request_id == node.request_id => self.drive(index),
+            Event::Poll(request_id) if request_id == node.request_id => {
+                self.send(index, Request::Read)
+            }
+            Event::Wake(request_id) if request_id == node.request_id => match node.stage {
                 Stage::Member => self.keep_alive(index),
                 _ => self.drive(index),
             },
-            // Late: the node no longer waits for this.
+            // The node no longer waits for this event.
             _ => {}
         }
     }
 
     /// Handles a request at the store.
-    fn serve(&mut self, index: usize, ask: u64, request: Request) {
+    fn serve(&mut self, index: usize, request_id: u64, request: Request) {
         let mut is_ours = false;
         let was_write = matches!(request, Request::Write(..));
         match request {
@@ -283,7 +288,7 @@ impl World {
                     let node = index;
                     return self.watches.push(Watch {
                         node,
-                        ask,
+                        request_id,
                         known,
                         part,
                     });
@@ -292,30 +297,30 @@ impl World {
             Request::Write(state, token) => {
                 self.writes_tried += 1;
                 let is_refused = self.random.f64() < self.network.refused;
-                if self.store.admits(token.as_ref()) && !is_refused {
+                if self.store.accepts(token.as_ref()) && !is_refused {
                     self.put(index, &state);
                     is_ours = true;
                 }
             }
         }
         let answer = Answer {
-            version: self.store.present().cloned(),
+            version: self.store.current().cloned(),
             is_ours,
             at: self.now,
         };
         if was_write && self.random.f64() < self.network.lost {
             let at = self.now + REPLY_TIMEOUT;
-            return self.schedule(at, index, Event::NoAnswer(ask));
+            return self.schedule(at, index, Event::NoAnswer(request_id));
         }
         let at = self.now + self.latency();
-        self.schedule(at, index, Event::Answer(ask, answer, was_write));
+        self.schedule(at, index, Event::Answer(request_id, answer, was_write));
     }
 
     fn put(&mut self, writer: usize, state: &RendezvousState) {
         let node = &self.nodes[writer];
-        let before = self.store.present().cloned();
+        let before = self.store.current().cloned();
         let (me, is_torch) = (node.me().clone(), node.is_torch());
-        self.laws
+        self.invariants
             .on_write(&me, is_torch, before.as_deref(), state, self.now);
         self.store.put(state, self.now);
         self.check_punctual(writer, before.as_deref());
@@ -325,16 +330,20 @@ impl World {
                 continue;
             }
             let answer = Answer {
-                version: self.store.present().cloned(),
+                version: self.store.current().cloned(),
                 is_ours: false,
                 at: self.now,
             };
             let at = self.now + self.latency();
-            self.schedule(at, watch.node, Event::Answer(watch.ask, answer, false));
+            self.schedule(
+                at,
+                watch.node,
+                Event::Answer(watch.request_id, answer, false),
+            );
         }
     }
 
-    /// A node of ours writes its heartbeats in time if nothing delays it.
+    /// Checks that a node of ours writes its heartbeats in time while the network is calm.
     fn check_punctual(&self, writer: usize, before: Option<&Version>) {
         let node = &self.nodes[writer];
         if self.network != Network::CALM || node.was_paused || node.is_torch() {
@@ -344,7 +353,7 @@ impl World {
         let when_calm = self.network_since + self.settings.keep_alive_interval;
         if let Some(at) = written_at.filter(|at| **at >= when_calm) {
             let pause = self.now - *at;
-            // Concurrent writers delay each other; one interval must be left.
+            // Concurrent writers delay each other, but one interval must be left before the others drop it.
             let pause_max = self.settings.dead_after() - self.settings.keep_alive_interval;
             assert!(pause <= pause_max, "{} wrote {pause:?} ago", node.me());
         }
@@ -352,10 +361,10 @@ impl World {
 
     fn send(&mut self, index: usize, request: Request) {
         let node = &mut self.nodes[index];
-        node.ask += 1;
-        let ask = node.ask;
+        node.request_id += 1;
+        let request_id = node.request_id;
         let at = self.now + self.latency();
-        self.schedule(at, index, Event::Request(ask, request));
+        self.schedule(at, index, Event::Request(request_id, request));
     }
 
     fn drive(&mut self, index: usize) {
@@ -385,7 +394,7 @@ impl World {
                     }
                     (Operation::Join, Ok(())) => self.on_joined(index),
                     (Operation::Exit | Operation::Join, Err(ending)) => {
-                        node.stage = Stage::Over(Outcome::Failed(ending));
+                        node.stage = Stage::Ended(Outcome::Failed(ending));
                     }
                     (Operation::KeepAlive, result) => {
                         node.stage = Stage::Member;
@@ -393,10 +402,10 @@ impl World {
                             Ok(()) => node.next_heartbeat(&self.settings, self.now),
                             Err(_) => self.now + self.settings.keep_alive_interval,
                         };
-                        self.rest(index);
+                        self.continue_member(index);
                     }
-                    (Operation::Leave, _) => node.stage = Stage::Over(Outcome::Left),
-                    (Operation::Close, _) => node.stage = Stage::Over(Outcome::Closed),
+                    (Operation::Leave, _) => node.stage = Stage::Ended(Outcome::Left),
+                    (Operation::Close, _) => node.stage = Stage::Ended(Outcome::Closed),
                 }
             }
         }
@@ -412,7 +421,7 @@ impl World {
             nodes: state.participants.keys().cloned().collect(),
         });
         let is_torch = node.is_torch();
-        self.laws.on_joined(&me, is_torch, &state);
+        self.invariants.on_joined(&me, is_torch, &state);
         self.keep_alive(index);
     }
 
@@ -423,12 +432,12 @@ impl World {
         self.drive(index);
     }
 
-    /// Lets a member wait until its next heartbeat, or restart.
-    fn rest(&mut self, index: usize) {
+    /// Continues a member between two heartbeats: it waits, restarts, or writes the next heartbeat.
+    fn continue_member(&mut self, index: usize) {
         let node = &mut self.nodes[index];
-        if node.restarts && !node.plans_rejoin && node.wants_restart() {
-            node.plans_rejoin = true;
-            // The time to stop the workers.
+        if node.restarts && !node.is_rejoin_planned && node.must_restart() {
+            node.is_rejoin_planned = true;
+            // How long it takes to stop the workers.
             let millis = self.random.u64(0..2_000);
             let joins = node.joins.len();
             self.command_in(millis, index, Command::Restart { joins });
@@ -444,22 +453,22 @@ impl World {
         }
     }
 
-    /// Waits as the loop does, and wakes the node at `until`.
+    /// Makes the node wait as `node_loop` does, and wakes it at `until`.
     fn wait(&mut self, index: usize, until: Duration) {
         let node = &mut self.nodes[index];
-        node.ask += 1;
-        if until.saturating_sub(self.now) <= SHORT {
+        node.request_id += 1;
+        if until.saturating_sub(self.now) <= SHORT_WAIT {
             node.short_waits += 1;
-            let is_hot = node.short_waits > SHORT_WAITS_MAX;
-            assert!(!is_hot, "{} is in a busy loop", node.me());
+            let is_busy = node.short_waits > SHORT_WAITS_MAX;
+            assert!(!is_busy, "{} is in a busy loop", node.me());
         }
-        let ask = node.ask;
+        let request_id = node.request_id;
         let is_member = node.stage == Stage::Member;
         let until = until.max(self.now);
         if (node.is_torch() && is_member) || (!node.is_torch() && node.watching == Watching::Polls)
         {
             let at = until.min(self.now + POLL_INTERVAL);
-            return self.schedule(at, index, Event::Poll(ask));
+            return self.schedule(at, index, Event::Poll(request_id));
         }
         if !node.is_torch() {
             let is_participant = node.state().participants.contains_key(node.me());
@@ -467,27 +476,27 @@ impl World {
             let part = if by_round { Part::Round } else { Part::Members };
             let watch = Request::Watch(node.known.clone(), part);
             let at = self.now + self.latency();
-            self.schedule(at, index, Event::Request(ask, watch));
+            self.schedule(at, index, Event::Request(request_id, watch));
         }
-        self.schedule(until, index, Event::Wake(ask));
+        self.schedule(until, index, Event::Wake(request_id));
     }
 
     fn on_answer(&mut self, index: usize, answer: &Answer, was_write: bool) {
         let node = &mut self.nodes[index];
         node.on_answer(answer, was_write, self.now);
-        node.ask += 1;
-        let ask = node.ask;
+        node.request_id += 1;
+        let request_id = node.request_id;
         if let Some(version) = answer.version.as_deref().filter(|_| !node.is_torch()) {
-            self.laws
+            self.invariants
                 .on_adopt(node.me(), version, answer.at, node.state());
         }
         if node.stage == Stage::Member {
-            return self.rest(index);
+            return self.continue_member(index);
         }
         if was_write && let Some(longest) = node.conflict_pause_max(self.now) {
             let pause = longest.mul_f64(self.random.f64());
             let at = self.now + pause;
-            return self.schedule(at, index, Event::Retry(ask));
+            return self.schedule(at, index, Event::Retry(request_id));
         }
         self.drive(index);
     }
@@ -496,15 +505,15 @@ impl World {
         let node = &mut self.nodes[index];
         match command {
             Command::Crash => {
-                node.ask += 1;
-                node.stage = Stage::Over(Outcome::Crashed);
+                node.request_id += 1;
+                node.stage = Stage::Ended(Outcome::Crashed);
             }
             Command::Pause(duration) => {
                 node.was_paused = true;
                 node.paused_until = node.paused_until.max(self.now + duration);
             }
             Command::Jump(seconds) => node.skew += seconds,
-            Command::Start if node.stage == Stage::Absent => {
+            Command::Start if node.stage == Stage::NotStarted => {
                 node.start(self.now);
                 node.commands.push_back(Command::Rejoin);
                 self.next_command(index);
@@ -538,8 +547,8 @@ impl World {
             Some(Command::Leave) => (Operation::Leave, self.settings.close_timeout),
             Some(Command::Close) => (Operation::Close, self.settings.close_timeout),
             _ => {
-                node.plans_rejoin = false;
-                // One rejoin covers all that are queued.
+                node.is_rejoin_planned = false;
+                // One rejoin replaces all queued ones.
                 node.commands
                     .retain(|command| !matches!(command, Command::Rejoin));
                 (Operation::Exit, self.settings.join_timeout)

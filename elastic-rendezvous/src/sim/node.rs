@@ -17,9 +17,9 @@ use crate::timestamp::Timestamp;
 /// The correct wall clock at the start of the simulation.
 const WALL: Timestamp = Timestamp::from_micros(1_800_000_000_000_000);
 
-/// The implementation of a node.
+/// The code that decides for a node.
 #[derive(Debug)]
-pub(super) enum Player {
+pub(super) enum Implementation {
     Ours(Box<Executor>),
     Torch(Box<TorchNode>),
 }
@@ -27,43 +27,43 @@ pub(super) enum Player {
 /// How a node of ours notices changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Watching {
-    /// It polls once a second.
+    /// The node polls once a second.
     Polls,
-    /// It is woken when nodes join or leave.
+    /// The node is woken when nodes join or leave.
     Members,
-    /// In an open round it is woken only by changes of the round itself.
+    /// In an open round, the node is woken only by changes of the round itself.
     Round,
 }
 
 /// A command to a node, or a fault.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Command {
-    /// Its process starts and joins.
+    /// The process starts and joins.
     Start,
-    /// It leaves its round and joins the next one.
+    /// The node leaves its round and joins the next one.
     Rejoin,
-    /// It has stopped its workers and joins again, unless it has joined meanwhile: `joins` is the number of its
-    /// joins when it began to stop them.
+    /// The node has stopped its workers and joins again, unless it has joined meanwhile. `joins` is the number of
+    /// its joins when it began to stop them.
     Restart {
         joins: usize,
     },
     Leave,
     Close,
-    /// It stops for good.
+    /// The process dies.
     Crash,
-    /// It stops for a while: nothing reaches it, but its clocks advance.
+    /// The process is stopped for this time: nothing reaches it, but its clocks advance.
     Pause(Duration),
-    /// Its wall clock is changed by this number of seconds.
+    /// The wall clock jumps by this number of seconds.
     Jump(i64),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stage {
-    Absent,
+    NotStarted,
     Busy(Operation),
     /// A member of a complete round, between two heartbeats.
     Member,
-    Over(Outcome),
+    Ended(Outcome),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,48 +85,48 @@ pub(super) struct Joined {
 
 #[derive(Debug)]
 pub(super) struct SimNode {
-    pub(super) player: Player,
+    pub(super) implementation: Implementation,
     pub(super) watching: Watching,
-    /// Whether it joins again when nodes wait or members are lost.
+    /// Whether the node joins again when nodes wait or members are lost.
     pub(super) restarts: bool,
     pub(super) stage: Stage,
     /// The error of its wall clock, in seconds.
     pub(super) skew: i64,
     /// Its monotonic clock at the start of the simulation.
     pub(super) boot: Duration,
-    /// The number of the request it waits for; events for other numbers are ignored.
-    pub(super) ask: u64,
+    /// The request that the node waits for; events of other requests are ignored.
+    pub(super) request_id: u64,
     pub(super) paused_until: Duration,
     pub(super) was_paused: bool,
     pub(super) commands: VecDeque<Command>,
-    pub(super) plans_rejoin: bool,
-    /// Until when a member waits before it checks for a due heartbeat.
+    pub(super) is_rejoin_planned: bool,
+    /// When a member next checks whether a heartbeat is due.
     pub(super) idle_until: Duration,
     pub(super) deadline: Duration,
-    /// The last version that it has read.
+    /// The version that the node has read last.
     pub(super) known: Option<Rc<Version>>,
     pub(super) joins: Vec<Joined>,
     /// The number of very short waits in a row.
     pub(super) short_waits: u32,
     pub(super) round: i64,
-    /// The nodes that it has reported as lost.
+    /// The nodes that this node has reported as lost.
     pub(super) lost: Vec<NodeId>,
 }
 
 impl SimNode {
-    pub(super) fn new(player: Player) -> Self {
+    pub(super) fn new(implementation: Implementation) -> Self {
         Self {
-            player,
+            implementation,
             watching: Watching::Members,
             restarts: true,
-            stage: Stage::Absent,
+            stage: Stage::NotStarted,
             skew: 0,
             boot: Duration::from_secs(1000),
-            ask: 0,
+            request_id: 0,
             paused_until: Duration::ZERO,
             was_paused: false,
             commands: VecDeque::new(),
-            plans_rejoin: false,
+            is_rejoin_planned: false,
             idle_until: Duration::ZERO,
             deadline: Duration::ZERO,
             known: None,
@@ -138,7 +138,7 @@ impl SimNode {
     }
 
     pub(super) fn is_torch(&self) -> bool {
-        matches!(self.player, Player::Torch(_))
+        matches!(self.implementation, Implementation::Torch(_))
     }
 
     pub(super) fn is_alive(&self) -> bool {
@@ -147,45 +147,45 @@ impl SimNode {
 
     pub(super) fn clock(&self, now: Duration) -> Now {
         let skew = Duration::from_secs(self.skew.unsigned_abs());
-        let right = WALL.after(now);
+        let correct = WALL.after(now);
         Now {
             monotonic: self.boot + now,
             wall: if self.skew < 0 {
-                right.before(skew)
+                correct.before(skew)
             } else {
-                right.after(skew)
+                correct.after(skew)
             },
         }
     }
 
     pub(super) fn me(&self) -> &NodeId {
-        match &self.player {
-            Player::Ours(executor) => executor.me(),
-            Player::Torch(torch) => &torch.me,
+        match &self.implementation {
+            Implementation::Ours(executor) => executor.me(),
+            Implementation::Torch(torch) => &torch.me,
         }
     }
 
     pub(super) fn state(&self) -> &RendezvousState {
-        match &self.player {
-            Player::Ours(executor) => executor.state(),
-            Player::Torch(torch) => &torch.state,
+        match &self.implementation {
+            Implementation::Ours(executor) => executor.state(),
+            Implementation::Torch(torch) => &torch.state,
         }
     }
 
     pub(super) fn to_write(&self) -> (RendezvousState, Option<Token>) {
-        match &self.player {
-            Player::Ours(executor) => {
+        match &self.implementation {
+            Implementation::Ours(executor) => {
                 let (state, token) = executor.to_write();
                 (state.clone(), token.cloned())
             }
-            Player::Torch(torch) => (torch.state.clone(), torch.token.clone()),
+            Implementation::Torch(torch) => (torch.state.clone(), torch.token.clone()),
         }
     }
 
     /// Starts the process, with new observations.
     pub(super) fn start(&mut self, now: Duration) {
         let clock = self.clock(now);
-        if let Player::Ours(executor) = &mut self.player {
+        if let Implementation::Ours(executor) = &mut self.implementation {
             let settings = executor.settings().clone();
             **executor = Executor::new(executor.me().clone(), settings, clock);
         }
@@ -193,18 +193,18 @@ impl SimNode {
 
     pub(super) fn begin(&mut self, operation: Operation, now: Duration) {
         let clock = self.clock(now);
-        match &mut self.player {
-            Player::Ours(executor) => executor.begin(operation, self.deadline, clock),
-            Player::Torch(torch) => torch.begin(operation, self.deadline),
+        match &mut self.implementation {
+            Implementation::Ours(executor) => executor.begin(operation, self.deadline, clock),
+            Implementation::Torch(torch) => torch.begin(operation, self.deadline),
         }
         self.stage = Stage::Busy(operation);
     }
 
     pub(super) fn step(&mut self, now: Duration) -> Need {
         let clock = self.clock(now);
-        match &mut self.player {
-            Player::Ours(executor) => executor.step(clock),
-            Player::Torch(torch) => torch.step(clock),
+        match &mut self.implementation {
+            Implementation::Ours(executor) => executor.step(clock),
+            Implementation::Torch(torch) => torch.step(clock),
         }
     }
 
@@ -212,9 +212,9 @@ impl SimNode {
         let clock = self.clock(now);
         let version = answer.version.as_ref();
         let stored = version.map(|version| (version.state.clone(), version.token.clone()));
-        match &mut self.player {
-            Player::Torch(torch) => torch.adopt(stored, clock),
-            Player::Ours(executor) if was_write => {
+        match &mut self.implementation {
+            Implementation::Torch(torch) => torch.adopt(stored, clock),
+            Implementation::Ours(executor) if was_write => {
                 let written = match stored {
                     Some((_, token)) if answer.is_ours => Written::Ours(token),
                     Some((state, token)) => Written::Theirs(Box::new(state), token),
@@ -222,9 +222,9 @@ impl SimNode {
                 };
                 executor.on_written(written, clock);
             }
-            Player::Ours(executor) => executor.on_read(stored, clock),
+            Implementation::Ours(executor) => executor.on_read(stored, clock),
         }
-        if let Player::Ours(executor) = &mut self.player {
+        if let Implementation::Ours(executor) = &mut self.implementation {
             let lost = executor.take_newly_lost().into_iter();
             self.lost.extend(lost.map(|lost| lost.node));
         }
@@ -236,8 +236,8 @@ impl SimNode {
             self.short_waits = 0;
         }
         self.known = version.cloned();
-        // The stored round is checked. In its own copy, a node may drop the last member of a round, which opens
-        // the next one, and then read that the member has written after all.
+        // Only the stored round never decreases. In its own copy a node may drop the last member of a round, which
+        // opens the next round, and then read that the member has written.
         let round = version.map_or(0, |version| version.state.round);
         assert!(
             self.round <= round,
@@ -250,17 +250,17 @@ impl SimNode {
 
     /// The longest pause after a write conflict.
     pub(super) fn conflict_pause_max(&self, now: Duration) -> Option<Duration> {
-        match &self.player {
-            Player::Ours(executor) => executor.conflict_pause_max(self.clock(now)),
-            Player::Torch(_) => None,
+        match &self.implementation {
+            Implementation::Ours(executor) => executor.conflict_pause_max(self.clock(now)),
+            Implementation::Torch(_) => None,
         }
     }
 
-    /// When it next checks for a due heartbeat.
+    /// When the node next checks whether a heartbeat is due.
     pub(super) fn next_heartbeat(&self, settings: &RendezvousSettings, now: Duration) -> Duration {
-        let due = match &self.player {
-            Player::Ours(executor) => executor.heartbeat_due_at(),
-            Player::Torch(_) => None,
+        let due = match &self.implementation {
+            Implementation::Ours(executor) => executor.heartbeat_due_at(),
+            Implementation::Torch(_) => None,
         };
         due.map_or(now + settings.keep_alive_interval, |due| {
             due.saturating_sub(self.boot).max(now)
@@ -268,7 +268,7 @@ impl SimNode {
     }
 
     /// Whether a launcher would stop its workers and join again.
-    pub(super) fn wants_restart(&self) -> bool {
+    pub(super) fn must_restart(&self) -> bool {
         let state = self.state();
         if state.closed {
             return false;

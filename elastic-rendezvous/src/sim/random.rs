@@ -12,8 +12,8 @@ const SECOND: Duration = Duration::from_secs(1);
 /// The largest error of a wall clock, in seconds.
 const SKEW_MAX: i64 = 900;
 
-/// Runs `history` for a number of seeds and names the seed of a failure. By default these are the same
-/// `rounds` seeds in every run, so that runs are comparable. See [`seeds`].
+/// Runs `history` for each of [`seeds`], and prints the seed of a failure. By default, every run has the same
+/// `rounds` seeds.
 fn for_seeds(rounds: u64, history: impl Fn(u64) + std::panic::RefUnwindSafe) {
     let number = |name| {
         let text = std::env::var(name).ok()?;
@@ -27,8 +27,8 @@ fn for_seeds(rounds: u64, history: impl Fn(u64) + std::panic::RefUnwindSafe) {
     }
 }
 
-/// `SEED` alone is one history, `ROUNDS` alone that many new ones. With both, the seeds count up from `SEED`, so
-/// that a caller that prints it can repeat all of them.
+/// The seeds of the histories: only `first` if just `first` is given, `rounds` new ones if just `rounds` is,
+/// `rounds` from `first` upwards if both are, and otherwise `default_rounds` from 0.
 fn seeds(
     first: Option<u64>,
     rounds: Option<u64>,
@@ -44,7 +44,7 @@ fn seeds(
 }
 
 #[test]
-fn seeds_are_fixed_or_new_or_given() {
+fn seeds_are_fixed_by_default_and_new_or_given_on_request() {
     let seeds = |first, rounds| seeds(first, rounds, 3, || 100).collect::<Vec<_>>();
     assert_eq!(seeds(None, None), [0, 1, 2]);
     assert_eq!(seeds(None, Some(2)), [100, 101]);
@@ -52,15 +52,15 @@ fn seeds_are_fixed_or_new_or_given() {
     assert_eq!(seeds(Some(u64::MAX), Some(2)), [u64::MAX, 0]);
 }
 
-/// Histories that failed because of defects in the simulator: a node's own copy of the state, not the stored
-/// one, went back by a round; a restart that was planned in one round happened in the next.
+/// Seeds that revealed defects of the simulator: it checked the round in a node's copy of the state, which may
+/// decrease, and it carried out a restart that was planned in an earlier round.
 #[test]
-fn histories_that_have_failed_before_pass() {
+fn histories_that_once_failed_pass() {
     faults(3740591573270001998, 12);
     nodes_of_both_kinds(2066653375588246547);
 }
 
-/// A world of `count` nodes with random clocks and ways of watching.
+/// A world of `count` nodes with random clocks and a random [`Watching`].
 fn world(seed: u64, settings: RendezvousSettings, count: usize) -> (World, fastrand::Rng) {
     let mut random = fastrand::Rng::with_seed(seed ^ 0x5eed);
     let mut world = World::new(seed, settings);
@@ -71,7 +71,7 @@ fn world(seed: u64, settings: RendezvousSettings, count: usize) -> (World, fastr
 }
 
 fn add(world: &mut World, random: &mut fastrand::Rng) -> usize {
-    // The order of names differs from the order of starts.
+    // The nodes do not start in the order of their names.
     let index = world.add(&format!("node{}", random.u32(..)));
     let node = &mut world.nodes[index];
     if random.bool() {
@@ -86,7 +86,7 @@ fn add(world: &mut World, random: &mut fastrand::Rng) -> usize {
     index
 }
 
-/// Runs until the world is settled and 20 s more, in which nothing may change.
+/// Runs until the world is settled, and then for 20 s, in which no node may join.
 fn settle(world: &mut World, limit: Duration) {
     let end = world.now + limit;
     let is_settled = world.run_until(end, World::is_settled);
@@ -99,7 +99,7 @@ fn settle(world: &mut World, limit: Duration) {
     world.run_for(20 * SECOND);
     assert!(world.is_settled(), "no longer settled: {}", describe(world));
     let later: usize = world.nodes.iter().map(|node| node.joins.len()).sum();
-    assert_eq!(joins, later, "restarts without a reason");
+    assert_eq!(joins, later, "nodes restarted without a reason");
 }
 
 /// Describes the world of a failed history.
@@ -112,7 +112,7 @@ fn describe(world: &World) -> String {
     text
 }
 
-fn between(random: &mut fastrand::Rng, millis: RangeInclusive<u64>) -> u64 {
+fn random_millis(random: &mut fastrand::Rng, millis: RangeInclusive<u64>) -> u64 {
     random.u64(millis)
 }
 
@@ -125,7 +125,7 @@ fn the_last_of_max_nodes_completes_the_round_at_once() {
         let (mut world, mut random) = world(seed, settings, count);
         let mut last = 0;
         for node in 0..count {
-            let millis = between(&mut random, 0..=20_000);
+            let millis = random_millis(&mut random, 0..=20_000);
             world.command_in(millis, node, Command::Start);
             last = last.max(millis);
         }
@@ -145,10 +145,10 @@ fn min_nodes_complete_the_round_after_the_last_call() {
         let mut settings = RendezvousSettings::for_test(random.usize(1..=count), count + 1);
         settings.last_call_timeout = random.u32(1..=30) * SECOND;
         let (mut world, mut random) = world(seed, settings, count);
-        // All start before the last call of the first can end.
+        // All nodes start before the last call can end.
         let longest = world.settings.last_call_timeout.as_millis() as u64 - 500;
         for node in 0..count {
-            let millis = between(&mut random, 0..=longest);
+            let millis = random_millis(&mut random, 0..=longest);
             world.command_in(millis, node, Command::Start);
         }
         world.run_for(Duration::from_millis(longest));
@@ -159,7 +159,7 @@ fn min_nodes_complete_the_round_after_the_last_call() {
 }
 
 #[test]
-fn more_nodes_than_there_are_places_become_spares() {
+fn nodes_without_a_place_become_spares() {
     for_seeds(30, |seed| {
         let mut random = fastrand::Rng::with_seed(seed);
         let count = random.usize(2..=12);
@@ -167,7 +167,7 @@ fn more_nodes_than_there_are_places_become_spares() {
         let settings = RendezvousSettings::for_test(random.usize(1..=max), max);
         let (mut world, mut random) = world(seed, settings, count);
         for node in 0..count {
-            world.command_in(between(&mut random, 0..=60_000), node, Command::Start);
+            world.command_in(random_millis(&mut random, 0..=60_000), node, Command::Start);
         }
         world.run_for(60 * SECOND);
         settle(&mut world, 120 * SECOND);
@@ -175,7 +175,7 @@ fn more_nodes_than_there_are_places_become_spares() {
 }
 
 #[test]
-fn survivors_of_any_faults_complete_a_round() {
+fn survivors_of_random_faults_complete_a_round() {
     for_seeds(50, |seed| faults(seed, 12));
 }
 
@@ -188,16 +188,20 @@ fn faults(seed: u64, nodes_max: usize) {
     let (mut world, mut random) = world(seed, settings, count);
     let horizon = random.u64(1..=90_000);
     for node in 0..count {
-        world.command_in(between(&mut random, 0..=horizon / 2), node, Command::Start);
+        world.command_in(
+            random_millis(&mut random, 0..=horizon / 2),
+            node,
+            Command::Start,
+        );
     }
     if random.bool() {
         world.set_network(Network::ROUGH);
     }
     let mut ends = horizon;
     for _ in 0..random.usize(0..=2 * count) {
-        let at = between(&mut random, 0..=horizon);
+        let at = random_millis(&mut random, 0..=horizon);
         let node = random.usize(0..count);
-        let pause = between(&mut random, 0..=40_000);
+        let pause = random_millis(&mut random, 0..=40_000);
         match random.u8(0..12) {
             0 => world.command_in(at, node, Command::Crash),
             1 => {
@@ -222,7 +226,7 @@ fn faults(seed: u64, nodes_max: usize) {
     world.run_for(Duration::from_millis(horizon));
     world.set_network(Network::CALM);
     world.run_for(Duration::from_millis(ends - horizon));
-    // Messages from before the network became calm.
+    // Old messages arrive.
     world.run_for(5 * SECOND);
     if world.alive() < world.settings.min_nodes {
         // No round can complete, but the invariants must still hold.
@@ -246,7 +250,7 @@ fn nodes_of_both_kinds_complete_rounds_together_in_any_order() {
 fn nodes_of_both_kinds(seed: u64) {
     let mut random = fastrand::Rng::with_seed(seed);
     let count = random.usize(2..=8);
-    // With places for all, because PyTorch's nodes alone restart without end otherwise.
+    // Every node has a place, because PyTorch's nodes otherwise restart without end.
     let mut settings = RendezvousSettings::for_test(random.usize(1..=count), count);
     settings.last_call_timeout = random.u32(2..=30) * SECOND;
     let mut world = World::new(seed, settings);
@@ -257,15 +261,15 @@ fn nodes_of_both_kinds(seed: u64) {
             world.add_torch(&format!("theirs{number}"))
         };
         world.nodes[node].watching = Watching::Members;
-        world.command_in(between(&mut random, 0..=20_000), node, Command::Start);
+        world.command_in(random_millis(&mut random, 0..=20_000), node, Command::Start);
     }
     for _ in 0..random.usize(0..=4) {
-        let at = between(&mut random, 20_000..=80_000);
+        let at = random_millis(&mut random, 20_000..=80_000);
         world.command_in(at, random.usize(0..count), Command::Rejoin);
     }
-    // PyTorch's nodes alone would not notice a crash: keep one of ours.
+    // Node 0 is ours and does not crash, because PyTorch's nodes do not notice a crash.
     if random.bool() && count > world.settings.min_nodes {
-        let at = between(&mut random, 20_000..=80_000);
+        let at = random_millis(&mut random, 20_000..=80_000);
         world.command_in(at, random.usize(1..count), Command::Crash);
     }
     world.run_for(80 * SECOND);
@@ -291,7 +295,7 @@ fn a_restart_of_running_nodes_needs_no_last_call() {
         assert_eq!(
             world.store.state().round,
             round + 1,
-            "one restart is enough"
+            "the members restarted more than once"
         );
     });
 }

@@ -20,7 +20,7 @@ fn settings(min_nodes: usize, max_nodes: usize) -> RendezvousSettings {
     RendezvousSettings::for_test(min_nodes, max_nodes)
 }
 
-/// `count` nodes of ours that start at once.
+/// A world of `count` nodes of ours, all of which start now.
 fn started(settings: RendezvousSettings, count: usize) -> World {
     let mut world = World::new(7, settings);
     for number in 0..count {
@@ -72,20 +72,20 @@ fn a_restart_of_one_member_starts_the_next_round_for_all() {
 }
 
 #[test]
-fn a_late_node_is_in_the_next_round() {
+fn a_late_node_joins_the_next_round() {
     let mut world = settled(settings(2, 4), 2);
     let late = world.add("late");
     world.command(late, Command::Start);
     world.run_for(SECOND);
     assert!(!world.is_settled());
-    // All are back, so there is no last call.
+    // All members are back, so the last call ends at once.
     settle(&mut world, 5 * SECOND);
     let state = world.store.state();
     assert_eq!((state.round, state.participants.len()), (1, 3));
 }
 
 #[test]
-fn the_last_place_ends_the_last_call() {
+fn the_node_that_fills_the_round_ends_the_last_call() {
     let mut world = settled(settings(2, 3), 2);
     let late = world.add("late");
     world.command(late, Command::Start);
@@ -99,8 +99,8 @@ fn the_others_continue_without_a_node_that_leaves() {
     let mut world = settled(settings(2, 4), 3);
     world.command(0, Command::Leave);
     world.run_for(SECOND / 10);
-    assert_eq!(outcome(&world, 0), Stage::Over(Outcome::Left));
-    // It is not dropped for silence, and the others do not wait for it.
+    assert_eq!(outcome(&world, 0), Stage::Ended(Outcome::Left));
+    // 8 s are too short for dropping it, and for a last call.
     settle(&mut world, 8 * SECOND);
     assert_eq!(world.store.state().participants.len(), 2);
     assert_eq!(world.store.state().round, 1);
@@ -136,7 +136,7 @@ fn survivors_report_only_the_killed_node_as_lost() {
         world.command_in(200 + 150 * seed, 0, Command::Rejoin);
         world.command_in(400, 1, Command::Rejoin);
         world.run_for(SECOND);
-        // No node is lost yet, in particular no survivor that is about to rejoin.
+        // No node counts as lost yet, not even a survivor that is about to rejoin.
         for node in [0, 1] {
             assert_eq!(
                 world.nodes[node].lost,
@@ -160,7 +160,7 @@ fn survivors_report_only_the_killed_node_as_lost() {
 #[test]
 fn a_spare_takes_the_place_of_a_member_that_crashes() {
     let mut world = settled(settings(2, 2), 3);
-    let spare = (0..3).find(|node| is_spare(&world, *node)).expect("one");
+    let spare = (0..3).find(|node| is_spare(&world, *node)).expect("a node");
     let member = (spare + 1) % 3;
     world.command(member, Command::Crash);
     world.run_for(SECOND / 10);
@@ -189,19 +189,19 @@ fn spares_end_gracefully_when_the_job_ends() {
     let mut world = settled(settings(2, 2), 4);
     let spares: Vec<usize> = (0..4).filter(|node| is_spare(&world, *node)).collect();
     assert_eq!(spares.len(), 2);
-    let member = (0..4).find(|node| !spares.contains(node)).expect("one");
+    let member = (0..4).find(|node| !spares.contains(node)).expect("a node");
     world.command(member, Command::Close);
     world.run_for(3 * SECOND);
-    assert_eq!(outcome(&world, member), Stage::Over(Outcome::Closed));
+    assert_eq!(outcome(&world, member), Stage::Ended(Outcome::Closed));
     for spare in spares {
-        let expected = Stage::Over(Outcome::Failed(OperationError::GracefulExit));
+        let expected = Stage::Ended(Outcome::Failed(OperationError::GracefulExit));
         assert_eq!(outcome(&world, spare), expected);
     }
     // A late node fails, as the rendezvous is closed.
     let late = world.add("late");
     world.command(late, Command::Start);
     world.run_for(SECOND);
-    let expected = Stage::Over(Outcome::Failed(OperationError::Closed));
+    let expected = Stage::Ended(Outcome::Failed(OperationError::Closed));
     assert_eq!(outcome(&world, late), expected);
 }
 
@@ -214,7 +214,7 @@ fn a_join_that_times_out_leaves_nothing_behind() {
     assert_eq!(world.store.state().participants.len(), 2);
     world.run_for(SECOND);
     for node in 0..2 {
-        let expected = Stage::Over(Outcome::Failed(OperationError::Timeout));
+        let expected = Stage::Ended(Outcome::Failed(OperationError::Timeout));
         assert_eq!(outcome(&world, node), expected);
     }
     assert_eq!(world.store.state(), RendezvousState::default());
@@ -233,7 +233,7 @@ fn a_waiting_node_that_times_out_leaves_the_wait_list() {
     world.run_for(19 * SECOND);
     assert_eq!(world.store.state().wait_list.len(), 1);
     world.run_for(2 * SECOND);
-    let expected = Stage::Over(Outcome::Failed(OperationError::Timeout));
+    let expected = Stage::Ended(Outcome::Failed(OperationError::Timeout));
     assert_eq!(outcome(&world, late), expected);
     assert_eq!(world.store.state().wait_list, BTreeSet::new());
 }
@@ -243,7 +243,7 @@ fn a_spare_does_not_time_out_and_has_the_whole_join_timeout_when_needed() {
     let mut settings = settings(2, 2);
     settings.join_timeout = 20 * SECOND;
     let mut world = settled(settings, 3);
-    let spare = (0..3).find(|node| is_spare(&world, *node)).expect("one");
+    let spare = (0..3).find(|node| is_spare(&world, *node)).expect("a node");
     world.run_for(300 * SECOND);
     assert!(is_spare(&world, spare));
     world.command((spare + 1) % 3, Command::Crash);
@@ -269,7 +269,7 @@ fn stale(participants: usize, is_complete: bool, heartbeat: Timestamp) -> Rendez
     state
 }
 
-fn completes_without_the_dead(stale: &RendezvousState, min_nodes: usize, max_nodes: usize) {
+fn assert_dead_nodes_are_excluded(stale: &RendezvousState, min_nodes: usize, max_nodes: usize) {
     for watching in [Watching::Polls, Watching::Members, Watching::Round] {
         let mut world = started(settings(min_nodes, max_nodes), 3);
         for node in &mut world.nodes {
@@ -290,25 +290,25 @@ fn completes_without_the_dead(stale: &RendezvousState, min_nodes: usize, max_nod
 #[test]
 fn a_complete_round_of_dead_nodes_is_followed_by_one_of_live_nodes() {
     let long_ago = START.before(3600 * SECOND);
-    completes_without_the_dead(&stale(2, true, long_ago), 3, 3);
-    // Also when it is full: then all start as spares.
-    completes_without_the_dead(&stale(3, true, long_ago), 2, 3);
+    assert_dead_nodes_are_excluded(&stale(2, true, long_ago), 3, 3);
+    // Also when the round is full, so that all nodes start as spares.
+    assert_dead_nodes_are_excluded(&stale(3, true, long_ago), 2, 3);
 }
 
 #[test]
 fn an_open_round_is_not_completed_with_dead_nodes() {
     let long_ago = START.before(3600 * SECOND);
-    completes_without_the_dead(&stale(2, false, long_ago), 3, 3);
+    assert_dead_nodes_are_excluded(&stale(2, false, long_ago), 3, 3);
     let mut state = stale(2, false, long_ago);
     state.deadline = Some(long_ago.after(30 * SECOND));
-    completes_without_the_dead(&state, 2, 3);
+    assert_dead_nodes_are_excluded(&state, 2, 3);
 }
 
-/// PyTorch's nodes would wait until that time.
+/// PyTorch's nodes would wait for an hour.
 #[test]
-fn dead_nodes_whose_clocks_were_ahead_are_dropped_as_soon() {
+fn dead_nodes_are_dropped_after_the_same_time_if_their_clocks_were_ahead() {
     let ahead = START.after(3600 * SECOND);
-    completes_without_the_dead(&stale(2, true, ahead), 3, 3);
+    assert_dead_nodes_are_excluded(&stale(2, true, ahead), 3, 3);
 }
 
 #[test]
@@ -363,7 +363,7 @@ fn wrong_clocks_do_not_delay_a_restart() {
     }
     settle(&mut world, 8 * SECOND);
     world.run_for(10 * SECOND);
-    // They have seen each other write, so none is a suspect.
+    // The nodes have seen each other write, so none is a suspect.
     world.command(0, Command::Rejoin);
     world.run_for(SECOND / 10);
     let limit = 2 * SECOND + SECOND / 2;
@@ -379,7 +379,7 @@ fn forty_nodes_complete_a_round_with_a_bounded_number_of_writes() {
             node.watching = watching;
         }
         settle(&mut world, 10 * SECOND);
-        // All write at once: at worst each of 40 conflicts with all before it.
+        // All nodes write at once: in the worst case each conflicts with all before it.
         assert!(world.writes_tried < 40 * 40, "{}", world.writes_tried);
         world.command(17, Command::Rejoin);
         world.command(23, Command::Crash);
@@ -392,7 +392,7 @@ fn forty_nodes_complete_a_round_with_a_bounded_number_of_writes() {
 }
 
 #[test]
-fn heartbeats_of_others_wake_nobody() {
+fn heartbeats_wake_no_other_node() {
     let mut world = settled(settings(12, 12), 12);
     world.run_for(10 * SECOND);
     let before = (world.writes_tried, world.events_made);
@@ -431,7 +431,7 @@ fn nodes_of_both_kinds_complete_rounds_together() {
     world.command_in(500, theirs, Command::Start);
     settle(&mut world, 33 * SECOND);
     assert_eq!(world.store.state().round, 0);
-    // A PyTorch node joins: both others restart for it.
+    // A PyTorch node joins: both other nodes restart.
     let late = world.add_torch("late");
     world.command(late, Command::Start);
     world.run_for(SECOND);
@@ -448,17 +448,20 @@ fn nodes_of_both_kinds_complete_rounds_together() {
     world.run_for(SECOND);
     settle(&mut world, 38 * SECOND);
     assert_eq!(world.store.state().round, round + 2);
-    // A PyTorch node dies: only ours notices, and its restart makes the other one restart.
+    // A PyTorch node dies: only ours notices. Its restart makes the other PyTorch node restart.
     world.command(theirs, Command::Crash);
     world.run_for(SECOND);
     settle(&mut world, 65 * SECOND);
     assert_eq!(world.store.state().participants.len(), 2);
 }
 
-/// Whether the node `by` considers `node` alive.
-fn is_seen(world: &World, by: usize, node: usize) -> bool {
+/// Whether `node` has a heartbeat in the copy of the node `observer`.
+fn considers_alive(world: &World, observer: usize, node: usize) -> bool {
     let me = world.nodes[node].me();
-    world.nodes[by].state().last_heartbeats.contains_key(me)
+    world.nodes[observer]
+        .state()
+        .last_heartbeats
+        .contains_key(me)
 }
 
 #[test]
@@ -475,7 +478,7 @@ fn a_pytorch_node_that_was_seen_writing_keeps_our_node_whose_clock_is_behind() {
         let (round, joins_of_ours) = (world.store.state().round, joins(&world, ours));
         for _ in 0..300 {
             world.run_for(SECOND);
-            assert!(is_seen(&world, theirs, ours), "{:?}", world.now);
+            assert!(considers_alive(&world, theirs, ours), "{:?}", world.now);
         }
         assert_eq!(world.store.state().round, round);
         assert_eq!(joins(&world, ours), joins_of_ours);
@@ -491,12 +494,12 @@ fn a_pytorch_node_that_joins_drops_our_node_whose_clock_is_behind_once() {
     world.command(ours, Command::Start);
     world.command_in(7_000, theirs, Command::Start);
     world.run_for(7 * SECOND + SECOND / 2);
-    // Ours was dropped, saw the other node write, and rejoined with its time.
+    // Our node was dropped, saw the other node write, and rejoined with the other node's time.
     settle(&mut world, 10 * SECOND);
     let round = world.store.state().round;
     for _ in 0..100 {
         world.run_for(SECOND);
-        assert!(is_seen(&world, theirs, ours), "{:?}", world.now);
+        assert!(considers_alive(&world, theirs, ours), "{:?}", world.now);
     }
     assert_eq!(world.store.state().round, round);
 }
@@ -509,7 +512,7 @@ fn a_pytorch_node_whose_clock_is_behind_is_not_dropped() {
     world.command(theirs, Command::Start);
     world.command_in(2_000, ours, Command::Start);
     world.run_for(2 * SECOND);
-    // It is a suspect until its next heartbeat.
+    // The PyTorch node is a suspect until its next heartbeat.
     settle(&mut world, 8 * SECOND);
     world.run_for(120 * SECOND);
     assert!(world.is_settled());
@@ -520,9 +523,9 @@ fn a_pytorch_node_whose_clock_is_behind_is_not_dropped() {
 #[test]
 fn pytorch_nodes_alone_drop_each_other_when_a_clock_is_ahead() {
     let mut world = World::new(14, settings(2, 2));
-    let (right, ahead) = (world.add_torch("right"), world.add_torch("ahead"));
+    let (correct, ahead) = (world.add_torch("correct"), world.add_torch("ahead"));
     world.nodes[ahead].skew = 20;
-    world.command(right, Command::Start);
+    world.command(correct, Command::Start);
     world.command_in(3_000, ahead, Command::Start);
     world.run_for(2 * SECOND);
     assert!(
@@ -530,20 +533,20 @@ fn pytorch_nodes_alone_drop_each_other_when_a_clock_is_ahead() {
             .store
             .state()
             .participants
-            .contains_key(world.nodes[right].me())
+            .contains_key(world.nodes[correct].me())
     );
     let has_dropped = |world: &World| {
         let state = world.store.state();
-        !state.participants.contains_key(world.nodes[right].me())
+        !state.participants.contains_key(world.nodes[correct].me())
     };
     assert!(world.run_until(5 * SECOND, has_dropped));
     assert_eq!(outcome(&world, ahead), Stage::Busy(Operation::Join));
 }
 
-/// Measured: three handlers of PyTorch 2.15 with two places restarted about once a second after a first
+/// Measured: three handlers of PyTorch 2.15 with two places restarted about once a second after the first
 /// restart.
 #[test]
-fn pytorch_nodes_alone_restart_endlessly_when_one_more_waits_than_there_are_places() {
+fn pytorch_nodes_alone_restart_endlessly_when_a_node_without_a_place_waits() {
     let mut world = World::new(15, settings(2, 2));
     for number in 0..3 {
         let node = world.add_torch(&format!("node{number}"));

@@ -25,7 +25,7 @@ pub(super) struct Version {
 #[derive(Debug, Clone)]
 pub(super) struct Answer {
     pub(super) version: Option<Rc<Version>>,
-    /// Whether it is the state that the node wrote.
+    /// Whether the version is the one that the node has just written.
     pub(super) is_ours: bool,
     /// When the store answered.
     pub(super) at: Duration,
@@ -33,32 +33,32 @@ pub(super) struct Answer {
 
 #[derive(Debug, Default)]
 pub(super) struct SimStore {
-    present: Option<Rc<Version>>,
+    current: Option<Rc<Version>>,
 }
 
 impl SimStore {
-    pub(super) fn present(&self) -> Option<&Rc<Version>> {
-        self.present.as_ref()
+    pub(super) fn current(&self) -> Option<&Rc<Version>> {
+        self.current.as_ref()
     }
 
     /// The stored state; the initial one while there is none.
     pub(super) fn state(&self) -> RendezvousState {
-        self.present
+        self.current
             .as_ref()
             .map(|version| version.state.clone())
             .unwrap_or_default()
     }
 
     /// Whether a write with `token` succeeds.
-    pub(super) fn admits(&self, token: Option<&Token>) -> bool {
-        self.present.as_ref().map(|version| &version.token) == token
+    pub(super) fn accepts(&self, token: Option<&Token>) -> bool {
+        self.current.as_ref().map(|version| &version.token) == token
     }
 
     pub(super) fn put(&mut self, state: &RendezvousState, now: Duration) {
         let text = codec::to_text(state);
         let limits = CodecLimits::default();
-        let state = codec::from_text(&text, &limits).expect("what we have encoded");
-        let before = self.present.as_ref();
+        let state = codec::from_text(&text, &limits).expect("the state was just encoded");
+        let before = self.current.as_ref();
         let written_at = state.last_heartbeats.iter().map(|(node, heartbeat)| {
             let is_old =
                 |version: &&Rc<Version>| version.state.last_heartbeats.get(node) == Some(heartbeat);
@@ -67,7 +67,7 @@ impl SimStore {
                 .and_then(|version| version.written_at.get(node));
             (node.clone(), at.copied().unwrap_or(now))
         });
-        self.present = Some(Rc::new(Version {
+        self.current = Some(Rc::new(Version {
             written_at: written_at.collect(),
             ranges: codec::watch_ranges(&text),
             token: Token::new(text),
@@ -75,13 +75,13 @@ impl SimStore {
         }));
     }
 
-    /// Whether `part` differs from the version `known`, by its characters, as in a real store.
+    /// Whether the stored characters of `part` differ from those of the version `known`.
     pub(super) fn differs(&self, known: Option<&Rc<Version>>, part: Part) -> bool {
-        let (Some(known), Some(present)) = (known, &self.present) else {
-            return known.is_some() != self.present.is_some();
+        let (Some(known), Some(current)) = (known, &self.current) else {
+            return known.is_some() != self.current.is_some();
         };
-        let (old, new) = (known.token.as_bytes(), present.token.as_bytes());
-        let ranges = known.ranges.as_ref().expect("our own layout");
+        let (old, new) = (known.token.as_bytes(), current.token.as_bytes());
+        let ranges = known.ranges.as_ref().expect("PyTorch's layout");
         let range = match part {
             Part::Round => ranges.header.clone(),
             Part::Members => ranges.members.clone(),

@@ -14,7 +14,7 @@ use crate::node::NodeId;
 use crate::settings::RendezvousSettings;
 use crate::state::RendezvousState;
 
-/// How long it uses a state that it has read, and how long it sleeps while it waits.
+/// How long a node uses a state that it has read, and how long it sleeps between reads.
 pub(super) const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]

@@ -1,4 +1,4 @@
-//! Handlers over real stores, with threads and clocks. The decisions are tested in the crate itself.
+//! Tests handlers over real stores, with threads and clocks. The crate's own tests cover the decisions.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -15,15 +15,15 @@ use elastic_rendezvous::{
     StateWatch, StaticRendezvous, Stored, Token, Watched, clear_workers_store, codec, parse_config,
 };
 
-/// Far more than anything here takes.
+/// Much longer than any step of a test takes.
 const LONG: Duration = Duration::from_secs(60);
 
 fn node_with(store: &Arc<dyn Store>, settings: RendezvousSettings) -> Arc<DynamicRendezvous> {
     let backend = C10dBackend::new(Arc::clone(store), settings.run_id()).expect("a backend");
-    node_over(Arc::new(backend), store, settings)
+    node_with_backend(Arc::new(backend), store, settings)
 }
 
-fn node_over(
+fn node_with_backend(
     backend: Arc<dyn RendezvousBackend>,
     store: &Arc<dyn Store>,
     settings: RendezvousSettings,
@@ -34,7 +34,7 @@ fn node_over(
 }
 
 fn node(store: &Arc<dyn Store>, min_nodes: usize, max_nodes: usize) -> Arc<DynamicRendezvous> {
-    // Long enough for a node that is running already.
+    // Long enough for a node that already runs.
     let last_call_timeout = Duration::from_millis(500);
     let settings = settings(min_nodes, max_nodes).with_last_call_timeout(last_call_timeout);
     node_with(store, settings)
@@ -58,7 +58,7 @@ fn joined(joining: Joining) -> RendezvousInfo {
 fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     let deadline = Instant::now() + LONG;
     while !is_so() {
-        assert!(Instant::now() < deadline, "not in time: {what}");
+        assert!(Instant::now() < deadline, "timed out: {what}");
         thread::sleep(Duration::from_millis(1));
     }
 }
@@ -126,7 +126,9 @@ fn a_newcomer_makes_members_join_again_and_finds_the_same_workers_store() {
     let c = node(&store, 2, 3);
     let joining_c = join(&c);
     changes.recv_timeout(LONG).expect("an event");
-    eventually("one waits", || membership(&a).waiting == [c.node().clone()]);
+    eventually("one node waits", || {
+        membership(&a).waiting == [c.node().clone()]
+    });
     let (joining_a, joining_b) = (join(&a), join(&b));
     for round in [joined(joining_a), joined(joining_b), joined(joining_c)] {
         assert_eq!((round.round, round.world_size), (1, 3));
@@ -137,7 +139,7 @@ fn a_newcomer_makes_members_join_again_and_finds_the_same_workers_store() {
 #[test]
 fn a_node_that_leaves_is_noticed_at_once() {
     let (_host, store) = tcp();
-    // The round completes when it is full. The last call would take longer than this test may.
+    // Only a full round completes within this test: the last call takes longer.
     let settings = settings(2, 3).with_last_call_timeout(LONG * 2);
     let nodes: Vec<_> = (0..3)
         .map(|_| node_with(&store, settings.clone()))
@@ -151,7 +153,7 @@ fn a_node_that_leaves_is_noticed_at_once() {
     };
     c.leave().expect("to leave");
     for node in [a, b] {
-        eventually("it is seen to leave", || has_left(node, c));
+        eventually("the node has left", || has_left(node, c));
         assert_eq!(membership(node).lost, []);
     }
     assert!(!membership(a).is_evicted);
@@ -172,28 +174,30 @@ fn a_node_that_dies_is_reported_as_lost() {
     let (joining_a, joining_b) = (join(&a), join(&b));
     joined(joining_a);
     joined(joining_b);
-    let (told, lost) = channel();
+    let (sender, lost) = channel();
     a.add_listener(Arc::new(move |event: &RendezvousEvent<'_>| {
         if let RendezvousEvent::NodeLost(lost) = event {
-            let _ = told.send((*lost).clone());
+            let _ = sender.send((*lost).clone());
         }
     }));
     let dead = b.node().clone();
-    // Its threads end without a write.
+    // The node ends without a write.
     drop(b);
     let lost = lost.recv_timeout(LONG).expect("an event");
     assert_eq!(lost.node, dead);
     assert!(lost.silence > Duration::from_millis(300), "{lost}");
-    eventually("the loss is seen", || membership(&a).lost == [lost.clone()]);
+    eventually("the loss is reported", || {
+        membership(&a).lost == [lost.clone()]
+    });
     assert_eq!(membership(&a).left, []);
 }
 
 #[test]
-fn a_join_that_times_out_reports_the_joined_nodes_and_leaves_no_trace() {
+fn a_join_that_times_out_reports_the_joined_nodes_and_undoes_its_writes() {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
     let settings = settings(2, 2).with_join_timeout(Duration::from_millis(50));
-    let lonely = node_with(&store, settings);
-    let error = lonely.next_rendezvous().expect_err("no other node");
+    let alone = node_with(&store, settings);
+    let error = alone.next_rendezvous().expect_err("no other node");
     let RendezvousError::Timeout { report } = &error else {
         panic!("{error}");
     };
@@ -205,24 +209,24 @@ fn a_join_that_times_out_reports_the_joined_nodes_and_leaves_no_trace() {
 }
 
 #[test]
-fn an_interrupted_join_leaves_and_later_ones_fail() {
+fn an_interrupted_join_removes_its_node_and_later_joins_fail() {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
-    let lonely = node(&store, 2, 2);
-    let (told, waiting) = channel();
-    lonely.add_listener(Arc::new(move |event: &RendezvousEvent<'_>| {
+    let alone = node(&store, 2, 2);
+    let (sender, waiting) = channel();
+    alone.add_listener(Arc::new(move |event: &RendezvousEvent<'_>| {
         if matches!(event, RendezvousEvent::Waiting(report) if report.participants.len() == 1) {
-            let _ = told.send(());
+            let _ = sender.send(());
         }
     }));
-    let joining = join(&lonely);
+    let joining = join(&alone);
     waiting.recv_timeout(LONG).expect("to wait");
-    lonely.interrupt();
+    alone.interrupt();
     let error = joining.join().expect("no panic").expect_err("interrupted");
     assert!(
         matches!(error, RendezvousError::Interrupted { .. }),
         "{error}"
     );
-    let error = lonely.next_rendezvous().expect_err("interrupted");
+    let error = alone.next_rendezvous().expect_err("interrupted");
     assert!(
         matches!(error, RendezvousError::Interrupted { .. }),
         "{error}"
@@ -234,15 +238,15 @@ fn an_interrupted_join_leaves_and_later_ones_fail() {
 }
 
 #[test]
-fn closing_ends_joins_and_spares() {
+fn a_close_ends_joins_and_spares() {
     let (_host, store) = tcp();
     let member = node(&store, 1, 1);
     joined(join(&member));
     let spare = node(&store, 1, 1);
-    let (told, waiting) = channel();
+    let (sender, waiting) = channel();
     spare.add_listener(Arc::new(move |event: &RendezvousEvent<'_>| {
         if matches!(event, RendezvousEvent::Waiting(report) if report.spares.len() == 1) {
-            let _ = told.send(());
+            let _ = sender.send(());
         }
     }));
     let joining = join(&spare);
@@ -280,19 +284,19 @@ fn a_value_that_is_not_a_state_is_an_error_and_stays_in_the_store() {
 
 /// A backend that cannot read the state once it holds its first write lease.
 #[derive(Debug)]
-struct FailsWithItsFirstLease {
+struct FailsUnderFirstLease {
     backend: C10dBackend,
     leases: AtomicUsize,
-    is_to_fail: AtomicBool,
+    must_fail: AtomicBool,
 }
 
-impl RendezvousBackend for FailsWithItsFirstLease {
+impl RendezvousBackend for FailsUnderFirstLease {
     fn name(&self) -> &str {
-        "fails-with-its-first-lease"
+        "fails-under-the-first-lease"
     }
 
     fn get_state(&self) -> Result<Option<Stored>, RendezvousError> {
-        if self.is_to_fail.swap(false, Ordering::AcqRel) {
+        if self.must_fail.swap(false, Ordering::AcqRel) {
             return Err(failure());
         }
         self.backend.get_state()
@@ -309,7 +313,7 @@ impl RendezvousBackend for FailsWithItsFirstLease {
     fn acquire_write_lease(&self) -> bool {
         let has_lease = self.backend.acquire_write_lease();
         if self.leases.fetch_add(1, Ordering::AcqRel) == 0 {
-            self.is_to_fail.store(true, Ordering::Release);
+            self.must_fail.store(true, Ordering::Release);
         }
         has_lease
     }
@@ -334,18 +338,18 @@ fn failure() -> RendezvousError {
 fn the_write_lease_is_released_when_the_store_fails_under_it() {
     let (_host, store) = tcp();
     let backend = C10dBackend::new(Arc::clone(&store), "job").expect("a backend");
-    let backend = FailsWithItsFirstLease {
+    let backend = FailsUnderFirstLease {
         backend: backend.with_write_lease().expect("a lease"),
         leases: AtomicUsize::new(0),
-        is_to_fail: AtomicBool::new(false),
+        must_fail: AtomicBool::new(false),
     };
-    let node = node_over(Arc::new(backend), &store, settings(1, 1));
+    let node = node_with_backend(Arc::new(backend), &store, settings(1, 1));
     let error = node.next_rendezvous().expect_err("the store has failed");
     assert!(
         matches!(error, RendezvousError::StateLost { .. }),
         "{error}"
     );
-    // The next node gets it at once, instead of waiting until it counts as lost.
+    // The next node gets the lease at once.
     let leases = store.queue_len("torch.rendezvous.job/turn");
     assert_eq!(leases.expect("a length"), 1);
     assert_eq!(node.next_rendezvous().expect("a round").world_size, 1);
@@ -410,15 +414,15 @@ fn after_a_failed_watch_the_state_is_polled() {
         waits: Arc::clone(&waits),
     };
     let settings = settings(2, 2);
-    let first = node_over(Arc::new(backend), &store, settings);
-    let (told, waiting) = channel();
+    let first = node_with_backend(Arc::new(backend), &store, settings);
+    let (sender, waiting) = channel();
     first.add_listener(Arc::new(move |event: &RendezvousEvent<'_>| {
         if matches!(event, RendezvousEvent::Waiting(_)) {
-            let _ = told.send(());
+            let _ = sender.send(());
         }
     }));
     let joining = join(&first);
-    // Before a second report, a busy loop would have watched many times.
+    // Until the second report, a busy loop would have called the watch many times.
     for _ in 0..2 {
         waiting.recv_timeout(LONG).expect("to wait");
     }
@@ -427,7 +431,7 @@ fn after_a_failed_watch_the_state_is_polled() {
     assert_eq!(joined(joining).world_size, 2);
     assert_eq!(waits.load(Ordering::Acquire), 1);
     second.leave().expect("to leave");
-    eventually("it is seen to leave", || has_left(&first, &second));
+    eventually("the node has left", || has_left(&first, &second));
 }
 
 #[test]
@@ -481,10 +485,10 @@ fn static_node(rank: usize, world_size: usize, port: u16, timeout: u64) -> Stati
 /// Starts the host of a static rendezvous on a free port, and waits until it reports the port.
 fn static_host(world_size: usize, timeout: u64) -> (Joining, u16) {
     let host = static_node(0, world_size, 0, timeout);
-    let (told, reports) = channel();
+    let (sender, reports) = channel();
     host.add_listener(Arc::new(move |event: &RendezvousEvent<'_>| {
         if let RendezvousEvent::WaitingForRanks(report) = event {
-            let _ = told.send((*report).clone());
+            let _ = sender.send((*report).clone());
         }
     }));
     let joining = thread::spawn(move || host.next_rendezvous());
@@ -500,10 +504,10 @@ fn static_host(world_size: usize, timeout: u64) -> (Joining, u16) {
 fn a_static_rendezvous_keeps_the_given_ranks() {
     let (joining, port) = static_host(2, 60);
     let other = static_node(1, 2, port, 60);
-    let (told, changes) = channel();
+    let (sender, changes) = channel();
     other.add_listener(Arc::new(move |event: &RendezvousEvent<'_>| {
         if matches!(event, RendezvousEvent::MembershipChanged) {
-            let _ = told.send(());
+            let _ = sender.send(());
         }
     }));
     let other = other.next_rendezvous().expect("a round");
@@ -545,7 +549,7 @@ fn a_static_rendezvous_reports_joined_nodes_and_missing_ranks() {
 
 #[test]
 fn a_silent_peer_on_the_port_is_an_error_within_the_join_timeout() {
-    // The backlog accepts connections that nobody answers.
+    // The kernel accepts connections into the backlog; no server answers them.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
     let endpoint = silent.local_addr().expect("an address").to_string();
     let join_timeout = Duration::from_secs(2);
@@ -583,7 +587,10 @@ fn a_watch_checks_once_with_a_timeout_of_zero_and_waits_indefinitely_without_one
     let hash: Arc<dyn Store> = Arc::new(HashStore::new());
     for store in [tcp, hash] {
         let backend = C10dBackend::new(Arc::clone(&store), "job").expect("a backend");
-        let watch = backend.watch().expect("a watch").expect("it wakes");
+        let watch = backend
+            .watch()
+            .expect("a watch")
+            .expect("the store can be watched");
         let unchanged = watch.wait(None, Part::Members, Some(Duration::ZERO));
         assert_eq!(unchanged.expect("an answer"), Watched::Unchanged);
         let changed = thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! Endpoints where another kind of server listens.
+//! Tests endpoints at which another kind of server listens.
 
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use elastic_rendezvous::{RendezvousParameters, RendezvousRegistry, parse_config};
 
-/// What a peer does with a connection.
-type Behave = fn(TcpStream) -> Option<TcpStream>;
+/// Handles an accepted connection; returns it to keep it open.
+type HandleConnection = fn(TcpStream) -> Option<TcpStream>;
 
-const PEERS: [(&str, Behave); 3] = [
+const PEERS: [(&str, HandleConnection); 3] = [
     ("did not answer", Some),
     ("closed the connection", |_| None),
     ("does not speak the TCPStore protocol", |mut stream| {
@@ -24,18 +24,18 @@ const PEERS: [(&str, Behave); 3] = [
 
 #[test]
 fn a_peer_that_is_not_a_store_is_an_error_within_the_join_timeout() {
-    for (text, behave) in PEERS {
+    for (text, handle) in PEERS {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let address = listener.local_addr().expect("bound");
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let peer = thread::spawn(move || {
-            let mut kept = Vec::new();
+            let mut open_connections = Vec::new();
             for stream in listener.incoming() {
                 if stopped.load(Ordering::Acquire) {
                     return;
                 }
-                kept.extend(behave(stream.expect("a connection")));
+                open_connections.extend(handle(stream.expect("a connection")));
             }
         });
         let parameters = RendezvousParameters::new("c10d", address.to_string(), "job", 1, 1)
@@ -53,7 +53,7 @@ fn a_peer_that_is_not_a_store_is_an_error_within_the_join_timeout() {
         assert!(error.contains(text), "{error}");
         assert!(error.contains(&address.to_string()), "{error}");
         stop.store(true, Ordering::Release);
-        TcpStream::connect(address).expect("it listens");
+        TcpStream::connect(address).expect("the peer listens");
         peer.join().expect("no panic");
     }
 }

@@ -19,7 +19,7 @@ const RECORDING: &str = include_str!("../../testdata/recorded_events.jsonl");
 
 const KEEP_ALIVE: &str = "dynamic_rendezvous.py:DynamicRendezvousHandler._keep_alive";
 
-/// Far more than anything here takes.
+/// Much longer than any step of a test takes.
 const LONG: Duration = Duration::from_secs(60);
 
 /// Long enough for the writes of a single node.
@@ -106,7 +106,7 @@ fn settings(min_nodes: usize, max_nodes: usize) -> RendezvousSettings {
     RendezvousSettings::new("job", min_nodes, max_nodes)
         .expect("settings")
         .with_last_call_timeout(Duration::from_millis(100))
-        // No heartbeat is due unless a history needs one.
+        // No heartbeat is due unless a history needs it.
         .with_keep_alive(LONG * 10, 3)
 }
 
@@ -164,7 +164,10 @@ impl Node {
         let mut events = self.events.all.lock().expect("no panic");
         while !events.iter().any(|event| event.message.contains(text)) {
             let left = deadline.saturating_duration_since(Instant::now());
-            assert!(!left.is_zero(), "not in time: {text}: {events:#?}");
+            assert!(
+                !left.is_zero(),
+                "timed out waiting for {text:?}: {events:#?}"
+            );
             (events, _) = self
                 .events
                 .is_new
@@ -173,7 +176,7 @@ impl Node {
         }
     }
 
-    /// The events as the recording has them.
+    /// The events in the format of the recording.
     fn events(&self, others: &[&Self]) -> Vec<Value> {
         let events = self.events.all.lock().expect("no panic");
         let line = |event: &RecordedEvent| {
@@ -201,7 +204,7 @@ impl Node {
     }
 }
 
-/// The text of an error is ours, only its class is PyTorch's.
+/// Shortens an error to its class, as its text differs from PyTorch's.
 fn comparable(message: &str, node_state: NodeState) -> String {
     match message.split_once(':') {
         Some((class, text)) if node_state == NodeState::Failed => {
@@ -302,21 +305,21 @@ fn a_spare_node_sees_the_rendezvous_closed() {
 #[test]
 fn a_spare_node_replaces_a_lost_one() {
     let store = store();
-    // It never writes a heartbeat.
+    // This node never writes a heartbeat.
     let a = Node::new(&store, settings(1, 1));
     a.join().expect("a round");
     let b = Node::new(&store, with_keep_alive(settings(1, 1)));
     b.join().expect("a round");
     let until_joined = |mut events: Vec<Value>| {
         let joined = events.iter().position(|event| !event["rank"].is_null());
-        events.truncate(joined.expect("it has joined") + 1);
+        events.truncate(joined.expect("the node has joined") + 1);
         without_heartbeats(&events)
     };
     let theirs = until_joined(recorded("spare, lost", "b"));
     assert_same(&until_joined(b.events(&[&a])), &theirs, "b");
 }
 
-/// Removes the heartbeats of a waiting node, whose number depends on the duration of the wait.
+/// Removes the heartbeats of a waiting node, whose number depends on how long it waits.
 fn without_heartbeats(events: &[Value]) -> Vec<Value> {
     let is_of = |event: &Value, method: &str| {
         let name = event["name"].as_str().expect("a name");
@@ -387,7 +390,7 @@ fn calls_and_heartbeats_fail_with_the_store() {
     a.join().expect_err("broken");
     assert!(!a.handler.shutdown());
     let mut ours = a.events(&[]);
-    // More heartbeats fail until the node leaves the round.
+    // Heartbeats keep failing until the node leaves the round.
     let mut failed = 0;
     ours.retain(|event| {
         failed += usize::from(event["name"] == KEEP_ALIVE);

@@ -1,4 +1,4 @@
-//! Hostile bytes give an error or a state, never a panic.
+//! Tests that hostile bytes give an error or a state, never a panic.
 
 use elastic_rendezvous::codec::{self, CodecLimits, CorruptState, CorruptStateKind};
 use elastic_rendezvous::{NodeId, RendezvousState, Timestamp};
@@ -11,7 +11,7 @@ fn decode(bytes: &[u8]) -> Result<RendezvousState, CorruptState> {
     codec::decode(bytes, &CodecLimits::default())
 }
 
-/// Accepted bytes give a state that can be encoded and decoded again.
+/// Decodes `bytes`. An accepted state can be encoded and decoded again; an error is short.
 fn check(bytes: &[u8]) {
     match decode(bytes) {
         Ok(state) => assert_eq!(decode(&codec::encode(&state)), Ok(state)),
@@ -63,7 +63,7 @@ fn a_text_cut_anywhere_is_refused() {
 }
 
 #[test]
-fn any_byte_can_have_any_other_value() {
+fn a_state_with_any_changed_byte_does_not_panic() {
     for pickle in [
         codec::encode(&RendezvousState::default()),
         codec::encode(&small_state()),
@@ -81,7 +81,7 @@ fn any_byte_can_have_any_other_value() {
 }
 
 #[test]
-fn any_bit_of_a_vector_can_be_flipped() {
+fn a_vector_with_any_flipped_bit_does_not_panic() {
     for vector in small_vectors().chain(vectors::extra()) {
         let len = vector.pickle.len();
         if len > 500 {
@@ -119,7 +119,7 @@ fn opcodes(pickle: &[u8]) -> Vec<&[u8]> {
 }
 
 #[test]
-fn any_opcode_can_be_missing_doubled_or_swapped_with_the_next() {
+fn a_missing_doubled_or_swapped_opcode_does_not_panic() {
     let pickle = codec::encode(&small_state());
     let opcodes = opcodes(&pickle);
     assert_eq!(opcodes.concat(), pickle);
@@ -151,18 +151,18 @@ proptest! {
     #![proptest_config(cases(256))]
 
     #[test]
-    fn random_bytes_do_no_harm(bytes: Vec<u8>) {
+    fn random_bytes_do_not_panic(bytes: Vec<u8>) {
         check(&bytes);
     }
 
     #[test]
-    fn random_texts_do_no_harm(text: Vec<u8>) {
+    fn random_texts_do_not_panic(text: Vec<u8>) {
         let _ = codec::from_text(&text, &CodecLimits::default());
         let _ = codec::watch_ranges(&text);
     }
 
     #[test]
-    fn opcodes_in_random_order_do_no_harm(
+    fn opcodes_in_random_order_do_not_panic(
         pieces in prop::collection::vec(pieces(), 0..200),
         ending: bool,
     ) {
@@ -173,9 +173,9 @@ proptest! {
         check(&bytes);
     }
 
-    /// Reaches deeper than random opcodes: a state with some opcodes replaced.
+    /// A state with some opcodes replaced reaches more of the decoder than random opcodes.
     #[test]
-    fn a_state_with_exchanged_opcodes_does_no_harm(
+    fn a_state_with_replaced_opcodes_does_not_panic(
         changes in prop::collection::vec((any::<prop::sample::Index>(), pieces()), 1..6),
     ) {
         let pickle = codec::encode(&small_state());
@@ -226,7 +226,7 @@ fn a_minimal_handwritten_state_is_accepted() {
 }
 
 #[test]
-fn attributes_that_are_missing_doubled_or_of_a_wrong_type_are_named() {
+fn errors_name_missing_repeated_and_mistyped_attributes() {
     let table: &[(&[&[u8]], &str)] = &[
         (
             &[FLAGS, PARTICIPANTS, WAIT_LIST, HEARTBEATS],
@@ -315,7 +315,7 @@ fn attributes_that_are_missing_doubled_or_of_a_wrong_type_are_named() {
 }
 
 #[test]
-fn objects_are_made_and_filled_once() {
+fn an_object_is_created_and_filled_once() {
     let state_again = b"h\x00)\x81";
     assert_eq!(
         kind(&pickle(state_again)),
@@ -324,7 +324,7 @@ fn objects_are_made_and_filled_once() {
     let node_again = [NODE_CLASS, NODE, b"}b"].concat();
     let expected = CorruptStateKind::Again("a node's attributes");
     assert_eq!(kind(&pickle(&node_again)), expected);
-    // A key needs a hash, which this node does not have yet.
+    // A key must be hashable; a node without attributes is not.
     let unbuilt = [PARTICIPANTS, NODE_CLASS, b")\x81K\x00s"].concat();
     let error = decode(&pickle(&unbuilt)).expect_err("refused");
     assert!(
@@ -336,7 +336,7 @@ fn objects_are_made_and_filled_once() {
 }
 
 #[test]
-fn nothing_below_an_open_mark_is_touched() {
+fn opcodes_do_not_reach_below_an_open_mark() {
     for bytes in [
         &b"N(\x85."[..],
         b"NN(\x86.",
@@ -358,7 +358,7 @@ fn nothing_below_an_open_mark_is_touched() {
 }
 
 #[test]
-fn each_limit_holds() {
+fn each_limit_is_enforced() {
     let state = small_state();
     let bytes = codec::encode(&state);
     let limits = CodecLimits::default();
@@ -380,9 +380,9 @@ fn each_limit_holds() {
     );
 }
 
-/// Each of these would cost a naive decoder gigabytes of memory or a deep stack.
+/// Each input would make a naive decoder use gigabytes of memory or recurse deeply.
 #[test]
-fn floods_end_at_a_limit() {
+fn repeated_opcodes_reach_a_limit() {
     let bytes_max = (6 << 20) / SHARE;
     let limits = CodecLimits::default();
     let limits = limits

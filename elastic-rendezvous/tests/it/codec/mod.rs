@@ -1,4 +1,4 @@
-//! The public codec: golden vectors of PyTorch, random states, hostile bytes.
+//! Tests the public codec with golden vectors of PyTorch, random states and hostile bytes.
 
 mod hostile;
 mod random;

@@ -1,4 +1,4 @@
-//! Every state survives encoding and decoding.
+//! Tests that encoding and decoding returns the same state.
 
 use elastic_rendezvous::codec::{self, CodecLimits};
 use elastic_rendezvous::{DatetimeStyle, NodeId, RendezvousState, Timestamp};
@@ -20,7 +20,7 @@ fn check_round_trip(state: &RendezvousState) -> Result<(), TestCaseError> {
             .keys()
             .eq(state.last_heartbeats.keys())
     );
-    // Shared addresses stay shared, so the bytes are equal.
+    // Addresses that share memory still do after decoding, so the bytes are equal.
     prop_assert_eq!(codec::encode(&decoded), bytes);
     let text = codec::to_text(state);
     let from_text = codec::from_text(&text, &limits);

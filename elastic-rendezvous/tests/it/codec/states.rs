@@ -1,11 +1,11 @@
-//! Random states.
+//! Generates random states.
 
 use std::sync::Arc;
 
 use elastic_rendezvous::{DatetimeStyle, NodeId, RendezvousState, Timestamp};
 use proptest::prelude::*;
 
-/// States with fewer than `nodes` nodes, each in any of the collections.
+/// States of fewer than `nodes` nodes, each in any of the collections.
 pub(crate) fn states(nodes: usize) -> impl Strategy<Value = RendezvousState> {
     let head = (
         any::<i64>(),
@@ -32,7 +32,7 @@ pub(crate) fn states(nodes: usize) -> impl Strategy<Value = RendezvousState> {
                 state.wait_list.insert(node.clone());
             }
             if is_spare {
-                // Equal, in other memory.
+                // An equal address that shares no memory.
                 let addr: Arc<str> = Arc::from(&*node.addr);
                 let spare = NodeId::new(addr, node.pid, node.local_id);
                 state.redundancy_list.insert(spare);
@@ -61,7 +61,7 @@ pub(crate) fn state_of(nodes: usize) -> RendezvousState {
     state
 }
 
-/// Sets the style of times; a state without times has no style and stays aware.
+/// Sets whether times name a zone. A state without times has the default style.
 pub(crate) fn set_style(state: &mut RendezvousState, style: DatetimeStyle) {
     let has_times = state.deadline.is_some() || !state.last_heartbeats.is_empty();
     state.datetime_style = if has_times {

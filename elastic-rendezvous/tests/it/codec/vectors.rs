@@ -1,4 +1,4 @@
-//! States written by PyTorch 2.9.1 and 2.15.0, and encodings that a decoder must accept or refuse.
+//! Tests states written by PyTorch 2.9.1 and 2.15.0, and encodings that a decoder must accept or refuse.
 
 use elastic_rendezvous::codec::{self, CodecLimits};
 use elastic_rendezvous::{DatetimeStyle, NodeId, RendezvousState, Timestamp};
@@ -87,7 +87,7 @@ fn string(json: &Json) -> String {
 
 const NAIVE_TIME_LEN: usize = "2026-01-02T03:04:05.678901".len();
 
-/// `2026-01-02T03:04:05.678901+00:00`, the offset left out when naive.
+/// Parses `2026-01-02T03:04:05.678901+00:00`; a naive time has no offset.
 fn time(text: &str) -> Timestamp {
     let number = |from: usize, to: usize| text[from..to].parse::<i64>().expect("digits");
     let (year, month, day) = (number(0, 4), number(5, 7), number(8, 10));
@@ -146,8 +146,8 @@ fn states_of_pytorch_keep_their_bytes_when_written_again() {
             different.push(vector.name);
         }
     }
-    // Python writes a set in the order of hashes, which are random (the first); a node twice that it
-    // holds twice; one datetime once that is in two places (those of the deadline object).
+    // Python writes sets in a random order (`full-house`), a node twice if it is two equal objects
+    // (`microsecond-zero`, `second-object`), and a datetime that is in two places once (`deadline-object`).
     let expected = [
         "2.15.0 redundancy-list-full-house",
         "2.15.0 deadline-microsecond-zero-heartbeat-microsecond-one",
@@ -194,9 +194,9 @@ fn other_values_are_refused() {
     assert_eq!(count, 24);
 }
 
-/// PyTorch accepts a node made by a call of its class, but never writes one.
+/// PyTorch accepts a node that is created by a call of its class, but never writes one.
 #[test]
-fn a_node_made_by_a_call_is_refused() {
+fn a_node_created_by_a_call_is_refused() {
     let mut count = 0;
     for vector in extra().iter().filter(|vector| vector.verdict == "optional") {
         let error = decode(&vector.pickle).expect_err(&vector.name);

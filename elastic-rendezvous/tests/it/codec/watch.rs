@@ -1,4 +1,4 @@
-//! Which changes of a state change the ranges of its text.
+//! Tests which changes of a state change the ranges of its text.
 
 use elastic_rendezvous::codec::{self, CodecLimits, WatchRanges};
 use elastic_rendezvous::{DatetimeStyle, NodeId, RendezvousState, Timestamp};
@@ -8,7 +8,7 @@ use super::states::{node_ids, set_style, state_of, states, times};
 use super::{cases, vectors};
 
 fn ranges(text: &[u8]) -> WatchRanges {
-    codec::watch_ranges(text).expect("our own layout")
+    codec::watch_ranges(text).expect("PyTorch's layout")
 }
 
 /// Whether `after` would wake a node that watches `range` of `before`.
@@ -122,7 +122,7 @@ proptest! {
     }
 }
 
-/// Frame lengths within the members do not depend on times.
+/// The frame lengths within the members do not depend on times.
 #[test]
 fn heartbeats_of_many_nodes_change_no_range() {
     for nodes in [600, 700, 800, 1000, 1001, 2000] {
@@ -149,11 +149,11 @@ fn ranges_begin_with_the_attributes_and_end_before_the_next() {
     let pickle = codec::from_base64(&text, &CodecLimits::default()).expect("base64");
     let place = |name: &[u8]| {
         let place = pickle.windows(name.len()).position(|window| window == name);
-        place.expect("the name is there")
+        place.expect("the pickle contains the name")
     };
     let WatchRanges { header, members } = ranges(&text);
     let start = place(b"\x8c\x05round") / 3 * 4;
-    // Includes the opcode of the next name.
+    // The range includes the opcode of the next name.
     let end_at = |name: &[u8]| (place(name) + 1).div_ceil(3) * 4;
     assert_eq!(header, start..end_at(b"\x8c\x0cparticipants"));
     assert_eq!(members, start..end_at(b"\x8c\x0flast_heartbeats"));
@@ -169,7 +169,6 @@ fn all_states_of_pytorch_have_ranges() {
     }
 }
 
-/// A heartbeat that follows a state of PyTorch.
 #[test]
 fn a_heartbeat_after_a_state_of_pytorch_changes_no_range() {
     let mut count = 0;

@@ -1,4 +1,4 @@
-//! One executor, stepped by hand: times to the nanosecond, and rare events.
+//! Steps one executor through scripted events: times to the nanosecond, and rare events.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ fn token(number: u8) -> Token {
     Token::new([number])
 }
 
-/// A state with these participants, whose heartbeats are `heartbeat`.
+/// An open round of `nodes`, all with the heartbeat `heartbeat`.
 fn open(nodes: &[&str], heartbeat: Timestamp) -> RendezvousState {
     let mut state = RendezvousState::default();
     for name in nodes {
@@ -42,6 +42,7 @@ fn open(nodes: &[&str], heartbeat: Timestamp) -> RendezvousState {
     state
 }
 
+/// A complete round of `nodes` with their ranks, all with the heartbeat `heartbeat`.
 fn complete(nodes: &[(&str, i64)], heartbeat: Timestamp) -> RendezvousState {
     let names: Vec<&str> = nodes.iter().map(|(name, _)| *name).collect();
     let mut state = open(&names, heartbeat);
@@ -62,7 +63,7 @@ fn executor(operation: Operation, state: RendezvousState) -> Executor {
     executor
 }
 
-/// Requests the state and gets it at once.
+/// Makes the executor read `state`.
 fn read_again(executor: &mut Executor, state: &RendezvousState, now: Now) {
     executor.wake();
     assert_eq!(executor.step(now), Need::Read);
@@ -136,7 +137,7 @@ fn a_join_wakes_at_its_deadline() {
 }
 
 #[test]
-fn a_node_is_dropped_after_more_than_dead_after_of_silence() {
+fn a_node_is_dropped_after_a_silence_longer_than_dead_after() {
     let state = open(&["me", "peer"], START.wall);
     let mut executor = executor(Operation::KeepAlive, state.clone());
     read_again(&mut executor, &state, at(15 * SECOND));
@@ -154,26 +155,30 @@ fn a_node_is_dropped_after_more_than_dead_after_of_silence() {
             .last_heartbeats
             .contains_key(&node("peer"))
     );
-    // When it is back, it is no longer reported as dropped.
+    // A node that is back is no longer reported as dropped.
     let state = open(&["me", "peer"], late.wall);
     executor.on_written(Written::Theirs(Box::new(state), token(2)), late);
     assert!(executor.state().participants.contains_key(&node("peer")));
     assert_eq!(executor.report(late).dropped.len(), 0);
 }
 
-/// As after a SIGSTOP: the answer lacks what the others wrote meanwhile.
+/// After a SIGSTOP, the answer lacks later heartbeats of the other nodes.
 #[test]
-fn an_answer_that_was_read_late_drops_nobody() {
+fn an_answer_that_is_read_late_drops_no_node() {
     let state = open(&["me", "peer"], START.wall);
     let mut executor = executor(Operation::KeepAlive, state.clone());
-    let asked = at(4 * SECOND);
-    executor.begin(Operation::KeepAlive, asked.monotonic + 5 * SECOND, asked);
-    assert_eq!(executor.step(asked), Need::Read);
+    let requested = at(4 * SECOND);
+    executor.begin(
+        Operation::KeepAlive,
+        requested.monotonic + 5 * SECOND,
+        requested,
+    );
+    assert_eq!(executor.step(requested), Need::Read);
     executor.on_read(Some((state, token(1))), at(60 * SECOND));
     assert!(executor.state().participants.contains_key(&node("peer")));
 }
 
-/// Silence also counts when the loop passes states to the waiting executor without a request.
+/// The loop passes states to a waiting executor without a request; silence counts then too.
 #[test]
 fn silent_nodes_are_dropped_by_states_read_during_waits() {
     let mut state = open(&["me", "peer"], START.wall);
@@ -192,9 +197,8 @@ fn silent_nodes_are_dropped_by_states_read_during_waits() {
     assert!(!executor.state().participants.contains_key(&node("peer")));
 }
 
-/// The other members must see the whole round first.
 #[test]
-fn a_complete_round_keeps_silent_members_until_all_had_time_to_see_it() {
+fn a_silent_member_is_dropped_only_after_all_had_time_to_read_the_complete_round() {
     let open = open(&["a", "b", "me"], START.wall);
     let mut executor = executor(Operation::KeepAlive, open);
     let mut state = complete(&[("a", 0), ("b", 1), ("me", 2)], START.wall);
@@ -211,7 +215,7 @@ fn a_complete_round_keeps_silent_members_until_all_had_time_to_see_it() {
 }
 
 #[test]
-fn a_round_that_has_lost_a_member_is_left_for_the_next_one() {
+fn a_node_leaves_a_complete_round_that_has_lost_a_member() {
     let mut executor = executor(Operation::Join, open(&["a", "b"], START.wall));
     assert_eq!(executor.step(START), Need::Write);
     // The write succeeded but its answer was lost; b has joined and left.
@@ -226,14 +230,14 @@ fn a_round_that_has_lost_a_member_is_left_for_the_next_one() {
 }
 
 #[test]
-fn a_node_checks_suspects_once_a_second_until_they_must_have_written() {
+fn a_node_checks_suspects_once_a_second_until_they_write_or_are_dead() {
     let state = open(&["a", "b", "c"], START.wall.before(60 * SECOND));
     let mut executor = executor(Operation::Join, state.clone());
     let until = START.monotonic + SECOND;
     assert_eq!(executor.step(START), Need::Wait { until });
     assert_eq!(rule(&executor), Rule::H2);
     assert_eq!(executor.report(START).suspects.len(), 3);
-    // Two have written. The third is dead, and the node does not poll for it forever.
+    // Two suspects have written. The third is dead, and is dropped after 15 s.
     let mut state = state;
     for name in ["a", "b"] {
         state
@@ -262,7 +266,7 @@ fn a_node_that_appears_after_the_first_read_is_no_suspect() {
     let now = at(SECOND);
     read_again(&mut executor, &state, now);
     assert_eq!(executor.report(now).suspects, []);
-    // After 16 s without a read, it is unknown when they joined.
+    // After 16 s without a read, the node cannot know when the others joined.
     let mut executor = self::executor(Operation::Join, open(&["me"], START.wall));
     executor.step(START);
     let now = at(16 * SECOND);
@@ -274,7 +278,7 @@ fn a_node_that_appears_after_the_first_read_is_no_suspect() {
 fn the_first_heartbeat_of_a_new_node_reveals_its_clock() {
     let mut executor = executor(Operation::Join, open(&["me"], START.wall));
     executor.step(START);
-    // It has dropped `me`, because its clock is a minute ahead.
+    // The new node has dropped `me`, because its clock is a minute ahead.
     let state = open(&["ahead"], START.wall.after(60 * SECOND));
     read_again(&mut executor, &state, START);
     assert_eq!(executor.step(START), Need::Write);
@@ -283,7 +287,7 @@ fn the_first_heartbeat_of_a_new_node_reveals_its_clock() {
 }
 
 #[test]
-fn a_wait_for_a_suspect_after_the_last_call_is_no_busy_loop() {
+fn a_wait_for_a_suspect_after_the_last_call_is_not_a_busy_loop() {
     let mut state = open(&["me", "a"], START.wall);
     state
         .last_heartbeats
@@ -349,7 +353,7 @@ fn a_participant_wakes_at_the_end_of_the_last_call() {
 }
 
 #[test]
-fn heartbeats_tell_members_that_left_from_lost_ones() {
+fn heartbeats_distinguish_members_that_left_from_lost_ones() {
     let members = complete(&[("a", 0), ("b", 1), ("me", 2)], START.wall);
     let mut executor = executor(Operation::Join, members.clone());
     assert_eq!(executor.step(START), Need::Done(Ok(())));
@@ -390,7 +394,7 @@ fn heartbeats_tell_members_that_left_from_lost_ones() {
 }
 
 #[test]
-fn pauses_after_conflicts_double_within_the_time_left_until_the_drop() {
+fn pauses_after_conflicts_double_up_to_a_share_of_the_time_until_the_drop() {
     let state = open(&["me", "other"], START.wall);
     let mut executor = executor(Operation::Join, state.clone());
     let mut pause_after = |seconds| {
@@ -416,13 +420,13 @@ fn after_a_conflict_local_changes_are_discarded() {
     let mut executor = executor(Operation::Join, open(&["a"], START.wall));
     assert_eq!(executor.step(START), Need::Write);
     assert!(executor.to_write().0.participants.contains_key(&node("me")));
-    // The round is full meanwhile, so this node becomes a spare.
+    // Other nodes have filled the round, so this node becomes a spare.
     let full = complete(&[("a", 0), ("b", 1), ("c", 2), ("d", 3)], START.wall);
     executor.on_written(Written::Theirs(Box::new(full.clone()), token(2)), START);
     assert_eq!(*executor.state(), full);
     assert_eq!(executor.step(START), Need::Write);
     assert_eq!(rule(&executor), Rule::J11);
-    // It already is one, by a write whose answer was lost.
+    // An earlier write, whose answer was lost, has made this node a spare.
     let mut listed = executor.to_write().0.clone();
     listed
         .last_heartbeats
@@ -467,7 +471,7 @@ fn reopened(nodes: &[&str]) -> RendezvousState {
 fn the_last_call_ends_when_all_are_back() {
     let mut executor = after_a_restart(&reopened(&["me", "a", "b"]));
     let waits = matches!(executor.step(START), Need::Wait { .. });
-    assert!(waits, "the waiting node is expected too");
+    assert!(waits, "the last call must not end without the waiting node");
     let all = reopened(&["me", "a", "b", "late"]);
     let mut executor = after_a_restart(&all);
     assert_eq!(executor.step(START), Need::Write);
@@ -506,7 +510,7 @@ fn a_node_that_rejoins_after_an_eviction_waits_for_the_whole_last_call() {
     assert_eq!(executor.step(START), Need::Write);
     executor.on_written(Written::Ours(token(4)), START);
     assert_eq!(executor.step(START), Need::Done(Ok(())));
-    // The others have dropped it and started another round, so it has nothing to leave.
+    // The other nodes have dropped this node and started another round, so it leaves no round.
     let mut state = reopened(&["a", "b", "late"]);
     state.round = 2;
     executor.begin(Operation::Exit, START.monotonic + 600 * SECOND, START);

@@ -11,19 +11,19 @@ use crate::state::RendezvousState;
 /// Ranks by node.
 pub(super) type Ranks = BTreeMap<NodeId, i64>;
 
-/// Records the history and panics when an invariant is violated.
+/// Records the history, and panics when an invariant is violated.
 #[derive(Debug)]
-pub(super) struct Laws {
+pub(super) struct Invariants {
     settings: RendezvousSettings,
-    /// The nodes of each completed round.
+    /// The nodes of each completed round, by round.
     completed: BTreeMap<i64, Ranks>,
-    /// The nodes that left a complete round on their own, or that a PyTorch node dropped.
+    /// The nodes that left a complete round themselves, or that a PyTorch node dropped, by round.
     departed: BTreeMap<i64, BTreeSet<NodeId>>,
-    /// The node of each round and rank that has finished its join.
+    /// The nodes that have finished their joins, by round and rank.
     joined: BTreeMap<(i64, i64), NodeId>,
 }
 
-impl Laws {
+impl Invariants {
     pub(super) fn new(settings: RendezvousSettings) -> Self {
         Self {
             settings,
@@ -33,7 +33,7 @@ impl Laws {
         }
     }
 
-    /// `writer` has replaced `before` by `after`.
+    /// Checks a write: `writer` has replaced `before` by `after`.
     pub(super) fn on_write(
         &mut self,
         writer: &NodeId,
@@ -45,7 +45,10 @@ impl Laws {
         self.check_state(after);
         let nothing = RendezvousState::default();
         let old = before.map_or(&nothing, |version| &version.state);
-        assert!(!old.closed || after.closed, "opened again");
+        assert!(
+            !old.closed || after.closed,
+            "the closed rendezvous is open again"
+        );
         let is_same_round = after.round == old.round;
         assert!(
             is_same_round || after.round == old.round + 1,
@@ -68,9 +71,9 @@ impl Laws {
             }
         } else if after.complete {
             let count = ranks.len();
-            let enough = self.settings.min_nodes..=self.settings.max_nodes;
-            assert!(enough.contains(&count), "completed with {count} nodes");
-            // In the order of the nodes, so also: no rank twice.
+            let allowed = self.settings.min_nodes..=self.settings.max_nodes;
+            assert!(allowed.contains(&count), "completed with {count} nodes");
+            // In the order of the nodes, so no rank is given twice.
             assert!(ranks.values().copied().eq(0..count as i64), "{ranks:?}");
             let before = self.completed.insert(after.round, ranks);
             assert_eq!(before, None, "round {} completed twice", after.round);
@@ -89,7 +92,7 @@ impl Laws {
         }
     }
 
-    /// A node of ours has read `version` at `at`, and `seen` is its copy without dead nodes.
+    /// Checks a read: a node of ours has read `version` at `at`, and `seen` is its copy without dead nodes.
     pub(super) fn on_adopt(
         &self,
         reader: &NodeId,
@@ -108,12 +111,15 @@ impl Laws {
         }
     }
 
-    /// `node` has finished a join and sees the state `seen`.
+    /// Checks a join: `node` has finished it and has read the state `seen`.
     pub(super) fn on_joined(&mut self, node: &NodeId, is_torch: bool, seen: &RendezvousState) {
         let round = seen.round;
         assert!(seen.complete, "{node} has joined a round that is open");
-        let world = self.completed.get(&round).expect("a completed round");
-        let rank = *seen.participants.get(node).expect("in its own round");
+        let world = self.completed.get(&round).expect("the round was completed");
+        let rank = *seen
+            .participants
+            .get(node)
+            .expect("the node is in its round");
         let before = self.joined.insert((round, rank), node.clone());
         assert_eq!(before, None, "rank {rank} of round {round} given twice");
         for (member, rank) in &seen.participants {
@@ -122,13 +128,13 @@ impl Laws {
         if is_torch {
             return;
         }
-        // It sees all members but those that left before it read the state.
+        // Its copy has all members except those that left before it read the state.
         for member in world.keys() {
             let departed = self.departed.get(&round);
             assert!(
                 seen.participants.contains_key(member)
                     || departed.is_some_and(|departed| departed.contains(member)),
-                "{node} is in another round {round} than {member}"
+                "{node} has joined round {round} without {member}"
             );
         }
         let mut ranks: Vec<i64> = seen.participants.values().copied().collect();
@@ -151,7 +157,7 @@ impl Laws {
         assert!(!state.complete || state.deadline.is_none());
         assert!(
             state.deadline.is_none() || state.participants.len() >= self.settings.min_nodes,
-            "a last call for too few: {state:?}"
+            "a last call with too few participants: {state:?}"
         );
     }
 }
