@@ -39,7 +39,9 @@ const WORKER_COUNT_INTERVAL: Duration = Duration::from_millis(10);
 /// client opens another connection if needed. A thread's next call sees what it has written.
 ///
 /// A call blocks for at most its timeout, or 250 ms if that is longer, plus 0.2 s to cancel a wait and
-/// find the missing keys. This also holds if the server is stopped or cut off. The store stays usable
+/// find the missing keys. With PyTorch's server, `get`, `multi_get` and `queue_pop` fetch the value in a second
+/// request, which may last until the store's timeout if that is later. This also holds if the server is stopped or
+/// cut off. The store stays usable
 /// after a timeout. If the server closes the connection (it stopped, or it refused a request, since the
 /// protocol has no error replies), the current and all later calls fail at once: a server that restarts
 /// is a new, empty store.

@@ -89,7 +89,7 @@ fn a_hundred_thousand_references_with_faults_leave_empty_tables() {
     let options = CallOptions::default().with_timeout(Duration::from_secs(2));
     while left > 0 {
         // Many at a time, because a lost message delays the other waits of its batch.
-        let alive = left.min(2_000);
+        let alive = left.min(10_000);
         left -= alive;
         let lives: Vec<_> = (0..alive)
             .map(|_| {
