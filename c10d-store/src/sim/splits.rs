@@ -1,5 +1,5 @@
-//! Whatever way the bytes are cut, the same requests come out; whatever the bytes are, nothing
-//! panics and memory follows what has arrived, not what is announced.
+//! Any split of the bytes gives the same requests. No bytes cause a panic, and memory is reserved for bytes that
+//! have arrived, not for announced lengths.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -56,7 +56,7 @@ fn request() -> impl Strategy<Value = Vec<u8>> {
                 }
             }
             Opcode::WaitChange => {
-                // About as often as not in the state in which the key is.
+                // Matches the value of the key in about half of the cases.
                 let known = &pairs[pairs.len() - 1].1;
                 request.opcode(opcode).raw_key(key).known(match number % 3 {
                     0 => Known::whole(known),
@@ -71,7 +71,7 @@ fn request() -> impl Strategy<Value = Vec<u8>> {
                 }
             }
             Opcode::GetNumKeys | Opcode::CancelWait | Opcode::ListKeys => {
-                // A listing's order is not fixed, so it is left out.
+                // The order of a listing is not fixed.
                 request.opcode(Opcode::GetNumKeys);
             }
             Opcode::Validate | Opcode::Ping => {
@@ -133,8 +133,8 @@ proptest! {
     }
 }
 
-/// docs/wire.md, 6.1: what a waiter knows is a value like any other. A long one is kept in the buffer
-/// it came in, whatever pieces it came in.
+/// docs/wire.md, 6.1: the value that a waiter knows may be long. It stays in the buffer that received it, for any
+/// split of the request.
 #[test]
 fn a_long_known_value_arrives_whole_however_it_is_cut() {
     let value = vec![7; 100_000];

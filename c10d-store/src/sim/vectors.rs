@@ -1,5 +1,5 @@
-//! Replays golden vectors, recorded from PyTorch 2.15.0's libuv server: as one piece, byte by byte, cut
-//! in two at every position, and together with the setup.
+//! Replays golden vectors, recorded from PyTorch 2.15.0's libuv server: whole, byte by byte, cut in
+//! two (long ones at sampled positions), and together with the setup.
 
 use serde_json::Value as Json;
 
@@ -116,7 +116,7 @@ fn vectors_of_several_connections_match() {
 fn replay_steps(vector: &Json) -> Result<(), String> {
     let mut server = SimServer::default();
     let mut unread: [Vec<u8>; 256] = std::array::from_fn(|_| Vec::new());
-    let mut greeted = [false; 256];
+    let mut is_open = [false; 256];
     for (index, step) in vector["steps"]
         .as_array()
         .expect("steps")
@@ -125,8 +125,8 @@ fn replay_steps(vector: &Json) -> Result<(), String> {
     {
         let name = step["c"].as_str().expect("a connection").as_bytes()[0];
         let (conn, slot) = (u64::from(name), usize::from(name));
-        if !greeted[slot] {
-            greeted[slot] = true;
+        if !is_open[slot] {
+            is_open[slot] = true;
             server.open(conn);
         }
         if let Some(request) = step.get("send") {

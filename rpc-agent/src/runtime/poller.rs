@@ -110,6 +110,7 @@ impl Poller {
                 self.more.push_back((peer, connection));
             }
         }
+        self.buffers.release();
         for token in handshakes {
             self.acceptor.readable(token, admitted);
         }

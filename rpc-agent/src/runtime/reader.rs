@@ -14,6 +14,9 @@ use crate::peer::{ConnectionId, FunctionId, Incoming, Message, ReadNext, Reads, 
 /// Bytes read from one connection before others get their turn.
 const READ_BYTES_MAX: usize = 1 << 20;
 
+/// Room for more messages than this is freed after the reads that needed it.
+const MESSAGES_KEPT_MAX: usize = 256;
+
 /// How a read ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ReadEnd {
@@ -30,6 +33,15 @@ pub(super) enum ReadEnd {
 pub(super) struct ReadBuffers {
     messages: Vec<Message>,
     effects: CoreEffects,
+}
+
+impl ReadBuffers {
+    /// Frees the memory if a burst has made it large.
+    pub(super) fn release(&mut self) {
+        if self.messages.capacity() > MESSAGES_KEPT_MAX {
+            *self = Self::default();
+        }
+    }
 }
 
 /// Reads what has arrived from a peer; the requests in it that may run go to `admitted`.

@@ -1,10 +1,10 @@
-//! Runs tests in a process of their own: they count threads, or need many open files.
+//! Runs tests in a process of their own: they count threads, measure memory, or need many open files.
 
 use std::env;
 use std::process::Command;
 
 /// Environment variable with the name of the test that a child process runs.
-const TEST: &str = "RPC_AGENT_TEST_ALONE";
+const TEST: &str = "C10D_TEST_IN_OWN_PROCESS";
 
 /// Returns whether this is the child process for `test` (the test's path, as `--exact` takes it). In the
 /// parent process, runs the test in a child process and panics if it fails there.
@@ -32,7 +32,7 @@ fn in_own_process_by(mut command: Command, test: &str) -> bool {
         return true;
     }
     let output = command
-        .args(["--exact", test, "--nocapture"])
+        .args(["--exact", test, "--nocapture", "--include-ignored"])
         .env(TEST, test)
         .output()
         .unwrap();

@@ -8,6 +8,11 @@ mod end;
 mod faults;
 mod late_value;
 mod limits;
+#[expect(
+    dead_code,
+    reason = "rpc-agent's tests need a part of it that these do not"
+)]
+#[path = "../../../rpc-agent/tests/it/own_process.rs"]
 mod own_process;
 mod quiet;
 mod references;

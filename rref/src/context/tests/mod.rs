@@ -1,5 +1,5 @@
 mod all_orders;
-mod by_hand;
 mod random;
 mod replaced;
+mod scripted;
 mod world;
