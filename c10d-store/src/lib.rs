@@ -19,6 +19,7 @@ mod server;
 mod session;
 #[cfg(any(test, fuzzing))]
 mod sim;
+mod snapshot;
 mod state;
 mod store;
 mod stored_value;
@@ -39,4 +40,8 @@ pub use limits::WireLimits;
 pub use prefix_store::PrefixStore;
 pub use rendezvous::{Rendezvous, RendezvousOptions, UrlError, rendezvous};
 pub use server::{ServerOptions, TcpStoreServer};
+pub use snapshot::{
+    Announcement, CloseReason, Closed, ConnectionId, ConnectionRecord, Counters, KeyRecord,
+    LastRequest, PendingWait, QueueRecord, Snapshot, VALUE_HEAD_BYTES_MAX, Version,
+};
 pub use store::{DEFAULT_TIMEOUT, Store};

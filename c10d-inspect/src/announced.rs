@@ -1,0 +1,88 @@
+//! What a launcher tells the store about the workers of its node, as JSON in an ANNOUNCE request.
+//!
+//! Times are ages at the moment of sending, in milliseconds: the clocks of two hosts differ.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// The workers of one node.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+#[non_exhaustive]
+pub struct AnnouncedNode {
+    /// The host's name.
+    pub host: String,
+    /// The node's rank in the rendezvous.
+    pub node_rank: Option<usize>,
+    /// The number of nodes of the round.
+    pub nodes: Option<usize>,
+    /// The number of ranks of the job.
+    pub world_size: Option<usize>,
+    /// The launcher's process.
+    pub pid: u32,
+    /// The id of the run, as of `--rdzv-id`.
+    pub run_id: String,
+    /// How often the workers have been restarted.
+    pub restarts: usize,
+    /// The workers of this node.
+    pub workers: Vec<AnnouncedWorker>,
+    /// Where the launcher answers requests for stacks, if it does.
+    pub debug_address: Option<SocketAddr>,
+}
+
+/// One worker.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+#[non_exhaustive]
+pub struct AnnouncedWorker {
+    /// Its global rank.
+    pub rank: usize,
+    /// Its rank on the node.
+    pub local_rank: usize,
+    /// The process that the launcher started: Python, or a shell around it.
+    pub pid: u32,
+    /// How long ago it started, in milliseconds.
+    pub started_ago_ms: u64,
+    /// How it ended; `None` while it runs.
+    pub end: Option<WorkerEnd>,
+    /// The worker's processes: itself and its descendants.
+    pub processes: Vec<AnnouncedProcess>,
+    /// The unix socket of its debug server, if the launcher gave it one.
+    pub debug_socket: Option<PathBuf>,
+}
+
+/// How a worker ended.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+#[non_exhaustive]
+pub struct WorkerEnd {
+    /// The exit code; `None` if a signal ended it.
+    pub exit_code: Option<i32>,
+    /// The signal that ended it.
+    pub signal: Option<i32>,
+    /// How long ago it ended, in milliseconds.
+    pub ago_ms: u64,
+    /// Whether the launcher itself ended it.
+    pub by_launcher: bool,
+}
+
+/// A process of a worker, as the launcher's host shows it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+#[non_exhaustive]
+pub struct AnnouncedProcess {
+    /// Its id on the host.
+    pub pid: u32,
+    /// Its id in its own process namespace, which is what PyTorch's client sends.
+    pub inner_pid: Option<u32>,
+    /// The state letter of /proc: R, S, D, T, Z.
+    pub state: Option<char>,
+    /// CPU time used so far, in milliseconds.
+    pub cpu_ms: Option<u64>,
+    /// The local addresses of its connections to the workers' store.
+    pub store_connections: Vec<SocketAddr>,
+    /// Addresses to which it tries to connect without an answer yet.
+    pub connecting_to: Vec<SocketAddr>,
+}

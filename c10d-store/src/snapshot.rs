@@ -1,0 +1,261 @@
+//! What a server knows about its connections and keys at one moment, as plain values.
+//!
+//! Knows no ranks and no meaning of a key: that is what `c10d-inspect` reads out of a snapshot. Times count
+//! from the start of the server.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use crate::wire::Opcode;
+
+/// A connection of one server. Never reused within the server's life; later connections compare greater.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ConnectionId(pub u64);
+
+/// The state of a server at one moment: all parts belong to the same moment, [`now`](Self::now).
+///
+/// Key names are included; of values only the first bytes, which are for decoding and must not be shown:
+/// they can be secret, and PyTorch's contain uninitialized memory.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct Snapshot {
+    /// The moment, since the server's start.
+    pub now: Duration,
+    /// The server's start by the system's clock.
+    pub started: Option<SystemTime>,
+    /// The open connections, in the order in which they were accepted.
+    pub connections: Vec<ConnectionRecord>,
+    /// The connections that closed last, in the order of closing. The server keeps a bounded number.
+    pub closed: Vec<ConnectionRecord>,
+    /// The keys that have a value, in no particular order.
+    pub keys: Vec<KeyRecord>,
+    /// Keys that exceed the limit of a snapshot and are left out.
+    pub keys_left_out: usize,
+    /// The queues that are not empty.
+    pub queues: Vec<QueueRecord>,
+    /// What launchers have announced; the last announcement of each connection, closed ones included.
+    pub announcements: Vec<Announcement>,
+    /// Totals since the server's start.
+    pub counters: Counters,
+}
+
+/// A connection, open or closed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ConnectionRecord {
+    /// The connection.
+    pub id: ConnectionId,
+    /// The address of the other end, as the server sees it.
+    pub peer: SocketAddr,
+    /// The nonce of its last PING. PyTorch's clients send their process id, as seen in their own process
+    /// namespace; this crate's send [`CAPABILITY_NONCE`](crate::wire::CAPABILITY_NONCE).
+    pub nonce: Option<u32>,
+    /// When it was accepted, since the server's start.
+    pub opened: Duration,
+    /// The number of requests so far.
+    pub requests: u64,
+    /// Its last request; `None` if it has sent none but the handshake.
+    pub last: Option<LastRequest>,
+    /// What it waits for; for a closed connection, what it waited for when it closed.
+    pub wait: Option<PendingWait>,
+    /// The versions of the values that it read last, the newest first (at most 8).
+    pub reads: Vec<Version>,
+    /// When and why it closed; `None` while it is open.
+    pub closed: Option<Closed>,
+}
+
+impl ConnectionRecord {
+    /// An open connection that has sent nothing.
+    #[must_use]
+    pub const fn new(id: ConnectionId, peer: SocketAddr, opened: Duration) -> Self {
+        Self {
+            id,
+            peer,
+            nonce: None,
+            opened,
+            requests: 0,
+            last: None,
+            wait: None,
+            reads: Vec::new(),
+            closed: None,
+        }
+    }
+}
+
+/// The number of one write of one value; later writes to the same server have greater numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Version(pub u64);
+
+/// The last request of a connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LastRequest {
+    /// The command.
+    pub command: Opcode,
+    /// The first key that it names, cut to 96 bytes; that of the request before for a command without key.
+    pub key: Box<[u8]>,
+    /// Whether the key is cut.
+    pub is_key_cut: bool,
+    /// The number of keys that it names.
+    pub key_count: usize,
+    /// The number of an ADD, or the world size of a BARRIER; 0 for other commands.
+    pub number: i64,
+    /// When it arrived, since the server's start.
+    pub at: Duration,
+}
+
+/// A wait that the server has not answered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PendingWait {
+    /// WAIT, BARRIER, WAIT_GET or WAIT_CHANGE.
+    pub command: Opcode,
+    /// When it arrived, since the server's start.
+    pub since: Duration,
+    /// The missing keys, at most 16, in the order of the request.
+    pub missing: Vec<Arc<[u8]>>,
+    /// The number of all missing keys.
+    pub missing_count: usize,
+}
+
+/// When and why a connection closed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Closed {
+    /// When, since the server's start.
+    pub at: Duration,
+    /// Why.
+    pub reason: CloseReason,
+}
+
+/// Why a connection closed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum CloseReason {
+    /// The peer closed it, in order.
+    Peer,
+    /// The system reported an error: a reset, a timeout.
+    Failed,
+    /// The server refused a request or the handshake was too late.
+    Refused,
+}
+
+/// A key that has a value.
+#[derive(Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct KeyRecord {
+    /// The key as on the wire, so with the `/` that clients put first.
+    pub key: Box<[u8]>,
+    /// The first bytes of the value, at most 256. For decoding by shape only.
+    pub value_head: Box<[u8]>,
+    /// The length of the whole value in bytes.
+    pub value_len: usize,
+    /// The current value's number.
+    pub version: Version,
+    /// When the current value was written, since the server's start.
+    pub written: Duration,
+    /// The connection that wrote the current value.
+    pub writer: ConnectionId,
+    /// The value before: its number, its writer, and when it was written. `None` for the first value.
+    pub previous: Option<(Version, ConnectionId, Duration)>,
+}
+
+impl KeyRecord {
+    /// A key that was written once.
+    #[must_use]
+    pub fn new(
+        key: &[u8],
+        value: &[u8],
+        version: Version,
+        writer: ConnectionId,
+        written: Duration,
+    ) -> Self {
+        Self {
+            key: key.into(),
+            value_head: value[..value.len().min(VALUE_HEAD_BYTES_MAX)].into(),
+            value_len: value.len(),
+            version,
+            written,
+            writer,
+            previous: None,
+        }
+    }
+}
+
+/// The most bytes of a value in a snapshot: enough for the fixed part of an address that gloo publishes.
+pub const VALUE_HEAD_BYTES_MAX: usize = 256;
+
+impl std::fmt::Debug for KeyRecord {
+    /// The value's length only: the bytes can be secret.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("KeyRecord")
+            .field("key", &String::from_utf8_lossy(&self.key))
+            .field("value_len", &self.value_len)
+            .field("version", &self.version)
+            .field("writer", &self.writer)
+            .field("previous", &self.previous)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A queue that is not empty.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct QueueRecord {
+    /// The queue's key.
+    pub key: Box<[u8]>,
+    /// The number of elements.
+    pub length: usize,
+}
+
+/// What a launcher has announced about its workers (docs/wire.md, ANNOUNCE). The store does not look into it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Announcement {
+    /// The connection it came by. Look into [`Snapshot::closed`] for whether it still stands.
+    pub connection: ConnectionId,
+    /// When it arrived, since the server's start.
+    pub at: Duration,
+    /// The announced bytes.
+    pub bytes: Arc<[u8]>,
+}
+
+impl std::fmt::Debug for Announcement {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Announcement")
+            .field("connection", &self.connection)
+            .field("at", &self.at)
+            .field("bytes", &self.bytes.len())
+            .finish()
+    }
+}
+
+/// Totals since the server's start, and current numbers.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Counters {
+    /// Requests by command, in the order of the command bytes; commands that never came are left out.
+    pub requests: Vec<(Opcode, u64)>,
+    /// Connections that are open.
+    pub connections: usize,
+    /// Connections accepted.
+    pub opened: u64,
+    /// Connections closed by the peer.
+    pub closed_by_peer: u64,
+    /// Connections closed by an error of the system.
+    pub closed_by_failure: u64,
+    /// Connections closed because of an invalid request or a late handshake.
+    pub closed_by_refusal: u64,
+    /// Connections turned away: a limit was reached.
+    pub rejected: u64,
+    /// Connections handed over because they speak HTTP.
+    pub handed_over: u64,
+    /// Keys that have a value.
+    pub keys: usize,
+    /// The bytes of all values and keys.
+    pub stored_bytes: usize,
+    /// Connections that wait.
+    pub waits: usize,
+    /// Waits that their clients have cancelled.
+    pub waits_cancelled: u64,
+    /// Bytes received from clients.
+    pub received_bytes: u64,
+    /// Bytes sent to clients.
+    pub sent_bytes: u64,
+}
