@@ -2,6 +2,8 @@
 #![forbid(unsafe_code)]
 
 mod announced;
+#[cfg(feature = "http")]
+pub mod http;
 mod report;
 
 use c10d_store::Snapshot;

@@ -1,0 +1,437 @@
+//! A client for short exchanges with status pages, launchers and PyTorch's debug servers.
+//!
+//! Each request has a connection of its own, a deadline for all of it, and a limit on the answer's size, so
+//! that a stopped or hostile server costs its caller a bounded time and amount of memory.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Empty};
+use hyper::body::{Body, Bytes};
+use hyper::client::conn::http1;
+use hyper::{Method, Request, Uri, header};
+use hyper_util::rt::TokioIo;
+use tokio::net::{TcpStream, UnixStream};
+use tokio::runtime;
+use tokio::task::JoinSet;
+use tokio::time;
+
+/// The default limit of an answer: about four times the report on 16,384 ranks.
+const ANSWER_BYTES_MAX: usize = 32 << 20;
+
+/// The limit of an answer's status line and headers.
+const HEAD_BYTES_MAX: usize = 32 << 10;
+
+/// How long to wait before connecting again to a unix socket whose queue is full.
+const FULL_QUEUE_PAUSE: Duration = Duration::from_millis(20);
+
+/// Where a server listens.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Target {
+    /// An address of TCP.
+    Tcp(SocketAddr),
+    /// The path of a unix socket on this host.
+    Unix(PathBuf),
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(address) => address.fmt(f),
+            Self::Unix(path) => {
+                let text = path.to_string_lossy();
+                let plain = text.chars().filter(|character| !character.is_control());
+                f.write_str(&plain.collect::<String>())
+            }
+        }
+    }
+}
+
+/// A request without a body.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HttpRequest {
+    target: Target,
+    is_post: bool,
+    path: String,
+    limit: usize,
+}
+
+impl HttpRequest {
+    /// A GET of `path`, which starts with `/` and may end in a query.
+    #[must_use]
+    pub fn get(target: Target, path: impl Into<String>) -> Self {
+        Self {
+            target,
+            is_post: false,
+            path: path.into(),
+            limit: ANSWER_BYTES_MAX,
+        }
+    }
+
+    /// A POST to `path`, with an empty body.
+    #[must_use]
+    pub fn post(target: Target, path: impl Into<String>) -> Self {
+        Self {
+            is_post: true,
+            ..Self::get(target, path)
+        }
+    }
+
+    /// The most bytes that the answer's body may have. The default is 32 MiB.
+    #[must_use]
+    pub const fn with_limit(mut self, bytes: usize) -> Self {
+        self.limit = bytes;
+        self
+    }
+
+    /// The server.
+    #[must_use]
+    pub const fn target(&self) -> &Target {
+        &self.target
+    }
+
+    fn to_wire(&self) -> Result<Request<Empty<Bytes>>, HttpError> {
+        let invalid = |reason: String| HttpError::InvalidRequest { reason };
+        if !self.path.starts_with('/') {
+            return Err(invalid(format!("the path {:?} has no / first", self.path)));
+        }
+        let uri: Uri = self
+            .path
+            .parse()
+            .map_err(|error| invalid(format!("the path {:?}: {error}", self.path)))?;
+        let host = match &self.target {
+            Target::Tcp(address) => address.to_string(),
+            Target::Unix(_) => "localhost".to_owned(),
+        };
+        let method = if self.is_post {
+            Method::POST
+        } else {
+            Method::GET
+        };
+        let mut request = Request::builder()
+            .method(method)
+            .uri(uri)
+            .header(header::HOST, host)
+            .header(header::CONNECTION, "close");
+        if self.is_post {
+            // Without it some servers read the body until the connection ends.
+            request = request.header(header::CONTENT_LENGTH, 0);
+        }
+        request
+            .body(Empty::new())
+            .map_err(|error| invalid(error.to_string()))
+    }
+}
+
+/// A complete answer.
+#[derive(Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct HttpResponse {
+    /// The status code, as 200 or 404.
+    pub status: u16,
+    /// The body.
+    pub body: Vec<u8>,
+}
+
+impl HttpResponse {
+    /// Whether the status is 200 to 299.
+    #[must_use]
+    pub const fn is_success(&self) -> bool {
+        matches!(self.status, 200..=299)
+    }
+}
+
+impl fmt::Debug for HttpResponse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HttpResponse")
+            .field("status", &self.status)
+            .field("body_bytes", &self.body.len())
+            .finish()
+    }
+}
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum HttpError {
+    /// The caller's request is not valid. Nothing was sent.
+    #[error("invalid HTTP request: {reason}")]
+    InvalidRequest {
+        /// What is wrong with it.
+        reason: String,
+    },
+
+    /// This process cannot open what a client needs, as when it has too many open files. Nothing was sent.
+    #[error("cannot start an HTTP client: {0}")]
+    System(#[source] io::Error),
+
+    /// Nothing listens there, or it cannot be reached. Nothing was sent.
+    #[error("cannot connect to {target}: {source}")]
+    Connect {
+        /// The server.
+        target: Target,
+        /// The system's error.
+        source: io::Error,
+    },
+
+    /// The host did not accept the connection in time. Nothing was sent.
+    #[error("cannot connect to {target}: no reaction within {timeout:?}")]
+    ConnectTimeout {
+        /// The server.
+        target: Target,
+        /// The time that the caller gave.
+        timeout: Duration,
+    },
+
+    /// The system accepted the connection, and the process behind it did not answer in time.
+    #[error("{target} does not answer within {timeout:?}")]
+    NoAnswer {
+        /// The server.
+        target: Target,
+        /// The time that the caller gave.
+        timeout: Duration,
+    },
+
+    /// The server started to answer and did not finish in time.
+    #[error("{target} does not finish its answer within {timeout:?}")]
+    Unfinished {
+        /// The server.
+        target: Target,
+        /// The time that the caller gave.
+        timeout: Duration,
+    },
+
+    /// The server closed the connection without an answer, as PyTorch's store does for HTTP.
+    #[error("{target} closed the connection without an answer; it may not support HTTP")]
+    Closed {
+        /// The server.
+        target: Target,
+    },
+
+    /// The connection was lost in the middle of the answer.
+    #[error("{target} closed the connection in the middle of its answer")]
+    Truncated {
+        /// The server.
+        target: Target,
+    },
+
+    /// The answer is not HTTP, or its head is too large.
+    #[error("{target} does not answer with HTTP: {reason}")]
+    NotHttp {
+        /// The server.
+        target: Target,
+        /// What is wrong with it.
+        reason: String,
+    },
+
+    /// The answer is larger than the request allows.
+    #[error("the answer of {target} is larger than {limit} bytes")]
+    TooLarge {
+        /// The server.
+        target: Target,
+        /// The request's limit, in bytes.
+        limit: usize,
+    },
+}
+
+/// Sends a request and returns the whole answer, whatever its status. Blocks for up to `timeout`. Must not be
+/// called inside an async runtime.
+///
+/// # Errors
+/// See [`HttpError`]; each names the server.
+pub fn fetch(request: &HttpRequest, timeout: Duration) -> Result<HttpResponse, HttpError> {
+    start_runtime()
+        .map_err(HttpError::System)?
+        .block_on(exchange(request, timeout))
+}
+
+/// Sends requests in parallel, at most `at_once` at the same time, and returns an answer for each, in their
+/// order. `timeout` is for each exchange, so this blocks for up to `timeout` times the number of requests
+/// divided by `at_once`. Must not be called inside an async runtime.
+#[must_use]
+pub fn fetch_all(
+    requests: &[HttpRequest],
+    timeout: Duration,
+    at_once: usize,
+) -> Vec<Result<HttpResponse, HttpError>> {
+    let runtime = match start_runtime() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            // An io::Error cannot be cloned.
+            let copy = || io::Error::new(error.kind(), error.to_string());
+            return requests
+                .iter()
+                .map(|_| Err(HttpError::System(copy())))
+                .collect();
+        }
+    };
+    runtime.block_on(exchange_all(requests, timeout, at_once.max(1)))
+}
+
+fn start_runtime() -> io::Result<runtime::Runtime> {
+    runtime::Builder::new_current_thread()
+        .enable_io()
+        .enable_time()
+        .build()
+}
+
+async fn exchange_all(
+    requests: &[HttpRequest],
+    timeout: Duration,
+    at_once: usize,
+) -> Vec<Result<HttpResponse, HttpError>> {
+    let mut answers: Vec<_> = requests.iter().map(|_| None).collect();
+    let mut running = JoinSet::new();
+    let mut queue = requests.iter().enumerate();
+    loop {
+        while running.len() < at_once
+            && let Some((index, request)) = queue.next()
+        {
+            let request = request.clone();
+            running.spawn(async move { (index, exchange(&request, timeout).await) });
+        }
+        match running.join_next().await {
+            Some(Ok((index, answer))) => answers[index] = Some(answer),
+            // The tasks are not aborted and do not panic; their slots would stay empty.
+            Some(Err(_)) => {}
+            None => break,
+        }
+    }
+    let lost = || Err(HttpError::System(io::Error::other("the exchange was lost")));
+    let answers = answers.into_iter();
+    answers.map(|answer| answer.unwrap_or_else(lost)).collect()
+}
+
+/// How far an exchange is.
+#[derive(Debug)]
+struct Progress(AtomicU8);
+
+impl Progress {
+    const CONNECTING: u8 = 0;
+    const WAITING: u8 = 1;
+    const READING: u8 = 2;
+
+    fn reach(&self, stage: u8) {
+        self.0.store(stage, Ordering::Relaxed);
+    }
+}
+
+/// One request, and its whole answer, within `timeout`.
+pub(super) async fn exchange(
+    request: &HttpRequest,
+    timeout: Duration,
+) -> Result<HttpResponse, HttpError> {
+    let progress = Arc::new(Progress(AtomicU8::new(Progress::CONNECTING)));
+    match time::timeout(timeout, connect_and_talk(request, &progress)).await {
+        Ok(answer) => answer,
+        Err(_) => {
+            let target = request.target.clone();
+            Err(match progress.0.load(Ordering::Relaxed) {
+                Progress::CONNECTING => HttpError::ConnectTimeout { target, timeout },
+                Progress::WAITING => HttpError::NoAnswer { target, timeout },
+                _ => HttpError::Unfinished { target, timeout },
+            })
+        }
+    }
+}
+
+async fn connect_and_talk(
+    request: &HttpRequest,
+    progress: &Progress,
+) -> Result<HttpResponse, HttpError> {
+    let wire = request.to_wire()?;
+    let failed = |source| HttpError::Connect {
+        target: request.target.clone(),
+        source,
+    };
+    match &request.target {
+        Target::Tcp(address) => {
+            let stream = TcpStream::connect(address).await.map_err(failed)?;
+            talk(request, wire, stream, progress).await
+        }
+        Target::Unix(path) => {
+            let stream = loop {
+                match UnixStream::connect(path).await {
+                    // Linux: the queue of the listening socket is full. TCP would try again by itself.
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                        progress.reach(Progress::WAITING);
+                        time::sleep(FULL_QUEUE_PAUSE).await;
+                    }
+                    result => break result.map_err(failed)?,
+                }
+            };
+            talk(request, wire, stream, progress).await
+        }
+    }
+}
+
+async fn talk<S>(
+    request: &HttpRequest,
+    wire: Request<Empty<Bytes>>,
+    stream: S,
+    progress: &Progress,
+) -> Result<HttpResponse, HttpError>
+where
+    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin + 'static,
+{
+    progress.reach(Progress::WAITING);
+    let target = || request.target.clone();
+    let (mut sender, connection) = http1::Builder::new()
+        .max_buf_size(HEAD_BYTES_MAX)
+        .handshake(TokioIo::new(stream))
+        .await
+        .map_err(|error| without_answer(target(), &error))?;
+    // Aborted when this set is dropped, so that a deadline also ends the connection.
+    let mut driver = JoinSet::new();
+    driver.spawn(connection);
+    let answer = sender
+        .send_request(wire)
+        .await
+        .map_err(|error| without_answer(target(), &error))?;
+    progress.reach(Progress::READING);
+    let status = answer.status().as_u16();
+    let mut body = answer.into_body();
+    let too_large = || HttpError::TooLarge {
+        target: target(),
+        limit: request.limit,
+    };
+    let announced = body.size_hint().lower();
+    if usize::try_from(announced).map_or(true, |bytes| bytes > request.limit) {
+        return Err(too_large());
+    }
+    let mut bytes = Vec::new();
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|_| HttpError::Truncated { target: target() })?;
+        let Ok(data) = frame.into_data() else {
+            continue;
+        };
+        if data.len() > request.limit - bytes.len() {
+            return Err(too_large());
+        }
+        bytes.extend_from_slice(&data);
+    }
+    Ok(HttpResponse {
+        status,
+        body: bytes,
+    })
+}
+
+/// The error for a connection that ended before the answer's head was complete.
+fn without_answer(target: Target, error: &hyper::Error) -> HttpError {
+    if error.is_parse() {
+        let reason = error.to_string();
+        HttpError::NotHttp { target, reason }
+    } else {
+        // Closed or reset by the server: nothing else ends a connection without a deadline.
+        HttpError::Closed { target }
+    }
+}
+
+#[cfg(test)]
+mod tests;
