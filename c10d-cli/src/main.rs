@@ -10,6 +10,7 @@ mod parent;
 mod quantity;
 mod run;
 mod serve;
+mod server_address;
 mod suggestion;
 mod terminal;
 

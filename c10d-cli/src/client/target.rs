@@ -1,11 +1,9 @@
 //! The options that all client commands share: server, timeout, prefix, output.
 
-use std::env;
 use std::fmt::Display;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use c10d_socket::HostPort;
 use c10d_store::{PrefixStore, Store, StoreError, TcpStore, TcpStoreOptions};
 use clap::Args;
 use serde_json::Value;
@@ -13,13 +11,12 @@ use serde_json::Value;
 use crate::failure::Failure;
 use crate::output::{print, print_line};
 use crate::quantity::parse_duration;
-use crate::serve::DEFAULT_PORT;
+use crate::server_address::ServerArgs;
 
 #[derive(Debug, Args)]
 pub(crate) struct TargetArgs {
-    /// The server of the store. [default: $MASTER_ADDR:$MASTER_PORT]
-    #[arg(long, value_name = "HOST:PORT")]
-    connect: Option<HostPort>,
+    #[command(flatten)]
+    server: ServerArgs,
 
     /// The time for connecting and the operation together: 5s, 250ms, 2m. 0 checks once: an operation
     /// that does not wait gets at least 250ms. A refused connection is retried until then; after a second
@@ -50,7 +47,7 @@ pub(super) struct Client {
 impl TargetArgs {
     pub(super) fn connect(&self) -> Result<Client, Failure> {
         let started = Instant::now();
-        let target = self.target(|name| env::var(name).ok())?;
+        let target = self.server.target()?;
         let options =
             TcpStoreOptions::default().with_timeout(self.timeout.max(CONNECT_TIMEOUT_MIN));
         let tcp = TcpStore::open(target.host(), target.port(), options)?;
@@ -79,24 +76,6 @@ impl TargetArgs {
         } else {
             print_line(text)
         }
-    }
-
-    fn target(&self, variable: impl Fn(&str) -> Option<String>) -> Result<HostPort, Failure> {
-        if let Some(target) = &self.connect {
-            return Ok(target.clone());
-        }
-        let Some(host) = variable("MASTER_ADDR").filter(|host| !host.is_empty()) else {
-            let text =
-                "no store given: use --connect HOST:PORT, or set MASTER_ADDR and MASTER_PORT";
-            return Err(Failure::Usage(text.to_owned()));
-        };
-        let port = match variable("MASTER_PORT") {
-            None => DEFAULT_PORT,
-            Some(port) => port.parse().map_err(|_| {
-                Failure::Usage(format!("MASTER_PORT is {port:?}, which is not a port"))
-            })?,
-        };
-        Ok(HostPort::new(host, port))
     }
 }
 
@@ -127,45 +106,5 @@ impl Client {
 
     pub(super) fn ping(&self) -> Result<Duration, Failure> {
         Ok(self.tcp.ping()?)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn target(connect: Option<&str>, variables: &[(&str, &str)]) -> Result<String, Failure> {
-        let args = TargetArgs {
-            connect: connect.map(|text| text.parse().unwrap()),
-            timeout: Duration::ZERO,
-            prefix: None,
-            json: false,
-        };
-        let variable = |name: &str| {
-            let found = variables.iter().find(|(known, _)| *known == name);
-            found.map(|(_, value)| (*value).to_owned())
-        };
-        Ok(args.target(variable)?.to_string())
-    }
-
-    #[test]
-    fn the_option_takes_precedence_over_the_environment() {
-        let both = [("MASTER_ADDR", "::1"), ("MASTER_PORT", "1234")];
-        assert_eq!(target(Some("a:1"), &both).unwrap(), "a:1");
-        assert_eq!(target(None, &both).unwrap(), "[::1]:1234");
-        assert_eq!(target(None, &both[..1]).unwrap(), "[::1]:29500");
-    }
-
-    #[test]
-    fn a_missing_or_malformed_target_is_a_usage_error() {
-        for variables in [
-            &[][..],
-            &[("MASTER_ADDR", "")],
-            &[("MASTER_PORT", "1")],
-            &[("MASTER_ADDR", "a"), ("MASTER_PORT", "65536")],
-        ] {
-            let failure = target(None, variables).unwrap_err();
-            assert!(matches!(failure, Failure::Usage(_)), "{failure}");
-        }
     }
 }
