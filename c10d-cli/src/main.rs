@@ -3,10 +3,14 @@
 
 mod bench;
 mod client;
+#[allow(dead_code, reason = "the commands that print reports come next")]
+mod explain_text;
 mod failure;
 mod open_files;
 mod output;
 mod parent;
+#[allow(dead_code, reason = "used by explain_text")]
+mod printable;
 mod quantity;
 mod run;
 mod serve;

@@ -1,0 +1,602 @@
+//! A report about a job as text, for a terminal or a log: the answer in the first line, details below.
+
+use std::io::{self, IsTerminal, Write};
+use std::os::fd::AsFd;
+
+use c10d_inspect::{Finding, FindingKind, Group, NodeReport, RankReport, RankSet, Report, WaitFor};
+
+use crate::printable::printable;
+
+/// The width of a terminal whose width is unknown, and of a log.
+const COLUMNS_DEFAULT: usize = 100;
+
+/// Longer lines are hard to read.
+const COLUMNS_MAX: usize = 140;
+
+/// Shorter lines break in the middle of most names.
+const COLUMNS_MIN: usize = 40;
+
+/// The most entries of one list: more would push the first line off the screen.
+const ENTRIES_MAX: usize = 8;
+
+/// How to write a report.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Style {
+    /// Longer lines are wrapped.
+    columns: usize,
+    has_colors: bool,
+}
+
+impl Style {
+    /// Without colors, for a log.
+    pub(crate) const PLAIN: Self = Self {
+        columns: COLUMNS_DEFAULT,
+        has_colors: false,
+    };
+
+    /// The style that fits an output: its width and colors for a terminal, else unwrapped lines for other
+    /// programs.
+    pub(crate) fn of(output: &(impl AsFd + IsTerminal)) -> Self {
+        if !output.is_terminal() {
+            return Self {
+                columns: usize::MAX,
+                has_colors: false,
+            };
+        }
+        let columns = rustix::termios::tcgetwinsize(output)
+            .map(|size| usize::from(size.ws_col))
+            .ok()
+            .filter(|columns| *columns > 0)
+            .unwrap_or(COLUMNS_DEFAULT);
+        let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+        let is_dumb = std::env::var_os("TERM").is_none_or(|name| name == "dumb");
+        Self {
+            columns: columns.clamp(COLUMNS_MIN, COLUMNS_MAX),
+            has_colors: !is_dumb && !is_set("NO_COLOR"),
+        }
+    }
+}
+
+/// Writes a report without colors, in lines of at most 100 characters.
+///
+/// # Errors
+/// Those of `out`.
+pub(crate) fn write_report(report: &Report, out: &mut impl Write) -> io::Result<()> {
+    write_styled(report, Style::PLAIN, out)
+}
+
+/// Writes a report.
+///
+/// # Errors
+/// Those of `out`.
+pub(crate) fn write_styled(report: &Report, style: Style, out: &mut impl Write) -> io::Result<()> {
+    let mut lines = Lines { style, out };
+    let color = if report.is_stuck {
+        Color::Bad
+    } else {
+        Color::Good
+    };
+    lines.paragraph("", color, &report.headline)?;
+    write_findings(report, &mut lines)?;
+    write_suspects(report, &mut lines)?;
+
+    let forming: Vec<&Group> = report.groups.iter().filter(|g| !g.is_complete).collect();
+    lines.list("Groups that are not complete", &forming, |group| {
+        group_text(group)
+    })?;
+    lines.list("Waited for", &report.waits, wait_text)?;
+    let lost: Vec<&NodeReport> = report.nodes.iter().filter(|n| !n.is_connected).collect();
+    lines.list("Nodes without a connection", &lost, |node| node_text(node))?;
+    lines.list(
+        "Processes of unknown rank",
+        &report.unknown_processes,
+        |process| {
+            let mut parts = vec![process.name.clone()];
+            parts.extend(process.last_request.as_ref().map(|r| format!("last: {r}")));
+            parts.extend(process.waits_for.as_ref().map(|k| format!("waits for {k}")));
+            parts.join(", ")
+        },
+    )
+}
+
+fn write_findings(report: &Report, lines: &mut Lines<'_, impl Write>) -> io::Result<()> {
+    let mut findings = report.findings.as_slice();
+    if let [first, rest @ ..] = findings
+        && first.text == report.headline
+    {
+        if let Some(ranks) = ranks_of(first) {
+            lines.paragraph("  ", Color::Dim, &ranks)?;
+        }
+        findings = rest;
+    }
+    if !findings.is_empty() {
+        lines.blank()?;
+    }
+    for finding in findings.iter().take(ENTRIES_MAX) {
+        let (label, color) = label_of(finding);
+        lines.labelled(label, color, &finding.text)?;
+        if let Some(ranks) = ranks_of(finding) {
+            lines.paragraph(LABEL_INDENT, Color::Dim, &ranks)?;
+        }
+    }
+    lines.rest(findings.len())
+}
+
+/// What a finding is to the reader.
+fn label_of(finding: &Finding) -> (&'static str, Color) {
+    match finding.kind {
+        _ if finding.is_consequence => ("consequence", Color::Dim),
+        FindingKind::NotInTheStore => ("note", Color::Dim),
+        _ => ("cause", Color::Bad),
+    }
+}
+
+/// The ranks of a finding, and how long it has lasted. `None` if it names no rank.
+fn ranks_of(finding: &Finding) -> Option<String> {
+    let mut parts = Vec::new();
+    if !finding.culprits.0.is_empty() {
+        parts.push(format!("because of: {}", ranks_text(&finding.culprits)));
+    }
+    if !finding.waiting.0.is_empty() {
+        parts.push(format!("waiting: {}", ranks_text(&finding.waiting)));
+    }
+    if parts.is_empty() {
+        return None;
+    }
+    parts.extend(finding.age_ms.map(|age| format!("for {}", age_text(age))));
+    Some(parts.join("; "))
+}
+
+fn write_suspects(report: &Report, lines: &mut Lines<'_, impl Write>) -> io::Result<()> {
+    let suspects: Vec<&RankReport> = report.ranks.iter().filter(|r| r.is_suspect).collect();
+    lines.list("Suspects", &suspects, |rank| rank_text(rank))?;
+    let has_stack = |rank: &&RankReport| rank.debug_url.is_some() || rank.debug_socket.is_some();
+    if suspects.iter().any(has_stack) {
+        lines.paragraph("  ", Color::Dim, "their Python stacks: c10d stacks")?;
+    }
+    Ok(())
+}
+
+/// One rank in one line, as in "rank 2 on vm, pid 4711: has not connected; last request 25 s ago: Add /init/".
+pub(crate) fn rank_text(rank: &RankReport) -> String {
+    let mut text = format!("rank {}", rank.rank);
+    if let Some(host) = &rank.host {
+        text.push_str(&format!(" on {host}"));
+    } else if let Some(node) = rank.node_rank {
+        text.push_str(&format!(" on node {node}"));
+    }
+    if let Some(pid) = rank.pid {
+        text.push_str(&format!(", pid {pid}"));
+    }
+    let mut facts = Vec::new();
+    if !rank.doing.is_empty() {
+        facts.push(rank.doing.clone());
+    }
+    if let Some(request) = &rank.last_request {
+        let age = rank
+            .last_request_ms
+            .map(|age| format!(" {} ago", age_text(age)));
+        facts.push(format!(
+            "last request{}: {request}",
+            age.unwrap_or_default()
+        ));
+    }
+    if !facts.is_empty() {
+        text.push_str(": ");
+        text.push_str(&facts.join("; "));
+    }
+    text
+}
+
+fn group_text(group: &Group) -> String {
+    let size = group.size.map(|size| format!(" of {size}"));
+    let mut text = format!(
+        "group {} ({}): {}{} arrived",
+        group.name,
+        group.kind,
+        group.arrived,
+        size.unwrap_or_default()
+    );
+    if !group.missing.0.is_empty() {
+        text.push_str(&format!(
+            "; missing of the group: {}",
+            ranks_text(&group.missing)
+        ));
+    }
+    text
+}
+
+fn wait_text(wait: &WaitFor) -> String {
+    let mut text = wait.key.clone();
+    if !wait.meaning.is_empty() {
+        text.push_str(&format!(" ({})", wait.meaning));
+    }
+    let connections = match wait.connections {
+        1 => "1 connection".to_owned(),
+        count => format!("{count} connections"),
+    };
+    text.push_str(&format!(": {connections} for {}", age_text(wait.age_ms)));
+    if !wait.ranks.0.is_empty() {
+        text.push_str(&format!(", {}", ranks_text(&wait.ranks)));
+    }
+    text
+}
+
+fn node_text(node: &NodeReport) -> String {
+    let name = match node.node_rank {
+        Some(rank) => format!("node {rank}, {}", node.host),
+        None => node.host.clone(),
+    };
+    let ranks = match node.ranks.0.is_empty() {
+        true => String::new(),
+        false => format!(", {}", ranks_text(&node.ranks)),
+    };
+    let age = age_text(node.announced_ms);
+    format!(
+        "{name}: launcher pid {}{ranks}; last heard of {age} ago",
+        node.pid
+    )
+}
+
+/// "rank 2", "ranks 0-3, 7", or the first ranges and the number of all if there are many.
+pub(crate) fn ranks_text(ranks: &RankSet) -> String {
+    const RANGES_MAX: usize = 12;
+    let ranges = ranges_of(ranks);
+    let list: Vec<String> = ranges
+        .iter()
+        .take(RANGES_MAX)
+        .map(|(first, last)| match last - first {
+            0 => first.to_string(),
+            // A range of two takes as much space as the two numbers.
+            1 => format!("{first}, {last}"),
+            _ => format!("{first}-{last}"),
+        })
+        .collect();
+    let word = if ranks.0.len() == 1 { "rank" } else { "ranks" };
+    let rest = match ranges.len() > RANGES_MAX {
+        true => format!(", ... ({} in all)", ranks.0.len()),
+        false => String::new(),
+    };
+    format!("{word} {}{rest}", list.join(", "))
+}
+
+fn ranges_of(ranks: &RankSet) -> Vec<(usize, usize)> {
+    let mut ranges: Vec<(usize, usize)> = Vec::new();
+    for &rank in &ranks.0 {
+        match ranges.last_mut() {
+            Some((_, last)) if last.checked_add(1) == Some(rank) => *last = rank,
+            _ => ranges.push((rank, rank)),
+        }
+    }
+    ranges
+}
+
+/// "0.4 s", "31 s", "5 min 2 s", "3 h 20 min".
+pub(crate) fn age_text(milliseconds: u64) -> String {
+    let seconds = milliseconds / 1000;
+    match seconds {
+        0..10 => format!("{seconds}.{} s", milliseconds % 1000 / 100),
+        10..120 => format!("{seconds} s"),
+        120..7200 => format!("{} min {} s", seconds / 60, seconds % 60),
+        _ => format!("{} h {} min", seconds / 3600, seconds % 3600 / 60),
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Color {
+    None,
+    Bad,
+    Good,
+    Dim,
+}
+
+impl Color {
+    const fn start(self) -> &'static str {
+        match self {
+            Self::None => "",
+            Self::Bad => "\x1b[1;31m",
+            Self::Good => "\x1b[32m",
+            Self::Dim => "\x1b[2m",
+        }
+    }
+}
+
+const LABEL_INDENT: &str = "               ";
+
+/// Writes wrapped lines. Every text that is written here is made printable.
+struct Lines<'w, W: Write> {
+    style: Style,
+    out: &'w mut W,
+}
+
+impl<W: Write> Lines<'_, W> {
+    fn blank(&mut self) -> io::Result<()> {
+        writeln!(self.out)
+    }
+
+    /// A text in lines that start with `indent`.
+    fn paragraph(&mut self, indent: &str, color: Color, text: &str) -> io::Result<()> {
+        let room = self.style.columns.saturating_sub(indent.len());
+        for line in wrapped(&printable(text), room) {
+            self.line(indent, color, &line)?;
+        }
+        Ok(())
+    }
+
+    /// A text beside a label.
+    fn labelled(&mut self, label: &str, color: Color, text: &str) -> io::Result<()> {
+        let width = LABEL_INDENT.len() - 3;
+        let room = self.style.columns.saturating_sub(LABEL_INDENT.len());
+        for (index, line) in wrapped(&printable(text), room).iter().enumerate() {
+            let shown = if index == 0 { label } else { "" };
+            write!(self.out, "  ")?;
+            self.colored(color, &format!("{shown:<width$} "))?;
+            writeln!(self.out, "{line}")?;
+        }
+        Ok(())
+    }
+
+    /// A list under a heading; nothing for an empty list.
+    fn list<T>(
+        &mut self,
+        heading: &str,
+        items: &[T],
+        text: impl Fn(&T) -> String,
+    ) -> io::Result<()> {
+        if items.is_empty() {
+            return Ok(());
+        }
+        self.blank()?;
+        self.line("", Color::None, &format!("{heading}:"))?;
+        for item in items.iter().take(ENTRIES_MAX) {
+            let room = self.style.columns.saturating_sub(4);
+            for (index, line) in wrapped(&printable(&text(item)), room).iter().enumerate() {
+                let indent = if index == 0 { "  " } else { "    " };
+                self.line(indent, Color::None, line)?;
+            }
+        }
+        self.rest(items.len())
+    }
+
+    /// How many of `count` entries are left out.
+    fn rest(&mut self, count: usize) -> io::Result<()> {
+        match count.checked_sub(ENTRIES_MAX) {
+            None | Some(0) => Ok(()),
+            Some(more) => self.line("  ", Color::Dim, &format!("and {more} more: see --json")),
+        }
+    }
+
+    fn line(&mut self, indent: &str, color: Color, text: &str) -> io::Result<()> {
+        write!(self.out, "{indent}")?;
+        self.colored(color, text)?;
+        writeln!(self.out)
+    }
+
+    fn colored(&mut self, color: Color, text: &str) -> io::Result<()> {
+        let start = color.start();
+        if start.is_empty() || !self.style.has_colors {
+            return write!(self.out, "{text}");
+        }
+        write!(self.out, "{start}{text}\x1b[0m")
+    }
+}
+
+/// The lines of a text, broken at spaces; a longer word is broken anywhere.
+fn wrapped(text: &str, columns: usize) -> Vec<String> {
+    let columns = columns.max(1);
+    let mut lines = Vec::new();
+    let mut line = String::new();
+    let mut width = 0;
+    for word in text.split(' ') {
+        let mut word: Vec<char> = word.chars().collect();
+        if width > 0 && width + 1 + word.len() > columns {
+            lines.push(std::mem::take(&mut line));
+            width = 0;
+        } else if width > 0 {
+            line.push(' ');
+            width += 1;
+        }
+        while word.len() > columns {
+            lines.push(word.drain(..columns).collect());
+        }
+        width += word.len();
+        line.extend(word);
+    }
+    lines.push(line);
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use c10d_inspect::{Process, RankState};
+
+    use super::*;
+
+    fn ranks(ranks: impl IntoIterator<Item = usize>) -> RankSet {
+        RankSet(ranks.into_iter().collect::<BTreeSet<_>>())
+    }
+
+    /// Ranks 0, 1 and 3 wait for rank 2.
+    fn stuck() -> Report {
+        let text = "Waiting for rank 2 (1 of 4) for 31 s: it has never connected to this store.";
+        let mut cause = Finding::new(FindingKind::NeverConnected, text.to_owned());
+        cause.culprits = ranks([2]);
+        cause.waiting = ranks([0, 1, 3]);
+        cause.age_ms = Some(31_000);
+        let mut follows = Finding::new(
+            FindingKind::Barrier,
+            "Rank 7 waits at a barrier for those that wait for rank 2.".to_owned(),
+        );
+        follows.is_consequence = true;
+        let mut suspect = RankReport::default();
+        suspect.rank = 2;
+        suspect.state = RankState::Starting;
+        suspect.is_suspect = true;
+        suspect.host = Some("vm".to_owned());
+        suspect.pid = Some(4711);
+        suspect.doing = "started 40 s ago, has not connected".to_owned();
+        suspect.debug_socket = Some("/run/2".into());
+        let mut group = Group::default();
+        group.name = "0".to_owned();
+        group.kind = "gloo".to_owned();
+        group.size = Some(4);
+        group.arrived = 3;
+        group.missing = ranks([2]);
+        let mut wait = WaitFor::default();
+        wait.key = "/default_pg/0//cpu//0/2".to_owned();
+        wait.meaning = "the address of rank 2, for the default group".to_owned();
+        wait.connections = 3;
+        wait.ranks = ranks([0, 1, 3]);
+        wait.age_ms = 31_400;
+        let mut report = Report::default();
+        report.headline = text.to_owned();
+        report.is_stuck = true;
+        report.findings = vec![cause, follows];
+        report.ranks = vec![suspect];
+        report.groups = vec![group];
+        report.waits = vec![wait];
+        report
+    }
+
+    fn text_of(report: &Report, style: Style) -> String {
+        let mut out = Vec::new();
+        write_styled(report, style, &mut out).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn the_first_line_says_it_all() {
+        let mut out = Vec::new();
+        write_report(&stuck(), &mut out).unwrap();
+        let expected = "\
+Waiting for rank 2 (1 of 4) for 31 s: it has never connected to this store.
+  because of: rank 2; waiting: ranks 0, 1, 3; for 31 s
+
+  consequence  Rank 7 waits at a barrier for those that wait for rank 2.
+
+Suspects:
+  rank 2 on vm, pid 4711: started 40 s ago, has not connected
+  their Python stacks: c10d stacks
+
+Groups that are not complete:
+  group 0 (gloo): 3 of 4 arrived; missing of the group: rank 2
+
+Waited for:
+  /default_pg/0//cpu//0/2 (the address of rank 2, for the default group): 3 connections for 31 s,
+    ranks 0, 1, 3
+";
+        assert_eq!(String::from_utf8(out).unwrap(), expected);
+    }
+
+    #[test]
+    fn a_report_without_a_problem_is_one_line() {
+        let mut report = Report::default();
+        report.headline = "Nobody waits for anybody.".to_owned();
+        assert_eq!(
+            text_of(&report, Style::PLAIN),
+            "Nobody waits for anybody.\n"
+        );
+    }
+
+    #[test]
+    fn lines_respect_the_width_and_colors_take_none_of_it() {
+        let plain = Style {
+            columns: 40,
+            has_colors: false,
+        };
+        let text = text_of(&stuck(), plain);
+        assert!(
+            text.lines().all(|line| line.chars().count() <= 40),
+            "{text}"
+        );
+        let colored = Style {
+            has_colors: true,
+            ..plain
+        };
+        let mut without = text_of(&stuck(), colored);
+        assert!(without.starts_with("\x1b[1;31mWaiting for rank 2"));
+        for color in ["\x1b[1;31m", "\x1b[2m", "\x1b[0m"] {
+            without = without.replace(color, "");
+        }
+        assert_eq!(without, text);
+    }
+
+    #[test]
+    fn hostile_names_are_escaped() {
+        let mut report = stuck();
+        let evil = "\x1b]0;evil\x07\u{202e}\n".to_owned();
+        report.headline.clone_from(&evil);
+        report.findings[0].text.clone_from(&evil);
+        report.findings[1].text.clone_from(&evil);
+        report.ranks[0].host = Some(evil.clone());
+        report.ranks[0].doing.clone_from(&evil);
+        report.groups[0].name.clone_from(&evil);
+        report.waits[0].key.clone_from(&evil);
+        let process = serde_json::json!({
+            "name": evil, "connections": [], "last_request": evil, "waits_for": evil
+        });
+        let process: Process = serde_json::from_value(process).unwrap();
+        report.unknown_processes = vec![process];
+        let mut node = NodeReport::default();
+        node.host = evil;
+        report.nodes = vec![node];
+        let text = text_of(&report, Style::PLAIN);
+        assert!(
+            text.chars()
+                .all(|c| c == '\n' || (!c.is_control() && c != '\u{202e}'))
+        );
+        assert_eq!(text.matches("\\u{1b}]0;evil").count(), 10, "{text}");
+    }
+
+    #[test]
+    fn long_lists_are_cut() {
+        let mut report = stuck();
+        report.waits = vec![report.waits[0].clone(); 11];
+        let text = text_of(&report, Style::PLAIN);
+        assert!(text.ends_with("  and 3 more: see --json\n"), "{text}");
+    }
+
+    #[test]
+    fn ranks_are_ranges() {
+        let table = [
+            (ranks([2]), "rank 2"),
+            (ranks([0, 1, 3]), "ranks 0, 1, 3"),
+            (ranks(0..16_384), "ranks 0-16383"),
+            (ranks([0, 1, 2, 7, usize::MAX]), {
+                "ranks 0-2, 7, 18446744073709551615"
+            }),
+            (
+                ranks((0..100).map(|rank| 2 * rank)),
+                "ranks 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, ... (100 in all)",
+            ),
+        ];
+        for (ranks, expected) in table {
+            assert_eq!(ranks_text(&ranks), expected);
+        }
+    }
+
+    #[test]
+    fn ages_have_two_units_at_most() {
+        let table = [
+            (0, "0.0 s"),
+            (9_999, "9.9 s"),
+            (31_400, "31 s"),
+            (119_000, "119 s"),
+            (302_000, "5 min 2 s"),
+            (12_000_000, "3 h 20 min"),
+        ];
+        for (milliseconds, expected) in table {
+            assert_eq!(age_text(milliseconds), expected);
+        }
+    }
+
+    #[test]
+    fn words_wrap_and_long_ones_break() {
+        assert_eq!(wrapped("a bc def", 4), ["a bc", "def"]);
+        assert_eq!(wrapped("abcdefghij k", 4), ["abcd", "efgh", "ij k"]);
+        assert_eq!(wrapped("a  b", 9), ["a  b"]);
+        assert_eq!(wrapped("", 9), [""]);
+    }
+}

@@ -1,0 +1,87 @@
+//! Text that others wrote (host names, keys, values), made safe for a terminal.
+
+/// The text with each character that is not printable replaced by its escape, as in `\u{1b}`: controls, bidirectional
+/// marks, zero-width and combining characters.
+pub(crate) fn printable(text: &str) -> String {
+    let mut safe = String::with_capacity(text.len());
+    for char in text.chars() {
+        match char {
+            ' '..='~' => safe.push(char),
+            _ => safe.extend(char.escape_debug()),
+        }
+    }
+    safe
+}
+
+/// A value in quotes: text with escapes, or bytes with escapes after a `b` if it is not UTF-8. Shows the first
+/// `shown_max` bytes of it, and then how many are left out.
+pub(crate) fn printable_value(value: &[u8], shown_max: usize) -> String {
+    let shown = match std::str::from_utf8(value) {
+        Ok(text) => {
+            let end = text.floor_char_boundary(shown_max);
+            return with_rest(format!("{:?}", &text[..end]), text.len() - end);
+        }
+        Err(_) => &value[..value.len().min(shown_max)],
+    };
+    with_rest(
+        format!("b\"{}\"", shown.escape_ascii()),
+        value.len() - shown.len(),
+    )
+}
+
+fn with_rest(shown: String, left_out: usize) -> String {
+    match left_out {
+        0 => shown,
+        _ => format!("{shown} (+{left_out} B)"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_that_moves_the_cursor_remains() {
+        let table = [
+            (
+                "/default_pg/0//cpu//0/2 \\ \"x\"",
+                "/default_pg/0//cpu//0/2 \\ \"x\"",
+            ),
+            ("a\x1b[2Jb", "a\\u{1b}[2Jb"),
+            ("\u{9b}31m\r\n\t\x7f", "\\u{9b}31m\\r\\n\\t\\u{7f}"),
+            ("\u{202e}evil\u{200b}", "\\u{202e}evil\\u{200b}"),
+            ("e\u{301}", "e\\u{301}"),
+            ("grün 日本", "grün 日本"),
+        ];
+        for (text, expected) in table {
+            assert_eq!(printable(text), expected);
+        }
+    }
+
+    #[test]
+    fn every_character_becomes_printable() {
+        for char in ('\0'..='\u{2fff}').chain('\u{e0000}'..='\u{e0fff}') {
+            let safe = printable(char.encode_utf8(&mut [0; 4]));
+            assert!(
+                safe.chars()
+                    .all(|c| !c.is_control() && c.escape_debug().count() <= 2),
+                "{char:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn values_are_quoted_escaped_and_cut() {
+        let table: [(&[u8], &str); 6] = [
+            (b"", r#""""#),
+            (b"four", r#""four""#),
+            (b"a \"quote\"", r#""a \"qu" (+4 B)"#),
+            (b"\x1b[2J", r#""\u{1b}[2J""#),
+            ("日本".as_bytes(), r#""日" (+3 B)"#),
+            (b"\xff\n\x1b\x00ab", r#"b"\xff\n\x1b\x00a" (+1 B)"#),
+        ];
+        for (value, expected) in table {
+            assert_eq!(printable_value(value, 5), expected);
+        }
+    }
+}
