@@ -18,7 +18,9 @@ pub(crate) fn printable(text: &str) -> String {
 pub(crate) fn printable_value(value: &[u8], shown_max: usize) -> String {
     let shown = match std::str::from_utf8(value) {
         Ok(text) => {
-            let end = text.floor_char_boundary(shown_max);
+            let end = (0..=shown_max.min(text.len()))
+                .rfind(|end| text.is_char_boundary(*end))
+                .unwrap_or(0);
             return with_rest(format!("{:?}", &text[..end]), text.len() - end);
         }
         Err(_) => &value[..value.len().min(shown_max)],
