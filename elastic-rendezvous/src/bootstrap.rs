@@ -14,6 +14,7 @@ use c10d_store::{ListenOn, PrefixStore, Store, StoreError, TcpStore, TcpStoreOpt
 use crate::error::RendezvousError;
 use crate::handler::BootstrapInfo;
 use crate::node::NodeId;
+use crate::server_hook::ServerHook;
 
 const ADDR_KEY: &str = "MASTER_ADDR";
 const PORT_KEY: &str = "MASTER_PORT";
@@ -49,6 +50,8 @@ pub(crate) struct Round<'r> {
     pub(crate) nodes: &'r [NodeId],
     /// The host under which other nodes reach this one.
     pub(crate) own_host: &'r str,
+    /// Called when this node starts to serve.
+    pub(crate) server_hook: Option<&'r ServerHook>,
 }
 
 /// Why no address was found.
@@ -232,6 +235,9 @@ impl Bootstrap {
             .with_listen_on(ListenOn::Host);
         let store =
             TcpStore::open(round.own_host, 0, options).map_err(|error| round.failed(error))?;
+        if let (Some(hook), Some(server)) = (round.server_hook, store.server()) {
+            hook.call(server);
+        }
         let master = own(&store);
         self.own = Some(store);
         Ok(master)

@@ -86,6 +86,12 @@ pub fn create_c10d(
     }
     let shares_store = parameters.get_as_bool("share_store")?.unwrap_or(true);
     let mut options = DynamicRendezvousOptions::new().with_shared_store(shares_store);
+    if let Some(hook) = parameters.server_hook() {
+        if let Some(server) = hosted.as_ref().and_then(|store| store.server()) {
+            hook.call(server);
+        }
+        options = options.with_server_hook(hook.clone());
+    }
     if let Some(addr) = parameters.local_addr() {
         options = options.with_local_addr(addr);
     } else if let Some(host) = workers_host {

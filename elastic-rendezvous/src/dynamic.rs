@@ -18,6 +18,7 @@ use crate::handler::{Listener, Membership, RendezvousHandler, RendezvousInfo};
 use crate::node::NodeId;
 use crate::node_loop::{Clock, Job, Message, NodeLoop, Shared};
 use crate::report::WaitReport;
+use crate::server_hook::ServerHook;
 use crate::settings::RendezvousSettings;
 
 const THREAD: &str = "rendezvous";
@@ -81,6 +82,7 @@ pub struct DynamicRendezvousOptions {
     local_addr: Option<String>,
     workers_host: Option<String>,
     shares_store: bool,
+    server_hook: Option<ServerHook>,
 }
 
 impl Default for DynamicRendezvousOptions {
@@ -97,6 +99,7 @@ impl DynamicRendezvousOptions {
             local_addr: None,
             workers_host: None,
             shares_store: true,
+            server_hook: None,
         }
     }
 
@@ -121,6 +124,13 @@ impl DynamicRendezvousOptions {
     #[must_use]
     pub fn with_shared_store(mut self, shares_store: bool) -> Self {
         self.shares_store = shares_store;
+        self
+    }
+
+    /// A callback for the server of the workers' store, if this node serves it. Default: none.
+    #[must_use]
+    pub fn with_server_hook(mut self, hook: ServerHook) -> Self {
+        self.server_hook = Some(hook);
         self
     }
 }
@@ -243,6 +253,7 @@ impl DynamicRendezvous {
             rank: joined.rank,
             nodes: &joined.nodes,
             own_host,
+            server_hook: self.options.server_hook.as_ref(),
         };
         let timeout = self.store.timeout().unwrap_or(Duration::MAX);
         let is_interrupted = || self.shared.is_interrupted.load(Ordering::Acquire);

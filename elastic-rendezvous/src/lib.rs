@@ -23,6 +23,7 @@ mod ranks_report;
 mod recorded_event;
 mod registry;
 mod report;
+mod server_hook;
 mod settings;
 #[cfg(test)]
 mod sim;
@@ -49,6 +50,7 @@ pub use ranks_report::RanksReport;
 pub use recorded_event::{NodeState, RecordedEvent};
 pub use registry::{RendezvousCreator, RendezvousRegistry};
 pub use report::{DroppedNode, LeftNode, LostNode, WaitReport};
+pub use server_hook::ServerHook;
 pub use settings::RendezvousSettings;
 pub use state::{DatetimeStyle, RendezvousState};
 pub use static_rendezvous::{STATIC_BACKEND, StaticRendezvous};

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::endpoint::EndpointError;
+use crate::server_hook::ServerHook;
 
 /// The parameters of a rendezvous, checked as far as possible without knowing the backend.
 ///
@@ -32,6 +33,7 @@ pub struct RendezvousParameters {
     max_nodes: usize,
     local_addr: Option<String>,
     config: BTreeMap<String, String>,
+    server_hook: Option<ServerHook>,
 }
 
 impl RendezvousParameters {
@@ -61,6 +63,7 @@ impl RendezvousParameters {
             max_nodes,
             local_addr: None,
             config: BTreeMap::new(),
+            server_hook: None,
         })
     }
 
@@ -75,6 +78,13 @@ impl RendezvousParameters {
     #[must_use]
     pub fn with_config(mut self, config: BTreeMap<String, String>) -> Self {
         self.config = config;
+        self
+    }
+
+    /// A callback for the store servers that this process hosts. Default: none.
+    #[must_use]
+    pub fn with_server_hook(mut self, hook: ServerHook) -> Self {
+        self.server_hook = Some(hook);
         self
     }
 
@@ -112,6 +122,12 @@ impl RendezvousParameters {
     #[must_use]
     pub fn local_addr(&self) -> Option<&str> {
         self.local_addr.as_deref()
+    }
+
+    /// The callback for the store servers that this process hosts.
+    #[must_use]
+    pub fn server_hook(&self) -> Option<&ServerHook> {
+        self.server_hook.as_ref()
     }
 
     /// All settings.

@@ -21,6 +21,7 @@ use crate::handler::{
 use crate::node::NodeId;
 use crate::parameters::{ParametersError, RendezvousParameters};
 use crate::ranks_report::RanksReport;
+use crate::server_hook::ServerHook;
 use crate::this_host;
 
 /// The name under which this rendezvous is registered.
@@ -65,6 +66,7 @@ pub struct StaticRendezvous {
     rank: usize,
     world_size: usize,
     timeout: Duration,
+    server_hook: Option<ServerHook>,
     store: Mutex<Option<Arc<TcpStore>>>,
     is_interrupted: AtomicBool,
     listeners: Mutex<Listeners>,
@@ -119,6 +121,7 @@ struct Meeting {
     rank: usize,
     world_size: usize,
     timeout: Duration,
+    server_hook: Option<ServerHook>,
     named: BTreeMap<usize, NodeId>,
     to_owner: Sender<Progress>,
 }
@@ -144,6 +147,9 @@ impl Meeting {
         if self.rank == 0 {
             let (host, port) = (self.target.host(), store.port());
             log::info!("this process hosts the rendezvous store at {host}:{port}");
+        }
+        if let (Some(hook), Some(server)) = (&self.server_hook, store.server()) {
+            hook.call(server);
         }
         let names = PrefixStore::new(self.run_id.clone(), store.clone_store()?);
         let name = format!("{} {}", std::process::id(), this_host::full_name());
@@ -234,6 +240,7 @@ impl StaticRendezvous {
             rank,
             world_size,
             timeout: parameters.get_as_duration("timeout", TIMEOUT)?,
+            server_hook: parameters.server_hook().cloned(),
             store: Mutex::default(),
             is_interrupted: AtomicBool::new(false),
             listeners: Mutex::default(),
@@ -263,6 +270,7 @@ impl StaticRendezvous {
             rank: self.rank,
             world_size: self.world_size,
             timeout: self.timeout,
+            server_hook: self.server_hook.clone(),
             named: BTreeMap::new(),
             to_owner: sender,
         };
