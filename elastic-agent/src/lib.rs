@@ -17,7 +17,10 @@ mod template;
 mod worker;
 mod worker_list;
 
-pub use agent::{AgentError, AgentHandle, AgentOptions, AgentOutcome, ElasticAgent};
+pub use agent::{
+    AgentError, AgentEvent, AgentHandle, AgentListener, AgentOptions, AgentOutcome, ElasticAgent,
+    StartedWorker, StartedWorkers,
+};
 pub use assignment::Assignment;
 pub use c10d_socket::HostPort;
 pub use command_line::{CommandLine, Entrypoint};

@@ -5,6 +5,7 @@
 //! stops processes. Installs no signal handlers: callers report signals through an [`AgentHandle`].
 
 mod error;
+mod event;
 mod handle;
 mod members;
 mod options;
@@ -21,6 +22,8 @@ use elastic_rendezvous::{
 use rustix::process::Signal;
 
 pub use self::error::AgentError;
+use self::event::Listeners;
+pub use self::event::{AgentEvent, AgentListener, StartedWorker, StartedWorkers};
 pub use self::handle::AgentHandle;
 use self::handle::{Event, Shared};
 use self::members::why_members_changed;
@@ -85,6 +88,7 @@ pub struct ElasticAgent {
     /// How often this agent has started workers.
     generation: u64,
     running: Option<WorkerGroup>,
+    listeners: Listeners,
 }
 
 impl ElasticAgent {
@@ -110,7 +114,13 @@ impl ElasticAgent {
             events,
             generation: 0,
             running: None,
+            listeners: Listeners::default(),
         })
+    }
+
+    /// Adds a listener for later [`AgentEvent`]s. It must not block, except as stated there.
+    pub fn add_listener(&mut self, listener: AgentListener) {
+        self.listeners.add(listener);
     }
 
     /// A handle through which other threads report signals.
@@ -176,6 +186,7 @@ impl ElasticAgent {
                 }
                 RoundEnd::MembersChanged(why) => {
                     log::info!("restarting the workers: {why}");
+                    self.listeners.notify(&AgentEvent::Restarting { why: &why });
                     self.stop(Signal::TERM, Some(STOP_GRACE));
                 }
                 RoundEnd::Signalled(signal) => {
@@ -197,7 +208,9 @@ impl ElasticAgent {
         self.generation += 1;
         let generation = self.generation;
         let events = self.shared.events.clone();
+        let listeners = self.listeners.clone();
         let group = WorkerGroup::start(plan, Console::inherited(), move |exit| {
+            listeners.notify(&AgentEvent::WorkerExited(&exit));
             // Fails when the agent is dropped.
             let _ = events.send(Event::Exit(generation, exit));
         })?;
@@ -218,8 +231,28 @@ impl ElasticAgent {
             ranks.world_size,
             worker_list::ranks_with_pids(ranks.first_rank, &group.pids()),
         );
+        let started = self.started(&round, &ranks, &group.pids());
+        self.listeners.notify(&AgentEvent::WorkersStarted(&started));
         self.running = Some(group);
         Ok(round)
+    }
+
+    fn started(&self, round: &RendezvousInfo, ranks: &RankBlock, pids: &[u32]) -> StartedWorkers {
+        let workers = pids.iter().enumerate();
+        StartedWorkers {
+            round: round.round,
+            node_rank: round.rank,
+            nodes: round.world_size,
+            world_size: ranks.world_size,
+            master: round.bootstrap.master.clone(),
+            is_agent_store: round.bootstrap.is_agent_store,
+            restarts: usize::try_from(self.generation - 1).unwrap_or(usize::MAX),
+            workers: workers
+                .map(|(local_rank, pid)| {
+                    StartedWorker::new(ranks.first_rank + local_rank, local_rank, *pid)
+                })
+                .collect(),
+        }
     }
 
     fn ranks_in(&self, round: &RendezvousInfo) -> Result<RankBlock, AgentError> {
@@ -312,6 +345,7 @@ impl ElasticAgent {
                             exit.pid,
                             exit.exit,
                         );
+                        self.listeners.notify(&AgentEvent::WorkerFailed(&exit));
                         return RoundEnd::Failed;
                     }
                     succeeded += 1;
@@ -387,6 +421,8 @@ impl ElasticAgent {
                 self.remaining_restarts,
                 self.options.max_restarts,
             );
+            let why = "a worker failed";
+            self.listeners.notify(&AgentEvent::Restarting { why });
             return Ok(None);
         }
         Ok(failures.map(AgentOutcome::Failed))
@@ -476,6 +512,7 @@ impl ElasticAgent {
         let Some(group) = self.running.take() else {
             return StopReport::default();
         };
+        self.listeners.notify(&AgentEvent::Stopping);
         let report = group.stop(signal, grace, &self.shared.kill_switch);
         if !report.killed.is_empty() {
             log::warn!(
