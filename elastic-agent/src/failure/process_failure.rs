@@ -35,6 +35,8 @@ pub struct ProcessFailure {
     pub message: String,
     /// Why the error file could not be read; `None` if it could, or is missing.
     pub note: Option<String>,
+    /// Whether the worker was still running when the agent stopped the group.
+    pub was_stopped: bool,
     /// When the worker failed, in seconds since the epoch: from the error file, else when the agent
     /// noticed.
     pub timestamp: i64,
@@ -54,6 +56,7 @@ impl std::fmt::Debug for ProcessFailure {
             .field("error_file", &self.error_file)
             .field("message", &self.message)
             .field("note", &self.note)
+            .field("was_stopped", &self.was_stopped)
             .field("timestamp", &self.timestamp)
             .field("stderr_tail_bytes", &self.stderr_tail.len())
             .finish_non_exhaustive()
@@ -76,6 +79,7 @@ impl ProcessFailure {
             error_file: None,
             message: String::new(),
             note: None,
+            was_stopped: outcome.was_stopped,
             timestamp: epoch_seconds(outcome.ended_at),
             stderr_tail: outcome.stderr_tail.clone(),
             content: None,
@@ -159,30 +163,107 @@ impl ProcessFailure {
 
 /// The workers that failed, at least one, in the order in which the agent noticed.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Failures(Vec<ProcessFailure>);
+pub struct Failures {
+    all: Vec<ProcessFailure>,
+    /// The position of the root cause and why it is that, if the caller knows it.
+    blamed: Option<(usize, String)>,
+}
 
 impl Failures {
     /// `None` without failures.
     #[must_use]
     pub fn new(failures: Vec<ProcessFailure>) -> Option<Self> {
-        (!failures.is_empty()).then_some(Self(failures))
+        (!failures.is_empty()).then_some(Self {
+            all: failures,
+            blamed: None,
+        })
     }
 
     /// All failures, in the order in which the agent noticed.
     #[must_use]
     pub fn all(&self) -> &[ProcessFailure] {
-        &self.0
+        &self.all
     }
 
-    /// The root cause: the failure with the lowest timestamp; among failures of the same second, the one
-    /// that the agent noticed first.
+    /// The root cause: the [blamed](Self::blame) failure, or else the
+    /// [first observed](Self::first_observed).
     #[must_use]
     pub fn first(&self) -> &ProcessFailure {
-        &self.0[self.first_index()]
+        &self.all[self.first_index()]
+    }
+
+    /// The failure with the lowest timestamp; among failures of the same second, the one that the agent
+    /// noticed first.
+    #[must_use]
+    pub fn first_observed(&self) -> &ProcessFailure {
+        &self.all[self.first_observed_index()]
+    }
+
+    /// Makes the worker with this global rank the root cause, although another failed first; `why` is a
+    /// clause about it, such as "alive, but never reached init_process_group". Returns whether the agent
+    /// stopped that worker while it was running; otherwise nothing changes, as its own failure says why it
+    /// ended.
+    pub fn blame(&mut self, rank: usize, why: impl Into<String>) -> bool {
+        let position = self
+            .all
+            .iter()
+            .position(|it| it.rank == rank && it.was_stopped);
+        if let Some(index) = position {
+            self.blamed = Some((index, why.into()));
+        }
+        position.is_some()
+    }
+
+    /// Why the root cause is not the failure that was observed first; `None` if it is.
+    #[must_use]
+    pub fn blame_reason(&self) -> Option<&str> {
+        self.blamed.as_ref().map(|(_, why)| why.as_str())
+    }
+
+    /// Writes to `path` why the root cause failed, as
+    /// [`ProcessFailure::write_error_file`]; for a [blamed](Self::blame) worker the reason, and then what
+    /// the first observed failure left, with its exit code.
+    ///
+    /// # Errors
+    /// [`ErrorFileError`] if the file cannot be written.
+    pub fn write_error_file(&self, path: &Path) -> Result<(), ErrorFileError> {
+        let Some(why) = self.blame_reason() else {
+            return self.first().write_error_file(path);
+        };
+        let (culprit, observed) = (self.first(), self.first_observed());
+        let message = format!("worker with rank {} is the root cause: {why}", culprit.rank);
+        let mut lines = vec![
+            message.clone(),
+            format!(
+                "worker with rank {} failed first: {}",
+                observed.rank, observed.exit
+            ),
+            observed.message.clone(),
+        ];
+        lines.extend(observed.stderr_lines());
+        let json = error_file::json(&message, &lines.join("\n"), observed.timestamp);
+        error_file::write(
+            path,
+            &error_file::with_error_code(json, observed.exit.code()),
+        )
+    }
+
+    /// Replaces the kept end of each failure's standard error by what `rewrite` makes of its text.
+    pub fn rewrite_stderr(&mut self, rewrite: impl Fn(&str) -> String) {
+        for failure in &mut self.all {
+            failure.stderr_tail = rewrite(&String::from_utf8_lossy(&failure.stderr_tail)).into();
+        }
     }
 
     pub(super) fn first_index(&self) -> usize {
-        let times = self.0.iter().enumerate();
+        match self.blamed {
+            Some((index, _)) => index,
+            None => self.first_observed_index(),
+        }
+    }
+
+    fn first_observed_index(&self) -> usize {
+        let times = self.all.iter().enumerate();
         let first = times.min_by_key(|(index, failure)| (failure.timestamp, *index));
         // There is at least one.
         first.map_or(0, |(index, _)| index)

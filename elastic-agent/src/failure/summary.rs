@@ -41,19 +41,34 @@ fn summary(
         if index == first {
             root = text;
         } else {
-            others.push(text);
+            let is_first = std::ptr::eq(failure, failures.first_observed());
+            // The error that was seen is still wanted if another worker is blamed for it.
+            others.push(if is_first {
+                text + &last_lines(failure)
+            } else {
+                text
+            });
         }
     }
     if others.is_empty() {
         others.push("  <NO_OTHER_FAILURES>".to_owned());
     }
+    let heading = match failures.blame_reason() {
+        None => "first observed failure".to_owned(),
+        Some(why) => {
+            root.push_str("\n  cause     : ");
+            root.push_str(why);
+            let observed = failures.first_observed().rank;
+            format!("the first observed failure is that of rank {observed}")
+        }
+    };
     root.push_str(&last_lines(failures.first()));
     let width = width.min(WIDTH_MAX);
     let (rule, thin) = ("=".repeat(width), "-".repeat(width));
     let others = others.join("\n");
     format!(
         "{rule}\n{title}\n{thin}\nFailures:\n{others}\n{thin}\n\
-         Root Cause (first observed failure):\n{root}\n{rule}"
+         Root Cause ({heading}):\n{root}\n{rule}"
     )
 }
 

@@ -289,3 +289,71 @@ fn debug_output_contains_no_output_of_the_worker() {
         assert!(!shown.contains("81, 90"), "{shown}");
     }
 }
+
+/// Two ranks time out while they wait for a third, which the launcher then stops.
+#[test]
+fn a_blamed_worker_is_the_root_cause_and_the_first_error_is_still_shown() {
+    let folder = tempfile::tempdir().unwrap();
+    let timed_out = WorkerOutcome {
+        pid: 1001,
+        stderr_tail: b"wait timeout after 10000ms".to_vec(),
+        ..outcome(1, ExitKind::Code(1), 50)
+    };
+    let asleep = WorkerOutcome {
+        pid: 1002,
+        was_stopped: true,
+        ..outcome(2, TERM, 51)
+    };
+    let mut failures = failures(&[timed_out, asleep]);
+    assert!(!failures.blame(11, "it ended on its own"));
+    assert!(!failures.blame(99, "it is on another node"));
+    assert_eq!(failures.first().rank, 11);
+    let path = folder.path().join("error.json");
+    let written = |failures: &Failures| -> serde_json::Value {
+        failures.write_error_file(&path).unwrap();
+        serde_json::from_slice(&fs::read(&path).unwrap()).unwrap()
+    };
+    assert_eq!(
+        written(&failures)["message"]["message"],
+        "worker with rank 11 failed: exit code 1"
+    );
+
+    assert!(failures.blame(12, "alive, but never reached init_process_group"));
+    let (rule, thin) = ("=".repeat(60), "-".repeat(60));
+    let expected = format!(
+        "{rule}\nf.py FAILED\n{thin}\nFailures:\n[0]:\n  time      : 2026-11-21_04:42:50\n  host      : h\n  \
+         rank      : 11 (local_rank: 1)\n  exitcode  : 1 (pid: 1001) \n  error_file: <N/A>\n  traceback : \
+         {HINT}\n  stderr    : the last lines\n    wait timeout after 10000ms\n{thin}\n\
+         Root Cause (the first observed failure is that of rank 11):\n[1]:\n  \
+         time      : 2026-11-21_04:42:51\n  host      : h\n  rank      : 12 (local_rank: 2)\n  \
+         exitcode  : -15 (pid: 1002)  (SIGTERM)\n  error_file: <N/A>\n  \
+         traceback : Signal 15 (SIGTERM) received by PID 1002\n  \
+         cause     : alive, but never reached init_process_group\n{rule}"
+    );
+    assert_eq!(failures.summary("f.py", "h", time), expected);
+    let json = written(&failures);
+    let message = &json["message"];
+    assert_eq!(
+        message["message"],
+        "worker with rank 12 is the root cause: alive, but never reached init_process_group"
+    );
+    assert_eq!(message["errorCode"], 1);
+    let details = message["extraInfo"]["py_callstack"].as_str().unwrap();
+    assert!(
+        details.contains("worker with rank 11 failed first: exit code 1"),
+        "{details}"
+    );
+    assert!(details.ends_with("wait timeout after 10000ms"), "{details}");
+}
+
+#[test]
+fn the_end_of_standard_error_can_be_rewritten() {
+    let failed = WorkerOutcome {
+        stderr_tail: b"remote=[127.0.0.1]:42420\n".to_vec(),
+        ..outcome(0, ExitKind::Code(1), 50)
+    };
+    let mut failures = failures(&[failed]);
+    failures.rewrite_stderr(|text| text.replace(":42420", ":46245 (rank 2)"));
+    let lines = failures.first().stderr_lines();
+    assert_eq!(lines, ["remote=[127.0.0.1]:46245 (rank 2)"]);
+}
