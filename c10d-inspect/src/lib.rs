@@ -2,9 +2,12 @@
 #![forbid(unsafe_code)]
 
 mod announced;
+pub mod flight;
 #[cfg(feature = "http")]
 pub mod http;
 mod report;
+pub mod stacks;
+mod text;
 
 use c10d_store::Snapshot;
 

@@ -1,0 +1,15 @@
+//! Which collective each rank is in, and the first one at which ranks differ, from PyTorch's flight recorder.
+//!
+//! Pure: a recording is parsed from the JSON that a rank's debug server returned, times are the ranks' own.
+//! All texts are free of control characters, and short, whatever a rank sent.
+
+mod compare;
+mod recording;
+
+pub use compare::{
+    FlightFinding, FlightFindingKind, FlightRank, FlightReport, GroupProgress, compare_flights,
+};
+pub use recording::{Collective, FlightError, FlightRecording};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,264 @@
+//! The flight recorder of one rank, as far as the comparison needs it.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::text::shown;
+
+/// The most characters of a name that a rank sent.
+const NAME_CHARS_MAX: usize = 64;
+
+/// The most tensors of a collective whose sizes are shown.
+const TENSORS_SHOWN: usize = 3;
+
+/// The most collectives of a group that are kept: a job stops soon after ranks do different things.
+const COLLECTIVES_KEPT: usize = 512;
+
+/// The name of the default group in keys and recordings.
+pub(super) const DEFAULT_GROUP: &str = "0";
+
+/// What a rank's flight recorder knows. The recorder is a ring: old collectives are missing.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct FlightRecording {
+    pub(super) groups: BTreeMap<String, GroupRecording>,
+    is_empty: bool,
+}
+
+/// The collectives of one group that a rank has entered.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct GroupRecording {
+    pub(super) description: String,
+    /// The number of the last collective that the rank has entered; 0 if none.
+    pub(super) entered: u64,
+    /// The number of the last collective that has ended at this rank; `None` if it is not recorded.
+    pub(super) completed: Option<u64>,
+    /// By number. Collectives that were entered several times under one number: the last one.
+    pub(super) collectives: BTreeMap<u64, Collective>,
+}
+
+/// One collective, as a rank has entered it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Collective {
+    /// The group's name: "0" for the default group.
+    pub group: String,
+    /// Its number in its group, from 1.
+    pub number: u64,
+    /// The operation, as "all_reduce".
+    pub operation: String,
+    /// The backend, as "gloo"; empty if it is not recorded.
+    pub backend: String,
+    /// The sizes of its inputs, one list for each tensor.
+    pub sizes: Vec<Vec<u64>>,
+    /// The types of its inputs, as "float".
+    pub types: Vec<String>,
+    /// When the rank entered it, in nanoseconds since 1970 by the rank's clock; 0 if not recorded.
+    pub entered_unix_ns: u64,
+    /// Whether it has ended at this rank.
+    pub is_done: bool,
+}
+
+impl fmt::Display for Collective {
+    /// "all_reduce, [1000] float".
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.operation)?;
+        for (index, sizes) in self.sizes.iter().take(TENSORS_SHOWN).enumerate() {
+            write!(f, ", {sizes:?}")?;
+            if let Some(name) = self.types.get(index) {
+                write!(f, " {name}")?;
+            }
+        }
+        match self.sizes.len().saturating_sub(TENSORS_SHOWN) {
+            0 => Ok(()),
+            more => write!(f, " and {more} more tensors"),
+        }
+    }
+}
+
+/// Why an answer is not a flight recording.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum FlightError {
+    /// The answer is not JSON, or not an object.
+    #[error("the answer is not a flight recording: {reason}")]
+    Malformed {
+        /// What is wrong with it.
+        reason: String,
+    },
+}
+
+impl FlightRecording {
+    /// Reads the answer to `POST /handler/fr_trace_json`. Parts that are missing or of another type than
+    /// expected are ignored, as other versions of PyTorch may write them differently.
+    ///
+    /// # Errors
+    /// [`FlightError::Malformed`].
+    pub fn parse(json: &[u8]) -> Result<Self, FlightError> {
+        let malformed = |reason: String| FlightError::Malformed { reason };
+        let value: Value =
+            serde_json::from_slice(json).map_err(|error| malformed(error.to_string()))?;
+        let object = value
+            .as_object()
+            .ok_or_else(|| malformed("it is not an object".to_owned()))?;
+        let mut recording = Self::default();
+        let entries = object.get("entries").and_then(Value::as_array);
+        // The numbers of groups in `pg_status` differ between processes; the entries tell the names.
+        let mut names: BTreeMap<u64, String> = BTreeMap::new();
+        for entry in entries.into_iter().flatten() {
+            recording.add(entry, &mut names);
+        }
+        let status = object.get("pg_status").and_then(Value::as_object);
+        for (id, status) in status.into_iter().flatten() {
+            let Ok(id) = id.parse() else { continue };
+            let name = match names.get(&id) {
+                Some(name) => name.clone(),
+                // The first group that a process makes.
+                None if id == 0 => DEFAULT_GROUP.to_owned(),
+                None => continue,
+            };
+            let group = recording.groups.entry(name).or_default();
+            let entered = number(status.get("last_enqueued_collective"));
+            group.entered = group.entered.max(entered.unwrap_or(0));
+            group.completed = group
+                .completed
+                .max(number(status.get("last_completed_collective")));
+        }
+        recording.is_empty = recording.groups.is_empty();
+        Ok(recording)
+    }
+
+    /// Whether the rank has recorded nothing: it has made no group, or its recorder is off.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.is_empty
+    }
+
+    /// Adds what another recorder of the same rank knows: each backend may have one of its own.
+    pub fn merge(&mut self, other: Self) {
+        self.is_empty &= other.is_empty;
+        for (name, group) in other.groups {
+            let mine = self.groups.entry(name).or_default();
+            if mine.description.is_empty() {
+                mine.description = group.description;
+            }
+            mine.entered = mine.entered.max(group.entered);
+            mine.completed = mine.completed.max(group.completed);
+            mine.collectives.extend(group.collectives);
+        }
+    }
+
+    /// The collective that the rank is in: the one that it entered last of those that have not ended.
+    #[must_use]
+    pub fn current(&self) -> Option<&Collective> {
+        let open = self.groups.values().filter_map(GroupRecording::open);
+        open.max_by_key(|collective| collective.entered_unix_ns)
+    }
+
+    fn add(&mut self, entry: &Value, names: &mut BTreeMap<u64, String>) {
+        let group = entry.get("process_group");
+        let Some(name) = group.and_then(|group| name_at(group, 0)) else {
+            return;
+        };
+        if let Some(id) = number(entry.get("pg_id")) {
+            names.insert(id, name.clone());
+        }
+        let recording = self.groups.entry(name.clone()).or_default();
+        if let Some(description) = group.and_then(|group| name_at(group, 1)) {
+            recording.description = description;
+        }
+        // Sends and receives have numbers of their own, which only the two ranks share.
+        if entry.get("is_p2p").and_then(Value::as_bool) == Some(true) {
+            return;
+        }
+        let Some(number) = number(entry.get("collective_seq_id")) else {
+            return;
+        };
+        recording.entered = recording.entered.max(number);
+        let collective = Collective::read(entry, name, number);
+        recording.collectives.insert(number, collective);
+        if recording.collectives.len() > COLLECTIVES_KEPT {
+            recording.collectives.pop_first();
+        }
+    }
+}
+
+impl GroupRecording {
+    /// The last collective, if it has not ended.
+    pub(super) fn open(&self) -> Option<&Collective> {
+        let (_, last) = self.collectives.last_key_value()?;
+        (!last.is_done).then_some(last)
+    }
+}
+
+impl Collective {
+    fn read(entry: &Value, group: String, number: u64) -> Self {
+        let text = |name: &str| entry.get(name).and_then(Value::as_str);
+        let full_name = shown(
+            text("profiling_name").unwrap_or("collective"),
+            NAME_CHARS_MAX,
+        );
+        let (backend, operation) = full_name.split_once(':').unwrap_or(("", &full_name));
+        let tensors = entry.get("input_sizes").and_then(Value::as_array);
+        let sizes = tensors.into_iter().flatten().map(|sizes| {
+            let sizes = sizes.as_array().into_iter().flatten();
+            sizes.filter_map(|size| self::number(Some(size))).collect()
+        });
+        let types = entry.get("input_dtypes").and_then(Value::as_array);
+        let types = types.into_iter().flatten().filter_map(Value::as_str);
+        Self {
+            group,
+            number,
+            operation: operation.to_owned(),
+            backend: backend.to_owned(),
+            sizes: sizes.collect(),
+            types: types
+                .map(|name| shown(name, NAME_CHARS_MAX).to_lowercase())
+                .collect(),
+            entered_unix_ns: self::number(entry.get("time_created_ns")).unwrap_or(0),
+            // `state` of gloo's collectives is "scheduled" until the end of the process.
+            is_done: entry.get("retired").and_then(Value::as_bool) == Some(true)
+                || text("state") == Some("completed"),
+        }
+    }
+
+    /// Whether this rank and one that has entered `other` under the same number do the same. Sizes and types
+    /// are compared where all ranks must agree on them: a gather, say, has inputs of any size.
+    pub(super) fn agrees_with(&self, other: &Self) -> bool {
+        if self.operation != other.operation || self.backend != other.backend {
+            return false;
+        }
+        if !self.needs_equal_inputs() {
+            return true;
+        }
+        self.types == other.types && self.element_counts().eq(other.element_counts())
+    }
+
+    fn needs_equal_inputs(&self) -> bool {
+        let name = self.operation.replace('_', "");
+        let is_reduce = name.contains("reduce") || name.starts_with("broadcast");
+        // NCCL's may differ: it sends them as broadcasts.
+        is_reduce || (self.backend == "gloo" && name.contains("allgather"))
+    }
+
+    /// Only the number of elements must be the same, not the shape.
+    fn element_counts(&self) -> impl Iterator<Item = u64> {
+        let product = |sizes: &Vec<u64>| sizes.iter().fold(1, |all: u64, n| all.saturating_mul(*n));
+        self.sizes.iter().map(product)
+    }
+}
+
+/// A number that is written as one, or as text. Negative numbers mean "none".
+fn number(value: Option<&Value>) -> Option<u64> {
+    match value? {
+        Value::String(text) => text.parse().ok(),
+        value => value.as_u64(),
+    }
+}
+
+fn name_at(list: &Value, index: usize) -> Option<String> {
+    let text = list.get(index)?.as_str()?;
+    Some(shown(text, NAME_CHARS_MAX))
+}

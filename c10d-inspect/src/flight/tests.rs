@@ -1,0 +1,330 @@
+use std::collections::BTreeMap;
+
+use serde_json::json;
+
+use super::*;
+
+/// Seconds since the first of the given times, so that texts do not depend on the recording's date.
+fn clock(unix_ns: u64) -> String {
+    format!("{} s", unix_ns / 1_000_000_000)
+}
+
+fn no_clock(_: u64) -> String {
+    "18:04:11".to_owned()
+}
+
+macro_rules! recorded {
+    ($scenario:literal) => {
+        [
+            include_bytes!(concat!(
+                "../../testdata/torch-2.15.0/",
+                $scenario,
+                "/0.flight.json"
+            ))
+            .as_slice(),
+            include_bytes!(concat!(
+                "../../testdata/torch-2.15.0/",
+                $scenario,
+                "/1.flight.json"
+            )),
+            include_bytes!(concat!(
+                "../../testdata/torch-2.15.0/",
+                $scenario,
+                "/2.flight.json"
+            )),
+            include_bytes!(concat!(
+                "../../testdata/torch-2.15.0/",
+                $scenario,
+                "/3.flight.json"
+            )),
+        ]
+    };
+}
+
+fn parsed<'a>(answers: impl IntoIterator<Item = &'a [u8]>) -> BTreeMap<usize, FlightRecording> {
+    let recordings = answers.into_iter().enumerate();
+    recordings
+        .map(|(rank, json)| (rank, FlightRecording::parse(json).unwrap()))
+        .collect()
+}
+
+fn ranks(set: &crate::RankSet) -> Vec<usize> {
+    set.0.iter().copied().collect()
+}
+
+/// One entry; its time is `second`.
+fn entry(group: &str, number: u64, name: &str, sizes: &[&[u64]], second: u64) -> serde_json::Value {
+    json!({
+        "pg_id": u64::from(group != "0") , "process_group": [group, "undefined"], "profiling_name": name,
+        "collective_seq_id": number, "is_p2p": false, "input_sizes": sizes,
+        "input_dtypes": vec!["Float"; sizes.len()], "state": "scheduled", "retired": false,
+        "time_created_ns": second * 1_000_000_000,
+    })
+}
+
+fn recording(entries: &[serde_json::Value]) -> FlightRecording {
+    let json = json!({ "version": "2.10", "entries": entries, "pg_status": {} });
+    FlightRecording::parse(json.to_string().as_bytes()).unwrap()
+}
+
+fn compare(recordings: Vec<FlightRecording>) -> FlightReport {
+    let recordings = recordings.into_iter().enumerate().collect();
+    compare_flights(&recordings, &BTreeMap::new(), &clock)
+}
+
+#[test]
+fn a_rank_that_skips_a_collective_is_behind() {
+    let report = compare_flights(&parsed(recorded!("skip")), &BTreeMap::new(), &no_clock);
+    assert_eq!(
+        report.headline,
+        "Rank 2 is behind: it has entered 3 collectives of group 0 (default_pg), the others 4 \
+         (all_reduce, [1000] float, since 18:04:11)"
+    );
+    let [finding] = &report.findings[..] else {
+        panic!("{report:?}");
+    };
+    assert_eq!(finding.kind, FlightFindingKind::Behind);
+    assert_eq!(ranks(&finding.culprits), [2]);
+    assert_eq!(ranks(&finding.others), [0, 1, 3]);
+    assert_eq!(finding.number, 4);
+    let current: Vec<_> = report
+        .ranks
+        .iter()
+        .map(|rank| rank.current.as_ref().map(|it| it.number))
+        .collect();
+    assert_eq!(current, [Some(4), Some(4), None, Some(4)]);
+    let progress = &report.ranks[0].groups[0];
+    assert_eq!((progress.entered, progress.completed), (4, Some(3)));
+}
+
+#[test]
+fn a_rank_in_another_collective_has_diverged() {
+    let report = compare_flights(&parsed(recorded!("diverge")), &BTreeMap::new(), &no_clock);
+    assert_eq!(
+        report.headline,
+        "Ranks differ in collective 4 of group 0 (default_pg): rank 2 entered broadcast, [10] float, \
+         ranks 0, 1 and 3 entered all_reduce, [1000] float"
+    );
+    assert_eq!(report.findings.len(), 1);
+    assert_eq!(ranks(&report.findings[0].culprits), [2]);
+}
+
+#[test]
+fn a_rank_that_does_not_answer_is_named_and_not_compared() {
+    let mut recordings = parsed(recorded!("skip"));
+    recordings.remove(&2);
+    let silent = BTreeMap::from([(2, "does not answer within 2s".to_owned())]);
+    let report = compare_flights(&recordings, &silent, &no_clock);
+    assert_eq!(
+        report.headline,
+        "Rank 2 does not answer, so its collectives are unknown. The others agree: collective 4 of \
+         group 0 (default_pg) is the last (all_reduce, [1000] float, since 18:04:11)"
+    );
+    assert!(report.findings.is_empty());
+    assert_eq!(
+        report.ranks[2].error.as_deref(),
+        Some("does not answer within 2s")
+    );
+}
+
+#[test]
+fn ranks_in_the_same_collective_agree() {
+    let same = || recording(&[entry("0", 7, "gloo:barrier", &[], 5)]);
+    let report = compare(vec![same(), same()]);
+    assert_eq!(
+        report.headline,
+        "All ranks agree: collective 7 of group 0 is the last (barrier, since 5 s)"
+    );
+}
+
+#[test]
+fn sizes_are_compared_where_they_must_be_equal_and_shapes_are_not() {
+    let pair = |name: &str, one: &[u64], other: &[u64]| {
+        let recordings = [one, other].map(|sizes| recording(&[entry("0", 1, name, &[sizes], 1)]));
+        compare(recordings.into()).findings.len()
+    };
+    assert_eq!(pair("gloo:all_reduce", &[1000], &[999]), 1);
+    assert_eq!(pair("nccl:_reduce_scatter_base", &[8], &[9]), 1);
+    assert_eq!(pair("gloo:all_gather", &[1], &[2]), 1);
+    assert_eq!(pair("nccl:broadcast", &[1000], &[10, 100]), 0);
+    assert_eq!(pair("nccl:all_gather", &[1], &[2]), 0);
+    assert_eq!(pair("gloo:gather", &[1], &[2]), 0);
+    assert_eq!(pair("nccl:all_to_all", &[u64::MAX, u64::MAX], &[0]), 0);
+}
+
+#[test]
+fn only_collectives_that_all_rings_still_hold_are_compared() {
+    let old = recording(&[
+        entry("0", 1, "gloo:broadcast", &[], 1),
+        entry("0", 5, "gloo:all_reduce", &[], 5),
+    ]);
+    let late = recording(&[
+        entry("0", 4, "gloo:barrier", &[], 4),
+        entry("0", 5, "gloo:all_reduce", &[], 5),
+    ]);
+    let report = compare(vec![late, old]);
+    assert!(report.findings.is_empty(), "{report:?}");
+}
+
+#[test]
+fn the_rank_that_goes_on_alone_is_the_odd_one() {
+    let upto = |last: u64| {
+        let entries: Vec<_> = (1..=last)
+            .map(|n| entry("0", n, "gloo:all_reduce", &[&[4]], n))
+            .collect();
+        recording(&entries)
+    };
+    let report = compare(vec![upto(2), upto(2), upto(3)]);
+    assert_eq!(
+        report.headline,
+        "Rank 2 is ahead of the others: it has entered 3 collectives of group 0 (all_reduce, [4] float, \
+         since 3 s), the others 2"
+    );
+    let report = compare(vec![upto(1), upto(2), upto(4)]);
+    assert_eq!(
+        report.headline,
+        "Rank 0 is behind: it has entered 1 collective of group 0, the others 2 to 4 (all_reduce, [4] \
+         float, since 2 s)"
+    );
+}
+
+#[test]
+fn a_rank_that_waits_in_another_group_is_late_because_of_it() {
+    let in_pair = |numbers: &[u64]| {
+        let mut entries = vec![];
+        for number in numbers {
+            entries.push(entry("7", *number, "gloo:all_reduce", &[], 1));
+        }
+        entries
+    };
+    let waiting_in_world = recording(&[entry("0", 1, "gloo:barrier", &[], 3)]);
+    // Rank 2 waits for rank 3 in group 7, and so does not reach the barrier.
+    let late = recording(&in_pair(&[1, 2]));
+    let culprit = recording(&in_pair(&[1]));
+    let absent = |recording: FlightRecording| {
+        let status = json!({ "pg_status": { "0": { "last_enqueued_collective": "0" } } });
+        let mut merged = FlightRecording::parse(status.to_string().as_bytes()).unwrap();
+        merged.merge(recording);
+        merged
+    };
+    let report = compare(vec![
+        waiting_in_world.clone(),
+        waiting_in_world,
+        absent(late),
+        absent(culprit),
+    ]);
+    let [cause, consequence] = &report.findings[..] else {
+        panic!("{report:?}");
+    };
+    assert_eq!(
+        (cause.group.as_str(), ranks(&cause.culprits)),
+        ("7", vec![3])
+    );
+    assert!(!cause.is_consequence);
+    assert_eq!(ranks(&consequence.culprits), [2, 3]);
+    assert!(
+        report.headline.starts_with("Rank 3 is behind"),
+        "{report:?}"
+    );
+}
+
+#[test]
+fn a_rank_without_a_recording_is_named_if_others_have_one() {
+    let empty = br#"{"pg_config":{},"pg_status":{},"version":"2.10"}"#;
+    let mut recordings = parsed([empty.as_slice()]);
+    let report = compare_flights(&recordings, &BTreeMap::new(), &clock);
+    assert!(
+        report.headline.starts_with("No recording of a collective"),
+        "{report:?}"
+    );
+    recordings.insert(1, recording(&[entry("0", 1, "gloo:barrier", &[], 1)]));
+    let report = compare_flights(&recordings, &BTreeMap::new(), &clock);
+    assert!(
+        report.headline.starts_with("Rank 0 has recorded no group"),
+        "{report:?}"
+    );
+}
+
+#[test]
+fn two_recorders_of_a_rank_are_merged() {
+    let mut both = recording(&[entry("0", 1, "gloo:barrier", &[], 1)]);
+    both.merge(recording(&[entry("3", 2, "nccl:all_reduce", &[], 9)]));
+    assert_eq!(both.current().unwrap().backend, "nccl");
+    assert_eq!(compare(vec![both]).ranks[0].groups.len(), 2);
+}
+
+#[test]
+fn odd_answers_are_an_error_or_ignored() {
+    for bad in ["", "[]", "3", "{", "not json", "\u{1b}[2J", "{\"entries\":"] {
+        assert!(FlightRecording::parse(bad.as_bytes()).is_err(), "{bad}");
+    }
+    let deep = "[".repeat(100_000);
+    assert!(FlightRecording::parse(deep.as_bytes()).is_err());
+    for odd in [
+        r#"{"entries":7,"pg_status":[]}"#,
+        r#"{"entries":[null,[],"x",{"process_group":"0"},{"process_group":[1,2]},{"process_group":["0"]}]}"#,
+        r#"{"pg_status":{"x":{},"-1":{},"99999999999999999999":{},"0":[],"1":{"last_enqueued_collective":"4"}}}"#,
+        r#"{"entries":[{"process_group":["0","d"],"collective_seq_id":-1}]}"#,
+        r#"{"entries":[{"process_group":["0","d"],"collective_seq_id":"18446744073709551615","input_sizes":[3,["a",-1]],"time_created_ns":1e300}]}"#,
+    ] {
+        let recording = FlightRecording::parse(odd.as_bytes()).unwrap();
+        let others = parsed(recorded!("skip"));
+        let mut recordings: BTreeMap<_, _> = others.into_iter().collect();
+        recordings.insert(9, recording);
+        let _ = compare_flights(&recordings, &BTreeMap::new(), &clock).headline;
+    }
+}
+
+#[test]
+fn names_of_a_rank_cannot_control_the_terminal() {
+    let evil = "\u{1b}[2J\u{202e}x\n".repeat(100);
+    let entry = json!({
+        "process_group": [evil, evil], "profiling_name": evil, "collective_seq_id": 1, "input_sizes": [[1]],
+        "input_dtypes": [evil],
+    });
+    let report = compare(vec![recording(&[entry]), recording(&[])]);
+    let text = serde_json::to_string(&report).unwrap();
+    assert!(
+        !text.contains("\\u001b") && !text.contains("\\n") && text.len() < 4000,
+        "{text}"
+    );
+}
+
+#[test]
+fn any_recordings_are_compared_without_a_panic() {
+    for seed in 0..1000 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let names = ["gloo:all_reduce", "nccl:broadcast", "x", ""];
+        let recordings = (0..random.usize(1..6)).map(|_| {
+            let entries: Vec<_> = (0..random.usize(0..6))
+                .map(|_| {
+                    let group = ["0", "1", ""][random.usize(..3)];
+                    let name = names[random.usize(..4)];
+                    let number = if random.u8(..) < 8 {
+                        u64::MAX
+                    } else {
+                        random.u64(0..5)
+                    };
+                    let mut entry = entry(
+                        group,
+                        number,
+                        name,
+                        &[&[random.u64(0..3)]],
+                        random.u64(0..9),
+                    );
+                    entry["retired"] = random.bool().into();
+                    entry
+                })
+                .collect();
+            recording(&entries)
+        });
+        let report = compare(recordings.collect());
+        for finding in &report.findings {
+            assert!(!finding.culprits.0.is_empty(), "seed {seed}: {finding:?}");
+            assert!(
+                finding.culprits.0.is_disjoint(&finding.others.0),
+                "seed {seed}: {finding:?}"
+            );
+        }
+    }
+}

@@ -1,0 +1,264 @@
+//! Python stacks: the text of PyTorch's debug server or of py-spy, made readable, and ranks with the same stack
+//! shown once.
+//!
+//! Pure. All texts are free of control characters and short, whatever a rank sent.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::report::RankSet;
+use crate::text::{capitalized, ranks_named, shown};
+
+/// The most threads of one rank. Python's dump ends after 100.
+const THREADS_MAX: usize = 128;
+
+/// The most frames of one thread. Python's dump ends after 100.
+const FRAMES_MAX: usize = 128;
+
+/// The most characters of a function's or a thread's name.
+const NAME_CHARS_MAX: usize = 128;
+
+/// The most characters of a file's path.
+const PATH_CHARS_MAX: usize = 512;
+
+/// The Python stacks of one rank at one moment.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(default)]
+#[non_exhaustive]
+pub struct Stacks {
+    /// The threads that run Python: the main thread first, then the oldest.
+    pub threads: Vec<ThreadStack>,
+    /// Whether threads or frames are missing because there were too many.
+    pub is_cut: bool,
+}
+
+/// One thread.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(default)]
+#[non_exhaustive]
+pub struct ThreadStack {
+    /// Its name, if the dump tells it.
+    pub name: Option<String>,
+    /// Its frames, the most recent call last, as in a Python traceback.
+    pub frames: Vec<Frame>,
+}
+
+/// One call.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(default)]
+#[non_exhaustive]
+pub struct Frame {
+    /// The file: for installed packages without the folder that they are installed in.
+    pub file: String,
+    /// The line; 0 if unknown.
+    pub line: u32,
+    /// The function; "<module>" at the top of a script.
+    pub function: String,
+    /// Whether the file belongs to Python or to an installed package.
+    pub is_library: bool,
+}
+
+impl fmt::Display for Frame {
+    /// "train.py:12 in load_data".
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{} in {}", self.file, self.line, self.function)
+    }
+}
+
+impl Frame {
+    fn new(path: &str, line: &str, function: &str) -> Self {
+        let (file, is_library) = short_path(path);
+        Self {
+            file: shown(file, PATH_CHARS_MAX),
+            line: line.trim().parse().unwrap_or(0),
+            function: shown(function.trim(), NAME_CHARS_MAX),
+            is_library,
+        }
+    }
+}
+
+impl Stacks {
+    /// Reads the answer to `POST /handler/dump_traceback`, which is the format of Python's `faulthandler`:
+    /// threads from the newest to the oldest, each with its most recent call first. Threads without Python
+    /// frames are left out. `None` if there is no Python frame in it.
+    #[must_use]
+    pub fn parse_faulthandler(text: &str) -> Option<Self> {
+        let mut stacks = Self::default();
+        let mut threads: Vec<ThreadStack> = Vec::new();
+        for line in text.lines() {
+            if let Some(name) = faulthandler_thread(line) {
+                threads.push(ThreadStack {
+                    name,
+                    frames: Vec::new(),
+                });
+                continue;
+            }
+            let Some(thread) = threads.last_mut() else {
+                continue;
+            };
+            match faulthandler_frame(line) {
+                Some(frame) if thread.frames.len() < FRAMES_MAX => thread.frames.push(frame),
+                Some(_) => stacks.is_cut = true,
+                None => stacks.is_cut |= line.trim() == "...",
+            }
+        }
+        // The main thread is the oldest one.
+        threads.reverse();
+        stacks.finish(threads)
+    }
+
+    /// Reads the output of `py-spy dump`: the most recent call first. `None` if there is no Python frame in it.
+    #[must_use]
+    pub fn parse_py_spy(text: &str) -> Option<Self> {
+        let mut stacks = Self::default();
+        let mut threads: Vec<ThreadStack> = Vec::new();
+        for line in text.lines() {
+            if let Some(thread) = line.strip_prefix("Thread ") {
+                let name = thread
+                    .split_once('"')
+                    .and_then(|(_, rest)| rest.rsplit_once('"'));
+                threads.push(ThreadStack {
+                    name: name.map(|(name, _)| shown(name, NAME_CHARS_MAX)),
+                    frames: Vec::new(),
+                });
+                continue;
+            }
+            let Some(thread) = threads.last_mut() else {
+                continue;
+            };
+            match py_spy_frame(line) {
+                Some(frame) if thread.frames.len() < FRAMES_MAX => thread.frames.push(frame),
+                Some(_) => stacks.is_cut = true,
+                None => {}
+            }
+        }
+        threads.sort_by_key(|thread| thread.name.as_deref() != Some("MainThread"));
+        stacks.finish(threads)
+    }
+
+    /// The deepest call of the main thread, and if that is in a library the deepest one outside:
+    /// "train.py:88 in load_data", or "torch/distributed/distributed_c10d.py:4181 in all_reduce, called from
+    /// train.py:21 in main". `None` without frames.
+    #[must_use]
+    pub fn position(&self) -> Option<String> {
+        let frames = &self.threads.first()?.frames;
+        let deepest = frames.last()?;
+        let own = frames.iter().rev().find(|frame| !frame.is_library);
+        Some(match own {
+            Some(own) if own != deepest => format!("{deepest}, called from {own}"),
+            _ => deepest.to_string(),
+        })
+    }
+
+    fn finish(mut self, mut threads: Vec<ThreadStack>) -> Option<Self> {
+        threads.retain(|thread| !thread.frames.is_empty());
+        self.is_cut |= threads.len() > THREADS_MAX;
+        threads.truncate(THREADS_MAX);
+        for thread in &mut threads {
+            thread.frames.reverse();
+        }
+        self.threads = threads;
+        (!self.threads.is_empty()).then_some(self)
+    }
+}
+
+/// Ranks whose threads are all at the same lines.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct StackGroup {
+    /// The ranks.
+    pub ranks: RankSet,
+    /// Their stacks.
+    pub stacks: Stacks,
+}
+
+impl StackGroup {
+    /// Puts ranks with equal stacks together: small groups first, as the rank that differs is the one to look
+    /// at.
+    #[must_use]
+    pub fn of(stacks: impl IntoIterator<Item = (usize, Stacks)>) -> Vec<Self> {
+        let mut groups: BTreeMap<Stacks, RankSet> = BTreeMap::new();
+        for (rank, stacks) in stacks {
+            groups.entry(stacks).or_default().0.insert(rank);
+        }
+        let mut groups: Vec<Self> = groups
+            .into_iter()
+            .map(|(stacks, ranks)| Self { ranks, stacks })
+            .collect();
+        groups.sort_by_key(|group| (group.ranks.0.len(), group.ranks.0.first().copied()));
+        groups
+    }
+}
+
+impl fmt::Display for StackGroup {
+    /// Several lines, without a newline at the end.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ranks = capitalized(&ranks_named(self.ranks.0.iter().copied()));
+        write!(f, "{ranks}: {}", self.stacks.position().unwrap_or_default())?;
+        for (index, thread) in self.stacks.threads.iter().enumerate() {
+            match (&thread.name, index) {
+                (Some(name), _) => write!(f, "\n  thread {name:?}, most recent call last:")?,
+                (None, 0) => f.write_str("\n  main thread, most recent call last:")?,
+                (None, _) => f.write_str("\n  another thread:")?,
+            }
+            for frame in &thread.frames {
+                write!(f, "\n    {frame}")?;
+            }
+        }
+        if self.stacks.is_cut {
+            f.write_str("\n  (more threads or calls are left out)")?;
+        }
+        Ok(())
+    }
+}
+
+/// The name in a line that starts a thread: `Thread 0x00007f9c (most recent call first):`, since Python 3.14
+/// `Thread 0x00007f9c [name] (most recent call first):`.
+fn faulthandler_thread(line: &str) -> Option<Option<String>> {
+    let rest = line
+        .strip_prefix("Thread 0x")
+        .or_else(|| line.strip_prefix("Current thread 0x"))?;
+    let rest = rest.strip_suffix("(most recent call first):")?.trim_end();
+    let name = rest
+        .split_once('[')
+        .and_then(|(_, name)| name.strip_suffix(']'));
+    Some(name.map(|name| shown(name, NAME_CHARS_MAX)))
+}
+
+/// `  File "train.py", line 12 in load_data`
+fn faulthandler_frame(line: &str) -> Option<Frame> {
+    let rest = line.trim_start().strip_prefix("File \"")?;
+    let (path, rest) = rest.rsplit_once("\", line ")?;
+    let (line, function) = rest.split_once(" in ")?;
+    Some(Frame::new(path, line, function))
+}
+
+/// `    load_data (train.py:12)`
+fn py_spy_frame(line: &str) -> Option<Frame> {
+    let line = line.strip_prefix("    ")?;
+    let (function, place) = line.strip_suffix(')')?.split_once(" (")?;
+    let (path, number) = place.rsplit_once(':').unwrap_or((place, "0"));
+    Some(Frame::new(path, number, function))
+}
+
+/// The path from the folder of installed packages or of Python's own library on, and whether it is in one.
+fn short_path(path: &str) -> (&str, bool) {
+    for folder in ["/site-packages/", "/dist-packages/"] {
+        if let Some((_, rest)) = path.rsplit_once(folder) {
+            return (rest, true);
+        }
+    }
+    if path.starts_with('<') {
+        // "<frozen importlib._bootstrap>"; but "<string>" and "<stdin>" are the user's.
+        return (path, path.starts_with("<frozen "));
+    }
+    match path.rfind("/lib/python3.") {
+        Some(start) => (&path[start + "/lib/".len()..], true),
+        None => (path, false),
+    }
+}
+
+#[cfg(test)]
+mod tests;
