@@ -6,21 +6,26 @@ the group torch.backends (PyTorch 2.5 and later). Whatever fails here must not f
 
 import os
 
-# Referenced until the process ends: the server stops with its object.
-_server = None
+_is_started = False
 
 
 def start():
-    global _server
+    global _is_started
     path = os.environ.get("C10D_DEBUG_SOCKET")
-    if not path or _server is not None or _is_served(path):
+    if not path or _is_started or _is_served(path):
         return
     try:
+        import ctypes
+
         from torch._C._distributed_c10d import _WorkerServer
 
-        _server = _WorkerServer(path)
+        server = _WorkerServer(path)
+        # Never destroyed: a forked child that ends in order would shut down the listening socket that it
+        # shares with this process, and PyTorch would abort this process.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(server))
+        _is_started = True
     except Exception:
-        # No distributed package, or another process of this worker was faster.
+        # PyTorch without distributed, or another process of this worker was faster.
         pass
 
 
