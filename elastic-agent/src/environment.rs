@@ -13,6 +13,8 @@ use crate::assignment::Assignment;
 
 const CUDA_VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
 const HIP_VISIBLE_DEVICES: &str = "HIP_VISIBLE_DEVICES";
+/// Names the unix socket on which the worker's debug server should listen.
+const DEBUG_SOCKET: &str = "C10D_DEBUG_SOCKET";
 const NCCL_ASYNC_ERROR_HANDLING: &str = "TORCH_NCCL_ASYNC_ERROR_HANDLING";
 
 /// What a worker learns from its environment.
@@ -38,6 +40,7 @@ pub struct WorkerEnvironment<'a> {
     use_agent_store: bool,
     error_file: Option<&'a Path>,
     virtual_local_rank: bool,
+    debug_socket: Option<&'a Path>,
 }
 
 impl<'a> WorkerEnvironment<'a> {
@@ -54,6 +57,7 @@ impl<'a> WorkerEnvironment<'a> {
             use_agent_store: false,
             error_file: None,
             virtual_local_rank: false,
+            debug_socket: None,
         }
     }
 
@@ -93,6 +97,14 @@ impl<'a> WorkerEnvironment<'a> {
     #[must_use]
     pub const fn with_virtual_local_rank(mut self, is_virtual: bool) -> Self {
         self.virtual_local_rank = is_virtual;
+        self
+    }
+
+    /// The unix socket on which a debug server in the worker should listen, as `C10D_DEBUG_SOCKET`. None by
+    /// default: then the variable is inherited.
+    #[must_use]
+    pub const fn with_debug_socket(mut self, path: &'a Path) -> Self {
+        self.debug_socket = Some(path);
         self
     }
 
@@ -140,6 +152,9 @@ impl<'a> WorkerEnvironment<'a> {
         ];
         for (name, text) in texts {
             variables.insert(name.into(), text.into());
+        }
+        if let Some(path) = self.debug_socket {
+            variables.insert(DEBUG_SOCKET.into(), path.into());
         }
         // A collective that hangs then ends its worker instead of hanging the job.
         variables
@@ -296,6 +311,18 @@ mod tests {
         );
         let nccl = value(&environment, "TORCH_NCCL_ASYNC_ERROR_HANDLING");
         assert_eq!(nccl, Some("3"));
+    }
+
+    #[test]
+    fn a_debug_socket_replaces_that_of_an_outer_launcher() {
+        let master = HostPort::new("node0", 29500);
+        let environment = WorkerEnvironment::new(RANKS, "job", &master);
+        let outer = pairs(&[("C10D_DEBUG_SOCKET", "/outer")]);
+        let variables = environment.clone().variables(outer.clone()).unwrap();
+        assert_eq!(value(&variables, "C10D_DEBUG_SOCKET"), Some("/outer"));
+        let own = environment.with_debug_socket(Path::new("/own"));
+        let variables = own.variables(outer).unwrap();
+        assert_eq!(value(&variables, "C10D_DEBUG_SOCKET"), Some("/own"));
     }
 
     #[test]

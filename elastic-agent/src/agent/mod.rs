@@ -305,6 +305,14 @@ impl ElasticAgent {
             if let Some(path) = &logs.error_file {
                 environment = environment.with_error_file(path);
             }
+            let debug_socket = options.debug_sockets.as_deref().map(|directory| {
+                // Counted up when the workers have a plan.
+                let restarts = usize::try_from(self.generation).unwrap_or(usize::MAX);
+                AgentOptions::debug_socket(directory, restarts, local_rank)
+            });
+            if let Some(path) = &debug_socket {
+                environment = environment.with_debug_socket(path);
+            }
             let prefix = LinePrefix {
                 role: &options.role,
                 local_rank,

@@ -1,6 +1,7 @@
 //! What an agent runs, and how.
 
 use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::error::AgentError;
@@ -35,6 +36,7 @@ pub struct AgentOptions {
     pub(super) are_nodes_identical: bool,
     pub(super) environment: Vec<(OsString, OsString)>,
     pub(super) host: Option<String>,
+    pub(super) debug_sockets: Option<PathBuf>,
 }
 
 impl AgentOptions {
@@ -61,6 +63,7 @@ impl AgentOptions {
             are_nodes_identical: false,
             environment: std::env::vars_os().collect(),
             host: None,
+            debug_sockets: None,
         }
     }
 
@@ -153,6 +156,23 @@ impl AgentOptions {
     pub fn with_host(mut self, host: impl Into<String>) -> Self {
         self.host = Some(host.into());
         self
+    }
+
+    /// The directory for the sockets of debug servers in the workers: each worker finds the path of its own,
+    /// [`debug_socket`](Self::debug_socket), in `C10D_DEBUG_SOCKET`. None by default. The directory must exist,
+    /// and only this user should be able to enter it.
+    #[must_use]
+    pub fn with_debug_sockets(mut self, directory: impl Into<PathBuf>) -> Self {
+        self.debug_sockets = Some(directory.into());
+        self
+    }
+
+    /// The path of the debug server's socket of one worker. `restarts` is how often the agent has started
+    /// workers before: no two workers share a path, as a process that an earlier one left behind may still
+    /// hold its socket.
+    #[must_use]
+    pub fn debug_socket(directory: &Path, restarts: usize, local_rank: usize) -> PathBuf {
+        directory.join(format!("{restarts}-{local_rank}"))
     }
 
     /// How many workers this node runs.
