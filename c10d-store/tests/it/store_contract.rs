@@ -22,8 +22,6 @@ pub(crate) struct Features {
     pub(crate) adds_to_empty: bool,
     /// `compare_set` always reports whether it wrote.
     pub(crate) reports_every_swap: bool,
-    /// The timeout error of a wait for several keys names only the missing ones.
-    pub(crate) names_missing_keys: bool,
     /// A barrier with a world size of 0 is refused as an invalid argument.
     pub(crate) refuses_empty_barrier: bool,
     /// The expected [`Store::wakes_on_change`].
@@ -36,7 +34,6 @@ impl Features {
         queues: true,
         adds_to_empty: true,
         reports_every_swap: true,
-        names_missing_keys: true,
         refuses_empty_barrier: true,
         wakes_on_change: true,
     };
@@ -579,9 +576,7 @@ fn waits_time_out(store: &Arc<dyn Store>, features: Features) {
         assert!(context.elapsed >= timeout);
         assert!(context.keys.contains(missing), "{context}");
         assert_eq!(context.store, store.label());
-        if features.names_missing_keys {
-            assert!(!context.keys.contains("present"), "{context}");
-        }
+        assert!(!context.keys.contains("present"), "{context}");
     };
     expect_timeout(Operation::Get, "late", &|| store.get("late").map(drop));
     expect_timeout(Operation::Wait, "late", &|| {
