@@ -35,6 +35,7 @@ pub enum Operation {
     Barrier,
     Ping,
     Close,
+    Announce,
 }
 
 impl fmt::Display for Operation {
@@ -60,6 +61,7 @@ impl fmt::Display for Operation {
             Self::Barrier => "barrier",
             Self::Ping => "ping",
             Self::Close => "close",
+            Self::Announce => "announce",
         })
     }
 }

@@ -13,6 +13,7 @@ mod hash_store;
 mod known;
 mod limits;
 mod message;
+mod moment;
 mod prefix_store;
 mod rendezvous;
 mod server;
@@ -39,7 +40,9 @@ pub use known::Known;
 pub use limits::WireLimits;
 pub use prefix_store::PrefixStore;
 pub use rendezvous::{Rendezvous, RendezvousOptions, UrlError, rendezvous};
-pub use server::{ServerOptions, TcpStoreServer};
+pub use server::{
+    HttpConnection, HttpHandler, ServerOptions, SnapshotError, StoreObserver, TcpStoreServer,
+};
 pub use snapshot::{
     Announcement, CloseReason, Closed, ConnectionId, ConnectionRecord, Counters, KeyRecord,
     LastRequest, PendingWait, QueueRecord, Snapshot, VALUE_HEAD_BYTES_MAX, Version,

@@ -3,16 +3,32 @@
 use std::fmt;
 
 use crate::stored_value::Value;
-use crate::wire::Blobs;
+use crate::wire::{Blobs, Opcode};
 
 /// A connection of the server. The event loop chooses the number, and does not reuse it while a reply
 /// to its previous owner can still be queued.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct ConnId(pub(crate) u64);
 
+impl ConnId {
+    pub(crate) const fn new(slot: u32, generation: u32) -> Self {
+        Self((generation as u64) << 32 | slot as u64)
+    }
+
+    /// A small number that no other open connection has; a closed connection's is used again.
+    pub(crate) const fn slot(self) -> u32 {
+        self.0 as u32
+    }
+
+    /// Tells the connections apart that use one slot after the other.
+    pub(crate) const fn generation(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+}
+
 impl fmt::Debug for ConnId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "#{}.{}", self.0 & 0xffff_ffff, self.0 >> 32)
+        write!(f, "#{}.{}", self.slot(), self.generation())
     }
 }
 
@@ -42,6 +58,22 @@ impl<'a> Keys<'a> {
         };
         encoded.chain(listed.iter().copied())
     }
+
+    /// The number of keys; of a MULTI_SET, that of keys and values.
+    pub(crate) const fn len(&self) -> usize {
+        match self.0 {
+            KeysRepr::Encoded(blobs) => blobs.left(),
+            KeysRepr::Listed(keys) => keys.len(),
+        }
+    }
+
+    /// The first key.
+    fn first(&self) -> Option<&'a [u8]> {
+        match self.0 {
+            KeysRepr::Encoded(mut blobs) => blobs.next(),
+            KeysRepr::Listed(keys) => keys.first().copied(),
+        }
+    }
 }
 
 impl<'a> From<&'a [&'a [u8]]> for Keys<'a> {
@@ -53,9 +85,7 @@ impl<'a> From<&'a [&'a [u8]]> for Keys<'a> {
 impl fmt::Debug for Keys<'_> {
     /// The count only: the pairs of a MULTI_SET contain values.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Keys")
-            .field("count", &self.iter().count())
-            .finish()
+        f.debug_struct("Keys").field("count", &self.len()).finish()
     }
 }
 
@@ -174,6 +204,95 @@ pub(crate) enum Request<'a> {
         length: Option<usize>,
         known: Payload<'a>,
     },
+    /// Extension: docs/wire.md, section 9.
+    Announce {
+        bytes: Payload<'a>,
+    },
+}
+
+/// What a record of a request keeps, besides the time.
+pub(crate) struct Outline<'a> {
+    pub(crate) command: Opcode,
+    /// The first key.
+    pub(crate) key: Option<&'a [u8]>,
+    pub(crate) key_count: usize,
+    /// The number of an ADD or TRY_ADD, or the world size of a BARRIER, else 0.
+    pub(crate) number: i64,
+    /// Of a PING, else 0.
+    pub(crate) nonce: u32,
+}
+
+impl<'a> Outline<'a> {
+    const fn of(command: Opcode) -> Self {
+        Outline {
+            command,
+            key: None,
+            key_count: 0,
+            number: 0,
+            nonce: 0,
+        }
+    }
+
+    const fn with_key(mut self, key: &'a [u8]) -> Self {
+        self.key = Some(key);
+        self.key_count = 1;
+        self
+    }
+
+    fn with_keys(mut self, keys: &Keys<'a>, key_count: usize) -> Self {
+        self.key = keys.first();
+        self.key_count = key_count;
+        self
+    }
+
+    const fn with_number(mut self, number: i64) -> Self {
+        self.number = number;
+        self
+    }
+}
+
+impl<'a> Request<'a> {
+    /// The request in short.
+    #[inline]
+    pub(crate) fn outline(&self) -> Outline<'a> {
+        let of_none = Outline::of;
+        let of_key = |command, key| Outline::of(command).with_key(key);
+        let of_number = |command, key, number| of_key(command, key).with_number(number);
+        let of_keys = |command, keys: &Keys<'a>, count| Outline::of(command).with_keys(keys, count);
+        match self {
+            Self::Validate { .. } => of_none(Opcode::Validate),
+            Self::Set { key, .. } => of_key(Opcode::Set, key),
+            Self::CompareSet {
+                key,
+                reports_outcome: false,
+                ..
+            } => of_key(Opcode::CompareSet, key),
+            Self::CompareSet { key, .. } => of_key(Opcode::CompareExchange, key),
+            Self::Get { key } => of_key(Opcode::Get, key),
+            Self::Add { key, delta } => of_number(Opcode::Add, key, *delta),
+            Self::Check { keys } => of_keys(Opcode::Check, keys, keys.len()),
+            Self::Wait { keys } => of_keys(Opcode::Wait, keys, keys.len()),
+            Self::GetNumKeys => of_none(Opcode::GetNumKeys),
+            Self::DeleteKey { key } => of_key(Opcode::DeleteKey, key),
+            Self::Append { key, .. } => of_key(Opcode::Append, key),
+            Self::MultiGet { keys } => of_keys(Opcode::MultiGet, keys, keys.len()),
+            Self::MultiSet { pairs } => of_keys(Opcode::MultiSet, pairs, pairs.len() / 2),
+            Self::CancelWait => of_none(Opcode::CancelWait),
+            Self::Ping { nonce } => Outline {
+                nonce: *nonce,
+                ..of_none(Opcode::Ping)
+            },
+            Self::QueuePush { key, .. } => of_key(Opcode::QueuePush, key),
+            Self::QueuePop { key } => of_key(Opcode::QueuePop, key),
+            Self::QueueLen { key } => of_key(Opcode::QueueLen, key),
+            Self::ListKeys => of_none(Opcode::ListKeys),
+            Self::Barrier { key, world_size } => of_number(Opcode::Barrier, key, *world_size),
+            Self::WaitGet { keys } => of_keys(Opcode::WaitGet, keys, keys.len()),
+            Self::TryAdd { key, delta } => of_number(Opcode::TryAdd, key, *delta),
+            Self::WaitChange { key, .. } => of_key(Opcode::WaitChange, key),
+            Self::Announce { .. } => of_none(Opcode::Announce),
+        }
+    }
 }
 
 /// A piece of a reply. Some replies have several, for instance a count and its blobs.

@@ -90,6 +90,11 @@ impl Session {
         self.handshake_done
     }
 
+    /// Whether nothing has been received.
+    pub(crate) const fn is_new(&self) -> bool {
+        !self.handshake_done && self.partial.is_none()
+    }
+
     /// Where to read next; reserves the capacity for a direct read.
     pub(crate) fn next_read(&mut self) -> NextRead {
         let Some(partial) = &mut self.partial else {

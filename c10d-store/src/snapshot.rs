@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 use crate::wire::Opcode;
 
 /// A connection of one server. Never reused within the server's life; later connections compare greater.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct ConnectionId(pub u64);
 
 /// The state of a server at one moment: all parts belong to the same moment, [`now`](Self::now).

@@ -110,9 +110,16 @@ impl<'c> Call<'c> {
         &self,
         build: impl FnOnce(&mut RequestBuf<'v>),
     ) -> Result<(), StoreError> {
+        self.tell_on(&mut self.lease(self.transport.timeout())?, build)
+    }
+
+    pub(super) fn tell_on<'v>(
+        &self,
+        lease: &mut Lease<'_>,
+        build: impl FnOnce(&mut RequestBuf<'v>),
+    ) -> Result<(), StoreError> {
         let timeout = self.answer_timeout();
         let deadline = self.deadline(timeout);
-        let mut lease = self.lease(self.transport.timeout())?;
         let is_first_lane = lease.is_first_lane();
         lease
             .exchange(|connection| {
@@ -374,15 +381,24 @@ impl<'c> Call<'c> {
         explain(error, self.context(), timeout)
     }
 
-    /// Refuses requests for which the server would close the connection.
-    fn check_limits(&self, values: &[&[u8]]) -> Result<(), StoreError> {
-        let limits = self.transport.limits;
-        let too_long = |what, actual, limit| StoreError::LimitExceeded {
+    pub(super) fn limit_exceeded(
+        &self,
+        what: &'static str,
+        actual: usize,
+        limit: usize,
+    ) -> StoreError {
+        StoreError::LimitExceeded {
             context: self.context(),
             what,
             actual,
             limit,
-        };
+        }
+    }
+
+    /// Refuses requests for which the server would close the connection.
+    fn check_limits(&self, values: &[&[u8]]) -> Result<(), StoreError> {
+        let limits = self.transport.limits;
+        let too_long = |what, actual, limit| self.limit_exceeded(what, actual, limit);
         for key in self.keys {
             // The limit includes the `/`.
             let limit = limits.key_bytes_max().saturating_sub(1);

@@ -11,9 +11,9 @@ use c10d_socket::Deadline;
 
 use super::stream::Stream;
 use crate::wire::{
-    CAPABILITY_COMPARE_EXCHANGE, CAPABILITY_MASK, CAPABILITY_NONCE, CAPABILITY_TRY_ADD,
-    CAPABILITY_WAIT_CHANGE, CAPABILITY_WAIT_GET, CHECK_READY, Opcode, RequestBuf, STOP_WAITING,
-    WAIT_CANCELED, read_i64, read_u32, read_u64,
+    CAPABILITY_ANNOUNCE, CAPABILITY_COMPARE_EXCHANGE, CAPABILITY_MASK, CAPABILITY_NONCE,
+    CAPABILITY_TRY_ADD, CAPABILITY_WAIT_CHANGE, CAPABILITY_WAIT_GET, CHECK_READY, Opcode,
+    RequestBuf, STOP_WAITING, WAIT_CANCELED, read_i64, read_u32, read_u64,
 };
 
 /// The size of the read buffer. Short replies then cost one receive; long ones bypass the buffer.
@@ -157,6 +157,11 @@ impl Connection {
     /// Whether the server has COMPARE_EXCHANGE.
     pub(super) const fn has_compare_exchange(&self) -> bool {
         self.capabilities & CAPABILITY_COMPARE_EXCHANGE != 0
+    }
+
+    /// Whether the server has ANNOUNCE.
+    pub(super) const fn has_announce(&self) -> bool {
+        self.capabilities & CAPABILITY_ANNOUNCE != 0
     }
 
     /// Whether a reply has acknowledged everything sent.

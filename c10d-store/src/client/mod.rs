@@ -22,7 +22,7 @@ use c10d_socket::{ConnectOptions, Deadline, HostPort};
 use crate::error::{ErrorContext, Operation, StoreError};
 use crate::server::TcpStoreServer;
 use crate::store::Store;
-use crate::wire::{Opcode, WORKER_COUNT_KEY};
+use crate::wire::{ANNOUNCEMENT_BYTES_MAX, Opcode, WORKER_COUNT_KEY};
 use call::Call;
 use connection::Connection;
 use explain::explain;
@@ -156,6 +156,30 @@ impl TcpStore {
             Connection::read_mark,
         )?;
         Ok(sent.elapsed())
+    }
+
+    /// Announces to the server what its observers are to know about this client, for instance a launcher's
+    /// workers ([`Snapshot::announcements`](crate::Snapshot::announcements)). The announcement replaces the last
+    /// one of the same connection and ends with it, so use a store of its own for it, without calls that wait.
+    /// Returns `false` without sending anything if the server does not support it, as PyTorch's does not. Blocks
+    /// for at most the store's timeout. As after a `set`, the server may not have carried it out yet.
+    ///
+    /// # Errors
+    /// As [`set`](Store::set); [`StoreError::LimitExceeded`] for more than 256 KiB.
+    pub fn announce(&self, bytes: &[u8]) -> Result<bool, StoreError> {
+        let call = Call::new(&self.transport, Operation::Announce, &[]);
+        if bytes.len() > ANNOUNCEMENT_BYTES_MAX {
+            let limit = ANNOUNCEMENT_BYTES_MAX;
+            return Err(call.limit_exceeded("announcement bytes", bytes.len(), limit));
+        }
+        let mut lease = call.lease(self.timeout())?;
+        if !lease.has_announce() {
+            return Ok(false);
+        }
+        call.tell_on(&mut lease, |request| {
+            request.opcode(Opcode::Announce).value(bytes);
+        })?;
+        Ok(true)
     }
 
     /// Closes the store's connections: its calls in progress in other threads fail at once with

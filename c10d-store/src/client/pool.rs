@@ -363,6 +363,13 @@ impl Lease<'_> {
             .is_some_and(Connection::has_compare_exchange)
     }
 
+    /// Whether the server has ANNOUNCE.
+    pub(super) fn has_announce(&self) -> bool {
+        self.connection
+            .as_ref()
+            .is_some_and(Connection::has_announce)
+    }
+
     /// Whether the connection is ready for another exchange.
     pub(super) fn is_in_step(&self) -> bool {
         self.connection.as_ref().is_some_and(Connection::is_in_step)

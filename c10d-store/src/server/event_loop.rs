@@ -18,11 +18,15 @@ use mio::{Events, Interest, Poll, Token, Waker};
 
 use super::connection::{Connections, PAUSE_UNSENT_BYTES, Phase, conn_id_of, token_of};
 use super::counts::Counts;
+use super::http::{HttpConnection, InstalledHandler, is_http};
+use super::observer::{Observed, StoreObserver};
 use super::options::ServerOptions;
 use super::stall::{Stall, StallWatch, Workers};
 use super::timers::Timers;
 use crate::message::Request;
+use crate::moment::Moment;
 use crate::session::{Flow, NextRead, Session, SessionError};
+use crate::snapshot::{CloseReason, Counters};
 use crate::state::{Refusal, StoreState};
 
 const WAKER: Token = Token(usize::MAX);
@@ -56,6 +60,9 @@ const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// The most keys named in a report of long waits.
 const KEYS_REPORTED_MAX: usize = 3;
 
+/// The records of a snapshot copied in one iteration. They take less than a millisecond.
+const RECORDS_PER_ITERATION: usize = 4096;
+
 const EMFILE: i32 = 24;
 const ENFILE: i32 = 23;
 
@@ -67,6 +74,10 @@ pub(super) struct EventLoop {
     options: ServerOptions,
     stop: Arc<AtomicBool>,
     counts: Arc<Counts>,
+    http_handler: InstalledHandler,
+    observed: Observed,
+    started: Instant,
+    traffic: Traffic,
     stall: StallWatch,
     read_buffer: Box<[u8]>,
     /// Connections with work left from this iteration, for which no event will arrive.
@@ -86,9 +97,11 @@ impl EventLoop {
         options: ServerOptions,
         stop: Arc<AtomicBool>,
         counts: Arc<Counts>,
-    ) -> io::Result<(Self, Waker)> {
+        http_handler: InstalledHandler,
+    ) -> io::Result<(Self, StoreObserver, Arc<Waker>)> {
         let poll = Poll::new()?;
-        let waker = Waker::new(poll.registry(), WAKER)?;
+        let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
+        let (observer, observed) = Observed::new(Arc::clone(&waker));
         let mut registered = Vec::with_capacity(listeners.len());
         for (index, listener) in listeners.into_iter().enumerate() {
             listener.set_nonblocking(true)?;
@@ -107,6 +120,10 @@ impl EventLoop {
             options,
             stop,
             counts,
+            http_handler,
+            observed,
+            started: Instant::now(),
+            traffic: Traffic::default(),
             read_buffer: vec![0; READ_BYTES].into_boxed_slice(),
             ready: VecDeque::new(),
             accept_more: Vec::new(),
@@ -114,7 +131,7 @@ impl EventLoop {
             timers: Timers::default(),
             spare_file: open_spare_file(),
         };
-        Ok((event_loop, waker))
+        Ok((event_loop, observer, waker))
     }
 
     /// Runs until the stop flag is set and the waker is called. All connections close on return.
@@ -138,7 +155,8 @@ impl EventLoop {
     }
 
     fn time_to_sleep(&mut self) -> Option<Duration> {
-        if !self.ready.is_empty() || !self.accept_more.is_empty() {
+        let is_observed = self.state.is_in_snapshot() || self.observed.is_snapshot_wanted();
+        if !self.ready.is_empty() || !self.accept_more.is_empty() || is_observed {
             return Some(Duration::ZERO);
         }
         let connections = &self.connections;
@@ -159,7 +177,8 @@ impl EventLoop {
 
     fn handle_events(&mut self, events: &Events) {
         let now = Instant::now();
-        self.state.set_now(now);
+        self.state
+            .set_now(Moment::from(now.saturating_duration_since(self.started)));
         self.accept_where_possible(events);
         let left_over = self.ready.len();
         for event in events {
@@ -175,6 +194,32 @@ impl EventLoop {
         self.expire();
         self.flush_touched();
         self.watch_waits(now);
+        self.watch_announcements();
+        self.answer_observers();
+    }
+
+    /// Copies a slice of a snapshot. What happens between two slices does not change it.
+    fn answer_observers(&mut self) {
+        let (state, traffic) = (&self.state, &self.traffic);
+        self.observed.receive(|| traffic.added_to(state.counters()));
+        if !state.is_in_snapshot() && self.observed.is_snapshot_wanted() {
+            let counters = traffic.added_to(state.counters());
+            self.state.start_snapshot(counters);
+            self.observed.snapshot_started();
+        }
+        if let Some(image) = self.state.continue_snapshot(RECORDS_PER_ITERATION) {
+            self.observed.snapshot_done(image);
+        }
+    }
+
+    /// Logs once that announcements are ignored.
+    fn watch_announcements(&mut self) {
+        if self.state.announcements_ignored() > 0 && !self.traffic.announcements_warned {
+            self.traffic.announcements_warned = true;
+            log::warn!(
+                "announcements are ignored from now on: the open connections' fill the limit of 64 MiB"
+            );
+        }
     }
 
     /// Publishes the number of waits, and logs a report of long ones.
@@ -188,7 +233,7 @@ impl EventLoop {
         let summary = self.state.summary_of_waits(KEYS_REPORTED_MAX);
         let oldest = summary.oldest.and_then(|(conn, since)| {
             let connection = self.connections.get(token_of(conn))?;
-            Some((connection.peer, since))
+            Some((connection.peer, self.started + since.since_start()))
         });
         let Some((oldest_peer, since)) = oldest else {
             // Every wait has a start and a connection. If not, log nothing rather than spin.
@@ -287,6 +332,7 @@ impl EventLoop {
         self.spare_file = open_spare_file();
         match refused {
             Ok(peer) => {
+                self.traffic.rejected += 1;
                 log::warn!("refused {peer}: this process has no file descriptor left: {error}");
                 Refused::One
             }
@@ -297,6 +343,7 @@ impl EventLoop {
 
     fn admit(&mut self, stream: mio::net::TcpStream, peer: SocketAddr, now: Instant) {
         if self.connections.len() >= self.options.connections_max() {
+            self.traffic.rejected += 1;
             log::warn!(
                 "refused {peer}: the limit of {} connections is reached",
                 self.options.connections_max()
@@ -308,6 +355,7 @@ impl EventLoop {
         }
         let deadline = now.checked_add(self.options.handshake_timeout());
         let token = self.connections.insert(stream, peer, deadline);
+        self.state.connect(conn_id_of(token), peer);
         self.publish_count();
         if let Some(deadline) = deadline {
             self.timers.add(deadline, token);
@@ -354,10 +402,22 @@ impl EventLoop {
                 Err(error) => match error.kind() {
                     io::ErrorKind::WouldBlock => return,
                     io::ErrorKind::Interrupted => continue,
-                    _ => return self.close(token, &error),
+                    _ => return self.close(token, CloseReason::Failed, &error),
                 },
             };
+            self.traffic.received_bytes += count as u64;
             let input = match next_read {
+                NextRead::Anywhere
+                    if connection.session.is_new() && is_http(self.read_buffer[0]) =>
+                {
+                    match self.http_handler.get() {
+                        Some(handler) => {
+                            let connection = self.hand_over(token, count);
+                            return connection.map_or((), |connection| handler.serve(connection));
+                        }
+                        None => Input::Shared(count),
+                    }
+                }
                 NextRead::Anywhere => Input::Shared(count),
                 NextRead::Direct { .. } => Input::InSession,
             };
@@ -371,6 +431,27 @@ impl EventLoop {
                 return;
             }
         }
+    }
+
+    /// Removes a connection that speaks HTTP. Its first bytes are in the shared read buffer.
+    fn hand_over(&mut self, token: Token, received: usize) -> Option<HttpConnection> {
+        let mut connection = self.connections.remove(token)?;
+        self.publish_count();
+        self.state.hand_over(conn_id_of(token));
+        let registry = self.poll.registry();
+        if let Err(error) = registry.deregister(&mut connection.stream) {
+            log::warn!(
+                "{}: cannot hand over the connection: {error}",
+                connection.peer
+            );
+            return None;
+        }
+        log::debug!("{} speaks HTTP ({:?})", connection.peer, conn_id_of(token));
+        Some(HttpConnection {
+            stream: connection.stream.into(),
+            peer: connection.peer,
+            received: self.read_buffer[..received].to_vec(),
+        })
     }
 
     /// Handles the requests in the input, then sends all new replies.
@@ -428,12 +509,14 @@ impl EventLoop {
                 self.options.unsent_bytes_max()
             ));
             log::warn!("refused {}: {error}", connection.peer);
-            return self.close(token, &error);
+            return self.close(token, CloseReason::Refused, &error);
         }
+        let unsent_bytes = connection.out.unsent_bytes();
         let drained = match connection.out.flush(&mut connection.stream) {
             Ok(drained) => drained,
-            Err(error) => return self.close(token, &error),
+            Err(error) => return self.close(token, CloseReason::Failed, &error),
         };
+        self.traffic.sent_bytes += (unsent_bytes - connection.out.unsent_bytes()) as u64;
         if connection.paused && connection.out.unsent_bytes() < PAUSE_UNSENT_BYTES {
             connection.paused = false;
             connection.resume = true;
@@ -442,10 +525,10 @@ impl EventLoop {
         if drained {
             match connection.phase {
                 Phase::Open => {}
-                Phase::Finishing => return self.close_quietly(token),
+                Phase::Finishing => return self.close_quietly(token, CloseReason::Peer),
                 Phase::Refusing => {
                     if let Err(error) = connection.stream.shutdown(Shutdown::Write) {
-                        return self.close(token, &error);
+                        return self.close(token, CloseReason::Refused, &error);
                     }
                 }
             }
@@ -473,7 +556,7 @@ impl EventLoop {
                 "{}: cannot register the connection: {error}",
                 connection.peer
             );
-            self.close(token, &error);
+            self.close(token, CloseReason::Failed, &error);
         }
     }
 
@@ -484,11 +567,11 @@ impl EventLoop {
             return;
         };
         if connection.out.is_empty() {
-            return self.close_quietly(token);
+            return self.close_quietly(token, CloseReason::Peer);
         }
         connection.phase = Phase::Finishing;
         self.set_deadline(token, FINISHING_TIMEOUT);
-        self.forget(token);
+        self.forget(token, CloseReason::Peer);
         self.update_interest(token);
     }
 
@@ -507,7 +590,7 @@ impl EventLoop {
         connection.phase = Phase::Refusing;
         connection.session = Session::default();
         self.set_deadline(token, REFUSING_TIMEOUT);
-        self.forget(token);
+        self.forget(token, CloseReason::Refused);
         self.flush(token);
         // Unread input would turn the close into a reset.
         self.discard(token);
@@ -518,13 +601,15 @@ impl EventLoop {
         let mut budget = BYTES_PER_ITERATION;
         while let Some(connection) = self.connections.get_mut(token) {
             match connection.stream.read(&mut self.read_buffer) {
-                Ok(0) if connection.out.is_empty() => return self.close_quietly(token),
+                Ok(0) if connection.out.is_empty() => {
+                    return self.close_quietly(token, CloseReason::Refused);
+                }
                 Ok(0) => return,
                 Ok(count) => budget = budget.saturating_sub(count),
                 Err(error) => match error.kind() {
                     io::ErrorKind::WouldBlock => return,
                     io::ErrorKind::Interrupted => {}
-                    _ => return self.close_quietly(token),
+                    _ => return self.close_quietly(token, CloseReason::Refused),
                 },
             }
             if budget == 0 {
@@ -567,24 +652,25 @@ impl EventLoop {
                 ),
                 Phase::Refusing => {}
             }
-            self.close_quietly(token);
+            self.close_quietly(token, CloseReason::Refused);
         }
     }
 
-    fn close(&mut self, token: Token, error: &io::Error) {
+    fn close(&mut self, token: Token, reason: CloseReason, error: &io::Error) {
         if let Some(connection) = self.connections.get(token) {
             log::debug!("{}: {error}", connection.peer);
         }
-        self.close_quietly(token);
+        self.close_quietly(token, reason);
     }
 
-    fn close_quietly(&mut self, token: Token) {
+    /// Closes a connection. `reason` counts unless the store has been told another one before.
+    fn close_quietly(&mut self, token: Token, reason: CloseReason) {
         if let Some(connection) = self.connections.remove(token) {
             log::debug!("closed {} ({:?})", connection.peer, conn_id_of(token));
             // Close the socket before its end wakes other connections.
             drop(connection);
             self.publish_count();
-            self.forget(token);
+            self.forget(token, reason);
         }
     }
 
@@ -597,9 +683,28 @@ impl EventLoop {
     /// Removes a connection from the store: its wait, and a wakeup that another connection can use. The
     /// next [`flush_touched`](Self::flush_touched) sends to that connection; sending from here would
     /// recurse once for each of thousands of dead peers that wait for one queue.
-    fn forget(&mut self, token: Token) {
+    fn forget(&mut self, token: Token, reason: CloseReason) {
         self.state
-            .disconnect(conn_id_of(token), &mut self.connections);
+            .disconnect(conn_id_of(token), reason, &mut self.connections);
+    }
+}
+
+/// Totals that only the event loop knows.
+#[derive(Debug, Default)]
+struct Traffic {
+    received_bytes: u64,
+    sent_bytes: u64,
+    /// Connections turned away.
+    rejected: u64,
+    announcements_warned: bool,
+}
+
+impl Traffic {
+    const fn added_to(&self, mut counters: Counters) -> Counters {
+        counters.received_bytes = self.received_bytes;
+        counters.sent_bytes = self.sent_bytes;
+        counters.rejected = self.rejected;
+        counters
     }
 }
 

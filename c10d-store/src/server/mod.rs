@@ -3,6 +3,8 @@
 mod connection;
 mod counts;
 mod event_loop;
+mod http;
+mod observer;
 mod options;
 mod stall;
 mod timers;
@@ -18,6 +20,9 @@ use c10d_socket::{ListenOptions, adopt_listener, listen};
 use crate::error::StoreError;
 use counts::Counts;
 use event_loop::EventLoop;
+use http::InstalledHandler;
+pub use http::{HttpConnection, HttpHandler};
+pub use observer::{SnapshotError, StoreObserver};
 pub use options::ServerOptions;
 
 /// A running TCPStore server, for PyTorch's clients and this crate's.
@@ -46,7 +51,9 @@ pub struct TcpStoreServer {
     local_addrs: Vec<SocketAddr>,
     stop: Arc<AtomicBool>,
     counts: Arc<Counts>,
-    waker: mio::Waker,
+    http_handler: InstalledHandler,
+    observer: StoreObserver,
+    waker: Arc<mio::Waker>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -103,8 +110,14 @@ impl TcpStoreServer {
         }
         let stop = Arc::new(AtomicBool::new(false));
         let counts = Arc::new(Counts::default());
-        let (event_loop, waker) =
-            EventLoop::new(listeners, options, Arc::clone(&stop), Arc::clone(&counts))?;
+        let http_handler = InstalledHandler::default();
+        let (event_loop, observer, waker) = EventLoop::new(
+            listeners,
+            options,
+            Arc::clone(&stop),
+            Arc::clone(&counts),
+            http_handler.clone(),
+        )?;
         let thread = thread::Builder::new()
             .name("c10d-store".to_owned())
             .spawn(move || event_loop.run())?;
@@ -112,6 +125,8 @@ impl TcpStoreServer {
             local_addrs,
             stop,
             counts,
+            http_handler,
+            observer,
             waker,
             thread: Some(thread),
         })
@@ -149,6 +164,21 @@ impl TcpStoreServer {
     #[must_use]
     pub fn waiting_count(&self) -> usize {
         self.counts.waiting.load(Ordering::Acquire)
+    }
+
+    /// Reads what the server knows about its connections and keys.
+    #[must_use]
+    pub fn observer(&self) -> StoreObserver {
+        self.observer.clone()
+    }
+
+    /// Installs the handler of connections that speak HTTP, in place of an earlier one. Without a handler they
+    /// are refused, as any other protocol. A connection that is handed over no longer counts as one of the
+    /// server's, and has none of its limits: the server neither reads it again nor closes it when it stops.
+    ///
+    /// The handler is dropped with the server and its thread, or when it is replaced. Does not block.
+    pub fn set_http_handler(&self, handler: Arc<dyn HttpHandler>) {
+        self.http_handler.install(handler);
     }
 
     /// Closes all connections and stops the thread. Blocks until the current request is complete, which

@@ -14,6 +14,7 @@ use proptest::test_runner::Config as ProptestConfig;
 use crate::limits::WireLimits;
 use crate::message::{ConnId, Replies, Reply};
 use crate::session::{Flow, NextRead, Session, SessionError};
+use crate::snapshot::CloseReason;
 use crate::state::{Refusal, StoreState};
 #[cfg(test)]
 use crate::wire::RequestBuf;
@@ -60,7 +61,10 @@ impl SimServer {
         if output.closed {
             return;
         }
-        let mut session = self.sessions.remove(&conn).unwrap_or_default();
+        let mut session = self.sessions.remove(&conn).unwrap_or_else(|| {
+            self.state.connect(ConnId(conn), ([127, 0, 0, 1], 1).into());
+            Session::default()
+        });
         let (state, outputs) = (&mut self.state, &mut self.outputs);
         let handle = |request: crate::message::Request<'_>| {
             state.handle(ConnId(conn), request, outputs)?;
@@ -88,7 +92,7 @@ impl SimServer {
         let mut hello = RequestBuf::new();
         hello.hello();
         self.send(conn, &hello.to_bytes());
-        assert_eq!(self.take(conn), [0xf, 0, 0x0d, 0xc1], "the capabilities");
+        assert_eq!(self.take(conn), [0x1f, 0, 0x0d, 0xc1], "the capabilities");
     }
 
     /// The bytes that the server has sent to a connection since the last call.
@@ -114,7 +118,8 @@ impl SimServer {
     pub(crate) fn close(&mut self, conn: u64) {
         self.outputs.0.entry(conn).or_default().closed = true;
         self.sessions.remove(&conn);
-        self.state.disconnect(ConnId(conn), &mut self.outputs);
+        self.state
+            .disconnect(ConnId(conn), CloseReason::Peer, &mut self.outputs);
         self.state.check_invariants();
     }
 }

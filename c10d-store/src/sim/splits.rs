@@ -26,7 +26,7 @@ fn value() -> impl Strategy<Value = Vec<u8>> {
 }
 
 fn request() -> impl Strategy<Value = Vec<u8>> {
-    let opcode = (0..23_u8).prop_map(|n| if n < 19 { n } else { n - 19 + 0x80 });
+    let opcode = (0..24_u8).prop_map(|n| if n < 19 { n } else { n - 19 + 0x80 });
     (opcode, vec((key(), value()), 1..5), any::<i64>()).prop_map(|(byte, pairs, number)| {
         let mut request = RequestBuf::new();
         let opcode = Opcode::from_byte(byte).unwrap_or(Opcode::Ping);
@@ -69,6 +69,9 @@ fn request() -> impl Strategy<Value = Vec<u8>> {
                 for (key, value) in &pairs {
                     request.raw_key(key).value(value);
                 }
+            }
+            Opcode::Announce => {
+                request.opcode(opcode).value(value);
             }
             Opcode::GetNumKeys | Opcode::CancelWait | Opcode::ListKeys => {
                 // The order of a listing is not fixed.

@@ -11,23 +11,29 @@ const CHECKED_ITEMS_MAX: usize = 64;
 impl StoreState {
     /// Panics if an invariant is violated, which is a bug in this module.
     ///
-    /// - No slot and no queue is empty, and the count of values is right.
+    /// - No slot and no queue is empty, and values and their bytes are counted.
     /// - A slot and its list of waiters refer to each other, and the chains are consistent.
     /// - No WAIT waits for a queue with more elements than woken connections. There is no such invariant
     ///   for values: an unfinished BARRIER creates its counter without waking waits (docs/wire.md).
     pub(crate) fn check_invariants(&self) {
         let mut values = 0;
+        let mut bytes = 0;
         let mut lists = 0;
-        for slot in self.slots.values() {
+        for (key, slot) in self.slots.iter() {
             assert!(!slot.is_empty(), "no slot is empty");
             assert!(
                 slot.queue.as_ref().is_none_or(|queue| !queue.is_empty()),
                 "no queue is empty"
             );
-            values += usize::from(slot.value.is_some());
+            if let Some(value) = slot.value() {
+                values += 1;
+                bytes += key.len() + value.as_bytes().len();
+            }
             lists += usize::from(slot.waiters.is_some());
         }
-        assert_eq!(values, self.value_count, "the values are counted");
+        assert_eq!(values, self.slots.value_count(), "the values are counted");
+        assert_eq!(bytes, self.slots.stored_bytes(), "the bytes are counted");
+        self.directory.check_invariants();
         assert!(self.woken.is_empty() && self.emptied.is_empty());
 
         self.waiters.check_invariants(|list, name, wants| {
@@ -55,7 +61,8 @@ impl StoreState {
 
     #[cfg(debug_assertions)]
     pub(super) fn check_invariants_sometimes(&self) {
-        if self.slots.len().max(self.waiters.len()) <= CHECKED_ITEMS_MAX {
+        let items = self.slots.len() + self.waiters.len() + self.directory.len();
+        if items <= CHECKED_ITEMS_MAX {
             self.check_invariants();
         }
     }

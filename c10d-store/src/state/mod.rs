@@ -1,30 +1,46 @@
 //! The store's state machine. Pure: no socket, clock or thread.
 //!
-//! Pass requests one at a time to [`StoreState::handle`], and report every closed connection with
-//! [`StoreState::disconnect`]. Replies go to the caller's [`Replies`] in sending order. The behaviour is
-//! specified in docs/wire.md, section 5.
+//! Report every accepted connection with [`StoreState::connect`], pass requests one at a time to
+//! [`StoreState::handle`], and report every closed connection with [`StoreState::disconnect`]. Replies go to the
+//! caller's [`Replies`] in sending order. The behaviour is specified in docs/wire.md, section 5.
+//!
+//! A snapshot starts with [`StoreState::start_snapshot`] and is copied in slices, between which requests go on.
 
+mod activity;
+mod announcements;
+mod directory;
+mod image;
 #[cfg(any(test, debug_assertions))]
 mod invariants;
 mod known_value;
 #[cfg(test)]
 mod model_tests;
+mod slots;
+mod stored;
 #[cfg(test)]
 mod tests;
 mod waiters;
 
 use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Instant;
 
-use crate::decimal::{parse_decimal, write_decimal};
+use crate::decimal::parse_decimal;
 use crate::known::Known;
 use crate::message::{ConnId, Keys, Payload, Replies, Reply, Request};
+use crate::moment::Moment;
+use crate::snapshot::{CloseReason, Closed, ConnectionId, Counters};
 use crate::stored_value::Value;
-use crate::wire::{WORKER_COUNT_KEY, reply_to_ping};
+use crate::wire::{Opcode, WORKER_COUNT_KEY, reply_to_ping};
+use announcements::Announcements;
+use directory::Directory;
+pub(crate) use image::Image;
+use image::{ConnectionsImage, KeysImage};
 use known_value::KnownValue;
+use slots::{NotANumber, Slot, Slots};
+use stored::Writer;
 pub(crate) use waiters::WaitSummary;
-use waiters::{Answer, ListId, Waiters, Wants, Woken};
+use waiters::{Answer, ListId, Origin, Waiters, Wants, Woken};
 
 /// Why a request is refused. The protocol has no error replies, so the connection is closed after the
 /// earlier replies. A refused request changes nothing.
@@ -41,46 +57,42 @@ pub(crate) enum Refusal {
 /// How much of a value a refused TRY_ADD returns: enough to recognize it.
 const NOT_A_NUMBER_HEAD_BYTES: usize = 64;
 
-/// All names of the store with their values, queues and waiters.
+/// The most keys of a snapshot, and the most queues. A job of 100,000 ranks has fewer.
+const SNAPSHOT_KEYS_MAX: usize = 262_144;
+
+/// All names of the store with their values, queues and waiters, and what is known of the connections.
 #[derive(Debug, Default)]
 pub(crate) struct StoreState {
-    slots: HashMap<Box<[u8]>, Slot>,
-    /// The number of slots with a value.
-    value_count: usize,
+    slots: Slots,
     waiters: Waiters,
+    directory: Directory,
+    announcements: Announcements,
+    /// The current time, as last set by the server.
+    now: Moment,
+    /// The connection whose request is being handled.
+    requester: ConnectionId,
+    waits_cancelled: u64,
     /// Connections that were woken by a push and have not sent their next request, each with the queue's
     /// name. If that request is not a pop, the wakeup passes to the next waiter, so that no wait continues
     /// while the queue has an element.
     pledges: HashMap<ConnId, Box<[u8]>>,
+    snapshot: Option<Box<SnapshotInProgress>>,
     /// Scratch space, empty between calls.
     woken: Vec<Woken>,
-    emptied: Vec<Box<[u8]>>,
+    emptied: Vec<Arc<[u8]>>,
     /// Comparisons with known values, for the test that waits with the same known value share one.
     #[cfg(test)]
     comparisons: u64,
 }
 
-/// Everything under one name. Invariant: never entirely empty.
-#[derive(Debug, Default)]
-struct Slot {
-    value: Option<Value>,
-    /// Invariant: not empty.
-    #[expect(
-        clippy::box_collection,
-        reason = "few names have a queue, so the slots of all others stay small"
-    )]
-    queue: Option<Box<VecDeque<Value>>>,
-    waiters: Option<ListId>,
-}
-
-impl Slot {
-    const fn exists(&self) -> bool {
-        self.value.is_some() || self.queue.is_some()
-    }
-
-    const fn is_empty(&self) -> bool {
-        !self.exists() && self.waiters.is_none()
-    }
+/// What of a snapshot is complete.
+#[derive(Debug)]
+struct SnapshotInProgress {
+    now: Moment,
+    counters: Counters,
+    announcements: Vec<crate::snapshot::Announcement>,
+    connections: Option<ConnectionsImage>,
+    keys: Option<KeysImage>,
 }
 
 impl StoreState {
@@ -99,6 +111,10 @@ impl StoreState {
         request: Request<'_>,
         replies: &mut impl Replies,
     ) -> Result<(), Refusal> {
+        let outline = request.outline();
+        let (now, waiters) = (self.now, &self.waiters);
+        let requester = self.directory.note_request(conn, &outline, now, waiters);
+        self.requester = requester.unwrap_or_default();
         if !self.pledges.is_empty() {
             self.settle_pledge(conn, Some(&request), replies);
         }
@@ -106,12 +122,10 @@ impl StoreState {
             Request::Validate { .. } => return Err(Refusal::UnexpectedValidate),
             Request::Ping { nonce } => replies.reply(conn, Reply::Nonce(reply_to_ping(nonce))),
             Request::Set { key, value } => self.set(key, value, replies),
-            Request::Get { key } => {
-                let value = self.slots.get(key).and_then(|slot| slot.value.as_ref());
-                replies.reply(conn, Reply::Value(value));
-            }
+            Request::Get { key } => self.reply_value(conn, key, replies),
             Request::Add { key, delta } => {
-                let (sum, waiters) = self.add(key, delta)?;
+                let writer = self.writer();
+                let (sum, waiters) = self.slots.add(key, delta, writer)?;
                 self.wake_for_value(waiters, replies);
                 replies.reply(conn, Reply::Integer(sum));
             }
@@ -129,7 +143,7 @@ impl StoreState {
                 if reports_outcome {
                     replies.reply(conn, Reply::Exchanged(writes));
                 }
-                let current = self.slots.get(key).and_then(|slot| slot.value.as_ref());
+                let current = self.slots.get(key).and_then(Slot::value);
                 replies.reply(
                     conn,
                     match current {
@@ -146,7 +160,8 @@ impl StoreState {
             Request::Wait { keys } => self.wait(conn, keys, replies),
             Request::WaitGet { keys } => {
                 self.cancel(conn);
-                self.wait_get(conn, keys, replies);
+                let origin = self.origin(Opcode::WaitGet);
+                self.wait_get(conn, keys, origin, replies);
             }
             Request::WaitChange {
                 key,
@@ -158,18 +173,23 @@ impl StoreState {
                 self.wait_change(conn, key, offset, length, known, replies);
             }
             Request::CancelWait => {
-                self.cancel(conn);
+                self.waits_cancelled += u64::from(self.cancel(conn));
                 replies.reply(conn, Reply::WaitCanceled);
             }
             Request::Barrier { key, world_size } => {
                 self.barrier(conn, key, world_size, replies)?;
             }
-            Request::GetNumKeys => replies.reply(conn, Reply::Integer(count(self.value_count))),
+            Request::GetNumKeys => {
+                replies.reply(conn, Reply::Integer(count(self.slots.value_count())));
+            }
             Request::DeleteKey { key } => {
-                let deleted = self.delete(key);
+                let deleted = self.slots.delete(key);
                 replies.reply(conn, Reply::Integer(i64::from(deleted)));
             }
-            Request::Append { key, value } => self.append(key, value, replies),
+            Request::Append { key, value } => {
+                let waiters = self.slots.append(key, value, self.writer());
+                self.wake_for_value(waiters, replies);
+            }
             Request::MultiGet { keys } => self.reply_values(conn, keys.iter(), replies),
             Request::MultiSet { pairs } => self.multi_set(pairs, replies),
             Request::QueuePush { key, value } => self.queue_push(key, value.into_value(), replies),
@@ -179,11 +199,17 @@ impl StoreState {
                 replies.reply(conn, Reply::Integer(count(length)));
             }
             Request::ListKeys => {
-                replies.reply(conn, Reply::Integer(count(self.value_count)));
-                for (key, slot) in &self.slots {
-                    if slot.value.is_some() {
+                replies.reply(conn, Reply::Integer(count(self.slots.value_count())));
+                for (key, slot) in self.slots.iter() {
+                    if slot.stored.is_some() {
                         replies.reply(conn, Reply::Bytes(key));
                     }
+                }
+            }
+            Request::Announce { bytes } => {
+                if let Some(connection) = requester {
+                    self.announcements
+                        .put(connection, self.now, bytes.as_bytes());
                 }
             }
         }
@@ -192,17 +218,108 @@ impl StoreState {
         Ok(())
     }
 
-    /// Removes a closed connection: its pending wait, and a wakeup that it has not used.
-    pub(crate) fn disconnect(&mut self, conn: ConnId, replies: &mut impl Replies) {
+    /// Adds an accepted connection.
+    pub(crate) fn connect(&mut self, conn: ConnId, peer: SocketAddr) {
+        self.directory.connect(conn, peer, self.now);
+    }
+
+    /// Removes a closed connection: its pending wait, and a wakeup that it has not used. Its record is kept,
+    /// unless 16,384 others close later. A second call has no effect.
+    pub(crate) fn disconnect(
+        &mut self,
+        conn: ConnId,
+        reason: CloseReason,
+        replies: &mut impl Replies,
+    ) {
+        let closed = Closed {
+            at: self.now.since_start(),
+            reason,
+        };
+        if let Some((closed, dropped)) = self.directory.close(conn, closed, &self.waiters) {
+            self.announcements.close(closed);
+            if let Some(dropped) = dropped {
+                self.announcements.forget(dropped);
+            }
+        }
         self.cancel(conn);
         if !self.pledges.is_empty() {
             self.settle_pledge(conn, None, replies);
         }
     }
 
-    /// Sets the current time, as the start of later waits.
-    pub(crate) const fn set_now(&mut self, now: Instant) {
-        self.waiters.set_now(now);
+    /// Removes a connection that has sent no request and belongs to another protocol, as if it had not been
+    /// accepted.
+    pub(crate) fn hand_over(&mut self, conn: ConnId) {
+        self.directory.hand_over(conn, &self.waiters);
+    }
+
+    /// Sets the current time.
+    pub(crate) const fn set_now(&mut self, now: Moment) {
+        self.now = now;
+    }
+
+    /// The totals, except those of bytes and of connections that were turned away.
+    pub(crate) fn counters(&self) -> Counters {
+        let mut counters = Counters::default();
+        self.directory.count(&mut counters);
+        counters.keys = self.slots.value_count();
+        counters.stored_bytes = self.slots.stored_bytes();
+        counters.waits = self.waiters.waiting();
+        counters.waits_cancelled = self.waits_cancelled;
+        counters
+    }
+
+    /// The number of announcements that there was no room for.
+    pub(crate) const fn announcements_ignored(&self) -> u64 {
+        self.announcements.ignored()
+    }
+
+    /// Starts a snapshot of the current moment, with these totals. A snapshot in progress is dropped.
+    pub(crate) fn start_snapshot(&mut self, counters: Counters) {
+        self.slots.start_copy(SNAPSHOT_KEYS_MAX);
+        self.directory.start_copy();
+        self.snapshot = Some(Box::new(SnapshotInProgress {
+            now: self.now,
+            counters,
+            announcements: self.announcements.to_vec(),
+            connections: None,
+            keys: None,
+        }));
+    }
+
+    /// Whether a snapshot is in progress.
+    pub(crate) const fn is_in_snapshot(&self) -> bool {
+        self.snapshot.is_some()
+    }
+
+    /// Continues the snapshot in progress by about `budget` records. Returns it once it is complete.
+    pub(crate) fn continue_snapshot(&mut self, mut budget: usize) -> Option<Image> {
+        let mut snapshot = self.snapshot.take()?;
+        if snapshot.connections.is_none() {
+            snapshot.connections = self.directory.copy_slice(&mut budget, &self.waiters);
+        }
+        if snapshot.connections.is_some() {
+            snapshot.keys = self.slots.copy_slice(&mut budget);
+        }
+        match *snapshot {
+            SnapshotInProgress {
+                now,
+                counters,
+                announcements,
+                connections: Some(connections),
+                keys: Some(keys),
+            } => Some(Image {
+                now,
+                counters,
+                announcements,
+                connections,
+                keys,
+            }),
+            unfinished => {
+                self.snapshot = Some(Box::new(unfinished));
+                None
+            }
+        }
     }
 
     /// The number of waiting connections.
@@ -218,7 +335,7 @@ impl StoreState {
     /// The number of workers that have counted themselves; `None` if none has (docs/wire.md, 7.2).
     pub(crate) fn joined_workers(&self) -> Option<i64> {
         let slot = self.slots.get(WORKER_COUNT_KEY)?;
-        parse_decimal(slot.value.as_ref()?.as_bytes())
+        parse_decimal(slot.value()?.as_bytes())
     }
 
     /// docs/wire.md, CHECK: a value, or a queue that is not empty.
@@ -230,8 +347,22 @@ impl StoreState {
         self.slots.get(key)?.queue.as_deref()
     }
 
+    const fn writer(&self) -> Writer {
+        Writer {
+            connection: self.requester,
+            at: self.now,
+        }
+    }
+
+    const fn origin(&self, command: Opcode) -> Origin {
+        Origin {
+            command,
+            since: self.now,
+        }
+    }
+
     fn set(&mut self, key: &[u8], new: Payload<'_>, replies: &mut impl Replies) {
-        let waiters = self.write(key, new);
+        let waiters = self.slots.write(key, new, self.writer());
         self.wake_for_value(waiters, replies);
     }
 
@@ -239,8 +370,10 @@ impl StoreState {
     fn multi_set(&mut self, pairs: Keys<'_>, replies: &mut impl Replies) {
         let mut blobs = pairs.iter();
         let mut has_waiters = false;
+        let writer = self.writer();
         while let (Some(key), Some(value)) = (blobs.next(), blobs.next()) {
-            has_waiters |= self.write(key, Payload::Borrowed(value)).is_some();
+            let waiters = self.slots.write(key, Payload::Borrowed(value), writer);
+            has_waiters |= waiters.is_some();
         }
         if has_waiters {
             for key in pairs.iter().step_by(2) {
@@ -250,58 +383,14 @@ impl StoreState {
         }
     }
 
-    /// Writes a value without waking its waiters, and returns them.
-    fn write(&mut self, key: &[u8], new: Payload<'_>) -> Option<ListId> {
-        let Some(slot) = self.slots.get_mut(key) else {
-            let value = Some(new.into_value());
-            self.value_count += 1;
-            self.slots.insert(
-                key.into(),
-                Slot {
-                    value,
-                    ..Slot::default()
-                },
-            );
-            return None;
-        };
-        match (&mut slot.value, new) {
-            (Some(value), Payload::Borrowed(bytes)) => value.assign(bytes),
-            (value, new) => {
-                self.value_count += usize::from(value.is_none());
-                *value = Some(new.into_value());
-            }
-        }
-        slot.waiters
-    }
-
-    /// docs/wire.md, ADD and BARRIER: adds to the number at `key` without waking its waiters, and returns
-    /// them.
-    fn add(&mut self, key: &[u8], delta: i64) -> Result<(i64, Option<ListId>), Refusal> {
-        let slot = match self.slots.get_mut(key) {
-            Some(slot) => slot,
-            None => self.slots.entry(key.into()).or_default(),
-        };
-        let current = match &slot.value {
-            None => 0,
-            Some(value) => parse_decimal(value.as_bytes()).ok_or(Refusal::NotANumber)?,
-        };
-        let sum = current.wrapping_add(delta);
-        let value = slot.value.get_or_insert_with(|| {
-            self.value_count += 1;
-            Value::from(&[][..])
-        });
-        write_decimal(sum, value.make_short());
-        Ok((sum, slot.waiters))
-    }
-
     /// docs/wire.md, TRY_ADD: an ADD that reports a value that is not a number.
     fn try_add(&mut self, conn: ConnId, key: &[u8], delta: i64, replies: &mut impl Replies) {
-        if let Ok((sum, waiters)) = self.add(key, delta) {
+        if let Ok((sum, waiters)) = self.slots.add(key, delta, self.writer()) {
             self.wake_for_value(waiters, replies);
             replies.reply(conn, Reply::Added(sum));
             return;
         }
-        let value = self.slots.get(key).and_then(|slot| slot.value.as_ref());
+        let value = self.slots.get(key).and_then(Slot::value);
         let bytes = value.map_or(&[][..], Value::as_bytes);
         replies.reply(
             conn,
@@ -312,39 +401,10 @@ impl StoreState {
         );
     }
 
-    fn append(&mut self, key: &[u8], more: Payload<'_>, replies: &mut impl Replies) {
-        match self.slots.get_mut(key) {
-            Some(Slot {
-                value: Some(value),
-                waiters,
-                ..
-            }) => {
-                value.append(more.as_bytes());
-                let waiters = *waiters;
-                self.wake_for_value(waiters, replies);
-            }
-            _ => self.set(key, more, replies),
-        }
-    }
-
     /// docs/wire.md, COMPARE_SET: whether it writes. An empty `expected` also matches a missing key.
     fn compares_equal(&self, key: &[u8], expected: &[u8]) -> bool {
-        let current = self.slots.get(key).and_then(|slot| slot.value.as_ref());
+        let current = self.slots.get(key).and_then(Slot::value);
         current.map_or(&[][..], Value::as_bytes) == expected
-    }
-
-    fn delete(&mut self, key: &[u8]) -> bool {
-        let Some(slot) = self.slots.get_mut(key) else {
-            return false;
-        };
-        let deleted = slot.value.take().is_some();
-        if deleted {
-            self.value_count -= 1;
-            if slot.is_empty() {
-                self.slots.remove(key);
-            }
-        }
-        deleted
     }
 
     fn wait(&mut self, conn: ConnId, keys: Keys<'_>, replies: &mut impl Replies) {
@@ -353,7 +413,8 @@ impl StoreState {
             replies.reply(conn, Reply::StopWaiting);
             return;
         }
-        self.waiters.open(conn, Answer::Stop);
+        let origin = self.origin(Opcode::Wait);
+        self.waiters.open(conn, Answer::Stop, origin);
         for key in keys.iter() {
             if !self.key_exists(key) {
                 self.miss(conn, key, Wants::ValueOrElement);
@@ -362,16 +423,22 @@ impl StoreState {
     }
 
     /// docs/wire.md, WAIT_GET: answered as soon as all values exist at the same moment.
-    fn wait_get(&mut self, conn: ConnId, keys: Keys<'_>, replies: &mut impl Replies) {
+    fn wait_get(
+        &mut self,
+        conn: ConnId,
+        keys: Keys<'_>,
+        origin: Origin,
+        replies: &mut impl Replies,
+    ) {
         let has_value =
-            |state: &Self, key: &[u8]| state.slots.get(key).is_some_and(|s| s.value.is_some());
+            |state: &Self, key: &[u8]| state.slots.get(key).is_some_and(|s| s.stored.is_some());
         if keys.iter().all(|key| has_value(self, key)) {
             replies.reply(conn, Reply::StopWaiting);
             self.reply_values(conn, keys.iter(), replies);
             return;
         }
         let wanted = keys.iter().map(Box::from).collect();
-        self.waiters.open(conn, Answer::Values(wanted));
+        self.waiters.open(conn, Answer::Values(wanted), origin);
         for key in keys.iter() {
             if !has_value(self, key) {
                 self.miss(conn, key, Wants::Value);
@@ -391,11 +458,11 @@ impl StoreState {
     ) {
         let known = Known::new(offset, bytes.as_bytes(), length);
         let slot = self.slots.get(key);
-        if let Some(value) = slot.and_then(|slot| slot.value.as_ref())
+        if let Some(value) = slot.and_then(Slot::value)
             && known.differs_from(value.as_bytes())
         {
             replies.reply(conn, Reply::StopWaiting);
-            replies.reply(conn, Reply::Value(Some(value)));
+            self.reply_value(conn, key, replies);
             return;
         }
         // Waits that have seen the current value usually have the same known value.
@@ -406,7 +473,9 @@ impl StoreState {
             Some(shared) if shared.as_known() == known => Arc::clone(shared),
             _ => Arc::new(KnownValue::new(offset, bytes, length)),
         };
-        self.waiters.open(conn, Answer::Values([key.into()].into()));
+        let origin = self.origin(Opcode::WaitChange);
+        self.waiters
+            .open(conn, Answer::Values([key.into()].into()), origin);
         self.miss(conn, key, Wants::Change(known));
     }
 
@@ -419,7 +488,7 @@ impl StoreState {
         world_size: i64,
         replies: &mut impl Replies,
     ) -> Result<(), Refusal> {
-        let (arrived, waiters) = self.add(key, 1)?;
+        let (arrived, waiters) = self.slots.add(key, 1, self.writer())?;
         if arrived >= world_size {
             // An earlier arrival of the same connection is answered too; this request replaces any other
             // wait of it.
@@ -428,19 +497,15 @@ impl StoreState {
             replies.reply(conn, Reply::StopWaiting);
         } else {
             self.cancel(conn);
-            self.waiters.open(conn, Answer::Stop);
+            let origin = self.origin(Opcode::Barrier);
+            self.waiters.open(conn, Answer::Stop, origin);
             self.miss(conn, key, Wants::Barrier);
         }
         Ok(())
     }
 
     fn queue_push(&mut self, key: &[u8], element: Value, replies: &mut impl Replies) {
-        let slot = match self.slots.get_mut(key) {
-            Some(slot) => slot,
-            None => self.slots.entry(key.into()).or_default(),
-        };
-        slot.queue.get_or_insert_default().push_back(element);
-        if slot.waiters.is_some() {
+        if self.slots.push(key, element).is_some() {
             self.offer_element(key, replies);
         }
     }
@@ -448,45 +513,44 @@ impl StoreState {
     fn queue_pop(&mut self, conn: ConnId, key: &[u8], replies: &mut impl Replies) {
         let length = self.queue(key).map_or(0, VecDeque::len);
         replies.reply(conn, Reply::Integer(count(length)));
-        if let Some(element) = self.take_element(key) {
+        if let Some(element) = self.slots.pop(key) {
             replies.reply(conn, Reply::Value(Some(&element)));
         }
     }
 
-    fn take_element(&mut self, key: &[u8]) -> Option<Value> {
-        let slot = self.slots.get_mut(key)?;
-        let queue = slot.queue.as_mut()?;
-        let element = queue.pop_front();
-        if queue.is_empty() {
-            slot.queue = None;
-            if slot.is_empty() {
-                self.slots.remove(key);
-            }
+    /// Sends a value, and records that the connection has read it.
+    fn reply_value(&mut self, conn: ConnId, key: &[u8], replies: &mut impl Replies) {
+        let stored = self.slots.get(key).and_then(|slot| slot.stored.as_ref());
+        if let Some(stored) = stored {
+            self.directory.note_read(conn, stored.written.version.get());
         }
-        element
+        replies.reply(conn, Reply::Value(stored.map(|stored| &stored.value)));
     }
 
     fn reply_values<'k>(
-        &self,
+        &mut self,
         conn: ConnId,
         keys: impl Iterator<Item = &'k [u8]>,
         replies: &mut impl Replies,
     ) {
         for key in keys {
-            let value = self.slots.get(key).and_then(|slot| slot.value.as_ref());
-            replies.reply(conn, Reply::Value(value));
+            self.reply_value(conn, key, replies);
         }
     }
 
     fn miss(&mut self, conn: ConnId, key: &[u8], wants: Wants) {
-        let slot = match self.slots.get_mut(key) {
-            Some(slot) => slot,
-            None => self.slots.entry(key.into()).or_default(),
-        };
-        let list = *slot
-            .waiters
-            .get_or_insert_with(|| self.waiters.new_list(key));
+        let waiters = &mut self.waiters;
+        let list = self.slots.waiters_of(key, |name| waiters.new_list(name));
         self.waiters.miss(conn, list, wants);
+    }
+
+    /// Copies the records of the connections whose waits are about to change, if a snapshot needs them.
+    fn keep_waiting_connections(&mut self, list: ListId) {
+        if self.directory.is_copying() {
+            for conn in self.waiters.connections_of(list) {
+                self.directory.keep(conn, &self.waiters);
+            }
+        }
     }
 
     /// Wakes waits after a write of their key.
@@ -494,8 +558,9 @@ impl StoreState {
         let Some(list) = waiters else {
             return;
         };
+        self.keep_waiting_connections(list);
         let slot = self.slots.get(self.waiters.name(list));
-        let value = slot.and_then(|slot| slot.value.as_ref());
+        let value = slot.and_then(Slot::value);
         // Waits with the same known value are adjacent, so one comparison serves all of them.
         let mut compared: Option<(Arc<KnownValue>, bool)> = None;
         let differs = |known: &Arc<KnownValue>| match &compared {
@@ -514,15 +579,16 @@ impl StoreState {
         let mut woken = std::mem::take(&mut self.woken);
         let emptied = self.waiters.value_written(list, differs, &mut woken);
         if let Some(name) = emptied {
-            self.remove_list(&name);
+            self.slots.remove_waiters(&name);
         }
-        for Woken { conn, answer } in woken.drain(..) {
-            match answer {
+        for woken in woken.drain(..) {
+            let conn = woken.conn;
+            match woken.answer {
                 Answer::Stop => replies.reply(conn, Reply::StopWaiting),
                 Answer::Values(keys) => {
                     // An earlier key may have been deleted again: then the wait continues.
                     let keys: Vec<&[u8]> = keys.iter().map(|key| &**key).collect();
-                    self.wait_get(conn, Keys::from(&keys[..]), replies);
+                    self.wait_get(conn, Keys::from(&keys[..]), woken.origin, replies);
                 }
             }
         }
@@ -539,11 +605,13 @@ impl StoreState {
         else {
             return;
         };
+        let list = *list;
+        self.keep_waiting_connections(list);
         let mut woken = std::mem::take(&mut self.woken);
-        if let Some(name) = self.waiters.element_pushed(*list, &mut woken) {
-            self.remove_list(&name);
+        if let Some(name) = self.waiters.element_pushed(list, &mut woken) {
+            self.slots.remove_waiters(&name);
         }
-        for Woken { conn, answer } in woken.drain(..) {
+        for Woken { conn, answer, .. } in woken.drain(..) {
             match answer {
                 Answer::Stop => {
                     self.pledges.insert(conn, key.into());
@@ -575,23 +643,21 @@ impl StoreState {
         }
     }
 
-    fn cancel(&mut self, conn: ConnId) {
+    /// Removes the wait of a connection; `false` if it has none.
+    fn cancel(&mut self, conn: ConnId) -> bool {
         let mut emptied = std::mem::take(&mut self.emptied);
-        self.waiters.cancel(conn, &mut emptied);
+        let cancelled = self.waiters.cancel(conn, &mut emptied);
         for name in emptied.drain(..) {
-            self.remove_list(&name);
+            self.slots.remove_waiters(&name);
         }
         self.emptied = emptied;
+        cancelled
     }
+}
 
-    /// The last waiter of a name was removed.
-    fn remove_list(&mut self, name: &[u8]) {
-        if let Some(slot) = self.slots.get_mut(name) {
-            slot.waiters = None;
-            if slot.is_empty() {
-                self.slots.remove(name);
-            }
-        }
+impl From<NotANumber> for Refusal {
+    fn from(_: NotANumber) -> Self {
+        Self::NotANumber
     }
 }
 

@@ -11,6 +11,7 @@ use super::tests::{OwnedReply, Recorder};
 use crate::decimal::parse_decimal;
 use crate::message::{ConnId, Keys, Payload, Request};
 use crate::sim::cases;
+use crate::snapshot::CloseReason;
 
 /// A request, or a disconnect.
 #[derive(Debug, Clone)]
@@ -511,7 +512,7 @@ fn step(state: &mut StoreState, conn: u64, operation: &Operation, out: &mut Reco
         }),
         Operation::Ping => handle!(Request::Ping { nonce: 3 }),
         Operation::Disconnect => {
-            state.disconnect(conn, out);
+            state.disconnect(conn, CloseReason::Peer, out);
             true
         }
     }
@@ -530,20 +531,16 @@ proptest! {
         let mut model = Model::default();
         for (index, (conn, operation)) in script.iter().enumerate() {
             let mut out = Recorder::default();
-            let mut is_open = step(&mut state, *conn, operation, &mut out);
-            let mut model_is_open = model.step(*conn, operation);
-            if !is_open {
-                state.disconnect(ConnId(*conn), &mut out);
-                is_open = true;
-                if !model_is_open {
-                    model.step(*conn, &Operation::Disconnect);
-                    model_is_open = true;
-                }
+            let is_accepted = step(&mut state, *conn, operation, &mut out);
+            let model_accepts = model.step(*conn, operation);
+            prop_assert_eq!(is_accepted, model_accepts, "step {} {:?}", index, operation);
+            if !is_accepted {
+                state.disconnect(ConnId(*conn), CloseReason::Refused, &mut out);
+                model.step(*conn, &Operation::Disconnect);
             }
             state.check_invariants();
             let expected = std::mem::take(&mut model.replies);
             prop_assert_eq!(out.0, expected, "step {} {:?}", index, operation);
-            prop_assert_eq!(is_open, model_is_open, "step {} {:?}", index, operation);
         }
     }
 }

@@ -8,12 +8,13 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Instant;
 
 use slab::Slab;
 
 use super::known_value::KnownValue;
 use crate::message::ConnId;
+use crate::moment::Moment;
+use crate::wire::Opcode;
 
 /// What satisfies an entry.
 #[derive(Debug)]
@@ -42,11 +43,30 @@ pub(super) enum Answer {
     Values(Box<[Box<[u8]>]>),
 }
 
+/// The request that opened a wait.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Origin {
+    /// WAIT, BARRIER, WAIT_GET or WAIT_CHANGE.
+    pub(super) command: Opcode,
+    /// When it arrived.
+    pub(super) since: Moment,
+}
+
 /// A completed wait.
 #[derive(Debug)]
 pub(super) struct Woken {
     pub(super) conn: ConnId,
     pub(super) answer: Answer,
+    pub(super) origin: Origin,
+}
+
+/// A pending wait, for a snapshot.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Waiting {
+    pub(super) origin: Origin,
+    /// The number of missing names.
+    pub(super) missing: u32,
+    first: u32,
 }
 
 /// The waiters of one name.
@@ -58,8 +78,6 @@ pub(super) struct Waiters {
     entries: Slab<Entry>,
     lists: Slab<List>,
     waits: HashMap<ConnId, Wait>,
-    /// The current time, as last set by the server.
-    now: Option<Instant>,
     /// Entries removed so far, for the test that a cancel costs its own entries only.
     #[cfg(test)]
     steps: u64,
@@ -67,7 +85,7 @@ pub(super) struct Waiters {
 
 #[derive(Debug)]
 struct List {
-    name: Box<[u8]>,
+    name: Arc<[u8]>,
     first: u32,
     last: u32,
 }
@@ -77,8 +95,9 @@ struct Wait {
     /// The number of entries of this wait. Invariant: the length of its list, at least 1.
     missing: u32,
     first: u32,
+    last: u32,
     answer: Answer,
-    since: Option<Instant>,
+    origin: Origin,
 }
 
 /// A summary of the waits, for a report.
@@ -87,7 +106,7 @@ pub(crate) struct WaitSummary {
     /// The number of waiting connections.
     pub(crate) waiting: usize,
     /// The connection that has waited longest, and the start of its wait.
-    pub(crate) oldest: Option<(ConnId, Instant)>,
+    pub(crate) oldest: Option<(ConnId, Moment)>,
     /// Some of the keys, each with the number of connections that wait for it.
     pub(crate) keys: Vec<(Vec<u8>, usize)>,
     /// The number of further keys.
@@ -110,7 +129,6 @@ const NONE: u32 = u32::MAX;
 
 impl Waiters {
     /// Whether this connection has a pending wait.
-    #[cfg(any(test, debug_assertions))]
     pub(super) fn is_waiting(&self, conn: ConnId) -> bool {
         self.waits.contains_key(&conn)
     }
@@ -121,11 +139,6 @@ impl Waiters {
         self.entries.len()
     }
 
-    /// Sets the start time of later waits.
-    pub(super) const fn set_now(&mut self, now: Instant) {
-        self.now = Some(now);
-    }
-
     /// The number of waiting connections.
     pub(super) fn waiting(&self) -> usize {
         self.waits.len()
@@ -133,8 +146,8 @@ impl Waiters {
 
     /// A summary with at most `keys_max` keys. Visits each wait, and the waiters of the named keys.
     pub(super) fn summary(&self, keys_max: usize) -> WaitSummary {
-        let started = |(conn, wait): (&ConnId, &Wait)| wait.since.map(|since| (since, *conn));
-        let oldest = self.waits.iter().filter_map(started).min();
+        let started = |(conn, wait): (&ConnId, &Wait)| (wait.origin.since, *conn);
+        let oldest = self.waits.iter().map(started).min();
         let keys = self.lists.iter().take(keys_max);
         WaitSummary {
             waiting: self.waits.len(),
@@ -156,6 +169,36 @@ impl Waiters {
         length
     }
 
+    /// The pending wait of a connection.
+    pub(super) fn waiting_of(&self, conn: ConnId) -> Option<Waiting> {
+        let wait = self.waits.get(&conn)?;
+        Some(Waiting {
+            origin: wait.origin,
+            missing: wait.missing,
+            first: wait.first,
+        })
+    }
+
+    /// The missing names of a wait, in the order of the request.
+    pub(super) fn missing_of(&self, waiting: Waiting) -> impl Iterator<Item = &Arc<[u8]>> {
+        let mut at = waiting.first;
+        std::iter::from_fn(move || {
+            let entry = self.entries.get(at as usize)?;
+            at = entry.next_in_wait;
+            Some(&self.lists[entry.list.0 as usize].name)
+        })
+    }
+
+    /// The connections that wait for a name, in order of arrival.
+    pub(super) fn connections_of(&self, list: ListId) -> impl Iterator<Item = ConnId> {
+        let mut at = self.lists[list.0 as usize].first;
+        std::iter::from_fn(move || {
+            let entry = self.entries.get(at as usize)?;
+            at = entry.next_in_list;
+            Some(entry.conn)
+        })
+    }
+
     /// The name of a list.
     pub(super) fn name(&self, list: ListId) -> &[u8] {
         &self.lists[list.0 as usize].name
@@ -171,21 +214,22 @@ impl Waiters {
     }
 
     /// Makes a list for `name`, which has none. The caller must add an entry at once.
-    pub(super) fn new_list(&mut self, name: &[u8]) -> ListId {
+    pub(super) fn new_list(&mut self, name: Arc<[u8]>) -> ListId {
         ListId(index(self.lists.insert(List {
-            name: name.into(),
+            name,
             first: NONE,
             last: NONE,
         })))
     }
 
     /// Opens a wait for a connection that has none. The caller must add an entry at once.
-    pub(super) fn open(&mut self, conn: ConnId, answer: Answer) {
+    pub(super) fn open(&mut self, conn: ConnId, answer: Answer, origin: Origin) {
         let wait = Wait {
             missing: 0,
             first: NONE,
+            last: NONE,
             answer,
-            since: self.now,
+            origin,
         };
         let replaced = self.waits.insert(conn, wait);
         debug_assert!(replaced.is_none(), "{conn:?} was waiting already");
@@ -201,18 +245,19 @@ impl Waiters {
             wants,
             next_in_list: NONE,
             prev_in_list: list_record.last,
-            next_in_wait: wait.first,
-            prev_in_wait: NONE,
+            next_in_wait: NONE,
+            prev_in_wait: wait.last,
         }));
         match list_record.last {
             NONE => list_record.first = entry,
             last => self.entries[last as usize].next_in_list = entry,
         }
         list_record.last = entry;
-        if wait.first != NONE {
-            self.entries[wait.first as usize].prev_in_wait = entry;
+        match wait.last {
+            NONE => wait.first = entry,
+            last => self.entries[last as usize].next_in_wait = entry,
         }
-        wait.first = entry;
+        wait.last = entry;
         wait.missing += 1;
     }
 
@@ -224,7 +269,7 @@ impl Waiters {
         list: ListId,
         mut differs: impl FnMut(&Arc<KnownValue>) -> bool,
         woken: &mut Vec<Woken>,
-    ) -> Option<Box<[u8]>> {
+    ) -> Option<Arc<[u8]>> {
         let mut at = self.lists[list.0 as usize].first;
         while at != NONE {
             let entry = &self.entries[at as usize];
@@ -247,7 +292,7 @@ impl Waiters {
         &mut self,
         list: ListId,
         woken: &mut Vec<Woken>,
-    ) -> Option<Box<[u8]>> {
+    ) -> Option<Arc<[u8]>> {
         let before = woken.len();
         let mut at = self.lists[list.0 as usize].first;
         while at != NONE && woken.len() == before {
@@ -261,11 +306,11 @@ impl Waiters {
         self.drop_if_empty(list)
     }
 
-    /// Removes the wait of a connection, if it has one. Appends the names whose lists became empty and
-    /// were removed to `emptied`. Costs the entries of this wait only.
-    pub(super) fn cancel(&mut self, conn: ConnId, emptied: &mut Vec<Box<[u8]>>) {
+    /// Removes the wait of a connection; `false` if it has none. Appends the names whose lists became empty
+    /// and were removed to `emptied`. Costs the entries of this wait only.
+    pub(super) fn cancel(&mut self, conn: ConnId, emptied: &mut Vec<Arc<[u8]>>) -> bool {
         let Some(wait) = self.waits.remove(&conn) else {
-            return;
+            return false;
         };
         let mut at = wait.first;
         while at != NONE {
@@ -274,6 +319,7 @@ impl Waiters {
             emptied.extend(self.drop_if_empty(entry.list));
             at = entry.next_in_wait;
         }
+        true
     }
 
     fn count_down(&mut self, at: u32, woken: &mut Vec<Woken>) {
@@ -286,6 +332,7 @@ impl Waiters {
             woken.push(Woken {
                 conn: entry.conn,
                 answer: wait.answer,
+                origin: wait.origin,
             });
             return;
         }
@@ -293,8 +340,9 @@ impl Waiters {
             NONE => wait.first = entry.next_in_wait,
             prev => self.entries[prev as usize].next_in_wait = entry.next_in_wait,
         }
-        if entry.next_in_wait != NONE {
-            self.entries[entry.next_in_wait as usize].prev_in_wait = entry.prev_in_wait;
+        match entry.next_in_wait {
+            NONE => wait.last = entry.prev_in_wait,
+            next => self.entries[next as usize].prev_in_wait = entry.prev_in_wait,
         }
     }
 
@@ -319,7 +367,7 @@ impl Waiters {
         }
     }
 
-    fn drop_if_empty(&mut self, list: ListId) -> Option<Box<[u8]>> {
+    fn drop_if_empty(&mut self, list: ListId) -> Option<Arc<[u8]>> {
         let empty = self.lists[list.0 as usize].first == NONE;
         empty.then(|| self.lists.remove(list.0 as usize).name)
     }
@@ -354,6 +402,7 @@ impl Waiters {
                 missing += 1;
                 (prev, at) = (at, entry.next_in_wait);
             }
+            assert_eq!(wait.last, prev, "a wait knows its last entry");
             assert_eq!(wait.missing, missing, "a wait counts its entries");
             assert!(missing > 0, "a wait without missing names is complete");
             entries_in_waits += missing as usize;

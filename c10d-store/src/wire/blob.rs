@@ -28,6 +28,11 @@ impl<'a> Blobs<'a> {
     pub(super) const fn checked(bytes: &'a [u8], count: usize) -> Self {
         Self { bytes, count }
     }
+
+    /// The number of blobs left.
+    pub(crate) const fn left(&self) -> usize {
+        self.count
+    }
 }
 
 impl<'a> Iterator for Blobs<'a> {

@@ -12,6 +12,9 @@ use crate::limits::WireLimits;
 use crate::message::{Keys, Payload, Request};
 use crate::stored_value::{SHARED_VALUE_BYTES_MIN, Value};
 
+/// The longest announcement of ANNOUNCE in bytes: enough for the workers of a node.
+pub const ANNOUNCEMENT_BYTES_MAX: usize = 256 << 10;
+
 /// The progress of a [`FrameScan`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Progress {
@@ -81,10 +84,12 @@ impl FrameScan {
             let (start, end) = match field {
                 Field::U32 => (start, start + 4),
                 Field::I64 | Field::U64 => (start, start + 8),
-                Field::Key | Field::Value => match self.blob_end(bytes, start, *field, limits)? {
-                    Ok(end) => (start + LENGTH_BYTES, end),
-                    Err(need) => return Ok(need),
-                },
+                Field::Key | Field::Value | Field::Announcement => {
+                    match self.blob_end(bytes, start, *field, limits)? {
+                        Ok(end) => (start + LENGTH_BYTES, end),
+                        Err(need) => return Ok(need),
+                    }
+                }
                 Field::Keys | Field::Pairs => {
                     if let Some(need) = self.scan_list(bytes, *field, limits)? {
                         return Ok(need);
@@ -165,6 +170,7 @@ impl FrameScan {
         let announced = LittleEndian::read_u64(word);
         let bytes_max = match field {
             Field::Key => limits.key_bytes_max(),
+            Field::Announcement => ANNOUNCEMENT_BYTES_MAX,
             _ => limits.value_bytes_max(),
         };
         let length = match usize::try_from(announced) {
@@ -322,6 +328,9 @@ impl<'a> Frame<'a> {
                 length: read_known_length(self.arg(2)),
                 known: Payload::Borrowed(self.arg(3)),
             },
+            Opcode::Announce => Request::Announce {
+                bytes: Payload::Borrowed(self.arg(0)),
+            },
         }
     }
 
@@ -419,6 +428,11 @@ mod tests {
             r.opcode(Opcode::WaitChange).raw_key(b"k");
             r.u64(0).u64(ANY_LENGTH).count((8 << 20) + 1);
         });
+        assert_eq!(error.kind, WireErrorKind::ValueTooLong { bytes, bytes_max });
+        let error = refused(&|r| {
+            r.opcode(Opcode::Announce).count((256 << 10) + 1);
+        });
+        let (bytes, bytes_max) = ((256 << 10) + 1, 256 << 10);
         assert_eq!(error.kind, WireErrorKind::ValueTooLong { bytes, bytes_max });
         let error = refused(&|r| {
             r.opcode(Opcode::Wait).count(usize::MAX);

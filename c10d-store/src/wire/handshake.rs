@@ -23,9 +23,15 @@ pub const CAPABILITY_TRY_ADD: u32 = 1 << 2;
 /// The server supports COMPARE_EXCHANGE (0x83).
 pub const CAPABILITY_COMPARE_EXCHANGE: u32 = 1 << 3;
 
+/// The server supports ANNOUNCE (0x84).
+pub const CAPABILITY_ANNOUNCE: u32 = 1 << 4;
+
 /// The capabilities of this crate's server.
-pub const CAPABILITIES: u32 =
-    CAPABILITY_WAIT_GET | CAPABILITY_WAIT_CHANGE | CAPABILITY_TRY_ADD | CAPABILITY_COMPARE_EXCHANGE;
+pub const CAPABILITIES: u32 = CAPABILITY_WAIT_GET
+    | CAPABILITY_WAIT_CHANGE
+    | CAPABILITY_TRY_ADD
+    | CAPABILITY_COMPARE_EXCHANGE
+    | CAPABILITY_ANNOUNCE;
 
 /// The reply of this crate's server to a PING.
 pub(crate) const fn reply_to_ping(nonce: u32) -> u32 {

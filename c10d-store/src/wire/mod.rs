@@ -10,11 +10,13 @@ mod request;
 
 pub(crate) use blob::Blobs;
 pub use error::{WireError, WireErrorKind};
+pub use frame::ANNOUNCEMENT_BYTES_MAX;
 pub(crate) use frame::{FrameScan, Progress};
 pub(crate) use handshake::reply_to_ping;
 pub use handshake::{
-    CAPABILITIES, CAPABILITY_COMPARE_EXCHANGE, CAPABILITY_MASK, CAPABILITY_NONCE,
-    CAPABILITY_TRY_ADD, CAPABILITY_WAIT_CHANGE, CAPABILITY_WAIT_GET, VALIDATION_MAGIC,
+    CAPABILITIES, CAPABILITY_ANNOUNCE, CAPABILITY_COMPARE_EXCHANGE, CAPABILITY_MASK,
+    CAPABILITY_NONCE, CAPABILITY_TRY_ADD, CAPABILITY_WAIT_CHANGE, CAPABILITY_WAIT_GET,
+    VALIDATION_MAGIC,
 };
 pub use opcode::Opcode;
 pub(crate) use reply::{

@@ -28,6 +28,7 @@ pub enum Opcode {
     WaitChange = 0x81,
     TryAdd = 0x82,
     CompareExchange = 0x83,
+    Announce = 0x84,
 }
 
 /// One argument of a request.
@@ -38,6 +39,8 @@ pub(super) enum Field {
     U64,
     Key,
     Value,
+    /// A value with a limit of its own.
+    Announcement,
     /// A count, then that many keys.
     Keys,
     /// A count, then that many pairs of key and value.
@@ -47,7 +50,29 @@ pub(super) enum Field {
 /// The known length of a WAIT_CHANGE that matches values of any length.
 pub(crate) const ANY_LENGTH: u64 = u64::MAX;
 
+/// The number of commands below 0x80.
+const PYTORCH_COMMANDS: u8 = 19;
+
+/// The first command byte of an extension.
+const EXTENSIONS_START: u8 = 0x80;
+
 impl Opcode {
+    /// The number of commands.
+    pub(crate) const COUNT: usize = 24;
+
+    /// The position among all commands, in the order of their bytes; less than [`COUNT`](Self::COUNT).
+    pub(crate) const fn index(self) -> usize {
+        match self as u8 {
+            byte @ EXTENSIONS_START.. => (byte - EXTENSIONS_START + PYTORCH_COMMANDS) as usize,
+            byte => byte as usize,
+        }
+    }
+
+    /// Every command, in the order of their bytes.
+    pub(crate) fn all() -> impl Iterator<Item = Self> {
+        (0..=u8::MAX).filter_map(Self::from_byte)
+    }
+
     /// The command of a byte; `None` for an unknown one.
     pub const fn from_byte(byte: u8) -> Option<Self> {
         Some(match byte {
@@ -74,13 +99,14 @@ impl Opcode {
             0x81 => Self::WaitChange,
             0x82 => Self::TryAdd,
             0x83 => Self::CompareExchange,
+            0x84 => Self::Announce,
             _ => return None,
         })
     }
 
     /// The arguments, in order.
     pub(super) const fn fields(self) -> &'static [Field] {
-        use Field::{I64, Key, Keys, Pairs, U32, U64, Value};
+        use Field::{Announcement, I64, Key, Keys, Pairs, U32, U64, Value};
         match self {
             Self::Validate | Self::Ping => &[U32],
             Self::Set | Self::Append | Self::QueuePush => &[Key, Value],
@@ -90,7 +116,20 @@ impl Opcode {
             Self::Check | Self::Wait | Self::MultiGet | Self::WaitGet => &[Keys],
             Self::MultiSet => &[Pairs],
             Self::WaitChange => &[Key, U64, U64, Value],
+            Self::Announce => &[Announcement],
             Self::GetNumKeys | Self::CancelWait | Self::ListKeys => &[],
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_indices_of_all_commands_are_dense() {
+        let indices: Vec<usize> = Opcode::all().map(Opcode::index).collect();
+        let expected: Vec<usize> = (0..Opcode::COUNT).collect();
+        assert_eq!(indices, expected);
     }
 }

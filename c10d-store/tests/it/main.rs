@@ -7,6 +7,7 @@ mod debug_output;
 mod file_store;
 mod hash_store;
 mod log_lines;
+mod observer;
 mod prefix_store;
 mod raw;
 mod rendezvous;

@@ -1,0 +1,173 @@
+//! What one connection has done so far.
+
+use std::net::SocketAddr;
+
+use crate::message::Outline;
+use crate::moment::Moment;
+use crate::snapshot::{ConnectionId, ConnectionRecord, LastRequest, Version};
+use crate::wire::Opcode;
+
+/// The bytes kept of the last request's first key. The keys of PyTorch's groups are shorter.
+const KEY_BYTES_MAX: usize = 96;
+
+/// The versions kept of the values read last: a power of two.
+const READS_MAX: usize = 8;
+
+/// The identity and the last steps of one connection. Inline, so that a request allocates nothing; a test keeps
+/// the memory of an entry within 256 bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Activity {
+    id: ConnectionId,
+    peer: SocketAddr,
+    opened: Moment,
+    requests: u64,
+    /// When the last request arrived.
+    at: Moment,
+    number: i64,
+    /// A ring of versions, 0 for none.
+    reads: [u64; READS_MAX],
+    key: [u8; KEY_BYTES_MAX],
+    key_count: u32,
+    nonce: u32,
+    has_nonce: bool,
+    /// Of the last request; `None` before the first one.
+    command: Option<Opcode>,
+    key_len: u8,
+    is_key_cut: bool,
+    next_read: u8,
+}
+
+impl Activity {
+    pub(super) const fn new(id: ConnectionId, peer: SocketAddr, opened: Moment) -> Self {
+        Self {
+            id,
+            peer,
+            opened,
+            requests: 0,
+            at: opened,
+            number: 0,
+            reads: [0; READS_MAX],
+            key: [0; KEY_BYTES_MAX],
+            key_count: 0,
+            nonce: 0,
+            has_nonce: false,
+            command: None,
+            key_len: 0,
+            is_key_cut: false,
+            next_read: 0,
+        }
+    }
+
+    pub(super) const fn id(&self) -> ConnectionId {
+        self.id
+    }
+
+    /// Records a request. A request without a key keeps the key of the one before: it says what the connection
+    /// was about. A PING is counted only: it belongs to the handshake.
+    #[inline]
+    pub(super) fn note_request(&mut self, request: &Outline<'_>, now: Moment) {
+        self.requests += 1;
+        if request.command == Opcode::Ping {
+            self.nonce = request.nonce;
+            self.has_nonce = true;
+            return;
+        }
+        self.command = Some(request.command);
+        self.at = now;
+        self.number = request.number;
+        self.key_count = u32::try_from(request.key_count).unwrap_or(u32::MAX);
+        if let Some(key) = request.key {
+            let kept = key.len().min(KEY_BYTES_MAX);
+            self.key[..kept].copy_from_slice(&key[..kept]);
+            self.key_len = kept as u8;
+            self.is_key_cut = kept < key.len();
+        }
+    }
+
+    /// Records that the connection was sent the value with this version.
+    #[inline]
+    pub(super) const fn note_read(&mut self, version: u64) {
+        self.reads[self.next_read as usize % READS_MAX] = version;
+        self.next_read = self.next_read.wrapping_add(1);
+    }
+
+    /// The record of an open connection that waits for nothing.
+    pub(super) fn to_record(self) -> ConnectionRecord {
+        let mut record = ConnectionRecord::new(self.id, self.peer, self.opened.since_start());
+        record.nonce = self.has_nonce.then_some(self.nonce);
+        record.requests = self.requests;
+        record.last = self.command.map(|command| LastRequest {
+            command,
+            key: self.key[..usize::from(self.key_len)].into(),
+            is_key_cut: self.is_key_cut,
+            key_count: self.key_count as usize,
+            number: self.number,
+            at: self.at.since_start(),
+        });
+        let newest_first = (1..=READS_MAX)
+            .map(|back| self.reads[usize::from(self.next_read).wrapping_sub(back) % READS_MAX]);
+        record.reads = newest_first
+            .take_while(|version| *version != 0)
+            .map(Version)
+            .collect();
+        record
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn outline<'a>(command: Opcode, key: Option<&'a [u8]>) -> Outline<'a> {
+        Outline {
+            command,
+            key,
+            key_count: usize::from(key.is_some()),
+            number: 0,
+            nonce: 0,
+        }
+    }
+
+    fn new_activity() -> Activity {
+        let peer = ([127, 0, 0, 1], 4711).into();
+        Activity::new(ConnectionId(7), peer, Moment::default())
+    }
+
+    #[test]
+    fn a_request_without_a_key_keeps_the_key_of_the_one_before() {
+        let mut activity = new_activity();
+        assert_eq!(activity.to_record().last, None);
+        let long = [b'k'; KEY_BYTES_MAX + 1];
+        let at = |seconds| Moment::from(std::time::Duration::from_secs(seconds));
+        activity.note_request(&outline(Opcode::Wait, Some(&long)), at(3));
+        activity.note_request(&outline(Opcode::CancelWait, None), at(4));
+        let mut ping = outline(Opcode::Ping, None);
+        ping.nonce = 4711;
+        activity.note_request(&ping, at(5));
+
+        let record = activity.to_record();
+        assert_eq!((record.requests, record.nonce), (3, Some(4711)));
+        let last = record.last.expect("a request");
+        assert_eq!(last.command, Opcode::CancelWait);
+        assert_eq!((&*last.key, last.is_key_cut), (&long[1..], true));
+        assert_eq!((last.key_count, last.at), (0, at(4).since_start()));
+
+        activity.note_request(&outline(Opcode::Get, Some(b"")), at(6));
+        let last = activity.to_record().last.expect("a request");
+        assert_eq!((&*last.key, last.is_key_cut), (&b""[..], false));
+    }
+
+    #[test]
+    fn the_last_eight_reads_are_kept_with_the_newest_first() {
+        let mut activity = new_activity();
+        assert_eq!(activity.to_record().reads, []);
+        activity.note_read(5);
+        activity.note_read(3);
+        assert_eq!(activity.to_record().reads, [Version(3), Version(5)]);
+        for version in 10..300 {
+            activity.note_read(version);
+        }
+        let expected: Vec<Version> = (292..300).rev().map(Version).collect();
+        assert_eq!(activity.to_record().reads, expected);
+    }
+}

@@ -1,0 +1,303 @@
+//! The open connections with what they have done, the connections that closed last, and totals.
+//!
+//! A snapshot copies them in slices. The record of a connection that changes before its turn is copied first.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use super::activity::Activity;
+use super::image::{ClosedConnection, ConnectionImage, ConnectionsImage, MISSING_MAX, WaitImage};
+use super::waiters::Waiters;
+use crate::message::{ConnId, Outline};
+use crate::moment::Moment;
+use crate::snapshot::{CloseReason, Closed, ConnectionId, Counters, PendingWait};
+use crate::wire::Opcode;
+
+/// The most closed connections that are kept: as many as a large job has ranks. About 5 MiB.
+pub(super) const CLOSED_MAX: usize = 16_384;
+
+/// An open connection.
+#[derive(Debug)]
+pub(super) struct Entry {
+    activity: Activity,
+    generation: u32,
+    /// The last snapshot that has copied this connection, or need not.
+    copied_in: u32,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Directory {
+    /// By [`ConnId::slot`].
+    entries: Vec<Option<Entry>>,
+    open: usize,
+    /// The number of connections so far, and the last one's id.
+    opened: u64,
+    /// Connections handed over. They count as if they had not been opened.
+    handed_over: u64,
+    /// The connections that closed last, in the order of closing.
+    closed: VecDeque<Arc<ClosedConnection>>,
+    /// The number of closed connections that are no longer kept.
+    closed_dropped: u64,
+    closed_by: [u64; 3],
+    /// By [`Opcode::index`].
+    requests: [u64; Opcode::COUNT],
+    /// The number of snapshots started so far.
+    snapshots: u32,
+    copy: Option<Box<Copying>>,
+}
+
+/// A snapshot in progress.
+#[derive(Debug)]
+struct Copying {
+    image: ConnectionsImage,
+    /// The entries to visit. Entries do not move; one that is made later carries the snapshot's number.
+    next_entry: usize,
+    entries_end: usize,
+    /// The numbers of the closed connections to copy, counted since the server's start.
+    next_closed: u64,
+    closed_end: u64,
+}
+
+impl Directory {
+    /// A connection was accepted.
+    pub(super) fn connect(&mut self, conn: ConnId, peer: SocketAddr, now: Moment) {
+        let slot = conn.slot() as usize;
+        if slot >= self.entries.len() {
+            self.entries.resize_with(slot + 1, || None);
+        }
+        self.opened += 1;
+        let entry = Entry {
+            activity: Activity::new(ConnectionId(self.opened), peer, now),
+            generation: conn.generation(),
+            copied_in: self.snapshots,
+        };
+        let replaced = self.entries[slot].replace(entry);
+        debug_assert!(replaced.is_none(), "{conn:?} is already open");
+        self.open += usize::from(replaced.is_none());
+    }
+
+    /// Records a request. Returns the connection's id; `None` for a connection that is not open.
+    #[inline]
+    pub(super) fn note_request(
+        &mut self,
+        conn: ConnId,
+        request: &Outline<'_>,
+        now: Moment,
+        waiters: &Waiters,
+    ) -> Option<ConnectionId> {
+        self.requests[request.command.index()] += 1;
+        if self.copy.is_some() {
+            self.keep(conn, waiters);
+        }
+        let entry = self.entry_mut(conn)?;
+        entry.activity.note_request(request, now);
+        Some(entry.activity.id())
+    }
+
+    /// Records that a value was sent to a connection. [`keep`](Self::keep) must have been called.
+    #[inline]
+    pub(super) fn note_read(&mut self, conn: ConnId, version: u64) {
+        if let Some(entry) = self.entry_mut(conn) {
+            entry.activity.note_read(version);
+        }
+    }
+
+    /// A connection closed: keeps its record. Returns the connection whose record is dropped for it.
+    pub(super) fn close(
+        &mut self,
+        conn: ConnId,
+        closed: Closed,
+        waiters: &Waiters,
+    ) -> Option<(ConnectionId, Option<ConnectionId>)> {
+        self.keep(conn, waiters);
+        let entry = self.take(conn)?;
+        self.closed_by[closed.reason as usize] += 1;
+        self.closed.push_back(Arc::new(ClosedConnection {
+            activity: entry.activity,
+            wait: pending_wait(conn, waiters),
+            closed,
+        }));
+        let dropped = (self.closed.len() > CLOSED_MAX).then(|| self.drop_oldest());
+        Some((entry.activity.id(), dropped.flatten()))
+    }
+
+    /// A connection now belongs to another protocol: removes it as if it had not been opened.
+    pub(super) fn hand_over(&mut self, conn: ConnId, waiters: &Waiters) {
+        self.keep(conn, waiters);
+        if self.take(conn).is_some() {
+            self.handed_over += 1;
+        }
+    }
+
+    /// Sets the totals of connections and requests.
+    pub(super) fn count(&self, counters: &mut Counters) {
+        let requests = Opcode::all().map(|command| (command, self.requests[command.index()]));
+        counters.requests = requests.filter(|(_, count)| *count > 0).collect();
+        counters.connections = self.open;
+        counters.opened = self.opened - self.handed_over;
+        counters.handed_over = self.handed_over;
+        counters.closed_by_peer = self.closed_by[CloseReason::Peer as usize];
+        counters.closed_by_failure = self.closed_by[CloseReason::Failed as usize];
+        counters.closed_by_refusal = self.closed_by[CloseReason::Refused as usize];
+    }
+
+    /// Whether records must be kept before they change.
+    pub(super) const fn is_copying(&self) -> bool {
+        self.copy.is_some()
+    }
+
+    /// Starts a snapshot of the current moment. A snapshot in progress is dropped.
+    pub(super) fn start_copy(&mut self) {
+        self.snapshots = self.snapshots.wrapping_add(1);
+        self.copy = Some(Box::new(Copying {
+            image: ConnectionsImage {
+                open: Vec::with_capacity(self.open),
+                closed: Vec::with_capacity(self.closed.len()),
+                missing: Vec::new(),
+            },
+            next_entry: 0,
+            entries_end: self.entries.len(),
+            next_closed: self.closed_dropped,
+            closed_end: self.closed_dropped + self.closed.len() as u64,
+        }));
+    }
+
+    /// Copies the record of a connection that is about to change, if a snapshot needs it.
+    pub(super) fn keep(&mut self, conn: ConnId, waiters: &Waiters) {
+        if let Some(copy) = &mut self.copy
+            && let Some(Some(entry)) = self.entries.get_mut(conn.slot() as usize)
+            && entry.generation == conn.generation()
+        {
+            copy.copy(conn.slot(), entry, self.snapshots, waiters);
+        }
+    }
+
+    /// Visits connections for at most `budget`, and takes their cost off it. Returns the copy once it is
+    /// complete.
+    pub(super) fn copy_slice(
+        &mut self,
+        budget: &mut usize,
+        waiters: &Waiters,
+    ) -> Option<ConnectionsImage> {
+        let copy = self.copy.as_mut()?;
+        while copy.next_entry < copy.entries_end {
+            if *budget == 0 {
+                return None;
+            }
+            if let Some(entry) = &mut self.entries[copy.next_entry] {
+                // `next_entry` came out of a `u32`.
+                let cost = copy.copy(copy.next_entry as u32, entry, self.snapshots, waiters);
+                *budget = budget.saturating_sub(cost);
+            }
+            *budget = budget.saturating_sub(1);
+            copy.next_entry += 1;
+        }
+        while copy.next_closed < copy.closed_end {
+            if *budget == 0 {
+                return None;
+            }
+            *budget -= 1;
+            let index = usize::try_from(copy.next_closed - self.closed_dropped).ok();
+            let closed = index.and_then(|index| self.closed.get(index));
+            copy.image.closed.extend(closed.cloned());
+            copy.next_closed += 1;
+        }
+        Some(self.copy.take()?.image)
+    }
+
+    /// The number of entries, including those of closed connections.
+    #[cfg(debug_assertions)]
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Panics if an invariant is violated, which is a bug in this module.
+    #[cfg(any(test, debug_assertions))]
+    pub(super) fn check_invariants(&self) {
+        let open = self.entries.iter().flatten().count();
+        assert_eq!(open, self.open, "the open connections are counted");
+        let closed: u64 = self.closed_by.iter().sum();
+        assert_eq!(
+            self.opened,
+            open as u64 + closed + self.handed_over,
+            "every connection is open, closed or handed over"
+        );
+        let kept = self.closed.len();
+        assert!(kept <= CLOSED_MAX);
+        assert_eq!(closed, kept as u64 + self.closed_dropped);
+    }
+
+    #[inline]
+    fn entry_mut(&mut self, conn: ConnId) -> Option<&mut Entry> {
+        let entry = self.entries.get_mut(conn.slot() as usize)?.as_mut()?;
+        (entry.generation == conn.generation()).then_some(entry)
+    }
+
+    fn take(&mut self, conn: ConnId) -> Option<Entry> {
+        self.entry_mut(conn)?;
+        self.open -= 1;
+        self.entries[conn.slot() as usize].take()
+    }
+
+    fn drop_oldest(&mut self) -> Option<ConnectionId> {
+        let oldest = self.closed.pop_front()?;
+        let id = oldest.activity.id();
+        if let Some(copy) = &mut self.copy
+            && copy.next_closed == self.closed_dropped
+            && copy.next_closed < copy.closed_end
+        {
+            copy.next_closed += 1;
+            copy.image.closed.push(oldest);
+        }
+        self.closed_dropped += 1;
+        Some(id)
+    }
+}
+
+impl Copying {
+    /// Copies a connection unless that has been done. Returns the number of missing keys copied.
+    fn copy(&mut self, slot: u32, entry: &mut Entry, snapshot: u32, waiters: &Waiters) -> usize {
+        if entry.copied_in == snapshot {
+            return 0;
+        }
+        entry.copied_in = snapshot;
+        let waiting = waiters.waiting_of(ConnId::new(slot, entry.generation));
+        let start = self.image.missing.len();
+        let wait = waiting.map(|waiting| {
+            let missing = waiters.missing_of(waiting).take(MISSING_MAX);
+            self.image.missing.extend(missing.cloned());
+            WaitImage {
+                origin: waiting.origin,
+                missing_count: waiting.missing as usize,
+                missing: (start, self.image.missing.len() - start),
+            }
+        });
+        self.image.open.push(ConnectionImage {
+            activity: entry.activity,
+            wait,
+        });
+        self.image.missing.len() - start
+    }
+}
+
+fn pending_wait(conn: ConnId, waiters: &Waiters) -> Option<PendingWait> {
+    let waiting = waiters.waiting_of(conn)?;
+    let missing = waiters.missing_of(waiting).take(MISSING_MAX);
+    Some(PendingWait {
+        command: waiting.origin.command,
+        since: waiting.origin.since.since_start(),
+        missing: missing.cloned().collect(),
+        missing_count: waiting.missing as usize,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_costs_at_most_256_bytes_more() {
+        assert!(size_of::<Option<Entry>>() <= 256);
+    }
+}

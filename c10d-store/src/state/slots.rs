@@ -1,0 +1,349 @@
+//! The values and queues by name, each value with its last two writes.
+//!
+//! A snapshot copies them in slices. A slot that changes before its turn is copied first, so that all copies
+//! show the moment at which the snapshot started.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use indexmap::IndexMap;
+
+use super::image::KeysImage;
+use super::stored::{Stored, Writer, Written};
+use super::waiters::ListId;
+use crate::decimal::{parse_decimal, write_decimal};
+use crate::message::Payload;
+use crate::stored_value::Value;
+
+/// The value is not a number, so nothing was added.
+#[derive(Debug)]
+pub(super) struct NotANumber;
+
+/// Everything under one name. Invariant: never entirely empty.
+#[derive(Debug, Default)]
+pub(super) struct Slot {
+    pub(super) stored: Option<Stored>,
+    /// Invariant: not empty.
+    #[expect(
+        clippy::box_collection,
+        reason = "few names have a queue, so the slots of all others stay small"
+    )]
+    pub(super) queue: Option<Box<VecDeque<Value>>>,
+    pub(super) waiters: Option<ListId>,
+    /// The last snapshot that has copied this slot, or need not.
+    copied_in: u32,
+}
+
+impl Slot {
+    /// docs/wire.md, CHECK: a value, or a queue that is not empty.
+    pub(super) const fn exists(&self) -> bool {
+        self.stored.is_some() || self.queue.is_some()
+    }
+
+    pub(super) const fn is_empty(&self) -> bool {
+        !self.exists() && self.waiters.is_none()
+    }
+
+    pub(super) fn value(&self) -> Option<&Value> {
+        self.stored.as_ref().map(|stored| &stored.value)
+    }
+}
+
+/// Indexed, so that a snapshot can continue where it stopped.
+type Map = IndexMap<Arc<[u8]>, Slot>;
+
+#[derive(Debug, Default)]
+pub(super) struct Slots {
+    map: Map,
+    /// The number of slots with a value.
+    value_count: usize,
+    /// The bytes of the values and of their keys.
+    stored_bytes: usize,
+    /// The number of writes so far.
+    writes: u64,
+    /// The number of snapshots started so far.
+    snapshots: u32,
+    copy: Option<Box<Copying>>,
+}
+
+/// A snapshot in progress.
+///
+/// It visits the slots from the last one down. A removal moves the last slot down into the gap, so a slot that was
+/// not visited stays below `left`; one that was visited carries the snapshot's number and is not copied twice.
+#[derive(Debug)]
+struct Copying {
+    image: KeysImage,
+    keys_max: usize,
+    /// The slots with a smaller index have not been visited.
+    left: usize,
+}
+
+impl Copying {
+    #[cold]
+    fn copy(&mut self, key: &Arc<[u8]>, slot: &mut Slot, snapshot: u32) {
+        if slot.copied_in == snapshot {
+            return;
+        }
+        slot.copied_in = snapshot;
+        if let Some(stored) = &slot.stored {
+            if self.image.keys.len() < self.keys_max {
+                self.image.push(key, stored);
+            } else {
+                self.image.left_out += 1;
+            }
+        }
+        if let Some(queue) = &slot.queue {
+            if self.image.queues.len() < self.keys_max {
+                self.image.queues.push((Arc::clone(key), queue.len()));
+            } else {
+                self.image.left_out += 1;
+            }
+        }
+    }
+}
+
+impl Slots {
+    pub(super) fn get(&self, key: &[u8]) -> Option<&Slot> {
+        self.map.get(key)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&Arc<[u8]>, &Slot)> {
+        self.map.iter()
+    }
+
+    #[cfg(debug_assertions)]
+    pub(super) fn len(&self) -> usize {
+        self.map.len()
+    }
+
+    pub(super) const fn value_count(&self) -> usize {
+        self.value_count
+    }
+
+    pub(super) const fn stored_bytes(&self) -> usize {
+        self.stored_bytes
+    }
+
+    /// Writes a value. Returns the waiters of the name.
+    pub(super) fn write(&mut self, key: &[u8], new: Payload<'_>, writer: Writer) -> Option<ListId> {
+        let written = self.next_write(writer);
+        let Some(slot) = find(&mut self.map, &mut self.copy, self.snapshots, key) else {
+            let slot = insert(&mut self.map, self.snapshots, key);
+            self.value_count += 1;
+            self.stored_bytes += key.len() + new.as_bytes().len();
+            slot.stored = Some(Stored {
+                value: new.into_value(),
+                written,
+                previous: None,
+            });
+            return None;
+        };
+        self.stored_bytes += new.as_bytes().len();
+        if let Some(stored) = &mut slot.stored {
+            self.stored_bytes -= stored.value.as_bytes().len();
+            stored.rewritten(written);
+            match new {
+                Payload::Borrowed(bytes) => stored.value.assign(bytes),
+                Payload::Owned(value) => stored.value = value,
+            }
+        } else {
+            self.value_count += 1;
+            self.stored_bytes += key.len();
+            slot.stored = Some(Stored {
+                value: new.into_value(),
+                written,
+                previous: None,
+            });
+        }
+        slot.waiters
+    }
+
+    /// docs/wire.md, ADD and BARRIER: adds to the number at `key`. Returns the sum and the waiters of the name.
+    ///
+    /// # Errors
+    /// If the value is not a number; then nothing has changed.
+    pub(super) fn add(
+        &mut self,
+        key: &[u8],
+        delta: i64,
+        writer: Writer,
+    ) -> Result<(i64, Option<ListId>), NotANumber> {
+        let slot = match find(&mut self.map, &mut self.copy, self.snapshots, key) {
+            Some(slot) => slot,
+            None => insert(&mut self.map, self.snapshots, key),
+        };
+        let current = match slot.value() {
+            None => 0,
+            Some(value) => parse_decimal(value.as_bytes()).ok_or(NotANumber)?,
+        };
+        let sum = current.wrapping_add(delta);
+        self.writes += 1;
+        let written = Written::new(self.writes, writer);
+        let stored = match &mut slot.stored {
+            Some(stored) => {
+                self.stored_bytes -= stored.value.as_bytes().len();
+                stored.rewritten(written);
+                stored
+            }
+            None => {
+                self.value_count += 1;
+                self.stored_bytes += key.len();
+                slot.stored.insert(Stored {
+                    value: Value::from(&[][..]),
+                    written,
+                    previous: None,
+                })
+            }
+        };
+        let text = stored.value.make_short();
+        write_decimal(sum, text);
+        self.stored_bytes += text.len();
+        Ok((sum, slot.waiters))
+    }
+
+    /// Appends to a value, or writes the first one. Returns the waiters of the name.
+    pub(super) fn append(
+        &mut self,
+        key: &[u8],
+        more: Payload<'_>,
+        writer: Writer,
+    ) -> Option<ListId> {
+        match find(&mut self.map, &mut self.copy, self.snapshots, key) {
+            Some(Slot {
+                stored: Some(stored),
+                waiters,
+                ..
+            }) => {
+                self.writes += 1;
+                self.stored_bytes += more.as_bytes().len();
+                stored.rewritten(Written::new(self.writes, writer));
+                stored.value.append(more.as_bytes());
+                *waiters
+            }
+            _ => self.write(key, more, writer),
+        }
+    }
+
+    /// Removes a value; `false` if there is none.
+    pub(super) fn delete(&mut self, key: &[u8]) -> bool {
+        let Some(slot) = find(&mut self.map, &mut self.copy, self.snapshots, key) else {
+            return false;
+        };
+        let Some(deleted) = slot.stored.take() else {
+            return false;
+        };
+        self.value_count -= 1;
+        self.stored_bytes -= key.len() + deleted.value.as_bytes().len();
+        if slot.is_empty() {
+            self.map.swap_remove(key);
+        }
+        true
+    }
+
+    /// Adds an element to a queue. Returns the waiters of the name.
+    pub(super) fn push(&mut self, key: &[u8], element: Value) -> Option<ListId> {
+        let slot = match find(&mut self.map, &mut self.copy, self.snapshots, key) {
+            Some(slot) => slot,
+            None => insert(&mut self.map, self.snapshots, key),
+        };
+        slot.queue.get_or_insert_default().push_back(element);
+        slot.waiters
+    }
+
+    /// Removes the first element of a queue.
+    pub(super) fn pop(&mut self, key: &[u8]) -> Option<Value> {
+        let slot = find(&mut self.map, &mut self.copy, self.snapshots, key)?;
+        let queue = slot.queue.as_mut()?;
+        let element = queue.pop_front();
+        if queue.is_empty() {
+            slot.queue = None;
+            if slot.is_empty() {
+                self.map.swap_remove(key);
+            }
+        }
+        element
+    }
+
+    /// The list of the waiters of a name; `new_list` makes one if there is none.
+    pub(super) fn waiters_of(
+        &mut self,
+        key: &[u8],
+        new_list: impl FnOnce(Arc<[u8]>) -> ListId,
+    ) -> ListId {
+        // Waiters are not part of a slot's copy.
+        let index = self.map.get_index_of(key).unwrap_or_else(|| {
+            insert(&mut self.map, self.snapshots, key);
+            self.map.len() - 1
+        });
+        let (name, slot) = &mut self.map.get_index_mut(index).expect("found or inserted");
+        *slot
+            .waiters
+            .get_or_insert_with(|| new_list(Arc::clone(name)))
+    }
+
+    /// The last waiter of a name was removed.
+    pub(super) fn remove_waiters(&mut self, name: &[u8]) {
+        if let Some(slot) = self.map.get_mut(name) {
+            slot.waiters = None;
+            if slot.is_empty() {
+                self.map.swap_remove(name);
+            }
+        }
+    }
+
+    /// Starts a snapshot of the current moment, with at most this many keys and as many queues. A snapshot in
+    /// progress is dropped.
+    pub(super) fn start_copy(&mut self, keys_max: usize) {
+        self.snapshots = self.snapshots.wrapping_add(1);
+        self.copy = Some(Box::new(Copying {
+            image: KeysImage::with_capacity(self.value_count.min(keys_max)),
+            keys_max,
+            left: self.map.len(),
+        }));
+    }
+
+    /// Visits at most `budget` slots, and takes them off it. Returns the copy once it is complete.
+    pub(super) fn copy_slice(&mut self, budget: &mut usize) -> Option<KeysImage> {
+        let copy = self.copy.as_mut()?;
+        copy.left = copy.left.min(self.map.len());
+        while copy.left > 0 {
+            if *budget == 0 {
+                return None;
+            }
+            *budget -= 1;
+            copy.left -= 1;
+            if let Some((key, slot)) = self.map.get_index_mut(copy.left) {
+                copy.copy(key, slot, self.snapshots);
+            }
+        }
+        Some(self.copy.take()?.image)
+    }
+
+    const fn next_write(&mut self, writer: Writer) -> Written {
+        self.writes += 1;
+        Written::new(self.writes, writer)
+    }
+}
+
+/// The slot of a name, for a change: a snapshot in progress copies it first.
+#[inline]
+fn find<'m>(
+    map: &'m mut Map,
+    copy: &mut Option<Box<Copying>>,
+    snapshot: u32,
+    key: &[u8],
+) -> Option<&'m mut Slot> {
+    let (_, name, slot) = map.get_full_mut(key)?;
+    if let Some(copy) = copy {
+        copy.copy(name, slot, snapshot);
+    }
+    Some(slot)
+}
+
+/// A new slot. It does not belong to a snapshot that has started.
+fn insert<'m>(map: &'m mut Map, snapshot: u32, key: &[u8]) -> &'m mut Slot {
+    map.entry(key.into()).or_insert(Slot {
+        copied_in: snapshot,
+        ..Slot::default()
+    })
+}
