@@ -2,40 +2,31 @@
 #![forbid(unsafe_code)]
 
 mod announced;
+mod explain;
 pub mod flight;
 #[cfg(feature = "http")]
 pub mod http;
+mod identity;
+mod index;
+mod job;
+mod keys;
+mod launched;
+mod options;
+mod parts;
+mod progress;
+mod ranks;
 mod report;
+#[cfg(test)]
+#[allow(dead_code, unused_imports, reason = "further tests use all of it")]
+mod sim;
 pub mod stacks;
 mod text;
-
-use c10d_store::Snapshot;
+mod why;
 
 pub use announced::{AnnouncedNode, AnnouncedProcess, AnnouncedWorker, WorkerEnd};
+pub use explain::explain;
+pub use options::ExplainOptions;
 pub use report::{
     Finding, FindingKind, Group, NodeReport, Process, RankReport, RankSet, RankState, Report,
     Sureness, WaitFor,
 };
-
-/// Settings of [`explain`].
-#[derive(Debug, Clone, Default)]
-#[non_exhaustive]
-pub struct ExplainOptions {
-    world_size: Option<usize>,
-}
-
-impl ExplainOptions {
-    /// Sets the number of ranks of the job, if the caller knows it.
-    #[must_use]
-    pub const fn with_world_size(mut self, world_size: usize) -> Self {
-        self.world_size = Some(world_size);
-        self
-    }
-}
-
-/// Explains what the job waits for.
-#[must_use]
-pub fn explain(snapshot: &Snapshot, options: &ExplainOptions) -> Report {
-    let _ = (snapshot, options);
-    Report::default()
-}

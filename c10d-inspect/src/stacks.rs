@@ -9,7 +9,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::report::RankSet;
-use crate::text::{capitalized, ranks_named, shown};
+use crate::text::{capitalized, ranks_named, shown_up_to};
 
 /// The most threads of one rank. Python's dump ends after 100.
 const THREADS_MAX: usize = 128;
@@ -71,9 +71,9 @@ impl Frame {
     fn new(path: &str, line: &str, function: &str) -> Self {
         let (file, is_library) = short_path(path);
         Self {
-            file: shown(file, PATH_CHARS_MAX),
+            file: shown_up_to(file.as_bytes(), PATH_CHARS_MAX),
             line: line.trim().parse().unwrap_or(0),
-            function: shown(function.trim(), NAME_CHARS_MAX),
+            function: shown_up_to(function.trim().as_bytes(), NAME_CHARS_MAX),
             is_library,
         }
     }
@@ -120,7 +120,7 @@ impl Stacks {
                     .split_once('"')
                     .and_then(|(_, rest)| rest.rsplit_once('"'));
                 threads.push(ThreadStack {
-                    name: name.map(|(name, _)| shown(name, NAME_CHARS_MAX)),
+                    name: name.map(|(name, _)| shown_up_to(name.as_bytes(), NAME_CHARS_MAX)),
                     frames: Vec::new(),
                 });
                 continue;
@@ -224,7 +224,7 @@ fn faulthandler_thread(line: &str) -> Option<Option<String>> {
     let name = rest
         .split_once('[')
         .and_then(|(_, name)| name.strip_suffix(']'));
-    Some(name.map(|name| shown(name, NAME_CHARS_MAX)))
+    Some(name.map(|name| shown_up_to(name.as_bytes(), NAME_CHARS_MAX)))
 }
 
 /// `  File "train.py", line 12 in load_data`

@@ -1,70 +1,157 @@
-//! Texts from ranks and launchers, made safe to print, and lists of ranks.
+//! Words for people: escaped bytes, ages, lists of ranks.
 
-/// The most parts of a list of ranks.
-const PARTS_MAX: usize = 16;
+use std::collections::BTreeSet;
+use std::fmt::Write;
+use std::time::Duration;
 
-/// The first `max` characters of `text` without control characters; "..." stands for the rest.
-pub(crate) fn shown(text: &str, max: usize) -> String {
-    let mut characters = text.chars().filter(|character| is_printable(*character));
-    let mut shown: String = characters.by_ref().take(max).collect();
-    if characters.next().is_some() {
-        shown.push_str("...");
-    }
-    shown
+/// The most characters of a name or key that are shown.
+const SHOWN_CHARS_MAX: usize = 160;
+
+/// The most ranges of ranks in one sentence.
+const RANGES_MAX: usize = 8;
+
+/// A stranger's bytes for a terminal or a page: no control characters, no characters that reorder text, cut to
+/// 160 characters. Bytes that are not UTF-8 are shown as `\xNN`.
+pub(crate) fn shown(bytes: &[u8]) -> String {
+    shown_up_to(bytes, SHOWN_CHARS_MAX)
 }
 
-/// Whether a character neither controls a terminal nor changes the direction of the text around it.
-fn is_printable(character: char) -> bool {
-    let is_direction = matches!(
-        character,
-        '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
-    );
-    !character.is_control() && !is_direction
-}
-
-/// Ranks in ascending order as "0, 1 and 3", or "0-15, 20"; long lists end in "and 12 more".
-pub(crate) fn rank_list(ranks: impl IntoIterator<Item = usize>) -> String {
-    let mut runs: Vec<(usize, usize)> = Vec::new();
-    for rank in ranks {
-        match runs.last_mut() {
-            Some((_, last)) if *last + 1 == rank => *last = rank,
-            _ => runs.push((rank, rank)),
+/// As [`shown`], cut to `max` characters.
+pub(crate) fn shown_up_to(bytes: &[u8], max: usize) -> String {
+    let mut text = String::with_capacity(bytes.len().min(max));
+    let mut count = 0;
+    for chunk in bytes[..bytes.len().min(max.saturating_mul(4))].utf8_chunks() {
+        for character in chunk.valid().chars() {
+            count += 1;
+            if count > max {
+                text.push('…');
+                return text;
+            }
+            if is_harmless(character) {
+                text.push(character);
+            } else {
+                // Writing to a string cannot fail.
+                let _ = write!(text, "\\u{{{:x}}}", u32::from(character));
+            }
+        }
+        for byte in chunk.invalid() {
+            count += 1;
+            if count > max {
+                text.push('…');
+                return text;
+            }
+            let _ = write!(text, "\\x{byte:02x}");
         }
     }
-    let mut parts = Vec::new();
-    let mut left_out = 0;
-    for (first, last) in runs {
-        if parts.len() >= PARTS_MAX {
-            left_out += last - first + 1;
-        } else if last - first < 2 {
-            parts.extend((first..=last).map(|rank| rank.to_string()));
-        } else {
-            parts.push(format!("{first}-{last}"));
-        }
-    }
-    if left_out > 0 {
-        return format!("{} and {left_out} more", parts.join(", "));
-    }
-    match parts.split_last() {
-        Some((last, rest)) if !rest.is_empty() => format!("{} and {last}", rest.join(", ")),
-        _ => parts.concat(),
+    text
+}
+
+/// Whether a character changes nothing but its own place on the screen.
+fn is_harmless(character: char) -> bool {
+    !(character.is_control()
+        || matches!(character,
+            '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}'))
+}
+
+/// A duration as people say it: "0.4 s", "31 s", "12 min", "2 h 5 min".
+pub(crate) fn age(age: Duration) -> String {
+    let seconds = age.as_secs();
+    match seconds {
+        0 => format!("{:.1} s", age.as_secs_f64().min(0.9)),
+        1..=119 => format!("{seconds} s"),
+        120..=7199 => format!("{} min", seconds / 60),
+        _ => format!("{} h {} min", seconds / 3600, seconds / 60 % 60),
     }
 }
 
-/// "rank 2", or "ranks 0, 1 and 3".
-pub(crate) fn ranks_named(ranks: impl IntoIterator<Item = usize>) -> String {
-    let ranks: Vec<usize> = ranks.into_iter().collect();
+/// "rank 2", "ranks 1 and 3", "ranks 0-4095 and 4100"; at most 8 ranges.
+pub(crate) fn ranks(ranks: &BTreeSet<usize>) -> String {
     let noun = if ranks.len() == 1 { "rank" } else { "ranks" };
-    format!("{noun} {}", rank_list(ranks))
+    format!("{noun} {}", numbers(ranks))
+}
+
+/// As [`ranks`], for ranks in any order.
+pub(crate) fn ranks_named(ranks: impl IntoIterator<Item = usize>) -> String {
+    self::ranks(&ranks.into_iter().collect())
+}
+
+/// "Rank 2", "Ranks 1 and 3", for the start of a sentence.
+pub(crate) fn ranks_start(ranks: &BTreeSet<usize>) -> String {
+    capitalized(&self::ranks(ranks))
 }
 
 /// The text with its first letter in upper case.
 pub(crate) fn capitalized(text: &str) -> String {
     let mut characters = text.chars();
-    match characters.next() {
-        Some(first) => first.to_uppercase().chain(characters).collect(),
-        None => String::new(),
+    characters.next().map_or_else(String::new, |first| {
+        first.to_uppercase().chain(characters).collect()
+    })
+}
+
+/// "2", "1 and 3", "0-4095 and 4100"; at most 8 ranges.
+pub(crate) fn numbers(numbers: &BTreeSet<usize>) -> String {
+    let mut ranges: Vec<(usize, usize)> = Vec::new();
+    for &number in numbers {
+        match ranges.last_mut() {
+            Some((_, last)) if last.checked_add(1) == Some(number) => *last = number,
+            _ => ranges.push((number, number)),
+        }
     }
+    let mut words = Vec::new();
+    let mut left_out = numbers.len();
+    for (first, last) in ranges {
+        if words.len() == RANGES_MAX {
+            break;
+        }
+        left_out -= last - first + 1;
+        if last == first {
+            words.push(first.to_string());
+        } else if last == first + 1 {
+            words.push(first.to_string());
+            words.push(last.to_string());
+        } else {
+            words.push(format!("{first}-{last}"));
+        }
+    }
+    if left_out > 0 {
+        words.push(format!("{left_out} more"));
+    }
+    joined(&words)
+}
+
+/// "a", "a and b", "a, b and c".
+pub(crate) fn joined(words: &[String]) -> String {
+    match words {
+        [] => "none".to_owned(),
+        [word] => word.clone(),
+        [words @ .., last] => format!("{} and {last}", words.join(", ")),
+    }
+}
+
+/// "1 rank", "3 ranks".
+pub(crate) fn count(number: usize, noun: &str) -> String {
+    if number == 1 {
+        format!("1 {noun}")
+    } else if noun.ends_with("ss") {
+        format!("{number} {noun}es")
+    } else {
+        format!("{number} {noun}s")
+    }
+}
+
+/// "waits" for one, "wait" for several.
+pub(crate) fn verb(number: usize, one: &'static str, several: &'static str) -> &'static str {
+    if number == 1 { one } else { several }
+}
+
+/// The number that the bytes are in decimal, without sign and leading zeros.
+pub(crate) fn decimal(bytes: &[u8]) -> Option<usize> {
+    if bytes.len() > 12 || (bytes.len() > 1 && bytes[0] == b'0') {
+        return None;
+    }
+    let digits = bytes.iter().all(u8::is_ascii_digit).then_some(bytes)?;
+    str::from_utf8(digits).ok()?.parse().ok()
 }
 
 #[cfg(test)]
@@ -72,20 +159,51 @@ mod tests {
     use super::*;
 
     #[test]
-    fn control_and_direction_characters_are_left_out() {
-        assert_eq!(shown("a\u{1b}[2J\u{9b}b\u{202e}c\nd", 64), "a[2Jbcd");
-        assert_eq!(shown("abcdef", 3), "abc...");
-        assert_eq!(shown("abc\n", 3), "abc");
+    fn ranks_are_listed_as_ranges() {
+        let of = |numbers: &[usize]| ranks(&numbers.iter().copied().collect());
+        assert_eq!(of(&[2]), "rank 2");
+        assert_eq!(of(&[1, 3]), "ranks 1 and 3");
+        assert_eq!(of(&[0, 1, 3]), "ranks 0, 1 and 3");
+        assert_eq!(of(&[0, 1, 2, 3, 9]), "ranks 0-3 and 9");
+        let all = (0..4096).chain([4100]).collect();
+        assert_eq!(ranks(&all), "ranks 0-4095 and 4100");
+        let odd = (0..16_384).filter(|rank| rank % 2 == 1).collect();
+        assert_eq!(ranks(&odd), "ranks 1, 3, 5, 7, 9, 11, 13, 15 and 8184 more");
+        assert_eq!(of(&[usize::MAX]), format!("rank {}", usize::MAX));
     }
 
     #[test]
-    fn ranks_are_listed_in_runs() {
-        assert_eq!(rank_list([]), "");
-        assert_eq!(ranks_named([2]), "rank 2");
-        assert_eq!(ranks_named([0, 1, 3]), "ranks 0, 1 and 3");
-        assert_eq!(rank_list([0, 1, 2, 3, 7]), "0-3 and 7");
-        let many = rank_list((0..100).map(|n| n * 2));
-        assert!(many.ends_with("28, 30 and 84 more"), "{many}");
-        assert_eq!(capitalized("rank 2"), "Rank 2");
+    fn escapes_what_changes_the_screen() {
+        for (bytes, expected) in [
+            (&b"/default_pg/0"[..], "/default_pg/0"),
+            (b"\x1b[2J", "\\u{1b}[2J"),
+            (b"a\r\nb\t", "a\\u{d}\\u{a}b\\u{9}"),
+            (b"\xff\xc3", "\\xff\\xc3"),
+            ("\u{202e}gnp".as_bytes(), "\\u{202e}gnp"),
+            (
+                "\u{2066}\u{feff}\u{9b}".as_bytes(),
+                "\\u{2066}\\u{feff}\\u{9b}",
+            ),
+            ("Grüße".as_bytes(), "Grüße"),
+            (b"<script>", "<script>"),
+        ] {
+            assert_eq!(shown(bytes), expected);
+        }
+        assert_eq!(shown(&[b'a'; 100_000]).chars().count(), SHOWN_CHARS_MAX + 1);
+        assert!(shown(&[0; 100_000]).len() < 2000);
+    }
+
+    #[test]
+    fn ages_have_one_unit_that_fits() {
+        for (milliseconds, expected) in [
+            (0, "0.0 s"),
+            (440, "0.4 s"),
+            (999, "0.9 s"),
+            (31_900, "31 s"),
+            (180_000, "3 min"),
+            (7_500_000, "2 h 5 min"),
+        ] {
+            assert_eq!(age(Duration::from_millis(milliseconds)), expected);
+        }
     }
 }

@@ -6,7 +6,7 @@ use std::fmt;
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::text::shown;
+use crate::text::shown_up_to;
 
 /// The most characters of a name that a rank sent.
 const NAME_CHARS_MAX: usize = 64;
@@ -196,8 +196,8 @@ impl GroupRecording {
 impl Collective {
     fn read(entry: &Value, group: String, number: u64) -> Self {
         let text = |name: &str| entry.get(name).and_then(Value::as_str);
-        let full_name = shown(
-            text("profiling_name").unwrap_or("collective"),
+        let full_name = shown_up_to(
+            text("profiling_name").unwrap_or("collective").as_bytes(),
             NAME_CHARS_MAX,
         );
         let (backend, operation) = full_name.split_once(':').unwrap_or(("", &full_name));
@@ -215,7 +215,7 @@ impl Collective {
             backend: backend.to_owned(),
             sizes: sizes.collect(),
             types: types
-                .map(|name| shown(name, NAME_CHARS_MAX).to_lowercase())
+                .map(|name| shown_up_to(name.as_bytes(), NAME_CHARS_MAX).to_lowercase())
                 .collect(),
             entered_unix_ns: self::number(entry.get("time_created_ns")).unwrap_or(0),
             // `state` of gloo's collectives is "scheduled" until the end of the process.
@@ -260,5 +260,5 @@ fn number(value: Option<&Value>) -> Option<u64> {
 
 fn name_at(list: &Value, index: usize) -> Option<String> {
     let text = list.get(index)?.as_str()?;
-    Some(shown(text, NAME_CHARS_MAX))
+    Some(shown_up_to(text.as_bytes(), NAME_CHARS_MAX))
 }

@@ -94,5 +94,5 @@ fn a_hostile_answer_is_cut_and_cannot_control_the_terminal() {
         .chars()
         .all(|character| character == '\n' || !character.is_control());
     assert!(is_clean && !shown.contains('\u{202e}'));
-    assert!(shown.contains("[31m.py:0 in 2Jf"));
+    assert!(shown.contains("\\u{1b}[31m.py:0 in \\u{9b}2J\\u{202e}f"));
 }

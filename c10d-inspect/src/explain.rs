@@ -1,0 +1,85 @@
+//! From a snapshot to a report.
+
+use std::time::UNIX_EPOCH;
+
+use c10d_store::Snapshot;
+
+use crate::identity::Identities;
+use crate::index::Index;
+use crate::job::Job;
+use crate::launched::Launched;
+use crate::options::ExplainOptions;
+use crate::parts::{groups, nodes, unknown_processes, waits};
+use crate::ranks::{milliseconds, ranks};
+use crate::report::{Finding, Report};
+use crate::text;
+use crate::why;
+
+/// Explains what the job waits for.
+#[must_use]
+pub fn explain(snapshot: &Snapshot, options: &ExplainOptions) -> Report {
+    let index = Index::new(snapshot);
+    let launched = Launched::new(&index);
+    let who = Identities::new(&index, &launched);
+    let job = Job::new(&index, &launched, &who, options);
+    let (mut findings, is_stuck) = why::find(&job);
+    if findings.is_empty() {
+        findings.extend(why::nothing_waits(&job));
+    }
+    let headline = headline(&job, &findings);
+    let started = snapshot
+        .started
+        .and_then(|at| at.duration_since(UNIX_EPOCH).ok());
+    Report {
+        taken_unix_ms: started.map_or(0, |started| milliseconds(started + snapshot.now)),
+        uptime_ms: milliseconds(snapshot.now),
+        headline,
+        is_stuck,
+        world_size: job.world_size,
+        ranks: ranks(&job, &findings),
+        unknown_processes: unknown_processes(&job),
+        nodes: nodes(&job),
+        groups: groups(&job),
+        waits: waits(&job),
+        findings,
+    }
+}
+
+fn headline(job: &Job<'_>, findings: &[Finding]) -> String {
+    match findings.first() {
+        Some(first) => first.text.clone(),
+        None => progress(job),
+    }
+}
+
+/// How far the job has come, while nothing is wrong.
+fn progress(job: &Job<'_>) -> String {
+    let connected = job
+        .who
+        .seen()
+        .filter(|&rank| job.is_connected(rank))
+        .count();
+    let seen = job.who.seen().count();
+    match job.world_size {
+        Some(size) if connected == 0 && seen >= size && size > 0 => {
+            format!("All {} have left.", text::count(size, "rank"))
+        }
+        Some(size) => format!(
+            "{connected} of {} are connected.",
+            text::count(size, "rank")
+        ),
+        None if seen > 0 => format!("{} are connected.", text::count(connected, "rank")),
+        None => {
+            let unknown = (0..job.index.snapshot.connections.len())
+                .filter(|&slot| job.index.process(slot).is_some())
+                .count();
+            format!(
+                "No rank has joined a group; {} open.",
+                match unknown {
+                    1 => "1 connection is".to_owned(),
+                    count => format!("{count} connections are"),
+                }
+            )
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! All that is known of a job: the decoded snapshot, the launchers' tables, and who is who.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use c10d_store::wire::Opcode;
+
+use crate::identity::Identities;
+use crate::index::{GlooGroup, Index, Published, Slot};
+use crate::keys::{Family, GROUP_SIZE_MAX};
+use crate::launched::Launched;
+use crate::options::ExplainOptions;
+use crate::progress::{Progress, progress};
+use crate::report::RankSet;
+
+/// Everything that findings are made of.
+#[derive(Debug)]
+pub(crate) struct Job<'a> {
+    pub(crate) index: &'a Index<'a>,
+    pub(crate) launched: &'a Launched,
+    pub(crate) who: &'a Identities<'a>,
+    pub(crate) options: &'a ExplainOptions,
+    /// The groups that are being made or have been made, in the order of the index.
+    pub(crate) groups: Vec<GroupState<'a>>,
+    /// The number of ranks.
+    pub(crate) world_size: Option<usize>,
+}
+
+/// A gloo group, with the progress of each member.
+#[derive(Debug)]
+pub(crate) struct GroupState<'a> {
+    pub(crate) group: &'a GlooGroup<'a>,
+    /// In the order of the group's members.
+    pub(crate) members: Vec<MemberState<'a>>,
+    /// The ranks in the group that have not published.
+    pub(crate) missing: BTreeSet<usize>,
+    /// The size, if any member says it.
+    pub(crate) size: Option<usize>,
+}
+
+/// A member that has published.
+#[derive(Debug)]
+pub(crate) struct MemberState<'a> {
+    pub(crate) published: &'a Published<'a>,
+    pub(crate) progress: Progress,
+    /// Its connection closed before another member had connected.
+    pub(crate) is_orphan: bool,
+    /// Its global rank, if known.
+    pub(crate) rank: Option<usize>,
+}
+
+impl<'a> Job<'a> {
+    pub(crate) fn new(
+        index: &'a Index<'a>,
+        launched: &'a Launched,
+        who: &'a Identities<'a>,
+        options: &'a ExplainOptions,
+    ) -> Self {
+        let mut job = Self {
+            index,
+            launched,
+            who,
+            options,
+            groups: Vec::new(),
+            world_size: None,
+        };
+        job.world_size = job.known_world_size();
+        job.groups = index
+            .groups
+            .iter()
+            .map(|group| job.group_state(group))
+            .collect();
+        job
+    }
+
+    fn known_world_size(&self) -> Option<usize> {
+        let by_caller = self
+            .options
+            .world_size
+            .filter(|&size| size <= GROUP_SIZE_MAX);
+        let mut mains = self.index.groups.iter().filter(|group| self.is_main(group));
+        by_caller
+            .or_else(|| self.launched.world_size())
+            .or_else(|| mains.find_map(|group| group.size))
+            .or_else(|| self.assigned_world_size())
+            .or_else(|| self.barrier_size())
+    }
+
+    /// The number of ranks in what the first launcher assigned: `[first rank, ranks, ..]`.
+    fn assigned_world_size(&self) -> Option<usize> {
+        let mut assigned = self.index.others.iter().filter_map(|(family, key)| {
+            matches!(family, Family::ElasticRanks { .. }).then_some(*key)
+        });
+        assigned.find_map(|key| {
+            let numbers: [usize; 4] = serde_json::from_slice(&key.value_head).ok()?;
+            Some(numbers[1]).filter(|&size| size <= GROUP_SIZE_MAX)
+        })
+    }
+
+    /// The largest number of clients that one BARRIER is for.
+    fn barrier_size(&self) -> Option<usize> {
+        let waiting = self.index.snapshot.connections.iter();
+        waiting
+            .filter(|connection| connection.wait.is_some())
+            .filter_map(|connection| connection.last.as_ref())
+            .filter(|last| last.command == Opcode::Barrier)
+            .filter_map(|last| usize::try_from(last.number).ok())
+            .filter(|&size| size <= GROUP_SIZE_MAX)
+            .max()
+    }
+
+    /// Whether the group is the default group of the job that the report is about.
+    pub(crate) fn is_main(&self, group: &GlooGroup<'_>) -> bool {
+        group.is_default() && self.who.is_of_job(&group.name)
+    }
+
+    fn group_state(&self, group: &'a GlooGroup<'a>) -> GroupState<'a> {
+        let size = if self.is_main(group) {
+            self.world_size.or(group.size)
+        } else {
+            group.size
+        };
+        let members: Vec<_> = group
+            .members
+            .iter()
+            .map(|published| MemberState {
+                published,
+                progress: progress(self.index, group, published),
+                is_orphan: self.index.is_orphan(group, published),
+                rank: self.global_rank(group, published),
+            })
+            .collect();
+        let mut missing: BTreeSet<usize> = BTreeSet::new();
+        let mut next = 0;
+        for rank in members
+            .iter()
+            .map(|member| member.published.rank)
+            .chain(size)
+        {
+            missing.extend(next..rank.min(size.unwrap_or(0)));
+            next = rank + 1;
+        }
+        GroupState {
+            group,
+            members,
+            missing,
+            size,
+        }
+    }
+
+    fn global_rank(&self, group: &GlooGroup<'_>, member: &Published<'_>) -> Option<usize> {
+        if self.is_main(group) {
+            return Some(member.rank);
+        }
+        self.who.rank(member.writer?)
+    }
+
+    /// The default groups of the job: one a device or network interface.
+    pub(crate) fn mains(&self) -> impl Iterator<Item = &GroupState<'a>> {
+        self.groups.iter().filter(|state| self.is_main(state.group))
+    }
+
+    /// The ranks from which the default group has an address, written by a connection that is still open.
+    pub(crate) fn is_connected(&self, rank: usize) -> bool {
+        self.who
+            .connections(rank)
+            .iter()
+            .any(|&slot| self.index.is_open(slot))
+    }
+
+    /// The connection by which a rank does most: the one with its latest address, else the newest open one.
+    pub(crate) fn main_connection(&self, rank: usize) -> Option<Slot> {
+        let published = self
+            .mains()
+            .filter_map(|state| state.group.member(rank))
+            .max_by_key(|member| member.key.version)
+            .and_then(|member| member.writer);
+        published.or_else(|| {
+            let slots = self.who.connections(rank).iter().copied();
+            slots.max_by_key(|&slot| {
+                (
+                    self.index.is_open(slot),
+                    self.index.connections[slot].opened,
+                )
+            })
+        })
+    }
+
+    pub(crate) fn ago(&self, moment: Duration) -> Duration {
+        self.index.ago(moment)
+    }
+}
+
+impl GroupState<'_> {
+    /// The global ranks, as far as known, of the members of which `select` is true.
+    pub(crate) fn ranks(&self, select: impl Fn(&MemberState<'_>) -> bool) -> RankSet {
+        let members = self.members.iter().filter(|member| select(member));
+        RankSet(members.filter_map(|member| member.rank).collect())
+    }
+
+    /// Whether all members have published, and none of them for a group of an earlier run.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.size.is_some()
+            && self.missing.is_empty()
+            && !self.members.iter().any(|member| member.is_orphan)
+    }
+}

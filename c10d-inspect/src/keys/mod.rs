@@ -1,0 +1,423 @@
+//! What a key means, by its shape.
+//!
+//! PyTorch nests groups as `<parent>//<group>//<device>//<the backend's key>`, behind the `/` that its client puts
+//! first. A key can be shown in words without its value; an address counts as one only if its value has the
+//! shape of an address ([`gloo_address`]).
+
+mod gloo;
+
+use crate::text::{self, decimal};
+
+#[cfg(test)]
+pub(crate) use gloo::encoded;
+pub(crate) use gloo::{GROUP_SIZE_MAX, GlooAddress, gloo_address};
+
+/// The meaning of a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Family<'a> {
+    /// Each client that is given a world size adds 1.
+    Init,
+    /// What one member of a group publishes, most often its gloo address.
+    Member(Member<'a>),
+    /// The number of ranks that have entered `init_process_group` or `new_group`.
+    InitBarrier { group: &'a [u8], is_last: bool },
+    /// The number of arrivals at another barrier.
+    Barrier { name: &'a [u8], is_last: bool },
+    /// The id of a NCCL communicator; `root` is which of several.
+    NcclId { group: GroupName<'a>, root: usize },
+    /// What the lower of two ranks publishes for sending between them.
+    NcclPair { lower: usize, higher: usize },
+    /// A rank's debug server.
+    DebugServer { rank: usize },
+    /// How many workers an agent has.
+    ElasticRole { agent: usize },
+    /// Which ranks an agent's workers have.
+    ElasticRanks { agent: usize },
+    /// Where the workers' store is.
+    ElasticMaster,
+    /// Agents leave when all have arrived here.
+    ElasticExit { is_last: bool },
+    /// The state of an elastic rendezvous.
+    Rendezvous { id: &'a [u8] },
+    /// The name of a RPC worker.
+    RpcName { rank: usize },
+    /// The address of a RPC worker.
+    RpcAddress { name: &'a [u8] },
+    /// Whether the RPC workers are fixed.
+    RpcIsStatic,
+    /// The shutdown of RPC.
+    RpcShutdown,
+    /// The token for joining or leaving RPC.
+    RpcToken,
+    /// A rank of NCCL has timed out.
+    NcclTimeout,
+    /// A rank's progress in NCCL collectives.
+    NcclTrace { rank: usize },
+    /// A group is being made again with other members.
+    Reconfigure,
+    /// What one member of a group publishes about symmetric memory.
+    SymmetricMemory { rank: usize },
+    /// A transfer between two ranks by NIXL.
+    Transport,
+    /// Not one of PyTorch's.
+    Unknown,
+}
+
+/// A key that one member of a group writes: everything but the last `/<number>` is the same for all members.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Member<'a> {
+    /// The key up to and with the last `/`.
+    pub(crate) stem: &'a [u8],
+    /// The group.
+    pub(crate) group: GroupName<'a>,
+    /// The rank in the group.
+    pub(crate) rank: usize,
+}
+
+/// The name of a group in keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct GroupName<'a> {
+    /// What precedes the groups: the prefix of the job.
+    pub(crate) prefix: &'a [u8],
+    /// The groups that this one is nested in, as in the key.
+    pub(crate) parents: &'a [u8],
+    /// The group's own name: "0" for the default group.
+    pub(crate) name: &'a [u8],
+    /// The kind of keys.
+    pub(crate) maker: Maker,
+}
+
+/// Which part of PyTorch makes a group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Maker {
+    /// `init_process_group`, `new_group` and what builds on it.
+    Process,
+    /// `init_rpc`.
+    Rpc,
+    /// The saver process of asynchronous checkpoints: a child of each rank.
+    Saver,
+}
+
+impl GroupName<'_> {
+    /// Whether ranks in this group are global ranks.
+    pub(crate) fn is_default(&self) -> bool {
+        self.maker == Maker::Process && self.parents.is_empty() && decimal(self.name).is_some()
+    }
+
+    /// The group in a sentence: "the default group", "group 1", "group be10…".
+    pub(crate) fn words(&self) -> String {
+        match self.maker {
+            Maker::Rpc => "the RPC group".to_owned(),
+            Maker::Saver => "the group of checkpoint savers".to_owned(),
+            Maker::Process if self.is_default() => "the default group".to_owned(),
+            Maker::Process => format!("group {}", self.short_name()),
+        }
+    }
+
+    /// The name, a hash cut to four digits.
+    pub(crate) fn short_name(&self) -> String {
+        if is_hash(self.name) {
+            format!("{}…", text::shown(&self.name[..4]))
+        } else {
+            text::shown(self.name)
+        }
+    }
+}
+
+/// Whether a group's name is a hash of its members.
+pub(crate) fn is_hash(name: &[u8]) -> bool {
+    name.len() == 40
+        && name
+            .iter()
+            .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+/// Decodes a key as it is on the wire.
+pub(crate) fn family(key: &[u8]) -> Family<'_> {
+    if key == b"init/" || key == b"/init/" {
+        return Family::Init;
+    }
+    let path = key.strip_prefix(b"/").unwrap_or(key);
+    outside_groups(path)
+        .or_else(|| in_group(key, path))
+        .unwrap_or(Family::Unknown)
+}
+
+/// Keys that say what they are without the group they are in.
+fn outside_groups(path: &[u8]) -> Option<Family<'_>> {
+    let last = after_last(path, b'/');
+    let before = &path[..path.len() - last.len()];
+    if let Some(rest) = last.strip_prefix(b"store_based_barrier_key:") {
+        let (group, is_last) = match rest.strip_suffix(b":last_worker") {
+            Some(group) => (group, true),
+            None => (rest, false),
+        };
+        return Some(Family::InitBarrier { group, is_last });
+    }
+    if before.ends_with(b"debug_server/")
+        && let Some(rank) = last.strip_prefix(b"rank").and_then(decimal)
+    {
+        return Some(Family::DebugServer { rank });
+    }
+    for (folder, make) in [
+        (
+            &b"torchelastic/role_info/"[..],
+            (|agent| Family::ElasticRole { agent }) as fn(usize) -> _,
+        ),
+        (b"torchelastic/assigned_ranks/", |agent| {
+            Family::ElasticRanks { agent }
+        }),
+    ] {
+        if before.ends_with(folder) {
+            return decimal(last).map(make);
+        }
+    }
+    if matches!(last, b"num_members" | b"last_member") {
+        let is_last = last == b"last_member";
+        let name = before.strip_suffix(b"/")?;
+        return Some(if name.ends_with(b"terminal_state") {
+            Family::ElasticExit { is_last }
+        } else {
+            Family::Barrier { name, is_last }
+        });
+    }
+    if path.starts_with(b"torch.rendezvous.") {
+        if matches!(last, b"MASTER_ADDR" | b"MASTER_PORT") {
+            return Some(Family::ElasticMaster);
+        }
+        let id = path.strip_prefix(b"torch.rendezvous.")?;
+        return (!id.contains(&b'/')).then_some(Family::Rendezvous { id });
+    }
+    if last == b"exception_dump" || last.starts_with(b"remote_error:") {
+        return Some(Family::NcclTimeout);
+    }
+    if let Some(rest) = last.strip_prefix(b"NCCL_") {
+        let rank = rest
+            .strip_suffix(b"_trace_start")
+            .or_else(|| rest.strip_suffix(b"_trace_end"))?;
+        return decimal(rank).map(|rank| Family::NcclTrace { rank });
+    }
+    if contains(path, b"reconfigure/") {
+        return Some(Family::Reconfigure);
+    }
+    for memory in [
+        &b"CUDASymmetricMemory/"[..],
+        b"NCCLSymmetricMemory/",
+        b"NVSHMEMSymmetricMemory/",
+    ] {
+        if let Some(position) = find(path, memory) {
+            let rest = &path[position + memory.len()..];
+            return Some(match rest.iter().position(|&byte| byte == b'/') {
+                Some(slash) => Family::SymmetricMemory {
+                    rank: decimal(&rest[slash + 1..])?,
+                },
+                None => Family::Barrier {
+                    name: path,
+                    is_last: false,
+                },
+            });
+        }
+    }
+    if path.starts_with(b"transport/") || contains(path, b"/transport/") {
+        return Some(Family::Transport);
+    }
+    rpc(path)
+}
+
+fn rpc(path: &[u8]) -> Option<Family<'_>> {
+    let start = find(path, b"rpc_prefix_")?;
+    let rest = &path[start + b"rpc_prefix_".len()..];
+    let slash = rest.iter().position(|&byte| byte == b'/')?;
+    decimal(&rest[..slash])?;
+    let rest = &rest[slash + 1..];
+    if let Some(rank) = rest.strip_prefix(b"names/") {
+        return decimal(rank).map(|rank| Family::RpcName { rank });
+    }
+    if let Some(name) = rest.strip_prefix(b"addrs/") {
+        return Some(Family::RpcAddress { name });
+    }
+    if rest.starts_with(b"shutdown/") {
+        return Some(Family::RpcShutdown);
+    }
+    if rest == b"RpcGroupManagementToken" || rest.starts_with(b"Token_for_") {
+        return Some(Family::RpcToken);
+    }
+    if rest == b"rpcIsStaticGroup" {
+        return Some(Family::RpcIsStatic);
+    }
+    None
+}
+
+fn in_group<'a>(key: &'a [u8], path: &'a [u8]) -> Option<Family<'a>> {
+    let tail_at = find_last(path, b"//").map_or(0, |position| position + 2);
+    let tail = &path[tail_at..];
+    let above = path[..tail_at].strip_suffix(b"//").unwrap_or_default();
+    let group = group_name(above);
+
+    if let Some(rest) = tail.rsplit(|&byte| byte == b'/').next() {
+        if let Some(id) = rest.strip_prefix(b"nccl_storekey_") {
+            let mut numbers = id.split(|&byte| byte == b'_').map(decimal);
+            numbers.next()??;
+            let root = numbers.next().unwrap_or(Some(0))?;
+            // "<group>/nccl_storekey_0": what precedes the key in the tail is the group's own name.
+            let name = &tail[..tail.len() - rest.len()];
+            let name = name.strip_suffix(b"/").unwrap_or(name);
+            let group = if name.is_empty() {
+                group
+            } else {
+                nccl_group(group, name)
+            };
+            return Some(Family::NcclId { group, root });
+        }
+        if let Some(root) = rest.strip_prefix(b"UniqueNCCLID:").and_then(decimal) {
+            return Some(Family::NcclId { group, root });
+        }
+    }
+    if !above.is_empty() && !tail.contains(&b'/') {
+        if decimal(tail).is_some() {
+            return Some(Family::NcclId { group, root: 0 });
+        }
+        let colon = tail.iter().position(|&byte| byte == b':')?;
+        let lower = decimal(&tail[..colon])?;
+        let higher = decimal(&tail[colon + 1..])?;
+        return Some(Family::NcclPair { lower, higher });
+    }
+
+    let last = after_last(path, b'/');
+    let rank = decimal(last).filter(|&rank| rank < GROUP_SIZE_MAX)?;
+    let stem = &key[..key.len() - last.len()];
+    let context = tail[..tail.len() - last.len()].strip_suffix(b"/")?;
+    let group = if above.is_empty() {
+        // "rpc_prefix_0/0/<rank>" has no double slash.
+        let start = find(context, b"rpc_prefix_")?;
+        let name = &context[start..];
+        GroupName {
+            prefix: &context[..start],
+            parents: b"",
+            name,
+            maker: Maker::Rpc,
+        }
+    } else {
+        group
+    };
+    Some(Family::Member(Member { stem, group, rank }))
+}
+
+/// The group that `above`, the parts before the backend's own key, belongs to.
+fn group_name(above: &[u8]) -> GroupName<'_> {
+    let groups = match find_last(above, b"//") {
+        Some(position) if is_device(&above[position + 2..]) => &above[..position],
+        _ => above,
+    };
+    let first_end = find(groups, b"//").unwrap_or(groups.len());
+    let first = &groups[..first_end];
+    let first_name = after_last(first, b'/');
+    let prefix = &first[..first.len() - first_name.len()];
+    let (parents, name) = match find_last(groups, b"//") {
+        Some(position) => (&groups[prefix.len()..position], &groups[position + 2..]),
+        None => (&groups[..0], first_name),
+    };
+    let maker = if first_name == b"AsyncCheckpointProcess" {
+        Maker::Saver
+    } else {
+        Maker::Process
+    };
+    GroupName {
+        prefix,
+        parents,
+        name,
+        maker,
+    }
+}
+
+/// NCCL repeats the group's name in its own key, and pairs have a name of their own.
+fn nccl_group<'a>(group: GroupName<'a>, name: &'a [u8]) -> GroupName<'a> {
+    let name = after_last(name, b'/');
+    if name == group.name {
+        group
+    } else {
+        GroupName { name, ..group }
+    }
+}
+
+/// Whether a part names a device type and no group: groups have numbers or hashes.
+fn is_device(part: &[u8]) -> bool {
+    (2..=16).contains(&part.len())
+        && part[0].is_ascii_lowercase()
+        && part
+            .iter()
+            .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit())
+}
+
+fn after_last(bytes: &[u8], separator: u8) -> &[u8] {
+    bytes
+        .rsplit(|&byte| byte == separator)
+        .next()
+        .unwrap_or(bytes)
+}
+
+fn find(bytes: &[u8], part: &[u8]) -> Option<usize> {
+    bytes.windows(part.len()).position(|window| window == part)
+}
+
+fn find_last(bytes: &[u8], part: &[u8]) -> Option<usize> {
+    bytes.windows(part.len()).rposition(|window| window == part)
+}
+
+fn contains(bytes: &[u8], part: &[u8]) -> bool {
+    find(bytes, part).is_some()
+}
+
+/// The meaning in a sentence, as in "the address of rank 2 in the default group"; an unknown key as it is, escaped.
+pub(crate) fn meaning(key: &[u8]) -> String {
+    match family(key) {
+        Family::Init => "the number of clients that have joined".to_owned(),
+        Family::Member(member) => member_meaning(&member),
+        Family::InitBarrier { group, .. } => {
+            format!("the barrier at the start of group {}", text::shown(group))
+        }
+        Family::Barrier { name, .. } => format!("the barrier {}", text::shown(name)),
+        Family::NcclId { group, root } => {
+            let of = group.words();
+            if root == 0 {
+                format!("the NCCL id of {of}, which rank 0 of it publishes")
+            } else {
+                format!("part {root} of the NCCL id of {of}")
+            }
+        }
+        Family::NcclPair { lower, higher } => {
+            format!("the NCCL id between ranks {lower} and {higher}, which rank {lower} publishes")
+        }
+        Family::DebugServer { rank } => format!("the address of rank {rank}'s debug server"),
+        Family::ElasticRole { agent } => format!("the number of workers of launcher {agent}"),
+        Family::ElasticRanks { agent } => {
+            format!("the ranks of launcher {agent}'s workers, which launcher 0 assigns")
+        }
+        Family::ElasticMaster => "the address of the workers' store".to_owned(),
+        Family::ElasticExit { .. } => "the exit of all launchers".to_owned(),
+        Family::Rendezvous { id } => format!("the rendezvous of run {}", text::shown(id)),
+        Family::RpcName { rank } => format!("the name of RPC worker {rank}"),
+        Family::RpcAddress { name } => format!("the address of RPC worker {}", text::shown(name)),
+        Family::RpcIsStatic => "whether the RPC workers are fixed".to_owned(),
+        Family::RpcShutdown => "the shutdown of RPC".to_owned(),
+        Family::RpcToken => "the token for joining or leaving RPC".to_owned(),
+        Family::NcclTimeout => "a timeout of NCCL on any rank".to_owned(),
+        Family::NcclTrace { rank } => format!("the progress of rank {rank} in NCCL"),
+        Family::Reconfigure => "a group that is being made again".to_owned(),
+        Family::SymmetricMemory { rank } => format!("the symmetric memory of member {rank}"),
+        Family::Transport => "a transfer between two ranks".to_owned(),
+        Family::Unknown => format!("the key {}", text::shown(key)),
+    }
+}
+
+fn member_meaning(member: &Member<'_>) -> String {
+    let (rank, group) = (member.rank, member.group.words());
+    if member.group.is_default() {
+        format!("the address of rank {rank} in {group}")
+    } else {
+        format!("the address of member {rank} of {group}")
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,308 @@
+//! The workers that launchers have announced.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use crate::announced::{AnnouncedNode, AnnouncedProcess, AnnouncedWorker, WorkerEnd};
+use crate::index::{Index, Slot};
+use crate::keys::GROUP_SIZE_MAX;
+
+/// The most bytes of an announcement that are read.
+const ANNOUNCEMENT_BYTES_MAX: usize = 8 * 1024 * 1024;
+
+/// All announced nodes and workers.
+#[derive(Debug, Default)]
+pub(crate) struct Launched {
+    pub(crate) nodes: Vec<Node>,
+    /// The node and the worker's place in it, by rank.
+    by_rank: BTreeMap<usize, (usize, usize)>,
+    /// Ranks that two launchers announce, both connected.
+    pub(crate) announced_twice: BTreeSet<usize>,
+}
+
+/// A node whose launcher announced itself.
+#[derive(Debug)]
+pub(crate) struct Node {
+    pub(crate) announced: AnnouncedNode,
+    /// The launcher's connection; `None` if it closed long ago.
+    pub(crate) connection: Option<Slot>,
+    /// When it was announced, since the server's start.
+    pub(crate) at: Duration,
+    /// When the launcher's connection closed.
+    pub(crate) closed: Option<Duration>,
+}
+
+/// An announced worker and its node.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Worker<'l> {
+    pub(crate) node: &'l Node,
+    pub(crate) worker: &'l AnnouncedWorker,
+}
+
+impl Launched {
+    pub(crate) fn new(index: &Index<'_>) -> Self {
+        let mut nodes: Vec<Node> = index
+            .snapshot
+            .announcements
+            .iter()
+            .filter(|announcement| announcement.bytes.len() <= ANNOUNCEMENT_BYTES_MAX)
+            .filter_map(|announcement| {
+                let mut announced: AnnouncedNode =
+                    serde_json::from_slice(&announcement.bytes).ok()?;
+                announced
+                    .workers
+                    .retain(|worker| worker.rank < GROUP_SIZE_MAX);
+                let connection = index.slot(announcement.connection);
+                let closed = match connection {
+                    Some(slot) => index.connections[slot].closed.map(|closed| closed.at),
+                    None => Some(announcement.at),
+                };
+                Some(Node {
+                    announced,
+                    connection,
+                    at: announcement.at,
+                    closed,
+                })
+            })
+            .collect();
+        // Later announcements replace earlier ones, and those of connected launchers all others.
+        nodes.sort_by_key(|node| (node.closed.is_none(), node.at));
+        let mut launched = Self {
+            nodes,
+            ..Self::default()
+        };
+        for (node_place, node) in launched.nodes.iter().enumerate() {
+            for (place, worker) in node.announced.workers.iter().enumerate() {
+                let before = launched.by_rank.insert(worker.rank, (node_place, place));
+                let is_of_both = before.is_some_and(|(other, _)| {
+                    other != node_place
+                        && launched.nodes[other].closed.is_none()
+                        && node.closed.is_none()
+                });
+                if is_of_both {
+                    launched.announced_twice.insert(worker.rank);
+                }
+            }
+        }
+        launched
+    }
+
+    pub(crate) fn worker(&self, rank: usize) -> Option<Worker<'_>> {
+        self.by_rank.get(&rank).map(|&(node, worker)| {
+            let node = &self.nodes[node];
+            Worker {
+                node,
+                worker: &node.announced.workers[worker],
+            }
+        })
+    }
+
+    /// The workers that are in force, in the order of their ranks.
+    pub(crate) fn workers(&self) -> impl Iterator<Item = Worker<'_>> {
+        self.by_rank.keys().filter_map(|&rank| self.worker(rank))
+    }
+
+    /// The number of ranks that launchers say, if any does.
+    pub(crate) fn world_size(&self) -> Option<usize> {
+        let said = |node: &Node| {
+            node.announced
+                .world_size
+                .filter(|&size| size <= GROUP_SIZE_MAX)
+        };
+        self.nodes.iter().rev().find_map(said)
+    }
+
+    /// The ranks of connections by the addresses and process ids that launchers announced.
+    pub(crate) fn identified(&self, index: &Index<'_>) -> Vec<(Slot, usize)> {
+        let tables = Tables::new(self, index);
+        (0..index.connections.len())
+            .filter_map(|slot| Some((slot, tables.rank(self, index, slot)?)))
+            .filter(|(_, rank)| !self.announced_twice.contains(rank))
+            .collect()
+    }
+}
+
+/// A process of a worker: the node, the worker and the process, by their places.
+type Place = (usize, usize, usize);
+
+/// The announced processes, by what a connection shows of its process. `None` is one that two processes show.
+struct Tables {
+    by_address: HashMap<SocketAddr, Option<Place>>,
+    by_process: HashMap<(IpAddr, u32), Option<Place>>,
+    /// Nodes whose launchers see the same addresses as the server: no address translation is between.
+    is_seen_alike: Vec<bool>,
+}
+
+impl Tables {
+    fn new(launched: &Launched, index: &Index<'_>) -> Self {
+        let peers: HashMap<SocketAddr, Slot> = index
+            .connections
+            .iter()
+            .enumerate()
+            .rev()
+            .map(|(slot, connection)| (canonical(connection.peer), slot))
+            .collect();
+        let mut tables = Self {
+            by_address: HashMap::new(),
+            by_process: HashMap::new(),
+            is_seen_alike: vec![false; launched.nodes.len()],
+        };
+        for &(node_place, worker_place) in launched.by_rank.values() {
+            let node = &launched.nodes[node_place];
+            let worker = &node.announced.workers[worker_place];
+            let node_ip = node
+                .connection
+                .map(|slot| index.connections[slot].peer.ip().to_canonical());
+            for (place, process) in worker.processes.iter().enumerate() {
+                let place = (node_place, worker_place, place);
+                for &address in &process.store_connections {
+                    let address = canonical(address);
+                    insert(&mut tables.by_address, address, place);
+                    let is_same_process = peers.get(&address).is_some_and(|&slot| {
+                        index.connections[slot].nonce == Some(inner_pid(process))
+                    });
+                    if is_same_process {
+                        tables.is_seen_alike[node_place] = true;
+                    }
+                }
+                if let Some(ip) = node_ip {
+                    insert(&mut tables.by_process, (ip, inner_pid(process)), place);
+                }
+            }
+        }
+        tables
+    }
+
+    /// The rank of the worker that a connection belongs to, where the announcement leaves no doubt.
+    fn rank(&self, launched: &Launched, index: &Index<'_>, slot: Slot) -> Option<usize> {
+        let connection = index.connections[slot];
+        let (ip, nonce) = index.process(slot)?;
+        let by_address = self
+            .by_address
+            .get(&canonical(connection.peer))
+            .copied()
+            .flatten();
+        let by_address = by_address.filter(|&(node, worker, process)| {
+            let node = &launched.nodes[node];
+            let process = &node.announced.workers[worker].processes[process];
+            // The process id guards against the same private address on another network.
+            let was_open = connection.opened <= node.at
+                && connection.closed.is_none_or(|closed| closed.at >= node.at);
+            inner_pid(process) == nonce && was_open
+        });
+        let place = match by_address {
+            Some(place) => place,
+            None => self.by_process_id(launched, index, slot, (ip, nonce))?,
+        };
+        let worker = &launched.nodes[place.0].announced.workers[place.1];
+        let process = &worker.processes[place.2];
+        speaks_for(worker, process).then_some(worker.rank)
+    }
+
+    /// The announced process with this address and id. The announcement must not contradict: a launcher that lists
+    /// the process' connections has to list this one, unless it is newer than the list.
+    fn by_process_id(
+        &self,
+        launched: &Launched,
+        index: &Index<'_>,
+        slot: Slot,
+        process: (IpAddr, u32),
+    ) -> Option<Place> {
+        let connection = index.connections[slot];
+        let place = self.by_process.get(&process).copied().flatten()?;
+        let node = &launched.nodes[place.0];
+        let worker = &node.announced.workers[place.1];
+        let started = node
+            .at
+            .saturating_sub(Duration::from_millis(worker.started_ago_ms));
+        let is_of_its_time = connection.opened + CLOCK_STEP >= started
+            && node.closed.is_none_or(|closed| connection.opened <= closed);
+        let is_unlisted = connection.opened + CLOCK_STEP < node.at && connection.closed.is_none();
+        let is_trusted = self.is_seen_alike[place.0] || process.0.is_loopback();
+        (is_of_its_time && is_trusted && !(is_unlisted && lists_connections(node))).then_some(place)
+    }
+}
+
+/// How far the ages in an announcement are off.
+const CLOCK_STEP: Duration = Duration::from_millis(1500);
+
+fn insert<K: std::hash::Hash + Eq>(table: &mut HashMap<K, Option<Place>>, key: K, place: Place) {
+    table
+        .entry(key)
+        .and_modify(|other| {
+            if *other != Some(place) {
+                *other = None;
+            }
+        })
+        .or_insert(Some(place));
+}
+
+/// Whether a process has the rank of its worker: the worker itself, or what a shell around it started. A worker
+/// that starts several processes may have given each a rank of its own.
+fn speaks_for(worker: &AnnouncedWorker, process: &AnnouncedProcess) -> bool {
+    let connected = worker
+        .processes
+        .iter()
+        .filter(|one| !one.store_connections.is_empty());
+    process.pid == worker.pid || (worker.processes.len() <= 2 && connected.count() <= 1)
+}
+
+fn lists_connections(node: &Node) -> bool {
+    let mut processes = node
+        .announced
+        .workers
+        .iter()
+        .flat_map(|worker| &worker.processes);
+    processes.any(|process| !process.store_connections.is_empty())
+}
+
+fn inner_pid(process: &AnnouncedProcess) -> u32 {
+    process.inner_pid.unwrap_or(process.pid)
+}
+
+fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
+impl Worker<'_> {
+    /// The end of the worker and when it was, since the server's start.
+    pub(crate) fn end(&self) -> Option<(WorkerEnd, Duration)> {
+        let end = self.worker.end?;
+        Some((
+            end,
+            self.node
+                .at
+                .saturating_sub(Duration::from_millis(end.ago_ms)),
+        ))
+    }
+
+    /// When it was started, since the server's start.
+    pub(crate) fn started(&self) -> Duration {
+        self.node
+            .at
+            .saturating_sub(Duration::from_millis(self.worker.started_ago_ms))
+    }
+
+    /// A process of it that is stopped, as by SIGSTOP.
+    pub(crate) fn stopped_pid(&self) -> Option<u32> {
+        let mut processes = self.worker.processes.iter();
+        let stopped = processes.find(|process| matches!(process.state, Some('T' | 't')));
+        stopped.map(|process| process.pid)
+    }
+
+    /// An address that it tries to connect to in vain.
+    pub(crate) fn connecting_to(&self) -> Option<SocketAddr> {
+        self.worker
+            .processes
+            .iter()
+            .flat_map(|process| &process.connecting_to)
+            .next()
+            .copied()
+    }
+
+    /// Whether the launcher's connection closed while the worker ran.
+    pub(crate) fn is_node_lost(&self) -> bool {
+        self.node.closed.is_some() && self.worker.end.is_none()
+    }
+}

@@ -1,0 +1,82 @@
+//! How far a rank has come in joining a group, from the last request of its connection.
+//!
+//! A rank publishes its own address, then waits for and reads those of all members in order, its own included.
+
+use std::time::Duration;
+
+use c10d_store::{ConnectionRecord, wire::Opcode};
+
+use crate::index::{GlooGroup, Index, Published};
+
+/// How far a member has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Progress {
+    /// It has published and read nothing, and waits for nothing.
+    Published,
+    /// It waits for a member's address.
+    Waiting { member: usize, since: Duration },
+    /// It has read this many addresses, and waits for none.
+    Reading { read: usize },
+    /// It stopped waiting for this member: its time was over.
+    GaveUp { member: usize },
+    /// It has read all addresses, or does something else since.
+    Past,
+    /// Its connection closed too long ago.
+    Unknown,
+}
+
+/// How far a member has come, or had when its connection closed.
+pub(crate) fn progress(
+    index: &Index<'_>,
+    group: &GlooGroup<'_>,
+    member: &Published<'_>,
+) -> Progress {
+    let Some(slot) = member.writer else {
+        return Progress::Unknown;
+    };
+    let connection = index.connections[slot];
+    if let Some(wait) = &connection.wait {
+        let awaited = wait.missing.iter().find_map(|key| member_of(group, key));
+        return match awaited {
+            Some(member) => Progress::Waiting {
+                member,
+                since: wait.since,
+            },
+            None => Progress::Past,
+        };
+    }
+    by_last_request(group, member, connection)
+}
+
+fn by_last_request(
+    group: &GlooGroup<'_>,
+    member: &Published<'_>,
+    connection: &ConnectionRecord,
+) -> Progress {
+    let Some(last) = connection.last.as_ref().filter(|last| !last.is_key_cut) else {
+        return Progress::Past;
+    };
+    let Some(named) = member_of(group, &last.key) else {
+        return Progress::Past;
+    };
+    // Without a size the rank connects lazily: it reads an address when it needs it.
+    let Some(size) = member.address.size else {
+        return match last.command {
+            Opcode::CancelWait => Progress::GaveUp { member: named },
+            _ => Progress::Past,
+        };
+    };
+    match last.command {
+        Opcode::Set | Opcode::MultiSet if named == member.rank => Progress::Published,
+        Opcode::CancelWait => Progress::GaveUp { member: named },
+        Opcode::Wait | Opcode::WaitGet if last.key_count > 1 => Progress::Reading { read: 0 },
+        Opcode::Wait | Opcode::Check => Progress::Reading { read: named },
+        Opcode::Get | Opcode::WaitGet if named + 1 < size => Progress::Reading { read: named + 1 },
+        _ => Progress::Past,
+    }
+}
+
+/// The member of the group whose address a key is.
+pub(crate) fn member_of(group: &GlooGroup<'_>, key: &[u8]) -> Option<usize> {
+    crate::text::decimal(key.strip_prefix(group.stem)?)
+}

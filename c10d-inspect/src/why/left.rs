@@ -1,0 +1,220 @@
+//! Ranks that left a group: while it was being made, or first of all afterwards.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use super::Draft;
+use super::absence::ended;
+use crate::identity::shown_name;
+use crate::job::{GroupState, Job};
+use crate::progress::Progress;
+use crate::report::FindingKind;
+use crate::text;
+
+pub(super) fn find(job: &Job<'_>, drafts: &mut Vec<Draft>) {
+    let reported: BTreeSet<usize> = drafts
+        .iter()
+        .flat_map(|draft| draft.finding.culprits.0.iter().copied())
+        .collect();
+    let ended = worker_ended(job, &reported);
+    let newest = job.mains().max_by_key(|state| {
+        state
+            .members
+            .iter()
+            .map(|member| member.published.key.version)
+            .max()
+    });
+    let left = newest.and_then(|state| left_first(job, state));
+    // A launcher's word says more than the end of a connection.
+    let is_same = |left: &Draft| {
+        ended.as_ref().is_some_and(|ended| {
+            ended
+                .finding
+                .culprits
+                .0
+                .is_superset(&left.finding.culprits.0)
+        })
+    };
+    drafts.extend(left.filter(|left| !is_same(left)));
+    drafts.extend(ended);
+}
+
+/// A connection of a member that closed.
+struct Departure {
+    at: Duration,
+    rank: usize,
+    slot: usize,
+    progress: Progress,
+}
+
+fn left_first(job: &Job<'_>, state: &GroupState<'_>) -> Option<Draft> {
+    let mut departures: Vec<Departure> = state
+        .members
+        .iter()
+        .filter_map(|member| {
+            let slot = member.published.writer?;
+            let closed = job.index.connections[slot].closed?;
+            Some(Departure {
+                at: closed.at,
+                rank: member.rank?,
+                slot,
+                progress: member.progress,
+            })
+        })
+        .collect();
+    departures.sort_by_key(|departure| departure.at);
+    let first = departures
+        .iter()
+        .find(|departure| match departure.progress {
+            Progress::GaveUp { .. } => false,
+            // Those that wait for a rank that never came are its victims.
+            Progress::Waiting { member, .. } => {
+                !state.missing.contains(&member) || departures.len() * 2 < state.members.len()
+            }
+            _ => true,
+        })?;
+    let open = state.ranks(|member| {
+        member
+            .published
+            .writer
+            .is_some_and(|slot| job.index.is_open(slot))
+    });
+    let others = departures
+        .iter()
+        .filter(|departure| departure.rank != first.rank);
+    let next = others.clone().find(|departure| departure.at >= first.at);
+    let is_in_init = first.progress != Progress::Past;
+    let draft = if is_in_init {
+        in_init(job, state, first, next, &open.0)
+    } else {
+        later(job, first, next, &open.0, state.members.len())?
+    };
+    let mut draft = draft
+        .caused_by([first.rank])
+        .waited_by(open.0.iter().copied());
+    draft.is_stall &= !open.0.is_empty();
+    Some(draft)
+}
+
+fn in_init(
+    job: &Job<'_>,
+    state: &GroupState<'_>,
+    first: &Departure,
+    next: Option<&Departure>,
+    open: &BTreeSet<usize>,
+) -> Draft {
+    let read = match first.progress {
+        Progress::Published => "before it had read any address".to_owned(),
+        Progress::Reading { read } => format!("after it had read {read} addresses"),
+        Progress::Waiting { member, .. } => format!("while it waited for rank {member}"),
+        _ => "in init_process_group".to_owned(),
+    };
+    let mut text = format!(
+        "{} left first, {} ago, {read}",
+        text::capitalized(&job.who.name(job.index, first.slot)),
+        text::age(job.ago(first.at)),
+    );
+    if let Some(next) = next {
+        text.push_str(&format!(
+            "; {} followed {} later",
+            text::ranks(&BTreeSet::from([next.rank])),
+            text::age(next.at.saturating_sub(first.at))
+        ));
+    }
+    text.push('.');
+    if !open.is_empty() {
+        text.push_str(&format!(
+            " {} {} still connected and cannot reach it: {} will fail or time out.",
+            text::ranks_start(open),
+            text::verb(open.len(), "is", "are"),
+            text::verb(open.len(), "it", "they"),
+        ));
+    }
+    let _ = state;
+    Draft::new(FindingKind::LostInInit, text, first.at)
+}
+
+/// A rank that left a complete group some time before the others. A small difference is the normal end of a job.
+fn later(
+    job: &Job<'_>,
+    first: &Departure,
+    next: Option<&Departure>,
+    open: &BTreeSet<usize>,
+    members: usize,
+) -> Option<Draft> {
+    let gap = match next {
+        Some(next) => next.at.saturating_sub(first.at),
+        None => job.ago(first.at),
+    };
+    let is_late = !open.is_empty() && job.ago(first.at) >= job.options.leave_grace;
+    let is_early = gap >= Duration::from_secs(1) && open.is_empty();
+    if members < 2 || !(is_late || is_early) {
+        return None;
+    }
+    let mut text = format!(
+        "First to leave: {}, {} ago",
+        job.who.name(job.index, first.slot),
+        text::age(job.ago(first.at)),
+    );
+    match next {
+        Some(next) => text.push_str(&format!(
+            ", {} before the next, rank {}.",
+            text::age(next.at.saturating_sub(first.at)),
+            next.rank
+        )),
+        None => text.push('.'),
+    }
+    if !open.is_empty() {
+        text.push_str(&format!(
+            " {} {} still connected.",
+            text::ranks_start(open),
+            text::verb(open.len(), "is", "are"),
+        ));
+    }
+    let mut draft = Draft::new(FindingKind::LostLater, text, first.at);
+    // When most have left, the job is ending and the rest is slow.
+    draft.is_stall = open.len() * 2 > members;
+    Some(draft)
+}
+
+/// Workers that failed and that no other finding is about.
+fn worker_ended(job: &Job<'_>, reported: &BTreeSet<usize>) -> Option<Draft> {
+    let mut failed: Vec<_> = job
+        .launched
+        .workers()
+        .filter_map(|worker| Some((worker.end()?, worker)))
+        .filter(|((end, _), _)| {
+            !end.by_launcher
+                && (end.signal.is_some() || end.exit_code.is_some_and(|code| code != 0))
+        })
+        .map(|((end, at), worker)| (at, worker.worker.rank, end, worker))
+        .filter(|(_, rank, ..)| !reported.contains(rank))
+        .collect();
+    failed.sort_by_key(|&(at, rank, ..)| (at, rank));
+    let (at, rank, end, worker) = failed.first()?;
+    let mut text = format!(
+        "Rank {rank} (pid {} on {}) {} {} ago",
+        worker.worker.pid,
+        shown_name(&worker.node.announced.host),
+        ended(*end),
+        text::age(job.ago(*at)),
+    );
+    let others: BTreeSet<usize> = failed.iter().skip(1).map(|&(_, rank, ..)| rank).collect();
+    match failed.get(1) {
+        Some((next, ..)) => text.push_str(&format!(
+            ", {} before the next; {} ended after it.",
+            text::age(next.saturating_sub(*at)),
+            text::ranks(&others)
+        )),
+        None => text.push('.'),
+    }
+    let open: Vec<usize> = job
+        .who
+        .seen()
+        .filter(|&rank| job.is_connected(rank))
+        .collect();
+    let mut draft = Draft::new(FindingKind::WorkerEnded, text, *at);
+    draft.is_stall = open.iter().any(|other| other != rank);
+    let waiting: Vec<usize> = open.into_iter().filter(|other| other != rank).collect();
+    Some(draft.caused_by([*rank]).waited_by(waiting))
+}

@@ -1,0 +1,122 @@
+//! What stands still and why: findings, causes first.
+
+mod absence;
+mod absent;
+mod frozen;
+mod left;
+mod quiet;
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use crate::job::Job;
+use crate::report::{Finding, FindingKind, RankSet};
+
+/// The findings, causes first, and whether somebody waits for a rank that is missing or stands still.
+pub(crate) fn find(job: &Job<'_>) -> (Vec<Finding>, bool) {
+    let mut drafts = Vec::new();
+    absent::find(job, &mut drafts);
+    frozen::find(job, &mut drafts);
+    left::find(job, &mut drafts);
+    let is_stuck = drafts.iter().any(|draft: &Draft| draft.is_stall);
+    (ordered(drafts), is_stuck)
+}
+
+pub(crate) use quiet::nothing_waits;
+
+/// A finding and what orders it.
+#[derive(Debug)]
+struct Draft {
+    finding: Finding,
+    /// Since when it lasts, since the server's start.
+    since: Duration,
+    /// Whether somebody waits because of it now.
+    is_stall: bool,
+    /// Whether another finding is known to explain it.
+    is_explained: bool,
+}
+
+impl Draft {
+    fn new(kind: FindingKind, text: String, since: Duration) -> Self {
+        Self {
+            finding: Finding::new(kind, text),
+            since,
+            is_stall: true,
+            is_explained: false,
+        }
+    }
+
+    fn caused_by(mut self, ranks: impl IntoIterator<Item = usize>) -> Self {
+        self.finding.culprits = RankSet(ranks.into_iter().collect());
+        self
+    }
+
+    fn waited_by(mut self, ranks: impl IntoIterator<Item = usize>) -> Self {
+        self.finding.waiting = RankSet(ranks.into_iter().collect());
+        self
+    }
+}
+
+/// The order of kinds among causes: mistakes in how the job was started explain what comes of them.
+fn class(kind: FindingKind) -> u8 {
+    use FindingKind as Kind;
+    match kind {
+        Kind::TwoJobs | Kind::SameRank | Kind::WorldSizeDiffers => 0,
+        Kind::StaleAddresses => 1,
+        Kind::NodeLost => 2,
+        Kind::WorkerEnded | Kind::LostInInit | Kind::Frozen | Kind::NotPublished => 3,
+        Kind::NeverConnected => 4,
+        Kind::GroupNamesDiffer => 5,
+        Kind::GroupIncomplete => 6,
+        Kind::NcclId | Kind::Barrier | Kind::Key => 7,
+        Kind::LostLater => 8,
+        Kind::GaveUp => 9,
+        Kind::NotInTheStore => 10,
+        #[expect(
+            unreachable_patterns,
+            reason = "the enum is non-exhaustive for other crates only"
+        )]
+        _ => 11,
+    }
+}
+
+/// Marks the consequences and puts causes first, the oldest of each class first.
+fn ordered(mut drafts: Vec<Draft>) -> Vec<Finding> {
+    let is_consequence: Vec<bool> = (0..drafts.len())
+        .map(|place| {
+            let draft = &drafts[place];
+            draft.is_explained
+                || drafts
+                    .iter()
+                    .enumerate()
+                    .any(|(other, cause)| other != place && explains(cause, draft))
+        })
+        .collect();
+    for (draft, is_consequence) in drafts.iter_mut().zip(is_consequence) {
+        draft.finding.is_consequence = is_consequence;
+    }
+    drafts.sort_by_key(|draft| {
+        (
+            draft.finding.is_consequence,
+            class(draft.finding.kind),
+            draft.since,
+        )
+    });
+    drafts.into_iter().map(|draft| draft.finding).collect()
+}
+
+/// Whether the ranks that `draft` blames only wait because of `cause`. Of two that wait for each other, neither
+/// explains the other.
+fn explains(cause: &Draft, draft: &Draft) -> bool {
+    let of = |set: &RankSet, others: &RankSet| is_within(&set.0, &others.0);
+    of(&draft.finding.culprits, &cause.finding.waiting)
+        && !of(&cause.finding.culprits, &draft.finding.waiting)
+        && !of(&draft.finding.culprits, &cause.finding.culprits)
+}
+
+fn is_within(set: &BTreeSet<usize>, other: &BTreeSet<usize>) -> bool {
+    !set.is_empty() && set.is_subset(other)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,340 @@
+//! Each way of standing still, with 4 ranks of which rank 2 is the cause.
+
+use std::collections::BTreeSet;
+
+use crate::announced::WorkerEnd;
+use crate::report::{Finding, FindingKind, RankSet, RankState, Sureness};
+use crate::sim::{DEFAULT, Script};
+
+fn set(ranks: &[usize]) -> RankSet {
+    RankSet(ranks.iter().copied().collect::<BTreeSet<usize>>())
+}
+
+#[track_caller]
+fn assert_cause(finding: &Finding, kind: FindingKind, culprits: &[usize], waiting: &[usize]) {
+    assert_eq!(finding.kind, kind, "{}", finding.text);
+    assert_eq!(finding.culprits, set(culprits), "{}", finding.text);
+    assert_eq!(finding.waiting, set(waiting), "{}", finding.text);
+    assert!(!finding.is_consequence, "{}", finding.text);
+}
+
+#[test]
+fn a_rank_that_never_connected_is_named() {
+    let mut script = Script::new();
+    let mut ranks = script.processes(4);
+    script.run_without(&mut ranks, &[2]);
+    script.pass(1.0);
+    let early = script.report();
+    assert!(
+        !early.is_stuck && early.findings.is_empty(),
+        "{:?}",
+        early.findings
+    );
+    assert_eq!(early.headline, "3 of 4 ranks are connected.");
+    script.pass(30.0);
+    let report = script.report();
+    assert_cause(
+        &report.findings[0],
+        FindingKind::NeverConnected,
+        &[2],
+        &[0, 1, 3],
+    );
+    assert_eq!(
+        report.headline,
+        "Waiting for rank 2 (1 of 4) for 31 s: it has never connected to this store. \
+         Ranks 0, 1 and 3 wait in init_process_group."
+    );
+    assert!(report.is_stuck);
+    assert_eq!(report.findings.len(), 1);
+    assert_eq!(report.ranks[2].state, RankState::NotSeen);
+    assert!(report.ranks[2].is_suspect);
+    assert_eq!(report.ranks[3].state, RankState::Waiting);
+    assert_eq!(report.ranks[3].pid, Some(103));
+    assert_eq!(report.ranks[3].sureness, Sureness::Claimed);
+    assert_eq!(
+        report.waits[0].meaning,
+        "the address of rank 2 in the default group"
+    );
+    assert_eq!(report.waits[0].ranks, set(&[0, 1, 3]));
+    assert_eq!(report.groups[0].missing, set(&[2]));
+}
+
+#[test]
+fn a_launcher_says_what_an_absent_rank_does() {
+    let mut script = Script::new();
+    let mut ranks = script.processes(4);
+    script.run_without(&mut ranks, &[2]);
+    script.pass(31.0);
+    let (launcher, mut node) = script.launch(&ranks);
+    let text = script.cause().text;
+    assert!(
+        text.ends_with(
+            "Rank 2 is pid 102 on vm, alive, started 10 s ago: still importing, or it has not \
+             reached init_process_group."
+        ),
+        "{text}"
+    );
+    assert_eq!(script.report().ranks[2].state, RankState::Starting);
+    let process = &mut node.workers[2].processes[0];
+    process.connecting_to = vec!["10.255.255.1:29500".parse().unwrap()];
+    script.store.announce(launcher, &node);
+    let text = script.cause().text;
+    assert!(
+        text.contains("tries to connect to 10.255.255.1:29500"),
+        "{text}"
+    );
+    node.workers[2].processes[0].state = Some('T');
+    script.store.announce(launcher, &node);
+    assert!(script.cause().text.contains("kill -CONT 102"));
+    node.workers[2].end = Some(WorkerEnd {
+        exit_code: Some(1),
+        ago_ms: 4000,
+        ..WorkerEnd::default()
+    });
+    script.store.announce(launcher, &node);
+    let cause = script.cause();
+    assert_cause(&cause, FindingKind::WorkerEnded, &[2], &[0, 1, 3]);
+    assert_eq!(
+        cause.text,
+        "Rank 2 (pid 102 on vm) ended with exit code 1 4 s ago, before it published its address; \
+         ranks 0, 1 and 3 will wait in vain until their timeout."
+    );
+}
+
+#[test]
+fn a_lost_launcher_is_the_cause_of_its_absent_ranks() {
+    let mut script = Script::new();
+    let mut ranks = script.processes(4);
+    script.run_without(&mut ranks, &[2]);
+    let (launcher, _) = script.launch(&ranks);
+    script.pass(1.0);
+    script.store.close(launcher);
+    script.pass(3.0);
+    let cause = script.cause();
+    assert_cause(&cause, FindingKind::NodeLost, &[2], &[0, 1, 3]);
+    assert!(
+        cause
+            .text
+            .starts_with("The launcher on vm closed its connection 3 s ago"),
+        "{}",
+        cause.text
+    );
+}
+
+#[test]
+fn several_absent_ranks_are_all_named() {
+    let mut script = Script::new();
+    let mut ranks = script.processes(5);
+    script.run_without(&mut ranks, &[1, 3]);
+    script.pass(31.0);
+    let cause = script.cause();
+    assert_cause(&cause, FindingKind::NeverConnected, &[1, 3], &[0, 2, 4]);
+    assert!(
+        cause
+            .text
+            .starts_with("Waiting for ranks 1 and 3 (2 of 5) for 31 s"),
+        "{}",
+        cause.text
+    );
+}
+
+#[test]
+fn a_rank_stopped_before_it_published_is_only_probably_that_process() {
+    let mut script = Script::new();
+    let mut ranks = script.processes(4);
+    script.join(&mut ranks[2]);
+    script.run_without(&mut ranks, &[2]);
+    script.pass(25.0);
+    let report = script.report();
+    let cause = &report.findings[0];
+    assert_cause(cause, FindingKind::NotPublished, &[2], &[0, 1, 3]);
+    assert!(
+        cause.text.contains(
+            "It is probably pid 102 on 127.0.0.1, which connected 25 s ago and then stopped."
+        ),
+        "{}",
+        cause.text
+    );
+    assert_eq!(report.ranks[2].pid, None);
+    assert_eq!(
+        report.unknown_processes[0].name,
+        "unknown process 102 on 127.0.0.1"
+    );
+
+    // The launcher knows the process.
+    script.launch(&ranks);
+    let report = script.report();
+    assert_eq!(
+        report.headline,
+        "Rank 2 (pid 102 on 127.0.0.1) connected 25 s ago and then stopped: it has not published an \
+         address. Ranks 0, 1 and 3 wait in init_process_group."
+    );
+    assert_eq!(report.ranks[2].pid, Some(102));
+    assert_eq!(report.ranks[2].sureness, Sureness::Launched);
+    assert_eq!(report.ranks[2].state, RankState::Connecting);
+    assert!(report.unknown_processes.is_empty());
+}
+
+#[test]
+fn a_rank_stopped_after_it_published_is_frozen() {
+    let mut script = Script::new();
+    let mut ranks = script.processes(4);
+    for process in &mut ranks {
+        script.start(process);
+    }
+    for rank in [0, 1, 3] {
+        script.read(&ranks[rank], DEFAULT, 0, 4);
+    }
+    script.pass(1.0);
+    assert!(!script.report().is_stuck);
+    script.pass(44.0);
+    let report = script.report();
+    assert_cause(&report.findings[0], FindingKind::Frozen, &[2], &[0, 1, 3]);
+    assert_eq!(
+        report.headline,
+        "Rank 2 (pid 102 on vm) froze inside init_process_group 45 s ago: it published its address \
+         but has read none of the others'; ranks 0, 1 and 3 have read all."
+    );
+    assert_eq!(report.ranks[2].state, RankState::Connecting);
+    assert_eq!(report.ranks[1].state, RankState::Idle);
+    assert_eq!(report.findings.len(), 1);
+}
+
+#[test]
+fn a_rank_stopped_while_it_waited_is_frozen_once_it_has_its_answer() {
+    let mut script = Script::new();
+    let mut ranks = script.processes(4);
+    script.run_without(&mut ranks, &[3]);
+    script.pass(5.0);
+    script.start(&mut ranks[3]);
+    for process in &ranks {
+        if process.rank != 1 {
+            script.read(process, DEFAULT, 3, 4);
+        }
+    }
+    script.pass(5.0);
+    let cause = script.cause();
+    assert_cause(&cause, FindingKind::Frozen, &[1], &[0, 2, 3]);
+    assert!(
+        cause.text.contains("stopped after reading 3 of 4"),
+        "{}",
+        cause.text
+    );
+}
+
+#[test]
+fn a_rank_killed_before_it_published_is_reported_at_once() {
+    let mut script = Script::new();
+    let mut ranks = script.processes(4);
+    script.join(&mut ranks[2]);
+    script.run_without(&mut ranks, &[2]);
+    script.pass(3.0);
+    script.close(&ranks[2]);
+    script.pass(12.0);
+    let cause = script.cause();
+    assert_cause(&cause, FindingKind::LostInInit, &[2], &[0, 1, 3]);
+    assert!(
+        cause
+            .text
+            .contains("It was probably pid 102 on 127.0.0.1, which closed its connection 12 s ago"),
+        "{}",
+        cause.text
+    );
+}
+
+#[test]
+fn a_rank_killed_after_it_published_left_first() {
+    let mut script = Script::new();
+    let mut ranks = script.processes(4);
+    for process in &mut ranks {
+        script.start(process);
+    }
+    script.pass(0.2);
+    script.close(&ranks[2]);
+    for rank in [0, 1, 3] {
+        script.read(&ranks[rank], DEFAULT, 0, 4);
+    }
+    script.pass(0.5);
+    let report = script.report();
+    assert_cause(
+        &report.findings[0],
+        FindingKind::LostInInit,
+        &[2],
+        &[0, 1, 3],
+    );
+    assert!(report.is_stuck);
+    script.pass(0.6);
+    for rank in [0, 1, 3] {
+        script.close(&ranks[rank]);
+    }
+    let report = script.report();
+    assert_cause(&report.findings[0], FindingKind::LostInInit, &[2], &[]);
+    assert_eq!(
+        report.headline,
+        "Rank 2 (pid 102 on vm) left first, 1 s ago, before it had read any address; rank 0 followed \
+         1 s later."
+    );
+    assert!(!report.is_stuck);
+}
+
+#[test]
+fn a_rank_killed_in_training_left_first() {
+    let mut script = Script::new();
+    let mut ranks = script.processes(4);
+    script.run_without(&mut ranks, &[]);
+    for process in &ranks {
+        script.read(process, DEFAULT, 0, 4);
+    }
+    script.pass(60.0);
+    let idle = script.report();
+    assert_eq!(
+        idle.headline,
+        "All 4 ranks are connected and idle; none waits on the store. If the job hangs it is not in \
+         the store."
+    );
+    assert_eq!(idle.findings[0].kind, FindingKind::NotInTheStore);
+    assert!(!idle.is_stuck);
+    script.close(&ranks[2]);
+    script.pass(6.0);
+    let report = script.report();
+    assert_cause(
+        &report.findings[0],
+        FindingKind::LostLater,
+        &[2],
+        &[0, 1, 3],
+    );
+    assert!(report.is_stuck);
+    for rank in [0, 1, 3] {
+        script.close(&ranks[rank]);
+    }
+    let report = script.report();
+    assert!(!report.is_stuck);
+    assert_eq!(
+        report.headline,
+        "First to leave: rank 2 (pid 102 on vm), 6 s ago, 6 s before the next, rank 0."
+    );
+}
+
+#[test]
+fn a_normal_end_is_no_finding() {
+    let mut script = Script::new();
+    let mut ranks = script.processes(4);
+    script.run_without(&mut ranks, &[]);
+    for process in &ranks {
+        script.read(process, DEFAULT, 0, 4);
+    }
+    script.pass(60.0);
+    for process in &ranks {
+        script.close(process);
+        script.pass(0.2);
+    }
+    let report = script.report();
+    assert!(report.findings.is_empty(), "{:?}", report.findings);
+    assert_eq!(report.headline, "All 4 ranks have left.");
+    assert!(
+        report
+            .ranks
+            .iter()
+            .all(|rank| rank.state == RankState::Ended)
+    );
+}
