@@ -1,5 +1,39 @@
-//! HTTP: a client for status pages and debug servers.
+//! HTTP: the status server that a store hands its HTTP connections to, and a client.
+//!
+//! [`StatusServer`] serves, all of it read-only:
+//!
+//! | path | answer |
+//! |---|---|
+//! | `/` | a page that renews itself |
+//! | `/why.json` | the [`Report`](crate::Report), with the ranks that matter; `?ranks=all` for all of them |
+//! | `/ranks.json` | ranks: `?from=N&count=M`, `?rank=N`, or `?find=TEXT` in host names, addresses and process ids |
+//! | `/clients.json` | connections: `?from=N&count=M` |
+//! | `/keys.json` | keys without their values: `?prefix=P&from=N&count=M` |
+//! | `/status.json` | what the page shows |
+//! | `/stats.json` | the store's counters |
+//! | `/metrics` | the same for Prometheus |
+//! | `/healthz` | 200 while the store's thread answers, else 503 |
 
+mod answer;
 mod client;
+mod command;
+mod hosts;
+mod looker;
+mod metrics;
+mod options;
+mod pace;
+mod page;
+mod process;
+mod routes;
+mod rows;
+mod server;
+mod source;
+mod summary;
+mod timeline;
 
 pub use client::{HttpError, HttpRequest, HttpResponse, Target, fetch, fetch_all};
+pub use metrics::{Counter, Gauge, LauncherMetrics};
+pub use options::StatusOptions;
+pub use server::StatusServer;
+pub use source::StatusSource;
+pub use timeline::{Event, EventKind, Timeline};

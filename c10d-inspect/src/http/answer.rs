@@ -1,0 +1,87 @@
+//! Answers, with the headers that keep a browser from misusing them.
+
+use http_body_util::Full;
+use hyper::body::Bytes;
+use hyper::header::{
+    CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName, HeaderValue, REFERRER_POLICY,
+    X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
+};
+use hyper::{Response, StatusCode};
+use serde::Serialize;
+
+/// An answer to one request.
+#[derive(Debug, Clone)]
+pub(super) struct Answer {
+    status: StatusCode,
+    content_type: &'static str,
+    security_policy: &'static str,
+    extra: Option<(HeaderName, &'static str)>,
+    body: Bytes,
+}
+
+impl Answer {
+    pub(super) fn new(content_type: &'static str, body: impl Into<Bytes>) -> Self {
+        Self {
+            status: StatusCode::OK,
+            content_type,
+            security_policy: "default-src 'none'; frame-ancestors 'none'",
+            extra: None,
+            body: body.into(),
+        }
+    }
+
+    pub(super) fn text(status: StatusCode, text: impl Into<String>) -> Self {
+        let text = text.into() + "\n";
+        Self {
+            status,
+            ..Self::new("text/plain; charset=utf-8", text)
+        }
+    }
+
+    pub(super) fn json(value: &(impl Serialize + ?Sized)) -> Self {
+        match serde_json::to_vec(value) {
+            Ok(body) => Self::new("application/json", body),
+            Err(error) => Self::text(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
+        }
+    }
+
+    pub(super) fn with_header(self, name: HeaderName, value: &'static str) -> Self {
+        Self {
+            extra: Some((name, value)),
+            ..self
+        }
+    }
+
+    pub(super) fn with_security_policy(self, security_policy: &'static str) -> Self {
+        Self {
+            security_policy,
+            ..self
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn status(&self) -> StatusCode {
+        self.status
+    }
+
+    pub(super) fn into_response(self) -> Response<Full<Bytes>> {
+        let mut response = Response::new(Full::new(self.body));
+        *response.status_mut() = self.status;
+        let headers = response.headers_mut();
+        let fixed = [
+            (CONTENT_TYPE, self.content_type),
+            (CONTENT_SECURITY_POLICY, self.security_policy),
+            (CACHE_CONTROL, "no-store"),
+            (X_CONTENT_TYPE_OPTIONS, "nosniff"),
+            (X_FRAME_OPTIONS, "DENY"),
+            (REFERRER_POLICY, "no-referrer"),
+            (RESOURCE_POLICY, "same-origin"),
+        ];
+        for (name, value) in fixed.into_iter().chain(self.extra) {
+            headers.insert(name, HeaderValue::from_static(value));
+        }
+        response
+    }
+}
+
+const RESOURCE_POLICY: HeaderName = HeaderName::from_static("cross-origin-resource-policy");

@@ -1,0 +1,204 @@
+//! Takes snapshots when somebody asks, and makes answers of them.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use c10d_store::{Counters, SnapshotError};
+use hyper::StatusCode;
+
+use super::answer::Answer;
+use super::metrics::{self, Conflicts, LauncherMetrics};
+use super::options::StatusOptions;
+use super::pace;
+use super::page;
+use super::routes::Wanted;
+use super::rows::{self, Rows};
+use super::source::{Look, StatusSource};
+use super::summary::{CounterLines, Summary};
+use super::timeline::{Timeline, unix_ms};
+
+/// How long to wait for a snapshot. A server that is busy with other connections needs milliseconds.
+const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How long to wait for the counters.
+const COUNTERS_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How long the counters are kept, so that requests for them cost the store's thread almost nothing however many
+/// there are.
+const COUNTERS_INTERVAL: Duration = Duration::from_millis(200);
+
+/// How long an error is kept, so that requests do not queue up behind a store that does not answer.
+const ERROR_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The only user of the source: no lock, and never two snapshots at a time.
+pub(super) struct Looker {
+    source: Box<dyn StatusSource>,
+    options: StatusOptions,
+    timeline: Arc<Timeline>,
+    launcher: Arc<LauncherMetrics>,
+    conflicts: Conflicts,
+    look: Kept<Arc<Look>>,
+    counters: Kept<Counters>,
+}
+
+/// A result, and until when it is used.
+struct Kept<T> {
+    until: Option<Instant>,
+    result: Result<T, SnapshotError>,
+}
+
+impl<T: Clone> Kept<T> {
+    const EMPTY: Self = Self {
+        until: None,
+        result: Err(SnapshotError::Stopped),
+    };
+
+    fn get(&self, now: Instant) -> Option<Result<T, SnapshotError>> {
+        let is_fresh = self.until.is_some_and(|until| now < until);
+        is_fresh.then(|| self.result.clone())
+    }
+
+    fn keep(&mut self, result: &Result<T, SnapshotError>, until: Instant) {
+        *self = Self {
+            until: Some(until),
+            result: result.clone(),
+        };
+    }
+}
+
+impl Looker {
+    pub(super) fn new(
+        source: Box<dyn StatusSource>,
+        options: StatusOptions,
+        timeline: Arc<Timeline>,
+        launcher: Arc<LauncherMetrics>,
+    ) -> Self {
+        Self {
+            source,
+            options,
+            timeline,
+            launcher,
+            conflicts: Conflicts::default(),
+            look: Kept::EMPTY,
+            counters: Kept::EMPTY,
+        }
+    }
+
+    /// The newest look, or a new one if that is due. Blocks for as long as the snapshot and its explanation take.
+    pub(super) fn look(&mut self) -> Result<Arc<Look>, SnapshotError> {
+        let start = Instant::now();
+        if let Some(kept) = self.look.get(start) {
+            return kept;
+        }
+        let result = self.source.snapshot(SNAPSHOT_TIMEOUT).map(|snapshot| {
+            let at = Instant::now();
+            let report = self.source.explain(&snapshot, self.options.explain());
+            let interval = pace::interval(at - start, at.elapsed());
+            self.timeline.observe(&report);
+            self.conflicts.observe(&report);
+            Arc::new(Look {
+                snapshot,
+                report: Arc::new(report),
+                at,
+                interval,
+            })
+        });
+        let until = match &result {
+            Ok(look) => look.at + look.interval,
+            Err(_) => Instant::now() + ERROR_INTERVAL,
+        };
+        self.look.keep(&result, until);
+        result
+    }
+
+    fn counters(&mut self) -> Result<Counters, SnapshotError> {
+        let now = Instant::now();
+        if let Some(kept) = self.counters.get(now) {
+            return kept;
+        }
+        let result = self.source.counters(COUNTERS_TIMEOUT);
+        let interval = match &result {
+            Ok(_) => COUNTERS_INTERVAL,
+            Err(_) => ERROR_INTERVAL,
+        };
+        self.counters.keep(&result, Instant::now() + interval);
+        result
+    }
+
+    pub(super) fn answer(&mut self, wanted: &Wanted) -> Answer {
+        let answer = match wanted {
+            Wanted::Page => Ok(page::answer()),
+            Wanted::Status => self.status(),
+            Wanted::Stats => self
+                .counters()
+                .map(|counters| Answer::json(&CounterLines::new(&counters))),
+            Wanted::Metrics => self.metrics(),
+            Wanted::Health => self.counters().map(|_| Answer::text(StatusCode::OK, "ok")),
+            _ => self.look().map(|look| part(&look, wanted)),
+        };
+        answer.unwrap_or_else(|error| {
+            Answer::text(StatusCode::SERVICE_UNAVAILABLE, error.to_string())
+        })
+    }
+
+    fn status(&mut self) -> Result<Answer, SnapshotError> {
+        let look = self.look()?;
+        let counters = self.counters()?;
+        let (events, _) = self.timeline.events();
+        let now = unix_ms(SystemTime::now());
+        let title = self.options.title();
+        Ok(Answer::json(&Summary::new(
+            &look, title, now, events, &counters,
+        )))
+    }
+
+    /// A scrape takes a snapshot too if one is due, so that alerts work when no page is open.
+    fn metrics(&mut self) -> Result<Answer, SnapshotError> {
+        let counters = self.counters()?;
+        let look = self.look().ok();
+        let report = look.as_ref().map(|look| (&*look.report, look.at.elapsed()));
+        let text = metrics::text(&counters, report, &self.conflicts, &self.launcher);
+        Ok(match text {
+            Ok(text) => Answer::new(metrics::CONTENT_TYPE, text),
+            Err(error) => Answer::text(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
+        })
+    }
+
+    pub(super) fn host_names(&self) -> &[String] {
+        self.options.host_names()
+    }
+}
+
+fn part(look: &Look, wanted: &Wanted) -> Answer {
+    let Look {
+        snapshot, report, ..
+    } = look;
+    match wanted {
+        Wanted::Why { all_ranks: true } => Answer::json(&**report),
+        Wanted::Why { all_ranks: false } => Answer::json(&rows::without_bystanders(report)),
+        Wanted::Rank(number) => {
+            let found: Vec<_> = rows::rank(report, *number).into_iter().collect();
+            Answer::json(&found)
+        }
+        Wanted::FindRanks(text) => Answer::json(&rows::find(report, text)),
+        Wanted::Ranks { from, count } => {
+            let first = report.ranks.partition_point(|rank| rank.rank < *from);
+            let left = &report.ranks[first..];
+            Answer::json(&left[..left.len().min(*count).min(rows::ROWS_MAX)])
+        }
+        Wanted::Clients { from, count } => {
+            Answer::json(&rows::clients(snapshot, report, *from, *count))
+        }
+        Wanted::Keys {
+            prefix,
+            from,
+            count,
+        } => {
+            let rows: Rows<_> = rows::keys(snapshot, prefix, *from, *count);
+            Answer::json(&rows)
+        }
+        Wanted::Page | Wanted::Status | Wanted::Stats | Wanted::Metrics | Wanted::Health => {
+            unreachable!("needs more than a look")
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! Settings of a status server.
+
+use crate::ExplainOptions;
+
+/// Settings of a status server.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct StatusOptions {
+    title: String,
+    host_names: Vec<String>,
+    explain: ExplainOptions,
+}
+
+impl StatusOptions {
+    /// Sets the name of the job, which the page shows. The default is none.
+    #[must_use]
+    pub fn with_title(mut self, title: impl Into<String>) -> Self {
+        self.title = title.into();
+        self
+    }
+
+    /// Adds a name under which browsers reach this server, as of a reverse proxy. IP addresses, `localhost` and
+    /// this machine's own name are always accepted; requests for other names are refused, because a stranger's page
+    /// could send them (DNS rebinding).
+    #[must_use]
+    pub fn with_host_name(mut self, name: impl Into<String>) -> Self {
+        self.host_names.push(name.into());
+        self
+    }
+
+    /// Sets what is known about the job beforehand.
+    #[must_use]
+    pub fn with_explain(mut self, explain: ExplainOptions) -> Self {
+        self.explain = explain;
+        self
+    }
+
+    /// The name of the job.
+    #[must_use]
+    pub fn title(&self) -> &str {
+        &self.title
+    }
+
+    /// The additional names of this server.
+    #[must_use]
+    pub fn host_names(&self) -> &[String] {
+        &self.host_names
+    }
+
+    /// What is known about the job beforehand.
+    #[must_use]
+    pub const fn explain(&self) -> &ExplainOptions {
+        &self.explain
+    }
+}

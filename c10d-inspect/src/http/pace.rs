@@ -1,0 +1,43 @@
+//! How often a snapshot may be taken.
+
+use std::time::Duration;
+
+/// The shortest time between two snapshots: the page shows ages in seconds.
+const INTERVAL_MIN: Duration = Duration::from_secs(1);
+
+/// The longest, so that the page stays useful however expensive a snapshot is.
+const INTERVAL_MAX: Duration = Duration::from_secs(60);
+
+/// The store's thread may spend 1/250 of its time on snapshots: 4 ms a second. One more is left for counters and for
+/// handing over connections.
+const STORE_SHARE: u32 = 250;
+
+/// The status server's own thread may spend 1/10 of its time on explanations.
+const EXPLAIN_SHARE: u32 = 10;
+
+/// How long to keep a snapshot that took the store's thread at most `store` and whose explanation took `explain`.
+pub(super) fn interval(store: Duration, explain: Duration) -> Duration {
+    let by_store = store.saturating_mul(STORE_SHARE);
+    let by_explain = explain.saturating_mul(EXPLAIN_SHARE);
+    by_store.max(by_explain).clamp(INTERVAL_MIN, INTERVAL_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_expensive_snapshot_is_kept_longer() {
+        let ms = Duration::from_millis;
+        let table = [
+            (ms(0), ms(0), ms(1000)),
+            (ms(4), ms(50), ms(1000)),
+            (ms(20), ms(50), ms(5000)),
+            (ms(1), ms(300), ms(3000)),
+            (ms(1000), ms(0), ms(60_000)),
+        ];
+        for (store, explain, expected) in table {
+            assert_eq!(interval(store, explain), expected, "{store:?} {explain:?}");
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! Where a status server reads a store's state.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use c10d_store::{Counters, Snapshot, SnapshotError, StoreObserver};
+
+use crate::{ExplainOptions, Report, explain};
+
+/// Reads the state of a store. The status server calls it on its own thread, one call at a time.
+pub trait StatusSource: Send + 'static {
+    /// Takes a snapshot. Blocks for up to `timeout`.
+    ///
+    /// # Errors
+    /// The store's thread has ended or does not answer in time.
+    fn snapshot(&self, timeout: Duration) -> Result<Snapshot, SnapshotError>;
+
+    /// Reads the totals only. Blocks for up to `timeout`.
+    ///
+    /// # Errors
+    /// The store's thread has ended or does not answer in time.
+    fn counters(&self, timeout: Duration) -> Result<Counters, SnapshotError>;
+
+    /// Explains a snapshot; [`explain`], unless a test knows the answer beforehand.
+    fn explain(&self, snapshot: &Snapshot, options: &ExplainOptions) -> Report {
+        explain(snapshot, options)
+    }
+}
+
+impl StatusSource for StoreObserver {
+    fn snapshot(&self, timeout: Duration) -> Result<Snapshot, SnapshotError> {
+        Self::snapshot(self, timeout)
+    }
+
+    fn counters(&self, timeout: Duration) -> Result<Counters, SnapshotError> {
+        Self::counters(self, timeout)
+    }
+}
+
+/// A snapshot and its explanation.
+#[derive(Debug)]
+pub(super) struct Look {
+    pub(super) snapshot: Snapshot,
+    pub(super) report: Arc<Report>,
+    /// When the snapshot was complete.
+    pub(super) at: Instant,
+    /// How long this look is the newest one, unless nobody asks.
+    pub(super) interval: Duration,
+}

@@ -1,0 +1,263 @@
+//! What the page shows, small enough to be sent every second for 16,384 ranks.
+
+use c10d_store::Counters;
+use serde::Serialize;
+
+use super::command::command_name;
+use super::rows::millis;
+use super::source::Look;
+use super::timeline::Event;
+use crate::text;
+use crate::{
+    FindingKind, Group, NodeReport, Process, RankReport, RankSet, RankState, Report, WaitFor,
+};
+
+/// The most cells of the grid. A rank's number can be what a stranger claims, so it must not choose the size of the answer.
+const CELLS_MAX: usize = 1 << 17;
+
+/// The most entries of each list: more than fits a screen.
+const ENTRIES_MAX: usize = 100;
+
+/// The content of `/status.json`.
+#[derive(Debug, Serialize)]
+pub(super) struct Summary<'a> {
+    version: &'static str,
+    title: &'a str,
+    now_unix_ms: u64,
+    taken_unix_ms: u64,
+    uptime_ms: u64,
+    /// How long until the next snapshot may be taken, at most.
+    interval_ms: u64,
+    headline: &'a str,
+    is_stuck: bool,
+    findings: Limited<FindingLine<'a>>,
+    world_size: Option<usize>,
+    /// One character for each rank, from rank 0 on; see [`cell`].
+    cells: String,
+    cells_left_out: usize,
+    waits: Limited<WaitLine<'a>>,
+    nodes: Limited<&'a NodeReport>,
+    groups: Limited<&'a Group>,
+    unknown_processes: Limited<&'a Process>,
+    timeline: Vec<Event>,
+    counters: CounterLines,
+}
+
+/// The first entries of a list.
+#[derive(Debug, Serialize)]
+struct Limited<T> {
+    entries: Vec<T>,
+    left_out: usize,
+}
+
+#[derive(Debug, Serialize)]
+struct FindingLine<'a> {
+    kind: FindingKind,
+    text: &'a str,
+    culprits: String,
+    first_culprit: Option<usize>,
+    waiting: String,
+    age_ms: Option<u64>,
+    is_consequence: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct WaitLine<'a> {
+    key: &'a str,
+    meaning: &'a str,
+    connections: usize,
+    ranks: String,
+    age_ms: u64,
+}
+
+/// The content of `/stats.json`.
+#[derive(Debug, Serialize)]
+pub(super) struct CounterLines {
+    requests: Vec<(String, u64)>,
+    requests_total: u64,
+    connections: usize,
+    opened: u64,
+    closed_by_peer: u64,
+    closed_by_failure: u64,
+    closed_by_refusal: u64,
+    rejected: u64,
+    handed_over: u64,
+    keys: usize,
+    stored_bytes: usize,
+    waits: usize,
+    waits_cancelled: u64,
+    received_bytes: u64,
+    sent_bytes: u64,
+}
+
+impl<'a> Summary<'a> {
+    pub(super) fn new(
+        look: &'a Look,
+        title: &'a str,
+        now_unix_ms: u64,
+        timeline: Vec<Event>,
+        counters: &Counters,
+    ) -> Self {
+        let report = &*look.report;
+        let (cells, cells_left_out) = cells(report);
+        Self {
+            version: env!("CARGO_PKG_VERSION"),
+            title,
+            now_unix_ms,
+            taken_unix_ms: report.taken_unix_ms,
+            uptime_ms: report.uptime_ms,
+            interval_ms: millis(look.interval),
+            headline: &report.headline,
+            is_stuck: report.is_stuck,
+            findings: limited(report.findings.iter().map(|finding| FindingLine {
+                kind: finding.kind,
+                text: &finding.text,
+                culprits: ranks_or_empty(&finding.culprits),
+                first_culprit: finding.culprits.0.first().copied(),
+                waiting: ranks_or_empty(&finding.waiting),
+                age_ms: finding.age_ms,
+                is_consequence: finding.is_consequence,
+            })),
+            world_size: report.world_size,
+            cells,
+            cells_left_out,
+            waits: limited(report.waits.iter().map(|wait: &WaitFor| WaitLine {
+                key: &wait.key,
+                meaning: &wait.meaning,
+                connections: wait.connections,
+                ranks: ranks_or_empty(&wait.ranks),
+                age_ms: wait.age_ms,
+            })),
+            nodes: limited(report.nodes.iter()),
+            groups: limited(report.groups.iter()),
+            unknown_processes: limited(report.unknown_processes.iter()),
+            timeline,
+            counters: CounterLines::new(counters),
+        }
+    }
+}
+
+impl CounterLines {
+    pub(super) fn new(counters: &Counters) -> Self {
+        Self {
+            requests: counters
+                .requests
+                .iter()
+                .map(|(command, count)| (command_name(*command), *count))
+                .collect(),
+            requests_total: counters.requests.iter().map(|(_, count)| count).sum(),
+            connections: counters.connections,
+            opened: counters.opened,
+            closed_by_peer: counters.closed_by_peer,
+            closed_by_failure: counters.closed_by_failure,
+            closed_by_refusal: counters.closed_by_refusal,
+            rejected: counters.rejected,
+            handed_over: counters.handed_over,
+            keys: counters.keys,
+            stored_bytes: counters.stored_bytes,
+            waits: counters.waits,
+            waits_cancelled: counters.waits_cancelled,
+            received_bytes: counters.received_bytes,
+            sent_bytes: counters.sent_bytes,
+        }
+    }
+}
+
+fn limited<T>(entries: impl ExactSizeIterator<Item = T>) -> Limited<T> {
+    let left_out = entries.len().saturating_sub(ENTRIES_MAX);
+    Limited {
+        entries: entries.take(ENTRIES_MAX).collect(),
+        left_out,
+    }
+}
+
+/// "rank 2", "ranks 0-4095 and 4100", or nothing.
+fn ranks_or_empty(ranks: &RankSet) -> String {
+    if ranks.0.is_empty() {
+        return String::new();
+    }
+    text::ranks(&ranks.0)
+}
+
+/// The character of a rank: its state, as a capital letter if it is suspect.
+fn cell(rank: &RankReport) -> char {
+    let state = match rank.state {
+        RankState::NotSeen => 'n',
+        RankState::Starting => 's',
+        RankState::Connecting => 'c',
+        RankState::Waiting => 'w',
+        RankState::Idle => 'i',
+        RankState::Ended => 'e',
+        RankState::Lost => 'l',
+    };
+    if rank.is_suspect {
+        state.to_ascii_uppercase()
+    } else {
+        state
+    }
+}
+
+/// A character for each rank from 0 on, `-` for a rank of which the report knows nothing; and the number of ranks beyond the
+/// limit.
+fn cells(report: &Report) -> (String, usize) {
+    let beyond_last = report
+        .ranks
+        .last()
+        .map_or(0, |last| last.rank.saturating_add(1));
+    let count = report
+        .world_size
+        .unwrap_or(0)
+        .max(beyond_last)
+        .min(CELLS_MAX);
+    let mut cells = vec![b'-'; count];
+    let mut left_out = 0;
+    for rank in &report.ranks {
+        match cells.get_mut(rank.rank) {
+            Some(place) => *place = u8::try_from(cell(rank)).unwrap_or(b'-'),
+            None => left_out += 1,
+        }
+    }
+    (cells.into_iter().map(char::from).collect(), left_out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rank(rank: usize, state: RankState, is_suspect: bool) -> RankReport {
+        RankReport {
+            rank,
+            state,
+            is_suspect,
+            ..RankReport::default()
+        }
+    }
+
+    #[test]
+    fn each_rank_is_one_character() {
+        let report = Report {
+            world_size: Some(6),
+            ranks: vec![
+                rank(0, RankState::Waiting, false),
+                rank(1, RankState::Idle, false),
+                rank(2, RankState::NotSeen, true),
+                rank(4, RankState::Lost, true),
+            ],
+            ..Report::default()
+        };
+        assert_eq!(cells(&report), ("wiN-L-".to_owned(), 0));
+    }
+
+    #[test]
+    fn a_claimed_rank_does_not_choose_the_size() {
+        let report = Report {
+            ranks: vec![
+                rank(0, RankState::Idle, false),
+                rank(usize::MAX, RankState::Idle, false),
+            ],
+            ..Report::default()
+        };
+        let (cells, left_out) = cells(&report);
+        assert_eq!((cells.len(), left_out), (CELLS_MAX, 1));
+    }
+}

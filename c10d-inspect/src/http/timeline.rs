@@ -1,0 +1,244 @@
+//! What happened to a job: rounds, restarts, lost nodes, and since when it has been stuck.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Mutex, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::Serialize;
+
+use crate::Report;
+use crate::text::shown_up_to;
+
+/// The most events that are kept; the oldest are dropped first.
+const EVENTS_MAX: usize = 256;
+
+/// The longest text of an event, in characters.
+const TEXT_CHARS_MAX: usize = 400;
+
+/// The events of a job, in the order of their arrival. A launcher adds its own; the status server adds when the job got
+/// stuck and when it went on.
+#[derive(Debug, Default)]
+pub struct Timeline {
+    log: Mutex<Log>,
+}
+
+/// What kind of event it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum EventKind {
+    /// A round of the rendezvous is complete.
+    Round,
+    /// The workers are restarted.
+    Restart,
+    /// A worker failed.
+    Failure,
+    /// A node joined.
+    NodeJoined,
+    /// A node was lost or left.
+    NodeLost,
+    /// The job got stuck.
+    Stuck,
+    /// The job went on.
+    Resolved,
+    /// Anything else.
+    Note,
+}
+
+/// One event.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Event {
+    /// When it happened, in milliseconds since 1970.
+    pub unix_ms: u64,
+    /// The kind.
+    pub kind: EventKind,
+    /// One sentence or clause.
+    pub text: String,
+}
+
+impl Timeline {
+    /// Adds an event that happened now. Control characters of the text are escaped. From the first call on, the status
+    /// server leaves restarts and lost nodes to its caller.
+    pub fn push(&self, kind: EventKind, text: impl AsRef<str>) {
+        let now = unix_ms(SystemTime::now());
+        self.with(|log| {
+            log.is_fed = true;
+            log.push(now, kind, text.as_ref());
+        });
+    }
+
+    /// The events, the oldest first, and how many were dropped.
+    #[must_use]
+    pub fn events(&self) -> (Vec<Event>, u64) {
+        let (mut events, dropped) =
+            self.with(|log| (Vec::from_iter(log.events.iter().cloned()), log.dropped));
+        events.sort_by_key(|event| event.unix_ms);
+        (events, dropped)
+    }
+
+    /// Adds what changed since the last report.
+    pub(super) fn observe(&self, report: &Report) {
+        self.with(|log| log.observe(report));
+    }
+
+    fn with<R>(&self, change: impl FnOnce(&mut Log) -> R) -> R {
+        change(&mut self.log.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+pub(super) fn unix_ms(time: SystemTime) -> u64 {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[derive(Debug, Default)]
+struct Log {
+    events: VecDeque<Event>,
+    dropped: u64,
+    is_stuck: bool,
+    /// The nodes of the last report: whether each was connected, and its restarts.
+    nodes: BTreeMap<(String, Option<usize>), (bool, usize)>,
+    /// Whether a launcher adds its own events, so that those of its nodes would be there twice.
+    is_fed: bool,
+}
+
+impl Log {
+    fn push(&mut self, unix_ms: u64, kind: EventKind, text: &str) {
+        if self.events.len() == EVENTS_MAX {
+            self.events.pop_front();
+            self.dropped += 1;
+        }
+        self.events.push_back(Event {
+            unix_ms,
+            kind,
+            text: shown_up_to(text.as_bytes(), TEXT_CHARS_MAX),
+        });
+    }
+
+    fn observe(&mut self, report: &Report) {
+        let now = report.taken_unix_ms;
+        match (self.is_stuck, report.is_stuck) {
+            (false, true) => {
+                // It began before this report, which may be the first that anybody asked for.
+                let age = report.findings.first().and_then(|finding| finding.age_ms);
+                let since = now.saturating_sub(age.unwrap_or(0));
+                self.push(since, EventKind::Stuck, &report.headline);
+            }
+            (true, false) => self.push(now, EventKind::Resolved, "the job goes on"),
+            _ => {}
+        }
+        self.is_stuck = report.is_stuck;
+        self.observe_nodes(report);
+    }
+
+    fn observe_nodes(&mut self, report: &Report) {
+        let nodes: BTreeMap<_, _> = report
+            .nodes
+            .iter()
+            .map(|node| {
+                let name = (node.host.clone(), node.node_rank);
+                (name, (node.is_connected, node.restarts))
+            })
+            .collect();
+        let before = std::mem::replace(&mut self.nodes, nodes.clone());
+        if self.is_fed {
+            return;
+        }
+        let now = report.taken_unix_ms;
+        for (name, (is_connected, restarts)) in nodes {
+            let Some((was_connected, earlier)) = before.get(&name) else {
+                continue;
+            };
+            let host = name.0;
+            if *was_connected && !is_connected {
+                let text = format!("lost the launcher on {host}");
+                self.push(now, EventKind::NodeLost, &text);
+            }
+            if restarts > *earlier {
+                let text = format!("the launcher on {host} restarts its workers ({restarts})");
+                self.push(now, EventKind::Restart, &text);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Finding, FindingKind, NodeReport};
+
+    fn report(taken_unix_ms: u64, stuck_for_ms: Option<u64>, node: (bool, usize)) -> Report {
+        let mut finding = Finding::new(FindingKind::NeverConnected, "rank 2 is missing".to_owned());
+        finding.age_ms = stuck_for_ms;
+        Report {
+            taken_unix_ms,
+            headline: "waiting for rank 2".to_owned(),
+            is_stuck: stuck_for_ms.is_some(),
+            findings: vec![finding],
+            nodes: vec![NodeReport {
+                host: "node7".to_owned(),
+                is_connected: node.0,
+                restarts: node.1,
+                ..NodeReport::default()
+            }],
+            ..Report::default()
+        }
+    }
+
+    fn lines(timeline: &Timeline) -> Vec<(u64, EventKind)> {
+        let (events, _) = timeline.events();
+        events
+            .iter()
+            .map(|event| (event.unix_ms, event.kind))
+            .collect()
+    }
+
+    #[test]
+    fn changes_between_reports_become_events() {
+        let timeline = Timeline::default();
+        timeline.observe(&report(1000, None, (true, 0)));
+        timeline.observe(&report(5000, Some(3000), (true, 0)));
+        timeline.observe(&report(6000, Some(4000), (true, 1)));
+        timeline.observe(&report(7000, None, (false, 1)));
+        let expected = [
+            (2000, EventKind::Stuck),
+            (6000, EventKind::Restart),
+            (7000, EventKind::Resolved),
+            (7000, EventKind::NodeLost),
+        ];
+        assert_eq!(lines(&timeline), expected);
+    }
+
+    #[test]
+    fn a_launcher_that_adds_events_is_not_doubled() {
+        let timeline = Timeline::default();
+        timeline.push(EventKind::Round, "round 0: 1 node, 2 workers");
+        timeline.observe(&report(1000, None, (true, 0)));
+        timeline.observe(&report(6000, None, (false, 1)));
+        assert_eq!(lines(&timeline).len(), 1);
+    }
+
+    #[test]
+    fn memory_is_bounded_and_texts_are_printable() {
+        let timeline = Timeline::default();
+        for index in 0..EVENTS_MAX + 3 {
+            timeline.push(
+                EventKind::Note,
+                format!("{index}\x1b[31m{}", "x".repeat(1000)),
+            );
+        }
+        let (events, dropped) = timeline.events();
+        assert_eq!((events.len(), dropped), (EVENTS_MAX, 3));
+        assert!(
+            events[0].text.starts_with("3\\u{1b}[31mxx"),
+            "{}",
+            events[0].text
+        );
+        assert!(
+            events
+                .iter()
+                .all(|event| event.text.chars().count() < 2 * TEXT_CHARS_MAX)
+        );
+    }
+}

@@ -1,0 +1,307 @@
+//! What is answered to which request, over real connections to a real store.
+
+use std::io::{ErrorKind, Read, Write};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use c10d_inspect::http::EventKind;
+use c10d_inspect::{Report, explain};
+use c10d_store::{SnapshotError, Store, TcpStore};
+use serde_json::{Value, json};
+
+use crate::canned::{Canned, healthy_job, job_without};
+use crate::front::{Front, LIMIT};
+
+const PATHS: [&str; 10] = [
+    "/",
+    "/status.json",
+    "/why.json",
+    "/why.json?ranks=all",
+    "/ranks.json",
+    "/clients.json",
+    "/keys.json",
+    "/stats.json",
+    "/metrics",
+    "/healthz",
+];
+
+#[test]
+fn a_store_and_its_page_share_a_port() {
+    let front = Front::of_a_store();
+    let store = TcpStore::connect("127.0.0.1", front.address.port()).expect("a client");
+    store.set("/a\u{1b}[31m<script>", b"SECRET").expect("set");
+    for path in PATHS {
+        let answer = front.get(path);
+        assert_eq!(answer.status, 200, "{path}: {answer:?}");
+        assert!(!answer.body.contains("SECRET"), "{path} shows a value");
+        let is_clean = |character: char| character == '\n' || !character.is_control();
+        assert!(
+            answer.body.chars().all(is_clean),
+            "{path} has control characters"
+        );
+        for header in [
+            "cache-control: no-store",
+            "x-content-type-options: nosniff",
+            "x-frame-options: deny",
+            "cross-origin-resource-policy: same-origin",
+            "content-security-policy: default-src 'none'; ",
+        ] {
+            assert!(answer.head.contains(header), "{path}: {}", answer.head);
+        }
+        assert!(
+            !answer.head.contains("access-control"),
+            "{path}: {}",
+            answer.head
+        );
+    }
+    assert_eq!(store.get("/a\u{1b}[31m<script>").expect("get"), b"SECRET");
+
+    let keys = front.get("/keys.json?prefix=/").json();
+    let key = &keys["rows"][0];
+    assert_eq!(key["key"], "//a\\u{1b}[31m<script>");
+    assert_eq!(key["value_bytes"], 6);
+    let clients = front.get("/clients.json").json();
+    let writer = clients["rows"].as_array().expect("rows").iter();
+    let found: Vec<_> = writer.filter(|row| row["id"] == key["writer"]).collect();
+    assert_eq!(found.len(), 1, "{clients}");
+    assert_eq!(front.get("/keys.json?prefix=/b").json()["rows"], json!([]));
+}
+
+#[test]
+fn the_report_of_the_page_is_that_of_the_library() {
+    let front = Front::of_a_store();
+    let snapshot = front.store.observer().snapshot(LIMIT).expect("a snapshot");
+    let expected = explain(&snapshot, &Default::default());
+    let text = front.get("/why.json").body;
+    let answered: Report = serde_json::from_str(&text).expect("a report");
+    assert_eq!(answered.headline, expected.headline);
+    let report = front.status.report(LIMIT).expect("a report");
+    assert_eq!(report.headline, expected.headline);
+}
+
+#[test]
+fn only_ranks_that_matter_are_sent_unless_all_are_asked_for() {
+    let front = Front::start(Canned::new(job_without(500, &[7, 300])));
+    let ranks = |path: &str| -> Vec<u64> {
+        let answer = front.get(path).json();
+        let rows = answer.get("ranks").unwrap_or(&answer).as_array().cloned();
+        let numbers = rows.expect("rows").into_iter();
+        numbers
+            .map(|row| row["rank"].as_u64().expect("a rank"))
+            .collect()
+    };
+    let some = ranks("/why.json");
+    assert!(
+        some.contains(&7) && some.contains(&300) && some.len() < 70,
+        "{some:?}"
+    );
+    assert_eq!(ranks("/why.json?ranks=all").len(), 500);
+    assert_eq!(
+        ranks("/ranks.json?from=490&count=100"),
+        (490..500).collect::<Vec<_>>()
+    );
+    assert_eq!(ranks("/ranks.json?rank=300"), [300]);
+    assert!(ranks("/ranks.json?rank=500").is_empty());
+    assert_eq!(
+        ranks("/ranks.json?find=node0037"),
+        (296..304).collect::<Vec<_>>()
+    );
+    assert_eq!(ranks("/ranks.json?find=300"), [300]);
+
+    let status = front.get("/status.json").json();
+    let cells = status["cells"].as_str().expect("cells");
+    assert_eq!(cells.len(), 500);
+    assert_eq!(&cells[6..9], "wNw");
+    assert_eq!(
+        status["findings"]["entries"][0]["culprits"],
+        "ranks 7 and 300"
+    );
+}
+
+#[test]
+fn requests_that_a_browser_could_be_tricked_into_are_refused() {
+    let front = Front::start(Canned::new(healthy_job(4)));
+    let get = |host: &str| {
+        front.send(&format!(
+            "GET /status.json HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
+        ))
+    };
+    for host in [
+        "localhost:1",
+        "127.0.0.1",
+        "[::1]:29500",
+        "status.example.org",
+    ] {
+        assert_eq!(get(host).status, 200, "{host}");
+    }
+    let refused = get("evil.example.com");
+    assert_eq!(refused.status, 421);
+    assert!(refused.body.contains("\"evil.example.com\""), "{refused:?}");
+    assert!(refused.body.contains("localhost"), "{refused:?}");
+    let post = front.send(
+        "POST /status.json HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\nConnection: close\r\n\r\nhi",
+    );
+    assert_eq!(post.status, 405);
+    assert!(post.head.contains("allow: get, head"), "{post:?}");
+    let old = front.send("GET /healthz HTTP/1.0\r\n\r\n");
+    assert_eq!((old.status, old.body.as_str()), (200, "ok\n"));
+    let head = front.send("HEAD / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+    assert_eq!((head.status, head.body.as_str()), (200, ""));
+}
+
+#[test]
+fn a_request_may_arrive_in_single_bytes_and_a_connection_serves_several() {
+    let front = Front::start(Canned::new(healthy_job(4)));
+    let mut stream = front.connect();
+    stream.set_nodelay(true).expect("a socket");
+    for _ in 0..3 {
+        for byte in b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n" {
+            stream.write_all(&[*byte]).expect("sent");
+        }
+        let mut answer = Vec::new();
+        while !answer.ends_with(b"\r\n\r\nok\n") {
+            let mut byte = [0];
+            stream.read_exact(&mut byte).expect("an answer");
+            answer.push(byte[0]);
+        }
+    }
+}
+
+#[test]
+fn bytes_that_are_not_http_end_the_connection_only() {
+    let front = Front::start(Canned::new(healthy_job(4)));
+    for bytes in [
+        "GARBAGE\r\n\r\n",
+        "GET / HTTP/9.9\r\n\r\n",
+        &"A".repeat(100_000),
+    ] {
+        let mut stream = front.connect();
+        // It may close before it has read everything.
+        let _ = stream.write_all(bytes.as_bytes());
+        let mut answer = Vec::new();
+        match stream.read_to_end(&mut answer) {
+            Ok(_) => {}
+            Err(error) => assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}"),
+        }
+    }
+    assert_eq!(front.get("/healthz").status, 200);
+}
+
+#[test]
+fn connections_beyond_the_limit_are_told_to_try_later() {
+    let front = Front::start(Canned::new(healthy_job(4)));
+    let open: Vec<_> = (0..64)
+        .map(|_| {
+            let mut stream = front.connect();
+            stream
+                .write_all(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                .expect("sent");
+            let mut byte = [0];
+            stream.read_exact(&mut byte).expect("an answer");
+            stream
+        })
+        .collect();
+    let refused = front.get("/healthz");
+    assert_eq!(refused.status, 503);
+    assert!(refused.body.contains("64"), "{refused:?}");
+    drop(open);
+    let start = Instant::now();
+    while front.get("/healthz").status != 200 {
+        assert!(
+            start.elapsed() < LIMIT,
+            "the closed connections still count"
+        );
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn the_store_is_asked_once_a_second_and_only_if_anybody_asks() {
+    let canned = Canned::new(healthy_job(4));
+    let front = Front::start(canned.clone());
+    assert_eq!(canned.answers().snapshots, 0);
+    let start = Instant::now();
+    for _ in 0..40 {
+        assert_eq!(front.get("/why.json").status, 200);
+        assert_eq!(front.get("/metrics").status, 200);
+        front.status.report(LIMIT).expect("a report");
+    }
+    let seconds = usize::try_from(start.elapsed().as_secs()).expect("a few");
+    let (snapshots, counted) = {
+        let answers = canned.answers();
+        (answers.snapshots, answers.counted)
+    };
+    assert!(
+        (1..=seconds + 1).contains(&snapshots),
+        "{snapshots} in {seconds} s"
+    );
+    assert!(counted <= 5 * (seconds + 1), "{counted} in {seconds} s");
+}
+
+#[test]
+fn a_store_that_does_not_answer_is_said_to_be_gone() {
+    let canned = Canned::new(healthy_job(4));
+    let front = Front::start(canned.clone());
+    canned.answers().error = Some(SnapshotError::TimedOut {
+        timeout: Duration::from_secs(2),
+    });
+    for path in ["/why.json", "/status.json", "/metrics", "/healthz"] {
+        let answer = front.get(path);
+        assert_eq!(answer.status, 503, "{path}");
+        assert!(answer.body.contains("2s"), "{answer:?}");
+    }
+    assert_eq!(front.get("/").status, 200, "the page itself says it");
+    canned.answers().error = None;
+    let start = Instant::now();
+    while front.get("/why.json").status != 200 {
+        assert!(start.elapsed() < LIMIT, "an error is kept for too long");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn events_of_a_launcher_are_on_the_time_line() {
+    let front = Front::start(Canned::new(job_without(4, &[2])));
+    front
+        .status
+        .timeline()
+        .push(EventKind::Restart, "restart 1: rank 2 failed");
+    let status = front.get("/status.json").json();
+    let events = status["timeline"].as_array().expect("events");
+    let kinds: Vec<_> = events.iter().map(|event| &event["kind"]).collect();
+    assert_eq!(kinds, [&Value::from("stuck"), &Value::from("restart")]);
+}
+
+#[test]
+fn shutdown_ends_open_connections_and_the_store_goes_on() {
+    let front = Front::of_a_store();
+    let mut idle = front.connect();
+    idle.write_all(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        .expect("sent");
+    let mut byte = [0];
+    idle.read_exact(&mut byte).expect("an answer");
+    let mut silent = front.connect();
+    silent.write_all(b"GET").expect("sent");
+    front.status.shutdown();
+    for stream in [&mut idle, &mut silent] {
+        // Closed; a reset is the end too.
+        let _ = stream.read_to_end(&mut Vec::new());
+    }
+    assert!(matches!(
+        front.status.report(LIMIT),
+        Err(SnapshotError::Stopped)
+    ));
+    let mut late = front.connect();
+    late.write_all(b"GET / HTTP/1.1\r\n\r\n").expect("sent");
+    assert!(matches!(late.read_to_end(&mut Vec::new()), Ok(0) | Err(_)));
+    let store = TcpStore::connect("127.0.0.1", front.address.port()).expect("a client");
+    assert_eq!(store.add("still", 1).expect("add"), 1);
+}
+
+#[test]
+fn a_store_that_ends_first_leaves_no_thread_behind() {
+    let Front { store, status, .. } = Front::of_a_store();
+    store.shutdown();
+    assert!(matches!(status.report(LIMIT), Err(SnapshotError::Stopped)));
+    drop(status);
+}
