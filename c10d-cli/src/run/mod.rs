@@ -3,9 +3,14 @@
 //! Combines the options, a rendezvous (`elastic-rendezvous`) and an agent (`elastic-agent`). Handles what
 //! users see: signals, progress, the report on failures, exit codes.
 
+mod announce;
+mod blame;
 pub(crate) mod devices;
+mod explain;
 mod hint;
+mod hosted;
 pub(crate) mod options;
+mod processes;
 mod progress;
 mod report;
 mod signals;
@@ -17,6 +22,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use c10d_inspect::Report;
 use elastic_agent::{
     AgentError, AgentOptions, AgentOutcome, CommandLine, ElasticAgent, ErrorFileError, Failures,
     LogOptions, StartError, StreamMap, write_error_file,
@@ -24,9 +30,13 @@ use elastic_agent::{
 use elastic_rendezvous::{RendezvousHandler, RendezvousParameters, RendezvousRegistry};
 use serde_json::{Value, json};
 
+use crate::explain_text::write_report;
 use crate::failure::Failure;
 use crate::output::print_line;
 use crate::terminal;
+use announce::{Announcer, NodeIdentity};
+use explain::Explainer;
+use hosted::Hosted;
 use options::{RunOptions, RunPlan, Surroundings};
 use signals::Signals;
 
@@ -80,7 +90,9 @@ pub(crate) fn run(options: RunOptions) -> Result<u8, Failure> {
 fn run_job(plan: &RunPlan, report: &mut Value) -> Result<u8, Failure> {
     let is_on = |name: &str| std::env::var(name).is_ok_and(|value| value == "1");
     let agent_options = agent_options(plan, is_on(IDENTICAL_WORKERS))?;
-    let parameters = with_shared_store(plan.rendezvous.clone(), !is_on(DISABLE_SHARED_STORE));
+    let hosted = Hosted::new();
+    let parameters = with_shared_store(plan.rendezvous.clone(), !is_on(DISABLE_SHARED_STORE))
+        .with_server_hook(hosted.hook());
     let handler =
         RendezvousRegistry::default()
             .create(&parameters)
@@ -94,15 +106,51 @@ fn run_job(plan: &RunPlan, report: &mut Value) -> Result<u8, Failure> {
     progress::show(&*handler);
     let mut agent = ElasticAgent::new(agent_options, Arc::clone(&handler))
         .map_err(|error| Failure::Usage(error.to_string()))?;
+    let identity = NodeIdentity {
+        host: host_name(),
+        pid: std::process::id(),
+        run_id: plan.rendezvous.run_id().to_owned(),
+        debug_sockets: None,
+        debug_address: None,
+    };
+    let cannot_start = || Failure::system("cannot start a thread");
+    let announcer = Announcer::start(identity).map_err(cannot_start())?;
+    let explainer = Explainer::start(plan.explain_after, Arc::clone(&hosted), announcer.view())
+        .map_err(cannot_start())?;
+    handler.add_listener(explainer.rendezvous_listener());
+    agent.add_listener(announcer.listener());
+    agent.add_listener(explainer.agent_listener(announcer.flusher()));
     let signals = Signals::pass_on(&plan.signals, agent.handle())
         .map_err(Failure::system("cannot handle signals"))?;
-    let result = agent.run();
+    let mut result = agent.run();
+    let reports = explainer.failure_reports();
+    drop(explainer);
+    // Announces how the workers ended.
+    drop(announcer);
     terminal::hide();
-    *report = report::json(&agent, &result);
-    let exit = conclude(plan, &agent, &*handler, result);
+    let why = reports
+        .as_ref()
+        .and_then(|reports| blame::explain(reports, failures_of(&mut result)));
+    *report = report::json(&agent, &result, why);
+    let exit = conclude(plan, &agent, &*handler, result, why);
     // Last: until then a signal must not end this process before its workers.
     drop(signals);
     exit
+}
+
+/// The name that this host has for itself, which PyTorch's workers publish too.
+fn host_name() -> String {
+    let name = rustix::system::uname();
+    name.nodename().to_string_lossy().into_owned()
+}
+
+fn failures_of(result: &mut Result<AgentOutcome, AgentError>) -> Option<&mut Failures> {
+    match result {
+        Ok(AgentOutcome::Failed(failures)) | Err(AgentError::NotRestarted { failures, .. }) => {
+            Some(failures)
+        }
+        _ => None,
+    }
 }
 
 fn agent_options(plan: &RunPlan, are_nodes_identical: bool) -> Result<AgentOptions, Failure> {
@@ -156,6 +204,7 @@ fn conclude(
     agent: &ElasticAgent,
     handler: &dyn RendezvousHandler,
     result: Result<AgentOutcome, AgentError>,
+    why: Option<&Report>,
 ) -> Result<u8, Failure> {
     match result {
         Ok(AgentOutcome::Succeeded) => {
@@ -167,8 +216,8 @@ fn conclude(
             Ok(0)
         }
         Ok(AgentOutcome::Failed(failures)) => {
-            show_failures(plan, agent, &failures);
-            leave_error_file(|path| failures.first().write_error_file(path));
+            show_failures(plan, agent, &failures, why);
+            leave_error_file(|path| failures.write_error_file(path));
             handler.shutdown();
             Ok(1)
         }
@@ -203,7 +252,7 @@ fn conclude(
                 }
             }
             if let Some(failures) = failures {
-                show_failures(plan, agent, failures);
+                show_failures(plan, agent, failures, why);
             }
             leave_error_file(|path| match failures.map(Failures::first) {
                 // The worker's own error file says more than the error that followed.
@@ -231,7 +280,13 @@ fn conclude(
 }
 
 /// Prints the report on failures to standard error. Ignores a closed standard error.
-fn show_failures(plan: &RunPlan, agent: &ElasticAgent, failures: &Failures) {
+fn show_failures(plan: &RunPlan, agent: &ElasticAgent, failures: &Failures, why: Option<&Report>) {
+    if let Some(why) = why {
+        let mut text = b"When the first worker failed: ".to_vec();
+        // Writing to memory does not fail.
+        let _ = write_report(why, &mut text);
+        let _ = terminal::StandardError.write_all(&text);
+    }
     let _ = writeln!(terminal::StandardError, "{}", agent.summary(failures));
     if plan.is_python
         && let Some(hint) = hint::for_failures(Path::new(&plan.program), failures)

@@ -16,6 +16,7 @@ use elastic_rendezvous::{
 };
 
 use super::devices::{DeviceKind, DevicesError};
+use crate::quantity::parse_duration;
 use crate::serve::DEFAULT_PORT;
 
 const AFTER_HELP: &str = "\
@@ -34,6 +35,9 @@ Exit codes:
   2    invalid options: nothing was started
   3    a system call failed that concerns neither workers nor rendezvous
   128+N  signal N arrived before workers were started";
+
+/// Importing PyTorch and meeting take less on most machines.
+const EXPLAIN_AFTER: Duration = Duration::from_secs(30);
 
 /// torchrun's options, as text: [`resolve`](Self::resolve) parses values from the command line and from the
 /// environment in the same way.
@@ -111,6 +115,11 @@ pub(crate) struct RunOptions {
     /// Also reports the outcome as one line of JSON, the last one on standard output.
     #[arg(long)]
     json: bool,
+
+    /// Prints why the job stands still when it has done so for this long, while nodes meet or workers wait
+    /// for each other; `never` for not at all. [default: 30s]
+    #[arg(long, alias = "explain_after", value_name = "TIME")]
+    explain_after: Option<String>,
 
     /// The role of this node's workers; each role has ranks of its own. [default: default]
     #[arg(long, value_name = "NAME")]
@@ -294,6 +303,8 @@ pub(crate) struct RunPlan {
     pub(crate) is_python: bool,
     /// Whether to print the report as JSON.
     pub(crate) json: bool,
+    /// After which time without progress the launcher explains what the job waits for; `None` for never.
+    pub(crate) explain_after: Option<Duration>,
     /// The script, module or program as the user gave it.
     pub(crate) script: OsString,
     /// Variables that workers get in addition to this command's own environment.
@@ -506,6 +517,10 @@ impl RunOptions {
             args,
             is_python,
             json: surroundings.flag("json", self.json)?,
+            explain_after: match surroundings.given("explain-after", self.explain_after) {
+                Some(given) => explain_after(given)?,
+                None => Some(EXPLAIN_AFTER),
+            },
             script,
             environment,
             warnings,
@@ -785,6 +800,16 @@ fn worker_count(surroundings: &Surroundings<'_>, given: Given) -> Result<usize, 
     match given.value.trim().parse() {
         Ok(number) if number > 0 => Ok(number),
         _ => Err(given.refused("a number above 0, cpu, gpu, xpu or auto")),
+    }
+}
+
+fn explain_after(given: Given) -> Result<Option<Duration>, UsageError> {
+    match given.value.trim() {
+        "never" => Ok(None),
+        text => match parse_duration(text) {
+            Ok(after) => Ok(Some(after)),
+            Err(_) => Err(given.refused("a time as in 30s or 2m, or `never`")),
+        },
     }
 }
 

@@ -1,12 +1,17 @@
 //! `--json`: the outcome of a run as one object.
 
+use c10d_inspect::Report;
 use elastic_agent::{AgentError, AgentOutcome, ElasticAgent, ExitKind, Failures, ProcessFailure};
 use serde_json::{Value, json};
 
 use super::signals::name_of;
 
-/// The outcome, the log directory and the failed workers. The caller adds `exit_code` and `error`.
-pub(super) fn json(agent: &ElasticAgent, result: &Result<AgentOutcome, AgentError>) -> Value {
+/// The outcome, the log directory, the failed workers, and what the job waited for when one failed. The caller adds `exit_code` and `error`.
+pub(super) fn json(
+    agent: &ElasticAgent,
+    result: &Result<AgentOutcome, AgentError>,
+    why: Option<&Report>,
+) -> Value {
     let (outcome, failures) = match result {
         Ok(AgentOutcome::Succeeded) => ("succeeded", None),
         Ok(AgentOutcome::NotNeeded) => ("not_needed", None),
@@ -20,6 +25,9 @@ pub(super) fn json(agent: &ElasticAgent, result: &Result<AgentOutcome, AgentErro
         "log_directory": agent.log_directory().map(|path| path.to_string_lossy().into_owned()),
         "failures": failures.map_or_else(Vec::new, of_failures),
     });
+    if let Some(why) = why {
+        report["why"] = json!({ "headline": why.headline, "findings": why.findings });
+    }
     if let Ok(AgentOutcome::Signalled { signal, .. }) = result {
         report["signal"] = name_of(*signal).into();
     }
@@ -29,12 +37,17 @@ pub(super) fn json(agent: &ElasticAgent, result: &Result<AgentOutcome, AgentErro
 fn of_failures(failures: &Failures) -> Vec<Value> {
     let root = failures.first();
     let all = failures.all().iter();
-    all.map(|failure| of_failure(failure, std::ptr::eq(failure, root)))
-        .collect()
+    all.map(|failure| {
+        let is_root = std::ptr::eq(failure, root);
+        let cause = failures.blame_reason().filter(|_| is_root);
+        of_failure(failure, is_root, cause)
+    })
+    .collect()
 }
 
-/// `time` is in seconds since the epoch; `exit_code` is negative for a signal, as in PyTorch.
-fn of_failure(failure: &ProcessFailure, is_root_cause: bool) -> Value {
+/// `cause` tells why it is the root cause although another worker failed first. `time` is in seconds since the
+/// epoch; `exit_code` is negative for a signal, as in PyTorch.
+fn of_failure(failure: &ProcessFailure, is_root_cause: bool, cause: Option<&str>) -> Value {
     let signal = match failure.exit {
         ExitKind::Signal { number, .. } => Some(name_of(number)),
         _ => None,
@@ -51,5 +64,6 @@ fn of_failure(failure: &ProcessFailure, is_root_cause: bool) -> Value {
         "message": failure.message,
         "stderr": failure.stderr_lines(),
         "is_root_cause": is_root_cause,
+        "cause": cause,
     })
 }

@@ -116,6 +116,7 @@ fn a_script_alone_has_torchruns_defaults() {
             args: vec!["-u".into(), "s.py".into()],
             is_python: true,
             json: false,
+            explain_after: Some(Duration::from_secs(30)),
             script: "s.py".into(),
             environment: vec![(
                 "TORCHELASTIC_SIGNALS_TO_HANDLE",
@@ -670,4 +671,23 @@ fn a_random_id_is_a_uuid_of_version_4() {
         assert!("89ab".contains(&id[19..20]), "{id}");
     }
     assert_ne!(random_id(1), random_id(2));
+}
+
+#[test]
+fn the_time_until_the_launcher_explains_a_standstill_is_an_option() {
+    let after = |line: &str, variables: Variables<'_>| plan(line, variables).explain_after;
+    assert_eq!(
+        after("--explain-after 2m s.py", &[]),
+        Some(Duration::from_secs(120))
+    );
+    assert_eq!(after("--explain_after=0 s.py", &[]), Some(Duration::ZERO));
+    assert_eq!(after("--explain-after never s.py", &[]), None);
+    assert_eq!(
+        after("s.py", &[("PET_EXPLAIN_AFTER", "5s")]),
+        Some(Duration::from_secs(5))
+    );
+    assert_eq!(
+        refusal("--explain-after soon s.py", &[]),
+        "--explain-after is \"soon\", which is not a time as in 30s or 2m, or `never`"
+    );
 }

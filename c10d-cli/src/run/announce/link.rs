@@ -1,0 +1,155 @@
+//! The connection on which announcements travel.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use c10d_socket::{Deadline, HostPort, resolve, resolve_local};
+use c10d_store::{StoreError, TcpStore, TcpStoreOptions};
+use elastic_agent::StartedWorkers;
+
+use crate::run::processes::StoreAddress;
+
+/// How long connecting, one announcement or one name lookup may take.
+const TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The pause after a failure; it doubles up to the longest.
+const PAUSE_MIN: Duration = Duration::from_secs(1);
+const PAUSE_MAX: Duration = Duration::from_secs(30);
+
+/// The store in use, which another thread may close.
+pub(super) type Open = Arc<Mutex<Option<Arc<TcpStore>>>>;
+
+/// Ends a call that another thread makes.
+pub(super) fn close(open: &Open) {
+    let store = open.lock().unwrap_or_else(PoisonError::into_inner).take();
+    if let Some(store) = store {
+        store.close();
+    }
+}
+
+/// Sends announcements to the store of the current round.
+#[derive(Debug)]
+pub(super) struct Link {
+    open: Open,
+    /// `None` if the store is not served by an agent.
+    target: Option<HostPort>,
+    address: Option<StoreAddress>,
+    is_unsupported: bool,
+    pause: Duration,
+    not_before: Option<Instant>,
+}
+
+impl Link {
+    pub(super) const fn new(open: Open) -> Self {
+        Self {
+            open,
+            target: None,
+            address: None,
+            is_unsupported: false,
+            pause: PAUSE_MIN,
+            not_before: None,
+        }
+    }
+
+    /// Sends to the store of these workers from now on.
+    pub(super) fn aim(&mut self, started: &StartedWorkers) {
+        let master = &started.master;
+        // A worker that serves the store does so with PyTorch's server, and later.
+        let target = started.is_agent_store.then(|| master.clone());
+        if self.target == target && self.address.is_some() {
+            return;
+        }
+        close(&self.open);
+        let deadline = Deadline::after(Instant::now(), TIMEOUT);
+        self.address = Some(address_of(master, deadline));
+        self.target = target;
+        self.is_unsupported = false;
+        self.pause = PAUSE_MIN;
+        self.not_before = None;
+    }
+
+    /// The addresses of the workers' store; `None` before it is known.
+    pub(super) const fn address(&self) -> Option<&StoreAddress> {
+        self.address.as_ref()
+    }
+
+    /// Whether there is a connection.
+    pub(super) fn is_open(&self) -> bool {
+        self.current().is_some()
+    }
+
+    /// Waits until the server has taken the announcements so far, for at most 1 s.
+    pub(super) fn confirm(&self) {
+        if let Some(store) = self.current() {
+            // A connection that was lost shows at the next announcement.
+            let _ = store.ping();
+        }
+    }
+
+    /// Sends an announcement, over a new connection if there is none. Blocks for at most 2 s. A failure is
+    /// logged at the level "debug": nothing depends on announcements.
+    pub(super) fn send(&mut self, bytes: &[u8]) {
+        let Some(target) = self.target.clone().filter(|_| !self.is_unsupported) else {
+            return;
+        };
+        if self.not_before.is_some_and(|at| Instant::now() < at) {
+            return;
+        }
+        match self.try_send(&target, bytes) {
+            Ok(true) => {
+                self.pause = PAUSE_MIN;
+                self.not_before = None;
+            }
+            Ok(false) => {
+                log::debug!("the store {target} takes no announcements of workers");
+                self.is_unsupported = true;
+                close(&self.open);
+            }
+            Err(error) => {
+                log::debug!("cannot announce the workers of this node: {error}");
+                close(&self.open);
+                self.not_before = Some(Instant::now() + self.pause);
+                self.pause = (self.pause * 2).min(PAUSE_MAX);
+            }
+        }
+    }
+
+    fn try_send(&self, target: &HostPort, bytes: &[u8]) -> Result<bool, StoreError> {
+        let store = match self.current() {
+            Some(store) => store,
+            None => {
+                let options = TcpStoreOptions::default().with_timeout(TIMEOUT);
+                let store = TcpStore::open(target.host(), target.port(), options)?;
+                let store = Arc::new(store);
+                *self.open.lock().unwrap_or_else(PoisonError::into_inner) =
+                    Some(Arc::clone(&store));
+                store
+            }
+        };
+        store.announce(bytes)
+    }
+
+    fn current(&self) -> Option<Arc<TcpStore>> {
+        self.open
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+}
+
+/// The addresses at which workers reach the store. A store on this machine is also reached by loopback.
+fn address_of(master: &HostPort, deadline: Deadline) -> StoreAddress {
+    let addresses = resolve(master, deadline).unwrap_or_default();
+    let mut ips: Vec<IpAddr> = addresses.iter().map(|it| it.ip().to_canonical()).collect();
+    if resolve_local(master, deadline).is_ok_and(|local| !local.is_empty()) {
+        ips.extend([
+            IpAddr::from(Ipv4Addr::LOCALHOST),
+            IpAddr::from(Ipv6Addr::LOCALHOST),
+        ]);
+    }
+    StoreAddress {
+        ips,
+        port: master.port(),
+    }
+}

@@ -1,0 +1,164 @@
+//! Names the root cause of a failure: the rank that the others waited for. Pure.
+
+use c10d_inspect::{FindingKind, Report};
+use elastic_agent::Failures;
+
+use super::explain::FailureReports;
+
+/// The report that explains a failure, if any does. Makes the rank that it names the root cause, if that is
+/// certain: the rank was still running when this launcher stopped it.
+pub(super) fn explain<'r>(
+    reports: &'r FailureReports,
+    mut failures: Option<&mut Failures>,
+) -> Option<&'r Report> {
+    // By the time a rank has timed out, others may have given up too, so the report of shortly before can
+    // know more.
+    let candidates = || [&reports.at_failure, &reports.before].into_iter().flatten();
+    for report in candidates() {
+        let Some((why, culprits)) = cause(report) else {
+            continue;
+        };
+        let Some(failures) = &mut failures else {
+            return Some(report);
+        };
+        let is_here = |rank: &&usize| failures.all().iter().any(|it| it.rank == **rank);
+        if !culprits.iter().any(|rank| is_here(&rank))
+            || culprits.iter().any(|rank| failures.blame(*rank, why))
+        {
+            return Some(report);
+        }
+    }
+    candidates().next().filter(|report| report.is_stuck)
+}
+
+/// The first cause that a rank is responsible for which has not ended by itself, as a clause, and its
+/// ranks.
+fn cause(report: &Report) -> Option<(&'static str, Vec<usize>)> {
+    let causes = report
+        .findings
+        .iter()
+        .filter(|finding| !finding.is_consequence);
+    // A rank that ended first is the first observed failure anyway.
+    let first = causes
+        .filter(|cause| !matches!(cause.kind, FindingKind::GaveUp | FindingKind::NotInTheStore))
+        .find(|cause| !cause.culprits.0.is_empty())?;
+    let why = match first.kind {
+        FindingKind::NeverConnected => "alive, but never reached init_process_group",
+        FindingKind::NotPublished => {
+            "alive, but stopped in init_process_group before it published its address"
+        }
+        FindingKind::Frozen => {
+            "alive, but stopped in init_process_group before it read the others' addresses"
+        }
+        FindingKind::GroupIncomplete => "alive, but did not call new_group as the others did",
+        _ => return None,
+    };
+    Some((why, first.culprits.0.iter().copied().collect()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, UNIX_EPOCH};
+
+    use c10d_inspect::Finding;
+    use elastic_agent::{ExitKind, ProcessFailure, WorkerOutcome};
+
+    use super::*;
+
+    /// Rank 1 has timed out, rank 2 was stopped, and rank 3 has ended by itself.
+    fn failures() -> Failures {
+        let outcome = |rank: usize, seconds: u64, was_stopped| WorkerOutcome {
+            local_rank: rank,
+            rank,
+            pid: 100,
+            exit: ExitKind::Code(1),
+            ended_at: UNIX_EPOCH + Duration::from_secs(seconds),
+            was_stopped,
+            error_file: None,
+            stderr_tail: Vec::new(),
+        };
+        let outcomes = [
+            outcome(1, 50, false),
+            outcome(2, 51, true),
+            outcome(3, 52, false),
+        ];
+        Failures::new(outcomes.iter().map(ProcessFailure::of).collect()).unwrap()
+    }
+
+    fn report(causes: &[(FindingKind, &[usize])]) -> Report {
+        let mut report = Report::default();
+        report.is_stuck = true;
+        for (kind, culprits) in causes {
+            let mut cause = Finding::new(*kind, format!("{kind:?}"));
+            cause.culprits.0.extend(*culprits);
+            report.findings.push(cause);
+        }
+        report
+    }
+
+    fn reports(at_failure: Report, before: Option<Report>) -> FailureReports {
+        FailureReports {
+            at_failure: Some(at_failure),
+            before,
+        }
+    }
+
+    /// The root cause, and the kind of the first finding of the report that is shown.
+    fn blamed(reports: &FailureReports) -> (usize, Option<FindingKind>) {
+        let mut failures = failures();
+        let shown = explain(reports, Some(&mut failures));
+        let kind = shown.map(|report| report.findings[0].kind);
+        (failures.first().rank, kind)
+    }
+
+    #[test]
+    fn the_rank_that_others_waited_for_is_the_root_cause() {
+        for kind in [
+            FindingKind::NeverConnected,
+            FindingKind::NotPublished,
+            FindingKind::Frozen,
+            FindingKind::GroupIncomplete,
+        ] {
+            let now = report(&[(FindingKind::GaveUp, &[1]), (kind, &[2])]);
+            assert_eq!(blamed(&reports(now, None)), (2, Some(FindingKind::GaveUp)));
+        }
+    }
+
+    #[test]
+    fn a_report_of_shortly_before_helps_when_the_others_have_given_up() {
+        let now = report(&[(FindingKind::WorkerEnded, &[1])]);
+        let before = report(&[(FindingKind::NeverConnected, &[2])]);
+        let shown = Some(FindingKind::NeverConnected);
+        assert_eq!(blamed(&reports(now, Some(before))), (2, shown));
+    }
+
+    #[test]
+    fn a_rank_that_ended_by_itself_or_a_consequence_is_not_blamed() {
+        let ended = report(&[(FindingKind::NeverConnected, &[3])]);
+        let shown = Some(FindingKind::NeverConnected);
+        assert_eq!(blamed(&reports(ended, None)), (1, shown));
+        let lost = report(&[(FindingKind::LostInInit, &[2])]);
+        assert_eq!(
+            blamed(&reports(lost, None)),
+            (1, Some(FindingKind::LostInInit))
+        );
+        let mut consequence = report(&[(FindingKind::NeverConnected, &[2])]);
+        consequence.findings[0].is_consequence = true;
+        assert_eq!(blamed(&reports(consequence, None)), (1, shown));
+        assert_eq!(blamed(&FailureReports::default()), (1, None));
+    }
+
+    #[test]
+    fn a_rank_on_another_node_is_explained_but_not_blamed() {
+        let now = report(&[(FindingKind::NeverConnected, &[7])]);
+        let shown = Some(FindingKind::NeverConnected);
+        assert_eq!(blamed(&reports(now, None)), (1, shown));
+    }
+
+    #[test]
+    fn a_job_that_did_not_stand_still_is_not_explained() {
+        let mut now = report(&[(FindingKind::WorkerEnded, &[1])]);
+        now.is_stuck = false;
+        assert_eq!(blamed(&reports(now, None)), (1, None));
+    }
+}

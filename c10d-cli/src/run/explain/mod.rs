@@ -1,0 +1,348 @@
+//! Says on its own why a job stands still: while nodes meet, while workers start, and when one fails.
+
+mod local;
+mod source;
+mod watch;
+
+use std::fmt::Write as _;
+use std::io::{self, Write as _};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use c10d_inspect::Report;
+use elastic_agent::{AgentEvent, AgentListener, StartedWorkers};
+use elastic_rendezvous::{Listener, RendezvousEvent};
+
+use super::announce::{Flusher, LocalView};
+use super::hosted::Hosted;
+use crate::explain_text::write_report;
+use crate::printable::printable;
+use crate::terminal;
+use source::Source;
+use watch::{Say, Standstill, Watch};
+
+const THREAD: &str = "explain";
+
+/// How long one look may take.
+const LOOK_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// A look takes at most this part of the time: a report on 16,384 ranks takes part of a second.
+const LOOK_SHARE: u32 = 20;
+
+/// How long the agent waits for the report when a worker has failed, before it stops the others.
+const FAILURE_TIMEOUT: Duration = Duration::from_secs(1);
+const FLUSH_TIMEOUT: Duration = Duration::from_millis(200);
+
+/// A report before a failure tells something about it if it is not older.
+const RECENT: Duration = Duration::from_secs(5);
+
+/// The live line names missing ranks that have been missing for this time.
+const LINE_AFTER: Duration = Duration::from_secs(3);
+
+/// Explains until it is dropped, which joins its thread within 2 s.
+#[derive(Debug)]
+pub(super) struct Explainer {
+    messages: Sender<Message>,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What the thread, the agent's and the owner share.
+#[derive(Debug)]
+struct Shared {
+    hosted: Arc<Hosted>,
+    local: LocalView,
+    /// The source of the workers that run.
+    source: Mutex<Option<Source>>,
+    /// The last report on a job that stood still, and when it was made.
+    last_stuck: Mutex<Option<(Instant, Report)>>,
+    /// The reports of the last failure.
+    failure: Mutex<Option<FailureReports>>,
+}
+
+/// What was known when a worker failed, before the launcher stopped the others.
+#[derive(Debug, Clone, Default)]
+pub(super) struct FailureReports {
+    /// At that moment.
+    pub(super) at_failure: Option<Report>,
+    /// Shortly before, if the job stood still.
+    pub(super) before: Option<Report>,
+}
+
+#[derive(Debug)]
+enum Message {
+    /// Nodes wait for others, with a text about it.
+    Meeting(Standstill, String),
+    Started(StartedWorkers),
+    Stopping,
+    End,
+}
+
+impl Explainer {
+    /// Starts the thread. It speaks when the job has stood still for `after`, never if `None`.
+    ///
+    /// # Errors
+    /// The system has no thread left.
+    pub(super) fn start(
+        after: Option<Duration>,
+        hosted: Arc<Hosted>,
+        local: LocalView,
+    ) -> io::Result<Self> {
+        let (messages, inbox) = channel();
+        let shared = Arc::new(Shared {
+            hosted,
+            local,
+            source: Mutex::default(),
+            last_stuck: Mutex::default(),
+            failure: Mutex::default(),
+        });
+        let thread = Thread {
+            after,
+            shared: Arc::clone(&shared),
+            inbox,
+            epoch: Instant::now(),
+            phase: Phase::Idle,
+            line: None,
+        };
+        let thread = std::thread::Builder::new()
+            .name(THREAD.to_owned())
+            .spawn(move || thread.run())?;
+        Ok(Self {
+            messages,
+            shared,
+            thread: Some(thread),
+        })
+    }
+
+    /// A listener for the agent. At the failure of a worker it blocks until the report is made, for about
+    /// 1 s at most.
+    pub(super) fn agent_listener(&self, announcements: Flusher) -> AgentListener {
+        let messages = self.messages.clone();
+        let shared = Arc::clone(&self.shared);
+        Arc::new(move |event| {
+            let message = match event {
+                AgentEvent::WorkersStarted(started) => Message::Started((*started).clone()),
+                AgentEvent::Stopping => Message::Stopping,
+                AgentEvent::WorkerFailed(_) => {
+                    announcements.flush(FLUSH_TIMEOUT);
+                    shared.note_failure();
+                    return;
+                }
+                _ => return,
+            };
+            // Fails when the explainer is dropped.
+            let _ = messages.send(message);
+        })
+    }
+
+    /// A listener for the rendezvous.
+    pub(super) fn rendezvous_listener(&self) -> Listener {
+        let messages = Mutex::new(self.messages.clone());
+        Arc::new(move |event| {
+            let message = match event {
+                RendezvousEvent::Waiting(report) if report.missing() > 0 && !report.is_complete => {
+                    let joined = report.participants.iter().map(ToString::to_string);
+                    let joined: Vec<String> = joined.collect();
+                    Message::Meeting(Standstill::of_rendezvous(joined), report.to_string())
+                }
+                RendezvousEvent::WaitingForRanks(report) => {
+                    let joined = (report.is_connected, report.joined);
+                    Message::Meeting(Standstill::of_rendezvous(joined), report.to_string())
+                }
+                _ => return,
+            };
+            let messages = messages.lock().unwrap_or_else(PoisonError::into_inner);
+            // Fails when the explainer is dropped.
+            let _ = messages.send(message);
+        })
+    }
+
+    /// What was known when a worker failed last; `None` if none has failed.
+    pub(super) fn failure_reports(&self) -> Option<FailureReports> {
+        lock(&self.shared.failure).clone()
+    }
+}
+
+impl Drop for Explainer {
+    fn drop(&mut self) {
+        // The thread may have panicked.
+        let _ = self.messages.send(Message::End);
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            log::error!("thread {THREAD} panicked");
+        }
+    }
+}
+
+impl Shared {
+    fn note_failure(&self) {
+        let source = lock(&self.source).clone();
+        let before = lock(&self.last_stuck).clone();
+        let before = before.filter(|(at, _)| at.elapsed() < RECENT);
+        *lock(&self.failure) = Some(FailureReports {
+            at_failure: source.and_then(|source| source.fresh_report(FAILURE_TIMEOUT)),
+            before: before.map(|(_, report)| report),
+        });
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[derive(Debug)]
+enum Phase {
+    Idle,
+    /// The nodes meet. The handler reports about once a second.
+    Meeting(Watch),
+    /// The workers run.
+    Working {
+        watch: Watch,
+        source: Source,
+        next_look: Instant,
+    },
+}
+
+struct Thread {
+    after: Option<Duration>,
+    shared: Arc<Shared>,
+    inbox: Receiver<Message>,
+    epoch: Instant,
+    phase: Phase,
+    /// The live line.
+    line: Option<String>,
+}
+
+impl Thread {
+    fn run(mut self) {
+        loop {
+            let patience = match &self.phase {
+                Phase::Working { next_look, .. } => {
+                    next_look.saturating_duration_since(Instant::now())
+                }
+                _ => Duration::MAX,
+            };
+            match self.inbox.recv_timeout(patience) {
+                Ok(Message::Meeting(seen, text)) => self.meet(seen, &text),
+                Ok(Message::Started(started)) => self.work(&started),
+                Ok(Message::Stopping) => self.rest(),
+                Ok(Message::End) | Err(RecvTimeoutError::Disconnected) => return self.rest(),
+                Err(RecvTimeoutError::Timeout) => self.look(),
+            }
+        }
+    }
+
+    fn rest(&mut self) {
+        self.phase = Phase::Idle;
+        *lock(&self.shared.source) = None;
+        self.show(None);
+    }
+
+    fn meet(&mut self, seen: Standstill, text: &str) {
+        let Some(after) = self.after else { return };
+        let now = self.epoch.elapsed();
+        if !matches!(self.phase, Phase::Meeting(_)) {
+            self.phase = Phase::Meeting(Watch::new(after, false));
+        }
+        let Phase::Meeting(watch) = &mut self.phase else {
+            return;
+        };
+        match watch.look(now, Some(seen)) {
+            Say::All(lasted) | Say::Unchanged(lasted) => {
+                print(&format!(
+                    "the rendezvous has stood still for {} s: {text}\n",
+                    lasted.as_secs()
+                ));
+            }
+            Say::Nothing | Say::GoesOn => {}
+        }
+    }
+
+    fn work(&mut self, started: &StartedWorkers) {
+        let local = self.shared.local.clone();
+        let source = Source::of(started, &self.shared.hosted, local);
+        *lock(&self.shared.source) = Some(source.clone());
+        // A report of a time long after the end of the job is never due.
+        let after = self.after.unwrap_or(Duration::MAX / 4);
+        let watch = Watch::new(after, source.is_remote());
+        let next_look = Instant::now() + watch.next_look(self.epoch.elapsed());
+        self.phase = Phase::Working {
+            watch,
+            source,
+            next_look,
+        };
+    }
+
+    fn look(&mut self) {
+        let started = Instant::now();
+        let now = self.epoch.elapsed();
+        let Phase::Working {
+            watch,
+            source,
+            next_look,
+        } = &mut self.phase
+        else {
+            return;
+        };
+        let report = source.report(LOOK_TIMEOUT);
+        let seen = Standstill::of(&report);
+        let say = watch.look(now, seen);
+        let cost = started.elapsed();
+        *next_look = Instant::now() + watch.next_look(now).max(cost * LOOK_SHARE);
+        let line = watch
+            .unchanged_for(now)
+            .filter(|lasted| *lasted >= LINE_AFTER)
+            .and_then(|_| local::short_names(&report));
+        match say {
+            Say::Nothing => {}
+            Say::All(lasted) => print(&text_of(lasted, &report)),
+            Say::Unchanged(lasted) => print(&format!(
+                "the job still stands still, for {} s now: {}\n",
+                lasted.as_secs(),
+                headline(&report)
+            )),
+            Say::GoesOn => print(&format!(
+                "nobody waits on the store any more: {}\n",
+                headline(&report)
+            )),
+        }
+        if seen.is_some() {
+            *lock(&self.shared.last_stuck) = Some((Instant::now(), report));
+        }
+        self.show(line);
+    }
+
+    /// Changes the live line. It is drawn only when it changes: the workers write to the same terminal.
+    fn show(&mut self, line: Option<String>) {
+        if self.line == line || !terminal::is_live() {
+            return;
+        }
+        match &line {
+            Some(line) => terminal::show(line),
+            None => terminal::hide(),
+        }
+        self.line = line;
+    }
+}
+
+fn headline(report: &Report) -> String {
+    printable(&report.headline)
+}
+
+fn text_of(lasted: Duration, report: &Report) -> String {
+    let mut text = Vec::new();
+    // Writing to memory does not fail.
+    let _ = write_report(report, &mut text);
+    let mut whole = String::new();
+    let _ = writeln!(whole, "the job has stood still for {} s", lasted.as_secs());
+    whole.push_str(&String::from_utf8_lossy(&text));
+    whole
+}
+
+/// Writes to standard error, as one piece. Ignores a closed one.
+fn print(text: &str) {
+    let _ = terminal::StandardError.write_all(format!("c10d run: {text}").as_bytes());
+}

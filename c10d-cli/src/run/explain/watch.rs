@@ -1,0 +1,364 @@
+//! When a launcher says why its job stands still. Pure.
+
+use std::collections::hash_map::DefaultHasher;
+use std::hash::{Hash, Hasher};
+use std::time::Duration;
+
+use c10d_inspect::{FindingKind, Report};
+
+/// When to speak again about a job that stands still without a change, since it began; then in intervals
+/// of the last one.
+const REPEATED: [Duration; 4] = [
+    Duration::from_secs(60),
+    Duration::from_secs(120),
+    Duration::from_secs(300),
+    Duration::from_secs(600),
+];
+
+/// A report that changes is printed again after this time at the earliest.
+const CHANGE_INTERVAL: Duration = Duration::from_secs(10);
+
+/// What can no longer become right by itself is reported after this time: the store's keys are written in
+/// some order, so a first glance may be wrong.
+const URGENT_AFTER: Duration = Duration::from_secs(2);
+
+/// How often a job is looked at while it stands still, and while it does not.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+const LOOK_INTERVAL_IDLE: Duration = Duration::from_secs(5);
+
+/// How often a store on another host is asked at the earliest: many launchers do so.
+const REMOTE_INTERVAL_MIN: Duration = Duration::from_secs(5);
+
+/// What stands still.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Standstill {
+    /// Differs if something else, or less, is waited for.
+    fingerprint: u64,
+    /// How long it has lasted already, if known.
+    age: Option<Duration>,
+    /// Whether waiting cannot help.
+    is_urgent: bool,
+}
+
+/// What to say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Say {
+    Nothing,
+    /// Why the job stands still, which it has done for this time.
+    All(Duration),
+    /// That nothing has changed for this time since the job began to stand still.
+    Unchanged(Duration),
+    /// That the job goes on, of which was said that it stands still.
+    GoesOn,
+}
+
+/// Decides when to speak. Times are counted from any moment.
+#[derive(Debug)]
+pub(super) struct Watch {
+    after: Duration,
+    is_remote: bool,
+    still: Option<Still>,
+}
+
+#[derive(Debug)]
+struct Still {
+    /// When it began.
+    since: Duration,
+    /// When what is waited for changed last.
+    changed: Duration,
+    fingerprint: u64,
+    said: Option<Said>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Said {
+    at: Duration,
+    fingerprint: u64,
+}
+
+impl Standstill {
+    /// `None` if nobody waits.
+    pub(super) fn of(report: &Report) -> Option<Self> {
+        if !report.is_stuck {
+            return None;
+        }
+        let mut hasher = DefaultHasher::new();
+        let causes = || {
+            report
+                .findings
+                .iter()
+                .filter(|finding| !finding.is_consequence)
+        };
+        for cause in causes() {
+            // Not those that wait: their number only grows.
+            (cause.kind, &cause.culprits.0).hash(&mut hasher);
+        }
+        Some(Self {
+            fingerprint: hasher.finish(),
+            age: causes()
+                .filter_map(|cause| cause.age_ms)
+                .map(Duration::from_millis)
+                .max(),
+            is_urgent: causes().any(|cause| is_urgent(cause.kind)),
+        })
+    }
+
+    /// Nodes that wait for others, of which `joined` have come.
+    pub(super) fn of_rendezvous(joined: impl Hash) -> Self {
+        let mut hasher = DefaultHasher::new();
+        joined.hash(&mut hasher);
+        Self {
+            fingerprint: hasher.finish(),
+            age: None,
+            is_urgent: false,
+        }
+    }
+}
+
+const fn is_urgent(kind: FindingKind) -> bool {
+    matches!(
+        kind,
+        FindingKind::LostInInit
+            | FindingKind::SameRank
+            | FindingKind::TwoJobs
+            | FindingKind::StaleAddresses
+            | FindingKind::WorldSizeDiffers
+    )
+}
+
+impl Watch {
+    /// Speaks when a job has stood still for `after`. With `is_remote` each look asks another host.
+    pub(super) const fn new(after: Duration, is_remote: bool) -> Self {
+        Self {
+            after,
+            is_remote,
+            still: None,
+        }
+    }
+
+    /// How long after a look at `now` the next one follows.
+    pub(super) fn next_look(&self, now: Duration) -> Duration {
+        let Some(still) = &self.still else {
+            let remote = self.after.max(REMOTE_INTERVAL_MIN);
+            return if self.is_remote {
+                remote
+            } else {
+                LOOK_INTERVAL_IDLE.min(self.after)
+            };
+        };
+        if !self.is_remote {
+            return LOOK_INTERVAL;
+        }
+        let next = self.next_time(still, now);
+        next.saturating_sub(now).max(REMOTE_INTERVAL_MIN)
+    }
+
+    /// For how long the same is waited for; `None` if nobody waits.
+    pub(super) fn unchanged_for(&self, now: Duration) -> Option<Duration> {
+        let still = self.still.as_ref()?;
+        Some(now.saturating_sub(still.changed))
+    }
+
+    /// Takes what stands still at `now`, and decides what to say.
+    pub(super) fn look(&mut self, now: Duration, seen: Option<Standstill>) -> Say {
+        let Some(seen) = seen else {
+            return match self.still.take().and_then(|still| still.said) {
+                Some(_) => Say::GoesOn,
+                None => Say::Nothing,
+            };
+        };
+        let began = now.saturating_sub(seen.age.unwrap_or_default());
+        let still = self.still.get_or_insert(Still {
+            since: began,
+            // A host that is asked rarely sees no changes, so it must rely on the age.
+            changed: if self.is_remote { began } else { now },
+            fingerprint: seen.fingerprint,
+            said: None,
+        });
+        if still.fingerprint != seen.fingerprint {
+            still.fingerprint = seen.fingerprint;
+            still.changed = now;
+            if still.said.is_none() {
+                still.since = now;
+            }
+        }
+        let lasted = now.saturating_sub(still.since);
+        let unchanged = now.saturating_sub(still.changed);
+        let say = match still.said {
+            None if unchanged >= self.after => Say::All(lasted),
+            None if seen.is_urgent && unchanged >= URGENT_AFTER.min(self.after) => Say::All(lasted),
+            None => Say::Nothing,
+            Some(said) if said.fingerprint != still.fingerprint => {
+                if now.saturating_sub(said.at) >= CHANGE_INTERVAL {
+                    Say::All(lasted)
+                } else {
+                    Say::Nothing
+                }
+            }
+            Some(said) if repeated(still.since, said.at) <= now => Say::Unchanged(lasted),
+            Some(_) => Say::Nothing,
+        };
+        if say != Say::Nothing {
+            still.said = Some(Said {
+                at: now,
+                fingerprint: still.fingerprint,
+            });
+        }
+        say
+    }
+
+    fn next_time(&self, still: &Still, now: Duration) -> Duration {
+        match still.said {
+            None => still.changed + self.after,
+            Some(said) if said.fingerprint != still.fingerprint => said.at + CHANGE_INTERVAL,
+            Some(_) => repeated(still.since, now),
+        }
+    }
+}
+
+/// The first time after `at` at which a standstill that began at `since` is mentioned again.
+fn repeated(since: Duration, at: Duration) -> Duration {
+    let lasted = at.saturating_sub(since);
+    let last = REPEATED[REPEATED.len() - 1];
+    let next = REPEATED.into_iter().find(|time| *time > lasted);
+    since
+        + next.unwrap_or_else(|| {
+            let rounds = lasted.as_secs() / last.as_secs();
+            last.saturating_mul(u32::try_from(rounds).unwrap_or(u32::MAX).saturating_add(1))
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use c10d_inspect::Finding;
+
+    use super::*;
+
+    const AFTER: Duration = Duration::from_secs(30);
+
+    fn report(kind: FindingKind, culprits: &[usize], age_s: u64) -> Report {
+        let mut cause = Finding::new(kind, String::new());
+        cause.culprits.0.extend(culprits);
+        cause.age_ms = Some(age_s * 1000);
+        let mut report = Report::default();
+        report.is_stuck = true;
+        report.findings = vec![cause];
+        report
+    }
+
+    fn missing(culprits: &[usize], age_s: u64) -> Option<Standstill> {
+        Standstill::of(&report(FindingKind::NeverConnected, culprits, age_s))
+    }
+
+    /// What is said at which second, looking once a second.
+    fn said(
+        watch: &mut Watch,
+        seconds: std::ops::Range<u64>,
+        seen: impl Fn(u64) -> Option<Standstill>,
+    ) -> Vec<(u64, Say)> {
+        let looks = seconds.map(|s| (s, watch.look(Duration::from_secs(s), seen(s))));
+        looks.filter(|(_, say)| *say != Say::Nothing).collect()
+    }
+
+    fn all(seconds: u64) -> (u64, Say) {
+        (seconds, Say::All(Duration::from_secs(seconds)))
+    }
+
+    fn unchanged(seconds: u64) -> (u64, Say) {
+        (seconds, Say::Unchanged(Duration::from_secs(seconds)))
+    }
+
+    #[test]
+    fn a_standstill_is_reported_after_30_s_and_then_at_1_2_5_and_10_minutes() {
+        let mut watch = Watch::new(AFTER, false);
+        assert_eq!(
+            said(&mut watch, 0..2000, |s| missing(&[2], s)),
+            [
+                all(30),
+                unchanged(60),
+                unchanged(120),
+                unchanged(300),
+                unchanged(600),
+                unchanged(1200),
+                unchanged(1800)
+            ]
+        );
+        assert_eq!(watch.look(Duration::from_secs(2000), None), Say::GoesOn);
+        assert_eq!(watch.look(Duration::from_secs(2001), None), Say::Nothing);
+    }
+
+    #[test]
+    fn ranks_that_arrive_one_by_one_are_progress() {
+        let mut watch = Watch::new(AFTER, false);
+        let ranks: Vec<usize> = (0..10).collect();
+        // A rank arrives every 20 s; the longest wait is long all the same.
+        let seen = |s: u64| missing(&ranks[(s / 20) as usize..], s);
+        assert_eq!(said(&mut watch, 0..200, seen), []);
+        // The last one does not.
+        let seen = |s: u64| missing(&[9], s);
+        let (at, say) = said(&mut watch, 200..300, seen)[0];
+        assert_eq!((at, say), (210, Say::All(Duration::from_secs(30))));
+    }
+
+    #[test]
+    fn a_change_is_reported_again_but_not_more_often_than_every_10_s() {
+        let mut watch = Watch::new(AFTER, false);
+        let ranks: Vec<usize> = (0..20).collect();
+        let seen = |s: u64| match s {
+            0..31 => missing(&ranks, s),
+            31..45 => missing(&ranks[(s - 30) as usize..], s),
+            _ => missing(&ranks[15..], s),
+        };
+        assert_eq!(said(&mut watch, 0..59, seen), [all(30), all(40), all(50)]);
+    }
+
+    #[test]
+    fn what_waiting_cannot_mend_is_reported_after_2_s() {
+        for kind in [
+            FindingKind::SameRank,
+            FindingKind::TwoJobs,
+            FindingKind::LostInInit,
+        ] {
+            let mut watch = Watch::new(AFTER, false);
+            let seen = |_| Standstill::of(&report(kind, &[2], 0));
+            assert_eq!(said(&mut watch, 0..60, seen), [all(2)]);
+        }
+    }
+
+    #[test]
+    fn a_job_that_waits_for_nobody_is_not_mentioned() {
+        let mut watch = Watch::new(AFTER, false);
+        assert_eq!(Standstill::of(&Report::default()), None);
+        assert_eq!(said(&mut watch, 0..100, |_| None), []);
+        // Short waits are normal.
+        let seen = |s: u64| missing(&[2], s % 25).filter(|_| !s.is_multiple_of(25));
+        assert_eq!(said(&mut watch, 100..300, seen), []);
+    }
+
+    #[test]
+    fn a_store_on_another_host_is_asked_when_there_may_be_something_to_say() {
+        let mut watch = Watch::new(AFTER, true);
+        let (mut now, mut looks, mut times) = (Duration::ZERO, 0, Vec::new());
+        while now < Duration::from_secs(1300) {
+            now += watch.next_look(now);
+            looks += 1;
+            // The wait began 10 s after the workers.
+            let age = now.saturating_sub(Duration::from_secs(10));
+            let seen = missing(&[2], age.as_secs());
+            if watch.look(now, seen) != Say::Nothing {
+                times.push(now.as_secs());
+            }
+        }
+        assert_eq!(times, [40, 70, 130, 310, 610, 1210, 1810]);
+        assert!(looks < 12, "{looks}");
+    }
+
+    #[test]
+    fn zero_reports_at_the_first_look() {
+        let mut watch = Watch::new(Duration::ZERO, false);
+        assert_eq!(
+            watch.look(Duration::ZERO, missing(&[1], 0)),
+            Say::All(Duration::ZERO)
+        );
+    }
+}

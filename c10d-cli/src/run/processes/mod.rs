@@ -1,0 +1,293 @@
+//! The processes of the workers on this host, and their connections to the workers' store.
+//!
+//! Reads /proc, so it knows nothing on other systems than Linux.
+
+mod proc_files;
+mod tree;
+
+use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::io::Read;
+use std::net::{IpAddr, SocketAddr};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use c10d_inspect::AnnouncedProcess;
+
+use proc_files::{Stat, TcpSocket, TcpState};
+
+/// How many processes of one worker are listed, and of a node with many workers; at least two of each. Those
+/// with a connection come first. An announcement has 256 KiB at most.
+const LISTED_MAX: usize = 16;
+const LISTED_OF_NODE_MAX: usize = 600;
+
+/// How many open files of one process are looked at.
+const FILES_MAX: usize = 1 << 16;
+
+/// How many network namespaces are looked at: normally all workers share one.
+const NAMESPACES_MAX: usize = 16;
+
+/// The most bytes of a table of sockets, some 100,000 lines.
+const TABLE_BYTES_MAX: u64 = 16 << 20;
+
+/// The most bytes of any other file.
+const FILE_BYTES_MAX: u64 = 64 << 10;
+
+/// The address of the workers' store: connections to one of these addresses are connections to the store.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct StoreAddress {
+    pub(super) ips: Vec<IpAddr>,
+    pub(super) port: u16,
+}
+
+/// Finds the processes of workers, and remembers what the next look can use again.
+#[derive(Debug)]
+pub(super) struct Scanner {
+    root: PathBuf,
+    ticks_per_second: u64,
+    /// The processes that hold a socket, by its inode, as of the last look.
+    holders: HashMap<u64, Vec<u32>>,
+}
+
+impl Scanner {
+    /// `root` is `/proc`.
+    pub(super) fn new(root: impl Into<PathBuf>) -> Self {
+        Self {
+            root: root.into(),
+            ticks_per_second: rustix::param::clock_ticks_per_second().max(1),
+            holders: HashMap::new(),
+        }
+    }
+
+    /// For each worker, by its process id, its processes, itself first. Without /proc, the workers alone.
+    pub(super) fn look(
+        &mut self,
+        workers: &[u32],
+        store: &StoreAddress,
+    ) -> Vec<Vec<AnnouncedProcess>> {
+        let stats = self.stats();
+        let members = tree::by_worker(&stats, workers);
+        let sockets = self.sockets(members.iter().flatten(), store);
+        self.find_holders(members.iter().flatten(), &sockets);
+        let by_holder = self.sockets_by_holder(&sockets);
+        let of_worker = |(worker, members): (&u32, Vec<u32>)| {
+            let mut listed: Vec<AnnouncedProcess> = members
+                .iter()
+                .filter_map(|pid| Some(self.describe(*pid, stats.get(pid)?, by_holder.get(pid))))
+                .collect();
+            if listed.is_empty() {
+                let mut alone = AnnouncedProcess::default();
+                alone.pid = *worker;
+                listed.push(alone);
+            }
+            shorten(&mut listed, LISTED_OF_NODE_MAX / workers.len());
+            listed
+        };
+        workers.iter().zip(members).map(of_worker).collect()
+    }
+
+    fn stats(&self) -> HashMap<u32, Stat> {
+        let entries = fs::read_dir(&self.root).into_iter().flatten().flatten();
+        let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+        // A process can end at any time.
+        pids.filter_map(|pid| Some((pid, Stat::parse(&self.read(pid, "stat")?)?)))
+            .collect()
+    }
+
+    /// The sockets of the processes' network namespaces that are connected to the store, or that try to
+    /// connect to anything.
+    fn sockets<'a>(
+        &self,
+        pids: impl Iterator<Item = &'a u32>,
+        store: &StoreAddress,
+    ) -> HashMap<u64, TcpSocket> {
+        let mut seen = HashSet::new();
+        let mut found = HashMap::new();
+        for pid in pids {
+            let namespace = fs::read_link(self.path(*pid, "ns/net")).ok();
+            if seen.len() >= NAMESPACES_MAX || !seen.insert(namespace) {
+                continue;
+            }
+            for name in ["net/tcp", "net/tcp6"] {
+                let bytes = read_up_to(&self.path(*pid, name), TABLE_BYTES_MAX).unwrap_or_default();
+                let table = String::from_utf8_lossy(&bytes);
+                let sockets = proc_files::tcp_sockets(&table);
+                let wanted = sockets.filter(|socket| match socket.state {
+                    TcpState::SynSent => true,
+                    TcpState::Established => store.is_of(socket.remote),
+                });
+                // A socket without a file has the inode 0.
+                let wanted = wanted.filter(|socket| socket.inode != 0);
+                found.extend(wanted.map(|socket| (socket.inode, socket)));
+            }
+        }
+        found
+    }
+
+    /// Reads the open files of the processes, unless the sockets are those of the last look: that is by far
+    /// the longest part.
+    fn find_holders<'a>(
+        &mut self,
+        pids: impl Iterator<Item = &'a u32>,
+        sockets: &HashMap<u64, TcpSocket>,
+    ) {
+        self.holders.retain(|inode, _| sockets.contains_key(inode));
+        if sockets.keys().all(|inode| self.holders.contains_key(inode)) {
+            return;
+        }
+        // A socket of another program stays without a holder, and is not looked for again.
+        self.holders = sockets.keys().map(|inode| (*inode, Vec::new())).collect();
+        for pid in pids {
+            let files = fs::read_dir(self.path(*pid, "fd")).into_iter().flatten();
+            for file in files.flatten().take(FILES_MAX) {
+                let Ok(target) = fs::read_link(file.path()) else {
+                    continue;
+                };
+                let inode = proc_files::socket_inode(target.as_os_str().as_bytes());
+                if let Some(holders) = inode.and_then(|inode| self.holders.get_mut(&inode))
+                    && !holders.contains(pid)
+                {
+                    holders.push(*pid);
+                }
+            }
+        }
+    }
+
+    fn sockets_by_holder(&self, sockets: &HashMap<u64, TcpSocket>) -> HashMap<u32, Vec<TcpSocket>> {
+        let mut by_holder: HashMap<u32, Vec<TcpSocket>> = HashMap::new();
+        for (inode, holders) in &self.holders {
+            for holder in holders {
+                let socket = sockets.get(inode);
+                by_holder.entry(*holder).or_default().extend(socket);
+            }
+        }
+        by_holder
+    }
+
+    fn describe(
+        &self,
+        pid: u32,
+        stat: &Stat,
+        sockets: Option<&Vec<TcpSocket>>,
+    ) -> AnnouncedProcess {
+        let mut process = AnnouncedProcess::default();
+        process.pid = pid;
+        process.inner_pid = self
+            .read(pid, "status")
+            .and_then(|status| proc_files::inner_pid(&status));
+        process.state = Some(stat.state);
+        process.cpu_ms = Some(stat.cpu_ticks.saturating_mul(1000) / self.ticks_per_second);
+        for socket in sockets.into_iter().flatten() {
+            match socket.state {
+                TcpState::Established => process.store_connections.push(socket.local),
+                TcpState::SynSent => process.connecting_to.push(socket.remote),
+            }
+        }
+        process.store_connections.sort_unstable();
+        process.connecting_to.sort_unstable();
+        process.connecting_to.dedup();
+        process
+    }
+
+    fn path(&self, pid: u32, name: &str) -> PathBuf {
+        self.root.join(pid.to_string()).join(name)
+    }
+
+    fn read(&self, pid: u32, name: &str) -> Option<Vec<u8>> {
+        read_up_to(&self.path(pid, name), FILE_BYTES_MAX)
+    }
+}
+
+impl StoreAddress {
+    fn is_of(&self, remote: SocketAddr) -> bool {
+        remote.port() == self.port && self.ips.contains(&remote.ip())
+    }
+}
+
+/// Keeps the worker itself, then those with connections, then the others in their order.
+fn shorten(listed: &mut Vec<AnnouncedProcess>, share: usize) {
+    let count = share.clamp(2, LISTED_MAX);
+    if listed.len() <= count {
+        return;
+    }
+    let is_quiet =
+        |it: &AnnouncedProcess| it.store_connections.is_empty() && it.connecting_to.is_empty();
+    listed[1..].sort_by_key(is_quiet);
+    listed.truncate(count);
+}
+
+fn read_up_to(path: &Path, bytes_max: u64) -> Option<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let file = fs::File::open(path).ok()?;
+    file.take(bytes_max).read_to_end(&mut bytes).ok()?;
+    Some(bytes)
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    #[test]
+    fn a_connection_is_found_with_the_process_that_holds_it() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let store = StoreAddress {
+            ips: vec![address.ip()],
+            port: address.port(),
+        };
+        let own = std::process::id();
+        let mut scanner = Scanner::new("/proc");
+        let look = |scanner: &mut Scanner| {
+            let mut found = scanner.look(&[own], &store).remove(0);
+            assert_eq!(found[0].pid, own);
+            found.swap_remove(0)
+        };
+        let before = look(&mut scanner);
+        assert_eq!(before.store_connections, []);
+        assert_eq!(before.inner_pid, Some(own));
+        assert!(before.cpu_ms.is_some() && before.state.is_some());
+
+        let mut connections: Vec<TcpStream> = Vec::new();
+        for _ in 0..2 {
+            connections.push(TcpStream::connect(address).unwrap());
+            let mut expected: Vec<SocketAddr> = connections
+                .iter()
+                .map(|it| it.local_addr().unwrap())
+                .collect();
+            expected.sort_unstable();
+            assert_eq!(look(&mut scanner).store_connections, expected);
+        }
+        connections.clear();
+        assert_eq!(look(&mut scanner).store_connections, []);
+    }
+
+    #[test]
+    fn without_proc_the_worker_alone_is_known() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut scanner = Scanner::new(folder.path());
+        let found = scanner.look(&[17, 18], &StoreAddress::default());
+        let pids: Vec<Vec<u32>> = found
+            .iter()
+            .map(|of_worker| of_worker.iter().map(|it| it.pid).collect())
+            .collect();
+        assert_eq!(pids, [[17], [18]]);
+    }
+
+    #[test]
+    fn processes_with_connections_are_kept_when_there_are_too_many() {
+        let process = |pid: u32| {
+            let mut process = AnnouncedProcess::default();
+            process.pid = pid;
+            process
+        };
+        let mut listed: Vec<AnnouncedProcess> = (0..1000).map(process).collect();
+        listed[999].store_connections = vec!["127.0.0.1:1".parse().unwrap()];
+        shorten(&mut listed, 600);
+        assert_eq!(listed.len(), LISTED_MAX);
+        assert_eq!([listed[0].pid, listed[1].pid, listed[2].pid], [0, 999, 1]);
+        shorten(&mut listed, 0);
+        assert_eq!(listed.iter().map(|it| it.pid).collect::<Vec<_>>(), [0, 999]);
+    }
+}

@@ -1,0 +1,252 @@
+//! The files of Linux's /proc that tell about processes and their connections. Pure: text in, values out.
+//!
+//! The formats are in proc_pid_stat(5), proc_pid_status(5), proc_pid_fd(5), and in the kernel's
+//! Documentation/networking/proc_net_tcp.rst.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+/// `/proc/PID/stat`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Stat {
+    /// R, S, D, T, Z and others.
+    pub(super) state: char,
+    pub(super) parent: u32,
+    pub(super) session: u32,
+    /// CPU time in user and system mode, in clock ticks.
+    pub(super) cpu_ticks: u64,
+}
+
+/// A line of `/proc/PID/net/tcp` or `tcp6`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct TcpSocket {
+    pub(super) local: SocketAddr,
+    pub(super) remote: SocketAddr,
+    pub(super) state: TcpState,
+    pub(super) inode: u64,
+}
+
+/// The states that matter here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum TcpState {
+    Established,
+    SynSent,
+}
+
+impl Stat {
+    pub(super) fn parse(stat: &[u8]) -> Option<Self> {
+        // The name is in parentheses and may contain any byte, so count from its end.
+        let name_end = stat.iter().rposition(|&byte| byte == b')')?;
+        let text = str::from_utf8(&stat[name_end + 1..]).ok()?;
+        let mut fields = text.split_ascii_whitespace();
+        let state = fields.next()?.chars().next()?;
+        let parent = fields.next()?.parse().ok()?;
+        // After the process group.
+        let session = fields.nth(1)?.parse().ok()?;
+        // After the terminal, its group, the flags, and four numbers of page faults.
+        let user: u64 = fields.nth(7)?.parse().ok()?;
+        let system: u64 = fields.next()?.parse().ok()?;
+        Some(Self {
+            state,
+            parent,
+            session,
+            cpu_ticks: user.saturating_add(system),
+        })
+    }
+}
+
+/// The process id in the process's own namespace, from `/proc/PID/status`.
+pub(super) fn inner_pid(status: &[u8]) -> Option<u32> {
+    let mut lines = status.split(|&byte| byte == b'\n');
+    let ids = lines.find_map(|line| line.strip_prefix(b"NSpid:"))?;
+    str::from_utf8(ids)
+        .ok()?
+        .split_ascii_whitespace()
+        .next_back()?
+        .parse()
+        .ok()
+}
+
+/// The inode of a socket, from what a link in `/proc/PID/fd` points to.
+pub(super) fn socket_inode(target: &[u8]) -> Option<u64> {
+    let number = target.strip_prefix(b"socket:[")?.strip_suffix(b"]")?;
+    str::from_utf8(number).ok()?.parse().ok()
+}
+
+/// The established sockets and those that try to connect. Skips what it cannot parse.
+pub(super) fn tcp_sockets(table: &str) -> impl Iterator<Item = TcpSocket> {
+    table.lines().skip(1).filter_map(tcp_socket)
+}
+
+fn tcp_socket(line: &str) -> Option<TcpSocket> {
+    let mut fields = line.split_ascii_whitespace().skip(1);
+    let (local, remote) = (fields.next()?, fields.next()?);
+    let state = match fields.next()? {
+        "01" => TcpState::Established,
+        "02" => TcpState::SynSent,
+        _ => return None,
+    };
+    // After the queues, the timer, retransmits, the user and the timeout.
+    let inode = fields.nth(5)?.parse().ok()?;
+    Some(TcpSocket {
+        local: address(local)?,
+        remote: address(remote)?,
+        state,
+        inode,
+    })
+}
+
+/// `0100007F:BC8F`, or 32 digits before the colon. IPv4 in IPv6 becomes IPv4.
+fn address(text: &str) -> Option<SocketAddr> {
+    let (digits, port) = text.split_once(':')?;
+    if !digits.is_ascii() || !matches!(digits.len(), 8 | 32) {
+        return None;
+    }
+    let mut bytes = [0; 16];
+    let count = digits.len() / 2;
+    for (index, word) in bytes[..count].chunks_mut(4).enumerate() {
+        let number = u32::from_str_radix(&digits[index * 8..][..8], 16).ok()?;
+        word.copy_from_slice(&in_memory_order(number));
+    }
+    let ip = match <[u8; 4]>::try_from(&bytes[..count]) {
+        Ok(bytes) => IpAddr::V4(Ipv4Addr::from(bytes)),
+        Err(_) => IpAddr::V6(Ipv6Addr::from(bytes)).to_canonical(),
+    };
+    Some(SocketAddr::new(ip, u16::from_str_radix(port, 16).ok()?))
+}
+
+#[expect(
+    clippy::host_endian_bytes,
+    reason = "the kernel prints the four bytes of an address as one number of the host"
+)]
+const fn in_memory_order(number: u32) -> [u8; 4] {
+    number.to_ne_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Recorded on Linux 6.
+    #[test]
+    fn a_stat_file_is_parsed_with_any_name() {
+        let recorded = b"26589 (pt_main_thread) S 26587 26587 26587 34816 26587 4194304 105821 0 12 0 913 \
+            207 0 0 20 0 19 0 1234567 5432107008 91234 18446744073709551615 1 1 0 0 0 0 0 16781312\n";
+        let expected = Stat {
+            state: 'S',
+            parent: 26587,
+            session: 26587,
+            cpu_ticks: 1120,
+        };
+        assert_eq!(Stat::parse(recorded), Some(expected));
+        let hostile = b"7 (a) Z 9 9 (\xff b) T 1 2 3 0 -1 0 0 0 0 0 4 5 0 0";
+        let expected = Stat {
+            state: 'T',
+            parent: 1,
+            session: 3,
+            cpu_ticks: 9,
+        };
+        assert_eq!(Stat::parse(hostile), Some(expected));
+        for cut in [&b""[..], b"7 sh S 1 2 3", b"7 (sh)", b"7 (sh) S 1 2 3 0 -1"] {
+            assert_eq!(Stat::parse(cut), None, "{}", cut.escape_ascii());
+        }
+    }
+
+    #[test]
+    fn the_innermost_process_id_is_the_last() {
+        let status = b"Name:\tpython\nTgid:\t30168\nNSpid:\t30168\t1\nNSpgid:\t30168\t1\n";
+        assert_eq!(inner_pid(status), Some(1));
+        assert_eq!(inner_pid(b"NSpid:\t7\n"), Some(7));
+        for other in [
+            &b""[..],
+            b"NSpid:\n",
+            b"NSpid:\t\xff\n",
+            b"Name:\tNSpid: 7\n",
+        ] {
+            assert_eq!(inner_pid(other), None, "{}", other.escape_ascii());
+        }
+    }
+
+    #[test]
+    fn only_links_to_sockets_have_an_inode() {
+        assert_eq!(socket_inode(b"socket:[81234]"), Some(81234));
+        for other in [
+            &b"pipe:[1]"[..],
+            b"socket:[",
+            b"socket:[x]",
+            b"/tmp/socket:[1]",
+        ] {
+            assert_eq!(socket_inode(other), None);
+        }
+    }
+
+    /// Recorded on Linux 6, x86-64.
+    #[cfg(target_endian = "little")]
+    #[test]
+    fn sockets_that_are_connected_or_connecting_are_listed() {
+        let v4 = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n   \
+            0: 0100007F:733C 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1000        0 70001 1 \
+            0000000000000000 100 0 0 10 0\n   \
+            1: 0100007F:BC8F 0100007F:733C 01 00000000:00000000 02:0000A2D5 00000000  1000        0 70002 2 \
+            0000000000000000 20 4 30 10 -1\n   \
+            2: 0500000A:BC90 0101FF0A:733C 02 00000001:00000000 01:00000063 00000002  1000        0 70003 2 \
+            0000000000000000 200 0 0 1 7\n";
+        let socket = |local: &str, remote: &str, state, inode| TcpSocket {
+            local: local.parse().unwrap(),
+            remote: remote.parse().unwrap(),
+            state,
+            inode,
+        };
+        let expected = [
+            socket(
+                "127.0.0.1:48271",
+                "127.0.0.1:29500",
+                TcpState::Established,
+                70002,
+            ),
+            socket(
+                "10.0.0.5:48272",
+                "10.255.1.1:29500",
+                TcpState::SynSent,
+                70003,
+            ),
+        ];
+        assert_eq!(tcp_sockets(v4).collect::<Vec<_>>(), expected);
+        let v6 = "  sl  local_address                         remote_address                        st tx_queue \
+            rx_queue tr tm->when retrnsmt   uid  timeout inode\n   \
+            0: 0000000000000000FFFF00000100007F:9C4A 0000000000000000FFFF00000100007F:733C 01 \
+            00000000:00000000 02:00000F5C 00000000  1000        0 70010 2 0000000000000000 20 4 26 10 -1\n   \
+            1: B80D0120000000000000000001000000:9C4B B80D0120000000000000000002000000:733C 01 \
+            00000000:00000000 02:00000F5C 00000000  1000        0 70011 2 0000000000000000 20 4 26 10 -1\n";
+        let expected = [
+            socket(
+                "127.0.0.1:40010",
+                "127.0.0.1:29500",
+                TcpState::Established,
+                70010,
+            ),
+            socket(
+                "[2001:db8::1]:40011",
+                "[2001:db8::2]:29500",
+                TcpState::Established,
+                70011,
+            ),
+        ];
+        assert_eq!(tcp_sockets(v6).collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn a_malformed_line_is_skipped() {
+        for line in [
+            "",
+            "0:",
+            "0: 0100007F:733C 0100007F 01 0 0 0 0 0 7",
+            "0: 0100007F:733C 0100007F:1 01 0 0 0 0",
+            "0: 0100007F:733C 0100007:1 01 0 0 0 0 0 7",
+            "0: 0100007F:733C 0100\u{e9}7F:1 01 0 0 0 0 0 7",
+            "0: 0100007F:733C 0100007F:10000 01 0 0 0 0 0 7",
+        ] {
+            let table = format!("header\n{line}\n");
+            assert_eq!(tcp_sockets(&table).count(), 0, "{line}");
+        }
+    }
+}
