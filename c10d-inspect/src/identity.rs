@@ -23,6 +23,8 @@ pub(crate) struct Identities<'a> {
     /// The prefix of the keys of the job that this report is about. Ranks of other jobs on the store are unknown.
     pub(crate) prefix: Option<&'a [u8]>,
     hosts: HashMap<Slot, &'a str>,
+    /// The only host that has published an address which is also the server's view of it; `None` for several.
+    hosts_by_ip: HashMap<IpAddr, Option<&'a str>>,
 }
 
 /// The rank of a connection.
@@ -63,15 +65,25 @@ impl<'a> Identities<'a> {
                 by_rank.entry(identity.rank).or_default().push(slot);
             }
         }
-        let members = index.groups.iter().flat_map(|group| &group.members);
-        let hosts = members
-            .filter_map(|member| Some((member.writer?, member.address.host.as_str())))
-            .collect();
+        let mut hosts = HashMap::new();
+        let mut hosts_by_ip = HashMap::new();
+        for member in index.groups.iter().flat_map(|group| &group.members) {
+            let Some(slot) = member.writer else { continue };
+            let host = member.address.host.as_str();
+            hosts.insert(slot, host);
+            let ip = index.connections[slot].peer.ip().to_canonical();
+            let is_own = ip == member.address.address.ip().to_canonical();
+            let only = hosts_by_ip.entry(ip).or_insert(is_own.then_some(host));
+            if !is_own || *only != Some(host) {
+                *only = None;
+            }
+        }
         Self {
             of,
             by_rank,
             prefix,
             hosts,
+            hosts_by_ip,
         }
     }
 
@@ -95,9 +107,11 @@ impl<'a> Identities<'a> {
 
     /// The host of a connection: the name that its process published, else its address.
     pub(crate) fn host(&self, index: &Index<'_>, slot: Slot) -> String {
-        match self.hosts.get(&slot) {
-            Some(host) => (*host).to_owned(),
-            None => index.connections[slot].peer.ip().to_canonical().to_string(),
+        let ip = index.connections[slot].peer.ip().to_canonical();
+        let by_ip = || self.hosts_by_ip.get(&ip).copied().flatten();
+        match self.hosts.get(&slot).copied().or_else(by_ip) {
+            Some(host) => host.to_owned(),
+            None => ip.to_string(),
         }
     }
 

@@ -52,7 +52,6 @@ pub(crate) struct Published<'a> {
 
 /// The write before the current one.
 #[derive(Debug, Clone, Copy)]
-#[allow(dead_code, reason = "stale reads are found by it")]
 pub(crate) struct Previous {
     pub(crate) version: Version,
     pub(crate) writer: Option<Slot>,

@@ -115,10 +115,16 @@ impl<'a> Job<'a> {
     }
 
     fn group_state(&self, group: &'a GlooGroup<'a>) -> GroupState<'a> {
-        let size = if self.is_main(group) {
-            self.world_size.or(group.size)
-        } else {
-            group.size
+        // What the members say counts for the group; the launcher decides between members that disagree.
+        let is_said = |size: &usize| {
+            group
+                .members
+                .iter()
+                .any(|member| member.address.size == Some(*size))
+        };
+        let size = match self.world_size.filter(|_| self.is_main(group)) {
+            Some(size) if group.size.is_none() || is_said(&size) => Some(size),
+            _ => group.size,
         };
         let members: Vec<_> = group
             .members
@@ -158,6 +164,17 @@ impl<'a> Job<'a> {
     /// The default groups of the job: one a device or network interface.
     pub(crate) fn mains(&self) -> impl Iterator<Item = &GroupState<'a>> {
         self.groups.iter().filter(|state| self.is_main(state.group))
+    }
+
+    /// The default group of which an address was written last.
+    pub(crate) fn newest_main(&self) -> Option<&GroupState<'a>> {
+        self.mains().max_by_key(|state| {
+            state
+                .members
+                .iter()
+                .map(|member| member.published.key.version)
+                .max()
+        })
     }
 
     /// The ranks from which the default group has an address, written by a connection that is still open.

@@ -48,9 +48,17 @@ struct Departure {
 }
 
 fn left_first(job: &Job<'_>, state: &GroupState<'_>) -> Option<Draft> {
+    // After a restart, ranks that have not published again belong to the run before.
+    let is_rerun = state.members.iter().any(|member| {
+        member
+            .published
+            .previous
+            .is_some_and(|previous| previous.writer != member.published.writer)
+    });
     let mut departures: Vec<Departure> = state
         .members
         .iter()
+        .filter(|member| !(is_rerun && member.is_orphan))
         .filter_map(|member| {
             let slot = member.published.writer?;
             let closed = job.index.connections[slot].closed?;

@@ -2,9 +2,12 @@
 
 mod absence;
 mod absent;
+mod conflict;
 mod frozen;
+mod gave_up;
 mod left;
 mod quiet;
+mod stale;
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -18,11 +21,17 @@ pub(crate) fn find(job: &Job<'_>) -> (Vec<Finding>, bool) {
     absent::find(job, &mut drafts);
     frozen::find(job, &mut drafts);
     left::find(job, &mut drafts);
+    gave_up::find(job, &mut drafts);
+    stale::find(job, &mut drafts);
+    conflict::find(job, &mut drafts);
     let is_stuck = drafts.iter().any(|draft: &Draft| draft.is_stall);
     (ordered(drafts), is_stuck)
 }
 
 pub(crate) use quiet::nothing_waits;
+
+/// The most findings of a report, and of one kind of many groups or keys.
+const DRAFTS_MAX: usize = 32;
 
 /// A finding and what orders it.
 #[derive(Debug)]
@@ -44,6 +53,21 @@ impl Draft {
             is_stall: true,
             is_explained: false,
         }
+    }
+
+    /// Whether a mix-up of addresses in the default group can be its cause.
+    fn is_about_default_group(&self) -> bool {
+        use FindingKind as Kind;
+        matches!(
+            self.finding.kind,
+            Kind::NeverConnected
+                | Kind::NotPublished
+                | Kind::LostInInit
+                | Kind::LostLater
+                | Kind::StaleAddresses
+                | Kind::Frozen
+                | Kind::GaveUp
+        )
     }
 
     fn caused_by(mut self, ranks: impl IntoIterator<Item = usize>) -> Self {
@@ -109,7 +133,12 @@ fn ordered(mut drafts: Vec<Draft>) -> Vec<Finding> {
 /// explains the other.
 fn explains(cause: &Draft, draft: &Draft) -> bool {
     let of = |set: &RankSet, others: &RankSet| is_within(&set.0, &others.0);
-    of(&draft.finding.culprits, &cause.finding.waiting)
+    // A process that ended, stands still or never came does so for a reason of its own.
+    let can_follow = class(draft.finding.kind) >= class(FindingKind::GroupNamesDiffer)
+        || draft.finding.kind == FindingKind::LostInInit;
+    can_follow
+        && !cause.is_explained
+        && of(&draft.finding.culprits, &cause.finding.waiting)
         && !of(&cause.finding.culprits, &draft.finding.waiting)
         && !of(&draft.finding.culprits, &cause.finding.culprits)
 }

@@ -149,16 +149,16 @@ fn a_rank_stopped_before_it_published_is_only_probably_that_process() {
     let cause = &report.findings[0];
     assert_cause(cause, FindingKind::NotPublished, &[2], &[0, 1, 3]);
     assert!(
-        cause.text.contains(
-            "It is probably pid 102 on 127.0.0.1, which connected 25 s ago and then stopped."
-        ),
+        cause
+            .text
+            .contains("It is probably pid 102 on vm, which connected 25 s ago and then stopped."),
         "{}",
         cause.text
     );
     assert_eq!(report.ranks[2].pid, None);
     assert_eq!(
         report.unknown_processes[0].name,
-        "unknown process 102 on 127.0.0.1"
+        "unknown process 102 on vm"
     );
 
     // The launcher knows the process.
@@ -166,7 +166,7 @@ fn a_rank_stopped_before_it_published_is_only_probably_that_process() {
     let report = script.report();
     assert_eq!(
         report.headline,
-        "Rank 2 (pid 102 on 127.0.0.1) connected 25 s ago and then stopped: it has not published an \
+        "Rank 2 (pid 102 on vm) connected 25 s ago and then stopped: it has not published an \
          address. Ranks 0, 1 and 3 wait in init_process_group."
     );
     assert_eq!(report.ranks[2].pid, Some(102));
@@ -236,7 +236,7 @@ fn a_rank_killed_before_it_published_is_reported_at_once() {
     assert!(
         cause
             .text
-            .contains("It was probably pid 102 on 127.0.0.1, which closed its connection 12 s ago"),
+            .contains("It was probably pid 102 on vm, which closed its connection 12 s ago"),
         "{}",
         cause.text
     );
@@ -336,5 +336,272 @@ fn a_normal_end_is_no_finding() {
             .ranks
             .iter()
             .all(|rank| rank.state == RankState::Ended)
+    );
+}
+
+#[test]
+fn a_world_size_that_differs_is_reported_at_once() {
+    let mut script = Script::new();
+    let mut ranks = script.processes(4);
+    ranks[2].size = 5;
+    script.run_without(&mut ranks, &[]);
+    for rank in [0, 1, 3] {
+        script.read(&ranks[rank], DEFAULT, 0, 4);
+    }
+    assert!(!script.read(&ranks[2], DEFAULT, 0, 5));
+    script.pass(31.0);
+    let report = script.report();
+    assert_cause(
+        &report.findings[0],
+        FindingKind::WorldSizeDiffers,
+        &[2],
+        &[0, 1, 3],
+    );
+    assert_eq!(
+        report.headline,
+        "Rank 2 (pid 102 on vm) was started with WORLD_SIZE=5, ranks 0, 1 and 3 with 4. All ranks of a \
+         job need the same WORLD_SIZE."
+    );
+    assert_eq!(report.findings.len(), 1, "{:?}", report.findings);
+    assert_eq!(report.world_size, Some(4));
+}
+
+#[test]
+fn a_world_size_that_is_too_small_is_reported_although_nobody_waits() {
+    let mut script = Script::new();
+    let mut ranks = script.processes(4);
+    ranks[2].size = 3;
+    for process in &mut ranks {
+        script.start(process);
+    }
+    for process in &ranks {
+        assert!(script.read(process, DEFAULT, 0, process.size));
+    }
+    let report = script.report();
+    assert_cause(
+        &report.findings[0],
+        FindingKind::WorldSizeDiffers,
+        &[2],
+        &[0, 1, 3],
+    );
+    assert!(report.is_stuck);
+}
+
+#[test]
+fn one_world_size_that_is_too_large_misses_a_rank() {
+    let mut script = Script::new();
+    let mut ranks = script.processes(4);
+    for process in &mut ranks {
+        process.size = 5;
+    }
+    script.run_without(&mut ranks, &[]);
+    script.pass(31.0);
+    let cause = script.cause();
+    assert_cause(&cause, FindingKind::NeverConnected, &[4], &[0, 1, 2, 3]);
+    assert!(
+        cause.text.starts_with("Waiting for rank 4 (1 of 5)"),
+        "{}",
+        cause.text
+    );
+}
+
+#[test]
+fn two_processes_with_one_rank_are_both_named() {
+    let mut script = Script::new();
+    let mut ranks = script.processes(4);
+    ranks[3].rank = 2;
+    for process in &mut ranks {
+        script.start(process);
+    }
+    for process in &ranks {
+        script.read(process, DEFAULT, 0, 4);
+    }
+    script.pass(31.0);
+    let report = script.report();
+    assert_cause(&report.findings[0], FindingKind::SameRank, &[2], &[0, 1]);
+    assert_eq!(
+        report.headline,
+        "Two processes say they are rank 2: pid 102 on vm and pid 103 on vm; nobody is rank 3. Is RANK (or \
+         --node-rank) set right?"
+    );
+    assert!(
+        report.findings[1..]
+            .iter()
+            .all(|finding| finding.is_consequence),
+        "{:?}",
+        report.findings
+    );
+}
+
+#[test]
+fn a_second_job_on_the_store_is_reported() {
+    let mut script = Script::new();
+    let mut first = script.processes(4);
+    script.run_without(&mut first, &[]);
+    for process in &first {
+        script.read(process, DEFAULT, 0, 4);
+    }
+    script.pass(3.0);
+    let mut second = script.processes(4);
+    for process in &mut second {
+        process.pid += 100;
+    }
+    script.run_without(&mut second, &[0, 1, 3]);
+    let report = script.report();
+    assert_cause(&report.findings[0], FindingKind::TwoJobs, &[2], &[0, 1, 3]);
+    assert_eq!(
+        report.headline,
+        "A second job uses this store: rank 2 was pid 102 on vm and is now pid 202 on vm, both \
+         connected. Addresses of two jobs are mixed: give each job its own store."
+    );
+    assert!(
+        report.findings[1..]
+            .iter()
+            .all(|finding| finding.is_consequence),
+        "{:?}",
+        report.findings
+    );
+}
+
+#[test]
+fn a_restart_on_a_living_store_reads_old_addresses() {
+    let mut script = Script::new();
+    let mut first = script.processes(4);
+    script.run_without(&mut first, &[]);
+    for process in &first {
+        script.read(process, DEFAULT, 0, 4);
+    }
+    script.pass(3.0);
+    for process in &first {
+        script.close(process);
+    }
+    script.pass(15.0);
+    let mut second = script.processes(4);
+    for process in &mut second {
+        process.pid += 100;
+        script.start(process);
+        script.read(process, DEFAULT, 0, 4);
+        let report = script.report();
+        let cause = &report.findings[0];
+        if process.rank == 2 {
+            assert_cause(cause, FindingKind::StaleAddresses, &[3], &[0, 1, 2]);
+            assert!(
+                cause.text.starts_with(
+                    "Rank 0 read rank 3's address of 18 s ago; that process (pid 103 on vm) is gone, \
+                     rank 3 has not published a new one."
+                ),
+                "{}",
+                cause.text
+            );
+        }
+    }
+    let report = script.report();
+    assert_cause(
+        &report.findings[0],
+        FindingKind::StaleAddresses,
+        &[0, 1, 2],
+        &[3],
+    );
+    assert!(
+        report
+            .headline
+            .contains("rank 1 has published a new one since. Use a fresh store"),
+        "{}",
+        report.headline
+    );
+    assert_eq!(report.findings.len(), 1, "{:?}", report.findings);
+}
+
+#[test]
+fn a_second_init_in_the_same_processes_reads_old_addresses() {
+    let mut script = Script::new();
+    let mut first = script.processes(4);
+    script.run_without(&mut first, &[]);
+    for process in &first {
+        script.read(process, DEFAULT, 0, 4);
+    }
+    script.pass(18.0);
+    // The old connections stay open: an object of Python still holds the store.
+    let mut second = script.processes(4);
+    for process in second.iter_mut().filter(|process| process.rank != 3) {
+        script.start(process);
+        script.read(process, DEFAULT, 0, 4);
+    }
+    let cause = script.cause();
+    assert_cause(&cause, FindingKind::StaleAddresses, &[3], &[0, 1, 2]);
+    assert!(
+        cause
+            .text
+            .contains("wrote it for an earlier run, rank 1 has not published a new one")
+            || cause.text.contains("rank 3 has not published a new one"),
+        "{}",
+        cause.text
+    );
+}
+
+#[test]
+fn a_clean_restart_reads_no_old_addresses() {
+    let mut script = Script::new();
+    let mut first = script.processes(4);
+    script.run_without(&mut first, &[]);
+    for process in &first {
+        script.read(process, DEFAULT, 0, 4);
+        script.close(process);
+    }
+    script.pass(5.0);
+    let mut second = script.processes(4);
+    for process in &mut second {
+        process.pid += 100;
+        script.start(process);
+    }
+    for process in &second {
+        script.read(process, DEFAULT, 0, 4);
+    }
+    script.pass(5.0);
+    let report = script.report();
+    assert_eq!(
+        report.findings[0].kind,
+        FindingKind::NotInTheStore,
+        "{:?}",
+        report.findings
+    );
+    assert!(!report.is_stuck);
+    assert_eq!(report.ranks[2].pid, Some(202));
+}
+
+#[test]
+fn ranks_that_gave_up_are_consequences() {
+    let mut script = Script::new();
+    let mut ranks = script.processes(4);
+    script.run_without(&mut ranks, &[2]);
+    script.pass(15.0);
+    for rank in [0, 1, 3] {
+        script.give_up(&ranks[rank]);
+        script.close(&ranks[rank]);
+    }
+    let report = script.report();
+    assert_cause(
+        &report.findings[0],
+        FindingKind::NeverConnected,
+        &[2],
+        &[0, 1, 3],
+    );
+    assert!(
+        report
+            .headline
+            .starts_with("Ranks 0, 1 and 3 gave up waiting for rank 2 (1 of 4)"),
+        "{}",
+        report.headline
+    );
+    assert!(!report.is_stuck);
+    assert_eq!(report.findings.len(), 1, "{:?}", report.findings);
+    script.pass(3.0);
+    script.start(&mut ranks[2]);
+    script.read(&ranks[2], DEFAULT, 0, 4);
+    let report = script.report();
+    assert!(
+        report.headline.contains("which came 3 s later"),
+        "{:?}",
+        report.findings
     );
 }
