@@ -155,6 +155,10 @@ impl<'a> Index<'a> {
         }
     }
 
+    pub(crate) fn has_group(&self, stem: &[u8]) -> bool {
+        self.by_stem.contains_key(stem)
+    }
+
     pub(crate) fn slot(&self, id: ConnectionId) -> Option<Slot> {
         self.slots.get(&id).copied()
     }

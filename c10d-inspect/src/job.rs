@@ -1,17 +1,18 @@
 //! All that is known of a job: the decoded snapshot, the launchers' tables, and who is who.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use c10d_store::wire::Opcode;
 
-use crate::identity::Identities;
+use crate::identity::{Identities, shown_name};
 use crate::index::{GlooGroup, Index, Published, Slot};
-use crate::keys::{Family, GROUP_SIZE_MAX};
+use crate::keys::{Family, GROUP_SIZE_MAX, meaning};
 use crate::launched::Launched;
 use crate::options::ExplainOptions;
 use crate::progress::{Progress, progress};
 use crate::report::RankSet;
+use crate::text;
 
 /// Everything that findings are made of.
 #[derive(Debug)]
@@ -24,6 +25,17 @@ pub(crate) struct Job<'a> {
     pub(crate) groups: Vec<GroupState<'a>>,
     /// The number of ranks.
     pub(crate) world_size: Option<usize>,
+    /// What open connections wait for, by the first missing key; watchers of changes left out.
+    pub(crate) waits: BTreeMap<&'a [u8], Waiting>,
+}
+
+/// The connections that wait for one key.
+#[derive(Debug)]
+pub(crate) struct Waiting {
+    pub(crate) since: Duration,
+    pub(crate) slots: Vec<Slot>,
+    /// The number of clients that a BARRIER is for.
+    pub(crate) barrier: Option<usize>,
 }
 
 /// A gloo group, with the progress of each member.
@@ -63,6 +75,7 @@ impl<'a> Job<'a> {
             options,
             groups: Vec::new(),
             world_size: None,
+            waits: waits(index),
         };
         job.world_size = job.known_world_size();
         job.groups = index
@@ -137,6 +150,15 @@ impl<'a> Job<'a> {
             })
             .collect();
         let mut missing: BTreeSet<usize> = BTreeSet::new();
+        if size.is_none() {
+            // Of a group that connects lazily, only what is waited for is known to be missing.
+            missing.extend(members.iter().filter_map(|member| match member.progress {
+                Progress::Waiting { member, .. } => {
+                    group.member(member).is_none().then_some(member)
+                }
+                _ => None,
+            }));
+        }
         let mut next = 0;
         for rank in members
             .iter()
@@ -159,6 +181,11 @@ impl<'a> Job<'a> {
             return Some(member.rank);
         }
         self.who.rank(member.writer?)
+    }
+
+    /// Whether a rank has published in a default group: then ranks of RPC may be others.
+    pub(crate) fn has_default_group(&self) -> bool {
+        self.index.groups.iter().any(GlooGroup::is_default)
     }
 
     /// The default groups of the job: one a device or network interface.
@@ -203,9 +230,68 @@ impl<'a> Job<'a> {
         })
     }
 
+    /// What a rank does, as far as known: "pid 4711 on vm, connected, idle for 31 s".
+    pub(crate) fn status(&self, rank: usize) -> String {
+        let launched = || {
+            let worker = self.launched.worker(rank)?;
+            let host = shown_name(&worker.node.announced.host);
+            let how = match worker.end() {
+                Some(_) => "ended",
+                None => "not connected",
+            };
+            Some(format!("pid {} on {host}, {how}", worker.worker.pid))
+        };
+        let Some(slot) = self.main_connection(rank) else {
+            return launched().unwrap_or_else(|| "never connected".to_owned());
+        };
+        let process = self.who.process(self.index, slot);
+        let connection = self.index.connections[slot];
+        match (&connection.closed, &connection.wait) {
+            (Some(closed), _) => {
+                format!("{process}, left {} ago", text::age(self.ago(closed.at)))
+            }
+            (None, Some(wait)) => {
+                let what = wait.missing.first().map(|key| meaning(key));
+                format!("{process}, waits for {}", what.unwrap_or_default())
+            }
+            (None, None) => {
+                let idle = self.ago(self.index.last_active(slot));
+                format!("{process}, connected, idle for {}", text::age(idle))
+            }
+        }
+    }
+
     pub(crate) fn ago(&self, moment: Duration) -> Duration {
         self.index.ago(moment)
     }
+}
+
+fn waits<'a>(index: &Index<'a>) -> BTreeMap<&'a [u8], Waiting> {
+    let mut waits = BTreeMap::new();
+    for (slot, connection) in index.connections.iter().enumerate() {
+        let Some(wait) = connection.wait.as_ref().filter(|_| index.is_open(slot)) else {
+            continue;
+        };
+        let Some(key) = wait.missing.first() else {
+            continue;
+        };
+        if wait.command == Opcode::WaitChange {
+            continue;
+        }
+        let clients = connection
+            .last
+            .as_ref()
+            .filter(|_| wait.command == Opcode::Barrier)
+            .and_then(|last| usize::try_from(last.number).ok());
+        let waiting: &mut Waiting = waits.entry(&**key).or_insert_with(|| Waiting {
+            since: wait.since,
+            slots: Vec::new(),
+            barrier: clients,
+        });
+        waiting.since = waiting.since.min(wait.since);
+        waiting.slots.push(slot);
+    }
+    waits
 }
 
 impl GroupState<'_> {

@@ -26,7 +26,11 @@ pub(crate) enum Family<'a> {
     /// The id of a NCCL communicator; `root` is which of several.
     NcclId { group: GroupName<'a>, root: usize },
     /// What the lower of two ranks publishes for sending between them.
-    NcclPair { lower: usize, higher: usize },
+    NcclPair {
+        group: GroupName<'a>,
+        lower: usize,
+        higher: usize,
+    },
     /// A rank's debug server.
     DebugServer { rank: usize },
     /// How many workers an agent has.
@@ -280,7 +284,11 @@ fn in_group<'a>(key: &'a [u8], path: &'a [u8]) -> Option<Family<'a>> {
         let colon = tail.iter().position(|&byte| byte == b':')?;
         let lower = decimal(&tail[..colon])?;
         let higher = decimal(&tail[colon + 1..])?;
-        return Some(Family::NcclPair { lower, higher });
+        return Some(Family::NcclPair {
+            group,
+            lower,
+            higher,
+        });
     }
 
     let last = after_last(path, b'/');
@@ -385,7 +393,7 @@ pub(crate) fn meaning(key: &[u8]) -> String {
                 format!("part {root} of the NCCL id of {of}")
             }
         }
-        Family::NcclPair { lower, higher } => {
+        Family::NcclPair { lower, higher, .. } => {
             format!("the NCCL id between ranks {lower} and {higher}, which rank {lower} publishes")
         }
         Family::DebugServer { rank } => format!("the address of rank {rank}'s debug server"),

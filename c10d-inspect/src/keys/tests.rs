@@ -133,6 +133,7 @@ fn every_other_family_is_recognized() {
         (
             "/default_pg/0//cuda//1:3",
             Family::NcclPair {
+                group: default,
                 lower: 1,
                 higher: 3,
             },

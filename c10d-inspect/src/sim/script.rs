@@ -127,6 +127,27 @@ impl Script {
         }
     }
 
+    /// All ranks have made the default group and are idle.
+    pub(crate) fn run_all(&mut self, size: usize) -> Vec<Process> {
+        let mut processes = self.processes(size);
+        self.run_without(&mut processes, &[]);
+        for process in &processes {
+            self.read(process, DEFAULT, 0, size);
+        }
+        processes
+    }
+
+    /// A further connection of the process, as split_group makes one.
+    pub(crate) fn cloned(&mut self, process: &Process) -> Process {
+        let peer = self.address();
+        let connection = self.store.connect(peer, process.pid);
+        Process {
+            peer,
+            connection: Some(connection),
+            ..process.clone()
+        }
+    }
+
     pub(crate) fn close(&mut self, process: &Process) {
         self.store
             .close(process.connection.expect("a rank that has joined"));

@@ -2,10 +2,14 @@
 
 mod absence;
 mod absent;
+mod barrier;
 mod conflict;
 mod frozen;
 mod gave_up;
+mod groups;
 mod left;
+mod nccl;
+mod other_keys;
 mod quiet;
 mod stale;
 
@@ -22,6 +26,10 @@ pub(crate) fn find(job: &Job<'_>) -> (Vec<Finding>, bool) {
     frozen::find(job, &mut drafts);
     left::find(job, &mut drafts);
     gave_up::find(job, &mut drafts);
+    groups::find(job, &mut drafts);
+    nccl::find(job, &mut drafts);
+    barrier::find(job, &mut drafts);
+    other_keys::find(job, &mut drafts);
     stale::find(job, &mut drafts);
     conflict::find(job, &mut drafts);
     let is_stuck = drafts.iter().any(|draft: &Draft| draft.is_stall);
@@ -110,6 +118,7 @@ fn ordered(mut drafts: Vec<Draft>) -> Vec<Finding> {
         .map(|place| {
             let draft = &drafts[place];
             draft.is_explained
+                || drafts.iter().any(|cause| precedes(cause, draft))
                 || drafts
                     .iter()
                     .enumerate()
@@ -141,6 +150,17 @@ fn explains(cause: &Draft, draft: &Draft) -> bool {
         && of(&draft.finding.culprits, &cause.finding.waiting)
         && !of(&cause.finding.culprits, &draft.finding.waiting)
         && !of(&draft.finding.culprits, &cause.finding.culprits)
+}
+
+/// Whether a wait for nobody in particular began after something else stood still.
+fn precedes(cause: &Draft, draft: &Draft) -> bool {
+    let waits = class(FindingKind::NcclId);
+    class(draft.finding.kind) == waits
+        && draft.finding.culprits.0.is_empty()
+        && class(cause.finding.kind) < waits
+        && cause.is_stall
+        && !cause.is_explained
+        && cause.since <= draft.since
 }
 
 fn is_within(set: &BTreeSet<usize>, other: &BTreeSet<usize>) -> bool {

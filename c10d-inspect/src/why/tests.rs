@@ -605,3 +605,266 @@ fn ranks_that_gave_up_are_consequences() {
         report.findings
     );
 }
+
+#[test]
+fn a_rank_that_has_not_called_new_group_is_named_by_its_neighbours() {
+    let mut script = Script::new();
+    let ranks = script.run_all(4);
+    script.pass(10.0);
+    let stem = "/default_pg/0//1//cpu//0/";
+    // Group 1 has ranks 1, 2 and 3; rank 2 does not call new_group.
+    for (member, rank) in [(0, 1), (2, 3)] {
+        script.publish(&ranks[rank], stem, member, 3);
+        script.read(&ranks[rank], stem, 0, 3);
+    }
+    script.pass(31.0);
+    let report = script.report();
+    assert_cause(
+        &report.findings[0],
+        FindingKind::GroupIncomplete,
+        &[2],
+        &[1, 3],
+    );
+    assert_eq!(
+        report.headline,
+        "Group 1 (3 members): group rank 1 has not called new_group for 31 s. It is rank 2 (pid 102 on vm, \
+         connected, idle for 41 s). Ranks 1 and 3 wait for it. The timeout of init_process_group does not \
+         apply."
+    );
+    assert_eq!(report.findings.len(), 1, "{:?}", report.findings);
+}
+
+#[test]
+fn a_member_that_can_be_one_of_two_ranks_is_not_named() {
+    let mut script = Script::new();
+    let ranks = script.run_all(4);
+    let stem = "/default_pg/0//1//cpu//0/";
+    for rank in [0, 1] {
+        script.publish(&ranks[rank], stem, rank, 3);
+    }
+    for rank in [0, 1] {
+        script.read(&ranks[rank], stem, 0, 3);
+    }
+    script.pass(31.0);
+    let cause = script.cause();
+    assert_cause(&cause, FindingKind::GroupIncomplete, &[], &[0, 1]);
+    assert!(
+        cause.text.contains("It is probably rank 2 (pid 102 on vm"),
+        "{}",
+        cause.text
+    );
+}
+
+#[test]
+fn groups_under_different_names_are_one_finding() {
+    let mut script = Script::new();
+    let ranks = script.run_all(4);
+    script.pass(10.0);
+    for (rank, first) in ["be10", "ad56", "bc3f", "6bed"].into_iter().enumerate() {
+        let stem = format!("/default_pg/0//{}//0/", format!("{first}000000").repeat(4));
+        let clone = script.cloned(&ranks[rank]);
+        script.publish(&clone, &stem, rank % 2, 2);
+        script.read(&clone, &stem, 0, 2);
+    }
+    script.pass(31.0);
+    let report = script.report();
+    assert_cause(
+        &report.findings[0],
+        FindingKind::GroupNamesDiffer,
+        &[0, 1, 2, 3],
+        &[0, 1, 2, 3],
+    );
+    assert!(
+        report.headline.starts_with(
+            "Ranks 0-3 are making a group, but each under another name (6bed…, ad56…, be10…, bc3f…)"
+        ) || report.headline.contains("each under another name"),
+        "{}",
+        report.headline
+    );
+    assert_eq!(report.findings.len(), 1, "{:?}", report.findings);
+    assert_eq!(report.ranks[2].sureness, Sureness::Claimed);
+    assert_eq!(report.ranks[2].connections.len(), 2);
+    assert!(report.unknown_processes.is_empty());
+}
+
+#[test]
+fn members_of_a_hashed_group_that_are_absent_are_not_a_difference_of_names() {
+    let mut script = Script::new();
+    let ranks = script.run_all(4);
+    for (rank, first) in [(0, "be10"), (3, "ad56")] {
+        let stem = format!("/default_pg/0//{}//0/", format!("{first}000000").repeat(4));
+        let clone = script.cloned(&ranks[rank]);
+        script.publish(&clone, &stem, rank % 2, 2);
+        script.read(&clone, &stem, 0, 2);
+    }
+    script.pass(31.0);
+    let report = script.report();
+    assert!(
+        report
+            .findings
+            .iter()
+            .all(|finding| finding.kind == FindingKind::GroupIncomplete),
+        "{:?}",
+        report.findings
+    );
+}
+
+#[test]
+fn rank_0_publishes_the_nccl_id() {
+    let mut script = Script::new();
+    let mut ranks = script.processes(4);
+    for process in &mut ranks[1..] {
+        script.join(process);
+        let key = ["/default_pg/0//cuda//0/nccl_storekey_0".to_owned()];
+        script.store.wait(process.connection.unwrap(), &key);
+    }
+    script.pass(31.0);
+    let cause = script.cause();
+    assert_cause(&cause, FindingKind::NcclId, &[0], &[]);
+    assert_eq!(
+        cause.text,
+        "3 processes wait for the NCCL id of the default group for 31 s, which rank 0 publishes. Rank 0: \
+         never connected."
+    );
+    script.launch(&ranks);
+    let cause = script.cause();
+    assert_cause(&cause, FindingKind::NcclId, &[0], &[1, 2, 3]);
+    assert!(
+        cause
+            .text
+            .ends_with("Rank 0: pid 100 on vm, not connected."),
+        "{}",
+        cause.text
+    );
+}
+
+#[test]
+fn only_a_launcher_knows_which_rank_has_not_read_the_nccl_id() {
+    let mut script = Script::new();
+    let mut ranks = script.processes(4);
+    let key = ["/default_pg/0//cuda//0/nccl_storekey_0".to_owned()];
+    for process in &mut ranks {
+        script.join(process);
+    }
+    script
+        .store
+        .set(ranks[0].connection.unwrap(), &key[0], &[7; 128]);
+    for rank in [0, 1, 3] {
+        script.store.get(ranks[rank].connection.unwrap(), &key);
+    }
+    script.pass(31.0);
+    let report = script.report();
+    assert!(!report.is_stuck);
+    assert!(
+        report
+            .headline
+            .starts_with("3 processes have read the NCCL id of the default group"),
+        "{}",
+        report.headline
+    );
+    script.launch(&ranks);
+    let report = script.report();
+    assert_cause(&report.findings[0], FindingKind::NcclId, &[2], &[0, 1, 3]);
+    assert!(
+        report
+            .headline
+            .starts_with("3 of 4 launched ranks have read the NCCL id"),
+        "{}",
+        report.headline
+    );
+}
+
+#[test]
+fn barriers_count_arrivals() {
+    let mut script = Script::new();
+    let ranks = script.run_all(4);
+    let counter = "/default_pg/0//store_based_barrier_key:1";
+    for rank in [0, 1, 3] {
+        let connection = ranks[rank].connection.unwrap();
+        script.store.add(connection, counter, 1);
+        script
+            .store
+            .wait(connection, &[format!("{counter}:last_worker")]);
+    }
+    script.pass(31.0);
+    let cause = script.cause();
+    assert_cause(&cause, FindingKind::Barrier, &[2], &[0, 1, 3]);
+    assert_eq!(
+        cause.text,
+        "Ranks 0, 1 and 3 wait at the barrier of new_group (group 1) for 31 s: 3 of 4 have arrived. Rank 2 \
+         has not (rank 2: pid 102 on vm, connected, idle for 31 s)."
+    );
+
+    let mut script = Script::new();
+    let ranks = script.run_all(4);
+    for rank in [0, 1] {
+        script
+            .store
+            .barrier(ranks[rank].connection.unwrap(), "/sync", 3);
+    }
+    script.pass(31.0);
+    let cause = script.cause();
+    assert_cause(&cause, FindingKind::Barrier, &[], &[0, 1]);
+    assert!(cause.text.contains("2 of 3 have arrived"), "{}", cause.text);
+}
+
+#[test]
+fn an_unknown_key_is_shown_as_it_is() {
+    let mut script = Script::new();
+    let ranks = script.run_all(4);
+    script.store.wait(
+        ranks[1].connection.unwrap(),
+        &["/my\x1b[31m<script>".to_owned()],
+    );
+    script.pass(31.0);
+    let report = script.report();
+    assert_cause(&report.findings[0], FindingKind::Key, &[], &[1]);
+    assert_eq!(
+        report.headline,
+        "Rank 1 (pid 101 on vm) waits for the key /my\\u{1b}[31m<script> for 31 s. Nobody has written it. \
+         PyTorch's own keys have other names: the script or a library waits for it."
+    );
+    assert!(report.is_stuck);
+}
+
+#[test]
+fn rpc_names_the_worker_that_is_absent() {
+    let mut script = Script::new();
+    let mut ranks = script.processes(3);
+    for process in ranks.iter_mut().filter(|process| process.rank != 1) {
+        script.join(process);
+        script.publish(process, "/rpc_prefix_0/0/", process.rank, 3);
+        script.read(process, "/rpc_prefix_0/0/", 0, 3);
+    }
+    script.pass(31.0);
+    let cause = script.cause();
+    assert_cause(&cause, FindingKind::GroupIncomplete, &[1], &[0, 2]);
+    assert!(
+        cause
+            .text
+            .starts_with("The RPC group (3 members): group rank 1 has not called init_rpc"),
+        "{}",
+        cause.text
+    );
+}
+
+#[test]
+fn what_a_rank_waits_for_because_of_another_is_a_consequence() {
+    let mut script = Script::new();
+    let mut ranks = script.processes(4);
+    for process in &mut ranks {
+        script.start(process);
+    }
+    for rank in [0, 1, 3] {
+        script.read(&ranks[rank], DEFAULT, 0, 4);
+    }
+    script.pass(5.0);
+    script
+        .store
+        .wait(ranks[0].connection.unwrap(), &["/later".to_owned()]);
+    script.pass(31.0);
+    let report = script.report();
+    assert_cause(&report.findings[0], FindingKind::Frozen, &[2], &[0, 1, 3]);
+    assert_eq!(report.findings[1].kind, FindingKind::Key);
+    assert!(report.findings[1].is_consequence);
+}

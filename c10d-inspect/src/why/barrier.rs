@@ -1,0 +1,112 @@
+//! Barriers that some have reached and others have not.
+
+use std::collections::BTreeSet;
+
+use super::nccl::waiters;
+use super::{DRAFTS_MAX, Draft};
+use crate::job::{Job, Waiting};
+use crate::keys::{Family, family, is_hash};
+use crate::report::FindingKind;
+use crate::text;
+
+pub(super) fn find(job: &Job<'_>, drafts: &mut Vec<Draft>) {
+    for (key, waiting) in &job.waits {
+        if drafts.len() > DRAFTS_MAX {
+            return;
+        }
+        if job.ago(waiting.since) < job.options.wait_grace {
+            continue;
+        }
+        let draft = match (waiting.barrier, family(key)) {
+            (Some(clients), _) => {
+                let name = format!("the barrier {}", text::shown(key));
+                draft(job, waiting, &name, Some(clients), None)
+            }
+            (
+                None,
+                Family::InitBarrier {
+                    group,
+                    is_last: true,
+                },
+            ) => {
+                let size = job.world_size.filter(|_| !is_hash(group));
+                let name = match group {
+                    b"0" => "the barrier of init_process_group".to_owned(),
+                    group => format!("the barrier of new_group (group {})", text::shown(group)),
+                };
+                let counter = key.strip_suffix(b":last_worker").unwrap_or(key);
+                draft(job, waiting, &name, size, count(job, counter))
+            }
+            (
+                None,
+                Family::Barrier {
+                    name,
+                    is_last: true,
+                },
+            ) => {
+                let mut counter = key.strip_suffix(b"last_member").unwrap_or(key).to_vec();
+                counter.extend(b"num_members");
+                let name = format!("the barrier {}", text::shown(name));
+                draft(job, waiting, &name, None, count(job, &counter))
+            }
+            _ => continue,
+        };
+        drafts.push(draft);
+    }
+}
+
+/// The number that a key holds.
+fn count(job: &Job<'_>, key: &[u8]) -> Option<usize> {
+    let mut others = job.index.others.iter();
+    let (_, record) = others.find(|(_, record)| &*record.key == key)?;
+    text::decimal(&record.value_head)
+}
+
+fn draft(
+    job: &Job<'_>,
+    waiting: &Waiting,
+    name: &str,
+    expected: Option<usize>,
+    counted: Option<usize>,
+) -> Draft {
+    let ranks: BTreeSet<usize> = waiting
+        .slots
+        .iter()
+        .filter_map(|&slot| job.who.rank(slot))
+        .collect();
+    let arrived = counted.unwrap_or(waiting.slots.len());
+    let who = waiters(&ranks, &waiting.slots);
+    let wait = text::verb(waiting.slots.len(), "waits", "wait");
+    let mut text = format!(
+        "{who} {wait} at {name} for {}",
+        text::age(job.ago(waiting.since))
+    );
+    match expected {
+        Some(expected) => text.push_str(&format!(": {arrived} of {expected} have arrived.")),
+        None => text.push_str(&format!(": {arrived} arrived.")),
+    }
+    // Who is absent is only sure if it is known who is not, and if the numbers agree.
+    let is_known = ranks.len() == waiting.slots.len() && arrived == waiting.slots.len();
+    let absent: BTreeSet<usize> = match job.world_size {
+        Some(size) if is_known && expected == Some(size) => {
+            (0..size).filter(|rank| !ranks.contains(rank)).collect()
+        }
+        _ => BTreeSet::new(),
+    };
+    if !absent.is_empty() {
+        let described: Vec<String> = absent
+            .iter()
+            .take(3)
+            .map(|&rank| format!("rank {rank}: {}", job.status(rank)))
+            .collect();
+        text.push_str(&format!(
+            " {} {} not ({}).",
+            text::ranks_start(&absent),
+            text::verb(absent.len(), "has", "have"),
+            described.join("; ")
+        ));
+    }
+    Draft::new(FindingKind::Barrier, text, waiting.since)
+        .caused_by(absent)
+        .waited_by(ranks)
+}

@@ -1,0 +1,157 @@
+//! Ranks that wait for the id of a NCCL communicator, or that have not read it.
+
+use std::collections::BTreeSet;
+
+use super::Draft;
+use crate::index::Slot;
+use crate::job::Job;
+use crate::keys::{Family, GroupName, family};
+use crate::report::FindingKind;
+use crate::text;
+
+/// The length of an id.
+const ID_BYTES: usize = 128;
+
+pub(super) fn find(job: &Job<'_>, drafts: &mut Vec<Draft>) {
+    for (key, waiting) in &job.waits {
+        let is_due = job.ago(waiting.since) >= job.options.wait_grace;
+        let (what, group, publisher) = match family(key) {
+            Family::NcclId { group, root } => {
+                let publisher = (root == 0).then_some(0);
+                (
+                    format!("the NCCL id of {}", group.words()),
+                    group,
+                    publisher,
+                )
+            }
+            Family::NcclPair {
+                group,
+                lower,
+                higher,
+            } => (
+                format!("the NCCL id between ranks {lower} and {higher}"),
+                group,
+                Some(lower),
+            ),
+            _ => continue,
+        };
+        if !is_due {
+            continue;
+        }
+        let ranks: BTreeSet<usize> = waiting
+            .slots
+            .iter()
+            .filter_map(|&slot| job.who.rank(slot))
+            .collect();
+        let who = waiters(&ranks, &waiting.slots);
+        let mut text = format!(
+            "{who} {} for {what} for {}",
+            text::verb(waiting.slots.len(), "waits", "wait"),
+            text::age(job.ago(waiting.since)),
+        );
+        let mut draft = Draft::new(FindingKind::NcclId, String::new(), waiting.since);
+        match publisher {
+            Some(rank) if is_of_job(job, &group) => {
+                text.push_str(&format!(
+                    ", which rank {rank} publishes. Rank {rank}: {}.",
+                    job.status(rank)
+                ));
+                draft = draft.caused_by([rank]);
+            }
+            Some(rank) => {
+                text.push_str(&format!(
+                    ", which the member with group rank {rank} publishes."
+                ));
+            }
+            None => text.push('.'),
+        }
+        draft.finding.text = text;
+        drafts.push(draft.waited_by(ranks));
+        if drafts.len() > super::DRAFTS_MAX {
+            return;
+        }
+    }
+    not_read(job, drafts);
+}
+
+fn is_of_job(job: &Job<'_>, group: &GroupName<'_>) -> bool {
+    group.is_default() && job.who.is_of_job(group)
+}
+
+/// Nobody waits in the store: the readers sit in NCCL. Only the launchers' tables say who is absent.
+fn not_read(job: &Job<'_>, drafts: &mut Vec<Draft>) {
+    let ids = job
+        .index
+        .others
+        .iter()
+        .filter_map(|(family, key)| match family {
+            Family::NcclId { group, .. } if is_of_job(job, group) && key.value_len == ID_BYTES => {
+                Some(*key)
+            }
+            _ => None,
+        });
+    let Some(key) = ids.max_by_key(|key| key.version) else {
+        return;
+    };
+    if job.ago(key.written) < job.options.nccl_grace || drafts.iter().any(|draft| draft.is_stall) {
+        return;
+    }
+    // A connection that asked for something later may have read it before.
+    let may_have_read = |slot: Slot| {
+        let connection = job.index.connections[slot];
+        connection.id == key.writer
+            || connection.reads.contains(&key.version)
+            || connection
+                .last
+                .as_ref()
+                .is_some_and(|last| last.at > key.written)
+    };
+    let has_unknown_reader = (0..job.index.connections.len()).any(|slot| {
+        job.who.rank(slot).is_none() && job.index.connections[slot].reads.contains(&key.version)
+    });
+    let launched: BTreeSet<usize> = job
+        .launched
+        .workers()
+        .map(|worker| worker.worker.rank)
+        .collect();
+    let absent: BTreeSet<usize> = launched
+        .iter()
+        .copied()
+        .filter(|&rank| {
+            !job.who
+                .connections(rank)
+                .iter()
+                .any(|&slot| may_have_read(slot))
+        })
+        .collect();
+    let arrived = launched.len() - absent.len();
+    if absent.is_empty() || has_unknown_reader || arrived < 2 {
+        return;
+    }
+    let described: Vec<String> = absent
+        .iter()
+        .take(3)
+        .map(|&rank| format!("rank {rank}: {}", job.status(rank)))
+        .collect();
+    let text = format!(
+        "{arrived} of {} launched ranks have read the NCCL id of the default group, which was published \
+         {} ago; {} {} not ({}). The others wait inside NCCL.",
+        launched.len(),
+        text::age(job.ago(key.written)),
+        text::ranks(&absent),
+        text::verb(absent.len(), "has", "have"),
+        described.join("; "),
+    );
+    let others: BTreeSet<usize> = launched.difference(&absent).copied().collect();
+    let draft = Draft::new(FindingKind::NcclId, text, key.written);
+    drafts.push(draft.caused_by(absent).waited_by(others));
+}
+
+/// "Ranks 1-3", or "3 processes" if the rank of one is not known.
+pub(super) fn waiters(ranks: &BTreeSet<usize>, slots: &[Slot]) -> String {
+    if ranks.len() == slots.len() {
+        text::ranks_start(ranks)
+    } else {
+        text::capitalized(&text::count(slots.len(), "process"))
+    }
+}

@@ -1,0 +1,85 @@
+//! Keys that are waited for and that no other finding is about.
+
+use std::collections::BTreeSet;
+
+use super::nccl::waiters;
+use super::{DRAFTS_MAX, Draft};
+use crate::job::Job;
+use crate::keys::{Family, family, meaning};
+use crate::report::FindingKind;
+use crate::text;
+
+pub(super) fn find(job: &Job<'_>, drafts: &mut Vec<Draft>) {
+    let mut waits: Vec<_> = job.waits.iter().collect();
+    waits.sort_by_key(|(_, waiting)| waiting.since);
+    for (&key, waiting) in waits {
+        if drafts.len() > DRAFTS_MAX {
+            return;
+        }
+        let family = family(key);
+        let is_due = job.ago(waiting.since) >= job.options.wait_grace;
+        if !is_due || waiting.barrier.is_some() || has_finding_of_its_own(job, key, &family) {
+            continue;
+        }
+        let ranks: BTreeSet<usize> = waiting
+            .slots
+            .iter()
+            .filter_map(|&slot| job.who.rank(slot))
+            .collect();
+        let who = match waiting.slots[..] {
+            [slot] => text::capitalized(&job.who.name(job.index, slot)),
+            _ => waiters(&ranks, &waiting.slots),
+        };
+        let mut text = format!(
+            "{who} {} for {} for {}.",
+            text::verb(waiting.slots.len(), "waits", "wait"),
+            meaning(key),
+            text::age(job.ago(waiting.since)),
+        );
+        text.push_str(advice(&family));
+        let mut draft = Draft::new(FindingKind::Key, text, waiting.since)
+            .caused_by(culprit(job, &family))
+            .waited_by(ranks);
+        // PyTorch's own front end asks for all debug servers; the job does not wait for it.
+        draft.is_stall = !matches!(family, Family::DebugServer { .. });
+        drafts.push(draft);
+    }
+}
+
+fn has_finding_of_its_own(job: &Job<'_>, key: &[u8], family: &Family<'_>) -> bool {
+    match family {
+        Family::Member(member) => job.index.has_group(member.stem),
+        Family::NcclId { .. } | Family::NcclPair { .. } => true,
+        Family::InitBarrier { is_last, .. } | Family::Barrier { is_last, .. } => *is_last,
+        // Launchers wait for each other's end, and for changes of the rendezvous, as long as the job runs.
+        Family::ElasticExit { .. } | Family::Rendezvous { .. } | Family::NcclTimeout => true,
+        _ => key.is_empty(),
+    }
+}
+
+/// The rank that alone writes the key.
+fn culprit(job: &Job<'_>, family: &Family<'_>) -> Option<usize> {
+    match *family {
+        Family::DebugServer { rank } => Some(rank),
+        Family::RpcName { rank } if !job.has_default_group() => Some(rank),
+        _ => None,
+    }
+}
+
+fn advice(family: &Family<'_>) -> &'static str {
+    match family {
+        Family::Unknown => {
+            " Nobody has written it. PyTorch's own keys have other names: the script or a library waits for it."
+        }
+        Family::ElasticRole { .. } => " That launcher has not reached this round, or is gone.",
+        Family::ElasticRanks { .. } => " Launcher 0 assigns them when all launchers are there.",
+        Family::RpcName { .. } | Family::RpcAddress { .. } => {
+            " That worker has not called init_rpc, or is gone."
+        }
+        Family::RpcShutdown => {
+            " A worker has not called rpc.shutdown, or still has calls to answer."
+        }
+        Family::DebugServer { .. } => " That rank has not started its debug server.",
+        _ => "",
+    }
+}
