@@ -17,10 +17,11 @@ mod progress;
 mod ranks;
 mod report;
 #[cfg(test)]
-#[allow(dead_code, unused_imports, reason = "further tests use all of it")]
+#[allow(dead_code, reason = "further tests use all of it")]
 mod sim;
 pub mod stacks;
 mod text;
+mod translate;
 mod why;
 
 pub use announced::{AnnouncedNode, AnnouncedProcess, AnnouncedWorker, WorkerEnd};
@@ -30,3 +31,4 @@ pub use report::{
     Finding, FindingKind, Group, NodeReport, Process, RankReport, RankSet, RankState, Report,
     Sureness, WaitFor,
 };
+pub use translate::translate;

@@ -3,4 +3,4 @@
 mod script;
 mod store;
 
-pub(crate) use script::{DEFAULT, Process, Script};
+pub(crate) use script::{DEFAULT, Script};

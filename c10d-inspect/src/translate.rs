@@ -1,0 +1,156 @@
+//! Which ranks an error text of PyTorch is about.
+
+use std::collections::{BTreeSet, HashMap};
+use std::net::{IpAddr, SocketAddr};
+
+use c10d_store::Snapshot;
+
+use crate::identity::Identities;
+use crate::index::{Index, Slot};
+use crate::job::Job;
+use crate::keys::{Family, family, meaning};
+use crate::launched::Launched;
+use crate::options::ExplainOptions;
+
+/// The most bytes of a text that are read, and the most sentences of the answer.
+const TEXT_BYTES_MAX: usize = 64 * 1024;
+const SENTENCES_MAX: usize = 4;
+
+/// Says which ranks an error text is about: those behind the addresses that gloo prints, whose ports have their
+/// bytes swapped, and those whose keys a wait timed out for.
+///
+/// Returns `None` if the text names nobody that the store knows. Ports that no rank has published, as those of
+/// outgoing connections, stay unknown.
+#[must_use]
+pub fn translate(text: &str, snapshot: &Snapshot) -> Option<String> {
+    let end = (0..=text.len().min(TEXT_BYTES_MAX))
+        .rev()
+        .find(|&end| text.is_char_boundary(end));
+    let text = &text[..end.unwrap_or(0)];
+    let addresses: BTreeSet<SocketAddr> = addresses(text).collect();
+    let keys: BTreeSet<&str> = keys(text).collect();
+    if addresses.is_empty() && keys.is_empty() {
+        return None;
+    }
+    let index = Index::new(snapshot);
+    let launched = Launched::new(&index);
+    let who = Identities::new(&index, &launched);
+    let options = ExplainOptions::default();
+    let job = Job::new(&index, &launched, &who, &options);
+    let published = published(&job);
+    let of_addresses = addresses.into_iter().filter_map(|address| {
+        let port = address.port().swap_bytes();
+        let listening = SocketAddr::new(address.ip(), port);
+        let (rank, slot) = published.get(&listening).copied().flatten()?;
+        let process = slot.map_or_else(String::new, |slot| {
+            format!(" ({}, port {port})", who.process(&index, slot))
+        });
+        Some(format!("{address} is rank {rank}{process}"))
+    });
+    let of_keys = keys
+        .into_iter()
+        .filter_map(|key| match family(key.as_bytes()) {
+            Family::Unknown => None,
+            _ => Some(format!(
+                "{} is {}",
+                crate::text::shown(key.as_bytes()),
+                meaning(key.as_bytes())
+            )),
+        });
+    let sentences: Vec<String> = of_addresses.chain(of_keys).take(SENTENCES_MAX).collect();
+    (!sentences.is_empty()).then(|| sentences.join("; "))
+}
+
+/// The ranks by the addresses that they listen on; `None` for one that two ranks have published.
+fn published(job: &Job<'_>) -> HashMap<SocketAddr, Option<(usize, Option<Slot>)>> {
+    let mut published = HashMap::new();
+    for state in &job.groups {
+        for member in state.members.iter().filter(|member| !member.is_orphan) {
+            let Some(rank) = member.rank else { continue };
+            let address = member.published.address.address;
+            published
+                .entry(SocketAddr::new(address.ip().to_canonical(), address.port()))
+                .and_modify(|other: &mut Option<(usize, Option<Slot>)>| {
+                    if other.is_some_and(|(other, _)| other != rank) {
+                        *other = None;
+                    }
+                })
+                .or_insert(Some((rank, member.published.writer)));
+        }
+    }
+    published
+}
+
+/// The addresses in a text, written as `[127.0.0.1]:42420`.
+fn addresses(text: &str) -> impl Iterator<Item = SocketAddr> {
+    text.match_indices("]:").filter_map(|(end, _)| {
+        let start = text[..end].rfind('[')?;
+        let ip: IpAddr = text[start + 1..end].parse().ok()?;
+        let rest = &text[end + 2..];
+        let digits = rest
+            .find(|c: char| !c.is_ascii_digit())
+            .unwrap_or(rest.len());
+        Some(SocketAddr::new(
+            ip.to_canonical(),
+            rest[..digits].parse().ok()?,
+        ))
+    })
+}
+
+/// The keys that a wait timed out for: `keys: /default_pg/0//cpu//0/2`, several separated by commas.
+fn keys(text: &str) -> impl Iterator<Item = &str> {
+    text.match_indices("keys: ").flat_map(|(at, found)| {
+        let rest = &text[at + found.len()..];
+        let end = rest.find(char::is_whitespace).unwrap_or(rest.len());
+        rest[..end].split(',').filter(|key| !key.is_empty())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sim::Script;
+
+    #[test]
+    fn swapped_ports_are_translated_into_ranks() {
+        let mut script = Script::new();
+        let ranks = script.run_all(4);
+        let snapshot = script.snapshot();
+        // Rank 2 listens on port 30102.
+        let port = 30_102_u16.swap_bytes();
+        let text = format!(
+            "Gloo connectFullMesh failed with [.../pair.cc:152] timed out connecting: SO_ERROR: Connection \
+             refused, remote=[127.0.0.1]:{port}$0"
+        );
+        assert_eq!(
+            translate(&text, &snapshot).as_deref(),
+            Some(&*format!(
+                "127.0.0.1:{port} is rank 2 (pid 102 on vm, port 30102)"
+            ))
+        );
+        assert_eq!(42420_u16.swap_bytes(), 46245);
+        for unknown in [
+            "Connection closed by peer [127.0.0.1]:49582",
+            "Connection closed by peer [127.0.0.1]:30102",
+            "[]:",
+            "]:",
+            "[127.0.0.1]:",
+            "[::1]:99999999",
+            "keys: ",
+            "keys: /mine",
+            "",
+        ] {
+            assert_eq!(translate(unknown, &snapshot), None, "{unknown}");
+        }
+        assert_eq!(
+            translate(
+                "wait timeout after 15000ms, keys: /default_pg/0//cpu//0/2",
+                &snapshot
+            )
+            .as_deref(),
+            Some("/default_pg/0//cpu//0/2 is the address of rank 2 in the default group")
+        );
+        script.close(&ranks[2]);
+        assert!(translate(&text, &script.snapshot()).is_some());
+    }
+}
