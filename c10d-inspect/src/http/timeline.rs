@@ -61,10 +61,14 @@ impl Timeline {
     /// Adds an event that happened now. Control characters of the text are escaped. From the first call on, the status
     /// server leaves restarts and lost nodes to its caller.
     pub fn push(&self, kind: EventKind, text: impl AsRef<str>) {
-        let now = unix_ms(SystemTime::now());
+        self.push_at(SystemTime::now(), kind, text);
+    }
+
+    /// As [`push`](Self::push), for an event that happened earlier.
+    pub fn push_at(&self, at: SystemTime, kind: EventKind, text: impl AsRef<str>) {
         self.with(|log| {
             log.is_fed = true;
-            log.push(now, kind, text.as_ref());
+            log.push(unix_ms(at), kind, text.as_ref());
         });
     }
 
