@@ -152,6 +152,24 @@ impl Stacks {
         })
     }
 
+    /// Makes stacks that another host sent as safe to print, and as small, as parsed ones.
+    #[must_use]
+    pub fn cleaned(mut self) -> Self {
+        self.is_cut |= self.threads.len() > THREADS_MAX;
+        self.threads.truncate(THREADS_MAX);
+        for thread in &mut self.threads {
+            self.is_cut |= thread.frames.len() > FRAMES_MAX;
+            thread.frames.truncate(FRAMES_MAX);
+            let name = thread.name.as_deref();
+            thread.name = name.map(|name| shown_up_to(name.as_bytes(), NAME_CHARS_MAX));
+            for frame in &mut thread.frames {
+                frame.file = shown_up_to(frame.file.as_bytes(), PATH_CHARS_MAX);
+                frame.function = shown_up_to(frame.function.as_bytes(), NAME_CHARS_MAX);
+            }
+        }
+        self
+    }
+
     fn finish(mut self, mut threads: Vec<ThreadStack>) -> Option<Self> {
         threads.retain(|thread| !thread.frames.is_empty());
         self.is_cut |= threads.len() > THREADS_MAX;

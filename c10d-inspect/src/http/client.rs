@@ -140,6 +140,15 @@ pub struct HttpResponse {
 }
 
 impl HttpResponse {
+    /// An answer with this status and body.
+    #[must_use]
+    pub fn new(status: u16, body: impl Into<Vec<u8>>) -> Self {
+        Self {
+            status,
+            body: body.into(),
+        }
+    }
+
     /// Whether the status is 200 to 299.
     #[must_use]
     pub const fn is_success(&self) -> bool {

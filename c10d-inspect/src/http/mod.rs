@@ -1,4 +1,5 @@
-//! HTTP: the status server that a store hands its HTTP connections to, and a client.
+//! HTTP: the status server that a store hands its HTTP connections to, a client, and a small server on a listener of
+//! its own.
 //!
 //! [`StatusServer`] serves, all of it read-only:
 //!
@@ -24,6 +25,7 @@ mod options;
 mod pace;
 mod page;
 mod process;
+mod request_server;
 mod routes;
 mod rows;
 mod server;
@@ -34,6 +36,7 @@ mod timeline;
 pub use client::{HttpError, HttpRequest, HttpResponse, Target, fetch, fetch_all};
 pub use metrics::{Counter, Gauge, LauncherMetrics};
 pub use options::StatusOptions;
+pub use request_server::{RequestHandler, RequestServer};
 pub use server::StatusServer;
 pub use source::StatusSource;
 pub use timeline::{Event, EventKind, Timeline};

@@ -86,6 +86,7 @@ fn a_hostile_answer_is_cut_and_cannot_control_the_terminal() {
         frame.repeat(1000)
     );
     let stacks = Stacks::parse_faulthandler(&thread.repeat(300)).unwrap();
+    assert_eq!(stacks.clone().cleaned(), stacks);
     assert!(stacks.is_cut);
     assert_eq!(stacks.threads.len(), THREADS_MAX);
     assert_eq!(stacks.threads[0].frames.len(), FRAMES_MAX);

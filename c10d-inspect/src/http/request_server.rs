@@ -1,0 +1,213 @@
+//! A small HTTP server on a listener of its own, for answers that take blocking work.
+
+use std::convert::Infallible;
+use std::fmt;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::pin::pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode, header};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::TcpStream;
+use tokio::runtime;
+use tokio::sync::{Notify, Semaphore};
+use tokio::task::JoinSet;
+use tokio::time;
+
+use super::client::HttpResponse;
+use super::hosts;
+
+/// The most connections at a time. Others wait in the listener's queue.
+const CONNECTIONS_MAX: usize = 32;
+
+/// The most requests that are answered at a time. Others wait.
+const ANSWERS_MAX: usize = 8;
+
+/// How long a client may take to send a request.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long a connection may last.
+const LIFETIME: Duration = Duration::from_secs(60);
+
+/// The longest head of a request.
+const HEAD_BYTES_MAX: usize = 16 << 10;
+
+/// How long to wait before accepting again when the system has no descriptor left.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// How long the shutdown waits for answers that are being made.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Makes the answer for the path and the query of a GET. May block for as long as the client should wait.
+pub type RequestHandler = Arc<dyn Fn(&str) -> HttpResponse + Send + Sync>;
+
+/// Answers GET requests on a listener, from up to 32 connections at a time, each for 60 s at most. Accepts only
+/// requests whose Host is an address or `localhost`, as other names can be those of a stranger's web page. Dropping
+/// it shuts it down.
+pub struct RequestServer {
+    address: SocketAddr,
+    end: Arc<Notify>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl RequestServer {
+    /// Starts a thread with this name.
+    ///
+    /// # Errors
+    /// The listener has no address, or the system has no room for another thread or poll descriptor.
+    pub fn start(listener: TcpListener, name: &str, handler: RequestHandler) -> io::Result<Self> {
+        let address = listener.local_addr()?;
+        listener.set_nonblocking(true)?;
+        let runtime = runtime::Builder::new_current_thread()
+            .enable_io()
+            .enable_time()
+            .max_blocking_threads(ANSWERS_MAX)
+            .thread_name(name)
+            .build()?;
+        let end = Arc::new(Notify::new());
+        let is_ended = Arc::clone(&end);
+        let thread = thread::Builder::new()
+            .name(name.to_owned())
+            .spawn(move || {
+                runtime.block_on(serve(listener, handler, &is_ended));
+                runtime.shutdown_timeout(SHUTDOWN_TIMEOUT);
+            })?;
+        Ok(Self {
+            address,
+            end,
+            thread: Mutex::new(Some(thread)),
+        })
+    }
+
+    /// The address on which it listens.
+    #[must_use]
+    pub const fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Closes all connections and joins the thread. Blocks for up to 1 s, if answers are being made.
+    pub fn shutdown(&self) {
+        self.end.notify_one();
+        let thread = self
+            .thread
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        // A panic has been reported by its thread.
+        let _ = thread.map(JoinHandle::join);
+    }
+}
+
+impl Drop for RequestServer {
+    fn drop(&mut self) {
+        self.shutdown();
+    }
+}
+
+impl fmt::Debug for RequestServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RequestServer")
+            .field("address", &self.address)
+            .finish_non_exhaustive()
+    }
+}
+
+async fn serve(listener: TcpListener, handler: RequestHandler, end: &Notify) {
+    let Ok(listener) = tokio::net::TcpListener::from_std(listener) else {
+        return;
+    };
+    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let accept_all = async {
+        // Aborted when this set is dropped.
+        let mut connections = JoinSet::new();
+        loop {
+            // Never closed.
+            let Ok(place) = Arc::clone(&places).acquire_owned().await else {
+                return;
+            };
+            while connections.try_join_next().is_some() {}
+            match listener.accept().await {
+                Ok((stream, _)) => {
+                    let handler = Arc::clone(&handler);
+                    connections.spawn(async move {
+                        // An error is the client's: it left, was too slow, or does not speak HTTP.
+                        drop(time::timeout(LIFETIME, serve_connection(stream, handler)).await);
+                        drop(place);
+                    });
+                }
+                Err(_) => time::sleep(ACCEPT_PAUSE).await,
+            }
+        }
+    };
+    let mut accept_all = pin!(accept_all);
+    let mut ended = pin!(end.notified());
+    std::future::poll_fn(|context| {
+        let is_ended = ended.as_mut().poll(context).is_ready();
+        if is_ended || accept_all.as_mut().poll(context).is_ready() {
+            std::task::Poll::Ready(())
+        } else {
+            std::task::Poll::Pending
+        }
+    })
+    .await;
+}
+
+async fn serve_connection(stream: TcpStream, handler: RequestHandler) -> hyper::Result<()> {
+    let service = service_fn(|request: Request<Incoming>| {
+        let handler = Arc::clone(&handler);
+        async move { Ok::<_, Infallible>(answer(&request, handler).await) }
+    });
+    http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADER_TIMEOUT)
+        .max_buf_size(HEAD_BYTES_MAX)
+        .keep_alive(false)
+        .serve_connection(TokioIo::new(stream), service)
+        .await
+}
+
+async fn answer(request: &Request<Incoming>, handler: RequestHandler) -> Response<Full<Bytes>> {
+    let refused = |status: StatusCode, text: &str| {
+        response(&HttpResponse {
+            status: status.as_u16(),
+            body: text.into(),
+        })
+    };
+    let host = request.headers().get(header::HOST);
+    let host = host.and_then(|host| host.to_str().ok());
+    if !host.is_some_and(|host| hosts::is_accepted(host, &[])) {
+        let text = "the Host header must be an address or localhost\n";
+        return refused(StatusCode::MISDIRECTED_REQUEST, text);
+    }
+    if request.method() != Method::GET {
+        return refused(StatusCode::METHOD_NOT_ALLOWED, "only GET is answered\n");
+    }
+    let path = request.uri().path_and_query().map(ToString::to_string);
+    let path = path.unwrap_or_default();
+    match tokio::task::spawn_blocking(move || handler(&path)).await {
+        Ok(answer) => response(&answer),
+        Err(_) => refused(StatusCode::INTERNAL_SERVER_ERROR, "the answer failed\n"),
+    }
+}
+
+fn response(answer: &HttpResponse) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(Bytes::copy_from_slice(&answer.body)));
+    *response.status_mut() =
+        StatusCode::from_u16(answer.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let headers = response.headers_mut();
+    let plain = header::HeaderValue::from_static("application/octet-stream");
+    headers.insert(header::CONTENT_TYPE, plain);
+    let nosniff = header::HeaderValue::from_static("nosniff");
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, nosniff);
+    response
+}
+
+#[cfg(test)]
+mod tests;

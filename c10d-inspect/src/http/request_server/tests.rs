@@ -1,0 +1,108 @@
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::mpsc;
+
+use super::*;
+use crate::http::{HttpRequest, Target, fetch, fetch_all};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn start(handler: impl Fn(&str) -> HttpResponse + Send + Sync + 'static) -> RequestServer {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    RequestServer::start(listener, "requests", Arc::new(handler)).unwrap()
+}
+
+fn echo(path: &str) -> HttpResponse {
+    HttpResponse::new(200, path)
+}
+
+/// Sends bytes and reads the status of the answer.
+fn status_of(server: &RequestServer, request: &str) -> String {
+    let mut stream = TcpStream::connect(server.address()).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = Vec::new();
+    // A refused request may end in a reset.
+    let _ = stream.read_to_end(&mut answer);
+    let answer = String::from_utf8_lossy(&answer);
+    answer.split(' ').nth(1).unwrap_or_default().to_owned()
+}
+
+#[test]
+fn many_requests_are_answered() {
+    let server = start(echo);
+    let requests: Vec<_> = (0..100)
+        .map(|number| {
+            HttpRequest::get(
+                Target::Tcp(server.address()),
+                format!("/stacks?rank={number}"),
+            )
+        })
+        .collect();
+    for (number, answer) in fetch_all(&requests, PATIENCE, 64).into_iter().enumerate() {
+        let answer = answer.unwrap();
+        assert_eq!(answer.body, format!("/stacks?rank={number}").as_bytes());
+    }
+}
+
+#[test]
+fn strangers_names_other_methods_and_other_protocols_are_refused() {
+    let server = start(echo);
+    let table = [
+        ("GET / HTTP/1.1\r\nHost: 10.0.0.3:80\r\n\r\n", "200"),
+        ("GET / HTTP/1.1\r\nHost: [::1]\r\n\r\n", "200"),
+        ("GET / HTTP/1.1\r\nHost: evil.example.com\r\n\r\n", "421"),
+        ("GET / HTTP/1.1\r\n\r\n", "421"),
+        (
+            "POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n",
+            "405",
+        ),
+        ("\0\0\0\0\r\n\r\n", "400"),
+    ];
+    for (request, status) in table {
+        assert_eq!(status_of(&server, request), status, "{request:?}");
+    }
+}
+
+#[test]
+fn silent_clients_do_not_keep_others_out_for_longer_than_the_header_timeout() {
+    let server = start(echo);
+    let silent: Vec<_> = (0..CONNECTIONS_MAX + 4)
+        .map(|_| TcpStream::connect(server.address()).unwrap())
+        .collect();
+    let answer = fetch(
+        &HttpRequest::get(Target::Tcp(server.address()), "/"),
+        PATIENCE,
+    );
+    assert!(answer.unwrap().is_success());
+    drop(silent);
+}
+
+#[test]
+fn a_panic_in_the_handler_is_an_answer() {
+    let server = start(|_| panic!("expected by the test"));
+    let answer = fetch(
+        &HttpRequest::get(Target::Tcp(server.address()), "/"),
+        PATIENCE,
+    );
+    assert_eq!(answer.unwrap().status, 500);
+}
+
+#[test]
+fn the_shutdown_does_not_wait_for_a_handler() {
+    let (release, released) = mpsc::channel::<()>();
+    let released = Mutex::new(released);
+    let (entered, is_entered) = mpsc::channel();
+    let server = start(move |path| {
+        entered.send(()).unwrap();
+        // Ends with the test.
+        let _ = released.lock().unwrap().recv();
+        echo(path)
+    });
+    let request = HttpRequest::get(Target::Tcp(server.address()), "/");
+    let client = thread::spawn(move || fetch(&request, PATIENCE));
+    is_entered.recv().unwrap();
+    server.shutdown();
+    assert!(client.join().unwrap().is_err());
+    drop(release);
+}
