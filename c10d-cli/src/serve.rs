@@ -9,6 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use c10d_inspect::ExplainOptions;
+use c10d_inspect::http::{StatusOptions, StatusServer};
 use c10d_socket::{ListenError, ListenOptions, adopt_listener_raw, listen, wait_for_input};
 use c10d_store::{ServerOptions, TcpStoreServer, WireLimits};
 use clap::Args;
@@ -71,6 +73,10 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "60s")]
     hello_timeout: Duration,
 
+    /// Serves no status page on the store's port.
+    #[arg(long)]
+    no_status: bool,
+
     /// Ends together with the parent process, so that a killed script leaves no server behind (Linux).
     #[arg(long)]
     end_with_parent: bool,
@@ -93,6 +99,24 @@ impl ServeArgs {
             Some(world_size) => options.with_world_size(world_size),
             None => options,
         }
+    }
+
+    fn explain_options(&self) -> ExplainOptions {
+        let world_size = self.world_size.and_then(|size| usize::try_from(size).ok());
+        world_size.map_or_else(ExplainOptions::default, |world_size| {
+            ExplainOptions::default().with_world_size(world_size)
+        })
+    }
+
+    /// Puts a status page on the server's port; `None` if none is wanted.
+    fn start_status(&self, server: &TcpStoreServer) -> io::Result<Option<Arc<StatusServer>>> {
+        if self.no_status {
+            return Ok(None);
+        }
+        let options = StatusOptions::default().with_explain(self.explain_options());
+        let status = StatusServer::start(server.observer(), options)?;
+        server.set_http_handler(Arc::clone(&status) as _);
+        Ok(Some(status))
     }
 
     fn listen(&self) -> Result<Vec<TcpListener>, ListenError> {
@@ -123,12 +147,18 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
 
     let listeners = args.listen()?;
     let server = TcpStoreServer::serve(listeners, args.options())?;
+    let status = args
+        .start_status(&server)
+        .map_err(Failure::system("cannot serve a status page"))?;
     let mut stdout = io::stdout();
     writeln!(stdout, "listening on {}", server.local_addr())
         .and_then(|()| stdout.flush())
         .map_err(Failure::Output)?;
     for address in server.local_addrs().iter().skip(1) {
         log::info!("also listening on {address}");
+    }
+    if status.is_some() {
+        log::info!("status page: http://{}/", server.local_addr());
     }
 
     while !signals
@@ -142,6 +172,9 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     }
     let name = signals.name();
     log::info!("received {name}: stopping; the data of the store is lost");
+    if let Some(status) = status {
+        status.shutdown();
+    }
     server.shutdown();
     Ok(())
 }

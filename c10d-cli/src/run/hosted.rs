@@ -4,13 +4,16 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use c10d_inspect::http::{Counter, EventKind, Gauge, LauncherMetrics, StatusOptions, StatusServer};
 use c10d_inspect::{ExplainOptions, Report, explain};
 use c10d_store::{StoreObserver, TcpStoreServer};
 use elastic_rendezvous::ServerHook;
 
 /// The servers of one run.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Hosted {
+    title: String,
+    has_status: bool,
     servers: Mutex<Vec<HostedServer>>,
 }
 
@@ -19,11 +22,48 @@ pub(super) struct Hosted {
 pub(super) struct HostedServer {
     addresses: Vec<SocketAddr>,
     observer: StoreObserver,
+    status: Option<Status>,
+}
+
+#[derive(Debug, Clone)]
+struct Status {
+    server: Arc<StatusServer>,
+    metrics: Arc<Metrics>,
+}
+
+/// The launcher's own metrics.
+#[derive(Debug)]
+struct Metrics {
+    rounds: Counter,
+    nodes: Gauge,
+    nodes_lost: Counter,
+    workers: Gauge,
+    failures: Counter,
+    restarts: Counter,
+}
+
+/// What happened to the job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Happening {
+    /// A round is complete, and the workers have started.
+    Round {
+        number: i64,
+        nodes: usize,
+        workers: usize,
+    },
+    NodeLost(String),
+    WorkerFailed(String),
+    Restart(String),
 }
 
 impl Hosted {
-    pub(super) fn new() -> Arc<Self> {
-        Arc::default()
+    /// `title` names the job; `has_status` tells whether the servers have a status page.
+    pub(super) fn new(title: impl Into<String>, has_status: bool) -> Arc<Self> {
+        Arc::new(Self {
+            title: title.into(),
+            has_status,
+            servers: Mutex::default(),
+        })
     }
 
     /// The hook that observes each server from its start.
@@ -43,15 +83,39 @@ impl Hosted {
         servers.iter().find(is_on_port).cloned()
     }
 
+    /// Adds what happened to each status page.
+    pub(super) fn note(&self, happening: &Happening) {
+        let (kind, text) = happening.event();
+        let servers = self.lock().clone();
+        for status in servers.iter().filter_map(|server| server.status.as_ref()) {
+            status.server.timeline().push(kind, &text);
+            status.metrics.count(happening);
+        }
+    }
+
+    /// Ends the status pages. Blocks for some seconds at most.
+    pub(super) fn end(&self) {
+        let servers = std::mem::take(&mut *self.lock());
+        for status in servers.iter().filter_map(|server| server.status.as_ref()) {
+            status.server.shutdown();
+        }
+    }
+
     fn observe(&self, server: &TcpStoreServer) {
         let addresses = server.local_addrs().to_vec();
         if self.lock().iter().any(|known| known.addresses == addresses) {
             return;
         }
         let observer = server.observer();
+        let status = if self.has_status {
+            Status::start(server, &observer, &self.title)
+        } else {
+            None
+        };
         self.lock().push(HostedServer {
             addresses,
             observer,
+            status,
         });
     }
 
@@ -61,9 +125,17 @@ impl Hosted {
 }
 
 impl HostedServer {
-    /// What the store knows about the job. Blocks for at most `timeout`; `None` if the server has ended or
-    /// does not answer in time.
+    /// Whether it has a status page.
+    pub(super) const fn has_status(&self) -> bool {
+        self.status.is_some()
+    }
+
+    /// What the store knows about the job, at most about a second old. Blocks for at most `timeout`; `None`
+    /// if the server has ended or does not answer in time.
     pub(super) fn report(&self, timeout: Duration) -> Option<Report> {
+        if let Some(status) = &self.status {
+            return Some(Report::clone(&*status.server.report(timeout).ok()?));
+        }
         self.fresh_report(timeout)
     }
 
@@ -71,5 +143,78 @@ impl HostedServer {
     pub(super) fn fresh_report(&self, timeout: Duration) -> Option<Report> {
         let snapshot = self.observer.snapshot(timeout).ok()?;
         Some(explain(&snapshot, &ExplainOptions::default()))
+    }
+}
+
+impl Status {
+    /// A job runs without a page if the system has no thread left for it.
+    fn start(server: &TcpStoreServer, observer: &StoreObserver, title: &str) -> Option<Self> {
+        let options = StatusOptions::default().with_title(title);
+        let status = StatusServer::start(observer.clone(), options);
+        let status = status
+            .inspect_err(|error| log::warn!("cannot serve a status page: {error}"))
+            .ok()?;
+        let metrics = Arc::new(Metrics::new(status.metrics()));
+        server.set_http_handler(Arc::clone(&status) as _);
+        Some(Self {
+            server: status,
+            metrics,
+        })
+    }
+}
+
+impl Metrics {
+    fn new(into: &LauncherMetrics) -> Self {
+        Self {
+            rounds: into.counter("c10d_rendezvous_rounds", "Completed rounds"),
+            nodes: into.gauge("c10d_rendezvous_nodes", "Nodes of the current round"),
+            nodes_lost: into.counter(
+                "c10d_rendezvous_nodes_lost",
+                "Nodes that were dropped because they wrote no heartbeat",
+            ),
+            workers: into.gauge("c10d_run_workers", "Workers of the current round"),
+            failures: into.counter(
+                "c10d_run_worker_failures",
+                "Failures that ended a round on this node",
+            ),
+            restarts: into.counter("c10d_run_restarts", "Restarts of this node's workers"),
+        }
+    }
+
+    fn count(&self, happening: &Happening) {
+        let gauge = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+        match happening {
+            Happening::Round { nodes, workers, .. } => {
+                self.rounds.inc();
+                self.nodes.set(gauge(*nodes));
+                self.workers.set(gauge(*workers));
+            }
+            Happening::NodeLost(_) => drop(self.nodes_lost.inc()),
+            Happening::WorkerFailed(_) => drop(self.failures.inc()),
+            Happening::Restart(_) => drop(self.restarts.inc()),
+        }
+    }
+}
+
+impl Happening {
+    fn event(&self) -> (EventKind, String) {
+        match self {
+            Self::Round {
+                number,
+                nodes,
+                workers,
+            } => {
+                let s = |count: usize| if count == 1 { "" } else { "s" };
+                let text = format!(
+                    "round {number}: {nodes} node{}, {workers} worker{}",
+                    s(*nodes),
+                    s(*workers)
+                );
+                (EventKind::Round, text)
+            }
+            Self::NodeLost(text) => (EventKind::NodeLost, format!("lost {text}")),
+            Self::WorkerFailed(text) => (EventKind::Failure, text.clone()),
+            Self::Restart(why) => (EventKind::Restart, format!("the workers restart: {why}")),
+        }
     }
 }

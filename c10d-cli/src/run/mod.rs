@@ -7,6 +7,7 @@ mod announce;
 mod blame;
 pub(crate) mod devices;
 mod explain;
+mod happenings;
 mod hint;
 mod hosted;
 pub(crate) mod options;
@@ -90,7 +91,7 @@ pub(crate) fn run(options: RunOptions) -> Result<u8, Failure> {
 fn run_job(plan: &RunPlan, report: &mut Value) -> Result<u8, Failure> {
     let is_on = |name: &str| std::env::var(name).is_ok_and(|value| value == "1");
     let agent_options = agent_options(plan, is_on(IDENTICAL_WORKERS))?;
-    let hosted = Hosted::new();
+    let hosted = Hosted::new(plan.script.to_string_lossy(), plan.has_status);
     let parameters = with_shared_store(plan.rendezvous.clone(), !is_on(DISABLE_SHARED_STORE))
         .with_server_hook(hosted.hook());
     let handler =
@@ -118,8 +119,10 @@ fn run_job(plan: &RunPlan, report: &mut Value) -> Result<u8, Failure> {
     let explainer = Explainer::start(plan.explain_after, Arc::clone(&hosted), announcer.view())
         .map_err(cannot_start())?;
     handler.add_listener(explainer.rendezvous_listener());
+    handler.add_listener(happenings::rendezvous_listener(Arc::clone(&hosted)));
     agent.add_listener(announcer.listener());
     agent.add_listener(explainer.agent_listener(announcer.flusher()));
+    agent.add_listener(happenings::agent_listener(Arc::clone(&hosted)));
     let signals = Signals::pass_on(&plan.signals, agent.handle())
         .map_err(Failure::system("cannot handle signals"))?;
     let mut result = agent.run();
@@ -133,6 +136,7 @@ fn run_job(plan: &RunPlan, report: &mut Value) -> Result<u8, Failure> {
         .and_then(|reports| blame::explain(reports, failures_of(&mut result)));
     *report = report::json(&agent, &result, why);
     let exit = conclude(plan, &agent, &*handler, result, why);
+    hosted.end();
     // Last: until then a signal must not end this process before its workers.
     drop(signals);
     exit

@@ -121,6 +121,10 @@ pub(crate) struct RunOptions {
     #[arg(long, alias = "explain_after", value_name = "TIME")]
     explain_after: Option<String>,
 
+    /// Serves no status page on the ports of the stores that this node hosts.
+    #[arg(long, alias = "no_status")]
+    no_status: bool,
+
     /// The role of this node's workers; each role has ranks of its own. [default: default]
     #[arg(long, value_name = "NAME")]
     role: Option<String>,
@@ -305,6 +309,8 @@ pub(crate) struct RunPlan {
     pub(crate) json: bool,
     /// After which time without progress the launcher explains what the job waits for; `None` for never.
     pub(crate) explain_after: Option<Duration>,
+    /// Whether stores that this node hosts have a status page.
+    pub(crate) has_status: bool,
     /// The script, module or program as the user gave it.
     pub(crate) script: OsString,
     /// Variables that workers get in addition to this command's own environment.
@@ -521,6 +527,7 @@ impl RunOptions {
                 Some(given) => explain_after(given)?,
                 None => Some(EXPLAIN_AFTER),
             },
+            has_status: !surroundings.flag("no-status", self.no_status)?,
             script,
             environment,
             warnings,

@@ -167,7 +167,7 @@ fn a_standalone_node_starts_every_rank_and_exits_with_0() {
     assert_succeeded(&ended);
     // The log has the address of the workers' store, and the rank of each process.
     let log: Vec<&str> = ended.stderr.lines().collect();
-    let [hosts, joined, store, ranks] = &log[..] else {
+    let [hosts, joined, store, ranks, page] = &log[..] else {
         panic!("{ended:?}");
     };
     assert!(hosts.contains("hosts the rendezvous store at "), "{hosts}");
@@ -179,6 +179,7 @@ fn a_standalone_node_starts_every_rank_and_exits_with_0() {
     assert!(store.contains("group rank 0 of 1"), "{store}");
     let table = "world size 4: rank 0-3 = local rank 0-3, pid ";
     assert!(ranks.contains(table), "{ranks}");
+    assert!(page.contains("status page: http://127.0.0.1:"), "{page}");
     assert_eq!(
         lines([&ended]),
         ["0 4 0 4 0 1", "1 4 1 4 0 1", "2 4 2 4 0 1", "3 4 3 4 0 1"]

@@ -73,6 +73,41 @@ fn a_world_size_beyond_the_limit_logs_a_warning() {
     }
 }
 
+#[test]
+fn the_stores_port_also_serves_a_status_page() {
+    let server = Server::start();
+    let get = |path: &str| {
+        let mut stream = server.connect();
+        let request = format!(
+            "GET {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n",
+            server.address
+        );
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    };
+    server.store(&["set", "k", "secret"]).assert_prints("");
+    assert!(get("/healthz").starts_with("HTTP/1.1 200 "));
+    let keys = get("/keys.json");
+    assert!(
+        keys.contains("\"/k\"") && !keys.contains("secret"),
+        "{keys}"
+    );
+    let metrics = get("/metrics");
+    assert!(
+        metrics
+            .lines()
+            .any(|line| line.starts_with("c10d_store_keys 1")),
+        "{metrics}"
+    );
+    // The store goes on.
+    server.store(&["get", "k"]).assert_prints("secret");
+    server.running.signal(Signal::TERM);
+    let log = server.end().stderr;
+    assert!(log.contains("status page: http://127.0.0.1:"), "{log}");
+}
+
 /// Every limit, and the peer that exceeded it.
 #[test]
 fn each_rejected_request_is_logged_with_the_peers_address() {
@@ -86,6 +121,7 @@ fn each_rejected_request_is_logged_with_the_peers_address() {
         "--request-bytes-max=3000",
         "--unsent-bytes-max=50000",
         "--hello-timeout=200ms",
+        "--no-status",
     ]);
     let hello = [0, 0xce, 0xf7, 0x85, 0x3c];
     let word = |number: u64| -> Vec<u8> { (0..8).map(|at| (number >> (8 * at)) as u8).collect() };

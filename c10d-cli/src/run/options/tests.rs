@@ -117,6 +117,7 @@ fn a_script_alone_has_torchruns_defaults() {
             is_python: true,
             json: false,
             explain_after: Some(Duration::from_secs(30)),
+            has_status: true,
             script: "s.py".into(),
             environment: vec![(
                 "TORCHELASTIC_SIGNALS_TO_HANDLE",
@@ -690,4 +691,10 @@ fn the_time_until_the_launcher_explains_a_standstill_is_an_option() {
         refusal("--explain-after soon s.py", &[]),
         "--explain-after is \"soon\", which is not a time as in 30s or 2m, or `never`"
     );
+}
+
+#[test]
+fn the_status_page_can_be_turned_off() {
+    assert!(!plan("--no-status s.py", &[]).has_status);
+    assert!(!plan("s.py", &[("PET_NO_STATUS", "1")]).has_status);
 }
