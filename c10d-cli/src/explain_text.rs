@@ -55,6 +55,10 @@ impl Style {
             has_colors: !is_dumb && !is_set("NO_COLOR"),
         }
     }
+
+    pub(crate) const fn has_colors(self) -> bool {
+        self.has_colors
+    }
 }
 
 /// Writes a report without colors, in lines of at most 100 characters.

@@ -5,6 +5,8 @@ use std::io;
 use c10d_socket::ListenError;
 use c10d_store::StoreError;
 
+use crate::status_error::StatusError;
+
 /// Why a command failed. Exit codes are part of the interface: scripts decide by them whether to retry.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
@@ -33,6 +35,15 @@ pub(crate) enum Failure {
         /// Why the confirmation failed.
         source: Box<StoreError>,
     },
+
+    /// A status page cannot be read. Exit code 3.
+    #[error(transparent)]
+    Status(#[from] StatusError),
+
+    /// Ranks wait for a rank that is missing, as the printed report says. Without a message. Exit code 4,
+    /// of `c10d why` only.
+    #[error("")]
+    Stuck,
 
     /// A measurement could not be finished. Exit code 3.
     #[error(transparent)]
@@ -73,7 +84,10 @@ impl Failure {
             Self::Unconfirmed { source, .. } => exit_code_of(source),
             Self::Output(_) => OUTPUT,
             Self::OutputClosed => OUTPUT_CLOSED,
-            Self::Listen(_) | Self::Bench(_) | Self::System { .. } => NO_CONNECTION,
+            Self::Stuck => STUCK,
+            Self::Listen(_) | Self::Status(_) | Self::Bench(_) | Self::System { .. } => {
+                NO_CONNECTION
+            }
         }
     }
 }
@@ -82,6 +96,7 @@ const NO: u8 = 1;
 const USAGE: u8 = 2;
 const NO_CONNECTION: u8 = 3;
 const OUTPUT: u8 = 4;
+const STUCK: u8 = 4;
 /// 128 + SIGPIPE.
 const OUTPUT_CLOSED: u8 = 141;
 

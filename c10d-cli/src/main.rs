@@ -3,20 +3,21 @@
 
 mod bench;
 mod client;
-#[allow(dead_code, reason = "the commands that print reports come next")]
 mod explain_text;
 mod failure;
 mod open_files;
 mod output;
 mod parent;
-#[allow(dead_code, reason = "used by explain_text")]
 mod printable;
 mod quantity;
 mod run;
 mod serve;
 mod server_address;
+mod status;
+mod status_error;
 mod suggestion;
 mod terminal;
+mod why;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -49,6 +50,9 @@ enum Command {
     Store(StoreCommand),
     /// Launches the workers of this node, as torchrun does.
     Run(Box<run::options::RunOptions>),
+    /// Says who the job waits for: the missing ranks, where they are, and what they do instead.
+    #[command(after_help = why::EXIT_CODES)]
+    Why(why::WhyArgs),
     /// Measures a store server, a rendezvous, RPC calls, or remote references.
     #[command(subcommand)]
     Bench(bench::BenchCommand),
@@ -71,7 +75,7 @@ fn main() -> ExitCode {
         Command::Run(_) => run::LOG_LEVELS,
         // Also logs that a connection is retried.
         Command::Store(StoreCommand::Client(_)) => "warn,c10d_socket::connect=info",
-        Command::Bench(_) => "warn",
+        Command::Bench(_) | Command::Why(_) => "warn",
     };
     start_logging(default_level);
     let result = match cli.command {
@@ -81,6 +85,7 @@ fn main() -> ExitCode {
             Ok(code) => return ExitCode::from(code),
             Err(failure) => Err(failure),
         },
+        Command::Why(args) => why::run(&args),
         Command::Bench(command) => bench::run(&command),
     };
     match result {

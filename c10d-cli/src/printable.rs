@@ -31,6 +31,24 @@ pub(crate) fn printable_value(value: &[u8], shown_max: usize) -> String {
     )
 }
 
+/// A text in JSON with each character that is not printable replaced by its escape, as in `\u202e`, which means
+/// the same. Keeps line breaks between the parts of the text.
+pub(crate) fn printable_json(json: &str) -> String {
+    let mut safe = String::with_capacity(json.len());
+    for char in json.chars() {
+        match char {
+            ' '..='~' | '\n' => safe.push(char),
+            _ if char.escape_debug().count() == 1 => safe.push(char),
+            _ => {
+                for unit in char.encode_utf16(&mut [0; 2]) {
+                    safe.push_str(&format!("\\u{unit:04x}"));
+                }
+            }
+        }
+    }
+    safe
+}
+
 fn with_rest(shown: String, left_out: usize) -> String {
     match left_out {
         0 => shown,
@@ -70,6 +88,20 @@ mod tests {
                 "{char:?}"
             );
         }
+    }
+
+    #[test]
+    fn json_keeps_its_meaning() {
+        let text = "a\u{9b}31m\u{202e}\u{7f}\u{e0001}\u{301}\n\t\u{1b}\"\\ grün 日本";
+        let plain = serde_json::json!({ "k": text });
+        let safe = printable_json(&plain.to_string());
+        let is_safe = |c: char| !c.is_control() && c.escape_debug().count() <= 2;
+        assert!(safe.chars().all(is_safe), "{safe}");
+        assert!(safe.contains("grün 日本"));
+        assert_eq!(
+            serde_json::from_str::<serde_json::Value>(&safe).unwrap(),
+            plain
+        );
     }
 
     #[test]

@@ -4,6 +4,7 @@
 mod bench;
 mod client;
 mod command;
+mod pages;
 mod process;
 mod run;
 mod run_failures;
@@ -11,3 +12,4 @@ mod run_options;
 #[cfg(target_os = "linux")]
 mod run_terminal;
 mod serve;
+mod why;

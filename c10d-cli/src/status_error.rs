@@ -1,0 +1,50 @@
+//! Why the status pages of a store server cannot be read.
+
+use std::io;
+
+use c10d_inspect::http::HttpError;
+use c10d_socket::HostPort;
+
+/// Why a status page cannot be read. Exit code 3.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StatusError {
+    /// The host name has no address.
+    #[error("cannot find the host of the store {server}: {source}")]
+    UnknownHost { server: HostPort, source: io::Error },
+
+    /// No answer, for a reason that does not depend on the kind of the server.
+    #[error(transparent)]
+    Http(#[from] HttpError),
+
+    #[error(
+        "the server at {server} is a c10d store without status pages: it runs with --no-status, or is older; \
+         start it without that option"
+    )]
+    TurnedOff { server: HostPort },
+
+    #[error(
+        "the server at {server} is PyTorch's: it does not know who waits; serve the store with `c10d run` or \
+         `c10d store serve` instead of torchrun or rank 0"
+    )]
+    PyTorchs { server: HostPort },
+
+    #[error("the server at {server} is not a store: {source}")]
+    NotAStore { server: HostPort, source: HttpError },
+
+    #[error("{server} refuses {path} with HTTP status {status}: {reason}")]
+    Refused {
+        server: HostPort,
+        path: String,
+        status: u16,
+        reason: String,
+    },
+
+    #[error(
+        "cannot understand the answer of {server} to {path}: {source}; are both c10d of the same version?"
+    )]
+    NotUnderstood {
+        server: HostPort,
+        path: String,
+        source: serde_json::Error,
+    },
+}

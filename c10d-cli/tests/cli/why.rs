@@ -1,0 +1,137 @@
+//! `c10d why`: its answer and exit codes.
+
+use std::fs::OpenOptions;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener};
+use std::process::Stdio;
+use std::thread;
+
+use serde_json::{Value, json};
+
+use crate::pages::{Pages, stuck_report};
+use crate::process::{Ended, Running, Server, command, run};
+
+fn why(address: SocketAddr, words: &[&str]) -> Ended {
+    let address = address.to_string();
+    run([&["why", "--connect", &address], words].concat())
+}
+
+#[test]
+fn the_first_line_names_the_missing_rank_and_the_exit_code_is_4() {
+    let pages = Pages::start();
+    pages.set("/why.json", &stuck_report());
+    let ended = why(pages.address, &[]);
+    assert_eq!(
+        (ended.code, ended.stderr.as_str()),
+        (Some(4), ""),
+        "{ended:?}"
+    );
+    let text = ended.stdout_text();
+    let first = "Waiting for rank 2 (1 of 4) for 31 s: it has never connected to this store.\n";
+    assert!(text.starts_with(first), "{text}");
+    assert!(
+        text.contains("\nSuspects:\n  rank 2: has never connected\n"),
+        "{text}"
+    );
+    assert!(
+        !text.contains('\x1b'),
+        "no colors outside of a terminal: {text:?}"
+    );
+    assert_eq!(pages.asked(), ["/why.json"]);
+}
+
+#[test]
+fn a_job_in_which_nobody_waits_has_exit_code_0() {
+    let pages = Pages::start();
+    pages.set(
+        "/why.json",
+        &json!({ "headline": "Nobody waits.", "is_stuck": false }),
+    );
+    why(pages.address, &[]).assert_prints("Nobody waits.\n");
+    let ended = why(pages.address, &["--json"]);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+}
+
+#[test]
+fn json_is_the_report_as_it_is_without_control_characters() {
+    let pages = Pages::start();
+    let mut report = stuck_report();
+    report["headline"] = "\u{1b}[2J\u{9b}31m\u{202e}".into();
+    pages.set("/why.json", &report);
+    let ended = why(pages.address, &["--json"]);
+    assert_eq!(
+        (ended.code, ended.stderr.as_str()),
+        (Some(4), ""),
+        "{ended:?}"
+    );
+    let text = ended.stdout_text();
+    assert_eq!(serde_json::from_str::<Value>(text).unwrap(), report);
+    assert!(text.ends_with('\n'));
+    let is_safe = |c: char| c == '\n' || (!c.is_control() && c != '\u{202e}');
+    assert!(text.chars().all(is_safe), "{text:?}");
+    assert_eq!(pages.asked(), ["/why.json?ranks=all"]);
+}
+
+#[test]
+fn a_pytorch_server_is_named_as_such() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    // As PyTorch's: closes the connection on anything but its protocol, and echoes a PING.
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let mut hello = [0; 10];
+            let is_store = stream.read_exact(&mut hello).is_ok() && hello[0] == 0;
+            if is_store && stream.write_all(&hello[6..]).is_ok() {
+                let _ = stream.read(&mut [0]);
+            }
+        }
+    });
+    let ended = why(address, &[]);
+    ended.assert_fails(3, &format!("the server at {address} is PyTorch's"));
+    assert!(ended.stderr.contains("c10d store serve"), "{ended:?}");
+}
+
+#[test]
+fn a_server_that_is_no_store_or_missing_has_exit_code_3() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    thread::spawn(move || listener.incoming().for_each(drop));
+    why(address, &["--timeout=1s"]).assert_fails(3, "is not a store");
+
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = silent.local_addr().unwrap();
+    why(address, &["--timeout=300ms"]).assert_fails(3, &address.to_string());
+    drop(silent);
+    why(address, &[]).assert_fails(3, &format!("cannot connect to {address}"));
+    run(["why"]).assert_fails(2, "no store given");
+}
+
+#[test]
+fn an_answer_that_cannot_be_used_has_exit_code_3() {
+    let pages = Pages::start();
+    why(pages.address, &[]).assert_fails(3, "HTTP status 404: there is no such page");
+    pages.set("/why.json", &json!({ "is_stuck": "perhaps" }));
+    why(pages.address, &[]).assert_fails(3, "are both c10d of the same version?");
+    pages.set("/why.json", &json!([1, 2]));
+    why(pages.address, &["--json"]).assert_fails(3, "cannot understand the answer");
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_full_disk_is_not_taken_for_a_missing_rank() {
+    let pages = Pages::start();
+    pages.set("/why.json", &stuck_report());
+    let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let mut why = command(["why", "--connect", &pages.address.to_string()]);
+    why.stdout(Stdio::from(full));
+    Running::start(why)
+        .end()
+        .assert_fails(3, "cannot write to standard output");
+}
+
+#[test]
+fn a_server_without_status_pages_is_named_as_such() {
+    let server = Server::start_with(["store", "serve", "--port=0", "--no-status"]);
+    why(server.address, &[]).assert_fails(3, "without status pages: it runs with --no-status");
+}
