@@ -17,6 +17,7 @@ mod status;
 mod status_error;
 mod suggestion;
 mod terminal;
+mod top;
 mod why;
 
 use std::io::Write;
@@ -53,6 +54,8 @@ enum Command {
     /// Says who the job waits for: the missing ranks, where they are, and what they do instead.
     #[command(after_help = why::EXIT_CODES)]
     Why(why::WhyArgs),
+    /// Shows all ranks and what they do, renewed each second, until `q` is pressed.
+    Top(top::TopArgs),
     /// Measures a store server, a rendezvous, RPC calls, or remote references.
     #[command(subcommand)]
     Bench(bench::BenchCommand),
@@ -76,6 +79,8 @@ fn main() -> ExitCode {
         // Also logs that a connection is retried.
         Command::Store(StoreCommand::Client(_)) => "warn,c10d_socket::connect=info",
         Command::Bench(_) | Command::Why(_) => "warn",
+        // A log line would be written across the screen.
+        Command::Top(_) => "off",
     };
     start_logging(default_level);
     let result = match cli.command {
@@ -86,6 +91,7 @@ fn main() -> ExitCode {
             Err(failure) => Err(failure),
         },
         Command::Why(args) => why::run(&args),
+        Command::Top(args) => top::run(&args),
         Command::Bench(command) => bench::run(&command),
     };
     match result {

@@ -12,4 +12,6 @@ mod run_options;
 #[cfg(target_os = "linux")]
 mod run_terminal;
 mod serve;
+#[cfg(target_os = "linux")]
+mod top;
 mod why;

@@ -1,0 +1,396 @@
+//! Draws `c10d top`.
+
+use std::time::Duration;
+
+use c10d_inspect::{RankReport, RankState, Sureness};
+use ratatui::Frame;
+use ratatui::layout::Rect;
+use ratatui::style::{Color, Modifier, Style};
+use ratatui::text::{Line, Span};
+
+use super::grid::LABEL_COLUMNS;
+use super::model::{Cell, HEADLINE_LINES, Top, View};
+use crate::explain_text::age_text;
+use crate::printable::printable;
+
+/// Draws the whole screen. `target` is the server's address.
+pub(super) fn draw(
+    frame: &mut Frame<'_>,
+    top: &Top,
+    now: Duration,
+    target: &str,
+    has_colors: bool,
+) {
+    let mut painter = Painter {
+        area: frame.area(),
+        frame,
+        used: 0,
+        has_colors,
+    };
+    painter.title(top, now, target);
+    painter.headline(top);
+    painter.findings(top);
+    painter.counts(top);
+    let main_lines = top.main_lines();
+    let end = painter.used + main_lines;
+    if let Some((rank, cell)) = top.detailed() {
+        painter.details(top, rank, cell, end);
+    } else {
+        match top.view() {
+            View::Grid => painter.grid(top),
+            View::Table => painter.table(top, end),
+        }
+    }
+    painter.used = end;
+    painter.footer(top);
+}
+
+/// The letter of a state, and its name.
+const fn letter_of(state: RankState) -> (char, &'static str) {
+    match state {
+        RankState::NotSeen => ('?', "not seen"),
+        RankState::Starting => ('s', "starting"),
+        RankState::Connecting => ('c', "connecting"),
+        RankState::Waiting => ('w', "waiting"),
+        RankState::Idle => ('.', "idle"),
+        RankState::Ended => ('e', "ended"),
+        RankState::Lost => ('x', "lost"),
+        _ => ('*', "other"),
+    }
+}
+
+/// The order in which states are counted.
+const STATES: [RankState; 7] = [
+    RankState::NotSeen,
+    RankState::Starting,
+    RankState::Connecting,
+    RankState::Waiting,
+    RankState::Idle,
+    RankState::Ended,
+    RankState::Lost,
+];
+
+/// Writes lines from the top to the bottom. All text is made printable here.
+struct Painter<'p, 'f> {
+    frame: &'p mut Frame<'f>,
+    area: Rect,
+    used: usize,
+    has_colors: bool,
+}
+
+impl Painter<'_, '_> {
+    fn title(&mut self, top: &Top, now: Duration, target: &str) {
+        let age = u64::try_from(top.age(now).as_millis()).unwrap_or(u64::MAX);
+        let age = age_text(age);
+        let (text, style) = match (top.failure(), top.overview()) {
+            (Some(reason), None) => (reason.to_owned(), self.bad()),
+            (Some(reason), Some(_)) => (format!("state of {age} ago: {reason}"), self.bad()),
+            (None, None) => ("connecting".to_owned(), Style::new()),
+            (None, Some(_)) => (format!("updated {age} ago"), self.dim()),
+        };
+        let name = format!("c10d top  {target}  ");
+        self.line(vec![span(&name, self.bold()), span(&text, style)]);
+    }
+
+    fn headline(&mut self, top: &Top) {
+        let (text, style) = match top.overview() {
+            None => (String::new(), Style::new()),
+            Some(overview) if overview.is_stuck => (printable(&overview.headline), self.bad()),
+            Some(overview) => (printable(&overview.headline), self.good()),
+        };
+        let columns = usize::from(self.area.width).max(1);
+        let chars: Vec<char> = text.chars().collect();
+        let mut lines = chars.chunks(columns);
+        for _ in 0..HEADLINE_LINES {
+            let text: String = lines.next().unwrap_or_default().iter().collect();
+            self.line(vec![Span::styled(text, style)]);
+        }
+    }
+
+    fn findings(&mut self, top: &Top) {
+        for finding in top.findings() {
+            let (mark, style) = if finding.is_consequence {
+                ("  then: ", self.dim())
+            } else {
+                ("  also: ", Style::new())
+            };
+            self.line(vec![span(mark, self.dim()), span(&finding.text, style)]);
+        }
+    }
+
+    /// How many ranks are in which state: this is also the legend of the grid.
+    fn counts(&mut self, top: &Top) {
+        let cells = top.cells();
+        let per_cell = match top.view() {
+            View::Grid if top.grid().ranks_per_cell() > 1 => {
+                format!(" (worst of {} a cell)", top.grid().ranks_per_cell())
+            }
+            _ => String::new(),
+        };
+        let text = format!("{} ranks{per_cell}: ", cells.len());
+        let mut spans = vec![span(&text, self.bold())];
+        for state in STATES {
+            let count = cells.iter().filter(|cell| cell.state == state).count();
+            if count > 0 {
+                let (letter, name) = letter_of(state);
+                let style = self.style_of(state);
+                spans.push(span(&letter.to_string(), style));
+                spans.push(span(&format!(" {count} {name}  "), Style::new()));
+            }
+        }
+        let suspects = cells.iter().filter(|cell| cell.is_suspect).count();
+        if suspects > 0 {
+            spans.push(span(&format!("suspects: {suspects}  "), self.bad()));
+        }
+        self.line(spans);
+    }
+
+    fn grid(&mut self, top: &Top) {
+        let grid = top.grid();
+        let cells = top.cells();
+        let selected = grid.cell_of(top.selected());
+        let is_searched = !top.search().is_empty();
+        for line in 0..grid.cells().div_ceil(grid.cells_per_line()) {
+            let first = line * grid.cells_per_line();
+            let last = (first + grid.cells_per_line()).min(grid.cells());
+            let label = grid.ranks_in(first).start;
+            let width = LABEL_COLUMNS - 1;
+            let mut spans = vec![span(&format!("{label:>width$} "), self.dim())];
+            for at in first..last {
+                let ranks = grid.ranks_in(at);
+                // The first of the worst.
+                let Some(worst) = cells[ranks.clone()]
+                    .iter()
+                    .rev()
+                    .max_by_key(|cell| cell.severity())
+                else {
+                    continue;
+                };
+                let mut style = self.style_of_cell(worst);
+                if is_searched {
+                    let is_match = ranks.into_iter().any(|rank| top.matches(rank));
+                    style = style.add_modifier(match is_match {
+                        true => Modifier::BOLD | Modifier::UNDERLINED,
+                        false => Modifier::DIM,
+                    });
+                }
+                if at == selected {
+                    style = style.add_modifier(Modifier::REVERSED);
+                }
+                let letter = letter_of(worst.state).0;
+                spans.push(Span::styled(letter.to_string(), style));
+            }
+            self.line(spans);
+        }
+    }
+
+    fn table(&mut self, top: &Top, end: usize) {
+        let heading = format!(
+            "{:>8} {:<11} {:>12} {:>14} {:>8} {:<20} {}",
+            "RANK", "STATE", "WAITS FOR", "LAST REQUEST", "PID", "HOST", "WHAT IT DOES"
+        );
+        self.line(vec![span(&heading, self.bold())]);
+        let order = top.order();
+        let cells = top.cells();
+        let lines = end.saturating_sub(self.used);
+        for rank in order.iter().skip(top.first_line()).take(lines) {
+            let cell = &cells[*rank];
+            let mut style = self.style_of_cell(cell);
+            let mut rest = Style::new();
+            if *rank == top.selected() {
+                style = style.add_modifier(Modifier::REVERSED);
+                rest = rest.add_modifier(Modifier::REVERSED);
+            }
+            let (letter, name) = letter_of(cell.state);
+            let state = format!("{rank:>8} {letter} {name:<10}");
+            let text = top.row(*rank).map(row_text).unwrap_or_default();
+            self.line(vec![span(&state, style), span(&text, rest)]);
+        }
+        if order.is_empty() && !top.search().is_empty() {
+            let text = format!("no rank matches {:?}", top.search());
+            self.line(vec![span(&text, self.dim())]);
+        }
+    }
+
+    fn details(&mut self, top: &Top, rank: usize, cell: &Cell, end: usize) {
+        let name = format!("rank {rank}: {}", letter_of(cell.state).1);
+        self.line(vec![span(&name, self.style_of_cell(cell))]);
+        let Some(row) = top.row(rank) else {
+            return self.line(vec![span("  its details are on the way", self.dim())]);
+        };
+        let mut facts = facts_of(row);
+        let findings = top
+            .overview()
+            .map_or(&[][..], |overview| &overview.findings);
+        for finding in findings {
+            if is_listed(rank, &finding.culprits) {
+                facts.push(("cause of", finding.text.clone()));
+            } else if is_listed(rank, &finding.waiting) {
+                facts.push(("held up by", finding.text.clone()));
+            }
+        }
+        for (name, value) in facts {
+            let columns = usize::from(self.area.width).saturating_sub(18).max(1);
+            let value: Vec<char> = printable(&value).chars().collect();
+            for (index, part) in value.chunks(columns).enumerate() {
+                if self.used >= end {
+                    return;
+                }
+                let name = if index == 0 { name } else { "" };
+                let part: String = part.iter().collect();
+                let name = span(&format!("  {name:<14}  "), self.dim());
+                self.line(vec![name, Span::raw(part)]);
+            }
+        }
+    }
+
+    fn footer(&mut self, top: &Top) {
+        if top.is_searching() {
+            let typed = format!("/{}_", top.search());
+            let help = "   rank, host, pid or key; Enter keeps it, Esc clears it";
+            return self.line(vec![span(&typed, self.bold()), span(help, self.dim())]);
+        }
+        let (sort, is_reversed) = top.sort();
+        let reversed = if is_reversed { ", reversed" } else { "" };
+        let search = match top.search() {
+            "" => String::new(),
+            text => format!("  n next of {text:?}"),
+        };
+        let help = format!(
+            "q quit  Tab grid/table  Enter details  Esc back  / search{search}  s sort ({}{reversed})  r reverse",
+            sort.name()
+        );
+        self.line(vec![span(&help, self.dim())]);
+    }
+
+    fn line(&mut self, spans: Vec<Span<'_>>) {
+        let y = match u16::try_from(self.used) {
+            Ok(y) if y < self.area.height => y,
+            _ => return,
+        };
+        self.used += 1;
+        let line = Rect::new(self.area.x, self.area.y + y, self.area.width, 1);
+        self.frame.render_widget(Line::from(spans), line);
+    }
+
+    fn style_of_cell(&self, cell: &Cell) -> Style {
+        if cell.is_suspect {
+            self.bad().add_modifier(Modifier::UNDERLINED)
+        } else {
+            self.style_of(cell.state)
+        }
+    }
+
+    fn style_of(&self, state: RankState) -> Style {
+        let color = match state {
+            RankState::NotSeen => Color::Magenta,
+            RankState::Starting | RankState::Connecting => Color::Cyan,
+            RankState::Waiting => Color::Yellow,
+            RankState::Idle => Color::Green,
+            RankState::Lost => Color::Red,
+            _ => Color::DarkGray,
+        };
+        self.colored(color)
+    }
+
+    fn bad(&self) -> Style {
+        self.colored(Color::Red).add_modifier(Modifier::BOLD)
+    }
+
+    fn good(&self) -> Style {
+        self.colored(Color::Green)
+    }
+
+    fn bold(&self) -> Style {
+        Style::new().add_modifier(Modifier::BOLD)
+    }
+
+    fn dim(&self) -> Style {
+        Style::new().add_modifier(Modifier::DIM)
+    }
+
+    fn colored(&self, color: Color) -> Style {
+        if self.has_colors {
+            Style::new().fg(color)
+        } else {
+            Style::new()
+        }
+    }
+}
+
+fn span(text: &str, style: Style) -> Span<'static> {
+    Span::styled(printable(text), style)
+}
+
+/// Whether a list of ranges, as in "0-3, 7", has the rank.
+fn is_listed(rank: usize, ranges: &str) -> bool {
+    ranges.split(", ").any(|range| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let bounds = (first.parse::<usize>(), last.parse::<usize>());
+        matches!(bounds, (Ok(first), Ok(last)) if (first..=last).contains(&rank))
+    })
+}
+
+/// The columns of a row after the state.
+fn row_text(row: &RankReport) -> String {
+    let age = |age: Option<u64>| age.map(age_text).unwrap_or_default();
+    let last = match row.last_request_ms {
+        Some(milliseconds) => format!("{} ago", age_text(milliseconds)),
+        None => String::new(),
+    };
+    let pid = row.pid.map(|pid| pid.to_string()).unwrap_or_default();
+    let host = row.host.as_deref().unwrap_or_default();
+    let host: String = host.chars().take(20).collect();
+    format!(
+        "{:>12} {last:>14} {pid:>8} {host:<20} {}",
+        age(row.waits_ms),
+        row.doing
+    )
+}
+
+/// What is known of a rank, as names and values.
+fn facts_of(row: &RankReport) -> Vec<(&'static str, String)> {
+    let mut facts = Vec::new();
+    let mut add = |name, value: Option<String>| facts.extend(value.map(|value| (name, value)));
+    add(
+        "does",
+        Some(row.doing.clone()).filter(|text| !text.is_empty()),
+    );
+    add("waits for", row.waits_for.clone());
+    add(
+        "since",
+        row.waits_ms.map(|age| format!("{} ago", age_text(age))),
+    );
+    add("last request", row.last_request.clone());
+    add(
+        "sent",
+        row.last_request_ms
+            .map(|age| format!("{} ago", age_text(age))),
+    );
+    add("host", row.host.clone());
+    add("node", row.node_rank.map(|rank| rank.to_string()));
+    add("process", row.pid.map(|pid| pid.to_string()));
+    add("known by", Some(sureness_text(row.sureness).to_owned()));
+    let connections: Vec<String> = row.connections.iter().map(ToString::to_string).collect();
+    add(
+        "connections",
+        Some(connections.join(", ")).filter(|text| !text.is_empty()),
+    );
+    add("debug server", row.debug_url.clone());
+    let socket = row.debug_socket.as_ref();
+    add(
+        "debug socket",
+        socket.map(|path| path.to_string_lossy().into_owned()),
+    );
+    facts
+}
+
+const fn sureness_text(sureness: Sureness) -> &'static str {
+    match sureness {
+        Sureness::Launched => "its launcher",
+        Sureness::Claimed => "its own key",
+        Sureness::SameProcess => "another connection of the same process",
+        Sureness::ByElimination => "elimination: all other ranks are known",
+        _ => "unknown process",
+    }
+}
