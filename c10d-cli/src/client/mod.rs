@@ -1,8 +1,11 @@
 //! `c10d store get` and its siblings: one operation on a running store, for scripts.
 
+mod connections;
 mod input;
 mod json;
+mod stats;
 mod target;
+mod watch;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -63,6 +66,22 @@ pub(crate) enum ClientCommand {
     Barrier(BarrierArgs),
     /// Prints the time of one round trip in milliseconds.
     Ping(TargetArgs),
+    /// Prints each change of a key as a line: time, key, length, and the start of the value.
+    ///
+    /// Starts with the present value, and ends when it is interrupted or the connection is lost; --timeout limits the
+    /// time to connect. A deletion of KEY is not shown. A server that is not c10d's is asked once a second, and so is
+    /// any server without KEY, so values between two questions are not seen.
+    #[command(override_usage = "c10d store watch [OPTIONS] <KEY|--prefix PREFIX>")]
+    Watch(watch::WatchArgs),
+    /// Lists the connections: who is connected since when, what it asked last, and what it waits for.
+    ///
+    /// PID is what PyTorch's clients report, as seen in their own container. Needs a store that `c10d run` or `c10d
+    /// store serve` serves.
+    Clients(connections::ClientsArgs),
+    /// Prints the server's counters, or with --interval their changes.
+    ///
+    /// Needs a store that `c10d run` or `c10d store serve` serves.
+    Stats(stats::StatsArgs),
 }
 
 #[derive(Debug, Args)]
@@ -237,6 +256,9 @@ pub(crate) fn run(command: &ClientCommand) -> Result<(), Failure> {
             let json = json!({ "round_trip_ms": milliseconds });
             target.answer_line(json, format_args!("{milliseconds:.3} ms"))
         }
+        ClientCommand::Watch(args) => watch::run(args),
+        ClientCommand::Clients(args) => connections::run(args),
+        ClientCommand::Stats(args) => stats::run(args),
     }
 }
 

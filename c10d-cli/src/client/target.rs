@@ -12,6 +12,7 @@ use crate::failure::Failure;
 use crate::output::{print, print_line};
 use crate::quantity::parse_duration;
 use crate::server_address::ServerArgs;
+use crate::status::StatusPages;
 
 #[derive(Debug, Args)]
 pub(crate) struct TargetArgs {
@@ -60,6 +61,20 @@ impl TargetArgs {
         Ok(Client { tcp, prefixed })
     }
 
+    /// The status pages of the same server.
+    pub(super) fn pages(&self) -> Result<StatusPages, Failure> {
+        StatusPages::open(self.server.target()?, self.timeout)
+    }
+
+    /// The option --prefix.
+    pub(super) fn prefix(&self) -> Option<&str> {
+        self.prefix.as_deref()
+    }
+
+    pub(super) const fn is_json(&self) -> bool {
+        self.json
+    }
+
     /// Prints the object with --json, else the bytes.
     pub(super) fn answer(&self, json: Value, bytes: &[u8]) -> Result<(), Failure> {
         if self.json {
@@ -85,6 +100,11 @@ impl Client {
             Some(prefixed) => prefixed,
             None => &*self.tcp,
         }
+    }
+
+    /// The store without the option --prefix.
+    pub(super) fn tcp(&self) -> &TcpStore {
+        &self.tcp
     }
 
     /// Executes a write, which the protocol does not answer, and confirms it: the answer to a PING behind it

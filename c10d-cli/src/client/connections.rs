@@ -1,0 +1,172 @@
+//! `c10d store clients`: the connections of a server.
+
+use clap::Args;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::explain_text::age_text;
+use crate::failure::Failure;
+use crate::output::print;
+use crate::printable::{printable, printable_json};
+use crate::status::{StatusArgs, StatusPages};
+use crate::status_error::StatusError;
+
+/// The connections in one answer of the server.
+const ROWS_AT_ONCE: usize = 4096;
+
+#[derive(Debug, Args)]
+pub(crate) struct ClientsArgs {
+    #[command(flatten)]
+    status: StatusArgs,
+
+    /// Lists the connections that closed last, too.
+    #[arg(long)]
+    closed: bool,
+
+    /// Prints one JSON object: {"clients": [...]}. Ages are in milliseconds.
+    #[arg(long)]
+    json: bool,
+}
+
+/// A page of `/clients.json`.
+#[derive(Debug, Deserialize)]
+struct Page {
+    rows: Vec<Value>,
+}
+
+/// A connection.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Row {
+    address: String,
+    rank: Option<usize>,
+    pid: Option<u32>,
+    open_ms: u64,
+    requests: u64,
+    last_command: Option<String>,
+    last_key: Option<String>,
+    last_ms: Option<u64>,
+    waits_for: Option<String>,
+    waits_ms: Option<u64>,
+    closed: Option<String>,
+    closed_ms: Option<u64>,
+}
+
+pub(super) fn run(args: &ClientsArgs) -> Result<(), Failure> {
+    let pages = args.status.open()?;
+    let mut rows = fetch(&pages)?;
+    if !args.closed {
+        rows.retain(|row| row["closed"].is_null());
+    }
+    if args.json {
+        let text = format!("{}\n", json!({ "clients": rows }));
+        return print(printable_json(&text).as_bytes());
+    }
+    let rows: Vec<Row> = serde_json::from_value(Value::Array(rows))
+        .map_err(|error| pages.not_understood("/clients.json", error))?;
+    print(table(&rows).as_bytes())
+}
+
+fn fetch(pages: &StatusPages) -> Result<Vec<Value>, StatusError> {
+    let mut rows = Vec::new();
+    loop {
+        let from = rows.len();
+        let path = format!("/clients.json?from={from}&count={ROWS_AT_ONCE}");
+        let page: Page = pages.get(&path)?;
+        let is_last = page.rows.len() < ROWS_AT_ONCE;
+        rows.extend(page.rows);
+        if is_last {
+            return Ok(rows);
+        }
+    }
+}
+
+/// The rows under a heading, in columns as wide as needed.
+fn table(rows: &[Row]) -> String {
+    const HEADING: [&str; 7] = [
+        "PEER",
+        "PID",
+        "RANK",
+        "AGE",
+        "REQUESTS",
+        "LAST REQUEST",
+        "WAITS FOR",
+    ];
+    let lines = rows.iter().map(columns_of);
+    let heading = HEADING.map(str::to_owned);
+    let lines: Vec<[String; 7]> = std::iter::once(heading).chain(lines).collect();
+    let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max();
+    let widths: Vec<usize> = (0..HEADING.len()).filter_map(width).collect();
+    let mut text = String::new();
+    for line in &lines {
+        let mut padded = String::new();
+        for (index, (column, width)) in line.iter().zip(&widths).enumerate() {
+            // Numbers to the right, names to the left.
+            match index {
+                1..=4 => padded.push_str(&format!("{column:>width$}  ")),
+                _ => padded.push_str(&format!("{column:<width$}  ")),
+            }
+        }
+        text.push_str(padded.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+fn columns_of(row: &Row) -> [String; 7] {
+    let ago = |age: Option<u64>| age.map(|age| format!(", {} ago", age_text(age)));
+    let last = row.last_command.as_ref().map(|command| {
+        let key = row.last_key.as_deref().unwrap_or_default();
+        let ago = ago(row.last_ms).unwrap_or_default();
+        format!("{command} {key}").trim_end().to_owned() + &ago
+    });
+    let waits = row.waits_for.as_ref().map(|key| {
+        let since = row.waits_ms.map(|age| format!(" for {}", age_text(age)));
+        format!("{key}{}", since.unwrap_or_default())
+    });
+    let number = |number: Option<u64>| number.map_or_else(|| "-".to_owned(), |n| n.to_string());
+    let waits = match &row.closed {
+        Some(reason) => {
+            let ago = ago(row.closed_ms).unwrap_or_default();
+            format!("closed ({reason}){ago}")
+        }
+        None => waits.unwrap_or_default(),
+    };
+    [
+        printable(&row.address),
+        number(row.pid.map(u64::from)),
+        number(row.rank.map(|rank| rank as u64)),
+        age_text(row.open_ms),
+        row.requests.to_string(),
+        printable(&last.unwrap_or_default()),
+        printable(&waits),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_are_a_table_without_control_characters() {
+        let rows = json!([
+            {
+                "id": 7, "address": "127.0.0.1:43210", "rank": 2, "pid": 4711, "open_ms": 61_000,
+                "requests": 16, "last_command": "WAIT", "last_key": "/default_pg/0//cpu//0/3",
+                "last_ms": 31_000, "waits_for": "/default_pg/0//cpu//0/3", "waits_ms": 31_000,
+                "closed": null, "closed_ms": null
+            },
+            { "address": "[::1]:1", "last_command": "SET", "last_key": "\u{1b}[2J", "last_ms": 5 },
+            { "address": "10.0.0.3:9", "closed": "peer", "closed_ms": 1_500, "requests": 3 }
+        ]);
+        let rows: Vec<Row> = serde_json::from_value(rows).unwrap();
+        let expected = "\
+PEER              PID  RANK    AGE  REQUESTS  LAST REQUEST                            WAITS FOR
+127.0.0.1:43210  4711     2   61 s        16  WAIT /default_pg/0//cpu//0/3, 31 s ago  /default_pg/0//cpu//0/3 for 31 s
+[::1]:1             -     -  0.0 s         0  SET \\u{1b}[2J, 0.0 s ago
+10.0.0.3:9          -     -  0.0 s         3                                          closed (peer), 1.5 s ago
+";
+        assert_eq!(table(&rows), expected);
+        assert_eq!(table(&[]).lines().count(), 1);
+    }
+}

@@ -1,0 +1,274 @@
+//! `c10d store stats`: the counters of a server, and how fast they change.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use jiff::Timestamp;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::failure::Failure;
+use crate::output::{print, print_line};
+use crate::printable::{printable, printable_json};
+use crate::quantity::parse_duration;
+use crate::status::StatusArgs;
+
+/// Shorter intervals would measure the command itself.
+const INTERVAL_MIN: Duration = Duration::from_millis(100);
+
+#[derive(Debug, Args)]
+pub(crate) struct StatsArgs {
+    #[command(flatten)]
+    status: StatusArgs,
+
+    /// Prints a line after each interval, until it is interrupted: 1s, 500ms. At least 100ms.
+    #[arg(long, value_name = "TIME", value_parser = interval)]
+    interval: Option<Duration>,
+
+    /// Prints the counters as one JSON object; with --interval one for each line, with "rates" per second.
+    #[arg(long)]
+    json: bool,
+}
+
+fn interval(text: &str) -> Result<Duration, String> {
+    match parse_duration(text)? {
+        short if short < INTERVAL_MIN => Err("must be at least 100ms".to_owned()),
+        interval => Ok(interval),
+    }
+}
+
+/// The part of `/stats.json` that is shown as text.
+#[derive(Debug, Default, Clone, Deserialize)]
+#[serde(default)]
+struct Counters {
+    requests: Vec<(String, u64)>,
+    requests_total: u64,
+    connections: u64,
+    opened: u64,
+    closed_by_peer: u64,
+    closed_by_failure: u64,
+    closed_by_refusal: u64,
+    rejected: u64,
+    handed_over: u64,
+    keys: u64,
+    stored_bytes: u64,
+    waits: u64,
+    waits_cancelled: u64,
+    received_bytes: u64,
+    sent_bytes: u64,
+}
+
+/// The counters at one time.
+#[derive(Debug)]
+struct Sample {
+    at: Instant,
+    time: Timestamp,
+    json: Value,
+    counters: Counters,
+}
+
+pub(super) fn run(args: &StatsArgs) -> Result<(), Failure> {
+    let pages = args.status.open()?;
+    let sample = || -> Result<Sample, Failure> {
+        let json: Value = pages.get("/stats.json")?;
+        let counters = Counters::deserialize(&json)
+            .map_err(|error| pages.not_understood("/stats.json", error))?;
+        Ok(Sample {
+            at: Instant::now(),
+            time: Timestamp::now(),
+            json,
+            counters,
+        })
+    };
+    let mut before = sample()?;
+    let Some(interval) = args.interval else {
+        return match args.json {
+            true => print_json(&before.json),
+            false => print(totals(&before.counters).as_bytes()),
+        };
+    };
+    if !args.json {
+        print_line(HEADING)?;
+    }
+    loop {
+        let due = before.at + interval;
+        thread::sleep(due.saturating_duration_since(Instant::now()));
+        let now = sample()?;
+        let seconds = now.at.duration_since(before.at).as_secs_f64();
+        let rates = Rates::between(&before.counters, &now.counters, seconds);
+        if args.json {
+            let mut json = now.json.clone();
+            json["time"] = format!("{:.3}", now.time).into();
+            json["rates"] = rates.json();
+            print_json(&json)?;
+        } else {
+            print_line(line(now.time, &now.counters, &rates))?;
+        }
+        before = now;
+    }
+}
+
+fn print_json(json: &Value) -> Result<(), Failure> {
+    print(printable_json(&format!("{json}\n")).as_bytes())
+}
+
+/// Changes per second.
+#[derive(Debug, PartialEq)]
+struct Rates {
+    requests: f64,
+    received_bytes: f64,
+    sent_bytes: f64,
+    opened: f64,
+    closed: f64,
+}
+
+impl Rates {
+    /// A counter that is smaller than before belongs to a restarted server, and counts from 0.
+    fn between(before: &Counters, now: &Counters, seconds: f64) -> Self {
+        let rate = |before: u64, now: u64| {
+            let change = now.checked_sub(before).unwrap_or(now);
+            change as f64 / seconds.max(1e-3)
+        };
+        Self {
+            requests: rate(before.requests_total, now.requests_total),
+            received_bytes: rate(before.received_bytes, now.received_bytes),
+            sent_bytes: rate(before.sent_bytes, now.sent_bytes),
+            opened: rate(before.opened, now.opened),
+            closed: rate(before.closed(), now.closed()),
+        }
+    }
+
+    fn json(&self) -> Value {
+        let rounded = |rate: f64| (rate * 1000.0).round() / 1000.0;
+        json!({
+            "requests": rounded(self.requests),
+            "received_bytes": rounded(self.received_bytes),
+            "sent_bytes": rounded(self.sent_bytes),
+            "opened": rounded(self.opened),
+            "closed": rounded(self.closed),
+        })
+    }
+}
+
+impl Counters {
+    const fn closed(&self) -> u64 {
+        self.closed_by_peer + self.closed_by_failure + self.closed_by_refusal
+    }
+}
+
+const HEADING: &str = "TIME                      CONNECTIONS  WAITS    KEYS   STORED B  REQUESTS/S  RECEIVED B/S    SENT B/S  OPENED/S  CLOSED/S";
+
+fn line(time: Timestamp, counters: &Counters, rates: &Rates) -> String {
+    format!(
+        "{time:.3}  {:>11}  {:>5}  {:>6}  {:>9}  {:>10.1}  {:>12.0}  {:>10.0}  {:>8.1}  {:>8.1}",
+        counters.connections,
+        counters.waits,
+        counters.keys,
+        counters.stored_bytes,
+        rates.requests,
+        rates.received_bytes,
+        rates.sent_bytes,
+        rates.opened,
+        rates.closed,
+    )
+}
+
+/// All counters, one in each line.
+fn totals(counters: &Counters) -> String {
+    let lines = [
+        ("connections", counters.connections),
+        ("waits", counters.waits),
+        ("keys", counters.keys),
+        ("stored bytes", counters.stored_bytes),
+        ("received bytes", counters.received_bytes),
+        ("sent bytes", counters.sent_bytes),
+        ("connections opened", counters.opened),
+        ("closed by peer", counters.closed_by_peer),
+        ("closed by failure", counters.closed_by_failure),
+        ("closed by refusal", counters.closed_by_refusal),
+        ("turned away", counters.rejected),
+        ("HTTP connections", counters.handed_over),
+        ("waits cancelled", counters.waits_cancelled),
+        ("requests", counters.requests_total),
+    ];
+    let lines = lines.map(|(name, count)| (name.to_owned(), count));
+    let by_command = counters.requests.iter();
+    let by_command = by_command.map(|(name, count)| (format!("  {}", printable(name)), *count));
+    let line = |(name, count)| format!("{name:<20}{count:>14}\n");
+    lines.into_iter().chain(by_command).map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counters(json: Value) -> Counters {
+        serde_json::from_value(json).unwrap()
+    }
+
+    #[test]
+    fn rates_are_changes_per_second() {
+        let before = counters(json!({
+            "requests_total": 100, "received_bytes": 1000, "opened": 5, "closed_by_peer": 1
+        }));
+        let now = counters(json!({
+            "requests_total": 300, "received_bytes": 5000, "opened": 5, "closed_by_peer": 2,
+            "closed_by_failure": 3, "connections": 4, "waits": 3, "keys": 12, "stored_bytes": 999
+        }));
+        let rates = Rates::between(&before, &now, 2.0);
+        assert_eq!(
+            rates.json(),
+            json!({
+                "requests": 100.0, "received_bytes": 2000.0, "sent_bytes": 0.0, "opened": 0.0,
+                "closed": 2.0
+            })
+        );
+        let time = "2026-11-22T14:00:00Z".parse().unwrap();
+        let line = line(time, &now, &rates);
+        assert_eq!(
+            line.split_whitespace().collect::<Vec<_>>(),
+            [
+                "2026-11-22T14:00:00.000Z",
+                "4",
+                "3",
+                "12",
+                "999",
+                "100.0",
+                "2000",
+                "0",
+                "0.0",
+                "2.0"
+            ]
+        );
+        assert_eq!(line.len(), HEADING.len());
+        let restarted = Rates::between(&now, &before, 1.0);
+        assert_eq!(restarted.requests, 100.0);
+        assert!(Rates::between(&before, &now, 0.0).requests.is_finite());
+    }
+
+    #[test]
+    fn totals_name_each_command() {
+        let text = totals(&counters(json!({
+            "requests": [["SET", 4], ["WAIT\u{1b}", 2]], "requests_total": 6, "keys": 4
+        })));
+        assert!(
+            text.contains("keys                             4\n"),
+            "{text}"
+        );
+        let commands = text
+            .lines()
+            .rev()
+            .take(2)
+            .map(|line| line.split_whitespace());
+        let commands: Vec<String> = commands.flatten().map(str::to_owned).collect();
+        assert_eq!(commands, ["WAIT\\u{1b}", "2", "SET", "4"]);
+        assert!(text.lines().all(|line| line.len() == 34), "{text}");
+    }
+
+    #[test]
+    fn an_interval_has_a_minimum() {
+        assert_eq!(interval("1s"), Ok(Duration::from_secs(1)));
+        assert!(interval("99ms").is_err());
+    }
+}

@@ -1,0 +1,295 @@
+//! `c10d store watch`: each change of a key, or of the keys with a prefix, as a line.
+
+use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::thread;
+use std::time::Duration;
+
+use c10d_store::{Known, Store, StoreError};
+use clap::Args;
+use jiff::Timestamp;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::target::{Client, TargetArgs};
+use crate::failure::Failure;
+use crate::output::print;
+use crate::printable::{printable, printable_json, printable_value};
+use crate::status::StatusPages;
+use crate::status_error::StatusError;
+
+/// How often the keys of a prefix are compared with those before.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The shown bytes of a value; --json has all of them.
+const VALUE_SHOWN_MAX: usize = 80;
+
+/// The keys of one MULTI_GET, whose values are in memory at the same time.
+const KEYS_AT_ONCE: usize = 64;
+
+/// The keys of one page of a list.
+const KEYS_AT_ONCE_LISTED: usize = 10_000;
+
+#[derive(Debug, Args)]
+pub(crate) struct WatchArgs {
+    /// The key. Without it, all keys that begin with --prefix are watched, and their values are not shown.
+    #[arg(required_unless_present = "prefix")]
+    key: Option<String>,
+    #[command(flatten)]
+    target: TargetArgs,
+}
+
+/// Prints changes until the command is interrupted or the connection is lost.
+pub(super) fn run(args: &WatchArgs) -> Result<(), Failure> {
+    let client = args.target.connect()?;
+    match (&args.key, args.target.prefix()) {
+        (Some(key), _) => watch_key(&args.target, &client, key),
+        (None, prefix) => watch_prefix(&args.target, &client, prefix.unwrap_or_default()),
+    }
+}
+
+fn watch_key(target: &TargetArgs, client: &Client, key: &str) -> Result<(), Failure> {
+    let mut value = client.store().wait_change(key, Known::nothing(), None)?;
+    loop {
+        let now = Timestamp::now();
+        if target.is_json() {
+            let mut change = super::json::pair(key, &value);
+            change["length"] = value.len().into();
+            print_json(now, change)?;
+        } else {
+            let shown = printable_value(&value, VALUE_SHOWN_MAX);
+            print_text(now, key, &format!("{} B  {shown}", value.len()))?;
+        }
+        value = client
+            .store()
+            .wait_change(key, Known::whole(&value), None)?;
+    }
+}
+
+fn watch_prefix(target: &TargetArgs, client: &Client, prefix: &str) -> Result<(), Failure> {
+    let source = KeySource::of(target, client)?;
+    let mut known = BTreeMap::new();
+    loop {
+        let now = source.keys(prefix)?;
+        let time = Timestamp::now();
+        for change in changes(&known, &now) {
+            if target.is_json() {
+                let json = match change.length {
+                    Some(length) => json!({ "key": change.key, "length": length }),
+                    None => json!({ "key": change.key, "deleted": true }),
+                };
+                print_json(time, json)?;
+            } else {
+                let what = change.length.map(|length| format!("{length} B"));
+                print_text(time, change.key, what.as_deref().unwrap_or("deleted"))?;
+            }
+        }
+        known = now;
+        thread::sleep(POLL_INTERVAL);
+    }
+}
+
+fn print_text(time: Timestamp, key: &str, what: &str) -> Result<(), Failure> {
+    let line = format!("{time:.3}  {}  {what}\n", printable(key));
+    print(line.as_bytes())
+}
+
+fn print_json(time: Timestamp, mut change: Value) -> Result<(), Failure> {
+    change["time"] = format!("{time:.3}").into();
+    print(printable_json(&format!("{change}\n")).as_bytes())
+}
+
+/// What identifies a value: its length, and a number that differs for another value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Mark {
+    length: usize,
+    version: u64,
+}
+
+/// A key that changed.
+#[derive(Debug, PartialEq, Eq)]
+struct Change<'k> {
+    key: &'k str,
+    /// The length of the new value; `None` for a deleted key.
+    length: Option<usize>,
+}
+
+/// What is different now, in the order of the keys.
+fn changes<'k>(
+    before: &'k BTreeMap<String, Mark>,
+    now: &'k BTreeMap<String, Mark>,
+) -> Vec<Change<'k>> {
+    let written = now
+        .iter()
+        .filter(|(key, mark)| before.get(*key) != Some(mark));
+    let written = written.map(|(key, mark)| Change {
+        key,
+        length: Some(mark.length),
+    });
+    let deleted = before.keys().filter(|key| !now.contains_key(*key));
+    let deleted = deleted.map(|key| Change { key, length: None });
+    let mut changes: Vec<Change<'k>> = written.chain(deleted).collect();
+    changes.sort_by_key(|change| change.key);
+    changes
+}
+
+/// Where the keys and the marks of their values come from.
+#[derive(Debug)]
+enum KeySource<'c> {
+    /// A c10d server: it counts the writes of each value.
+    Pages(StatusPages),
+    /// Any other server: reads all values, of which it keeps a hash.
+    Values(&'c dyn Store),
+}
+
+/// The content of `/keys.json`.
+#[derive(Debug, Deserialize)]
+struct KeyRows {
+    rows: Vec<KeyRow>,
+}
+
+#[derive(Debug, Deserialize)]
+struct KeyRow {
+    key: String,
+    version: u64,
+    value_bytes: usize,
+}
+
+impl<'c> KeySource<'c> {
+    fn of(target: &TargetArgs, client: &'c Client) -> Result<Self, Failure> {
+        if client.tcp().wakes_on_change() {
+            let pages = target.pages()?;
+            // Without status pages it is asked as PyTorch's servers are.
+            if pages.get::<KeyRows>("/keys.json?count=0").is_ok() {
+                return Ok(Self::Pages(pages));
+            }
+        }
+        Ok(Self::Values(client.tcp()))
+    }
+
+    /// The keys that begin with `prefix`.
+    fn keys(&self, prefix: &str) -> Result<BTreeMap<String, Mark>, Failure> {
+        match self {
+            Self::Pages(pages) => Ok(keys_of(pages, prefix)?),
+            Self::Values(store) => Ok(keys_and_hashes(*store, prefix)?),
+        }
+    }
+}
+
+fn keys_of(pages: &StatusPages, prefix: &str) -> Result<BTreeMap<String, Mark>, StatusError> {
+    let mut keys = BTreeMap::new();
+    let mut from = 0;
+    loop {
+        // On the wire users' keys start with a slash: docs/wire.md, 4.1.
+        let path = format!(
+            "/keys.json?from={from}&count={KEYS_AT_ONCE_LISTED}&prefix=%2F{}",
+            percent_encoded(prefix)
+        );
+        let rows = pages.get::<KeyRows>(&path)?.rows;
+        from += rows.len();
+        let is_last = rows.len() < KEYS_AT_ONCE_LISTED;
+        for row in rows {
+            let key = row.key.strip_prefix('/').unwrap_or(&row.key);
+            let mark = Mark {
+                length: row.value_bytes,
+                version: row.version,
+            };
+            keys.insert(key.to_owned(), mark);
+        }
+        if is_last {
+            return Ok(keys);
+        }
+    }
+}
+
+fn keys_and_hashes(store: &dyn Store, prefix: &str) -> Result<BTreeMap<String, Mark>, StoreError> {
+    let mut names = store.list_keys()?;
+    names.retain(|name| name.starts_with(prefix));
+    let mut keys = BTreeMap::new();
+    for names in names.chunks(KEYS_AT_ONCE) {
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let values = match store.multi_get(&names) {
+            Ok(values) => values.into_iter().map(Some).collect(),
+            // One of them was deleted in between.
+            Err(error) if error.is_timeout() => {
+                let values = names.iter().map(|name| store.try_get(name));
+                values.collect::<Result<Vec<_>, _>>()?
+            }
+            Err(error) => return Err(error),
+        };
+        for (name, value) in names.iter().zip(values) {
+            if let Some(value) = value {
+                keys.insert((*name).to_owned(), Mark::of(&value));
+            }
+        }
+    }
+    Ok(keys)
+}
+
+impl Mark {
+    fn of(value: &[u8]) -> Self {
+        let mut hasher = DefaultHasher::new();
+        value.hash(&mut hasher);
+        Self {
+            length: value.len(),
+            version: hasher.finish(),
+        }
+    }
+}
+
+/// A text as a part of a query: RFC 3986, section 2.1.
+fn percent_encoded(text: &str) -> String {
+    let mut encoded = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
+                encoded.push(char::from(byte));
+            }
+            _ => encoded.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    encoded
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn marks(keys: &[(&str, usize, u64)]) -> BTreeMap<String, Mark> {
+        let marks = keys.iter().map(|(key, length, version)| {
+            let mark = Mark {
+                length: *length,
+                version: *version,
+            };
+            ((*key).to_owned(), mark)
+        });
+        marks.collect()
+    }
+
+    #[test]
+    fn new_changed_and_deleted_keys_are_changes() {
+        let before = marks(&[("a", 1, 1), ("b", 1, 2), ("c", 1, 3), ("d", 5, 4)]);
+        let now = marks(&[("0", 7, 9), ("a", 1, 1), ("b", 1, 8), ("d", 6, 7)]);
+        let change = |key, length| Change { key, length };
+        let expected = [
+            change("0", Some(7)),
+            change("b", Some(1)),
+            change("c", None),
+            change("d", Some(6)),
+        ];
+        assert_eq!(changes(&before, &now), expected);
+        assert_eq!(changes(&now, &now), []);
+    }
+
+    #[test]
+    fn values_are_told_apart_by_their_hash() {
+        assert_eq!(Mark::of(b"one"), Mark::of(b"one"));
+        assert_ne!(Mark::of(b"one"), Mark::of(b"two"));
+    }
+
+    #[test]
+    fn a_prefix_cannot_add_to_the_query() {
+        assert_eq!(percent_encoded("default_pg/0"), "default_pg%2F0");
+        assert_eq!(percent_encoded("a&b=ü %"), "a%26b%3D%C3%BC%20%25");
+    }
+}
