@@ -14,6 +14,10 @@ const SLICES_PER_WRITE_MAX: usize = 64;
 /// short replies does not allocate for each.
 const CAPACITY_KEPT_MAX: usize = 512;
 
+/// The first capacity beyond that. Doubling up to it would cost a pipelining client several moves for each of its
+/// batches.
+const CAPACITY_STEP: usize = 4096;
+
 /// A queue of outgoing bytes: short pieces are copied into one allocation, long ones can be shared
 /// with their owner instead.
 ///
@@ -102,11 +106,37 @@ impl SendBuf {
     }
 
     /// Appends a copy of `bytes`.
+    #[inline]
     pub fn push(&mut self, bytes: &[u8]) {
-        if self.rest.is_empty() {
-            self.head.extend_from_slice(bytes);
-            return;
+        self.push_pair(bytes, &[]);
+    }
+
+    /// Appends a copy of `first`, then one of `second`.
+    #[inline]
+    pub fn push_pair(&mut self, first: &[u8], second: &[u8]) {
+        if !self.rest.is_empty() {
+            self.push_to_rest(first);
+            return self.push_to_rest(second);
         }
+        let count = first.len() + second.len();
+        if count > self.head.capacity() - self.head.len() {
+            self.grow_head(count);
+        }
+        self.head.extend_from_slice(first);
+        self.head.extend_from_slice(second);
+    }
+
+    #[cold]
+    fn grow_head(&mut self, count: usize) {
+        let wanted = self.head.len() + count;
+        if wanted > CAPACITY_KEPT_MAX && wanted < CAPACITY_STEP {
+            self.head.reserve_exact(CAPACITY_STEP - self.head.len());
+        } else {
+            self.head.reserve(count);
+        }
+    }
+
+    fn push_to_rest(&mut self, bytes: &[u8]) {
         self.rest_unsent += bytes.len();
         if let Some(Piece::Copied { bytes: last, .. }) = self.rest.back_mut() {
             last.extend_from_slice(bytes);
@@ -195,7 +225,7 @@ impl SendBuf {
         self.head.clear();
         self.head_sent = 0;
         if self.head.capacity() > CAPACITY_KEPT_MAX {
-            self.head = Vec::new();
+            self.head.shrink_to(CAPACITY_KEPT_MAX);
         }
         if self.rest.capacity() > 0 {
             self.rest = VecDeque::new();
@@ -282,7 +312,7 @@ mod tests {
             out.flush(&mut io::sink())
                 .expect("a sink accepts everything")
         );
-        assert_eq!(out.head.capacity(), 0);
+        assert!(out.head.capacity() <= CAPACITY_KEPT_MAX);
         assert_eq!(out.rest.capacity(), 0);
 
         out.push(&[7; 100]);
