@@ -27,7 +27,7 @@ use crate::message::Request;
 use crate::moment::Moment;
 use crate::session::{Flow, NextRead, Session, SessionError};
 use crate::snapshot::{CloseReason, Counters};
-use crate::state::{Refusal, StoreState};
+use crate::state::{Refusal, SNAPSHOT_SLICE, StoreState};
 
 const WAKER: Token = Token(usize::MAX);
 
@@ -59,9 +59,6 @@ const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
 /// The most keys named in a report of long waits.
 const KEYS_REPORTED_MAX: usize = 3;
-
-/// The records of a snapshot copied in one iteration. They take less than a millisecond.
-const RECORDS_PER_ITERATION: usize = 4096;
 
 const EMFILE: i32 = 24;
 const ENFILE: i32 = 23;
@@ -207,7 +204,7 @@ impl EventLoop {
             self.state.start_snapshot(counters);
             self.observed.snapshot_started();
         }
-        if let Some(image) = self.state.continue_snapshot(RECORDS_PER_ITERATION) {
+        if let Some(image) = self.state.continue_snapshot(SNAPSHOT_SLICE) {
             self.observed.snapshot_done(image);
         }
     }

@@ -17,19 +17,31 @@ use crate::wire::Opcode;
 /// The most closed connections that are kept: as many as a large job has ranks. About 5 MiB.
 pub(super) const CLOSED_MAX: usize = 16_384;
 
-/// An open connection.
-#[derive(Debug)]
-pub(super) struct Entry {
-    activity: Activity,
+/// An open connection, or the place of one. Aligned, so that most requests touch one cache line of it, and reads
+/// two.
+#[derive(Debug, Clone, Copy)]
+#[repr(C, align(64))]
+struct Entry {
+    /// [`VACANT`] if no connection is open.
     generation: u32,
     /// The last snapshot that has copied this connection, or need not.
     copied_in: u32,
+    activity: Activity,
+}
+
+/// The generation of no connection.
+const VACANT: u32 = u32::MAX;
+
+impl Entry {
+    const fn is_open(&self) -> bool {
+        self.generation != VACANT
+    }
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Directory {
     /// By [`ConnId::slot`].
-    entries: Vec<Option<Entry>>,
+    entries: Vec<Entry>,
     open: usize,
     /// The number of connections so far, and the last one's id.
     opened: u64,
@@ -63,18 +75,22 @@ impl Directory {
     /// A connection was accepted.
     pub(super) fn connect(&mut self, conn: ConnId, peer: SocketAddr, now: Moment) {
         let slot = conn.slot() as usize;
-        if slot >= self.entries.len() {
-            self.entries.resize_with(slot + 1, || None);
-        }
         self.opened += 1;
         let entry = Entry {
-            activity: Activity::new(ConnectionId(self.opened), peer, now),
             generation: conn.generation(),
             copied_in: self.snapshots,
+            activity: Activity::new(ConnectionId(self.opened), peer, now),
         };
-        let replaced = self.entries[slot].replace(entry);
-        debug_assert!(replaced.is_none(), "{conn:?} is already open");
-        self.open += usize::from(replaced.is_none());
+        if slot >= self.entries.len() {
+            let vacant = Entry {
+                generation: VACANT,
+                ..entry
+            };
+            self.entries.resize(slot + 1, vacant);
+        }
+        debug_assert!(!self.entries[slot].is_open(), "{conn:?} is already open");
+        self.entries[slot] = entry;
+        self.open += 1;
     }
 
     /// Records a request. Returns the connection's id; `None` for a connection that is not open.
@@ -90,7 +106,7 @@ impl Directory {
         if self.copy.is_some() {
             self.keep(conn, waiters);
         }
-        let entry = self.entry_mut(conn)?;
+        let entry = entry_mut(&mut self.entries, conn)?;
         entry.activity.note_request(request, now);
         Some(entry.activity.id())
     }
@@ -98,7 +114,7 @@ impl Directory {
     /// Records that a value was sent to a connection. [`keep`](Self::keep) must have been called.
     #[inline]
     pub(super) fn note_read(&mut self, conn: ConnId, version: u64) {
-        if let Some(entry) = self.entry_mut(conn) {
+        if let Some(entry) = entry_mut(&mut self.entries, conn) {
             entry.activity.note_read(version);
         }
     }
@@ -111,15 +127,15 @@ impl Directory {
         waiters: &Waiters,
     ) -> Option<(ConnectionId, Option<ConnectionId>)> {
         self.keep(conn, waiters);
-        let entry = self.take(conn)?;
+        let activity = self.take(conn)?;
         self.closed_by[closed.reason as usize] += 1;
         self.closed.push_back(Arc::new(ClosedConnection {
-            activity: entry.activity,
+            activity,
             wait: pending_wait(conn, waiters),
             closed,
         }));
         let dropped = (self.closed.len() > CLOSED_MAX).then(|| self.drop_oldest());
-        Some((entry.activity.id(), dropped.flatten()))
+        Some((activity.id(), dropped.flatten()))
     }
 
     /// A connection now belongs to another protocol: removes it as if it had not been opened.
@@ -132,8 +148,11 @@ impl Directory {
 
     /// Sets the totals of connections and requests.
     pub(super) fn count(&self, counters: &mut Counters) {
-        let requests = Opcode::all().map(|command| (command, self.requests[command.index()]));
-        counters.requests = requests.filter(|(_, count)| *count > 0).collect();
+        let requests = Opcode::ALL.map(|command| (command, self.requests[command.index()]));
+        counters.requests = requests
+            .into_iter()
+            .filter(|(_, count)| *count > 0)
+            .collect();
         counters.connections = self.open;
         counters.opened = self.opened - self.handed_over;
         counters.handed_over = self.handed_over;
@@ -165,11 +184,11 @@ impl Directory {
 
     /// Copies the record of a connection that is about to change, if a snapshot needs it.
     pub(super) fn keep(&mut self, conn: ConnId, waiters: &Waiters) {
+        let snapshot = self.snapshots;
         if let Some(copy) = &mut self.copy
-            && let Some(Some(entry)) = self.entries.get_mut(conn.slot() as usize)
-            && entry.generation == conn.generation()
+            && let Some(entry) = entry_mut(&mut self.entries, conn)
         {
-            copy.copy(conn.slot(), entry, self.snapshots, waiters);
+            copy.copy(conn.slot(), entry, snapshot, waiters);
         }
     }
 
@@ -185,8 +204,9 @@ impl Directory {
             if *budget == 0 {
                 return None;
             }
-            if let Some(entry) = &mut self.entries[copy.next_entry] {
-                // `next_entry` came out of a `u32`.
+            let entry = &mut self.entries[copy.next_entry];
+            if entry.is_open() {
+                // `next_entry` is the slot of a connection, which is a `u32`.
                 let cost = copy.copy(copy.next_entry as u32, entry, self.snapshots, waiters);
                 *budget = budget.saturating_sub(cost);
             }
@@ -206,6 +226,27 @@ impl Directory {
         Some(self.copy.take()?.image)
     }
 
+    /// The records of all connections at once, open ones by entry.
+    #[cfg(test)]
+    pub(super) fn records(
+        &self,
+        waiters: &Waiters,
+    ) -> (
+        Vec<crate::snapshot::ConnectionRecord>,
+        Vec<crate::snapshot::ConnectionRecord>,
+    ) {
+        let entries = self.entries.iter().enumerate();
+        let open = entries
+            .filter(|(_, entry)| entry.is_open())
+            .map(|(slot, entry)| {
+                let mut record = entry.activity.to_record();
+                record.wait = pending_wait(ConnId::new(slot as u32, entry.generation), waiters);
+                record
+            });
+        let closed = self.closed.iter().map(|closed| closed.record());
+        (open.collect(), closed.collect())
+    }
+
     /// The number of entries, including those of closed connections.
     #[cfg(debug_assertions)]
     pub(super) fn len(&self) -> usize {
@@ -215,7 +256,7 @@ impl Directory {
     /// Panics if an invariant is violated, which is a bug in this module.
     #[cfg(any(test, debug_assertions))]
     pub(super) fn check_invariants(&self) {
-        let open = self.entries.iter().flatten().count();
+        let open = self.entries.iter().filter(|entry| entry.is_open()).count();
         assert_eq!(open, self.open, "the open connections are counted");
         let closed: u64 = self.closed_by.iter().sum();
         assert_eq!(
@@ -228,16 +269,11 @@ impl Directory {
         assert_eq!(closed, kept as u64 + self.closed_dropped);
     }
 
-    #[inline]
-    fn entry_mut(&mut self, conn: ConnId) -> Option<&mut Entry> {
-        let entry = self.entries.get_mut(conn.slot() as usize)?.as_mut()?;
-        (entry.generation == conn.generation()).then_some(entry)
-    }
-
-    fn take(&mut self, conn: ConnId) -> Option<Entry> {
-        self.entry_mut(conn)?;
+    fn take(&mut self, conn: ConnId) -> Option<Activity> {
+        let entry = entry_mut(&mut self.entries, conn)?;
+        entry.generation = VACANT;
         self.open -= 1;
-        self.entries[conn.slot() as usize].take()
+        Some(entry.activity)
     }
 
     fn drop_oldest(&mut self) -> Option<ConnectionId> {
@@ -253,6 +289,13 @@ impl Directory {
         self.closed_dropped += 1;
         Some(id)
     }
+}
+
+/// The entry of an open connection.
+#[inline]
+fn entry_mut(entries: &mut [Entry], conn: ConnId) -> Option<&mut Entry> {
+    let entry = entries.get_mut(conn.slot() as usize)?;
+    (entry.generation == conn.generation()).then_some(entry)
 }
 
 impl Copying {
@@ -298,6 +341,6 @@ mod tests {
 
     #[test]
     fn a_connection_costs_at_most_256_bytes_more() {
-        assert!(size_of::<Option<Entry>>() <= 256);
+        assert!(size_of::<Entry>() <= 256);
     }
 }

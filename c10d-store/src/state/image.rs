@@ -182,7 +182,7 @@ impl Image {
 }
 
 impl ClosedConnection {
-    fn record(&self) -> ConnectionRecord {
+    pub(super) fn record(&self) -> ConnectionRecord {
         let mut record = self.activity.to_record();
         record.wait.clone_from(&self.wait);
         record.closed = Some(self.closed);

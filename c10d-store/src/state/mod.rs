@@ -12,10 +12,13 @@ mod directory;
 mod image;
 #[cfg(any(test, debug_assertions))]
 mod invariants;
+mod key_hash;
 mod known_value;
 #[cfg(test)]
 mod model_tests;
 mod slots;
+#[cfg(test)]
+mod snapshot_tests;
 mod stored;
 #[cfg(test)]
 mod tests;
@@ -59,6 +62,9 @@ const NOT_A_NUMBER_HEAD_BYTES: usize = 64;
 
 /// The most keys of a snapshot, and the most queues. A job of 100,000 ranks has fewer.
 const SNAPSHOT_KEYS_MAX: usize = 262_144;
+
+/// A budget of [`StoreState::continue_snapshot`] that takes less than a millisecond.
+pub(crate) const SNAPSHOT_SLICE: usize = 4096;
 
 /// All names of the store with their values, queues and waiters, and what is known of the connections.
 #[derive(Debug, Default)]
@@ -105,6 +111,7 @@ impl StoreState {
     ///
     /// # Errors
     /// [`Refusal`] if the connection must be closed.
+    #[inline]
     pub(crate) fn handle(
         &mut self,
         conn: ConnId,

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use indexmap::IndexMap;
 
 use super::image::KeysImage;
+use super::key_hash::KeyHash;
 use super::stored::{Stored, Writer, Written};
 use super::waiters::ListId;
 use crate::decimal::{parse_decimal, write_decimal};
@@ -50,7 +51,7 @@ impl Slot {
 }
 
 /// Indexed, so that a snapshot can continue where it stopped.
-type Map = IndexMap<Arc<[u8]>, Slot>;
+type Map = IndexMap<Arc<[u8]>, Slot, KeyHash>;
 
 #[derive(Debug, Default)]
 pub(super) struct Slots {

@@ -129,6 +129,7 @@ const NONE: u32 = u32::MAX;
 
 impl Waiters {
     /// Whether this connection has a pending wait.
+    #[cfg(any(test, debug_assertions))]
     pub(super) fn is_waiting(&self, conn: ConnId) -> bool {
         self.waits.contains_key(&conn)
     }

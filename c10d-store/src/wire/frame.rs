@@ -78,18 +78,23 @@ impl FrameScan {
                 opcode
             }
         };
+        let of_announcements;
+        let limits = if opcode == Opcode::Announce {
+            of_announcements = limits.with_value_bytes_max(ANNOUNCEMENT_BYTES_MAX);
+            &of_announcements
+        } else {
+            limits
+        };
         let fields = opcode.fields();
         while let Some(field) = fields.get(self.field) {
             let start = self.checked;
             let (start, end) = match field {
                 Field::U32 => (start, start + 4),
                 Field::I64 | Field::U64 => (start, start + 8),
-                Field::Key | Field::Value | Field::Announcement => {
-                    match self.blob_end(bytes, start, *field, limits)? {
-                        Ok(end) => (start + LENGTH_BYTES, end),
-                        Err(need) => return Ok(need),
-                    }
-                }
+                Field::Key | Field::Value => match self.blob_end(bytes, start, *field, limits)? {
+                    Ok(end) => (start + LENGTH_BYTES, end),
+                    Err(need) => return Ok(need),
+                },
                 Field::Keys | Field::Pairs => {
                     if let Some(need) = self.scan_list(bytes, *field, limits)? {
                         return Ok(need);
@@ -170,7 +175,6 @@ impl FrameScan {
         let announced = LittleEndian::read_u64(word);
         let bytes_max = match field {
             Field::Key => limits.key_bytes_max(),
-            Field::Announcement => ANNOUNCEMENT_BYTES_MAX,
             _ => limits.value_bytes_max(),
         };
         let length = match usize::try_from(announced) {

@@ -52,15 +52,11 @@ pub(crate) fn encode_reply(reply: Reply<'_>, out: &mut SendBuf) {
         Reply::NotANumber { head, length } => {
             out.push(&[NOT_A_NUMBER]);
             push_length(length, out);
-            push_length(head.len(), out);
-            out.push(head);
+            push_blob(head, out);
         }
         Reply::Value(None) => push_length(0, out),
         Reply::Value(Some(value)) => push_value(value, out),
-        Reply::Bytes(bytes) => {
-            push_length(bytes.len(), out);
-            out.push(bytes);
-        }
+        Reply::Bytes(bytes) => push_blob(bytes, out),
     }
 }
 
@@ -81,11 +77,19 @@ pub(crate) fn read_u32(word: [u8; 4]) -> u32 {
 
 fn push_value(value: &Value, out: &mut SendBuf) {
     let bytes = value.as_bytes();
-    push_length(bytes.len(), out);
     match value.shared() {
-        Some((shared, start)) => out.push_shared(shared.clone(), start),
-        None => out.push(bytes),
+        Some((shared, start)) => {
+            push_length(bytes.len(), out);
+            out.push_shared(shared.clone(), start);
+        }
+        None => push_blob(bytes, out),
     }
+}
+
+fn push_blob(bytes: &[u8], out: &mut SendBuf) {
+    let mut word = [0; 8];
+    LittleEndian::write_u64(&mut word, bytes.len() as u64);
+    out.push_pair(&word, bytes);
 }
 
 fn push_length(length: usize, out: &mut SendBuf) {
