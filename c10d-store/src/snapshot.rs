@@ -24,6 +24,8 @@ pub struct Snapshot {
     pub now: Duration,
     /// The server's start by the system's clock.
     pub started: Option<SystemTime>,
+    /// The time that the server's thread has spent on this snapshot, in all slices.
+    pub server_time: Duration,
     /// The open connections, in the order in which they were accepted.
     pub connections: Vec<ConnectionRecord>,
     /// The connections that closed last, in the order of closing. The server keeps a bounded number.

@@ -193,6 +193,7 @@ impl EventLoop {
         self.watch_waits(now);
         self.watch_announcements();
         self.answer_observers();
+        self.observed.turn_done();
     }
 
     /// Copies a slice of a snapshot. What happens between two slices does not change it.

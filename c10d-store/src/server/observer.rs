@@ -67,8 +67,10 @@ impl StoreObserver {
         &self,
         timeout: impl Into<Option<Duration>>,
     ) -> Result<Snapshot, SnapshotError> {
-        let image = self.ask(Request::Snapshot, timeout.into())?;
-        Ok(image.to_snapshot(self.started))
+        let taken = self.ask(Request::Snapshot, timeout.into())?;
+        let mut snapshot = taken.image.to_snapshot(self.started);
+        snapshot.server_time = taken.server_time;
+        Ok(snapshot)
     }
 
     /// The totals only, which cost the server microseconds. Blocks for at most the timeout; `None` for no limit.
@@ -112,8 +114,16 @@ impl StoreObserver {
 /// A request of an observer, with the channel for the answer.
 #[derive(Debug)]
 enum Request {
-    Snapshot(SyncSender<Arc<Image>>),
+    Snapshot(SyncSender<Arc<Taken>>),
     Counters(SyncSender<Counters>),
+}
+
+/// A snapshot as the server's thread hands it out.
+#[derive(Debug)]
+struct Taken {
+    image: Image,
+    /// The time that the thread has spent on it.
+    server_time: Duration,
 }
 
 /// The side of the server's thread.
@@ -121,9 +131,13 @@ enum Request {
 pub(super) struct Observed {
     requests: Receiver<Request>,
     /// Callers that wait for a snapshot that has not started.
-    next: Vec<SyncSender<Arc<Image>>>,
+    next: Vec<SyncSender<Arc<Taken>>>,
     /// Callers that wait for the snapshot in progress.
-    current: Vec<SyncSender<Arc<Image>>>,
+    current: Vec<SyncSender<Arc<Taken>>>,
+    /// The time spent on the snapshot in progress, in earlier turns.
+    server_time: Duration,
+    /// When this turn started, if anybody waits for a snapshot.
+    turn_started: Option<Instant>,
 }
 
 impl Observed {
@@ -139,6 +153,8 @@ impl Observed {
             requests,
             next: Vec::new(),
             current: Vec::new(),
+            server_time: Duration::ZERO,
+            turn_started: None,
         };
         (observer, observed)
     }
@@ -152,6 +168,19 @@ impl Observed {
                 Request::Counters(answer) => drop(answer.try_send(counters())),
             }
         }
+        let is_awaited = !self.next.is_empty() || !self.current.is_empty();
+        self.turn_started = is_awaited.then(Instant::now);
+    }
+
+    /// Ends what [`receive`](Self::receive) started: other work of the server follows.
+    pub(super) fn turn_done(&mut self) {
+        let turn_time = self.turn_time();
+        self.server_time += turn_time;
+    }
+
+    fn turn_time(&mut self) -> Duration {
+        let started = self.turn_started.take();
+        started.map_or(Duration::ZERO, |started| started.elapsed())
     }
 
     /// Whether a snapshot is to be started.
@@ -167,9 +196,10 @@ impl Observed {
 
     /// The snapshot is complete.
     pub(super) fn snapshot_done(&mut self, image: Image) {
-        let image = Arc::new(image);
+        let server_time = std::mem::take(&mut self.server_time) + self.turn_time();
+        let taken = Arc::new(Taken { image, server_time });
         for answer in self.current.drain(..) {
-            drop(answer.try_send(Arc::clone(&image)));
+            drop(answer.try_send(Arc::clone(&taken)));
         }
     }
 }

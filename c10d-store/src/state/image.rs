@@ -4,7 +4,7 @@
 //! that asked makes the public form of it.
 
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use super::activity::Activity;
 use super::stored::{Stored, Written};
@@ -114,6 +114,7 @@ impl Image {
         Snapshot {
             now: self.now.since_start(),
             started: Some(started),
+            server_time: Duration::ZERO,
             connections,
             closed: self.connections.closed.iter().map(|c| c.record()).collect(),
             keys: self.key_records(),

@@ -68,6 +68,7 @@ fn a_snapshot_shows_what_each_connection_did_and_waits_for() {
     writer.fence();
 
     let snapshot = snapshot(&server);
+    assert!(snapshot.server_time > Duration::ZERO && snapshot.server_time < LONG);
     let [of_writer, of_reader] = &snapshot.connections[..] else {
         panic!("two connections: {:?}", snapshot.connections);
     };
