@@ -5,6 +5,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use c10d_store::{Counters, SnapshotError};
 use hyper::StatusCode;
+use rustix::time::{ClockId, clock_gettime};
 
 use super::answer::Answer;
 use super::metrics::{self, Conflicts, LauncherMetrics};
@@ -86,14 +87,14 @@ impl Looker {
 
     /// The newest look, or a new one if that is due. Blocks for as long as the snapshot and its explanation take.
     pub(super) fn look(&mut self) -> Result<Arc<Look>, SnapshotError> {
-        let start = Instant::now();
-        if let Some(kept) = self.look.get(start) {
+        if let Some(kept) = self.look.get(Instant::now()) {
             return kept;
         }
         let result = self.source.snapshot(SNAPSHOT_TIMEOUT).map(|snapshot| {
             let at = Instant::now();
-            let report = self.source.explain(&snapshot, self.options.explain());
-            let interval = pace::interval(at - start, at.elapsed());
+            let (report, explain_time) =
+                with_cpu_time(|| self.source.explain(&snapshot, self.options.explain()));
+            let interval = pace::interval(snapshot.server_time, explain_time);
             self.timeline.observe(&report);
             self.conflicts.observe(&report);
             Arc::new(Look {
@@ -167,6 +168,14 @@ impl Looker {
     pub(super) fn host_names(&self) -> &[String] {
         self.options.host_names()
     }
+}
+
+/// The result of `work`, and the CPU time that it took: on a busy machine, much less than the time until it ended.
+fn with_cpu_time<T>(work: impl FnOnce() -> T) -> (T, Duration) {
+    let now = || Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default();
+    let start = now();
+    let result = work();
+    (result, now().saturating_sub(start))
 }
 
 fn part(look: &Look, wanted: &Wanted) -> Answer {

@@ -121,8 +121,7 @@ fn check_host(request: &Parts, host_names: &[String]) -> Result<(), Answer> {
     }
     let text = format!(
         "this server does not answer for the host name {host:?}: use its IP address, localhost, or the name of its \
-         machine, or start it with --status-host NAME. (A name that anybody can register could make a browser send a \
-         stranger's requests here.)"
+         machine. (With a name that anybody can register, a stranger's page could read the answers.)"
     );
     Err(Answer::text(StatusCode::MISDIRECTED_REQUEST, text))
 }

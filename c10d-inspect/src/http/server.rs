@@ -20,7 +20,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::Builder;
 use tokio::select;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::{JoinSet, LocalSet};
@@ -34,20 +34,28 @@ use super::source::StatusSource;
 use super::timeline::Timeline;
 use crate::Report;
 
-/// The most HTTP connections at a time: a few people and a Prometheus. Each holds a descriptor that a rank may need.
-const CONNECTIONS_MAX: usize = 64;
+/// How many connections there may be, and for how long.
+#[derive(Debug, Clone, Copy)]
+struct Limits {
+    /// The most connections at a time: a few people and a Prometheus. Each holds a descriptor that a rank may need.
+    connections_max: usize,
+    /// How long a client may take to send a request, and how long a connection may be idle between two.
+    header: Duration,
+    /// How long a connection may last. An open page connects again once a minute.
+    lifetime: Duration,
+    /// How long a client may take to read the rest of an answer when its connection ends.
+    grace: Duration,
+}
+
+const LIMITS: Limits = Limits {
+    connections_max: 64,
+    header: Duration::from_secs(10),
+    lifetime: Duration::from_secs(60),
+    grace: Duration::from_secs(1),
+};
 
 /// The most connections and requests for reports that wait for the thread.
-const INBOX_MAX: usize = 2 * CONNECTIONS_MAX;
-
-/// How long a client may take to send a request, and how long a connection may be idle between two.
-const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// How long a connection may last. An open page connects again once a minute.
-const LIFETIME: Duration = Duration::from_secs(60);
-
-/// How long a client may take to read the rest of an answer when its connection ends.
-const GRACE: Duration = Duration::from_secs(1);
+const INBOX_MAX: usize = 128;
 
 /// The longest head of a request.
 const HEAD_BYTES_MAX: usize = 16 << 10;
@@ -79,6 +87,14 @@ impl StatusServer {
     /// # Errors
     /// The system has no room for another thread or for its poll descriptor.
     pub fn start(source: impl StatusSource, options: StatusOptions) -> io::Result<Arc<Self>> {
+        Self::start_with(source, options, LIMITS)
+    }
+
+    fn start_with(
+        source: impl StatusSource,
+        options: StatusOptions,
+        limits: Limits,
+    ) -> io::Result<Arc<Self>> {
         let runtime = Builder::new_current_thread()
             .enable_io()
             .enable_time()
@@ -100,7 +116,8 @@ impl StatusServer {
             .name("c10d-status".to_owned())
             .spawn(move || {
                 let looker = Looker::new(source, options, timeline, metrics);
-                run(&runtime, looker, messages, &end);
+                let serving = serve(looker, messages, &end, limits);
+                LocalSet::new().block_on(&runtime, serving);
             })?;
         *server.thread() = Some(thread);
         Ok(Arc::new(server))
@@ -187,11 +204,7 @@ fn with_own_host_names(options: StatusOptions) -> StatusOptions {
     options.with_host_name(name).with_host_name(short)
 }
 
-fn run(runtime: &Runtime, looker: Looker, inbox: mpsc::Receiver<Message>, end: &Notify) {
-    LocalSet::new().block_on(runtime, serve(looker, inbox, end));
-}
-
-async fn serve(looker: Looker, mut inbox: mpsc::Receiver<Message>, end: &Notify) {
+async fn serve(looker: Looker, mut inbox: mpsc::Receiver<Message>, end: &Notify, limits: Limits) {
     let looker = Rc::new(RefCell::new(looker));
     let (closing, closes) = watch::channel(());
     let mut connections = JoinSet::new();
@@ -210,7 +223,7 @@ async fn serve(looker: Looker, mut inbox: mpsc::Receiver<Message>, end: &Notify)
                 let _ = reply.try_send(report.map(|look| Arc::clone(&look.report)));
             }
             Some(Message::Connection(connection)) => {
-                if connections.len() >= CONNECTIONS_MAX {
+                if connections.len() >= limits.connections_max {
                     refuse(&connection.stream);
                     continue;
                 }
@@ -218,14 +231,15 @@ async fn serve(looker: Looker, mut inbox: mpsc::Receiver<Message>, end: &Notify)
                     continue;
                 };
                 let looker = Rc::clone(&looker);
-                let work = serve_connection(stream, connection.received, looker, closes.clone());
+                let work =
+                    serve_connection(stream, connection.received, looker, closes.clone(), limits);
                 connections.spawn_local(work);
             }
         }
     }
     drop(closing);
     drop(
-        timeout(GRACE, async {
+        timeout(limits.grace, async {
             while connections.join_next().await.is_some() {}
         })
         .await,
@@ -246,6 +260,7 @@ async fn serve_connection(
     received: Vec<u8>,
     looker: Rc<RefCell<Looker>>,
     mut closes: watch::Receiver<()>,
+    limits: Limits,
 ) {
     let (reader, writer) = stream.into_split();
     let reader = AsyncReadExt::chain(Cursor::new(received), reader);
@@ -260,16 +275,19 @@ async fn serve_connection(
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEADER_TIMEOUT)
+        .header_read_timeout(limits.header)
         .max_buf_size(HEAD_BYTES_MAX)
         .serve_connection(TokioIo::new(tokio::io::join(reader, writer)), service);
     let mut connection = pin!(connection);
     select! {
         // An error is the client's: it left, was too slow, or does not speak HTTP.
         _ = connection.as_mut() => return,
-        () = sleep(LIFETIME) => {}
+        () = sleep(limits.lifetime) => {}
         _ = closes.changed() => {}
     }
     connection.as_mut().graceful_shutdown();
-    drop(timeout(GRACE, connection).await);
+    drop(timeout(limits.grace, connection).await);
 }
+
+#[cfg(test)]
+mod tests;

@@ -8,6 +8,7 @@ mod answers;
 mod browser;
 mod canned;
 mod chromium;
+mod cost;
 mod front;
 mod ranks;
 mod scrape;

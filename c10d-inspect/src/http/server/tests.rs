@@ -1,0 +1,137 @@
+use std::net::{TcpListener, TcpStream};
+use std::time::Instant;
+
+use c10d_store::{Counters, Snapshot};
+
+use super::*;
+use crate::{ExplainOptions, RankReport, Report};
+
+/// How long anything may take on a busy machine.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Short enough for a test, and long enough that the order of what happens is the same on a busy machine.
+const SHORT: Limits = Limits {
+    connections_max: 4,
+    header: Duration::from_millis(200),
+    lifetime: Duration::from_millis(600),
+    grace: Duration::from_millis(100),
+};
+
+/// A report that is too large for the buffers of a socket.
+struct Large;
+
+impl StatusSource for Large {
+    fn snapshot(&self, _: Duration) -> Result<Snapshot, SnapshotError> {
+        Ok(Snapshot::default())
+    }
+
+    fn counters(&self, _: Duration) -> Result<Counters, SnapshotError> {
+        Ok(Counters::default())
+    }
+
+    fn explain(&self, _: &Snapshot, _: &ExplainOptions) -> Report {
+        Report {
+            headline: "x".repeat(20 << 20),
+            ranks: vec![RankReport::default()],
+            ..Report::default()
+        }
+    }
+}
+
+/// A client's connection that the server has taken over after these bytes.
+fn connect(server: &StatusServer, received: &str) -> TcpStream {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
+    let address = listener.local_addr().expect("bound");
+    let client = TcpStream::connect(address).expect("a connection");
+    client.set_read_timeout(Some(LIMIT)).expect("a socket");
+    let (stream, peer) = listener.accept().expect("a connection");
+    stream.set_nonblocking(true).expect("a socket");
+    server.serve(HttpConnection {
+        stream,
+        peer,
+        received: received.into(),
+    });
+    client
+}
+
+fn start(limits: Limits) -> Arc<StatusServer> {
+    StatusServer::start_with(Large, StatusOptions::default(), limits).expect("a thread")
+}
+
+/// Reads until the server closes the connection.
+fn read_to_end(mut client: &TcpStream) -> usize {
+    let mut bytes = Vec::new();
+    // A reset is an end too.
+    let _ = client.read_to_end(&mut bytes);
+    bytes.len()
+}
+
+const REQUEST: &str = "GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n";
+
+#[test]
+fn a_request_that_does_not_end_and_an_idle_connection_are_closed() {
+    let limits = Limits {
+        lifetime: LIMIT,
+        ..SHORT
+    };
+    let server = start(limits);
+    let start = Instant::now();
+    assert_eq!(read_to_end(&connect(&server, "GET /healthz HT")), 0);
+    assert!(read_to_end(&connect(&server, REQUEST)) > 0);
+    assert!(start.elapsed() >= 2 * limits.header);
+    assert!(start.elapsed() < LIMIT);
+}
+
+#[test]
+fn a_connection_ends_with_its_lifetime_however_busy_it_is() {
+    let limits = Limits {
+        header: LIMIT,
+        ..SHORT
+    };
+    let server = start(limits);
+    let start = Instant::now();
+    let mut client = connect(&server, REQUEST);
+    let mut bytes = [0; 4096];
+    while client.read(&mut bytes).is_ok_and(|count| count > 0) {
+        assert!(start.elapsed() < LIMIT);
+        if client.write_all(REQUEST.as_bytes()).is_err() {
+            break;
+        }
+    }
+    assert!(start.elapsed() >= limits.lifetime);
+}
+
+#[test]
+fn a_client_that_does_not_read_its_answer_is_closed() {
+    let server = start(SHORT);
+    let client = connect(&server, "GET /why.json HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    // The others are served meanwhile, and its place becomes free: the limit is 4.
+    let start = Instant::now();
+    while start.elapsed() < SHORT.lifetime + 2 * SHORT.grace {
+        assert!(read_to_end(&connect(&server, REQUEST)) > 0);
+    }
+    assert!(
+        read_to_end(&client) < 20 << 20,
+        "only the part in the buffers"
+    );
+}
+
+#[test]
+fn shutdown_does_not_wait_for_slow_clients() {
+    let server = start(Limits {
+        header: LIMIT,
+        lifetime: LIMIT,
+        ..SHORT
+    });
+    let unread = connect(&server, "GET /why.json HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    let silent = connect(&server, "G");
+    server.report(LIMIT).expect("the thread has taken both");
+    let start = Instant::now();
+    server.shutdown();
+    assert!(start.elapsed() < LIMIT / 2);
+    assert!(read_to_end(&unread) < 20 << 20);
+    assert_eq!(read_to_end(&silent), 0);
+    // Again, and after the end: nothing happens.
+    server.shutdown();
+    assert_eq!(read_to_end(&connect(&server, REQUEST)), 0);
+}

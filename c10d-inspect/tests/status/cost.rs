@@ -1,0 +1,153 @@
+//! What an open page and a Prometheus cost the store's thread, in a job of 16,384 ranks.
+
+use std::env;
+use std::fs;
+use std::io::{self, Read};
+use std::net::SocketAddr;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use crate::front::{Front, LIMIT};
+use crate::ranks::Rank;
+
+const RANKS: usize = 16_384;
+
+/// The rank that all others wait for.
+const MISSING: usize = 9001;
+
+/// How long to measure.
+const TIME: Duration = Duration::from_secs(10);
+
+/// What the store's thread may spend, in milliseconds a second.
+const COST_MAX: f64 = 5.0;
+
+/// Tells the child process which store to connect to.
+const STORE_VARIABLE: &str = "C10D_TEST_STORE";
+
+#[test]
+#[ignore = "16,384 connections; a measurement of 20 s"]
+fn an_open_page_and_a_scrape_cost_the_store_at_most_5_ms_a_second() {
+    raise_limit();
+    let front = Front::of_a_store();
+    let fleet = Fleet::start(front.address);
+    let start = Instant::now();
+    while front.store.waiting_count() < RANKS - 1 {
+        assert!(
+            start.elapsed() < 3 * LIMIT,
+            "{} wait",
+            front.store.waiting_count()
+        );
+        thread::sleep(Duration::from_millis(50));
+    }
+    let idle = cost_of(|| {});
+    // A page asks each second for the summary and for the chosen rank, a Prometheus for the metrics.
+    let mut bytes = 0;
+    let watched = cost_of(|| {
+        for path in ["/status.json", "/ranks.json?rank=9001", "/metrics"] {
+            let answer = front.get(path);
+            assert_eq!(answer.status, 200, "{answer:?}");
+            bytes = bytes.max(answer.body.len());
+        }
+    });
+    let status = front.get("/status.json").json();
+    let figures = format!(
+        "store thread: {idle:.2} ms/s without requests, {watched:.2} ms/s with; a snapshot each {} ms; \
+         /status.json {bytes} bytes; {}",
+        status["interval_ms"], status["headline"]
+    );
+    // What a person runs this for.
+    io::Write::write_all(&mut io::stderr(), format!("{figures}\n").as_bytes()).expect("written");
+    assert!(watched - idle <= COST_MAX, "{figures}");
+    drop(fleet);
+}
+
+/// The CPU time of the store's thread, in milliseconds a second, while `work` runs each second.
+fn cost_of(mut work: impl FnMut()) -> f64 {
+    let start = Instant::now();
+    let before = store_thread_time();
+    while start.elapsed() < TIME {
+        let round = Instant::now();
+        work();
+        thread::sleep(Duration::from_secs(1).saturating_sub(round.elapsed()));
+    }
+    let spent = store_thread_time() - before;
+    spent.as_secs_f64() * 1000.0 / start.elapsed().as_secs_f64()
+}
+
+/// The CPU time of the thread `c10d-store` of this process (Linux).
+fn store_thread_time() -> Duration {
+    let tasks = fs::read_dir("/proc/self/task").expect("Linux");
+    let mut found = tasks.filter_map(|task| {
+        let folder = task.ok()?.path();
+        let name = fs::read_to_string(folder.join("comm")).ok()?;
+        let times = fs::read_to_string(folder.join("schedstat")).ok()?;
+        let nanoseconds = times.split(' ').next()?.parse().ok()?;
+        (name.trim() == "c10d-store").then(|| Duration::from_nanos(nanoseconds))
+    });
+    let time = found.next().expect("the store's thread");
+    assert!(found.next().is_none(), "run this test alone");
+    time
+}
+
+/// A process that holds the connections: a process has 20,000 descriptors here, and each connection has two ends.
+#[derive(Debug)]
+struct Fleet(Child);
+
+impl Fleet {
+    fn start(store: SocketAddr) -> Self {
+        let child = Command::new(env::current_exe().expect("this program"))
+            .args([
+                "--exact",
+                "cost::the_child_holds_the_connections",
+                "--ignored",
+            ])
+            .env(STORE_VARIABLE, store.to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn();
+        Self(child.expect("a process"))
+    }
+}
+
+impl Drop for Fleet {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+#[ignore = "runs in a process of its own"]
+fn the_child_holds_the_connections() {
+    let Ok(store) = env::var(STORE_VARIABLE) else {
+        return;
+    };
+    let store = store.parse().expect("an address");
+    raise_limit();
+    let ranks: Vec<Rank> = (0..RANKS)
+        .filter(|rank| *rank != MISSING)
+        .map(|rank| {
+            // The size of the group would make each address 128 KiB: 2 GiB in all.
+            let mut rank = Rank::connect(store, rank, 0);
+            rank.publish("gpu-node-1");
+            rank.start_to_wait(MISSING);
+            rank
+        })
+        .collect();
+    // Until the parent ends.
+    let _ = io::stdin().read(&mut [0]);
+    drop(ranks);
+}
+
+fn raise_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let needed = u64::try_from(RANKS + 200).expect("small");
+    let raised = Rlimit {
+        current: Some(limit.maximum.unwrap_or(u64::MAX).min(needed.max(20_000))),
+        maximum: limit.maximum,
+    };
+    setrlimit(Resource::Nofile, raised).expect("the soft limit may be raised to the hard one");
+}
