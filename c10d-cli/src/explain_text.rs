@@ -212,7 +212,7 @@ fn group_text(group: &Group) -> String {
 
 fn wait_text(wait: &WaitFor) -> String {
     let mut text = wait.key.clone();
-    if !wait.meaning.is_empty() {
+    if !wait.meaning.is_empty() && !wait.meaning.contains(&wait.key) {
         text.push_str(&format!(" ({})", wait.meaning));
     }
     let connections = match wait.connections {
@@ -386,7 +386,7 @@ impl<W: Write> Lines<'_, W> {
 }
 
 /// The lines of a text, broken at spaces; a longer word is broken anywhere.
-fn wrapped(text: &str, columns: usize) -> Vec<String> {
+pub(crate) fn wrapped(text: &str, columns: usize) -> Vec<String> {
     let columns = columns.max(1);
     let mut lines = Vec::new();
     let mut line = String::new();

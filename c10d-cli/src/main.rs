@@ -52,9 +52,18 @@ enum Command {
     /// Launches the workers of this node, as torchrun does.
     Run(Box<run::options::RunOptions>),
     /// Says who the job waits for: the missing ranks, where they are, and what they do instead.
+    ///
+    /// Asks the store's server, on the store's own port. Needs a store that `c10d run` or `c10d store serve` serves;
+    /// the ranks can be PyTorch's.
     #[command(after_help = why::EXIT_CODES)]
     Why(why::WhyArgs),
     /// Shows all ranks and what they do, renewed each second, until `q` is pressed.
+    ///
+    /// Many ranks are a grid of letters, few are a table. Keys: arrows select, Enter opens, Esc goes back, Tab changes
+    /// between grid and table, `/` searches, `s` sorts, `r` reverses, `n` goes to the next match, `q` ends.
+    ///
+    /// Needs a store that `c10d run` or `c10d store serve` serves; the ranks can be PyTorch's. For scripts and logs
+    /// use `c10d why`.
     Top(top::TopArgs),
     /// Measures a store server, a rendezvous, RPC calls, or remote references.
     #[command(subcommand)]

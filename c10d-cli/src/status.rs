@@ -1,6 +1,8 @@
 //! Reads the status pages of a store server, which answer on the store's own port.
 
+use std::io;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use c10d_inspect::http::{HttpError, HttpRequest, HttpResponse, Target, fetch};
@@ -15,8 +17,12 @@ use crate::quantity::parse_duration;
 use crate::server_address::ServerArgs;
 use crate::status_error::StatusError;
 
-/// Enough for a loaded server, and for finding out what kind of server does not answer.
+/// Enough for a loaded server.
 const TIMEOUT_MIN: Duration = Duration::from_millis(250);
+
+/// How long a server may think about the first request until it is asked what it is: PyTorch's (2.15, libuv) waits
+/// for more bytes without an answer.
+const FIRST_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The part of an error page that is shown.
 const REASON_CHARS_MAX: usize = 200;
@@ -39,11 +45,19 @@ impl StatusArgs {
 }
 
 /// The status pages of one server.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct StatusPages {
     server: HostPort,
     addresses: Vec<SocketAddr>,
     timeout: Duration,
+    has_answered: AtomicBool,
+}
+
+/// What a server is that does not answer HTTP.
+enum Kind {
+    C10d,
+    PyTorch,
+    NoStore,
 }
 
 impl StatusPages {
@@ -55,6 +69,7 @@ impl StatusPages {
                 server,
                 addresses,
                 timeout,
+                has_answered: AtomicBool::new(false),
             }),
             Err(source) => Err(StatusError::UnknownHost { server, source }.into()),
         }
@@ -64,8 +79,8 @@ impl StatusPages {
         &self.server
     }
 
-    /// The JSON at `path`. Blocks for up to the timeout of the options, and as long again to find out why a
-    /// server that accepts connections has no status pages.
+    /// The JSON at `path`. Blocks for up to the timeout of the options; the first time, as long again to find out
+    /// what kind of server does not answer.
     pub(crate) fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, StatusError> {
         serde_json::from_slice(&self.body(path)?).map_err(|error| self.not_understood(path, error))
     }
@@ -80,13 +95,12 @@ impl StatusPages {
     }
 
     fn body(&self, path: &str) -> Result<Vec<u8>, StatusError> {
-        let response = self.fetch(path).map_err(|error| match error {
-            HttpError::Closed { .. }
-            | HttpError::Truncated { .. }
-            | HttpError::NotHttp { .. }
-            | HttpError::NoAnswer { .. } => self.without_pages(error),
-            error => error.into(),
-        })?;
+        let response = if self.has_answered.load(Ordering::Relaxed) {
+            self.fetch(path, self.timeout)?
+        } else {
+            self.fetch_first(path)?
+        };
+        self.has_answered.store(true, Ordering::Relaxed);
         if response.is_success() {
             return Ok(response.body);
         }
@@ -100,36 +114,53 @@ impl StatusPages {
         })
     }
 
-    /// Asks the addresses of the host in their order, until one accepts a connection.
-    fn fetch(&self, path: &str) -> Result<HttpResponse, HttpError> {
-        let deadline = Deadline::after(Instant::now(), self.timeout);
-        let mut last = None;
-        for (index, address) in self.addresses.iter().enumerate() {
-            // An address that swallows packets must not take the time of the others.
-            let left = deadline.remaining(Instant::now()).unwrap_or(self.timeout);
-            let share = left / u32::try_from(self.addresses.len() - index).unwrap_or(u32::MAX);
+    /// The first answer. If there is none, asks what kind of server this is.
+    fn fetch_first(&self, path: &str) -> Result<HttpResponse, StatusError> {
+        let server = self.server.clone();
+        let source = match self.fetch(path, self.timeout.min(FIRST_TIMEOUT)) {
+            Err(
+                error @ (HttpError::Closed { .. }
+                | HttpError::Truncated { .. }
+                | HttpError::NotHttp { .. }
+                | HttpError::NoAnswer { .. }),
+            ) => error,
+            result => return Ok(result?),
+        };
+        let is_silent = matches!(source, HttpError::NoAnswer { .. });
+        match self.kind() {
+            Kind::PyTorch => Err(StatusError::PyTorchs { server }),
+            Kind::C10d if is_silent => Ok(self.fetch(path, self.timeout)?),
+            Kind::C10d => Err(StatusError::TurnedOff { server }),
+            Kind::NoStore if is_silent => Err(source.into()),
+            Kind::NoStore => Err(StatusError::NotAStore { server, source }),
+        }
+    }
+
+    /// Asks the addresses of the host in their order, until one accepts a connection. Each has an equal part of the
+    /// time: one that swallows packets must not take that of the others.
+    fn fetch(&self, path: &str, timeout: Duration) -> Result<HttpResponse, HttpError> {
+        let count = u32::try_from(self.addresses.len()).unwrap_or(u32::MAX);
+        let share = (timeout / count.max(1)).max(TIMEOUT_MIN);
+        let mut first_error = None;
+        for address in &self.addresses {
             let request = HttpRequest::get(Target::Tcp(*address), path);
-            match fetch(&request, share.max(TIMEOUT_MIN)) {
+            match fetch(&request, share) {
                 Err(error @ (HttpError::Connect { .. } | HttpError::ConnectTimeout { .. })) => {
-                    last.get_or_insert(error);
+                    first_error.get_or_insert(error);
                 }
                 result => return result,
             }
         }
-        let no_address = || HttpError::System(std::io::ErrorKind::NotFound.into());
-        Err(last.unwrap_or_else(no_address))
+        let no_address = || HttpError::System(io::ErrorKind::NotFound.into());
+        Err(first_error.unwrap_or_else(no_address))
     }
 
-    /// What kind of server does not answer HTTP.
-    fn without_pages(&self, source: HttpError) -> StatusError {
+    fn kind(&self) -> Kind {
         let options = TcpStoreOptions::default().with_timeout(self.timeout);
-        let server = self.server.clone();
-        match TcpStore::open(server.host(), server.port(), options) {
-            // It is a store, so it is only slow.
-            Ok(_) if matches!(source, HttpError::NoAnswer { .. }) => source.into(),
-            Ok(store) if store.wakes_on_change() => StatusError::TurnedOff { server },
-            Ok(_) => StatusError::PyTorchs { server },
-            Err(_) => StatusError::NotAStore { server, source },
+        match TcpStore::open(self.server.host(), self.server.port(), options) {
+            Ok(store) if store.wakes_on_change() => Kind::C10d,
+            Ok(_) => Kind::PyTorch,
+            Err(_) => Kind::NoStore,
         }
     }
 }

@@ -5,6 +5,8 @@ use std::io;
 use c10d_inspect::http::HttpError;
 use c10d_socket::HostPort;
 
+use crate::printable::printable;
+
 /// Why a status page cannot be read. Exit code 3.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StatusError {
@@ -40,7 +42,8 @@ pub(crate) enum StatusError {
     },
 
     #[error(
-        "cannot understand the answer of {server} to {path}: {source}; are both c10d of the same version?"
+        "cannot understand the answer of {server} to {path}: {}; are both c10d of the same version?",
+        printable(&source.to_string())
     )]
     NotUnderstood {
         server: HostPort,

@@ -20,8 +20,6 @@ Exit codes:
   4    ranks wait for a rank that is missing or stands still
   141  the reader of standard output closed it, as `head` does; no message";
 
-/// Asks the store's server, on its own port. Needs a store that `c10d run` or `c10d store serve` serves; the
-/// ranks can be PyTorch's.
 #[derive(Debug, Args)]
 pub(crate) struct WhyArgs {
     #[command(flatten)]

@@ -75,8 +75,8 @@ pub(crate) enum ClientCommand {
     Watch(watch::WatchArgs),
     /// Lists the connections: who is connected since when, what it asked last, and what it waits for.
     ///
-    /// PID is what PyTorch's clients report, as seen in their own container. Needs a store that `c10d run` or `c10d
-    /// store serve` serves.
+    /// PID is what PyTorch's clients report, as seen in their own container. The answer is up to a second old. Needs a
+    /// store that `c10d run` or `c10d store serve` serves.
     Clients(connections::ClientsArgs),
     /// Prints the server's counters, or with --interval their changes.
     ///

@@ -31,11 +31,6 @@ const NOTICE_EVERY: Duration = Duration::from_millis(100);
 /// How often the ages on the screen are renewed.
 const DRAW_EVERY: Duration = Duration::from_secs(1);
 
-/// Many ranks are a grid of letters, few are a table. Keys: arrows select, Enter opens, Esc goes back, Tab changes
-/// between grid and table, `/` searches, `s` sorts, `q` ends.
-///
-/// Needs a store that `c10d run` or `c10d store serve` serves; the ranks can be PyTorch's. For scripts and logs use
-/// `c10d why`.
 #[derive(Debug, Args)]
 pub(crate) struct TopArgs {
     #[command(flatten)]

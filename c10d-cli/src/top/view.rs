@@ -10,7 +10,7 @@ use ratatui::text::{Line, Span};
 
 use super::grid::LABEL_COLUMNS;
 use super::model::{Cell, HEADLINE_LINES, Top, View};
-use crate::explain_text::age_text;
+use crate::explain_text::{age_text, wrapped};
 use crate::printable::printable;
 
 /// Draws the whole screen. `target` is the server's address.
@@ -59,6 +59,9 @@ const fn letter_of(state: RankState) -> (char, &'static str) {
     }
 }
 
+/// The longest part of a host name in a table.
+const HOST_COLUMNS_MAX: usize = 20;
+
 /// The order in which states are counted.
 const STATES: [RankState; 7] = [
     RankState::NotSeen,
@@ -98,11 +101,9 @@ impl Painter<'_, '_> {
             Some(overview) if overview.is_stuck => (printable(&overview.headline), self.bad()),
             Some(overview) => (printable(&overview.headline), self.good()),
         };
-        let columns = usize::from(self.area.width).max(1);
-        let chars: Vec<char> = text.chars().collect();
-        let mut lines = chars.chunks(columns);
+        let mut lines = wrapped(&text, usize::from(self.area.width)).into_iter();
         for _ in 0..HEADLINE_LINES {
-            let text: String = lines.next().unwrap_or_default().iter().collect();
+            let text = lines.next().unwrap_or_default();
             self.line(vec![Span::styled(text, style)]);
         }
     }
@@ -185,25 +186,38 @@ impl Painter<'_, '_> {
     }
 
     fn table(&mut self, top: &Top, end: usize) {
+        let order = top.order();
+        let cells = top.cells();
+        let lines = end.saturating_sub(self.used + 1);
+        let shown: Vec<usize> = order
+            .iter()
+            .copied()
+            .skip(top.first_line())
+            .take(lines)
+            .collect();
+        let host_of = |rank: &usize| top.row(*rank).and_then(|row| row.host.as_deref());
+        let widths = shown
+            .iter()
+            .filter_map(host_of)
+            .map(|host| host.chars().count());
+        let host_width = widths.max().unwrap_or(0).clamp(4, HOST_COLUMNS_MAX);
         let heading = format!(
-            "{:>8} {:<11} {:>12} {:>14} {:>8} {:<20} {}",
+            "{:>8} {:<12} {:>11} {:>12} {:>8} {:<host_width$} {}",
             "RANK", "STATE", "WAITS FOR", "LAST REQUEST", "PID", "HOST", "WHAT IT DOES"
         );
         self.line(vec![span(&heading, self.bold())]);
-        let order = top.order();
-        let cells = top.cells();
-        let lines = end.saturating_sub(self.used);
-        for rank in order.iter().skip(top.first_line()).take(lines) {
-            let cell = &cells[*rank];
+        for rank in shown {
+            let cell = &cells[rank];
             let mut style = self.style_of_cell(cell);
             let mut rest = Style::new();
-            if *rank == top.selected() {
+            if rank == top.selected() {
                 style = style.add_modifier(Modifier::REVERSED);
                 rest = rest.add_modifier(Modifier::REVERSED);
             }
             let (letter, name) = letter_of(cell.state);
             let state = format!("{rank:>8} {letter} {name:<10}");
-            let text = top.row(*rank).map(row_text).unwrap_or_default();
+            let row = top.row(rank);
+            let text = row.map(|row| row_text(row, host_width)).unwrap_or_default();
             self.line(vec![span(&state, style), span(&text, rest)]);
         }
         if order.is_empty() && !top.search().is_empty() {
@@ -332,18 +346,15 @@ fn is_listed(rank: usize, ranges: &str) -> bool {
 }
 
 /// The columns of a row after the state.
-fn row_text(row: &RankReport) -> String {
+fn row_text(row: &RankReport, host_width: usize) -> String {
     let age = |age: Option<u64>| age.map(age_text).unwrap_or_default();
-    let last = match row.last_request_ms {
-        Some(milliseconds) => format!("{} ago", age_text(milliseconds)),
-        None => String::new(),
-    };
     let pid = row.pid.map(|pid| pid.to_string()).unwrap_or_default();
     let host = row.host.as_deref().unwrap_or_default();
-    let host: String = host.chars().take(20).collect();
+    let host: String = host.chars().take(host_width).collect();
     format!(
-        "{:>12} {last:>14} {pid:>8} {host:<20} {}",
+        " {:>11} {:>12} {pid:>8} {host:<host_width$} {}",
         age(row.waits_ms),
+        age(row.last_request_ms),
         row.doing
     )
 }

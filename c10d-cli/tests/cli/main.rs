@@ -4,6 +4,7 @@
 mod bench;
 mod client;
 mod command;
+mod gloo;
 mod pages;
 mod process;
 mod run;
@@ -12,6 +13,7 @@ mod run_options;
 #[cfg(target_os = "linux")]
 mod run_terminal;
 mod serve;
+mod store_status;
 #[cfg(target_os = "linux")]
 mod top;
 mod why;

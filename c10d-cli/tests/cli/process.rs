@@ -77,6 +77,11 @@ impl Running {
         kill_process(Pid::from_child(&self.0), signal).unwrap();
     }
 
+    /// Standard output, which [`end`](Self::end) then leaves out.
+    pub(crate) fn stdout(&mut self) -> ChildStdout {
+        self.0.stdout.take().unwrap()
+    }
+
     /// The first line on standard error, the rest of which cannot be read afterwards.
     pub(crate) fn line_of_stderr(&mut self) -> String {
         let mut line = String::new();

@@ -2,6 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -13,8 +14,9 @@ use rustix::process::Signal;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
 
+use crate::gloo::rank_that_waits;
 use crate::pages::{Pages, stuck_job};
-use crate::process::{Running, command, run, until};
+use crate::process::{Running, Server, command, run, until};
 
 const COLUMNS: usize = 100;
 const ROWS: usize = 30;
@@ -135,8 +137,8 @@ fn size_of(columns: usize, rows: usize) -> Winsize {
     }
 }
 
-fn top_on(far: &File, pages: &Pages) -> Command {
-    let mut top = command(["top", "--connect", &pages.address.to_string()]);
+fn top_on(far: &File, server: SocketAddr) -> Command {
+    let mut top = command(["top", "--connect", &server.to_string()]);
     top.env("TERM", "xterm")
         .stdin(far.try_clone().unwrap())
         .stdout(far.try_clone().unwrap())
@@ -155,10 +157,10 @@ struct Shown {
 }
 
 impl Shown {
-    fn start(pages: &Pages) -> Self {
+    fn start(server: SocketAddr) -> Self {
         let (near, far) = terminal();
         assert!(is_cooked(&far));
-        let top = top_on(&far, pages);
+        let top = top_on(&far, server);
         let running = Running::start(top);
         let screen = Arc::<Mutex<Screen>>::default();
         let shown = Arc::clone(&screen);
@@ -226,7 +228,7 @@ fn is_cooked(terminal: &impl std::os::fd::AsFd) -> bool {
 fn keys_show_the_grid_the_table_and_one_rank() {
     let pages = Pages::start();
     stuck_job(&pages, 500);
-    let mut top = Shown::start(&pages);
+    let mut top = Shown::start(pages.address);
     top.wait_for("Waiting for rank 2 (1 of 500) for 31 s.");
     top.wait_for("      0 ww?www");
     assert_eq!(top.modes(), ["?1049"], "the alternate screen, no cursor");
@@ -254,7 +256,7 @@ fn keys_show_the_grid_the_table_and_one_rank() {
 fn the_screen_is_renewed_and_follows_the_terminals_size() {
     let pages = Pages::start();
     stuck_job(&pages, 4);
-    let mut top = Shown::start(&pages);
+    let mut top = Shown::start(pages.address);
     top.wait_for("4 ranks: ? 1 not seen  w 3 waiting");
     stuck_job(&pages, 5);
     top.wait_for("5 ranks: ? 1 not seen  w 4 waiting");
@@ -272,7 +274,7 @@ fn a_signal_gives_the_terminal_back() {
     for signal in [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT] {
         let pages = Pages::start();
         stuck_job(&pages, 4);
-        let top = Shown::start(&pages);
+        let top = Shown::start(pages.address);
         top.wait_for("Waiting for rank 2");
         top.running.signal(signal);
         assert_eq!(top.end(), Some(0));
@@ -284,7 +286,7 @@ fn a_terminal_that_disappears_ends_the_command() {
     let pages = Pages::start();
     stuck_job(&pages, 4);
     let (near, far) = terminal();
-    let running = Running::start(top_on(&far, &pages));
+    let running = Running::start(top_on(&far, pages.address));
     drop(far);
     let mut near = File::from(near);
     let mut shown = Vec::new();
@@ -298,8 +300,39 @@ fn a_terminal_that_disappears_ends_the_command() {
 }
 
 #[test]
+fn the_ranks_of_a_real_server_are_shown() {
+    let server = Server::start();
+    let _ranks = [0, 1, 3].map(|rank| rank_that_waits(&server, rank, 4, 2));
+    let mut top = Shown::start(server.address);
+    top.wait_for("4 ranks: ? 1 not seen  w 3 waiting  suspects: 1");
+    top.wait_for("waits for the address of rank 2");
+    top.press("\x1b[H\r");
+    top.wait_for("  process         4000");
+    top.wait_for("  waits for       /default_pg/0//cpu//0/2");
+    drop(server);
+    top.wait_for("cannot connect to");
+    top.press("q");
+    assert_eq!(top.end(), Some(0));
+}
+
+#[test]
 fn without_a_terminal_or_a_server_there_is_a_message() {
     let pages = Pages::start();
     let address = pages.address.to_string();
     run(["top", "--connect", &address]).assert_fails(2, "needs a terminal");
+}
+
+#[test]
+fn a_server_that_cannot_be_asked_is_a_message_on_an_untouched_screen() {
+    let server = Server::start_with(["store", "serve", "--port=0", "--no-status"]);
+    let (near, far) = terminal();
+    let mut top = top_on(&far, server.address);
+    top.stderr(std::process::Stdio::piped());
+    let ended = Running::start(top).end();
+    ended.assert_fails(3, "without status pages");
+    drop(far);
+    let mut shown = Vec::new();
+    // A terminal whose far end is closed fails after its last byte.
+    let _ = File::from(near).read_to_end(&mut shown);
+    assert_eq!(shown, b"");
 }
