@@ -5,6 +5,7 @@ mod bench;
 mod client;
 mod explain_text;
 mod failure;
+mod flight;
 mod open_files;
 mod output;
 mod parent;
@@ -13,6 +14,7 @@ mod quantity;
 mod run;
 mod serve;
 mod server_address;
+mod stacks;
 mod status;
 mod status_error;
 mod suggestion;
@@ -65,6 +67,12 @@ enum Command {
     /// Needs a store that `c10d run` or `c10d store serve` serves; the ranks can be PyTorch's. For scripts and logs
     /// use `c10d why`.
     Top(top::TopArgs),
+    /// Shows where ranks are in their Python code.
+    #[command(after_help = stacks::EXIT_CODES)]
+    Stacks(stacks::StacksArgs),
+    /// Shows which collective each rank is in, and the first one at which ranks differ.
+    #[command(after_help = flight::EXIT_CODES)]
+    Flight(flight::FlightArgs),
     /// Measures a store server, a rendezvous, RPC calls, or remote references.
     #[command(subcommand)]
     Bench(bench::BenchCommand),
@@ -87,7 +95,7 @@ fn main() -> ExitCode {
         Command::Run(_) => run::LOG_LEVELS,
         // Also logs that a connection is retried.
         Command::Store(StoreCommand::Client(_)) => "warn,c10d_socket::connect=info",
-        Command::Bench(_) | Command::Why(_) => "warn",
+        Command::Bench(_) | Command::Why(_) | Command::Stacks(_) | Command::Flight(_) => "warn",
         // A log line would be written across the screen.
         Command::Top(_) => "off",
     };
@@ -101,6 +109,8 @@ fn main() -> ExitCode {
         },
         Command::Why(args) => why::run(&args),
         Command::Top(args) => top::run(&args),
+        Command::Stacks(args) => stacks::run(&args),
+        Command::Flight(args) => flight::run(&args),
         Command::Bench(command) => bench::run(&command),
     };
     match result {

@@ -1,0 +1,219 @@
+//! What is known about one rank: its Python stacks, or why there are none, and what its process does instead.
+//!
+//! Pure. Also what a launcher answers about its own workers, as JSON.
+
+use std::fmt::Write as _;
+
+use c10d_inspect::stacks::Stacks;
+use serde::{Deserialize, Serialize};
+
+use crate::printable::printable;
+
+/// The most characters of a text that another host sent.
+const TEXT_CHARS_MAX: usize = 400;
+
+/// A process that uses at least this much of a core computes.
+const BUSY_PERCENT: u32 = 50;
+
+/// What is known about one rank.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct RankAnswer {
+    pub(crate) rank: usize,
+    /// The host's name, if known.
+    pub(crate) host: Option<String>,
+    /// Its Python stacks.
+    pub(crate) stacks: Option<Stacks>,
+    /// Whether py-spy found the stacks, because the debug server gave none.
+    pub(crate) is_from_py_spy: bool,
+    /// Why its debug server gave no stacks.
+    pub(crate) error: Option<String>,
+    /// The collective that it is in, if its debug server says that but no stacks.
+    pub(crate) collective: Option<String>,
+    /// Its process, if a launcher or this host knows it.
+    pub(crate) process: Option<ProcessState>,
+}
+
+/// A process, as its host shows it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct ProcessState {
+    pub(crate) pid: u32,
+    /// The state letter of /proc; `None` if there is no such process.
+    pub(crate) state: Option<char>,
+    /// The function of the kernel in which it waits.
+    pub(crate) waits_in: Option<String>,
+    /// The part of a core that it used for at least a second, in percent.
+    pub(crate) cpu_percent: Option<u32>,
+}
+
+impl RankAnswer {
+    pub(crate) fn new(rank: usize) -> Self {
+        Self {
+            rank,
+            ..Self::default()
+        }
+    }
+
+    pub(crate) fn failed(rank: usize, error: impl Into<String>) -> Self {
+        Self {
+            error: Some(error.into()),
+            ..Self::new(rank)
+        }
+    }
+
+    /// Makes the texts that another host sent short and safe to print.
+    pub(crate) fn cleaned(mut self) -> Self {
+        let clean = |text: &mut Option<String>| {
+            *text = text
+                .take()
+                .map(|text| printable(&text.chars().take(TEXT_CHARS_MAX).collect::<String>()));
+        };
+        clean(&mut self.host);
+        clean(&mut self.error);
+        clean(&mut self.collective);
+        if let Some(process) = &mut self.process {
+            clean(&mut process.waits_in);
+        }
+        self.stacks = self.stacks.map(Stacks::cleaned);
+        self
+    }
+
+    /// Why there are no stacks, in sentences: "Rank 2 (pid 4711 on node7): its debug server does not answer within
+    /// 2 s. The process is stopped ...". Also what else is known if py-spy found the stacks.
+    pub(crate) fn explanation(&self) -> String {
+        let mut text = format!("Rank {}", self.rank);
+        let pid = self
+            .process
+            .as_ref()
+            .map(|process| format!("pid {}", process.pid));
+        match (pid, &self.host) {
+            (Some(pid), Some(host)) => _ = write!(text, " ({pid} on {host})"),
+            (Some(place), None) => _ = write!(text, " ({place})"),
+            (None, Some(host)) => _ = write!(text, " (on {host})"),
+            (None, None) => {}
+        }
+        let error = self.error.as_deref().unwrap_or("nothing is known about it");
+        _ = write!(text, ": {}.", error.trim_end_matches('.'));
+        if let Some(process) = &self.process {
+            text.push(' ');
+            text.push_str(&process.sentence(self.collective.is_some()));
+        }
+        if let Some(collective) = &self.collective {
+            _ = write!(text, " It is in {collective}.");
+        }
+        text
+    }
+}
+
+impl ProcessState {
+    pub(crate) const fn is_stopped(&self) -> bool {
+        matches!(self.state, Some('T' | 't'))
+    }
+
+    pub(crate) const fn is_alive(&self) -> bool {
+        !matches!(self.state, None | Some('Z' | 'X'))
+    }
+
+    /// `answers` says whether its debug server has answered a request that does not run Python.
+    fn sentence(&self, answers: bool) -> String {
+        let pid = self.pid;
+        let place = self
+            .waits_in
+            .as_ref()
+            .map_or(String::new(), |name| format!(" in {name}"));
+        let cpu = self
+            .cpu_percent
+            .map_or(String::new(), |percent| format!(", {percent} % CPU"));
+        let Some(state) = self.state else {
+            return format!("There is no process {pid} any more.");
+        };
+        match state {
+            'T' => format!(
+                "The process is stopped (state T{place}{cpu}), as by SIGSTOP: kill -CONT {pid} continues it."
+            ),
+            't' => format!("A debugger has stopped the process (state t{place})."),
+            'Z' | 'X' => "The process has ended, and its parent has not collected it.".to_owned(),
+            'D' => format!(
+                "The process waits for the system and cannot be interrupted (state D{place}{cpu}): look for a \
+                 file system, disk or driver that does not answer."
+            ),
+            _ if answers => format!(
+                "The process runs (state {state}{place}{cpu}), and C code in it holds Python's lock (GIL)."
+            ),
+            _ if self
+                .cpu_percent
+                .is_some_and(|percent| percent >= BUSY_PERCENT) =>
+            {
+                format!("The process computes (state {state}{cpu}).")
+            }
+            _ => format!("The process sleeps (state {state}{place}{cpu})."),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn explained(state: Option<char>, cpu: u32, collective: Option<&str>) -> String {
+        let answer = RankAnswer {
+            host: Some("node7".to_owned()),
+            collective: collective.map(str::to_owned),
+            process: Some(ProcessState {
+                pid: 4711,
+                state,
+                waits_in: Some("do_signal_stop".to_owned()),
+                cpu_percent: Some(cpu),
+            }),
+            ..RankAnswer::failed(2, "its debug server does not answer within 2s")
+        };
+        answer.explanation()
+    }
+
+    #[test]
+    fn a_silent_rank_is_explained_by_the_state_of_its_process() {
+        let start = "Rank 2 (pid 4711 on node7): its debug server does not answer within 2s. ";
+        let table = [
+            (
+                Some('T'),
+                0,
+                "The process is stopped (state T in do_signal_stop, 0 % CPU), as by SIGSTOP: kill -CONT 4711 continues it.",
+            ),
+            (Some('R'), 99, "The process computes (state R, 99 % CPU)."),
+            (
+                Some('S'),
+                0,
+                "The process sleeps (state S in do_signal_stop, 0 % CPU).",
+            ),
+            (None, 0, "There is no process 4711 any more."),
+        ];
+        for (state, cpu, end) in table {
+            assert_eq!(explained(state, cpu, None), format!("{start}{end}"));
+        }
+        assert_eq!(
+            explained(Some('R'), 100, Some("all_reduce, [4] float")),
+            format!(
+                "{start}The process runs (state R in do_signal_stop, 100 % CPU), and C code in it holds Python's \
+                 lock (GIL). It is in all_reduce, [4] float."
+            )
+        );
+        assert_eq!(
+            RankAnswer::failed(3, "it has no debug server").explanation(),
+            "Rank 3: it has no debug server."
+        );
+    }
+
+    #[test]
+    fn texts_of_another_host_are_made_safe() {
+        let answer = RankAnswer {
+            host: Some("\u{1b}[2J".to_owned()),
+            ..RankAnswer::failed(1, "\u{202e}x".repeat(1000))
+        };
+        let text = answer.cleaned().explanation();
+        assert!(
+            text.chars().all(|c| (' '..='~').contains(&c)) && text.len() < 6000,
+            "{text}"
+        );
+    }
+}

@@ -1,0 +1,236 @@
+//! Asks the debug servers of ranks for their stacks. For a rank that gives none: its flight recorder, which needs
+//! no Python, and on this host /proc and py-spy.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use c10d_inspect::flight::FlightRecording;
+use c10d_inspect::http::{HttpError, HttpRequest, HttpResponse, Target, fetch_all};
+use c10d_inspect::stacks::Stacks;
+
+use super::answer::RankAnswer;
+use super::process::Sample;
+use super::{process, py_spy};
+
+/// How long a rank has to answer. A debug server answers in a few milliseconds, unless its rank stands still.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How many ranks are asked at a time.
+pub(crate) const AT_ONCE: usize = 128;
+
+/// The most bytes of a dump of stacks: 100 threads of 100 frames with long paths.
+const STACKS_BYTES_MAX: usize = 4 << 20;
+
+/// The most bytes of a flight recorder: four times a full one.
+const FLIGHT_BYTES_MAX: usize = 4 << 20;
+
+/// How long py-spy may take.
+const PY_SPY_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How many processes py-spy reads: each takes up to [`PY_SPY_TIMEOUT`].
+const PY_SPY_MAX: usize = 8;
+
+/// The paths of a rank's flight recorders. Gloo's is the default; NCCL's is another one.
+pub(crate) const FLIGHT_PATHS: [&str; 2] = [
+    "/handler/fr_trace_json",
+    "/handler/fr_trace_json?backend=nccl",
+];
+
+/// A rank to ask.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Worker {
+    pub(crate) rank: usize,
+    /// Its debug servers, in the order in which they are tried.
+    pub(crate) targets: Vec<Target>,
+    /// Its process, if it is one of this host.
+    pub(crate) pid: Option<u32>,
+}
+
+/// The answers of all, in their order. Blocks for about 2 s if a rank does not answer, 4 s if it then may still
+/// have a flight recorder, and 5 s more if py-spy is used.
+pub(crate) fn ask(workers: &[Worker]) -> Vec<RankAnswer> {
+    let samples: Vec<Option<Sample>> = workers
+        .iter()
+        .map(|worker| process_of(worker).and_then(Sample::take))
+        .collect();
+    let mut answers: Vec<RankAnswer> = workers.iter().map(|it| RankAnswer::new(it.rank)).collect();
+    let reached = ask_for_stacks(workers, &mut answers);
+    let now = Instant::now();
+    let silent: Vec<usize> = (0..answers.len())
+        .filter(|index| answers[*index].stacks.is_none())
+        .collect();
+    let longest = silent.iter().filter_map(|index| samples[*index]);
+    if let Some(wait) = longest.map(|sample| sample.remaining(now)).max() {
+        std::thread::sleep(wait);
+    }
+    for index in &silent {
+        answers[*index].process = samples[*index].map(|sample| sample.finish());
+    }
+    ask_for_collectives(&reached, &mut answers);
+    if let Some(program) = py_spy::find() {
+        for index in silent.into_iter().take(PY_SPY_MAX) {
+            ask_py_spy(&program, &mut answers[index]);
+        }
+    }
+    answers
+}
+
+/// Asks each rank's debug servers in turn until one accepts the connection. Returns, by index, the server of each
+/// rank that has accepted and not answered.
+fn ask_for_stacks(workers: &[Worker], answers: &mut [RankAnswer]) -> Vec<(usize, Target)> {
+    let mut reached = Vec::new();
+    let mut is_unreached = vec![true; workers.len()];
+    for turn in 0.. {
+        let asked: Vec<(usize, &Target)> = workers
+            .iter()
+            .enumerate()
+            .filter(|(index, _)| is_unreached[*index])
+            .filter_map(|(index, worker)| Some((index, worker.targets.get(turn)?)))
+            .collect();
+        if asked.is_empty() {
+            break;
+        }
+        let requests: Vec<HttpRequest> = asked
+            .iter()
+            .map(|(_, target)| {
+                HttpRequest::post((*target).clone(), "/handler/dump_traceback")
+                    .with_limit(STACKS_BYTES_MAX)
+            })
+            .collect();
+        let results = fetch_all(&requests, TIMEOUT, AT_ONCE);
+        for ((index, target), result) in asked.into_iter().zip(results) {
+            let answer = &mut answers[index];
+            is_unreached[index] = matches!(
+                result,
+                Err(HttpError::Connect { .. } | HttpError::ConnectTimeout { .. })
+            );
+            if matches!(result, Err(HttpError::NoAnswer { .. })) {
+                reached.push((index, target.clone()));
+            }
+            match stacks_of(result) {
+                Ok(stacks) => {
+                    answer.stacks = Some(stacks);
+                    answer.error = None;
+                }
+                Err(error) => answer.error = Some(error),
+            }
+        }
+    }
+    for (worker, answer) in workers.iter().zip(answers) {
+        if worker.targets.is_empty() {
+            answer.error = Some("it has no debug server".to_owned());
+        }
+    }
+    reached
+}
+
+fn stacks_of(result: Result<HttpResponse, HttpError>) -> Result<Stacks, String> {
+    let answer = result.map_err(|error| match error {
+        HttpError::NoAnswer { timeout, .. } => {
+            format!("its debug server does not answer within {timeout:?}")
+        }
+        error => format!("its debug server gives no stacks: {error}"),
+    })?;
+    let text = String::from_utf8_lossy(&answer.body);
+    if !answer.is_success() {
+        let reason = text.lines().next().unwrap_or_default();
+        let status = answer.status;
+        return Err(format!(
+            "its debug server answers with HTTP status {status}: {reason}"
+        ));
+    }
+    let no_frame = || "its debug server answers, but no thread runs Python".to_owned();
+    Stacks::parse_faulthandler(&text).ok_or_else(no_frame)
+}
+
+/// Asks ranks that hold Python's lock, and so gave no stacks, for their collective.
+fn ask_for_collectives(reached: &[(usize, Target)], answers: &mut [RankAnswer]) {
+    let is_stopped = |index: usize| {
+        let process = answers[index].process.as_ref();
+        process.is_some_and(|process| process.is_stopped() || !process.is_alive())
+    };
+    let asked: Vec<&(usize, Target)> = reached
+        .iter()
+        .filter(|(index, _)| !is_stopped(*index))
+        .collect();
+    let requests: Vec<HttpRequest> = asked
+        .iter()
+        .flat_map(|(_, target)| flight_requests(target))
+        .collect();
+    let results = fetch_all(&requests, TIMEOUT, AT_ONCE);
+    for ((index, _), results) in asked.iter().zip(results.chunks(FLIGHT_PATHS.len())) {
+        if let Ok(recording) = flight_of(results) {
+            let current = recording.current();
+            let collective = current.map_or("no collective".to_owned(), |current| {
+                format!(
+                    "collective {} of group {}: {current}",
+                    current.number, current.group
+                )
+            });
+            answers[*index].collective = Some(collective);
+        }
+    }
+}
+
+/// The requests for a rank's flight recorders.
+pub(crate) fn flight_requests(target: &Target) -> Vec<HttpRequest> {
+    FLIGHT_PATHS
+        .iter()
+        .map(|path| HttpRequest::post(target.clone(), *path).with_limit(FLIGHT_BYTES_MAX))
+        .collect()
+}
+
+/// A rank's flight recorders together, or why there are none, in a clause. One of them is enough.
+pub(crate) fn flight_of(
+    results: &[Result<HttpResponse, HttpError>],
+) -> Result<FlightRecording, String> {
+    let mut merged: Option<FlightRecording> = None;
+    let mut first_error = None;
+    for result in results {
+        let recording = match result {
+            Ok(answer) if answer.is_success() => {
+                FlightRecording::parse(&answer.body).map_err(|error| error.to_string())
+            }
+            Ok(answer) => Err(format!(
+                "its debug server has no flight recorder (HTTP status {}): PyTorch 2.15 or later is needed",
+                answer.status
+            )),
+            Err(HttpError::NoAnswer { timeout, .. }) => Err(format!(
+                "its debug server does not answer within {timeout:?}"
+            )),
+            Err(error) => Err(error.to_string()),
+        };
+        match (recording, &mut merged) {
+            (Ok(recording), Some(merged)) => merged.merge(recording),
+            (Ok(recording), None) => merged = Some(recording),
+            (Err(error), _) => _ = first_error.get_or_insert(error),
+        }
+    }
+    merged.ok_or_else(|| first_error.unwrap_or_else(|| "it has no debug server".to_owned()))
+}
+
+/// The process that serves a unix socket, which a stopped process still tells, or else the one that is known.
+fn process_of(worker: &Worker) -> Option<u32> {
+    let served = worker.targets.iter().find_map(|target| match target {
+        Target::Unix(path) => process::serving(path),
+        _ => None,
+    });
+    served.or(worker.pid)
+}
+
+fn ask_py_spy(program: &Path, answer: &mut RankAnswer) {
+    let Some(process) = answer.process.as_ref().filter(|process| process.is_alive()) else {
+        return;
+    };
+    match py_spy::dump(program, process.pid, process.is_stopped(), PY_SPY_TIMEOUT) {
+        Ok(stacks) => {
+            answer.stacks = Some(stacks);
+            answer.is_from_py_spy = true;
+        }
+        Err(reason) => {
+            let error = answer.error.get_or_insert_default();
+            error.push_str("; ");
+            error.push_str(&reason);
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! Which ranks are asked. Pure.
+
+use std::collections::BTreeSet;
+use std::ops::RangeInclusive;
+use std::str::FromStr;
+
+use c10d_inspect::Report;
+
+/// How many ranks are asked at most if nobody is suspected and none is named.
+const DEFAULT_MAX: usize = 64;
+
+/// A rank, or a range of ranks as `4-7`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct RankArg(RangeInclusive<usize>);
+
+impl FromStr for RankArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let number = |text: &str| {
+            text.parse::<usize>()
+                .map_err(|_| format!("{text:?} is no rank"))
+        };
+        let (first, last) = match text.split_once('-') {
+            Some((first, last)) => (number(first)?, number(last)?),
+            None => (number(text)?, number(text)?),
+        };
+        if first > last {
+            return Err(format!("no rank is in {text}"));
+        }
+        Ok(Self(first..=last))
+    }
+}
+
+/// The ranks to ask, and why these.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Choice {
+    pub(crate) ranks: BTreeSet<usize>,
+    /// A sentence, if the caller did not name them.
+    pub(crate) reason: Option<String>,
+}
+
+/// The ranks that are named, all, or the suspects and one other for comparison.
+///
+/// # Errors
+/// A named rank is none of the job, in one line.
+pub(crate) fn choose(report: &Report, named: &[RankArg], all: bool) -> Result<Choice, String> {
+    let known: BTreeSet<usize> = report.ranks.iter().map(|rank| rank.rank).collect();
+    if !named.is_empty() {
+        return Ok(Choice {
+            ranks: named_ranks(&known, named)?,
+            reason: None,
+        });
+    }
+    if all {
+        return Ok(Choice {
+            ranks: known,
+            reason: None,
+        });
+    }
+    let suspects: BTreeSet<usize> = report
+        .ranks
+        .iter()
+        .filter(|rank| rank.is_suspect)
+        .map(|rank| rank.rank)
+        .collect();
+    if suspects.is_empty() {
+        let ranks: BTreeSet<usize> = known.iter().copied().take(DEFAULT_MAX).collect();
+        let reason = if ranks.len() < known.len() {
+            format!(
+                "No rank is suspected: the first {DEFAULT_MAX} of {} are shown.",
+                known.len()
+            )
+        } else {
+            "No rank is suspected: all are shown.".to_owned()
+        };
+        return Ok(Choice {
+            ranks,
+            reason: Some(reason),
+        });
+    }
+    let mut ranks: BTreeSet<usize> = suspects.iter().copied().take(DEFAULT_MAX).collect();
+    let left_out = suspects.len() - ranks.len();
+    let mut reason = match left_out {
+        0 => "The suspected ranks are shown".to_owned(),
+        _ => format!(
+            "The first {DEFAULT_MAX} of {} suspected ranks are shown",
+            suspects.len()
+        ),
+    };
+    if let Some(other) = known.difference(&suspects).next() {
+        ranks.insert(*other);
+        reason.push_str(&format!(", and rank {other} for comparison"));
+    }
+    Ok(Choice {
+        ranks,
+        reason: Some(format!("{reason}.")),
+    })
+}
+
+fn named_ranks(known: &BTreeSet<usize>, named: &[RankArg]) -> Result<BTreeSet<usize>, String> {
+    let mut ranks = BTreeSet::new();
+    for RankArg(range) in named {
+        let before = ranks.len();
+        ranks.extend(known.range(range.clone()));
+        let last = known.last().copied();
+        // A range that exceeds the job is a mistake too, and could have any length.
+        if ranks.len() == before && !ranks.contains(range.start())
+            || last.is_none_or(|last| *range.end() > last)
+        {
+            let ranks_known = match known.len() {
+                0 => "the store knows no rank".to_owned(),
+                count => format!("the store knows {count} ranks, up to {}", last.unwrap_or(0)),
+            };
+            return Err(format!("there is no rank {}: {ranks_known}", range.end()));
+        }
+    }
+    Ok(ranks)
+}
+
+#[cfg(test)]
+mod tests {
+    use c10d_inspect::RankReport;
+
+    use super::*;
+
+    fn report(count: usize, suspects: &[usize]) -> Report {
+        let mut report = Report::default();
+        report.ranks = (0..count)
+            .map(|number| {
+                let mut rank = RankReport::default();
+                rank.rank = number;
+                rank.is_suspect = suspects.contains(&number);
+                rank
+            })
+            .collect();
+        report
+    }
+
+    fn chosen(count: usize, suspects: &[usize], named: &[&str], all: bool) -> Vec<usize> {
+        let named: Vec<RankArg> = named.iter().map(|text| text.parse().unwrap()).collect();
+        let choice = choose(&report(count, suspects), &named, all).unwrap();
+        choice.ranks.into_iter().collect()
+    }
+
+    #[test]
+    fn suspects_are_shown_beside_one_other() {
+        assert_eq!(chosen(4, &[2], &[], false), [0, 2]);
+        assert_eq!(chosen(4, &[0, 1], &[], false), [0, 1, 2]);
+        assert_eq!(chosen(2, &[0, 1], &[], false), [0, 1]);
+        let choice = choose(&report(4, &[2]), &[], false).unwrap();
+        assert_eq!(
+            choice.reason.unwrap(),
+            "The suspected ranks are shown, and rank 0 for comparison."
+        );
+    }
+
+    #[test]
+    fn without_suspects_all_are_shown_up_to_a_limit() {
+        assert_eq!(chosen(4, &[], &[], false), [0, 1, 2, 3]);
+        assert_eq!(chosen(1000, &[], &[], false).len(), DEFAULT_MAX);
+        assert_eq!(chosen(1000, &[7], &[], true).len(), 1000);
+    }
+
+    #[test]
+    fn ranks_are_named_alone_and_in_ranges() {
+        assert_eq!(chosen(8, &[], &["1", "5-6", "6"], false), [1, 5, 6]);
+        for bad in ["", "x", "-1", "3-", "4-2", "1-2-3"] {
+            assert!(bad.parse::<RankArg>().is_err(), "{bad}");
+        }
+        for bad in ["8", "0-18446744073709551615"] {
+            let named = [bad.parse().unwrap()];
+            let error = choose(&report(8, &[]), &named, false).unwrap_err();
+            assert!(
+                error.ends_with("the store knows 8 ranks, up to 7"),
+                "{error}"
+            );
+        }
+        let error = choose(&Report::default(), &["0".parse().unwrap()], false).unwrap_err();
+        assert_eq!(error, "there is no rank 0: the store knows no rank");
+    }
+}

@@ -1,0 +1,226 @@
+//! How the debug server of a rank is reached: its unix socket on this host, the launcher of its node, or the
+//! address that the rank itself has published.
+//!
+//! Pure.
+
+use std::net::{IpAddr, SocketAddr};
+
+use c10d_inspect::{NodeReport, RankReport};
+use c10d_socket::HostPort;
+
+/// How a rank is reached.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Route {
+    /// Its processes and sockets are on this host.
+    Here,
+    /// The launcher of its node answers for it.
+    Launcher(SocketAddr),
+    /// It has published an address. The addresses of its connections may lead there if the host's name does not.
+    Published {
+        server: HostPort,
+        peers: Vec<IpAddr>,
+    },
+    /// It has no debug server that is known.
+    None,
+}
+
+/// What this host knows about itself.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Here<'a> {
+    /// Its name.
+    pub(crate) host: &'a str,
+    /// The address of the store, as used.
+    pub(crate) store: Option<IpAddr>,
+}
+
+impl Here<'_> {
+    /// Whether a rank runs on this host, as far as names and addresses tell.
+    pub(crate) fn is_home_of(&self, rank: &RankReport) -> bool {
+        if let Some(host) = &rank.host
+            && self.is_same_host(host)
+        {
+            return true;
+        }
+        // Loopback addresses that reach the store are of the store's host, and so is this process.
+        self.is_store_host()
+            && !rank.connections.is_empty()
+            && rank.connections.iter().all(|peer| peer.ip().is_loopback())
+    }
+
+    fn is_store_host(&self) -> bool {
+        self.store.is_some_and(|store| store.is_loopback())
+    }
+
+    fn is_same_host(&self, host: &str) -> bool {
+        fn short(name: &str) -> &str {
+            name.split('.').next().unwrap_or_default()
+        }
+        let is_address = host.parse::<IpAddr>().is_ok();
+        !self.host.is_empty() && !is_address && short(host).eq_ignore_ascii_case(short(self.host))
+    }
+
+    /// How to reach a rank. `has_socket` says whether the unix socket of its debug server exists on this host.
+    pub(crate) fn route(&self, rank: &RankReport, nodes: &[NodeReport], has_socket: bool) -> Route {
+        let node = nodes.iter().find(|node| {
+            node.ranks.0.contains(&rank.rank) && node.is_connected && node.debug_address.is_some()
+        });
+        if has_socket {
+            return Route::Here;
+        }
+        if let Some(address) = node.and_then(|node| self.launcher(node)) {
+            return Route::Launcher(address);
+        }
+        if let Some(server) = rank.debug_url.as_deref().and_then(server_of) {
+            let peers = rank.connections.iter().map(|peer| self.as_seen(peer.ip()));
+            let mut peers: Vec<IpAddr> = peers.collect();
+            peers.sort_unstable();
+            peers.dedup();
+            return Route::Published { server, peers };
+        }
+        if self.is_home_of(rank) {
+            Route::Here
+        } else {
+            Route::None
+        }
+    }
+
+    /// Where the launcher of a node answers: it may listen on all addresses of its host.
+    fn launcher(&self, node: &NodeReport) -> Option<SocketAddr> {
+        let announced = node.debug_address?;
+        if !announced.ip().is_unspecified() && !announced.ip().is_loopback() {
+            return Some(announced);
+        }
+        let ip = node.address.map_or(announced.ip(), |address| address.ip());
+        Some(SocketAddr::new(self.as_seen(ip), announced.port()))
+    }
+
+    /// An address that the store has seen, as seen from here: its loopback is that of the store's host.
+    fn as_seen(&self, ip: IpAddr) -> IpAddr {
+        match self.store {
+            Some(store) if ip.is_loopback() && !store.is_loopback() => store,
+            _ => ip,
+        }
+    }
+}
+
+/// The server of `http://host:port`, with or without a path.
+pub(super) fn server_of(url: &str) -> Option<HostPort> {
+    let rest = url.strip_prefix("http://")?;
+    let authority = rest.split(['/', '?', '#']).next()?;
+    authority.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rank(host: &str, peers: &[&str], url: Option<&str>) -> RankReport {
+        let mut rank = RankReport::default();
+        rank.rank = 2;
+        rank.host = Some(host.to_owned());
+        rank.connections = peers.iter().map(|peer| peer.parse().unwrap()).collect();
+        rank.debug_url = url.map(str::to_owned);
+        rank
+    }
+
+    fn node(debug: &str, seen: &str) -> NodeReport {
+        let mut node = NodeReport::default();
+        node.ranks.0.insert(2);
+        node.is_connected = true;
+        node.debug_address = Some(debug.parse().unwrap());
+        node.address = Some(seen.parse().unwrap());
+        node
+    }
+
+    fn here(store: &str) -> Here<'_> {
+        Here {
+            host: "node7.example.org",
+            store: Some(store.parse().unwrap()),
+        }
+    }
+
+    fn launcher(address: &str) -> Route {
+        Route::Launcher(address.parse().unwrap())
+    }
+
+    #[test]
+    fn a_socket_of_this_host_comes_first_then_the_launcher_then_the_published_address() {
+        let rank = rank("other", &["10.0.0.3:4000"], Some("http://other:25999"));
+        let nodes = [node("10.0.0.3:7000", "10.0.0.3:5000")];
+        let here = here("10.0.0.1");
+        assert_eq!(here.route(&rank, &nodes, true), Route::Here);
+        assert_eq!(here.route(&rank, &nodes, false), launcher("10.0.0.3:7000"));
+        let published = Route::Published {
+            server: "other:25999".parse().unwrap(),
+            peers: vec!["10.0.0.3".parse().unwrap()],
+        };
+        assert_eq!(here.route(&rank, &[], false), published);
+        let mut lost = nodes;
+        lost[0].is_connected = false;
+        assert_eq!(here.route(&rank, &lost, false), published);
+    }
+
+    #[test]
+    fn an_address_that_names_no_host_is_replaced_by_what_the_store_sees() {
+        let rank = rank("other", &[], None);
+        let table = [
+            ("10.0.0.1", "0.0.0.0:7000", "10.0.0.3:5000", "10.0.0.3:7000"),
+            // The node of the store, asked from another host and from itself.
+            (
+                "10.0.0.1",
+                "0.0.0.0:7000",
+                "127.0.0.1:5000",
+                "10.0.0.1:7000",
+            ),
+            (
+                "127.0.0.1",
+                "127.0.0.1:7000",
+                "127.0.0.1:5000",
+                "127.0.0.1:7000",
+            ),
+        ];
+        for (store, debug, seen, expected) in table {
+            let route = here(store).route(&rank, &[node(debug, seen)], false);
+            assert_eq!(route, launcher(expected));
+        }
+    }
+
+    #[test]
+    fn a_rank_without_a_debug_server_is_looked_at_only_on_this_host() {
+        let table = [
+            ("node7", &[][..], "10.0.0.1", Route::Here),
+            ("NODE7.example.org", &[], "10.0.0.1", Route::Here),
+            ("node8", &["127.0.0.1:1"], "127.0.0.1", Route::Here),
+            ("node8", &["127.0.0.1:1"], "10.0.0.1", Route::None),
+            ("node8", &[], "127.0.0.1", Route::None),
+            ("10.0.0.7", &[], "10.0.0.1", Route::None),
+        ];
+        for (host, peers, store, expected) in table {
+            assert_eq!(
+                here(store).route(&rank(host, peers, None), &[], false),
+                expected,
+                "{host}"
+            );
+        }
+    }
+
+    #[test]
+    fn odd_urls_lead_nowhere() {
+        assert_eq!(
+            server_of("http://vm:25999/x").unwrap().to_string(),
+            "vm:25999"
+        );
+        assert_eq!(server_of("http://[::1]:1").unwrap().to_string(), "[::1]:1");
+        for url in [
+            "",
+            "vm:1",
+            "https://vm:1",
+            "http://",
+            "http://vm",
+            "http://a b:1",
+            "http://vm:99999",
+        ] {
+            assert_eq!(server_of(url), None, "{url}");
+        }
+    }
+}
