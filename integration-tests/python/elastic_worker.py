@@ -1,16 +1,18 @@
 """A worker of an elastic job, as `c10d run` or torchrun starts it.
 
-Usage: elastic_worker.py MODE FOLDER [FAILURES]
+Usage: elastic_worker.py MODE FOLDER [FAILURES | SKIPPER]
 
 MODE says what it does:
     env     writes its environment
     sum     joins a gloo group, runs one all-reduce over all workers, exits
     fail    like sum, but rank 0 fails after the all-reduce in its first FAILURES attempts
     loop    runs all-reduces until the file `stop` exists
+    fork    imports torch, and forks a child that exits in order
+    skip    like sum, but all except rank SKIPPER start another all-reduce, and that one sleeps until it is killed
 
 The results are JSON files in FOLDER, written atomically: `env.RANK`; `done.RANK` at the end; with `fail` also
-`attempt.PID` after the first all-reduce; with `loop` also `now.RANK.PID` after each all-reduce. An exception ends the
-worker, with its message on standard error.
+`attempt.PID` after the first all-reduce; with `loop` also `now.RANK.PID` after each all-reduce; with `skip`
+`now.RANK.PID` after the first all-reduce. An exception ends the worker, with its message on standard error.
 """
 
 import ctypes
@@ -37,6 +39,10 @@ def write(folder, name, value):
     temporary.rename(path)
 
 
+def load_data():
+    time.sleep(3600)
+
+
 def main():
     mode, folder = sys.argv[1], Path(sys.argv[2])
     if "C10D_TEST_DIE_WITH_LAUNCHER" in os.environ:
@@ -46,6 +52,13 @@ def main():
         return
     import torch
     import torch.distributed as dist
+
+    if mode == "fork":
+        if os.fork() == 0:
+            sys.exit(0)
+        _, status = os.wait()
+        write(folder, f"done.{RANK}", {"rank": RANK, "status": status})
+        return
 
     def all_reduce(values):
         total = torch.tensor(values, dtype=torch.int64)
@@ -85,6 +98,11 @@ def main():
             if stopping:
                 break
             time.sleep(PAUSE_SECONDS)
+    elif mode == "skip":
+        write(folder, f"now.{RANK}.{os.getpid()}", result(total))
+        if RANK == int(sys.argv[3]):
+            load_data()
+        all_reduce([1])
     elif mode != "sum":
         raise ValueError(f"unknown mode: {mode}")
     dist.destroy_process_group()

@@ -223,7 +223,8 @@ pub fn free_address() -> SocketAddr {
 ///
 /// # Panics
 /// When the build fails.
-fn c10d() -> &'static Path {
+#[must_use]
+pub fn c10d() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
         let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());

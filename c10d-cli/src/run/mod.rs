@@ -5,6 +5,7 @@
 
 mod announce;
 mod blame;
+mod debug_server;
 pub(crate) mod devices;
 mod explain;
 mod happenings;
@@ -36,6 +37,7 @@ use crate::failure::Failure;
 use crate::output::print_line;
 use crate::terminal;
 use announce::{Announcer, NodeIdentity};
+use debug_server::DebugServers;
 use explain::Explainer;
 use hosted::Hosted;
 use options::{RunOptions, RunPlan, Surroundings};
@@ -90,7 +92,14 @@ pub(crate) fn run(options: RunOptions) -> Result<u8, Failure> {
 /// Fills in `report` once an agent has run.
 fn run_job(plan: &RunPlan, report: &mut Value) -> Result<u8, Failure> {
     let is_on = |name: &str| std::env::var(name).is_ok_and(|value| value == "1");
-    let agent_options = agent_options(plan, is_on(IDENTICAL_WORKERS))?;
+    let mut agent_options = agent_options(plan, is_on(IDENTICAL_WORKERS))?;
+    let debug_servers = match plan.debug_server {
+        true => Some(DebugServers::prepare().map_err(Failure::system("--debug-server"))?),
+        false => None,
+    };
+    if let Some(servers) = &debug_servers {
+        agent_options = servers.add_to(agent_options, worker_environment(plan));
+    }
     let hosted = Hosted::new(plan.script.to_string_lossy(), plan.has_status);
     let parameters = with_shared_store(plan.rendezvous.clone(), !is_on(DISABLE_SHARED_STORE))
         .with_server_hook(hosted.hook());
@@ -111,15 +120,19 @@ fn run_job(plan: &RunPlan, report: &mut Value) -> Result<u8, Failure> {
         host: host_name(),
         pid: std::process::id(),
         run_id: plan.rendezvous.run_id().to_owned(),
-        debug_sockets: None,
-        debug_address: None,
+        debug_sockets: debug_servers.as_ref().map(|it| it.sockets().to_owned()),
     };
     let cannot_start = || Failure::system("cannot start a thread");
-    let announcer = Announcer::start(identity).map_err(cannot_start())?;
+    let proxy = debug_servers.as_ref().map(DebugServers::proxy_address);
+    let announcer = Announcer::start(identity, proxy).map_err(cannot_start())?;
     let explainer = Explainer::start(plan.explain_after, Arc::clone(&hosted), announcer.view())
         .map_err(cannot_start())?;
     handler.add_listener(explainer.rendezvous_listener());
     handler.add_listener(happenings::rendezvous_listener(Arc::clone(&hosted)));
+    // Before the announcer's: it announces the address that this one makes.
+    if let Some(servers) = &debug_servers {
+        agent.add_listener(servers.listener());
+    }
     agent.add_listener(announcer.listener());
     agent.add_listener(explainer.agent_listener(announcer.flusher()));
     agent.add_listener(happenings::agent_listener(Arc::clone(&hosted)));
@@ -130,6 +143,7 @@ fn run_job(plan: &RunPlan, report: &mut Value) -> Result<u8, Failure> {
     drop(explainer);
     // Announces how the workers ended.
     drop(announcer);
+    drop(debug_servers);
     terminal::hide();
     let why = reports
         .as_ref()
@@ -172,10 +186,6 @@ fn agent_options(plan: &RunPlan, are_nodes_identical: bool) -> Result<AgentOptio
     if let Some(path) = &plan.log_dir {
         logs = logs.with_log_dir(path);
     }
-    let mut environment: BTreeMap<OsString, OsString> = std::env::vars_os().collect();
-    for (name, value) in &plan.environment {
-        environment.insert((*name).into(), value.into());
-    }
     let command = CommandLine::new(plan.program.clone(), plan.args.iter().cloned());
     let mut options = AgentOptions::new(command, plan.worker_count)
         .with_name(plan.script.to_string_lossy())
@@ -185,11 +195,20 @@ fn agent_options(plan: &RunPlan, are_nodes_identical: bool) -> Result<AgentOptio
         .with_logs(logs)
         .with_virtual_local_rank(plan.virtual_local_rank)
         .with_identical_nodes(are_nodes_identical)
-        .with_environment(environment);
+        .with_environment(worker_environment(plan));
     if let Some(template) = &plan.log_line_prefix_template {
         options = options.with_line_prefix_template(template);
     }
     Ok(options)
+}
+
+/// What workers inherit.
+fn worker_environment(plan: &RunPlan) -> BTreeMap<OsString, OsString> {
+    let mut environment: BTreeMap<OsString, OsString> = std::env::vars_os().collect();
+    for (name, value) in &plan.environment {
+        environment.insert((*name).into(), value.into());
+    }
+    environment
 }
 
 fn with_shared_store(parameters: RendezvousParameters, is_shared: bool) -> RendezvousParameters {

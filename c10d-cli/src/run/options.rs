@@ -125,6 +125,12 @@ pub(crate) struct RunOptions {
     #[arg(long, alias = "no_status")]
     no_status: bool,
 
+    /// Has each worker run PyTorch's debug server, for `c10d stacks` and `c10d flight` (PyTorch 2.15; the script
+    /// needs no change). Only this user reaches it, on a unix socket; this launcher shows others the Python
+    /// stacks and collectives of its workers, on the network of the workers' store.
+    #[arg(long, alias = "debug_server")]
+    debug_server: bool,
+
     /// The role of this node's workers; each role has ranks of its own. [default: default]
     #[arg(long, value_name = "NAME")]
     role: Option<String>,
@@ -311,6 +317,8 @@ pub(crate) struct RunPlan {
     pub(crate) explain_after: Option<Duration>,
     /// Whether stores that this node hosts have a status page.
     pub(crate) has_status: bool,
+    /// Whether workers run a debug server.
+    pub(crate) debug_server: bool,
     /// The script, module or program as the user gave it.
     pub(crate) script: OsString,
     /// Variables that workers get in addition to this command's own environment.
@@ -528,6 +536,7 @@ impl RunOptions {
                 None => Some(EXPLAIN_AFTER),
             },
             has_status: !surroundings.flag("no-status", self.no_status)?,
+            debug_server: surroundings.flag("debug-server", self.debug_server)?,
             script,
             environment,
             warnings,

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use c10d_inspect::AnnouncedNode;
 use elastic_agent::{AgentEvent, AgentListener, StartedWorkers, WorkerExit};
 
+use super::debug_server::ProxyAddress;
 use super::processes::{Scanner, StoreAddress};
 use link::{Link, Open};
 pub(super) use roster::NodeIdentity;
@@ -59,11 +60,11 @@ enum Message {
 }
 
 impl Announcer {
-    /// Starts the thread.
+    /// Starts the thread. `proxy` is where the launcher answers for its workers' debug servers.
     ///
     /// # Errors
     /// The system has no thread left.
-    pub(super) fn start(identity: NodeIdentity) -> io::Result<Self> {
+    pub(super) fn start(identity: NodeIdentity, proxy: Option<ProxyAddress>) -> io::Result<Self> {
         let (messages, inbox) = channel();
         let (end, ended) = channel();
         let shared = Arc::<Shared>::default();
@@ -75,6 +76,7 @@ impl Announcer {
             link: Link::new(Arc::clone(&shared.open)),
             roster: None,
             early: EarlyExits::default(),
+            proxy,
         };
         let thread = std::thread::Builder::new()
             .name(THREAD.to_owned())
@@ -170,6 +172,7 @@ struct Thread {
     link: Link,
     roster: Option<Roster>,
     early: EarlyExits,
+    proxy: Option<ProxyAddress>,
 }
 
 impl Thread {
@@ -273,7 +276,8 @@ impl Thread {
         let Some(roster) = &mut self.roster else {
             return;
         };
-        let node = roster.announcement(Instant::now());
+        let mut node = roster.announcement(Instant::now());
+        node.debug_address = self.proxy.as_ref().and_then(ProxyAddress::get);
         let bytes = serde_json::to_vec(&node).unwrap_or_default();
         *self
             .shared

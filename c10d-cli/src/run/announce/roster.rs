@@ -1,7 +1,6 @@
 //! What is announced about the workers of this node, and when. Pure.
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -32,8 +31,6 @@ pub(in crate::run) struct NodeIdentity {
     pub(in crate::run) run_id: String,
     /// The directory of the workers' debug sockets.
     pub(in crate::run) debug_sockets: Option<PathBuf>,
-    /// Where this launcher answers requests for stacks.
-    pub(in crate::run) debug_address: Option<SocketAddr>,
 }
 
 /// The next thing to do.
@@ -203,7 +200,6 @@ impl Roster {
         node.nodes = Some(self.started.nodes);
         node.world_size = Some(self.started.world_size);
         node.restarts = self.started.restarts;
-        node.debug_address = self.identity.debug_address;
         let workers = self.workers.iter().map(|worker| {
             let mut announced = worker.announced(now);
             let sockets = self.identity.debug_sockets.as_deref();
@@ -296,7 +292,6 @@ mod tests {
             pid: 7,
             run_id: "job".to_owned(),
             debug_sockets: Some("/run/c10d".into()),
-            debug_address: None,
         };
         let workers = [(2, 0, 100), (3, 1, 101)];
         let workers = workers.map(|(rank, local, pid)| StartedWorker::new(rank, local, pid));

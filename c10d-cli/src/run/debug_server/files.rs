@@ -1,0 +1,148 @@
+//! The files that make a worker start PyTorch's debug server, and the directory of its socket.
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+/// The longest path of a unix socket on Linux and macOS, without the end of the string.
+const SOCKET_PATH_BYTES_MAX: usize = 103;
+
+/// Space for `/RESTARTS-LOCAL_RANK`.
+const SOCKET_NAME_BYTES: usize = 24;
+
+/// How often another name is tried if one is taken.
+const ATTEMPTS: usize = 16;
+
+const MODULE: &str = include_str!("c10d_debug_server.py");
+const METADATA: &str = "Metadata-Version: 2.1\nName: c10d-debug-server\nVersion: 0.1\n";
+const ENTRY_POINTS: &str = "[torch.backends]\nc10d_debug_server = c10d_debug_server:start\n";
+
+/// A directory that only this user can enter. Dropping it removes it.
+#[derive(Debug)]
+pub(super) struct Files {
+    sockets: PathBuf,
+    python: PathBuf,
+}
+
+impl Files {
+    pub(super) fn create() -> io::Result<Self> {
+        let sockets = create_directory(&[env::temp_dir(), PathBuf::from("/tmp")])?;
+        let files = Self {
+            python: sockets.join("python"),
+            sockets,
+        };
+        let metadata = files.python.join("c10d_debug_server-0.1.dist-info");
+        fs::create_dir_all(&metadata)?;
+        fs::write(files.python.join("c10d_debug_server.py"), MODULE)?;
+        fs::write(metadata.join("METADATA"), METADATA)?;
+        fs::write(metadata.join("entry_points.txt"), ENTRY_POINTS)?;
+        Ok(files)
+    }
+
+    /// The directory of the sockets.
+    pub(super) fn sockets(&self) -> &Path {
+        &self.sockets
+    }
+
+    /// The directory for PYTHONPATH.
+    pub(super) fn python(&self) -> &Path {
+        &self.python
+    }
+}
+
+impl Drop for Files {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_dir_all(&self.sockets) {
+            log::warn!("cannot remove {}: {error}", self.sockets.display());
+        }
+    }
+}
+
+/// The value of PYTHONPATH with `directory` first. An empty entry would mean the current directory.
+pub(super) fn prepend(directory: &Path, inherited: Option<&OsStr>) -> OsString {
+    let mut value = directory.as_os_str().to_owned();
+    if let Some(inherited) = inherited.filter(|inherited| !inherited.is_empty()) {
+        value.push(":");
+        value.push(inherited);
+    }
+    value
+}
+
+/// A new directory in the first place that is not too long for sockets in it.
+fn create_directory(places: &[PathBuf]) -> io::Result<PathBuf> {
+    let mut last_error = None;
+    for place in places {
+        for _ in 0..ATTEMPTS {
+            let path = place.join(format!("c10d-debug-{:08x}", fastrand::u32(..)));
+            let bytes = path.as_os_str().as_bytes().len();
+            if bytes + SOCKET_NAME_BYTES > SOCKET_PATH_BYTES_MAX || !path.is_absolute() {
+                break;
+            }
+            match DirBuilder::new().mode(0o700).create(&path) {
+                Ok(()) => return Ok(path),
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => {
+                    let place = place.display();
+                    let text = format!("cannot create a directory in {place}: {error}");
+                    last_error = Some(io::Error::new(error.kind(), text));
+                    break;
+                }
+            }
+        }
+    }
+    let too_long = || io::Error::other("TMPDIR is too long for unix sockets, or not absolute");
+    Err(last_error.unwrap_or_else(too_long))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn only_this_user_can_enter_and_nothing_is_left_behind() {
+        let files = Files::create().unwrap();
+        let path = files.sockets().to_owned();
+        let mode = fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o700);
+        let longest = path.join(format!("{}-{}", u32::MAX, u32::MAX));
+        assert!(longest.as_os_str().len() <= SOCKET_PATH_BYTES_MAX);
+        assert!(files.python().join("c10d_debug_server.py").is_file());
+        drop(files);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_long_place_is_skipped_and_a_missing_one_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let long = folder.path().join("x".repeat(100));
+        let path = create_directory(&[long.clone(), folder.path().to_owned()]).unwrap();
+        assert!(path.starts_with(folder.path()) && !path.starts_with(&long));
+        let error = create_directory(&[long]).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "TMPDIR is too long for unix sockets, or not absolute"
+        );
+        let error = create_directory(&[folder.path().join("missing")]).unwrap_err();
+        assert!(
+            error.to_string().contains("/missing: No such file"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn the_users_python_path_is_kept() {
+        let table = [(None, "/d"), (Some(""), "/d"), (Some("a:b"), "/d:a:b")];
+        for (inherited, expected) in table {
+            assert_eq!(
+                prepend(Path::new("/d"), inherited.map(OsStr::new)),
+                expected
+            );
+        }
+    }
+}

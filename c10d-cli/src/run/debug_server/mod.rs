@@ -1,0 +1,198 @@
+//! `--debug-server`: each worker runs PyTorch's debug server on a unix socket that only this user reaches, and this
+//! launcher answers for its workers, so that `c10d stacks` and `c10d flight` reach ranks on other hosts.
+//!
+//! The script needs no change: `import torch` calls an entry point that it finds on PYTHONPATH. With a version of
+//! PyTorch without entry points or debug server the workers start without one.
+
+mod address;
+mod files;
+mod question;
+
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use c10d_inspect::http::{HttpResponse, RequestServer, Target, fetch};
+use elastic_agent::{AgentEvent, AgentListener, AgentOptions, StartedWorkers};
+
+use crate::stacks::probe::{self, TIMEOUT, Worker, flight_requests};
+use files::Files;
+use question::Question;
+
+const THREAD: &str = "debug-proxy";
+
+/// Where Python looks for modules and entry points first.
+const PYTHONPATH: &str = "PYTHONPATH";
+
+/// The debug servers of an agent's workers. Dropping it stops the proxy and removes the files.
+#[derive(Debug)]
+pub(super) struct DebugServers {
+    files: Files,
+    shared: Arc<Shared>,
+}
+
+/// What the proxy, the announcements and the agent's events share.
+#[derive(Debug, Default)]
+struct Shared {
+    sockets: PathBuf,
+    workers: Mutex<BTreeMap<usize, LocalWorker>>,
+    proxy: Mutex<Option<RequestServer>>,
+}
+
+#[derive(Debug, Clone)]
+struct LocalWorker {
+    pid: u32,
+    socket: PathBuf,
+}
+
+impl DebugServers {
+    /// Writes the files that workers load.
+    ///
+    /// # Errors
+    /// The directory cannot be made, or every place for it has too long a path for a unix socket.
+    pub(super) fn prepare() -> io::Result<Self> {
+        let files = Files::create()?;
+        let shared = Shared {
+            sockets: files.sockets().to_owned(),
+            ..Shared::default()
+        };
+        Ok(Self {
+            files,
+            shared: Arc::new(shared),
+        })
+    }
+
+    /// The directory of [`AgentOptions::debug_socket`].
+    pub(super) fn sockets(&self) -> &Path {
+        &self.shared.sockets
+    }
+
+    /// Lets workers find the files and their sockets. `environment` is what they would inherit otherwise.
+    pub(super) fn add_to(
+        &self,
+        options: AgentOptions,
+        mut environment: BTreeMap<OsString, OsString>,
+    ) -> AgentOptions {
+        let inherited = environment.get(OsStr::new(PYTHONPATH));
+        let path = files::prepend(self.files.python(), inherited.map(OsString::as_os_str));
+        environment.insert(PYTHONPATH.into(), path);
+        options
+            .with_environment(environment)
+            .with_debug_sockets(self.sockets())
+    }
+
+    /// A listener that keeps up with the agent's workers. Must be called before those that announce workers.
+    pub(super) fn listener(&self) -> AgentListener {
+        let shared = Arc::clone(&self.shared);
+        Arc::new(move |event| match event {
+            AgentEvent::WorkersStarted(started) => shared.note_started(started),
+            AgentEvent::Stopping => shared.workers().clear(),
+            _ => {}
+        })
+    }
+
+    pub(super) fn proxy_address(&self) -> ProxyAddress {
+        ProxyAddress(Arc::clone(&self.shared))
+    }
+}
+
+impl Drop for DebugServers {
+    fn drop(&mut self) {
+        let proxy = self.shared.proxy().take();
+        drop(proxy);
+    }
+}
+
+/// Where the launcher answers for its workers, from the start of its first workers on.
+#[derive(Debug, Clone)]
+pub(super) struct ProxyAddress(Arc<Shared>);
+
+impl ProxyAddress {
+    pub(super) fn get(&self) -> Option<SocketAddr> {
+        self.0.proxy().as_ref().map(RequestServer::address)
+    }
+}
+
+impl Shared {
+    fn workers(&self) -> MutexGuard<'_, BTreeMap<usize, LocalWorker>> {
+        // Each change leaves the table valid, even if a thread panics.
+        self.workers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn proxy(&self) -> MutexGuard<'_, Option<RequestServer>> {
+        self.proxy.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn note_started(self: &Arc<Self>, started: &StartedWorkers) {
+        let workers = started.workers.iter().map(|worker| {
+            let socket =
+                AgentOptions::debug_socket(&self.sockets, started.restarts, worker.local_rank);
+            let pid = worker.pid;
+            (worker.rank, LocalWorker { pid, socket })
+        });
+        *self.workers() = workers.collect();
+        if self.proxy().is_some() {
+            return;
+        }
+        match self.start_proxy(started) {
+            Ok(proxy) => {
+                let address = proxy.address();
+                log::info!("stacks of this node's workers can be read at {address}");
+                *self.proxy() = Some(proxy);
+            }
+            Err(error) => {
+                log::warn!("stacks of this node's workers can be read on this host only: {error}");
+            }
+        }
+    }
+
+    fn start_proxy(self: &Arc<Self>, started: &StartedWorkers) -> io::Result<RequestServer> {
+        let listener = address::listen(&started.master, started.nodes)?;
+        // Not this table itself: it owns the proxy, which would then never be dropped.
+        let shared = Arc::downgrade(self);
+        let handler = move |path: &str| match shared.upgrade() {
+            Some(shared) => shared.answer(path),
+            None => HttpResponse::new(503, "the job is ending\n"),
+        };
+        RequestServer::start(listener, THREAD, Arc::new(handler))
+    }
+
+    /// Blocks for up to 9 s, if the worker stands still and py-spy is installed.
+    fn answer(&self, path: &str) -> HttpResponse {
+        let Some(question) = Question::parse(path) else {
+            return HttpResponse::new(404, "the paths are /stacks?rank=R and /flight?rank=R\n");
+        };
+        let rank = question.rank();
+        let Some(worker) = self.workers().get(&rank).cloned() else {
+            return HttpResponse::new(404, format!("rank {rank} is no worker of this launcher\n"));
+        };
+        let target = Target::Unix(worker.socket);
+        match question {
+            Question::Stacks { .. } => {
+                let worker = Worker {
+                    rank,
+                    targets: vec![target],
+                    pid: Some(worker.pid),
+                };
+                let answer = probe::ask(&[worker]).pop().unwrap_or_default();
+                match serde_json::to_vec(&answer) {
+                    Ok(json) => HttpResponse::new(200, json),
+                    Err(error) => HttpResponse::new(500, format!("{error}\n")),
+                }
+            }
+            Question::Flight { recorder, .. } => {
+                let requests = flight_requests(&target);
+                match fetch(&requests[recorder], TIMEOUT) {
+                    Ok(answer) => answer,
+                    Err(error) => HttpResponse::new(504, format!("{error}\n")),
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
