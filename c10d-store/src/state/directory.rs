@@ -2,20 +2,16 @@
 //!
 //! A snapshot copies them in slices. The record of a connection that changes before its turn is copied first.
 
-use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::sync::Arc;
 
 use super::activity::Activity;
-use super::image::{ClosedConnection, ConnectionImage, ConnectionsImage, MISSING_MAX, WaitImage};
+use super::closed::{ClosedConnection, ClosedConnections};
+use super::image::{ConnectionImage, ConnectionsImage, MISSING_MAX, WaitImage};
 use super::waiters::Waiters;
 use crate::message::{ConnId, Outline};
 use crate::moment::Moment;
 use crate::snapshot::{CloseReason, Closed, ConnectionId, Counters, PendingWait};
 use crate::wire::Opcode;
-
-/// The most closed connections that are kept: as many as a large job has ranks. About 5 MiB.
-pub(super) const CLOSED_MAX: usize = 16_384;
 
 /// An open connection, or the place of one. Aligned, so that most requests touch one cache line of it, and reads
 /// two.
@@ -47,10 +43,7 @@ pub(super) struct Directory {
     opened: u64,
     /// Connections handed over. They count as if they had not been opened.
     handed_over: u64,
-    /// The connections that closed last, in the order of closing.
-    closed: VecDeque<Arc<ClosedConnection>>,
-    /// The number of closed connections that are no longer kept.
-    closed_dropped: u64,
+    closed: ClosedConnections,
     closed_by: [u64; 3],
     /// By [`Opcode::index`].
     requests: [u64; Opcode::COUNT],
@@ -66,9 +59,6 @@ struct Copying {
     /// The entries to visit. Entries do not move; one that is made later carries the snapshot's number.
     next_entry: usize,
     entries_end: usize,
-    /// The numbers of the closed connections to copy, counted since the server's start.
-    next_closed: u64,
-    closed_end: u64,
 }
 
 impl Directory {
@@ -119,23 +109,25 @@ impl Directory {
         }
     }
 
-    /// A connection closed: keeps its record. Returns the connection whose record is dropped for it.
+    /// A connection closed: keeps its record. Calls `dropped` for each connection whose record is dropped for it.
+    /// Returns the connection's id; `None` if it was not open.
     pub(super) fn close(
         &mut self,
         conn: ConnId,
         closed: Closed,
         waiters: &Waiters,
-    ) -> Option<(ConnectionId, Option<ConnectionId>)> {
+        dropped: impl FnMut(ConnectionId),
+    ) -> Option<ConnectionId> {
         self.keep(conn, waiters);
         let activity = self.take(conn)?;
         self.closed_by[closed.reason as usize] += 1;
-        self.closed.push_back(Arc::new(ClosedConnection {
+        let record = ClosedConnection {
             activity,
             wait: pending_wait(conn, waiters),
             closed,
-        }));
-        let dropped = (self.closed.len() > CLOSED_MAX).then(|| self.drop_oldest());
-        Some((activity.id(), dropped.flatten()))
+        };
+        self.closed.push(record, dropped);
+        Some(activity.id())
     }
 
     /// A connection now belongs to another protocol: removes it as if it had not been opened.
@@ -167,18 +159,17 @@ impl Directory {
     }
 
     /// Starts a snapshot of the current moment. A snapshot in progress is dropped.
-    pub(super) fn start_copy(&mut self) {
+    pub(super) fn start_copy(&mut self, waiters: &Waiters) {
         self.snapshots = self.snapshots.wrapping_add(1);
+        let missing_max = waiters.len().min(self.open * MISSING_MAX);
         self.copy = Some(Box::new(Copying {
             image: ConnectionsImage {
                 open: Vec::with_capacity(self.open),
-                closed: Vec::with_capacity(self.closed.len()),
-                missing: Vec::new(),
+                closed: self.closed.clone(),
+                missing: Vec::with_capacity(missing_max),
             },
             next_entry: 0,
             entries_end: self.entries.len(),
-            next_closed: self.closed_dropped,
-            closed_end: self.closed_dropped + self.closed.len() as u64,
         }));
     }
 
@@ -213,16 +204,6 @@ impl Directory {
             *budget = budget.saturating_sub(1);
             copy.next_entry += 1;
         }
-        while copy.next_closed < copy.closed_end {
-            if *budget == 0 {
-                return None;
-            }
-            *budget -= 1;
-            let index = usize::try_from(copy.next_closed - self.closed_dropped).ok();
-            let closed = index.and_then(|index| self.closed.get(index));
-            copy.image.closed.extend(closed.cloned());
-            copy.next_closed += 1;
-        }
         Some(self.copy.take()?.image)
     }
 
@@ -243,8 +224,7 @@ impl Directory {
                 record.wait = pending_wait(ConnId::new(slot as u32, entry.generation), waiters);
                 record
             });
-        let closed = self.closed.iter().map(|closed| closed.record());
-        (open.collect(), closed.collect())
+        (open.collect(), self.closed.records().collect())
     }
 
     /// The number of entries, including those of closed connections.
@@ -264,9 +244,6 @@ impl Directory {
             open as u64 + closed + self.handed_over,
             "every connection is open, closed or handed over"
         );
-        let kept = self.closed.len();
-        assert!(kept <= CLOSED_MAX);
-        assert_eq!(closed, kept as u64 + self.closed_dropped);
     }
 
     fn take(&mut self, conn: ConnId) -> Option<Activity> {
@@ -274,20 +251,6 @@ impl Directory {
         entry.generation = VACANT;
         self.open -= 1;
         Some(entry.activity)
-    }
-
-    fn drop_oldest(&mut self) -> Option<ConnectionId> {
-        let oldest = self.closed.pop_front()?;
-        let id = oldest.activity.id();
-        if let Some(copy) = &mut self.copy
-            && copy.next_closed == self.closed_dropped
-            && copy.next_closed < copy.closed_end
-        {
-            copy.next_closed += 1;
-            copy.image.closed.push(oldest);
-        }
-        self.closed_dropped += 1;
-        Some(id)
     }
 }
 

@@ -7,12 +7,13 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use super::activity::Activity;
+use super::closed::ClosedConnections;
 use super::stored::{Stored, Written};
 use super::waiters::Origin;
 use crate::moment::Moment;
 use crate::snapshot::{
-    Announcement, Closed, ConnectionRecord, Counters, KeyRecord, PendingWait, QueueRecord,
-    Snapshot, VALUE_HEAD_BYTES_MAX, Version,
+    Announcement, ConnectionRecord, Counters, KeyRecord, PendingWait, QueueRecord, Snapshot,
+    VALUE_HEAD_BYTES_MAX, Version,
 };
 
 /// The most missing keys of a wait in a snapshot.
@@ -32,7 +33,7 @@ pub(crate) struct Image {
 #[derive(Debug, Default)]
 pub(super) struct ConnectionsImage {
     pub(super) open: Vec<ConnectionImage>,
-    pub(super) closed: Vec<Arc<ClosedConnection>>,
+    pub(super) closed: ClosedConnections,
     /// The missing keys of all waits, one after the other.
     pub(super) missing: Vec<Arc<[u8]>>,
 }
@@ -50,14 +51,6 @@ pub(super) struct WaitImage {
     pub(super) missing_count: usize,
     /// Where its missing keys start, and how many of them are copied.
     pub(super) missing: (usize, usize),
-}
-
-/// A connection that has closed.
-#[derive(Debug)]
-pub(super) struct ClosedConnection {
-    pub(super) activity: Activity,
-    pub(super) wait: Option<PendingWait>,
-    pub(super) closed: Closed,
 }
 
 /// The keys of one moment.
@@ -80,10 +73,11 @@ pub(super) struct KeyImage {
 }
 
 impl KeysImage {
-    /// An empty one with room for this number of keys.
-    pub(super) fn with_capacity(keys: usize) -> Self {
+    /// An empty one with room for this number of keys, with values of this number of bytes in all.
+    pub(super) fn with_capacity(keys: usize, value_bytes: usize) -> Self {
         Self {
             keys: Vec::with_capacity(keys),
+            heads: Vec::with_capacity(value_bytes.min(keys * VALUE_HEAD_BYTES_MAX)),
             ..Self::default()
         }
     }
@@ -116,7 +110,7 @@ impl Image {
             started: Some(started),
             server_time: Duration::ZERO,
             connections,
-            closed: self.connections.closed.iter().map(|c| c.record()).collect(),
+            closed: self.connections.closed.records().collect(),
             keys: self.key_records(),
             keys_left_out: self.keys.left_out,
             queues: self.queue_records(),
@@ -179,14 +173,5 @@ impl Image {
                 length: *length,
             })
             .collect()
-    }
-}
-
-impl ClosedConnection {
-    pub(super) fn record(&self) -> ConnectionRecord {
-        let mut record = self.activity.to_record();
-        record.wait.clone_from(&self.wait);
-        record.closed = Some(self.closed);
-        record
     }
 }

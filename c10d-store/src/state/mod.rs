@@ -8,6 +8,8 @@
 
 mod activity;
 mod announcements;
+mod closed;
+mod conn_hash;
 mod directory;
 mod image;
 #[cfg(any(test, debug_assertions))]
@@ -231,7 +233,7 @@ impl StoreState {
     }
 
     /// Removes a closed connection: its pending wait, and a wakeup that it has not used. Its record is kept,
-    /// unless 16,384 others close later. A second call has no effect.
+    /// until 16,384 others have closed. A second call has no effect.
     pub(crate) fn disconnect(
         &mut self,
         conn: ConnId,
@@ -242,11 +244,11 @@ impl StoreState {
             at: self.now.since_start(),
             reason,
         };
-        if let Some((closed, dropped)) = self.directory.close(conn, closed, &self.waiters) {
+        let announcements = &mut self.announcements;
+        let dropped = |dropped| announcements.forget(dropped);
+        let closed = self.directory.close(conn, closed, &self.waiters, dropped);
+        if let Some(closed) = closed {
             self.announcements.close(closed);
-            if let Some(dropped) = dropped {
-                self.announcements.forget(dropped);
-            }
         }
         self.cancel(conn);
         if !self.pledges.is_empty() {
@@ -284,7 +286,7 @@ impl StoreState {
     /// Starts a snapshot of the current moment, with these totals. A snapshot in progress is dropped.
     pub(crate) fn start_snapshot(&mut self, counters: Counters) {
         self.slots.start_copy(SNAPSHOT_KEYS_MAX);
-        self.directory.start_copy();
+        self.directory.start_copy(&self.waiters);
         self.snapshot = Some(Box::new(SnapshotInProgress {
             now: self.now,
             counters,

@@ -297,7 +297,7 @@ impl Slots {
     pub(super) fn start_copy(&mut self, keys_max: usize) {
         self.snapshots = self.snapshots.wrapping_add(1);
         self.copy = Some(Box::new(Copying {
-            image: KeysImage::with_capacity(self.value_count.min(keys_max)),
+            image: KeysImage::with_capacity(self.value_count.min(keys_max), self.stored_bytes),
             keys_max,
             left: self.map.len(),
         }));

@@ -3,7 +3,7 @@
 //! Each history is determined by a seed. `SEED=n` repeats one, `ROUNDS=n` runs n of them.
 
 use std::net::SocketAddr;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use super::slots::Slots;
 use super::stored::Writer;
@@ -228,9 +228,9 @@ impl World {
         }
     }
 
-    /// Closes so many connections that the oldest records are dropped from now on.
+    /// Closes so many connections that the oldest records are dropped soon.
     fn fill_closed(&mut self) {
-        for number in 0..super::directory::CLOSED_MAX as u32 {
+        for number in 0..super::closed::CLOSED_KEPT as u32 + 60 {
             let conn = ConnId::new(1_000, number);
             self.state.connect(conn, PEER);
             if number % 1_000 == 0 {
@@ -318,7 +318,7 @@ fn keys_beyond_the_limit_are_counted() {
 fn large_state() -> StoreState {
     let mut state = StoreState::new();
     let mut replies = Recorder::default();
-    for slot in 0..super::directory::CLOSED_MAX as u32 {
+    for slot in 0..super::closed::CLOSED_KEPT as u32 {
         let conn = ConnId::new(slot, 0);
         state.connect(conn, PEER);
         state.disconnect(conn, CloseReason::Peer, &mut replies);
@@ -347,45 +347,49 @@ fn large_state() -> StoreState {
     state
 }
 
-/// The time that the server's thread spends on a snapshot. Run with `--release -- --ignored --nocapture`.
+/// The processor time of this thread, so that other processes do not count.
+fn processor_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::try_from(time).expect("not negative")
+}
+
+/// What a snapshot costs the server's thread. Run with `--release -- --ignored --nocapture`.
 #[test]
 #[ignore = "measures, so it needs a release build"]
 #[expect(clippy::print_stdout, reason = "the test reports what it measured")]
-fn no_slice_of_16_384_connections_takes_long() {
+fn a_snapshot_of_16_384_connections_takes_short_slices() {
     let mut state = large_state();
-    let mut of_all = Vec::new();
-    for round in 0..20 {
-        let mut slices = Vec::new();
-        let started = Instant::now();
+    let mut rounds = Vec::new();
+    for _ in 0..50 {
+        let (mut slices, mut longest) = (0, Duration::ZERO);
+        let started = processor_time();
+        let mut slice_started = started;
         state.start_snapshot(state.counters());
-        let mut slice = started.elapsed();
         let image = loop {
-            let started = Instant::now();
             let image = state.continue_snapshot(SNAPSHOT_SLICE);
-            slices.push(slice + started.elapsed());
-            slice = Duration::ZERO;
+            let now = processor_time();
+            slices += 1;
+            longest = longest.max(now - slice_started);
+            slice_started = now;
             if let Some(image) = image {
                 break image;
             }
         };
-        let total: Duration = slices.iter().sum();
-        let longest = slices.iter().max().copied().unwrap_or_default();
-        let started = Instant::now();
+        let total = slice_started - started;
         let snapshot = image.to_snapshot(SystemTime::UNIX_EPOCH);
-        println!(
-            "round {round}: {} slices, longest {longest:?}, total {total:?}; on the caller's thread {:?}",
-            slices.len(),
-            started.elapsed()
-        );
+        let on_caller = processor_time() - slice_started;
         assert_eq!(snapshot.connections.len(), 16_384);
-        assert_eq!(
-            (snapshot.keys.len(), snapshot.counters.waits),
-            (16_384, 16_384)
-        );
-        of_all.push((longest, total));
+        assert_eq!(snapshot.keys.len(), 16_384);
+        assert_eq!(snapshot.counters.waits, 16_384);
+        rounds.push((total, longest, on_caller, slices));
     }
-    of_all.sort();
-    let (longest, total) = of_all[of_all.len() / 2];
-    println!("median: longest slice {longest:?}, total {total:?}");
-    assert!(longest < Duration::from_millis(5));
+    rounds.sort();
+    let (total, longest, on_caller, slices) = rounds[rounds.len() / 2];
+    let longest_of_all = rounds.iter().map(|round| round.1).max();
+    println!(
+        "median: {slices} slices, {total:?} in all, the longest {longest:?}; on the caller's thread {on_caller:?}"
+    );
+    println!("the longest slice of all: {longest_of_all:?}");
+    assert!(longest_of_all < Some(Duration::from_millis(5)));
+    assert!(total < Duration::from_millis(5));
 }

@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use slab::Slab;
 
+use super::conn_hash::ConnHash;
 use super::known_value::KnownValue;
 use crate::message::ConnId;
 use crate::moment::Moment;
@@ -77,7 +78,7 @@ pub(super) struct ListId(u32);
 pub(super) struct Waiters {
     entries: Slab<Entry>,
     lists: Slab<List>,
-    waits: HashMap<ConnId, Wait>,
+    waits: HashMap<ConnId, Wait, ConnHash>,
     /// Entries removed so far, for the test that a cancel costs its own entries only.
     #[cfg(test)]
     steps: u64,
@@ -135,7 +136,6 @@ impl Waiters {
     }
 
     /// The number of entries of all waits.
-    #[cfg(debug_assertions)]
     pub(super) fn len(&self) -> usize {
         self.entries.len()
     }
