@@ -1,16 +1,20 @@
 //! Names the root cause of a failure: the rank that the others waited for. Pure.
 
-use c10d_inspect::{FindingKind, Report};
+use c10d_inspect::{FindingKind, Report, translate};
 use elastic_agent::Failures;
 
 use super::explain::FailureReports;
 
 /// The report that explains a failure, if any does. Makes the rank that it names the root cause, if that is
-/// certain: the rank was still running when this launcher stopped it.
+/// certain: the rank was still running when this launcher stopped it. Translates the addresses in the workers'
+/// last lines.
 pub(super) fn explain<'r>(
     reports: &'r FailureReports,
     mut failures: Option<&mut Failures>,
 ) -> Option<&'r Report> {
+    if let (Some(failures), Some(snapshot)) = (&mut failures, &reports.snapshot) {
+        failures.explain_stderr(|text| translate(text, snapshot));
+    }
     // By the time a rank has timed out, others may have given up too, so the report of shortly before can
     // know more.
     let candidates = || [&reports.at_failure, &reports.before].into_iter().flatten();
@@ -100,6 +104,7 @@ mod tests {
         FailureReports {
             at_failure: Some(at_failure),
             before,
+            snapshot: None,
         }
     }
 

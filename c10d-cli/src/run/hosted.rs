@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use c10d_inspect::http::{Counter, EventKind, Gauge, LauncherMetrics, StatusOptions, StatusServer};
 use c10d_inspect::{ExplainOptions, Report, explain};
-use c10d_store::{StoreObserver, TcpStoreServer};
+use c10d_store::{Snapshot, StoreObserver, TcpStoreServer};
 use elastic_rendezvous::ServerHook;
 
 /// The servers of one run.
@@ -136,13 +136,13 @@ impl HostedServer {
         if let Some(status) = &self.status {
             return Some(Report::clone(&*status.server.report(timeout).ok()?));
         }
-        self.fresh_report(timeout)
+        let snapshot = self.snapshot(timeout)?;
+        Some(explain(&snapshot, &ExplainOptions::default()))
     }
 
-    /// The same, but never from before the call.
-    pub(super) fn fresh_report(&self, timeout: Duration) -> Option<Report> {
-        let snapshot = self.observer.snapshot(timeout).ok()?;
-        Some(explain(&snapshot, &ExplainOptions::default()))
+    /// The state of the store at this moment. Blocks for at most `timeout`; `None` as above.
+    pub(super) fn snapshot(&self, timeout: Duration) -> Option<Snapshot> {
+        self.observer.snapshot(timeout).ok()
     }
 }
 

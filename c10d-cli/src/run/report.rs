@@ -63,6 +63,7 @@ fn of_failure(failure: &ProcessFailure, is_root_cause: bool, cause: Option<&str>
         "error_file": error_file.map(|path| path.to_string_lossy().into_owned()),
         "message": failure.message,
         "stderr": failure.stderr_lines(),
+        "meaning": failure.meaning,
         "is_root_cause": is_root_cause,
         "cause": cause,
     })

@@ -42,6 +42,8 @@ pub struct ProcessFailure {
     pub timestamp: i64,
     /// The last bytes of standard error, 4 KiB at most.
     pub stderr_tail: Vec<u8>,
+    /// What standard error means, if the caller has [explained](Failures::explain_stderr) it.
+    pub meaning: Option<String>,
     pub(super) content: Option<ErrorFile>,
 }
 
@@ -82,6 +84,7 @@ impl ProcessFailure {
             was_stopped: outcome.was_stopped,
             timestamp: epoch_seconds(outcome.ended_at),
             stderr_tail: outcome.stderr_tail.clone(),
+            meaning: None,
             content: None,
         };
         if let Some(path) = &outcome.error_file {
@@ -248,10 +251,12 @@ impl Failures {
         )
     }
 
-    /// Replaces the kept end of each failure's standard error by what `rewrite` makes of its text.
-    pub fn rewrite_stderr(&mut self, rewrite: impl Fn(&str) -> String) {
+    /// Adds to each failure what its standard error means: what `explain` makes of its last lines.
+    pub fn explain_stderr(&mut self, explain: impl Fn(&str) -> Option<String>) {
         for failure in &mut self.all {
-            failure.stderr_tail = rewrite(&String::from_utf8_lossy(&failure.stderr_tail)).into();
+            if !failure.stderr_tail.is_empty() {
+                failure.meaning = explain(&String::from_utf8_lossy(&failure.stderr_tail));
+            }
         }
     }
 

@@ -173,6 +173,10 @@ fn last_lines(failure: &ProcessFailure) -> String {
         field.push_str("\n    ");
         field.push_str(&line);
     }
+    if let Some(meaning) = &failure.meaning {
+        field.push_str("\n  meaning   : ");
+        field.push_str(meaning);
+    }
     field
 }
 

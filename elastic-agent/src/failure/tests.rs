@@ -347,13 +347,16 @@ fn a_blamed_worker_is_the_root_cause_and_the_first_error_is_still_shown() {
 }
 
 #[test]
-fn the_end_of_standard_error_can_be_rewritten() {
+fn the_meaning_of_standard_error_follows_it() {
     let failed = WorkerOutcome {
         stderr_tail: b"remote=[127.0.0.1]:42420\n".to_vec(),
         ..outcome(0, ExitKind::Code(1), 50)
     };
-    let mut failures = failures(&[failed]);
-    failures.rewrite_stderr(|text| text.replace(":42420", ":46245 (rank 2)"));
-    let lines = failures.first().stderr_lines();
-    assert_eq!(lines, ["remote=[127.0.0.1]:46245 (rank 2)"]);
+    let mut failures = failures(&[failed, outcome(1, ExitKind::Code(1), 51)]);
+    failures.explain_stderr(|text| Some(format!("{} is rank 2", text.trim_end())));
+    let summary = failures.summary("f.py", "h", time);
+    let last =
+        "\n    remote=[127.0.0.1]:42420\n  meaning   : remote=[127.0.0.1]:42420 is rank 2\n====";
+    assert!(summary.contains(last), "{summary}");
+    assert_eq!(failures.all()[1].meaning, None);
 }

@@ -12,6 +12,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use c10d_inspect::Report;
+use c10d_store::Snapshot;
 use elastic_agent::{AgentEvent, AgentListener, StartedWorkers};
 use elastic_rendezvous::{Listener, RendezvousEvent};
 
@@ -69,6 +70,8 @@ pub(super) struct FailureReports {
     pub(super) at_failure: Option<Report>,
     /// Shortly before, if the job stood still.
     pub(super) before: Option<Report>,
+    /// The state of the store at that moment, if this process hosts it.
+    pub(super) snapshot: Option<Snapshot>,
 }
 
 #[derive(Debug)]
@@ -182,9 +185,12 @@ impl Shared {
         let source = lock(&self.source).clone();
         let before = lock(&self.last_stuck).clone();
         let before = before.filter(|(at, _)| at.elapsed() < RECENT);
+        let fresh = source.map(|source| source.fresh_report(FAILURE_TIMEOUT));
+        let (at_failure, snapshot) = fresh.unwrap_or_default();
         *lock(&self.failure) = Some(FailureReports {
-            at_failure: source.and_then(|source| source.fresh_report(FAILURE_TIMEOUT)),
+            at_failure,
             before: before.map(|(_, report)| report),
+            snapshot,
         });
     }
 }

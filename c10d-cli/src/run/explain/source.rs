@@ -3,9 +3,10 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use c10d_inspect::Report;
 use c10d_inspect::http::{HttpRequest, Target, fetch};
+use c10d_inspect::{ExplainOptions, Report, explain};
 use c10d_socket::{Deadline, resolve, resolve_local};
+use c10d_store::Snapshot;
 use elastic_agent::{HostPort, StartedWorkers};
 
 use super::local::local_report;
@@ -61,11 +62,18 @@ impl Source {
         report.unwrap_or_else(|| local_report(&self.local.get(), &self.master))
     }
 
-    /// The report about the job at this moment, if the store tells.
-    pub(super) fn fresh_report(&self, timeout: Duration) -> Option<Report> {
+    /// The report about the job at this moment, if the store tells, and from what it was made, if this
+    /// process hosts the store. Blocks for at most `timeout`, and while the report is made.
+    pub(super) fn fresh_report(&self, timeout: Duration) -> (Option<Report>, Option<Snapshot>) {
         match &self.store {
-            Some(store) => store.fresh_report(timeout),
-            None => self.ask(timeout),
+            Some(store) => {
+                let snapshot = store.snapshot(timeout);
+                let made = snapshot
+                    .as_ref()
+                    .map(|it| explain(it, &ExplainOptions::default()));
+                (made, snapshot)
+            }
+            None => (self.ask(timeout), None),
         }
     }
 
