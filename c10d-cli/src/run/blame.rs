@@ -1,6 +1,6 @@
 //! Names the root cause of a failure: the rank that the others waited for. Pure.
 
-use c10d_inspect::{FindingKind, Report, translate};
+use c10d_inspect::{Finding, FindingKind, Report, translate};
 use elastic_agent::Failures;
 
 use super::explain::FailureReports;
@@ -8,10 +8,10 @@ use super::explain::FailureReports;
 /// The report that explains a failure, if any does. Makes the rank that it names the root cause, if that is
 /// certain: the rank was still running when this launcher stopped it. Translates the addresses in the workers'
 /// last lines.
-pub(super) fn explain<'r>(
-    reports: &'r FailureReports,
+pub(super) fn explain(
+    reports: &FailureReports,
     mut failures: Option<&mut Failures>,
-) -> Option<&'r Report> {
+) -> Option<Report> {
     if let (Some(failures), Some(snapshot)) = (&mut failures, &reports.snapshot) {
         failures.explain_stderr(|text| translate(text, snapshot));
     }
@@ -19,45 +19,73 @@ pub(super) fn explain<'r>(
     // know more.
     let candidates = || [&reports.at_failure, &reports.before].into_iter().flatten();
     for report in candidates() {
-        let Some((why, culprits)) = cause(report) else {
+        let Some((cause, why)) = cause(report) else {
             continue;
         };
-        let Some(failures) = &mut failures else {
-            return Some(report);
-        };
-        let is_here = |rank: &&usize| failures.all().iter().any(|it| it.rank == **rank);
-        if !culprits.iter().any(|rank| is_here(&rank))
-            || culprits.iter().any(|rank| failures.blame(*rank, why))
-        {
-            return Some(report);
+        let is_certain = failures.as_deref_mut().is_none_or(|failures| {
+            let ranks = || cause.culprits.0.iter();
+            let is_here = |rank: &usize| failures.all().iter().any(|it| it.rank == *rank);
+            !ranks().any(is_here) || ranks().any(|rank| failures.blame(*rank, why))
+        });
+        if is_certain {
+            return Some(led_by(report, cause));
         }
     }
-    candidates().next().filter(|report| report.is_stuck)
+    let report = candidates().next().filter(|report| report.is_stuck);
+    report.cloned()
 }
 
-/// The first cause that a rank is responsible for which has not ended by itself, as a clause, and its
-/// ranks.
-fn cause(report: &Report) -> Option<(&'static str, Vec<usize>)> {
-    let causes = report
-        .findings
-        .iter()
-        .filter(|finding| !finding.is_consequence);
-    // A rank that ended first is the first observed failure anyway.
-    let first = causes
-        .filter(|cause| !matches!(cause.kind, FindingKind::GaveUp | FindingKind::NotInTheStore))
-        .find(|cause| !cause.culprits.0.is_empty())?;
-    let why = match first.kind {
-        FindingKind::NeverConnected => "alive, but never reached init_process_group",
+/// The first cause that is a rank which has not ended by itself, and a clause about the rank.
+fn cause(report: &Report) -> Option<(&Finding, &'static str)> {
+    let causes = || {
+        report
+            .findings
+            .iter()
+            .filter(|finding| !finding.is_consequence)
+    };
+    causes().enumerate().find_map(|(index, cause)| {
+        let why = clause(cause.kind)?;
+        let is_first = causes().take(index).all(|other| follows_from(other, cause));
+        (is_first && !cause.culprits.0.is_empty()).then_some((cause, why))
+    })
+}
+
+const fn clause(kind: FindingKind) -> Option<&'static str> {
+    match kind {
+        FindingKind::NeverConnected => Some("alive, but never reached init_process_group"),
         FindingKind::NotPublished => {
-            "alive, but stopped in init_process_group before it published its address"
+            Some("alive, but stopped in init_process_group before it published its address")
         }
         FindingKind::Frozen => {
-            "alive, but stopped in init_process_group before it read the others' addresses"
+            Some("alive, but stopped in init_process_group before it read the others' addresses")
         }
-        FindingKind::GroupIncomplete => "alive, but did not call new_group as the others did",
-        _ => return None,
-    };
-    Some((why, first.culprits.0.iter().copied().collect()))
+        FindingKind::GroupIncomplete => Some("alive, but did not call new_group as the others did"),
+        _ => None,
+    }
+}
+
+/// Whether a finding is only about ranks that ended because they had waited for those of `cause`.
+fn follows_from(finding: &Finding, cause: &Finding) -> bool {
+    let is_end = matches!(
+        finding.kind,
+        FindingKind::WorkerEnded
+            | FindingKind::LostInInit
+            | FindingKind::LostLater
+            | FindingKind::GaveUp
+    );
+    is_end && finding.culprits.0.is_subset(&cause.waiting.0)
+}
+
+/// The same report with this cause in front.
+fn led_by(report: &Report, cause: &Finding) -> Report {
+    let mut led = report.clone();
+    led.headline.clone_from(&cause.text);
+    for finding in &mut led.findings {
+        finding.is_consequence |= finding != cause && follows_from(finding, cause);
+    }
+    led.findings
+        .sort_by_key(|finding| (finding != cause, finding.is_consequence));
+    led
 }
 
 #[cfg(test)]
@@ -124,8 +152,23 @@ mod tests {
             FindingKind::Frozen,
             FindingKind::GroupIncomplete,
         ] {
-            let now = report(&[(FindingKind::GaveUp, &[1]), (kind, &[2])]);
-            assert_eq!(blamed(&reports(now, None)), (2, Some(FindingKind::GaveUp)));
+            assert_eq!(
+                blamed(&reports(report(&[(kind, &[2])]), None)),
+                (2, Some(kind))
+            );
+            // Rank 1 had waited for rank 2 and has given up.
+            let mut now = report(&[(FindingKind::WorkerEnded, &[1]), (kind, &[2])]);
+            now.findings[1].waiting.0.insert(1);
+            let shown = explain(&reports(now.clone(), None), None).unwrap();
+            assert_eq!(shown.headline, now.findings[1].text);
+            assert!(shown.findings[1].is_consequence);
+            assert_eq!(blamed(&reports(now.clone(), None)), (2, Some(kind)));
+            // Rank 1 had not waited for it.
+            now.findings[1].waiting.0.clear();
+            assert_eq!(
+                blamed(&reports(now, None)),
+                (1, Some(FindingKind::WorkerEnded))
+            );
         }
     }
 

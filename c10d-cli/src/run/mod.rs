@@ -148,8 +148,8 @@ fn run_job(plan: &RunPlan, report: &mut Value) -> Result<u8, Failure> {
     let why = reports
         .as_ref()
         .and_then(|reports| blame::explain(reports, failures_of(&mut result)));
-    *report = report::json(&agent, &result, why);
-    let exit = conclude(plan, &agent, &*handler, result, why);
+    *report = report::json(&agent, &result, why.as_ref());
+    let exit = conclude(plan, &agent, &*handler, result, why.as_ref());
     hosted.end();
     // Last: until then a signal must not end this process before its workers.
     drop(signals);

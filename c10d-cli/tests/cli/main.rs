@@ -8,6 +8,7 @@ mod gloo;
 mod pages;
 mod process;
 mod run;
+mod run_explain;
 mod run_failures;
 mod run_options;
 #[cfg(target_os = "linux")]

@@ -12,6 +12,7 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 
 use crate::process::{Running, Server, command, until};
+use crate::run_explain::{Job, WAITS_FOR_RANK_1};
 
 /// A minimal terminal: printable characters, CR, LF, and "erase to the end of the line". Skips colors; any
 /// other byte fails the test.
@@ -245,4 +246,24 @@ fn ctrl_c_names_the_workers_it_waits_for_and_a_second_one_kills_them() {
         "{waiting}"
     );
     line("received SIGINT while stopping: killing the workers");
+}
+
+#[test]
+fn the_live_line_names_the_rank_that_the_others_wait_for() {
+    let job = Job::new();
+    let options = ["--nproc-per-node=2", "--explain-after=1s"];
+    let node = Node::start(job.command(&options, WAITS_FOR_RANK_1, "log"));
+    until("the missing rank is named", || {
+        let lines = node.lines();
+        lines.last().is_some_and(|live| {
+            live.starts_with("waiting for rank 1 (") && live.ends_with(", node 0)")
+        })
+    });
+    job.go();
+    let (code, lines) = node.end();
+    assert_eq!(code, Some(0), "{lines:#?}");
+    assert!(
+        lines.iter().all(|line| !line.starts_with("waiting for")),
+        "{lines:#?}"
+    );
 }

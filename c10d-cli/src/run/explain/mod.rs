@@ -39,6 +39,9 @@ const FLUSH_TIMEOUT: Duration = Duration::from_millis(200);
 /// A report before a failure tells something about it if it is not older.
 const RECENT: Duration = Duration::from_secs(5);
 
+/// Longer than any job, and still a time that can be added to the current one.
+const NEVER: Duration = Duration::from_secs(100 * 365 * 86400);
+
 /// The live line names missing ranks that have been missing for this time.
 const LINE_AFTER: Duration = Duration::from_secs(3);
 
@@ -271,8 +274,7 @@ impl Thread {
         let local = self.shared.local.clone();
         let source = Source::of(started, &self.shared.hosted, local);
         *lock(&self.shared.source) = Some(source.clone());
-        // A report of a time long after the end of the job is never due.
-        let after = self.after.unwrap_or(Duration::MAX / 4);
+        let after = self.after.unwrap_or(NEVER).min(NEVER);
         let watch = Watch::new(after, source.is_remote());
         let next_look = Instant::now() + watch.next_look(self.epoch.elapsed());
         self.phase = Phase::Working {

@@ -97,6 +97,7 @@ impl Standstill {
             fingerprint: hasher.finish(),
             age: causes()
                 .filter_map(|cause| cause.age_ms)
+                .chain(report.waits.iter().map(|wait| wait.age_ms))
                 .map(Duration::from_millis)
                 .max(),
             is_urgent: causes().any(|cause| is_urgent(cause.kind)),

@@ -1,0 +1,266 @@
+//! `c10d run`: why a job stands still, told while it does and when a worker fails.
+//!
+//! The workers are shells that send the requests of a rank in a gloo group over one connection, as PyTorch does.
+
+use std::fs::{self, File};
+use std::path::PathBuf;
+use std::process::Command;
+
+use rustix::process::Signal;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::process::{Running, Server, command, until};
+
+/// The key with the address of a rank, as on the wire.
+const KEYS: [&str; 2] = ["/default_pg/0//cpu//0/0", "/default_pg/0//cpu//0/1"];
+
+/// Rank 0 publishes its address and waits for that of rank 1, in a child of the worker. Rank 1 waits for the file
+/// `go`, connects and publishes its address. The launcher makes `$$` of `$$$$`.
+pub(crate) const WAITS_FOR_RANK_1: &str = r#"
+    [ $RANK = 0 ] || { echo $$$$ > $DIR/pid; until [ -e $DIR/go ]; do sleep 0.01; done; }
+    bash -c '
+        exec 3<>/dev/tcp/$MASTER_ADDR/$MASTER_PORT
+        {
+            printf "\\x00\\xce\\xf7\\x85\\x3c\\x0d"
+            for shift in 0 8 16 24; do printf "\\x$(printf %02x $(($$$$ >> shift & 255)))"; done
+            cat $DIR/publish$RANK
+            [ $RANK = 1 ] || cat $DIR/wait1
+        } >&3
+        answers() { dd bs=1 count=$1 <&3 2>/dev/null | wc -c; }
+        # The nonce.
+        [ $(answers 4) = 4 ] || exit 2
+        [ $RANK = 1 ] && exit 0
+        export -f answers
+        [ "$(timeout ${TIMEOUT:-60} bash -c "answers 1")" = 1 ] && exec $C10D store keys > $DIR/keys
+        printf "\\x0c" >&3
+        echo timed out >&2
+        exit 1
+    '"#;
+
+/// SET of a rank's address in a group of two, in gloo's form.
+fn publish(rank: usize) -> Vec<u8> {
+    let mut value = word(2);
+    value.extend_from_slice(b"vm");
+    value.extend(word(136));
+    // The family AF_INET, a port, 127.0.0.1.
+    let mut address = vec![2, 0, 0x90, rank as u8, 127, 0, 0, 1];
+    address.resize(128, 0);
+    value.extend(address);
+    value.extend([0xff; 8]);
+    value.extend([word(0), word(1)].concat());
+    let key = KEYS[rank].as_bytes();
+    [&[1][..], &word(key.len()), key, &word(value.len()), &value].concat()
+}
+
+/// WAIT for one key.
+fn wait(key: &str) -> Vec<u8> {
+    [&[6][..], &word(1), &word(key.len()), key.as_bytes()].concat()
+}
+
+fn word(number: usize) -> Vec<u8> {
+    (0..8).map(|at| (number >> (8 * at)) as u8).collect()
+}
+
+/// The folder of a job.
+pub(crate) struct Job {
+    folder: TempDir,
+}
+
+impl Job {
+    pub(crate) fn new() -> Self {
+        let job = Self {
+            folder: TempDir::new().unwrap(),
+        };
+        for rank in 0..2 {
+            fs::write(job.path(&format!("publish{rank}")), publish(rank)).unwrap();
+        }
+        fs::write(job.path("wait1"), wait(KEYS[1])).unwrap();
+        job
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Lets rank 1 go on.
+    pub(crate) fn go(&self) {
+        fs::write(self.path("go"), "").unwrap();
+    }
+
+    fn text(&self, name: &str) -> String {
+        fs::read_to_string(self.path(name)).unwrap_or_default()
+    }
+
+    /// A launcher whose log is in the file `log`.
+    pub(crate) fn command(&self, arguments: &[&str], script: &str, log: &str) -> Command {
+        let program = ["--no-python", "sh", "-c", script];
+        let mut command = command([&["run"], arguments, &program].concat());
+        command
+            .env("C10D", env!("CARGO_BIN_EXE_c10d"))
+            .env("DIR", self.folder.path())
+            .env("OMP_NUM_THREADS", "1")
+            .env_remove("TORCHELASTIC_ERROR_FILE")
+            .stderr(File::create(self.path(log)).unwrap());
+        command
+    }
+
+    #[track_caller]
+    fn until_log_has(&self, log: &str, text: &str) {
+        until(text, || self.text(log).contains(text));
+    }
+}
+
+#[test]
+fn a_standstill_is_explained_with_the_missing_rank_and_its_process() {
+    let job = Job::new();
+    let options = ["--nproc-per-node=2", "--explain-after=500ms"];
+    let running = Running::start(job.command(&options, WAITS_FOR_RANK_1, "log"));
+    job.until_log_has("log", "c10d run: the job has stood still for ");
+    job.until_log_has("log", " s\nWaiting for rank 1 ");
+    job.until_log_has("log", "Suspects:\n  rank 1 on ");
+    let log = job.text("log");
+    let pid = job.text("pid");
+    let pid = pid.trim_end();
+    assert!(log.contains(&format!("pid {pid}")), "{pid}: {log}");
+    job.go();
+    assert_eq!(running.end().code, Some(0));
+    // Announcements are no keys.
+    let keys = KEYS.map(|key| format!("{}\n", &key[1..]));
+    assert_eq!(job.text("keys"), keys.concat());
+}
+
+#[test]
+fn never_says_nothing_about_a_standstill() {
+    let job = Job::new();
+    let options = ["--nproc-per-node=2", "--explain-after=never"];
+    let script = format!("(sleep 2; touch $DIR/go) & {WAITS_FOR_RANK_1}");
+    let running = Running::start(job.command(&options, &script, "log"));
+    assert_eq!(running.end().code, Some(0));
+    let log = job.text("log");
+    assert!(!log.contains("stood still"), "{log}");
+}
+
+/// Rank 0 only times out; rank 1 never comes.
+#[test]
+fn the_rank_that_others_waited_for_is_the_root_cause() {
+    let job = Job::new();
+    let options = ["--nproc-per-node=2", "--json", "--redirects=2"];
+    let mut command = job.command(&options, WAITS_FOR_RANK_1, "log");
+    command
+        .env("TIMEOUT", "4")
+        .env("TORCHELASTIC_ERROR_FILE", job.path("error.json"));
+    let ended = Running::start(command).end();
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    let log = job.text("log");
+    let (before, report) = log.split_once("Root Cause (").unwrap();
+    assert!(before.contains("When the first worker failed: "), "{log}");
+    for text in [
+        "the first observed failure is that of rank 0):\n",
+        "rank      : 1 (local_rank: 1)",
+        "cause     : alive, but never reached init_process_group",
+    ] {
+        assert!(report.contains(text), "no {text:?} in {log}");
+    }
+    assert!(
+        before.contains("timed out"),
+        "the first error is still shown: {log}"
+    );
+
+    let last = ended.stdout_text().lines().last().unwrap();
+    let json: Value = serde_json::from_str(last).unwrap();
+    let root = json["failures"].as_array().unwrap().iter();
+    let root: Vec<&Value> = root
+        .filter(|failure| failure["is_root_cause"] == true)
+        .collect();
+    assert_eq!(root.len(), 1, "{json}");
+    assert_eq!(
+        (&root[0]["rank"], &root[0]["signal"]),
+        (&1.into(), &"SIGTERM".into())
+    );
+    assert_eq!(
+        root[0]["cause"],
+        "alive, but never reached init_process_group"
+    );
+    assert!(
+        json["why"]["headline"].as_str().unwrap().contains("rank 1"),
+        "{json}"
+    );
+
+    let left: Value = serde_json::from_str(&job.text("error.json")).unwrap();
+    let message = left["message"]["message"].as_str().unwrap();
+    assert!(
+        message.starts_with("worker with rank 1 is the root cause: alive"),
+        "{message}"
+    );
+    assert_eq!(left["message"]["errorCode"], 1);
+}
+
+#[test]
+fn a_worker_that_fails_on_its_own_stays_the_root_cause() {
+    let job = Job::new();
+    let options = ["--nproc-per-node=2", "--json"];
+    let script = format!("[ $RANK = 0 ] || exit 7; {WAITS_FOR_RANK_1}");
+    let ended = Running::start(job.command(&options, &script, "log")).end();
+    let last = ended.stdout_text().lines().last().unwrap();
+    let json: Value = serde_json::from_str(last).unwrap();
+    let failures = json["failures"].as_array().unwrap();
+    let root = failures
+        .iter()
+        .find(|it| it["is_root_cause"] == true)
+        .unwrap();
+    assert_eq!((&root["rank"], &root["exit_code"]), (&1.into(), &7.into()));
+    assert_eq!(root["cause"], Value::Null);
+    let log = job.text("log");
+    assert!(
+        log.contains("Root Cause (first observed failure):"),
+        "{log}"
+    );
+}
+
+/// The launcher of rank 1 does not host the workers' store, so it asks the other one.
+#[test]
+fn a_launcher_on_another_node_explains_too() {
+    let job = Job::new();
+    let server = Server::start();
+    let endpoint = format!("--rdzv-endpoint={}", server.address);
+    let options = [
+        "--nnodes=2",
+        "--rdzv-backend=c10d",
+        "--rdzv-conf=is_host=0",
+        "--local-addr=127.0.0.1",
+        "--explain-after=1s",
+        &endpoint,
+    ];
+    let logs = ["first", "second"];
+    let nodes = logs.map(|log| Running::start(job.command(&options, WAITS_FOR_RANK_1, log)));
+    for log in logs {
+        job.until_log_has(log, " s\nWaiting for rank 1 ");
+    }
+    job.go();
+    assert_eq!(nodes.map(|node| node.end().code), [Some(0); 2]);
+}
+
+#[test]
+fn a_rendezvous_that_stands_still_is_explained() {
+    let job = Job::new();
+    let server = Server::start();
+    let endpoint = format!("--rdzv-endpoint={}", server.address);
+    let options = [
+        "--nnodes=3",
+        "--rdzv-backend=c10d",
+        "--rdzv-conf=is_host=0",
+        "--local-addr=127.0.0.1",
+        "--explain-after=1s",
+        &endpoint,
+    ];
+    let node = Running::start(job.command(&options, "exit 0", "log"));
+    job.until_log_has("log", "c10d run: the rendezvous has stood still for ");
+    let log = job.text("log");
+    assert!(
+        log.contains("s: 1 node is in round 0 of run \"none\", 3 needed: 127.0.0.1"),
+        "{log}"
+    );
+    node.signal(Signal::TERM);
+    assert_ne!(node.end().code, Some(0));
+}
