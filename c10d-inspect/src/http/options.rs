@@ -28,6 +28,13 @@ impl StatusOptions {
         self
     }
 
+    /// Adds several names; see [`with_host_name`](Self::with_host_name).
+    #[must_use]
+    pub fn with_host_names(mut self, names: impl IntoIterator<Item = String>) -> Self {
+        self.host_names.extend(names);
+        self
+    }
+
     /// Sets what is known about the job beforehand.
     #[must_use]
     pub fn with_explain(mut self, explain: ExplainOptions) -> Self {
