@@ -224,9 +224,13 @@ pub(super) struct Top {
     lines: usize,
 }
 
-/// Lines of the screen that are neither grid nor table: title, headline (2), findings, counts, and help.
+/// Enough for most headlines on 80 columns.
 pub(super) const HEADLINE_LINES: usize = 2;
-pub(super) const FINDINGS_MAX: usize = 3;
+
+/// The shown findings below the headline; `c10d why` has the others.
+const FINDINGS_MAX: usize = 3;
+
+/// The title, the headline, the counts, and the help.
 const FIXED_LINES: usize = 1 + HEADLINE_LINES + 1 + 1;
 
 impl Top {
@@ -299,6 +303,11 @@ impl Top {
 
     pub(super) fn row(&self, rank: usize) -> Option<&RankReport> {
         self.rows.get(&rank).map(|row| &row.report)
+    }
+
+    /// Whether the server has been asked for the row of a rank.
+    pub(super) fn has_asked_for(&self, rank: usize) -> bool {
+        self.chunks.contains_key(&(rank / CHUNK))
     }
 
     pub(super) const fn selected(&self) -> usize {
@@ -384,7 +393,8 @@ impl Top {
                 order.sort_by_key(|rank| descending(row(*rank).and_then(|row| row.waits_ms)));
             }
             Sort::LastRequest => {
-                order.sort_by_key(|rank| descending(row(*rank).and_then(|row| row.last_request_ms)))
+                order
+                    .sort_by_key(|rank| descending(row(*rank).and_then(|row| row.last_request_ms)));
             }
             Sort::Host => order.sort_by_key(|rank| {
                 let host = row(*rank).and_then(|row| row.host.as_deref());
@@ -421,7 +431,7 @@ impl Top {
                 self.search.clear();
             }
             Key::Char('s') => self.sort_by(self.sort.next()),
-            Key::Char('S' | 'r') => {
+            Key::Char('r') => {
                 self.is_reversed = !self.is_reversed;
                 self.show_table();
             }
@@ -473,6 +483,11 @@ impl Top {
             }
             _ => return,
         }
+        self.follow_search();
+    }
+
+    /// Selects a match if the selected rank is none.
+    fn follow_search(&mut self) {
         if !self.matches(self.selected) {
             self.select_match(1);
         }
@@ -601,8 +616,11 @@ impl Top {
                 self.failure = None;
                 self.chunks.insert(chunk, now);
                 let known = self.cells().len();
-                let rows = rows.into_iter().filter(|row| row.rank < known);
+                let is_asked = |rank: usize| rank < known && rank / CHUNK == chunk;
+                self.rows.retain(|rank, _| rank / CHUNK != chunk);
+                let rows = rows.into_iter().filter(|row| is_asked(row.rank));
                 self.rows.extend(rows.map(|row| (row.rank, Row::new(row))));
+                self.follow_search();
             }
             Answer::Failed(reason) => {
                 self.failure = Some(reason);

@@ -230,7 +230,12 @@ impl Painter<'_, '_> {
         let name = format!("rank {rank}: {}", letter_of(cell.state).1);
         self.line(vec![span(&name, self.style_of_cell(cell))]);
         let Some(row) = top.row(rank) else {
-            return self.line(vec![span("  its details are on the way", self.dim())]);
+            let text = if top.has_asked_for(rank) {
+                "  the server knows nothing of it"
+            } else {
+                "  asking the server"
+            };
+            return self.line(vec![span(text, self.dim())]);
         };
         let mut facts = facts_of(row);
         let findings = top

@@ -146,6 +146,23 @@ fn a_search_finds_numbers_hosts_processes_and_keys() {
 }
 
 #[test]
+fn a_search_selects_a_match_as_soon_as_its_row_arrives() {
+    let job = Job::stuck(2_048, 0);
+    let mut top = job.shown(200, 50);
+    top.step(seconds(0), Input::Key(Key::Char('/')));
+    let mut next = Next::Wait;
+    for char in "node200".chars() {
+        let step = top.step(seconds(0), Input::Key(Key::Char(char)));
+        next = if step == Next::Wait { next } else { step };
+    }
+    assert_eq!(top.view(), View::Grid);
+    while let Next::Fetch(request) = next {
+        next = top.step(seconds(0), Input::Answer(job.answer(request)));
+    }
+    assert_eq!(top.selected(), 1_600);
+}
+
+#[test]
 fn a_search_can_be_walked_through_corrected_and_left() {
     let job = Job::stuck(64, 2);
     let mut top = job.shown(100, 30);
