@@ -1,7 +1,7 @@
 //! What a server tells about its connections and keys, and connections that it hands over.
 
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
@@ -323,6 +323,35 @@ fn nothing_is_announced_to_a_server_without_the_capability() {
     assert_eq!(snapshot.announcements, []);
     drop(store);
     drop(proxy);
+}
+
+/// The capabilities belong to a connection: a server behind the same address can be another one.
+#[test]
+fn nothing_is_announced_after_a_reconnect_to_a_server_without_the_capability() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let port = listener.local_addr().expect("it is bound").port();
+    let server = thread::spawn(move || {
+        let mut hello = [0; 10];
+        let (mut first, _) = listener.accept().expect("a client");
+        first.read_exact(&mut hello).expect("VALIDATE and PING");
+        first
+            .write_all(&[0x1f, 0, 0x0d, 0xc1])
+            .expect("all capabilities");
+        let (mut second, _) = listener.accept().expect("the client reconnects");
+        second.read_exact(&mut hello).expect("VALIDATE and PING");
+        second.write_all(&hello[6..]).expect("the nonce");
+        let mut rest = Vec::new();
+        second.read_to_end(&mut rest).expect("the client closes");
+        rest
+    });
+    let store = TcpStore::connect("127.0.0.1", port).expect("the first connection");
+    store.set_timeout(Some(Duration::from_millis(1)));
+    let error = store.ping().expect_err("the server is silent");
+    assert!(matches!(error, StoreError::NoReply { .. }), "{error}");
+    store.set_timeout(Some(LONG));
+    assert!(!store.announce(b"anything").expect("nothing is sent"));
+    drop(store);
+    assert_eq!(server.join().expect("no panic"), b"");
 }
 
 // --- HTTP ------------------------------------------------------------------------------------
