@@ -77,6 +77,10 @@ pub struct AnnouncedProcess {
     pub pid: u32,
     /// Its id in its own process namespace, which is what PyTorch's client sends.
     pub inner_pid: Option<u32>,
+    /// The process that started it, on the host.
+    pub parent: Option<u32>,
+    /// The name of its program, as `python3` or `bash`.
+    pub command: Option<String>,
     /// The state letter of /proc: R, S, D, T, Z.
     pub state: Option<char>,
     /// CPU time used so far, in milliseconds.

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
-use crate::index::{Index, Slot};
+use crate::index::{Index, Slot, is_container_pid};
 use crate::keys::{Family, GroupName, Maker, family};
 use crate::launched::Launched;
 use crate::report::Sureness;
@@ -39,7 +39,21 @@ impl<'a> Identities<'a> {
         let prefix = main_prefix(index);
         let claims = claims(index, prefix);
         let mut of: Vec<Option<Identity>> = vec![None; index.connections.len()];
-        for (slot, rank) in launched.identified(index) {
+        let identified = launched.identified(index);
+        // A worker whose process claims another rank has given ranks to its processes itself.
+        let disputed: HashSet<usize> = identified
+            .iter()
+            .filter(|(slot, rank)| {
+                claims
+                    .get(slot)
+                    .is_some_and(|claim| *claim != Claim::Rank(*rank))
+            })
+            .map(|&(_, rank)| rank)
+            .collect();
+        for (slot, rank) in identified {
+            if disputed.contains(&rank) {
+                continue;
+            }
             of[slot] = Some(Identity {
                 rank,
                 sureness: Sureness::Launched,
@@ -249,8 +263,8 @@ fn same_process(
             processes.entry(process).or_default().push(slot);
         }
     }
-    for ((ip, _), mut slots) in processes {
-        if slots.len() < 2 {
+    for ((ip, pid), mut slots) in processes {
+        if slots.len() < 2 || is_container_pid(pid) {
             continue;
         }
         slots.sort_unstable_by_key(|&slot| index.connections[slot].opened);

@@ -198,6 +198,12 @@ impl<'a> Index<'a> {
     }
 }
 
+/// Whether a process id is one of the first of its namespace. On a host those belong to the kernel: the process runs
+/// in a container, and other containers with the same address can have the same id.
+pub(crate) const fn is_container_pid(pid: u32) -> bool {
+    pid < 300
+}
+
 /// Whether a nonce is that of this crate's client, which sends no process id.
 pub(crate) const fn is_own_client(nonce: u32) -> bool {
     nonce & !CAPABILITY_MASK == CAPABILITY_NONCE

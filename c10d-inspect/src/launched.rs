@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use crate::announced::{AnnouncedNode, AnnouncedProcess, AnnouncedWorker, WorkerEnd};
-use crate::index::{Index, Slot};
+use crate::index::{Index, Slot, is_container_pid};
 use crate::keys::GROUP_SIZE_MAX;
 
 /// The most bytes of an announcement that are read.
@@ -128,7 +128,8 @@ type Place = (usize, usize, usize);
 
 /// The announced processes, by what a connection shows of its process. `None` is one that two processes show.
 struct Tables {
-    by_address: HashMap<SocketAddr, Option<Place>>,
+    /// With the process id that connections send: a forked child holds its parent's connection too.
+    by_address: HashMap<(SocketAddr, u32), Option<Place>>,
     by_process: HashMap<(IpAddr, u32), Option<Place>>,
     /// Nodes whose launchers see the same addresses as the server: no address translation is between.
     is_seen_alike: Vec<bool>,
@@ -158,7 +159,7 @@ impl Tables {
                 let place = (node_place, worker_place, place);
                 for &address in &process.store_connections {
                     let address = canonical(address);
-                    insert(&mut tables.by_address, address, place);
+                    insert(&mut tables.by_address, (address, inner_pid(process)), place);
                     let is_same_process = peers.get(&address).is_some_and(|&slot| {
                         index.connections[slot].nonce == Some(inner_pid(process))
                     });
@@ -180,16 +181,16 @@ impl Tables {
         let (ip, nonce) = index.process(slot)?;
         let by_address = self
             .by_address
-            .get(&canonical(connection.peer))
+            .get(&(canonical(connection.peer), nonce))
             .copied()
             .flatten();
-        let by_address = by_address.filter(|&(node, worker, process)| {
-            let node = &launched.nodes[node];
-            let process = &node.announced.workers[worker].processes[process];
-            // The process id guards against the same private address on another network.
-            let was_open = connection.opened <= node.at
-                && connection.closed.is_none_or(|closed| closed.at >= node.at);
-            inner_pid(process) == nonce && was_open
+        // The process id guards against the same private address on another network.
+        let by_address = by_address.filter(|&(node, ..)| {
+            let announced = launched.nodes[node].at;
+            connection.opened <= announced
+                && connection
+                    .closed
+                    .is_none_or(|closed| closed.at >= announced)
         });
         let place = match by_address {
             Some(place) => place,
@@ -220,7 +221,14 @@ impl Tables {
             && node.closed.is_none_or(|closed| connection.opened <= closed);
         let is_unlisted = connection.opened + CLOCK_STEP < node.at && connection.closed.is_none();
         let is_trusted = self.is_seen_alike[place.0] || process.0.is_loopback();
-        (is_of_its_time && is_trusted && !(is_unlisted && lists_connections(node))).then_some(place)
+        // The same id in another namespace is another process.
+        let announced = &worker.processes[place.2];
+        let is_host_id = announced
+            .inner_pid
+            .is_none_or(|inner| inner == announced.pid)
+            && !is_container_pid(announced.pid);
+        (is_of_its_time && is_trusted && is_host_id && !(is_unlisted && lists_connections(node)))
+            .then_some(place)
     }
 }
 
@@ -238,14 +246,44 @@ fn insert<K: std::hash::Hash + Eq>(table: &mut HashMap<K, Option<Place>>, key: K
         .or_insert(Some(place));
 }
 
-/// Whether a process has the rank of its worker: the worker itself, or what a shell around it started. A worker
-/// that starts several processes may have given each a rank of its own.
+/// Whether a process has the rank of its worker: it is the worker itself, or the only Python that shells around it
+/// started. A Python that starts others, or a shell that starts several, may have given each a rank of its own.
 fn speaks_for(worker: &AnnouncedWorker, process: &AnnouncedProcess) -> bool {
-    let connected = worker
+    if process.pid == worker.pid {
+        return true;
+    }
+    let is_wrapped = |process: &AnnouncedProcess| {
+        let mut parent = process.parent;
+        for _ in 0..PARENTS_MAX {
+            let above = worker
+                .processes
+                .iter()
+                .find(|above| Some(above.pid) == parent);
+            match above {
+                Some(above) if is_python(above) => return false,
+                Some(above) if above.pid == worker.pid => return true,
+                Some(above) => parent = above.parent,
+                None => return false,
+            }
+        }
+        false
+    };
+    let others = worker
         .processes
         .iter()
-        .filter(|one| !one.store_connections.is_empty());
-    process.pid == worker.pid || (worker.processes.len() <= 2 && connected.count() <= 1)
+        .filter(|other| other.pid != process.pid && is_python(other));
+    is_wrapped(process) && !others.into_iter().any(is_wrapped)
+}
+
+/// How many shells are around a worker at most.
+const PARENTS_MAX: usize = 8;
+
+/// Whether a process runs Python, for all that is known. PyTorch renames its main thread.
+fn is_python(process: &AnnouncedProcess) -> bool {
+    let Some(command) = &process.command else {
+        return true;
+    };
+    command.starts_with("python") || command.starts_with("pt_")
 }
 
 fn lists_connections(node: &Node) -> bool {

@@ -125,7 +125,7 @@ mod tests {
         assert_eq!(
             translate(&text, &snapshot).as_deref(),
             Some(&*format!(
-                "127.0.0.1:{port} is rank 2 (pid 102 on vm, port 30102)"
+                "127.0.0.1:{port} is rank 2 (pid 4102 on vm, port 30102)"
             ))
         );
         assert_eq!(42420_u16.swap_bytes(), 46245);

@@ -1,6 +1,9 @@
 //! Jobs for tests: a model of the store, ranks in PyTorch's order of requests.
 
+mod large;
+mod runs;
 mod script;
 mod store;
+mod world;
 
 pub(crate) use script::{DEFAULT, Script};

@@ -13,7 +13,7 @@ use crate::{ExplainOptions, Finding, Report, explain};
 /// The default group's stem.
 pub(crate) const DEFAULT: &str = "/default_pg/0//cpu//0/";
 
-/// A rank's process. Its host is `vm`, its address 127.0.0.1, its pid 100 + rank unless a test says otherwise.
+/// A rank's process. Its host is `vm`, its address 127.0.0.1, its pid 4100 + rank unless a test says otherwise.
 #[derive(Debug, Clone)]
 pub(crate) struct Process {
     pub(crate) rank: usize,
@@ -49,7 +49,7 @@ impl Script {
         Process {
             rank,
             size,
-            pid: 100 + rank as u32,
+            pid: 4100 + rank as u32,
             host: "vm".to_owned(),
             peer: self.address(),
             connection: None,
@@ -80,7 +80,7 @@ impl Script {
 
     /// Publishes the address in a group.
     pub(crate) fn publish(&mut self, process: &Process, stem: &str, rank: usize, size: usize) {
-        let listening = SocketAddr::new(process.peer.ip(), 30_000 + process.pid as u16);
+        let listening = SocketAddr::new(process.peer.ip(), 26_000 + process.pid as u16);
         let value = encoded(&process.host, listening, size);
         let connection = process.connection.expect("a rank that has joined");
         self.store.set(connection, &format!("{stem}{rank}"), &value);

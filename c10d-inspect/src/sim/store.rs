@@ -21,7 +21,7 @@ pub(crate) struct Store {
     pub(crate) now: Duration,
     connections: BTreeMap<ConnectionId, ConnectionRecord>,
     closed: Vec<ConnectionRecord>,
-    keys: BTreeMap<Vec<u8>, (KeyRecord, Vec<u8>)>,
+    keys: BTreeMap<Vec<u8>, KeyRecord>,
     announcements: BTreeMap<ConnectionId, Announcement>,
     next_connection: u64,
     next_version: u64,
@@ -89,8 +89,8 @@ impl Store {
     pub(crate) fn add(&mut self, id: ConnectionId, key: &str, number: i64) -> i64 {
         self.request(id, Opcode::Add, key, 1, number);
         let before = self.keys.get(key.as_bytes());
-        let before = before.map_or(0, |(_, value)| {
-            String::from_utf8_lossy(value)
+        let before = before.map_or(0, |record| {
+            String::from_utf8_lossy(&record.value_head)
                 .parse::<i64>()
                 .expect("a number")
         });
@@ -107,11 +107,10 @@ impl Store {
             id,
             self.now,
         );
-        if let Some((before, _)) = self.keys.get(key.as_bytes()) {
+        if let Some(before) = self.keys.get(key.as_bytes()) {
             record.previous = Some((before.version, before.writer, before.written));
         }
-        self.keys
-            .insert(key.as_bytes().to_vec(), (record, value.to_vec()));
+        self.keys.insert(key.as_bytes().to_vec(), record);
         for waiter in self.waiters.remove(key.as_bytes()).unwrap_or_default() {
             let Some(connection) = self.connections.get_mut(&waiter) else {
                 continue;
@@ -192,7 +191,7 @@ impl Store {
         };
         self.request(id, command, &keys[0], keys.len(), 0);
         for key in keys {
-            let version = self.keys[key.as_bytes()].0.version;
+            let version = self.keys[key.as_bytes()].version;
             let record = self.connections.get_mut(&id).expect("an open connection");
             record.reads.insert(0, version);
             record.reads.truncate(8);
@@ -217,11 +216,7 @@ impl Store {
         snapshot.now = self.now;
         snapshot.connections = self.connections.values().cloned().collect();
         snapshot.closed = self.closed.clone();
-        snapshot.keys = self
-            .keys
-            .values()
-            .map(|(record, _)| record.clone())
-            .collect();
+        snapshot.keys = self.keys.values().cloned().collect();
         snapshot.announcements = self.announcements.values().cloned().collect();
         snapshot
     }

@@ -28,6 +28,8 @@ pub(super) fn find(job: &Job<'_>, drafts: &mut Vec<Draft>) {
 struct Waiters {
     waiting: BTreeSet<usize>,
     gave_up: BTreeSet<usize>,
+    /// Their connections closed while they waited.
+    left: BTreeSet<usize>,
     since: Duration,
     size: usize,
 }
@@ -36,6 +38,7 @@ fn find_in(job: &Job<'_>, state: &GroupState<'_>, drafts: &mut Vec<Draft>) {
     let mut waiters = Waiters {
         waiting: BTreeSet::new(),
         gave_up: BTreeSet::new(),
+        left: BTreeSet::new(),
         since: job.index.snapshot.now,
         size: state.size.unwrap_or_default(),
     };
@@ -47,11 +50,12 @@ fn find_in(job: &Job<'_>, state: &GroupState<'_>, drafts: &mut Vec<Draft>) {
             .is_some_and(|slot| job.index.is_open(slot));
         match member.progress {
             Progress::Waiting { member, since } if state.missing.contains(&member) => {
-                if is_open {
-                    waiters.waiting.insert(rank);
+                let waiting = if is_open {
+                    &mut waiters.waiting
                 } else {
-                    waiters.gave_up.insert(rank);
-                }
+                    &mut waiters.left
+                };
+                waiting.insert(rank);
                 waiters.since = waiters.since.min(since);
             }
             Progress::GaveUp { member } if state.missing.contains(&member) => {
@@ -60,10 +64,12 @@ fn find_in(job: &Job<'_>, state: &GroupState<'_>, drafts: &mut Vec<Draft>) {
             _ => {}
         }
     }
-    if waiters.waiting.is_empty() && waiters.gave_up.is_empty() {
+    if waiters.all().is_empty() {
         return;
     }
-    let is_due = !waiters.gave_up.is_empty() || job.ago(waiters.since) >= job.options.wait_grace;
+    let is_due = waiters.waiting.is_empty()
+        || !waiters.gave_up.is_empty()
+        || job.ago(waiters.since) >= job.options.wait_grace;
     let mut absent = Absent::default();
     for &rank in &state.missing {
         match absence(job, rank) {
@@ -376,10 +382,12 @@ impl Waiters {
     fn start(&self, job: &Job<'_>, ranks: &BTreeSet<usize>) -> String {
         let of = format!("{} ({} of {})", text::ranks(ranks), ranks.len(), self.size);
         if self.waiting.is_empty() {
-            format!(
-                "{} gave up waiting for {of}",
-                text::ranks_start(&self.gave_up)
-            )
+            let verb = if self.gave_up.is_empty() {
+                "left while waiting"
+            } else {
+                "gave up waiting"
+            };
+            format!("{} {verb} for {of}", text::ranks_start(&self.all()))
         } else {
             format!("Waiting for {of} for {}", text::age(job.ago(self.since)))
         }
@@ -399,13 +407,24 @@ impl Waiters {
         if !self.waiting.is_empty() && !self.gave_up.is_empty() {
             sentence.push_str(&format!(" {} gave up.", text::ranks_start(&self.gave_up)));
         }
+        if !self.waiting.is_empty() && !self.left.is_empty() {
+            sentence.push_str(&format!(
+                " {} left meanwhile.",
+                text::ranks_start(&self.left)
+            ));
+        }
         sentence
+    }
+
+    /// Those that wait and those that waited.
+    fn all(&self) -> BTreeSet<usize> {
+        let sets = [&self.waiting, &self.gave_up, &self.left];
+        sets.into_iter().flatten().copied().collect()
     }
 
     fn in_vain(&self) -> String {
         if self.waiting.is_empty() {
-            let gave_up = text::ranks(&self.gave_up);
-            return format!("{gave_up} waited for it in vain");
+            return format!("{} waited in vain", text::ranks(&self.all()));
         }
         let ranks = text::ranks(&self.waiting);
         format!("{ranks} will wait in vain until their timeout")
@@ -418,10 +437,9 @@ impl Waiters {
         since: Duration,
         culprits: BTreeSet<usize>,
     ) -> Draft {
-        let waiting = self.waiting.union(&self.gave_up).copied();
         let mut draft = Draft::new(kind, text, since)
             .caused_by(culprits)
-            .waited_by(waiting);
+            .waited_by(self.all());
         draft.is_stall = !self.waiting.is_empty();
         draft
     }

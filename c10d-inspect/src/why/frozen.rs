@@ -2,18 +2,15 @@
 
 use std::collections::BTreeSet;
 
-use super::Draft;
+use super::{DRAFTS_MAX, Draft};
 use crate::job::{GroupState, Job};
 use crate::progress::Progress;
 use crate::report::FindingKind;
 use crate::text;
 
 pub(super) fn find(job: &Job<'_>, drafts: &mut Vec<Draft>) {
-    for state in &job.groups {
-        if let Some(draft) = find_in(job, state) {
-            drafts.push(draft);
-        }
-    }
+    let frozen = job.groups.iter().filter_map(|state| find_in(job, state));
+    drafts.extend(frozen.take(DRAFTS_MAX));
 }
 
 fn find_in(job: &Job<'_>, state: &GroupState<'_>) -> Option<Draft> {

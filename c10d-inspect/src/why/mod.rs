@@ -17,6 +17,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use crate::job::Job;
+use crate::ranks::milliseconds;
 use crate::report::{Finding, FindingKind, RankSet};
 
 /// The findings, causes first, and whether somebody waits for a rank that is missing or stands still.
@@ -33,7 +34,7 @@ pub(crate) fn find(job: &Job<'_>) -> (Vec<Finding>, bool) {
     stale::find(job, &mut drafts);
     conflict::find(job, &mut drafts);
     let is_stuck = drafts.iter().any(|draft: &Draft| draft.is_stall);
-    (ordered(drafts), is_stuck)
+    (ordered(job, drafts), is_stuck)
 }
 
 pub(crate) use quiet::nothing_waits;
@@ -113,7 +114,7 @@ fn class(kind: FindingKind) -> u8 {
 }
 
 /// Marks the consequences and puts causes first, the oldest of each class first.
-fn ordered(mut drafts: Vec<Draft>) -> Vec<Finding> {
+fn ordered(job: &Job<'_>, mut drafts: Vec<Draft>) -> Vec<Finding> {
     let is_consequence: Vec<bool> = (0..drafts.len())
         .map(|place| {
             let draft = &drafts[place];
@@ -127,6 +128,7 @@ fn ordered(mut drafts: Vec<Draft>) -> Vec<Finding> {
         .collect();
     for (draft, is_consequence) in drafts.iter_mut().zip(is_consequence) {
         draft.finding.is_consequence = is_consequence;
+        draft.finding.age_ms = Some(milliseconds(job.ago(draft.since)));
     }
     drafts.sort_by_key(|draft| {
         (

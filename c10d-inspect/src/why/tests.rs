@@ -49,7 +49,7 @@ fn a_rank_that_never_connected_is_named() {
     assert_eq!(report.ranks[2].state, RankState::NotSeen);
     assert!(report.ranks[2].is_suspect);
     assert_eq!(report.ranks[3].state, RankState::Waiting);
-    assert_eq!(report.ranks[3].pid, Some(103));
+    assert_eq!(report.ranks[3].pid, Some(4103));
     assert_eq!(report.ranks[3].sureness, Sureness::Claimed);
     assert_eq!(
         report.waits[0].meaning,
@@ -69,7 +69,7 @@ fn a_launcher_says_what_an_absent_rank_does() {
     let text = script.cause().text;
     assert!(
         text.ends_with(
-            "Rank 2 is pid 102 on vm, alive, started 10 s ago: still importing, or it has not \
+            "Rank 2 is pid 4102 on vm, alive, started 10 s ago: still importing, or it has not \
              reached init_process_group."
         ),
         "{text}"
@@ -85,7 +85,7 @@ fn a_launcher_says_what_an_absent_rank_does() {
     );
     node.workers[2].processes[0].state = Some('T');
     script.store.announce(launcher, &node);
-    assert!(script.cause().text.contains("kill -CONT 102"));
+    assert!(script.cause().text.contains("kill -CONT 4102"));
     node.workers[2].end = Some(WorkerEnd {
         exit_code: Some(1),
         ago_ms: 4000,
@@ -96,7 +96,7 @@ fn a_launcher_says_what_an_absent_rank_does() {
     assert_cause(&cause, FindingKind::WorkerEnded, &[2], &[0, 1, 3]);
     assert_eq!(
         cause.text,
-        "Rank 2 (pid 102 on vm) ended with exit code 1 4 s ago, before it published its address; \
+        "Rank 2 (pid 4102 on vm) ended with exit code 1 4 s ago, before it published its address; \
          ranks 0, 1 and 3 will wait in vain until their timeout."
     );
 }
@@ -151,14 +151,14 @@ fn a_rank_stopped_before_it_published_is_only_probably_that_process() {
     assert!(
         cause
             .text
-            .contains("It is probably pid 102 on vm, which connected 25 s ago and then stopped."),
+            .contains("It is probably pid 4102 on vm, which connected 25 s ago and then stopped."),
         "{}",
         cause.text
     );
     assert_eq!(report.ranks[2].pid, None);
     assert_eq!(
         report.unknown_processes[0].name,
-        "unknown process 102 on vm"
+        "unknown process 4102 on vm"
     );
 
     // The launcher knows the process.
@@ -166,10 +166,10 @@ fn a_rank_stopped_before_it_published_is_only_probably_that_process() {
     let report = script.report();
     assert_eq!(
         report.headline,
-        "Rank 2 (pid 102 on vm) connected 25 s ago and then stopped: it has not published an \
+        "Rank 2 (pid 4102 on vm) connected 25 s ago and then stopped: it has not published an \
          address. Ranks 0, 1 and 3 wait in init_process_group."
     );
-    assert_eq!(report.ranks[2].pid, Some(102));
+    assert_eq!(report.ranks[2].pid, Some(4102));
     assert_eq!(report.ranks[2].sureness, Sureness::Launched);
     assert_eq!(report.ranks[2].state, RankState::Connecting);
     assert!(report.unknown_processes.is_empty());
@@ -192,7 +192,7 @@ fn a_rank_stopped_after_it_published_is_frozen() {
     assert_cause(&report.findings[0], FindingKind::Frozen, &[2], &[0, 1, 3]);
     assert_eq!(
         report.headline,
-        "Rank 2 (pid 102 on vm) froze inside init_process_group 45 s ago: it published its address \
+        "Rank 2 (pid 4102 on vm) froze inside init_process_group 45 s ago: it published its address \
          but has read none of the others'; ranks 0, 1 and 3 have read all."
     );
     assert_eq!(report.ranks[2].state, RankState::Connecting);
@@ -236,7 +236,7 @@ fn a_rank_killed_before_it_published_is_reported_at_once() {
     assert!(
         cause
             .text
-            .contains("It was probably pid 102 on vm, which closed its connection 12 s ago"),
+            .contains("It was probably pid 4102 on vm, which closed its connection 12 s ago"),
         "{}",
         cause.text
     );
@@ -271,7 +271,7 @@ fn a_rank_killed_after_it_published_left_first() {
     assert_cause(&report.findings[0], FindingKind::LostInInit, &[2], &[]);
     assert_eq!(
         report.headline,
-        "Rank 2 (pid 102 on vm) left first, 1 s ago, before it had read any address; rank 0 followed \
+        "Rank 2 (pid 4102 on vm) left first, 1 s ago, before it had read any address; rank 0 followed \
          1 s later."
     );
     assert!(!report.is_stuck);
@@ -311,7 +311,7 @@ fn a_rank_killed_in_training_left_first() {
     assert!(!report.is_stuck);
     assert_eq!(
         report.headline,
-        "First to leave: rank 2 (pid 102 on vm), 6 s ago, 6 s before the next, rank 0."
+        "First to leave: rank 2 (pid 4102 on vm), 6 s ago, 6 s before the next, rank 0."
     );
 }
 
@@ -359,7 +359,7 @@ fn a_world_size_that_differs_is_reported_at_once() {
     );
     assert_eq!(
         report.headline,
-        "Rank 2 (pid 102 on vm) was started with WORLD_SIZE=5, ranks 0, 1 and 3 with 4. All ranks of a \
+        "Rank 2 (pid 4102 on vm) was started with WORLD_SIZE=5, ranks 0, 1 and 3 with 4. All ranks of a \
          job need the same WORLD_SIZE."
     );
     assert_eq!(report.findings.len(), 1, "{:?}", report.findings);
@@ -421,7 +421,7 @@ fn two_processes_with_one_rank_are_both_named() {
     assert_cause(&report.findings[0], FindingKind::SameRank, &[2], &[0, 1]);
     assert_eq!(
         report.headline,
-        "Two processes say they are rank 2: pid 102 on vm and pid 103 on vm; nobody is rank 3. Is RANK (or \
+        "Two processes say they are rank 2: pid 4102 on vm and pid 4103 on vm; nobody is rank 3. Is RANK (or \
          --node-rank) set right?"
     );
     assert!(
@@ -451,7 +451,7 @@ fn a_second_job_on_the_store_is_reported() {
     assert_cause(&report.findings[0], FindingKind::TwoJobs, &[2], &[0, 1, 3]);
     assert_eq!(
         report.headline,
-        "A second job uses this store: rank 2 was pid 102 on vm and is now pid 202 on vm, both \
+        "A second job uses this store: rank 2 was pid 4102 on vm and is now pid 4202 on vm, both \
          connected. Addresses of two jobs are mixed: give each job its own store."
     );
     assert!(
@@ -487,7 +487,7 @@ fn a_restart_on_a_living_store_reads_old_addresses() {
             assert_cause(cause, FindingKind::StaleAddresses, &[3], &[0, 1, 2]);
             assert!(
                 cause.text.starts_with(
-                    "Rank 0 read rank 3's address of 18 s ago; that process (pid 103 on vm) is gone, \
+                    "Rank 0 read rank 3's address of 18 s ago; that process (pid 4103 on vm) is gone, \
                      rank 3 has not published a new one."
                 ),
                 "{}",
@@ -566,7 +566,7 @@ fn a_clean_restart_reads_no_old_addresses() {
         report.findings
     );
     assert!(!report.is_stuck);
-    assert_eq!(report.ranks[2].pid, Some(202));
+    assert_eq!(report.ranks[2].pid, Some(4202));
 }
 
 #[test]
@@ -627,7 +627,7 @@ fn a_rank_that_has_not_called_new_group_is_named_by_its_neighbours() {
     );
     assert_eq!(
         report.headline,
-        "Group 1 (3 members): group rank 1 has not called new_group for 31 s. It is rank 2 (pid 102 on vm, \
+        "Group 1 (3 members): group rank 1 has not called new_group for 31 s. It is rank 2 (pid 4102 on vm, \
          connected, idle for 41 s). Ranks 1 and 3 wait for it. The timeout of init_process_group does not \
          apply."
     );
@@ -649,7 +649,7 @@ fn a_member_that_can_be_one_of_two_ranks_is_not_named() {
     let cause = script.cause();
     assert_cause(&cause, FindingKind::GroupIncomplete, &[], &[0, 1]);
     assert!(
-        cause.text.contains("It is probably rank 2 (pid 102 on vm"),
+        cause.text.contains("It is probably rank 2 (pid 4102 on vm"),
         "{}",
         cause.text
     );
@@ -732,7 +732,7 @@ fn rank_0_publishes_the_nccl_id() {
     assert!(
         cause
             .text
-            .ends_with("Rank 0: pid 100 on vm, not connected."),
+            .ends_with("Rank 0: pid 4100 on vm, not connected."),
         "{}",
         cause.text
     );
@@ -792,7 +792,7 @@ fn barriers_count_arrivals() {
     assert_eq!(
         cause.text,
         "Ranks 0, 1 and 3 wait at the barrier of new_group (group 1) for 31 s: 3 of 4 have arrived. Rank 2 \
-         has not (rank 2: pid 102 on vm, connected, idle for 31 s)."
+         has not (rank 2: pid 4102 on vm, connected, idle for 31 s)."
     );
 
     let mut script = Script::new();
@@ -821,7 +821,7 @@ fn an_unknown_key_is_shown_as_it_is() {
     assert_cause(&report.findings[0], FindingKind::Key, &[], &[1]);
     assert_eq!(
         report.headline,
-        "Rank 1 (pid 101 on vm) waits for the key /my\\u{1b}[31m<script> for 31 s. Nobody has written it. \
+        "Rank 1 (pid 4101 on vm) waits for the key /my\\u{1b}[31m<script> for 31 s. Nobody has written it. \
          PyTorch's own keys have other names: the script or a library waits for it."
     );
     assert!(report.is_stuck);

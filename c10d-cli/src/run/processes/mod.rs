@@ -175,6 +175,10 @@ impl Scanner {
         process.inner_pid = self
             .read(pid, "status")
             .and_then(|status| proc_files::inner_pid(&status));
+        process.parent = Some(stat.parent);
+        process.command = self
+            .read(pid, "comm")
+            .map(|name| String::from_utf8_lossy(name.trim_ascii_end()).into_owned());
         process.state = Some(stat.state);
         process.cpu_ms = Some(stat.cpu_ticks.saturating_mul(1000) / self.ticks_per_second);
         for socket in sockets.into_iter().flatten() {
