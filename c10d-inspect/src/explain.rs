@@ -31,7 +31,9 @@ pub fn explain(snapshot: &Snapshot, options: &ExplainOptions) -> Report {
         .started
         .and_then(|at| at.duration_since(UNIX_EPOCH).ok());
     Report {
-        taken_unix_ms: started.map_or(0, |started| milliseconds(started + snapshot.now)),
+        taken_unix_ms: started.map_or(0, |started| {
+            milliseconds(started.saturating_add(snapshot.now))
+        }),
         uptime_ms: milliseconds(snapshot.now),
         headline,
         is_stuck,

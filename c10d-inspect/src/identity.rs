@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use crate::index::{Index, Slot, is_container_pid};
-use crate::keys::{Family, GroupName, Maker, family};
+use crate::keys::{Family, GROUP_SIZE_MAX, GroupName, Maker, family};
 use crate::launched::Launched;
 use crate::report::Sureness;
 use crate::text;
@@ -231,12 +231,12 @@ fn claims(index: &Index<'_>, prefix: Option<&[u8]>) -> HashMap<Slot, Claim> {
     }
     for (family, key) in &index.others {
         match *family {
-            Family::DebugServer { rank } => {
+            Family::DebugServer { rank } if rank < GROUP_SIZE_MAX => {
                 add(index.slot(key.writer), Claim::Rank(rank));
                 let previous = key.previous.and_then(|(_, writer, _)| index.slot(writer));
                 add(previous, Claim::Rank(rank));
             }
-            Family::RpcName { rank } if !has_default => {
+            Family::RpcName { rank } if !has_default && rank < GROUP_SIZE_MAX => {
                 add(index.slot(key.writer), Claim::Rank(rank));
             }
             _ => {}

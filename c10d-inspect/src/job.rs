@@ -14,6 +14,9 @@ use crate::progress::{Progress, progress};
 use crate::report::RankSet;
 use crate::text;
 
+/// The most missing members of all groups together: a stranger can publish addresses of many huge groups.
+const MISSING_MAX: usize = 1 << 20;
+
 /// Everything that findings are made of.
 #[derive(Debug)]
 pub(crate) struct Job<'a> {
@@ -23,6 +26,8 @@ pub(crate) struct Job<'a> {
     pub(crate) options: &'a ExplainOptions,
     /// The groups that are being made or have been made, in the order of the index.
     pub(crate) groups: Vec<GroupState<'a>>,
+    /// The places of the default groups of the job.
+    mains: Vec<usize>,
     /// The number of ranks.
     pub(crate) world_size: Option<usize>,
     /// What open connections wait for, by the first missing key; watchers of changes left out.
@@ -74,14 +79,19 @@ impl<'a> Job<'a> {
             who,
             options,
             groups: Vec::new(),
+            mains: Vec::new(),
             world_size: None,
             waits: waits(index),
         };
         job.world_size = job.known_world_size();
+        let mut missing = MISSING_MAX;
         job.groups = index
             .groups
             .iter()
-            .map(|group| job.group_state(group))
+            .map(|group| job.group_state(group, &mut missing))
+            .collect();
+        job.mains = (0..job.groups.len())
+            .filter(|&place| job.is_main(job.groups[place].group))
             .collect();
         job
     }
@@ -127,7 +137,7 @@ impl<'a> Job<'a> {
         group.is_default() && self.who.is_of_job(&group.name)
     }
 
-    fn group_state(&self, group: &'a GlooGroup<'a>) -> GroupState<'a> {
+    fn group_state(&self, group: &'a GlooGroup<'a>, missing_left: &mut usize) -> GroupState<'a> {
         // What the members say counts for the group; the launcher decides between members that disagree.
         let is_said = |size: &usize| {
             group
@@ -139,6 +149,9 @@ impl<'a> Job<'a> {
             Some(size) if group.size.is_none() || is_said(&size) => Some(size),
             _ => group.size,
         };
+        let unpublished = size.unwrap_or(0).saturating_sub(group.members.len());
+        let size = size.filter(|_| unpublished <= *missing_left);
+        *missing_left -= unpublished.min(*missing_left);
         let members: Vec<_> = group
             .members
             .iter()
@@ -190,7 +203,7 @@ impl<'a> Job<'a> {
 
     /// The default groups of the job: one a device or network interface.
     pub(crate) fn mains(&self) -> impl Iterator<Item = &GroupState<'a>> {
-        self.groups.iter().filter(|state| self.is_main(state.group))
+        self.mains.iter().map(|&place| &self.groups[place])
     }
 
     /// The default group of which an address was written last.

@@ -217,9 +217,10 @@ impl Tables {
         let started = node
             .at
             .saturating_sub(Duration::from_millis(worker.started_ago_ms));
-        let is_of_its_time = connection.opened + CLOCK_STEP >= started
+        let is_of_its_time = connection.opened.saturating_add(CLOCK_STEP) >= started
             && node.closed.is_none_or(|closed| connection.opened <= closed);
-        let is_unlisted = connection.opened + CLOCK_STEP < node.at && connection.closed.is_none();
+        let is_unlisted =
+            connection.opened.saturating_add(CLOCK_STEP) < node.at && connection.closed.is_none();
         let is_trusted = self.is_seen_alike[place.0] || process.0.is_loopback();
         // The same id in another namespace is another process.
         let announced = &worker.processes[place.2];

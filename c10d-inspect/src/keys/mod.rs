@@ -142,9 +142,29 @@ pub(crate) fn family(key: &[u8]) -> Family<'_> {
         return Family::Init;
     }
     let path = key.strip_prefix(b"/").unwrap_or(key);
+    if ends_in_context_and_rank(path)
+        && let Some(member) = in_group(key, path)
+    {
+        return member;
+    }
     outside_groups(path)
         .or_else(|| in_group(key, path))
         .unwrap_or(Family::Unknown)
+}
+
+/// Whether a key ends in `//<context>/<rank>`. Most keys of a large job do: they need no other comparison.
+fn ends_in_context_and_rank(path: &[u8]) -> bool {
+    let mut digits = [0; 2];
+    let mut part = 0;
+    for (place, &byte) in path.iter().enumerate().rev() {
+        match byte {
+            b'0'..=b'9' => digits[part] += 1,
+            b'/' if part == 0 => part = 1,
+            b'/' => return digits.iter().all(|&count| count > 0) && path[..place].ends_with(b"/"),
+            _ => return false,
+        }
+    }
+    false
 }
 
 /// Keys that say what they are without the group they are in.

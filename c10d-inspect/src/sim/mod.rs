@@ -1,5 +1,6 @@
 //! Jobs for tests: a model of the store, ranks in PyTorch's order of requests.
 
+mod hostile;
 mod large;
 mod runs;
 mod script;

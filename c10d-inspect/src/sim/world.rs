@@ -428,15 +428,13 @@ impl World {
                     _ => {}
                 }
             }
-            4 => {
-                // The same process makes its default group once more, on a new connection.
-                if self.processes[place].stage == Stage::Done {
-                    self.is_simple = false;
-                    self.processes[place].connections.clear();
-                    self.connect(place);
-                    self.processes[place].connections.rotate_right(1);
-                    self.processes[place].stage = Stage::Connected;
-                }
+            // The same process makes its default group once more, on a new connection; an object of Python still
+            // holds the old one.
+            4 if self.processes[place].stage == Stage::Done => {
+                self.is_simple = false;
+                self.processes[place].connections.clear();
+                self.connect(place);
+                self.processes[place].stage = Stage::Connected;
             }
             _ => {}
         }

@@ -1,6 +1,8 @@
 //! Ranks of the default group that others wait for and that have not published their address.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::ops::Range;
 use std::time::Duration;
 
 use super::Draft;
@@ -322,6 +324,7 @@ impl<'a> Absent<'a> {
     fn known_outside(&self, job: &Job<'_>) -> String {
         let mut described: BTreeMap<String, BTreeSet<usize>> = BTreeMap::new();
         let mut hosts: BTreeSet<String> = BTreeSet::new();
+        let assigned = assigned_nodes(job);
         for (&rank, absence) in &self.never {
             match absence {
                 Absence::NotConnected(worker) => {
@@ -334,8 +337,10 @@ impl<'a> Absent<'a> {
                     }
                 }
                 _ => {
-                    if let Some(node) = assigned_node(job, rank) {
-                        described.entry(node).or_default().insert(rank);
+                    let node = assigned.iter().find(|node| node.ranks.contains(&rank));
+                    if let Some(node) = node.filter(|_| described.len() < DESCRIBED_MAX) {
+                        let place = format!("on node {} ({})", node.agent, node.ip);
+                        described.entry(place).or_default().insert(rank);
                     }
                 }
             }
@@ -445,33 +450,42 @@ impl Waiters {
     }
 }
 
-/// The node that a rank was assigned to by the launchers' own keys.
-fn assigned_node(job: &Job<'_>, rank: usize) -> Option<String> {
+/// A node and its ranks, by the launchers' own keys.
+struct AssignedNode {
+    ranks: Range<usize>,
+    agent: usize,
+    ip: IpAddr,
+}
+
+fn assigned_nodes(job: &Job<'_>) -> Vec<AssignedNode> {
     let mut sizes = BTreeMap::new();
     let mut firsts = Vec::new();
     for (family, key) in &job.index.others {
         match *family {
             Family::ElasticRole { agent } => {
-                let role: serde_json::Value = serde_json::from_slice(&key.value_head).ok()?;
-                sizes.insert(agent, (role.get("local_world_size")?.as_u64()?, key.writer));
+                let role = serde_json::from_slice::<serde_json::Value>(&key.value_head);
+                let size = role
+                    .ok()
+                    .and_then(|role| role.get("local_world_size")?.as_u64());
+                sizes.extend(size.map(|size| (agent, (size, key.writer))));
             }
             Family::ElasticRanks { agent } => {
-                let [first, ..]: [usize; 4] = serde_json::from_slice(&key.value_head).ok()?;
-                firsts.push((agent, first));
+                let numbers = serde_json::from_slice::<[usize; 4]>(&key.value_head);
+                firsts.extend(numbers.ok().map(|[first, ..]| (agent, first)));
             }
             _ => {}
         }
     }
-    let (agent, writer) = firsts.into_iter().find_map(|(agent, first)| {
+    let node = |(agent, first): (usize, usize)| {
         let (size, writer) = *sizes.get(&agent)?;
-        let size = usize::try_from(size).ok()?;
-        (first..first.saturating_add(size))
-            .contains(&rank)
-            .then_some((agent, writer))
-    })?;
-    let slot = job.index.slot(writer)?;
-    let ip = job.index.connections[slot].peer.ip().to_canonical();
-    Some(format!("on node {agent} ({ip})"))
+        let slot = job.index.slot(writer)?;
+        Some(AssignedNode {
+            ranks: first..first.saturating_add(usize::try_from(size).ok()?),
+            agent,
+            ip: job.index.connections[slot].peer.ip().to_canonical(),
+        })
+    };
+    firsts.into_iter().filter_map(node).collect()
 }
 
 /// At most 3 names, then how many more.

@@ -11,6 +11,9 @@ use crate::progress::Progress;
 use crate::report::FindingKind;
 use crate::text;
 
+/// The most missing members, and ranks that one of them can be, that are looked at.
+const CANDIDATES_MAX: usize = 1024;
+
 /// The most ranks whose state is described.
 const DESCRIBED_MAX: usize = 3;
 
@@ -83,7 +86,7 @@ impl<'s> Incomplete<'s> {
         let mut sure = BTreeSet::new();
         let mut possible = BTreeSet::new();
         let mut probable = BTreeSet::new();
-        for &member in state.missing.iter().take(1024) {
+        for &member in state.missing.iter().take(CANDIDATES_MAX) {
             let candidates = self.candidates(job, member);
             if candidates.len() == 1 {
                 sure.extend(&candidates);
@@ -198,7 +201,8 @@ impl<'s> Incomplete<'s> {
             Some(&(place, rank)) => rank.checked_sub(place - member),
             None => (world_size + member).checked_sub(size),
         };
-        (first..last.map_or(first, |last| last + 1)).collect()
+        let end = last.map_or(first, |last| last.saturating_add(1));
+        (first..end.min(first.saturating_add(CANDIDATES_MAX))).collect()
     }
 
     /// The group ranks and global ranks of members that are known.
