@@ -14,6 +14,7 @@ mod run_options;
 #[cfg(target_os = "linux")]
 mod run_terminal;
 mod serve;
+mod stacks;
 mod store_status;
 #[cfg(target_os = "linux")]
 mod top;

@@ -38,8 +38,12 @@ impl Pages {
 
     /// Sets the answer for a path, whatever its query.
     pub(crate) fn set(&self, path: &str, answer: &Value) {
+        self.set_text(path, &answer.to_string());
+    }
+
+    pub(crate) fn set_text(&self, path: &str, answer: &str) {
         let mut answers = self.answers.lock().unwrap();
-        answers.insert(path.to_owned(), answer.to_string());
+        answers.insert(path.to_owned(), answer.to_owned());
     }
 
     /// The paths and queries of all requests so far.

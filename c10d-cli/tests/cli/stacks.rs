@@ -1,0 +1,220 @@
+//! `c10d stacks`, `c10d flight` and `c10d run --debug-server`, with scripted debug servers.
+
+use std::ffi::OsStr;
+use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::pages::Pages;
+use crate::process::{Ended, PATIENCE, Running, Server, command};
+
+/// Runs `c10d`, without a py-spy that may be installed.
+fn c10d(words: &[&str], address: SocketAddr) -> Ended {
+    let mut command = command(words);
+    command.args(["--connect", &address.to_string()]);
+    command.env("PATH", "/nonexistent");
+    Running::start(command).end()
+}
+
+/// A debug server whose rank is at this line, in a collective with this number.
+fn debug_server(line: u32, number: u64) -> Pages {
+    let pages = Pages::start();
+    let stacks = format!(
+        "Thread 0x01 (most recent call first):\n  File \"train.py\", line {line} in step\n"
+    );
+    pages.set_text("/handler/dump_traceback", &stacks);
+    let entry = json!({
+        "pg_id": 0, "process_group": ["0", "default_pg"], "collective_seq_id": number, "retired": false,
+        "profiling_name": "gloo:all_reduce", "input_sizes": [[8]], "input_dtypes": ["Float"],
+        "time_created_ns": 1_000_000_000_u64,
+    });
+    pages.set("/handler/fr_trace_json", &json!({ "entries": [entry] }));
+    pages
+}
+
+fn rank(number: usize, server: Option<SocketAddr>, is_suspect: bool) -> Value {
+    json!({
+        "rank": number, "host": "elsewhere", "is_suspect": is_suspect,
+        "debug_url": server.map(|address| format!("http://{address}")),
+    })
+}
+
+fn store(ranks: &[Value], nodes: &[Value]) -> Pages {
+    let pages = Pages::start();
+    let report = json!({ "headline": "Somebody waits.", "ranks": ranks, "nodes": nodes });
+    pages.set("/why.json", &report);
+    pages
+}
+
+#[test]
+fn suspects_are_shown_beside_one_other_and_equal_stacks_once() {
+    let servers = [debug_server(7, 2), debug_server(7, 2), debug_server(9, 1)];
+    let ranks: Vec<Value> = (0..3)
+        .map(|n| rank(n, Some(servers[n].address), n == 2))
+        .collect();
+    let store = store(&ranks, &[]);
+    c10d(&["stacks"], store.address).assert_prints(
+        "Somebody waits.\nThe suspected ranks are shown, and rank 0 for comparison.\n\n\
+         Rank 0: train.py:7 in step\n  main thread, most recent call last:\n    train.py:7 in step\n\n\
+         Rank 2: train.py:9 in step\n  main thread, most recent call last:\n    train.py:9 in step\n",
+    );
+    assert!(servers[1].asked().is_empty());
+    let all = c10d(&["stacks", "--all", "--json"], store.address);
+    let json: Value = serde_json::from_slice(&all.stdout).unwrap();
+    assert_eq!(json["groups"][0]["ranks"], json!([2]));
+    assert_eq!(json["groups"][1]["ranks"], json!([0, 1]));
+    assert_eq!(json["unanswered"], json!([]));
+    c10d(&["stacks", "3"], store.address).assert_fails(2, "there is no rank 3");
+
+    let flight = c10d(&["flight"], store.address);
+    let text = flight.stdout_text();
+    let first = "Rank 2 is behind: it has entered 1 collective of group 0 (default_pg), the others 2 \
+                 (all_reduce, [8] float, since ";
+    assert!(text.starts_with(first), "{text}");
+    assert_eq!((flight.code, flight.stderr.as_str()), (Some(0), ""));
+}
+
+#[test]
+fn a_rank_that_does_not_answer_costs_two_seconds_and_hides_no_other() {
+    let good = debug_server(7, 2);
+    // Accepted by the system only, as with a stopped process.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let hostile = Pages::start();
+    let escape = "Thread 0x1 (most recent call first):\n  File \"\x1b[2J\", line 1 in \u{202e}f\n";
+    hostile.set_text("/handler/dump_traceback", escape);
+    let ranks = [
+        rank(0, Some(good.address), false),
+        rank(1, Some(silent.local_addr().unwrap()), false),
+        rank(2, Some(hostile.address), false),
+        rank(3, None, false),
+    ];
+    let store = store(&ranks, &[]);
+    let started = Instant::now();
+    let ended = c10d(&["stacks"], store.address);
+    let took = started.elapsed();
+    assert_eq!(
+        (ended.code, ended.stderr.as_str()),
+        (Some(1), ""),
+        "{ended:?}"
+    );
+    let text = ended.stdout_text();
+    for part in [
+        "\nRank 1 (on elsewhere): its debug server does not answer within 2s.\n",
+        "\nRank 3 (on elsewhere): it has no debug server.\n",
+        "\nRank 0: train.py:7 in step\n",
+        "\nRank 2: \\u{1b}[2J:1 in \\u{202e}f\n",
+    ] {
+        assert!(text.contains(part), "{part:?} in {text}");
+    }
+    assert!(
+        !text.contains('\x1b') && !text.contains('\u{202e}'),
+        "{text:?}"
+    );
+    assert!(
+        took >= Duration::from_secs(2) && took < PATIENCE,
+        "{took:?}"
+    );
+
+    let flight = c10d(&["flight"], store.address);
+    assert_eq!(flight.code, Some(1), "{flight:?}");
+    let text = flight.stdout_text();
+    assert!(
+        text.contains("rank 1: its debug server does not answer within 2s\n"),
+        "{text}"
+    );
+    assert!(
+        text.contains("rank 2: its debug server has no flight recorder (HTTP status 404)"),
+        "{text}"
+    );
+    assert!(text.contains("rank 3: it has no debug server\n"), "{text}");
+}
+
+#[test]
+fn the_launcher_of_another_node_answers_for_its_ranks() {
+    let launcher = Pages::start();
+    let frame = json!({ "file": "train.py\x1b", "line": 3, "function": "f" });
+    let stacks = json!({ "threads": [{ "frames": [frame] }] });
+    launcher.set("/stacks", &json!({ "rank": 5, "stacks": stacks }));
+    launcher.set(
+        "/flight",
+        &json!({ "pg_status": { "0": { "last_enqueued_collective": "4" } } }),
+    );
+    let node = json!({ "ranks": [5, 6], "is_connected": true, "debug_address": launcher.address });
+    let store = store(&[rank(5, None, true), rank(6, None, true)], &[node]);
+    let ended = c10d(&["stacks"], store.address);
+    let text = ended.stdout_text();
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(
+        text.contains("\nRank 5: train.py\\u{1b}:3 in f\n"),
+        "{text}"
+    );
+    // The answer is that of rank 5.
+    assert!(
+        text.contains("Rank 6 (on elsewhere): its launcher at 127.0.0.1:"),
+        "{text}"
+    );
+    assert!(text.contains("it answers for rank 5"), "{text}");
+    assert!(launcher.asked().contains(&"/stacks?rank=6".to_owned()));
+    c10d(&["flight"], store.address).assert_prints(
+        "All ranks agree, and are in no collective\n\nrank 5: in no collective; has entered 4 of group 0\n\
+         rank 6: in no collective; has entered 4 of group 0\n",
+    );
+}
+
+#[test]
+fn addresses_are_read_out_of_a_store_without_status_pages() {
+    let store = Server::start_with(["store", "serve", "--port", "0", "--no-status"]);
+    let ended = c10d(&["stacks"], store.address);
+    ended.assert_fails(1, "no debug server has published its address in it");
+    let server = debug_server(7, 2);
+    let url = format!("http://{}", server.address);
+    store
+        .store(&["set", "debug_server/rank3", &url])
+        .assert_prints("");
+    let ended = c10d(&["stacks", "3"], store.address);
+    let text = ended.stdout_text();
+    assert!(
+        text.starts_with("Rank 3: train.py:7 in step\n"),
+        "{ended:?}"
+    );
+    // A value that is no address.
+    store
+        .store(&["set", "debug_server/rank0", "http://a\x1bb:1"])
+        .assert_prints("");
+    let ended = c10d(&["stacks"], store.address);
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(
+        ended
+            .stdout_text()
+            .contains("\nRank 0: it has no debug server.\n"),
+        "{ended:?}"
+    );
+}
+
+#[test]
+fn workers_find_a_debug_server_on_their_python_path_and_the_socket_of_their_own() {
+    let script = "echo \"$PYTHONPATH $C10D_DEBUG_SOCKET\"; cat ${PYTHONPATH%%:*}/*.dist-info/entry_points.txt";
+    let mut command = command([
+        "run",
+        "--debug-server",
+        "--standalone",
+        "--no-python",
+        "sh",
+        "-c",
+        script,
+    ]);
+    command.env("PYTHONPATH", "/home/user/lib");
+    let ended = Running::start(command).end();
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let mut lines = ended.stdout_text().lines();
+    let (path, socket) = lines.next().unwrap().split_once(' ').unwrap();
+    let (own, users) = path.split_once(':').unwrap();
+    assert_eq!(users, "/home/user/lib");
+    let directory = Path::new(own).parent().unwrap();
+    assert_eq!(Path::new(socket), directory.join("0-0"));
+    assert_eq!(Path::new(own).file_name(), Some(OsStr::new("python")));
+    assert_eq!(lines.next(), Some("[torch.backends]"));
+    assert!(!directory.exists(), "{}", directory.display());
+}
