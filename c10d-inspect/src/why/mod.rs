@@ -119,7 +119,9 @@ fn ordered(job: &Job<'_>, mut drafts: Vec<Draft>) -> Vec<Finding> {
         .map(|place| {
             let draft = &drafts[place];
             draft.is_explained
-                || drafts.iter().any(|cause| precedes(cause, draft))
+                || drafts
+                    .iter()
+                    .any(|cause| precedes(cause, draft) || drives_away(cause, draft))
                 || drafts
                     .iter()
                     .enumerate()
@@ -152,6 +154,14 @@ fn explains(cause: &Draft, draft: &Draft) -> bool {
         && of(&draft.finding.culprits, &cause.finding.waiting)
         && !of(&cause.finding.culprits, &draft.finding.waiting)
         && !of(&draft.finding.culprits, &cause.finding.culprits)
+}
+
+/// Whether a rank left the group after something else stood still: it gave up.
+fn drives_away(cause: &Draft, draft: &Draft) -> bool {
+    draft.finding.kind == FindingKind::LostLater
+        && class(cause.finding.kind) < class(FindingKind::LostLater)
+        && !cause.is_explained
+        && cause.since <= draft.since
 }
 
 /// Whether a wait for nobody in particular began after something else stood still.

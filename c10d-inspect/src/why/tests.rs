@@ -198,6 +198,16 @@ fn a_rank_stopped_after_it_published_is_frozen() {
     assert_eq!(report.ranks[2].state, RankState::Connecting);
     assert_eq!(report.ranks[1].state, RankState::Idle);
     assert_eq!(report.findings.len(), 1);
+
+    // The others time out: one in its first collective, two in the mesh.
+    script.close(&ranks[3]);
+    script.pass(15.0);
+    for rank in [0, 1] {
+        script.close(&ranks[rank]);
+    }
+    let report = script.report();
+    assert_cause(&report.findings[0], FindingKind::Frozen, &[2], &[]);
+    assert!(report.findings[1..].iter().all(|it| it.is_consequence));
 }
 
 #[test]
