@@ -1,11 +1,11 @@
 //! Runs `c10d run` and torchrun for tests, and reads the results of their workers.
 //!
-//! The workers run `python/elastic_worker.py`. They report through files in the job's folder, so results of
-//! restarted workers and of workers on any node arrive in the same place.
+//! The workers run `python/elastic_worker.py` or `python/planned_rank.py`. They report through files in the job's
+//! folder, so results of restarted workers and of workers on any node arrive in the same place.
 
 use std::collections::BTreeSet;
 use std::env;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -16,6 +16,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
+use crate::planned_ranks::Plan;
 use crate::process::ChildProcess;
 use crate::torch::{PYTHON_VARIABLE, python, script};
 
@@ -74,6 +75,42 @@ impl Job {
         O: AsRef<OsStr>,
         W: AsRef<OsStr>,
     {
+        let (mode, words) = words.split_first().expect("a worker has a mode");
+        let mut arguments = vec![script("elastic_worker.py").into_os_string()];
+        arguments.push(mode.as_ref().to_owned());
+        arguments.push(self.folder.clone().into_os_string());
+        arguments.extend(words.iter().map(|word| word.as_ref().to_owned()));
+        self.start_script(kind, name, options, arguments)
+    }
+
+    /// As [`start`](Self::start), with workers that follow `plan`.
+    ///
+    /// # Panics
+    /// When the launcher cannot be started.
+    #[must_use]
+    pub fn start_planned<O: AsRef<OsStr>>(
+        &self,
+        kind: Kind,
+        name: &str,
+        options: impl IntoIterator<Item = O>,
+        plan: &Plan,
+    ) -> Launcher {
+        let arguments = vec![
+            script("planned_rank.py").into_os_string(),
+            self.folder.clone().into_os_string(),
+            plan.to_json().to_string().into(),
+        ];
+        self.start_script(kind, name, options, arguments)
+    }
+
+    /// `arguments` are the script and its arguments.
+    fn start_script<O: AsRef<OsStr>>(
+        &self,
+        kind: Kind,
+        name: &str,
+        options: impl IntoIterator<Item = O>,
+        arguments: Vec<OsString>,
+    ) -> Launcher {
         let mark = format!("{}/{name}", self.folder.display());
         let mut command = match kind {
             Kind::C10d => {
@@ -93,13 +130,9 @@ impl Job {
                 command
             }
         };
-        let (mode, words) = words.split_first().expect("a worker has a mode");
         command
             .args(options)
-            .arg(script("elastic_worker.py"))
-            .arg(mode)
-            .arg(&self.folder)
-            .args(words)
+            .args(arguments)
             .env(LAUNCHER_VARIABLE, &mark);
         Launcher {
             process: ChildProcess::start(format!("{kind:?} {name}"), &mut command),

@@ -4,10 +4,12 @@
 //! published, and no other package depends on it.
 #![forbid(unsafe_code)]
 
+pub mod broken_job;
 pub mod contract;
 pub mod eventually;
 pub mod launcher;
 pub mod peer;
+pub mod planned_ranks;
 pub mod process;
 pub mod raw_client;
 pub mod relay;

@@ -15,3 +15,4 @@ mod rpc;
 mod run_torch;
 mod torch_client;
 mod torch_server;
+mod why;
