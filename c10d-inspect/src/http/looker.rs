@@ -39,6 +39,8 @@ pub(super) struct Looker {
     launcher: Arc<LauncherMetrics>,
     conflicts: Conflicts,
     look: Kept<Arc<Look>>,
+    /// What the snapshot before cost the store's thread.
+    store_time_before: Option<Duration>,
     counters: Kept<Counters>,
 }
 
@@ -81,6 +83,7 @@ impl Looker {
             launcher,
             conflicts: Conflicts::default(),
             look: Kept::EMPTY,
+            store_time_before: None,
             counters: Kept::EMPTY,
         }
     }
@@ -94,13 +97,19 @@ impl Looker {
             let at = Instant::now();
             let (report, explain_time) =
                 with_cpu_time(|| self.source.explain(&snapshot, self.options.explain()));
-            let interval = pace::interval(snapshot.server_time, explain_time);
+            let store_time = snapshot.server_time;
+            // The system may have run something else in the middle of it, which makes a single one seem expensive.
+            let usual = store_time.min(self.store_time_before.unwrap_or(store_time));
+            self.store_time_before = Some(store_time);
+            let interval = pace::interval(usual, explain_time);
             self.timeline.observe(&report);
             self.conflicts.observe(&report);
             Arc::new(Look {
                 snapshot,
                 report: Arc::new(report),
                 at,
+                store_time,
+                explain_time,
                 interval,
             })
         });

@@ -12,8 +12,8 @@ const INTERVAL_MAX: Duration = Duration::from_secs(60);
 /// handing over connections.
 const STORE_SHARE: u32 = 250;
 
-/// The status server's own thread may spend 1/10 of its time on explanations.
-const EXPLAIN_SHARE: u32 = 10;
+/// The status server's own thread may spend 1/4 of its time on explanations.
+const EXPLAIN_SHARE: u32 = 4;
 
 /// How long to keep a snapshot that took the store's thread at most `store` and whose explanation took `explain`.
 pub(super) fn interval(store: Duration, explain: Duration) -> Duration {
@@ -33,7 +33,7 @@ mod tests {
             (ms(0), ms(0), ms(1000)),
             (ms(4), ms(50), ms(1000)),
             (ms(20), ms(50), ms(5000)),
-            (ms(1), ms(300), ms(3000)),
+            (ms(1), ms(300), ms(1200)),
             (ms(1000), ms(0), ms(60_000)),
         ];
         for (store, explain, expected) in table {

@@ -44,6 +44,9 @@ pub(super) struct Look {
     pub(super) report: Arc<Report>,
     /// When the snapshot was complete.
     pub(super) at: Instant,
+    /// The time that the store's thread spent on the snapshot, and this thread on its explanation.
+    pub(super) store_time: Duration,
+    pub(super) explain_time: Duration,
     /// How long this look is the newest one, unless nobody asks.
     pub(super) interval: Duration,
 }

@@ -28,6 +28,10 @@ pub(super) struct Summary<'a> {
     uptime_ms: u64,
     /// How long until the next snapshot may be taken, at most.
     interval_ms: u64,
+    /// What the snapshot cost the store's thread, in milliseconds.
+    snapshot_ms: f64,
+    /// The CPU time of its explanation, in milliseconds.
+    explain_ms: f64,
     headline: &'a str,
     is_stuck: bool,
     findings: Limited<FindingLine<'a>>,
@@ -107,6 +111,8 @@ impl<'a> Summary<'a> {
             taken_unix_ms: report.taken_unix_ms,
             uptime_ms: report.uptime_ms,
             interval_ms: millis(look.interval),
+            snapshot_ms: look.store_time.as_secs_f64() * 1000.0,
+            explain_ms: look.explain_time.as_secs_f64() * 1000.0,
             headline: &report.headline,
             is_stuck: report.is_stuck,
             findings: limited(report.findings.iter().map(|finding| FindingLine {

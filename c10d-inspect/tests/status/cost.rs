@@ -72,8 +72,8 @@ fn measure() {
     let status = front.get("/status.json").json();
     let figures = format!(
         "store thread: {idle:.2} ms/s without requests, {watched:.2} ms/s with; a snapshot each {} ms; \
-         /status.json {bytes} bytes; {}",
-        status["interval_ms"], status["headline"]
+         it takes {} ms of the store's thread, and its explanation {} ms; /status.json {bytes} bytes; {}",
+        status["interval_ms"], status["snapshot_ms"], status["explain_ms"], status["headline"]
     );
     // What a person runs this for.
     io::Write::write_all(&mut io::stderr(), format!("{figures}\n").as_bytes()).expect("written");
