@@ -77,6 +77,16 @@ pub(crate) struct ServeArgs {
     #[arg(long)]
     no_status: bool,
 
+    /// Further names under which browsers reach the status page, separated by commas. It always answers for IP
+    /// addresses, `localhost` and this machine's name.
+    #[arg(
+        long,
+        value_name = "NAMES",
+        value_delimiter = ',',
+        conflicts_with = "no_status"
+    )]
+    status_host: Vec<String>,
+
     /// Ends together with the parent process, so that a killed script leaves no server behind (Linux).
     #[arg(long)]
     end_with_parent: bool,
@@ -113,7 +123,9 @@ impl ServeArgs {
         if self.no_status {
             return Ok(None);
         }
-        let options = StatusOptions::default().with_explain(self.explain_options());
+        let options = StatusOptions::default()
+            .with_explain(self.explain_options())
+            .with_host_names(self.status_host.iter().cloned());
         let status = StatusServer::start(server.observer(), options)?;
         server.set_http_handler(Arc::clone(&status) as _);
         Ok(Some(status))

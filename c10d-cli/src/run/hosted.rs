@@ -12,8 +12,8 @@ use elastic_rendezvous::ServerHook;
 /// The servers of one run.
 #[derive(Debug)]
 pub(super) struct Hosted {
-    title: String,
-    has_status: bool,
+    /// The options of their status pages; `None` for no pages.
+    status: Option<StatusOptions>,
     servers: Mutex<Vec<HostedServer>>,
 }
 
@@ -57,11 +57,10 @@ pub(super) enum Happening {
 }
 
 impl Hosted {
-    /// `title` names the job; `has_status` tells whether the servers have a status page.
-    pub(super) fn new(title: impl Into<String>, has_status: bool) -> Arc<Self> {
+    /// `status` are the options of the servers' status pages; `None` for no pages.
+    pub(super) fn new(status: Option<StatusOptions>) -> Arc<Self> {
         Arc::new(Self {
-            title: title.into(),
-            has_status,
+            status,
             servers: Mutex::default(),
         })
     }
@@ -107,11 +106,8 @@ impl Hosted {
             return;
         }
         let observer = server.observer();
-        let status = if self.has_status {
-            Status::start(server, &observer, &self.title)
-        } else {
-            None
-        };
+        let options = self.status.clone();
+        let status = options.and_then(|options| Status::start(server, &observer, options));
         self.lock().push(HostedServer {
             addresses,
             observer,
@@ -148,8 +144,11 @@ impl HostedServer {
 
 impl Status {
     /// A job runs without a page if the system has no thread left for it.
-    fn start(server: &TcpStoreServer, observer: &StoreObserver, title: &str) -> Option<Self> {
-        let options = StatusOptions::default().with_title(title);
+    fn start(
+        server: &TcpStoreServer,
+        observer: &StoreObserver,
+        options: StatusOptions,
+    ) -> Option<Self> {
         let status = StatusServer::start(observer.clone(), options);
         let status = status
             .inspect_err(|error| log::warn!("cannot serve a status page: {error}"))

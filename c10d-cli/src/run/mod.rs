@@ -25,6 +25,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use c10d_inspect::Report;
+use c10d_inspect::http::StatusOptions;
 use elastic_agent::{
     AgentError, AgentOptions, AgentOutcome, CommandLine, ElasticAgent, ErrorFileError, Failures,
     LogOptions, StartError, StreamMap, write_error_file,
@@ -100,7 +101,11 @@ fn run_job(plan: &RunPlan, report: &mut Value) -> Result<u8, Failure> {
     if let Some(servers) = &debug_servers {
         agent_options = servers.add_to(agent_options, worker_environment(plan));
     }
-    let hosted = Hosted::new(plan.script.to_string_lossy(), plan.has_status);
+    let hosted = Hosted::new(plan.has_status.then(|| {
+        StatusOptions::default()
+            .with_title(plan.script.to_string_lossy())
+            .with_host_names(plan.status_hosts.iter().cloned())
+    }));
     let parameters = with_shared_store(plan.rendezvous.clone(), !is_on(DISABLE_SHARED_STORE))
         .with_server_hook(hosted.hook());
     let handler =

@@ -125,6 +125,11 @@ pub(crate) struct RunOptions {
     #[arg(long, alias = "no_status")]
     no_status: bool,
 
+    /// Further names under which browsers reach the status page, separated by commas. It always answers for IP
+    /// addresses, `localhost` and this machine's name.
+    #[arg(long, alias = "status_host", value_name = "NAMES")]
+    status_host: Option<String>,
+
     /// Has each worker run PyTorch's debug server, for `c10d stacks` and `c10d flight` (PyTorch 2.15; the script
     /// needs no change). Only this user reaches it, on a unix socket; this launcher shows others the Python
     /// stacks and collectives of its workers, on the network of the workers' store.
@@ -317,6 +322,8 @@ pub(crate) struct RunPlan {
     pub(crate) explain_after: Option<Duration>,
     /// Whether stores that this node hosts have a status page.
     pub(crate) has_status: bool,
+    /// Further host names of the status page.
+    pub(crate) status_hosts: Vec<String>,
     /// Whether workers run a debug server.
     pub(crate) debug_server: bool,
     /// The script, module or program as the user gave it.
@@ -536,6 +543,12 @@ impl RunOptions {
                 None => Some(EXPLAIN_AFTER),
             },
             has_status: !surroundings.flag("no-status", self.no_status)?,
+            status_hosts: surroundings
+                .text("status-host", self.status_host, "")
+                .split(',')
+                .filter(|name| !name.is_empty())
+                .map(str::to_owned)
+                .collect(),
             debug_server: surroundings.flag("debug-server", self.debug_server)?,
             script,
             environment,

@@ -121,7 +121,8 @@ fn check_host(request: &Parts, host_names: &[String]) -> Result<(), Answer> {
     }
     let text = format!(
         "this server does not answer for the host name {host:?}: use its IP address, localhost, or the name of its \
-         machine. (With a name that anybody can register, a stranger's page could read the answers.)"
+         machine; or start it with --status-host NAME. (With a name that anybody can register, a stranger's page could \
+         read the answers.)"
     );
     Err(Answer::text(StatusCode::MISDIRECTED_REQUEST, text))
 }

@@ -118,6 +118,7 @@ fn a_script_alone_has_torchruns_defaults() {
             json: false,
             explain_after: Some(Duration::from_secs(30)),
             has_status: true,
+            status_hosts: Vec::new(),
             debug_server: false,
             script: "s.py".into(),
             environment: vec![(
@@ -698,4 +699,6 @@ fn the_time_until_the_launcher_explains_a_standstill_is_an_option() {
 fn the_status_page_can_be_turned_off() {
     assert!(!plan("--no-status s.py", &[]).has_status);
     assert!(!plan("s.py", &[("PET_NO_STATUS", "1")]).has_status);
+    let hosts = plan("--status-host=a.example.org,b s.py", &[]).status_hosts;
+    assert_eq!(hosts, ["a.example.org", "b"]);
 }
