@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use std::ops::Range;
 use std::time::Duration;
 
-use super::Draft;
 use super::absence::{Absence, absence, ended, outside};
+use super::draft::Draft;
 use crate::identity::shown_name;
 use crate::index::Slot;
 use crate::job::{GroupState, Job};

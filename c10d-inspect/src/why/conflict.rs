@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::IpAddr;
 
-use super::Draft;
+use super::draft::Draft;
 use crate::index::{Previous, Slot};
 use crate::job::{GroupState, Job, MemberState};
 use crate::report::FindingKind;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{DRAFTS_MAX, Draft};
+use super::draft::{DRAFTS_MAX, Draft};
 use crate::job::{GroupState, Job};
 use crate::progress::Progress;
 use crate::report::FindingKind;

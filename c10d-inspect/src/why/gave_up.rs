@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::Draft;
+use super::draft::{DRAFTS_MAX, Draft};
 use crate::job::Job;
 use crate::progress::Progress;
 use crate::report::FindingKind;
@@ -50,7 +50,7 @@ pub(super) fn find(job: &Job<'_>, drafts: &mut Vec<Draft>) {
                 .waited_by(ranks);
             draft.is_stall = false;
             drafts.push(draft);
-            if drafts.len() > super::DRAFTS_MAX {
+            if drafts.len() > DRAFTS_MAX {
                 return;
             }
         }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::{DRAFTS_MAX, Draft};
+use super::draft::{DRAFTS_MAX, Draft};
 use crate::index::Slot;
 use crate::job::{GroupState, Job};
 use crate::keys::{Maker, is_hash};

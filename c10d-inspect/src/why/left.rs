@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::Draft;
 use super::absence::ended;
+use super::draft::Draft;
 use crate::identity::shown_name;
 use crate::job::{GroupState, Job};
 use crate::progress::Progress;

@@ -4,6 +4,7 @@ mod absence;
 mod absent;
 mod barrier;
 mod conflict;
+mod draft;
 mod frozen;
 mod gave_up;
 mod groups;
@@ -14,15 +15,16 @@ mod quiet;
 mod stale;
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use crate::job::Job;
 use crate::ranks::milliseconds;
 use crate::report::{Finding, FindingKind, RankSet};
+use draft::Draft;
+pub(crate) use quiet::nothing_waits;
 
 /// The findings, causes first, and whether somebody waits for a rank that is missing or stands still.
 pub(crate) fn find(job: &Job<'_>) -> (Vec<Finding>, bool) {
-    let mut drafts = Vec::new();
+    let mut drafts: Vec<Draft> = Vec::new();
     absent::find(job, &mut drafts);
     frozen::find(job, &mut drafts);
     left::find(job, &mut drafts);
@@ -33,61 +35,8 @@ pub(crate) fn find(job: &Job<'_>) -> (Vec<Finding>, bool) {
     other_keys::find(job, &mut drafts);
     stale::find(job, &mut drafts);
     conflict::find(job, &mut drafts);
-    let is_stuck = drafts.iter().any(|draft: &Draft| draft.is_stall);
+    let is_stuck = drafts.iter().any(|draft| draft.is_stall);
     (ordered(job, drafts), is_stuck)
-}
-
-pub(crate) use quiet::nothing_waits;
-
-/// The most findings of a report, and of one kind of many groups or keys.
-const DRAFTS_MAX: usize = 32;
-
-/// A finding and what orders it.
-#[derive(Debug)]
-struct Draft {
-    finding: Finding,
-    /// Since when it lasts, since the server's start.
-    since: Duration,
-    /// Whether somebody waits because of it now.
-    is_stall: bool,
-    /// Whether another finding is known to explain it.
-    is_explained: bool,
-}
-
-impl Draft {
-    fn new(kind: FindingKind, text: String, since: Duration) -> Self {
-        Self {
-            finding: Finding::new(kind, text),
-            since,
-            is_stall: true,
-            is_explained: false,
-        }
-    }
-
-    /// Whether a mix-up of addresses in the default group can be its cause.
-    fn is_about_default_group(&self) -> bool {
-        use FindingKind as Kind;
-        matches!(
-            self.finding.kind,
-            Kind::NeverConnected
-                | Kind::NotPublished
-                | Kind::LostInInit
-                | Kind::LostLater
-                | Kind::StaleAddresses
-                | Kind::Frozen
-                | Kind::GaveUp
-        )
-    }
-
-    fn caused_by(mut self, ranks: impl IntoIterator<Item = usize>) -> Self {
-        self.finding.culprits = RankSet(ranks.into_iter().collect());
-        self
-    }
-
-    fn waited_by(mut self, ranks: impl IntoIterator<Item = usize>) -> Self {
-        self.finding.waiting = RankSet(ranks.into_iter().collect());
-        self
-    }
 }
 
 /// The order of kinds among causes: mistakes in how the job was started explain what comes of them.

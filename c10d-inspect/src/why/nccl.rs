@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::Draft;
+use super::draft::{DRAFTS_MAX, Draft};
 use crate::index::Slot;
 use crate::job::Job;
 use crate::keys::{Family, GroupName, family};
@@ -67,7 +67,7 @@ pub(super) fn find(job: &Job<'_>, drafts: &mut Vec<Draft>) {
         }
         draft.finding.text = text;
         drafts.push(draft.waited_by(ranks));
-        if drafts.len() > super::DRAFTS_MAX {
+        if drafts.len() > DRAFTS_MAX {
             return;
         }
     }

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use super::draft::{DRAFTS_MAX, Draft};
 use super::nccl::waiters;
-use super::{DRAFTS_MAX, Draft};
 use crate::job::Job;
 use crate::keys::{Family, family, meaning};
 use crate::report::FindingKind;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use c10d_store::Version;
 
-use super::Draft;
+use super::draft::Draft;
 use crate::index::Slot;
 use crate::job::{GroupState, Job, MemberState};
 use crate::progress::Progress;
