@@ -90,14 +90,18 @@ impl BrokenJob {
         let rendezvous = free_address();
         let workers = WORLD_SIZE / nodes.len();
         let launchers = nodes.iter().enumerate().map(|(node, kind)| {
-            // The ranks of a static rendezvous follow from the nodes' ranks.
-            let mut all = vec![
-                "--rdzv-backend=static".to_owned(),
-                format!("--rdzv-endpoint={rendezvous}"),
-                format!("--nnodes={}", nodes.len()),
-                format!("--node-rank={node}"),
-                format!("--nproc-per-node={workers}"),
-            ];
+            let mut all = vec![format!("--nproc-per-node={workers}")];
+            if nodes.len() == 1 {
+                all.push("--standalone".to_owned());
+            } else {
+                // The ranks of a static rendezvous follow from the nodes' ranks.
+                all.extend([
+                    "--rdzv-backend=static".to_owned(),
+                    format!("--rdzv-endpoint={rendezvous}"),
+                    format!("--nnodes={}", nodes.len()),
+                    format!("--node-rank={node}"),
+                ]);
+            }
             all.extend(options.iter().map(|option| (*option).to_owned()));
             job.start_planned(*kind, &format!("node{node}"), all, plan)
         });
