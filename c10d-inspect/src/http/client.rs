@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
-use http_body_util::{BodyExt, Empty};
+use http_body_util::{BodyExt, Full};
 use hyper::body::{Body, Bytes};
 use hyper::client::conn::http1;
 use hyper::{Method, Request, Uri, header};
@@ -53,7 +53,7 @@ impl fmt::Display for Target {
     }
 }
 
-/// A request without a body.
+/// A request without parameters in its body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HttpRequest {
     target: Target,
@@ -74,7 +74,7 @@ impl HttpRequest {
         }
     }
 
-    /// A POST to `path`, with an empty body.
+    /// A POST to `path`, with a body of one byte: PyTorch 2.9's debug server does not answer one without.
     #[must_use]
     pub fn post(target: Target, path: impl Into<String>) -> Self {
         Self {
@@ -96,7 +96,7 @@ impl HttpRequest {
         &self.target
     }
 
-    fn to_wire(&self) -> Result<Request<Empty<Bytes>>, HttpError> {
+    fn to_wire(&self) -> Result<Request<Full<Bytes>>, HttpError> {
         let invalid = |reason: String| HttpError::InvalidRequest { reason };
         if !self.path.starts_with('/') {
             return Err(invalid(format!("the path {:?} has no / first", self.path)));
@@ -114,17 +114,13 @@ impl HttpRequest {
         } else {
             Method::GET
         };
-        let mut request = Request::builder()
+        let request = Request::builder()
             .method(method)
             .uri(uri)
             .header(header::HOST, host)
             .header(header::CONNECTION, "close");
-        if self.is_post {
-            // Without it some servers read the body until the connection ends.
-            request = request.header(header::CONTENT_LENGTH, 0);
-        }
         request
-            .body(Empty::new())
+            .body(Full::from(if self.is_post { "\n" } else { "" }))
             .map_err(|error| invalid(error.to_string()))
     }
 }
@@ -382,7 +378,7 @@ async fn connect_and_talk(
 
 async fn talk<S>(
     request: &HttpRequest,
-    wire: Request<Empty<Bytes>>,
+    wire: Request<Full<Bytes>>,
     stream: S,
     progress: &Progress,
 ) -> Result<HttpResponse, HttpError>

@@ -72,7 +72,7 @@ fn a_get_names_the_host_and_returns_the_whole_answer() {
 }
 
 #[test]
-fn a_post_over_a_unix_socket_has_an_empty_body() {
+fn a_post_over_a_unix_socket_has_a_body_of_one_byte() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("debug");
     let listener = UnixListener::bind(&path).unwrap();
@@ -94,7 +94,7 @@ fn a_post_over_a_unix_socket_has_an_empty_body() {
         head.starts_with("POST /handler/ping HTTP/1.1\r\n"),
         "{head}"
     );
-    assert!(head.contains("content-length: 0\r\n"), "{head}");
+    assert!(head.contains("content-length: 1\r\n"), "{head}");
 }
 
 #[test]
