@@ -109,7 +109,12 @@ pub fn compare_flights(
     mark_consequences(&mut findings, recordings);
     findings.sort_by_key(|finding| finding.is_consequence);
     FlightReport {
-        headline: headline(&findings, &groups, silent, clock),
+        headline: match silent.first_key_value() {
+            Some((rank, error)) if recordings.is_empty() => {
+                format!("No rank shows its collectives; rank {rank}: {error}")
+            }
+            _ => headline(&findings, &groups, silent, clock),
+        },
         findings,
         ranks: ranks(recordings, silent),
     }

@@ -128,6 +128,16 @@ fn a_rank_that_does_not_answer_is_named_and_not_compared() {
 }
 
 #[test]
+fn if_nobody_answers_the_reason_is_told() {
+    let silent = BTreeMap::from([(0, "it has no debug server".to_owned())]);
+    let report = compare_flights(&BTreeMap::new(), &silent, &no_clock);
+    assert_eq!(
+        report.headline,
+        "No rank shows its collectives; rank 0: it has no debug server"
+    );
+}
+
+#[test]
 fn ranks_in_the_same_collective_agree() {
     let same = || recording(&[entry("0", 7, "gloo:barrier", &[], 5)]);
     let report = compare(vec![same(), same()]);
