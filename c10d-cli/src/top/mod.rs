@@ -31,6 +31,9 @@ const NOTICE_EVERY: Duration = Duration::from_millis(100);
 /// How often the ages on the screen are renewed.
 const DRAW_EVERY: Duration = Duration::from_secs(1);
 
+/// How soon an answer is drawn: many arrive in a row while ranks are sorted.
+const DRAW_ANSWER_AFTER: Duration = Duration::from_millis(200);
+
 #[derive(Debug, Args)]
 pub(crate) struct TopArgs {
     #[command(flatten)]
@@ -61,7 +64,7 @@ pub(crate) fn run(args: &TopArgs) -> Result<(), Failure> {
     let mut top = Top::new(columns, rows);
     let started = Instant::now();
     let mut next = top.step(Duration::ZERO, Input::Answer(Answer::Overview(first)));
-    let mut drawn: Option<Duration> = None;
+    let mut draw_at = Duration::ZERO;
     loop {
         match next {
             Next::Quit => return Ok(()),
@@ -72,15 +75,17 @@ pub(crate) fn run(args: &TopArgs) -> Result<(), Failure> {
             return Ok(());
         }
         let now = started.elapsed();
-        if drawn.is_none_or(|drawn| now.saturating_sub(drawn) >= DRAW_EVERY) {
+        if now >= draw_at {
             screen
                 .draw(|frame| view::draw(frame, &top, now, &target, has_colors))
                 .map_err(failed())?;
-            drawn = Some(now);
+            draw_at = now + DRAW_EVERY;
         }
         let input = next_input(&mut screen, &mut fetcher).map_err(failed())?;
-        if !matches!(input, Input::Tick) {
-            drawn = None;
+        match input {
+            Input::Tick => {}
+            Input::Answer(_) => draw_at = draw_at.min(now + DRAW_ANSWER_AFTER),
+            Input::Key(_) | Input::Resize { .. } => draw_at = now,
         }
         next = top.step(started.elapsed(), input);
     }

@@ -222,6 +222,9 @@ pub(super) struct Top {
     is_searching: bool,
     columns: usize,
     lines: usize,
+    /// Made from the fields above after each change.
+    order: Vec<usize>,
+    wanted: (Vec<usize>, Duration),
 }
 
 /// Enough for most headlines on 80 columns.
@@ -253,11 +256,14 @@ impl Top {
             is_searching: false,
             columns,
             lines: rows,
+            order: Vec::new(),
+            wanted: (Vec::new(), ROWS_EVERY),
         }
     }
 
     /// Takes an input and says what to do next.
     pub(super) fn step(&mut self, now: Duration, input: Input) -> Next {
+        let is_change = !matches!(input, Input::Tick);
         match input {
             Input::Key(Key::Interrupt) => return Next::Quit,
             Input::Key(Key::Char('q')) if !self.is_searching => return Next::Quit,
@@ -269,7 +275,9 @@ impl Top {
             }
             Input::Tick => {}
         }
-        self.keep_selection_visible();
+        if is_change {
+            self.refresh();
+        }
         if self.in_progress.is_none()
             && let Some(request) = self.due(now)
         {
@@ -377,8 +385,12 @@ impl Top {
             })
     }
 
-    /// The ranks of the table's lines, in their order.
-    pub(super) fn order(&self) -> Vec<usize> {
+    /// The ranks of the table's lines, in their order. Of the last change while the table was shown.
+    pub(super) fn order(&self) -> &[usize] {
+        &self.order
+    }
+
+    fn ordered(&self) -> Vec<usize> {
         let cells = self.cells();
         let mut order: Vec<usize> = (0..cells.len())
             .filter(|rank| self.matches(*rank))
@@ -390,13 +402,14 @@ impl Top {
             Sort::Rank => {}
             Sort::State => order.sort_by_key(|rank| u8::MAX - cells[*rank].severity()),
             Sort::Wait => {
-                order.sort_by_key(|rank| descending(row(*rank).and_then(|row| row.waits_ms)));
+                order
+                    .sort_by_cached_key(|rank| descending(row(*rank).and_then(|row| row.waits_ms)));
             }
             Sort::LastRequest => {
                 order
                     .sort_by_key(|rank| descending(row(*rank).and_then(|row| row.last_request_ms)));
             }
-            Sort::Host => order.sort_by_key(|rank| {
+            Sort::Host => order.sort_by_cached_key(|rank| {
                 let host = row(*rank).and_then(|row| row.host.as_deref());
                 (host.is_none(), host)
             }),
@@ -458,7 +471,8 @@ impl Top {
         self.sort = sort;
         self.is_reversed = false;
         self.show_table();
-        if let Some(first) = self.order().first() {
+        self.order = self.ordered();
+        if let Some(first) = self.order.first() {
             self.selected = *first;
         }
     }
@@ -551,7 +565,7 @@ impl Top {
             };
             return;
         }
-        let order = self.order();
+        let order = &self.order;
         let at = order.iter().position(|rank| *rank == self.selected);
         let at = at.unwrap_or(0);
         let page = self.table_lines();
@@ -569,13 +583,20 @@ impl Top {
         }
     }
 
-    fn keep_selection_visible(&mut self) {
+    fn refresh(&mut self) {
         let last = self.cells().len().saturating_sub(1);
         self.selected = self.selected.min(last);
-        if self.view() == View::Grid {
-            return;
+        if self.view() == View::Table || self.is_detailed {
+            self.order = self.ordered();
         }
-        let order = self.order();
+        if self.view() == View::Table {
+            self.keep_selection_visible();
+        }
+        self.wanted = self.wanted_chunks();
+    }
+
+    fn keep_selection_visible(&mut self) {
+        let order = &self.order;
         let at = order.iter().position(|rank| *rank == self.selected);
         let at = match (at, order.first()) {
             (Some(at), _) => at,
@@ -637,12 +658,12 @@ impl Top {
         if self.overview.is_none() || self.age(now) >= OVERVIEW_EVERY {
             return Some(Request::Overview);
         }
-        let (chunks, every) = self.wanted_chunks();
+        let (chunks, every) = &self.wanted;
         let is_due = |chunk: &usize| {
             let at = self.chunks.get(chunk);
-            at.is_none_or(|at| now.saturating_sub(*at) >= every)
+            at.is_none_or(|at| now.saturating_sub(*at) >= *every)
         };
-        let chunk = chunks.into_iter().find(is_due)?;
+        let chunk = chunks.iter().copied().find(is_due)?;
         Some(Request::Rows { chunk })
     }
 
@@ -666,8 +687,8 @@ impl Top {
         }
         let mut chunks = vec![self.selected / CHUNK];
         if is_table {
-            let order = self.order();
-            let shown = order.iter().skip(self.first_line).take(self.table_lines());
+            let shown = self.order.iter();
+            let shown = shown.skip(self.first_line).take(self.table_lines());
             chunks.extend(shown.map(|rank| rank / CHUNK));
         }
         chunks.sort_unstable();
