@@ -510,6 +510,9 @@ pub enum Feature {
     /// Elastic jobs with gloo groups exit reliably. In 2.4.1 the destructor of a group may hang, also under torchrun
     /// (see `process_group.py`).
     ElasticJobs,
+    /// Ranks read each other's addresses one by one, so that the store sees how far each has come. In 2.4.1 the tests
+    /// of jobs that hang do not see the requests that they wait for.
+    StepsOfInit,
     /// Workers have the variable `TORCHELASTIC_SIGNALS_TO_HANDLE`.
     SignalsVariable,
 }
@@ -590,6 +593,7 @@ impl Feature {
         match self {
             Self::Ping
             | Self::ElasticJobs
+            | Self::StepsOfInit
             | Self::Queues
             | Self::Clone
             | Self::Contract
