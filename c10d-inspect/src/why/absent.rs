@@ -33,7 +33,7 @@ struct Waiters {
     /// Their connections closed while they waited.
     left: BTreeSet<usize>,
     since: Duration,
-    size: usize,
+    size: Option<usize>,
 }
 
 fn find_in(job: &Job<'_>, state: &GroupState<'_>, drafts: &mut Vec<Draft>) {
@@ -42,7 +42,7 @@ fn find_in(job: &Job<'_>, state: &GroupState<'_>, drafts: &mut Vec<Draft>) {
         gave_up: BTreeSet::new(),
         left: BTreeSet::new(),
         since: job.index.snapshot.now,
-        size: state.size.unwrap_or_default(),
+        size: state.size,
     };
     for member in &state.members {
         let Some(rank) = member.rank else { continue };
@@ -261,7 +261,7 @@ impl<'a> Absent<'a> {
             }
         }));
         let text = format!(
-            "{} connected {} ago and then stopped: {} not published an address. {}",
+            "{} connected {} ago and then stopped: {} not published an address.{}",
             text::capitalized(&text::joined(&names)),
             text::age(job.ago(since)),
             text::verb(ranks.len(), "it has", "they have"),
@@ -278,7 +278,7 @@ impl<'a> Absent<'a> {
         }
         let mut text = waiters.start(job, &ranks);
         text.push_str(text::verb(ranks.len(), ": it has", ": they have"));
-        text.push_str(" never connected to this store. ");
+        text.push_str(" never connected to this store.");
         text.push_str(&waiters.sentence());
         text.push_str(&self.known_outside(job));
         text.push_str(&self.candidates_sentence(job));
@@ -300,7 +300,7 @@ impl<'a> Absent<'a> {
             None => {
                 text.push_str(&format!(
                     ": it has not published its address. It is probably {process}, which connected \
-                     {} ago and then stopped. {}",
+                     {} ago and then stopped.{}",
                     text::age(job.ago(connection.opened)),
                     waiters.sentence(),
                 ));
@@ -385,7 +385,10 @@ impl<'a> Absent<'a> {
 impl Waiters {
     /// "Waiting for rank 2 (1 of 4) for 31 s", "Gave up waiting for rank 2 (1 of 4)".
     fn start(&self, job: &Job<'_>, ranks: &BTreeSet<usize>) -> String {
-        let of = format!("{} ({} of {})", text::ranks(ranks), ranks.len(), self.size);
+        let mut of = text::ranks(ranks);
+        if let Some(size) = self.size {
+            of.push_str(&format!(" ({} of {size})", ranks.len()));
+        }
         if self.waiting.is_empty() {
             let verb = if self.gave_up.is_empty() {
                 "left while waiting"
@@ -398,13 +401,13 @@ impl Waiters {
         }
     }
 
-    /// "Ranks 0, 1 and 3 wait in init_process_group."
+    /// " Ranks 0, 1 and 3 wait in init_process_group.", or nothing.
     fn sentence(&self) -> String {
         let mut sentence = if self.waiting.is_empty() {
             String::new()
         } else {
             format!(
-                "{} {} in init_process_group.",
+                " {} {} in init_process_group.",
                 text::ranks_start(&self.waiting),
                 text::verb(self.waiting.len(), "waits", "wait"),
             )
