@@ -154,10 +154,11 @@ fn draft(job: &Job<'_>, state: &GroupState<'_>, reads: &[StaleRead]) -> Option<D
             if job.index.is_open(slot) {
                 format!("{name} wrote it for an earlier run")
             } else {
-                format!("that process ({name}) is gone")
+                // A process that makes its group again closes it too, so the process may live.
+                format!("the connection that wrote it ({name}) has closed")
             }
         }
-        None => "that process is gone".to_owned(),
+        None => "the connection that wrote it has closed".to_owned(),
     };
     let (reader, owner) = (first.reader, first.owner);
     let since = if first.is_replaced {

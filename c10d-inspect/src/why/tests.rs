@@ -497,8 +497,8 @@ fn a_restart_on_a_living_store_reads_old_addresses() {
             assert_cause(cause, FindingKind::StaleAddresses, &[3], &[0, 1, 2]);
             assert!(
                 cause.text.starts_with(
-                    "Rank 0 read rank 3's address of 18 s ago; that process (pid 4103 on vm) is gone, \
-                     rank 3 has not published a new one."
+                    "Rank 0 read rank 3's address of 18 s ago; the connection that wrote it (pid 4103 on vm) has \
+                     closed, rank 3 has not published a new one."
                 ),
                 "{}",
                 cause.text
