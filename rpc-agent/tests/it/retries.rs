@@ -263,13 +263,16 @@ fn a_function_runs_again_for_each_lost_answer() {
     }
     let lost = faults.injected().answers_lost;
     assert!(lost > 0);
-    // On a loaded machine, a slow call may also be repeated.
+    // On a loaded machine a slow call may also be repeated, and a request may come after its deadline, so that it does
+    // not run.
     assert!(
         runs.total() >= CALLS + lost,
         "{} runs, {lost} lost",
         runs.total()
     );
-    assert_eq!(agent.handle().metrics().retries_sent, runs.total() - CALLS);
+    let sent = agent.handle().metrics().retries_sent;
+    let repeated = runs.total() - CALLS;
+    assert!(sent >= repeated, "{sent} retries, {repeated} further runs");
 }
 
 #[test]
