@@ -54,7 +54,7 @@ pub struct Frame {
     pub file: String,
     /// The line; 0 if unknown.
     pub line: u32,
-    /// The function; "<module>" at the top of a script.
+    /// The function; `<module>` at the top of a script.
     pub function: String,
     /// Whether the file belongs to Python or to an installed package.
     pub is_library: bool,

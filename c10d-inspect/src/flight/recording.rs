@@ -62,7 +62,7 @@ pub struct Collective {
 }
 
 impl fmt::Display for Collective {
-    /// "all_reduce, [1000] float".
+    /// `all_reduce, [1000] float`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.operation)?;
         for (index, sizes) in self.sizes.iter().take(TENSORS_SHOWN).enumerate() {

@@ -165,7 +165,7 @@ impl TcpStore {
     /// for at most the store's timeout. As after a `set`, the server may not have carried it out yet.
     ///
     /// # Errors
-    /// As [`set`](Store::set); [`StoreError::LimitExceeded`] for more than 256 KiB.
+    /// As [`set`](Self::set); [`StoreError::LimitExceeded`] for more than 256 KiB.
     pub fn announce(&self, bytes: &[u8]) -> Result<bool, StoreError> {
         let call = Call::new(&self.transport, Operation::Announce, &[]);
         if bytes.len() > ANNOUNCEMENT_BYTES_MAX {
