@@ -325,12 +325,23 @@ impl Worker<'_> {
 
     /// A process of it that is stopped, as by SIGSTOP.
     pub(crate) fn stopped_pid(&self) -> Option<u32> {
-        let mut processes = self.worker.processes.iter();
-        let stopped = processes.find(|process| matches!(process.state, Some('T' | 't')));
-        stopped.map(|process| process.pid)
+        let mut stopped = self.stopped();
+        stopped.next().map(|process| process.pid)
     }
 
-    /// An address that it tries to connect to in vain.
+    /// The same, if it is certain that the process has this worker's rank.
+    pub(crate) fn stopped_rank_pid(&self) -> Option<u32> {
+        let mut stopped = self.stopped();
+        let ranks = stopped.find(|process| speaks_for(self.worker, process));
+        ranks.map(|process| process.pid)
+    }
+
+    fn stopped(&self) -> impl Iterator<Item = &AnnouncedProcess> {
+        let processes = self.worker.processes.iter();
+        processes.filter(|process| matches!(process.state, Some('T' | 't')))
+    }
+
+    /// An address that does not answer when it tries to connect.
     pub(crate) fn connecting_to(&self) -> Option<SocketAddr> {
         self.worker
             .processes

@@ -93,6 +93,8 @@ pub enum FindingKind {
     LostLater,
     /// A launcher reports the end of a worker.
     WorkerEnded,
+    /// A launcher reports that a worker is stopped, as by SIGSTOP.
+    WorkerStopped,
     /// A launcher has gone silent.
     NodeLost,
     /// Two processes say that they have the same rank.

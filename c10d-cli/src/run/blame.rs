@@ -59,6 +59,8 @@ const fn clause(kind: FindingKind) -> Option<&'static str> {
         FindingKind::Frozen => {
             Some("alive, but stopped in init_process_group before it read the others' addresses")
         }
+        FindingKind::StaleAddresses => Some("alive; addresses of an earlier group were read"),
+        FindingKind::WorkerStopped => Some("alive, but stopped by a signal"),
         FindingKind::GroupIncomplete => Some("alive, but did not call new_group as the others did"),
         _ => None,
     }
@@ -151,6 +153,8 @@ mod tests {
             FindingKind::NotPublished,
             FindingKind::Frozen,
             FindingKind::GroupIncomplete,
+            FindingKind::StaleAddresses,
+            FindingKind::WorkerStopped,
         ] {
             assert_eq!(
                 blamed(&reports(report(&[(kind, &[2])]), None)),

@@ -44,6 +44,26 @@ fn check_names(seed: u64, world: &World, snapshot: &Snapshot, tally: &mut Tally)
     }
 }
 
+/// A rank that ends with another rank's process is not blamed, also while the report is young.
+fn check_victims(seed: u64, world: &World, snapshot: &Snapshot) {
+    let report = explain(snapshot, &ExplainOptions::default());
+    let blamed = report.findings.iter().filter(|finding| {
+        matches!(
+            finding.kind,
+            FindingKind::LostInInit | FindingKind::LostLater
+        )
+    });
+    let blamed: BTreeSet<usize> = blamed
+        .flat_map(|finding| finding.culprits.0.iter().copied())
+        .collect();
+    assert!(
+        !world.is_simple || blamed.is_subset(&world.faulty),
+        "seed {seed}: blames {blamed:?} of {:?}: {:#?}",
+        world.faulty,
+        report.findings
+    );
+}
+
 fn check_culprits(seed: u64, world: &World, snapshot: &Snapshot, tally: &mut Tally) {
     let report = explain(snapshot, &ExplainOptions::default());
     let causes = report
@@ -99,8 +119,10 @@ fn no_rank_is_ever_named_wrongly() {
         for tick in 0..60 {
             world.tick(tick, &mut random);
             if random.u8(..10) == 0 {
-                check_names(seed, &world, &world.store.snapshot(), &mut tally);
+                let snapshot = world.store.snapshot();
+                check_names(seed, &world, &snapshot, &mut tally);
             }
+            check_victims(seed, &world, &world.store.snapshot());
         }
         world.settle(40, &mut random);
         let snapshot = world.store.snapshot();

@@ -24,7 +24,7 @@ pub(super) struct World {
     pub(super) has_launchers: bool,
     /// Whether each rank had one process at most, and all belong to one job.
     pub(super) is_simple: bool,
-    /// Ranks that were never started, or killed, or stopped.
+    /// Ranks that were never started, or killed, or stopped, or ended with a neighbour before they published.
     pub(super) faulty: BTreeSet<usize>,
     hosts: Vec<Host>,
     processes: Vec<Process>,
@@ -39,6 +39,8 @@ struct Host {
     public: IpAddr,
     private: IpAddr,
     launcher: Option<Launcher>,
+    /// Whether a launcher that announces nothing ends all its workers when one has ended.
+    ends_together: bool,
     /// A process id that is handed out again.
     reused_pid: u32,
 }
@@ -130,6 +132,7 @@ impl World {
                 public,
                 private,
                 launcher: None,
+                ends_together: random.bool(),
                 reused_pid: 1000 + random.u32(..3),
             };
             if self.has_launchers && random.u8(..6) > 0 {
@@ -263,6 +266,7 @@ impl World {
     /// Half a second: some processes take steps, some things happen to them.
     pub(super) fn tick(&mut self, tick: usize, random: &mut Rng) {
         self.store.pass(TICK);
+        self.end_neighbours();
         for place in 0..self.processes.len() {
             if random.u8(..4) > 0 {
                 self.step(place, tick, random);
@@ -441,11 +445,31 @@ impl World {
     }
 
     fn kill(&mut self, place: usize) {
-        let now = self.store.now;
+        self.faulty.insert(self.processes[place].rank);
+        self.end(place);
+    }
+
+    /// What torchrun does: it ends the other workers of its node, whose addresses may then be missing as well.
+    fn end_neighbours(&mut self) {
+        let killed = self.processes.iter().filter(|other| other.ended.is_some());
+        let hosts: BTreeSet<usize> = killed.map(|process| process.host).collect();
+        for place in 0..self.processes.len() {
+            let process = &self.processes[place];
+            let host = &self.hosts[process.host];
+            let is_together = host.launcher.is_none() && host.ends_together;
+            if is_together && hosts.contains(&process.host) && process.ended.is_none() {
+                if !process.has_published {
+                    self.faulty.insert(process.rank);
+                }
+                self.end(place);
+            }
+        }
+    }
+
+    fn end(&mut self, place: usize) {
         let process = &mut self.processes[place];
-        process.ended = Some(now);
+        process.ended = Some(self.store.now);
         process.stage = Stage::Ended;
-        self.faulty.insert(process.rank);
         for &(connection, _) in &process.connections {
             self.store.close(connection);
         }

@@ -185,7 +185,7 @@ impl<'a> Absent<'a> {
                     shown_name(&worker.node.announced.host),
                     ended(*end),
                     text::age(job.ago(*at)),
-                    waiters.in_vain(),
+                    waiters.who_waits(),
                 )
             }
             None => String::new(),
@@ -216,7 +216,7 @@ impl<'a> Absent<'a> {
             text::age(job.ago(since)),
             text::ranks(&ranks),
             text::verb(ranks.len(), "has", "have"),
-            text::capitalized(&waiters.in_vain()),
+            text::capitalized(&waiters.who_waits()),
         );
         waiters.draft(FindingKind::NodeLost, text, since, ranks)
     }
@@ -237,7 +237,7 @@ impl<'a> Absent<'a> {
             text::capitalized(&text::joined(&names)),
             text::verb(names.len(), "its connection", "their connections"),
             text::age(job.ago(since)),
-            waiters.in_vain(),
+            waiters.who_waits(),
         );
         waiters.draft(FindingKind::LostInInit, text, since, ranks)
     }
@@ -272,9 +272,8 @@ impl<'a> Absent<'a> {
 
     fn never(&self, job: &Job<'_>, waiters: &Waiters) -> Draft {
         let ranks: BTreeSet<usize> = self.never.keys().copied().collect();
-        let one = ranks.len() == 1;
-        if let ([slot], true) = (&self.candidates[..], one) {
-            return self.probable(job, waiters, ranks, *slot);
+        if let Some(slot) = self.probable_slot(job) {
+            return self.probable(job, waiters, ranks, slot);
         }
         let mut text = waiters.start(job, &ranks);
         text.push_str(text::verb(ranks.len(), ": it has", ": they have"));
@@ -286,6 +285,22 @@ impl<'a> Absent<'a> {
     }
 
     /// One rank is absent and one process has joined without publishing: probably, not certainly, the same.
+    ///
+    /// A process that is gone is not that of a worker that runs, and may be that of one that has ended.
+    fn probable_slot(&self, job: &Job<'_>) -> Option<Slot> {
+        let [slot] = self.candidates[..] else {
+            return None;
+        };
+        let mut absences = self.never.values();
+        let (Some(absence), None) = (absences.next(), absences.next()) else {
+            return None;
+        };
+        let is_only_loss = matches!(absence, Absence::Unknown)
+            && self.ended.is_empty()
+            && self.node_lost.is_empty();
+        (job.index.is_open(slot) || is_only_loss).then_some(slot)
+    }
+
     fn probable(
         &self,
         job: &Job<'_>,
@@ -311,7 +326,7 @@ impl<'a> Absent<'a> {
                     ": it has not published its address. It was probably {process}, which closed \
                      its connection {} ago in init_process_group; {}.",
                     text::age(job.ago(closed.at)),
-                    waiters.in_vain(),
+                    waiters.who_waits(),
                 ));
                 (FindingKind::LostInInit, closed.at)
             }
@@ -430,12 +445,15 @@ impl Waiters {
         sets.into_iter().flatten().copied().collect()
     }
 
-    fn in_vain(&self) -> String {
+    /// "ranks 0 and 1 will wait until they time out".
+    fn who_waits(&self) -> String {
         if self.waiting.is_empty() {
-            return format!("{} waited in vain", text::ranks(&self.all()));
+            let all = self.all();
+            let were = text::verb(all.len(), "was", "were");
+            return format!("{} {were} waiting", text::ranks(&all));
         }
         let ranks = text::ranks(&self.waiting);
-        format!("{ranks} will wait in vain until their timeout")
+        format!("{ranks} will wait until they time out")
     }
 
     fn draft(

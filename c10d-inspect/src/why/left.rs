@@ -71,16 +71,20 @@ fn left_first(job: &Job<'_>, state: &GroupState<'_>) -> Option<Draft> {
         })
         .collect();
     departures.sort_by_key(|departure| departure.at);
-    let first = departures
-        .iter()
-        .find(|departure| match departure.progress {
-            Progress::GaveUp { .. } => false,
-            // Those that wait for a rank that never came are its victims.
-            Progress::Waiting { member, .. } => {
-                !state.missing.contains(&member) || departures.len() * 2 < state.members.len()
-            }
-            _ => true,
-        })?;
+    let lost = lost_unpublished(job, state);
+    let first = departures.first()?;
+    // Who leaves after a victim is one too: a launcher ends a rank's neighbours with it.
+    let is_victim = match first.progress {
+        Progress::GaveUp { .. } => true,
+        Progress::Waiting { member, .. } if state.missing.contains(&member) => {
+            let is_after = lost.is_some_and(|lost| lost <= first.at);
+            is_after || departures.len() * 2 >= state.members.len()
+        }
+        _ => false,
+    };
+    if is_victim {
+        return None;
+    }
     let open = state.ranks(|member| {
         member
             .published
@@ -93,7 +97,7 @@ fn left_first(job: &Job<'_>, state: &GroupState<'_>) -> Option<Draft> {
     let next = others.clone().find(|departure| departure.at >= first.at);
     let is_in_init = first.progress != Progress::Past;
     let draft = if is_in_init {
-        in_init(job, state, first, next, &open.0)
+        in_init(job, first, next, &open.0)
     } else {
         later(job, first, next, &open.0, state.members.len())?
     };
@@ -104,9 +108,19 @@ fn left_first(job: &Job<'_>, state: &GroupState<'_>) -> Option<Draft> {
     Some(draft)
 }
 
+/// When the first process left that had joined and may be a rank whose address is missing.
+fn lost_unpublished(job: &Job<'_>, state: &GroupState<'_>) -> Option<Duration> {
+    let slots = 0..job.index.connections.len();
+    let lost = slots.filter(|&slot| {
+        let rank = job.who.rank(slot);
+        job.index.is_joining(slot) && rank.is_none_or(|rank| state.missing.contains(&rank))
+    });
+    lost.filter_map(|slot| Some(job.index.connections[slot].closed?.at))
+        .min()
+}
+
 fn in_init(
     job: &Job<'_>,
-    state: &GroupState<'_>,
     first: &Departure,
     next: Option<&Departure>,
     open: &BTreeSet<usize>,
@@ -138,7 +152,6 @@ fn in_init(
             text::verb(open.len(), "it", "they"),
         ));
     }
-    let _ = state;
     Draft::new(FindingKind::LostInInit, text, first.at)
 }
 

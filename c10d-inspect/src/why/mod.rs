@@ -13,6 +13,7 @@ mod nccl;
 mod other_keys;
 mod quiet;
 mod stale;
+mod stopped;
 
 use std::collections::BTreeSet;
 
@@ -35,6 +36,7 @@ pub(crate) fn find(job: &Job<'_>) -> (Vec<Finding>, bool) {
     other_keys::find(job, &mut drafts);
     stale::find(job, &mut drafts);
     conflict::find(job, &mut drafts);
+    stopped::find(job, &mut drafts);
     let is_stuck = drafts.iter().any(|draft| draft.is_stall);
     (ordered(job, drafts), is_stuck)
 }
@@ -46,7 +48,11 @@ fn class(kind: FindingKind) -> u8 {
         Kind::TwoJobs | Kind::SameRank | Kind::WorldSizeDiffers => 0,
         Kind::StaleAddresses => 1,
         Kind::NodeLost => 2,
-        Kind::WorkerEnded | Kind::LostInInit | Kind::Frozen | Kind::NotPublished => 3,
+        Kind::WorkerEnded
+        | Kind::WorkerStopped
+        | Kind::LostInInit
+        | Kind::Frozen
+        | Kind::NotPublished => 3,
         Kind::NeverConnected => 4,
         Kind::GroupNamesDiffer => 5,
         Kind::GroupIncomplete => 6,
@@ -79,7 +85,8 @@ fn ordered(job: &Job<'_>, mut drafts: Vec<Draft>) -> Vec<Finding> {
         .collect();
     for (draft, is_consequence) in drafts.iter_mut().zip(is_consequence) {
         draft.finding.is_consequence = is_consequence;
-        draft.finding.age_ms = Some(milliseconds(job.ago(draft.since)));
+        let age = job.ago(draft.since);
+        draft.finding.age_ms = (!age.is_zero()).then(|| milliseconds(age));
     }
     drafts.sort_by_key(|draft| {
         (

@@ -97,8 +97,43 @@ fn a_launcher_says_what_an_absent_rank_does() {
     assert_eq!(
         cause.text,
         "Rank 2 (pid 4102 on vm) ended with exit code 1 4 s ago, before it published its address; \
-         ranks 0, 1 and 3 will wait in vain until their timeout."
+         ranks 0, 1 and 3 will wait until they time out."
     );
+}
+
+#[test]
+fn a_launcher_says_that_a_rank_is_stopped_though_none_waits_for_it() {
+    let mut script = Script::new();
+    let ranks = script.run_all(4);
+    let (launcher, mut node) = script.launch(&ranks);
+    node.workers[2].processes[0].state = Some('T');
+    script.store.announce(launcher, &node);
+    let cause = script.cause();
+    assert_cause(&cause, FindingKind::WorkerStopped, &[2], &[]);
+    assert_eq!(
+        cause.text,
+        "Rank 2 is stopped: pid 4102 on vm is in state T. Continue it with kill -CONT 4102."
+    );
+    assert!(script.report().is_stuck);
+    // A group that the others wait for it to make is a consequence.
+    let group = "/default_pg/0//1//cpu//0/";
+    let members = [0, 1, 3].map(|rank| script.cloned(&ranks[rank]));
+    for member in &members {
+        script.publish(member, group, member.rank, 4);
+    }
+    for member in &members {
+        script.read(member, group, 0, 4);
+    }
+    script.pass(5.0);
+    let report = script.report();
+    assert_cause(
+        &report.findings[0],
+        FindingKind::WorkerStopped,
+        &[2],
+        &[0, 1, 3],
+    );
+    assert!(report.findings[1..].iter().all(|it| it.is_consequence));
+    assert_eq!(report.findings.len(), 2, "{:#?}", report.findings);
 }
 
 #[test]
@@ -250,6 +285,30 @@ fn a_rank_killed_before_it_published_is_reported_at_once() {
         "{}",
         cause.text
     );
+}
+
+/// What torchrun does with the workers beside one that ended.
+#[test]
+fn a_rank_that_is_ended_with_a_lost_neighbour_is_not_blamed() {
+    let mut script = Script::new();
+    let mut ranks = script.processes(4);
+    script.join(&mut ranks[2]);
+    script.run_without(&mut ranks, &[2]);
+    script.pass(1.0);
+    script.close(&ranks[2]);
+    script.pass(0.1);
+    script.close(&ranks[3]);
+    script.pass(0.5);
+    assert_eq!(script.report().findings, []);
+    script.pass(2.0);
+    let report = script.report();
+    assert_cause(
+        &report.findings[0],
+        FindingKind::LostInInit,
+        &[2],
+        &[0, 1, 3],
+    );
+    assert_eq!(report.findings.len(), 1, "{:#?}", report.findings);
 }
 
 #[test]

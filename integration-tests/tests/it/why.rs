@@ -452,13 +452,10 @@ fn expect_named(job: &BrokenJob, name: &str, kind: FindingKind, culprits: &[usiz
         if ranks == culprits && kinds.first() == Some(&kind) {
             let code = if report.is_stuck { 4 } else { 0 };
             assert_eq!(answer.code, Some(code), "{}", text());
-            // A rank that left may just have been the first to finish.
+            // A rank that left may just have been the first to finish; an old address may be refused at once.
+            let may_be_over = matches!(kind, FindingKind::LostLater | FindingKind::StaleAddresses);
             let is_stuck = !culprits.is_empty();
-            assert!(
-                report.is_stuck == is_stuck || kind == FindingKind::LostLater,
-                "{}",
-                text()
-            );
+            assert!(report.is_stuck == is_stuck || may_be_over, "{}", text());
             return;
         }
         assert!(
@@ -608,17 +605,97 @@ fn stopped_after_it_published(nodes: &[Kind]) {
     expect_calm(&job);
 }
 
-/// A rank has another world size.
-fn another_world_size(nodes: &[Kind]) {
-    let _watchdog = Watchdog::start("another_world_size", LIMIT);
+/// A rank that has its place in the job wrong.
+fn another_variable(nodes: &[Kind], variable: &str, hang: fn(&mut BrokenJob), kind: FindingKind) {
+    let _watchdog = Watchdog::start("another_variable", LIMIT);
     if !allows_launchers() {
         return;
     }
-    let plan =
-        Plan::all(LONG, &["mark:here", "init"]).but(2, &["mark:here", "set:WORLD_SIZE=5", "init"]);
+    let set = format!("set:{variable}");
+    let plan = Plan::all(LONG, &["mark:here", "init"]).but(2, &["mark:here", &set, "init"]);
     let mut job = BrokenJob::launch(nodes, &plan, &[]);
-    until_waiting(&mut job, 1, 4);
-    expect_named(&job, "world size", FindingKind::WorldSizeDiffers, &[2]);
+    hang(&mut job);
+    expect_named(&job, variable, kind, &[2]);
+}
+
+fn another_world_size(nodes: &[Kind]) {
+    let hang = |job: &mut BrokenJob| until_waiting(job, 1, 4);
+    another_variable(nodes, "WORLD_SIZE=5", hang, FindingKind::WorldSizeDiffers);
+}
+
+fn another_port(nodes: &[Kind]) {
+    let variable = format!("MASTER_PORT={}", free_address().port());
+    let hang = |job: &mut BrokenJob| until_waiting(job, 3, 2);
+    another_variable(nodes, &variable, hang, FindingKind::NeverConnected);
+}
+
+/// A rank is stopped in training: the store cannot know it, a launcher that announces its workers can.
+fn stopped_in_training(nodes: &[Kind], kind: FindingKind, culprits: &[usize]) {
+    let _watchdog = Watchdog::start("stopped_in_training", LIMIT);
+    if !allows_launchers() {
+        return;
+    }
+    let steps = ["mark:here", "init", "all_reduce", "mark:trained"];
+    let steps = [steps.as_slice(), &["await:go", "all_reduce", "sleep"]].concat();
+    let mut job = BrokenJob::launch(nodes, &Plan::all(LONG, &steps), &[]);
+    job.marks("trained");
+    job.signal(2, Signal::STOP);
+    job.release("go");
+    expect_named(&job, "stopped", kind, culprits);
+}
+
+/// What a worker of a launcher has in its environment, and a process has that was started by hand with a copy of it.
+const COPIED_ENVIRONMENT: [&str; 2] = [
+    "set:TORCHELASTIC_USE_AGENT_STORE=True",
+    "set:TORCHELASTIC_RESTART_COUNT=0",
+];
+
+/// Rank 2 of a job is late, and other processes run with copies of its workers' environment.
+fn with_copies(nodes: &[Kind], copies: &[usize], waiting: usize, kind: FindingKind, at: &[usize]) {
+    let _watchdog = Watchdog::start("with_copies", LIMIT);
+    if !allows_launchers() {
+        return;
+    }
+    let plan = Plan::all(LONG, &["mark:here", "init"]).but(2, &["mark:here", "sleep"]);
+    let mut job = BrokenJob::launch(nodes, &plan, &[]);
+    until_waiting(&mut job, 3, 2);
+    let steps = [COPIED_ENVIRONMENT.as_slice(), &["init"]].concat();
+    job.fork(&Plan::all(LONG, &steps), copies);
+    until_waiting(&mut job, waiting, 2);
+    expect_named(&job, "copies", kind, at);
+}
+
+fn two_jobs_under(nodes: &[Kind]) {
+    with_copies(nodes, &[0, 1, 3], 6, FindingKind::TwoJobs, &[0, 1, 3]);
+}
+
+fn same_rank_under(nodes: &[Kind]) {
+    with_copies(nodes, &[3], 4, FindingKind::SameRank, &[3]);
+}
+
+/// All ranks leave and join again, rank 1 later than the others. They fail, some at once, as its old port is closed.
+fn stale_addresses_under(nodes: &[Kind]) {
+    let _watchdog = Watchdog::start("stale_addresses_under", LIMIT);
+    if !allows_launchers() {
+        return;
+    }
+    let first = ["mark:here", "await:start", "init", "all_reduce", "destroy"];
+    let again = |go| [first.as_slice(), &["mark:left", go, "init"]].concat();
+    let plan = Plan::all(SHORT / 2, &again("await:again")).but(1, &again("await:later"));
+    let mut job = BrokenJob::launch(nodes, &plan, &[]);
+    job.release("start");
+    job.marks("left");
+    job.release("again");
+    let report = failure_report(&mut job);
+    assert!(
+        report.contains("addresses of an earlier group were read"),
+        "{report}"
+    );
+    assert_eq!(
+        root_cause(&report),
+        "rank      : 1 (local_rank: 1)",
+        "{report}"
+    );
 }
 
 fn run(case: &Case) {
@@ -848,6 +925,24 @@ fn c10d_run_reports_a_rank_killed_in_init() {
     );
 }
 
+/// torchrun ends the neighbour of the lost rank, which has published and waits.
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn torchrun_with_a_rank_killed_in_init() {
+    let _watchdog = Watchdog::start("torchrun_with_a_rank_killed_in_init", LIMIT);
+    if !allows_launchers() {
+        return;
+    }
+    let plan = Plan::all(LONG, &["mark:here", "init"])
+        .but(2, &["mark:here", "connect", "mark:connected", "sleep"]);
+    let mut job = BrokenJob::launch(WITH_TORCHRUN, &plan, &[]);
+    job.mark("connected", 2);
+    until_waiting(&mut job, 3, 2);
+    job.signal(2, Signal::KILL);
+    until_closed(&mut job, 2);
+    expect_named(&job, "killed", FindingKind::LostInInit, &[2]);
+}
+
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
 fn c10d_run_with_a_rank_that_stopped_before_it_published() {
@@ -868,6 +963,78 @@ fn torchrun_with_a_rank_that_stopped_after_it_published() {
 
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn c10d_run_with_a_rank_that_stopped_after_it_published() {
+    stopped_after_it_published(C10D_RUN);
+}
+
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
 fn c10d_run_with_a_rank_with_another_world_size() {
     another_world_size(C10D_RUN);
+}
+
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn torchrun_with_a_rank_with_another_world_size() {
+    another_world_size(WITH_TORCHRUN);
+}
+
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn c10d_run_with_a_rank_with_another_port() {
+    another_port(C10D_RUN);
+}
+
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn torchrun_with_a_rank_with_another_port() {
+    another_port(WITH_TORCHRUN);
+}
+
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn c10d_run_with_two_jobs_in_one_store() {
+    two_jobs_under(C10D_RUN);
+}
+
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn torchrun_with_two_jobs_in_one_store() {
+    two_jobs_under(WITH_TORCHRUN);
+}
+
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn c10d_run_with_two_processes_with_one_rank() {
+    same_rank_under(C10D_RUN);
+}
+
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn torchrun_with_two_processes_with_one_rank() {
+    same_rank_under(WITH_TORCHRUN);
+}
+
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn c10d_run_with_addresses_of_an_earlier_group() {
+    stale_addresses_under(C10D_RUN);
+}
+
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn torchrun_with_addresses_of_an_earlier_group() {
+    stale_addresses_under(WITH_TORCHRUN);
+}
+
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn c10d_run_with_a_rank_stopped_in_training() {
+    stopped_in_training(C10D_RUN, FindingKind::WorkerStopped, &[2]);
+}
+
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn torchrun_with_a_rank_stopped_in_training() {
+    stopped_in_training(WITH_TORCHRUN, FindingKind::NotInTheStore, &[]);
 }

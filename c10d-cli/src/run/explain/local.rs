@@ -6,8 +6,8 @@ use elastic_agent::HostPort;
 /// A worker without a connection is mentioned after this time: importing PyTorch takes seconds.
 const STARTING_MAX_MS: u64 = 20_000;
 
-/// Says which workers of this node have not reached the workers' store, if any other has, or if they try to
-/// connect in vain.
+/// Says which workers of this node have not reached the workers' store, if any other has, or which get no
+/// answer when they connect.
 pub(super) fn local_report(node: &AnnouncedNode, master: &HostPort) -> Report {
     let mut report = Report::default();
     report.world_size = node.world_size;
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_connects_in_vain_is_named_with_the_address() {
+    fn a_worker_that_cannot_connect_is_named_with_the_address() {
         let text = &texts(vec![worker(2, None, Some("10.255.255.1:29500"))])[0];
         assert!(
             text.ends_with("trying to connect to 10.255.255.1:29500."),
