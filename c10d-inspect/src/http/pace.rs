@@ -8,9 +8,9 @@ const INTERVAL_MIN: Duration = Duration::from_secs(1);
 /// The longest, so that the page stays useful however expensive a snapshot is.
 const INTERVAL_MAX: Duration = Duration::from_secs(60);
 
-/// The store's thread may spend 1/250 of its time on snapshots: 4 ms a second. One more is left for counters and for
+/// The store's thread may spend 1/333 of its time on snapshots: 3 ms a second. Two more are left for counters and for
 /// handing over connections.
-const STORE_SHARE: u32 = 250;
+const STORE_SHARE: u32 = 333;
 
 /// The status server's own thread may spend 1/4 of its time on explanations.
 const EXPLAIN_SHARE: u32 = 4;
@@ -31,8 +31,8 @@ mod tests {
         let ms = Duration::from_millis;
         let table = [
             (ms(0), ms(0), ms(1000)),
-            (ms(4), ms(50), ms(1000)),
-            (ms(20), ms(50), ms(5000)),
+            (ms(3), ms(50), ms(1000)),
+            (ms(20), ms(50), ms(6660)),
             (ms(1), ms(300), ms(1200)),
             (ms(1000), ms(0), ms(60_000)),
         ];

@@ -21,8 +21,9 @@ const MISSING: usize = 9001;
 /// How long to measure.
 const TIME: Duration = Duration::from_secs(10);
 
-/// What the store's thread may spend, in milliseconds a second.
-const COST_MAX: f64 = 5.0;
+/// A snapshot is kept at least this many times as long as it took the store's thread, and its explanation the server.
+const STORE_SHARE: f64 = 333.0;
+const EXPLAIN_SHARE: f64 = 4.0;
 
 /// Tells a process that it is to measure.
 const MEASURE_VARIABLE: &str = "C10D_TEST_MEASURE";
@@ -32,13 +33,10 @@ const STORE_VARIABLE: &str = "C10D_TEST_STORE";
 
 #[test]
 #[ignore = "16,384 connections; a measurement of 20 s"]
-fn an_open_page_and_a_scrape_cost_the_store_at_most_5_ms_a_second() {
+fn an_open_page_and_a_scrape_take_snapshots_as_rarely_as_they_are_expensive() {
     let mut child = run_alone("cost::measure", MEASURE_VARIABLE, "1");
     let status = child.wait().expect("its end");
-    assert!(
-        status.success(),
-        "the store's thread spent too much: {status}"
-    );
+    assert!(status.success(), "{status}");
 }
 
 #[test]
@@ -62,12 +60,21 @@ fn measure() {
     let idle = cost_of(|| {});
     // A page asks each second for the summary and for the chosen rank, a Prometheus for the metrics.
     let mut bytes = 0;
+    let mut cheapest = f64::MAX;
     let watched = cost_of(|| {
-        for path in ["/status.json", "/ranks.json?rank=9001", "/metrics"] {
+        for path in ["/ranks.json?rank=9001", "/metrics"] {
             let answer = front.get(path);
             assert_eq!(answer.status, 200, "{answer:?}");
-            bytes = bytes.max(answer.body.len());
         }
+        let answer = front.get("/status.json");
+        assert_eq!(answer.status, 200, "{answer:?}");
+        bytes = bytes.max(answer.body.len());
+        let status = answer.json();
+        let milliseconds = |name: &str| status[name].as_f64().expect("a number");
+        cheapest = cheapest.min(milliseconds("snapshot_ms"));
+        let least = (cheapest * STORE_SHARE).max(milliseconds("explain_ms") * EXPLAIN_SHARE);
+        // Whole milliseconds.
+        assert!(milliseconds("interval_ms") + 1.0 >= least, "{status}");
     });
     let status = front.get("/status.json").json();
     let figures = format!(
@@ -77,7 +84,6 @@ fn measure() {
     );
     // What a person runs this for.
     io::Write::write_all(&mut io::stderr(), format!("{figures}\n").as_bytes()).expect("written");
-    assert!(watched - idle <= COST_MAX, "{figures}");
     drop(fleet);
 }
 
