@@ -188,8 +188,6 @@ pub enum Sureness {
     /// Unknown.
     #[default]
     Unknown,
-    /// Everybody else is known.
-    ByElimination,
     /// The same host and process id as a connection that is known.
     SameProcess,
     /// The process says so: it wrote a key that only this rank writes.

@@ -406,7 +406,6 @@ const fn sureness_text(sureness: Sureness) -> &'static str {
         Sureness::Launched => "its launcher",
         Sureness::Claimed => "its own key",
         Sureness::SameProcess => "another connection of the same process",
-        Sureness::ByElimination => "elimination: all other ranks are known",
         _ => "unknown process",
     }
 }

@@ -7,6 +7,8 @@ mod command;
 mod gloo;
 mod pages;
 mod process;
+#[cfg(target_os = "linux")]
+mod pty;
 mod run;
 mod run_explain;
 mod run_failures;

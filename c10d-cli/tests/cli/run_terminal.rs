@@ -1,17 +1,14 @@
 //! `c10d run` on a terminal: the live line, the log, and the output of workers.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::Read;
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
 use rustix::process::Signal;
-use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
-use rustix::termios::{Winsize, tcsetwinsize};
 
 use crate::process::{Running, Server, command, until};
+use crate::pty::terminal;
 use crate::run_explain::{Job, WAITS_FOR_RANK_1};
 
 /// A minimal terminal: printable characters, CR, LF, and "erase to the end of the line". Skips colors; any
@@ -74,24 +71,7 @@ struct Node {
 
 impl Node {
     fn start(mut command: std::process::Command) -> Self {
-        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY;
-        let near = openpt(flags).unwrap();
-        grantpt(&near).unwrap();
-        unlockpt(&near).unwrap();
-        let name = ptsname(&near, Vec::new()).unwrap();
-        let path = Path::new(std::ffi::OsStr::from_bytes(name.as_bytes()));
-        let far = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .open(path)
-            .unwrap();
-        let size = Winsize {
-            ws_row: 50,
-            ws_col: 100,
-            ws_xpixel: 0,
-            ws_ypixel: 0,
-        };
-        tcsetwinsize(&near, size).unwrap();
+        let (near, far) = terminal(100, 50);
         command
             .env("TERM", "xterm")
             .stdout(far.try_clone().unwrap());

@@ -1,22 +1,20 @@
 //! `c10d top` on a pseudo-terminal.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{Read, Write};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
 use rustix::process::Signal;
-use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
-use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
+use rustix::termios::{LocalModes, tcgetattr, tcsetwinsize};
 
 use crate::gloo::rank_that_waits;
 use crate::pages::{Pages, stuck_job};
 use crate::process::{Running, Server, command, run, until};
+use crate::pty::{size_of, terminal};
 
 const COLUMNS: usize = 100;
 const ROWS: usize = 30;
@@ -112,31 +110,6 @@ impl Screen {
     }
 }
 
-/// Both ends of a new terminal.
-fn terminal() -> (OwnedFd, File) {
-    let near = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
-    grantpt(&near).unwrap();
-    unlockpt(&near).unwrap();
-    let name = ptsname(&near, Vec::new()).unwrap();
-    let path = Path::new(std::ffi::OsStr::from_bytes(name.as_bytes()));
-    let far = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open(path)
-        .unwrap();
-    tcsetwinsize(&near, size_of(COLUMNS, ROWS)).unwrap();
-    (near, far)
-}
-
-fn size_of(columns: usize, rows: usize) -> Winsize {
-    Winsize {
-        ws_row: rows.try_into().unwrap(),
-        ws_col: columns.try_into().unwrap(),
-        ws_xpixel: 0,
-        ws_ypixel: 0,
-    }
-}
-
 fn top_on(far: &File, server: SocketAddr) -> Command {
     let mut top = command(["top", "--connect", &server.to_string()]);
     top.env("TERM", "xterm")
@@ -158,7 +131,7 @@ struct Shown {
 
 impl Shown {
     fn start(server: SocketAddr) -> Self {
-        let (near, far) = terminal();
+        let (near, far) = terminal(COLUMNS, ROWS);
         assert!(is_cooked(&far));
         let top = top_on(&far, server);
         let running = Running::start(top);
@@ -285,7 +258,7 @@ fn a_signal_gives_the_terminal_back() {
 fn a_terminal_that_disappears_ends_the_command() {
     let pages = Pages::start();
     stuck_job(&pages, 4);
-    let (near, far) = terminal();
+    let (near, far) = terminal(COLUMNS, ROWS);
     let running = Running::start(top_on(&far, pages.address));
     drop(far);
     let mut near = File::from(near);
@@ -325,7 +298,7 @@ fn without_a_terminal_or_a_server_there_is_a_message() {
 #[test]
 fn a_server_that_cannot_be_asked_is_a_message_on_an_untouched_screen() {
     let server = Server::start_with(["store", "serve", "--port=0", "--no-status"]);
-    let (near, far) = terminal();
+    let (near, far) = terminal(COLUMNS, ROWS);
     let mut top = top_on(&far, server.address);
     top.stderr(std::process::Stdio::piped());
     let ended = Running::start(top).end();

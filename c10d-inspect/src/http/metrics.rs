@@ -10,7 +10,6 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
-use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
 use super::command::command_name;
@@ -96,11 +95,6 @@ pub(super) fn text(
     launcher: &LauncherMetrics,
 ) -> Result<String, fmt::Error> {
     let mut own = Registry::default();
-    own.register(
-        "c10d_build",
-        "The version of the server",
-        Info::new([("version", env!("CARGO_PKG_VERSION"))]),
-    );
     own.register_collector(Box::new(Values(values(counters, report, conflicts))));
     let mut text = String::new();
     encode_registry(&mut text, &own)?;
@@ -199,7 +193,14 @@ fn values(
     report: Option<(&Report, Duration)>,
     conflicts: &Conflicts,
 ) -> Vec<Metric> {
-    let mut metrics = process_values(&ProcessUse::read());
+    // A gauge, as the kind "info" is not known to all readers of metrics.
+    let build = Metric {
+        label: Some("version"),
+        values: vec![(env!("CARGO_PKG_VERSION").to_owned(), 1.0)],
+        ..Metric::gauge("c10d_build_info", "The version of the server", 1.0)
+    };
+    let mut metrics = vec![build];
+    metrics.extend(process_values(&ProcessUse::read()));
     metrics.extend(store_values(counters));
     if let Some((report, age)) = report {
         metrics.extend(job_values(report, age));

@@ -749,108 +749,6 @@ fn what_pytorch_says(case: &Case) {
 
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn a_rank_that_never_started() {
-    run(&NEVER_STARTED);
-}
-
-#[test]
-#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn two_ranks_that_never_started() {
-    run(&TWO_NEVER_STARTED);
-}
-
-#[test]
-#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn a_rank_that_is_stuck_before_init() {
-    run(&STUCK_BEFORE_INIT);
-}
-
-#[test]
-#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn a_rank_with_another_port() {
-    run(&WRONG_PORT);
-}
-
-#[test]
-#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn a_rank_that_stopped_before_it_published() {
-    run(&STOPPED_BEFORE_SET);
-}
-
-#[test]
-#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn a_rank_that_stopped_after_it_published() {
-    run(&STOPPED_AFTER_SET);
-}
-
-#[test]
-#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn a_rank_killed_before_it_published() {
-    run(&KILLED_BEFORE_SET);
-}
-
-#[test]
-#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn a_rank_killed_after_it_published() {
-    run(&KILLED_AFTER_SET);
-}
-
-#[test]
-#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn a_rank_killed_in_training() {
-    run(&KILLED_LATER);
-}
-
-#[test]
-#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn a_rank_that_skips_a_collective_is_not_known_to_the_store() {
-    run(&SKIPS_A_COLLECTIVE);
-}
-
-#[test]
-#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn a_rank_with_a_greater_world_size() {
-    run(&WORLD_SIZE_5);
-}
-
-#[test]
-#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn a_rank_with_a_smaller_world_size() {
-    run(&WORLD_SIZE_3);
-}
-
-#[test]
-#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn a_world_size_greater_than_the_number_of_ranks() {
-    run(&ALL_SAY_5);
-}
-
-#[test]
-#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn two_processes_with_one_rank() {
-    run(&SAME_RANK);
-}
-
-#[test]
-#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn two_jobs_on_one_store() {
-    run(&TWO_JOBS);
-}
-
-#[test]
-#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn addresses_of_an_earlier_group() {
-    run(&STALE_ADDRESSES);
-}
-
-#[test]
-#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn a_rank_that_does_not_make_a_group() {
-    run(&GROUP_INCOMPLETE);
-}
-
-#[test]
-#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
 fn c10d_run_with_a_rank_that_is_late_again_and_again() {
     let _watchdog = Watchdog::start("c10d_run_with_a_late_rank", LIMIT);
     if !allows_launchers() {
@@ -943,98 +841,51 @@ fn torchrun_with_a_rank_killed_in_init() {
     expect_named(&job, "killed", FindingKind::LostInInit, &[2]);
 }
 
-#[test]
-#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn c10d_run_with_a_rank_that_stopped_before_it_published() {
-    stopped_before_it_published(C10D_RUN);
+/// A test of one line.
+macro_rules! cases {
+    ($($name:ident: $run:expr;)+) => {
+        $(
+            #[test]
+            #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+            fn $name() {
+                $run;
+            }
+        )+
+    };
 }
 
-#[test]
-#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn torchrun_with_a_rank_that_stopped_before_it_published() {
-    stopped_before_it_published(WITH_TORCHRUN);
-}
-
-#[test]
-#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn torchrun_with_a_rank_that_stopped_after_it_published() {
-    stopped_after_it_published(WITH_TORCHRUN);
-}
-
-#[test]
-#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn c10d_run_with_a_rank_that_stopped_after_it_published() {
-    stopped_after_it_published(C10D_RUN);
-}
-
-#[test]
-#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn c10d_run_with_a_rank_with_another_world_size() {
-    another_world_size(C10D_RUN);
-}
-
-#[test]
-#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn torchrun_with_a_rank_with_another_world_size() {
-    another_world_size(WITH_TORCHRUN);
-}
-
-#[test]
-#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn c10d_run_with_a_rank_with_another_port() {
-    another_port(C10D_RUN);
-}
-
-#[test]
-#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn torchrun_with_a_rank_with_another_port() {
-    another_port(WITH_TORCHRUN);
-}
-
-#[test]
-#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn c10d_run_with_two_jobs_in_one_store() {
-    two_jobs_under(C10D_RUN);
-}
-
-#[test]
-#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn torchrun_with_two_jobs_in_one_store() {
-    two_jobs_under(WITH_TORCHRUN);
-}
-
-#[test]
-#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn c10d_run_with_two_processes_with_one_rank() {
-    same_rank_under(C10D_RUN);
-}
-
-#[test]
-#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn torchrun_with_two_processes_with_one_rank() {
-    same_rank_under(WITH_TORCHRUN);
-}
-
-#[test]
-#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn c10d_run_with_addresses_of_an_earlier_group() {
-    stale_addresses_under(C10D_RUN);
-}
-
-#[test]
-#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn torchrun_with_addresses_of_an_earlier_group() {
-    stale_addresses_under(WITH_TORCHRUN);
-}
-
-#[test]
-#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn c10d_run_with_a_rank_stopped_in_training() {
-    stopped_in_training(C10D_RUN, FindingKind::WorkerStopped, &[2]);
-}
-
-#[test]
-#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn torchrun_with_a_rank_stopped_in_training() {
-    stopped_in_training(WITH_TORCHRUN, FindingKind::NotInTheStore, &[]);
+cases! {
+    a_rank_that_never_started: run(&NEVER_STARTED);
+    two_ranks_that_never_started: run(&TWO_NEVER_STARTED);
+    a_rank_that_is_stuck_before_init: run(&STUCK_BEFORE_INIT);
+    a_rank_with_another_port: run(&WRONG_PORT);
+    a_rank_that_stopped_before_it_published: run(&STOPPED_BEFORE_SET);
+    a_rank_that_stopped_after_it_published: run(&STOPPED_AFTER_SET);
+    a_rank_killed_before_it_published: run(&KILLED_BEFORE_SET);
+    a_rank_killed_after_it_published: run(&KILLED_AFTER_SET);
+    a_rank_killed_in_training: run(&KILLED_LATER);
+    a_rank_that_skips_a_collective_is_not_known_to_the_store: run(&SKIPS_A_COLLECTIVE);
+    a_rank_with_a_greater_world_size: run(&WORLD_SIZE_5);
+    a_rank_with_a_smaller_world_size: run(&WORLD_SIZE_3);
+    a_world_size_greater_than_the_number_of_ranks: run(&ALL_SAY_5);
+    two_processes_with_one_rank: run(&SAME_RANK);
+    two_jobs_on_one_store: run(&TWO_JOBS);
+    addresses_of_an_earlier_group: run(&STALE_ADDRESSES);
+    a_rank_that_does_not_make_a_group: run(&GROUP_INCOMPLETE);
+    c10d_run_with_a_rank_that_stopped_before_it_published: stopped_before_it_published(C10D_RUN);
+    torchrun_with_a_rank_that_stopped_before_it_published: stopped_before_it_published(WITH_TORCHRUN);
+    torchrun_with_a_rank_that_stopped_after_it_published: stopped_after_it_published(WITH_TORCHRUN);
+    c10d_run_with_a_rank_that_stopped_after_it_published: stopped_after_it_published(C10D_RUN);
+    c10d_run_with_a_rank_with_another_world_size: another_world_size(C10D_RUN);
+    torchrun_with_a_rank_with_another_world_size: another_world_size(WITH_TORCHRUN);
+    c10d_run_with_a_rank_with_another_port: another_port(C10D_RUN);
+    torchrun_with_a_rank_with_another_port: another_port(WITH_TORCHRUN);
+    c10d_run_with_two_jobs_in_one_store: two_jobs_under(C10D_RUN);
+    torchrun_with_two_jobs_in_one_store: two_jobs_under(WITH_TORCHRUN);
+    c10d_run_with_two_processes_with_one_rank: same_rank_under(C10D_RUN);
+    torchrun_with_two_processes_with_one_rank: same_rank_under(WITH_TORCHRUN);
+    c10d_run_with_addresses_of_an_earlier_group: stale_addresses_under(C10D_RUN);
+    torchrun_with_addresses_of_an_earlier_group: stale_addresses_under(WITH_TORCHRUN);
+    c10d_run_with_a_rank_stopped_in_training: stopped_in_training(C10D_RUN, FindingKind::WorkerStopped, &[2]);
+    torchrun_with_a_rank_stopped_in_training: stopped_in_training(WITH_TORCHRUN, FindingKind::NotInTheStore, &[]);
 }
