@@ -4,7 +4,6 @@
 //! never finds it, and a late node with rank 0 splits the world (docs/rendezvous.md, section 12). Here it
 //! is published in every round and stays the same while its server runs.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -46,8 +45,11 @@ pub(crate) struct Round<'r> {
     pub(crate) run_id: &'r str,
     pub(crate) number: i64,
     pub(crate) rank: usize,
-    /// The nodes in the order of their ranks.
-    pub(crate) nodes: &'r [NodeId],
+    /// The node with rank 0.
+    pub(crate) first: &'r NodeId,
+    /// Whether the round has exactly the nodes of the last round that this node joined. False if unknown,
+    /// which costs a wait for the address.
+    pub(crate) is_same_world: bool,
     /// The host under which other nodes reach this one.
     pub(crate) own_host: &'r str,
     /// Called when this node starts to serve.
@@ -74,14 +76,10 @@ impl From<RendezvousError> for NotFound {
 pub(crate) struct Bootstrap {
     /// The server of this node, started when it is first needed.
     own: Option<TcpStore>,
-    last: Option<LastRound>,
-}
-
-#[derive(Debug)]
-struct LastRound {
-    master: HostPort,
-    nodes: BTreeSet<NodeId>,
-    first: NodeId,
+    /// The address in the last round that had one.
+    master: Option<HostPort>,
+    /// The node with rank 0 of the last round; `None` if that round had no address.
+    first: Option<NodeId>,
 }
 
 impl Round<'_> {
@@ -162,26 +160,30 @@ impl Round<'_> {
 impl Bootstrap {
     /// Returns the workers' store of a round, served by an agent. Blocks for at most `timeout`, plus 30 s to
     /// start a server; checks `is_interrupted` once a second.
+    ///
+    /// Other nodes than rank 0 reuse the address of the last round at once if the world is the same, since a
+    /// PyTorch node with rank 0 would not publish it again. A world that has only lost nodes is not the same:
+    /// the server may be lost with them.
     pub(crate) fn settle(
         &mut self,
         round: &Round<'_>,
         timeout: Duration,
         is_interrupted: &dyn Fn() -> bool,
     ) -> Result<BootstrapInfo, NotFound> {
+        let last_first = self.first.take();
         let master = if round.rank == 0 {
             let master = self.choose(round)?;
             round.publish(&master)?;
             master
         } else {
-            self.find(round, timeout, is_interrupted)?
+            let is_unchanged = round.is_same_world && last_first.as_ref() == Some(round.first);
+            match &self.master {
+                Some(master) if is_unchanged => master.clone(),
+                _ => self.find(round, timeout, is_interrupted)?,
+            }
         };
-        if let Some(first) = round.nodes.first() {
-            self.last = Some(LastRound {
-                master: master.clone(),
-                nodes: round.nodes.iter().cloned().collect(),
-                first: first.clone(),
-            });
-        }
+        self.master = Some(master.clone());
+        self.first = Some(round.first.clone());
         Ok(BootstrapInfo::new(master, true, true))
     }
 
@@ -208,10 +210,9 @@ impl Bootstrap {
     /// it; otherwise our own.
     fn choose(&mut self, round: &Round<'_>) -> Result<HostPort, RendezvousError> {
         let own = |store: &TcpStore| HostPort::new(round.own_host, store.port());
-        let before = match &self.last {
-            Some(last) => Some(last.master.clone()),
+        let before = match &self.master {
             None if round.number > 0 => round.published_earlier()?,
-            None => None,
+            master => master.clone(),
         };
         if let Some(before) = before {
             match &self.own {
@@ -243,6 +244,7 @@ impl Bootstrap {
         Ok(master)
     }
 
+    /// The address that rank 0 publishes, or that of an earlier round if it publishes none.
     fn find(
         &self,
         round: &Round<'_>,
@@ -250,21 +252,13 @@ impl Bootstrap {
         is_interrupted: &dyn Fn() -> bool,
     ) -> Result<HostPort, NotFound> {
         let deadline = Deadline::after(Instant::now(), timeout);
-        // No node is new and rank 0 is the same, so the address is the same. A PyTorch node would not
-        // publish it again.
-        if let Some(last) = &self.last
-            && round.nodes.first() == Some(&last.first)
-            && round.nodes.iter().all(|node| last.nodes.contains(node))
-        {
-            return Ok(last.master.clone());
-        }
         let grace = Deadline::after(Instant::now(), GRACE).min(deadline);
         if let Some(master) = await_published(round, grace, is_interrupted)? {
             return Ok(master);
         }
-        let before = match &self.last {
-            Some(last) => Some(last.master.clone()),
+        let before = match &self.master {
             None => round.published_earlier()?,
+            master => master.clone(),
         };
         if let Some(before) = before {
             log::info!(
@@ -344,4 +338,113 @@ fn free_port(round: &Round<'_>) -> Result<u16, RendezvousError> {
         .first()
         .and_then(|listener| listener.local_addr().ok());
     Ok(address.map_or(0, |address| address.port()))
+}
+
+#[cfg(test)]
+mod tests {
+    use c10d_store::HashStore;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    fn node(name: &str) -> NodeId {
+        NodeId::new(name, 7, 0)
+    }
+
+    fn round<'r>(store: &'r Arc<dyn Store>, number: i64, first: &'r NodeId) -> Round<'r> {
+        Round {
+            store,
+            run_id: "job",
+            number,
+            rank: 1,
+            first,
+            is_same_world: false,
+            own_host: "127.0.0.1",
+            server_hook: None,
+        }
+    }
+
+    fn settled(bootstrap: &mut Bootstrap, round: &Round<'_>) -> HostPort {
+        let settled = bootstrap.settle(round, LONG, &|| false);
+        settled.expect("an address").master
+    }
+
+    #[test]
+    fn a_node_reuses_the_address_only_in_the_same_world() {
+        let store: Arc<dyn Store> = Arc::new(HashStore::new());
+        let (a, b) = (node("a"), node("b"));
+        let (old, new) = (HostPort::new("old", 1), HostPort::new("new", 2));
+        let mut bootstrap = Bootstrap::default();
+        let in_round = |number, first| round(&store, number, first);
+        in_round(0, &b).publish(&old).expect("to publish");
+        assert_eq!(settled(&mut bootstrap, &in_round(0, &b)), old);
+
+        // Nothing is published.
+        let same = Round {
+            is_same_world: true,
+            ..in_round(1, &b)
+        };
+        assert_eq!(settled(&mut bootstrap, &same), old);
+        assert!(
+            !store
+                .check(&["torch.rendezvous.job.1/MASTER_PORT"])
+                .expect("an answer")
+        );
+
+        in_round(2, &b).publish(&new).expect("to publish");
+        assert_eq!(settled(&mut bootstrap, &in_round(2, &b)), new);
+        let other_first = Round {
+            is_same_world: true,
+            ..in_round(3, &a)
+        };
+        other_first.publish(&old).expect("to publish");
+        assert_eq!(settled(&mut bootstrap, &other_first), old);
+    }
+
+    #[test]
+    fn a_round_without_an_address_is_not_one_to_reuse() {
+        let store: Arc<dyn Store> = Arc::new(HashStore::new());
+        let b = node("b");
+        let (old, new) = (HostPort::new("old", 1), HostPort::new("new", 2));
+        let mut bootstrap = Bootstrap::default();
+        let first = round(&store, 0, &b);
+        first.publish(&old).expect("to publish");
+        assert_eq!(settled(&mut bootstrap, &first), old);
+        let interrupted = bootstrap.settle(&round(&store, 1, &b), LONG, &|| true);
+        assert!(
+            matches!(interrupted, Err(NotFound::Interrupted)),
+            "{interrupted:?}"
+        );
+        let same = Round {
+            is_same_world: true,
+            ..round(&store, 2, &b)
+        };
+        same.publish(&new).expect("to publish");
+        assert_eq!(settled(&mut bootstrap, &same), new);
+    }
+
+    #[test]
+    fn rank_0_publishes_the_address_that_it_knows_while_its_server_answers() {
+        let store: Arc<dyn Store> = Arc::new(HashStore::new());
+        let (a, b) = (node("a"), node("b"));
+        let first_of = |number, first| Round {
+            rank: 0,
+            ..round(&store, number, first)
+        };
+        let mut of_b = Bootstrap::default();
+        let served = settled(&mut of_b, &first_of(0, &b));
+        // A newcomer with rank 0 finds it in the store.
+        let mut of_a = Bootstrap::default();
+        assert_eq!(settled(&mut of_a, &first_of(1, &a)), served);
+        assert_eq!(settled(&mut of_b, &round(&store, 1, &a)), served);
+
+        let mut of_c = Bootstrap::default();
+        assert_eq!(settled(&mut of_c, &round(&store, 1, &a)), served);
+        drop(of_b);
+        // Node b and its server are lost. The address of the others changes together.
+        let moved = settled(&mut of_a, &first_of(2, &a));
+        assert_ne!(moved, served);
+        assert_eq!(settled(&mut of_c, &round(&store, 2, &a)), moved);
+    }
 }

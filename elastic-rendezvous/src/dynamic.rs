@@ -72,6 +72,8 @@ pub struct DynamicRendezvous {
     thread: Mutex<Option<JoinHandle<()>>>,
     /// Taken out while a join uses it.
     bootstrap: Mutex<Bootstrap>,
+    /// The nodes of the last round that this node joined, in the order of their ranks.
+    last_nodes: Mutex<Vec<NodeId>>,
     /// A client of the same store, if this process hosts it.
     hosted: Option<Arc<TcpStore>>,
 }
@@ -187,6 +189,7 @@ impl DynamicRendezvous {
             to_loop,
             thread: Mutex::new(Some(thread)),
             bootstrap: Mutex::default(),
+            last_nodes: Mutex::default(),
             hosted: None,
         })
     }
@@ -251,7 +254,8 @@ impl DynamicRendezvous {
             run_id: &self.settings.run_id,
             number: joined.round,
             rank: joined.rank,
-            nodes: &joined.nodes,
+            first: joined.nodes.first().unwrap_or(&self.node),
+            is_same_world: self.is_same_world(joined),
             own_host,
             server_hook: self.options.server_hook.as_ref(),
         };
@@ -284,6 +288,13 @@ impl DynamicRendezvous {
             joined.nodes.len(),
             bootstrap,
         ))
+    }
+
+    /// Whether the round has the same nodes as the last one that this node joined. Remembers its nodes.
+    fn is_same_world(&self, joined: &Answer) -> bool {
+        let last = self.last_nodes.lock();
+        let mut last = last.unwrap_or_else(PoisonError::into_inner);
+        std::mem::replace(&mut *last, joined.nodes.clone()) == joined.nodes
     }
 
     fn report_of(&self, joined: &Answer) -> WaitReport {
