@@ -59,10 +59,8 @@ pub(crate) fn wait_for_others(
 
 /// How many nodes of the round have checked in, that is, whose workers succeeded.
 pub(crate) fn checked_in(store: &dyn Store) -> Result<i64, StoreError> {
-    if !store.check(&[COUNT_KEY])? {
-        return Ok(0);
-    }
-    store.add(COUNT_KEY, 0)
+    let count = store.try_get(COUNT_KEY)?.unwrap_or_default();
+    Ok(String::from_utf8_lossy(&count).parse().unwrap_or(0))
 }
 
 fn check_in(store: &dyn Store, group_world_size: usize) -> Result<(), StoreError> {

@@ -3,6 +3,7 @@
 
 mod agent;
 mod assignment;
+mod clearing;
 mod command_line;
 mod environment;
 mod exit_barrier;
@@ -11,6 +12,8 @@ mod logs;
 mod output;
 mod ranks;
 mod regular_file;
+#[cfg(test)]
+mod round_costs;
 mod signal_name;
 mod sys;
 mod template;

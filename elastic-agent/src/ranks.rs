@@ -1,5 +1,5 @@
 //! Assigns ranks: each node of a round writes how many workers it has, and the node with group rank 0
-//! assigns the ranks.
+//! assigns the ranks. That node reads and writes all values, in large requests; every other node one of each.
 //!
 //! The rule, [`assign_ranks`], is a pure function; the exchange goes through the round's store, with
 //! PyTorch's keys and JSON (`torch/distributed/elastic/agent/server/api.py`).
@@ -16,6 +16,10 @@ use crate::worker_list;
 
 /// How often a wait checks whether it is interrupted.
 const SLICE: Duration = Duration::from_secs(1);
+
+/// How many keys a request of the node with group rank 0 has at most: far below the limits of stores
+/// (`WireLimits` in `c10d-store`), so that the store serves other nodes in between.
+const KEYS_PER_REQUEST_MAX: usize = 1024;
 
 /// The longest description of a node that is read.
 const ROLE_INFO_BYTES_MAX: usize = 64 << 10;
@@ -199,17 +203,12 @@ pub fn exchange_ranks(
     if group_rank == 0 {
         assign_and_publish(store, group_world_size, started, deadline, is_interrupted)?;
     }
-    let key = format!("torchelastic/assigned_ranks/{group_rank}");
-    match wait(store, &[&key], deadline, is_interrupted)? {
-        Arrival::Complete => {}
-        Arrival::Late => {
-            return Err(RanksError::NotAssigned {
-                group_world_size,
-                waited: started.elapsed(),
-            });
-        }
-    }
-    let value = store.get(&key)?;
+    let key = assigned_ranks_key(group_rank);
+    let value =
+        get(store, &key, deadline, is_interrupted)?.ok_or_else(|| RanksError::NotAssigned {
+            group_world_size,
+            waited: started.elapsed(),
+        })?;
     parse_block(&value).ok_or_else(|| {
         let expected =
             "the ranks of this node's workers, as [first, all, first of role, all of role]";
@@ -226,53 +225,77 @@ fn assign_and_publish(
 ) -> Result<(), RanksError> {
     let keys: Vec<String> = (0..group_world_size).map(role_info_key).collect();
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-    match wait(store, &keys, deadline, is_interrupted)? {
-        Arrival::Complete => {}
-        Arrival::Late => {
-            let mut missing = Vec::new();
-            for (rank, key) in keys.iter().enumerate() {
-                if !store.check(&[key])? {
-                    missing.push(rank);
-                }
-            }
-            return Err(RanksError::NodesMissing {
-                missing,
-                group_world_size,
-                waited: started.elapsed(),
-            });
+    let mut nodes = Vec::with_capacity(group_world_size);
+    for keys in keys.chunks(KEYS_PER_REQUEST_MAX) {
+        if !wait(store, keys, deadline, is_interrupted)? {
+            break;
+        }
+        for (key, value) in keys.iter().zip(store.multi_get(keys)?) {
+            nodes.push(parse_role_info(&value).ok_or_else(|| {
+                malformed(store, key, &value, "a node's role and number of workers")
+            })?);
         }
     }
-    let mut nodes = Vec::with_capacity(group_world_size);
-    for (key, value) in keys.iter().zip(store.multi_get(&keys)?) {
-        nodes.push(
-            parse_role_info(&value).ok_or_else(|| {
-                malformed(store, key, &value, "a node's role and number of workers")
-            })?,
-        );
+    if nodes.len() < group_world_size {
+        let mut missing = Vec::new();
+        for (chunk, keys) in keys.chunks(KEYS_PER_REQUEST_MAX).enumerate() {
+            find_missing(store, keys, chunk * KEYS_PER_REQUEST_MAX, &mut missing)?;
+        }
+        return Err(RanksError::NodesMissing {
+            missing,
+            group_world_size,
+            waited: started.elapsed(),
+        });
     }
     let assigned: Vec<(String, String)> = assign_ranks(&nodes)
         .iter()
         .enumerate()
         .map(|(rank, block)| {
-            let key = format!("torchelastic/assigned_ranks/{rank}");
             let numbers = json!([
                 block.first_rank,
                 block.world_size,
                 block.first_role_rank,
                 block.role_world_size
             ]);
-            (key, numbers.to_string())
+            (assigned_ranks_key(rank), numbers.to_string())
         })
         .collect();
     let pairs: Vec<(&str, &[u8])> = assigned
         .iter()
         .map(|(key, value)| (key.as_str(), value.as_bytes()))
         .collect();
-    Ok(store.multi_set(&pairs)?)
+    for pairs in pairs.chunks(KEYS_PER_REQUEST_MAX) {
+        store.multi_set(pairs)?;
+    }
+    Ok(())
+}
+
+/// Adds the ranks of missing keys to `missing`; `first` is the rank of the first key. Halves the keys until
+/// all or one of them is missing, as a request only tells whether all exist.
+fn find_missing(
+    store: &dyn Store,
+    keys: &[&str],
+    first: usize,
+    missing: &mut Vec<usize>,
+) -> Result<(), StoreError> {
+    if store.check(keys)? {
+        return Ok(());
+    }
+    if keys.len() == 1 {
+        missing.push(first);
+        return Ok(());
+    }
+    let (left, right) = keys.split_at(keys.len() / 2);
+    find_missing(store, left, first, missing)?;
+    find_missing(store, right, first + left.len(), missing)
 }
 
 fn role_info_key(group_rank: usize) -> String {
     format!("torchelastic/role_info/{group_rank}")
+}
+
+fn assigned_ranks_key(group_rank: usize) -> String {
+    format!("torchelastic/assigned_ranks/{group_rank}")
 }
 
 /// Accepts any JSON object with the right fields: Python writes blanks that serde_json does not.
@@ -315,27 +338,44 @@ fn malformed(store: &dyn Store, key: &str, value: &[u8], expected: &'static str)
     }
 }
 
-enum Arrival {
-    Complete,
-    Late,
-}
-
+/// Waits until all keys exist. False after the deadline.
 fn wait(
     store: &dyn Store,
     keys: &[&str],
     deadline: Deadline,
     is_interrupted: &dyn Fn() -> bool,
-) -> Result<Arrival, RanksError> {
+) -> Result<bool, RanksError> {
+    let wait = |timeout| store.wait_timeout(keys, Some(timeout));
+    Ok(in_slices(deadline, is_interrupted, wait)?.is_some())
+}
+
+/// The value of a key as soon as it exists. `None` after the deadline.
+fn get(
+    store: &dyn Store,
+    key: &str,
+    deadline: Deadline,
+    is_interrupted: &dyn Fn() -> bool,
+) -> Result<Option<Vec<u8>>, RanksError> {
+    let get = |timeout| store.get_timeout(key, Some(timeout));
+    in_slices(deadline, is_interrupted, get)
+}
+
+/// Repeats a call with a short timeout until it succeeds. `None` after the deadline.
+fn in_slices<T>(
+    deadline: Deadline,
+    is_interrupted: &dyn Fn() -> bool,
+    call: impl Fn(Duration) -> Result<T, StoreError>,
+) -> Result<Option<T>, RanksError> {
     loop {
         if is_interrupted() {
             return Err(RanksError::Interrupted);
         }
         let left = deadline.remaining(Instant::now()).unwrap_or(Duration::MAX);
-        match store.wait_timeout(keys, Some(left.min(SLICE))) {
-            Ok(()) => return Ok(Arrival::Complete),
+        match call(left.min(SLICE)) {
+            Ok(value) => return Ok(Some(value)),
             // A busy server may answer late that the timeout has passed.
             Err(StoreError::Timeout { .. } | StoreError::NoReply { .. }) if left > SLICE => {}
-            Err(StoreError::Timeout { .. }) => return Ok(Arrival::Late),
+            Err(StoreError::Timeout { .. }) => return Ok(None),
             Err(error) => return Err(error.into()),
         }
     }

@@ -16,8 +16,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, unbounded};
 use elastic_rendezvous::{
-    RendezvousError, RendezvousEvent, RendezvousHandler, RendezvousInfo, clear_workers_store,
-    this_host,
+    RendezvousError, RendezvousEvent, RendezvousHandler, RendezvousInfo, this_host,
 };
 use rustix::process::Signal;
 
@@ -28,6 +27,7 @@ pub use self::handle::AgentHandle;
 use self::handle::{Event, Shared};
 use self::members::why_members_changed;
 pub use self::options::AgentOptions;
+use crate::clearing::clear_once;
 use crate::environment::WorkerEnvironment;
 use crate::exit_barrier::{self, ExitBarrier};
 use crate::failure::Failures;
@@ -264,9 +264,7 @@ impl ElasticAgent {
                 local_world_size,
             ));
         }
-        // All workers of earlier rounds have exited, and none of this round starts before this node has
-        // written its part.
-        clear_workers_store(&round.bootstrap);
+        clear_once(round).map_err(RanksError::Store)?;
         let own = RoleInfo {
             role: self.options.role.clone(),
             local_world_size,

@@ -1,0 +1,292 @@
+//! Counts what the nodes of a round ask of the store: the sum must grow with the number of nodes, not with its
+//! square.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use c10d_store::{CompareSet, HashStore, Known, PrefixStore, Store, StoreError, WireLimits};
+
+use crate::clearing;
+use crate::exit_barrier::{self, ExitBarrier};
+use crate::ranks::{RankBlock, RanksError, RoleInfo, exchange_ranks};
+
+const LONG: Option<Duration> = Some(Duration::from_secs(60));
+
+/// What one node has asked of the store.
+#[derive(Debug, Default)]
+struct Counts {
+    requests: AtomicUsize,
+    /// Keys and values, in both directions.
+    bytes: AtomicUsize,
+    /// The most keys in one request.
+    keys_max: AtomicUsize,
+    /// The most bytes of one request and its answer.
+    bytes_max: AtomicUsize,
+}
+
+impl Counts {
+    fn count(&self, keys: usize, bytes: usize) {
+        self.requests.fetch_add(1, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.keys_max.fetch_max(keys, Ordering::Relaxed);
+        self.bytes_max.fetch_max(bytes, Ordering::Relaxed);
+    }
+
+    fn requests(&self) -> usize {
+        self.requests.load(Ordering::Relaxed)
+    }
+
+    fn bytes(&self) -> usize {
+        self.bytes.load(Ordering::Relaxed)
+    }
+}
+
+/// A handle of one node to a store in this process.
+#[derive(Debug)]
+struct CountingStore {
+    store: HashStore,
+    counts: Arc<Counts>,
+    /// Whether a wait takes as long as it must, so that the counts do not depend on the machine's speed.
+    is_patient: bool,
+}
+
+impl CountingStore {
+    fn count(&self, keys: &[&str], value_bytes: usize) {
+        let key_bytes: usize = keys.iter().map(|key| key.len()).sum();
+        self.counts.count(keys.len(), key_bytes + value_bytes);
+    }
+
+    fn timeout_of(&self, timeout: Option<Duration>) -> Option<Duration> {
+        if self.is_patient { LONG } else { timeout }
+    }
+}
+
+fn length(values: &[Vec<u8>]) -> usize {
+    values.iter().map(Vec::len).sum()
+}
+
+/// Agents use no other operation in a round.
+impl Store for CountingStore {
+    fn set_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
+        self.count(&[key], value.len());
+        self.store.set_bytes(key, value)
+    }
+
+    fn get_timeout(&self, key: &str, timeout: Option<Duration>) -> Result<Vec<u8>, StoreError> {
+        let value = self.store.get_timeout(key, self.timeout_of(timeout));
+        self.count(&[key], value.as_ref().map_or(0, Vec::len));
+        value
+    }
+
+    fn try_get(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
+        let value = self.store.try_get(key)?;
+        self.count(&[key], value.as_ref().map_or(0, Vec::len));
+        Ok(value)
+    }
+
+    fn add(&self, key: &str, delta: i64) -> Result<i64, StoreError> {
+        self.count(&[key], 16);
+        self.store.add(key, delta)
+    }
+
+    fn check(&self, keys: &[&str]) -> Result<bool, StoreError> {
+        self.count(keys, 0);
+        self.store.check(keys)
+    }
+
+    fn wait_timeout(&self, keys: &[&str], timeout: Option<Duration>) -> Result<(), StoreError> {
+        self.count(keys, 0);
+        self.store.wait_timeout(keys, self.timeout_of(timeout))
+    }
+
+    fn multi_get(&self, keys: &[&str]) -> Result<Vec<Vec<u8>>, StoreError> {
+        let values = self.store.multi_get(keys)?;
+        self.count(keys, length(&values));
+        Ok(values)
+    }
+
+    fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<(), StoreError> {
+        let keys: Vec<&str> = pairs.iter().map(|(key, _)| *key).collect();
+        self.count(&keys, pairs.iter().map(|(_, value)| value.len()).sum());
+        self.store.multi_set(pairs)
+    }
+
+    fn compare_set_bytes(&self, key: &str, _: &[u8], _: &[u8]) -> Result<CompareSet, StoreError> {
+        unreachable!("compare_set of {key}")
+    }
+
+    fn wait_change(
+        &self,
+        key: &str,
+        _: Known<'_>,
+        _: Option<Duration>,
+    ) -> Result<Vec<u8>, StoreError> {
+        unreachable!("wait_change of {key}")
+    }
+
+    fn wakes_on_change(&self) -> bool {
+        self.store.wakes_on_change()
+    }
+
+    fn delete_key(&self, key: &str) -> Result<bool, StoreError> {
+        unreachable!("delete_key of {key}")
+    }
+
+    fn num_keys(&self) -> Result<u64, StoreError> {
+        unreachable!("num_keys")
+    }
+
+    fn append_bytes(&self, key: &str, _: &[u8]) -> Result<(), StoreError> {
+        unreachable!("append to {key}")
+    }
+
+    fn list_keys(&self) -> Result<Vec<String>, StoreError> {
+        unreachable!("list_keys")
+    }
+
+    fn barrier_timeout(&self, key: &str, _: usize, _: Option<Duration>) -> Result<(), StoreError> {
+        unreachable!("barrier of {key}")
+    }
+
+    fn timeout(&self) -> Option<Duration> {
+        self.store.timeout()
+    }
+
+    fn set_timeout(&self, timeout: Option<Duration>) {
+        self.store.set_timeout(timeout);
+    }
+
+    fn clone_store(&self) -> Result<Arc<dyn Store>, StoreError> {
+        unreachable!("clone_store")
+    }
+
+    fn close(&self) {
+        self.store.close();
+    }
+
+    fn has_extended_api(&self) -> bool {
+        self.store.has_extended_api()
+    }
+
+    fn label(&self) -> String {
+        self.store.label()
+    }
+}
+
+fn trainer(local_world_size: usize) -> RoleInfo {
+    RoleInfo {
+        role: "trainer".to_owned(),
+        local_world_size,
+    }
+}
+
+/// A handle to the round's store, and what is asked through it.
+fn handle(store: &HashStore, is_patient: bool) -> (PrefixStore<CountingStore>, Arc<Counts>) {
+    let counts = Arc::new(Counts::default());
+    let store = CountingStore {
+        store: store.clone(),
+        counts: Arc::clone(&counts),
+        is_patient,
+    };
+    (PrefixStore::new("torch.rendezvous.job.0", store), counts)
+}
+
+/// All that an agent asks of the round's store from the complete round to its exit. Returns whether this node
+/// clears the workers' store.
+fn take_part(store: &dyn Store, rank: usize, nodes: usize) -> bool {
+    let clears = clearing::is_first(store).expect("an answer");
+    let block = exchange_ranks(store, rank, nodes, &trainer(8), LONG, &|| false);
+    assert_eq!(block.expect("ranks"), RankBlock::identical(rank, nodes, 8));
+    let exit = exit_barrier::wait_for_others(store, nodes, LONG, &|| false);
+    assert!(matches!(exit, ExitBarrier::Open), "{exit:?}");
+    clears
+}
+
+/// The counts of a round, by rank.
+fn round_of(nodes: usize) -> Vec<Arc<Counts>> {
+    let store = HashStore::new();
+    let threads: Vec<_> = (0..nodes)
+        .map(|rank| {
+            let (store, counts) = handle(&store, true);
+            let thread = thread::spawn(move || take_part(&store, rank, nodes));
+            (thread, counts)
+        })
+        .collect();
+    let mut clearing = 0;
+    let mut counts = Vec::new();
+    for (thread, of_node) in threads {
+        clearing += usize::from(thread.join().expect("no panic"));
+        counts.push(of_node);
+    }
+    assert_eq!(clearing, 1, "nodes that clear the workers' store");
+    counts
+}
+
+#[test]
+fn the_cost_of_a_round_is_linear_in_the_number_of_nodes() {
+    let sums = [4, 16, 64].map(|nodes| {
+        let counts = round_of(nodes);
+        let (first, others) = counts.split_first().expect("a node");
+        for (rank, node) in (1..).zip(others) {
+            // A sixth request opens the exit barrier.
+            let (requests, bytes) = (node.requests(), node.bytes());
+            assert!(requests <= 6 && bytes <= 600, "rank {rank}: {node:?}");
+        }
+        assert!(first.requests() <= 6 + 3, "{first:?}");
+        let requests: usize = counts.iter().map(|node| node.requests()).sum();
+        let bytes: usize = counts.iter().map(|node| node.bytes()).sum();
+        (requests, bytes)
+    });
+    for pair in sums.windows(2) {
+        let [(few_requests, few_bytes), (more_requests, more_bytes)] = *pair else {
+            unreachable!("a window of two")
+        };
+        // Four times the nodes.
+        assert!(2 * more_requests <= 9 * few_requests, "{sums:?}");
+        assert!(2 * more_bytes <= 9 * few_bytes, "{sums:?}");
+    }
+}
+
+/// The store's values of all nodes but those with group rank 0 and in `missing`.
+fn others_of(nodes: usize, missing: &[usize]) -> HashStore {
+    let store = HashStore::new();
+    for rank in (1..nodes).filter(|rank| !missing.contains(rank)) {
+        let key = format!("torch.rendezvous.job.0/torchelastic/role_info/{rank}");
+        let text = format!(r#"{{"role": "trainer", "rank": {rank}, "local_world_size": 8}}"#);
+        store.set(&key, text).expect("to set");
+    }
+    store
+}
+
+#[test]
+fn requests_for_10_000_nodes_stay_far_below_the_limits_of_stores() {
+    const NODES: usize = 10_000;
+    let (store, counts) = handle(&others_of(NODES, &[]), true);
+    let block = exchange_ranks(&store, 0, NODES, &trainer(8), LONG, &|| false).expect("ranks");
+    assert_eq!(block, RankBlock::identical(0, NODES, 8));
+    let last = store
+        .get("torchelastic/assigned_ranks/9999")
+        .expect("ranks");
+    assert_eq!(last, b"[79992,80000,79992,80000]");
+    let limits = WireLimits::default();
+    assert!(counts.requests() <= 40, "{counts:?}");
+    assert!(counts.keys_max.load(Ordering::Relaxed) <= limits.keys_per_request_max() / 100);
+    assert!(counts.bytes_max.load(Ordering::Relaxed) <= limits.request_bytes_max() / 1000);
+}
+
+#[test]
+fn missing_nodes_are_found_with_few_requests() {
+    const NODES: usize = 10_000;
+    let expected = [1, 1023, 1024, 5000, 9999];
+    let (store, counts) = handle(&others_of(NODES, &expected), false);
+    let timeout = Some(Duration::from_millis(10));
+    let error = exchange_ranks(&store, 0, NODES, &trainer(8), timeout, &|| false).unwrap_err();
+    let RanksError::NodesMissing { missing, .. } = &error else {
+        panic!("{error}");
+    };
+    assert_eq!(missing[..], expected);
+    // Each missing one costs two requests for each halving of 1024 keys.
+    assert!(counts.requests() <= 2 + 10 + 5 * 20, "{counts:?}");
+}
