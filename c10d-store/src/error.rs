@@ -326,6 +326,14 @@ pub enum StoreError {
         detail: &'static str,
     },
 
+    /// This process [interrupted](crate::Store::interrupt) the wait. Nothing changed, except that an
+    /// arrival at a barrier stays counted, and the store stays usable.
+    #[error("{context}: interrupted by this process")]
+    Interrupted {
+        /// The failed call.
+        context: ErrorContext,
+    },
+
     /// This process closed the handle.
     #[error("{context}: the store has been closed")]
     Closed {
@@ -364,6 +372,7 @@ impl StoreError {
             | Self::BarrierTimeout { .. }
             | Self::File { .. }
             | Self::WorkersMissing { .. } => true,
+            Self::Interrupted { context } => matches!(context.operation, Operation::Barrier),
             Self::Timeout { .. }
             | Self::Connect { .. }
             | Self::Listen(_)

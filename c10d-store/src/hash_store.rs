@@ -44,6 +44,8 @@ pub struct HashStore {
     timeout: Mutex<Option<Duration>>,
     /// Set under the lock of the contents, so that no waiting thread can miss it.
     closed: AtomicBool,
+    /// The next wait of this handle that would block fails. Used under the lock of the contents.
+    interrupted: AtomicBool,
 }
 
 struct Shared {
@@ -74,6 +76,7 @@ impl HashStore {
             shared: Arc::new(shared),
             timeout: Mutex::new(Some(DEFAULT_TIMEOUT)),
             closed: AtomicBool::new(false),
+            interrupted: AtomicBool::new(false),
         }
     }
 
@@ -138,6 +141,11 @@ impl HashStore {
                 let missing = keys.iter().filter(|key| !exists(&contents, key)).copied();
                 let context = ErrorContext::new(operation, missing, self.label(), now - started);
                 return Err(StoreError::timeout(context, timeout));
+            }
+            if self.interrupted.swap(false, Ordering::Relaxed) {
+                let keys = keys.iter().copied();
+                let context = ErrorContext::new(operation, keys, self.label(), now - started);
+                return Err(StoreError::Interrupted { context });
             }
             contents = self.shared.wait(contents, deadline.remaining(now));
             self.check_not_closed(operation, keys, started.elapsed())?;
@@ -232,6 +240,7 @@ impl Clone for HashStore {
             shared: Arc::clone(&self.shared),
             timeout: Mutex::new(self.timeout()),
             closed: AtomicBool::new(false),
+            interrupted: AtomicBool::new(false),
         }
     }
 }
@@ -422,6 +431,16 @@ impl Store for HashStore {
         drop(contents);
         // Calls of other handles check and wait on.
         self.shared.written.notify_all();
+    }
+
+    /// Always returns true.
+    fn interrupt(&self) -> bool {
+        let contents = self.shared.contents();
+        self.interrupted.store(true, Ordering::Relaxed);
+        drop(contents);
+        // Calls of other handles check and wait on.
+        self.shared.written.notify_all();
+        true
     }
 
     fn has_extended_api(&self) -> bool {

@@ -212,6 +212,10 @@ impl<S: Store> Store for PrefixStore<S> {
         self.underlying.close();
     }
 
+    fn interrupt(&self) -> bool {
+        self.underlying.interrupt()
+    }
+
     fn has_extended_api(&self) -> bool {
         self.underlying.has_extended_api()
     }

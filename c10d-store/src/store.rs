@@ -301,6 +301,18 @@ pub trait Store: Debug + Send + Sync {
     /// [clones](Self::clone_store), continue. A wrapper closes the handle that it wraps. Does not block.
     fn close(&self);
 
+    /// Ends the wait that another thread has in progress on this handle with
+    /// [`StoreError::Interrupted`], or the next one if none is in progress, as
+    /// [`Thread::unpark`](std::thread::Thread::unpark) does: several interrupts before the wait count as
+    /// one. The store stays usable. Returns false if the store does not support it.
+    ///
+    /// Only a call that has to wait is interrupted. A value that is present, or that arrives at the same
+    /// time, is returned, and the interrupt remains for the next wait. With several waits in progress, one
+    /// of them ends. A wrapper interrupts the handle that it wraps. Does not block.
+    fn interrupt(&self) -> bool {
+        false
+    }
+
     /// Whether the store implements `append`, `multi_get` and `multi_set` as single operations.
     fn has_extended_api(&self) -> bool;
 
@@ -427,6 +439,9 @@ pub(crate) fn generic_barrier<S: Store + ?Sized>(
             world_size,
             arrived: store.add(&format!("{key}/num_members"), 0).ok(),
         }),
+        Err(StoreError::Interrupted { context }) => Err(StoreError::Interrupted {
+            context: context.for_operation(Operation::Barrier, &store.full_key(key)),
+        }),
         other => other,
     }
 }
@@ -527,6 +542,9 @@ impl<S: Store + ?Sized> Store for Arc<S> {
     }
     fn close(&self) {
         (**self).close();
+    }
+    fn interrupt(&self) -> bool {
+        (**self).interrupt()
     }
     fn has_extended_api(&self) -> bool {
         (**self).has_extended_api()

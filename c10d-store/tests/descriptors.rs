@@ -37,7 +37,7 @@ fn wait_until(what: &str, condition: impl Fn() -> bool) {
 }
 
 #[test]
-fn a_connection_uses_a_socket_and_a_poller_until_it_is_closed() {
+fn a_connection_uses_a_socket_a_poller_and_a_waker_for_long_waits() {
     let server = TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).unwrap();
     let port = server.local_addr().port();
     let total = || descriptors().len();
@@ -50,7 +50,14 @@ fn a_connection_uses_a_socket_and_a_poller_until_it_is_closed() {
     wait_until("five connections", || count("socket") == sockets + 2 * 5);
     assert_eq!(total(), before + 3 * 5, "{:?}", descriptors());
 
-    // While one call blocks, the next one opens a second connection.
+    // Calls that are answered at once leave it at that, also those that could wait.
+    for store in &stores {
+        store.set("rank", b"1").unwrap();
+        store.get("rank").unwrap();
+    }
+    assert_eq!(total(), before + 3 * 5, "{:?}", descriptors());
+
+    // A call that blocks has a waker, so that it can give way: other calls need no second connection.
     let waiters: Vec<_> = stores
         .iter()
         .map(|store| {
@@ -58,14 +65,27 @@ fn a_connection_uses_a_socket_and_a_poller_until_it_is_closed() {
             thread::spawn(move || store.wait_timeout(&["go"], Some(LONG)))
         })
         .collect();
-    for (rank, store) in stores.iter().enumerate() {
-        wait_until("a second connection", || {
-            store.set("rank", b"1").unwrap();
-            count("socket") == sockets + 2 * (5 + rank + 1)
-        });
+    wait_until("five wakers", || total() == before + 4 * 5);
+    for store in &stores {
+        store.set("rank", b"2").unwrap();
     }
-    assert_eq!(total(), before + 3 * 10, "{:?}", descriptors());
+    assert_eq!(total(), before + 4 * 5, "{:?}", descriptors());
 
+    // An arrival at a barrier cannot be repeated, so the next call opens a second connection.
+    let arrivals: Vec<_> = stores
+        .iter()
+        .map(|store| {
+            let store = Arc::clone(store);
+            thread::spawn(move || store.barrier_timeout("barrier", 6, Some(LONG)))
+        })
+        .collect();
+    wait_until("second connections", || count("socket") == sockets + 2 * 10);
+    wait_until("ten wakers", || total() == before + 4 * 10);
+
+    stores[0].barrier_timeout("barrier", 6, Some(LONG)).unwrap();
+    for arrival in arrivals {
+        arrival.join().unwrap().unwrap();
+    }
     stores[0].set("go", b"1").unwrap();
     for waiter in waiters {
         waiter.join().unwrap().unwrap();

@@ -6,8 +6,10 @@ use c10d_socket::Deadline;
 
 use super::connection::{Connection, Failure, Follows, Waited};
 use super::explain::explain;
+use super::lanes::Need;
 use super::pool::{Lease, PoolError};
 use super::transport::Transport;
+use super::waiting::{Repeat, Wait};
 use crate::decimal::parse_decimal;
 use crate::error::{ErrorContext, Operation, StoreError};
 use crate::wire::{CHECK_NOT_READY, CHECK_READY, Opcode, RequestBuf, STOP_WAITING, WAIT_CANCELED};
@@ -91,7 +93,7 @@ impl<'c> Call<'c> {
         deadline: Deadline,
         timeout: Option<Duration>,
     ) -> Result<Lease<'c>, StoreError> {
-        let lease = self.transport.pool.take(deadline);
+        let lease = self.transport.pool.take(Need::Answer, deadline);
         lease.map_err(|error| self.explain(error, timeout))
     }
 
@@ -176,26 +178,48 @@ impl<'c> Call<'c> {
         &self,
         lease: &mut Lease<'_>,
         timeout: Option<Duration>,
+        repeat: Repeat,
         follows: Follows,
-        build: impl FnOnce(&mut RequestBuf<'v>),
+        build: impl Fn(&mut RequestBuf<'v>),
     ) -> Result<Waited, StoreError> {
-        self.wait_by(lease, self.deadline(timeout), timeout, follows, build)
+        let wait = Wait {
+            follows,
+            repeat,
+            deadline: self.deadline(timeout),
+        };
+        self.wait_by(lease, &wait, timeout, build)
     }
 
     /// As [`wait_on`](Self::wait_on) with another deadline; errors show `timeout`.
     pub(super) fn wait_by<'v>(
         &self,
         lease: &mut Lease<'_>,
-        deadline: Deadline,
+        wait: &Wait,
         timeout: Option<Duration>,
-        follows: Follows,
-        build: impl FnOnce(&mut RequestBuf<'v>),
+        build: impl Fn(&mut RequestBuf<'v>),
     ) -> Result<Waited, StoreError> {
         lease
-            .exchange_blocking(|connection, acknowledged| {
-                connection.wait(build, follows, deadline, acknowledged)
-            })
+            .wait(wait, build)
             .map_err(|error| self.explain(error, timeout))
+    }
+
+    /// Waits until all keys of the call exist.
+    ///
+    /// Does not give way if there are several: a key that is deleted again before the last one is written
+    /// counts as written (*WAIT 4* in docs/wire.md), which a repeated wait would not know.
+    pub(super) fn wait_for_keys(
+        &self,
+        lease: &mut Lease<'_>,
+        timeout: Option<Duration>,
+    ) -> Result<Waited, StoreError> {
+        let repeat = if self.keys.len() > 1 {
+            Repeat::Never
+        } else {
+            Repeat::Free
+        };
+        self.wait_on(lease, timeout, repeat, Follows::Nothing, |request| {
+            request.opcode(Opcode::Wait).user_keys(self.keys);
+        })
     }
 
     /// The values of the call's keys as soon as all exist: one round trip if the server has WAIT_GET,
@@ -208,7 +232,7 @@ impl<'c> Call<'c> {
         let mut lease = self.lease(timeout)?;
         if lease.has_wait_get() {
             let follows = Follows::Values(keys.len());
-            let waited = self.wait_on(&mut lease, timeout, follows, |request| {
+            let waited = self.wait_on(&mut lease, timeout, Repeat::Free, follows, |request| {
                 request.opcode(Opcode::WaitGet).user_keys(keys);
             })?;
             return match waited {
@@ -216,9 +240,7 @@ impl<'c> Call<'c> {
                 Waited::TimedOut => Err(self.timed_out(lease, timeout)),
             };
         }
-        let waited = self.wait_on(&mut lease, timeout, Follows::Nothing, |request| {
-            request.opcode(Opcode::Wait).user_keys(keys);
-        })?;
+        let waited = self.wait_for_keys(&mut lease, timeout)?;
         if waited == Waited::TimedOut {
             return Err(self.timed_out(lease, timeout));
         }

@@ -8,6 +8,7 @@ use c10d_socket::Deadline;
 use super::call::{ANSWER_TIMEOUT_MIN, Call};
 use super::connection::{Follows, Waited};
 use super::pool::Lease;
+use super::waiting::{Repeat, Wait};
 use crate::error::StoreError;
 use crate::known::Known;
 use crate::wire::Opcode;
@@ -40,7 +41,7 @@ impl<'c> Call<'c> {
         timeout: Option<Duration>,
     ) -> Result<Vec<u8>, StoreError> {
         let follows = Follows::Values(1);
-        let waited = self.wait_on(&mut lease, timeout, follows, |request| {
+        let waited = self.wait_on(&mut lease, timeout, Repeat::Free, follows, |request| {
             request
                 .opcode(Opcode::WaitChange)
                 .user_key(key)
@@ -99,7 +100,12 @@ impl<'c> Call<'c> {
         deadline: Deadline,
         timeout: Option<Duration>,
     ) -> Result<Option<Vec<u8>>, StoreError> {
-        let waited = self.wait_by(lease, deadline, timeout, Follows::Nothing, |request| {
+        let wait = Wait {
+            follows: Follows::Nothing,
+            repeat: Repeat::Free,
+            deadline,
+        };
+        let waited = self.wait_by(lease, &wait, timeout, |request| {
             request.opcode(Opcode::Wait).user_keys(&[key]);
         })?;
         if waited == Waited::TimedOut {

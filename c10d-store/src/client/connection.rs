@@ -5,9 +5,11 @@
 use std::fmt;
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use c10d_socket::Deadline;
+use mio::Waker;
 
 use super::stream::Stream;
 use crate::wire::{
@@ -21,7 +23,7 @@ const READ_AHEAD_BYTES: usize = 4096;
 
 /// After its deadline a wait is cancelled; this is the time limit for the reply to the cancel. Without
 /// a reply the call returns, and the next call on the connection reads the reply.
-const CANCEL_GRACE: Duration = Duration::from_millis(100);
+pub(super) const CANCEL_GRACE: Duration = Duration::from_millis(100);
 
 /// The least time for the rest of a reply that has begun to arrive.
 const REST_GRACE: Duration = Duration::from_secs(1);
@@ -229,32 +231,36 @@ impl Connection {
         Ok(answer)
     }
 
-    /// Sends a request that the server answers later, and waits for the reply until the deadline; then
-    /// cancels it, which keeps the connection usable. A reply that crosses the cancel counts. Calls
-    /// `acknowledged` once everything sent earlier has been acknowledged.
-    pub(super) fn wait<'v>(
+    /// Sends a request that the server answers later; with `cancel`, in the same write, a CANCEL_WAIT, so
+    /// that the server checks once without waiting. [`await_reply`](Self::await_reply) reads the reply.
+    pub(super) fn start_wait<'v>(
         &mut self,
         build: impl FnOnce(&mut RequestBuf<'v>),
         follows: Follows,
+        cancel: bool,
         deadline: Deadline,
-        mut acknowledged: impl FnMut(),
-    ) -> Result<Waited, Failure> {
+    ) -> Result<(), Failure> {
         let mut request = self.new_request();
         let mark_due = self.unacknowledged;
         if mark_due {
             request.mark();
         }
         build(&mut request);
+        if cancel {
+            request.opcode(Opcode::CancelWait);
+        }
         self.send(&request, deadline)?;
         self.request_memory = request.into_memory();
         self.pending = Some(Pending {
             mark_due,
-            cancelled: false,
+            cancelled: cancel,
             follows,
         });
-        if let Some(waited) = self.advance(deadline, &mut acknowledged)? {
-            return Ok(waited);
-        }
+        Ok(())
+    }
+
+    /// Cancels the pending wait. The connection stays usable.
+    pub(super) fn cancel_wait(&mut self) -> Result<(), Failure> {
         let grace = Deadline::after(Instant::now(), CANCEL_GRACE);
         let mut cancel = RequestBuf::new();
         cancel.opcode(Opcode::CancelWait);
@@ -262,8 +268,35 @@ impl Connection {
         if let Some(pending) = &mut self.pending {
             pending.cancelled = true;
         }
-        let waited = self.advance(grace, &mut acknowledged)?;
-        Ok(waited.unwrap_or(Waited::TimedOut))
+        Ok(())
+    }
+
+    /// Waits for the reply to the pending wait. A reply that crosses a cancel counts. `None` at the
+    /// deadline or, unless the wait is cancelled, when the [`waker`](Self::waker) is used; a later call
+    /// continues. Calls `acknowledged` once everything sent before the wait has been acknowledged.
+    pub(super) fn await_reply(
+        &mut self,
+        deadline: Deadline,
+        acknowledged: &mut dyn FnMut(),
+    ) -> Result<Option<Waited>, Failure> {
+        let is_cancelled = self.pending.is_some_and(|pending| pending.cancelled);
+        self.stream.set_wakeable(!is_cancelled);
+        let waited = self.advance(deadline, acknowledged);
+        self.stream.set_wakeable(false);
+        waited
+    }
+
+    /// Wakes the thread that [awaits a reply](Self::await_reply).
+    pub(super) const fn waker(&self) -> Option<&Arc<Waker>> {
+        self.stream.waker()
+    }
+
+    /// Creates the [`waker`](Self::waker), which takes another descriptor.
+    ///
+    /// # Errors
+    /// The system's error; most likely the process has no descriptor left.
+    pub(super) fn make_waker(&mut self) -> io::Result<()> {
+        self.stream.make_waker()
     }
 
     /// Continues to read the reply to the pending wait. `None` if it does not arrive by the deadline; a
@@ -271,7 +304,7 @@ impl Connection {
     fn advance(
         &mut self,
         deadline: Deadline,
-        acknowledged: &mut impl FnMut(),
+        acknowledged: &mut dyn FnMut(),
     ) -> Result<Option<Waited>, Failure> {
         let Some(pending) = &mut self.pending else {
             return Ok(None);
@@ -299,6 +332,7 @@ impl Connection {
             Err(failure) => return Err(failure),
         };
         // From here on the reply is being consumed, so a failure ends the connection.
+        self.stream.set_wakeable(false);
         self.unacknowledged = false;
         let waited = match status {
             STOP_WAITING => {

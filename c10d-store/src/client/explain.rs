@@ -28,6 +28,7 @@ pub(super) fn explain(
                 source,
             };
         }
+        PoolError::Interrupted => return StoreError::Interrupted { context },
         PoolError::TimedOut => return StoreError::Timeout { context, timeout },
         PoolError::Failure(failure) => failure,
     };

@@ -1,7 +1,11 @@
-//! Decides which connection a call uses, so that a call that blocks does not delay others. Pure.
+//! Decides which connection a call uses, so that a call that waits does not delay others. Pure.
 //!
-//! Sequential calls share one connection, the first lane. While a call on it waits for a key, other
-//! calls use the next lane, and so on.
+//! Sequential calls share one connection, the first lane. While a call on it waits for a key, the wait
+//! *gives way* to a call that the server answers at once: its call cancels it, leaves the lane to the
+//! calls that asked, and then takes the lane back and repeats the wait. The calls that asked go first,
+//! and those that arrive meanwhile ask again after the repeated wait: so neither starves, and the server
+//! checks the wait between any two batches of other calls. A second wait uses the next lane, and so does
+//! any call while a wait that cannot be repeated is in progress on all earlier ones.
 //!
 //! Order between calls: a write without a reply (`set`) has certainly been carried out only when a
 //! later request on the same connection has been answered. So a call may skip a lane only if the lane
@@ -11,26 +15,52 @@
 
 use std::time::{Duration, Instant};
 
-/// How long to wait for a call that may end at once before another lane is used. A round trip usually
-/// takes well under a millisecond, and another connection costs both sides memory and a descriptor
-/// until the store is closed.
-const GRACE: Duration = Duration::from_millis(1);
+/// How long to wait for a call that may end at once before its wait must give way or another lane is
+/// used. A round trip usually takes well under a millisecond, and another connection costs both sides
+/// memory and a descriptor until the store is closed.
+pub(super) const GRACE: Duration = Duration::from_millis(1);
 
 #[derive(Debug, Default)]
 pub(super) struct Lanes {
     lanes: Vec<Lane>,
 }
 
+#[derive(Debug)]
+struct Lane {
+    state: State,
+    /// The call of a wait has left the lane, and takes it back after the calls that asked for it.
+    is_parked: bool,
+    /// The number of calls that asked the wait on this lane to give way and have no lane yet.
+    asking: usize,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Lane {
+enum State {
     Idle,
     /// In use by a call that the server answers at once.
     Busy,
     /// In use by a call that may wait long.
-    Blocking {
-        since: Instant,
-        settled: bool,
-    },
+    Waiting(Wait),
+}
+
+/// A call that may wait long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Wait {
+    /// The time at which the call began to wait, even if it has given way since.
+    pub(super) since: Instant,
+    /// Everything sent on its lane earlier has been acknowledged.
+    pub(super) settled: bool,
+    /// It can be cancelled and repeated.
+    pub(super) gives_way: bool,
+}
+
+/// The need of a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Need {
+    /// A lane for requests that the server answers at once.
+    Answer,
+    /// A lane for a wait. Everything that the thread of the call has sent has been acknowledged.
+    Wait,
 }
 
 /// The lane for a call, or how long to wait for one.
@@ -38,55 +68,123 @@ enum Lane {
 pub(super) enum Take {
     /// Use this lane; it is the caller's until [`Lanes::give_back`].
     Lane(usize),
-    /// Ask again when a lane changes, at the latest at this time.
+    /// [Ask](Lanes::ask) the wait on this lane to give way, if not done yet; then try again when a lane
+    /// changes.
+    GiveWay(usize),
+    /// Try again when a lane changes, at the latest at this time.
     WaitUntil(Option<Instant>),
 }
 
 impl Lanes {
-    /// Takes a lane.
-    pub(super) fn take(&mut self, now: Instant) -> Take {
+    /// Takes a lane, for a call that has asked the wait on lane `asked` to give way.
+    pub(super) fn take(&mut self, now: Instant, need: Need, asked: Option<usize>) -> Take {
+        let mut gives_way = None;
         for (index, lane) in self.lanes.iter_mut().enumerate() {
-            match *lane {
-                Lane::Idle => {
-                    *lane = Lane::Busy;
+            let later = gives_way.map_or(Take::WaitUntil(None), Take::GiveWay);
+            match lane.state {
+                State::Idle if !lane.is_parked || asked == Some(index) => {
+                    lane.state = State::Busy;
                     return Take::Lane(index);
                 }
-                Lane::Busy | Lane::Blocking { settled: false, .. } => return Take::WaitUntil(None),
-                Lane::Blocking { since, .. } => {
-                    let patience_ends = since + GRACE;
+                State::Idle | State::Busy if lane.is_parked && need == Need::Wait => {}
+                State::Idle | State::Busy => return later,
+                State::Waiting(wait) => {
+                    let patience_ends = wait.since + GRACE;
                     if now < patience_ends {
-                        return Take::WaitUntil(Some(patience_ends));
+                        let patience = Take::WaitUntil(Some(patience_ends));
+                        return gives_way.map_or(patience, Take::GiveWay);
+                    }
+                    if wait.gives_way && need == Need::Answer {
+                        gives_way.get_or_insert(index);
+                    }
+                    if !wait.settled {
+                        return gives_way.map_or(Take::WaitUntil(None), Take::GiveWay);
                     }
                 }
             }
         }
-        self.lanes.push(Lane::Busy);
+        if let Some(lane) = gives_way {
+            return Take::GiveWay(lane);
+        }
+        self.lanes.push(Lane {
+            state: State::Busy,
+            is_parked: false,
+            asking: 0,
+        });
         Take::Lane(self.lanes.len() - 1)
     }
 
+    /// A call asks the wait on this lane to give way. It must [withdraw](Self::withdraw) later.
+    pub(super) fn ask(&mut self, lane: usize) {
+        self.lanes[lane].asking += 1;
+    }
+
+    /// A call that has asked has a lane now, or has failed.
+    pub(super) fn withdraw(&mut self, lane: usize) {
+        self.lanes[lane].asking -= 1;
+    }
+
+    /// Whether calls want the wait on this lane to give way.
+    pub(super) fn must_give_way(&self, lane: usize) -> bool {
+        let lane = &self.lanes[lane];
+        lane.asking > 0
+            && matches!(
+                lane.state,
+                State::Waiting(Wait {
+                    gives_way: true,
+                    ..
+                })
+            )
+    }
+
     /// The call on this lane may wait long from now on.
-    pub(super) fn start_blocking(&mut self, lane: usize, now: Instant, settled: bool) {
-        self.lanes[lane] = Lane::Blocking {
-            since: now,
-            settled,
-        };
+    pub(super) fn start_waiting(&mut self, lane: usize, wait: Wait) {
+        self.lanes[lane].state = State::Waiting(wait);
     }
 
     /// Everything sent on this lane before the waiting call has been acknowledged.
     pub(super) fn settled(&mut self, lane: usize) {
-        if let Lane::Blocking { settled, .. } = &mut self.lanes[lane] {
-            *settled = true;
+        if let State::Waiting(wait) = &mut self.lanes[lane].state {
+            wait.settled = true;
         }
     }
 
     /// The call on this lane no longer waits.
-    pub(super) fn stop_blocking(&mut self, lane: usize) {
-        self.lanes[lane] = Lane::Busy;
+    pub(super) fn stop_waiting(&mut self, lane: usize) {
+        self.lanes[lane].state = State::Busy;
+    }
+
+    /// The waiting call on this lane leaves it to the calls that asked.
+    pub(super) fn park(&mut self, lane: usize) {
+        let lane = &mut self.lanes[lane];
+        lane.state = State::Idle;
+        lane.is_parked = true;
+    }
+
+    /// Whether a waiting call has left this lane for a moment, so that another wait must not use it.
+    pub(super) fn is_parked(&self, lane: usize) -> bool {
+        self.lanes[lane].is_parked
+    }
+
+    /// Takes the lane back for the call that has parked, unless another call uses it or has yet to.
+    pub(super) fn resume(&mut self, lane: usize) -> bool {
+        let lane = &mut self.lanes[lane];
+        let is_free = lane.state == State::Idle && lane.asking == 0;
+        if is_free {
+            lane.state = State::Busy;
+            lane.is_parked = false;
+        }
+        is_free
+    }
+
+    /// The call that has parked ends without the lane.
+    pub(super) fn abandon(&mut self, lane: usize) {
+        self.lanes[lane].is_parked = false;
     }
 
     /// The call on this lane has ended.
     pub(super) fn give_back(&mut self, lane: usize) {
-        self.lanes[lane] = Lane::Idle;
+        self.lanes[lane].state = State::Idle;
     }
 }
 
@@ -94,12 +192,20 @@ impl Lanes {
 mod tests {
     use super::*;
 
+    fn wait(since: Instant) -> Wait {
+        Wait {
+            since,
+            settled: true,
+            gives_way: true,
+        }
+    }
+
     #[test]
     fn sequential_calls_share_one_lane() {
         let now = Instant::now();
         let mut lanes = Lanes::default();
         for _ in 0..3 {
-            assert_eq!(lanes.take(now), Take::Lane(0));
+            assert_eq!(lanes.take(now, Need::Answer, None), Take::Lane(0));
             lanes.give_back(0);
         }
     }
@@ -108,30 +214,107 @@ mod tests {
     fn a_call_waits_for_a_short_call() {
         let now = Instant::now();
         let mut lanes = Lanes::default();
-        assert_eq!(lanes.take(now), Take::Lane(0));
-        assert_eq!(
-            lanes.take(now + Duration::from_secs(9)),
-            Take::WaitUntil(None)
-        );
+        assert_eq!(lanes.take(now, Need::Answer, None), Take::Lane(0));
+        let later = now + Duration::from_secs(9);
+        let take = lanes.take(later, Need::Answer, None);
+        assert_eq!(take, Take::WaitUntil(None));
     }
 
     #[test]
-    fn a_blocking_call_is_skipped_after_the_grace_once_settled() {
+    fn a_wait_that_cannot_be_repeated_is_skipped_after_the_grace_once_settled() {
         let now = Instant::now();
+        let late = now + GRACE;
         let mut lanes = Lanes::default();
-        assert_eq!(lanes.take(now), Take::Lane(0));
-        lanes.start_blocking(0, now, false);
-        assert_eq!(lanes.take(now + GRACE), Take::WaitUntil(None));
+        assert_eq!(lanes.take(now, Need::Answer, None), Take::Lane(0));
+        let barrier = Wait {
+            settled: false,
+            gives_way: false,
+            ..wait(now)
+        };
+        lanes.start_waiting(0, barrier);
+        assert_eq!(lanes.take(late, Need::Answer, None), Take::WaitUntil(None));
         lanes.settled(0);
-        assert_eq!(lanes.take(now), Take::WaitUntil(Some(now + GRACE)));
-        assert_eq!(lanes.take(now + GRACE), Take::Lane(1));
+        assert_eq!(
+            lanes.take(now, Need::Answer, None),
+            Take::WaitUntil(Some(late))
+        );
+        assert_eq!(lanes.take(late, Need::Answer, None), Take::Lane(1));
 
         // Calls now wait for the second lane, and prefer the first when it is free.
-        assert_eq!(lanes.take(now + GRACE), Take::WaitUntil(None));
+        assert_eq!(lanes.take(late, Need::Answer, None), Take::WaitUntil(None));
         lanes.give_back(0);
-        assert_eq!(lanes.take(now + GRACE), Take::Lane(0));
-        lanes.stop_blocking(0);
+        assert_eq!(lanes.take(late, Need::Answer, None), Take::Lane(0));
+    }
+
+    #[test]
+    fn a_wait_gives_way_to_the_calls_that_asked_and_then_goes_before_later_ones() {
+        let now = Instant::now();
+        let late = now + GRACE;
+        let mut lanes = Lanes::default();
+        assert_eq!(lanes.take(now, Need::Answer, None), Take::Lane(0));
+        lanes.start_waiting(0, wait(now));
+        assert_eq!(
+            lanes.take(now, Need::Answer, None),
+            Take::WaitUntil(Some(late))
+        );
+        assert!(!lanes.must_give_way(0));
+        for _ in 0..2 {
+            assert_eq!(lanes.take(late, Need::Answer, None), Take::GiveWay(0));
+            lanes.ask(0);
+        }
+        assert!(lanes.must_give_way(0));
+        lanes.stop_waiting(0);
+        lanes.park(0);
+
+        // A later call waits, and so does the wait itself, until both calls that asked have had the lane.
+        for _ in 0..2 {
+            assert!(!lanes.resume(0));
+            assert_eq!(lanes.take(late, Need::Answer, None), Take::WaitUntil(None));
+            assert_eq!(lanes.take(late, Need::Answer, Some(0)), Take::Lane(0));
+            lanes.withdraw(0);
+            assert!(!lanes.resume(0), "the lane is in use");
+            lanes.give_back(0);
+        }
+        assert_eq!(lanes.take(late, Need::Answer, None), Take::WaitUntil(None));
+        assert!(lanes.resume(0));
+        lanes.start_waiting(0, wait(now));
+        assert_eq!(lanes.take(late, Need::Answer, None), Take::GiveWay(0));
+    }
+
+    #[test]
+    fn a_second_wait_uses_another_lane_and_short_calls_use_it_when_idle() {
+        let now = Instant::now();
+        let late = now + GRACE;
+        let mut lanes = Lanes::default();
+        assert_eq!(lanes.take(now, Need::Answer, None), Take::Lane(0));
+        lanes.start_waiting(0, wait(now));
+        assert_eq!(lanes.take(late, Need::Answer, None), Take::GiveWay(0));
+        lanes.ask(0);
+        lanes.stop_waiting(0);
+        lanes.park(0);
+        assert_eq!(lanes.take(late, Need::Answer, Some(0)), Take::Lane(0));
+        lanes.withdraw(0);
+        // This call must wait too.
+        assert!(lanes.is_parked(0));
+        lanes.give_back(0);
+        assert_eq!(lanes.take(late, Need::Wait, None), Take::Lane(1));
+        assert!(lanes.resume(0));
+        lanes.start_waiting(0, wait(now));
+        lanes.start_waiting(1, wait(now));
+        assert_eq!(lanes.take(late, Need::Answer, None), Take::GiveWay(0));
+        assert_eq!(lanes.take(late, Need::Wait, None), Take::Lane(2));
         lanes.give_back(1);
-        assert_eq!(lanes.take(now + GRACE), Take::WaitUntil(None));
+        assert_eq!(lanes.take(late, Need::Answer, None), Take::Lane(1));
+    }
+
+    #[test]
+    fn the_lane_of_a_parked_call_that_ends_is_free() {
+        let now = Instant::now();
+        let mut lanes = Lanes::default();
+        assert_eq!(lanes.take(now, Need::Answer, None), Take::Lane(0));
+        lanes.park(0);
+        assert_eq!(lanes.take(now, Need::Answer, None), Take::WaitUntil(None));
+        lanes.abandon(0);
+        assert_eq!(lanes.take(now, Need::Answer, None), Take::Lane(0));
     }
 }

@@ -12,6 +12,7 @@ mod options;
 mod pool;
 mod stream;
 mod transport;
+mod waiting;
 
 use std::sync::Arc;
 use std::thread;
@@ -35,8 +36,16 @@ const WORKER_COUNT_INTERVAL: Duration = Duration::from_millis(10);
 
 /// A client of a TCPStore server (PyTorch's or this crate's), and optionally the host of the server.
 ///
-/// Any number of threads may use one store. A call that waits for a key does not delay other calls: the
-/// client opens another connection if needed. A thread's next call sees what it has written.
+/// Any number of threads may use one store. A call that waits for a key does not delay other calls: it
+/// *gives way*. The thread of the other call wakes the waiting thread, which cancels its wait, lets the other
+/// call use the connection, and repeats the wait with the remaining time. So a thread that waits and any number
+/// of threads whose calls the server answers at once share one connection; each of their calls then takes about
+/// one round trip more. The client opens another connection only for a second wait at the same time, and beside
+/// a wait that cannot be repeated: a barrier, or a `wait` for several keys. A wait for a key that is written
+/// and deleted again while the wait gives way does not end. A thread's next call sees what it has written.
+///
+/// Each connection takes a socket and a poller, two descriptors; on Linux a third one, to wake the waiting
+/// thread, from the first wait of more than 1 ms on.
 ///
 /// A call blocks for at most its timeout, or 250 ms if that is longer, plus 0.2 s to cancel a wait and
 /// find the missing keys. With PyTorch's server, `get`, `multi_get` and `queue_pop` fetch the value in a second

@@ -10,6 +10,7 @@ use super::TcpStore;
 use super::call::{Call, at_least_an_answer, negative_count};
 use super::connection::{Connection, Follows, Waited};
 use super::options::TcpStoreOptions;
+use super::waiting::Repeat;
 use crate::compare_set::CompareSet;
 use crate::error::{Operation, StoreError};
 use crate::known::Known;
@@ -114,9 +115,7 @@ impl Store for TcpStore {
     fn wait_timeout(&self, keys: &[&str], timeout: Option<Duration>) -> Result<(), StoreError> {
         let call = self.transport.call(Operation::Wait, keys, &[])?;
         let mut lease = call.lease(timeout)?;
-        let waited = call.wait_on(&mut lease, timeout, Follows::Nothing, |request| {
-            request.opcode(Opcode::Wait).user_keys(keys);
-        })?;
+        let waited = call.wait_for_keys(&mut lease, timeout)?;
         match waited {
             Waited::Done(_) => Ok(()),
             Waited::TimedOut => Err(call.timed_out(lease, timeout)),
@@ -220,9 +219,7 @@ impl Store for TcpStore {
                 // Most likely a value of that name, which ends the next wait at once too.
                 thread::sleep(LOST_RACE_PAUSE);
             }
-            let waited = call.wait_on(&mut lease, timeout, Follows::Nothing, |request| {
-                request.opcode(Opcode::Wait).user_keys(&keys);
-            })?;
+            let waited = call.wait_for_keys(&mut lease, timeout)?;
             if waited == Waited::TimedOut {
                 return Err(call.timed_out(lease, timeout));
             }
@@ -278,7 +275,9 @@ impl Store for TcpStore {
         let call = self.transport.call(Operation::Barrier, &keys, &[])?;
         let world_size_on_wire = i64::try_from(world_size).unwrap_or(i64::MAX);
         let mut lease = call.lease(timeout)?;
-        let waited = call.wait_on(&mut lease, timeout, Follows::Nothing, |request| {
+        // Each request is an arrival.
+        let repeat = Repeat::Never;
+        let waited = call.wait_on(&mut lease, timeout, repeat, Follows::Nothing, |request| {
             request.opcode(Opcode::Barrier).user_key(key);
             request.i64(world_size_on_wire);
         })?;
@@ -319,6 +318,12 @@ impl Store for TcpStore {
 
     fn close(&self) {
         Self::close(self);
+    }
+
+    /// Always returns true.
+    fn interrupt(&self) -> bool {
+        self.transport.pool.interrupt();
+        true
     }
 
     fn has_extended_api(&self) -> bool {

@@ -9,10 +9,11 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use c10d_socket::{ConnectError, ConnectOptions, Deadline, Dialer, HostPort};
+use mio::Waker;
 use mio::net::TcpStream;
 
 use super::connection::{Connection, Failure, Hello, is_closed_by_peer};
-use super::lanes::{Lanes, Take};
+use super::lanes::{Lanes, Need, Take, Wait};
 use super::stream::Stream;
 
 #[derive(Debug)]
@@ -32,6 +33,13 @@ struct Shared {
     idle: Vec<Option<Connection>>,
     /// The socket of each lane's connection, in use or not, for shutting it down.
     sockets: Vec<Option<Arc<TcpStream>>>,
+    /// Wakes the call that waits on a lane.
+    wakers: Vec<Option<Arc<Waker>>>,
+    /// The next wait that would block ends with [`PoolError::Interrupted`] instead.
+    is_interrupted: bool,
+    /// The number of threads that wait for `lane_changed` or `has_ended`. With none, a notification makes
+    /// no system call.
+    sleeping: usize,
     /// The address of the first connection. All later connections use it: a name can have several
     /// addresses, and another address is another server.
     server: Option<HostPort>,
@@ -60,6 +68,17 @@ pub(super) enum PoolError {
     Failure(Failure),
     /// Other calls held every lane until the deadline.
     TimedOut,
+    /// The process has interrupted the wait.
+    Interrupted,
+}
+
+/// Why a call has to end its wait early.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Called {
+    /// Another call needs the lane.
+    GiveWay,
+    /// The process has interrupted the wait.
+    Interrupted,
 }
 
 impl Pool {
@@ -78,7 +97,7 @@ impl Pool {
             lane_changed: Condvar::new(),
             has_ended: Condvar::new(),
         };
-        drop(pool.take(deadline)?);
+        drop(pool.take(Need::Answer, deadline)?);
         Ok(pool)
     }
 
@@ -87,12 +106,13 @@ impl Pool {
     }
 
     /// Takes a connection for one call; waits for one or opens one until the deadline.
-    pub(super) fn take(&self, deadline: Deadline) -> Result<Lease<'_>, PoolError> {
-        let (lane, connection) = self.take_lane(deadline)?;
+    pub(super) fn take(&self, need: Need, deadline: Deadline) -> Result<Lease<'_>, PoolError> {
+        let (lane, connection) = self.take_lane(need, deadline)?;
         let mut lease = Lease {
             pool: self,
             lane,
             connection: None,
+            holds_lane: true,
         };
         let connection = match connection {
             Some(connection) => connection,
@@ -126,7 +146,7 @@ impl Pool {
         }
     }
 
-    /// Sleeps until the deadline. Fails early if the pool ends.
+    /// Sleeps until the deadline. Fails early if the pool ends or the sleep is interrupted.
     pub(super) fn sleep_until(&self, deadline: Deadline) -> Result<(), PoolError> {
         let mut shared = self.lock();
         loop {
@@ -137,6 +157,9 @@ impl Pool {
             if deadline.has_passed(now) {
                 return Ok(());
             }
+            if shared.take_interrupt() {
+                return Err(PoolError::Interrupted);
+            }
             shared = wait_by(&self.has_ended, shared, deadline, now);
         }
     }
@@ -146,28 +169,84 @@ impl Pool {
         self.end(Ended::Closed);
     }
 
-    fn take_lane(&self, deadline: Deadline) -> Result<(usize, Option<Connection>), PoolError> {
+    /// Ends the wait in progress, or else the next one.
+    pub(super) fn interrupt(&self) {
         let mut shared = self.lock();
-        loop {
+        shared.is_interrupted = true;
+        let wakers: Vec<_> = shared.wakers.iter().flatten().cloned().collect();
+        self.notify(shared);
+        for waker in wakers {
+            self.wake(&waker);
+        }
+    }
+
+    fn take_lane(
+        &self,
+        need: Need,
+        deadline: Deadline,
+    ) -> Result<(usize, Option<Connection>), PoolError> {
+        let mut shared = self.lock();
+        let mut asked = None;
+        let result = loop {
             if let Some(ended) = &shared.ended {
-                return Err(PoolError::Ended(ended.clone()));
+                break Err(PoolError::Ended(ended.clone()));
             }
             let now = Instant::now();
-            match shared.lanes.take(now) {
+            match shared.lanes.take(now, need, asked) {
                 Take::Lane(lane) => {
                     if lane == shared.idle.len() {
                         shared.idle.push(None);
                         shared.sockets.push(None);
+                        shared.wakers.push(None);
                     }
                     let connection = shared.idle[lane].take();
-                    return Ok((lane, connection));
+                    break Ok((lane, connection));
                 }
-                Take::WaitUntil(_) if deadline.has_passed(now) => return Err(PoolError::TimedOut),
+                _ if deadline.has_passed(now) => break Err(PoolError::TimedOut),
+                Take::GiveWay(lane) if asked != Some(lane) => {
+                    if let Some(lane) = asked.replace(lane) {
+                        shared.lanes.withdraw(lane);
+                    }
+                    shared.lanes.ask(lane);
+                    let waker = shared.wakers[lane].clone();
+                    // Also wakes the parked call of the lane asked before.
+                    self.notify(shared);
+                    if let Some(waker) = waker {
+                        self.wake(&waker);
+                    }
+                    shared = self.lock();
+                }
+                Take::GiveWay(_) => {
+                    shared = wait_by(&self.lane_changed, shared, deadline, now);
+                }
                 Take::WaitUntil(until) => {
                     let until = until.map_or(Deadline::NEVER, Deadline::at).min(deadline);
                     shared = wait_by(&self.lane_changed, shared, until, now);
                 }
             }
+        };
+        if let Some(lane) = asked {
+            shared.lanes.withdraw(lane);
+            // If this was the last call that asked, the parked call may go on.
+            self.notify(shared);
+        }
+        result
+    }
+
+    /// Wakes every thread that waits for a change, after it has been made. All, because a thread that
+    /// reaches its deadline at the same time would not use the lane.
+    fn notify(&self, shared: MutexGuard<'_, Shared>) {
+        let sleeping = shared.sleeping;
+        drop(shared);
+        if sleeping > 0 {
+            self.lane_changed.notify_all();
+            self.has_ended.notify_all();
+        }
+    }
+
+    fn wake(&self, waker: &Waker) {
+        if let Err(error) = waker.wake() {
+            log::warn!("{}: cannot wake a call that waits: {error}", self.target);
         }
     }
 
@@ -262,23 +341,16 @@ impl Pool {
 
     /// Marks the pool as ended, once, and wakes every thread that uses it.
     fn end(&self, ended: Ended) {
-        let sockets = {
-            let mut shared = self.lock();
-            if shared.ended.is_some() {
-                return;
-            }
-            shared.ended = Some(ended);
-            for idle in &mut shared.idle {
-                *idle = None;
-            }
-            shared
-                .sockets
-                .iter_mut()
-                .map(Option::take)
-                .collect::<Vec<_>>()
-        };
-        self.lane_changed.notify_all();
-        self.has_ended.notify_all();
+        let mut shared = self.lock();
+        if shared.ended.is_some() {
+            return;
+        }
+        shared.ended = Some(ended);
+        for idle in &mut shared.idle {
+            *idle = None;
+        }
+        let sockets: Vec<_> = shared.sockets.iter_mut().map(Option::take).collect();
+        self.notify(shared);
         for socket in sockets.into_iter().flatten() {
             if let Err(error) = socket.shutdown(Shutdown::Both) {
                 log::debug!("{}: cannot shut down a connection: {error}", self.target);
@@ -292,14 +364,21 @@ impl Pool {
     }
 }
 
+impl Shared {
+    fn take_interrupt(&mut self) -> bool {
+        std::mem::take(&mut self.is_interrupted)
+    }
+}
+
 /// Waits for a notification, the deadline, or a spurious wakeup.
 fn wait_by<'s>(
     condition: &Condvar,
-    shared: MutexGuard<'s, Shared>,
+    mut shared: MutexGuard<'s, Shared>,
     deadline: Deadline,
     now: Instant,
 ) -> MutexGuard<'s, Shared> {
-    match deadline.remaining(now) {
+    shared.sleeping += 1;
+    let mut shared = match deadline.remaining(now) {
         Some(left) => {
             let result = condition.wait_timeout(shared, left);
             result.unwrap_or_else(PoisonError::into_inner).0
@@ -308,7 +387,9 @@ fn wait_by<'s>(
             let result = condition.wait(shared);
             result.unwrap_or_else(PoisonError::into_inner)
         }
-    }
+    };
+    shared.sleeping -= 1;
+    shared
 }
 
 /// The address of the server; `None` for a link-local address, since a `HostPort` has no interface.
@@ -327,6 +408,8 @@ pub(super) struct Lease<'p> {
     lane: usize,
     /// `None` once an exchange has failed.
     connection: Option<Connection>,
+    /// False while the lane is left to other calls. There is no connection then.
+    holds_lane: bool,
 }
 
 impl Lease<'_> {
@@ -385,6 +468,21 @@ impl Lease<'_> {
             .map_err(|failure| self.end_by(failure))
     }
 
+    /// Runs one exchange of a call that [waits](Self::start_waiting). Calls its second argument once
+    /// everything sent before the wait has been acknowledged.
+    pub(super) fn exchange_waiting<T>(
+        &mut self,
+        exchange: impl FnOnce(&mut Connection, &mut dyn FnMut()) -> Result<T, Failure>,
+    ) -> Result<T, PoolError> {
+        let (pool, lane) = (self.pool, self.lane);
+        let mut acknowledged = || {
+            let mut shared = pool.lock();
+            shared.lanes.settled(lane);
+            pool.notify(shared);
+        };
+        self.exchange(|connection| exchange(connection, &mut acknowledged))
+    }
+
     /// Runs one exchange. A failure drops the connection but does not end the pool; the caller continues
     /// with [`reconnect`](Self::reconnect) or [`end_by`](Self::end_by).
     pub(super) fn attempt<T>(
@@ -428,44 +526,155 @@ impl Lease<'_> {
         PoolError::Failure(failure)
     }
 
-    /// Runs one exchange that may wait long, while other calls use other lanes.
-    pub(super) fn exchange_blocking<T>(
-        &mut self,
-        exchange: impl FnOnce(&mut Connection, &mut dyn FnMut()) -> Result<T, Failure>,
-    ) -> Result<T, PoolError> {
-        let (pool, lane) = (self.pool, self.lane);
-        let settled = self
-            .connection
-            .as_ref()
-            .is_none_or(Connection::is_acknowledged);
-        pool.lock()
-            .lanes
-            .start_blocking(lane, Instant::now(), settled);
-        pool.lane_changed.notify_all();
-        let mut acknowledged = || {
-            pool.lock().lanes.settled(lane);
-            pool.lane_changed.notify_all();
+    /// Whether the call of a wait has left this lane for a moment. Another wait must not use the lane.
+    pub(super) fn interrupts_a_wait(&self) -> bool {
+        self.pool.lock().lanes.is_parked(self.lane)
+    }
+
+    /// Gives the lane back and takes one for a wait. Everything that this thread has sent must have been
+    /// acknowledged.
+    pub(super) fn move_to_wait(&mut self, deadline: Deadline) -> Result<(), PoolError> {
+        self.give_back();
+        *self = self.pool.take(Need::Wait, deadline)?;
+        Ok(())
+    }
+
+    /// The call may wait long from now on. Returns whether it has to end the wait at once.
+    pub(super) fn start_waiting(&self, since: Instant, gives_way: bool) -> Option<Called> {
+        let connection = self.connection.as_ref();
+        let wait = Wait {
+            since,
+            settled: connection.is_none_or(Connection::is_acknowledged),
+            gives_way,
         };
-        let result = self.exchange(|connection| exchange(connection, &mut acknowledged));
-        pool.lock().lanes.stop_blocking(lane);
-        result
+        let mut shared = self.pool.lock();
+        shared.lanes.start_waiting(self.lane, wait);
+        let called = self.called_in(&mut shared);
+        self.pool.notify(shared);
+        called
+    }
+
+    /// Whether the call has to end its wait. Must be asked after a wake, and after the connection's waker
+    /// has been created.
+    pub(super) fn called(&self) -> Option<Called> {
+        self.called_in(&mut self.pool.lock())
+    }
+
+    fn called_in(&self, shared: &mut Shared) -> Option<Called> {
+        // Published under the lock: a later call wakes, an earlier one is seen here.
+        if shared.wakers[self.lane].is_none() {
+            let connection = self.connection.as_ref();
+            shared.wakers[self.lane] = connection.and_then(Connection::waker).cloned();
+        }
+        if shared.take_interrupt() {
+            Some(Called::Interrupted)
+        } else if shared.lanes.must_give_way(self.lane) {
+            Some(Called::GiveWay)
+        } else {
+            None
+        }
+    }
+
+    /// Keeps an interrupt for the next wait: the reply to this one crossed it.
+    pub(super) fn keep_interrupt(&self) {
+        self.pool.lock().is_interrupted = true;
+    }
+
+    /// The call no longer waits.
+    pub(super) fn stop_waiting(&self) {
+        let mut shared = self.pool.lock();
+        shared.wakers[self.lane] = None;
+        shared.lanes.stop_waiting(self.lane);
+    }
+
+    /// Leaves the lane to the calls that asked, and takes it back. Fails if the lane is not free by the
+    /// deadline, or the wait is interrupted; the lease is unusable then.
+    pub(super) fn give_way(&mut self, deadline: Deadline) -> Result<(), PoolError> {
+        let lane = self.lane;
+        let connection = self.connection.take();
+        self.holds_lane = false;
+        let mut shared = self.pool.lock();
+        shared.put_back(lane, connection);
+        shared.lanes.park(lane);
+        self.pool.notify(shared);
+        let mut shared = self.pool.lock();
+        let error = loop {
+            if let Some(ended) = &shared.ended {
+                break PoolError::Ended(ended.clone());
+            }
+            if shared.lanes.resume(lane) {
+                self.holds_lane = true;
+                self.connection = shared.idle[lane].take();
+                return Ok(());
+            }
+            let now = Instant::now();
+            if deadline.has_passed(now) {
+                break PoolError::TimedOut;
+            }
+            if shared.take_interrupt() {
+                break PoolError::Interrupted;
+            }
+            shared = wait_by(&self.pool.lane_changed, shared, deadline, now);
+        };
+        shared.lanes.abandon(lane);
+        self.pool.notify(shared);
+        Err(error)
+    }
+
+    /// Whether the lane has a connection: no exchange has failed.
+    pub(super) const fn is_connected(&self) -> bool {
+        self.connection.is_some()
+    }
+
+    /// Whether another thread can wake this one out of a wait for a reply.
+    pub(super) fn is_wakeable(&self) -> bool {
+        self.connection
+            .as_ref()
+            .is_some_and(|connection| connection.waker().is_some())
+    }
+
+    /// Makes this thread [wakeable](Self::is_wakeable), if the process has a descriptor left.
+    pub(super) fn make_wakeable(&mut self) {
+        if let Some(connection) = &mut self.connection
+            && let Err(error) = connection.make_waker()
+        {
+            log::debug!("{}: cannot create a waker: {error}", self.pool.target);
+        }
+    }
+
+    /// Drops the connection, whose replies can no longer be matched to requests.
+    pub(super) fn fail(&mut self, failure: Failure) -> PoolError {
+        self.connection = None;
+        self.end_by(failure)
+    }
+
+    fn give_back(&mut self) {
+        self.holds_lane = false;
+        let connection = self.connection.take();
+        let mut shared = self.pool.lock();
+        shared.put_back(self.lane, connection);
+        shared.lanes.give_back(self.lane);
+        self.pool.notify(shared);
+    }
+}
+
+impl Shared {
+    /// Keeps the connection of a lane for the next call.
+    fn put_back(&mut self, lane: usize, connection: Option<Connection>) {
+        if self.ended.is_none() {
+            if connection.is_none() {
+                self.sockets[lane] = None;
+            }
+            self.idle[lane] = connection;
+        }
     }
 }
 
 impl Drop for Lease<'_> {
     fn drop(&mut self) {
-        let connection = self.connection.take();
-        let mut shared = self.pool.lock();
-        if shared.ended.is_none() {
-            if connection.is_none() {
-                shared.sockets[self.lane] = None;
-            }
-            shared.idle[self.lane] = connection;
+        if self.holds_lane {
+            self.give_back();
         }
-        shared.lanes.give_back(self.lane);
-        drop(shared);
-        // All, because a thread that reaches its deadline at the same time would not use the lane.
-        self.pool.lane_changed.notify_all();
     }
 }
 
@@ -521,12 +730,19 @@ mod tests {
             .expect("no panic")
             .expect("the handshake succeeds");
 
-        let taken = pool.take(Deadline::NEVER).expect("the first lane");
+        let taken = pool
+            .take(Need::Answer, Deadline::NEVER)
+            .expect("the first lane");
         let long_ago = Instant::now() - Duration::from_secs(1);
-        pool.lock().lanes.start_blocking(0, long_ago, true);
+        let wait = Wait {
+            since: long_ago,
+            settled: true,
+            gives_way: false,
+        };
+        pool.lock().lanes.start_waiting(0, wait);
         let deadline = Deadline::after(Instant::now(), Duration::from_secs(60));
         thread::scope(|scope| {
-            let second = scope.spawn(|| pool.take(deadline).map(drop));
+            let second = scope.spawn(|| pool.take(Need::Answer, deadline).map(drop));
             let (mut silent, _) = listener.accept().expect("the second lane");
             silent.read_exact(&mut hello).expect("VALIDATE and PING");
             pool.close();
@@ -546,7 +762,10 @@ mod tests {
         let deadline = Deadline::after(Instant::now(), Duration::from_millis(5));
         thread::scope(|scope| {
             let sleeping = scope.spawn(|| pool.sleep_until(deadline));
-            drop(pool.take(Deadline::NEVER).expect("an idle lane"));
+            drop(
+                pool.take(Need::Answer, Deadline::NEVER)
+                    .expect("an idle lane"),
+            );
             let slept = sleeping.join().expect("no panic");
             assert!(slept.is_ok());
         });

@@ -8,13 +8,14 @@ use std::time::Instant;
 use c10d_socket::{Deadline, recv_into_spare, send_vectored};
 use mio::event::Event;
 use mio::net::TcpStream;
-use mio::{Events, Interest, Poll, Token};
+use mio::{Events, Interest, Poll, Token, Waker};
 
 /// A connected socket and the [`Poll`] that it is registered with: two descriptors.
 ///
-/// Used by one thread at a time. Another thread wakes it by shutting down the
-/// [`socket`](Self::socket), which every platform reports as readiness, so that no `Waker` (a third
-/// descriptor on Linux) is needed.
+/// Used by one thread at a time. Another thread ends its use by shutting down the
+/// [`socket`](Self::socket), which every platform reports as readiness. A thread that waits long can
+/// also be woken without harm to the connection, by a [`Waker`]: a third descriptor on Linux, which
+/// [`make_waker`](Self::make_waker) creates and the stream then keeps.
 ///
 /// Readiness is edge-triggered: an event is reported once, when the state changes. So the stream
 /// remembers it until a call would block. A request and its reply cost three system calls: send, poll,
@@ -28,6 +29,11 @@ pub(super) struct Stream {
     may_receive: bool,
     /// The peer has closed its side, or the connection has failed: no further event may follow.
     has_ended: bool,
+    waker: Option<Arc<Waker>>,
+    /// A wake ends a wait early, as if the deadline had passed.
+    is_wakeable: bool,
+    /// A wake that has not ended a wait yet. It may be an old one.
+    is_woken: bool,
 }
 
 impl Stream {
@@ -44,16 +50,41 @@ impl Stream {
         Ok(Self {
             socket: Arc::new(socket),
             poll,
-            // kqueue reports the two directions as an event each.
-            events: Events::with_capacity(2),
+            // kqueue reports the two directions as an event each; the third is the waker's.
+            events: Events::with_capacity(3),
             may_receive: false,
             has_ended: false,
+            waker: None,
+            is_wakeable: false,
+            is_woken: false,
         })
     }
 
     /// The socket, for another thread to shut down, which ends a wait of this stream at once.
     pub(super) const fn socket(&self) -> &Arc<TcpStream> {
         &self.socket
+    }
+
+    /// Wakes the thread that waits on this stream, if the stream [is wakeable](Self::set_wakeable).
+    pub(super) const fn waker(&self) -> Option<&Arc<Waker>> {
+        self.waker.as_ref()
+    }
+
+    /// Creates the [`waker`](Self::waker), if there is none.
+    ///
+    /// # Errors
+    /// The system's error; most likely the process has no descriptor left.
+    pub(super) fn make_waker(&mut self) -> io::Result<()> {
+        if self.waker.is_none() {
+            self.waker = Some(Arc::new(Waker::new(self.poll.registry(), WAKER)?));
+        }
+        Ok(())
+    }
+
+    /// Whether a wake ends a wait early with [`io::ErrorKind::TimedOut`]. Input that arrives
+    /// at the same time has precedence. False at first.
+    pub(super) const fn set_wakeable(&mut self, is_wakeable: bool) {
+        self.is_wakeable = is_wakeable;
     }
 
     /// The address of the peer.
@@ -167,6 +198,9 @@ impl Stream {
     /// Waits for an event that `is_wanted`. Records every other event, since it is not reported again.
     fn wait_for(&mut self, is_wanted: fn(&Event) -> bool, deadline: Deadline) -> io::Result<()> {
         loop {
+            if self.is_wakeable && std::mem::take(&mut self.is_woken) {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
             let remaining = deadline.remaining(Instant::now());
             match self.poll.poll(&mut self.events, remaining) {
                 // After a signal only the remaining time is waited.
@@ -175,6 +209,10 @@ impl Stream {
             }
             let mut wanted = false;
             for event in &self.events {
+                if event.token() == WAKER {
+                    self.is_woken = true;
+                    continue;
+                }
                 self.may_receive |= is_readable(event);
                 self.has_ended |= event.is_read_closed() || event.is_error();
                 wanted |= is_wanted(event);
@@ -197,8 +235,9 @@ fn is_writable(event: &Event) -> bool {
     event.is_writable() || event.is_write_closed() || event.is_error()
 }
 
-/// The only registration of the poll.
+/// The registrations of the poll.
 const SOCKET: Token = Token(0);
+const WAKER: Token = Token(1);
 
 /// The memory that is reserved for an announced length alone.
 const READ_AHEAD_BYTES: usize = 64 * 1024;

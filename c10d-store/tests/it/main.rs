@@ -5,6 +5,7 @@
 mod blocked;
 mod debug_output;
 mod file_store;
+mod give_way;
 mod hash_store;
 mod log_lines;
 mod observer;

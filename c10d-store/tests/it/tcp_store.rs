@@ -159,7 +159,7 @@ fn a_barrier_timeout_reports_how_many_workers_arrived() {
 }
 
 #[test]
-fn other_threads_use_a_second_connection_while_one_waits() {
+fn other_threads_use_the_store_while_one_waits() {
     let server = serve();
     let store = Arc::new(client(&server));
     let waiting = {
@@ -168,7 +168,7 @@ fn other_threads_use_a_second_connection_while_one_waits() {
     };
     wait_until("the wait has arrived", || server.waiting_count() == 1);
     assert_eq!(server.connection_count(), 1);
-    // With only one connection these calls would wait until the first one ends, and time out.
+    // Only the second arrival at the barrier needs another connection.
     let started = Instant::now();
     for round in 1..=50 {
         store.set("k", b"v").unwrap();
@@ -836,7 +836,9 @@ fn a_refused_second_connection_fails_all_calls_at_once() {
             &[0, 0xce, 0xf7, 0x85, 0x3c, 0x0d, 0, 0, 0x0d, 0xc1],
         );
         stream.write_all(&ECHO).unwrap();
-        expect(&mut stream, &request_for_k(6));
+        let mut barrier = request_for_k(0x12);
+        barrier.extend([2, 0, 0, 0, 0, 0, 0, 0]);
+        expect(&mut stream, &barrier);
         drop(listener);
         signal.send(()).unwrap();
         // The connection itself stays open until the client ends it.
@@ -847,7 +849,7 @@ fn a_refused_second_connection_fails_all_calls_at_once() {
     let store = Arc::new(TcpStore::open("localhost", port, options).unwrap());
     let waiting = {
         let store = Arc::clone(&store);
-        thread::spawn(move || store.get("k").unwrap_err())
+        thread::spawn(move || store.barrier("k", 2).unwrap_err())
     };
     signaled.recv().unwrap();
     let started = Instant::now();

@@ -1,0 +1,308 @@
+//! Tests of waits that give way to other calls on the same connection, and of interrupted waits.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::raw::{LONG, wait_until};
+use crate::without_extensions::WithoutExtensions;
+use c10d_store::{
+    HashStore, Known, Operation, PrefixStore, ServerOptions, Store, StoreError, TcpStore,
+    TcpStoreOptions, TcpStoreServer,
+};
+
+fn serve() -> TcpStoreServer {
+    TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).expect("a free port")
+}
+
+fn client(port: u16) -> TcpStore {
+    let options = TcpStoreOptions::default().with_timeout(LONG);
+    TcpStore::open("127.0.0.1", port, options).expect("the server listens")
+}
+
+fn assert_interrupted(error: &StoreError, operation: Operation) {
+    let StoreError::Interrupted { context } = error else {
+        panic!("{error}");
+    };
+    assert_eq!(context.operation, operation);
+}
+
+/// One connection is enough for a wait and any number of other calls.
+#[test]
+fn a_wait_gives_way_to_a_thousand_requests() {
+    let server = serve();
+    let store = client(server.local_addr().port());
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| store.wait_timeout(&["late"], Some(LONG)));
+        wait_until("the wait has arrived", || server.waiting_count() == 1);
+        let started = Instant::now();
+        for round in 1..=1000 {
+            match round % 4 {
+                0 => store.set("k", round.to_string()).unwrap(),
+                1 => assert_eq!(store.add("n", 0).unwrap(), 0),
+                2 => assert!(!store.check(&["late"]).unwrap()),
+                _ => drop(store.ping().unwrap()),
+            }
+        }
+        assert!(started.elapsed() < LONG / 2);
+        assert!(!waiting.is_finished());
+        assert_eq!(server.connection_count(), 1);
+        wait_until("the wait goes on", || server.waiting_count() == 1);
+        store.set("late", b"x").unwrap();
+        waiting.join().unwrap().unwrap();
+    });
+    assert_eq!(server.connection_count(), 1);
+}
+
+/// A `get` of a key that exists has no need for a connection of its own.
+#[test]
+fn a_get_that_need_not_wait_shares_the_connection_of_a_wait() {
+    let server = serve();
+    let store = client(server.local_addr().port());
+    store.set("a", b"1").unwrap();
+    store.set("b", b"2").unwrap();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            store
+                .wait_change("state", Known::nothing(), Some(LONG))
+                .unwrap()
+        });
+        wait_until("the wait has arrived", || server.waiting_count() == 1);
+        for _ in 0..20 {
+            assert_eq!(store.get("a").unwrap(), b"1");
+            let both = store.multi_get(&["a", "b"]).unwrap();
+            assert_eq!(both, [b"1".to_vec(), b"2".to_vec()]);
+            store.wait(&["a"]).unwrap();
+            assert!(
+                store
+                    .wait_timeout(&["missing"], Some(Duration::ZERO))
+                    .unwrap_err()
+                    .is_timeout()
+            );
+        }
+        assert_eq!(server.connection_count(), 1);
+        store.set("state", b"s").unwrap();
+        assert_eq!(waiting.join().unwrap(), b"s");
+    });
+}
+
+#[test]
+fn two_waits_use_two_connections_and_both_end() {
+    let server = serve();
+    let store = client(server.local_addr().port());
+    thread::scope(|scope| {
+        let first = scope.spawn(|| store.get("first"));
+        wait_until("the first wait", || server.waiting_count() == 1);
+        let second = scope.spawn(|| store.get("second"));
+        wait_until("the second wait", || server.waiting_count() == 2);
+        for _ in 0..100 {
+            store.ping().unwrap();
+        }
+        assert_eq!(server.connection_count(), 2);
+        store.set("second", b"2").unwrap();
+        assert_eq!(second.join().unwrap().unwrap(), b"2");
+        store.set("first", b"1").unwrap();
+        assert_eq!(first.join().unwrap().unwrap(), b"1");
+    });
+}
+
+/// A barrier counts each request as an arrival, so it must not be repeated.
+#[test]
+fn an_arrival_at_a_barrier_counts_once_while_others_use_the_store() {
+    let server = serve();
+    let store = client(server.local_addr().port());
+    thread::scope(|scope| {
+        let arrived = scope.spawn(|| store.barrier("b", 3));
+        wait_until("the arrival", || server.waiting_count() == 1);
+        for _ in 0..100 {
+            store.ping().unwrap();
+        }
+        assert_eq!(store.get("b").unwrap(), b"1");
+        let second = scope.spawn(|| store.barrier("b", 3));
+        wait_until("the second arrival", || server.waiting_count() == 2);
+        store.barrier("b", 3).unwrap();
+        arrived.join().unwrap().unwrap();
+        second.join().unwrap().unwrap();
+    });
+}
+
+/// While threads send requests as fast as they can, every wait ends when its key appears, also if the key
+/// appears while the wait gives way.
+#[test]
+fn no_wakeup_is_lost_while_a_wait_gives_way() {
+    let server = serve();
+    let port = server.local_addr().port();
+    let proxy = WithoutExtensions::in_front_of(server.local_addr());
+    for port in [port, proxy.port()] {
+        let (store, writer) = (client(port), client(server.local_addr().port()));
+        let is_done = AtomicBool::new(false);
+        thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    while !is_done.load(Ordering::Relaxed) {
+                        store.ping().unwrap();
+                    }
+                });
+            }
+            let writing = scope.spawn(|| {
+                for round in 0..300 {
+                    writer.get(&format!("ready{round}")).unwrap();
+                    writer.set(&format!("wait{round}"), b"w").unwrap();
+                    writer.set(&format!("get{round}"), b"g").unwrap();
+                    writer.queue_push("queue", round.to_string()).unwrap();
+                }
+            });
+            for round in 0..300 {
+                store.set(&format!("ready{round}"), b"").unwrap();
+                store.wait(&[&format!("wait{round}")]).unwrap();
+                assert_eq!(store.get(&format!("get{round}")).unwrap(), b"g");
+                // Elements arrive in order, and none is lost.
+                let element = store.queue_pop("queue").unwrap();
+                assert_eq!(element, round.to_string().as_bytes());
+            }
+            is_done.store(true, Ordering::Relaxed);
+            writing.join().unwrap();
+        });
+        assert_eq!(store.queue_len("queue").unwrap(), 0);
+        for round in 0..300 {
+            for name in ["ready", "wait", "get"] {
+                store.delete_key(&format!("{name}{round}")).unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn closing_ends_a_wait_that_gives_way() {
+    let server = serve();
+    let store = client(server.local_addr().port());
+    for _ in 0..20 {
+        let store = client(server.local_addr().port());
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| store.get("never"));
+            let sending = scope.spawn(|| {
+                loop {
+                    if let Err(error) = store.ping() {
+                        return error;
+                    }
+                }
+            });
+            wait_until("the wait has arrived", || server.waiting_count() >= 1);
+            store.close();
+            let error = waiting.join().unwrap().unwrap_err();
+            assert!(matches!(error, StoreError::Closed { .. }), "{error}");
+            let error = sending.join().unwrap();
+            assert!(matches!(error, StoreError::Closed { .. }), "{error}");
+        });
+    }
+    store.ping().unwrap();
+}
+
+/// The checks of an interrupt that hold for every store that supports it.
+fn interrupts_end_waits(store: &dyn Store) {
+    // Before the wait: once, however often it was called.
+    assert!(store.interrupt());
+    assert!(store.interrupt());
+    let error = store.wait_timeout(&["never"], Some(LONG)).unwrap_err();
+    assert_interrupted(&error, Operation::Wait);
+    assert!(!error.is_timeout() && !error.outcome_is_unknown());
+    assert!(error.to_string().contains("wait \""), "{error}");
+    let error = store
+        .wait_timeout(&["never"], Some(Duration::from_millis(2)))
+        .unwrap_err();
+    assert!(error.is_timeout(), "{error}");
+
+    // A call that need not wait is not interrupted.
+    store.interrupt();
+    store.set("k", b"v").unwrap();
+    assert_eq!(store.get("k").unwrap(), b"v");
+    assert_eq!(store.add("n", 1).unwrap(), 1);
+    assert_eq!(store.try_get("missing").unwrap(), None);
+    assert!(store.check(&["k"]).unwrap());
+    let error = store.get("never").unwrap_err();
+    assert_interrupted(&error, Operation::Get);
+
+    // During the wait, or just before it.
+    for _ in 0..200 {
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| {
+                store
+                    .wait_change("never", Known::nothing(), Some(LONG))
+                    .unwrap_err()
+            });
+            store.interrupt();
+            assert_interrupted(&waiting.join().unwrap(), Operation::WaitChange);
+        });
+    }
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| store.queue_pop("never").unwrap_err());
+        thread::sleep(Duration::from_millis(5));
+        store.interrupt();
+        assert_interrupted(&waiting.join().unwrap(), Operation::QueuePop);
+    });
+    // Barriers of a prefix store and of a hash store consist of simpler operations.
+    store.interrupt();
+    let error = store.barrier("b", 2).unwrap_err();
+    assert_interrupted(&error, Operation::Barrier);
+    assert!(error.outcome_is_unknown());
+    assert_eq!(store.get("k").unwrap(), b"v", "the store stays usable");
+}
+
+#[test]
+fn an_interrupt_ends_a_wait() {
+    let server = serve();
+    let store = client(server.local_addr().port());
+    interrupts_end_waits(&store);
+    assert_eq!(server.connection_count(), 1);
+    let store = PrefixStore::new("prefix", client(server.local_addr().port()));
+    interrupts_end_waits(&store);
+    interrupts_end_waits(&HashStore::new());
+}
+
+#[test]
+fn an_interrupt_ends_a_wait_on_a_server_without_extensions() {
+    let server = serve();
+    let proxy = WithoutExtensions::in_front_of(server.local_addr());
+    let store = client(proxy.port());
+    interrupts_end_waits(&store);
+    // Between two polls of the value.
+    store.set("value", b"v").unwrap();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            store
+                .wait_change("value", Known::whole(b"v"), Some(LONG))
+                .unwrap_err()
+        });
+        thread::sleep(Duration::from_millis(5));
+        store.interrupt();
+        assert_interrupted(&waiting.join().unwrap(), Operation::WaitChange);
+    });
+}
+
+#[test]
+fn an_interrupt_ends_one_of_several_waits() {
+    let server = serve();
+    let store = Arc::new(client(server.local_addr().port()));
+    let waits: Vec<_> = (0..3)
+        .map(|_| {
+            let store = Arc::clone(&store);
+            thread::spawn(move || store.get("late"))
+        })
+        .collect();
+    wait_until("all wait", || server.waiting_count() == 3);
+    store.interrupt();
+    wait_until("one has ended", || server.waiting_count() == 2);
+    store.set("late", b"x").unwrap();
+    let mut interrupted = 0;
+    for wait in waits {
+        match wait.join().unwrap() {
+            Ok(value) => assert_eq!(value, b"x"),
+            Err(error) => {
+                assert_interrupted(&error, Operation::Get);
+                interrupted += 1;
+            }
+        }
+    }
+    assert_eq!(interrupted, 1);
+}
