@@ -3,7 +3,7 @@
 use std::env;
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::SocketAddr;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 
 use super::affinity::{Cores, on_server_core};
 use super::error::BenchError;
@@ -54,6 +54,11 @@ impl ServerChild {
 
     pub(super) fn process(&self) -> Process {
         Process(self.child.id())
+    }
+
+    /// How the child has ended; `None` while it runs.
+    pub(super) fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().ok().flatten()
     }
 
     /// Reads one line: the child prints nothing else. Also returns when the child ends.

@@ -29,6 +29,9 @@ pub(crate) enum BenchCommand {
     Store(store::StoreBenchArgs),
     /// Measures how long many nodes take to agree on their ranks.
     Rendezvous(rendezvous::RendezvousBenchArgs),
+    /// A process of nodes of `rendezvous`.
+    #[command(hide = true)]
+    RendezvousNodes(rendezvous::RendezvousNodesArgs),
     /// Measures calls between two workers, in one process and in two.
     Rpc(rpc::RpcBenchArgs),
     /// The second process of `rpc`.
@@ -48,6 +51,10 @@ pub(crate) fn run(command: &BenchCommand) -> Result<(), Failure> {
     match command {
         BenchCommand::Store(args) => store::run(args),
         BenchCommand::Rendezvous(args) => rendezvous::run(args),
+        BenchCommand::RendezvousNodes(args) => {
+            rendezvous::serve(args);
+            Ok(())
+        }
         BenchCommand::Rpc(args) => rpc::run(args),
         BenchCommand::RpcPeer(args) => rpc::serve(args),
         BenchCommand::Rref(args) => rref::run(args),

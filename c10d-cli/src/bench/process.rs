@@ -12,10 +12,17 @@ pub(super) struct Process(pub(super) u32);
 impl Process {
     /// Anonymous resident memory in bytes: without files and shared memory.
     pub(super) fn anonymous_bytes(self) -> Option<u64> {
+        self.status_bytes("RssAnon:")
+    }
+
+    /// The most resident memory that it ever had, in bytes.
+    pub(super) fn peak_bytes(self) -> Option<u64> {
+        self.status_bytes("VmHWM:")
+    }
+
+    fn status_bytes(self, name: &str) -> Option<u64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.0)).ok()?;
-        let line = status
-            .lines()
-            .find_map(|line| line.strip_prefix("RssAnon:"))?;
+        let line = status.lines().find_map(|line| line.strip_prefix(name))?;
         let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
         Some(kibibytes << 10)
     }
@@ -43,10 +50,12 @@ mod tests {
         let this = Process(std::process::id());
         if cfg!(target_os = "linux") {
             assert!(this.anonymous_bytes().unwrap() > 4096);
+            assert!(this.peak_bytes() >= this.anonymous_bytes());
             assert!(this.cpu_time().unwrap() < Duration::from_secs(3600));
         }
         // Above the largest process id.
         let nobody = Process(u32::MAX);
         assert_eq!((nobody.anonymous_bytes(), nobody.cpu_time()), (None, None));
+        assert_eq!(nobody.peak_bytes(), None);
     }
 }

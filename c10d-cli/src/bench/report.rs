@@ -58,11 +58,11 @@ impl Samples {
         }
     }
 
-    fn min(&self) -> Option<f64> {
+    pub(super) fn min(&self) -> Option<f64> {
         self.0.iter().copied().min_by(f64::total_cmp)
     }
 
-    fn max(&self) -> Option<f64> {
+    pub(super) fn max(&self) -> Option<f64> {
         self.0.iter().copied().max_by(f64::total_cmp)
     }
 
