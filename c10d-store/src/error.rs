@@ -30,6 +30,7 @@ pub enum Operation {
     MultiSet,
     QueuePush,
     QueuePop,
+    QueueTake,
     QueueLen,
     ListKeys,
     Barrier,
@@ -56,6 +57,7 @@ impl fmt::Display for Operation {
             Self::MultiSet => "multi_set",
             Self::QueuePush => "queue_push",
             Self::QueuePop => "queue_pop",
+            Self::QueueTake => "queue_take",
             Self::QueueLen => "queue_len",
             Self::ListKeys => "list_keys",
             Self::Barrier => "barrier",
@@ -394,7 +396,7 @@ const fn what_is_missing(operation: Operation) -> &'static str {
         Operation::Get => ": the key is missing",
         Operation::Wait | Operation::MultiGet => ": not all keys exist",
         Operation::WaitChange => ": no new value",
-        Operation::QueuePop => ": the queue is empty",
+        Operation::QueuePop | Operation::QueueTake => ": the queue is empty",
         _ => "",
     }
 }

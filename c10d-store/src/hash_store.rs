@@ -12,7 +12,7 @@ use crate::compare_set::CompareSet;
 use crate::decimal::write_decimal;
 use crate::error::{ErrorContext, Operation, StoreError};
 use crate::known::Known;
-use crate::store::{DEFAULT_TIMEOUT, Store, generic_barrier, takes_any_bytes};
+use crate::store::{DEFAULT_TIMEOUT, Store, check_take_max, generic_barrier, takes_any_bytes};
 use crate::value_rules;
 
 /// A store within one process, for single-process jobs and for tests.
@@ -388,6 +388,25 @@ impl Store for HashStore {
 
     fn try_queue_pop(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
         Ok(self.contents(Operation::QueuePop, &[key])?.pop(key))
+    }
+
+    fn queue_take(
+        &self,
+        key: &str,
+        max: usize,
+        timeout: Option<Duration>,
+    ) -> Result<Vec<Vec<u8>>, StoreError> {
+        let operation = Operation::QueueTake;
+        check_take_max(max, || {
+            ErrorContext::new(operation, [key], self.label(), Duration::ZERO)
+        })?;
+        let mut contents = match self.wait_for(operation, &[key], timeout, Contents::has_queue) {
+            Err(StoreError::Timeout { .. }) if timeout == Some(Duration::ZERO) => {
+                return Ok(Vec::new());
+            }
+            contents => contents?,
+        };
+        Ok((0..max).map_while(|_| contents.pop(key)).collect())
     }
 
     fn queue_len(&self, key: &str) -> Result<u64, StoreError> {

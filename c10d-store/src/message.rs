@@ -208,6 +208,12 @@ pub(crate) enum Request<'a> {
     Announce {
         bytes: Payload<'a>,
     },
+    /// Extension: docs/wire.md, section 9.
+    QueueTake {
+        key: &'a [u8],
+        /// The most elements, at least 1.
+        max: usize,
+    },
 }
 
 /// What a record of a request keeps, besides the time.
@@ -291,6 +297,7 @@ impl<'a> Request<'a> {
             Self::TryAdd { key, delta } => of_number(Opcode::TryAdd, key, *delta),
             Self::WaitChange { key, .. } => of_key(Opcode::WaitChange, key),
             Self::Announce { .. } => of_none(Opcode::Announce),
+            Self::QueueTake { key, .. } => of_key(Opcode::QueueTake, key),
         }
     }
 }

@@ -167,6 +167,15 @@ impl<S: Store> Store for PrefixStore<S> {
         self.underlying.try_queue_pop(&self.join(key))
     }
 
+    fn queue_take(
+        &self,
+        key: &str,
+        max: usize,
+        timeout: Option<Duration>,
+    ) -> Result<Vec<Vec<u8>>, StoreError> {
+        self.underlying.queue_take(&self.join(key), max, timeout)
+    }
+
     fn queue_len(&self, key: &str) -> Result<u64, StoreError> {
         self.underlying.queue_len(&self.join(key))
     }

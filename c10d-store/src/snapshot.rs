@@ -109,7 +109,7 @@ pub struct LastRequest {
 /// A wait that the server has not answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PendingWait {
-    /// WAIT, BARRIER, WAIT_GET or WAIT_CHANGE.
+    /// WAIT, BARRIER, WAIT_GET, WAIT_CHANGE or QUEUE_TAKE.
     pub command: Opcode,
     /// When it arrived, since the server's start.
     pub since: Duration,

@@ -5,7 +5,10 @@
 
 use std::fmt::Debug;
 use std::sync::Arc;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use c10d_socket::Deadline;
 
 use crate::compare_set::CompareSet;
 use crate::error::{ErrorContext, Operation, StoreError};
@@ -241,6 +244,43 @@ pub trait Store: Debug + Send + Sync {
         Err(no_queues(self, Operation::QueuePop, key))
     }
 
+    /// Removes and returns elements from the head of the queue `key`, at least one and at most `max`. Waits
+    /// for one, for at most `timeout`; with a timeout of zero the result may be empty. Other workers may get
+    /// the elements in between only where the store takes one at a time: on PyTorch's servers.
+    ///
+    /// A server may return fewer elements than it has: at most 4 MiB at once, or one.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use c10d_store::{HashStore, Store};
+    ///
+    /// # fn main() -> Result<(), c10d_store::StoreError> {
+    /// let store = HashStore::new();
+    /// for element in ["a", "b", "c"] {
+    ///     store.queue_push("jobs", element)?;
+    /// }
+    /// assert_eq!(store.queue_take("jobs", 2, None)?, ["a", "b"].map(Vec::from));
+    /// assert_eq!(store.queue_take("jobs", 2, None)?, ["c"].map(Vec::from));
+    /// assert!(store.queue_take("jobs", 2, Some(Duration::ZERO))?.is_empty());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`StoreError::Timeout`] if nothing was pushed in time, [`StoreError::NoReply`] if the server did not
+    /// confirm in time that it took nothing, [`StoreError::InvalidArgument`] for a maximum of 0,
+    /// [`StoreError::Unsupported`] if the store has no queues; otherwise as
+    /// [`set_bytes`](Self::set_bytes).
+    fn queue_take(
+        &self,
+        key: &str,
+        max: usize,
+        timeout: Option<Duration>,
+    ) -> Result<Vec<Vec<u8>>, StoreError> {
+        generic_queue_take(self, key, max, timeout)
+    }
+
     /// The number of elements in the queue `key`; 0 for a missing one.
     ///
     /// # Errors
@@ -446,6 +486,76 @@ pub(crate) fn generic_barrier<S: Store + ?Sized>(
     }
 }
 
+/// The pause before another wait for a queue whose element another worker has taken, or whose name has a
+/// value, which ends each wait at once.
+const LOST_RACE_PAUSE: Duration = Duration::from_millis(1);
+
+/// `queue_take` of stores that take one element at a time.
+pub(crate) fn generic_queue_take<S: Store + ?Sized>(
+    store: &S,
+    key: &str,
+    max: usize,
+    timeout: Option<Duration>,
+) -> Result<Vec<Vec<u8>>, StoreError> {
+    let started = Instant::now();
+    let deadline = Deadline::after(started, timeout);
+    let full_key = store.full_key(key);
+    let context = |elapsed| {
+        let keys = [full_key.as_str()];
+        ErrorContext::new(Operation::QueueTake, keys, store.label(), elapsed)
+    };
+    check_take_max(max, || context(Duration::ZERO))?;
+    let mut has_waited = false;
+    loop {
+        let mut taken = Vec::new();
+        while taken.len() < max {
+            match store.try_queue_pop(key) {
+                Ok(Some(element)) => taken.push(element),
+                Ok(None) => break,
+                // The next call fails too.
+                Err(_) if !taken.is_empty() => break,
+                Err(error) => return Err(error),
+            }
+        }
+        if !taken.is_empty() || timeout == Some(Duration::ZERO) {
+            return Ok(taken);
+        }
+        if has_waited {
+            thread::sleep(LOST_RACE_PAUSE);
+        }
+        has_waited = true;
+        let now = Instant::now();
+        if deadline.has_passed(now) {
+            return Err(StoreError::timeout(context(now - started), timeout));
+        }
+        match store.wait_timeout(&[key], deadline.remaining(now)) {
+            Ok(()) => {}
+            Err(StoreError::Timeout { .. }) => {
+                return Err(StoreError::timeout(context(started.elapsed()), timeout));
+            }
+            Err(StoreError::Interrupted { .. }) => {
+                let context = context(started.elapsed());
+                return Err(StoreError::Interrupted { context });
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Refuses a maximum of no elements: a server closes the connection on it.
+pub(crate) fn check_take_max(
+    max: usize,
+    context: impl FnOnce() -> ErrorContext,
+) -> Result<(), StoreError> {
+    if max > 0 {
+        return Ok(());
+    }
+    Err(StoreError::InvalidArgument {
+        context: context(),
+        detail: "the maximum of elements must be at least 1".to_owned(),
+    })
+}
+
 impl<S: Store + ?Sized> Store for Arc<S> {
     fn set_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
         (**self).set_bytes(key, value)
@@ -513,6 +623,14 @@ impl<S: Store + ?Sized> Store for Arc<S> {
     }
     fn try_queue_pop(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
         (**self).try_queue_pop(key)
+    }
+    fn queue_take(
+        &self,
+        key: &str,
+        max: usize,
+        timeout: Option<Duration>,
+    ) -> Result<Vec<Vec<u8>>, StoreError> {
+        (**self).queue_take(key, max, timeout)
     }
     fn queue_len(&self, key: &str) -> Result<u64, StoreError> {
         (**self).queue_len(key)

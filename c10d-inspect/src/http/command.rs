@@ -22,5 +22,6 @@ mod tests {
     fn names_are_those_of_the_document() {
         assert_eq!(command_name(Opcode::Set), "SET");
         assert_eq!(command_name(Opcode::CompareSet), "COMPARE_SET");
+        assert_eq!(command_name(Opcode::QueueTake), "QUEUE_TAKE");
     }
 }

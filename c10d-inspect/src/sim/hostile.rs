@@ -15,7 +15,7 @@ use crate::announced::{AnnouncedNode, AnnouncedProcess, AnnouncedWorker, WorkerE
 use crate::keys::encoded;
 use crate::{ExplainOptions, explain, translate};
 
-const COMMANDS: [Opcode; 9] = [
+const COMMANDS: [Opcode; 10] = [
     Opcode::Set,
     Opcode::Get,
     Opcode::Add,
@@ -25,6 +25,7 @@ const COMMANDS: [Opcode; 9] = [
     Opcode::Barrier,
     Opcode::WaitGet,
     Opcode::WaitChange,
+    Opcode::QueueTake,
 ];
 
 const NAMES: [&str; 4] = [

@@ -14,8 +14,8 @@ use mio::Waker;
 use super::stream::Stream;
 use crate::wire::{
     CAPABILITY_ANNOUNCE, CAPABILITY_COMPARE_EXCHANGE, CAPABILITY_MASK, CAPABILITY_NONCE,
-    CAPABILITY_TRY_ADD, CAPABILITY_WAIT_CHANGE, CAPABILITY_WAIT_GET, CHECK_READY, Opcode,
-    RequestBuf, STOP_WAITING, WAIT_CANCELED, read_i64, read_u32, read_u64,
+    CAPABILITY_QUEUE_TAKE, CAPABILITY_TRY_ADD, CAPABILITY_WAIT_CHANGE, CAPABILITY_WAIT_GET,
+    CHECK_READY, Opcode, RequestBuf, STOP_WAITING, WAIT_CANCELED, read_i64, read_u32, read_u64,
 };
 
 /// The size of the read buffer. Short replies then cost one receive; long ones bypass the buffer.
@@ -56,6 +56,8 @@ pub(super) enum Follows {
     Nothing,
     /// This number of values.
     Values(usize),
+    /// A count of at least 1 and at most this, then that many values.
+    Elements(usize),
 }
 
 /// How a wait ended.
@@ -164,6 +166,11 @@ impl Connection {
     /// Whether the server has ANNOUNCE.
     pub(super) const fn has_announce(&self) -> bool {
         self.capabilities & CAPABILITY_ANNOUNCE != 0
+    }
+
+    /// Whether the server has QUEUE_TAKE.
+    pub(super) const fn has_queue_take(&self) -> bool {
+        self.capabilities & CAPABILITY_QUEUE_TAKE != 0
     }
 
     /// Whether a reply has acknowledged everything sent.
@@ -360,6 +367,17 @@ impl Connection {
         let values = match follows {
             Follows::Nothing => Vec::new(),
             Follows::Values(count) => self.read_blobs(count, deadline)?,
+            Follows::Elements(max) => {
+                let announced = read_u64(self.read_array(deadline)?);
+                match usize::try_from(announced) {
+                    Ok(count) if (1..=max).contains(&count) => self.read_blobs(count, deadline)?,
+                    _ => {
+                        return Err(Failure::Protocol(format!(
+                            "QUEUE_TAKE returned {announced} elements, at most {max} were asked for"
+                        )));
+                    }
+                }
+            }
         };
         if cancelled {
             let answer = self.read_u8(deadline)?;

@@ -70,9 +70,11 @@ const fn hint(operation: Operation) -> Option<&'static str> {
              before 2.10 do not support the operation",
         ),
         Operation::ListKeys => Some("PyTorch's servers before 2.10 do not support the operation"),
-        Operation::QueuePush | Operation::QueuePop | Operation::QueueLen => Some(
-            "PyTorch's older server back end, use_libuv=False, and early releases have no queues",
-        ),
+        Operation::QueuePush | Operation::QueuePop | Operation::QueueTake | Operation::QueueLen => {
+            Some(
+                "PyTorch's older server back end, use_libuv=False, and early releases have no queues",
+            )
+        }
         Operation::Get | Operation::MultiGet | Operation::WaitChange => Some(
             "PyTorch's older server back end also closes the connection if the key is deleted meanwhile",
         ),

@@ -14,7 +14,7 @@ use super::waiting::Repeat;
 use crate::compare_set::CompareSet;
 use crate::error::{Operation, StoreError};
 use crate::known::Known;
-use crate::store::{Store, takes_any_bytes};
+use crate::store::{Store, check_take_max, generic_queue_take, takes_any_bytes};
 use crate::wire::{EXCHANGED, NOT_EXCHANGED, Opcode};
 
 /// The delay before waiting again for a queue whose element another worker has taken.
@@ -232,6 +232,36 @@ impl Store for TcpStore {
         let call = self.transport.call(Operation::QueuePop, &keys, &[])?;
         let mut lease = call.lease(self.timeout())?;
         call.pop_on(&mut lease, key)
+    }
+
+    fn queue_take(
+        &self,
+        key: &str,
+        max: usize,
+        timeout: Option<Duration>,
+    ) -> Result<Vec<Vec<u8>>, StoreError> {
+        let keys = [key];
+        let call = self.transport.call(Operation::QueueTake, &keys, &[])?;
+        check_take_max(max, || call.context())?;
+        let mut lease = call.lease(timeout)?;
+        if !lease.has_queue_take() {
+            drop(lease);
+            return generic_queue_take(self, key, max, timeout);
+        }
+        // Elements that the server has taken out must not get lost.
+        let repeat = Repeat::Confirmed(call.answer_timeout());
+        let follows = Follows::Elements(max);
+        let waited = call.wait_on(&mut lease, timeout, repeat, follows, |request| {
+            request
+                .opcode(Opcode::QueueTake)
+                .user_key(key)
+                .u64(max as u64);
+        })?;
+        match waited {
+            Waited::Done(elements) => Ok(elements),
+            Waited::TimedOut if timeout == Some(Duration::ZERO) => Ok(Vec::new()),
+            Waited::TimedOut => Err(call.timed_out(lease, timeout)),
+        }
     }
 
     fn queue_len(&self, key: &str) -> Result<u64, StoreError> {

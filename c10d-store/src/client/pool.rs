@@ -453,6 +453,13 @@ impl Lease<'_> {
             .is_some_and(Connection::has_announce)
     }
 
+    /// Whether the server has QUEUE_TAKE.
+    pub(super) fn has_queue_take(&self) -> bool {
+        self.connection
+            .as_ref()
+            .is_some_and(Connection::has_queue_take)
+    }
+
     /// Whether the connection is ready for another exchange.
     pub(super) fn is_in_step(&self) -> bool {
         self.connection.as_ref().is_some_and(Connection::is_in_step)

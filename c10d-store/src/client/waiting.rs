@@ -22,7 +22,6 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 pub(super) enum Repeat {
     /// The wait changes nothing: it gives way to other calls.
     Free,
-    #[expect(dead_code, reason = "no request of this kind yet")]
     /// The reply takes something away from the server: the wait gives way only after the server has
     /// confirmed the cancel, for which it has this time; `None` is unlimited.
     Confirmed(Option<Duration>),

@@ -26,7 +26,7 @@ fn value() -> impl Strategy<Value = Vec<u8>> {
 }
 
 fn request() -> impl Strategy<Value = Vec<u8>> {
-    let opcode = (0..24_u8).prop_map(|n| if n < 19 { n } else { n - 19 + 0x80 });
+    let opcode = (0..Opcode::COUNT as u8).prop_map(|n| if n < 19 { n } else { n - 19 + 0x80 });
     (opcode, vec((key(), value()), 1..5), any::<i64>()).prop_map(|(byte, pairs, number)| {
         let mut request = RequestBuf::new();
         let opcode = Opcode::from_byte(byte).unwrap_or(Opcode::Ping);
@@ -72,6 +72,9 @@ fn request() -> impl Strategy<Value = Vec<u8>> {
             }
             Opcode::Announce => {
                 request.opcode(opcode).value(value);
+            }
+            Opcode::QueueTake => {
+                request.opcode(opcode).raw_key(key).u64(number as u64 % 4);
             }
             Opcode::GetNumKeys | Opcode::CancelWait | Opcode::ListKeys => {
                 // The order of a listing is not fixed.

@@ -13,7 +13,7 @@ impl StoreState {
     ///
     /// - No slot and no queue is empty, and values and their bytes are counted.
     /// - A slot and its list of waiters refer to each other, and the chains are consistent.
-    /// - No WAIT waits for a queue with more elements than woken connections. There is no such invariant
+    /// - No WAIT or QUEUE_TAKE waits for a queue with more elements than woken connections. There is no such invariant
     ///   for values: an unfinished BARRIER creates its counter without waking waits (docs/wire.md).
     pub(crate) fn check_invariants(&self) {
         let mut values = 0;
@@ -43,7 +43,8 @@ impl StoreState {
             let elements = slot.queue.as_ref().map_or(0, |queue| queue.len());
             let pledged = self.pledges.values().filter(|key| ***key == *name).count();
             if elements > pledged {
-                let wants_one = |wants: &&Wants| matches!(wants, Wants::ValueOrElement);
+                let wants_one =
+                    |wants: &&Wants| matches!(wants, Wants::ValueOrElement | Wants::Element);
                 assert!(
                     !wants.iter().any(wants_one),
                     "nobody sleeps beside an element"

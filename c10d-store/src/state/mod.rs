@@ -62,6 +62,10 @@ pub(crate) enum Refusal {
 /// How much of a value a refused TRY_ADD returns: enough to recognize it.
 const NOT_A_NUMBER_HEAD_BYTES: usize = 64;
 
+/// The most bytes of the elements of one QUEUE_TAKE, with 8 bytes more for each: one reply must not fill the
+/// memory for the unsent replies of a peer.
+const TAKEN_BYTES_MAX: usize = 4 << 20;
+
 /// The most keys of a snapshot, and the most queues. A job of 100,000 ranks has fewer.
 const SNAPSHOT_KEYS_MAX: usize = 262_144;
 
@@ -81,7 +85,7 @@ pub(crate) struct StoreState {
     requester: ConnectionId,
     waits_cancelled: u64,
     /// Connections that were woken by a push and have not sent their next request, each with the queue's
-    /// name. If that request is not a pop, the wakeup passes to the next waiter, so that no wait continues
+    /// name. If that request is not a pop or take, the wakeup passes to the next waiter, so that no wait continues
     /// while the queue has an element.
     pledges: HashMap<ConnId, Box<[u8]>>,
     snapshot: Option<Box<SnapshotInProgress>>,
@@ -203,6 +207,7 @@ impl StoreState {
             Request::MultiSet { pairs } => self.multi_set(pairs, replies),
             Request::QueuePush { key, value } => self.queue_push(key, value.into_value(), replies),
             Request::QueuePop { key } => self.queue_pop(conn, key, replies),
+            Request::QueueTake { key, max } => self.queue_take(conn, key, max, replies),
             Request::QueueLen { key } => {
                 let length = self.queue(key).map_or(0, VecDeque::len);
                 replies.reply(conn, Reply::Integer(count(length)));
@@ -527,6 +532,28 @@ impl StoreState {
         }
     }
 
+    /// docs/wire.md, QUEUE_TAKE: answered as soon as the queue has an element.
+    fn queue_take(&mut self, conn: ConnId, key: &[u8], max: usize, replies: &mut impl Replies) {
+        self.cancel(conn);
+        if self.queue(key).is_some() {
+            self.reply_elements(conn, key, max, replies);
+            return;
+        }
+        let origin = self.origin(Opcode::QueueTake);
+        self.waiters.open(conn, Answer::Elements(max), origin);
+        self.miss(conn, key, Wants::Element);
+    }
+
+    /// Takes elements from a queue, which has some, and sends them.
+    fn reply_elements(&mut self, conn: ConnId, key: &[u8], max: usize, replies: &mut impl Replies) {
+        let elements = self.slots.take(key, max, TAKEN_BYTES_MAX);
+        replies.reply(conn, Reply::StopWaiting);
+        replies.reply(conn, Reply::Integer(count(elements.len())));
+        for element in &elements {
+            replies.reply(conn, Reply::Value(Some(element)));
+        }
+    }
+
     /// Sends a value, and records that the connection has read it.
     fn reply_value(&mut self, conn: ConnId, key: &[u8], replies: &mut impl Replies) {
         let stored = self.slots.get(key).and_then(|slot| slot.stored.as_ref());
@@ -599,6 +626,7 @@ impl StoreState {
                     let keys: Vec<&[u8]> = keys.iter().map(|key| &**key).collect();
                     self.wait_get(conn, Keys::from(&keys[..]), woken.origin, replies);
                 }
+                Answer::Elements(_) => unreachable!("a value does not end a wait for an element"),
             }
         }
         self.woken = woken;
@@ -626,6 +654,7 @@ impl StoreState {
                     self.pledges.insert(conn, key.into());
                     replies.reply(conn, Reply::StopWaiting);
                 }
+                Answer::Elements(max) => self.reply_elements(conn, key, max, replies),
                 Answer::Values(_) => unreachable!("an element does not end a wait for values"),
             }
         }
@@ -647,7 +676,8 @@ impl StoreState {
             return;
         };
         match next {
-            Some(Request::QueuePop { key }) if **key == *queue => {}
+            Some(Request::QueuePop { key } | Request::QueueTake { key, .. }) if **key == *queue => {
+            }
             _ => self.offer_element(&queue, replies),
         }
     }

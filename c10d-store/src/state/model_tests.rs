@@ -33,6 +33,7 @@ enum Operation {
     MultiSet(Vec<(u8, Vec<u8>)>),
     Push(u8, Vec<u8>),
     Pop(u8),
+    Take(u8, usize),
     Len(u8),
     Barrier(u8, i64),
     Ping,
@@ -113,6 +114,7 @@ fn operation() -> impl Strategy<Value = Operation> {
         2 => vec((key(), value()), 0..4).prop_map(Operation::MultiSet),
         4 => (key(), value()).prop_map(|(k, v)| Operation::Push(k, v)),
         4 => key().prop_map(Operation::Pop),
+        5 => (key(), 1..4_usize).prop_map(|(k, max)| Operation::Take(k, max)),
         1 => key().prop_map(Operation::Len),
         4 => (key(), 0..5_i64).prop_map(|(k, n)| Operation::Barrier(k, n)),
         1 => Just(Operation::Ping),
@@ -126,6 +128,7 @@ enum Kind {
     Barrier,
     WaitGet,
     WaitChange(KnownPart),
+    Take(usize),
 }
 
 #[derive(Debug)]
@@ -197,6 +200,7 @@ impl Model {
             let value = &self.values[&key];
             let is_unchanged = |p: &Pending| match &p.kind {
                 Kind::WaitChange(known) => p.conn == conn && known.matches(value),
+                Kind::Take(_) => p.conn == conn,
                 Kind::Wait | Kind::Barrier | Kind::WaitGet => false,
             };
             if !self.pending.iter().any(is_unchanged) {
@@ -208,6 +212,7 @@ impl Model {
                 Kind::WaitGet => self.wait_get(pending.conn, &pending.wanted),
                 Kind::WaitChange(_) => self.reply_changed(pending.conn, key),
                 Kind::Wait | Kind::Barrier => self.reply(pending.conn, OwnedReply::Stop),
+                Kind::Take(_) => unreachable!("a value is not an element"),
             }
         }
     }
@@ -223,11 +228,25 @@ impl Model {
             if self.pending.iter().any(wants_value) {
                 continue;
             }
-            if self.remove_entry(conn, since).is_some() {
-                self.pledges.insert(conn, key);
-                self.reply(conn, OwnedReply::Stop);
+            if let Some(pending) = self.remove_entry(conn, since) {
+                if let Kind::Take(max) = pending.kind {
+                    self.reply_elements(conn, key, max);
+                } else {
+                    self.pledges.insert(conn, key);
+                    self.reply(conn, OwnedReply::Stop);
+                }
                 return;
             }
+        }
+    }
+
+    fn reply_elements(&mut self, conn: u64, key: u8, max: usize) {
+        let queue = self.queues.entry(key).or_default();
+        let taken: Vec<_> = queue.drain(..max.min(queue.len())).collect();
+        self.reply(conn, OwnedReply::Stop);
+        self.reply(conn, OwnedReply::Integer(taken.len() as i64));
+        for element in taken {
+            self.reply(conn, OwnedReply::Bytes(element));
         }
     }
 
@@ -300,7 +319,7 @@ impl Model {
     fn step(&mut self, conn: u64, operation: &Operation) -> bool {
         if !matches!(operation, Operation::Ping)
             && let Some(queue) = self.pledges.remove(&conn)
-            && !matches!(operation, Operation::Pop(key) if *key == queue)
+            && !matches!(operation, Operation::Pop(key) | Operation::Take(key, _) if *key == queue)
         {
             if matches!(operation, Operation::Disconnect) {
                 self.cancel(conn);
@@ -410,6 +429,14 @@ impl Model {
                     self.reply(conn, OwnedReply::Bytes(element));
                 }
             }
+            Operation::Take(key, max) => {
+                self.cancel(conn);
+                if self.has_element(key) {
+                    self.reply_elements(conn, key, max);
+                } else {
+                    self.add_wait(conn, Kind::Take(max), vec![key], &[]);
+                }
+            }
             Operation::Len(key) => {
                 let length = self.queues.get(&key).map_or(0, VecDeque::len);
                 self.reply(conn, OwnedReply::Integer(length as i64));
@@ -505,6 +532,10 @@ fn step(state: &mut StoreState, conn: u64, operation: &Operation, out: &mut Reco
             value: Payload::Borrowed(value)
         }),
         Operation::Pop(key) => handle!(Request::QueuePop { key: &one(key) }),
+        Operation::Take(key, max) => handle!(Request::QueueTake {
+            key: &one(key),
+            max: *max
+        }),
         Operation::Len(key) => handle!(Request::QueueLen { key: &one(key) }),
         Operation::Barrier(key, world_size) => handle!(Request::Barrier {
             key: &one(key),

@@ -16,6 +16,9 @@ use crate::decimal::{parse_decimal, write_decimal};
 use crate::message::Payload;
 use crate::stored_value::Value;
 
+/// The length word of an element in a reply.
+const LENGTH_BYTES: usize = 8;
+
 /// The value is not a number, so nothing was added.
 #[derive(Debug)]
 pub(super) struct NotANumber;
@@ -263,6 +266,32 @@ impl Slots {
             }
         }
         element
+    }
+
+    /// Removes elements from the head of a queue: at most `max`, and together with a length word each at most
+    /// `bytes_max`, but at least one if the queue has any.
+    pub(super) fn take(&mut self, key: &[u8], max: usize, bytes_max: usize) -> Vec<Value> {
+        let Some(slot) = find(&mut self.map, &mut self.copy, self.snapshots, key) else {
+            return Vec::new();
+        };
+        let Some(queue) = &mut slot.queue else {
+            return Vec::new();
+        };
+        let mut bytes = 0_usize;
+        let fits = |element: &&Value| {
+            let is_first = bytes == 0;
+            bytes += LENGTH_BYTES + element.as_bytes().len();
+            is_first || bytes <= bytes_max
+        };
+        let count = queue.iter().take(max).take_while(fits).count();
+        let taken = queue.drain(..count).collect();
+        if queue.is_empty() {
+            slot.queue = None;
+            if slot.is_empty() {
+                self.map.swap_remove(key);
+            }
+        }
+        taken
     }
 
     /// The list of the waiters of a name; `new_list` makes one if there is none.

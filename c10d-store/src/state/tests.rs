@@ -657,6 +657,59 @@ fn a_woken_waiter_is_removed_from_the_queue() {
     assert_eq!(store.set("other", "1"), [stop(A)]);
 }
 
+fn take<'a>(key: &'a str, max: usize) -> Request<'a> {
+    let key = key.as_bytes();
+    Request::QueueTake { key, max }
+}
+
+fn taken(conn: u64, elements: &[&[u8]]) -> Vec<(u64, OwnedReply)> {
+    let count = OwnedReply::Integer(elements.len() as i64);
+    let mut replies = vec![stop(conn), (conn, count)];
+    let bytes = |element: &&[u8]| (conn, OwnedReply::Bytes(element.to_vec()));
+    replies.extend(elements.iter().map(bytes));
+    replies
+}
+
+/// docs/wire.md, QUEUE_TAKE 3: takes and waits are served in order of arrival, and a wakeup that is passed on
+/// reaches a take.
+#[test]
+fn a_take_is_served_in_its_turn() {
+    let mut store = Store::default();
+    store.wait(A, &["q"]);
+    assert_eq!(store.on(B, take("q", 5)), []);
+    assert_eq!(store.on(C, push("q", "e")), [stop(A)]);
+    assert_eq!(store.set("q", "a value"), [], "QUEUE_TAKE 4");
+    let passed_on = store.on(A, Request::CancelWait);
+    assert_eq!(passed_on[..3], taken(B, &[b"e"]));
+    assert_eq!(passed_on[3..], [(A, OwnedReply::Canceled)]);
+
+    // A woken connection uses its wakeup for a take.
+    store.on(C, Request::DeleteKey { key: b"q" });
+    store.wait(A, &["q"]);
+    assert_eq!(store.on(C, push("q", "f")), [stop(A)]);
+    assert_eq!(store.on(B, take("q", 5)), taken(B, &[b"f"]));
+    assert_eq!(store.on(A, take("q", 5)), [], "B was first");
+    assert_eq!(store.on(C, push("q", "g")), taken(A, &[b"g"]));
+}
+
+/// docs/wire.md, QUEUE_TAKE 2.
+#[test]
+fn a_take_has_at_most_4_mib_and_at_least_one_element() {
+    let mut store = Store::default();
+    let half = "h".repeat((2 << 20) - 8);
+    let whole = "w".repeat(5 << 20);
+    for element in [&half, &half, &half, &whole, &half] {
+        store.on(C, push("q", element));
+    }
+    let (half, whole) = (half.as_bytes(), whole.as_bytes());
+    let max = usize::MAX;
+    assert!(store.on(A, take("q", max)) == taken(A, &[half, half]));
+    assert!(store.on(A, take("q", max)) == taken(A, &[half]));
+    assert!(store.on(A, take("q", max)) == taken(A, &[whole]));
+    assert!(store.on(A, take("q", max)) == taken(A, &[half]));
+    assert!(store.state.slots.iter().next().is_none());
+}
+
 #[test]
 fn an_emptied_queue_is_removed() {
     let mut store = Store::default();
@@ -754,7 +807,7 @@ fn a_disconnect_removes_the_wait() {
 fn a_ping_returns_capabilities_for_their_nonce_and_echoes_others() {
     let mut store = Store::default();
     let mut ping = |nonce| store.on(A, Request::Ping { nonce });
-    assert_eq!(ping(0xC10D_0000), [(A, OwnedReply::Nonce(0xC10D_001F))]);
+    assert_eq!(ping(0xC10D_0000), [(A, OwnedReply::Nonce(0xC10D_003F))]);
     for nonce in [0, 1, 0xC10D_0001, 0xC10D_FFFF, u32::MAX] {
         assert_eq!(ping(nonce), [(A, OwnedReply::Nonce(nonce))]);
     }

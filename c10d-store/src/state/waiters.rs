@@ -28,11 +28,13 @@ pub(super) enum Wants {
     Value,
     /// A value that differs from the known one: WAIT_CHANGE.
     Change(Arc<KnownValue>),
+    /// An element of a queue: QUEUE_TAKE.
+    Element,
 }
 
 impl Wants {
     const fn takes_element(&self) -> bool {
-        matches!(self, Self::ValueOrElement | Self::Barrier)
+        matches!(self, Self::ValueOrElement | Self::Barrier | Self::Element)
     }
 }
 
@@ -42,12 +44,14 @@ pub(super) enum Answer {
     Stop,
     /// The values of these keys, which all exist at the same moment.
     Values(Box<[Box<[u8]>]>),
+    /// At most this many elements of the queue.
+    Elements(usize),
 }
 
 /// The request that opened a wait.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Origin {
-    /// WAIT, BARRIER, WAIT_GET or WAIT_CHANGE.
+    /// WAIT, BARRIER, WAIT_GET, WAIT_CHANGE or QUEUE_TAKE.
     pub(super) command: Opcode,
     /// When it arrived.
     pub(super) since: Moment,
@@ -210,7 +214,7 @@ impl Waiters {
         let last = self.lists[list.0 as usize].last;
         match &self.entries.get(last as usize)?.wants {
             Wants::Change(known) => Some(known),
-            Wants::ValueOrElement | Wants::Barrier | Wants::Value => None,
+            Wants::ValueOrElement | Wants::Barrier | Wants::Value | Wants::Element => None,
         }
     }
 
@@ -262,8 +266,8 @@ impl Waiters {
         wait.missing += 1;
     }
 
-    /// A value was written: removes the entries of the list, except those that wait for a change and whose
-    /// known value does not differ. Appends completed waits to `woken`, in order of arrival. Returns the
+    /// A value was written: removes the entries of the list, except those that wait for an element, or for a
+    /// change and whose known value does not differ. Appends completed waits to `woken`, in order of arrival. Returns the
     /// name if the list became empty and was removed.
     pub(super) fn value_written(
         &mut self,
@@ -278,6 +282,7 @@ impl Waiters {
             let is_settled = match &entry.wants {
                 Wants::ValueOrElement | Wants::Barrier | Wants::Value => true,
                 Wants::Change(known) => differs(known),
+                Wants::Element => false,
             };
             if is_settled {
                 self.count_down(at, woken);

@@ -48,6 +48,8 @@ pub enum WireErrorKind {
         /// The limit.
         keys_max: usize,
     },
+    /// A QUEUE_TAKE asks for no element.
+    NothingToTake,
     /// A request as a whole is longer than the limit.
     RequestTooLong {
         /// The length as far as it is known.
@@ -81,6 +83,7 @@ impl fmt::Display for WireError {
             WireErrorKind::TooManyKeys { keys, keys_max } => {
                 write!(f, "{keys} keys, limit {keys_max}")
             }
+            WireErrorKind::NothingToTake => write!(f, "maximum of 0 elements, at least 1 expected"),
             WireErrorKind::RequestTooLong { bytes, bytes_max } => {
                 write!(f, "request of at least {bytes} bytes, limit {bytes_max}")
             }

@@ -105,6 +105,12 @@ impl FrameScan {
             if end > bytes.len() {
                 return Ok(Progress::NeedAtLeast(end));
             }
+            if opcode == Opcode::QueueTake
+                && matches!(field, Field::U64)
+                && LittleEndian::read_u64(&bytes[start..end]) == 0
+            {
+                return Err(self.error(WireErrorKind::NothingToTake));
+            }
             self.spans[self.field] = Span { start, end };
             self.checked = end;
             self.field += 1;
@@ -335,6 +341,10 @@ impl<'a> Frame<'a> {
             Opcode::Announce => Request::Announce {
                 bytes: Payload::Borrowed(self.arg(0)),
             },
+            Opcode::QueueTake => Request::QueueTake {
+                key: self.arg(0),
+                max: read_position(self.arg(1)),
+            },
         }
     }
 
@@ -361,8 +371,8 @@ impl<'a> Frame<'a> {
     }
 }
 
-/// An offset in a value, or its length. Numbers beyond `usize` become its maximum, which is also
-/// beyond the end of every value.
+/// An offset in a value, its length, or a number of elements. Numbers beyond `usize` become its maximum, which is also
+/// beyond the end of every value and queue.
 fn read_position(word: &[u8]) -> usize {
     usize::try_from(LittleEndian::read_u64(word)).unwrap_or(usize::MAX)
 }
@@ -438,6 +448,10 @@ mod tests {
         });
         let (bytes, bytes_max) = ((256 << 10) + 1, 256 << 10);
         assert_eq!(error.kind, WireErrorKind::ValueTooLong { bytes, bytes_max });
+        let error = refused(&|r| {
+            r.opcode(Opcode::QueueTake).raw_key(b"q").count(0);
+        });
+        assert_eq!(error.kind, WireErrorKind::NothingToTake);
         let error = refused(&|r| {
             r.opcode(Opcode::Wait).count(usize::MAX);
         });

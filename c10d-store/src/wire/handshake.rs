@@ -26,12 +26,16 @@ pub const CAPABILITY_COMPARE_EXCHANGE: u32 = 1 << 3;
 /// The server supports ANNOUNCE (0x84).
 pub const CAPABILITY_ANNOUNCE: u32 = 1 << 4;
 
+/// The server supports QUEUE_TAKE (0x85).
+pub const CAPABILITY_QUEUE_TAKE: u32 = 1 << 5;
+
 /// The capabilities of this crate's server.
 pub const CAPABILITIES: u32 = CAPABILITY_WAIT_GET
     | CAPABILITY_WAIT_CHANGE
     | CAPABILITY_TRY_ADD
     | CAPABILITY_COMPARE_EXCHANGE
-    | CAPABILITY_ANNOUNCE;
+    | CAPABILITY_ANNOUNCE
+    | CAPABILITY_QUEUE_TAKE;
 
 /// The reply of this crate's server to a PING.
 pub(crate) const fn reply_to_ping(nonce: u32) -> u32 {

@@ -29,6 +29,7 @@ pub enum Opcode {
     TryAdd = 0x82,
     CompareExchange = 0x83,
     Announce = 0x84,
+    QueueTake = 0x85,
 }
 
 /// One argument of a request.
@@ -56,7 +57,7 @@ const EXTENSIONS_START: u8 = 0x80;
 
 impl Opcode {
     /// The number of commands.
-    pub(crate) const COUNT: usize = 24;
+    pub(crate) const COUNT: usize = 25;
 
     /// The position among all commands, in the order of their bytes; less than [`COUNT`](Self::COUNT).
     pub(crate) const fn index(self) -> usize {
@@ -92,6 +93,7 @@ impl Opcode {
         Self::TryAdd,
         Self::CompareExchange,
         Self::Announce,
+        Self::QueueTake,
     ];
 
     /// The command of a byte; `None` for an unknown one.
@@ -122,6 +124,7 @@ impl Opcode {
             0x82 => Self::TryAdd,
             0x83 => Self::CompareExchange,
             0x84 => Self::Announce,
+            0x85 => Self::QueueTake,
             _ => return None,
         })
     }
@@ -139,6 +142,7 @@ impl Opcode {
             Self::MultiSet => &[Pairs],
             Self::WaitChange => &[Key, U64, U64, Value],
             Self::Announce => &[Value],
+            Self::QueueTake => &[Key, U64],
             Self::GetNumKeys | Self::CancelWait | Self::ListKeys => &[],
         }
     }

@@ -173,6 +173,50 @@ fn no_wakeup_is_lost_while_a_wait_gives_way() {
     }
 }
 
+/// Takers that give way to other calls, time out and are interrupted get each element once, in order.
+#[test]
+fn no_element_is_lost_while_a_take_gives_way() {
+    const ELEMENTS: u32 = 2000;
+    let server = serve();
+    let proxy = WithoutExtensions::in_front_of(server.local_addr());
+    for port in [server.local_addr().port(), proxy.port()] {
+        let (store, writer) = (client(port), client(server.local_addr().port()));
+        let is_done = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_done.load(Ordering::Relaxed) {
+                    store.ping().unwrap();
+                    store.interrupt();
+                }
+            });
+            scope.spawn(|| {
+                for number in 0..ELEMENTS {
+                    writer.queue_push("queue", number.to_string()).unwrap();
+                    if number % 3 == 0 {
+                        writer.ping().unwrap();
+                    }
+                }
+            });
+            let mut next = 0;
+            while next < ELEMENTS {
+                let timeout = Duration::from_micros(u64::from(next % 7) * 100);
+                match store.queue_take("queue", 5, Some(timeout)) {
+                    Ok(elements) => {
+                        for element in elements {
+                            assert_eq!(element, next.to_string().as_bytes());
+                            next += 1;
+                        }
+                    }
+                    Err(StoreError::Interrupted { .. }) => {}
+                    Err(error) => assert!(error.is_timeout(), "{error}"),
+                }
+            }
+            is_done.store(true, Ordering::Relaxed);
+        });
+        assert_eq!(store.queue_len("queue").unwrap(), 0);
+    }
+}
+
 #[test]
 fn closing_ends_a_wait_that_gives_way() {
     let server = serve();

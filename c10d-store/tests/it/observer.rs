@@ -115,6 +115,23 @@ fn a_snapshot_shows_what_each_connection_did_and_waits_for() {
 }
 
 #[test]
+fn a_snapshot_names_a_pending_take() {
+    let server = serve(ServerOptions::default());
+    let mut taker = Raw::with_handshake(server.local_addr());
+    taker.request(|r| {
+        r.opcode(Opcode::QueueTake).raw_key(b"/q").u64(8);
+    });
+    taker.fence();
+    let snapshot = snapshot(&server);
+    let record = &snapshot.connections[0];
+    let last = record.last.as_ref().expect("a request");
+    assert_eq!((last.command, &*last.key), (Opcode::QueueTake, &b"/q"[..]));
+    let wait = record.wait.as_ref().expect("it waits");
+    assert_eq!(wait.command, Opcode::QueueTake);
+    assert_eq!(wait_of(&snapshot, 0), [b"/q"]);
+}
+
+#[test]
 fn the_keys_of_a_snapshot_have_only_the_start_of_their_values() {
     let server = serve(ServerOptions::default());
     let store = connect(&server);
@@ -335,7 +352,7 @@ fn nothing_is_announced_after_a_reconnect_to_a_server_without_the_capability() {
         let (mut first, _) = listener.accept().expect("a client");
         first.read_exact(&mut hello).expect("VALIDATE and PING");
         first
-            .write_all(&[0x1f, 0, 0x0d, 0xc1])
+            .write_all(&[0x3f, 0, 0x0d, 0xc1])
             .expect("all capabilities");
         let (mut second, _) = listener.accept().expect("the client reconnects");
         second.read_exact(&mut hello).expect("VALIDATE and PING");

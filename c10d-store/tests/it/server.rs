@@ -476,6 +476,54 @@ fn changed(value: &[u8]) -> Vec<u8> {
     [&[0], &blob(value)[..]].concat()
 }
 
+/// The example of docs/wire.md, 9.8, and the refusal of QUEUE_TAKE 6.
+#[test]
+fn queue_take_returns_what_has_arrived() {
+    let server = serve(ServerOptions::default());
+    let (mut taker, mut pusher) = (
+        Raw::with_handshake(server.local_addr()),
+        Raw::with_handshake(server.local_addr()),
+    );
+    let take = |taker: &mut Raw, max: u8| {
+        taker.send(&[0x85, 2, 0, 0, 0, 0, 0, 0, 0, b'/', b'q']);
+        taker.send(&[max, 0, 0, 0, 0, 0, 0, 0]);
+    };
+    let push = |pusher: &mut Raw, element: u8| {
+        pusher.send(&[0x0e, 2, 0, 0, 0, 0, 0, 0, 0, b'/', b'q']);
+        pusher.send(&[1, 0, 0, 0, 0, 0, 0, 0, element]);
+        pusher.fence();
+    };
+    take(&mut taker, 8);
+    taker.fence();
+    push(&mut pusher, b'a');
+    taker.expect(&[0, 1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, b'a']);
+    push(&mut pusher, b'b');
+    push(&mut pusher, b'c');
+    take(&mut taker, 8);
+    taker.expect(&[0, 2, 0, 0, 0, 0, 0, 0, 0]);
+    taker.expect(&[1, 0, 0, 0, 0, 0, 0, 0, b'b', 1, 0, 0, 0, 0, 0, 0, 0, b'c']);
+    take(&mut taker, 8);
+    taker.send(&[0x0c]);
+    taker.expect(&[1]);
+    // The race: the push is first, and the cancel still has its reply.
+    take(&mut taker, 8);
+    taker.fence();
+    push(&mut pusher, b'd');
+    taker.send(&[0x0c]);
+    taker.expect(&[0, 1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, b'd', 1]);
+    // A take that ends with its connection has taken nothing.
+    let mut leaving = Raw::with_handshake(server.local_addr());
+    take(&mut leaving, 8);
+    leaving.fence();
+    drop(leaving);
+    wait_until("the take has ended", || server.waiting_count() == 0);
+    push(&mut pusher, b'e');
+    take(&mut taker, 1);
+    taker.expect(&[0, 1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, b'e']);
+    take(&mut taker, 0);
+    assert_eq!(taker.read_to_close(), b"");
+}
+
 /// The example of docs/wire.md, 9.3.
 #[test]
 fn wait_change_reports_only_a_change_of_the_known_part() {

@@ -146,6 +146,10 @@ pub(crate) fn all(make: &dyn Fn() -> Arc<dyn Store>, features: Features) {
             queues_are_first_in_first_out,
         ),
         (
+            "queue_take_returns_several_elements",
+            queue_take_returns_several_elements,
+        ),
+        (
             "a_queue_and_a_value_can_share_a_name",
             a_queue_and_a_value_can_share_a_name,
         ),
@@ -890,11 +894,12 @@ fn closing_fails_current_and_later_calls(store: &Arc<dyn Store>, features: Featu
         |store| store.multi_set(&[("k", b"1")]),
         |store| store.list_keys().map(drop),
     ];
-    let queue_operations: [Call; 4] = [
+    let queue_operations: [Call; 5] = [
         |store| store.queue_push("q", b"1"),
         |store| store.queue_pop("q").map(drop),
         |store| store.try_queue_pop("q").map(drop),
         |store| store.queue_len("q").map(drop),
+        |store| store.queue_take("q", 1, Some(LONG)).map(drop),
     ];
     let expect_closed = |index: usize, result: Result<(), StoreError>| {
         let error = result.expect_err("the handle is closed");
@@ -1068,6 +1073,57 @@ fn a_barrier_times_out(store: &Arc<dyn Store>, _: Features) {
     store
         .barrier_timeout("meet", 2, Some(Duration::ZERO))
         .unwrap();
+}
+
+fn queue_take_returns_several_elements(store: &Arc<dyn Store>, features: Features) {
+    const NOW: Option<Duration> = Some(Duration::ZERO);
+    let error = store.queue_take("q", 0, NOW).unwrap_err();
+    assert!(
+        matches!(error, StoreError::InvalidArgument { .. }),
+        "{error}"
+    );
+    if !features.queues {
+        let error = store.queue_take("q", 1, NOW).unwrap_err();
+        assert!(matches!(error, StoreError::Unsupported { .. }), "{error}");
+        return;
+    }
+    assert!(store.queue_take("q", 3, NOW).unwrap().is_empty());
+    let error = store
+        .queue_take("q", 3, Some(Duration::from_millis(5)))
+        .unwrap_err();
+    let StoreError::Timeout { context, .. } = &error else {
+        panic!("{error}");
+    };
+    assert_eq!(context.operation, Operation::QueueTake);
+    assert!(error.to_string().contains("the queue is empty"), "{error}");
+
+    for number in 0..5 {
+        store.queue_push("q", number.to_string()).unwrap();
+    }
+    let three = ["0", "1", "2"].map(|text| text.as_bytes().to_vec());
+    assert_eq!(store.queue_take("q", 3, NOW).unwrap(), three);
+    let rest = ["3", "4"].map(|text| text.as_bytes().to_vec());
+    assert_eq!(store.queue_take("q", usize::MAX, None).unwrap(), rest);
+    assert_eq!(store.queue_len("q").unwrap(), 0);
+
+    // An empty element is one too. A value of that name is none.
+    store.queue_push("q", b"").unwrap();
+    assert_eq!(store.queue_take("q", 9, NOW).unwrap(), [Vec::<u8>::new()]);
+    store.set("q", b"value").unwrap();
+    assert!(store.queue_take("q", 9, NOW).unwrap().is_empty());
+    assert!(
+        store
+            .queue_take("q", 9, Some(Duration::from_millis(5)))
+            .unwrap_err()
+            .is_timeout()
+    );
+    // A push ends the wait.
+    thread::scope(|scope| {
+        let taking = scope.spawn(|| store.queue_take("late", 9, Some(LONG)));
+        thread::sleep(Duration::from_millis(5));
+        store.queue_push("late", b"e").unwrap();
+        assert_eq!(taking.join().unwrap().unwrap(), [b"e".to_vec()]);
+    });
 }
 
 fn queues_are_first_in_first_out(store: &Arc<dyn Store>, features: Features) {
