@@ -222,7 +222,7 @@ impl Process {
                 send(&Report::Sum(sum))?;
             }
             Order::Lost => {
-                let addrs = self.lost()?;
+                let addrs = self.lost();
                 send(&Report::Lost { addrs })?;
             }
             Order::Watch { victim } => {
@@ -279,23 +279,26 @@ impl Process {
         })
     }
 
-    /// The nodes that are no longer in the round, as far as a node of this process knows.
-    fn lost(&self) -> Result<Vec<String>, RendezvousBenchError> {
+    /// The nodes that are no longer in the round, as far as a node of this process knows, and the nodes that
+    /// cannot tell because their last access to the store failed.
+    fn lost(&self) -> Vec<String> {
         let mut addrs = BTreeSet::new();
         for (index, node) in self.nodes.iter().enumerate() {
-            let number = self.first + index;
-            let membership = node
-                .handler
-                .membership()
-                .map_err(RendezvousBenchError::rendezvous(number))?;
-            let lost = membership.lost.iter().map(|lost| &lost.node);
-            let left = membership.left.iter().map(|left| &left.node);
-            addrs.extend(lost.chain(left).map(|node| node.addr.to_string()));
-            if membership.is_evicted {
-                addrs.insert(addr_of(number));
+            let own = || addr_of(self.first + index);
+            match node.handler.membership() {
+                Ok(membership) => {
+                    let lost = membership.lost.iter().map(|lost| &lost.node);
+                    let left = membership.left.iter().map(|left| &left.node);
+                    addrs.extend(lost.chain(left).map(|node| node.addr.to_string()));
+                    addrs.extend(membership.is_evicted.then(own));
+                }
+                Err(error) => {
+                    log::warn!("node {}: {error}", own());
+                    addrs.insert(own());
+                }
             }
         }
-        Ok(addrs.into_iter().collect())
+        addrs.into_iter().collect()
     }
 }
 

@@ -10,11 +10,12 @@ use std::time::{Duration, Instant};
 
 use super::super::error::BenchError;
 use super::error::RendezvousBenchError;
-use super::node::{Job, PATIENCE};
+use super::node::{Job, KEEP_ALIVE_ATTEMPTS, PATIENCE};
 use super::nodes::{RendezvousNodesArgs, STACK_BYTES};
 use super::protocol::{Order, Report};
 
-/// How long the processes may report nothing. Longer than the timeout of their nodes, whose errors say more.
+/// How long the processes may report nothing, besides the time until a silent node counts as lost. Longer than
+/// the timeout of the nodes, whose errors say more.
 const SILENCE_MAX: Duration = Duration::from_secs(PATIENCE.as_secs() + 30);
 
 /// Processes of nodes, numbered from 0. Killed on drop.
@@ -22,6 +23,7 @@ const SILENCE_MAX: Duration = Duration::from_secs(PATIENCE.as_secs() + 30);
 pub(super) struct Processes {
     processes: Vec<NodeProcess>,
     inbox: Receiver<(usize, Received)>,
+    silence_max: Duration,
 }
 
 #[derive(Debug)]
@@ -48,6 +50,7 @@ impl Processes {
         let mut this = Self {
             processes: Vec::with_capacity(groups.len()),
             inbox,
+            silence_max: SILENCE_MAX + job.keep_alive * (KEEP_ALIVE_ATTEMPTS + 1),
         };
         for (number, nodes) in groups.iter().enumerate() {
             let process = NodeProcess::start(job, nodes, number, &to_inbox)?;
@@ -102,11 +105,9 @@ impl Processes {
         &mut self,
         waited_for: &'static str,
     ) -> Result<Report, RendezvousBenchError> {
-        let silence = || RendezvousBenchError::Silence {
-            waited_for,
-            limit: SILENCE_MAX,
-        };
-        self.next_within(SILENCE_MAX)?.ok_or_else(silence)
+        let limit = self.silence_max;
+        self.next_within(limit)?
+            .ok_or(RendezvousBenchError::Silence { waited_for, limit })
     }
 
     /// The next report of any process, or `None` if there is none for so long.

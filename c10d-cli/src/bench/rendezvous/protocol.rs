@@ -28,7 +28,8 @@ pub(super) enum Report {
     Joined(Joined),
     /// The sums over all nodes of the process.
     Sum(Sum),
-    /// The addresses of all nodes that are no longer in the round, as far as a node of this process knows.
+    /// The addresses of all nodes that are no longer in the round, as far as a node of this process knows, and
+    /// of those that cannot tell.
     Lost {
         addrs: Vec<String>,
     },

@@ -71,7 +71,7 @@ pub(super) struct Round {
 pub(super) struct Rest {
     /// What the loopback device moved a second; `None` without /proc.
     pub(super) bytes_per_second: Option<f64>,
-    /// The number of nodes that dropped out of the round.
+    /// The number of nodes that dropped out of the round, or could not access the store.
     pub(super) lost: usize,
 }
 
@@ -192,7 +192,6 @@ impl Fleet<'_> {
             connecting: self.connecting,
             agreeing: self.joined.last_at.saturating_sub(start),
             loopback_bytes: plan.loopback.moved_since(moved),
-            store_bytes_max: self.store.process().peak_bytes(),
             connections: connections_to(self.store.address().port()),
             ..Round::default()
         };
