@@ -5,7 +5,8 @@ use std::time::Instant;
 
 use c10d_socket::Deadline;
 
-use super::call::{ANSWER_TIMEOUT_MIN, Call};
+use super::call::Call;
+use super::connection::ANSWER_TIMEOUT_MIN;
 use super::connection::{Connection, Failure, is_closed_by_peer};
 use super::pool::Lease;
 use crate::decimal::parse_decimal;

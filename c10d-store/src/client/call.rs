@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use c10d_socket::Deadline;
 
-use super::connection::{Connection, Failure, Follows, Waited};
+use super::connection::{ANSWER_TIMEOUT_MIN, Connection, Failure, Follows, Waited};
 use super::explain::explain;
 use super::lanes::Need;
 use super::pool::{Lease, PoolError};
@@ -13,9 +13,6 @@ use super::waiting::{Repeat, Wait};
 use crate::decimal::parse_decimal;
 use crate::error::{ErrorContext, Operation, StoreError};
 use crate::wire::{CHECK_NOT_READY, CHECK_READY, Opcode, RequestBuf, STOP_WAITING, WAIT_CANCELED};
-
-/// The least time for a request that the server answers at once, even if the timeout is shorter.
-pub(super) const ANSWER_TIMEOUT_MIN: Duration = Duration::from_millis(250);
 
 /// After a timeout, the most time spent on finding the missing keys, and the most keys checked.
 const DIAGNOSIS_TIMEOUT: Duration = Duration::from_millis(100);

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use c10d_socket::Deadline;
 
-use super::call::{ANSWER_TIMEOUT_MIN, Call};
+use super::call::Call;
+use super::connection::ANSWER_TIMEOUT_MIN;
 use super::connection::{Follows, Waited};
 use super::pool::Lease;
 use super::waiting::{Repeat, Wait};

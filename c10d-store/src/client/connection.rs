@@ -21,6 +21,9 @@ use crate::wire::{
 /// The size of the read buffer. Short replies then cost one receive; long ones bypass the buffer.
 const READ_AHEAD_BYTES: usize = 4096;
 
+/// The least time for a request that the server answers at once, even if the timeout is shorter.
+pub(super) const ANSWER_TIMEOUT_MIN: Duration = Duration::from_millis(250);
+
 /// After its deadline a wait is cancelled; this is the time limit for the reply to the cancel. Without
 /// a reply the call returns, and the next call on the connection reads the reply.
 pub(super) const CANCEL_GRACE: Duration = Duration::from_millis(100);

@@ -8,8 +8,7 @@ use std::time::{Duration, Instant};
 
 use c10d_socket::Deadline;
 
-use super::call::ANSWER_TIMEOUT_MIN;
-use super::connection::{CANCEL_GRACE, Connection, Failure, Follows, Waited};
+use super::connection::{ANSWER_TIMEOUT_MIN, CANCEL_GRACE, Connection, Failure, Follows, Waited};
 use super::lanes::GRACE;
 use super::pool::{Called, Lease, PoolError};
 use crate::wire::RequestBuf;
