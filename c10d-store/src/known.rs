@@ -49,6 +49,12 @@ impl<'a> Known<'a> {
         }
     }
 
+    /// The same, with the length of the whole value in bytes: a longer or shorter value differs.
+    #[must_use]
+    pub const fn with_len(self, len: usize) -> Self {
+        Self::new(self.offset, self.bytes, Some(len))
+    }
+
     /// Nothing: any value differs, including an empty one.
     #[must_use]
     pub const fn nothing() -> Self {
@@ -114,7 +120,7 @@ mod tests {
     fn a_value_differs_in_the_known_bytes_or_the_known_length() {
         let value = b"abcdef";
         #[rustfmt::skip]
-        let table: [(&str, Known<'_>, &[u8], bool); 17] = [
+        let table: [(&str, Known<'_>, &[u8], bool); 20] = [
             ("the same", Known::whole(value), b"abcdef", false),
             ("another byte", Known::whole(value), b"abcdeg", true),
             ("longer", Known::whole(value), b"abcdefg", true),
@@ -130,6 +136,9 @@ mod tests {
             ("an empty part within the value", Known::part(value, 6..6), b"......", false),
             ("an empty part beyond the value", Known::part(value, 6..6), b".....", true),
             ("a part of something shorter", Known::part(value, 4..7), value, true),
+            ("a part and the length", Known::part(value, 2..4).with_len(6), b"..cd..", false),
+            ("the part, but longer", Known::part(value, 2..4).with_len(6), b"..cd...", true),
+            ("the length, another part", Known::part(value, 2..4).with_len(6), b"..ce..", true),
             ("nothing, and a value", Known::nothing(), value, true),
             ("nothing, and an empty value", Known::nothing(), b"", true),
         ];
