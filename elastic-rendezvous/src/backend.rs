@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::RendezvousError;
+use crate::group_store::GroupStore;
 
 /// Identifies one stored version of the state; a write requires the current one.
 ///
@@ -85,7 +86,7 @@ pub enum Part {
 ///
 /// Every call blocks for at most the backend's own timeout. Extends PyTorch's `RendezvousBackend`
 /// (`torch/distributed/elastic/rendezvous/dynamic_rendezvous.py`) by [`watch`](Self::watch), which
-/// replaces polling, and by a write lease.
+/// replaces polling, by a write lease, and by a [`group`](Self::group).
 pub trait RendezvousBackend: Debug + Send + Sync {
     /// The name under which the backend is registered, such as `c10d`.
     fn name(&self) -> &str;
@@ -108,6 +109,17 @@ pub trait RendezvousBackend: Debug + Send + Sync {
         token: Option<&Token>,
     ) -> Result<Option<SetState>, RendezvousError>;
 
+    /// Whether the stored state is still the one that `token` identifies; without a token, whether there is none.
+    ///
+    /// May be true after a change of heartbeats, or of nodes whose number stayed the same: a write notices these.
+    ///
+    /// # Errors
+    /// As [`get_state`](Self::get_state).
+    fn is_current(&self, token: Option<&Token>) -> Result<bool, RendezvousError> {
+        let stored = self.get_state()?;
+        Ok(stored.as_ref().map(|stored| &stored.token) == token)
+    }
+
     /// Opens a second handle that waits for changes; `None` if this backend can only be polled.
     ///
     /// # Errors
@@ -126,6 +138,12 @@ pub trait RendezvousBackend: Debug + Send + Sync {
 
     /// Releases the lease, after [`acquire_write_lease`](Self::acquire_write_lease) has returned `true`.
     fn release_write_lease(&self) {}
+
+    /// Where the nodes of this rendezvous write to each other, if one of them is to write the state for all
+    /// (`docs/rendezvous.md`, section 10). Nodes with and without it can share a rendezvous.
+    fn group(&self) -> Option<GroupStore> {
+        None
+    }
 
     /// Names the backend in messages: `TCP store 10.0.0.1:29400`.
     fn label(&self) -> String;

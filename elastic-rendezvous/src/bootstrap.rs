@@ -324,6 +324,8 @@ fn await_published(
             Ok(()) => return Ok(Some(round.read_published(round.number)?)),
             // A busy server may report the timeout late.
             Err(StoreError::Timeout { .. } | StoreError::NoReply { .. }) if left > SLICE => {}
+            // Meant for the handler's loop, which uses the same connection.
+            Err(StoreError::Interrupted { .. }) => {}
             Err(StoreError::Timeout { .. }) => return Ok(None),
             Err(error) => return Err(round.failed(error).into()),
         }

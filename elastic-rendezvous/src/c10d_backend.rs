@@ -11,6 +11,7 @@ use c10d_store::{Known, Store, StoreError};
 use crate::backend::{Part, RendezvousBackend, SetState, StateWatch, Stored, Token, Watched};
 use crate::codec::{self, CodecLimits, CorruptState, SENTINEL};
 use crate::error::RendezvousError;
+use crate::group_store::GroupStore;
 use crate::parameters::ParametersError;
 
 /// The name under which this backend is registered.
@@ -18,6 +19,9 @@ pub const C10D_BACKEND: &str = "c10d";
 
 /// From this number of nodes on, a write lease pays off: of two nodes, one succeeds at its second write.
 pub const WRITE_LEASE_NODES_MIN: usize = 3;
+
+/// From this number of nodes on, one node writes for all ([`C10dBackend::with_group`]).
+pub const GROUP_NODES_MIN: usize = 33;
 
 /// How long a node waits for the write lease. A thousand nodes need less to pass it on; after this time
 /// the lease of a node that died is replaced.
@@ -35,6 +39,7 @@ pub struct C10dBackend {
     limits: CodecLimits,
     traffic: Arc<Traffic>,
     lease: Option<WriteLease>,
+    group: Option<GroupStore>,
 }
 
 /// Counters of a backend.
@@ -97,6 +102,7 @@ impl C10dBackend {
             limits: CodecLimits::default(),
             traffic: Arc::default(),
             lease: None,
+            group: None,
         })
     }
 
@@ -124,6 +130,25 @@ impl C10dBackend {
             store.queue_push(&queue, b"").map_err(failed)?;
         }
         self.lease = Some(WriteLease { store, queue });
+        Ok(self)
+    }
+
+    /// Makes one node write the state for all, so that the cost of a round grows with the number of nodes and not
+    /// with its square. Pays off from [`GROUP_NODES_MIN`] nodes on. Has no effect with a store that lacks queues or
+    /// that is not a server of this project. Blocks for at most the store's timeout.
+    ///
+    /// # Errors
+    /// [`RendezvousError::Connection`] when the store fails.
+    pub fn with_group(mut self) -> Result<Self, RendezvousError> {
+        if !self.store.wakes_on_change() {
+            return Ok(self);
+        }
+        let group = GroupStore::new(Arc::clone(&self.store), &self.key);
+        match group.has_queue() {
+            Ok(true) => self.group = Some(group),
+            Ok(false) => {}
+            Err(error) => return Err(self.failed(error)),
+        }
         Ok(self)
     }
 
@@ -217,6 +242,26 @@ impl RendezvousBackend for C10dBackend {
         })))
     }
 
+    fn is_current(&self, token: Option<&Token>) -> Result<bool, RendezvousError> {
+        let text = token.map_or(SENTINEL, Token::as_bytes);
+        let known = match codec::watch_ranges(text) {
+            None => Known::whole(text),
+            // The lists of ten thousand nodes have a megabyte. Most of their changes change their length.
+            Some(ranges) => Known::part(text, ranges.header).with_len(text.len()),
+        };
+        let changed = self
+            .store
+            .wait_change(&self.key, known, Some(Duration::ZERO));
+        match changed {
+            Ok(text) => {
+                self.traffic.moved(text.len());
+                Ok(false)
+            }
+            Err(StoreError::Timeout { .. }) => Ok(true),
+            Err(error) => Err(self.failed(error)),
+        }
+    }
+
     fn acquire_write_lease(&self) -> bool {
         let Some(lease) = &self.lease else {
             return false;
@@ -246,6 +291,10 @@ impl RendezvousBackend for C10dBackend {
                 self.run_id
             );
         }
+    }
+
+    fn group(&self) -> Option<GroupStore> {
+        self.group.clone()
     }
 
     fn label(&self) -> String {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use c10d_socket::{Deadline, HostPort, is_loopback_name, resolve_local};
 use c10d_store::{FileStore, Store, StoreError, TcpStore, TcpStoreOptions};
 
-use crate::c10d_backend::{C10dBackend, WRITE_LEASE_NODES_MIN};
+use crate::c10d_backend::{C10dBackend, GROUP_NODES_MIN, WRITE_LEASE_NODES_MIN};
 use crate::dynamic::{DynamicRendezvous, DynamicRendezvousOptions};
 use crate::endpoint::{DEFAULT_PORT, Endpoint};
 use crate::error::RendezvousError;
@@ -81,7 +81,9 @@ pub fn create_c10d(
         }
     };
     let mut backend = C10dBackend::new(Arc::clone(&store), &settings.run_id)?;
-    if settings.max_nodes >= WRITE_LEASE_NODES_MIN {
+    if settings.max_nodes >= GROUP_NODES_MIN {
+        backend = backend.with_group()?;
+    } else if settings.max_nodes >= WRITE_LEASE_NODES_MIN {
         backend = backend.with_write_lease()?;
     }
     let shares_store = parameters.get_as_bool("share_store")?.unwrap_or(true);

@@ -1,6 +1,6 @@
 //! The time as an argument: one reading of both clocks.
 
-use std::time::Duration;
+use std::time::{Duration, Instant, SystemTime};
 
 use crate::timestamp::Timestamp;
 
@@ -20,6 +20,27 @@ impl Now {
         Self {
             monotonic: self.monotonic.saturating_add(duration),
             wall: self.wall.after(duration),
+        }
+    }
+}
+
+/// Both clocks of this machine.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Clock {
+    start: Instant,
+}
+
+impl Clock {
+    pub(crate) fn start() -> Self {
+        Self {
+            start: Instant::now(),
+        }
+    }
+
+    pub(crate) fn now(self) -> Now {
+        Now {
+            monotonic: self.start.elapsed(),
+            wall: Timestamp::from_system_time(SystemTime::now()),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The handler of a dynamic rendezvous, which nodes can join and leave at any time.
 
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -11,15 +11,19 @@ use c10d_store::{Store, TcpStore};
 
 use crate::backend::RendezvousBackend;
 use crate::bootstrap::{Bootstrap, NotFound, Round};
+use crate::clock::Clock;
 use crate::error::RendezvousError;
 use crate::executor::Executor;
-use crate::goal::{Answer, Goal};
+use crate::goal::{Answer, Goal, Joined};
+use crate::group_loop::GroupLoop;
 use crate::handler::{Listener, Membership, RendezvousHandler, RendezvousInfo};
+use crate::mailbox::{Job, Mailbox, Message, open_mailbox};
 use crate::node::NodeId;
-use crate::node_loop::{Clock, Job, Message, NodeLoop, Shared};
+use crate::node_loop::NodeLoop;
 use crate::report::WaitReport;
 use crate::server_hook::ServerHook;
 use crate::settings::RendezvousSettings;
+use crate::shared::Shared;
 
 const THREAD: &str = "rendezvous";
 
@@ -34,7 +38,7 @@ static NEXT_LOCAL_ID: AtomicI64 = AtomicI64::new(0);
 /// A node of a dynamic rendezvous (`docs/rendezvous.md`).
 ///
 /// It has two threads: `rendezvous` joins, leaves and writes heartbeats; `rendezvous-watch` waits for
-/// changes, if the store supports that. Both end with [`shutdown`](RendezvousHandler::shutdown) or when the
+/// changes, if the store supports that. In a [group](RendezvousBackend::group) the first does both. They end with [`shutdown`](RendezvousHandler::shutdown) or when the
 /// handler is dropped. A drop does not change the state, so the other nodes later drop this one as dead.
 ///
 /// In PyTorch: `DynamicRendezvousHandler`
@@ -68,12 +72,10 @@ pub struct DynamicRendezvous {
     options: DynamicRendezvousOptions,
     node: NodeId,
     shared: Arc<Shared>,
-    to_loop: Sender<Message>,
+    to_loop: Mailbox,
     thread: Mutex<Option<JoinHandle<()>>>,
     /// Taken out while a join uses it.
     bootstrap: Mutex<Bootstrap>,
-    /// The nodes of the last round that this node joined, in the order of their ranks.
-    last_nodes: Mutex<Vec<NodeId>>,
     /// A client of the same store, if this process hosts it.
     hosted: Option<Arc<TcpStore>>,
 }
@@ -160,21 +162,35 @@ impl DynamicRendezvous {
         let local_id = NEXT_LOCAL_ID.fetch_add(1, Ordering::Relaxed);
         let node = NodeId::new(addr, i64::from(std::process::id()), local_id);
         let clock = Clock::start();
-        let executor = Executor::new(node.clone(), settings.clone(), clock.now());
         let shared = Arc::new(Shared::default());
-        let (to_loop, inbox) = channel();
-        let node_loop = NodeLoop::new(
-            clock,
-            executor,
-            Arc::clone(&backend),
-            Arc::clone(&shared),
-            inbox,
-            to_loop.clone(),
-            fastrand::u64(..),
-        )?;
+        let group = backend.group();
+        let (to_loop, inbox) = open_mailbox(group.as_ref());
+        let run: Box<dyn FnOnce() + Send> = if let Some(group) = group {
+            let group_loop = GroupLoop::new(
+                clock,
+                node.clone(),
+                settings.clone(),
+                Arc::clone(&backend),
+                group,
+                Arc::clone(&shared),
+                inbox,
+            )?;
+            Box::new(|| group_loop.run())
+        } else {
+            let node_loop = NodeLoop::new(
+                clock,
+                Executor::new(node.clone(), settings.clone(), clock.now()),
+                Arc::clone(&backend),
+                Arc::clone(&shared),
+                inbox,
+                to_loop.sender(),
+                fastrand::u64(..),
+            )?;
+            Box::new(|| node_loop.run())
+        };
         let thread = std::thread::Builder::new()
             .name(THREAD.to_owned())
-            .spawn(move || node_loop.run())
+            .spawn(run)
             .map_err(|source| RendezvousError::Thread {
                 name: THREAD,
                 source,
@@ -189,7 +205,6 @@ impl DynamicRendezvous {
             to_loop,
             thread: Mutex::new(Some(thread)),
             bootstrap: Mutex::default(),
-            last_nodes: Mutex::default(),
             hosted: None,
         })
     }
@@ -232,18 +247,22 @@ impl DynamicRendezvous {
     }
 
     fn ask(&self, goal: Goal) -> Result<Answer, RendezvousError> {
-        let shut_down = || RendezvousError::ShutDown {
-            run_id: self.settings.run_id.clone(),
-        };
         let (reply, answer) = channel();
         self.to_loop
             .send(Message::Run(Job { goal, reply }))
-            .map_err(|_| shut_down())?;
+            .map_err(|_| self.shut_down_error())?;
         // The loop answers every job or drops it when it ends.
-        answer.recv().map_err(|_| shut_down())?
+        answer.recv().map_err(|_| self.shut_down_error())?
     }
 
-    fn settle(&self, joined: &Answer) -> Result<RendezvousInfo, RendezvousError> {
+    fn shut_down_error(&self) -> RendezvousError {
+        RendezvousError::ShutDown {
+            run_id: self.settings.run_id.clone(),
+        }
+    }
+
+    /// Agrees with the other nodes of the round `number` on the workers' store.
+    fn settle(&self, number: i64, joined: &Joined) -> Result<RendezvousInfo, RendezvousError> {
         let own_host = self
             .options
             .workers_host
@@ -252,10 +271,10 @@ impl DynamicRendezvous {
         let round = Round {
             store: &self.store,
             run_id: &self.settings.run_id,
-            number: joined.round,
+            number,
             rank: joined.rank,
-            first: joined.nodes.first().unwrap_or(&self.node),
-            is_same_world: self.is_same_world(joined),
+            first: &joined.first,
+            is_same_world: joined.is_same_world,
             own_host,
             server_hook: self.options.server_hook.as_ref(),
         };
@@ -276,36 +295,30 @@ impl DynamicRendezvous {
             },
             NotFound::Missing => RendezvousError::NoBootstrap {
                 run_id: self.settings.run_id.clone(),
-                round: joined.round,
+                round: number,
                 timeout,
-                report: Box::new(self.report_of(joined)),
+                report: Box::new(self.report_of(number, joined)),
             },
         })?;
         Ok(RendezvousInfo::new(
-            joined.round,
-            Arc::new(round.prefix(joined.round)),
+            number,
+            Arc::new(round.prefix(number)),
             joined.rank,
-            joined.nodes.len(),
+            joined.world_size,
             bootstrap,
         ))
     }
 
-    /// Whether the round has the same nodes as the last one that this node joined. Remembers its nodes.
-    fn is_same_world(&self, joined: &Answer) -> bool {
-        let last = self.last_nodes.lock();
-        let mut last = last.unwrap_or_else(PoisonError::into_inner);
-        std::mem::replace(&mut *last, joined.nodes.clone()) == joined.nodes
-    }
-
-    fn report_of(&self, joined: &Answer) -> WaitReport {
+    fn report_of(&self, round: i64, joined: &Joined) -> WaitReport {
         WaitReport {
             run_id: self.settings.run_id.clone(),
-            round: joined.round,
+            round,
             is_complete: true,
             min_nodes: self.settings.min_nodes,
             max_nodes: self.settings.max_nodes,
             waited: Duration::ZERO,
             time_left: Duration::ZERO,
+            joined: joined.world_size,
             participants: joined.nodes.clone(),
             waiting: Vec::new(),
             spares: Vec::new(),
@@ -348,16 +361,20 @@ impl RendezvousHandler for DynamicRendezvous {
     }
 
     fn next_rendezvous(&self) -> Result<RendezvousInfo, RendezvousError> {
-        let joined = self.ask(Goal::Join)?;
+        let answer = self.ask(Goal::Join)?;
+        let joined = answer.joined.ok_or_else(|| self.shut_down_error())?;
         log::info!(
             "node {} has joined round {} of run {:?} as rank {} in a world of size {}",
             self.node.named(),
-            joined.round,
+            answer.round,
             self.settings.run_id,
             joined.rank,
-            joined.nodes.len(),
+            joined.world_size,
         );
-        self.settle(&joined)
+        let settled = self.settle(answer.round, &joined);
+        // The loop may have ended already.
+        let _ = self.to_loop.send(Message::Settled);
+        settled
     }
 
     fn is_closed(&self) -> Result<bool, RendezvousError> {

@@ -22,7 +22,7 @@ const DROPPED_MAX: usize = 256;
 
 /// How long a node that left a round to rejoin may be on no list. It needs one exchange with the store; after
 /// this time it has left for good.
-const REJOIN_GRACE: Duration = Duration::from_secs(2);
+pub(crate) const REJOIN_GRACE: Duration = Duration::from_secs(2);
 
 /// How often a node checks whether a suspect has written, because heartbeats wake nobody.
 const SUSPECT_INTERVAL: Duration = Duration::from_secs(1);
@@ -354,6 +354,7 @@ impl Executor {
             max_nodes: self.settings.max_nodes,
             waited: now.monotonic.saturating_sub(self.since),
             time_left: self.deadline.saturating_sub(now.monotonic),
+            joined: self.state.participants.len(),
             participants: self.state.participants.keys().cloned().collect(),
             waiting: self.state.wait_list.iter().cloned().collect(),
             spares: self.state.redundancy_list.iter().cloned().collect(),
@@ -486,6 +487,7 @@ impl Executor {
             last_call_over: self.state.deadline.is_some()
                 && (ends_at.is_some_and(|ends_at| ends_at < now.monotonic)
                     || self.all_are_back(now)),
+            has_every_rank: decide::has_every_rank(&self.state),
         };
         match self.operation {
             Operation::Exit => decide::exit(&ctx),

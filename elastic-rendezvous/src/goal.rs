@@ -19,8 +19,19 @@ pub(crate) enum Goal {
 pub(crate) struct Answer {
     pub(crate) round: i64,
     pub(crate) is_closed: bool,
-    /// The rank of this node after [`Goal::Join`], otherwise 0.
+    /// After [`Goal::Join`].
+    pub(crate) joined: Option<Joined>,
+}
+
+/// The place of this node in a complete round.
+#[derive(Debug)]
+pub(crate) struct Joined {
     pub(crate) rank: usize,
-    /// The nodes in the order of their ranks.
+    pub(crate) world_size: usize,
+    /// The node with rank 0.
+    pub(crate) first: NodeId,
+    /// Whether the round has exactly the nodes of the last round that this node joined. False if unknown.
+    pub(crate) is_same_world: bool,
+    /// The nodes in the order of their ranks; empty if this node knows only their number.
     pub(crate) nodes: Vec<NodeId>,
 }

@@ -56,7 +56,8 @@ pub trait RendezvousHandler: Debug + Send + Sync {
     /// As [`is_closed`](Self::is_closed); [`RendezvousError::OperationTimeout`] after the close timeout.
     fn set_closed(&self) -> Result<(), RendezvousError>;
 
-    /// How many nodes wait for the next round, without spares. Never blocks; at most one second old.
+    /// How many nodes wait for the next round, without spares; in a [group](crate::GroupStore) at most 16. Never
+    /// blocks; at most one second old.
     ///
     /// # Errors
     /// As [`membership`](Self::membership).
@@ -104,7 +105,7 @@ pub type Listener = Arc<dyn Fn(&RendezvousEvent<'_>) + Send + Sync>;
 #[non_exhaustive]
 pub enum RendezvousEvent<'e> {
     /// A join is waiting: about once a second, and when nodes join or leave. Every 10 s with more than 32
-    /// nodes.
+    /// nodes. In a [group](crate::GroupStore) after 1 s, every 10 s and at the join timeout.
     Waiting(&'e WaitReport),
     /// A static rendezvous is waiting: about once a second, and when another node has joined.
     WaitingForRanks(&'e RanksReport),
@@ -226,11 +227,12 @@ impl Membership {
     /// How many members have left the round or were lost.
     #[must_use]
     pub fn departed(&self) -> usize {
-        self.lost.len() + self.left.len()
+        self.lost.len() + self.left.len() + self.unnamed
     }
 }
 
-/// How the round of a node has changed since it joined.
+/// How the round of a node has changed since it joined. In a [group](crate::GroupStore), each list has at most 16
+/// nodes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Membership {
@@ -241,6 +243,9 @@ pub struct Membership {
     pub lost: Vec<LostNode>,
     /// Members that have left the round on their own, to restart or for good.
     pub left: Vec<LeftNode>,
+    /// How many members are gone besides: of many departures only some are named, and of those before a new holder
+    /// took over, none (docs/rendezvous.md, section 10).
+    pub unnamed: usize,
     /// Whether this node is no longer in its round: the others have dropped it as dead, or started the next
     /// round.
     pub is_evicted: bool,

@@ -14,7 +14,11 @@ mod endpoint;
 mod error;
 mod executor;
 mod goal;
+mod group;
+mod group_loop;
+mod group_store;
 mod handler;
+mod mailbox;
 mod node;
 mod node_loop;
 mod observations;
@@ -25,22 +29,27 @@ mod registry;
 mod report;
 mod server_hook;
 mod settings;
+mod shared;
 #[cfg(test)]
 mod sim;
 mod state;
 mod static_rendezvous;
+mod stored_state;
 pub mod this_host;
 mod timestamp;
 mod watcher;
 
 pub use backend::{Part, RendezvousBackend, SetState, StateWatch, Stored, Token, Watched};
 pub use bootstrap::clear_workers_store;
-pub use c10d_backend::{C10D_BACKEND, C10dBackend, Traffic, WRITE_LEASE_NODES_MIN};
+pub use c10d_backend::{
+    C10D_BACKEND, C10dBackend, GROUP_NODES_MIN, Traffic, WRITE_LEASE_NODES_MIN,
+};
 pub use c10d_rendezvous::{C10D_SETTINGS, create_c10d};
 pub use clock::Now;
 pub use dynamic::{DynamicRendezvous, DynamicRendezvousOptions};
 pub use endpoint::{DEFAULT_PORT, Endpoint, EndpointError};
 pub use error::RendezvousError;
+pub use group_store::GroupStore;
 pub use handler::{
     BootstrapInfo, Listener, Membership, RendezvousEvent, RendezvousHandler, RendezvousInfo,
 };

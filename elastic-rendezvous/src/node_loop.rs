@@ -4,23 +4,23 @@
 //! `decide` make all decisions.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant, SystemTime};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{RecvTimeoutError, Sender};
+use std::time::Duration;
 
 use crate::backend::{Part, RendezvousBackend, Stored, Token};
-use crate::clock::Now;
-use crate::codec::{self, CodecLimits};
+use crate::clock::{Clock, Now};
 use crate::error::RendezvousError;
-use crate::executor::{Executor, Need, Operation, OperationError, Written};
-use crate::goal::{Answer, Goal};
-use crate::handler::{Listener, Membership, RendezvousEvent};
+use crate::executor::{Executor, Need, Operation, OperationError};
+use crate::goal::{Answer, Goal, Joined};
+use crate::handler::{Membership, RendezvousEvent};
+use crate::mailbox::{Inbox, Job, Message};
 use crate::node::NodeId;
 use crate::recorded_event::{Step, step_of_keep_alive, step_of_result, step_of_start};
-use crate::report::WaitReport;
+use crate::shared::{LOG_INTERVAL, Shared, error_of, log_wait};
 use crate::state::RendezvousState;
-use crate::timestamp::Timestamp;
+use crate::stored_state::StoredState;
 use crate::watcher::{Found, Watcher};
 
 /// How often a store that cannot be watched is polled, as in PyTorch.
@@ -31,125 +31,23 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 const REPORT_INTERVAL_OF_MANY: Duration = Duration::from_secs(10);
 
-/// How often a waiting join writes a line to the log.
-const LOG_INTERVAL: Duration = Duration::from_secs(30);
-
 /// Up to this `max_nodes`, each arrival wakes every waiting participant. Beyond, only changes of the round do:
 /// a thousand nodes would otherwise wake a thousand times.
 const WOKEN_BY_EACH_JOIN_MAX: usize = 32;
-
-/// A message to the loop.
-#[derive(Debug)]
-pub(crate) enum Message {
-    Run(Job),
-    /// The number and the result of a request to the watcher.
-    Found(u64, Found),
-    Interrupt,
-    Stop,
-}
-
-#[derive(Debug)]
-pub(crate) struct Job {
-    pub(crate) goal: Goal,
-    pub(crate) reply: Sender<Result<Answer, RendezvousError>>,
-}
-
-/// The data shared by the loop and the handler.
-#[derive(Debug, Default)]
-pub(crate) struct Shared {
-    membership: Mutex<Option<Result<Membership, String>>>,
-    listeners: Mutex<Listeners>,
-    /// Set for good: this and all later joins fail.
-    pub(crate) is_interrupted: AtomicBool,
-    /// Set until the event that this process hosts the store is recorded.
-    pub(crate) is_new_host: AtomicBool,
-}
-
-#[derive(Default)]
-struct Listeners(Vec<Listener>);
-
-impl std::fmt::Debug for Listeners {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} listeners", self.0.len())
-    }
-}
-
-impl Shared {
-    /// The membership, or why it is unknown; `None` when the node is in no round.
-    pub(crate) fn membership(&self) -> Option<Result<Membership, String>> {
-        self.membership
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
-    }
-
-    pub(crate) fn add_listener(&self, listener: Listener) {
-        let mut listeners = self
-            .listeners
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        listeners.0.push(listener);
-    }
-
-    /// Returns whether the value has changed.
-    fn set_membership(&self, membership: Option<Result<Membership, String>>) -> bool {
-        let mut current = self
-            .membership
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        let is_new = *current != membership;
-        *current = membership;
-        is_new
-    }
-
-    fn notify(&self, event: RendezvousEvent<'_>) {
-        for listener in self.listeners() {
-            listener(&event);
-        }
-    }
-
-    fn listeners(&self) -> Vec<Listener> {
-        self.listeners
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .0
-            .clone()
-    }
-}
-
-/// Both clocks of this machine.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Clock {
-    start: Instant,
-}
-
-impl Clock {
-    pub(crate) fn start() -> Self {
-        Self {
-            start: Instant::now(),
-        }
-    }
-
-    pub(crate) fn now(self) -> Now {
-        Now {
-            monotonic: self.start.elapsed(),
-            wall: Timestamp::from_system_time(SystemTime::now()),
-        }
-    }
-}
 
 #[derive(Debug)]
 pub(crate) struct NodeLoop {
     clock: Clock,
     executor: Executor,
-    backend: Arc<dyn RendezvousBackend>,
-    limits: CodecLimits,
+    states: StoredState,
     shared: Arc<Shared>,
-    inbox: Receiver<Message>,
+    inbox: Inbox,
     jobs: VecDeque<Job>,
     watch: Option<Watch>,
     /// The complete round of which this node is a member.
     round: Option<i64>,
+    /// The nodes of the last round that this node joined, in the order of their ranks.
+    last_nodes: Vec<NodeId>,
     is_stopping: bool,
     has_lease: bool,
     random: fastrand::Rng,
@@ -174,13 +72,13 @@ struct Reported {
 }
 
 impl NodeLoop {
-    /// Creates the loop of the node `executor`; `to_loop` is the sending end of `inbox`, for the watcher.
+    /// Creates the loop of the node `executor`; `to_loop` is a sending end of `inbox`, for the watcher.
     pub(crate) fn new(
         clock: Clock,
         executor: Executor,
         backend: Arc<dyn RendezvousBackend>,
         shared: Arc<Shared>,
-        inbox: Receiver<Message>,
+        inbox: Inbox,
         to_loop: Sender<Message>,
         seed: u64,
     ) -> Result<Self, RendezvousError> {
@@ -188,16 +86,17 @@ impl NodeLoop {
             None => None,
             Some(watch) => Some(Watch::start(watch, to_loop)?),
         };
+        let run_id = executor.settings().run_id.clone();
         Ok(Self {
             clock,
             executor,
-            backend,
-            limits: CodecLimits::default(),
+            states: StoredState::new(backend, &run_id),
             shared,
             inbox,
             jobs: VecDeque::new(),
             watch,
             round: None,
+            last_nodes: Vec::new(),
             is_stopping: false,
             has_lease: false,
             random: fastrand::Rng::with_seed(seed),
@@ -234,7 +133,7 @@ impl NodeLoop {
         let settings = self.executor.settings().clone();
         match goal {
             Goal::Join => {
-                self.refuse_if_interrupted()?;
+                self.shared.refuse_if_interrupted(self.run_id())?;
                 self.exit_round();
                 let deadline = now.saturating_add(settings.join_timeout);
                 self.operate(Operation::Exit, deadline)?;
@@ -244,6 +143,7 @@ impl NodeLoop {
                 }
                 joined?;
                 self.enter_round();
+                return Ok(self.joined());
             }
             Goal::Close | Goal::Shutdown => {
                 let deadline = now.saturating_add(settings.close_timeout);
@@ -279,7 +179,14 @@ impl NodeLoop {
         let begun = self.clock.now();
         let result = self.step_through(operation, deadline, begun);
         self.release_lease();
-        result?.map_err(|failure| self.error_of(failure, operation, begun))
+        result?.map_err(|failure| {
+            let now = self.clock.now();
+            let waited = now.monotonic.saturating_sub(begun.monotonic);
+            let run_id = self.executor.settings().run_id.clone();
+            error_of(failure, operation, &run_id, waited, || {
+                self.executor.report_of_timeout(now)
+            })
+        })
     }
 
     fn step_through(
@@ -329,7 +236,7 @@ impl NodeLoop {
                         });
                     }
                     if operation == Operation::Join {
-                        self.refuse_if_interrupted()?;
+                        self.shared.refuse_if_interrupted(self.run_id())?;
                     }
                 }
                 Need::Done(result) => return Ok(result),
@@ -337,44 +244,17 @@ impl NodeLoop {
         }
     }
 
-    fn error_of(
-        &mut self,
-        failure: OperationError,
-        operation: Operation,
-        begun: Now,
-    ) -> RendezvousError {
-        let run_id = self.executor.settings().run_id.clone();
-        let now = self.clock.now();
-        match (failure, operation) {
-            (OperationError::Closed, _) => RendezvousError::Closed { run_id },
-            (OperationError::GracefulExit, _) => RendezvousError::GracefulExit { run_id },
-            (OperationError::Timeout, Operation::Join | Operation::Exit) => {
-                RendezvousError::Timeout {
-                    report: Box::new(self.executor.report_of_timeout(now)),
-                }
-            }
-            (OperationError::Timeout, operation) => RendezvousError::OperationTimeout {
-                run_id,
-                operation: match operation {
-                    Operation::Close => "close",
-                    Operation::KeepAlive => "send a heartbeat to",
-                    _ => "leave",
-                },
-                timeout: now.monotonic.saturating_sub(begun.monotonic),
-            },
-        }
-    }
-
-    fn refuse_if_interrupted(&self) -> Result<(), RendezvousError> {
-        if self.shared.is_interrupted.load(Ordering::Acquire) {
-            return Err(RendezvousError::Interrupted {
-                run_id: self.executor.settings().run_id.clone(),
-            });
-        }
-        Ok(())
-    }
-
     fn answer(&self) -> Answer {
+        let state = self.executor.state();
+        Answer {
+            round: state.round,
+            is_closed: state.closed,
+            joined: None,
+        }
+    }
+
+    /// The answer to a join.
+    fn joined(&mut self) -> Answer {
         let state = self.executor.state();
         let mut nodes: Vec<(i64, NodeId)> = state
             .participants
@@ -382,12 +262,18 @@ impl NodeLoop {
             .map(|(node, &rank)| (rank, node.clone()))
             .collect();
         nodes.sort();
+        let nodes: Vec<NodeId> = nodes.into_iter().map(|(_, node)| node).collect();
         let rank = self.executor.rank().map_or(0, |(rank, _)| rank);
+        let last = std::mem::replace(&mut self.last_nodes, nodes.clone());
         Answer {
-            round: state.round,
-            is_closed: state.closed,
-            rank: usize::try_from(rank).unwrap_or(0),
-            nodes: nodes.into_iter().map(|(_, node)| node).collect(),
+            joined: Some(Joined {
+                rank: usize::try_from(rank).unwrap_or(0),
+                world_size: nodes.len(),
+                first: nodes.first().unwrap_or(self.executor.me()).clone(),
+                is_same_world: last == nodes,
+                nodes,
+            }),
+            ..self.answer()
         }
     }
 
@@ -398,7 +284,7 @@ impl NodeLoop {
 
     fn exit_round(&mut self) {
         self.round = None;
-        self.shared.set_membership(None);
+        self.shared.forget_membership();
     }
 
     /// Writes a heartbeat if one is due, then waits until the next one or a message.
@@ -468,18 +354,11 @@ impl NodeLoop {
     /// Handles one message, after a wait of at most `timeout` (`None`: indefinitely). Returns whether there
     /// was one.
     fn receive(&mut self, timeout: Option<Duration>) -> bool {
-        let message = match timeout {
-            None => self
-                .inbox
-                .recv()
-                .map_err(|_| RecvTimeoutError::Disconnected),
-            Some(timeout) => self.inbox.recv_timeout(timeout),
-        };
-        match message {
+        match self.inbox.receive(timeout) {
             Ok(Message::Run(job)) => self.jobs.push_back(job),
             Ok(Message::Found(number, found)) => self.on_found(number, found),
-            // The flag is already set, and checked after each wait.
-            Ok(Message::Interrupt) => {}
+            // The flag is already set, and checked after each wait. The watcher has its own connection.
+            Ok(Message::Interrupt | Message::Settled) => {}
             Ok(Message::Stop) | Err(RecvTimeoutError::Disconnected) => self.is_stopping = true,
             Err(RecvTimeoutError::Timeout) => return false,
         }
@@ -506,23 +385,25 @@ impl NodeLoop {
     }
 
     fn read(&mut self) -> Result<(), RendezvousError> {
-        let stored = self.backend.get_state()?;
-        self.on_state(stored)
-    }
-
-    fn on_state(&mut self, stored: Option<Stored>) -> Result<(), RendezvousError> {
-        let stored = match stored {
-            None => None,
-            Some(stored) => Some((self.decode(&stored.state)?, stored.token)),
-        };
-        self.executor.on_read(stored, self.clock.now());
-        self.report_lost();
-        self.discard_watch_result();
+        let stored = self.states.read()?;
+        self.adopt(stored);
         Ok(())
     }
 
+    fn on_state(&mut self, stored: Option<Stored>) -> Result<(), RendezvousError> {
+        let stored = stored.map(|stored| self.states.decode(stored));
+        self.adopt(stored.transpose()?);
+        Ok(())
+    }
+
+    fn adopt(&mut self, stored: Option<(RendezvousState, Token)>) {
+        self.executor.on_read(stored, self.clock.now());
+        self.report_lost();
+        self.discard_watch_result();
+    }
+
     fn write(&mut self) -> Result<(), RendezvousError> {
-        if !self.has_lease && self.backend.acquire_write_lease() {
+        if !self.has_lease && self.states.backend().acquire_write_lease() {
             self.has_lease = true;
             // Others have written while this node waited, so it decides anew.
             return self.read();
@@ -530,17 +411,8 @@ impl NodeLoop {
         let steps = self.executor.take_steps();
         self.record(steps);
         let (state, token) = self.executor.to_write();
-        let bytes = codec::encode(state);
-        let written = self.backend.set_state(&bytes, token)?;
+        let written = self.states.write(state, token)?;
         self.release_lease();
-        let written = match written {
-            None => Written::Nothing,
-            Some(written) if written.is_ours => Written::Ours(written.stored.token),
-            Some(written) => {
-                let state = self.decode(&written.stored.state)?;
-                Written::Theirs(Box::new(state), written.stored.token)
-            }
-        };
         self.executor.on_written(written, self.clock.now());
         let steps = self.executor.take_steps();
         self.record(steps);
@@ -552,17 +424,9 @@ impl NodeLoop {
         Ok(())
     }
 
-    fn decode(&self, bytes: &[u8]) -> Result<RendezvousState, RendezvousError> {
-        codec::decode(bytes, &self.limits).map_err(|source| RendezvousError::CorruptState {
-            store: self.backend.label(),
-            key: format!("torch.rendezvous.{}", self.executor.settings().run_id),
-            source,
-        })
-    }
-
     fn release_lease(&mut self) {
         if std::mem::take(&mut self.has_lease) {
-            self.backend.release_write_lease();
+            self.states.backend().release_write_lease();
         }
     }
 
@@ -612,19 +476,12 @@ impl NodeLoop {
         }
     }
 
-    /// Passes the events of these steps to the listeners.
     fn record(&self, steps: impl IntoIterator<Item = Step>) {
-        let listeners = self.shared.listeners();
-        if listeners.is_empty() {
-            return;
-        }
-        for step in steps {
-            let run_id = &self.executor.settings().run_id;
-            let event = step.event(run_id, self.executor.me());
-            for listener in &listeners {
-                listener(&RendezvousEvent::Recorded(&event));
-            }
-        }
+        self.shared.record(self.run_id(), self.executor.me(), steps);
+    }
+
+    fn run_id(&self) -> &str {
+        &self.executor.settings().run_id
     }
 
     fn report_lost(&mut self) {
@@ -650,25 +507,16 @@ impl NodeLoop {
             },
             lost,
             left,
+            unnamed: 0,
             is_evicted: !is_same_round || !state.participants.contains_key(me),
             is_closed: state.closed,
         };
-        if self.shared.set_membership(Some(Ok(membership))) {
-            self.shared.notify(RendezvousEvent::MembershipChanged);
-        }
+        self.shared.publish(membership);
     }
 
     fn publish_failure(&self, error: &RendezvousError) {
-        if self.round.is_none() {
-            return;
-        }
-        let text = error.to_string();
-        let was_known = matches!(self.shared.membership(), Some(Ok(_)));
-        if was_known {
-            log::warn!("cannot read the state of the rendezvous: {text}");
-        }
-        if self.shared.set_membership(Some(Err(text))) && was_known {
-            self.shared.notify(RendezvousEvent::MembershipChanged);
+        if self.round.is_some() {
+            self.shared.publish_failure(error);
         }
     }
 }
@@ -698,13 +546,4 @@ impl Watch {
         self.watcher.request(self.number, request.0.clone(), part);
         self.request = Some(request);
     }
-}
-
-fn log_wait(report: &WaitReport, reason: Option<&str>) {
-    log::info!(
-        "waiting for other nodes since {:.0} s, for at most {:.0} s more: {report}; this node: {}",
-        report.waited.as_secs_f64(),
-        report.time_left.as_secs_f64(),
-        reason.unwrap_or("waiting"),
-    );
 }

@@ -168,11 +168,14 @@ pub(crate) fn step_of_start(goal: Goal) -> Option<Step> {
 /// The step with which a call ends.
 pub(crate) fn step_of_result(goal: Goal, result: &Result<Answer, RendezvousError>) -> Option<Step> {
     Some(match (goal, result) {
-        (Goal::Join, Ok(joined)) => Step::Joined {
-            round: joined.round,
-            rank: joined.rank,
-            world_size: joined.nodes.len(),
-        },
+        (Goal::Join, Ok(answer)) => {
+            let joined = answer.joined.as_ref()?;
+            Step::Joined {
+                round: answer.round,
+                rank: joined.rank,
+                world_size: joined.world_size,
+            }
+        }
         (Goal::Close | Goal::Shutdown, Ok(_)) => Step::Closed,
         (Goal::Join, Err(error)) => Step::failed(Method::NextRendezvous, error),
         (Goal::Close, Err(error)) => Step::failed(Method::SetClosed, error),

@@ -26,7 +26,9 @@ pub struct WaitReport {
     pub waited: Duration,
     /// How long it will wait further.
     pub time_left: Duration,
-    /// The nodes of the round.
+    /// How many nodes are in the round.
+    pub joined: usize,
+    /// The nodes of the round. Empty in a [group](crate::GroupStore), whose nodes do not read the state.
     pub participants: Vec<NodeId>,
     /// The nodes that wait for the next round.
     pub waiting: Vec<NodeId>,
@@ -111,7 +113,7 @@ impl WaitReport {
     /// How many nodes are missing to `min_nodes`.
     #[must_use]
     pub fn missing(&self) -> usize {
-        self.min_nodes.saturating_sub(self.participants.len())
+        self.min_nodes.saturating_sub(self.joined)
     }
 
     /// The missing nodes that are known by name: silent, absent or dropped. Empty in a first round, whose nodes
@@ -126,7 +128,7 @@ impl WaitReport {
 /// One line: `2 nodes are in round 0 of run "job", 4 needed: a (pid 1), b (pid 2)`.
 impl fmt::Display for WaitReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let present = self.participants.len();
+        let present = self.joined;
         write!(
             f,
             "{present} {} in round {} of run {:?}",
@@ -199,6 +201,7 @@ mod tests {
             max_nodes: 4,
             waited: Duration::from_secs(5),
             time_left: Duration::from_secs(595),
+            joined: 1,
             participants: vec![NodeId::new("a", 1, 0)],
             waiting: vec![],
             spares: vec![],
@@ -239,6 +242,7 @@ mod tests {
     #[test]
     fn the_text_names_dropped_nodes_and_when() {
         let report = WaitReport {
+            joined: 0,
             participants: vec![],
             dropped: vec![DroppedNode {
                 node: NodeId::new("b\n", 7, 0),
@@ -255,8 +259,25 @@ mod tests {
     }
 
     #[test]
+    fn the_text_counts_nodes_without_names() {
+        let report = WaitReport {
+            joined: 9999,
+            participants: vec![],
+            min_nodes: 10_000,
+            max_nodes: 10_000,
+            ..report()
+        };
+        assert_eq!(report.missing(), 1);
+        assert_eq!(
+            report.to_string(),
+            "9999 nodes are in round 3 of run \"job\", 10000 needed"
+        );
+    }
+
+    #[test]
     fn a_text_about_a_thousand_nodes_stays_short() {
         let report = WaitReport {
+            joined: 1000,
             participants: (0..1000).map(|pid| NodeId::new("host", pid, 0)).collect(),
             ..report()
         };

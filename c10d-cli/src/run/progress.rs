@@ -29,7 +29,7 @@ pub(super) fn show(handler: &dyn RendezvousHandler) {
 
 /// The most important part comes first, as a narrow terminal truncates the line.
 fn line(report: &WaitReport) -> String {
-    let here = report.participants.len();
+    let here = report.joined;
     let wanted = if report.min_nodes == report.max_nodes {
         report.min_nodes.to_string()
     } else {

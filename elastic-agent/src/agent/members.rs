@@ -15,6 +15,11 @@ pub(super) fn why_members_changed(membership: &Membership) -> Option<String> {
         reasons.push("the other nodes removed this one from the round".to_owned());
     } else {
         reasons.extend(membership.left.iter().map(ToString::to_string));
+        match membership.unnamed {
+            0 => {}
+            1 => reasons.push("one more member is gone".to_owned()),
+            more => reasons.push(format!("{more} more members are gone")),
+        }
         let others = membership.waiting.iter();
         let newcomers = others.filter(|node| membership.left.iter().all(|it| it.node != **node));
         reasons.extend(newcomers.map(|node| format!("{} waits to join", node.named())));

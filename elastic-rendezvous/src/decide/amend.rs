@@ -29,7 +29,7 @@ pub(crate) fn amend(decision: Decision, ctx: &Context<'_>, has_suspects: bool) -
         );
     }
     // PyTorch's node would take rank 2 of 2.
-    if decision.action == Action::Finish && !ctx.has_every_rank() {
+    if decision.action == Action::Finish && !ctx.has_every_rank {
         return Decision::new(
             Rule::H3,
             Action::RemoveFromParticipants,

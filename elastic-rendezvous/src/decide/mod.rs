@@ -90,6 +90,24 @@ pub(crate) struct Context<'a> {
     pub(crate) heartbeat_due: bool,
     /// Whether a last call began and is over.
     pub(crate) last_call_over: bool,
+    /// [`has_every_rank`] of the state.
+    pub(crate) has_every_rank: bool,
+}
+
+/// Whether the ranks of the participants of a complete round are 0, 1, ... without a gap.
+pub(crate) fn has_every_rank(state: &RendezvousState) -> bool {
+    let count = state.participants.len();
+    let mut is_taken = vec![false; count];
+    for &rank in state.participants.values() {
+        match usize::try_from(rank)
+            .ok()
+            .and_then(|rank| is_taken.get_mut(rank))
+        {
+            Some(taken) if !*taken => *taken = true,
+            _ => return false,
+        }
+    }
+    true
 }
 
 impl Context<'_> {
@@ -103,15 +121,6 @@ impl Context<'_> {
 
     fn is_redundant(&self) -> bool {
         self.state.redundancy_list.contains(self.me)
-    }
-
-    /// Whether the ranks of the participants are 0, 1, ... without a gap.
-    fn has_every_rank(&self) -> bool {
-        let mut ranks: Vec<i64> = self.state.participants.values().copied().collect();
-        ranks.sort_unstable();
-        ranks
-            .into_iter()
-            .eq((0..).take(self.state.participants.len()))
     }
 }
 

@@ -153,6 +153,7 @@ fn check(
             deadline: DEADLINE,
             heartbeat_due: event.heartbeat_due,
             last_call_over: event.last_call_over,
+            has_every_rank: super::has_every_rank(&state),
         };
         let decision = decide(&ctx, event.has_suspects);
         let decided = format!("{:?} {:?}", decision.rule, decision.action);

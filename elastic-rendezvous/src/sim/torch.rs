@@ -122,6 +122,7 @@ impl TorchNode {
                 .get(&self.me)
                 .is_some_and(|heartbeat| *heartbeat <= due_from),
             last_call_over: state.deadline.is_some_and(|deadline| deadline < now.wall),
+            has_every_rank: true,
         };
         let decision = match self.operation {
             Operation::Exit => decide::exit(&ctx),

@@ -1,6 +1,7 @@
 //! Tests of the public interface, in one binary.
 
 mod codec;
+mod group;
 mod handlers;
 mod not_a_store;
 mod recorded_events;

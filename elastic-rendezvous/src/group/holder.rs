@@ -1,0 +1,827 @@
+//! What the holder of the lease does: it applies what all nodes want, in the order in which it came, by the same
+//! tables as a node that writes alone, and answers once that is written. Pure.
+//!
+//! It knows the wants that it has taken from the queue and the state with its token. Nothing else of it has to
+//! survive: a new holder is told by the nodes themselves what they want.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::Duration;
+
+use super::message::{Answer, AnswerKind, Place, Summary, Want, WantKind};
+use crate::apply::{apply, make_spares, remove_dead};
+use crate::backend::Token;
+use crate::clock::Now;
+use crate::decide::{self, Action, Context, Decision};
+use crate::executor::{REJOIN_GRACE, Written};
+use crate::node::NodeId;
+use crate::observations::Observations;
+use crate::settings::RendezvousSettings;
+use crate::state::RendezvousState;
+use crate::timestamp::Timestamp;
+
+/// For each listed node, the holder waits this long between two writes, so that more wants share one: the state has
+/// about 150 bytes a node, and a write moves it three times.
+const PAUSE_PER_NODE: Duration = Duration::from_micros(20);
+
+/// How often in an interval heartbeats are read. They are written once in an interval.
+const READS_PER_INTERVAL: u32 = 2;
+
+/// How often the state is compared with the known one.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How often the wants are gone through after one batch: each time the state can change for others.
+const PASSES_MAX: usize = 8;
+
+/// A node that has told the holder what it wants.
+#[derive(Debug)]
+struct Post {
+    want: Want,
+    status: Status,
+    /// The value of its heartbeat's key when it was last read.
+    beat: Vec<u8>,
+    /// Whether it has changed since the state was written last.
+    is_fresh: bool,
+    /// Whether the node was listed in the stored state.
+    was_listed: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Status {
+    Pending {
+        is_spare: bool,
+    },
+    /// The answer is to be sent once the state is written.
+    Decided,
+    /// Its last answer made it a member of this round.
+    Member {
+        round: i64,
+    },
+    /// It was told that it is no longer a member.
+    Evicted,
+    /// Its want is fulfilled; nothing else is known of it.
+    Over,
+}
+
+/// A round whose members are known.
+#[derive(Debug, Clone, Default)]
+struct World {
+    round: i64,
+    nodes: BTreeSet<NodeId>,
+}
+
+/// How a member has left.
+#[derive(Debug, Clone, Copy)]
+enum Departure {
+    Left,
+    Lost(Duration),
+}
+
+/// What the holder needs next from the store.
+#[derive(Debug, PartialEq)]
+pub(super) enum Task {
+    ReadState,
+    /// Whether the state is still the known one.
+    CheckState,
+    WriteState,
+    Answer(Vec<(u32, Vec<u8>)>),
+    Summarize(Vec<u8>),
+    ReadBeats(Vec<u32>),
+    /// New wants, or until then.
+    Wait(Duration),
+}
+
+#[derive(Debug)]
+pub(crate) struct Holder {
+    epoch: u64,
+    /// The node itself: it is listed, so that a new holder can always change the state.
+    me: NodeId,
+    settings: RendezvousSettings,
+    state: RendezvousState,
+    token: Option<Token>,
+    observations: Observations,
+    is_known: bool,
+    is_dirty: bool,
+    /// No want is answered before this holder has written once: after that, no earlier holder can write what it
+    /// decided before.
+    has_written: bool,
+    /// Whether the heartbeats of the interval are about to be written.
+    is_folding: bool,
+    posts: BTreeMap<u32, Post>,
+    /// The nodes with wants in the order of arrival.
+    order: BTreeMap<u64, u32>,
+    places: HashMap<u32, u64>,
+    arrivals: u64,
+    answers: Vec<(u32, Answer)>,
+    to_send: Vec<(u32, Vec<u8>)>,
+    summary: Vec<u8>,
+    sent_summary: Vec<u8>,
+    write_after: Duration,
+    fold_at: Duration,
+    beats_at: Duration,
+    beats_requested: Duration,
+    poll_at: Duration,
+    state_requested: Duration,
+    write_requested: Duration,
+    world: Option<World>,
+    /// The complete round before it.
+    world_before: Option<World>,
+    departures: BTreeMap<NodeId, Departure>,
+    dropped: BTreeMap<NodeId, Duration>,
+    decide_again_at: Duration,
+    own_beats: u64,
+}
+
+impl Holder {
+    pub(super) fn new(me: NodeId, settings: RendezvousSettings, epoch: u64, now: Now) -> Self {
+        let at = now.monotonic;
+        Self {
+            epoch,
+            me,
+            state: RendezvousState::default(),
+            token: None,
+            observations: Observations::new(now),
+            is_known: false,
+            is_dirty: false,
+            has_written: false,
+            is_folding: false,
+            posts: BTreeMap::new(),
+            order: BTreeMap::new(),
+            places: HashMap::new(),
+            arrivals: 0,
+            answers: Vec::new(),
+            to_send: Vec::new(),
+            summary: Vec::new(),
+            sent_summary: Vec::new(),
+            write_after: at,
+            fold_at: at.saturating_add(settings.keep_alive_interval),
+            beats_at: at.saturating_add(settings.keep_alive_interval / READS_PER_INTERVAL),
+            beats_requested: at,
+            poll_at: at.saturating_add(POLL_INTERVAL),
+            state_requested: at,
+            write_requested: at,
+            world: None,
+            world_before: None,
+            departures: BTreeMap::new(),
+            dropped: BTreeMap::new(),
+            decide_again_at: at,
+            own_beats: 0,
+            settings,
+        }
+    }
+
+    pub(super) const fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// The stored summary: an earlier holder may have replaced it.
+    pub(super) fn on_summary(&mut self, stored: Vec<u8>) {
+        self.sent_summary = stored;
+    }
+
+    /// The state to be written and the token it is based on, after [`Task::WriteState`].
+    pub(super) fn to_write(&self) -> (&RendezvousState, Option<&Token>) {
+        (&self.state, self.token.as_ref())
+    }
+
+    /// What is to be done now.
+    pub(super) fn task(&mut self, now: Now) -> Task {
+        let at = now.monotonic;
+        if !self.is_known {
+            self.state_requested = at;
+            return Task::ReadState;
+        }
+        if !self.to_send.is_empty() {
+            return Task::Answer(std::mem::take(&mut self.to_send));
+        }
+        if self.summary != self.sent_summary {
+            self.sent_summary.clone_from(&self.summary);
+            return Task::Summarize(self.summary.clone());
+        }
+        if self.decide_again_at <= at {
+            self.decide(now);
+        }
+        if self.fold_at <= at || !self.has_written {
+            self.touch(now);
+        }
+        let is_urgent = self
+            .answers
+            .iter()
+            .any(|(_, answer)| matches!(answer.kind, AnswerKind::Joined(_) | AnswerKind::Done));
+        if self.is_dirty && (is_urgent || self.write_after <= at) {
+            self.write_requested = at;
+            return Task::WriteState;
+        }
+        // A closed rendezvous stays closed, whatever an earlier holder writes.
+        self.has_written |= self.state.closed;
+        if !self.is_dirty && self.has_written && !self.answers.is_empty() {
+            self.send_answers();
+            return self.task(now);
+        }
+        if self.beats_at <= at {
+            self.beats_at =
+                at.saturating_add(self.settings.keep_alive_interval / READS_PER_INTERVAL);
+            self.beats_requested = at;
+            let known = self
+                .posts
+                .iter()
+                .filter(|(_, post)| self.is_listed(&post.want.node));
+            let indices: Vec<u32> = known.map(|(index, _)| *index).collect();
+            return Task::ReadBeats(indices);
+        }
+        if self.poll_at <= at {
+            self.poll_at = at.saturating_add(POLL_INTERVAL);
+            self.state_requested = at;
+            return Task::CheckState;
+        }
+        let mut until = self
+            .fold_at
+            .min(self.beats_at)
+            .min(self.poll_at)
+            .min(self.decide_again_at);
+        if self.is_dirty {
+            until = until.min(self.write_after);
+        }
+        Task::Wait(until)
+    }
+
+    /// Adopts wants, its own included. Nothing is decided before they all are known.
+    pub(super) fn on_wants(&mut self, wants: impl IntoIterator<Item = Want>, now: Now) {
+        let mut is_any = false;
+        for want in wants {
+            is_any |= self.accept(want);
+        }
+        if is_any {
+            self.decide_again_at = now.monotonic;
+        }
+    }
+
+    fn accept(&mut self, want: Want) -> bool {
+        if want.epoch != self.epoch {
+            return false;
+        }
+        let index = want.index;
+        if let Some(post) = self.posts.get_mut(&index) {
+            if post.want.node != want.node || want.number < post.want.number {
+                return false;
+            }
+            if want == post.want && matches!(post.status, Status::Pending { .. } | Status::Decided)
+            {
+                return false;
+            }
+            if post.status == Status::Decided {
+                self.answers.retain(|(other, _)| *other != index);
+            }
+            let is_spare = matches!(post.status, Status::Pending { is_spare: true });
+            post.status = match want.kind {
+                WantKind::Stay { round } => Status::Member { round },
+                _ => Status::Pending { is_spare },
+            };
+            post.want = want;
+        } else {
+            let status = match want.kind {
+                WantKind::Stay { round } => Status::Member { round },
+                _ => Status::Pending { is_spare: false },
+            };
+            let beat = Vec::new();
+            let post = Post {
+                want,
+                status,
+                beat,
+                is_fresh: false,
+                was_listed: false,
+            };
+            self.posts.insert(index, post);
+        }
+        self.arrivals += 1;
+        if let Some(before) = self.places.insert(index, self.arrivals) {
+            self.order.remove(&before);
+        }
+        self.order.insert(self.arrivals, index);
+        true
+    }
+
+    pub(super) fn on_state(&mut self, stored: Option<(RendezvousState, Token)>, now: Now) {
+        // What was decided for another state is decided anew.
+        self.answers.clear();
+        for post in self.posts.values_mut() {
+            if post.status == Status::Decided {
+                post.status = Status::Pending { is_spare: false };
+            }
+        }
+        let (state, token) = match stored {
+            Some((state, token)) => (state, Some(token)),
+            None => (RendezvousState::default(), None),
+        };
+        self.state = state;
+        self.token = token;
+        self.is_known = true;
+        // Another node has dropped it.
+        let listed: BTreeSet<NodeId> = self.state.last_heartbeats.keys().cloned().collect();
+        self.forget(|post| {
+            let is_pending = matches!(post.status, Status::Pending { .. });
+            is_pending && post.was_listed && !listed.contains(&post.want.node)
+        });
+        self.note_listed();
+        self.is_dirty = false;
+        // A conflict must not cost anybody a heartbeat.
+        if std::mem::take(&mut self.is_folding) {
+            self.fold_at = now.monotonic;
+        }
+        let time = self.observations.time_to_write(now);
+        for post in self.posts.values().filter(|post| post.is_fresh) {
+            if let Some(heartbeat) = self.state.last_heartbeats.get_mut(&post.want.node) {
+                *heartbeat = time;
+            }
+        }
+        self.observations.observe(&self.state, &self.settings, now);
+        self.note_world(now);
+        self.decide_again_at = now.monotonic;
+        if self.has_written {
+            self.summarize();
+        }
+    }
+
+    /// The state has changed, or not.
+    pub(super) fn on_checked(&mut self, is_same: bool) {
+        self.is_known &= is_same;
+    }
+
+    pub(super) fn on_written(&mut self, written: Written, now: Now) {
+        // The reply shows the state as of the write.
+        self.state_requested = self.write_requested;
+        match written {
+            Written::Ours(token) => {
+                self.token = Some(token);
+                self.is_dirty = false;
+                self.has_written = true;
+                self.is_folding = false;
+                self.note_listed();
+                for post in self.posts.values_mut() {
+                    post.is_fresh = false;
+                }
+                let listed = u32::try_from(self.state.last_heartbeats.len()).unwrap_or(u32::MAX);
+                let pause = PAUSE_PER_NODE.saturating_mul(listed);
+                self.write_after = now.monotonic.saturating_add(pause);
+                self.poll_at = now.monotonic.saturating_add(POLL_INTERVAL);
+                self.observations.observe(&self.state, &self.settings, now);
+                self.note_world(now);
+                self.send_answers();
+                self.summarize();
+            }
+            Written::Theirs(state, token) => self.on_state(Some((*state, token)), now),
+            Written::Nothing => self.on_state(None, now),
+        }
+    }
+
+    /// Adopts the values of the heartbeats that [`Task::ReadBeats`] asked for.
+    pub(super) fn on_beats(&mut self, indices: &[u32], values: &[Vec<u8>], now: Now) {
+        let time = self.observations.time_to_write(now);
+        let mut has_changed = false;
+        for (index, value) in indices.iter().zip(values) {
+            let Some(post) = self.posts.get_mut(index) else {
+                continue;
+            };
+            if post.beat == *value {
+                continue;
+            }
+            post.beat.clone_from(value);
+            post.is_fresh = true;
+            if let Some(heartbeat) = self.state.last_heartbeats.get_mut(&post.want.node) {
+                *heartbeat = time;
+                has_changed = true;
+            }
+        }
+        if has_changed {
+            self.observations.observe(&self.state, &self.settings, now);
+        }
+        self.decide_again_at = now.monotonic;
+    }
+
+    /// Writes a heartbeat of its own, so that the state changes.
+    fn touch(&mut self, now: Now) {
+        self.fold_at = now
+            .monotonic
+            .saturating_add(self.settings.keep_alive_interval);
+        let time = self.observations.time_to_write(now);
+        self.own_beats += 1;
+        if let Some(heartbeat) = self.state.last_heartbeats.get_mut(&self.me) {
+            // Two holders may have the same time.
+            let later = time.after(Duration::from_micros(self.epoch % 1000));
+            *heartbeat = if *heartbeat == later {
+                later.after(Duration::from_micros(1000))
+            } else {
+                later
+            };
+            self.is_dirty = true;
+            self.is_folding = true;
+            self.observations.observe(&self.state, &self.settings, now);
+        }
+    }
+
+    fn note_listed(&mut self) {
+        for post in self.posts.values_mut() {
+            post.was_listed = self.state.last_heartbeats.contains_key(&post.want.node);
+        }
+    }
+
+    /// Forgets what nodes want that were dropped: a dead node wants nothing, and one that lives says it again.
+    fn forget(&mut self, is_gone: impl Fn(&Post) -> bool) {
+        let gone = self.posts.iter().filter(|(_, post)| is_gone(post));
+        let gone: Vec<(u32, u32)> = gone
+            .map(|(index, post)| (*index, post.want.number))
+            .collect();
+        for (index, number) in gone {
+            self.posts.remove(&index);
+            if let Some(place) = self.places.remove(&index) {
+                self.order.remove(&place);
+            }
+            self.answers.retain(|(other, _)| *other != index);
+            let round = self.state.round;
+            let kind = AnswerKind::Evicted { round };
+            self.to_send
+                .push((index, Answer { number, kind }.to_text()));
+        }
+    }
+
+    /// Whether the state is known and does not list the node.
+    pub(super) fn has_lost(&self, node: &NodeId) -> bool {
+        self.is_known && !self.is_listed(node)
+    }
+
+    fn is_listed(&self, node: &NodeId) -> bool {
+        self.state.last_heartbeats.contains_key(node)
+    }
+
+    fn send_answers(&mut self) {
+        if !self.has_written {
+            return;
+        }
+        for (index, answer) in self.answers.drain(..) {
+            let Some(post) = self.posts.get_mut(&index) else {
+                continue;
+            };
+            post.status = match &answer.kind {
+                AnswerKind::Joined(place) => Status::Member { round: place.round },
+                AnswerKind::Spare => Status::Pending { is_spare: true },
+                AnswerKind::NoLongerSpare => Status::Pending { is_spare: false },
+                AnswerKind::Evicted { .. } => Status::Evicted,
+                AnswerKind::Closed
+                | AnswerKind::NotNeeded
+                | AnswerKind::TimedOut
+                | AnswerKind::Done => Status::Over,
+            };
+            self.to_send.push((index, answer.to_text()));
+        }
+    }
+
+    /// Applies what is wanted, in order, until nothing changes any more.
+    fn decide(&mut self, now: Now) {
+        self.drop_silent(now);
+        for _ in 0..PASSES_MAX {
+            // With thousands of nodes, what is the same for all of them is looked up once.
+            let mut pass = Pass::new(self, now);
+            let order: Vec<u32> = self.order.values().copied().collect();
+            let mut has_changed = false;
+            for index in order {
+                has_changed |= self.decide_one(index, &mut pass);
+            }
+            if !has_changed {
+                break;
+            }
+            self.observations.observe(&self.state, &self.settings, now);
+        }
+        self.evict();
+        let ends_at = self.observations.last_call_ends_at(&self.settings);
+        let had_time = self.observations.last_call_begun_at();
+        let last_call = [ends_at, had_time.map(|at| at.saturating_add(REJOIN_GRACE))];
+        let margin = Duration::from_millis(1);
+        let silence_as_of = self.beats_requested.min(self.state_requested);
+        let silence = self
+            .observations
+            .next_silence_at(&self.me, &self.settings, silence_as_of);
+        let later = last_call.into_iter().flatten().chain(silence);
+        let next = later
+            .map(|at| at.saturating_add(margin))
+            .filter(|at| *at > now.monotonic)
+            .min();
+        // Heartbeats are looked at when they are read.
+        self.decide_again_at = next.unwrap_or(Duration::MAX);
+    }
+
+    fn drop_silent(&mut self, now: Now) {
+        // A process that was stopped has not read what others wrote meanwhile.
+        let as_of = self.beats_requested.min(self.state_requested);
+        let silent = self.observations.silent(&self.me, &self.settings, as_of);
+        if silent.is_empty() {
+            return;
+        }
+        let dead: BTreeSet<&NodeId> = silent.iter().map(|silent| &silent.node).collect();
+        self.forget(|post| dead.contains(&post.want.node));
+        for dead in &silent {
+            self.dropped.insert(dead.node.clone(), dead.silence);
+            log::warn!(
+                "lost node {}: no heartbeat for {} s",
+                dead.node.named(),
+                dead.silence.as_secs()
+            );
+        }
+        let dead = silent.iter().map(|silent| &silent.node);
+        remove_dead(&mut self.state, dead, &self.settings);
+        self.is_dirty = true;
+        self.observations.observe(&self.state, &self.settings, now);
+    }
+
+    /// Decides about one want; returns whether the state has changed.
+    fn decide_one(&mut self, index: u32, pass: &mut Pass) -> bool {
+        let Some(post) = self.posts.get(&index) else {
+            return false;
+        };
+        let Status::Pending { is_spare } = post.status else {
+            return false;
+        };
+        let want = post.want.clone();
+        let mut has_changed = false;
+        let mut is_spare_now = is_spare;
+        let mut is_late = matches!(want.kind, WantKind::JoinLate { .. });
+        // Leaving a round, a place in the next one, and its end: no row leads back.
+        for _ in 0..PASSES_MAX {
+            let decision = self.decision(&want, is_late, pass);
+            let kind = match decision.action {
+                Action::Sync | Action::KeepAlive => {
+                    if is_spare_now == is_spare {
+                        return has_changed;
+                    }
+                    if is_spare_now {
+                        AnswerKind::Spare
+                    } else {
+                        AnswerKind::NoLongerSpare
+                    }
+                }
+                Action::Finish => match want.kind {
+                    WantKind::Join { .. } | WantKind::JoinLate { .. } => {
+                        match self.place(&want.node, pass) {
+                            Some(place) => AnswerKind::Joined(place),
+                            None => return has_changed,
+                        }
+                    }
+                    _ => AnswerKind::Done,
+                },
+                Action::ErrorClosed => AnswerKind::Closed,
+                Action::ErrorTimeout => AnswerKind::TimedOut,
+                Action::GracefulExit => AnswerKind::NotNeeded,
+                action => {
+                    if action == Action::RemoveFromRedundancyList {
+                        // Its time starts anew.
+                        is_late = false;
+                        is_spare_now = false;
+                    }
+                    is_spare_now |= action == Action::AddToRedundancyList;
+                    self.apply(action, &want.node, pass);
+                    has_changed = true;
+                    continue;
+                }
+            };
+            let number = want.number;
+            self.answers.push((index, Answer { number, kind }));
+            if let Some(post) = self.posts.get_mut(&index) {
+                post.status = Status::Decided;
+            }
+            return has_changed;
+        }
+        has_changed
+    }
+
+    fn decision(&self, want: &Want, is_late: bool, pass: &mut Pass) -> Decision {
+        let now = pass.now.monotonic;
+        let mut ctx = Context {
+            state: &self.state,
+            me: &want.node,
+            settings: &self.settings,
+            now,
+            deadline: if is_late {
+                now.saturating_sub(Duration::from_millis(1))
+            } else {
+                Duration::MAX
+            },
+            // Heartbeats of these nodes are not in the state.
+            heartbeat_due: false,
+            last_call_over: pass.is_last_call_over && self.state.deadline.is_some(),
+            has_every_rank: true,
+        };
+        match want.kind {
+            WantKind::Join { after } | WantKind::JoinLate { after } => {
+                let leaves = self.state.round <= after;
+                let exit = decide::exit(&ctx);
+                if leaves && exit.action == Action::RemoveFromParticipants {
+                    return exit;
+                }
+                let decision = decide::join(&ctx);
+                if decision.action == Action::Finish {
+                    ctx.has_every_rank = pass.complete(self).has_every_rank;
+                }
+                decide::amend(decision, &ctx, pass.has_suspects)
+            }
+            WantKind::Leave => decide::leave(&ctx),
+            WantKind::Close => decide::close(&ctx),
+            WantKind::Stay { .. } => decide::keep_alive(&ctx),
+        }
+    }
+
+    fn apply(&mut self, action: Action, node: &NodeId, pass: &mut Pass) {
+        let was_complete = self.state.complete;
+        apply(&mut self.state, action, node, &self.settings, pass.time);
+        if !was_complete {
+            make_spares(&mut self.state, &self.settings);
+        }
+        self.is_dirty = true;
+        pass.complete = None;
+    }
+
+    /// Whether all nodes that left the last round to rejoin are back (*CLOCK 5*).
+    fn all_are_back(&self, now: Now) -> bool {
+        let (Some(world), Some(begun_at)) = (&self.world, self.observations.last_call_begun_at())
+        else {
+            return false;
+        };
+        if world.round >= self.state.round {
+            return false;
+        }
+        let state = &self.state;
+        let all_had_time = begun_at.saturating_add(REJOIN_GRACE) < now.monotonic;
+        let is_back = |node: &NodeId| {
+            let is_elsewhere =
+                state.wait_list.contains(node) || state.redundancy_list.contains(node);
+            state.participants.contains_key(node)
+                || self.dropped.contains_key(node)
+                || (all_had_time && !is_elsewhere)
+        };
+        world.nodes.iter().all(is_back) && state.wait_list.is_empty()
+    }
+
+    fn place(&self, node: &NodeId, pass: &mut Pass) -> Option<Place> {
+        let rank = *self.state.participants.get(node)?;
+        let complete = pass.complete(self);
+        Some(Place {
+            round: self.state.round,
+            rank: usize::try_from(rank).ok()?,
+            size: self.state.participants.len(),
+            same_as: complete.same_as,
+            first: complete.first.clone()?,
+        })
+    }
+
+    /// Tells members that the others have dropped.
+    fn evict(&mut self) {
+        let state = &self.state;
+        for (index, post) in &mut self.posts {
+            let Status::Member { round } = post.status else {
+                continue;
+            };
+            let is_gone = state.complete
+                && state.round == round
+                && !state.participants.contains_key(&post.want.node);
+            if is_gone {
+                let number = post.want.number;
+                let kind = AnswerKind::Evicted { round };
+                self.answers.push((*index, Answer { number, kind }));
+                post.status = Status::Decided;
+            }
+        }
+    }
+
+    /// Notes the members of a complete round, and which have departed since.
+    fn note_world(&mut self, now: Now) {
+        let state = &self.state;
+        let is_new = state.complete && self.world.as_ref().is_none_or(|it| it.round != state.round);
+        if is_new {
+            let world = World {
+                round: state.round,
+                nodes: state.participants.keys().cloned().collect(),
+            };
+            self.world_before = self.world.replace(world);
+            self.departures.clear();
+        }
+        self.dropped
+            .retain(|node, _| !state.last_heartbeats.contains_key(node));
+        let Some(world) = &self.world else { return };
+        let is_same_round = state.complete && state.round == world.round;
+        let gone = world.nodes.iter().filter(|node| {
+            let is_here = is_same_round && state.participants.contains_key(*node);
+            !is_here && !self.departures.contains_key(*node)
+        });
+        let overdue = self.settings.dead_after() / 2;
+        let departures: Vec<(NodeId, Departure)> = gone
+            .map(|node| {
+                let silence = self.dropped.get(node).copied().or_else(|| {
+                    let silence = self.observations.silence_of(node, now.monotonic)?;
+                    (silence > overdue).then_some(silence)
+                });
+                (
+                    node.clone(),
+                    silence.map_or(Departure::Left, Departure::Lost),
+                )
+            })
+            .collect();
+        self.departures.extend(departures);
+    }
+
+    #[cfg(test)]
+    pub(super) fn describe(&self) -> String {
+        let posts = self.posts.iter();
+        let posts: Vec<String> = posts
+            .map(|(index, post)| format!("{index}: {:?} {:?}", post.want.kind, post.status))
+            .collect();
+        format!(
+            "epoch {} dirty {} known {} again at {:?}: {}",
+            self.epoch,
+            self.is_dirty,
+            self.is_known,
+            self.decide_again_at,
+            posts.join(", ")
+        )
+    }
+
+    fn summarize(&mut self) {
+        let state = &self.state;
+        let departed = self.departures.iter();
+        let lost = departed
+            .clone()
+            .filter_map(|(node, departure)| match departure {
+                Departure::Lost(silence) => Some((node.clone(), *silence)),
+                Departure::Left => None,
+            });
+        let left = departed.filter_map(|(node, departure)| match departure {
+            Departure::Left => Some((node.clone(), state.last_heartbeats.contains_key(node))),
+            Departure::Lost(_) => None,
+        });
+        let is_full = state.complete && state.participants.len() >= self.settings.max_nodes;
+        let waiting = state.wait_list.iter().filter(|_| !is_full);
+        let summary = Summary {
+            epoch: self.epoch,
+            round: state.round,
+            is_complete: state.complete,
+            is_closed: state.closed,
+            joined: state.participants.len(),
+            waiting: waiting.cloned().collect(),
+            lost: lost.collect(),
+            left: left.collect(),
+        };
+        self.summary = summary.to_text();
+    }
+}
+
+/// What holds for all wants while the state does not change, or as good as.
+struct Pass {
+    now: Now,
+    time: Timestamp,
+    is_last_call_over: bool,
+    has_suspects: bool,
+    complete: Option<Complete>,
+}
+
+/// The facts of a complete round.
+struct Complete {
+    has_every_rank: bool,
+    same_as: i64,
+    first: Option<NodeId>,
+}
+
+impl Pass {
+    fn new(holder: &Holder, now: Now) -> Self {
+        let observations = &holder.observations;
+        let ends_at = observations.last_call_ends_at(&holder.settings);
+        let is_over = ends_at.is_some_and(|at| at < now.monotonic) || holder.all_are_back(now);
+        let mut suspects = observations.suspects(&holder.state, &holder.me);
+        Self {
+            now,
+            time: observations.time_to_write(now),
+            is_last_call_over: is_over,
+            has_suspects: suspects.next().is_some(),
+            complete: None,
+        }
+    }
+
+    fn complete(&mut self, holder: &Holder) -> &Complete {
+        self.complete.get_or_insert_with(|| {
+            let state = &holder.state;
+            let first = state.participants.iter().find(|(_, rank)| **rank == 0);
+            let before = holder
+                .world
+                .as_ref()
+                .filter(|world| world.round != state.round);
+            let before = before.or(holder.world_before.as_ref());
+            let is_same = |world: &&World| {
+                world.nodes.len() == state.participants.len()
+                    && world
+                        .nodes
+                        .iter()
+                        .all(|node| state.participants.contains_key(node))
+            };
+            Complete {
+                has_every_rank: decide::has_every_rank(state),
+                same_as: before.filter(is_same).map_or(-1, |world| world.round),
+                first: first.map(|(node, _)| node.clone()),
+            }
+        })
+    }
+}

@@ -1,0 +1,689 @@
+//! One node of a group: what it asks the store next. Pure.
+//!
+//! It makes one request at a time, so that it needs one connection.
+
+use std::time::Duration;
+
+use super::holder::{Holder, Task};
+use super::message::{Answer, AnswerKind, Mark, Place, Summary, Want, WantKind};
+use crate::backend::Token;
+use crate::clock::Now;
+use crate::executor::Written;
+use crate::node::NodeId;
+use crate::settings::{ROLLBACK_WINDOW, RendezvousSettings};
+use crate::state::RendezvousState;
+
+/// How often the holder shows that it lives.
+const RENEWAL: Duration = Duration::from_millis(500);
+
+/// A lease that is not renewed for this time, as a node has seen it, is free.
+const LEASE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How often a node that waits for an answer looks at the lease, and the members with the lowest ranks.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How many members look at the lease that often. The others do so every second heartbeat.
+const DEPUTIES: usize = 4;
+
+/// One request to the store.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Ask {
+    /// Writes the node's own heartbeat.
+    Beat(u64),
+    /// The mark of the lease, if there is one.
+    ReadMark,
+    /// Replaces the mark if it is the expected one; empty for none.
+    Claim {
+        expected: Vec<u8>,
+        mark: Vec<u8>,
+    },
+    /// Puts a want into the queue.
+    Push(Vec<u8>),
+    /// The summary, if there is one.
+    ReadSummary,
+    /// The node's own answer, if there is one.
+    ReadAnswer,
+    /// Waits for an own answer other than this one.
+    AwaitAnswer {
+        known: Vec<u8>,
+        until: Duration,
+    },
+    /// Waits for another summary than this one.
+    AwaitSummary {
+        known: Vec<u8>,
+        until: Duration,
+    },
+    /// As holder: the state.
+    ReadState,
+    /// Whether the state differs from the known one, apart from heartbeats.
+    CheckState,
+    /// Writes [`Station::to_write`].
+    WriteState,
+    /// Writes answers by the index of the node.
+    Answer(Vec<(u32, Vec<u8>)>),
+    Summarize(Vec<u8>),
+    /// The heartbeats of these nodes. Each has written one.
+    ReadBeats(Vec<u32>),
+    /// Takes all wants from the queue, or waits for one.
+    AwaitWants {
+        until: Duration,
+    },
+    /// Nothing until a new goal.
+    Idle,
+    /// The goal is over.
+    Done(Result<Option<Place>, Ending>),
+}
+
+/// The result of a request.
+#[derive(Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "one at a time, and moved only to its station"
+)]
+pub(crate) enum Reply {
+    /// It is done.
+    Done,
+    /// The value, or the value that is there after a compare-and-set.
+    Value(Option<Vec<u8>>),
+    State(Option<(RendezvousState, Token)>),
+    Written(Written),
+    IsSame(bool),
+    Beats(Vec<Vec<u8>>),
+    Wants(Vec<Vec<u8>>),
+    /// A wait is over without a result.
+    Nothing,
+}
+
+/// Why a goal was not reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ending {
+    Closed,
+    NotNeeded,
+    TimedOut,
+    /// Nobody holds the lease, and this node must not, as it is on no list.
+    NoHolder,
+}
+
+#[derive(Debug)]
+struct Goal {
+    want: Want,
+    /// The epoch of the holder that was told.
+    posted: Option<u64>,
+    deadline: Duration,
+    is_spare: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct Station {
+    me: NodeId,
+    index: u32,
+    settings: RendezvousSettings,
+    number: u32,
+    goal: Option<Goal>,
+    outcome: Option<Result<Option<Place>, Ending>>,
+    /// The round of which the node is a member.
+    round: Option<i64>,
+    rank: usize,
+    is_evicted: bool,
+    beat: u64,
+    beat_at: Duration,
+    mark: Vec<u8>,
+    is_mark_known: bool,
+    /// When this mark was seen first.
+    mark_since: Duration,
+    look_at: Duration,
+    holder: Option<Holder>,
+    /// The request in progress.
+    asked: Ask,
+    own_beat: u64,
+    renew_at: Duration,
+    answer: Vec<u8>,
+    summary_text: Vec<u8>,
+    summary: Summary,
+    reads_answer: bool,
+    checks_summary: bool,
+    is_releasing: bool,
+}
+
+impl Station {
+    /// `index` differs from that of all other handlers in this store.
+    pub(crate) fn new(me: NodeId, index: u32, settings: RendezvousSettings, now: Now) -> Self {
+        Self {
+            me,
+            index,
+            settings,
+            number: 0,
+            goal: None,
+            outcome: None,
+            round: None,
+            rank: 0,
+            is_evicted: false,
+            beat: 0,
+            beat_at: now.monotonic,
+            mark: Vec::new(),
+            is_mark_known: false,
+            mark_since: now.monotonic,
+            look_at: now.monotonic,
+            holder: None,
+            asked: Ask::Idle,
+            own_beat: 0,
+            renew_at: now.monotonic,
+            answer: Vec::new(),
+            summary_text: Vec::new(),
+            summary: Summary::default(),
+            reads_answer: false,
+            checks_summary: false,
+            is_releasing: false,
+        }
+    }
+
+    pub(crate) const fn me(&self) -> &NodeId {
+        &self.me
+    }
+
+    pub(crate) const fn settings(&self) -> &RendezvousSettings {
+        &self.settings
+    }
+
+    pub(crate) const fn index(&self) -> u32 {
+        self.index
+    }
+
+    pub(crate) const fn summary(&self) -> &Summary {
+        &self.summary
+    }
+
+    pub(crate) const fn is_evicted(&self) -> bool {
+        self.is_evicted
+    }
+
+    pub(crate) const fn holder(&self) -> Option<&Holder> {
+        self.holder.as_ref()
+    }
+
+    /// The state to be written and the token it is based on, after [`Ask::WriteState`].
+    pub(crate) fn to_write(&self) -> Option<(&RendezvousState, Option<&Token>)> {
+        self.holder.as_ref().map(Holder::to_write)
+    }
+
+    /// Begins to join a round after `after`, for at most until `deadline`.
+    pub(crate) fn join(&mut self, after: i64, deadline: Duration, now: Now) {
+        self.round = None;
+        self.is_evicted = false;
+        self.begin(WantKind::Join { after }, deadline, now);
+    }
+
+    pub(crate) fn leave(&mut self, deadline: Duration, now: Now) {
+        self.begin(WantKind::Leave, deadline, now);
+    }
+
+    pub(crate) fn close(&mut self, deadline: Duration, now: Now) {
+        self.begin(WantKind::Close, deadline, now);
+    }
+
+    fn begin(&mut self, kind: WantKind, deadline: Duration, now: Now) {
+        self.number += 1;
+        self.outcome = None;
+        self.look_at = self.look_at.min(now.monotonic);
+        self.goal = Some(Goal {
+            want: self.want(kind),
+            posted: None,
+            deadline,
+            is_spare: false,
+        });
+    }
+
+    fn want(&self, kind: WantKind) -> Want {
+        Want {
+            index: self.index,
+            number: self.number,
+            epoch: 0,
+            node: self.me.clone(),
+            kind,
+        }
+    }
+
+    /// Gives the lease back before the node ends; `None` if it does not hold it.
+    pub(crate) fn release(&mut self) -> Option<Ask> {
+        let holder = self.holder.take()?;
+        let mark = Mark {
+            epoch: holder.epoch(),
+            index: self.index,
+            beat: None,
+        };
+        Some(Ask::Claim {
+            expected: self.mark.clone(),
+            mark: mark.to_text(),
+        })
+    }
+
+    /// A request has failed: whatever this node held or posted may be lost.
+    pub(crate) fn on_failure(&mut self, now: Now) {
+        self.holder = None;
+        self.is_mark_known = false;
+        self.beat_at = now.monotonic;
+        self.look_at = now.monotonic;
+        if let Some(goal) = &mut self.goal {
+            goal.posted = None;
+        }
+    }
+
+    /// The next request. Its result goes to [`on_reply`](Self::on_reply).
+    pub(crate) fn step(&mut self, now: Now) -> Ask {
+        let ask = self.next(now);
+        self.asked = ask.clone();
+        ask
+    }
+
+    fn next(&mut self, now: Now) -> Ask {
+        let at = now.monotonic;
+        if self.is_releasing {
+            self.is_releasing = false;
+            if let Some(ask) = self.release() {
+                self.is_mark_known = false;
+                return ask;
+            }
+        }
+        if let Some(outcome) = self.outcome.take() {
+            return Ask::Done(outcome);
+        }
+        if self.goal.is_none() && self.round.is_none() && self.holder.is_none() {
+            return Ask::Idle;
+        }
+        if let Some(ended) = self.check_deadline(at) {
+            self.goal = None;
+            self.is_releasing = true;
+            return Ask::Done(Err(ended));
+        }
+        if self.holder.is_some() {
+            return self.next_as_holder(now);
+        }
+        if self.beat_at <= at {
+            self.beat += 1;
+            self.beat_at = at.saturating_add(self.settings.keep_alive_interval);
+            return Ask::Beat(self.beat);
+        }
+        if self.is_lease_free(at) {
+            if self.may_hold() {
+                return self.claim();
+            }
+            if self.is_asking() {
+                self.goal = None;
+                return Ask::Done(Err(Ending::NoHolder));
+            }
+        }
+        if !self.is_mark_known || self.look_at <= at {
+            self.look_at = at.saturating_add(self.look_interval());
+            return Ask::ReadMark;
+        }
+        if self.reads_answer {
+            self.reads_answer = false;
+            return Ask::ReadAnswer;
+        }
+        let epoch = Mark::from_text(&self.mark).map(|mark| mark.epoch);
+        if let Some(goal) = &mut self.goal
+            && goal.posted != epoch
+        {
+            goal.posted = epoch;
+            goal.want.epoch = epoch.unwrap_or_default();
+            return Ask::Push(goal.want.to_text());
+        }
+        let until = self.beat_at.min(self.look_at);
+        match &self.goal {
+            Some(goal) if !matches!(goal.want.kind, WantKind::Stay { .. }) => {
+                let deadline = goal.deadline.saturating_add(Duration::from_millis(1));
+                let until = if deadline > at {
+                    until.min(deadline)
+                } else {
+                    until
+                };
+                let known = self.answer.clone();
+                Ask::AwaitAnswer { known, until }
+            }
+            _ => {
+                let known = self.summary_text.clone();
+                Ask::AwaitSummary { known, until }
+            }
+        }
+    }
+
+    fn next_as_holder(&mut self, now: Now) -> Ask {
+        let at = now.monotonic;
+        if self.renew_at <= at {
+            return self.renew(at);
+        }
+        let Some(holder) = &mut self.holder else {
+            return Ask::Idle;
+        };
+        if let Some(goal) = &mut self.goal
+            && goal.posted != Some(holder.epoch())
+        {
+            goal.posted = Some(holder.epoch());
+            goal.want.epoch = holder.epoch();
+            holder.on_wants([goal.want.clone()], now);
+        }
+        if std::mem::take(&mut self.checks_summary) {
+            return Ask::ReadSummary;
+        }
+        match holder.task(now) {
+            Task::ReadState => Ask::ReadState,
+            Task::CheckState => {
+                self.checks_summary = true;
+                Ask::CheckState
+            }
+            Task::WriteState => Ask::WriteState,
+            Task::Answer(mut answers) => {
+                let own = answers.iter().position(|(index, _)| *index == self.index);
+                if let Some(own) = own {
+                    let (_, text) = answers.swap_remove(own);
+                    self.on_answer(text, now);
+                }
+                if answers.is_empty() {
+                    return self.next(now);
+                }
+                Ask::Answer(answers)
+            }
+            Task::Summarize(text) => {
+                self.adopt_summary(text.clone());
+                Ask::Summarize(text)
+            }
+            Task::ReadBeats(indices) => {
+                let others: Vec<u32> = indices.into_iter().filter(|it| *it != self.index).collect();
+                Ask::ReadBeats(others)
+            }
+            Task::Wait(until) => Ask::AwaitWants {
+                until: until.min(self.renew_at),
+            },
+        }
+    }
+
+    fn check_deadline(&mut self, at: Duration) -> Option<Ending> {
+        let goal = self.goal.as_mut()?;
+        if goal.deadline >= at {
+            return None;
+        }
+        match goal.want.kind {
+            WantKind::Stay { .. } => None,
+            _ if goal.is_spare => None,
+            WantKind::Join { after } => {
+                self.number += 1;
+                goal.want.number = self.number;
+                goal.want.kind = WantKind::JoinLate { after };
+                goal.posted = None;
+                None
+            }
+            WantKind::JoinLate { .. } => {
+                (goal.deadline.saturating_add(ROLLBACK_WINDOW) < at).then_some(Ending::TimedOut)
+            }
+            WantKind::Leave | WantKind::Close => Some(Ending::TimedOut),
+        }
+    }
+
+    fn look_interval(&self) -> Duration {
+        // Not all at the same time.
+        let spread = Duration::from_millis(u64::from(self.index % 256));
+        if self.is_asking() || self.rank < DEPUTIES {
+            return LOOK_INTERVAL.saturating_add(spread);
+        }
+        self.settings
+            .keep_alive_interval
+            .saturating_mul(2)
+            .saturating_add(spread)
+    }
+
+    /// Whether it has a goal, and does not just stay.
+    fn is_asking(&self) -> bool {
+        let goal = self.goal.as_ref();
+        goal.is_some_and(|goal| !matches!(goal.want.kind, WantKind::Stay { .. }))
+    }
+
+    /// Only a node that is listed, or will be by its own want, can write what stops an earlier holder.
+    fn may_hold(&self) -> bool {
+        let joins = self.goal.as_ref().is_some_and(|goal| {
+            matches!(
+                goal.want.kind,
+                WantKind::Join { .. } | WantKind::JoinLate { .. }
+            )
+        });
+        joins || (self.round.is_some() && !self.is_evicted)
+    }
+
+    fn is_lease_free(&self, at: Duration) -> bool {
+        if !self.is_mark_known {
+            return false;
+        }
+        match Mark::from_text(&self.mark) {
+            Some(Mark { beat: Some(_), .. }) => at.saturating_sub(self.mark_since) >= LEASE_TIMEOUT,
+            _ => true,
+        }
+    }
+
+    fn claim(&self) -> Ask {
+        let epoch = Mark::from_text(&self.mark).map_or(0, |mark| mark.epoch);
+        let mark = Mark {
+            epoch: epoch.saturating_add(1),
+            index: self.index,
+            beat: Some(0),
+        };
+        Ask::Claim {
+            expected: self.mark.clone(),
+            mark: mark.to_text(),
+        }
+    }
+
+    fn renew(&mut self, at: Duration) -> Ask {
+        self.renew_at = at.saturating_add(RENEWAL);
+        self.own_beat += 1;
+        let epoch = self.holder.as_ref().map_or(0, Holder::epoch);
+        let mark = Mark {
+            epoch,
+            index: self.index,
+            beat: Some(self.own_beat),
+        };
+        Ask::Claim {
+            expected: self.mark.clone(),
+            mark: mark.to_text(),
+        }
+    }
+
+    /// Takes the result of the last request.
+    pub(crate) fn on_reply(&mut self, reply: Reply, now: Now) {
+        let asked = std::mem::replace(&mut self.asked, Ask::Idle);
+        match (asked, reply) {
+            (Ask::ReadMark, Reply::Value(mark)) => self.on_mark(mark.unwrap_or_default(), now),
+            (Ask::Claim { mark, .. }, Reply::Value(current)) => {
+                self.on_claimed(&mark, current.unwrap_or_default(), now);
+            }
+            (Ask::AwaitAnswer { .. } | Ask::ReadAnswer, Reply::Value(Some(text))) => {
+                self.on_answer(text, now);
+            }
+            (Ask::AwaitSummary { .. }, Reply::Value(Some(text))) => {
+                self.adopt_summary(text);
+                self.reads_answer = true;
+                self.stay();
+            }
+            (Ask::ReadSummary, Reply::Value(text)) => {
+                if let Some(holder) = &mut self.holder {
+                    holder.on_summary(text.unwrap_or_default());
+                } else if let Some(text) = text {
+                    self.adopt_summary(text);
+                }
+            }
+            (asked, reply) => {
+                let Some(holder) = &mut self.holder else {
+                    return;
+                };
+                match (asked, reply) {
+                    (Ask::ReadState, Reply::State(stored)) => holder.on_state(stored, now),
+                    (Ask::CheckState, Reply::IsSame(is_same)) => holder.on_checked(is_same),
+                    (Ask::WriteState, Reply::Written(written)) => holder.on_written(written, now),
+                    (Ask::ReadBeats(indices), Reply::Beats(values)) => {
+                        holder.on_beats(&indices, &values, now);
+                    }
+                    (Ask::AwaitWants { .. }, Reply::Wants(texts)) => {
+                        let wants = texts.iter().filter_map(|text| Want::from_text(text));
+                        holder.on_wants(wants, now);
+                    }
+                    _ => {}
+                }
+                // A holder that is on no list cannot stop what an earlier one writes.
+                if holder.has_lost(&self.me) && !self.is_asking() {
+                    self.is_evicted = true;
+                    self.is_releasing = true;
+                }
+            }
+        }
+    }
+
+    fn on_mark(&mut self, mark: Vec<u8>, now: Now) {
+        if !self.is_mark_known || mark != self.mark {
+            self.mark_since = now.monotonic;
+        }
+        self.is_mark_known = true;
+        self.mark = mark;
+        self.stay();
+    }
+
+    fn on_claimed(&mut self, mark: &[u8], current: Vec<u8>, now: Now) {
+        let is_mine = current == mark;
+        self.on_mark(current, now);
+        match (&self.holder, is_mine) {
+            (Some(_), true) => {}
+            (Some(_), false) => {
+                // Another node holds it. It may not know what this one wanted.
+                self.holder = None;
+                self.beat_at = now.monotonic;
+                if let Some(goal) = &mut self.goal {
+                    goal.posted = None;
+                }
+            }
+            (None, true) => {
+                let Some(Mark {
+                    epoch,
+                    beat: Some(_),
+                    ..
+                }) = Mark::from_text(mark)
+                else {
+                    return;
+                };
+                let me = self.me.clone();
+                let settings = self.settings.clone();
+                self.holder = Some(Holder::new(me, settings, epoch, now));
+                self.own_beat = 0;
+                self.renew_at = now.monotonic.saturating_add(RENEWAL);
+                self.stay();
+            }
+            (None, false) => self.look_at = now.monotonic.saturating_add(self.look_interval()),
+        }
+    }
+
+    /// Tells a new holder that this node is a member, once.
+    fn stay(&mut self) {
+        if let (Some(round), None) = (self.round, &self.goal) {
+            self.goal = Some(Goal {
+                want: self.want(WantKind::Stay { round }),
+                posted: None,
+                deadline: Duration::MAX,
+                is_spare: false,
+            });
+        }
+    }
+
+    fn on_answer(&mut self, text: Vec<u8>, now: Now) {
+        let answer = Answer::from_text(&text);
+        self.answer = text;
+        let Some(answer) = answer.filter(|answer| answer.number == self.number) else {
+            return;
+        };
+        if let AnswerKind::Evicted { round } = answer.kind {
+            self.is_evicted |= self.round == Some(round);
+            self.repeat();
+            return;
+        }
+        let Some(goal) = &mut self.goal else { return };
+        let is_join = matches!(
+            goal.want.kind,
+            WantKind::Join { .. } | WantKind::JoinLate { .. }
+        );
+        let outcome = match answer.kind {
+            AnswerKind::Spare => {
+                goal.is_spare = true;
+                return;
+            }
+            AnswerKind::NoLongerSpare => {
+                goal.is_spare = false;
+                goal.deadline = now.monotonic.saturating_add(self.settings.join_timeout);
+                if let WantKind::JoinLate { after } = goal.want.kind {
+                    self.number += 1;
+                    goal.want.number = self.number;
+                    goal.want.kind = WantKind::Join { after };
+                    goal.posted = None;
+                }
+                return;
+            }
+            AnswerKind::Joined(place) if is_join => Ok(Some(place)),
+            AnswerKind::Done if !is_join => Ok(None),
+            AnswerKind::Closed => Err(Ending::Closed),
+            AnswerKind::NotNeeded => Err(Ending::NotNeeded),
+            AnswerKind::TimedOut => Err(Ending::TimedOut),
+            _ => return,
+        };
+        let leaves = matches!(goal.want.kind, WantKind::Leave);
+        let posted = goal.posted;
+        self.goal = None;
+        if let Ok(Some(place)) = &outcome {
+            self.round = Some(place.round);
+            self.rank = place.rank;
+            self.is_evicted = false;
+            // The same holder knows it.
+            self.goal = Some(Goal {
+                want: self.want(WantKind::Stay { round: place.round }),
+                posted,
+                deadline: Duration::MAX,
+                is_spare: false,
+            });
+        } else if is_join || leaves {
+            self.round = None;
+            self.is_releasing = true;
+        }
+        self.outcome = Some(outcome);
+    }
+
+    /// Says again what the node wants, as the holder has forgotten it.
+    fn repeat(&mut self) {
+        let Some(goal) = &mut self.goal else { return };
+        if !matches!(goal.want.kind, WantKind::Stay { .. }) {
+            self.number += 1;
+            goal.want.number = self.number;
+            goal.posted = None;
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn describe(&self) -> String {
+        let goal = self.goal.as_ref();
+        let goal = goal.map(|it| {
+            (
+                it.want.kind,
+                it.want.number,
+                it.posted,
+                it.is_spare,
+                it.deadline,
+            )
+        });
+        let mark = String::from_utf8_lossy(&self.mark);
+        let holder = self.holder.as_ref().map(Holder::describe);
+        let asked = &self.asked;
+        format!(
+            "{goal:?}, round {:?}, mark {mark:?}, {asked:?}, {holder:?}",
+            self.round
+        )
+    }
+
+    fn adopt_summary(&mut self, text: Vec<u8>) {
+        if let Some(summary) = Summary::from_text(&text) {
+            self.summary = summary;
+        }
+        self.summary_text = text;
+    }
+}

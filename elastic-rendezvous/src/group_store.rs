@@ -1,0 +1,188 @@
+//! The keys under which the nodes of a group write to each other (docs/rendezvous.md, section 10).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use c10d_store::{ErrorContext, Known, Operation, Store, StoreError};
+
+/// How many keys one request reads or writes.
+const KEYS_MAX: usize = 1000;
+
+/// How many wants are taken from the queue at once.
+const WANTS_MAX: usize = 4096;
+
+/// How long to wait for an interrupt that another wait may have got.
+const TAKE_BACK: Duration = Duration::from_millis(1);
+
+/// Where the nodes of a large rendezvous write to each other, beside its state: a few short keys for each node.
+///
+/// Has the same store as the backend, and no connection of its own.
+#[derive(Debug, Clone)]
+pub struct GroupStore {
+    store: Arc<dyn Store>,
+    prefix: String,
+}
+
+impl GroupStore {
+    /// The group with keys below `prefix` in `store`. The store must have queues and
+    /// [wake on changes](Store::wakes_on_change).
+    #[must_use]
+    pub fn new(store: Arc<dyn Store>, prefix: &str) -> Self {
+        Self {
+            store,
+            prefix: prefix.to_owned(),
+        }
+    }
+
+    fn key(&self, name: &str) -> String {
+        format!("{}/{name}", self.prefix)
+    }
+
+    fn answer_key(&self, index: u32) -> String {
+        format!("{}/a/{index}", self.prefix)
+    }
+
+    fn beat_key(&self, index: u32) -> String {
+        format!("{}/b/{index}", self.prefix)
+    }
+
+    /// Whether the store has queues.
+    pub(crate) fn has_queue(&self) -> Result<bool, StoreError> {
+        match self.store.queue_len(&self.key("q")) {
+            Ok(_) => Ok(true),
+            Err(StoreError::Unsupported { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Counts a handler, and returns its number.
+    pub(crate) fn count_handler(&self) -> Result<u32, StoreError> {
+        let key = self.key("n");
+        let number = self.store.add(&key, 1)?;
+        u32::try_from(number).map_err(|_| {
+            let (key, label) = (self.store.full_key(&key), self.store.label());
+            StoreError::InvalidArgument {
+                context: ErrorContext::new(Operation::Add, [&*key], label, Duration::ZERO),
+                detail: format!("{number} is not the number of a handler"),
+            }
+        })
+    }
+
+    pub(crate) fn read_mark(&self) -> Result<Option<Vec<u8>>, StoreError> {
+        self.store.try_get(&self.key("h"))
+    }
+
+    /// Replaces the mark if it is the expected one. Returns the resulting one.
+    pub(crate) fn claim(&self, expected: &[u8], mark: &[u8]) -> Result<Vec<u8>, StoreError> {
+        let claimed = self.store.compare_set(&self.key("h"), expected, mark)?;
+        Ok(claimed.into_value())
+    }
+
+    pub(crate) fn push(&self, want: &[u8]) -> Result<(), StoreError> {
+        self.store.queue_push(&self.key("q"), want)
+    }
+
+    /// Takes wants from the queue; waits for one for at most `timeout`. `None` after the timeout.
+    ///
+    /// A reply that is missing is an error: with it, wants may be lost. The nodes repeat them for the next holder.
+    pub(crate) fn take_wants(&self, timeout: Duration) -> Result<Option<Vec<Vec<u8>>>, StoreError> {
+        let taken = self
+            .store
+            .queue_take(&self.key("q"), WANTS_MAX, Some(timeout));
+        match taken {
+            Ok(wants) => Ok(Some(wants)),
+            Err(StoreError::Timeout { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    pub(crate) fn read_answer(&self, index: u32) -> Result<Option<Vec<u8>>, StoreError> {
+        self.store.try_get(&self.answer_key(index))
+    }
+
+    /// Waits for another answer than `known`; empty for none. `None` after the timeout.
+    pub(crate) fn await_answer(
+        &self,
+        index: u32,
+        known: &[u8],
+        timeout: Duration,
+    ) -> Result<Option<Vec<u8>>, StoreError> {
+        self.await_change(&self.answer_key(index), known, timeout)
+    }
+
+    pub(crate) fn write_answers(&self, answers: &[(u32, Vec<u8>)]) -> Result<(), StoreError> {
+        for answers in answers.chunks(KEYS_MAX) {
+            let keys: Vec<String> = answers
+                .iter()
+                .map(|(index, _)| self.answer_key(*index))
+                .collect();
+            let texts = answers.iter().map(|(_, text)| text.as_slice());
+            let pairs: Vec<(&str, &[u8])> = keys.iter().map(String::as_str).zip(texts).collect();
+            self.store.multi_set(&pairs)?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn read_summary(&self) -> Result<Option<Vec<u8>>, StoreError> {
+        self.store.try_get(&self.key("s"))
+    }
+
+    /// Waits for another summary than `known`; empty for none. `None` after the timeout.
+    pub(crate) fn await_summary(
+        &self,
+        known: &[u8],
+        timeout: Duration,
+    ) -> Result<Option<Vec<u8>>, StoreError> {
+        self.await_change(&self.key("s"), known, timeout)
+    }
+
+    pub(crate) fn write_summary(&self, text: &[u8]) -> Result<(), StoreError> {
+        self.store.set(&self.key("s"), text)
+    }
+
+    pub(crate) fn write_beat(&self, index: u32, beat: u64) -> Result<(), StoreError> {
+        self.store.set(&self.beat_key(index), beat.to_string())
+    }
+
+    /// The heartbeats of these handlers, in this order. Each must have written one.
+    pub(crate) fn read_beats(&self, indices: &[u32]) -> Result<Vec<Vec<u8>>, StoreError> {
+        let mut beats = Vec::new();
+        for indices in indices.chunks(KEYS_MAX) {
+            let keys: Vec<String> = indices.iter().map(|index| self.beat_key(*index)).collect();
+            let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+            beats.extend(self.store.multi_get(&keys)?);
+        }
+        Ok(beats)
+    }
+
+    /// Ends a wait of another thread with [`StoreError::Interrupted`]. Does not block.
+    pub(crate) fn interrupt(&self) {
+        self.store.interrupt();
+    }
+
+    /// Takes back an interrupt that crossed the end of the wait, so that it does not end another one.
+    pub(crate) fn take_back_interrupt(&self) -> Result<(), StoreError> {
+        let missing = self.key("none");
+        match self.store.wait_timeout(&[&missing], Some(TAKE_BACK)) {
+            Err(StoreError::Timeout { .. } | StoreError::Interrupted { .. }) => Ok(()),
+            result => result,
+        }
+    }
+
+    fn await_change(
+        &self,
+        key: &str,
+        known: &[u8],
+        timeout: Duration,
+    ) -> Result<Option<Vec<u8>>, StoreError> {
+        match self
+            .store
+            .wait_change(key, Known::whole(known), Some(timeout))
+        {
+            Ok(value) => Ok(Some(value)),
+            // A busy server may report the timeout late.
+            Err(StoreError::Timeout { .. } | StoreError::NoReply { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! The data that the loop of a handler shares with the handler, and the calls of its listeners.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use crate::error::RendezvousError;
+use crate::executor::{Operation, OperationError};
+use crate::handler::{Listener, Membership, RendezvousEvent};
+use crate::node::NodeId;
+use crate::recorded_event::Step;
+use crate::report::WaitReport;
+
+/// How often a waiting join writes a line to the log.
+pub(crate) const LOG_INTERVAL: Duration = Duration::from_secs(30);
+
+/// The data shared by the loop and the handler.
+#[derive(Debug, Default)]
+pub(crate) struct Shared {
+    membership: Mutex<Option<Result<Membership, String>>>,
+    listeners: Mutex<Listeners>,
+    /// Set for good: this and all later joins fail.
+    pub(crate) is_interrupted: AtomicBool,
+    /// Set until the event that this process hosts the store is recorded.
+    pub(crate) is_new_host: AtomicBool,
+}
+
+#[derive(Default)]
+struct Listeners(Vec<Listener>);
+
+impl std::fmt::Debug for Listeners {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} listeners", self.0.len())
+    }
+}
+
+impl Shared {
+    /// The membership, or why it is unknown; `None` when the node is in no round.
+    pub(crate) fn membership(&self) -> Option<Result<Membership, String>> {
+        self.membership
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    pub(crate) fn add_listener(&self, listener: Listener) {
+        let mut listeners = self
+            .listeners
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        listeners.0.push(listener);
+    }
+
+    /// Fails after an interrupt.
+    pub(crate) fn refuse_if_interrupted(&self, run_id: &str) -> Result<(), RendezvousError> {
+        if self.is_interrupted.load(Ordering::Acquire) {
+            return Err(RendezvousError::Interrupted {
+                run_id: run_id.to_owned(),
+            });
+        }
+        Ok(())
+    }
+
+    /// The node is in no round.
+    pub(crate) fn forget_membership(&self) {
+        self.set_membership(None);
+    }
+
+    pub(crate) fn publish(&self, membership: Membership) {
+        if self.set_membership(Some(Ok(membership))) {
+            self.notify(RendezvousEvent::MembershipChanged);
+        }
+    }
+
+    pub(crate) fn publish_failure(&self, error: &RendezvousError) {
+        let text = error.to_string();
+        let was_known = matches!(self.membership(), Some(Ok(_)));
+        if was_known {
+            log::warn!("cannot read the state of the rendezvous: {text}");
+        }
+        if self.set_membership(Some(Err(text))) && was_known {
+            self.notify(RendezvousEvent::MembershipChanged);
+        }
+    }
+
+    /// Passes the events of these steps to the listeners.
+    pub(crate) fn record(&self, run_id: &str, me: &NodeId, steps: impl IntoIterator<Item = Step>) {
+        let listeners = self.listeners();
+        if listeners.is_empty() {
+            return;
+        }
+        for step in steps {
+            let event = step.event(run_id, me);
+            for listener in &listeners {
+                listener(&RendezvousEvent::Recorded(&event));
+            }
+        }
+    }
+
+    pub(crate) fn notify(&self, event: RendezvousEvent<'_>) {
+        for listener in self.listeners() {
+            listener(&event);
+        }
+    }
+
+    /// Returns whether the value has changed.
+    fn set_membership(&self, membership: Option<Result<Membership, String>>) -> bool {
+        let mut current = self
+            .membership
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let is_new = *current != membership;
+        *current = membership;
+        is_new
+    }
+
+    fn listeners(&self) -> Vec<Listener> {
+        self.listeners
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .0
+            .clone()
+    }
+}
+
+/// The error of an operation that failed after `waited`; `report` is called for a join that timed out.
+pub(crate) fn error_of(
+    failure: OperationError,
+    operation: Operation,
+    run_id: &str,
+    waited: Duration,
+    report: impl FnOnce() -> WaitReport,
+) -> RendezvousError {
+    let run_id = run_id.to_owned();
+    match (failure, operation) {
+        (OperationError::Closed, _) => RendezvousError::Closed { run_id },
+        (OperationError::GracefulExit, _) => RendezvousError::GracefulExit { run_id },
+        (OperationError::Timeout, Operation::Join | Operation::Exit) => RendezvousError::Timeout {
+            report: Box::new(report()),
+        },
+        (OperationError::Timeout, operation) => RendezvousError::OperationTimeout {
+            run_id,
+            operation: match operation {
+                Operation::Close => "close",
+                Operation::KeepAlive => "send a heartbeat to",
+                _ => "leave",
+            },
+            timeout: waited,
+        },
+    }
+}
+
+/// Writes the line of a waiting join to the log.
+pub(crate) fn log_wait(report: &WaitReport, reason: Option<&str>) {
+    log::info!(
+        "waiting for other nodes since {:.0} s, for at most {:.0} s more: {report}; this node: {}",
+        report.waited.as_secs_f64(),
+        report.time_left.as_secs_f64(),
+        reason.unwrap_or("waiting"),
+    );
+}

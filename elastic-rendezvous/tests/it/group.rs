@@ -1,0 +1,362 @@
+//! Tests handlers in a group over one server, with threads and clocks.
+
+use std::collections::BTreeSet;
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use c10d_store::{ServerOptions, Store, TcpStore, TcpStoreServer};
+use elastic_rendezvous::{
+    C10dBackend, DynamicRendezvous, DynamicRendezvousOptions, LeftNode, Membership, NodeId,
+    RendezvousBackend, RendezvousError, RendezvousEvent, RendezvousHandler, RendezvousInfo,
+    RendezvousSettings, RendezvousState, Timestamp, Token, WaitReport,
+    codec::{self, CodecLimits},
+};
+
+/// Much longer than any step of a test takes.
+const LONG: Duration = Duration::from_secs(60);
+
+const NODES: usize = 40;
+
+type Joining = thread::JoinHandle<Result<RendezvousInfo, RendezvousError>>;
+
+fn server() -> TcpStoreServer {
+    TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).expect("a free port")
+}
+
+fn settings(min_nodes: usize, max_nodes: usize) -> RendezvousSettings {
+    RendezvousSettings::new("job", min_nodes, max_nodes)
+        .expect("a number of nodes")
+        .with_last_call_timeout(Duration::from_millis(500))
+}
+
+/// A node with a connection of its own.
+fn node_with(
+    server: &TcpStoreServer,
+    settings: &RendezvousSettings,
+    is_in_group: bool,
+) -> Arc<DynamicRendezvous> {
+    node_and_store(server, settings, is_in_group).0
+}
+
+fn connect(server: &TcpStoreServer) -> Arc<dyn Store> {
+    let port = server.local_addr().port();
+    Arc::new(TcpStore::connect("127.0.0.1", port).expect("a connection"))
+}
+
+fn node_and_store(
+    server: &TcpStoreServer,
+    settings: &RendezvousSettings,
+    is_in_group: bool,
+) -> (Arc<DynamicRendezvous>, Arc<dyn Store>) {
+    let store = connect(server);
+    let mut backend = C10dBackend::new(Arc::clone(&store), settings.run_id()).expect("a backend");
+    if is_in_group {
+        backend = backend.with_group().expect("a group");
+        assert!(backend.group().is_some());
+    }
+    let options = DynamicRendezvousOptions::new().with_local_addr("127.0.0.1");
+    let node = DynamicRendezvous::new(
+        Arc::new(backend),
+        Arc::clone(&store),
+        settings.clone(),
+        options,
+    );
+    (Arc::new(node.expect("a handler")), store)
+}
+
+fn nodes(
+    server: &TcpStoreServer,
+    settings: &RendezvousSettings,
+    count: usize,
+) -> Vec<Arc<DynamicRendezvous>> {
+    (0..count)
+        .map(|_| node_with(server, settings, true))
+        .collect()
+}
+
+fn join(node: &Arc<DynamicRendezvous>) -> Joining {
+    let node = Arc::clone(node);
+    thread::spawn(move || node.next_rendezvous())
+}
+
+/// Joins all nodes, and checks that they are in one round with one rank each.
+fn join_all(nodes: &[Arc<DynamicRendezvous>]) -> Vec<RendezvousInfo> {
+    let joining: Vec<_> = nodes.iter().map(join).collect();
+    one_world(joining)
+}
+
+fn one_world(joining: Vec<Joining>) -> Vec<RendezvousInfo> {
+    let count = joining.len();
+    let rounds: Vec<RendezvousInfo> = joining
+        .into_iter()
+        .map(|joining| joining.join().expect("no panic").expect("a round"))
+        .collect();
+    let ranks: BTreeSet<usize> = rounds.iter().map(|round| round.rank).collect();
+    assert_eq!(ranks, (0..count).collect());
+    for round in &rounds {
+        assert_eq!((round.round, round.world_size), (rounds[0].round, count));
+        assert_eq!(round.bootstrap, rounds[0].bootstrap);
+    }
+    rounds
+}
+
+fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + LONG;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "timed out: {what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn membership(node: &DynamicRendezvous) -> Membership {
+    node.membership().expect("a membership")
+}
+
+fn reports(node: &DynamicRendezvous) -> Receiver<WaitReport> {
+    let (sender, reports) = channel();
+    node.add_listener(Arc::new(move |event: &RendezvousEvent<'_>| {
+        if let RendezvousEvent::Waiting(report) = event {
+            let _ = sender.send((*report).clone());
+        }
+    }));
+    reports
+}
+
+#[test]
+fn the_nodes_of_a_group_get_ranks_and_join_again() {
+    let server = server();
+    let nodes = nodes(&server, &settings(NODES, NODES), NODES);
+    let first = join_all(&nodes);
+    assert_eq!(first[0].round, 0);
+    first[0].store.set("role", "x").expect("set");
+    assert_eq!(first[1].store.get("role").expect("a value"), b"x");
+    for node in &nodes {
+        assert_eq!(membership(node), Membership::default());
+        assert!(!node.is_closed().expect("an answer"));
+    }
+    let second = join_all(&nodes);
+    assert_eq!(second[0].round, 1);
+    assert_eq!(second[0].bootstrap, first[0].bootstrap);
+}
+
+#[test]
+fn a_node_that_leaves_a_group_is_noticed_and_the_rest_continue() {
+    let server = server();
+    let mut nodes = nodes(&server, &settings(NODES - 1, NODES), NODES);
+    join_all(&nodes);
+    let leaver = nodes.pop().expect("a node");
+    leaver.leave().expect("to leave");
+    let left = [LeftNode::new(leaver.node().clone(), false)];
+    for node in &nodes {
+        eventually("the node has left", || membership(node).left == left);
+        assert!(!membership(node).is_evicted);
+    }
+    let rounds = join_all(&nodes);
+    assert_eq!((rounds[0].round, rounds[0].world_size), (1, NODES - 1));
+    // It can come back.
+    let joining = join(&leaver);
+    for node in &nodes {
+        eventually("the node waits", || {
+            membership(node).waiting == [leaver.node().clone()]
+        });
+    }
+    nodes.push(leaver);
+    let mut all: Vec<Joining> = nodes[..NODES - 1].iter().map(join).collect();
+    all.push(joining);
+    assert_eq!(one_world(all)[0].round, 2);
+}
+
+#[test]
+fn a_node_of_a_group_that_dies_is_reported_lost() {
+    let server = server();
+    let settings = settings(NODES - 1, NODES).with_keep_alive(Duration::from_millis(200), 3);
+    let mut nodes = nodes(&server, &settings, NODES);
+    let lost: Arc<Mutex<Vec<NodeId>>> = Arc::default();
+    let sink = Arc::clone(&lost);
+    nodes[0].add_listener(Arc::new(move |event: &RendezvousEvent<'_>| {
+        if let RendezvousEvent::NodeLost(node) = event {
+            sink.lock().expect("no panic").push(node.node.clone());
+        }
+    }));
+    join_all(&nodes);
+    let dead = nodes.pop().expect("a node");
+    let name = dead.node().clone();
+    drop(dead);
+    for node in &nodes {
+        eventually("the node is lost", || {
+            membership(node).lost.iter().any(|lost| lost.node == name)
+        });
+        assert_eq!(membership(node).departed(), 1);
+    }
+    assert_eq!(*lost.lock().expect("no panic"), [name]);
+    assert_eq!(join_all(&nodes)[0].round, 1);
+}
+
+#[test]
+fn a_close_of_a_group_ends_joins() {
+    let server = server();
+    let nodes = nodes(&server, &settings(NODES, NODES), NODES);
+    let joining: Vec<_> = nodes[1..].iter().map(join).collect();
+    let waiting = reports(&nodes[1]);
+    waiting.recv_timeout(LONG).expect("to wait");
+    nodes[0].set_closed().expect("to close");
+    assert!(nodes[0].is_closed().expect("an answer"));
+    for joining in joining {
+        let error = joining.join().expect("no panic").expect_err("closed");
+        assert!(matches!(error, RendezvousError::Closed { .. }), "{error}");
+    }
+    let error = nodes[0].next_rendezvous().expect_err("closed");
+    assert!(matches!(error, RendezvousError::Closed { .. }), "{error}");
+    for node in &nodes {
+        assert!(node.shutdown());
+    }
+}
+
+#[test]
+fn the_members_of_a_group_see_that_it_is_closed() {
+    let server = server();
+    let nodes = nodes(&server, &settings(NODES, NODES), NODES);
+    join_all(&nodes);
+    assert!(nodes[NODES - 1].shutdown());
+    for node in &nodes[..NODES - 1] {
+        eventually("the rendezvous is closed", || membership(node).is_closed);
+    }
+    for node in &nodes[..NODES - 1] {
+        assert!(node.shutdown());
+    }
+}
+
+#[test]
+fn an_interrupted_join_leaves_the_group() {
+    let server = server();
+    let nodes = nodes(&server, &settings(NODES, NODES), NODES + 1);
+    let waiting = reports(&nodes[0]);
+    let joining = join(&nodes[0]);
+    let report = waiting.recv_timeout(LONG).expect("to wait");
+    assert_eq!((report.joined, report.missing()), (1, NODES - 1));
+    nodes[0].interrupt();
+    for error in [
+        joining.join().expect("no panic").expect_err("interrupted"),
+        nodes[0].next_rendezvous().expect_err("interrupted"),
+    ] {
+        assert!(
+            matches!(error, RendezvousError::Interrupted { .. }),
+            "{error}"
+        );
+    }
+    join_all(&nodes[1..]);
+}
+
+#[test]
+fn a_group_survives_the_death_of_the_node_that_writes_for_all() {
+    let server = server();
+    let settings = settings(NODES, NODES).with_keep_alive(Duration::from_millis(200), 3);
+    let (first, its_store) = node_and_store(&server, &settings, true);
+    let waiting = reports(&first);
+    let joining_first = join(&first);
+    waiting.recv_timeout(LONG).expect("to wait");
+    let nodes = nodes(&server, &settings, NODES);
+    let mut joining: Vec<_> = nodes[2..].iter().map(join).collect();
+    let backend = C10dBackend::new(connect(&server), "job").expect("a backend");
+    let joined = || {
+        let state = backend.get_state().expect("an answer").expect("a state");
+        let state = codec::decode(&state.state, &CodecLimits::default());
+        state.expect("a state").participants.len()
+    };
+    eventually("all but one have joined", || joined() == NODES - 1);
+
+    // As if its process was killed.
+    its_store.close();
+    let error = joining_first.join().expect("no panic").expect_err("closed");
+    assert!(
+        matches!(error, RendezvousError::Connection { .. }),
+        "{error}"
+    );
+    eventually("another node has dropped it", || joined() == NODES - 2);
+    joining.extend(nodes[..2].iter().map(join));
+    one_world(joining);
+}
+
+#[test]
+fn nodes_with_and_without_a_group_share_a_rendezvous() {
+    let server = server();
+    let count = 36 + 2;
+    let settings = settings(count, count);
+    let mut nodes = nodes(&server, &settings, 36);
+    nodes.extend((0..2).map(|_| node_with(&server, &settings, false)));
+    let rounds = join_all(&nodes);
+    assert_eq!(rounds[0].round, 0);
+    nodes[37].leave().expect("to leave");
+    let left = [LeftNode::new(nodes[37].node().clone(), false)];
+    for node in &nodes[..37] {
+        eventually("the node has left", || membership(node).left == left);
+    }
+    let rounds = join_all(&nodes);
+    assert_eq!(rounds[0].round, 1);
+}
+
+#[test]
+fn a_join_of_a_group_that_times_out_counts_the_nodes() {
+    let server = server();
+    let settings = settings(NODES, NODES).with_join_timeout(Duration::from_millis(1500));
+    let nodes = nodes(&server, &settings, 3);
+    let joining: Vec<_> = nodes.iter().map(join).collect();
+    for joining in joining {
+        let error = joining.join().expect("no panic").expect_err("too few");
+        let RendezvousError::Timeout { report } = &error else {
+            panic!("{error}");
+        };
+        assert_eq!(report.joined, 3, "{error}");
+        assert!(
+            error.to_string().contains("3 nodes are in round 0"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn a_node_of_a_group_has_one_connection() {
+    let server = server();
+    let nodes = nodes(&server, &settings(NODES, NODES), NODES);
+    join_all(&nodes);
+    join_all(&nodes);
+    // The node that writes for all needs a second one while it waits for the address of the workers' store.
+    let connections = server.connection_count();
+    assert!((NODES..=NODES + 1).contains(&connections), "{connections}");
+}
+
+#[test]
+fn a_check_of_the_state_notices_changes_of_rounds_and_lists() {
+    let server = server();
+    let backend = C10dBackend::new(connect(&server), "job").expect("a backend");
+    assert!(backend.is_current(None).expect("an answer"));
+    let mut state = RendezvousState::default();
+    let a = NodeId::new("a", 1, 0);
+    state.participants.insert(a.clone(), 0);
+    state
+        .last_heartbeats
+        .insert(a.clone(), Timestamp::from_micros(1));
+    let write = |state: &RendezvousState, token: Option<&Token>| {
+        let written = backend.set_state(&codec::encode(state), token);
+        let written = written.expect("an answer").expect("a state");
+        assert!(written.is_ours);
+        written.stored.token
+    };
+    let first = write(&state, None);
+    assert!(!backend.is_current(None).expect("an answer"));
+    assert!(backend.is_current(Some(&first)).expect("an answer"));
+
+    state.last_heartbeats.insert(a, Timestamp::from_micros(2));
+    let beat = write(&state, Some(&first));
+    assert!(backend.is_current(Some(&first)).expect("an answer"));
+
+    state.wait_list.insert(NodeId::new("b", 2, 0));
+    let waits = write(&state, Some(&beat));
+    assert!(!backend.is_current(Some(&beat)).expect("an answer"));
+
+    state.complete = true;
+    write(&state, Some(&waits));
+    assert!(!backend.is_current(Some(&waits)).expect("an answer"));
+}
