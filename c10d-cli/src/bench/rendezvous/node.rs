@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use c10d_store::{Store, TcpStore, TcpStoreOptions};
 use elastic_rendezvous::{
-    C10dBackend, DynamicRendezvous, DynamicRendezvousOptions, RendezvousError, RendezvousSettings,
-    Traffic, WRITE_LEASE_NODES_MIN,
+    C10dBackend, DynamicRendezvous, DynamicRendezvousOptions, GROUP_NODES_MIN, RendezvousError,
+    RendezvousSettings, Traffic, WRITE_LEASE_NODES_MIN,
 };
 
 use super::error::RendezvousBenchError;
@@ -53,7 +53,9 @@ impl Node {
 
     fn new(job: &Job, node: usize, store: Arc<dyn Store>) -> Result<Self, RendezvousError> {
         let mut backend = C10dBackend::new(Arc::clone(&store), RUN_ID)?;
-        if job.nodes >= WRITE_LEASE_NODES_MIN {
+        if job.nodes >= GROUP_NODES_MIN {
+            backend = backend.with_group()?;
+        } else if job.nodes >= WRITE_LEASE_NODES_MIN {
             backend = backend.with_write_lease()?;
         }
         let traffic = backend.traffic();
