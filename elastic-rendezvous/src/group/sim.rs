@@ -1,7 +1,7 @@
 //! Stations and nodes that write alone, in virtual time, with faults: nodes that die or stand still at any step,
 //! answers that are lost, requests that arrive twice.
 //!
-//! A seed determines a history. `SEED=n` repeats one, `ROUNDS=n` runs n new ones.
+//! A seed determines a history. `SEED=n` repeats one and prints it, `ROUNDS=n` runs n new ones, both n from a seed.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -285,7 +285,7 @@ impl World {
 
     /// What happens, if one history is repeated.
     fn trace(&self, place: usize, what: impl FnOnce() -> String) {
-        if std::env::var_os("SEED").is_some() {
+        if std::env::var_os("SEED").is_some() && std::env::var_os("ROUNDS").is_none() {
             #[expect(clippy::print_stderr, reason = "for a person")]
             {
                 eprintln!("{:?} {}: {}", self.now, self.nodes[place].name, what());
@@ -975,12 +975,13 @@ fn history(seed: u64) {
 fn random_histories_keep_the_laws() {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
     let seeds: Vec<u64> = match (number("SEED"), number("ROUNDS")) {
-        (Some(seed), _) => vec![seed],
-        (None, Some(rounds)) => {
-            let first = fastrand::u64(..1 << 48);
-            (first..first + rounds).collect()
-        }
         (None, None) => (0..300).collect(),
+        (seed, rounds) => {
+            let first = seed.unwrap_or_else(|| fastrand::u64(..1 << 48));
+            (0..rounds.unwrap_or(1))
+                .map(|round| first.wrapping_add(round))
+                .collect()
+        }
     };
     for seed in seeds {
         let result = std::panic::catch_unwind(|| history(seed));
