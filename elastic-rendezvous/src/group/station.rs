@@ -437,15 +437,18 @@ impl Station {
         goal.is_some_and(|goal| !matches!(goal.want.kind, WantKind::Stay { .. }))
     }
 
-    /// Only a node that is listed, or will be by its own want, can write what stops an earlier holder.
-    fn may_hold(&self) -> bool {
-        let joins = self.goal.as_ref().is_some_and(|goal| {
+    fn is_joining(&self) -> bool {
+        self.goal.as_ref().is_some_and(|goal| {
             matches!(
                 goal.want.kind,
                 WantKind::Join { .. } | WantKind::JoinLate { .. }
             )
-        });
-        joins || (self.round.is_some() && !self.is_evicted)
+        })
+    }
+
+    /// Only a node that is listed, or will be by its own want, can write what stops an earlier holder.
+    fn may_hold(&self) -> bool {
+        self.is_joining() || (self.round.is_some() && !self.is_evicted)
     }
 
     fn is_lease_free(&self, at: Duration) -> bool {
@@ -527,7 +530,8 @@ impl Station {
                     _ => {}
                 }
                 // A holder that is on no list cannot stop what an earlier one writes.
-                if holder.has_lost(&self.me) && !self.is_asking() {
+                let is_lost = holder.has_lost(&self.me);
+                if is_lost && !self.is_joining() {
                     self.is_evicted = true;
                     self.is_releasing = true;
                 }
