@@ -94,7 +94,12 @@ impl Store for TcpStore {
                 } else {
                     None
                 };
-                Ok((outcome, connection.read_blob(deadline)?))
+                let value = if outcome == Some(EXCHANGED) {
+                    desired.to_vec()
+                } else {
+                    connection.read_blob(deadline)?
+                };
+                Ok((outcome, value))
             },
         )?;
         match outcome {

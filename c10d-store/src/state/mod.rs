@@ -156,15 +156,16 @@ impl StoreState {
                 if reports_outcome {
                     replies.reply(conn, Reply::Exchanged(writes));
                 }
-                let current = self.slots.get(key).and_then(Slot::value);
-                replies.reply(
-                    conn,
-                    match current {
+                // docs/wire.md, COMPARE_EXCHANGE 1.
+                if !(reports_outcome && writes) {
+                    let current = self.slots.get(key).and_then(Slot::value);
+                    let reply = match current {
                         Some(_) => Reply::Value(current),
                         // docs/wire.md, COMPARE_SET 4.
                         None => Reply::Bytes(expected),
-                    },
-                );
+                    };
+                    replies.reply(conn, reply);
+                }
             }
             Request::Check { keys } => {
                 let ready = keys.iter().all(|key| self.key_exists(key));

@@ -338,7 +338,9 @@ impl Model {
                     self.reply(conn, OwnedReply::Exchanged(writes));
                 }
                 let kept = current.unwrap_or(expected);
-                self.reply(conn, OwnedReply::Bytes(if writes { desired } else { kept }));
+                if !(reports_outcome && writes) {
+                    self.reply(conn, OwnedReply::Bytes(if writes { desired } else { kept }));
+                }
             }
             Operation::Get(key) => {
                 let value = self.value(key);

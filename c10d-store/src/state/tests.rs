@@ -235,12 +235,12 @@ fn compare_exchange_reports_whether_it_wrote() {
     let mut exchange = |expected| store.on(A, compare_exchange("k", expected, "new"));
     // docs/wire.md, COMPARE_EXCHANGE: the replies of COMPARE_SET to the first three are only "x", "new"
     // and "new".
-    let exchange_reply =
-        |exchanged, value| [(A, OwnedReply::Exchanged(exchanged)), bytes(A, value)];
-    assert_eq!(exchange("x"), exchange_reply(false, "x"));
-    assert_eq!(exchange(""), exchange_reply(true, "new"));
-    assert_eq!(exchange(""), exchange_reply(false, "new"));
-    assert_eq!(exchange("new"), exchange_reply(true, "new"));
+    let written = [(A, OwnedReply::Exchanged(true))];
+    let kept = |value| [(A, OwnedReply::Exchanged(false)), bytes(A, value)];
+    assert_eq!(exchange("x"), kept("x"));
+    assert_eq!(exchange(""), written);
+    assert_eq!(exchange(""), kept("new"));
+    assert_eq!(exchange("new"), written);
 }
 
 #[test]
