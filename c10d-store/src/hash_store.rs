@@ -351,8 +351,11 @@ impl Store for HashStore {
     }
 
     /// The values existed at the same moment.
-    fn multi_get(&self, keys: &[&str]) -> Result<Vec<Vec<u8>>, StoreError> {
-        let timeout = self.timeout();
+    fn multi_get_timeout(
+        &self,
+        keys: &[&str],
+        timeout: Option<Duration>,
+    ) -> Result<Vec<Vec<u8>>, StoreError> {
         let contents = self.wait_for(Operation::MultiGet, keys, timeout, Contents::has_value)?;
         Ok(keys
             .iter()

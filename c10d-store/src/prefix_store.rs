@@ -141,8 +141,13 @@ impl<S: Store> Store for PrefixStore<S> {
         self.underlying.append_bytes(&self.join(key), value)
     }
 
-    fn multi_get(&self, keys: &[&str]) -> Result<Vec<Vec<u8>>, StoreError> {
-        self.underlying.multi_get(&as_strs(&self.join_all(keys)))
+    fn multi_get_timeout(
+        &self,
+        keys: &[&str],
+        timeout: Option<Duration>,
+    ) -> Result<Vec<Vec<u8>>, StoreError> {
+        self.underlying
+            .multi_get_timeout(&as_strs(&self.join_all(keys)), timeout)
     }
 
     fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<(), StoreError> {

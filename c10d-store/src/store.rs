@@ -205,7 +205,19 @@ pub trait Store: Debug + Send + Sync {
     ///
     /// # Errors
     /// [`StoreError::Timeout`] if a key did not appear; otherwise as [`set_bytes`](Self::set_bytes).
-    fn multi_get(&self, keys: &[&str]) -> Result<Vec<Vec<u8>>, StoreError>;
+    fn multi_get(&self, keys: &[&str]) -> Result<Vec<Vec<u8>>, StoreError> {
+        self.multi_get_timeout(keys, self.timeout())
+    }
+
+    /// The values of all `keys`, in order. Waits until every key exists, for at most `timeout`.
+    ///
+    /// # Errors
+    /// [`StoreError::Timeout`] if a key did not appear; otherwise as [`set_bytes`](Self::set_bytes).
+    fn multi_get_timeout(
+        &self,
+        keys: &[&str],
+        timeout: Option<Duration>,
+    ) -> Result<Vec<Vec<u8>>, StoreError>;
 
     /// Sets all pairs, from left to right.
     ///
@@ -611,6 +623,13 @@ impl<S: Store + ?Sized> Store for Arc<S> {
     }
     fn multi_get(&self, keys: &[&str]) -> Result<Vec<Vec<u8>>, StoreError> {
         (**self).multi_get(keys)
+    }
+    fn multi_get_timeout(
+        &self,
+        keys: &[&str],
+        timeout: Option<Duration>,
+    ) -> Result<Vec<Vec<u8>>, StoreError> {
+        (**self).multi_get_timeout(keys, timeout)
     }
     fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<(), StoreError> {
         (**self).multi_set(pairs)

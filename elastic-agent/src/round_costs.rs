@@ -101,8 +101,14 @@ impl Store for CountingStore {
         self.store.wait_timeout(keys, self.timeout_of(timeout))
     }
 
-    fn multi_get(&self, keys: &[&str]) -> Result<Vec<Vec<u8>>, StoreError> {
-        let values = self.store.multi_get(keys)?;
+    fn multi_get_timeout(
+        &self,
+        keys: &[&str],
+        timeout: Option<Duration>,
+    ) -> Result<Vec<Vec<u8>>, StoreError> {
+        let values = self
+            .store
+            .multi_get_timeout(keys, self.timeout_of(timeout))?;
         self.count(keys, length(&values));
         Ok(values)
     }

@@ -191,13 +191,10 @@ impl Connection {
         RequestBuf::reusing(std::mem::take(&mut self.request_memory))
     }
 
-    /// Reads the reply to a cancelled wait of an earlier call. Must be called before anything else is
-    /// sent.
-    pub(super) fn settle(&mut self, deadline: Deadline) -> Result<(), Failure> {
-        if self.pending.is_some() && self.advance(deadline, &mut || {})?.is_none() {
-            return Err(Failure::NoReply);
-        }
-        Ok(())
+    /// Reads the reply to a cancelled wait of an earlier call. False if it does not arrive by the deadline; a
+    /// later call continues. Nothing else may be sent before.
+    pub(super) fn settle(&mut self, deadline: Deadline) -> Result<bool, Failure> {
+        Ok(self.pending.is_none() || self.advance(deadline, &mut || {})?.is_some())
     }
 
     /// Sends a request that has no reply.
@@ -242,16 +239,18 @@ impl Connection {
     }
 
     /// Sends a request that the server answers later; with `cancel`, in the same write, a CANCEL_WAIT, so
-    /// that the server checks once without waiting. [`await_reply`](Self::await_reply) reads the reply.
+    /// that the server checks once without waiting. [`await_reply`](Self::await_reply) reads the reply. With
+    /// `marks`, everything sent before is acknowledged soon, not only by that reply.
     pub(super) fn start_wait<'v>(
         &mut self,
         build: impl FnOnce(&mut RequestBuf<'v>),
         follows: Follows,
         cancel: bool,
+        marks: bool,
         deadline: Deadline,
     ) -> Result<(), Failure> {
         let mut request = self.new_request();
-        let mark_due = self.unacknowledged;
+        let mark_due = marks && self.unacknowledged;
         if mark_due {
             request.mark();
         }

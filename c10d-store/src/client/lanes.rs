@@ -9,9 +9,10 @@
 //!
 //! Order between calls: a write without a reply (`set`) has certainly been carried out only when a
 //! later request on the same connection has been answered. So a call may skip a lane only if the lane
-//! is *settled*: everything sent on it before the wait has been acknowledged. Writes on any lane except
-//! the first are acknowledged before the call returns. Together: a thread's next call sees what it has
-//! written, on any lane.
+//! is *settled*: everything sent on it before the wait has been acknowledged. A second wait need not
+//! look at that: it has been checked once on the first lane, after everything sent there. Writes on any
+//! lane except the first are acknowledged before the call returns. Together: a thread's next call sees
+//! what it has written, on any lane.
 
 use std::time::{Duration, Instant};
 
@@ -97,7 +98,7 @@ impl Lanes {
                     if wait.gives_way && need == Need::Answer {
                         gives_way.get_or_insert(index);
                     }
-                    if !wait.settled {
+                    if !wait.settled && need == Need::Answer {
                         return gives_way.map_or(Take::WaitUntil(None), Take::GiveWay);
                     }
                 }

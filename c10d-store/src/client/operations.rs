@@ -175,10 +175,14 @@ impl Store for TcpStore {
             })
     }
 
-    fn multi_get(&self, keys: &[&str]) -> Result<Vec<Vec<u8>>, StoreError> {
+    fn multi_get_timeout(
+        &self,
+        keys: &[&str],
+        timeout: Option<Duration>,
+    ) -> Result<Vec<Vec<u8>>, StoreError> {
         self.transport
             .call(Operation::MultiGet, keys, &[])?
-            .get_when_present(self.timeout())
+            .get_when_present(timeout)
     }
 
     fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<(), StoreError> {

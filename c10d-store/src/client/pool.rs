@@ -23,6 +23,7 @@ pub(super) struct Pool {
     reply_bytes_max: usize,
     shared: Mutex<Shared>,
     lane_changed: Condvar,
+    /// The pool has ended, or was interrupted.
     has_ended: Condvar,
 }
 
@@ -37,9 +38,8 @@ struct Shared {
     wakers: Vec<Option<Arc<Waker>>>,
     /// The next wait that would block ends with [`PoolError::Interrupted`] instead.
     is_interrupted: bool,
-    /// The number of threads that wait for `lane_changed` or `has_ended`. With none, a notification makes
-    /// no system call.
-    sleeping: usize,
+    /// The number of threads that wait for `lane_changed`. With none, a notification makes no system call.
+    waiting_for_lane: usize,
     /// The address of the first connection. All later connections use it: a name can have several
     /// addresses, and another address is another server.
     server: Option<HostPort>,
@@ -129,8 +129,11 @@ impl Pool {
             shared.has_wait_change = connection.has_wait_change();
         }
         lease.connection = Some(connection);
-        lease.exchange(|connection| connection.settle(deadline))?;
-        Ok(lease)
+        if lease.exchange(|connection| connection.settle(deadline))? {
+            return Ok(lease);
+        }
+        // The connection stays usable: a later call reads the reply.
+        Err(PoolError::Failure(Failure::NoReply))
     }
 
     /// Whether the server has WAIT_CHANGE.
@@ -175,6 +178,7 @@ impl Pool {
         shared.is_interrupted = true;
         let wakers: Vec<_> = shared.wakers.iter().flatten().cloned().collect();
         self.notify(shared);
+        self.has_ended.notify_all();
         for waker in wakers {
             self.wake(&waker);
         }
@@ -217,11 +221,11 @@ impl Pool {
                     shared = self.lock();
                 }
                 Take::GiveWay(_) => {
-                    shared = wait_by(&self.lane_changed, shared, deadline, now);
+                    shared = self.wait_for_lane(shared, deadline, now);
                 }
                 Take::WaitUntil(until) => {
                     let until = until.map_or(Deadline::NEVER, Deadline::at).min(deadline);
-                    shared = wait_by(&self.lane_changed, shared, until, now);
+                    shared = self.wait_for_lane(shared, until, now);
                 }
             }
         };
@@ -233,14 +237,25 @@ impl Pool {
         result
     }
 
-    /// Wakes every thread that waits for a change, after it has been made. All, because a thread that
-    /// reaches its deadline at the same time would not use the lane.
+    fn wait_for_lane<'s>(
+        &self,
+        mut shared: MutexGuard<'s, Shared>,
+        deadline: Deadline,
+        now: Instant,
+    ) -> MutexGuard<'s, Shared> {
+        shared.waiting_for_lane += 1;
+        let mut shared = wait_by(&self.lane_changed, shared, deadline, now);
+        shared.waiting_for_lane -= 1;
+        shared
+    }
+
+    /// Wakes every thread that waits for a lane, after a change. All, because a thread that reaches its
+    /// deadline at the same time would not use the lane.
     fn notify(&self, shared: MutexGuard<'_, Shared>) {
-        let sleeping = shared.sleeping;
+        let waiting = shared.waiting_for_lane;
         drop(shared);
-        if sleeping > 0 {
+        if waiting > 0 {
             self.lane_changed.notify_all();
-            self.has_ended.notify_all();
         }
     }
 
@@ -351,6 +366,7 @@ impl Pool {
         }
         let sockets: Vec<_> = shared.sockets.iter_mut().map(Option::take).collect();
         self.notify(shared);
+        self.has_ended.notify_all();
         for socket in sockets.into_iter().flatten() {
             if let Err(error) = socket.shutdown(Shutdown::Both) {
                 log::debug!("{}: cannot shut down a connection: {error}", self.target);
@@ -373,12 +389,11 @@ impl Shared {
 /// Waits for a notification, the deadline, or a spurious wakeup.
 fn wait_by<'s>(
     condition: &Condvar,
-    mut shared: MutexGuard<'s, Shared>,
+    shared: MutexGuard<'s, Shared>,
     deadline: Deadline,
     now: Instant,
 ) -> MutexGuard<'s, Shared> {
-    shared.sleeping += 1;
-    let mut shared = match deadline.remaining(now) {
+    match deadline.remaining(now) {
         Some(left) => {
             let result = condition.wait_timeout(shared, left);
             result.unwrap_or_else(PoisonError::into_inner).0
@@ -387,9 +402,7 @@ fn wait_by<'s>(
             let result = condition.wait(shared);
             result.unwrap_or_else(PoisonError::into_inner)
         }
-    };
-    shared.sleeping -= 1;
-    shared
+    }
 }
 
 /// The address of the server; `None` for a link-local address, since a `HostPort` has no interface.
@@ -621,7 +634,7 @@ impl Lease<'_> {
             if shared.take_interrupt() {
                 break PoolError::Interrupted;
             }
-            shared = wait_by(&self.pool.lane_changed, shared, deadline, now);
+            shared = self.pool.wait_for_lane(shared, deadline, now);
         };
         shared.lanes.abandon(lane);
         self.pool.notify(shared);

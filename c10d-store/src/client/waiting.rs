@@ -106,6 +106,10 @@ impl Lease<'_> {
                 let grace = Deadline::after(Instant::now(), ANSWER_TIMEOUT_MIN);
                 self.reconnect(deadline.at_least(grace))?;
             }
+            // The calls for which it gave way may have ended without a reply to its cancel.
+            if !self.exchange(|connection| connection.settle(deadline))? {
+                return Ok(Waited::TimedOut);
+            }
         }
     }
 
@@ -121,7 +125,9 @@ impl Lease<'_> {
         let ends_at_once = called.is_some();
         self.exchange(|connection| {
             let by = wait.deadline.at_least(grace);
-            connection.start_wait(build, wait.follows, ends_at_once, by)
+            // One that gives way leaves its lane to the calls that would wait for a mark.
+            let marks = !wait.gives_way();
+            connection.start_wait(build, wait.follows, ends_at_once, marks, by)
         })?;
         let mut pause = GRACE;
         while called.is_none() {
@@ -162,7 +168,7 @@ impl Lease<'_> {
     ) -> Result<Waited, PoolError> {
         let deadline = wait.cancel_deadline().at_least(wait.deadline);
         self.exchange(|connection| {
-            connection.start_wait(build, wait.follows, true, deadline)?;
+            connection.start_wait(build, wait.follows, true, false, deadline)?;
             connection
                 .await_reply(deadline, &mut || {})?
                 .ok_or(Failure::NoReply)

@@ -413,8 +413,12 @@ impl Store for FileStore {
     }
 
     /// The values existed at the same moment.
-    fn multi_get(&self, keys: &[&str]) -> Result<Vec<Vec<u8>>, StoreError> {
-        let call = self.call(Operation::MultiGet, keys);
+    fn multi_get_timeout(
+        &self,
+        keys: &[&str],
+        timeout: Option<Duration>,
+    ) -> Result<Vec<Vec<u8>>, StoreError> {
+        let call = Call::begin(Operation::MultiGet, keys, timeout);
         self.read_when_present(&call, |entries| {
             let value = |key: &&str| entries.user(key).unwrap_or_default().to_vec();
             keys.iter().map(value).collect()

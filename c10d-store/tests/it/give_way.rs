@@ -1,7 +1,9 @@
 //! Tests of waits that give way to other calls on the same connection, and of interrupted waits.
 
-use std::sync::Arc;
+use std::io::{Read, Write};
+use std::net::TcpListener;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -349,4 +351,41 @@ fn an_interrupt_ends_one_of_several_waits() {
         }
     }
     assert_eq!(interrupted, 1);
+}
+
+/// A server that is too busy to answer a cancel in time: neither the call for which the wait was to give way nor the
+/// wait, which goes on, mistakes the late answer for another.
+#[test]
+fn a_late_answer_to_a_cancel_is_not_taken_for_another() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let port = listener.local_addr().expect("bound").port();
+    let (arrived, unanswered) = (Barrier::new(2), Barrier::new(2));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let (mut peer, _) = listener.accept().expect("a connection");
+            let mut hello = [0; 10];
+            peer.read_exact(&mut hello).expect("VALIDATE and PING");
+            peer.write_all(&hello[6..]).expect("the nonce");
+            let (mut first, mut second, mut cancel) = ([0; 22], [0; 22], [0; 1]);
+            peer.read_exact(&mut first).expect("WAIT");
+            assert!(first.ends_with(b"/late"));
+            arrived.wait();
+            peer.read_exact(&mut cancel).expect("CANCEL_WAIT");
+            unanswered.wait();
+            peer.write_all(&[1]).expect("the late answer");
+            peer.read_exact(&mut second).expect("WAIT again");
+            assert_eq!(second, first);
+            peer.write_all(&[0]).expect("the key is there");
+        });
+        let store = client(port);
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| store.wait_timeout(&["late"], Some(LONG)));
+            arrived.wait();
+            store.set_timeout(Some(Duration::from_millis(1)));
+            let error = store.check(&["other"]).unwrap_err();
+            assert!(matches!(error, StoreError::NoReply { .. }), "{error}");
+            unanswered.wait();
+            waiting.join().unwrap().unwrap();
+        });
+    });
 }
