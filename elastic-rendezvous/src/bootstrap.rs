@@ -95,7 +95,6 @@ impl Round<'_> {
 
     /// The published address of a round, if any.
     fn published(&self, number: i64) -> Result<Option<HostPort>, RendezvousError> {
-        // PyTorch writes the port last.
         let is_published = self
             .prefix(number)
             .check(&[PORT_KEY, ADDR_KEY])
@@ -107,10 +106,21 @@ impl Round<'_> {
 
     /// The published address of a round, which must exist.
     fn read_published(&self, number: i64) -> Result<HostPort, RendezvousError> {
+        let values = self.await_published(number, self.store.timeout());
+        self.address_of(number, &values.map_err(|error| self.failed(error))?)
+    }
+
+    /// The values that [`address_of`](Self::address_of) takes, as soon as they are published.
+    fn await_published(
+        &self,
+        number: i64,
+        timeout: Option<Duration>,
+    ) -> Result<Vec<Vec<u8>>, StoreError> {
         let store = self.prefix(number);
-        let values = store
-            .multi_get(&[ADDR_KEY, PORT_KEY])
-            .map_err(|error| self.failed(error))?;
+        store.multi_get_timeout(&[ADDR_KEY, PORT_KEY], timeout)
+    }
+
+    fn address_of(&self, number: i64, values: &[Vec<u8>]) -> Result<HostPort, RendezvousError> {
         let text = |index: usize| {
             let value = values.get(index).map_or(&[][..], Vec::as_slice);
             String::from_utf8_lossy(&value[..value.len().min(ADDR_BYTES_MAX)]).into_owned()
@@ -120,7 +130,7 @@ impl Round<'_> {
             Ok(port) if port > 0 => Ok(HostPort::new(addr, port)),
             _ => Err(RendezvousError::BadBootstrap {
                 store: self.store.label(),
-                key: store.full_key(PORT_KEY),
+                key: self.prefix(number).full_key(PORT_KEY),
                 value: port,
             }),
         }
@@ -253,8 +263,11 @@ impl Bootstrap {
     ) -> Result<HostPort, NotFound> {
         let deadline = Deadline::after(Instant::now(), timeout);
         let grace = Deadline::after(Instant::now(), GRACE).min(deadline);
-        if let Some(master) = await_published(round, grace, is_interrupted)? {
-            return Ok(master);
+        match await_published(round, grace, is_interrupted) {
+            Ok(Some(master)) => return Ok(master),
+            Err(error @ NotFound::Interrupted) => return Err(error),
+            // A failure that lasts fails the calls below too.
+            Ok(None) | Err(NotFound::Missing | NotFound::Failed(_)) => {}
         }
         let before = match &self.master {
             None => round.published_earlier()?,
@@ -314,16 +327,19 @@ fn await_published(
     deadline: Deadline,
     is_interrupted: &dyn Fn() -> bool,
 ) -> Result<Option<HostPort>, NotFound> {
-    let store = round.prefix(round.number);
     loop {
         if is_interrupted() {
             return Err(NotFound::Interrupted);
         }
         let left = deadline.remaining(Instant::now()).unwrap_or(SLICE);
-        match store.wait_timeout(&[PORT_KEY, ADDR_KEY], Some(left.min(SLICE))) {
-            Ok(()) => return Ok(Some(round.read_published(round.number)?)),
-            // A busy server may report the timeout late.
-            Err(StoreError::Timeout { .. } | StoreError::NoReply { .. }) if left > SLICE => {}
+        match round.await_published(round.number, Some(left.min(SLICE))) {
+            Ok(values) => return Ok(Some(round.address_of(round.number, &values)?)),
+            // A busy server may answer late, also to another connection.
+            Err(
+                StoreError::Timeout { .. }
+                | StoreError::NoReply { .. }
+                | StoreError::Connect { .. },
+            ) if left > SLICE => {}
             // Meant for the handler's loop, which uses the same connection.
             Err(StoreError::Interrupted { .. }) => {}
             Err(StoreError::Timeout { .. }) => return Ok(None),

@@ -29,7 +29,7 @@ use crate::stored_state::StoredState;
 
 /// When a waiting join reads the summary for its first report, and how often for the later ones. Most joins are over
 /// before the first.
-const FIRST_REPORT: Duration = Duration::from_secs(1);
+const FIRST_REPORT: Duration = Duration::from_secs(3);
 const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 
 /// How long a member waits after an error of the store, or without a holder.
@@ -329,6 +329,7 @@ impl GroupLoop {
                 self.receive(None);
                 return Ok(Reply::Nothing);
             }
+            Ask::CountNodes => self.group.handlers().map(Reply::Count),
             Ask::ReadState => return Ok(Reply::State(self.states.read()?)),
             Ask::CheckState => {
                 let token = self.station.to_write().and_then(|(_, token)| token);
@@ -722,12 +723,12 @@ mod tests {
     }
 
     #[test]
-    fn a_join_reports_after_a_second_and_at_its_deadline() {
+    fn a_join_reports_after_seconds_and_at_its_deadline() {
         let second = Duration::from_secs(1);
         let mut joining = Joining::new(second, second * 13);
-        assert_eq!(joining.report_at, second * 2);
-        joining.schedule(second * 2);
-        assert_eq!(joining.report_at, second * 12);
+        assert_eq!(joining.report_at, second * 4);
+        joining.schedule(second * 4);
+        assert_eq!(joining.report_at, second * 13);
         joining.schedule(second * 12);
         assert_eq!(joining.report_at, second * 13);
         joining.schedule(second * 13);

@@ -11,6 +11,9 @@ const KEYS_MAX: usize = 1000;
 /// How many wants are taken from the queue at once.
 const WANTS_MAX: usize = 4096;
 
+/// How long to wait for values that should be there.
+const PRESENT_TIMEOUT: Duration = Duration::from_millis(250);
+
 /// How long to wait for an interrupt that another wait may have got.
 const TAKE_BACK: Duration = Duration::from_millis(1);
 
@@ -66,6 +69,12 @@ impl GroupStore {
                 detail: format!("{number} is not the number of a handler"),
             }
         })
+    }
+
+    /// How many handlers were counted.
+    pub(crate) fn handlers(&self) -> Result<u32, StoreError> {
+        let count = self.store.try_get(&self.key("n"))?.unwrap_or_default();
+        Ok(String::from_utf8_lossy(&count).parse().unwrap_or(0))
     }
 
     pub(crate) fn read_mark(&self) -> Result<Option<Vec<u8>>, StoreError> {
@@ -144,15 +153,33 @@ impl GroupStore {
         self.store.set(&self.beat_key(index), beat.to_string())
     }
 
-    /// The heartbeats of these handlers, in this order. Each must have written one.
+    /// The heartbeats of these handlers, in this order; empty for one that has written none.
     pub(crate) fn read_beats(&self, indices: &[u32]) -> Result<Vec<Vec<u8>>, StoreError> {
-        let mut beats = Vec::new();
+        let mut beats = Vec::with_capacity(indices.len());
         for indices in indices.chunks(KEYS_MAX) {
             let keys: Vec<String> = indices.iter().map(|index| self.beat_key(*index)).collect();
             let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-            beats.extend(self.store.multi_get(&keys)?);
+            match self.store.multi_get_timeout(&keys, Some(PRESENT_TIMEOUT)) {
+                Ok(present) => beats.extend(present),
+                Err(StoreError::Timeout { .. }) => self.read_some(&keys, &mut beats)?,
+                Err(error) => return Err(error),
+            }
         }
         Ok(beats)
+    }
+
+    /// Appends the values of these keys, some of which may be missing; empty for a missing one.
+    fn read_some(&self, keys: &[&str], values: &mut Vec<Vec<u8>>) -> Result<(), StoreError> {
+        if self.store.check(keys)? {
+            values.extend(self.store.multi_get(keys)?);
+        } else if let [_] = keys {
+            values.push(Vec::new());
+        } else {
+            let (left, right) = keys.split_at(keys.len() / 2);
+            self.read_some(left, values)?;
+            self.read_some(right, values)?;
+        }
+        Ok(())
     }
 
     /// Ends a wait of another thread with [`StoreError::Interrupted`]. Does not block.

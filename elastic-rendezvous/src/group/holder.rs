@@ -39,6 +39,8 @@ struct Post {
     status: Status,
     /// The value of its heartbeat's key when it was last read.
     beat: Vec<u8>,
+    /// The key is missing, though a node writes it before it says what it wants.
+    is_mute: bool,
     /// Whether it has changed since the state was written last.
     is_fresh: bool,
     /// Whether the node was listed in the stored state.
@@ -76,9 +78,14 @@ enum Departure {
     Lost(Duration),
 }
 
+/// How many nodes a new holder tells that it exists.
+const NOTICES_MAX: u32 = 1 << 16;
+
 /// What the holder needs next from the store.
 #[derive(Debug, PartialEq)]
 pub(super) enum Task {
+    /// How many handlers there were.
+    CountNodes,
     ReadState,
     /// Whether the state is still the known one.
     CheckState,
@@ -100,6 +107,8 @@ pub(crate) struct Holder {
     token: Option<Token>,
     observations: Observations,
     is_known: bool,
+    /// Nodes have still to be told that another holder than before asks them.
+    is_new: bool,
     is_dirty: bool,
     /// No want is answered before this holder has written once: after that, no earlier holder can write what it
     /// decided before.
@@ -128,6 +137,8 @@ pub(crate) struct Holder {
     departures: BTreeMap<NodeId, Departure>,
     dropped: BTreeMap<NodeId, Duration>,
     decide_again_at: Duration,
+    /// When a node will have been silent for too long.
+    silence_at: Duration,
     own_beats: u64,
 }
 
@@ -141,6 +152,7 @@ impl Holder {
             token: None,
             observations: Observations::new(now),
             is_known: false,
+            is_new: epoch > 1,
             is_dirty: false,
             has_written: false,
             is_folding: false,
@@ -164,6 +176,7 @@ impl Holder {
             departures: BTreeMap::new(),
             dropped: BTreeMap::new(),
             decide_again_at: at,
+            silence_at: Duration::MAX,
             own_beats: 0,
             settings,
         }
@@ -186,6 +199,9 @@ impl Holder {
     /// What is to be done now.
     pub(super) fn task(&mut self, now: Now) -> Task {
         let at = now.monotonic;
+        if std::mem::take(&mut self.is_new) {
+            return Task::CountNodes;
+        }
         if !self.is_known {
             self.state_requested = at;
             return Task::ReadState;
@@ -196,6 +212,16 @@ impl Holder {
         if self.summary != self.sent_summary {
             self.sent_summary.clone_from(&self.summary);
             return Task::Summarize(self.summary.clone());
+        }
+        if self.silence_at <= at {
+            // Only what is requested from then on shows whether it still is.
+            if self.beats_requested < self.silence_at {
+                self.beats_at = at;
+            }
+            if self.state_requested < self.silence_at {
+                self.poll_at = at;
+            }
+            self.silence_at = Duration::MAX;
         }
         if self.decide_again_at <= at {
             self.decide(now);
@@ -224,7 +250,7 @@ impl Holder {
             let known = self
                 .posts
                 .iter()
-                .filter(|(_, post)| self.is_listed(&post.want.node));
+                .filter(|(_, post)| !post.is_mute && self.is_listed(&post.want.node));
             let indices: Vec<u32> = known.map(|(index, _)| *index).collect();
             return Task::ReadBeats(indices);
         }
@@ -237,11 +263,21 @@ impl Holder {
             .fold_at
             .min(self.beats_at)
             .min(self.poll_at)
+            .min(self.silence_at)
             .min(self.decide_again_at);
         if self.is_dirty {
             until = until.min(self.write_after);
         }
         Task::Wait(until)
+    }
+
+    /// Asks all nodes what they want, after [`Task::CountNodes`].
+    pub(super) fn on_count(&mut self, count: u32) {
+        let kind = AnswerKind::NewHolder { epoch: self.epoch };
+        let notice = Answer { number: 0, kind }.to_text();
+        let indices = 1..=count.min(NOTICES_MAX);
+        self.to_send
+            .extend(indices.map(|index| (index, notice.clone())));
     }
 
     /// Adopts wants, its own included. Nothing is decided before they all are known.
@@ -277,6 +313,7 @@ impl Holder {
                 _ => Status::Pending { is_spare },
             };
             post.want = want;
+            post.is_mute = false;
         } else {
             let status = match want.kind {
                 WantKind::Stay { round } => Status::Member { round },
@@ -287,6 +324,7 @@ impl Holder {
                 want,
                 status,
                 beat,
+                is_mute: false,
                 is_fresh: false,
                 was_listed: false,
             };
@@ -342,8 +380,9 @@ impl Holder {
     }
 
     /// The state has changed, or not.
-    pub(super) fn on_checked(&mut self, is_same: bool) {
+    pub(super) fn on_checked(&mut self, is_same: bool, now: Now) {
         self.is_known &= is_same;
+        self.decide_again_at = now.monotonic;
     }
 
     pub(super) fn on_written(&mut self, written: Written, now: Now) {
@@ -381,7 +420,8 @@ impl Holder {
             let Some(post) = self.posts.get_mut(index) else {
                 continue;
             };
-            if post.beat == *value {
+            post.is_mute = value.is_empty();
+            if post.is_mute || post.beat == *value {
                 continue;
             }
             post.beat.clone_from(value);
@@ -466,6 +506,7 @@ impl Holder {
                 AnswerKind::NoLongerSpare => Status::Pending { is_spare: false },
                 AnswerKind::Evicted { .. } => Status::Evicted,
                 AnswerKind::Closed
+                | AnswerKind::NewHolder { .. }
                 | AnswerKind::NotNeeded
                 | AnswerKind::TimedOut
                 | AnswerKind::Done => Status::Over,
@@ -499,13 +540,13 @@ impl Holder {
         let silence = self
             .observations
             .next_silence_at(&self.me, &self.settings, silence_as_of);
-        let later = last_call.into_iter().flatten().chain(silence);
+        let later = last_call.into_iter().flatten();
         let next = later
             .map(|at| at.saturating_add(margin))
             .filter(|at| *at > now.monotonic)
             .min();
-        // Heartbeats are looked at when they are read.
         self.decide_again_at = next.unwrap_or(Duration::MAX);
+        self.silence_at = silence.map_or(Duration::MAX, |at| at.saturating_add(margin));
     }
 
     fn drop_silent(&mut self, now: Now) {

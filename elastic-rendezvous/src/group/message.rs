@@ -114,6 +114,10 @@ pub(crate) enum AnswerKind {
     Evicted {
         round: i64,
     },
+    /// Not an answer: a new holder asks what the node wants.
+    NewHolder {
+        epoch: u64,
+    },
 }
 
 /// A node's place in a complete round.
@@ -141,6 +145,7 @@ impl Answer {
                 NodeText(&place.first)
             ),
             AnswerKind::Evicted { round } => format!("{number} evicted {round}"),
+            AnswerKind::NewHolder { epoch } => format!("{number} holder {epoch}"),
             AnswerKind::Spare => format!("{number} spare"),
             AnswerKind::NoLongerSpare => format!("{number} joins"),
             AnswerKind::Closed => format!("{number} closed"),
@@ -164,6 +169,9 @@ impl Answer {
             }),
             "evicted" => AnswerKind::Evicted {
                 round: fields.number()?,
+            },
+            "holder" => AnswerKind::NewHolder {
+                epoch: fields.number()?,
             },
             "spare" => AnswerKind::Spare,
             "joins" => AnswerKind::NoLongerSpare,
@@ -387,6 +395,7 @@ mod tests {
                 first: node(),
             }),
             AnswerKind::Evicted { round: 3 },
+            AnswerKind::NewHolder { epoch: 7 },
             AnswerKind::Spare,
             AnswerKind::NoLongerSpare,
             AnswerKind::Closed,

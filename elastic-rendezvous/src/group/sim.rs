@@ -150,6 +150,7 @@ impl World {
 
     fn add(&mut self, is_alone: bool) -> usize {
         let place = self.nodes.len();
+        let index = u32::try_from(place).expect("few") + 1;
         let name = NodeId::new(
             format!("node{}", self.random.u32(..50)),
             1 + place as i64,
@@ -166,17 +167,12 @@ impl World {
             )))
         } else {
             let settings = self.settings.clone();
-            Kind::Group(Box::new(Station::new(
-                name.clone(),
-                place as u32,
-                settings,
-                now,
-            )))
+            Kind::Group(Box::new(Station::new(name.clone(), index, settings, now)))
         };
         self.nodes.push(Node {
             kind,
             name,
-            index: place as u32,
+            index,
             boot,
             skew,
             request: 0,
@@ -444,9 +440,10 @@ impl World {
         let summary = summary.clone();
         let is_changed = summary.round > joined.round
             || (summary.round == joined.round
+                && summary.is_complete
                 && (summary.waiting.count + summary.lost.count + summary.left.count > 0
                     // A new holder does not know who left before it.
-                    || (summary.is_complete && summary.joined < joined.size)));
+                    || summary.joined < joined.size));
         let is_evicted = station.is_evicted();
         if is_changed || is_evicted {
             node.restart_at = Some(self.now + delay);
@@ -609,6 +606,7 @@ impl World {
                     let index = self.nodes[place].index;
                     Reply::Value(self.stored.answers.get(&index).cloned())
                 }
+                Ask::CountNodes => Reply::Count(u32::try_from(self.nodes.len()).expect("few")),
                 Ask::ReadState => Reply::State(self.read()),
                 Ask::CheckState => {
                     let Kind::Group(station) = &self.nodes[place].kind else {
@@ -880,7 +878,8 @@ fn the_death_of_the_holder_delays_a_join_by_seconds() {
 /// One random history.
 fn history(seed: u64) {
     let mut random = Rng::with_seed(seed ^ 0xfeed);
-    let min = random.usize(1..=4);
+    let most = if random.u8(..8) == 0 { 12 } else { 4 };
+    let min = random.usize(1..=most);
     let max = min + random.usize(..4);
     let mut world = World::new(seed, settings(min, max));
     let count = max + random.usize(..3);

@@ -19,11 +19,21 @@ const RENEWAL: Duration = Duration::from_millis(500);
 /// A lease that is not renewed for this time, as a node has seen it, is free.
 const LEASE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How often a node that waits for an answer looks at the lease, and the members with the lowest ranks.
+/// For each node that may take part, the interval of those that wait for an answer is longer by this: whatever their
+/// number, one of them looks each millisecond.
+const LOOK_INTERVAL_PER_NODE: Duration = Duration::from_millis(1);
+
+/// How often the members with the lowest ranks look at the lease, at least.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How many members look at the lease that often. The others do so every second heartbeat.
+/// How many members look at the lease that often.
 const DEPUTIES: usize = 4;
+
+/// How often the other members look at it, in intervals of heartbeats: in case the deputies die with the holder.
+const INTERVALS_PER_LOOK: u32 = 12;
+
+/// After so long a node looks a second time: only a mark that has not changed meanwhile tells anything.
+const SECOND_LOOK: Duration = Duration::from_millis(2100);
 
 /// One request to the store.
 #[derive(Debug, Clone, PartialEq)]
@@ -53,6 +63,8 @@ pub(crate) enum Ask {
         known: Vec<u8>,
         until: Duration,
     },
+    /// As holder: how many handlers there were, which have the numbers up to this one.
+    CountNodes,
     /// As holder: the state.
     ReadState,
     /// Whether the state differs from the known one, apart from heartbeats.
@@ -62,7 +74,7 @@ pub(crate) enum Ask {
     /// Writes answers by the index of the node.
     Answer(Vec<(u32, Vec<u8>)>),
     Summarize(Vec<u8>),
-    /// The heartbeats of these nodes. Each has written one.
+    /// The heartbeats of these nodes; empty for one that has written none.
     ReadBeats(Vec<u32>),
     /// Takes all wants from the queue, or waits for one.
     AwaitWants {
@@ -90,6 +102,7 @@ pub(crate) enum Reply {
     IsSame(bool),
     Beats(Vec<Vec<u8>>),
     Wants(Vec<Vec<u8>>),
+    Count(u32),
     /// A wait is over without a result.
     Nothing,
 }
@@ -107,6 +120,8 @@ pub(crate) enum Ending {
 #[derive(Debug)]
 struct Goal {
     want: Want,
+    /// The number of its first want: an answer to any of them is one to the goal.
+    since: u32,
     /// The epoch of the holder that was told.
     posted: Option<u64>,
     deadline: Duration,
@@ -124,6 +139,8 @@ pub(crate) struct Station {
     /// The round of which the node is a member.
     round: Option<i64>,
     rank: usize,
+    /// The number of nodes of this round.
+    size: usize,
     is_evicted: bool,
     beat: u64,
     beat_at: Duration,
@@ -131,7 +148,11 @@ pub(crate) struct Station {
     is_mark_known: bool,
     /// When this mark was seen first.
     mark_since: Duration,
+    /// When the node looked at the mark last.
+    mark_seen: Duration,
     look_at: Duration,
+    /// Whether the last look was the first of two.
+    has_looked: bool,
     holder: Option<Holder>,
     /// The request in progress.
     asked: Ask,
@@ -141,6 +162,8 @@ pub(crate) struct Station {
     summary_text: Vec<u8>,
     summary: Summary,
     reads_answer: bool,
+    /// Wants for a later holder that this node took while it believed to be the holder.
+    to_return: Vec<Vec<u8>>,
     checks_summary: bool,
     is_releasing: bool,
 }
@@ -157,13 +180,16 @@ impl Station {
             outcome: None,
             round: None,
             rank: 0,
+            size: 0,
             is_evicted: false,
             beat: 0,
             beat_at: now.monotonic,
             mark: Vec::new(),
             is_mark_known: false,
             mark_since: now.monotonic,
+            mark_seen: now.monotonic,
             look_at: now.monotonic,
+            has_looked: false,
             holder: None,
             asked: Ask::Idle,
             own_beat: 0,
@@ -172,6 +198,7 @@ impl Station {
             summary_text: Vec::new(),
             summary: Summary::default(),
             reads_answer: false,
+            to_return: Vec::new(),
             checks_summary: false,
             is_releasing: false,
         }
@@ -225,8 +252,10 @@ impl Station {
         self.number += 1;
         self.outcome = None;
         self.look_at = self.look_at.min(now.monotonic);
+        self.has_looked = true;
         self.goal = Some(Goal {
             want: self.want(kind),
+            since: self.number,
             posted: None,
             deadline,
             is_spare: false,
@@ -284,6 +313,9 @@ impl Station {
                 return ask;
             }
         }
+        if let (Some(want), None) = (self.to_return.last(), &self.holder) {
+            return Ask::Push(want.clone());
+        }
         if let Some(outcome) = self.outcome.take() {
             return Ask::Done(outcome);
         }
@@ -299,11 +331,18 @@ impl Station {
             return self.next_as_holder(now);
         }
         if self.beat_at <= at {
+            let interval = self.settings.keep_alive_interval;
+            // From then on not all at the same time.
+            let to_next = if self.beat == 0 {
+                self.staggered(interval / 2, interval)
+            } else {
+                interval
+            };
             self.beat += 1;
-            self.beat_at = at.saturating_add(self.settings.keep_alive_interval);
+            self.beat_at = at.saturating_add(to_next);
             return Ask::Beat(self.beat);
         }
-        if self.is_lease_free(at) {
+        if self.is_lease_free() {
             if self.may_hold() {
                 return self.claim();
             }
@@ -366,6 +405,7 @@ impl Station {
             return Ask::ReadSummary;
         }
         match holder.task(now) {
+            Task::CountNodes => Ask::CountNodes,
             Task::ReadState => Ask::ReadState,
             Task::CheckState => {
                 self.checks_summary = true;
@@ -420,15 +460,33 @@ impl Station {
     }
 
     fn look_interval(&self) -> Duration {
-        // Not all at the same time.
-        let spread = Duration::from_millis(u64::from(self.index % 256));
-        if self.is_asking() || self.rank < DEPUTIES {
-            return LOOK_INTERVAL.saturating_add(spread);
+        let least = LOOK_INTERVAL;
+        if self.is_asking() {
+            let nodes = u32::try_from(self.settings.max_nodes).unwrap_or(u32::MAX);
+            let more = LOOK_INTERVAL_PER_NODE.saturating_mul(nodes);
+            return self.staggered(least, least.saturating_add(more));
         }
-        self.settings
-            .keep_alive_interval
-            .saturating_mul(2)
-            .saturating_add(spread)
+        if self.rank < DEPUTIES {
+            return self.staggered(least, least.saturating_add(least / 4));
+        }
+        let interval = self.settings.keep_alive_interval;
+        let most = interval.saturating_mul(INTERVALS_PER_LOOK);
+        self.staggered(most / 2, most)
+    }
+
+    /// A time between these, such that not all nodes do the same at the same time.
+    fn staggered(&self, least: Duration, most: Duration) -> Duration {
+        const PHASES: u32 = 1 << 12;
+        // The golden ratio: also few nodes, with successive numbers, are far apart.
+        let phase = self.index.wrapping_mul(0x9E37_79B9) >> (u32::BITS - PHASES.trailing_zeros());
+        let width = most.saturating_sub(least);
+        least.saturating_add(width.saturating_mul(phase) / PHASES)
+    }
+
+    /// Whether the summary allows that the node was dropped from its round.
+    fn may_be_evicted(&self) -> bool {
+        let is_whole = self.summary.is_complete && self.summary.joined == self.size;
+        self.round != Some(self.summary.round) || !is_whole
     }
 
     /// Whether it has a goal, and does not just stay.
@@ -451,12 +509,14 @@ impl Station {
         self.is_joining() || (self.round.is_some() && !self.is_evicted)
     }
 
-    fn is_lease_free(&self, at: Duration) -> bool {
+    fn is_lease_free(&self) -> bool {
         if !self.is_mark_known {
             return false;
         }
         match Mark::from_text(&self.mark) {
-            Some(Mark { beat: Some(_), .. }) => at.saturating_sub(self.mark_since) >= LEASE_TIMEOUT,
+            Some(Mark { beat: Some(_), .. }) => {
+                self.mark_seen.saturating_sub(self.mark_since) >= LEASE_TIMEOUT
+            }
             _ => true,
         }
     }
@@ -502,7 +562,9 @@ impl Station {
             }
             (Ask::AwaitSummary { .. }, Reply::Value(Some(text))) => {
                 self.adopt_summary(text);
-                self.reads_answer = true;
+                let epoch = Mark::from_text(&self.mark).map_or(0, |mark| mark.epoch);
+                self.is_mark_known &= self.summary.epoch <= epoch;
+                self.reads_answer = self.may_be_evicted();
                 self.stay();
             }
             (Ask::ReadSummary, Reply::Value(text)) => {
@@ -512,20 +574,21 @@ impl Station {
                     self.adopt_summary(text);
                 }
             }
+            (Ask::Push(want), Reply::Done) if self.to_return.last() == Some(&want) => {
+                self.to_return.pop();
+            }
+            (Ask::AwaitWants { .. }, Reply::Wants(texts)) => self.on_wants(texts, now),
             (asked, reply) => {
                 let Some(holder) = &mut self.holder else {
                     return;
                 };
                 match (asked, reply) {
                     (Ask::ReadState, Reply::State(stored)) => holder.on_state(stored, now),
-                    (Ask::CheckState, Reply::IsSame(is_same)) => holder.on_checked(is_same),
+                    (Ask::CheckState, Reply::IsSame(is_same)) => holder.on_checked(is_same, now),
+                    (Ask::CountNodes, Reply::Count(count)) => holder.on_count(count),
                     (Ask::WriteState, Reply::Written(written)) => holder.on_written(written, now),
                     (Ask::ReadBeats(indices), Reply::Beats(values)) => {
                         holder.on_beats(&indices, &values, now);
-                    }
-                    (Ask::AwaitWants { .. }, Reply::Wants(texts)) => {
-                        let wants = texts.iter().filter_map(|text| Want::from_text(text));
-                        holder.on_wants(wants, now);
                     }
                     _ => {}
                 }
@@ -539,10 +602,37 @@ impl Station {
         }
     }
 
+    fn on_wants(&mut self, texts: Vec<Vec<u8>>, now: Now) {
+        let Some(holder) = &mut self.holder else {
+            return;
+        };
+        let epoch = holder.epoch();
+        let is_later =
+            |text: &Vec<u8>| Want::from_text(text).is_some_and(|want| want.epoch > epoch);
+        let (later, own): (Vec<_>, Vec<_>) = texts.into_iter().partition(is_later);
+        holder.on_wants(own.iter().filter_map(|text| Want::from_text(text)), now);
+        if !later.is_empty() {
+            self.to_return = later;
+            // It fails if there is a later holder.
+            self.renew_at = now.monotonic;
+        }
+    }
+
     fn on_mark(&mut self, mark: Vec<u8>, now: Now) {
         if !self.is_mark_known || mark != self.mark {
             self.mark_since = now.monotonic;
+            let second_look = now.monotonic.saturating_add(SECOND_LOOK);
+            if !self.has_looked {
+                self.look_at = self.look_at.min(second_look);
+            }
+        } else {
+            let free_at = self.mark_since.saturating_add(LEASE_TIMEOUT);
+            if free_at > now.monotonic {
+                self.look_at = self.look_at.min(free_at);
+            }
         }
+        self.mark_seen = now.monotonic;
+        self.has_looked = !self.has_looked;
         self.is_mark_known = true;
         self.mark = mark;
         self.stay();
@@ -552,7 +642,8 @@ impl Station {
         let is_mine = current == mark;
         self.on_mark(current, now);
         match (&self.holder, is_mine) {
-            (Some(_), true) => {}
+            // Nobody else can have asked for these wants.
+            (Some(_), true) => self.to_return.clear(),
             (Some(_), false) => {
                 // Another node holds it. It may not know what this one wanted.
                 self.holder = None;
@@ -586,6 +677,7 @@ impl Station {
         if let (Some(round), None) = (self.round, &self.goal) {
             self.goal = Some(Goal {
                 want: self.want(WantKind::Stay { round }),
+                since: self.number,
                 posted: None,
                 deadline: Duration::MAX,
                 is_spare: false,
@@ -596,7 +688,30 @@ impl Station {
     fn on_answer(&mut self, text: Vec<u8>, now: Now) {
         let answer = Answer::from_text(&text);
         self.answer = text;
-        let Some(answer) = answer.filter(|answer| answer.number == self.number) else {
+        if let Some(Answer {
+            kind: AnswerKind::NewHolder { .. },
+            ..
+        }) = answer
+        {
+            // It may have replaced an answer.
+            self.is_mark_known = false;
+            self.repeat();
+            return;
+        }
+        let since = self.goal.as_ref().map_or(self.number, |goal| goal.since);
+        let is_final = |kind: &AnswerKind| {
+            !matches!(
+                kind,
+                AnswerKind::Evicted { .. }
+                    | AnswerKind::Spare
+                    | AnswerKind::NoLongerSpare
+                    | AnswerKind::TimedOut
+            )
+        };
+        let is_own = |answer: &Answer| {
+            answer.number == self.number || (answer.number >= since && is_final(&answer.kind))
+        };
+        let Some(answer) = answer.filter(is_own) else {
             return;
         };
         if let AnswerKind::Evicted { round } = answer.kind {
@@ -638,10 +753,12 @@ impl Station {
         if let Ok(Some(place)) = &outcome {
             self.round = Some(place.round);
             self.rank = place.rank;
+            self.size = place.size;
             self.is_evicted = false;
             // The same holder knows it.
             self.goal = Some(Goal {
                 want: self.want(WantKind::Stay { round: place.round }),
+                since: self.number,
                 posted,
                 deadline: Duration::MAX,
                 is_spare: false,

@@ -360,3 +360,31 @@ fn a_check_of_the_state_notices_changes_of_rounds_and_lists() {
     write(&state, Some(&waits));
     assert!(!backend.is_current(Some(&waits)).expect("an answer"));
 }
+
+/// A want whose node writes no heartbeat delays nobody, and the node is dropped like any other that is silent.
+#[test]
+fn a_node_without_a_heartbeat_is_dropped() {
+    let server = server();
+    let settings = settings(NODES + 1, NODES + 1).with_keep_alive(Duration::from_millis(300), 3);
+    let nodes = nodes(&server, &settings, NODES);
+    let joining: Vec<_> = nodes.iter().map(join).collect();
+    let store = connect(&server);
+    let mark = store.get("torch.rendezvous.job/h").expect("a holder");
+    let mark = String::from_utf8(mark).expect("text");
+    let epoch = mark.split(' ').next().expect("an epoch");
+    let want = format!("9999 1 {epoch} join -1 7 0 stranger");
+    store
+        .queue_push("torch.rendezvous.job/q", want.as_bytes())
+        .expect("a push");
+    for joining in joining {
+        let round = joining.join().expect("no panic").expect("a round");
+        assert_eq!(round.world_size, NODES + 1);
+    }
+    for node in &nodes {
+        eventually("the stranger is lost", || {
+            let lost = membership(node).lost;
+            assert!(lost.len() <= 1, "{lost:?}");
+            lost.iter().any(|lost| &*lost.node.addr == "stranger")
+        });
+    }
+}
