@@ -4,6 +4,7 @@ Usage: elastic_worker.py MODE FOLDER [FAILURES | SKIPPER]
 
 MODE says what it does:
     env     writes its environment
+    twice   like env, but rank 0 first fails once all WORLD_SIZE workers have started, which then start again
     sum     joins a gloo group, runs one all-reduce over all workers, exits
     fail    like sum, but rank 0 fails after the all-reduce in its first FAILURES attempts
     loop    runs all-reduces until the file `stop` exists
@@ -48,6 +49,16 @@ def main():
     if "C10D_TEST_DIE_WITH_LAUNCHER" in os.environ:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if mode == "env":
+        write(folder, f"env.{RANK}", dict(os.environ))
+        return
+    if mode == "twice":
+        own = folder / f"started.{Path(os.environ['C10D_TEST_LAUNCHER']).name}"
+        if not own.exists():
+            own.touch()
+            world_size = int(os.environ["WORLD_SIZE"])
+            while RANK != 0 or len(list(folder.glob("started.*"))) < world_size:
+                time.sleep(PAUSE_SECONDS)
+            sys.exit(1)
         write(folder, f"env.{RANK}", dict(os.environ))
         return
     import torch

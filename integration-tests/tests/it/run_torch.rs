@@ -2,11 +2,12 @@
 //!
 //! The workers run `python/elastic_worker.py`: they form gloo groups and run all-reduces.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use c10d_store::{ServerOptions, TcpStoreServer};
+use c10d_store::{ServerOptions, Store, TcpStore, TcpStoreServer};
+use elastic_rendezvous::GROUP_NODES_MIN;
 use integration_tests::launcher::{Job, Kind, Launcher, free_address};
 use integration_tests::torch::{Feature, Release};
 use integration_tests::watchdog::Watchdog;
@@ -301,6 +302,46 @@ fn sigterm_ends_torch_workers_within_the_grace_period() {
     assert!(!text.contains("killed workers"), "{text}");
     assert!(node.processes().is_empty());
     assert!(job.now().is_empty());
+}
+
+/// Nodes of which one of ours writes for all, and two of torchrun that write on their own: two rounds.
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn two_nodes_of_torchrun_take_part_in_a_group() {
+    let _watchdog = Watchdog::start("two_nodes_of_torchrun_take_part_in_a_group", LIMIT);
+    if !Release::tested().allows(Feature::ElasticJobs) {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let job = Job::new(folder.path());
+    let server = serve();
+    let count = GROUP_NODES_MIN;
+    let nodes = format!("{count}");
+    let more = [
+        "--nproc-per-node=1",
+        "--max-restarts=2",
+        "--rdzv-conf=is_host=0",
+    ];
+    let options = options(server.local_addr(), &nodes, &more);
+    let launchers = (0..count).map(|node| {
+        let kind = if node < 2 { Kind::Torchrun } else { Kind::C10d };
+        job.start(kind, &format!("node{node}"), &options, &["twice"])
+    });
+    expect_success(launchers.collect());
+    let mut launchers = BTreeSet::new();
+    let mut masters = BTreeSet::new();
+    for rank in 0..count {
+        let found = job.read(&format!("env.{rank}"));
+        let found = found.unwrap_or_else(|| panic!("rank {rank} wrote nothing"));
+        assert_eq!(found["WORLD_SIZE"], json!(nodes));
+        assert_eq!(found["GROUP_RANK"], json!(rank.to_string()));
+        masters.insert(format!("{}:{}", found["MASTER_ADDR"], found["MASTER_PORT"]));
+        launchers.insert(found["C10D_TEST_LAUNCHER"].to_string());
+    }
+    assert_eq!((launchers.len(), masters.len()), (count, 1));
+    // Somebody held the lease.
+    let store = TcpStore::connect("127.0.0.1", server.local_addr().port()).expect("a connection");
+    assert!(store.check(&["torch.rendezvous.job/h"]).expect("an answer"));
 }
 
 #[test]

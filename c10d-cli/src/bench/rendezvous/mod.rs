@@ -24,7 +24,7 @@ use serde_json::{Value, json};
 
 use self::error::RendezvousBenchError;
 use self::kernel::{Loopback, available_memory};
-use self::node::CONNECTIONS_PER_NODE;
+use self::node::connections_per_node;
 pub(crate) use self::nodes::RendezvousNodesArgs;
 use self::round::{Plan, Round, Victim, measure};
 use super::child::end_with_measurement;
@@ -349,8 +349,9 @@ fn check_limits(plan: &Plan<'_>, files_left: Option<u64>) -> Result<usize, Rende
     let Some(left) = files_left else {
         return Ok(plan.nodes_per_process);
     };
+    let connections = connections_per_node(plan.nodes);
     let needed = nodes
-        .saturating_mul(CONNECTIONS_PER_NODE)
+        .saturating_mul(connections)
         .saturating_add(OTHER_FILES);
     if left < needed {
         return Err(RendezvousBenchError::TooFewFiles {
@@ -359,7 +360,7 @@ fn check_limits(plan: &Plan<'_>, files_left: Option<u64>) -> Result<usize, Rende
             left,
         });
     }
-    let fit = left.saturating_sub(OTHER_FILES) / CONNECTIONS_PER_NODE;
+    let fit = left.saturating_sub(OTHER_FILES) / connections;
     let fit = usize::try_from(fit).unwrap_or(usize::MAX);
     Ok(plan.nodes_per_process.min(fit).max(1))
 }

@@ -20,8 +20,11 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(120);
 /// How many heartbeats a node may miss; the default of torchrun.
 pub(super) const KEEP_ALIVE_ATTEMPTS: u32 = 3;
 
-/// The most connections that a node opens to the store: the state, the watch, and the write lease.
-pub(super) const CONNECTIONS_PER_NODE: u64 = 3;
+/// The most connections that a node opens to the store: one in a group, else for the state, the watch, and the write
+/// lease.
+pub(super) const fn connections_per_node(nodes: usize) -> u64 {
+    if nodes >= GROUP_NODES_MIN { 1 } else { 3 }
+}
 
 /// The rendezvous that nodes join.
 #[derive(Debug, Clone, Copy)]
