@@ -21,6 +21,9 @@ use std::time::{Duration, Instant};
 /// memory and a descriptor until the store is closed.
 pub(super) const GRACE: Duration = Duration::from_millis(1);
 
+/// A lane except the first that no call has taken for so long needs no connection.
+const UNUSED_MAX: Duration = Duration::from_secs(10);
+
 #[derive(Debug, Default)]
 pub(super) struct Lanes {
     lanes: Vec<Lane>,
@@ -29,6 +32,7 @@ pub(super) struct Lanes {
 #[derive(Debug)]
 struct Lane {
     state: State,
+    taken_at: Instant,
     /// The call of a wait has left the lane, and takes it back after the calls that asked for it.
     is_parked: bool,
     /// The number of calls that asked the wait on this lane to give way and have no lane yet.
@@ -85,6 +89,7 @@ impl Lanes {
             match lane.state {
                 State::Idle if !lane.is_parked || asked == Some(index) => {
                     lane.state = State::Busy;
+                    lane.taken_at = now;
                     return Take::Lane(index);
                 }
                 State::Idle | State::Busy if lane.is_parked && need == Need::Wait => {}
@@ -109,6 +114,7 @@ impl Lanes {
         }
         self.lanes.push(Lane {
             state: State::Busy,
+            taken_at: now,
             is_parked: false,
             asking: 0,
         });
@@ -181,6 +187,16 @@ impl Lanes {
     /// The call that has parked ends without the lane.
     pub(super) fn abandon(&mut self, lane: usize) {
         self.lanes[lane].is_parked = false;
+    }
+
+    /// Whether a lane is one of those that a second wait needed, and has been idle since.
+    pub(super) fn is_unused(&self, index: usize, now: Instant) -> bool {
+        let lane = &self.lanes[index];
+        index > 0
+            && lane.state == State::Idle
+            && !lane.is_parked
+            && lane.asking == 0
+            && now.saturating_duration_since(lane.taken_at) > UNUSED_MAX
     }
 
     /// The call on this lane has ended.
@@ -306,6 +322,22 @@ mod tests {
         assert_eq!(lanes.take(late, Need::Wait, None), Take::Lane(2));
         lanes.give_back(1);
         assert_eq!(lanes.take(late, Need::Answer, None), Take::Lane(1));
+    }
+
+    #[test]
+    fn an_extra_lane_is_unused_after_a_while() {
+        let now = Instant::now();
+        let late = now + UNUSED_MAX * 2;
+        let mut lanes = Lanes::default();
+        assert_eq!(lanes.take(now, Need::Answer, None), Take::Lane(0));
+        lanes.start_waiting(0, wait(now));
+        let soon = now + GRACE;
+        assert_eq!(lanes.take(soon, Need::Wait, None), Take::Lane(1));
+        assert!(!lanes.is_unused(1, late), "in use");
+        lanes.give_back(1);
+        lanes.give_back(0);
+        assert!(!lanes.is_unused(1, now + UNUSED_MAX));
+        assert!(lanes.is_unused(1, late) && !lanes.is_unused(0, late));
     }
 
     #[test]

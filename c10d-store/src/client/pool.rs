@@ -107,7 +107,9 @@ impl Pool {
 
     /// Takes a connection for one call; waits for one or opens one until the deadline.
     pub(super) fn take(&self, need: Need, deadline: Deadline) -> Result<Lease<'_>, PoolError> {
-        let (lane, connection) = self.take_lane(need, deadline)?;
+        let (lane, connection, unused) = self.take_lane(need, deadline)?;
+        // Without the lock.
+        drop(unused);
         let mut lease = Lease {
             pool: self,
             lane,
@@ -184,11 +186,12 @@ impl Pool {
         }
     }
 
+    /// Returns the lane with its connection, if it has one, and another connection that is no longer needed.
     fn take_lane(
         &self,
         need: Need,
         deadline: Deadline,
-    ) -> Result<(usize, Option<Connection>), PoolError> {
+    ) -> Result<(usize, Option<Connection>, Option<Connection>), PoolError> {
         let mut shared = self.lock();
         let mut asked = None;
         let result = loop {
@@ -204,7 +207,7 @@ impl Pool {
                         shared.wakers.push(None);
                     }
                     let connection = shared.idle[lane].take();
-                    break Ok((lane, connection));
+                    break Ok((lane, connection, shared.take_unused(now)));
                 }
                 _ if deadline.has_passed(now) => break Err(PoolError::TimedOut),
                 Take::GiveWay(lane) if asked != Some(lane) => {
@@ -679,6 +682,15 @@ impl Lease<'_> {
 }
 
 impl Shared {
+    /// The connection of a lane that is no longer needed.
+    fn take_unused(&mut self, now: Instant) -> Option<Connection> {
+        let mut extra = 1..self.idle.len();
+        let lane =
+            extra.find(|&lane| self.idle[lane].is_some() && self.lanes.is_unused(lane, now))?;
+        self.sockets[lane] = None;
+        self.idle[lane].take()
+    }
+
     /// Keeps the connection of a lane for the next call.
     fn put_back(&mut self, lane: usize, connection: Option<Connection>) {
         if self.ended.is_none() {
