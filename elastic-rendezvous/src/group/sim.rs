@@ -14,9 +14,11 @@ use super::station::{Ask, Ending, Reply, Station};
 use crate::backend::Token;
 use crate::clock::Now;
 use crate::codec::{self, CodecLimits};
+use crate::decide;
 use crate::executor::{Executor, Need, Operation, Written};
 use crate::node::NodeId;
 use crate::settings::RendezvousSettings;
+use crate::sim::torch::TorchNode;
 use crate::state::RendezvousState;
 use crate::timestamp::Timestamp;
 
@@ -54,8 +56,50 @@ struct Stored {
 #[derive(Debug)]
 enum Kind {
     Group(Box<Station>),
-    /// Writes alone, as PyTorch's nodes do.
+    /// Writes alone.
     Alone(Box<Executor>),
+    Torch(Box<TorchNode>),
+}
+
+impl Kind {
+    /// The state as this node knows it, unless it is in the group.
+    fn state(&self) -> Option<&RendezvousState> {
+        match self {
+            Self::Group(_) => None,
+            Self::Alone(executor) => Some(executor.state()),
+            Self::Torch(torch) => Some(&torch.state),
+        }
+    }
+
+    fn begin(&mut self, operation: Operation, deadline: Duration, now: Now) {
+        match self {
+            Self::Group(_) => {}
+            Self::Alone(executor) => executor.begin(operation, deadline, now),
+            Self::Torch(torch) => torch.begin(operation, deadline),
+        }
+    }
+
+    fn step_alone(&mut self, now: Now) -> Option<Need> {
+        match self {
+            Self::Group(_) => None,
+            Self::Alone(executor) => Some(executor.step(now)),
+            Self::Torch(torch) => Some(torch.step(now)),
+        }
+    }
+
+    fn to_write(&self) -> Option<(&RendezvousState, Option<&Token>)> {
+        match self {
+            Self::Group(station) => station.to_write(),
+            Self::Alone(executor) => Some(executor.to_write()),
+            Self::Torch(torch) => Some((&torch.state, torch.token.as_ref())),
+        }
+    }
+
+    fn wake(&mut self) {
+        if let Self::Alone(executor) = self {
+            executor.wake();
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -146,6 +190,14 @@ impl World {
             laws: Laws::default(),
             writes: 0,
         }
+    }
+
+    fn add_torch(&mut self) -> usize {
+        let place = self.add(true);
+        let node = &mut self.nodes[place];
+        let torch = TorchNode::new(node.name.clone(), self.settings.clone());
+        node.kind = Kind::Torch(Box::new(torch));
+        place
     }
 
     fn add(&mut self, is_alone: bool) -> usize {
@@ -267,7 +319,7 @@ impl World {
                 self.waits.retain(|wait| wait.node != place);
                 match &mut self.nodes[place].kind {
                     Kind::Group(station) => station.on_failure(now),
-                    Kind::Alone(executor) => executor.wake(),
+                    kind => kind.wake(),
                 }
                 self.step(place);
             }
@@ -325,6 +377,18 @@ impl World {
                 Reply::Written(written) => executor.on_written(written, now),
                 _ => {}
             },
+            Kind::Torch(torch) => match reply {
+                Reply::State(stored) => torch.adopt(stored, now),
+                Reply::Written(Written::Ours(token)) => {
+                    let state = torch.state.clone();
+                    torch.adopt(Some((state, token)), now);
+                }
+                Reply::Written(Written::Theirs(state, token)) => {
+                    torch.adopt(Some((*state, token)), now);
+                }
+                Reply::Written(Written::Nothing) => torch.adopt(None, now),
+                _ => {}
+            },
         }
         self.step(place);
     }
@@ -360,13 +424,13 @@ impl World {
                 }
                 (Kind::Group(station), Wish::Leave) => station.leave(deadline, now),
                 (Kind::Group(station), Wish::Close) => station.close(deadline, now),
-                (Kind::Alone(executor), Wish::Join) => {
+                (kind, Wish::Join) => {
                     self.laws.on_join(&node.name);
-                    executor.begin(Operation::Exit, deadline, now);
+                    kind.begin(Operation::Exit, deadline, now);
                 }
-                (Kind::Alone(executor), _) => executor.begin(operation, deadline, now),
+                (kind, _) => kind.begin(operation, deadline, now),
             }
-            let is_alone = matches!(node.kind, Kind::Alone(_));
+            let is_alone = !matches!(node.kind, Kind::Group(_));
             node.operation = Some(match wish {
                 Wish::Join if is_alone => Operation::Exit,
                 _ => operation,
@@ -459,38 +523,45 @@ impl World {
         let delay = Duration::from_millis(self.random.u64(1..400));
         let interval = self.settings.keep_alive_interval;
         let node = &mut self.nodes[place];
-        let Kind::Alone(executor) = &mut node.kind else {
-            return;
-        };
         if !node.has_started {
             return;
         }
         if node.operation.is_none() {
             // A member: a heartbeat each interval, and a look each second.
             let Some(joined) = &node.joined else { return };
-            let state = executor.state();
+            let Some(state) = node.kind.state() else {
+                return;
+            };
             let is_same = state.complete && state.round == joined.round;
-            let is_changed = !is_same
-                || !state.participants.contains_key(&node.name)
-                || (!state.wait_list.is_empty()
-                    && state.participants.len() < self.settings.max_nodes)
-                || state.participants.len() < joined.size;
+            let is_waited_for =
+                !state.wait_list.is_empty() && state.participants.len() < self.settings.max_nodes;
+            // PyTorch's launcher looks at nothing else.
+            let is_torch = matches!(node.kind, Kind::Torch(_));
+            let is_changed = is_waited_for
+                || (!is_torch
+                    && (!is_same
+                        || !state.participants.contains_key(&node.name)
+                        || state.participants.len() < joined.size));
             if is_changed && node.wants.is_empty() && node.restart_at.is_none() {
                 node.restart_at = Some(self.now + delay);
                 return self.schedule(self.now + delay, place, Event::Restart);
             }
             node.operation = Some(Operation::KeepAlive);
-            executor.begin(Operation::KeepAlive, now.monotonic + interval, now);
+            node.kind
+                .begin(Operation::KeepAlive, now.monotonic + interval, now);
         }
-        match executor.step(now) {
+        let Some(need) = node.kind.step_alone(now) else {
+            return;
+        };
+        match need {
             Need::Read => self.send(place, Request::Read),
             Need::Write => {
-                let (state, token) = executor.to_write();
+                let (state, token) = node.kind.to_write().expect("a state");
                 let request = Request::Write(Box::new(state.clone()), token.cloned());
                 self.send(place, request);
             }
             Need::Wait { until } => {
-                executor.wake();
+                node.kind.wake();
                 let until = until.min(now.monotonic + SECOND) - node.boot;
                 let request = node.request;
                 self.schedule(until.max(self.now), place, Event::Step(request));
@@ -500,11 +571,11 @@ impl World {
                 match (operation, result) {
                     (Some(Operation::Exit), Ok(())) => {
                         let deadline = now.monotonic + self.settings.join_timeout;
-                        executor.begin(Operation::Join, deadline, now);
+                        node.kind.begin(Operation::Join, deadline, now);
                         node.operation = Some(Operation::Join);
                     }
                     (Some(Operation::Join), Ok(())) => {
-                        let state = executor.state();
+                        let state = node.kind.state().expect("a state");
                         let rank = state.participants[&node.name];
                         let first = state.participants.iter().find(|(_, rank)| **rank == 0);
                         let joined = Place {
@@ -512,9 +583,12 @@ impl World {
                             rank: usize::try_from(rank).expect("a rank"),
                             size: state.participants.len(),
                             same_as: -1,
-                            first: first.expect("rank 0").0.clone(),
+                            first: first.map_or(&node.name, |(first, _)| first).clone(),
                         };
-                        self.laws.on_joined(&node.name, &joined, self.now);
+                        // PyTorch's node may see a round of which others have left; ours waits for the next.
+                        if decide::has_every_rank(state) || !matches!(node.kind, Kind::Torch(_)) {
+                            self.laws.on_joined(&node.name, &joined, self.now);
+                        }
                         node.joined = Some(joined);
                         node.restart_at = None;
                     }
@@ -744,6 +818,7 @@ impl World {
             let station = match &node.kind {
                 Kind::Group(station) => station.describe(),
                 Kind::Alone(_) => "alone".to_owned(),
+                Kind::Torch(_) => "PyTorch's".to_owned(),
             };
             let answer = self.stored.answers.get(&node.index).map(|it| text(it));
             lines.push(format!(
@@ -970,11 +1045,84 @@ fn history(seed: u64) {
     }
 }
 
+/// Nodes of PyTorch among those of a group. Nothing happens to them, as they do not return once the others have dropped
+/// them, and one node of the group survives, as they do not notice a lost node.
+fn history_with_torch(seed: u64) {
+    let mut random = Rng::with_seed(seed ^ 0xbeef);
+    let min = random.usize(3..=6);
+    let mut world = World::new(seed, settings(min, 12));
+    let of_torch = random.usize(1..=2);
+    for place in 0..min {
+        let node = if place < of_torch {
+            world.add_torch()
+        } else {
+            world.add(false)
+        };
+        let after = Duration::from_millis(random.u64(..3000));
+        world.wish_at(after, node, Wish::Join);
+    }
+    world.faults.twice = [0.0, 0.1, 0.5][random.usize(..3)];
+    for _ in 0..random.usize(..8) {
+        world.run_for(Duration::from_millis(random.u64(..6000)));
+        if random.u8(..3) == 0 && world.nodes.len() < 12 {
+            let node = world.add(false);
+            world.wish_at(Duration::ZERO, node, Wish::Join);
+            continue;
+        }
+        let is_holder =
+            |node: &Node| matches!(&node.kind, Kind::Group(station) if station.holder().is_some());
+        let victim = if random.bool() {
+            world.nodes.iter().position(is_holder)
+        } else {
+            Some(random.usize(of_torch..world.nodes.len().max(of_torch + 1)))
+        };
+        let Some(victim) = victim.filter(|victim| *victim < world.nodes.len()) else {
+            continue;
+        };
+        let event = if random.bool() && victim > of_torch {
+            Event::Die
+        } else {
+            Event::Pause(Duration::from_millis(random.u64(..8000)))
+        };
+        world.schedule(world.now, victim, event);
+    }
+    world.faults = CALM;
+    world.run_for(SECOND * 30);
+    let is_alive = |node: &&Node| !node.is_dead && !node.is_over;
+    while world.nodes.iter().filter(is_alive).count() < min {
+        let node = world.add(false);
+        world.wish_at(Duration::ZERO, node, Wish::Join);
+        world.run_for(SECOND);
+    }
+    let end = world.now + SECOND * 120;
+    assert!(
+        world.run_until(end, World::is_settled),
+        "not settled: {}",
+        world.describe()
+    );
+    world.run_for(SECOND * 20);
+    assert!(
+        world.is_settled(),
+        "not settled for long: {}",
+        world.describe()
+    );
+}
+
 #[test]
 fn random_histories_keep_the_laws() {
+    each_seed(300, history);
+}
+
+#[test]
+fn random_histories_with_torch_keep_the_laws() {
+    each_seed(100, history_with_torch);
+}
+
+/// Runs a history for each of the first seeds, or those of the variables.
+fn each_seed(count: u64, history: fn(u64)) {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
     let seeds: Vec<u64> = match (number("SEED"), number("ROUNDS")) {
-        (None, None) => (0..300).collect(),
+        (None, None) => (0..count).collect(),
         (seed, rounds) => {
             let first = seed.unwrap_or_else(|| fastrand::u64(..1 << 48));
             (0..rounds.unwrap_or(1))

@@ -10,7 +10,7 @@ mod random;
 mod scenarios;
 mod scripted;
 mod store;
-mod torch;
+pub(crate) mod torch;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;

@@ -15,14 +15,14 @@ use crate::settings::RendezvousSettings;
 use crate::state::RendezvousState;
 
 /// How long a node uses a state that it has read, and how long it sleeps between reads.
-pub(super) const POLL_INTERVAL: Duration = Duration::from_secs(1);
+pub(crate) const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
-pub(super) struct TorchNode {
-    pub(super) me: NodeId,
+pub(crate) struct TorchNode {
+    pub(crate) me: NodeId,
     settings: RendezvousSettings,
-    pub(super) state: RendezvousState,
-    pub(super) token: Option<Token>,
+    pub(crate) state: RendezvousState,
+    pub(crate) token: Option<Token>,
     is_dirty: bool,
     is_synced: bool,
     synced_at: Option<Duration>,
@@ -31,7 +31,7 @@ pub(super) struct TorchNode {
 }
 
 impl TorchNode {
-    pub(super) fn new(me: NodeId, settings: RendezvousSettings) -> Self {
+    pub(crate) fn new(me: NodeId, settings: RendezvousSettings) -> Self {
         Self {
             me,
             settings,
@@ -45,14 +45,14 @@ impl TorchNode {
         }
     }
 
-    pub(super) fn begin(&mut self, operation: Operation, deadline: Duration) {
+    pub(crate) fn begin(&mut self, operation: Operation, deadline: Duration) {
         self.operation = operation;
         self.deadline = deadline;
         self.is_dirty = false;
         self.is_synced = false;
     }
 
-    pub(super) fn step(&mut self, now: Now) -> Need {
+    pub(crate) fn step(&mut self, now: Now) -> Need {
         loop {
             if !self.is_synced {
                 if self.is_dirty {
@@ -90,7 +90,7 @@ impl TorchNode {
     }
 
     /// Adopts the result of a read or write.
-    pub(super) fn adopt(&mut self, stored: Option<(RendezvousState, Token)>, now: Now) {
+    pub(crate) fn adopt(&mut self, stored: Option<(RendezvousState, Token)>, now: Now) {
         let (state, token) = stored.unzip();
         self.state = state.unwrap_or_default();
         self.token = token;
