@@ -27,6 +27,8 @@ pub struct RanksReport {
     pub is_connected: bool,
     /// How many nodes have joined.
     pub joined: usize,
+    /// Whether this node reads the names of the others: in a world of more than 64 nodes only node rank 0 does.
+    pub has_names: bool,
     /// The nodes that have written their name, by rank. PyTorch's nodes write none and are only counted.
     pub named: BTreeMap<usize, NodeId>,
     /// How long this node has waited.
@@ -74,6 +76,9 @@ impl fmt::Display for RanksReport {
             f,
             "{joined} of {world_size} {nodes} {have} joined run {run_id:?} at {endpoint}"
         )?;
+        if !self.has_names {
+            return write!(f, "; node rank 0 reports which are missing");
+        }
         for (index, (rank, node)) in self.named.iter().take(RANKS_SHOWN_MAX).enumerate() {
             let separator = if index == 0 { ":" } else { "," };
             write!(f, "{separator} rank {rank} is {}", node.named())?;
@@ -124,6 +129,7 @@ mod tests {
             world_size: 4,
             is_connected: true,
             joined,
+            has_names: true,
             named: named.iter().map(node).collect(),
             waited: Duration::from_secs(5),
             time_left: Duration::from_secs(895),
@@ -159,6 +165,19 @@ mod tests {
         ] {
             assert_eq!(report.to_string(), text);
         }
+    }
+
+    #[test]
+    fn a_node_of_a_large_world_refers_to_rank_0() {
+        let report = RanksReport {
+            world_size: 1000,
+            has_names: false,
+            ..report(999, &[])
+        };
+        assert_eq!(
+            report.to_string(),
+            "999 of 1000 nodes have joined run \"job\" at node0:29500; node rank 0 reports which are missing",
+        );
     }
 
     #[test]

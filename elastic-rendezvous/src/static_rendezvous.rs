@@ -49,6 +49,10 @@ const POLL_INTERVAL_MAX: Duration = Duration::from_secs(1);
 
 /// How many names are read at a time, and the longest name.
 const NAMES_ASKED_MAX: usize = 64;
+
+/// In a larger world only the host reads the names: the requests of all nodes would grow with the square of
+/// their number.
+const NAMED_WORLD_MAX: usize = 64;
 const NAME_BYTES_MAX: usize = 1024;
 
 /// How long a store that is being opened may exceed the timeout to report its own error.
@@ -123,6 +127,8 @@ struct Meeting {
     timeout: Duration,
     server_hook: Option<ServerHook>,
     named: BTreeMap<usize, NodeId>,
+    /// The rank whose name is asked next.
+    next_name: usize,
     to_owner: Sender<Progress>,
 }
 
@@ -164,7 +170,7 @@ impl Meeting {
                 return Ok(Some(store));
             }
             let now = Instant::now();
-            if now >= next_names_at {
+            if now >= next_names_at && reads_names(self.rank, self.world_size) {
                 next_names_at = now + EVENT_INTERVAL;
                 self.read_names(&names)?;
             }
@@ -185,16 +191,18 @@ impl Meeting {
     }
 
     fn read_names(&mut self, names: &dyn Store) -> Result<(), StoreError> {
-        let unknown: Vec<usize> = (0..self.world_size)
+        // A rank that is missing for long does not hide the ranks above it.
+        let from = self.next_name;
+        let ranks = (from..self.world_size).chain(0..from);
+        let unknown: Vec<usize> = ranks
             .filter(|rank| !self.named.contains_key(rank))
             .take(NAMES_ASKED_MAX)
             .collect();
+        self.next_name = unknown.last().map_or(0, |rank| rank + 1);
         for rank in unknown {
-            let key = name_key(rank);
-            if !names.check(&[&key])? {
+            let Some(name) = names.try_get(&name_key(rank))? else {
                 continue;
-            }
-            let name = names.get(&key)?;
+            };
             let name = String::from_utf8_lossy(&name[..name.len().min(NAME_BYTES_MAX)]);
             let (pid, host) = name.split_once(' ').unwrap_or(("", &name));
             let node = NodeId::new(host, pid.parse().unwrap_or(0), 0);
@@ -202,6 +210,11 @@ impl Meeting {
         }
         Ok(())
     }
+}
+
+/// Whether a node reads the names of the others.
+const fn reads_names(rank: usize, world_size: usize) -> bool {
+    rank == 0 || world_size <= NAMED_WORLD_MAX
 }
 
 /// The key of a node's name, below the run id. PyTorch's nodes neither write nor read it.
@@ -272,6 +285,7 @@ impl StaticRendezvous {
             timeout: self.timeout,
             server_hook: self.server_hook.clone(),
             named: BTreeMap::new(),
+            next_name: 0,
             to_owner: sender,
         };
         std::thread::Builder::new()
@@ -341,6 +355,7 @@ impl StaticRendezvous {
             world_size: self.world_size,
             is_connected: false,
             joined: 0,
+            has_names: reads_names(self.rank, self.world_size),
             named: BTreeMap::new(),
             waited: Duration::ZERO,
             time_left: self.timeout,

@@ -62,6 +62,13 @@ fn line_of_ranks(report: &RanksReport) -> String {
         );
     }
     let mut text = format!("{} of {} nodes", report.joined, report.world_size);
+    if !report.has_names {
+        text.push_str(&format!(
+            ", {} missing, {time_left} s left",
+            report.missing()
+        ));
+        return text;
+    }
     let unnamed = report.unnamed_ranks().count();
     // PyTorch's nodes are counted but not named, so any unnamed rank may be a missing one.
     let label = if report.missing() < unnamed {
