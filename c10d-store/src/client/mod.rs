@@ -41,7 +41,8 @@ const WORKER_COUNT_INTERVAL: Duration = Duration::from_millis(10);
 /// call use the connection, and repeats the wait with the remaining time. So a thread that waits and any number
 /// of threads whose calls the server answers at once share one connection; each of their calls then takes about
 /// one round trip more. The client opens another connection only for a second wait at the same time, and beside
-/// a wait that cannot be repeated: a barrier, or a `wait` for several keys. A wait for a key that is written
+/// a wait that cannot be repeated: a barrier, or a `wait` for several keys; it closes that when it was unused for
+/// 10 s. A wait for a key that is written
 /// and deleted again while the wait gives way does not end. A thread's next call sees what it has written.
 ///
 /// Each connection takes a socket and a poller, two descriptors; on Linux a third one, to wake the waiting
