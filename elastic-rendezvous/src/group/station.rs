@@ -23,6 +23,9 @@ const LEASE_TIMEOUT: Duration = Duration::from_secs(2);
 /// number, one of them looks each millisecond.
 const LOOK_INTERVAL_PER_NODE: Duration = Duration::from_millis(1);
 
+/// The longest interval of nodes that wait for an answer, as fewer than may take part can be there.
+const ASKING_INTERVAL_MAX: Duration = Duration::from_secs(11);
+
 /// How often the members with the lowest ranks look at the lease, at least.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -464,7 +467,8 @@ impl Station {
         if self.is_asking() {
             let nodes = u32::try_from(self.settings.max_nodes).unwrap_or(u32::MAX);
             let more = LOOK_INTERVAL_PER_NODE.saturating_mul(nodes);
-            return self.staggered(least, least.saturating_add(more));
+            let most = least.saturating_add(more).min(ASKING_INTERVAL_MAX);
+            return self.staggered(least, most);
         }
         if self.rank < DEPUTIES {
             return self.staggered(least, least.saturating_add(least / 4));
