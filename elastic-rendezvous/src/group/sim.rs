@@ -1010,6 +1010,7 @@ fn history(seed: u64) {
             !node.is_dead
                 && !node.is_over
                 && !node.wants.contains(&Wish::Leave)
+                && node.operation != Some(Operation::Leave)
                 && (node.joined.is_some() || node.operation == Some(Operation::Join))
         });
         if alive.count() >= min {
