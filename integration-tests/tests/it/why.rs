@@ -28,6 +28,9 @@ const ANSWER_MAX: Duration = Duration::from_secs(1);
 /// The longest that nobody is named, as a rank may just be late.
 const GRACE_MAX: Duration = Duration::from_secs(10);
 
+/// How long until a report says that all is well.
+const CALM_MAX: Duration = Duration::from_secs(60);
+
 const LIMIT: Duration = Duration::from_secs(300);
 
 /// A job of `env://` that is broken in one way.
@@ -452,8 +455,12 @@ fn expect_named(job: &BrokenJob, name: &str, kind: FindingKind, culprits: &[usiz
         if ranks == culprits && kinds.first() == Some(&kind) {
             let code = if report.is_stuck { 4 } else { 0 };
             assert_eq!(answer.code, Some(code), "{}", text());
-            // A rank that left may just have been the first to finish; an old address may be refused at once.
-            let may_be_over = matches!(kind, FindingKind::LostLater | FindingKind::StaleAddresses);
+            // A rank that left may just have been the first to finish; an old address may be refused at once, and
+            // the other ranks may have noticed the lost one and failed.
+            let may_be_over = matches!(
+                kind,
+                FindingKind::LostInInit | FindingKind::LostLater | FindingKind::StaleAddresses
+            );
             let is_stuck = !culprits.is_empty();
             assert!(report.is_stuck == is_stuck || may_be_over, "{}", text());
             return;
@@ -468,12 +475,13 @@ fn expect_named(job: &BrokenJob, name: &str, kind: FindingKind, culprits: &[usiz
     }
 }
 
-/// Waits until `c10d why` says that no rank waits for another. Its report is up to 1 s old.
+/// Waits until `c10d why` says that no rank waits for another. Its report is up to 1 s old, and what a launcher sees
+/// of its workers 5 s, or more on a busy machine.
 #[track_caller]
 fn expect_calm(job: &BrokenJob) {
     let started = Instant::now();
     while job.why().code != Some(0) {
-        assert!(started.elapsed() < GRACE_MAX, "{}", job.why_text());
+        assert!(started.elapsed() < CALM_MAX, "{}", job.why_text());
         thread::sleep(Duration::from_millis(50));
     }
 }
