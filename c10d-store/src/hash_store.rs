@@ -4,6 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 use c10d_socket::Deadline;
@@ -11,6 +12,7 @@ use c10d_socket::Deadline;
 use crate::compare_set::CompareSet;
 use crate::decimal::write_decimal;
 use crate::error::{ErrorContext, Operation, StoreError};
+use crate::interrupts::Interrupts;
 use crate::known::Known;
 use crate::store::{DEFAULT_TIMEOUT, Store, check_take_max, generic_barrier, takes_any_bytes};
 use crate::value_rules;
@@ -44,8 +46,8 @@ pub struct HashStore {
     timeout: Mutex<Option<Duration>>,
     /// Set under the lock of the contents, so that no waiting thread can miss it.
     closed: AtomicBool,
-    /// The next wait of this handle that would block fails. Used under the lock of the contents.
-    interrupted: AtomicBool,
+    /// Changed under the lock of the contents, so that no waiting thread can miss it.
+    interrupts: Mutex<Interrupts>,
 }
 
 struct Shared {
@@ -76,8 +78,14 @@ impl HashStore {
             shared: Arc::new(shared),
             timeout: Mutex::new(Some(DEFAULT_TIMEOUT)),
             closed: AtomicBool::new(false),
-            interrupted: AtomicBool::new(false),
+            interrupts: Mutex::default(),
         }
+    }
+
+    fn interrupts(&self) -> MutexGuard<'_, Interrupts> {
+        self.interrupts
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Locks the contents for a call on this handle.
@@ -142,7 +150,7 @@ impl HashStore {
                 let context = ErrorContext::new(operation, missing, self.label(), now - started);
                 return Err(StoreError::timeout(context, timeout));
             }
-            if self.interrupted.swap(false, Ordering::Relaxed) {
+            if self.interrupts().take() {
                 let keys = keys.iter().copied();
                 let context = ErrorContext::new(operation, keys, self.label(), now - started);
                 return Err(StoreError::Interrupted { context });
@@ -240,7 +248,7 @@ impl Clone for HashStore {
             shared: Arc::clone(&self.shared),
             timeout: Mutex::new(self.timeout()),
             closed: AtomicBool::new(false),
-            interrupted: AtomicBool::new(false),
+            interrupts: Mutex::default(),
         }
     }
 }
@@ -456,9 +464,9 @@ impl Store for HashStore {
     }
 
     /// Always returns true.
-    fn interrupt(&self) -> bool {
+    fn interrupt(&self, thread: ThreadId) -> bool {
         let contents = self.shared.contents();
-        self.interrupted.store(true, Ordering::Relaxed);
+        self.interrupts().add(thread);
         drop(contents);
         // Calls of other handles check and wait on.
         self.shared.written.notify_all();

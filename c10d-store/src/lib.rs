@@ -10,6 +10,7 @@ mod file_store;
 #[doc(hidden)]
 pub mod fuzzing;
 mod hash_store;
+mod interrupts;
 mod known;
 mod limits;
 mod message;

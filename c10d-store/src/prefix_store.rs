@@ -1,6 +1,7 @@
 //! A namespace within another store.
 
 use std::sync::Arc;
+use std::thread::ThreadId;
 use std::time::Duration;
 
 use crate::compare_set::CompareSet;
@@ -226,8 +227,8 @@ impl<S: Store> Store for PrefixStore<S> {
         self.underlying.close();
     }
 
-    fn interrupt(&self) -> bool {
-        self.underlying.interrupt()
+    fn interrupt(&self, thread: ThreadId) -> bool {
+        self.underlying.interrupt(thread)
     }
 
     fn has_extended_api(&self) -> bool {

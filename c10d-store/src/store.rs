@@ -5,7 +5,7 @@
 
 use std::fmt::Debug;
 use std::sync::Arc;
-use std::thread;
+use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 use c10d_socket::Deadline;
@@ -353,15 +353,16 @@ pub trait Store: Debug + Send + Sync {
     /// [clones](Self::clone_store), continue. A wrapper closes the handle that it wraps. Does not block.
     fn close(&self);
 
-    /// Ends the wait that another thread has in progress on this handle with
-    /// [`StoreError::Interrupted`], or the next one if none is in progress, as
-    /// [`Thread::unpark`](std::thread::Thread::unpark) does: several interrupts before the wait count as
-    /// one. The store stays usable. Returns false if the store does not support it.
+    /// Ends the wait that `thread` has in progress on this handle with [`StoreError::Interrupted`], or its
+    /// next one if none is in progress, as [`Thread::unpark`](std::thread::Thread::unpark) does: several
+    /// interrupts before the wait count as one. Waits of other threads go on. The store stays usable.
+    /// Returns false if the store does not support it.
     ///
     /// Only a call that has to wait is interrupted. A value that is present, or that arrives at the same
-    /// time, is returned, and the interrupt remains for the next wait. With several waits in progress, one
-    /// of them ends. A wrapper interrupts the handle that it wraps. Does not block.
-    fn interrupt(&self) -> bool {
+    /// time, is returned, and the interrupt remains for the next wait. A wrapper interrupts the handle that
+    /// it wraps. Does not block.
+    fn interrupt(&self, thread: ThreadId) -> bool {
+        let _ = thread;
         false
     }
 
@@ -680,8 +681,8 @@ impl<S: Store + ?Sized> Store for Arc<S> {
     fn close(&self) {
         (**self).close();
     }
-    fn interrupt(&self) -> bool {
-        (**self).interrupt()
+    fn interrupt(&self, thread: ThreadId) -> bool {
+        (**self).interrupt(thread)
     }
     fn has_extended_api(&self) -> bool {
         (**self).has_extended_api()

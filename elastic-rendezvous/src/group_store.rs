@@ -1,6 +1,7 @@
 //! The keys under which the nodes of a group write to each other (docs/rendezvous.md, section 10).
 
 use std::sync::Arc;
+use std::thread::ThreadId;
 use std::time::Duration;
 
 use c10d_store::{ErrorContext, Known, Operation, Store, StoreError};
@@ -182,9 +183,9 @@ impl GroupStore {
         Ok(())
     }
 
-    /// Ends a wait of another thread with [`StoreError::Interrupted`]. Does not block.
-    pub(crate) fn interrupt(&self) {
-        self.store.interrupt();
+    /// Ends a wait of this thread with [`StoreError::Interrupted`]. Does not block.
+    pub(crate) fn interrupt(&self, thread: ThreadId) {
+        self.store.interrupt(thread);
     }
 
     /// Takes back an interrupt that crossed the end of the wait, so that it does not end another one.

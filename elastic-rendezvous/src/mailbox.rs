@@ -2,6 +2,7 @@
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SendError, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 use crate::error::RendezvousError;
@@ -52,8 +53,8 @@ struct Bell {
 enum Waiting {
     No,
     /// In a join, which an interrupt ends.
-    ToJoin,
-    Otherwise,
+    ToJoin(ThreadId),
+    Otherwise(ThreadId),
     /// The store was interrupted.
     Rung,
 }
@@ -110,10 +111,11 @@ impl Inbox {
         is_join: bool,
         wait: impl FnOnce() -> T,
     ) -> Result<(T, bool), Message> {
+        let this = thread::current().id();
         self.bell.set(if is_join {
-            Waiting::ToJoin
+            Waiting::ToJoin(this)
         } else {
-            Waiting::Otherwise
+            Waiting::Otherwise(this)
         });
         // A message that was sent before has interrupted nothing.
         let result = self.receiver.try_recv().map_or_else(|_| Ok(wait()), Err);
@@ -132,13 +134,13 @@ impl Bell {
     fn ring(&self, only_joins: bool) {
         let Some(group) = &self.group else { return };
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        match *state {
-            Waiting::ToJoin => {}
-            Waiting::Otherwise if !only_joins => {}
-            Waiting::No | Waiting::Rung | Waiting::Otherwise => return,
-        }
+        let thread = match *state {
+            Waiting::ToJoin(thread) => thread,
+            Waiting::Otherwise(thread) if !only_joins => thread,
+            Waiting::No | Waiting::Rung | Waiting::Otherwise(_) => return,
+        };
         *state = Waiting::Rung;
-        // Does not block. An interrupt without a wait would end a later one, perhaps of another thread.
-        group.interrupt();
+        // Does not block. An interrupt without a wait would end a later one.
+        group.interrupt(thread);
     }
 }

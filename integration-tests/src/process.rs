@@ -152,8 +152,7 @@ impl ChildProcess {
     pub fn wait(&mut self, limit: Duration) -> ExitStatus {
         let started = Instant::now();
         loop {
-            if let Some(status) = self.child.try_wait().expect("a child can be waited for") {
-                lock(&RUNNING).remove(&self.child.id());
+            if let Some(status) = self.try_wait() {
                 return status;
             }
             if started.elapsed() > limit {
@@ -165,6 +164,15 @@ impl ChildProcess {
             }
             thread::sleep(Duration::from_millis(5));
         }
+    }
+
+    /// The status of the process if it has exited.
+    pub fn try_wait(&mut self) -> Option<ExitStatus> {
+        let status = self.child.try_wait().expect("a child can be waited for");
+        if status.is_some() {
+            lock(&RUNNING).remove(&self.child.id());
+        }
+        status
     }
 
     fn pid(&self) -> Pid {

@@ -1,7 +1,7 @@
 //! The store's operations as requests: one round trip each, except for waits on PyTorch's servers.
 
 use std::sync::Arc;
-use std::thread;
+use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 use c10d_socket::Deadline;
@@ -360,8 +360,8 @@ impl Store for TcpStore {
     }
 
     /// Always returns true.
-    fn interrupt(&self) -> bool {
-        self.transport.pool.interrupt();
+    fn interrupt(&self, thread: ThreadId) -> bool {
+        self.transport.pool.interrupt(thread);
         true
     }
 

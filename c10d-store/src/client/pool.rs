@@ -6,6 +6,7 @@
 use std::io;
 use std::net::{Shutdown, SocketAddr};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, ThreadId};
 use std::time::Instant;
 
 use c10d_socket::{ConnectError, ConnectOptions, Deadline, Dialer, HostPort};
@@ -15,6 +16,7 @@ use mio::net::TcpStream;
 use super::connection::{Connection, Failure, Hello, is_closed_by_peer};
 use super::lanes::{Lanes, Need, Take, Wait};
 use super::stream::Stream;
+use crate::interrupts::Interrupts;
 
 #[derive(Debug)]
 pub(super) struct Pool {
@@ -36,8 +38,8 @@ struct Shared {
     sockets: Vec<Option<Arc<TcpStream>>>,
     /// Wakes the call that waits on a lane.
     wakers: Vec<Option<Arc<Waker>>>,
-    /// The next wait that would block ends with [`PoolError::Interrupted`] instead.
-    is_interrupted: bool,
+    /// The next wait of these threads that would block ends with [`PoolError::Interrupted`] instead.
+    interrupts: Interrupts,
     /// The number of threads that wait for `lane_changed`. With none, a notification makes no system call.
     waiting_for_lane: usize,
     /// The address of the first connection. All later connections use it: a name can have several
@@ -162,7 +164,7 @@ impl Pool {
             if deadline.has_passed(now) {
                 return Ok(());
             }
-            if shared.take_interrupt() {
+            if shared.interrupts.take() {
                 return Err(PoolError::Interrupted);
             }
             shared = wait_by(&self.has_ended, shared, deadline, now);
@@ -174,10 +176,11 @@ impl Pool {
         self.end(Ended::Closed);
     }
 
-    /// Ends the wait in progress, or else the next one.
-    pub(super) fn interrupt(&self) {
+    /// Ends the wait of this thread, or else its next one.
+    pub(super) fn interrupt(&self, thread: ThreadId) {
         let mut shared = self.lock();
-        shared.is_interrupted = true;
+        shared.interrupts.add(thread);
+        // Which of them is the thread's is not known: the others wait on.
         let wakers: Vec<_> = shared.wakers.iter().flatten().cloned().collect();
         self.notify(shared);
         self.has_ended.notify_all();
@@ -383,12 +386,6 @@ impl Pool {
     }
 }
 
-impl Shared {
-    fn take_interrupt(&mut self) -> bool {
-        std::mem::take(&mut self.is_interrupted)
-    }
-}
-
 /// Waits for a notification, the deadline, or a spurious wakeup.
 fn wait_by<'s>(
     condition: &Condvar,
@@ -589,7 +586,7 @@ impl Lease<'_> {
             let connection = self.connection.as_ref();
             shared.wakers[self.lane] = connection.and_then(Connection::waker).cloned();
         }
-        if shared.take_interrupt() {
+        if shared.interrupts.take() {
             Some(Called::Interrupted)
         } else if shared.lanes.must_give_way(self.lane) {
             Some(Called::GiveWay)
@@ -600,7 +597,7 @@ impl Lease<'_> {
 
     /// Keeps an interrupt for the next wait: the reply to this one crossed it.
     pub(super) fn keep_interrupt(&self) {
-        self.pool.lock().is_interrupted = true;
+        self.pool.lock().interrupts.add(thread::current().id());
     }
 
     /// The call no longer waits.
@@ -634,7 +631,7 @@ impl Lease<'_> {
             if deadline.has_passed(now) {
                 break PoolError::TimedOut;
             }
-            if shared.take_interrupt() {
+            if shared.interrupts.take() {
                 break PoolError::Interrupted;
             }
             shared = self.pool.wait_for_lane(shared, deadline, now);
@@ -714,7 +711,6 @@ impl Drop for Lease<'_> {
 mod tests {
     use std::io::{Read, Write};
     use std::net::TcpListener;
-    use std::thread;
     use std::time::Duration;
 
     use super::*;

@@ -2,8 +2,8 @@
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -184,11 +184,12 @@ fn no_element_is_lost_while_a_take_gives_way() {
     for port in [server.local_addr().port(), proxy.port()] {
         let (store, writer) = (client(port), client(server.local_addr().port()));
         let is_done = AtomicBool::new(false);
+        let taker = thread::current().id();
         thread::scope(|scope| {
             scope.spawn(|| {
                 while !is_done.load(Ordering::Relaxed) {
                     store.ping().unwrap();
-                    store.interrupt();
+                    store.interrupt(taker);
                 }
             });
             scope.spawn(|| {
@@ -248,8 +249,9 @@ fn closing_ends_a_wait_that_gives_way() {
 /// The checks of an interrupt that hold for every store that supports it.
 fn interrupts_end_waits(store: &dyn Store) {
     // Before the wait: once, however often it was called.
-    assert!(store.interrupt());
-    assert!(store.interrupt());
+    let this = thread::current().id();
+    assert!(store.interrupt(this));
+    assert!(store.interrupt(this));
     let error = store.wait_timeout(&["never"], Some(LONG)).unwrap_err();
     assert_interrupted(&error, Operation::Wait);
     assert!(!error.is_timeout() && !error.outcome_is_unknown());
@@ -260,7 +262,7 @@ fn interrupts_end_waits(store: &dyn Store) {
     assert!(error.is_timeout(), "{error}");
 
     // A call that need not wait is not interrupted.
-    store.interrupt();
+    store.interrupt(this);
     store.set("k", b"v").unwrap();
     assert_eq!(store.get("k").unwrap(), b"v");
     assert_eq!(store.add("n", 1).unwrap(), 1);
@@ -277,18 +279,18 @@ fn interrupts_end_waits(store: &dyn Store) {
                     .wait_change("never", Known::nothing(), Some(LONG))
                     .unwrap_err()
             });
-            store.interrupt();
+            store.interrupt(waiting.thread().id());
             assert_interrupted(&waiting.join().unwrap(), Operation::WaitChange);
         });
     }
     thread::scope(|scope| {
         let waiting = scope.spawn(|| store.queue_pop("never").unwrap_err());
         thread::sleep(Duration::from_millis(5));
-        store.interrupt();
+        store.interrupt(waiting.thread().id());
         assert_interrupted(&waiting.join().unwrap(), Operation::QueuePop);
     });
     // Barriers of a prefix store and of a hash store consist of simpler operations.
-    store.interrupt();
+    store.interrupt(this);
     let error = store.barrier("b", 2).unwrap_err();
     assert_interrupted(&error, Operation::Barrier);
     assert!(error.outcome_is_unknown());
@@ -321,36 +323,44 @@ fn an_interrupt_ends_a_wait_on_a_server_without_extensions() {
                 .unwrap_err()
         });
         thread::sleep(Duration::from_millis(5));
-        store.interrupt();
+        store.interrupt(waiting.thread().id());
         assert_interrupted(&waiting.join().unwrap(), Operation::WaitChange);
     });
 }
 
 #[test]
-fn an_interrupt_ends_one_of_several_waits() {
+fn an_interrupt_leaves_the_waits_of_other_threads() {
     let server = serve();
-    let store = Arc::new(client(server.local_addr().port()));
-    let waits: Vec<_> = (0..3)
-        .map(|_| {
-            let store = Arc::clone(&store);
-            thread::spawn(move || store.get("late"))
-        })
-        .collect();
-    wait_until("all wait", || server.waiting_count() == 3);
-    store.interrupt();
-    wait_until("one has ended", || server.waiting_count() == 2);
-    store.set("late", b"x").unwrap();
-    let mut interrupted = 0;
-    for wait in waits {
-        match wait.join().unwrap() {
-            Ok(value) => assert_eq!(value, b"x"),
-            Err(error) => {
-                assert_interrupted(&error, Operation::Get);
-                interrupted += 1;
+    let of_server = client(server.local_addr().port());
+    let stores: [&dyn Store; 2] = [&of_server, &HashStore::new()];
+    for store in stores {
+        let is_done = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let waits: Vec<_> = (0..2)
+                .map(|_| scope.spawn(|| store.get_timeout("late", Some(LONG))))
+                .collect();
+            let interrupted = scope.spawn(|| {
+                let mut ended = 0;
+                while !is_done.load(Ordering::Relaxed) {
+                    let error = store.wait_timeout(&["never"], Some(LONG)).unwrap_err();
+                    assert_interrupted(&error, Operation::Wait);
+                    ended += 1;
+                }
+                ended
+            });
+            for _ in 0..200 {
+                store.interrupt(interrupted.thread().id());
+                store.add("n", 1).unwrap();
             }
-        }
+            store.set("late", b"x").unwrap();
+            for wait in waits {
+                assert_eq!(wait.join().unwrap().unwrap(), b"x");
+            }
+            is_done.store(true, Ordering::Relaxed);
+            store.interrupt(interrupted.thread().id());
+            assert!(interrupted.join().unwrap() > 0);
+        });
     }
-    assert_eq!(interrupted, 1);
 }
 
 /// A server that is too busy to answer a cancel in time: neither the call for which the wait was to give way nor the

@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use c10d_store::{ServerOptions, Store, TcpStore, TcpStoreServer};
@@ -38,11 +39,28 @@ fn options(store: SocketAddr, nodes: &str, more: &[&str]) -> Vec<String> {
     options
 }
 
-/// Asserts that all launchers exit with 0 and leave no processes.
+/// Asserts that all launchers exit with 0 and leave no processes. The first that fails is reported: others may wait for
+/// it.
 #[track_caller]
-fn expect_success(launchers: Vec<Launcher>) {
+fn expect_success(mut launchers: Vec<Launcher>) {
+    let deadline = Instant::now() + STEP_LIMIT;
+    let mut all_have_exited = false;
+    while !all_have_exited && Instant::now() < deadline {
+        all_have_exited = true;
+        for launcher in &mut launchers {
+            match launcher.process().try_wait() {
+                Some(status) => assert!(
+                    status.success(),
+                    "{launcher:?}: {status}: {}",
+                    launcher.process().stderr()
+                ),
+                None => all_have_exited = false,
+            }
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
     for mut launcher in launchers {
-        let code = launcher.wait(STEP_LIMIT);
+        let code = launcher.wait(Duration::ZERO);
         assert_eq!(code, Some(0), "{}", launcher.process().stderr());
         assert!(launcher.processes().is_empty(), "{launcher:?}");
     }
@@ -94,7 +112,7 @@ fn wait_for_world(job: &Job, launchers: &mut [Launcher], world_size: usize) -> V
                 texts.join("\n\n")
             );
         }
-        std::thread::sleep(Duration::from_millis(20));
+        thread::sleep(Duration::from_millis(20));
     }
 }
 
