@@ -38,8 +38,9 @@ static NEXT_LOCAL_ID: AtomicI64 = AtomicI64::new(0);
 /// A node of a dynamic rendezvous (`docs/rendezvous.md`).
 ///
 /// It has two threads: `rendezvous` joins, leaves and writes heartbeats; `rendezvous-watch` waits for
-/// changes, if the store supports that. In a [group](RendezvousBackend::group) the first does both. They end with [`shutdown`](RendezvousHandler::shutdown) or when the
-/// handler is dropped. A drop does not change the state, so the other nodes later drop this one as dead.
+/// changes, if the store supports that. In a [group](RendezvousBackend::group) the first does both. They end with
+/// [`shutdown`](RendezvousHandler::shutdown) or when the handler is dropped. A drop does not change the state, so the
+/// other nodes later drop this one as dead.
 ///
 /// In PyTorch: `DynamicRendezvousHandler`
 /// (`torch/distributed/elastic/rendezvous/dynamic_rendezvous.py`).

@@ -105,7 +105,7 @@ pub type Listener = Arc<dyn Fn(&RendezvousEvent<'_>) + Send + Sync>;
 #[non_exhaustive]
 pub enum RendezvousEvent<'e> {
     /// A join is waiting: about once a second, and when nodes join or leave. Every 10 s with more than 32
-    /// nodes. In a [group](crate::GroupStore) after 1 s, every 10 s and at the join timeout.
+    /// nodes. In a [group](crate::GroupStore) after 3 s, every 10 s and at the join timeout.
     Waiting(&'e WaitReport),
     /// A static rendezvous is waiting: about once a second, and when another node has joined.
     WaitingForRanks(&'e RanksReport),

@@ -4,7 +4,7 @@
 //! It knows the wants that it has taken from the queue and the state with its token. Nothing else of it has to
 //! survive: a new holder is told by the nodes themselves what they want.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::message::{Answer, AnswerKind, Place, Summary, Want, WantKind};
@@ -20,7 +20,7 @@ use crate::state::RendezvousState;
 use crate::timestamp::Timestamp;
 
 /// For each listed node, the holder waits this long between two writes, so that more wants share one: the state has
-/// about 150 bytes a node, and a write moves it three times.
+/// about 150 bytes a node, and a write moves it twice.
 const PAUSE_PER_NODE: Duration = Duration::from_micros(20);
 
 /// How often in an interval heartbeats are read. They are written once in an interval.
@@ -32,10 +32,15 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// How often the wants are gone through after one batch: each time the state can change for others.
 const PASSES_MAX: usize = 8;
 
+/// How many nodes a holder asks what they want, and remembers.
+const NODES_MAX: u32 = 1 << 16;
+
 /// A node that has told the holder what it wants.
 #[derive(Debug)]
 struct Post {
     want: Want,
+    /// Its place in the order of arrival.
+    arrival: u64,
     status: Status,
     /// The value of its heartbeat's key when it was last read.
     beat: Vec<u8>,
@@ -78,9 +83,6 @@ enum Departure {
     Lost(Duration),
 }
 
-/// How many nodes a new holder tells that it exists.
-const NOTICES_MAX: u32 = 1 << 16;
-
 /// What the holder needs next from the store.
 #[derive(Debug, PartialEq)]
 pub(super) enum Task {
@@ -118,7 +120,6 @@ pub(crate) struct Holder {
     posts: BTreeMap<u32, Post>,
     /// The nodes with wants in the order of arrival.
     order: BTreeMap<u64, u32>,
-    places: HashMap<u32, u64>,
     arrivals: u64,
     answers: Vec<(u32, Answer)>,
     to_send: Vec<(u32, Vec<u8>)>,
@@ -139,7 +140,6 @@ pub(crate) struct Holder {
     decide_again_at: Duration,
     /// When a node will have been silent for too long.
     silence_at: Duration,
-    own_beats: u64,
 }
 
 impl Holder {
@@ -158,7 +158,6 @@ impl Holder {
             is_folding: false,
             posts: BTreeMap::new(),
             order: BTreeMap::new(),
-            places: HashMap::new(),
             arrivals: 0,
             answers: Vec::new(),
             to_send: Vec::new(),
@@ -177,7 +176,6 @@ impl Holder {
             dropped: BTreeMap::new(),
             decide_again_at: at,
             silence_at: Duration::MAX,
-            own_beats: 0,
             settings,
         }
     }
@@ -275,7 +273,7 @@ impl Holder {
     pub(super) fn on_count(&mut self, count: u32) {
         let kind = AnswerKind::NewHolder { epoch: self.epoch };
         let notice = Answer { number: 0, kind }.to_text();
-        let indices = 1..=count.min(NOTICES_MAX);
+        let indices = 1..=count.min(NODES_MAX);
         self.to_send
             .extend(indices.map(|index| (index, notice.clone())));
     }
@@ -296,6 +294,7 @@ impl Holder {
             return false;
         }
         let index = want.index;
+        let arrival = self.arrivals + 1;
         if let Some(post) = self.posts.get_mut(&index) {
             if post.want.node != want.node || want.number < post.want.number {
                 return false;
@@ -314,6 +313,10 @@ impl Holder {
             };
             post.want = want;
             post.is_mute = false;
+            self.order.remove(&post.arrival);
+            post.arrival = arrival;
+        } else if self.posts.len() >= NODES_MAX as usize {
+            return false;
         } else {
             let status = match want.kind {
                 WantKind::Stay { round } => Status::Member { round },
@@ -322,6 +325,7 @@ impl Holder {
             let beat = Vec::new();
             let post = Post {
                 want,
+                arrival,
                 status,
                 beat,
                 is_mute: false,
@@ -330,11 +334,8 @@ impl Holder {
             };
             self.posts.insert(index, post);
         }
-        self.arrivals += 1;
-        if let Some(before) = self.places.insert(index, self.arrivals) {
-            self.order.remove(&before);
-        }
-        self.order.insert(self.arrivals, index);
+        self.arrivals = arrival;
+        self.order.insert(arrival, index);
         true
     }
 
@@ -443,7 +444,6 @@ impl Holder {
             .monotonic
             .saturating_add(self.settings.keep_alive_interval);
         let time = self.observations.time_to_write(now);
-        self.own_beats += 1;
         if let Some(heartbeat) = self.state.last_heartbeats.get_mut(&self.me) {
             // Two holders may have the same time.
             let later = time.after(Duration::from_micros(self.epoch % 1000));
@@ -467,14 +467,13 @@ impl Holder {
     /// Forgets what nodes want that were dropped: a dead node wants nothing, and one that lives says it again.
     fn forget(&mut self, is_gone: impl Fn(&Post) -> bool) {
         let gone = self.posts.iter().filter(|(_, post)| is_gone(post));
-        let gone: Vec<(u32, u32)> = gone
-            .map(|(index, post)| (*index, post.want.number))
-            .collect();
-        for (index, number) in gone {
-            self.posts.remove(&index);
-            if let Some(place) = self.places.remove(&index) {
-                self.order.remove(&place);
-            }
+        let gone: Vec<u32> = gone.map(|(index, _)| *index).collect();
+        for index in gone {
+            let Some(post) = self.posts.remove(&index) else {
+                continue;
+            };
+            self.order.remove(&post.arrival);
+            let number = post.want.number;
             self.answers.retain(|(other, _)| *other != index);
             let round = self.state.round;
             let kind = AnswerKind::Evicted { round };

@@ -88,7 +88,7 @@ impl Laws {
     }
 
     /// An answer is true about a state that was stored.
-    pub(super) fn on_joined(&mut self, node: &NodeId, place: &Place, _: Duration) {
+    pub(super) fn on_joined(&mut self, node: &NodeId, place: &Place) {
         let round = self.rounds.get(&place.round);
         let rank = round.and_then(|ranks| ranks.get(node));
         assert_eq!(rank, Some(&place.rank), "{node} believes {place:?}");

@@ -120,6 +120,20 @@ pub(crate) enum AnswerKind {
     },
 }
 
+impl AnswerKind {
+    /// Whether it ends what the node wants, whichever repetition of it was answered.
+    pub(crate) const fn ends_every_want(&self) -> bool {
+        match self {
+            Self::Joined(_) | Self::Closed | Self::NotNeeded | Self::Done => true,
+            Self::Spare
+            | Self::NoLongerSpare
+            | Self::TimedOut
+            | Self::Evicted { .. }
+            | Self::NewHolder { .. } => false,
+        }
+    }
+}
+
 /// A node's place in a complete round.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Place {

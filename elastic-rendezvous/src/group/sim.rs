@@ -458,7 +458,7 @@ impl World {
                 let operation = node.operation.take();
                 match (operation, result) {
                     (Some(Operation::Join), Ok(Some(joined))) => {
-                        self.laws.on_joined(&node.name, &joined, self.now);
+                        self.laws.on_joined(&node.name, &joined);
                         node.joined = Some(joined);
                         node.restart_at = None;
                     }
@@ -587,7 +587,7 @@ impl World {
                         };
                         // PyTorch's node may see a round of which others have left; ours waits for the next.
                         if decide::has_every_rank(state) || !matches!(node.kind, Kind::Torch(_)) {
-                            self.laws.on_joined(&node.name, &joined, self.now);
+                            self.laws.on_joined(&node.name, &joined);
                         }
                         node.joined = Some(joined);
                         node.restart_at = None;
@@ -859,6 +859,46 @@ impl World {
         lines.join("\n")
     }
 
+    /// The place of a node that believes to hold the lease.
+    fn holder(&self) -> Option<usize> {
+        self.nodes.iter().position(
+            |node| matches!(&node.kind, Kind::Group(station) if station.holder().is_some()),
+        )
+    }
+
+    /// Runs without faults, with nodes enough for a round, until all have settled, and for a while after.
+    fn settle(&mut self) {
+        self.faults = CALM;
+        self.run_for(SECOND * 30);
+        loop {
+            let alive = self.nodes.iter().filter(|node| {
+                !node.is_dead
+                    && !node.is_over
+                    && !node.wants.contains(&Wish::Leave)
+                    && node.operation != Some(Operation::Leave)
+                    && (node.joined.is_some() || node.operation == Some(Operation::Join))
+            });
+            if alive.count() >= self.settings.min_nodes {
+                break;
+            }
+            let node = self.add(false);
+            self.wish_at(Duration::ZERO, node, Wish::Join);
+            self.run_for(SECOND);
+        }
+        let end = self.now + SECOND * 120;
+        assert!(
+            self.run_until(end, Self::is_settled),
+            "not settled: {}",
+            self.describe()
+        );
+        self.run_for(SECOND * 20);
+        assert!(
+            self.is_settled(),
+            "not settled for long: {}",
+            self.describe()
+        );
+    }
+
     /// Whether all live nodes that fit are in one round and know it, and the others are spares.
     fn is_settled(&self) -> bool {
         let Some((state, _)) = &self.stored.state else {
@@ -928,10 +968,9 @@ fn the_death_of_the_holder_delays_a_join_by_seconds() {
         // At any step.
         let after = Duration::from_micros(world.random.u64(..40_000));
         world.run_for(after);
-        let holder = world.nodes.iter().position(
-            |node| matches!(&node.kind, Kind::Group(station) if station.holder().is_some()),
-        );
-        let Some(holder) = holder else { continue };
+        let Some(holder) = world.holder() else {
+            continue;
+        };
         world.schedule(world.now, holder, Event::Die);
         let is_counted = |world: &World| {
             world
@@ -982,10 +1021,7 @@ fn history(seed: u64) {
             4 => world.wish_at(Duration::ZERO, node, Wish::Leave),
             5 => {
                 // The holder dies or stands still.
-                let holder = world.nodes.iter().position(
-                    |node| matches!(&node.kind, Kind::Group(station) if station.holder().is_some()),
-                );
-                if let Some(holder) = holder {
+                if let Some(holder) = world.holder() {
                     let event = if random.bool() {
                         Event::Die
                     } else {
@@ -1002,36 +1038,7 @@ fn history(seed: u64) {
             _ => {}
         }
     }
-    world.faults = CALM;
-    world.run_for(SECOND * 30);
-    // Enough nodes for a round.
-    loop {
-        let alive = world.nodes.iter().filter(|node| {
-            !node.is_dead
-                && !node.is_over
-                && !node.wants.contains(&Wish::Leave)
-                && node.operation != Some(Operation::Leave)
-                && (node.joined.is_some() || node.operation == Some(Operation::Join))
-        });
-        if alive.count() >= min {
-            break;
-        }
-        let node = world.add(false);
-        world.wish_at(Duration::ZERO, node, Wish::Join);
-        world.run_for(SECOND);
-    }
-    let end = world.now + SECOND * 120;
-    assert!(
-        world.run_until(end, World::is_settled),
-        "not settled: {}",
-        world.describe()
-    );
-    world.run_for(SECOND * 20);
-    assert!(
-        world.is_settled(),
-        "not settled for long: {}",
-        world.describe()
-    );
+    world.settle();
     // All end.
     let node = world.nodes.iter().position(|node| {
         node.joined.is_some()
@@ -1070,10 +1077,8 @@ fn history_with_torch(seed: u64) {
             world.wish_at(Duration::ZERO, node, Wish::Join);
             continue;
         }
-        let is_holder =
-            |node: &Node| matches!(&node.kind, Kind::Group(station) if station.holder().is_some());
         let victim = if random.bool() {
-            world.nodes.iter().position(is_holder)
+            world.holder()
         } else {
             Some(random.usize(of_torch..world.nodes.len().max(of_torch + 1)))
         };
@@ -1087,26 +1092,7 @@ fn history_with_torch(seed: u64) {
         };
         world.schedule(world.now, victim, event);
     }
-    world.faults = CALM;
-    world.run_for(SECOND * 30);
-    let is_alive = |node: &&Node| !node.is_dead && !node.is_over;
-    while world.nodes.iter().filter(is_alive).count() < min {
-        let node = world.add(false);
-        world.wish_at(Duration::ZERO, node, Wish::Join);
-        world.run_for(SECOND);
-    }
-    let end = world.now + SECOND * 120;
-    assert!(
-        world.run_until(end, World::is_settled),
-        "not settled: {}",
-        world.describe()
-    );
-    world.run_for(SECOND * 20);
-    assert!(
-        world.is_settled(),
-        "not settled for long: {}",
-        world.describe()
-    );
+    world.settle();
 }
 
 #[test]

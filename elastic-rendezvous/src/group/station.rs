@@ -131,6 +131,18 @@ struct Goal {
     is_spare: bool,
 }
 
+impl Goal {
+    const fn new(want: Want, deadline: Duration) -> Self {
+        Self {
+            since: want.number,
+            want,
+            posted: None,
+            deadline,
+            is_spare: false,
+        }
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Station {
     me: NodeId,
@@ -256,13 +268,7 @@ impl Station {
         self.outcome = None;
         self.look_at = self.look_at.min(now.monotonic);
         self.has_looked = true;
-        self.goal = Some(Goal {
-            want: self.want(kind),
-            since: self.number,
-            posted: None,
-            deadline,
-            is_spare: false,
-        });
+        self.goal = Some(Goal::new(self.want(kind), deadline));
     }
 
     fn want(&self, kind: WantKind) -> Want {
@@ -611,12 +617,11 @@ impl Station {
             return;
         };
         let epoch = holder.epoch();
-        let is_later =
-            |text: &Vec<u8>| Want::from_text(text).is_some_and(|want| want.epoch > epoch);
-        let (later, own): (Vec<_>, Vec<_>) = texts.into_iter().partition(is_later);
-        holder.on_wants(own.iter().filter_map(|text| Want::from_text(text)), now);
+        let wants = texts.iter().filter_map(|text| Want::from_text(text));
+        let (later, own): (Vec<_>, Vec<_>) = wants.partition(|want| want.epoch > epoch);
+        holder.on_wants(own, now);
         if !later.is_empty() {
-            self.to_return = later;
+            self.to_return = later.iter().map(Want::to_text).collect();
             // It fails if there is a later holder.
             self.renew_at = now.monotonic;
         }
@@ -679,13 +684,8 @@ impl Station {
     /// Tells a new holder that this node is a member, once.
     fn stay(&mut self) {
         if let (Some(round), None) = (self.round, &self.goal) {
-            self.goal = Some(Goal {
-                want: self.want(WantKind::Stay { round }),
-                since: self.number,
-                posted: None,
-                deadline: Duration::MAX,
-                is_spare: false,
-            });
+            let want = self.want(WantKind::Stay { round });
+            self.goal = Some(Goal::new(want, Duration::MAX));
         }
     }
 
@@ -703,17 +703,9 @@ impl Station {
             return;
         }
         let since = self.goal.as_ref().map_or(self.number, |goal| goal.since);
-        let is_final = |kind: &AnswerKind| {
-            !matches!(
-                kind,
-                AnswerKind::Evicted { .. }
-                    | AnswerKind::Spare
-                    | AnswerKind::NoLongerSpare
-                    | AnswerKind::TimedOut
-            )
-        };
         let is_own = |answer: &Answer| {
-            answer.number == self.number || (answer.number >= since && is_final(&answer.kind))
+            let is_to_any = answer.number >= since && answer.kind.ends_every_want();
+            answer.number == self.number || is_to_any
         };
         let Some(answer) = answer.filter(is_own) else {
             return;
@@ -759,14 +751,11 @@ impl Station {
             self.rank = place.rank;
             self.size = place.size;
             self.is_evicted = false;
+            let want = self.want(WantKind::Stay { round: place.round });
+            let mut goal = Goal::new(want, Duration::MAX);
             // The same holder knows it.
-            self.goal = Some(Goal {
-                want: self.want(WantKind::Stay { round: place.round }),
-                since: self.number,
-                posted,
-                deadline: Duration::MAX,
-                is_spare: false,
-            });
+            goal.posted = posted;
+            self.goal = Some(goal);
         } else if is_join || leaves {
             self.round = None;
             self.is_releasing = true;
