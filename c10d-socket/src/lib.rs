@@ -9,10 +9,12 @@ mod deadline;
 mod dial;
 mod error;
 mod listen;
+mod loopback_user;
 mod options;
 mod resolve;
 mod send;
 mod sys;
+mod tls;
 mod wait;
 
 pub use addr::{HostPort, HostPortError, is_loopback_name};
@@ -22,8 +24,14 @@ pub use connect::{ConnectOptions, Dialer, connect};
 pub use deadline::Deadline;
 pub use error::{ConnectError, DialFailure, DialStage, ListenError};
 pub use listen::{ListenOptions, adopt_listener, adopt_listener_raw, listen, resolve_local};
+pub use loopback_user::{loopback_user, own_user};
 pub use options::{KeepAlive, SocketOptions, configure_accepted};
 pub use resolve::resolve;
 pub use send::send_vectored;
 pub use sys::recv_into_spare;
+#[cfg(feature = "tls")]
+pub use tls::{CertificateFiles, Secret};
+pub use tls::{
+    Credentials, CredentialsError, Protocol, TlsClient, TlsError, TlsLayer, TlsServer, is_tls,
+};
 pub use wait::{wait_for_either, wait_for_input, wait_for_output};

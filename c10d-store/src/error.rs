@@ -8,7 +8,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use c10d_socket::{ConnectError, ListenError};
+use c10d_socket::{ConnectError, CredentialsError, ListenError};
 
 /// The operation that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -211,6 +211,10 @@ pub enum StoreError {
         source: io::Error,
     },
 
+    /// The credentials of a server or a client cannot be used.
+    #[error(transparent)]
+    Credentials(#[from] CredentialsError),
+
     /// The connection was lost, during the call or earlier. The handle stays unusable: a server that
     /// restarts is a new, empty store.
     #[error("{context}: the connection to the server was lost ({source}); {outcome}")]
@@ -379,6 +383,7 @@ impl StoreError {
             | Self::Connect { .. }
             | Self::Listen(_)
             | Self::Server { .. }
+            | Self::Credentials(_)
             | Self::LimitExceeded { .. }
             | Self::InvalidArgument { .. }
             | Self::QueueEmpty { .. }

@@ -30,8 +30,11 @@ pub mod wire;
 
 // The types of other crates that this one's API takes and gives.
 pub use c10d_socket::{
-    BackoffOptions, ConnectError, ConnectOptions, KeepAlive, ListenError, SocketOptions,
+    BackoffOptions, ConnectError, ConnectOptions, Credentials, CredentialsError, KeepAlive,
+    ListenError, SocketOptions,
 };
+#[cfg(feature = "tls")]
+pub use c10d_socket::{CertificateFiles, Secret};
 pub use client::{ListenOn, TcpStore, TcpStoreOptions};
 pub use compare_set::CompareSet;
 pub use error::{ErrorContext, Operation, Outcome, StoreError};

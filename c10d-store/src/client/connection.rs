@@ -97,13 +97,14 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Runs the handshake on a new connection.
+    /// Runs the handshake on a new connection, that of TLS first.
     pub(super) fn open(
-        stream: Stream,
+        mut stream: Stream,
         hello: Hello,
         reply_bytes_max: usize,
         deadline: Deadline,
     ) -> Result<Self, Failure> {
+        stream.shake_hands(deadline).map_err(read_failure)?;
         let mut connection = Self {
             stream,
             ahead: vec![0; READ_AHEAD_BYTES].into_boxed_slice(),
@@ -533,6 +534,8 @@ fn read_failure(error: io::Error) -> Failure {
     match error.kind() {
         io::ErrorKind::TimedOut => Failure::NoReply,
         io::ErrorKind::UnexpectedEof => Failure::Lost(closed_by_server()),
+        // Of TLS: the peer does not have the secret, or bytes were changed.
+        io::ErrorKind::InvalidData => Failure::Protocol(error.to_string()),
         _ => Failure::Lost(error),
     }
 }

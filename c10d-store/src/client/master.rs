@@ -84,6 +84,9 @@ fn start_new(
     if let Some(world_size) = options.world_size {
         server_options = server_options.with_world_size(world_size);
     }
+    if server_options.credentials.is_none() {
+        server_options.credentials.clone_from(&options.credentials);
+    }
     TcpStoreServer::serve(listeners, server_options)
 }
 

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use c10d_socket::{ConnectOptions, Deadline, HostPort};
+use c10d_socket::{ConnectOptions, Credentials, Deadline, HostPort, Protocol};
 
 use crate::error::{ErrorContext, Operation, StoreError};
 use crate::server::TcpStoreServer;
@@ -75,6 +75,7 @@ pub struct TcpStore {
     /// The server as the caller named it, with the port of a master's server.
     server_name: HostPort,
     connect_options: ConnectOptions,
+    credentials: Option<Credentials>,
     reply_bytes_max: usize,
     /// Declared last: the client's connections close before the server ends.
     server: Option<Arc<TcpStoreServer>>,
@@ -215,9 +216,12 @@ impl TcpStore {
         let started = Instant::now();
         let label = label_of(&server_name);
         let context = || ErrorContext::new(Operation::Open, [], label.clone(), started.elapsed());
+        let credentials = options.credentials.as_ref();
+        let tls = credentials.map(|it| it.client(Protocol::Store, server_name.host()));
         let pool = Pool::open(
             address,
             options.connect_options.clone(),
+            tls.transpose()?,
             options.reply_bytes_max,
             deadline,
         )
@@ -226,6 +230,7 @@ impl TcpStore {
             transport: Transport::new(pool, label, options.limits, options.timeout),
             server_name,
             connect_options: options.connect_options.clone(),
+            credentials: options.credentials.clone(),
             reply_bytes_max: options.reply_bytes_max,
             server,
         })

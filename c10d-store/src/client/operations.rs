@@ -344,11 +344,12 @@ impl Store for TcpStore {
     fn clone_store(&self) -> Result<Arc<dyn Store>, StoreError> {
         self.check_not_closed()?;
         let timeout = self.timeout();
-        let options = TcpStoreOptions::default()
+        let mut options = TcpStoreOptions::default()
             .with_timeout(timeout)
             .with_limits(self.transport.limits)
             .with_connect_options(self.connect_options.clone())
             .with_reply_bytes_max(self.reply_bytes_max);
+        options.credentials.clone_from(&self.credentials);
         let deadline = Deadline::after(Instant::now(), at_least_an_answer(timeout));
         let address = self.transport.pool.target().clone();
         let clone = Self::connect_to(self.server_name.clone(), address, &options, deadline, None)?;

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, TcpListener};
 use std::time::Duration;
 
-use c10d_socket::ConnectOptions;
+use c10d_socket::{ConnectOptions, Credentials};
 
 use crate::limits::WireLimits;
 use crate::server::ServerOptions;
@@ -38,6 +38,7 @@ pub struct TcpStoreOptions {
     pub(super) server_options: ServerOptions,
     pub(super) limits: WireLimits,
     pub(super) reply_bytes_max: usize,
+    pub(super) credentials: Option<Credentials>,
 }
 
 /// The addresses on which a master listens.
@@ -70,6 +71,7 @@ impl Default for TcpStoreOptions {
             server_options: ServerOptions::default(),
             limits: WireLimits::default(),
             reply_bytes_max: 1 << 30,
+            credentials: None,
         }
     }
 }
@@ -80,6 +82,22 @@ impl TcpStoreOptions {
     pub const fn with_world_size(mut self, world_size: usize) -> Self {
         self.world_size = Some(world_size);
         self
+    }
+
+    /// Connects only to a server that has the same secret, or a certificate of the same authority for the host's name.
+    /// A master's server serves only such clients, unless its own options have credentials.
+    #[cfg(feature = "tls")]
+    #[must_use]
+    pub fn with_credentials(mut self, credentials: Credentials) -> Self {
+        self.credentials = Some(credentials);
+        self
+    }
+
+    /// [`with_credentials`](Self::with_credentials) of a shared secret.
+    #[cfg(feature = "tls")]
+    #[must_use]
+    pub fn with_secret(self, secret: c10d_socket::Secret) -> Self {
+        self.with_credentials(secret.into())
     }
 
     /// Whether this process hosts the server. Default false.

@@ -9,7 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
 use std::time::Instant;
 
-use c10d_socket::{ConnectError, ConnectOptions, Deadline, Dialer, HostPort};
+use c10d_socket::{ConnectError, ConnectOptions, Deadline, Dialer, HostPort, TlsClient};
 use mio::Waker;
 use mio::net::TcpStream;
 
@@ -22,6 +22,7 @@ use crate::interrupts::Interrupts;
 pub(super) struct Pool {
     target: HostPort,
     connect_options: ConnectOptions,
+    tls: Option<TlsClient>,
     reply_bytes_max: usize,
     shared: Mutex<Shared>,
     lane_changed: Condvar,
@@ -88,12 +89,14 @@ impl Pool {
     pub(super) fn open(
         target: HostPort,
         connect_options: ConnectOptions,
+        tls: Option<TlsClient>,
         reply_bytes_max: usize,
         deadline: Deadline,
     ) -> Result<Self, PoolError> {
         let pool = Self {
             target,
             connect_options,
+            tls,
             reply_bytes_max,
             shared: Mutex::default(),
             lane_changed: Condvar::new(),
@@ -306,7 +309,10 @@ impl Pool {
         };
         loop {
             let stream = dialer.connect().map_err(PoolError::Connect)?;
-            let opened = match Stream::new(stream) {
+            let tls = self.tls.as_ref().map(TlsClient::start).transpose();
+            let tls = tls.map_err(|error| Failure::Protocol(error.to_string()));
+            let tls = tls.map_err(PoolError::Failure)?;
+            let opened = match Stream::new(stream, tls) {
                 Ok(stream) => {
                     self.make_closable(lane, &stream)?;
                     Connection::open(stream, hello, self.reply_bytes_max, deadline)
@@ -326,7 +332,11 @@ impl Pool {
                 {
                     io::Error::new(
                         error.kind(),
-                        "the peer closed the connection; it may not speak the TCPStore protocol",
+                        if self.tls.is_some() {
+                            "the peer closed the connection; it may have no secret, or not be a TCPStore server"
+                        } else {
+                            "the peer closed the connection; it may not speak the TCPStore protocol, or ask for a secret"
+                        },
                     )
                 }
                 Err(Failure::Lost(error) | Failure::NotSent(error)) => error,
@@ -719,7 +729,7 @@ mod tests {
     fn open(server: &TcpStoreServer) -> Pool {
         let target = HostPort::new("127.0.0.1", server.local_addr().port());
         let deadline = Deadline::after(Instant::now(), Duration::from_secs(30));
-        Pool::open(target, ConnectOptions::default(), 1 << 20, deadline).expect("a server")
+        Pool::open(target, ConnectOptions::default(), None, 1 << 20, deadline).expect("a server")
     }
 
     fn serve() -> TcpStoreServer {
@@ -747,7 +757,7 @@ mod tests {
         let opening = thread::spawn(move || {
             let target = HostPort::new("127.0.0.1", port);
             let deadline = Deadline::after(Instant::now(), Duration::from_secs(60));
-            Pool::open(target, ConnectOptions::default(), 1 << 20, deadline)
+            Pool::open(target, ConnectOptions::default(), None, 1 << 20, deadline)
         });
         let (mut first, _) = listener.accept().expect("the first lane");
         let mut hello = [0; 10];

@@ -1,11 +1,11 @@
 //! The socket of a connection: reads and writes with a deadline, on mio readiness.
 
-use std::io::{self, IoSlice, Read};
+use std::io::{self, IoSlice, Read, Write};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use c10d_socket::{Deadline, recv_into_spare, send_vectored};
+use c10d_socket::{Deadline, TlsLayer, recv_into_spare, send_vectored};
 use mio::event::Event;
 use mio::net::TcpStream;
 use mio::{Events, Interest, Poll, Token, Waker};
@@ -23,6 +23,7 @@ use mio::{Events, Interest, Poll, Token, Waker};
 #[derive(Debug)]
 pub(super) struct Stream {
     socket: Arc<TcpStream>,
+    tls: Option<Tls>,
     poll: Poll,
     events: Events,
     /// A receive may find input. False only if an event will report the next input.
@@ -36,12 +37,23 @@ pub(super) struct Stream {
     is_woken: bool,
 }
 
+/// What lies between the socket and the protocol.
+#[derive(Debug)]
+struct Tls {
+    layer: TlsLayer,
+    /// What the peer sent, as it was on the wire.
+    wire: Box<[u8]>,
+    /// What it contains for the protocol. Read up to `start`.
+    opened: Vec<u8>,
+    start: usize,
+}
+
 impl Stream {
-    /// Takes a connection and makes it non-blocking.
+    /// Takes a connection and makes it non-blocking. With `tls`, [`shake_hands`](Self::shake_hands) comes first.
     ///
     /// # Errors
     /// The system's error; most likely the process has no descriptor left.
-    pub(super) fn new(stream: std::net::TcpStream) -> io::Result<Self> {
+    pub(super) fn new(stream: std::net::TcpStream, tls: Option<TlsLayer>) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         let mut socket = TcpStream::from_std(stream);
         let poll = Poll::new()?;
@@ -49,6 +61,12 @@ impl Stream {
         poll.registry().register(&mut socket, SOCKET, both)?;
         Ok(Self {
             socket: Arc::new(socket),
+            tls: tls.map(|layer| Tls {
+                layer,
+                wire: vec![0; WIRE_BYTES].into_boxed_slice(),
+                opened: Vec::new(),
+                start: 0,
+            }),
             poll,
             // kqueue reports the two directions as an event each; the third is the waker's.
             events: Events::with_capacity(3),
@@ -105,6 +123,11 @@ impl Stream {
         if buf.is_empty() {
             return Ok(0);
         }
+        if self.tls.is_some() {
+            return self.read_opened(buf.len(), deadline, |opened| {
+                buf[..opened.len()].copy_from_slice(opened);
+            });
+        }
         let room = buf.len();
         self.receive(room, deadline, |mut socket| socket.read(buf))
     }
@@ -128,6 +151,15 @@ impl Stream {
         let mut received = 0;
         while received < len {
             let missing = len - received;
+            if self.tls.is_some() {
+                let count =
+                    self.read_opened(missing, deadline, |opened| buf.extend_from_slice(opened))?;
+                if count == 0 {
+                    return Err(io::ErrorKind::UnexpectedEof.into());
+                }
+                received += count;
+                continue;
+            }
             if buf.len() == buf.capacity() {
                 let ahead = READ_AHEAD_BYTES.saturating_add(received.saturating_mul(8));
                 buf.reserve_exact(missing.min(ahead));
@@ -158,6 +190,9 @@ impl Stream {
     ) -> io::Result<()> {
         // With empty pieces in front, a send of 0 bytes would look like a closed connection.
         IoSlice::advance_slices(&mut pieces, 0);
+        if self.tls.is_some() {
+            return self.write_sealed(pieces, deadline);
+        }
         while !pieces.is_empty() {
             match self.socket.try_io(|| send_vectored(&*self.socket, pieces)) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
@@ -167,6 +202,104 @@ impl Stream {
                 }
                 Err(error) => return Err(error),
             }
+        }
+        Ok(())
+    }
+
+    /// Proves to the peer that this side has the secret, and checks that the peer has it. Does nothing without TLS.
+    ///
+    /// # Errors
+    /// As [`read_by`](Self::read_by); [`io::ErrorKind::InvalidData`] if the peer has not.
+    pub(super) fn shake_hands(&mut self, deadline: Deadline) -> io::Result<()> {
+        while self
+            .tls
+            .as_ref()
+            .is_some_and(|tls| tls.layer.is_handshaking())
+        {
+            self.send_sealed(deadline)?;
+            if self.fill_opened(deadline)? == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+        }
+        self.send_sealed(deadline)
+    }
+
+    /// Passes on at least one byte that TLS has opened, and at most `most`; returns how many, 0 at the end of the
+    /// stream.
+    fn read_opened(
+        &mut self,
+        most: usize,
+        deadline: Deadline,
+        take: impl FnOnce(&[u8]),
+    ) -> io::Result<usize> {
+        loop {
+            let Some(tls) = &mut self.tls else {
+                return Ok(0);
+            };
+            let opened = &tls.opened[tls.start..];
+            if !opened.is_empty() {
+                let count = most.min(opened.len());
+                take(&opened[..count]);
+                tls.start += count;
+                return Ok(count);
+            }
+            tls.opened.clear();
+            tls.start = 0;
+            if self.fill_opened(deadline)? == 0 {
+                return Ok(0);
+            }
+        }
+    }
+
+    /// Receives once, and opens it. Returns how many bytes were received, of which the protocol may get none.
+    fn fill_opened(&mut self, deadline: Deadline) -> io::Result<usize> {
+        let Some(tls) = &mut self.tls else {
+            return Ok(0);
+        };
+        let mut wire = std::mem::take(&mut tls.wire);
+        let received = self.receive(wire.len(), deadline, |mut socket| socket.read(&mut wire));
+        let Some(tls) = &mut self.tls else {
+            return Ok(0);
+        };
+        let result = match received {
+            Ok(count) => tls
+                .layer
+                .receive(&wire[..count], &mut tls.opened)
+                .map(|()| count),
+            Err(error) => {
+                tls.wire = wire;
+                return Err(error);
+            }
+        };
+        tls.wire = wire;
+        if result.is_err() {
+            // Tells the peer why, if the system takes it at once.
+            let _ = tls.layer.send(&mut Sender(&self.socket));
+        }
+        Ok(result?)
+    }
+
+    fn write_sealed(
+        &mut self,
+        mut pieces: &mut [IoSlice<'_>],
+        deadline: Deadline,
+    ) -> io::Result<()> {
+        while !pieces.is_empty() {
+            self.send_sealed(deadline)?;
+            let Some(tls) = &mut self.tls else { break };
+            let count = tls.layer.seal(pieces);
+            IoSlice::advance_slices(&mut pieces, count);
+        }
+        self.send_sealed(deadline)
+    }
+
+    fn send_sealed(&mut self, deadline: Deadline) -> io::Result<()> {
+        while let Some(tls) = &mut self.tls {
+            let mut sender = Sender(&self.socket);
+            if tls.layer.send(&mut sender)? {
+                break;
+            }
+            self.wait_for(is_writable, deadline)?;
         }
         Ok(())
     }
@@ -227,6 +360,23 @@ impl Stream {
     }
 }
 
+/// Sends without raising SIGPIPE.
+struct Sender<'s>(&'s TcpStream);
+
+impl Write for Sender<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.write_vectored(&[IoSlice::new(bytes)])
+    }
+
+    fn write_vectored(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.0.try_io(|| send_vectored(self.0, pieces))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 fn is_readable(event: &Event) -> bool {
     event.is_readable() || event.is_read_closed() || event.is_error()
 }
@@ -238,6 +388,9 @@ fn is_writable(event: &Event) -> bool {
 /// The registrations of the poll.
 const SOCKET: Token = Token(0);
 const WAKER: Token = Token(1);
+
+/// What is received at once with TLS: the longest record and its head.
+const WIRE_BYTES: usize = (16 << 10) + 256 + 5;
 
 /// The memory that is reserved for an announced length alone.
 const READ_AHEAD_BYTES: usize = 64 * 1024;

@@ -1,9 +1,10 @@
 //! An accepted connection, and the table of all of them.
 
+use std::io;
 use std::net::SocketAddr;
 use std::time::Instant;
 
-use c10d_socket::SendBuf;
+use c10d_socket::{SendBuf, TlsLayer};
 use mio::net::TcpStream;
 use mio::{Interest, Token};
 use slab::Slab;
@@ -34,6 +35,8 @@ pub(super) struct Connection {
     pub(super) stream: TcpStream,
     pub(super) peer: SocketAddr,
     pub(super) session: Session,
+    /// Between the socket and the session.
+    pub(super) tls: Option<TlsLayer>,
     pub(super) out: SendBuf,
     pub(super) phase: Phase,
     /// Requests wait until the peer reads its replies.
@@ -59,11 +62,29 @@ impl Connection {
             Phase::Finishing => false,
             Phase::Refusing => true,
         };
-        match (readable, !self.out.is_empty()) {
+        match (readable, self.has_unsent()) {
             (true, true) => Some(Interest::READABLE | Interest::WRITABLE),
             (true, false) => Some(Interest::READABLE),
             (false, true) => Some(Interest::WRITABLE),
             (false, false) => None,
+        }
+    }
+}
+
+impl Connection {
+    /// Whether anything is to be sent.
+    pub(super) fn has_unsent(&self) -> bool {
+        !self.out.is_empty() || self.tls.as_ref().is_some_and(TlsLayer::has_unsent)
+    }
+
+    /// Sends until everything is sent or the system accepts no more. Returns whether everything is.
+    pub(super) fn flush(&mut self) -> io::Result<bool> {
+        match &mut self.tls {
+            None => self.out.flush(&mut self.stream),
+            Some(tls) => {
+                let is_sealed = self.out.flush(&mut tls.sealing(&mut self.stream))?;
+                Ok(tls.send(&mut self.stream)? && is_sealed)
+            }
         }
     }
 }
@@ -110,6 +131,7 @@ impl Connections {
             stream,
             peer,
             session: Session::default(),
+            tls: None,
             out: SendBuf::new(),
             phase: Phase::Open,
             paused: false,

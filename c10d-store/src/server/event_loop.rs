@@ -4,6 +4,7 @@
 //! requests to the state, and send each connection its replies with one write; then the timers.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
 use std::net::{Shutdown, SocketAddr};
@@ -11,17 +12,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use c10d_socket::{SocketOptions, configure_accepted, recv_into_spare};
+use c10d_socket::{
+    SocketOptions, TlsLayer, TlsServer, configure_accepted, is_tls, loopback_user, own_user,
+    recv_into_spare,
+};
 use mio::event::Event;
 use mio::net::TcpListener;
 use mio::{Events, Interest, Poll, Token, Waker};
 
-use super::connection::{Connections, PAUSE_UNSENT_BYTES, Phase, conn_id_of, token_of};
+use super::connection::{Connection, Connections, PAUSE_UNSENT_BYTES, Phase, conn_id_of, token_of};
 use super::counts::Counts;
 use super::http::{HttpConnection, InstalledHandler, is_http};
 use super::observer::{Observed, StoreObserver};
 use super::options::ServerOptions;
 use super::stall::{Stall, StallWatch, Workers};
+use super::strangers::{HANDSHAKES_MAX, Line, Strangers};
 use super::timers::Timers;
 use crate::message::Request;
 use crate::moment::Moment;
@@ -69,6 +74,11 @@ pub(super) struct EventLoop {
     connections: Connections,
     state: StoreState,
     options: ServerOptions,
+    /// With it, other connections are strangers.
+    tls: Option<TlsServer>,
+    strangers: Strangers,
+    /// Connections that have begun a TLS handshake, in this order; some have completed it.
+    handshakes: VecDeque<Token>,
     stop: Arc<AtomicBool>,
     counts: Arc<Counts>,
     http_handler: InstalledHandler,
@@ -77,6 +87,8 @@ pub(super) struct EventLoop {
     traffic: Traffic,
     stall: StallWatch,
     read_buffer: Box<[u8]>,
+    /// What a TLS connection has received, opened.
+    opened: Vec<u8>,
     /// Connections with work left from this iteration, for which no event will arrive.
     ready: VecDeque<Token>,
     /// Listeners that may have more connections to accept, for which no event will arrive.
@@ -92,6 +104,7 @@ impl EventLoop {
     pub(super) fn new(
         listeners: Vec<std::net::TcpListener>,
         options: ServerOptions,
+        tls: Option<TlsServer>,
         stop: Arc<AtomicBool>,
         counts: Arc<Counts>,
         http_handler: InstalledHandler,
@@ -115,6 +128,9 @@ impl EventLoop {
             state: StoreState::new(),
             stall: StallWatch::new(options.stall_report_after()),
             options,
+            tls,
+            strangers: Strangers::new(Instant::now()),
+            handshakes: VecDeque::new(),
             stop,
             counts,
             http_handler,
@@ -122,6 +138,7 @@ impl EventLoop {
             started: Instant::now(),
             traffic: Traffic::default(),
             read_buffer: vec![0; READ_BYTES].into_boxed_slice(),
+            opened: Vec::new(),
             ready: VecDeque::new(),
             accept_more: Vec::new(),
             accept_retry_at: None,
@@ -382,7 +399,10 @@ impl EventLoop {
                 }
                 continue;
             }
-            let next_read = connection.session.next_read();
+            let next_read = match connection.tls {
+                None => connection.session.next_read(),
+                Some(_) => NextRead::Anywhere,
+            };
             let (asked, result) = match next_read {
                 NextRead::Anywhere => {
                     let result = connection.stream.read(&mut self.read_buffer);
@@ -405,20 +425,12 @@ impl EventLoop {
             };
             self.traffic.received_bytes += count as u64;
             let input = match next_read {
-                NextRead::Anywhere
-                    if connection.session.is_new() && is_http(self.read_buffer[0]) =>
-                {
-                    match self.http_handler.get() {
-                        Some(handler) => {
-                            let connection = self.hand_over(token, count);
-                            return connection.map_or((), |connection| handler.serve(connection));
-                        }
-                        None => Input::Shared(count),
-                    }
-                }
-                NextRead::Anywhere => Input::Shared(count),
-                NextRead::Direct { .. } => Input::InSession,
+                NextRead::Anywhere if connection.tls.is_some() => self.open(token, count),
+                NextRead::Anywhere if connection.session.is_new() => self.classify(token, count),
+                NextRead::Anywhere => Some(Input::Shared(count)),
+                NextRead::Direct { .. } => Some(Input::InSession),
             };
+            let Some(input) = input else { return };
             self.process(token, input);
             budget = budget.saturating_sub(count);
             if count < asked && !to_the_end {
@@ -429,6 +441,110 @@ impl EventLoop {
                 return;
             }
         }
+    }
+
+    /// Tells by the first bytes what a new connection speaks. `None` if it is closed or handed over.
+    fn classify(&mut self, token: Token, count: usize) -> Option<Input> {
+        let first = self.read_buffer[0];
+        if is_http(first)
+            && let Some(handler) = self.http_handler.get()
+        {
+            if let Some(connection) = self.hand_over(token, count) {
+                handler.serve(connection);
+            }
+            return None;
+        }
+        let Some(tls) = &self.tls else {
+            return Some(Input::Shared(count));
+        };
+        let connection = self.connections.get_mut(token)?;
+        if !is_tls(first) {
+            if self.options.plain_from_same_user && is_of_same_user(connection) {
+                return Some(Input::Shared(count));
+            }
+            let reason =
+                "it does not use the secret of this server; unmodified PyTorch clients cannot";
+            self.refuse_stranger(token, &reason);
+            return None;
+        }
+        if !self.strangers.may_try(connection.peer.ip(), Instant::now()) {
+            self.refuse_stranger(token, &"too many failed handshakes of its address");
+            return None;
+        }
+        match tls.start() {
+            Ok(layer) => connection.tls = Some(layer),
+            Err(error) => {
+                self.refuse_stranger(token, &error);
+                return None;
+            }
+        }
+        self.limit_handshakes();
+        self.handshakes.push_back(token);
+        self.open(token, count)
+    }
+
+    /// Opens what a TLS connection has received. `None` if it is closed.
+    fn open(&mut self, token: Token, count: usize) -> Option<Input> {
+        let connection = self.connections.get_mut(token)?;
+        let layer = connection.tls.as_mut()?;
+        self.opened.clear();
+        let result = layer.receive(&self.read_buffer[..count], &mut self.opened);
+        let has_unsent = layer.has_unsent();
+        let was_handshaking = layer.is_handshaking();
+        if has_unsent {
+            self.flush(token);
+        }
+        let Err(error) = result else {
+            return self.connections.get(token).map(|_| Input::Opened);
+        };
+        if let Some(connection) = self.connections.get(token)
+            && was_handshaking
+            && !error.was_cheap()
+        {
+            let address = connection.peer.ip();
+            self.strangers.on_failure(address, Instant::now());
+        }
+        self.refuse_stranger(token, &error);
+        None
+    }
+
+    /// Closes the oldest connections that have not completed the TLS handshake, if there are too many.
+    fn limit_handshakes(&mut self) {
+        if self.handshakes.len() < HANDSHAKES_MAX {
+            return;
+        }
+        let connections = &self.connections;
+        let is_handshaking = |token: &Token| {
+            let connection = connections.get(*token);
+            connection
+                .and_then(|connection| connection.tls.as_ref())
+                .is_some_and(TlsLayer::is_handshaking)
+        };
+        self.handshakes.retain(is_handshaking);
+        // Some at once: the list is searched the less often.
+        let most = HANDSHAKES_MAX / 8 * 7;
+        while self.handshakes.len() > most
+            && let Some(oldest) = self.handshakes.pop_front()
+        {
+            self.refuse_stranger(oldest, &"handshake limit reached, and it is the oldest");
+        }
+    }
+
+    /// Closes a connection that may not be served. What it was sent before goes out first, as far as possible.
+    fn refuse_stranger(&mut self, token: Token, reason: &dyn fmt::Display) {
+        let Some(connection) = self.connections.get(token) else {
+            return;
+        };
+        self.traffic.rejected += 1;
+        match self.strangers.line(Instant::now()) {
+            Line::Silent => {}
+            Line::Logged { silent: 0 } => log::warn!("refused {}: {reason}", connection.peer),
+            Line::Logged { silent } => log::warn!(
+                "refused {}: {reason} ({silent} refusals before it were not logged)",
+                connection.peer
+            ),
+        }
+        self.close_quietly(token, CloseReason::Refused);
     }
 
     /// Removes a connection that speaks HTTP. Its first bytes are in the shared read buffer.
@@ -471,6 +587,7 @@ impl EventLoop {
         };
         let outcome = match input {
             Input::Shared(count) => session.receive(&self.read_buffer[..count], limits, handle),
+            Input::Opened => session.receive(&self.opened, limits, handle),
             Input::InSession => session.resume(limits, handle),
         };
         if let Some(connection) = self.connections.get_mut(token) {
@@ -510,7 +627,7 @@ impl EventLoop {
             return self.close(token, CloseReason::Refused, &error);
         }
         let unsent_bytes = connection.out.unsent_bytes();
-        let drained = match connection.out.flush(&mut connection.stream) {
+        let drained = match connection.flush() {
             Ok(drained) => drained,
             Err(error) => return self.close(token, CloseReason::Failed, &error),
         };
@@ -564,7 +681,7 @@ impl EventLoop {
         let Some(connection) = self.connections.get_mut(token) else {
             return;
         };
-        if connection.out.is_empty() {
+        if !connection.has_unsent() {
             return self.close_quietly(token, CloseReason::Peer);
         }
         connection.phase = Phase::Finishing;
@@ -599,7 +716,7 @@ impl EventLoop {
         let mut budget = BYTES_PER_ITERATION;
         while let Some(connection) = self.connections.get_mut(token) {
             match connection.stream.read(&mut self.read_buffer) {
-                Ok(0) if connection.out.is_empty() => {
+                Ok(0) if !connection.has_unsent() => {
                     return self.close_quietly(token, CloseReason::Refused);
                 }
                 Ok(0) => return,
@@ -719,8 +836,25 @@ enum Refused {
 enum Input {
     /// This number of bytes in the shared read buffer.
     Shared(usize),
+    /// What TLS has opened, perhaps nothing.
+    Opened,
     /// In the session: read directly into it, or kept there by a pause.
     InSession,
+}
+
+/// Whether a process of the user that runs the server is at the other end, on this machine.
+fn is_of_same_user(connection: &Connection) -> bool {
+    let user = connection
+        .stream
+        .local_addr()
+        .and_then(|local| loopback_user(local, connection.peer));
+    match user {
+        Ok(user) => user == Some(own_user()),
+        Err(error) => {
+            log::warn!("{}: cannot find out its user: {error}", connection.peer);
+            false
+        }
+    }
 }
 
 fn open_spare_file() -> Option<File> {

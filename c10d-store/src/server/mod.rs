@@ -7,6 +7,7 @@ mod http;
 mod observer;
 mod options;
 mod stall;
+mod strangers;
 mod timers;
 
 use std::io;
@@ -15,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
-use c10d_socket::{ListenOptions, adopt_listener, listen};
+use c10d_socket::{ListenOptions, Protocol, TlsServer, adopt_listener, listen};
 
 use crate::error::StoreError;
 use counts::Counts;
@@ -30,8 +31,9 @@ pub use options::ServerOptions;
 /// It has one thread, `c10d-store`, which [`shutdown`](Self::shutdown) and `Drop` stop. They close all
 /// connections, so that waiting clients get an error instead of hanging.
 ///
-/// The protocol has no authentication and no encryption: anyone who reaches the port can read and write
-/// everything. Listen on an address of the cluster's own network.
+/// PyTorch's protocol has no authentication and no encryption: anyone who reaches the port can read and write
+/// everything. Listen on an address of the cluster's own network, or give the server a secret (feature `tls`,
+/// `ServerOptions::with_secret`): then only this crate's clients with the same secret are served.
 ///
 /// The behaviour follows PyTorch's libuv server (`torch/csrc/distributed/c10d/
 /// TCPStoreLibUvBackend.cpp`) byte for byte, without its weaknesses: see docs/wire.md.
@@ -88,16 +90,22 @@ impl TcpStoreServer {
     ///
     /// # Errors
     /// [`StoreError::Listen`] if a socket cannot listen, [`StoreError::Server`] if there is none or the
-    /// system has no thread or descriptor left.
+    /// system has no thread or descriptor left, [`StoreError::Credentials`] if they cannot be used.
     pub fn serve(listeners: Vec<TcpListener>, options: ServerOptions) -> Result<Self, StoreError> {
         let listeners = listeners
             .into_iter()
             .map(|listener| adopt_listener(listener.into(), 0))
             .collect::<Result<Vec<_>, _>>()?;
-        Self::start(listeners, options).map_err(server_error)
+        let credentials = options.credentials.as_ref();
+        let tls = credentials.map(|credentials| credentials.server(Protocol::Store));
+        Self::start(listeners, options, tls.transpose()?).map_err(server_error)
     }
 
-    fn start(listeners: Vec<TcpListener>, options: ServerOptions) -> io::Result<Self> {
+    fn start(
+        listeners: Vec<TcpListener>,
+        options: ServerOptions,
+        tls: Option<TlsServer>,
+    ) -> io::Result<Self> {
         let local_addrs = listeners
             .iter()
             .map(TcpListener::local_addr)
@@ -114,6 +122,7 @@ impl TcpStoreServer {
         let (event_loop, observer, waker) = EventLoop::new(
             listeners,
             options,
+            tls,
             Arc::clone(&stop),
             Arc::clone(&counts),
             http_handler.clone(),

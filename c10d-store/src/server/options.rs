@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use c10d_socket::Credentials;
+
 use crate::limits::WireLimits;
 
 /// Limits and timeouts of a [`TcpStoreServer`](super::TcpStoreServer). The defaults are far above what
@@ -24,6 +26,8 @@ pub struct ServerOptions {
     handshake_timeout: Duration,
     world_size: Option<usize>,
     stall_report_after: Duration,
+    pub(crate) credentials: Option<Credentials>,
+    pub(super) plain_from_same_user: bool,
 }
 
 impl Default for ServerOptions {
@@ -35,6 +39,8 @@ impl Default for ServerOptions {
             handshake_timeout: Duration::from_secs(60),
             world_size: None,
             stall_report_after: Duration::from_secs(30),
+            credentials: None,
+            plain_from_same_user: false,
         }
     }
 }
@@ -84,6 +90,31 @@ impl ServerOptions {
     #[must_use]
     pub const fn stall_report_after(&self) -> Duration {
         self.stall_report_after
+    }
+
+    /// Serves only clients that have the same secret, or a certificate of the same authority: all other connections
+    /// are closed at once. PyTorch's own clients cannot do either.
+    #[cfg(feature = "tls")]
+    #[must_use]
+    pub fn with_credentials(mut self, credentials: Credentials) -> Self {
+        self.credentials = Some(credentials);
+        self
+    }
+
+    /// [`with_credentials`](Self::with_credentials) of a shared secret.
+    #[cfg(feature = "tls")]
+    #[must_use]
+    pub fn with_secret(self, secret: c10d_socket::Secret) -> Self {
+        self.with_credentials(secret.into())
+    }
+
+    /// A server with [credentials](Self::with_credentials) also serves plain connections over loopback of the user
+    /// that runs it, as [`c10d_socket::loopback_user`] finds out. Default false.
+    #[cfg(feature = "tls")]
+    #[must_use]
+    pub const fn with_plain_from_same_user(mut self, plain_from_same_user: bool) -> Self {
+        self.plain_from_same_user = plain_from_same_user;
+        self
     }
 
     /// Sets [`world_size`](Self::world_size).

@@ -12,6 +12,8 @@ mod observer;
 mod prefix_store;
 mod raw;
 mod rendezvous;
+#[cfg(feature = "tls")]
+mod secret;
 mod server;
 mod store_contract;
 mod tcp_store;

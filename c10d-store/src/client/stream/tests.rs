@@ -25,7 +25,7 @@ fn pair() -> (Stream, std::net::TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let near = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (far, _) = listener.accept().unwrap();
-    (Stream::new(near).unwrap(), far)
+    (Stream::new(near, None).unwrap(), far)
 }
 
 fn write(near: &mut Stream, bytes: &[u8], deadline: Deadline) -> io::Result<()> {

@@ -1,0 +1,313 @@
+//! What a process proves itself with, and the TLS configurations made of it.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use rustls::client::{AlwaysResolvesClientRawPublicKeys, Resumption};
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::server::{
+    ClientHello, NoServerSessionStorage, ResolvesServerCert, WebPkiClientVerifier,
+};
+use rustls::sign::CertifiedKey;
+use rustls::version::TLS13;
+use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection};
+
+use super::Protocol;
+use super::error::CredentialsError;
+use super::layer::TlsLayer;
+use super::raw_key::{Expected, Role, derive, id_of, key_of};
+use super::secret::{SECRETS_MAX, Secret};
+
+/// What a process proves itself with: a shared secret, or a key with a certificate.
+#[derive(Clone)]
+pub struct Credentials(Kind);
+
+#[derive(Clone)]
+enum Kind {
+    /// Not empty. The first is used to connect.
+    Secrets(Vec<Secret>),
+    Certificates(Arc<Certificates>),
+}
+
+struct Certificates {
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+    roots: Arc<RootCertStore>,
+}
+
+/// The PEM files of a process that belongs to an existing PKI.
+#[derive(Debug, Clone)]
+pub struct CertificateFiles {
+    /// The certificate of this process, and those between it and the authority.
+    pub certificate: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+    /// The authorities that peers' certificates must be of.
+    pub authorities: PathBuf,
+}
+
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Kind::Secrets(secrets) => write!(f, "Credentials({} secrets)", secrets.len()),
+            Kind::Certificates(_) => f.write_str("Credentials(certificate)"),
+        }
+    }
+}
+
+impl From<Secret> for Credentials {
+    fn from(secret: Secret) -> Self {
+        Self(Kind::Secrets(vec![secret]))
+    }
+}
+
+impl Credentials {
+    /// Connects with the first secret, and accepts peers that have any of them: so a new one can be introduced while
+    /// an old one is still in use.
+    ///
+    /// # Errors
+    /// [`CredentialsError::Invalid`] for no secret, or more than eight.
+    pub fn from_secrets(secrets: Vec<Secret>) -> Result<Self, CredentialsError> {
+        if secrets.is_empty() || secrets.len() > SECRETS_MAX {
+            let detail = format!("{} secrets, not 1 to {SECRETS_MAX}", secrets.len());
+            return Err(invalid("the secrets", detail));
+        }
+        Ok(Self(Kind::Secrets(secrets)))
+    }
+
+    /// Reads the files of a PKI. Clients check that the server's certificate has the name that they connect to;
+    /// servers accept every certificate of the authorities.
+    ///
+    /// # Errors
+    /// [`CredentialsError::Invalid`] if a file cannot be read or is not what it must be.
+    pub fn from_files(files: &CertificateFiles) -> Result<Self, CredentialsError> {
+        let certificates = |path: &PathBuf| {
+            let found = CertificateDer::pem_file_iter(path).and_then(Iterator::collect);
+            let found: Vec<_> =
+                found.map_err(|error| invalid(path.display(), format!("{error}")))?;
+            if found.is_empty() {
+                return Err(invalid(path.display(), "has no certificate".to_owned()));
+            }
+            Ok(found)
+        };
+        let chain = certificates(&files.certificate)?;
+        let key = PrivateKeyDer::from_pem_file(&files.key)
+            .map_err(|error| invalid(files.key.display(), format!("{error}")))?;
+        let mut roots = RootCertStore::empty();
+        for root in certificates(&files.authorities)? {
+            roots
+                .add(root)
+                .map_err(|error| invalid(files.authorities.display(), format!("{error}")))?;
+        }
+        let certificates = Certificates {
+            chain,
+            key,
+            roots: Arc::new(roots),
+        };
+        let credentials = Self(Kind::Certificates(Arc::new(certificates)));
+        // Whether key and certificate fit.
+        credentials.server(Protocol::Store)?;
+        Ok(credentials)
+    }
+
+    /// The server's side of connections.
+    ///
+    /// # Errors
+    /// [`CredentialsError::Invalid`] if a key cannot be used.
+    pub fn server(&self, protocol: Protocol) -> Result<TlsServer, CredentialsError> {
+        let provider = provider();
+        let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
+            .with_protocol_versions(&[&TLS13])
+            .map_err(unusable)?;
+        let mut config = match &self.0 {
+            Kind::Secrets(secrets) => {
+                let mut own = Vec::new();
+                let mut expected = Vec::new();
+                for secret in secrets {
+                    let key = key_of(secret, protocol, Role::Server).map_err(unusable)?;
+                    own.push((alpn_of(protocol, &key), key));
+                    let of_client = key_of(secret, protocol, Role::Client).map_err(unusable)?;
+                    expected.push(of_client.cert[0].clone());
+                }
+                let alpn = own.iter().map(|(alpn, _)| alpn.clone()).collect();
+                let expected = Expected {
+                    keys: expected,
+                    provider,
+                };
+                let mut config = builder
+                    .with_client_cert_verifier(Arc::new(expected))
+                    .with_cert_resolver(Arc::new(ByName(own)));
+                config.alpn_protocols = alpn;
+                config
+            }
+            Kind::Certificates(files) => {
+                let verifier =
+                    WebPkiClientVerifier::builder_with_provider(Arc::clone(&files.roots), provider)
+                        .build()
+                        .map_err(unusable)?;
+                let mut config = builder
+                    .with_client_cert_verifier(verifier)
+                    .with_single_cert(files.chain.clone(), files.key.clone_key())
+                    .map_err(unusable)?;
+                config.alpn_protocols = vec![protocol.name().as_bytes().to_vec()];
+                config
+            }
+        };
+        // Each connection is a full handshake: a resumed one would pass no verifier.
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        config.send_tls13_tickets = 0;
+        config.max_early_data_size = 0;
+        Ok(TlsServer(Arc::new(config)))
+    }
+
+    /// The client's side of connections to `host`.
+    ///
+    /// # Errors
+    /// [`CredentialsError::Invalid`] if a key cannot be used, or certificates are to be checked for a host that has
+    /// no valid name.
+    pub fn client(&self, protocol: Protocol, host: &str) -> Result<TlsClient, CredentialsError> {
+        let provider = provider();
+        let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
+            .with_protocol_versions(&[&TLS13])
+            .map_err(unusable)?;
+        let (mut config, name) = match &self.0 {
+            Kind::Secrets(secrets) => {
+                let own = key_of(&secrets[0], protocol, Role::Client).map_err(unusable)?;
+                let of_server = key_of(&secrets[0], protocol, Role::Server).map_err(unusable)?;
+                let expected = Expected {
+                    keys: vec![of_server.cert[0].clone()],
+                    provider,
+                };
+                let mut config = builder
+                    .dangerous()
+                    .with_custom_certificate_verifier(Arc::new(expected))
+                    .with_client_cert_resolver(Arc::new(AlwaysResolvesClientRawPublicKeys::new(
+                        own,
+                    )));
+                config.alpn_protocols = vec![alpn_of(protocol, &of_server)];
+                // The key is what is checked. A name would only be said in clear.
+                config.enable_sni = false;
+                (config, ServerName::try_from("c10d").map_err(unusable)?)
+            }
+            Kind::Certificates(files) => {
+                let mut config = builder
+                    .with_root_certificates(Arc::clone(&files.roots))
+                    .with_client_auth_cert(files.chain.clone(), files.key.clone_key())
+                    .map_err(unusable)?;
+                config.alpn_protocols = vec![protocol.name().as_bytes().to_vec()];
+                let name = ServerName::try_from(host.to_owned())
+                    .map_err(|error| invalid(host, error.to_string()))?;
+                (config, name)
+            }
+        };
+        config.resumption = Resumption::disabled();
+        config.enable_early_data = false;
+        Ok(TlsClient {
+            config: Arc::new(config),
+            name,
+        })
+    }
+
+    /// What a browser or a monitor says to the HTTP pages of a server with a secret; `None` with certificates. It
+    /// gives access to nothing else.
+    #[must_use]
+    pub fn http_token(&self) -> Option<String> {
+        match &self.0 {
+            Kind::Secrets(secrets) => {
+                Some(URL_SAFE_NO_PAD.encode(derive(&secrets[0], &["http token"])))
+            }
+            Kind::Certificates(_) => None,
+        }
+    }
+}
+
+/// Makes the server's side of connections.
+#[derive(Clone)]
+pub struct TlsServer(Arc<ServerConfig>);
+
+impl fmt::Debug for TlsServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("TlsServer")
+    }
+}
+
+impl TlsServer {
+    /// The layer of one accepted connection.
+    ///
+    /// # Errors
+    /// [`CredentialsError::Invalid`] if the configuration cannot be used.
+    pub fn start(&self) -> Result<TlsLayer, CredentialsError> {
+        let connection = ServerConnection::new(Arc::clone(&self.0)).map_err(unusable)?;
+        Ok(TlsLayer::new(connection.into()))
+    }
+}
+
+/// Makes the client's side of connections to one host.
+#[derive(Clone)]
+pub struct TlsClient {
+    config: Arc<ClientConfig>,
+    name: ServerName<'static>,
+}
+
+impl fmt::Debug for TlsClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("TlsClient").field(&self.name).finish()
+    }
+}
+
+impl TlsClient {
+    /// The layer of one connection, which begins the handshake.
+    ///
+    /// # Errors
+    /// [`CredentialsError::Invalid`] if the configuration cannot be used.
+    pub fn start(&self) -> Result<TlsLayer, CredentialsError> {
+        let config = Arc::clone(&self.config);
+        let connection = ClientConnection::new(config, self.name.clone()).map_err(unusable)?;
+        Ok(TlsLayer::new(connection.into()))
+    }
+}
+
+/// The server's keys by the name that a client asks for. Without one the client has another secret, and is refused
+/// before anything is computed for it.
+#[derive(Debug)]
+struct ByName(Vec<(Vec<u8>, Arc<CertifiedKey>)>);
+
+impl ResolvesServerCert for ByName {
+    fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        let mut names = hello.alpn()?;
+        names.find_map(|name| {
+            let found = self.0.iter().find(|(known, _)| known == name);
+            found.map(|(_, key)| Arc::clone(key))
+        })
+    }
+
+    fn only_raw_public_keys(&self) -> bool {
+        true
+    }
+}
+
+/// The protocol's name in the handshake (ALPN), with the key that the client expects.
+pub(super) fn alpn_of(protocol: Protocol, of_server: &CertifiedKey) -> Vec<u8> {
+    format!("{}/{}", protocol.name(), id_of(of_server)).into_bytes()
+}
+
+/// Never the process' default: an embedding program may have installed another.
+pub(super) fn provider() -> Arc<CryptoProvider> {
+    Arc::new(rustls::crypto::ring::default_provider())
+}
+
+fn unusable(error: impl fmt::Display) -> CredentialsError {
+    invalid("the credentials", error.to_string())
+}
+
+fn invalid(origin: impl fmt::Display, detail: String) -> CredentialsError {
+    CredentialsError::Invalid {
+        origin: origin.to_string(),
+        detail,
+    }
+}

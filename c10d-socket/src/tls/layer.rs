@@ -1,0 +1,186 @@
+//! One connection's TLS: bytes of the wire in, bytes of the protocol out, and the other way round.
+
+use std::fmt;
+use std::io::{self, BufRead, IoSlice, Write};
+
+use rustls::{AlertDescription, CertificateError, Connection, Error, PeerIncompatible};
+
+use super::error::TlsError;
+
+/// The most bytes that are sealed and not sent.
+const UNSENT_BYTES_MAX: usize = 64 << 10;
+
+/// The TLS of one connection. It does no I/O and knows no time: what the peer sent goes into
+/// [`receive`](Self::receive), and [`send`](Self::send) writes what is to be sent.
+pub struct TlsLayer {
+    connection: Box<Connection>,
+    /// The peer has got an answer, for which public-key operations were made.
+    has_answered: bool,
+}
+
+impl fmt::Debug for TlsLayer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TlsLayer")
+            .field("is_handshaking", &self.is_handshaking())
+            .finish_non_exhaustive()
+    }
+}
+
+impl TlsLayer {
+    pub(super) fn new(mut connection: Connection) -> Self {
+        connection.set_buffer_limit(Some(UNSENT_BYTES_MAX));
+        Self {
+            connection: Box::new(connection),
+            has_answered: false,
+        }
+    }
+
+    /// Whether the peer has not proved itself yet.
+    #[must_use]
+    pub fn is_handshaking(&self) -> bool {
+        self.connection.is_handshaking()
+    }
+
+    /// Takes bytes that arrived, and appends what they contain for the protocol to `opened`. Nothing is appended
+    /// before the peer has proved itself. Any split of the bytes gives the same result. Afterwards there may be
+    /// something to [`send`](Self::send), even after an error: it tells the peer why.
+    ///
+    /// # Errors
+    /// [`TlsError`] if the peer does not have the secret, or bytes were changed. The connection cannot be used
+    /// afterwards.
+    pub fn receive(&mut self, mut wire: &[u8], opened: &mut Vec<u8>) -> Result<(), TlsError> {
+        while !wire.is_empty() {
+            match self.connection.read_tls(&mut wire) {
+                // The peer has said that this was its last byte.
+                Ok(0) => break,
+                Ok(_) => {}
+                Err(error) => return Err(self.failed(error.to_string())),
+            }
+            let was_handshaking = self.is_handshaking();
+            let mut left = match self.connection.process_new_packets() {
+                Ok(state) => state.plaintext_bytes_to_read(),
+                Err(error) => return Err(self.failed(explain(&error))),
+            };
+            if was_handshaking
+                && !self.is_handshaking()
+                && self.connection.alpn_protocol().is_none()
+            {
+                return Err(self.failed("the peer did not say which protocol it speaks".to_owned()));
+            }
+            self.has_answered |= self.connection.wants_write();
+            let mut reader = self.connection.reader();
+            while left > 0 {
+                let count = match reader.fill_buf() {
+                    Ok(bytes) => {
+                        opened.extend_from_slice(bytes);
+                        bytes.len()
+                    }
+                    Err(_) => break,
+                };
+                if count == 0 {
+                    break;
+                }
+                reader.consume(count);
+                left = left.saturating_sub(count);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether there is something to [`send`](Self::send).
+    #[must_use]
+    pub fn has_unsent(&self) -> bool {
+        self.connection.wants_write()
+    }
+
+    /// Writes until everything is sent or the writer would block. Returns whether everything is.
+    ///
+    /// # Errors
+    /// Errors of the writer, except `WouldBlock` and `Interrupted`; [`io::ErrorKind::WriteZero`] when a write accepts
+    /// no bytes.
+    pub fn send(&mut self, writer: &mut impl Write) -> io::Result<bool> {
+        while self.connection.wants_write() {
+            match self.connection.write_tls(writer) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Seals bytes to be sent, and returns how many: not all if 64 KiB are unsent already.
+    pub fn seal(&mut self, pieces: &[IoSlice<'_>]) -> usize {
+        let sealed = self.connection.writer().write_vectored(pieces);
+        // rustls does no I/O here.
+        sealed.unwrap_or(0)
+    }
+
+    /// A writer that seals what is written and sends it to `writer`. It would block as soon as sealed bytes are
+    /// unsent; when the last write has succeeded, some still may be.
+    pub fn sealing<'l, W: Write>(&'l mut self, writer: &'l mut W) -> impl Write + 'l {
+        Sealing {
+            layer: self,
+            writer,
+        }
+    }
+
+    fn failed(&self, detail: String) -> TlsError {
+        TlsError {
+            detail,
+            was_cheap: !self.has_answered,
+        }
+    }
+}
+
+struct Sealing<'l, W> {
+    layer: &'l mut TlsLayer,
+    writer: &'l mut W,
+}
+
+impl<W: Write> Write for Sealing<'_, W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.write_vectored(&[IoSlice::new(bytes)])
+    }
+
+    fn write_vectored(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
+        if !self.layer.send(self.writer)? {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let count = self.layer.seal(pieces);
+        self.layer.send(self.writer)?;
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn explain(error: &Error) -> String {
+    match error {
+        Error::General(text) if text.contains("no server certificate chain resolved") => {
+            "the peer has another secret".to_owned()
+        }
+        Error::InvalidCertificate(CertificateError::ApplicationVerificationFailure) => {
+            "the peer's key is not of the same secret".to_owned()
+        }
+        Error::InvalidCertificate(CertificateError::BadSignature) => {
+            "the peer showed a key that it does not have".to_owned()
+        }
+        Error::PeerIncompatible(PeerIncompatible::SupportedVersionsExtensionRequired) => {
+            "the peer does not speak TLS 1.3".to_owned()
+        }
+        Error::PeerIncompatible(PeerIncompatible::IncorrectCertificateTypeExtension) => {
+            "the peer has no key of a secret".to_owned()
+        }
+        Error::NoCertificatesPresented => "the peer showed no key".to_owned(),
+        Error::AlertReceived(AlertDescription::AccessDenied) => {
+            "the peer refused: it has another secret".to_owned()
+        }
+        Error::AlertReceived(alert) => format!("the peer refused: {alert:?}"),
+        error => error.to_string(),
+    }
+}

@@ -1,0 +1,57 @@
+//! Connections that are authenticated and encrypted, as a layer of bytes without I/O of its own.
+//!
+//! Both sides prove that they hold the same [`Secret`], or a key with a certificate of the same authority
+//! ([`Credentials`]). The connection is TLS 1.3 with forward secrecy; docs/security.md has the scheme. Without the
+//! feature `tls` the types exist but have no values, so a program that could use them needs no second version of its
+//! code, and the compiler removes what it does with them.
+
+#[cfg(feature = "tls")]
+mod credentials;
+mod error;
+#[cfg(feature = "tls")]
+mod layer;
+#[cfg(not(feature = "tls"))]
+mod off;
+#[cfg(feature = "tls")]
+mod raw_key;
+#[cfg(feature = "tls")]
+mod secret;
+#[cfg(all(test, feature = "tls"))]
+mod tests;
+
+#[cfg(feature = "tls")]
+pub use credentials::{CertificateFiles, Credentials, TlsClient, TlsServer};
+pub use error::{CredentialsError, TlsError};
+#[cfg(feature = "tls")]
+pub use layer::TlsLayer;
+#[cfg(not(feature = "tls"))]
+pub use off::{Credentials, TlsClient, TlsLayer, TlsServer};
+#[cfg(feature = "tls")]
+pub use secret::Secret;
+
+/// What is spoken over a connection. A key of one protocol is of no use for another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Protocol {
+    /// The TCPStore protocol.
+    Store,
+    /// The calls of `rpc-agent`.
+    Rpc,
+}
+
+impl Protocol {
+    /// Its name in keys and in the TLS handshake.
+    #[cfg(feature = "tls")]
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Store => "c10d-store/1",
+            Self::Rpc => "c10d-rpc/1",
+        }
+    }
+}
+
+/// Whether a connection with this first byte speaks TLS: it begins with a handshake record (RFC 8446, section 5.1).
+#[must_use]
+pub const fn is_tls(first: u8) -> bool {
+    first == 0x16
+}

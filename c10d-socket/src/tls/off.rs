@@ -1,0 +1,95 @@
+//! The types of this module without the feature `tls`: they have no values.
+
+use std::convert::Infallible;
+use std::io::{self, IoSlice, Write};
+
+use super::Protocol;
+use super::error::{CredentialsError, TlsError};
+
+/// What a process proves itself with. Needs the feature `tls`.
+#[derive(Debug, Clone)]
+pub struct Credentials(Infallible);
+
+/// Makes the server's side of connections. Needs the feature `tls`.
+#[derive(Debug, Clone)]
+pub struct TlsServer(Infallible);
+
+/// Makes the client's side of connections. Needs the feature `tls`.
+#[derive(Debug, Clone)]
+pub struct TlsClient(Infallible);
+
+/// The TLS of one connection. Needs the feature `tls`.
+#[derive(Debug)]
+pub struct TlsLayer(Infallible);
+
+#[expect(
+    missing_docs,
+    clippy::missing_errors_doc,
+    reason = "they are those of the type with the feature"
+)]
+impl Credentials {
+    pub fn server(&self, _: Protocol) -> Result<TlsServer, CredentialsError> {
+        match self.0 {}
+    }
+
+    pub fn client(&self, _: Protocol, _: &str) -> Result<TlsClient, CredentialsError> {
+        match self.0 {}
+    }
+}
+
+#[expect(
+    missing_docs,
+    clippy::missing_errors_doc,
+    reason = "they are those of the type with the feature"
+)]
+impl TlsServer {
+    pub fn start(&self) -> Result<TlsLayer, CredentialsError> {
+        match self.0 {}
+    }
+}
+
+#[expect(
+    missing_docs,
+    clippy::missing_errors_doc,
+    reason = "they are those of the type with the feature"
+)]
+impl TlsClient {
+    pub fn start(&self) -> Result<TlsLayer, CredentialsError> {
+        match self.0 {}
+    }
+}
+
+#[expect(
+    missing_docs,
+    clippy::missing_errors_doc,
+    clippy::must_use_candidate,
+    reason = "they are those of the type with the feature"
+)]
+impl TlsLayer {
+    pub fn is_handshaking(&self) -> bool {
+        match self.0 {}
+    }
+
+    pub fn receive(&mut self, _: &[u8], _: &mut Vec<u8>) -> Result<(), TlsError> {
+        match self.0 {}
+    }
+
+    pub fn has_unsent(&self) -> bool {
+        match self.0 {}
+    }
+
+    pub fn send(&mut self, _: &mut impl Write) -> io::Result<bool> {
+        match self.0 {}
+    }
+
+    pub fn seal(&mut self, _: &[IoSlice<'_>]) -> usize {
+        match self.0 {}
+    }
+
+    pub fn sealing<'l, W: Write>(&'l mut self, writer: &'l mut W) -> impl Write + 'l {
+        let _ = &writer;
+        match self.0 {}
+        #[expect(unreachable_code, reason = "it gives the type")]
+        writer
+    }
+}

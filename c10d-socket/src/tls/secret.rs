@@ -1,0 +1,153 @@
+//! The shared secret: made, written, read.
+
+use std::fmt;
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use ring::digest;
+use ring::rand::{SecureRandom, SystemRandom};
+
+use super::error::CredentialsError;
+
+pub(super) const SECRET_BYTES: usize = 32;
+
+/// The start of a secret's text: the program, and the version of the format.
+const PREFIX: &str = "c10ds1_";
+
+/// With it the text has no padding, and 56 bits tell a secret from a typing error.
+const CHECK_BYTES: usize = 7;
+
+/// A file of secrets is not longer.
+const FILE_BYTES_MAX: u64 = 4096;
+
+/// 256 random bits that all processes of a job share. Only [`Secret::random`] makes one: a server shows a key that is
+/// derived from its secret to every client that connects, so a password could be guessed at leisure.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret([u8; SECRET_BYTES]);
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(..)")
+    }
+}
+
+impl Secret {
+    /// A new secret. Does not block once the system has started.
+    ///
+    /// # Errors
+    /// [`CredentialsError::NoRandomness`] if the system has no random numbers.
+    pub fn random() -> Result<Self, CredentialsError> {
+        let mut bytes = [0; SECRET_BYTES];
+        SystemRandom::new()
+            .fill(&mut bytes)
+            .map_err(|_| CredentialsError::NoRandomness)?;
+        Ok(Self(bytes))
+    }
+
+    /// Its text: `c10ds1_` and 52 letters, digits, `-` and `_`. Keep it out of logs and command lines.
+    ///
+    /// ```
+    /// use c10d_socket::Secret;
+    ///
+    /// let secret = Secret::random()?;
+    /// let text = secret.to_text();
+    /// assert_eq!(text.len(), 59);
+    /// assert_eq!(Secret::from_text(&text)?, secret);
+    /// # Ok::<(), c10d_socket::CredentialsError>(())
+    /// ```
+    #[must_use]
+    pub fn to_text(&self) -> String {
+        let mut bytes = self.0.to_vec();
+        bytes.extend_from_slice(&check(&self.0));
+        format!("{PREFIX}{}", URL_SAFE_NO_PAD.encode(bytes))
+    }
+
+    /// Reads the text of a secret, with spaces and line ends around it. Anything else is refused, so that nobody uses
+    /// a password instead.
+    ///
+    /// # Errors
+    /// [`CredentialsError::Invalid`] for any other text.
+    pub fn from_text(text: &str) -> Result<Self, CredentialsError> {
+        Self::parse(text).map_err(|detail| CredentialsError::Invalid {
+            origin: "the secret".to_owned(),
+            detail: detail.to_owned(),
+        })
+    }
+
+    /// Reads the secrets of a file, one a line, at least one and at most eight. Lines that are empty or start with `#`
+    /// do not count. Processes use the first one to connect, and accept all of them.
+    ///
+    /// # Errors
+    /// [`CredentialsError::File`] if the file cannot be read, [`CredentialsError::Exposed`] if other users can read
+    /// it, [`CredentialsError::Invalid`] for a line that is no secret.
+    pub fn read_file(path: &Path) -> Result<Vec<Self>, CredentialsError> {
+        let failed = |source| CredentialsError::File {
+            path: path.to_owned(),
+            source,
+        };
+        let file = File::open(path).map_err(failed)?;
+        let mode = file.metadata().map_err(failed)?.permissions().mode();
+        // A pipe, as of a shell's `<(..)`, is not on disk.
+        let is_file = fs::Metadata::is_file(&file.metadata().map_err(failed)?);
+        if is_file && mode & 0o077 != 0 {
+            return Err(CredentialsError::Exposed {
+                path: path.to_owned(),
+                mode: mode & 0o7777,
+            });
+        }
+        let mut text = String::new();
+        file.take(FILE_BYTES_MAX)
+            .read_to_string(&mut text)
+            .map_err(failed)?;
+        let invalid = |detail: String| CredentialsError::Invalid {
+            origin: path.display().to_string(),
+            detail,
+        };
+        let lines = text.lines().map(str::trim).enumerate();
+        let lines = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
+        let secrets = lines.map(|(index, line)| {
+            Self::parse(line).map_err(|detail| invalid(format!("line {}: {detail}", index + 1)))
+        });
+        let secrets = secrets.collect::<Result<Vec<_>, _>>()?;
+        match secrets.len() {
+            0 => Err(invalid("has no secret".to_owned())),
+            1..=SECRETS_MAX => Ok(secrets),
+            count => Err(invalid(format!(
+                "has {count} secrets, more than {SECRETS_MAX}"
+            ))),
+        }
+    }
+
+    fn parse(text: &str) -> Result<Self, &'static str> {
+        let Some(rest) = text.trim().strip_prefix(PREFIX) else {
+            return Err("is no secret: `c10d secret new` makes one, which starts with c10ds1_");
+        };
+        let bytes = URL_SAFE_NO_PAD.decode(rest).unwrap_or_default();
+        let Some((secret, sum)) = bytes.split_first_chunk::<SECRET_BYTES>() else {
+            return Err("is a damaged secret: it has another length or other characters");
+        };
+        if sum != check(secret) {
+            return Err("is a damaged secret: its last characters do not fit the others");
+        }
+        Ok(Self(*secret))
+    }
+
+    pub(super) const fn bytes(&self) -> &[u8; SECRET_BYTES] {
+        &self.0
+    }
+}
+
+/// How many secrets a process accepts: one in use, one that replaces it, and some that were forgotten.
+pub(super) const SECRETS_MAX: usize = 8;
+
+fn check(secret: &[u8; SECRET_BYTES]) -> [u8; CHECK_BYTES] {
+    let mut context = digest::Context::new(&digest::SHA256);
+    context.update(PREFIX.as_bytes());
+    context.update(secret);
+    let sum = context.finish();
+    std::array::from_fn(|index| sum.as_ref()[index])
+}

@@ -1,0 +1,201 @@
+//! What peers without the secret may cost: handshakes at a time, failed handshakes an address, lines in the log.
+//!
+//! Pure: the time is an argument. It decides nothing about a peer that has the secret.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv6Addr};
+use std::time::{Duration, Instant};
+
+/// The most handshakes at a time. A legitimate peer takes a round trip and 0.3 ms of this server, so thousands of them
+/// can return at once; each one holds about 10 KB.
+pub(super) const HANDSHAKES_MAX: usize = 8192;
+
+/// How many failed handshakes of one address, each of which cost public-key operations, make the server close its next
+/// connections at once.
+const FAILURES_MAX: u32 = 64;
+
+/// How often one of them is forgotten: an address costs at most 8 failed handshakes a second from then on, 2.4 ms.
+const FORGET_INTERVAL: Duration = Duration::from_millis(125);
+
+/// How many addresses are remembered.
+const ADDRESSES_MAX: usize = 4096;
+
+/// How many refusals are logged in an interval.
+const LINES_MAX: u32 = 20;
+const LINES_INTERVAL: Duration = Duration::from_secs(10);
+
+#[derive(Debug)]
+pub(super) struct Strangers {
+    failures: HashMap<IpAddr, Failures>,
+    lines: u32,
+    lines_since: Instant,
+    /// Refusals that were not logged.
+    silent: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Failures {
+    count: u32,
+    /// The count is as of then.
+    at: Instant,
+}
+
+/// Whether a refusal is logged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Line {
+    Silent,
+    /// After this many refusals that were not logged.
+    Logged {
+        silent: u64,
+    },
+}
+
+impl Strangers {
+    pub(super) fn new(now: Instant) -> Self {
+        Self {
+            failures: HashMap::new(),
+            lines: 0,
+            lines_since: now,
+            silent: 0,
+        }
+    }
+
+    /// Whether a handshake with this address is begun.
+    pub(super) fn may_try(&self, address: IpAddr, now: Instant) -> bool {
+        if self.failures.is_empty() {
+            return true;
+        }
+        let failures = self.failures.get(&network(address));
+        failures.is_none_or(|failures| failures.left(now) < FAILURES_MAX)
+    }
+
+    /// A handshake has failed that cost public-key operations.
+    pub(super) fn on_failure(&mut self, address: IpAddr, now: Instant) {
+        let address = network(address);
+        if self.failures.len() >= ADDRESSES_MAX && !self.failures.contains_key(&address) {
+            self.failures.retain(|_, failures| failures.left(now) > 0);
+            if self.failures.len() >= ADDRESSES_MAX {
+                // So many addresses are not limited by their number: let none of them push out another.
+                return;
+            }
+        }
+        let failures = self
+            .failures
+            .entry(address)
+            .or_insert(Failures { count: 0, at: now });
+        failures.count = failures.left(now).saturating_add(1);
+        failures.at = now;
+    }
+
+    /// Counts a refusal.
+    pub(super) fn line(&mut self, now: Instant) -> Line {
+        if now.saturating_duration_since(self.lines_since) >= LINES_INTERVAL {
+            self.lines_since = now;
+            self.lines = 0;
+        }
+        if self.lines >= LINES_MAX {
+            self.silent += 1;
+            return Line::Silent;
+        }
+        self.lines += 1;
+        Line::Logged {
+            silent: std::mem::take(&mut self.silent),
+        }
+    }
+}
+
+impl Failures {
+    fn left(&self, now: Instant) -> u32 {
+        let passed = now.saturating_duration_since(self.at).as_millis();
+        let forgotten = passed / FORGET_INTERVAL.as_millis();
+        self.count
+            .saturating_sub(u32::try_from(forgotten).unwrap_or(u32::MAX))
+    }
+}
+
+/// What one owner of addresses usually has: an IPv4 address, or a /64 of IPv6.
+fn network(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => {
+            let bits = address.to_bits() >> 64 << 64;
+            Ipv6Addr::from_bits(bits).into()
+        }
+        address => address,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(text: &str) -> IpAddr {
+        text.parse().expect("an address")
+    }
+
+    #[test]
+    fn an_address_whose_handshakes_fail_has_to_wait() {
+        let start = Instant::now();
+        let mut strangers = Strangers::new(start);
+        let (one, other) = (address("10.0.0.1"), address("10.0.0.2"));
+        for _ in 0..FAILURES_MAX {
+            assert!(strangers.may_try(one, start));
+            strangers.on_failure(one, start);
+        }
+        assert!(!strangers.may_try(one, start));
+        assert!(!strangers.may_try(address("::ffff:10.0.0.1"), start));
+        assert!(strangers.may_try(other, start));
+        let later = start + FORGET_INTERVAL;
+        assert!(strangers.may_try(one, later));
+        strangers.on_failure(one, later);
+        assert!(!strangers.may_try(one, later));
+        // However long it fails, it gets eight tries a second.
+        let mut tries = 0;
+        for millisecond in 0..10_000 {
+            let now = later + Duration::from_millis(millisecond);
+            if strangers.may_try(one, now) {
+                strangers.on_failure(one, now);
+                tries += 1;
+            }
+        }
+        assert!((70..=80).contains(&tries), "{tries}");
+    }
+
+    #[test]
+    fn a_network_of_ipv6_counts_as_one_address() {
+        let now = Instant::now();
+        let mut strangers = Strangers::new(now);
+        for host in 0..FAILURES_MAX {
+            strangers.on_failure(address(&format!("2001:db8::{host:x}")), now);
+        }
+        assert!(!strangers.may_try(address("2001:db8::ffff"), now));
+        assert!(strangers.may_try(address("2001:db8:0:1::1"), now));
+    }
+
+    #[test]
+    fn the_number_of_addresses_is_limited() {
+        let now = Instant::now();
+        let mut strangers = Strangers::new(now);
+        for number in 0..10_000_u32 {
+            strangers.on_failure(std::net::Ipv4Addr::from_bits(number).into(), now);
+        }
+        assert_eq!(strangers.failures.len(), ADDRESSES_MAX);
+        let later = now + Duration::from_secs(60);
+        strangers.on_failure(address("10.0.0.1"), later);
+        assert_eq!(strangers.failures.len(), 1);
+    }
+
+    #[test]
+    fn refusals_are_logged_until_there_are_many() {
+        let start = Instant::now();
+        let mut strangers = Strangers::new(start);
+        for _ in 0..LINES_MAX {
+            assert_eq!(strangers.line(start), Line::Logged { silent: 0 });
+        }
+        for _ in 0..7 {
+            assert_eq!(strangers.line(start), Line::Silent);
+        }
+        let later = start + LINES_INTERVAL;
+        assert_eq!(strangers.line(later), Line::Logged { silent: 7 });
+        assert_eq!(strangers.line(later), Line::Logged { silent: 0 });
+    }
+}

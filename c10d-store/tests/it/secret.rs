@@ -1,0 +1,225 @@
+//! A server and clients that share a secret, and those that do not have it.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use c10d_store::wire::RequestBuf;
+use c10d_store::{
+    Credentials, Secret, ServerOptions, Store, StoreError, TcpStore, TcpStoreOptions,
+    TcpStoreServer,
+};
+
+use crate::log_lines;
+use crate::raw::{LONG, Raw, wait_until};
+use crate::store_contract::{self, Features};
+
+fn secret() -> Secret {
+    Secret::random().expect("random numbers")
+}
+
+fn serve(secret: &Secret) -> TcpStoreServer {
+    let options = ServerOptions::default().with_secret(secret.clone());
+    TcpStoreServer::bind("127.0.0.1:0", options).expect("a free port")
+}
+
+fn open(
+    server: SocketAddr,
+    options: TcpStoreOptions,
+    limit: Duration,
+) -> Result<TcpStore, StoreError> {
+    TcpStore::open("127.0.0.1", server.port(), options.with_timeout(limit))
+}
+
+fn client(server: &TcpStoreServer, secret: &Secret) -> TcpStore {
+    let options = TcpStoreOptions::default().with_secret(secret.clone());
+    open(server.local_addr(), options, LONG).expect("the secret is right")
+}
+
+#[test]
+fn every_operation_works_with_a_secret() {
+    let secret = secret();
+    let make = || -> Arc<dyn Store> {
+        let options = TcpStoreOptions::default()
+            .with_master(true)
+            .with_secret(secret.clone());
+        Arc::new(TcpStore::open("127.0.0.1", 0, options).expect("a free port"))
+    };
+    let features = Features {
+        adds_to_empty: false,
+        refuses_empty_barrier: false,
+        ..Features::LOCAL
+    };
+    store_contract::all(&make, features);
+}
+
+#[test]
+fn long_values_and_many_threads_pass_through_one_connection() {
+    let secret = secret();
+    let server = serve(&secret);
+    let store = client(&server, &secret);
+    let value: Vec<u8> = (0..8_000_000_u32).map(|index| (index / 3) as u8).collect();
+    store.set("long", &value).expect("set");
+    assert!(store.get("long").expect("it is there") == value);
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| store.get("late"));
+        for _ in 0..8 {
+            scope.spawn(|| {
+                for _ in 0..200 {
+                    store.add("count", 1).expect("a sum");
+                }
+            });
+        }
+        wait_until("all have added", || {
+            store.add("count", 0).expect("a sum") == 1600
+        });
+        store.set("late", b"x").expect("set");
+        assert_eq!(waiting.join().expect("no panic").expect("a value"), b"x");
+    });
+    assert_eq!(server.connection_count(), 1);
+    // Values of many lengths, in one reply.
+    let values: Vec<Vec<u8>> = (0..200).map(|index| vec![7; index * index]).collect();
+    let keys: Vec<String> = (0..200).map(|index| format!("k{index}")).collect();
+    for (key, value) in keys.iter().zip(&values) {
+        store.set(key, value).expect("set");
+    }
+    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+    assert!(store.multi_get(&keys).expect("they are there") == values);
+}
+
+#[test]
+fn a_clone_has_the_same_secret() {
+    let secret = secret();
+    let server = serve(&secret);
+    let store = client(&server, &secret);
+    let clone = store.clone_store().expect("a second connection");
+    clone.set("k", b"v").expect("set");
+    assert_eq!(store.get("k").expect("a value"), b"v");
+}
+
+#[test]
+fn another_secret_fails_at_once() {
+    log_lines::record();
+    let server = serve(&secret());
+    let options = TcpStoreOptions::default().with_secret(secret());
+    let started = Instant::now();
+    let error = open(server.local_addr(), options, LONG).expect_err("a stranger");
+    assert!(matches!(error, StoreError::Protocol { .. }), "{error}");
+    assert!(error.to_string().contains("another secret"), "{error}");
+    assert!(started.elapsed() < LONG / 2);
+    let line = log_lines::wait_for("the peer has another secret");
+    assert!(line.starts_with("refused 127.0.0.1:"), "{line}");
+    wait_until("it is closed", || server.connection_count() == 0);
+}
+
+#[test]
+fn a_client_without_the_secret_is_refused() {
+    log_lines::record();
+    let server = serve(&secret());
+    let short = Duration::from_millis(500);
+    let error = open(server.local_addr(), TcpStoreOptions::default(), short);
+    let error = error.expect_err("a stranger").to_string();
+    assert!(error.contains("or ask for a secret"), "{error}");
+    log_lines::wait_for("it does not use the secret of this server");
+    // Not one byte is answered.
+    let mut raw = Raw::connect(server.local_addr());
+    let mut request = RequestBuf::new();
+    request.hello();
+    for piece in request.io_slices() {
+        raw.0.write_all(&piece).expect("sent");
+    }
+    let mut reply = Vec::new();
+    let _ = raw.0.read_to_end(&mut reply);
+    assert!(reply.is_empty(), "{reply:?}");
+}
+
+#[test]
+fn a_client_with_a_secret_does_not_talk_to_a_server_without() {
+    let server =
+        TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).expect("a free port");
+    let options = TcpStoreOptions::default().with_secret(secret());
+    let short = Duration::from_millis(500);
+    let error = open(server.local_addr(), options, short).expect_err("no secret there");
+    assert!(error.to_string().contains("may have no secret"), "{error}");
+    // Nor to one that answers in clear, as an attacker would.
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let address = listener.local_addr().expect("bound");
+    thread::spawn(move || {
+        while let Ok((mut stream, _)) = listener.accept() {
+            let _ = stream.write_all(&[0; 64]);
+        }
+    });
+    let options = TcpStoreOptions::default().with_secret(secret());
+    let error = open(address, options, LONG).expect_err("no TLS");
+    assert!(matches!(error, StoreError::Protocol { .. }), "{error}");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn plain_connections_of_the_same_user_are_served_where_told_so() {
+    let secret = secret();
+    let options = ServerOptions::default()
+        .with_secret(secret.clone())
+        .with_plain_from_same_user(true);
+    for address in ["127.0.0.1:0", "[::]:0"] {
+        let server = TcpStoreServer::bind(address, options.clone()).expect("a free port");
+        let plain = open(server.local_addr(), TcpStoreOptions::default(), LONG);
+        let plain = plain.expect("the same user");
+        plain.set("k", b"v").expect("set");
+        plain.ping().expect("it is set");
+        assert_eq!(client(&server, &secret).get("k").expect("a value"), b"v");
+    }
+}
+
+#[test]
+fn a_server_accepts_an_old_secret_beside_the_new_one() {
+    let (new, old) = (secret(), secret());
+    let both = Credentials::from_secrets(vec![new.clone(), old.clone()]).expect("two");
+    let options = ServerOptions::default().with_credentials(both);
+    let server = TcpStoreServer::bind("127.0.0.1:0", options).expect("a free port");
+    client(&server, &old).set("k", b"v").expect("set");
+    assert_eq!(client(&server, &new).get("k").expect("a value"), b"v");
+}
+
+#[test]
+fn other_protocols_and_trickled_handshakes_get_nothing() {
+    let secret = secret();
+    let server = serve(&secret);
+    let bytes: [&[u8]; 7] = [
+        b"\x16",
+        b"\x16\x03\x01\x40\x00",
+        b"\x16\x03\x01\x00\x05\x01\x00\x00\x01\x00",
+        b"\x16\x03\x01\xff\xff",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"SSH-2.0-x\r\n",
+        b"\x80\x2e\x01\x00\x02",
+    ];
+    let mut open: Vec<Raw> = Vec::new();
+    for bytes in bytes {
+        let mut raw = Raw::connect(server.local_addr());
+        let _ = raw.0.write_all(bytes);
+        open.push(raw);
+    }
+    // They do not keep a client from its work.
+    let store = client(&server, &secret);
+    store.set("k", b"v").expect("set");
+    assert_eq!(store.get("k").expect("a value"), b"v");
+    drop(open);
+    wait_until("the strangers are gone", || server.connection_count() == 1);
+}
+
+#[test]
+fn a_handshake_that_is_not_completed_has_a_deadline() {
+    let options = ServerOptions::default()
+        .with_secret(secret())
+        .with_handshake_timeout(Duration::from_millis(50));
+    let server = TcpStoreServer::bind("127.0.0.1:0", options).expect("a free port");
+    let mut raw = Raw::connect(server.local_addr());
+    raw.0.write_all(b"\x16\x03\x01\x02").expect("sent");
+    let mut reply = Vec::new();
+    let _ = raw.0.read_to_end(&mut reply);
+    assert!(reply.is_empty());
+    wait_until("it is closed", || server.connection_count() == 0);
+}
