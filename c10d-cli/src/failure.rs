@@ -2,7 +2,7 @@
 
 use std::io;
 
-use c10d_socket::ListenError;
+use c10d_socket::{CredentialsError, ListenError};
 use c10d_store::StoreError;
 
 use crate::status_error::StatusError;
@@ -22,6 +22,10 @@ pub(crate) enum Failure {
     /// The server cannot listen. Exit code 3.
     #[error(transparent)]
     Listen(#[from] ListenError),
+
+    /// The secret or the certificate cannot be used. Exit code 2.
+    #[error(transparent)]
+    Credentials(#[from] CredentialsError),
 
     /// An operation of the store failed. The exit code depends on the error.
     #[error(transparent)]
@@ -79,7 +83,7 @@ impl Failure {
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::No(_) => NO,
-            Self::Usage(_) => USAGE,
+            Self::Usage(_) | Self::Credentials(_) => USAGE,
             Self::Store(error) => exit_code_of(error),
             Self::Unconfirmed { source, .. } => exit_code_of(source),
             Self::Output(_) => OUTPUT,

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use c10d_inspect::flight::{FlightRecording, FlightReport, compare_flights};
-use c10d_inspect::http::{HttpError, HttpRequest, HttpResponse, Target, fetch_all};
+use c10d_inspect::http::{HttpError, HttpRequest, HttpResponse, fetch_all};
 use clap::Args;
 use elastic_agent::local_time_text;
 
@@ -16,7 +16,7 @@ use crate::printable::printable_json;
 use crate::stacks::job::{Job, Reach};
 use crate::stacks::nobody;
 use crate::stacks::probe::{AT_ONCE, FLIGHT_PATHS, TIMEOUT, Worker, flight_of, flight_requests};
-use crate::status::StatusArgs;
+use crate::status::{StatusArgs, get};
 
 pub(crate) const EXIT_CODES: &str = "\
 Exit codes:
@@ -123,7 +123,7 @@ fn ask_all(reach: &Reach) -> (BTreeMap<usize, FlightRecording>, BTreeMap<usize, 
     for batch in reach.by_launcher.chunks(BATCH) {
         let requests: Vec<HttpRequest> = batch
             .iter()
-            .flat_map(|(rank, address)| launcher_requests(*rank, *address))
+            .flat_map(|(rank, address)| launcher_requests(*rank, *address, reach.token.as_deref()))
             .collect();
         let results = fetch_all(&requests, TIMEOUT * 2, AT_ONCE);
         for ((rank, _), results) in batch.iter().zip(results.chunks(FLIGHT_PATHS.len())) {
@@ -133,10 +133,14 @@ fn ask_all(reach: &Reach) -> (BTreeMap<usize, FlightRecording>, BTreeMap<usize, 
     (recordings, silent)
 }
 
-fn launcher_requests(rank: usize, address: SocketAddr) -> impl Iterator<Item = HttpRequest> {
+fn launcher_requests(
+    rank: usize,
+    address: SocketAddr,
+    token: Option<&str>,
+) -> impl Iterator<Item = HttpRequest> {
     (0..FLIGHT_PATHS.len()).map(move |recorder| {
         let path = format!("/flight?rank={rank}&recorder={recorder}");
-        HttpRequest::get(Target::Tcp(address), path).with_limit(LAUNCHER_BYTES_MAX)
+        get(address, &path, token).with_limit(LAUNCHER_BYTES_MAX)
     })
 }
 

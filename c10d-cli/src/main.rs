@@ -12,6 +12,7 @@ mod parent;
 mod printable;
 mod quantity;
 mod run;
+mod secret;
 mod serve;
 mod server_address;
 mod stacks;
@@ -73,6 +74,9 @@ enum Command {
     /// Shows which collective each rank is in, and the first one at which ranks differ.
     #[command(after_help = flight::EXIT_CODES)]
     Flight(flight::FlightArgs),
+    /// Makes the secret that keeps strangers out of a job's store.
+    #[command(subcommand)]
+    Secret(secret::SecretCommand),
     /// Measures a store server, a rendezvous, RPC calls, or remote references.
     #[command(subcommand)]
     Bench(bench::BenchCommand),
@@ -95,7 +99,11 @@ fn main() -> ExitCode {
         Command::Run(_) => run::LOG_LEVELS,
         // Also logs that a connection is retried.
         Command::Store(StoreCommand::Client(_)) => "warn,c10d_socket::connect=info",
-        Command::Bench(_) | Command::Why(_) | Command::Stacks(_) | Command::Flight(_) => "warn",
+        Command::Secret(_)
+        | Command::Bench(_)
+        | Command::Why(_)
+        | Command::Stacks(_)
+        | Command::Flight(_) => "warn",
         // A log line would be written across the screen.
         Command::Top(_) => "off",
     };
@@ -111,6 +119,7 @@ fn main() -> ExitCode {
         Command::Top(args) => top::run(&args),
         Command::Stacks(args) => stacks::run(&args),
         Command::Flight(args) => flight::run(&args),
+        Command::Secret(command) => secret::run(&command),
         Command::Bench(command) => bench::run(&command),
     };
     match result {

@@ -11,7 +11,9 @@ use std::time::Duration;
 
 use c10d_inspect::ExplainOptions;
 use c10d_inspect::http::{StatusOptions, StatusServer};
-use c10d_socket::{ListenError, ListenOptions, adopt_listener_raw, listen, wait_for_input};
+use c10d_socket::{
+    Credentials, ListenError, ListenOptions, adopt_listener_raw, listen, wait_for_input,
+};
 use c10d_store::{ServerOptions, TcpStoreServer, WireLimits};
 use clap::Args;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -20,12 +22,13 @@ use crate::failure::Failure;
 use crate::open_files;
 use crate::parent::end_with_parent;
 use crate::quantity::{ByteCount, parse_duration};
+use crate::secret::SecretArgs;
 
 /// PyTorch's default port.
 pub(crate) const DEFAULT_PORT: u16 = 29500;
 
-/// The server has no authentication and no encryption: any process that can connect can read and write
-/// everything. By default it accepts connections from this machine only.
+/// Without --secret-file the server has no authentication and no encryption: any process that can connect can read and
+/// write everything. By default it accepts connections from this machine only.
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
     /// The address or host name to listen on; `::` for all interfaces, IPv6 and IPv4.
@@ -73,6 +76,14 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "60s")]
     hello_timeout: Duration,
 
+    #[command(flatten)]
+    secret: SecretArgs,
+
+    /// With a secret: also serves plain connections from this machine of the user that runs the server, as unmodified
+    /// PyTorch ranks make them (Linux).
+    #[arg(long)]
+    plain_from_same_user: bool,
+
     /// Serves no status page on the store's port.
     #[arg(long)]
     no_status: bool,
@@ -93,7 +104,7 @@ pub(crate) struct ServeArgs {
 }
 
 impl ServeArgs {
-    fn options(&self) -> ServerOptions {
+    fn options(&self, credentials: Option<&Credentials>) -> ServerOptions {
         let limits = WireLimits::default()
             .with_key_bytes_max(self.key_bytes_max.0)
             .with_value_bytes_max(self.value_bytes_max.0)
@@ -104,6 +115,12 @@ impl ServeArgs {
             .with_unsent_bytes_max(self.unsent_bytes_max.0)
             .with_connections_max(self.connections_max)
             .with_handshake_timeout(self.hello_timeout);
+        let options = match credentials {
+            Some(credentials) => options
+                .with_credentials(credentials.clone())
+                .with_plain_from_same_user(self.plain_from_same_user),
+            None => options,
+        };
         let world_size = self.world_size.and_then(|size| usize::try_from(size).ok());
         match world_size {
             Some(world_size) => options.with_world_size(world_size),
@@ -119,13 +136,23 @@ impl ServeArgs {
     }
 
     /// Puts a status page on the server's port; `None` if none is wanted.
-    fn start_status(&self, server: &TcpStoreServer) -> io::Result<Option<Arc<StatusServer>>> {
-        if self.no_status {
+    fn start_status(
+        &self,
+        server: &TcpStoreServer,
+        credentials: Option<&Credentials>,
+    ) -> io::Result<Option<Arc<StatusServer>>> {
+        let token = credentials.map(Credentials::http_token);
+        // Without a secret there is no word to ask for.
+        if self.no_status || token == Some(None) {
             return Ok(None);
         }
         let options = StatusOptions::default()
             .with_explain(self.explain_options())
             .with_host_names(self.status_host.iter().cloned());
+        let options = match token.flatten() {
+            Some(token) => options.with_token(token),
+            None => options,
+        };
         let status = StatusServer::start(server.observer(), options)?;
         server.set_http_handler(Arc::clone(&status) as _);
         Ok(Some(status))
@@ -157,10 +184,11 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
         EndSignals::catch().map_err(Failure::system("cannot catch SIGINT and SIGTERM"))?;
     log_capacity(args, open_files::raise_limit());
 
+    let credentials = args.secret.credentials()?;
     let listeners = args.listen()?;
-    let server = TcpStoreServer::serve(listeners, args.options())?;
+    let server = TcpStoreServer::serve(listeners, args.options(credentials.as_ref()))?;
     let status = args
-        .start_status(&server)
+        .start_status(&server, credentials.as_ref())
         .map_err(Failure::system("cannot serve a status page"))?;
     let mut stdout = io::stdout();
     writeln!(stdout, "listening on {}", server.local_addr())
@@ -278,7 +306,10 @@ mod tests {
     #[test]
     fn default_limits_are_those_of_the_library() {
         let args = Command::parse_from(["serve"]).serve;
-        assert_eq!(format!("{:?}", args.options()), format!("{:?}", defaults()));
+        assert_eq!(
+            format!("{:?}", args.options(None)),
+            format!("{:?}", defaults())
+        );
     }
 
     #[test]
@@ -293,7 +324,7 @@ mod tests {
             "--connections-max=6",
             "--hello-timeout=7s",
         ]);
-        let options = args.serve.options();
+        let options = args.serve.options(None);
         let limits = options.limits();
         assert_eq!(limits.key_bytes_max(), 1);
         assert_eq!(limits.value_bytes_max(), 2048);

@@ -2,10 +2,12 @@
 
 use std::env;
 
-use c10d_socket::HostPort;
+use c10d_socket::{Credentials, HostPort};
+use c10d_store::TcpStoreOptions;
 use clap::Args;
 
 use crate::failure::Failure;
+use crate::secret::SecretArgs;
 use crate::serve::DEFAULT_PORT;
 
 #[derive(Debug, Args)]
@@ -13,9 +15,17 @@ pub(crate) struct ServerArgs {
     /// The server of the store. [default: $MASTER_ADDR:$MASTER_PORT]
     #[arg(long, value_name = "HOST:PORT")]
     connect: Option<HostPort>,
+
+    #[command(flatten)]
+    secret: SecretArgs,
 }
 
 impl ServerArgs {
+    /// What the server asks for, if the options or the environment say so.
+    pub(crate) fn credentials(&self) -> Result<Option<Credentials>, Failure> {
+        self.secret.credentials()
+    }
+
     /// The server of --connect or of the environment.
     pub(crate) fn target(&self) -> Result<HostPort, Failure> {
         self.target_or(|name| env::var(name).ok())
@@ -40,6 +50,15 @@ impl ServerArgs {
     }
 }
 
+/// The options of a client that has these credentials, if any.
+pub(crate) fn client_options(credentials: Option<&Credentials>) -> TcpStoreOptions {
+    let options = TcpStoreOptions::default();
+    match credentials {
+        Some(credentials) => options.with_credentials(credentials.clone()),
+        None => options,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -47,6 +66,7 @@ mod tests {
     fn target(connect: Option<&str>, variables: &[(&str, &str)]) -> Result<String, Failure> {
         let args = ServerArgs {
             connect: connect.map(|text| text.parse().unwrap()),
+            secret: SecretArgs::default(),
         };
         let variable = |name: &str| {
             let found = variables.iter().find(|(known, _)| *known == name);

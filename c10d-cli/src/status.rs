@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use c10d_inspect::http::{HttpError, HttpRequest, HttpResponse, Target, fetch};
-use c10d_socket::{Deadline, HostPort, resolve};
+use c10d_socket::{Credentials, Deadline, HostPort, resolve};
 use c10d_store::{Store, TcpStore, TcpStoreOptions};
 use clap::Args;
 use serde::de::DeserializeOwned;
@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 use crate::failure::Failure;
 use crate::printable::printable;
 use crate::quantity::parse_duration;
-use crate::server_address::ServerArgs;
+use crate::server_address::{ServerArgs, client_options};
 use crate::status_error::StatusError;
 
 /// Enough for a loaded server.
@@ -40,7 +40,16 @@ pub(crate) struct StatusArgs {
 impl StatusArgs {
     /// Looks up the server's name. Does not connect.
     pub(crate) fn open(&self) -> Result<StatusPages, Failure> {
-        StatusPages::open(self.server.target()?, self.timeout)
+        StatusPages::open(&self.server, self.timeout)
+    }
+}
+
+/// A GET with the password of a job's pages, if it has one.
+pub(crate) fn get(address: SocketAddr, path: &str, token: Option<&str>) -> HttpRequest {
+    let request = HttpRequest::get(Target::Tcp(address), path);
+    match token {
+        Some(token) => request.with_token(token),
+        None => request,
     }
 }
 
@@ -48,6 +57,7 @@ impl StatusArgs {
 #[derive(Debug)]
 pub(crate) struct StatusPages {
     server: HostPort,
+    credentials: Option<Credentials>,
     addresses: Vec<SocketAddr>,
     timeout: Duration,
     has_answered: AtomicBool,
@@ -61,12 +71,14 @@ enum Kind {
 }
 
 impl StatusPages {
-    pub(crate) fn open(server: HostPort, timeout: Duration) -> Result<Self, Failure> {
+    pub(crate) fn open(args: &ServerArgs, timeout: Duration) -> Result<Self, Failure> {
+        let (server, credentials) = (args.target()?, args.credentials()?);
         let timeout = timeout.max(TIMEOUT_MIN);
         let deadline = Deadline::after(Instant::now(), timeout);
         match resolve(&server, deadline) {
             Ok(addresses) => Ok(Self {
                 server,
+                credentials,
                 addresses,
                 timeout,
                 has_answered: AtomicBool::new(false),
@@ -77,6 +89,16 @@ impl StatusPages {
 
     pub(crate) const fn server(&self) -> &HostPort {
         &self.server
+    }
+
+    /// The password of the pages of this job's servers.
+    pub(crate) fn token(&self) -> Option<String> {
+        self.credentials.as_ref().and_then(Credentials::http_token)
+    }
+
+    /// The options of a client of the store.
+    pub(crate) fn client_options(&self) -> TcpStoreOptions {
+        client_options(self.credentials.as_ref())
     }
 
     /// The JSON at `path`. Blocks for up to the timeout of the options; the first time, as long again to find out
@@ -143,7 +165,7 @@ impl StatusPages {
         let share = (timeout / count.max(1)).max(TIMEOUT_MIN);
         let mut first_error = None;
         for address in &self.addresses {
-            let request = HttpRequest::get(Target::Tcp(*address), path);
+            let request = get(*address, path, self.token().as_deref());
             match fetch(&request, share) {
                 Err(error @ (HttpError::Connect { .. } | HttpError::ConnectTimeout { .. })) => {
                     first_error.get_or_insert(error);
@@ -156,7 +178,7 @@ impl StatusPages {
     }
 
     fn kind(&self) -> Kind {
-        let options = TcpStoreOptions::default().with_timeout(self.timeout);
+        let options = self.client_options().with_timeout(self.timeout);
         match TcpStore::open(self.server.host(), self.server.port(), options) {
             Ok(store) if store.wakes_on_change() => Kind::C10d,
             Ok(_) => Kind::PyTorch,

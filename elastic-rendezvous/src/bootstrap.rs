@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use c10d_socket::{Deadline, HostPort};
-use c10d_store::{ListenOn, PrefixStore, Store, StoreError, TcpStore, TcpStoreOptions};
+use c10d_store::{
+    Credentials, ListenOn, PrefixStore, ServerOptions, Store, StoreError, TcpStore, TcpStoreOptions,
+};
 
 use crate::error::RendezvousError;
 use crate::handler::BootstrapInfo;
@@ -76,6 +78,8 @@ impl From<RendezvousError> for NotFound {
 pub(crate) struct Bootstrap {
     /// The server of this node, started when it is first needed.
     own: Option<TcpStore>,
+    /// With it, the server serves other users of no machine.
+    own_user_only: Option<Credentials>,
     /// The address in the last round that had one.
     master: Option<HostPort>,
     /// The node with rank 0 of the last round; `None` if that round had no address.
@@ -168,6 +172,15 @@ impl Round<'_> {
 }
 
 impl Bootstrap {
+    /// With credentials, the workers' server of this node serves only processes of the user that runs it on this
+    /// machine, and clients with the credentials.
+    pub(crate) fn new(own_user_only: Option<Credentials>) -> Self {
+        Self {
+            own_user_only,
+            ..Self::default()
+        }
+    }
+
     /// Returns the workers' store of a round, served by an agent. Blocks for at most `timeout`, plus 30 s to
     /// start a server; checks `is_interrupted` once a second.
     ///
@@ -243,6 +256,7 @@ impl Bootstrap {
             .with_master(true)
             .with_multi_tenant(true)
             .with_timeout(SERVE_TIMEOUT)
+            .with_server_options(server_options(self.own_user_only.as_ref()))
             .with_listen_on(ListenOn::Host);
         let store =
             TcpStore::open(round.own_host, 0, options).map_err(|error| round.failed(error))?;
@@ -310,6 +324,17 @@ pub fn clear_workers_store(bootstrap: &BootstrapInfo) {
             "cannot remove all keys from the workers' store {}: {error}",
             bootstrap.master
         ),
+    }
+}
+
+/// The options of the workers' server.
+pub(crate) fn server_options(own_user_only: Option<&Credentials>) -> ServerOptions {
+    let options = ServerOptions::default();
+    match own_user_only {
+        Some(credentials) => options
+            .with_credentials(credentials.clone())
+            .with_plain_from_same_user(true),
+        None => options,
     }
 }
 

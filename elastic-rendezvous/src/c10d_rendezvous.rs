@@ -99,6 +99,16 @@ pub fn create_c10d(
     } else if let Some(host) = workers_host {
         options = options.with_workers_host(host);
     }
+    if let Some(credentials) = parameters.credentials() {
+        if settings.max_nodes == 1 {
+            options = options.with_own_user_only(credentials.clone());
+        } else {
+            log::warn!(
+                "the secret protects the rendezvous, not the workers' store, which is open to everyone that reaches \
+                 its port: PyTorch's clients on other nodes cannot use a secret"
+            );
+        }
+    }
     let node = DynamicRendezvous::new(Arc::new(backend), store, settings, options)?;
     Ok(match hosted {
         Some(hosted) => node.with_hosted_store(hosted),
@@ -169,7 +179,7 @@ fn open_tcp(
     };
     let failed = |error| RendezvousError::connection(&settings.run_id, error);
     let served = if is_host {
-        let options = TcpStoreOptions::default()
+        let options = client_options(parameters)
             .with_master(true)
             .with_multi_tenant(true)
             .with_timeout(read_timeout.min(settings.join_timeout));
@@ -199,9 +209,11 @@ fn open_tcp(
         // The port is in use on this machine, so the server should already be running.
         None if is_host => {
             let patience = read_timeout.min(settings.join_timeout);
-            connect(&target, patience, read_timeout).map_err(failed)?
+            connect(parameters, &target, patience, read_timeout).map_err(failed)?
         }
-        None => connect(&target, settings.join_timeout, read_timeout).map_err(failed)?,
+        None => {
+            connect(parameters, &target, settings.join_timeout, read_timeout).map_err(failed)?
+        }
     };
     let workers_host = if settings.max_nodes == 1 {
         Some("127.0.0.1".to_owned())
@@ -213,8 +225,18 @@ fn open_tcp(
     Ok((store, hosted, workers_host))
 }
 
+/// The options of a client, with the credentials.
+pub(crate) fn client_options(parameters: &RendezvousParameters) -> TcpStoreOptions {
+    let options = TcpStoreOptions::default();
+    match parameters.credentials() {
+        Some(credentials) => options.with_credentials(credentials.clone()),
+        None => options,
+    }
+}
+
 /// Connects to a store whose server may start later, for at most `patience`.
 fn connect(
+    parameters: &RendezvousParameters,
     target: &HostPort,
     patience: Duration,
     read_timeout: Duration,
@@ -224,7 +246,7 @@ fn connect(
     let mut logged_at: Option<Instant> = None;
     loop {
         let left = deadline.remaining(Instant::now()).unwrap_or(Duration::MAX);
-        let options = TcpStoreOptions::default().with_timeout(left.min(slice));
+        let options = client_options(parameters).with_timeout(left.min(slice));
         match TcpStore::open(target.host(), target.port(), options) {
             Ok(store) => {
                 store.set_timeout(Some(read_timeout));

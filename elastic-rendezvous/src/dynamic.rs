@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use c10d_socket::Deadline;
-use c10d_store::{Store, TcpStore};
+use c10d_store::{Credentials, Store, TcpStore};
 
 use crate::backend::RendezvousBackend;
 use crate::bootstrap::{Bootstrap, NotFound, Round};
@@ -88,6 +88,7 @@ pub struct DynamicRendezvousOptions {
     workers_host: Option<String>,
     shares_store: bool,
     server_hook: Option<ServerHook>,
+    own_user_only: Option<Credentials>,
 }
 
 impl Default for DynamicRendezvousOptions {
@@ -105,6 +106,7 @@ impl DynamicRendezvousOptions {
             workers_host: None,
             shares_store: true,
             server_hook: None,
+            own_user_only: None,
         }
     }
 
@@ -129,6 +131,14 @@ impl DynamicRendezvousOptions {
     #[must_use]
     pub fn with_shared_store(mut self, shares_store: bool) -> Self {
         self.shares_store = shares_store;
+        self
+    }
+
+    /// The workers' store of this node serves only processes on this machine of the user that runs it, and clients
+    /// with these credentials: for jobs of one node. Default: every client.
+    #[must_use]
+    pub fn with_own_user_only(mut self, credentials: Credentials) -> Self {
+        self.own_user_only = Some(credentials);
         self
     }
 
@@ -200,12 +210,12 @@ impl DynamicRendezvous {
             backend,
             store,
             settings,
+            bootstrap: Mutex::new(Bootstrap::new(options.own_user_only.clone())),
             options,
             node,
             shared,
             to_loop,
             thread: Mutex::new(Some(thread)),
-            bootstrap: Mutex::default(),
             hosted: None,
         })
     }

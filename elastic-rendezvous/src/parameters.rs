@@ -5,6 +5,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use c10d_store::Credentials;
+
 use crate::endpoint::EndpointError;
 use crate::server_hook::ServerHook;
 
@@ -34,6 +36,7 @@ pub struct RendezvousParameters {
     local_addr: Option<String>,
     config: BTreeMap<String, String>,
     server_hook: Option<ServerHook>,
+    credentials: Option<Credentials>,
 }
 
 impl RendezvousParameters {
@@ -64,6 +67,7 @@ impl RendezvousParameters {
             local_addr: None,
             config: BTreeMap::new(),
             server_hook: None,
+            credentials: None,
         })
     }
 
@@ -86,6 +90,28 @@ impl RendezvousParameters {
     pub fn with_server_hook(mut self, hook: ServerHook) -> Self {
         self.server_hook = Some(hook);
         self
+    }
+
+    /// Only processes with the same secret, or a certificate of the same authority, take part: the rendezvous' store
+    /// serves no others. The store of the workers of several nodes has no such protection, as PyTorch's clients cannot
+    /// do it; that of one node serves only the user that runs it.
+    #[must_use]
+    pub fn with_credentials(mut self, credentials: Credentials) -> Self {
+        self.credentials = Some(credentials);
+        self
+    }
+
+    /// [`with_credentials`](Self::with_credentials) of a shared secret.
+    #[cfg(feature = "tls")]
+    #[must_use]
+    pub fn with_secret(self, secret: c10d_store::Secret) -> Self {
+        self.with_credentials(secret.into())
+    }
+
+    /// What peers must have.
+    #[must_use]
+    pub const fn credentials(&self) -> Option<&Credentials> {
+        self.credentials.as_ref()
     }
 
     /// The name of the backend, such as `c10d` or `static`; never empty.
@@ -283,6 +309,16 @@ pub enum ParametersError {
     NoPort {
         /// The endpoint.
         endpoint: String,
+    },
+
+    /// A static rendezvous of several nodes with a secret: its store is the workers' store too.
+    #[error(
+        "a static rendezvous of {nodes} nodes cannot have a secret: its store is also that of the workers, and \
+         PyTorch's clients cannot use one; use the c10d backend"
+    )]
+    SecretForWorkers {
+        /// The number of nodes.
+        nodes: usize,
     },
 
     /// The minimum number of nodes is 0.

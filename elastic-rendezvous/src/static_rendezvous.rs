@@ -10,9 +10,10 @@ use std::time::{Duration, Instant};
 
 use c10d_socket::{Deadline, HostPort};
 use c10d_store::{
-    ErrorContext, Operation, PrefixStore, Store, StoreError, TcpStore, TcpStoreOptions,
+    Credentials, ErrorContext, Operation, PrefixStore, Store, StoreError, TcpStore, TcpStoreOptions,
 };
 
+use crate::bootstrap::server_options;
 use crate::endpoint::Endpoint;
 use crate::error::RendezvousError;
 use crate::handler::{
@@ -71,6 +72,7 @@ pub struct StaticRendezvous {
     world_size: usize,
     timeout: Duration,
     server_hook: Option<ServerHook>,
+    credentials: Option<Credentials>,
     store: Mutex<Option<Arc<TcpStore>>>,
     is_interrupted: AtomicBool,
     listeners: Mutex<Listeners>,
@@ -126,6 +128,7 @@ struct Meeting {
     world_size: usize,
     timeout: Duration,
     server_hook: Option<ServerHook>,
+    credentials: Option<Credentials>,
     named: BTreeMap<usize, NodeId>,
     /// The rank whose name is asked next.
     next_name: usize,
@@ -145,7 +148,14 @@ impl Meeting {
 
     /// Returns `None` if the owner no longer waits.
     fn meet(&mut self) -> Result<Option<TcpStore>, StoreError> {
-        let options = TcpStoreOptions::default()
+        let mut options = TcpStoreOptions::default();
+        if let Some(credentials) = &self.credentials {
+            options = options
+                .with_credentials(credentials.clone())
+                // The workers use the same store.
+                .with_server_options(server_options(Some(credentials)));
+        }
+        let options = options
             .with_master(self.rank == 0)
             .with_multi_tenant(true)
             .with_timeout(self.timeout);
@@ -226,7 +236,8 @@ impl StaticRendezvous {
     /// Creates a node with the rank in the setting `rank`. Does not connect or block.
     ///
     /// # Errors
-    /// [`RendezvousError::Parameters`] when the rank or the endpoint's port is missing or invalid.
+    /// [`RendezvousError::Parameters`] when the rank or the endpoint's port is missing or invalid, or several nodes
+    /// have credentials.
     pub fn new(parameters: &RendezvousParameters) -> Result<Self, RendezvousError> {
         let endpoint: Endpoint = parameters
             .endpoint()
@@ -238,6 +249,10 @@ impl StaticRendezvous {
             }));
         };
         let world_size = parameters.max_nodes();
+        if parameters.credentials().is_some() && world_size > 1 {
+            let nodes = world_size;
+            return Err(ParametersError::SecretForWorkers { nodes }.into());
+        }
         let rank = parameters.get_as_int("rank")?.unwrap_or(-1);
         let rank = usize::try_from(rank)
             .ok()
@@ -254,6 +269,7 @@ impl StaticRendezvous {
             world_size,
             timeout: parameters.get_as_duration("timeout", TIMEOUT)?,
             server_hook: parameters.server_hook().cloned(),
+            credentials: parameters.credentials().cloned(),
             store: Mutex::default(),
             is_interrupted: AtomicBool::new(false),
             listeners: Mutex::default(),
@@ -284,6 +300,7 @@ impl StaticRendezvous {
             world_size: self.world_size,
             timeout: self.timeout,
             server_hook: self.server_hook.clone(),
+            credentials: self.credentials.clone(),
             named: BTreeMap::new(),
             next_name: 0,
             to_owner: sender,

@@ -4,14 +4,14 @@ use std::fmt::Display;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use c10d_store::{PrefixStore, Store, StoreError, TcpStore, TcpStoreOptions};
+use c10d_store::{PrefixStore, Store, StoreError, TcpStore};
 use clap::Args;
 use serde_json::Value;
 
 use crate::failure::Failure;
 use crate::output::{print, print_line};
 use crate::quantity::parse_duration;
-use crate::server_address::ServerArgs;
+use crate::server_address::{ServerArgs, client_options};
 use crate::status::StatusPages;
 
 #[derive(Debug, Args)]
@@ -49,8 +49,9 @@ impl TargetArgs {
     pub(super) fn connect(&self) -> Result<Client, Failure> {
         let started = Instant::now();
         let target = self.server.target()?;
-        let options =
-            TcpStoreOptions::default().with_timeout(self.timeout.max(CONNECT_TIMEOUT_MIN));
+        let credentials = self.server.credentials()?;
+        let options = client_options(credentials.as_ref())
+            .with_timeout(self.timeout.max(CONNECT_TIMEOUT_MIN));
         let tcp = TcpStore::open(target.host(), target.port(), options)?;
         tcp.set_timeout(Some(self.timeout.saturating_sub(started.elapsed())));
         let tcp = Arc::new(tcp);
@@ -63,7 +64,7 @@ impl TargetArgs {
 
     /// The status pages of the same server.
     pub(super) fn pages(&self) -> Result<StatusPages, Failure> {
-        StatusPages::open(self.server.target()?, self.timeout)
+        StatusPages::open(&self.server, self.timeout)
     }
 
     /// The option --prefix.

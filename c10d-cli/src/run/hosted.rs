@@ -14,6 +14,8 @@ use elastic_rendezvous::ServerHook;
 pub(super) struct Hosted {
     /// The options of their status pages; `None` for no pages.
     status: Option<StatusOptions>,
+    /// The password of the pages of this job's servers.
+    token: Option<String>,
     servers: Mutex<Vec<HostedServer>>,
 }
 
@@ -57,10 +59,15 @@ pub(super) enum Happening {
 }
 
 impl Hosted {
-    /// `status` are the options of the servers' status pages; `None` for no pages.
-    pub(super) fn new(status: Option<StatusOptions>) -> Arc<Self> {
+    /// `status` are the options of the servers' status pages; `None` for no pages. `token` is their password.
+    pub(super) fn new(status: Option<StatusOptions>, token: Option<String>) -> Arc<Self> {
+        let status = status.map(|status| match &token {
+            Some(token) => status.with_token(token),
+            None => status,
+        });
         Arc::new(Self {
             status,
+            token,
             servers: Mutex::default(),
         })
     }
@@ -73,6 +80,11 @@ impl Hosted {
                 hosted.observe(server);
             }
         })
+    }
+
+    /// The password of the pages of this job's servers, on other nodes too.
+    pub(super) fn token(&self) -> Option<&str> {
+        self.token.as_deref()
     }
 
     /// The server that listens on `port`, if this process hosts one.

@@ -26,6 +26,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use c10d_inspect::Report;
 use c10d_inspect::http::StatusOptions;
+use c10d_socket::Credentials;
 use elastic_agent::{
     AgentError, AgentOptions, AgentOutcome, CommandLine, ElasticAgent, ErrorFileError, Failures,
     LogOptions, StartError, StreamMap, write_error_file,
@@ -93,21 +94,31 @@ pub(crate) fn run(options: RunOptions) -> Result<u8, Failure> {
 /// Fills in `report` once an agent has run.
 fn run_job(plan: &RunPlan, report: &mut Value) -> Result<u8, Failure> {
     let is_on = |name: &str| std::env::var(name).is_ok_and(|value| value == "1");
+    let credentials = plan.secret.credentials()?;
+    let token = credentials.as_ref().and_then(Credentials::http_token);
     let mut agent_options = agent_options(plan, is_on(IDENTICAL_WORKERS))?;
     let debug_servers = match plan.debug_server {
-        true => Some(DebugServers::prepare().map_err(Failure::system("--debug-server"))?),
+        true => {
+            Some(DebugServers::prepare(token.clone()).map_err(Failure::system("--debug-server"))?)
+        }
         false => None,
     };
     if let Some(servers) = &debug_servers {
         agent_options = servers.add_to(agent_options, worker_environment(plan));
     }
-    let hosted = Hosted::new(plan.has_status.then(|| {
+    // With certificates there is no password for the pages.
+    let has_status = plan.has_status && (credentials.is_none() || token.is_some());
+    let status = has_status.then(|| {
         StatusOptions::default()
             .with_title(plan.script.to_string_lossy())
             .with_host_names(plan.status_hosts.iter().cloned())
-    }));
-    let parameters = with_shared_store(plan.rendezvous.clone(), !is_on(DISABLE_SHARED_STORE))
+    });
+    let hosted = Hosted::new(status, token);
+    let mut parameters = with_shared_store(plan.rendezvous.clone(), !is_on(DISABLE_SHARED_STORE))
         .with_server_hook(hosted.hook());
+    if let Some(credentials) = credentials {
+        parameters = parameters.with_credentials(credentials);
+    }
     let handler =
         RendezvousRegistry::default()
             .create(&parameters)

@@ -17,6 +17,7 @@ use elastic_rendezvous::{
 
 use super::devices::{DeviceKind, DevicesError};
 use crate::quantity::parse_duration;
+use crate::secret::SecretArgs;
 use crate::serve::DEFAULT_PORT;
 
 const AFTER_HELP: &str = "\
@@ -124,6 +125,9 @@ pub(crate) struct RunOptions {
     /// Serves no status page on the ports of the stores that this node hosts.
     #[arg(long, alias = "no_status")]
     no_status: bool,
+
+    #[command(flatten)]
+    secret: SecretArgs,
 
     /// Further names under which browsers reach the status page, separated by commas. It always answers for IP
     /// addresses, `localhost` and this machine's name.
@@ -322,6 +326,8 @@ pub(crate) struct RunPlan {
     pub(crate) explain_after: Option<Duration>,
     /// Whether stores that this node hosts have a status page.
     pub(crate) has_status: bool,
+    /// What keeps strangers out of the rendezvous.
+    pub(crate) secret: SecretArgs,
     /// Further host names of the status page.
     pub(crate) status_hosts: Vec<String>,
     /// Whether workers run a debug server.
@@ -543,6 +549,7 @@ impl RunOptions {
                 None => Some(EXPLAIN_AFTER),
             },
             has_status: !surroundings.flag("no-status", self.no_status)?,
+            secret: std::mem::take(&mut self.secret),
             status_hosts: surroundings
                 .text("status-host", self.status_host, "")
                 .split(',')

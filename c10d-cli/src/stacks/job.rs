@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use c10d_inspect::http::Target;
 use c10d_inspect::{RankReport, Report, Sureness};
 use c10d_socket::{Deadline, HostPort, resolve};
-use c10d_store::{PrefixStore, Store, TcpStore, TcpStoreOptions};
+use c10d_store::{PrefixStore, Store, TcpStore};
 
 use super::probe::Worker;
 use super::process;
@@ -43,6 +43,7 @@ pub(crate) struct Job {
     pub(crate) is_from_keys: bool,
     host: String,
     store: Option<IpAddr>,
+    token: Option<String>,
 }
 
 /// How the ranks that are asked are reached.
@@ -52,6 +53,8 @@ pub(crate) struct Reach {
     pub(crate) workers: Vec<Worker>,
     /// Ranks for which the launcher of their node answers.
     pub(crate) by_launcher: Vec<(usize, SocketAddr)>,
+    /// What launchers ask for.
+    pub(crate) token: Option<String>,
 }
 
 impl Job {
@@ -78,6 +81,7 @@ impl Job {
             is_from_keys,
             host,
             store: addresses.first().map(SocketAddr::ip),
+            token: pages.token(),
         })
     }
 
@@ -92,7 +96,10 @@ impl Job {
             store: self.store,
         };
         let mut names = Names::new(Deadline::after(Instant::now(), NAMES_TIMEOUT));
-        let mut reach = Reach::default();
+        let mut reach = Reach {
+            token: self.token.clone(),
+            ..Reach::default()
+        };
         for report in self
             .report
             .ranks
@@ -169,7 +176,7 @@ impl Names {
 /// The ranks whose debug servers have published an address, in a store that does not know more.
 fn report_from_keys(pages: &StatusPages) -> Result<Report, Failure> {
     let server = pages.server();
-    let options = TcpStoreOptions::default().with_timeout(KEYS_TIMEOUT);
+    let options = pages.client_options().with_timeout(KEYS_TIMEOUT);
     let store = TcpStore::open(server.host(), server.port(), options)?;
     let store = PrefixStore::new(KEYS_PREFIX, store);
     let mut report = Report::default();

@@ -12,7 +12,7 @@ use std::net::SocketAddr;
 use std::thread;
 use std::time::Duration;
 
-use c10d_inspect::http::{HttpError, HttpRequest, HttpResponse, Target, fetch_all};
+use c10d_inspect::http::{HttpError, HttpRequest, HttpResponse, fetch_all};
 use c10d_inspect::stacks::StackGroup;
 use clap::Args;
 use serde_json::json;
@@ -20,7 +20,7 @@ use serde_json::json;
 use crate::failure::Failure;
 use crate::output::{print, print_line};
 use crate::printable::{printable, printable_json};
-use crate::status::StatusArgs;
+use crate::status::{StatusArgs, get};
 use answer::RankAnswer;
 use job::{Job, Reach};
 use ranks::{Choice, RankArg};
@@ -103,7 +103,7 @@ pub(crate) fn nobody(job: &Job) -> String {
 /// The answers of all ranks, in their order.
 fn ask_all(reach: &Reach) -> Vec<RankAnswer> {
     let mut answers = thread::scope(|scope| {
-        let by_launcher = scope.spawn(|| ask_launchers(&reach.by_launcher));
+        let by_launcher = scope.spawn(|| ask_launchers(reach));
         let mut answers = probe::ask(&reach.workers);
         // A panic has been reported by its thread.
         answers.extend(by_launcher.join().unwrap_or_default());
@@ -113,12 +113,13 @@ fn ask_all(reach: &Reach) -> Vec<RankAnswer> {
     answers
 }
 
-fn ask_launchers(ranks: &[(usize, SocketAddr)]) -> Vec<RankAnswer> {
+fn ask_launchers(reach: &Reach) -> Vec<RankAnswer> {
+    let ranks = &reach.by_launcher;
     let requests: Vec<HttpRequest> = ranks
         .iter()
         .map(|(rank, address)| {
-            HttpRequest::get(Target::Tcp(*address), format!("/stacks?rank={rank}"))
-                .with_limit(LAUNCHER_BYTES_MAX)
+            let path = format!("/stacks?rank={rank}");
+            get(*address, &path, reach.token.as_deref()).with_limit(LAUNCHER_BYTES_MAX)
         })
         .collect();
     let results = fetch_all(&requests, LAUNCHER_TIMEOUT, probe::AT_ONCE);

@@ -21,6 +21,8 @@ use tokio::runtime;
 use tokio::task::JoinSet;
 use tokio::time;
 
+use super::token::Token;
+
 /// The default limit of an answer: about four times the report on 16,384 ranks.
 const ANSWER_BYTES_MAX: usize = 32 << 20;
 
@@ -60,6 +62,7 @@ pub struct HttpRequest {
     is_post: bool,
     path: String,
     limit: usize,
+    token: Option<Token>,
 }
 
 impl HttpRequest {
@@ -71,6 +74,7 @@ impl HttpRequest {
             is_post: false,
             path: path.into(),
             limit: ANSWER_BYTES_MAX,
+            token: None,
         }
     }
 
@@ -87,6 +91,13 @@ impl HttpRequest {
     #[must_use]
     pub const fn with_limit(mut self, bytes: usize) -> Self {
         self.limit = bytes;
+        self
+    }
+
+    /// Sends a word that the server asks for ([`with_token`](super::StatusOptions::with_token)).
+    #[must_use]
+    pub fn with_token(mut self, token: impl Into<String>) -> Self {
+        self.token = Some(Token::new(token.into()));
         self
     }
 
@@ -119,6 +130,10 @@ impl HttpRequest {
             .uri(uri)
             .header(header::HOST, host)
             .header(header::CONNECTION, "close");
+        let request = match &self.token {
+            Some(token) => request.header(header::AUTHORIZATION, token.to_header()),
+            None => request,
+        };
         request
             .body(Full::from(if self.is_post { "\n" } else { "" }))
             .map_err(|error| invalid(error.to_string()))

@@ -174,8 +174,8 @@ impl Looker {
         })
     }
 
-    pub(super) fn host_names(&self) -> &[String] {
-        self.options.host_names()
+    pub(super) const fn options(&self) -> &StatusOptions {
+        &self.options
     }
 }
 

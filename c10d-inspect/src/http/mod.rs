@@ -32,6 +32,7 @@ mod server;
 mod source;
 mod summary;
 mod timeline;
+mod token;
 
 pub use client::{HttpError, HttpRequest, HttpResponse, Target, fetch, fetch_all};
 pub use metrics::{Counter, Gauge, LauncherMetrics};

@@ -1,5 +1,6 @@
 //! Settings of a status server.
 
+use super::token::Token;
 use crate::ExplainOptions;
 
 /// Settings of a status server.
@@ -9,6 +10,7 @@ pub struct StatusOptions {
     title: String,
     host_names: Vec<String>,
     explain: ExplainOptions,
+    token: Option<Token>,
 }
 
 impl StatusOptions {
@@ -40,6 +42,18 @@ impl StatusOptions {
     pub fn with_explain(mut self, explain: ExplainOptions) -> Self {
         self.explain = explain;
         self
+    }
+
+    /// Answers only requests that have this word, as a bearer token or as the password of any user. It is sent in
+    /// clear, so it must be good for nothing else.
+    #[must_use]
+    pub fn with_token(mut self, token: impl Into<String>) -> Self {
+        self.token = Some(Token::new(token.into()));
+        self
+    }
+
+    pub(super) const fn token(&self) -> Option<&Token> {
+        self.token.as_ref()
     }
 
     /// The name of the job.

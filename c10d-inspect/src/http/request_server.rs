@@ -23,6 +23,7 @@ use tokio::time;
 
 use super::client::HttpResponse;
 use super::hosts;
+use super::token::Token;
 
 /// The most connections at a time. Others wait in the listener's queue.
 const CONNECTIONS_MAX: usize = 32;
@@ -58,11 +59,18 @@ pub struct RequestServer {
 }
 
 impl RequestServer {
-    /// Starts a thread with this name.
+    /// Starts a thread with this name. With a token, answers only requests that have it, as of
+    /// [`HttpRequest::with_token`](super::HttpRequest::with_token).
     ///
     /// # Errors
     /// The listener has no address, or the system has no room for another thread or poll descriptor.
-    pub fn start(listener: TcpListener, name: &str, handler: RequestHandler) -> io::Result<Self> {
+    pub fn start(
+        listener: TcpListener,
+        name: &str,
+        token: Option<String>,
+        handler: RequestHandler,
+    ) -> io::Result<Self> {
+        let token = token.map(Token::new);
         let address = listener.local_addr()?;
         listener.set_nonblocking(true)?;
         let runtime = runtime::Builder::new_current_thread()
@@ -76,7 +84,7 @@ impl RequestServer {
         let thread = thread::Builder::new()
             .name(name.to_owned())
             .spawn(move || {
-                runtime.block_on(serve(listener, handler, &is_ended));
+                runtime.block_on(serve(listener, token, handler, &is_ended));
                 runtime.shutdown_timeout(SHUTDOWN_TIMEOUT);
             })?;
         Ok(Self {
@@ -119,7 +127,7 @@ impl fmt::Debug for RequestServer {
     }
 }
 
-async fn serve(listener: TcpListener, handler: RequestHandler, end: &Notify) {
+async fn serve(listener: TcpListener, token: Option<Token>, handler: RequestHandler, end: &Notify) {
     let Ok(listener) = tokio::net::TcpListener::from_std(listener) else {
         return;
     };
@@ -135,10 +143,12 @@ async fn serve(listener: TcpListener, handler: RequestHandler, end: &Notify) {
             while connections.try_join_next().is_some() {}
             match listener.accept().await {
                 Ok((stream, _)) => {
-                    let handler = Arc::clone(&handler);
+                    let (token, handler) = (token.clone(), Arc::clone(&handler));
                     connections.spawn(async move {
                         // An error is the client's: it left, was too slow, or does not speak HTTP.
-                        drop(time::timeout(LIFETIME, serve_connection(stream, handler)).await);
+                        drop(
+                            time::timeout(LIFETIME, serve_connection(stream, token, handler)).await,
+                        );
                         drop(place);
                     });
                 }
@@ -159,10 +169,14 @@ async fn serve(listener: TcpListener, handler: RequestHandler, end: &Notify) {
     .await;
 }
 
-async fn serve_connection(stream: TcpStream, handler: RequestHandler) -> hyper::Result<()> {
+async fn serve_connection(
+    stream: TcpStream,
+    token: Option<Token>,
+    handler: RequestHandler,
+) -> hyper::Result<()> {
     let service = service_fn(|request: Request<Incoming>| {
-        let handler = Arc::clone(&handler);
-        async move { Ok::<_, Infallible>(answer(&request, handler).await) }
+        let (token, handler) = (token.clone(), Arc::clone(&handler));
+        async move { Ok::<_, Infallible>(answer(&request, token.as_ref(), handler).await) }
     });
     http1::Builder::new()
         .timer(TokioTimer::new())
@@ -173,7 +187,11 @@ async fn serve_connection(stream: TcpStream, handler: RequestHandler) -> hyper::
         .await
 }
 
-async fn answer(request: &Request<Incoming>, handler: RequestHandler) -> Response<Full<Bytes>> {
+async fn answer(
+    request: &Request<Incoming>,
+    token: Option<&Token>,
+    handler: RequestHandler,
+) -> Response<Full<Bytes>> {
     let refused = |status: StatusCode, text: &str| {
         response(&HttpResponse {
             status: status.as_u16(),
@@ -185,6 +203,10 @@ async fn answer(request: &Request<Incoming>, handler: RequestHandler) -> Respons
     if !host.is_some_and(|host| hosts::is_accepted(host, &[])) {
         let text = "the Host header must be an address or localhost\n";
         return refused(StatusCode::MISDIRECTED_REQUEST, text);
+    }
+    if token.is_some_and(|token| !token.is_in(request.headers())) {
+        let text = "this job has a secret: use --secret-file\n";
+        return refused(StatusCode::UNAUTHORIZED, text);
     }
     if request.method() != Method::GET {
         return refused(StatusCode::METHOD_NOT_ALLOWED, "only GET is answered\n");

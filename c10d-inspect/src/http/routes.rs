@@ -2,12 +2,13 @@
 
 use std::borrow::Cow;
 
-use hyper::header::{ALLOW, HOST};
+use hyper::header::{ALLOW, HOST, WWW_AUTHENTICATE};
 use hyper::http::request::Parts;
 use hyper::{Method, StatusCode, Version};
 
 use super::answer::Answer;
 use super::hosts;
+use super::options::StatusOptions;
 
 /// The rows of a list unless the request says how many.
 const ROWS_DEFAULT: usize = 1000;
@@ -44,8 +45,16 @@ pub(super) enum Wanted {
 ///
 /// # Errors
 /// The answer that refuses it.
-pub(super) fn route(request: &Parts, host_names: &[String]) -> Result<Wanted, Answer> {
-    check_host(request, host_names)?;
+pub(super) fn route(request: &Parts, options: &StatusOptions) -> Result<Wanted, Answer> {
+    check_host(request, options.host_names())?;
+    if options
+        .token()
+        .is_some_and(|token| !token.is_in(&request.headers))
+    {
+        let text = "this store has a secret: `c10d secret token` prints the password of its pages";
+        let answer = Answer::text(StatusCode::UNAUTHORIZED, text);
+        return Err(answer.with_header(WWW_AUTHENTICATE, "Basic realm=\"c10d\", charset=\"UTF-8\""));
+    }
     let wanted = match request.uri.path() {
         "/" => Wanted::Page,
         "/status.json" => Wanted::Status,
@@ -167,7 +176,8 @@ mod tests {
             request = request.header(HOST, *host);
         }
         let (parts, ()) = request.body(()).expect("a valid request").into_parts();
-        route(&parts, &["node7".to_owned()]).map_err(|answer| answer.status().as_u16())
+        let options = StatusOptions::default().with_host_name("node7");
+        route(&parts, &options).map_err(|answer| answer.status().as_u16())
     }
 
     #[test]
@@ -196,6 +206,24 @@ mod tests {
         assert_eq!(get("/ranks.json?rank=-1"), Err(400));
         assert_eq!(get("/clients.json?from=x"), Err(400));
         assert_eq!(get("/etc/passwd"), Err(404));
+    }
+
+    #[test]
+    fn a_server_with_a_token_answers_nothing_without_it() {
+        let options = StatusOptions::default().with_token("word");
+        let ask = |path: &str, authorization: &str| {
+            let request = Request::builder()
+                .uri(path)
+                .header(HOST, "localhost")
+                .header(hyper::header::AUTHORIZATION, authorization);
+            let (parts, ()) = request.body(()).expect("a valid request").into_parts();
+            route(&parts, &options).map_err(|answer| answer.status().as_u16())
+        };
+        for path in ["/", "/why.json", "/metrics", "/healthz", "/nothing"] {
+            assert_eq!(ask(path, "Bearer other"), Err(401), "{path}");
+        }
+        assert_eq!(ask("/", "Bearer word"), Ok(Wanted::Page));
+        assert_eq!(ask("/nothing", "Bearer word"), Err(404));
     }
 
     #[test]

@@ -267,7 +267,7 @@ async fn serve_connection(
     let service = service_fn(|request: Request<Incoming>| {
         let (request, _) = request.into_parts();
         let mut looker = looker.borrow_mut();
-        let answer = match route(&request, looker.host_names()) {
+        let answer = match route(&request, looker.options()) {
             Ok(wanted) => looker.answer(&wanted),
             Err(refusal) => refusal,
         };

@@ -51,6 +51,19 @@ pub struct CertificateFiles {
     pub authorities: PathBuf,
 }
 
+impl PartialEq for Credentials {
+    /// Whether both are the same secrets, or were read from files at once.
+    fn eq(&self, other: &Self) -> bool {
+        match (&self.0, &other.0) {
+            (Kind::Secrets(one), Kind::Secrets(other)) => one == other,
+            (Kind::Certificates(one), Kind::Certificates(other)) => Arc::ptr_eq(one, other),
+            _ => false,
+        }
+    }
+}
+
+impl Eq for Credentials {}
+
 impl fmt::Debug for Credentials {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {

@@ -7,7 +7,7 @@ use super::Protocol;
 use super::error::{CredentialsError, TlsError};
 
 /// What a process proves itself with. Needs the feature `tls`.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Credentials(Infallible);
 
 /// Makes the server's side of connections. Needs the feature `tls`.

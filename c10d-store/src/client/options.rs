@@ -86,7 +86,6 @@ impl TcpStoreOptions {
 
     /// Connects only to a server that has the same secret, or a certificate of the same authority for the host's name.
     /// A master's server serves only such clients, unless its own options have credentials.
-    #[cfg(feature = "tls")]
     #[must_use]
     pub fn with_credentials(mut self, credentials: Credentials) -> Self {
         self.credentials = Some(credentials);

@@ -536,7 +536,7 @@ impl EventLoop {
             return;
         };
         self.traffic.rejected += 1;
-        match self.strangers.line(Instant::now()) {
+        match self.strangers.line(connection.peer.ip(), Instant::now()) {
             Line::Silent => {}
             Line::Logged { silent: 0 } => log::warn!("refused {}: {reason}", connection.peer),
             Line::Logged { silent } => log::warn!(

@@ -94,7 +94,6 @@ impl ServerOptions {
 
     /// Serves only clients that have the same secret, or a certificate of the same authority: all other connections
     /// are closed at once. PyTorch's own clients cannot do either.
-    #[cfg(feature = "tls")]
     #[must_use]
     pub fn with_credentials(mut self, credentials: Credentials) -> Self {
         self.credentials = Some(credentials);
@@ -110,7 +109,6 @@ impl ServerOptions {
 
     /// A server with [credentials](Self::with_credentials) also serves plain connections over loopback of the user
     /// that runs it, as [`c10d_socket::loopback_user`] finds out. Default false.
-    #[cfg(feature = "tls")]
     #[must_use]
     pub const fn with_plain_from_same_user(mut self, plain_from_same_user: bool) -> Self {
         self.plain_from_same_user = plain_from_same_user;

@@ -2,7 +2,7 @@
 //!
 //! Pure: the time is an argument. It decides nothing about a peer that has the secret.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
@@ -20,14 +20,14 @@ const FORGET_INTERVAL: Duration = Duration::from_millis(125);
 /// How many addresses are remembered.
 const ADDRESSES_MAX: usize = 4096;
 
-/// How many refusals are logged in an interval.
-const LINES_MAX: u32 = 20;
+/// How many addresses are logged in an interval, each with its first refusal.
+const LINES_MAX: usize = 20;
 const LINES_INTERVAL: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
 pub(super) struct Strangers {
     failures: HashMap<IpAddr, Failures>,
-    lines: u32,
+    logged: HashSet<IpAddr>,
     lines_since: Instant,
     /// Refusals that were not logged.
     silent: u64,
@@ -54,7 +54,7 @@ impl Strangers {
     pub(super) fn new(now: Instant) -> Self {
         Self {
             failures: HashMap::new(),
-            lines: 0,
+            logged: HashSet::new(),
             lines_since: now,
             silent: 0,
         }
@@ -88,16 +88,15 @@ impl Strangers {
     }
 
     /// Counts a refusal.
-    pub(super) fn line(&mut self, now: Instant) -> Line {
+    pub(super) fn line(&mut self, address: IpAddr, now: Instant) -> Line {
         if now.saturating_duration_since(self.lines_since) >= LINES_INTERVAL {
             self.lines_since = now;
-            self.lines = 0;
+            self.logged.clear();
         }
-        if self.lines >= LINES_MAX {
+        if self.logged.len() >= LINES_MAX || !self.logged.insert(network(address)) {
             self.silent += 1;
             return Line::Silent;
         }
-        self.lines += 1;
         Line::Logged {
             silent: std::mem::take(&mut self.silent),
         }
@@ -188,14 +187,19 @@ mod tests {
     fn refusals_are_logged_until_there_are_many() {
         let start = Instant::now();
         let mut strangers = Strangers::new(start);
-        for _ in 0..LINES_MAX {
-            assert_eq!(strangers.line(start), Line::Logged { silent: 0 });
+        let address = |number: u32| IpAddr::from(std::net::Ipv4Addr::from_bits(number));
+        let logged = |silent| Line::Logged { silent };
+        assert_eq!(strangers.line(address(0), start), logged(0));
+        assert_eq!(strangers.line(address(0), start), Line::Silent);
+        assert_eq!(strangers.line(address(1), start), logged(1));
+        for number in 2..20 {
+            assert_eq!(strangers.line(address(number), start), logged(0));
         }
-        for _ in 0..7 {
-            assert_eq!(strangers.line(start), Line::Silent);
+        for number in 20..27 {
+            assert_eq!(strangers.line(address(number), start), Line::Silent);
         }
         let later = start + LINES_INTERVAL;
-        assert_eq!(strangers.line(later), Line::Logged { silent: 7 });
-        assert_eq!(strangers.line(later), Line::Logged { silent: 0 });
+        assert_eq!(strangers.line(address(0), later), logged(7));
+        assert_eq!(strangers.line(address(1), later), logged(0));
     }
 }

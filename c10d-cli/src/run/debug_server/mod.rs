@@ -40,6 +40,8 @@ struct Shared {
     sockets: PathBuf,
     workers: Mutex<BTreeMap<usize, LocalWorker>>,
     proxy: Mutex<Option<RequestServer>>,
+    /// What requests must have.
+    token: Option<String>,
 }
 
 #[derive(Debug, Clone)]
@@ -49,14 +51,15 @@ struct LocalWorker {
 }
 
 impl DebugServers {
-    /// Writes the files that workers load.
+    /// Writes the files that workers load. With a token, only requests that have it are answered.
     ///
     /// # Errors
     /// The directory cannot be made, or every place for it has too long a path for a unix socket.
-    pub(super) fn prepare() -> io::Result<Self> {
+    pub(super) fn prepare(token: Option<String>) -> io::Result<Self> {
         let files = Files::create()?;
         let shared = Shared {
             sockets: files.sockets().to_owned(),
+            token,
             ..Shared::default()
         };
         Ok(Self {
@@ -157,7 +160,7 @@ impl Shared {
             Some(shared) => shared.answer(path),
             None => HttpResponse::new(503, "the job is ending\n"),
         };
-        RequestServer::start(listener, THREAD, Arc::new(handler))
+        RequestServer::start(listener, THREAD, self.token.clone(), Arc::new(handler))
     }
 
     /// Blocks for up to 9 s, if the worker stands still and py-spy is installed.

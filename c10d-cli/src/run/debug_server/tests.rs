@@ -55,7 +55,7 @@ fn start(servers: &DebugServers, workers: Vec<StartedWorker>) -> SocketAddr {
 
 #[test]
 fn the_launcher_answers_for_its_workers() {
-    let servers = DebugServers::prepare().unwrap();
+    let servers = DebugServers::prepare(None).unwrap();
     let own = std::process::id();
     let workers = vec![StartedWorker::new(4, 0, own), StartedWorker::new(5, 1, own)];
     let address = start(&servers, workers);
@@ -87,7 +87,7 @@ fn the_launcher_answers_for_its_workers() {
 
 #[test]
 fn workers_that_are_being_stopped_are_not_asked() {
-    let servers = DebugServers::prepare().unwrap();
+    let servers = DebugServers::prepare(None).unwrap();
     let address = start(&servers, vec![StartedWorker::new(0, 0, 7)]);
     servers.listener()(&AgentEvent::Stopping);
     let request = HttpRequest::get(Target::Tcp(address), "/stacks?rank=0");

@@ -118,6 +118,7 @@ fn a_script_alone_has_torchruns_defaults() {
             json: false,
             explain_after: Some(Duration::from_secs(30)),
             has_status: true,
+            secret: SecretArgs::default(),
             status_hosts: Vec::new(),
             debug_server: false,
             script: "s.py".into(),

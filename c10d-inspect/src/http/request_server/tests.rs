@@ -9,7 +9,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 fn start(handler: impl Fn(&str) -> HttpResponse + Send + Sync + 'static) -> RequestServer {
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
-    RequestServer::start(listener, "requests", Arc::new(handler)).unwrap()
+    RequestServer::start(listener, "requests", None, Arc::new(handler)).unwrap()
 }
 
 fn echo(path: &str) -> HttpResponse {
