@@ -3,10 +3,11 @@
 //! Sends bytes and counts replies, whose meaning only the workload knows. The length of each reply is known
 //! beforehand, so nothing is parsed while the clock runs.
 
-use std::io::{self, Read, Write};
+use std::io::{self, IoSlice, Read, Write};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use c10d_socket::{TlsClient, TlsLayer};
 use mio::net::TcpStream;
 use mio::{Events, Interest, Poll, Registry, Token};
 use rustix::io::Errno;
@@ -29,6 +30,8 @@ pub(super) struct Fleet {
     poll: Poll,
     events: Events,
     read_buffer: Box<[u8]>,
+    /// What TLS has opened.
+    opened: Vec<u8>,
     links: Links,
 }
 
@@ -37,6 +40,10 @@ pub(super) struct Fleet {
 pub(super) struct Links {
     address: SocketAddr,
     registry: Registry,
+    /// With it, the connections of the fleet have a secret.
+    tls: Option<TlsClient>,
+    /// Memory for sealed bytes.
+    sealed: Vec<u8>,
     links: Vec<Link>,
     /// Links that still wait for a reply.
     waiting: usize,
@@ -45,6 +52,7 @@ pub(super) struct Links {
 #[derive(Debug)]
 struct Link {
     stream: TcpStream,
+    tls: Option<TlsLayer>,
     /// Bytes that the socket has not accepted yet; almost always empty.
     unsent: Vec<u8>,
     /// The received part of the reply.
@@ -79,7 +87,7 @@ pub(super) struct Flooded {
 
 impl Fleet {
     /// A fleet without connections.
-    pub(super) fn new(address: SocketAddr) -> Result<Self, BenchError> {
+    pub(super) fn new(address: SocketAddr, tls: Option<TlsClient>) -> Result<Self, BenchError> {
         let failed = "cannot poll";
         let poll = Poll::new().map_err(BenchError::system(failed))?;
         let registry = poll
@@ -90,9 +98,12 @@ impl Fleet {
             poll,
             events: Events::with_capacity(EVENTS_PER_POLL),
             read_buffer: vec![0; READ_BYTES].into_boxed_slice(),
+            opened: Vec::new(),
             links: Links {
                 address,
                 registry,
+                tls,
+                sealed: Vec::new(),
                 links: Vec::new(),
                 waiting: 0,
             },
@@ -236,7 +247,18 @@ impl Fleet {
                 match links.links[index].stream.read(&mut self.read_buffer) {
                     Ok(0) => return Err(links.lost(index, io::ErrorKind::UnexpectedEof.into())),
                     Ok(count) => {
-                        on_bytes(links, index, &self.read_buffer[..count])?;
+                        let received = &self.read_buffer[..count];
+                        if let Some(tls) = &mut links.links[index].tls {
+                            self.opened.clear();
+                            let opened = tls.receive(received, &mut self.opened);
+                            opened.map_err(|error| links.lost(index, error.into()))?;
+                            links.send_sealed(index)?;
+                            if !self.opened.is_empty() {
+                                on_bytes(links, index, &self.opened)?;
+                            }
+                        } else {
+                            on_bytes(links, index, received)?;
+                        }
                         if count < self.read_buffer.len() {
                             break;
                         }
@@ -295,6 +317,39 @@ impl Links {
 
     /// Sends bytes without a reply, or with one that is already [expected](Self::expect).
     pub(super) fn send(&mut self, link: usize, bytes: &[u8]) -> Result<(), BenchError> {
+        if self.links[link].tls.is_none() {
+            return self.send_plain(link, bytes);
+        }
+        let mut left = bytes;
+        while let Some(tls) = &mut self.links[link].tls {
+            let count = tls.seal(&[IoSlice::new(left)]);
+            left = &left[count..];
+            self.send_sealed(link)?;
+            if left.is_empty() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends what TLS has sealed.
+    fn send_sealed(&mut self, link: usize) -> Result<(), BenchError> {
+        let mut sealed = std::mem::take(&mut self.sealed);
+        sealed.clear();
+        if let Some(tls) = &mut self.links[link].tls {
+            let sent = tls.send(&mut sealed);
+            sent.map_err(BenchError::system("no memory"))?;
+        }
+        let result = if sealed.is_empty() {
+            Ok(())
+        } else {
+            self.send_plain(link, &sealed)
+        };
+        self.sealed = sealed;
+        result
+    }
+
+    fn send_plain(&mut self, link: usize, bytes: &[u8]) -> Result<(), BenchError> {
         let taken = if self.links[link].unsent.is_empty() {
             match self.links[link].stream.write(bytes) {
                 Ok(count) => count,
@@ -335,8 +390,11 @@ impl Links {
                 Interest::READABLE | Interest::WRITABLE,
             )
             .map_err(failed)?;
+        let tls = self.tls.as_ref().map(TlsClient::start).transpose();
+        let tls = tls.map_err(|error| failed(io::Error::other(error)))?;
         self.links.push(Link {
             stream,
+            tls,
             unsent: Vec::new(),
             reply: Vec::new(),
             reply_bytes: 0,

@@ -15,6 +15,7 @@ use super::workload::client::client;
 use super::workload::large::large_values;
 use super::workload::ping::ping;
 use super::workload::ranks::{RanksShape, ranks};
+use super::workload::secret::secret;
 use super::workload::setting::Setting;
 use super::workload::throughput::{Kind, Throughput};
 use crate::failure::Failure;
@@ -96,9 +97,12 @@ enum Workload {
     Ranks,
     /// A 4 MiB value, written and read.
     Large,
+    /// `set-get`, PING and new connections with a shared secret, beside plain ones to the same server. Starts a server
+    /// of its own.
+    Secret,
 }
 
-const ALL: [Workload; 7] = [
+const ALL: [Workload; 8] = [
     Workload::Ping,
     Workload::Client,
     Workload::Add,
@@ -107,6 +111,7 @@ const ALL: [Workload; 7] = [
     // Before the large values: their freed memory would hide what the ranks need.
     Workload::Ranks,
     Workload::Large,
+    Workload::Secret,
 ];
 
 /// Rounds of the workloads that take longest, so that a whole run takes less than a minute.
@@ -177,6 +182,9 @@ fn measure(args: &StoreBenchArgs) -> Result<Report, Failure> {
                 }
             }
             Workload::Large => rows.extend(large_values(&setting)?),
+            Workload::Secret => {
+                rows.extend(secret(&setting, &set_get_64(args.value_bytes))?);
+            }
             Workload::Ranks => {
                 let shape = RanksShape {
                     ranks: ranks_that_fit(args.ranks, files_left, &mut notes),

@@ -5,5 +5,6 @@ pub(super) mod large;
 pub(super) mod ping;
 pub(super) mod ranks;
 mod requests;
+pub(super) mod secret;
 pub(super) mod setting;
 pub(super) mod throughput;

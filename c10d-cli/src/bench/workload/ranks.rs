@@ -94,7 +94,7 @@ fn floor(
     child: &ServerChild,
     setting: &Setting,
 ) -> Result<(Duration, Duration), BenchError> {
-    let mut fleet = Fleet::new(child.address())?;
+    let mut fleet = Fleet::new(child.address(), None)?;
     let start = Instant::now();
     fleet.connect(
         ranks,
@@ -129,7 +129,7 @@ impl Job {
         round: usize,
         setting: &Setting,
     ) -> Result<(Self, Duration), BenchError> {
-        let mut fleet = Fleet::new(setting.server)?;
+        let mut fleet = Fleet::new(setting.server, None)?;
         let join = requests::join();
         let mut joined = Vec::with_capacity(ranks);
         let start = Instant::now();
@@ -255,7 +255,7 @@ impl Job {
             self.fleet.call(0, &requests::delete(key), 8)?;
         }
         drop(self.fleet);
-        let mut newcomer = setting.fleet(1)?;
+        let mut newcomer = setting.fleet(1, None)?;
         newcomer.call(0, &requests::ping(), requests::HELLO_REPLY.len())?;
         Ok(())
     }

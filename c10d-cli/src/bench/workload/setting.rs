@@ -3,6 +3,8 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use c10d_socket::TlsClient;
+
 use super::super::affinity::Cores;
 use super::super::error::BenchError;
 use super::super::fleet::Fleet;
@@ -29,9 +31,13 @@ pub(in super::super) struct Setting {
 }
 
 impl Setting {
-    /// Opens a fleet of connections that have completed the handshake.
-    pub(super) fn fleet(&self, connections: usize) -> Result<Fleet, BenchError> {
-        let mut fleet = Fleet::new(self.server)?;
+    /// Opens a fleet of connections that have completed the handshake, with a secret or plain.
+    pub(super) fn fleet(
+        &self,
+        connections: usize,
+        tls: Option<&TlsClient>,
+    ) -> Result<Fleet, BenchError> {
+        let mut fleet = Fleet::new(self.server, tls.cloned())?;
         let hello = requests::hello();
         fleet.connect(
             connections,

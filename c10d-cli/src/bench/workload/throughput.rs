@@ -1,11 +1,13 @@
 //! Requests answered per second, by connections and requests in flight per connection.
 
+use c10d_socket::TlsClient;
+
 use super::super::child::ServerChild;
 use super::super::error::BenchError;
 use super::super::fleet::{Fleet, Flood};
 use super::super::floor::{FloorArgs, FloorMode};
 use super::super::process::Process;
-use super::super::report::{Goal, Row, Unit};
+use super::super::report::{Goal, Row, Samples, Unit};
 use super::requests;
 use super::setting::Setting;
 
@@ -40,7 +42,7 @@ impl Throughput {
     /// Alternates between server and floor, so that other load affects both.
     pub(in super::super) fn measure(&self, setting: &Setting) -> Result<Row, BenchError> {
         let batches = self.batches();
-        let mut server = setting.fleet(self.connections)?;
+        let mut server = setting.fleet(self.connections, None)?;
         let mut sent = self.warm_up(&mut server)?;
         sent += batches
             .measure(&mut server, self.depth, setting, None)?
@@ -74,6 +76,32 @@ impl Throughput {
         }
         self.check_totals(&mut server, sent)?;
         Ok(row)
+    }
+
+    /// Alternates between connections with a secret and plain ones, to the same server. Returns the requests a second
+    /// of the plain ones, and of those with the secret.
+    pub(super) fn measure_both(
+        &self,
+        setting: &Setting,
+        tls: &TlsClient,
+    ) -> Result<(Samples, Samples), BenchError> {
+        let batches = self.batches();
+        let mut plain = setting.fleet(self.connections, None)?;
+        let mut sealed = setting.fleet(self.connections, Some(tls))?;
+        let (mut of_plain, mut of_sealed) = (Samples::default(), Samples::default());
+        for round in 0..=setting.rounds {
+            for (fleet, samples) in [(&mut sealed, &mut of_sealed), (&mut plain, &mut of_plain)] {
+                // Both fleets use the same keys.
+                let mut sent = self.warm_up(fleet)?;
+                let measured = batches.measure(fleet, self.depth, setting, None)?;
+                sent += measured.sent;
+                self.check_totals(fleet, sent)?;
+                if round > 0 {
+                    samples.push(measured.operations_per_second);
+                }
+            }
+        }
+        Ok((of_plain, of_sealed))
     }
 
     fn key(&self, connection: usize) -> String {
@@ -161,7 +189,7 @@ impl Throughput {
         batches: &Batches,
         setting: &Setting,
     ) -> Result<Fleet, BenchError> {
-        let mut fleet = Fleet::new(child.address())?;
+        let mut fleet = Fleet::new(child.address(), None)?;
         fleet.connect(
             self.connections,
             setting.connect_window,
