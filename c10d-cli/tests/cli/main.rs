@@ -15,6 +15,7 @@ mod run_failures;
 mod run_options;
 #[cfg(target_os = "linux")]
 mod run_terminal;
+mod secret;
 mod serve;
 mod stacks;
 mod store_status;

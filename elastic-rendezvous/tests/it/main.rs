@@ -5,3 +5,5 @@ mod group;
 mod handlers;
 mod not_a_store;
 mod recorded_events;
+#[cfg(feature = "tls")]
+mod secret;

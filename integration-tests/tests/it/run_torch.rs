@@ -3,11 +3,14 @@
 //! The workers run `python/elastic_worker.py`: they form gloo groups and run all-reduces.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, Permissions};
 use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use c10d_store::{ServerOptions, Store, TcpStore, TcpStoreServer};
+use c10d_store::{Secret, ServerOptions, Store, TcpStore, TcpStoreServer};
 use elastic_rendezvous::GROUP_NODES_MIN;
 use integration_tests::launcher::{Job, Kind, Launcher, free_address};
 use integration_tests::torch::{Feature, Release};
@@ -320,6 +323,60 @@ fn sigterm_ends_torch_workers_within_the_grace_period() {
     assert!(!text.contains("killed workers"), "{text}");
     assert!(node.processes().is_empty());
     assert!(job.now().is_empty());
+}
+
+/// A file with a new secret.
+fn secret_file(folder: &Path) -> String {
+    let path = folder.join("secret");
+    let secret = Secret::random().expect("random numbers");
+    fs::write(&path, secret.to_text()).expect("written");
+    fs::set_permissions(&path, Permissions::from_mode(0o600)).expect("permissions");
+    format!("--secret-file={}", path.display())
+}
+
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn ranks_of_one_node_use_a_store_that_only_their_user_reaches() {
+    let _watchdog = Watchdog::start("ranks_of_one_node_use_a_store", LIMIT);
+    if !Release::tested().allows(Feature::ElasticJobs) {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let secrets = tempfile::tempdir().expect("a folder");
+    let job = Job::new(folder.path());
+    let secret = secret_file(secrets.path());
+    let options = ["--standalone", "--nproc-per-node=2", &secret];
+    expect_success(vec![job.start(Kind::C10d, "node", options, &["sum"])]);
+    expect_done(&job, 2);
+}
+
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn nodes_with_a_secret_meet_and_one_with_another_does_not_get_in() {
+    let _watchdog = Watchdog::start("nodes_with_a_secret_meet", LIMIT);
+    if !Release::tested().allows(Feature::ElasticJobs) {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let (secrets, others) = (
+        tempfile::tempdir().expect("a folder"),
+        tempfile::tempdir().expect("a folder"),
+    );
+    let job = Job::new(folder.path());
+    let secret = secret_file(secrets.path());
+    let store = free_address();
+    let start = |name: &str, is_host: u8, secret: &str| {
+        let conf = format!("--rdzv-conf=is_host={is_host}");
+        let options = options(store, "2", &["--nproc-per-node=1", &conf, secret]);
+        job.start(Kind::C10d, name, options, &["sum"])
+    };
+    let first = start("first", 1, &secret);
+    let mut stranger = start("stranger", 0, &secret_file(others.path()));
+    assert_ne!(stranger.wait(STEP_LIMIT), Some(0));
+    let text = stranger.process().stderr();
+    assert!(text.contains("it has another secret"), "{text}");
+    expect_success(vec![first, start("second", 0, &secret)]);
+    expect_done(&job, 2);
 }
 
 /// Nodes of which one of ours writes for all, and two of torchrun that write on their own: two rounds.
