@@ -17,6 +17,7 @@ use super::workload::ping::ping;
 use super::workload::ranks::{RanksShape, ranks};
 use super::workload::secret::secret;
 use super::workload::setting::Setting;
+use super::workload::strangers::strangers;
 use super::workload::throughput::{Kind, Throughput};
 use crate::failure::Failure;
 use crate::open_files;
@@ -100,9 +101,11 @@ enum Workload {
     /// `set-get`, PING and new connections with a shared secret, beside plain ones to the same server. Starts a server
     /// of its own.
     Secret,
+    /// PING with a secret while strangers open 10,000 connections a second.
+    Strangers,
 }
 
-const ALL: [Workload; 8] = [
+const ALL: [Workload; 9] = [
     Workload::Ping,
     Workload::Client,
     Workload::Add,
@@ -112,6 +115,7 @@ const ALL: [Workload; 8] = [
     Workload::Ranks,
     Workload::Large,
     Workload::Secret,
+    Workload::Strangers,
 ];
 
 /// Rounds of the workloads that take longest, so that a whole run takes less than a minute.
@@ -182,6 +186,7 @@ fn measure(args: &StoreBenchArgs) -> Result<Report, Failure> {
                 }
             }
             Workload::Large => rows.extend(large_values(&setting)?),
+            Workload::Strangers => rows.extend(strangers(&setting)?),
             Workload::Secret => {
                 rows.extend(secret(&setting, &set_get_64(args.value_bytes))?);
             }

@@ -41,6 +41,12 @@ impl TlsLayer {
         self.connection.is_handshaking()
     }
 
+    /// Whether public-key operations were made for the peer: its first message was answered.
+    #[must_use]
+    pub const fn has_answered(&self) -> bool {
+        self.has_answered
+    }
+
     /// Takes bytes that arrived, and appends what they contain for the protocol to `opened`. Nothing is appended
     /// before the peer has proved itself. Any split of the bytes gives the same result. Afterwards there may be
     /// something to [`send`](Self::send), even after an error: it tells the peer why.

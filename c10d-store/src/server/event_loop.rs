@@ -489,21 +489,12 @@ impl EventLoop {
         let layer = connection.tls.as_mut()?;
         self.opened.clear();
         let result = layer.receive(&self.read_buffer[..count], &mut self.opened);
-        let has_unsent = layer.has_unsent();
-        let was_handshaking = layer.is_handshaking();
-        if has_unsent {
+        if layer.has_unsent() {
             self.flush(token);
         }
         let Err(error) = result else {
             return self.connections.get(token).map(|_| Input::Opened);
         };
-        if let Some(connection) = self.connections.get(token)
-            && was_handshaking
-            && !error.was_cheap()
-        {
-            let address = connection.peer.ip();
-            self.strangers.on_failure(address, Instant::now());
-        }
         self.refuse_stranger(token, &error);
         None
     }
@@ -782,6 +773,14 @@ impl EventLoop {
     fn close_quietly(&mut self, token: Token, reason: CloseReason) {
         if let Some(connection) = self.connections.remove(token) {
             log::debug!("closed {} ({:?})", connection.peer, conn_id_of(token));
+            if let Some(tls) = &connection.tls
+                && tls.is_handshaking()
+                && tls.has_answered()
+            {
+                // Refused, or ended by the peer, which may have replayed the hello of another.
+                let address = connection.peer.ip();
+                self.strangers.on_failure(address, Instant::now());
+            }
             // Close the socket before its end wakes other connections.
             drop(connection);
             self.publish_count();

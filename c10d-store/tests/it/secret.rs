@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use c10d_socket::Protocol;
 use c10d_store::wire::RequestBuf;
 use c10d_store::{
     Credentials, Secret, ServerOptions, Store, StoreError, TcpStore, TcpStoreOptions,
@@ -222,4 +223,37 @@ fn a_handshake_that_is_not_completed_has_a_deadline() {
     let _ = raw.0.read_to_end(&mut reply);
     assert!(reply.is_empty());
     wait_until("it is closed", || server.connection_count() == 0);
+}
+
+/// Who replays the first message of a client costs a server public-key operations, and gets no further: its address is
+/// soon refused, connections that are open go on.
+#[test]
+fn an_address_whose_handshakes_fail_is_refused_for_a_while() {
+    let secret = secret();
+    let server = serve(&secret);
+    let store = client(&server, &secret);
+    let credentials = Credentials::from(secret);
+    let layer = credentials.client(Protocol::Store, "127.0.0.1");
+    let mut layer = layer.and_then(|client| client.start()).expect("a client");
+    let mut hello = Vec::new();
+    layer.send(&mut hello).expect("memory");
+    let replay = || {
+        let mut raw = Raw::connect(server.local_addr());
+        let mut first = [0];
+        let answer = raw
+            .0
+            .write_all(&hello)
+            .and_then(|()| raw.0.read(&mut first));
+        answer.is_ok_and(|count| count == 1)
+    };
+    let mut answered = 0;
+    while replay() {
+        answered += 1;
+        assert!(answered < 1000, "it is never refused");
+    }
+    assert!(answered >= 64, "refused after {answered}");
+    store.set("k", b"v").expect("set");
+    assert_eq!(store.get("k").expect("a value"), b"v");
+    // After a while it may try again.
+    wait_until("it is answered again", replay);
 }

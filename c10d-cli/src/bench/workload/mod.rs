@@ -7,4 +7,5 @@ pub(super) mod ranks;
 mod requests;
 pub(super) mod secret;
 pub(super) mod setting;
+pub(super) mod strangers;
 pub(super) mod throughput;

@@ -2,6 +2,7 @@
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
+use std::net::SocketAddr;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -27,31 +28,18 @@ pub(in super::super) fn secret(
     setting: &Setting,
     throughput: &Throughput,
 ) -> Result<[Row; 4], BenchError> {
-    let secret = Secret::random().map_err(unusable)?;
-    let file = SecretFile::create(&secret).map_err(BenchError::system("cannot write a secret"))?;
-    let file_option = format!("--secret-file={}", file.0.display());
-    let command = [
-        "store",
-        "serve",
-        "--port=0",
-        "--end-with-parent",
-        "--plain-from-same-user",
-        &file_option,
-    ];
-    let child = ServerChild::start(&command.map(str::to_owned), setting.cores)?;
-    drop(file);
+    let server = SecretServer::start_serving_plain_too(setting)?;
     let setting = Setting {
-        server: child.address(),
-        process: Some(child.process()),
+        server: server.address(),
         ..*setting
     };
-    let credentials = Credentials::from(secret);
+    let credentials = &server.credentials;
     let host = setting.server.ip().to_string();
     let tls = credentials
         .client(Protocol::Store, &host)
         .map_err(unusable)?;
     let many = against_plain(&setting, throughput, &tls)?;
-    let [ping, tail, connect] = latencies(&setting, &credentials)?;
+    let [ping, tail, connect] = latencies(&setting, credentials)?;
     Ok([many, ping, tail, connect])
 }
 
@@ -118,6 +106,43 @@ fn latencies(setting: &Setting, credentials: &Credentials) -> Result<[Row; 3], B
     Ok([median, tail, opening])
 }
 
+/// A server with a new secret, in a child process.
+pub(super) struct SecretServer {
+    child: ServerChild,
+    pub(super) credentials: Credentials,
+}
+
+impl SecretServer {
+    pub(super) fn start(setting: &Setting) -> Result<Self, BenchError> {
+        Self::start_with(setting, &[])
+    }
+
+    fn start_serving_plain_too(setting: &Setting) -> Result<Self, BenchError> {
+        Self::start_with(setting, &["--plain-from-same-user"])
+    }
+
+    fn start_with(setting: &Setting, options: &[&str]) -> Result<Self, BenchError> {
+        let secret = Secret::random().map_err(unusable)?;
+        let file = SecretFile::create(&secret);
+        let file = file.map_err(BenchError::system("cannot write a secret"))?;
+        let file_option = format!("--secret-file={}", file.0.display());
+        let mut command = vec!["store", "serve", "--port=0", &file_option];
+        if cfg!(target_os = "linux") {
+            command.push("--end-with-parent");
+        }
+        command.extend(options);
+        let command: Vec<String> = command.into_iter().map(str::to_owned).collect();
+        Ok(Self {
+            child: ServerChild::start(&command, setting.cores)?,
+            credentials: Credentials::from(secret),
+        })
+    }
+
+    pub(super) fn address(&self) -> SocketAddr {
+        self.child.address()
+    }
+}
+
 /// Removed when dropped.
 struct SecretFile(PathBuf);
 
@@ -144,6 +169,6 @@ impl Drop for SecretFile {
     }
 }
 
-fn unusable(error: c10d_socket::CredentialsError) -> BenchError {
+pub(super) fn unusable(error: c10d_socket::CredentialsError) -> BenchError {
     BenchError::system("the secret")(io::Error::other(error))
 }
