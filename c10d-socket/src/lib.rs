@@ -13,6 +13,7 @@ mod loopback_user;
 mod options;
 mod resolve;
 mod send;
+mod strangers;
 mod sys;
 mod tls;
 mod wait;
@@ -28,6 +29,7 @@ pub use loopback_user::{loopback_user, own_user};
 pub use options::{KeepAlive, SocketOptions, configure_accepted};
 pub use resolve::resolve;
 pub use send::send_vectored;
+pub use strangers::{RefusalLine, Strangers};
 pub use sys::recv_into_spare;
 #[cfg(feature = "tls")]
 pub use tls::{CertificateFiles, Secret};

@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use c10d_socket::{
-    SocketOptions, TlsLayer, TlsServer, configure_accepted, is_tls, loopback_user, own_user,
-    recv_into_spare,
+    RefusalLine, SocketOptions, Strangers, TlsLayer, TlsServer, configure_accepted, is_tls,
+    loopback_user, own_user, recv_into_spare,
 };
 use mio::event::Event;
 use mio::net::TcpListener;
@@ -26,7 +26,6 @@ use super::http::{HttpConnection, InstalledHandler, is_http};
 use super::observer::{Observed, StoreObserver};
 use super::options::ServerOptions;
 use super::stall::{Stall, StallWatch, Workers};
-use super::strangers::{HANDSHAKES_MAX, Line, Strangers};
 use super::timers::Timers;
 use crate::message::Request;
 use crate::moment::Moment;
@@ -61,6 +60,10 @@ const REFUSING_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The delay before accepting again after the system had no memory or descriptors.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+
+/// The most TLS handshakes at a time. A legitimate peer takes a round trip and 0.3 ms of this server, so thousands of
+/// them can return at once; each one holds about 10 KB.
+const HANDSHAKES_MAX: usize = 8192;
 
 /// The most keys named in a report of long waits.
 const KEYS_REPORTED_MAX: usize = 3;
@@ -528,9 +531,11 @@ impl EventLoop {
         };
         self.traffic.rejected += 1;
         match self.strangers.line(connection.peer.ip(), Instant::now()) {
-            Line::Silent => {}
-            Line::Logged { silent: 0 } => log::warn!("refused {}: {reason}", connection.peer),
-            Line::Logged { silent } => log::warn!(
+            RefusalLine::Silent => {}
+            RefusalLine::Logged { silent: 0 } => {
+                log::warn!("refused {}: {reason}", connection.peer)
+            }
+            RefusalLine::Logged { silent } => log::warn!(
                 "refused {}: {reason} ({silent} refusals before it were not logged)",
                 connection.peer
             ),

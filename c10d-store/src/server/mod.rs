@@ -7,7 +7,6 @@ mod http;
 mod observer;
 mod options;
 mod stall;
-mod strangers;
 mod timers;
 
 use std::io;

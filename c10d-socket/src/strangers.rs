@@ -1,14 +1,8 @@
-//! What peers without the secret may cost: handshakes at a time, failed handshakes an address, lines in the log.
-//!
-//! Pure: the time is an argument. It decides nothing about a peer that has the secret.
+//! What peers without the secret may cost: failed handshakes an address, lines in the log.
 
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::{Duration, Instant};
-
-/// The most handshakes at a time. A legitimate peer takes a round trip and 0.3 ms of this server, so thousands of them
-/// can return at once; each one holds about 10 KB.
-pub(super) const HANDSHAKES_MAX: usize = 8192;
 
 /// How many failed handshakes of one address, each of which cost public-key operations, make the server close its next
 /// connections at once.
@@ -24,8 +18,11 @@ const ADDRESSES_MAX: usize = 4096;
 const LINES_MAX: usize = 20;
 const LINES_INTERVAL: Duration = Duration::from_secs(10);
 
+/// Limits what peers without the secret cost a server: failed handshakes of an address, and lines in the log.
+///
+/// Pure: the time is an argument. Memory is bounded. It decides nothing about a peer that has the secret.
 #[derive(Debug)]
-pub(super) struct Strangers {
+pub struct Strangers {
     failures: HashMap<IpAddr, Failures>,
     logged: HashSet<IpAddr>,
     lines_since: Instant,
@@ -42,16 +39,20 @@ struct Failures {
 
 /// Whether a refusal is logged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Line {
+pub enum RefusalLine {
+    /// It is not logged.
     Silent,
-    /// After this many refusals that were not logged.
+    /// It is logged.
     Logged {
+        /// Refusals before it that were not.
         silent: u64,
     },
 }
 
 impl Strangers {
-    pub(super) fn new(now: Instant) -> Self {
+    /// No failure yet.
+    #[must_use]
+    pub fn new(now: Instant) -> Self {
         Self {
             failures: HashMap::new(),
             logged: HashSet::new(),
@@ -60,8 +61,9 @@ impl Strangers {
         }
     }
 
-    /// Whether a handshake with this address is begun.
-    pub(super) fn may_try(&self, address: IpAddr, now: Instant) -> bool {
+    /// Whether the server may begin a handshake with this address.
+    #[must_use]
+    pub fn may_try(&self, address: IpAddr, now: Instant) -> bool {
         if self.failures.is_empty() {
             return true;
         }
@@ -70,7 +72,7 @@ impl Strangers {
     }
 
     /// A handshake has failed that cost public-key operations.
-    pub(super) fn on_failure(&mut self, address: IpAddr, now: Instant) {
+    pub fn on_failure(&mut self, address: IpAddr, now: Instant) {
         let address = network(address);
         if self.failures.len() >= ADDRESSES_MAX && !self.failures.contains_key(&address) {
             self.failures.retain(|_, failures| failures.left(now) > 0);
@@ -87,17 +89,17 @@ impl Strangers {
         failures.at = now;
     }
 
-    /// Counts a refusal.
-    pub(super) fn line(&mut self, address: IpAddr, now: Instant) -> Line {
+    /// Counts a refusal. Returns whether to log it.
+    pub fn line(&mut self, address: IpAddr, now: Instant) -> RefusalLine {
         if now.saturating_duration_since(self.lines_since) >= LINES_INTERVAL {
             self.lines_since = now;
             self.logged.clear();
         }
         if self.logged.len() >= LINES_MAX || !self.logged.insert(network(address)) {
             self.silent += 1;
-            return Line::Silent;
+            return RefusalLine::Silent;
         }
-        Line::Logged {
+        RefusalLine::Logged {
             silent: std::mem::take(&mut self.silent),
         }
     }
@@ -188,15 +190,15 @@ mod tests {
         let start = Instant::now();
         let mut strangers = Strangers::new(start);
         let address = |number: u32| IpAddr::from(std::net::Ipv4Addr::from_bits(number));
-        let logged = |silent| Line::Logged { silent };
+        let logged = |silent| RefusalLine::Logged { silent };
         assert_eq!(strangers.line(address(0), start), logged(0));
-        assert_eq!(strangers.line(address(0), start), Line::Silent);
+        assert_eq!(strangers.line(address(0), start), RefusalLine::Silent);
         assert_eq!(strangers.line(address(1), start), logged(1));
         for number in 2..20 {
             assert_eq!(strangers.line(address(number), start), logged(0));
         }
         for number in 20..27 {
-            assert_eq!(strangers.line(address(number), start), Line::Silent);
+            assert_eq!(strangers.line(address(number), start), RefusalLine::Silent);
         }
         let later = start + LINES_INTERVAL;
         assert_eq!(strangers.line(address(0), later), logged(7));
