@@ -27,6 +27,8 @@
 //!
 //! # Features
 //!
+//! - `tls`: connections that are authenticated and encrypted, with a shared secret
+//!   (`AgentOptions::with_secret`) or certificates.
 //! - `typed`: calls whose arguments and results are serde types; see the module `typed`.
 //!
 //! The wire protocol, all limits and the differences from PyTorch's RPC are in the repository's `docs/rpc.md`.
@@ -58,7 +60,11 @@ pub mod typed;
 mod wire;
 mod worker;
 
+// The types of other crates that this one's options take.
 pub use agent::{Agent, AgentHandle, AgentOptions, CallOptions, StartError};
+#[cfg(feature = "tls")]
+pub use c10d_socket::{CertificateFiles, Secret};
+pub use c10d_socket::{Credentials, CredentialsError};
 pub use context::{Context, Reply};
 pub use directory::{DirectoryError, MissingRanks};
 pub use error::{CallMessage, CallSite, NotSent, Outcome, RpcError};

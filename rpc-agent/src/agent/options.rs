@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use c10d_socket::SocketOptions;
+use c10d_socket::{Credentials, SocketOptions};
 
 use crate::fault::FaultPlan;
 use crate::runtime::CallTimeout;
@@ -35,6 +35,7 @@ pub struct AgentOptions {
     pub(crate) backlog_bytes_max: u64,
     pub(crate) requests_queued_max: usize,
     pub(crate) socket: SocketOptions,
+    pub(crate) credentials: Option<Credentials>,
     pub(crate) seed: Option<u64>,
     pub(crate) faults: Option<FaultPlan>,
 }
@@ -61,6 +62,7 @@ impl AgentOptions {
             backlog_bytes_max: 512 << 20,
             requests_queued_max: 65_536,
             socket: SocketOptions::default(),
+            credentials: None,
             seed: None,
             faults: None,
         }
@@ -170,6 +172,25 @@ impl AgentOptions {
     pub fn with_socket_options(mut self, socket: SocketOptions) -> Self {
         self.socket = socket;
         self
+    }
+
+    /// Connects only with workers that have the same secret, or a certificate of the same authority: all other
+    /// connections are closed at once. All workers of the group need them. Default: none.
+    ///
+    /// With certificates, a worker's must have the name or address that it advertises: see
+    /// [`AgentOptions::with_advertised_host`].
+    #[cfg(feature = "tls")]
+    #[must_use]
+    pub fn with_credentials(mut self, credentials: Credentials) -> Self {
+        self.credentials = Some(credentials);
+        self
+    }
+
+    /// [`AgentOptions::with_credentials`] of a shared secret.
+    #[cfg(feature = "tls")]
+    #[must_use]
+    pub fn with_secret(self, secret: c10d_socket::Secret) -> Self {
+        self.with_credentials(secret.into())
     }
 
     /// Seed of the incarnation and of jitter. Default: a random seed from the system.

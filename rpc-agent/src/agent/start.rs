@@ -6,7 +6,7 @@ use std::net::{IpAddr, UdpSocket};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use c10d_socket::{Deadline, HostPort, ListenOptions, listen};
+use c10d_socket::{Deadline, HostPort, ListenOptions, Protocol, listen};
 use c10d_store::Store;
 
 use super::handle::AgentHandle;
@@ -45,6 +45,10 @@ impl Agent {
     ) -> Result<Self, StartError> {
         let deadline = Deadline::after(Instant::now(), options.start_timeout);
         let me = WorkerInfo::new(&options.name, options.rank)?;
+        let tls_server = match &options.credentials {
+            Some(credentials) => Some(credentials.server(Protocol::Rpc)?),
+            None => None,
+        };
         let mut listen_options = ListenOptions::default()
             .with_port(options.port)
             .with_socket_options(options.socket.clone());
@@ -100,6 +104,8 @@ impl Agent {
             sockets,
             listeners,
             socket_options: options.socket,
+            tls_server,
+            credentials: options.credentials,
             timeout: options.timeout,
             is_dynamic_group: options.world_size.is_none(),
             faults: options.faults,

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 
-use c10d_socket::ListenError;
+use c10d_socket::{CredentialsError, ListenError};
 use c10d_store::StoreError;
 
 use crate::directory::DirectoryError;
@@ -19,6 +19,9 @@ pub enum StartError {
     /// The agent cannot listen on its host and port.
     #[error("cannot listen for other workers: {0}")]
     Listen(#[from] ListenError),
+    /// The secret or the certificate cannot be used.
+    #[error("cannot use the credentials: {0}")]
+    Credentials(#[from] CredentialsError),
     /// A socket that the agent uses internally cannot be created.
     #[error("cannot set up the sockets: {0}")]
     Socket(#[source] io::Error),

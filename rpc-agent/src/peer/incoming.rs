@@ -279,6 +279,22 @@ impl Incoming {
         result
     }
 
+    /// Delivers the messages completed by bytes that were received elsewhere. Errors as [`received`](Self::received).
+    pub(crate) fn receive(
+        &mut self,
+        mut bytes: &[u8],
+        recipient: &mut impl Recipient,
+    ) -> Result<(), WireError> {
+        while !bytes.is_empty() {
+            let (buffer, bytes_max) = self.spare();
+            let (first, rest) = bytes.split_at(bytes.len().min(bytes_max));
+            buffer.extend_from_slice(first);
+            self.received(recipient)?;
+            bytes = rest;
+        }
+        Ok(())
+    }
+
     /// Bytes allocated for incomplete messages.
     #[cfg(test)]
     pub(crate) fn held_bytes(&self) -> usize {

@@ -34,4 +34,5 @@ pub(crate) use self::functions::{FunctionId, Functions};
 pub(crate) use self::in_flight::CallId;
 pub(crate) use self::incoming::{Expects, Incoming, IncomingLimits, Message, Recipient};
 pub(crate) use self::machine::{AttemptFailure, Peer, Welcomed};
+pub(crate) use self::outgoing::{Batch, WriteProgress};
 pub(crate) use self::request::{ReplyRoute, Request};

@@ -146,6 +146,8 @@ pub(crate) struct Batch {
     sent_bytes: usize,
     /// The part of `sent_bytes` that [`Outgoing::unsent_bytes`] already accounts for.
     settled_bytes: usize,
+    /// The part of the other bytes that the writer has kept. The peer may have received some of them.
+    kept_bytes: usize,
 }
 
 /// Result of [`Batch::write_to`].
@@ -228,6 +230,7 @@ impl Outgoing {
             encoded,
             sent_bytes: 0,
             settled_bytes: 0,
+            kept_bytes: 0,
         });
     }
 
@@ -271,6 +274,7 @@ impl Outgoing {
             encoded,
             sent_bytes: 0,
             settled_bytes: 0,
+            kept_bytes: 0,
         })
     }
 
@@ -515,6 +519,12 @@ impl Batch {
         self.sent_bytes
     }
 
+    /// After a write that would block: the writer has kept this many of the unwritten bytes. They count as unwritten,
+    /// and must be written again, but their requests count as sent.
+    pub(crate) const fn keep(&mut self, bytes: usize) {
+        self.kept_bytes = bytes;
+    }
+
     /// Fills `slices` with the unwritten bytes; returns the number of slices used.
     pub(crate) fn slices<'s>(&'s self, slices: &mut [IoSlice<'s>]) -> usize {
         let mut skip = self.sent_bytes;
@@ -548,8 +558,9 @@ impl Batch {
     /// Ids of the requests of which no byte is written.
     fn unsent_requests(&self) -> impl Iterator<Item = u64> {
         let requests = self.encoded.requests.iter();
+        let begun_bytes = self.sent_bytes + self.kept_bytes;
         requests
-            .filter(|request| request.bytes_before >= self.sent_bytes)
+            .filter(move |request| request.bytes_before >= begun_bytes)
             .map(|request| request.id)
     }
 }

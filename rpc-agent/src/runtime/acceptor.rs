@@ -3,22 +3,24 @@
 //! Which of two crossing connections survives is decided by `peer::pair`.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::io::{self, Write};
-use std::net::{Shutdown, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use c10d_socket::{SocketOptions, configure_accepted, recv_into_spare};
+use c10d_socket::{RefusalLine, SocketOptions, Strangers, TlsServer, configure_accepted};
 
 use super::driver::{Driver, Served};
 use super::reader::{self, ReadBuffers};
-use super::socket::{NOT_SENT_LOW_WATER_BYTES, Socket};
+use super::socket::{NOT_SENT_LOW_WATER_BYTES, Received, Socket};
+use super::tls::{SealedReads, Tls};
 use crate::peer::{
     Expects, FunctionId, Incoming, IncomingLimits, Message, Reads, Recipient, Watch,
 };
 use crate::wire::{Frame, Hello, Refuse, RefuseReason, WireError};
 
-/// How long the handshake of a connection may take.
+/// How long the handshake of a connection may take, that of TLS included.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
 
 /// Connections that have not completed the handshake. One more, and the oldest is closed.
@@ -29,36 +31,41 @@ const READABLE: Watch = Watch {
     writable: false,
 };
 
+/// Which connections are admitted, and how they are set up.
+pub(crate) struct AcceptOptions {
+    pub(super) socket_options: SocketOptions,
+    /// With it, connections without TLS are refused.
+    pub(super) tls: Option<TlsServer>,
+    pub(super) limits: IncomingLimits,
+    /// Whether workers may join and leave; otherwise only the known ones may connect.
+    pub(super) is_dynamic_group: bool,
+}
+
 /// The connections that have not completed the handshake.
 pub(super) struct Acceptor {
     driver: Arc<Driver>,
-    socket_options: SocketOptions,
-    limits: IncomingLimits,
-    /// Whether workers may join and leave; otherwise only the known ones may connect.
-    is_dynamic_group: bool,
+    options: AcceptOptions,
+    strangers: Strangers,
     /// By token.
     handshakes: HashMap<usize, Handshake>,
+    reads: SealedReads,
 }
 
 struct Handshake {
     socket: Arc<Socket>,
+    watched: Watch,
     decoder: Incoming,
     until: Instant,
 }
 
 impl Acceptor {
-    pub(super) fn new(
-        driver: Arc<Driver>,
-        socket_options: SocketOptions,
-        limits: IncomingLimits,
-        is_dynamic_group: bool,
-    ) -> Self {
+    pub(super) fn new(driver: Arc<Driver>, options: AcceptOptions, now: Instant) -> Self {
         Self {
             driver,
-            socket_options,
-            limits,
-            is_dynamic_group,
+            options,
+            strangers: Strangers::new(now),
             handshakes: HashMap::new(),
+            reads: SealedReads::default(),
         }
     }
 
@@ -72,42 +79,48 @@ impl Acceptor {
         }
     }
 
-    /// Continues the handshake of a connection that is readable. Requests that came with it go to `admitted`.
+    /// Continues the handshake of a connection that is readable, or writable again. Requests that came with it go to
+    /// `admitted`.
     pub(super) fn readable(&mut self, token: usize, admitted: &mut impl Extend<Served>) {
         let Some(mut handshake) = self.handshakes.remove(&token) else {
             return;
         };
-        match read_hello(&mut handshake) {
+        let mut result = read_hello(&mut handshake, &mut self.reads);
+        if let Err(error) = self.send_tls(&mut handshake) {
+            // A failure of what the peer sent says more.
+            result = result.and(Err(error));
+        }
+        match result {
             Ok(None) => {
                 self.handshakes.insert(token, handshake);
             }
             Ok(Some(hello)) => self.decide(handshake, &hello, admitted),
             Err(error) => {
                 let me = self.driver.me();
-                let socket = &handshake.socket;
                 if let Some(WireError::Version { version }) = wire_error(&error) {
                     let text = format!("{me} does not speak protocol version {version}");
-                    return self.refuse(socket, RefuseReason::Version, 0, text);
+                    return self.refuse(&handshake, RefuseReason::Version, 0, text);
                 }
-                let address = socket.address;
-                log::debug!("{me}: {address} closed or failed before the handshake: {error}");
-                self.driver.sockets.release(socket, READABLE);
+                let address = handshake.socket.address;
+                if is_stranger(&handshake.socket, &error) {
+                    self.log_stranger(address, &error);
+                } else {
+                    log::debug!("{me}: {address} closed or failed before the handshake: {error}");
+                }
+                self.release(&handshake);
             }
         }
     }
 
     /// Closes the connections that have taken too long.
     pub(super) fn expire(&mut self, now: Instant) {
-        let driver = &self.driver;
-        self.handshakes.retain(|_, handshake| {
-            let is_late = handshake.until <= now;
-            if is_late {
-                let (me, address) = (driver.me(), handshake.socket.address);
-                log::debug!("{me}: closing {address}: no handshake within {HANDSHAKE_MAX:?}");
-                driver.sockets.release(&handshake.socket, READABLE);
-            }
-            !is_late
-        });
+        let is_late = |_: &usize, handshake: &mut Handshake| handshake.until <= now;
+        let late: Vec<_> = self.handshakes.extract_if(is_late).collect();
+        for (_, handshake) in late {
+            let (me, address) = (self.driver.me(), handshake.socket.address);
+            log::debug!("{me}: closing {address}: no handshake within {HANDSHAKE_MAX:?}");
+            self.release(&handshake);
+        }
     }
 
     /// When a connection will have taken too long.
@@ -118,22 +131,34 @@ impl Acceptor {
 
     fn begin(&mut self, stream: TcpStream, now: Instant) -> io::Result<()> {
         stream.set_nonblocking(true)?;
-        configure_accepted(&stream, &self.socket_options)?;
+        configure_accepted(&stream, &self.options.socket_options)?;
         let _ = socket2::SockRef::from(&stream).set_tcp_notsent_lowat(NOT_SENT_LOW_WATER_BYTES);
-        let driver = &self.driver;
+        let tls = match &self.options.tls {
+            None => None,
+            Some(server) => {
+                let address = stream.peer_addr()?;
+                if !self.strangers.may_try(address.ip(), now) {
+                    self.log_stranger(address, &"too many failed handshakes of its address");
+                    return Ok(());
+                }
+                let layer = server.start().map_err(io::Error::other)?;
+                Some(Tls::accepted(layer))
+            }
+        };
         if self.handshakes.len() >= HANDSHAKES_MAX
             && let Some((&oldest, _)) = self.handshakes.iter().min_by_key(|(_, one)| one.until)
             && let Some(oldest) = self.handshakes.remove(&oldest)
         {
             log::warn!(
                 "{}: handshake limit reached ({HANDSHAKES_MAX}): closing the oldest connection, from {}",
-                driver.me(),
+                self.driver.me(),
                 oldest.socket.address
             );
-            driver.sockets.release(&oldest.socket, READABLE);
+            self.release(&oldest);
         }
+        let driver = &self.driver;
         let stream = mio::net::TcpStream::from_std(stream);
-        let socket = driver.sockets.adopt(stream, None)?;
+        let socket = driver.sockets.adopt(stream, tls, None)?;
         if let Err(error) = driver.sockets.watch(&socket, Watch::default(), READABLE) {
             driver.sockets.release(&socket, Watch::default());
             return Err(error);
@@ -141,33 +166,79 @@ impl Acceptor {
         self.handshakes.insert(
             socket.token,
             Handshake {
-                decoder: Incoming::new(Expects::Hello, self.limits),
+                decoder: Incoming::new(Expects::Hello, self.options.limits),
                 until: now + HANDSHAKE_MAX,
                 socket,
+                watched: READABLE,
             },
         );
         Ok(())
     }
 
-    fn decide(&self, handshake: Handshake, hello: &Hello, admitted: &mut impl Extend<Served>) {
+    /// Sends what the handshake of TLS has produced, or watches for when the socket takes it.
+    fn send_tls(&self, handshake: &mut Handshake) -> io::Result<()> {
+        let Some(tls) = handshake.socket.tls() else {
+            return Ok(());
+        };
+        let is_sent = tls.flush(&handshake.socket.stream)?;
+        let wanted = Watch {
+            readable: true,
+            writable: !is_sent,
+        };
+        if wanted != handshake.watched {
+            let before = std::mem::replace(&mut handshake.watched, wanted);
+            self.driver
+                .sockets
+                .watch(&handshake.socket, before, wanted)?;
+        }
+        Ok(())
+    }
+
+    /// Closes a connection that has not completed the handshake.
+    fn release(&mut self, handshake: &Handshake) {
         let Handshake {
-            socket,
-            mut decoder,
-            ..
+            socket, watched, ..
         } = handshake;
-        let driver = &self.driver;
+        if socket.tls().is_some_and(Tls::is_costly_handshake) {
+            self.strangers
+                .on_failure(socket.address.ip(), Instant::now());
+        }
+        self.driver.sockets.release(socket, *watched);
+    }
+
+    /// Logs the refusal of a peer without the secret.
+    fn log_stranger(&mut self, address: SocketAddr, reason: &dyn fmt::Display) {
+        let me = self.driver.me();
+        match self.strangers.line(Instant::now()) {
+            RefusalLine::Silent => {}
+            RefusalLine::Logged { silent: 0 } => log::warn!("{me}: refused {address}: {reason}"),
+            RefusalLine::Logged { silent } => log::warn!(
+                "{me}: refused {address}: {reason} ({silent} refusals before it were not logged)"
+            ),
+        }
+    }
+
+    fn decide(&mut self, handshake: Handshake, hello: &Hello, admitted: &mut impl Extend<Served>) {
+        let driver = Arc::clone(&self.driver);
+        let driver = &*driver;
         let me = driver.me();
         if hello.to != me.id || hello.from.id == me.id || self.is_stranger(hello) {
             let text = format!(
                 "refused {}: it expects worker {} here, but this is {me}, or it is not in the group under this name",
                 hello.from, hello.to
             );
-            return self.refuse(&socket, RefuseReason::WrongWorker, 0, text);
+            return self.refuse(&handshake, RefuseReason::WrongWorker, 0, text);
         }
+        let Handshake {
+            socket,
+            watched,
+            mut decoder,
+            ..
+        } = handshake;
         let peer = driver.peer_of(hello.from.clone());
         decoder.open();
         // Registered anew with the peer, so that what has arrived since is reported again.
-        if let Err(error) = driver.sockets.watch(&socket, READABLE, Watch::default()) {
+        if let Err(error) = driver.sockets.watch(&socket, watched, Watch::default()) {
             log::debug!("{me}: cannot deregister {}: {error}", socket.address);
         }
         driver.sockets.give_to(&socket, &peer);
@@ -196,15 +267,16 @@ impl Acceptor {
         let known = self.driver.peers.get(hello.from.id.get());
         match known {
             Some(peer) if peer.info == hello.from => false,
-            Some(peer) => !self.is_dynamic_group || peer.is_connected(),
-            None => !self.is_dynamic_group,
+            Some(peer) => !self.options.is_dynamic_group || peer.is_connected(),
+            None => !self.options.is_dynamic_group,
         }
     }
 
-    fn refuse(&self, socket: &Socket, reason: RefuseReason, links: u32, text: String) {
+    fn refuse(&mut self, handshake: &Handshake, reason: RefuseReason, links: u32, text: String) {
+        let socket = &handshake.socket;
         log::debug!("{}: {}: {text}", self.driver.me(), socket.address);
         send_refusal(&self.driver, socket, reason, links, text);
-        self.driver.sockets.release(socket, READABLE);
+        self.release(handshake);
     }
 }
 
@@ -217,7 +289,11 @@ fn send_refusal(driver: &Driver, socket: &Socket, reason: RefuseReason, links: u
         text,
     })
     .encode(&mut bytes);
-    if let Err(error) = (&socket.stream).write(&bytes) {
+    let written = match socket.tls() {
+        None => (&socket.stream).write(&bytes),
+        Some(tls) => tls.writer(&socket.stream).write(&bytes),
+    };
+    if let Err(error) = written {
         log::debug!("{}: cannot refuse {}: {error}", driver.me(), socket.address);
     }
     let _ = socket.stream.shutdown(Shutdown::Write);
@@ -237,24 +313,27 @@ fn describe(reason: RefuseReason) -> &'static str {
     }
 }
 
-fn read_hello(handshake: &mut Handshake) -> io::Result<Option<Hello>> {
+fn read_hello(handshake: &mut Handshake, reads: &mut SealedReads) -> io::Result<Option<Hello>> {
     let mut hellos = Hellos(None);
+    let Handshake {
+        socket, decoder, ..
+    } = handshake;
     loop {
-        let (buffer, bytes_max) = handshake.decoder.spare();
-        match recv_into_spare(&handshake.socket.stream, buffer, bytes_max) {
-            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(_) => {}
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
-            Err(error) => return Err(error),
+        let Received { count, failure, .. } = socket.receive(decoder, reads, &mut hellos);
+        if let Some(error) = failure {
+            return Err(error);
         }
-        handshake
-            .decoder
-            .received(&mut hellos)
-            .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
-        if let Some(hello) = hellos.0 {
-            return Ok(Some(hello));
+        if count == 0 || hellos.0.is_some() {
+            return Ok(hellos.0);
         }
     }
+}
+
+/// Whether TLS has failed: the peer does not have the secret, or speaks something else.
+fn is_stranger(socket: &Socket, error: &io::Error) -> bool {
+    socket.tls().is_some()
+        && error.kind() == io::ErrorKind::InvalidData
+        && wire_error(error).is_none()
 }
 
 struct Hellos(Option<Hello>);

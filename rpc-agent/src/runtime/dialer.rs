@@ -1,21 +1,23 @@
-//! One attempt to connect to a peer: its address, the connection, the client's side of the handshake.
+//! One attempt to connect to a peer: its address, the connection, TLS, the client's side of the handshake.
 //!
 //! Whether and when an attempt is made, and what follows from its result, is decided by `peer`.
 
-use std::io::{self, Write};
+use std::io::{self, IoSlice, Write};
+use std::mem;
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use c10d_socket::{
-    ConnectOptions, Deadline, SocketOptions, connect, recv_into_spare, wait_for_input,
-    wait_for_output,
+    ConnectOptions, Credentials, Deadline, Protocol, SocketOptions, TlsError, TlsLayer, connect,
+    recv_into_spare, wait_for_input, wait_for_output,
 };
 
 use super::dial_threads::Attempt;
 use super::driver::Driver;
 use super::entry::PeerEntry;
-use super::socket::NOT_SENT_LOW_WATER_BYTES;
+use super::socket::{NOT_SENT_LOW_WATER_BYTES, invalid, received};
+use super::tls::Tls;
 use crate::directory::Directory;
 use crate::peer::{
     AttemptFailure, Expects, FunctionId, Functions, Incoming, IncomingLimits, Message, Recipient,
@@ -27,10 +29,15 @@ use crate::worker::Destination;
 /// How long one attempt may take, from the address to the Welcome.
 const ATTEMPT_MAX: Duration = Duration::from_secs(2);
 
+/// What is received at once during the handshake of TLS.
+const WIRE_BYTES: usize = 4 << 10;
+
 pub(super) struct Dialer {
     pub(super) driver: Arc<Driver>,
     pub(super) directory: Arc<Directory>,
     pub(super) socket_options: SocketOptions,
+    /// With them, every connection is TLS.
+    pub(super) credentials: Option<Credentials>,
     pub(super) limits: IncomingLimits,
     /// Whether workers may leave the group: then one without an address does not come back.
     pub(super) is_dynamic_group: bool,
@@ -84,15 +91,50 @@ impl Dialer {
                 AttemptFailure::Again(cause)
             }
         })?;
+        let failed = |error: io::Error| {
+            let cause = format!("{}: no welcome: {error}", address.host_port).into();
+            if error.get_ref().is_some_and(|error| error.is::<TlsError>()) {
+                // It has another secret, now and later.
+                let is_dead = false;
+                AttemptFailure::Hopeless { cause, is_dead }
+            } else {
+                AttemptFailure::Again(cause)
+            }
+        };
+        let mut link = self
+            .secure(stream, address.host_port.host(), deadline)
+            .map_err(failed)?;
         let incarnation = address.incarnation;
         let hello = self
             .driver
             .change(peer, |core| core.hello(dial, incarnation));
         let Some(hello) = hello else {
-            return Ok(());
+            // Without the end of its handshake, the acceptor would take this worker for a stranger.
+            return link.send(&[], deadline).map_err(failed);
         };
-        self.shake_hands(peer, dial, stream, hello, deadline)
-            .map_err(|error| again(format!("{}: no welcome: {error}", address.host_port)))
+        self.shake_hands(peer, dial, link, hello, deadline)
+            .map_err(failed)
+    }
+
+    /// Proves to the peer that this worker has the secret, and checks that the peer has it. The last message of that is
+    /// left to be sent with the Hello. Does nothing without credentials.
+    fn secure(&self, stream: TcpStream, host: &str, deadline: Deadline) -> io::Result<Link> {
+        stream.set_nonblocking(true)?;
+        let tls = match &self.credentials {
+            None => None,
+            Some(credentials) => {
+                let client = credentials.client(Protocol::Rpc, host);
+                let layer = client.and_then(|client| client.start());
+                Some(layer.map_err(io::Error::other)?)
+            }
+        };
+        let mut link = Link {
+            stream,
+            tls,
+            opened: Vec::new(),
+        };
+        link.shake_hands(deadline)?;
+        Ok(link)
     }
 
     /// Sends the Hello, and reports the answer.
@@ -100,14 +142,13 @@ impl Dialer {
         &self,
         peer: &Arc<PeerEntry>,
         dial: u64,
-        stream: TcpStream,
+        mut link: Link,
         hello: Hello,
         deadline: Deadline,
     ) -> io::Result<()> {
         let mut bytes = Vec::new();
         Frame::Hello(hello).encode(&mut bytes);
-        stream.set_nonblocking(true)?;
-        write_all_by(&stream, &bytes, deadline)?;
+        link.send(&bytes, deadline)?;
         let mut decoder = Incoming::new(Expects::WelcomeOrRefuse, self.limits);
         let mut answers = Answers {
             functions: &self.driver.config.functions,
@@ -115,27 +156,18 @@ impl Dialer {
             rest: Vec::new(),
         };
         while answers.first.is_none() {
-            if !wait_for_input(&stream, deadline.remaining(Instant::now()))? {
-                return Err(io::ErrorKind::TimedOut.into());
-            }
-            let (buffer, bytes_max) = decoder.spare();
-            match recv_into_spare(&stream, buffer, bytes_max) {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(_) => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
-                Err(error) => return Err(error),
-            }
-            decoder
-                .received(&mut answers)
-                .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+            link.receive(&mut decoder, &mut answers, deadline)?;
         }
         let (driver, now) = (&self.driver, Instant::now());
         match answers.first {
             Some(Message::Welcome(welcome)) => {
-                let stream = mio::net::TcpStream::from_std(stream);
+                let stream = mio::net::TcpStream::from_std(link.stream);
                 let _ =
                     socket2::SockRef::from(&stream).set_tcp_notsent_lowat(NOT_SENT_LOW_WATER_BYTES);
-                let socket = driver.sockets.adopt(stream, Some(peer))?;
+                let socket =
+                    driver
+                        .sockets
+                        .adopt(stream, link.tls.map(Tls::established), Some(peer))?;
                 let connection = (Arc::clone(&socket), socket.address);
                 let welcomed = driver.step(peer, |core, effects| {
                     let rest = answers.rest;
@@ -153,6 +185,81 @@ impl Dialer {
                 Ok(())
             }
             _ => Err(io::ErrorKind::InvalidData.into()),
+        }
+    }
+}
+
+/// A connection that is being made.
+struct Link {
+    /// Non-blocking.
+    stream: TcpStream,
+    tls: Option<TlsLayer>,
+    /// What TLS has opened.
+    opened: Vec<u8>,
+}
+
+impl Link {
+    fn shake_hands(&mut self, deadline: Deadline) -> io::Result<()> {
+        while self.tls.as_ref().is_some_and(TlsLayer::is_handshaking) {
+            self.send(&[], deadline)?;
+            self.open(deadline).map_err(|error| match error.kind() {
+                io::ErrorKind::UnexpectedEof => {
+                    let text = "closed during the TLS handshake, as a worker without a secret does";
+                    io::Error::new(error.kind(), text)
+                }
+                _ => error,
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Sends these bytes, after what TLS has to send.
+    fn send(&mut self, bytes: &[u8], deadline: Deadline) -> io::Result<()> {
+        let Some(layer) = &mut self.tls else {
+            return write_all_by(&self.stream, bytes, deadline);
+        };
+        // A Hello is short: it is sealed as a whole.
+        layer.seal(&[IoSlice::new(bytes)]);
+        let mut sealed = Vec::new();
+        layer.send(&mut sealed)?;
+        write_all_by(&self.stream, &sealed, deadline)
+    }
+
+    /// Receives once; `recipient` gets the messages that this completes.
+    fn receive(
+        &mut self,
+        decoder: &mut Incoming,
+        recipient: &mut impl Recipient,
+        deadline: Deadline,
+    ) -> io::Result<()> {
+        if self.tls.is_some() {
+            if self.opened.is_empty() {
+                self.open(deadline)?;
+            }
+            let opened = mem::take(&mut self.opened);
+            return decoder.receive(&opened, recipient).map_err(invalid);
+        }
+        let (buffer, bytes_max) = decoder.spare();
+        if receive_by(&self.stream, buffer, bytes_max, deadline)? == 0 {
+            return Ok(());
+        }
+        decoder.received(recipient).map_err(invalid)
+    }
+
+    /// Receives once, and opens it.
+    fn open(&mut self, deadline: Deadline) -> io::Result<()> {
+        let mut wire = Vec::with_capacity(WIRE_BYTES);
+        receive_by(&self.stream, &mut wire, WIRE_BYTES, deadline)?;
+        match &mut self.tls {
+            None => Ok(()),
+            Some(layer) => {
+                let result = layer.receive(&wire, &mut self.opened);
+                if result.is_err() {
+                    // Tells the peer why, if the system takes it at once.
+                    let _ = layer.send(&mut &self.stream);
+                }
+                Ok(result?)
+            }
         }
     }
 }
@@ -180,6 +287,22 @@ impl Recipient for Answers<'_> {
         } else {
             self.rest.push(message);
         }
+    }
+}
+
+/// Waits for input, and receives once: 0 bytes if there was none after all.
+fn receive_by(
+    stream: &TcpStream,
+    buffer: &mut Vec<u8>,
+    bytes_max: usize,
+    deadline: Deadline,
+) -> io::Result<usize> {
+    if !wait_for_input(stream, deadline.remaining(Instant::now()))? {
+        return Err(io::ErrorKind::TimedOut.into());
+    }
+    match received(recv_into_spare(stream, buffer, bytes_max)) {
+        (_, Some(error)) => Err(error),
+        (count, None) => Ok(count),
     }
 }
 

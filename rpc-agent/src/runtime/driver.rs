@@ -318,7 +318,7 @@ impl Driver {
                     mut batch,
                 } => {
                     let before = batch.sent_bytes();
-                    let result = batch.write_to(&mut &socket.stream);
+                    let result = socket.write(&mut batch);
                     self.metrics
                         .sent(&peer.metrics, batch.sent_bytes() - before);
                     self.input(peer, effects, |core, effects| {

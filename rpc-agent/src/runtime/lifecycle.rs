@@ -7,10 +7,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use c10d_socket::{Deadline, SocketOptions};
+use c10d_socket::{Credentials, Deadline, SocketOptions, TlsServer};
 use c10d_store::Store;
 use mio::Poll;
 
+use super::acceptor::AcceptOptions;
 use super::caller::Caller;
 use super::dialer::Dialer;
 use super::driver::{Driver, Served};
@@ -53,6 +54,9 @@ pub(crate) struct Parts {
     pub(crate) sockets: Sockets,
     pub(crate) listeners: Vec<TcpListener>,
     pub(crate) socket_options: SocketOptions,
+    /// Of the credentials.
+    pub(crate) tls_server: Option<TlsServer>,
+    pub(crate) credentials: Option<Credentials>,
     pub(crate) timeout: Option<Duration>,
     /// Whether workers may join and leave the group.
     pub(crate) is_dynamic_group: bool,
@@ -103,9 +107,12 @@ impl Runtime {
             &driver,
             parts.poll,
             parts.listeners,
-            parts.socket_options.clone(),
-            limits,
-            parts.is_dynamic_group,
+            AcceptOptions {
+                socket_options: parts.socket_options.clone(),
+                tls: parts.tls_server,
+                limits,
+                is_dynamic_group: parts.is_dynamic_group,
+            },
         )?;
         let timer = Arc::new(TimerThread::new(TIMER_THREAD));
         let direct = DirectSender::new(&driver);
@@ -129,6 +136,7 @@ impl Runtime {
             driver: Arc::clone(&driver),
             directory: Arc::clone(&directory),
             socket_options: parts.socket_options,
+            credentials: parts.credentials,
             limits,
             is_dynamic_group: parts.is_dynamic_group,
         }));

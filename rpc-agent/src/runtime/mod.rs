@@ -37,6 +37,7 @@ mod socket;
 mod sockets;
 mod stage;
 mod table;
+mod tls;
 
 pub(crate) use self::caller::CallTimeout;
 pub(crate) use self::driver::Served;

@@ -6,15 +6,14 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use c10d_socket::SocketOptions;
 use mio::{Events, Poll};
 
-use super::acceptor::Acceptor;
+use super::acceptor::{AcceptOptions, Acceptor};
 use super::driver::{Driver, Served};
 use super::entry::PeerEntry;
 use super::reader::{self, ReadBuffers, ReadEnd};
 use super::sockets::{Owner, Sockets, WAKER};
-use crate::peer::{ConnectionId, IncomingLimits, Reads};
+use crate::peer::{ConnectionId, Reads};
 
 const EVENTS_MAX: usize = 256;
 
@@ -48,15 +47,13 @@ impl Poller {
         driver: &Arc<Driver>,
         poll: Poll,
         listeners: Vec<TcpListener>,
-        socket_options: SocketOptions,
-        limits: IncomingLimits,
-        is_dynamic_group: bool,
+        options: AcceptOptions,
     ) -> io::Result<Self> {
         let mut by_token = HashMap::new();
         for listener in listeners {
             by_token.insert(driver.sockets.listen(&listener)?, listener);
         }
-        let acceptor = Acceptor::new(Arc::clone(driver), socket_options, limits, is_dynamic_group);
+        let acceptor = Acceptor::new(Arc::clone(driver), options, Instant::now());
         Ok(Self {
             driver: Arc::clone(driver),
             poll,

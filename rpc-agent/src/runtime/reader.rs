@@ -1,15 +1,15 @@
 //! Reads the connections: for the poller, or for a caller that waits for its own answer.
 
-use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
-use c10d_socket::{Deadline, recv_into_spare, wait_for_either, wait_for_input};
+use c10d_socket::{Deadline, wait_for_either, wait_for_input};
 
 use super::driver::{Driver, Served};
 use super::entry::{Core, CoreEffects, PeerEntry};
-use super::socket::Socket;
-use crate::peer::{ConnectionId, FunctionId, Incoming, Message, ReadNext, Reads, Recipient};
+use super::socket::Received;
+use super::tls::SealedReads;
+use crate::peer::{ConnectionId, FunctionId, Message, ReadNext, Reads, Recipient};
 
 /// Bytes read from one connection before others get their turn.
 const READ_BYTES_MAX: usize = 1 << 20;
@@ -33,13 +33,15 @@ pub(super) enum ReadEnd {
 pub(super) struct ReadBuffers {
     messages: Vec<Message>,
     effects: CoreEffects,
+    sealed: SealedReads,
 }
 
 impl ReadBuffers {
     /// Frees the memory if a burst has made it large.
     pub(super) fn release(&mut self) {
         if self.messages.capacity() > MESSAGES_KEPT_MAX {
-            *self = Self::default();
+            self.messages = Vec::new();
+            self.effects = CoreEffects::new();
         }
     }
 }
@@ -65,11 +67,20 @@ pub(super) fn read(
     };
     let mut read_bytes = 0;
     loop {
+        let mut inbox = Inbox {
+            driver,
+            peer,
+            messages: &mut buffers.messages,
+        };
         let Received {
             count,
             bytes_max,
+            plain_bytes,
             failure,
-        } = receive(driver, peer, &socket, &mut decoder, &mut buffers.messages);
+        } = socket.receive(&mut decoder, &mut buffers.sealed, &mut inbox);
+        if count > 0 {
+            driver.metrics.received(&peer.metrics, plain_bytes);
+        }
         read_bytes += count;
         // A stream that gave less than it could has no more; an edge reports what comes. But no other edge reports an
         // end that was reported along with these bytes.
@@ -174,51 +185,6 @@ pub(crate) fn read_while_waiting(
         }
     }
     driver.change(peer, |core| core.end_lending(connection));
-}
-
-/// What one receive gave.
-struct Received {
-    count: usize,
-    /// The most that could have been received.
-    bytes_max: usize,
-    /// The connection has failed, or the bytes break the protocol after the messages before.
-    failure: Option<io::Error>,
-}
-
-/// Receives once; appends the messages that this completes.
-fn receive(
-    driver: &Driver,
-    peer: &PeerEntry,
-    socket: &Socket,
-    decoder: &mut Incoming,
-    messages: &mut Vec<Message>,
-) -> Received {
-    let (buffer, bytes_max) = decoder.spare();
-    let (count, failure) = match recv_into_spare(&socket.stream, buffer, bytes_max) {
-        Ok(0) => {
-            let text = "closed by the peer";
-            let error = io::Error::new(io::ErrorKind::UnexpectedEof, text);
-            (0, Some(error))
-        }
-        Ok(count) => {
-            driver.metrics.received(&peer.metrics, count);
-            let mut inbox = Inbox {
-                driver,
-                peer,
-                messages,
-            };
-            let failure = decoder.received(&mut inbox).err();
-            let invalid = |error| io::Error::new(io::ErrorKind::InvalidData, error);
-            (count, failure.map(invalid))
-        }
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => (0, None),
-        Err(error) => (0, Some(error)),
-    };
-    Received {
-        count,
-        bytes_max,
-        failure,
-    }
 }
 
 /// Collects messages, and says which large answers are awaited.

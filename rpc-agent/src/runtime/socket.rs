@@ -1,8 +1,13 @@
-//! A socket under the poller.
+//! A socket under the poller, with or without TLS.
 
+use std::io;
 use std::net::SocketAddr;
 
+use c10d_socket::recv_into_spare;
 use mio::net::TcpStream;
+
+use super::tls::{SealedReads, Tls};
+use crate::peer::{Batch, Incoming, Recipient, WriteProgress};
 
 /// A connected socket, and the token of its events.
 #[derive(Debug)]
@@ -10,7 +15,85 @@ pub(crate) struct Socket {
     pub(crate) token: usize,
     pub(crate) stream: TcpStream,
     pub(crate) address: SocketAddr,
+    pub(super) tls: Option<Tls>,
 }
 
 /// At most this many unsent bytes of a connection are with the system: bytes handed to it cannot be overtaken.
 pub(super) const NOT_SENT_LOW_WATER_BYTES: u32 = 1 << 20;
+
+/// What one receive gave.
+#[derive(Debug)]
+pub(super) struct Received {
+    /// Bytes on the wire. 0 if there are none for now, or the connection has failed.
+    pub(super) count: usize,
+    /// The most bytes on the wire that could have been received.
+    pub(super) bytes_max: usize,
+    /// Bytes for the decoder.
+    pub(super) plain_bytes: usize,
+    /// The connection has failed, or the bytes break the protocol after the messages before.
+    pub(super) failure: Option<io::Error>,
+}
+
+impl Socket {
+    /// What lies between the socket and the frames; `None` without the feature `tls`, so that no branch is left of it.
+    pub(super) fn tls(&self) -> Option<&Tls> {
+        if cfg!(feature = "tls") {
+            self.tls.as_ref()
+        } else {
+            None
+        }
+    }
+
+    /// Receives once; `recipient` gets the messages that this completes. Only for the thread that has the decoder.
+    pub(super) fn receive(
+        &self,
+        decoder: &mut Incoming,
+        reads: &mut SealedReads,
+        recipient: &mut impl Recipient,
+    ) -> Received {
+        if let Some(tls) = self.tls() {
+            return tls.receive(&self.stream, decoder, reads, recipient);
+        }
+        let (buffer, bytes_max) = decoder.spare();
+        let (count, failure) = received(recv_into_spare(&self.stream, buffer, bytes_max));
+        let failure = match failure {
+            None if count > 0 => decoder.received(recipient).err().map(invalid),
+            failure => failure,
+        };
+        Received {
+            count,
+            bytes_max,
+            plain_bytes: count,
+            failure,
+        }
+    }
+
+    /// Writes until the batch is written or the socket takes no more bytes. Only for the thread that has the batch.
+    pub(super) fn write(&self, batch: &mut Batch) -> io::Result<WriteProgress> {
+        let Some(tls) = self.tls() else {
+            return batch.write_to(&mut &self.stream);
+        };
+        let mut writer = tls.writer(&self.stream);
+        let result = batch.write_to(&mut writer);
+        batch.keep(writer.kept_bytes());
+        result
+    }
+}
+
+/// The count of a receive, 0 without input, and why the connection has failed.
+pub(super) fn received(result: io::Result<usize>) -> (usize, Option<io::Error>) {
+    match result {
+        Ok(0) => {
+            let text = "closed by the peer";
+            let error = io::Error::new(io::ErrorKind::UnexpectedEof, text);
+            (0, Some(error))
+        }
+        Ok(count) => (count, None),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => (0, None),
+        Err(error) => (0, Some(error)),
+    }
+}
+
+pub(super) fn invalid(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, error)
+}

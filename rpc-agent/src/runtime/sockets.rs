@@ -13,6 +13,7 @@ use slab::Slab;
 
 use super::entry::PeerEntry;
 use super::socket::Socket;
+use super::tls::Tls;
 use crate::peer::Watch;
 
 pub(super) const WAKER: Token = Token(usize::MAX);
@@ -105,6 +106,7 @@ impl Sockets {
     pub(super) fn adopt(
         &self,
         stream: TcpStream,
+        tls: Option<Tls>,
         peer: Option<&Arc<PeerEntry>>,
     ) -> io::Result<Arc<Socket>> {
         let address = stream.peer_addr()?;
@@ -117,6 +119,7 @@ impl Sockets {
             token,
             stream,
             address,
+            tls,
         }))
     }
 

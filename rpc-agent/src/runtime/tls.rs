@@ -1,0 +1,236 @@
+//! The TLS of a connection: one thread reads while another one writes.
+//!
+//! TLS has one state for both directions. Its lock is held to open or to seal bytes in memory, never during a system
+//! call. The thread that has the decoder is the only one that opens, and the thread that has the batch is the only one
+//! that seals, so the order of bytes needs no lock.
+
+use std::io::{self, IoSlice, Write};
+use std::mem;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use c10d_socket::{TlsLayer, is_tls, recv_into_spare};
+use mio::net::TcpStream;
+
+use super::socket::{Received, invalid, received};
+use crate::peer::{Incoming, Recipient};
+
+/// What is received at once by a connection that has been idle, and by a busy one.
+const WIRE_BYTES_MIN: usize = 4 << 10;
+const WIRE_BYTES_MAX: usize = 64 << 10;
+
+/// A buffer with more capacity is freed after a use that needed at most this.
+const IDLE_BYTES_MAX: usize = 4 << 10;
+
+/// The TLS of one connection.
+#[derive(Debug)]
+pub(crate) struct Tls(Mutex<State>);
+
+#[derive(Debug)]
+struct State {
+    layer: TlsLayer,
+    /// Taken out by the thread that writes.
+    sealed: Sealed,
+    /// Nothing has arrived on this accepted connection.
+    is_new: bool,
+}
+
+/// Sealed bytes on their way to the system: at most 64 KiB, and what TLS adds to them.
+#[derive(Debug, Default)]
+struct Sealed {
+    bytes: Vec<u8>,
+    sent_bytes: usize,
+    /// Bytes of the batch that are in it.
+    plain_bytes: usize,
+}
+
+/// Memory that a thread uses for one read of a connection with TLS after another: some 128 KiB at most.
+#[derive(Debug, Default)]
+pub(super) struct SealedReads {
+    wire: Vec<u8>,
+    opened: Vec<u8>,
+    /// Set by a receive that filled its buffer: the next one gets a larger one.
+    wire_bytes: usize,
+}
+
+impl Tls {
+    /// An accepted connection, before the handshake.
+    pub(super) fn accepted(layer: TlsLayer) -> Self {
+        Self::new(layer, true)
+    }
+
+    /// A connection that has completed the handshake, and has sent all of it.
+    pub(super) fn established(layer: TlsLayer) -> Self {
+        Self::new(layer, false)
+    }
+
+    fn new(layer: TlsLayer, is_new: bool) -> Self {
+        Self(Mutex::new(State {
+            layer,
+            sealed: Sealed::default(),
+            is_new,
+        }))
+    }
+
+    /// Whether the peer has not proved itself, but has cost public-key operations.
+    pub(super) fn is_costly_handshake(&self) -> bool {
+        let state = self.lock();
+        state.layer.is_handshaking() && state.layer.has_answered()
+    }
+
+    /// [`Socket::receive`](super::socket::Socket::receive). Everything that the received bytes contain for the decoder
+    /// goes into it: nothing opened stays behind.
+    pub(super) fn receive(
+        &self,
+        stream: &TcpStream,
+        decoder: &mut Incoming,
+        reads: &mut SealedReads,
+        recipient: &mut impl Recipient,
+    ) -> Received {
+        let bytes_max = reads.prepare();
+        let SealedReads { wire, opened, .. } = reads;
+        let (count, mut failure) = received(recv_into_spare(stream, wire, bytes_max));
+        if count > 0 {
+            failure = self.open(wire, opened).err();
+            // What was opened before a failure came from the peer.
+            if let Err(error) = decoder.receive(opened, recipient) {
+                failure = Some(invalid(error));
+            }
+        }
+        let plain_bytes = opened.len();
+        reads.done(count, bytes_max);
+        Received {
+            count,
+            bytes_max,
+            plain_bytes,
+            failure,
+        }
+    }
+
+    /// Sends what the handshake has produced. Returns whether all of it has left.
+    pub(super) fn flush(&self, stream: &TcpStream) -> io::Result<bool> {
+        let mut writer = self.writer(stream);
+        match writer.write_vectored(&[]) {
+            Ok(_) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Seals what is written and sends it. Only for the thread that has the batch.
+    pub(super) fn writer<'t>(&'t self, stream: &'t TcpStream) -> Sealing<'t> {
+        Sealing {
+            tls: self,
+            stream,
+            kept_bytes: 0,
+        }
+    }
+
+    fn open(&self, wire: &[u8], opened: &mut Vec<u8>) -> io::Result<()> {
+        let mut state = self.lock();
+        if mem::take(&mut state.is_new) && wire.first().is_some_and(|first| !is_tls(*first)) {
+            return Err(invalid("it does not use the secret of this worker"));
+        }
+        Ok(state.layer.receive(wire, opened)?)
+    }
+
+    /// Takes the sealed bytes out. If all of them were sent, seals these.
+    fn seal(&self, pieces: &[IoSlice<'_>]) -> io::Result<Sealed> {
+        let mut state = self.lock();
+        let mut sealed = mem::take(&mut state.sealed);
+        if sealed.is_sent() {
+            sealed.clear();
+            sealed.plain_bytes = state.layer.seal(pieces);
+            state.layer.send(&mut sealed.bytes)?;
+        }
+        Ok(sealed)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A panic under this lock is a defect of this crate or of rustls; it fails the connection at worst.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Seals what is written and sends it. After [`io::ErrorKind::WouldBlock`] the same bytes must be written again, since
+/// some of them may be sealed: they count as written when the system has accepted all that was sealed with them.
+#[derive(Debug)]
+pub(super) struct Sealing<'t> {
+    tls: &'t Tls,
+    stream: &'t TcpStream,
+    kept_bytes: usize,
+}
+
+impl Sealing<'_> {
+    /// Bytes that are sealed, but do not count as written. The peer may have got some of them.
+    pub(super) const fn kept_bytes(&self) -> usize {
+        self.kept_bytes
+    }
+}
+
+impl Write for Sealing<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.write_vectored(&[IoSlice::new(bytes)])
+    }
+
+    fn write_vectored(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
+        let mut sealed = self.tls.seal(pieces)?;
+        let sent = sealed.send(self.stream);
+        let written = match sent {
+            Ok(()) => Ok(mem::take(&mut sealed.plain_bytes)),
+            Err(error) => Err(error),
+        };
+        self.kept_bytes = sealed.plain_bytes;
+        self.tls.lock().sealed = sealed;
+        written
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Sealed {
+    fn is_sent(&self) -> bool {
+        self.sent_bytes == self.bytes.len()
+    }
+
+    fn clear(&mut self) {
+        if self.bytes.len() <= IDLE_BYTES_MAX && self.bytes.capacity() > IDLE_BYTES_MAX {
+            self.bytes = Vec::new();
+        }
+        self.bytes.clear();
+        self.sent_bytes = 0;
+    }
+
+    /// Sends all of it, or fails; [`io::ErrorKind::WouldBlock`] if the socket takes no more bytes.
+    fn send(&mut self, mut stream: &TcpStream) -> io::Result<()> {
+        while !self.is_sent() {
+            match stream.write(&self.bytes[self.sent_bytes..]) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(count) => self.sent_bytes += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl SealedReads {
+    /// Makes room, and returns how much.
+    fn prepare(&mut self) -> usize {
+        self.wire.clear();
+        self.opened.clear();
+        self.wire_bytes = self.wire_bytes.clamp(WIRE_BYTES_MIN, WIRE_BYTES_MAX);
+        self.wire.reserve_exact(self.wire_bytes);
+        self.wire_bytes
+    }
+
+    fn done(&mut self, count: usize, bytes_max: usize) {
+        if count == bytes_max {
+            self.wire_bytes = bytes_max * 4;
+        } else if count <= WIRE_BYTES_MIN {
+            self.wire_bytes = WIRE_BYTES_MIN;
+        }
+    }
+}
