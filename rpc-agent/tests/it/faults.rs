@@ -2,7 +2,6 @@
 
 use std::collections::HashSet;
 use std::io::{self, Read};
-use std::net::TcpStream;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
@@ -27,15 +26,31 @@ const BODY_BYTES_MIN: usize = 4 + NAME.len();
 
 /// Starts an agent and makes calls to a raw worker that does not read the connection. Most requests are
 /// duplicated. Together they exceed the socket buffers.
-fn unread_calls(seed: u64, timeout: Option<Duration>) -> (Agent, TcpStream, Vec<FutureMessage>) {
+fn unread_calls(
+    seed: u64,
+    timeout: Option<Duration>,
+    has_secret: bool,
+) -> (Agent, Box<dyn Read>, Vec<FutureMessage>) {
     let store = shared_store();
     let raw = RawWorker::join(&*store, 1, "worker1", 5);
     let faults = FaultPlan::new(seed).duplicate(0.8).unwrap();
     let me = options(0).with_world_size(2).with_faults(faults);
-    let agent = start_all(&store, vec![(me, registry(|_| {}))])
-        .remove(0)
-        .unwrap();
-    let link = raw.dial(&*store, 0, 0);
+    let start = |options| {
+        start_all(&store, vec![(options, registry(|_| {}))])
+            .remove(0)
+            .unwrap()
+    };
+    let (agent, link): (_, Box<dyn Read>) = match has_secret {
+        false => (start(me), Box::new(raw.dial(&*store, 0, 0))),
+        #[cfg(feature = "tls")]
+        true => {
+            let secret = rpc_agent::Secret::random().unwrap();
+            let agent = start(me.with_secret(secret.clone()));
+            (agent, Box::new(raw.dial_sealed(&*store, 0, secret)))
+        }
+        #[cfg(not(feature = "tls"))]
+        true => unreachable!(),
+    };
     let payload = noise(seed, PAYLOAD_BYTES_MIN + CALLS);
     let calls = (0..CALLS).map(|number| {
         let payload = payload.slice(..PAYLOAD_BYTES_MIN + number);
@@ -45,6 +60,14 @@ fn unread_calls(seed: u64, timeout: Option<Duration>) -> (Agent, TcpStream, Vec<
     });
     let calls = calls.collect();
     (agent, link, calls)
+}
+
+/// The seeds, without a secret and with one.
+fn rounds() -> impl Iterator<Item = (u64, bool)> {
+    let secrets = [false, true]
+        .into_iter()
+        .take(1 + usize::from(cfg!(feature = "tls")));
+    secrets.flat_map(|has_secret| (1..=4).map(move |seed| (seed, has_secret)))
 }
 
 /// Checks the outcomes. `arrived` holds the calls of which at least a part of a request has arrived.
@@ -64,8 +87,9 @@ fn assert_outcomes(calls: &[FutureMessage], arrived: &HashSet<usize>) {
 
 #[test]
 fn a_duplicated_call_with_one_request_withdrawn_at_its_deadline_may_have_run() {
-    for seed in 1..=4 {
-        let (agent, mut link, calls) = unread_calls(seed, Some(Duration::from_millis(50)));
+    for (seed, has_secret) in rounds() {
+        let timeout = Duration::from_millis(50);
+        let (agent, mut link, calls) = unread_calls(seed, Some(timeout), has_secret);
         for call in &calls {
             let ended = call.wait_timeout(PATIENCE).expect("the call completes");
             assert!(ended.is_err());
@@ -89,8 +113,8 @@ fn a_duplicated_call_with_one_request_withdrawn_at_its_deadline_may_have_run() {
 
 #[test]
 fn a_duplicated_call_with_one_request_sent_before_shutdown_may_have_run() {
-    for seed in 1..=4 {
-        let (agent, mut link, calls) = unread_calls(seed, None);
+    for (seed, has_secret) in rounds() {
+        let (agent, mut link, calls) = unread_calls(seed, None, has_secret);
         agent.shutdown_now();
         let mut arrived = HashSet::new();
         // The last frame may be truncated.

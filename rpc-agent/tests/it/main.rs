@@ -14,6 +14,10 @@ mod peer_death;
 mod proxy;
 mod raw;
 mod retries;
+#[cfg(feature = "tls")]
+mod sealed;
+#[cfg(feature = "tls")]
+mod secret;
 mod shutdown;
 mod soak;
 mod strangers;

@@ -133,6 +133,24 @@ impl RawWorker {
     }
 }
 
+#[cfg(feature = "tls")]
+impl RawWorker {
+    /// [`RawWorker::dial`] with a secret.
+    pub(crate) fn dial_sealed(
+        &self,
+        store: &dyn Store,
+        to: u16,
+        secret: rpc_agent::Secret,
+    ) -> crate::sealed::Sealed {
+        let (address, incarnation) = address_of(store, to);
+        let mut peer = crate::sealed::Sealed::new(connect(address), &secret.into());
+        peer.shake_hands().unwrap();
+        send(&mut peer, &self.hello(to, incarnation, 0));
+        assert_eq!(read_frame(&mut peer).kind, WELCOME);
+        peer
+    }
+}
+
 /// Publishes the address and the incarnation of a worker of a static group in the store.
 pub(crate) fn publish(store: &dyn Store, id: u16, name: &str, port: u16, incarnation: u64) {
     let record = format!("{name} tcp://127.0.0.1:{port}#{incarnation:016x}");
@@ -183,7 +201,7 @@ fn limit_waits(socket: &TcpStream) {
     socket.set_write_timeout(Some(LONG)).unwrap();
 }
 
-pub(crate) fn send(socket: &mut TcpStream, bytes: &[u8]) {
+pub(crate) fn send(socket: &mut impl Write, bytes: &[u8]) {
     socket.write_all(bytes).unwrap();
 }
 
@@ -199,7 +217,7 @@ pub(crate) struct RawFrame {
 
 /// Reads the next frame; panics if the stream has ended.
 #[track_caller]
-pub(crate) fn read_frame(socket: &mut TcpStream) -> RawFrame {
+pub(crate) fn read_frame(socket: &mut impl Read) -> RawFrame {
     let mut header = [0; 16];
     socket.read_exact(&mut header).expect("a frame");
     let mut body = vec![0; LittleEndian::read_u32(&header[..4]) as usize];

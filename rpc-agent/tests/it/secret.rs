@@ -1,0 +1,385 @@
+//! Workers that share a secret, and peers that do not have it.
+
+use std::io::{self, ErrorKind, IoSlice, Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use c10d_store::Store;
+use rpc_agent::{
+    Agent, AgentOptions, CertificateFiles, Credentials, Outcome, RetryOptions, RpcError, Secret,
+};
+
+use crate::common::{
+    PATIENCE, group_with, noise, options, pair_with, registry, shared_store, start_all, until,
+    within,
+};
+use crate::proxy::Proxy;
+use crate::raw::{
+    RawWorker, WELCOME, address_of, await_closed, connect, publish, read_frame, request, send,
+};
+use crate::sealed::Sealed;
+
+fn secret() -> Secret {
+    Secret::random().expect("random numbers")
+}
+
+/// Two workers with a secret.
+fn secure_pair(secret: &Secret) -> (Agent, Agent) {
+    pair_with(|_, options| options.with_secret(secret.clone()), |_| {})
+}
+
+/// A worker with a secret that waits for no other, a raw worker with the id 1, and their store.
+fn secure_agent(secret: &Secret) -> (Agent, RawWorker, Arc<dyn Store>) {
+    let store = shared_store();
+    let raw = RawWorker::join(&*store, 1, "raw", 77);
+    let options = options(0).with_world_size(2).with_secret(secret.clone());
+    let agent = start_all(&store, vec![(options, registry(|_| {}))]).remove(0);
+    (agent.unwrap(), raw, store)
+}
+
+#[track_caller]
+fn echo(from: &Agent, to: &str, bytes: usize) {
+    let payload = noise(bytes as u64, bytes);
+    let answer = from
+        .handle()
+        .call_bytes_with(to, "echo", payload.clone(), within(PATIENCE));
+    assert!(answer.unwrap() == payload, "other {bytes} bytes");
+}
+
+#[test]
+fn calls_of_all_lengths_pass_in_both_directions_at_once() {
+    let (one, other) = secure_pair(&secret());
+    let (kib, mib) = (1 << 10, 1 << 20);
+    let lengths = [
+        0,
+        1,
+        64,
+        4 * kib,
+        16 * kib - 1,
+        16 * kib,
+        64 * kib,
+        200 * kib,
+        mib,
+        8 * mib + 3,
+        33 * mib,
+    ];
+    thread::scope(|scope| {
+        for (from, to) in [(&one, "worker1"), (&other, "worker0")] {
+            scope.spawn(move || lengths.iter().for_each(|bytes| echo(from, to, *bytes)));
+            for seed in 0..3 {
+                scope.spawn(move || {
+                    let mut rng = fastrand::Rng::with_seed(seed);
+                    for _ in 0..150 {
+                        let power = rng.u32(0..19);
+                        let bytes = rng.usize(0..1 << power);
+                        echo(from, to, bytes);
+                    }
+                });
+            }
+        }
+    });
+    assert_eq!(one.handle().metrics().connections_lost, 0);
+}
+
+#[test]
+fn calls_that_are_given_up_disturb_no_other() {
+    let (one, other) = secure_pair(&secret());
+    thread::scope(|scope| {
+        for (from, to) in [(&one, "worker1"), (&other, "worker0")] {
+            for seed in 0..2 {
+                scope.spawn(move || {
+                    let mut rng = fastrand::Rng::with_seed(seed);
+                    for _ in 0..200 {
+                        let power = rng.u32(0..22);
+                        let payload = noise(1, rng.usize(0..1 << power));
+                        let timeout = Duration::from_micros(rng.u64(0..3000));
+                        let call =
+                            from.handle()
+                                .call_bytes_async(to, "echo", payload, within(timeout));
+                        if rng.bool() {
+                            drop(call.wait());
+                        }
+                    }
+                });
+                scope.spawn(move || (0..300).for_each(|bytes| echo(from, to, bytes * 37)));
+            }
+        }
+    });
+    assert_eq!(one.handle().metrics().connections_lost, 0);
+}
+
+#[test]
+fn a_group_with_a_secret_shuts_down_together() {
+    let secret = secret();
+    let agents = group_with(
+        3,
+        |_, options| options.with_secret(secret.clone()),
+        |_, _| {},
+    );
+    for from in &agents {
+        for to in 0..3 {
+            echo(from, &format!("worker{to}"), 100);
+        }
+    }
+    thread::scope(|scope| {
+        for agent in &agents {
+            scope.spawn(|| agent.shutdown(PATIENCE).unwrap());
+        }
+    });
+}
+
+/// The error of a call between two workers whose options differ.
+fn error_between(adjust: impl Fn(u32, AgentOptions) -> AgentOptions) -> RpcError {
+    let adjust = |rank, options: AgentOptions| {
+        adjust(rank, options.with_connect_timeout(Duration::from_secs(1)))
+    };
+    let (caller, _called) = pair_with(adjust, |_| {});
+    let began = Instant::now();
+    let handle = caller.handle();
+    let error = handle
+        .call_bytes_with("worker1", "echo", "", within(PATIENCE))
+        .unwrap_err();
+    assert!(began.elapsed() < PATIENCE / 2);
+    assert_eq!(error.outcome(), Outcome::NotExecuted, "{error}");
+    error
+}
+
+#[test]
+fn a_call_to_a_worker_with_another_secret_fails_at_once_and_says_so() {
+    let (one, other) = (secret(), secret());
+    let error = error_between(|rank, options| {
+        // Without giving up, the call would fail at the end of this time only.
+        let options = options.with_connect_timeout(PATIENCE);
+        options.with_secret(if rank == 0 {
+            one.clone()
+        } else {
+            other.clone()
+        })
+    });
+    assert!(error.to_string().contains("another secret"), "{error}");
+}
+
+#[test]
+fn workers_with_and_without_a_secret_do_not_meet() {
+    let secret = secret();
+    let error = error_between(|rank, options| match rank {
+        0 => options.with_secret(secret.clone()),
+        _ => options,
+    });
+    let text = "closed during the TLS handshake, as a worker without a secret does";
+    assert!(error.to_string().contains(text), "{error}");
+    let error = error_between(|rank, options| match rank {
+        0 => options,
+        _ => options.with_secret(secret.clone()),
+    });
+    assert!(error.to_string().contains("no welcome"), "{error}");
+}
+
+#[test]
+fn a_new_secret_is_introduced_while_the_old_one_is_in_use() {
+    let (old, new) = (secret(), secret());
+    let both = Credentials::from_secrets(vec![old.clone(), new.clone()]).unwrap();
+    let (one, other) = pair_with(
+        |rank, options| match rank {
+            0 => options.with_credentials(both.clone()),
+            _ => options.with_secret(new.clone()),
+        },
+        |_| {},
+    );
+    // The worker with the new secret only has to connect.
+    echo(&other, "worker0", 10);
+    echo(&one, "worker1", 10);
+}
+
+#[test]
+fn workers_with_certificates_of_one_authority_meet() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../c10d-socket/testdata/tls");
+    let credentials = |node: &str, authority: &str| {
+        Credentials::from_files(&CertificateFiles {
+            certificate: folder.join(format!("{node}.pem")),
+            key: folder.join(format!("{node}.key")),
+            authorities: folder.join(format!("{authority}.pem")),
+        })
+        .unwrap()
+    };
+    let node = credentials("node", "authority");
+    let (one, other) = pair_with(|_, options| options.with_credentials(node.clone()), |_| {});
+    echo(&one, "worker1", 100_000);
+    echo(&other, "worker0", 100_000);
+    let stranger = credentials("stranger", "other");
+    error_between(|rank, options| match rank {
+        0 => options.with_credentials(stranger.clone()),
+        _ => options.with_credentials(node.clone()),
+    });
+}
+
+#[test]
+fn a_lost_connection_is_made_again_with_the_secret() {
+    let secret = secret();
+    let store = shared_store();
+    let workers = [0, 1].map(|rank| {
+        let options = options(rank).with_world_size(2).with_secret(secret.clone());
+        (options, registry(|_| {}))
+    });
+    let agents = start_all(&store, workers.into());
+    let mut agents = agents.into_iter().map(Result::unwrap);
+    let (one, other) = (agents.next().unwrap(), agents.next().unwrap());
+    let (address, incarnation) = address_of(&*store, 1);
+    let proxy = Proxy::start(address);
+    publish(&*store, 1, "worker1", proxy.port(), incarnation);
+    for round in 0..4 {
+        echo(&one, "worker1", 1000);
+        // In the middle of a long message.
+        proxy.allow(300_000 + round * 7777);
+        let call =
+            one.handle()
+                .call_bytes_async("worker1", "echo", noise(1, 4 << 20), within(PATIENCE));
+        proxy.await_allowance_used();
+        proxy.cut_and_allow_all();
+        let error = call.wait_timeout(PATIENCE).expect("it ends").unwrap_err();
+        assert_eq!(error.outcome(), Outcome::Unknown, "{error}");
+        let retries = RetryOptions::default();
+        let answer = one
+            .handle()
+            .call_bytes_with_retries("worker1", "echo", "x", &retries);
+        assert_eq!(answer.wait().unwrap(), "x");
+    }
+    echo(&other, "worker0", 10);
+}
+
+#[test]
+fn a_handshake_may_arrive_byte_by_byte() {
+    /// Sends single bytes.
+    struct Trickle(TcpStream);
+    impl Write for Trickle {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.write(&bytes[..1])
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    let secret = secret();
+    let (_agent, raw, store) = secure_agent(&secret);
+    let (address, incarnation) = address_of(&*store, 0);
+    let mut peer = Sealed::new(connect(address), &secret.into());
+    let mut trickle = Trickle(peer.stream.try_clone().unwrap());
+    while peer.layer.is_handshaking() {
+        peer.layer.send(&mut trickle).unwrap();
+        peer.receive().unwrap();
+    }
+    let hello = IoSlice::new(&raw.hello(0, incarnation, 0)).to_vec();
+    assert_eq!(peer.layer.seal(&[IoSlice::new(&hello)]), hello.len());
+    peer.layer.send(&mut trickle).unwrap();
+    assert_eq!(read_frame(&mut peer).kind, WELCOME);
+    send(&mut peer, &request(1, "echo", b"abc"));
+    assert_eq!(read_frame(&mut peer).body, b"abc");
+}
+
+#[test]
+fn bytes_of_strangers_close_their_connection() {
+    let secret = secret();
+    let (agent, raw, store) = secure_agent(&secret);
+    let (address, incarnation) = address_of(&*store, 0);
+    let plain_hello = raw.hello(0, incarnation, 0);
+    let alert = [0x15, 3, 3, 0, 2, 2, 40];
+    let mut of_tls = vec![0x16, 3, 1, 0x40, 0];
+    of_tls.extend_from_slice(&noise(3, 1 << 14));
+    let long = noise(4, 1 << 20);
+    let garbage: [&[u8]; 6] = [
+        &plain_hello,
+        &alert,
+        &of_tls,
+        &long,
+        b"GET / HTTP/1.1\r\n\r\n",
+        &[0x16, 3, 1, 0, 0],
+    ];
+    for bytes in garbage {
+        let mut socket = connect(address);
+        // The agent may have closed the connection already.
+        let _ = socket.write_all(bytes);
+        await_closed(&mut socket);
+    }
+    // The right secret, and then garbage.
+    let credentials = Credentials::from(secret);
+    let mut peer = Sealed::new(connect(address), &credentials);
+    peer.shake_hands().unwrap();
+    peer.stream.write_all(&noise(5, 1000)).unwrap();
+    await_closed(&mut peer.stream);
+    // Replayed bytes of an established connection.
+    let mut peer = Sealed::new(connect(address), &credentials);
+    peer.shake_hands().unwrap();
+    send(&mut peer, &plain_hello);
+    assert_eq!(read_frame(&mut peer).kind, WELCOME);
+    peer.layer.seal(&[IoSlice::new(&request(1, "echo", b""))]);
+    let mut wire = Vec::new();
+    peer.layer.send(&mut wire).unwrap();
+    peer.stream.write_all(&wire).unwrap();
+    assert_eq!(read_frame(&mut peer).id, 1);
+    peer.stream.write_all(&wire).unwrap();
+    await_closed(&mut peer.stream);
+    until("the connection is lost", || {
+        agent.handle().metrics().connections_lost == 1
+    });
+    assert_eq!(agent.handle().metrics().requests_received, 1);
+}
+
+#[test]
+fn a_handshake_of_tls_that_stops_is_closed_after_the_time_limit() {
+    let secret = secret();
+    let (_agent, _raw, store) = secure_agent(&secret);
+    let (address, _) = address_of(&*store, 0);
+    let credentials = Credentials::from(secret);
+    let silent = connect(address);
+    let mut half = Sealed::new(connect(address), &credentials);
+    let mut hello = Vec::new();
+    half.layer.send(&mut hello).unwrap();
+    half.stream.write_all(&hello[..hello.len() / 2]).unwrap();
+    let mut answered = Sealed::new(connect(address), &credentials);
+    answered.layer.send(&mut answered.stream).unwrap();
+    let mut no_hello = Sealed::new(connect(address), &credentials);
+    no_hello.shake_hands().unwrap();
+    let began = Instant::now();
+    for mut socket in [silent, half.stream, answered.stream, no_hello.stream] {
+        await_closed(&mut socket);
+    }
+    let took = began.elapsed();
+    assert!(
+        took >= Duration::from_secs(9) && took < Duration::from_secs(30),
+        "{took:?}"
+    );
+}
+
+#[test]
+fn an_address_whose_handshakes_fail_has_to_wait() {
+    let secret = secret();
+    let (agent, _raw, store) = secure_agent(&secret);
+    let (address, _) = address_of(&*store, 0);
+    let credentials = Credentials::from(secret);
+    // Each costs the agent its public-key operations, and then stops.
+    let is_answered = || {
+        let mut peer = Sealed::new(connect(address), &credentials);
+        if peer.layer.send(&mut peer.stream).is_err() {
+            return false;
+        }
+        match peer.stream.read(&mut [0; 4096]) {
+            Ok(count) => count > 0,
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+                false
+            }
+        }
+    };
+    let answered = (0..300).filter(|_| is_answered()).count();
+    assert!((64..250).contains(&answered), "{answered}");
+    // The address is served again, the sooner the fewer of its handshakes fail.
+    until("a handshake succeeds", || {
+        thread::sleep(Duration::from_millis(50));
+        let mut peer = Sealed::new(connect(address), &credentials);
+        peer.shake_hands().is_ok()
+    });
+    drop(agent);
+}
