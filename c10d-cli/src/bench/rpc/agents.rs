@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use c10d_store::{HashStore, ServerOptions, Store, TcpStore, TcpStoreOptions, TcpStoreServer};
 use rpc_agent::{
-    Agent, AgentOptions, CallOptions, FutureMessage, Registry, Reply, RpcError, WorkerInfo,
+    Agent, AgentOptions, CallOptions, FutureMessage, Registry, Reply, RpcError, Secret, WorkerInfo,
 };
 
 use super::super::affinity::{Cores, on_server_core};
@@ -28,6 +28,9 @@ const FUNCTION: &str = "echo";
 /// A function that does not answer before [`FORGET`] is called.
 const KEEP: &str = "keep";
 const FORGET: &str = "forget";
+
+/// The key under which the second process finds the secret of a measurement.
+const SECRET_KEY: &str = "bench secret";
 
 /// The number of calls that end at their deadlines.
 pub(super) const EXPIRING: usize = 10_000;
@@ -55,26 +58,40 @@ enum Host {
 
 impl AgentPair {
     /// Both in this process. Threads inherit their core from the one that starts them.
-    pub(super) fn in_process(cores: Option<Cores>) -> Result<Self, RpcBenchError> {
+    pub(super) fn in_process(
+        cores: Option<Cores>,
+        secret: Option<&Secret>,
+    ) -> Result<Self, RpcBenchError> {
         let store: Arc<dyn Store> = Arc::new(HashStore::new());
         let its_store = Arc::clone(&store);
+        let its_secret = secret.cloned();
         // On another thread, as a start returns only when both workers have joined.
         let starting = on_server_core(cores, || {
             thread::Builder::new()
                 .name("bench-rpc-start".to_owned())
-                .spawn(move || start(SERVER, 0, echo()?, its_store))
+                .spawn(move || start_with(its_secret, SERVER, 0, echo()?, its_store))
                 .map_err(BenchError::system("cannot start a thread"))
         })?;
-        let client = start(CLIENT, 1, Registry::new(), store);
+        let client = start_with(secret.cloned(), CLIENT, 1, Registry::new(), store);
         let server = starting.join().map_err(|_| RpcBenchError::Panic)?;
         Self::new(client?, Host::Agent(server?))
     }
 
     /// The server in a process of its own, which also serves the store.
-    pub(super) fn two_processes(cores: Option<Cores>) -> Result<Self, RpcBenchError> {
-        let child = ServerChild::start(&PeerKind::Agent.command_line(), cores)?;
+    pub(super) fn two_processes(
+        cores: Option<Cores>,
+        secret: Option<&Secret>,
+    ) -> Result<Self, RpcBenchError> {
+        let kind = match secret {
+            None => PeerKind::Agent,
+            Some(_) => PeerKind::AgentWithSecret,
+        };
+        let child = ServerChild::start(&kind.command_line(), cores)?;
         let store = open(child.address())?;
-        let client = start(CLIENT, 1, Registry::new(), store)?;
+        if let Some(secret) = secret {
+            store.set(SECRET_KEY, secret.to_text().as_bytes())?;
+        }
+        let client = start_with(secret.cloned(), CLIENT, 1, Registry::new(), store)?;
         Self::new(client, Host::Process(child))
     }
 
@@ -176,11 +193,19 @@ impl EchoClient for AgentPair {
 
 /// The server process. Its threads serve until it is killed.
 pub(super) fn serve(
+    has_secret: bool,
     announce: impl FnOnce(SocketAddr) -> io::Result<()>,
 ) -> Result<(), RpcBenchError> {
     let server = TcpStoreServer::bind((Ipv4Addr::LOCALHOST, 0), ServerOptions::default())?;
     announce(server.local_addr()).map_err(BenchError::system("cannot write to standard output"))?;
-    let _agent = start(SERVER, 0, echo()?, open(server.local_addr())?)?;
+    let store = open(server.local_addr())?;
+    let secret = if has_secret {
+        let text = store.get(SECRET_KEY)?;
+        Some(Secret::from_text(&String::from_utf8_lossy(&text))?)
+    } else {
+        None
+    };
+    let _agent = start_with(secret, SERVER, 0, echo()?, store)?;
     loop {
         thread::park();
     }
@@ -215,10 +240,23 @@ pub(in super::super) fn start(
     registry: Registry,
     store: Arc<dyn Store>,
 ) -> Result<Agent, RpcBenchError> {
-    let options = AgentOptions::new(name, rank)
+    start_with(None, name, rank, registry, store)
+}
+
+fn start_with(
+    secret: Option<Secret>,
+    name: &str,
+    rank: u32,
+    registry: Registry,
+    store: Arc<dyn Store>,
+) -> Result<Agent, RpcBenchError> {
+    let mut options = AgentOptions::new(name, rank)
         .with_world_size(2)
         .with_host("127.0.0.1")
         .with_timeout(PATIENCE)
         .with_start_timeout(PATIENCE);
+    if let Some(secret) = secret {
+        options = options.with_secret(secret);
+    }
     Agent::start(options, registry, store).map_err(|error| RpcBenchError::Start(Box::new(error)))
 }

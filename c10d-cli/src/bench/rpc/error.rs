@@ -3,7 +3,7 @@
 use std::io;
 
 use c10d_store::StoreError;
-use rpc_agent::{RegistryError, RpcError, StartError};
+use rpc_agent::{CredentialsError, RegistryError, RpcError, StartError};
 
 use super::super::error::BenchError;
 
@@ -14,6 +14,9 @@ pub(in super::super) enum RpcBenchError {
 
     #[error(transparent)]
     Store(#[from] StoreError),
+
+    #[error(transparent)]
+    Credentials(#[from] CredentialsError),
 
     #[error(transparent)]
     Registry(#[from] RegistryError),

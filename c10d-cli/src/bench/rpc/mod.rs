@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use clap::Args;
+use rpc_agent::Secret;
 
 use self::agents::{AgentPair, EXPIRING};
 use self::echo::EchoPair;
@@ -24,7 +25,7 @@ pub(super) use self::peer::RpcPeerArgs;
 use super::affinity::Cores;
 use super::child::{announce, end_with_measurement};
 use super::latency::percentiles;
-use super::pair::{GOAL_IN_FLIGHT, PairArgs, Place, in_flight, order};
+use super::pair::{GOAL_IN_FLIGHT, PairArgs, Place, in_flight};
 use super::report::{Goal, Report, Row, Unit};
 use crate::failure::Failure;
 use crate::quantity::ByteCount;
@@ -44,21 +45,41 @@ pub(crate) struct RpcBenchArgs {
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = in_flight)]
     in_flight: usize,
 
+    /// Also measures calls with a secret (TLS), beside the same calls without one.
+    #[arg(long)]
+    secret: bool,
+
     #[command(flatten)]
     pair: PairArgs,
 }
 
-/// The agents and the echo of one place, both connected.
+/// The agents and the echo of one place, all connected.
 struct Comparison {
     place: Place,
     agents: AgentPair,
     echo: EchoPair,
+    secured: Option<AgentPair>,
 }
+
+/// What is measured in a round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Side {
+    Agents,
+    Echo,
+    /// The agents with a secret.
+    Secured,
+}
+
+/// The median and the 99th percentile of a round trip, and the throughput.
+type Figures = [Row; 3];
 
 pub(super) fn run(args: &RpcBenchArgs) -> Result<(), Failure> {
     let mut notes = Vec::new();
     let cores = Cores::choose(!args.pair.no_pin, &mut notes);
     notes.push("the floor is a bare TCP echo, one thread on each side".to_owned());
+    if args.secret {
+        notes.push("the floor of calls with a secret is the same call without one".to_owned());
+    }
     let rows = measure(args, cores)
         .map_err(io::Error::other)
         .map_err(Failure::system("cannot measure calls"))?;
@@ -74,7 +95,8 @@ pub(super) fn run(args: &RpcBenchArgs) -> Result<(), Failure> {
 pub(super) fn serve(args: &RpcPeerArgs) -> Result<(), Failure> {
     end_with_measurement();
     match args.kind {
-        PeerKind::Agent => agents::serve(announce),
+        PeerKind::Agent => agents::serve(false, announce),
+        PeerKind::AgentWithSecret => agents::serve(true, announce),
         PeerKind::Echo => echo::serve(announce).map_err(RpcBenchError::from),
     }
     .map_err(io::Error::other)
@@ -83,16 +105,28 @@ pub(super) fn serve(args: &RpcPeerArgs) -> Result<(), Failure> {
 
 fn measure(args: &RpcBenchArgs, cores: Option<Cores>) -> Result<Vec<Row>, RpcBenchError> {
     let time = args.pair.time();
+    let secret = if args.secret {
+        Some(Secret::random()?)
+    } else {
+        None
+    };
+    let secret = secret.as_ref();
     let mut comparisons = [
         Comparison {
             place: Place::OneProcess,
-            agents: AgentPair::in_process(cores)?,
+            agents: AgentPair::in_process(cores, None)?,
             echo: EchoPair::in_process(cores)?,
+            secured: secret
+                .map(|secret| AgentPair::in_process(cores, Some(secret)))
+                .transpose()?,
         },
         Comparison {
             place: Place::TwoProcesses,
-            agents: AgentPair::two_processes(cores)?,
+            agents: AgentPair::two_processes(cores, None)?,
             echo: EchoPair::two_processes(cores)?,
+            secured: secret
+                .map(|secret| AgentPair::two_processes(cores, Some(secret)))
+                .transpose()?,
         },
     ];
     let mut measurements = Vec::new();
@@ -119,28 +153,42 @@ fn measure(args: &RpcBenchArgs, cores: Option<Cores>) -> Result<Vec<Row>, RpcBen
             row.samples.push(value);
         }
     }
-    let rows = measurements.into_iter().flat_map(|(_, _, rows)| rows);
+    let rows = measurements
+        .into_iter()
+        .flat_map(|(_, _, (rows, secured))| rows.into_iter().chain(secured.into_iter().flatten()));
     Ok(rows.chain(expiry).collect())
 }
 
 impl Comparison {
-    /// The median and the 99th percentile of a round trip, and the throughput.
-    fn rows(&self, payload_bytes: usize, in_flight: usize) -> [Row; 3] {
+    /// The figures of the agents, and of those with a secret.
+    fn rows(&self, payload_bytes: usize, in_flight: usize) -> (Figures, Option<Figures>) {
+        let is_goal = self.place == Place::TwoProcesses && payload_bytes == GOAL_PAYLOAD_BYTES;
+        let mut rows = self.figures(payload_bytes, in_flight, "");
+        if is_goal {
+            rows[0].goal = Some(Goal::RatioAtMost(1.3));
+            rows[2].goal = (in_flight == GOAL_IN_FLIGHT).then_some(Goal::AtLeast(250e3));
+        }
+        let secured = self.secured.as_ref().map(|_| {
+            let mut rows = self.figures(payload_bytes, in_flight, "secret ");
+            rows[0].goal = is_goal.then_some(Goal::RatioAtMost(1.35));
+            rows
+        });
+        (rows, secured)
+    }
+
+    fn figures(&self, payload_bytes: usize, in_flight: usize, kind: &str) -> Figures {
         let name = |figure: &str| {
             let mut bytes = ByteCount(payload_bytes).to_string();
             if !bytes.ends_with('B') {
                 bytes.push_str(" B");
             }
-            format!("{} {bytes} {figure}", self.place.name())
+            format!("{} {bytes} {kind}{figure}", self.place.name())
         };
-        let mut median = Row::new(name("p50"), Unit::Microseconds);
-        let tail = Row::new(name("p99"), Unit::Microseconds);
-        let mut throughput = Row::new(name(&format!("x {in_flight}")), Unit::OperationsPerSecond);
-        if self.place == Place::TwoProcesses && payload_bytes == GOAL_PAYLOAD_BYTES {
-            median.goal = Some(Goal::RatioAtMost(1.3));
-            throughput.goal = (in_flight == GOAL_IN_FLIGHT).then_some(Goal::AtLeast(250e3));
-        }
-        [median, tail, throughput]
+        [
+            Row::new(name("p50"), Unit::Microseconds),
+            Row::new(name("p99"), Unit::Microseconds),
+            Row::new(name(&format!("x {in_flight}")), Unit::OperationsPerSecond),
+        ]
     }
 
     /// Compares an answer byte by byte, then fills caches and buffers.
@@ -150,7 +198,8 @@ impl Comparison {
         in_flight: usize,
         time: Duration,
     ) -> Result<(), RpcBenchError> {
-        for side in [&mut self.agents as &mut dyn EchoClient, &mut self.echo] {
+        for side in self.sides(0) {
+            let side = self.side(side);
             if side.echo(payload)? != payload {
                 return Err(RpcBenchError::WrongAnswer {
                     bytes: payload.len(),
@@ -162,38 +211,55 @@ impl Comparison {
         Ok(())
     }
 
-    /// One round: agents and echo alternate in going first.
+    /// One round. The order of the sides alternates.
     fn measure(
         &mut self,
         payload: &Bytes,
         in_flight: usize,
         time: Duration,
         round: usize,
-        [median, tail, throughput]: &mut [Row; 3],
+        (rows, secured): &mut (Figures, Option<Figures>),
     ) -> Result<(), RpcBenchError> {
-        for is_floor in order(round) {
-            let mut times = self.side(is_floor).one_at_a_time(payload, time)?;
-            let [p50, p99] = percentiles(&mut times);
-            for (row, value) in [(&mut *median, p50), (&mut *tail, p99)] {
-                row.push(is_floor, value);
+        let mut push = |side: Side, figure: usize, value: f64| {
+            if side != Side::Secured {
+                rows[figure].push(side == Side::Echo, value);
             }
+            if side != Side::Echo
+                && let Some(secured) = secured
+            {
+                secured[figure].push(side == Side::Agents, value);
+            }
+        };
+        for side in self.sides(round) {
+            let mut times = self.side(side).one_at_a_time(payload, time)?;
+            let [p50, p99] = percentiles(&mut times);
+            push(side, 0, p50);
+            push(side, 1, p99);
         }
-        for is_floor in order(round) {
+        for side in self.sides(round) {
             let began = Instant::now();
-            let answered = self
-                .side(is_floor)
-                .many_at_a_time(payload, in_flight, time)?;
+            let answered = self.side(side).many_at_a_time(payload, in_flight, time)?;
             let per_second = answered as f64 / began.elapsed().as_secs_f64();
-            throughput.push(is_floor, per_second);
+            push(side, 2, per_second);
         }
         Ok(())
     }
 
-    fn side(&mut self, is_floor: bool) -> &mut dyn EchoClient {
-        if is_floor {
-            &mut self.echo
-        } else {
-            &mut self.agents
+    /// The agents next to those that they are compared with.
+    fn sides(&self, round: usize) -> Vec<Side> {
+        let mut sides = vec![Side::Echo, Side::Agents];
+        sides.extend(self.secured.as_ref().map(|_| Side::Secured));
+        if round.is_multiple_of(2) {
+            sides.reverse();
+        }
+        sides
+    }
+
+    fn side(&mut self, side: Side) -> &mut dyn EchoClient {
+        match (side, &mut self.secured) {
+            (Side::Secured, Some(secured)) => secured,
+            (Side::Echo, _) => &mut self.echo,
+            (Side::Agents | Side::Secured, _) => &mut self.agents,
         }
     }
 }
@@ -231,7 +297,13 @@ mod tests {
 
     #[test]
     fn two_agents_in_one_process_echo() {
-        check_pair(&mut AgentPair::in_process(None).unwrap());
+        check_pair(&mut AgentPair::in_process(None, None).unwrap());
+    }
+
+    #[test]
+    fn two_agents_with_a_secret_echo() {
+        let secret = Secret::random().unwrap();
+        check_pair(&mut AgentPair::in_process(None, Some(&secret)).unwrap());
     }
 
     #[test]

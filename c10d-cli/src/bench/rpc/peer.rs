@@ -11,6 +11,8 @@ pub(crate) struct RpcPeerArgs {
 pub(super) enum PeerKind {
     /// A store, and a worker that joins through it. Announces the store's address.
     Agent,
+    /// The same, with the secret that it finds in the store.
+    AgentWithSecret,
     /// A bare echo for one connection.
     Echo,
 }
@@ -20,6 +22,7 @@ impl PeerKind {
     pub(super) fn command_line(self) -> Vec<String> {
         let kind = match self {
             Self::Agent => "agent",
+            Self::AgentWithSecret => "agent-with-secret",
             Self::Echo => "echo",
         };
         ["bench", "rpc-peer", kind].map(str::to_owned).to_vec()
