@@ -209,7 +209,7 @@ impl Acceptor {
     /// Logs the refusal of a peer without the secret.
     fn log_stranger(&mut self, address: SocketAddr, reason: &dyn fmt::Display) {
         let me = self.driver.me();
-        match self.strangers.line(Instant::now()) {
+        match self.strangers.line(address.ip(), Instant::now()) {
             RefusalLine::Silent => {}
             RefusalLine::Logged { silent: 0 } => log::warn!("{me}: refused {address}: {reason}"),
             RefusalLine::Logged { silent } => log::warn!(
