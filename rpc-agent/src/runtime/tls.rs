@@ -234,3 +234,80 @@ impl SealedReads {
         }
     }
 }
+
+#[cfg(all(test, feature = "tls", not(shuttle)))]
+mod tests {
+    use std::io::Read;
+    use std::net::TcpListener;
+
+    use c10d_socket::{Credentials, Protocol, Secret};
+    use socket2::SockRef;
+
+    use super::*;
+
+    /// A connection that has completed its handshake, and the other end's layer and stream.
+    fn connected() -> (Tls, TcpStream, TlsLayer, std::net::TcpStream) {
+        let credentials = Credentials::from(Secret::random().unwrap());
+        let client = credentials.client(Protocol::Rpc, "localhost").unwrap();
+        let server = credentials.server(Protocol::Rpc).unwrap();
+        let (mut client, mut server) = (client.start().unwrap(), server.start().unwrap());
+        while client.is_handshaking() || server.is_handshaking() {
+            for _ in 0..2 {
+                let mut wire = Vec::new();
+                client.send(&mut wire).unwrap();
+                server.receive(&wire, &mut Vec::new()).unwrap();
+                mem::swap(&mut client, &mut server);
+            }
+        }
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        SockRef::from(&stream).set_send_buffer_size(4096).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        let (other, _) = listener.accept().unwrap();
+        other.set_nonblocking(true).unwrap();
+        let limit = Some(std::time::Duration::from_secs(60));
+        other.set_read_timeout(limit).unwrap();
+        let stream = TcpStream::from_std(stream);
+        (Tls::established(client), stream, server, other)
+    }
+
+    #[test]
+    fn bytes_that_the_peer_may_have_count_as_kept_and_arrive_once() {
+        let (tls, stream, mut peer, mut other) = connected();
+        let data: Vec<u8> = (0..3_000_000_u32).map(|index| (index / 7) as u8).collect();
+        let (mut written, mut opened, mut wire) = (0, Vec::new(), vec![0; 30_000]);
+        let (mut blocked, mut partly) = (0, 0);
+        while written < data.len() {
+            let mut writer = tls.writer(&stream);
+            let (head, tail) = data[written..].split_at((data.len() - written) / 3);
+            let kept = match writer.write_vectored(&[IoSlice::new(head), IoSlice::new(tail)]) {
+                Ok(count) => {
+                    written += count;
+                    assert_eq!(writer.kept_bytes(), 0);
+                    continue;
+                }
+                Err(error) => {
+                    assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+                    writer.kept_bytes()
+                }
+            };
+            blocked += 1;
+            while let Ok(count) = other.read(&mut wire) {
+                peer.receive(&wire[..count], &mut opened).unwrap();
+            }
+            assert!(opened.len() <= written + kept);
+            partly += usize::from(opened.len() > written);
+            assert!(opened == data[..opened.len()], "other bytes");
+        }
+        assert_eq!(written, data.len());
+        other.set_nonblocking(false).unwrap();
+        while opened.len() < data.len() {
+            let count = other.read(&mut wire).unwrap();
+            assert!(count > 0, "the peer got {} bytes", opened.len());
+            peer.receive(&wire[..count], &mut opened).unwrap();
+        }
+        assert!(opened == data, "other bytes");
+        assert!(blocked > 0 && partly > 0, "{blocked} {partly}");
+        assert!(tls.lock().sealed.bytes.capacity() < 80 << 10);
+    }
+}

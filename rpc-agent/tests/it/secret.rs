@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use byteorder::{ByteOrder, LittleEndian};
 use c10d_store::Store;
 use rpc_agent::{
     Agent, AgentOptions, CertificateFiles, Credentials, Outcome, RetryOptions, RpcError, Secret,
@@ -382,4 +383,51 @@ fn an_address_whose_handshakes_fail_has_to_wait() {
         peer.shake_hands().is_ok()
     });
     drop(agent);
+}
+
+#[test]
+fn a_request_of_which_a_part_was_sent_may_have_run() {
+    for round in 0..12 {
+        let secret = secret();
+        let (agent, raw, store) = secure_agent(&secret);
+        let mut peer = raw.dial_sealed(&*store, 0, secret);
+        // More than the system takes from a peer that does not read. The payload tells which call it is.
+        let calls: Vec<_> = (0..6000_usize)
+            .map(|number| {
+                // Where the system stops to take bytes differs by round.
+                let bytes = if number == 0 {
+                    round * 9000
+                } else {
+                    1000 + round
+                };
+                let payload = noise(1, bytes);
+                let payload = [number.to_string().as_bytes(), b" ", &payload].concat();
+                agent
+                    .handle()
+                    .call_bytes_async("raw", "f", payload, within(None))
+            })
+            .collect();
+        agent.shutdown_now();
+        let mut arrived = vec![false; calls.len()];
+        let mut header = [0; 16];
+        while peer.read_exact(&mut header).is_ok() {
+            let mut body = vec![0; LittleEndian::read_u32(&header[..4]) as usize];
+            if peer.read_exact(&mut body).is_err() || body.is_empty() {
+                break;
+            }
+            // After the deadline and the name.
+            let number = body[5..].split(|byte| *byte == b' ').next().unwrap();
+            let number: usize = std::str::from_utf8(number).unwrap().parse().unwrap();
+            arrived[number] = true;
+        }
+        let mut unsent = 0;
+        for (number, call) in calls.iter().enumerate() {
+            let ended = call.wait_timeout(PATIENCE).expect("the call ends");
+            if ended.unwrap_err().outcome() == Outcome::NotExecuted {
+                assert!(!arrived[number], "call {number} has arrived");
+                unsent += 1;
+            }
+        }
+        assert!(arrived[0] && unsent > 0, "{unsent} calls were not sent");
+    }
 }

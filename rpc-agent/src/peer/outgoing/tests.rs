@@ -254,6 +254,34 @@ fn a_large_request_in_progress_cannot_be_withdrawn() {
 }
 
 #[test]
+fn a_request_that_the_writer_has_kept_counts_as_sent_and_is_written_again() {
+    let mut outgoing = Outgoing::new();
+    for id in 1..=3 {
+        outgoing.push_request(id, 0, "f", payload(10));
+    }
+    let unsent_bytes = outgoing.unsent_bytes();
+    let frame_bytes = unsent_bytes as usize / 3;
+    for (kept_bytes, expected) in [
+        (0, vec![1, 2, 3]),
+        (1, vec![2, 3]),
+        (frame_bytes + 1, vec![3]),
+        (frame_bytes, vec![2, 3]),
+    ] {
+        let mut batch = outgoing.take_batch(1 << 20).unwrap();
+        batch.write_to(&mut Trickle::new(&[0])).unwrap();
+        batch.keep(kept_bytes);
+        outgoing.put_back(batch);
+        assert_eq!(outgoing.unsent_requests(), expected, "kept {kept_bytes}");
+        assert_eq!(outgoing.unsent_bytes(), unsent_bytes);
+        outgoing.check_invariants(0);
+    }
+    let mut writer = Trickle::new(&[1000]);
+    send_one(&mut outgoing, 1 << 20, &mut writer);
+    assert_eq!(writer.taken.len(), unsent_bytes as usize);
+    assert!(outgoing.unsent_requests().is_empty());
+}
+
+#[test]
 fn a_request_counts_as_sent_once_its_first_byte_is_written() {
     let mut outgoing = Outgoing::new();
     outgoing.push_request(1, 0, "f", payload(10));
