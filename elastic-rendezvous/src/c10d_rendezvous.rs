@@ -71,7 +71,12 @@ pub fn create_c10d(
     let store_type = parameters.get("store_type").unwrap_or("tcp").trim();
     let (store, hosted, workers_host) = match store_type.to_lowercase().as_str() {
         "tcp" => open_tcp(parameters, &settings)?,
-        "file" => (open_file(parameters)?, None, None),
+        "file" => {
+            if parameters.credentials().is_some() {
+                log::warn!("a secret does not protect a store in a file: its permissions do");
+            }
+            (open_file(parameters)?, None, None)
+        }
         _ => {
             return Err(RendezvousError::Parameters(ParametersError::Setting {
                 key: "store_type".to_owned(),

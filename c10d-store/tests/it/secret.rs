@@ -257,3 +257,38 @@ fn an_address_whose_handshakes_fail_is_refused_for_a_while() {
     // After a while it may try again.
     wait_until("it is answered again", replay);
 }
+
+/// Needs root, which is another user than any: else the test says so and ends.
+#[cfg(target_os = "linux")]
+#[test]
+#[expect(clippy::print_stdout, reason = "says what was not tested")]
+fn another_user_of_the_machine_is_a_stranger() {
+    use rustix::process::Uid;
+
+    if c10d_socket::own_user() != 0 {
+        println!("skipped: only root can become another user");
+        return;
+    }
+    let options = ServerOptions::default()
+        .with_secret(secret())
+        .with_plain_from_same_user(true);
+    let server = TcpStoreServer::bind("127.0.0.1:0", options).expect("a free port");
+    let address = server.local_addr();
+    let answered = |address| {
+        let mut raw = Raw::connect(address);
+        let mut request = RequestBuf::new();
+        request.hello();
+        for piece in request.io_slices() {
+            let _ = raw.0.write_all(&piece);
+        }
+        raw.0.read(&mut [0; 4]).is_ok_and(|count| count > 0)
+    };
+    assert!(answered(address), "this user");
+    let of_other = thread::spawn(move || {
+        // Of this thread only.
+        let nobody = Uid::from_raw(65534);
+        rustix::thread::set_thread_res_uid(nobody, nobody, nobody).expect("root may");
+        answered(address)
+    });
+    assert!(!of_other.join().expect("no panic"), "another user");
+}
