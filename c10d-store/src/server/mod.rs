@@ -182,7 +182,8 @@ impl TcpStoreServer {
 
     /// Installs the handler of connections that speak HTTP, in place of an earlier one. Without a handler they
     /// are refused, as any other protocol. A connection that is handed over no longer counts as one of the
-    /// server's, and has none of its limits: the server neither reads it again nor closes it when it stops.
+    /// server's, and has none of its limits: the server neither reads it again nor closes it when it stops. A server
+    /// with credentials hands it over too: the handler decides what to show to whom.
     ///
     /// The handler is dropped with the server and its thread, or when it is replaced. Does not block.
     pub fn set_http_handler(&self, handler: Arc<dyn HttpHandler>) {
