@@ -99,9 +99,9 @@ enum Workload {
     /// A 4 MiB value, written and read.
     Large,
     /// `set-get`, PING and new connections with a shared secret, beside plain ones to the same server. Starts a server
-    /// of its own.
+    /// of its own, so it is left out with --connect.
     Secret,
-    /// PING with a secret while strangers open 10,000 connections a second.
+    /// PING with a secret while strangers open 10,000 connections a second. Left out with --connect.
     Strangers,
 }
 
@@ -169,6 +169,10 @@ fn measure(args: &StoreBenchArgs) -> Result<Report, Failure> {
     let mut rows = Vec::new();
     for workload in ALL {
         if !args.only.is_empty() && !args.only.contains(&workload) {
+            continue;
+        }
+        let has_own_server = matches!(workload, Workload::Secret | Workload::Strangers);
+        if has_own_server && args.connect.is_some() {
             continue;
         }
         match workload {

@@ -54,7 +54,17 @@ fn a_small_run_of_everything() {
     if cfg!(target_os = "linux") {
         expected.push("memory per connection");
     }
-    expected.extend(["large set 4 MiB", "large get 4 MiB"]);
+    expected.extend([
+        "large set 4 MiB",
+        "large get 4 MiB",
+        "set-get secret",
+        "ping p50 secret",
+        "ping p99 secret",
+        "open p50 secret",
+        "ping p50 flooded",
+        "ping p99 flooded",
+        "refused",
+    ]);
     assert_eq!(names(&report), expected);
     for row in report["rows"].as_array().unwrap() {
         let rounds = row["rounds"].as_array().unwrap();

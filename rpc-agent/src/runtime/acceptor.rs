@@ -13,7 +13,8 @@ use c10d_socket::{RefusalLine, SocketOptions, Strangers, TlsServer, configure_ac
 
 use super::driver::{Driver, Served};
 use super::reader::{self, ReadBuffers};
-use super::socket::{NOT_SENT_LOW_WATER_BYTES, Received, Socket};
+use super::received::Received;
+use super::socket::{NOT_SENT_LOW_WATER_BYTES, Socket};
 use super::tls::{SealedReads, Tls};
 use crate::peer::{
     Expects, FunctionId, Incoming, IncomingLimits, Message, Reads, Recipient, Watch,

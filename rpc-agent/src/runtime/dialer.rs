@@ -16,7 +16,8 @@ use c10d_socket::{
 use super::dial_threads::Attempt;
 use super::driver::Driver;
 use super::entry::PeerEntry;
-use super::socket::{NOT_SENT_LOW_WATER_BYTES, invalid, received};
+use super::received::{invalid, received};
+use super::socket::NOT_SENT_LOW_WATER_BYTES;
 use super::tls::Tls;
 use crate::directory::Directory;
 use crate::peer::{

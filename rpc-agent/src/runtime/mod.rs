@@ -30,6 +30,7 @@ mod lifecycle;
 mod listeners;
 mod poller;
 mod reader;
+mod received;
 mod retrier;
 mod sender;
 mod shutdown_turn;

@@ -7,7 +7,7 @@ use c10d_socket::{Deadline, wait_for_either, wait_for_input};
 
 use super::driver::{Driver, Served};
 use super::entry::{Core, CoreEffects, PeerEntry};
-use super::socket::Received;
+use super::received::Received;
 use super::tls::SealedReads;
 use crate::peer::{ConnectionId, FunctionId, Message, ReadNext, Reads, Recipient};
 

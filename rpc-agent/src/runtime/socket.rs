@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use c10d_socket::recv_into_spare;
 use mio::net::TcpStream;
 
+use super::received::{Received, invalid, received};
 use super::tls::{SealedReads, Tls};
 use crate::peer::{Batch, Incoming, Recipient, WriteProgress};
 
@@ -20,19 +21,6 @@ pub(crate) struct Socket {
 
 /// At most this many unsent bytes of a connection are with the system: bytes handed to it cannot be overtaken.
 pub(super) const NOT_SENT_LOW_WATER_BYTES: u32 = 1 << 20;
-
-/// What one receive gave.
-#[derive(Debug)]
-pub(super) struct Received {
-    /// Bytes on the wire. 0 if there are none for now, or the connection has failed.
-    pub(super) count: usize,
-    /// The most bytes on the wire that could have been received.
-    pub(super) bytes_max: usize,
-    /// Bytes for the decoder.
-    pub(super) plain_bytes: usize,
-    /// The connection has failed, or the bytes break the protocol after the messages before.
-    pub(super) failure: Option<io::Error>,
-}
 
 impl Socket {
     /// What lies between the socket and the frames; `None` without the feature `tls`, so that no branch is left of it.
@@ -78,22 +66,4 @@ impl Socket {
         batch.keep(writer.kept_bytes());
         result
     }
-}
-
-/// The count of a receive, 0 without input, and why the connection has failed.
-pub(super) fn received(result: io::Result<usize>) -> (usize, Option<io::Error>) {
-    match result {
-        Ok(0) => {
-            let text = "closed by the peer";
-            let error = io::Error::new(io::ErrorKind::UnexpectedEof, text);
-            (0, Some(error))
-        }
-        Ok(count) => (count, None),
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => (0, None),
-        Err(error) => (0, Some(error)),
-    }
-}
-
-pub(super) fn invalid(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, error)
 }

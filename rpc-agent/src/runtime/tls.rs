@@ -11,7 +11,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use c10d_socket::{TlsLayer, is_tls, recv_into_spare};
 use mio::net::TcpStream;
 
-use super::socket::{Received, invalid, received};
+use super::received::{Received, invalid, received};
 use crate::peer::{Incoming, Recipient};
 
 /// What is received at once by a connection that has been idle, and by a busy one.
