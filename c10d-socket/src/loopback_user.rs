@@ -3,8 +3,9 @@
 use std::io;
 use std::net::SocketAddr;
 
-/// The user id of the process at the other end of a TCP connection over loopback, by its two addresses as seen from
-/// this end. `None` if the connection is not over loopback, or not open any more. Takes about 13 us.
+/// The user id of the process at the other end of a TCP connection within this machine, by its two addresses as seen
+/// from this end: both are loopback, or the same address of this machine. `None` for any other connection, and for one
+/// that is not open any more. Takes about 13 us.
 ///
 /// Asks the kernel (sock_diag(7)) for the one socket, which works for any user. It tells users apart, not the
 /// processes of one user.
@@ -27,7 +28,7 @@ use std::net::SocketAddr;
 /// netlink.
 pub fn loopback_user(local: SocketAddr, peer: SocketAddr) -> io::Result<Option<u32>> {
     let (local, peer) = (canonical(local), canonical(peer));
-    if !peer.ip().is_loopback() {
+    if !peer.ip().is_loopback() && peer.ip() != local.ip() {
         return Ok(None);
     }
     query(local, peer)
@@ -63,7 +64,8 @@ fn query(local: SocketAddr, peer: SocketAddr) -> io::Result<Option<u32>> {
     let kernel = SocketAddrNetlink::new(0, 0);
     rustix::net::sendto(&socket, &request(local, peer), SendFlags::empty(), &kernel)?;
     let mut reply = [0; 512];
-    let (count, _) = rustix::net::recv(&socket, &mut reply, RecvFlags::empty())?;
+    // The kernel has answered before the send returned: this never waits.
+    let (count, _) = rustix::net::recv(&socket, &mut reply, RecvFlags::DONTWAIT)?;
     user_of(&reply[..count])
 }
 
@@ -166,6 +168,9 @@ mod tests {
         let local = "10.0.0.1:5".parse().expect("an address");
         let peer = "10.0.0.2:5".parse().expect("an address");
         assert_eq!(loopback_user(local, peer).expect("not asked"), None);
+        // As if it came from this machine: there is no such socket.
+        let own = "10.0.0.1:6".parse().expect("an address");
+        assert_eq!(loopback_user(local, own).expect("netlink"), None);
     }
 
     #[test]

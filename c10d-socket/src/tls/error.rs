@@ -45,15 +45,6 @@ pub enum CredentialsError {
 #[error("{detail}")]
 pub struct TlsError {
     pub(super) detail: String,
-    pub(super) was_cheap: bool,
-}
-
-impl TlsError {
-    /// Whether the peer was refused before any public-key operation was made for it.
-    #[must_use]
-    pub const fn was_cheap(&self) -> bool {
-        self.was_cheap
-    }
 }
 
 impl From<TlsError> for io::Error {

@@ -60,18 +60,20 @@ impl TlsLayer {
                 // The peer has said that this was its last byte.
                 Ok(0) => break,
                 Ok(_) => {}
-                Err(error) => return Err(self.failed(error.to_string())),
+                Err(error) => return Err(failed(error.to_string())),
             }
             let was_handshaking = self.is_handshaking();
             let mut left = match self.connection.process_new_packets() {
                 Ok(state) => state.plaintext_bytes_to_read(),
-                Err(error) => return Err(self.failed(explain(&error))),
+                Err(error) => return Err(failed(explain(&error))),
             };
             if was_handshaking
                 && !self.is_handshaking()
                 && self.connection.alpn_protocol().is_none()
             {
-                return Err(self.failed("the peer did not say which protocol it speaks".to_owned()));
+                return Err(failed(
+                    "the peer did not say which protocol it speaks".to_owned(),
+                ));
             }
             self.has_answered |= self.connection.wants_write();
             let mut reader = self.connection.reader();
@@ -132,13 +134,6 @@ impl TlsLayer {
             writer,
         }
     }
-
-    fn failed(&self, detail: String) -> TlsError {
-        TlsError {
-            detail,
-            was_cheap: !self.has_answered,
-        }
-    }
 }
 
 struct Sealing<'l, W> {
@@ -163,6 +158,10 @@ impl<W: Write> Write for Sealing<'_, W> {
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
+}
+
+const fn failed(detail: String) -> TlsError {
+    TlsError { detail }
 }
 
 fn explain(error: &Error) -> String {

@@ -24,7 +24,7 @@ const PKCS8_HEAD: [u8; 16] = [
     0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04, 0x20,
 ];
 
-/// Who a key is of. A client that shows the server's key is refused, so a handshake cannot be reflected.
+/// The owner of a key. A client that shows the server's key is refused, so a handshake cannot be reflected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
     Client,

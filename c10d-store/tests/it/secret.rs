@@ -225,8 +225,8 @@ fn a_handshake_that_is_not_completed_has_a_deadline() {
     wait_until("it is closed", || server.connection_count() == 0);
 }
 
-/// Who replays the first message of a client costs a server public-key operations, and gets no further: its address is
-/// soon refused, connections that are open go on.
+/// A peer that replays the first message of a client costs the server public-key operations, and gets no further: its
+/// address is soon refused, and open connections go on.
 #[test]
 fn an_address_whose_handshakes_fail_is_refused_for_a_while() {
     let secret = secret();
