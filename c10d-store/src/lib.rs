@@ -17,8 +17,8 @@ mod message;
 mod moment;
 mod prefix_store;
 mod rendezvous;
+mod request_parser;
 mod server;
-mod session;
 #[cfg(any(test, fuzzing))]
 mod sim;
 mod snapshot;

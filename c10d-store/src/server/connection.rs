@@ -10,7 +10,7 @@ use mio::{Interest, Token};
 use slab::Slab;
 
 use crate::message::{ConnId, Replies, Reply};
-use crate::session::Session;
+use crate::request_parser::RequestParser;
 use crate::wire::encode_reply;
 
 /// With at least this many unsent reply bytes, a peer's further requests wait until it reads.
@@ -34,8 +34,8 @@ pub(super) enum Phase {
 pub(super) struct Connection {
     pub(super) stream: TcpStream,
     pub(super) peer: SocketAddr,
-    pub(super) session: Session,
-    /// Between the socket and the session.
+    pub(super) parser: RequestParser,
+    /// Between the socket and the parser.
     pub(super) tls: Option<TlsLayer>,
     pub(super) out: SendBuf,
     pub(super) phase: Phase,
@@ -130,7 +130,7 @@ impl Connections {
         let slot = self.slots.insert(Connection {
             stream,
             peer,
-            session: Session::default(),
+            parser: RequestParser::default(),
             tls: None,
             out: SendBuf::new(),
             phase: Phase::Open,

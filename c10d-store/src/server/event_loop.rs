@@ -1,4 +1,4 @@
-//! The server's only thread: moves bytes between sockets, sessions and the store.
+//! The server's only thread: moves bytes between sockets, parsers and the store.
 //!
 //! Makes no protocol decisions. One iteration: accept; for each readable socket, read, pass the
 //! requests to the state, and send each connection its replies with one write; then the timers.
@@ -29,7 +29,7 @@ use super::stall::{Stall, StallWatch, Workers};
 use super::timers::Timers;
 use crate::message::Request;
 use crate::moment::Moment;
-use crate::session::{Flow, NextRead, Session, SessionError};
+use crate::request_parser::{Flow, NextRead, ParseError, RequestParser};
 use crate::snapshot::{CloseReason, Counters};
 use crate::state::{Refusal, SNAPSHOT_SLICE, StoreState};
 
@@ -403,7 +403,7 @@ impl EventLoop {
                 continue;
             }
             let next_read = match connection.tls {
-                None => connection.session.next_read(),
+                None => connection.parser.next_read(),
                 Some(_) => NextRead::Anywhere,
             };
             let (asked, result) = match next_read {
@@ -413,7 +413,7 @@ impl EventLoop {
                 }
                 NextRead::Direct { bytes_max } => {
                     let asked = bytes_max.min(budget);
-                    let buffer = connection.session.direct_buffer();
+                    let buffer = connection.parser.direct_buffer();
                     (asked, recv_into_spare(&connection.stream, buffer, asked))
                 }
             };
@@ -429,7 +429,7 @@ impl EventLoop {
             self.traffic.received_bytes += count as u64;
             let input = match next_read {
                 NextRead::Anywhere if connection.tls.is_some() => self.open(token, count),
-                NextRead::Anywhere if connection.session.is_new() => self.classify(token, count),
+                NextRead::Anywhere if connection.parser.is_new() => self.classify(token, count),
                 NextRead::Anywhere => Some(Input::Shared(count)),
                 NextRead::Direct { .. } => Some(Input::InSession),
             };
@@ -569,7 +569,7 @@ impl EventLoop {
         let Some(connection) = self.connections.get_mut(token) else {
             return;
         };
-        let mut session = std::mem::take(&mut connection.session);
+        let mut parser = std::mem::take(&mut connection.parser);
         let conn = conn_id_of(token);
         let limits = self.options.limits();
         let (state, connections) = (&mut self.state, &mut self.connections);
@@ -582,15 +582,15 @@ impl EventLoop {
             })
         };
         let outcome = match input {
-            Input::Shared(count) => session.receive(&self.read_buffer[..count], limits, handle),
-            Input::Opened => session.receive(&self.opened, limits, handle),
-            Input::InSession => session.resume(limits, handle),
+            Input::Shared(count) => parser.receive(&self.read_buffer[..count], limits, handle),
+            Input::Opened => parser.receive(&self.opened, limits, handle),
+            Input::InSession => parser.resume(limits, handle),
         };
         if let Some(connection) = self.connections.get_mut(token) {
-            if session.is_handshake_done() {
+            if parser.is_handshake_done() {
                 connection.deadline = None;
             }
-            connection.session = session;
+            connection.parser = parser;
             connection.paused = outcome == Ok(Flow::Pause);
         }
         if let Err(error) = outcome {
@@ -686,20 +686,20 @@ impl EventLoop {
         self.update_interest(token);
     }
 
-    fn refuse(&mut self, token: Token, error: &SessionError<Refusal>) {
+    fn refuse(&mut self, token: Token, error: &ParseError<Refusal>) {
         let Some(connection) = self.connections.get_mut(token) else {
             return;
         };
         match error {
-            SessionError::Wire(error) => {
+            ParseError::Wire(error) => {
                 log::warn!("refused {}: {error}", connection.peer);
             }
-            SessionError::Refused(error) => {
+            ParseError::Refused(error) => {
                 log::warn!("refused {}: {error}", connection.peer);
             }
         }
         connection.phase = Phase::Refusing;
-        connection.session = Session::default();
+        connection.parser = RequestParser::default();
         self.set_deadline(token, REFUSING_TIMEOUT);
         self.forget(token, CloseReason::Refused);
         self.flush(token);
@@ -842,7 +842,7 @@ enum Input {
     Shared(usize),
     /// What TLS has opened, perhaps nothing.
     Opened,
-    /// In the session: read directly into it, or kept there by a pause.
+    /// In the parser: read directly into it, or kept there by a pause.
     InSession,
 }
 

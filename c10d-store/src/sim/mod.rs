@@ -1,4 +1,4 @@
-//! The server without sockets, for tests: sessions and state in memory.
+//! The server without sockets, for tests: parsers and state in memory.
 
 #[cfg(test)]
 mod splits;
@@ -13,7 +13,7 @@ use proptest::test_runner::Config as ProptestConfig;
 
 use crate::limits::WireLimits;
 use crate::message::{ConnId, Replies, Reply};
-use crate::session::{Flow, NextRead, Session, SessionError};
+use crate::request_parser::{Flow, NextRead, ParseError, RequestParser};
 use crate::snapshot::CloseReason;
 use crate::state::{Refusal, StoreState};
 #[cfg(test)]
@@ -35,7 +35,7 @@ pub(crate) fn cases(default: u32) -> ProptestConfig {
 pub(crate) struct SimServer {
     pub(crate) state: StoreState,
     limits: WireLimits,
-    sessions: BTreeMap<u64, Session>,
+    parsers: BTreeMap<u64, RequestParser>,
     outputs: Outputs,
 }
 
@@ -61,27 +61,27 @@ impl SimServer {
         if output.closed {
             return;
         }
-        let mut session = self.sessions.remove(&conn).unwrap_or_else(|| {
+        let mut parser = self.parsers.remove(&conn).unwrap_or_else(|| {
             self.state.connect(ConnId(conn), ([127, 0, 0, 1], 1).into());
-            Session::default()
+            RequestParser::default()
         });
         let (state, outputs) = (&mut self.state, &mut self.outputs);
         let handle = |request: crate::message::Request<'_>| {
             state.handle(ConnId(conn), request, outputs)?;
             Ok::<_, Refusal>(Flow::Continue)
         };
-        // As in the event loop, a long request continues in the session's own buffer.
-        let outcome = match session.next_read() {
+        // As in the event loop, a long request continues in the parser's own buffer.
+        let outcome = match parser.next_read() {
             NextRead::Direct { bytes_max } if bytes.len() <= bytes_max => {
-                session.direct_buffer().extend_from_slice(bytes);
-                session.resume(&self.limits, handle)
+                parser.direct_buffer().extend_from_slice(bytes);
+                parser.resume(&self.limits, handle)
             }
-            _ => session.receive(bytes, &self.limits, handle),
+            _ => parser.receive(bytes, &self.limits, handle),
         };
-        self.sessions.insert(conn, session);
+        self.parsers.insert(conn, parser);
         match outcome {
             Ok(flow) => assert_eq!(flow, Flow::Continue),
-            Err(SessionError::Wire(_) | SessionError::Refused(_)) => self.close(conn),
+            Err(ParseError::Wire(_) | ParseError::Refused(_)) => self.close(conn),
         }
         self.state.check_invariants();
     }
@@ -117,7 +117,7 @@ impl SimServer {
     /// Ends a connection, from either side.
     pub(crate) fn close(&mut self, conn: u64) {
         self.outputs.0.entry(conn).or_default().closed = true;
-        self.sessions.remove(&conn);
+        self.parsers.remove(&conn);
         self.state
             .disconnect(ConnId(conn), CloseReason::Peer, &mut self.outputs);
         self.state.check_invariants();

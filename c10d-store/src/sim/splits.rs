@@ -8,7 +8,7 @@ use super::{SimServer, cases};
 use crate::known::Known;
 use crate::limits::WireLimits;
 use crate::message::Request;
-use crate::session::{Flow, NextRead, Session};
+use crate::request_parser::{Flow, NextRead, RequestParser};
 use crate::wire::{Opcode, RequestBuf};
 
 const CONN: u64 = 7;
@@ -174,41 +174,41 @@ fn a_long_known_value_arrives_whole_however_it_is_cut() {
 #[test]
 fn memory_follows_what_has_arrived() {
     let limits = WireLimits::default();
-    let mut session = Session::default();
+    let mut parser = RequestParser::default();
     let ignore = |_: Request<'_>| Ok::<_, ()>(Flow::Continue);
     let mut hello = RequestBuf::new();
     hello.hello();
-    session
+    parser
         .receive(&hello.to_bytes(), &limits, ignore)
         .expect("a hello");
 
     let length = limits.value_bytes_max();
     let mut head = RequestBuf::new();
     head.opcode(Opcode::Set).raw_key(b"k").count(length);
-    session
+    parser
         .receive(&head.to_bytes(), &limits, ignore)
         .expect("the start of a SET");
     let mut arrived = 0;
     let mut calls = 0;
     while arrived < length {
-        let NextRead::Direct { bytes_max } = session.next_read() else {
+        let NextRead::Direct { bytes_max } = parser.next_read() else {
             assert!(length - arrived < 64 << 10, "a long rest is read directly");
-            session
+            parser
                 .receive(&vec![1; length - arrived], &limits, ignore)
                 .expect("the rest");
             break;
         };
-        let capacity = session.direct_buffer().capacity();
+        let capacity = parser.direct_buffer().capacity();
         assert!(
             capacity <= (64 << 10) + 8 * (arrived + 64),
             "{capacity} bytes reserved for {arrived} that arrived"
         );
         // A peer that trickles: 48 KiB at a time.
         let piece = bytes_max.min(48 << 10);
-        let buffer = session.direct_buffer();
+        let buffer = parser.direct_buffer();
         buffer.resize(buffer.len() + piece, 1);
         arrived += piece;
-        session.resume(&limits, ignore).expect("more of the value");
+        parser.resume(&limits, ignore).expect("more of the value");
         calls += 1;
     }
     assert!(calls > 100);

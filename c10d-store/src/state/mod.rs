@@ -54,7 +54,7 @@ pub(crate) enum Refusal {
     /// ADD or BARRIER on a value that is not a number.
     #[error("the value is not a decimal number")]
     NotANumber,
-    /// The session handles VALIDATE, so it does not reach the state.
+    /// The parser handles VALIDATE, so it does not reach the state.
     #[error("unexpected VALIDATE")]
     UnexpectedValidate,
 }

@@ -19,10 +19,10 @@ const GROWTH: usize = 7;
 /// Where the event loop reads the next bytes of this peer into.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum NextRead {
-    /// Any buffer; pass the bytes to [`Session::receive`].
+    /// Any buffer; pass the bytes to [`RequestParser::receive`].
     Anywhere,
-    /// The end of [`Session::direct_buffer`], which has capacity for `bytes_max`; then call
-    /// [`Session::resume`].
+    /// The end of [`RequestParser::direct_buffer`], which has capacity for `bytes_max`; then call
+    /// [`RequestParser::resume`].
     Direct { bytes_max: usize },
 }
 
@@ -30,18 +30,18 @@ pub(crate) enum NextRead {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Flow {
     Continue,
-    /// The peer has enough unread replies: the remaining bytes are kept for [`Session::resume`].
+    /// The peer has enough unread replies: the remaining bytes are kept for [`RequestParser::resume`].
     Pause,
 }
 
-/// Why a session ends: the peer's bytes are invalid, or the handler refused a request.
+/// Why a connection ends: the peer's bytes are invalid, or the handler refused a request.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum SessionError<E> {
+pub(crate) enum ParseError<E> {
     Wire(WireError),
     Refused(E),
 }
 
-impl<E> From<WireError> for SessionError<E> {
+impl<E> From<WireError> for ParseError<E> {
     fn from(error: WireError) -> Self {
         Self::Wire(error)
     }
@@ -50,7 +50,7 @@ impl<E> From<WireError> for SessionError<E> {
 /// The receiving side of one connection. Two words of memory between requests, since a server has
 /// thousands of idle connections.
 #[derive(Debug, Default)]
-pub(crate) struct Session {
+pub(crate) struct RequestParser {
     handshake_done: bool,
     partial: Option<Box<Partial>>,
 }
@@ -75,7 +75,7 @@ impl std::fmt::Debug for Partial {
     }
 }
 
-/// The result of [`Session::run`].
+/// The result of [`RequestParser::run`].
 struct Run {
     used: usize,
     flow: Flow,
@@ -84,7 +84,7 @@ struct Run {
     needed: usize,
 }
 
-impl Session {
+impl RequestParser {
     /// Whether the peer has completed the handshake.
     pub(crate) const fn is_handshake_done(&self) -> bool {
         self.handshake_done
@@ -126,7 +126,7 @@ impl Session {
         bytes: &[u8],
         limits: &WireLimits,
         handle: impl FnMut(Request<'_>) -> Result<Flow, E>,
-    ) -> Result<Flow, SessionError<E>> {
+    ) -> Result<Flow, ParseError<E>> {
         if let Some(partial) = &mut self.partial {
             partial.bytes.extend_from_slice(bytes);
             return self.resume(limits, handle);
@@ -147,7 +147,7 @@ impl Session {
         &mut self,
         limits: &WireLimits,
         mut handle: impl FnMut(Request<'_>) -> Result<Flow, E>,
-    ) -> Result<Flow, SessionError<E>> {
+    ) -> Result<Flow, ParseError<E>> {
         let Some(partial) = &mut self.partial else {
             return Ok(Flow::Continue);
         };
@@ -167,7 +167,7 @@ impl Session {
             let head = bytes[..start].to_vec();
             let value = Value::from_tail(bytes, start);
             return match scan.request_with_value(&head, value) {
-                Some(request) => handle(request).map_err(SessionError::Refused),
+                Some(request) => handle(request).map_err(ParseError::Refused),
                 None => unreachable!("only commands that end with a value have a long value"),
             };
         }
@@ -192,7 +192,7 @@ impl Session {
         bytes: &[u8],
         limits: &WireLimits,
         mut handle: impl FnMut(Request<'_>) -> Result<Flow, E>,
-    ) -> Result<Run, SessionError<E>> {
+    ) -> Result<Run, ParseError<E>> {
         let mut used = 0;
         let mut needed = 0;
         let mut flow = Flow::Continue;
@@ -213,7 +213,7 @@ impl Session {
                     if let Request::Validate { magic } = request {
                         self.validate(magic)?;
                     } else {
-                        flow = handle(request).map_err(SessionError::Refused)?;
+                        flow = handle(request).map_err(ParseError::Refused)?;
                     }
                 }
             }
