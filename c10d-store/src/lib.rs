@@ -16,9 +16,11 @@ mod limits;
 mod message;
 mod moment;
 mod prefix_store;
+mod raw_requests;
 mod rendezvous;
 mod request_parser;
 mod server;
+pub mod session;
 #[cfg(any(test, fuzzing))]
 mod sim;
 mod snapshot;
@@ -35,7 +37,9 @@ pub use c10d_socket::{
 };
 #[cfg(feature = "tls")]
 pub use c10d_socket::{CertificateFiles, Secret};
-pub use client::{ListenOn, TcpStore, TcpStoreOptions};
+pub use client::{
+    ListenOn, SessionCanceller, SessionDialer, SessionError, SessionLink, TcpStore, TcpStoreOptions,
+};
 pub use compare_set::CompareSet;
 pub use error::{ErrorContext, Operation, Outcome, StoreError};
 pub use file_store::{FileStore, FileStoreOptions};

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::session::Hello;
 use crate::stored_value::Value;
 use crate::wire::{Blobs, Opcode};
 
@@ -214,6 +215,8 @@ pub(crate) enum Request<'a> {
         /// The most elements, at least 1.
         max: usize,
     },
+    /// Extension: docs/wire.md, section 9. For the event loop.
+    Session(Hello),
 }
 
 /// What a record of a request keeps, besides the time.
@@ -298,6 +301,7 @@ impl<'a> Request<'a> {
             Self::WaitChange { key, .. } => of_key(Opcode::WaitChange, key),
             Self::Announce { .. } => of_none(Opcode::Announce),
             Self::QueueTake { key, .. } => of_key(Opcode::QueueTake, key),
+            Self::Session(_) => of_none(Opcode::Session),
         }
     }
 }

@@ -6,7 +6,7 @@
 use crate::limits::WireLimits;
 use crate::message::Request;
 use crate::stored_value::Value;
-use crate::wire::{FrameScan, Progress, VALIDATION_MAGIC, WireError, WireErrorKind};
+use crate::wire::{Frame, FrameScan, Opcode, Progress, VALIDATION_MAGIC, WireError, WireErrorKind};
 
 /// If at least this many bytes are missing, the next read goes directly into the unfinished request.
 const DIRECT_READ_BYTES_MIN: usize = 32 << 10;
@@ -85,6 +85,25 @@ struct Run {
 }
 
 impl RequestParser {
+    /// For a peer whose handshake was with someone else.
+    pub(crate) fn after_handshake() -> Self {
+        Self {
+            handshake_done: true,
+            partial: None,
+        }
+    }
+
+    /// Keeps bytes for [`resume`](Self::resume), after a [`Flow::Pause`].
+    pub(crate) fn keep(&mut self, bytes: &[u8]) {
+        let partial = self.partial.get_or_insert_default();
+        partial.bytes.extend_from_slice(bytes);
+    }
+
+    /// Whether no part of another request has arrived.
+    pub(crate) const fn is_between_requests(&self) -> bool {
+        self.partial.is_none()
+    }
+
     /// Whether the peer has completed the handshake.
     pub(crate) const fn is_handshake_done(&self) -> bool {
         self.handshake_done
@@ -125,11 +144,25 @@ impl RequestParser {
         &mut self,
         bytes: &[u8],
         limits: &WireLimits,
-        handle: impl FnMut(Request<'_>) -> Result<Flow, E>,
+        mut handle: impl FnMut(Request<'_>) -> Result<Flow, E>,
     ) -> Result<Flow, ParseError<E>> {
         if let Some(partial) = &mut self.partial {
             partial.bytes.extend_from_slice(bytes);
             return self.resume(limits, handle);
+        }
+        self.receive_frames(bytes, limits, |frame| handle(frame.request()))
+    }
+
+    /// [`receive`](Self::receive) for who does not look into the requests.
+    pub(crate) fn receive_frames<E>(
+        &mut self,
+        bytes: &[u8],
+        limits: &WireLimits,
+        handle: impl FnMut(&Frame<'_>) -> Result<Flow, E>,
+    ) -> Result<Flow, ParseError<E>> {
+        if let Some(partial) = &mut self.partial {
+            partial.bytes.extend_from_slice(bytes);
+            return self.resume_frames(limits, handle);
         }
         let run = self.run(FrameScan::default(), bytes, limits, handle)?;
         if run.used < bytes.len() {
@@ -154,15 +187,12 @@ impl RequestParser {
         if partial.bytes.len() < partial.needed {
             return Ok(Flow::Continue);
         }
-        let Partial {
-            mut bytes,
-            mut scan,
-            ..
-        } = std::mem::take(&mut **partial);
+        let bytes = &partial.bytes;
         if self.handshake_done
-            && scan.advance(&bytes, limits)? == Progress::Complete(bytes.len())
-            && let Some(start) = scan.frame(&bytes).long_value_start()
+            && partial.scan.advance(bytes, limits)? == Progress::Complete(bytes.len())
+            && let Some(start) = partial.scan.frame(bytes).long_value_start()
         {
+            let Partial { bytes, scan, .. } = std::mem::take(&mut **partial);
             self.partial = None;
             let head = bytes[..start].to_vec();
             let value = Value::from_tail(bytes, start);
@@ -171,6 +201,24 @@ impl RequestParser {
                 None => unreachable!("only commands that end with a value have a long value"),
             };
         }
+        self.resume_frames(limits, |frame| handle(frame.request()))
+    }
+
+    /// [`resume`](Self::resume) for who does not look into the requests.
+    pub(crate) fn resume_frames<E>(
+        &mut self,
+        limits: &WireLimits,
+        handle: impl FnMut(&Frame<'_>) -> Result<Flow, E>,
+    ) -> Result<Flow, ParseError<E>> {
+        let Some(partial) = &mut self.partial else {
+            return Ok(Flow::Continue);
+        };
+        if partial.bytes.len() < partial.needed {
+            return Ok(Flow::Continue);
+        }
+        let Partial {
+            mut bytes, scan, ..
+        } = std::mem::take(&mut **partial);
         let run = self.run(scan, &bytes, limits, handle)?;
         if run.used == bytes.len() {
             self.partial = None;
@@ -191,7 +239,7 @@ impl RequestParser {
         mut scan: FrameScan,
         bytes: &[u8],
         limits: &WireLimits,
-        mut handle: impl FnMut(Request<'_>) -> Result<Flow, E>,
+        mut handle: impl FnMut(&Frame<'_>) -> Result<Flow, E>,
     ) -> Result<Run, ParseError<E>> {
         let mut used = 0;
         let mut needed = 0;
@@ -207,13 +255,13 @@ impl RequestParser {
                     break;
                 }
                 Progress::Complete(length) => {
-                    let request = scan.frame(rest).request();
+                    let frame = scan.frame(rest);
                     scan.reset();
                     used += length;
-                    if let Request::Validate { magic } = request {
+                    if frame.opcode() != Opcode::Validate {
+                        flow = handle(&frame).map_err(ParseError::Refused)?;
+                    } else if let Request::Validate { magic } = frame.request() {
                         self.validate(magic)?;
-                    } else {
-                        flow = handle(request).map_err(ParseError::Refused)?;
                     }
                 }
             }

@@ -10,6 +10,7 @@ mod master;
 mod operations;
 mod options;
 mod pool;
+mod session_dialer;
 mod stream;
 mod transport;
 mod waiting;
@@ -29,6 +30,7 @@ use connection::Connection;
 use explain::explain;
 pub use options::{ListenOn, TcpStoreOptions};
 use pool::Pool;
+pub use session_dialer::{SessionCanceller, SessionDialer, SessionError, SessionLink};
 use transport::Transport;
 
 /// How often a master polls the worker count, as PyTorch does.

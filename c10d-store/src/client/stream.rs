@@ -113,6 +113,24 @@ impl Stream {
         self.socket.peer_addr()
     }
 
+    /// The connection, its TLS, and what it has received and nobody has read.
+    ///
+    /// # Errors
+    /// If another thread still uses the [`socket`](Self::socket), or the system fails.
+    pub(super) fn into_parts(self) -> io::Result<(TcpStream, Option<TlsLayer>, Vec<u8>)> {
+        let in_use = |_| io::Error::other("another thread is about to shut down the connection");
+        let mut socket = Arc::try_unwrap(self.socket).map_err(in_use)?;
+        self.poll.registry().deregister(&mut socket)?;
+        let (tls, received) = match self.tls {
+            Some(mut tls) => {
+                tls.opened.drain(..tls.start);
+                (Some(tls.layer), tls.opened)
+            }
+            None => (None, Vec::new()),
+        };
+        Ok((socket, tls, received))
+    }
+
     /// Reads at least one byte and at most `buf.len()`, waiting until the deadline. Returns the number
     /// of bytes; 0 at the end of the stream, or when `buf` is empty.
     ///

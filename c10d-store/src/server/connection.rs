@@ -1,4 +1,4 @@
-//! An accepted connection, and the table of all of them.
+//! A connection, accepted or of a session, and the table of all of them.
 
 use std::io;
 use std::net::SocketAddr;
@@ -11,7 +11,8 @@ use slab::Slab;
 
 use crate::message::{ConnId, Replies, Reply};
 use crate::request_parser::RequestParser;
-use crate::wire::encode_reply;
+use crate::session::Credit;
+use crate::wire::{CAPABILITIES, CAPABILITY_NONCE, CAPABILITY_SESSION, encode_reply};
 
 /// With at least this many unsent reply bytes, a peer's further requests wait until it reads.
 pub(super) const PAUSE_UNSENT_BYTES: usize = 1 << 20;
@@ -30,9 +31,32 @@ pub(super) enum Phase {
     Refusing,
 }
 
+/// What carries a connection's bytes.
+#[derive(Debug)]
+pub(super) enum Carrier {
+    Socket(TcpStream),
+    /// A session, over whatever link it has.
+    Session(Client),
+}
+
+/// A client of a session.
+#[derive(Debug)]
+pub(super) struct Client {
+    /// The slot of the session.
+    pub(super) session: usize,
+    pub(super) number: u32,
+    pub(super) credit: Credit,
+    /// Received bytes that wait because the client does not read its replies.
+    pub(super) kept_bytes: usize,
+    /// In the list of clients whose replies wait for room in the session.
+    pub(super) waits_for_room: bool,
+}
+
 #[derive(Debug)]
 pub(super) struct Connection {
-    pub(super) stream: TcpStream,
+    pub(super) carrier: Carrier,
+    /// The slot of the session whose link this connection is.
+    pub(super) link: Option<usize>,
     pub(super) peer: SocketAddr,
     pub(super) parser: RequestParser,
     /// Between the socket and the parser.
@@ -72,6 +96,22 @@ impl Connection {
 }
 
 impl Connection {
+    /// The socket; `None` for a client of a session.
+    pub(super) const fn socket(&mut self) -> Option<&mut TcpStream> {
+        match &mut self.carrier {
+            Carrier::Socket(stream) => Some(stream),
+            Carrier::Session(_) => None,
+        }
+    }
+
+    /// The client of a session; `None` for a socket.
+    pub(super) const fn client(&mut self) -> Option<&mut Client> {
+        match &mut self.carrier {
+            Carrier::Socket(_) => None,
+            Carrier::Session(client) => Some(client),
+        }
+    }
+
     /// Whether anything is to be sent.
     pub(super) fn has_unsent(&self) -> bool {
         !self.out.is_empty() || self.tls.as_ref().is_some_and(TlsLayer::has_unsent)
@@ -79,11 +119,14 @@ impl Connection {
 
     /// Sends until everything is sent or the system accepts no more. Returns whether everything is.
     pub(super) fn flush(&mut self) -> io::Result<bool> {
+        let Carrier::Socket(stream) = &mut self.carrier else {
+            return Ok(self.out.is_empty());
+        };
         match &mut self.tls {
-            None => self.out.flush(&mut self.stream),
+            None => self.out.flush(stream),
             Some(tls) => {
-                let is_sealed = self.out.flush(&mut tls.sealing(&mut self.stream))?;
-                Ok(tls.send(&mut self.stream)? && is_sealed)
+                let is_sealed = self.out.flush(&mut tls.sealing(stream))?;
+                Ok(tls.send(stream)? && is_sealed)
             }
         }
     }
@@ -121,16 +164,21 @@ impl Connections {
 
     pub(super) fn insert(
         &mut self,
-        stream: TcpStream,
+        carrier: Carrier,
         peer: SocketAddr,
         deadline: Option<Instant>,
     ) -> Token {
         let generation = self.next_generation;
         self.next_generation = (generation + 1) % GENERATION_END;
+        let parser = match carrier {
+            Carrier::Socket(_) => RequestParser::default(),
+            Carrier::Session(_) => RequestParser::after_handshake(),
+        };
         let slot = self.slots.insert(Connection {
-            stream,
+            carrier,
+            link: None,
             peer,
-            parser: RequestParser::default(),
+            parser,
             tls: None,
             out: SendBuf::new(),
             phase: Phase::Open,
@@ -174,6 +222,17 @@ impl Connections {
         touched
     }
 
+    /// Has a connection flushed soon, as after a reply.
+    pub(super) fn touch(&mut self, token: Token) {
+        let Some(connection) = self.get_mut(token) else {
+            return;
+        };
+        if !connection.touched {
+            connection.touched = true;
+            self.touched.push(token);
+        }
+    }
+
     pub(super) fn has_touched(&self) -> bool {
         !self.touched.is_empty()
     }
@@ -196,12 +255,21 @@ impl Replies for Connections {
         if connection.overflowed {
             return;
         }
-        encode_reply(reply, &mut connection.out);
+        encode_reply(without_sessions(reply, connection), &mut connection.out);
         connection.overflowed = connection.out.copied_bytes() > unsent_bytes_max;
         if !connection.touched {
             connection.touched = true;
             self.touched.push(token);
         }
+    }
+}
+
+/// A client of a session cannot begin another one, so the server must not say that it can.
+fn without_sessions<'r>(reply: Reply<'r>, connection: &Connection) -> Reply<'r> {
+    const ALL: u32 = CAPABILITY_NONCE | CAPABILITIES;
+    match (&reply, &connection.carrier) {
+        (Reply::Nonce(ALL), Carrier::Session(_)) => Reply::Nonce(ALL & !CAPABILITY_SESSION),
+        _ => reply,
     }
 }
 

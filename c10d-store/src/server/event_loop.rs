@@ -20,18 +20,24 @@ use mio::event::Event;
 use mio::net::TcpListener;
 use mio::{Events, Interest, Poll, Token, Waker};
 
-use super::connection::{Connection, Connections, PAUSE_UNSENT_BYTES, Phase, conn_id_of, token_of};
+use super::connection::{
+    Carrier, Connection, Connections, PAUSE_UNSENT_BYTES, Phase, conn_id_of, token_of,
+};
 use super::counts::Counts;
 use super::http::{HttpConnection, InstalledHandler, is_http};
 use super::observer::{Observed, StoreObserver};
 use super::options::ServerOptions;
+use super::sessions::Sessions;
 use super::stall::{Stall, StallWatch, Workers};
 use super::timers::Timers;
 use crate::message::Request;
 use crate::moment::Moment;
 use crate::request_parser::{Flow, NextRead, ParseError, RequestParser};
+use crate::session::{Hello, StoreId};
 use crate::snapshot::{CloseReason, Counters};
 use crate::state::{Refusal, SNAPSHOT_SLICE, StoreState};
+
+mod clients;
 
 const WAKER: Token = Token(usize::MAX);
 
@@ -75,6 +81,7 @@ pub(super) struct EventLoop {
     poll: Poll,
     listeners: Vec<TcpListener>,
     connections: Connections,
+    sessions: Sessions,
     state: StoreState,
     options: ServerOptions,
     /// With it, other connections are strangers.
@@ -128,6 +135,7 @@ impl EventLoop {
             poll,
             listeners: registered,
             connections: Connections::new(options.unsent_bytes_max()),
+            sessions: Sessions::new(StoreId::random(), options.session_timeout()),
             state: StoreState::new(),
             stall: StallWatch::new(options.stall_report_after()),
             options,
@@ -189,7 +197,8 @@ impl EventLoop {
             .stall
             .due()
             .map(|at| at.saturating_duration_since(Instant::now()));
-        [timer, retry, report].into_iter().flatten().min()
+        let session = self.sessions.time_left(Instant::now);
+        [timer, retry, report, session].into_iter().flatten().min()
     }
 
     fn handle_events(&mut self, events: &Events) {
@@ -209,6 +218,7 @@ impl EventLoop {
             }
         }
         self.expire();
+        self.expire_sessions(now);
         self.flush_touched();
         self.watch_waits(now);
         self.watch_announcements();
@@ -372,7 +382,9 @@ impl EventLoop {
             log::debug!("{peer}: cannot set socket options: {error}");
         }
         let deadline = now.checked_add(self.options.handshake_timeout());
-        let token = self.connections.insert(stream, peer, deadline);
+        let token = self
+            .connections
+            .insert(Carrier::Socket(stream), peer, deadline);
         self.state.connect(conn_id_of(token), peer);
         self.publish_count();
         if let Some(deadline) = deadline {
@@ -393,8 +405,11 @@ impl EventLoop {
                 Phase::Finishing => return,
                 Phase::Refusing => return self.discard(token),
             }
+            if connection.client().is_some() {
+                return self.resume_client(token);
+            }
             if std::mem::take(&mut connection.resume) {
-                self.process(token, Input::InSession);
+                self.process(token, Input::InParser);
                 budget = budget.saturating_sub(PAUSE_UNSENT_BYTES);
                 if budget == 0 {
                     self.ready.push_back(token);
@@ -406,15 +421,19 @@ impl EventLoop {
                 None => connection.parser.next_read(),
                 Some(_) => NextRead::Anywhere,
             };
+            let link = connection.link;
+            let Carrier::Socket(stream) = &mut connection.carrier else {
+                return;
+            };
             let (asked, result) = match next_read {
                 NextRead::Anywhere => {
-                    let result = connection.stream.read(&mut self.read_buffer);
+                    let result = stream.read(&mut self.read_buffer);
                     (self.read_buffer.len(), result)
                 }
                 NextRead::Direct { bytes_max } => {
                     let asked = bytes_max.min(budget);
                     let buffer = connection.parser.direct_buffer();
-                    (asked, recv_into_spare(&connection.stream, buffer, asked))
+                    (asked, recv_into_spare(stream, buffer, asked))
                 }
             };
             let count = match result {
@@ -431,10 +450,13 @@ impl EventLoop {
                 NextRead::Anywhere if connection.tls.is_some() => self.open(token, count),
                 NextRead::Anywhere if connection.parser.is_new() => self.classify(token, count),
                 NextRead::Anywhere => Some(Input::Shared(count)),
-                NextRead::Direct { .. } => Some(Input::InSession),
+                NextRead::Direct { .. } => Some(Input::InParser),
             };
             let Some(input) = input else { return };
-            self.process(token, input);
+            match link {
+                Some(session) => self.receive_link(token, session, input),
+                None => self.process(token, input),
+            }
             budget = budget.saturating_sub(count);
             if count < asked && !to_the_end {
                 return;
@@ -545,11 +567,14 @@ impl EventLoop {
 
     /// Removes a connection that speaks HTTP. Its first bytes are in the shared read buffer.
     fn hand_over(&mut self, token: Token, received: usize) -> Option<HttpConnection> {
-        let mut connection = self.connections.remove(token)?;
+        let connection = self.connections.remove(token)?;
         self.publish_count();
         self.state.hand_over(conn_id_of(token));
+        let Carrier::Socket(mut stream) = connection.carrier else {
+            return None;
+        };
         let registry = self.poll.registry();
-        if let Err(error) = registry.deregister(&mut connection.stream) {
+        if let Err(error) = registry.deregister(&mut stream) {
             log::warn!(
                 "{}: cannot hand over the connection: {error}",
                 connection.peer
@@ -558,7 +583,7 @@ impl EventLoop {
         }
         log::debug!("{} speaks HTTP ({:?})", connection.peer, conn_id_of(token));
         Some(HttpConnection {
-            stream: connection.stream.into(),
+            stream: stream.into(),
             peer: connection.peer,
             received: self.read_buffer[..received].to_vec(),
         })
@@ -566,25 +591,66 @@ impl EventLoop {
 
     /// Handles the requests in the input, then sends all new replies.
     fn process(&mut self, token: Token, input: Input) {
+        match self.with_input(input, |this, bytes| this.feed(token, bytes)) {
+            Ok(None) => {}
+            Ok(Some(hello)) => self.attach(token, &hello),
+            Err(error) => self.refuse(token, &error),
+        }
+        self.flush_touched();
+    }
+
+    /// Calls `handle` with the bytes of the input, `None` if they are in the parser.
+    fn with_input<T>(
+        &mut self,
+        input: Input,
+        handle: impl FnOnce(&mut Self, Option<&[u8]>) -> T,
+    ) -> T {
+        match input {
+            Input::Shared(count) => {
+                let buffer = std::mem::take(&mut self.read_buffer);
+                let result = handle(self, Some(&buffer[..count]));
+                self.read_buffer = buffer;
+                result
+            }
+            Input::Opened => {
+                let opened = std::mem::take(&mut self.opened);
+                let result = handle(self, Some(&opened));
+                self.opened = opened;
+                result
+            }
+            Input::InParser => handle(self, None),
+        }
+    }
+
+    /// Handles the requests in the bytes, or those that the parser has kept. Returns what a session begins with, if
+    /// the last request was that.
+    fn feed(
+        &mut self,
+        token: Token,
+        bytes: Option<&[u8]>,
+    ) -> Result<Option<Hello>, ParseError<Refusal>> {
         let Some(connection) = self.connections.get_mut(token) else {
-            return;
+            return Ok(None);
         };
         let mut parser = std::mem::take(&mut connection.parser);
+        let mut hello = None;
         let conn = conn_id_of(token);
         let limits = self.options.limits();
         let (state, connections) = (&mut self.state, &mut self.connections);
         let handle = |request: Request<'_>| {
+            if let Request::Session(begun) = &request {
+                hello = Some(*begun);
+            }
             state.handle(conn, request, connections)?;
             let unsent = connections.get(token).map(|c| c.out.unsent_bytes());
             Ok::<_, Refusal>(match unsent {
-                Some(unsent) if unsent < PAUSE_UNSENT_BYTES => Flow::Continue,
+                Some(unsent) if unsent < PAUSE_UNSENT_BYTES && hello.is_none() => Flow::Continue,
                 _ => Flow::Pause,
             })
         };
-        let outcome = match input {
-            Input::Shared(count) => parser.receive(&self.read_buffer[..count], limits, handle),
-            Input::Opened => parser.receive(&self.opened, limits, handle),
-            Input::InSession => parser.resume(limits, handle),
+        let outcome = match bytes {
+            Some(bytes) => parser.receive(bytes, limits, handle),
+            None => parser.resume(limits, handle),
         };
         if let Some(connection) = self.connections.get_mut(token) {
             if parser.is_handshake_done() {
@@ -593,10 +659,7 @@ impl EventLoop {
             connection.parser = parser;
             connection.paused = outcome == Ok(Flow::Pause);
         }
-        if let Err(error) = outcome {
-            self.refuse(token, &error);
-        }
-        self.flush_touched();
+        outcome.map(|_| hello)
     }
 
     /// Sends new replies, including those caused by connections that fail while sending.
@@ -611,6 +674,19 @@ impl EventLoop {
     }
 
     fn flush(&mut self, token: Token) {
+        let Some(connection) = self.connections.get_mut(token) else {
+            return;
+        };
+        if connection.client().is_some() {
+            return self.flush_client(token);
+        }
+        if connection.link.is_some() {
+            return self.flush_link(token);
+        }
+        self.flush_socket(token);
+    }
+
+    fn flush_socket(&mut self, token: Token) {
         let Some(connection) = self.connections.get_mut(token) else {
             return;
         };
@@ -638,7 +714,10 @@ impl EventLoop {
                 Phase::Open => {}
                 Phase::Finishing => return self.close_quietly(token, CloseReason::Peer),
                 Phase::Refusing => {
-                    if let Err(error) = connection.stream.shutdown(Shutdown::Write) {
+                    let shut = connection
+                        .socket()
+                        .map_or(Ok(()), |it| it.shutdown(Shutdown::Write));
+                    if let Err(error) = shut {
                         return self.close(token, CloseReason::Refused, &error);
                     }
                 }
@@ -656,10 +735,14 @@ impl EventLoop {
             return;
         }
         let registry = self.poll.registry();
-        let result = match (connection.registered, wanted) {
-            (None, Some(wanted)) => registry.register(&mut connection.stream, token, wanted),
-            (Some(_), Some(wanted)) => registry.reregister(&mut connection.stream, token, wanted),
-            (_, None) => registry.deregister(&mut connection.stream),
+        let registered = connection.registered;
+        let Some(stream) = connection.socket() else {
+            return;
+        };
+        let result = match (registered, wanted) {
+            (None, Some(wanted)) => registry.register(stream, token, wanted),
+            (Some(_), Some(wanted)) => registry.reregister(stream, token, wanted),
+            (_, None) => registry.deregister(stream),
         };
         connection.registered = wanted;
         if let Err(error) = result {
@@ -677,7 +760,8 @@ impl EventLoop {
         let Some(connection) = self.connections.get_mut(token) else {
             return;
         };
-        if !connection.has_unsent() {
+        // What a session has to send goes over its next link.
+        if !connection.has_unsent() || connection.link.is_some() {
             return self.close_quietly(token, CloseReason::Peer);
         }
         connection.phase = Phase::Finishing;
@@ -711,8 +795,12 @@ impl EventLoop {
     fn discard(&mut self, token: Token) {
         let mut budget = BYTES_PER_ITERATION;
         while let Some(connection) = self.connections.get_mut(token) {
-            match connection.stream.read(&mut self.read_buffer) {
-                Ok(0) if !connection.has_unsent() => {
+            let has_unsent = connection.has_unsent();
+            let Some(stream) = connection.socket() else {
+                return;
+            };
+            match stream.read(&mut self.read_buffer) {
+                Ok(0) if !has_unsent => {
                     return self.close_quietly(token, CloseReason::Refused);
                 }
                 Ok(0) => return,
@@ -786,6 +874,9 @@ impl EventLoop {
                 let address = connection.peer.ip();
                 self.strangers.on_failure(address, Instant::now());
             }
+            if let Some(session) = connection.link {
+                self.sessions.link_closed(session, token, Instant::now());
+            }
             // Close the socket before its end wakes other connections.
             drop(connection);
             self.publish_count();
@@ -843,13 +934,15 @@ enum Input {
     /// What TLS has opened, perhaps nothing.
     Opened,
     /// In the parser: read directly into it, or kept there by a pause.
-    InSession,
+    InParser,
 }
 
 /// Whether a process of the user that runs the server is at the other end, on this machine.
 fn is_of_same_user(connection: &Connection) -> bool {
-    let user = connection
-        .stream
+    let Carrier::Socket(stream) = &connection.carrier else {
+        return false;
+    };
+    let user = stream
         .local_addr()
         .and_then(|local| loopback_user(local, connection.peer));
     match user {

@@ -26,6 +26,7 @@ pub struct ServerOptions {
     handshake_timeout: Duration,
     world_size: Option<usize>,
     stall_report_after: Duration,
+    session_timeout: Duration,
     pub(crate) credentials: Option<Credentials>,
     pub(super) plain_from_same_user: bool,
 }
@@ -39,6 +40,7 @@ impl Default for ServerOptions {
             handshake_timeout: Duration::from_secs(60),
             world_size: None,
             stall_report_after: Duration::from_secs(30),
+            session_timeout: Duration::from_secs(600),
             credentials: None,
             plain_from_same_user: false,
         }
@@ -90,6 +92,20 @@ impl ServerOptions {
     #[must_use]
     pub const fn stall_report_after(&self) -> Duration {
         self.stall_report_after
+    }
+
+    /// The longest time that the server remembers a session (docs/wire.md, section 9.9) whose connection is lost. The
+    /// client may ask for less. Then the session's clients end as if they had closed their connections. Default 10 min.
+    #[must_use]
+    pub const fn session_timeout(&self) -> Duration {
+        self.session_timeout
+    }
+
+    /// Sets [`session_timeout`](Self::session_timeout).
+    #[must_use]
+    pub const fn with_session_timeout(mut self, timeout: Duration) -> Self {
+        self.session_timeout = timeout;
+        self
     }
 
     /// Serves only clients that have the same secret, or a certificate of the same authority: all other connections

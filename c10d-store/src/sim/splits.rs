@@ -80,7 +80,8 @@ fn request() -> impl Strategy<Value = Vec<u8>> {
                 // The order of a listing is not fixed.
                 request.opcode(Opcode::GetNumKeys);
             }
-            Opcode::Validate | Opcode::Ping => {
+            // The event loop's.
+            Opcode::Validate | Opcode::Session | Opcode::Ping => {
                 request.opcode(Opcode::Ping).u32(number as u32 & 0xffff);
             }
         }

@@ -221,6 +221,8 @@ impl StoreState {
                     }
                 }
             }
+            // The event loop does it: nothing in the store changes.
+            Request::Session(_) => {}
             Request::Announce { bytes } => {
                 if let Some(connection) = requester {
                     self.announcements

@@ -10,6 +10,7 @@ use super::error::{WireError, WireErrorKind};
 use super::opcode::{ANY_LENGTH, Field, Opcode};
 use crate::limits::WireLimits;
 use crate::message::{Keys, Payload, Request};
+use crate::session::Hello;
 use crate::stored_value::{SHARED_VALUE_BYTES_MIN, Value};
 
 /// The longest announcement of ANNOUNCE in bytes: enough for the workers of a node.
@@ -91,6 +92,7 @@ impl FrameScan {
             let (start, end) = match field {
                 Field::U32 => (start, start + 4),
                 Field::I64 | Field::U64 => (start, start + 8),
+                Field::Hello => (start, start + Hello::BYTES),
                 Field::Key | Field::Value => match self.blob_end(bytes, start, *field, limits)? {
                     Ok(end) => (start + LENGTH_BYTES, end),
                     Err(need) => return Ok(need),
@@ -280,6 +282,20 @@ pub(crate) struct Frame<'a> {
 }
 
 impl<'a> Frame<'a> {
+    pub(crate) const fn opcode(&self) -> Opcode {
+        self.opcode
+    }
+
+    /// The number of blobs of a command with a list.
+    pub(crate) const fn list_len(&self) -> usize {
+        self.list_len
+    }
+
+    /// The whole request.
+    pub(crate) const fn bytes(&self) -> &'a [u8] {
+        self.bytes
+    }
+
     /// The request, borrowing from the frame's bytes.
     #[inline]
     pub(crate) fn request(&self) -> Request<'a> {
@@ -345,6 +361,11 @@ impl<'a> Frame<'a> {
                 key: self.arg(0),
                 max: read_position(self.arg(1)),
             },
+            Opcode::Session => {
+                let mut hello = [0; Hello::BYTES];
+                hello.copy_from_slice(self.arg(0));
+                Request::Session(Hello::decode(&hello))
+            }
         }
     }
 

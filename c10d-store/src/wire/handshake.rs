@@ -29,13 +29,17 @@ pub const CAPABILITY_ANNOUNCE: u32 = 1 << 4;
 /// The server supports QUEUE_TAKE (0x85).
 pub const CAPABILITY_QUEUE_TAKE: u32 = 1 << 5;
 
+/// The server supports SESSION (0x86).
+pub const CAPABILITY_SESSION: u32 = 1 << 6;
+
 /// The capabilities of this crate's server.
 pub const CAPABILITIES: u32 = CAPABILITY_WAIT_GET
     | CAPABILITY_WAIT_CHANGE
     | CAPABILITY_TRY_ADD
     | CAPABILITY_COMPARE_EXCHANGE
     | CAPABILITY_ANNOUNCE
-    | CAPABILITY_QUEUE_TAKE;
+    | CAPABILITY_QUEUE_TAKE
+    | CAPABILITY_SESSION;
 
 /// The reply of this crate's server to a PING.
 pub(crate) const fn reply_to_ping(nonce: u32) -> u32 {

@@ -6,22 +6,25 @@ mod frame;
 mod handshake;
 mod opcode;
 mod reply;
+mod reply_scan;
 mod request;
 
+pub use crate::raw_requests::{RawRequest, RawRequests};
 pub(crate) use blob::Blobs;
 pub use error::{WireError, WireErrorKind};
 pub use frame::ANNOUNCEMENT_BYTES_MAX;
-pub(crate) use frame::{FrameScan, Progress};
+pub(crate) use frame::{Frame, FrameScan, Progress};
 pub(crate) use handshake::reply_to_ping;
 pub use handshake::{
     CAPABILITIES, CAPABILITY_ANNOUNCE, CAPABILITY_COMPARE_EXCHANGE, CAPABILITY_MASK,
-    CAPABILITY_NONCE, CAPABILITY_QUEUE_TAKE, CAPABILITY_TRY_ADD, CAPABILITY_WAIT_CHANGE,
-    CAPABILITY_WAIT_GET, VALIDATION_MAGIC,
+    CAPABILITY_NONCE, CAPABILITY_QUEUE_TAKE, CAPABILITY_SESSION, CAPABILITY_TRY_ADD,
+    CAPABILITY_WAIT_CHANGE, CAPABILITY_WAIT_GET, VALIDATION_MAGIC,
 };
 pub use opcode::Opcode;
 pub(crate) use reply::{
     ADDED, CHECK_NOT_READY, CHECK_READY, EXCHANGED, NOT_A_NUMBER, NOT_EXCHANGED, STOP_WAITING,
     WAIT_CANCELED, encode_reply, read_i64, read_u32, read_u64,
 };
+pub use reply_scan::{NotAReply, ReplyScan};
 pub use request::RequestBuf;
 pub(crate) use request::WORKER_COUNT_KEY;

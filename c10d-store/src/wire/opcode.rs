@@ -30,6 +30,7 @@ pub enum Opcode {
     CompareExchange = 0x83,
     Announce = 0x84,
     QueueTake = 0x85,
+    Session = 0x86,
 }
 
 /// One argument of a request.
@@ -40,6 +41,8 @@ pub(super) enum Field {
     U64,
     Key,
     Value,
+    /// What a session begins with.
+    Hello,
     /// A count, then that many keys.
     Keys,
     /// A count, then that many pairs of key and value.
@@ -57,7 +60,7 @@ const EXTENSIONS_START: u8 = 0x80;
 
 impl Opcode {
     /// The number of commands.
-    pub(crate) const COUNT: usize = 25;
+    pub(crate) const COUNT: usize = 26;
 
     /// The position among all commands, in the order of their bytes; less than [`COUNT`](Self::COUNT).
     pub(crate) const fn index(self) -> usize {
@@ -94,6 +97,7 @@ impl Opcode {
         Self::CompareExchange,
         Self::Announce,
         Self::QueueTake,
+        Self::Session,
     ];
 
     /// The command of a byte; `None` for an unknown one.
@@ -125,13 +129,23 @@ impl Opcode {
             0x83 => Self::CompareExchange,
             0x84 => Self::Announce,
             0x85 => Self::QueueTake,
+            0x86 => Self::Session,
             _ => return None,
         })
     }
 
+    /// Whether the reply comes later if it must, and CANCEL_WAIT ends the wait for it.
+    #[must_use]
+    pub const fn waits(self) -> bool {
+        matches!(
+            self,
+            Self::Wait | Self::Barrier | Self::WaitGet | Self::WaitChange | Self::QueueTake
+        )
+    }
+
     /// The arguments, in order.
     pub(super) const fn fields(self) -> &'static [Field] {
-        use Field::{I64, Key, Keys, Pairs, U32, U64, Value};
+        use Field::{Hello, I64, Key, Keys, Pairs, U32, U64, Value};
         match self {
             Self::Validate | Self::Ping => &[U32],
             Self::Set | Self::Append | Self::QueuePush => &[Key, Value],
@@ -143,6 +157,7 @@ impl Opcode {
             Self::WaitChange => &[Key, U64, U64, Value],
             Self::Announce => &[Value],
             Self::QueueTake => &[Key, U64],
+            Self::Session => &[Hello],
             Self::GetNumKeys | Self::CancelWait | Self::ListKeys => &[],
         }
     }

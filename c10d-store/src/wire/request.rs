@@ -7,6 +7,7 @@ use byteorder::{ByteOrder, LittleEndian};
 use super::handshake::{CAPABILITY_NONCE, VALIDATION_MAGIC};
 use super::opcode::{ANY_LENGTH, Opcode};
 use crate::known::Known;
+use crate::session::Hello;
 
 /// The byte that clients put before every user key; it has no meaning for the server
 /// (docs/wire.md, section 4.1).
@@ -135,6 +136,12 @@ impl<'v> RequestBuf<'v> {
         self.u64(known.offset() as u64);
         self.u64(known.len().map_or(ANY_LENGTH, |len| len as u64));
         self.value(known.bytes())
+    }
+
+    /// Appends what a session begins with.
+    pub(crate) fn hello_of_session(&mut self, hello: &Hello) -> &mut Self {
+        self.copied.extend_from_slice(&hello.encode());
+        self
     }
 
     /// Appends a count.

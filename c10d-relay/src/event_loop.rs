@@ -1,0 +1,547 @@
+//! The relay's thread: moves bytes between the ranks, the hub and the link to the store.
+//!
+//! Decides nothing about requests. One turn: accept, read from ranks and from the link, then send.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, Read};
+use std::net::{Shutdown, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use c10d_socket::{
+    HostPort, RefusalLine, SocketOptions, Strangers, configure_accepted, loopback_user, own_user,
+};
+use c10d_store::SessionError;
+use mio::event::Event;
+use mio::net::{TcpListener, TcpStream};
+use mio::{Events, Interest, Poll, Token, Waker};
+
+use crate::connector::{Connector, Order};
+use crate::hub::Hub;
+use crate::link::{Link, LinkState};
+use crate::status::{Status, Upstream};
+
+const WAKER: Token = Token(usize::MAX);
+const LINK: Token = Token(usize::MAX - 1);
+
+/// Listener `i` has the token `LISTENER_LAST - i`; ranks have their numbers, which are far below.
+const LISTENER_LAST: usize = usize::MAX - 2;
+
+const EVENTS_PER_TURN: usize = 1024;
+const READ_BYTES: usize = 64 << 10;
+
+/// The most bytes of one rank handled in one turn.
+const BYTES_PER_TURN: usize = 1 << 20;
+
+/// The most connections accepted in one turn.
+const ACCEPTS_PER_TURN: usize = 1024;
+
+/// The delay before accepting again after the system had no memory or descriptors.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+
+/// How long a rank whose connection the store has closed may take to read its last replies and to close.
+const CLOSING_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How long after the last bytes of the store it is told that they have arrived, if there is nothing else to send: it
+/// keeps them until then.
+const REPORT_DELAY: Duration = Duration::from_millis(200);
+
+/// A rank's connection.
+#[derive(Debug)]
+struct Connection {
+    stream: TcpStream,
+    peer: SocketAddr,
+    /// Set once the last replies are sent, or have to be soon.
+    close_at: Option<Instant>,
+    /// The sending side is closed.
+    is_shut: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct EventLoop {
+    poll: Poll,
+    listeners: Vec<TcpListener>,
+    hub: Hub,
+    connections: BTreeMap<u32, Connection>,
+    connector: Connector,
+    target: HostPort,
+    resume_timeout: Duration,
+    link: Option<Link>,
+    /// A session has begun, and goes on over the next link.
+    has_session: bool,
+    is_connecting: bool,
+    lost_at: Option<Instant>,
+    report_at: Option<Instant>,
+    accept_retry_at: Option<Instant>,
+    status: Arc<Status>,
+    strangers: Strangers,
+    read_buffer: Box<[u8]>,
+    /// Ranks and listeners with work left, for which no event comes.
+    ready: BTreeSet<u32>,
+    accept_more: BTreeSet<usize>,
+    is_link_ready: bool,
+}
+
+/// What an event loop is made of.
+#[derive(Debug)]
+pub(crate) struct Parts {
+    pub(crate) poll: Poll,
+    pub(crate) listeners: Vec<std::net::TcpListener>,
+    pub(crate) hub: Hub,
+    pub(crate) connector: Connector,
+    pub(crate) target: HostPort,
+    pub(crate) resume_timeout: Duration,
+    pub(crate) status: Arc<Status>,
+}
+
+/// Makes the waker of a poll.
+pub(crate) fn waker_of(poll: &Poll) -> io::Result<Arc<Waker>> {
+    Ok(Arc::new(Waker::new(poll.registry(), WAKER)?))
+}
+
+impl EventLoop {
+    pub(crate) fn new(parts: Parts) -> io::Result<Self> {
+        let mut listeners = Vec::with_capacity(parts.listeners.len());
+        for (index, listener) in parts.listeners.into_iter().enumerate() {
+            listener.set_nonblocking(true)?;
+            let mut listener = TcpListener::from_std(listener);
+            let registry = parts.poll.registry();
+            registry.register(
+                &mut listener,
+                Token(LISTENER_LAST - index),
+                Interest::READABLE,
+            )?;
+            listeners.push(listener);
+        }
+        let mut event_loop = Self {
+            poll: parts.poll,
+            listeners,
+            hub: parts.hub,
+            connections: BTreeMap::new(),
+            connector: parts.connector,
+            target: parts.target,
+            resume_timeout: parts.resume_timeout,
+            link: None,
+            has_session: false,
+            is_connecting: false,
+            lost_at: None,
+            report_at: None,
+            accept_retry_at: None,
+            status: parts.status,
+            strangers: Strangers::new(Instant::now()),
+            read_buffer: vec![0; READ_BYTES].into_boxed_slice(),
+            ready: BTreeSet::new(),
+            accept_more: BTreeSet::new(),
+            is_link_ready: false,
+        };
+        event_loop.connect(Instant::now());
+        Ok(event_loop)
+    }
+
+    /// Runs until the stop flag is set and the waker is called. All connections close on return.
+    pub(crate) fn run(mut self) {
+        let mut events = Events::with_capacity(EVENTS_PER_TURN);
+        while !self.status.stop.load(Ordering::Acquire) {
+            let timeout = self.time_to_sleep();
+            if let Err(error) = self.poll.poll(&mut events, timeout) {
+                if error.kind() == io::ErrorKind::Interrupted {
+                    continue;
+                }
+                log::error!("the relay stops, as it cannot poll its sockets: {error}");
+                break;
+            }
+            self.turn(&events);
+        }
+        self.say_goodbye();
+        self.status.set(Upstream::Stopped);
+    }
+
+    fn time_to_sleep(&self) -> Option<Duration> {
+        if !self.ready.is_empty() || !self.accept_more.is_empty() || self.is_link_ready {
+            return Some(Duration::ZERO);
+        }
+        let now = Instant::now();
+        let closing = self.connections.values().filter_map(|it| it.close_at).min();
+        let next = [self.report_at, self.accept_retry_at, closing];
+        let next = next.into_iter().flatten().min();
+        next.map(|at| at.saturating_duration_since(now))
+    }
+
+    fn turn(&mut self, events: &Events) {
+        let now = Instant::now();
+        if self.accept_retry_at.is_some_and(|at| at <= now) {
+            self.accept_retry_at = None;
+            self.accept_more.extend(0..self.listeners.len());
+        }
+        let mut readable = std::mem::take(&mut self.ready);
+        for event in events {
+            match event.token() {
+                WAKER => {}
+                LINK => {
+                    self.is_link_ready |= is_readable(event);
+                }
+                Token(token) => match u32::try_from(token) {
+                    Ok(client) => {
+                        if event.is_writable() {
+                            self.flush_rank(client);
+                        }
+                        if is_readable(event) {
+                            readable.insert(client);
+                        }
+                    }
+                    Err(_) => {
+                        self.accept_more.insert(LISTENER_LAST - token);
+                    }
+                },
+            }
+        }
+        self.take_outcomes(now);
+        for listener in std::mem::take(&mut self.accept_more) {
+            self.accept(listener, now);
+        }
+        for client in readable {
+            self.read_rank(client);
+        }
+        if std::mem::take(&mut self.is_link_ready) {
+            self.read_link();
+        }
+        self.hub.end_turn();
+        self.serve_touched();
+        self.flush_link(now);
+        self.close_late(now);
+        self.status.set_connections(self.connections.len());
+    }
+
+    fn accept(&mut self, index: usize, now: Instant) {
+        for _ in 0..ACCEPTS_PER_TURN {
+            let Some(listener) = self.listeners.get(index) else {
+                return;
+            };
+            match listener.accept() {
+                Ok((stream, peer)) => self.admit(stream, peer, now),
+                Err(error) => match error.kind() {
+                    io::ErrorKind::WouldBlock => return,
+                    io::ErrorKind::ConnectionAborted
+                    | io::ErrorKind::ConnectionReset
+                    | io::ErrorKind::Interrupted => {}
+                    _ => {
+                        log::warn!("the relay cannot accept connections, retrying soon: {error}");
+                        self.accept_retry_at = Some(now + ACCEPT_RETRY);
+                        return;
+                    }
+                },
+            }
+        }
+        self.accept_more.insert(index);
+    }
+
+    fn admit(&mut self, mut stream: TcpStream, peer: SocketAddr, now: Instant) {
+        let user = stream
+            .local_addr()
+            .and_then(|local| loopback_user(local, peer));
+        match user {
+            Ok(user) if user == Some(own_user()) => {}
+            Ok(_) => return self.refuse(peer, "it is not of the user that runs this relay", now),
+            Err(error) => {
+                let reason = format!("its user cannot be found out: {error}");
+                return self.refuse(peer, &reason, now);
+            }
+        }
+        if let Err(error) = configure_accepted(&stream, &SocketOptions::default()) {
+            log::debug!("{peer}: cannot set socket options: {error}");
+        }
+        let Some(client) = self.hub.open(peer.port()) else {
+            return self.refuse(peer, "this relay has served 4 billion connections", now);
+        };
+        let both = Interest::READABLE | Interest::WRITABLE;
+        let token = Token(client as usize);
+        if let Err(error) = self.poll.registry().register(&mut stream, token, both) {
+            log::warn!("{peer}: cannot register the connection: {error}");
+            return self.hub.close(client);
+        }
+        let connection = Connection {
+            stream,
+            peer,
+            close_at: None,
+            is_shut: false,
+        };
+        self.connections.insert(client, connection);
+        if self.link.is_none() && !self.is_connecting {
+            self.connect(now);
+        }
+    }
+
+    fn refuse(&mut self, peer: SocketAddr, reason: &str, now: Instant) {
+        match self.strangers.line(peer.ip(), now) {
+            RefusalLine::Silent => {}
+            RefusalLine::Logged { silent: 0 } => log::warn!("refused {peer}: {reason}"),
+            RefusalLine::Logged { silent } => {
+                log::warn!("refused {peer}: {reason} ({silent} refusals before it were not logged)")
+            }
+        }
+    }
+
+    fn read_rank(&mut self, client: u32) {
+        let mut budget = BYTES_PER_TURN;
+        while let Some(connection) = self.connections.get_mut(&client) {
+            let is_closing = match self.hub.rank(client) {
+                Some(rank) if rank.is_paused => return,
+                Some(rank) => rank.is_closing,
+                None => true,
+            };
+            let count = match connection.stream.read(&mut self.read_buffer) {
+                Ok(0) => return self.close_rank(client),
+                Ok(count) => count,
+                Err(error) => match error.kind() {
+                    io::ErrorKind::WouldBlock => return,
+                    io::ErrorKind::Interrupted => continue,
+                    _ => {
+                        log::debug!("{}: {error}", connection.peer);
+                        return self.close_rank(client);
+                    }
+                },
+            };
+            if !is_closing {
+                let result = self.hub.receive(client, &self.read_buffer[..count]);
+                if let Err(error) = result {
+                    log::warn!("refused {}: {error}", connection.peer);
+                    return self.close_rank(client);
+                }
+            }
+            budget = budget.saturating_sub(count);
+            if budget == 0 {
+                self.ready.insert(client);
+                return;
+            }
+        }
+    }
+
+    /// Sends replies, goes on with paused ranks, and closes those that the store has closed.
+    fn serve_touched(&mut self) {
+        for client in self.hub.take_touched() {
+            let was_paused = self.hub.rank(client).is_some_and(|rank| rank.is_paused);
+            // Also for a rank that is gone, of which something is left.
+            if let Err(error) = self.hub.resume(client) {
+                if let Some(connection) = self.connections.get(&client) {
+                    log::warn!("refused {}: {error}", connection.peer);
+                }
+                self.close_rank(client);
+                continue;
+            }
+            if was_paused && self.hub.rank(client).is_some_and(|rank| !rank.is_paused) {
+                self.ready.insert(client);
+            }
+            self.flush_rank(client);
+        }
+        // What was resumed belongs to this turn.
+        self.hub.end_turn();
+    }
+
+    fn flush_rank(&mut self, client: u32) {
+        let Some(connection) = self.connections.get_mut(&client) else {
+            return;
+        };
+        let Some(rank) = self.hub.rank(client) else {
+            return;
+        };
+        let unsent = rank.down.unsent_bytes();
+        let result = rank.down.flush(&mut connection.stream);
+        let is_closing = rank.is_closing;
+        let read = unsent - rank.down.unsent_bytes();
+        self.hub.was_read(client, read);
+        match result {
+            Err(error) => {
+                log::debug!("{}: {error}", connection.peer);
+                self.close_rank(client);
+            }
+            Ok(is_drained) if is_closing => {
+                // Its input is discarded until it closes, so that the system sends no reset.
+                let now = Instant::now();
+                connection.close_at.get_or_insert(now + CLOSING_TIMEOUT);
+                if is_drained && !connection.is_shut {
+                    connection.is_shut = true;
+                    log::warn!(
+                        "the store has closed the connection of {}: its log says why",
+                        connection.peer
+                    );
+                    // It fails if the rank is gone.
+                    let _ = connection.stream.shutdown(Shutdown::Write);
+                    self.ready.insert(client);
+                }
+            }
+            Ok(_) => {}
+        }
+    }
+
+    fn close_rank(&mut self, client: u32) {
+        self.hub.close(client);
+        self.connections.remove(&client);
+    }
+
+    fn close_late(&mut self, now: Instant) {
+        let is_late = |it: &Connection| it.close_at.is_some_and(|at| at <= now);
+        let late: Vec<u32> = self
+            .connections
+            .iter()
+            .filter(|(_, connection)| is_late(connection))
+            .map(|(client, _)| *client)
+            .collect();
+        for client in late {
+            self.close_rank(client);
+        }
+    }
+
+    /// Orders a link. The time until the relay gives up runs from here, or from the loss of the last one.
+    fn connect(&mut self, now: Instant) {
+        let from = *self.lost_at.get_or_insert(now);
+        let far = now + Duration::from_secs(365 * 86_400);
+        let received = self.has_session.then(|| self.hub.stream().received());
+        self.is_connecting = true;
+        self.status.set(if self.has_session {
+            Upstream::Lost
+        } else {
+            Upstream::Connecting
+        });
+        self.connector.order(Order {
+            received,
+            give_up_at: from.checked_add(self.resume_timeout).unwrap_or(far),
+        });
+    }
+
+    fn take_outcomes(&mut self, now: Instant) {
+        while let Some(outcome) = self.connector.outcome() {
+            self.is_connecting = false;
+            let link = match outcome {
+                Ok(link) => link,
+                Err(error) => {
+                    self.fail(error);
+                    continue;
+                }
+            };
+            let server = link.server;
+            if self.hub.stream().attach(link.received_by_server).is_err() {
+                self.fail(SessionError::Unknown {
+                    server: self.target.clone(),
+                    is_same_store: true,
+                });
+                continue;
+            }
+            let (link, received) = match Link::new(link, self.poll.registry(), LINK) {
+                Ok(link) => link,
+                Err(error) => {
+                    log::warn!("{server}: cannot register the connection: {error}");
+                    self.connect(now);
+                    continue;
+                }
+            };
+            match self.lost_at.take() {
+                Some(at) if self.has_session => log::info!(
+                    "connected to the store at {server} again after {:.1} s; nothing is lost",
+                    at.elapsed().as_secs_f64()
+                ),
+                _ => log::info!("connected to the store at {server}"),
+            }
+            self.has_session = true;
+            self.link = Some(link);
+            self.is_link_ready = true;
+            self.status.set(Upstream::Connected);
+            if let Err(violation) = self.hub.receive_link(&received) {
+                self.break_session(violation.to_string());
+            }
+        }
+    }
+
+    fn read_link(&mut self) {
+        let Some(link) = &mut self.link else {
+            return;
+        };
+        let hub = &mut self.hub;
+        let result = link.read(&mut self.read_buffer, |bytes| hub.receive_link(bytes));
+        match result {
+            Ok(Ok(LinkState::Idle)) => {}
+            Ok(Ok(LinkState::Busy)) => self.is_link_ready = true,
+            Ok(Ok(LinkState::Closed)) => self.lose_link("the store has closed it"),
+            Ok(Err(violation)) => self.break_session(violation.to_string()),
+            Err(error) => self.lose_link(&error.to_string()),
+        }
+    }
+
+    fn flush_link(&mut self, now: Instant) {
+        let Some(link) = &mut self.link else {
+            return;
+        };
+        let stream = self.hub.stream();
+        let is_report_due = self.report_at.is_some_and(|at| at <= now);
+        let result = link.flush(stream).and_then(|()| {
+            if is_report_due {
+                link.report(stream)
+            } else {
+                Ok(())
+            }
+        });
+        self.report_at = match self.report_at {
+            _ if !stream.has_unreported() => None,
+            Some(at) if at > now => Some(at),
+            _ => Some(now + REPORT_DELAY),
+        };
+        if let Err(error) = result {
+            self.lose_link(&error.to_string());
+        }
+    }
+
+    /// The link is lost. The ranks notice nothing but a pause.
+    fn lose_link(&mut self, reason: &str) {
+        if self.link.take().is_none() {
+            return;
+        }
+        log::warn!(
+            "the connection to the store {} is lost ({reason}); trying to go on for {:?}",
+            self.target,
+            self.resume_timeout
+        );
+        self.report_at = None;
+        self.connect(Instant::now());
+    }
+
+    /// The store has broken the rules: no link can help.
+    fn break_session(&mut self, reason: String) {
+        self.link = None;
+        self.fail(SessionError::Refused {
+            server: self.target.clone(),
+            reason,
+        });
+    }
+
+    /// The session is over, and with it all ranks' connections. The next rank begins another one.
+    fn fail(&mut self, error: SessionError) {
+        log::error!(
+            "closing the connections of {} ranks: {error}",
+            self.connections.len()
+        );
+        self.link = None;
+        self.has_session = false;
+        self.lost_at = None;
+        self.report_at = None;
+        self.hub.start_anew();
+        self.connections.clear();
+        self.ready.clear();
+        self.status.set(Upstream::Failed(Arc::new(error)));
+    }
+
+    /// Lets the store forget the session at once, if it can be told.
+    fn say_goodbye(&mut self) {
+        self.connections.clear();
+        if let Some(link) = &mut self.link {
+            let stream = self.hub.stream();
+            stream.push_end();
+            if let Err(error) = link.flush(stream) {
+                log::debug!("the store was not told of the end of the relay: {error}");
+            }
+        }
+    }
+}
+
+fn is_readable(event: &Event) -> bool {
+    event.is_readable() || event.is_read_closed() || event.is_error()
+}

@@ -1,0 +1,371 @@
+//! The relay without sockets: ranks on one side, a session with the store on the other.
+//!
+//! Pure: no socket, clock or thread. Hand it what ranks send ([`Hub::receive`]) and what the link to the store delivers
+//! ([`Hub::receive_link`]); call [`Hub::end_turn`] when all that has arrived is in; then send what it has for the link
+//! ([`Hub::stream`]) and for the ranks that it [names](Hub::take_touched). It does not know whether there is a link.
+//!
+//! Ranks that ask the same in one turn share one frame. The store handles it once for each of them, in order, as if each
+//! had sent it, so no rank can see a difference, and nothing is ever answered from memory.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use c10d_store::WireLimits;
+use c10d_store::session::{
+    Frame, FrameReader, GROUP_BYTES_MAX, GROUP_CLIENTS_MAX, SessionStream, Violation,
+};
+use c10d_store::wire::{RawRequest, WireError};
+
+use crate::rank::{Held, Rank};
+
+/// How many of the last requests of a turn are compared with another one.
+const COMPARED_MAX: usize = 16;
+
+/// The most bytes of one rank in a frame, so that long requests of several ranks take turns.
+const CLIENT_FRAME_BYTES_MAX: usize = 64 << 10;
+
+#[derive(Debug, Default)]
+pub(crate) struct Hub {
+    limits: WireLimits,
+    stream: SessionStream,
+    reader: FrameReader,
+    ranks: BTreeMap<u32, Rank>,
+    next_client: u32,
+    turn: Turn,
+    touched: Vec<u32>,
+    waiting_to_send: VecDeque<u32>,
+}
+
+/// The requests of a turn that are not in the stream yet.
+#[derive(Debug, Default)]
+struct Turn {
+    requests: Vec<Shared>,
+    bytes: Vec<u8>,
+}
+
+/// A request, and the ranks that send it.
+#[derive(Debug)]
+struct Shared {
+    start: usize,
+    end: usize,
+    clients: Vec<u32>,
+}
+
+impl Hub {
+    pub(crate) fn new(limits: WireLimits) -> Self {
+        Self {
+            limits,
+            ..Self::default()
+        }
+    }
+
+    /// The session's stream.
+    pub(crate) const fn stream(&mut self) -> &mut SessionStream {
+        &mut self.stream
+    }
+
+    /// A rank has connected, from this port. Returns its number; `None` if no number is left.
+    pub(crate) fn open(&mut self, port: u16) -> Option<u32> {
+        let client = self.next_client;
+        self.next_client = client.checked_add(1)?;
+        self.stream.push_open(client, port);
+        self.ranks.insert(client, Rank::default());
+        Some(client)
+    }
+
+    /// A rank has closed its connection. What it has sent before still goes to the store.
+    pub(crate) fn close(&mut self, client: u32) {
+        let Some(rank) = self.ranks.get_mut(&client) else {
+            return;
+        };
+        rank.is_gone = true;
+        let unread = std::mem::take(&mut rank.down).unsent_bytes();
+        self.was_read(client, unread);
+        self.finish(client);
+    }
+
+    /// A rank, until it is closed.
+    pub(crate) fn rank(&mut self, client: u32) -> Option<&mut Rank> {
+        self.ranks.get_mut(&client).filter(|rank| !rank.is_gone)
+    }
+
+    /// Takes what a rank has sent.
+    ///
+    /// # Errors
+    /// If that is no request: the rank must be closed.
+    pub(crate) fn receive(&mut self, client: u32, bytes: &[u8]) -> Result<(), WireError> {
+        self.with_requests(client, |rank, limits, handle| {
+            rank.receive(bytes, limits, handle)
+        })
+    }
+
+    /// Goes on with the requests of a rank that is paused, if it can.
+    ///
+    /// # Errors
+    /// As [`receive`](Self::receive).
+    pub(crate) fn resume(&mut self, client: u32) -> Result<(), WireError> {
+        let Some(rank) = self.ranks.get_mut(&client) else {
+            return Ok(());
+        };
+        if !rank.is_paused || rank.must_wait() {
+            return Ok(());
+        }
+        if let Some(held) = rank.held.take() {
+            if !rank.on_request(held.opcode, held.key_count) {
+                rank.held = Some(held);
+                return Ok(());
+            }
+            self.turn.add(client, rank, &held.bytes, self.stream.room());
+        }
+        let resumed =
+            self.with_requests(client, |rank, limits, handle| rank.resume(limits, handle));
+        self.finish(client);
+        resumed
+    }
+
+    /// A rank has read this many bytes of its replies.
+    pub(crate) fn was_read(&mut self, client: u32, bytes: usize) {
+        if let Some(rank) = self.ranks.get_mut(&client)
+            && let Some(returned) = rank.credit.used(bytes)
+            && !rank.is_closing
+        {
+            self.stream.push_credit(client, returned);
+        }
+    }
+
+    /// Takes what the link to the store has received.
+    ///
+    /// # Errors
+    /// If the store breaks the rules of the session, which is then over.
+    pub(crate) fn receive_link(&mut self, mut link: &[u8]) -> Result<(), Violation> {
+        while let Some(mut piece) = self.stream.next_bytes(&mut link)? {
+            while let Some(frame) = self.reader.next(&mut piece)? {
+                let client = match frame {
+                    Frame::Data { client, bytes } => {
+                        self.on_replies(client, bytes)?;
+                        client
+                    }
+                    Frame::Credit { client, bytes } => {
+                        if let Some(rank) = self.ranks.get_mut(&client) {
+                            rank.credit.returned(bytes)?;
+                        }
+                        self.wait_to_send(client);
+                        client
+                    }
+                    Frame::Close { client } => {
+                        if let Some(rank) = self.ranks.get_mut(&client) {
+                            rank.is_closing = true;
+                        }
+                        client
+                    }
+                    Frame::Open { .. } | Frame::Group(_) | Frame::End => continue,
+                };
+                self.touch(client);
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts what ranks have sent into the stream, as far as there is room.
+    pub(crate) fn end_turn(&mut self) {
+        self.emit_turn();
+        for _ in 0..self.waiting_to_send.len() {
+            let Some(client) = self.waiting_to_send.pop_front() else {
+                break;
+            };
+            let Some(rank) = self.ranks.get_mut(&client) else {
+                continue;
+            };
+            rank.waits_to_send = false;
+            while !rank.up.is_empty() {
+                let count = [
+                    rank.up.unsent_bytes(),
+                    rank.credit.to_send(),
+                    self.stream.room(),
+                    CLIENT_FRAME_BYTES_MAX,
+                ];
+                let count = count.into_iter().min().unwrap_or(0);
+                if count == 0 {
+                    break;
+                }
+                self.stream.push_data_from(client, &mut rank.up, count);
+                rank.credit.sent(count);
+            }
+            if !rank.up.is_empty() && rank.credit.to_send() > 0 {
+                self.wait_to_send(client);
+            } else if rank.is_paused {
+                self.touch(client);
+            }
+            self.finish(client);
+        }
+    }
+
+    /// The ranks to look at, as they have replies, are closing, or may go on after a pause; each once.
+    pub(crate) fn take_touched(&mut self) -> Vec<u32> {
+        let touched = std::mem::take(&mut self.touched);
+        for client in &touched {
+            if let Some(rank) = self.ranks.get_mut(client) {
+                rank.is_touched = false;
+            }
+        }
+        touched
+    }
+
+    /// The session is over: all its ranks are gone, and another one begins.
+    pub(crate) fn start_anew(&mut self) {
+        *self = Self {
+            // Late events of old ranks must not reach new ones.
+            next_client: self.next_client,
+            ..Self::new(self.limits)
+        };
+    }
+
+    fn with_requests(
+        &mut self,
+        client: u32,
+        parse: impl FnOnce(
+            &mut c10d_store::wire::RawRequests,
+            &WireLimits,
+            &mut dyn FnMut(RawRequest<'_>) -> bool,
+        ) -> Result<bool, WireError>,
+    ) -> Result<(), WireError> {
+        let Some(rank) = self.ranks.get_mut(&client) else {
+            return Ok(());
+        };
+        let mut requests = std::mem::take(&mut rank.requests);
+        let (turn, room) = (&mut self.turn, self.stream.room());
+        let owed_before = rank.down.unsent_bytes();
+        let outcome = parse(&mut requests, &self.limits, &mut |request| {
+            if !rank.on_request(request.opcode, request.key_count) {
+                rank.held = Some(Held {
+                    opcode: request.opcode,
+                    key_count: request.key_count,
+                    bytes: request.bytes.to_vec(),
+                });
+                return false;
+            }
+            turn.add(client, rank, request.bytes, room);
+            !rank.must_wait()
+        });
+        rank.requests = requests;
+        rank.is_paused = outcome == Ok(false);
+        let has_answers = rank.down.unsent_bytes() > owed_before;
+        let waits_to_send = !rank.up.is_empty();
+        if has_answers {
+            self.touch(client);
+        }
+        if waits_to_send {
+            self.wait_to_send(client);
+        }
+        outcome.map(|_| ())
+    }
+
+    fn on_replies(&mut self, client: u32, bytes: &[u8]) -> Result<(), Violation> {
+        let Some(rank) = self.ranks.get_mut(&client) else {
+            return Ok(());
+        };
+        rank.credit.received(bytes.len())?;
+        if rank.is_gone {
+            self.was_read(client, bytes.len());
+            return Ok(());
+        }
+        let before = rank.down.unsent_bytes();
+        if let Err(error) = rank.on_reply(bytes) {
+            log::error!(
+                "the store's replies to a rank make no sense, its connection is closed: {error}"
+            );
+            rank.is_closing = true;
+            self.stream.push_close(client);
+            return Ok(());
+        }
+        let dropped = bytes.len() - (rank.down.unsent_bytes() - before);
+        self.was_read(client, dropped);
+        Ok(())
+    }
+
+    /// Tells the store that a rank is gone, once all that it has sent is in the stream.
+    fn finish(&mut self, client: u32) {
+        let Some(rank) = self.ranks.get(&client) else {
+            return;
+        };
+        let is_done = rank.is_closing || (!rank.is_paused && rank.up.is_empty());
+        if !rank.is_gone || !is_done {
+            return;
+        }
+        let was_closed = rank.is_closing;
+        self.ranks.remove(&client);
+        if !was_closed {
+            self.emit_turn();
+            self.stream.push_close(client);
+        }
+    }
+
+    fn emit_turn(&mut self) {
+        for shared in self.turn.requests.drain(..) {
+            let bytes = &self.turn.bytes[shared.start..shared.end];
+            match shared.clients[..] {
+                [client] => self.stream.push_data(client, bytes),
+                _ => self.stream.push_group(&shared.clients, bytes),
+            }
+            for client in shared.clients {
+                if let Some(rank) = self.ranks.get_mut(&client) {
+                    rank.last_in_turn = 0;
+                }
+            }
+        }
+        self.turn.bytes.clear();
+    }
+
+    fn touch(&mut self, client: u32) {
+        if let Some(rank) = self.ranks.get_mut(&client)
+            && !rank.is_touched
+        {
+            rank.is_touched = true;
+            self.touched.push(client);
+        }
+    }
+
+    fn wait_to_send(&mut self, client: u32) {
+        if let Some(rank) = self.ranks.get_mut(&client)
+            && !rank.waits_to_send
+            && !rank.up.is_empty()
+        {
+            rank.waits_to_send = true;
+            self.waiting_to_send.push_back(client);
+        }
+    }
+}
+
+impl Turn {
+    /// Adds a request of a rank, to one that another rank sends if they are the same. The rank's requests keep their
+    /// order: it joins none that comes before its last one.
+    fn add(&mut self, client: u32, rank: &mut Rank, bytes: &[u8], room: usize) {
+        let is_short = bytes.len() <= GROUP_BYTES_MAX;
+        let has_room =
+            bytes.len() <= rank.credit.to_send() && self.bytes.len() + bytes.len() <= room;
+        if !is_short || !has_room || !rank.up.is_empty() {
+            rank.up.push(bytes);
+            return;
+        }
+        rank.credit.sent(bytes.len());
+        let first = rank
+            .last_in_turn
+            .max(self.requests.len().saturating_sub(COMPARED_MAX));
+        let same = (first..self.requests.len()).find(|index| {
+            let shared = &self.requests[*index];
+            shared.clients.len() < GROUP_CLIENTS_MAX
+                && self.bytes[shared.start..shared.end] == *bytes
+        });
+        let index = same.unwrap_or_else(|| {
+            let start = self.bytes.len();
+            self.bytes.extend_from_slice(bytes);
+            self.requests.push(Shared {
+                start,
+                end: self.bytes.len(),
+                clients: Vec::new(),
+            });
+            self.requests.len() - 1
+        });
+        self.requests[index].clients.push(client);
+        rank.last_in_turn = index + 1;
+    }
+}

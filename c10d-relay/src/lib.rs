@@ -1,0 +1,18 @@
+#![doc = include_str!("../README.md")]
+#![forbid(unsafe_code)]
+
+mod connector;
+mod error;
+mod event_loop;
+mod hub;
+mod link;
+mod options;
+mod rank;
+mod relay;
+mod status;
+
+// The types of other crates that this one's API takes.
+pub use c10d_socket::{Credentials, Deadline, HostPort};
+pub use error::RelayError;
+pub use options::RelayOptions;
+pub use relay::Relay;

@@ -1,0 +1,79 @@
+//! Options of a relay.
+
+use std::time::Duration;
+
+use c10d_socket::Credentials;
+use c10d_store::{ConnectOptions, WireLimits};
+
+/// Options of a [`Relay`](crate::Relay).
+///
+/// ```
+/// use c10d_relay::RelayOptions;
+/// use std::time::Duration;
+///
+/// let options = RelayOptions::default().with_resume_timeout(Duration::from_secs(60));
+/// assert_eq!(options.resume_timeout(), Duration::from_secs(60));
+/// ```
+#[derive(Debug, Clone)]
+pub struct RelayOptions {
+    pub(crate) credentials: Option<Credentials>,
+    pub(crate) connect_options: ConnectOptions,
+    pub(crate) limits: WireLimits,
+    resume_timeout: Duration,
+}
+
+impl Default for RelayOptions {
+    fn default() -> Self {
+        Self {
+            credentials: None,
+            connect_options: ConnectOptions::default(),
+            limits: WireLimits::default(),
+            resume_timeout: Duration::from_secs(600),
+        }
+    }
+}
+
+impl RelayOptions {
+    /// How long the relay tries to reach the store, at first and after a loss, before it closes the connections of its
+    /// ranks. The store forgets the relay's session after the same time, or after its own
+    /// (`ServerOptions::session_timeout`) if that is shorter. Default 10 min.
+    #[must_use]
+    pub const fn resume_timeout(&self) -> Duration {
+        self.resume_timeout
+    }
+
+    /// Sets [`resume_timeout`](Self::resume_timeout).
+    #[must_use]
+    pub const fn with_resume_timeout(mut self, timeout: Duration) -> Self {
+        self.resume_timeout = timeout;
+        self
+    }
+
+    /// Connects only to a store that has the same secret, or a certificate of the same authority for its name.
+    #[must_use]
+    pub fn with_credentials(mut self, credentials: Credentials) -> Self {
+        self.credentials = Some(credentials);
+        self
+    }
+
+    /// [`with_credentials`](Self::with_credentials) of a shared secret.
+    #[cfg(feature = "tls")]
+    #[must_use]
+    pub fn with_secret(self, secret: c10d_store::Secret) -> Self {
+        self.with_credentials(secret.into())
+    }
+
+    /// Backoff and socket options of the connection to the store. Default [`ConnectOptions::default`].
+    #[must_use]
+    pub fn with_connect_options(mut self, options: ConnectOptions) -> Self {
+        self.connect_options = options;
+        self
+    }
+
+    /// The limits on what a rank sends. Default [`WireLimits::default`], those of PyTorch's server.
+    #[must_use]
+    pub const fn with_limits(mut self, limits: WireLimits) -> Self {
+        self.limits = limits;
+        self
+    }
+}

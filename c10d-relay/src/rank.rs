@@ -1,0 +1,158 @@
+//! One rank's side of the relay: which replies it is owed, and which it has got from the relay already.
+//!
+//! Pure. Does not know what a key or a value is.
+
+use std::collections::VecDeque;
+
+use c10d_socket::SendBuf;
+use c10d_store::session::Credit;
+use c10d_store::wire::{NotAReply, Opcode, RawRequests, ReplyScan};
+
+/// The most replies that a rank may be owed. One that asks for more waits until some have arrived.
+const OWED_MAX: usize = 4096;
+
+/// A rank from which so many bytes wait to be sent is not read.
+const UNSENT_BYTES_MAX: usize = 256 << 10;
+
+/// The reply to a CANCEL_WAIT.
+const WAIT_CANCELED: u8 = 1;
+
+/// The state of one rank.
+#[derive(Debug, Default)]
+pub(crate) struct Rank {
+    pub(crate) requests: RawRequests,
+    /// Requests that wait for credit, or for room in the session.
+    pub(crate) up: SendBuf,
+    /// Replies for the rank.
+    pub(crate) down: SendBuf,
+    pub(crate) credit: Credit,
+    /// The replies to come, in order.
+    owed: VecDeque<Owed>,
+    /// The rank sends requests while one waits, so that only the rank can tell its replies apart. They are passed on
+    /// without a look at them.
+    is_opaque: bool,
+    /// Requests are kept until something has been received or sent.
+    pub(crate) is_paused: bool,
+    /// The first of them, if it has to wait for a reply.
+    pub(crate) held: Option<Held>,
+    /// The rank has closed its connection. What it has sent before still goes to the store.
+    pub(crate) is_gone: bool,
+    /// The store has closed the rank's connection: what is left is sent to the rank.
+    pub(crate) is_closing: bool,
+    /// In the list of ranks to look at.
+    pub(crate) is_touched: bool,
+    /// In the list of ranks with requests that wait.
+    pub(crate) waits_to_send: bool,
+    /// The last request of this turn that this rank takes part in, from 1.
+    pub(crate) last_in_turn: usize,
+}
+
+/// A request that was received and not passed on.
+#[derive(Debug)]
+pub(crate) struct Held {
+    pub(crate) opcode: Opcode,
+    pub(crate) key_count: usize,
+    pub(crate) bytes: Vec<u8>,
+}
+
+#[derive(Debug)]
+struct Owed {
+    scan: ReplyScan,
+    /// The rank has been answered: what the store says is dropped.
+    is_answered: bool,
+}
+
+impl Rank {
+    /// The rank sends a request with a command and this number of keys. Returns whether it may be passed on; if not, it
+    /// has to wait until the store has answered an earlier one.
+    ///
+    /// PyTorch's client waits for the answer to CANCEL_WAIT without a limit, so it gets it at once, also while the
+    /// store cannot be reached.
+    pub(crate) fn on_request(&mut self, opcode: Opcode, key_count: usize) -> bool {
+        if self.is_opaque {
+            return true;
+        }
+        if self.owed.len() >= OWED_MAX {
+            return false;
+        }
+        if opcode == Opcode::CancelWait {
+            self.on_cancel();
+            return true;
+        }
+        let Some(scan) = ReplyScan::new(opcode, key_count) else {
+            return true;
+        };
+        if self.waits() {
+            // Its replies must be complete before they are no longer looked at.
+            if self.owed.iter().any(|owed| owed.is_answered) {
+                return false;
+            }
+            self.is_opaque = true;
+            self.owed.clear();
+            return true;
+        }
+        self.owe(scan, false);
+        true
+    }
+
+    /// Takes bytes that the store has sent to the rank.
+    pub(crate) fn on_reply(&mut self, mut bytes: &[u8]) -> Result<(), NotAReply> {
+        if self.is_opaque {
+            self.down.push(bytes);
+            return Ok(());
+        }
+        while let Some(owed) = self.owed.front_mut() {
+            let before = bytes;
+            let is_complete = owed.scan.advance(&mut bytes)?;
+            if !owed.is_answered {
+                self.down.push(&before[..before.len() - bytes.len()]);
+            }
+            if !is_complete {
+                return Ok(());
+            }
+            self.owed.pop_front();
+        }
+        // Nothing is owed: the rank may know what this is.
+        self.down.push(bytes);
+        Ok(())
+    }
+
+    /// Whether the rank's requests should wait.
+    pub(crate) fn must_wait(&self) -> bool {
+        self.up.unsent_bytes() >= UNSENT_BYTES_MAX
+    }
+
+    /// Whether the rank waits for a reply that comes later, and has not cancelled that.
+    fn waits(&self) -> bool {
+        let last = self.owed.back().map(|owed| &owed.scan);
+        last.is_some_and(|scan| scan.opcode().waits() && !scan.is_cancelled())
+    }
+
+    fn on_cancel(&mut self) {
+        let waits = self.waits();
+        let before = self.owed.len() - usize::from(waits);
+        let is_first = self.owed.iter().take(before).all(|owed| owed.is_answered);
+        let is_answered = match self.owed.back_mut() {
+            // The rank may be reading the reply; and the elements that a QUEUE_TAKE has taken must not be dropped.
+            Some(last) if waits => {
+                let can_drop = !last.scan.has_begun() && last.scan.opcode() != Opcode::QueueTake;
+                last.scan.cancel();
+                last.is_answered = is_first && can_drop;
+                last.is_answered
+            }
+            _ => {
+                if let Some(scan) = ReplyScan::new(Opcode::CancelWait, 0) {
+                    self.owe(scan, is_first);
+                }
+                is_first
+            }
+        };
+        if is_answered {
+            self.down.push(&[WAIT_CANCELED]);
+        }
+    }
+
+    fn owe(&mut self, scan: ReplyScan, is_answered: bool) {
+        self.owed.push_back(Owed { scan, is_answered });
+    }
+}

@@ -1,0 +1,177 @@
+//! The handle of a running relay.
+
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::{self, JoinHandle};
+
+use c10d_socket::{Deadline, HostPort, adopt_listener};
+use c10d_store::SessionDialer;
+use mio::{Poll, Waker};
+
+use crate::connector::Connector;
+use crate::error::RelayError;
+use crate::event_loop::{EventLoop, Parts, waker_of};
+use crate::hub::Hub;
+use crate::options::RelayOptions;
+use crate::status::{Status, Upstream};
+
+/// A running relay.
+///
+/// The ranks of a node connect to it on loopback as to an ordinary TCPStore, and it holds one connection to the store
+/// for all of them. It serves only processes of the user that runs it. When the connection to the store breaks, it
+/// connects again and goes on: each request takes effect exactly once, and ranks notice nothing but a pause. If the
+/// store cannot be reached for [`RelayOptions::resume_timeout`], or was restarted, the relay closes the connections of
+/// its ranks and logs why; the next rank that connects begins anew.
+///
+/// It has two threads, `c10d-relay` and `c10d-relay-dial`, which [`shutdown`](Self::shutdown) and `Drop` stop.
+///
+/// ```
+/// use c10d_relay::{HostPort, Relay, RelayOptions};
+/// use c10d_store::{ServerOptions, Store, TcpStore, TcpStoreOptions, TcpStoreServer};
+/// use std::net::TcpListener;
+///
+/// let server = TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default())?;
+/// let store = HostPort::new("127.0.0.1", server.local_addr().port());
+/// let relay = Relay::start(store, vec![TcpListener::bind("127.0.0.1:0")?], RelayOptions::default())?;
+///
+/// let port = relay.local_addrs()[0].port();
+/// let rank = TcpStore::open("127.0.0.1", port, TcpStoreOptions::default())?;
+/// assert_eq!(rank.add("ranks", 1)?, 1);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Relay {
+    target: HostPort,
+    local_addrs: Vec<SocketAddr>,
+    status: Arc<Status>,
+    waker: Arc<Waker>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Relay {
+    /// Serves the store at `upstream` on these bound sockets, which should have loopback addresses: no other connection
+    /// is served. Connects in the background, and so does not block.
+    ///
+    /// # Errors
+    /// [`RelayError::System`] if a socket cannot listen, or the system has no thread or descriptor left;
+    /// [`RelayError::Credentials`] if they cannot be used.
+    pub fn start(
+        upstream: HostPort,
+        listeners: Vec<TcpListener>,
+        options: RelayOptions,
+    ) -> Result<Self, RelayError> {
+        let listeners = listeners
+            .into_iter()
+            .map(|listener| adopt_listener(listener.into(), 0))
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(std::io::Error::other)?;
+        let local_addrs = listeners
+            .iter()
+            .map(TcpListener::local_addr)
+            .collect::<Result<Vec<_>, _>>()?;
+        let poll = Poll::new()?;
+        let waker = waker_of(&poll)?;
+        let dialer = SessionDialer::new(
+            upstream.clone(),
+            options.connect_options.clone(),
+            options.credentials.as_ref(),
+            options.resume_timeout(),
+        )?;
+        let status = Arc::new(Status::default());
+        let event_loop = EventLoop::new(Parts {
+            poll,
+            listeners,
+            hub: Hub::new(options.limits),
+            connector: Connector::start(dialer, Arc::clone(&waker))?,
+            target: upstream.clone(),
+            resume_timeout: options.resume_timeout(),
+            status: Arc::clone(&status),
+        })?;
+        let thread = thread::Builder::new()
+            .name("c10d-relay".to_owned())
+            .spawn(move || event_loop.run())?;
+        Ok(Self {
+            target: upstream,
+            local_addrs,
+            status,
+            waker,
+            thread: Some(thread),
+        })
+    }
+
+    /// Blocks until the relay has a session with the store, at most until the deadline.
+    ///
+    /// # Errors
+    /// [`RelayError::Session`] if that is impossible or has failed, [`RelayError::Timeout`] if the store has not been
+    /// reached yet, [`RelayError::Stopped`].
+    pub fn wait_until_connected(&self, deadline: Deadline) -> Result<(), RelayError> {
+        match self.status.settled(deadline) {
+            Upstream::Connected => Ok(()),
+            Upstream::Failed(source) => Err(RelayError::Session { source }),
+            Upstream::Stopped => Err(RelayError::Stopped),
+            Upstream::Connecting | Upstream::Lost => Err(RelayError::Timeout {
+                target: self.target.clone(),
+            }),
+        }
+    }
+
+    /// The store.
+    #[must_use]
+    pub const fn upstream(&self) -> &HostPort {
+        &self.target
+    }
+
+    /// The addresses that the relay listens on.
+    #[must_use]
+    pub fn local_addrs(&self) -> &[SocketAddr] {
+        &self.local_addrs
+    }
+
+    /// Whether the relay is connected to the store at the moment.
+    #[must_use]
+    pub fn is_connected(&self) -> bool {
+        matches!(self.status.get(), Upstream::Connected)
+    }
+
+    /// Whether the relay's thread is running. It runs until the relay is dropped, unless a system call failed, which is
+    /// logged.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        let thread = self.thread.as_ref();
+        thread.is_some_and(|thread| !thread.is_finished())
+    }
+
+    /// The number of connections of ranks.
+    #[must_use]
+    pub fn connection_count(&self) -> usize {
+        self.status.connections()
+    }
+
+    /// Closes all connections, tells the store, and stops the threads. Blocks for at most 10 s, if the relay is just
+    /// connecting to a host that does not answer.
+    pub fn shutdown(mut self) {
+        self.end();
+    }
+
+    fn end(&mut self) {
+        let Some(thread) = self.thread.take() else {
+            return;
+        };
+        self.status.stop.store(true, Ordering::Release);
+        if let Err(error) = self.waker.wake() {
+            // The thread cannot be woken, so joining it would hang.
+            log::error!("cannot stop the relay: {error}");
+            return;
+        }
+        if thread.join().is_err() {
+            log::error!("the thread of the relay panicked");
+        }
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.end();
+    }
+}

@@ -1,0 +1,77 @@
+//! What the relay's thread tells its owner.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use c10d_socket::Deadline;
+use c10d_store::SessionError;
+
+/// Whether there is a session with the store.
+#[derive(Debug, Clone, Default)]
+pub(crate) enum Upstream {
+    /// The relay tries for the first time.
+    #[default]
+    Connecting,
+    Connected,
+    /// The relay tries to go on with a session.
+    Lost,
+    /// The last session has failed.
+    Failed(Arc<SessionError>),
+    /// The relay's thread has ended.
+    Stopped,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Status {
+    upstream: Mutex<Upstream>,
+    changed: Condvar,
+    pub(crate) stop: AtomicBool,
+    connections: AtomicUsize,
+}
+
+impl Status {
+    pub(crate) fn set(&self, upstream: Upstream) {
+        *self.lock() = upstream;
+        self.changed.notify_all();
+    }
+
+    pub(crate) fn get(&self) -> Upstream {
+        self.lock().clone()
+    }
+
+    /// Waits until the relay is connected, has failed or has stopped; what it is then, or at the deadline.
+    pub(crate) fn settled(&self, deadline: Deadline) -> Upstream {
+        let mut upstream = self.lock();
+        while matches!(*upstream, Upstream::Connecting | Upstream::Lost) {
+            let now = Instant::now();
+            if deadline.has_passed(now) {
+                break;
+            }
+            upstream = match deadline.remaining(now) {
+                Some(left) => {
+                    let waited = self.changed.wait_timeout(upstream, left);
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+                None => {
+                    let waited = self.changed.wait(upstream);
+                    waited.unwrap_or_else(PoisonError::into_inner)
+                }
+            };
+        }
+        upstream.clone()
+    }
+
+    pub(crate) fn set_connections(&self, connections: usize) {
+        self.connections.store(connections, Ordering::Release);
+    }
+
+    pub(crate) fn connections(&self) -> usize {
+        self.connections.load(Ordering::Acquire)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Upstream> {
+        // Nothing panics while it is held.
+        self.upstream.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,248 @@
+//! What a rank sees through a relay.
+
+use std::net::TcpListener;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use c10d_relay::{Deadline, HostPort, Relay, RelayError, RelayOptions};
+use c10d_store::{
+    ServerOptions, SessionError, Store, StoreError, TcpStore, TcpStoreOptions, TcpStoreServer,
+};
+
+use crate::proxy::Proxy;
+
+const LONG: Duration = Duration::from_secs(60);
+
+fn server() -> TcpStoreServer {
+    TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).expect("a server")
+}
+
+fn listener() -> Vec<TcpListener> {
+    vec![TcpListener::bind("127.0.0.1:0").expect("a port")]
+}
+
+fn relay_to(port: u16, options: RelayOptions) -> Relay {
+    let relay = Relay::start(HostPort::new("127.0.0.1", port), listener(), options);
+    relay.expect("a relay")
+}
+
+fn soon() -> Deadline {
+    Deadline::after(Instant::now(), LONG)
+}
+
+fn rank_of(relay: &Relay) -> TcpStore {
+    let port = relay.local_addrs()[0].port();
+    TcpStore::open("127.0.0.1", port, TcpStoreOptions::default()).expect("a rank")
+}
+
+fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < LONG, "{what}");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn every_operation_works_through_a_relay() {
+    let server = server();
+    let relay = relay_to(server.local_addr().port(), RelayOptions::default());
+    relay.wait_until_connected(soon()).expect("a session");
+    let (a, b) = (rank_of(&relay), rank_of(&relay));
+    a.set("k", b"v").expect("set");
+    assert_eq!(a.get("k").expect("get"), b"v");
+    assert_eq!(b.add("n", 5).expect("add"), 5);
+    assert_eq!(a.add("n", -2).expect("add"), 3);
+    assert_eq!(
+        a.compare_set("k", b"v", b"w")
+            .expect("compare_set")
+            .into_value(),
+        b"w"
+    );
+    a.append("k", b"x").expect("append");
+    assert_eq!(b.get("k").expect("get"), b"wx");
+    b.multi_set(&[("p", b"1"), ("q", b"2")]).expect("multi_set");
+    assert_eq!(b.multi_get(&["q", "p"]).expect("multi_get"), [b"2", b"1"]);
+    assert!(b.check(&["p", "q"]).expect("check"));
+    assert!(b.delete_key("p").expect("delete_key"));
+    assert_eq!(b.num_keys().expect("num_keys"), 3);
+    let mut keys = b.list_keys().expect("list_keys");
+    keys.sort();
+    assert_eq!(keys, ["k", "n", "q"]);
+    a.queue_push("jobs", b"one").expect("queue_push");
+    assert_eq!(b.queue_len("jobs").expect("queue_len"), 1);
+    assert_eq!(b.queue_pop("jobs").expect("queue_pop"), b"one");
+    let waiting = thread::spawn(move || b.wait(&["later"]).map(|()| b));
+    wait_until("the wait is at the server", || server.waiting_count() == 1);
+    a.set("later", b"").expect("set");
+    let b = waiting.join().expect("no panic").expect("the wait ends");
+    let error = b.wait_timeout(&["never"], Some(Duration::from_millis(20)));
+    assert!(
+        matches!(error, Err(StoreError::Timeout { .. })),
+        "{error:?}"
+    );
+    let arriving = thread::spawn(move || b.barrier("all", 2).map(|()| b));
+    a.barrier("all", 2).expect("barrier");
+    arriving.join().expect("no panic").expect("barrier");
+}
+
+#[test]
+fn long_values_pass_in_both_directions() {
+    let server = server();
+    let relay = relay_to(server.local_addr().port(), RelayOptions::default());
+    let (a, b) = (rank_of(&relay), rank_of(&relay));
+    let value: Vec<u8> = (0..8_000_000_u32).map(|n| (n % 251) as u8).collect();
+    let getting = thread::spawn(move || b.get("big"));
+    a.set("big", &value).expect("set");
+    assert!(getting.join().expect("no panic").expect("get") == value);
+    // A SET of a client that closes at once arrives, as it does without a relay.
+    a.set("last", &value).expect("set");
+    drop(a);
+    let c = rank_of(&relay);
+    assert!(c.get("last").expect("get") == value);
+}
+
+#[test]
+fn a_rank_notices_a_lost_connection_only_as_a_pause() {
+    let server = server();
+    let proxy = Proxy::to(server.local_addr());
+    let relay = relay_to(proxy.port(), RelayOptions::default());
+    let (a, b) = (rank_of(&relay), rank_of(&relay));
+    assert_eq!(a.add("n", 1).expect("add"), 1);
+    let waiting = thread::spawn(move || b.get("later").map(|value| (b, value)));
+    wait_until("the wait is at the server", || server.waiting_count() == 1);
+
+    proxy.cut(true);
+    let writer = thread::spawn(move || {
+        a.set("later", b"here").expect("set");
+        assert_eq!(a.add("n", 1).expect("add"), 2);
+        a
+    });
+    wait_until("the loss is noticed", || !relay.is_connected());
+    assert_eq!(proxy.accepted(), 1);
+    proxy.mend();
+    let a = writer.join().expect("no panic");
+    let (b, value) = waiting.join().expect("no panic").expect("get");
+    assert_eq!(value, b"here");
+    assert_eq!(proxy.accepted(), 2);
+    assert_eq!(b.add("n", 0).expect("add"), 2);
+    assert_eq!(a.add("n", 0).expect("add"), 2);
+}
+
+#[test]
+fn a_cancelled_wait_is_answered_while_the_store_cannot_be_reached() {
+    let server = server();
+    let proxy = Proxy::to(server.local_addr());
+    let relay = relay_to(proxy.port(), RelayOptions::default());
+    let rank = rank_of(&relay);
+    let other = rank_of(&relay);
+    proxy.cut(true);
+    wait_until("the loss is noticed", || !relay.is_connected());
+    let started = Instant::now();
+    let result = rank.wait_timeout(&["never"], Some(Duration::from_millis(50)));
+    assert!(
+        matches!(result, Err(StoreError::Timeout { .. })),
+        "{result:?}"
+    );
+    // Our client gives up waiting for the answer after 100 ms; PyTorch's never does.
+    let took = started.elapsed();
+    proxy.mend();
+    other.set("k", b"v").expect("set");
+    assert_eq!(
+        rank.get("k").expect("get"),
+        b"v",
+        "the rank is in step, {took:?}"
+    );
+    assert!(!rank.check(&["never"]).expect("check"));
+}
+
+#[test]
+fn ranks_are_told_when_the_store_is_another_one() {
+    let first = server();
+    let address = first.local_addr();
+    let relay = relay_to(address.port(), RelayOptions::default());
+    let rank = rank_of(&relay);
+    rank.set("k", b"v").expect("set");
+    first.shutdown();
+    wait_until("the loss is noticed", || !relay.is_connected());
+    let waiting = thread::spawn(move || rank.get("other"));
+    let _second = TcpStoreServer::bind(address, ServerOptions::default()).expect("the same port");
+    let error = waiting
+        .join()
+        .expect("no panic")
+        .expect_err("another store");
+    assert!(
+        matches!(error, StoreError::ConnectionLost { .. }),
+        "{error}"
+    );
+    match relay.wait_until_connected(soon()) {
+        Err(RelayError::Session { source }) => assert!(
+            matches!(
+                *source,
+                SessionError::Unknown {
+                    is_same_store: false,
+                    ..
+                }
+            ),
+            "{source}"
+        ),
+        other => panic!("{other:?}"),
+    }
+    // The next rank begins anew.
+    let rank = rank_of(&relay);
+    assert!(!rank.check(&["k"]).expect("check"));
+}
+
+#[test]
+fn the_session_ends_with_its_relay_and_so_do_its_ranks_at_the_server() {
+    let server = server();
+    let relay = relay_to(server.local_addr().port(), RelayOptions::default());
+    let rank = rank_of(&relay);
+    let waiting = thread::spawn(move || rank.get("later"));
+    wait_until("the wait is at the server", || server.waiting_count() == 1);
+    relay.shutdown();
+    let error = waiting.join().expect("no panic").expect_err("no relay");
+    assert!(
+        matches!(error, StoreError::ConnectionLost { .. }),
+        "{error}"
+    );
+    wait_until("the server has forgotten them", || {
+        server.waiting_count() == 0 && server.connection_count() == 0
+    });
+}
+
+#[test]
+fn a_relay_gives_up_after_its_time() {
+    let server = server();
+    let proxy = Proxy::to(server.local_addr());
+    let options = RelayOptions::default().with_resume_timeout(Duration::from_millis(300));
+    let relay = relay_to(proxy.port(), options);
+    let rank = rank_of(&relay);
+    proxy.cut(true);
+    let error = rank.get("k").expect_err("no store");
+    assert!(
+        matches!(error, StoreError::ConnectionLost { .. }),
+        "{error}"
+    );
+    wait_until("the server has forgotten the session", || {
+        server.connection_count() == 0
+    });
+    proxy.mend();
+    let rank = rank_of(&relay);
+    rank.set("k", b"v").expect("set");
+}
+
+#[test]
+fn a_refused_request_closes_its_rank_only() {
+    let server = server();
+    let relay = relay_to(server.local_addr().port(), RelayOptions::default());
+    let (a, b) = (rank_of(&relay), rank_of(&relay));
+    a.set("text", b"abc").expect("set");
+    // Our client sends TRY_ADD, which is answered; BARRIER on text is refused by the server.
+    let error = a.barrier("text", 2).expect_err("no number");
+    assert!(
+        matches!(error, StoreError::ConnectionLost { .. }),
+        "{error}"
+    );
+    assert_eq!(b.get("text").expect("get"), b"abc");
+}

@@ -1,0 +1,4 @@
+//! The relay with a real store and real clients, over loopback.
+
+mod basics;
+mod proxy;

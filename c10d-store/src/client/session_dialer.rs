@@ -1,0 +1,325 @@
+//! Connects a session to its server, the first time and after each loss.
+
+use std::io::{self, IoSlice};
+use std::net::{Shutdown, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use c10d_socket::{
+    ConnectError, ConnectOptions, Credentials, CredentialsError, Deadline, Dialer, HostPort,
+    Protocol, TlsClient, TlsLayer,
+};
+use mio::net::TcpStream;
+
+use super::stream::Stream;
+use crate::session::{Hello, SessionId, StoreId, Welcome};
+use crate::wire::{
+    CAPABILITY_MASK, CAPABILITY_NONCE, CAPABILITY_SESSION, Opcode, RequestBuf, read_u32,
+};
+
+/// Connects one session, as often as its connection is lost.
+///
+/// Each [`connect`](Self::connect) makes one attempt; the caller decides when to make the next and when to give up.
+#[derive(Debug)]
+pub struct SessionDialer {
+    target: HostPort,
+    connect_options: ConnectOptions,
+    tls: Option<TlsClient>,
+    session: SessionId,
+    store: StoreId,
+    attempt: u64,
+    keep: Duration,
+    cancelled: SessionCanceller,
+}
+
+/// Ends the attempt of a [`SessionDialer`] that another thread makes, and all later ones.
+#[derive(Debug, Clone, Default)]
+pub struct SessionCanceller {
+    shared: Arc<Mutex<Cancelled>>,
+}
+
+#[derive(Debug, Default)]
+struct Cancelled {
+    is_cancelled: bool,
+    /// The connection of the current attempt.
+    socket: Option<Arc<TcpStream>>,
+}
+
+/// A connection on which both sides go on with a session. Nothing has been sent over it since.
+#[derive(Debug)]
+pub struct SessionLink {
+    /// The connection, non-blocking.
+    pub socket: TcpStream,
+    /// The TLS of the connection, if it has any.
+    pub tls: Option<TlsLayer>,
+    /// What the server has already sent.
+    pub received: Vec<u8>,
+    /// The server's address.
+    pub server: SocketAddr,
+    /// How many bytes of the session the server has received.
+    pub received_by_server: u64,
+}
+
+/// Why a session has no connection.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SessionError {
+    /// The server cannot be reached.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// The connection was lost, or nothing was answered in time.
+    #[error("{server}: the connection was lost before the session could begin: {source}")]
+    Lost {
+        /// The server.
+        server: HostPort,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The peer does not have the secret, or is no store.
+    #[error("{server}: {reason}")]
+    Refused {
+        /// The server.
+        server: HostPort,
+        /// What it did.
+        reason: String,
+    },
+    /// The store has no sessions, as PyTorch's.
+    #[error("{server} has no sessions: it is not a store of c10d-store, or an older one")]
+    Unsupported {
+        /// The server.
+        server: HostPort,
+    },
+    /// The server does not know the session, as it was restarted and is another store now, or as the session was
+    /// without a connection for too long.
+    #[error(
+        "{server} does not know the session: {}",
+        if *is_same_store { "it was without a connection for too long" } else { "it was restarted and is another store" }
+    )]
+    Unknown {
+        /// The server.
+        server: HostPort,
+        /// Whether it is still the store that had the session.
+        is_same_store: bool,
+    },
+    /// The server has as many sessions as it may have.
+    #[error("{server} has too many sessions")]
+    Full {
+        /// The server.
+        server: HostPort,
+    },
+    /// The attempt was [cancelled](SessionCanceller::cancel).
+    #[error("cancelled")]
+    Cancelled,
+}
+
+impl SessionError {
+    /// Whether another attempt may succeed.
+    #[must_use]
+    pub const fn is_transient(&self) -> bool {
+        matches!(
+            self,
+            Self::Connect(_) | Self::Lost { .. } | Self::Full { .. }
+        )
+    }
+}
+
+impl SessionCanceller {
+    /// Ends the current attempt, and fails all later ones. An attempt that looks up a name or connects goes on until its
+    /// deadline.
+    pub fn cancel(&self) {
+        let socket = {
+            let mut shared = self.lock();
+            shared.is_cancelled = true;
+            shared.socket.take()
+        };
+        if let Some(socket) = socket {
+            // It fails if the connection is lost already.
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// Whether it was cancelled.
+    #[must_use]
+    pub fn is_cancelled(&self) -> bool {
+        self.lock().is_cancelled
+    }
+
+    fn watch(&self, socket: &Arc<TcpStream>) -> bool {
+        let mut shared = self.lock();
+        shared.socket = Some(Arc::clone(socket));
+        !shared.is_cancelled
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Cancelled> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl SessionDialer {
+    /// A new session with the store at `target`, which remembers it for `keep` without a connection. Does not block.
+    ///
+    /// # Errors
+    /// If the credentials cannot be used.
+    pub fn new(
+        target: HostPort,
+        connect_options: ConnectOptions,
+        credentials: Option<&Credentials>,
+        keep: Duration,
+    ) -> Result<Self, CredentialsError> {
+        let tls = credentials.map(|it| it.client(Protocol::Store, target.host()));
+        Ok(Self {
+            tls: tls.transpose()?,
+            target,
+            connect_options: connect_options.with_rounds_max(1),
+            session: SessionId::random(),
+            store: StoreId::ANY,
+            attempt: 0,
+            keep,
+            cancelled: SessionCanceller::default(),
+        })
+    }
+
+    /// The server.
+    #[must_use]
+    pub const fn target(&self) -> &HostPort {
+        &self.target
+    }
+
+    /// For another thread, to end attempts.
+    #[must_use]
+    pub const fn canceller(&self) -> &SessionCanceller {
+        &self.cancelled
+    }
+
+    /// Another session takes the place of this one, with nothing of its past.
+    pub fn start_anew(&mut self) {
+        self.session = SessionId::random();
+        self.store = StoreId::ANY;
+        self.attempt = 0;
+    }
+
+    /// Makes one attempt. `received` is how many bytes of the session have arrived here. Blocks until the deadline at
+    /// most.
+    ///
+    /// # Errors
+    /// [`SessionError`]; whether another attempt makes sense says [`SessionError::is_transient`].
+    pub fn connect(
+        &mut self,
+        received: u64,
+        deadline: Deadline,
+    ) -> Result<SessionLink, SessionError> {
+        if self.cancelled.is_cancelled() {
+            return Err(SessionError::Cancelled);
+        }
+        let socket = Dialer::new(&self.target, &self.connect_options, deadline).connect()?;
+        let tls = self.tls.as_ref().map(TlsClient::start).transpose();
+        let tls = tls.map_err(|error| self.refused(error.to_string()))?;
+        let mut stream = Stream::new(socket, tls).map_err(|error| self.lost(error))?;
+        if !self.cancelled.watch(stream.socket()) {
+            return Err(SessionError::Cancelled);
+        }
+        let result = self.introduce(&mut stream, received, deadline);
+        self.cancelled.lock().socket = None;
+        match result {
+            Err(_) if self.cancelled.is_cancelled() => Err(SessionError::Cancelled),
+            Err(error) => Err(error),
+            Ok(received_by_server) => {
+                let server = stream.peer_addr().map_err(|error| self.lost(error))?;
+                let (socket, tls, received) =
+                    stream.into_parts().map_err(|error| self.lost(error))?;
+                Ok(SessionLink {
+                    socket,
+                    tls,
+                    received,
+                    server,
+                    received_by_server,
+                })
+            }
+        }
+    }
+
+    /// The handshakes: of TLS, of the store, and of the session.
+    fn introduce(
+        &mut self,
+        stream: &mut Stream,
+        received: u64,
+        deadline: Deadline,
+    ) -> Result<u64, SessionError> {
+        let shaken = stream.shake_hands(deadline);
+        shaken.map_err(|error| self.lost(error))?;
+        let mut request = RequestBuf::new();
+        request.hello();
+        let answer = self.ask::<4>(stream, &request, deadline)?;
+        let answer = read_u32(answer);
+        if answer & !CAPABILITY_MASK != CAPABILITY_NONCE {
+            return Err(self.refused("the peer does not speak the TCPStore protocol".to_owned()));
+        }
+        if answer & CAPABILITY_SESSION == 0 {
+            return Err(SessionError::Unsupported {
+                server: self.target.clone(),
+            });
+        }
+        self.attempt += 1;
+        let hello = Hello {
+            session: self.session,
+            store: self.store,
+            attempt: self.attempt,
+            received,
+            keep: self.keep,
+        };
+        let mut request = RequestBuf::new();
+        request.opcode(Opcode::Session).hello_of_session(&hello);
+        let answer = self.ask::<{ Welcome::BYTES }>(stream, &request, deadline)?;
+        let server = || self.target.clone();
+        match Welcome::decode(&answer) {
+            Some(Welcome::Accepted { store, received }) => {
+                self.store = store;
+                Ok(received)
+            }
+            Some(Welcome::Unknown { store }) => Err(SessionError::Unknown {
+                server: server(),
+                is_same_store: store == self.store,
+            }),
+            Some(Welcome::Full { .. }) => Err(SessionError::Full { server: server() }),
+            None => Err(self.refused("the answer to SESSION is none".to_owned())),
+        }
+    }
+
+    fn ask<const N: usize>(
+        &self,
+        stream: &mut Stream,
+        request: &RequestBuf<'_>,
+        deadline: Deadline,
+    ) -> Result<[u8; N], SessionError> {
+        let mut pieces = [IoSlice::new(request.contiguous().unwrap_or_default())];
+        let written = stream.write_all_by(&mut pieces, deadline);
+        written.map_err(|error| self.lost(error))?;
+        let mut answer = [0; N];
+        let mut have = 0;
+        while have < N {
+            match stream.read_by(&mut answer[have..], deadline) {
+                Ok(0) => return Err(self.lost(io::ErrorKind::UnexpectedEof.into())),
+                Ok(count) => have += count,
+                Err(error) => return Err(self.lost(error)),
+            }
+        }
+        Ok(answer)
+    }
+
+    fn lost(&self, source: io::Error) -> SessionError {
+        if source.kind() == io::ErrorKind::InvalidData {
+            return self.refused(source.to_string());
+        }
+        SessionError::Lost {
+            server: self.target.clone(),
+            source,
+        }
+    }
+
+    fn refused(&self, reason: String) -> SessionError {
+        SessionError::Refused {
+            server: self.target.clone(),
+            reason,
+        }
+    }
+}

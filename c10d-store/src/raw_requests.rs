@@ -1,0 +1,85 @@
+//! The requests of a client as they are, for those who pass them on.
+
+use std::convert::Infallible;
+
+use crate::limits::WireLimits;
+use crate::request_parser::{Flow, ParseError, RequestParser};
+use crate::wire::{Frame, Opcode, WireError};
+
+/// A request as it was received.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct RawRequest<'a> {
+    /// The command.
+    pub opcode: Opcode,
+    /// The number of keys of a command with a list of keys.
+    pub key_count: usize,
+    /// The whole request.
+    pub bytes: &'a [u8],
+}
+
+impl std::fmt::Debug for RawRequest<'_> {
+    /// The length only: the bytes can be long and secret.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RawRequest")
+            .field("opcode", &self.opcode)
+            .field("bytes", &self.bytes.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Finds the requests in what one client sends, the handshake first, without a look at what they mean.
+///
+/// Any split of the bytes gives the same requests, and memory is reserved only for bytes that have arrived.
+#[derive(Debug, Default)]
+pub struct RawRequests {
+    parser: RequestParser,
+}
+
+impl RawRequests {
+    /// Takes the next bytes, and passes on each request that is complete, except VALIDATE, until `handle` returns
+    /// false: the rest is then kept for [`resume`](Self::resume). Returns what `handle` returned last.
+    ///
+    /// # Errors
+    /// If the bytes are no requests within the limits.
+    pub fn receive(
+        &mut self,
+        bytes: &[u8],
+        limits: &WireLimits,
+        handle: impl FnMut(RawRequest<'_>) -> bool,
+    ) -> Result<bool, WireError> {
+        passed_on(self.parser.receive_frames(bytes, limits, flow_of(handle)))
+    }
+
+    /// Goes on with what is kept.
+    ///
+    /// # Errors
+    /// As [`receive`](Self::receive).
+    pub fn resume(
+        &mut self,
+        limits: &WireLimits,
+        handle: impl FnMut(RawRequest<'_>) -> bool,
+    ) -> Result<bool, WireError> {
+        passed_on(self.parser.resume_frames(limits, flow_of(handle)))
+    }
+}
+
+fn flow_of(
+    mut handle: impl FnMut(RawRequest<'_>) -> bool,
+) -> impl FnMut(&Frame<'_>) -> Result<Flow, Infallible> {
+    move |frame| {
+        let goes_on = handle(RawRequest {
+            opcode: frame.opcode(),
+            key_count: frame.list_len(),
+            bytes: frame.bytes(),
+        });
+        Ok(if goes_on { Flow::Continue } else { Flow::Pause })
+    }
+}
+
+fn passed_on(outcome: Result<Flow, ParseError<Infallible>>) -> Result<bool, WireError> {
+    match outcome {
+        Ok(flow) => Ok(flow == Flow::Continue),
+        Err(ParseError::Wire(error)) => Err(error),
+        Err(ParseError::Refused(never)) => match never {},
+    }
+}

@@ -1,0 +1,400 @@
+//! The event loop's part for sessions: their links, and their clients, which are connections without a socket.
+
+use std::net::SocketAddr;
+use std::time::Instant;
+
+use mio::Token;
+
+use super::{EventLoop, Input};
+use crate::request_parser::{ParseError, RequestParser};
+use crate::server::connection::{Carrier, Client, PAUSE_UNSENT_BYTES, Phase, conn_id_of};
+use crate::server::sessions::{Attached, Candidate};
+use crate::session::{Credit, Frame, Hello, Violation};
+use crate::snapshot::CloseReason;
+use crate::state::Refusal;
+
+/// The most bytes of one client in a frame, so that the replies of several take turns.
+const CLIENT_FRAME_BYTES_MAX: usize = 64 << 10;
+
+/// Bytes handed to a link before it is written.
+const LINK_UNSENT_BYTES: usize = 256 << 10;
+
+impl EventLoop {
+    /// A connection asks to be the link of a session.
+    pub(super) fn attach(&mut self, token: Token, hello: &Hello) {
+        let Some(connection) = self.connections.get_mut(token) else {
+            return;
+        };
+        connection.paused = false;
+        let is_alone = connection.parser.is_between_requests();
+        let peer = connection.peer;
+        if !is_alone {
+            log::warn!("refused {peer}: it does not wait for the answer to SESSION");
+            return self.close_quietly(token, CloseReason::Refused);
+        }
+        let candidate = Candidate {
+            link: token,
+            peer: peer.ip(),
+        };
+        let (welcome, link) = match self.sessions.attach(hello, candidate) {
+            Attached::Accepted {
+                slot,
+                replaced,
+                welcome,
+            } => {
+                if let Some(replaced) = replaced {
+                    self.close_quietly(replaced, CloseReason::Peer);
+                }
+                log::debug!(
+                    "{peer} is the link of session {slot}, attempt {}",
+                    hello.attempt
+                );
+                (welcome, Some(slot))
+            }
+            Attached::Refused(welcome) => {
+                log::info!("{peer} asks for a session that is not here: {welcome:?}");
+                (welcome, None)
+            }
+            Attached::Late => {
+                log::debug!("{peer}: a newer attempt has taken over its session");
+                return self.close_quietly(token, CloseReason::Peer);
+            }
+        };
+        if let Some(connection) = self.connections.get_mut(token) {
+            connection.link = link;
+            connection.out.push(&welcome.encode());
+            self.connections.touch(token);
+        }
+        if let Some(slot) = link {
+            self.use_room(slot);
+        }
+    }
+
+    /// Handles what the link of a session has received.
+    pub(super) fn receive_link(&mut self, link: Token, slot: usize, input: Input) {
+        let result = self.with_input(input, |this, bytes| {
+            this.on_link_bytes(slot, bytes.unwrap_or_default())
+        });
+        if let Err(violation) = result {
+            if let Some(connection) = self.connections.get(link) {
+                log::warn!("refused {}: {violation}", connection.peer);
+            }
+            self.end_session(slot, CloseReason::Refused);
+        }
+        self.use_room(slot);
+        self.flush_touched();
+    }
+
+    /// Ends the sessions whose time without a link has passed.
+    pub(super) fn expire_sessions(&mut self, now: Instant) {
+        while let Some(slot) = self.sessions.next_expired(now) {
+            if let Some(session) = self.sessions.get_mut(slot) {
+                log::warn!(
+                    "the session of {} ends with its clients: it has had no connection for too long",
+                    session.peer
+                );
+            }
+            self.end_session(slot, CloseReason::Failed);
+        }
+    }
+
+    fn on_link_bytes(&mut self, slot: usize, mut bytes: &[u8]) -> Result<(), Violation> {
+        while let Some(session) = self.sessions.get_mut(slot) {
+            let Some(mut piece) = session.stream.next_bytes(&mut bytes)? else {
+                break;
+            };
+            while let Some(session) = self.sessions.get_mut(slot) {
+                let Some(frame) = session.reader.next(&mut piece)? else {
+                    break;
+                };
+                self.on_frame(slot, frame)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn on_frame(&mut self, slot: usize, frame: Frame<'_>) -> Result<(), Violation> {
+        match frame {
+            Frame::Open { client, port } => self.open_client(slot, client, port)?,
+            Frame::Data { client, bytes } => self.on_client_bytes(slot, client, bytes)?,
+            Frame::Group(group) => {
+                for client in group.clients() {
+                    self.on_client_bytes(slot, client, group.bytes())?;
+                }
+            }
+            Frame::Close { client } => {
+                if let Some(token) = self.token_of_client(slot, client)? {
+                    self.remove_client(token, CloseReason::Peer);
+                }
+            }
+            Frame::Credit { client, bytes } => {
+                if let Some(token) = self.token_of_client(slot, client)? {
+                    let connection = self.connections.get_mut(token);
+                    if let Some(client) = connection.and_then(|it| it.client()) {
+                        client.credit.returned(bytes)?;
+                    }
+                    self.connections.touch(token);
+                }
+            }
+            Frame::End => self.end_session(slot, CloseReason::Peer),
+        }
+        Ok(())
+    }
+
+    fn token_of_client(&mut self, slot: usize, client: u32) -> Result<Option<Token>, Violation> {
+        let session = self.sessions.get_mut(slot);
+        session.map_or(Ok(None), |session| session.client(client))
+    }
+
+    fn open_client(&mut self, slot: usize, number: u32, port: u16) -> Result<(), Violation> {
+        let Some(session) = self.sessions.get_mut(slot) else {
+            return Ok(());
+        };
+        session.check_new(number)?;
+        let peer = SocketAddr::new(session.peer, port);
+        let is_full = self.connections.len() >= self.options.connections_max();
+        let carrier = Carrier::Session(Client {
+            session: slot,
+            number,
+            credit: Credit::default(),
+            kept_bytes: 0,
+            waits_for_room: false,
+        });
+        let token = self.connections.insert(carrier, peer, None);
+        session.open(number, token);
+        self.state.connect(conn_id_of(token), peer);
+        self.publish_count();
+        if is_full {
+            self.traffic.rejected += 1;
+            log::warn!(
+                "refused {peer}: the limit of {} connections is reached",
+                self.options.connections_max()
+            );
+            self.refuse_client(token);
+        }
+        Ok(())
+    }
+
+    fn on_client_bytes(&mut self, slot: usize, number: u32, bytes: &[u8]) -> Result<(), Violation> {
+        let Some(token) = self.token_of_client(slot, number)? else {
+            return Ok(());
+        };
+        let Some(connection) = self.connections.get_mut(token) else {
+            return Ok(());
+        };
+        let must_wait = connection.paused || connection.resume;
+        if must_wait {
+            connection.parser.keep(bytes);
+        }
+        let phase = connection.phase;
+        let Some(client) = connection.client() else {
+            return Ok(());
+        };
+        client.credit.received(bytes.len())?;
+        if phase != Phase::Open {
+            return Ok(());
+        }
+        client.kept_bytes += bytes.len();
+        if !must_wait {
+            self.feed_client(token, Some(bytes));
+        }
+        Ok(())
+    }
+
+    /// Goes on with the requests of a client that has read its replies.
+    pub(super) fn resume_client(&mut self, token: Token) {
+        let Some(connection) = self.connections.get_mut(token) else {
+            return;
+        };
+        if std::mem::take(&mut connection.resume) {
+            self.feed_client(token, None);
+            self.flush_touched();
+        }
+    }
+
+    /// Handles a client's requests, and returns credit for their bytes unless it pauses.
+    fn feed_client(&mut self, token: Token, bytes: Option<&[u8]>) {
+        match self.feed(token, bytes) {
+            Ok(None) => {}
+            Ok(Some(_)) => {
+                self.log_refusal(token, &"it asked for a session in a session");
+                return self.refuse_client(token);
+            }
+            Err(error) => {
+                match &error {
+                    ParseError::Wire(error) => self.log_refusal(token, error),
+                    ParseError::Refused(error) => self.log_refusal::<Refusal>(token, error),
+                }
+                return self.refuse_client(token);
+            }
+        }
+        let Some(connection) = self.connections.get_mut(token) else {
+            return;
+        };
+        if connection.paused {
+            return;
+        }
+        if let Some(client) = connection.client() {
+            let used = std::mem::take(&mut client.kept_bytes);
+            let (slot, number) = (client.session, client.number);
+            if let Some(returned) = client.credit.used(used)
+                && let Some(session) = self.sessions.get_mut(slot)
+            {
+                session.stream.push_credit(number, returned);
+                self.touch_link(slot);
+            }
+        }
+    }
+
+    fn log_refusal<E: std::fmt::Display>(&self, token: Token, error: &E) {
+        if let Some(connection) = self.connections.get(token) {
+            log::warn!("refused {}: {error}", connection.peer);
+        }
+    }
+
+    /// Earlier replies are sent; then the client is closed.
+    fn refuse_client(&mut self, token: Token) {
+        if let Some(connection) = self.connections.get_mut(token) {
+            connection.phase = Phase::Refusing;
+            connection.paused = false;
+            connection.resume = false;
+            connection.parser = RequestParser::default();
+            self.forget(token, CloseReason::Refused);
+            self.connections.touch(token);
+        }
+    }
+
+    /// Hands a client's replies to its session, as far as there is credit and room.
+    pub(super) fn flush_client(&mut self, token: Token) {
+        let Some(connection) = self.connections.get_mut(token) else {
+            return;
+        };
+        if connection.overflowed {
+            self.log_refusal(token, &"unread replies exceed the limit");
+            self.say_closed(token);
+            return self.remove_client(token, CloseReason::Refused);
+        }
+        let Carrier::Session(client) = &mut connection.carrier else {
+            return;
+        };
+        let slot = client.session;
+        let Some(session) = self.sessions.get_mut(slot) else {
+            return;
+        };
+        let stream = &mut session.stream;
+        let out = &mut connection.out;
+        while !out.is_empty() {
+            let count = [
+                out.unsent_bytes(),
+                client.credit.to_send(),
+                stream.room(),
+                CLIENT_FRAME_BYTES_MAX,
+            ];
+            let count = count.into_iter().min().unwrap_or(0);
+            if count == 0 {
+                break;
+            }
+            stream.push_data_from(client.number, out, count);
+            client.credit.sent(count);
+        }
+        let lacks_room = !out.is_empty() && client.credit.to_send() > 0;
+        if lacks_room && !client.waits_for_room {
+            client.waits_for_room = true;
+            session.waiting_for_room.push_back(token);
+        }
+        if connection.paused && connection.out.unsent_bytes() < PAUSE_UNSENT_BYTES {
+            connection.paused = false;
+            connection.resume = true;
+            self.ready.push_back(token);
+        }
+        let is_done = connection.phase == Phase::Refusing && connection.out.is_empty();
+        if is_done {
+            self.say_closed(token);
+            self.remove_client(token, CloseReason::Refused);
+        }
+        self.touch_link(slot);
+    }
+
+    /// Sends what a session has for its link.
+    pub(super) fn flush_link(&mut self, token: Token) {
+        while let Some(connection) = self.connections.get_mut(token) {
+            let session = connection.link.and_then(|slot| self.sessions.get_mut(slot));
+            let Some(session) = session.filter(|session| session.link == Some(token)) else {
+                return;
+            };
+            session.stream.fill(&mut connection.out, LINK_UNSENT_BYTES);
+            let has_more = session.stream.has_unsent();
+            self.flush_socket(token);
+            let is_drained = self
+                .connections
+                .get(token)
+                .is_some_and(|it| !it.has_unsent());
+            if !has_more || !is_drained {
+                return;
+            }
+        }
+    }
+
+    /// Clients whose replies have waited for room go on, and what the session has to send is sent.
+    fn use_room(&mut self, slot: usize) {
+        let Some(session) = self.sessions.get_mut(slot) else {
+            return;
+        };
+        if session.stream.room() > 0 {
+            for token in std::mem::take(&mut session.waiting_for_room) {
+                let connection = self.connections.get_mut(token);
+                if let Some(client) = connection.and_then(|it| it.client()) {
+                    client.waits_for_room = false;
+                }
+                self.connections.touch(token);
+            }
+        }
+        self.touch_link(slot);
+    }
+
+    fn touch_link(&mut self, slot: usize) {
+        if let Some(session) = self.sessions.get_mut(slot)
+            && let Some(link) = session.link
+            && session.stream.has_unsent()
+        {
+            self.connections.touch(link);
+        }
+    }
+
+    /// Tells the peer that a client is closed.
+    fn say_closed(&mut self, token: Token) {
+        let connection = self.connections.get_mut(token);
+        if let Some(client) = connection.and_then(|it| it.client()) {
+            let (slot, number) = (client.session, client.number);
+            if let Some(session) = self.sessions.get_mut(slot) {
+                session.stream.push_close(number);
+            }
+            self.touch_link(slot);
+        }
+    }
+
+    /// Removes a client, from the session too.
+    fn remove_client(&mut self, token: Token, reason: CloseReason) {
+        let connection = self.connections.get_mut(token);
+        if let Some(client) = connection.and_then(|it| it.client()) {
+            let (slot, number) = (client.session, client.number);
+            if let Some(session) = self.sessions.get_mut(slot) {
+                session.close(number);
+            }
+        }
+        self.close_quietly(token, reason);
+    }
+
+    /// Ends a session with its clients and its link.
+    fn end_session(&mut self, slot: usize, reason: CloseReason) {
+        let Some(session) = self.sessions.remove(slot) else {
+            return;
+        };
+        if let Some(link) = session.link {
+            self.close_quietly(link, reason);
+        }
+        for token in session.into_clients() {
+            self.close_quietly(token, reason);
+        }
+    }
+}

@@ -1,0 +1,333 @@
+//! The sessions of relays, and of clients that survive broken connections. Pure: the current time is an argument.
+//!
+//! Does not know what a client sends: the event loop serves each client of a session as it does a connection.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use mio::Token;
+use slab::Slab;
+
+use super::timers::Timers;
+use crate::session::{FrameReader, Hello, SessionId, SessionStream, StoreId, Violation, Welcome};
+
+/// The most sessions at a time. Each has a relay, thus a node, behind it.
+const SESSIONS_MAX: usize = 65_536;
+
+#[derive(Debug)]
+pub(super) struct Sessions {
+    store: StoreId,
+    /// The longest time that a session without a link is remembered.
+    keep_max: Duration,
+    by_id: HashMap<SessionId, usize>,
+    slots: Slab<Session>,
+    expiries: Timers,
+}
+
+/// The server's end of one session.
+#[derive(Debug)]
+pub(super) struct Session {
+    id: SessionId,
+    pub(super) stream: SessionStream,
+    pub(super) reader: FrameReader,
+    /// The open clients in the order of their numbers, each with the token of its connection.
+    clients: Vec<(u32, Token)>,
+    /// The number of the last client that was opened.
+    last_client: Option<u32>,
+    pub(super) link: Option<Token>,
+    attempt: u64,
+    keep: Duration,
+    /// Set while there is no link.
+    expires: Option<Instant>,
+    /// The address of the link's peer.
+    pub(super) peer: IpAddr,
+    /// Clients whose replies wait until the peer acknowledges others.
+    pub(super) waiting_for_room: VecDeque<Token>,
+}
+
+/// What follows from a SESSION.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Attached {
+    /// The connection is the session's link from now on, and `replaced` is not any more.
+    Accepted {
+        slot: usize,
+        replaced: Option<Token>,
+        welcome: Welcome,
+    },
+    Refused(Welcome),
+    /// A newer attempt has arrived before.
+    Late,
+}
+
+/// A connection that asks to be the link of a session.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Candidate {
+    pub(super) link: Token,
+    pub(super) peer: IpAddr,
+}
+
+impl Sessions {
+    pub(super) fn new(store: StoreId, keep_max: Duration) -> Self {
+        Self {
+            store,
+            keep_max,
+            by_id: HashMap::new(),
+            slots: Slab::new(),
+            expiries: Timers::default(),
+        }
+    }
+
+    pub(super) fn get_mut(&mut self, slot: usize) -> Option<&mut Session> {
+        self.slots.get_mut(slot)
+    }
+
+    /// A connection has sent SESSION.
+    pub(super) fn attach(&mut self, hello: &Hello, candidate: Candidate) -> Attached {
+        let store = self.store;
+        let unknown = Attached::Refused(Welcome::Unknown { store });
+        let slot = match self.by_id.get(&hello.session) {
+            Some(_) if hello.store != store && hello.store != StoreId::ANY => return unknown,
+            Some(slot) => *slot,
+            // A session that was accepted once is never begun anew: its clients have a history.
+            None if hello.store != StoreId::ANY || hello.received > 0 => return unknown,
+            None if self.slots.len() >= SESSIONS_MAX => {
+                return Attached::Refused(Welcome::Full { store });
+            }
+            None => self.insert(hello.session, candidate),
+        };
+        let Some(session) = self.slots.get_mut(slot) else {
+            return unknown;
+        };
+        if hello.attempt <= session.attempt {
+            return Attached::Late;
+        }
+        if session.stream.attach(hello.received).is_err() {
+            return unknown;
+        }
+        session.attempt = hello.attempt;
+        session.keep = hello.keep.min(self.keep_max);
+        session.expires = None;
+        session.peer = candidate.peer;
+        Attached::Accepted {
+            slot,
+            replaced: session.link.replace(candidate.link),
+            welcome: Welcome::Accepted {
+                store,
+                received: session.stream.received(),
+            },
+        }
+    }
+
+    /// A connection was closed that may have been the link of this session.
+    pub(super) fn link_closed(&mut self, slot: usize, link: Token, now: Instant) {
+        let Some(session) = self.slots.get_mut(slot) else {
+            return;
+        };
+        if session.link != Some(link) {
+            return;
+        }
+        session.link = None;
+        session.expires = now.checked_add(session.keep);
+        if let Some(at) = session.expires {
+            self.expiries.add(at, Token(slot));
+        }
+    }
+
+    /// Removes a session. Its clients are closed by the caller.
+    pub(super) fn remove(&mut self, slot: usize) -> Option<Session> {
+        let session = self.slots.try_remove(slot)?;
+        self.by_id.remove(&session.id);
+        Some(session)
+    }
+
+    /// The next session whose time without a link has passed.
+    pub(super) fn next_expired(&mut self, now: Instant) -> Option<usize> {
+        while let Some((at, Token(slot))) = self.expiries.pop_due(now) {
+            let session = self.slots.get(slot);
+            if session.is_some_and(|session| session.expires == Some(at)) {
+                return Some(slot);
+            }
+        }
+        None
+    }
+
+    /// The time until [`next_expired`](Self::next_expired) may return one.
+    pub(super) fn time_left(&mut self, now: impl FnOnce() -> Instant) -> Option<Duration> {
+        let slots = &self.slots;
+        self.expiries.time_left(now, |at, Token(slot)| {
+            let session = slots.get(slot);
+            session.is_some_and(|session| session.expires == Some(at))
+        })
+    }
+
+    fn insert(&mut self, id: SessionId, candidate: Candidate) -> usize {
+        let slot = self.slots.insert(Session {
+            id,
+            stream: SessionStream::default(),
+            reader: FrameReader::default(),
+            clients: Vec::new(),
+            last_client: None,
+            link: None,
+            attempt: 0,
+            keep: Duration::ZERO,
+            expires: None,
+            peer: candidate.peer,
+            waiting_for_room: VecDeque::new(),
+        });
+        self.by_id.insert(id, slot);
+        slot
+    }
+}
+
+impl Session {
+    /// The connection of a client. `None` if it was closed; its late frames are no error.
+    pub(super) fn client(&self, number: u32) -> Result<Option<Token>, Violation> {
+        if self.last_client.is_none_or(|last| number > last) {
+            return Err(Violation::new("it named a client that was never opened"));
+        }
+        let found = self
+            .clients
+            .binary_search_by_key(&number, |client| client.0);
+        Ok(found.ok().map(|index| self.clients[index].1))
+    }
+
+    /// Whether a client with this number can be opened.
+    pub(super) fn check_new(&self, number: u32) -> Result<(), Violation> {
+        match self.last_client {
+            Some(last) if number <= last => Err(Violation::new("it opened a client twice")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Adds a client, whose number [is new](Self::check_new).
+    pub(super) fn open(&mut self, number: u32, token: Token) {
+        self.last_client = Some(number);
+        self.clients.push((number, token));
+    }
+
+    /// Removes a client.
+    pub(super) fn close(&mut self, number: u32) {
+        let found = self
+            .clients
+            .binary_search_by_key(&number, |client| client.0);
+        if let Ok(index) = found {
+            self.clients.remove(index);
+        }
+    }
+
+    /// The connections of all clients.
+    pub(super) fn into_clients(self) -> impl Iterator<Item = Token> {
+        self.clients.into_iter().map(|(_, token)| token)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEEP: Duration = Duration::from_secs(60);
+
+    fn candidate(link: usize) -> Candidate {
+        Candidate {
+            link: Token(link),
+            peer: IpAddr::from([10, 0, 0, 2]),
+        }
+    }
+
+    fn hello(session: SessionId, store: StoreId, attempt: u64) -> Hello {
+        Hello {
+            session,
+            store,
+            attempt,
+            received: 0,
+            keep: KEEP,
+        }
+    }
+
+    fn sessions() -> (Sessions, StoreId) {
+        let store = StoreId::random();
+        (Sessions::new(store, 10 * KEEP), store)
+    }
+
+    fn accepted(attached: Attached) -> (usize, Option<Token>) {
+        match attached {
+            Attached::Accepted { slot, replaced, .. } => (slot, replaced),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_session_goes_on_over_another_link_until_its_time_has_passed() {
+        let (mut sessions, store) = sessions();
+        let (id, start) = (SessionId::random(), Instant::now());
+        let (slot, _) = accepted(sessions.attach(&hello(id, StoreId::ANY, 1), candidate(1)));
+        assert_eq!(sessions.time_left(|| start), None);
+        sessions.link_closed(slot, Token(1), start);
+        assert_eq!(sessions.time_left(|| start), Some(KEEP));
+
+        let again = sessions.attach(&hello(id, store, 2), candidate(2));
+        assert_eq!(accepted(again), (slot, None));
+        assert_eq!(sessions.next_expired(start + KEEP), None);
+        // The late end of the first link is not that of the second.
+        sessions.link_closed(slot, Token(1), start);
+        assert_eq!(sessions.time_left(|| start), None);
+
+        sessions.link_closed(slot, Token(2), start + KEEP);
+        assert_eq!(sessions.next_expired(start + KEEP), None);
+        assert_eq!(sessions.next_expired(start + 2 * KEEP), Some(slot));
+        assert!(sessions.remove(slot).is_some());
+        let late = sessions.attach(&hello(id, store, 3), candidate(3));
+        assert_eq!(late, Attached::Refused(Welcome::Unknown { store }));
+    }
+
+    #[test]
+    fn a_new_link_replaces_one_that_still_seems_to_work_but_never_a_newer_one() {
+        let (mut sessions, store) = sessions();
+        let id = SessionId::random();
+        accepted(sessions.attach(&hello(id, StoreId::ANY, 1), candidate(1)));
+        let third = sessions.attach(&hello(id, store, 3), candidate(3));
+        assert_eq!(accepted(third).1, Some(Token(1)));
+        for late in [2, 3] {
+            let late = sessions.attach(&hello(id, store, late), candidate(2));
+            assert_eq!(late, Attached::Late);
+        }
+    }
+
+    #[test]
+    fn a_session_of_another_server_is_unknown() {
+        let (mut sessions, store) = sessions();
+        let (id, other) = (SessionId::random(), StoreId::random());
+        let unknown = Attached::Refused(Welcome::Unknown { store });
+        assert_eq!(sessions.attach(&hello(id, other, 1), candidate(1)), unknown);
+        accepted(sessions.attach(&hello(id, StoreId::ANY, 1), candidate(1)));
+        assert_eq!(sessions.attach(&hello(id, other, 2), candidate(2)), unknown);
+        // The answer to the first SESSION was lost.
+        let again = sessions.attach(&hello(id, StoreId::ANY, 2), candidate(2));
+        assert_eq!(accepted(again).1, Some(Token(1)));
+        let elsewhere = Hello {
+            received: 1,
+            ..hello(id, store, 3)
+        };
+        assert_eq!(sessions.attach(&elsewhere, candidate(3)), unknown);
+    }
+
+    #[test]
+    fn clients_have_new_numbers_and_late_frames_of_closed_ones_are_no_error() {
+        let (mut sessions, _) = sessions();
+        let attached = sessions.attach(&hello(SessionId::random(), StoreId::ANY, 1), candidate(1));
+        let (slot, _) = accepted(attached);
+        let session = sessions.get_mut(slot).expect("the session");
+        assert!(session.client(0).is_err());
+        session.check_new(0).expect("a new number");
+        session.open(0, Token(7));
+        session.check_new(5).expect("a new number");
+        session.open(5, Token(8));
+        assert_eq!(session.client(0), Ok(Some(Token(7))));
+        assert!(session.check_new(5).is_err() && session.check_new(3).is_err());
+        session.close(0);
+        assert_eq!(session.client(0), Ok(None));
+        assert_eq!(session.client(3), Ok(None));
+        assert!(session.client(6).is_err());
+    }
+}

@@ -1,0 +1,83 @@
+//! How much of one client's bytes may be on their way in one direction.
+
+use super::violation::Violation;
+
+/// The bytes of one client that one side may send before the other has made use of any.
+pub const CLIENT_WINDOW_BYTES: u32 = 256 << 10;
+
+/// Credit is returned in pieces of at least this size, so that short requests cost no frames of their own.
+const RETURNED_BYTES_MIN: u32 = CLIENT_WINDOW_BYTES / 2;
+
+/// The credit of one client in both directions, at one end of a session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Credit {
+    /// What this side may send.
+    to_send: u32,
+    /// What the other side may send.
+    to_receive: u32,
+    /// What this side has made use of and not returned.
+    used: u32,
+}
+
+impl Default for Credit {
+    fn default() -> Self {
+        Self {
+            to_send: CLIENT_WINDOW_BYTES,
+            to_receive: CLIENT_WINDOW_BYTES,
+            used: 0,
+        }
+    }
+}
+
+impl Credit {
+    /// How many bytes may be sent.
+    #[must_use]
+    pub const fn to_send(&self) -> usize {
+        self.to_send as usize
+    }
+
+    /// Bytes are being sent, at most [`to_send`](Self::to_send).
+    pub fn sent(&mut self, bytes: usize) {
+        debug_assert!(bytes <= self.to_send(), "more than the credit");
+        self.to_send -= narrowed(bytes).min(self.to_send);
+    }
+
+    /// The other side has returned credit.
+    ///
+    /// # Errors
+    /// If that is more than it can have.
+    pub fn returned(&mut self, bytes: u32) -> Result<(), Violation> {
+        match self.to_send.checked_add(bytes) {
+            Some(sum) if sum <= CLIENT_WINDOW_BYTES => self.to_send = sum,
+            _ => return Err(Violation::new("it returned credit that it did not have")),
+        }
+        Ok(())
+    }
+
+    /// Bytes have arrived.
+    ///
+    /// # Errors
+    /// If the other side had no credit for them.
+    pub fn received(&mut self, bytes: usize) -> Result<(), Violation> {
+        match self.to_receive.checked_sub(narrowed(bytes)) {
+            Some(left) => self.to_receive = left,
+            None => return Err(Violation::new("it sent more of a client than it may")),
+        }
+        Ok(())
+    }
+
+    /// Received bytes have been made use of. Returns the credit to return now, if any.
+    #[must_use]
+    pub fn used(&mut self, bytes: usize) -> Option<u32> {
+        self.used += narrowed(bytes);
+        if self.used < RETURNED_BYTES_MIN {
+            return None;
+        }
+        self.to_receive += self.used;
+        Some(std::mem::take(&mut self.used))
+    }
+}
+
+fn narrowed(bytes: usize) -> u32 {
+    u32::try_from(bytes).unwrap_or(u32::MAX)
+}

@@ -1,0 +1,285 @@
+//! Frames: whose bytes the stream carries.
+
+use std::io::{self, Write};
+
+use byteorder::{ByteOrder, LittleEndian};
+use c10d_socket::SendBuf;
+
+use super::stream::SessionStream;
+use super::violation::Violation;
+
+/// The length of a head: a kind (u8), a client (u32), and a number that depends on the kind (u32).
+const HEAD_BYTES: usize = 9;
+
+/// The most clients of a group.
+pub const GROUP_CLIENTS_MAX: usize = 1024;
+
+/// The most bytes of a request that a group sends.
+pub const GROUP_BYTES_MAX: usize = 4096;
+
+const OPEN: u8 = 1;
+const DATA: u8 = 2;
+const GROUP: u8 = 3;
+const CLOSE: u8 = 4;
+const CREDIT: u8 = 5;
+const END: u8 = 6;
+
+/// An item of a session's stream. Clients have numbers, which the client's side gives out in ascending order and never
+/// uses again.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Frame<'a> {
+    /// A new client, whose connection to the relay has this port. To the server only.
+    Open {
+        /// Its number.
+        client: u32,
+        /// The port from which it is connected to the relay; 0 if it is not.
+        port: u16,
+    },
+    /// The next bytes of a client: of its requests or of its replies. A frame of many bytes arrives in several.
+    Data {
+        /// The client.
+        client: u32,
+        /// The bytes.
+        bytes: &'a [u8],
+    },
+    /// The same bytes of several clients, one after the other. To the server only.
+    Group(Group),
+    /// The client has gone or, from the server, was refused.
+    Close {
+        /// The client.
+        client: u32,
+    },
+    /// The sender has made use of this many bytes of the client.
+    Credit {
+        /// The client.
+        client: u32,
+        /// The number of bytes.
+        bytes: u32,
+    },
+    /// The session ends with all its clients.
+    End,
+}
+
+/// The bytes of a [`Frame::Group`] and the clients that send them.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Group {
+    /// The clients' numbers, then the bytes.
+    payload: Vec<u8>,
+    clients: usize,
+}
+
+impl Group {
+    /// The clients, in the order in which their bytes are handled.
+    pub fn clients(&self) -> impl Iterator<Item = u32> {
+        let (clients, _) = self.payload.split_at(self.clients * 4);
+        clients.chunks_exact(4).map(LittleEndian::read_u32)
+    }
+
+    /// What each of them sends.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        &self.payload[self.clients * 4..]
+    }
+}
+
+impl SessionStream {
+    /// Appends a [`Frame::Open`].
+    pub fn push_open(&mut self, client: u32, port: u16) {
+        self.push(&head(OPEN, client, u32::from(port)));
+    }
+
+    /// Appends a [`Frame::Data`], for which there must be [credit](super::Credit).
+    ///
+    /// # Panics
+    /// If there are 4 GiB or more.
+    pub fn push_data(&mut self, client: u32, bytes: &[u8]) {
+        assert!(u32::try_from(bytes.len()).is_ok(), "credit is less");
+        self.push(&head(DATA, client, length(bytes.len())));
+        self.push(bytes);
+    }
+
+    /// Appends a [`Frame::Data`] with the first `count` unsent bytes of `from`, which must have as many.
+    pub fn push_data_from(&mut self, client: u32, from: &mut SendBuf, count: usize) {
+        self.push(&head(DATA, client, length(count)));
+        let mut writer = Counted {
+            stream: self,
+            left: count,
+        };
+        // It fails only by blocking.
+        let _ = from.flush(&mut writer);
+    }
+
+    /// Appends a [`Frame::Group`] of at most [`GROUP_CLIENTS_MAX`] clients and [`GROUP_BYTES_MAX`] bytes.
+    pub fn push_group(&mut self, clients: &[u32], bytes: &[u8]) {
+        debug_assert!(clients.len() <= GROUP_CLIENTS_MAX && bytes.len() <= GROUP_BYTES_MAX);
+        self.push(&head(GROUP, length(clients.len()), length(bytes.len())));
+        for client in clients {
+            let mut word = [0; 4];
+            LittleEndian::write_u32(&mut word, *client);
+            self.push(&word);
+        }
+        self.push(bytes);
+    }
+
+    /// Appends a [`Frame::Close`].
+    pub fn push_close(&mut self, client: u32) {
+        self.push(&head(CLOSE, client, 0));
+    }
+
+    /// Appends a [`Frame::Credit`].
+    pub fn push_credit(&mut self, client: u32, bytes: u32) {
+        self.push(&head(CREDIT, client, bytes));
+    }
+
+    /// Appends a [`Frame::End`].
+    pub fn push_end(&mut self) {
+        self.push(&head(END, 0, 0));
+    }
+}
+
+/// Takes a number of bytes, then blocks.
+struct Counted<'s> {
+    stream: &'s mut SessionStream,
+    left: usize,
+}
+
+impl Write for Counted<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let count = bytes.len().min(self.left);
+        if count == 0 {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        self.stream.push(&bytes[..count]);
+        self.left -= count;
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn head(kind: u8, client: u32, number: u32) -> [u8; HEAD_BYTES] {
+    let mut bytes = [kind, 0, 0, 0, 0, 0, 0, 0, 0];
+    LittleEndian::write_u32(&mut bytes[1..5], client);
+    LittleEndian::write_u32(&mut bytes[5..], number);
+    bytes
+}
+
+fn length(length: usize) -> u32 {
+    u32::try_from(length).unwrap_or(u32::MAX)
+}
+
+/// Finds the frames in a stream that arrives in pieces.
+#[derive(Debug, Default)]
+pub struct FrameReader {
+    head: [u8; HEAD_BYTES],
+    head_bytes: usize,
+    /// Bytes left of a DATA frame.
+    data_left: usize,
+    group: Option<Box<PartialGroup>>,
+}
+
+#[derive(Debug)]
+struct PartialGroup {
+    group: Group,
+    payload_bytes: usize,
+}
+
+impl FrameReader {
+    /// Takes the next frame from the front of `bytes`; `None` once they are used up.
+    ///
+    /// # Errors
+    /// If they are no frame.
+    pub fn next<'a>(&mut self, bytes: &mut &'a [u8]) -> Result<Option<Frame<'a>>, Violation> {
+        if let Some(group) = self.continue_group(bytes) {
+            return Ok(group.map(Frame::Group));
+        }
+        if self.data_left == 0 {
+            if self.head_bytes == HEAD_BYTES {
+                self.head_bytes = 0;
+            }
+            let now = take(bytes, HEAD_BYTES - self.head_bytes);
+            self.head[self.head_bytes..self.head_bytes + now.len()].copy_from_slice(now);
+            self.head_bytes += now.len();
+            if self.head_bytes < HEAD_BYTES {
+                return Ok(None);
+            }
+            let number = LittleEndian::read_u32(&self.head[5..]);
+            match self.head[0] {
+                DATA => self.data_left = number as usize,
+                GROUP => {
+                    self.start_group(number as usize)?;
+                    return Ok(self.continue_group(bytes).flatten().map(Frame::Group));
+                }
+                kind => return short_frame(kind, self.client(), number).map(Some),
+            }
+        }
+        let data = take(bytes, self.data_left);
+        self.data_left -= data.len();
+        if data.is_empty() {
+            return if self.data_left == 0 {
+                Err(Violation::new("it sent no bytes of a client"))
+            } else {
+                Ok(None)
+            };
+        }
+        Ok(Some(Frame::Data {
+            client: self.client(),
+            bytes: data,
+        }))
+    }
+
+    fn client(&self) -> u32 {
+        LittleEndian::read_u32(&self.head[1..5])
+    }
+
+    fn start_group(&mut self, bytes: usize) -> Result<(), Violation> {
+        let clients = self.client() as usize;
+        if clients > GROUP_CLIENTS_MAX || !(1..=GROUP_BYTES_MAX).contains(&bytes) {
+            return Err(Violation::new("it sent too large a group"));
+        }
+        self.group = Some(Box::new(PartialGroup {
+            group: Group {
+                payload: Vec::new(),
+                clients,
+            },
+            payload_bytes: 4 * clients + bytes,
+        }));
+        Ok(())
+    }
+
+    /// `None` if there is no group; `Some(None)` if it is not complete.
+    fn continue_group(&mut self, bytes: &mut &[u8]) -> Option<Option<Group>> {
+        let partial = self.group.as_mut()?;
+        let payload = &mut partial.group.payload;
+        payload.extend_from_slice(take(bytes, partial.payload_bytes - payload.len()));
+        if payload.len() < partial.payload_bytes {
+            return Some(None);
+        }
+        Some(self.group.take().map(|partial| partial.group))
+    }
+}
+
+fn short_frame<'a>(kind: u8, client: u32, number: u32) -> Result<Frame<'a>, Violation> {
+    Ok(match kind {
+        OPEN => Frame::Open {
+            client,
+            port: u16::try_from(number).map_err(|_| Violation::new("it sent no port"))?,
+        },
+        CLOSE => Frame::Close { client },
+        CREDIT => Frame::Credit {
+            client,
+            bytes: number,
+        },
+        END => Frame::End,
+        _ => return Err(Violation::new("it sent an unknown frame")),
+    })
+}
+
+/// Takes at most `count` bytes from the front.
+fn take<'a>(bytes: &mut &'a [u8], count: usize) -> &'a [u8] {
+    let (now, later) = bytes.split_at(count.min(bytes.len()));
+    *bytes = later;
+    now
+}

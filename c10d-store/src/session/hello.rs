@@ -1,0 +1,130 @@
+//! How a session begins, and goes on over another link.
+
+use std::time::Duration;
+
+use byteorder::{ByteOrder, LittleEndian};
+
+use super::id::{ID_BYTES, SessionId, StoreId};
+
+/// The argument of SESSION: what the client says about itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Hello {
+    pub(crate) session: SessionId,
+    /// The server that it was connected to; [`StoreId::ANY`] if it never was.
+    pub(crate) store: StoreId,
+    /// Ascending: an older attempt that arrives late must not replace a newer one.
+    pub(crate) attempt: u64,
+    /// How many bytes of the stream it has received.
+    pub(crate) received: u64,
+    /// How long the server should remember the session without a link.
+    pub(crate) keep: Duration,
+}
+
+/// The reply to SESSION.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Welcome {
+    /// From here on, both sides send link frames.
+    Accepted {
+        store: StoreId,
+        /// How many bytes of the stream the server has received.
+        received: u64,
+    },
+    /// The server has no such session, or is another one: with this id.
+    Unknown { store: StoreId },
+    /// The server has as many sessions as it may have.
+    Full { store: StoreId },
+}
+
+const ACCEPTED: u8 = 0;
+const UNKNOWN: u8 = 1;
+const FULL: u8 = 2;
+
+impl Hello {
+    /// The length of the encoded form: two ids, two u64, and milliseconds as u32.
+    pub(crate) const BYTES: usize = 2 * ID_BYTES + 20;
+
+    pub(crate) fn encode(&self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        bytes[..16].copy_from_slice(self.session.as_bytes());
+        bytes[16..32].copy_from_slice(self.store.as_bytes());
+        LittleEndian::write_u64(&mut bytes[32..40], self.attempt);
+        LittleEndian::write_u64(&mut bytes[40..48], self.received);
+        let millis = u32::try_from(self.keep.as_millis()).unwrap_or(u32::MAX);
+        LittleEndian::write_u32(&mut bytes[48..], millis);
+        bytes
+    }
+
+    pub(crate) fn decode(bytes: &[u8; Self::BYTES]) -> Self {
+        Self {
+            session: SessionId::from_bytes(id_of(&bytes[..16])),
+            store: StoreId::from_bytes(id_of(&bytes[16..32])),
+            attempt: LittleEndian::read_u64(&bytes[32..40]),
+            received: LittleEndian::read_u64(&bytes[40..48]),
+            keep: Duration::from_millis(u64::from(LittleEndian::read_u32(&bytes[48..]))),
+        }
+    }
+}
+
+impl Welcome {
+    /// The length of the encoded form: a status, an id and a u64.
+    pub(crate) const BYTES: usize = 1 + ID_BYTES + 8;
+
+    pub(crate) fn encode(&self) -> [u8; Self::BYTES] {
+        let (status, store, received) = match self {
+            Self::Accepted { store, received } => (ACCEPTED, store, *received),
+            Self::Unknown { store } => (UNKNOWN, store, 0),
+            Self::Full { store } => (FULL, store, 0),
+        };
+        let mut bytes = [status; Self::BYTES];
+        bytes[1..17].copy_from_slice(store.as_bytes());
+        LittleEndian::write_u64(&mut bytes[17..], received);
+        bytes
+    }
+
+    /// `None` if the status is none.
+    pub(crate) fn decode(bytes: &[u8; Self::BYTES]) -> Option<Self> {
+        let store = StoreId::from_bytes(id_of(&bytes[1..17]));
+        Some(match bytes[0] {
+            ACCEPTED => Self::Accepted {
+                store,
+                received: LittleEndian::read_u64(&bytes[17..]),
+            },
+            UNKNOWN => Self::Unknown { store },
+            FULL => Self::Full { store },
+            _ => return None,
+        })
+    }
+}
+
+fn id_of(bytes: &[u8]) -> [u8; ID_BYTES] {
+    let mut id = [0; ID_BYTES];
+    id.copy_from_slice(bytes);
+    id
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_encoded_is_decoded() {
+        let hello = Hello {
+            session: SessionId::random(),
+            store: StoreId::random(),
+            attempt: 3,
+            received: 1 << 40,
+            keep: Duration::from_millis(600_000),
+        };
+        assert_eq!(Hello::decode(&hello.encode()), hello);
+        let store = StoreId::random();
+        let received = 7;
+        for welcome in [
+            Welcome::Accepted { store, received },
+            Welcome::Unknown { store },
+            Welcome::Full { store },
+        ] {
+            assert_eq!(Welcome::decode(&welcome.encode()), Some(welcome));
+        }
+        assert_eq!(Welcome::decode(&[9; Welcome::BYTES]), None);
+    }
+}

@@ -1,0 +1,203 @@
+//! A stream of bytes in both directions that outlives the connections it travels on.
+
+use std::collections::VecDeque;
+use std::fmt;
+
+use c10d_socket::SendBuf;
+
+use super::link_frame::{Delivered, Head, LinkReader};
+use super::violation::Violation;
+
+/// The bytes that are kept until they are acknowledged: beyond that nothing more of clients may be
+/// [pushed](SessionStream::push). Enough for 10 Gbit/s over 3 ms.
+pub const SESSION_WINDOW_BYTES: usize = 4 << 20;
+
+/// Frames of the session itself may exceed the window by this. They are short and answer frames of the peer.
+const OVERRUN_BYTES_MAX: usize = SESSION_WINDOW_BYTES;
+
+/// Received bytes that are acknowledged even if there is nothing to send.
+const ACKNOWLEDGED_BYTES_MIN: u64 = 32 << 10;
+
+/// The most bytes of the stream in one frame of a link.
+const LINK_FRAME_BYTES_MAX: usize = 256 << 10;
+
+/// The capacity that an empty stream keeps.
+const CAPACITY_KEPT_MAX: usize = 512;
+
+/// One end of the stream.
+///
+/// Over each link, call [`attach`](Self::attach) with what the peer says that it has received, then
+/// [`fill`](Self::fill) and [`next_bytes`](Self::next_bytes) as it can be written and read. When a link is lost, what
+/// the peer has not received stays here; nothing is lost and nothing is delivered twice.
+///
+/// ```
+/// use c10d_socket::SendBuf;
+/// use c10d_store::session::SessionStream;
+///
+/// let (mut ours, mut theirs) = (SessionStream::default(), SessionStream::default());
+/// ours.push(b"hello");
+/// ours.fill(&mut SendBuf::new(), 100); // Lost with the link.
+/// ours.attach(theirs.received())?;
+/// theirs.attach(ours.received())?;
+/// let mut link = SendBuf::new();
+/// ours.fill(&mut link, 100);
+/// let mut wire = Vec::new();
+/// link.flush(&mut wire).expect("memory takes everything");
+/// assert_eq!(theirs.next_bytes(&mut &wire[..])?, Some(&b"hello"[..]));
+/// # Ok::<(), c10d_store::session::Violation>(())
+/// ```
+#[derive(Default)]
+pub struct SessionStream {
+    /// What the peer has not acknowledged. The first byte has the offset `acknowledged`.
+    kept: VecDeque<u8>,
+    acknowledged: u64,
+    /// The offset of the next byte to send over this link.
+    sent: u64,
+    /// How many bytes have arrived.
+    received: u64,
+    /// How many of them the peer has been told of over this link.
+    reported: u64,
+    reader: LinkReader,
+}
+
+impl fmt::Debug for SessionStream {
+    /// Numbers only: the bytes can be secret.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SessionStream")
+            .field("acknowledged", &self.acknowledged)
+            .field("sent", &self.sent)
+            .field("end", &self.end())
+            .field("received", &self.received)
+            .finish_non_exhaustive()
+    }
+}
+
+impl SessionStream {
+    /// Appends bytes to what is to be sent.
+    pub fn push(&mut self, bytes: &[u8]) {
+        self.kept.extend(bytes);
+    }
+
+    /// How many more bytes of clients may be pushed.
+    #[must_use]
+    pub fn room(&self) -> usize {
+        SESSION_WINDOW_BYTES.saturating_sub(self.kept.len())
+    }
+
+    /// How many bytes have arrived so far, which the peer must know to go on over another link.
+    #[must_use]
+    pub const fn received(&self) -> u64 {
+        self.received
+    }
+
+    /// Whether the peer has not acknowledged everything.
+    #[must_use]
+    pub fn has_unacknowledged(&self) -> bool {
+        !self.kept.is_empty()
+    }
+
+    /// Whether there is something to [`fill`](Self::fill) a link with.
+    #[must_use]
+    pub fn has_unsent(&self) -> bool {
+        self.sent < self.end() || self.received - self.reported >= ACKNOWLEDGED_BYTES_MIN
+    }
+
+    /// Whether the peer could be told that bytes have arrived, if only to let it forget them.
+    #[must_use]
+    pub const fn has_unreported(&self) -> bool {
+        self.reported < self.received
+    }
+
+    /// Goes on over a new link, on which nothing has been sent or received. The peer has received this many bytes.
+    ///
+    /// # Errors
+    /// If that cannot be: the peer is at another place of the stream. Nothing has changed.
+    pub fn attach(&mut self, received_by_peer: u64) -> Result<(), Violation> {
+        if !(self.acknowledged..=self.end()).contains(&received_by_peer) {
+            return Err(Violation::new("it is at another place of the stream"));
+        }
+        self.forget_until(received_by_peer);
+        self.sent = received_by_peer;
+        self.reported = self.received;
+        self.reader = LinkReader::default();
+        Ok(())
+    }
+
+    /// Appends frames for the link to `link`, until it has about `unsent_bytes_max` unsent bytes.
+    pub fn fill(&mut self, link: &mut SendBuf, unsent_bytes_max: usize) {
+        while self.has_unsent() && link.unsent_bytes() < unsent_bytes_max {
+            self.push_frame(link);
+        }
+    }
+
+    /// Appends a frame without bytes, which lets the peer forget what has arrived here.
+    pub fn report(&mut self, link: &mut SendBuf) {
+        if self.has_unreported() {
+            self.push_frame(link);
+        }
+    }
+
+    /// Takes the next bytes of the stream from the front of what a link has received; `None` once that is used up.
+    ///
+    /// # Errors
+    /// [`Violation`]: the link cannot be used any more, nor can the session.
+    pub fn next_bytes<'a>(&mut self, link: &mut &'a [u8]) -> Result<Option<&'a [u8]>, Violation> {
+        while let Some(delivered) = self.reader.next(link) {
+            match delivered {
+                Delivered::Bytes(bytes) => {
+                    self.received += bytes.len() as u64;
+                    return Ok(Some(bytes));
+                }
+                Delivered::Acknowledgment(received) => {
+                    if !(self.acknowledged..=self.sent).contains(&received) {
+                        return Err(Violation::new("it acknowledged what was not sent"));
+                    }
+                    self.forget_until(received);
+                }
+            }
+        }
+        if self.kept.len() > SESSION_WINDOW_BYTES + OVERRUN_BYTES_MAX {
+            return Err(Violation::new("it asks and does not acknowledge"));
+        }
+        Ok(None)
+    }
+
+    fn push_frame(&mut self, link: &mut SendBuf) {
+        let from = index_of(self.sent - self.acknowledged);
+        let count = (self.kept.len() - from).min(LINK_FRAME_BYTES_MAX);
+        let head = Head {
+            length: u32::try_from(count).unwrap_or(u32::MAX),
+            received: self.received,
+        };
+        let (front, back) = self.kept.as_slices();
+        let of_front = front.get(from..).unwrap_or_default();
+        let of_front = &of_front[..count.min(of_front.len())];
+        link.push_pair(&head.encode(), of_front);
+        if of_front.len() < count {
+            let start = from.saturating_sub(front.len());
+            link.push(&back[start..start + count - of_front.len()]);
+        }
+        self.sent += count as u64;
+        self.reported = self.received;
+    }
+
+    fn end(&self) -> u64 {
+        self.acknowledged + self.kept.len() as u64
+    }
+
+    fn forget_until(&mut self, offset: u64) {
+        let count = index_of(offset - self.acknowledged);
+        self.acknowledged = offset;
+        if count < self.kept.len() {
+            self.kept.drain(..count);
+        } else {
+            self.kept.clear();
+            self.kept.shrink_to(CAPACITY_KEPT_MAX);
+        }
+    }
+}
+
+/// A distance within what is kept, which is in memory.
+fn index_of(distance: u64) -> usize {
+    usize::try_from(distance).unwrap_or(usize::MAX)
+}

@@ -1,0 +1,14 @@
+//! What a peer must not do.
+
+/// The peer has broken the rules of a session (docs/wire.md, section 9.9): it is not one of ours, or has a defect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the peer broke the rules of the session: {what}")]
+pub struct Violation {
+    what: &'static str,
+}
+
+impl Violation {
+    pub(crate) const fn new(what: &'static str) -> Self {
+        Self { what }
+    }
+}

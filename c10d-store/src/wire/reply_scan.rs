@@ -1,0 +1,226 @@
+//! Finds the end of a reply, for those who pass replies on.
+
+use byteorder::{ByteOrder, LittleEndian};
+
+use super::opcode::Opcode;
+use super::reply::{ADDED, EXCHANGED, NOT_A_NUMBER, NOT_EXCHANGED, STOP_WAITING, WAIT_CANCELED};
+
+/// The length of a count, a length or a number.
+const WORD_BYTES: usize = 8;
+
+/// The bytes are not the reply to the request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the reply to {opcode:?} has 0x{byte:02x} as its first byte")]
+pub struct NotAReply {
+    opcode: Opcode,
+    byte: u8,
+}
+
+/// The progress in the reply to one request. Replies have no length (docs/wire.md, section 2), so it follows from the
+/// request where they end.
+///
+/// ```
+/// use c10d_store::wire::{Opcode, ReplyScan};
+///
+/// let mut scan = ReplyScan::new(Opcode::Get, 1).expect("GET has a reply");
+/// let mut bytes = &[2, 0, 0, 0, 0, 0, 0, 0, b'h'][..];
+/// assert!(!scan.advance(&mut bytes)?);
+/// let mut bytes = &[b'i', 7][..];
+/// assert!(scan.advance(&mut bytes)?);
+/// assert_eq!(bytes, [7], "the start of the next reply");
+/// # Ok::<(), c10d_store::wire::NotAReply>(())
+/// ```
+#[derive(Debug, Clone, Copy)]
+pub struct ReplyScan {
+    opcode: Opcode,
+    key_count: u64,
+    state: State,
+    /// The word being read.
+    word: [u8; WORD_BYTES],
+    word_bytes: u8,
+    has_begun: bool,
+    /// A CANCEL_WAIT follows the request.
+    is_cancelled: bool,
+    /// The answer to a CANCEL_WAIT that the reply has crossed comes last.
+    has_tail: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// This many bytes, then this many blobs.
+    Bytes { left: u64, blobs: u64 },
+    /// The length of a blob, after which others follow.
+    Length { blobs: u64 },
+    /// The number of blobs that follow.
+    Count,
+    /// The length of a queue; one blob follows unless it is 0.
+    QueueLength,
+    /// The first byte says what follows.
+    Status,
+}
+
+impl ReplyScan {
+    /// The reply to a request with this many keys. `None` for a command without a reply, and for SESSION.
+    #[must_use]
+    pub const fn new(opcode: Opcode, key_count: usize) -> Option<Self> {
+        let key_count = key_count as u64;
+        let state = match opcode {
+            Opcode::Validate
+            | Opcode::Set
+            | Opcode::Append
+            | Opcode::MultiSet
+            | Opcode::QueuePush
+            | Opcode::Announce
+            | Opcode::Session => return None,
+            Opcode::CompareSet | Opcode::Get => State::Length { blobs: 1 },
+            Opcode::MultiGet => State::Length { blobs: key_count },
+            Opcode::Add | Opcode::GetNumKeys | Opcode::DeleteKey | Opcode::QueueLen => {
+                fixed(WORD_BYTES as u64)
+            }
+            Opcode::Check | Opcode::CancelWait => fixed(1),
+            Opcode::Ping => fixed(4),
+            Opcode::QueuePop => State::QueueLength,
+            Opcode::ListKeys => State::Count,
+            Opcode::Wait
+            | Opcode::Barrier
+            | Opcode::WaitGet
+            | Opcode::WaitChange
+            | Opcode::TryAdd
+            | Opcode::CompareExchange
+            | Opcode::QueueTake => State::Status,
+        };
+        Some(Self {
+            opcode,
+            key_count,
+            state,
+            word: [0; WORD_BYTES],
+            word_bytes: 0,
+            has_begun: false,
+            is_cancelled: false,
+            has_tail: false,
+        })
+    }
+
+    /// The command.
+    #[must_use]
+    pub const fn opcode(&self) -> Opcode {
+        self.opcode
+    }
+
+    /// Whether some of the reply has arrived.
+    #[must_use]
+    pub const fn has_begun(&self) -> bool {
+        self.has_begun
+    }
+
+    /// Whether the client has sent a CANCEL_WAIT after this wait, the answer to which then belongs to the reply.
+    #[must_use]
+    pub const fn is_cancelled(&self) -> bool {
+        self.is_cancelled
+    }
+
+    /// The client has sent a CANCEL_WAIT after this wait.
+    pub const fn cancel(&mut self) {
+        self.is_cancelled = true;
+        self.has_tail = self.has_begun;
+    }
+
+    /// Takes what belongs to the reply from the front of `bytes`. Returns whether it is complete.
+    ///
+    /// # Errors
+    /// If the bytes are no reply to the request.
+    pub fn advance(&mut self, bytes: &mut &[u8]) -> Result<bool, NotAReply> {
+        loop {
+            match self.state {
+                State::Bytes { left: 0, blobs: 0 } | State::Length { blobs: 0 } => {
+                    if !std::mem::take(&mut self.has_tail) {
+                        return Ok(true);
+                    }
+                    self.state = fixed(1);
+                }
+                _ if bytes.is_empty() => return Ok(false),
+                State::Bytes { left: 0, blobs } => self.state = State::Length { blobs },
+                State::Bytes { left, blobs } => {
+                    let available = usize::try_from(left).unwrap_or(usize::MAX);
+                    let count = available.min(bytes.len());
+                    *bytes = &bytes[count..];
+                    self.has_begun = true;
+                    self.state = State::Bytes {
+                        left: left - count as u64,
+                        blobs,
+                    };
+                }
+                State::Length { blobs } => {
+                    let Some(left) = self.word(bytes) else {
+                        return Ok(false);
+                    };
+                    self.state = State::Bytes {
+                        left,
+                        blobs: blobs - 1,
+                    };
+                }
+                State::Count => {
+                    let Some(blobs) = self.word(bytes) else {
+                        return Ok(false);
+                    };
+                    self.state = State::Length { blobs };
+                }
+                State::QueueLength => {
+                    let Some(length) = self.word(bytes) else {
+                        return Ok(false);
+                    };
+                    self.state = State::Length {
+                        blobs: u64::from(length > 0),
+                    };
+                }
+                State::Status => {
+                    let status = bytes[0];
+                    *bytes = &bytes[1..];
+                    self.has_begun = true;
+                    self.state = self.after_status(status)?;
+                }
+            }
+        }
+    }
+
+    fn after_status(&mut self, status: u8) -> Result<State, NotAReply> {
+        let waits = self.opcode.waits();
+        self.has_tail = waits && self.is_cancelled && status == STOP_WAITING;
+        Ok(match (self.opcode, status) {
+            (Opcode::TryAdd, ADDED) => fixed(WORD_BYTES as u64),
+            (Opcode::TryAdd, NOT_A_NUMBER) => State::Bytes {
+                left: WORD_BYTES as u64,
+                blobs: 1,
+            },
+            (Opcode::CompareExchange, EXCHANGED) => fixed(0),
+            (Opcode::CompareExchange, NOT_EXCHANGED) => State::Length { blobs: 1 },
+            (Opcode::Wait | Opcode::Barrier, STOP_WAITING) => fixed(0),
+            (Opcode::WaitGet, STOP_WAITING) => State::Length {
+                blobs: self.key_count,
+            },
+            (Opcode::WaitChange, STOP_WAITING) => State::Length { blobs: 1 },
+            (Opcode::QueueTake, STOP_WAITING) => State::Count,
+            (_, WAIT_CANCELED) if self.is_cancelled && waits => fixed(0),
+            (opcode, byte) => return Err(NotAReply { opcode, byte }),
+        })
+    }
+
+    /// Reads a word; `None` if it is not complete.
+    fn word(&mut self, bytes: &mut &[u8]) -> Option<u64> {
+        let have = usize::from(self.word_bytes);
+        let count = (WORD_BYTES - have).min(bytes.len());
+        self.word[have..have + count].copy_from_slice(&bytes[..count]);
+        *bytes = &bytes[count..];
+        self.has_begun = true;
+        if have + count < WORD_BYTES {
+            self.word_bytes += count as u8;
+            return None;
+        }
+        self.word_bytes = 0;
+        Some(LittleEndian::read_u64(&self.word))
+    }
+}
+
+const fn fixed(left: u64) -> State {
+    State::Bytes { left, blobs: 0 }
+}
