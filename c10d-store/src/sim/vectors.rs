@@ -4,6 +4,8 @@
 use serde_json::Value as Json;
 
 use super::SimServer;
+use crate::limits::WireLimits;
+use crate::wire::{Opcode, RawRequests, ReplyScan, RequestBuf, VALIDATION_MAGIC};
 
 const SINGLE: &str = include_str!("../../testdata/store-wire.jsonl");
 const MULTI: &str = include_str!("../../testdata/store-wire-multi.jsonl");
@@ -181,4 +183,66 @@ fn quirks_of_pytorch_are_not_reproduced() {
             "\"q_partial_multi_set_applied_twice\"",
         ]
     );
+}
+
+/// What a relay does: finds the end of each reply by the requests alone.
+#[test]
+fn recorded_replies_end_where_the_scan_of_replies_says() {
+    let mut replies = 0;
+    for vector in vectors(SINGLE) {
+        if vector["closes"].as_bool().unwrap_or(false)
+            || !vector["handshake"].as_bool().unwrap_or(true)
+        {
+            continue;
+        }
+        let mut sent = RequestBuf::new();
+        sent.opcode(Opcode::Validate).u32(VALIDATION_MAGIC);
+        let mut sent = sent.to_bytes();
+        for request in vector["setup"].as_array().into_iter().flatten() {
+            sent.extend(bytes(request));
+        }
+        sent.extend(bytes(&vector["request_hex"]));
+        let mut scans: Vec<ReplyScan> = Vec::new();
+        let mut is_ambiguous = false;
+        let outcome = RawRequests::default().receive(&sent, &WireLimits::default(), |request| {
+            let waits = |scan: &ReplyScan| scan.opcode().waits() && !scan.is_cancelled();
+            match scans.last_mut().filter(|scan| waits(scan)) {
+                Some(last) if request.opcode == Opcode::CancelWait => last.cancel(),
+                last => {
+                    let scan = ReplyScan::new(request.opcode, request.key_count);
+                    is_ambiguous |= last.is_some() && scan.is_some();
+                    scans.extend(scan);
+                }
+            }
+            true
+        });
+        assert_eq!(outcome, Ok(true), "{}", vector["name"]);
+        if is_ambiguous {
+            continue;
+        }
+        let response = bytes(&vector["response_hex"]);
+        for piece in [1, 3, response.len().max(1)] {
+            let mut owed = scans.clone().into_iter().peekable();
+            for mut rest in response.chunks(piece) {
+                while let Some(scan) = owed.peek_mut() {
+                    let advanced = scan.advance(&mut rest);
+                    if !advanced.unwrap_or_else(|error| panic!("{}: {error}", vector["name"])) {
+                        break;
+                    }
+                    owed.next();
+                    replies += 1;
+                }
+                assert!(
+                    rest.is_empty(),
+                    "{}: bytes that nobody owes",
+                    vector["name"]
+                );
+            }
+            // Only a wait may be unanswered, and a MULTI_GET of no keys has no bytes.
+            let left: Vec<Opcode> = owed.map(|scan| scan.opcode()).collect();
+            let is_fine = |opcode: &Opcode| opcode.waits() || *opcode == Opcode::MultiGet;
+            assert!(left.iter().all(is_fine), "{}: {left:?}", vector["name"]);
+        }
+    }
+    assert!(replies > 300, "{replies}");
 }

@@ -224,3 +224,111 @@ impl ReplyScan {
 const fn fixed(left: u64) -> State {
     State::Bytes { left, blobs: 0 }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn blob(bytes: &[u8]) -> Vec<u8> {
+        [&[bytes.len() as u8, 0, 0, 0, 0, 0, 0, 0], bytes].concat()
+    }
+
+    /// The number of bytes of the reply, with one more byte after it; the same for any split.
+    fn length(scan: ReplyScan, reply: &[u8]) -> usize {
+        let bytes = [reply, &[0xee]].concat();
+        let lengths = (1..=bytes.len()).map(|piece| {
+            let (mut scan, mut length) = (scan, 0);
+            for mut rest in bytes.chunks(piece) {
+                let before = rest.len();
+                let is_complete = scan.advance(&mut rest).expect("a reply");
+                length += before - rest.len();
+                if is_complete {
+                    break;
+                }
+            }
+            length
+        });
+        let lengths: Vec<usize> = lengths.collect();
+        assert!(
+            lengths.iter().all(|length| *length == lengths[0]),
+            "{lengths:?}"
+        );
+        lengths[0]
+    }
+
+    #[test]
+    fn replies_of_extensions_and_of_cancelled_waits_end_where_they_should() {
+        let cases: [(Opcode, usize, bool, Vec<u8>); 14] = [
+            (
+                Opcode::WaitGet,
+                2,
+                false,
+                [vec![0], blob(b"a"), blob(b"")].concat(),
+            ),
+            (Opcode::WaitGet, 0, false, vec![0]),
+            (
+                Opcode::WaitGet,
+                2,
+                true,
+                [vec![0], blob(b"a"), blob(b""), vec![1]].concat(),
+            ),
+            (Opcode::WaitGet, 2, true, vec![1]),
+            (
+                Opcode::WaitChange,
+                0,
+                true,
+                [vec![0], blob(b"new"), vec![1]].concat(),
+            ),
+            (Opcode::Wait, 1, true, vec![0, 1]),
+            (Opcode::Wait, 1, true, vec![1]),
+            (Opcode::Barrier, 0, false, vec![0]),
+            (
+                Opcode::QueueTake,
+                0,
+                false,
+                [vec![0, 2, 0, 0, 0, 0, 0, 0, 0], blob(b"x"), blob(b"yz")].concat(),
+            ),
+            (Opcode::QueueTake, 0, true, vec![1]),
+            (Opcode::TryAdd, 0, false, vec![0; 9]),
+            (
+                Opcode::TryAdd,
+                0,
+                false,
+                [vec![1; 9], blob(b"abc")].concat(),
+            ),
+            (Opcode::CompareExchange, 0, false, vec![1]),
+            (
+                Opcode::CompareExchange,
+                0,
+                false,
+                [vec![0], blob(b"other")].concat(),
+            ),
+        ];
+        for (opcode, keys, is_cancelled, reply) in cases {
+            let mut scan = ReplyScan::new(opcode, keys).expect("it has a reply");
+            if is_cancelled {
+                scan.cancel();
+            }
+            assert_eq!(length(scan, &reply), reply.len(), "{opcode:?} {reply:?}");
+        }
+    }
+
+    #[test]
+    fn a_cancel_while_the_reply_arrives_belongs_to_it() {
+        let mut scan = ReplyScan::new(Opcode::WaitGet, 1).expect("it has a reply");
+        assert_eq!(scan.advance(&mut &[0, 1][..]), Ok(false));
+        scan.cancel();
+        let mut rest = &[0, 0, 0, 0, 0, 0, 0, 9, 1][..];
+        assert_eq!(scan.advance(&mut rest), Ok(true));
+        assert!(rest.is_empty());
+    }
+
+    #[test]
+    fn what_is_no_reply_is_an_error() {
+        let mut scan = ReplyScan::new(Opcode::Wait, 1).expect("it has a reply");
+        assert!(scan.advance(&mut &[1][..]).is_err(), "not cancelled");
+        let mut scan = ReplyScan::new(Opcode::TryAdd, 0).expect("it has a reply");
+        assert!(scan.advance(&mut &[2][..]).is_err());
+        assert!(ReplyScan::new(Opcode::Set, 0).is_none());
+    }
+}
