@@ -81,6 +81,8 @@ pub(crate) struct EventLoop {
     ready: BTreeSet<u32>,
     accept_more: BTreeSet<usize>,
     is_link_ready: bool,
+    /// The store has closed its side of the link, or the link has failed: no further event may follow.
+    has_link_ended: bool,
 }
 
 /// What an event loop is made of.
@@ -134,6 +136,7 @@ impl EventLoop {
             ready: BTreeSet::new(),
             accept_more: BTreeSet::new(),
             is_link_ready: false,
+            has_link_ended: false,
         };
         event_loop.connect(Instant::now());
         Ok(event_loop)
@@ -163,7 +166,12 @@ impl EventLoop {
         }
         let now = Instant::now();
         let closing = self.connections.values().filter_map(|it| it.close_at).min();
-        let next = [self.report_at, self.accept_retry_at, closing];
+        let next = [
+            self.report_at,
+            self.accept_retry_at,
+            closing,
+            self.hub.next_cancel(),
+        ];
         let next = next.into_iter().flatten().min();
         next.map(|at| at.saturating_duration_since(now))
     }
@@ -180,6 +188,7 @@ impl EventLoop {
                 WAKER => {}
                 LINK => {
                     self.is_link_ready |= is_readable(event);
+                    self.has_link_ended |= has_ended(event);
                 }
                 Token(token) => match u32::try_from(token) {
                     Ok(client) => {
@@ -201,13 +210,14 @@ impl EventLoop {
             self.accept(listener, now);
         }
         for client in readable {
-            self.read_rank(client);
+            self.read_rank(client, now);
         }
         if std::mem::take(&mut self.is_link_ready) {
             self.read_link();
         }
+        self.hub.answer_cancels(now);
         self.hub.end_turn();
-        self.serve_touched();
+        self.serve_touched(now);
         self.flush_link(now);
         self.close_late(now);
         self.status.set_connections(self.connections.len());
@@ -282,7 +292,7 @@ impl EventLoop {
         }
     }
 
-    fn read_rank(&mut self, client: u32) {
+    fn read_rank(&mut self, client: u32, now: Instant) {
         let mut budget = BYTES_PER_TURN;
         while let Some(connection) = self.connections.get_mut(&client) {
             let is_closing = match self.hub.rank(client) {
@@ -303,7 +313,7 @@ impl EventLoop {
                 },
             };
             if !is_closing {
-                let result = self.hub.receive(client, &self.read_buffer[..count]);
+                let result = self.hub.receive(client, &self.read_buffer[..count], now);
                 if let Err(error) = result {
                     log::warn!("refused {}: {error}", connection.peer);
                     return self.close_rank(client);
@@ -318,11 +328,11 @@ impl EventLoop {
     }
 
     /// Sends replies, goes on with paused ranks, and closes those that the store has closed.
-    fn serve_touched(&mut self) {
+    fn serve_touched(&mut self, now: Instant) {
         for client in self.hub.take_touched() {
             let was_paused = self.hub.rank(client).is_some_and(|rank| rank.is_paused);
             // Also for a rank that is gone, of which something is left.
-            if let Err(error) = self.hub.resume(client) {
+            if let Err(error) = self.hub.resume(client, now) {
                 if let Some(connection) = self.connections.get(&client) {
                     log::warn!("refused {}: {error}", connection.peer);
                 }
@@ -445,6 +455,7 @@ impl EventLoop {
             self.has_session = true;
             self.link = Some(link);
             self.is_link_ready = true;
+            self.has_link_ended = false;
             self.status.set(Upstream::Connected);
             if let Err(violation) = self.hub.receive_link(&received) {
                 self.break_session(violation.to_string());
@@ -457,7 +468,9 @@ impl EventLoop {
             return;
         };
         let hub = &mut self.hub;
-        let result = link.read(&mut self.read_buffer, |bytes| hub.receive_link(bytes));
+        let result = link.read(&mut self.read_buffer, self.has_link_ended, |bytes| {
+            hub.receive_link(bytes)
+        });
         match result {
             Ok(Ok(LinkState::Idle)) => {}
             Ok(Ok(LinkState::Busy)) => self.is_link_ready = true,
@@ -543,5 +556,9 @@ impl EventLoop {
 }
 
 fn is_readable(event: &Event) -> bool {
-    event.is_readable() || event.is_read_closed() || event.is_error()
+    event.is_readable() || has_ended(event)
+}
+
+fn has_ended(event: &Event) -> bool {
+    event.is_read_closed() || event.is_error()
 }

@@ -8,6 +8,7 @@
 //! had sent it, so no rank can see a difference, and nothing is ever answered from memory.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant};
 
 use c10d_store::WireLimits;
 use c10d_store::session::{
@@ -16,6 +17,10 @@ use c10d_store::session::{
 use c10d_store::wire::{RawRequest, WireError};
 
 use crate::rank::{Held, Rank};
+
+/// How long the store has to answer a CANCEL_WAIT. It answers at once if it can be reached; nothing but the end of a
+/// wait depends on it.
+const CANCEL_PATIENCE: Duration = Duration::from_millis(250);
 
 /// How many of the last requests of a turn are compared with another one.
 const COMPARED_MAX: usize = 16;
@@ -33,6 +38,8 @@ pub(crate) struct Hub {
     turn: Turn,
     touched: Vec<u32>,
     waiting_to_send: VecDeque<u32>,
+    /// CANCEL_WAITs that the store should have answered by then: the client, and which of its cancels.
+    cancels: VecDeque<(Instant, u32, u64)>,
 }
 
 /// The requests of a turn that are not in the stream yet.
@@ -92,8 +99,13 @@ impl Hub {
     ///
     /// # Errors
     /// If that is no request: the rank must be closed.
-    pub(crate) fn receive(&mut self, client: u32, bytes: &[u8]) -> Result<(), WireError> {
-        self.with_requests(client, |rank, limits, handle| {
+    pub(crate) fn receive(
+        &mut self,
+        client: u32,
+        bytes: &[u8],
+        now: Instant,
+    ) -> Result<(), WireError> {
+        self.with_requests(client, now, |rank, limits, handle| {
             rank.receive(bytes, limits, handle)
         })
     }
@@ -102,7 +114,7 @@ impl Hub {
     ///
     /// # Errors
     /// As [`receive`](Self::receive).
-    pub(crate) fn resume(&mut self, client: u32) -> Result<(), WireError> {
+    pub(crate) fn resume(&mut self, client: u32, now: Instant) -> Result<(), WireError> {
         let Some(rank) = self.ranks.get_mut(&client) else {
             return Ok(());
         };
@@ -116,8 +128,9 @@ impl Hub {
             }
             self.turn.add(client, rank, &held.bytes, self.stream.room());
         }
-        let resumed =
-            self.with_requests(client, |rank, limits, handle| rank.resume(limits, handle));
+        let resumed = self.with_requests(client, now, |rank, limits, handle| {
+            rank.resume(limits, handle)
+        });
         self.finish(client);
         resumed
     }
@@ -130,6 +143,25 @@ impl Hub {
         {
             self.stream.push_credit(client, returned);
         }
+    }
+
+    /// Answers the CANCEL_WAITs that the store has not answered in time.
+    pub(crate) fn answer_cancels(&mut self, now: Instant) {
+        while let Some((due, client, cancel)) = self.cancels.pop_front() {
+            if due > now {
+                self.cancels.push_front((due, client, cancel));
+                return;
+            }
+            if let Some(rank) = self.ranks.get_mut(&client) {
+                rank.answer_cancel(cancel);
+                self.touch(client);
+            }
+        }
+    }
+
+    /// When [`answer_cancels`](Self::answer_cancels) should be called next.
+    pub(crate) fn next_cancel(&self) -> Option<Instant> {
+        self.cancels.front().map(|(due, _, _)| *due)
     }
 
     /// Takes what the link to the store has received.
@@ -222,6 +254,7 @@ impl Hub {
     fn with_requests(
         &mut self,
         client: u32,
+        now: Instant,
         parse: impl FnOnce(
             &mut c10d_store::wire::RawRequests,
             &WireLimits,
@@ -233,7 +266,7 @@ impl Hub {
         };
         let mut requests = std::mem::take(&mut rank.requests);
         let (turn, room) = (&mut self.turn, self.stream.room());
-        let owed_before = rank.down.unsent_bytes();
+        let cancels = rank.cancels();
         let outcome = parse(&mut requests, &self.limits, &mut |request| {
             if !rank.on_request(request.opcode, request.key_count) {
                 rank.held = Some(Held {
@@ -248,14 +281,11 @@ impl Hub {
         });
         rank.requests = requests;
         rank.is_paused = outcome == Ok(false);
-        let has_answers = rank.down.unsent_bytes() > owed_before;
-        let waits_to_send = !rank.up.is_empty();
-        if has_answers {
-            self.touch(client);
+        if let Some(due) = now.checked_add(CANCEL_PATIENCE) {
+            let new = cancels + 1..=rank.cancels();
+            self.cancels.extend(new.map(|cancel| (due, client, cancel)));
         }
-        if waits_to_send {
-            self.wait_to_send(client);
-        }
+        self.wait_to_send(client);
         outcome.map(|_| ())
     }
 
@@ -369,3 +399,6 @@ impl Turn {
         rank.last_in_turn = index + 1;
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -67,10 +67,12 @@ impl Link {
         self.send().map(|_| ())
     }
 
-    /// Reads, and passes on what was received.
+    /// Reads, and passes on what was received. With `to_the_end` a short read is not the last one, since the end of the
+    /// stream may follow.
     pub(crate) fn read<E>(
         &mut self,
         buffer: &mut [u8],
+        to_the_end: bool,
         mut receive: impl FnMut(&[u8]) -> Result<(), E>,
     ) -> io::Result<Result<LinkState, E>> {
         let mut budget = BYTES_PER_TURN;
@@ -97,7 +99,7 @@ impl Link {
                 return Ok(Err(error));
             }
             // With less than was asked for, the next input causes an event (epoll(7), kqueue(2)).
-            if count < buffer.len() && SHORT_READ_DRAINS {
+            if count < buffer.len() && !to_the_end && SHORT_READ_DRAINS {
                 return Ok(Ok(LinkState::Idle));
             }
         }
@@ -115,5 +117,5 @@ impl Link {
     }
 }
 
-/// The end of the stream is an event of its own there.
+/// Whether a short read has emptied the socket, and the next input causes an event.
 const SHORT_READ_DRAINS: bool = cfg!(any(target_os = "linux", target_os = "android"));

@@ -28,6 +28,7 @@ pub(crate) struct Rank {
     pub(crate) credit: Credit,
     /// The replies to come, in order.
     owed: VecDeque<Owed>,
+    cancels: u64,
     /// The rank sends requests while one waits, so that only the rank can tell its replies apart. They are passed on
     /// without a look at them.
     is_opaque: bool,
@@ -60,14 +61,13 @@ struct Owed {
     scan: ReplyScan,
     /// The rank has been answered: what the store says is dropped.
     is_answered: bool,
+    /// Which of the rank's CANCEL_WAITs this is, or has cancelled this; 0 for none.
+    cancel: u64,
 }
 
 impl Rank {
     /// The rank sends a request with a command and this number of keys. Returns whether it may be passed on; if not, it
     /// has to wait until the store has answered an earlier one.
-    ///
-    /// PyTorch's client waits for the answer to CANCEL_WAIT without a limit, so it gets it at once, also while the
-    /// store cannot be reached.
     pub(crate) fn on_request(&mut self, opcode: Opcode, key_count: usize) -> bool {
         if self.is_opaque {
             return true;
@@ -91,7 +91,7 @@ impl Rank {
             self.owed.clear();
             return true;
         }
-        self.owe(scan, false);
+        self.owe(scan);
         true
     }
 
@@ -128,31 +128,52 @@ impl Rank {
         last.is_some_and(|scan| scan.opcode().waits() && !scan.is_cancelled())
     }
 
-    fn on_cancel(&mut self) {
-        let waits = self.waits();
-        let before = self.owed.len() - usize::from(waits);
-        let is_first = self.owed.iter().take(before).all(|owed| owed.is_answered);
-        let is_answered = match self.owed.back_mut() {
-            // The rank may be reading the reply; and the elements that a QUEUE_TAKE has taken must not be dropped.
-            Some(last) if waits => {
-                let can_drop = !last.scan.has_begun() && last.scan.opcode() != Opcode::QueueTake;
-                last.scan.cancel();
-                last.is_answered = is_first && can_drop;
-                last.is_answered
-            }
-            _ => {
-                if let Some(scan) = ReplyScan::new(Opcode::CancelWait, 0) {
-                    self.owe(scan, is_first);
-                }
-                is_first
-            }
+    /// PyTorch's client waits for the answer to CANCEL_WAIT without a limit, so the relay gives it if the store does not
+    /// in time: call this then, with what [`cancels`](Self::cancels) was after the request. Only that the wait is over
+    /// is known then, so it is not for the waits that our clients use to read.
+    pub(crate) fn answer_cancel(&mut self, cancel: u64) {
+        let Some(owed) = self.owed.iter_mut().find(|owed| !owed.is_answered) else {
+            return;
         };
-        if is_answered {
+        let may_drop = matches!(
+            owed.scan.opcode(),
+            Opcode::Wait | Opcode::Barrier | Opcode::CancelWait
+        );
+        if owed.cancel == cancel && may_drop && !owed.scan.has_begun() {
+            owed.is_answered = true;
             self.down.push(&[WAIT_CANCELED]);
         }
     }
 
-    fn owe(&mut self, scan: ReplyScan, is_answered: bool) {
-        self.owed.push_back(Owed { scan, is_answered });
+    /// How many CANCEL_WAITs the rank has sent.
+    pub(crate) const fn cancels(&self) -> u64 {
+        self.cancels
+    }
+
+    fn on_cancel(&mut self) {
+        self.cancels += 1;
+        let waits = self.waits();
+        match self.owed.back_mut() {
+            Some(last) if waits => {
+                last.scan.cancel();
+                last.cancel = self.cancels;
+            }
+            _ => {
+                if let Some(scan) = ReplyScan::new(Opcode::CancelWait, 0) {
+                    self.owe(scan);
+                    if let Some(last) = self.owed.back_mut() {
+                        last.cancel = self.cancels;
+                    }
+                }
+            }
+        }
+    }
+
+    fn owe(&mut self, scan: ReplyScan) {
+        self.owed.push_back(Owed {
+            scan,
+            is_answered: false,
+            cancel: 0,
+        });
     }
 }

@@ -13,7 +13,7 @@ use crate::proxy::Proxy;
 
 const LONG: Duration = Duration::from_secs(60);
 
-fn server() -> TcpStoreServer {
+pub(crate) fn server() -> TcpStoreServer {
     TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).expect("a server")
 }
 
@@ -21,7 +21,7 @@ fn listener() -> Vec<TcpListener> {
     vec![TcpListener::bind("127.0.0.1:0").expect("a port")]
 }
 
-fn relay_to(port: u16, options: RelayOptions) -> Relay {
+pub(crate) fn relay_to(port: u16, options: RelayOptions) -> Relay {
     let relay = Relay::start(HostPort::new("127.0.0.1", port), listener(), options);
     relay.expect("a relay")
 }
@@ -30,12 +30,12 @@ fn soon() -> Deadline {
     Deadline::after(Instant::now(), LONG)
 }
 
-fn rank_of(relay: &Relay) -> TcpStore {
+pub(crate) fn rank_of(relay: &Relay) -> TcpStore {
     let port = relay.local_addrs()[0].port();
     TcpStore::open("127.0.0.1", port, TcpStoreOptions::default()).expect("a rank")
 }
 
-fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !is_so() {
         assert!(start.elapsed() < LONG, "{what}");

@@ -1,4 +1,6 @@
 //! The relay with a real store and real clients, over loopback.
 
 mod basics;
+mod cuts;
+mod history;
 mod proxy;

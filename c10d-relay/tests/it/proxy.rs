@@ -2,7 +2,7 @@
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
@@ -20,6 +20,10 @@ struct Shared {
     is_cut: AtomicBool,
     connections: Mutex<Vec<(TcpStream, TcpStream)>>,
     accepted: AtomicUsize,
+    cuts: AtomicUsize,
+    /// Each connection is cut after a random number of bytes below this, in either direction; 0 for never.
+    budget_max: AtomicU64,
+    random: Mutex<fastrand::Rng>,
     pumps: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -33,6 +37,9 @@ impl Proxy {
             is_cut: AtomicBool::new(false),
             connections: Mutex::default(),
             accepted: AtomicUsize::new(0),
+            cuts: AtomicUsize::new(0),
+            budget_max: AtomicU64::new(0),
+            random: Mutex::new(fastrand::Rng::with_seed(0)),
             pumps: Mutex::default(),
         });
         let of_thread = Arc::clone(&shared);
@@ -51,6 +58,19 @@ impl Proxy {
     /// How many connections it has passed on so far.
     pub(crate) fn accepted(&self) -> usize {
         self.shared.accepted.load(Ordering::Acquire)
+    }
+
+    /// How many connections it has cut.
+    pub(crate) fn cuts(&self) -> usize {
+        self.shared.cuts.load(Ordering::Acquire)
+    }
+
+    /// Cuts the present connections, and from now on each new one after a random number of bytes below `bytes_max`; 0
+    /// for never.
+    pub(crate) fn cut_after(&self, seed: u64, bytes_max: u64) {
+        *self.shared.random.lock().expect("no panic") = fastrand::Rng::with_seed(seed);
+        self.shared.budget_max.store(bytes_max, Ordering::Release);
+        self.cut(false);
     }
 
     /// Cuts all connections; with `refuse`, new ones too until [`mend`](Self::mend).
@@ -100,17 +120,42 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
         };
         shared.connections.lock().expect("no panic").push(kept);
         let mut pumps = shared.pumps.lock().expect("no panic");
-        pumps.push(thread::spawn(move || pump(up.0, up.1)));
-        pumps.push(thread::spawn(move || pump(down.1, down.0)));
+        let budgets = shared.budgets();
+        let (of_up, of_down) = (Arc::clone(shared), Arc::clone(shared));
+        pumps.push(thread::spawn(move || of_up.pump(up.0, up.1, budgets.0)));
+        pumps.push(thread::spawn(move || {
+            of_down.pump(down.1, down.0, budgets.1);
+        }));
     }
 }
 
-fn pump(mut from: TcpStream, mut to: TcpStream) {
-    let mut buffer = [0; 16 << 10];
-    while let Ok(count) = from.read(&mut buffer) {
-        if count == 0 || to.write_all(&buffer[..count]).is_err() {
-            break;
+impl Shared {
+    /// After how many bytes a new connection is cut, in each direction.
+    fn budgets(&self) -> (u64, u64) {
+        match self.budget_max.load(Ordering::Acquire) {
+            0 => (u64::MAX, u64::MAX),
+            max => {
+                let mut random = self.random.lock().expect("no panic");
+                (random.u64(1..max), random.u64(1..max))
+            }
         }
     }
-    let _ = to.shutdown(Shutdown::Write);
+
+    fn pump(&self, mut from: TcpStream, mut to: TcpStream, mut budget: u64) {
+        let mut buffer = [0; 16 << 10];
+        while let Ok(count) = from.read(&mut buffer) {
+            let passes = count.min(usize::try_from(budget).unwrap_or(usize::MAX));
+            if count == 0 || to.write_all(&buffer[..passes]).is_err() {
+                break;
+            }
+            budget -= passes as u64;
+            if budget == 0 {
+                self.cuts.fetch_add(1, Ordering::AcqRel);
+                let _ = from.shutdown(Shutdown::Both);
+                let _ = to.shutdown(Shutdown::Both);
+                return;
+            }
+        }
+        let _ = to.shutdown(Shutdown::Write);
+    }
 }

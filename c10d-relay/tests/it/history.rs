@@ -1,0 +1,209 @@
+//! Whether a history of operations on one key has an order that a store could have carried them out in.
+//!
+//! A search over all orders that respect time, with a memory of what was tried (Wing and Gong 1993, Lowe 2017). Keys
+//! are independent of each other, so each is checked alone.
+
+use std::collections::{HashSet, VecDeque};
+
+/// An operation, and what the client got.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Op {
+    Set(Vec<u8>),
+    Append(Vec<u8>),
+    Add {
+        delta: i64,
+        sum: i64,
+    },
+    Get(Vec<u8>),
+    CompareSet {
+        expected: Vec<u8>,
+        desired: Vec<u8>,
+        wrote: bool,
+    },
+    Push(Vec<u8>),
+    /// `None`: the queue was empty.
+    Pop(Option<Vec<u8>>),
+}
+
+/// An operation of a history, with the times between which it took effect.
+#[derive(Debug, Clone)]
+pub(crate) struct Event {
+    pub(crate) op: Op,
+    pub(crate) called: u64,
+    /// For a command without a reply, when a later one of the same client was answered.
+    pub(crate) returned: u64,
+}
+
+/// What a key holds.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+struct State {
+    value: Option<Vec<u8>>,
+    queue: VecDeque<Vec<u8>>,
+}
+
+impl State {
+    /// The state after the operation; `None` if its result cannot be that of this state.
+    fn after(&self, op: &Op) -> Option<Self> {
+        let mut next = self.clone();
+        let value = self.value.clone().unwrap_or_default();
+        match op {
+            Op::Set(new) => next.value = Some(new.clone()),
+            Op::Append(more) => next.value = Some([value, more.clone()].concat()),
+            Op::Add { delta, sum } => {
+                let number = match &self.value {
+                    None => 0,
+                    Some(text) => std::str::from_utf8(text).ok()?.parse::<i64>().ok()?,
+                };
+                if number + delta != *sum {
+                    return None;
+                }
+                next.value = Some(sum.to_string().into_bytes());
+            }
+            Op::Get(got) => {
+                if value != *got {
+                    return None;
+                }
+            }
+            Op::CompareSet {
+                expected,
+                desired,
+                wrote,
+            } => {
+                if (value == *expected) != *wrote {
+                    return None;
+                }
+                if *wrote {
+                    next.value = Some(desired.clone());
+                }
+            }
+            Op::Push(element) => next.queue.push_back(element.clone()),
+            Op::Pop(got) => {
+                if next.queue.pop_front() != *got {
+                    return None;
+                }
+            }
+        }
+        Some(next)
+    }
+}
+
+/// Finds an order of the events. `Err` has the longest part that could be ordered.
+pub(crate) fn check(events: &[Event]) -> Result<(), String> {
+    let mut search = Search {
+        events,
+        tried: HashSet::new(),
+        longest: 0,
+    };
+    let mut done = vec![0; events.len().div_ceil(64)];
+    if search.continue_from(&State::default(), &mut done, 0) {
+        return Ok(());
+    }
+    Err(format!(
+        "no order explains more than {} of {} operations: {events:#?}",
+        search.longest,
+        events.len()
+    ))
+}
+
+struct Search<'e> {
+    events: &'e [Event],
+    tried: HashSet<(Vec<u64>, State)>,
+    longest: usize,
+}
+
+impl Search<'_> {
+    fn continue_from(&mut self, state: &State, done: &mut Vec<u64>, count: usize) -> bool {
+        self.longest = self.longest.max(count);
+        if count == self.events.len() {
+            return true;
+        }
+        if !self.tried.insert((done.clone(), state.clone())) {
+            return false;
+        }
+        let is_done = |done: &[u64], index: usize| done[index / 64] & (1 << (index % 64)) != 0;
+        let open = (0..self.events.len()).filter(|index| !is_done(done, *index));
+        let open: Vec<usize> = open.collect();
+        // Nothing may come before an operation that was over when it was called.
+        let first_return = open.iter().map(|index| self.events[*index].returned).min();
+        for index in open {
+            let event = &self.events[index];
+            if Some(event.called) > first_return {
+                continue;
+            }
+            if let Some(next) = state.after(&event.op) {
+                done[index / 64] |= 1 << (index % 64);
+                if self.continue_from(&next, done, count + 1) {
+                    return true;
+                }
+                done[index / 64] &= !(1 << (index % 64));
+            }
+        }
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn events(ops: &[(Op, u64, u64)]) -> Vec<Event> {
+        let event = |(op, called, returned): &(Op, u64, u64)| Event {
+            op: op.clone(),
+            called: *called,
+            returned: *returned,
+        };
+        ops.iter().map(event).collect()
+    }
+
+    fn add(delta: i64, sum: i64) -> Op {
+        Op::Add { delta, sum }
+    }
+
+    #[test]
+    fn operations_at_the_same_time_may_take_effect_in_any_order() {
+        let get = |value: &[u8]| Op::Get(value.to_vec());
+        check(&events(&[
+            (add(1, 2), 0, 10),
+            (add(1, 1), 1, 9),
+            (get(b"2"), 11, 12),
+        ]))
+        .unwrap();
+        check(&events(&[
+            (Op::Set(b"x".to_vec()), 0, 10),
+            (get(b""), 1, 2),
+            (get(b"x"), 3, 4),
+        ]))
+        .unwrap();
+    }
+
+    #[test]
+    fn what_no_store_could_have_done_is_found() {
+        let get = |value: &[u8]| Op::Get(value.to_vec());
+        let set = |value: &[u8]| Op::Set(value.to_vec());
+        let cases = [
+            // Twice.
+            vec![(add(1, 1), 0, 1), (add(1, 3), 2, 3)],
+            // Lost.
+            vec![(add(1, 1), 0, 1), (add(1, 1), 2, 3)],
+            // Old.
+            vec![(set(b"a"), 0, 1), (set(b"b"), 2, 3), (get(b"a"), 4, 5)],
+            // Read, then not there.
+            vec![(set(b"a"), 0, 9), (get(b"a"), 1, 2), (get(b""), 3, 4)],
+            // Popped twice.
+            vec![
+                (Op::Push(b"e".to_vec()), 0, 1),
+                (Op::Pop(Some(b"e".to_vec())), 2, 3),
+                (Op::Pop(Some(b"e".to_vec())), 4, 5),
+            ],
+            // Out of order.
+            vec![
+                (Op::Append(b"1".to_vec()), 0, 1),
+                (Op::Append(b"2".to_vec()), 2, 3),
+                (get(b"21"), 4, 5),
+            ],
+        ];
+        for case in cases {
+            assert!(check(&events(&case)).is_err(), "{case:?}");
+        }
+    }
+}
