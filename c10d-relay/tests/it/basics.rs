@@ -26,7 +26,7 @@ pub(crate) fn relay_to(port: u16, options: RelayOptions) -> Relay {
     relay.expect("a relay")
 }
 
-fn soon() -> Deadline {
+pub(crate) fn soon() -> Deadline {
     Deadline::after(Instant::now(), LONG)
 }
 

@@ -4,3 +4,4 @@ mod basics;
 mod cuts;
 mod history;
 mod proxy;
+mod strangers;

@@ -11,6 +11,7 @@ use c10d_socket::{
 };
 use mio::net::TcpStream;
 
+use super::connection::is_closed_by_peer;
 use super::stream::Stream;
 use crate::session::{Hello, SessionId, StoreId, Welcome};
 use crate::wire::{
@@ -310,6 +311,15 @@ impl SessionDialer {
         if source.kind() == io::ErrorKind::InvalidData {
             return self.refused(source.to_string());
         }
+        let source = if is_closed_by_peer(&source) {
+            let hint = match self.tls {
+                Some(_) => "the peer closed the connection; it may have no secret",
+                None => "the peer closed the connection; it may ask for a secret",
+            };
+            io::Error::new(source.kind(), hint)
+        } else {
+            source
+        };
         SessionError::Lost {
             server: self.target.clone(),
             source,

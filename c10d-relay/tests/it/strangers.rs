@@ -1,0 +1,119 @@
+//! Stores that are none of ours, and secrets.
+
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::thread;
+use std::time::Duration;
+
+use c10d_relay::{RelayError, RelayOptions};
+use c10d_store::{SessionError, StoreError, TcpStore, TcpStoreOptions};
+
+use crate::basics::{relay_to, soon};
+
+fn failure(options: RelayOptions, port: u16) -> SessionError {
+    let relay = relay_to(port, options);
+    let rank_port = relay.local_addrs()[0].port();
+    let error = relay.wait_until_connected(soon()).expect_err("no session");
+    let RelayError::Session { source } = error else {
+        panic!("{error}");
+    };
+    // A rank is told by the end of its connection, and does not hang.
+    let options = TcpStoreOptions::default().with_timeout(Duration::from_millis(300));
+    let rank = TcpStore::open("127.0.0.1", rank_port, options);
+    assert!(matches!(rank, Err(StoreError::Connect { .. })), "{rank:?}");
+    drop(relay);
+    std::sync::Arc::into_inner(source).expect("the relay is gone")
+}
+
+/// As PyTorch's server does: it echoes the nonce.
+#[test]
+fn a_store_without_sessions_is_named() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    let server = thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.expect("a connection");
+            let mut hello = [0; 10];
+            if stream.read_exact(&mut hello).is_err() {
+                return;
+            }
+            let _ = stream.write_all(&hello[6..]);
+        }
+    });
+    let error = failure(RelayOptions::default(), port);
+    assert!(matches!(error, SessionError::Unsupported { .. }), "{error}");
+    drop(std::net::TcpStream::connect(("127.0.0.1", port)));
+    server.join().expect("no panic");
+}
+
+/// Needs root, which is another user than any: else the test says so and ends.
+#[cfg(target_os = "linux")]
+#[test]
+#[expect(clippy::print_stdout, reason = "says what was not tested")]
+fn another_user_of_the_machine_is_not_served() {
+    use rustix::process::Uid;
+
+    if c10d_socket::own_user() != 0 {
+        println!("skipped: only root can become another user");
+        return;
+    }
+    let server = crate::basics::server();
+    let relay = relay_to(server.local_addr().port(), RelayOptions::default());
+    let port = relay.local_addrs()[0].port();
+    let open = move || {
+        let options = TcpStoreOptions::default().with_timeout(Duration::from_millis(300));
+        TcpStore::open("127.0.0.1", port, options)
+    };
+    open().expect("this user");
+    let of_other = thread::spawn(move || {
+        // Of this thread only.
+        let nobody = Uid::from_raw(65534);
+        rustix::thread::set_thread_res_uid(nobody, nobody, nobody).expect("root may");
+        open()
+    });
+    assert!(of_other.join().expect("no panic").is_err(), "another user");
+    assert_eq!(relay.connection_count(), 0);
+}
+
+#[cfg(feature = "tls")]
+mod with_a_secret {
+    use c10d_store::{Secret, ServerOptions, Store, TcpStoreServer};
+
+    use super::*;
+    use crate::basics::rank_of;
+    use crate::proxy::Proxy;
+
+    fn server(secret: &Secret) -> TcpStoreServer {
+        let options = ServerOptions::default().with_secret(secret.clone());
+        TcpStoreServer::bind("127.0.0.1:0", options).expect("a server")
+    }
+
+    #[test]
+    fn ranks_without_the_secret_reach_a_store_with_one_and_survive_cuts() {
+        let secret = Secret::random().expect("random numbers");
+        let server = server(&secret);
+        let proxy = Proxy::to(server.local_addr());
+        let relay = relay_to(proxy.port(), RelayOptions::default().with_secret(secret));
+        let rank = rank_of(&relay);
+        let value: Vec<u8> = (0..3_000_000_u32).map(|n| (n % 251) as u8).collect();
+        for round in 1..=20 {
+            proxy.cut(false);
+            assert_eq!(rank.add("rounds", 1).expect("add"), round);
+        }
+        rank.set("big", &value).expect("set");
+        proxy.cut(false);
+        assert!(rank.get("big").expect("get") == value);
+    }
+
+    #[test]
+    fn another_secret_and_none_are_refused_by_the_store() {
+        let server = server(&Secret::random().expect("random numbers"));
+        let port = server.local_addr().port();
+        let other = Secret::random().expect("random numbers");
+        let error = failure(RelayOptions::default().with_secret(other), port);
+        assert!(matches!(error, SessionError::Refused { .. }), "{error}");
+        let options = RelayOptions::default().with_resume_timeout(Duration::from_millis(200));
+        let error = failure(options, port);
+        assert!(matches!(error, SessionError::Lost { .. }), "{error}");
+    }
+}
