@@ -8,7 +8,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use c10d_socket::{Backoff, BackoffOptions, Deadline};
-use c10d_store::{SessionCanceller, SessionDialer, SessionError, SessionLink};
+use c10d_store::{Closer, SessionDialer, SessionError, SessionLink};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use mio::Waker;
 
@@ -32,7 +32,7 @@ pub(crate) type Outcome = Result<SessionLink, SessionError>;
 pub(crate) struct Connector {
     orders: Option<Sender<Order>>,
     outcomes: Receiver<Outcome>,
-    canceller: SessionCanceller,
+    closer: Closer,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -41,14 +41,14 @@ impl Connector {
     pub(crate) fn start(dialer: SessionDialer, waker: Arc<Waker>) -> io::Result<Self> {
         let (orders, to_do) = crossbeam_channel::unbounded();
         let (done, outcomes) = crossbeam_channel::unbounded();
-        let canceller = dialer.canceller().clone();
+        let closer = dialer.closer().clone();
         let thread = thread::Builder::new()
             .name("c10d-relay-dial".to_owned())
             .spawn(move || work(dialer, &to_do, &done, &waker))?;
         Ok(Self {
             orders: Some(orders),
             outcomes,
-            canceller,
+            closer,
             thread: Some(thread),
         })
     }
@@ -70,7 +70,7 @@ impl Connector {
 impl Drop for Connector {
     fn drop(&mut self) {
         self.orders = None;
-        self.canceller.cancel();
+        self.closer.close();
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {

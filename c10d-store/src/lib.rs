@@ -38,7 +38,7 @@ pub use c10d_socket::{
 #[cfg(feature = "tls")]
 pub use c10d_socket::{CertificateFiles, Secret};
 pub use client::{
-    ListenOn, SessionCanceller, SessionDialer, SessionError, SessionLink, TcpStore, TcpStoreOptions,
+    Closer, ListenOn, SessionDialer, SessionError, SessionLink, TcpStore, TcpStoreOptions,
 };
 pub use compare_set::CompareSet;
 pub use error::{ErrorContext, Operation, Outcome, StoreError};

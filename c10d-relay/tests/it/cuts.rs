@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use c10d_store::{HashStore, Store, TcpStore};
+use c10d_store::{HashStore, Store, TcpStore, TcpStoreOptions};
 
 use crate::basics::{rank_of, relay_to, server};
 use crate::history::{Event, Op, check};
@@ -106,7 +106,10 @@ fn run_client(
         let (key, op) = random_operation(store, &mut random, name);
         history.add(key, op, called, clock.tick());
     }
-    // Acknowledges what had no reply.
+    // What was appended is read, and what had no reply is acknowledged.
+    let called = clock.tick();
+    let read = store.try_get(KEYS[3]).expect("try_get").unwrap_or_default();
+    history.add(3, Op::Get(read), called, clock.tick());
     let called = clock.tick();
     let sum = store.add(KEYS[0], 0).expect("add");
     history.add(0, Op::Add { delta: 0, sum }, called, clock.tick());
@@ -154,9 +157,15 @@ fn one_history(seed: u64, cuts_min: usize) -> usize {
         .iter()
         .map(|proxy| relay_to(proxy.port(), c10d_relay::RelayOptions::default()))
         .collect();
+    // Six ranks behind relays, and a client with a session of its own on each proxy.
+    let resuming = |proxy: &Proxy| {
+        let options = TcpStoreOptions::default().with_resume(Duration::from_secs(60));
+        TcpStore::open("127.0.0.1", proxy.port(), options).expect("a client")
+    };
     let ranks: Vec<TcpStore> = relays
         .iter()
         .flat_map(|relay| [rank_of(relay), rank_of(relay), rank_of(relay)])
+        .chain(proxies.iter().map(resuming))
         .collect();
     for proxy in &proxies {
         proxy.cut_after(random.u64(..), 400);
@@ -196,7 +205,6 @@ fn one_history(seed: u64, cuts_min: usize) -> usize {
     }
     let cuts = proxies.iter().map(Proxy::cuts).sum::<usize>();
     assert!(cuts >= cuts_min, "C10D_SEED={seed}: {cuts} cuts only");
-    let _ = Duration::ZERO;
     cuts
 }
 

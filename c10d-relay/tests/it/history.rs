@@ -3,7 +3,8 @@
 //! A search over all orders that respect time, with a memory of what was tried (Wing and Gong 1993, Lowe 2017). Keys
 //! are independent of each other, so each is checked alone.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// An operation, and what the client got.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -87,10 +88,12 @@ impl State {
     }
 }
 
-/// Finds an order of the events. `Err` has the longest part that could be ordered.
+/// Finds an order of the events. `Err` has the longest part that could be ordered. Elements and appended pieces must
+/// be unique.
 pub(crate) fn check(events: &[Event]) -> Result<(), String> {
     let mut search = Search {
         events,
+        hints: Hints::of(events),
         tried: HashSet::new(),
         longest: 0,
     };
@@ -105,9 +108,56 @@ pub(crate) fn check(events: &[Event]) -> Result<(), String> {
     ))
 }
 
+/// What later reads say about the order of writes, without which the search would try all orders of those that happen
+/// at the same time.
+struct Hints {
+    /// If the value is only appended to: the longest one that was read.
+    text: Option<Vec<u8>>,
+    /// When each element was taken.
+    taken: HashMap<Vec<u8>, (u64, u64)>,
+}
+
+impl Hints {
+    fn of(events: &[Event]) -> Self {
+        let reads = events.iter().filter_map(|event| match &event.op {
+            Op::Get(value) => Some(value.clone()),
+            _ => None,
+        });
+        let is_appended = |event: &Event| matches!(event.op, Op::Append(_) | Op::Get(_));
+        let taken = events.iter().filter_map(|event| match &event.op {
+            Op::Pop(Some(element)) => Some((element.clone(), (event.called, event.returned))),
+            _ => None,
+        });
+        Self {
+            text: reads
+                .max_by_key(Vec::len)
+                .filter(|_| events.iter().all(is_appended)),
+            taken: taken.collect(),
+        }
+    }
+
+    /// Whether the state, in which the last element of the queue is new, can lead to all reads.
+    fn allow(&self, state: &State) -> bool {
+        let value = state.value.as_deref().unwrap_or_default();
+        let is_on_the_way = match &self.text {
+            Some(text) => text.starts_with(value) || value.starts_with(text),
+            None => true,
+        };
+        let Some(new) = state.queue.back() else {
+            return is_on_the_way;
+        };
+        let never = (u64::MAX, u64::MAX);
+        let when = |element: &Vec<u8>| *self.taken.get(element).unwrap_or(&never);
+        let is_before = |first: &Vec<u8>| first == new || when(first).0 <= when(new).1;
+        is_on_the_way && state.queue.iter().all(is_before)
+    }
+}
+
 struct Search<'e> {
     events: &'e [Event],
-    tried: HashSet<(Vec<u64>, State)>,
+    hints: Hints,
+    /// What is done, and a hash of the state.
+    tried: HashSet<(Vec<u64>, u64)>,
     longest: usize,
 }
 
@@ -117,7 +167,9 @@ impl Search<'_> {
         if count == self.events.len() {
             return true;
         }
-        if !self.tried.insert((done.clone(), state.clone())) {
+        let mut hasher = DefaultHasher::new();
+        state.hash(&mut hasher);
+        if !self.tried.insert((done.clone(), hasher.finish())) {
             return false;
         }
         let is_done = |done: &[u64], index: usize| done[index / 64] & (1 << (index % 64)) != 0;
@@ -130,7 +182,9 @@ impl Search<'_> {
             if Some(event.called) > first_return {
                 continue;
             }
-            if let Some(next) = state.after(&event.op) {
+            if let Some(next) = state.after(&event.op)
+                && self.hints.allow(&next)
+            {
                 done[index / 64] |= 1 << (index % 64);
                 if self.continue_from(&next, done, count + 1) {
                     return true;

@@ -4,4 +4,5 @@ mod basics;
 mod cuts;
 mod history;
 mod proxy;
+mod resume;
 mod strangers;

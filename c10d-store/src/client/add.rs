@@ -7,8 +7,9 @@ use c10d_socket::Deadline;
 
 use super::call::Call;
 use super::connection::ANSWER_TIMEOUT_MIN;
-use super::connection::{Connection, Failure, is_closed_by_peer};
+use super::connection::{Connection, Failure};
 use super::pool::Lease;
+use super::stream::is_closed_by_peer;
 use crate::decimal::parse_decimal;
 use crate::error::StoreError;
 use crate::value_rules::{shorten, shorten_head};

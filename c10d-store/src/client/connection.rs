@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use c10d_socket::Deadline;
 use mio::Waker;
 
-use super::stream::Stream;
+use super::channel::Channel;
 use crate::wire::{
     CAPABILITY_ANNOUNCE, CAPABILITY_COMPARE_EXCHANGE, CAPABILITY_MASK, CAPABILITY_NONCE,
     CAPABILITY_QUEUE_TAKE, CAPABILITY_TRY_ADD, CAPABILITY_WAIT_CHANGE, CAPABILITY_WAIT_GET,
@@ -36,6 +36,8 @@ const REST_GRACE: Duration = Duration::from_secs(1);
 pub(super) enum Hello {
     /// With a PING that asks for the server's capabilities.
     Ping,
+    /// The PING alone, in a session.
+    InSession,
     /// Without a PING: PyTorch's servers up to 2.4 close the connection on it.
     Plain,
 }
@@ -82,7 +84,7 @@ struct Pending {
 }
 
 pub(super) struct Connection {
-    stream: Stream,
+    stream: Channel,
     /// Invariant: `start <= end <= ahead.len()`.
     ahead: Box<[u8]>,
     start: usize,
@@ -99,7 +101,7 @@ pub(super) struct Connection {
 impl Connection {
     /// Runs the handshake on a new connection, that of TLS first.
     pub(super) fn open(
-        mut stream: Stream,
+        mut stream: Channel,
         hello: Hello,
         reply_bytes_max: usize,
         deadline: Deadline,
@@ -118,8 +120,12 @@ impl Connection {
         };
         let mut request = RequestBuf::new();
         match hello {
-            Hello::Ping => {
-                request.hello();
+            Hello::Ping | Hello::InSession => {
+                if hello == Hello::Ping {
+                    request.hello();
+                } else {
+                    request.opcode(Opcode::Ping).u32(CAPABILITY_NONCE);
+                }
                 connection.send(&request, deadline)?;
                 let answer = connection.read_u32(deadline)?;
                 if answer & !CAPABILITY_MASK != CAPABILITY_NONCE {
@@ -513,14 +519,6 @@ impl fmt::Debug for Connection {
             .field("pending", &self.pending)
             .finish_non_exhaustive()
     }
-}
-
-/// Whether the peer closed the connection: with FIN or, if it left data unread, with RST.
-pub(super) fn is_closed_by_peer(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset
-    )
 }
 
 fn closed_by_server() -> io::Error {

@@ -3,8 +3,9 @@
 use std::io;
 use std::time::Duration;
 
-use super::connection::{Failure, is_closed_by_peer};
+use super::connection::Failure;
 use super::pool::{Ended, PoolError};
+use super::stream::is_closed_by_peer;
 use crate::error::{ErrorContext, Operation, Outcome, StoreError};
 
 pub(super) fn explain(

@@ -3,13 +3,17 @@
 mod add;
 mod call;
 mod change;
+mod channel;
+mod closer;
 mod connection;
 mod explain;
 mod lanes;
+mod link;
 mod master;
 mod operations;
 mod options;
 mod pool;
+mod resumed;
 mod session_dialer;
 mod stream;
 mod transport;
@@ -26,11 +30,13 @@ use crate::server::TcpStoreServer;
 use crate::store::Store;
 use crate::wire::{ANNOUNCEMENT_BYTES_MAX, Opcode, WORKER_COUNT_KEY};
 use call::Call;
+pub use closer::Closer;
 use connection::Connection;
 use explain::explain;
+pub use link::SessionLink;
 pub use options::{ListenOn, TcpStoreOptions};
-use pool::Pool;
-pub use session_dialer::{SessionCanceller, SessionDialer, SessionError, SessionLink};
+use pool::{Pool, PoolOptions};
+pub use session_dialer::{SessionDialer, SessionError};
 use transport::Transport;
 
 /// How often a master polls the worker count, as PyTorch does.
@@ -79,6 +85,7 @@ pub struct TcpStore {
     connect_options: ConnectOptions,
     credentials: Option<Credentials>,
     reply_bytes_max: usize,
+    resume: Option<Duration>,
     /// Declared last: the client's connections close before the server ends.
     server: Option<Arc<TcpStoreServer>>,
 }
@@ -222,9 +229,13 @@ impl TcpStore {
         let tls = credentials.map(|it| it.client(Protocol::Store, server_name.host()));
         let pool = Pool::open(
             address,
-            options.connect_options.clone(),
-            tls.transpose()?,
-            options.reply_bytes_max,
+            PoolOptions {
+                connect_options: options.connect_options.clone(),
+                tls: tls.transpose()?,
+                credentials: options.credentials.clone(),
+                reply_bytes_max: options.reply_bytes_max,
+                resume: options.resume,
+            },
             deadline,
         )
         .map_err(|error| explain(error, context(), options.timeout))?;
@@ -234,6 +245,7 @@ impl TcpStore {
             connect_options: options.connect_options.clone(),
             credentials: options.credentials.clone(),
             reply_bytes_max: options.reply_bytes_max,
+            resume: options.resume,
             server,
         })
     }

@@ -350,6 +350,7 @@ impl Store for TcpStore {
             .with_connect_options(self.connect_options.clone())
             .with_reply_bytes_max(self.reply_bytes_max);
         options.credentials.clone_from(&self.credentials);
+        options.resume = self.resume;
         let deadline = Deadline::after(Instant::now(), at_least_an_answer(timeout));
         let address = self.transport.pool.target().clone();
         let clone = Self::connect_to(self.server_name.clone(), address, &options, deadline, None)?;

@@ -39,6 +39,7 @@ pub struct TcpStoreOptions {
     pub(super) limits: WireLimits,
     pub(super) reply_bytes_max: usize,
     pub(super) credentials: Option<Credentials>,
+    pub(super) resume: Option<Duration>,
 }
 
 /// The addresses on which a master listens.
@@ -72,6 +73,7 @@ impl Default for TcpStoreOptions {
             limits: WireLimits::default(),
             reply_bytes_max: 1 << 30,
             credentials: None,
+            resume: None,
         }
     }
 }
@@ -97,6 +99,20 @@ impl TcpStoreOptions {
     #[must_use]
     pub fn with_secret(self, secret: c10d_socket::Secret) -> Self {
         self.with_credentials(secret.into())
+    }
+
+    /// Survives a lost connection: a call that finds it lost connects again and goes on, and every request takes effect
+    /// exactly once. Calls keep their timeouts. A store that cannot connect for `timeout` after the loss was noticed
+    /// fails for ever, as does one whose server was restarted: that is another, empty store. Default: none, and a lost
+    /// connection is final, as in PyTorch.
+    ///
+    /// The server forgets a client that has been without a connection for `timeout`, or for its
+    /// [`session_timeout`](ServerOptions::session_timeout) if that is shorter: a store that makes no call for so long
+    /// after a loss fails with its next one. A server of PyTorch knows no sessions; then this has no effect.
+    #[must_use]
+    pub const fn with_resume(mut self, timeout: Duration) -> Self {
+        self.resume = Some(timeout);
+        self
     }
 
     /// Whether this process hosts the server. Default false.

@@ -4,30 +4,46 @@
 //! call.
 
 use std::io;
-use std::net::{Shutdown, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use c10d_socket::{ConnectError, ConnectOptions, Deadline, Dialer, HostPort, TlsClient};
+use c10d_socket::{
+    Backoff, BackoffOptions, ConnectError, ConnectOptions, Credentials, Deadline, Dialer, HostPort,
+    TlsClient,
+};
 use mio::Waker;
-use mio::net::TcpStream;
 
-use super::connection::{Connection, Failure, Hello, is_closed_by_peer};
+use super::channel::Channel;
+use super::closer::Closer;
+use super::connection::{Connection, Failure, Hello};
 use super::lanes::{Lanes, Need, Take, Wait};
-use super::stream::Stream;
+use super::resumed::Resumed;
+use super::session_dialer::{SessionDialer, SessionError};
+use super::stream::{Stream, is_closed_by_peer};
 use crate::interrupts::Interrupts;
 
 #[derive(Debug)]
 pub(super) struct Pool {
     target: HostPort,
-    connect_options: ConnectOptions,
-    tls: Option<TlsClient>,
-    reply_bytes_max: usize,
+    options: PoolOptions,
     shared: Mutex<Shared>,
     lane_changed: Condvar,
     /// The pool has ended, or was interrupted.
     has_ended: Condvar,
+}
+
+/// How lanes are opened.
+#[derive(Debug)]
+pub(super) struct PoolOptions {
+    pub(super) connect_options: ConnectOptions,
+    pub(super) tls: Option<TlsClient>,
+    /// What `tls` was made of.
+    pub(super) credentials: Option<Credentials>,
+    pub(super) reply_bytes_max: usize,
+    /// How long a lane tries to survive the loss of its connection.
+    pub(super) resume: Option<Duration>,
 }
 
 #[derive(Debug, Default)]
@@ -35,8 +51,8 @@ struct Shared {
     lanes: Lanes,
     /// The connection of each lane while no call uses it; `None` before it is opened.
     idle: Vec<Option<Connection>>,
-    /// The socket of each lane's connection, in use or not, for shutting it down.
-    sockets: Vec<Option<Arc<TcpStream>>>,
+    /// Closes each lane's connection, in use or not.
+    closers: Vec<Option<Closer>>,
     /// Wakes the call that waits on a lane.
     wakers: Vec<Option<Arc<Waker>>>,
     /// The next wait of these threads that would block ends with [`PoolError::Interrupted`] instead.
@@ -48,6 +64,8 @@ struct Shared {
     server: Option<HostPort>,
     /// The server does not support the handshake with PING.
     wants_plain_hello: bool,
+    /// The server has no sessions.
+    has_no_sessions: bool,
     /// The server has WAIT_CHANGE, by its latest handshake.
     has_wait_change: bool,
     /// Why every call fails from now on.
@@ -75,6 +93,25 @@ pub(super) enum PoolError {
     Interrupted,
 }
 
+/// Why a lane is not opened as a session.
+#[derive(Debug)]
+enum SessionFailure {
+    Unsupported,
+    Failed(PoolError),
+}
+
+impl<E: Into<PoolError>> From<E> for SessionFailure {
+    fn from(error: E) -> Self {
+        Self::Failed(error.into())
+    }
+}
+
+impl From<Failure> for PoolError {
+    fn from(failure: Failure) -> Self {
+        Self::Failure(failure)
+    }
+}
+
 /// Why a call has to end its wait early.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Called {
@@ -88,16 +125,12 @@ impl Pool {
     /// Connects the first lane.
     pub(super) fn open(
         target: HostPort,
-        connect_options: ConnectOptions,
-        tls: Option<TlsClient>,
-        reply_bytes_max: usize,
+        options: PoolOptions,
         deadline: Deadline,
     ) -> Result<Self, PoolError> {
         let pool = Self {
             target,
-            connect_options,
-            tls,
-            reply_bytes_max,
+            options,
             shared: Mutex::default(),
             lane_changed: Condvar::new(),
             has_ended: Condvar::new(),
@@ -209,7 +242,7 @@ impl Pool {
                 Take::Lane(lane) => {
                     if lane == shared.idle.len() {
                         shared.idle.push(None);
-                        shared.sockets.push(None);
+                        shared.closers.push(None);
                         shared.wakers.push(None);
                     }
                     let connection = shared.idle[lane].take();
@@ -279,9 +312,10 @@ impl Pool {
     /// is a new, empty store.
     fn connect(&self, lane: usize, deadline: Deadline) -> Result<Connection, PoolError> {
         let Some(server) = self.lock().server.clone() else {
-            return self.dial(lane, &self.target, &self.connect_options, deadline);
+            let options = &self.options.connect_options;
+            return self.dial(lane, &self.target, options, deadline);
         };
-        let once = self.connect_options.clone().with_rounds_max(1);
+        let once = self.options.connect_options.clone().with_rounds_max(1);
         let result = self.dial(lane, &server, &once, deadline);
         if let Err(PoolError::Connect(error)) = &result
             && error.is_refused()
@@ -301,6 +335,18 @@ impl Pool {
         options: &ConnectOptions,
         deadline: Deadline,
     ) -> Result<Connection, PoolError> {
+        if let Some(resume) = self.options.resume
+            && !self.lock().has_no_sessions
+        {
+            match self.dial_session(lane, target, resume, deadline) {
+                Err(SessionFailure::Unsupported) => {
+                    log::warn!("{target} has no sessions: a lost connection will be final");
+                    self.lock().has_no_sessions = true;
+                }
+                Err(SessionFailure::Failed(error)) => return Err(error),
+                Ok(connection) => return Ok(connection),
+            }
+        }
         let mut dialer = Dialer::new(target, options, deadline);
         let mut hello = if self.lock().wants_plain_hello {
             Hello::Plain
@@ -309,18 +355,22 @@ impl Pool {
         };
         loop {
             let stream = dialer.connect().map_err(PoolError::Connect)?;
-            let tls = self.tls.as_ref().map(TlsClient::start).transpose();
+            let tls = self.options.tls.as_ref();
+            let tls = tls.map(TlsClient::start).transpose();
             let tls = tls.map_err(|error| Failure::Protocol(error.to_string()));
             let tls = tls.map_err(PoolError::Failure)?;
             let opened = match Stream::new(stream, tls) {
                 Ok(stream) => {
-                    self.make_closable(lane, &stream)?;
-                    Connection::open(stream, hello, self.reply_bytes_max, deadline)
+                    let closer = Closer::default();
+                    let _ = stream.register_with(&closer);
+                    self.make_closable(lane, closer)?;
+                    let reply_bytes_max = self.options.reply_bytes_max;
+                    Connection::open(Channel::Plain(stream), hello, reply_bytes_max, deadline)
                 }
                 Err(error) => Err(Failure::Lost(error)),
             };
             if opened.is_err() {
-                self.lock().sockets[lane] = None;
+                self.lock().closers[lane] = None;
             }
             let error = match opened {
                 Ok(connection) => {
@@ -332,7 +382,7 @@ impl Pool {
                 {
                     io::Error::new(
                         error.kind(),
-                        if self.tls.is_some() {
+                        if self.options.tls.is_some() {
                             "the peer closed the connection; it may have no secret, or not be a TCPStore server"
                         } else {
                             "the peer closed the connection; it may not speak the TCPStore protocol, or ask for a secret"
@@ -358,13 +408,52 @@ impl Pool {
         }
     }
 
+    /// Opens a lane as a session. The first one retries until the deadline, as [`connect`](Self::connect) does.
+    fn dial_session(
+        &self,
+        lane: usize,
+        target: &HostPort,
+        resume: Duration,
+        deadline: Deadline,
+    ) -> Result<Connection, SessionFailure> {
+        let is_first = self.lock().server.is_none();
+        let options = &self.options;
+        let connect_options = options.connect_options.clone();
+        let credentials = options.credentials.as_ref();
+        let mut dialer = SessionDialer::new(target.clone(), connect_options, credentials, resume)
+            .map_err(|error| Failure::Protocol(error.to_string()))?;
+        self.make_closable(lane, dialer.closer().clone())?;
+        let mut backoff = Backoff::new(BackoffOptions::default(), u64::from(std::process::id()));
+        let link = loop {
+            let error = match dialer.connect(0, deadline) {
+                Ok(link) => break link,
+                Err(error) => error,
+            };
+            let delay = backoff.next_delay();
+            let is_late = deadline.has_passed(Instant::now() + delay);
+            match error {
+                SessionError::Unsupported { .. } => return Err(SessionFailure::Unsupported),
+                SessionError::Connect(error) if !is_first || is_late => {
+                    return Err(PoolError::Connect(error).into());
+                }
+                error if is_first && error.is_transient() && !is_late => thread::sleep(delay),
+                SessionError::Lost { source, .. } => return Err(Failure::Lost(source).into()),
+                error => return Err(Failure::Protocol(error.to_string()).into()),
+            }
+        };
+        let resumed = Resumed::new(dialer, link, resume).map_err(Failure::Lost)?;
+        let channel = Channel::Resumed(Box::new(resumed));
+        let opened = Connection::open(channel, Hello::InSession, options.reply_bytes_max, deadline);
+        Ok(opened?)
+    }
+
     /// Lets the end of the pool shut down this connection, even during its handshake.
-    fn make_closable(&self, lane: usize, stream: &Stream) -> Result<(), PoolError> {
+    fn make_closable(&self, lane: usize, closer: Closer) -> Result<(), PoolError> {
         let mut shared = self.lock();
         match &shared.ended {
             Some(ended) => Err(PoolError::Ended(ended.clone())),
             None => {
-                shared.sockets[lane] = Some(Arc::clone(stream.socket()));
+                shared.closers[lane] = Some(closer);
                 Ok(())
             }
         }
@@ -380,13 +469,11 @@ impl Pool {
         for idle in &mut shared.idle {
             *idle = None;
         }
-        let sockets: Vec<_> = shared.sockets.iter_mut().map(Option::take).collect();
+        let closers: Vec<_> = shared.closers.iter_mut().map(Option::take).collect();
         self.notify(shared);
         self.has_ended.notify_all();
-        for socket in sockets.into_iter().flatten() {
-            if let Err(error) = socket.shutdown(Shutdown::Both) {
-                log::debug!("{}: cannot shut down a connection: {error}", self.target);
-            }
+        for closer in closers.into_iter().flatten() {
+            closer.close();
         }
     }
 
@@ -694,7 +781,7 @@ impl Shared {
         let mut extra = 1..self.idle.len();
         let lane =
             extra.find(|&lane| self.idle[lane].is_some() && self.lanes.is_unused(lane, now))?;
-        self.sockets[lane] = None;
+        self.closers[lane] = None;
         self.idle[lane].take()
     }
 
@@ -702,7 +789,7 @@ impl Shared {
     fn put_back(&mut self, lane: usize, connection: Option<Connection>) {
         if self.ended.is_none() {
             if connection.is_none() {
-                self.sockets[lane] = None;
+                self.closers[lane] = None;
             }
             self.idle[lane] = connection;
         }
@@ -726,10 +813,20 @@ mod tests {
     use super::*;
     use crate::server::{ServerOptions, TcpStoreServer};
 
+    fn options() -> PoolOptions {
+        PoolOptions {
+            connect_options: ConnectOptions::default(),
+            tls: None,
+            credentials: None,
+            reply_bytes_max: 1 << 20,
+            resume: None,
+        }
+    }
+
     fn open(server: &TcpStoreServer) -> Pool {
         let target = HostPort::new("127.0.0.1", server.local_addr().port());
         let deadline = Deadline::after(Instant::now(), Duration::from_secs(30));
-        Pool::open(target, ConnectOptions::default(), None, 1 << 20, deadline).expect("a server")
+        Pool::open(target, options(), deadline).expect("a server")
     }
 
     fn serve() -> TcpStoreServer {
@@ -757,7 +854,7 @@ mod tests {
         let opening = thread::spawn(move || {
             let target = HostPort::new("127.0.0.1", port);
             let deadline = Deadline::after(Instant::now(), Duration::from_secs(60));
-            Pool::open(target, ConnectOptions::default(), None, 1 << 20, deadline)
+            Pool::open(target, options(), deadline)
         });
         let (mut first, _) = listener.accept().expect("the first lane");
         let mut hello = [0; 10];

@@ -1,18 +1,16 @@
 //! Connects a session to its server, the first time and after each loss.
 
 use std::io::{self, IoSlice};
-use std::net::{Shutdown, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use c10d_socket::{
     ConnectError, ConnectOptions, Credentials, CredentialsError, Deadline, Dialer, HostPort,
-    Protocol, TlsClient, TlsLayer,
+    Protocol, TlsClient,
 };
-use mio::net::TcpStream;
 
-use super::connection::is_closed_by_peer;
-use super::stream::Stream;
+use super::closer::Closer;
+use super::link::SessionLink;
+use super::stream::{Stream, is_closed_by_peer};
 use crate::session::{Hello, SessionId, StoreId, Welcome};
 use crate::wire::{
     CAPABILITY_MASK, CAPABILITY_NONCE, CAPABILITY_SESSION, Opcode, RequestBuf, read_u32,
@@ -30,35 +28,7 @@ pub struct SessionDialer {
     store: StoreId,
     attempt: u64,
     keep: Duration,
-    cancelled: SessionCanceller,
-}
-
-/// Ends the attempt of a [`SessionDialer`] that another thread makes, and all later ones.
-#[derive(Debug, Clone, Default)]
-pub struct SessionCanceller {
-    shared: Arc<Mutex<Cancelled>>,
-}
-
-#[derive(Debug, Default)]
-struct Cancelled {
-    is_cancelled: bool,
-    /// The connection of the current attempt.
-    socket: Option<Arc<TcpStream>>,
-}
-
-/// A connection on which both sides go on with a session. Nothing has been sent over it since.
-#[derive(Debug)]
-pub struct SessionLink {
-    /// The connection, non-blocking.
-    pub socket: TcpStream,
-    /// The TLS of the connection, if it has any.
-    pub tls: Option<TlsLayer>,
-    /// What the server has already sent.
-    pub received: Vec<u8>,
-    /// The server's address.
-    pub server: SocketAddr,
-    /// How many bytes of the session the server has received.
-    pub received_by_server: u64,
+    closer: Closer,
 }
 
 /// Why a session has no connection.
@@ -108,7 +78,7 @@ pub enum SessionError {
         /// The server.
         server: HostPort,
     },
-    /// The attempt was [cancelled](SessionCanceller::cancel).
+    /// The attempt was [cancelled](Closer::close).
     #[error("cancelled")]
     Cancelled,
 }
@@ -121,38 +91,6 @@ impl SessionError {
             self,
             Self::Connect(_) | Self::Lost { .. } | Self::Full { .. }
         )
-    }
-}
-
-impl SessionCanceller {
-    /// Ends the current attempt, and fails all later ones. An attempt that looks up a name or connects goes on until its
-    /// deadline.
-    pub fn cancel(&self) {
-        let socket = {
-            let mut shared = self.lock();
-            shared.is_cancelled = true;
-            shared.socket.take()
-        };
-        if let Some(socket) = socket {
-            // It fails if the connection is lost already.
-            let _ = socket.shutdown(Shutdown::Both);
-        }
-    }
-
-    /// Whether it was cancelled.
-    #[must_use]
-    pub fn is_cancelled(&self) -> bool {
-        self.lock().is_cancelled
-    }
-
-    fn watch(&self, socket: &Arc<TcpStream>) -> bool {
-        let mut shared = self.lock();
-        shared.socket = Some(Arc::clone(socket));
-        !shared.is_cancelled
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Cancelled> {
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -176,7 +114,7 @@ impl SessionDialer {
             store: StoreId::ANY,
             attempt: 0,
             keep,
-            cancelled: SessionCanceller::default(),
+            closer: Closer::default(),
         })
     }
 
@@ -188,8 +126,8 @@ impl SessionDialer {
 
     /// For another thread, to end attempts.
     #[must_use]
-    pub const fn canceller(&self) -> &SessionCanceller {
-        &self.cancelled
+    pub const fn closer(&self) -> &Closer {
+        &self.closer
     }
 
     /// Another session takes the place of this one, with nothing of its past.
@@ -209,20 +147,20 @@ impl SessionDialer {
         received: u64,
         deadline: Deadline,
     ) -> Result<SessionLink, SessionError> {
-        if self.cancelled.is_cancelled() {
+        if self.closer.is_closed() {
             return Err(SessionError::Cancelled);
         }
         let socket = Dialer::new(&self.target, &self.connect_options, deadline).connect()?;
         let tls = self.tls.as_ref().map(TlsClient::start).transpose();
         let tls = tls.map_err(|error| self.refused(error.to_string()))?;
         let mut stream = Stream::new(socket, tls).map_err(|error| self.lost(error))?;
-        if !self.cancelled.watch(stream.socket()) {
+        if !stream.register_with(&self.closer) {
             return Err(SessionError::Cancelled);
         }
         let result = self.introduce(&mut stream, received, deadline);
-        self.cancelled.lock().socket = None;
+        self.closer.forget();
         match result {
-            Err(_) if self.cancelled.is_cancelled() => Err(SessionError::Cancelled),
+            Err(_) if self.closer.is_closed() => Err(SessionError::Cancelled),
             Err(error) => Err(error),
             Ok(received_by_server) => {
                 let server = stream.peer_addr().map_err(|error| self.lost(error))?;

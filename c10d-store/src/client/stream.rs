@@ -10,10 +10,13 @@ use mio::event::Event;
 use mio::net::TcpStream;
 use mio::{Events, Interest, Poll, Token, Waker};
 
+use super::closer::Closer;
+use super::link::SessionLink;
+
 /// A connected socket and the [`Poll`] that it is registered with: two descriptors.
 ///
-/// Used by one thread at a time. Another thread ends its use by shutting down the
-/// [`socket`](Self::socket), which every platform reports as readiness. A thread that waits long can
+/// Used by one thread at a time. Another thread ends its use by a [`Closer`], which every platform reports as
+/// readiness. A thread that waits long can
 /// also be woken without harm to the connection, by a [`Waker`]: a third descriptor on Linux, which
 /// [`make_waker`](Self::make_waker) creates and the stream then keeps.
 ///
@@ -48,6 +51,18 @@ struct Tls {
     start: usize,
 }
 
+impl Tls {
+    /// The peer has sent `opened` already.
+    fn new(layer: TlsLayer, opened: Vec<u8>) -> Self {
+        Self {
+            layer,
+            wire: vec![0; WIRE_BYTES].into_boxed_slice(),
+            opened,
+            start: 0,
+        }
+    }
+}
+
 impl Stream {
     /// Takes a connection and makes it non-blocking. With `tls`, [`shake_hands`](Self::shake_hands) comes first.
     ///
@@ -55,18 +70,49 @@ impl Stream {
     /// The system's error; most likely the process has no descriptor left.
     pub(super) fn new(stream: std::net::TcpStream, tls: Option<TlsLayer>) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
-        let mut socket = TcpStream::from_std(stream);
+        let tls = tls.map(|layer| Tls::new(layer, Vec::new()));
+        Self::with_socket(TcpStream::from_std(stream), tls)
+    }
+
+    /// Takes the link of a session.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub(super) fn of_link(link: SessionLink) -> io::Result<Self> {
+        let tls = link.tls.map(|layer| Tls::new(layer, link.received));
+        Self::with_socket(link.socket, tls)
+    }
+
+    /// Takes another link in the place of the connection. The [`waker`](Self::waker) stays.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub(super) fn replace(&mut self, mut link: SessionLink) -> io::Result<()> {
+        let both = Interest::READABLE | Interest::WRITABLE;
+        self.poll
+            .registry()
+            .register(&mut link.socket, SOCKET, both)?;
+        // Closing the old one ends its registration.
+        self.socket = Arc::new(link.socket);
+        self.tls = link.tls.map(|layer| Tls::new(layer, link.received));
+        self.may_receive = false;
+        self.has_ended = false;
+        Ok(())
+    }
+
+    /// Lets the closer close the connection. False if it has been told to already.
+    #[must_use]
+    pub(super) fn register_with(&self, closer: &Closer) -> bool {
+        closer.watch(&self.socket)
+    }
+
+    fn with_socket(mut socket: TcpStream, tls: Option<Tls>) -> io::Result<Self> {
         let poll = Poll::new()?;
         let both = Interest::READABLE | Interest::WRITABLE;
         poll.registry().register(&mut socket, SOCKET, both)?;
         Ok(Self {
             socket: Arc::new(socket),
-            tls: tls.map(|layer| Tls {
-                layer,
-                wire: vec![0; WIRE_BYTES].into_boxed_slice(),
-                opened: Vec::new(),
-                start: 0,
-            }),
+            tls,
             poll,
             // kqueue reports the two directions as an event each; the third is the waker's.
             events: Events::with_capacity(3),
@@ -76,11 +122,6 @@ impl Stream {
             is_wakeable: false,
             is_woken: false,
         })
-    }
-
-    /// The socket, for another thread to shut down, which ends a wait of this stream at once.
-    pub(super) const fn socket(&self) -> &Arc<TcpStream> {
-        &self.socket
     }
 
     /// Wakes the thread that waits on this stream, if the stream [is wakeable](Self::set_wakeable).
@@ -116,7 +157,7 @@ impl Stream {
     /// The connection, its TLS, and what it has received and nobody has read.
     ///
     /// # Errors
-    /// If another thread still uses the [`socket`](Self::socket), or the system fails.
+    /// If a [`Closer`] can still close it, or the system fails.
     pub(super) fn into_parts(self) -> io::Result<(TcpStream, Option<TlsLayer>, Vec<u8>)> {
         let in_use = |_| io::Error::other("another thread is about to shut down the connection");
         let mut socket = Arc::try_unwrap(self.socket).map_err(in_use)?;
@@ -376,6 +417,14 @@ impl Stream {
             }
         }
     }
+}
+
+/// Whether the peer closed the connection: with FIN or, if it left data unread, with RST.
+pub(super) fn is_closed_by_peer(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset
+    )
 }
 
 /// Sends without raising SIGPIPE.

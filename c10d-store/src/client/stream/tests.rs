@@ -89,7 +89,7 @@ fn many_pieces_arrive_in_order() {
     near.write_all_by(&mut pieces, within(LONG)).unwrap();
     near.write_all_by(&mut [], within(LONG)).unwrap();
     write(&mut near, b"", within(LONG)).unwrap();
-    near.socket().shutdown(Shutdown::Both).unwrap();
+    near.socket.shutdown(Shutdown::Both).unwrap();
     assert!(reader.join().unwrap() == parts.concat());
 }
 
@@ -240,7 +240,7 @@ fn a_large_read_leaves_the_next_message() {
 #[test]
 fn shutdown_wakes_a_reader() {
     let (mut near, _far) = pair();
-    let socket = Arc::clone(near.socket());
+    let socket = Arc::clone(&near.socket);
     let reader = blocked(move || near.read_by(&mut [0], within(LONG)));
     socket.shutdown(Shutdown::Both).unwrap();
     assert_eq!(reader.join().unwrap().unwrap(), 0);
@@ -250,7 +250,7 @@ fn shutdown_wakes_a_reader() {
 fn shutdown_wakes_a_writer() {
     let (mut near, _far) = pair();
     fill(&mut near);
-    let socket = Arc::clone(near.socket());
+    let socket = Arc::clone(&near.socket);
     let writer = blocked(move || write(&mut near, &[7; 1 << 20], within(LONG)));
     socket.shutdown(Shutdown::Both).unwrap();
     let error = writer.join().unwrap().unwrap_err();

@@ -1,0 +1,89 @@
+//! What carries a lane's bytes: a connection, or a session that survives the loss of one.
+
+use std::io::{self, IoSlice};
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use c10d_socket::Deadline;
+use mio::Waker;
+
+use super::resumed::Resumed;
+use super::stream::Stream;
+
+#[derive(Debug)]
+pub(super) enum Channel {
+    Plain(Stream),
+    Resumed(Box<Resumed>),
+}
+
+impl Channel {
+    /// As [`Stream::shake_hands`].
+    pub(super) fn shake_hands(&mut self, deadline: Deadline) -> io::Result<()> {
+        match self {
+            Self::Plain(stream) => stream.shake_hands(deadline),
+            // Each link has shaken hands.
+            Self::Resumed(_) => Ok(()),
+        }
+    }
+
+    pub(super) fn peer_addr(&self) -> io::Result<SocketAddr> {
+        match self {
+            Self::Plain(stream) => stream.peer_addr(),
+            Self::Resumed(resumed) => resumed.peer_addr(),
+        }
+    }
+
+    pub(super) const fn set_wakeable(&mut self, is_wakeable: bool) {
+        match self {
+            Self::Plain(stream) => stream.set_wakeable(is_wakeable),
+            Self::Resumed(resumed) => resumed.set_wakeable(is_wakeable),
+        }
+    }
+
+    pub(super) const fn waker(&self) -> Option<&Arc<Waker>> {
+        match self {
+            Self::Plain(stream) => stream.waker(),
+            Self::Resumed(resumed) => resumed.waker(),
+        }
+    }
+
+    pub(super) fn make_waker(&mut self) -> io::Result<()> {
+        match self {
+            Self::Plain(stream) => stream.make_waker(),
+            Self::Resumed(resumed) => resumed.make_waker(),
+        }
+    }
+
+    /// As [`Stream::read_by`].
+    pub(super) fn read_by(&mut self, buf: &mut [u8], deadline: Deadline) -> io::Result<usize> {
+        match self {
+            Self::Plain(stream) => stream.read_by(buf, deadline),
+            Self::Resumed(resumed) => resumed.read_by(buf, deadline),
+        }
+    }
+
+    /// As [`Stream::read_exact_into_vec_by`].
+    pub(super) fn read_exact_into_vec_by(
+        &mut self,
+        buf: &mut Vec<u8>,
+        len: usize,
+        deadline: Deadline,
+    ) -> io::Result<()> {
+        match self {
+            Self::Plain(stream) => stream.read_exact_into_vec_by(buf, len, deadline),
+            Self::Resumed(resumed) => resumed.read_exact_into_vec_by(buf, len, deadline),
+        }
+    }
+
+    /// As [`Stream::write_all_by`].
+    pub(super) fn write_all_by(
+        &mut self,
+        pieces: &mut [IoSlice<'_>],
+        deadline: Deadline,
+    ) -> io::Result<()> {
+        match self {
+            Self::Plain(stream) => stream.write_all_by(pieces, deadline),
+            Self::Resumed(resumed) => resumed.write_all_by(pieces, deadline),
+        }
+    }
+}

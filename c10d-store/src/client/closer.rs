@@ -1,0 +1,62 @@
+//! Ends what another thread does with a connection.
+
+use std::net::Shutdown;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use mio::net::TcpStream;
+
+/// Closes the connection that another thread uses, and any that it makes later.
+#[derive(Debug, Clone, Default)]
+pub struct Closer {
+    shared: Arc<Mutex<Shared>>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    is_closed: bool,
+    socket: Option<Arc<TcpStream>>,
+}
+
+impl Closer {
+    /// Closes the connection: the thread that uses it gets an error at once, and for all later ones too. One that looks up
+    /// a name or connects goes on until its deadline. Does not block.
+    pub fn close(&self) {
+        let socket = {
+            let mut shared = self.lock();
+            shared.is_closed = true;
+            shared.socket.take()
+        };
+        if let Some(socket) = socket
+            && let Err(error) = socket.shutdown(Shutdown::Both)
+        {
+            log::debug!("cannot shut down a connection: {error}");
+        }
+    }
+
+    /// Whether it was closed.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.lock().is_closed
+    }
+
+    /// The thread uses this connection from now on. False if it must not.
+    #[must_use]
+    pub(super) fn watch(&self, socket: &Arc<TcpStream>) -> bool {
+        let mut shared = self.lock();
+        if shared.is_closed {
+            return false;
+        }
+        shared.socket = Some(Arc::clone(socket));
+        true
+    }
+
+    /// The thread uses none.
+    pub(super) fn forget(&self) {
+        self.lock().socket = None;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shared> {
+        // Nothing panics while it is held.
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,21 @@
+//! A connection that carries a session.
+
+use std::net::SocketAddr;
+
+use c10d_socket::TlsLayer;
+use mio::net::TcpStream;
+
+/// A connection on which both sides go on with a session. Nothing has been sent over it since.
+#[derive(Debug)]
+pub struct SessionLink {
+    /// The connection, non-blocking.
+    pub socket: TcpStream,
+    /// The TLS of the connection, if it has any.
+    pub tls: Option<TlsLayer>,
+    /// What the server has already sent.
+    pub received: Vec<u8>,
+    /// The server's address.
+    pub server: SocketAddr,
+    /// How many bytes of the session the server has received.
+    pub received_by_server: u64,
+}

@@ -1,0 +1,329 @@
+//! A connection that survives the loss of its sockets: a session with one client.
+//!
+//! No thread of its own: a call that finds the link lost makes another one. Does not know what a request is.
+
+use std::io::{self, IoSlice};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use c10d_socket::{Backoff, BackoffOptions, Deadline, SendBuf};
+use mio::Waker;
+
+use super::link::SessionLink;
+use super::session_dialer::{SessionDialer, SessionError};
+use super::stream::Stream;
+use crate::session::{Credit, Frame, FrameReader, SessionStream, Violation};
+
+/// The number of the session's only client.
+const CLIENT: u32 = 0;
+
+/// What is received from the link at once.
+const WIRE_BYTES: usize = 16 << 10;
+
+/// The longest time of one attempt to connect again.
+const ATTEMPT_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// The longest delay between two attempts: a call cannot be interrupted during it.
+const DELAY_MAX: Duration = Duration::from_millis(500);
+
+#[derive(Debug)]
+pub(super) struct Resumed {
+    link: Stream,
+    /// The link cannot be used any more.
+    is_lost: bool,
+    /// Why no link can help.
+    over: Option<String>,
+    lost_at: Option<Instant>,
+    resume_timeout: Duration,
+    dialer: SessionDialer,
+    backoff: Backoff,
+    session: SessionStream,
+    reader: FrameReader,
+    credit: Credit,
+    /// What the server has sent to the client, read up to `start`.
+    opened: Vec<u8>,
+    start: usize,
+    wire: Box<[u8]>,
+    /// The server has closed the client.
+    is_closed: bool,
+}
+
+impl Resumed {
+    /// Takes the first link of the dialer's session.
+    pub(super) fn new(
+        dialer: SessionDialer,
+        link: SessionLink,
+        resume_timeout: Duration,
+    ) -> io::Result<Self> {
+        let port = link.socket.local_addr().map_or(0, |local| local.port());
+        let received_by_server = link.received_by_server;
+        let link = Stream::of_link(link)?;
+        let mut resumed = Self {
+            link,
+            is_lost: false,
+            over: None,
+            lost_at: None,
+            resume_timeout,
+            dialer,
+            backoff: new_backoff(),
+            session: SessionStream::default(),
+            reader: FrameReader::default(),
+            credit: Credit::default(),
+            opened: Vec::new(),
+            start: 0,
+            wire: vec![0; WIRE_BYTES].into_boxed_slice(),
+            is_closed: false,
+        };
+        resumed.go_on(received_by_server)?;
+        resumed.session.push_open(CLIENT, port);
+        Ok(resumed)
+    }
+
+    pub(super) fn peer_addr(&self) -> io::Result<SocketAddr> {
+        self.link.peer_addr()
+    }
+
+    pub(super) const fn waker(&self) -> Option<&Arc<Waker>> {
+        self.link.waker()
+    }
+
+    pub(super) fn make_waker(&mut self) -> io::Result<()> {
+        self.link.make_waker()
+    }
+
+    pub(super) const fn set_wakeable(&mut self, is_wakeable: bool) {
+        self.link.set_wakeable(is_wakeable);
+    }
+
+    /// As [`Stream::read_by`].
+    pub(super) fn read_by(&mut self, buf: &mut [u8], deadline: Deadline) -> io::Result<usize> {
+        if buf.is_empty() {
+            return Ok(0);
+        }
+        while self.start == self.opened.len() {
+            if self.is_closed {
+                return Ok(0);
+            }
+            self.opened.clear();
+            self.start = 0;
+            self.receive(deadline)?;
+        }
+        let opened = &self.opened[self.start..];
+        let count = opened.len().min(buf.len());
+        buf[..count].copy_from_slice(&opened[..count]);
+        self.start += count;
+        if let Some(returned) = self.credit.used(count) {
+            self.session.push_credit(CLIENT, returned);
+        }
+        Ok(count)
+    }
+
+    /// As [`Stream::read_exact_into_vec_by`].
+    pub(super) fn read_exact_into_vec_by(
+        &mut self,
+        buf: &mut Vec<u8>,
+        len: usize,
+        deadline: Deadline,
+    ) -> io::Result<()> {
+        let mut piece = [0; 4096];
+        let mut missing = len;
+        while missing > 0 {
+            let room = missing.min(piece.len());
+            let count = self.read_by(&mut piece[..room], deadline)?;
+            if count == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            buf.extend_from_slice(&piece[..count]);
+            missing -= count;
+        }
+        Ok(())
+    }
+
+    /// As [`Stream::write_all_by`]; but if the link is lost then, the bytes are sent over the next one. An error means
+    /// that the server never gets all of them.
+    pub(super) fn write_all_by(
+        &mut self,
+        pieces: &[IoSlice<'_>],
+        deadline: Deadline,
+    ) -> io::Result<()> {
+        for piece in pieces {
+            let mut rest = &piece[..];
+            while !rest.is_empty() {
+                let count = rest.len().min(self.credit.to_send());
+                if count == 0 {
+                    self.receive(deadline)?;
+                    continue;
+                }
+                let (now, later) = rest.split_at(count);
+                self.session.push_data(CLIENT, now);
+                self.credit.sent(count);
+                rest = later;
+            }
+        }
+        self.flush(deadline);
+        if self.is_lost {
+            // Nobody may come later to send this.
+            self.reconnect(deadline).or_else(only_later)?;
+        }
+        Ok(())
+    }
+
+    /// Receives once, over another link if need be. What was received may be nothing for the client.
+    fn receive(&mut self, deadline: Deadline) -> io::Result<()> {
+        if self.is_lost {
+            self.reconnect(deadline)?;
+        }
+        self.flush(deadline);
+        let mut wire = std::mem::take(&mut self.wire);
+        let received = self.link.read_by(&mut wire, deadline);
+        let result = match received {
+            Ok(count) if count > 0 => self.take(&wire[..count]),
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => Err(error),
+            // The next call makes another link.
+            Ok(_) | Err(_) => {
+                self.lose();
+                Ok(())
+            }
+        };
+        self.wire = wire;
+        result
+    }
+
+    fn take(&mut self, mut link: &[u8]) -> io::Result<()> {
+        let result = self.take_frames(&mut link);
+        result.map_err(|violation| self.end(violation.to_string()))
+    }
+
+    fn take_frames(&mut self, link: &mut &[u8]) -> Result<(), Violation> {
+        while let Some(mut bytes) = self.session.next_bytes(link)? {
+            while let Some(frame) = self.reader.next(&mut bytes)? {
+                match frame {
+                    Frame::Data { bytes, .. } => {
+                        self.credit.received(bytes.len())?;
+                        self.opened.extend_from_slice(bytes);
+                    }
+                    Frame::Credit { bytes, .. } => self.credit.returned(bytes)?,
+                    Frame::Close { .. } | Frame::End => self.is_closed = true,
+                    Frame::Open { .. } | Frame::Group(_) => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends what the session has. If that fails, the link is lost.
+    fn flush(&mut self, deadline: Deadline) {
+        while !self.is_lost && self.session.has_unsent() {
+            let mut frames = SendBuf::new();
+            self.session.fill(&mut frames, 2 * WIRE_BYTES);
+            let mut wire = Vec::with_capacity(frames.unsent_bytes());
+            // Memory takes everything.
+            let _ = frames.flush(&mut wire);
+            let written = self.link.write_all_by(&mut [IoSlice::new(&wire)], deadline);
+            if written.is_err() {
+                // Perhaps in the middle of a frame.
+                self.lose();
+            }
+        }
+    }
+
+    fn lose(&mut self) {
+        self.is_lost = true;
+        self.lost_at.get_or_insert_with(Instant::now);
+    }
+
+    /// Makes another link. [`io::ErrorKind::TimedOut`] if there is none at the deadline; later calls may make one.
+    fn reconnect(&mut self, deadline: Deadline) -> io::Result<()> {
+        loop {
+            if let Some(over) = &self.over {
+                return Err(io::Error::new(
+                    io::ErrorKind::ConnectionAborted,
+                    over.clone(),
+                ));
+            }
+            let now = Instant::now();
+            let lost_at = *self.lost_at.get_or_insert(now);
+            let give_up = Deadline::after(lost_at, self.resume_timeout);
+            let attempt = Deadline::after(now, ATTEMPT_TIME_MAX);
+            let attempt = attempt.min(deadline).min(give_up);
+            match self.dialer.connect(self.session.received(), attempt) {
+                Ok(link) => {
+                    let received_by_server = link.received_by_server;
+                    self.link.replace(link)?;
+                    self.go_on(received_by_server)?;
+                    log::info!(
+                        "connected to {} again after {:.1} s; nothing is lost",
+                        self.dialer.target(),
+                        lost_at.elapsed().as_secs_f64()
+                    );
+                    self.flush(deadline);
+                    if !self.is_lost {
+                        return Ok(());
+                    }
+                }
+                Err(error) if !error.is_transient() => return Err(self.end(error.to_string())),
+                Err(error) => {
+                    let now = Instant::now();
+                    if give_up.has_passed(now) {
+                        return Err(self.end(error.to_string()));
+                    }
+                    if deadline.has_passed(now) {
+                        return Err(io::ErrorKind::TimedOut.into());
+                    }
+                    let delay = self.backoff.next_delay().min(DELAY_MAX);
+                    let left = deadline.min(give_up).remaining(now).unwrap_or(delay);
+                    thread::sleep(delay.min(left));
+                }
+            }
+        }
+    }
+
+    /// Goes on over the link, which is new.
+    fn go_on(&mut self, received_by_server: u64) -> io::Result<()> {
+        if let Err(violation) = self.session.attach(received_by_server) {
+            return Err(self.end(violation.to_string()));
+        }
+        if !self.link.register_with(self.dialer.closer()) {
+            return Err(self.end(SessionError::Cancelled.to_string()));
+        }
+        self.is_lost = false;
+        self.lost_at = None;
+        self.backoff = new_backoff();
+        Ok(())
+    }
+
+    fn end(&mut self, reason: String) -> io::Error {
+        self.is_lost = true;
+        let error = io::Error::new(io::ErrorKind::ConnectionAborted, reason.clone());
+        self.over = Some(reason);
+        error
+    }
+}
+
+impl Drop for Resumed {
+    /// Lets the server forget the session at once, if it can be told.
+    fn drop(&mut self) {
+        self.session.push_end();
+        self.flush(Deadline::at(Instant::now()));
+    }
+}
+
+fn new_backoff() -> Backoff {
+    Backoff::new(BackoffOptions::default(), seed())
+}
+
+/// A seed for the jitter; the store depends on no source of random numbers.
+fn seed() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one(0_u8)
+}
+
+/// What was pushed is sent over a later link.
+fn only_later(error: io::Error) -> io::Result<()> {
+    match error.kind() {
+        io::ErrorKind::TimedOut => Ok(()),
+        _ => Err(error),
+    }
+}
