@@ -1,4 +1,6 @@
-//! A TCP proxy whose connections a test can cut.
+//! A TCP proxy whose connections a test can cut. Other tests include this file, and use a part of it.
+
+#![allow(dead_code, reason = "see above")]
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};

@@ -9,6 +9,9 @@ mod file_store;
 mod mixed;
 mod process_group;
 mod processes;
+#[path = "../../../c10d-relay/tests/it/proxy.rs"]
+mod proxy;
+mod relays;
 mod rendezvous_codec;
 mod rendezvous_urls;
 mod rpc;
