@@ -78,12 +78,42 @@ impl From<RendezvousError> for NotFound {
 pub(crate) struct Bootstrap {
     /// The server of this node, started when it is first needed.
     own: Option<TcpStore>,
-    /// With it, the server serves other users of no machine.
-    own_user_only: Option<Credentials>,
+    protection: Protection,
     /// The address in the last round that had one.
     master: Option<HostPort>,
     /// The node with rank 0 of the last round; `None` if that round had no address.
     first: Option<NodeId>,
+}
+
+/// Whom the workers' stores of a job serve.
+#[derive(Debug, Clone, Default)]
+pub(crate) enum Protection {
+    /// Every client.
+    #[default]
+    Open,
+    /// Processes of the user that runs the server on its machine, and clients with the credentials. The job has one
+    /// node, whose processes need none.
+    OwnUser(Credentials),
+    /// The same. Other nodes reach the server with the credentials.
+    Job(Credentials),
+}
+
+impl Protection {
+    /// What the server asks others for.
+    const fn of_server(&self) -> Option<&Credentials> {
+        match self {
+            Self::Open => None,
+            Self::OwnUser(credentials) | Self::Job(credentials) => Some(credentials),
+        }
+    }
+
+    /// What nodes have to show.
+    const fn of_clients(&self) -> Option<&Credentials> {
+        match self {
+            Self::Open | Self::OwnUser(_) => None,
+            Self::Job(credentials) => Some(credentials),
+        }
+    }
 }
 
 impl Round<'_> {
@@ -172,11 +202,9 @@ impl Round<'_> {
 }
 
 impl Bootstrap {
-    /// With credentials, the workers' server of this node serves only processes of the user that runs it on this
-    /// machine, and clients with the credentials.
-    pub(crate) fn new(own_user_only: Option<Credentials>) -> Self {
+    pub(crate) fn new(protection: Protection) -> Self {
         Self {
-            own_user_only,
+            protection,
             ..Self::default()
         }
     }
@@ -207,7 +235,8 @@ impl Bootstrap {
         };
         self.master = Some(master.clone());
         self.first = Some(round.first.clone());
-        Ok(BootstrapInfo::new(master, true, true))
+        Ok(BootstrapInfo::new(master, true, true)
+            .with_credentials(self.protection.of_clients().cloned()))
     }
 
     /// Returns a new address for each round, where the worker with rank 0 will serve: PyTorch's behaviour
@@ -242,8 +271,8 @@ impl Bootstrap {
                 Some(store) if own(store) == before => return Ok(before),
                 _ => {}
             }
-            match probe(&before) {
-                Ok(()) => return Ok(before),
+            match open(&before, self.protection.of_clients(), PROBE_TIMEOUT) {
+                Ok(_) => return Ok(before),
                 Err(error) => log::info!(
                     "starting a new workers' store, as the previous one does not answer: {error}"
                 ),
@@ -252,11 +281,10 @@ impl Bootstrap {
         if let Some(store) = &self.own {
             return Ok(own(store));
         }
-        let options = TcpStoreOptions::default()
+        let options = client_options(self.protection.of_clients(), SERVE_TIMEOUT)
             .with_master(true)
             .with_multi_tenant(true)
-            .with_timeout(SERVE_TIMEOUT)
-            .with_server_options(server_options(self.own_user_only.as_ref()))
+            .with_server_options(server_options(self.protection.of_server()))
             .with_listen_on(ListenOn::Host);
         let store =
             TcpStore::open(round.own_host, 0, options).map_err(|error| round.failed(error))?;
@@ -310,7 +338,8 @@ pub fn clear_workers_store(bootstrap: &BootstrapInfo) {
         return;
     }
     let cleared = || -> Result<usize, StoreError> {
-        let store = open(&bootstrap.master, PROBE_TIMEOUT)?;
+        let credentials = bootstrap.credentials.as_ref();
+        let store = open(&bootstrap.master, credentials, PROBE_TIMEOUT)?;
         let keys = store.list_keys()?;
         for key in &keys {
             store.delete_key(key)?;
@@ -327,10 +356,11 @@ pub fn clear_workers_store(bootstrap: &BootstrapInfo) {
     }
 }
 
-/// The options of the workers' server.
-pub(crate) fn server_options(own_user_only: Option<&Credentials>) -> ServerOptions {
+/// The options of the workers' server. With credentials, it serves only clients that have them, and processes of its
+/// own user on its own machine.
+pub(crate) fn server_options(credentials: Option<&Credentials>) -> ServerOptions {
     let options = ServerOptions::default();
-    match own_user_only {
+    match credentials {
         Some(credentials) => options
             .with_credentials(credentials.clone())
             .with_plain_from_same_user(true),
@@ -338,13 +368,21 @@ pub(crate) fn server_options(own_user_only: Option<&Credentials>) -> ServerOptio
     }
 }
 
-fn open(target: &HostPort, timeout: Duration) -> Result<TcpStore, StoreError> {
-    let options = TcpStoreOptions::default().with_timeout(timeout);
+fn open(
+    target: &HostPort,
+    credentials: Option<&Credentials>,
+    timeout: Duration,
+) -> Result<TcpStore, StoreError> {
+    let options = client_options(credentials, timeout);
     TcpStore::open(target.host(), target.port(), options)
 }
 
-fn probe(target: &HostPort) -> Result<(), StoreError> {
-    open(target, PROBE_TIMEOUT).map(drop)
+fn client_options(credentials: Option<&Credentials>, timeout: Duration) -> TcpStoreOptions {
+    let options = TcpStoreOptions::default().with_timeout(timeout);
+    match credentials {
+        Some(credentials) => options.with_credentials(credentials.clone()),
+        None => options,
+    }
 }
 
 fn await_published(

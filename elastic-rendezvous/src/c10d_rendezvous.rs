@@ -107,10 +107,12 @@ pub fn create_c10d(
     if let Some(credentials) = parameters.credentials() {
         if settings.max_nodes == 1 {
             options = options.with_own_user_only(credentials.clone());
+        } else if parameters.has_relays() {
+            options = options.with_workers_credentials(credentials.clone());
         } else {
             log::warn!(
                 "the secret protects the rendezvous, not the workers' store, which is open to everyone that reaches \
-                 its port: PyTorch's clients on other nodes cannot use a secret"
+                 its port: PyTorch's clients on other nodes cannot use a secret without a relay (--relay)"
             );
         }
     }

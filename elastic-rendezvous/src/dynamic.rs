@@ -10,7 +10,7 @@ use c10d_socket::Deadline;
 use c10d_store::{Credentials, Store, TcpStore};
 
 use crate::backend::RendezvousBackend;
-use crate::bootstrap::{Bootstrap, NotFound, Round};
+use crate::bootstrap::{Bootstrap, NotFound, Protection, Round};
 use crate::clock::Clock;
 use crate::error::RendezvousError;
 use crate::executor::Executor;
@@ -88,7 +88,7 @@ pub struct DynamicRendezvousOptions {
     workers_host: Option<String>,
     shares_store: bool,
     server_hook: Option<ServerHook>,
-    own_user_only: Option<Credentials>,
+    protection: Protection,
 }
 
 impl Default for DynamicRendezvousOptions {
@@ -106,7 +106,7 @@ impl DynamicRendezvousOptions {
             workers_host: None,
             shares_store: true,
             server_hook: None,
-            own_user_only: None,
+            protection: Protection::Open,
         }
     }
 
@@ -138,7 +138,15 @@ impl DynamicRendezvousOptions {
     /// with these credentials: for jobs of one node. Default: every client.
     #[must_use]
     pub fn with_own_user_only(mut self, credentials: Credentials) -> Self {
-        self.own_user_only = Some(credentials);
+        self.protection = Protection::OwnUser(credentials);
+        self
+    }
+
+    /// The same for jobs of several nodes: the nodes reach the workers' store with these credentials, and so must what
+    /// connects the workers, as a relay does. Must be the same on all nodes. Default: every client.
+    #[must_use]
+    pub fn with_workers_credentials(mut self, credentials: Credentials) -> Self {
+        self.protection = Protection::Job(credentials);
         self
     }
 
@@ -210,7 +218,7 @@ impl DynamicRendezvous {
             backend,
             store,
             settings,
-            bootstrap: Mutex::new(Bootstrap::new(options.own_user_only.clone())),
+            bootstrap: Mutex::new(Bootstrap::new(options.protection.clone())),
             options,
             node,
             shared,

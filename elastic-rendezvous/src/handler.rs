@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use c10d_socket::HostPort;
-use c10d_store::Store;
+use c10d_store::{Credentials, Store};
 
 use crate::error::RendezvousError;
 use crate::node::NodeId;
@@ -209,17 +209,28 @@ pub struct BootstrapInfo {
     pub is_agent_store: bool,
     /// Whether the store holds only data of workers, so that it can be emptied before they restart.
     pub is_workers_own: bool,
+    /// What clients of the store must have, unless they are processes of its user on its machine; `None` for a store
+    /// without protection.
+    pub credentials: Option<Credentials>,
 }
 
 impl BootstrapInfo {
-    /// Creates an address from its parts.
+    /// Creates the address of a store without protection.
     #[must_use]
     pub fn new(master: HostPort, is_agent_store: bool, is_workers_own: bool) -> Self {
         Self {
             master,
             is_agent_store,
             is_workers_own,
+            credentials: None,
         }
+    }
+
+    /// The store asks its clients for these credentials.
+    #[must_use]
+    pub fn with_credentials(mut self, credentials: impl Into<Option<Credentials>>) -> Self {
+        self.credentials = credentials.into();
+        self
     }
 }
 

@@ -37,6 +37,7 @@ pub struct RendezvousParameters {
     config: BTreeMap<String, String>,
     server_hook: Option<ServerHook>,
     credentials: Option<Credentials>,
+    has_relays: bool,
 }
 
 impl RendezvousParameters {
@@ -68,6 +69,7 @@ impl RendezvousParameters {
             config: BTreeMap::new(),
             server_hook: None,
             credentials: None,
+            has_relays: false,
         })
     }
 
@@ -93,8 +95,9 @@ impl RendezvousParameters {
     }
 
     /// Only processes with the same secret, or a certificate of the same authority, take part: the rendezvous' store
-    /// serves no others. The store of the workers of several nodes has no such protection, as PyTorch's clients cannot
-    /// do it; that of one node serves only the user that runs it.
+    /// serves no others. The store of the workers of several nodes has no such protection without
+    /// [relays](Self::with_relays), as PyTorch's clients cannot do it; that of one node serves only the user that runs
+    /// it.
     #[must_use]
     pub fn with_credentials(mut self, credentials: Credentials) -> Self {
         self.credentials = Some(credentials);
@@ -106,6 +109,20 @@ impl RendezvousParameters {
     #[must_use]
     pub fn with_secret(self, secret: c10d_store::Secret) -> Self {
         self.with_credentials(secret.into())
+    }
+
+    /// Whether the workers of all nodes reach their store through relays that have the credentials, so that this store
+    /// of several nodes serves only clients with the credentials too. Must be the same on all nodes. Default false.
+    #[must_use]
+    pub const fn with_relays(mut self, has_relays: bool) -> Self {
+        self.has_relays = has_relays;
+        self
+    }
+
+    /// Whether workers use relays.
+    #[must_use]
+    pub const fn has_relays(&self) -> bool {
+        self.has_relays
     }
 
     /// What peers must have.
@@ -311,10 +328,10 @@ pub enum ParametersError {
         endpoint: String,
     },
 
-    /// A static rendezvous of several nodes with a secret: its store is the workers' store too.
+    /// A static rendezvous of several nodes with a secret, without relays: its store is the workers' store too.
     #[error(
-        "a static rendezvous of {nodes} nodes cannot have a secret: its store is also that of the workers, and \
-         PyTorch's clients cannot use one; use the c10d backend"
+        "a static rendezvous of {nodes} nodes cannot have a secret without a relay on each node: its store is also \
+         that of the workers, and PyTorch's clients cannot use one; use relays (--relay) or the c10d backend"
     )]
     SecretForWorkers {
         /// The number of nodes.

@@ -237,7 +237,7 @@ impl StaticRendezvous {
     ///
     /// # Errors
     /// [`RendezvousError::Parameters`] when the rank or the endpoint's port is missing or invalid, or several nodes
-    /// have credentials.
+    /// have credentials without [relays](RendezvousParameters::with_relays).
     pub fn new(parameters: &RendezvousParameters) -> Result<Self, RendezvousError> {
         let endpoint: Endpoint = parameters
             .endpoint()
@@ -249,7 +249,7 @@ impl StaticRendezvous {
             }));
         };
         let world_size = parameters.max_nodes();
-        if parameters.credentials().is_some() && world_size > 1 {
+        if parameters.credentials().is_some() && world_size > 1 && !parameters.has_relays() {
             let nodes = world_size;
             return Err(ParametersError::SecretForWorkers { nodes }.into());
         }
@@ -441,13 +441,15 @@ impl RendezvousHandler for StaticRendezvous {
             }
         };
         let master = HostPort::new(self.target.host(), store.port());
+        // Processes of a single node need none.
+        let credentials = self.credentials.clone().filter(|_| self.world_size > 1);
         let store: Arc<dyn Store> = store;
         Ok(RendezvousInfo::new(
             0,
             Arc::new(PrefixStore::new(self.run_id.clone(), store)),
             self.rank,
             self.world_size,
-            BootstrapInfo::new(master, true, false),
+            BootstrapInfo::new(master, true, false).with_credentials(credentials),
         ))
     }
 

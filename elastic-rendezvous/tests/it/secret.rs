@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use c10d_store::{Secret, Store, TcpStore, TcpStoreOptions};
 use elastic_rendezvous::{
-    DynamicRendezvous, RendezvousError, RendezvousHandler, RendezvousParameters,
-    RendezvousRegistry, create_c10d, parse_config,
+    BootstrapInfo, DynamicRendezvous, RendezvousError, RendezvousHandler, RendezvousParameters,
+    RendezvousRegistry, clear_workers_store, create_c10d, parse_config,
 };
 
 /// A limit that only a hang reaches.
@@ -24,16 +24,27 @@ fn parameters(endpoint: &str, nodes: usize, config: &str) -> RendezvousParameter
         .with_local_addr("127.0.0.1")
 }
 
-/// A node that hosts the store, and the store's address.
-fn host(nodes: usize, secret: &Secret) -> (DynamicRendezvous, String) {
-    let port = TcpListener::bind("127.0.0.1:0")
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0")
         .and_then(|listener| listener.local_addr())
         .expect("a free port")
-        .port();
-    let endpoint = format!("127.0.0.1:{port}");
+        .port()
+}
+
+fn parameters_of_host(nodes: usize, secret: &Secret) -> RendezvousParameters {
+    let endpoint = format!("127.0.0.1:{}", free_port());
     let parameters = parameters(&endpoint, nodes, "is_host=1,last_call_timeout=1");
-    let handler = create_c10d(&parameters.with_secret(secret.clone())).expect("a handler");
-    (handler, endpoint)
+    parameters.with_secret(secret.clone())
+}
+
+/// A node that hosts the store, and the store's address.
+fn host_of(parameters: RendezvousParameters) -> (DynamicRendezvous, String) {
+    let handler = create_c10d(&parameters).expect("a handler");
+    (handler, parameters.endpoint().to_owned())
+}
+
+fn host(nodes: usize, secret: &Secret) -> (DynamicRendezvous, String) {
+    host_of(parameters_of_host(nodes, secret))
 }
 
 #[test]
@@ -64,7 +75,8 @@ fn nodes_with_the_same_secret_meet_and_others_stay_outside() {
     // The data of the round is in the store with the secret.
     rounds[0].store.set("k", b"v").expect("set");
     assert_eq!(rounds[1].store.get("k").expect("a value"), b"v");
-    // The workers' store is PyTorch's, without a secret.
+    // The workers' store serves PyTorch's clients, without a secret.
+    assert_eq!(rounds[1].bootstrap.credentials, None);
     let master = &rounds[0].bootstrap.master;
     let options = TcpStoreOptions::default().with_timeout(LONG);
     TcpStore::open(master.host(), master.port(), options).expect("a plain client");
@@ -106,10 +118,84 @@ fn a_static_rendezvous_of_several_nodes_refuses_a_secret() {
         .expect_err("its store is the workers' store");
     assert!(matches!(error, RendezvousError::Parameters(_)), "{error}");
     assert!(
-        error.to_string().contains("use the c10d backend"),
+        error.to_string().contains("use relays (--relay) or"),
         "{error}"
     );
     let one = create(1).expect("one node");
     let round = one.next_rendezvous().expect("a round");
     round.store.set("k", b"v").expect("set");
+    assert_eq!(round.bootstrap.credentials, None);
+}
+
+/// Whether the workers' store serves a client with these options.
+fn is_served(bootstrap: &BootstrapInfo, options: TcpStoreOptions) -> bool {
+    let master = &bootstrap.master;
+    TcpStore::open(master.host(), master.port(), options.with_timeout(LONG)).is_ok()
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn the_workers_store_of_nodes_with_relays_serves_the_secret_and_the_hosts_user() {
+    let other = secret();
+    let secret = secret();
+    let (host, endpoint) = host_of(parameters_of_host(2, &secret).with_relays(true));
+    let second = parameters(&endpoint, 2, "is_host=0,last_call_timeout=1")
+        .with_secret(secret.clone())
+        .with_relays(true);
+    let second = create_c10d(&second).expect("the same secret");
+    let join = || {
+        thread::scope(|scope| {
+            let joins = [&host, &second].map(|node| scope.spawn(|| node.next_rendezvous()));
+            joins.map(|join| join.join().expect("no panic").expect("a round"))
+        })
+    };
+    let rounds = join();
+    let bootstrap = &rounds[1].bootstrap;
+    let credentials = bootstrap.credentials.clone().expect("credentials");
+    assert!(is_served(
+        bootstrap,
+        TcpStoreOptions::default().with_credentials(credentials)
+    ));
+    let refused = TcpStoreOptions::default().with_secret(other);
+    assert!(!is_served(bootstrap, refused));
+    // This process is of the same user.
+    let plain = TcpStoreOptions::default().with_timeout(LONG);
+    let master = &bootstrap.master;
+    let plain = TcpStore::open(master.host(), master.port(), plain).expect("the same user");
+    plain.set("left by a worker", b"1").expect("set");
+    clear_workers_store(bootstrap);
+    assert_eq!(plain.num_keys().expect("a number"), 0);
+    // The probe of the next round finds the server.
+    assert_eq!(join()[0].bootstrap, *bootstrap);
+    host.shutdown();
+    second.shutdown();
+}
+
+#[test]
+fn nodes_of_a_static_rendezvous_with_relays_share_a_secret() {
+    let secret = secret();
+    let port = free_port();
+    let node = |rank: usize| {
+        let endpoint = format!("127.0.0.1:{port}");
+        let parameters = RendezvousParameters::new("static", endpoint, "job", 2, 2);
+        let config = parse_config(&format!("rank={rank},timeout=60")).expect("settings");
+        let parameters = parameters.expect("parameters").with_config(config);
+        let parameters = parameters.with_secret(secret.clone()).with_relays(true);
+        RendezvousRegistry::default()
+            .create(&parameters)
+            .expect("a handler")
+    };
+    let nodes = [node(0), node(1)];
+    let rounds = thread::scope(|scope| {
+        let joins = nodes
+            .each_ref()
+            .map(|node| scope.spawn(|| node.next_rendezvous()));
+        joins.map(|join| join.join().expect("no panic").expect("a round"))
+    });
+    rounds[0].store.set("k", b"v").expect("set");
+    assert_eq!(rounds[1].store.get("k").expect("a value"), b"v");
+    let bootstrap = &rounds[1].bootstrap;
+    let credentials = bootstrap.credentials.clone().expect("credentials");
+    let options = TcpStoreOptions::default();
+    assert!(is_served(bootstrap, options.with_credentials(credentials)));
 }
