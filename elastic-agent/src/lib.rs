@@ -10,6 +10,7 @@ mod exit_barrier;
 mod failure;
 mod logs;
 mod output;
+mod patience;
 mod ranks;
 mod regular_file;
 #[cfg(test)]

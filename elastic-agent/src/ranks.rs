@@ -12,10 +12,8 @@ use c10d_store::{Store, StoreError};
 use serde_json::{Value, json};
 
 use crate::assignment::Assignment;
+use crate::patience::{Cut, in_slices};
 use crate::worker_list;
-
-/// How often a wait checks whether it is interrupted.
-const SLICE: Duration = Duration::from_secs(1);
 
 /// How many keys a request of the node with group rank 0 has at most: far below the limits of stores
 /// (`WireLimits` in `c10d-store`), so that the store serves other nodes in between.
@@ -99,6 +97,15 @@ pub enum RanksError {
     /// The caller interrupted the exchange.
     #[error("the exchange of ranks was interrupted")]
     Interrupted,
+}
+
+impl From<Cut> for RanksError {
+    fn from(cut: Cut) -> Self {
+        match cut {
+            Cut::Interrupted => Self::Interrupted,
+            Cut::Failed(error) => Self::Store(error),
+        }
+    }
 }
 
 /// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
@@ -357,28 +364,7 @@ fn get(
     is_interrupted: &dyn Fn() -> bool,
 ) -> Result<Option<Vec<u8>>, RanksError> {
     let get = |timeout| store.get_timeout(key, Some(timeout));
-    in_slices(deadline, is_interrupted, get)
-}
-
-/// Repeats a call with a short timeout until it succeeds. `None` after the deadline.
-fn in_slices<T>(
-    deadline: Deadline,
-    is_interrupted: &dyn Fn() -> bool,
-    call: impl Fn(Duration) -> Result<T, StoreError>,
-) -> Result<Option<T>, RanksError> {
-    loop {
-        if is_interrupted() {
-            return Err(RanksError::Interrupted);
-        }
-        let left = deadline.remaining(Instant::now()).unwrap_or(Duration::MAX);
-        match call(left.min(SLICE)) {
-            Ok(value) => return Ok(Some(value)),
-            // A busy server may answer late that the timeout has passed.
-            Err(StoreError::Timeout { .. } | StoreError::NoReply { .. }) if left > SLICE => {}
-            Err(StoreError::Timeout { .. }) => return Ok(None),
-            Err(error) => return Err(error.into()),
-        }
-    }
+    Ok(in_slices(deadline, is_interrupted, get)?)
 }
 
 #[cfg(test)]
