@@ -15,6 +15,11 @@ const CUDA_VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
 const HIP_VISIBLE_DEVICES: &str = "HIP_VISIBLE_DEVICES";
 /// Names the unix socket on which the worker's debug server should listen.
 const DEBUG_SOCKET: &str = "C10D_DEBUG_SOCKET";
+/// The address of the store itself, for workers that reach it through a relay.
+const STORE_ADDR: &str = "C10D_MASTER_ADDR";
+const STORE_PORT: &str = "C10D_MASTER_PORT";
+/// `1`: checkpoints in a process of their own use a prefix of the store at MASTER_ADDR, instead of another store there.
+const DCP_USE_PREFIX_STORE: &str = "DCP_USE_PREFIX_STORE";
 const NCCL_ASYNC_ERROR_HANDLING: &str = "TORCH_NCCL_ASYNC_ERROR_HANDLING";
 
 /// What a worker learns from its environment.
@@ -34,6 +39,7 @@ pub struct WorkerEnvironment<'a> {
     assignment: Assignment,
     run_id: &'a str,
     master: &'a HostPort,
+    relay: Option<&'a HostPort>,
     role: &'a str,
     restart_count: usize,
     max_restarts: usize,
@@ -51,6 +57,7 @@ impl<'a> WorkerEnvironment<'a> {
             assignment,
             run_id,
             master,
+            relay: None,
             role: "default",
             restart_count: 0,
             max_restarts: 0,
@@ -82,6 +89,14 @@ impl<'a> WorkerEnvironment<'a> {
     #[must_use]
     pub const fn with_agent_store(mut self, is_running: bool) -> Self {
         self.use_agent_store = is_running;
+        self
+    }
+
+    /// The relay on this node through which the worker reaches the store: MASTER_ADDR and MASTER_PORT name it, and
+    /// `C10D_MASTER_ADDR` and `C10D_MASTER_PORT` the store itself. None by default.
+    #[must_use]
+    pub const fn with_relay(mut self, relay: &'a HostPort) -> Self {
+        self.relay = Some(relay);
         self
     }
 
@@ -121,6 +136,7 @@ impl<'a> WorkerEnvironment<'a> {
     ) -> Result<Vec<(OsString, OsString)>, EnvironmentError> {
         let mut variables: BTreeMap<OsString, OsString> = inherited.into_iter().collect();
         let ranks = &self.assignment;
+        let master = self.relay.unwrap_or(self.master);
         let numbers = [
             ("RANK", ranks.rank),
             ("GROUP_RANK", ranks.group_rank),
@@ -129,7 +145,7 @@ impl<'a> WorkerEnvironment<'a> {
             ("WORLD_SIZE", ranks.world_size),
             ("GROUP_WORLD_SIZE", ranks.group_world_size),
             ("ROLE_WORLD_SIZE", ranks.role_world_size),
-            ("MASTER_PORT", usize::from(self.master.port())),
+            ("MASTER_PORT", usize::from(master.port())),
             ("TORCHELASTIC_RESTART_COUNT", self.restart_count),
             ("TORCHELASTIC_MAX_RESTARTS", self.max_restarts),
         ];
@@ -145,13 +161,26 @@ impl<'a> WorkerEnvironment<'a> {
         let error_file = self.error_file.map_or(OsStr::new(""), Path::as_os_str);
         let texts = [
             ("ROLE_NAME", OsStr::new(self.role)),
-            ("MASTER_ADDR", OsStr::new(self.master.host())),
+            ("MASTER_ADDR", OsStr::new(master.host())),
             ("TORCHELASTIC_RUN_ID", OsStr::new(self.run_id)),
             ("TORCHELASTIC_USE_AGENT_STORE", OsStr::new(use_agent_store)),
             ("TORCHELASTIC_ERROR_FILE", error_file),
         ];
         for (name, text) in texts {
             variables.insert(name.into(), text.into());
+        }
+        if self.relay.is_some() {
+            variables.insert(STORE_ADDR.into(), self.master.host().into());
+            let port = self.master.port().to_string();
+            variables.insert(STORE_PORT.into(), port.into());
+            // At 127.0.0.1 of rank 0's node no other node reaches a second store.
+            variables
+                .entry(DCP_USE_PREFIX_STORE.into())
+                .or_insert_with(|| "1".into());
+        } else {
+            // Those of an outer launcher name another store.
+            variables.remove(OsStr::new(STORE_ADDR));
+            variables.remove(OsStr::new(STORE_PORT));
         }
         if let Some(path) = self.debug_socket {
             variables.insert(DEBUG_SOCKET.into(), path.into());
@@ -311,6 +340,46 @@ mod tests {
         );
         let nccl = value(&environment, "TORCH_NCCL_ASYNC_ERROR_HANDLING");
         assert_eq!(nccl, Some("3"));
+    }
+
+    #[test]
+    fn a_worker_with_a_relay_learns_the_address_of_the_store_too() {
+        let (master, relay) = (
+            HostPort::new("node0", 29500),
+            HostPort::new("127.0.0.2", 31000),
+        );
+        let plain = WorkerEnvironment::new(RANKS, "job", &master);
+        let relayed = plain.clone().with_relay(&relay);
+        let names = [
+            "MASTER_ADDR",
+            "MASTER_PORT",
+            "C10D_MASTER_ADDR",
+            "C10D_MASTER_PORT",
+            "DCP_USE_PREFIX_STORE",
+        ];
+        let outer = [
+            ("C10D_MASTER_ADDR", "outer"),
+            ("C10D_MASTER_PORT", "1"),
+            ("DCP_USE_PREFIX_STORE", "0"),
+        ];
+        let (store, port) = (Some("node0"), Some("29500"));
+        for (environment, inherited, expected) in [
+            (&plain, &[][..], [store, port, None, None, None]),
+            (&plain, &outer, [store, port, None, None, Some("0")]),
+            (
+                &relayed,
+                &[],
+                [Some("127.0.0.2"), Some("31000"), store, port, Some("1")],
+            ),
+            (
+                &relayed,
+                &outer,
+                [Some("127.0.0.2"), Some("31000"), store, port, Some("0")],
+            ),
+        ] {
+            let variables = environment.variables(pairs(inherited)).unwrap();
+            assert_eq!(names.map(|name| value(&variables, name)), expected);
+        }
     }
 
     #[test]

@@ -13,6 +13,7 @@ mod output;
 mod patience;
 mod ranks;
 mod regular_file;
+mod relay;
 #[cfg(test)]
 mod round_costs;
 mod signal_name;
@@ -36,6 +37,7 @@ pub use logs::{
 };
 pub use output::Console;
 pub use ranks::{RankBlock, RanksError, RoleInfo, assign_ranks, exchange_ranks};
+pub use relay::NodeRelayError;
 pub use rustix::process::Signal;
 pub use worker::{
     AbandonedWorker, ExitKind, GroupPlan, KillSwitch, StartError, StopReport, WorkerExit,

@@ -6,6 +6,7 @@ use crate::environment::EnvironmentError;
 use crate::failure::Failures;
 use crate::logs::LogDirectoryError;
 use crate::ranks::RanksError;
+use crate::relay::NodeRelayError;
 use crate::worker::StartError;
 
 /// Why an agent could not run the workers.
@@ -26,6 +27,9 @@ pub enum AgentError {
     /// The node joined a round, but got no ranks for its workers.
     #[error(transparent)]
     Ranks(#[from] RanksError),
+    /// The node joined a round, but its workers got no relay.
+    #[error(transparent)]
+    Relay(#[from] NodeRelayError),
     /// Workers could not be started.
     #[error(transparent)]
     Start(#[from] StartError),

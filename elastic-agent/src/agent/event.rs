@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use c10d_socket::HostPort;
+use c10d_socket::{Credentials, HostPort};
 
 use crate::worker::WorkerExit;
 
@@ -45,6 +45,10 @@ pub struct StartedWorkers {
     pub world_size: usize,
     /// The address of the workers' store.
     pub master: HostPort,
+    /// The relay on this node through which the workers reach the store; `None` if they connect to it.
+    pub relay: Option<HostPort>,
+    /// What clients of the store must have, as in [`BootstrapInfo`](elastic_rendezvous::BootstrapInfo).
+    pub credentials: Option<Credentials>,
     /// Whether an agent serves the workers' store; otherwise the worker with rank 0 will.
     pub is_agent_store: bool,
     /// How often this agent has started workers before.
@@ -75,6 +79,8 @@ impl StartedWorkers {
             nodes: 1,
             world_size: workers.len(),
             master,
+            relay: None,
+            credentials: None,
             is_agent_store: true,
             restarts: 0,
             workers,

@@ -14,6 +14,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use c10d_socket::HostPort;
 use crossbeam_channel::{Receiver, unbounded};
 use elastic_rendezvous::{
     RendezvousError, RendezvousEvent, RendezvousHandler, RendezvousInfo, this_host,
@@ -34,6 +35,7 @@ use crate::failure::Failures;
 use crate::logs::{LinePrefix, LogDirectory};
 use crate::output::Console;
 use crate::ranks::{RankBlock, RanksError, RoleInfo, exchange_ranks};
+use crate::relay::{NodeRelay, NodeRelayError};
 use crate::signal_name::name_of;
 use crate::worker::{GroupPlan, StopReport, WorkerGroup, WorkerPlan};
 use crate::worker_list;
@@ -88,6 +90,10 @@ pub struct ElasticAgent {
     /// How often this agent has started workers.
     generation: u64,
     running: Option<WorkerGroup>,
+    /// Of the workers that run.
+    relay: Option<NodeRelay>,
+    /// The number of the last round with a relay, and the relay's port.
+    relay_port: Option<(i64, u16)>,
     listeners: Listeners,
 }
 
@@ -102,6 +108,12 @@ impl ElasticAgent {
         handler: Arc<dyn RendezvousHandler>,
     ) -> Result<Self, AgentError> {
         options.check()?;
+        if options.has_relay && !handler.uses_agent_store() {
+            return Err(AgentError::InvalidOption {
+                option: "relay",
+                reason: "needs a workers' store that an agent serves, not the worker with rank 0",
+            });
+        }
         let (sender, events) = unbounded();
         Ok(Self {
             logs: LogDirectory::new(options.logs.clone(), handler.run_id()),
@@ -114,6 +126,8 @@ impl ElasticAgent {
             events,
             generation: 0,
             running: None,
+            relay: None,
+            relay_port: None,
             listeners: Listeners::default(),
         })
     }
@@ -163,7 +177,8 @@ impl ElasticAgent {
                 }
                 Err(
                     AgentError::Rendezvous(RendezvousError::Interrupted { .. })
-                    | AgentError::Ranks(RanksError::Interrupted),
+                    | AgentError::Ranks(RanksError::Interrupted)
+                    | AgentError::Relay(NodeRelayError::Interrupted),
                 ) => {
                     return Ok(AgentOutcome::Signalled {
                         signal: self.shared.stop_signal().unwrap_or_default(),
@@ -200,11 +215,16 @@ impl ElasticAgent {
         }
     }
 
-    /// Joins a round, gets the ranks, and starts the workers.
+    /// Joins a round, starts the relay, gets the ranks, and starts the workers.
+    ///
+    /// The relay comes before the exchange of ranks, which no node leaves before all have come: so a node without a
+    /// relay starts no workers in a round where others have one.
     fn start_round(&mut self) -> Result<RendezvousInfo, AgentError> {
         let round = self.handler.next_rendezvous()?;
+        let relay = self.relay_in(&round)?;
+        let relay_address = relay.as_ref().map(NodeRelay::address).cloned();
         let ranks = self.ranks_in(&round)?;
-        let plan = self.plan(&round, &ranks)?;
+        let plan = self.plan(&round, &ranks, relay_address.as_ref())?;
         self.generation += 1;
         let generation = self.generation;
         let events = self.shared.events.clone();
@@ -215,7 +235,7 @@ impl ElasticAgent {
             let _ = events.send(Event::Exit(generation, exit));
         })?;
         log::info!(
-            "round {}: this node has group rank {} of {}; the workers' store is {}, served by {}",
+            "round {}: this node has group rank {} of {}; the workers' store is {}, served by {}{}",
             round.round,
             round.rank,
             round.world_size,
@@ -225,19 +245,46 @@ impl ElasticAgent {
             } else {
                 "the worker with rank 0"
             },
+            relay_address.as_ref().map_or_else(String::new, |address| {
+                format!(", and reached through the relay at {address}")
+            }),
         );
         log::info!(
             "world size {}: {}",
             ranks.world_size,
             worker_list::ranks_with_pids(ranks.first_rank, &group.pids()),
         );
-        let started = self.started(&round, &ranks, &group.pids());
+        let started = self.started(&round, &ranks, relay_address, &group.pids());
         self.listeners.notify(&AgentEvent::WorkersStarted(&started));
         self.running = Some(group);
+        self.relay = relay;
         Ok(round)
     }
 
-    fn started(&self, round: &RendezvousInfo, ranks: &RankBlock, pids: &[u32]) -> StartedWorkers {
+    /// Starts the relay of a round, if this agent has relays.
+    fn relay_in(&mut self, round: &RendezvousInfo) -> Result<Option<NodeRelay>, AgentError> {
+        if !self.options.has_relay {
+            return Ok(None);
+        }
+        // A node of a static rendezvous starts its workers again without the others.
+        let known = self.relay_port.filter(|(number, _)| *number == round.round);
+        let relay = NodeRelay::start(
+            round,
+            self.options.relay_port,
+            known.map(|(_, port)| port),
+            &|| self.shared.stop_signal().is_some(),
+        )?;
+        self.relay_port = Some((round.round, relay.address().port()));
+        Ok(Some(relay))
+    }
+
+    fn started(
+        &self,
+        round: &RendezvousInfo,
+        ranks: &RankBlock,
+        relay: Option<HostPort>,
+        pids: &[u32],
+    ) -> StartedWorkers {
         let workers = pids.iter().enumerate();
         StartedWorkers {
             round: round.round,
@@ -245,6 +292,8 @@ impl ElasticAgent {
             nodes: round.world_size,
             world_size: ranks.world_size,
             master: round.bootstrap.master.clone(),
+            relay,
+            credentials: round.bootstrap.credentials.clone(),
             is_agent_store: round.bootstrap.is_agent_store,
             restarts: usize::try_from(self.generation - 1).unwrap_or(usize::MAX),
             workers: workers
@@ -279,7 +328,12 @@ impl ElasticAgent {
         )?)
     }
 
-    fn plan(&mut self, round: &RendezvousInfo, ranks: &RankBlock) -> Result<GroupPlan, AgentError> {
+    fn plan(
+        &mut self,
+        round: &RendezvousInfo,
+        ranks: &RankBlock,
+        relay: Option<&HostPort>,
+    ) -> Result<GroupPlan, AgentError> {
         let options = &self.options;
         let restart_count = options.max_restarts - self.remaining_restarts;
         let logs = self
@@ -300,6 +354,9 @@ impl ElasticAgent {
                     .with_restarts(restart_count, options.max_restarts)
                     .with_agent_store(round.bootstrap.is_agent_store)
                     .with_virtual_local_rank(options.virtual_local_rank);
+            if let Some(relay) = relay {
+                environment = environment.with_relay(relay);
+            }
             if let Some(path) = &logs.error_file {
                 environment = environment.with_error_file(path);
             }
@@ -520,6 +577,9 @@ impl ElasticAgent {
         };
         self.listeners.notify(&AgentEvent::Stopping);
         let report = group.stop(signal, grace, &self.shared.kill_switch);
+        if let Some(relay) = self.relay.take() {
+            relay.end();
+        }
         if !report.killed.is_empty() {
             log::warn!(
                 "killed workers that did not exit in time: local rank {}",

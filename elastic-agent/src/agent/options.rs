@@ -37,6 +37,8 @@ pub struct AgentOptions {
     pub(super) environment: Vec<(OsString, OsString)>,
     pub(super) host: Option<String>,
     pub(super) debug_sockets: Option<PathBuf>,
+    pub(super) has_relay: bool,
+    pub(super) relay_port: Option<u16>,
 }
 
 impl AgentOptions {
@@ -64,6 +66,8 @@ impl AgentOptions {
             environment: std::env::vars_os().collect(),
             host: None,
             debug_sockets: None,
+            has_relay: false,
+            relay_port: None,
         }
     }
 
@@ -175,6 +179,22 @@ impl AgentOptions {
         directory.join(format!("{restarts}-{local_rank}"))
     }
 
+    /// Whether the workers reach their store through a relay in this process (`c10d-relay`), which has the
+    /// [credentials](elastic_rendezvous::BootstrapInfo) that the store asks for. All nodes of a round must have one.
+    /// Off by default: MASTER_ADDR is the same loopback address on all nodes then, which not every script can use.
+    #[must_use]
+    pub const fn with_relay(mut self, has_relay: bool) -> Self {
+        self.has_relay = has_relay;
+        self
+    }
+
+    /// The port of the relays, for all nodes. By default the nodes of each round agree on a free one.
+    #[must_use]
+    pub fn with_relay_port(mut self, port: impl Into<Option<u16>>) -> Self {
+        self.relay_port = port.into();
+        self
+    }
+
     /// How many workers this node runs.
     #[must_use]
     pub const fn local_world_size(&self) -> usize {
@@ -185,6 +205,12 @@ impl AgentOptions {
         if self.local_world_size == 0 {
             return Err(AgentError::InvalidOption {
                 option: "local_world_size",
+                reason: "must be at least 1",
+            });
+        }
+        if matches!(self.relay_port, Some(0)) {
+            return Err(AgentError::InvalidOption {
+                option: "relay_port",
                 reason: "must be at least 1",
             });
         }

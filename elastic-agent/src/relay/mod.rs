@@ -1,0 +1,176 @@
+//! The relay of a node: its workers reach their store through it, on loopback.
+//!
+//! Each round has a new one, in this process, on a port that is the same on all nodes.
+
+mod agreement;
+mod error;
+
+use std::io;
+use std::net::{Ipv4Addr, TcpListener};
+use std::time::{Duration, Instant};
+
+use c10d_relay::{Relay, RelayOptions};
+use c10d_socket::{Deadline, HostPort, ListenOptions, listen};
+use elastic_rendezvous::RendezvousInfo;
+
+use self::agreement::Member;
+pub use self::error::NodeRelayError;
+use crate::patience::SLICE;
+
+/// Several launchers on one machine have the same port at different loopback addresses, from 127.0.0.1 to this one.
+/// Linux has all of 127.0.0.0/8, other systems only the first.
+const LAST_HOST: u8 = 8;
+
+/// A relay that runs. Drop ends it.
+#[derive(Debug)]
+pub(crate) struct NodeRelay {
+    relay: Relay,
+    address: HostPort,
+}
+
+impl NodeRelay {
+    /// Agrees with the other nodes on a port, and starts the relay to the workers' store of the round. Waits for the
+    /// other nodes and for the store for at most the round's timeout each; checks `is_interrupted` once a second.
+    ///
+    /// `known` is the port of the same round, if this node has taken part in it before, as with a static rendezvous:
+    /// the other nodes do not start their workers again then.
+    pub(crate) fn start(
+        round: &RendezvousInfo,
+        fixed: Option<u16>,
+        known: Option<u16>,
+        is_interrupted: &dyn Fn() -> bool,
+    ) -> Result<Self, NodeRelayError> {
+        let master = &round.bootstrap.master;
+        if !round.bootstrap.is_agent_store {
+            return Err(NodeRelayError::NoAgentStore {
+                master: master.clone(),
+            });
+        }
+        let timeout = round.store.timeout();
+        let (port, listener) = match known {
+            Some(port) => bound(port)?,
+            None if round.world_size == 1 => bound(fixed.unwrap_or(0))?,
+            None => {
+                let member = Member {
+                    store: &*round.store,
+                    group_rank: round.rank,
+                    group_world_size: round.world_size,
+                    fixed,
+                    timeout,
+                    is_interrupted,
+                };
+                member.agree(bind)?
+            }
+        };
+        let not_bound = |source| NodeRelayError::NotBound { port, source };
+        let host = listener.local_addr().map_err(not_bound)?.ip();
+        let mut options = RelayOptions::default();
+        if let Some(credentials) = &round.bootstrap.credentials {
+            options = options.with_credentials(credentials.clone());
+        }
+        let relay = Relay::start(master.clone(), vec![listener], options);
+        let relay = Self {
+            relay: relay.map_err(NodeRelayError::Start)?,
+            address: HostPort::new(host.to_string(), port),
+        };
+        relay.await_session(master, timeout, is_interrupted)?;
+        Ok(relay)
+    }
+
+    /// Where the workers of this node reach it.
+    pub(crate) const fn address(&self) -> &HostPort {
+        &self.address
+    }
+
+    /// Ends the session and the connections of workers that are left.
+    pub(crate) fn end(self) {
+        self.relay.shutdown();
+    }
+
+    /// Waits until the store has accepted the relay, so that a wrong secret or a store of another kind is an error here
+    /// and no hang of the workers.
+    fn await_session(
+        &self,
+        master: &HostPort,
+        timeout: Option<Duration>,
+        is_interrupted: &dyn Fn() -> bool,
+    ) -> Result<(), NodeRelayError> {
+        let started = Instant::now();
+        let deadline = Deadline::after(started, timeout);
+        loop {
+            if is_interrupted() {
+                return Err(NodeRelayError::Interrupted);
+            }
+            let slice = Deadline::after(Instant::now(), SLICE).min(deadline);
+            match self.relay.wait_until_connected(slice) {
+                Ok(()) => return Ok(()),
+                Err(source) if deadline.has_passed(Instant::now()) || !self.relay.is_running() => {
+                    return Err(NodeRelayError::NotConnected {
+                        master: master.clone(),
+                        waited: started.elapsed(),
+                        source,
+                    });
+                }
+                Err(_) => {}
+            }
+        }
+    }
+}
+
+fn bound(port: u16) -> Result<(u16, TcpListener), NodeRelayError> {
+    bind(port).map_err(|source| NodeRelayError::NotBound { port, source })
+}
+
+/// Listens on the port at the first loopback address where it is free; on any port of 127.0.0.1 for port 0.
+fn bind(port: u16) -> io::Result<(u16, TcpListener)> {
+    let last = if port == 0 { 1 } else { LAST_HOST };
+    let mut first_error = None;
+    for host in 1..=last {
+        match bind_at(Ipv4Addr::new(127, 0, 0, host), port) {
+            Ok(listener) => return Ok((listener.local_addr()?.port(), listener)),
+            Err(error) => {
+                first_error.get_or_insert(error);
+            }
+        }
+    }
+    Err(first_error.unwrap_or_else(|| io::ErrorKind::AddrNotAvailable.into()))
+}
+
+fn bind_at(host: Ipv4Addr, port: u16) -> io::Result<TcpListener> {
+    let options = ListenOptions::default()
+        .with_host(host.to_string())
+        .with_port(port);
+    let mut listeners = listen(&options).map_err(io::Error::other)?;
+    listeners
+        .pop()
+        .ok_or_else(|| io::ErrorKind::AddrNotAvailable.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_port_is_one_of_127_0_0_1() {
+        let (port, listener) = bind(0).unwrap();
+        let address = listener.local_addr().unwrap();
+        assert_eq!(address, (Ipv4Addr::LOCALHOST, port).into());
+        assert_ne!(port, 0);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn launchers_on_one_machine_have_the_same_port_at_different_addresses() {
+        let (port, first) = bind(0).unwrap();
+        let mut all = vec![first];
+        for host in 2..=LAST_HOST {
+            let (same, listener) = bind(port).unwrap();
+            let address = listener.local_addr().unwrap();
+            assert_eq!(same, port);
+            assert_eq!(address, (Ipv4Addr::new(127, 0, 0, host), port).into());
+            all.push(listener);
+        }
+        let error = bind(port).unwrap_err();
+        assert!(error.to_string().contains("127.0.0.1"), "{error}");
+    }
+}
