@@ -2,6 +2,7 @@
 
 use std::io;
 
+use c10d_relay::RelayError;
 use c10d_socket::{CredentialsError, ListenError};
 use c10d_store::StoreError;
 
@@ -39,6 +40,10 @@ pub(crate) enum Failure {
         /// Why the confirmation failed.
         source: Box<StoreError>,
     },
+
+    /// A relay cannot start. Exit code 3.
+    #[error(transparent)]
+    Relay(#[from] RelayError),
 
     /// A status page cannot be read. Exit code 3.
     #[error(transparent)]
@@ -89,9 +94,11 @@ impl Failure {
             Self::Output(_) => OUTPUT,
             Self::OutputClosed => OUTPUT_CLOSED,
             Self::Stuck => STUCK,
-            Self::Listen(_) | Self::Status(_) | Self::Bench(_) | Self::System { .. } => {
-                NO_CONNECTION
-            }
+            Self::Listen(_)
+            | Self::Relay(_)
+            | Self::Status(_)
+            | Self::Bench(_)
+            | Self::System { .. } => NO_CONNECTION,
         }
     }
 }

@@ -3,6 +3,7 @@
 
 mod bench;
 mod client;
+mod end_signals;
 mod explain_text;
 mod failure;
 mod flight;
@@ -11,6 +12,7 @@ mod output;
 mod parent;
 mod printable;
 mod quantity;
+mod relay;
 mod run;
 mod secret;
 mod serve;
@@ -54,6 +56,8 @@ enum Command {
     Store(StoreCommand),
     /// Launches the workers of this node, as torchrun does.
     Run(Box<run::options::RunOptions>),
+    /// Connects the ranks of this machine to a store over one connection, which has the secret and survives failures.
+    Relay(relay::RelayArgs),
     /// Says who the job waits for: the missing ranks, where they are, and what they do instead.
     ///
     /// Asks the store's server, on the store's own port. Needs a store that `c10d run` or `c10d store serve` serves;
@@ -95,7 +99,7 @@ fn main() -> ExitCode {
         .unwrap_or_else(|error| suggestion::complete(error, &Cli::command()).exit());
     // Servers and launchers log their progress; a client should print only its answer.
     let default_level = match cli.command {
-        Command::Store(StoreCommand::Serve(_)) => "info",
+        Command::Store(StoreCommand::Serve(_)) | Command::Relay(_) => "info",
         Command::Run(_) => run::LOG_LEVELS,
         // Also logs that a connection is retried.
         Command::Store(StoreCommand::Client(_)) => "warn,c10d_socket::connect=info",
@@ -115,6 +119,7 @@ fn main() -> ExitCode {
             Ok(code) => return ExitCode::from(code),
             Err(failure) => Err(failure),
         },
+        Command::Relay(args) => relay::run(&args),
         Command::Why(args) => why::run(&args),
         Command::Top(args) => top::run(&args),
         Command::Stacks(args) => stacks::run(&args),

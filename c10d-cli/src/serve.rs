@@ -4,20 +4,16 @@ use std::fs;
 use std::io::{self, Write};
 use std::net::TcpListener;
 use std::os::fd::RawFd;
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use c10d_inspect::ExplainOptions;
 use c10d_inspect::http::{StatusOptions, StatusServer};
-use c10d_socket::{
-    Credentials, ListenError, ListenOptions, adopt_listener_raw, listen, wait_for_input,
-};
+use c10d_socket::{Credentials, ListenError, ListenOptions, adopt_listener_raw, listen};
 use c10d_store::{ServerOptions, TcpStoreServer, WireLimits};
 use clap::Args;
-use signal_hook::consts::{SIGINT, SIGTERM};
 
+use crate::end_signals::EndSignals;
 use crate::failure::Failure;
 use crate::open_files;
 use crate::parent::end_with_parent;
@@ -221,42 +217,6 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
 
 /// How often to check that the server still serves, so that no idle process remains after a failure.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
-
-/// SIGINT and SIGTERM, as a descriptor that becomes readable.
-#[derive(Debug)]
-struct EndSignals {
-    caught: UnixStream,
-    is_interrupt: Arc<AtomicBool>,
-}
-
-impl EndSignals {
-    fn catch() -> io::Result<Self> {
-        let (caught, sender) = UnixStream::pair()?;
-        let is_interrupt = Arc::new(AtomicBool::new(false));
-        // Actions run in the order of their registration: the flag is set before the pipe is readable.
-        signal_hook::flag::register(SIGINT, Arc::clone(&is_interrupt))?;
-        signal_hook::low_level::pipe::register(SIGINT, sender.try_clone()?)?;
-        signal_hook::low_level::pipe::register(SIGTERM, sender)?;
-        Ok(Self {
-            caught,
-            is_interrupt,
-        })
-    }
-
-    /// The name of the signal that arrived.
-    fn name(&self) -> &'static str {
-        if self.is_interrupt.load(Ordering::SeqCst) {
-            "SIGINT"
-        } else {
-            "SIGTERM"
-        }
-    }
-
-    /// Waits for a signal for at most `timeout`; returns whether one arrived.
-    fn wait(&self, timeout: Duration) -> io::Result<bool> {
-        wait_for_input(&self.caught, Some(timeout))
-    }
-}
 
 /// Logs how many connections are possible, and warns if a job of `--world-size` exceeds a limit when all
 /// workers connect at once.

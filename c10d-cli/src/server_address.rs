@@ -2,7 +2,7 @@
 
 use std::env;
 
-use c10d_socket::{Credentials, HostPort};
+use c10d_socket::{Credentials, HostPort, is_loopback_name};
 use c10d_store::TcpStoreOptions;
 use clap::Args;
 
@@ -26,28 +26,58 @@ impl ServerArgs {
         self.secret.credentials()
     }
 
-    /// The server of --connect or of the environment.
-    pub(crate) fn target(&self) -> Result<HostPort, Failure> {
-        self.target_or(|name| env::var(name).ok())
+    /// The server of --connect or of the environment, for a client with these credentials. In a worker with a relay that
+    /// is the relay, which asks for no secret, or the store itself, which does.
+    pub(crate) fn target(&self, credentials: Option<&Credentials>) -> Result<HostPort, Failure> {
+        let through = if credentials.is_some() {
+            Through::Nothing
+        } else {
+            Through::Relay
+        };
+        self.target_or(through, |name| env::var(name).ok())
     }
 
-    fn target_or(&self, variable: impl Fn(&str) -> Option<String>) -> Result<HostPort, Failure> {
+    /// The same for the status pages, which a relay does not have.
+    pub(crate) fn target_of_pages(&self) -> Result<HostPort, Failure> {
+        self.target_or(Through::Nothing, |name| env::var(name).ok())
+    }
+
+    fn target_or(
+        &self,
+        through: Through,
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> Result<HostPort, Failure> {
         if let Some(target) = &self.connect {
             return Ok(target.clone());
         }
-        let Some(host) = variable("MASTER_ADDR").filter(|host| !host.is_empty()) else {
+        let given = |name: &str| variable(name).filter(|host| !host.is_empty());
+        let Some(host) = given("MASTER_ADDR") else {
             let text =
                 "no store given: use --connect HOST:PORT, or set MASTER_ADDR and MASTER_PORT";
             return Err(Failure::Usage(text.to_owned()));
         };
-        let port = match variable("MASTER_PORT") {
+        // A worker's relay is on its own machine.
+        let behind = given("C10D_MASTER_ADDR")
+            .filter(|_| through == Through::Nothing && is_loopback_name(&host));
+        let (host, port_name) = match behind {
+            Some(host) => (host, "C10D_MASTER_PORT"),
+            None => (host, "MASTER_PORT"),
+        };
+        let port = match variable(port_name) {
             None => DEFAULT_PORT,
             Some(port) => port.parse().map_err(|_| {
-                Failure::Usage(format!("MASTER_PORT is {port:?}, which is not a port"))
+                Failure::Usage(format!("{port_name} is {port:?}, which is not a port"))
             })?,
         };
         Ok(HostPort::new(host, port))
     }
+}
+
+/// How a command in a worker reaches the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Through {
+    Relay,
+    Nothing,
 }
 
 /// The options of a client that has these credentials, if any.
@@ -64,6 +94,14 @@ mod tests {
     use super::*;
 
     fn target(connect: Option<&str>, variables: &[(&str, &str)]) -> Result<String, Failure> {
+        target_through(Through::Relay, connect, variables)
+    }
+
+    fn target_through(
+        through: Through,
+        connect: Option<&str>,
+        variables: &[(&str, &str)],
+    ) -> Result<String, Failure> {
         let args = ServerArgs {
             connect: connect.map(|text| text.parse().unwrap()),
             secret: SecretArgs::default(),
@@ -72,7 +110,7 @@ mod tests {
             let found = variables.iter().find(|(known, _)| *known == name);
             found.map(|(_, value)| (*value).to_owned())
         };
-        Ok(args.target_or(variable)?.to_string())
+        Ok(args.target_or(through, variable)?.to_string())
     }
 
     #[test]
@@ -81,6 +119,23 @@ mod tests {
         assert_eq!(target(Some("a:1"), &both).unwrap(), "a:1");
         assert_eq!(target(None, &both).unwrap(), "[::1]:1234");
         assert_eq!(target(None, &both[..1]).unwrap(), "[::1]:29500");
+    }
+
+    #[test]
+    fn a_command_in_a_worker_with_a_relay_finds_the_relay_and_the_store() {
+        let variables = [
+            ("MASTER_ADDR", "127.0.0.2"),
+            ("MASTER_PORT", "31000"),
+            ("C10D_MASTER_ADDR", "node0"),
+            ("C10D_MASTER_PORT", "29511"),
+        ];
+        let found = |through, variables| target_through(through, None, variables).unwrap();
+        assert_eq!(found(Through::Relay, &variables), "127.0.0.2:31000");
+        assert_eq!(found(Through::Nothing, &variables), "node0:29511");
+        assert_eq!(found(Through::Nothing, &variables[..2]), "127.0.0.2:31000");
+        // The user has named another store since.
+        let other = [&variables[1..], &[("MASTER_ADDR", "node7")]].concat();
+        assert_eq!(found(Through::Nothing, &other), "node7:31000");
     }
 
     #[test]

@@ -72,7 +72,7 @@ enum Kind {
 
 impl StatusPages {
     pub(crate) fn open(args: &ServerArgs, timeout: Duration) -> Result<Self, Failure> {
-        let (server, credentials) = (args.target()?, args.credentials()?);
+        let (server, credentials) = (args.target_of_pages()?, args.credentials()?);
         let timeout = timeout.max(TIMEOUT_MIN);
         let deadline = Deadline::after(Instant::now(), timeout);
         match resolve(&server, deadline) {

@@ -48,8 +48,8 @@ pub(super) struct Client {
 impl TargetArgs {
     pub(super) fn connect(&self) -> Result<Client, Failure> {
         let started = Instant::now();
-        let target = self.server.target()?;
         let credentials = self.server.credentials()?;
+        let target = self.server.target(credentials.as_ref())?;
         let options = client_options(credentials.as_ref())
             .with_timeout(self.timeout.max(CONNECT_TIMEOUT_MIN));
         let tcp = TcpStore::open(target.host(), target.port(), options)?;

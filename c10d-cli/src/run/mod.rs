@@ -211,6 +211,8 @@ fn agent_options(plan: &RunPlan, are_nodes_identical: bool) -> Result<AgentOptio
         .with_logs(logs)
         .with_virtual_local_rank(plan.virtual_local_rank)
         .with_identical_nodes(are_nodes_identical)
+        .with_relay(plan.has_relay)
+        .with_relay_port(plan.relay_port)
         .with_environment(worker_environment(plan));
     if let Some(template) = &plan.log_line_prefix_template {
         options = options.with_line_prefix_template(template);
@@ -280,7 +282,7 @@ fn conclude(
             match cause {
                 // The other nodes know, or cannot be reached.
                 AgentError::Rendezvous(_) => {}
-                AgentError::Ranks(_) => {
+                AgentError::Ranks(_) | AgentError::Relay(_) => {
                     if let Err(error) = handler.leave() {
                         log::warn!("cannot leave the rendezvous: {error}");
                     }

@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
+use std::num::NonZero;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -128,6 +129,20 @@ pub(crate) struct RunOptions {
 
     #[command(flatten)]
     secret: SecretArgs,
+
+    /// Connects this node's workers to their store through a relay in this launcher, at a loopback address: with a
+    /// secret, the workers' store of several nodes is protected too. All nodes need it, and none can be torchrun's.
+    #[arg(long)]
+    relay: bool,
+
+    /// The port of the relays, the same for all nodes. [default: the nodes agree on a free one]
+    #[arg(
+        long,
+        alias = "relay_port",
+        value_name = "PORT",
+        allow_negative_numbers = true
+    )]
+    relay_port: Option<String>,
 
     /// Further names under which browsers reach the status page, separated by commas. It always answers for IP
     /// addresses, `localhost` and this machine's name.
@@ -328,6 +343,10 @@ pub(crate) struct RunPlan {
     pub(crate) has_status: bool,
     /// What keeps strangers out of the rendezvous.
     pub(crate) secret: SecretArgs,
+    /// Whether workers reach their store through a relay.
+    pub(crate) has_relay: bool,
+    /// The port of the relays; `None` if the nodes agree on one.
+    pub(crate) relay_port: Option<u16>,
     /// Further host names of the status page.
     pub(crate) status_hosts: Vec<String>,
     /// Whether workers run a debug server.
@@ -475,6 +494,15 @@ impl RunOptions {
         self.warn_of_ignored(surroundings, &mut warnings)?;
         let (script, program, args, is_python) = self.command(surroundings)?;
         let rendezvous = self.rendezvous(surroundings, &mut warnings)?;
+        let has_relay = surroundings.flag("relay", self.relay)?;
+        let relay_port = match surroundings.given("relay-port", self.relay_port.take()) {
+            Some(given) if !has_relay => {
+                warnings.push(given.has_no_effect("--relay is not given"));
+                None
+            }
+            Some(given) => Some(given.number::<NonZero<u16>>("a port, 1 to 65535")?.get()),
+            None => None,
+        };
         let worker_count = match surroundings.given("nproc-per-node", self.nproc_per_node) {
             Some(given) => worker_count(surroundings, given)?,
             None => 1,
@@ -494,7 +522,7 @@ impl RunOptions {
             environment.push(("OMP_NUM_THREADS", "1".to_owned()));
         }
         Ok(RunPlan {
-            rendezvous,
+            rendezvous: rendezvous.with_relays(has_relay),
             worker_count,
             role: surroundings.text("role", self.role, "default"),
             max_restarts: match surroundings.given("max-restarts", self.max_restarts) {
@@ -550,6 +578,8 @@ impl RunOptions {
             },
             has_status: !surroundings.flag("no-status", self.no_status)?,
             secret: std::mem::take(&mut self.secret),
+            has_relay,
+            relay_port,
             status_hosts: surroundings
                 .text("status-host", self.status_host, "")
                 .split(',')

@@ -4,11 +4,12 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use c10d_socket::{Deadline, HostPort, resolve, resolve_local};
-use c10d_store::{StoreError, TcpStore, TcpStoreOptions};
+use c10d_socket::{Credentials, Deadline, HostPort, resolve, resolve_local};
+use c10d_store::{StoreError, TcpStore};
 use elastic_agent::StartedWorkers;
 
 use crate::run::processes::StoreAddress;
+use crate::server_address::client_options;
 
 /// How long connecting, one announcement or one name lookup may take.
 const TIMEOUT: Duration = Duration::from_secs(1);
@@ -34,6 +35,10 @@ pub(super) struct Link {
     open: Open,
     /// `None` if the store is not served by an agent.
     target: Option<HostPort>,
+    /// What the store asks for.
+    credentials: Option<Credentials>,
+    /// Where workers reach the store.
+    reached_at: Option<HostPort>,
     address: Option<StoreAddress>,
     is_unsupported: bool,
     pause: Duration,
@@ -45,6 +50,8 @@ impl Link {
         Self {
             open,
             target: None,
+            credentials: None,
+            reached_at: None,
             address: None,
             is_unsupported: false,
             pause: PAUSE_MIN,
@@ -57,19 +64,23 @@ impl Link {
         let master = &started.master;
         // A worker that serves the store does so with PyTorch's server, and later.
         let target = started.is_agent_store.then(|| master.clone());
-        if self.target == target && self.address.is_some() {
+        let reached_at = started.relay.as_ref().unwrap_or(master);
+        if self.reached_at.as_ref() != Some(reached_at) {
+            let deadline = Deadline::after(Instant::now(), TIMEOUT);
+            self.address = Some(address_of(reached_at, deadline));
+            self.reached_at = Some(reached_at.clone());
+        } else if self.target == target {
             return;
         }
         close(&self.open);
-        let deadline = Deadline::after(Instant::now(), TIMEOUT);
-        self.address = Some(address_of(master, deadline));
         self.target = target;
+        self.credentials.clone_from(&started.credentials);
         self.is_unsupported = false;
         self.pause = PAUSE_MIN;
         self.not_before = None;
     }
 
-    /// The addresses of the workers' store; `None` before it is known.
+    /// The addresses at which workers reach the store; `None` before they are known.
     pub(super) const fn address(&self) -> Option<&StoreAddress> {
         self.address.as_ref()
     }
@@ -119,7 +130,7 @@ impl Link {
         let store = match self.current() {
             Some(store) => store,
             None => {
-                let options = TcpStoreOptions::default().with_timeout(TIMEOUT);
+                let options = client_options(self.credentials.as_ref()).with_timeout(TIMEOUT);
                 let store = TcpStore::open(target.host(), target.port(), options)?;
                 let store = Arc::new(store);
                 *self.open.lock().unwrap_or_else(PoisonError::into_inner) =

@@ -119,6 +119,8 @@ fn a_script_alone_has_torchruns_defaults() {
             explain_after: Some(Duration::from_secs(30)),
             has_status: true,
             secret: SecretArgs::default(),
+            has_relay: false,
+            relay_port: None,
             status_hosts: Vec::new(),
             debug_server: false,
             script: "s.py".into(),
@@ -596,6 +598,30 @@ fn an_invalid_variable_is_named() {
 }
 
 #[test]
+fn a_relay_has_a_port_of_the_nodes_or_of_the_user() {
+    for (line, variables, expected) in [
+        ("s.py", &[][..], (false, None)),
+        ("--relay s.py", &[], (true, None)),
+        ("--relay --relay_port=31000 s.py", &[], (true, Some(31000))),
+        (
+            "s.py",
+            &[("PET_RELAY", "1"), ("PET_RELAY_PORT", "7")],
+            (true, Some(7)),
+        ),
+        ("--relay-port=x s.py", &[], (false, None)),
+    ] {
+        let plan = plan(line, variables);
+        assert_eq!((plan.has_relay, plan.relay_port), expected, "{line}");
+        assert_eq!(plan.rendezvous.has_relays(), plan.has_relay, "{line}");
+    }
+    for port in ["0", "65536", "-1", "x"] {
+        let refused = refusal(&format!("--relay --relay-port={port} s.py"), &[]);
+        let expected = format!("--relay-port is \"{port}\", which is not a port, 1 to 65535");
+        assert_eq!(refused, expected);
+    }
+}
+
+#[test]
 fn options_without_effect_cause_a_warning() {
     for (line, variables, warning) in [
         (
@@ -622,6 +648,11 @@ fn options_without_effect_cause_a_warning() {
             "--rdzv-backend=c10d --node-rank=1 s.py",
             &[],
             "--node-rank is \"1\", which has no effect",
+        ),
+        (
+            "--relay-port=31000 s.py",
+            &[],
+            "--relay-port is \"31000\", which has no effect: --relay is not given",
         ),
         (
             "--event-log-handler=console s.py",

@@ -1,0 +1,189 @@
+//! `c10d relay`: runs a relay in the foreground.
+
+use std::io::{self, Write};
+use std::net::TcpListener;
+use std::time::Duration;
+
+use c10d_relay::{Relay, RelayOptions};
+use c10d_socket::{HostPort, ListenOptions, is_loopback_name, listen};
+use clap::Args;
+use elastic_rendezvous::Endpoint;
+
+use crate::end_signals::EndSignals;
+use crate::failure::Failure;
+use crate::parent::end_with_parent;
+use crate::quantity::parse_duration;
+use crate::secret::SecretArgs;
+use crate::serve::DEFAULT_PORT;
+
+/// How often to check that the relay still runs, so that no idle process remains after a failure.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Processes on this machine use the relay as a store, without a secret: unmodified PyTorch ranks with
+/// MASTER_ADDR=127.0.0.1, the relay's MASTER_PORT and TORCHELASTIC_USE_AGENT_STORE=True. With --secret-file the relay
+/// serves only processes of the user that runs it, where the system can tell.
+#[derive(Debug, Args)]
+pub(crate) struct RelayArgs {
+    /// The store, which `c10d` serves: HOST, or HOST:PORT. [default port: 29500]
+    #[arg(long, value_name = "HOST[:PORT]")]
+    upstream: Endpoint,
+
+    /// The loopback address to listen on; port 0 lets the system choose.
+    #[arg(long, value_name = "HOST[:PORT]", default_value = "127.0.0.1:29500")]
+    listen: Endpoint,
+
+    #[command(flatten)]
+    secret: SecretArgs,
+
+    /// How long the connection to the store may be lost until the relay gives its clients up. [default: 10m]
+    #[arg(long, alias = "resume_timeout", value_name = "TIME", value_parser = parse_duration)]
+    resume_timeout: Option<Duration>,
+
+    /// Ends together with the parent process, so that a killed script leaves no relay behind (Linux).
+    #[arg(long, alias = "end_with_parent")]
+    end_with_parent: bool,
+}
+
+impl RelayArgs {
+    fn upstream(&self) -> Result<HostPort, Failure> {
+        let upstream = self.upstream.with_default_port(DEFAULT_PORT);
+        if upstream.port() == 0 {
+            return Err(Failure::Usage(format!(
+                "--upstream is {upstream}, but no store has port 0"
+            )));
+        }
+        Ok(upstream)
+    }
+
+    fn listen(&self) -> Result<Vec<TcpListener>, Failure> {
+        let address = self.listen.with_default_port(DEFAULT_PORT);
+        if !is_loopback_name(address.host()) {
+            return Err(Failure::Usage(format!(
+                "--listen is {address}, which is not a loopback address: whoever reaches a relay uses the store without \
+                 a secret; use 127.0.0.1:{}, and a relay on each machine",
+                address.port()
+            )));
+        }
+        let options = ListenOptions::default()
+            .with_host(address.host())
+            .with_port(address.port());
+        Ok(listen(&options)?)
+    }
+
+    fn options(&self) -> Result<RelayOptions, Failure> {
+        let mut options = RelayOptions::default();
+        if let Some(credentials) = self.secret.credentials()? {
+            options = options.with_credentials(credentials);
+        }
+        if let Some(timeout) = self.resume_timeout {
+            options = options.with_resume_timeout(timeout);
+        }
+        Ok(options)
+    }
+}
+
+/// Runs until SIGINT or SIGTERM. Prints one line when it accepts connections, so that a script can wait for it and read
+/// the port.
+pub(crate) fn run(args: &RelayArgs) -> Result<(), Failure> {
+    if args.end_with_parent {
+        end_with_parent().map_err(Failure::system("cannot watch the parent process"))?;
+    }
+    // Before the address is printed: a signal right after that must not be missed.
+    let signals =
+        EndSignals::catch().map_err(Failure::system("cannot catch SIGINT and SIGTERM"))?;
+    let upstream = args.upstream()?;
+    let options = args.options()?;
+    let relay = Relay::start(upstream, args.listen()?, options)?;
+    let mut stdout = io::stdout();
+    let mut addresses = relay.local_addrs().iter();
+    if let Some(address) = addresses.next() {
+        writeln!(stdout, "listening on {address}")
+            .and_then(|()| stdout.flush())
+            .map_err(Failure::Output)?;
+    }
+    for address in addresses {
+        log::info!("also listening on {address}");
+    }
+    while !signals
+        .wait(CHECK_INTERVAL)
+        .map_err(Failure::system("cannot wait for signals"))?
+    {
+        if !relay.is_running() {
+            let error = io::Error::other("its thread ended, see the log");
+            return Err(Failure::system("the relay stopped serving")(error));
+        }
+    }
+    log::info!("received {}: stopping", signals.name());
+    relay.shutdown();
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Command {
+        #[command(flatten)]
+        relay: RelayArgs,
+    }
+
+    fn parse(words: &[&str]) -> RelayArgs {
+        let words = [&["relay"], words].concat();
+        Command::try_parse_from(words).expect("arguments").relay
+    }
+
+    #[test]
+    fn ports_have_the_defaults_of_pytorch() {
+        for (words, upstream, listen) in [
+            (&["--upstream=node0"][..], "node0:29500", "127.0.0.1:29500"),
+            (
+                &["--upstream=[::1]:7", "--listen=localhost"],
+                "[::1]:7",
+                "localhost:29500",
+            ),
+            (
+                &["--upstream=a", "--listen=127.0.0.2:0"],
+                "a:29500",
+                "127.0.0.2:0",
+            ),
+        ] {
+            let args = parse(words);
+            assert_eq!(args.upstream().expect("an address").to_string(), upstream);
+            let given = args.listen.with_default_port(DEFAULT_PORT);
+            assert_eq!(given.to_string(), listen);
+        }
+    }
+
+    #[test]
+    fn only_loopback_addresses_are_listened_on() {
+        for host in ["0.0.0.0:0", "[::]:0", "10.0.0.1:0", "node0", ""] {
+            let args = parse(&["--upstream=a", &format!("--listen={host}")]);
+            match args.listen() {
+                Err(failure @ Failure::Usage(_)) => {
+                    assert!(failure.to_string().contains("not a loopback address"));
+                }
+                other => assert_eq!(host, "", "{other:?}"),
+            }
+        }
+        for host in ["127.0.0.1:0", "127.0.0.9:0", "localhost:0"] {
+            let args = parse(&["--upstream=a", &format!("--listen={host}")]);
+            assert!(!args.listen().expect("a listener").is_empty());
+        }
+    }
+
+    #[test]
+    fn options_can_be_written_with_underscores() {
+        let args = parse(&["--upstream=a", "--resume_timeout=30s", "--end_with_parent"]);
+        assert_eq!(args.resume_timeout, Some(Duration::from_secs(30)));
+        assert!(args.end_with_parent);
+    }
+
+    #[test]
+    fn a_store_has_a_port() {
+        let failure = parse(&["--upstream=a:0"]).upstream().unwrap_err();
+        assert_eq!(failure.exit_code(), 2);
+    }
+}
