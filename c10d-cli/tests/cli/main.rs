@@ -9,6 +9,7 @@ mod pages;
 mod process;
 #[cfg(target_os = "linux")]
 mod pty;
+mod relay;
 mod run;
 mod run_explain;
 mod run_failures;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use crate::process::{Server, run};
 
 /// Writes a new secret to a file.
-fn new_secret(folder: &Path, name: &str) -> PathBuf {
+pub(crate) fn new_secret(folder: &Path, name: &str) -> PathBuf {
     let path = folder.join(name);
     let made = run(["secret", "new"]);
     assert_eq!(made.code, Some(0), "{made:?}");
@@ -17,7 +17,8 @@ fn new_secret(folder: &Path, name: &str) -> PathBuf {
     path
 }
 
-fn option(path: &Path) -> String {
+/// The option that names the file.
+pub(crate) fn option(path: &Path) -> String {
     format!("--secret-file={}", path.display())
 }
 

@@ -1,0 +1,228 @@
+//! `c10d relay`, and `c10d run --relay`.
+
+use std::collections::BTreeSet;
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::Command;
+
+use rustix::process::Signal;
+
+use crate::process::{Ended, Running, Server, command, run};
+use crate::secret::{new_secret, option};
+
+/// Every rank sets a key and waits for those of all others, through the store at MASTER_ADDR and MASTER_PORT.
+const MEET: &str = "
+    set -e
+    $C10D store set met/$TORCHELASTIC_RESTART_COUNT/$RANK 1 --timeout 60s
+    for rank in $(seq 0 $((WORLD_SIZE - 1))); do
+        $C10D store wait met/$TORCHELASTIC_RESTART_COUNT/$rank --timeout 60s
+    done";
+
+/// The addresses that a worker knows.
+const ADDRESSES: &str = "
+    echo $RANK $MASTER_ADDR $MASTER_PORT $C10D_MASTER_ADDR $C10D_MASTER_PORT \
+        $TORCHELASTIC_USE_AGENT_STORE $DCP_USE_PREFIX_STORE";
+
+fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().port()
+}
+
+/// A relay to a store, on a port of its own.
+fn start_relay(upstream: &Server, options: &[&str]) -> Server {
+    let upstream = format!("--upstream={}", upstream.address);
+    let own = ["relay", "--listen=127.0.0.1:0", upstream.as_str()];
+    Server::start_with([&own, options].concat())
+}
+
+/// `c10d run OPTIONS --no-python sh -c SCRIPT`.
+fn launch(options: &[&str], script: &str) -> Command {
+    let mut launcher = command(["run"].iter().chain(options));
+    launcher
+        .args(["--no-python", "sh", "-c", script])
+        .env("C10D", env!("CARGO_BIN_EXE_c10d"))
+        .env("OMP_NUM_THREADS", "1");
+    for name in [
+        "C10D_MASTER_ADDR",
+        "C10D_SECRET_FILE",
+        "DCP_USE_PREFIX_STORE",
+    ] {
+        launcher.env_remove(name);
+    }
+    launcher
+}
+
+/// Two nodes of two workers each, to which these options are given.
+fn two_nodes(options: [&[&str]; 2], script: &str) -> [Ended; 2] {
+    let endpoint = format!("--rdzv-endpoint=127.0.0.1:{}", free_port());
+    let common = [
+        "--nnodes=2",
+        "--nproc-per-node=2",
+        "--rdzv-backend=c10d",
+        "--rdzv-id=job",
+        "--local-addr=127.0.0.1",
+        &endpoint,
+    ];
+    let nodes = options.map(|options| Running::start(launch(&[&common, options].concat(), script)));
+    nodes.map(Running::end)
+}
+
+#[track_caller]
+fn assert_succeeded(nodes: &[Ended]) {
+    for ended in nodes {
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        assert!(!ended.stderr.contains("ERROR"), "{ended:?}");
+        assert!(!ended.stderr.contains("WARN"), "{ended:?}");
+    }
+}
+
+/// The words of each line that the workers wrote, sorted by rank.
+fn words(nodes: &[Ended]) -> Vec<Vec<&str>> {
+    let lines = nodes.iter().flat_map(|ended| ended.stdout_text().lines());
+    let mut lines: Vec<Vec<&str>> = lines.map(|line| line.split(' ').collect()).collect();
+    lines.sort_unstable();
+    lines
+}
+
+#[test]
+fn clients_of_a_relay_need_no_secret() {
+    let folder = tempfile::tempdir().unwrap();
+    let secret = option(&new_secret(folder.path(), "secret"));
+    let store = Server::start_with(["store", "serve", "--port=0", &secret]);
+    let relay = start_relay(&store, &[&secret]);
+    assert!(relay.address.ip().is_loopback());
+    relay.store(&["set", "k", "v"]).assert_prints("");
+    store.store(&["get", "k", &secret]).assert_prints("v");
+    relay.store(&["add", "n", "5"]).assert_prints("5\n");
+    relay.store(&["get", "k"]).assert_prints("v");
+    let refused = store.store(&["get", "k", "--timeout=300ms"]);
+    assert_eq!(refused.code, Some(3), "{refused:?}");
+    relay.running.signal(Signal::TERM);
+    let ended = relay.end();
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert!(ended.stderr.contains("received SIGTERM"), "{ended:?}");
+    store.store(&["get", "k", &secret]).assert_prints("v");
+}
+
+#[test]
+fn a_relay_listens_on_loopback_addresses_only() {
+    for address in ["0.0.0.0:0", "[::]:0", "10.1.2.3:0"] {
+        let listen = format!("--listen={address}");
+        let refused = run(["relay", "--upstream=127.0.0.1:1", &listen]);
+        refused.assert_fails(2, "which is not a loopback address");
+    }
+    let missing = run(["relay"]);
+    assert_eq!(missing.code, Some(2), "{missing:?}");
+    assert!(missing.stderr.contains("--upstream"), "{missing:?}");
+}
+
+#[test]
+fn workers_of_two_nodes_meet_through_relays_on_one_port() {
+    let folder = tempfile::tempdir().unwrap();
+    let secret = option(&new_secret(folder.path(), "secret"));
+    let options: &[&str] = &["--relay", &secret];
+    let nodes = two_nodes([options, options], &format!("{MEET}{ADDRESSES}"));
+    assert_succeeded(&nodes);
+    let words = words(&nodes);
+    assert_eq!(words.len(), 4, "{nodes:?}");
+    let (port, store) = (words[0][2], words[0][4]);
+    assert_ne!(port, store);
+    for line in &words {
+        assert_eq!(
+            line[2..],
+            [port, "127.0.0.1", store, "True", "1"],
+            "{words:?}"
+        );
+    }
+    // Both nodes are on this machine.
+    let hosts: BTreeSet<&str> = words.iter().map(|line| line[1]).collect();
+    assert_eq!(hosts, BTreeSet::from(["127.0.0.1", "127.0.0.2"]));
+    assert_eq!(words[0][1], words[1][1]);
+}
+
+#[test]
+fn the_nodes_of_a_static_rendezvous_have_relays_and_restart_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let secret = option(&new_secret(folder.path(), "secret"));
+    let (store, port) = (free_port().to_string(), free_port().to_string());
+    let script = format!("[ $TORCHELASTIC_RESTART_COUNT = 1 ] || exit 1\n{MEET}{ADDRESSES}");
+    let nodes = ["1", "0"].map(|rank| {
+        let options = [
+            "--nnodes=2",
+            "--node-rank",
+            rank,
+            "--max-restarts=1",
+            "--master-addr=127.0.0.1",
+            "--master-port",
+            &store,
+            "--relay",
+            "--relay-port",
+            &port,
+            &secret,
+        ];
+        Running::start(launch(&options, &script))
+    });
+    let nodes = nodes.map(Running::end);
+    for ended in &nodes {
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+    }
+    let words = words(&nodes);
+    assert_eq!(words.len(), 2, "{nodes:?}");
+    for line in &words {
+        assert_eq!(line[2..5], [&port, "127.0.0.1", &store], "{words:?}");
+    }
+}
+
+#[test]
+fn a_node_without_a_relay_is_an_error_on_the_others() {
+    let conf = "--rdzv-conf=read_timeout=2";
+    let nodes = two_nodes([&["--relay", conf], &[conf]], "exit 0");
+    let [with, without] = &nodes;
+    assert_eq!(with.code, Some(1), "{with:?}");
+    assert!(
+        with.stderr
+            .contains("every node of the round needs --relay"),
+        "{with:?}"
+    );
+    assert_eq!(without.code, Some(1), "{without:?}");
+    assert!(words(&nodes).is_empty(), "{nodes:?}");
+}
+
+#[test]
+fn a_relay_needs_a_store_that_a_launcher_serves() {
+    let conf = "--rdzv-conf=share_store=0";
+    let options = ["--standalone", "--relay", conf];
+    let refused = Running::start(launch(&options, "exit 0")).end();
+    assert_eq!(refused.code, Some(2), "{refused:?}");
+    assert!(
+        refused.stderr.contains("relay needs a workers' store"),
+        "{refused:?}"
+    );
+}
+
+#[test]
+fn a_single_node_has_a_relay_on_the_port_of_the_user() {
+    let port = free_port().to_string();
+    let options = [
+        "--standalone",
+        "--nproc-per-node=2",
+        "--relay",
+        "--relay-port",
+        &port,
+    ];
+    let ended = Running::start(launch(&options, &format!("{MEET}{ADDRESSES}"))).end();
+    let nodes = [ended];
+    assert_succeeded(&nodes);
+    for line in words(&nodes) {
+        assert_eq!(line[1..4], ["127.0.0.1", &port, "127.0.0.1"]);
+    }
+}
+
+#[test]
+fn a_secret_in_the_environment_of_workers_leads_to_the_store_itself() {
+    let folder = tempfile::tempdir().unwrap();
+    let secret: &Path = &new_secret(folder.path(), "secret");
+    let mut launcher = launch(&["--standalone", "--nproc-per-node=2", "--relay"], MEET);
+    launcher.env("C10D_SECRET_FILE", secret);
+    assert_succeeded(&[Running::start(launcher).end()]);
+}
