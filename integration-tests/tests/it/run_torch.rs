@@ -69,9 +69,19 @@ fn expect_success(mut launchers: Vec<Launcher>) {
     }
 }
 
-/// Asserts that all workers of a job finished with the same sum; returns their results by rank.
+/// Asserts that all workers of a job finished with the same sum and the same master; returns their results by rank.
 #[track_caller]
 fn expect_done(job: &Job, world_size: usize) -> Vec<Value> {
+    let found = expect_sums(job, world_size);
+    for worker in &found {
+        assert_eq!(worker["master"], found[0]["master"], "{worker}");
+    }
+    found
+}
+
+/// Asserts that all workers of a job finished with the same sum; returns their results by rank.
+#[track_caller]
+fn expect_sums(job: &Job, world_size: usize) -> Vec<Value> {
     let found: Vec<Value> = (0..world_size)
         .map(|rank| {
             let found = job.read(&format!("done.{rank}"));
@@ -81,7 +91,6 @@ fn expect_done(job: &Job, world_size: usize) -> Vec<Value> {
     for (rank, worker) in found.iter().enumerate() {
         assert_eq!(worker["rank"], json!(rank), "{worker}");
         assert_eq!(worker["sum"], sum(world_size), "{worker}");
-        assert_eq!(worker["master"], found[0]["master"], "{worker}");
     }
     found
 }
@@ -377,6 +386,39 @@ fn nodes_with_a_secret_meet_and_one_with_another_does_not_get_in() {
     assert!(text.contains("it has another secret"), "{text}");
     expect_success(vec![first, start("second", 0, &secret)]);
     expect_done(&job, 2);
+}
+
+/// The host and the port of the store in the result of a worker.
+fn master(worker: &Value) -> SocketAddr {
+    let text = worker["master"].as_str().expect("a text");
+    text.parse().expect("an address")
+}
+
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn ranks_of_two_nodes_reach_a_store_with_a_secret_through_relays() {
+    let _watchdog = Watchdog::start("ranks_of_two_nodes_reach_a_store_with_a_secret", LIMIT);
+    if !Release::tested().allows(Feature::ElasticJobs) {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let secrets = tempfile::tempdir().expect("a folder");
+    let job = Job::new(folder.path());
+    let secret = secret_file(secrets.path());
+    let more = ["--nproc-per-node=2", "--max-restarts=1", "--relay", &secret];
+    let options = options(free_address(), "2", &more);
+    // The second round has new relays.
+    let nodes = ["a", "b"].map(|name| job.start(Kind::C10d, name, &options, &["fail", "1"]));
+    expect_success(nodes.into());
+
+    let found = expect_sums(&job, 4);
+    let masters: Vec<SocketAddr> = found.iter().map(master).collect();
+    for address in &masters {
+        assert!(address.ip().is_loopback(), "{masters:?}");
+        assert_eq!(address.port(), masters[0].port(), "{masters:?}");
+    }
+    assert_eq!((masters[0], masters[2]), (masters[1], masters[3]));
+    assert_ne!(masters[0], masters[2], "a node has a relay of its own");
 }
 
 /// Nodes of which one of ours writes for all, and two of torchrun that write on their own: two rounds.
