@@ -20,8 +20,8 @@ use crate::serve::DEFAULT_PORT;
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Processes on this machine use the relay as a store, without a secret: unmodified PyTorch ranks with
-/// MASTER_ADDR=127.0.0.1, the relay's MASTER_PORT and TORCHELASTIC_USE_AGENT_STORE=True. With --secret-file the relay
-/// serves only processes of the user that runs it, where the system can tell.
+/// MASTER_ADDR=127.0.0.1, the relay's MASTER_PORT and TORCHELASTIC_USE_AGENT_STORE=True. The relay serves only processes
+/// of the user that runs it (Linux).
 #[derive(Debug, Args)]
 pub(crate) struct RelayArgs {
     /// The store, which `c10d` serves: HOST, or HOST:PORT. [default port: 29500]
@@ -59,8 +59,8 @@ impl RelayArgs {
         let address = self.listen.with_default_port(DEFAULT_PORT);
         if !is_loopback_name(address.host()) {
             return Err(Failure::Usage(format!(
-                "--listen is {address}, which is not a loopback address: whoever reaches a relay uses the store without \
-                 a secret; use 127.0.0.1:{}, and a relay on each machine",
+                "--listen is {address}, which is not a loopback address: a relay serves processes of its own machine \
+                 only; use 127.0.0.1:{}, and run a relay on each machine",
                 address.port()
             )));
         }

@@ -85,7 +85,8 @@ pub struct AnnouncedProcess {
     pub state: Option<char>,
     /// CPU time used so far, in milliseconds.
     pub cpu_ms: Option<u64>,
-    /// The local addresses of its connections to the workers' store.
+    /// The local addresses of its connections to the workers' store; through a relay, with the IP address that the store
+    /// sees.
     pub store_connections: Vec<SocketAddr>,
     /// Addresses to which it tries to connect without an answer yet.
     pub connecting_to: Vec<SocketAddr>,

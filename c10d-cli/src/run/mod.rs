@@ -12,6 +12,7 @@ mod happenings;
 mod hint;
 mod hosted;
 pub(crate) mod options;
+mod own_address;
 mod processes;
 mod progress;
 mod report;
@@ -47,7 +48,7 @@ use signals::Signals;
 
 /// The default of RUST_LOG: warnings, and events of the whole job.
 pub(crate) const LOG_LEVELS: &str =
-    "warn,c10d::run=info,elastic_agent::agent=info,elastic_rendezvous=info";
+    "warn,c10d::run=info,c10d_relay=info,elastic_agent::agent=info,elastic_rendezvous=info";
 
 /// Names the file in which the launcher writes why it failed, as in PyTorch.
 const ERROR_FILE: &str = "TORCHELASTIC_ERROR_FILE";

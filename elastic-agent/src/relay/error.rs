@@ -122,8 +122,8 @@ pub enum NodeRelayError {
     #[error("cannot start the relay: {0}")]
     Start(RelayError),
 
-    /// The relay got no session with the workers' store.
-    #[error("the relay did not reach the workers' store {master} within {:.1} s: {source}", waited.as_secs_f64())]
+    /// The relay has no session with the workers' store: it is not reached, or has another secret or no sessions.
+    #[error("the relay has no session with the workers' store {master} after {:.1} s: {source}", waited.as_secs_f64())]
     NotConnected {
         /// The address of the workers' store.
         master: HostPort,

@@ -7,9 +7,10 @@ mod error;
 
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use c10d_relay::{Relay, RelayOptions};
+use c10d_relay::{Relay, RelayError, RelayOptions};
 use c10d_socket::{Deadline, HostPort, ListenOptions, listen};
 use elastic_rendezvous::RendezvousInfo;
 
@@ -20,6 +21,11 @@ use crate::patience::SLICE;
 /// Several launchers on one machine have the same port at different loopback addresses, from 127.0.0.1 to this one.
 /// Linux has all of 127.0.0.0/8, other systems only the first.
 const LAST_HOST: u8 = 8;
+
+/// How long the end of a relay waits for what the workers have sent before they exited: the relay may not have read it
+/// yet. Processes that survived their worker can hold connections longer.
+const LAST_REQUESTS_TIMEOUT: Duration = Duration::from_secs(1);
+const LAST_REQUESTS_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// A relay that runs. Drop ends it.
 #[derive(Debug)]
@@ -82,8 +88,12 @@ impl NodeRelay {
         &self.address
     }
 
-    /// Ends the session and the connections of workers that are left.
+    /// Ends the relay when the workers have exited, and what they have sent is on its way.
     pub(crate) fn end(self) {
+        let deadline = Deadline::after(Instant::now(), LAST_REQUESTS_TIMEOUT);
+        while self.relay.connection_count() > 0 && !deadline.has_passed(Instant::now()) {
+            thread::sleep(LAST_REQUESTS_POLL_INTERVAL);
+        }
         self.relay.shutdown();
     }
 
@@ -104,14 +114,14 @@ impl NodeRelay {
             let slice = Deadline::after(Instant::now(), SLICE).min(deadline);
             match self.relay.wait_until_connected(slice) {
                 Ok(()) => return Ok(()),
-                Err(source) if deadline.has_passed(Instant::now()) || !self.relay.is_running() => {
+                Err(RelayError::Timeout { .. }) if !deadline.has_passed(Instant::now()) => {}
+                Err(source) => {
                     return Err(NodeRelayError::NotConnected {
                         master: master.clone(),
                         waited: started.elapsed(),
                         source,
                     });
                 }
-                Err(_) => {}
             }
         }
     }

@@ -8,6 +8,7 @@ use c10d_socket::{Credentials, Deadline, HostPort, resolve, resolve_local};
 use c10d_store::{StoreError, TcpStore};
 use elastic_agent::StartedWorkers;
 
+use crate::run::own_address::own_address_towards;
 use crate::run::processes::StoreAddress;
 use crate::server_address::client_options;
 
@@ -65,14 +66,17 @@ impl Link {
         // A worker that serves the store does so with PyTorch's server, and later.
         let target = started.is_agent_store.then(|| master.clone());
         let reached_at = started.relay.as_ref().unwrap_or(master);
-        if self.reached_at.as_ref() != Some(reached_at) {
-            let deadline = Deadline::after(Instant::now(), TIMEOUT);
-            self.address = Some(address_of(reached_at, deadline));
-            self.reached_at = Some(reached_at.clone());
-        } else if self.target == target {
+        if self.target == target && self.reached_at.as_ref() == Some(reached_at) {
             return;
         }
         close(&self.open);
+        let deadline = Deadline::after(Instant::now(), TIMEOUT);
+        let mut address = address_of(reached_at, deadline);
+        if started.relay.is_some() {
+            address.seen_as = seen_by(master, deadline);
+        }
+        self.address = Some(address);
+        self.reached_at = Some(reached_at.clone());
         self.target = target;
         self.credentials.clone_from(&started.credentials);
         self.is_unsupported = false;
@@ -149,6 +153,12 @@ impl Link {
     }
 }
 
+/// The address of this machine that the store sees; `None` if it is unknown.
+fn seen_by(master: &HostPort, deadline: Deadline) -> Option<IpAddr> {
+    let addresses = resolve(master, deadline).ok()?;
+    own_address_towards(*addresses.first()?).ok()
+}
+
 /// The addresses at which workers reach the store. A store on this machine is also reached by loopback.
 fn address_of(master: &HostPort, deadline: Deadline) -> StoreAddress {
     let addresses = resolve(master, deadline).unwrap_or_default();
@@ -162,5 +172,6 @@ fn address_of(master: &HostPort, deadline: Deadline) -> StoreAddress {
     StoreAddress {
         ips,
         port: master.port(),
+        seen_as: None,
     }
 }

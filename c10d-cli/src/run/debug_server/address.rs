@@ -1,10 +1,12 @@
 //! Where the launcher listens for questions about its workers.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
 use c10d_socket::{Deadline, HostPort, resolve};
+
+use crate::run::own_address::own_address_towards;
 
 /// How long the name of the store's host may take. The workers have started already, and the agent waits.
 const NAME_TIMEOUT: Duration = Duration::from_millis(500);
@@ -27,17 +29,6 @@ fn choose(towards_store: Option<IpAddr>, nodes: usize) -> IpAddr {
         None if nodes == 1 => Ipv4Addr::LOCALHOST.into(),
         Some(IpAddr::V4(_)) | None => Ipv4Addr::UNSPECIFIED.into(),
     }
-}
-
-/// Sends nothing: the system only chooses a route.
-fn own_address_towards(store: SocketAddr) -> io::Result<IpAddr> {
-    let any: IpAddr = match store {
-        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-    };
-    let socket = UdpSocket::bind(SocketAddr::new(any, 0))?;
-    socket.connect(store)?;
-    Ok(socket.local_addr()?.ip())
 }
 
 #[cfg(test)]

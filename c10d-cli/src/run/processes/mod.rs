@@ -38,6 +38,8 @@ const FILE_BYTES_MAX: u64 = 64 << 10;
 pub(super) struct StoreAddress {
     pub(super) ips: Vec<IpAddr>,
     pub(super) port: u16,
+    /// What the store sees in place of a worker's IP address, if these are a relay's addresses. It sees the port.
+    pub(super) seen_as: Option<IpAddr>,
 }
 
 /// Finds the processes of workers, and remembers what the next look can use again.
@@ -73,7 +75,10 @@ impl Scanner {
         let of_worker = |(worker, members): (&u32, Vec<u32>)| {
             let mut listed: Vec<AnnouncedProcess> = members
                 .iter()
-                .filter_map(|pid| Some(self.describe(*pid, stats.get(pid)?, by_holder.get(pid))))
+                .filter_map(|pid| {
+                    let sockets = by_holder.get(pid);
+                    Some(self.describe(*pid, stats.get(pid)?, sockets, store))
+                })
                 .collect();
             if listed.is_empty() {
                 let mut alone = AnnouncedProcess::default();
@@ -169,6 +174,7 @@ impl Scanner {
         pid: u32,
         stat: &Stat,
         sockets: Option<&Vec<TcpSocket>>,
+        store: &StoreAddress,
     ) -> AnnouncedProcess {
         let mut process = AnnouncedProcess::default();
         process.pid = pid;
@@ -183,7 +189,7 @@ impl Scanner {
         process.cpu_ms = Some(stat.cpu_ticks.saturating_mul(1000) / self.ticks_per_second);
         for socket in sockets.into_iter().flatten() {
             match socket.state {
-                TcpState::Established => process.store_connections.push(socket.local),
+                TcpState::Established => process.store_connections.push(store.seen(socket.local)),
                 TcpState::SynSent => process.connecting_to.push(socket.remote),
             }
         }
@@ -203,6 +209,11 @@ impl Scanner {
 }
 
 impl StoreAddress {
+    /// The address that the store sees of a worker's socket.
+    fn seen(&self, local: SocketAddr) -> SocketAddr {
+        SocketAddr::new(self.seen_as.unwrap_or(local.ip()), local.port())
+    }
+
     fn is_of(&self, remote: SocketAddr) -> bool {
         remote.port() == self.port && self.ips.contains(&remote.ip())
     }
@@ -240,6 +251,7 @@ mod tests {
         let store = StoreAddress {
             ips: vec![address.ip()],
             port: address.port(),
+            seen_as: None,
         };
         let own = std::process::id();
         let mut scanner = Scanner::new("/proc");
@@ -263,6 +275,14 @@ mod tests {
             expected.sort_unstable();
             assert_eq!(look(&mut scanner).store_connections, expected);
         }
+        let relay = StoreAddress {
+            seen_as: Some([10, 0, 0, 5].into()),
+            ..store.clone()
+        };
+        let port = connections[0].local_addr().unwrap().port();
+        let seen = SocketAddr::from(([10, 0, 0, 5], port));
+        let found = scanner.look(&[own], &relay).remove(0);
+        assert!(found[0].store_connections.contains(&seen), "{found:?}");
         connections.clear();
         assert_eq!(look(&mut scanner).store_connections, []);
     }
