@@ -75,7 +75,9 @@ class Rank:
         os.environ[name] = value
 
     def do_mark(self, name):
-        address = [os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])]
+        # The store itself, if MASTER_ADDR is a relay.
+        prefix = "C10D_" if "C10D_MASTER_ADDR" in os.environ else ""
+        address = [os.environ[f"{prefix}MASTER_ADDR"], int(os.environ[f"{prefix}MASTER_PORT"])]
         write(self.folder, f"{name}.{self.number}", {"pid": os.getpid(), "store": address})
 
     def do_await(self, name):

@@ -508,12 +508,16 @@ const C10D_RUN: &[Kind] = &[Kind::C10d];
 /// A job in which torchrun starts ranks 2 and 3. It tells the store nothing about them.
 const WITH_TORCHRUN: &[Kind] = &[Kind::C10d, Kind::Torchrun];
 
+/// Two nodes of `c10d run` on this machine, and the option for relays.
+const TWO_NODES: &[Kind] = &[Kind::C10d, Kind::C10d];
+const RELAY: &[&str] = &["--relay"];
+
 fn allows_launchers() -> bool {
     Release::tested().allows(Feature::ElasticJobs)
 }
 
 /// One job that stands still in one way after another. Each time the rank at fault goes on when it has been named.
-fn late_again_and_again(nodes: &[Kind]) -> BrokenJob {
+fn late_again_and_again(nodes: &[Kind], options: &[&str]) -> BrokenJob {
     let steps = [
         "mark:here",
         "await:init",
@@ -531,7 +535,7 @@ fn late_again_and_again(nodes: &[Kind]) -> BrokenJob {
     let is_late = |step: &&str| ["await:init", "await:step", "await:group"].contains(step);
     let in_time: Vec<&str> = steps.into_iter().filter(|step| !is_late(step)).collect();
     let plan = Plan::all(LONG, &in_time).but(2, &steps);
-    let mut job = BrokenJob::launch(nodes, &plan, &[]);
+    let mut job = BrokenJob::launch(nodes, &plan, options);
 
     until_waiting(&mut job, 3, 2);
     expect_named(&job, "stuck before init", FindingKind::NeverConnected, &[2]);
@@ -639,14 +643,14 @@ fn another_port(nodes: &[Kind]) {
 }
 
 /// A rank is stopped in training: the store cannot know it, a launcher that announces its workers can.
-fn stopped_in_training(nodes: &[Kind], kind: FindingKind, culprits: &[usize]) {
+fn stopped_in_training(nodes: &[Kind], options: &[&str], kind: FindingKind, culprits: &[usize]) {
     let _watchdog = Watchdog::start("stopped_in_training", LIMIT);
     if !allows_launchers() {
         return;
     }
     let steps = ["mark:here", "init", "all_reduce", "mark:trained"];
     let steps = [steps.as_slice(), &["await:go", "all_reduce", "sleep"]].concat();
-    let mut job = BrokenJob::launch(nodes, &Plan::all(LONG, &steps), &[]);
+    let mut job = BrokenJob::launch(nodes, &Plan::all(LONG, &steps), options);
     job.marks("trained");
     job.signal(2, Signal::STOP);
     job.release("go");
@@ -763,7 +767,7 @@ fn c10d_run_with_a_rank_that_is_late_again_and_again() {
     if !allows_launchers() {
         return;
     }
-    let mut job = late_again_and_again(C10D_RUN);
+    let mut job = late_again_and_again(C10D_RUN, &[]);
 
     job.signal(2, Signal::KILL);
     let report = failure_report(&mut job);
@@ -782,10 +786,23 @@ fn torchrun_with_a_rank_that_is_late_again_and_again() {
     if !allows_launchers() {
         return;
     }
-    let mut job = late_again_and_again(WITH_TORCHRUN);
+    let mut job = late_again_and_again(WITH_TORCHRUN, &[]);
     job.signal(2, Signal::KILL);
     until_closed(&mut job, 2);
     expect_named(&job, "killed", FindingKind::LostLater, &[2]);
+}
+
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn relays_with_a_rank_that_is_late_again_and_again() {
+    let _watchdog = Watchdog::start("relays_with_a_late_rank", LIMIT);
+    if !allows_launchers() {
+        return;
+    }
+    let mut job = late_again_and_again(TWO_NODES, RELAY);
+    job.signal(2, Signal::KILL);
+    until_closed(&mut job, 2);
+    expect_named(&job, "killed", FindingKind::WorkerEnded, &[2]);
 }
 
 /// PyTorch's ranks give up, and the launcher stops the one that they waited for.
@@ -895,6 +912,7 @@ cases! {
     torchrun_with_two_processes_with_one_rank: same_rank_under(WITH_TORCHRUN);
     c10d_run_with_addresses_of_an_earlier_group: stale_addresses_under(C10D_RUN);
     torchrun_with_addresses_of_an_earlier_group: stale_addresses_under(WITH_TORCHRUN);
-    c10d_run_with_a_rank_stopped_in_training: stopped_in_training(C10D_RUN, FindingKind::WorkerStopped, &[2]);
-    torchrun_with_a_rank_stopped_in_training: stopped_in_training(WITH_TORCHRUN, FindingKind::NotInTheStore, &[]);
+    c10d_run_with_a_rank_stopped_in_training: stopped_in_training(C10D_RUN, &[], FindingKind::WorkerStopped, &[2]);
+    torchrun_with_a_rank_stopped_in_training: stopped_in_training(WITH_TORCHRUN, &[], FindingKind::NotInTheStore, &[]);
+    relays_with_a_rank_stopped_in_training: stopped_in_training(TWO_NODES, RELAY, FindingKind::WorkerStopped, &[2]);
 }
