@@ -38,8 +38,13 @@ fn start_relay(upstream: &Server, options: &[&str]) -> Server {
 /// `c10d run OPTIONS --no-python sh -c SCRIPT`.
 fn launch(options: &[&str], script: &str) -> Command {
     let mut launcher = command(["run"].iter().chain(options));
+    launcher.args(["--no-python", "sh", "-c", script]);
+    with_c10d(launcher)
+}
+
+/// A launcher whose workers find the command, and nothing of an outer launcher.
+fn with_c10d(mut launcher: Command) -> Command {
     launcher
-        .args(["--no-python", "sh", "-c", script])
         .env("C10D", env!("CARGO_BIN_EXE_c10d"))
         .env("OMP_NUM_THREADS", "1");
     for name in [
@@ -138,6 +143,33 @@ fn workers_of_two_nodes_meet_through_relays_on_one_port() {
     let hosts: BTreeSet<&str> = words.iter().map(|line| line[1]).collect();
     assert_eq!(hosts, BTreeSet::from(["127.0.0.1", "127.0.0.2"]));
     assert_eq!(words[0][1], words[1][1]);
+}
+
+/// PyTorch's clients do not wait for an answer to SET.
+#[test]
+fn what_a_worker_sends_before_it_exits_reaches_the_store() {
+    // VALIDATE and PING, as PyTorch's clients connect, and SET of the key `/last` with a value of 100,000 bytes.
+    const LAST: &str = r"
+        [ $RANK = 1 ] || exec $C10D store wait last --timeout 20s
+        exec 3<>/dev/tcp/$MASTER_ADDR/$MASTER_PORT
+        printf '\x00\xce\xf7\x85\x3c\x0d1234' >&3
+        [ $(head -c 4 <&3) = 1234 ]
+        { printf '\x01\x05\0\0\0\0\0\0\0/last\xa0\x86\x01\0\0\0\0\0'
+          head -c 100000 /dev/zero; } >&3";
+    let endpoint = format!("--rdzv-endpoint=127.0.0.1:{}", free_port());
+    let nodes = [0, 1].map(|_| {
+        let options = [
+            "--nnodes=2",
+            "--rdzv-backend=c10d",
+            "--local-addr=127.0.0.1",
+            &endpoint,
+            "--relay",
+        ];
+        let mut launcher = command(["run"].iter().chain(&options));
+        launcher.args(["--no-python", "bash", "-c", LAST]);
+        Running::start(with_c10d(launcher))
+    });
+    assert_succeeded(&nodes.map(Running::end));
 }
 
 #[test]
