@@ -10,7 +10,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use c10d_socket::{
-    HostPort, RefusalLine, SocketOptions, Strangers, configure_accepted, loopback_user, own_user,
+    Deadline, HostPort, RefusalLine, SocketOptions, Strangers, configure_accepted, loopback_user,
+    own_user,
 };
 use c10d_store::SessionError;
 use mio::event::Event;
@@ -68,6 +69,8 @@ pub(crate) struct EventLoop {
     target: HostPort,
     resume_timeout: Duration,
     link: Option<Link>,
+    /// The relay ends: the deadline, and whether the store was told.
+    finishing: Option<(Deadline, bool)>,
     /// A session has begun, and goes on over the next link.
     has_session: bool,
     is_connecting: bool,
@@ -125,6 +128,7 @@ impl EventLoop {
             target: parts.target,
             resume_timeout: parts.resume_timeout,
             link: None,
+            finishing: None,
             has_session: false,
             is_connecting: false,
             lost_at: None,
@@ -145,7 +149,7 @@ impl EventLoop {
     /// Runs until the stop flag is set and the waker is called. All connections close on return.
     pub(crate) fn run(mut self) {
         let mut events = Events::with_capacity(EVENTS_PER_TURN);
-        while !self.status.stop.load(Ordering::Acquire) {
+        while !self.status.stop.load(Ordering::Acquire) && !self.is_finished() {
             let timeout = self.time_to_sleep();
             if let Err(error) = self.poll.poll(&mut events, timeout) {
                 if error.kind() == io::ErrorKind::Interrupted {
@@ -156,7 +160,9 @@ impl EventLoop {
             }
             self.turn(&events);
         }
-        self.say_goodbye();
+        if self.finishing.is_none() {
+            self.say_goodbye();
+        }
         self.status.set(Upstream::Stopped);
     }
 
@@ -171,6 +177,7 @@ impl EventLoop {
             self.accept_retry_at,
             closing,
             self.hub.next_cancel(),
+            self.finishing.and_then(|(by, _)| by.instant()),
         ];
         let next = next.into_iter().flatten().min();
         next.map(|at| at.saturating_duration_since(now))
@@ -220,6 +227,7 @@ impl EventLoop {
         self.serve_touched(now);
         self.flush_link(now);
         self.close_late(now);
+        self.finish(now);
         self.status.set_connections(self.connections.len());
     }
 
@@ -540,6 +548,29 @@ impl EventLoop {
         self.connections.clear();
         self.ready.clear();
         self.status.set(Upstream::Failed(Arc::new(error)));
+    }
+
+    /// Once the ranks are gone, ends the session after all that they have sent.
+    fn finish(&mut self, now: Instant) {
+        self.finishing = match self.finishing {
+            None => self.status.finishes_by().map(|by| (by, false)),
+            other => other,
+        };
+        if let Some((by, false)) = self.finishing
+            && self.connections.is_empty()
+            && self.accept_more.is_empty()
+            && self.hub.end()
+        {
+            self.finishing = Some((by, true));
+            self.flush_link(now);
+        }
+    }
+
+    /// Whether the relay is to end, and the store has got everything, or there is no time left.
+    fn is_finished(&self) -> bool {
+        self.finishing.is_some_and(|(by, was_told)| {
+            by.has_passed(Instant::now()) || was_told && (self.hub.is_ended() || !self.has_session)
+        })
     }
 
     /// Lets the store forget the session at once, if it can be told.

@@ -38,6 +38,7 @@ pub(crate) struct Hub {
     turn: Turn,
     touched: Vec<u32>,
     waiting_to_send: VecDeque<u32>,
+    is_ended: bool,
     /// CANCEL_WAITs that the store should have answered by then: the client, and which of its cancels.
     cancels: VecDeque<(Instant, u32, u64)>,
 }
@@ -189,7 +190,11 @@ impl Hub {
                         }
                         client
                     }
-                    Frame::Open { .. } | Frame::Group(_) | Frame::End => continue,
+                    Frame::End => {
+                        self.is_ended = true;
+                        continue;
+                    }
+                    Frame::Open { .. } | Frame::Group(_) => continue,
                 };
                 self.touch(client);
             }
@@ -240,6 +245,22 @@ impl Hub {
             }
         }
         touched
+    }
+
+    /// Tells the store that the session ends, once no rank is left, of which something may still have to be sent.
+    /// Returns whether it was told.
+    pub(crate) fn end(&mut self) -> bool {
+        self.end_turn();
+        if !self.ranks.is_empty() {
+            return false;
+        }
+        self.stream.push_end();
+        true
+    }
+
+    /// Whether the store has ended the session, as it was told, after everything before that.
+    pub(crate) const fn is_ended(&self) -> bool {
+        self.is_ended
     }
 
     /// The session is over: all its ranks are gone, and another one begins.

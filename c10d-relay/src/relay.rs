@@ -154,19 +154,37 @@ impl Relay {
         self.end();
     }
 
-    fn end(&mut self) {
-        let Some(thread) = self.thread.take() else {
-            return;
-        };
-        self.status.stop.store(true, Ordering::Release);
+    /// Stops as [`shutdown`](Self::shutdown) does, but only when the ranks have closed their connections and the store has
+    /// carried out all that they have sent, or at the deadline: PyTorch's clients do not wait for an answer to SET.
+    /// Blocks until then.
+    pub fn finish(mut self, deadline: Deadline) {
+        self.status.finish_by(deadline);
         if let Err(error) = self.waker.wake() {
-            // The thread cannot be woken, so joining it would hang.
             log::error!("cannot stop the relay: {error}");
             return;
         }
-        if thread.join().is_err() {
+        self.join();
+    }
+
+    fn join(&mut self) {
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
             log::error!("the thread of the relay panicked");
         }
+    }
+
+    fn end(&mut self) {
+        if self.thread.is_none() {
+            return;
+        }
+        self.status.stop.store(true, Ordering::Release);
+        if let Err(error) = self.waker.wake() {
+            // The thread cannot be woken, so joining it would hang.
+            self.thread = None;
+            log::error!("cannot stop the relay: {error}");
+        }
+        self.join();
     }
 }
 

@@ -27,6 +27,8 @@ pub(crate) struct Status {
     upstream: Mutex<Upstream>,
     changed: Condvar,
     pub(crate) stop: AtomicBool,
+    /// The relay ends then, or before, when its ranks have.
+    finish_by: Mutex<Option<Deadline>>,
     connections: AtomicUsize,
 }
 
@@ -60,6 +62,16 @@ impl Status {
             };
         }
         upstream.clone()
+    }
+
+    pub(crate) fn finish_by(&self, deadline: Deadline) {
+        let finish_by = self.finish_by.lock();
+        *finish_by.unwrap_or_else(PoisonError::into_inner) = Some(deadline);
+    }
+
+    pub(crate) fn finishes_by(&self) -> Option<Deadline> {
+        let finish_by = self.finish_by.lock();
+        *finish_by.unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn set_connections(&self, connections: usize) {

@@ -211,6 +211,30 @@ fn the_session_ends_with_its_relay_and_so_do_its_ranks_at_the_server() {
     });
 }
 
+/// PyTorch's clients do not wait for an answer to SET.
+#[test]
+fn a_relay_that_finishes_brings_everything_to_the_store_first() {
+    let server = server();
+    let proxy = Proxy::to(server.local_addr());
+    let relay = relay_to(proxy.port(), RelayOptions::default());
+    let rank = rank_of(&relay);
+    let value = vec![7; 6_000_000];
+    proxy.cut(true);
+    wait_until("the loss is noticed", || !relay.is_connected());
+    rank.set("last", &value).expect("set");
+    drop(rank);
+    let finishing = thread::spawn(move || relay.finish(soon()));
+    proxy.mend();
+    finishing.join().expect("no panic");
+    let store = TcpStore::connect("127.0.0.1", server.local_addr().port()).expect("a client");
+    let got = store.try_get("last").expect("try_get");
+    assert!(got.as_deref() == Some(&value[..]));
+    drop(store);
+    wait_until("the server has forgotten the session", || {
+        server.connection_count() == 0
+    });
+}
+
 #[test]
 fn a_relay_gives_up_after_its_time() {
     let server = server();

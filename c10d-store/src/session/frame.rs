@@ -56,7 +56,7 @@ pub enum Frame<'a> {
         /// The number of bytes.
         bytes: u32,
     },
-    /// The session ends with all its clients.
+    /// The session ends with all its clients. From the server: everything before the client's END has been carried out.
     End,
 }
 

@@ -7,7 +7,6 @@ mod error;
 
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use c10d_relay::{Relay, RelayError, RelayOptions};
@@ -22,10 +21,9 @@ use crate::patience::SLICE;
 /// Linux has all of 127.0.0.0/8, other systems only the first.
 const LAST_HOST: u8 = 8;
 
-/// How long the end of a relay waits for what the workers have sent before they exited: the relay may not have read it
-/// yet. Processes that survived their worker can hold connections longer.
+/// How long the end of a relay waits for what the workers have sent before they exited. Processes that survived their
+/// worker can hold connections longer.
 const LAST_REQUESTS_TIMEOUT: Duration = Duration::from_secs(1);
-const LAST_REQUESTS_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// A relay that runs. Drop ends it.
 #[derive(Debug)]
@@ -91,10 +89,7 @@ impl NodeRelay {
     /// Ends the relay when the workers have exited, and what they have sent is on its way.
     pub(crate) fn end(self) {
         let deadline = Deadline::after(Instant::now(), LAST_REQUESTS_TIMEOUT);
-        while self.relay.connection_count() > 0 && !deadline.has_passed(Instant::now()) {
-            thread::sleep(LAST_REQUESTS_POLL_INTERVAL);
-        }
-        self.relay.shutdown();
+        self.relay.finish(deadline);
     }
 
     /// Waits until the store has accepted the relay, so that a wrong secret or a store of another kind is an error here

@@ -136,7 +136,7 @@ impl EventLoop {
                     self.connections.touch(token);
                 }
             }
-            Frame::End => self.end_session(slot, CloseReason::Peer),
+            Frame::End => self.say_end(slot),
         }
         Ok(())
     }
@@ -383,6 +383,17 @@ impl EventLoop {
             }
         }
         self.close_quietly(token, reason);
+    }
+
+    /// The peer has ended the session, and is told that all before that was carried out.
+    fn say_end(&mut self, slot: usize) {
+        if let Some(session) = self.sessions.get_mut(slot)
+            && let Some(link) = session.link
+        {
+            session.stream.push_end();
+            self.flush_link(link);
+        }
+        self.end_session(slot, CloseReason::Peer);
     }
 
     /// Ends a session with its clients and its link.
