@@ -513,10 +513,16 @@ impl EventLoop {
 
     /// The link is lost. The ranks notice nothing but a pause.
     fn lose_link(&mut self, reason: &str) {
-        if self.link.take().is_none() {
+        if self.link.take().is_none() || self.hub.is_ended() {
             return;
         }
-        log::warn!(
+        // The job may be over, and the store with it.
+        let level = match self.finishing {
+            Some(_) => log::Level::Debug,
+            None => log::Level::Warn,
+        };
+        log::log!(
+            level,
             "the connection to the store {} is lost ({reason}); trying to go on for {:?}",
             self.target,
             self.resume_timeout
