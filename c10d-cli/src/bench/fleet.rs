@@ -16,13 +16,13 @@ use socket2::{Domain, SockRef, Socket, Type};
 use super::error::BenchError;
 
 /// Events received per poll.
-const EVENTS_PER_POLL: usize = 1024;
+pub(super) const EVENTS_PER_POLL: usize = 1024;
 
 /// The size of the server's own buffer.
-const READ_BYTES: usize = 64 << 10;
+pub(super) const READ_BYTES: usize = 64 << 10;
 
 /// Longer than any pause of a healthy server, even while it cancels thousands of waits.
-const SILENCE_MAX: Duration = Duration::from_secs(30);
+pub(super) const SILENCE_MAX: Duration = Duration::from_secs(30);
 
 /// Connections to one server.
 #[derive(Debug)]
@@ -301,6 +301,21 @@ fn start_connect(target: SocketAddr, source: Option<SocketAddr>) -> io::Result<T
     }
 }
 
+/// Starts to connect socket `index` of many, which has its index as the token.
+pub(super) fn open_socket(
+    target: SocketAddr,
+    index: usize,
+    registry: &Registry,
+) -> io::Result<TcpStream> {
+    let mut stream = start_connect(target, source_of(target, index))?;
+    stream.set_nodelay(true)?;
+    // Closing then resets the connection, which frees its port at once for the next round.
+    SockRef::from(&stream).set_linger(Some(Duration::ZERO))?;
+    let interest = Interest::READABLE | Interest::WRITABLE;
+    registry.register(&mut stream, Token(index), interest)?;
+    Ok(stream)
+}
+
 impl Links {
     /// Sends `request` on a link, and expects a reply of `reply_bytes`.
     pub(super) fn ask(
@@ -377,19 +392,7 @@ impl Links {
         let address = self.address;
         let failed = |source| BenchError::Connect { address, source };
         let index = self.links.len();
-        let mut stream = start_connect(address, source_of(address, index)).map_err(failed)?;
-        stream.set_nodelay(true).map_err(failed)?;
-        // Closing then resets the connection, which frees its port at once for the next round.
-        SockRef::from(&stream)
-            .set_linger(Some(Duration::ZERO))
-            .map_err(failed)?;
-        self.registry
-            .register(
-                &mut stream,
-                Token(index),
-                Interest::READABLE | Interest::WRITABLE,
-            )
-            .map_err(failed)?;
+        let stream = open_socket(address, index, &self.registry).map_err(failed)?;
         let tls = self.tls.as_ref().map(TlsClient::start).transpose();
         let tls = tls.map_err(|error| failed(io::Error::other(error)))?;
         self.links.push(Link {

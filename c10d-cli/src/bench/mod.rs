@@ -1,4 +1,4 @@
-//! `c10d bench`: benchmarks of a TCPStore server, a rendezvous, RPC calls, and remote references.
+//! `c10d bench`: benchmarks of a TCPStore server, relays, a rendezvous, RPC calls, and remote references.
 //!
 //! Figures stand beside a *floor*: the same exchange without the measured software. The load generator for
 //! stores is one thread, so that on two cores the server has one to itself. It uses only the base protocol,
@@ -12,6 +12,7 @@ mod floor;
 mod latency;
 mod pair;
 mod process;
+mod relay;
 mod rendezvous;
 mod report;
 mod rpc;
@@ -32,6 +33,8 @@ pub(crate) enum BenchCommand {
     /// A process of nodes of `rendezvous`.
     #[command(hide = true)]
     RendezvousNodes(rendezvous::RendezvousNodesArgs),
+    /// Measures what a relay on each node changes for a store's ranks.
+    Relay(relay::RelayBenchArgs),
     /// Measures calls between two workers, in one process and in two.
     Rpc(rpc::RpcBenchArgs),
     /// The second process of `rpc`.
@@ -55,6 +58,7 @@ pub(crate) fn run(command: &BenchCommand) -> Result<(), Failure> {
             rendezvous::serve(args);
             Ok(())
         }
+        BenchCommand::Relay(args) => relay::run(args),
         BenchCommand::Rpc(args) => rpc::run(args),
         BenchCommand::RpcPeer(args) => rpc::serve(args),
         BenchCommand::Rref(args) => rref::run(args),

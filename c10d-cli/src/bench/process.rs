@@ -15,6 +15,12 @@ impl Process {
         self.status_bytes("RssAnon:")
     }
 
+    /// How many files it has open: its connections, and a few others.
+    pub(super) fn open_files(self) -> Option<usize> {
+        let files = fs::read_dir(format!("/proc/{}/fd", self.0)).ok()?;
+        Some(files.count())
+    }
+
     /// The most resident memory that it ever had, in bytes.
     pub(super) fn peak_bytes(self) -> Option<u64> {
         self.status_bytes("VmHWM:")
@@ -51,11 +57,12 @@ mod tests {
         if cfg!(target_os = "linux") {
             assert!(this.anonymous_bytes().unwrap() > 4096);
             assert!(this.peak_bytes() >= this.anonymous_bytes());
+            assert!(this.open_files().unwrap() > 0);
             assert!(this.cpu_time().unwrap() < Duration::from_secs(3600));
         }
         // Above the largest process id.
         let nobody = Process(u32::MAX);
         assert_eq!((nobody.anonymous_bytes(), nobody.cpu_time()), (None, None));
-        assert_eq!(nobody.peak_bytes(), None);
+        assert_eq!((nobody.peak_bytes(), nobody.open_files()), (None, None));
     }
 }

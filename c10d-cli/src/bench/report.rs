@@ -15,6 +15,8 @@ pub(super) enum Unit {
     Milliseconds,
     GigabytesPerSecond,
     Bytes,
+    /// Connections, requests and the like.
+    Count,
 }
 
 impl Unit {
@@ -25,13 +27,14 @@ impl Unit {
             Self::Milliseconds => "ms",
             Self::GigabytesPerSecond => "GB/s",
             Self::Bytes => "bytes",
+            Self::Count => "",
         }
     }
 
     const fn decimals(self) -> usize {
         match self {
             Self::OperationsPerSecond | Self::Bytes => 0,
-            Self::Microseconds | Self::Milliseconds => 1,
+            Self::Microseconds | Self::Milliseconds | Self::Count => 1,
             Self::GigabytesPerSecond => 2,
         }
     }
@@ -68,11 +71,19 @@ impl Samples {
 
     /// Each sample divided by the floor's of the same round.
     fn ratios(&self, floor: &Self) -> Self {
+        self.compared(floor, |value, floor| value / floor)
+    }
+
+    /// Each sample less the floor's of the same round.
+    fn differences(&self, floor: &Self) -> Self {
+        self.compared(floor, |value, floor| value - floor)
+    }
+
+    fn compared(&self, floor: &Self, compare: impl Fn(f64, f64) -> f64) -> Self {
+        let pairs = self.0.iter().zip(&floor.0);
         Self(
-            self.0
-                .iter()
-                .zip(&floor.0)
-                .map(|(value, floor)| value / floor)
+            pairs
+                .map(|(value, floor)| compare(*value, *floor))
                 .collect(),
         )
     }
@@ -90,6 +101,9 @@ pub(super) enum Goal {
     RatioAtLeast(f64),
     RatioAtMost(f64),
     AtLeast(f64),
+    AtMost(f64),
+    /// The median of the differences to the floor of the same round.
+    AboveFloorAtMost(f64),
 }
 
 /// One figure of a benchmark.
@@ -143,6 +157,8 @@ impl Row {
             Goal::RatioAtLeast(least) => self.ratio()? >= least,
             Goal::RatioAtMost(most) => self.ratio()? <= most,
             Goal::AtLeast(least) => self.samples.median()? >= least,
+            Goal::AtMost(most) => self.samples.median()? <= most,
+            Goal::AboveFloorAtMost(most) => self.samples.differences(&self.floor).median()? <= most,
         })
     }
 
@@ -153,6 +169,12 @@ impl Row {
             Some(Goal::RatioAtMost(most)) => format!("ratio <= {most}"),
             Some(Goal::AtLeast(least)) => {
                 format!(">= {}", with_separators(least, self.unit.decimals()))
+            }
+            Some(Goal::AtMost(most)) => {
+                format!("<= {}", with_separators(most, self.unit.decimals()))
+            }
+            Some(Goal::AboveFloorAtMost(most)) => {
+                format!("<= floor + {}", with_separators(most, self.unit.decimals()))
             }
         };
         match self.goal_is_met() {
@@ -187,6 +209,8 @@ impl Row {
                 Goal::RatioAtLeast(value) => ("ratio_at_least", value),
                 Goal::RatioAtMost(value) => ("ratio_at_most", value),
                 Goal::AtLeast(value) => ("at_least", value),
+                Goal::AtMost(value) => ("at_most", value),
+                Goal::AboveFloorAtMost(value) => ("above_floor_at_most", value),
             };
             row.insert(
                 "goal".into(),
@@ -351,6 +375,10 @@ mod tests {
         assert_eq!(row.goal_is_met(), Some(false));
         row.goal = Some(Goal::AtLeast(90.0));
         assert_eq!(row.goal_text(), ">= 90 met");
+        row.goal = Some(Goal::AtMost(89.0));
+        assert_eq!(row.goal_text(), "<= 89 MISSED");
+        row.goal = Some(Goal::AboveFloorAtMost(0.0));
+        assert_eq!(row.goal_text(), "<= floor + 0 met");
     }
 
     #[test]

@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use c10d_socket::TlsClient;
+
 use super::super::child::ServerChild;
 use super::super::error::BenchError;
 use super::super::fleet::{Fleet, Links};
@@ -34,8 +36,11 @@ pub(in super::super) fn ranks(
     .map(|name| Row::new(name, Unit::Milliseconds));
     let mut memory = Row::new("memory per connection", Unit::Bytes);
     let floor_child = if setting.floor {
-        let command =
-            FloorArgs::command_line(FloorMode::WakeAll, requests::join().len(), JOINED_BYTES);
+        let command = FloorArgs::command_line(
+            FloorMode::WakeAll,
+            requests::join().len(),
+            requests::JOINED_BYTES,
+        );
         Some(ServerChild::start(&command, setting.cores)?)
     } else {
         None
@@ -45,7 +50,7 @@ pub(in super::super) fn ranks(
         let before = setting
             .process
             .and_then(|process| process.anonymous_bytes());
-        let (mut job, connect_time) = Job::connect(shape.ranks, round, setting)?;
+        let (mut job, connect_time) = Job::connect(shape.ranks, round, setting, None)?;
         let after = setting
             .process
             .and_then(|process| process.anonymous_bytes());
@@ -83,10 +88,9 @@ pub(in super::super) fn ranks(
     Ok(rows)
 }
 
-/// The rows that have a floor, and the length of the answer to a rank's first request.
+/// The rows that have a floor.
 const CONNECT: usize = 0;
 const WAKE_ALL: usize = 3;
-const JOINED_BYTES: usize = 4 + 8;
 
 /// The same two phases without a store: connects with one exchange each, and one byte to each connection.
 fn floor(
@@ -100,7 +104,7 @@ fn floor(
         ranks,
         setting.connect_window,
         &requests::join(),
-        JOINED_BYTES,
+        requests::JOINED_BYTES,
         |_, _| Ok(()),
     )?;
     let connect_time = start.elapsed();
@@ -115,7 +119,7 @@ fn floor(
 
 /// The connected ranks of one round, with keys of its own, as a barrier key can be used once.
 #[derive(Debug)]
-struct Job {
+pub(in super::super) struct Job {
     fleet: Fleet,
     round: usize,
     /// Keys to delete at the end.
@@ -124,12 +128,13 @@ struct Job {
 
 impl Job {
     /// Measures connect, VALIDATE, PING and ADD to `init/`, until the last answer.
-    fn connect(
+    pub(in super::super) fn connect(
         ranks: usize,
         round: usize,
         setting: &Setting,
+        tls: Option<&TlsClient>,
     ) -> Result<(Self, Duration), BenchError> {
-        let mut fleet = Fleet::new(setting.server, None)?;
+        let mut fleet = Fleet::new(setting.server, tls.cloned())?;
         let join = requests::join();
         let mut joined = Vec::with_capacity(ranks);
         let start = Instant::now();
@@ -137,7 +142,7 @@ impl Job {
             ranks,
             setting.connect_window,
             &join,
-            JOINED_BYTES,
+            requests::JOINED_BYTES,
             |links, reply| {
                 let (nonce, count) = reply.split_at(4);
                 joined.extend(requests::number(count));
@@ -149,10 +154,7 @@ impl Job {
             },
         )?;
         let time = start.elapsed();
-        // One connection at a time joins, so the counts are some n + 1 to n + ranks, each once.
-        joined.sort_unstable();
-        let consecutive = joined.windows(2).all(|pair| pair[0] + 1 == pair[1]);
-        if joined.len() != ranks || !consecutive {
+        if !requests::are_consecutive(joined, ranks) {
             let detail = "the counts are not consecutive".to_owned();
             return Err(fleet.links().wrong_answer("ADD", detail));
         }
@@ -166,7 +168,7 @@ impl Job {
 
     /// ADD, then WAIT on one key, which the last one to arrive SETs. From the first request to the
     /// last wake.
-    fn barrier_by_add_and_wait(&mut self) -> Result<Duration, BenchError> {
+    pub(in super::super) fn barrier_by_add_and_wait(&mut self) -> Result<Duration, BenchError> {
         let ranks = self.fleet.len();
         let arrivals = self.key("arrivals");
         let done = self.key("done");
@@ -203,7 +205,7 @@ impl Job {
     }
 
     /// All ranks wait for one key: from its SET to the last wake-up.
-    fn one_key_wakes_all(&mut self) -> Result<Duration, BenchError> {
+    pub(in super::super) fn one_key_wakes_all(&mut self) -> Result<Duration, BenchError> {
         let ranks = self.fleet.len();
         let key = self.key("go");
         self.wait_and_make_sure(|_| requests::wait(&key))?;

@@ -7,66 +7,74 @@ use c10d_store::wire::{Opcode, RequestBuf, VALIDATION_MAGIC};
 const NONCE: u32 = 4242;
 
 /// The answer to [`hello`] and to [`ping`].
-pub(super) const HELLO_REPLY: [u8; 4] = [NONCE as u8, (NONCE >> 8) as u8, 0, 0];
+pub(in super::super) const HELLO_REPLY: [u8; 4] = [NONCE as u8, (NONCE >> 8) as u8, 0, 0];
 
 /// The answer that ends a wait or a barrier.
-pub(super) const STOP_WAITING: [u8; 1] = [0];
+pub(in super::super) const STOP_WAITING: [u8; 1] = [0];
 
 /// The answer to CANCEL_WAIT.
-pub(super) const WAIT_CANCELED: [u8; 1] = [1];
+pub(in super::super) const WAIT_CANCELED: [u8; 1] = [1];
 
 /// The handshake of PyTorch's clients: VALIDATE and PING.
-pub(super) fn hello() -> Vec<u8> {
+pub(in super::super) fn hello() -> Vec<u8> {
     let mut request = RequestBuf::new();
     request.opcode(Opcode::Validate).u32(VALIDATION_MAGIC);
     request.opcode(Opcode::Ping).u32(NONCE);
     request.to_bytes()
 }
 
+/// The length of the answer to [`join`].
+pub(in super::super) const JOINED_BYTES: usize = HELLO_REPLY.len() + 8;
+
 /// The handshake of a worker, which is also counted under `init/`.
-pub(super) fn join() -> Vec<u8> {
-    let mut request = RequestBuf::new();
-    request.opcode(Opcode::Add).raw_key(b"init/").i64(1);
-    [hello(), request.to_bytes()].concat()
+pub(in super::super) fn join() -> Vec<u8> {
+    [hello(), count_worker()].concat()
 }
 
-pub(super) fn ping() -> Vec<u8> {
+/// The part of [`join`] that counts the worker.
+pub(in super::super) fn count_worker() -> Vec<u8> {
+    let mut request = RequestBuf::new();
+    request.opcode(Opcode::Add).raw_key(b"init/").i64(1);
+    request.to_bytes()
+}
+
+pub(in super::super) fn ping() -> Vec<u8> {
     let mut request = RequestBuf::new();
     request.opcode(Opcode::Ping).u32(NONCE);
     request.to_bytes()
 }
 
-pub(super) fn add(key: &str, delta: i64) -> Vec<u8> {
+pub(in super::super) fn add(key: &str, delta: i64) -> Vec<u8> {
     let mut request = RequestBuf::new();
     request.opcode(Opcode::Add).user_key(key).i64(delta);
     request.to_bytes()
 }
 
-pub(super) fn set(key: &str, value: &[u8]) -> Vec<u8> {
+pub(in super::super) fn set(key: &str, value: &[u8]) -> Vec<u8> {
     let mut request = RequestBuf::new();
     request.opcode(Opcode::Set).user_key(key).value(value);
     request.to_bytes()
 }
 
-pub(super) fn get(key: &str) -> Vec<u8> {
+pub(in super::super) fn get(key: &str) -> Vec<u8> {
     let mut request = RequestBuf::new();
     request.opcode(Opcode::Get).user_key(key);
     request.to_bytes()
 }
 
-pub(super) fn wait(key: &str) -> Vec<u8> {
+pub(in super::super) fn wait(key: &str) -> Vec<u8> {
     let mut request = RequestBuf::new();
     request.opcode(Opcode::Wait).user_keys(&[key]);
     request.to_bytes()
 }
 
-pub(super) fn cancel() -> Vec<u8> {
+pub(in super::super) fn cancel() -> Vec<u8> {
     let mut request = RequestBuf::new();
     request.opcode(Opcode::CancelWait);
     request.to_bytes()
 }
 
-pub(super) fn barrier(key: &str, world_size: i64) -> Vec<u8> {
+pub(in super::super) fn barrier(key: &str, world_size: i64) -> Vec<u8> {
     let mut request = RequestBuf::new();
     request
         .opcode(Opcode::Barrier)
@@ -75,14 +83,14 @@ pub(super) fn barrier(key: &str, world_size: i64) -> Vec<u8> {
     request.to_bytes()
 }
 
-pub(super) fn delete(key: &str) -> Vec<u8> {
+pub(in super::super) fn delete(key: &str) -> Vec<u8> {
     let mut request = RequestBuf::new();
     request.opcode(Opcode::DeleteKey).user_key(key);
     request.to_bytes()
 }
 
 /// The answer to a GET of a value.
-pub(super) fn blob(value: &[u8]) -> Vec<u8> {
+pub(in super::super) fn blob(value: &[u8]) -> Vec<u8> {
     let mut bytes = vec![0; 8];
     LittleEndian::write_u64(&mut bytes, value.len() as u64);
     bytes.extend_from_slice(value);
@@ -90,6 +98,12 @@ pub(super) fn blob(value: &[u8]) -> Vec<u8> {
 }
 
 /// The number in the answer to an ADD; `None` for another length.
-pub(super) fn number(reply: &[u8]) -> Option<i64> {
+pub(in super::super) fn number(reply: &[u8]) -> Option<i64> {
     (reply.len() == 8).then(|| LittleEndian::read_i64(reply))
+}
+
+/// Whether the numbers are some n + 1 to n + `count`, each once, as the answers to ADDs of 1 by all ranks are.
+pub(in super::super) fn are_consecutive(mut numbers: Vec<i64>, count: usize) -> bool {
+    numbers.sort_unstable();
+    numbers.len() == count && numbers.windows(2).all(|pair| pair[0] + 1 == pair[1])
 }

@@ -10,9 +10,11 @@ use std::time::{Duration, Instant};
 use c10d_socket::{Credentials, Protocol, Secret, TlsClient};
 use c10d_store::{TcpStore, TcpStoreOptions};
 
+use super::super::affinity::Cores;
 use super::super::child::ServerChild;
 use super::super::error::BenchError;
 use super::super::latency::percentiles;
+use super::super::process::Process;
 use super::super::report::{Goal, Row, Unit};
 use super::setting::Setting;
 use super::throughput::Throughput;
@@ -28,7 +30,7 @@ pub(in super::super) fn secret(
     setting: &Setting,
     throughput: &Throughput,
 ) -> Result<[Row; 4], BenchError> {
-    let server = SecretServer::start_serving_plain_too(setting)?;
+    let server = SecretServer::start_serving_plain_too(setting.cores)?;
     let setting = Setting {
         server: server.address(),
         ..*setting
@@ -107,25 +109,26 @@ fn latencies(setting: &Setting, credentials: &Credentials) -> Result<[Row; 3], B
 }
 
 /// A server with a new secret, in a child process.
-pub(super) struct SecretServer {
+pub(in super::super) struct SecretServer {
     child: ServerChild,
-    pub(super) credentials: Credentials,
+    file: SecretFile,
+    pub(in super::super) credentials: Credentials,
 }
 
 impl SecretServer {
-    pub(super) fn start(setting: &Setting) -> Result<Self, BenchError> {
-        Self::start_with(setting, &[])
+    pub(in super::super) fn start(cores: Option<Cores>) -> Result<Self, BenchError> {
+        Self::start_with(cores, &[])
     }
 
-    fn start_serving_plain_too(setting: &Setting) -> Result<Self, BenchError> {
-        Self::start_with(setting, &["--plain-from-same-user"])
+    fn start_serving_plain_too(cores: Option<Cores>) -> Result<Self, BenchError> {
+        Self::start_with(cores, &["--plain-from-same-user"])
     }
 
-    fn start_with(setting: &Setting, options: &[&str]) -> Result<Self, BenchError> {
+    fn start_with(cores: Option<Cores>, options: &[&str]) -> Result<Self, BenchError> {
         let secret = Secret::random().map_err(unusable)?;
         let file = SecretFile::create(&secret);
         let file = file.map_err(BenchError::system("cannot write a secret"))?;
-        let file_option = format!("--secret-file={}", file.0.display());
+        let file_option = file.option();
         let mut command = vec!["store", "serve", "--port=0", &file_option];
         if cfg!(target_os = "linux") {
             command.push("--end-with-parent");
@@ -133,13 +136,23 @@ impl SecretServer {
         command.extend(options);
         let command: Vec<String> = command.into_iter().map(str::to_owned).collect();
         Ok(Self {
-            child: ServerChild::start(&command, setting.cores)?,
+            child: ServerChild::start(&command, cores)?,
+            file,
             credentials: Credentials::from(secret),
         })
     }
 
-    pub(super) fn address(&self) -> SocketAddr {
+    pub(in super::super) fn address(&self) -> SocketAddr {
         self.child.address()
+    }
+
+    pub(in super::super) fn process(&self) -> Process {
+        self.child.process()
+    }
+
+    /// The option with which another process uses the secret.
+    pub(in super::super) fn secret_file_option(&self) -> String {
+        self.file.option()
     }
 }
 
@@ -160,6 +173,10 @@ impl SecretFile {
         file.write_all(secret.to_text().as_bytes())?;
         Ok(created)
     }
+
+    fn option(&self) -> String {
+        format!("--secret-file={}", self.0.display())
+    }
 }
 
 impl Drop for SecretFile {
@@ -169,6 +186,6 @@ impl Drop for SecretFile {
     }
 }
 
-pub(super) fn unusable(error: c10d_socket::CredentialsError) -> BenchError {
+pub(in super::super) fn unusable(error: c10d_socket::CredentialsError) -> BenchError {
     BenchError::system("the secret")(io::Error::other(error))
 }

@@ -39,7 +39,7 @@ const HANDSHAKE: u8 = 0x16;
 
 /// Alternates between quiet rounds and rounds with strangers; the floor is the quiet one.
 pub(in super::super) fn strangers(setting: &Setting) -> Result<[Row; 3], BenchError> {
-    let server = SecretServer::start(setting)?;
+    let server = SecretServer::start(setting.cores)?;
     let (address, host) = (server.address(), server.address().ip().to_string());
     let attempts = attempts(&server.credentials, &host).map_err(unusable)?;
     let options = TcpStoreOptions::default()

@@ -1,0 +1,149 @@
+//! The phases of a job whose ranks connect through simulated relays: those of
+//! [`ranks`](super::super::workload::ranks), with the same requests.
+
+use std::time::{Duration, Instant};
+
+use c10d_socket::TlsClient;
+
+use super::super::error::BenchError;
+use super::super::workload::requests;
+use super::super::workload::setting::Setting;
+use super::node::Ask;
+use super::nodes::{Nodes, Turns};
+
+/// The job's size.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Shape {
+    pub(super) nodes: usize,
+    pub(super) ranks_per_node: usize,
+}
+
+impl Shape {
+    pub(super) const fn ranks(self) -> usize {
+        self.nodes * self.ranks_per_node
+    }
+}
+
+/// A job whose ranks are connected.
+#[derive(Debug)]
+pub(super) struct RelayedJob {
+    nodes: Nodes,
+}
+
+impl RelayedJob {
+    /// Measures connect, the handshakes, SESSION, the ranks' OPENs, and PING and ADD to `init/` of each rank, until the
+    /// last answer.
+    pub(super) fn connect(
+        shape: Shape,
+        setting: &Setting,
+        tls: Option<&TlsClient>,
+    ) -> Result<(Self, Duration), BenchError> {
+        let mut nodes = Nodes::new(setting.server, tls.cloned(), shape.ranks_per_node)?;
+        let address = setting.server;
+        let (ping, count) = (requests::ping(), requests::count_worker());
+        let join = Ask {
+            requests: &[&ping, &count],
+            reply_bytes: requests::JOINED_BYTES,
+        };
+        let mut joined = Vec::with_capacity(shape.ranks());
+        let start = Instant::now();
+        nodes.connect(shape.nodes, setting.connect_window, join, |reply| {
+            let (nonce, count) = reply.split_at(requests::HELLO_REPLY.len());
+            joined.extend(requests::number(count));
+            if nonce == requests::HELLO_REPLY {
+                return Ok(());
+            }
+            Err(BenchError::WrongAnswer {
+                address,
+                request: "PING",
+                detail: format!("{nonce:02x?}"),
+            })
+        })?;
+        let time = start.elapsed();
+        if !requests::are_consecutive(joined, shape.ranks()) {
+            let detail = "the counts are not consecutive".to_owned();
+            return Err(nodes.wrong_answer("ADD", detail));
+        }
+        Ok((Self { nodes }, time))
+    }
+
+    /// ADD, then WAIT on one key, which the last one to arrive SETs. From the first request to the last wake. Returns
+    /// also the number of frames with requests.
+    pub(super) fn barrier_by_add_and_wait(
+        &mut self,
+        turns: Turns,
+    ) -> Result<(Duration, usize), BenchError> {
+        let ranks = self.nodes.ranks();
+        // The keys of the two barriers differ.
+        let name = format!("{turns:?}").to_lowercase();
+        let (arrivals, done) = (
+            format!("bench/{name}/arrivals"),
+            format!("bench/{name}/done"),
+        );
+        let (arrive, wait) = (requests::add(&arrivals, 1), requests::wait(&done));
+        let set = requests::set(&done, b"1");
+        let address = self.nodes.address();
+        let (pass, release) = ([wait.as_slice()], [set.as_slice(), &wait]);
+        let frames_before = self.nodes.frames();
+        let start = Instant::now();
+        self.nodes.ask_all(
+            turns,
+            Ask {
+                requests: &[&arrive],
+                reply_bytes: 8,
+            },
+        )?;
+        self.nodes.run(turns, |_, reply| {
+            let Some(arrived) = requests::number(reply) else {
+                return expect(address, reply, requests::STOP_WAITING);
+            };
+            let last = usize::try_from(arrived) == Ok(ranks);
+            Ok(Some(Ask {
+                requests: if last { &release } else { &pass },
+                reply_bytes: 1,
+            }))
+        })?;
+        let time = start.elapsed();
+        Ok((time, self.nodes.frames() - frames_before))
+    }
+
+    /// All ranks wait for one key: from its SET to the last wake-up.
+    pub(super) fn one_key_wakes_all(&mut self) -> Result<Duration, BenchError> {
+        let (wait, ping) = (requests::wait("bench/go"), requests::ping());
+        let address = self.nodes.address();
+        // The answer to a PING behind the WAIT proves that it has started.
+        self.nodes.ask_all(
+            Turns::Together,
+            Ask {
+                requests: &[&wait, &ping],
+                reply_bytes: requests::HELLO_REPLY.len(),
+            },
+        )?;
+        self.nodes.run(Turns::Together, |_, reply| {
+            expect(address, reply, requests::HELLO_REPLY)
+        })?;
+        self.nodes.expect_all(requests::STOP_WAITING.len());
+        let set = requests::set("bench/go", b"1");
+        let start = Instant::now();
+        self.nodes.send_one(0, &set)?;
+        self.nodes.run(Turns::Together, |_, reply| {
+            expect(address, reply, requests::STOP_WAITING)
+        })?;
+        Ok(start.elapsed())
+    }
+}
+
+fn expect<const N: usize>(
+    address: std::net::SocketAddr,
+    reply: &[u8],
+    expected: [u8; N],
+) -> Result<Option<Ask<'static>>, BenchError> {
+    if reply == expected {
+        return Ok(None);
+    }
+    Err(BenchError::WrongAnswer {
+        address,
+        request: "a rank's request",
+        detail: format!("{reply:02x?}"),
+    })
+}

@@ -1,0 +1,516 @@
+//! The load generator for relays: one connection a node, one thread, one poll, as [`Fleet`](super::super::fleet::Fleet)
+//! is for ranks that connect to the store themselves.
+//!
+//! Makes the handshakes and keeps the rules of the session. Only the workload knows the meaning of replies.
+
+use std::collections::VecDeque;
+use std::io::{self, Read};
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use byteorder::{ByteOrder, LittleEndian};
+use c10d_socket::{SendBuf, TlsClient, TlsLayer};
+use c10d_store::wire::{CAPABILITY_MASK, CAPABILITY_NONCE, CAPABILITY_SESSION, Opcode, RequestBuf};
+use mio::event::Event;
+use mio::net::TcpStream;
+use mio::{Events, Poll};
+
+use super::super::error::BenchError;
+use super::super::fleet::{EVENTS_PER_POLL, READ_BYTES, SILENCE_MAX, open_socket};
+use super::node::{Ask, Node, NodeError};
+
+/// How long after an arrival a relay acknowledges it, if it has nothing else to send.
+const REPORT_DELAY: Duration = Duration::from_millis(200);
+
+/// How long a relay asks the store to remember its session, in milliseconds.
+const KEEP_MILLIS: u32 = 600_000;
+
+/// The answers to the handshake: the capabilities, and that to SESSION, which starts with 0 if the session has begun.
+const HELLO_REPLY_BYTES: usize = 4;
+const SESSION_REPLY_BYTES: usize = 1 + 16 + 8;
+
+/// When the ranks of a node ask.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Turns {
+    /// All in one turn of the relay.
+    Together,
+    /// Each in a turn of its own, and so with frames and a write of its own.
+    Apart,
+}
+
+/// Simulated relays.
+#[derive(Debug)]
+pub(super) struct Nodes {
+    poll: Poll,
+    events: Events,
+    read_buffer: Box<[u8]>,
+    /// What TLS has opened.
+    opened: Vec<u8>,
+    address: SocketAddr,
+    tls: Option<TlsClient>,
+    relays: Vec<Relay>,
+    ranks_per_node: usize,
+    /// Replies that are missing.
+    waiting: usize,
+    /// When to acknowledge what has arrived on a link.
+    reports: VecDeque<(Instant, usize)>,
+}
+
+/// A relay.
+#[derive(Debug)]
+struct Relay {
+    link: Link,
+    node: Node,
+    /// The received part of an answer of the handshake.
+    answer: Vec<u8>,
+    /// It is in the list of reports.
+    is_report_due: bool,
+}
+
+/// Its connection.
+#[derive(Debug)]
+struct Link {
+    stream: TcpStream,
+    tls: Option<TlsLayer>,
+    out: SendBuf,
+    phase: Phase,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Connecting,
+    Hello,
+    Session,
+    Open,
+}
+
+/// One turn of a relay.
+struct Turn<'a, F> {
+    turns: Turns,
+    buffer: &'a mut [u8],
+    opened: &'a mut Vec<u8>,
+    on_reply: F,
+}
+
+/// Takes the reply to a rank, by its place on the node.
+trait OnReply: FnMut(&mut Node, usize, &[u8]) -> Result<(), Failed> {}
+
+impl<F: FnMut(&mut Node, usize, &[u8]) -> Result<(), Failed>> OnReply for F {}
+
+/// How an event of a relay has failed.
+#[derive(Debug)]
+enum Failed {
+    Io(io::Error),
+    Node(NodeError),
+    Bench(BenchError),
+}
+
+impl From<io::Error> for Failed {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+impl From<NodeError> for Failed {
+    fn from(error: NodeError) -> Self {
+        Self::Node(error)
+    }
+}
+
+impl From<BenchError> for Failed {
+    fn from(error: BenchError) -> Self {
+        Self::Bench(error)
+    }
+}
+
+impl Nodes {
+    /// No relay yet.
+    pub(super) fn new(
+        address: SocketAddr,
+        tls: Option<TlsClient>,
+        ranks_per_node: usize,
+    ) -> Result<Self, BenchError> {
+        let poll = Poll::new().map_err(BenchError::system("cannot poll"))?;
+        Ok(Self {
+            poll,
+            events: Events::with_capacity(EVENTS_PER_POLL),
+            read_buffer: vec![0; READ_BYTES].into_boxed_slice(),
+            opened: Vec::new(),
+            address,
+            tls,
+            relays: Vec::new(),
+            ranks_per_node,
+            waiting: 0,
+            reports: VecDeque::new(),
+        })
+    }
+
+    /// The server's address.
+    pub(super) const fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The number of ranks of all nodes.
+    pub(super) fn ranks(&self) -> usize {
+        self.relays.len() * self.ranks_per_node
+    }
+
+    /// The frames with requests that all relays have sent so far.
+    pub(super) fn frames(&self) -> usize {
+        self.relays.iter().map(|relay| relay.node.frames).sum()
+    }
+
+    /// Starts `count` relays, at most `window` at a time, whose ranks send `greeting` while the relay connects, each
+    /// in a turn of its own. Passes the replies to `check`.
+    pub(super) fn connect(
+        &mut self,
+        count: usize,
+        window: usize,
+        greeting: Ask<'_>,
+        mut check: impl FnMut(&[u8]) -> Result<(), BenchError>,
+    ) -> Result<(), BenchError> {
+        for _ in 0..count.min(window) {
+            self.open(greeting)?;
+        }
+        while self.waiting > 0 {
+            self.poll_once(Turns::Apart, &mut |_, reply| {
+                check(reply)?;
+                Ok(None)
+            })?;
+            let pending = self.waiting.div_ceil(self.ranks_per_node);
+            let more = window
+                .saturating_sub(pending)
+                .min(count - self.relays.len());
+            for _ in 0..more {
+                self.open(greeting)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// All ranks ask.
+    pub(super) fn ask_all(&mut self, turns: Turns, ask: Ask<'_>) -> Result<(), BenchError> {
+        let per_node = self.ranks_per_node;
+        match turns {
+            Turns::Together => {
+                for index in 0..self.relays.len() {
+                    for rank in index * per_node..(index + 1) * per_node {
+                        self.ask(rank, ask)?;
+                    }
+                    self.end_turn(index)?;
+                }
+            }
+            Turns::Apart => {
+                for place in 0..per_node {
+                    for index in 0..self.relays.len() {
+                        let rank = index * per_node + place;
+                        self.ask(rank, ask)?;
+                        self.end_turn(index)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Expects another reply to each rank, to a request asked before.
+    pub(super) fn expect_all(&mut self, reply_bytes: usize) {
+        for relay in &mut self.relays {
+            relay.node.expect_all(reply_bytes);
+        }
+        self.waiting += self.ranks();
+    }
+
+    /// A rank sends a request without a reply, in a turn of its own.
+    pub(super) fn send_one(&mut self, rank: usize, request: &[u8]) -> Result<(), BenchError> {
+        let (index, place) = (rank / self.ranks_per_node, rank % self.ranks_per_node);
+        let sent = self.relays[index].node.send(place, &[request]);
+        sent.map_err(|error| failure(self.address, index, error.into()))?;
+        self.end_turn(index)
+    }
+
+    /// Passes every reply and its rank to `on_reply`, which may have the rank ask again, until no reply is missing.
+    pub(super) fn run<'r>(
+        &mut self,
+        turns: Turns,
+        mut on_reply: impl FnMut(usize, &[u8]) -> Result<Option<Ask<'r>>, BenchError>,
+    ) -> Result<(), BenchError> {
+        while self.waiting > 0 {
+            self.poll_once(turns, &mut on_reply)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn wrong_answer(&self, request: &'static str, detail: String) -> BenchError {
+        wrong_answer(self.address, request, detail)
+    }
+
+    fn open(&mut self, greeting: Ask<'_>) -> Result<(), BenchError> {
+        let address = self.address;
+        let failed = |source| BenchError::Connect { address, source };
+        let index = self.relays.len();
+        let stream = open_socket(address, index, self.poll.registry()).map_err(failed)?;
+        let tls = self.tls.as_ref().map(TlsClient::start).transpose();
+        let tls = tls.map_err(|error| failed(io::Error::other(error)))?;
+        self.relays.push(Relay {
+            link: Link {
+                stream,
+                tls,
+                out: SendBuf::new(),
+                phase: Phase::Connecting,
+            },
+            node: Node::with_ranks(self.ranks_per_node),
+            answer: Vec::new(),
+            is_report_due: false,
+        });
+        for place in 0..self.ranks_per_node {
+            self.ask(index * self.ranks_per_node + place, greeting)?;
+            self.relays[index].node.end_turn();
+        }
+        Ok(())
+    }
+
+    fn ask(&mut self, rank: usize, ask: Ask<'_>) -> Result<(), BenchError> {
+        let (index, place) = (rank / self.ranks_per_node, rank % self.ranks_per_node);
+        self.waiting += 1;
+        let asked = self.relays[index].node.ask(place, ask);
+        asked.map_err(|error| failure(self.address, index, error.into()))
+    }
+
+    fn end_turn(&mut self, index: usize) -> Result<(), BenchError> {
+        let relay = &mut self.relays[index];
+        let sent = relay.link.end_turn(&mut relay.node);
+        sent.map_err(|error| failure(self.address, index, error.into()))
+    }
+
+    /// Polls once. Each relay that has received something has one turn.
+    fn poll_once<'r>(
+        &mut self,
+        turns: Turns,
+        on_reply: &mut impl FnMut(usize, &[u8]) -> Result<Option<Ask<'r>>, BenchError>,
+    ) -> Result<(), BenchError> {
+        let now = Instant::now();
+        self.send_reports(now)?;
+        let next_report = self.reports.front().map(|(at, _)| *at - now);
+        let timeout = next_report.unwrap_or(SILENCE_MAX);
+        match self.poll.poll(&mut self.events, Some(timeout)) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
+            Err(error) => return Err(BenchError::system("cannot poll")(error)),
+        }
+        if self.events.is_empty() && next_report.is_none() {
+            return Err(BenchError::Stalled {
+                address: self.address,
+                silence: SILENCE_MAX,
+                missing: self.waiting,
+            });
+        }
+        let report_at = Instant::now() + REPORT_DELAY;
+        for event in &self.events {
+            let index = event.token().0;
+            let first_rank = index * self.ranks_per_node;
+            let relay = &mut self.relays[index];
+            let waiting = &mut self.waiting;
+            let handle = |node: &mut Node, place: usize, reply: &[u8]| {
+                *waiting -= 1;
+                if let Some(ask) = on_reply(first_rank + place, reply)? {
+                    *waiting += 1;
+                    node.ask(place, ask)?;
+                }
+                Ok(())
+            };
+            let result = relay.on_event(
+                event,
+                Turn {
+                    turns,
+                    buffer: &mut self.read_buffer,
+                    opened: &mut self.opened,
+                    on_reply: handle,
+                },
+            );
+            result.map_err(|error| failure(self.address, index, error))?;
+            if relay.node.stream.has_unreported() && !relay.is_report_due {
+                relay.is_report_due = true;
+                self.reports.push_back((report_at, index));
+            }
+        }
+        Ok(())
+    }
+
+    /// Acknowledges what has arrived a while ago.
+    fn send_reports(&mut self, now: Instant) -> Result<(), BenchError> {
+        while let Some((at, index)) = self.reports.front().copied() {
+            if at > now {
+                break;
+            }
+            self.reports.pop_front();
+            let relay = &mut self.relays[index];
+            relay.is_report_due = false;
+            relay.node.stream.report(&mut relay.link.out);
+            let sent = relay.link.flush();
+            sent.map_err(|error| failure(self.address, index, error.into()))?;
+        }
+        Ok(())
+    }
+}
+
+impl Relay {
+    fn on_event(&mut self, event: &Event, mut turn: Turn<'_, impl OnReply>) -> Result<(), Failed> {
+        if event.is_writable() {
+            self.on_writable()?;
+        }
+        // A short read means that no more is available. Reading distinguishes readable from broken.
+        while event.is_readable() || event.is_error() {
+            let count = match self.link.stream.read(turn.buffer) {
+                Ok(0) => return Err(Failed::Io(io::ErrorKind::UnexpectedEof.into())),
+                Ok(count) => count,
+                Err(error) => match error.kind() {
+                    io::ErrorKind::WouldBlock => break,
+                    io::ErrorKind::Interrupted => continue,
+                    _ => return Err(Failed::Io(error)),
+                },
+            };
+            match &mut self.link.tls {
+                None => self.receive(&turn.buffer[..count], turn.turns, &mut turn.on_reply)?,
+                Some(tls) => {
+                    turn.opened.clear();
+                    let result = tls.receive(&turn.buffer[..count], turn.opened);
+                    result.map_err(io::Error::from)?;
+                    self.receive(turn.opened, turn.turns, &mut turn.on_reply)?;
+                }
+            }
+            if count < turn.buffer.len() {
+                break;
+            }
+        }
+        Ok(self.link.end_turn(&mut self.node)?)
+    }
+
+    fn on_writable(&mut self) -> io::Result<()> {
+        if self.link.phase == Phase::Connecting {
+            self.link.phase = Phase::Hello;
+            let mut hello = RequestBuf::new();
+            self.link.out.push(&hello.hello().to_bytes());
+        }
+        self.link.flush()
+    }
+
+    fn receive(
+        &mut self,
+        mut bytes: &[u8],
+        turns: Turns,
+        on_reply: &mut impl OnReply,
+    ) -> Result<(), Failed> {
+        while self.link.phase != Phase::Open && !bytes.is_empty() {
+            self.shake_hands(&mut bytes)?;
+        }
+        let link = &mut self.link;
+        self.node.receive(bytes, |node, place, reply| {
+            on_reply(node, place, reply)?;
+            match turns {
+                Turns::Together => Ok(()),
+                Turns::Apart => Ok(link.end_turn(node)?),
+            }
+        })
+    }
+
+    /// Takes a part of the answers to the handshake.
+    fn shake_hands(&mut self, bytes: &mut &[u8]) -> Result<(), Failed> {
+        let length = match self.link.phase {
+            Phase::Session => SESSION_REPLY_BYTES,
+            _ => HELLO_REPLY_BYTES,
+        };
+        let (now, later) = bytes.split_at((length - self.answer.len()).min(bytes.len()));
+        self.answer.extend_from_slice(now);
+        *bytes = later;
+        if self.answer.len() < length {
+            return Ok(());
+        }
+        if self.link.phase == Phase::Session {
+            if self.answer[0] != 0 {
+                return Err(NodeError::Unexpected("it refused a session").into());
+            }
+            let received = LittleEndian::read_u64(&self.answer[17..]);
+            let attached = self.node.stream.attach(received);
+            attached.map_err(NodeError::from)?;
+            self.link.phase = Phase::Open;
+        } else {
+            let capabilities = LittleEndian::read_u32(&self.answer);
+            let is_store = capabilities & !CAPABILITY_MASK == CAPABILITY_NONCE;
+            if !is_store || capabilities & CAPABILITY_SESSION == 0 {
+                return Err(NodeError::Unexpected("it has no sessions").into());
+            }
+            self.link.phase = Phase::Session;
+            self.link.out.push(&session_request());
+        }
+        self.answer = Vec::new();
+        Ok(())
+    }
+}
+
+impl Link {
+    /// Sends the requests of a turn, with one write.
+    fn end_turn(&mut self, node: &mut Node) -> io::Result<()> {
+        node.end_turn();
+        if self.phase == Phase::Open {
+            node.stream.fill(&mut self.out, usize::MAX);
+        }
+        self.flush()
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        if self.phase == Phase::Connecting {
+            return Ok(());
+        }
+        match &mut self.tls {
+            None => self.out.flush(&mut self.stream).map(drop),
+            Some(tls) => {
+                self.out.flush(&mut tls.sealing(&mut self.stream))?;
+                tls.send(&mut self.stream).map(drop)
+            }
+        }
+    }
+}
+
+/// SESSION: a new session, to any store (docs/wire.md, section 9.9).
+fn session_request() -> Vec<u8> {
+    let mut request = RequestBuf::new();
+    request
+        .opcode(Opcode::Session)
+        // The session's name.
+        .u64(fastrand::u64(..))
+        .u64(fastrand::u64(..))
+        // The store's: any.
+        .u64(0)
+        .u64(0)
+        // The first attempt, and what has arrived here.
+        .u64(1)
+        .u64(0)
+        .u32(KEEP_MILLIS);
+    request.to_bytes()
+}
+
+fn failure(address: SocketAddr, link: usize, failed: Failed) -> BenchError {
+    match failed {
+        Failed::Io(source) => BenchError::ConnectionLost {
+            address,
+            link,
+            source,
+        },
+        Failed::Node(NodeError::Violation(violation)) => {
+            wrong_answer(address, "a session", violation.to_string())
+        }
+        Failed::Node(NodeError::Unexpected(detail)) => {
+            wrong_answer(address, "a session", detail.to_owned())
+        }
+        Failed::Bench(error) => error,
+    }
+}
+
+fn wrong_answer(address: SocketAddr, request: &'static str, detail: String) -> BenchError {
+    BenchError::WrongAnswer {
+        address,
+        request,
+        detail,
+    }
+}
