@@ -77,7 +77,8 @@ impl Relay {
             options.connect_options.clone(),
             options.credentials.as_ref(),
             options.resume_timeout(),
-        )?;
+        )?
+        .expecting_sessions();
         let status = Arc::new(Status::default());
         let event_loop = EventLoop::new(Parts {
             poll,

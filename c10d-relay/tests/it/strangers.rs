@@ -33,11 +33,12 @@ fn a_store_without_sessions_is_named() {
     let server = thread::spawn(move || {
         for stream in listener.incoming() {
             let mut stream = stream.expect("a connection");
-            let mut hello = [0; 10];
+            // SESSION comes with the handshake.
+            let mut hello = [0; 10 + 53];
             if stream.read_exact(&mut hello).is_err() {
                 return;
             }
-            let _ = stream.write_all(&hello[6..]);
+            let _ = stream.write_all(&hello[6..10]);
         }
     });
     let error = failure(RelayOptions::default(), port);

@@ -28,6 +28,7 @@ pub struct SessionDialer {
     store: StoreId,
     attempt: u64,
     keep: Duration,
+    expects_sessions: bool,
     closer: Closer,
 }
 
@@ -114,8 +115,18 @@ impl SessionDialer {
             store: StoreId::ANY,
             attempt: 0,
             keep,
+            expects_sessions: false,
             closer: Closer::default(),
         })
+    }
+
+    /// Asks for the session together with the handshake, which saves a round trip. For a server that should have
+    /// sessions: any other one reports an unknown request, and then [`connect`](Self::connect) fails as without this.
+    /// Without this only later connections do so.
+    #[must_use]
+    pub fn expecting_sessions(mut self) -> Self {
+        self.expects_sessions = true;
+        self
     }
 
     /// The server.
@@ -186,18 +197,6 @@ impl SessionDialer {
     ) -> Result<u64, SessionError> {
         let shaken = stream.shake_hands(deadline);
         shaken.map_err(|error| self.lost(error))?;
-        let mut request = RequestBuf::new();
-        request.hello();
-        let answer = self.ask::<4>(stream, &request, deadline)?;
-        let answer = read_u32(answer);
-        if answer & !CAPABILITY_MASK != CAPABILITY_NONCE {
-            return Err(self.refused("the peer does not speak the TCPStore protocol".to_owned()));
-        }
-        if answer & CAPABILITY_SESSION == 0 {
-            return Err(SessionError::Unsupported {
-                server: self.target.clone(),
-            });
-        }
         self.attempt += 1;
         let hello = Hello {
             session: self.session,
@@ -207,12 +206,31 @@ impl SessionDialer {
             keep: self.keep,
         };
         let mut request = RequestBuf::new();
-        request.opcode(Opcode::Session).hello_of_session(&hello);
-        let answer = self.ask::<{ Welcome::BYTES }>(stream, &request, deadline)?;
+        request.hello();
+        if self.expects_sessions {
+            request.opcode(Opcode::Session).hello_of_session(&hello);
+        }
+        self.tell(stream, &request, deadline)?;
+        let answer = read_u32(self.hear::<4>(stream, deadline)?);
+        if answer & !CAPABILITY_MASK != CAPABILITY_NONCE {
+            return Err(self.refused("the peer does not speak the TCPStore protocol".to_owned()));
+        }
+        if answer & CAPABILITY_SESSION == 0 {
+            return Err(SessionError::Unsupported {
+                server: self.target.clone(),
+            });
+        }
+        if !self.expects_sessions {
+            let mut request = RequestBuf::new();
+            request.opcode(Opcode::Session).hello_of_session(&hello);
+            self.tell(stream, &request, deadline)?;
+        }
+        let answer = self.hear::<{ Welcome::BYTES }>(stream, deadline)?;
         let server = || self.target.clone();
         match Welcome::decode(&answer) {
             Some(Welcome::Accepted { store, received }) => {
                 self.store = store;
+                self.expects_sessions = true;
                 Ok(received)
             }
             Some(Welcome::Unknown { store }) => Err(SessionError::Unknown {
@@ -224,15 +242,22 @@ impl SessionDialer {
         }
     }
 
-    fn ask<const N: usize>(
+    fn tell(
         &self,
         stream: &mut Stream,
         request: &RequestBuf<'_>,
         deadline: Deadline,
-    ) -> Result<[u8; N], SessionError> {
+    ) -> Result<(), SessionError> {
         let mut pieces = [IoSlice::new(request.contiguous().unwrap_or_default())];
         let written = stream.write_all_by(&mut pieces, deadline);
-        written.map_err(|error| self.lost(error))?;
+        written.map_err(|error| self.lost(error))
+    }
+
+    fn hear<const N: usize>(
+        &self,
+        stream: &mut Stream,
+        deadline: Deadline,
+    ) -> Result<[u8; N], SessionError> {
         let mut answer = [0; N];
         let mut have = 0;
         while have < N {

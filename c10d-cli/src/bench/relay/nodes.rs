@@ -389,8 +389,7 @@ impl Relay {
     fn on_writable(&mut self) -> io::Result<()> {
         if self.link.phase == Phase::Connecting {
             self.link.phase = Phase::Hello;
-            let mut hello = RequestBuf::new();
-            self.link.out.push(&hello.hello().to_bytes());
+            self.link.out.push(&handshake());
         }
         self.link.flush()
     }
@@ -441,7 +440,6 @@ impl Relay {
                 return Err(NodeError::Unexpected("it has no sessions").into());
             }
             self.link.phase = Phase::Session;
-            self.link.out.push(&session_request());
         }
         self.answer = Vec::new();
         Ok(())
@@ -472,10 +470,11 @@ impl Link {
     }
 }
 
-/// SESSION: a new session, to any store (docs/wire.md, section 9.9).
-fn session_request() -> Vec<u8> {
+/// The handshake, and SESSION: a new session, to any store (docs/wire.md, section 9.9).
+fn handshake() -> Vec<u8> {
     let mut request = RequestBuf::new();
     request
+        .hello()
         .opcode(Opcode::Session)
         // The session's name.
         .u64(fastrand::u64(..))
