@@ -42,11 +42,16 @@ pub struct SendBuf {
     /// empty.
     head: Vec<u8>,
     head_sent: usize,
-    /// The first shared piece and everything after it. Most connections never allocate it.
-    rest: VecDeque<Piece>,
-    /// Unsent bytes in `rest`.
-    rest_unsent: usize,
-    /// Unsent bytes in the shared pieces of `rest`.
+    /// The first shared piece and everything after it. `None` on most connections, of which a server has thousands.
+    rest: Option<Box<Rest>>,
+}
+
+#[derive(Default)]
+struct Rest {
+    pieces: VecDeque<Piece>,
+    /// Unsent bytes in `pieces`.
+    unsent: usize,
+    /// Those in shared pieces.
     shared_unsent: usize,
 }
 
@@ -96,13 +101,15 @@ impl SendBuf {
     /// Unsent bytes, including shared ones.
     #[must_use]
     pub fn unsent_bytes(&self) -> usize {
-        self.head.len() - self.head_sent + self.rest_unsent
+        let of_rest = self.rest.as_ref().map_or(0, |rest| rest.unsent);
+        self.head.len() - self.head_sent + of_rest
     }
 
     /// Unsent bytes that this buffer holds in its own memory: all except the shared ones.
     #[must_use]
     pub fn copied_bytes(&self) -> usize {
-        self.unsent_bytes() - self.shared_unsent
+        let shared = self.rest.as_ref().map_or(0, |rest| rest.shared_unsent);
+        self.unsent_bytes() - shared
     }
 
     /// Appends a copy of `bytes`.
@@ -114,9 +121,9 @@ impl SendBuf {
     /// Appends a copy of `first`, then one of `second`.
     #[inline]
     pub fn push_pair(&mut self, first: &[u8], second: &[u8]) {
-        if !self.rest.is_empty() {
-            self.push_to_rest(first);
-            return self.push_to_rest(second);
+        if let Some(rest) = &mut self.rest {
+            rest.push(first);
+            return rest.push(second);
         }
         let count = first.len() + second.len();
         if count > self.head.capacity() - self.head.len() {
@@ -136,27 +143,16 @@ impl SendBuf {
         }
     }
 
-    fn push_to_rest(&mut self, bytes: &[u8]) {
-        self.rest_unsent += bytes.len();
-        if let Some(Piece::Copied { bytes: last, .. }) = self.rest.back_mut() {
-            last.extend_from_slice(bytes);
-        } else {
-            self.rest.push_back(Piece::Copied {
-                bytes: bytes.to_vec(),
-                sent: 0,
-            });
-        }
-    }
-
     /// Appends `bytes[start..]` without copying. Drops the `Arc` once it is sent.
     ///
     /// # Panics
     /// If `start` is beyond the end of `bytes`.
     pub fn push_shared(&mut self, bytes: Arc<Vec<u8>>, start: usize) {
         assert!(start <= bytes.len(), "start must be within the bytes");
-        self.rest_unsent += bytes.len() - start;
-        self.shared_unsent += bytes.len() - start;
-        self.rest.push_back(Piece::Shared { bytes, sent: start });
+        let rest = self.rest.get_or_insert_default();
+        rest.unsent += bytes.len() - start;
+        rest.shared_unsent += bytes.len() - start;
+        rest.pieces.push_back(Piece::Shared { bytes, sent: start });
     }
 
     /// Writes until everything is sent or the writer would block. Returns whether the buffer is now
@@ -167,10 +163,9 @@ impl SendBuf {
     /// a write accepts no bytes.
     pub fn flush<W: Write>(&mut self, writer: &mut W) -> io::Result<bool> {
         while !self.is_empty() {
-            let written = if self.rest.is_empty() {
-                writer.write(&self.head[self.head_sent..])
-            } else {
-                self.write_vectored(writer)
+            let written = match &self.rest {
+                None => writer.write(&self.head[self.head_sent..]),
+                Some(rest) => rest.write_vectored_after(&self.head[self.head_sent..], writer),
             };
             match written {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
@@ -184,11 +179,41 @@ impl SendBuf {
         Ok(true)
     }
 
-    fn write_vectored<W: Write>(&self, writer: &mut W) -> io::Result<usize> {
+    fn advance(&mut self, count: usize) {
+        let of_head = count.min(self.head.len() - self.head_sent);
+        self.head_sent += of_head;
+        if let Some(rest) = &mut self.rest {
+            rest.advance(count - of_head);
+        }
+    }
+
+    fn release(&mut self) {
+        self.head.clear();
+        self.head_sent = 0;
+        if self.head.capacity() > CAPACITY_KEPT_MAX {
+            self.head.shrink_to(CAPACITY_KEPT_MAX);
+        }
+        self.rest = None;
+    }
+}
+
+impl Rest {
+    fn push(&mut self, bytes: &[u8]) {
+        self.unsent += bytes.len();
+        if let Some(Piece::Copied { bytes: last, .. }) = self.pieces.back_mut() {
+            last.extend_from_slice(bytes);
+        } else {
+            self.pieces.push_back(Piece::Copied {
+                bytes: bytes.to_vec(),
+                sent: 0,
+            });
+        }
+    }
+
+    fn write_vectored_after<W: Write>(&self, head: &[u8], writer: &mut W) -> io::Result<usize> {
         let mut slices = [IoSlice::new(&[]); SLICES_PER_WRITE_MAX];
         let mut used = 0;
-        let head = &self.head[self.head_sent..];
-        let pieces = self.rest.iter().map(Piece::unsent);
+        let pieces = self.pieces.iter().map(Piece::unsent);
         for bytes in std::iter::once(head).chain(pieces) {
             if used == SLICES_PER_WRITE_MAX {
                 break;
@@ -202,11 +227,8 @@ impl SendBuf {
     }
 
     fn advance(&mut self, mut count: usize) {
-        let of_head = count.min(self.head.len() - self.head_sent);
-        self.head_sent += of_head;
-        count -= of_head;
-        self.rest_unsent -= count;
-        while let Some(piece) = self.rest.front_mut() {
+        self.unsent -= count;
+        while let Some(piece) = self.pieces.front_mut() {
             let unsent = piece.unsent().len();
             let of_piece = count.min(unsent);
             if matches!(piece, Piece::Shared { .. }) {
@@ -217,18 +239,7 @@ impl SendBuf {
                 break;
             }
             count -= unsent;
-            self.rest.pop_front();
-        }
-    }
-
-    fn release(&mut self) {
-        self.head.clear();
-        self.head_sent = 0;
-        if self.head.capacity() > CAPACITY_KEPT_MAX {
-            self.head.shrink_to(CAPACITY_KEPT_MAX);
-        }
-        if self.rest.capacity() > 0 {
-            self.rest = VecDeque::new();
+            self.pieces.pop_front();
         }
     }
 }
@@ -313,7 +324,7 @@ mod tests {
                 .expect("a sink accepts everything")
         );
         assert!(out.head.capacity() <= CAPACITY_KEPT_MAX);
-        assert_eq!(out.rest.capacity(), 0);
+        assert!(out.rest.is_none());
 
         out.push(&[7; 100]);
         assert!(
