@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Instant;
 
+use c10d_socket::SendBuf;
 use mio::Token;
 
 use super::{EventLoop, Input};
@@ -297,6 +298,10 @@ impl EventLoop {
             stream.push_data_from(client.number, out, count);
             client.credit.sent(count);
         }
+        if out.is_empty() {
+            // The session has the bytes. An idle client keeps no memory for replies.
+            *out = SendBuf::new();
+        }
         let lacks_room = !out.is_empty() && client.credit.to_send() > 0;
         if lacks_room && !client.waits_for_room {
             client.waits_for_room = true;
@@ -325,11 +330,15 @@ impl EventLoop {
             session.stream.fill(&mut connection.out, LINK_UNSENT_BYTES);
             let has_more = session.stream.has_unsent();
             self.flush_socket(token);
-            let is_drained = self
-                .connections
-                .get(token)
-                .is_some_and(|it| !it.has_unsent());
+            let Some(connection) = self.connections.get_mut(token) else {
+                return;
+            };
+            let is_drained = !connection.has_unsent();
             if !has_more || !is_drained {
+                if connection.out.is_empty() {
+                    // An idle link keeps no memory besides the session's.
+                    connection.out = SendBuf::new();
+                }
                 return;
             }
         }
