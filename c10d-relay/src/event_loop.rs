@@ -542,10 +542,10 @@ impl EventLoop {
 
     /// The session is over, and with it all ranks' connections. The next rank begins another one.
     fn fail(&mut self, error: SessionError) {
-        log::error!(
-            "closing the connections of {} ranks: {error}",
-            self.connections.len()
-        );
+        match self.connections.len() {
+            0 => log::error!("{error}"),
+            count => log::error!("closing the connections of {count} ranks: {error}"),
+        }
         self.link = None;
         self.has_session = false;
         self.lost_at = None;
