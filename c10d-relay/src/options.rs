@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use c10d_socket::Credentials;
-use c10d_store::{ConnectOptions, WireLimits};
+use c10d_store::{ConnectOptions, KeepAlive, SocketOptions, WireLimits};
+
+/// Longer than a network path usually takes to change, and short beside the timeouts of ranks.
+const LOSS_NOTICED_AFTER: Duration = Duration::from_secs(20);
 
 /// Options of a [`Relay`](crate::Relay).
 ///
@@ -26,7 +29,16 @@ impl Default for RelayOptions {
     fn default() -> Self {
         Self {
             credentials: None,
-            connect_options: ConnectOptions::default(),
+            connect_options: ConnectOptions::default().with_socket_options(
+                SocketOptions::default()
+                    .with_keep_alive(Some(
+                        KeepAlive::default()
+                            .with_idle(LOSS_NOTICED_AFTER / 2)
+                            .with_interval(LOSS_NOTICED_AFTER / 4)
+                            .with_probes(2),
+                    ))
+                    .with_user_timeout(Some(LOSS_NOTICED_AFTER)),
+            ),
             limits: WireLimits::default(),
             resume_timeout: Duration::from_secs(600),
         }
@@ -63,7 +75,8 @@ impl RelayOptions {
         self.with_credentials(secret.into())
     }
 
-    /// Backoff and socket options of the connection to the store. Default [`ConnectOptions::default`].
+    /// Backoff and socket options of the connection to the store. Default [`ConnectOptions::default`], but a store whose
+    /// machine does not answer for 20 s counts as lost, so that the relay tries another connection.
     #[must_use]
     pub fn with_connect_options(mut self, options: ConnectOptions) -> Self {
         self.connect_options = options;
