@@ -2,10 +2,10 @@
 
 use std::io::{self, Write};
 use std::net::TcpListener;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use c10d_relay::{Relay, RelayOptions};
-use c10d_socket::{HostPort, ListenOptions, is_loopback_name, listen};
+use c10d_socket::{Deadline, HostPort, ListenOptions, is_loopback_name, listen};
 use clap::Args;
 use elastic_rendezvous::Endpoint;
 
@@ -18,6 +18,10 @@ use crate::serve::DEFAULT_PORT;
 
 /// How often to check that the relay still runs, so that no idle process remains after a failure.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How long the end waits until the processes that use the relay have closed their connections and the store has carried
+/// out all of their requests. Short, since a process that does not close them is about to lose them anyway.
+const LAST_REQUESTS_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Processes on this machine use the relay as a store, without a secret: unmodified PyTorch ranks with
 /// MASTER_ADDR=127.0.0.1, the relay's MASTER_PORT and TORCHELASTIC_USE_AGENT_STORE=True. The relay serves only processes
@@ -114,7 +118,7 @@ pub(crate) fn run(args: &RelayArgs) -> Result<(), Failure> {
         }
     }
     log::info!("received {}: stopping", signals.name());
-    relay.shutdown();
+    relay.finish(Deadline::after(Instant::now(), LAST_REQUESTS_TIMEOUT));
     Ok(())
 }
 

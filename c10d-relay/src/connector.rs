@@ -1,6 +1,6 @@
 //! The thread that connects to the store, as that can block: names are looked up, and handshakes made.
 //!
-//! It does not know what the session carries.
+//! It does not see the bytes of the session.
 
 use std::io;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ pub(crate) struct Order {
 /// A [`SessionLink`], or why there is none.
 pub(crate) type Outcome = Result<SessionLink, SessionError>;
 
-/// The thread's owner, who stops and joins it on drop.
+/// The owner of the thread: stops and joins it on drop.
 #[derive(Debug)]
 pub(crate) struct Connector {
     orders: Option<Sender<Order>>,

@@ -20,7 +20,7 @@ use mio::{Events, Interest, Poll, Token, Waker};
 
 use crate::connector::{Connector, Order};
 use crate::hub::Hub;
-use crate::link::{Link, LinkState};
+use crate::link::{Link, LinkState, SHORT_READ_DRAINS};
 use crate::status::{Status, Upstream};
 
 const WAKER: Token = Token(usize::MAX);
@@ -88,7 +88,7 @@ pub(crate) struct EventLoop {
     has_link_ended: bool,
 }
 
-/// What an event loop is made of.
+/// The parts of an event loop.
 #[derive(Debug)]
 pub(crate) struct Parts {
     pub(crate) poll: Poll,
@@ -160,7 +160,7 @@ impl EventLoop {
             }
             self.turn(&events);
         }
-        if self.finishing.is_none() {
+        if !self.hub.is_ended() {
             self.say_goodbye();
         }
         self.status.set(Upstream::Stopped);
@@ -189,7 +189,10 @@ impl EventLoop {
             self.accept_retry_at = None;
             self.accept_more.extend(0..self.listeners.len());
         }
-        let mut readable = std::mem::take(&mut self.ready);
+        // The ranks to read, and whether to the end of the stream, for which no event may follow.
+        let ready = std::mem::take(&mut self.ready);
+        let mut readable: BTreeMap<u32, bool> =
+            ready.into_iter().map(|client| (client, true)).collect();
         for event in events {
             match event.token() {
                 WAKER => {}
@@ -203,7 +206,7 @@ impl EventLoop {
                             self.flush_rank(client);
                         }
                         if is_readable(event) {
-                            readable.insert(client);
+                            *readable.entry(client).or_default() |= has_ended(event);
                         }
                     }
                     Err(_) => {
@@ -216,8 +219,8 @@ impl EventLoop {
         for listener in std::mem::take(&mut self.accept_more) {
             self.accept(listener, now);
         }
-        for client in readable {
-            self.read_rank(client, now);
+        for (client, to_the_end) in readable {
+            self.read_rank(client, to_the_end, now);
         }
         if std::mem::take(&mut self.is_link_ready) {
             self.read_link();
@@ -300,7 +303,7 @@ impl EventLoop {
         }
     }
 
-    fn read_rank(&mut self, client: u32, now: Instant) {
+    fn read_rank(&mut self, client: u32, to_the_end: bool, now: Instant) {
         let mut budget = BYTES_PER_TURN;
         while let Some(connection) = self.connections.get_mut(&client) {
             let is_closing = match self.hub.rank(client) {
@@ -326,6 +329,9 @@ impl EventLoop {
                     log::warn!("refused {}: {error}", connection.peer);
                     return self.close_rank(client);
                 }
+            }
+            if count < self.read_buffer.len() && !to_the_end && SHORT_READ_DRAINS {
+                return;
             }
             budget = budget.saturating_sub(count);
             if budget == 0 {
@@ -575,7 +581,8 @@ impl EventLoop {
     /// Whether the relay is to end, and the store has got everything, or there is no time left.
     fn is_finished(&self) -> bool {
         self.finishing.is_some_and(|(by, was_told)| {
-            by.has_passed(Instant::now()) || was_told && (self.hub.is_ended() || !self.has_session)
+            let has_ended = self.hub.is_ended() || !self.has_session && !self.is_connecting;
+            by.has_passed(Instant::now()) || was_told && has_ended
         })
     }
 

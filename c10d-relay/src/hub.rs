@@ -1,8 +1,8 @@
 //! The relay without sockets: ranks on one side, a session with the store on the other.
 //!
-//! Pure: no socket, clock or thread. Hand it what ranks send ([`Hub::receive`]) and what the link to the store delivers
-//! ([`Hub::receive_link`]); call [`Hub::end_turn`] when all that has arrived is in; then send what it has for the link
-//! ([`Hub::stream`]) and for the ranks that it [names](Hub::take_touched). It does not know whether there is a link.
+//! Pure: no socket, clock or thread. Pass the bytes of ranks to [`Hub::receive`] and those of the link to
+//! [`Hub::receive_link`]; call [`Hub::end_turn`] when all input is in; then send the output for the link
+//! ([`Hub::stream`]) and for the ranks that [`Hub::take_touched`] names. It does not know whether there is a link.
 //!
 //! Ranks that ask the same in one turn share one frame. The store handles it once for each of them, in order, as if each
 //! had sent it, so no rank can see a difference, and nothing is ever answered from memory.
@@ -10,11 +10,12 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
+use c10d_socket::SendBuf;
 use c10d_store::WireLimits;
 use c10d_store::session::{
     Frame, FrameReader, GROUP_BYTES_MAX, GROUP_CLIENTS_MAX, SessionStream, Violation,
 };
-use c10d_store::wire::{RawRequest, WireError};
+use c10d_store::wire::{RawRequest, RawRequests, WireError};
 
 use crate::rank::{Held, Rank};
 
@@ -96,7 +97,7 @@ impl Hub {
         self.ranks.get_mut(&client).filter(|rank| !rank.is_gone)
     }
 
-    /// Takes what a rank has sent.
+    /// Takes bytes that a rank has sent.
     ///
     /// # Errors
     /// If that is no request: the rank must be closed.
@@ -165,7 +166,7 @@ impl Hub {
         self.cancels.front().map(|(due, _, _)| *due)
     }
 
-    /// Takes what the link to the store has received.
+    /// Takes bytes that the link to the store has received.
     ///
     /// # Errors
     /// If the store breaks the rules of the session, which is then over.
@@ -202,7 +203,7 @@ impl Hub {
         Ok(())
     }
 
-    /// Puts what ranks have sent into the stream, as far as there is room.
+    /// Puts the requests of ranks into the stream, as far as there is room.
     pub(crate) fn end_turn(&mut self) {
         self.emit_turn();
         for _ in 0..self.waiting_to_send.len() {
@@ -277,7 +278,7 @@ impl Hub {
         client: u32,
         now: Instant,
         parse: impl FnOnce(
-            &mut c10d_store::wire::RawRequests,
+            &mut RawRequests,
             &WireLimits,
             &mut dyn FnMut(RawRequest<'_>) -> bool,
         ) -> Result<bool, WireError>,
@@ -315,10 +316,6 @@ impl Hub {
             return Ok(());
         };
         rank.credit.received(bytes.len())?;
-        if rank.is_gone {
-            self.was_read(client, bytes.len());
-            return Ok(());
-        }
         let before = rank.down.unsent_bytes();
         if let Err(error) = rank.on_reply(bytes) {
             log::error!(
@@ -328,8 +325,12 @@ impl Hub {
             self.stream.push_close(client);
             return Ok(());
         }
-        let dropped = bytes.len() - (rank.down.unsent_bytes() - before);
-        self.was_read(client, dropped);
+        if rank.is_gone {
+            // Its replies are counted, since a request of it may wait for one, and dropped.
+            rank.down = SendBuf::new();
+        }
+        let kept = rank.down.unsent_bytes().saturating_sub(before);
+        self.was_read(client, bytes.len() - kept);
         Ok(())
     }
 

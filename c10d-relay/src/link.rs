@@ -34,7 +34,7 @@ pub(crate) enum LinkState {
 }
 
 impl Link {
-    /// Takes a new connection, and what it has received already.
+    /// Takes a new connection. Returns the bytes that it has received already, too.
     pub(crate) fn new(
         mut link: SessionLink,
         registry: &Registry,
@@ -51,7 +51,7 @@ impl Link {
         Ok((taken, link.received))
     }
 
-    /// Sends what the session has, as far as the system takes it.
+    /// Sends the unsent bytes of the session, as far as the system takes them.
     pub(crate) fn flush(&mut self, stream: &mut SessionStream) -> io::Result<()> {
         loop {
             stream.fill(&mut self.out, UNSENT_BYTES);
@@ -61,13 +61,13 @@ impl Link {
         }
     }
 
-    /// Lets the store forget what has arrived.
+    /// Acknowledges the bytes that have arrived, so that the store can forget them.
     pub(crate) fn report(&mut self, stream: &mut SessionStream) -> io::Result<()> {
         stream.report(&mut self.out);
         self.send().map(|_| ())
     }
 
-    /// Reads, and passes on what was received. With `to_the_end` a short read is not the last one, since the end of the
+    /// Reads, and passes the received bytes on. With `to_the_end` a short read is not the last one, since the end of the
     /// stream may follow.
     pub(crate) fn read<E>(
         &mut self,
@@ -118,4 +118,4 @@ impl Link {
 }
 
 /// Whether a short read has emptied the socket, and the next input causes an event.
-const SHORT_READ_DRAINS: bool = cfg!(any(target_os = "linux", target_os = "android"));
+pub(crate) const SHORT_READ_DRAINS: bool = cfg!(any(target_os = "linux", target_os = "android"));

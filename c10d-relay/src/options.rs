@@ -83,7 +83,7 @@ impl RelayOptions {
         self
     }
 
-    /// The limits on what a rank sends. Default [`WireLimits::default`], those of PyTorch's server.
+    /// The limits on the requests of a rank. Default [`WireLimits::default`], those of PyTorch's server.
     #[must_use]
     pub const fn with_limits(mut self, limits: WireLimits) -> Self {
         self.limits = limits;

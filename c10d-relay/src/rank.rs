@@ -38,7 +38,7 @@ pub(crate) struct Rank {
     pub(crate) held: Option<Held>,
     /// The rank has closed its connection. What it has sent before still goes to the store.
     pub(crate) is_gone: bool,
-    /// The store has closed the rank's connection: what is left is sent to the rank.
+    /// The store has closed the rank's connection. The rank still gets the replies before that.
     pub(crate) is_closing: bool,
     /// In the list of ranks to look at.
     pub(crate) is_touched: bool,
@@ -59,7 +59,7 @@ pub(crate) struct Held {
 #[derive(Debug)]
 struct Owed {
     scan: ReplyScan,
-    /// The rank has been answered: what the store says is dropped.
+    /// The relay has answered the rank: the reply of the store is dropped.
     is_answered: bool,
     /// Which of the rank's CANCEL_WAITs this is, or has cancelled this; 0 for none.
     cancel: u64,
@@ -112,7 +112,7 @@ impl Rank {
             }
             self.owed.pop_front();
         }
-        // Nothing is owed: the rank may know what this is.
+        // No reply is due. The rank may know better.
         self.down.push(bytes);
         Ok(())
     }
@@ -129,8 +129,8 @@ impl Rank {
     }
 
     /// PyTorch's client waits for the answer to CANCEL_WAIT without a limit, so the relay gives it if the store does not
-    /// in time: call this then, with what [`cancels`](Self::cancels) was after the request. Only that the wait is over
-    /// is known then, so it is not for the waits that our clients use to read.
+    /// in time: call this then, with the value of [`cancels`](Self::cancels) after the request. The answer only says that
+    /// the wait is over, so it is not given for the waits with which our clients read.
     pub(crate) fn answer_cancel(&mut self, cancel: u64) {
         let Some(owed) = self.owed.iter_mut().find(|owed| !owed.is_answered) else {
             return;

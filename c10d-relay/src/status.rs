@@ -42,7 +42,7 @@ impl Status {
         self.lock().clone()
     }
 
-    /// Waits until the relay is connected, has failed or has stopped; what it is then, or at the deadline.
+    /// Waits until the relay is connected, has failed or has stopped. Returns its state then, or at the deadline.
     pub(crate) fn settled(&self, deadline: Deadline) -> Upstream {
         let mut upstream = self.lock();
         while matches!(*upstream, Upstream::Connecting | Upstream::Lost) {

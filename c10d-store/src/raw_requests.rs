@@ -1,4 +1,4 @@
-//! The requests of a client as they are, for those who pass them on.
+//! The requests of a client as received, for relays.
 
 use std::convert::Infallible;
 
@@ -27,7 +27,7 @@ impl std::fmt::Debug for RawRequest<'_> {
     }
 }
 
-/// Finds the requests in what one client sends, the handshake first, without a look at what they mean.
+/// Splits the bytes of one client into requests, the handshake first, without decoding them.
 ///
 /// Any split of the bytes gives the same requests, and memory is reserved only for bytes that have arrived.
 #[derive(Debug, Default)]
@@ -37,7 +37,7 @@ pub struct RawRequests {
 
 impl RawRequests {
     /// Takes the next bytes, and passes on each request that is complete, except VALIDATE, until `handle` returns
-    /// false: the rest is then kept for [`resume`](Self::resume). Returns what `handle` returned last.
+    /// false: the rest is then kept for [`resume`](Self::resume). Returns the last result of `handle`.
     ///
     /// # Errors
     /// If the bytes are no requests within the limits.
@@ -50,7 +50,7 @@ impl RawRequests {
         passed_on(self.parser.receive_frames(bytes, limits, flow_of(handle)))
     }
 
-    /// Goes on with what is kept.
+    /// Continues with the kept bytes.
     ///
     /// # Errors
     /// As [`receive`](Self::receive).

@@ -153,7 +153,7 @@ impl RequestParser {
         self.receive_frames(bytes, limits, |frame| handle(frame.request()))
     }
 
-    /// [`receive`](Self::receive) for who does not look into the requests.
+    /// [`receive`](Self::receive) for callers that do not decode requests.
     pub(crate) fn receive_frames<E>(
         &mut self,
         bytes: &[u8],
@@ -204,7 +204,7 @@ impl RequestParser {
         self.resume_frames(limits, |frame| handle(frame.request()))
     }
 
-    /// [`resume`](Self::resume) for who does not look into the requests.
+    /// [`resume`](Self::resume) for callers that do not decode requests.
     pub(crate) fn resume_frames<E>(
         &mut self,
         limits: &WireLimits,

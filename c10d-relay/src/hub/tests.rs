@@ -1,6 +1,5 @@
 //! The hub between scripted ranks and a scripted store, in virtual time.
 
-use c10d_socket::SendBuf;
 use c10d_store::session::{CLIENT_WINDOW_BYTES, SESSION_WINDOW_BYTES};
 use c10d_store::wire::{Opcode, RequestBuf};
 
@@ -14,11 +13,11 @@ struct Node {
     now: Instant,
 }
 
-/// What the store gets, in short.
+/// The frames that the store receives, in short.
 #[derive(Debug, PartialEq, Eq)]
 enum Got {
     Open(u32),
-    /// The clients, and what each of them sends.
+    /// The clients, and the bytes that each of them sends.
     Bytes(Vec<u32>, Vec<u8>),
     Close(u32),
     Credit(u32, u32),
@@ -50,7 +49,7 @@ impl Node {
         self.hub.receive(client, bytes, now).expect("a request");
     }
 
-    /// Ends the turn; what the store gets.
+    /// Ends the turn, and returns the frames that the store receives.
     fn turn(&mut self) -> Vec<Got> {
         self.hub.end_turn();
         let mut wire = Vec::new();
@@ -82,7 +81,7 @@ impl Node {
         got
     }
 
-    /// The store sends what it has pushed.
+    /// The store sends its frames.
     fn deliver(&mut self) {
         let mut wire = Vec::new();
         let mut link = SendBuf::new();
@@ -99,7 +98,7 @@ impl Node {
         self.deliver();
     }
 
-    /// What the rank reads.
+    /// Returns the bytes that the rank reads.
     fn read(&mut self, client: u32) -> Vec<u8> {
         let rank = self.hub.rank(client).expect("an open rank");
         let mut read = Vec::new();
@@ -329,6 +328,23 @@ fn a_rank_that_does_this_with_an_answer_outstanding_has_to_wait() {
     assert_eq!(node.turn(), [bytes(&[0], add("n"))]);
     node.reply(0, &[9, 9]);
     assert_eq!(node.read(0), [9, 9]);
+}
+
+#[test]
+fn a_request_of_a_rank_that_is_gone_is_sent_after_the_reply_it_waits_for() {
+    let mut node = Node::with_ranks(1);
+    node.send(0, &[wait("k"), cancel()].concat());
+    node.hub.answer_cancels(node.now + CANCEL_PATIENCE);
+    node.send(0, &[wait("l"), add("n")].concat());
+    node.turn();
+    node.hub.close(0);
+    assert_eq!(
+        node.turn(),
+        [],
+        "the ADD waits for the answer to the cancel"
+    );
+    node.reply(0, &[1]);
+    assert_eq!(node.turn(), [bytes(&[0], add("n")), Got::Close(0)]);
 }
 
 #[test]

@@ -1,10 +1,12 @@
 //! What a rank sees through a relay.
 
-use std::net::TcpListener;
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use c10d_relay::{Deadline, HostPort, Relay, RelayError, RelayOptions};
+use c10d_store::wire::{Opcode, RequestBuf};
 use c10d_store::{
     ServerOptions, SessionError, Store, StoreError, TcpStore, TcpStoreOptions, TcpStoreServer,
 };
@@ -233,6 +235,28 @@ fn a_relay_that_finishes_brings_everything_to_the_store_first() {
     wait_until("the server has forgotten the session", || {
         server.connection_count() == 0
     });
+}
+
+#[test]
+fn a_relay_that_finishes_waits_for_its_first_connection() {
+    let server = server();
+    let proxy = Proxy::to(server.local_addr());
+    proxy.cut(true);
+    let relay = relay_to(proxy.port(), RelayOptions::default());
+    let mut rank = TcpStream::connect(relay.local_addrs()[0]).expect("the relay listens");
+    let mut requests = RequestBuf::new();
+    requests.hello();
+    requests.opcode(Opcode::Set).user_key("last").value(b"here");
+    rank.write_all(&requests.to_bytes())
+        .expect("the relay reads");
+    wait_until("the relay has the rank", || relay.connection_count() == 1);
+    drop(rank);
+    let finishing = thread::spawn(move || relay.finish(soon()));
+    proxy.mend();
+    finishing.join().expect("no panic");
+    let store = TcpStore::connect("127.0.0.1", server.local_addr().port()).expect("a client");
+    let got = store.try_get("last").expect("try_get");
+    assert_eq!(got.as_deref(), Some(&b"here"[..]));
 }
 
 #[test]

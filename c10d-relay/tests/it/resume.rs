@@ -85,7 +85,7 @@ fn another_store_and_a_loss_for_too_long_are_final() {
     let second = TcpStoreServer::bind(address, ServerOptions::default()).expect("the same port");
     let error = store.get("k").expect_err("another store");
     assert!(error.to_string().contains("was restarted"), "{error}");
-    store.get("k").expect_err("for ever");
+    store.get("k").expect_err("permanently");
 
     let proxy = Proxy::to(second.local_addr());
     let store = client(proxy.port(), Duration::from_millis(200));
@@ -93,7 +93,7 @@ fn another_store_and_a_loss_for_too_long_are_final() {
     proxy.cut(true);
     store.get("k").expect_err("too long");
     proxy.mend();
-    store.get("k").expect_err("for ever");
+    store.get("k").expect_err("permanently");
     wait_until("the server has forgotten it", || {
         second.connection_count() == 0
     });

@@ -1,4 +1,4 @@
-//! Ends what another thread does with a connection.
+//! Closes a connection that another thread uses.
 
 use std::net::Shutdown;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -103,7 +103,7 @@ impl TcpStoreOptions {
 
     /// Survives a lost connection: a call that finds it lost connects again and goes on, and every request takes effect
     /// exactly once. Calls keep their timeouts. A store that cannot connect for `timeout` after the loss was noticed
-    /// fails for ever, as does one whose server was restarted: that is another, empty store. Default: none, and a lost
+    /// fails permanently, as does one whose server was restarted: that is another, empty store. Default: none, and a lost
     /// connection is final, as in PyTorch.
     ///
     /// The server forgets a client that has been without a connection for `timeout`, or for its

@@ -438,6 +438,10 @@ impl Pool {
                 }
                 error if is_first && error.is_transient() && !is_late => thread::sleep(delay),
                 SessionError::Lost { source, .. } => return Err(Failure::Lost(source).into()),
+                error @ SessionError::Cancelled => {
+                    let source = io::Error::new(io::ErrorKind::ConnectionAborted, error);
+                    return Err(Failure::Lost(source).into());
+                }
                 error => return Err(Failure::Protocol(error.to_string()).into()),
             }
         };

@@ -1,6 +1,6 @@
 //! A connection that survives the loss of its sockets: a session with one client.
 //!
-//! No thread of its own: a call that finds the link lost makes another one. Does not know what a request is.
+//! No thread of its own: a call that finds the link lost makes another one. It does not look into requests.
 
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
@@ -213,7 +213,7 @@ impl Resumed {
         Ok(())
     }
 
-    /// Sends what the session has. If that fails, the link is lost.
+    /// Sends the unsent bytes of the session. If that fails, the link is lost.
     fn flush(&mut self, deadline: Deadline) {
         while !self.is_lost && self.session.has_unsent() {
             let mut frames = SendBuf::new();
@@ -320,7 +320,7 @@ fn seed() -> u64 {
     RandomState::new().hash_one(0_u8)
 }
 
-/// What was pushed is sent over a later link.
+/// A timeout is no error: the bytes are in the session, and are sent over a later link.
 fn only_later(error: io::Error) -> io::Result<()> {
     match error.kind() {
         io::ErrorKind::TimedOut => Ok(()),

@@ -154,7 +154,7 @@ impl Stream {
         self.socket.peer_addr()
     }
 
-    /// The connection, its TLS, and what it has received and nobody has read.
+    /// The connection, its TLS, and the received bytes that are unread.
     ///
     /// # Errors
     /// If a [`Closer`] can still close it, or the system fails.

@@ -622,7 +622,7 @@ impl EventLoop {
         }
     }
 
-    /// Handles the requests in the bytes, or those that the parser has kept. Returns what a session begins with, if
+    /// Handles the requests in the bytes, or those that the parser has kept. Returns the argument of SESSION, if
     /// the last request was that.
     fn feed(
         &mut self,

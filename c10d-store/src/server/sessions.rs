@@ -1,6 +1,6 @@
 //! The sessions of relays, and of clients that survive broken connections. Pure: the current time is an argument.
 //!
-//! Does not know what a client sends: the event loop serves each client of a session as it does a connection.
+//! Does not see the requests of clients: the event loop serves each client of a session as it does a connection.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
@@ -82,7 +82,7 @@ impl Sessions {
         self.slots.get_mut(slot)
     }
 
-    /// A connection has sent SESSION.
+    /// A connection has sent SESSION (docs/wire.md, SESSION 2 and 3).
     pub(super) fn attach(&mut self, hello: &Hello, candidate: Candidate) -> Attached {
         let store = self.store;
         let unknown = Attached::Refused(Welcome::Unknown { store });
@@ -119,7 +119,7 @@ impl Sessions {
         }
     }
 
-    /// A connection was closed that may have been the link of this session.
+    /// A connection was closed that may have been the link of this session: its time runs (docs/wire.md, SESSION 9).
     pub(super) fn link_closed(&mut self, slot: usize, link: Token, now: Instant) {
         let Some(session) = self.slots.get_mut(slot) else {
             return;

@@ -6,7 +6,7 @@ use byteorder::{ByteOrder, LittleEndian};
 
 use super::id::{ID_BYTES, SessionId, StoreId};
 
-/// The argument of SESSION: what the client says about itself.
+/// The argument of SESSION.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Hello {
     pub(crate) session: SessionId,
@@ -45,8 +45,8 @@ impl Hello {
 
     pub(crate) fn encode(&self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
-        bytes[..16].copy_from_slice(self.session.as_bytes());
-        bytes[16..32].copy_from_slice(self.store.as_bytes());
+        bytes[..16].copy_from_slice(&self.session.0);
+        bytes[16..32].copy_from_slice(&self.store.0);
         LittleEndian::write_u64(&mut bytes[32..40], self.attempt);
         LittleEndian::write_u64(&mut bytes[40..48], self.received);
         let millis = u32::try_from(self.keep.as_millis()).unwrap_or(u32::MAX);
@@ -56,8 +56,8 @@ impl Hello {
 
     pub(crate) fn decode(bytes: &[u8; Self::BYTES]) -> Self {
         Self {
-            session: SessionId::from_bytes(id_of(&bytes[..16])),
-            store: StoreId::from_bytes(id_of(&bytes[16..32])),
+            session: SessionId(id_of(&bytes[..16])),
+            store: StoreId(id_of(&bytes[16..32])),
             attempt: LittleEndian::read_u64(&bytes[32..40]),
             received: LittleEndian::read_u64(&bytes[40..48]),
             keep: Duration::from_millis(u64::from(LittleEndian::read_u32(&bytes[48..]))),
@@ -76,14 +76,14 @@ impl Welcome {
             Self::Full { store } => (FULL, store, 0),
         };
         let mut bytes = [status; Self::BYTES];
-        bytes[1..17].copy_from_slice(store.as_bytes());
+        bytes[1..17].copy_from_slice(&store.0);
         LittleEndian::write_u64(&mut bytes[17..], received);
         bytes
     }
 
     /// `None` if the status is none.
     pub(crate) fn decode(bytes: &[u8; Self::BYTES]) -> Option<Self> {
-        let store = StoreId::from_bytes(id_of(&bytes[1..17]));
+        let store = StoreId(id_of(&bytes[1..17]));
         Some(match bytes[0] {
             ACCEPTED => Self::Accepted {
                 store,

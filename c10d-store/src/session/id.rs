@@ -6,52 +6,30 @@ use std::hash::{BuildHasher, RandomState};
 use byteorder::{ByteOrder, LittleEndian};
 
 /// The length of an id.
-pub(crate) const ID_BYTES: usize = 16;
+pub(super) const ID_BYTES: usize = 16;
 
-/// Names a session: 128 random bits. Whoever knows them can take over the session, so they are not logged.
+/// Names a session: 128 random bits. They are not logged, since a process that knows them can take over the session.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct SessionId([u8; ID_BYTES]);
+pub(crate) struct SessionId(pub(super) [u8; ID_BYTES]);
 
 /// Names one run of a server: 128 random bits. A server that was restarted, and has lost everything, has another one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct StoreId([u8; ID_BYTES]);
+pub(crate) struct StoreId(pub(super) [u8; ID_BYTES]);
 
 impl SessionId {
-    /// A new one. Two never meet: the bits are derived from the system's random numbers.
-    #[must_use]
-    pub fn random() -> Self {
+    /// A new one. The bits are derived from the system's random numbers, so two never meet.
+    pub(crate) fn random() -> Self {
         Self(random_bits())
-    }
-
-    /// The id with these bytes.
-    #[must_use]
-    pub const fn from_bytes(bytes: [u8; ID_BYTES]) -> Self {
-        Self(bytes)
-    }
-
-    pub(crate) const fn as_bytes(&self) -> &[u8; ID_BYTES] {
-        &self.0
     }
 }
 
 impl StoreId {
-    /// "Any store": what a client says that was never connected.
-    pub const ANY: Self = Self([0; ID_BYTES]);
+    /// Any store: the id that a client sends before it was ever accepted.
+    pub(crate) const ANY: Self = Self([0; ID_BYTES]);
 
     /// A new one.
-    #[must_use]
-    pub fn random() -> Self {
+    pub(crate) fn random() -> Self {
         Self(random_bits())
-    }
-
-    /// The id with these bytes.
-    #[must_use]
-    pub const fn from_bytes(bytes: [u8; ID_BYTES]) -> Self {
-        Self(bytes)
-    }
-
-    pub(crate) const fn as_bytes(&self) -> &[u8; ID_BYTES] {
-        &self.0
     }
 }
 

@@ -1,4 +1,4 @@
-//! What a link carries: pieces of the stream, each with an acknowledgment.
+//! The frames of a link: pieces of the stream, each with an acknowledgment.
 
 use byteorder::{ByteOrder, LittleEndian};
 
@@ -33,7 +33,7 @@ pub(super) struct LinkReader {
     left: usize,
 }
 
-/// What a link delivers.
+/// An item that a link delivers.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Delivered<'a> {
     /// A head: how many bytes the peer has received.

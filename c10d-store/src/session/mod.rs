@@ -4,14 +4,14 @@
 //! Pure: no socket, clock or thread. From the bottom up:
 //!
 //! - [`SessionStream`] carries bytes in both directions, each exactly once and in order, over one *link* (connection)
-//!   after the other. It keeps what the peer has not acknowledged, and sends it again over the next link.
+//!   after the other. It keeps the bytes that the peer has not acknowledged, and sends them again over the next link.
 //! - [`Frame`]s in that stream say which client the bytes belong to.
 //! - [`Credit`] limits what one side may send of one client before the other has made use of it, so that a client that
 //!   does not read delays no other.
 //!
-//! Both ends use them: the server, whose clients are connections without a socket, and those who call
+//! Both ends use them: the server, whose clients are connections without a socket, and callers of
 //! [`SessionDialer::connect`](crate::SessionDialer::connect).
-//! They do not know what a request is, and do not decide when to connect again or to give up.
+//! They do not look into requests, and do not decide when to connect again or to give up.
 
 mod credit;
 mod frame;
@@ -26,6 +26,6 @@ mod violation;
 pub use credit::{CLIENT_WINDOW_BYTES, Credit};
 pub use frame::{Frame, FrameReader, GROUP_BYTES_MAX, GROUP_CLIENTS_MAX, Group};
 pub(crate) use hello::{Hello, Welcome};
-pub use id::{SessionId, StoreId};
+pub(crate) use id::{SessionId, StoreId};
 pub use stream::{SESSION_WINDOW_BYTES, SessionStream};
 pub use violation::Violation;

@@ -1,4 +1,4 @@
-//! A stream of bytes in both directions that outlives the connections it travels on.
+//! A stream of bytes in both directions that outlives the connections it travels on (docs/wire.md, SESSION 4 and 5).
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -26,9 +26,9 @@ const CAPACITY_KEPT_MAX: usize = 512;
 
 /// One end of the stream.
 ///
-/// Over each link, call [`attach`](Self::attach) with what the peer says that it has received, then
-/// [`fill`](Self::fill) and [`next_bytes`](Self::next_bytes) as it can be written and read. When a link is lost, what
-/// the peer has not received stays here; nothing is lost and nothing is delivered twice.
+/// Over each link, call [`attach`](Self::attach) with the number of bytes that the peer has received, then
+/// [`fill`](Self::fill) and [`next_bytes`](Self::next_bytes) as the link can be written and read. When a link is lost,
+/// the unacknowledged bytes stay here: every byte is delivered exactly once.
 ///
 /// ```
 /// use c10d_socket::SendBuf;
@@ -48,7 +48,7 @@ const CAPACITY_KEPT_MAX: usize = 512;
 /// ```
 #[derive(Default)]
 pub struct SessionStream {
-    /// What the peer has not acknowledged. The first byte has the offset `acknowledged`.
+    /// The bytes that the peer has not acknowledged. The first one has the offset `acknowledged`.
     kept: VecDeque<u8>,
     acknowledged: u64,
     /// The offset of the next byte to send over this link.
@@ -73,7 +73,7 @@ impl fmt::Debug for SessionStream {
 }
 
 impl SessionStream {
-    /// Appends bytes to what is to be sent.
+    /// Appends bytes to the stream.
     pub fn push(&mut self, bytes: &[u8]) {
         self.kept.extend(bytes);
     }
@@ -130,14 +130,14 @@ impl SessionStream {
         }
     }
 
-    /// Appends a frame without bytes, which lets the peer forget what has arrived here.
+    /// Appends a frame without bytes, which acknowledges all received ones.
     pub fn report(&mut self, link: &mut SendBuf) {
         if self.has_unreported() {
             self.push_frame(link);
         }
     }
 
-    /// Takes the next bytes of the stream from the front of what a link has received; `None` once that is used up.
+    /// Takes the next bytes of the stream from the front of the received bytes of a link; `None` once those are used up.
     ///
     /// # Errors
     /// [`Violation`]: the link cannot be used any more, nor can the session.
@@ -160,6 +160,16 @@ impl SessionStream {
             return Err(Violation::new("it asks and does not acknowledge"));
         }
         Ok(None)
+    }
+
+    /// The offsets are in order: acknowledged, sent, end; and the peer is not told of bytes that have not arrived.
+    #[cfg(test)]
+    pub(super) fn check_invariants(&self) {
+        assert!(
+            self.acknowledged <= self.sent && self.sent <= self.end(),
+            "{self:?}"
+        );
+        assert!(self.reported <= self.received, "{self:?}");
     }
 
     fn push_frame(&mut self, link: &mut SendBuf) {
@@ -197,7 +207,7 @@ impl SessionStream {
     }
 }
 
-/// A distance within what is kept, which is in memory.
+/// A distance within the kept bytes, which are in memory.
 fn index_of(distance: u64) -> usize {
     usize::try_from(distance).unwrap_or(usize::MAX)
 }

@@ -136,6 +136,8 @@ proptest! {
             }
             to_b.extend(a.write());
             to_a.extend(b.write());
+            a.stream.check_invariants();
+            b.stream.check_invariants();
             prop_assert!(a.sent.starts_with(&b.read) && b.sent.starts_with(&a.read));
         }
         b.take(&to_b);

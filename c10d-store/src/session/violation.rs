@@ -1,4 +1,4 @@
-//! What a peer must not do.
+//! The error of a peer that breaks the rules of a session.
 
 /// The peer has broken the rules of a session (docs/wire.md, section 9.9): it is not one of ours, or has a defect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

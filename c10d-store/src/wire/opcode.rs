@@ -41,7 +41,7 @@ pub(super) enum Field {
     U64,
     Key,
     Value,
-    /// What a session begins with.
+    /// The argument of SESSION.
     Hello,
     /// A count, then that many keys.
     Keys,

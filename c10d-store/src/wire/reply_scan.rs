@@ -1,4 +1,4 @@
-//! Finds the end of a reply, for those who pass replies on.
+//! Finds the end of a reply, for relays.
 
 use byteorder::{ByteOrder, LittleEndian};
 
@@ -125,7 +125,7 @@ impl ReplyScan {
         self.has_tail = self.has_begun;
     }
 
-    /// Takes what belongs to the reply from the front of `bytes`. Returns whether it is complete.
+    /// Takes the bytes of the reply from the front of `bytes`. Returns whether it is complete.
     ///
     /// # Errors
     /// If the bytes are no reply to the request.

@@ -138,7 +138,7 @@ impl<'v> RequestBuf<'v> {
         self.value(known.bytes())
     }
 
-    /// Appends what a session begins with.
+    /// Appends the argument of SESSION.
     pub(crate) fn hello_of_session(&mut self, hello: &Hello) -> &mut Self {
         self.copied.extend_from_slice(&hello.encode());
         self

@@ -71,7 +71,7 @@ impl EventLoop {
         }
     }
 
-    /// Handles what the link of a session has received.
+    /// Handles bytes that the link of a session has received.
     pub(super) fn receive_link(&mut self, link: Token, slot: usize, input: Input) {
         let result = self.with_input(input, |this, bytes| {
             this.on_link_bytes(slot, bytes.unwrap_or_default())
@@ -183,20 +183,19 @@ impl EventLoop {
         let Some(connection) = self.connections.get_mut(token) else {
             return Ok(());
         };
+        let is_open = connection.phase == Phase::Open;
         let must_wait = connection.paused || connection.resume;
-        if must_wait {
-            connection.parser.keep(bytes);
-        }
-        let phase = connection.phase;
         let Some(client) = connection.client() else {
             return Ok(());
         };
         client.credit.received(bytes.len())?;
-        if phase != Phase::Open {
+        if !is_open {
             return Ok(());
         }
         client.kept_bytes += bytes.len();
-        if !must_wait {
+        if must_wait {
+            connection.parser.keep(bytes);
+        } else {
             self.feed_client(token, Some(bytes));
         }
         Ok(())
@@ -320,7 +319,7 @@ impl EventLoop {
         self.touch_link(slot);
     }
 
-    /// Sends what a session has for its link.
+    /// Sends the unsent bytes of a session over its link.
     pub(super) fn flush_link(&mut self, token: Token) {
         while let Some(connection) = self.connections.get_mut(token) {
             let session = connection.link.and_then(|slot| self.sessions.get_mut(slot));
@@ -344,7 +343,7 @@ impl EventLoop {
         }
     }
 
-    /// Clients whose replies have waited for room go on, and what the session has to send is sent.
+    /// Clients whose replies have waited for room continue, and the link is flushed soon.
     fn use_room(&mut self, slot: usize) {
         let Some(session) = self.sessions.get_mut(slot) else {
             return;
