@@ -22,6 +22,23 @@ const STORE_PORT: &str = "C10D_MASTER_PORT";
 const DCP_USE_PREFIX_STORE: &str = "DCP_USE_PREFIX_STORE";
 const NCCL_ASYNC_ERROR_HANDLING: &str = "TORCH_NCCL_ASYNC_ERROR_HANDLING";
 
+/// The variables in which workers of a node differ, or those of two rounds: names, or prefixes with `*`.
+pub(crate) const VARYING: [&str; 13] = [
+    "RANK",
+    "LOCAL_RANK",
+    "GROUP_RANK",
+    "ROLE_RANK",
+    "ROLE_NAME",
+    "LOCAL_WORLD_SIZE",
+    "WORLD_SIZE",
+    "GROUP_WORLD_SIZE",
+    "ROLE_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_*",
+    "C10D_MASTER_*",
+];
+
 /// What a worker learns from its environment.
 ///
 /// ```
@@ -197,6 +214,35 @@ impl<'a> WorkerEnvironment<'a> {
         }
         Ok(variables.into_iter().collect())
     }
+}
+
+/// What all workers of a node have in their environment in all rounds, and the variables in which they differ, as
+/// [`VARYING`]. `inherited` is the agent's own.
+pub(crate) fn common(
+    inherited: impl IntoIterator<Item = (OsString, OsString)>,
+    has_virtual_local_rank: bool,
+) -> (Vec<(OsString, OsString)>, Vec<String>) {
+    let devices = [CUDA_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES];
+    let devices = devices.into_iter().filter(|_| has_virtual_local_rank);
+    let varying: Vec<String> = VARYING
+        .into_iter()
+        .chain(devices)
+        .map(str::to_owned)
+        .collect();
+    let is_varying = |name: &OsStr| {
+        varying
+            .iter()
+            .any(|varying| match varying.strip_suffix('*') {
+                Some(prefix) => name.as_encoded_bytes().starts_with(prefix.as_bytes()),
+                None => name == OsStr::new(varying),
+            })
+    };
+    let mut variables: BTreeMap<OsString, OsString> = inherited.into_iter().collect();
+    variables.retain(|name, _| !is_varying(name) && name != DEBUG_SOCKET);
+    variables
+        .entry(NCCL_ASYNC_ERROR_HANDLING.into())
+        .or_insert_with(|| "1".into());
+    (variables.into_iter().collect(), varying)
 }
 
 /// Why the environment of a worker could not be composed.

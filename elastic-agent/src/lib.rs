@@ -11,6 +11,7 @@ mod failure;
 mod logs;
 mod output;
 mod patience;
+mod preload;
 mod ranks;
 mod regular_file;
 mod relay;
@@ -36,6 +37,7 @@ pub use logs::{
     StreamMap, StreamMapError, Streams, WorkerLogs, parse_line_filters,
 };
 pub use output::Console;
+pub use preload::PreloadOptions;
 pub use ranks::{RankBlock, RanksError, RoleInfo, assign_ranks, exchange_ranks};
 pub use relay::NodeRelayError;
 pub use rustix::process::Signal;

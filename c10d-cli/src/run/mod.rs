@@ -214,6 +214,10 @@ fn agent_options(plan: &RunPlan, are_nodes_identical: bool) -> Result<AgentOptio
         .with_identical_nodes(are_nodes_identical)
         .with_relay(plan.has_relay)
         .with_relay_port(plan.relay_port)
+        .with_preload(plan.preload.clone().map(|preload| match plan.debug_server {
+            true => preload.with_hook(debug_server::START_HOOK),
+            false => preload,
+        }))
         .with_environment(worker_environment(plan));
     if let Some(template) = &plan.log_line_prefix_template {
         options = options.with_line_prefix_template(template);

@@ -23,6 +23,8 @@ pub(super) struct Shared {
     pub(super) handler: Arc<dyn RendezvousHandler>,
     pub(super) events: Sender<Event>,
     pub(super) kill_switch: KillSwitch,
+    /// Triggered by the first signal that stops the agent.
+    pub(super) stopping: KillSwitch,
     /// The first signal that stops the agent; 0 while there is none.
     stop_signal: AtomicI32,
 }
@@ -44,6 +46,7 @@ impl Shared {
             handler,
             events,
             kill_switch: KillSwitch::new(),
+            stopping: KillSwitch::new(),
             stop_signal: AtomicI32::new(0),
         }
     }
@@ -74,6 +77,7 @@ impl AgentHandle {
             );
             shared.kill_switch.trigger();
         }
+        shared.stopping.trigger();
         shared.handler.interrupt();
         // Fails when the agent is dropped.
         let _ = shared.events.send(Event::Stop);

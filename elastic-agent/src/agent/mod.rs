@@ -10,6 +10,7 @@ mod handle;
 mod members;
 mod options;
 
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -29,15 +30,16 @@ use self::handle::{Event, Shared};
 use self::members::why_members_changed;
 pub use self::options::AgentOptions;
 use crate::clearing::clear_once;
-use crate::environment::WorkerEnvironment;
+use crate::environment::{self, WorkerEnvironment};
 use crate::exit_barrier::{self, ExitBarrier};
 use crate::failure::Failures;
 use crate::logs::{LinePrefix, LogDirectory};
 use crate::output::Console;
+use crate::preload::{ForkedWorkers, NotForked, Preloader};
 use crate::ranks::{RankBlock, RanksError, RoleInfo, exchange_ranks};
 use crate::relay::{NodeRelay, NodeRelayError};
 use crate::signal_name::name_of;
-use crate::worker::{GroupPlan, StopReport, WorkerGroup, WorkerPlan};
+use crate::worker::{GroupPlan, StartError, StopReport, WorkerGroup, WorkerPlan};
 use crate::worker_list;
 
 /// How long workers have to exit when the members of the round change or one of them has failed, as in
@@ -94,6 +96,9 @@ pub struct ElasticAgent {
     relay: Option<NodeRelay>,
     /// The number of the last round with a relay, and the relay's port.
     relay_port: Option<(i64, u16)>,
+    preloader: Option<Preloader>,
+    /// Why workers were not forked last time: said once.
+    not_forked: Option<String>,
     listeners: Listeners,
 }
 
@@ -128,6 +133,8 @@ impl ElasticAgent {
             running: None,
             relay: None,
             relay_port: None,
+            preloader: None,
+            not_forked: None,
             listeners: Listeners::default(),
         })
     }
@@ -166,6 +173,14 @@ impl ElasticAgent {
             }
         };
         self.handler.add_listener(Arc::new(listener));
+        // Before the rendezvous: it imports while this node waits for others.
+        self.start_preloader()?;
+        let result = self.run_rounds();
+        self.preloader = None;
+        result
+    }
+
+    fn run_rounds(&mut self) -> Result<AgentOutcome, AgentError> {
         loop {
             let round = match self.start_round() {
                 Ok(round) => {
@@ -178,7 +193,8 @@ impl ElasticAgent {
                 Err(
                     AgentError::Rendezvous(RendezvousError::Interrupted { .. })
                     | AgentError::Ranks(RanksError::Interrupted)
-                    | AgentError::Relay(NodeRelayError::Interrupted),
+                    | AgentError::Relay(NodeRelayError::Interrupted)
+                    | AgentError::Start(StartError::Interrupted),
                 ) => {
                     return Ok(AgentOutcome::Signalled {
                         signal: self.shared.stop_signal().unwrap_or_default(),
@@ -225,15 +241,18 @@ impl ElasticAgent {
         let relay_address = relay.as_ref().map(NodeRelay::address).cloned();
         let ranks = self.ranks_in(&round)?;
         let plan = self.plan(&round, &ranks, relay_address.as_ref())?;
+        let (forked, is_forked_only) = self.forked_workers()?;
         self.generation += 1;
         let generation = self.generation;
         let events = self.shared.events.clone();
         let listeners = self.listeners.clone();
-        let group = WorkerGroup::start(plan, Console::inherited(), move |exit| {
+        let on_exit = move |exit| {
             listeners.notify(&AgentEvent::WorkerExited(&exit));
             // Fails when the agent is dropped.
             let _ = events.send(Event::Exit(generation, exit));
-        })?;
+        };
+        let console = Console::inherited();
+        let group = WorkerGroup::start_from(forked, is_forked_only, plan, console, on_exit)?;
         log::info!(
             "round {}: this node has group rank {} of {}; the workers' store is {}, served by {}{}",
             round.round,
@@ -259,6 +278,47 @@ impl ElasticAgent {
         self.running = Some(group);
         self.relay = relay;
         Ok(round)
+    }
+
+    fn start_preloader(&mut self) -> Result<(), AgentError> {
+        let options = &self.options;
+        let Some(preload) = options.preload.clone() else {
+            return Ok(());
+        };
+        let inherited = options.environment.iter().cloned();
+        let (variables, varying) = environment::common(inherited, options.virtual_local_rank);
+        let workers = options.local_world_size;
+        let plan = preload
+            .plan(&options.command, workers, variables, varying)
+            .map_err(|reason| AgentError::InvalidOption {
+                option: "preload",
+                reason,
+            })?;
+        let started = Preloader::start(plan).map_err(|source| StartError::System { source })?;
+        self.preloader = Some(started);
+        Ok(())
+    }
+
+    /// Workers of a template that wait to be started, and whether only these may be started.
+    fn forked_workers(&mut self) -> Result<(Option<ForkedWorkers>, bool), StartError> {
+        let Some(preloader) = &self.preloader else {
+            return Ok((None, false));
+        };
+        let is_required = preloader.is_required();
+        match preloader.fork(self.shared.stopping.triggered()) {
+            Ok(forked) => Ok((Some(forked), is_required)),
+            Err(NotForked::Interrupted) => Err(StartError::Interrupted),
+            Err(NotForked::Declined(why)) if is_required => Err(StartError::Forked {
+                source: io::Error::other(why),
+            }),
+            Err(NotForked::Declined(why)) => {
+                if self.not_forked.as_ref() != Some(&why) {
+                    log::warn!("preload: {why}; workers start without it");
+                    self.not_forked = Some(why);
+                }
+                Ok((None, false))
+            }
+        }
     }
 
     /// Starts the relay of a round, if this agent has relays.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::error::AgentError;
 use crate::command_line::CommandLine;
 use crate::logs::LogOptions;
+use crate::preload::PreloadOptions;
 
 /// The options of an [`ElasticAgent`](crate::ElasticAgent). Values that no agent can use are reported by
 /// [`ElasticAgent::new`](crate::ElasticAgent::new).
@@ -39,6 +40,7 @@ pub struct AgentOptions {
     pub(super) debug_sockets: Option<PathBuf>,
     pub(super) has_relay: bool,
     pub(super) relay_port: Option<u16>,
+    pub(super) preload: Option<PreloadOptions>,
 }
 
 impl AgentOptions {
@@ -68,6 +70,7 @@ impl AgentOptions {
             debug_sockets: None,
             has_relay: false,
             relay_port: None,
+            preload: None,
         }
     }
 
@@ -192,6 +195,17 @@ impl AgentOptions {
     #[must_use]
     pub fn with_relay_port(mut self, port: impl Into<Option<u16>>) -> Self {
         self.relay_port = port.into();
+        self
+    }
+
+    /// Forks the workers from a process that has imported modules already, instead of starting an interpreter for
+    /// each. The command must be `python -u SCRIPT` or `python -u -m MODULE`, as [`CommandLine::of`] makes it. If they
+    /// cannot be forked, they start as without it, with a warning. None by default. Needs Linux.
+    ///
+    /// A worker is killed when the *main thread* of this process ends; let it live as long as the agent.
+    #[must_use]
+    pub fn with_preload(mut self, preload: impl Into<Option<PreloadOptions>>) -> Self {
+        self.preload = preload.into();
         self
     }
 

@@ -10,7 +10,7 @@ pub(super) const PIECE_BYTES_MAX: usize = 64 << 10;
 /// A line ends with `\n`, `\r` or `\r\n`, as in Python's text files, so that each state of a progress bar,
 /// which ends with `\r`, is a line. Replaces bytes that are not UTF-8.
 #[derive(Default)]
-pub(super) struct LineSplitter {
+pub(crate) struct LineSplitter {
     /// The start of an unfinished line; shorter than a piece.
     pending: Vec<u8>,
     /// Whether the last line ended with `\r`, so that a following `\n` belongs to it.
@@ -28,7 +28,7 @@ impl std::fmt::Debug for LineSplitter {
 
 impl LineSplitter {
     /// Calls `each` for every line that `bytes` complete, without its line end.
-    pub(super) fn push(&mut self, mut bytes: &[u8], mut each: impl FnMut(&str)) {
+    pub(crate) fn push(&mut self, mut bytes: &[u8], mut each: impl FnMut(&str)) {
         while !bytes.is_empty() {
             if std::mem::take(&mut self.after_return) && bytes[0] == b'\n' {
                 bytes = &bytes[1..];

@@ -11,4 +11,5 @@ mod source;
 pub use console::Console;
 pub(crate) use echo::{Echo, Sources};
 pub(crate) use last_bytes::{LAST_BYTES_MAX, LastBytes};
+pub(crate) use lines::LineSplitter;
 pub(crate) use source::{CapturedPipe, FollowedFile, LineCopy};

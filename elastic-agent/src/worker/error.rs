@@ -28,6 +28,17 @@ pub enum StartError {
         source: io::Error,
     },
 
+    /// No worker could be forked from the template, and none may be started without it.
+    #[error("preload: {source}")]
+    Forked {
+        /// Why.
+        source: io::Error,
+    },
+
+    /// A signal arrived while the template was importing.
+    #[error("the start of the workers was interrupted")]
+    Interrupted,
+
     /// The system had no thread, pipe or descriptor left.
     #[error("cannot supervise the workers: {source}")]
     System {

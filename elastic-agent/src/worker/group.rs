@@ -1,8 +1,10 @@
 //! The workers of one round, from their start until all their processes have ended.
 
+use std::os::fd::AsFd;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
+use std::{env, io};
 
 use c10d_socket::Deadline;
 use crossbeam_channel::{Receiver, at, never, select, unbounded};
@@ -16,10 +18,11 @@ use super::outcome::{WorkerExit, WorkerOutcome};
 use super::plan::{GroupPlan, WorkerPlan};
 use super::process_group;
 use super::spawner::Spawner;
-use super::streams::{GroupSources, StderrEnd};
+use super::streams::{GroupSources, OwnStreams, StderrEnd, WorkerStreams};
 use super::waiter::{Assigned, Ended, OnExit, Waiter};
 use crate::failure::{Failures, ProcessFailure};
 use crate::output::{Console, Echo};
+use crate::preload::{ForkedWorkers, WorkerStart};
 use crate::signal_name::name_of;
 use crate::{sys, worker_list};
 
@@ -146,6 +149,18 @@ impl WorkerGroup {
         console: Console,
         on_exit: impl Fn(WorkerExit) + Send + Sync + 'static,
     ) -> Result<Self, StartError> {
+        Self::start_from(None, false, plan, console, on_exit)
+    }
+
+    /// As [`start`](Self::start), with workers that are `forked` already, one for each of the plan. If they cannot be
+    /// started, programs are, unless `is_forked_only`.
+    pub(crate) fn start_from(
+        forked: Option<ForkedWorkers>,
+        is_forked_only: bool,
+        plan: GroupPlan,
+        console: Console,
+        on_exit: impl Fn(WorkerExit) + Send + Sync + 'static,
+    ) -> Result<Self, StartError> {
         let system = |source| StartError::System { source };
         if sys::unignore_child_signal().map_err(system)? {
             log::warn!(
@@ -153,11 +168,12 @@ impl WorkerGroup {
             );
         }
         let mut sources = GroupSources::open(&plan)?;
-        let mut commands = Vec::new();
+        let mut all_streams = Vec::new();
+        let mut stderr_ends = Vec::new();
         for worker in &plan.workers {
-            let mut command = prepare(worker);
-            let stderr_end = sources.connect(worker, console.stderr_is_terminal, &mut command)?;
-            commands.push((command, stderr_end));
+            let (streams, end) = sources.connect(worker, console.stderr_is_terminal)?;
+            all_streams.push(streams);
+            stderr_ends.push(end);
         }
         let echoes = show(sources, console)?;
         let spawner = Spawner::start().map_err(system)?;
@@ -184,20 +200,52 @@ impl WorkerGroup {
             }
         };
 
+        let mut pids = match forked {
+            None => Vec::new(),
+            Some(forked) => {
+                let started = start_forked(forked, &plan.workers, &all_streams, guardian.as_ref());
+                match started {
+                    Ok(pids) => pids,
+                    Err(source) if is_forked_only => {
+                        waiters.into_iter().for_each(Waiter::join);
+                        return Err(StartError::Forked { source });
+                    }
+                    Err(source) => {
+                        log::warn!(
+                            "preload: cannot start the forked workers: {source}; workers start without it"
+                        );
+                        Vec::new()
+                    }
+                }
+            }
+        }
+        .into_iter();
         let mut workers = Vec::new();
         let mut failure = None;
-        for ((plan, (mut command, stderr_end)), waiter) in
-            plan.workers.into_iter().zip(commands).zip(waiters)
+        for (((plan, streams), stderr_end), waiter) in plan
+            .workers
+            .into_iter()
+            .zip(all_streams)
+            .zip(stderr_ends)
+            .zip(waiters)
         {
             if failure.is_some() {
                 waiter.join();
                 continue;
             }
-            let names = guardian.as_ref().map(Guardian::names);
-            sys::lead_own_session(&mut command, getpid(), names);
-            match spawner.spawn(command) {
-                Ok(child) => workers.push(Worker {
-                    pid: Pid::from_child(&child),
+            let started = pids.next().map_or_else(
+                || {
+                    let mut command = prepare(&plan);
+                    streams.apply_to(&mut command);
+                    let names = guardian.as_ref().map(Guardian::names);
+                    sys::lead_own_session(&mut command, getpid(), names);
+                    spawner.spawn(command).map(|child| Pid::from_child(&child))
+                },
+                Ok,
+            );
+            match started {
+                Ok(pid) => workers.push(Worker {
+                    pid,
                     plan,
                     stderr_end,
                     waiter: Some(waiter),
@@ -543,6 +591,31 @@ impl std::fmt::Display for Worker {
         let (local_rank, pid) = (self.plan.local_rank, self.pid());
         write!(f, "worker with local rank {local_rank} (pid {pid})")
     }
+}
+
+/// Starts forked workers; returns their process ids in the order of the plans.
+fn start_forked(
+    forked: ForkedWorkers,
+    workers: &[WorkerPlan],
+    streams: &[WorkerStreams],
+    guardian: Option<&Guardian>,
+) -> io::Result<Vec<Pid>> {
+    let own = OwnStreams::copied()?;
+    let directory = env::current_dir()?;
+    let names = guardian.map(Guardian::names);
+    let unused = io::pipe()?.1;
+    let starts: Vec<WorkerStart<'_>> = workers
+        .iter()
+        .zip(streams)
+        .map(|(worker, streams)| WorkerStart {
+            command: &worker.command,
+            environment: &worker.environment,
+            directory: &directory,
+            streams: streams.all(&own),
+            names: names.as_deref().unwrap_or(&unused).as_fd(),
+        })
+        .collect();
+    forked.start(&starts)
 }
 
 fn prepare(worker: &WorkerPlan) -> Command {

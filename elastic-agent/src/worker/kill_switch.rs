@@ -57,7 +57,7 @@ impl KillSwitch {
     }
 
     /// A receiver that becomes ready, as disconnected, when the switch is triggered.
-    pub(super) const fn triggered(&self) -> &Receiver<Infallible> {
+    pub(crate) const fn triggered(&self) -> &Receiver<Infallible> {
         &self.triggered
     }
 }

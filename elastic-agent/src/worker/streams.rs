@@ -4,6 +4,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -44,6 +45,58 @@ impl StderrEnd {
     }
 }
 
+/// The standard output and error of a worker; `None` for the agent's own.
+#[derive(Debug, Default)]
+pub(super) struct WorkerStreams {
+    stdout: Option<OwnedFd>,
+    stderr: Option<OwnedFd>,
+}
+
+impl WorkerStreams {
+    /// Sets the streams of a worker that is a program. Standard input is the agent's own, as in PyTorch.
+    pub(super) fn apply_to(self, command: &mut Command) {
+        if let Some(stdout) = self.stdout {
+            command.stdout(Stdio::from(stdout));
+        }
+        if let Some(stderr) = self.stderr {
+            command.stderr(Stdio::from(stderr));
+        }
+    }
+
+    /// The streams of a worker that inherits nothing: input, output and error.
+    pub(super) fn all<'s>(&'s self, own: &'s OwnStreams) -> [BorrowedFd<'s>; 3] {
+        let [stdin, stdout, stderr] = &own.0;
+        [
+            stdin.as_fd(),
+            self.stdout.as_ref().unwrap_or(stdout).as_fd(),
+            self.stderr.as_ref().unwrap_or(stderr).as_fd(),
+        ]
+    }
+}
+
+/// Copies of the agent's own standard streams.
+#[derive(Debug)]
+pub(super) struct OwnStreams([OwnedFd; 3]);
+
+impl OwnStreams {
+    /// A stream that the agent has closed is /dev/null for workers.
+    ///
+    /// # Errors
+    /// The system has no descriptor left.
+    pub(super) fn copied() -> io::Result<Self> {
+        let copy = |stream: BorrowedFd<'_>| {
+            stream
+                .try_clone_to_owned()
+                .or_else(|_| null().map(OwnedFd::from))
+        };
+        Ok(Self([
+            copy(io::stdin().as_fd())?,
+            copy(io::stdout().as_fd())?,
+            copy(io::stderr().as_fd())?,
+        ]))
+    }
+}
+
 /// What the echo threads show.
 #[derive(Debug, Default)]
 pub(super) struct GroupSources {
@@ -60,30 +113,31 @@ impl GroupSources {
         Ok(sources)
     }
 
-    /// Sets the output streams of a worker. Standard input is the agent's own, as in PyTorch.
+    /// Opens the output streams of a worker.
     pub(super) fn connect(
         &mut self,
         worker: &WorkerPlan,
         stderr_is_terminal: bool,
-        command: &mut Command,
-    ) -> Result<StderrEnd, StartError> {
+    ) -> Result<(WorkerStreams, StderrEnd), StartError> {
         let prefix = &worker.line_prefix;
+        let mut streams = WorkerStreams::default();
         match &worker.logs.stdout {
             Destination::Console => {}
             Destination::Discard => {
-                command.stdout(Stdio::null());
+                let file = null().map_err(|source| StartError::System { source })?;
+                streams.stdout = Some(file.into());
             }
             Destination::File { path, is_shown } => {
                 let file = open_log(path, *is_shown, prefix, &mut self.stdout)?;
-                command.stdout(file);
+                streams.stdout = Some(file.into());
             }
         }
-        match &worker.logs.stderr {
-            Destination::Console if stderr_is_terminal => Ok(StderrEnd::Terminal),
+        let end = match &worker.logs.stderr {
+            Destination::Console if stderr_is_terminal => StderrEnd::Terminal,
             Destination::File { path, is_shown } => {
                 let file = open_log(path, *is_shown, prefix, &mut self.stderr)?;
-                command.stderr(file);
-                Ok(StderrEnd::File(path.clone()))
+                streams.stderr = Some(file.into());
+                StderrEnd::File(path.clone())
             }
             // A pipe even for output that is not shown: its last lines explain a failure.
             Destination::Console | Destination::Discard => {
@@ -92,13 +146,14 @@ impl GroupSources {
                 let connected = io::pipe().and_then(|(near, far)| {
                     let captured = CapturedPipe::new(near, is_shown, Arc::clone(&last))?;
                     self.stderr.pipes.push(captured);
-                    command.stderr(far);
+                    streams.stderr = Some(far.into());
                     Ok(())
                 });
                 connected.map_err(|source| StartError::System { source })?;
-                Ok(StderrEnd::Kept(last))
+                StderrEnd::Kept(last)
             }
-        }
+        };
+        Ok((streams, end))
     }
 }
 
@@ -124,6 +179,10 @@ fn open_copy(log: &FilteredLog) -> Result<LineCopy, StartError> {
         file: create(&log.path)?,
         filters: log.filters.clone(),
     })
+}
+
+fn null() -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).open("/dev/null")
 }
 
 fn create(path: &Path) -> Result<File, StartError> {

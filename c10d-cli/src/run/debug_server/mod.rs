@@ -24,6 +24,9 @@ use question::Question;
 
 const THREAD: &str = "debug-proxy";
 
+/// The function of the workers' module that starts the server, for workers that are forked with the module loaded.
+pub(super) const START_HOOK: &str = "c10d_debug_server:start";
+
 /// Where Python looks for modules and entry points first.
 const PYTHONPATH: &str = "PYTHONPATH";
 

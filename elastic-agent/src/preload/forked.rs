@@ -1,0 +1,161 @@
+//! Workers that have been forked and wait at their gate.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use c10d_socket::Deadline;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{
+    Pid, Signal, WaitId, WaitIdOptions, kill_process, kill_process_group, waitid,
+};
+
+use super::link::{self, Received};
+use super::message::parse_started;
+use super::start::WorkerStart;
+
+/// How long workers may take from their gate to a session of their own: a few milliseconds on a quiet machine.
+const START_MAX: Duration = Duration::from_secs(10);
+
+/// How often the start checks that the workers still live.
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// How long killed workers may take to end. They have little memory of their own.
+const KILL_WAIT_MAX: Duration = Duration::from_secs(10);
+
+/// Workers that wait at their gate. They are children of this process. Dropping them kills them.
+#[derive(Debug)]
+pub(crate) struct ForkedWorkers {
+    gate: OwnedFd,
+    workers: Vec<Pid>,
+}
+
+impl ForkedWorkers {
+    /// The workers with these process ids, behind this gate.
+    pub(super) const fn new(gate: OwnedFd, workers: Vec<Pid>) -> Self {
+        Self { gate, workers }
+    }
+
+    /// Whether all of them are living children of this process.
+    pub(super) fn are_alive(&self) -> bool {
+        self.workers.iter().all(|worker| is_living_child(*worker))
+    }
+
+    /// Leaves the workers alone: they are not this process's, and end when their gate closes.
+    pub(super) fn disown(mut self) {
+        self.workers.clear();
+    }
+
+    /// Starts one worker for each of `starts`, and returns their process ids in this order. Blocks until each has a
+    /// session and its streams: milliseconds, or 10 s on a machine that is stuck.
+    ///
+    /// # Errors
+    /// Why they could not be started. They are killed then; some may have begun to run their scripts.
+    pub(crate) fn start(mut self, starts: &[WorkerStart<'_>]) -> io::Result<Vec<Pid>> {
+        if starts.len() != self.workers.len() {
+            return Err(io::Error::other("another number of workers was forked"));
+        }
+        for (index, start) in starts.iter().enumerate() {
+            let contents = start.contents()?;
+            let [stdin, stdout, stderr] = start.streams;
+            let descriptors = [contents.as_fd(), stdin, stdout, stderr, start.names];
+            link::send(
+                self.gate.as_fd(),
+                index.to_string().as_bytes(),
+                &descriptors,
+            )?;
+        }
+        let deadline = Deadline::after(Instant::now(), START_MAX);
+        let mut started: HashMap<usize, Pid> = HashMap::new();
+        let mut buffer = [0; 64];
+        let mut is_one_missing = false;
+        while started.len() < starts.len() {
+            match link::receive(self.gate.as_fd(), &mut buffer) {
+                Received::Packet(packet) => {
+                    let (index, pid) = parse_started(packet)
+                        .and_then(|(index, pid)| Some((index, Pid::from_raw(pid)?)))
+                        .filter(|(index, pid)| *index < starts.len() && self.workers.contains(pid))
+                        .ok_or_else(|| io::Error::other("a worker answers nonsense"))?;
+                    started.insert(index, pid);
+                    is_one_missing = false;
+                }
+                Received::End => return Err(io::Error::other("the workers ended")),
+                Received::Nothing => {
+                    let mut waiting = self.workers.iter().filter(|worker| {
+                        let is_same = |pid: &Pid| pid == *worker;
+                        !started.values().any(is_same)
+                    });
+                    if !waiting.all(|pid| is_living_child(*pid)) {
+                        // Its answer may have come before its end, but after the look at the socket.
+                        if std::mem::replace(&mut is_one_missing, true) {
+                            return Err(io::Error::other("a worker ended before its start"));
+                        }
+                        continue;
+                    }
+                    if deadline.has_passed(Instant::now()) {
+                        return Err(io::ErrorKind::TimedOut.into());
+                    }
+                    wait_readable(&self.gate, CHECK_INTERVAL)?;
+                }
+            }
+        }
+        self.workers.clear();
+        Ok((0..starts.len())
+            .filter_map(|index| started.remove(&index))
+            .collect())
+    }
+}
+
+impl Drop for ForkedWorkers {
+    fn drop(&mut self) {
+        for &worker in &self.workers {
+            // It leads a group if it has been started. Both fail for a process that is not there.
+            let _ = kill_process_group(worker, Signal::KILL);
+            let _ = kill_process(worker, Signal::KILL);
+        }
+        let deadline = Deadline::after(Instant::now(), KILL_WAIT_MAX);
+        for worker in self.workers.drain(..) {
+            reap(WaitId::Pid(worker), deadline, |_| ());
+        }
+    }
+}
+
+/// Reaps children that are about to end, until there are none or the deadline.
+pub(super) fn reap(
+    which: WaitId<'_>,
+    deadline: Deadline,
+    mut on_exit: impl FnMut(&rustix::process::WaitIdStatus),
+) {
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
+    loop {
+        match waitid(which.clone(), options) {
+            Ok(Some(status)) => on_exit(&status),
+            Err(Errno::INTR) => {}
+            Ok(None) if !deadline.has_passed(Instant::now()) => {
+                thread::sleep(Duration::from_millis(1));
+            }
+            Ok(None) | Err(_) => return,
+        }
+    }
+}
+
+fn is_living_child(pid: Pid) -> bool {
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    loop {
+        match waitid(WaitId::Pid(pid), options) {
+            Err(Errno::INTR) => {}
+            result => return matches!(result, Ok(None)),
+        }
+    }
+}
+
+fn wait_readable(socket: &OwnedFd, timeout: Duration) -> io::Result<()> {
+    let timeout = Timespec::try_from(timeout).map_err(io::Error::other)?;
+    match poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&timeout)) {
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}

@@ -1,0 +1,21 @@
+//! Workers that are forked from a process that has imported their modules already (`c10d run --preload`).
+//!
+//! One *template* for each agent, an interpreter, imports the modules while the node waits in the rendezvous. A start
+//! of workers then costs a fork of each instead of its imports. The template's side is `bootstrap.py`.
+//!
+//! Does not know rounds, ranks or restarts, and runs no worker by itself: it hands [`ForkedWorkers`] that wait at
+//! their gate to [`worker`](crate::worker), which also starts workers without a template whenever there are none.
+
+mod forked;
+mod keeper;
+mod life;
+mod link;
+mod message;
+mod options;
+mod process;
+mod start;
+
+pub(crate) use forked::ForkedWorkers;
+pub(crate) use keeper::{NotForked, Preloader};
+pub use options::PreloadOptions;
+pub(crate) use start::WorkerStart;

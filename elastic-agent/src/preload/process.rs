@@ -1,0 +1,144 @@
+//! The process of a template.
+
+use std::fs;
+use std::io::{self, PipeReader};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::process::Command;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use c10d_socket::Deadline;
+use rustix::io::ioctl_fionbio;
+use rustix::process::{
+    Pid, Signal, WaitId, child_subreaper, getpid, kill_process_group, set_child_subreaper,
+};
+
+use super::forked::reap;
+use super::options::TemplatePlan;
+use super::{link, message};
+use crate::signal_name::name_of;
+use crate::sys;
+
+/// The program that the interpreter gets on its command line: it reads the next one from standard input.
+const STUB: &str = "exec(compile(__import__('os').read(0,262144),'c10d preload','exec'),{'__name__':'c10d preload'})";
+
+const BOOTSTRAP: &str = include_str!("bootstrap.py");
+
+/// Room for the command lines of workers, which overwrite the template's.
+const TITLE_BYTES: usize = 2048;
+
+/// How long a killed template may take to end. It can have gigabytes of memory.
+const KILL_WAIT_MAX: Duration = Duration::from_secs(10);
+
+/// A running template. Linux kills it when the thread that has started it ends.
+#[derive(Debug)]
+pub(super) struct Template {
+    pid: Pid,
+    control: OwnedFd,
+    output: PipeReader,
+}
+
+impl Template {
+    /// Starts the interpreter, and tells it what to import.
+    ///
+    /// # Errors
+    /// Those of the system: the interpreter does not exist, or no process or descriptor is left.
+    pub(super) fn spawn(plan: &TemplatePlan) -> io::Result<Self> {
+        let (control, far) = link::pair()?;
+        let (output, writer) = io::pipe()?;
+        ioctl_fionbio(&output, true)?;
+        let launcher = getpid();
+        link::send(control.as_fd(), BOOTSTRAP.as_bytes(), &[])?;
+        let config = message::config(plan, launcher.as_raw_nonzero().get());
+        link::send(control.as_fd(), &config, &[])?;
+        let mut command = Command::new(&plan.program);
+        let variables = plan.environment.iter();
+        command
+            .args(["-u", "-c", STUB, &" ".repeat(TITLE_BYTES)])
+            .env_clear()
+            .envs(variables.map(|(name, value)| (name, value)))
+            .stdin(far)
+            .stdout(writer.try_clone()?)
+            .stderr(writer);
+        // A signal from a terminal must not reach it.
+        sys::lead_own_session(&mut command, launcher, None);
+        let child = command.spawn()?;
+        Ok(Self {
+            pid: Pid::from_child(&child),
+            control,
+            output,
+        })
+    }
+
+    /// The socket for packets.
+    pub(super) fn control(&self) -> BorrowedFd<'_> {
+        self.control.as_fd()
+    }
+
+    /// What the template and its imports print. Does not block.
+    pub(super) const fn output(&self) -> &PipeReader {
+        &self.output
+    }
+
+    /// Whether a signal has stopped the process, as SIGSTOP does.
+    pub(super) fn is_stopped(&self) -> bool {
+        let stat =
+            fs::read(format!("/proc/{}/stat", self.pid.as_raw_nonzero())).unwrap_or_default();
+        let after_name = stat.iter().rposition(|&byte| byte == b')');
+        after_name.is_some_and(|end| matches!(stat.get(end + 2), Some(b'T' | b't')))
+    }
+
+    /// Kills it, and all that it has forked and that has not been started. Returns how it ended. Blocks until then,
+    /// for at most 10 s.
+    pub(super) fn end(self) -> String {
+        // Its id is safe: nothing else reaps it.
+        let _ = kill_process_group(self.pid, Signal::KILL);
+        let mut how = "its exit status is unknown".to_owned();
+        let deadline = Deadline::after(Instant::now(), KILL_WAIT_MAX);
+        reap(WaitId::Pid(self.pid), deadline, |status| {
+            if let Some(code) = status.exit_status() {
+                how = format!("exit code {code}");
+            } else if let Some(signal) = status.terminating_signal() {
+                how = name_of(signal).into_owned();
+            }
+        });
+        reap(WaitId::Pgid(Some(self.pid)), deadline, |_| ());
+        how
+    }
+}
+
+/// Makes this process the parent of orphaned descendants until it is dropped.
+///
+/// Only while workers are forked: at other times, the orphans of running workers belong to the system's first process.
+/// The setting is the whole process's, so that agents of one process count their needs.
+#[derive(Debug)]
+pub(super) struct Subreaper;
+
+/// How many need it, and what was set before the first.
+static SUBREAPERS: Mutex<(usize, Option<Pid>)> = Mutex::new((0, None));
+
+impl Subreaper {
+    /// # Errors
+    /// The system does not support it.
+    pub(super) fn set() -> io::Result<Self> {
+        let mut subreapers = SUBREAPERS.lock().unwrap_or_else(PoisonError::into_inner);
+        if subreapers.0 == 0 {
+            subreapers.1 = child_subreaper()?;
+            set_child_subreaper(Some(getpid()))?;
+        }
+        subreapers.0 += 1;
+        Ok(Self)
+    }
+}
+
+impl Drop for Subreaper {
+    fn drop(&mut self) {
+        let mut subreapers = SUBREAPERS.lock().unwrap_or_else(PoisonError::into_inner);
+        subreapers.0 -= 1;
+        if subreapers.0 == 0
+            && let Err(error) = set_child_subreaper(subreapers.1)
+        {
+            log::warn!("cannot stop to be the parent of orphaned processes: {error}");
+        }
+    }
+}
