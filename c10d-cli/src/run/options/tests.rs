@@ -121,6 +121,7 @@ fn a_script_alone_has_torchruns_defaults() {
             secret: SecretArgs::default(),
             has_relay: false,
             relay_port: None,
+            preload: None,
             status_hosts: Vec::new(),
             debug_server: false,
             script: "s.py".into(),
