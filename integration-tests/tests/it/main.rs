@@ -7,6 +7,7 @@ mod documents;
 mod faults;
 mod file_store;
 mod mixed;
+mod preload;
 mod process_group;
 mod processes;
 #[path = "../../../c10d-relay/tests/it/proxy.rs"]

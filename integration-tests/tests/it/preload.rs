@@ -1,0 +1,749 @@
+//! `c10d run --preload`: workers that are forked from a template behave as fresh interpreters do.
+//!
+//! The scripts here need no PyTorch, only an interpreter; `preload_torch.rs` has those that train.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use integration_tests::launcher::c10d;
+use integration_tests::torch::PYTHON_VARIABLE;
+use integration_tests::watchdog::Watchdog;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+const LIMIT: Duration = Duration::from_secs(300);
+
+/// In the environment of all processes of a job.
+const MARK: &str = "C10D_TEST_PRELOAD";
+
+/// A folder with scripts and modules, and the launchers that run them.
+struct Place(tempfile::TempDir);
+
+/// A launcher that has ended.
+#[derive(Debug)]
+struct Ended {
+    code: Option<i32>,
+    stdout: String,
+    stderr: String,
+}
+
+impl Place {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        fs::write(self.path(name), text).unwrap();
+    }
+
+    fn read(&self, name: &str) -> String {
+        fs::read_to_string(self.path(name)).unwrap_or_default()
+    }
+
+    /// `c10d run OPTIONS`, in this folder.
+    fn command(&self, options: &[&str]) -> Command {
+        let mut command = Command::new(c10d());
+        command
+            .arg("run")
+            .args(options)
+            .current_dir(self.0.path())
+            .env("PYTHON_EXEC", std::env::var_os(PYTHON_VARIABLE).unwrap())
+            .env("PYTHONDONTWRITEBYTECODE", "1")
+            .env("OMP_NUM_THREADS", "1")
+            .env(MARK, self.0.path())
+            .env_remove("RUST_LOG")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command
+    }
+
+    fn run(&self, options: &[&str]) -> Ended {
+        ended(self.command(options).spawn().unwrap())
+    }
+
+    fn processes(&self) -> BTreeSet<i32> {
+        let wanted = [MARK.as_bytes(), b"=", self.0.path().as_os_str().as_bytes()].concat();
+        let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+        entries
+            .filter(|entry| {
+                let environment = fs::read(entry.path().join("environ")).unwrap_or_default();
+                let mut variables = environment.split(|byte| *byte == 0);
+                variables.any(|variable| variable == wanted)
+            })
+            .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+            .collect()
+    }
+
+    /// The process of this place whose command line starts with `words`.
+    fn process(&self, words: &str) -> Option<Pid> {
+        let found = self.processes().into_iter().find(|pid| {
+            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let line = String::from_utf8_lossy(&line).replace('\0', " ");
+            line.starts_with(words)
+        });
+        found.and_then(Pid::from_raw)
+    }
+
+    /// Waits for a file that a worker writes, with a line end as its last byte.
+    #[track_caller]
+    fn line(&self, name: &str) -> String {
+        until(name, || self.read(name).ends_with('\n'));
+        self.read(name).trim_end().to_owned()
+    }
+
+    #[track_caller]
+    fn assert_nothing_runs(&self) {
+        until("the end of all processes", || self.processes().is_empty());
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        for pid in self.processes().into_iter().filter_map(Pid::from_raw) {
+            let _ = kill_process(pid, Signal::KILL);
+        }
+    }
+}
+
+fn ended(mut child: Child) -> Ended {
+    let mut stderr_pipe = child.stderr.take().unwrap();
+    let reader = thread::spawn(move || {
+        let mut stderr = String::new();
+        stderr_pipe.read_to_string(&mut stderr).unwrap();
+        stderr
+    });
+    let mut stdout = Vec::new();
+    child
+        .stdout
+        .take()
+        .unwrap()
+        .read_to_end(&mut stdout)
+        .unwrap();
+    Ended {
+        code: child.wait().unwrap().code(),
+        stdout: String::from_utf8_lossy(&stdout).into_owned(),
+        stderr: reader.join().unwrap(),
+    }
+}
+
+#[track_caller]
+fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !condition() {
+        assert!(began.elapsed() < Duration::from_secs(120), "{what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// What a user can see of a worker: its streams and its end.
+#[derive(Debug, PartialEq, Eq)]
+struct Seen {
+    stdout: String,
+    stderr: String,
+    end: String,
+}
+
+/// Runs `script` with `arguments` as a job of one worker.
+fn see(place: &Place, name: &str, preload: &[&str], words: &[&str]) -> Seen {
+    let logs = place.path(&format!("logs-{name}-{}", preload.len()));
+    let logs = logs.to_str().unwrap();
+    let common = ["--redirects=3", "--json", "--log-dir", logs];
+    let ended = place.run(&[&common, preload, words].concat());
+    let report: Value = serde_json::from_str(ended.stdout.lines().next_back().unwrap_or_default())
+        .unwrap_or_else(|_| panic!("{name}: {ended:?}"));
+    assert!(!ended.stderr.contains("preload"), "{name}: {ended:?}");
+    let directory = PathBuf::from(report["log_directory"].as_str().unwrap());
+    let stream = |stream: &str| {
+        let bytes = fs::read(directory.join("attempt_0/0").join(stream)).unwrap();
+        String::from_utf8_lossy(&bytes).into_owned()
+    };
+    let failure = &report["failures"][0];
+    Seen {
+        stdout: stream("stdout.log"),
+        stderr: stream("stderr.log"),
+        end: format!(
+            "{} {} {}",
+            report["outcome"], failure["exit_code"], failure["signal"]
+        ),
+    }
+}
+
+/// Names and scripts.
+const SCRIPTS: &[(&str, &str)] = &[
+    ("nothing", ""),
+    (
+        "exception",
+        "def f():\n    raise ValueError('a\\nb')\nf()\n",
+    ),
+    (
+        "chained",
+        "def f():\n    try:\n        {}[1]\n    except KeyError as e:\n        raise ValueError('b') from e\nf()\n",
+    ),
+    ("exit_3", "import sys\nsys.exit(3)\n"),
+    (
+        "exit_text",
+        "import sys\nprint('out')\nsys.exit('a text')\n",
+    ),
+    ("exit_none", "raise SystemExit\n"),
+    ("os_exit", "import os\nprint('lost?')\nos._exit(4)\n"),
+    ("abort", "import os\nos.abort()\n"),
+    (
+        "segfault",
+        "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n",
+    ),
+    (
+        "terminated",
+        "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\n",
+    ),
+    (
+        "interrupted",
+        "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nimport time\ntime.sleep(60)\n",
+    ),
+    ("interrupt_raised", "raise KeyboardInterrupt\n"),
+    ("syntax", "x = (\n"),
+    (
+        "handlers",
+        "import atexit, threading, time\n\
+         class D:\n    def __del__(self):\n        print('del')\n\
+         d = D()\n\
+         atexit.register(print, 'atexit')\n\
+         threading.Thread(target=lambda: (time.sleep(0.05), print('thread'))).start()\n\
+         print('end')\n",
+    ),
+    (
+        "thread_fails",
+        "import threading\n\
+         t = threading.Thread(target=lambda: 1 / 0, name='worker')\nt.start()\nt.join()\n",
+    ),
+    (
+        "hook",
+        "import sys\n\
+         def hook(kind, value, traceback):\n    print('hook', kind.__name__, value, traceback.tb_lineno)\n\
+         sys.excepthook = hook\nraise ValueError('x')\n",
+    ),
+    (
+        "stdin",
+        "import sys\nprint(repr(sys.stdin.read()), sys.stdin.isatty(), sys.stdin.encoding)\n",
+    ),
+    (
+        "state",
+        "import os, sys, signal, threading\n\
+         print(sys.argv, sys.orig_argv[1:], sys.path[0], __name__, __file__, __spec__, __cached__, __package__)\n\
+         print(type(__loader__).__name__, __doc__, sorted(globals()))\n\
+         print({k: v for k, v in os.environ.items() if not k.startswith(('TORCHELASTIC', 'MASTER'))})\n\
+         print(os.popen('env | grep -c RANK').read())\n\
+         print(os.getcwd(), os.getpid() == os.getsid(0) == os.getpgrp(), os.umask(0))\n\
+         print(signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM), signal.pthread_sigmask(0, []))\n\
+         print(threading.current_thread().native_id == os.getpid(), threading.active_count())\n\
+         print(sorted(os.listdir('/proc/self/fd')), sys.stdout.line_buffering, sys.stdout.write_through)\n\
+         print(sys.flags, sys.warnoptions)\n\
+         print(open('/proc/self/status').read().split('SigQ')[1].split('Cap')[0].partition('SigPnd')[2])\n\
+         print(open('/proc/self/limits').read())\n",
+    ),
+    (
+        "pools",
+        "import multiprocessing as mp, concurrent.futures as cf\n\
+         class C:\n    def __init__(self, x): self.x = x\n\
+         def f(c): return C(c.x * 2)\n\
+         if __name__ == '__main__':\n\
+         \x20   for m in ('spawn', 'forkserver', 'fork'):\n\
+         \x20       with mp.get_context(m).Pool(2) as p:\n\
+         \x20           print(m, [c.x for c in p.map(f, [C(1), C(2), C(3)])])\n",
+    ),
+    (
+        "child",
+        "import subprocess, sys, os\n\
+         print(subprocess.run([sys.executable, '-c', 'import os; print(os.environ[\"RANK\"], os.getppid())'],\n\
+         \x20   capture_output=True, text=True).stdout == f'0 {os.getpid()}\\n')\n",
+    ),
+    (
+        "warns",
+        "import warnings\nwarnings.warn('careful')\nwarnings.warn('old', DeprecationWarning)\n",
+    ),
+    (
+        "signal_handler",
+        "import os, signal\n\
+         signal.signal(signal.SIGUSR1, lambda *a: print('usr1', a[0]))\n\
+         os.kill(os.getpid(), signal.SIGUSR1)\nprint('after')\n",
+    ),
+    (
+        "unflushed",
+        "import sys\nsys.stdout.write('no newline')\nsys.stderr.write('here neither')\n",
+    ),
+];
+
+#[test]
+#[ignore = "needs Python: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn scripts_end_the_same_in_fresh_and_in_forked_workers() {
+    let _watchdog = Watchdog::start("scripts_end_the_same_in_fresh_and_in_forked_workers", LIMIT);
+    let place = Place::new();
+    place.write(
+        "module.py",
+        "import sys\nprint(sys.argv, __name__)\nraise ValueError('m')\n",
+    );
+    fs::create_dir(place.path("package")).unwrap();
+    place.write("package/__init__.py", "");
+    place.write(
+        "package/__main__.py",
+        "print('package', __package__, __name__)\n",
+    );
+    for (name, script) in SCRIPTS {
+        place.write(&format!("{name}.py"), script);
+    }
+    let mut cases: Vec<(String, Vec<String>)> = SCRIPTS
+        .iter()
+        .map(|(name, _)| {
+            let words = [format!("{name}.py"), "--x".to_owned(), "$${a} b".to_owned()];
+            ((*name).to_owned(), words.to_vec())
+        })
+        .collect();
+    for (name, words) in [
+        ("missing", &["missing.py"][..]),
+        ("module", &["-m", "module", "a"]),
+        ("package", &["-m", "package"]),
+        ("no_module", &["-m", "nothing_here"]),
+        ("absolute", &["ABSOLUTE"]),
+    ] {
+        let words = words
+            .iter()
+            .map(|word| word.replace("ABSOLUTE", place.path("state.py").to_str().unwrap()));
+        cases.push((name.to_owned(), words.collect()));
+    }
+    let count = cases.len();
+    let cases = Mutex::new(cases);
+    let check = || {
+        while let Some((name, words)) = { cases.lock().unwrap().pop() } {
+            let words: Vec<&str> = words.iter().map(String::as_str).collect();
+            let fresh = see(&place, &name, &[], &words);
+            let preload = ["--preload=json,logging", "--preload-required"];
+            let forked = see(&place, &name, &preload, &words);
+            assert_eq!(fresh, forked, "{name}");
+        }
+    };
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..2).map(|_| scope.spawn(check)).collect();
+        for thread in threads {
+            thread.join().unwrap();
+        }
+    });
+    assert_eq!(count, SCRIPTS.len() + 5);
+    place.assert_nothing_runs();
+}
+
+/// Modules that make a template refuse, and what is said of it.
+const REFUSED: &[(&str, &str)] = &[
+    (
+        "import nosuchmodule\n",
+        "preload: no module named 'nosuchmodule'",
+    ),
+    (
+        "1 / 0\n",
+        "preload: cannot import refused: ZeroDivisionError: division by zero",
+    ),
+    (
+        "import sys\nsys.exit(3)\n",
+        "preload: cannot import refused: SystemExit: 3",
+    ),
+    (
+        "import os\nos.abort()\n",
+        "preload: the template ended: SIGABRT",
+    ),
+    (
+        "import os\nos._exit(5)\n",
+        "preload: the template ended: exit code 5",
+    ),
+    (
+        "import os\nRANK = os.environ.get('RANK', '0')\n",
+        "preload: refused reads RANK while it is imported (",
+    ),
+    (
+        "import os\nx = 'TORCHELASTIC_RUN_ID' in os.environ\n",
+        "preload: refused reads TORCHELASTIC_RUN_ID while it is imported (",
+    ),
+    (
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,), name='helper', daemon=True).start()\n",
+        "preload: an import left the thread 'helper' running, which forked workers lack",
+    ),
+    (
+        "import _thread, time\n_thread.start_new_thread(time.sleep, (1000,))\n",
+        "preload: an import left the thread 'python",
+    ),
+    (
+        "import socket\ns = socket.socket()\n",
+        "preload: an import left a file open, which forked workers would share: socket:[",
+    ),
+    (
+        "import subprocess\np = subprocess.Popen(['sleep', '1000'])\n",
+        "preload: an import left the process ",
+    ),
+];
+
+#[test]
+#[ignore = "needs Python: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn what_forked_workers_cannot_live_with_is_refused_and_workers_start_without_it() {
+    let _watchdog = Watchdog::start("preload_refusals", LIMIT);
+    for (module, text) in REFUSED {
+        let place = Place::new();
+        place.write("refused.py", module);
+        place.write("train.py", "print('trained')\n");
+        let ended = place.run(&["--preload=json,refused", "train.py"]);
+        assert_eq!(
+            (ended.code, ended.stdout.as_str()),
+            (Some(0), "trained\n"),
+            "{ended:?}"
+        );
+        let said: Vec<&str> = ended
+            .stderr
+            .lines()
+            .filter(|line| line.contains("preload"))
+            .collect();
+        let [line] = said[..] else {
+            panic!("not one line: {ended:?}")
+        };
+        assert!(
+            line.contains(text) && line.ends_with("; workers start without it"),
+            "{line}"
+        );
+        let ended = place.run(&["--preload=json,refused", "--preload-required", "train.py"]);
+        assert_eq!(
+            (ended.code, ended.stdout.as_str()),
+            (Some(1), ""),
+            "{ended:?}"
+        );
+        assert!(ended.stderr.contains(text), "{text}: {ended:?}");
+        place.assert_nothing_runs();
+    }
+}
+
+#[test]
+#[ignore = "needs a C compiler and Python: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn a_driver_that_an_import_has_initialised_is_refused_and_one_that_is_only_loaded_is_not() {
+    let place = Place::new();
+    place.write(
+        "cuda.c",
+        "static int is_on; int cuInit(int flags) { is_on = 1; return 0; }\n\
+         int cuDeviceGetCount(int *n) { *n = 0; return is_on ? 0 : 3; }\n",
+    );
+    let library = place.path("libcuda.so.1");
+    let compiled = Command::new("cc")
+        .args(["-shared", "-fPIC", "-o"])
+        .args([&library, &place.path("cuda.c")])
+        .status()
+        .unwrap();
+    assert!(compiled.success());
+    place.write("train.py", "print('trained')\n");
+    for (call, is_refused) in [("", false), ("driver.cuInit(0)\n", true)] {
+        let load = format!(
+            "import ctypes\ndriver = ctypes.CDLL({:?})\n",
+            library.to_str().unwrap()
+        );
+        place.write("driver_module.py", &(load + call));
+        let ended = place.run(&["--preload=driver_module", "train.py"]);
+        assert_eq!(
+            (ended.code, ended.stdout.as_str()),
+            (Some(0), "trained\n"),
+            "{ended:?}"
+        );
+        let text = "the CUDA driver is initialised by an import, which forked workers cannot use; workers start without it";
+        assert_eq!(ended.stderr.contains(text), is_refused, "{ended:?}");
+    }
+}
+
+/// A worker that writes a line to `NAME.RANK.RESTART` and waits for the file `end`; rank 0 exits with 7 as long as there
+/// is a file `fail`.
+const WAITER: &str = "\
+import os, sys, time, loaded
+name = '%s.%s' % (os.environ['RANK'], os.environ['TORCHELASTIC_RESTART_COUNT'])
+with open('up.' + name + '.tmp', 'w') as f:
+    print(os.getpid(), os.getppid(), loaded.PID, loaded.VALUE, file=f)
+os.rename('up.' + name + '.tmp', 'up.' + name)
+while not os.path.exists('end'):
+    if os.environ['RANK'] == '0' and os.path.exists('fail'):
+        os.unlink('fail')
+        sys.exit(7)
+    time.sleep(0.005)
+";
+
+/// What a worker has written: its process, its parent, the process that has imported `loaded`, the module's value.
+fn up(place: &Place, rank: usize, restart: usize) -> [String; 4] {
+    let line = place.line(&format!("up.{rank}.{restart}"));
+    let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
+    words.try_into().unwrap()
+}
+
+fn waiters(value: &str) -> Place {
+    let place = Place::new();
+    place.write("train.py", WAITER);
+    place.write(
+        "loaded.py",
+        &format!("import os\nPID = os.getpid()\nVALUE = {value}\n"),
+    );
+    place
+}
+
+const RESTARTS: &[&str] = &["--nproc-per-node=2", "--max-restarts=9", "--preload=loaded"];
+
+#[test]
+#[ignore = "needs Python: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn workers_of_all_rounds_are_children_of_the_launcher_from_one_template() {
+    let _watchdog = Watchdog::start("preload_rounds", LIMIT);
+    for standby in [&[][..], &["--preload-standby"]] {
+        let place = waiters("1");
+        let launcher = place
+            .command(&[RESTARTS, standby, &["train.py"]].concat())
+            .spawn()
+            .unwrap();
+        let mut templates = BTreeSet::new();
+        let mut pids = BTreeSet::new();
+        for restart in 0..5 {
+            for rank in 0..2 {
+                let [pid, parent, template, _] = up(&place, rank, restart);
+                assert_eq!(parent, launcher.id().to_string());
+                let title = fs::read(format!("/proc/{pid}/cmdline")).unwrap();
+                let title = String::from_utf8_lossy(&title).replace('\0', " ");
+                assert!(title.contains(" -u train.py "), "{title}");
+                templates.insert(template);
+                pids.insert(pid);
+            }
+            place.write(if restart < 4 { "fail" } else { "end" }, "");
+        }
+        assert_eq!((templates.len(), pids.len()), (1, 10));
+        let ended = ended(launcher);
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        place.assert_nothing_runs();
+    }
+}
+
+#[test]
+#[ignore = "needs Python: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn a_changed_source_is_imported_again() {
+    let _watchdog = Watchdog::start("preload_changed", LIMIT);
+    for standby in [&[][..], &["--preload-standby"]] {
+        let place = waiters("'before'");
+        let launcher = place
+            .command(&[RESTARTS, standby, &["train.py"]].concat())
+            .spawn()
+            .unwrap();
+        assert_eq!(up(&place, 1, 0)[3], "before");
+        place.write(
+            "loaded.py",
+            "import os\nPID = os.getpid()\nVALUE = 'after it'.split()[0]\n",
+        );
+        place.write("fail", "");
+        assert_eq!(up(&place, 1, 1)[3], "after");
+        assert_eq!(
+            up(&place, 0, 1)[2],
+            up(&place, 1, 1)[2],
+            "not forked from one process"
+        );
+        place.write("end", "");
+        let ended = ended(launcher);
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        assert!(
+            ended
+                .stderr
+                .contains("loaded.py has changed since it was imported"),
+            "{ended:?}"
+        );
+    }
+}
+
+fn template(place: &Place) -> Pid {
+    let mut found = None;
+    until("the template", || {
+        found = place.process("c10d-preload loaded");
+        found.is_some()
+    });
+    found.unwrap()
+}
+
+#[test]
+#[ignore = "needs Python: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn running_workers_do_not_notice_the_end_of_their_template_and_later_ones_have_another() {
+    let _watchdog = Watchdog::start("preload_killed", LIMIT);
+    for standby in [&[][..], &["--preload-standby"]] {
+        let place = waiters("1");
+        let launcher = place
+            .command(&[RESTARTS, standby, &["train.py"]].concat())
+            .spawn()
+            .unwrap();
+        let [pid, _, first, _] = up(&place, 0, 0);
+        let killed = template(&place);
+        assert_eq!(killed.as_raw_nonzero().to_string(), first);
+        kill_process(killed, Signal::KILL).unwrap();
+        until("another template", || template(&place) != killed);
+        assert!(Path::new(&format!("/proc/{pid}")).exists());
+        place.write("fail", "");
+        let [_, parent, second, _] = up(&place, 0, 1);
+        assert_eq!(parent, launcher.id().to_string());
+        assert_eq!(second, template(&place).as_raw_nonzero().to_string());
+        place.write("end", "");
+        assert_eq!(ended(launcher).code, Some(0));
+        place.assert_nothing_runs();
+    }
+}
+
+#[test]
+#[ignore = "needs Python: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn a_stopped_template_delays_a_start_by_seconds_only() {
+    let _watchdog = Watchdog::start("preload_stopped", LIMIT);
+    let place = waiters("1");
+    let launcher = place
+        .command(&[RESTARTS, &["train.py"]].concat())
+        .spawn()
+        .unwrap();
+    let first = up(&place, 0, 0);
+    kill_process(template(&place), Signal::STOP).unwrap();
+    place.write("fail", "");
+    // A fresh interpreter has imported the module itself.
+    let second = up(&place, 0, 1);
+    assert_eq!(second[0], second[2]);
+    // The stopped one was replaced.
+    until("another template", || {
+        template(&place).as_raw_nonzero().to_string() != first[2]
+    });
+    place.write("fail", "");
+    let third = up(&place, 0, 2);
+    assert_ne!(third[0], third[2]);
+    place.write("end", "");
+    let ended = ended(launcher);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert!(
+        ended
+            .stderr
+            .contains("preload: a signal has stopped the template; workers start"),
+        "{ended:?}"
+    );
+    place.assert_nothing_runs();
+}
+
+#[test]
+#[ignore = "needs Python: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn nothing_outlives_a_killed_launcher() {
+    let _watchdog = Watchdog::start("preload_launcher_killed", LIMIT);
+    // While the template imports, while workers run, and with standbys at their gate.
+    for (module, options) in [
+        (
+            "import os, time\nopen('importing', 'w').write('x\\n')\ntime.sleep(1000)\n",
+            &[][..],
+        ),
+        ("import os\nPID = os.getpid()\nVALUE = 1\n", &[]),
+        (
+            "import os\nPID = os.getpid()\nVALUE = 1\n",
+            &["--preload-standby"],
+        ),
+    ] {
+        let place = waiters("1");
+        place.write("loaded.py", module);
+        let mut launcher = place
+            .command(&[RESTARTS, options, &["train.py"]].concat())
+            .spawn()
+            .unwrap();
+        if module.contains("importing") {
+            place.line("importing");
+        } else {
+            up(&place, 0, 0);
+            up(&place, 1, 0);
+        }
+        if !options.is_empty() {
+            // Launcher, guardian (without the mark), template, two workers, two standbys.
+            until("the standbys", || place.processes().len() == 6);
+        }
+        launcher.kill().unwrap();
+        launcher.wait().unwrap();
+        place.assert_nothing_runs();
+    }
+}
+
+#[test]
+#[ignore = "needs Python: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn a_signal_while_the_template_imports_ends_the_launcher_at_once() {
+    let _watchdog = Watchdog::start("preload_signal", LIMIT);
+    let place = waiters("1");
+    place.write(
+        "loaded.py",
+        "import time\nopen('importing', 'w').write('x\\n')\ntime.sleep(1000)\n",
+    );
+    let launcher = place
+        .command(&[RESTARTS, &["train.py"]].concat())
+        .spawn()
+        .unwrap();
+    place.line("importing");
+    kill_process(Pid::from_child(&launcher), Signal::TERM).unwrap();
+    let ended = ended(launcher);
+    assert_eq!(ended.code, Some(143), "{ended:?}");
+    place.assert_nothing_runs();
+}
+
+#[test]
+#[ignore = "needs Python: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn a_large_environment_and_any_bytes_reach_the_worker() {
+    let _watchdog = Watchdog::start("preload_environment", LIMIT);
+    let place = Place::new();
+    place.write(
+        "noisy.py",
+        "import os\nprint('imported', flush=True)\nos.environ['SET_BY_IMPORT'] = 'yes'\n",
+    );
+    place.write(
+        "train.py",
+        "import os\nprint(len(os.environb[b'LONG']), os.environb[b'BYTES'], os.environ['SET_BY_IMPORT'])\n",
+    );
+    let mut command = place.command(&["--preload=noisy", "--preload-required", "train.py"]);
+    // Eight, as one string of an environment has 128 kB at most.
+    for number in 0..8 {
+        command.env(format!("LONG{number}"), "x".repeat(120_000));
+    }
+    command
+        .env("LONG", "x".repeat(100_000))
+        .env("BYTES", std::ffi::OsStr::from_bytes(b"\xff=\n "));
+    let ended = ended(command.spawn().unwrap());
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert_eq!(ended.stdout, "100000 b'\\xff=\\n ' yes\n");
+    assert_eq!(
+        ended.stderr.matches("preload: imported").count(),
+        1,
+        "{ended:?}"
+    );
+}
+
+#[test]
+#[ignore = "needs Python: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn random_generators_of_modules_differ_between_workers_and_rounds() {
+    let _watchdog = Watchdog::start("preload_random", LIMIT);
+    let place = waiters("1");
+    place.write(
+        "loaded.py",
+        "import os, random, uuid, tempfile, multiprocessing.process\n\
+         OWN = random.Random()\nPID = os.getpid()\n\
+         class Numbers:\n\
+         \x20   def __str__(self):\n\
+         \x20       key = bytes(multiprocessing.process.current_process().authkey)\n\
+         \x20       return '%s/%s/%s' % (OWN.random(), random.random(), key.hex())\n\
+         VALUE = Numbers()\n",
+    );
+    let launcher = place
+        .command(&[RESTARTS, &["train.py"]].concat())
+        .spawn()
+        .unwrap();
+    let mut numbers = BTreeSet::new();
+    for restart in 0..2 {
+        for rank in 0..2 {
+            numbers.extend(up(&place, rank, restart)[3].split('/').map(str::to_owned));
+        }
+        place.write(if restart < 1 { "fail" } else { "end" }, "");
+    }
+    assert_eq!(numbers.len(), 12, "{numbers:?}");
+    assert_eq!(ended(launcher).code, Some(0));
+}
