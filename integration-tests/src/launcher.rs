@@ -80,7 +80,7 @@ impl Job {
         arguments.push(mode.as_ref().to_owned());
         arguments.push(self.folder.clone().into_os_string());
         arguments.extend(words.iter().map(|word| word.as_ref().to_owned()));
-        self.start_script(kind, name, options, arguments)
+        self.start_script(kind, name, options, arguments, &[])
     }
 
     /// As [`start`](Self::start), with workers that follow `plan`.
@@ -100,7 +100,26 @@ impl Job {
             self.folder.clone().into_os_string(),
             plan.to_json().to_string().into(),
         ];
-        self.start_script(kind, name, options, arguments)
+        self.start_script(kind, name, options, arguments, &[])
+    }
+
+    /// Starts `c10d run` with workers that train as `python/train.py` does in this mode, with these variables.
+    ///
+    /// # Panics
+    /// When the launcher cannot be started.
+    #[must_use]
+    pub fn start_training<O: AsRef<OsStr>>(
+        &self,
+        mode: &str,
+        options: impl IntoIterator<Item = O>,
+        variables: &[(&str, &str)],
+    ) -> Launcher {
+        let arguments = vec![
+            script("train.py").into_os_string(),
+            self.folder.clone().into_os_string(),
+            mode.into(),
+        ];
+        self.start_script(Kind::C10d, mode, options, arguments, variables)
     }
 
     /// `arguments` are the script and its arguments.
@@ -110,6 +129,7 @@ impl Job {
         name: &str,
         options: impl IntoIterator<Item = O>,
         arguments: Vec<OsString>,
+        variables: &[(&str, &str)],
     ) -> Launcher {
         let mark = format!("{}/{name}", self.folder.display());
         let mut command = match kind {
@@ -133,7 +153,8 @@ impl Job {
         command
             .args(options)
             .args(arguments)
-            .env(LAUNCHER_VARIABLE, &mark);
+            .env(LAUNCHER_VARIABLE, &mark)
+            .envs(variables.iter().copied());
         Launcher {
             process: ChildProcess::start(format!("{kind:?} {name}"), &mut command),
             mark,

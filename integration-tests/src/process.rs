@@ -122,6 +122,12 @@ impl ChildProcess {
         lock(&self.stderr).join("\n")
     }
 
+    /// The process id.
+    #[must_use]
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Stops the process (SIGSTOP). Its connections stay open.
     ///
     /// Returns when all of its threads have stopped.

@@ -8,6 +8,7 @@ mod faults;
 mod file_store;
 mod mixed;
 mod preload;
+mod preload_torch;
 mod process_group;
 mod processes;
 #[path = "../../../c10d-relay/tests/it/proxy.rs"]
