@@ -32,6 +32,10 @@ fn an_invalid_value_is_reported_in_one_line_with_exit_code_2() {
         ),
         (&["-m", "--no-python", "mod"], "--module and --no-python"),
         (
+            &["--preload=torch", "./train.sh"],
+            "--preload is for Python: SCRIPT ./train.sh is run as a program",
+        ),
+        (
             &["--standalone"],
             "no SCRIPT given: name a script or program to run",
         ),

@@ -125,13 +125,14 @@ class Template:
         return name in self.exact or name.startswith(self.prefixes)
 
     def replace_environment(self, variables):
-        """Sets the launcher's variables, and those that a wrapper of the interpreter or an import has changed."""
+        """Sets the launcher's variables, and those that a wrapper of the interpreter or an import has changed. Those of
+        an outer launcher differ too."""
         environment = {os.fsdecode(name): os.fsdecode(value) for name, _, value in variables}
         for name in self.initial:
             if name not in os.environ:
                 environment.pop(name, None)
         for name, value in os.environ.items():
-            if not self.is_varying(name):
+            if not (self.is_varying(name) or name.startswith("C10D_")):
                 environment[name] = value
         os.environ.clear()
         os.environ.update(environment)

@@ -58,54 +58,58 @@ impl ForkedWorkers {
         if starts.len() != self.workers.len() {
             return Err(io::Error::other("another number of workers was forked"));
         }
+        let deadline = Deadline::after(Instant::now(), START_MAX);
+        let mut started = HashMap::new();
         for (index, start) in starts.iter().enumerate() {
             let contents = start.contents()?;
             let [stdin, stdout, stderr] = start.streams;
             let descriptors = [contents.as_fd(), stdin, stdout, stderr, start.names];
-            link::send(
-                self.gate.as_fd(),
-                index.to_string().as_bytes(),
-                &descriptors,
-            )?;
-        }
-        let deadline = Deadline::after(Instant::now(), START_MAX);
-        let mut started: HashMap<usize, Pid> = HashMap::new();
-        let mut buffer = [0; 64];
-        let mut is_one_missing = false;
-        while started.len() < starts.len() {
-            match link::receive(self.gate.as_fd(), &mut buffer) {
-                Received::Packet(packet) => {
-                    let (index, pid) = parse_started(packet)
-                        .and_then(|(index, pid)| Some((index, Pid::from_raw(pid)?)))
-                        .filter(|(index, pid)| *index < starts.len() && self.workers.contains(pid))
-                        .ok_or_else(|| io::Error::other("a worker answers nonsense"))?;
-                    started.insert(index, pid);
-                    is_one_missing = false;
-                }
-                Received::End => return Err(io::Error::other("the workers ended")),
-                Received::Nothing => {
-                    let mut waiting = self.workers.iter().filter(|worker| {
-                        let is_same = |pid: &Pid| pid == *worker;
-                        !started.values().any(is_same)
-                    });
-                    if !waiting.all(|pid| is_living_child(*pid)) {
-                        // Its answer may have come before its end, but after the look at the socket.
-                        if std::mem::replace(&mut is_one_missing, true) {
-                            return Err(io::Error::other("a worker ended before its start"));
-                        }
-                        continue;
-                    }
-                    if deadline.has_passed(Instant::now()) {
-                        return Err(io::ErrorKind::TimedOut.into());
-                    }
-                    wait_readable(&self.gate, CHECK_INTERVAL)?;
-                }
+            let packet = index.to_string();
+            // The socket has room for some dozens.
+            while !link::send(self.gate.as_fd(), packet.as_bytes(), &descriptors)? {
+                self.wait_for_answer(&mut started, starts.len(), deadline)?;
             }
         }
+        while started.len() < starts.len() {
+            self.wait_for_answer(&mut started, starts.len(), deadline)?;
+        }
         self.workers.clear();
-        Ok((0..starts.len())
-            .filter_map(|index| started.remove(&index))
-            .collect())
+        let indices = 0..starts.len();
+        Ok(indices.filter_map(|index| started.remove(&index)).collect())
+    }
+
+    /// Takes the answer of one of `count` starts. Also returns without one now and then.
+    fn wait_for_answer(
+        &self,
+        started: &mut HashMap<usize, Pid>,
+        count: usize,
+        deadline: Deadline,
+    ) -> io::Result<()> {
+        let has_ended = self
+            .workers
+            .iter()
+            .filter(|worker| !started.values().any(|pid| pid == *worker))
+            .any(|worker| !is_living_child(*worker));
+        let mut buffer = [0; 64];
+        match link::receive(self.gate.as_fd(), &mut buffer) {
+            Received::Packet(packet) => {
+                let (index, pid) = parse_started(packet)
+                    .and_then(|(index, pid)| Some((index, Pid::from_raw(pid)?)))
+                    .filter(|(index, pid)| *index < count && self.workers.contains(pid))
+                    .ok_or_else(|| io::Error::other("a worker answers nonsense"))?;
+                started.insert(index, pid);
+                Ok(())
+            }
+            Received::End => Err(io::Error::other("the workers ended")),
+            // Looked before: what it has sent before its end has arrived.
+            Received::Nothing if has_ended => {
+                Err(io::Error::other("a worker ended before its start"))
+            }
+            Received::Nothing if deadline.has_passed(Instant::now()) => {
+                Err(io::ErrorKind::TimedOut.into())
+            }
+            Received::Nothing => wait_readable(&self.gate, CHECK_INTERVAL),
+        }
     }
 }
 

@@ -314,7 +314,7 @@ impl Keeper {
                 // A template that does not get this does not answer in time, or its end is noticed.
                 Effect::Check => {
                     if let Some(template) = &self.template {
-                        let _ = link::send(template.control(), message::CHECK, &[]);
+                        let _ = link::send_at_once(template.control(), message::CHECK, &[]);
                     }
                 }
                 Effect::Give => {
@@ -341,7 +341,7 @@ impl Keeper {
         let (gate, far) = link::pair()?;
         let subreaper = Subreaper::set()?;
         let packet = message::fork(self.plan.workers);
-        link::send(template.control(), &packet, &[far.as_fd()])?;
+        link::send_at_once(template.control(), &packet, &[far.as_fd()])?;
         self.fork = Some(Fork {
             gate,
             workers: Vec::new(),

@@ -25,15 +25,15 @@ pub(super) fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     )?)
 }
 
-/// Sends a packet. Does not block: a peer that does not read has room for some.
+/// Sends a packet. Returns false if there is no room. Does not block.
 ///
 /// # Errors
-/// The peer has ended, or does not read.
+/// The peer has ended.
 pub(super) fn send(
     socket: BorrowedFd<'_>,
     packet: &[u8],
     descriptors: &[BorrowedFd<'_>],
-) -> io::Result<()> {
+) -> io::Result<bool> {
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
@@ -42,10 +42,26 @@ pub(super) fn send(
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     loop {
         match sendmsg(socket, &[IoSlice::new(packet)], &mut control, flags) {
-            Ok(_) => return Ok(()),
+            Ok(_) => return Ok(true),
+            Err(Errno::AGAIN) => return Ok(false),
             Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
+    }
+}
+
+/// Sends a packet to a socket that has room for it.
+///
+/// # Errors
+/// The peer has ended, or there is no room, as in a template that does not read.
+pub(super) fn send_at_once(
+    socket: BorrowedFd<'_>,
+    packet: &[u8],
+    descriptors: &[BorrowedFd<'_>],
+) -> io::Result<()> {
+    match send(socket, packet, descriptors)? {
+        true => Ok(()),
+        false => Err(io::ErrorKind::WouldBlock.into()),
     }
 }
 

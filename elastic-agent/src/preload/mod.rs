@@ -6,16 +6,28 @@
 //! Does not know rounds, ranks or restarts, and runs no worker by itself: it hands [`ForkedWorkers`] that wait at
 //! their gate to [`worker`](crate::worker), which also starts workers without a template whenever there are none.
 
+#[cfg(not(target_os = "linux"))]
+mod elsewhere;
+#[cfg(target_os = "linux")]
 mod forked;
+#[cfg(target_os = "linux")]
 mod keeper;
+#[cfg(target_os = "linux")]
 mod life;
+#[cfg(target_os = "linux")]
 mod link;
+#[cfg(target_os = "linux")]
 mod message;
 mod options;
+#[cfg(target_os = "linux")]
 mod process;
 mod start;
 
+#[cfg(not(target_os = "linux"))]
+pub(crate) use elsewhere::{ForkedWorkers, NotForked, Preloader};
+#[cfg(target_os = "linux")]
 pub(crate) use forked::ForkedWorkers;
+#[cfg(target_os = "linux")]
 pub(crate) use keeper::{NotForked, Preloader};
 pub use options::PreloadOptions;
 pub(crate) use start::WorkerStart;

@@ -48,9 +48,9 @@ impl Template {
         let (output, writer) = io::pipe()?;
         ioctl_fionbio(&output, true)?;
         let launcher = getpid();
-        link::send(control.as_fd(), BOOTSTRAP.as_bytes(), &[])?;
+        link::send_at_once(control.as_fd(), BOOTSTRAP.as_bytes(), &[])?;
         let config = message::config(plan, launcher.as_raw_nonzero().get());
-        link::send(control.as_fd(), &config, &[])?;
+        link::send_at_once(control.as_fd(), &config, &[])?;
         let mut command = Command::new(&plan.program);
         let variables = plan.environment.iter();
         command

@@ -1,12 +1,17 @@
 //! What a forked worker is told at its gate: its command line, environment, directory and streams.
 
-use std::ffi::{OsStr, OsString};
-use std::fs::File;
-use std::io::{self, Seek, Write};
+use std::ffi::OsString;
 use std::os::fd::BorrowedFd;
-use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+#[cfg(target_os = "linux")]
+use std::{
+    ffi::OsStr,
+    fs::File,
+    io::{self, Seek, Write},
+    os::unix::ffi::OsStrExt,
+};
 
+#[cfg(target_os = "linux")]
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use crate::command_line::CommandLine;
@@ -25,6 +30,7 @@ pub(crate) struct WorkerStart<'a> {
     pub(crate) names: BorrowedFd<'a>,
 }
 
+#[cfg(target_os = "linux")]
 impl WorkerStart<'_> {
     /// Directory, command line and environment: too long for a packet, so in a file without a name.
     ///
@@ -63,7 +69,7 @@ impl WorkerStart<'_> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, target_os = "linux"))]
 mod tests {
     use std::io::Read;
     use std::os::fd::AsFd;

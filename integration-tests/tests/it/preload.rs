@@ -747,3 +747,24 @@ fn random_generators_of_modules_differ_between_workers_and_rounds() {
     assert_eq!(numbers.len(), 12, "{numbers:?}");
     assert_eq!(ended(launcher).code, Some(0));
 }
+
+#[test]
+#[ignore = "needs Python: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn more_workers_start_than_a_socket_has_room_for() {
+    let _watchdog = Watchdog::start("preload_many", LIMIT);
+    let place = Place::new();
+    place.write(
+        "train.py",
+        "import os\nopen('up.' + os.environ['RANK'], 'w')\n",
+    );
+    let options = [
+        "--nproc-per-node=100",
+        "--preload=json",
+        "--preload-required",
+        "train.py",
+    ];
+    let ended = place.run(&options);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert!((0..100).all(|rank| place.path(&format!("up.{rank}")).exists()));
+    place.assert_nothing_runs();
+}

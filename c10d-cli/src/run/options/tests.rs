@@ -599,6 +599,28 @@ fn an_invalid_variable_is_named() {
 }
 
 #[test]
+fn preloaded_modules_come_from_the_option_or_its_variable() {
+    let modules = |line: &str, variables: Variables<'_>| plan(line, variables).preload;
+    let expected = PreloadOptions::new(["torch", "torch._dynamo"]);
+    let line = "--preload=torch,,torch._dynamo, s.py";
+    assert_eq!(modules(line, &[]), Some(expected.clone()));
+    let variables = [
+        ("PET_PRELOAD", "torch,torch._dynamo"),
+        ("PET_PRELOAD_REQUIRED", "1"),
+    ];
+    let required = expected.with_required(true).with_standbys(true);
+    assert_eq!(
+        modules("--preload_standby -m s", &variables),
+        Some(required)
+    );
+    assert_eq!(modules("--preload= s.py", &[]), None);
+    assert_eq!(
+        plan("--preload-required s.py", &[]).warnings,
+        ["--preload-required and --preload-standby have no effect: --preload is not given"]
+    );
+}
+
+#[test]
 fn a_relay_has_a_port_of_the_nodes_or_of_the_user() {
     for (line, variables, expected) in [
         ("s.py", &[][..], (false, None)),

@@ -1,0 +1,48 @@
+//! Systems on which no process can be given the orphans of another: workers always start as programs.
+
+use std::convert::Infallible;
+use std::io;
+
+use crossbeam_channel::Receiver;
+use rustix::process::Pid;
+
+use super::options::TemplatePlan;
+use super::start::WorkerStart;
+
+/// There are none.
+#[derive(Debug)]
+pub(crate) enum ForkedWorkers {}
+
+impl ForkedWorkers {
+    pub(crate) fn start(self, _: &[WorkerStart<'_>]) -> io::Result<Vec<Pid>> {
+        match self {}
+    }
+}
+
+/// Why there are no forked workers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum NotForked {
+    Declined(String),
+    Interrupted,
+}
+
+/// Declines to fork.
+#[derive(Debug)]
+pub(crate) struct Preloader {
+    is_required: bool,
+}
+
+impl Preloader {
+    pub(crate) fn start(plan: TemplatePlan) -> io::Result<Self> {
+        let is_required = plan.preload.is_required;
+        Ok(Self { is_required })
+    }
+
+    pub(crate) const fn is_required(&self) -> bool {
+        self.is_required
+    }
+
+    pub(crate) fn fork(&self, _: &Receiver<Infallible>) -> Result<ForkedWorkers, NotForked> {
+        Err(NotForked::Declined("it needs Linux".to_owned()))
+    }
+}
