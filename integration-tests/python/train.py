@@ -8,11 +8,14 @@ and the next start continues from it.
 
 Mode `cycle` writes its process id to FOLDER/cycle.RESTARTS.RANK after the first step of all ranks, and goes on until
 it is killed or there is a file FOLDER/end.
+
+Mode `server` writes to FOLDER/server.RANK whether a debug server listens on this worker's socket.
 """
 
 import hashlib
 import json
 import os
+import socket
 import sys
 import time
 
@@ -122,7 +125,15 @@ def cycle():
         dist.barrier()
 
 
+def server():
+    path = os.environ["C10D_DEBUG_SOCKET"]
+    with socket.socket(socket.AF_UNIX) as client:
+        write(f"server.{RANK}", [client.connect_ex(path), os.path.basename(path)])
+
+
 def main():
+    if MODE == "server":
+        return server()
     unseeded = [torch.initial_seed(), float(numpy.random.random())]
     dist.init_process_group("gloo")
     sums(unseeded) if MODE == "sums" else cycle()

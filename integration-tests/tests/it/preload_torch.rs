@@ -6,9 +6,10 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use integration_tests::launcher::{Job, Launcher};
+use integration_tests::torch::{Feature, Release};
 use integration_tests::watchdog::Watchdog;
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 const LIMIT: Duration = Duration::from_secs(580);
 
@@ -36,6 +37,9 @@ fn sums(options: &[&str], threads: &str) -> Vec<Value> {
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
 fn training_has_the_same_losses_with_and_without_preload() {
     let _watchdog = Watchdog::start("training_has_the_same_losses", LIMIT);
+    if !Release::tested().allows(Feature::ElasticJobs) {
+        return;
+    }
     for threads in ["1", "2"] {
         let fresh = sums(&[], threads);
         let forked = sums(&[PRELOAD, "--preload-required"], threads);
@@ -52,6 +56,30 @@ fn training_has_the_same_losses_with_and_without_preload() {
         }
         assert_eq!(unseeded.len(), 8, "{unseeded:?}");
         assert_eq!(fresh[0]["parameters"], fresh[1]["parameters"]);
+    }
+}
+
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn forked_workers_have_a_debug_server_each() {
+    let _watchdog = Watchdog::start("forked_workers_have_a_debug_server_each", LIMIT);
+    if !Release::tested().allows(Feature::ErrorTexts) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let job = Job::new(folder.path());
+    let options = [
+        "--nproc-per-node=2",
+        "--debug-server",
+        PRELOAD,
+        "--preload-required",
+    ];
+    let mut launcher = job.start_training("server", options, &[]);
+    let code = launcher.wait(STEP_LIMIT);
+    assert_eq!(code, Some(0), "{}", launcher.process().stderr());
+    for rank in 0..2 {
+        let expected = json!([0, format!("0-{rank}")]);
+        assert_eq!(job.read(&format!("server.{rank}")), Some(expected));
     }
 }
 
@@ -114,6 +142,9 @@ fn a_hundred_killed_workers_leave_no_memory_files_or_processes() {
     const CYCLES: usize = 100;
     const RANKS: usize = 4;
     let _watchdog = Watchdog::start("a_hundred_killed_workers", LIMIT);
+    if !Release::tested().allows(Feature::ElasticJobs) {
+        return;
+    }
     let folder = tempfile::tempdir().unwrap();
     let job = Job::new(folder.path());
     let restarts = format!("--max-restarts={CYCLES}");
