@@ -15,6 +15,8 @@ const CUDA_VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
 const HIP_VISIBLE_DEVICES: &str = "HIP_VISIBLE_DEVICES";
 /// Names the unix socket on which the worker's debug server should listen.
 const DEBUG_SOCKET: &str = "C10D_DEBUG_SOCKET";
+/// Names the file in which the worker reports its progress.
+const PROGRESS_FILE: &str = "C10D_PROGRESS_FILE";
 /// The address of the store itself, for workers that reach it through a relay.
 const STORE_ADDR: &str = "C10D_MASTER_ADDR";
 const STORE_PORT: &str = "C10D_MASTER_PORT";
@@ -64,6 +66,7 @@ pub struct WorkerEnvironment<'a> {
     error_file: Option<&'a Path>,
     virtual_local_rank: bool,
     debug_socket: Option<&'a Path>,
+    progress_file: Option<&'a Path>,
 }
 
 impl<'a> WorkerEnvironment<'a> {
@@ -82,6 +85,7 @@ impl<'a> WorkerEnvironment<'a> {
             error_file: None,
             virtual_local_rank: false,
             debug_socket: None,
+            progress_file: None,
         }
     }
 
@@ -137,6 +141,14 @@ impl<'a> WorkerEnvironment<'a> {
     #[must_use]
     pub const fn with_debug_socket(mut self, path: &'a Path) -> Self {
         self.debug_socket = Some(path);
+        self
+    }
+
+    /// The file in which the worker reports its progress, as `C10D_PROGRESS_FILE`. None by default: then the variable
+    /// is inherited.
+    #[must_use]
+    pub const fn with_progress_file(mut self, path: &'a Path) -> Self {
+        self.progress_file = Some(path);
         self
     }
 
@@ -201,6 +213,9 @@ impl<'a> WorkerEnvironment<'a> {
         }
         if let Some(path) = self.debug_socket {
             variables.insert(DEBUG_SOCKET.into(), path.into());
+        }
+        if let Some(path) = self.progress_file {
+            variables.insert(PROGRESS_FILE.into(), path.into());
         }
         // A collective that hangs then ends its worker instead of hanging the job.
         variables

@@ -8,13 +8,16 @@ mod command_line;
 mod environment;
 mod exit_barrier;
 mod failure;
+mod job_end;
 mod logs;
 mod output;
 mod patience;
 mod preload;
+mod progress;
 mod ranks;
 mod regular_file;
 mod relay;
+mod restart_policy;
 #[cfg(test)]
 mod round_costs;
 mod signal_name;
@@ -25,7 +28,7 @@ mod worker_list;
 
 pub use agent::{
     AgentError, AgentEvent, AgentHandle, AgentListener, AgentOptions, AgentOutcome, ElasticAgent,
-    StartedWorker, StartedWorkers,
+    RoundCause, RoundEnding, RoundPhases, RoundRecord, StartedWorker, StartedWorkers, StuckWorkers,
 };
 pub use assignment::Assignment;
 pub use c10d_socket::HostPort;
@@ -38,8 +41,10 @@ pub use logs::{
 };
 pub use output::Console;
 pub use preload::PreloadOptions;
+pub use progress::ProgressOptions;
 pub use ranks::{RankBlock, RanksError, RoleInfo, assign_ranks, exchange_ranks};
 pub use relay::NodeRelayError;
+pub use restart_policy::{RestartBudget, RestartRules};
 pub use rustix::process::Signal;
 pub use worker::{
     AbandonedWorker, ExitKind, GroupPlan, KillSwitch, StartError, StopReport, WorkerExit,

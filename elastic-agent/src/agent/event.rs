@@ -2,9 +2,10 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
-use c10d_socket::{Credentials, HostPort};
-
+use super::record::RoundRecord;
+use super::started::StartedWorkers;
 use crate::worker::WorkerExit;
 
 /// A callback for the events of an agent.
@@ -22,6 +23,9 @@ pub enum AgentEvent<'e> {
     /// A worker has failed, and the others are still running. The agent stops them when the listeners
     /// return, so a listener can still observe the job as it is; it should take a second at most.
     WorkerFailed(&'e WorkerExit),
+    /// The workers report no progress, and are still running. As with [`WorkerFailed`](Self::WorkerFailed), the agent
+    /// stops them when the listeners return.
+    WorkersStuck(&'e StuckWorkers),
     /// From now on workers are exiting because the agent stops them.
     Stopping,
     /// The agent joins another round, to start the workers again.
@@ -29,73 +33,45 @@ pub enum AgentEvent<'e> {
         /// Why, as text for a log.
         why: &'e str,
     },
+    /// A round is over: its workers have ended, or could not be started.
+    RoundEnded(&'e RoundRecord),
 }
 
-/// The workers that an agent has started in a round.
+/// Workers that report no progress.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct StartedWorkers {
-    /// The number of the round.
-    pub round: i64,
-    /// The node's rank in the round.
-    pub node_rank: usize,
-    /// The number of nodes of the round.
-    pub nodes: usize,
-    /// The number of workers of the round.
-    pub world_size: usize,
-    /// The address of the workers' store.
-    pub master: HostPort,
-    /// The relay on this node through which the workers reach the store; `None` if they connect to it.
-    pub relay: Option<HostPort>,
-    /// What clients of the store must have, as in [`BootstrapInfo`](elastic_rendezvous::BootstrapInfo).
-    pub credentials: Option<Credentials>,
-    /// Whether an agent serves the workers' store; otherwise the worker with rank 0 will.
-    pub is_agent_store: bool,
-    /// How often this agent has started workers before.
-    pub restarts: usize,
-    /// The workers, in the order of their local ranks.
-    pub workers: Vec<StartedWorker>,
+pub struct StuckWorkers {
+    /// The time since the last progress of any worker of this node, or since their start.
+    pub silent_for: Duration,
+    /// The last step of each worker of this node by global rank; `None` if it has reported none in this round.
+    pub steps: Vec<(usize, Option<u64>)>,
+    /// The last step in the file that the workers share; `None` if there is none.
+    pub shared_step: Option<u64>,
 }
 
-/// A worker that an agent has started.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct StartedWorker {
-    /// The worker's global rank.
-    pub rank: usize,
-    /// The worker's rank on this node.
-    pub local_rank: usize,
-    /// The process id.
-    pub pid: u32,
-}
-
-impl StartedWorkers {
-    /// Workers of a single node that are the whole job, for tests of listeners.
-    #[must_use]
-    pub fn alone(master: HostPort, workers: Vec<StartedWorker>) -> Self {
-        Self {
-            round: 0,
-            node_rank: 0,
-            nodes: 1,
-            world_size: workers.len(),
-            master,
-            relay: None,
-            credentials: None,
-            is_agent_store: true,
-            restarts: 0,
-            workers,
+/// What is known about the steps, in one line.
+impl fmt::Display for StuckWorkers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        /// How many ranks one line names.
+        const RANKS_MAX: usize = 16;
+        let silent = self.silent_for.as_secs_f64();
+        write!(
+            f,
+            "no worker of this node has made progress for {silent:.1} s: "
+        )?;
+        for (index, (rank, step)) in self.steps.iter().take(RANKS_MAX).enumerate() {
+            let separator = if index == 0 { "" } else { ", " };
+            match step {
+                Some(step) => write!(f, "{separator}rank {rank} was at step {step}")?,
+                None => write!(f, "{separator}rank {rank} has reported no step")?,
+            }
         }
-    }
-}
-
-impl StartedWorker {
-    /// A started worker.
-    #[must_use]
-    pub const fn new(rank: usize, local_rank: usize, pid: u32) -> Self {
-        Self {
-            rank,
-            local_rank,
-            pid,
+        if self.steps.len() > RANKS_MAX {
+            write!(f, ", and {} more ranks", self.steps.len() - RANKS_MAX)?;
+        }
+        match self.shared_step {
+            Some(step) => write!(f, "; the progress file has step {step}"),
+            None => Ok(()),
         }
     }
 }

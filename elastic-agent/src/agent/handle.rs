@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
+use std::time::Duration;
 
 use crossbeam_channel::Sender;
 use elastic_rendezvous::RendezvousHandler;
@@ -34,6 +35,8 @@ pub(super) enum Event {
     /// A worker of this generation exited. The agent counts generations, one for each start of workers.
     Exit(u64, WorkerExit),
     MembersChanged,
+    /// The workers of this generation have reported no progress for this long.
+    Stuck(u64, Duration),
     /// A stop signal arrived: see [`Shared::stop_signal`].
     Stop,
     /// A signal for the workers.

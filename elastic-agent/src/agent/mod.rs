@@ -9,6 +9,9 @@ mod event;
 mod handle;
 mod members;
 mod options;
+mod record;
+mod restarts;
+mod started;
 
 use std::io;
 use std::path::PathBuf;
@@ -18,33 +21,46 @@ use std::time::{Duration, Instant};
 use c10d_socket::HostPort;
 use crossbeam_channel::{Receiver, unbounded};
 use elastic_rendezvous::{
-    RendezvousError, RendezvousEvent, RendezvousHandler, RendezvousInfo, this_host,
+    RendezvousError, RendezvousEvent, RendezvousHandler, RendezvousInfo, STATIC_BACKEND, this_host,
 };
 use rustix::process::Signal;
 
 pub use self::error::AgentError;
 use self::event::Listeners;
-pub use self::event::{AgentEvent, AgentListener, StartedWorker, StartedWorkers};
+pub use self::event::{AgentEvent, AgentListener, StuckWorkers};
 pub use self::handle::AgentHandle;
 use self::handle::{Event, Shared};
 use self::members::why_members_changed;
 pub use self::options::AgentOptions;
+use self::record::RoundClock;
+pub use self::record::{RoundCause, RoundEnding, RoundPhases, RoundRecord};
+use self::restarts::{blame_for_stall, failed_worker, failed_workers};
+pub use self::started::{StartedWorker, StartedWorkers};
 use crate::clearing::clear_once;
 use crate::environment::{self, WorkerEnvironment};
 use crate::exit_barrier::{self, ExitBarrier};
 use crate::failure::Failures;
+use crate::job_end;
 use crate::logs::{LinePrefix, LogDirectory};
 use crate::output::Console;
 use crate::preload::{ForkedWorkers, NotForked, Preloader};
+use crate::progress::{Poller, ProgressOptions, ProgressSeen};
 use crate::ranks::{RankBlock, RanksError, RoleInfo, exchange_ranks};
 use crate::relay::{NodeRelay, NodeRelayError};
+use crate::restart_policy::{Decision, RestartPolicy};
 use crate::signal_name::name_of;
-use crate::worker::{GroupPlan, StartError, StopReport, WorkerGroup, WorkerPlan};
+use crate::worker::{
+    GroupPlan, StartError, StopReport, WorkerExit, WorkerGroup, WorkerOutcome, WorkerPlan,
+};
 use crate::worker_list;
 
 /// How long workers have to exit when the members of the round change or one of them has failed, as in
 /// PyTorch.
 const STOP_GRACE: Duration = Duration::from_secs(30);
+
+/// The same for workers that are stuck: most hang in native code, where Python handles no signal, so a longer wait
+/// only costs time.
+const STUCK_GRACE: Duration = Duration::from_secs(5);
 
 /// How the work of an agent ended.
 #[derive(Debug)]
@@ -54,6 +70,13 @@ pub enum AgentOutcome {
     Succeeded,
     /// Workers of this node failed, and no restart was left.
     Failed(Failures),
+    /// A rule for restarts, or another node, ended the job, and no node starts workers again.
+    Ended {
+        /// Why, as text for a log.
+        reason: String,
+        /// The workers of this node that failed, if any did.
+        failures: Option<Failures>,
+    },
     /// The job ended while this node was a spare.
     NotNeeded,
     /// A signal stopped the agent.
@@ -70,8 +93,18 @@ pub enum AgentOutcome {
 enum RoundEnd {
     Succeeded,
     Failed,
+    Stuck(Stall),
     MembersChanged(String),
+    JobEnded(String),
     Signalled(i32),
+}
+
+/// Workers of this node that made no progress.
+#[derive(Debug, Clone, Copy)]
+struct Stall {
+    silent_for: Duration,
+    /// Whether this node was the first of the round to notice, so that it counts the restart.
+    is_first: bool,
 }
 
 /// Supervises the workers of one node.
@@ -86,7 +119,18 @@ pub struct ElasticAgent {
     shared: Arc<Shared>,
     events: Receiver<Event>,
     logs: LogDirectory,
-    remaining_restarts: usize,
+    policy: RestartPolicy,
+    /// The policy's times are counted from here.
+    epoch: Instant,
+    /// Why the current round began, and how long its parts have taken.
+    cause: RoundCause,
+    clock: RoundClock,
+    /// The workers of the current round, once they have started.
+    started: Option<StartedWorkers>,
+    progress: Option<Poller>,
+    /// The last round and the one before, where another node may have left the reason for which it ended the job: it
+    /// may do so when this node is in the next round already.
+    last_rounds: [Option<RendezvousInfo>; 2],
     /// Failures whose restart has not started workers yet.
     failures: Option<Failures>,
     /// How often this agent has started workers.
@@ -123,7 +167,13 @@ impl ElasticAgent {
         Ok(Self {
             logs: LogDirectory::new(options.logs.clone(), handler.run_id()),
             host: options.host.clone().unwrap_or_else(this_host::full_name),
-            remaining_restarts: options.max_restarts,
+            policy: RestartPolicy::new(options.restarts.clone()),
+            epoch: Instant::now(),
+            cause: RoundCause::Start,
+            clock: RoundClock::start(0),
+            started: None,
+            progress: None,
+            last_rounds: [None, None],
             failures: None,
             options,
             shared: Arc::new(Shared::new(Arc::clone(&handler), sender)),
@@ -182,53 +232,140 @@ impl ElasticAgent {
 
     fn run_rounds(&mut self) -> Result<AgentOutcome, AgentError> {
         loop {
+            self.clock = RoundClock::start(self.policy.used());
             let round = match self.start_round() {
                 Ok(round) => {
                     self.failures = None;
                     round
                 }
-                Err(AgentError::Rendezvous(RendezvousError::GracefulExit { .. })) => {
-                    return Ok(AgentOutcome::NotNeeded);
+                Err(error) => {
+                    let ending = RoundEnding::NotStarted(error.to_string());
+                    self.report_round(
+                        ending,
+                        &StopReport::default(),
+                        &ProgressSeen::default(),
+                        None,
+                    );
+                    return self.without_round(error);
                 }
-                Err(
-                    AgentError::Rendezvous(RendezvousError::Interrupted { .. })
-                    | AgentError::Ranks(RanksError::Interrupted)
-                    | AgentError::Relay(NodeRelayError::Interrupted)
-                    | AgentError::Start(StartError::Interrupted),
-                ) => {
-                    return Ok(AgentOutcome::Signalled {
-                        signal: self.shared.stop_signal().unwrap_or_default(),
-                        had_workers: self.generation > 0,
-                    });
-                }
-                Err(error) => return Err(self.with_failures(error)),
             };
-            match self.supervise(&round) {
-                RoundEnd::Succeeded => {
-                    // Also ends the processes that workers left behind.
-                    self.stop(Signal::TERM, Some(STOP_GRACE));
-                    return Ok(self.wait_for_others(&round));
-                }
-                RoundEnd::Failed => {
-                    let report = self.stop(Signal::TERM, Some(STOP_GRACE));
-                    if let Some(outcome) = self.after_failure(&round, &report)? {
-                        return Ok(outcome);
-                    }
-                }
-                RoundEnd::MembersChanged(why) => {
-                    log::info!("restarting the workers: {why}");
-                    self.listeners.notify(&AgentEvent::Restarting { why: &why });
-                    self.stop(Signal::TERM, Some(STOP_GRACE));
-                }
-                RoundEnd::Signalled(signal) => {
-                    self.stop_by_signal(signal);
-                    return Ok(AgentOutcome::Signalled {
-                        signal,
-                        had_workers: true,
-                    });
-                }
+            let end = self.supervise(&round);
+            if let Some(outcome) = self.end_round(&round, end)? {
+                return Ok(outcome);
             }
         }
+    }
+
+    /// Stops the workers of a round, and decides what follows; `None` joins another round.
+    fn end_round(
+        &mut self,
+        round: &RendezvousInfo,
+        end: RoundEnd,
+    ) -> Result<Option<AgentOutcome>, AgentError> {
+        self.clock.end(|phases| &mut phases.run);
+        let report = match &end {
+            // Also ends the processes that workers left behind.
+            RoundEnd::Succeeded | RoundEnd::Failed | RoundEnd::JobEnded(_) => {
+                self.stop(Signal::TERM, Some(STOP_GRACE))
+            }
+            RoundEnd::Stuck(_) => self.stop(Signal::TERM, Some(STUCK_GRACE)),
+            RoundEnd::MembersChanged(why) => {
+                log::info!("restarting the workers: {why}");
+                self.listeners.notify(&AgentEvent::Restarting { why });
+                self.stop(Signal::TERM, Some(STOP_GRACE))
+            }
+            RoundEnd::Signalled(signal) => self.stop_by_signal(*signal),
+        };
+        self.clock.end(|phases| &mut phases.stop);
+        let seen = self.progress.take().map(Poller::finish).unwrap_or_default();
+        let (ending, cause, next) = match end {
+            RoundEnd::Succeeded => (RoundEnding::Succeeded, RoundCause::Start, Ok(None)),
+            RoundEnd::Failed => {
+                let next = self.after_failure(round, &report, &seen, None);
+                (RoundEnding::Failed, RoundCause::Failure, next)
+            }
+            RoundEnd::Stuck(stall) => {
+                let next = self.after_failure(round, &report, &seen, Some(stall));
+                (RoundEnding::Stuck, RoundCause::Stuck, next)
+            }
+            RoundEnd::MembersChanged(why) => {
+                let next = self.after_change(round, &report, &seen);
+                (
+                    RoundEnding::MembersChanged(why.clone()),
+                    RoundCause::MembersChanged(why),
+                    Ok(next),
+                )
+            }
+            RoundEnd::JobEnded(reason) => {
+                let outcome = AgentOutcome::Ended {
+                    reason: reason.clone(),
+                    failures: None,
+                };
+                (
+                    RoundEnding::JobEnded(reason),
+                    RoundCause::Start,
+                    Ok(Some(outcome)),
+                )
+            }
+            RoundEnd::Signalled(signal) => {
+                let outcome = AgentOutcome::Signalled {
+                    signal,
+                    had_workers: true,
+                };
+                (RoundEnding::Signalled, RoundCause::Start, Ok(Some(outcome)))
+            }
+        };
+        let has_succeeded = ending == RoundEnding::Succeeded;
+        let reason = match &next {
+            Ok(Some(AgentOutcome::Ended { reason, .. })) => Some(reason.clone()),
+            _ => None,
+        };
+        self.report_round(ending, &report, &seen, reason);
+        self.cause = cause;
+        if has_succeeded {
+            return Ok(Some(self.wait_for_others(round)));
+        }
+        next
+    }
+
+    fn report_round(
+        &mut self,
+        ending: RoundEnding,
+        report: &StopReport,
+        seen: &ProgressSeen,
+        reason: Option<String>,
+    ) {
+        let (cause, started) = (self.cause.clone(), self.started.take());
+        let mut record = self.clock.record(started, cause, ending, report, seen);
+        record.reason = reason;
+        record.restarts_left = self.policy.left(self.epoch.elapsed());
+        self.listeners.notify(&AgentEvent::RoundEnded(&record));
+    }
+
+    /// What it means that no round could be joined, or that its workers did not start.
+    fn without_round(&mut self, error: AgentError) -> Result<AgentOutcome, AgentError> {
+        match error {
+            AgentError::Rendezvous(RendezvousError::GracefulExit { .. }) => {
+                return Ok(AgentOutcome::NotNeeded);
+            }
+            AgentError::Rendezvous(RendezvousError::Interrupted { .. })
+            | AgentError::Ranks(RanksError::Interrupted)
+            | AgentError::Relay(NodeRelayError::Interrupted)
+            | AgentError::Start(StartError::Interrupted) => {
+                return Ok(AgentOutcome::Signalled {
+                    signal: self.shared.stop_signal().unwrap_or_default(),
+                    had_workers: self.generation > 0,
+                });
+            }
+            AgentError::Rendezvous(RendezvousError::Closed { .. }) => {
+                if let Some(reason) = self.why_job_ended() {
+                    let failures = self.failures.take();
+                    return Ok(AgentOutcome::Ended { reason, failures });
+                }
+            }
+            _ => {}
+        }
+        Err(self.with_failures(error))
     }
 
     /// Joins a round, starts the relay, gets the ranks, and starts the workers.
@@ -236,12 +373,19 @@ impl ElasticAgent {
     /// The relay comes before the exchange of ranks, which no node leaves before all have come: so a node without a
     /// relay starts no workers in a round where others have one.
     fn start_round(&mut self) -> Result<RendezvousInfo, AgentError> {
-        let round = self.handler.next_rendezvous()?;
+        let joined = self.handler.next_rendezvous();
+        self.clock.end(|phases| &mut phases.rendezvous);
+        let round = joined?;
+        self.last_rounds.swap(0, 1);
+        self.last_rounds[0] = Some(round.clone());
         let relay = self.relay_in(&round)?;
         let relay_address = relay.as_ref().map(NodeRelay::address).cloned();
         let ranks = self.ranks_in(&round)?;
         let plan = self.plan(&round, &ranks, relay_address.as_ref())?;
+        self.clock.end(|phases| &mut phases.ranks);
+        // Waits for the imports: no time in which workers could make progress.
         let (forked, is_forked_only) = self.forked_workers()?;
+        let progress = self.watch_progress()?;
         self.generation += 1;
         let generation = self.generation;
         let events = self.shared.events.clone();
@@ -274,7 +418,10 @@ impl ElasticAgent {
             worker_list::ranks_with_pids(ranks.first_rank, &group.pids()),
         );
         let started = self.started(&round, &ranks, relay_address, &group.pids());
+        self.clock.end_start();
         self.listeners.notify(&AgentEvent::WorkersStarted(&started));
+        self.started = Some(started);
+        self.progress = progress;
         self.running = Some(group);
         self.relay = relay;
         Ok(round)
@@ -346,16 +493,27 @@ impl ElasticAgent {
         pids: &[u32],
     ) -> StartedWorkers {
         let workers = pids.iter().enumerate();
+        let first = ranks.assignment(
+            round.rank,
+            round.world_size,
+            self.options.local_world_size,
+            0,
+        );
         StartedWorkers {
             round: round.round,
             node_rank: round.rank,
             nodes: round.world_size,
             world_size: ranks.world_size,
+            first_role_rank: first.role_rank,
+            role_world_size: first.role_world_size,
             master: round.bootstrap.master.clone(),
             relay,
             credentials: round.bootstrap.credentials.clone(),
             is_agent_store: round.bootstrap.is_agent_store,
             restarts: usize::try_from(self.generation - 1).unwrap_or(usize::MAX),
+            restarts_used: self.policy.used(),
+            rendezvous: self.clock.phases().rendezvous,
+            ranks: self.clock.phases().ranks,
             workers: workers
                 .map(|(local_rank, pid)| {
                     StartedWorker::new(ranks.first_rank + local_rank, local_rank, *pid)
@@ -395,7 +553,8 @@ impl ElasticAgent {
         relay: Option<&HostPort>,
     ) -> Result<GroupPlan, AgentError> {
         let options = &self.options;
-        let restart_count = options.max_restarts - self.remaining_restarts;
+        let restart_count = self.policy.used();
+        let restarts_max = restart_count.saturating_add(self.policy.left(self.epoch.elapsed()));
         let logs = self
             .logs
             .start_round(restart_count, options.local_world_size)?;
@@ -411,7 +570,7 @@ impl ElasticAgent {
             let mut environment =
                 WorkerEnvironment::new(assignment, self.handler.run_id(), &round.bootstrap.master)
                     .with_role(&options.role)
-                    .with_restarts(restart_count, options.max_restarts)
+                    .with_restarts(restart_count, restarts_max)
                     .with_agent_store(round.bootstrap.is_agent_store)
                     .with_virtual_local_rank(options.virtual_local_rank);
             if let Some(relay) = relay {
@@ -420,11 +579,18 @@ impl ElasticAgent {
             if let Some(path) = &logs.error_file {
                 environment = environment.with_error_file(path);
             }
-            let debug_socket = options.debug_sockets.as_deref().map(|directory| {
-                // Counted up when the workers have a plan.
-                let restarts = usize::try_from(self.generation).unwrap_or(usize::MAX);
-                AgentOptions::debug_socket(directory, restarts, local_rank)
+            // Counted up when the workers have a plan.
+            let starts = usize::try_from(self.generation).unwrap_or(usize::MAX);
+            let progress_file = options.progress.as_ref().map(|progress| {
+                ProgressOptions::worker_file(&progress.directory, starts, local_rank)
             });
+            if let Some(path) = &progress_file {
+                environment = environment.with_progress_file(path);
+            }
+            let debug_socket = options
+                .debug_sockets
+                .as_deref()
+                .map(|directory| AgentOptions::debug_socket(directory, starts, local_rank));
             if let Some(path) = &debug_socket {
                 environment = environment.with_debug_socket(path);
             }
@@ -450,8 +616,8 @@ impl ElasticAgent {
     fn supervise(&mut self, round: &RendezvousInfo) -> RoundEnd {
         let mut succeeded = 0;
         let mut is_closing_logged = false;
-        if let Some(why) = self.why_restart(round, &mut is_closing_logged) {
-            return RoundEnd::MembersChanged(why);
+        if let Some(end) = self.why_restart(round, &mut is_closing_logged) {
+            return end;
         }
         loop {
             // The agent itself holds a sender.
@@ -469,6 +635,7 @@ impl ElasticAgent {
                             exit.exit,
                         );
                         self.listeners.notify(&AgentEvent::WorkerFailed(&exit));
+                        self.end_others_at(round, &exit);
                         return RoundEnd::Failed;
                     }
                     succeeded += 1;
@@ -478,10 +645,14 @@ impl ElasticAgent {
                 }
                 Event::Exit(..) => {}
                 Event::MembersChanged => {
-                    if let Some(why) = self.why_restart(round, &mut is_closing_logged) {
-                        return RoundEnd::MembersChanged(why);
+                    if let Some(end) = self.why_restart(round, &mut is_closing_logged) {
+                        return end;
                     }
                 }
+                Event::Stuck(generation, silent) if generation == self.generation => {
+                    return self.stuck(round, silent);
+                }
+                Event::Stuck(..) => {}
                 Event::Stop => {
                     return RoundEnd::Signalled(self.shared.stop_signal().unwrap_or_default());
                 }
@@ -496,14 +667,23 @@ impl ElasticAgent {
         }
     }
 
-    /// Why the workers have to restart in another round; `None` if they keep running.
-    fn why_restart(&self, round: &RendezvousInfo, is_closing_logged: &mut bool) -> Option<String> {
+    /// Why the workers have to stop, mostly to restart in another round; `None` if they keep running.
+    fn why_restart(
+        &self,
+        round: &RendezvousInfo,
+        is_closing_logged: &mut bool,
+    ) -> Option<RoundEnd> {
         // A store that does not answer, as when its host has failed, does not stop workers that run. The
         // handler has logged the error.
         let membership = self.handler.membership().ok()?;
         if membership.is_closed {
             if !*is_closing_logged {
                 *is_closing_logged = true;
+                // Written before the closing.
+                if let Some(reason) = self.why_job_ended() {
+                    log::warn!("stopping the workers: {reason}");
+                    return Some(RoundEnd::JobEnded(reason));
+                }
                 log::warn!(
                     "another node closed the rendezvous: the workers keep running, but cannot be restarted"
                 );
@@ -518,37 +698,191 @@ impl ElasticAgent {
                 return None;
             }
         }
-        Some(why)
+        Some(RoundEnd::MembersChanged(why))
     }
 
-    /// What a failure of workers means for the agent; `None` joins another round.
+    /// Starts to watch the progress of the workers that are about to start.
+    fn watch_progress(&self) -> Result<Option<Poller>, AgentError> {
+        let Some(progress) = &self.options.progress else {
+            return Ok(None);
+        };
+        let starts = usize::try_from(self.generation).unwrap_or(usize::MAX);
+        let local_ranks = 0..self.options.local_world_size;
+        let files = local_ranks
+            .map(|local_rank| ProgressOptions::worker_file(&progress.directory, starts, local_rank))
+            .chain(progress.file.clone());
+        let (events, generation) = (self.shared.events.clone(), self.generation + 1);
+        let on_stuck = move |silent| {
+            // Fails when the agent is dropped.
+            let _ = events.send(Event::Stuck(generation, silent));
+        };
+        Poller::start(
+            files.collect(),
+            progress.timeout,
+            progress.first_timeout,
+            on_stuck,
+        )
+        .map(Some)
+        .map_err(|source| AgentError::Start(StartError::System { source }))
+    }
+
+    /// Reports workers that make no progress, which still run.
+    fn stuck(&self, round: &RendezvousInfo, silent_for: Duration) -> RoundEnd {
+        let seen = self.progress.as_ref().map(Poller::seen).unwrap_or_default();
+        let workers = self.started.iter().flat_map(|started| &started.workers);
+        let steps = workers
+            .zip(&seen.steps)
+            .map(|(worker, step)| (worker.rank, *step));
+        let stuck = StuckWorkers {
+            silent_for,
+            steps: steps.collect(),
+            shared_step: seen
+                .steps
+                .get(self.options.local_world_size)
+                .copied()
+                .flatten(),
+        };
+        log::error!("{stuck}");
+        // Before the workers are stopped: those of other nodes may fail because of that.
+        let is_first = !self.has_store_per_round()
+            || job_end::report_stuck(&*round.store).unwrap_or_else(|error| {
+                log::warn!("cannot tell the other nodes that the workers are stuck: {error}");
+                true
+            });
+        self.listeners.notify(&AgentEvent::WorkersStuck(&stuck));
+        RoundEnd::Stuck(Stall {
+            silent_for,
+            is_first,
+        })
+    }
+
+    /// Whether keys of an earlier round are out of sight. All rounds of a static rendezvous have one store.
+    fn has_store_per_round(&self) -> bool {
+        self.handler.backend() != STATIC_BACKEND
+    }
+
+    /// What it means for the agent that workers failed, or were stuck; `None` joins another round.
     fn after_failure(
         &mut self,
         round: &RendezvousInfo,
         report: &StopReport,
+        seen: &ProgressSeen,
+        stall: Option<Stall>,
     ) -> Result<Option<AgentOutcome>, AgentError> {
-        let failures = report.failures();
-        if self.remaining_restarts > 0 && report.abandoned.is_empty() {
+        let mut failures = report.failures();
+        let failed = failed_workers(failures.as_ref());
+        let now = self.epoch.elapsed();
+        if let (Some(stall), Some(failures)) = (stall, &mut failures) {
+            blame_for_stall(failures, seen, stall.silent_for);
+        }
+        let may_restart = report.abandoned.is_empty() && self.policy.left(now) > 0;
+        if let Some(reason) = self.policy.final_exit(&failed) {
+            return Ok(Some(self.end_job(round, reason, failures)));
+        }
+        if may_restart && let Some(reason) = self.why_job_ended() {
+            return Ok(Some(AgentOutcome::Ended { reason, failures }));
+        }
+        let is_counted_elsewhere = match stall {
+            Some(stall) => !stall.is_first,
+            None => self.has_store_per_round() && job_end::is_any_stuck(&*round.store),
+        };
+        if report.abandoned.is_empty() && is_counted_elsewhere {
+            self.policy.note_progress(seen.round);
             self.failures = failures;
-            let finished = exit_barrier::checked_in(&*round.store).unwrap_or(0);
-            if self.failures.is_some() && finished > 0 {
-                // They wait in the exit barrier of this round and join no other.
-                return Err(self.with_failures(AgentError::OthersFinished {
-                    finished: usize::try_from(finished).unwrap_or(usize::MAX),
-                    world_size: round.world_size,
-                }));
-            }
-            self.remaining_restarts -= 1;
-            log::warn!(
-                "restarting the workers after a failure: {} of {} restarts left",
-                self.remaining_restarts,
-                self.options.max_restarts,
-            );
-            let why = "a worker failed";
+            let why = "the workers of another node were stuck first";
+            log::info!("restarting the workers: {why}");
             self.listeners.notify(&AgentEvent::Restarting { why });
             return Ok(None);
         }
-        Ok(failures.map(AgentOutcome::Failed))
+        let decision = if report.abandoned.is_empty() {
+            self.policy.after_failure(now, &failed, seen.round)
+        } else {
+            Decision::Exhausted
+        };
+        match (decision, stall) {
+            (Decision::Restart, _) => {}
+            (Decision::Exhausted, None) => return Ok(failures.map(AgentOutcome::Failed)),
+            (Decision::Exhausted, Some(_)) => {
+                let reason = "the workers made no progress, and no restart is left".to_owned();
+                return Ok(Some(AgentOutcome::Ended { reason, failures }));
+            }
+            (Decision::EndJob(reason), _) => {
+                return Ok(Some(self.end_job(round, reason, failures)));
+            }
+        }
+        self.failures = failures;
+        let finished = exit_barrier::checked_in(&*round.store).unwrap_or(0);
+        if finished > 0 {
+            // They wait in the exit barrier of this round and join no other.
+            return Err(self.with_failures(AgentError::OthersFinished {
+                finished: usize::try_from(finished).unwrap_or(usize::MAX),
+                world_size: round.world_size,
+            }));
+        }
+        let (why, cause) = match stall {
+            None => ("a worker failed", "a failure"),
+            Some(_) => ("the workers were stuck", "they were stuck"),
+        };
+        let left = self.policy.left(now);
+        log::warn!(
+            "restarting the workers after {cause}: {left} of {} restarts left",
+            self.policy.used().saturating_add(left),
+        );
+        self.listeners.notify(&AgentEvent::Restarting { why });
+        Ok(None)
+    }
+
+    /// The same when the members of the round changed. A worker may have failed at the same time, most often because
+    /// of that.
+    fn after_change(
+        &mut self,
+        round: &RendezvousInfo,
+        report: &StopReport,
+        seen: &ProgressSeen,
+    ) -> Option<AgentOutcome> {
+        self.policy.note_progress(seen.round);
+        let has_failed = |end: &WorkerOutcome| !end.exit.is_success() && !end.was_stopped;
+        let failures = report
+            .outcomes
+            .iter()
+            .any(has_failed)
+            .then(|| report.failures())?;
+        let reason = self.policy.final_exit(&failed_workers(failures.as_ref()))?;
+        Some(self.end_job(round, reason, failures))
+    }
+
+    /// Ends the job on all nodes. The caller closes the rendezvous.
+    fn end_job(
+        &self,
+        round: &RendezvousInfo,
+        reason: String,
+        failures: Option<Failures>,
+    ) -> AgentOutcome {
+        self.tell_end(round, &reason);
+        AgentOutcome::Ended { reason, failures }
+    }
+
+    fn tell_end(&self, round: &RendezvousInfo, reason: &str) {
+        if let Err(error) = job_end::publish(&*round.store, &self.host, reason) {
+            log::warn!("cannot tell the other nodes why the job ends: {error}");
+        }
+    }
+
+    /// Ends the job on the other nodes already now, if the exit code of a worker asks for it: the workers of this node
+    /// may take their time to stop.
+    fn end_others_at(&self, round: &RendezvousInfo, exit: &WorkerExit) {
+        if let Some(reason) = self.policy.final_exit(&[failed_worker(exit)]) {
+            self.tell_end(round, &reason);
+            if let Err(error) = self.handler.set_closed() {
+                log::warn!("cannot close the rendezvous: {error}");
+            }
+        }
+    }
+
+    /// Why another node ended the job; `None` if none did.
+    fn why_job_ended(&self) -> Option<String> {
+        let mut rounds = self.last_rounds.iter().flatten();
+        rounds.find_map(|round| job_end::read(&*round.store))
     }
 
     /// Adds the failures that made a restart necessary to the error that prevented it.
@@ -613,7 +947,7 @@ impl ElasticAgent {
         AgentOutcome::Succeeded
     }
 
-    fn stop_by_signal(&mut self, signal: i32) {
+    fn stop_by_signal(&mut self, signal: i32) -> StopReport {
         let timeout = self.options.shutdown_timeout;
         let running = self.running.as_mut().map(WorkerGroup::running_text);
         let kill = timeout.map_or_else(String::new, |timeout| {
@@ -628,7 +962,7 @@ impl ElasticAgent {
         self.stop(
             Signal::from_named_raw(signal).unwrap_or(Signal::TERM),
             timeout,
-        );
+        )
     }
 
     fn stop(&mut self, signal: Signal, grace: Option<Duration>) -> StopReport {

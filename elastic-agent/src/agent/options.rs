@@ -8,6 +8,8 @@ use super::error::AgentError;
 use crate::command_line::CommandLine;
 use crate::logs::LogOptions;
 use crate::preload::PreloadOptions;
+use crate::progress::ProgressOptions;
+use crate::restart_policy::RestartRules;
 
 /// The options of an [`ElasticAgent`](crate::ElasticAgent). Values that no agent can use are reported by
 /// [`ElasticAgent::new`](crate::ElasticAgent::new).
@@ -28,7 +30,8 @@ pub struct AgentOptions {
     pub(super) name: String,
     pub(super) local_world_size: usize,
     pub(super) role: String,
-    pub(super) max_restarts: usize,
+    pub(super) restarts: RestartRules,
+    pub(super) progress: Option<ProgressOptions>,
     pub(super) shutdown_timeout: Option<Duration>,
     pub(super) exit_barrier_timeout: Option<Duration>,
     pub(super) logs: LogOptions,
@@ -58,7 +61,8 @@ impl AgentOptions {
             command,
             local_world_size,
             role: "default".to_owned(),
-            max_restarts: 0,
+            restarts: RestartRules::default(),
+            progress: None,
             shutdown_timeout: Some(Self::DEFAULT_SHUTDOWN_TIMEOUT),
             exit_barrier_timeout: Some(Self::DEFAULT_EXIT_BARRIER_TIMEOUT),
             logs: LogOptions::default(),
@@ -93,7 +97,21 @@ impl AgentOptions {
     /// must be written for restarts.
     #[must_use]
     pub const fn with_max_restarts(mut self, restarts: usize) -> Self {
-        self.max_restarts = restarts;
+        self.restarts.max_restarts = Some(restarts);
+        self
+    }
+
+    /// When the workers are restarted after a failure. By default never.
+    #[must_use]
+    pub fn with_restart_rules(mut self, rules: RestartRules) -> Self {
+        self.restarts = rules;
+        self
+    }
+
+    /// Where the workers report their progress, and when they count as stuck. By default nowhere and never.
+    #[must_use]
+    pub fn with_progress(mut self, progress: impl Into<Option<ProgressOptions>>) -> Self {
+        self.progress = progress.into();
         self
     }
 

@@ -104,6 +104,12 @@ impl ProcessFailure {
             .map(|content| content.json.to_string())
     }
 
+    /// The exception as one text, such as `ValueError: x`, if the error file has one.
+    pub(crate) fn error_message(&self) -> Option<&str> {
+        let message = self.content.as_ref()?.json.get("message")?;
+        message.get("message").unwrap_or(message).as_str()
+    }
+
     /// The last non-empty lines of standard error, 20 at most.
     #[must_use]
     pub fn stderr_lines(&self) -> Vec<String> {

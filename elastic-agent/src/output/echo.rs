@@ -6,10 +6,10 @@
 use std::convert::Infallible;
 use std::io::{self, PipeReader, PipeWriter, Write};
 use std::os::fd::AsFd;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -43,6 +43,8 @@ const STALL_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// What one stream shows.
 #[derive(Debug, Default)]
 pub(crate) struct Sources {
+    /// When the first output was read.
+    pub(crate) first_read: Arc<OnceLock<Instant>>,
     pub(crate) files: Vec<FollowedFile>,
     pub(crate) pipes: Vec<CapturedPipe>,
     pub(crate) copy: Option<LineCopy>,
@@ -160,6 +162,9 @@ fn run(mut sources: Sources, mut sink: Sink, finish_seen: &PipeReader) {
                 PipeState::Empty => true,
                 PipeState::Ended => false,
             });
+        if may_have_more {
+            sources.first_read.get_or_init(Instant::now);
+        }
         if is_finishing {
             if may_have_more {
                 continue;

@@ -2,7 +2,7 @@
 
 use std::os::fd::AsFd;
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 use std::{env, io};
 
@@ -79,6 +79,7 @@ pub struct WorkerGroup {
     /// The last signal sent to the workers; `None` until the group is stopped.
     stopped_by: Option<Signal>,
     echoes: Vec<Echo>,
+    first_output: Arc<OnceLock<Instant>>,
     guardian: Option<Guardian>,
     spawner: Option<Spawner>,
 }
@@ -104,6 +105,8 @@ pub struct StopReport {
     pub killed: Vec<usize>,
     /// The workers that still run although they were killed.
     pub abandoned: Vec<AbandonedWorker>,
+    /// When the first output passed through this process; `None` if none did, as when it goes to files only.
+    pub first_output: Option<Instant>,
 }
 
 /// A worker that still runs although it was killed: the kernel blocks it, most often in a device driver.
@@ -175,6 +178,7 @@ impl WorkerGroup {
             all_streams.push(streams);
             stderr_ends.push(end);
         }
+        let first_output = Arc::clone(&sources.stdout.first_read);
         let echoes = show(sources, console)?;
         let spawner = Spawner::start().map_err(system)?;
         let (ended, ended_seen) = unbounded();
@@ -275,6 +279,7 @@ impl WorkerGroup {
             order: Vec::new(),
             stopped_by: None,
             echoes,
+            first_output,
             guardian,
             spawner: Some(spawner),
         };
@@ -338,6 +343,7 @@ impl WorkerGroup {
         let killed = self.end(Some((signal, grace, kill_switch)));
         let mut report = StopReport {
             killed,
+            first_output: self.first_output.get().copied(),
             ..StopReport::default()
         };
         let ended = self.order.iter().map(|&index| &self.workers[index]);

@@ -108,6 +108,7 @@ impl GroupSources {
     /// Opens the filtered logs, which all workers share.
     pub(super) fn open(plan: &GroupPlan) -> Result<Self, StartError> {
         let mut sources = Self::default();
+        sources.stderr.first_read = Arc::clone(&sources.stdout.first_read);
         sources.stdout.copy = plan.filtered_stdout.as_ref().map(open_copy).transpose()?;
         sources.stderr.copy = plan.filtered_stderr.as_ref().map(open_copy).transpose()?;
         Ok(sources)

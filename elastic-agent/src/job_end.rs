@@ -1,0 +1,111 @@
+//! Tells the other nodes of a round why none of them shall start workers again.
+//!
+//! The reason is written into the round's store before the rendezvous is closed, so a node that learns of the closing
+//! finds it. PyTorch's nodes only see that the rendezvous is closed.
+
+use c10d_store::{Store, StoreError};
+use serde_json::{Value, json};
+
+/// Ours, in the round's store.
+const KEY: &str = "c10d/job_end";
+
+/// Ours, in the round's store: how many nodes found their workers stuck.
+const STUCK_KEY: &str = "c10d/stuck";
+
+/// The longest texts that are shown, in characters.
+const REASON_CHARS_MAX: usize = 600;
+const HOST_CHARS_MAX: usize = 255;
+
+/// Writes why the node `host` ends the job.
+pub(crate) fn publish(store: &dyn Store, host: &str, reason: &str) -> Result<(), StoreError> {
+    let value = json!({ "host": host, "reason": reason });
+    store.set_bytes(KEY, value.to_string().as_bytes())
+}
+
+/// Why another node ended the job; `None` if none did, or if the store does not say.
+pub(crate) fn read(store: &dyn Store) -> Option<String> {
+    let value = match store.try_get(KEY) {
+        Ok(value) => value?,
+        Err(error) => {
+            log::debug!("cannot read why the rendezvous was closed: {error}");
+            return None;
+        }
+    };
+    let value: Value = serde_json::from_slice(&value).unwrap_or_default();
+    let text = |field: &str, chars_max| {
+        let text = value
+            .get(field)
+            .and_then(Value::as_str)
+            .unwrap_or("unknown");
+        let chars = text.chars().take(chars_max);
+        chars
+            .map(|it| if it.is_control() { ' ' } else { it })
+            .collect::<String>()
+    };
+    let host = text("host", HOST_CHARS_MAX);
+    Some(format!(
+        "{host} ended the job: {}",
+        text("reason", REASON_CHARS_MAX)
+    ))
+}
+
+/// Reports that the workers of this node are stuck. True for the first node of the round to do so: when all nodes wait
+/// for the same rank, the restart that follows counts once.
+pub(crate) fn report_stuck(store: &dyn Store) -> Result<bool, StoreError> {
+    Ok(store.add(STUCK_KEY, 1)? == 1)
+}
+
+/// Whether a node of the round found its workers stuck and is about to stop them.
+pub(crate) fn is_any_stuck(store: &dyn Store) -> bool {
+    store.try_get(STUCK_KEY).is_ok_and(|count| count.is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use c10d_store::HashStore;
+
+    use super::*;
+
+    #[test]
+    fn the_other_nodes_learn_the_host_and_the_reason() {
+        let store = HashStore::new();
+        assert_eq!(read(&store), None);
+        publish(
+            &store,
+            "node0",
+            "worker with rank 1 ended with exit code 93",
+        )
+        .unwrap();
+        assert_eq!(
+            read(&store).as_deref(),
+            Some("node0 ended the job: worker with rank 1 ended with exit code 93")
+        );
+    }
+
+    #[test]
+    fn a_strange_value_is_shown_shortened_and_without_control_characters() {
+        let store = HashStore::new();
+        for (value, text) in [
+            (&b"\xff"[..], "unknown ended the job: unknown"),
+            (b"[]", "unknown ended the job: unknown"),
+            (
+                b"{\"host\": 1, \"reason\": \"a\\u001b[31m\"}",
+                "unknown ended the job: a [31m",
+            ),
+        ] {
+            store.set_bytes(KEY, value).unwrap();
+            assert_eq!(read(&store).as_deref(), Some(text));
+        }
+        publish(&store, &"h".repeat(9999), &"r".repeat(9999)).unwrap();
+        assert!(read(&store).unwrap().len() < 1000);
+    }
+
+    #[test]
+    fn only_the_first_of_the_stuck_nodes_counts() {
+        let store = HashStore::new();
+        assert!(!is_any_stuck(&store));
+        assert!(report_stuck(&store).unwrap());
+        assert!(is_any_stuck(&store));
+        assert!(!report_stuck(&store).unwrap());
+    }
+}

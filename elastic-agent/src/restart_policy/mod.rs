@@ -1,0 +1,186 @@
+//! Decides whether workers that failed are started again. Pure.
+//!
+//! Each node decides about its own failures and counts its own restarts, as in PyTorch.
+
+mod budget;
+mod python_error;
+mod rules;
+#[cfg(test)]
+mod tests;
+
+use std::time::Duration;
+
+use self::budget::Spent;
+pub(crate) use self::python_error::fatal_error;
+pub use self::rules::{RestartBudget, RestartRules};
+use crate::worker::ExitKind;
+
+/// A worker that failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct FailedWorker {
+    pub(crate) rank: usize,
+    pub(crate) exit: ExitKind,
+    /// Whether the agent stopped it. Its exit then says nothing about the job.
+    pub(crate) was_stopped: bool,
+    /// The Python error that ended it, if the same error is to be expected at each start.
+    pub(crate) fatal_error: Option<String>,
+}
+
+/// The steps that the workers of this node reported in one round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct RoundProgress {
+    /// The highest step.
+    pub(crate) step: Option<u64>,
+    /// Whether a worker reported progress without a number.
+    pub(crate) has_unnumbered: bool,
+}
+
+/// What follows from a failure.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Decision {
+    /// The workers are started again. The restart is counted.
+    Restart,
+    /// The limits allow no further restart of this node. As in PyTorch, nodes that still run are left alone.
+    Exhausted,
+    /// No node shall start workers again, for this reason.
+    EndJob(String),
+}
+
+/// Counts restarts, and decides about the next one. Times are counted from any moment.
+#[derive(Debug)]
+pub(crate) struct RestartPolicy {
+    rules: RestartRules,
+    used: usize,
+    spent: Spent,
+    /// The highest step of all rounds.
+    best_step: Option<u64>,
+    /// Restarts in a row that brought no progress yet.
+    without_progress: usize,
+}
+
+impl RestartPolicy {
+    pub(crate) fn new(rules: RestartRules) -> Self {
+        Self {
+            rules,
+            used: 0,
+            spent: Spent::default(),
+            best_step: None,
+            without_progress: 0,
+        }
+    }
+
+    /// How many restarts after failures have been allowed.
+    pub(crate) const fn used(&self) -> usize {
+        self.used
+    }
+
+    /// How many more restarts the limits allow at `now`, if each fails at once without progress.
+    pub(crate) fn left(&self, now: Duration) -> usize {
+        let rules = &self.rules;
+        let limits = [
+            rules
+                .restarts_max()
+                .map(|max| max.saturating_sub(self.used)),
+            rules.budget.map(|budget| self.spent.left(budget, now)),
+            rules
+                .max_without_progress
+                .map(|max| max.saturating_sub(self.without_progress)),
+        ];
+        limits.into_iter().flatten().min().unwrap_or_default()
+    }
+
+    /// Why the job must end although nothing is wrong with the restarts: a worker ended with a code that no
+    /// restart may follow. Also applies to workers that failed while the agent was about to stop them.
+    pub(crate) fn final_exit(&self, failed: &[FailedWorker]) -> Option<String> {
+        let is_final = |worker: &&FailedWorker| {
+            !worker.was_stopped && self.rules.final_exit_codes.contains(&worker.exit.code())
+        };
+        let worker = failed.iter().find(is_final)?;
+        Some(format!(
+            "worker with rank {} ended with {}, after which the job is not to be restarted",
+            worker.rank, worker.exit
+        ))
+    }
+
+    /// Decides about workers that failed or were stuck at `now`, in a round with this progress.
+    pub(crate) fn after_failure(
+        &mut self,
+        now: Duration,
+        failed: &[FailedWorker],
+        progress: RoundProgress,
+    ) -> Decision {
+        if let Some(reason) = self.final_exit(failed) {
+            return Decision::EndJob(reason);
+        }
+        self.note_progress(progress);
+        if let Some(max) = self.rules.max_without_progress
+            && self.without_progress >= max
+        {
+            return Decision::EndJob(self.no_progress(max));
+        }
+        if self.left(now) == 0 {
+            return Decision::Exhausted;
+        }
+        if !self.rules.restarts_on_fatal_errors
+            && let Some(reason) = hopeless(failed)
+        {
+            return Decision::EndJob(reason);
+        }
+        self.used += 1;
+        self.without_progress += 1;
+        self.spent.add(now);
+        Decision::Restart
+    }
+
+    /// Takes the progress of a round, whatever ended it.
+    pub(crate) fn note_progress(&mut self, progress: RoundProgress) {
+        if progress.has_unnumbered || progress.step > self.best_step {
+            self.without_progress = 0;
+        }
+        self.best_step = self.best_step.max(progress.step);
+    }
+
+    fn no_progress(&self, max: usize) -> String {
+        let place = match self.best_step {
+            Some(step) => format!("beyond step {step}"),
+            None => "to a first step".to_owned(),
+        };
+        let restarts = match max {
+            0 => return format!("the workers failed without progress {place}"),
+            1 => "a restart".to_owned(),
+            more => format!("{more} restarts in a row"),
+        };
+        format!("{restarts} brought no progress {place}")
+    }
+
+    #[cfg(test)]
+    pub(crate) fn check_invariants(&self, now: Duration) {
+        assert!(self.without_progress <= self.used, "{self:?}");
+        if let Some(max) = self.rules.restarts_max() {
+            assert!(self.used <= max, "{self:?}");
+        }
+        if let Some(max) = self.rules.max_without_progress {
+            assert!(self.without_progress <= max, "{self:?}");
+        }
+        if let Some(budget) = self.rules.budget {
+            self.spent.check_invariants(budget, now);
+        }
+    }
+}
+
+/// Why the next start would fail in the same way: each worker of this node that ended by itself did so with an
+/// error of the program. One that ended otherwise, as by the loss of another, may be the cause of the rest.
+fn hopeless(failed: &[FailedWorker]) -> Option<String> {
+    let mut own = failed
+        .iter()
+        .filter(|worker| !worker.was_stopped)
+        .peekable();
+    let first = *own.peek()?;
+    let error = first.fatal_error.as_ref()?;
+    own.all(|worker| worker.fatal_error.is_some()).then(|| {
+        format!(
+            "worker with rank {} would fail at each start: {error}",
+            first.rank
+        )
+    })
+}
