@@ -11,6 +11,7 @@ mod open_files;
 mod output;
 mod parent;
 mod printable;
+mod progress;
 mod quantity;
 mod relay;
 mod run;
@@ -78,6 +79,9 @@ enum Command {
     /// Shows which collective each rank is in, and the first one at which ranks differ.
     #[command(after_help = flight::EXIT_CODES)]
     Flight(flight::FlightArgs),
+    /// Reports the step that this worker has reached to its launcher, for --progress-timeout and the like.
+    #[command(after_help = progress::EXIT_CODES)]
+    Progress(progress::ProgressArgs),
     /// Makes the secret that keeps strangers out of a job's store.
     #[command(subcommand)]
     Secret(secret::SecretCommand),
@@ -105,6 +109,7 @@ fn main() -> ExitCode {
         Command::Store(StoreCommand::Client(_)) => "warn,c10d_socket::connect=info",
         Command::Secret(_)
         | Command::Bench(_)
+        | Command::Progress(_)
         | Command::Why(_)
         | Command::Stacks(_)
         | Command::Flight(_) => "warn",
@@ -124,6 +129,7 @@ fn main() -> ExitCode {
         Command::Top(args) => top::run(&args),
         Command::Stacks(args) => stacks::run(&args),
         Command::Flight(args) => flight::run(&args),
+        Command::Progress(args) => progress::run(&args),
         Command::Secret(command) => secret::run(&command),
         Command::Bench(command) => bench::run(&command),
     };

@@ -26,6 +26,7 @@ pub(super) fn agent_listener(hosted: Arc<Hosted>) -> AgentListener {
                 let (rank, exit) = (exit.rank, exit.exit);
                 Happening::WorkerFailed(format!("worker with rank {rank} failed: {exit}"))
             }
+            AgentEvent::WorkersStuck(stuck) => Happening::WorkerFailed(stuck.to_string()),
             AgentEvent::Restarting { why } => Happening::Restart((*why).to_owned()),
             _ => return,
         };

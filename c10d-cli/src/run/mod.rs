@@ -7,15 +7,18 @@ mod announce;
 mod blame;
 mod debug_server;
 pub(crate) mod devices;
+mod events;
 mod explain;
 mod happenings;
 mod hint;
 mod hosted;
 pub(crate) mod options;
 mod own_address;
+mod private_directory;
 mod processes;
 mod progress;
 mod report;
+mod restart_options;
 mod signals;
 
 use std::collections::BTreeMap;
@@ -30,9 +33,9 @@ use c10d_inspect::http::StatusOptions;
 use c10d_socket::Credentials;
 use elastic_agent::{
     AgentError, AgentOptions, AgentOutcome, CommandLine, ElasticAgent, ErrorFileError, Failures,
-    LogOptions, StartError, StreamMap, write_error_file,
+    LogOptions, ProgressOptions, StartError, StreamMap, write_error_file,
 };
-use elastic_rendezvous::{RendezvousHandler, RendezvousParameters, RendezvousRegistry};
+use elastic_rendezvous::{RendezvousHandler, RendezvousParameters, RendezvousRegistry, this_host};
 use serde_json::{Value, json};
 
 use crate::explain_text::write_report;
@@ -41,9 +44,11 @@ use crate::output::print_line;
 use crate::terminal;
 use announce::{Announcer, NodeIdentity};
 use debug_server::DebugServers;
+use events::{JobNames, Recorder};
 use explain::Explainer;
 use hosted::Hosted;
 use options::{RunOptions, RunPlan, Surroundings};
+use private_directory::PrivateDirectory;
 use signals::Signals;
 
 /// The default of RUST_LOG: warnings, and events of the whole job.
@@ -107,6 +112,9 @@ fn run_job(plan: &RunPlan, report: &mut Value) -> Result<u8, Failure> {
     if let Some(servers) = &debug_servers {
         agent_options = servers.add_to(agent_options, worker_environment(plan));
     }
+    // Removed when all workers have ended.
+    let progress = progress_options(plan)?;
+    agent_options = agent_options.with_progress(progress.as_ref().map(|(_, it)| it.clone()));
     // With certificates there is no password for the pages.
     let has_status = plan.has_status && (credentials.is_none() || token.is_some());
     let status = has_status.then(|| {
@@ -131,6 +139,14 @@ fn run_job(plan: &RunPlan, report: &mut Value) -> Result<u8, Failure> {
                 error => Failure::No(error.to_string()),
             })?;
     progress::show(&*handler);
+    let events = Recorder::open(&plan.restarts, || JobNames {
+        run_id: plan.rendezvous.run_id().to_owned(),
+        host: this_host::full_name(),
+        role: plan.role.clone(),
+        backend: handler.backend().to_owned(),
+        entry_point: plan.script.to_string_lossy().into_owned(),
+    });
+    let events = events.map_err(|error| Failure::Usage(format!("--events: {error}")))?;
     let mut agent = ElasticAgent::new(agent_options, Arc::clone(&handler))
         .map_err(|error| Failure::Usage(error.to_string()))?;
     let identity = NodeIdentity {
@@ -153,6 +169,10 @@ fn run_job(plan: &RunPlan, report: &mut Value) -> Result<u8, Failure> {
     agent.add_listener(announcer.listener());
     agent.add_listener(explainer.agent_listener(announcer.flusher()));
     agent.add_listener(happenings::agent_listener(Arc::clone(&hosted)));
+    if let Some(events) = &events {
+        handler.add_listener(events.rendezvous_listener());
+        agent.add_listener(events.agent_listener());
+    }
     let signals = Signals::pass_on(&plan.signals, agent.handle())
         .map_err(Failure::system("cannot handle signals"))?;
     let mut result = agent.run();
@@ -166,7 +186,10 @@ fn run_job(plan: &RunPlan, report: &mut Value) -> Result<u8, Failure> {
         .as_ref()
         .and_then(|reports| blame::explain(reports, failures_of(&mut result)));
     *report = report::json(&agent, &result, why.as_ref());
-    let exit = conclude(plan, &agent, &*handler, result, why.as_ref());
+    let exit = conclude(plan, &agent, &*handler, &result, why.as_ref());
+    if let Some(events) = &events {
+        events.finish(&result);
+    }
     hosted.end();
     // Last: until then a signal must not end this process before its workers.
     drop(signals);
@@ -181,9 +204,14 @@ fn host_name() -> String {
 
 fn failures_of(result: &mut Result<AgentOutcome, AgentError>) -> Option<&mut Failures> {
     match result {
-        Ok(AgentOutcome::Failed(failures)) | Err(AgentError::NotRestarted { failures, .. }) => {
-            Some(failures)
-        }
+        Ok(
+            AgentOutcome::Failed(failures)
+            | AgentOutcome::Ended {
+                failures: Some(failures),
+                ..
+            },
+        )
+        | Err(AgentError::NotRestarted { failures, .. }) => Some(failures),
         _ => None,
     }
 }
@@ -207,7 +235,7 @@ fn agent_options(plan: &RunPlan, are_nodes_identical: bool) -> Result<AgentOptio
     let mut options = AgentOptions::new(command, plan.worker_count)
         .with_name(plan.script.to_string_lossy())
         .with_role(&plan.role)
-        .with_max_restarts(usize::try_from(plan.max_restarts).unwrap_or(usize::MAX))
+        .with_restart_rules(plan.restarts.rules.clone())
         .with_shutdown_timeout(plan.shutdown_timeout)
         .with_logs(logs)
         .with_virtual_local_rank(plan.virtual_local_rank)
@@ -223,6 +251,24 @@ fn agent_options(plan: &RunPlan, are_nodes_identical: bool) -> Result<AgentOptio
         options = options.with_line_prefix_template(template);
     }
     Ok(options)
+}
+
+/// Where workers report progress, and the directory for it; `None` if nothing depends on it.
+fn progress_options(
+    plan: &RunPlan,
+) -> Result<Option<(PrivateDirectory, ProgressOptions)>, Failure> {
+    let restarts = &plan.restarts;
+    if !restarts.watches_progress() {
+        return Ok(None);
+    }
+    let directory = PrivateDirectory::create("c10d-progress").map_err(Failure::system(
+        "cannot create a directory for the workers' progress",
+    ))?;
+    let mut options = ProgressOptions::new(directory.path());
+    options.file.clone_from(&restarts.progress_file);
+    options.timeout = restarts.progress_timeout;
+    options.first_timeout = restarts.first_progress_timeout;
+    Ok(Some((directory, options)))
 }
 
 /// What workers inherit.
@@ -249,7 +295,7 @@ fn conclude(
     plan: &RunPlan,
     agent: &ElasticAgent,
     handler: &dyn RendezvousHandler,
-    result: Result<AgentOutcome, AgentError>,
+    result: &Result<AgentOutcome, AgentError>,
     why: Option<&Report>,
 ) -> Result<u8, Failure> {
     match result {
@@ -262,8 +308,20 @@ fn conclude(
             Ok(0)
         }
         Ok(AgentOutcome::Failed(failures)) => {
-            show_failures(plan, agent, &failures, why);
+            show_failures(plan, agent, failures, why);
             leave_error_file(|path| failures.write_error_file(path));
+            handler.shutdown();
+            Ok(1)
+        }
+        Ok(AgentOutcome::Ended { reason, failures }) => {
+            if let Some(failures) = failures {
+                show_failures(plan, agent, failures, why);
+            }
+            log::error!("the job ends: {reason}");
+            leave_error_file(|path| match failures {
+                Some(failures) => failures.write_error_file(path),
+                None => write_error_file(path, reason, reason, epoch_seconds()),
+            });
             handler.shutdown();
             Ok(1)
         }
@@ -275,12 +333,12 @@ fn conclude(
             if let Err(error) = handler.leave() {
                 log::warn!("cannot leave the rendezvous: {error}");
             }
-            let by_signal = u8::try_from(signal).map_or(1, |signal| signal.saturating_add(128));
-            Ok(if had_workers { 1 } else { by_signal })
+            let by_signal = u8::try_from(*signal).map_or(1, |signal| signal.saturating_add(128));
+            Ok(if *had_workers { 1 } else { by_signal })
         }
         Ok(_) => Ok(1),
         Err(error) => {
-            let (cause, failures) = match &error {
+            let (cause, failures) = match error {
                 AgentError::NotRestarted { source, failures } => (&**source, Some(failures)),
                 error => (error, None),
             };
@@ -305,10 +363,7 @@ fn conclude(
                 Some(first) if first.has_error_file() => first.write_error_file(path),
                 _ => {
                     let text = error.to_string();
-                    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-                    let seconds =
-                        now.map_or(0, |since| i64::try_from(since.as_secs()).unwrap_or(0));
-                    write_error_file(path, &text, &text, seconds)
+                    write_error_file(path, &text, &text, epoch_seconds())
                 }
             });
             let hint = match cause {
@@ -323,6 +378,11 @@ fn conclude(
             }))
         }
     }
+}
+
+fn epoch_seconds() -> i64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.map_or(0, |since| i64::try_from(since.as_secs()).unwrap_or(0))
 }
 
 /// Prints the report on failures to standard error. Ignores a closed standard error.

@@ -17,6 +17,7 @@ use elastic_rendezvous::{
 };
 
 use super::devices::{DeviceKind, DevicesError};
+use super::restart_options::{RefusedValue, RestartArgs, RestartPlan};
 use crate::quantity::parse_duration;
 use crate::secret::SecretArgs;
 use crate::serve::DEFAULT_PORT;
@@ -88,7 +89,8 @@ pub(crate) struct RunOptions {
     #[arg(long)]
     standalone: bool,
 
-    /// How often workers are restarted after a failure. [default: 0]
+    /// How often workers are restarted after a failure. [default: 0; without a limit if --restart-budget or
+    /// --restarts-without-progress is given]
     #[arg(
         long,
         alias = "max_restarts",
@@ -110,9 +112,8 @@ pub(crate) struct RunOptions {
     #[arg(long, alias = "start_method", value_name = "METHOD")]
     start_method: Option<String>,
 
-    /// Accepted for compatibility, without effect: event handlers are not supported.
-    #[arg(long, alias = "event_log_handler", value_name = "NAME")]
-    event_log_handler: Option<String>,
+    #[command(flatten)]
+    restarts: RestartArgs,
 
     /// Also reports the outcome as one line of JSON, the last one on standard output.
     #[arg(long)]
@@ -321,8 +322,8 @@ pub(crate) struct RunPlan {
     /// How many workers this node starts, at least one.
     pub(crate) worker_count: usize,
     pub(crate) role: String,
-    /// How often workers may be restarted after a failure.
-    pub(crate) max_restarts: u32,
+    /// When workers are restarted, and how that is reported.
+    pub(crate) restarts: RestartPlan,
     /// How long workers have to exit after a signal; zero kills them at once.
     pub(crate) shutdown_timeout: Duration,
     /// The names of the signals that stop the workers, not checked.
@@ -438,6 +439,16 @@ pub(crate) enum UsageError {
     NoScript,
 }
 
+impl From<RefusedValue> for UsageError {
+    fn from(refused: RefusedValue) -> Self {
+        Self::Value {
+            name: refused.name,
+            value: refused.value,
+            expected: refused.expected,
+        }
+    }
+}
+
 /// The value of an option, and the name of the option or variable that gave it.
 #[derive(Debug, Clone)]
 struct Given {
@@ -550,9 +561,18 @@ impl RunOptions {
             rendezvous: rendezvous.with_relays(has_relay),
             worker_count,
             role: surroundings.text("role", self.role, "default"),
-            max_restarts: match surroundings.given("max-restarts", self.max_restarts) {
-                Some(given) => given.number("a whole number, 0 or more")?,
-                None => 0,
+            restarts: {
+                let max = surroundings.given("max-restarts", self.max_restarts);
+                let max = max.map(|given| given.number::<u32>("a whole number, 0 or more"));
+                let max = max.transpose()?;
+                self.restarts.resolve(
+                    max.map(|max| usize::try_from(max).unwrap_or(usize::MAX)),
+                    &|option, value| {
+                        let given = surroundings.given(option, value)?;
+                        Some((given.name, given.value))
+                    },
+                    |option, is_given| surroundings.flag(option, is_given),
+                )?
             },
             shutdown_timeout: match surroundings
                 .given("shutdown-timeout", self.shutdown_timeout)
@@ -689,10 +709,6 @@ impl RunOptions {
         }
         if let Some(given) = surroundings.variable("TORCHELASTIC_HEALTH_CHECK_PORT") {
             warnings.push(given.has_no_effect("the launcher has no health check server"));
-        }
-        let handler = surroundings.given("event-log-handler", self.event_log_handler.take());
-        if let Some(given) = handler.filter(|given| given.value != "null") {
-            warnings.push(given.has_no_effect("event handlers are not supported"));
         }
         Ok(())
     }

@@ -16,6 +16,7 @@ pub(super) fn json(
         Ok(AgentOutcome::Succeeded) => ("succeeded", None),
         Ok(AgentOutcome::NotNeeded) => ("not_needed", None),
         Ok(AgentOutcome::Failed(failures)) => ("failed", Some(failures)),
+        Ok(AgentOutcome::Ended { failures, .. }) => ("failed", failures.as_ref()),
         Ok(AgentOutcome::Signalled { .. }) => ("signalled", None),
         Err(AgentError::NotRestarted { failures, .. }) => ("failed", Some(failures)),
         Ok(_) | Err(_) => ("error", None),
@@ -27,6 +28,9 @@ pub(super) fn json(
     });
     if let Some(why) = why {
         report["why"] = json!({ "headline": why.headline, "findings": why.findings });
+    }
+    if let Ok(AgentOutcome::Ended { reason, .. }) = result {
+        report["reason"] = reason.as_str().into();
     }
     if let Ok(AgentOutcome::Signalled { signal, .. }) = result {
         report["signal"] = name_of(*signal).into();

@@ -14,6 +14,7 @@ mod run;
 mod run_explain;
 mod run_failures;
 mod run_options;
+mod run_restarts;
 #[cfg(target_os = "linux")]
 mod run_terminal;
 mod secret;

@@ -20,14 +20,14 @@ use crate::process::{Ended, Running, Server, command, until};
 const FOLDER: &str = "C10D_TEST_FOLDER";
 
 /// One job: a folder with its scripts and their files. Drop kills processes that still run.
-struct Job {
+pub(crate) struct Job {
     folder: TempDir,
     /// The store of the rendezvous, if the test serves it.
     server: Option<Server>,
 }
 
 impl Job {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             folder: TempDir::new().unwrap(),
             server: None,
@@ -35,13 +35,13 @@ impl Job {
     }
 
     /// A job whose store outlives every node.
-    fn with_server() -> Self {
+    pub(crate) fn with_server() -> Self {
         let mut job = Self::new();
         job.server = Some(Server::start());
         job
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
@@ -50,7 +50,7 @@ impl Job {
     }
 
     /// A line that a worker writes, once it is complete.
-    fn line(&self, name: &str) -> String {
+    pub(crate) fn line(&self, name: &str) -> String {
         let mut text = String::new();
         until(name, || {
             text = fs::read_to_string(self.path(name)).unwrap_or_default();
@@ -60,7 +60,7 @@ impl Job {
     }
 
     /// `c10d run ARGUMENTS --no-python sh FILE`, where the file holds `script`.
-    fn command(&self, arguments: &[&str], script: &str) -> Command {
+    pub(crate) fn command(&self, arguments: &[&str], script: &str) -> Command {
         let file = self.path("worker.sh");
         fs::write(&file, script).unwrap();
         let mut command = command(["run"].iter().chain(arguments));
@@ -77,16 +77,16 @@ impl Job {
         command
     }
 
-    fn start(&self, arguments: &[&str], script: &str) -> Running {
+    pub(crate) fn start(&self, arguments: &[&str], script: &str) -> Running {
         Running::start(self.command(arguments, script))
     }
 
-    fn run(&self, arguments: &[&str], script: &str) -> Ended {
+    pub(crate) fn run(&self, arguments: &[&str], script: &str) -> Ended {
         self.start(arguments, script).end()
     }
 
     /// Like [`start`](Self::start), for one of two nodes that meet at the job's server.
-    fn start_node(&self, arguments: &[&str], script: &str) -> Running {
+    pub(crate) fn start_node(&self, arguments: &[&str], script: &str) -> Running {
         let endpoint = format!("--rdzv-endpoint={}", self.server().address);
         let common = [
             "--nnodes=2",
@@ -119,7 +119,7 @@ impl Job {
 
     /// Asserts that no process of the job is left.
     #[track_caller]
-    fn assert_nothing_runs(&self) {
+    pub(crate) fn assert_nothing_runs(&self) {
         let processes = self.processes();
         assert!(processes.is_empty(), "{processes:?} still run");
     }
@@ -134,7 +134,7 @@ impl Drop for Job {
 }
 
 /// A port that was just free, for a server that cannot report its port.
-fn free_port() -> u16 {
+pub(crate) fn free_port() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     listener.local_addr().unwrap().port()
 }

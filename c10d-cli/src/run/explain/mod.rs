@@ -136,6 +136,12 @@ impl Explainer {
                     shared.note_failure();
                     return;
                 }
+                AgentEvent::WorkersStuck(_) => {
+                    announcements.flush(FLUSH_TIMEOUT);
+                    shared.note_failure();
+                    shared.print_failure();
+                    return;
+                }
                 _ => return,
             };
             // Fails when the explainer is dropped.
@@ -195,6 +201,19 @@ impl Shared {
             before: before.map(|(_, report)| report),
             snapshot,
         });
+    }
+}
+
+impl Shared {
+    /// Prints what the workers wait for, if the store tells.
+    fn print_failure(&self) {
+        let reports = lock(&self.failure).clone().unwrap_or_default();
+        if let Some(report) = reports.at_failure.or(reports.before) {
+            let mut text = b"when the workers were found stuck: ".to_vec();
+            // Writing to memory does not fail.
+            let _ = write_report(&report, &mut text);
+            print(&String::from_utf8_lossy(&text));
+        }
     }
 }
 

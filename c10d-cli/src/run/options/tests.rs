@@ -99,7 +99,7 @@ fn a_script_alone_has_torchruns_defaults() {
                 .with_config(parse_config("timeout=900").unwrap()),
             worker_count: 1,
             role: "default".to_owned(),
-            max_restarts: 0,
+            restarts: RestartPlan::default(),
             shutdown_timeout: Duration::from_secs(30),
             signals: ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"]
                 .map(str::to_owned)
@@ -276,7 +276,7 @@ fn other_options_are_parsed_as_by_torchrun() {
         &[("OMP_NUM_THREADS", "")],
     );
     assert_eq!(given.worker_count, 2);
-    assert_eq!(given.max_restarts, 3);
+    assert_eq!(given.restarts.rules.max_restarts, Some(3));
     assert_eq!(given.role, "eval");
     assert_eq!((given.redirects.as_str(), given.tee.as_str()), ("3", "0:1"));
     assert_eq!(given.log_dir, Some("/l".into()));
@@ -414,7 +414,7 @@ fn the_environment_provides_defaults() {
         ("PET_NUMA_BINDING", "ignored"),
     ];
     let from_environment = plan("s.py", &variables);
-    assert_eq!(from_environment.max_restarts, 2);
+    assert_eq!(from_environment.restarts.rules.max_restarts, Some(2));
     assert_eq!(from_environment.role, "z");
     assert_eq!(from_environment.tee, "3");
     assert!(from_environment.virtual_local_rank);
@@ -678,11 +678,6 @@ fn options_without_effect_cause_a_warning() {
             "--relay-port is \"31000\", which has no effect: --relay is not given",
         ),
         (
-            "--event-log-handler=console s.py",
-            &[],
-            "--event-log-handler is \"console\", which has no effect",
-        ),
-        (
             "--start-method=fork s.py",
             &[],
             "--start-method is \"fork\", which has no effect: workers are started as programs",
@@ -756,4 +751,100 @@ fn the_status_page_can_be_turned_off() {
     assert!(!plan("s.py", &[("PET_NO_STATUS", "1")]).has_status);
     let hosts = plan("--status-host=a.example.org,b s.py", &[]).status_hosts;
     assert_eq!(hosts, ["a.example.org", "b"]);
+}
+
+#[test]
+fn restarts_progress_and_events_have_options() {
+    let given = plan(
+        "--no-restart-exit-codes=93,-6 --restart-budget=10/1h --restarts-without-progress=3 \
+         --restart-on-fatal-errors --progress-file=/p --progress-timeout=5m --first-progress-timeout=1h \
+         --events=/e --summary --event-log-handler=console s.py",
+        &[],
+    );
+    let restarts = given.restarts;
+    assert_eq!(
+        Vec::from_iter(restarts.rules.final_exit_codes.clone()),
+        [-6, 93]
+    );
+    let budget = restarts.rules.budget.unwrap();
+    assert_eq!((budget.restarts, budget.window.as_secs()), (10, 3600));
+    assert_eq!(
+        (
+            restarts.rules.max_restarts,
+            restarts.rules.max_without_progress
+        ),
+        (None, Some(3))
+    );
+    assert!(restarts.rules.restarts_on_fatal_errors && restarts.has_summary);
+    assert_eq!(restarts.progress_timeout, Some(Duration::from_secs(300)));
+    assert_eq!(
+        restarts.first_progress_timeout,
+        Some(Duration::from_secs(3600))
+    );
+    assert_eq!(
+        (restarts.progress_file, restarts.events),
+        (Some("/p".into()), Some("/e".into()))
+    );
+    assert!(restarts.has_console_events);
+    let from_environment = plan(
+        "--progress-timeout=never s.py",
+        &[
+            ("PET_SUMMARY", "1"),
+            ("PET_RESTART_BUDGET", "1/2m"),
+            ("PET_EVENTS", ""),
+        ],
+    );
+    let restarts = from_environment.restarts;
+    assert!(restarts.has_summary && restarts.rules.budget.is_some());
+    assert_eq!((restarts.progress_timeout, restarts.events), (None, None));
+    assert!(
+        !plan("--max-restarts=3 s.py", &[])
+            .restarts
+            .watches_progress()
+    );
+}
+
+#[test]
+fn an_invalid_rule_for_restarts_is_named() {
+    for (line, message) in [
+        (
+            "--no-restart-exit-codes=0 s.py",
+            "--no-restart-exit-codes is \"0\"",
+        ),
+        (
+            "--no-restart-exit-codes=x s.py",
+            "--no-restart-exit-codes is \"x\"",
+        ),
+        (
+            "--no-restart-exit-codes=256 s.py",
+            "--no-restart-exit-codes is \"256\"",
+        ),
+        (
+            "--restart-budget=10 s.py",
+            "--restart-budget is \"10\", which is not a number and a period",
+        ),
+        ("--restart-budget=1/0s s.py", "--restart-budget is \"1/0s\""),
+        (
+            "--restart-budget=-1/1h s.py",
+            "--restart-budget is \"-1/1h\"",
+        ),
+        (
+            "--restarts-without-progress=-1 s.py",
+            "--restarts-without-progress is \"-1\"",
+        ),
+        ("--progress-timeout=0 s.py", "--progress-timeout is \"0\""),
+        (
+            "--first-progress-timeout=x s.py",
+            "--first-progress-timeout is \"x\"",
+        ),
+        (
+            "--event-log-handler=mine s.py",
+            "--event-log-handler is \"mine\", which is not console, null",
+        ),
+    ] {
+        let text = refusal(line, &[]);
+        assert!(text.starts_with(message), "{line}: {text}");
+    }
+    let text = refusal("s.py", &[("PET_SUMMARY", "yes")]);
+    assert!(text.starts_with("PET_SUMMARY is \"yes\""), "{text}");
 }

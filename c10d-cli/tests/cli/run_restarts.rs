@@ -1,0 +1,416 @@
+//! `c10d run`: when workers are restarted, when the job ends instead, and what is recorded about it.
+
+use std::fs;
+
+use serde_json::Value;
+
+use crate::process::{Ended, Running, command, run};
+use crate::run::{Job, free_port};
+
+/// Each start of a worker adds a line to the file.
+const START: &str = "echo $RANK >> $C10D_TEST_FOLDER/starts; ";
+
+/// Rank 0 waits until rank 1 has started. Rank 1 waits to be stopped.
+const MEET: &str = "echo $RANK >> $C10D_TEST_FOLDER/starts
+    [ $RANK = 0 ] || { touch $C10D_TEST_FOLDER/there; exec sleep 1000; }
+    until [ -e $C10D_TEST_FOLDER/there ]; do sleep 0.01; done; ";
+
+const TRACEBACK: &str = r#"
+    printf 'Traceback (most recent call last):\n  File "/t/x.py", line 1, in <module>\n    import x\n' >&2
+    echo "ModuleNotFoundError: No module named 'x'" >&2
+    exit 1"#;
+
+fn starts(job: &Job) -> usize {
+    let text = fs::read_to_string(job.path("starts")).unwrap_or_default();
+    text.lines().count()
+}
+
+#[track_caller]
+fn assert_says(ended: &Ended, text: &str) {
+    assert!(ended.stderr.contains(text), "no {text:?} in {ended:?}");
+}
+
+fn events(job: &Job) -> Vec<Value> {
+    let text = fs::read_to_string(job.path("events")).unwrap();
+    let lines = text.lines().map(|line| serde_json::from_str(line).unwrap());
+    lines.collect()
+}
+
+#[test]
+fn an_exit_code_of_the_list_ends_all_nodes_and_each_names_the_rank() {
+    let job = Job::with_server();
+    let options = ["--max-restarts=3", "--no-restart-exit-codes=7,93"];
+    let script = format!("{MEET} exit 93");
+    let ended = [(); 2]
+        .map(|()| job.start_node(&options, &script))
+        .map(Running::end);
+    assert_eq!([ended[0].code, ended[1].code], [Some(1); 2], "{ended:?}");
+    let reason =
+        "worker with rank 0 ended with exit code 93, after which the job is not to be restarted";
+    ended.iter().for_each(|ended| assert_says(ended, reason));
+    let told = ended
+        .iter()
+        .filter(|it| it.stderr.contains(" ended the job: worker"))
+        .count();
+    assert_eq!(told, 1, "{ended:?}");
+    assert_eq!(starts(&job), 2);
+    job.assert_nothing_runs();
+}
+
+/// A worker of the node that ends the job stops only when the other node has stopped its own.
+#[test]
+fn the_other_nodes_end_before_the_workers_of_the_first_one_have_stopped() {
+    let job = Job::with_server();
+    let script = format!(
+        "if [ $LOCAL_WORLD_SIZE = 1 ]; then
+            trap 'touch $C10D_TEST_FOLDER/stopped; exit 0' TERM; {START} while :; do sleep 0.01; done
+        elif [ $LOCAL_RANK = 1 ]; then
+            trap '' TERM; {START} until [ -e $C10D_TEST_FOLDER/stopped ]; do sleep 0.01; done
+        else
+            {START} until [ $(wc -l < $C10D_TEST_FOLDER/starts) = 3 ]; do sleep 0.01; done; exit 93
+        fi"
+    );
+    let nodes = ["2", "1"].map(|workers| {
+        let workers = format!("--nproc-per-node={workers}");
+        job.start_node(&["--no-restart-exit-codes=93", &workers], &script)
+    });
+    let [first, other] = nodes.map(Running::end);
+    assert_eq!(
+        [first.code, other.code],
+        [Some(1); 2],
+        "{first:?} {other:?}"
+    );
+    assert!(!first.stderr.contains("SIGKILL"), "{first:?}");
+    assert_says(&other, " ended the job: worker with rank ");
+}
+
+/// The store ends with the node that ends the job, but not before the other one has read why.
+#[test]
+fn a_node_that_hosts_the_store_ends_the_job_for_all() {
+    let job = Job::new();
+    let endpoint = format!("--rdzv-endpoint=127.0.0.1:{}", free_port());
+    let options = [
+        "--nnodes=2",
+        "--rdzv-backend=c10d",
+        "--max-restarts=3",
+        "--no-restart-exit-codes=93",
+        &endpoint,
+    ];
+    let script = format!(
+        "{START} [ $HOSTS = 1 ] || exec sleep 1000; until [ $(wc -l < \
+        $C10D_TEST_FOLDER/starts) = 2 ]; do sleep 0.01; done; exit 93"
+    );
+    let start = |is_host: &str| {
+        let setting = format!("--rdzv-conf=is_host={is_host}");
+        let mut command = job.command(&[&options[..], &[&setting]].concat(), &script);
+        command.env("HOSTS", is_host);
+        Running::start(command)
+    };
+    let [host, other] = ["1", "0"].map(start).map(Running::end);
+    assert_eq!([host.code, other.code], [Some(1); 2], "{host:?} {other:?}");
+    assert_says(&host, "the job ends: worker with rank ");
+    assert_says(&other, " ended the job: worker with rank ");
+    assert_eq!(starts(&job), 2);
+}
+
+/// Rank 1 fails because of rank 0, as in a collective, before its launcher knows that the job ends.
+#[test]
+fn a_node_whose_workers_fail_at_the_same_time_learns_why_the_job_ends() {
+    let job = Job::with_server();
+    let options = ["--max-restarts=3", "--no-restart-exit-codes=93", "--json"];
+    let script = "echo $RANK >> $C10D_TEST_FOLDER/starts
+        [ $RANK = 1 ] || { echo $$ > $C10D_TEST_FOLDER/pid; until [ -e $C10D_TEST_FOLDER/there ]; do sleep 0.01; done
+            exit 93; }
+        until [ -s $C10D_TEST_FOLDER/pid ]; do sleep 0.01; done
+        touch $C10D_TEST_FOLDER/there
+        while kill -0 $(cat $C10D_TEST_FOLDER/pid) 2>/dev/null; do :; done
+        exit 1";
+    let ended = [(); 2]
+        .map(|()| job.start_node(&options, script))
+        .map(Running::end);
+    for ended in &ended {
+        assert_eq!(ended.code, Some(1), "{ended:?}");
+        let last = ended.stdout_text().lines().last().unwrap();
+        let json: Value = serde_json::from_str(last).unwrap();
+        assert_eq!(json["outcome"], "failed", "{ended:?}");
+        let reason = json["reason"].as_str().unwrap();
+        assert!(
+            reason.contains("rank 0 ended with exit code 93"),
+            "{ended:?}"
+        );
+    }
+    assert_eq!(starts(&job), 2);
+}
+
+#[test]
+fn a_module_that_is_missing_ends_the_job_unless_it_is_to_be_restarted() {
+    let job = Job::new();
+    let script = format!("{START} {TRACEBACK}");
+    let ended = job.run(&["--max-restarts=3"], &script);
+    assert_eq!((ended.code, starts(&job)), (Some(1), 1), "{ended:?}");
+    assert_says(
+        &ended,
+        "the job ends: worker with rank 0 would fail at each start: ModuleNotFoundError: No module named 'x'",
+    );
+    let job = Job::new();
+    let ended = job.run(&["--max-restarts=2", "--restart-on-fatal-errors"], &script);
+    assert_eq!((ended.code, starts(&job)), (Some(1), 3), "{ended:?}");
+    // One that is only mentioned, of a worker that failed otherwise.
+    let job = Job::new();
+    let ended = job.run(
+        &["--max-restarts=2"],
+        &script.replace("exit 1", "echo bye >&2; exit 1"),
+    );
+    assert_eq!((ended.code, starts(&job)), (Some(1), 3), "{ended:?}");
+}
+
+#[test]
+fn workers_that_are_stuck_are_reported_and_restarted() {
+    let job = Job::new();
+    let options = [
+        "--max-restarts=1",
+        "--progress-timeout=2s",
+        "--nproc-per-node=2",
+    ];
+    let script = r#"
+        [ $TORCHELASTIC_RESTART_COUNT = 0 ] || exit 0
+        [ $RANK = 0 ] || { echo 12 > "$C10D_PROGRESS_FILE"; exec sleep 1000; }
+        trap '' TERM; "$C10D" progress 17; exec sleep 1000"#;
+    let mut command = job.command(&options, script);
+    command.env("C10D", env!("CARGO_BIN_EXE_c10d"));
+    let ended = Running::start(command).end();
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    for text in [
+        "no worker of this node has made progress for 2.",
+        " s: rank 0 was at step 17, rank 1 was at step 12",
+        "c10d run: when the workers were found stuck: ",
+        // A worker that hangs in native code.
+        "sent SIGKILL to ",
+        "restarting the workers after they were stuck: 0 of 1 restarts left",
+    ] {
+        assert_says(&ended, text);
+    }
+    job.assert_nothing_runs();
+}
+
+#[test]
+fn a_stall_without_a_restart_left_ends_with_the_rank_that_is_behind() {
+    let job = Job::new();
+    let options = ["--progress-timeout=1s", "--nproc-per-node=2", "--json"];
+    let script = "echo $((20 - RANK)) > $C10D_PROGRESS_FILE; exec sleep 1000";
+    let ended = job.run(&options, script);
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert_says(
+        &ended,
+        "the workers made no progress, and no restart is left",
+    );
+    let last = ended.stdout_text().lines().last().unwrap();
+    let json: Value = serde_json::from_str(last).unwrap();
+    let failures = json["failures"].as_array().unwrap();
+    let root = failures
+        .iter()
+        .find(|it| it["is_root_cause"] == true)
+        .unwrap();
+    assert_eq!(root["rank"], 1, "{json}");
+    let cause = root["cause"].as_str().unwrap();
+    assert!(
+        cause.starts_with("alive at step 19, without progress for 1."),
+        "{cause}"
+    );
+}
+
+#[test]
+fn workers_that_never_report_are_stuck_only_with_a_time_for_the_first_step() {
+    let job = Job::new();
+    let ended = job.run(&["--first-progress-timeout=300ms"], "exec sleep 1000");
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert_says(&ended, "rank 0 has reported no step");
+    let job = Job::new();
+    let ended = job.run(&["--progress-timeout=1ms"], "sleep 1; exit 0");
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+}
+
+/// Both nodes notice, and only one of them uses up a restart.
+#[test]
+fn a_stall_of_two_nodes_counts_as_one_restart() {
+    let job = Job::with_server();
+    let options = ["--max-restarts=1", "--progress-timeout=500ms"];
+    let script = "echo $RANK >> $C10D_TEST_FOLDER/starts
+        [ $(wc -l < $C10D_TEST_FOLDER/starts) -gt 2 ] && exit 0
+        until [ $(wc -l < $C10D_TEST_FOLDER/starts) = 2 ]; do sleep 0.01; done
+        echo 1 > $C10D_PROGRESS_FILE; exec sleep 1000";
+    let ended = [(); 2]
+        .map(|()| job.start_node(&options, script))
+        .map(Running::end);
+    assert_eq!([ended[0].code, ended[1].code], [Some(0); 2], "{ended:?}");
+    let text = ended
+        .iter()
+        .map(|it| it.stderr.as_str())
+        .collect::<String>();
+    let counted = text.matches("restarting the workers after ").count();
+    assert_eq!(counted, 1, "{text}");
+    assert_eq!(starts(&job), 4);
+}
+
+#[test]
+fn restarts_that_bring_no_progress_are_limited_and_others_are_not() {
+    let job = Job::new();
+    let script = "echo 5 > $C10D_PROGRESS_FILE; exit 1";
+    let ended = job.run(
+        &["--restarts-without-progress=2"],
+        &format!("{START}{script}"),
+    );
+    assert_eq!((ended.code, starts(&job)), (Some(1), 3), "{ended:?}");
+    assert_says(
+        &ended,
+        "the job ends: 2 restarts in a row brought no progress beyond step 5",
+    );
+    // A file of the script's own, which stays from start to start.
+    let job = Job::new();
+    let script = "wc -l < $C10D_TEST_FOLDER/starts > $C10D_TEST_FOLDER/step
+        [ $(cat $C10D_TEST_FOLDER/step) -lt 5 ]; exit $((1 - $?))";
+    let file = format!("--progress-file={}", job.path("step").display());
+    let ended = job.run(
+        &["--restarts-without-progress=1", &file],
+        &format!("{START}{script}"),
+    );
+    assert_eq!((ended.code, starts(&job)), (Some(0), 5), "{ended:?}");
+}
+
+#[test]
+fn a_budget_takes_the_place_of_the_maximum_or_is_a_second_limit() {
+    for (options, expected) in [
+        (&["--restart-budget=2/1h"][..], 3),
+        (&["--restart-budget=2/1h", "--max-restarts=1"], 2),
+        (&["--restart-budget=1/1h", "--max-restarts=5"], 2),
+    ] {
+        let job = Job::new();
+        let ended = job.run(options, &format!("{START} exit 1"));
+        assert_eq!(
+            (ended.code, starts(&job)),
+            (Some(1), expected),
+            "{options:?}: {ended:?}"
+        );
+    }
+}
+
+#[test]
+fn each_round_has_a_line_whose_phases_add_up() {
+    let job = Job::new();
+    let events_option = format!("--events={}", job.path("events").display());
+    let options = [
+        "--max-restarts=1",
+        "--nproc-per-node=2",
+        "--summary",
+        &events_option,
+    ];
+    let script = "[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0
+        [ $RANK = 0 ] && { echo hello >&2; echo 3 > $C10D_PROGRESS_FILE; exit 7; }
+        exec sleep 1000";
+    let ended = job.run(&options, script);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let events = events(&job);
+    let rounds: Vec<&Value> = events.iter().filter(|it| it["event"] == "round").collect();
+    let [first, second] = rounds[..] else {
+        panic!("{events:?}");
+    };
+    assert_eq!(
+        (&first["began"], &first["ended"]),
+        (&"start".into(), &"failed".into())
+    );
+    assert_eq!(
+        (&second["began"], &second["ended"]),
+        (&"failure".into(), &"succeeded".into())
+    );
+    assert_eq!(first["exit_codes"]["0"], 7);
+    assert_eq!(first["exit_codes"]["1"], -15);
+    assert_eq!(
+        (&first["last_step"], &second["last_step"]),
+        (&3.into(), &Value::Null)
+    );
+    assert_eq!(
+        (&first["restarts_left"], &second["restarts_used"]),
+        (&0.into(), &1.into())
+    );
+    assert!(first["seconds"]["first_output"].is_number(), "{first}");
+    assert!(second["seconds"]["first_output"].is_null(), "{second}");
+    for round in rounds {
+        let seconds = round["seconds"].as_object().unwrap();
+        let parts = ["rendezvous", "ranks", "start", "run", "stop"];
+        let sum: f64 = parts
+            .iter()
+            .map(|part| seconds[*part].as_f64().unwrap())
+            .sum();
+        let total = seconds["total"].as_f64().unwrap();
+        assert!((sum - total).abs() < 1e-6, "{round}");
+        assert_eq!(round["ranks"], serde_json::json!([0, 1]));
+    }
+    let states = |source: &str| -> Vec<String> {
+        let of_source = events.iter().filter(|it| it["source"] == source);
+        let states = of_source.map(|it| it["metadata"]["state"].as_str().unwrap().to_owned());
+        states.collect()
+    };
+    assert_eq!(
+        states("WORKER"),
+        ["START", "START", "START", "START", "SUCCEEDED", "SUCCEEDED"]
+    );
+    let phases = ["RENDEZVOUS", "ASSIGN_WORKER_RANKS"];
+    assert_eq!(
+        states("AGENT"),
+        [&phases[..], &phases, &["SUCCEEDED"]].concat()
+    );
+    let metrics = events.last().unwrap();
+    assert_eq!(
+        metrics["metrics"]["workers.default.run_success_with_retries"],
+        1
+    );
+    assert_eq!(metrics["metrics"]["workers.default.flakiness"], 50);
+    assert_says(&ended, "where the time of this node went, in seconds:\n");
+    assert_says(&ended, "1 restarts used, 0 left\n");
+}
+
+#[test]
+fn the_console_handler_prints_events_on_standard_error() {
+    let job = Job::new();
+    let ended = job.run(&["--event-log-handler=console"], "exit 3");
+    assert_eq!(ended.code, Some(1));
+    let lines = ended
+        .stderr
+        .lines()
+        .filter_map(|line| serde_json::from_str(line).ok());
+    let lines: Vec<Value> = lines.collect();
+    let names: Vec<&str> = lines.iter().filter_map(|it| it["name"].as_str()).collect();
+    let name = |state| format!("torchelastic.worker.status.{state}");
+    let expected = [
+        "RENDEZVOUS",
+        "ASSIGN_WORKER_RANKS",
+        "START",
+        "FAILED",
+        "SUCCEEDED",
+    ]
+    .map(name);
+    assert_eq!(names, expected);
+    let failed = &lines[3]["metadata"];
+    let error: Value = serde_json::from_str(failed["raw_error"].as_str().unwrap()).unwrap();
+    assert_eq!(
+        (&error["message"], &failed["global_rank"]),
+        (&"<NONE>".into(), &0.into())
+    );
+    let details: Value = serde_json::from_str(failed["metadata"].as_str().unwrap()).unwrap();
+    assert_eq!(details["exit_code"], serde_json::json!([3]));
+}
+
+#[test]
+fn a_step_outside_of_a_job_is_refused() {
+    let mut progress = command(["progress", "5"]);
+    progress.env_remove("C10D_PROGRESS_FILE");
+    Running::start(progress)
+        .end()
+        .assert_fails(2, "C10D_PROGRESS_FILE is not set");
+    assert_eq!(run(["progress", "-5"]).code, Some(2));
+    let mut progress = command(["progress", "5"]);
+    progress.env("C10D_PROGRESS_FILE", "/nonexistent/file");
+    Running::start(progress)
+        .end()
+        .assert_fails(3, "cannot write /nonexistent/file: No such file");
+}
