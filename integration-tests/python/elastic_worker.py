@@ -9,6 +9,8 @@ MODE says what it does:
     fail    like sum, but rank 0 fails after the all-reduce in its first FAILURES attempts
     loop    runs all-reduces until the file `stop` exists
     fork    imports torch, and forks a child that exits in order
+    stall   like sum, with ten more all-reduces, after each of which all ranks report a step; the rank SKIPPER sleeps
+            before the fifth until it is killed, once in the job
     skip    like sum, but all except rank SKIPPER start another all-reduce, and that one sleeps until it is killed
 
 The results are JSON files in FOLDER, written atomically: `env.RANK`; `done.RANK` at the end; with `fail` also
@@ -109,6 +111,16 @@ def main():
             if stopping:
                 break
             time.sleep(PAUSE_SECONDS)
+    elif mode == "stall":
+        stalled = folder / "stalled"
+        write(folder, f"attempt.{os.getpid()}", result(total))
+        for step in range(10):
+            if step == 5 and RANK == int(sys.argv[3]) and not stalled.exists():
+                stalled.touch()
+                load_data()
+            total = all_reduce([1, RANK, RANK * RANK])
+            with open(os.environ["C10D_PROGRESS_FILE"], "w") as file:
+                file.write(str(step))
     elif mode == "skip":
         write(folder, f"now.{RANK}.{os.getpid()}", result(total))
         if RANK == int(sys.argv[3]):

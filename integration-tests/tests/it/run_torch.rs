@@ -247,6 +247,42 @@ fn two_failures_restart_the_workers_of_c10d_and_torchrun() {
     fail_twice([Kind::C10d, Kind::Torchrun]);
 }
 
+/// One rank stops in its Python code, so that all others wait in gloo. Each launcher notices, the ranks are named with
+/// their steps, and the restart counts once.
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn a_rank_that_makes_no_progress_restarts_the_job_once() {
+    let _watchdog = Watchdog::start("a_rank_that_makes_no_progress_restarts_the_job_once", LIMIT);
+    if !Release::tested().allows(Feature::ElasticJobs) {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let job = Job::new(folder.path());
+    let server = serve();
+    let more = [
+        "--max-restarts=1",
+        "--progress-timeout=5s",
+        "--rdzv-conf=is_host=0",
+    ];
+    let options = options(server.local_addr(), "2", &more);
+    let mut nodes = ["a", "b"].map(|name| job.start(Kind::C10d, name, &options, &["stall", "1"]));
+    let codes = nodes.each_mut().map(|node| node.wait(STEP_LIMIT));
+    let text = nodes
+        .each_mut()
+        .map(|node| node.process().stderr())
+        .concat();
+    assert_eq!(codes, [Some(0); 2], "{text}");
+    expect_done(&job, 2);
+    assert_eq!(job.attempts().len(), 4, "{text}");
+    let counted = text.matches("restarting the workers after ").count();
+    assert_eq!(counted, 1, "{text}");
+    assert!(text.contains(" was at step 4"), "{text}");
+    assert!(
+        text.contains("when the workers were found stuck: "),
+        "{text}"
+    );
+}
+
 /// A third node joins a job of two nodes and is then killed; the job continues with two nodes.
 fn grow_and_shrink(newcomer: &str, rank_of_newcomer: usize) {
     let folder = tempfile::tempdir().expect("a folder");
