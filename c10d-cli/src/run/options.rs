@@ -90,10 +90,11 @@ pub(crate) struct RunOptions {
     standalone: bool,
 
     /// How often workers are restarted after a failure. [default: 0; without a limit if --restart-budget or
-    /// --restarts-without-progress is given]
+    /// --max-restarts-without-progress is given]
     #[arg(
         long,
-        alias = "max_restarts",
+        // torchrun's abbreviations, some of which also begin --max-restarts-without-progress.
+        aliases = ["max_restarts", "max-r", "max-re", "max-res", "max-rest", "max-resta", "max-restar", "max-restart"],
         value_name = "N",
         allow_negative_numbers = true
     )]

@@ -34,11 +34,11 @@ pub(crate) struct RestartArgs {
     /// besides it.
     #[arg(
         long,
-        alias = "restarts_without_progress",
+        alias = "max_restarts_without_progress",
         value_name = "N",
         allow_negative_numbers = true
     )]
-    restarts_without_progress: Option<String>,
+    max_restarts_without_progress: Option<String>,
 
     /// A file to which the script writes its step, as a number. Each worker also finds a file of its own in
     /// $C10D_PROGRESS_FILE; `c10d progress STEP` writes it.
@@ -64,7 +64,7 @@ pub(crate) struct RestartArgs {
 
     /// `console` prints PyTorch's events as JSON on standard error; `null` and `dynamic_rendezvous` print nothing.
     /// [default: null]
-    #[arg(long, alias = "event_log_handler", value_name = "NAME")]
+    #[arg(long, aliases = ["event_log_handler", "ev", "eve", "even", "event"], value_name = "NAME")]
     event_log_handler: Option<String>,
 }
 
@@ -137,10 +137,12 @@ impl RestartArgs {
         rules.budget = given("restart-budget", self.restart_budget)
             .map(budget)
             .transpose()?;
-        rules.max_without_progress =
-            given("restarts-without-progress", self.restarts_without_progress)
-                .map(whole_number)
-                .transpose()?;
+        rules.max_without_progress = given(
+            "max-restarts-without-progress",
+            self.max_restarts_without_progress,
+        )
+        .map(whole_number)
+        .transpose()?;
         Ok(RestartPlan {
             rules,
             progress_file: path("progress-file", self.progress_file),

@@ -257,7 +257,7 @@ fn restarts_that_bring_no_progress_are_limited_and_others_are_not() {
     let job = Job::new();
     let script = "echo 5 > $C10D_PROGRESS_FILE; exit 1";
     let ended = job.run(
-        &["--restarts-without-progress=2"],
+        &["--max-restarts-without-progress=2"],
         &format!("{START}{script}"),
     );
     assert_eq!((ended.code, starts(&job)), (Some(1), 3), "{ended:?}");
@@ -271,7 +271,7 @@ fn restarts_that_bring_no_progress_are_limited_and_others_are_not() {
         [ $(cat $C10D_TEST_FOLDER/step) -lt 5 ]; exit $((1 - $?))";
     let file = format!("--progress-file={}", job.path("step").display());
     let ended = job.run(
-        &["--restarts-without-progress=1", &file],
+        &["--max-restarts-without-progress=1", &file],
         &format!("{START}{script}"),
     );
     assert_eq!((ended.code, starts(&job)), (Some(0), 5), "{ended:?}");

@@ -756,7 +756,7 @@ fn the_status_page_can_be_turned_off() {
 #[test]
 fn restarts_progress_and_events_have_options() {
     let given = plan(
-        "--no-restart-exit-codes=93,-6 --restart-budget=10/1h --restarts-without-progress=3 \
+        "--no-restart-exit-codes=93,-6 --restart-budget=10/1h --max-restarts-without-progress=3 \
          --restart-on-fatal-errors --progress-file=/p --progress-timeout=5m --first-progress-timeout=1h \
          --events=/e --summary --event-log-handler=console s.py",
         &[],
@@ -829,8 +829,8 @@ fn an_invalid_rule_for_restarts_is_named() {
             "--restart-budget is \"-1/1h\"",
         ),
         (
-            "--restarts-without-progress=-1 s.py",
-            "--restarts-without-progress is \"-1\"",
+            "--max-restarts-without-progress=-1 s.py",
+            "--max-restarts-without-progress is \"-1\"",
         ),
         ("--progress-timeout=0 s.py", "--progress-timeout is \"0\""),
         (
