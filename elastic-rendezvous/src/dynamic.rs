@@ -298,7 +298,12 @@ impl DynamicRendezvous {
             server_hook: self.options.server_hook.as_ref(),
         };
         let timeout = self.store.timeout().unwrap_or(Duration::MAX);
-        let is_interrupted = || self.shared.is_interrupted.load(Ordering::Acquire);
+        // The node that was lost may be the one that would have served the workers' store.
+        let is_interrupted = || {
+            let changed =
+                |membership: &Membership| membership.is_evicted || membership.departed() > 0;
+            self.is_interrupted() || self.membership().is_ok_and(|it| changed(&it))
+        };
         let settled = if self.options.shares_store {
             let mut bootstrap = std::mem::take(&mut *self.lock_bootstrap());
             let settled = bootstrap.settle(&round, timeout, &is_interrupted);
@@ -326,6 +331,10 @@ impl DynamicRendezvous {
             joined.world_size,
             bootstrap,
         ))
+    }
+
+    fn is_interrupted(&self) -> bool {
+        self.shared.is_interrupted.load(Ordering::Acquire)
     }
 
     fn report_of(&self, round: i64, joined: &Joined) -> WaitReport {
@@ -380,20 +389,28 @@ impl RendezvousHandler for DynamicRendezvous {
     }
 
     fn next_rendezvous(&self) -> Result<RendezvousInfo, RendezvousError> {
-        let answer = self.ask(Goal::Join)?;
-        let joined = answer.joined.ok_or_else(|| self.shut_down_error())?;
-        log::info!(
-            "node {} has joined round {} of run {:?} as rank {} in a world of size {}",
-            self.node.named(),
-            answer.round,
-            self.settings.run_id,
-            joined.rank,
-            joined.world_size,
-        );
-        let settled = self.settle(answer.round, &joined);
-        // The loop may have ended already.
-        let _ = self.to_loop.send(Message::Settled);
-        settled
+        loop {
+            let answer = self.ask(Goal::Join)?;
+            let joined = answer.joined.ok_or_else(|| self.shut_down_error())?;
+            log::info!(
+                "node {} has joined round {} of run {:?} as rank {} in a world of size {}",
+                self.node.named(),
+                answer.round,
+                self.settings.run_id,
+                joined.rank,
+                joined.world_size,
+            );
+            let settled = self.settle(answer.round, &joined);
+            // The loop may have ended already.
+            let _ = self.to_loop.send(Message::Settled);
+            match settled {
+                Err(RendezvousError::Interrupted { .. }) if !self.is_interrupted() => log::info!(
+                    "round {} has lost a member before it had a workers' store: joining another round",
+                    answer.round,
+                ),
+                settled => return settled,
+            }
+        }
     }
 
     fn is_closed(&self) -> Result<bool, RendezvousError> {

@@ -246,6 +246,11 @@ impl ElasticAgent {
                         &ProgressSeen::default(),
                         None,
                     );
+                    if let Some(why) = self.why_join_again(&error) {
+                        log::info!("joining another round: {why}");
+                        self.cause = RoundCause::MembersChanged(why);
+                        continue;
+                    }
                     return self.without_round(error);
                 }
             };
@@ -479,7 +484,7 @@ impl ElasticAgent {
             round,
             self.options.relay_port,
             known.map(|(_, port)| port),
-            &|| self.shared.stop_signal().is_some(),
+            &|| self.is_over(round),
         )?;
         self.relay_port = Some((round.round, relay.address().port()));
         Ok(Some(relay))
@@ -542,8 +547,36 @@ impl ElasticAgent {
             round.world_size,
             &own,
             round.store.timeout(),
-            &|| self.shared.stop_signal().is_some(),
+            &|| self.is_over(round),
         )?)
+    }
+
+    /// Whether to stop waiting for the other nodes of a round: this agent is stopped, or the members have changed, as
+    /// when a node was lost after it had joined.
+    fn is_over(&self, round: &RendezvousInfo) -> bool {
+        self.shared.stop_signal().is_some() || self.why_members_differ(round).is_some()
+    }
+
+    /// Why the members of a complete round are no longer the ones with which workers should run.
+    fn why_members_differ(&self, round: &RendezvousInfo) -> Option<String> {
+        match self.why_restart(round, &mut true) {
+            Some(RoundEnd::MembersChanged(why)) => Some(why),
+            _ => None,
+        }
+    }
+
+    /// Why a round that has started no workers is followed by another one; `None` if it is not.
+    fn why_join_again(&self, error: &AgentError) -> Option<String> {
+        let is_cut = matches!(
+            error,
+            AgentError::Ranks(RanksError::Interrupted)
+                | AgentError::Relay(NodeRelayError::Interrupted)
+        );
+        let round = self.last_rounds[0].as_ref().filter(|_| is_cut)?;
+        match self.shared.stop_signal() {
+            Some(_) => None,
+            None => self.why_members_differ(round),
+        }
     }
 
     fn plan(
