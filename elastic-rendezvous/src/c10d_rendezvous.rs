@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use c10d_socket::{Deadline, HostPort, is_loopback_name, resolve_local};
+use c10d_socket::{Deadline, DialStage, HostPort, is_loopback_name, resolve_local};
 use c10d_store::{FileStore, Store, StoreError, TcpStore, TcpStoreOptions};
 
 use crate::c10d_backend::{C10dBackend, GROUP_NODES_MIN, WRITE_LEASE_NODES_MIN};
@@ -251,6 +251,7 @@ fn connect(
     let deadline = Deadline::after(Instant::now(), patience);
     let mut slice = FIRST_CONNECT_SLICE;
     let mut logged_at: Option<Instant> = None;
+    let mut was_unknown = false;
     loop {
         let left = deadline.remaining(Instant::now()).unwrap_or(Duration::MAX);
         let options = client_options(parameters).with_timeout(left.min(slice));
@@ -260,6 +261,14 @@ fn connect(
                 return Ok(store);
             }
             Err(error @ StoreError::Connect { .. }) if left > slice => {
+                if !was_unknown && is_unknown_host(&error) {
+                    was_unknown = true;
+                    log::warn!(
+                        "waiting for the host name {}, which has no address yet: a cluster can register the names of \
+                         its machines after their start",
+                        target.host(),
+                    );
+                }
                 if logged_at.is_none_or(|at| at.elapsed() >= CONNECT_LOG_INTERVAL) {
                     logged_at = Some(Instant::now());
                     log::warn!(
@@ -271,6 +280,17 @@ fn connect(
             }
             Err(error) => return Err(error),
         }
+    }
+}
+
+/// Whether the last failure is that of a name lookup, which is retried like all others.
+fn is_unknown_host(error: &StoreError) -> bool {
+    match error {
+        StoreError::Connect { source, .. } => {
+            let last = source.failures().last();
+            last.is_some_and(|failure| failure.stage() == DialStage::Lookup)
+        }
+        _ => false,
     }
 }
 
