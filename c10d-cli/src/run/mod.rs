@@ -7,6 +7,7 @@ mod announce;
 mod blame;
 mod debug_server;
 pub(crate) mod devices;
+mod dry_run;
 mod events;
 mod explain;
 mod happenings;
@@ -19,23 +20,29 @@ mod processes;
 mod progress;
 mod report;
 mod restart_options;
+mod scheduler;
 mod signals;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::io::Write;
+use std::fs::File;
+use std::io::{self, IsTerminal, Read, Write};
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use c10d_inspect::Report;
 use c10d_inspect::http::StatusOptions;
-use c10d_socket::Credentials;
+use c10d_socket::{Credentials, Deadline};
 use elastic_agent::{
     AgentError, AgentOptions, AgentOutcome, CommandLine, ElasticAgent, ErrorFileError, Failures,
     LogOptions, ProgressOptions, StartError, StreamMap, write_error_file,
 };
-use elastic_rendezvous::{RendezvousHandler, RendezvousParameters, RendezvousRegistry, this_host};
+use elastic_rendezvous::this_host::{self, Resolver, SystemResolver, names_this_host};
+use elastic_rendezvous::{
+    RendezvousHandler, RendezvousParameters, RendezvousRegistry, RendezvousSettings,
+};
 use serde_json::{Value, json};
 
 use crate::explain_text::write_report;
@@ -49,6 +56,7 @@ use explain::Explainer;
 use hosted::Hosted;
 use options::{RunOptions, RunPlan, Surroundings};
 use private_directory::PrivateDirectory;
+use scheduler::Site;
 use signals::Signals;
 
 /// The default of RUST_LOG: warnings, and events of the whole job.
@@ -64,6 +72,9 @@ const DISABLE_SHARED_STORE: &str = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE";
 /// `1` on all nodes: all nodes have the same number of workers, so ranks need no exchange.
 const IDENTICAL_WORKERS: &str = "TORCH_ELASTIC_WORKER_IDENTICAL";
 
+/// The limit for looking up the host of an endpoint, as in the rendezvous.
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// Runs the workers of this node until they end. Returns the exit code.
 pub(crate) fn run(options: RunOptions) -> Result<u8, Failure> {
     let variable = |name: &str| std::env::var(name).ok();
@@ -71,12 +82,25 @@ pub(crate) fn run(options: RunOptions) -> Result<u8, Failure> {
         variable: &variable,
         count_devices: &|kind| devices::count(kind, Path::new("/"), &variable),
         seed: fastrand::u64(..),
+        site: &Site {
+            host_name: &host_name,
+            full_name: &this_host::full_name,
+            read_file: &read_host_file,
+            has_address: &has_address,
+            is_interactive: io::stdin().is_terminal(),
+        },
     };
     let plan = options
         .resolve(&surroundings)
         .map_err(|error| Failure::Usage(error.to_string()))?;
+    if plan.dry_run {
+        return dry_run(&plan);
+    }
     for warning in &plan.warnings {
         log::warn!("{warning}");
+    }
+    if let Some(line) = dry_run::line(&plan) {
+        log::info!("{line}");
     }
     let mut report = json!({ "outcome": "error", "failures": [] });
     let result = run_job(&plan, &mut report);
@@ -95,6 +119,46 @@ pub(crate) fn run(options: RunOptions) -> Result<u8, Failure> {
         }
     }
     result
+}
+
+/// Prints the plan, unless it has an error that is found only when the agent or the rendezvous is created.
+fn dry_run(plan: &RunPlan) -> Result<u8, Failure> {
+    let is_on = |name: &str| std::env::var(name).is_ok_and(|value| value == "1");
+    agent_options(plan, is_on(IDENTICAL_WORKERS))?;
+    let parameters = &plan.rendezvous;
+    if parameters.backend() == elastic_rendezvous::C10D_BACKEND {
+        RendezvousSettings::from_parameters(parameters)
+            .map_err(|error| Failure::Usage(error.to_string()))?;
+    }
+    let resolver = || SystemResolver::new(Deadline::after(Instant::now(), LOOKUP_TIMEOUT));
+    let is_host = dry_run::is_host(plan, &|host| names_this_host(host, &resolver()))
+        .map_err(|error| Failure::Usage(error.to_string()))?;
+    match plan.json {
+        true => print_line(dry_run::json(plan, is_host))?,
+        false => print_line(dry_run::text(plan, is_host))?,
+    }
+    Ok(0)
+}
+
+/// Reads a file that names hosts.
+fn read_host_file(path: &str) -> io::Result<String> {
+    /// More than 65,536 of the longest names.
+    const BYTES_MAX: u64 = 32 << 20;
+    if !std::fs::metadata(path)?.is_file() {
+        return Err(io::Error::other("not a regular file"));
+    }
+    let mut text = String::new();
+    let read = File::open(path)?
+        .take(BYTES_MAX + 1)
+        .read_to_string(&mut text)?;
+    match u64::try_from(read).is_ok_and(|bytes| bytes <= BYTES_MAX) {
+        true => Ok(text),
+        false => Err(io::ErrorKind::FileTooLarge.into()),
+    }
+}
+
+fn has_address(address: IpAddr) -> bool {
+    SystemResolver::new(Deadline::at(Instant::now())).has_address(address)
 }
 
 /// Fills in `report` once an agent has run.

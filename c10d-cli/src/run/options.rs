@@ -3,24 +3,28 @@
 //! Pure: [`Surroundings`] provides the environment, the number of devices and randomness. The values of
 //! `--redirects`, `--tee` and `--signals-to-handle` are parsed by the modules that use them.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod given;
+mod rendezvous;
+
+use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::num::NonZero;
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use elastic_agent::{PreloadOptions, parse_line_filters};
-use elastic_rendezvous::{
-    Endpoint, EndpointError, ParametersError, RendezvousParameters, parse_config,
-};
+use elastic_rendezvous::RendezvousParameters;
 
-use super::devices::{DeviceKind, DevicesError};
-use super::restart_options::{RefusedValue, RestartArgs, RestartPlan};
+use super::devices::DeviceKind;
+use super::restart_options::{RestartArgs, RestartPlan};
+use super::scheduler::{self, Found, Sourced};
 use crate::quantity::parse_duration;
 use crate::secret::SecretArgs;
-use crate::serve::DEFAULT_PORT;
+pub(crate) use given::Surroundings;
+use given::{Given, UsageError};
+pub(crate) use rendezvous::Origin;
+use rendezvous::RendezvousOptions;
 
 const AFTER_HELP: &str = "\
 Each worker runs SCRIPT with all arguments after it, even those that look like options. A SCRIPT whose name
@@ -29,6 +33,9 @@ ends with .py is run by python3, or by $PYTHON_EXEC; any other is executed as a 
 Options can also be written with underscores, as in --nproc_per_node, and abbreviated as long as they are
 unambiguous. The default of each option is an environment variable: PET_NPROC_PER_NODE for --nproc-per-node,
 and so on; a flag is on if its variable is a number other than 0.
+
+Under Slurm, Kubernetes, MPI, PBS or Flux, the nodes, this node's rank, the endpoint, the id of the job and the workers
+are found in the environment, as far as they are not given: see --dry-run and --no-scheduler.
 
 A job of one node without --rdzv-backend, --rdzv-endpoint and --master-port is run as with --standalone.
 
@@ -150,6 +157,15 @@ pub(crate) struct RunOptions {
     /// addresses, `localhost` and this machine's name.
     #[arg(long, alias = "status_host", value_name = "NAMES")]
     status_host: Option<String>,
+
+    /// Does not ask the environment of a scheduler (Slurm, Kubernetes, MPI, PBS, Flux) for the nodes, this node's rank,
+    /// the endpoint, the id of the job, and the workers.
+    #[arg(long, alias = "no_scheduler")]
+    no_scheduler: bool,
+
+    /// Prints the plan, with the source of each value, and starts nothing; with --json as JSON.
+    #[arg(long, alias = "dry_run")]
+    dry_run: bool,
 
     /// Has each worker run PyTorch's debug server, for `c10d stacks` and `c10d flight` (PyTorch 2.15; the script
     /// needs no change). Only this user reaches it, on a unix socket; this launcher shows others the Python
@@ -304,16 +320,6 @@ enum Script {
     Command(Vec<OsString>),
 }
 
-/// What the plan depends on besides the options.
-pub(crate) struct Surroundings<'a> {
-    /// Reads an environment variable.
-    pub(crate) variable: &'a dyn Fn(&str) -> Option<String>,
-    /// Counts devices, at least one.
-    pub(crate) count_devices: &'a dyn Fn(DeviceKind) -> Result<usize, DevicesError>,
-    /// A random number, for the id of a standalone run.
-    pub(crate) seed: u64,
-}
-
 /// What `c10d run` does.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct RunPlan {
@@ -325,6 +331,14 @@ pub(crate) struct RunPlan {
     pub(crate) role: String,
     /// When workers are restarted, and how that is reported.
     pub(crate) restarts: RestartPlan,
+    /// The scheduler whose environment was used.
+    pub(crate) scheduler: Option<&'static str>,
+    /// Where the values of the rendezvous and the number of workers are from, unless they are defaults.
+    pub(crate) origins: Vec<Origin>,
+    /// The rank of this node, if it is known before the nodes meet.
+    pub(crate) node_rank: Option<usize>,
+    /// Whether to print the plan only.
+    pub(crate) dry_run: bool,
     /// How long workers have to exit after a signal; zero kills them at once.
     pub(crate) shutdown_timeout: Duration,
     /// The names of the signals that stop the workers, not checked.
@@ -377,142 +391,6 @@ pub(crate) struct RunPlan {
     pub(crate) warnings: Vec<String>,
 }
 
-/// Why options are invalid. The message is one line that names the option or variable and its value.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub(crate) enum UsageError {
-    #[error("{name} is {value:?}, which is not {expected}")]
-    Value {
-        /// The option or the variable.
-        name: String,
-        /// The rejected value.
-        value: String,
-        /// The accepted values.
-        expected: &'static str,
-    },
-    #[error("{name} is {word:?}, but {source}")]
-    Devices {
-        /// The option or the variable.
-        name: String,
-        /// The kind of devices, as given.
-        word: String,
-        /// Why they could not be counted.
-        source: DevicesError,
-    },
-    #[error("{name}: {source}")]
-    Rendezvous {
-        /// The option or the variable.
-        name: String,
-        /// What is wrong with its value.
-        source: ParametersError,
-    },
-    #[error("{name}: {source}")]
-    Endpoint {
-        /// The option or the variable.
-        name: String,
-        /// What is wrong with its value.
-        source: EndpointError,
-    },
-    #[error("{name} is {node_rank}, but with {max_nodes} nodes the highest rank is {}", max_nodes - 1)]
-    NodeRank {
-        /// The option or the variable.
-        name: String,
-        /// The rank.
-        node_rank: usize,
-        /// The number of nodes.
-        max_nodes: usize,
-    },
-    #[error("--module and --no-python cannot be combined")]
-    ModuleWithoutPython,
-    #[error("{name} is not supported: {why}")]
-    Unsupported {
-        /// The option or the variable, and its value.
-        name: String,
-        /// The reason, or what to do instead.
-        why: &'static str,
-    },
-    #[error("--preload is for Python: SCRIPT {} is run as a program", script.display())]
-    PreloadWithoutPython {
-        /// The script, as given.
-        script: OsString,
-    },
-    #[error("no SCRIPT given: name a script or program to run")]
-    NoScript,
-}
-
-impl From<RefusedValue> for UsageError {
-    fn from(refused: RefusedValue) -> Self {
-        Self::Value {
-            name: refused.name,
-            value: refused.value,
-            expected: refused.expected,
-        }
-    }
-}
-
-/// The value of an option, and the name of the option or variable that gave it.
-#[derive(Debug, Clone)]
-struct Given {
-    name: String,
-    value: String,
-}
-
-impl Given {
-    fn refused(self, expected: &'static str) -> UsageError {
-        UsageError::Value {
-            name: self.name,
-            value: self.value,
-            expected,
-        }
-    }
-
-    fn has_no_effect(&self, why: &str) -> String {
-        format!(
-            "{} is {:?}, which has no effect: {why}",
-            self.name, self.value
-        )
-    }
-
-    /// Parses a number; ignores blanks around it.
-    fn number<T: FromStr>(self, expected: &'static str) -> Result<T, UsageError> {
-        self.value
-            .trim()
-            .parse()
-            .map_err(|_| self.refused(expected))
-    }
-}
-
-impl Surroundings<'_> {
-    /// The value on the command line, or else in the environment. An empty variable is a value, as with
-    /// torchrun (`torch/distributed/argparse_util.py`).
-    fn given(&self, option: &str, on_command_line: Option<String>) -> Option<Given> {
-        if let Some(value) = on_command_line {
-            let name = format!("--{option}");
-            return Some(Given { name, value });
-        }
-        self.variable(&format!("PET_{}", option.to_uppercase().replace('-', "_")))
-    }
-
-    fn variable(&self, name: &str) -> Option<Given> {
-        let name = name.to_owned();
-        (self.variable)(&name).map(|value| Given { name, value })
-    }
-
-    fn text(&self, option: &str, on_command_line: Option<String>, default: &str) -> String {
-        self.given(option, on_command_line)
-            .map_or_else(|| default.to_owned(), |given| given.value)
-    }
-
-    /// A flag's variable must be a number even if the flag is given, so that an invalid value shows at once.
-    fn flag(&self, option: &str, on_command_line: bool) -> Result<bool, UsageError> {
-        let Some(given) = self.given(option, None) else {
-            return Ok(on_command_line);
-        };
-        let number: i64 = given.number("a number, 0 for off and another for on")?;
-        Ok(on_command_line || number != 0)
-    }
-}
-
 impl RunOptions {
     /// Parses the options, and applies defaults.
     ///
@@ -526,7 +404,17 @@ impl RunOptions {
         self.refuse_unsupported(surroundings)?;
         self.warn_of_ignored(surroundings, &mut warnings)?;
         let (script, program, args, is_python) = self.command(surroundings)?;
-        let rendezvous = self.rendezvous(surroundings, &mut warnings)?;
+        let no_scheduler = surroundings.flag("no-scheduler", self.no_scheduler)?;
+        let found = match no_scheduler {
+            true => None,
+            false => scheduler::find(surroundings.variable, surroundings.site),
+        };
+        let chosen = self.rendezvous(surroundings)?.choose(
+            found.as_ref(),
+            surroundings.seed,
+            &mut warnings,
+        )?;
+        let (rendezvous, mut origins) = (chosen.parameters, chosen.origins);
         let has_relay = surroundings.flag("relay", self.relay)?;
         let relay_port = match surroundings.given("relay-port", self.relay_port.take()) {
             Some(given) if !has_relay => {
@@ -540,9 +428,22 @@ impl RunOptions {
         if preload.is_some() && !is_python {
             return Err(UsageError::PreloadWithoutPython { script });
         }
-        let worker_count = match surroundings.given("nproc-per-node", self.nproc_per_node) {
-            Some(given) => worker_count(surroundings, given)?,
-            None => 1,
+        let worker_count = match surroundings.given("nproc-per-node", self.nproc_per_node.take()) {
+            Some(given) => {
+                let (from, number) = (given.name.clone(), worker_count(surroundings, given)?);
+                origins.push(workers_origin(number, from));
+                number
+            }
+            None => match found
+                .as_ref()
+                .and_then(|found| allotted_gpus(surroundings, found))
+            {
+                Some(gpus) => {
+                    origins.push(workers_origin(gpus.value, gpus.from));
+                    gpus.value
+                }
+                None => 1,
+            },
         };
         let signals = surroundings.text(
             "signals-to-handle",
@@ -575,6 +476,10 @@ impl RunOptions {
                     |option, is_given| surroundings.flag(option, is_given),
                 )?
             },
+            scheduler: found.map(|found| found.scheduler),
+            origins,
+            node_rank: chosen.node_rank,
+            dry_run: surroundings.flag("dry-run", self.dry_run)?,
             shutdown_timeout: match surroundings
                 .given("shutdown-timeout", self.shutdown_timeout)
                 .or_else(|| surroundings.variable("TORCH_ELASTIC_SHUTDOWN_TIMEOUT"))
@@ -663,6 +568,25 @@ impl RunOptions {
         ))
     }
 
+    fn rendezvous(
+        &mut self,
+        surroundings: &Surroundings<'_>,
+    ) -> Result<RendezvousOptions, UsageError> {
+        let given = |option: &str, value: Option<String>| surroundings.given(option, value);
+        Ok(RendezvousOptions {
+            nnodes: given("nnodes", self.nnodes.take()),
+            backend: given("rdzv-backend", self.rdzv_backend.take()),
+            endpoint: given("rdzv-endpoint", self.rdzv_endpoint.take()),
+            run_id: given("rdzv-id", self.rdzv_id.take()),
+            config: given("rdzv-conf", self.rdzv_conf.take()),
+            is_standalone: surroundings.flag("standalone", self.standalone)?,
+            node_rank: given("node-rank", self.node_rank.take()),
+            master_addr: given("master-addr", self.master_addr.take()),
+            master_port: given("master-port", self.master_port.take()),
+            local_addr: surroundings.text("local-addr", self.local_addr.take(), ""),
+        })
+    }
+
     /// Rejects options without which the job would do something else than the user asked for.
     fn refuse_unsupported(&mut self, surroundings: &Surroundings<'_>) -> Result<(), UsageError> {
         let refuse = |name: String, why| Err(UsageError::Unsupported { name, why });
@@ -747,178 +671,33 @@ impl RunOptions {
         args.extend(words);
         Ok((script, interpreter.into(), args, true))
     }
+}
 
-    /// The nodes and how they find each other, with torchrun 2.15's defaults
-    /// (`torch/distributed/run.py`).
-    fn rendezvous(
-        &mut self,
-        surroundings: &Surroundings<'_>,
-        warnings: &mut Vec<String>,
-    ) -> Result<RendezvousParameters, UsageError> {
-        let nnodes = surroundings.given("nnodes", self.nnodes.take());
-        let (min_nodes, max_nodes) = nnodes.map_or(Ok((1, 1)), node_counts)?;
-        let conf = surroundings.given("rdzv-conf", self.rdzv_conf.take());
-        let mut config = conf.map_or(Ok(BTreeMap::new()), read_config)?;
-        let run_id = surroundings.given("rdzv-id", self.rdzv_id.take());
-        let node_rank = surroundings.given("node-rank", self.node_rank.take());
-        let local_addr = surroundings.text("local-addr", self.local_addr.take(), "");
-
-        let meeting = self.meeting(surroundings, max_nodes, warnings)?;
-        let run_id = match (&meeting, run_id) {
-            (Meeting::Alone { asked_for }, given) => {
-                if let Some(given) = given.filter(|_| !asked_for) {
-                    warnings.push(given.has_no_effect("a job of one node gets a random id"));
-                }
-                random_id(surroundings.seed)
-            }
-            (_, given) => given.map_or_else(|| "none".to_owned(), |given| given.value),
-        };
-        match (&meeting, node_rank) {
-            (Meeting::Static(_), given) => {
-                let rank = given.map_or(Ok(0), |given| rank_among(given, max_nodes))?;
-                config.insert("rank".to_owned(), rank.to_string());
-            }
-            (_, Some(given)) => {
-                let rank: usize = given.clone().number("a whole number, 0 or more")?;
-                if rank != 0 {
-                    warnings.push(given.has_no_effect("only the static backend uses node ranks"));
-                }
-            }
-            (_, None) => {}
+/// The GPUs of this node that belong to the job: as many as the scheduler names, but no more than are visible here; or
+/// else all that are visible.
+fn allotted_gpus(surroundings: &Surroundings<'_>, found: &Found) -> Option<Sourced<usize>> {
+    // Several launchers share this node's GPUs in a way that is unknown.
+    if !found.is_alone_on_node {
+        return None;
+    }
+    let visible = (surroundings.count_devices)(DeviceKind::Gpu).ok();
+    match (&found.gpus, visible) {
+        (Some(gpus), Some(visible)) if visible < gpus.value => {
+            let from = format!("the visible GPUs of those in {}", gpus.from);
+            Some(Sourced::new(visible, from))
         }
-        let is_file = config
-            .get("store_type")
-            .is_some_and(|store| store.eq_ignore_ascii_case("file"));
-        let (backend, endpoint) = match meeting {
-            Meeting::Alone { .. } => ("c10d", "localhost:0".to_owned()),
-            Meeting::C10d(None) => ("c10d", String::new()),
-            Meeting::C10d(Some(given)) => {
-                if !is_file {
-                    read_endpoint(&given)?;
-                }
-                ("c10d", given.value)
-            }
-            Meeting::Static(given) => {
-                if read_endpoint(&given)?.port().is_none() {
-                    return Err(given.refused("a host and a port, as in node0:29500"));
-                }
-                ("static", given.value)
-            }
-        };
-        // PyTorch's launcher always adds it; its static backend reads it.
-        config
-            .entry("timeout".to_owned())
-            .or_insert_with(|| "900".to_owned());
-        match RendezvousParameters::new(backend, endpoint, run_id, min_nodes, max_nodes) {
-            Ok(parameters) => Ok(parameters.with_local_addr(local_addr).with_config(config)),
-            Err(source) => Err(UsageError::Rendezvous {
-                name: "--nnodes".to_owned(),
-                source,
-            }),
-        }
-    }
-
-    fn meeting(
-        &mut self,
-        surroundings: &Surroundings<'_>,
-        max_nodes: usize,
-        warnings: &mut Vec<String>,
-    ) -> Result<Meeting, UsageError> {
-        let standalone = surroundings.flag("standalone", self.standalone)?;
-        let backend = surroundings.given("rdzv-backend", self.rdzv_backend.take());
-        let endpoint = surroundings
-            .given("rdzv-endpoint", self.rdzv_endpoint.take())
-            .filter(|given| !given.value.is_empty());
-        let master_addr = surroundings.given("master-addr", self.master_addr.take());
-        let master_port = surroundings.given("master-port", self.master_port.take());
-        let port = match master_port.clone() {
-            Some(given) => given.number("a port, 0 to 65535")?,
-            None => DEFAULT_PORT,
-        };
-        let is_static = match backend {
-            None => true,
-            Some(given) => match given.value.as_str() {
-                "static" => true,
-                "c10d" => false,
-                _ if standalone => false,
-                _ => return Err(given.refused("c10d or static")),
-            },
-        };
-
-        let is_one_node = max_nodes == 1 && master_port.is_none();
-        let meeting = match endpoint {
-            _ if standalone => Meeting::Alone { asked_for: true },
-            endpoint if !is_static => Meeting::C10d(endpoint),
-            Some(endpoint) => Meeting::Static(endpoint),
-            None if is_one_node => Meeting::Alone { asked_for: false },
-            None => {
-                let host = master_addr.unwrap_or_else(|| Given {
-                    name: "--master-addr".to_owned(),
-                    value: "127.0.0.1".to_owned(),
-                });
-                return Ok(Meeting::Static(Given {
-                    value: format!("{}:{port}", host.value),
-                    name: host.name,
-                }));
-            }
-        };
-        for given in [master_addr, master_port].into_iter().flatten() {
-            warnings
-                .push(given.has_no_effect("only the static backend without an endpoint uses it"));
-        }
-        Ok(meeting)
+        (Some(gpus), _) => Some(gpus.clone()),
+        (None, Some(visible)) => Some(Sourced::new(visible, "the visible GPUs")),
+        (None, None) => None,
     }
 }
 
-/// How the nodes find each other.
-#[derive(Debug)]
-enum Meeting {
-    /// The job has one node.
-    Alone {
-        /// Whether --standalone was given; otherwise it is the default.
-        asked_for: bool,
-    },
-    /// At a store that any node may serve; `None` for the default endpoint.
-    C10d(Option<Given>),
-    /// At a store that node 0 serves; each node knows its rank.
-    Static(Given),
-}
-
-fn node_counts(given: Given) -> Result<(usize, usize), UsageError> {
-    let (min, max) = match given.value.split_once(':') {
-        Some(range) => range,
-        None => (given.value.as_str(), given.value.as_str()),
-    };
-    match (min.trim().parse(), max.trim().parse()) {
-        (Ok(min), Ok(max)) if 1 <= min && min <= max => Ok((min, max)),
-        _ => Err(given.refused("N or MIN:MAX with 1 <= MIN <= MAX")),
+fn workers_origin(number: usize, from: String) -> Origin {
+    Origin {
+        name: "workers",
+        value: number.to_string(),
+        from,
     }
-}
-
-fn read_config(given: Given) -> Result<BTreeMap<String, String>, UsageError> {
-    parse_config(&given.value).map_err(|source| UsageError::Rendezvous {
-        name: given.name,
-        source,
-    })
-}
-
-fn read_endpoint(given: &Given) -> Result<Endpoint, UsageError> {
-    given.value.parse().map_err(|source| UsageError::Endpoint {
-        name: given.name.clone(),
-        source,
-    })
-}
-
-fn rank_among(given: Given, max_nodes: usize) -> Result<usize, UsageError> {
-    let node_rank = given.clone().number("a whole number, 0 or more")?;
-    if node_rank < max_nodes {
-        return Ok(node_rank);
-    }
-    Err(UsageError::NodeRank {
-        name: given.name,
-        node_rank,
-        max_nodes,
-    })
 }
 
 fn worker_count(surroundings: &Surroundings<'_>, given: Given) -> Result<usize, UsageError> {
@@ -980,23 +759,6 @@ fn listed(text: &str) -> Vec<String> {
 fn is_python_file(script: &OsStr) -> bool {
     script.as_encoded_bytes().ends_with(b".py")
 }
-
-/// A random UUID (RFC 9562, version 4): the run id of a standalone job.
-fn random_id(seed: u64) -> String {
-    let random = fastrand::Rng::with_seed(seed).u128(..);
-    let digits = format!(
-        "{:032x}",
-        random & !VERSION_AND_VARIANT.0 | VERSION_AND_VARIANT.1
-    );
-    let parts = [0..8, 8..12, 12..16, 16..20, 20..32].map(|part| &digits[part]);
-    parts.join("-")
-}
-
-/// The mask of the fixed bits of a UUID, and their values.
-const VERSION_AND_VARIANT: (u128, u128) = (
-    0x0000_0000_0000_f000_c000_0000_0000_0000,
-    0x0000_0000_0000_4000_8000_0000_0000_0000,
-);
 
 #[cfg(test)]
 mod tests;

@@ -2,6 +2,8 @@
 //!
 //! `integration-tests` runs real PyTorch workers.
 
+mod scheduler;
+
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs;

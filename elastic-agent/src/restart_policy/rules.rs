@@ -43,8 +43,12 @@ pub struct RestartRules {
 
 impl RestartRules {
     /// The limit of the number of restarts; `None` if another limit takes its place.
-    pub(super) fn restarts_max(&self) -> Option<usize> {
+    #[must_use]
+    pub const fn restarts_max(&self) -> Option<usize> {
         let has_other = self.budget.is_some() || self.max_without_progress.is_some();
-        self.max_restarts.or((!has_other).then_some(0))
+        match self.max_restarts {
+            None if !has_other => Some(0),
+            max => max,
+        }
     }
 }

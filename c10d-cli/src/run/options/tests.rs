@@ -1,9 +1,16 @@
 //! The tables hold what torchrun 2.15 does with the same command lines and variables, except where a
 //! comment says otherwise.
 
+mod under_scheduler;
+
 use clap::{CommandFactory, Parser};
 
+use elastic_rendezvous::parse_config;
+
+use super::rendezvous::random_id;
 use super::*;
+use crate::run::devices::DevicesError;
+use crate::run::scheduler::Site;
 
 #[derive(Debug, Parser)]
 #[command(name = "run")]
@@ -39,6 +46,13 @@ fn plan_of<'a>(
             }),
         },
         seed: 1,
+        site: &Site {
+            host_name: &|| "n1".to_owned(),
+            full_name: &|| "n1.site".to_owned(),
+            read_file: &|_| Err(std::io::ErrorKind::NotFound.into()),
+            has_address: &|_| false,
+            is_interactive: false,
+        },
     };
     line.options
         .resolve(&surroundings)
@@ -100,6 +114,10 @@ fn a_script_alone_has_torchruns_defaults() {
             worker_count: 1,
             role: "default".to_owned(),
             restarts: RestartPlan::default(),
+            scheduler: None,
+            origins: Vec::new(),
+            node_rank: None,
+            dry_run: false,
             shutdown_timeout: Duration::from_secs(30),
             signals: ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"]
                 .map(str::to_owned)

@@ -1,0 +1,161 @@
+//! `--dry-run`: the plan of a launcher, and where each value is from.
+
+use std::fmt::Write;
+
+use elastic_rendezvous::{DEFAULT_PORT, Endpoint, EndpointError, ParametersError};
+use serde_json::{Value, json};
+
+use super::options::{Origin, RunPlan};
+
+/// One line about the scheduler that was found; `None` without one.
+pub(super) fn line(plan: &RunPlan) -> Option<String> {
+    let scheduler = plan.scheduler?;
+    let values = plan.origins.iter().map(|origin| {
+        let Origin { name, value, from } = origin;
+        format!("{name} {value} ({from})")
+    });
+    let values = values.collect::<Vec<_>>().join(", ");
+    Some(format!("found {scheduler}: {values}"))
+}
+
+/// Whether this node serves the store of the rendezvous. `is_this_host` tells whether a name is this machine's, which
+/// decides without a setting.
+pub(super) fn is_host(
+    plan: &RunPlan,
+    is_this_host: &dyn Fn(&str) -> bool,
+) -> Result<bool, ParametersError> {
+    let parameters = &plan.rendezvous;
+    if parameters.backend() == elastic_rendezvous::STATIC_BACKEND {
+        return Ok(plan.node_rank == Some(0));
+    }
+    let is_file = parameters
+        .get("store_type")
+        .is_some_and(|store| store.eq_ignore_ascii_case("file"));
+    if is_file {
+        return Ok(false);
+    }
+    match parameters.get_as_bool("is_host")? {
+        Some(is_host) => Ok(is_host),
+        None => Ok(is_this_host(endpoint(plan)?.host())),
+    }
+}
+
+/// The plan as lines of a name and a value.
+pub(super) fn text(plan: &RunPlan, is_host: bool) -> String {
+    let parameters = &plan.rendezvous;
+    let mut lines = Lines::default();
+    lines.add("scheduler", plan.scheduler.unwrap_or("none"), None);
+    lines.add("nodes", nodes(plan), origin(plan, "nodes"));
+    let rank = plan.node_rank.map_or_else(
+        || "chosen when the nodes meet".to_owned(),
+        |rank| rank.to_string(),
+    );
+    lines.add("node rank", rank, origin(plan, "node rank"));
+    lines.add("backend", parameters.backend(), None);
+    lines.add("endpoint", shown_endpoint(plan), origin(plan, "endpoint"));
+    lines.add("is host", if is_host { "yes" } else { "no" }, None);
+    lines.add("run id", parameters.run_id(), origin(plan, "run id"));
+    lines.add(
+        "workers",
+        plan.worker_count.to_string(),
+        origin(plan, "workers"),
+    );
+    lines.add("command", command(plan).join(" "), None);
+    for (name, value) in environment(plan) {
+        lines.add("environment", format!("{name}={value}"), None);
+    }
+    let max_restarts =
+        max_restarts(plan).map_or_else(|| "no limit".to_owned(), |max| max.to_string());
+    lines.add("max restarts", max_restarts, None);
+    lines.add(
+        "shutdown timeout",
+        format!("{:?}", plan.shutdown_timeout),
+        None,
+    );
+    for warning in &plan.warnings {
+        lines.add("warning", warning, None);
+    }
+    lines.0.trim_end().to_owned()
+}
+
+/// The plan as one object.
+pub(super) fn json(plan: &RunPlan, is_host: bool) -> Value {
+    let parameters = &plan.rendezvous;
+    let origins = plan.origins.iter();
+    let origins = origins.map(|origin| (origin.name.replace(' ', "_"), origin.from.clone().into()));
+    json!({
+        "scheduler": plan.scheduler,
+        "sources": Value::Object(origins.collect()),
+        "min_nodes": parameters.min_nodes(),
+        "max_nodes": parameters.max_nodes(),
+        "node_rank": plan.node_rank,
+        "backend": parameters.backend(),
+        "endpoint": shown_endpoint(plan),
+        "is_host": is_host,
+        "run_id": parameters.run_id(),
+        "workers": plan.worker_count,
+        "command": command(plan),
+        "environment": environment(plan).into_iter().map(|(name, value)| (name.to_owned(), value.into()))
+            .collect::<serde_json::Map<String, Value>>(),
+        "max_restarts": max_restarts(plan),
+        "shutdown_timeout": plan.shutdown_timeout.as_secs_f64(),
+        "warnings": plan.warnings,
+    })
+}
+
+#[derive(Debug, Default)]
+struct Lines(String);
+
+impl Lines {
+    fn add(&mut self, name: &str, value: impl AsRef<str>, from: Option<&str>) {
+        let from = from.map_or_else(String::new, |from| format!(" ({from})"));
+        // Writing to memory does not fail.
+        let _ = writeln!(self.0, "{name:16}  {}{from}", value.as_ref());
+    }
+}
+
+fn origin<'p>(plan: &'p RunPlan, name: &str) -> Option<&'p str> {
+    let mut origins = plan.origins.iter();
+    let origin = origins.find(|origin| origin.name == name);
+    origin.map(|origin| origin.from.as_str())
+}
+
+fn nodes(plan: &RunPlan) -> String {
+    let (min, max) = (plan.rendezvous.min_nodes(), plan.rendezvous.max_nodes());
+    format!("{min}:{max}")
+}
+
+fn endpoint(plan: &RunPlan) -> Result<Endpoint, EndpointError> {
+    plan.rendezvous.endpoint().parse()
+}
+
+/// The endpoint with its port; a path as it is.
+fn shown_endpoint(plan: &RunPlan) -> String {
+    match endpoint(plan) {
+        Ok(endpoint) => endpoint.with_default_port(DEFAULT_PORT).to_string(),
+        Err(_) => plan.rendezvous.endpoint().to_owned(),
+    }
+}
+
+fn command(plan: &RunPlan) -> Vec<String> {
+    let words = std::iter::once(&plan.program).chain(&plan.args);
+    words
+        .map(|word| word.to_string_lossy().into_owned())
+        .collect()
+}
+
+/// `None` if only other rules limit the restarts.
+const fn max_restarts(plan: &RunPlan) -> Option<usize> {
+    plan.restarts.rules.restarts_max()
+}
+
+/// The variables of workers that do not depend on the round.
+fn environment(plan: &RunPlan) -> Vec<(&'static str, String)> {
+    let mut variables = vec![
+        ("LOCAL_WORLD_SIZE", plan.worker_count.to_string()),
+        ("ROLE_NAME", plan.role.clone()),
+        ("TORCHELASTIC_RUN_ID", plan.rendezvous.run_id().to_owned()),
+    ];
+    variables.extend(plan.environment.iter().cloned());
+    variables
+}

@@ -1,0 +1,67 @@
+//! A job as the environment of its scheduler describes it.
+
+/// A value, and the names of the variables or files it is from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Sourced<T> {
+    pub(crate) value: T,
+    pub(crate) from: String,
+}
+
+/// A value, or why it is unknown and what to do, as a part of a sentence.
+pub(crate) type Finding<T> = Result<Sourced<T>, String>;
+
+/// A job as its scheduler describes it to one node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Found {
+    /// The name of the scheduler, or of the program that started this process.
+    pub(crate) scheduler: &'static str,
+    /// The number of nodes. An error also if launchers would disturb each other.
+    pub(crate) nodes: Finding<usize>,
+    /// The rank of this node, from 0.
+    pub(crate) node_rank: Finding<usize>,
+    /// The host and port where nodes meet, the same on all nodes: on the node with rank 0.
+    pub(crate) endpoint: Finding<String>,
+    /// The id of the job, the same on all nodes.
+    pub(crate) run_id: Finding<String>,
+    /// The GPUs of this node that belong to the job, if the environment names their number.
+    pub(crate) gpus: Option<Sourced<usize>>,
+    /// Whether this is the only launcher of the job on its node.
+    pub(crate) is_alone_on_node: bool,
+    /// Whether the nodes certainly are different machines, so that none reaches another by a loopback address.
+    pub(crate) has_several_hosts: bool,
+}
+
+impl<T> Sourced<T> {
+    pub(crate) fn new(value: T, from: impl Into<String>) -> Self {
+        Self {
+            value,
+            from: from.into(),
+        }
+    }
+}
+
+impl Found {
+    /// A job of which nothing is known yet, with one launcher on each node.
+    pub(crate) fn by(scheduler: &'static str) -> Self {
+        let unknown = || "the environment does not name it".to_owned();
+        Self {
+            scheduler,
+            nodes: Err(unknown()),
+            node_rank: Err(unknown()),
+            endpoint: Err(unknown()),
+            run_id: Err(unknown()),
+            gpus: None,
+            is_alone_on_node: true,
+            has_several_hosts: false,
+        }
+    }
+
+    /// Marks a job with several launchers on one node: each would start all workers of the node.
+    pub(crate) fn refuse_launchers(mut self, why: &str) -> Self {
+        self.is_alone_on_node = false;
+        self.has_several_hosts = false;
+        self.nodes = Err(why.to_owned());
+        self.node_rank = Err(why.to_owned());
+        self
+    }
+}

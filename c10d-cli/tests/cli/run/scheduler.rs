@@ -1,0 +1,284 @@
+//! `c10d run` without options under a simulated scheduler, and `--dry-run`.
+
+use super::*;
+
+/// Node `rank` of two in step 0 of a job of Slurm.
+fn in_slurm(command: &mut Command, job: u32, nodelist: &str, rank: &str) {
+    command
+        .env_remove("PET_NO_SCHEDULER")
+        .env("SLURM_JOB_ID", job.to_string())
+        .env("SLURM_STEP_ID", "0")
+        .env("SLURM_STEP_NODELIST", nodelist)
+        .env("SLURM_STEP_NUM_NODES", "2")
+        .env("SLURM_STEP_TASKS_PER_NODE", "1(x2)")
+        .env("SLURM_NODEID", rank)
+        .env("SLURM_PROCID", rank)
+        .env("SLURM_GPUS_ON_NODE", "2")
+        .env_remove("SLURM_RESTART_COUNT")
+        .env_remove("TORCHELASTIC_RUN_ID")
+        // One visible GPU of a developer's machine would be the number of workers.
+        .env("CUDA_VISIBLE_DEVICES", "")
+        .env("HIP_VISIBLE_DEVICES", "");
+}
+
+fn dry_run(arguments: &[&str], prepare: impl FnOnce(&mut Command)) -> Ended {
+    let mut command = command(["run", "--dry-run"].iter().chain(arguments));
+    command.env("OMP_NUM_THREADS", "1");
+    prepare(&mut command);
+    Running::start(command).end()
+}
+
+#[test]
+fn a_dry_run_prints_the_plan_and_its_sources() {
+    let ended = dry_run(&["--max-restarts=3", "train.py", "--lr", "1"], |command| {
+        in_slurm(command, 1234, "node[001-002]", "0");
+    });
+    ended.assert_prints(
+        "\
+scheduler         Slurm
+nodes             2:2 (SLURM_STEP_NUM_NODES)
+node rank         0 (SLURM_NODEID)
+backend           c10d
+endpoint          node001:26139 (SLURM_STEP_NODELIST, SLURM_JOB_ID, SLURM_STEP_ID)
+is host           yes
+run id            1234.0 (SLURM_JOB_ID, SLURM_STEP_ID)
+workers           2 (SLURM_GPUS_ON_NODE)
+command           python3 -u train.py --lr 1
+environment       LOCAL_WORLD_SIZE=2
+environment       ROLE_NAME=default
+environment       TORCHELASTIC_RUN_ID=1234.0
+environment       TORCHELASTIC_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT
+max restarts      3
+shutdown timeout  30s
+",
+    );
+}
+
+#[test]
+fn a_dry_run_prints_the_plan_as_json() {
+    let arguments = [
+        "--json",
+        "--nnodes=1:2",
+        "--rdzv-id=j",
+        "--no-python",
+        "./train",
+    ];
+    let ended = dry_run(&arguments, |command| {
+        in_slurm(command, 1234, "node[001-002]", "1");
+    });
+    assert_eq!(
+        (ended.code, ended.stderr.as_str()),
+        (Some(0), ""),
+        "{ended:?}"
+    );
+    let plan: Value = serde_json::from_str(ended.stdout_text()).unwrap();
+    let expected = json!({
+        "scheduler": "Slurm",
+        "sources": {
+            "nodes": "--nnodes",
+            "node_rank": "SLURM_NODEID",
+            "endpoint": "SLURM_STEP_NODELIST, SLURM_JOB_ID, SLURM_STEP_ID",
+            "run_id": "--rdzv-id",
+            "workers": "SLURM_GPUS_ON_NODE",
+        },
+        "min_nodes": 1,
+        "max_nodes": 2,
+        "node_rank": 1,
+        "backend": "c10d",
+        "endpoint": "node001:26139",
+        "is_host": false,
+        "run_id": "j",
+        "workers": 2,
+        "command": ["./train"],
+        "environment": {
+            "LOCAL_WORLD_SIZE": "2",
+            "ROLE_NAME": "default",
+            "TORCHELASTIC_RUN_ID": "j",
+            "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+        },
+        "max_restarts": 0,
+        "shutdown_timeout": 30.0,
+        "warnings": [],
+    });
+    assert_eq!(plan, expected);
+}
+
+#[test]
+fn a_dry_run_without_a_scheduler_starts_nothing() {
+    let job = Job::new();
+    let script = "echo started > $C10D_TEST_FOLDER/started";
+    let ended = job.run(&["--dry-run", "--nproc-per-node=2"], script);
+    assert_eq!(
+        (ended.code, ended.stderr.as_str()),
+        (Some(0), ""),
+        "{ended:?}"
+    );
+    let text = ended.stdout_text();
+    for line in [
+        "scheduler         none\n",
+        "nodes             1:1\n",
+        "node rank         chosen when the nodes meet\n",
+        "endpoint          localhost:0\n",
+        "is host           yes\n",
+        "workers           2 (--nproc-per-node)\n",
+        "shutdown timeout  30s\n",
+    ] {
+        assert!(text.contains(line), "{line}: {text}");
+    }
+    assert!(!job.exists("started"));
+}
+
+#[test]
+fn a_dry_run_refuses_the_same_options_as_a_run() {
+    for (arguments, text) in [
+        (&["--redirects=9", "s.py"][..], "--redirects: "),
+        (
+            &["--rdzv-conf=join_timeout=x", "--rdzv-backend=c10d", "s.py"],
+            "join_timeout",
+        ),
+        (
+            &["--rdzv-endpoint=127.0.0.1:1", "s.py"],
+            "different machines",
+        ),
+    ] {
+        let ended = dry_run(arguments, |command| {
+            in_slurm(command, 1234, "node[001-002]", "0");
+        });
+        ended.assert_fails(2, text);
+        assert!(ended.stdout.is_empty(), "{ended:?}");
+    }
+    let many = dry_run(&["s.py"], |command| {
+        in_slurm(command, 1234, "node[001-002]", "0");
+        command.env("SLURM_STEP_TASKS_PER_NODE", "8(x2)");
+    });
+    many.assert_fails(2, "use srun --ntasks-per-node=1");
+}
+
+#[test]
+fn hosts_of_pbs_are_read_from_its_file() {
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("nodes");
+    fs::write(&file, "node001\nnode001\nnode002\n").unwrap();
+    let in_pbs = |command: &mut Command, path: &Path| {
+        command
+            .env_remove("PET_NO_SCHEDULER")
+            .env("PBS_JOBID", "77.pbs")
+            .env("PBS_NODEFILE", path)
+            .env("OMPI_COMM_WORLD_RANK", "1")
+            .env("OMPI_COMM_WORLD_SIZE", "2")
+            .env("OMPI_COMM_WORLD_LOCAL_SIZE", "1")
+            .env("PMIX_NAMESPACE", "n@1");
+    };
+    let ended = dry_run(&["s.py"], |command| in_pbs(command, &file));
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let text = ended.stdout_text();
+    assert!(text.contains("scheduler         Open MPI\n"), "{text}");
+    assert!(text.contains("endpoint          node001:"), "{text}");
+
+    let missing = dry_run(&["s.py"], |command| {
+        in_pbs(command, &folder.path().join("missing"));
+    });
+    missing.assert_fails(
+        2,
+        "of PBS_NODEFILE cannot be read: No such file or directory",
+    );
+    // A directory, a pipe or a device could block.
+    let directory = dry_run(&["s.py"], |command| in_pbs(command, folder.path()));
+    directory.assert_fails(2, "of PBS_NODEFILE cannot be read: not a regular file");
+}
+
+/// The id of a job whose endpoint has a free port, and this port. No outgoing connection gets it, as it is not from the
+/// range of the system.
+fn job_with_free_port() -> (u32, u16) {
+    let mut jobs = 0..1000_u32;
+    let free = jobs.find_map(|_| {
+        let job = fastrand::u32(1..1_000_000);
+        let ended = dry_run(&["--json", "s.py"], |command| {
+            in_slurm(command, job, "localhost,localhost", "0");
+        });
+        let plan: Value = serde_json::from_str(ended.stdout_text()).unwrap();
+        let (_, port) = plan["endpoint"].as_str()?.rsplit_once(':')?;
+        let port: u16 = port.parse().unwrap();
+        let is_free = TcpListener::bind(("0.0.0.0", port)).is_ok();
+        is_free.then_some((job, port))
+    });
+    free.unwrap()
+}
+
+#[test]
+fn two_nodes_of_slurm_form_a_job_without_options() {
+    let job = Job::new();
+    let (id, _) = job_with_free_port();
+    let script = format!("{RANKS}; echo $TORCHELASTIC_RUN_ID >> $C10D_TEST_FOLDER/id$RANK");
+    // The node that connects starts first.
+    let nodes = ["1", "0"].map(|rank| {
+        let mut command = job.command(&["--local-addr=127.0.0.1"], &script);
+        in_slurm(&mut command, id, "localhost,localhost", rank);
+        Running::start(command)
+    });
+    let ended = nodes.map(Running::end);
+    ended.iter().for_each(assert_succeeded);
+    assert_eq!(lines(&ended), RANKS_OF_2_NODES);
+    assert_eq!(job.line("id3"), format!("{id}.0"));
+    let [second, first] = &ended;
+    for (ended, rank) in [(first, 0), (second, 1)] {
+        let line = ended
+            .stderr
+            .lines()
+            .find(|line| line.contains("found Slurm: "));
+        let line = line.unwrap_or_else(|| panic!("{ended:?}"));
+        assert!(line.contains(" c10d::run"), "{line}");
+        for value in [
+            "nodes 2 (SLURM_STEP_NUM_NODES)".to_owned(),
+            format!("node rank {rank} (SLURM_NODEID)"),
+            format!("run id {id}.0 (SLURM_JOB_ID, SLURM_STEP_ID)"),
+            "workers 2 (SLURM_GPUS_ON_NODE)".to_owned(),
+        ] {
+            assert!(line.contains(&value), "{line}");
+        }
+    }
+    assert!(
+        first.stderr.contains("hosts the rendezvous store"),
+        "{first:?}"
+    );
+    assert!(
+        !second.stderr.contains("hosts the rendezvous store"),
+        "{second:?}"
+    );
+}
+
+#[test]
+fn a_given_endpoint_wins_and_rank_and_id_are_found() {
+    let job = Job::new();
+    let (id, port) = job_with_free_port();
+    let endpoint = format!("--rdzv-endpoint=127.0.0.1:{port}");
+    let script = format!("{RANKS}; echo $TORCHELASTIC_RUN_ID >> $C10D_TEST_FOLDER/id$RANK");
+    let nodes = ["0", "1"].map(|rank| {
+        let mut command = job.command(&[&endpoint], &script);
+        in_slurm(&mut command, id, "localhost,localhost", rank);
+        Running::start(command)
+    });
+    let ended = nodes.map(Running::end);
+    ended.iter().for_each(assert_succeeded);
+    // The static backend keeps the ranks that Slurm gives.
+    assert_eq!(lines(&ended[..1]), RANKS_OF_2_NODES[..2]);
+    assert_eq!(lines(&ended[1..]), RANKS_OF_2_NODES[2..]);
+    assert_eq!(job.line("id0"), format!("{id}.0"));
+}
+
+#[test]
+fn a_host_name_that_is_not_known_yet_is_waited_for() {
+    let job = Job::new();
+    let ended = job.run(
+        &[
+            "--nnodes=2",
+            "--rdzv-backend=c10d",
+            "--rdzv-endpoint=pod-0.service.invalid:29400",
+            "--rdzv-conf=is_host=0,join_timeout=3",
+        ],
+        "true",
+    );
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    let waiting = "waiting for the host name pod-0.service.invalid, which has no address yet";
+    assert_eq!(ended.stderr.matches(waiting).count(), 1, "{ended:?}");
+}
