@@ -72,6 +72,9 @@ pub(super) fn text(plan: &RunPlan, is_host: bool) -> String {
         format!("{:?}", plan.shutdown_timeout),
         None,
     );
+    if let Some(limits) = &plan.exit_limits {
+        lines.add("grace period", format!("{:?}", limits.grace_period), None);
+    }
     for warning in &plan.warnings {
         lines.add("warning", warning, None);
     }
@@ -99,6 +102,7 @@ pub(super) fn json(plan: &RunPlan, is_host: bool) -> Value {
             .collect::<serde_json::Map<String, Value>>(),
         "max_restarts": max_restarts(plan),
         "shutdown_timeout": plan.shutdown_timeout.as_secs_f64(),
+        "grace_period": plan.exit_limits.map(|limits| limits.grace_period.as_secs_f64()),
         "warnings": plan.warnings,
     })
 }

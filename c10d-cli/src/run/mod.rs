@@ -9,10 +9,12 @@ mod debug_server;
 pub(crate) mod devices;
 mod dry_run;
 mod events;
+mod exit_deadline;
 mod explain;
 mod happenings;
 mod hint;
 mod hosted;
+mod leaving;
 pub(crate) mod options;
 mod own_address;
 mod private_directory;
@@ -52,6 +54,7 @@ use crate::terminal;
 use announce::{Announcer, NodeIdentity};
 use debug_server::DebugServers;
 use events::{JobNames, Recorder};
+use exit_deadline::ExitDeadline;
 use explain::Explainer;
 use hosted::Hosted;
 use options::{RunOptions, RunPlan, Surroundings};
@@ -167,6 +170,8 @@ fn run_job(plan: &RunPlan, report: &mut Value) -> Result<u8, Failure> {
     let credentials = plan.secret.credentials()?;
     let token = credentials.as_ref().and_then(Credentials::http_token);
     let mut agent_options = agent_options(plan, is_on(IDENTICAL_WORKERS))?;
+    // Declared first, so that it is dropped last, after all that can delay the end.
+    let exit_deadline;
     let debug_servers = match plan.debug_server {
         true => {
             Some(DebugServers::prepare(token.clone()).map_err(Failure::system("--debug-server"))?)
@@ -237,7 +242,19 @@ fn run_job(plan: &RunPlan, report: &mut Value) -> Result<u8, Failure> {
         handler.add_listener(events.rendezvous_listener());
         agent.add_listener(events.agent_listener());
     }
-    let signals = Signals::pass_on(&plan.signals, agent.handle())
+    exit_deadline = match &plan.exit_limits {
+        Some(limits) => Some(
+            ExitDeadline::start(
+                plan.shutdown_timeout,
+                limits.exit,
+                agent.handle().kill_switch(),
+            )
+            .map_err(cannot_start())?,
+        ),
+        None => None,
+    };
+    let timer = exit_deadline.as_ref().map(ExitDeadline::timer);
+    let signals = Signals::pass_on(&plan.signals, agent.handle(), timer)
         .map_err(Failure::system("cannot handle signals"))?;
     let mut result = agent.run();
     let reports = explainer.failure_reports();
@@ -250,7 +267,7 @@ fn run_job(plan: &RunPlan, report: &mut Value) -> Result<u8, Failure> {
         .as_ref()
         .and_then(|reports| blame::explain(reports, failures_of(&mut result)));
     *report = report::json(&agent, &result, why.as_ref());
-    let exit = conclude(plan, &agent, &*handler, &result, why.as_ref());
+    let exit = conclude(plan, &agent, &handler, &result, why.as_ref());
     if let Some(events) = &events {
         events.finish(&result);
     }
@@ -358,7 +375,7 @@ fn with_shared_store(parameters: RendezvousParameters, is_shared: bool) -> Rende
 fn conclude(
     plan: &RunPlan,
     agent: &ElasticAgent,
-    handler: &dyn RendezvousHandler,
+    handler: &Arc<dyn RendezvousHandler>,
     result: &Result<AgentOutcome, AgentError>,
     why: Option<&Report>,
 ) -> Result<u8, Failure> {
@@ -393,10 +410,7 @@ fn conclude(
             signal,
             had_workers,
         }) => {
-            // The other nodes may continue without this one.
-            if let Err(error) = handler.leave() {
-                log::warn!("cannot leave the rendezvous: {error}");
-            }
+            leaving::leave(handler, plan.exit_limits.map(|limits| limits.leave));
             let by_signal = u8::try_from(*signal).map_or(1, |signal| signal.saturating_add(128));
             Ok(if *had_workers { 1 } else { by_signal })
         }
@@ -410,9 +424,7 @@ fn conclude(
                 // The other nodes know, or cannot be reached.
                 AgentError::Rendezvous(_) => {}
                 AgentError::Ranks(_) | AgentError::Relay(_) => {
-                    if let Err(error) = handler.leave() {
-                        log::warn!("cannot leave the rendezvous: {error}");
-                    }
+                    leaving::leave(handler, None);
                 }
                 // The job cannot run without this node.
                 _ => {

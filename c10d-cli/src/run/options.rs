@@ -5,6 +5,7 @@
 
 mod given;
 mod rendezvous;
+mod stopping;
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -25,6 +26,8 @@ pub(crate) use given::Surroundings;
 use given::{Given, UsageError};
 pub(crate) use rendezvous::Origin;
 use rendezvous::RendezvousOptions;
+pub(crate) use stopping::ExitLimits;
+use stopping::Stopping;
 
 const AFTER_HELP: &str = "\
 Each worker runs SCRIPT with all arguments after it, even those that look like options. A SCRIPT whose name
@@ -166,6 +169,11 @@ pub(crate) struct RunOptions {
     /// Prints the plan, with the source of each value, and starts nothing; with --json as JSON.
     #[arg(long, alias = "dry_run")]
     dry_run: bool,
+
+    /// The time that the scheduler leaves between SIGTERM and SIGKILL, as in 30s or 2m: the workers are killed, and
+    /// this node leaves the job, before it ends. [default: the scheduler's, if one is found]
+    #[arg(long, alias = "grace_period", value_name = "TIME")]
+    grace_period: Option<String>,
 
     /// Has each worker run PyTorch's debug server, for `c10d stacks` and `c10d flight` (PyTorch 2.15; the script
     /// needs no change). Only this user reaches it, on a unix socket; this launcher shows others the Python
@@ -341,6 +349,8 @@ pub(crate) struct RunPlan {
     pub(crate) dry_run: bool,
     /// How long workers have to exit after a signal; zero kills them at once.
     pub(crate) shutdown_timeout: Duration,
+    /// The limit for all that follows from a signal, if there is one.
+    pub(crate) exit_limits: Option<ExitLimits>,
     /// The names of the signals that stop the workers, not checked.
     pub(crate) signals: Vec<String>,
     /// Where this run creates its log directory; `None` for a new temporary directory.
@@ -445,6 +455,14 @@ impl RunOptions {
                 None => 1,
             },
         };
+        let stopping = Stopping {
+            grace_period: surroundings.given("grace-period", self.grace_period.take()),
+            shutdown_timeout: surroundings
+                .given("shutdown-timeout", self.shutdown_timeout.take())
+                .or_else(|| surroundings.variable("TORCH_ELASTIC_SHUTDOWN_TIMEOUT")),
+        };
+        let usual = found.as_ref().and_then(|found| found.grace_period);
+        let (shutdown_timeout, exit_limits) = stopping.limits(usual, &mut warnings)?;
         let signals = surroundings.text(
             "signals-to-handle",
             self.signals_to_handle,
@@ -480,15 +498,8 @@ impl RunOptions {
             origins,
             node_rank: chosen.node_rank,
             dry_run: surroundings.flag("dry-run", self.dry_run)?,
-            shutdown_timeout: match surroundings
-                .given("shutdown-timeout", self.shutdown_timeout)
-                .or_else(|| surroundings.variable("TORCH_ELASTIC_SHUTDOWN_TIMEOUT"))
-            {
-                Some(given) => {
-                    Duration::from_secs(given.number("a whole number of seconds, 0 or more")?)
-                }
-                None => Duration::from_secs(30),
-            },
+            shutdown_timeout,
+            exit_limits,
             signals: listed(&signals),
             log_dir: surroundings
                 .given("log-dir", self.log_dir)

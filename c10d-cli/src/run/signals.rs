@@ -8,6 +8,8 @@ use signal_hook::consts::{FORBIDDEN, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::{Handle, Signals as Iterator};
 use signal_hook::low_level::signal_name;
 
+use super::exit_deadline::ExitTimer;
+
 const THREAD: &str = "signals";
 
 /// Signals that are only forwarded to the workers.
@@ -25,8 +27,12 @@ pub(crate) struct Signals {
 
 impl Signals {
     /// Starts to pass signals on: those of these names stop the agent, SIGUSR1 and SIGUSR2 go to its
-    /// workers.
-    pub(crate) fn pass_on(names: &[String], agent: AgentHandle) -> io::Result<Self> {
+    /// workers. A signal that stops the agent first starts the timer.
+    pub(crate) fn pass_on(
+        names: &[String],
+        agent: AgentHandle,
+        timer: Option<ExitTimer>,
+    ) -> io::Result<Self> {
         let mut numbers: Vec<i32> = names.iter().filter_map(|name| number_of(name)).collect();
         let ending = numbers.clone();
         numbers.extend(FORWARDED);
@@ -39,6 +45,9 @@ impl Signals {
             .spawn(move || {
                 for signal in signals.forever() {
                     if ending.contains(&signal) {
+                        if let Some(timer) = &timer {
+                            timer.start();
+                        }
                         agent.stop(signal);
                     } else {
                         agent.forward(signal);

@@ -2,6 +2,7 @@
 //!
 //! `integration-tests` runs real PyTorch workers.
 
+mod grace_period;
 mod scheduler;
 
 use std::collections::BTreeSet;

@@ -86,6 +86,13 @@ impl AgentHandle {
         let _ = shared.events.send(Event::Stop);
     }
 
+    /// The switch that a second [`stop`](Self::stop) triggers, for a caller with a deadline of its own. It also ends the
+    /// wait for workers that were already being stopped, for another round, when the first signal came.
+    #[must_use]
+    pub fn kill_switch(&self) -> KillSwitch {
+        self.shared.kill_switch.clone()
+    }
+
     /// Sends a signal to the workers, without any other effect. Does not block.
     pub fn forward(&self, signal: i32) {
         // Fails when the agent is dropped.

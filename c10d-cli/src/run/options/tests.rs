@@ -119,6 +119,7 @@ fn a_script_alone_has_torchruns_defaults() {
             node_rank: None,
             dry_run: false,
             shutdown_timeout: Duration::from_secs(30),
+            exit_limits: None,
             signals: ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"]
                 .map(str::to_owned)
                 .to_vec(),

@@ -3,8 +3,13 @@
 //! Variables: "JOB ENVIRONMENT" of flux-environment(7). The environment has no list of hosts. Batch scripts and shells
 //! have none of these variables, which Flux unsets there.
 
+use std::time::Duration;
+
 use super::found::Found;
 use super::site::Variables;
+
+/// Flux's default of `kill-timeout` in the table `exec`.
+const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The job of which this process is a task.
 pub(super) fn find(variables: Variables<'_>) -> Option<Found> {
@@ -29,6 +34,7 @@ pub(super) fn find(variables: Variables<'_>) -> Option<Found> {
         has_several_hosts: nodes.as_ref().is_ok_and(|nodes| nodes.value > 1),
         nodes,
         run_id,
+        grace_period: Some(KILL_TIMEOUT),
         ..Found::by("Flux")
     };
     match (&found.nodes, &tasks) {

@@ -1,5 +1,7 @@
 //! A job as the environment of its scheduler describes it.
 
+use std::time::Duration;
+
 /// A value, and the names of the variables or files it is from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Sourced<T> {
@@ -29,6 +31,8 @@ pub(crate) struct Found {
     pub(crate) is_alone_on_node: bool,
     /// Whether the nodes certainly are different machines, so that none reaches another by a loopback address.
     pub(crate) has_several_hosts: bool,
+    /// The usual time between SIGTERM and SIGKILL of this scheduler, if it has one.
+    pub(crate) grace_period: Option<Duration>,
 }
 
 impl<T> Sourced<T> {
@@ -53,6 +57,7 @@ impl Found {
             gpus: None,
             is_alone_on_node: true,
             has_several_hosts: false,
+            grace_period: None,
         }
     }
 

@@ -4,8 +4,13 @@
 //! Variables: "Indexed Job" in Kubernetes' documentation; the API of LeaderWorkerSet (`LWS_...`); the Kubeflow
 //! training operator's PyTorchJob. Kubeflow's TrainJob sets torchrun's `PET_...`, which count as given options.
 
+use std::time::Duration;
+
 use super::found::{Found, Sourced};
 use super::site::{Site, Variables};
+
+/// The default of a pod's `terminationGracePeriodSeconds`.
+const GRACE_PERIOD: Duration = Duration::from_secs(30);
 
 /// torchrun's port of a c10d rendezvous. Each pod has ports of its own.
 const PORT: u16 = 29400;
@@ -96,6 +101,7 @@ fn operator(variables: Variables<'_>) -> Option<Found> {
 fn pods(scheduler: &'static str) -> Found {
     Found {
         has_several_hosts: true,
+        grace_period: Some(GRACE_PERIOD),
         ..Found::by(scheduler)
     }
 }

@@ -3,8 +3,13 @@
 //!
 //! Variables: "Environment Variables" of qsub(1B), and those of a task, in the PBS Programmer's Guide.
 
+use std::time::Duration;
+
 use super::found::{Finding, Found, Sourced};
 use super::site::{Site, Variables, is_same_host};
+
+/// The default of a queue's `kill_delay`.
+const KILL_DELAY: Duration = Duration::from_secs(10);
 
 /// More hosts than any cluster has.
 const HOSTS_MAX: usize = 65_536;
@@ -28,6 +33,7 @@ pub(super) fn find(variables: Variables<'_>, site: &Site<'_>) -> Option<Found> {
         }),
         has_several_hosts: hosts.is_ok_and(|hosts| hosts.value.len() > 1),
         run_id,
+        grace_period: Some(KILL_DELAY),
         ..Found::by("PBS")
     };
     let is_script = task == Ok(1) || (task.is_err() && variables.has("PBS_ENVIRONMENT"));

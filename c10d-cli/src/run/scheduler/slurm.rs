@@ -2,11 +2,16 @@
 //!
 //! Variables: "OUTPUT ENVIRONMENT VARIABLES" of srun(1) and sbatch(1).
 
+use std::time::Duration;
+
 use super::found::{Finding, Found, Sourced};
 use super::hostlist::expand;
 use super::site::{Site, Variables};
 
 const NAME: &str = "Slurm";
+
+/// Slurm's default of `KillWait`.
+const KILL_WAIT: Duration = Duration::from_secs(30);
 
 /// From this number on, step ids have a meaning of their own: the batch script, an interactive shell.
 const SPECIAL_STEPS_FROM: u64 = 0xffff_fff0;
@@ -45,6 +50,7 @@ pub(super) fn find_step(variables: Variables<'_>, site: &Site<'_>) -> Option<Fou
         run_id,
         gpus: gpus(variables),
         has_several_hosts: hosts.is_ok_and(|hosts| has_different(&hosts.value)),
+        grace_period: Some(KILL_WAIT),
         ..Found::by(NAME)
     };
     let tasks = ["SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"];
@@ -88,6 +94,7 @@ pub(super) fn find_batch(variables: Variables<'_>) -> Option<Found> {
         node_rank: Ok(Sourced::new(0, "the only node")),
         run_id: Ok(with_restarts(variables, job)),
         gpus: gpus(variables),
+        grace_period: Some(KILL_WAIT),
         ..Found::by(NAME)
     })
 }

@@ -417,14 +417,19 @@ fn a_shell_on_a_login_node_and_a_worker_belong_to_no_scheduler() {
 }
 
 #[test]
-fn gpus_are_those_that_the_scheduler_names() {
-    for (name, gpus) in [
-        ("slurm-step-1", Some(8)),
-        ("openmpi-in-slurm-1", None),
-        ("lws-2", None),
+fn gpus_and_grace_periods_are_those_of_the_scheduler() {
+    for (name, gpus, grace_secs) in [
+        ("slurm-step-1", Some(8), Some(30)),
+        ("openmpi-in-slurm-1", None, None),
+        ("pbs-pbsdsh-1", None, Some(10)),
+        ("flux-0", None, Some(5)),
+        ("lws-2", None, Some(30)),
+        ("kubernetes-job-3", None, Some(30)),
     ] {
         let found = found(name);
         assert_eq!(found.gpus.map(|gpus| gpus.value), gpus, "{name}");
+        let grace = found.grace_period.map(|grace| grace.as_secs());
+        assert_eq!(grace, grace_secs, "{name}");
     }
 }
 

@@ -49,7 +49,8 @@ environment       ROLE_NAME=default
 environment       TORCHELASTIC_RUN_ID=1234.0
 environment       TORCHELASTIC_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT
 max restarts      3
-shutdown timeout  30s
+shutdown timeout  27s
+grace period      30s
 ",
     );
 }
@@ -97,7 +98,8 @@ fn a_dry_run_prints_the_plan_as_json() {
             "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
         },
         "max_restarts": 0,
-        "shutdown_timeout": 30.0,
+        "shutdown_timeout": 27.0,
+        "grace_period": 30.0,
         "warnings": [],
     });
     assert_eq!(plan, expected);
@@ -125,6 +127,7 @@ fn a_dry_run_without_a_scheduler_starts_nothing() {
     ] {
         assert!(text.contains(line), "{line}: {text}");
     }
+    assert!(!text.contains("grace period"), "{text}");
     assert!(!job.exists("started"));
 }
 
@@ -140,6 +143,7 @@ fn a_dry_run_refuses_the_same_options_as_a_run() {
             &["--rdzv-endpoint=127.0.0.1:1", "s.py"],
             "different machines",
         ),
+        (&["--grace-period=0", "s.py"], "--grace-period is \"0\""),
     ] {
         let ended = dry_run(arguments, |command| {
             in_slurm(command, 1234, "node[001-002]", "0");

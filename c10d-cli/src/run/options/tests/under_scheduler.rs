@@ -35,6 +35,7 @@ fn a_step_of_slurm_needs_no_options() {
     assert_eq!(plan.scheduler, Some("Slurm"));
     assert_eq!(plan.node_rank, Some(1));
     assert_eq!(plan.worker_count, 8);
+    assert_eq!(plan.shutdown_timeout, Duration::from_secs(27));
     assert_eq!(
         origins(&plan),
         "nodes 2 (SLURM_STEP_NUM_NODES), node rank 1 (SLURM_NODEID), endpoint node001:26139 (SLURM_STEP_NODELIST, \
