@@ -312,6 +312,8 @@ fn prepared(mut command: Command) -> Command {
         command.env_remove(name);
     }
     command
+        // These tests may themselves run under one.
+        .env("PET_NO_SCHEDULER", "1")
         .env("OMP_NUM_THREADS", "1")
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .env("TORCH_CPP_LOG_LEVEL", "ERROR")

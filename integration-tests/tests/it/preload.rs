@@ -60,6 +60,7 @@ impl Place {
             .current_dir(self.0.path())
             .env("PYTHON_EXEC", std::env::var_os(PYTHON_VARIABLE).unwrap())
             .env("PYTHONDONTWRITEBYTECODE", "1")
+            .env("PET_NO_SCHEDULER", "1")
             .env("OMP_NUM_THREADS", "1")
             .env(MARK, self.0.path())
             .env_remove("RUST_LOG")
