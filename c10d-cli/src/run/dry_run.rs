@@ -61,6 +61,12 @@ pub(super) fn text(plan: &RunPlan, is_host: bool) -> String {
         origin(plan, "workers"),
     );
     lines.add("command", command(plan).join(" "), None);
+    if let Some(preload) = &plan.preload {
+        lines.add("preload", preload.modules().join(","), None);
+    }
+    if plan.has_relay {
+        lines.add("relay", "yes", None);
+    }
     for (name, value) in environment(plan) {
         lines.add("environment", format!("{name}={value}"), None);
     }
@@ -98,6 +104,8 @@ pub(super) fn json(plan: &RunPlan, is_host: bool) -> Value {
         "run_id": parameters.run_id(),
         "workers": plan.worker_count,
         "command": command(plan),
+        "preload": plan.preload.as_ref().map_or(&[][..], |preload| preload.modules()),
+        "relay": plan.has_relay,
         "environment": environment(plan).into_iter().map(|(name, value)| (name.to_owned(), value.into()))
             .collect::<serde_json::Map<String, Value>>(),
         "max_restarts": max_restarts(plan),

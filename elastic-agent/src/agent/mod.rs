@@ -422,7 +422,7 @@ impl ElasticAgent {
             ranks.world_size,
             worker_list::ranks_with_pids(ranks.first_rank, &group.pids()),
         );
-        let started = self.started(&round, &ranks, relay_address, &group.pids());
+        let started = self.started(&round, &ranks, relay_address, &group);
         self.clock.end_start();
         self.listeners.notify(&AgentEvent::WorkersStarted(&started));
         self.started = Some(started);
@@ -495,9 +495,9 @@ impl ElasticAgent {
         round: &RendezvousInfo,
         ranks: &RankBlock,
         relay: Option<HostPort>,
-        pids: &[u32],
+        group: &WorkerGroup,
     ) -> StartedWorkers {
-        let workers = pids.iter().enumerate();
+        let workers = group.pids().into_iter().enumerate();
         let first = ranks.assignment(
             round.rank,
             round.world_size,
@@ -515,13 +515,14 @@ impl ElasticAgent {
             relay,
             credentials: round.bootstrap.credentials.clone(),
             is_agent_store: round.bootstrap.is_agent_store,
+            are_preloaded: group.are_forked(),
             restarts: usize::try_from(self.generation - 1).unwrap_or(usize::MAX),
             restarts_used: self.policy.used(),
             rendezvous: self.clock.phases().rendezvous,
             ranks: self.clock.phases().ranks,
             workers: workers
                 .map(|(local_rank, pid)| {
-                    StartedWorker::new(ranks.first_rank + local_rank, local_rank, *pid)
+                    StartedWorker::new(ranks.first_rank + local_rank, local_rank, pid)
                 })
                 .collect(),
         }

@@ -28,6 +28,8 @@ pub struct StartedWorkers {
     pub credentials: Option<Credentials>,
     /// Whether an agent serves the workers' store; otherwise the worker with rank 0 will.
     pub is_agent_store: bool,
+    /// Whether the workers were forked with [preloaded](crate::PreloadOptions) modules.
+    pub are_preloaded: bool,
     /// How often this agent has started workers before.
     pub restarts: usize,
     /// How many restarts after failures this node had used by then.
@@ -67,6 +69,7 @@ impl StartedWorkers {
             relay: None,
             credentials: None,
             is_agent_store: true,
+            are_preloaded: false,
             restarts: 0,
             restarts_used: 0,
             rendezvous: Duration::ZERO,

@@ -58,6 +58,12 @@ impl PreloadOptions {
         self
     }
 
+    /// The modules, in the order of their imports.
+    #[must_use]
+    pub fn modules(&self) -> &[String] {
+        &self.modules
+    }
+
     /// The plan of a template for workers that run `command`.
     ///
     /// # Errors

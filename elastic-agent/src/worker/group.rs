@@ -82,6 +82,7 @@ pub struct WorkerGroup {
     first_output: Arc<OnceLock<Instant>>,
     guardian: Option<Guardian>,
     spawner: Option<Spawner>,
+    are_forked: bool,
 }
 
 #[derive(Debug)]
@@ -224,6 +225,7 @@ impl WorkerGroup {
             }
         }
         .into_iter();
+        let are_forked = pids.len() > 0;
         let mut workers = Vec::new();
         let mut failure = None;
         for (((plan, streams), stderr_end), waiter) in plan
@@ -282,6 +284,7 @@ impl WorkerGroup {
             first_output,
             guardian,
             spawner: Some(spawner),
+            are_forked,
         };
         match failure {
             None => Ok(group),
@@ -294,6 +297,11 @@ impl WorkerGroup {
     pub fn pids(&self) -> Vec<u32> {
         let pids = self.workers.iter().map(Worker::pid);
         pids.collect()
+    }
+
+    /// Whether the workers were forked from a template.
+    pub(crate) const fn are_forked(&self) -> bool {
+        self.are_forked
     }
 
     /// The workers that are running, as text: `local rank 0 (pid 17), 1 (pid 18)`.

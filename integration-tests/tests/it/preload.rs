@@ -762,10 +762,13 @@ fn more_workers_start_than_a_socket_has_room_for() {
         "--nproc-per-node=100",
         "--preload=json",
         "--preload-required",
+        "--events=events",
         "train.py",
     ];
     let ended = place.run(&options);
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert!((0..100).all(|rank| place.path(&format!("up.{rank}")).exists()));
+    let events = place.read("events");
+    assert!(events.contains("\"preloaded\":true"), "{events}");
     place.assert_nothing_runs();
 }

@@ -35,6 +35,7 @@ pub(super) fn line(names: &JobNames, record: &RoundRecord) -> Value {
         line["nodes"] = started.nodes.into();
         line["node_rank"] = started.node_rank.into();
         line["ranks"] = ranks.into();
+        line["preloaded"] = started.are_preloaded.into();
         line["world_size"] = started.world_size.into();
         let codes = record.outcomes.iter();
         line["exit_codes"] = codes

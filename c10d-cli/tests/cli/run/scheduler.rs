@@ -91,6 +91,8 @@ fn a_dry_run_prints_the_plan_as_json() {
         "run_id": "j",
         "workers": 2,
         "command": ["./train"],
+        "preload": [],
+        "relay": false,
         "environment": {
             "LOCAL_WORLD_SIZE": "2",
             "ROLE_NAME": "default",
