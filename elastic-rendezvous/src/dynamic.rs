@@ -20,6 +20,7 @@ use crate::handler::{Listener, Membership, RendezvousHandler, RendezvousInfo};
 use crate::mailbox::{Job, Mailbox, Message, open_mailbox};
 use crate::node::NodeId;
 use crate::node_loop::NodeLoop;
+use crate::notices::{NotJoining, Notice, Notices};
 use crate::report::WaitReport;
 use crate::server_hook::ServerHook;
 use crate::settings::RendezvousSettings;
@@ -181,7 +182,8 @@ impl DynamicRendezvous {
         let local_id = NEXT_LOCAL_ID.fetch_add(1, Ordering::Relaxed);
         let node = NodeId::new(addr, i64::from(std::process::id()), local_id);
         let clock = Clock::start();
-        let shared = Arc::new(Shared::default());
+        let notices = Notices::new(Arc::clone(&store), &settings.run_id);
+        let shared = Arc::new(Shared::new(notices));
         let group = backend.group();
         let (to_loop, inbox) = open_mailbox(group.as_ref());
         let run: Box<dyn FnOnce() + Send> = if let Some(group) = group {
@@ -354,6 +356,7 @@ impl DynamicRendezvous {
             silent: Vec::new(),
             absent: Vec::new(),
             dropped: Vec::new(),
+            not_joining: Vec::new(),
         }
     }
 
@@ -444,6 +447,21 @@ impl RendezvousHandler for DynamicRendezvous {
 
     fn leave(&self) -> Result<(), RendezvousError> {
         self.ask(Goal::Leave).map(drop)
+    }
+
+    fn exit_round(&self) -> Result<(), RendezvousError> {
+        self.ask(Goal::Exit).map(drop)
+    }
+
+    fn set_not_joining(&self, why: Option<&str>) -> Result<(), RendezvousError> {
+        let written = match why {
+            None => self.shared.notices.withdraw(),
+            Some(why) => {
+                let it = NotJoining::new(self.node.clone(), why);
+                self.shared.notices.write(&Notice::NotJoining(it))
+            }
+        };
+        written.map_err(|error| RendezvousError::connection(&self.settings.run_id, error))
     }
 
     fn run_id(&self) -> &str {

@@ -371,6 +371,7 @@ impl Executor {
                 .map(|(node, _)| node.clone())
                 .collect(),
             dropped: self.all_dropped(now),
+            not_joining: Vec::new(),
         }
     }
 

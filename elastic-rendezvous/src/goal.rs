@@ -10,6 +10,8 @@ pub(crate) enum Goal {
     /// Closes the rendezvous as the last operation of the handler.
     Shutdown,
     Leave,
+    /// Leaves the round of which the node is a member, to join another one later.
+    Exit,
     /// Reads the state.
     Read,
 }

@@ -21,6 +21,7 @@ use crate::group_store::GroupStore;
 use crate::handler::{Membership, RendezvousEvent};
 use crate::mailbox::{Inbox, Job, Message};
 use crate::node::NodeId;
+use crate::notices::NoticeBoard;
 use crate::recorded_event::{Step, step_of_keep_alive, step_of_result, step_of_start};
 use crate::report::{DroppedNode, LeftNode, LostNode, WaitReport};
 use crate::settings::RendezvousSettings;
@@ -59,6 +60,7 @@ pub(crate) struct GroupLoop {
     /// What the published membership was made of.
     published: Option<(Summary, bool)>,
     is_stopping: bool,
+    notices: NoticeBoard,
 }
 
 /// A waiting join, for its reports.
@@ -87,6 +89,7 @@ impl GroupLoop {
         let index = group
             .count_handler()
             .map_err(|error| RendezvousError::connection(&settings.run_id, error))?;
+        let notices = shared.notices.clone();
         Ok(Self {
             clock,
             station: Station::new(me, index, settings, clock.now()),
@@ -103,6 +106,7 @@ impl GroupLoop {
             lost: BTreeMap::new(),
             published: None,
             is_stopping: false,
+            notices: NoticeBoard::new(notices),
         })
     }
 
@@ -157,6 +161,15 @@ impl GroupLoop {
                 self.exit_round();
                 self.station.leave(close_deadline, now);
                 self.finish(Operation::Leave, close_deadline, now)?;
+                Ok(self.answer(self.station.summary().is_closed))
+            }
+            Goal::Exit => {
+                let deadline = now
+                    .monotonic
+                    .saturating_add(self.station.settings().join_timeout);
+                self.exit_round();
+                self.station.exit(deadline, now);
+                self.finish(Operation::Exit, deadline, now)?;
                 Ok(self.answer(self.station.summary().is_closed))
             }
             Goal::Read => {
@@ -553,6 +566,7 @@ impl GroupLoop {
         if must_log {
             joining.log_at = now.saturating_add(LOG_INTERVAL);
         }
+        self.notices.refresh(self.station.me());
         let report = self.report(now);
         if must_log {
             log_wait(&report, None);
@@ -580,7 +594,7 @@ impl GroupLoop {
             .named
             .iter()
             .filter(|(_, is_joining)| !is_joining);
-        WaitReport {
+        let mut report = WaitReport {
             run_id: settings.run_id.clone(),
             round: summary.round,
             is_complete: summary.is_complete,
@@ -596,7 +610,10 @@ impl GroupLoop {
             silent: Vec::new(),
             absent: absent.map(|(node, _)| node.clone()).collect(),
             dropped: dropped.collect(),
-        }
+            not_joining: Vec::new(),
+        };
+        report.add_not_joining(self.notices.not_joining());
+        report
     }
 }
 

@@ -88,6 +88,24 @@ pub trait RendezvousHandler: Debug + Send + Sync {
     /// As [`set_closed`](Self::set_closed).
     fn leave(&self) -> Result<(), RendezvousError>;
 
+    /// Leaves the round of which this node is a member, before [`next_rendezvous`](Self::next_rendezvous): for a node
+    /// that has something to do in between, for which the others shall not wait. Blocks for at most the join timeout.
+    ///
+    /// # Errors
+    /// As [`set_closed`](Self::set_closed).
+    fn exit_round(&self) -> Result<(), RendezvousError> {
+        Ok(())
+    }
+
+    /// Tells the other nodes why this one does not join at present, for their reports; `None` takes it back. Spares
+    /// take its place without waiting for it. Blocks for at most the store's timeout, twice.
+    ///
+    /// # Errors
+    /// [`RendezvousError::Connection`].
+    fn set_not_joining(&self, _why: Option<&str>) -> Result<(), RendezvousError> {
+        Ok(())
+    }
+
     /// The run id of the job.
     fn run_id(&self) -> &str;
 

@@ -21,6 +21,7 @@ mod handler;
 mod mailbox;
 mod node;
 mod node_loop;
+mod notices;
 mod observations;
 mod parameters;
 mod ranks_report;
@@ -54,6 +55,7 @@ pub use handler::{
     BootstrapInfo, Listener, Membership, RendezvousEvent, RendezvousHandler, RendezvousInfo,
 };
 pub use node::{NamedNode, NodeId};
+pub use notices::NotJoining;
 pub use parameters::{ParametersError, RendezvousParameters, parse_config};
 pub use ranks_report::RanksReport;
 pub use recorded_event::{NodeState, RecordedEvent};

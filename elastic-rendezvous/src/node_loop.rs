@@ -17,6 +17,7 @@ use crate::goal::{Answer, Goal, Joined};
 use crate::handler::{Membership, RendezvousEvent};
 use crate::mailbox::{Inbox, Job, Message};
 use crate::node::NodeId;
+use crate::notices::NoticeBoard;
 use crate::recorded_event::{Step, step_of_keep_alive, step_of_result, step_of_start};
 use crate::shared::{LOG_INTERVAL, Shared, error_of, log_wait};
 use crate::state::RendezvousState;
@@ -50,6 +51,9 @@ pub(crate) struct NodeLoop {
     last_nodes: Vec<NodeId>,
     is_stopping: bool,
     has_lease: bool,
+    /// Whether the node has left its last round by [`Goal::Exit`], so that a join begins with the next one.
+    has_exited: bool,
+    notices: NoticeBoard,
     random: fastrand::Rng,
 }
 
@@ -87,6 +91,7 @@ impl NodeLoop {
             Some(watch) => Some(Watch::start(watch, to_loop)?),
         };
         let run_id = executor.settings().run_id.clone();
+        let notices = shared.notices.clone();
         Ok(Self {
             clock,
             executor,
@@ -99,6 +104,8 @@ impl NodeLoop {
             last_nodes: Vec::new(),
             is_stopping: false,
             has_lease: false,
+            has_exited: false,
+            notices: NoticeBoard::new(notices),
             random: fastrand::Rng::with_seed(seed),
         })
     }
@@ -136,7 +143,9 @@ impl NodeLoop {
                 self.shared.refuse_if_interrupted(self.run_id())?;
                 self.exit_round();
                 let deadline = now.saturating_add(settings.join_timeout);
-                self.operate(Operation::Exit, deadline)?;
+                if !std::mem::take(&mut self.has_exited) {
+                    self.operate(Operation::Exit, deadline)?;
+                }
                 let joined = self.operate(Operation::Join, deadline);
                 if matches!(joined, Err(RendezvousError::Interrupted { .. })) {
                     self.roll_back();
@@ -153,6 +162,12 @@ impl NodeLoop {
                 self.exit_round();
                 let deadline = now.saturating_add(settings.close_timeout);
                 self.operate(Operation::Leave, deadline)?;
+            }
+            Goal::Exit => {
+                self.exit_round();
+                let deadline = now.saturating_add(settings.join_timeout);
+                self.operate(Operation::Exit, deadline)?;
+                self.has_exited = true;
             }
             Goal::Read => {
                 self.read()?;
@@ -184,7 +199,10 @@ impl NodeLoop {
             let waited = now.monotonic.saturating_sub(begun.monotonic);
             let run_id = self.executor.settings().run_id.clone();
             error_of(failure, operation, &run_id, waited, || {
-                self.executor.report_of_timeout(now)
+                self.notices.refresh(self.executor.me());
+                let mut report = self.executor.report_of_timeout(now);
+                report.add_not_joining(self.notices.not_joining());
+                report
             })
         })
     }
@@ -455,7 +473,7 @@ impl NodeLoop {
     }
 
     /// Reports a waiting join to the listeners and the log.
-    fn report(&self, reported: &mut Reported, now: Now) {
+    fn report(&mut self, reported: &mut Reported, now: Now) {
         let state = self.executor.state();
         let counts = (state.round, state.participants.len(), state.wait_list.len());
         let has_changed = reported.counts.replace(counts) != Some(counts);
@@ -463,8 +481,12 @@ impl NodeLoop {
             last.is_none_or(|last| now.monotonic.saturating_sub(last) >= interval)
         };
         if has_changed || is_time(reported.reported_at, self.report_interval()) {
-            reported.reported_at = Some(now.monotonic);
-            let report = self.executor.report(now);
+            // Most joins are over before the second report.
+            if reported.reported_at.replace(now.monotonic).is_some() {
+                self.notices.refresh(self.executor.me());
+            }
+            let mut report = self.executor.report(now);
+            report.add_not_joining(self.notices.not_joining());
             if is_time(reported.logged_at, LOG_INTERVAL) {
                 // The first line comes after one interval: most joins are over by then.
                 if reported.logged_at.is_some() {

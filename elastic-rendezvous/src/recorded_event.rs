@@ -182,7 +182,7 @@ pub(crate) fn step_of_result(goal: Goal, result: &Result<Answer, RendezvousError
         (Goal::Shutdown, Err(error)) => Step::failed(Method::Shutdown, error),
         (Goal::Read, Err(error)) => Step::failed(Method::IsClosed, error),
         // PyTorch's nodes have no such calls or do not record them.
-        (Goal::Leave, _) | (Goal::Read, Ok(_)) => return None,
+        (Goal::Leave | Goal::Exit, _) | (Goal::Read, Ok(_)) => return None,
     })
 }
 

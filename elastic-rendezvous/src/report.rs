@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::node::NodeId;
+use crate::notices::NotJoining;
 
 /// How many nodes of each kind a text lists at most.
 const NODES_SHOWN_MAX: usize = 16;
@@ -43,6 +44,8 @@ pub struct WaitReport {
     /// The nodes that this node has dropped as dead, and members of its last round that another node has
     /// dropped.
     pub dropped: Vec<DroppedNode>,
+    /// The nodes that say that they do not join at present, and why.
+    pub not_joining: Vec<NotJoining>,
 }
 
 /// A node without a recent heartbeat.
@@ -121,7 +124,18 @@ impl WaitReport {
     pub fn missing_nodes(&self) -> impl Iterator<Item = &NodeId> {
         let silent = self.silent.iter().map(|lost| &lost.node);
         let dropped = self.dropped.iter().map(|dropped| &dropped.node);
-        silent.chain(&self.absent).chain(dropped)
+        let not_joining = self.not_joining.iter().map(|it| &it.node);
+        silent.chain(&self.absent).chain(dropped).chain(not_joining)
+    }
+
+    /// Adds what absent nodes say about themselves. A node that is listed is not absent, whatever it has said before.
+    pub(crate) fn add_not_joining(&mut self, mut not_joining: Vec<NotJoining>) {
+        let listed = self.participants.iter().chain(&self.waiting);
+        let listed: Vec<&NodeId> = listed.chain(&self.spares).collect();
+        not_joining.retain(|it| !listed.contains(&&it.node));
+        self.absent
+            .retain(|node| not_joining.iter().all(|it| it.node != *node));
+        self.not_joining = not_joining;
     }
 }
 
@@ -169,7 +183,10 @@ impl fmt::Display for WaitReport {
             }
             rest(f, self.dropped.len())?;
         }
-        Ok(())
+        for it in self.not_joining.iter().take(NODES_SHOWN_MAX) {
+            write!(f, "; {it}")?;
+        }
+        rest(f, self.not_joining.len())
     }
 }
 
@@ -209,7 +226,29 @@ mod tests {
             silent: vec![],
             absent: vec![],
             dropped: vec![],
+            not_joining: vec![],
         }
+    }
+
+    #[test]
+    fn the_text_says_why_an_absent_node_does_not_join() {
+        let mut report = WaitReport {
+            absent: vec![NodeId::new("b", 2, 0), NodeId::new("c", 3, 0)],
+            ..report()
+        };
+        let failed = |name, pid| {
+            let why = "its health check failed (exit code 3: no GPU)";
+            NotJoining::new(NodeId::new(name, pid, 0), why)
+        };
+        // The first one has joined since.
+        report.add_not_joining(vec![failed("a", 1), failed("c", 3)]);
+        assert_eq!(
+            report.to_string(),
+            "1 node is in round 3 of run \"job\", 2 to 4 needed: a (pid 1); not back yet: b (pid 2); \
+             c (pid 3) is not joining: its health check failed (exit code 3: no GPU)"
+        );
+        let missing: Vec<&str> = report.missing_nodes().map(|node| &*node.addr).collect();
+        assert_eq!(missing, ["b", "c"]);
     }
 
     #[test]

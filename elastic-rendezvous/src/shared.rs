@@ -8,6 +8,7 @@ use crate::error::RendezvousError;
 use crate::executor::{Operation, OperationError};
 use crate::handler::{Listener, Membership, RendezvousEvent};
 use crate::node::NodeId;
+use crate::notices::Notices;
 use crate::recorded_event::Step;
 use crate::report::WaitReport;
 
@@ -15,7 +16,7 @@ use crate::report::WaitReport;
 pub(crate) const LOG_INTERVAL: Duration = Duration::from_secs(30);
 
 /// The data shared by the loop and the handler.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Shared {
     membership: Mutex<Option<Result<Membership, String>>>,
     listeners: Mutex<Listeners>,
@@ -23,6 +24,7 @@ pub(crate) struct Shared {
     pub(crate) is_interrupted: AtomicBool,
     /// Set until the event that this process hosts the store is recorded.
     pub(crate) is_new_host: AtomicBool,
+    pub(crate) notices: Notices,
 }
 
 #[derive(Default)]
@@ -35,6 +37,16 @@ impl std::fmt::Debug for Listeners {
 }
 
 impl Shared {
+    pub(crate) fn new(notices: Notices) -> Self {
+        Self {
+            membership: Mutex::default(),
+            listeners: Mutex::default(),
+            is_interrupted: AtomicBool::new(false),
+            is_new_host: AtomicBool::new(false),
+            notices,
+        }
+    }
+
     /// The membership, or why it is unknown; `None` when the node is in no round.
     pub(crate) fn membership(&self) -> Option<Result<Membership, String>> {
         self.membership

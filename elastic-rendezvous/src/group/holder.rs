@@ -661,7 +661,8 @@ impl Holder {
                 }
                 decide::amend(decision, &ctx, pass.has_suspects)
             }
-            WantKind::Leave => decide::leave(&ctx),
+            // Whichever list it is on.
+            WantKind::Exit | WantKind::Leave => decide::leave(&ctx),
             WantKind::Close => decide::close(&ctx),
             WantKind::Stay { .. } => decide::keep_alive(&ctx),
         }

@@ -34,7 +34,9 @@ pub(crate) enum WantKind {
     Join { after: i64 },
     /// The same, but the time is over: a round that is complete counts, else it leaves.
     JoinLate { after: i64 },
-    /// To be on no list.
+    /// To be on no list, until it joins again.
+    Exit,
+    /// To be on no list, for good.
     Leave,
     /// To close the rendezvous for all.
     Close,
@@ -47,6 +49,7 @@ impl WantKind {
         match self {
             Self::Join { after } => ("join", after),
             Self::JoinLate { after } => ("late", after),
+            Self::Exit => ("exit", 0),
             Self::Leave => ("leave", 0),
             Self::Close => ("close", 0),
             Self::Stay { round } => ("stay", round),
@@ -71,6 +74,7 @@ impl Want {
         let kind = match word {
             "join" => WantKind::Join { after: round },
             "late" => WantKind::JoinLate { after: round },
+            "exit" => WantKind::Exit,
             "leave" => WantKind::Leave,
             "close" => WantKind::Close,
             "stay" => WantKind::Stay { round },
@@ -387,6 +391,7 @@ mod tests {
         for kind in [
             WantKind::Join { after: -1 },
             WantKind::JoinLate { after: 7 },
+            WantKind::Exit,
             WantKind::Leave,
             WantKind::Close,
             WantKind::Stay { round: 3 },

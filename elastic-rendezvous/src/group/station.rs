@@ -255,6 +255,11 @@ impl Station {
         self.begin(WantKind::Join { after }, deadline, now);
     }
 
+    /// Begins to leave the current round, to join another one later.
+    pub(crate) fn exit(&mut self, deadline: Duration, now: Now) {
+        self.begin(WantKind::Exit, deadline, now);
+    }
+
     pub(crate) fn leave(&mut self, deadline: Duration, now: Now) {
         self.begin(WantKind::Leave, deadline, now);
     }
@@ -464,7 +469,7 @@ impl Station {
             WantKind::JoinLate { .. } => {
                 (goal.deadline.saturating_add(ROLLBACK_WINDOW) < at).then_some(Ending::TimedOut)
             }
-            WantKind::Leave | WantKind::Close => Some(Ending::TimedOut),
+            WantKind::Exit | WantKind::Leave | WantKind::Close => Some(Ending::TimedOut),
         }
     }
 
@@ -743,7 +748,7 @@ impl Station {
             AnswerKind::TimedOut => Err(Ending::TimedOut),
             _ => return,
         };
-        let leaves = matches!(goal.want.kind, WantKind::Leave);
+        let leaves = matches!(goal.want.kind, WantKind::Exit | WantKind::Leave);
         let posted = goal.posted;
         self.goal = None;
         if let Ok(Some(place)) = &outcome {

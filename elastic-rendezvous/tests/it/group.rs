@@ -388,3 +388,18 @@ fn a_node_without_a_heartbeat_is_dropped() {
         });
     }
 }
+
+#[test]
+fn nodes_that_exit_their_round_first_meet_again() {
+    let server = server();
+    let settings = settings(NODES, NODES);
+    let nodes = nodes(&server, &settings, NODES);
+    join_all(&nodes);
+    thread::scope(|scope| {
+        for node in &nodes {
+            scope.spawn(|| node.exit_round().expect("to leave the round"));
+        }
+    });
+    let rounds = join_all(&nodes);
+    assert_eq!(rounds[0].round, 1);
+}

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use c10d_store::{FileStore, HashStore, Store, TcpStore, TcpStoreOptions};
 use elastic_rendezvous::{
-    C10dBackend, DynamicRendezvous, DynamicRendezvousOptions, LeftNode, Membership, Part,
-    RendezvousBackend, RendezvousError, RendezvousEvent, RendezvousHandler, RendezvousInfo,
+    C10dBackend, DynamicRendezvous, DynamicRendezvousOptions, LeftNode, Membership, NotJoining,
+    Part, RendezvousBackend, RendezvousError, RendezvousEvent, RendezvousHandler, RendezvousInfo,
     RendezvousParameters, RendezvousRegistry, RendezvousSettings, RendezvousState, SetState,
     StateWatch, StaticRendezvous, Stored, Token, Watched, clear_workers_store, codec, parse_config,
 };
@@ -601,4 +601,48 @@ fn a_watch_checks_once_with_a_timeout_of_zero_and_waits_indefinitely_without_one
         });
         assert!(matches!(changed, Watched::Changed(Some(_))), "{changed:?}");
     }
+}
+
+#[test]
+fn a_node_that_exits_its_round_first_rejoins_without_a_last_call() {
+    let store: Arc<dyn Store> = Arc::new(HashStore::new());
+    let settings = settings(1, 3).with_last_call_timeout(LONG);
+    // Only this round waits for the last call.
+    let first = settings
+        .clone()
+        .with_last_call_timeout(Duration::from_millis(500));
+    let nodes = [node_with(&store, first), node_with(&store, settings)];
+    let joining = [&nodes[0], &nodes[1]].map(join);
+    for joining in joining {
+        assert_eq!(joined(joining).world_size, 2);
+    }
+    nodes[1].exit_round().expect("to leave the round");
+    eventually("the other node sees it", || has_left(&nodes[0], &nodes[1]));
+    let joining = [&nodes[1], &nodes[0]].map(join);
+    for joining in joining {
+        let round = joined(joining);
+        assert_eq!((round.round, round.world_size), (1, 2));
+    }
+}
+
+#[test]
+fn a_waiting_node_reports_what_absent_nodes_say_about_themselves() {
+    let store: Arc<dyn Store> = Arc::new(HashStore::new());
+    let (waiting, absent) = (node(&store, 2, 2), node(&store, 2, 2));
+    let (sender, reports) = channel();
+    waiting.add_listener(Arc::new(move |event: &RendezvousEvent<'_>| {
+        if let RendezvousEvent::Waiting(report) = event {
+            let _ = sender.send(report.not_joining.clone());
+        }
+    }));
+    absent.set_not_joining(Some("no GPU")).expect("a notice");
+    let joining = join(&waiting);
+    let expected = [NotJoining::new(absent.node().clone(), "no GPU")];
+    let next = || reports.recv_timeout(LONG).expect("a report");
+    while next() != expected {}
+    absent.set_not_joining(None).expect("to take it back");
+    while !next().is_empty() {}
+    let other = join(&absent);
+    assert_eq!(joined(joining).world_size, 2);
+    assert_eq!(joined(other).world_size, 2);
 }
