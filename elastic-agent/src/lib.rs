@@ -8,6 +8,7 @@ mod command_line;
 mod environment;
 mod exit_barrier;
 mod failure;
+mod health;
 mod job_end;
 mod logs;
 mod output;
@@ -35,6 +36,7 @@ pub use c10d_socket::HostPort;
 pub use command_line::{CommandLine, Entrypoint};
 pub use environment::{EnvironmentError, WorkerEnvironment};
 pub use failure::{ErrorFileError, Failures, ProcessFailure, local_time_text, write_error_file};
+pub use health::HealthCheck;
 pub use logs::{
     Destination, FilteredLog, LinePrefix, LogDirectory, LogDirectoryError, LogOptions, RoundLogs,
     StreamMap, StreamMapError, Streams, WorkerLogs, parse_line_filters,

@@ -6,6 +6,7 @@
 
 mod error;
 mod event;
+mod fitness;
 mod handle;
 mod members;
 mod options;
@@ -378,6 +379,7 @@ impl ElasticAgent {
     /// The relay comes before the exchange of ranks, which no node leaves before all have come: so a node without a
     /// relay starts no workers in a round where others have one.
     fn start_round(&mut self) -> Result<RendezvousInfo, AgentError> {
+        self.pass_health_check()?;
         let joined = self.handler.next_rendezvous();
         self.clock.end(|phases| &mut phases.rendezvous);
         let round = joined?;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::error::AgentError;
 use crate::command_line::CommandLine;
+use crate::health::HealthCheck;
 use crate::logs::LogOptions;
 use crate::preload::PreloadOptions;
 use crate::progress::ProgressOptions;
@@ -44,6 +45,7 @@ pub struct AgentOptions {
     pub(super) has_relay: bool,
     pub(super) relay_port: Option<u16>,
     pub(super) preload: Option<PreloadOptions>,
+    pub(super) health_check: Option<HealthCheck>,
 }
 
 impl AgentOptions {
@@ -75,6 +77,7 @@ impl AgentOptions {
             has_relay: false,
             relay_port: None,
             preload: None,
+            health_check: None,
         }
     }
 
@@ -224,6 +227,14 @@ impl AgentOptions {
     #[must_use]
     pub fn with_preload(mut self, preload: impl Into<Option<PreloadOptions>>) -> Self {
         self.preload = preload.into();
+        self
+    }
+
+    /// A command that must succeed before this node joins a round, the first and every later one. While it fails, the
+    /// node stays away, and repeats it after a pause of 10 s, doubled each time up to 5 min. None by default.
+    #[must_use]
+    pub fn with_health_check(mut self, check: impl Into<Option<HealthCheck>>) -> Self {
+        self.health_check = check.into();
         self
     }
 

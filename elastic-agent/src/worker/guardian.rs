@@ -23,7 +23,7 @@ for group in $groups; do kill -s KILL -- \"-$group\"; done";
 
 /// A running guardian. Dropping it ends it without killing the groups.
 #[derive(Debug)]
-pub(super) struct Guardian {
+pub(crate) struct Guardian {
     shell: Child,
     names: Arc<PipeWriter>,
     /// Never read: it prevents SIGPIPE in workers that report their group after the shell was killed.
@@ -36,7 +36,7 @@ impl Guardian {
     ///
     /// # Errors
     /// Those of the system: `/bin/sh` does not exist, or no process or descriptor is left.
-    pub(super) fn start() -> io::Result<Self> {
+    pub(crate) fn start() -> io::Result<Self> {
         // Both ends are close-on-exec: a program that inherited one would keep the input open.
         let (reader, names) = io::pipe()?;
         // A shell that was stopped (SIGSTOP) must not block workers.
@@ -62,7 +62,7 @@ impl Guardian {
     /// does not fit is lost, which takes thousands of workers and a stopped shell.
     ///
     /// Writers must be done before the guardian is dropped.
-    pub(super) fn names(&self) -> Arc<PipeWriter> {
+    pub(crate) fn names(&self) -> Arc<PipeWriter> {
         Arc::clone(&self.names)
     }
 }

@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, wa
 use crate::signal_name::name_of;
 
 /// Sends a signal to every process of a group. An empty group is not an error.
-pub(super) fn signal(group: Pid, signal: Signal) {
+pub(crate) fn signal(group: Pid, signal: Signal) {
     match kill_process_group(group, signal) {
         // Systems differ in the error for a group whose processes have all ended.
         Ok(()) | Err(Errno::SRCH) => {}
@@ -26,7 +26,7 @@ pub(super) fn signal(group: Pid, signal: Signal) {
 
 /// Reaps every ended child of this process in the group: its leader, and orphans that the system gave to
 /// this process (in a container without an init). Does not block.
-pub(super) fn reap(group: Pid) {
+pub(crate) fn reap(group: Pid) {
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
     while let Ok(Some(_)) | Err(Errno::INTR) = waitid(WaitId::Pgid(Some(group)), options) {}
 }

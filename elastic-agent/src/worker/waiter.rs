@@ -76,7 +76,7 @@ fn run(index: usize, assigned: &Receiver<Assigned>, ended: &Sender<Ended>) {
     let Ok(process) = assigned.recv() else {
         return;
     };
-    let exit = wait(process.pid, WaitIdOptions::NOWAIT);
+    let exit = wait_for_exit(process.pid);
     let at = SystemTime::now();
     if ended.send(Ended { index, exit, at }).is_err() {
         // The group has abandoned the process, so this thread reaps it.
@@ -90,6 +90,11 @@ fn run(index: usize, assigned: &Receiver<Assigned>, ended: &Sender<Ended>) {
         exit,
         ended_at: at,
     });
+}
+
+/// Waits until a child of this process has exited, without reaping it. Blocks for as long as it runs.
+pub(crate) fn wait_for_exit(pid: Pid) -> ExitKind {
+    wait(pid, WaitIdOptions::NOWAIT)
 }
 
 fn wait(pid: Pid, options: WaitIdOptions) -> ExitKind {
