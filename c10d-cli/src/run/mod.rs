@@ -327,6 +327,7 @@ fn agent_options(plan: &RunPlan, are_nodes_identical: bool) -> Result<AgentOptio
             true => preload.with_hook(debug_server::START_HOOK),
             false => preload,
         }))
+        .with_health_check(plan.health_check.clone())
         .with_environment(worker_environment(plan));
     if let Some(template) = &plan.log_line_prefix_template {
         options = options.with_line_prefix_template(template);

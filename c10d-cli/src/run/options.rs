@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use elastic_agent::{PreloadOptions, parse_line_filters};
+use elastic_agent::{HealthCheck, PreloadOptions, parse_line_filters};
 use elastic_rendezvous::RendezvousParameters;
 
 use super::devices::DeviceKind;
@@ -129,6 +129,15 @@ pub(crate) struct RunOptions {
     /// Also reports the outcome as one line of JSON, the last one on standard output.
     #[arg(long)]
     json: bool,
+
+    /// A command for /bin/sh that must succeed before this node joins a round, the first and every later one. While
+    /// it fails, the node stays away and tries again after 10 s, doubled each time up to 5 min.
+    #[arg(long, alias = "health_check", value_name = "COMMAND")]
+    health_check: Option<String>,
+
+    /// How long --health-check may take before it is killed and counts as failed. [default: 60s]
+    #[arg(long, alias = "health_check_timeout", value_name = "TIME")]
+    health_check_timeout: Option<String>,
 
     /// Prints why the job stands still when it has done so for this long, while nodes meet or workers wait
     /// for each other; `never` for not at all. [default: 30s]
@@ -379,6 +388,8 @@ pub(crate) struct RunPlan {
     pub(crate) json: bool,
     /// After which time without progress the launcher explains what the job waits for; `None` for never.
     pub(crate) explain_after: Option<Duration>,
+    /// The command that must succeed before this node joins a round.
+    pub(crate) health_check: Option<HealthCheck>,
     /// Whether stores that this node hosts have a status page.
     pub(crate) has_status: bool,
     /// What keeps strangers out of the rendezvous.
@@ -438,6 +449,7 @@ impl RunOptions {
         if preload.is_some() && !is_python {
             return Err(UsageError::PreloadWithoutPython { script });
         }
+        let health_check = self.health_check(surroundings, &mut warnings)?;
         let worker_count = match surroundings.given("nproc-per-node", self.nproc_per_node.take()) {
             Some(given) => {
                 let (from, number) = (given.name.clone(), worker_count(surroundings, given)?);
@@ -538,6 +550,7 @@ impl RunOptions {
                 Some(given) => explain_after(given)?,
                 None => Some(EXPLAIN_AFTER),
             },
+            health_check,
             has_status: !surroundings.flag("no-status", self.no_status)?,
             secret: std::mem::take(&mut self.secret),
             has_relay,
@@ -649,6 +662,25 @@ impl RunOptions {
         Ok(())
     }
 
+    fn health_check(
+        &mut self,
+        surroundings: &Surroundings<'_>,
+        warnings: &mut Vec<String>,
+    ) -> Result<Option<HealthCheck>, UsageError> {
+        let command = surroundings.given("health-check", self.health_check.take());
+        let timeout = surroundings.given("health-check-timeout", self.health_check_timeout.take());
+        let Some(command) = command.filter(|given| !given.value.trim().is_empty()) else {
+            warnings
+                .extend(timeout.map(|given| given.has_no_effect("--health-check is not given")));
+            return Ok(None);
+        };
+        let check = HealthCheck::new(command.value);
+        Ok(Some(match timeout {
+            None => check,
+            Some(given) => check.with_timeout(positive_duration(given)?),
+        }))
+    }
+
     /// The name for reports, the program, its arguments, and whether it is a Python interpreter.
     fn command(
         &mut self,
@@ -732,6 +764,13 @@ fn explain_after(given: Given) -> Result<Option<Duration>, UsageError> {
             Ok(after) => Ok(Some(after)),
             Err(_) => Err(given.refused("a time as in 30s or 2m, or `never`")),
         },
+    }
+}
+
+fn positive_duration(given: Given) -> Result<Duration, UsageError> {
+    match parse_duration(given.value.trim()) {
+        Ok(duration) if !duration.is_zero() => Ok(duration),
+        _ => Err(given.refused("a time above 0, as in 30s or 2m")),
     }
 }
 

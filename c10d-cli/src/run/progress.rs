@@ -44,6 +44,12 @@ fn line(report: &WaitReport) -> String {
         report.time_left.as_secs()
     );
     list(&mut text, "; missing: ", report.missing_nodes().map(named));
+    let not_joining = report.not_joining.iter();
+    list(
+        &mut text,
+        "; not joining: ",
+        not_joining.map(|it| format!("{}: {}", named(&it.node), it.why)),
+    );
     list(
         &mut text,
         "; joined: ",

@@ -13,6 +13,7 @@ mod relay;
 mod run;
 mod run_explain;
 mod run_failures;
+mod run_health;
 mod run_options;
 mod run_restarts;
 #[cfg(target_os = "linux")]

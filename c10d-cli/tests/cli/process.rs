@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -90,6 +90,11 @@ impl Running {
         let stderr = self.0.stderr.take().unwrap();
         BufReader::new(stderr).read_line(&mut line).unwrap();
         line
+    }
+
+    /// Standard error, which [`end`](Self::end) then leaves out.
+    pub(crate) fn stderr(&mut self) -> ChildStderr {
+        self.0.stderr.take().unwrap()
     }
 
     pub(crate) fn end(mut self) -> Ended {

@@ -13,6 +13,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use elastic_rendezvous::RendezvousState;
+use elastic_rendezvous::codec::{self, CodecLimits};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -48,7 +50,7 @@ impl Job {
         self.folder.path().join(name)
     }
 
-    fn exists(&self, name: &str) -> bool {
+    pub(crate) fn exists(&self, name: &str) -> bool {
         self.path(name).exists()
     }
 
@@ -101,13 +103,20 @@ impl Job {
         self.start(&[&common, arguments].concat(), script)
     }
 
-    fn server(&self) -> &Server {
+    pub(crate) fn server(&self) -> &Server {
         self.server.as_ref().unwrap()
+    }
+
+    /// The state of the rendezvous `job` at the job's server, once there is one.
+    pub(crate) fn state(&self) -> Option<RendezvousState> {
+        let get = ["get", "torch.rendezvous.job", "--timeout=5s"];
+        let text = self.server().store(&get).stdout;
+        codec::from_text(text.trim_ascii(), &CodecLimits::default()).ok()
     }
 
     /// The processes with this job's folder in their environment: agents, workers and their children. Empty
     /// without /proc.
-    fn processes(&self) -> BTreeSet<i32> {
+    pub(crate) fn processes(&self) -> BTreeSet<i32> {
         let wanted = format!("{FOLDER}={}", self.folder.path().display());
         let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
         entries

@@ -136,6 +136,7 @@ fn a_script_alone_has_torchruns_defaults() {
             is_python: true,
             json: false,
             explain_after: Some(Duration::from_secs(30)),
+            health_check: None,
             has_status: true,
             secret: SecretArgs::default(),
             has_relay: false,
@@ -761,6 +762,39 @@ fn the_time_until_the_launcher_explains_a_standstill_is_an_option() {
     assert_eq!(
         refusal("--explain-after soon s.py", &[]),
         "--explain-after is \"soon\", which is not a time as in 30s or 2m, or `never`"
+    );
+}
+
+#[test]
+fn a_health_check_has_a_command_and_a_timeout() {
+    let check = |words: &[&str], variables: Variables<'_>| {
+        let plan = plan_of(words.iter().copied(), variables).unwrap();
+        (plan.health_check, plan.warnings)
+    };
+    let wanted = Some(HealthCheck::new("a b"));
+    assert_eq!(check(&["--health-check", "a b", "s.py"], &[]).0, wanted);
+    assert_eq!(check(&["--health_check=a b", "s.py"], &[]).0, wanted);
+    assert_eq!(check(&["s.py"], &[("PET_HEALTH_CHECK", "a b")]).0, wanted);
+    assert_eq!(check(&["s.py"], &[("PET_HEALTH_CHECK", "")]).0, None);
+    let variables = [
+        ("PET_HEALTH_CHECK", "a b"),
+        ("PET_HEALTH_CHECK_TIMEOUT", "2m"),
+    ];
+    let limited = wanted.map(|check| check.with_timeout(Duration::from_secs(120)));
+    assert_eq!(check(&["s.py"], &variables).0, limited);
+    assert_eq!(
+        check(&["--health-check-timeout=1s", "s.py"], &[]),
+        (
+            None,
+            vec![
+                "--health-check-timeout is \"1s\", which has no effect: --health-check is not given"
+                    .to_owned()
+            ]
+        )
+    );
+    assert_eq!(
+        refusal("--health-check a --health-check-timeout 0 s.py", &[]),
+        "--health-check-timeout is \"0\", which is not a time above 0, as in 30s or 2m"
     );
 }
 
