@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use c10d_socket::{Deadline, HostPort};
+use c10d_socket::{ConnectOptions, Deadline, HostPort};
 use c10d_store::{
     Credentials, ListenOn, PrefixStore, ServerOptions, Store, StoreError, TcpStore, TcpStoreOptions,
 };
@@ -271,7 +271,10 @@ impl Bootstrap {
                 Some(store) if own(store) == before => return Ok(before),
                 _ => {}
             }
-            match open(&before, self.protection.of_clients(), PROBE_TIMEOUT) {
+            // It listened a moment ago: a refusal means that it has ended.
+            let options = client_options(self.protection.of_clients(), PROBE_TIMEOUT)
+                .with_connect_options(ConnectOptions::default().with_rounds_max(1));
+            match TcpStore::open(before.host(), before.port(), options) {
                 Ok(_) => return Ok(before),
                 Err(error) => log::info!(
                     "starting a new workers' store, as the previous one does not answer: {error}"
