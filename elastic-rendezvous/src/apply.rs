@@ -1,12 +1,14 @@
 //! The effects of actions on the state (`docs/rendezvous.md`, section 6).
 
 use crate::decide::Action;
+use crate::group_ranks::{Ranks, assign};
 use crate::node::NodeId;
 use crate::settings::RendezvousSettings;
 use crate::state::RendezvousState;
 use crate::timestamp::Timestamp;
 
-/// Applies `action` of the node `me`; `time` is written as the current time.
+/// Applies `action` of the node `me`; `time` is written as the current time. `before`: the ranks of the last round, if
+/// the round of `state` becomes complete.
 ///
 /// `Sync`, `Finish` and the errors change nothing.
 pub(crate) fn apply(
@@ -15,6 +17,7 @@ pub(crate) fn apply(
     me: &NodeId,
     settings: &RendezvousSettings,
     time: Timestamp,
+    before: &Ranks,
 ) {
     match action {
         Action::KeepAlive => heartbeat(state, me, time),
@@ -27,7 +30,7 @@ pub(crate) fn apply(
                 state.deadline = Some(time.after(settings.last_call_timeout));
             }
             if state.participants.len() == settings.max_nodes {
-                mark_complete(state);
+                mark_complete(state, before);
             }
         }
         Action::AddToWaitList => {
@@ -53,7 +56,7 @@ pub(crate) fn apply(
             state.redundancy_list.remove(me);
             state.last_heartbeats.shift_remove(me);
         }
-        Action::MarkComplete => mark_complete(state),
+        Action::MarkComplete => mark_complete(state, before),
         Action::MarkClosed => state.closed = true,
         Action::Sync
         | Action::Finish
@@ -107,18 +110,14 @@ fn heartbeat(state: &mut RendezvousState, me: &NodeId, time: Timestamp) {
     state.last_heartbeats.insert(me.clone(), time);
 }
 
-/// Assigns ranks in the order of nodes; the map keeps the order of arrival.
-fn mark_complete(state: &mut RendezvousState) {
+/// Assigns ranks (*EFFECT 4*); the map keeps the order of arrival.
+fn mark_complete(state: &mut RendezvousState, before: &Ranks) {
     state.complete = true;
     state.deadline = None;
-    let mut order: Vec<usize> = (0..state.participants.len()).collect();
-    order.sort_by(|&a, &b| {
-        let node = |index| state.participants.get_index(index).map(|(node, _)| node);
-        node(a).cmp(&node(b))
-    });
-    for (rank, index) in (0_i64..).zip(order) {
-        if let Some((_, its_rank)) = state.participants.get_index_mut(index) {
-            *its_rank = rank;
+    let ranks = assign(state.participants.keys(), before);
+    for (node, rank) in &mut state.participants {
+        if let Some(assigned) = ranks.get(node) {
+            *rank = *assigned;
         }
     }
 }

@@ -34,8 +34,8 @@ const CONNECT_LOG_INTERVAL: Duration = Duration::from_secs(30);
 /// How many random names of 64 bits are tried for a temporary file.
 const TEMPORARY_NAMES_TRIED: usize = 16;
 
-/// The settings that a `c10d` rendezvous reads: all of PyTorch's, and `share_store`
-/// ([`DynamicRendezvousOptions::with_shared_store`]).
+/// The settings that a `c10d` rendezvous reads: all of PyTorch's, `share_store`
+/// ([`DynamicRendezvousOptions::with_shared_store`]) and `spare_wait` ([`RendezvousSettings::with_spare_wait`]).
 pub const C10D_SETTINGS: &[&str] = &[
     "store_type",
     "read_timeout",
@@ -48,6 +48,7 @@ pub const C10D_SETTINGS: &[&str] = &[
     "keep_alive_max_attempt",
     "cas_backoff_max_seconds",
     "share_store",
+    "spare_wait",
     // The launcher always sets it; only the static rendezvous reads it.
     "timeout",
 ];

@@ -446,6 +446,13 @@ impl RendezvousHandler for DynamicRendezvous {
     }
 
     fn leave(&self) -> Result<(), RendezvousError> {
+        // Before the state changes: nodes that see that also find the notice.
+        let left = Notice::Left(self.node.clone());
+        if matches!(self.shared.membership(), Some(Ok(_)))
+            && let Err(error) = self.shared.notices.write(&left)
+        {
+            log::debug!("cannot tell the other nodes that this one leaves: {error}");
+        }
         self.ask(Goal::Leave).map(drop)
     }
 

@@ -10,6 +10,7 @@ use crate::apply::{apply, make_spares, remove_dead};
 use crate::backend::Token;
 use crate::clock::Now;
 use crate::decide::{self, Action, Context, Decision, Rule};
+use crate::last_round::LastRound;
 use crate::node::NodeId;
 use crate::observations::Observations;
 use crate::recorded_event::{Step, steps_of_action};
@@ -122,6 +123,8 @@ pub(crate) struct Executor {
     since: Duration,
     /// A time at or before the request for the current state, or for the next one.
     requested_at: Duration,
+    /// A time at or before the request for the current state.
+    known_as_of: Duration,
     conflicts: u32,
     observations: Observations,
     dropped: BTreeMap<NodeId, Dropped>,
@@ -135,6 +138,9 @@ pub(crate) struct Executor {
     /// The other nodes of the complete round that this node left to rejoin, and those on its wait list. Once
     /// all of them are back, the last call can end.
     expected: Option<BTreeSet<NodeId>>,
+    last_round: LastRound,
+    /// The nodes that say themselves that they have gone (section 10.2).
+    gone: BTreeSet<NodeId>,
     /// The report from before this node began to undo a join that timed out.
     at_timeout: Option<WaitReport>,
     last_decision: Option<Decision>,
@@ -158,6 +164,7 @@ impl Executor {
             deadline: now.monotonic,
             since: now.monotonic,
             requested_at: now.monotonic,
+            known_as_of: now.monotonic,
             conflicts: 0,
             observations: Observations::new(now),
             dropped: BTreeMap::new(),
@@ -166,6 +173,8 @@ impl Executor {
             departures: BTreeMap::new(),
             newly_lost: Vec::new(),
             expected: None,
+            last_round: LastRound::default(),
+            gone: BTreeSet::new(),
             at_timeout: None,
             last_decision: None,
             dead: Vec::new(),
@@ -489,6 +498,7 @@ impl Executor {
                 && (ends_at.is_some_and(|ends_at| ends_at < now.monotonic)
                     || self.all_are_back(now)),
             has_every_rank: decide::has_every_rank(&self.state),
+            must_yield: self.must_yield(now),
         };
         match self.operation {
             Operation::Exit => decide::exit(&ctx),
@@ -500,6 +510,44 @@ impl Executor {
             Operation::KeepAlive => decide::keep_alive(&ctx),
             Operation::Leave => decide::leave(&ctx),
         }
+    }
+
+    /// Whether this node leaves the free places of an open round to members of the last one.
+    fn must_yield(&self, now: Now) -> bool {
+        let (state, settings) = (&self.state, &self.settings);
+        let claimants = || self.last_round.claimants(state, &self.gone).count();
+        self.operation == Operation::Join
+            && self
+                .last_round
+                .must_yield(&self.me, state, settings, now.monotonic, claimants)
+    }
+
+    /// Whether the join waits for nodes that are on no list, and may have written a notice about it.
+    pub(crate) fn awaits_notices(&self, now: Now) -> bool {
+        let is_unlisted = |node: &NodeId| {
+            *node != self.me
+                && !self.state.last_heartbeats.contains_key(node)
+                && !self.gone.contains(node)
+                && !self.dropped.contains_key(node)
+        };
+        if self.must_yield(now) {
+            let mut claimants = self.last_round.claimants(&self.state, &self.gone);
+            return claimants.any(is_unlisted);
+        }
+        let is_in_last_call = self.operation == Operation::Join
+            && self.state.deadline.is_some()
+            && self.state.participants.contains_key(&self.me);
+        is_in_last_call && self.expected.iter().flatten().any(is_unlisted)
+    }
+
+    /// Adopts which nodes say that they have gone. Returns whether that is new; then [`step`](Self::step) decides again.
+    pub(crate) fn on_gone(&mut self, gone: BTreeSet<NodeId>) -> bool {
+        let is_new = self.gone != gone;
+        self.gone = gone;
+        if is_new {
+            self.phase = Phase::Decide;
+        }
+        is_new
     }
 
     /// Whether all expected nodes are back. A last call is for nodes that start slowly: in a restart of running
@@ -515,7 +563,7 @@ impl Executor {
                 state.wait_list.contains(node) || state.redundancy_list.contains(node);
             state.participants.contains_key(node)
                 || self.dropped.contains_key(node)
-                || (all_had_time && !is_elsewhere)
+                || ((all_had_time || self.gone.contains(node)) && !is_elsewhere)
         })
     }
 
@@ -539,7 +587,15 @@ impl Executor {
         let time = self.observations.time_to_write(now);
         let was_complete = self.state.complete;
         let round = self.state.round;
-        apply(&mut self.state, action, &self.me, &self.settings, time);
+        let before = self.last_round.ranks_for(&self.state);
+        apply(
+            &mut self.state,
+            action,
+            &self.me,
+            &self.settings,
+            time,
+            before,
+        );
         self.steps = steps_of_action(action, round, !was_complete && self.state.complete);
         if !was_complete {
             make_spares(&mut self.state, &self.settings);
@@ -550,6 +606,8 @@ impl Executor {
 
     fn adopt(&mut self, state: RendezvousState, token: Option<Token>, now: Now) {
         self.note_departures(&state, now);
+        let mut lost = self.overdue(&state);
+        self.known_as_of = self.requested_at;
         self.observations.observe(&state, &self.settings, now);
         self.state = state;
         self.token = token;
@@ -561,6 +619,9 @@ impl Executor {
         let dead = silent.iter().map(|silent| &silent.node);
         remove_dead(&mut self.state, dead, &self.settings);
         self.dead = silent.iter().map(|silent| silent.node.clone()).collect();
+        lost.extend(self.dead.iter().cloned());
+        self.last_round
+            .observe(&self.state, now.monotonic, |node| lost.contains(node));
         for silent in silent {
             if let Some(dropped) = self.dropped.get(&silent.node) {
                 self.note_lost(&silent.node, *dropped);
@@ -583,6 +644,20 @@ impl Executor {
         let state = &self.state;
         self.dropped
             .retain(|node, _| !state.last_heartbeats.contains_key(node));
+    }
+
+    /// The members of the last round that another node has dropped in `state`: as of the previous state they had been
+    /// silent for too long. Must run before the observations adopt `state`.
+    fn overdue(&self, state: &RendezvousState) -> BTreeSet<NodeId> {
+        let is_overdue = |node: &NodeId| {
+            let silence = self.observations.silence_of(node, self.known_as_of);
+            silence.is_some_and(|silence| silence > self.overdue_after())
+        };
+        let members = self.last_round.members();
+        members
+            .filter(|node| !state.last_heartbeats.contains_key(*node) && is_overdue(node))
+            .cloned()
+            .collect()
     }
 
     fn note_lost(&mut self, node: &NodeId, dropped: Dropped) {
@@ -625,7 +700,11 @@ impl Executor {
             Some(Decision { rule: Rule::H2, .. }) => interval.min(SUSPECT_INTERVAL),
             _ => interval,
         };
-        [give_up, last_call, silence, heartbeat]
+        let precedence = self
+            .last_round
+            .precedence_until(&self.state, &self.settings)
+            .filter(|until| *until > now.monotonic);
+        [give_up, last_call, silence, heartbeat, precedence]
             .into_iter()
             .flatten()
             .fold(now.monotonic.saturating_add(longest), Duration::min)

@@ -27,6 +27,9 @@ use crate::watcher::{Found, Watcher};
 /// How often a store that cannot be watched is polled, as in PyTorch.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
+/// How often a join that waits for absent nodes reads whether they say that they have gone.
+const NOTICES_INTERVAL: Duration = Duration::from_secs(1);
+
 /// How often a waiting join reads the state and reports to its listeners; less often with many nodes, whose
 /// state is long.
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
@@ -54,6 +57,8 @@ pub(crate) struct NodeLoop {
     /// Whether the node has left its last round by [`Goal::Exit`], so that a join begins with the next one.
     has_exited: bool,
     notices: NoticeBoard,
+    /// For which version of the state, and when, a join has read the notices to decide.
+    notices_read: Option<(Option<Token>, Duration)>,
     random: fastrand::Rng,
 }
 
@@ -106,6 +111,7 @@ impl NodeLoop {
             has_lease: false,
             has_exited: false,
             notices: NoticeBoard::new(notices),
+            notices_read: None,
             random: fastrand::Rng::with_seed(seed),
         })
     }
@@ -231,11 +237,19 @@ impl NodeLoop {
                 Need::Read => self.read()?,
                 Need::Write => self.write()?,
                 Need::Wait { until } => {
+                    if self.has_learned_from_notices(now) {
+                        continue;
+                    }
                     self.release_lease();
                     self.report(&mut reported, now);
                     let until = reported.reported_at.map_or(until, |at| {
                         until.min(at.saturating_add(self.report_interval()))
                     });
+                    let until = if self.executor.awaits_notices(now) {
+                        until.min(now.monotonic.saturating_add(NOTICES_INTERVAL))
+                    } else {
+                        until
+                    };
                     let part = if self.are_many()
                         && self
                             .executor
@@ -260,6 +274,24 @@ impl NodeLoop {
                 Need::Done(result) => return Ok(result),
             }
         }
+    }
+
+    /// Reads the notices, if the join waits for nodes that may have written one. Returns whether to decide again.
+    fn has_learned_from_notices(&mut self, now: Now) -> bool {
+        if !self.executor.awaits_notices(now) {
+            return false;
+        }
+        // A node writes its notice before it leaves the state.
+        let token = self.executor.to_write().1;
+        let is_recent = self.notices_read.as_ref().is_some_and(|(known, at)| {
+            known.as_ref() == token && now.monotonic.saturating_sub(*at) < NOTICES_INTERVAL
+        });
+        if is_recent {
+            return false;
+        }
+        self.notices_read = Some((token.cloned(), now.monotonic));
+        self.notices.refresh(self.executor.me());
+        self.executor.on_gone(self.notices.gone())
     }
 
     fn answer(&self) -> Answer {

@@ -3,6 +3,7 @@
 //! docs/rendezvous.md, section 10.2. PyTorch's nodes do not know these keys. A notice is advice: it can be old, and a
 //! node that is listed in the state is there whatever its notice says.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -211,6 +212,12 @@ impl NoticeBoard {
             }
         }
         self.known = read;
+    }
+
+    /// The nodes that do not come back at present.
+    pub(crate) fn gone(&self) -> BTreeSet<NodeId> {
+        let known = self.known.iter();
+        known.map(|notice| notice.node().clone()).collect()
     }
 
     /// The nodes that say that they do not join at present.

@@ -39,6 +39,7 @@ pub struct RendezvousSettings {
     pub(crate) keep_alive_interval: Duration,
     pub(crate) keep_alive_max_attempt: u32,
     pub(crate) cas_backoff_max: Duration,
+    pub(crate) spare_wait: Duration,
 }
 
 impl RendezvousSettings {
@@ -66,6 +67,8 @@ impl RendezvousSettings {
             keep_alive_interval: Duration::from_secs(5),
             keep_alive_max_attempt: 3,
             cas_backoff_max: Duration::ZERO,
+            // As long as a lost node is not known to be lost.
+            spare_wait: Duration::from_secs(15),
         })
     }
 
@@ -94,6 +97,7 @@ impl RendezvousSettings {
                 })?,
         };
         let backoff = parameters.get_as_float("cas_backoff_max_seconds")?;
+        let spare_wait = parameters.get_as_float("spare_wait")?;
         Ok(Self {
             join_timeout: seconds("join_timeout", defaults.join_timeout)?,
             last_call_timeout: seconds("last_call_timeout", defaults.last_call_timeout)?,
@@ -104,6 +108,9 @@ impl RendezvousSettings {
             cas_backoff_max: backoff
                 .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
                 .unwrap_or(defaults.cas_backoff_max),
+            spare_wait: spare_wait
+                .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+                .unwrap_or(defaults.spare_wait),
             ..defaults
         })
     }
@@ -150,6 +157,14 @@ impl RendezvousSettings {
     #[must_use]
     pub fn with_cas_backoff_max(mut self, pause: Duration) -> Self {
         self.cas_backoff_max = pause;
+        self
+    }
+
+    /// How long, after a round, its members have precedence over other nodes in the next one. Zero: not at all, as in
+    /// PyTorch. Default 15 s.
+    #[must_use]
+    pub fn with_spare_wait(mut self, wait: Duration) -> Self {
+        self.spare_wait = wait;
         self
     }
 
@@ -211,6 +226,12 @@ impl RendezvousSettings {
     #[must_use]
     pub fn cas_backoff_max(&self) -> Duration {
         self.cas_backoff_max
+    }
+
+    /// See [`with_spare_wait`](Self::with_spare_wait).
+    #[must_use]
+    pub fn spare_wait(&self) -> Duration {
+        self.spare_wait
     }
 
     /// How long a node may be silent before the others drop it as dead: interval x attempts.

@@ -8,6 +8,21 @@ use super::{Action, Context, Decision, Rule};
 pub(crate) fn amend(decision: Decision, ctx: &Context<'_>, has_suspects: bool) -> Decision {
     let state = ctx.state;
     let participants = state.participants.len();
+    // PyTorch's spare takes the place of a member that needs longer to stop its workers.
+    if ctx.must_yield && matches!(decision.rule, Rule::J5 | Rule::J13) {
+        if ctx.heartbeat_due {
+            return Decision::new(
+                Rule::H5,
+                Action::KeepAlive,
+                "leaving the free places to members of the last round, heartbeat due",
+            );
+        }
+        return Decision::new(
+            Rule::H6,
+            Action::Sync,
+            "leaving the free places to members of the last round",
+        );
+    }
     let would_complete = match decision.action {
         Action::MarkComplete => true,
         Action::AddToParticipants => participants + 1 == ctx.settings.max_nodes,

@@ -52,7 +52,7 @@ pub(crate) enum Action {
 pub(crate) enum Rule {
     E1, E2, E3,
     J1, J2, J3, J4, J5, J6, J7, J8, J9, J10, J11, J12, J13, J14, J15,
-    H1, H2, H3, H4,
+    H1, H2, H3, H4, H5, H6,
     C1, C2, C3,
     K1, K2, K3,
     L1, L2, L3, L4, L5,
@@ -92,6 +92,8 @@ pub(crate) struct Context<'a> {
     pub(crate) last_call_over: bool,
     /// [`has_every_rank`] of the state.
     pub(crate) has_every_rank: bool,
+    /// Whether the free places of the open round are left to members of the last one, of which this node is none.
+    pub(crate) must_yield: bool,
 }
 
 /// Whether the ranks of the participants of a complete round are 0, 1, ... without a gap.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::{Action, Context, Decision, amend, close, exit, join, keep_alive, leave};
 use crate::apply::{apply, make_spares, remove_dead};
+use crate::group_ranks::Ranks;
 use crate::node::NodeId;
 use crate::settings::RendezvousSettings;
 use crate::state::RendezvousState;
@@ -93,6 +94,7 @@ struct Event {
     heartbeat_due: bool,
     last_call_over: bool,
     has_suspects: bool,
+    must_yield: bool,
 }
 
 fn event(text: &str) -> Event {
@@ -102,6 +104,7 @@ fn event(text: &str) -> Event {
         heartbeat_due: false,
         last_call_over: false,
         has_suspects: false,
+        must_yield: false,
     };
     for token in text.split_whitespace() {
         let (key, value) = token.split_once('=').unwrap_or((token, ""));
@@ -109,6 +112,7 @@ fn event(text: &str) -> Event {
             "due" => event.heartbeat_due = true,
             "over" => event.last_call_over = true,
             "old" => event.has_suspects = true,
+            "yield" => event.must_yield = true,
             "min" => event.settings.min_nodes = value.parse().expect("a number"),
             "max" => event.settings.max_nodes = value.parse().expect("a number"),
             "at" => event.now = moment(value),
@@ -154,6 +158,7 @@ fn check(
             heartbeat_due: event.heartbeat_due,
             last_call_over: event.last_call_over,
             has_every_rank: super::has_every_rank(&state),
+            must_yield: event.must_yield,
         };
         let decision = decide(&ctx, event.has_suspects);
         let decided = format!("{:?} {:?}", decision.rule, decision.action);
@@ -177,7 +182,7 @@ fn join_follows_its_table() {
 
 #[test]
 fn amendments_follow_their_table() {
-    let rows = ["H1", "H2", "H3", "H4"];
+    let rows = ["H1", "H2", "H3", "H4", "H5", "H6"];
     let table = include_str!("testdata/amend.txt");
     check("amend.txt", table, &rows, |ctx, has_suspects| {
         amend(join(ctx), ctx, has_suspects)
@@ -229,7 +234,14 @@ fn actions_have_only_the_documented_effects() {
                 .into_iter()
                 .find(|known| format!("{known:?}") == action)
                 .unwrap_or_else(|| panic!("effects.txt, line {number}: no action {action}"));
-            apply(&mut state_now, action, &node("me"), &settings, NOW);
+            apply(
+                &mut state_now,
+                action,
+                &node("me"),
+                &settings,
+                NOW,
+                &Ranks::new(),
+            );
             seen.insert(format!("{action:?}"));
         }
         assert_eq!(state_now, state(after), "effects.txt, line {number}");
@@ -247,6 +259,7 @@ fn ranks_do_not_change_the_order_of_arrival() {
         &node("me"),
         &settings,
         NOW,
+        &Ranks::new(),
     );
     let order: Vec<_> = state.participants.into_iter().collect();
     assert_eq!(order, [(node("z"), 2), (node("me"), 1), (node("a"), 0)]);
@@ -274,6 +287,7 @@ fn ranks_follow_the_code_points_of_addresses_then_process_ids_then_handler_numbe
         &in_order[0],
         &settings,
         NOW,
+        &Ranks::new(),
     );
     for (rank, node) in (0..).zip(&in_order) {
         assert_eq!(state.participants.get(node), Some(&rank), "{node}");

@@ -13,6 +13,7 @@ use crate::backend::Token;
 use crate::clock::Now;
 use crate::decide::{self, Action, Context, Decision};
 use crate::executor::{REJOIN_GRACE, Written};
+use crate::last_round::LastRound;
 use crate::node::NodeId;
 use crate::observations::Observations;
 use crate::settings::RendezvousSettings;
@@ -135,6 +136,9 @@ pub(crate) struct Holder {
     world: Option<World>,
     /// The complete round before it.
     world_before: Option<World>,
+    last_round: LastRound,
+    /// The nodes that have left for good.
+    gone: BTreeSet<NodeId>,
     departures: BTreeMap<NodeId, Departure>,
     dropped: BTreeMap<NodeId, Duration>,
     decide_again_at: Duration,
@@ -172,6 +176,8 @@ impl Holder {
             write_requested: at,
             world: None,
             world_before: None,
+            last_round: LastRound::default(),
+            gone: BTreeSet::new(),
             departures: BTreeMap::new(),
             dropped: BTreeMap::new(),
             decide_again_at: at,
@@ -336,6 +342,11 @@ impl Holder {
         }
         self.arrivals = arrival;
         self.order.insert(arrival, index);
+        match self.posts.get(&index).map(|post| &post.want) {
+            Some(want) if want.kind == WantKind::Leave => self.gone.insert(want.node.clone()),
+            Some(want) => self.gone.remove(&want.node),
+            None => false,
+        };
         true
     }
 
@@ -533,7 +544,14 @@ impl Holder {
         self.evict();
         let ends_at = self.observations.last_call_ends_at(&self.settings);
         let had_time = self.observations.last_call_begun_at();
-        let last_call = [ends_at, had_time.map(|at| at.saturating_add(REJOIN_GRACE))];
+        let precedence = self
+            .last_round
+            .precedence_until(&self.state, &self.settings);
+        let last_call = [
+            ends_at,
+            precedence,
+            had_time.map(|at| at.saturating_add(REJOIN_GRACE)),
+        ];
         let margin = Duration::from_millis(1);
         let silence_as_of = self.beats_requested.min(self.state_requested);
         let silence = self
@@ -647,6 +665,7 @@ impl Holder {
             heartbeat_due: false,
             last_call_over: pass.is_last_call_over && self.state.deadline.is_some(),
             has_every_rank: true,
+            must_yield: self.must_yield(want, pass),
         };
         match want.kind {
             WantKind::Join { after } | WantKind::JoinLate { after } => {
@@ -670,12 +689,49 @@ impl Holder {
 
     fn apply(&mut self, action: Action, node: &NodeId, pass: &mut Pass) {
         let was_complete = self.state.complete;
-        apply(&mut self.state, action, node, &self.settings, pass.time);
+        let before = self.last_round.ranks_for(&self.state);
+        apply(
+            &mut self.state,
+            action,
+            node,
+            &self.settings,
+            pass.time,
+            before,
+        );
+        if self.last_round.has(node) {
+            pass.claims = None;
+        }
+        if was_complete != self.state.complete {
+            self.note_last_round(pass.now);
+            pass.claims = None;
+        }
         if !was_complete {
             make_spares(&mut self.state, &self.settings);
         }
         self.is_dirty = true;
         pass.complete = None;
+    }
+
+    /// Whether the node leaves the free places of an open round to members of the last one.
+    fn must_yield(&self, want: &Want, pass: &mut Pass) -> bool {
+        if !matches!(want.kind, WantKind::Join { .. } | WantKind::JoinLate { .. }) {
+            return false;
+        }
+        let now = pass.now.monotonic;
+        let (last, state, settings) = (&self.last_round, &self.state, &self.settings);
+        last.must_yield(&want.node, state, settings, now, || {
+            // Counting them for each of thousands of nodes would take seconds.
+            *pass
+                .claims
+                .get_or_insert_with(|| last.claimants(state, &self.gone).count())
+        })
+    }
+
+    fn note_last_round(&mut self, now: Now) {
+        let dropped = &self.dropped;
+        self.last_round.observe(&self.state, now.monotonic, |node| {
+            dropped.contains_key(node)
+        });
     }
 
     /// Whether all nodes that left the last round to rejoin are back (*CLOCK 5*).
@@ -694,7 +750,7 @@ impl Holder {
                 state.wait_list.contains(node) || state.redundancy_list.contains(node);
             state.participants.contains_key(node)
                 || self.dropped.contains_key(node)
-                || (all_had_time && !is_elsewhere)
+                || ((all_had_time || self.gone.contains(node)) && !is_elsewhere)
         };
         world.nodes.iter().all(is_back) && state.wait_list.is_empty()
     }
@@ -732,6 +788,7 @@ impl Holder {
 
     /// Notes the members of a complete round, and which have departed since.
     fn note_world(&mut self, now: Now) {
+        self.note_last_round(now);
         let state = &self.state;
         let is_new = state.complete && self.world.as_ref().is_none_or(|it| it.round != state.round);
         if is_new {
@@ -818,6 +875,8 @@ struct Pass {
     is_last_call_over: bool,
     has_suspects: bool,
     complete: Option<Complete>,
+    /// How many members of the last round may claim a place in the open one.
+    claims: Option<usize>,
 }
 
 /// The facts of a complete round.
@@ -839,6 +898,7 @@ impl Pass {
             is_last_call_over: is_over,
             has_suspects: suspects.next().is_some(),
             complete: None,
+            claims: None,
         }
     }
 

@@ -4,12 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::store::Version;
+use crate::group_ranks::{Ranks, assign};
 use crate::node::NodeId;
 use crate::settings::RendezvousSettings;
 use crate::state::RendezvousState;
-
-/// Ranks by node.
-pub(super) type Ranks = BTreeMap<NodeId, i64>;
 
 /// Records the history, and panics when an invariant is violated.
 #[derive(Debug)]
@@ -21,6 +19,12 @@ pub(super) struct Invariants {
     departed: BTreeMap<i64, BTreeSet<NodeId>>,
     /// The nodes that have finished their joins, by round and rank.
     joined: BTreeMap<(i64, i64), NodeId>,
+    /// The last complete round that each node has read, with the members that it has seen in it.
+    seen: BTreeMap<NodeId, (i64, Ranks)>,
+    /// When each round was open for the first time.
+    opened_at: BTreeMap<i64, Duration>,
+    /// The nodes that others have dropped and that are not listed again.
+    dropped: BTreeSet<NodeId>,
 }
 
 impl Invariants {
@@ -30,16 +34,20 @@ impl Invariants {
             completed: BTreeMap::new(),
             departed: BTreeMap::new(),
             joined: BTreeMap::new(),
+            seen: BTreeMap::new(),
+            opened_at: BTreeMap::new(),
+            dropped: BTreeSet::new(),
         }
     }
 
-    /// Checks a write: `writer` has replaced `before` by `after`.
+    /// Checks a write: `writer` has replaced `before` by `after`. `comes_back`: whether a node
+    /// runs and has not left for good.
     pub(super) fn on_write(
         &mut self,
-        writer: &NodeId,
-        is_torch: bool,
+        (writer, is_torch): (&NodeId, bool),
         before: Option<&Version>,
         after: &RendezvousState,
+        comes_back: &dyn Fn(&NodeId) -> bool,
         now: Duration,
     ) {
         self.check_state(after);
@@ -73,14 +81,31 @@ impl Invariants {
             let count = ranks.len();
             let allowed = self.settings.min_nodes..=self.settings.max_nodes;
             assert!(allowed.contains(&count), "completed with {count} nodes");
-            // In the order of the nodes, so no rank is given twice.
-            assert!(ranks.values().copied().eq(0..count as i64), "{ranks:?}");
+            let mut in_order: Vec<i64> = ranks.values().copied().collect();
+            in_order.sort_unstable();
+            assert!(in_order.into_iter().eq(0..count as i64), "{ranks:?}");
+            let last = self.seen.get(writer).filter(|_| !is_torch);
+            match last.filter(|(round, _)| round + 1 == after.round) {
+                Some((_, last)) => assert_eq!(ranks, assign(ranks.keys(), last)),
+                // In the order of the nodes.
+                None => assert!(ranks.values().copied().eq(0..count as i64), "{ranks:?}"),
+            }
             let before = self.completed.insert(after.round, ranks);
             assert_eq!(before, None, "round {} completed twice", after.round);
         }
-        let Some(before) = before.filter(|_| !is_torch) else {
+        if !after.complete {
+            self.opened_at.entry(after.round).or_insert(now);
+        }
+        let unlisted = old.last_heartbeats.keys().filter(|node| *node != writer);
+        let unlisted = unlisted.filter(|node| !after.last_heartbeats.contains_key(*node));
+        self.dropped.extend(unlisted.cloned());
+        self.dropped
+            .retain(|node| !after.last_heartbeats.contains_key(node));
+        if is_torch {
             return;
-        };
+        }
+        self.check_precedence(writer, old, after, comes_back, now);
+        let Some(before) = before else { return };
         for (node, at) in &before.written_at {
             if node != writer && !after.last_heartbeats.contains_key(node) {
                 let silence = now - *at;
@@ -92,14 +117,58 @@ impl Invariants {
         }
     }
 
+    /// Checks that `writer`, if it has just taken a place, has taken none that a member of the last round may claim.
+    fn check_precedence(
+        &self,
+        writer: &NodeId,
+        old: &RendezvousState,
+        after: &RendezvousState,
+        comes_back: &dyn Fn(&NodeId) -> bool,
+        now: Duration,
+    ) {
+        let was_in = old.round == after.round && old.participants.contains_key(writer);
+        if was_in || !after.participants.contains_key(writer) {
+            return;
+        }
+        let Some((round, members)) = self.seen.get(writer) else {
+            return;
+        };
+        // A round that was opened and completed by the same write is open since.
+        let opened_at = self.opened_at.get(&after.round).copied().unwrap_or(now);
+        let is_over = now.saturating_sub(opened_at) >= self.settings.spare_wait;
+        if round + 1 != after.round || members.contains_key(writer) || is_over {
+            return;
+        }
+        let claimants: Vec<&NodeId> = members
+            .keys()
+            .filter(|node| !after.participants.contains_key(*node))
+            .filter(|node| comes_back(node) && !self.dropped.contains(*node))
+            .collect();
+        let free = self.settings.max_nodes - after.participants.len();
+        assert!(
+            claimants.len() <= free,
+            "{writer} has taken a place of {claimants:?}, {:?} after round {round}",
+            now.saturating_sub(opened_at)
+        );
+    }
+
     /// Checks a read: a node of ours has read `version` at `at`, and `seen` is its copy without dead nodes.
     pub(super) fn on_adopt(
-        &self,
+        &mut self,
         reader: &NodeId,
         version: &Version,
         at: Duration,
         seen: &RendezvousState,
     ) {
+        if seen.complete {
+            let last = self.seen.entry(reader.clone()).or_default();
+            if last.0 != seen.round || last.1.is_empty() {
+                *last = (seen.round, Ranks::new());
+            }
+            for (node, rank) in &seen.participants {
+                last.1.entry(node.clone()).or_insert(*rank);
+            }
+        }
         for (node, written_at) in &version.written_at {
             if !seen.last_heartbeats.contains_key(node) {
                 let silence = at - *written_at;

@@ -108,6 +108,8 @@ pub(crate) struct World {
     nodes: Vec<SimNode>,
     invariants: Invariants,
     writes_tried: u64,
+    /// The nodes that have written that they leave for good.
+    gone: BTreeSet<NodeId>,
 }
 
 impl World {
@@ -125,6 +127,7 @@ impl World {
             watches: Vec::new(),
             nodes: Vec::new(),
             writes_tried: 0,
+            gone: BTreeSet::new(),
         }
     }
 
@@ -320,8 +323,20 @@ impl World {
         let node = &self.nodes[writer];
         let before = self.store.current().cloned();
         let (me, is_torch) = (node.me().clone(), node.is_torch());
-        self.invariants
-            .on_write(&me, is_torch, before.as_deref(), state, self.now);
+        let (nodes, gone) = (&self.nodes, &self.gone);
+        let comes_back = |node: &NodeId| {
+            // A node that was silent may count as lost.
+            let punctual = |other: &&SimNode| other.is_alive() && !other.was_paused;
+            let mut others = nodes.iter().filter(punctual);
+            !gone.contains(node) && others.any(|other| other.me() == node)
+        };
+        self.invariants.on_write(
+            (&me, is_torch),
+            before.as_deref(),
+            state,
+            &comes_back,
+            self.now,
+        );
         self.store.put(state, self.now);
         self.check_punctual(writer, before.as_deref());
         for watch in std::mem::take(&mut self.watches) {
@@ -376,6 +391,9 @@ impl World {
                 self.send(index, Request::Write(Box::new(state), token));
             }
             Need::Wait { until } => {
+                if node.has_learned(&self.gone, self.now) {
+                    return self.drive(index);
+                }
                 let until = until.saturating_sub(node.boot);
                 if matches!(node.commands.front(), Some(Command::Leave)) {
                     self.next_command(index);
@@ -388,6 +406,7 @@ impl World {
                     panic!("{} has finished without an operation", node.me());
                 };
                 match (operation, result) {
+                    (Operation::Exit, Ok(())) if node.rests => node.stage = Stage::NotStarted,
                     (Operation::Exit, Ok(())) => {
                         node.begin(Operation::Join, self.now);
                         self.drive(index);
@@ -544,7 +563,11 @@ impl World {
         let node = &mut self.nodes[index];
         let monotonic = node.clock(self.now).monotonic;
         let (operation, timeout) = match node.commands.pop_front() {
-            Some(Command::Leave) => (Operation::Leave, self.settings.close_timeout),
+            Some(Command::Leave) => {
+                // As PyTorch's nodes never do.
+                self.gone.insert(node.me().clone());
+                (Operation::Leave, self.settings.close_timeout)
+            }
             Some(Command::Close) => (Operation::Close, self.settings.close_timeout),
             _ => {
                 node.is_rejoin_planned = false;

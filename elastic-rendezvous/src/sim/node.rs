@@ -100,6 +100,8 @@ pub(super) struct SimNode {
     pub(super) was_paused: bool,
     pub(super) commands: VecDeque<Command>,
     pub(super) is_rejoin_planned: bool,
+    /// Whether the node does not join after it has left its round, as during a health check.
+    pub(super) rests: bool,
     /// When a member next checks whether a heartbeat is due.
     pub(super) idle_until: Duration,
     pub(super) deadline: Duration,
@@ -127,6 +129,7 @@ impl SimNode {
             was_paused: false,
             commands: VecDeque::new(),
             is_rejoin_planned: false,
+            rests: false,
             idle_until: Duration::ZERO,
             deadline: Duration::ZERO,
             known: None,
@@ -246,6 +249,17 @@ impl SimNode {
             self.round
         );
         self.round = round;
+    }
+
+    /// Whether the node has read that others have left for good, and decides again.
+    pub(super) fn has_learned(&mut self, gone: &BTreeSet<NodeId>, now: Duration) -> bool {
+        let clock = self.clock(now);
+        match &mut self.implementation {
+            Implementation::Ours(executor) => {
+                executor.awaits_notices(clock) && executor.on_gone(gone.clone())
+            }
+            Implementation::Torch(_) => false,
+        }
     }
 
     /// The longest pause after a write conflict.

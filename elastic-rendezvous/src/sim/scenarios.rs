@@ -558,3 +558,143 @@ fn pytorch_nodes_alone_restart_endlessly_when_a_node_without_a_place_waits() {
     let rounds = world.store.state().round;
     assert!(rounds > 10, "{rounds}");
 }
+
+/// A world with two members and a spare, whose name is the first in the order of nodes. The members have joined round 0.
+fn with_spare(settings: RendezvousSettings) -> (World, usize) {
+    let mut world = settled(settings, 2);
+    let spare = world.add("a");
+    world.command(spare, Command::Start);
+    world.run_for(SECOND / 10);
+    settle(&mut world, 8 * SECOND);
+    assert!(is_spare(&world, spare));
+    (world, spare)
+}
+
+fn ranks(world: &World) -> Vec<(usize, i64)> {
+    let state = world.store.state();
+    let nodes = world.nodes.iter().enumerate();
+    nodes
+        .filter_map(|(number, node)| Some((number, *state.participants.get(node.me())?)))
+        .collect()
+}
+
+/// The node leaves its round, and joins no other until [`come_back`]: as for a health check.
+fn stay_away(world: &mut World, node: usize) {
+    world.nodes[node].rests = true;
+    begin(world, node, Operation::Exit);
+}
+
+fn come_back(world: &mut World, node: usize) {
+    world.nodes[node].rests = false;
+    begin(world, node, Operation::Join);
+}
+
+fn begin(world: &mut World, node: usize, operation: Operation) {
+    let now = world.now;
+    let timeout = world.settings.join_timeout;
+    let node_now = &mut world.nodes[node];
+    node_now.deadline = node_now.clock(now).monotonic + timeout;
+    node_now.begin(operation, now);
+    world.drive(node);
+}
+
+#[test]
+fn members_that_restart_keep_their_places_and_ranks_before_a_spare() {
+    let (mut world, spare) = with_spare(settings(2, 2));
+    for round in 1..20 {
+        world.command(0, Command::Rejoin);
+        world.run_for(SECOND / 10);
+        settle(&mut world, 5 * SECOND);
+        assert_eq!(world.store.state().round, round);
+        assert_eq!(ranks(&world), [(0, 0), (1, 1)], "round {round}");
+        assert!(is_spare(&world, spare), "round {round}");
+    }
+}
+
+#[test]
+fn a_member_that_is_away_for_less_than_the_setting_keeps_its_place_and_rank() {
+    let (mut world, spare) = with_spare(settings(2, 2));
+    stay_away(&mut world, 0);
+    world.run_for(14 * SECOND);
+    let state = world.store.state();
+    assert_eq!((state.round, state.participants.len()), (1, 1));
+    come_back(&mut world, 0);
+    world.run_for(SECOND / 10);
+    settle(&mut world, SECOND);
+    assert_eq!(ranks(&world), [(0, 0), (1, 1)]);
+    assert!(is_spare(&world, spare));
+}
+
+#[test]
+fn a_spare_takes_the_place_and_the_rank_of_a_member_that_is_away_for_longer() {
+    let (mut world, spare) = with_spare(settings(2, 2));
+    stay_away(&mut world, 0);
+    world.run_for(14 * SECOND);
+    assert!(!world.store.state().complete);
+    world.run_for(4 * SECOND);
+    assert_eq!(ranks(&world), [(1, 1), (spare, 0)]);
+}
+
+#[test]
+fn a_spare_takes_the_place_of_a_member_that_leaves_at_once() {
+    let (mut world, spare) = with_spare(settings(2, 2));
+    let begun = world.now;
+    world.command(0, Command::Leave);
+    world.run_for(SECOND / 10);
+    settle(&mut world, 10 * SECOND);
+    assert_eq!(world.store.state().round, 1);
+    assert_eq!(ranks(&world), [(1, 1), (spare, 0)]);
+    // The other member stops its workers for 2 s at most; the rest are exchanges with the store.
+    let took = world.now - begun;
+    assert!(took < SECOND * 21 / 10, "{took:?}");
+}
+
+#[test]
+fn the_last_call_does_not_wait_for_a_member_that_has_left() {
+    let mut world = settled(settings(1, 3), 3);
+    let begun = world.now;
+    world.command(0, Command::Leave);
+    world.run_for(SECOND / 10);
+    settle(&mut world, 10 * SECOND);
+    assert_eq!(ranks(&world), [(1, 0), (2, 1)]);
+    let took = world.now - begun;
+    assert!(took < SECOND * 21 / 10, "{took:?}");
+}
+
+#[test]
+fn a_spare_takes_the_place_of_a_member_that_crashes_as_soon_as_that_is_known() {
+    let (mut world, spare) = with_spare(settings(2, 2));
+    world.command(0, Command::Crash);
+    let begun = world.now;
+    let end = begun + 60 * SECOND;
+    assert!(world.run_until(end, |world| world.store.state().round == 1));
+    assert!(world.now - begun > 10 * SECOND);
+    settle(&mut world, SECOND / 10);
+    assert_eq!(ranks(&world), [(1, 1), (spare, 0)]);
+}
+
+#[test]
+fn a_pytorch_node_that_completes_a_round_assigns_ranks_in_the_order_of_nodes() {
+    let mut world = settled(settings(2, 2), 2);
+    let theirs = world.add_torch("a");
+    world.command(theirs, Command::Start);
+    world.run_for(3 * SECOND);
+    // Of the first two, only the one with rank 1 is left.
+    world.command(0, Command::Crash);
+    world.run_for(60 * SECOND);
+    settle(&mut world, 5 * SECOND);
+    let complete = ranks(&world);
+    // PyTorch's node polls, so it was the last of the two.
+    assert_eq!(complete, [(1, 1), (theirs, 0)]);
+    // When it restarts last, it counts from the first node again; ours reads the ranks as they are.
+    let late = world.add("0");
+    world.command(late, Command::Start);
+    world.run_for(3 * SECOND);
+    world.command(1, Command::Leave);
+    world.run_for(60 * SECOND);
+    settle(&mut world, 5 * SECOND);
+    let state = world.store.state();
+    let mut ranks: Vec<i64> = state.participants.values().copied().collect();
+    ranks.sort_unstable();
+    assert_eq!(ranks, [0, 1]);
+}

@@ -10,6 +10,7 @@ use crate::backend::Token;
 use crate::clock::Now;
 use crate::decide::{self, Action, Context};
 use crate::executor::{Need, Operation, OperationError};
+use crate::group_ranks::Ranks;
 use crate::node::NodeId;
 use crate::settings::RendezvousSettings;
 use crate::state::RendezvousState;
@@ -82,7 +83,7 @@ impl TorchNode {
                         self.deadline = now.monotonic + self.settings.join_timeout;
                     }
                     let (state, settings) = (&mut self.state, &self.settings);
-                    apply(state, action, &self.me, settings, now.wall);
+                    apply(state, action, &self.me, settings, now.wall, &Ranks::new());
                     self.is_dirty = true;
                 }
             }
@@ -123,6 +124,7 @@ impl TorchNode {
                 .is_some_and(|heartbeat| *heartbeat <= due_from),
             last_call_over: state.deadline.is_some_and(|deadline| deadline < now.wall),
             has_every_rank: true,
+            must_yield: false,
         };
         let decision = match self.operation {
             Operation::Exit => decide::exit(&ctx),

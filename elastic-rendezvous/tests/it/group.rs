@@ -403,3 +403,36 @@ fn nodes_that_exit_their_round_first_meet_again() {
     let rounds = join_all(&nodes);
     assert_eq!(rounds[0].round, 1);
 }
+
+#[test]
+fn members_of_a_group_keep_their_places_and_ranks_before_a_spare() {
+    let server = server();
+    let settings = settings(NODES, NODES);
+    let members = nodes(&server, &settings, NODES);
+    let first = join_all(&members);
+    let spare = node_with(&server, &settings, true);
+    let waiting = join(&spare);
+    let store = connect(&server);
+    let is_listed = |list: &dyn Fn(&RendezvousState) -> usize| {
+        let text = store.get("torch.rendezvous.job").expect("a state");
+        let state = codec::from_text(&text, &CodecLimits::default()).expect("a state");
+        list(&state) == 1
+    };
+    eventually("the spare is listed", || {
+        is_listed(&|state| state.redundancy_list.len())
+    });
+
+    let second = join_all(&members);
+    let ranks = |rounds: &[RendezvousInfo]| -> Vec<usize> {
+        rounds.iter().map(|round| round.rank).collect()
+    };
+    assert_eq!(ranks(&second), ranks(&first));
+
+    // One leaves for good: the spare gets its rank.
+    let (leaver, rest) = members.split_first().expect("a member");
+    leaver.leave().expect("to leave");
+    let mut joining: Vec<Joining> = vec![waiting];
+    joining.extend(rest.iter().map(join));
+    let third = one_world(joining);
+    assert_eq!(ranks(&third), ranks(&first));
+}
