@@ -139,6 +139,11 @@ pub(crate) struct RunOptions {
     #[arg(long, alias = "health_check_timeout", value_name = "TIME")]
     health_check_timeout: Option<String>,
 
+    /// How long after a round its members have precedence over spares in the next one; 0 for not at all.
+    /// [default: 15s]
+    #[arg(long, alias = "spare_wait", value_name = "TIME")]
+    spare_wait: Option<String>,
+
     /// Prints why the job stands still when it has done so for this long, while nodes meet or workers wait
     /// for each other; `never` for not at all. [default: 30s]
     #[arg(long, alias = "explain_after", value_name = "TIME")]
@@ -603,6 +608,7 @@ impl RunOptions {
             endpoint: given("rdzv-endpoint", self.rdzv_endpoint.take()),
             run_id: given("rdzv-id", self.rdzv_id.take()),
             config: given("rdzv-conf", self.rdzv_conf.take()),
+            spare_wait: given("spare-wait", self.spare_wait.take()),
             is_standalone: surroundings.flag("standalone", self.standalone)?,
             node_rank: given("node-rank", self.node_rank.take()),
             master_addr: given("master-addr", self.master_addr.take()),

@@ -16,6 +16,7 @@ mod run_failures;
 mod run_health;
 mod run_options;
 mod run_restarts;
+mod run_spares;
 #[cfg(target_os = "linux")]
 mod run_terminal;
 mod secret;

@@ -8,6 +8,7 @@ use c10d_socket::is_loopback_name;
 use elastic_rendezvous::{DEFAULT_PORT, Endpoint, RendezvousParameters, parse_config};
 
 use super::given::{Given, UsageError};
+use crate::quantity::parse_duration;
 use crate::run::scheduler::{Found, Sourced};
 use crate::serve::DEFAULT_PORT as STATIC_PORT;
 
@@ -19,6 +20,7 @@ pub(super) struct RendezvousOptions {
     pub(super) endpoint: Option<Given>,
     pub(super) run_id: Option<Given>,
     pub(super) config: Option<Given>,
+    pub(super) spare_wait: Option<Given>,
     pub(super) is_standalone: bool,
     pub(super) node_rank: Option<Given>,
     pub(super) master_addr: Option<Given>,
@@ -96,6 +98,7 @@ impl RendezvousOptions {
         let run_id = self.run_id.take();
         let node_rank = self.node_rank.take();
         let local_addr = std::mem::take(&mut self.local_addr);
+        let spare_wait = self.spare_wait.take();
 
         let meeting = self.meeting(found, max_nodes, warnings)?;
         let is_together = !matches!(meeting, Meeting::Alone { .. });
@@ -162,6 +165,18 @@ impl RendezvousOptions {
                 None
             }
         };
+        match (&meeting, spare_wait) {
+            (Meeting::Static(_), Some(given)) => {
+                warnings.push(given.has_no_effect("the static backend has no spares"));
+            }
+            (_, Some(given)) => match parse_duration(given.value.trim()) {
+                Ok(wait) => {
+                    config.insert("spare_wait".to_owned(), wait.as_secs_f64().to_string());
+                }
+                Err(_) => return Err(given.refused("a time as in 15s or 1m, or 0")),
+            },
+            (_, None) => {}
+        }
         let is_file = config
             .get("store_type")
             .is_some_and(|store| store.eq_ignore_ascii_case("file"));

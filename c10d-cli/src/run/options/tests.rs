@@ -766,6 +766,36 @@ fn the_time_until_the_launcher_explains_a_standstill_is_an_option() {
 }
 
 #[test]
+fn the_precedence_of_members_over_spares_is_a_setting_of_the_rendezvous() {
+    let c10d = "--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=a";
+    let wait = |options: &str, variables: Variables<'_>| {
+        let plan = plan(&format!("{c10d} {options}s.py"), variables).rendezvous;
+        plan.get("spare_wait").map(str::to_owned)
+    };
+    assert_eq!(wait("", &[]), None);
+    assert_eq!(wait("--spare-wait 1m ", &[]).as_deref(), Some("60"));
+    assert_eq!(wait("--spare_wait=0 ", &[]).as_deref(), Some("0"));
+    assert_eq!(
+        wait("", &[("PET_SPARE_WAIT", "1.5")]).as_deref(),
+        Some("1.5")
+    );
+    assert_eq!(wait("--rdzv-conf=spare_wait=7 ", &[]).as_deref(), Some("7"));
+    assert_eq!(
+        wait("--rdzv-conf=spare_wait=7 --spare-wait=8s ", &[]).as_deref(),
+        Some("8")
+    );
+    assert_eq!(
+        refusal(&format!("{c10d} --spare-wait soon s.py"), &[]),
+        "--spare-wait is \"soon\", which is not a time as in 15s or 1m, or 0"
+    );
+    let warned = plan("--nnodes=2 --spare-wait=1s s.py", &[]).warnings;
+    assert_eq!(
+        warned,
+        ["--spare-wait is \"1s\", which has no effect: the static backend has no spares"]
+    );
+}
+
+#[test]
 fn a_health_check_has_a_command_and_a_timeout() {
     let check = |words: &[&str], variables: Variables<'_>| {
         let plan = plan_of(words.iter().copied(), variables).unwrap();
