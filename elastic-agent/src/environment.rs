@@ -17,6 +17,8 @@ const HIP_VISIBLE_DEVICES: &str = "HIP_VISIBLE_DEVICES";
 const DEBUG_SOCKET: &str = "C10D_DEBUG_SOCKET";
 /// Names the file in which the worker reports its progress.
 const PROGRESS_FILE: &str = "C10D_PROGRESS_FILE";
+/// Names the pipe into which the worker writes timers, as in PyTorch.
+const TIMER_FILE: &str = "TORCHELASTIC_TIMER_FILE";
 /// The address of the store itself, for workers that reach it through a relay.
 const STORE_ADDR: &str = "C10D_MASTER_ADDR";
 const STORE_PORT: &str = "C10D_MASTER_PORT";
@@ -67,6 +69,7 @@ pub struct WorkerEnvironment<'a> {
     virtual_local_rank: bool,
     debug_socket: Option<&'a Path>,
     progress_file: Option<&'a Path>,
+    timer_file: Option<&'a Path>,
 }
 
 impl<'a> WorkerEnvironment<'a> {
@@ -86,6 +89,7 @@ impl<'a> WorkerEnvironment<'a> {
             virtual_local_rank: false,
             debug_socket: None,
             progress_file: None,
+            timer_file: None,
         }
     }
 
@@ -149,6 +153,13 @@ impl<'a> WorkerEnvironment<'a> {
     #[must_use]
     pub const fn with_progress_file(mut self, path: &'a Path) -> Self {
         self.progress_file = Some(path);
+        self
+    }
+
+    /// The pipe of the watchdog, as `TORCHELASTIC_TIMER_FILE`. None by default: then the variable is inherited.
+    #[must_use]
+    pub const fn with_timer_file(mut self, path: &'a Path) -> Self {
+        self.timer_file = Some(path);
         self
     }
 
@@ -216,6 +227,9 @@ impl<'a> WorkerEnvironment<'a> {
         }
         if let Some(path) = self.progress_file {
             variables.insert(PROGRESS_FILE.into(), path.into());
+        }
+        if let Some(path) = self.timer_file {
+            variables.insert(TIMER_FILE.into(), path.into());
         }
         // A collective that hangs then ends its worker instead of hanging the job.
         variables
@@ -453,6 +467,18 @@ mod tests {
         let own = environment.with_debug_socket(Path::new("/own"));
         let variables = own.variables(outer).unwrap();
         assert_eq!(value(&variables, "C10D_DEBUG_SOCKET"), Some("/own"));
+    }
+
+    #[test]
+    fn the_watchdogs_pipe_replaces_that_of_an_outer_launcher() {
+        let master = HostPort::new("node0", 29500);
+        let environment = WorkerEnvironment::new(RANKS, "job", &master);
+        let outer = pairs(&[("TORCHELASTIC_TIMER_FILE", "/outer")]);
+        let variables = environment.clone().variables(outer.clone()).unwrap();
+        assert_eq!(value(&variables, "TORCHELASTIC_TIMER_FILE"), Some("/outer"));
+        let own = environment.with_timer_file(Path::new("/own"));
+        let variables = own.variables(outer).unwrap();
+        assert_eq!(value(&variables, "TORCHELASTIC_TIMER_FILE"), Some("/own"));
     }
 
     #[test]

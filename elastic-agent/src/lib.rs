@@ -24,6 +24,7 @@ mod round_costs;
 mod signal_name;
 mod sys;
 mod template;
+mod watchdog;
 mod worker;
 mod worker_list;
 
@@ -48,6 +49,7 @@ pub use ranks::{RankBlock, RanksError, RoleInfo, assign_ranks, exchange_ranks};
 pub use relay::NodeRelayError;
 pub use restart_policy::{RestartBudget, RestartRules};
 pub use rustix::process::Signal;
+pub use watchdog::WatchdogError;
 pub use worker::{
     AbandonedWorker, ExitKind, GroupPlan, KillSwitch, StartError, StopReport, WorkerExit,
     WorkerGroup, WorkerOutcome, WorkerPlan,

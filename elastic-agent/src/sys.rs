@@ -5,9 +5,12 @@
               the crate is allowed any"
 )]
 
+use std::ffi::CString;
 use std::io::{self, PipeWriter};
 use std::mem::MaybeUninit;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::Command;
 use std::ptr;
 use std::sync::Arc;
@@ -93,6 +96,21 @@ pub(crate) fn unignore_child_signal() -> io::Result<bool> {
         return Err(io::Error::last_os_error());
     }
     Ok(true)
+}
+
+/// Makes a named pipe that only this user can open.
+///
+/// # Errors
+/// Those of mkfifo(3), as for a file that exists.
+pub(crate) fn make_fifo(path: &Path) -> io::Result<()> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    // SAFETY: the path is a string that ends with a null byte and lives until the call returns.
+    let result = unsafe { libc::mkfifo(path.as_ptr(), 0o600) };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use crate::failure::Failures;
 use crate::logs::LogDirectoryError;
 use crate::ranks::RanksError;
 use crate::relay::NodeRelayError;
+use crate::watchdog::WatchdogError;
 use crate::worker::StartError;
 
 /// Why an agent could not run the workers.
@@ -36,6 +37,9 @@ pub enum AgentError {
     /// The environment of a worker could not be composed.
     #[error(transparent)]
     Environment(#[from] EnvironmentError),
+    /// The watchdog could not be started.
+    #[error(transparent)]
+    Watchdog(#[from] WatchdogError),
     /// The log directory could not be created.
     #[error(transparent)]
     Logs(#[from] LogDirectoryError),

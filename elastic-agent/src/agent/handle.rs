@@ -1,7 +1,7 @@
 //! How other threads reach a running agent.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crossbeam_channel::Sender;
@@ -24,6 +24,8 @@ pub(super) struct Shared {
     pub(super) handler: Arc<dyn RendezvousHandler>,
     pub(super) events: Sender<Event>,
     pub(super) kill_switch: KillSwitch,
+    /// When the watchdog's loop ran last, in seconds since the epoch; 0 before the first time.
+    pub(super) watchdog_progress: Arc<AtomicU64>,
     /// Triggered by the first signal that stops the agent.
     pub(super) stopping: KillSwitch,
     /// The first signal that stops the agent; 0 while there is none.
@@ -50,6 +52,7 @@ impl Shared {
             events,
             kill_switch: KillSwitch::new(),
             stopping: KillSwitch::new(),
+            watchdog_progress: Arc::default(),
             stop_signal: AtomicI32::new(0),
         }
     }

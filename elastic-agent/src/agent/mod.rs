@@ -50,6 +50,7 @@ use crate::ranks::{RankBlock, RanksError, RoleInfo, exchange_ranks};
 use crate::relay::{NodeRelay, NodeRelayError};
 use crate::restart_policy::{Decision, RestartPolicy};
 use crate::signal_name::name_of;
+use crate::watchdog::Watchdog;
 use crate::worker::{
     GroupPlan, StartError, StopReport, WorkerExit, WorkerGroup, WorkerOutcome, WorkerPlan,
 };
@@ -145,6 +146,8 @@ pub struct ElasticAgent {
     /// Why workers were not forked last time: said once.
     not_forked: Option<String>,
     listeners: Listeners,
+    /// Of the workers that run.
+    watchdog: Option<Watchdog>,
 }
 
 impl ElasticAgent {
@@ -187,6 +190,7 @@ impl ElasticAgent {
             preloader: None,
             not_forked: None,
             listeners: Listeners::default(),
+            watchdog: None,
         })
     }
 
@@ -388,6 +392,7 @@ impl ElasticAgent {
         let relay = self.relay_in(&round)?;
         let relay_address = relay.as_ref().map(NodeRelay::address).cloned();
         let ranks = self.ranks_in(&round)?;
+        self.watchdog = self.options.watchdog(&self.shared)?;
         let plan = self.plan(&round, &ranks, relay_address.as_ref())?;
         self.clock.end(|phases| &mut phases.ranks);
         // Waits for the imports: no time in which workers could make progress.
@@ -404,6 +409,9 @@ impl ElasticAgent {
         };
         let console = Console::inherited();
         let group = WorkerGroup::start_from(forked, is_forked_only, plan, console, on_exit)?;
+        if let Some(watchdog) = &self.watchdog {
+            watchdog.watch(&group.pids());
+        }
         log::info!(
             "round {}: this node has group rank {} of {}; the workers' store is {}, served by {}{}",
             round.round,
@@ -629,6 +637,9 @@ impl ElasticAgent {
                 .map(|directory| AgentOptions::debug_socket(directory, starts, local_rank));
             if let Some(path) = &debug_socket {
                 environment = environment.with_debug_socket(path);
+            }
+            if let Some(watchdog) = &self.watchdog {
+                environment = environment.with_timer_file(watchdog.path());
             }
             let prefix = LinePrefix {
                 role: &options.role,
@@ -1007,6 +1018,8 @@ impl ElasticAgent {
         };
         self.listeners.notify(&AgentEvent::Stopping);
         let report = group.stop(signal, grace, &self.shared.kill_switch);
+        // Until then, timers end workers that do not stop.
+        self.watchdog = None;
         if let Some(relay) = self.relay.take() {
             relay.end();
         }

@@ -2,15 +2,18 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::error::AgentError;
+use super::handle::Shared;
 use crate::command_line::CommandLine;
 use crate::health::HealthCheck;
 use crate::logs::LogOptions;
 use crate::preload::PreloadOptions;
 use crate::progress::ProgressOptions;
 use crate::restart_policy::RestartRules;
+use crate::watchdog::{Watchdog, WatchdogError};
 
 /// The options of an [`ElasticAgent`](crate::ElasticAgent). Values that no agent can use are reported by
 /// [`ElasticAgent::new`](crate::ElasticAgent::new).
@@ -46,6 +49,8 @@ pub struct AgentOptions {
     pub(super) relay_port: Option<u16>,
     pub(super) preload: Option<PreloadOptions>,
     pub(super) health_check: Option<HealthCheck>,
+    has_watchdog: bool,
+    timer_file: Option<PathBuf>,
 }
 
 impl AgentOptions {
@@ -78,6 +83,8 @@ impl AgentOptions {
             relay_port: None,
             preload: None,
             health_check: None,
+            has_watchdog: false,
+            timer_file: None,
         }
     }
 
@@ -236,6 +243,31 @@ impl AgentOptions {
     pub fn with_health_check(mut self, check: impl Into<Option<HealthCheck>>) -> Self {
         self.health_check = check.into();
         self
+    }
+
+    /// Whether a watchdog ends workers whose timers expire (`torch.distributed.elastic.timer` with `FileTimerClient`, in
+    /// PyTorch `TORCHELASTIC_ENABLE_FILE_TIMER`). Workers find its pipe in `TORCHELASTIC_TIMER_FILE`. Off by default.
+    #[must_use]
+    pub const fn with_watchdog(mut self, has_watchdog: bool) -> Self {
+        self.has_watchdog = has_watchdog;
+        self
+    }
+
+    /// The path of the watchdog's pipe, for one agent only. By default a new file in the directory for temporary files,
+    /// in each round another one.
+    #[must_use]
+    pub fn with_timer_file(mut self, path: impl Into<Option<PathBuf>>) -> Self {
+        self.timer_file = path.into();
+        self
+    }
+
+    /// Starts a watchdog, if the agent has one.
+    pub(super) fn watchdog(&self, shared: &Shared) -> Result<Option<Watchdog>, WatchdogError> {
+        if !self.has_watchdog {
+            return Ok(None);
+        }
+        let progress = Arc::clone(&shared.watchdog_progress);
+        Watchdog::start(self.timer_file.as_deref(), progress).map(Some)
     }
 
     /// How many workers this node runs.

@@ -1,0 +1,273 @@
+//! PyTorch's watchdog for workers: ends those that stay in a block of code for too long.
+//!
+//! Workers write the timers of `torch.distributed.elastic.timer` into a named pipe. In PyTorch: `FileTimerServer`
+//! (`torch/distributed/elastic/timer/file_based_local_timer.py`), which also ends the agent when a timer expires;
+//! here the agent restarts the workers.
+
+mod error;
+mod pipe;
+mod request;
+mod timers;
+
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::{fs, io};
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, Signal, getsid, kill_process, test_kill_process};
+
+pub use self::error::WatchdogError;
+use self::pipe::TimerPipe;
+use self::request::Lines;
+use self::timers::{Expired, Timers};
+use crate::signal_name::name_of;
+
+const THREAD: &str = "watchdog";
+
+/// The longest wait: wall clocks can be set, and the time of the last progress must not look old.
+const WAIT_MAX: Duration = Duration::from_secs(1);
+
+/// How often the pipe is read before timers are checked again.
+const READS_MAX: usize = 64;
+
+/// The watchdog of the workers of one round. Dropping it ends its thread and removes the pipe.
+#[derive(Debug)]
+pub(crate) struct Watchdog {
+    path: PathBuf,
+    sessions: Sender<Vec<Pid>>,
+    /// Closing it ends the thread.
+    stop: Option<io::PipeWriter>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Watchdog {
+    /// Makes the pipe at `path`, or under a new name in the directory for temporary files, and starts the thread. It
+    /// notes each round of its loop in `progress`, as seconds since the epoch.
+    ///
+    /// # Errors
+    /// [`WatchdogError`]: the pipe cannot be made, or the system has no thread left.
+    pub(crate) fn start(
+        path: Option<&Path>,
+        progress: Arc<AtomicU64>,
+    ) -> Result<Self, WatchdogError> {
+        let path = path.map_or_else(pipe::new_path, Path::to_owned);
+        let pipe = TimerPipe::create(&path).map_err(|source| WatchdogError::Pipe {
+            path: path.clone(),
+            source,
+        })?;
+        let (sessions, assigned) = bounded(1);
+        let started = io::pipe().and_then(|(stop_seen, stop)| {
+            let builder = thread::Builder::new().name(THREAD.to_owned());
+            let thread = builder.spawn(move || {
+                Loop {
+                    pipe,
+                    stop_seen,
+                    lines: Lines::default(),
+                    timers: Timers::default(),
+                    sessions: Vec::new(),
+                    has_warned: false,
+                    progress,
+                }
+                .run(&assigned);
+            })?;
+            Ok((stop, thread))
+        });
+        match started {
+            Ok((stop, thread)) => Ok(Self {
+                path,
+                sessions,
+                stop: Some(stop),
+                thread: Some(thread),
+            }),
+            Err(source) => {
+                remove(&path);
+                Err(WatchdogError::Thread(source))
+            }
+        }
+    }
+
+    /// The path of the pipe, for `TORCHELASTIC_TIMER_FILE`.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Tells the watchdog which processes it may signal: those in the sessions that these workers lead. Until then it
+    /// signals none.
+    pub(crate) fn watch(&self, workers: &[u32]) {
+        let pids = workers.iter().filter_map(|pid| i32::try_from(*pid).ok());
+        // The channel has room for one, and the thread lives until it has received one.
+        let _ = self
+            .sessions
+            .try_send(pids.filter_map(Pid::from_raw).collect());
+    }
+}
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        // A thread that waits for its sessions sees that, too.
+        let (closed, _) = bounded(0);
+        self.sessions = closed;
+        self.stop = None;
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            log::error!("thread {THREAD} panicked");
+        }
+        remove(&self.path);
+    }
+}
+
+fn remove(path: &Path) {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            log::warn!(
+                "cannot remove the watchdog's pipe {}: {error}",
+                path.display()
+            );
+        }
+        _ => {}
+    }
+}
+
+struct Loop {
+    pipe: TimerPipe,
+    stop_seen: io::PipeReader,
+    lines: Lines,
+    timers: Timers,
+    sessions: Vec<Pid>,
+    /// Whether too many timers were reported.
+    has_warned: bool,
+    progress: Arc<AtomicU64>,
+}
+
+impl Loop {
+    fn run(mut self, assigned: &Receiver<Vec<Pid>>) {
+        let Ok(sessions) = assigned.recv() else {
+            return;
+        };
+        self.sessions = sessions;
+        loop {
+            self.read();
+            let now = seconds_since_epoch();
+            for expired in self.timers.take_expired(now) {
+                self.end(&expired);
+            }
+            self.progress.store(now as u64, Ordering::Relaxed);
+            if self.wait(now) {
+                return;
+            }
+        }
+    }
+
+    /// Adopts the requests that have been written.
+    fn read(&mut self) {
+        let mut buffer = [0; 4096];
+        let (timers, has_warned) = (&mut self.timers, &mut self.has_warned);
+        // Timers expire also while workers write without a pause.
+        for _ in 0..READS_MAX {
+            let bytes = match self.pipe.read(&mut buffer) {
+                Ok([]) => break,
+                Ok(bytes) => bytes,
+                Err(error) => {
+                    log::error!("the watchdog cannot read timers, so none expires: {error}");
+                    break;
+                }
+            };
+            self.lines.push(bytes, |request| {
+                if timers.apply(request.clone()) {
+                    return;
+                }
+                timers.retain(is_running);
+                if !timers.apply(request) && !std::mem::replace(has_warned, true) {
+                    log::warn!("the workers have too many timers: the watchdog ignores new ones");
+                }
+            });
+        }
+        let refused = self.lines.take_refused();
+        if refused > 0 {
+            log::warn!("the watchdog ignores {refused} lines that are no timers of PyTorch");
+        }
+    }
+
+    /// Waits for requests, or until the next timer expires. Returns whether to stop.
+    fn wait(&self, now: f64) -> bool {
+        let left = self.timers.next_expiry().map_or(WAIT_MAX, |at| {
+            // A millisecond more, as the clock is read again. NaN is no time.
+            Duration::try_from_secs_f64((at - now).max(0.0) + 0.001).unwrap_or(WAIT_MAX)
+        });
+        let timeout = Timespec::try_from(left.min(WAIT_MAX)).ok();
+        let mut entries = [
+            PollFd::from_borrowed_fd(self.stop_seen.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.pipe.as_fd(), PollFlags::IN),
+        ];
+        match poll(&mut entries, timeout.as_ref()) {
+            Ok(_) => !entries[0].revents().is_empty(),
+            Err(rustix::io::Errno::INTR) => false,
+            Err(error) => {
+                // The system is out of memory. It may recover; the pause prevents a busy loop.
+                log::warn!("the watchdog cannot wait for timers: {error}");
+                thread::sleep(Duration::from_millis(50));
+                false
+            }
+        }
+    }
+
+    /// Sends the signal of an expired timer, if the process belongs to a worker.
+    fn end(&self, expired: &Expired) {
+        let Expired { pid, scopes, .. } = expired;
+        let scopes = scopes.iter().map(|scope| format!("{scope:?}"));
+        let scopes = scopes.take(8).collect::<Vec<_>>().join(", ");
+        let Some(number) = expired.signal else {
+            log::warn!("timers of process {pid} have expired, without a signal: {scopes}");
+            return;
+        };
+        let Some((process, signal)) = Pid::from_raw(*pid).zip(Signal::from_named_raw(number))
+        else {
+            log::warn!(
+                "timers of process {pid} have expired: {scopes}; there is no signal {number}"
+            );
+            return;
+        };
+        match getsid(Some(process)) {
+            Ok(session) if self.sessions.contains(&session) => {}
+            // It has ended.
+            Err(rustix::io::Errno::SRCH) => return,
+            _ => {
+                log::warn!(
+                    "timers of process {pid} have expired: {scopes}; it gets no signal, as it is not in the session \
+                     of a worker of this launcher"
+                );
+                return;
+            }
+        }
+        match kill_process(process, signal) {
+            Ok(()) => log::error!(
+                "timers of process {pid} have expired: {scopes}; the watchdog has sent {}",
+                name_of(number)
+            ),
+            Err(rustix::io::Errno::SRCH) => {}
+            Err(error) => log::error!(
+                "timers of process {pid} have expired: {scopes}; the watchdog cannot send {}: {error}",
+                name_of(number)
+            ),
+        }
+    }
+}
+
+fn is_running(pid: i32) -> bool {
+    Pid::from_raw(pid).is_some_and(|pid| test_kill_process(pid).is_ok())
+}
+
+/// By the wall clock, as PyTorch's timers.
+pub(crate) fn seconds_since_epoch() -> f64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0.0, |since| since.as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests;
