@@ -8,6 +8,7 @@ MODE says what it does:
     sum     joins a gloo group, runs one all-reduce over all workers, exits
     fail    like sum, but rank 0 fails after the all-reduce in its first FAILURES attempts
     loop    runs all-reduces until the file `stop` exists
+    timer   ends a block of code in time; rank 0 then overruns the time of another block in its first attempt
     fork    imports torch, and forks a child that exits in order
     stall   like sum, with ten more all-reduces, after each of which all ranks report a step; the rank SKIPPER sleeps
             before the fifth until it is killed, once in the job
@@ -52,6 +53,18 @@ def main():
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if mode == "env":
         write(folder, f"env.{RANK}", dict(os.environ))
+        return
+    if mode == "timer":
+        from torch.distributed.elastic import timer
+
+        timer.configure(timer.FileTimerClient(os.environ["TORCHELASTIC_TIMER_FILE"]))
+        with timer.expires(after=2, scope="in time"):
+            pass
+        time.sleep(3)
+        if RANK == 0 and RESTART_COUNT == 0:
+            with timer.expires(after=0.5, scope="too slow"):
+                time.sleep(3600)
+        write(folder, f"done.{RANK}", {"restarts": RESTART_COUNT})
         return
     if mode == "twice":
         own = folder / f"started.{Path(os.environ['C10D_TEST_LAUNCHER']).name}"

@@ -39,6 +39,8 @@ pub enum Kind {
 #[derive(Debug, Clone)]
 pub struct Job {
     folder: PathBuf,
+    /// What the launchers get in addition to this process's environment.
+    variables: Vec<(&'static str, OsString)>,
 }
 
 /// A running launcher. Drop kills it and all processes that it has started.
@@ -55,7 +57,15 @@ impl Job {
     pub fn new(folder: &Path) -> Self {
         Self {
             folder: folder.to_owned(),
+            variables: Vec::new(),
         }
+    }
+
+    /// Sets a variable of all launchers.
+    #[must_use]
+    pub fn with_variable(mut self, name: &'static str, value: impl Into<OsString>) -> Self {
+        self.variables.push((name, value.into()));
+        self
     }
 
     /// Starts a launcher. `name` is unique in the job; `options` are the launcher's. `words` are the worker's
@@ -154,6 +164,7 @@ impl Job {
             .args(options)
             .args(arguments)
             .env(LAUNCHER_VARIABLE, &mark)
+            .envs(self.variables.iter().map(|(name, value)| (name, value)))
             .envs(variables.iter().copied());
         Launcher {
             process: ChildProcess::start(format!("{kind:?} {name}"), &mut command),

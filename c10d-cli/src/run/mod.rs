@@ -328,6 +328,8 @@ fn agent_options(plan: &RunPlan, are_nodes_identical: bool) -> Result<AgentOptio
             false => preload,
         }))
         .with_health_check(plan.health_check.clone())
+        .with_watchdog(plan.has_watchdog)
+        .with_timer_file(plan.timer_file.clone())
         .with_environment(worker_environment(plan));
     if let Some(template) = &plan.log_line_prefix_template {
         options = options.with_line_prefix_template(template);

@@ -395,6 +395,10 @@ pub(crate) struct RunPlan {
     pub(crate) explain_after: Option<Duration>,
     /// The command that must succeed before this node joins a round.
     pub(crate) health_check: Option<HealthCheck>,
+    /// Whether a watchdog ends workers whose timers expire.
+    pub(crate) has_watchdog: bool,
+    /// The path of the watchdog's pipe; `None` for a new file.
+    pub(crate) timer_file: Option<PathBuf>,
     /// Whether stores that this node hosts have a status page.
     pub(crate) has_status: bool,
     /// What keeps strangers out of the rendezvous.
@@ -556,6 +560,12 @@ impl RunOptions {
                 None => Some(EXPLAIN_AFTER),
             },
             health_check,
+            has_watchdog: surroundings
+                .variable("TORCHELASTIC_ENABLE_FILE_TIMER")
+                .is_some_and(|given| given.value == "1"),
+            timer_file: surroundings
+                .variable("TORCHELASTIC_TIMER_FILE")
+                .map(|given| given.value.into()),
             has_status: !surroundings.flag("no-status", self.no_status)?,
             secret: std::mem::take(&mut self.secret),
             has_relay,
@@ -655,12 +665,6 @@ impl RunOptions {
         if let Some(given) = surroundings.given("monitor-interval", self.monitor_interval.take()) {
             check_interval(given.clone())?;
             warnings.push(given.has_no_effect("exits of workers are noticed at once"));
-        }
-        let timer = surroundings.variable("TORCHELASTIC_ENABLE_FILE_TIMER");
-        if let Some(given) = timer.filter(|given| given.value == "1") {
-            warnings.push(given.has_no_effect(
-                "the launcher has no watchdog, so timers that workers set do not expire",
-            ));
         }
         if let Some(given) = surroundings.variable("TORCHELASTIC_HEALTH_CHECK_PORT") {
             warnings.push(given.has_no_effect("the launcher has no health check server"));

@@ -335,15 +335,12 @@ fn a_job_survives_the_death_of_a_node_that_joined_late() {
 
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn a_job_survives_the_death_of_a_node_that_joined_late_as_rank_0() {
-    let _watchdog = Watchdog::start(
-        "a_job_survives_the_death_of_a_node_that_joined_late_as_rank_0",
-        LIMIT,
-    );
+fn a_late_node_gets_the_last_rank_though_its_name_is_the_first() {
+    let _watchdog = Watchdog::start("a_late_node_gets_the_last_rank", LIMIT);
     if !Release::tested().allows(Feature::ElasticJobs) {
         return;
     }
-    grow_and_shrink("127.0.0.1", 0);
+    grow_and_shrink("127.0.0.1", 2);
 }
 
 #[test]
@@ -551,4 +548,34 @@ fn workers_have_the_environment_that_torchrun_gives_them() {
         }
         assert_eq!(c10d, torchrun);
     }
+}
+
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn the_watchdog_ends_a_worker_whose_timer_expires_and_the_job_restarts() {
+    let _watchdog = Watchdog::start("the_watchdog_ends_a_worker", LIMIT);
+    if !Release::tested().allows(Feature::ElasticJobs) {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let job = Job::new(folder.path()).with_variable("TORCHELASTIC_ENABLE_FILE_TIMER", "1");
+    let options = ["--standalone", "--nproc-per-node=2", "--max-restarts=1"];
+    let mut node = job.start(Kind::C10d, "node", options, &["timer"]);
+    assert_eq!(
+        node.wait(STEP_LIMIT),
+        Some(0),
+        "{}",
+        node.process().stderr()
+    );
+    for name in ["done.0", "done.1"] {
+        assert_eq!(job.read(name), Some(json!({ "restarts": 1 })), "{name}");
+    }
+    let text = node.process().stderr();
+    let expired: Vec<&str> = text
+        .lines()
+        .filter(|line| line.contains("have expired"))
+        .collect();
+    assert_eq!(expired.len(), 1, "{text}");
+    let expected = "have expired: \"too slow\"; the watchdog has sent SIGKILL";
+    assert!(expired[0].contains(expected), "{text}");
 }

@@ -137,6 +137,8 @@ fn a_script_alone_has_torchruns_defaults() {
             json: false,
             explain_after: Some(Duration::from_secs(30)),
             health_check: None,
+            has_watchdog: false,
+            timer_file: None,
             has_status: true,
             secret: SecretArgs::default(),
             has_relay: false,
@@ -709,11 +711,6 @@ fn options_without_effect_cause_a_warning() {
         ),
         (
             "s.py",
-            &[("TORCHELASTIC_ENABLE_FILE_TIMER", "1")],
-            "TORCHELASTIC_ENABLE_FILE_TIMER is \"1\", which has no effect: the launcher has no watchdog",
-        ),
-        (
-            "s.py",
             &[("TORCHELASTIC_HEALTH_CHECK_PORT", "8080")],
             "TORCHELASTIC_HEALTH_CHECK_PORT is \"8080\", which has no effect: the launcher has no health check",
         ),
@@ -727,8 +724,7 @@ fn options_without_effect_cause_a_warning() {
         "--nnodes=2 --node-rank=1 --master-addr=h --master-port=5 s.py",
         "--rdzv-backend=c10d --node-rank=0 s.py",
     ] {
-        let off = [("TORCHELASTIC_ENABLE_FILE_TIMER", "0")];
-        assert_eq!(plan(line, &off).warnings, Vec::<String>::new(), "{line}");
+        assert_eq!(plan(line, &[]).warnings, Vec::<String>::new(), "{line}");
     }
 }
 
@@ -792,6 +788,26 @@ fn the_precedence_of_members_over_spares_is_a_setting_of_the_rendezvous() {
     assert_eq!(
         warned,
         ["--spare-wait is \"1s\", which has no effect: the static backend has no spares"]
+    );
+}
+
+#[test]
+fn the_watchdog_has_pytorchs_variables() {
+    let watchdog = |variables: Variables<'_>| {
+        let plan = plan("s.py", variables);
+        (plan.has_watchdog, plan.timer_file)
+    };
+    let enabled = ("TORCHELASTIC_ENABLE_FILE_TIMER", "1");
+    assert_eq!(watchdog(&[]), (false, None));
+    assert_eq!(watchdog(&[enabled]), (true, None));
+    for other in ["0", "", "true"] {
+        let variables = [("TORCHELASTIC_ENABLE_FILE_TIMER", other)];
+        assert_eq!(watchdog(&variables), (false, None), "{other}");
+    }
+    let file = ("TORCHELASTIC_TIMER_FILE", "/run/timers");
+    assert_eq!(
+        watchdog(&[enabled, file]),
+        (true, Some("/run/timers".into()))
     );
 }
 
