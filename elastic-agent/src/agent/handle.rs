@@ -1,12 +1,13 @@
 //! How other threads reach a running agent.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crossbeam_channel::Sender;
 use elastic_rendezvous::RendezvousHandler;
 
+use super::probes::Probes;
 use crate::signal_name::name_of;
 use crate::worker::{KillSwitch, WorkerExit};
 
@@ -26,6 +27,7 @@ pub(super) struct Shared {
     pub(super) kill_switch: KillSwitch,
     /// When the watchdog's loop ran last, in seconds since the epoch; 0 before the first time.
     pub(super) watchdog_progress: Arc<AtomicU64>,
+    probes: Mutex<Probes>,
     /// Triggered by the first signal that stops the agent.
     pub(super) stopping: KillSwitch,
     /// The first signal that stops the agent; 0 while there is none.
@@ -43,6 +45,8 @@ pub(super) enum Event {
     Stop,
     /// A signal for the workers.
     Forward(i32),
+    /// Asks whether the agent answers.
+    Probe(Sender<()>),
 }
 
 impl Shared {
@@ -53,8 +57,20 @@ impl Shared {
             kill_switch: KillSwitch::new(),
             stopping: KillSwitch::new(),
             watchdog_progress: Arc::default(),
+            probes: Mutex::default(),
             stop_signal: AtomicI32::new(0),
         }
+    }
+
+    pub(super) fn probes(&self) -> MutexGuard<'_, Probes> {
+        // Each change leaves it valid, even if a thread panics.
+        self.probes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// When the watchdog's loop ran last, in seconds since the epoch; `None` without workers or watchdog.
+    pub(super) fn watchdog_progress(&self) -> Option<f64> {
+        let progress = self.watchdog_progress.load(Ordering::Relaxed);
+        (progress > 0).then_some(progress as f64)
     }
 
     /// The number of the signal that stops the agent.
@@ -66,6 +82,10 @@ impl Shared {
 impl AgentHandle {
     pub(super) const fn new(shared: Arc<Shared>) -> Self {
         Self { shared }
+    }
+
+    pub(super) fn shared(&self) -> &Shared {
+        &self.shared
     }
 
     /// Stops the agent: its workers get `signal`, a signal number, and SIGKILL after the shutdown

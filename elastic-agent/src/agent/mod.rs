@@ -10,6 +10,8 @@ mod fitness;
 mod handle;
 mod members;
 mod options;
+mod probes;
+mod pulse;
 mod record;
 mod restarts;
 mod started;
@@ -33,6 +35,7 @@ pub use self::handle::AgentHandle;
 use self::handle::{Event, Shared};
 use self::members::why_members_changed;
 pub use self::options::AgentOptions;
+pub use self::probes::Pulse;
 use self::record::RoundClock;
 pub use self::record::{RoundCause, RoundEnding, RoundPhases, RoundRecord};
 use self::restarts::{blame_for_stall, failed_worker, failed_workers};
@@ -259,7 +262,9 @@ impl ElasticAgent {
                     return self.without_round(error);
                 }
             };
+            self.shared.probes().set_supervising(true);
             let end = self.supervise(&round);
+            self.shared.probes().set_supervising(false);
             if let Some(outcome) = self.end_round(&round, end)? {
                 return Ok(outcome);
             }
@@ -702,6 +707,11 @@ impl ElasticAgent {
                 Event::Stuck(..) => {}
                 Event::Stop => {
                     return RoundEnd::Signalled(self.shared.stop_signal().unwrap_or_default());
+                }
+                Event::Probe(reply) => {
+                    self.shared.probes().answer();
+                    // The probe may no longer wait.
+                    let _ = reply.send(());
                 }
                 Event::Forward(signal) => {
                     if let (Some(group), Some(signal)) =

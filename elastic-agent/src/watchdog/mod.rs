@@ -39,6 +39,7 @@ const READS_MAX: usize = 64;
 #[derive(Debug)]
 pub(crate) struct Watchdog {
     path: PathBuf,
+    progress: Arc<AtomicU64>,
     sessions: Sender<Vec<Pid>>,
     /// Closing it ends the thread.
     stop: Option<io::PipeWriter>,
@@ -47,7 +48,7 @@ pub(crate) struct Watchdog {
 
 impl Watchdog {
     /// Makes the pipe at `path`, or under a new name in the directory for temporary files, and starts the thread. It
-    /// notes each round of its loop in `progress`, as seconds since the epoch.
+    /// notes each round of its loop in `progress`, as seconds since the epoch; 0 while there is none.
     ///
     /// # Errors
     /// [`WatchdogError`]: the pipe cannot be made, or the system has no thread left.
@@ -61,6 +62,7 @@ impl Watchdog {
             source,
         })?;
         let (sessions, assigned) = bounded(1);
+        let of_loop = Arc::clone(&progress);
         let started = io::pipe().and_then(|(stop_seen, stop)| {
             let builder = thread::Builder::new().name(THREAD.to_owned());
             let thread = builder.spawn(move || {
@@ -71,7 +73,7 @@ impl Watchdog {
                     timers: Timers::default(),
                     sessions: Vec::new(),
                     has_warned: false,
-                    progress,
+                    progress: of_loop,
                 }
                 .run(&assigned);
             })?;
@@ -80,6 +82,7 @@ impl Watchdog {
         match started {
             Ok((stop, thread)) => Ok(Self {
                 path,
+                progress,
                 sessions,
                 stop: Some(stop),
                 thread: Some(thread),
@@ -118,6 +121,7 @@ impl Drop for Watchdog {
         {
             log::error!("thread {THREAD} panicked");
         }
+        self.progress.store(0, Ordering::Relaxed);
         remove(&self.path);
     }
 }
