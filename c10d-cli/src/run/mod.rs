@@ -12,6 +12,7 @@ mod events;
 mod exit_deadline;
 mod explain;
 mod happenings;
+mod health_port;
 mod hint;
 mod hosted;
 mod leaving;
@@ -56,6 +57,7 @@ use debug_server::DebugServers;
 use events::{JobNames, Recorder};
 use exit_deadline::ExitDeadline;
 use explain::Explainer;
+use health_port::HealthPort;
 use hosted::Hosted;
 use options::{RunOptions, RunPlan, Surroundings};
 use private_directory::PrivateDirectory;
@@ -169,6 +171,13 @@ fn run_job(plan: &RunPlan, report: &mut Value) -> Result<u8, Failure> {
     let is_on = |name: &str| std::env::var(name).is_ok_and(|value| value == "1");
     let credentials = plan.secret.credentials()?;
     let token = credentials.as_ref().and_then(Credentials::http_token);
+    // Before this node waits for others.
+    let health_port = match plan.health_port {
+        Some(port) => Some(HealthPort::open(port).map_err(Failure::system(
+            "cannot answer health checks on the port of TORCHELASTIC_HEALTH_CHECK_PORT",
+        ))?),
+        None => None,
+    };
     let mut agent_options = agent_options(plan, is_on(IDENTICAL_WORKERS))?;
     // Declared first, so that it is dropped last, after all that can delay the end.
     let exit_deadline;
@@ -218,6 +227,9 @@ fn run_job(plan: &RunPlan, report: &mut Value) -> Result<u8, Failure> {
     let events = events.map_err(|error| Failure::Usage(format!("--events: {error}")))?;
     let mut agent = ElasticAgent::new(agent_options, Arc::clone(&handler))
         .map_err(|error| Failure::Usage(error.to_string()))?;
+    if let Some(port) = &health_port {
+        port.watch(agent.handle());
+    }
     let identity = NodeIdentity {
         host: host_name(),
         pid: std::process::id(),

@@ -395,6 +395,8 @@ pub(crate) struct RunPlan {
     pub(crate) explain_after: Option<Duration>,
     /// The command that must succeed before this node joins a round.
     pub(crate) health_check: Option<HealthCheck>,
+    /// The port on which the launcher answers whether it is alive.
+    pub(crate) health_port: Option<u16>,
     /// Whether a watchdog ends workers whose timers expire.
     pub(crate) has_watchdog: bool,
     /// The path of the watchdog's pipe; `None` for a new file.
@@ -458,6 +460,7 @@ impl RunOptions {
         if preload.is_some() && !is_python {
             return Err(UsageError::PreloadWithoutPython { script });
         }
+        let health_port = health_port(surroundings, &mut warnings);
         let health_check = self.health_check(surroundings, &mut warnings)?;
         let worker_count = match surroundings.given("nproc-per-node", self.nproc_per_node.take()) {
             Some(given) => {
@@ -560,6 +563,7 @@ impl RunOptions {
                 None => Some(EXPLAIN_AFTER),
             },
             health_check,
+            health_port,
             has_watchdog: surroundings
                 .variable("TORCHELASTIC_ENABLE_FILE_TIMER")
                 .is_some_and(|given| given.value == "1"),
@@ -666,9 +670,6 @@ impl RunOptions {
             check_interval(given.clone())?;
             warnings.push(given.has_no_effect("exits of workers are noticed at once"));
         }
-        if let Some(given) = surroundings.variable("TORCHELASTIC_HEALTH_CHECK_PORT") {
-            warnings.push(given.has_no_effect("the launcher has no health check server"));
-        }
         Ok(())
     }
 
@@ -774,6 +775,18 @@ fn explain_after(given: Given) -> Result<Option<Duration>, UsageError> {
             Ok(after) => Ok(Some(after)),
             Err(_) => Err(given.refused("a time as in 30s or 2m, or `never`")),
         },
+    }
+}
+
+/// torchrun goes on without a server, too, if the variable is no number.
+fn health_port(surroundings: &Surroundings<'_>, warnings: &mut Vec<String>) -> Option<u16> {
+    let given = surroundings.variable("TORCHELASTIC_HEALTH_CHECK_PORT")?;
+    match given.value.trim().parse::<NonZero<u16>>() {
+        Ok(port) => Some(port.get()),
+        Err(_) => {
+            warnings.push(given.has_no_effect("it is not a port, 1 to 65535"));
+            None
+        }
     }
 }
 

@@ -14,6 +14,7 @@ mod run;
 mod run_explain;
 mod run_failures;
 mod run_health;
+mod run_health_port;
 mod run_options;
 mod run_restarts;
 mod run_spares;

@@ -137,6 +137,7 @@ fn a_script_alone_has_torchruns_defaults() {
             json: false,
             explain_after: Some(Duration::from_secs(30)),
             health_check: None,
+            health_port: None,
             has_watchdog: false,
             timer_file: None,
             has_status: true,
@@ -711,8 +712,8 @@ fn options_without_effect_cause_a_warning() {
         ),
         (
             "s.py",
-            &[("TORCHELASTIC_HEALTH_CHECK_PORT", "8080")],
-            "TORCHELASTIC_HEALTH_CHECK_PORT is \"8080\", which has no effect: the launcher has no health check",
+            &[("TORCHELASTIC_HEALTH_CHECK_PORT", "http")],
+            "TORCHELASTIC_HEALTH_CHECK_PORT is \"http\", which has no effect: it is not a port, 1 to 65535",
         ),
     ] {
         let warnings = plan(line, variables).warnings;
@@ -789,6 +790,15 @@ fn the_precedence_of_members_over_spares_is_a_setting_of_the_rendezvous() {
         warned,
         ["--spare-wait is \"1s\", which has no effect: the static backend has no spares"]
     );
+}
+
+#[test]
+fn the_health_port_is_pytorchs() {
+    let port = |value| plan("s.py", &[("TORCHELASTIC_HEALTH_CHECK_PORT", value)]).health_port;
+    assert_eq!(plan("s.py", &[]).health_port, None);
+    assert_eq!(port("8080"), Some(8080));
+    assert_eq!(port("0"), None);
+    assert_eq!(port("65536"), None);
 }
 
 #[test]
