@@ -30,7 +30,8 @@ mod worker_list;
 
 pub use agent::{
     AgentError, AgentEvent, AgentHandle, AgentListener, AgentOptions, AgentOutcome, ElasticAgent,
-    Pulse, RoundCause, RoundEnding, RoundPhases, RoundRecord, StartedWorker, StartedWorkers, StuckWorkers,
+    Pulse, RoundCause, RoundEnding, RoundPhases, RoundRecord, StartedWorker, StartedWorkers,
+    StuckWorkers,
 };
 pub use assignment::Assignment;
 pub use c10d_socket::HostPort;
