@@ -446,9 +446,9 @@ impl RendezvousHandler for DynamicRendezvous {
     }
 
     fn leave(&self) -> Result<(), RendezvousError> {
-        // Before the state changes: nodes that see that also find the notice.
+        // Before the state changes: nodes that see that also find the notice. Not to a store that has just failed.
         let left = Notice::Left(self.node.clone());
-        if matches!(self.shared.membership(), Some(Ok(_)))
+        if !matches!(self.shared.membership(), Some(Err(_)))
             && let Err(error) = self.shared.notices.write(&left)
         {
             log::debug!("cannot tell the other nodes that this one leaves: {error}");

@@ -646,3 +646,26 @@ fn a_waiting_node_reports_what_absent_nodes_say_about_themselves() {
     assert_eq!(joined(joining).world_size, 2);
     assert_eq!(joined(other).world_size, 2);
 }
+
+#[test]
+fn a_node_that_leaves_while_it_is_away_has_no_claim_on_its_place() {
+    let store: Arc<dyn Store> = Arc::new(HashStore::new());
+    let settings = settings(2, 2).with_spare_wait(60 * LONG);
+    let nodes = [(); 3].map(|()| node_with(&store, settings.clone()));
+    let [stays, leaves, spare] = &nodes;
+    for joining in [stays, leaves].map(join) {
+        joined(joining);
+    }
+    let waiting = join(spare);
+    eventually("the spare is listed", || {
+        let text = store.get("torch.rendezvous.job").expect("a state");
+        let state = codec::from_text(&text, &codec::CodecLimits::default()).expect("a state");
+        state.redundancy_list.len() == 1
+    });
+    // As for a health check, which a signal then ends.
+    leaves.exit_round().expect("to leave the round");
+    let rejoining = join(stays);
+    leaves.leave().expect("to leave");
+    assert_eq!(joined(rejoining).round, 1);
+    assert_eq!(joined(waiting).round, 1);
+}
