@@ -785,7 +785,7 @@ fn the_precedence_of_members_over_spares_is_a_setting_of_the_rendezvous() {
         refusal(&format!("{c10d} --spare-wait soon s.py"), &[]),
         "--spare-wait is \"soon\", which is not a time as in 15s or 1m, or 0"
     );
-    let warned = plan("--nnodes=2 --spare-wait=1s s.py", &[]).warnings;
+    let warned = plan("--nnodes=2 --rdzv-endpoint=a:1 --spare-wait=1s s.py", &[]).warnings;
     assert_eq!(
         warned,
         ["--spare-wait is \"1s\", which has no effect: the static backend has no spares"]
