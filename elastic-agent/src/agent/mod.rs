@@ -278,6 +278,14 @@ impl ElasticAgent {
         end: RoundEnd,
     ) -> Result<Option<AgentOutcome>, AgentError> {
         self.clock.end(|phases| &mut phases.run);
+        let is_restart_likely = match &end {
+            RoundEnd::MembersChanged(_) => true,
+            RoundEnd::Failed | RoundEnd::Stuck(_) => self.policy.left(self.epoch.elapsed()) > 0,
+            _ => false,
+        };
+        if let Some(preloader) = self.preloader.as_mut().filter(|_| is_restart_likely) {
+            preloader.fork_ahead();
+        }
         let report = match &end {
             // Also ends the processes that workers left behind.
             RoundEnd::Succeeded | RoundEnd::Failed | RoundEnd::JobEnded(_) => {
@@ -468,7 +476,7 @@ impl ElasticAgent {
 
     /// Workers of a template that wait to be started, and whether only these may be started.
     fn forked_workers(&mut self) -> Result<(Option<ForkedWorkers>, bool), StartError> {
-        let Some(preloader) = &self.preloader else {
+        let Some(preloader) = &mut self.preloader else {
             return Ok((None, false));
         };
         let is_required = preloader.is_required();

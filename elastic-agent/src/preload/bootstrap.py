@@ -184,6 +184,9 @@ class Template:
     def wait_at_gate(self, descriptor):
         self.control.close()
         gate = socket.socket(fileno=descriptor)
+        # While there is time.
+        set_native_id()
+        seed(self.generators)
         data, received, _, _ = socket.recv_fds(gate, START_BYTES_MAX, 5)
         # The launcher, or its template with it, has ended: nothing must start.
         if not data or len(received) != 5:
@@ -396,17 +399,20 @@ def become_worker(template, start):
     if hasattr(sys, "orig_argv"):
         sys.orig_argv[:] = command
     template.set_title(start["command"])
-    import threading
-
-    set_native_id = getattr(threading.main_thread(), "_set_native_id", None)
-    if set_native_id is not None:
-        set_native_id()
-    seed(template.generators)
     for hook in template.hooks:
         module, _, function = hook.partition(":")
         if module in sys.modules:
             getattr(sys.modules[module], function)()
     return command[0], arguments
+
+
+def set_native_id():
+    """The main thread still has the template's."""
+    import threading
+
+    set_id = getattr(threading.main_thread(), "_set_native_id", None)
+    if set_id is not None:
+        set_id()
 
 
 def seed(generators):

@@ -42,7 +42,9 @@ impl Preloader {
         self.is_required
     }
 
-    pub(crate) fn fork(&self, _: &Receiver<Infallible>) -> Result<ForkedWorkers, NotForked> {
+    pub(crate) fn fork_ahead(&mut self) {}
+
+    pub(crate) fn fork(&mut self, _: &Receiver<Infallible>) -> Result<ForkedWorkers, NotForked> {
         Err(NotForked::Declined("it needs Linux".to_owned()))
     }
 }

@@ -24,6 +24,9 @@ const THREAD: &str = "preload";
 /// How often a template that a start waits for is checked for having been stopped.
 const STALL_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
+/// How long workers that were asked for ahead are of use. Later, sources may have changed.
+const AHEAD_MAX: Duration = Duration::from_secs(5);
+
 /// Why there are no forked workers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum NotForked {
@@ -40,6 +43,8 @@ pub(crate) struct Preloader {
     wake: PipeWriter,
     thread: Option<JoinHandle<()>>,
     is_required: bool,
+    /// When workers were asked for ahead, and where they arrive.
+    ahead: Option<(Instant, Receiver<Answer>)>,
 }
 
 type Answer = Result<ForkedWorkers, String>;
@@ -70,6 +75,7 @@ impl Preloader {
             wake,
             thread: Some(thread),
             is_required,
+            ahead: None,
         })
     }
 
@@ -78,14 +84,24 @@ impl Preloader {
         self.is_required
     }
 
+    /// Asks for the workers of a start that follows in a moment, so that they are forked while others stop. Does not
+    /// block.
+    pub(crate) fn fork_ahead(&mut self) {
+        self.ahead = Some((Instant::now(), self.ask()));
+    }
+
     /// Workers at their gate, as many as the plan says. Blocks while the template imports and forks: for at most two
     /// minutes, or until `stopped` is ready.
     ///
     /// # Errors
     /// [`NotForked`].
-    pub(crate) fn fork(&self, stopped: &Receiver<Infallible>) -> Result<ForkedWorkers, NotForked> {
-        let (answer, answered) = bounded(1);
-        self.send(Command::Fork(answer));
+    pub(crate) fn fork(
+        &mut self,
+        stopped: &Receiver<Infallible>,
+    ) -> Result<ForkedWorkers, NotForked> {
+        let ahead = self.ahead.take();
+        let ahead = ahead.filter(|(asked_at, _)| asked_at.elapsed() < AHEAD_MAX);
+        let answered = ahead.map_or_else(|| self.ask(), |(_, answered)| answered);
         select! {
             recv(answered) -> answer => match answer {
                 Ok(answer) => answer.map_err(NotForked::Declined),
@@ -96,6 +112,12 @@ impl Preloader {
                 Err(NotForked::Interrupted)
             }
         }
+    }
+
+    fn ask(&self) -> Receiver<Answer> {
+        let (answer, answered) = bounded(1);
+        self.send(Command::Fork(answer));
+        answered
     }
 
     fn send(&self, command: Command) {
