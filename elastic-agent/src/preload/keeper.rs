@@ -150,6 +150,8 @@ struct Keeper {
     /// While a fork is under way.
     fork: Option<Fork>,
     workers: Option<ForkedWorkers>,
+    /// Whether workers of this template were handed out.
+    has_given: bool,
     answer: Option<Sender<Answer>>,
 }
 
@@ -172,6 +174,7 @@ impl Keeper {
             began: now,
             fork: None,
             workers: None,
+            has_given: false,
             answer: None,
         }
     }
@@ -310,6 +313,7 @@ impl Keeper {
             match effect {
                 Effect::Spawn => {
                     self.began = Instant::now();
+                    self.has_given = false;
                     self.lines = LineSplitter::default();
                     match Template::spawn(&self.plan) {
                         Ok(template) => {
@@ -342,6 +346,7 @@ impl Keeper {
                 Effect::Give => {
                     if let (Some(answer), Some(workers)) = (self.answer.take(), self.workers.take())
                     {
+                        self.has_given = true;
                         let _ = answer.send(Ok(workers));
                     }
                 }
@@ -374,7 +379,8 @@ impl Keeper {
 
     /// Ends the template, and with it a fork that is under way. Returns how the template ended.
     fn end_template(&mut self) -> String {
-        let how = self.template.take().map(Template::end);
+        let has_group = self.fork.is_some() || !self.has_given;
+        let how = self.template.take().map(|it| it.end(has_group));
         // After the end of what was forked, so that it is reaped here.
         self.fork = None;
         how.unwrap_or_default()

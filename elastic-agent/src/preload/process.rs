@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use c10d_socket::Deadline;
 use rustix::io::ioctl_fionbio;
 use rustix::process::{
-    Pid, Signal, WaitId, child_subreaper, getpid, kill_process_group, set_child_subreaper,
+    Pid, Signal, WaitId, child_subreaper, getpid, kill_process, kill_process_group,
+    set_child_subreaper,
 };
 
 use super::forked::reap;
@@ -88,11 +89,16 @@ impl Template {
         after_name.is_some_and(|end| matches!(stat.get(end + 2), Some(b'T' | b't')))
     }
 
-    /// Kills it, and all that it has forked and that has not been started. Returns how it ended. Blocks until then,
+    /// Kills it, and with its process group what it or an import has started. Returns how it ended. Blocks until then,
     /// for at most 10 s.
-    pub(super) fn end(self) -> String {
+    ///
+    /// Workers that were handed out are in the group until they run, and do not need the template.
+    pub(super) fn end(self, has_group: bool) -> String {
         // Its id is safe: nothing else reaps it.
-        let _ = kill_process_group(self.pid, Signal::KILL);
+        let _ = kill_process(self.pid, Signal::KILL);
+        if has_group {
+            let _ = kill_process_group(self.pid, Signal::KILL);
+        }
         let mut how = "its exit status is unknown".to_owned();
         let deadline = Deadline::after(Instant::now(), KILL_WAIT_MAX);
         reap(WaitId::Pid(self.pid), deadline, |status| {
@@ -102,7 +108,9 @@ impl Template {
                 how = name_of(signal).into_owned();
             }
         });
-        reap(WaitId::Pgid(Some(self.pid)), deadline, |_| ());
+        if has_group {
+            reap(WaitId::Pgid(Some(self.pid)), deadline, |_| ());
+        }
         how
     }
 }

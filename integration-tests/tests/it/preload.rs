@@ -585,7 +585,10 @@ fn running_workers_do_not_notice_the_end_of_their_template_and_later_ones_have_a
         assert_eq!(killed.as_raw_nonzero().to_string(), first);
         kill_process(killed, Signal::KILL).unwrap();
         until("another template", || template(&place) != killed);
-        assert!(Path::new(&format!("/proc/{pid}")).exists());
+        if !Path::new(&format!("/proc/{pid}")).exists() {
+            kill_process(Pid::from_child(&launcher), Signal::TERM).unwrap();
+            panic!("{standby:?} worker {pid} ended: {:?}", ended(launcher));
+        }
         place.write("fail", "");
         let [_, parent, second, _] = up(&place, 0, 1);
         assert_eq!(parent, launcher.id().to_string());
