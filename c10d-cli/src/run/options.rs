@@ -599,7 +599,11 @@ impl RunOptions {
         let modules = listed(&modules);
         if modules.is_empty() {
             if is_required || has_standbys {
-                warnings.push("--preload-required and --preload-standby have no effect: --preload is not given".to_owned());
+                warnings.push(
+                    "--preload-required and --preload-standby have no effect: \
+                     --preload is not given"
+                        .to_owned(),
+                );
             }
             return Ok(None);
         }
