@@ -159,6 +159,7 @@ impl ChildProcess {
         let started = Instant::now();
         loop {
             if let Some(status) = self.try_wait() {
+                self.read_rest();
                 return status;
             }
             if started.elapsed() > limit {
@@ -169,6 +170,20 @@ impl ChildProcess {
                 );
             }
             thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Waits for the last lines that the process has written, or for as long as children keep its standard error.
+    fn read_rest(&self) {
+        const CHILDREN_LIMIT: Duration = Duration::from_secs(2);
+        let started = Instant::now();
+        while self
+            .stderr_reader
+            .as_ref()
+            .is_some_and(|it| !it.is_finished())
+            && started.elapsed() < CHILDREN_LIMIT
+        {
+            thread::sleep(Duration::from_millis(1));
         }
     }
 
