@@ -20,6 +20,8 @@ import tempfile
 import time
 
 WORKERS = 4
+# How the command lines of the template and of the workers that wait begin.
+PRELOADED = b"c10d-preload\0", b"c10d-standby\0"
 
 WORKER = """\
 import os, sys, time
@@ -133,7 +135,7 @@ def measure(launcher, timeout_s):
             others = [
                 pid
                 for pid in descendants(job.pid)
-                if pid not in workers and b"c10d-preload" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()
+                if pid not in workers and pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().startswith(PRELOADED)
             ]
             memory = [memory_mib(workers), memory_mib(others)]
             pathlib.Path(f"{events}.go").touch()

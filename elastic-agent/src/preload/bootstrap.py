@@ -185,6 +185,7 @@ class Template:
         self.control.close()
         gate = socket.socket(fileno=descriptor)
         # While there is time.
+        self.set_title([b"c10d-standby", os.fsencode(",".join(self.modules))])
         set_native_id()
         seed(self.generators)
         data, received, _, _ = socket.recv_fds(gate, START_BYTES_MAX, 5)

@@ -83,7 +83,7 @@ fn forked_workers_have_a_debug_server_each() {
     }
 }
 
-/// What may leak, of a process: open files, threads, private memory in MiB.
+/// What may leak, of a process: open files, threads, memory without pages of files.
 #[derive(Debug)]
 struct Held {
     files: usize,
@@ -102,7 +102,7 @@ impl Held {
         Self {
             files: entries("fd"),
             threads: entries("task"),
-            memory_mib: (kib("Private_Clean:") + kib("Private_Dirty:")) / 1024.0,
+            memory_mib: kib("Anonymous:") / 1024.0,
         }
     }
 }
