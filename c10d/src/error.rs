@@ -1,0 +1,219 @@
+//! Why a group could not form, or an operation of it failed.
+
+use std::fmt;
+use std::time::Duration;
+
+use c10d_store::StoreError;
+
+use crate::rank_list::RankList;
+
+/// Why a group could not form, or an operation of it failed.
+///
+/// After [`Missing`](Self::Missing), and after a wait that was interrupted, the same call can be made again: it goes on
+/// where it was. After any other error of the store the group is [`Broken`](Self::Broken).
+#[derive(thiserror::Error)]
+#[non_exhaustive]
+pub enum GroupError {
+    /// The environment does not say which rank this process has, or where the others are. Nothing was done.
+    #[error(
+        "{variable} {problem}; start the workers with `c10d run` or torchrun, or set RANK, WORLD_SIZE, \
+             MASTER_ADDR and MASTER_PORT"
+    )]
+    Environment {
+        /// The name of the variable.
+        variable: &'static str,
+        /// What is wrong with it.
+        problem: String,
+    },
+
+    /// Some ranks did not come in time.
+    #[error("{operation} of group {group:?}: after {:.3}s, {}", elapsed.as_secs_f64(), Absent(self))]
+    Missing {
+        /// The name of the group.
+        group: String,
+        /// What the group was doing: `join`, `broadcast`, `barrier`, `all_gather`, `finish`.
+        operation: &'static str,
+        /// The ranks that are missing, ascending. Empty if all have come, and one was lost before it said so.
+        ranks: Vec<usize>,
+        /// The processes of the first missing ranks, as far as they are known: `rank 3 is pid 17 on node1`.
+        processes: Vec<String>,
+        /// The number of ranks in the group.
+        world_size: usize,
+        /// How long this rank has waited.
+        elapsed: Duration,
+    },
+
+    /// Another process has this rank: two workers were started with the same rank, or this process has joined a group of
+    /// this name before. Nothing was done.
+    #[error(
+        "rank {rank} of group {group:?} is taken by {holder}: were two workers started with this rank, or was the \
+             group joined twice?"
+    )]
+    Taken {
+        /// The name of the group.
+        group: String,
+        /// The rank.
+        rank: usize,
+        /// The process that has it.
+        holder: String,
+    },
+
+    /// The ranks do not agree about the group: its world size, or the ranks in a sub-group. Nothing was done.
+    #[error("group {group:?}: {detail}")]
+    Mismatch {
+        /// The name of the group.
+        group: String,
+        /// What the ranks do not agree about.
+        detail: String,
+    },
+
+    /// A value is longer than [`GroupOptions::with_value_bytes_max`](crate::GroupOptions::with_value_bytes_max) allows.
+    #[error(
+        "{operation} of group {group:?}: the value of rank {rank} has {bytes} bytes, the limit is {limit}"
+    )]
+    TooLarge {
+        /// The name of the group.
+        group: String,
+        /// What the group was doing.
+        operation: &'static str,
+        /// The rank that gave the value.
+        rank: usize,
+        /// Its length.
+        bytes: usize,
+        /// The limit.
+        limit: usize,
+    },
+
+    /// An argument is invalid. Nothing was done.
+    #[error("{detail}")]
+    InvalidArgument {
+        /// What is wrong with it.
+        detail: String,
+    },
+
+    /// Another operation of this group is not complete: another thread is at it, or it was given up after an error that
+    /// allows to repeat it. Nothing was done.
+    #[error(
+        "{wanted} of group {group:?}: its {unfinished} is not complete; a group does one thing at a time"
+    )]
+    OutOfStep {
+        /// The name of the group.
+        group: String,
+        /// The operation that was asked for.
+        wanted: &'static str,
+        /// The operation that is not complete.
+        unfinished: &'static str,
+    },
+
+    /// An earlier operation failed, so that this rank may be out of step with the others. Start anew, with another name.
+    #[error("group {group:?} cannot be used after an earlier failure ({cause})")]
+    Broken {
+        /// The name of the group.
+        group: String,
+        /// The earlier failure.
+        cause: String,
+    },
+
+    /// The store failed.
+    #[error("{operation} of group {group:?}: {source}")]
+    Store {
+        /// The name of the group.
+        group: String,
+        /// What the group was doing.
+        operation: &'static str,
+        /// The error of the store.
+        source: Box<StoreError>,
+    },
+}
+
+impl GroupError {
+    /// Whether ranks were missing when the time was over.
+    #[must_use]
+    pub const fn is_timeout(&self) -> bool {
+        matches!(self, Self::Missing { .. })
+    }
+
+    /// Whether this process [interrupted](crate::Group::interrupt) the wait.
+    #[must_use]
+    pub fn is_interrupted(&self) -> bool {
+        let Self::Store { source, .. } = self else {
+            return false;
+        };
+        matches!(**source, StoreError::Interrupted { .. })
+    }
+
+    /// Whether the same call can go on where this one was.
+    pub(crate) fn can_go_on(&self) -> bool {
+        self.is_timeout() || self.is_interrupted()
+    }
+}
+
+/// Same as `Display`, which is what `unwrap` and a `main` that returns the error print.
+impl fmt::Debug for GroupError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Which ranks are missing, in words.
+struct Absent<'a>(&'a GroupError);
+
+impl fmt::Display for Absent<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let GroupError::Missing {
+            ranks,
+            processes,
+            world_size,
+            ..
+        } = self.0
+        else {
+            return Ok(());
+        };
+        match ranks.as_slice() {
+            [] => f.write_str("all ranks have come, but one was lost before it said so")?,
+            [rank] => write!(f, "rank {rank} of {world_size} is missing")?,
+            ranks => write!(
+                f,
+                "{} of {world_size} ranks are missing: {}",
+                ranks.len(),
+                RankList(ranks)
+            )?,
+        }
+        if !processes.is_empty() {
+            write!(f, " ({})", processes.join(", "))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn missing(ranks: &[usize], processes: &[&str]) -> String {
+        GroupError::Missing {
+            group: "world".to_owned(),
+            operation: "broadcast",
+            ranks: ranks.to_vec(),
+            processes: processes.iter().map(|&it| it.to_owned()).collect(),
+            world_size: 16,
+            elapsed: Duration::from_millis(1500),
+        }
+        .to_string()
+    }
+
+    #[test]
+    fn errors_name_the_missing_ranks() {
+        assert_eq!(
+            missing(&[3], &["rank 3 is pid 17 on node1"]),
+            "broadcast of group \"world\": after 1.500s, rank 3 of 16 is missing (rank 3 is pid 17 on node1)"
+        );
+        assert_eq!(
+            missing(&[3, 4, 9], &[]),
+            "broadcast of group \"world\": after 1.500s, 3 of 16 ranks are missing: 3-4, 9"
+        );
+        assert!(
+            missing(&[], &[]).ends_with("all ranks have come, but one was lost before it said so")
+        );
+    }
+}

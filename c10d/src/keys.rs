@@ -1,0 +1,185 @@
+//! The keys of a group, and the values that are not a caller's (docs/group.md). Pure.
+
+use std::fmt;
+use std::str;
+
+/// A first try of forming a group, or a later one: rank 0 draws the number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Generation {
+    pub(crate) id: u64,
+    pub(crate) world_size: usize,
+}
+
+impl Generation {
+    /// None if these are not the bytes of a generation.
+    pub(crate) fn parse(value: &[u8]) -> Option<Self> {
+        let (id, world_size) = str::from_utf8(value).ok()?.split_once(' ')?;
+        if id.len() != 16 {
+            return None;
+        }
+        Some(Self {
+            id: u64::from_str_radix(id, 16).ok()?,
+            world_size: world_size.parse().ok()?,
+        })
+    }
+}
+
+impl fmt::Display for Generation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x} {}", self.id, self.world_size)
+    }
+}
+
+/// What the ranks of a group do together, one after the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Broadcast { root: usize },
+    Barrier,
+    AllGather,
+    Finish,
+}
+
+impl Kind {
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Broadcast { .. } => "broadcast",
+            Self::Barrier => "barrier",
+            Self::AllGather => "all_gather",
+            Self::Finish => "finish",
+        }
+    }
+}
+
+/// Where a group that is named by the user keeps its generation.
+pub(crate) fn generation(name: &str) -> String {
+    format!("c10d/{name}/generation")
+}
+
+/// The prefix of all other keys of a group.
+pub(crate) fn prefix(name: &str, generation: Generation) -> String {
+    format!("c10d/{name}/{:016x}", generation.id)
+}
+
+/// The prefix of all keys of a sub-group.
+pub(crate) fn sub_prefix(parent: &str, name: &str) -> String {
+    format!("{parent}/split/{name}")
+}
+
+/// The ranks of the parent that are in a sub-group.
+pub(crate) fn ranks(prefix: &str) -> String {
+    format!("{prefix}/ranks")
+}
+
+/// The process that has a rank.
+pub(crate) fn member(prefix: &str, rank: usize) -> String {
+    format!("{prefix}/member/{rank}")
+}
+
+/// Where the members meet before their first operation.
+pub(crate) fn joined(prefix: &str) -> String {
+    format!("{prefix}/joined")
+}
+
+/// Exists when rank 0 has seen all members join: others may have completed a generation whose rank 0 has ended.
+pub(crate) fn begun(prefix: &str) -> String {
+    format!("{prefix}/begun")
+}
+
+/// Where the members meet in an operation. With its kind: ranks that do different things do not meet.
+pub(crate) fn operation(prefix: &str, number: u64, kind: Kind) -> String {
+    match kind {
+        Kind::Broadcast { root } => format!("{prefix}/{number}/broadcast/{root}"),
+        Kind::Barrier | Kind::AllGather | Kind::Finish => {
+            format!("{prefix}/{number}/{}", kind.name())
+        }
+    }
+}
+
+/// The value of a broadcast.
+pub(crate) fn value(operation: &str) -> String {
+    format!("{operation}/value")
+}
+
+/// What a rank gives to an all-gather.
+pub(crate) fn value_of(operation: &str, rank: usize) -> String {
+    format!("{operation}/value/{rank}")
+}
+
+/// The ranks that have arrived, each as four bytes.
+pub(crate) fn arrived(place: &str) -> String {
+    format!("{place}/arrived")
+}
+
+/// How many have arrived.
+pub(crate) fn count(place: &str) -> String {
+    format!("{place}/count")
+}
+
+/// Exists when all have arrived.
+pub(crate) fn complete(place: &str) -> String {
+    format!("{place}/complete")
+}
+
+/// A rank as it is added to those that have arrived.
+pub(crate) fn arrival(rank: usize) -> [u8; 4] {
+    let rank = u32::try_from(rank).unwrap_or(u32::MAX);
+    [24, 16, 8, 0].map(|shift| u8::try_from(rank >> shift & 0xff).unwrap_or(0))
+}
+
+/// The ranks below the world size that are not among those that have arrived.
+pub(crate) fn absent(arrived: &[u8], world_size: usize) -> Vec<usize> {
+    let mut is_there = vec![false; world_size];
+    for bytes in arrived.chunks_exact(4) {
+        let rank = bytes
+            .iter()
+            .fold(0, |rank, byte| rank << 8 | usize::from(*byte));
+        if let Some(is_there) = is_there.get_mut(rank) {
+            *is_there = true;
+        }
+    }
+    let ranks = is_there.iter().enumerate();
+    ranks
+        .filter(|(_, is_there)| !**is_there)
+        .map(|(rank, _)| rank)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_generation_survives_its_text_and_strangers_text_is_none() {
+        let generation = Generation {
+            id: 0x00ab,
+            world_size: 17,
+        };
+        assert_eq!(generation.to_string(), "00000000000000ab 17");
+        let parsed = Generation::parse(generation.to_string().as_bytes());
+        assert_eq!(parsed, Some(generation));
+        for stranger in [
+            &b""[..],
+            b"x",
+            b"00000000000000ab",
+            b"00000000000000ab -1",
+            b"ab 17",
+            b"00000000000000ab 99999999999999999999999",
+            b"\xff\xff",
+        ] {
+            assert_eq!(Generation::parse(stranger), None);
+        }
+    }
+
+    #[test]
+    fn those_that_have_not_arrived_are_named_whatever_the_bytes() {
+        let mut arrived = Vec::new();
+        for rank in [3, 0, 3, 70_000] {
+            arrived.extend(arrival(rank));
+        }
+        assert_eq!(absent(&arrived, 5), [1, 2, 4]);
+        arrived.push(1); // half a rank of a stranger
+        assert_eq!(absent(&arrived, 5), [1, 2, 4]);
+        assert_eq!(absent(&[], 2), [0, 1]);
+        assert_eq!(absent(&[255; 9], 1), [0]);
+    }
+}

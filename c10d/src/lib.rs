@@ -1,0 +1,28 @@
+#![doc = include_str!("../README.md")]
+#![forbid(unsafe_code)]
+
+mod arrivals;
+mod environment;
+mod error;
+mod group;
+mod join;
+mod keys;
+mod member;
+mod name;
+mod options;
+mod rank_list;
+mod sequence;
+
+// The types of other crates that this one's API takes and gives.
+pub use c10d_store::{Credentials, Store, StoreError};
+pub use error::GroupError;
+pub use group::Group;
+pub use options::GroupOptions;
+
+/// Joins the group of all workers of this job: [`GroupOptions::init_from_env`] with the default options.
+///
+/// # Errors
+/// As [`GroupOptions::init_from_env`].
+pub fn init_from_env() -> Result<Group, GroupError> {
+    GroupOptions::default().init_from_env()
+}
