@@ -198,6 +198,7 @@ fn measure(args: &StoreBenchArgs) -> Result<Report, Failure> {
                 let shape = RanksShape {
                     ranks: ranks_that_fit(args.ranks, files_left, &mut notes),
                     rounds: args.rounds.min(LONG_WORKLOAD_ROUNDS_MAX),
+                    has_extensions: args.connect.is_none(),
                 };
                 rows.extend(ranks(shape, &setting)?);
             }

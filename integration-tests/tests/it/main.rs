@@ -6,6 +6,7 @@ mod debug_servers;
 mod documents;
 mod faults;
 mod file_store;
+mod groups;
 mod kill_matrix;
 mod mixed;
 mod preload;

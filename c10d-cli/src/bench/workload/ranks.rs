@@ -17,6 +17,8 @@ use super::setting::Setting;
 pub(in super::super) struct RanksShape {
     pub(in super::super) ranks: usize,
     pub(in super::super) rounds: usize,
+    /// Whether the server is this project's.
+    pub(in super::super) has_extensions: bool,
 }
 
 /// All figures of a job, with one connection per rank.
@@ -34,6 +36,7 @@ pub(in super::super) fn ranks(
         "ranks wait apart + cancel",
     ]
     .map(|name| Row::new(name, Unit::Milliseconds));
+    let mut broadcast = Row::new("ranks get 128 bytes", Unit::Milliseconds);
     let mut memory = Row::new("memory per connection", Unit::Bytes);
     let floor_child = if setting.floor {
         let command = FloorArgs::command_line(
@@ -61,6 +64,9 @@ pub(in super::super) fn ranks(
         let add_wait = job.barrier_by_add_and_wait()?;
         let command = job.barrier_by_command()?;
         let wake_all = job.one_key_wakes_all()?;
+        if shape.has_extensions {
+            broadcast.push(false, job.value_reaches_all()?.as_secs_f64() * 1e3);
+        }
         let (wait_apart, cancel) = job.wait_apart_then_cancel()?;
         let times = [
             connect_time,
@@ -82,6 +88,9 @@ pub(in super::super) fn ranks(
         }
     }
     let mut rows = Vec::from(rows);
+    if shape.has_extensions {
+        rows.push(broadcast);
+    }
     if memory.samples.median().is_some() {
         rows.push(memory);
     }
@@ -217,6 +226,28 @@ impl Job {
         self.fleet.links().send(0, &set)?;
         self.fleet
             .run(|links, _, reply| expect(links, "WAIT", reply, requests::STOP_WAITING))?;
+        Ok(start.elapsed())
+    }
+
+    /// All ranks wait for a value of 128 bytes, as that of a broadcast: from its SET to the last byte received.
+    fn value_reaches_all(&mut self) -> Result<Duration, BenchError> {
+        let value = [7; 128];
+        let answer = [&requests::STOP_WAITING[..], &requests::blob(&value)].concat();
+        let expected = |links: &Links, reply: &[u8]| {
+            if reply == answer {
+                return Ok(());
+            }
+            Err(links.wrong_answer("WAIT_GET", format!("{reply:02x?}")))
+        };
+        let key = self.key("broadcast");
+        self.wait_and_make_sure(|_| requests::wait_get(&key))?;
+        for rank in 0..self.fleet.len() {
+            self.fleet.links().expect(rank, answer.len());
+        }
+        let set = requests::set(&key, &value);
+        let start = Instant::now();
+        self.fleet.links().send(0, &set)?;
+        self.fleet.run(|links, _, reply| expected(links, reply))?;
         Ok(start.elapsed())
     }
 

@@ -68,6 +68,13 @@ pub(in super::super) fn wait(key: &str) -> Vec<u8> {
     request.to_bytes()
 }
 
+/// A wait that ends with the value, an extension of this project's server.
+pub(in super::super) fn wait_get(key: &str) -> Vec<u8> {
+    let mut request = RequestBuf::new();
+    request.opcode(Opcode::WaitGet).user_keys(&[key]);
+    request.to_bytes()
+}
+
 pub(in super::super) fn cancel() -> Vec<u8> {
     let mut request = RequestBuf::new();
     request.opcode(Opcode::CancelWait);
