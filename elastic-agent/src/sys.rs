@@ -67,6 +67,20 @@ fn line_of(pid: Pid, buffer: &mut [u8; LINE_MAX_BYTES]) -> &[u8] {
     &buffer[start..]
 }
 
+/// The session of a process; `None` if its leader is outside of this process's PID namespace, as that of a container's
+/// first processes is. rustix takes it for a process id, which 0 is not.
+///
+/// # Errors
+/// Those of getsid(2): ESRCH if there is no such process.
+pub(crate) fn session_of(process: Pid) -> io::Result<Option<Pid>> {
+    // SAFETY: it takes and returns a number.
+    let session = unsafe { libc::getsid(process.as_raw_nonzero().get()) };
+    if session < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(Pid::from_raw(session))
+}
+
 /// Restores the default of SIGCHLD if it is ignored, as some programs leave it to their children: the
 /// system then discards exit statuses. Returns whether it was ignored.
 ///
@@ -116,6 +130,18 @@ pub(crate) fn make_fifo(path: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn the_session_of_a_process_is_that_of_proc_or_none() {
+        let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
+        let (_, fields) = stat.rsplit_once(')').unwrap();
+        let session: i32 = fields.split_whitespace().nth(3).unwrap().parse().unwrap();
+        // Both are 0 where a session from outside of a PID namespace runs the tests.
+        assert_eq!(session_of(getpid()).unwrap(), Pid::from_raw(session));
+        let error = session_of(Pid::from_raw(i32::MAX).unwrap()).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ESRCH));
+    }
 
     #[test]
     fn a_process_id_is_written_in_decimal_digits() {

@@ -19,13 +19,14 @@ use std::{fs, io};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, Signal, getsid, kill_process, test_kill_process};
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
 pub use self::error::WatchdogError;
 use self::pipe::TimerPipe;
 use self::request::Lines;
 use self::timers::{Expired, Timers};
 use crate::signal_name::name_of;
+use crate::sys::session_of;
 
 const THREAD: &str = "watchdog";
 
@@ -237,10 +238,10 @@ impl Loop {
             );
             return;
         };
-        match getsid(Some(process)) {
-            Ok(session) if self.sessions.contains(&session) => {}
+        match session_of(process) {
+            Ok(Some(session)) if self.sessions.contains(&session) => {}
             // It has ended.
-            Err(rustix::io::Errno::SRCH) => return,
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return,
             _ => {
                 log::warn!(
                     "timers of process {pid} have expired: {scopes}; it gets no signal, as it is not in the session \
