@@ -3,10 +3,12 @@
 
 mod bench;
 mod client;
+mod completions;
 mod end_signals;
 mod explain_text;
 mod failure;
 mod flight;
+mod man;
 mod open_files;
 mod output;
 mod parent;
@@ -88,6 +90,15 @@ enum Command {
     /// Measures a store server, a rendezvous, RPC calls, or remote references.
     #[command(subcommand)]
     Bench(bench::BenchCommand),
+    /// Prints the script with which a shell completes commands and options.
+    ///
+    /// For bash: `c10d completions bash > ~/.local/share/bash-completion/completions/c10d`. docs/install.md has the
+    /// directories of the other shells.
+    Completions(completions::CompletionsArgs),
+    /// Prints a manual page, or writes all of them to a directory.
+    ///
+    /// To read one: `c10d man run | man -l -`. For packages: `c10d man --out-dir DIR`.
+    Man(man::ManArgs),
 }
 
 #[derive(Debug, Subcommand)]
@@ -109,6 +120,8 @@ fn main() -> ExitCode {
         Command::Store(StoreCommand::Client(_)) => "warn,c10d_socket::connect=info",
         Command::Secret(_)
         | Command::Bench(_)
+        | Command::Completions(_)
+        | Command::Man(_)
         | Command::Progress(_)
         | Command::Why(_)
         | Command::Stacks(_)
@@ -132,6 +145,8 @@ fn main() -> ExitCode {
         Command::Progress(args) => progress::run(&args),
         Command::Secret(command) => secret::run(&command),
         Command::Bench(command) => bench::run(&command),
+        Command::Completions(args) => completions::run(&args, Cli::command()),
+        Command::Man(args) => man::run(&args, Cli::command()),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

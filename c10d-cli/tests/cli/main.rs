@@ -4,6 +4,7 @@
 mod bench;
 mod client;
 mod command;
+mod completions;
 mod gloo;
 mod pages;
 mod process;
