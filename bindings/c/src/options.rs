@@ -1,0 +1,283 @@
+//! Options of stores and servers, set one by one, so that new ones need no new functions to open a store.
+
+#![expect(
+    unsafe_code,
+    reason = "C finds exported functions by their plain names"
+)]
+
+use std::mem::MaybeUninit;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use c10d_store::{
+    Credentials, FileStoreOptions, ListenOn, ServerOptions, TcpStoreOptions, WireLimits,
+};
+
+use crate::border::{self, CText};
+use crate::failure::Failure;
+use crate::guard::call;
+use crate::status::Status;
+use crate::timeout;
+
+/// Options for opening a store or starting a server. One thread at a time may use such an object.
+#[derive(Debug, Clone)]
+pub struct Options {
+    timeout: Option<Option<Duration>>,
+    world_size: Option<usize>,
+    wait_for_workers: bool,
+    multi_tenant: bool,
+    listen_on: ListenOn,
+    resume: Option<Duration>,
+    credentials: Option<Credentials>,
+    limits: WireLimits,
+    connections_max: Option<usize>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            timeout: None,
+            world_size: None,
+            wait_for_workers: true,
+            multi_tenant: false,
+            listen_on: ListenOn::default(),
+            resume: None,
+            credentials: None,
+            limits: WireLimits::default(),
+            connections_max: None,
+        }
+    }
+}
+
+impl Options {
+    pub(crate) fn tcp(&self, is_master: bool) -> TcpStoreOptions {
+        let mut options = TcpStoreOptions::default()
+            .with_master(is_master)
+            .with_wait_for_workers(self.wait_for_workers)
+            .with_multi_tenant(self.multi_tenant)
+            .with_listen_on(self.listen_on)
+            .with_server_options(self.server())
+            .with_limits(self.limits);
+        if let Some(timeout) = self.timeout {
+            options = options.with_timeout(timeout);
+        }
+        if let Some(world_size) = self.world_size {
+            options = options.with_world_size(world_size);
+        }
+        if let Some(resume) = self.resume {
+            options = options.with_resume(resume);
+        }
+        if let Some(credentials) = &self.credentials {
+            options = options.with_credentials(credentials.clone());
+        }
+        options
+    }
+
+    pub(crate) fn server(&self) -> ServerOptions {
+        let mut options = ServerOptions::default().with_limits(self.limits);
+        if let Some(world_size) = self.world_size {
+            options = options.with_world_size(world_size);
+        }
+        if let Some(connections_max) = self.connections_max {
+            options = options.with_connections_max(connections_max);
+        }
+        if let Some(credentials) = &self.credentials {
+            options = options.with_credentials(credentials.clone());
+        }
+        options
+    }
+
+    pub(crate) fn file(&self) -> FileStoreOptions {
+        let mut options = FileStoreOptions::default();
+        if let Some(timeout) = self.timeout {
+            options = options.with_timeout(timeout);
+        }
+        if let Some(world_size) = self.world_size {
+            options = options.with_world_size(world_size);
+        }
+        options
+    }
+
+    /// The default timeout of a new store, if it is set.
+    #[expect(clippy::option_option, reason = "as in `timeout::explicit`")]
+    pub(crate) const fn timeout(&self) -> Option<Option<Duration>> {
+        self.timeout
+    }
+}
+
+fn change(
+    options: Option<&mut Options>,
+    change: impl FnOnce(&mut Options) -> Result<(), Failure>,
+) -> Status {
+    call(|| change(border::not_null(options, "options")?))
+}
+
+/// New options with all defaults. Free them with `c10d_options_free`. Functions that take options take null for the
+/// defaults, and keep no reference to them.
+#[unsafe(no_mangle)]
+pub extern "C" fn c10d_options_new(
+    options: Option<&mut MaybeUninit<Option<Box<Options>>>>,
+) -> Status {
+    call(|| {
+        *border::result(options, None, "options")? = Some(Box::default());
+        Ok(())
+    })
+}
+
+/// Frees options. Null is left alone.
+#[unsafe(no_mangle)]
+pub extern "C" fn c10d_options_free(options: Option<Box<Options>>) {
+    crate::guard::value((), || drop(options));
+}
+
+/// The time limit for opening the store, and its default timeout. 300 s by default, as in PyTorch.
+#[unsafe(no_mangle)]
+pub extern "C" fn c10d_options_set_timeout(
+    options: Option<&mut Options>,
+    timeout_ms: i64,
+) -> Status {
+    change(options, |options| {
+        options.timeout = timeout::explicit(timeout_ms)?;
+        Ok(())
+    })
+}
+
+/// The number of workers, at least 1. A master then waits until all have opened the store. The last of so many closed
+/// file stores removes the file. By default workers are not counted.
+#[unsafe(no_mangle)]
+pub extern "C" fn c10d_options_set_world_size(
+    options: Option<&mut Options>,
+    world_size: usize,
+) -> Status {
+    change(options, |options| {
+        if world_size == 0 {
+            return Err(Failure::invalid_argument(
+                "a world size of 0: give at least 1",
+            ));
+        }
+        options.world_size = Some(world_size);
+        Ok(())
+    })
+}
+
+/// Whether a master with a world size waits for the other workers while it opens. True by default, as in PyTorch.
+#[unsafe(no_mangle)]
+pub extern "C" fn c10d_options_set_wait_for_workers(
+    options: Option<&mut Options>,
+    wait_for_workers: bool,
+) -> Status {
+    change(options, |options| {
+        options.wait_for_workers = wait_for_workers;
+        Ok(())
+    })
+}
+
+/// Whether masters of this process on the same port share one server. False by default, as in PyTorch.
+#[unsafe(no_mangle)]
+pub extern "C" fn c10d_options_set_multi_tenant(
+    options: Option<&mut Options>,
+    multi_tenant: bool,
+) -> Status {
+    change(options, |options| {
+        options.multi_tenant = multi_tenant;
+        Ok(())
+    })
+}
+
+/// Where a master listens: a literal address, `*` for all interfaces, or null for the addresses of the store's host,
+/// the default. A plain server listens on the host that it is started with.
+#[unsafe(no_mangle)]
+pub extern "C" fn c10d_options_set_listen_address(
+    options: Option<&mut Options>,
+    address: CText,
+) -> Status {
+    change(options, |options| {
+        options.listen_on = match address.optional("address")? {
+            None => ListenOn::Host,
+            Some("*") => ListenOn::AllInterfaces,
+            Some(address) => ListenOn::Address(address.parse::<IpAddr>().map_err(|_| {
+                Failure::invalid_argument(format!(
+                    "cannot listen on {address:?}: give an IP address, or * for all interfaces"
+                ))
+            })?),
+        };
+        Ok(())
+    })
+}
+
+/// How long a TCP store tries to reconnect after it lost its connection, in milliseconds; then each request takes
+/// effect exactly once. 0, the default: a lost connection is final, as in PyTorch, whose servers know no sessions.
+#[unsafe(no_mangle)]
+pub extern "C" fn c10d_options_set_resume(options: Option<&mut Options>, resume_ms: u64) -> Status {
+    change(options, |options| {
+        options.resume = Some(Duration::from_millis(resume_ms)).filter(|it| !it.is_zero());
+        Ok(())
+    })
+}
+
+/// Connects only to servers, and serves only clients, that have the same secret: the file is one that
+/// `c10d secret new` writes, and only its owner may read it. PyTorch's clients and servers have none.
+/// `C10D_ERROR_UNSUPPORTED` if the library was built without the feature `tls`.
+#[unsafe(no_mangle)]
+pub extern "C" fn c10d_options_set_secret_file(
+    options: Option<&mut Options>,
+    path: CText,
+) -> Status {
+    change(options, |options| {
+        options.credentials = Some(read_secrets(path.required("path")?)?);
+        Ok(())
+    })
+}
+
+#[cfg(feature = "tls")]
+fn read_secrets(path: &str) -> Result<Credentials, Failure> {
+    let secrets = c10d_store::Secret::read_file(path.as_ref());
+    let credentials = secrets.and_then(Credentials::from_secrets);
+    credentials.map_err(|error| Failure::new(Status::C10D_ERROR_CREDENTIALS, error.to_string()))
+}
+
+#[cfg(not(feature = "tls"))]
+fn read_secrets(path: &str) -> Result<Credentials, Failure> {
+    Err(Failure::new(
+        Status::C10D_ERROR_UNSUPPORTED,
+        format!("cannot use the secret of {path}: the library was built without the feature tls"),
+    ))
+}
+
+/// The longest key in bytes, including one for the client's prefix. 8192 by default, as in PyTorch. A server closes
+/// the connection on a longer one: change it on both sides.
+#[unsafe(no_mangle)]
+pub extern "C" fn c10d_options_set_key_bytes_max(
+    options: Option<&mut Options>,
+    bytes: usize,
+) -> Status {
+    change(options, |options| {
+        options.limits = options.limits.with_key_bytes_max(bytes);
+        Ok(())
+    })
+}
+
+/// The longest value in bytes. 8 MiB by default, as in PyTorch. A server closes the connection on a longer one: change
+/// it on both sides.
+#[unsafe(no_mangle)]
+pub extern "C" fn c10d_options_set_value_bytes_max(
+    options: Option<&mut Options>,
+    bytes: usize,
+) -> Status {
+    change(options, |options| {
+        options.limits = options.limits.with_value_bytes_max(bytes);
+        Ok(())
+    })
+}
+
+/// The most connections of a server at a time; it closes further ones. 262,144 by default.
+#[unsafe(no_mangle)]
+pub extern "C" fn c10d_options_set_connections_max(
+    options: Option<&mut Options>,
+    connections: usize,
+) -> Status {
+    change(options, |options| {
+        options.connections_max = Some(connections);
+        Ok(())
+    })
+}

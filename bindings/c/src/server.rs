@@ -1,0 +1,114 @@
+//! A server without a client.
+
+#![expect(
+    unsafe_code,
+    reason = "C finds exported functions by their plain names"
+)]
+
+use std::mem::MaybeUninit;
+use std::sync::{Mutex, PoisonError};
+
+use c10d_socket::{ListenOptions, listen};
+use c10d_store::{StoreError, TcpStoreServer};
+
+use crate::border::{self, CText};
+use crate::failure::Failure;
+use crate::guard::{self, call};
+use crate::options::Options;
+use crate::status::Status;
+
+/// A TCPStore server for clients of this library, of `c10d` and of PyTorch, with one thread of its own. Any number of
+/// threads may use one.
+#[derive(Debug)]
+pub struct ServerHandle {
+    port: u16,
+    /// `None` once it is stopped.
+    server: Mutex<Option<TcpStoreServer>>,
+}
+
+impl ServerHandle {
+    fn take(&self) -> Option<TcpStoreServer> {
+        self.server
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
+    }
+}
+
+/// Starts a server. It listens on `host`: an address, a name, which means all of its addresses that this machine has,
+/// or `*` for all interfaces. For port 0 the system chooses one: `c10d_server_port`. TCPStore's protocol has no
+/// authentication: listen on an address of the cluster's own network, or use a secret. `options` may be null.
+#[unsafe(no_mangle)]
+pub extern "C" fn c10d_server_start(
+    host: CText,
+    port: u16,
+    options: Option<&Options>,
+    server: Option<&mut MaybeUninit<Option<Box<ServerHandle>>>>,
+) -> Status {
+    call(|| {
+        let place = border::result(server, None, "server")?;
+        let mut listen_options = ListenOptions::default().with_port(port);
+        match host.required("host")? {
+            "*" => {}
+            host => listen_options = listen_options.with_host(host),
+        }
+        let options = options.cloned().unwrap_or_default();
+        let listeners = listen(&listen_options).map_err(StoreError::from)?;
+        let server = TcpStoreServer::serve(listeners, options.server())?;
+        *place = Some(Box::new(ServerHandle {
+            port: server.local_addr().port(),
+            server: Mutex::new(Some(server)),
+        }));
+        Ok(())
+    })
+}
+
+/// The port that the server listens on, or listened on until it was stopped.
+#[unsafe(no_mangle)]
+pub extern "C" fn c10d_server_port(
+    server: Option<&ServerHandle>,
+    port: Option<&mut MaybeUninit<u16>>,
+) -> Status {
+    call(|| {
+        let port = border::result(port, 0, "port")?;
+        *port = border::not_null(server, "server")?.port;
+        Ok(())
+    })
+}
+
+/// The number of connections. A host can wait until its clients have left before it stops the server.
+#[unsafe(no_mangle)]
+pub extern "C" fn c10d_server_connection_count(
+    server: Option<&ServerHandle>,
+    count: Option<&mut MaybeUninit<usize>>,
+) -> Status {
+    call(|| {
+        let count = border::result(count, 0, "count")?;
+        let server = border::not_null(server, "server")?;
+        let running = server.server.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(running) = running.as_ref() else {
+            let text = format!("the server of port {} was stopped", server.port);
+            return Err(Failure::new(Status::C10D_ERROR_CLOSED, text));
+        };
+        *count = running.connection_count();
+        Ok(())
+    })
+}
+
+/// Closes all connections and joins the server's thread, which takes microseconds. The data is lost. Stopping it again
+/// changes nothing.
+#[unsafe(no_mangle)]
+pub extern "C" fn c10d_server_stop(server: Option<&ServerHandle>) -> Status {
+    call(|| {
+        if let Some(running) = border::not_null(server, "server")?.take() {
+            running.shutdown();
+        }
+        Ok(())
+    })
+}
+
+/// Stops the server if it runs, and frees it. No call on it may be in progress. Null is left alone.
+#[unsafe(no_mangle)]
+pub extern "C" fn c10d_server_free(server: Option<Box<ServerHandle>>) {
+    guard::value((), || drop(server));
+}

@@ -1,0 +1,166 @@
+//! The result of every function, by family of failure.
+
+use std::ffi::CStr;
+
+use c10d_store::StoreError;
+
+/// The result of a call. Values never change; later versions may add some.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(
+    non_camel_case_types,
+    reason = "the names of C, so that both sides can be searched"
+)]
+pub enum Status {
+    /// The call succeeded.
+    C10D_OK = 0,
+    /// An argument is invalid: null, a key that is not UTF-8, a negative time. Nothing was sent.
+    C10D_ERROR_INVALID_ARGUMENT = 1,
+    /// The key, the element or the ranks did not appear in time. Nothing is broken: the call can be repeated, except
+    /// an arrival at a barrier, which stays counted.
+    C10D_ERROR_TIMEOUT = 2,
+    /// A `c10d_cancel` ended the call. The store stays usable.
+    C10D_ERROR_INTERRUPTED = 3,
+    /// This process closed the handle.
+    C10D_ERROR_CLOSED = 4,
+    /// The server could not be reached. Nothing was sent.
+    C10D_ERROR_CONNECT = 5,
+    /// The connection was lost: `c10d_last_outcome` tells whether the request can have taken effect. The handle stays
+    /// unusable.
+    C10D_ERROR_CONNECTION_LOST = 6,
+    /// The server did not answer in time: it is stopped, hangs or is cut off. The request can have taken effect.
+    C10D_ERROR_NO_REPLY = 7,
+    /// The peer does not speak TCPStore's protocol, or speaks another version of it.
+    C10D_ERROR_PROTOCOL = 8,
+    /// A key, a value or a list exceeds a limit. Nothing was sent.
+    C10D_ERROR_LIMIT = 9,
+    /// The value is not a decimal number. Nothing changed.
+    C10D_ERROR_NOT_A_NUMBER = 10,
+    /// The store, or this build of the library, does not support the operation. Nothing changed.
+    C10D_ERROR_UNSUPPORTED = 11,
+    /// The server could not be started: the port is in use, or the machine does not have the address.
+    C10D_ERROR_SERVER = 12,
+    /// A secret cannot be used.
+    C10D_ERROR_CREDENTIALS = 13,
+    /// The file of a file store could not be read or written.
+    C10D_ERROR_FILE = 14,
+    /// The file of a file store contains something else.
+    C10D_ERROR_CORRUPT_FILE = 15,
+    /// Not all ranks joined or arrived in time: `c10d_last_missing_ranks` names them where they are known.
+    C10D_ERROR_MISSING_RANKS = 16,
+    /// A launcher's environment variable is missing or is not a number.
+    C10D_ERROR_ENVIRONMENT = 17,
+    /// The ranks of a group do not call the same functions in the same order, or with arguments that fit.
+    C10D_ERROR_MISMATCH = 18,
+    /// An earlier call of the group failed, so that this one cannot be carried out.
+    C10D_ERROR_BROKEN = 19,
+    /// A failure that this version of the interface has no number for; see its text.
+    C10D_ERROR_OTHER = 98,
+    /// A bug of the library: it panicked. The handles of the call can still be freed.
+    C10D_ERROR_PANIC = 99,
+}
+
+impl Status {
+    /// The name of a number, for messages.
+    pub(crate) const fn name(status: i32) -> &'static CStr {
+        match status {
+            0 => c"C10D_OK",
+            1 => c"C10D_ERROR_INVALID_ARGUMENT",
+            2 => c"C10D_ERROR_TIMEOUT",
+            3 => c"C10D_ERROR_INTERRUPTED",
+            4 => c"C10D_ERROR_CLOSED",
+            5 => c"C10D_ERROR_CONNECT",
+            6 => c"C10D_ERROR_CONNECTION_LOST",
+            7 => c"C10D_ERROR_NO_REPLY",
+            8 => c"C10D_ERROR_PROTOCOL",
+            9 => c"C10D_ERROR_LIMIT",
+            10 => c"C10D_ERROR_NOT_A_NUMBER",
+            11 => c"C10D_ERROR_UNSUPPORTED",
+            12 => c"C10D_ERROR_SERVER",
+            13 => c"C10D_ERROR_CREDENTIALS",
+            14 => c"C10D_ERROR_FILE",
+            15 => c"C10D_ERROR_CORRUPT_FILE",
+            16 => c"C10D_ERROR_MISSING_RANKS",
+            17 => c"C10D_ERROR_ENVIRONMENT",
+            18 => c"C10D_ERROR_MISMATCH",
+            19 => c"C10D_ERROR_BROKEN",
+            98 => c"C10D_ERROR_OTHER",
+            99 => c"C10D_ERROR_PANIC",
+            _ => c"unknown",
+        }
+    }
+
+    /// The family of a store's error.
+    pub(crate) const fn of(error: &StoreError) -> Self {
+        match error {
+            StoreError::Timeout { .. }
+            | StoreError::BarrierTimeout { .. }
+            | StoreError::QueueEmpty { .. } => Self::C10D_ERROR_TIMEOUT,
+            StoreError::Interrupted { .. } => Self::C10D_ERROR_INTERRUPTED,
+            StoreError::Closed { .. } => Self::C10D_ERROR_CLOSED,
+            StoreError::Connect { .. } => Self::C10D_ERROR_CONNECT,
+            StoreError::ConnectionLost { .. } => Self::C10D_ERROR_CONNECTION_LOST,
+            StoreError::NoReply { .. } => Self::C10D_ERROR_NO_REPLY,
+            StoreError::Protocol { .. } => Self::C10D_ERROR_PROTOCOL,
+            StoreError::LimitExceeded { .. } => Self::C10D_ERROR_LIMIT,
+            StoreError::InvalidArgument { .. } => Self::C10D_ERROR_INVALID_ARGUMENT,
+            StoreError::NotANumber { .. } => Self::C10D_ERROR_NOT_A_NUMBER,
+            StoreError::Unsupported { .. } => Self::C10D_ERROR_UNSUPPORTED,
+            StoreError::Listen(_) | StoreError::Server { .. } => Self::C10D_ERROR_SERVER,
+            StoreError::Credentials(_) => Self::C10D_ERROR_CREDENTIALS,
+            StoreError::File { .. } => Self::C10D_ERROR_FILE,
+            StoreError::CorruptFile { .. } => Self::C10D_ERROR_CORRUPT_FILE,
+            StoreError::WorkersMissing { .. } => Self::C10D_ERROR_MISSING_RANKS,
+            _ => Self::C10D_ERROR_OTHER,
+        }
+    }
+}
+
+/// Whether a failed call can have taken effect.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(
+    non_camel_case_types,
+    reason = "the names of C, so that both sides can be searched"
+)]
+pub enum CallOutcome {
+    /// Nothing was sent or changed: a retry is safe.
+    C10D_OUTCOME_NOT_SENT = 0,
+    /// The request may have been carried out: a retry of `add`, say, may count twice.
+    C10D_OUTCOME_UNKNOWN = 1,
+}
+
+impl CallOutcome {
+    /// Whether the call that failed with this error can have taken effect.
+    pub(crate) const fn of(error: &StoreError) -> Self {
+        if error.outcome_is_unknown() {
+            Self::C10D_OUTCOME_UNKNOWN
+        } else {
+            Self::C10D_OUTCOME_NOT_SENT
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The header's numbers and the names are two lists.
+    #[test]
+    fn every_status_has_its_own_name() {
+        let mut named = 0;
+        for line in include_str!("status.rs").lines() {
+            let variant = line.trim().trim_end_matches(',').split_once(" = ");
+            let Some((name, number)) = variant.filter(|(name, _)| name.starts_with("C10D_")) else {
+                continue;
+            };
+            if name.starts_with("C10D_OUTCOME") {
+                continue;
+            }
+            let number: i32 = number.parse().expect("a number");
+            assert_eq!(Status::name(number).to_str(), Ok(name));
+            named += 1;
+        }
+        assert_eq!(named, 22);
+    }
+}

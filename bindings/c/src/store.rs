@@ -1,0 +1,264 @@
+//! Opens, wraps and closes stores.
+
+#![expect(
+    unsafe_code,
+    reason = "C finds exported functions by their plain names"
+)]
+
+use std::mem::MaybeUninit;
+use std::sync::Arc;
+
+use c10d_store::{FileStore, HashStore, PrefixStore, Store, TcpStore};
+
+use crate::border::{self, Buffer, CText, KeyPointer};
+use crate::failure::Failure;
+use crate::guard::{self, call};
+use crate::options::Options;
+use crate::status::Status;
+use crate::timeout;
+
+/// A store. Any number of threads may use one at a time; a call that waits delays no other.
+#[derive(Debug)]
+pub struct StoreHandle {
+    pub(crate) store: Arc<dyn Store>,
+    /// The store itself or the one that it wraps, if that is a TCP store.
+    pub(crate) tcp: Option<Arc<TcpStore>>,
+    /// Whether the store can interrupt a wait.
+    pub(crate) can_interrupt: bool,
+}
+
+impl StoreHandle {
+    /// A store that can interrupt waits, and is not known as a TCP store.
+    pub(crate) const fn interruptible(store: Arc<dyn Store>) -> Self {
+        Self {
+            store,
+            tcp: None,
+            can_interrupt: true,
+        }
+    }
+}
+
+/// Where a new handle is written.
+pub(crate) type Place<'a, T> = Option<&'a mut MaybeUninit<Option<Box<T>>>>;
+
+fn open_tcp(
+    host: CText,
+    port: u16,
+    options: Option<&Options>,
+    store: Place<'_, StoreHandle>,
+    is_master: bool,
+) -> Status {
+    call(|| {
+        let place = border::result(store, None, "store")?;
+        let host = host.required("host")?;
+        let options = options.cloned().unwrap_or_default();
+        let tcp = Arc::new(TcpStore::open(host, port, options.tcp(is_master))?);
+        *place = Some(Box::new(StoreHandle {
+            store: tcp.clone(),
+            tcp: Some(tcp),
+            can_interrupt: true,
+        }));
+        Ok(())
+    })
+}
+
+/// Connects to the TCPStore server at `host`, a name or an address: of this library, of `c10d`, or of PyTorch. Tries
+/// again until the timeout of the options. `options` may be null.
+#[unsafe(no_mangle)]
+pub extern "C" fn c10d_store_connect(
+    host: CText,
+    port: u16,
+    options: Option<&Options>,
+    store: Option<&mut MaybeUninit<Option<Box<StoreHandle>>>>,
+) -> Status {
+    open_tcp(host, port, options, store, false)
+}
+
+/// Starts a TCPStore server in this process, and connects to it. For port 0 the system chooses one:
+/// `c10d_store_port`. The server runs until this handle and all prefix stores over it are freed. With a world size in
+/// the options, waits until as many workers have joined. `options` may be null.
+#[unsafe(no_mangle)]
+pub extern "C" fn c10d_store_open_master(
+    host: CText,
+    port: u16,
+    options: Option<&Options>,
+    store: Option<&mut MaybeUninit<Option<Box<StoreHandle>>>>,
+) -> Status {
+    open_tcp(host, port, options, store, true)
+}
+
+/// Opens or creates a store in a file that processes share, in the format of PyTorch's FileStore. It has no queues, and
+/// its waits cannot be cancelled, except by `c10d_store_close`. `options` may be null.
+#[unsafe(no_mangle)]
+pub extern "C" fn c10d_store_open_file(
+    path: CText,
+    options: Option<&Options>,
+    store: Option<&mut MaybeUninit<Option<Box<StoreHandle>>>>,
+) -> Status {
+    call(|| {
+        let place = border::result(store, None, "store")?;
+        let options = options.cloned().unwrap_or_default();
+        let file = FileStore::open_with(path.required("path")?, &options.file())?;
+        *place = Some(Box::new(StoreHandle {
+            store: Arc::new(file),
+            tcp: None,
+            can_interrupt: false,
+        }));
+        Ok(())
+    })
+}
+
+/// A new, empty store within this process, for tests and for jobs of one process. `options` may be null.
+#[unsafe(no_mangle)]
+pub extern "C" fn c10d_store_open_hash(
+    options: Option<&Options>,
+    store: Option<&mut MaybeUninit<Option<Box<StoreHandle>>>>,
+) -> Status {
+    call(|| {
+        let place = border::result(store, None, "store")?;
+        let hash = HashStore::new();
+        if let Some(timeout) = options.and_then(Options::timeout) {
+            hash.set_timeout(timeout);
+        }
+        *place = Some(Box::new(StoreHandle::interruptible(Arc::new(hash))));
+        Ok(())
+    })
+}
+
+/// A namespace within another store: the key `k` becomes `prefix/k` there. Shares the other store's connection, default
+/// timeout and end, and keeps it open: both handles may be freed in any order.
+#[unsafe(no_mangle)]
+pub extern "C" fn c10d_store_open_prefix(
+    underlying: Option<&StoreHandle>,
+    prefix: KeyPointer,
+    prefix_len: usize,
+    store: Option<&mut MaybeUninit<Option<Box<StoreHandle>>>>,
+) -> Status {
+    call(|| {
+        let place = border::result(store, None, "store")?;
+        let underlying = border::not_null(underlying, "underlying")?;
+        let prefix = prefix.key(prefix_len, "prefix")?;
+        *place = Some(Box::new(StoreHandle {
+            store: Arc::new(PrefixStore::new(prefix, Arc::clone(&underlying.store))),
+            tcp: underlying.tcp.clone(),
+            can_interrupt: underlying.can_interrupt,
+        }));
+        Ok(())
+    })
+}
+
+/// A second, independent handle to the same store, with a connection and an end of its own. It does not keep a master's
+/// server running.
+#[unsafe(no_mangle)]
+pub extern "C" fn c10d_store_clone(
+    original: Option<&StoreHandle>,
+    store: Option<&mut MaybeUninit<Option<Box<StoreHandle>>>>,
+) -> Status {
+    call(|| {
+        let place = border::result(store, None, "store")?;
+        let original = border::not_null(original, "original")?;
+        *place = Some(Box::new(StoreHandle {
+            store: original.store.clone_store()?,
+            tcp: None,
+            can_interrupt: original.can_interrupt,
+        }));
+        Ok(())
+    })
+}
+
+/// Closes a store: its calls in other threads fail at once with `C10D_ERROR_CLOSED`, and so do all later ones. A
+/// prefix store closes the store that it wraps. Does not block, and frees nothing.
+#[unsafe(no_mangle)]
+pub extern "C" fn c10d_store_close(store: Option<&StoreHandle>) -> Status {
+    call(|| {
+        border::not_null(store, "store")?.store.close();
+        Ok(())
+    })
+}
+
+/// Frees a store. No call on it may be in progress, and none may follow: to end those of other threads, close it, then
+/// join the threads. Blocks while a master's server stops, which takes microseconds, and for a file store until it has
+/// the file's lock, at most 5 s. Null is left alone.
+#[unsafe(no_mangle)]
+pub extern "C" fn c10d_store_free(store: Option<Box<StoreHandle>>) {
+    guard::value((), || drop(store));
+}
+
+/// The port of a TCP store's server: of a master that was opened with port 0, the one that the system chose.
+/// `C10D_ERROR_UNSUPPORTED` for other stores, clones included.
+#[unsafe(no_mangle)]
+pub extern "C" fn c10d_store_port(
+    store: Option<&StoreHandle>,
+    port: Option<&mut MaybeUninit<u16>>,
+) -> Status {
+    call(|| {
+        let port = border::result(port, 0, "port")?;
+        *port = tcp(border::not_null(store, "store")?)?.port();
+        Ok(())
+    })
+}
+
+/// Measures a round trip to the server of a TCP store. Waits at most the store's timeout.
+/// `C10D_ERROR_UNSUPPORTED` for other stores, clones included.
+#[unsafe(no_mangle)]
+pub extern "C" fn c10d_store_ping(
+    store: Option<&StoreHandle>,
+    nanoseconds: Option<&mut MaybeUninit<u64>>,
+) -> Status {
+    call(|| {
+        let nanoseconds = border::result(nanoseconds, 0, "nanoseconds")?;
+        let trip = tcp(border::not_null(store, "store")?)?.ping()?;
+        *nanoseconds = u64::try_from(trip.as_nanos()).unwrap_or(u64::MAX);
+        Ok(())
+    })
+}
+
+fn tcp(store: &StoreHandle) -> Result<&TcpStore, Failure> {
+    store.tcp.as_deref().ok_or_else(|| {
+        let label = store.store.label();
+        let text = format!("{label}: not a TCP store, or a clone of one");
+        Failure::new(Status::C10D_ERROR_UNSUPPORTED, text)
+    })
+}
+
+/// The store's name in error messages, such as `TCP store 10.0.0.1:29500`. Free it with `c10d_buffer_free`.
+#[unsafe(no_mangle)]
+pub extern "C" fn c10d_store_label(
+    store: Option<&StoreHandle>,
+    label: Option<&mut MaybeUninit<Buffer>>,
+) -> Status {
+    call(|| {
+        let label = border::result(label, Buffer::NULL, "label")?;
+        let store = border::not_null(store, "store")?;
+        *label = Buffer::new(store.store.label().into_bytes());
+        Ok(())
+    })
+}
+
+/// The default timeout, in milliseconds or `C10D_FOREVER`.
+#[unsafe(no_mangle)]
+pub extern "C" fn c10d_store_timeout(
+    store: Option<&StoreHandle>,
+    timeout_ms: Option<&mut MaybeUninit<i64>>,
+) -> Status {
+    call(|| {
+        let timeout_ms = border::result(timeout_ms, 0, "timeout_ms")?;
+        *timeout_ms = timeout::to_ms(border::not_null(store, "store")?.store.timeout());
+        Ok(())
+    })
+}
+
+/// Sets the default timeout of later calls: milliseconds, `C10D_CHECK_ONCE` or `C10D_FOREVER`. Of a prefix store, that
+/// of the store that it wraps.
+#[unsafe(no_mangle)]
+pub extern "C" fn c10d_store_set_timeout(store: Option<&StoreHandle>, timeout_ms: i64) -> Status {
+    call(|| {
+        let store = border::not_null(store, "store")?;
+        let Some(timeout) = timeout::explicit(timeout_ms)? else {
+            let text = "the default timeout cannot be C10D_DEFAULT";
+            return Err(Failure::invalid_argument(text));
+        };
+        store.store.set_timeout(timeout);
+        Ok(())
+    })
+}
