@@ -15,6 +15,7 @@ use std::ptr::{self, NonNull};
 use std::slice;
 
 use crate::failure::Failure;
+use crate::status::Status;
 
 /// A text that a NUL byte ends, or null.
 #[repr(transparent)]
@@ -104,6 +105,53 @@ impl BytesArray {
     pub(crate) fn elements(&self, len: usize, name: &str) -> Result<&[Bytes], Failure> {
         // SAFETY: as the module says, `len` elements are readable while `self` lives.
         unsafe { elements(self.0, len, name) }
+    }
+}
+
+/// An array of numbers, whose length is beside it.
+#[repr(transparent)]
+#[derive(Debug, Clone, Copy)]
+pub struct NumberArray(*const usize);
+
+impl NumberArray {
+    /// The numbers; none if the pointer is null and the length is 0.
+    pub(crate) fn elements(&self, len: usize, name: &str) -> Result<&[usize], Failure> {
+        // SAFETY: as the module says, `len` elements are readable while `self` lives.
+        unsafe { elements(self.0, len, name) }
+    }
+}
+
+/// Memory of the caller that holds a value or receives one, whose length is beside it.
+#[repr(transparent)]
+#[derive(Debug)]
+pub struct ValuePointer(*mut c_void);
+
+impl ValuePointer {
+    /// The value that it holds.
+    pub(crate) fn bytes(&self, len: usize, name: &str) -> Result<&[u8], Failure> {
+        // SAFETY: as the module says, `len` bytes are readable while `self` lives.
+        unsafe { elements(self.0.cast::<u8>(), len, name) }
+    }
+
+    /// Refuses null with a length, before anything is done to receive a value.
+    pub(crate) fn check(&self, len: usize, name: &str) -> Result<(), Failure> {
+        check_elements(self.0.cast::<u8>(), len, name)
+    }
+
+    /// Receives a value, which has as many bytes as the memory.
+    pub(crate) fn fill(&mut self, len: usize, value: &[u8], name: &str) -> Result<(), Failure> {
+        self.check(len, name)?;
+        if value.len() != len {
+            let text = format!("{name} has {len} bytes, the value has {}", value.len());
+            return Err(Failure::new(Status::C10D_ERROR_MISMATCH, text));
+        }
+        if len > 0 {
+            // SAFETY: `len` bytes are writable while `self` lives, as the module says of memory that the caller does
+            // not declare const. They may be uninitialized: nothing reads them, and no reference to them is made. The
+            // value is Rust's own memory, so that the two do not overlap.
+            unsafe { ptr::copy_nonoverlapping(value.as_ptr(), self.0.cast::<u8>(), len) };
+        }
+        Ok(())
     }
 }
 
@@ -256,7 +304,6 @@ unsafe fn unleak<T>(pointer: *mut T, len: usize) -> Box<[T]> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::status::Status;
 
     fn problem<T: std::fmt::Debug>(result: Result<T, Failure>) -> String {
         let failure = result.expect_err("this is refused");
@@ -281,6 +328,26 @@ mod tests {
         assert_eq!(CText(ptr::null()).optional("host").unwrap(), None);
         assert_eq!(problem(CText(ptr::null()).required("host")), "host is null");
         assert_eq!(problem(not_null(None::<&u8>, "store")), "store is null");
+    }
+
+    #[test]
+    fn a_value_fills_memory_of_its_own_length() {
+        let mut memory = [0_u8; 4];
+        let mut pointer = ValuePointer(memory.as_mut_ptr().cast());
+        pointer.fill(4, b"abcd", "value").unwrap();
+        assert_eq!(pointer.bytes(4, "value").unwrap(), b"abcd");
+        let failure = pointer.fill(4, b"abc", "value").unwrap_err();
+        assert_eq!(failure.status(), Status::C10D_ERROR_MISMATCH);
+        assert_eq!(failure.text(), "value has 4 bytes, the value has 3");
+        assert_eq!(&memory, b"abcd");
+        let mut null = ValuePointer(ptr::null_mut());
+        null.fill(0, b"", "value").unwrap();
+        problem(null.fill(4, b"abcd", "value"));
+        let numbers = [3, 4];
+        assert_eq!(
+            NumberArray(numbers.as_ptr()).elements(2, "ranks").unwrap(),
+            [3, 4]
+        );
     }
 
     #[test]

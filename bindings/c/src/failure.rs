@@ -1,5 +1,6 @@
 //! Why a call failed: what C reads as a status, a text, an outcome and ranks.
 
+use c10d::GroupError;
 use c10d_store::StoreError;
 
 use crate::status::{CallOutcome, Status};
@@ -59,5 +60,64 @@ impl From<StoreError> for Failure {
             outcome: CallOutcome::of(&error),
             ..Self::new(Status::of(&error), error.to_string())
         }
+    }
+}
+
+impl From<GroupError> for Failure {
+    fn from(error: GroupError) -> Self {
+        let mut failure = Self::new(Status::of_group(&error), error.to_string());
+        match error {
+            GroupError::Store { source, .. } => failure.outcome = CallOutcome::of(&source),
+            GroupError::Missing { ranks, .. } => failure.missing_ranks = ranks,
+            _ => {}
+        }
+        failure
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use c10d_store::{ErrorContext, Operation, Outcome};
+
+    use super::*;
+
+    #[test]
+    fn a_lost_connection_keeps_its_outcome() {
+        for (outcome, expected) in [
+            (Outcome::NotSent, CallOutcome::C10D_OUTCOME_NOT_SENT),
+            (Outcome::Unknown, CallOutcome::C10D_OUTCOME_UNKNOWN),
+        ] {
+            let lost = || StoreError::ConnectionLost {
+                context: ErrorContext::new(Operation::Add, ["k"], "store", Duration::ZERO),
+                outcome,
+                source: std::io::ErrorKind::BrokenPipe.into(),
+            };
+            let of_group = GroupError::Store {
+                group: "world".to_owned(),
+                operation: "barrier",
+                source: Box::new(lost()),
+            };
+            for failure in [Failure::from(lost()), Failure::from(of_group)] {
+                assert_eq!(failure.status(), Status::C10D_ERROR_CONNECTION_LOST);
+                assert_eq!(failure.outcome(), expected);
+            }
+        }
+    }
+
+    #[test]
+    fn missing_ranks_are_kept() {
+        let failure = Failure::from(GroupError::Missing {
+            group: "world".to_owned(),
+            operation: "broadcast",
+            ranks: vec![1, 3],
+            processes: Vec::new(),
+            world_size: 4,
+            elapsed: Duration::from_secs(1),
+        });
+        assert_eq!(failure.status(), Status::C10D_ERROR_MISSING_RANKS);
+        assert_eq!(failure.missing_ranks(), [1, 3]);
+        assert!(failure.text().contains("2 of 4 ranks are missing"));
     }
 }

@@ -1,9 +1,9 @@
-//! The C interface of `c10d-store`. Its users read `include/c10d.h`, which cbindgen makes from this crate, and the
-//! README beside it.
+//! The C interface of `c10d-store` and `c10d`. Its users read `include/c10d.h`, which cbindgen makes from this
+//! crate, and the README beside it.
 //!
-//! Each exported function is safe Rust: it takes handles as references that may be null, and everything else as types
-//! of [`border`], the one file that reads and writes through C's pointers. [`guard::call`] runs its body, so that no
-//! panic leaves the library.
+//! Each exported function is safe Rust: it takes handles as references that may be null, and everything else as
+//! types of [`border`], the one file that reads and writes through C's pointers. [`guard::call`] runs its body, so
+//! that no panic leaves the library.
 
 #![deny(unsafe_code)]
 
@@ -32,6 +32,8 @@ pub mod cancel;
 pub mod server;
 
 pub mod environment;
+
+pub mod group;
 
 pub mod version;
 

@@ -9,6 +9,7 @@ use std::mem::MaybeUninit;
 use std::net::IpAddr;
 use std::time::Duration;
 
+use c10d::GroupOptions;
 use c10d_store::{
     Credentials, FileStoreOptions, ListenOn, ServerOptions, TcpStoreOptions, WireLimits,
 };
@@ -19,7 +20,7 @@ use crate::guard::call;
 use crate::status::Status;
 use crate::timeout;
 
-/// Options for opening a store or starting a server. One thread at a time may use such an object.
+/// Options for opening a store, starting a server or joining a group. One thread at a time may use such an object.
 #[derive(Debug, Clone)]
 pub struct Options {
     timeout: Option<Option<Duration>>,
@@ -98,6 +99,18 @@ impl Options {
         options
     }
 
+    pub(crate) fn group(&self) -> GroupOptions {
+        let mut options =
+            GroupOptions::default().with_value_bytes_max(self.limits.value_bytes_max());
+        if let Some(timeout) = self.timeout {
+            options = options.with_timeout(timeout);
+        }
+        if let Some(credentials) = &self.credentials {
+            options = options.with_credentials(credentials.clone());
+        }
+        options
+    }
+
     /// The default timeout of a new store, if it is set.
     #[expect(clippy::option_option, reason = "as in `timeout::explicit`")]
     pub(crate) const fn timeout(&self) -> Option<Option<Duration>> {
@@ -130,7 +143,8 @@ pub extern "C" fn c10d_options_free(options: Option<Box<Options>>) {
     crate::guard::value((), || drop(options));
 }
 
-/// The time limit for opening the store, and its default timeout. 300 s by default, as in PyTorch.
+/// The time limit for opening the store or joining the group, and its default timeout. 300 s by default, as in
+/// PyTorch.
 #[unsafe(no_mangle)]
 pub extern "C" fn c10d_options_set_timeout(
     options: Option<&mut Options>,
@@ -142,8 +156,8 @@ pub extern "C" fn c10d_options_set_timeout(
     })
 }
 
-/// The number of workers, at least 1. A master then waits until all have opened the store. The last of so many closed
-/// file stores removes the file. By default workers are not counted.
+/// The number of workers, at least 1. A master then waits until all have opened the store. The last of so many
+/// closed file stores removes the file. By default workers are not counted.
 #[unsafe(no_mangle)]
 pub extern "C" fn c10d_options_set_world_size(
     options: Option<&mut Options>,
@@ -184,8 +198,8 @@ pub extern "C" fn c10d_options_set_multi_tenant(
     })
 }
 
-/// Where a master listens: a literal address, `*` for all interfaces, or null for the addresses of the store's host,
-/// the default. A plain server listens on the host that it is started with.
+/// Where a master listens: a literal address, `*` for all interfaces, or null for the addresses of the store's
+/// host, the default. A plain server listens on the host that it is started with.
 #[unsafe(no_mangle)]
 pub extern "C" fn c10d_options_set_listen_address(
     options: Option<&mut Options>,
@@ -257,8 +271,8 @@ pub extern "C" fn c10d_options_set_key_bytes_max(
     })
 }
 
-/// The longest value in bytes. 8 MiB by default, as in PyTorch. A server closes the connection on a longer one: change
-/// it on both sides.
+/// The longest value of a store or a group in bytes. 8 MiB by default, as in PyTorch. A server closes the
+/// connection on a longer one: change it on both sides.
 #[unsafe(no_mangle)]
 pub extern "C" fn c10d_options_set_value_bytes_max(
     options: Option<&mut Options>,

@@ -2,6 +2,7 @@
 
 use std::ffi::CStr;
 
+use c10d::GroupError;
 use c10d_store::StoreError;
 
 /// The result of a call. Values never change; later versions may add some.
@@ -50,10 +51,16 @@ pub enum Status {
     C10D_ERROR_MISSING_RANKS = 16,
     /// A launcher's environment variable is missing or is not a number.
     C10D_ERROR_ENVIRONMENT = 17,
-    /// The ranks of a group do not call the same functions in the same order, or with arguments that fit.
+    /// The ranks of a group do not agree: about the world size, a sub-group, or the length of a value.
     C10D_ERROR_MISMATCH = 18,
-    /// An earlier call of the group failed, so that this one cannot be carried out.
+    /// An earlier call of the group failed, so that this rank may be out of step with the others: join a group of
+    /// another name.
     C10D_ERROR_BROKEN = 19,
+    /// Another process has this rank, or this process has joined a group of this name before.
+    C10D_ERROR_TAKEN = 20,
+    /// Another operation of the group is not complete: another thread carries it out, or it was abandoned after a
+    /// failure that allows to repeat it.
+    C10D_ERROR_OUT_OF_STEP = 21,
     /// A failure that this version of the interface has no number for; see its text.
     C10D_ERROR_OTHER = 98,
     /// A bug of the library: it panicked. The handles of the call can still be freed.
@@ -84,6 +91,8 @@ impl Status {
             17 => c"C10D_ERROR_ENVIRONMENT",
             18 => c"C10D_ERROR_MISMATCH",
             19 => c"C10D_ERROR_BROKEN",
+            20 => c"C10D_ERROR_TAKEN",
+            21 => c"C10D_ERROR_OUT_OF_STEP",
             98 => c"C10D_ERROR_OTHER",
             99 => c"C10D_ERROR_PANIC",
             _ => c"unknown",
@@ -111,6 +120,22 @@ impl Status {
             StoreError::File { .. } => Self::C10D_ERROR_FILE,
             StoreError::CorruptFile { .. } => Self::C10D_ERROR_CORRUPT_FILE,
             StoreError::WorkersMissing { .. } => Self::C10D_ERROR_MISSING_RANKS,
+            _ => Self::C10D_ERROR_OTHER,
+        }
+    }
+
+    /// The family of a group's error.
+    pub(crate) fn of_group(error: &GroupError) -> Self {
+        match error {
+            GroupError::Environment { .. } => Self::C10D_ERROR_ENVIRONMENT,
+            GroupError::Missing { .. } => Self::C10D_ERROR_MISSING_RANKS,
+            GroupError::Taken { .. } => Self::C10D_ERROR_TAKEN,
+            GroupError::Mismatch { .. } => Self::C10D_ERROR_MISMATCH,
+            GroupError::TooLarge { .. } => Self::C10D_ERROR_LIMIT,
+            GroupError::InvalidArgument { .. } => Self::C10D_ERROR_INVALID_ARGUMENT,
+            GroupError::OutOfStep { .. } => Self::C10D_ERROR_OUT_OF_STEP,
+            GroupError::Broken { .. } => Self::C10D_ERROR_BROKEN,
+            GroupError::Store { source, .. } => Self::of(source),
             _ => Self::C10D_ERROR_OTHER,
         }
     }
@@ -161,6 +186,6 @@ mod tests {
             assert_eq!(Status::name(number).to_str(), Ok(name));
             named += 1;
         }
-        assert_eq!(named, 22);
+        assert_eq!(named, 24);
     }
 }

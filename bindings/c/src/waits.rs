@@ -63,9 +63,9 @@ pub extern "C" fn c10d_store_wait(
     })
 }
 
-/// Waits until the value of a key differs from `known`, and returns it; at once if it differs already. A missing key is
-/// waited for. With `known` null, any value differs. PyTorch's servers do not tell of changes: there it polls once a
-/// second.
+/// Waits until the value of a key differs from `known`, and returns it; at once if it differs already. A missing
+/// key is waited for. With `known` null, any value differs. PyTorch's servers do not tell of changes: there it
+/// polls once a second.
 #[unsafe(no_mangle)]
 #[expect(clippy::too_many_arguments, reason = "in C a slice is two arguments")]
 pub extern "C" fn c10d_store_wait_change(
@@ -140,8 +140,8 @@ pub extern "C" fn c10d_store_queue_pop(
 }
 
 /// Removes and returns elements from the head of a queue: at least one, and at most `max`. Waits for one; with
-/// `C10D_CHECK_ONCE` the list may be empty. A server returns at most 4 MiB at once, or one element. Free the list with
-/// `c10d_buffer_list_free`.
+/// `C10D_CHECK_ONCE` the list may be empty. A server returns at most 4 MiB at once, or one element. Free the list
+/// with `c10d_buffer_list_free`.
 #[unsafe(no_mangle)]
 pub extern "C" fn c10d_store_queue_take(
     store: Option<&StoreHandle>,
@@ -175,8 +175,8 @@ fn take(
     })
 }
 
-/// Waits until `world_size` workers have arrived at the barrier `key`. A key works once: a completed barrier stays open.
-/// An arrival that timed out or was cancelled stays counted, so repeat with another key.
+/// Waits until `world_size` workers have arrived at the barrier `key`. A key works once: a completed barrier stays
+/// open. An arrival that timed out or was cancelled stays counted, so repeat with another key.
 #[unsafe(no_mangle)]
 pub extern "C" fn c10d_store_barrier(
     store: Option<&StoreHandle>,
