@@ -1,0 +1,90 @@
+/* A server without a client, its options, and what its clients see when it stops. */
+#include "check.h"
+
+#include <time.h>
+
+int main(int argc, char **argv) {
+    c10d_server *server;
+    c10d_server *second;
+    c10d_store *store;
+    c10d_store *other;
+    c10d_options *options;
+    uint16_t port = 0;
+    uint16_t same = 0;
+    size_t count = 7;
+    OK(c10d_server_start("127.0.0.1", 0, NULL, &server));
+    OK(c10d_server_port(server, &port));
+    CHECK(port != 0);
+    OK(c10d_server_connection_count(server, &count));
+    CHECK(count == 0);
+    RETURNS(C10D_ERROR_SERVER, c10d_server_start("127.0.0.1", port, NULL, &second));
+    CHECK(second == NULL);
+    RETURNS(C10D_ERROR_SERVER, c10d_server_start("192.0.2.1", 0, NULL, &second));
+    OK(c10d_store_connect("localhost", port, NULL, &store));
+    OK(c10d_server_connection_count(server, &count));
+    CHECK(count == 1);
+
+    OK(c10d_server_stop(server));
+    OK(c10d_server_stop(server));
+    OK(c10d_server_port(server, &same));
+    CHECK(same == port);
+    RETURNS(C10D_ERROR_CLOSED, c10d_server_connection_count(server, &count));
+    RETURNS(C10D_ERROR_CONNECTION_LOST, c10d_store_add(store, S("n"), 1, NULL));
+    SAYS("the connection to the server was lost");
+    c10d_store_free(store);
+
+    /* Nothing listens: the time limit of the options holds. */
+    OK(c10d_options_new(&options));
+    OK(c10d_options_set_timeout(options, 50));
+    RETURNS(C10D_ERROR_CONNECT, c10d_store_connect("127.0.0.1", port, options, &store));
+    CHECK(c10d_last_outcome() == C10D_OUTCOME_NOT_SENT && store == NULL);
+    c10d_server_free(server);
+
+    /* A master that waits for a worker that does not join. */
+    OK(c10d_options_set_world_size(options, 2));
+    RETURNS(C10D_ERROR_MISSING_RANKS, c10d_store_open_master("127.0.0.1", 0, options, &store));
+    SAYS("1 of 2 workers");
+    OK(c10d_options_set_wait_for_workers(options, false));
+    OK(c10d_store_open_master("127.0.0.1", 0, options, &store));
+    c10d_store_free(store);
+    c10d_options_free(options);
+
+    /* One connection at a time. */
+    OK(c10d_options_new(&options));
+    OK(c10d_options_set_connections_max(options, 1));
+    OK(c10d_options_set_timeout(options, 300));
+    OK(c10d_server_start("*", 0, options, &server));
+    OK(c10d_server_port(server, &port));
+    OK(c10d_store_connect("127.0.0.1", port, options, &store));
+    CHECK(c10d_store_connect("127.0.0.1", port, options, &other) != C10D_OK);
+    OK(c10d_store_set(store, S("k"), S("v")));
+    c10d_store_free(store);
+    c10d_server_free(server);
+    c10d_options_free(options);
+
+    /* Masters of one port share a server; a store that resumes; the secret of the first argument. */
+    OK(c10d_options_new(&options));
+    OK(c10d_options_set_multi_tenant(options, true));
+    OK(c10d_options_set_resume(options, 1000));
+    if (argc > 1) OK(c10d_options_set_secret_file(options, argv[1]));
+    OK(c10d_store_open_master("127.0.0.1", 0, options, &store));
+    OK(c10d_store_port(store, &port));
+    OK(c10d_store_open_master("127.0.0.1", port, options, &other));
+    OK(c10d_store_set(store, S("k"), S("v")));
+    c10d_store_free(store);
+    c10d_buffer value;
+    OK(c10d_store_get(other, S("k"), 1000, NULL, &value));
+    HOLDS(value, "v");
+    if (argc > 1) {
+        c10d_options *without;
+        OK(c10d_options_new(&without));
+        OK(c10d_options_set_timeout(without, 300));
+        CHECK(c10d_store_connect("127.0.0.1", port, without, &store) != C10D_OK);
+        c10d_options_free(without);
+        printf("servers: a client without the secret is refused: %s\n", c10d_last_error());
+    }
+    c10d_store_free(other);
+    c10d_options_free(options);
+    printf("servers: ok\n");
+    return 0;
+}

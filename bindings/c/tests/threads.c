@@ -1,0 +1,213 @@
+/* 32 threads share one handle; waits of some are cancelled, and a close ends all. */
+#include "check.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <time.h>
+
+#define THREADS 32
+#define ROUNDS 50
+
+struct worker {
+    c10d_store *store;
+    c10d_cancel *cancel;
+    int number;
+    atomic_int *begun;
+    c10d_status status;
+    bool names_its_key;
+};
+
+static void pause_ms(long ms) {
+    struct timespec time = {0, ms * 1000000};
+    nanosleep(&time, NULL);
+}
+
+static void *work(void *argument) {
+    struct worker *worker = argument;
+    char key[32];
+    char next[32];
+    for (int round = 0; round < ROUNDS; round++) {
+        int len = snprintf(key, sizeof key, "t%d/%d", worker->number, round);
+        int next_len = snprintf(next, sizeof next, "t%d/%d", (worker->number + 1) % THREADS, round);
+        OK(c10d_store_add(worker->store, S("sum"), 1, NULL));
+        OK(c10d_store_set(worker->store, key, (size_t)len, key, (size_t)len));
+        c10d_buffer value;
+        OK(c10d_store_get(worker->store, next, (size_t)next_len, 60000, NULL, &value));
+        HOLDS(value, next);
+    }
+    OK(c10d_store_barrier(worker->store, S("end"), THREADS, 60000, NULL));
+    /* The last error is this thread's own. */
+    OK(c10d_store_set(worker->store, key, strlen(key), S("text")));
+    RETURNS(C10D_ERROR_NOT_A_NUMBER, c10d_store_add(worker->store, key, strlen(key), 1, NULL));
+    worker->names_its_key = strstr(c10d_last_error(), key) != NULL;
+    return NULL;
+}
+
+static void share_one_handle(c10d_store *store) {
+    pthread_t threads[THREADS];
+    struct worker workers[THREADS];
+    for (int i = 0; i < THREADS; i++) {
+        workers[i] = (struct worker){.store = store, .number = i};
+        CHECK(pthread_create(&threads[i], NULL, work, &workers[i]) == 0);
+    }
+    for (int i = 0; i < THREADS; i++) {
+        CHECK(pthread_join(threads[i], NULL) == 0);
+        CHECK(workers[i].names_its_key);
+    }
+    int64_t sum = 0;
+    OK(c10d_store_add(store, S("sum"), 0, &sum));
+    CHECK(sum == THREADS * ROUNDS);
+}
+
+static void *wait_long(void *argument) {
+    struct worker *worker = argument;
+    c10d_bytes key = bytes_of("never");
+    c10d_buffer value;
+    c10d_buffer_list values;
+    atomic_fetch_add(worker->begun, 1);
+    switch (worker->number % 6) {
+    case 0:
+        worker->status = c10d_store_wait(worker->store, &key, 1, C10D_FOREVER, worker->cancel);
+        break;
+    case 1:
+        worker->status = c10d_store_get(worker->store, S("never"), C10D_FOREVER, worker->cancel, &value);
+        break;
+    case 2:
+        worker->status = c10d_store_multi_get(worker->store, &key, 1, 600000, worker->cancel, &values);
+        break;
+    case 3:
+        worker->status =
+            c10d_store_wait_change(worker->store, S("never"), NULL, 0, C10D_FOREVER, worker->cancel, &value);
+        break;
+    case 4:
+        worker->status = c10d_store_queue_pop(worker->store, S("never"), C10D_FOREVER, worker->cancel, &value);
+        break;
+    default:
+        worker->status = c10d_store_barrier(worker->store, S("never-met"), 100, C10D_FOREVER, worker->cancel);
+        break;
+    }
+    return NULL;
+}
+
+/* Starts waits, of which the first half can be cancelled. */
+static void start_waits(c10d_store *store, c10d_cancel *cancel, int count, pthread_t *threads,
+                        struct worker *workers, atomic_int *begun) {
+    atomic_store(begun, 0);
+    for (int i = 0; i < count; i++) {
+        workers[i] = (struct worker){
+            .store = store, .number = i, .begun = begun, .cancel = i < count / 2 ? cancel : NULL};
+        CHECK(pthread_create(&threads[i], NULL, wait_long, &workers[i]) == 0);
+    }
+    while (atomic_load(begun) < count) pause_ms(1);
+}
+
+static void cancel_half_and_close(c10d_store *store) {
+    enum { COUNT = 12 };
+    pthread_t threads[COUNT];
+    struct worker workers[COUNT];
+    atomic_int begun;
+    c10d_cancel *cancel;
+    c10d_buffer value;
+    OK(c10d_cancel_new(&cancel));
+    start_waits(store, cancel, COUNT, threads, workers, &begun);
+    OK(c10d_cancel_now(cancel));
+    OK(c10d_cancel_now(cancel));
+    for (int i = 0; i < COUNT / 2; i++) {
+        CHECK(pthread_join(threads[i], NULL) == 0);
+        if (workers[i].status != C10D_ERROR_INTERRUPTED)
+            FAIL("wait %d ended with %s", i, c10d_status_name((int32_t)workers[i].status));
+    }
+    /* The store is usable, and a cancelled handle refuses calls until it is reset. */
+    RETURNS(C10D_ERROR_INTERRUPTED, c10d_store_get(store, S("sum"), 0, cancel, &value));
+    OK(c10d_cancel_reset(cancel));
+    OK(c10d_store_get(store, S("sum"), 0, cancel, &value));
+    c10d_buffer_free(&value);
+    RETURNS(C10D_ERROR_TIMEOUT, c10d_store_get(store, S("never"), 5, cancel, &value));
+
+    OK(c10d_store_close(store));
+    for (int i = COUNT / 2; i < COUNT; i++) {
+        CHECK(pthread_join(threads[i], NULL) == 0);
+        if (workers[i].status != C10D_ERROR_CLOSED)
+            FAIL("wait %d ended with %s", i, c10d_status_name((int32_t)workers[i].status));
+    }
+    c10d_cancel_free(cancel);
+}
+
+struct racer {
+    c10d_cancel *cancel;
+    atomic_int round;
+};
+
+static void *cancel_each(void *argument) {
+    struct racer *racer = argument;
+    for (int round = 1; round <= 200; round++) {
+        while (atomic_load(&racer->round) < round) {
+        }
+        OK(c10d_cancel_now(racer->cancel));
+        atomic_store(&racer->round, -round);
+        while (atomic_load(&racer->round) < 0) {
+        }
+    }
+    return NULL;
+}
+
+/* A cancel that races with a call's own end never ends a later call. */
+static void a_cancel_ends_no_later_call(c10d_store *store) {
+    struct racer racer;
+    c10d_buffer value;
+    pthread_t thread;
+    OK(c10d_cancel_new(&racer.cancel));
+    atomic_init(&racer.round, 0);
+    CHECK(pthread_create(&thread, NULL, cancel_each, &racer) == 0);
+    int interrupted = 0;
+    for (int round = 1; round <= 200; round++) {
+        atomic_store(&racer.round, round);
+        c10d_status status = c10d_store_get(store, S("never"), round % 3, racer.cancel, &value);
+        CHECK(status == C10D_ERROR_TIMEOUT || status == C10D_ERROR_INTERRUPTED);
+        interrupted += status == C10D_ERROR_INTERRUPTED;
+        while (atomic_load(&racer.round) > 0) {
+        }
+        RETURNS(C10D_ERROR_TIMEOUT, c10d_store_get(store, S("never"), 1, NULL, &value));
+        OK(c10d_cancel_reset(racer.cancel));
+        atomic_store(&racer.round, 0);
+    }
+    CHECK(pthread_join(thread, NULL) == 0);
+    printf("threads: %d of 200 racing calls were interrupted\n", interrupted);
+    c10d_cancel_free(racer.cancel);
+}
+
+int main(void) {
+    c10d_server *server;
+    c10d_store *store;
+    uint16_t port;
+    OK(c10d_store_open_hash(NULL, &store));
+    share_one_handle(store);
+    a_cancel_ends_no_later_call(store);
+    cancel_half_and_close(store);
+    c10d_store_free(store);
+
+    OK(c10d_server_start("127.0.0.1", 0, NULL, &server));
+    OK(c10d_server_port(server, &port));
+    OK(c10d_store_connect("127.0.0.1", port, NULL, &store));
+    share_one_handle(store);
+    a_cancel_ends_no_later_call(store);
+    cancel_half_and_close(store);
+    c10d_store_free(store);
+    c10d_server_free(server);
+
+    /* A file store says that its waits cannot be cancelled. */
+    char folder[] = "/tmp/c10d-c-XXXXXX";
+    char path[64];
+    c10d_cancel *cancel;
+    c10d_buffer value;
+    CHECK(mkdtemp(folder) != NULL);
+    snprintf(path, sizeof path, "%s/store", folder);
+    OK(c10d_store_open_file(path, NULL, &store));
+    OK(c10d_cancel_new(&cancel));
+    RETURNS(C10D_ERROR_UNSUPPORTED, c10d_store_get(store, S("a"), 0, cancel, &value));
+    c10d_cancel_free(cancel);
+    c10d_store_free(store);
+    CHECK(remove(path) == 0 && remove(folder) == 0);
+    printf("threads: ok\n");
+    return 0;
+}
