@@ -126,7 +126,6 @@ pub extern "C" fn c10d_group_join(
 /// A group of some ranks of this one, in the order of `ranks`: the first becomes rank 0. Called by these ranks
 /// only, with the same name and list; returns when all have called it. A name serves once.
 #[unsafe(no_mangle)]
-#[expect(clippy::too_many_arguments, reason = "in C a slice is two arguments")]
 pub extern "C" fn c10d_group_split(
     parent: Option<&GroupHandle>,
     name: CText,
@@ -227,7 +226,6 @@ pub extern "C" fn c10d_group_broadcast(
 /// As `c10d_group_broadcast`, for a value whose length only the root knows: it gives `value`, whose `len` bytes the
 /// other ranks do not read. All ranks receive a copy in `received`. Free it with `c10d_buffer_free`.
 #[unsafe(no_mangle)]
-#[expect(clippy::too_many_arguments, reason = "in C a slice is two arguments")]
 pub extern "C" fn c10d_group_broadcast_any(
     group: Option<&GroupHandle>,
     root: usize,

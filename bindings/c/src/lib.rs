@@ -2,7 +2,7 @@
 //! crate, and the README beside it.
 //!
 //! Each exported function is safe Rust: it takes handles as references that may be null, and everything else as
-//! types of [`border`], the one file that reads and writes through C's pointers. [`guard::call`] runs its body, so
+//! types of `border`, the one file that reads and writes through C's pointers. `guard::call` runs its body, so
 //! that no panic leaves the library.
 
 #![deny(unsafe_code)]

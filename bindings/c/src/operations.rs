@@ -100,7 +100,6 @@ pub enum Swapped {
 /// the resulting value to `value`, and to `swapped` whether this call wrote it; each of them may be null. For a
 /// missing key and a non-empty `expected` the value is `expected`, and the key is still missing.
 #[unsafe(no_mangle)]
-#[expect(clippy::too_many_arguments, reason = "in C a slice is two arguments")]
 pub extern "C" fn c10d_store_compare_set(
     store: Option<&StoreHandle>,
     key: KeyPointer,

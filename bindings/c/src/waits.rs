@@ -67,7 +67,6 @@ pub extern "C" fn c10d_store_wait(
 /// key is waited for. With `known` null, any value differs. PyTorch's servers do not tell of changes: there it
 /// polls once a second.
 #[unsafe(no_mangle)]
-#[expect(clippy::too_many_arguments, reason = "in C a slice is two arguments")]
 pub extern "C" fn c10d_store_wait_change(
     store: Option<&StoreHandle>,
     key: KeyPointer,

@@ -75,7 +75,7 @@ pub(crate) fn targets() -> Vec<Target> {
 
 fn is_checked(target: &Value) -> bool {
     let kinds = target["kind"].as_array().expect("a list");
-    ["lib", "bin", "example"]
+    ["lib", "cdylib", "bin", "example"]
         .iter()
         .any(|kind| kinds.iter().any(|each| each == kind))
 }
@@ -92,6 +92,7 @@ fn every_crate_of_the_workspace_is_checked() {
         .map(|target| target.package.as_str())
         .collect();
     for package in [
+        "c10d-c",
         "c10d-cli",
         "c10d-socket",
         "c10d-store",
