@@ -1,6 +1,7 @@
 //! Runs the body of each exported function: panics and failures become a status.
 
 use std::any::Any;
+use std::mem;
 use std::panic::{self, AssertUnwindSafe};
 
 use crate::failure::Failure;
@@ -26,8 +27,7 @@ pub(crate) fn call(body: impl FnOnce() -> Result<(), Failure>) -> Status {
 /// As [`call`], for a function that returns something else than a status: `fallback` after a panic.
 pub(crate) fn value<T>(fallback: T, body: impl FnOnce() -> T) -> T {
     panic::catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|payload| {
-        // The payload's destructor may panic too.
-        std::mem::forget(payload);
+        discard(payload);
         fallback
     })
 }
@@ -41,9 +41,15 @@ fn panicked(payload: Box<dyn Any + Send>) -> Failure {
         "without a message"
     };
     let text = format!("the library panicked, please report it: {message}");
-    // The payload's destructor may panic too.
-    std::mem::forget(payload);
+    discard(payload);
     Failure::new(Status::C10D_ERROR_PANIC, text).with_unknown_outcome()
+}
+
+/// Drops what a panic carried, whose destructor may panic too.
+fn discard(payload: Box<dyn Any + Send>) {
+    if let Err(another) = panic::catch_unwind(AssertUnwindSafe(|| drop(payload))) {
+        mem::forget(another);
+    }
 }
 
 #[cfg(test)]
