@@ -1,0 +1,32 @@
+"""PyTorch's c10d stores without PyTorch.
+
+The classes have the names, arguments and exceptions of ``torch.distributed``, and speak the same protocols: they share
+a store with PyTorch's processes.
+"""
+
+from c10d_rs._errors import (
+    DistError,
+    DistNetworkError,
+    DistStoreError,
+    QueueEmptyError,
+    StoreTimeoutError,
+    StoreUnsupportedError,
+    StoreValueError,
+)
+from c10d_rs._native import FileStore, HashStore, PrefixStore, Store, StoreServer, TCPStore
+
+__all__ = [
+    "DistError",
+    "DistNetworkError",
+    "DistStoreError",
+    "FileStore",
+    "HashStore",
+    "PrefixStore",
+    "QueueEmptyError",
+    "Store",
+    "StoreServer",
+    "StoreTimeoutError",
+    "StoreUnsupportedError",
+    "StoreValueError",
+    "TCPStore",
+]

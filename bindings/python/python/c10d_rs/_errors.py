@@ -1,0 +1,43 @@
+"""The exceptions of the stores. The first four have the names and bases of those in ``torch.distributed``."""
+
+
+class DistError(RuntimeError):
+    """An error of a store. The base of all exceptions of this package."""
+
+    __module__ = "c10d_rs"
+
+
+class DistStoreError(DistError):
+    """A call of a store failed. The store stays usable, unless it was closed."""
+
+    __module__ = "c10d_rs"
+
+
+class DistNetworkError(DistError):
+    """The server cannot be reached, or was lost. A store that lost its connection stays unusable."""
+
+    __module__ = "c10d_rs"
+
+
+class QueueEmptyError(DistStoreError):
+    """The queue has no value."""
+
+    __module__ = "c10d_rs"
+
+
+class StoreTimeoutError(DistStoreError, TimeoutError):
+    """A key, a value or a worker did not appear in time."""
+
+    __module__ = "c10d_rs"
+
+
+class StoreValueError(DistStoreError, ValueError):
+    """An argument is invalid or too long, or the value is not a number. Nothing changed."""
+
+    __module__ = "c10d_rs"
+
+
+class StoreUnsupportedError(DistStoreError, NotImplementedError):
+    """The store does not have this operation."""
+
+    __module__ = "c10d_rs"

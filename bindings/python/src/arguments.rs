@@ -1,0 +1,108 @@
+//! Arguments as PyTorch takes them: keys and values as text or bytes, timeouts as `timedelta` or seconds.
+
+use std::time::Duration;
+
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyByteArray, PyBytes, PyString};
+
+/// A key: text, or bytes that are UTF-8.
+#[derive(Debug)]
+pub(crate) struct Key(pub(crate) String);
+
+impl<'py> FromPyObject<'_, 'py> for Key {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        if let Ok(text) = object.cast::<PyString>() {
+            return Ok(Self(text.to_str()?.to_owned()));
+        }
+        let Ok(bytes) = object.cast::<PyBytes>() else {
+            return Err(wrong_type(&object, "a key is str"));
+        };
+        match std::str::from_utf8(bytes.as_bytes()) {
+            Ok(text) => Ok(Self(text.to_owned())),
+            Err(error) => Err(PyValueError::new_err(format!(
+                "a key of bytes must be UTF-8: {error}"
+            ))),
+        }
+    }
+}
+
+/// A list of keys. A single text is refused: it would count as a list of its characters.
+#[derive(Debug)]
+pub(crate) struct Keys(pub(crate) Vec<Key>);
+
+impl<'py> FromPyObject<'_, 'py> for Keys {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        if object.is_instance_of::<PyString>() || object.is_instance_of::<PyBytes>() {
+            return Err(wrong_type(&object, "keys are a list of str"));
+        }
+        let keys: PyResult<Vec<Key>> = object.try_iter()?.map(|key| key?.extract()).collect();
+        Ok(Self(keys?))
+    }
+}
+
+impl Keys {
+    pub(crate) fn as_strs(&self) -> Vec<&str> {
+        self.0.iter().map(|key| key.0.as_str()).collect()
+    }
+}
+
+/// A value: bytes, or text, which is encoded as UTF-8.
+#[derive(Debug)]
+pub(crate) struct Value(pub(crate) Vec<u8>);
+
+impl<'py> FromPyObject<'_, 'py> for Value {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        if let Ok(bytes) = object.cast::<PyBytes>() {
+            return Ok(Self(bytes.as_bytes().to_vec()));
+        }
+        if let Ok(text) = object.cast::<PyString>() {
+            return Ok(Self(text.to_str()?.as_bytes().to_vec()));
+        }
+        match object.cast::<PyByteArray>() {
+            Ok(bytes) => Ok(Self(bytes.to_vec())),
+            Err(_) => Err(wrong_type(&object, "a value is bytes or str")),
+        }
+    }
+}
+
+/// A time limit: `timedelta` or seconds; zero checks once without waiting.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Timeout(pub(crate) Duration);
+
+impl<'py> FromPyObject<'_, 'py> for Timeout {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let seconds = match object.extract::<f64>() {
+            Ok(seconds) => seconds,
+            Err(_) => match object.call_method0("total_seconds") {
+                Ok(seconds) => seconds.extract()?,
+                Err(_) => {
+                    return Err(wrong_type(
+                        &object,
+                        "a timeout is datetime.timedelta or seconds",
+                    ));
+                }
+            },
+        };
+        match Duration::try_from_secs_f64(seconds) {
+            Ok(timeout) => Ok(Self(timeout)),
+            Err(error) => Err(PyValueError::new_err(format!(
+                "a timeout of {seconds} s is impossible: {error}"
+            ))),
+        }
+    }
+}
+
+fn wrong_type(object: &Borrowed<'_, '_, PyAny>, expected: &str) -> PyErr {
+    let name = object.get_type().name();
+    let name = name.map_or_else(|_| "another type".to_owned(), |name| name.to_string());
+    PyTypeError::new_err(format!("{expected}, not {name}"))
+}

@@ -1,0 +1,32 @@
+//! `c10d_rs._native`: the stores of `c10d-store` as Python classes, named and called as PyTorch's.
+//!
+//! PyO3's macros expand to `unsafe`; no line of this crate contains any.
+#![forbid(unsafe_code)]
+
+mod arguments;
+mod call;
+mod errors;
+mod file_store;
+mod handle;
+mod hash_store;
+mod main_thread;
+mod prefix_store;
+mod store;
+mod store_server;
+mod tcp_store;
+
+#[pyo3::pymodule(gil_used = true)]
+mod _native {
+    #[pymodule_export]
+    use crate::file_store::FileStore;
+    #[pymodule_export]
+    use crate::hash_store::HashStore;
+    #[pymodule_export]
+    use crate::prefix_store::PrefixStore;
+    #[pymodule_export]
+    use crate::store::Store;
+    #[pymodule_export]
+    use crate::store_server::StoreServer;
+    #[pymodule_export]
+    use crate::tcp_store::TCPStore;
+}

@@ -1,0 +1,225 @@
+//! `Store`: the operations that all stores have.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList};
+
+use crate::arguments::{Key, Keys, Timeout, Value};
+use crate::errors::raise;
+use crate::handle::Handle;
+
+/// A key-value store that the workers of a job share. The base of TCPStore, FileStore, HashStore and PrefixStore.
+#[pyclass(subclass, frozen, module = "c10d_rs")]
+#[derive(Debug)]
+pub(crate) struct Store {
+    pub(crate) handle: Handle,
+}
+
+impl Store {
+    pub(crate) fn new(store: Arc<dyn c10d_store::Store>) -> Self {
+        Self {
+            handle: Handle::new(store),
+        }
+    }
+
+    /// The timeout of the call, or else the store's.
+    fn limit(&self, py: Python<'_>, timeout: Option<Timeout>) -> PyResult<Option<Duration>> {
+        match timeout {
+            Some(Timeout(timeout)) => Ok(Some(timeout)),
+            None => Ok(self.handle.store(py)?.timeout()),
+        }
+    }
+}
+
+#[pymethods]
+impl Store {
+    /// Creates the key or replaces its value, and wakes all that wait for it.
+    fn set(&self, py: Python<'_>, key: Key, value: Value) -> PyResult<()> {
+        self.handle.ask(py, |store| store.set(&key.0, &value.0))
+    }
+
+    /// Returns the value. Waits until the key exists.
+    fn get<'py>(&self, py: Python<'py>, key: Key) -> PyResult<Bound<'py, PyBytes>> {
+        let timeout = self.limit(py, None)?;
+        let value = self.handle.wait(py, timeout, move |store, timeout| {
+            store.get_timeout(&key.0, timeout)
+        })?;
+        Ok(PyBytes::new(py, &value))
+    }
+
+    /// Returns the value, or None if the key is missing.
+    fn try_get<'py>(&self, py: Python<'py>, key: Key) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        let value = self.handle.ask(py, |store| store.try_get(&key.0))?;
+        Ok(value.map(|value| PyBytes::new(py, &value)))
+    }
+
+    /// Adds to the number at the key, and returns the sum. A missing key counts as 0.
+    #[pyo3(signature = (key, value))]
+    fn add(&self, py: Python<'_>, key: Key, value: i64) -> PyResult<i64> {
+        self.handle.ask(py, |store| store.add(&key.0, value))
+    }
+
+    /// Returns whether all keys exist.
+    fn check(&self, py: Python<'_>, keys: Keys) -> PyResult<bool> {
+        self.handle.ask(py, |store| store.check(&keys.as_strs()))
+    }
+
+    /// Writes the desired value if the present one is the expected one, or if the key is missing and the expected value
+    /// is empty. Returns the value afterwards.
+    fn compare_set<'py>(
+        &self,
+        py: Python<'py>,
+        key: Key,
+        expected_value: Value,
+        desired_value: Value,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let (expected, desired) = (expected_value.0, desired_value.0);
+        let result = self
+            .handle
+            .ask(py, |store| store.compare_set(&key.0, &expected, &desired))?;
+        Ok(PyBytes::new(py, result.value()))
+    }
+
+    /// Removes the key, and returns whether it existed.
+    fn delete_key(&self, py: Python<'_>, key: Key) -> PyResult<bool> {
+        self.handle.ask(py, |store| store.delete_key(&key.0))
+    }
+
+    /// Returns the number of keys in the whole store.
+    fn num_keys(&self, py: Python<'_>) -> PyResult<u64> {
+        self.handle.ask(py, |store| store.num_keys())
+    }
+
+    /// Waits until all keys exist.
+    #[pyo3(signature = (keys, timeout=None))]
+    fn wait(&self, py: Python<'_>, keys: Keys, timeout: Option<Timeout>) -> PyResult<()> {
+        let timeout = self.limit(py, timeout)?;
+        self.handle.wait(py, timeout, move |store, timeout| {
+            store.wait_timeout(&keys.as_strs(), timeout)
+        })
+    }
+
+    /// Appends to the value of the key.
+    fn append(&self, py: Python<'_>, key: Key, value: Value) -> PyResult<()> {
+        self.handle.ask(py, |store| store.append(&key.0, &value.0))
+    }
+
+    /// Returns the values of all keys. Waits until all exist.
+    fn multi_get<'py>(&self, py: Python<'py>, keys: Keys) -> PyResult<Bound<'py, PyList>> {
+        let timeout = self.limit(py, None)?;
+        let values = self.handle.wait(py, timeout, move |store, timeout| {
+            store.multi_get_timeout(&keys.as_strs(), timeout)
+        })?;
+        PyList::new(py, values.iter().map(|value| PyBytes::new(py, value)))
+    }
+
+    /// Sets all keys, from left to right.
+    fn multi_set(&self, py: Python<'_>, keys: Keys, values: Vec<Value>) -> PyResult<()> {
+        if keys.0.len() != values.len() {
+            let (keys, values) = (keys.0.len(), values.len());
+            let message = format!("multi_set needs a value for each key, not {values} for {keys}");
+            return Err(raise(py, "StoreValueError", message));
+        }
+        let keys = keys.as_strs();
+        let values = values.iter().map(|value| value.0.as_slice());
+        let pairs: Vec<(&str, &[u8])> = keys.into_iter().zip(values).collect();
+        self.handle.ask(py, |store| store.multi_set(&pairs))
+    }
+
+    /// Appends the value to the queue.
+    fn queue_push(&self, py: Python<'_>, key: Key, value: Value) -> PyResult<()> {
+        self.handle
+            .ask(py, |store| store.queue_push(&key.0, &value.0))
+    }
+
+    /// Removes and returns the first value of the queue. Waits for one, or raises QueueEmptyError if block is False.
+    #[pyo3(signature = (key, block=true))]
+    fn queue_pop<'py>(
+        &self,
+        py: Python<'py>,
+        key: Key,
+        block: bool,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let value = self.handle.ask(py, |store| store.try_queue_pop(&key.0))?;
+        if let Some(value) = value {
+            return Ok(PyBytes::new(py, &value));
+        }
+        if !block {
+            let message = format!("queue_pop {:?}: the queue is empty", key.0);
+            return Err(raise(py, "QueueEmptyError", message));
+        }
+        let value = self
+            .handle
+            .wait_once(py, move |store| store.queue_pop(&key.0))?;
+        Ok(PyBytes::new(py, &value))
+    }
+
+    /// Returns the number of values in the queue.
+    fn queue_len(&self, py: Python<'_>, key: Key) -> PyResult<u64> {
+        self.handle.ask(py, |store| store.queue_len(&key.0))
+    }
+
+    /// Returns all keys that have a value, in no particular order.
+    fn list_keys(&self, py: Python<'_>) -> PyResult<Vec<String>> {
+        self.handle.ask(py, |store| store.list_keys())
+    }
+
+    /// Waits until world_size workers have arrived at the barrier. A key works once.
+    #[pyo3(signature = (key, world_size, timeout=None))]
+    fn barrier(
+        &self,
+        py: Python<'_>,
+        key: Key,
+        world_size: usize,
+        timeout: Option<Timeout>,
+    ) -> PyResult<()> {
+        let timeout = self.limit(py, timeout)?;
+        self.handle.wait_once(py, move |store| {
+            store.barrier_timeout(&key.0, world_size, timeout)
+        })
+    }
+
+    /// Whether append, multi_get and multi_set are single operations of the store.
+    fn has_extended_api(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.handle.store(py)?.has_extended_api())
+    }
+
+    /// Sets the timeout of later calls on this store and on every PrefixStore around it.
+    fn set_timeout(&self, py: Python<'_>, timeout: Timeout) -> PyResult<()> {
+        self.handle.store(py)?.set_timeout(Some(timeout.0));
+        Ok(())
+    }
+
+    /// The timeout of calls that have none of their own.
+    #[getter]
+    fn timeout(&self, py: Python<'_>) -> PyResult<Option<Duration>> {
+        Ok(self.handle.store(py)?.timeout())
+    }
+
+    /// Closes this store: calls in progress in other threads fail, and so do later ones. Stops the server that this
+    /// store hosts, unless another store of the process shares it.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        self.handle.close(py)
+    }
+
+    fn __enter__(slf: Py<Self>, py: Python<'_>) -> PyResult<Py<Self>> {
+        slf.get().handle.store(py)?;
+        Ok(slf)
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(slf: &Bound<'_, Self>, _exception: &Bound<'_, PyAny>) -> PyResult<()> {
+        slf.call_method0("close")?;
+        Ok(())
+    }
+
+    fn __reduce__(slf: &Bound<'_, Self>) -> PyResult<()> {
+        Err(PyTypeError::new_err(format!(
+            "cannot pickle a {}: it belongs to this process. Send its address or path, and open it there",
+            slf.get_type().name()?
+        )))
+    }
+}

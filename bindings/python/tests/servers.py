@@ -1,0 +1,46 @@
+"""Servers of PyTorch for the tests."""
+
+import atexit
+import functools
+import os
+import subprocess
+import unittest
+
+TORCH_PYTHON = os.environ.get("C10D_TORCH_PYTHON")
+
+needs_torch = unittest.skipUnless(TORCH_PYTHON, "set C10D_TORCH_PYTHON to a Python that has PyTorch")
+
+# Starts a server for each line that it reads, and prints its port.
+_SERVE = """
+import sys
+from torch.distributed import TCPStore
+servers = []
+for line in sys.stdin:
+    servers.append(TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
+    print(servers[-1].port, flush=True)
+"""
+
+
+def torch_server() -> int:
+    """Start a server of PyTorch, which lasts as long as this process, and return its port."""
+    process = _process()
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+    return int(process.stdout.readline())
+
+
+@functools.cache
+def _process() -> subprocess.Popen[str]:
+    assert TORCH_PYTHON is not None
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    process = subprocess.Popen(
+        [TORCH_PYTHON, "-c", _SERVE],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=environment,
+    )
+    atexit.register(process.communicate)
+    return process

@@ -1,0 +1,143 @@
+"""Ctrl-C ends a call that blocks the main thread, and Python's other threads run meanwhile."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+from collections.abc import Callable
+from pathlib import Path
+
+import c10d_rs
+
+# The time from the signal to the exception. An idle machine takes less than 5 ms; a busy one may stop the process.
+LIMIT_SECONDS = float(os.environ.get("C10D_INTERRUPT_LIMIT", "1.0"))
+
+
+class Interrupt(unittest.TestCase):
+    def setUp(self) -> None:
+        self.server = c10d_rs.StoreServer()
+        self.addCleanup(self.server.close)
+        self.store = c10d_rs.TCPStore("127.0.0.1", self.server.port)
+
+    def interrupted(self, call: Callable[[], object], is_blocked: Callable[[], bool] = lambda: True) -> float:
+        """Send SIGINT to a call that blocks, and return the seconds until it ended."""
+        sent = 0.0
+
+        def send() -> None:
+            nonlocal sent
+            while not (in_call.is_set() and is_blocked()):
+                time.sleep(0.001)
+            time.sleep(0.1)
+            sent = time.monotonic()
+            os.kill(os.getpid(), signal.SIGINT)
+
+        in_call = threading.Event()
+        sender = threading.Thread(target=send)
+        sender.start()
+        try:
+            in_call.set()
+            with self.assertRaises(KeyboardInterrupt):
+                call()
+            ended = time.monotonic()
+        finally:
+            sender.join()
+        self.assertLess(ended - sent, LIMIT_SECONDS)
+        return ended - sent
+
+    def test_calls_that_wait(self) -> None:
+        store = self.store
+        nested = c10d_rs.PrefixStore("p", c10d_rs.PrefixStore("q", store))
+        with tempfile.TemporaryDirectory() as folder:
+            file = c10d_rs.FileStore(Path(folder) / "store")
+            file.set_timeout(1)
+            for call in (
+                lambda: store.get("missing"),
+                lambda: store.wait(["missing"]),
+                lambda: store.wait(["missing", "other"], 60),
+                lambda: store.multi_get(["missing"]),
+                lambda: store.queue_pop("missing"),
+                lambda: store.barrier("alone", 2),
+                lambda: nested.get("missing"),
+                lambda: nested.barrier("alone", 2),
+                lambda: c10d_rs.HashStore().get("missing"),
+                lambda: file.get("missing"),
+            ):
+                self.interrupted(call)
+        # The interrupts were for the calls before: the store and its later waits are unharmed.
+        writer = threading.Timer(0.05, lambda: store.set("late", "x"))
+        writer.start()
+        self.assertEqual(store.get("late"), b"x")
+        writer.join()
+
+    def test_opening(self) -> None:
+        with socket.socket() as closed:
+            closed.bind(("127.0.0.1", 0))
+            port = closed.getsockname()[1]
+            self.interrupted(lambda: c10d_rs.TCPStore("127.0.0.1", port))
+        self.interrupted(lambda: c10d_rs.TCPStore("127.0.0.1", 0, world_size=2, is_master=True))
+
+    def test_a_handler_that_does_not_raise(self) -> None:
+        handled: list[bytes] = []
+        # The handler uses the same store, as its main thread waits in it.
+        previous = signal.signal(signal.SIGUSR1, lambda *_: handled.append(self.store.get("present")))
+        self.addCleanup(signal.signal, signal.SIGUSR1, previous)
+        self.store.set("present", "1")
+
+        def work() -> None:
+            time.sleep(0.05)
+            os.kill(os.getpid(), signal.SIGUSR1)
+            while not handled:
+                time.sleep(0.001)
+            other = self.store.clone()
+            other.set("key", "2")
+            other.close()
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        self.assertEqual(self.store.get("key"), b"2")
+        thread.join()
+        self.assertEqual(handled, [b"1"])
+
+    def test_other_threads_run(self) -> None:
+        ticks = 0
+
+        def count() -> None:
+            nonlocal ticks
+            for _ in range(100):
+                ticks += 1
+                time.sleep(0.001)
+            self.store.clone().set("done", "")
+
+        thread = threading.Thread(target=count)
+        thread.start()
+        self.store.wait(["done"])
+        self.assertEqual(ticks, 100)
+        thread.join()
+
+    def test_a_process_on_its_own(self) -> None:
+        """Without another thread of Python, which could take the signal."""
+        code = (
+            "import c10d_rs, sys\n"
+            f"store = c10d_rs.TCPStore('127.0.0.1', {self.server.port})\n"
+            "print('ready', flush=True)\n"
+            "store.get('missing')\n"
+        )
+        with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+            assert child.stdout is not None and child.stderr is not None
+            self.assertEqual(child.stdout.readline(), b"ready\n")
+            time.sleep(0.1)
+            sent = time.monotonic()
+            child.send_signal(signal.SIGINT)
+            errors = child.stderr.read()
+            self.assertLess(time.monotonic() - sent, LIMIT_SECONDS)
+        self.assertIn(b"KeyboardInterrupt", errors)
+        self.assertEqual(child.returncode, -signal.SIGINT)
+
+
+if __name__ == "__main__":
+    unittest.main()

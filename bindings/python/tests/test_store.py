@@ -1,0 +1,191 @@
+"""Every kind of store keeps the contract, on our server and on PyTorch's, and opens and closes as PyTorch's does."""
+
+import pickle
+import socket
+import tempfile
+import time
+import unittest
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+
+import c10d_rs
+import contract
+from c10d_rs import (
+    DistError,
+    DistNetworkError,
+    DistStoreError,
+    FileStore,
+    HashStore,
+    PrefixStore,
+    Store,
+    StoreServer,
+    StoreTimeoutError,
+    TCPStore,
+)
+from servers import needs_torch, torch_server
+
+
+class TestTCPStore(contract.StoreContract):
+    def setUp(self) -> None:
+        self.port = self.serve()
+        super().setUp()
+
+    def serve(self) -> int:
+        server = StoreServer()
+        self.addCleanup(server.close)
+        return server.port
+
+    def open(self) -> Store:
+        return TCPStore("127.0.0.1", self.port)
+
+    def test_refused_after_close(self) -> None:
+        waiting = self.open()
+        with ThreadPoolExecutor(1) as pool:
+            waits = pool.submit(waiting.get, "missing")
+            while not waits.running():
+                time.sleep(0.001)
+            time.sleep(0.05)
+            waiting.close()
+            with self.assertRaisesRegex(DistStoreError, "closed"):
+                waits.result(60)
+
+
+@needs_torch
+class TestTCPStoreOnTorch(TestTCPStore):
+    checks_numbers = False
+
+    def serve(self) -> int:
+        return torch_server()
+
+
+class TestPrefixStore(TestTCPStore):
+    def open(self) -> Store:
+        return PrefixStore("outer", PrefixStore("inner", super().open()))
+
+    def test_names(self) -> None:
+        base = super().open()
+        inner = PrefixStore("inner", base)
+        outer = PrefixStore("outer", inner)
+        outer.set("k", "v")
+        self.assertEqual(base.get("inner/outer/k"), b"v")
+        self.assertIs(outer.underlying_store, inner)
+        self.assertIs(outer._underlying_non_prefix_store, base)
+        self.assertEqual(repr(inner), f'PrefixStore("inner", {base!r})')
+        with self.assertRaises(TypeError):
+            PrefixStore("p", "not a store")  # type: ignore[arg-type]
+
+
+class TestHashStore(contract.StoreContract):
+    def open(self) -> Store:
+        store = getattr(self, "store", None)
+        return store.clone() if store else HashStore()
+
+
+class TestFileStore(contract.StoreContract):
+    has_queues = False
+
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.path = Path(folder.name) / "store"
+        super().setUp()
+
+    def open(self) -> Store:
+        return FileStore(self.path)
+
+    def test_the_last_of_the_workers_removes_the_file(self) -> None:
+        path = self.path.with_name("two")
+        first, second = FileStore(str(path), 2), FileStore(file_name=str(path), world_size=2)
+        self.assertEqual(first.path, str(path))
+        first.close()
+        self.assertTrue(path.exists())
+        second.close()
+        self.assertFalse(path.exists())
+
+
+def free_port() -> int:
+    """Return a port on which no process listens."""
+    with socket.socket() as chosen:
+        chosen.bind(("127.0.0.1", 0))
+        port: int = chosen.getsockname()[1]
+        return port
+
+
+class TestOpening(unittest.TestCase):
+    def test_master_and_workers(self) -> None:
+        port = free_port()
+        with ThreadPoolExecutor(2) as pool:
+            workers = [pool.submit(TCPStore, "localhost", port, 3) for _ in range(2)]
+            with TCPStore("localhost", port, 3, is_master=True, timeout=timedelta(seconds=60)) as master:
+                master.set("k", "v")
+                for worker in workers:
+                    with worker.result(60) as store:
+                        self.assertEqual(store.get("k"), b"v")
+                self.assertEqual((master.host, master.port), ("localhost", port))
+
+    def test_missing_workers(self) -> None:
+        with self.assertRaisesRegex(StoreTimeoutError, "1 of 2"):
+            TCPStore("localhost", 0, 2, True, contract.SHORT)
+        TCPStore("localhost", 0, 2, True, contract.SHORT, wait_for_workers=False).close()
+
+    def test_no_server(self) -> None:
+        port = free_port()
+        with self.assertRaisesRegex(DistNetworkError, str(port)):
+            TCPStore("127.0.0.1", port, timeout=timedelta(seconds=0.3))
+
+    def test_address_in_use(self) -> None:
+        with StoreServer() as server:
+            with self.assertRaisesRegex(DistNetworkError, "in use"):
+                TCPStore("127.0.0.1", server.port, is_master=True)
+
+    def test_multi_tenant(self) -> None:
+        port = free_port()
+        with TCPStore("127.0.0.1", port, is_master=True, multi_tenant=True) as first:
+            with TCPStore("127.0.0.1", first.port, is_master=True, multi_tenant=True) as second:
+                first.set("k", "v")
+                self.assertEqual(second.get("k"), b"v")
+            first.set("still", "served")
+
+    def test_listening_socket(self) -> None:
+        listener = socket.socket()
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+        listener.listen()
+        with TCPStore("127.0.0.1", port, is_master=True, master_listen_fd=listener.detach()) as store:
+            self.assertEqual(TCPStore("127.0.0.1", port).add("n", 1), 1)
+            self.assertEqual(store.port, port)
+        with self.assertRaisesRegex(ValueError, "master_listen_fd"):
+            TCPStore("127.0.0.1", 0, is_master=True, master_listen_fd=100_000)
+
+    def test_world_sizes(self) -> None:
+        with self.assertRaises(ValueError):
+            TCPStore("localhost", 0, 0, True)
+        TCPStore("localhost", 0, -1, True).close()
+        for port in (-1, 70_000):
+            with self.assertRaises(OverflowError):
+                TCPStore("localhost", port)
+
+    def test_the_end_of_the_server(self) -> None:
+        server = StoreServer()
+        store = TCPStore("127.0.0.1", server.port)
+        self.assertEqual(server.connection_count, 1)
+        server.close()
+        with self.assertRaises(DistNetworkError):
+            store.get("k")
+        self.assertEqual(server.connection_count, 0)
+        self.assertIn("closed", repr(server))
+        with self.assertRaisesRegex(TypeError, "cannot pickle"):
+            pickle.dumps(server)
+
+    def test_the_base_class(self) -> None:
+        with self.assertRaises(TypeError):
+            Store()
+        for kind in (TCPStore, FileStore, HashStore, PrefixStore):
+            self.assertTrue(issubclass(kind, Store))
+        self.assertTrue(issubclass(DistError, RuntimeError))
+        self.assertEqual(sorted(c10d_rs.__all__), c10d_rs.__all__)
+
+
+if __name__ == "__main__":
+    unittest.main()
