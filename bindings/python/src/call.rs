@@ -22,9 +22,9 @@ use crate::main_thread::is_main_thread;
 /// the wait, or on another thread.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// How long an interrupted call may take to end. After that its thread is left behind, and ends with the call's own
-/// timeout.
-const INTERRUPT_GRACE: Duration = Duration::from_millis(50);
+/// How long an interrupted call of a store may take to end. After that its thread is left behind, and ends with the
+/// call's own timeout.
+pub(crate) const INTERRUPT_GRACE: Duration = Duration::from_millis(50);
 
 /// Runs a call that the store answers at once, without Python's lock.
 pub(crate) fn run<T: Send>(py: Python<'_>, call: impl FnOnce() -> T + Send) -> T {
@@ -32,9 +32,10 @@ pub(crate) fn run<T: Send>(py: Python<'_>, call: impl FnOnce() -> T + Send) -> T
 }
 
 /// Runs a call that may block, without Python's lock. If a signal handler raises, `interrupt` is told which thread
-/// runs the call, and the exception is returned.
+/// runs the call, and the exception is returned when the call has ended, or after `grace`.
 pub(crate) fn run_interruptible<T: Send + 'static>(
     py: Python<'_>,
+    grace: Duration,
     interrupt: impl Fn(ThreadId),
     call: impl FnOnce() -> T + Send + 'static,
 ) -> PyResult<T> {
@@ -61,7 +62,7 @@ pub(crate) fn run_interruptible<T: Send + 'static>(
         }
         if let Err(raised) = py.check_signals() {
             interrupt(helper.thread);
-            py.detach(|| helper.wait_for_end());
+            py.detach(|| helper.wait_for_end(grace));
             // The interrupt may be left for this thread's next wait: it gets no further call.
             return Err(raised);
         }
@@ -113,9 +114,9 @@ impl Helper {
     }
 
     /// Waits until the interrupted call has ended, through further signals.
-    fn wait_for_end(&self) {
+    fn wait_for_end(&self, grace: Duration) {
         let started = Instant::now();
-        while started.elapsed() < INTERRUPT_GRACE {
+        while started.elapsed() < grace {
             match self.wait() {
                 Err(error) if is_early(&error) => {}
                 _ => return,

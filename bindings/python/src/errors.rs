@@ -13,11 +13,6 @@ pub(crate) fn store_error(py: Python<'_>, error: &StoreError) -> PyErr {
     raise(py, class_name(error), error.to_string())
 }
 
-/// The exception for a call on a closed store.
-pub(crate) fn closed(py: Python<'_>) -> PyErr {
-    raise(py, "DistStoreError", "the store has been closed".to_owned())
-}
-
 /// An exception of the class with this name.
 pub(crate) fn raise(py: Python<'_>, class: &str, message: String) -> PyErr {
     let class = py.import(MODULE).and_then(|module| module.getattr(class));

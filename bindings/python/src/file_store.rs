@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use pyo3::prelude::*;
 
-use crate::call::run_interruptible;
+use crate::call::{INTERRUPT_GRACE, run_interruptible};
 use crate::errors::store_error;
 use crate::store::Store;
 
@@ -28,8 +28,8 @@ impl FileStore {
         let world_size = usize::try_from(world_size).ok().filter(|size| *size > 0);
         let path = file_name.clone();
         let open = move || c10d_store::FileStore::open(file_name, world_size);
-        let store =
-            run_interruptible(py, |_| (), open)?.map_err(|error| store_error(py, &error))?;
+        let store = run_interruptible(py, INTERRUPT_GRACE, |_| (), open)?
+            .map_err(|error| store_error(py, &error))?;
         Ok(Self::around(Arc::new(store), path))
     }
 
@@ -46,11 +46,7 @@ impl FileStore {
     }
 
     fn __repr__(slf: PyRef<'_, Self>) -> String {
-        let closed = if slf.as_super().handle.is_closed() {
-            ", closed"
-        } else {
-            ""
-        };
+        let closed = slf.as_super().handle.state();
         format!("FileStore({:?}{closed})", slf.path)
     }
 }

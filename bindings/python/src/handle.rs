@@ -1,31 +1,23 @@
-//! A store that belongs to one process, until it is closed.
+//! The calls of a store: which of them may wait, and how an interrupt ends them.
 
-use std::mem;
-use std::process;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::ThreadId;
 use std::time::Duration;
 
 use c10d_store::{Store, StoreError};
-use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
-use crate::call::{run, run_interruptible};
-use crate::errors::{closed, store_error};
+use crate::call::{INTERRUPT_GRACE, run, run_interruptible};
+use crate::errors::store_error;
+use crate::owned::Owned;
 
-/// An open store. A forked child can neither use nor end what belongs to its parent: connections, locks, threads.
+/// An open store.
 #[derive(Debug)]
-pub(crate) struct Handle {
-    process: u32,
-    store: Mutex<Option<Arc<dyn Store>>>,
-}
+pub(crate) struct Handle(Owned<Arc<dyn Store>>);
 
 impl Handle {
     pub(crate) fn new(store: Arc<dyn Store>) -> Self {
-        Self {
-            process: process::id(),
-            store: Mutex::new(Some(store)),
-        }
+        Self(Owned::new("store", store))
     }
 
     /// The store.
@@ -33,9 +25,7 @@ impl Handle {
     /// # Errors
     /// In a forked child, and after [`close`](Self::close).
     pub(crate) fn store(&self, py: Python<'_>) -> PyResult<Arc<dyn Store>> {
-        check_process(self.process, "store")?;
-        let store = self.store.lock().unwrap_or_else(PoisonError::into_inner);
-        store.as_ref().map(Arc::clone).ok_or_else(|| closed(py))
+        self.0.get(py)
     }
 
     /// Makes a call that the store answers at once.
@@ -75,19 +65,13 @@ impl Handle {
         let interrupt = |thread: ThreadId| {
             store.interrupt(thread);
         };
-        let result = run_interruptible(py, interrupt, move || call(&*waiting))?;
+        let result = run_interruptible(py, INTERRUPT_GRACE, interrupt, move || call(&*waiting))?;
         result.map_err(|error| store_error(py, &error))
     }
 
     /// Ends the calls in progress in other threads, and later ones. The process' last handle of a server stops it.
     pub(crate) fn close(&self, py: Python<'_>) -> PyResult<()> {
-        check_process(self.process, "store")?;
-        let store = self
-            .store
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        if let Some(store) = store {
+        if let Some(store) = self.0.take()? {
             run(py, || {
                 store.close();
                 drop(store);
@@ -96,35 +80,10 @@ impl Handle {
         Ok(())
     }
 
-    pub(crate) fn is_closed(&self) -> bool {
-        let store = self.store.lock().unwrap_or_else(PoisonError::into_inner);
-        store.is_none()
+    /// `, closed` after [`close`](Self::close), for a text about the store.
+    pub(crate) fn state(&self) -> &'static str {
+        self.0.read(|_| "").unwrap_or(", closed")
     }
-}
-
-impl Drop for Handle {
-    fn drop(&mut self) {
-        if self.process != process::id() {
-            mem::forget(
-                self.store
-                    .get_mut()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .take(),
-            );
-        }
-    }
-}
-
-/// Refuses to use in a forked child what its parent has opened.
-pub(crate) fn check_process(opened_by: u32, what: &str) -> PyResult<()> {
-    let this = process::id();
-    if opened_by == this {
-        return Ok(());
-    }
-    Err(PyRuntimeError::new_err(format!(
-        "process {opened_by} opened this {what}, and its forked child {this} cannot use it: open another one after the \
-         fork, or start the child with the method \"spawn\""
-    )))
 }
 
 /// Whether a call that checked once may succeed with time: the key is missing, or the server is slow.

@@ -25,10 +25,10 @@ impl HashStore {
     }
 
     fn __repr__(slf: PyRef<'_, Self>) -> &'static str {
-        if slf.as_super().handle.is_closed() {
-            "HashStore(closed)"
-        } else {
+        if slf.as_super().handle.state().is_empty() {
             "HashStore()"
+        } else {
+            "HashStore(closed)"
         }
     }
 }

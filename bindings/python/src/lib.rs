@@ -7,9 +7,11 @@ mod arguments;
 mod call;
 mod errors;
 mod file_store;
+mod group;
 mod handle;
 mod hash_store;
 mod main_thread;
+mod owned;
 mod prefix_store;
 mod store;
 mod store_server;
@@ -19,6 +21,10 @@ mod tcp_store;
 mod _native {
     #[pymodule_export]
     use crate::file_store::FileStore;
+    #[pymodule_export]
+    use crate::group::Group;
+    #[pymodule_export]
+    use crate::group::init_from_env;
     #[pymodule_export]
     use crate::hash_store::HashStore;
     #[pymodule_export]

@@ -205,6 +205,19 @@ impl Store {
         self.handle.close(py)
     }
 
+    /// Opens the same store again.
+    fn clone(&self, py: Python<'_>) -> PyResult<Self> {
+        Ok(Self::new(self.handle.ask(py, |store| store.clone_store())?))
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> String {
+        let store = self.handle.store(py);
+        store.map_or_else(
+            |_| "Store(closed)".to_owned(),
+            |store| format!("Store({:?})", store.label()),
+        )
+    }
+
     fn __enter__(slf: Py<Self>, py: Python<'_>) -> PyResult<Py<Self>> {
         slf.get().handle.store(py)?;
         Ok(slf)

@@ -1,26 +1,21 @@
 //! `StoreServer`: the server of a TCP store, without a client.
 
-use std::mem;
-use std::process;
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 use c10d_store::{ServerOptions, StoreError, TcpStoreServer};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
-use crate::call::run_interruptible;
+use crate::call::{INTERRUPT_GRACE, run_interruptible};
 use crate::errors::store_error;
-use crate::handle::check_process;
+use crate::owned::Owned;
 
 /// Serves a store over TCP from one thread, until it is closed. For port 0 the system chooses a port. A host of "" is
 /// all interfaces: every process that reaches the port can read and change the store.
 #[pyclass(frozen, module = "c10d_rs")]
 #[derive(Debug)]
 pub(crate) struct StoreServer {
-    process: u32,
     host: String,
     port: u16,
-    server: Mutex<Option<TcpStoreServer>>,
+    server: Owned<TcpStoreServer>,
 }
 
 #[pymethods]
@@ -31,13 +26,13 @@ impl StoreServer {
         let address = (if host.is_empty() { "::" } else { host }.to_owned(), port);
         let bind =
             move || TcpStoreServer::bind((address.0.as_str(), address.1), ServerOptions::default());
-        let server: Result<TcpStoreServer, StoreError> = run_interruptible(py, |_| (), bind)?;
+        let server: Result<TcpStoreServer, StoreError> =
+            run_interruptible(py, INTERRUPT_GRACE, |_| (), bind)?;
         let server = server.map_err(|error| store_error(py, &error))?;
         Ok(Self {
-            process: process::id(),
             host: host.to_owned(),
             port: server.local_addr().port(),
-            server: Mutex::new(Some(server)),
+            server: Owned::new("server", server),
         })
     }
 
@@ -55,18 +50,15 @@ impl StoreServer {
 
     /// The number of connections; 0 after close.
     #[getter]
-    fn connection_count(&self) -> PyResult<usize> {
-        check_process(self.process, "server")?;
-        Ok(self
-            .server()
-            .as_ref()
-            .map_or(0, TcpStoreServer::connection_count))
+    fn connection_count(&self) -> usize {
+        self.server
+            .read(TcpStoreServer::connection_count)
+            .unwrap_or(0)
     }
 
     /// Stops the server. Its data is lost, and its clients lose their connections.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        check_process(self.process, "server")?;
-        let server = self.server().take();
+        let server = self.server.take()?;
         py.detach(|| drop(server));
         Ok(())
     }
@@ -87,26 +79,7 @@ impl StoreServer {
     }
 
     fn __repr__(&self) -> String {
-        let closed = if self.server().is_none() {
-            ", closed"
-        } else {
-            ""
-        };
+        let closed = self.server.read(|_| "").unwrap_or(", closed");
         format!("StoreServer({:?}, {}{closed})", self.host, self.port)
-    }
-}
-
-impl StoreServer {
-    fn server(&self) -> MutexGuard<'_, Option<TcpStoreServer>> {
-        self.server.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for StoreServer {
-    fn drop(&mut self) {
-        // In a forked child there is no thread to stop, and the parent's server goes on.
-        if self.process != process::id() {
-            mem::forget(self.server().take());
-        }
     }
 }

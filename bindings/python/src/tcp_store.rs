@@ -14,7 +14,7 @@ use pyo3::prelude::*;
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 
 use crate::arguments::Timeout;
-use crate::call::run_interruptible;
+use crate::call::{INTERRUPT_GRACE, run_interruptible};
 use crate::errors::store_error;
 use crate::store::Store;
 
@@ -88,6 +88,7 @@ impl TCPStore {
         let interrupted = Arc::clone(&opening.interrupted);
         let store = run_interruptible(
             py,
+            INTERRUPT_GRACE,
             move |_| interrupted.store(true, Ordering::Relaxed),
             move || opening.open(),
         )?;
@@ -132,11 +133,7 @@ impl TCPStore {
         } else {
             ""
         };
-        let closed = if slf.as_super().handle.is_closed() {
-            ", closed"
-        } else {
-            ""
-        };
+        let closed = slf.as_super().handle.state();
         format!("TCPStore({:?}, {}{master}{closed})", slf.host, slf.port)
     }
 }

@@ -10,6 +10,7 @@ import threading
 import time
 import unittest
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import c10d_rs
@@ -52,6 +53,8 @@ class Interrupt(unittest.TestCase):
     def test_calls_that_wait(self) -> None:
         store = self.store
         nested = c10d_rs.PrefixStore("p", c10d_rs.PrefixStore("q", store))
+        with ThreadPoolExecutor(2) as pool:
+            pair = list(pool.map(lambda rank: c10d_rs.Group.join(store.clone(), rank, 2, name="pair"), range(2)))
         with tempfile.TemporaryDirectory() as folder:
             file = c10d_rs.FileStore(Path(folder) / "store")
             file.set_timeout(1)
@@ -66,6 +69,8 @@ class Interrupt(unittest.TestCase):
                 lambda: nested.barrier("alone", 2),
                 lambda: c10d_rs.HashStore().get("missing"),
                 lambda: file.get("missing"),
+                lambda: c10d_rs.Group.join(store.clone(), 0, 2),
+                lambda: pair[0].barrier(),
             ):
                 self.interrupted(call)
         # The interrupts were for the calls before: the store and its later waits are unharmed.

@@ -8,19 +8,33 @@ from c10d_rs._errors import (
     DistError,
     DistNetworkError,
     DistStoreError,
+    GroupError,
+    MissingRanksError,
     QueueEmptyError,
     StoreTimeoutError,
     StoreUnsupportedError,
     StoreValueError,
 )
-from c10d_rs._native import FileStore, HashStore, PrefixStore, Store, StoreServer, TCPStore
+from c10d_rs._native import (
+    FileStore,
+    Group,
+    HashStore,
+    PrefixStore,
+    Store,
+    StoreServer,
+    TCPStore,
+    init_from_env,
+)
 
 __all__ = [
     "DistError",
     "DistNetworkError",
     "DistStoreError",
     "FileStore",
+    "Group",
+    "GroupError",
     "HashStore",
+    "MissingRanksError",
     "PrefixStore",
     "QueueEmptyError",
     "Store",
@@ -29,4 +43,5 @@ __all__ = [
     "StoreUnsupportedError",
     "StoreValueError",
     "TCPStore",
+    "init_from_env",
 ]

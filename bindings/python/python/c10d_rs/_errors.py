@@ -41,3 +41,18 @@ class StoreUnsupportedError(DistStoreError, NotImplementedError):
     """The store does not have this operation."""
 
     __module__ = "c10d_rs"
+
+
+class GroupError(DistError):
+    """A group could not form, or a call of it failed."""
+
+    __module__ = "c10d_rs"
+
+
+class MissingRanksError(GroupError, TimeoutError):
+    """Some ranks did not come in time. The same call can be made again."""
+
+    __module__ = "c10d_rs"
+
+    ranks: list[int]
+    """The missing ranks, ascending."""
