@@ -13,6 +13,7 @@ mod hash_store;
 mod main_thread;
 mod owned;
 mod prefix_store;
+mod rendezvous;
 mod store;
 mod store_server;
 mod tcp_store;
@@ -29,6 +30,8 @@ mod _native {
     use crate::hash_store::HashStore;
     #[pymodule_export]
     use crate::prefix_store::PrefixStore;
+    #[pymodule_export]
+    use crate::rendezvous::Rendezvous;
     #[pymodule_export]
     use crate::store::Store;
     #[pymodule_export]

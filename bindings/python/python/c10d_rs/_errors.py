@@ -56,3 +56,27 @@ class MissingRanksError(GroupError, TimeoutError):
 
     ranks: list[int]
     """The missing ranks, ascending."""
+
+
+class RendezvousError(DistError):
+    """A rendezvous failed. The subclasses have the names of PyTorch's."""
+
+
+class RendezvousClosedError(RendezvousError):
+    """There are no more rounds."""
+
+
+class RendezvousTimeoutError(RendezvousError):
+    """Too few nodes joined in time."""
+
+
+class RendezvousConnectionError(RendezvousError):
+    """The store of the rendezvous cannot be reached."""
+
+
+class RendezvousStateError(RendezvousError):
+    """The store holds no valid state."""
+
+
+class RendezvousGracefulExitError(RendezvousError):
+    """The job ended while this node was a spare."""

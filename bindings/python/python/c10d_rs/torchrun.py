@@ -1,0 +1,117 @@
+"""The rendezvous of ``c10d run`` for torchrun: ``torchrun --rdzv-backend c10d-rs``.
+
+torchrun finds it by the entry point group ``torchrun.handlers``. Its nodes meet those of ``--rdzv-backend c10d`` and of
+``c10d run`` in one job: all keep the same state in the same store. This is the only module that imports torch.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+from torch import distributed as dist
+from torch.distributed.elastic.rendezvous import api
+
+from c10d_rs import _errors
+from c10d_rs._native import Rendezvous
+
+BACKEND = "c10d-rs"
+
+# The timeout of one call of the rendezvous' store, in seconds, as in PyTorch.
+READ_TIMEOUT_SECONDS = 60
+
+
+def handler_creator() -> Callable[[api.RendezvousParameters], api.RendezvousHandler]:
+    """Return the function that creates handlers, for torchrun's registry."""
+    return Handler
+
+
+class Handler(api.RendezvousHandler):
+    """One node of a rendezvous, which elastic-rendezvous runs on threads of its own."""
+
+    def __init__(self, parameters: api.RendezvousParameters) -> None:
+        """Open the store of the rendezvous; serve it if the endpoint names this machine."""
+        self._run_id: str = parameters.run_id
+        self._store: dist.Store | None = None
+        settings = {key: str(value) for key, value in parameters.config.items() if value is not None}
+        if os.getenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") == "1":
+            settings.setdefault("share_store", "false")
+        self._read_timeout = timedelta(seconds=int(settings.get("read_timeout", READ_TIMEOUT_SECONDS)))
+        self._file = None
+        if settings.get("store_type", "tcp").strip().lower() == "file":
+            if not parameters.endpoint:
+                raise ValueError(f"--rdzv-backend {BACKEND} with store_type=file needs a path as --rdzv-endpoint")
+            self._file = parameters.endpoint
+        with _torch_errors():
+            self._node = Rendezvous(
+                parameters.endpoint,
+                parameters.run_id,
+                parameters.min_nodes,
+                parameters.max_nodes,
+                parameters.local_addr,
+                settings,
+            )
+
+    def get_backend(self) -> str:
+        """Return the name of the backend."""
+        return BACKEND
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Whether an agent serves the workers' store."""
+        with _torch_errors():
+            return self._node.uses_agent_store()
+
+    def next_rendezvous(self) -> api.RendezvousInfo:
+        """Join the next round. Ctrl-C and torchrun's signals end it, and this node leaves the rendezvous."""
+        with _torch_errors():
+            number, rank, world_size, host, port = self._node.next_rendezvous()
+        prefix = f"torch.rendezvous.{self._run_id}.{number}"
+        store = dist.PrefixStore(prefix, self._torch_store())
+        return api.RendezvousInfo(store, rank, world_size, api.RendezvousStoreInfo(host, port))
+
+    def is_closed(self) -> bool:
+        """Whether there are no more rounds."""
+        with _torch_errors():
+            return self._node.is_closed()
+
+    def set_closed(self) -> None:
+        """End the rendezvous for all nodes."""
+        with _torch_errors():
+            self._node.set_closed()
+
+    def num_nodes_waiting(self) -> int:
+        """Return the number of nodes that wait for the next round."""
+        with _torch_errors():
+            return self._node.num_nodes_waiting()
+
+    def get_run_id(self) -> str:
+        """Return the run id of the job."""
+        return self._run_id
+
+    def shutdown(self) -> bool:
+        """End the rendezvous for all nodes, and this node. Return whether the first succeeded."""
+        # The server waits a moment for its clients to leave; this one needs it no more.
+        self._store = None
+        with _torch_errors():
+            return self._node.shutdown()
+
+    def _torch_store(self) -> dist.Store:
+        """Return PyTorch's client of the rendezvous' store, which torchrun's agent shares its ranks through."""
+        if self._store is None:
+            if self._file is not None:
+                self._store = dist.FileStore(self._file)
+            else:
+                host, port = self._node.store_address
+                self._store = dist.TCPStore(host, port, is_master=False, timeout=self._read_timeout)
+        return self._store
+
+
+@contextmanager
+def _torch_errors() -> Iterator[None]:
+    """Raise PyTorch's exception of the same name."""
+    try:
+        yield
+    except _errors.RendezvousError as error:
+        kind: type[api.RendezvousError] = getattr(api, type(error).__name__)
+        raise kind(str(error)) from error

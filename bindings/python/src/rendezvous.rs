@@ -1,0 +1,173 @@
+//! `Rendezvous`: a node of `elastic-rendezvous`, for the handler that torchrun asks for.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::thread::ThreadId;
+use std::time::Duration;
+
+use elastic_rendezvous::{
+    DEFAULT_PORT, DynamicRendezvous, Endpoint, RendezvousError, RendezvousHandler,
+    RendezvousParameters, ServerHook, create_c10d,
+};
+use pyo3::prelude::*;
+
+use crate::call::run_interruptible;
+use crate::errors::raise;
+use crate::owned::Owned;
+
+/// How long an interrupted join may take to leave the rendezvous. Without that, the other nodes wait for this one's
+/// heartbeats.
+const LEAVE_GRACE: Duration = Duration::from_secs(2);
+
+/// One node of a rendezvous over a c10d store.
+#[pyclass(frozen, module = "c10d_rs._native")]
+#[derive(Debug)]
+pub(crate) struct Rendezvous {
+    node: Owned<Arc<DynamicRendezvous>>,
+    store_address: (String, u16),
+}
+
+#[pymethods]
+impl Rendezvous {
+    /// Opens the store of the rendezvous: serves it, if the endpoint names this machine.
+    #[new]
+    #[pyo3(signature = (endpoint, run_id, min_nodes, max_nodes, local_addr, settings))]
+    fn new(
+        py: Python<'_>,
+        endpoint: String,
+        run_id: String,
+        min_nodes: usize,
+        max_nodes: usize,
+        local_addr: Option<String>,
+        settings: BTreeMap<String, String>,
+    ) -> PyResult<Self> {
+        let open = move || {
+            open(
+                &endpoint,
+                run_id,
+                (min_nodes, max_nodes),
+                local_addr,
+                settings,
+            )
+        };
+        let opened = run_interruptible(py, Duration::ZERO, |_| (), open)?;
+        let (node, store_address) = opened.map_err(|error| rendezvous_error(py, &error))?;
+        Ok(Self {
+            node: Owned::new("rendezvous", Arc::new(node)),
+            store_address,
+        })
+    }
+
+    /// Joins the next round. Returns its number, this node's rank, the number of nodes, and the host and port of
+    /// the workers' store.
+    fn next_rendezvous(&self, py: Python<'_>) -> PyResult<(i64, usize, usize, String, u16)> {
+        let round = self.call(py, RendezvousHandler::next_rendezvous)?;
+        let master = &round.bootstrap.master;
+        let (host, port) = (master.host().to_owned(), master.port());
+        Ok((round.round, round.rank, round.world_size, host, port))
+    }
+
+    /// Whether an agent serves the workers' store.
+    fn uses_agent_store(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.node.get(py)?.uses_agent_store())
+    }
+
+    /// The host and port of the rendezvous' store.
+    #[getter]
+    fn store_address(&self) -> (&str, u16) {
+        (&self.store_address.0, self.store_address.1)
+    }
+
+    /// Whether there are no more rounds.
+    fn is_closed(&self, py: Python<'_>) -> PyResult<bool> {
+        self.call(py, RendezvousHandler::is_closed)
+    }
+
+    /// Ends the rendezvous for all nodes.
+    fn set_closed(&self, py: Python<'_>) -> PyResult<()> {
+        self.call(py, RendezvousHandler::set_closed)
+    }
+
+    /// The number of nodes that wait for the next round. Does not block.
+    fn num_nodes_waiting(&self, py: Python<'_>) -> PyResult<usize> {
+        self.node
+            .get(py)?
+            .num_nodes_waiting()
+            .map_err(|error| rendezvous_error(py, &error))
+    }
+
+    /// Ends the rendezvous for all nodes, and this node. Returns whether the first succeeded.
+    fn shutdown(&self, py: Python<'_>) -> PyResult<bool> {
+        let Some(node) = self.node.take()? else {
+            return Ok(true);
+        };
+        run_interruptible(py, LEAVE_GRACE, |_| (), move || node.shutdown())
+    }
+}
+
+impl Rendezvous {
+    fn call<T: Send + 'static>(
+        &self,
+        py: Python<'_>,
+        call: impl FnOnce(&DynamicRendezvous) -> Result<T, RendezvousError> + Send + 'static,
+    ) -> PyResult<T> {
+        let node = self.node.get(py)?;
+        let caller = Arc::clone(&node);
+        let interrupt = move |_: ThreadId| node.interrupt();
+        let result = run_interruptible(py, LEAVE_GRACE, interrupt, move || call(&caller))?;
+        result.map_err(|error| rendezvous_error(py, &error))
+    }
+}
+
+/// The node, and the host and port under which it reaches the store.
+fn open(
+    endpoint: &str,
+    run_id: String,
+    (min_nodes, max_nodes): (usize, usize),
+    local_addr: Option<String>,
+    settings: BTreeMap<String, String>,
+) -> Result<(DynamicRendezvous, (String, u16)), RendezvousError> {
+    let mut parameters = RendezvousParameters::new("c10d", endpoint, run_id, min_nodes, max_nodes)?
+        .with_config(settings);
+    if let Some(addr) = local_addr {
+        parameters = parameters.with_local_addr(addr);
+    }
+    // The port of the first server that this node starts, the rendezvous' own. The system may have chosen it.
+    let served = Arc::new(AtomicU16::new(0));
+    let port = Arc::clone(&served);
+    parameters = parameters.with_server_hook(ServerHook::new(move |server| {
+        port.store(server.local_addr().port(), Ordering::Relaxed);
+    }));
+    let node = create_c10d(&parameters)?;
+    let endpoint: Endpoint = endpoint
+        .parse()
+        .map_err(elastic_rendezvous::ParametersError::from)?;
+    let target = endpoint.with_default_port(DEFAULT_PORT);
+    let port = match served.load(Ordering::Relaxed) {
+        0 => target.port(),
+        port => port,
+    };
+    Ok((node, (target.host().to_owned(), port)))
+}
+
+fn rendezvous_error(py: Python<'_>, error: &RendezvousError) -> PyErr {
+    let class = match error {
+        RendezvousError::Closed { .. } | RendezvousError::ShutDown { .. } => {
+            "RendezvousClosedError"
+        }
+        RendezvousError::Timeout { .. }
+        | RendezvousError::OperationTimeout { .. }
+        | RendezvousError::RanksMissing { .. }
+        | RendezvousError::NoBootstrap { .. } => "RendezvousTimeoutError",
+        RendezvousError::Connection { .. } | RendezvousError::MembershipUnknown { .. } => {
+            "RendezvousConnectionError"
+        }
+        RendezvousError::StateLost { .. }
+        | RendezvousError::CorruptState { .. }
+        | RendezvousError::BadBootstrap { .. } => "RendezvousStateError",
+        RendezvousError::GracefulExit { .. } => "RendezvousGracefulExitError",
+        _ => "RendezvousError",
+    };
+    raise(py, class, error.to_string())
+}
