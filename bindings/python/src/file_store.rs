@@ -19,7 +19,10 @@ pub(crate) struct FileStore {
 #[pymethods]
 impl FileStore {
     #[new]
-    #[pyo3(signature = (file_name, world_size=-1))]
+    #[pyo3(
+        signature = (file_name, world_size=-1),
+        text_signature = "(file_name, world_size=-1)"
+    )]
     fn new(
         py: Python<'_>,
         file_name: PathBuf,

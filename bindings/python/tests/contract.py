@@ -12,6 +12,7 @@ from datetime import timedelta
 
 from c10d_rs import (
     DistError,
+    DistNetworkError,
     DistStoreError,
     QueueEmptyError,
     Store,
@@ -29,6 +30,10 @@ class StoreContract(unittest.TestCase):
     has_queues = True
     # PyTorch's server closes the connection on an addition to a value that is not a number.
     checks_numbers = True
+
+    def supports(self, operation: str) -> bool:
+        """Return whether the server has the operation; older servers of PyTorch lack some."""
+        return True
 
     def open(self) -> Store:
         """Open a handle of the store under test."""
@@ -94,11 +99,13 @@ class StoreContract(unittest.TestCase):
         store.set("a", "1")
         store.set("b", "2")
         self.assertEqual(store.num_keys(), before + 2)
-        self.assertLessEqual({"a", "b"}, set(store.list_keys()))
+        if self.supports("list_keys"):
+            self.assertLessEqual({"a", "b"}, set(store.list_keys()))
         self.assertTrue(store.delete_key("a"))
         self.assertFalse(store.delete_key("a"))
         self.assertEqual(store.num_keys(), before + 1)
-        self.assertNotIn("a", store.list_keys())
+        if self.supports("list_keys"):
+            self.assertNotIn("a", store.list_keys())
         self.assertFalse(store.check(["a"]))
 
     def test_wait(self) -> None:
@@ -185,6 +192,10 @@ class StoreContract(unittest.TestCase):
 
     def test_barrier(self) -> None:
         store, other = self.store, self.open()
+        if not self.supports("barrier"):
+            with self.assertRaises(DistNetworkError):
+                store.barrier("both", 2)
+            return
         with ThreadPoolExecutor(1) as pool:
             arrival = pool.submit(other.barrier, "both", 2)
             store.barrier("both", 2)

@@ -10,10 +10,11 @@ TORCH_PYTHON = os.environ.get("C10D_TORCH_PYTHON")
 
 needs_torch = unittest.skipUnless(TORCH_PYTHON, "set C10D_TORCH_PYTHON to a Python that has PyTorch")
 
-# Starts a server for each line that it reads, and prints its port.
+# Prints the operations of its stores. Then starts a server for each line that it reads, and prints its port.
 _SERVE = """
 import sys
 from torch.distributed import TCPStore
+print(*dir(TCPStore), flush=True)
 servers = []
 for line in sys.stdin:
     servers.append(TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
@@ -23,15 +24,20 @@ for line in sys.stdin:
 
 def torch_server() -> int:
     """Start a server of PyTorch, which lasts as long as this process, and return its port."""
-    process = _process()
+    process, _ = _process()
     assert process.stdin is not None and process.stdout is not None
     process.stdin.write("\n")
     process.stdin.flush()
     return int(process.stdout.readline())
 
 
+def torch_has(operation: str) -> bool:
+    """Return whether this release of PyTorch has the operation of a store."""
+    return operation in _process()[1]
+
+
 @functools.cache
-def _process() -> subprocess.Popen[str]:
+def _process() -> tuple[subprocess.Popen[str], list[str]]:
     assert TORCH_PYTHON is not None
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     process = subprocess.Popen(
@@ -43,4 +49,5 @@ def _process() -> subprocess.Popen[str]:
         env=environment,
     )
     atexit.register(process.communicate)
-    return process
+    assert process.stdout is not None
+    return process, process.stdout.readline().split()

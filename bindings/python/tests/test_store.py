@@ -23,7 +23,7 @@ from c10d_rs import (
     StoreTimeoutError,
     TCPStore,
 )
-from servers import needs_torch, torch_server
+from servers import needs_torch, torch_has, torch_server
 
 
 class TestTCPStore(contract.StoreContract):
@@ -57,6 +57,9 @@ class TestTCPStoreOnTorch(TestTCPStore):
 
     def serve(self) -> int:
         return torch_server()
+
+    def supports(self, operation: str) -> bool:
+        return torch_has(operation)
 
 
 class TestPrefixStore(TestTCPStore):

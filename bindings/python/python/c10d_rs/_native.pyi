@@ -4,6 +4,18 @@ from os import PathLike
 from types import TracebackType
 from typing import TypeVar, final
 
+__all__ = [
+    "FileStore",
+    "Group",
+    "HashStore",
+    "PrefixStore",
+    "Rendezvous",
+    "Store",
+    "StoreServer",
+    "TCPStore",
+    "init_from_env",
+]
+
 _S = TypeVar("_S", bound="Store")
 
 class Store:
