@@ -1,0 +1,36 @@
+"""The wheel brings the command c10d, a program that needs no interpreter."""
+
+import subprocess
+import sys
+import unittest
+from importlib.metadata import version
+from pathlib import Path
+
+from c10d_rs import StoreServer, TCPStore
+from c10d_rs.__main__ import command
+
+WORKER = 'test "$WORLD_SIZE" = 2 && echo "rank $RANK"'
+
+
+class Command(unittest.TestCase):
+    def test_it_is_a_program(self) -> None:
+        self.assertEqual(Path(command()).read_bytes()[:4], b"\x7fELF")
+        self.assertEqual(Path(command()).parent, Path(sys.executable).parent)
+        printed = subprocess.run([command(), "--version"], check=True, capture_output=True, text=True).stdout
+        self.assertTrue(printed.startswith(f"c10d {version('c10d-rs')} "), printed)
+
+    def test_it_uses_a_store_of_the_package(self) -> None:
+        with StoreServer() as server, TCPStore("127.0.0.1", server.port) as store:
+            arguments = ["store", "set", "k", "v", "--connect", f"127.0.0.1:{server.port}"]
+            subprocess.run([sys.executable, "-m", "c10d_rs", *arguments], check=True)
+            self.assertEqual(store.get("k"), b"v")
+
+    def test_it_launches_workers(self) -> None:
+        arguments = ["run", "--standalone", "--nproc-per-node=2", "--no-python", "/bin/sh", "-c", WORKER]
+        run = subprocess.run([command(), *arguments], capture_output=True, text=True, timeout=60)
+        self.assertEqual(run.returncode, 0, run.stderr)
+        self.assertEqual(sorted(run.stdout.split("\n")), ["", "rank 0", "rank 1"])
+
+
+if __name__ == "__main__":
+    unittest.main()
