@@ -42,8 +42,10 @@ int main(int argc, char **argv) {
 
     /* A master that waits for a worker that does not join. */
     OK(c10d_options_set_world_size(options, 2));
+    OK(c10d_options_set_timeout(options, 1000));
     RETURNS(C10D_ERROR_MISSING_RANKS, c10d_store_open_master("127.0.0.1", 0, options, &store));
     SAYS("1 of 2 workers");
+    OK(c10d_options_set_timeout(options, 60000));
     OK(c10d_options_set_wait_for_workers(options, false));
     OK(c10d_store_open_master("127.0.0.1", 0, options, &store));
     c10d_store_free(store);
@@ -52,10 +54,10 @@ int main(int argc, char **argv) {
     /* One connection at a time. */
     OK(c10d_options_new(&options));
     OK(c10d_options_set_connections_max(options, 1));
-    OK(c10d_options_set_timeout(options, 300));
     OK(c10d_server_start("*", 0, options, &server));
     OK(c10d_server_port(server, &port));
-    OK(c10d_store_connect("127.0.0.1", port, options, &store));
+    OK(c10d_store_connect("127.0.0.1", port, NULL, &store));
+    OK(c10d_options_set_timeout(options, 300));
     CHECK(c10d_store_connect("127.0.0.1", port, options, &other) != C10D_OK);
     OK(c10d_store_set(store, S("k"), S("v")));
     c10d_store_free(store);
@@ -65,7 +67,7 @@ int main(int argc, char **argv) {
     /* Masters of one port share a server; a store that resumes; the secret of the first argument. */
     OK(c10d_options_new(&options));
     if (argc > 1) OK(c10d_options_set_secret_file(options, argv[1]));
-    OK(c10d_options_set_resume(options, 1000));
+    OK(c10d_options_set_resume(options, 60000));
     OK(c10d_options_set_multi_tenant(options, true));
     /* They need a port number, and another process may take the one that was free. */
     c10d_status opened = C10D_ERROR_SERVER;
