@@ -8,8 +8,9 @@
 )]
 
 use std::mem::MaybeUninit;
+use std::time::Instant;
 
-use c10d_store::Known;
+use c10d_store::{ErrorContext, Known, Operation, StoreError};
 
 use crate::border::{self, Buffer, BufferList, BytesArray, DataPointer, KeyPointer};
 use crate::cancel::{self, CancelHandle};
@@ -128,10 +129,15 @@ pub extern "C" fn c10d_store_queue_pop(
 ) -> Status {
     call(|| {
         let value = border::result(value, Buffer::NULL, "value")?;
+        let began = Instant::now();
         let mut taken = take(store, key, key_len, 1, timeout_ms, cancel)?;
         let Some(element) = taken.pop() else {
-            let text = "queue_pop: the queue is empty";
-            return Err(Failure::new(Status::C10D_ERROR_TIMEOUT, text));
+            let store = border::not_null(store, "store")?;
+            let key = store.store.full_key(key.key(key_len, "key")?);
+            let label = store.store.label();
+            let keys = [key.as_str()];
+            let context = ErrorContext::new(Operation::QueuePop, keys, label, began.elapsed());
+            return Err(StoreError::QueueEmpty { context }.into());
         };
         *value = Buffer::new(element);
         Ok(())

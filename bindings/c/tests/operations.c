@@ -123,6 +123,7 @@ static void queues(c10d_store *store) {
     OK(c10d_store_try_queue_pop(store, S("jobs"), &found, &value));
     CHECK(!found);
     RETURNS(C10D_ERROR_TIMEOUT, c10d_store_queue_pop(store, S("jobs"), C10D_CHECK_ONCE, NULL, &value));
+    SAYS("jobs\" at ");
     RETURNS(C10D_ERROR_TIMEOUT, c10d_store_queue_pop(store, S("jobs"), 1, NULL, &value));
     OK(c10d_store_queue_take(store, S("jobs"), 5, C10D_CHECK_ONCE, NULL, &values));
     CHECK(values.len == 0);
