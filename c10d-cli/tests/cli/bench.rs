@@ -50,6 +50,7 @@ fn a_small_run_of_everything() {
         "ranks wait apart",
         "ranks cancel",
         "ranks wait apart + cancel",
+        "ranks get 128 bytes",
     ];
     if cfg!(target_os = "linux") {
         expected.push("memory per connection");
