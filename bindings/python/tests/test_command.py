@@ -19,6 +19,18 @@ class Command(unittest.TestCase):
         printed = subprocess.run([command(), "--version"], check=True, capture_output=True, text=True).stdout
         self.assertTrue(printed.startswith(f"c10d {version('c10d-rs')} "), printed)
 
+    def test_its_manual_and_completions_come_with_it(self) -> None:
+        share = Path(sys.prefix) / "share"
+        self.assertIn("--preload", (share / "man/man1/c10d-run.1").read_text().replace("\\-", "-"))
+        places = {
+            "bash": "bash-completion/completions/c10d",
+            "fish": "fish/vendor_completions.d/c10d.fish",
+            "zsh": "zsh/site-functions/_c10d",
+        }
+        for shell, name in places.items():
+            made = subprocess.run([command(), "completions", shell], check=True, capture_output=True).stdout
+            self.assertEqual((share / name).read_bytes(), made)
+
     def test_it_uses_a_store_of_the_package(self) -> None:
         with StoreServer() as server, TCPStore("127.0.0.1", server.port) as store:
             arguments = ["store", "set", "k", "v", "--connect", f"127.0.0.1:{server.port}"]
