@@ -24,7 +24,7 @@ fn client(port: u16) -> TcpStore {
 }
 
 fn assert_interrupted(error: &StoreError, operation: Operation) {
-    let StoreError::Interrupted { context } = error else {
+    let StoreError::Interrupted { context, .. } = error else {
         panic!("{error}");
     };
     assert_eq!(context.operation, operation);
@@ -340,13 +340,14 @@ fn an_interrupt_leaves_the_waits_of_other_threads() {
                 .map(|_| scope.spawn(|| store.get_timeout("late", Some(LONG))))
                 .collect();
             let interrupted = scope.spawn(|| {
-                let mut ended = 0;
-                while !is_done.load(Ordering::Relaxed) {
+                // The first interrupts may come before it begins.
+                loop {
                     let error = store.wait_timeout(&["never"], Some(LONG)).unwrap_err();
                     assert_interrupted(&error, Operation::Wait);
-                    ended += 1;
+                    if is_done.load(Ordering::Relaxed) {
+                        break;
+                    }
                 }
-                ended
             });
             for _ in 0..200 {
                 store.interrupt(interrupted.thread().id());
@@ -358,7 +359,7 @@ fn an_interrupt_leaves_the_waits_of_other_threads() {
             }
             is_done.store(true, Ordering::Relaxed);
             store.interrupt(interrupted.thread().id());
-            assert!(interrupted.join().unwrap() > 0);
+            interrupted.join().unwrap();
         });
     }
 }
