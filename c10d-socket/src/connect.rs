@@ -2,12 +2,12 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use socket2::{Domain, Socket, Type};
 
 use crate::dial::{DialPlan, Step};
+use crate::interrupt::{check_interrupt, sleep};
 use crate::resolve::Resolver;
 use crate::wait::wait_for_output_by;
 use crate::{Backoff, BackoffOptions, ConnectError, Deadline, HostPort, SocketOptions};
@@ -72,8 +72,8 @@ impl ConnectOptions {
 /// before the deadline (less for a short time limit). With a deadline that has passed, `connect` makes
 /// one round without waiting, so a literal address on this machine can still connect.
 ///
-/// Blocks until the deadline at most and cannot be interrupted. A name lookup that does not return in
-/// time continues on its own thread, `c10d-resolve`, which ends when the system's resolver returns; a
+/// Blocks until the deadline at most. A name lookup that does not return in time, or is
+/// [interrupted](crate::interruptible), continues on its own thread, `c10d-resolve`, which ends when the system's resolver returns; a
 /// call leaves at most one such thread.
 ///
 /// ```
@@ -149,7 +149,7 @@ impl Dialer {
     /// A [`ConnectError`]. It is final: further calls return it again.
     pub fn connect(&mut self) -> Result<TcpStream, ConnectError> {
         loop {
-            match self.plan.step(Instant::now()) {
+            match self.step() {
                 Step::LookUp { by } => match self.resolver.lookup(by) {
                     Ok(addresses) => self.plan.looked_up(addresses),
                     Err(error) => self.plan.lookup_failed(Instant::now(), error),
@@ -176,12 +176,20 @@ impl Dialer {
     pub fn handshake_failed(&mut self, error: io::Error) -> Result<(), ConnectError> {
         self.plan.handshake_failed(Instant::now(), error);
         loop {
-            match self.plan.step(Instant::now()) {
+            match self.step() {
                 Step::Pause { until } => self.pause(until),
                 Step::LookUp { .. } | Step::Connect { .. } => return Ok(()),
                 Step::GiveUp(error) => return Err(error),
             }
         }
+    }
+
+    fn step(&mut self) -> Step {
+        let now = Instant::now();
+        if check_interrupt(now) {
+            self.plan.interrupted();
+        }
+        self.plan.step(now)
     }
 
     fn pause(&mut self, until: Instant) {
@@ -191,7 +199,8 @@ impl Dialer {
         } else {
             log::debug!("not connected to {}", self.plan.progress(now));
         }
-        thread::sleep(until.saturating_duration_since(now));
+        // An interrupt is noticed before the next step.
+        let _ = sleep(until.saturating_duration_since(now));
     }
 }
 
@@ -260,6 +269,27 @@ mod tests {
         drop(socket);
         let server = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
         server.bind(&own.into()).expect("the port is free again");
+    }
+
+    #[test]
+    fn an_interrupt_ends_the_attempts() {
+        let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let target = HostPort::new("127.0.0.1", closed.local_addr().unwrap().port());
+        drop(closed);
+        let asked = std::rc::Rc::new(std::cell::Cell::new(0));
+        let count = std::rc::Rc::clone(&asked);
+        let check = move || {
+            count.set(count.get() + 1);
+            count.get() == 4
+        };
+        let options = ConnectOptions::default();
+        let connect = || connect(&target, &options, Deadline::NEVER);
+        let error = crate::interruptible(check, connect).unwrap_err();
+        assert!(error.is_interrupted(), "{error}");
+        assert!(
+            error.to_string().contains(": interrupted after "),
+            "{error}"
+        );
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::error::ConnectErrorParts;
+use crate::error::{ConnectErrorParts, GaveUp};
 use crate::{Backoff, ConnectError, Deadline, DialFailure, DialStage, HostPort};
 
 /// The state machine of one [`connect`](crate::connect()) call. A round looks up the name and tries
@@ -63,7 +63,7 @@ enum Phase {
         until: Instant,
     },
     Failed {
-        timed_out: bool,
+        reason: GaveUp,
     },
 }
 
@@ -116,7 +116,9 @@ impl DialPlan {
         }
         let is_failed = matches!(self.phase, Phase::Failed { .. });
         if !is_failed && self.rounds > 1 && self.deadline.has_passed(now) {
-            self.phase = Phase::Failed { timed_out: true };
+            self.phase = Phase::Failed {
+                reason: GaveUp::TimedOut,
+            };
         }
         match &self.phase {
             Phase::LookUp => Step::LookUp {
@@ -126,7 +128,7 @@ impl DialPlan {
                 address: untried[0],
                 by: self.share(now, untried.len()),
             },
-            Phase::Failed { timed_out } => Step::GiveUp(self.summary(now, *timed_out)),
+            Phase::Failed { reason } => Step::GiveUp(self.summary(now, *reason)),
             Phase::Pause { .. } | Phase::Connected { .. } => unreachable!("handled above"),
         }
     }
@@ -185,13 +187,22 @@ impl DialPlan {
         if untried.is_empty() {
             self.end_round(now, true);
         } else if self.deadline.has_passed(now) {
-            self.phase = Phase::Failed { timed_out: true };
+            self.phase = Phase::Failed {
+                reason: GaveUp::TimedOut,
+            };
         } else {
             self.phase = Phase::Connect {
                 untried,
                 retry: true,
             };
         }
+    }
+
+    /// The caller wants no further attempts.
+    pub(crate) fn interrupted(&mut self) {
+        self.phase = Phase::Failed {
+            reason: GaveUp::Interrupted,
+        };
     }
 
     /// Whether a progress message for the operator is due; `true` once for each.
@@ -227,11 +238,15 @@ impl DialPlan {
 
     fn end_round(&mut self, now: Instant, retry: bool) {
         self.phase = if !retry || self.rounds >= self.rounds_max {
-            Phase::Failed { timed_out: false }
+            Phase::Failed {
+                reason: GaveUp::NoUsableAddress,
+            }
         } else if let Some(until) = self.pause_end(now) {
             Phase::Pause { until }
         } else {
-            Phase::Failed { timed_out: true }
+            Phase::Failed {
+                reason: GaveUp::TimedOut,
+            }
         };
     }
 
@@ -256,10 +271,10 @@ impl DialPlan {
         }
     }
 
-    fn summary(&self, now: Instant, timed_out: bool) -> ConnectError {
+    fn summary(&self, now: Instant, reason: GaveUp) -> ConnectError {
         ConnectError::new(ConnectErrorParts {
             target: self.target.clone(),
-            timed_out,
+            reason,
             elapsed: now.saturating_duration_since(self.started),
             limit: self.deadline.remaining(self.started),
             rounds: self.rounds,

@@ -26,12 +26,20 @@ impl fmt::Debug for ConnectError {
 #[derive(Debug, Clone)]
 pub(crate) struct ConnectErrorParts {
     pub(crate) target: HostPort,
-    pub(crate) timed_out: bool,
+    pub(crate) reason: GaveUp,
     pub(crate) elapsed: Duration,
     pub(crate) limit: Option<Duration>,
     pub(crate) rounds: u64,
     pub(crate) failures: Vec<DialFailure>,
     pub(crate) forgotten: u64,
+}
+
+/// Why connecting ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum GaveUp {
+    TimedOut,
+    NoUsableAddress,
+    Interrupted,
 }
 
 impl ConnectError {
@@ -43,7 +51,13 @@ impl ConnectError {
     /// address was usable, and an immediate retry will not help.
     #[must_use]
     pub fn is_timeout(&self) -> bool {
-        self.0.timed_out
+        self.0.reason == GaveUp::TimedOut
+    }
+
+    /// Whether the [`interruptible`](crate::interruptible) call around it ended the attempts.
+    #[must_use]
+    pub fn is_interrupted(&self) -> bool {
+        self.0.reason == GaveUp::Interrupted
     }
 
     /// Whether the machine refused the connection or closed it after accepting: no server runs there
@@ -105,13 +119,16 @@ impl fmt::Display for ConnectError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let parts = &*self.0;
         write!(f, "cannot connect to {}: ", parts.target)?;
-        if parts.timed_out {
-            write!(f, "gave up after {:.3}s", parts.elapsed.as_secs_f64())?;
-            if let Some(limit) = parts.limit {
-                write!(f, " (limit {:.3}s)", limit.as_secs_f64())?;
+        let elapsed = parts.elapsed.as_secs_f64();
+        match parts.reason {
+            GaveUp::TimedOut => {
+                write!(f, "gave up after {elapsed:.3}s")?;
+                if let Some(limit) = parts.limit {
+                    write!(f, " (limit {:.3}s)", limit.as_secs_f64())?;
+                }
             }
-        } else {
-            f.write_str("no address is usable")?;
+            GaveUp::Interrupted => write!(f, "interrupted after {elapsed:.3}s")?,
+            GaveUp::NoUsableAddress => f.write_str("no address is usable")?,
         }
         let attempts = parts.forgotten + parts.failures.iter().map(|each| each.count).sum::<u64>();
         let plural = if attempts == 1 { "" } else { "s" };
@@ -284,7 +301,7 @@ mod tests {
     fn a_connect_error_lists_every_failure() {
         let parts = ConnectErrorParts {
             target: HostPort::new("node0", 29500),
-            timed_out: true,
+            reason: GaveUp::TimedOut,
             elapsed: Duration::from_millis(4_901),
             limit: Some(Duration::from_secs(5)),
             rounds: 8,
@@ -320,7 +337,7 @@ mod tests {
         assert_eq!(error.source().unwrap().to_string(), errno(libc::ECONNRESET));
 
         let error = ConnectError::new(ConnectErrorParts {
-            timed_out: false,
+            reason: GaveUp::NoUsableAddress,
             failures: vec![failure(
                 DialStage::Connect(address("10.0.0.1:29500")),
                 1,

@@ -8,6 +8,7 @@ mod connect;
 mod deadline;
 mod dial;
 mod error;
+mod interrupt;
 mod listen;
 mod loopback_user;
 mod options;
@@ -24,6 +25,10 @@ pub use buf::SendBuf;
 pub use connect::{ConnectOptions, Dialer, connect};
 pub use deadline::Deadline;
 pub use error::{ConnectError, DialFailure, DialStage, ListenError};
+pub use interrupt::{
+    check_interrupt, interruptible, is_interrupt_check_due, is_interrupted, sleep, uninterruptible,
+    until_interrupt_check,
+};
 pub use listen::{ListenOptions, adopt_listener, adopt_listener_raw, listen, resolve_local};
 pub use loopback_user::{loopback_user, own_user};
 pub use options::{KeepAlive, SocketOptions, configure_accepted};

@@ -3,9 +3,11 @@
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::thread;
+use std::time::Instant;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 
+use crate::interrupt::{is_interrupted, until_interrupt_check};
 use crate::{Deadline, HostPort};
 
 type Answer = io::Result<Vec<SocketAddr>>;
@@ -28,7 +30,8 @@ type Answer = io::Result<Vec<SocketAddr>>;
 ///
 /// # Errors
 /// The error of the system's resolver, [`io::ErrorKind::NotFound`] for a name without an address, or
-/// [`io::ErrorKind::TimedOut`] when it does not answer in time.
+/// [`io::ErrorKind::TimedOut`] when it does not answer in time, or [`io::ErrorKind::Interrupted`] in an
+/// [`interruptible`](crate::interruptible) call that has to end.
 pub fn resolve(target: &HostPort, deadline: Deadline) -> io::Result<Vec<SocketAddr>> {
     Resolver::new(target.clone()).lookup(deadline)
 }
@@ -61,7 +64,7 @@ impl Resolver {
     ///
     /// # Errors
     /// The error of the lookup, also for an answer without addresses. After
-    /// [`io::ErrorKind::TimedOut`] the next call waits for the same lookup.
+    /// [`io::ErrorKind::TimedOut`] and [`io::ErrorKind::Interrupted`] the next call waits for the same lookup.
     pub(crate) fn lookup(&mut self, deadline: Deadline) -> Answer {
         if let Some(ip) = self.target.literal() {
             return Ok(vec![SocketAddr::new(ip, self.target.port())]);
@@ -70,20 +73,29 @@ impl Resolver {
             Some(answer) => answer,
             None => start_lookup(self.target.clone())?,
         };
-        let received = match deadline.instant() {
-            Some(at) => answer.recv_deadline(at),
-            None => answer.recv().map_err(RecvTimeoutError::from),
-        };
-        match received {
-            Ok(result) => result.and_then(without_duplicates),
-            Err(RecvTimeoutError::Timeout) => {
-                self.unanswered = Some(answer);
-                Err(io::Error::new(
-                    io::ErrorKind::TimedOut,
-                    "the system's resolver did not answer in time",
-                ))
-            }
-            Err(RecvTimeoutError::Disconnected) => Err(io::Error::other("the resolver panicked")),
+        loop {
+            let received = match until_interrupt_check(deadline).instant() {
+                Some(at) => answer.recv_deadline(at),
+                None => answer.recv().map_err(RecvTimeoutError::from),
+            };
+            let error = match received {
+                Ok(result) => return result.and_then(without_duplicates),
+                Err(RecvTimeoutError::Timeout) if deadline.has_passed(Instant::now()) => {
+                    io::Error::new(
+                        io::ErrorKind::TimedOut,
+                        "the system's resolver did not answer in time",
+                    )
+                }
+                Err(RecvTimeoutError::Timeout) if is_interrupted() => {
+                    io::ErrorKind::Interrupted.into()
+                }
+                Err(RecvTimeoutError::Timeout) => continue,
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(io::Error::other("the resolver panicked"));
+                }
+            };
+            self.unanswered = Some(answer);
+            return Err(error);
         }
     }
 }

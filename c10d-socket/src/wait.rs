@@ -8,6 +8,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use crate::Deadline;
+use crate::interrupt::{check_interrupt, is_interrupted, until_interrupt_check};
 
 /// Waits until a read from `fd` would not block: it has data, the end of the stream, or a pending
 /// error. Returns whether this happened within `timeout`. Consumes nothing.
@@ -31,7 +32,8 @@ use crate::Deadline;
 /// ```
 ///
 /// # Errors
-/// Only if poll(2) itself fails (out of memory). A socket error counts as input.
+/// [`io::ErrorKind::Interrupted`] in an [`interruptible`](crate::interruptible) call that has to end. Otherwise only if
+/// poll(2) itself fails (out of memory). A socket error counts as input.
 pub fn wait_for_input(fd: &impl AsFd, timeout: Option<Duration>) -> io::Result<bool> {
     wait(fd, PollFlags::IN, Deadline::after(Instant::now(), timeout))
 }
@@ -65,14 +67,24 @@ pub(crate) fn wait_for_output_by(fd: &impl AsFd, deadline: Deadline) -> io::Resu
 
 fn wait(fd: &impl AsFd, events: PollFlags, deadline: Deadline) -> io::Result<bool> {
     loop {
-        let timeout = poll_timeout(deadline.remaining(Instant::now()));
-        match poll(&mut [PollFd::new(fd, events)], timeout.as_ref()) {
+        let until = until_interrupt_check(deadline);
+        let timeout = poll_timeout(until.remaining(Instant::now()));
+        let must_end = match poll(&mut [PollFd::new(fd, events)], timeout.as_ref()) {
             // Longer waits than one poll(2) takes are continued.
-            Ok(0) if !deadline.has_passed(Instant::now()) => {}
-            Ok(ready) => return Ok(ready > 0),
+            Ok(0) => {
+                let now = Instant::now();
+                if deadline.has_passed(now) {
+                    return Ok(false);
+                }
+                check_interrupt(now)
+            }
+            Ok(_) => return Ok(true),
             // After a signal only the remaining time is waited.
-            Err(Errno::INTR) => {}
+            Err(Errno::INTR) => is_interrupted(),
             Err(error) => return Err(error.into()),
+        };
+        if must_end {
+            return Err(io::ErrorKind::Interrupted.into());
         }
     }
 }
